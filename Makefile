@@ -1,0 +1,44 @@
+# `make demo` and `make test` do all their set-up in .venv; the second time it takes a moment.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+NATIVE_SOURCES := $(shell find kernels_ascendc -type f)
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test test-fast lint generate bench clean
+
+demo: $(VENV)/.installed
+	$(BIN)/moe-triton demo
+
+test: lint
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+generate: $(VENV)/.installed
+	$(BIN)/python -m moe_triton.codegen
+
+bench: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.kernels
+	$(BIN)/python -m benchmarks.dispatch_combine
+
+$(VENV)/.packages: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
+	  { echo "moe_triton needs Python 3.11 (triton-ascend has wheels for no other): make PYTHON=/path/to/python3.11"; exit 1; }
+	@command -v $${CXX:-g++} >/dev/null || \
+	  { echo "moe_triton needs a C++17 compiler: apt-get install g++ (or set CXX)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch==2.13.0 scikit-build-core cmake ninja
+	$(PIP) --no-build-isolation --editable '.[cpu,dev]'
+	@touch $@
+
+# Only C++ changed: build it again, nothing to resolve.
+$(VENV)/.installed: $(VENV)/.packages $(NATIVE_SOURCES)
+	$(PIP) --no-build-isolation --no-deps --editable .
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build

@@ -1,0 +1,68 @@
+"""Timing and records shared by all benchmarks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypedDict
+
+from rich.console import Console
+from rich.table import Table
+
+
+class Record(TypedDict):
+    """One figure."""
+
+    benchmark: str
+    case: dict[str, object]
+    metric: str
+    value: float
+    unit: str
+
+
+def interleave(
+    routes: Mapping[str, Callable[[], object]], iterations: int, warm_up: int = 3
+) -> dict[str, list[float]]:
+    """Seconds per call of each route, called in turn so that all see the same state of the machine."""
+    for _ in range(warm_up):
+        for call in routes.values():
+            call()
+    seconds: dict[str, list[float]] = {name: [] for name in routes}
+    for _ in range(iterations):
+        for name, call in routes.items():
+            start = time.perf_counter()
+            call()
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def median_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> float:
+    """Median over the rounds of an interleaved run of one route's time to another's."""
+    return statistics.median(a / b for a, b in zip(numerator, denominator, strict=True))
+
+
+def write_records(path: Path | None, records: Sequence[Record]) -> None:
+    """Write records as JSON, where a path was asked for."""
+    if path is not None:
+        path.write_text(json.dumps(list(records), indent=1) + "\n")
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """A command line with the options that all benchmarks take."""
+    arguments = argparse.ArgumentParser(description=description)
+    arguments.add_argument("--json", type=Path, help="write the records to this file")
+    return arguments
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Rows of text under a title, numbers to the right."""
+    table = Table(title=title)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)

@@ -1,0 +1,207 @@
+"""Checks on what users pass to a call. Each raises `ArgumentError` before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from moe_triton.backends.base import Backend
+from moe_triton.config import Config
+from moe_triton.errors import ArgumentError
+from moe_triton.handle import DispatchHandle
+
+TOKEN_DTYPES = (torch.bfloat16, torch.float16)
+
+
+def check_tensor(
+    name: str,
+    value: object,
+    *,
+    shape: Sequence[int | str],
+    dtypes: Sequence[torch.dtype],
+    device: torch.device,
+) -> torch.Tensor:
+    """Checks type, dtype, device, shape and contiguity.
+
+    Args:
+        name: of the argument, for the message.
+        value: what the user passed.
+        shape: expected sizes; a string stands for any size and names it.
+        dtypes: allowed dtypes.
+        device: where it must be.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        ArgumentError: the first thing that is wrong.
+    """
+    if not isinstance(value, torch.Tensor):
+        raise ArgumentError(name, f"a {type(value).__name__}", "it must be a torch.Tensor", "Pass a tensor.")
+    if value.dtype not in dtypes:
+        allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise ArgumentError(
+            name,
+            f"of dtype {value.dtype}",
+            f"it must be {allowed}",
+            f"Convert it: {name}.to(torch.{allowed.split()[0]}).",
+        )
+    if value.device.type != device.type:
+        raise ArgumentError(
+            name,
+            f"on {value.device}",
+            f"this buffer's back end works on {device.type}",
+            f"Move it: {name}.to('{device.type}').",
+        )
+    sizes = tuple(value.shape)
+    fits = len(sizes) == len(shape) and all(
+        isinstance(want, str) or have == want for have, want in zip(sizes, shape, strict=False)
+    )
+    if not fits:
+        expected = "(" + ", ".join(str(want) for want in shape) + ")"
+        raise ArgumentError(
+            name, f"of shape {sizes}", f"it must be {expected}", "Reshape it, or rebuild the buffer."
+        )
+    if not value.is_contiguous():
+        raise ArgumentError(
+            name, f"strided {value.stride()}", "it must be contiguous", f"Pass {name}.contiguous()."
+        )
+    return value
+
+
+def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    """Checks that an option is one of those supported.
+
+    Raises:
+        ArgumentError: it is not.
+    """
+    if value not in choices:
+        raise ArgumentError(
+            name, repr(value), f"it must be one of {list(choices)}", "Other options are refused."
+        )
+
+
+def check_positive(name: str, value: float, what: str) -> None:
+    """Checks that a number is positive.
+
+    Raises:
+        ArgumentError: it is not.
+    """
+    if not value > 0:
+        raise ArgumentError(name, value, f"{what} must be positive", "Pass a larger number.")
+
+
+def check_tokens(config: Config, x: torch.Tensor, device: torch.device) -> int:
+    """Checks dispatch's tokens and returns how many there are."""
+    check_tensor("x", x, shape=("T", config.hidden), dtypes=TOKEN_DTYPES, device=device)
+    num_tokens = int(x.shape[0])
+    if num_tokens > config.num_max_tokens_per_rank:
+        raise ArgumentError(
+            "x",
+            f"of {num_tokens} tokens",
+            f"the buffer was made for at most {config.num_max_tokens_per_rank} per rank",
+            "Split the batch, or rebuild the buffer with a larger num_max_tokens_per_rank.",
+        )
+    return num_tokens
+
+
+def check_ids(config: Config, topk_idx: torch.Tensor, num_tokens: int, backend: Backend) -> torch.Tensor:
+    """Checks the routing and returns it as int32.
+
+    A duplicate is refused for memory's sake: a source has as many slots per expert as it has tokens.
+    """
+    check_tensor(
+        "topk_idx",
+        topk_idx,
+        shape=(num_tokens, config.num_topk),
+        dtypes=(torch.int32, torch.int64),
+        device=backend.device,
+    )
+    # A private copy: combine reads it again, after the user may have written over theirs. Clamping keeps
+    # an id beyond int32 from coming back as a good one.
+    limits = torch.iinfo(torch.int32)
+    ids = topk_idx.clone() if topk_idx.dtype is torch.int32 else topk_idx.clamp(limits.min, limits.max).int()
+    bad = backend.first_bad_id(ids, config.num_experts)
+    if bad is None:
+        return ids
+    position, rule = bad
+    token, k = divmod(position, config.num_topk)
+    value = f"{int(topk_idx[token, k])} at token {token}, k {k}"
+    if rule == "duplicate":
+        raise ArgumentError(
+            "topk_idx", value, "the experts of a token are distinct", "Use -1 where there is no expert."
+        )
+    raise ArgumentError(
+        "topk_idx", value, f"ids are 0 to {config.num_experts - 1}, or -1 for none", "Check the gate."
+    )
+
+
+def check_weights(
+    config: Config, topk_weights: torch.Tensor | None, num_tokens: int, device: torch.device
+) -> None:
+    """Checks the routing weights, where there are any."""
+    if topk_weights is not None:
+        shape = (num_tokens, config.num_topk)
+        check_tensor("topk_weights", topk_weights, shape=shape, dtypes=(torch.float32,), device=device)
+
+
+def check_smooth_scales(
+    config: Config, smooth_scales: torch.Tensor | None, quantize: str | None, device: torch.device
+) -> None:
+    """Checks the smooth scales, where there are any."""
+    if smooth_scales is None:
+        return
+    if quantize is None:
+        raise ArgumentError(
+            "smooth_scales",
+            "given",
+            "only quantised rows are smoothed",
+            "Pass quantize='int8', or no scales.",
+        )
+    if config.num_shared_experts:
+        raise ArgumentError(
+            "smooth_scales",
+            "given",
+            "a buffer with shared experts does not take them yet",
+            "Fold them into the shared experts' weights.",
+        )
+    shape = (config.num_experts, config.hidden)
+    check_tensor("smooth_scales", smooth_scales, shape=shape, dtypes=(torch.float32,), device=device)
+
+
+def check_handle(handle: DispatchHandle, buffer_id: int, latest: int) -> None:
+    """Checks that a handle is this buffer's own and of its latest dispatch."""
+    if not isinstance(handle, DispatchHandle):
+        raise ArgumentError(
+            "handle", f"a {type(handle).__name__}", "it must come from dispatch", "Pass output.handle."
+        )
+    if handle.buffer_id != buffer_id:
+        raise ArgumentError(
+            "handle",
+            "of another buffer",
+            "combine needs this buffer's own",
+            "Use the buffer that dispatched.",
+        )
+    if handle.number != latest:
+        raise ArgumentError(
+            "handle",
+            f"of dispatch {handle.number}",
+            f"the latest is dispatch {latest}",
+            "Combine before the next dispatch.",
+        )
+
+
+def check_results(
+    config: Config, y: torch.Tensor, handle: DispatchHandle, capacity: int, device: torch.device
+) -> None:
+    """Checks the expert outputs: a row for each received one."""
+    check_tensor("y", y, shape=("n", config.hidden), dtypes=(handle.dtype,), device=device)
+    # Counting received rows waits for the device: a full-sized y needs no count.
+    if y.shape[0] < capacity and y.shape[0] < handle.num_received():
+        raise ArgumentError(
+            "y",
+            f"of {y.shape[0]} rows",
+            f"{handle.num_received()} rows were received and each has to go back",
+            "Pass one output row per received row, in the same order.",
+        )

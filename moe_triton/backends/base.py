@@ -1,0 +1,82 @@
+"""What a back end offers: windows that peers can write to, and a way to run plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+
+from moe_triton.plan import Plan
+from moe_triton.rendezvous import Meeting
+
+Bindings = Mapping[str, torch.Tensor | int]
+
+
+class Window(Protocol):
+    """Memory of this rank that every peer can write to, and where the peers' windows are."""
+
+    base: int
+    """Address of this rank's window."""
+
+    peers: tuple[int, ...]
+    """Address of each rank's window as seen from here, by rank; ``peers[rank] == base``."""
+
+    def tensor(self) -> torch.Tensor:
+        """This rank's window as a flat uint8 tensor."""
+        ...
+
+    def barrier(self) -> None:
+        """Waits for every rank of the group."""
+        ...
+
+    def close(self) -> None:
+        """Gives the memory back. May be called twice."""
+        ...
+
+
+class Executable(Protocol):
+    """A plan made ready for one back end."""
+
+    def run(self, bindings: Bindings) -> int:
+        """Runs every launch in order.
+
+        Args:
+            bindings: a tensor or an integer for each hole of the plan.
+
+        Returns:
+            0, or a report code (`moe_triton.ascendc`) of the first launch that reported one; later
+            launches have then not run.
+        """
+        ...
+
+    def durations_us(self) -> dict[str, float]:
+        """Microseconds that each step of the last run took."""
+        ...
+
+
+class Backend(Protocol):
+    """Chosen once, when a buffer is constructed."""
+
+    name: str
+    device: torch.device
+
+    def identity(self) -> dict[str, str]:
+        """Versions and settings that must be the same on every rank."""
+        ...
+
+    def make_window(self, num_bytes: int, meeting: Meeting) -> Window:
+        """Makes this rank's window and maps every peer's."""
+        ...
+
+    def compile(self, plan: Plan, report: torch.Tensor) -> Executable:
+        """Makes a plan ready to run. ``report`` is the tensor that its kernels report to."""
+        ...
+
+    def num_blocks(self, num_ranks: int) -> int:
+        """Blocks per kernel that suit this machine when ``num_ranks`` ranks share it."""
+        ...
+
+    def first_bad_id(self, topk_idx: torch.Tensor, num_experts: int) -> tuple[int, str] | None:
+        """Position in the flattened ids of the first one that breaks a rule, and which rule."""
+        ...

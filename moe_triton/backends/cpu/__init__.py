@@ -1,0 +1,1 @@
+"""Ranks as processes, windows as shared memory, kernels as native code."""

@@ -1,0 +1,75 @@
+"""The CPU back end: ranks are processes, windows shared memory, kernels native code."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+from typing import Literal
+
+import torch
+
+from moe_triton.backends.base import Executable
+from moe_triton.backends.cpu import native
+from moe_triton.backends.cpu.executable import NativeExecutable, TorchExecutable
+from moe_triton.backends.cpu.window import SharedWindow
+from moe_triton.errors import ArgumentError
+from moe_triton.plan import Plan
+from moe_triton.rendezvous import Meeting
+
+Kernels = Literal["triton", "torch"]
+KERNELS: tuple[Kernels, ...] = ("triton", "torch")
+
+_BAD_ID_RULES = {1: "range", 2: "duplicate"}
+
+
+class CpuBackend:
+    """Runs plans on the CPU.
+
+    Args:
+        kernels: ``"triton"`` compiles the Triton kernels to machine code; ``"torch"`` runs their torch
+            fallbacks, for machines without the toolchain. The Ascend C kernels are native either way.
+
+    Raises:
+        ArgumentError: an unknown ``kernels``.
+        ToolchainError: the native library was not built.
+    """
+
+    name = "cpu"
+
+    def __init__(self, kernels: str = "triton") -> None:
+        if kernels not in KERNELS:
+            raise ArgumentError(
+                "kernels", repr(kernels), f"it must be one of {list(KERNELS)}", "Use 'triton'."
+            )
+        self.kernels = kernels
+        self.device = torch.device("cpu")
+        self._library = native.library()
+
+    def identity(self) -> dict[str, str]:
+        """See `moe_triton.backends.base.Backend`."""
+        return {"backend": self.name, "machine": platform.machine(), "byteorder": sys.byteorder}
+
+    def make_window(self, num_bytes: int, meeting: Meeting) -> SharedWindow:
+        """See `moe_triton.backends.base.Backend`."""
+        return SharedWindow(num_bytes, meeting)
+
+    def compile(self, plan: Plan, report: torch.Tensor) -> Executable:
+        """See `moe_triton.backends.base.Backend`."""
+        if self.kernels == "torch":
+            return TorchExecutable(plan, report)
+        return NativeExecutable(plan, report)
+
+    def num_blocks(self, num_ranks: int) -> int:
+        """One block per core that this rank can have to itself, at least one."""
+        return max(1, len(os.sched_getaffinity(0)) // num_ranks)
+
+    def first_bad_id(self, topk_idx: torch.Tensor, num_experts: int) -> tuple[int, str] | None:
+        """See `moe_triton.backends.base.Backend`."""
+        rule = ctypes.c_int32(0)
+        num_tokens, topk = topk_idx.shape
+        position: int = self._library.moe_first_bad_id(
+            topk_idx.data_ptr(), num_tokens, topk, num_experts, ctypes.byref(rule)
+        )
+        return None if position < 0 else (position, _BAD_ID_RULES[rule.value])

@@ -1,0 +1,170 @@
+"""Plans made ready for the CPU: natively in one call, or step by step with torch in place of Triton."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from typing import cast
+
+import torch
+
+from moe_triton import codegen
+from moe_triton.backends.base import Bindings
+from moe_triton.backends.cpu import native
+from moe_triton.backends.cpu.triton import load
+from moe_triton.errors import ToolchainError
+from moe_triton.kernel import AscendCKernel, TritonKernel
+from moe_triton.plan import Hole, Launch, Plan
+
+KIND_TRITON, KIND_ASCEND_C = 0, 1
+
+TORCH_DTYPES = {
+    "*bf16": torch.bfloat16,
+    "*fp16": torch.float16,
+    "*fp32": torch.float32,
+    "*i8": torch.int8,
+    "*i32": torch.int32,
+    "*i64": torch.int64,
+}
+
+
+class NativeExecutable:
+    """A plan as arrays of C structs. A call fills the holes and enters native code once."""
+
+    def __init__(self, plan: Plan, report: torch.Tensor) -> None:
+        self._plan = plan
+        self._holes = plan.holes
+        self._values = (ctypes.c_uint64 * max(len(self._holes), 1))()
+        self._values_address = ctypes.addressof(self._values)
+        self._durations = (ctypes.c_double * len(plan.launches))()
+        self._report = report
+        self._words: list[ctypes.Array[ctypes.c_uint64]] = []
+        self._launches = (native.LaunchStruct * len(plan.launches))()
+        patches: list[native.PatchStruct] = []
+        for struct, launch in zip(self._launches, plan.launches, strict=True):
+            words, holes = _words(launch)
+            array = (ctypes.c_uint64 * len(words))(*words)
+            self._words.append(array)
+            struct.entry, struct.kind = _entry(launch.kernel)
+            struct.blocks = launch.blocks
+            struct.words = ctypes.addressof(array)
+            patches += [
+                native.PatchStruct(
+                    ctypes.addressof(array) + 8 * position, self._holes.index(hole.name), hole.offset
+                )
+                for position, hole in holes
+            ]
+        self._patches = (native.PatchStruct * max(len(patches), 1))(*patches)
+        self._struct = native.PlanStruct(
+            ctypes.addressof(self._launches),
+            len(plan.launches),
+            ctypes.addressof(self._patches),
+            len(patches),
+            report.data_ptr(),
+            report.numel(),
+            ctypes.addressof(self._durations),
+        )
+        self._struct_address = ctypes.addressof(self._struct)
+        self._run = native.library().moe_run_plan
+
+    def run(self, bindings: Bindings) -> int:
+        """See `moe_triton.backends.base.Executable`."""
+        values = self._values
+        for i, name in enumerate(self._holes):
+            bound = bindings[name]
+            values[i] = bound if isinstance(bound, int) else bound.data_ptr()
+        result: int = self._run(self._struct_address, self._values_address)
+        if result < 0:
+            step = self._plan.launches[-1 - result].step
+            raise ToolchainError(f"{self._plan.operator}: {step} failed: {native.last_error()}")
+        return 0 if result == 0 else first_code(self._report)
+
+    def durations_us(self) -> dict[str, float]:
+        """See `moe_triton.backends.base.Executable`."""
+        return _by_step(self._plan, list(self._durations))
+
+
+class TorchExecutable:
+    """The same plan with each Triton kernel's torch fallback: slow, for machines without the toolchain."""
+
+    def __init__(self, plan: Plan, report: torch.Tensor) -> None:
+        self._plan = plan
+        self._report = report
+        self._durations = [0.0] * len(plan.launches)
+
+    def run(self, bindings: Bindings) -> int:
+        """See `moe_triton.backends.base.Executable`."""
+        self._report.zero_()
+        for i, launch in enumerate(self._plan.launches):
+            start = time.perf_counter()
+            if isinstance(launch.kernel, TritonKernel):
+                arguments = {
+                    arg.name: _argument(arg.type, value, bindings)
+                    for arg, value in zip(launch.kernel.args, launch.values, strict=True)
+                }
+                launch.kernel.fallback(launch.blocks, **arguments, **launch.kernel.constants)
+            else:
+                self._launch_ascend_c(launch, bindings)
+                if self._report.any():
+                    return first_code(self._report)
+            self._durations[i] = (time.perf_counter() - start) * 1e6
+        return 0
+
+    def _launch_ascend_c(self, launch: Launch, bindings: Bindings) -> None:
+        words, holes = _words(launch)
+        for position, hole in holes:
+            bound = bindings[hole.name]
+            words[position] = (bound if isinstance(bound, int) else bound.data_ptr()) + hole.offset
+        array = (ctypes.c_uint64 * len(words))(*words)
+        function = getattr(native.library(), cast(AscendCKernel, launch.kernel).symbol)
+        if function(ctypes.c_uint32(launch.blocks), None, ctypes.byref(array)) != 0:
+            raise ToolchainError(f"{self._plan.operator}: {launch.step} failed: {native.last_error()}")
+
+    def durations_us(self) -> dict[str, float]:
+        """See `moe_triton.backends.base.Executable`."""
+        return _by_step(self._plan, self._durations)
+
+
+def first_code(report: torch.Tensor) -> int:
+    """The first code other than 0 in a report of (blocks, words)."""
+    codes = report[:, 0]
+    return int(codes[codes != 0][0]) if bool((codes != 0).any()) else 0
+
+
+def _entry(kernel: TritonKernel | AscendCKernel) -> tuple[int, int]:
+    if isinstance(kernel, AscendCKernel):
+        return native.symbol_address(kernel.symbol), KIND_ASCEND_C
+    return load(kernel).entry, KIND_TRITON
+
+
+def _words(launch: Launch) -> tuple[list[int], list[tuple[int, Hole]]]:
+    """The argument words, and where the holes are among them."""
+    words: list[int] = []
+    holes: list[tuple[int, Hole]] = []
+    for arg, value in zip(launch.kernel.args, launch.values, strict=True):
+        if isinstance(value, Hole):
+            holes.append((len(words), value))
+            words.append(0)
+        elif isinstance(value, tuple):
+            assert len(value) == codegen.words_of(arg)
+            words.extend(value)
+        else:
+            words.append(value % (1 << 64))
+    return words, holes
+
+
+def _argument(type_: str, value: object, bindings: Bindings) -> torch.Tensor | int:
+    """A fallback's argument: an integer, or a flat tensor that starts at the address."""
+    if not isinstance(value, Hole):
+        return cast(int, value)
+    bound = bindings[value.name]
+    if isinstance(bound, int):
+        return bound
+    return bound.view(-1).view(torch.uint8)[value.offset :].view(TORCH_DTYPES[type_])
+
+
+def _by_step(plan: Plan, durations: list[float]) -> dict[str, float]:
+    steps: dict[str, float] = {}
+    for launch, duration in zip(plan.launches, durations, strict=True):
+        steps[launch.step] = steps.get(launch.step, 0.0) + duration
+    return steps

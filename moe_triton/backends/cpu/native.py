@@ -1,0 +1,96 @@
+"""The native library: plan runner and Ascend C kernels, through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from importlib import metadata
+from pathlib import Path
+
+from moe_triton.errors import ToolchainError
+
+LIBRARY = "libmoe_kernels.so"
+
+
+class LaunchStruct(ctypes.Structure):
+    """``MoeLaunch``."""
+
+    _fields_ = (
+        ("entry", ctypes.c_uint64),
+        ("kind", ctypes.c_uint32),
+        ("blocks", ctypes.c_uint32),
+        ("words", ctypes.c_void_p),
+    )
+
+
+class PatchStruct(ctypes.Structure):
+    """``MoePatch``."""
+
+    _fields_ = (("word", ctypes.c_void_p), ("hole", ctypes.c_uint64), ("offset", ctypes.c_uint64))
+
+
+class PlanStruct(ctypes.Structure):
+    """``MoePlan``."""
+
+    _fields_ = (
+        ("launches", ctypes.c_void_p),
+        ("num_launches", ctypes.c_uint64),
+        ("patches", ctypes.c_void_p),
+        ("num_patches", ctypes.c_uint64),
+        ("report", ctypes.c_void_p),
+        ("report_words", ctypes.c_uint64),
+        ("durations_us", ctypes.c_void_p),
+    )
+
+
+def find() -> Path | None:
+    """Where the library is: beside the package, or where an editable install put it."""
+    beside = Path(__file__).resolve().parents[2] / "_native" / LIBRARY
+    if beside.exists():
+        return beside
+    try:
+        installed = Path(
+            str(metadata.distribution("moe_triton").locate_file(f"moe_triton/_native/{LIBRARY}"))
+        )
+    except metadata.PackageNotFoundError:
+        return None
+    return installed if installed.exists() else None
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The loaded library.
+
+    Raises:
+        ToolchainError: it was not built.
+    """
+    path = find()
+    if path is None:
+        raise ToolchainError(
+            f"{LIBRARY} is missing: the Ascend C kernels were not built. Install a C++17 compiler "
+            f"(apt-get install g++) and run: pip install --no-build-isolation -e '.[cpu]'"
+        )
+    lib = ctypes.CDLL(str(path))
+    lib.moe_run_plan.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+    lib.moe_run_plan.restype = ctypes.c_int64
+    lib.moe_first_bad_id.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_uint64,
+        ctypes.c_uint64,
+        ctypes.c_int64,
+        ctypes.POINTER(ctypes.c_int32),
+    )
+    lib.moe_first_bad_id.restype = ctypes.c_int64
+    lib.moe_last_error.restype = ctypes.c_char_p
+    return lib
+
+
+def symbol_address(name: str) -> int:
+    """Address of one of the library's functions."""
+    return ctypes.cast(getattr(library(), name), ctypes.c_void_p).value or 0
+
+
+def last_error() -> str:
+    """Why the last Ascend C launch failed."""
+    message: bytes | None = library().moe_last_error()
+    return (message or b"no message").decode()

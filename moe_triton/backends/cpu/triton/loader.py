@@ -1,0 +1,78 @@
+"""Kernels as callable addresses: looked up in memory, then on disk, then compiled."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moe_triton.backends.cpu.triton import cache
+from moe_triton.backends.cpu.triton.codegen import compile_object, link
+from moe_triton.backends.cpu.triton.frontend import tensor_ir
+from moe_triton.backends.cpu.triton.lowering import lower
+from moe_triton.backends.cpu.triton.rewrites import ENTRY_SYMBOL
+from moe_triton.backends.cpu.triton.toolchain import cpu_level, find_toolchain, versions
+from moe_triton.kernel import TritonKernel
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """Machine code of one kernel.
+
+    Attributes:
+        kernel: what was compiled.
+        noalias: the code assumes that no written argument overlaps another one.
+        path: the shared library.
+        function: ``void entry(const uint64_t* words, int32_t programs, int32_t program)`` for ctypes.
+        entry: its address. ``words[i]`` is the i-th run-time argument: an address, or an integer in the
+            low bits.
+    """
+
+    kernel: TritonKernel
+    noalias: bool
+    path: Path
+    function: Callable[[Any, int, int], None] = field(repr=False)
+    entry: int
+
+
+_loaded: dict[tuple[TritonKernel, str, bool, str], CompiledKernel] = {}
+_loading = threading.Lock()
+
+
+def load(kernel: TritonKernel, noalias: bool = True, cpu: str | None = None) -> CompiledKernel:
+    """Machine code of a kernel, compiled at most once per machine.
+
+    Args:
+        noalias: build for calls in which no written argument overlaps another one (see `overlaps`).
+        cpu: x86-64 level; this machine's by default.
+    """
+    level = cpu or cpu_level()
+    constants = repr(sorted(kernel.constants.items()))
+    identity = (kernel, constants, noalias, level)
+    with _loading:
+        if identity not in _loaded:
+            _loaded[identity] = _load(kernel, constants, noalias, level)
+        return _loaded[identity]
+
+
+def _load(kernel: TritonKernel, constants: str, noalias: bool, cpu: str) -> CompiledKernel:
+    toolchain = find_toolchain()
+    signature = [(arg.name, arg.type) for arg in kernel.args]
+    source = getattr(kernel.fn, "cache_key", None)
+    key = cache.entry_key((source, signature, constants, noalias, cpu, versions(), toolchain.linker))
+
+    def build() -> bytes:
+        text = lower(tensor_ir(kernel, named_ops=False), kernel, noalias=noalias)
+        return link(compile_object(text, cpu))
+
+    path = cache.fetch(cache.cache_folder(), key, build)
+    library = ctypes.CDLL(str(path))
+    function = library[ENTRY_SYMBOL]
+    function.argtypes = (ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
+    function.restype = None
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None
+    return CompiledKernel(kernel, noalias, path, function, address)

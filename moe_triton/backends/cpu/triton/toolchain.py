@@ -1,0 +1,166 @@
+"""What the Triton CPU runtime is made of, where it is, and what to install when it is not there."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import platform
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from moe_triton.errors import ToolchainError
+
+INSTALL = "pip install 'moe_triton[cpu]'"
+_REMEDY = f"Install the toolchain with {INSTALL}, or choose the torch fallback by name: kernels=\"torch\"."
+
+TARGET_TRIPLE = "x86_64-unknown-linux-gnu"
+
+_LEVEL_FLAGS = {
+    "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    "x86-64-v3": {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"},
+}
+
+
+class Probe(NamedTuple):
+    """One component of the toolchain, for ``moe-triton doctor``."""
+
+    component: str
+    ok: bool
+    version: str
+    how_to_get: str
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """Programs and versions of the compile chain."""
+
+    adapter_opt: Path
+    bishengir_opt: Path
+    linker: tuple[str, ...]
+    versions: tuple[tuple[str, str], ...]
+
+
+def run_tool(command: Sequence[str | Path], text: str | None = None) -> str:
+    """Run a compiler program on text; its messages become a ToolchainError."""
+    done = subprocess.run([str(part) for part in command], input=text, capture_output=True, text=True)
+    if done.returncode:
+        message = done.stderr.strip()[:2000]
+        raise ToolchainError(f"{Path(command[0]).name} failed with status {done.returncode}: {message}")
+    return done.stdout
+
+
+def package_folder(package: str) -> Path | None:
+    """Where a Python package is installed, without importing it."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def distribution_version(name: str) -> str:
+    """Installed version, or an empty string."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def find_program(package: str, relative: str) -> Path | None:
+    """A program inside an installed package."""
+    folder = package_folder(package)
+    return folder / relative if folder is not None and (folder / relative).is_file() else None
+
+
+def _find_linker() -> tuple[str, ...]:
+    for name in ("ld", "ld.lld", "cc", "gcc", "clang"):
+        if path := shutil.which(name):
+            return (path,) if name.startswith("ld") else (path, "-nostdlib")
+    return ()
+
+
+@functools.cache
+def _cpu_flags() -> frozenset[str]:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("flags"):
+                return frozenset(line.split(":", 1)[1].split())
+    except OSError:
+        pass
+    return frozenset()
+
+
+def cpu_level() -> str:
+    """The x86-64 micro-architecture level to compile for."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        raise ToolchainError(
+            f"the Triton CPU runtime generates x86-64 code and this CPU is {platform.machine()}. "
+            'Choose the torch fallback by name: kernels="torch".'
+        )
+    flags = _cpu_flags()
+    has_v3 = flags >= _LEVEL_FLAGS["x86-64-v3"]
+    if has_v3 and flags >= _LEVEL_FLAGS["x86-64-v4"]:
+        return "x86-64-v4"
+    if has_v3:
+        return "x86-64-v3"
+    missing = ", ".join(sorted(_LEVEL_FLAGS["x86-64-v3"] - flags))
+    raise ToolchainError(
+        f"the Triton CPU runtime needs an x86-64-v3 CPU (AVX2, F16C); this one lacks {missing}. "
+        'Choose the torch fallback by name: kernels="torch".'
+    )
+
+
+def probe() -> list[Probe]:
+    """Every component with its state; never raises."""
+    adapter = find_program("triton", "backends/ascend/triton-adapter-opt")
+    bishengir = find_program("ascendnpuir", "bin/bishengir-opt")
+    linker = _find_linker()
+    try:
+        level, level_ok = cpu_level(), True
+    except ToolchainError:
+        level, level_ok = platform.machine(), False
+    return [
+        Probe(
+            "triton-ascend", adapter is not None, distribution_version("triton-ascend"), f"{INSTALL} (Python 3.11)"
+        ),
+        Probe("pybind11", package_folder("pybind11") is not None, distribution_version("pybind11"), INSTALL),
+        Probe("ascendnpu-ir", bishengir is not None, distribution_version("ascendnpu-ir"), INSTALL),
+        Probe("linker", bool(linker), linker[0] if linker else "", "install binutils (ld) or a C compiler"),
+        Probe("CPU level", level_ok, level, "an x86-64 CPU with AVX2 and F16C"),
+    ]
+
+
+@functools.cache
+def find_toolchain() -> Toolchain:
+    """The compile chain's programs, or an error that says what is missing and how to get it."""
+    cpu_level()
+    missing = [p for p in probe() if not p.ok]
+    if missing:
+        wanted = "; ".join(f"{p.component} ({p.how_to_get})" for p in missing)
+        raise ToolchainError(f"the Triton CPU runtime lacks {wanted}. {_REMEDY}")
+    adapter = find_program("triton", "backends/ascend/triton-adapter-opt")
+    bishengir = find_program("ascendnpuir", "bin/bishengir-opt")
+    assert adapter is not None and bishengir is not None
+    return Toolchain(adapter, bishengir, _find_linker(), versions())
+
+
+def versions() -> tuple[tuple[str, str], ...]:
+    """Everything but the kernel that decides what code comes out."""
+    return (
+        ("triton-ascend", distribution_version("triton-ascend")),
+        ("ascendnpu-ir", distribution_version("ascendnpu-ir")),
+        ("pipeline", _pipeline_version()),
+    )
+
+
+@functools.cache
+def _pipeline_version() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

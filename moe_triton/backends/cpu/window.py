@@ -1,0 +1,159 @@
+"""Windows in POSIX shared memory: private to the user, and nameless as soon as every peer has mapped them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from moe_triton.errors import WindowError
+from moe_triton.rendezvous import Meeting
+
+SHM = Path("/dev/shm")
+PREFIX = "moe_triton-"
+NAME = re.compile(re.escape(PREFIX) + r"\d+-[0-9a-f]{24}")
+# Younger leftovers may belong to a rank that has opened its file but not yet locked it.
+STALE_AFTER_S = 60.0
+
+
+class SharedWindow:
+    """This rank's window and its view of every peer's.
+
+    The file has a name only from its creation until every rank has mapped it: after that, whatever ends
+    a process gives the memory back. Inside that gap each rank knows all names and removes them all if
+    the rendezvous fails; names that a killed group left are removed by the next one (`remove_stale`).
+
+    Args:
+        num_bytes: the window's size, the same on every rank.
+        meeting: the group.
+
+    Raises:
+        WindowError: a rank could not get its memory, or a peer's file is not what it should be.
+        CommunicationTimeoutError: a rank did not come.
+    """
+
+    def __init__(self, num_bytes: int, meeting: Meeting) -> None:
+        self._meeting = meeting
+        self._views: list[torch.Tensor] = []
+        remove_stale()
+        name = f"{PREFIX}{os.getuid()}-{secrets.token_hex(12)}"
+        names = [m.get("name") for m in meeting.exchange({"name": name}, "name of the window")]
+        if not all(isinstance(n, str) and NAME.fullmatch(n) for n in names):
+            raise WindowError(f"a peer named its window {names}, which no rank of this package does")
+        try:
+            self._build(num_bytes, name, [str(n) for n in names])
+        except BaseException:
+            self._views = []
+            raise
+        finally:
+            # On success every rank has its own mapping by now; on failure no name may outlive us.
+            _unlink(str(n) for n in names)
+        self.base = self._views[meeting.rank].data_ptr()
+        self.peers = tuple(view.data_ptr() for view in self._views)
+
+    def _build(self, num_bytes: int, name: str, names: list[str]) -> None:
+        meeting = self._meeting
+        failure, fd = "", -1
+        try:
+            try:
+                fd = _create(name, num_bytes)
+            except WindowError as error:
+                failure = str(error)
+            _raise_together(meeting, failure, "the window is made")
+            try:
+                self._views = [_map(n, num_bytes) for n in names]
+            except (OSError, WindowError) as error:
+                failure = f"cannot map a peer's window: {error}"
+            _raise_together(meeting, failure, "the windows are mapped")
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def tensor(self) -> torch.Tensor:
+        """This rank's window as a flat uint8 tensor."""
+        return self._views[self._meeting.rank]
+
+    def barrier(self) -> None:
+        """Waits for every rank of the group."""
+        self._meeting.exchange({}, "barrier")
+
+    def close(self) -> None:
+        """Drops the mappings; the memory goes with the last rank that drops it."""
+        self._views = []
+
+
+def remove_stale() -> None:
+    """Removes windows whose creators are gone: nobody holds their lock."""
+    for path in SHM.glob(f"{PREFIX}{os.getuid()}-*"):
+        try:
+            if time.time() - path.stat().st_mtime < STALE_AFTER_S:
+                continue
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+        except OSError:
+            pass
+        finally:
+            os.close(fd)
+
+
+def _create(name: str, num_bytes: int) -> int:
+    try:
+        fd = os.open(SHM / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise WindowError(f"cannot create a window in {SHM}: {error}") from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Reserves the pages: running out of them later would be a SIGBUS inside a kernel.
+        os.posix_fallocate(fd, 0, num_bytes)
+    except OSError as error:
+        os.close(fd)
+        usage = os.statvfs(SHM)
+        raise WindowError(
+            f"the window takes {num_bytes} bytes but {SHM} has {usage.f_bavail * usage.f_frsize} free "
+            f"({error.strerror}). Enlarge it (mount -o remount,size=..., or docker run --shm-size=...), "
+            f"or lower num_max_tokens_per_rank."
+        ) from error
+    return fd
+
+
+def _map(name: str, num_bytes: int) -> torch.Tensor:
+    fd = os.open(SHM / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        if status.st_uid != os.getuid() or status.st_mode & 0o077 or status.st_size != num_bytes:
+            raise WindowError(
+                f"{name} belongs to user {status.st_uid}, has mode {status.st_mode & 0o777:o} and "
+                f"{status.st_size} bytes; expected user {os.getuid()}, mode 600 and {num_bytes} bytes"
+            )
+        mapping = mmap.mmap(fd, num_bytes, mmap.MAP_SHARED)
+    finally:
+        os.close(fd)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # advice only: a kernel without huge pages for tmpfs says no
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+    # The tensor keeps the mapping alive.
+    return torch.frombuffer(mapping, dtype=torch.uint8)
+
+
+def _raise_together(meeting: Meeting, failure: str, purpose: str) -> None:
+    failures = [m.get("failure", "") for m in meeting.exchange({"failure": failure}, purpose)]
+    said = [f"rank {rank}: {text}" for rank, text in enumerate(failures) if text]
+    if said:
+        raise WindowError("; ".join(said))
+
+
+def _unlink(names: Iterable[str]) -> None:
+    for name in names:
+        (SHM / name).unlink(missing_ok=True)

@@ -1,0 +1,423 @@
+"""`EPBuffer`: what users hold to dispatch tokens to experts and combine what comes back.
+
+Shapes: T tokens of this rank, K experts per token, H hidden, M experts in the group, S shared experts,
+EP ranks, E experts on this rank, A rows that a dispatch can deliver here at most.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+import warnings
+from importlib import metadata
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from moe_triton import arguments
+from moe_triton.arguments import check_choice, check_positive
+from moe_triton.ascendc import MAX_BLOCKS, REPORT_TIMEOUT, REPORT_WORDS
+from moe_triton.backends import make_backend
+from moe_triton.backends.base import Bindings, Executable
+from moe_triton.config import PROTOCOL_VERSION, Config, Product
+from moe_triton.diagnosis import missing_in_combine, missing_in_dispatch
+from moe_triton.errors import (
+    ArgumentError,
+    BufferStateError,
+    CommunicationTimeoutError,
+    ConfigMismatchError,
+    MoeTritonError,
+)
+from moe_triton.handle import DispatchHandle, DispatchOutput
+from moe_triton.layout import NUM_ZONES, WindowLayout
+from moe_triton.limits import check_config
+from moe_triton.rendezvous import Meeting, check_same
+from moe_triton.schemes.fullmesh import CombineVariant, DispatchVariant, Fullmesh
+
+QUANTIZE = (None, "int8")
+DEFAULT_SCHEME = {"A2": "hierarchy", "A3": "fullmesh_v1"}
+
+# A third combine with no dispatch between would write to a zone that a peer may still read (protocols.md).
+MAX_COMBINES_PER_DISPATCH = NUM_ZONES
+
+_buffer_ids = itertools.count()
+_Variant = TypeVar("_Variant", DispatchVariant, CombineVariant)
+
+
+class EPBuffer:
+    """Dispatch and combine for one expert-parallel group.
+
+    Collective: every rank of the group constructs it, with the same settings, and calls `dispatch` and
+    `combine` in the same order, with no tokens where it has none.
+
+    Args:
+        group: torch.distributed group with a gloo back end; None is the default group.
+        num_max_tokens_per_rank: most tokens that a rank passes to one dispatch.
+        hidden: H, a multiple of 32.
+        num_topk: K.
+        num_experts: M, routed experts in the whole group; expert e lives on rank R + e // (M / (EP - R)).
+        num_shared_experts: S, experts that every token goes to as well.
+        num_shared_ranks: R, ranks [0, R) that hold shared experts only.
+        num_bytes: bytes that the data window may take, None for what is needed
+            (`get_buffer_size_hint`).
+        product: whose limits apply: "A3".
+        comm_alg: how tokens travel: "" or "fullmesh_v1".
+        relaxed: allow sizes below the product's minimum, for tests and demos.
+        backend: "cpu".
+        kernels: "triton", or "torch" for machines without the Triton toolchain (slow).
+        num_blocks: blocks per kernel, None for what suits the machine.
+        timeout_s: seconds that one wait may take before it raises.
+        explicitly_destroy: warn if the buffer is dropped without `close`.
+
+    Raises:
+        ArgumentError: a size breaks a limit.
+        ConfigMismatchError: ranks disagree; it names the fields and the ranks.
+        WindowError: no memory for the window.
+        ToolchainError: something that the back end needs is missing.
+        CommunicationTimeoutError: a rank did not come; it names the missing ranks.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        *,
+        num_max_tokens_per_rank: int,
+        hidden: int,
+        num_topk: int,
+        num_experts: int,
+        num_shared_experts: int = 0,
+        num_shared_ranks: int = 0,
+        num_bytes: int | None = None,
+        product: Product = "A3",
+        comm_alg: str = "",
+        relaxed: bool = False,
+        backend: str = "cpu",
+        kernels: str = "triton",
+        num_blocks: int | None = None,
+        timeout_s: float = 60.0,
+        explicitly_destroy: bool = False,
+    ) -> None:
+        self._closed = True  # until construction has succeeded
+        self._explicitly_destroy = False
+        check_positive("timeout_s", timeout_s, "a deadline")
+        meeting = Meeting(group, timeout_s)
+        self.config = Config(
+            num_ranks=meeting.num_ranks,
+            num_max_tokens_per_rank=num_max_tokens_per_rank,
+            hidden=hidden,
+            num_topk=num_topk,
+            num_experts=num_experts,
+            num_shared_experts=num_shared_experts,
+            num_shared_ranks=num_shared_ranks,
+            product=product,
+            scheme=comm_alg or DEFAULT_SCHEME.get(product, ""),
+            relaxed=relaxed,
+        ).normalized()
+        self.rank = meeting.rank
+        self._agree(meeting, backend, kernels)
+        check_config(self.config)
+        self.layout = WindowLayout(self.config)
+        self._check_num_bytes(num_bytes)
+        blocks = num_blocks if num_blocks is not None else self._backend.num_blocks(meeting.num_ranks)
+        if not 1 <= blocks <= MAX_BLOCKS:
+            raise ArgumentError("num_blocks", blocks, f"it must be 1 to {MAX_BLOCKS}", "Pass None.")
+        self._scheme = Fullmesh(self.config, self.rank, blocks, int(timeout_s * 1e6), self._backend.name)
+        self._window = self._backend.make_window(self.layout.window_bytes, meeting)
+        self._allocate()
+        self._id = next(_buffer_ids)
+        self._executables: dict[tuple[object, int], Executable] = {}
+        self._last: dict[str, Executable] = {}
+        self._counts = {"dispatch": 0, "combine": 0}
+        self._combines_since_dispatch = 0
+        self._broken = ""
+        self._lock = threading.Lock()
+        self._closed = False
+        self._explicitly_destroy = explicitly_destroy
+
+    @staticmethod
+    def get_buffer_size_hint(
+        num_ranks: int,
+        *,
+        num_max_tokens_per_rank: int,
+        hidden: int,
+        num_topk: int,
+        num_experts: int,
+        num_shared_experts: int = 0,
+        num_shared_ranks: int = 0,
+    ) -> int:
+        """Bytes of the data window that one rank needs, before anything is constructed.
+
+        Raises:
+            ArgumentError: a size breaks a limit.
+        """
+        config = Config(
+            num_ranks,
+            num_max_tokens_per_rank,
+            hidden,
+            num_topk,
+            num_experts,
+            num_shared_experts,
+            num_shared_ranks,
+        ).normalized()
+        check_config(config)
+        return WindowLayout(config).data_bytes
+
+    def dispatch(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor | None = None,
+        *,
+        quantize: Literal["int8"] | None = None,
+        smooth_scales: torch.Tensor | None = None,
+    ) -> DispatchOutput:
+        """Sends each token to its experts' ranks and returns what this rank's experts received.
+
+        Args:
+            x: (T, H) bf16 or fp16, T at most num_max_tokens_per_rank and 0 allowed.
+            topk_idx: (T, K) int32 or int64, distinct in a row; -1 for no expert.
+            topk_weights: (T, K) fp32; given here, each received row comes with its weight.
+            quantize: "int8" sends rows as int8 with one fp32 scale each: s = 127 / max|x|,
+                q = rint(x * s), scale = 1 / s.
+            smooth_scales: (M, H) fp32, multiplied into a row before it is quantised, by expert.
+
+        Returns:
+            Tokens in expert order, with counts and the handle that combine takes.
+
+        Raises:
+            ArgumentError: a bad argument. Nothing was sent and the buffer stays usable.
+            BufferStateError: the buffer is closed, broken or in use by another thread.
+            CommunicationTimeoutError: a rank's tokens did not come in time. The buffer is then broken.
+        """
+        self._check_state()
+        c, device = self.config, self._backend.device
+        check_choice("quantize", quantize, QUANTIZE)
+        num_tokens = arguments.check_tokens(c, x, device)
+        ids = arguments.check_ids(c, topk_idx, num_tokens, self._backend)
+        arguments.check_weights(c, topk_weights, num_tokens, device)
+        arguments.check_smooth_scales(c, smooth_scales, quantize, device)
+        variant = DispatchVariant(
+            x.dtype, quantize is not None, smooth_scales is not None, topk_weights is not None
+        )
+        capacity = c.receive_capacity(self.rank)
+        entries = c.experts_on(self.rank) * c.num_ranks
+        int32 = {"dtype": torch.int32, "device": device}
+        tokens = torch.empty(capacity, c.hidden, dtype=torch.int8 if quantize else x.dtype, device=device)
+        scales = torch.empty(capacity, dtype=torch.float32, device=device) if quantize else None
+        weights = None if topk_weights is None else torch.empty(capacity, dtype=torch.float32, device=device)
+        tokens_per_expert = torch.empty(c.experts_on(self.rank), dtype=torch.int64, device=device)
+        handle = DispatchHandle(
+            self._id,
+            self._counts["dispatch"],
+            x.dtype,
+            ids,
+            torch.empty(ids.numel(), **int32),
+            torch.empty(entries, **int32),
+            torch.empty(capacity, 3, **int32),
+        )
+        bindings: dict[str, Any] = {
+            **self._scratch,
+            "x": x,
+            "topk_idx": ids,
+            "topk_weights": topk_weights,
+            "smooth_scales": smooth_scales,
+            "num_tokens": num_tokens,
+            "num_ids": ids.numel(),
+            "expand_idx": handle.expand_idx,
+            "recv_offsets": handle.recv_offsets,
+            "tokens": tokens,
+            "scales": scales,
+            "triples": handle.triples,
+            "weights": weights,
+            "tokens_per_expert": tokens_per_expert,
+        }
+        self._run("dispatch", variant, bindings)
+        self._combines_since_dispatch = 0
+        return DispatchOutput(tokens, scales, tokens_per_expert, weights, handle)
+
+    def combine(
+        self, y: torch.Tensor, topk_weights: torch.Tensor | None, handle: DispatchHandle
+    ) -> torch.Tensor:
+        """Sends each expert's output back to its token's rank and sums them there.
+
+        ``out[t] = sum_k f32(y_k) * topk_weights[t, k] + sum_s f32(y_s)``: in fp32, k and then s ascending,
+        rounded once to the dtype of the dispatched tokens (operators.md, section 2). The order does not
+        depend on which rank answers first, so the same inputs give the same bits.
+
+        Args:
+            y: (n, H) outputs in the order of ``DispatchOutput.tokens``, in the dispatched dtype, n at
+                least the number of rows received.
+            topk_weights: (T, K) fp32, or None for a sum without weights.
+            handle: of the latest dispatch.
+
+        Returns:
+            (T, H). A token without experts gives zeros.
+
+        Raises:
+            ArgumentError: a bad argument. Nothing was sent and the buffer stays usable.
+            BufferStateError: the buffer is closed, broken, in use, or was combined twice since the latest
+                dispatch.
+            CommunicationTimeoutError: a rank's results did not come in time. The buffer is then broken.
+        """
+        self._check_state()
+        c, device = self.config, self._backend.device
+        arguments.check_handle(handle, self._id, self._counts["dispatch"] - 1)
+        arguments.check_results(c, y, handle, c.receive_capacity(self.rank), device)
+        arguments.check_weights(c, topk_weights, handle.num_tokens, device)
+        if self._combines_since_dispatch >= MAX_COMBINES_PER_DISPATCH:
+            raise BufferStateError(
+                f"{self._combines_since_dispatch} combines already followed dispatch {handle.number}: "
+                f"one more could overwrite results that a peer still reads. Dispatch again first."
+            )
+        out = torch.empty(handle.num_tokens, c.hidden, dtype=handle.dtype, device=device)
+        bindings: dict[str, Any] = {
+            **self._scratch,
+            "y": y,
+            "num_rows": y.shape[0],
+            "triples": handle.triples,
+            "recv_offsets": handle.recv_offsets,
+            "topk_idx": handle.topk_idx,
+            "topk_weights": topk_weights,
+            "num_tokens": handle.num_tokens,
+            "out": out,
+        }
+        self._run("combine", CombineVariant(handle.dtype, topk_weights is not None), bindings)
+        self._combines_since_dispatch += 1
+        return out
+
+    def durations_us(self, operator: Literal["dispatch", "combine"]) -> dict[str, float]:
+        """Microseconds that each step of this rank's last dispatch or combine took.
+
+        Raises:
+            BufferStateError: it has not run yet.
+        """
+        if operator not in self._last:
+            raise BufferStateError(f"there was no {operator} yet")
+        return self._last[operator].durations_us()
+
+    def close(self) -> None:
+        """Gives the window back. Other calls raise afterwards; closing again does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._executables.clear()
+            self._last.clear()
+            self._scratch.clear()
+            self._window.close()
+
+    def __enter__(self) -> EPBuffer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not self._closed and self._explicitly_destroy:
+            warnings.warn("EPBuffer was dropped without close()", ResourceWarning, stacklevel=2)
+
+    def _agree(self, meeting: Meeting, backend: str, kernels: str) -> None:
+        """Makes the back end and compares settings; a rank that cannot go on tells the others."""
+        failure: MoeTritonError | None = None
+        identity: dict[str, str] = {}
+        try:
+            self._backend = make_backend(backend, kernels)
+            identity = self._backend.identity()
+        except MoeTritonError as error:
+            failure = error
+        settings = {
+            "protocol": PROTOCOL_VERSION,
+            "moe_triton": metadata.version("moe_triton"),
+            "torch": torch.__version__,
+            **dataclasses.asdict(self.config),
+            **identity,
+        }
+        messages = meeting.exchange({"failure": str(failure or ""), "settings": settings}, "settings")
+        if failure is not None:
+            raise failure
+        failed = {rank: m.get("failure") for rank, m in enumerate(messages) if m.get("failure")}
+        if failed:
+            raise ConfigMismatchError(
+                "; ".join(f"rank {rank} cannot be constructed: {why}" for rank, why in failed.items())
+            )
+        check_same([m.get("settings", {}) for m in messages])
+
+    def _check_num_bytes(self, num_bytes: int | None) -> None:
+        needed = self.layout.data_bytes
+        if num_bytes is not None and num_bytes < needed:
+            raise ArgumentError(
+                "num_bytes",
+                num_bytes,
+                f"these sizes need {needed} bytes",
+                f"Pass num_bytes={needed} or None, or lower num_max_tokens_per_rank.",
+            )
+
+    def _allocate(self) -> None:
+        """Memory that calls share: the address table, scratch and the report. Calls do not overlap."""
+        c, device = self.config, self._backend.device
+        entries = c.experts_on(self.rank) * c.num_ranks
+        self._report = torch.zeros(self._scheme.num_blocks, REPORT_WORDS, dtype=torch.int32, device=device)
+        self._scratch: dict[str, torch.Tensor] = {
+            "window": self._window.tensor(),
+            "peers": torch.tensor(self._window.peers, dtype=torch.int64, device=device),
+            "counts": torch.empty(c.num_experts, dtype=torch.int32, device=device),
+            "recv_counts": torch.empty(entries, dtype=torch.int32, device=device),
+            "packed": torch.empty(self._scheme.packed_rows_bytes(), dtype=torch.uint8, device=device),
+            "report": self._report,
+        }
+
+    def _run(self, operator: str, variant: _Variant, bindings: Bindings) -> None:
+        number = self._counts[operator]
+        zone = number % NUM_ZONES
+        if not self._lock.acquire(blocking=False):
+            raise BufferStateError("another thread is inside this buffer; calls must not overlap")
+        try:
+            executable = self._executable(variant, zone)
+            self._broken = f"{operator} number {number} did not finish"
+            code = executable.run(bindings)
+            # The zone turns exactly once per operator, on failure too.
+            self._counts[operator] += 1
+            if code:
+                self._fail(operator, number, zone, code, bindings)
+            self._broken = ""
+            self._last[operator] = executable
+        finally:
+            self._lock.release()
+
+    def _executable(self, variant: _Variant, zone: int) -> Executable:
+        key = (variant, zone)
+        if key not in self._executables:
+            build: Any = (
+                self._scheme.dispatch if isinstance(variant, DispatchVariant) else self._scheme.combine
+            )
+            self._executables[key] = self._backend.compile(build(variant, zone), self._report)
+        return self._executables[key]
+
+    def _fail(self, operator: str, number: int, zone: int, code: int, bindings: Any) -> None:
+        if code != REPORT_TIMEOUT:
+            self._broken = f"{operator} number {number} met a row that names no place in this group"
+            raise BufferStateError(f"{self._broken}; it was not sent. Rebuild the buffer on every rank.")
+        if operator == "dispatch":
+            missing = missing_in_dispatch(self.config, bindings["recv_counts"])
+        else:
+            missing = missing_in_combine(
+                self.layout, self.rank, zone, self._window.tensor(), bindings["topk_idx"], self._report
+            )
+        self._broken = f"{operator} number {number} timed out waiting for rank(s) {missing}"
+        raise CommunicationTimeoutError(
+            operator,
+            number,
+            zone,
+            missing,
+            f"their flags did not come within {self._scheme.timeout_us / 1e6:g} s. "
+            f"Rebuild the buffer once they are back.",
+        )
+
+    def _check_state(self) -> None:
+        if self._closed:
+            raise BufferStateError("the buffer is closed. Construct a new one.")
+        if self._broken:
+            raise BufferStateError(f"the buffer is broken: {self._broken}. Rebuild it on every rank.")

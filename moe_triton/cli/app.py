@@ -1,0 +1,91 @@
+"""The command line: ``moe-triton demo | doctor | layout | plan``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+console = Console()
+
+
+@app.command()
+def demo(
+    ranks: Annotated[int, typer.Option(help="processes, one rank each")] = 4,
+    tokens: Annotated[int, typer.Option(help="tokens per rank")] = 16,
+    hidden: Annotated[int, typer.Option(help="elements of a token's row")] = 7168,
+    topk: Annotated[int, typer.Option(help="routed experts per token")] = 8,
+    experts: Annotated[int, typer.Option(help="routed experts in the group")] = 32,
+    shared: Annotated[int, typer.Option(help="shared experts that every token goes to")] = 0,
+    shared_ranks: Annotated[int, typer.Option(help="ranks for them; one each if not given")] = 0,
+    quantize: Annotated[str, typer.Option(help="int8 or none")] = "int8",
+    intermediate: Annotated[int, typer.Option(help="width of an expert")] = 64,
+    rounds: Annotated[int, typer.Option(help="dispatch + combine rounds; the table shows medians")] = 5,
+    seed: Annotated[int, typer.Option(help="of tokens, routing and experts")] = 0,
+    kernels: Annotated[str, typer.Option(help="triton, or torch where its toolchain is missing")] = "triton",
+    timeout_s: Annotated[float, typer.Option(help="seconds that one wait may take")] = 60.0,
+) -> None:
+    """Send real tokens through dispatch, experts and combine, and check every number."""
+    from moe_triton.cli.demo import DemoSettings, run_demo
+
+    if quantize not in ("int8", "none"):
+        raise typer.BadParameter("quantize is int8 or none")
+    settings = DemoSettings(
+        ranks=ranks,
+        tokens=tokens,
+        hidden=hidden,
+        topk=topk,
+        experts=experts,
+        shared=shared,
+        shared_ranks=shared_ranks or shared,
+        quantize=None if quantize == "none" else quantize,
+        intermediate=intermediate,
+        rounds=rounds,
+        seed=seed,
+        kernels=kernels,
+        timeout_s=timeout_s,
+    )
+    raise typer.Exit(run_demo(settings, console))
+
+
+@app.command()
+def doctor() -> None:
+    """Say what of the toolchain is present, what is not, and how to get it."""
+    from moe_triton.cli.doctor import run_doctor
+
+    raise typer.Exit(run_doctor(console))
+
+
+@app.command()
+def layout(
+    ranks: Annotated[int, typer.Option(help="ranks in the group")] = 8,
+    tokens: Annotated[int, typer.Option(help="most tokens per rank")] = 64,
+    hidden: int = 7168,
+    topk: int = 8,
+    experts: int = 64,
+    shared: int = 0,
+    shared_ranks: int = 0,
+) -> None:
+    """Print where everything lies in a window of these sizes."""
+    from moe_triton.cli.show import show_layout
+    from moe_triton.config import Config
+
+    show_layout(Config(ranks, tokens, hidden, topk, experts, shared, shared_ranks, relaxed=True), console)
+
+
+@app.command()
+def plan(
+    ranks: Annotated[int, typer.Option(help="ranks in the group")] = 8,
+    tokens: Annotated[int, typer.Option(help="most tokens per rank")] = 64,
+    hidden: int = 7168,
+    topk: int = 8,
+    experts: int = 64,
+    quantize: Annotated[bool, typer.Option(help="rows travel as int8")] = True,
+) -> None:
+    """Print the launches of dispatch and combine on rank 0, zone 0."""
+    from moe_triton.cli.show import show_plans
+    from moe_triton.config import Config
+
+    show_plans(Config(ranks, tokens, hidden, topk, experts, relaxed=True), quantize, console)

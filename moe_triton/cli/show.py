@@ -1,0 +1,48 @@
+"""``moe-triton layout`` and ``moe-triton plan``: print what is otherwise only in memory."""
+
+from __future__ import annotations
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from moe_triton.config import Config
+from moe_triton.errors import ArgumentError
+from moe_triton.layout import WindowLayout
+from moe_triton.limits import check_config
+from moe_triton.schemes.fullmesh import CombineVariant, DispatchVariant, Fullmesh
+
+
+def show_layout(config: Config, console: Console) -> None:
+    """Every region of a window: base, and extent x stride of each dimension."""
+    if not _good(config, console):
+        return
+    layout = WindowLayout(config)
+    table = Table(
+        title=f"window of {layout.window_bytes} bytes, data {layout.data_bytes}, zone {layout.zone_bytes}"
+    )
+    for column in ("region", "base", "item bytes", "dimensions (extent x stride)", "end"):
+        table.add_column(column)
+    for region in layout.regions:
+        dims = ", ".join(f"{dim.name} {dim.extent} x {dim.stride}" for dim in region.dims)
+        table.add_row(region.name, str(region.base), str(region.item_bytes), dims, str(region.end))
+    console.print(table)
+
+
+def show_plans(config: Config, quantize: bool, console: Console) -> None:
+    """The launches of dispatch and combine."""
+    if not _good(config, console):
+        return
+    scheme = Fullmesh(config, rank=0, num_blocks=1, timeout_us=60_000_000, target="cpu")
+    dtype = torch.bfloat16
+    console.print(str(scheme.dispatch(DispatchVariant(dtype, quantize, False, True), zone=0)), markup=False)
+    console.print(str(scheme.combine(CombineVariant(dtype, True), zone=0)), markup=False)
+
+
+def _good(config: Config, console: Console) -> bool:
+    try:
+        check_config(config)
+    except ArgumentError as error:
+        console.print(f"[red]{error}[/red]")
+        return False
+    return True

@@ -1,0 +1,86 @@
+"""What a communicator is built for: sizes and ranks, the same on every rank of the group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Product = Literal["A2", "A3"]
+
+# Raised whenever window contents or flags change meaning: ranks with different numbers must not talk.
+PROTOCOL_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings that every rank of a group shares. Which rank one is, is not part of it.
+
+    Attributes:
+        num_ranks: ranks in the expert-parallel group (EP).
+        num_max_tokens_per_rank: most tokens a rank passes to one dispatch (maxBs).
+        hidden: elements of a token's row (H).
+        num_topk: routed experts per token (K).
+        num_experts: routed experts in the whole group (M).
+        num_shared_experts: shared experts that every token goes to as well (S).
+        num_shared_ranks: ranks that hold shared experts and nothing else, [0, R).
+        product: whose limits apply.
+        scheme: how tokens travel (``comm_alg``).
+        relaxed: allow sizes below the product's minimum, for tests and demos.
+    """
+
+    num_ranks: int
+    num_max_tokens_per_rank: int
+    hidden: int
+    num_topk: int
+    num_experts: int
+    num_shared_experts: int = 0
+    num_shared_ranks: int = 0
+    product: Product = "A3"
+    scheme: str = "fullmesh_v1"
+    relaxed: bool = False
+
+    def normalized(self) -> Config:
+        """The same, with torch_npu's default (S, R) = (1, 0), which means no shared experts, made (0, 0)."""
+        if (self.num_shared_experts, self.num_shared_ranks) == (1, 0):
+            return replace(self, num_shared_experts=0)
+        return self
+
+    @property
+    def num_moe_ranks(self) -> int:
+        """Ranks that hold routed experts (EP - R)."""
+        return self.num_ranks - self.num_shared_ranks
+
+    @property
+    def num_local_experts(self) -> int:
+        """Routed experts on each MoE rank (localE)."""
+        return self.num_experts // self.num_moe_ranks
+
+    @property
+    def num_results_per_token(self) -> int:
+        """Rows that come back for one token (K + S)."""
+        return self.num_topk + self.num_shared_experts
+
+    def is_shared_rank(self, rank: int) -> bool:
+        """Whether this rank holds a shared expert instead of routed ones."""
+        return rank < self.num_shared_ranks
+
+    def experts_on(self, rank: int) -> int:
+        """Experts whose rows this rank receives: localE, or 1 on a shared rank."""
+        return 1 if self.is_shared_rank(rank) else self.num_local_experts
+
+    def rank_of_expert(self, expert: int) -> int:
+        """The rank that holds a routed expert."""
+        return self.num_shared_ranks + expert // self.num_local_experts
+
+    def rank_of_shared_expert(self, shared_expert: int, source_rank: int) -> int:
+        """The replica of a shared expert that a source rank sends its tokens to (V2's rule)."""
+        replicas = self.num_shared_ranks // self.num_shared_experts
+        return shared_expert * replicas + source_rank % replicas
+
+    def receive_capacity(self, rank: int) -> int:
+        """Rows that a dispatch can deliver to this rank at most (A in operators.md, section 1)."""
+        if self.is_shared_rank(rank):
+            replicas = self.num_shared_ranks // self.num_shared_experts
+            return self.num_max_tokens_per_rank * -(-self.num_ranks // replicas)
+        per_source = min(self.num_local_experts, self.num_topk)
+        return self.num_max_tokens_per_rank * self.num_ranks * per_source

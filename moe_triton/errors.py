@@ -1,0 +1,69 @@
+"""Errors that moe_triton raises.
+
+Each error names the argument, the value it had, the rule it broke and what to do about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class MoeTritonError(Exception):
+    """Base of every error raised by this package on purpose."""
+
+
+class ArgumentError(MoeTritonError, ValueError):
+    """An argument breaks a rule. Raised before anything is sent; the buffer stays usable.
+
+    Attributes:
+        argument: name of the argument.
+        value: what it was.
+        rule: what it must be.
+        remedy: what to do about it.
+    """
+
+    def __init__(self, argument: str, value: object, rule: str, remedy: str) -> None:
+        self.argument = argument
+        self.value = value
+        self.rule = rule
+        self.remedy = remedy
+        super().__init__(f"{argument} is {value}, but {rule}. {remedy}")
+
+
+class ConfigMismatchError(MoeTritonError):
+    """Ranks of one group were constructed with different settings."""
+
+
+class WindowError(MoeTritonError):
+    """The shared window cannot be made or mapped."""
+
+
+class BufferStateError(MoeTritonError):
+    """The buffer cannot serve this call: closed, broken by an earlier time-out, or in use."""
+
+
+class CommunicationTimeoutError(MoeTritonError, TimeoutError):
+    """A wait passed its deadline.
+
+    Attributes:
+        operator: "dispatch" or "combine" (or "rendezvous" at construction).
+        number: which one since construction, from 0.
+        zone: the window zone it used.
+        missing_ranks: ranks whose flags had not arrived.
+    """
+
+    def __init__(
+        self, operator: str, number: int, zone: int, missing_ranks: Sequence[int], detail: str
+    ) -> None:
+        self.operator = operator
+        self.number = number
+        self.zone = zone
+        self.missing_ranks = tuple(missing_ranks)
+        super().__init__(
+            f"{operator} number {number} (zone {zone}) timed out waiting for "
+            f"rank(s) {list(self.missing_ranks)}: {detail}"
+        )
+
+
+class ToolchainError(MoeTritonError):
+    """A compiler, library or CPU feature that a back end needs is missing or failed."""

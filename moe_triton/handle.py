@@ -1,0 +1,66 @@
+"""What dispatch gives back.
+
+Shapes: T tokens of this rank, K experts per token, H hidden, EP ranks, E experts on this rank (1 on a
+rank of shared experts), A rows that a dispatch can deliver here at most (`Config.receive_capacity`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass(frozen=True, eq=False)
+class DispatchHandle:
+    """What combine needs to send rows back and to know what it waits for. Made by dispatch only.
+
+    Attributes:
+        buffer_id: which buffer made it.
+        number: which dispatch of that buffer, from 0. Only the latest one can be combined.
+        dtype: of the tokens that were dispatched, and so of combine's input and result.
+        topk_idx: (T, K) int32, this rank's routing, -1 for no expert.
+        expand_idx: (T * K,) int32, how many earlier entries of this rank chose the same expert.
+        recv_offsets: (E * EP,) int32, inclusive prefix sums of the rows received, expert by expert and
+            within an expert source by source (ep_recv_counts in torch_npu). The last one is the total.
+        triples: (A, 3) int32, (source rank, token, k) of each received row (assist_info_for_combine).
+            Rows at and past the total are undefined.
+    """
+
+    buffer_id: int
+    number: int
+    dtype: torch.dtype
+    topk_idx: torch.Tensor = field(repr=False)
+    expand_idx: torch.Tensor = field(repr=False)
+    recv_offsets: torch.Tensor = field(repr=False)
+    triples: torch.Tensor = field(repr=False)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that this rank dispatched (T)."""
+        return int(self.topk_idx.shape[0])
+
+    def num_received(self) -> int:
+        """Rows that arrived. Reads device memory: on an NPU this waits for the stream."""
+        return int(self.recv_offsets[-1])
+
+
+@dataclass(frozen=True, eq=False)
+class DispatchOutput:
+    """Tokens for this rank's experts.
+
+    Attributes:
+        tokens: (A, H), the dispatched dtype or int8, by local expert, then source rank, then the source's
+            token order. Rows at and past the total are undefined.
+        scales: (A,) fp32 so that ``tokens * scales`` approximates the input, or None if not quantised.
+        tokens_per_expert: (E,) int64 on the device: rows of each local expert.
+        weights: (A,) fp32, the routing weight of each row (0 for shared experts), or None where dispatch
+            was given none.
+        handle: for combine.
+    """
+
+    tokens: torch.Tensor
+    scales: torch.Tensor | None
+    tokens_per_expert: torch.Tensor
+    weights: torch.Tensor | None
+    handle: DispatchHandle

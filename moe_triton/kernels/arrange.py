@@ -1,0 +1,183 @@
+"""Arrange: received slot rows to expert order, taking row, scale and triple apart.
+
+Shape symbols:
+    E   experts of this rank
+    W   ranks
+    A   receive capacity in rows
+    N   E*W entries, one block of slots each, expert-major: n = e * W + source
+
+Everything moves as 4-byte words: an int8, bf16 or fp16 row of H elements, H a multiple of 32, is a whole
+number of them.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from moe_triton.errors import ArgumentError
+from moe_triton.kernel import Arg, TritonKernel
+from moe_triton.kernels.checks import Launch, check_positive, check_tensor, split_evenly
+from moe_triton.kernels.language import tl, triton
+
+
+@triton.jit
+def _arrange_kernel(
+    slots,
+    slot_scales,
+    recv_offsets,
+    out_rows,
+    out_scales,
+    out_triples,
+    num_entries,
+    num_ranks,
+    src_stride,
+    expert_stride,
+    slot_stride,
+    ROW_WORDS: tl.constexpr,
+    SCALE_WORD: tl.constexpr,
+    TRIPLE_WORD: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+):
+    per_program = tl.cdiv(num_entries, tl.num_programs(0))
+    begin = tl.program_id(0) * per_program
+    words = tl.arange(0, ROW_WORDS)
+    for n in range(begin, tl.minimum(begin + per_program, num_entries)):
+        start = tl.where(n > 0, tl.load(recv_offsets + tl.maximum(n - 1, 0)), 0)
+        stop = tl.load(recv_offsets + n)
+        expert = (n // num_ranks).to(tl.int64)
+        source = (n % num_ranks).to(tl.int64)
+        block = source * src_stride + expert * expert_stride
+        for i in range(0, stop - start):
+            slot = block + i.to(tl.int64) * slot_stride
+            row = (start + i).to(tl.int64)
+            tl.store(out_rows + row * ROW_WORDS + words, tl.load(slots + slot + words))
+            if HAS_SCALE:
+                tl.store(out_scales + row, tl.load(slot_scales + slot + SCALE_WORD))
+            tl.store(out_triples + row * 3, tl.load(slots + slot + TRIPLE_WORD))
+            tl.store(out_triples + row * 3 + 1, tl.load(slots + slot + TRIPLE_WORD + 1))
+            tl.store(out_triples + row * 3 + 2, tl.load(slots + slot + TRIPLE_WORD + 2))
+
+
+def _arrange_fallback(
+    programs: int,
+    *,
+    slots: torch.Tensor,
+    slot_scales: torch.Tensor,
+    recv_offsets: torch.Tensor,
+    out_rows: torch.Tensor,
+    out_scales: torch.Tensor,
+    out_triples: torch.Tensor,
+    num_entries: int,
+    num_ranks: int,
+    src_stride: int,
+    expert_stride: int,
+    slot_stride: int,
+    ROW_WORDS: int,
+    SCALE_WORD: int,
+    TRIPLE_WORD: int,
+    HAS_SCALE: bool,
+) -> None:
+    ends = [0, *recv_offsets[:num_entries].tolist()]
+    for part in split_evenly(num_entries, programs):
+        for n in part:
+            start, stop = ends[n], ends[n + 1]
+            if stop <= start:
+                continue
+            expert, source = divmod(n, num_ranks)
+            block = slots.storage_offset() + source * src_stride + expert * expert_stride
+            count = stop - start
+            rows = slots.as_strided((count, ROW_WORDS), (slot_stride, 1), block)
+            out_rows[start * ROW_WORDS : stop * ROW_WORDS] = rows.reshape(-1)
+            triples = slots.as_strided((count, 3), (slot_stride, 1), block + TRIPLE_WORD)
+            out_triples[start * 3 : stop * 3] = triples.reshape(-1)
+            if HAS_SCALE:
+                at = block - slots.storage_offset() + slot_scales.storage_offset() + SCALE_WORD
+                out_scales[start:stop] = slot_scales.as_strided((count,), (slot_stride,), at)
+
+
+@functools.cache
+def arrange_kernel(row_words: int, scale_word: int, triple_word: int, has_scale: bool) -> TritonKernel:
+    """Copy received rows to expert order.
+
+    ``slots`` is the dispatch region of the window as int32 words and ``slot_scales`` the same memory as
+    fp32. The block of entry ``n = expert * num_ranks + source`` starts at
+    ``source * src_stride + expert * expert_stride`` and holds one slot every ``slot_stride`` words.
+    ``recv_offsets`` is the inclusive prefix sum of the rows per entry. Without ``has_scale``,
+    ``out_scales`` is not written.
+
+    Args:
+        row_words: H * element size / 4.
+        scale_word, triple_word: where scale and triple start within a slot, in words.
+    """
+    check_positive("row_words", row_words)
+    return TritonKernel(
+        name="arrange",
+        fn=_arrange_kernel,
+        args=(
+            Arg("slots", "*i32", "in"),
+            Arg("slot_scales", "*fp32", "in", interleaved_with="slots"),
+            Arg("recv_offsets", "*i32", "in"),
+            Arg("out_rows", "*i32", "out"),
+            Arg("out_scales", "*fp32", "out"),
+            Arg("out_triples", "*i32", "out"),
+            Arg("num_entries", "i32", "value"),
+            Arg("num_ranks", "i32", "value"),
+            Arg("src_stride", "i64", "value"),
+            Arg("expert_stride", "i64", "value"),
+            Arg("slot_stride", "i64", "value"),
+        ),
+        constants={
+            "ROW_WORDS": row_words,
+            "SCALE_WORD": scale_word,
+            "TRIPLE_WORD": triple_word,
+            "HAS_SCALE": has_scale,
+        },
+        fallback=_arrange_fallback,
+    )
+
+
+def arrange(
+    slots: torch.Tensor,
+    recv_offsets: torch.Tensor,
+    launch: Launch,
+    *,
+    row_words: int,
+    scale_word: int,
+    triple_word: int,
+    has_scale: bool,
+    programs: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gather rows from slots into expert order.
+
+    Args:
+        slots: (W, E, rows per block, slot words) int32.
+        recv_offsets: (E*W,) int32, from `offsets`.
+
+    Returns:
+        rows (A, row_words) int32, scales (A,) fp32 (empty without ``has_scale``), triples (A, 3) int32,
+        with A = recv_offsets[-1].
+    """
+    check_tensor("slots", slots, [torch.int32], [None, None, None, None])
+    num_ranks, num_experts, rows_per_block, slot_words = slots.shape
+    check_tensor("recv_offsets", recv_offsets, [torch.int32], [num_ranks * num_experts])
+    counts = torch.diff(recv_offsets, prepend=recv_offsets.new_zeros(1))
+    if bool((counts < 0).any()) or bool((counts > rows_per_block).any()):
+        rule = f"must rise by 0 to {rows_per_block} from entry to entry"
+        raise ArgumentError("recv_offsets", recv_offsets.tolist(), rule, "Take it from offsets().")
+    for name, value, words in (("scale_word", scale_word, 1), ("triple_word", triple_word, 3)):
+        if not 0 <= value <= slot_words - words:
+            raise ArgumentError(name, value, f"must lie inside the {slot_words} words of a slot", "See layout.")
+    if not 1 <= row_words <= slot_words:
+        raise ArgumentError("row_words", row_words, f"must be 1 to {slot_words}", "Take it from the layout.")
+    capacity = int(recv_offsets[-1])
+    rows = torch.empty((capacity, row_words), dtype=torch.int32)
+    scales = torch.empty(capacity if has_scale else 0, dtype=torch.float32)
+    triples = torch.empty((capacity, 3), dtype=torch.int32)
+    kernel = arrange_kernel(row_words, scale_word, triple_word, has_scale)
+    src_stride, expert_stride, slot_stride, _ = slots.stride()
+    views = [slots, slots.view(torch.float32), recv_offsets, rows, scales, triples]
+    sizes = [num_ranks * num_experts, num_ranks, src_stride, expert_stride, slot_stride]
+    launch(kernel, [*views, *sizes], programs)
+    return rows, scales, triples

@@ -1,0 +1,365 @@
+"""Pack: quantise tokens to int8 and lay each out as a slot row: int8 row, fp32 scale, int32 triple.
+
+Shape symbols:
+    T   tokens of this rank
+    H   hidden size, a multiple of 32
+    K   experts per token
+    R   rows per token: 1, or K with smooth scales, which differ from expert to expert
+
+For a row x (after the smooth scale)::
+
+    s = 127 / max|x|;  q = rint(x * s);  scale = 1 / s
+
+A row of zeros, or one whose maximum is so small that 127 / max overflows, has q = 0 and scale = 0.
+A row with a NaN has scale NaN, otherwise one with an inf has scale inf; either has q = 0 throughout.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from moe_triton.errors import ArgumentError
+from moe_triton.kernel import Arg, TritonKernel
+from moe_triton.kernels.checks import (
+    TRITON_DTYPES,
+    Launch,
+    check_float_dtype,
+    check_hidden,
+    check_positive,
+    check_tensor,
+)
+from moe_triton.kernels.language import tl, triton
+
+
+
+@triton.jit
+def _larger(a, b):
+    return tl.maximum(a, b)
+
+
+@triton.jit
+def _peak(row, FLOAT_MAX: tl.constexpr):
+    """max|row| in fp32, NaN if any element is.
+
+    The bits of |x|, as an integer, order like |x| and put NaN on top; an integer maximum may be taken
+    in any order, which lets the CPU use every lane. AI cores reduce floats only.
+    """
+    if FLOAT_MAX:
+        peak = tl.max(tl.abs(row.to(tl.float32)), 0)
+    elif row.dtype == tl.float32:
+        peak = tl.max(row.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0).to(tl.float32, bitcast=True)
+    else:
+        bits = tl.reduce(row.to(tl.int16, bitcast=True) & 0x7FFF, 0, _larger)
+        peak = bits.to(row.dtype, bitcast=True).to(tl.float32)
+    return peak
+
+
+@triton.jit
+def _store_row(row, peak, rows, scale_at, triple_at, rank, token, k, cols):
+    s = 127.0 / peak
+    vanishes = s == float("inf")
+    s = tl.where(vanishes, 0.0, s)
+    scale = tl.where(vanishes, 0.0, 1.0 / s)
+    scale = tl.where(peak != peak, float("nan"), scale)
+    q = tl.where(peak < float("inf"), row * s, 0.0)
+    q = (q + 12582912.0) - 12582912.0
+    tl.store(rows + cols, tl.cast(q, tl.int8, overflow_mode="saturate"))
+    tl.store(scale_at, scale)
+    tl.store(triple_at, rank)
+    tl.store(triple_at + 1, token)
+    tl.store(triple_at + 2, k)
+
+
+@triton.jit
+def _pack_kernel(
+    x,
+    rows,
+    scales,
+    triples,
+    rank,
+    first_token,
+    num_tokens,
+    row_stride,
+    scale_stride,
+    triple_stride,
+    HIDDEN: tl.constexpr,
+    FLOAT_MAX: tl.constexpr,
+):
+    per_program = tl.cdiv(num_tokens, tl.num_programs(0))
+    begin = tl.program_id(0) * per_program
+    cols = tl.arange(0, HIDDEN)
+    for i in range(begin, tl.minimum(begin + per_program, num_tokens)):
+        token = first_token + i
+        at = token.to(tl.int64)
+        row = tl.load(x + at * HIDDEN + cols)
+        _store_row(
+            row.to(tl.float32),
+            _peak(row, FLOAT_MAX),
+            rows + at * row_stride,
+            scales + at * scale_stride,
+            triples + at * triple_stride,
+            rank,
+            token,
+            0,
+            cols,
+        )
+
+
+@triton.jit
+def _pack_smooth_kernel(
+    x,
+    topk_idx,
+    smooth_scales,
+    rows,
+    scales,
+    triples,
+    rank,
+    first_token,
+    num_tokens,
+    scale_row_offset,
+    num_scale_rows,
+    row_stride,
+    scale_stride,
+    triple_stride,
+    HIDDEN: tl.constexpr,
+    TOPK: tl.constexpr,
+    FLOAT_MAX: tl.constexpr,
+):
+    per_program = tl.cdiv(num_tokens, tl.num_programs(0))
+    begin = tl.program_id(0) * per_program
+    cols = tl.arange(0, HIDDEN)
+    for i in range(begin, tl.minimum(begin + per_program, num_tokens)):
+        token = first_token + i
+        for k in range(0, TOPK):
+            at = token.to(tl.int64) * TOPK + k
+            scale_row = tl.load(topk_idx + at) + scale_row_offset
+            # an id that is no expert must not become an address; its row is never sent
+            inside = (scale_row >= scale_row_offset) & (scale_row < num_scale_rows)
+            scale_row = tl.where(inside, scale_row, 0).to(tl.int64)
+            row = tl.load(x + token.to(tl.int64) * HIDDEN + cols).to(tl.float32)
+            row = row * tl.load(smooth_scales + scale_row * HIDDEN + cols)
+            _store_row(
+                row,
+                _peak(row, FLOAT_MAX),
+                rows + at * row_stride,
+                scales + at * scale_stride,
+                triples + at * triple_stride,
+                rank,
+                token,
+                k,
+                cols,
+            )
+
+
+def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The arithmetic of `pack` in torch, on fp32 rows (..., H): q int8 (..., H) and scale fp32 (...)."""
+    peak = (x.contiguous().view(torch.int32) & 0x7FFFFFFF).amax(-1).view(torch.float32)
+    # a tensor divides; a Python scalar over a tensor would multiply by a rounded reciprocal
+    s = torch.full_like(peak, 127.0) / peak
+    vanishes = s == float("inf")
+    s = torch.where(vanishes, 0.0, s)
+    scale = torch.where(vanishes, 0.0, torch.ones_like(s) / s)
+    scale = torch.where(peak.isnan(), float("nan"), scale)
+    q = torch.where((peak < float("inf"))[..., None], x * s[..., None], 0.0)
+    return torch.round(q).to(torch.int8), scale
+
+
+def _store_fallback(
+    x: torch.Tensor,
+    tokens: torch.Tensor,
+    ks: torch.Tensor,
+    first_row: int,
+    rank: int,
+    rows: torch.Tensor,
+    scales: torch.Tensor,
+    triples: torch.Tensor,
+    strides: tuple[int, int, int],
+) -> None:
+    n, hidden = x.shape
+    q, scale = quantize_rows(x)
+    row_stride, scale_stride, triple_stride = strides
+    rows.as_strided((n, hidden), (row_stride, 1), rows.storage_offset() + first_row * row_stride).copy_(q)
+    scale_at = scales.storage_offset() + first_row * scale_stride
+    scales.as_strided((n,), (scale_stride,), scale_at).copy_(scale)
+    triple = torch.stack([torch.full_like(tokens, rank), tokens, ks], 1)
+    triple_at = triples.storage_offset() + first_row * triple_stride
+    triples.as_strided((n, 3), (triple_stride, 1), triple_at).copy_(triple)
+
+
+def _pack_fallback(
+    programs: int,
+    *,
+    x: torch.Tensor,
+    rows: torch.Tensor,
+    scales: torch.Tensor,
+    triples: torch.Tensor,
+    rank: int,
+    first_token: int,
+    num_tokens: int,
+    row_stride: int,
+    scale_stride: int,
+    triple_stride: int,
+    HIDDEN: int,
+    FLOAT_MAX: bool = False,
+) -> None:
+    if not num_tokens:
+        return
+    chosen = x[first_token * HIDDEN : (first_token + num_tokens) * HIDDEN].view(num_tokens, HIDDEN)
+    tokens = torch.arange(first_token, first_token + num_tokens, dtype=torch.int32)
+    strides = (row_stride, scale_stride, triple_stride)
+    ks = torch.zeros_like(tokens)
+    _store_fallback(chosen.float(), tokens, ks, first_token, rank, rows, scales, triples, strides)
+
+
+def _pack_smooth_fallback(
+    programs: int,
+    *,
+    x: torch.Tensor,
+    topk_idx: torch.Tensor,
+    smooth_scales: torch.Tensor,
+    rows: torch.Tensor,
+    scales: torch.Tensor,
+    triples: torch.Tensor,
+    rank: int,
+    first_token: int,
+    num_tokens: int,
+    scale_row_offset: int,
+    num_scale_rows: int,
+    row_stride: int,
+    scale_stride: int,
+    triple_stride: int,
+    HIDDEN: int,
+    TOPK: int,
+    FLOAT_MAX: bool = False,
+) -> None:
+    if not num_tokens:
+        return
+    last_token = first_token + num_tokens
+    tokens = torch.arange(first_token, last_token, dtype=torch.int32).repeat_interleave(TOPK)
+    ks = torch.arange(TOPK, dtype=torch.int32).repeat(num_tokens)
+    scale_rows = topk_idx[first_token * TOPK : last_token * TOPK].long() + scale_row_offset
+    inside = (scale_rows >= scale_row_offset) & (scale_rows < num_scale_rows)
+    scale_rows = torch.where(inside, scale_rows, 0)
+    chosen = x[: last_token * HIDDEN].view(-1, HIDDEN)[tokens.long()].float()
+    chosen = chosen * smooth_scales[: num_scale_rows * HIDDEN].view(-1, HIDDEN)[scale_rows]
+    strides = (row_stride, scale_stride, triple_stride)
+    _store_fallback(chosen, tokens, ks, first_token * TOPK, rank, rows, scales, triples, strides)
+
+
+_DESTINATION = (
+    Arg("rows", "*i8", "out"),
+    Arg("scales", "*fp32", "out", interleaved_with="rows"),
+    Arg("triples", "*i32", "out", interleaved_with="rows"),
+)
+_STRIDES = (
+    Arg("row_stride", "i64", "value"),
+    Arg("scale_stride", "i64", "value"),
+    Arg("triple_stride", "i64", "value"),
+)
+
+
+@functools.cache
+def pack_kernel(
+    dtype: torch.dtype, hidden: int, topk: int = 1, smooth: bool = False, target: str = "cpu"
+) -> TritonKernel:
+    """Quantise and pack tokens [first_token, first_token + num_tokens).
+
+    ``rows``, ``scales`` and ``triples`` are where token 0's row, scale and triple go; the strides, in
+    elements of each pointer's type, lead from one packed row to the next. The scale's area is 32 bytes
+    wide, of which the first 4 are written. Without ``smooth`` there is one row per token, with k = 0 in
+    its triple. With ``smooth`` there are ``topk`` rows, each multiplied by row
+    ``scale_row_offset + topk_idx[token, k]`` of the smooth scales; ids that name no such row take row 0.
+    """
+    check_float_dtype(dtype)
+    check_hidden(hidden)
+    element = TRITON_DTYPES[dtype]
+    common = {"HIDDEN": hidden, "FLOAT_MAX": target != "cpu"}
+    tokens = (
+        Arg("rank", "i32", "value"),
+        Arg("first_token", "i32", "value"),
+        Arg("num_tokens", "i32", "value"),
+    )
+    if not smooth:
+        return TritonKernel(
+            name="pack",
+            fn=_pack_kernel,
+            args=(Arg("x", f"*{element}", "in"), *_DESTINATION, *tokens, *_STRIDES),
+            constants=common,
+            fallback=_pack_fallback,
+            bytes_moved=lambda *, num_tokens, **_: num_tokens * (3 * hidden + 16),
+        )
+    check_positive("topk", topk)
+    return TritonKernel(
+        name="pack_smooth",
+        fn=_pack_smooth_kernel,
+        args=(
+            Arg("x", f"*{element}", "in"),
+            Arg("topk_idx", "*i32", "in"),
+            Arg("smooth_scales", "*fp32", "in"),
+            *_DESTINATION,
+            *tokens,
+            Arg("scale_row_offset", "i32", "value"),
+            Arg("num_scale_rows", "i32", "value"),
+            *_STRIDES,
+        ),
+        constants={**common, "TOPK": topk},
+        fallback=_pack_smooth_fallback,
+        bytes_moved=lambda *, num_tokens, **_: num_tokens * (2 * hidden + topk * (5 * hidden + 20)),
+    )
+
+
+def pack(
+    x: torch.Tensor,
+    launch: Launch,
+    *,
+    slot_stride: int,
+    scale_offset: int,
+    triple_offset: int,
+    rank: int = 0,
+    topk_idx: torch.Tensor | None = None,
+    smooth_scales: torch.Tensor | None = None,
+    scale_row_offset: int = 0,
+    programs: int = 1,
+) -> torch.Tensor:
+    """Quantise tokens into slot rows.
+
+    Args:
+        x: (T, H) bf16 or fp16.
+        slot_stride, scale_offset, triple_offset: of a slot, in bytes; from the layout.
+        rank: first word of every triple.
+        topk_idx: (T, K) int32; with ``smooth_scales``, which of its rows each (token, k) takes.
+        smooth_scales: (rows, H) fp32.
+
+    Returns:
+        (T*R, slot_stride) int8.
+    """
+    check_tensor("x", x, [torch.bfloat16, torch.float16], [None, None])
+    num_tokens, hidden = x.shape
+    for name, value in (("scale_offset", scale_offset), ("triple_offset", triple_offset)):
+        if value % 4 or not hidden <= value <= slot_stride - 4:
+            rule = f"must be a multiple of 4 inside the slot, past the row of {hidden} bytes"
+            raise ArgumentError(name, value, rule, "Take it from the layout.")
+    if slot_stride % 4:
+        raise ArgumentError("slot_stride", slot_stride, "must be a multiple of 4", "Take it from the layout.")
+    topk = 1
+    before: list[torch.Tensor | int] = [x]
+    middle: list[torch.Tensor | int] = []
+    if smooth_scales is not None:
+        if topk_idx is None:
+            raise ArgumentError("topk_idx", None, "must be given with smooth_scales", "Pass the expert ids.")
+        check_tensor("topk_idx", topk_idx, [torch.int32], [num_tokens, None])
+        check_tensor("smooth_scales", smooth_scales, [torch.float32], [None, hidden])
+        check_positive("smooth_scales.shape[0]", smooth_scales.shape[0])
+        topk = topk_idx.shape[1]
+        before += [topk_idx, smooth_scales]
+        middle = [scale_row_offset, smooth_scales.shape[0]]
+    slots = torch.zeros((num_tokens * topk, slot_stride), dtype=torch.int8)
+    words = slots.view(-1).view(torch.int32)
+    kernel = pack_kernel(x.dtype, hidden, topk, smooth_scales is not None)
+    if num_tokens:
+        views = [slots, words.view(torch.float32)[scale_offset // 4 :], words[triple_offset // 4 :]]
+        strides = [slot_stride, slot_stride // 4, slot_stride // 4]
+        launch(kernel, [*before, *views, rank, 0, num_tokens, *middle, *strides], programs)
+    return slots

@@ -1,0 +1,302 @@
+"""Route: where each (token, k) goes within its expert, and where each received block of rows starts.
+
+Shape symbols:
+    T   tokens of this rank
+    K   experts per token
+    M   experts of all ranks (num_experts)
+    E   experts of this rank (num_local_experts)
+    W   ranks
+    B   ids that the NPU form compares at once, as a B x B tile
+
+One source serves two machines. Scalar code takes about 1 ns per id on a CPU and a few hundred on an
+AI core, where a comparison of two blocks of ids is one vector instruction per row: ``SCALAR`` chooses.
+The compare form needs no exchange between programs: each recomputes what precedes its own blocks.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from moe_triton.errors import ArgumentError
+from moe_triton.kernel import Arg, TritonKernel
+from moe_triton.kernels.checks import Launch, check_positive, check_tensor
+from moe_triton.kernels.language import tl, triton
+
+BLOCK = 64
+
+
+@triton.jit
+def _route_kernel(
+    topk_idx,
+    expand_idx,
+    counts,
+    num_entries,
+    num_experts,
+    SCALAR: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    if SCALAR:
+        _route_scalar(topk_idx, expand_idx, counts, num_entries, num_experts)
+    else:
+        _route_compare(topk_idx, expand_idx, counts, num_entries, num_experts, BLOCK)
+
+
+@triton.jit
+def _route_scalar(topk_idx, expand_idx, counts, num_entries, num_experts):
+    # the running counts are one chain of dependences: the first program walks it alone
+    is_first = (tl.program_id(0) == 0).to(tl.int32)
+    for e in range(0, num_experts * is_first):
+        tl.store(counts + e, 0)
+    for i in range(0, num_entries * is_first):
+        e = tl.load(topk_idx + i)
+        index = 0
+        if (e >= 0) & (e < num_experts):
+            index = tl.load(counts + e)
+            tl.store(counts + e, index + 1)
+        tl.store(expand_idx + i, index)
+
+
+@triton.jit
+def _route_compare(topk_idx, expand_idx, counts, num_entries, num_experts, BLOCK: tl.constexpr):
+    lanes = tl.arange(0, BLOCK)
+    num_blocks = tl.cdiv(num_entries, BLOCK)
+    per_program = tl.cdiv(num_blocks, tl.num_programs(0))
+    first = tl.program_id(0) * per_program
+    for b in range(first, tl.minimum(first + per_program, num_blocks)):
+        at = b * BLOCK + lanes
+        ids = tl.load(topk_idx + at, mask=at < num_entries, other=-1)
+        valid = (ids >= 0) & (ids < num_experts)
+        earlier = tl.zeros((BLOCK,), tl.int32)
+        for c in range(0, b):
+            others = tl.load(topk_idx + c * BLOCK + lanes)
+            earlier += tl.sum((ids[:, None] == others[None, :]).to(tl.int32), 1)
+        same = (ids[:, None] == ids[None, :]).to(tl.int32)
+        precedes = (lanes[None, :] < lanes[:, None]).to(tl.int32)
+        earlier += tl.sum(same * precedes, 1)
+        tl.store(expand_idx + at, tl.where(valid, earlier, 0), mask=at < num_entries)
+
+    num_groups = tl.cdiv(num_experts, BLOCK)
+    groups_per_program = tl.cdiv(num_groups, tl.num_programs(0))
+    first_group = tl.program_id(0) * groups_per_program
+    for g in range(first_group, tl.minimum(first_group + groups_per_program, num_groups)):
+        experts = g * BLOCK + lanes
+        total = tl.zeros((BLOCK,), tl.int32)
+        for c in range(0, num_blocks):
+            at = c * BLOCK + lanes
+            ids = tl.load(topk_idx + at, mask=at < num_entries, other=-1)
+            total += tl.sum((experts[:, None] == ids[None, :]).to(tl.int32), 1)
+        tl.store(counts + experts, total, mask=experts < num_experts)
+
+
+def _route_fallback(
+    programs: int,
+    *,
+    topk_idx: torch.Tensor,
+    expand_idx: torch.Tensor,
+    counts: torch.Tensor,
+    num_entries: int,
+    num_experts: int,
+    SCALAR: bool = True,
+    BLOCK: int = BLOCK,
+) -> None:
+    ids = topk_idx[:num_entries].long()
+    valid = (ids >= 0) & (ids < num_experts)
+    one_hot = torch.zeros((num_entries, num_experts), dtype=torch.int32)
+    one_hot[valid] = torch.nn.functional.one_hot(ids[valid], num_experts).to(torch.int32)
+    before = one_hot.cumsum(0, dtype=torch.int32) - one_hot
+    index = before.gather(1, ids.clamp(0, num_experts - 1)[:, None])[:, 0]
+    expand_idx[:num_entries] = torch.where(valid, index, 0)
+    counts[:num_experts] = one_hot.sum(0, dtype=torch.int32)
+
+
+@functools.cache
+def route_kernel(target: str = "cpu") -> TritonKernel:
+    """``expand_idx[i] = #{j < i : topk_idx[j] == topk_idx[i]}`` and ``counts[e]``, over T*K flat ids.
+
+    Ids outside [0, M) are "no expert": index 0, not counted. On the CPU the first program does all.
+    """
+    return TritonKernel(
+        name="route",
+        fn=_route_kernel,
+        args=(
+            Arg("topk_idx", "*i32", "in"),
+            Arg("expand_idx", "*i32", "out"),
+            Arg("counts", "*i32", "inout"),
+            Arg("num_entries", "i32", "value"),
+            Arg("num_experts", "i32", "value"),
+        ),
+        constants={"SCALAR": target == "cpu", "BLOCK": BLOCK},
+        fallback=_route_fallback,
+        bytes_moved=lambda *, num_entries, num_experts, **_: 8 * num_entries + 4 * num_experts,
+    )
+
+
+def route(topk_idx: torch.Tensor, num_experts: int, launch: Launch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Number the entries of each expert.
+
+    Args:
+        topk_idx: (T, K) int32, expert ids; -1 is no expert.
+        num_experts: M.
+
+    Returns:
+        expand_idx (T*K,) int32: how many earlier entries chose the same expert.
+        counts (M,) int32: entries per expert.
+    """
+    check_tensor("topk_idx", topk_idx, [torch.int32], [None, None])
+    check_positive("num_experts", num_experts)
+    expand_idx = torch.empty(topk_idx.numel(), dtype=torch.int32)
+    counts = torch.empty(num_experts, dtype=torch.int32)
+    launch(route_kernel(), [topk_idx, expand_idx, counts, topk_idx.numel(), num_experts], 1)
+    return expand_idx, counts
+
+
+@triton.jit
+def _offsets_kernel(
+    recv_counts,
+    recv_offsets,
+    tokens_per_expert,
+    num_entries,
+    num_local_experts,
+    max_count,
+    SCALAR: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    if SCALAR:
+        _offsets_scalar(
+            recv_counts, recv_offsets, tokens_per_expert, num_entries, num_local_experts, max_count
+        )
+    else:
+        _offsets_compare(
+            recv_counts, recv_offsets, tokens_per_expert, num_entries, num_local_experts, max_count, BLOCK
+        )
+
+
+@triton.jit
+def _offsets_scalar(
+    recv_counts, recv_offsets, tokens_per_expert, num_entries, num_local_experts, max_count
+):
+    num_ranks = num_entries // num_local_experts
+    is_first = (tl.program_id(0) == 0).to(tl.int32)
+    total = 0
+    for e in range(0, num_local_experts * is_first):
+        before = total
+        for n in range(e * num_ranks, (e + 1) * num_ranks):
+            count = tl.load(recv_counts + n)
+            total += tl.minimum(tl.maximum(count, 0), max_count)
+            tl.store(recv_offsets + n, total)
+        tl.store(tokens_per_expert + e, (total - before).to(tl.int64))
+
+
+@triton.jit
+def _offsets_compare(
+    recv_counts,
+    recv_offsets,
+    tokens_per_expert,
+    num_entries,
+    num_local_experts,
+    max_count,
+    BLOCK: tl.constexpr,
+):
+    lanes = tl.arange(0, BLOCK)
+    num_blocks = tl.cdiv(num_entries, BLOCK)
+    per_program = tl.cdiv(num_blocks, tl.num_programs(0))
+    first = tl.program_id(0) * per_program
+    last = tl.minimum(first + per_program, num_blocks)
+    total = 0
+    for b in range(0, first):
+        total += tl.sum(_clamped(recv_counts, b * BLOCK + lanes, num_entries, max_count), 0)
+    for b in range(first, last):
+        at = b * BLOCK + lanes
+        block = _clamped(recv_counts, at, num_entries, max_count)
+        up_to = (lanes[None, :] <= lanes[:, None]).to(tl.int32)
+        tl.store(recv_offsets + at, tl.sum(up_to * block[None, :], 1) + total, mask=at < num_entries)
+        total += tl.sum(block, 0)
+
+    num_ranks = num_entries // num_local_experts
+    experts_per_program = tl.cdiv(num_local_experts, tl.num_programs(0))
+    first_expert = tl.program_id(0) * experts_per_program
+    for e in range(first_expert, tl.minimum(first_expert + experts_per_program, num_local_experts)):
+        tokens = 0
+        for b in range(0, tl.cdiv(num_ranks, BLOCK)):
+            at = e * num_ranks + b * BLOCK + lanes
+            tokens += tl.sum(_clamped(recv_counts, at, (e + 1) * num_ranks, max_count), 0)
+        tl.store(tokens_per_expert + e, tokens.to(tl.int64))
+
+
+@triton.jit
+def _clamped(recv_counts, at, end, max_count):
+    count = tl.load(recv_counts + at, mask=at < end, other=0)
+    return tl.minimum(tl.maximum(count, 0), max_count)
+
+
+def _offsets_fallback(
+    programs: int,
+    *,
+    recv_counts: torch.Tensor,
+    recv_offsets: torch.Tensor,
+    tokens_per_expert: torch.Tensor,
+    num_entries: int,
+    num_local_experts: int,
+    max_count: int,
+    SCALAR: bool = True,
+    BLOCK: int = BLOCK,
+) -> None:
+    counts = recv_counts[:num_entries].clamp(0, max_count)
+    recv_offsets[:num_entries] = counts.cumsum(0, dtype=torch.int32)
+    tokens_per_expert[:num_local_experts] = counts.view(num_local_experts, -1).sum(1, dtype=torch.int64)
+
+
+@functools.cache
+def offsets_kernel(target: str = "cpu") -> TritonKernel:
+    """Where each block of received rows ends, from the counts that peers sent.
+
+    The counts come from other processes: each is clamped to [0, max_count], so that nothing that reads
+    the offsets can leave its buffers. Entry ``n = e * W + source``, expert-major.
+    """
+    return TritonKernel(
+        name="offsets",
+        fn=_offsets_kernel,
+        args=(
+            Arg("recv_counts", "*i32", "in"),
+            Arg("recv_offsets", "*i32", "out"),
+            Arg("tokens_per_expert", "*i64", "out"),
+            Arg("num_entries", "i32", "value"),
+            Arg("num_local_experts", "i32", "value"),
+            Arg("max_count", "i32", "value"),
+        ),
+        constants={"SCALAR": target == "cpu", "BLOCK": BLOCK},
+        fallback=_offsets_fallback,
+        bytes_moved=lambda *, num_entries, num_local_experts, **_: 8 * num_entries + 8 * num_local_experts,
+    )
+
+
+def offsets(
+    recv_counts: torch.Tensor, num_local_experts: int, max_count: int, launch: Launch
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Turn received counts into offsets.
+
+    Args:
+        recv_counts: (E*W,) int32, rows from each (local expert, source rank); untrusted.
+        num_local_experts: E.
+        max_count: rows that one source can send to one expert.
+
+    Returns:
+        recv_offsets (E*W,) int32: inclusive prefix sum of the clamped counts.
+        tokens_per_expert (E,) int64.
+    """
+    check_tensor("recv_counts", recv_counts, [torch.int32], [None])
+    check_positive("num_local_experts", num_local_experts)
+    if recv_counts.numel() % num_local_experts:
+        raise ArgumentError(
+            "recv_counts.numel()",
+            recv_counts.numel(),
+            f"must be a multiple of num_local_experts ({num_local_experts})",
+            "Pass one count per (local expert, source rank).",
+        )
+    recv_offsets = torch.empty_like(recv_counts)
+    tokens_per_expert = torch.empty(num_local_experts, dtype=torch.int64)
+    arguments = [recv_counts, recv_offsets, tokens_per_expert]
+    launch(offsets_kernel(), [*arguments, recv_counts.numel(), num_local_experts, max_count], 1)
+    return recv_offsets, tokens_per_expert

@@ -1,0 +1,163 @@
+"""Ranks as processes on this machine: what the demo, the benchmarks and the tests run in."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+PRELOAD = ["torch", "torch.distributed", "moe_triton.buffer"]
+GRACE_S = 2.0  # that a process gets to leave by itself before it is killed
+
+
+class RankFailedError(RuntimeError):
+    """A rank raised, died or outlived the deadline. `failures` maps rank to what happened."""
+
+    def __init__(self, failures: dict[int, str]) -> None:
+        self.failures = failures
+        super().__init__("\n".join(f"rank {rank}: {text}" for rank, text in sorted(failures.items())))
+
+
+class RankGroup:
+    """Processes joined by gloo that run what they are told, one function at a time.
+
+    They are forked from a server that has imported torch once, so that starting one takes milliseconds.
+    A context manager: leaving it ends the processes.
+
+    Args:
+        num_ranks: processes to start.
+        num_threads: torch's threads in each.
+        timeout_s: of gloo's own operations.
+    """
+
+    def __init__(self, num_ranks: int, *, num_threads: int = 1, timeout_s: float = 120.0) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOAD)
+        self._folder = tempfile.TemporaryDirectory(prefix="moe_triton-")
+        store = str(Path(self._folder.name) / "store")
+        self.processes: list[multiprocessing.process.BaseProcess] = []
+        self._pipes: list[Connection[Any, Any]] = []
+        for rank in range(num_ranks):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(rank, num_ranks, store, num_threads, timeout_s, theirs), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self.processes.append(process)
+            self._pipes.append(ours)
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        timeout_s: float = 120.0,
+        allow_failures: bool = False,
+    ) -> list[Any]:
+        """Runs ``function(rank, num_ranks, *arguments)`` on every rank.
+
+        Args:
+            function: importable from its module; its result must be picklable.
+            arguments: passed to each.
+            timeout_s: seconds until all ranks must have answered; the group is closed when they have not.
+            allow_failures: return a `RankFailedError` in a failed rank's place instead of raising it.
+
+        Returns:
+            Results by rank.
+
+        Raises:
+            RankFailedError: with every failed rank's traceback.
+        """
+        for pipe in self._pipes:
+            with contextlib.suppress(BrokenPipeError):  # it died: collecting says so
+                pipe.send((function, arguments))
+        deadline = time.monotonic() + timeout_s
+        results: dict[int, Any] = {}
+        failures: dict[int, str] = {}
+        while len(results) + len(failures) < len(self._pipes):
+            waiting = [p for r, p in enumerate(self._pipes) if r not in results and r not in failures]
+            ready = wait(waiting, max(0.0, deadline - time.monotonic()))
+            if not ready:
+                late = [self._pipes.index(pipe) for pipe in waiting]
+                failures.update(dict.fromkeys(late, f"no result within {timeout_s:g} s"))
+                self.close()
+            for pipe in ready:
+                rank = self._pipes.index(pipe)  # type: ignore[arg-type]
+                try:
+                    good, value = self._pipes[rank].recv()
+                except (EOFError, ConnectionResetError):
+                    good, value = False, "died without a word"
+                (results if good else failures)[rank] = value
+        if failures and not allow_failures:
+            raise RankFailedError(failures)
+        return [
+            results[rank] if rank in results else RankFailedError({rank: failures[rank]})
+            for rank in range(len(self._pipes))
+        ]
+
+    def close(self) -> None:
+        """Ends the processes, by force where they do not leave by themselves."""
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):
+                pipe.send(None)
+        deadline = time.monotonic() + GRACE_S
+        for process in self.processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._folder.cleanup()
+
+    def __enter__(self) -> RankGroup:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def run_ranks(
+    function: Callable[..., Any],
+    num_ranks: int,
+    arguments: Sequence[Any] = (),
+    *,
+    timeout_s: float = 120.0,
+    allow_failures: bool = False,
+) -> list[Any]:
+    """Runs one function on a `RankGroup` of its own."""
+    with RankGroup(num_ranks, timeout_s=timeout_s) as group:
+        return group.run(function, *arguments, timeout_s=timeout_s, allow_failures=allow_failures)
+
+
+def _serve(
+    rank: int, num_ranks: int, store: str, num_threads: int, timeout_s: float, pipe: Connection[Any, Any]
+) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(num_threads)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=num_ranks,
+        timeout=timedelta(seconds=timeout_s),
+    )
+    with contextlib.suppress(EOFError, OSError):  # the parent is gone: nobody is left to tell
+        while (task := pipe.recv()) is not None:
+            function, arguments = task
+            try:
+                answer = (True, function(rank, num_ranks, *arguments))
+            except BaseException:
+                answer = (False, traceback.format_exc())
+            pipe.send(answer)
+    dist.destroy_process_group()

@@ -1,0 +1,132 @@
+"""How ranks meet: fixed-size messages over the torch.distributed group, each wait with a deadline.
+
+Messages are JSON in byte tensors. Nothing that a peer sends is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from moe_triton.errors import ArgumentError, CommunicationTimeoutError, ConfigMismatchError
+
+MESSAGE_BYTES = 8192
+
+
+class Meeting:
+    """Exchanges of small messages among all ranks of a group.
+
+    Args:
+        group: a torch.distributed group with a CPU back end (gloo).
+        timeout_s: seconds that one exchange may take.
+
+    Raises:
+        ArgumentError: the group is not initialised, has one rank, or has no CPU back end.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:
+        if not dist.is_available() or not dist.is_initialized():
+            raise ArgumentError(
+                "group",
+                group,
+                "torch.distributed must be initialised",
+                "Call torch.distributed.init_process_group('gloo', ...) first.",
+            )
+        self.group = group if group is not None else dist.group.WORLD
+        backend = dist.get_backend(self.group)
+        if "gloo" not in str(backend):
+            raise ArgumentError(
+                "group",
+                f"a {backend} group",
+                "addresses are exchanged over a CPU back end",
+                "Make the group with backend='gloo' or 'cpu:gloo,...'.",
+            )
+        self.rank = dist.get_rank(self.group)
+        self.num_ranks = dist.get_world_size(self.group)
+        if self.rank < 0:
+            raise ArgumentError(
+                "group",
+                "a group without this process",
+                "every caller must be a member",
+                "Pass its own group.",
+            )
+        self.timeout_s = timeout_s
+
+    def exchange(self, message: Mapping[str, Any], purpose: str) -> list[dict[str, Any]]:
+        """Sends a message to every rank and returns all of them, by rank.
+
+        Raises:
+            CommunicationTimeoutError: some ranks sent nothing in time; it names them.
+        """
+        mine = _encode(message)
+        boxes = [mine if r == self.rank else torch.empty_like(mine) for r in range(self.num_ranks)]
+        others = [r for r in range(self.num_ranks) if r != self.rank]
+        sends = [dist.isend(mine, group=self.group, group_dst=r) for r in others]
+        receives = {r: dist.irecv(boxes[r], group=self.group, group_src=r) for r in others}
+        deadline = time.monotonic() + self.timeout_s
+        missing = [rank for rank, work in receives.items() if not _arrived(work, deadline)]
+        # A send completes only when its receiver takes it: one to an absent rank never does.
+        missing += [
+            rank
+            for rank, work in zip(others, sends, strict=True)
+            if rank not in missing and not _arrived(work, deadline)
+        ]
+        if missing:
+            raise CommunicationTimeoutError(
+                "rendezvous", 0, 0, sorted(missing), f"no message ({purpose}) within {self.timeout_s:g} s"
+            )
+        return [_decode(box) for box in boxes]
+
+
+def _encode(message: Mapping[str, Any]) -> torch.Tensor:
+    data = json.dumps(message).encode()
+    if len(data) > MESSAGE_BYTES:
+        raise ValueError(f"a rendezvous message takes {len(data)} bytes, the limit is {MESSAGE_BYTES}")
+    return torch.frombuffer(bytearray(data.ljust(MESSAGE_BYTES)), dtype=torch.uint8)
+
+
+def _decode(box: torch.Tensor) -> dict[str, Any]:
+    message = json.loads(bytes(box.tolist()))
+    if not isinstance(message, dict):
+        raise ConfigMismatchError(f"a peer sent a message of type {type(message).__name__}, not a mapping")
+    return message
+
+
+def _arrived(work: Any, deadline: float) -> bool:
+    left = max(deadline - time.monotonic(), 0.001)
+    try:
+        work.wait(timedelta(seconds=left))
+    except RuntimeError:
+        return False
+    return True
+
+
+def check_same(settings: Sequence[Mapping[str, Any]]) -> None:
+    """Checks that every rank was constructed with the same settings.
+
+    Args:
+        settings: one mapping per rank.
+
+    Raises:
+        ConfigMismatchError: names each field that differs, and which ranks have which value.
+    """
+    fields = dict.fromkeys(name for setting in settings for name in setting)
+    lines = []
+    for name in fields:
+        ranks_of: dict[str, list[int]] = {}
+        for rank, setting in enumerate(settings):
+            ranks_of.setdefault(repr(setting.get(name)), []).append(rank)
+        if len(ranks_of) > 1:
+            values = ", ".join(f"{value} on rank(s) {ranks}" for value, ranks in ranks_of.items())
+            lines.append(f"  {name}: {values}")
+    if lines:
+        raise ConfigMismatchError(
+            "ranks of one group must be constructed with the same settings, but these differ:\n"
+            + "\n".join(lines)
+        )

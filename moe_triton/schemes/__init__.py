@@ -1,0 +1,1 @@
+"""Communication schemes: each builds the plans of dispatch and combine."""

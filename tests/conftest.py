@@ -1,0 +1,49 @@
+"""Fixtures that every test may use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from moe_triton.processes import RankGroup
+
+# Examples are real work on two shared cores: no deadline per example, pytest-timeout bounds the test.
+settings.register_profile(
+    "moe_triton",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("moe_triton")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Compiled kernels go to a folder of this test run, shared by its workers and their ranks."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    folder = root / "kernel-cache"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MOE_TRITON_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def ranks(kernel_cache: Path) -> Iterator[Callable[[int], RankGroup]]:
+    """Groups of processes by size, started when first asked for and kept for the module's tests."""
+    groups: dict[int, RankGroup] = {}
+
+    def group(num_ranks: int) -> RankGroup:
+        if num_ranks not in groups:
+            groups[num_ranks] = RankGroup(num_ranks)
+        return groups[num_ranks]
+
+    yield group
+    for started in groups.values():
+        started.close()

@@ -1,0 +1,74 @@
+"""Dispatch and combine between real processes, bit for bit against the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moe_triton.config import Config
+from moe_triton.processes import RankGroup
+from tests.distributed.cases import Case, cases, small_case
+from tests.distributed.workers import bits_of_a_round, compare_rounds, many_rounds
+
+Groups = Callable[[int], RankGroup]
+
+
+def assert_bit_equal(ranks: Groups, case: Case, timeout_s: float = 120.0) -> None:
+    results = ranks(case.config.num_ranks).run(compare_rounds, case, timeout_s=timeout_s)
+    assert results == [[]] * case.config.num_ranks
+
+
+@settings(max_examples=40)
+@given(case=cases(2))
+def test_two_ranks(ranks: Groups, case: Case) -> None:
+    assert_bit_equal(ranks, case)
+
+
+@settings(max_examples=40)
+@given(case=cases(4))
+def test_four_ranks(ranks: Groups, case: Case) -> None:
+    assert_bit_equal(ranks, case)
+
+
+@settings(max_examples=12)
+@given(case=cases(8))
+def test_eight_ranks(ranks: Groups, case: Case) -> None:
+    assert_bit_equal(ranks, case)
+
+
+@settings(max_examples=6)
+@given(case=cases(3))
+def test_torch_kernels_give_the_same_bits(ranks: Groups, case: Case) -> None:
+    assert_bit_equal(ranks, replace(case, kernels="torch"))
+
+
+@pytest.mark.parametrize("quantize", [False, True])
+@pytest.mark.parametrize("hidden", [2880, 7168])
+def test_real_sizes(ranks: Groups, hidden: int, quantize: bool) -> None:
+    config = Config(4, 16, hidden, 8, 32)
+    case = Case(config, seed=3, routing="uniform", tokens=(16, 15, 16, 1), quantize=quantize)
+    assert_bit_equal(ranks, case)
+
+
+def test_largest_fan_out(ranks: Groups) -> None:
+    config = Config(4, 8, 1024, 16, 64, num_shared_experts=2, num_shared_ranks=2)
+    config = replace(config, num_experts=64)
+    assert_bit_equal(ranks, Case(config, seed=5, routing="uniform", tokens=(8, 0, 3, 8)))
+
+
+def test_two_thousand_rounds_with_stragglers(ranks: Groups) -> None:
+    case = small_case(4, rounds=2000, tokens=(4, 0, 3, 1), quantize=True)
+    results = ranks(4).run(many_rounds, case, 40, timeout_s=240.0)
+    assert results == [[]] * 4
+
+
+@settings(max_examples=5)
+@given(delays=st.lists(st.floats(0, 0.02), min_size=4, max_size=4))
+def test_order_of_arrival_does_not_change_a_bit(ranks: Groups, delays: list[float]) -> None:
+    case = small_case(4, dtype=torch.float16)
+    assert ranks(4).run(bits_of_a_round, case, delays) == ranks(4).run(bits_of_a_round, case, [0.0] * 4)

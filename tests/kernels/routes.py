@@ -1,0 +1,38 @@
+"""Both ways to run a kernel, and comparison to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+from moe_triton.backends.cpu.triton import launch, launch_fallback
+from moe_triton.kernel import TritonKernel
+
+Launch = Callable[[TritonKernel, Sequence[torch.Tensor | int], int], None]
+
+LAUNCHES = [pytest.param(launch, id="triton"), pytest.param(launch_fallback, id="torch")]
+
+# few sizes, so that few kernels are compiled; data and everything that is a run-time argument vary
+kernel_settings = settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+
+DTYPES = [torch.bfloat16, torch.float16]
+
+
+def assert_same_bits(got: torch.Tensor, want: torch.Tensor) -> None:
+    """Equal to the bit, any NaN being equal to any other."""
+    assert got.shape == want.shape and got.dtype == want.dtype
+    if got.dtype.is_floating_point:
+        integer = {2: torch.int16, 4: torch.int32}[got.element_size()]
+        nan = got.isnan()
+        assert torch.equal(nan, want.isnan())
+        zero = torch.zeros((), dtype=integer)
+        got = torch.where(nan, zero, got.contiguous().view(integer))
+        want = torch.where(nan, zero, want.contiguous().view(integer))
+    torch.testing.assert_close(got, want, rtol=0, atol=0)

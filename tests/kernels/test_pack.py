@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moe_triton.backends.cpu.triton import launch
+from moe_triton.errors import ArgumentError
+from moe_triton.kernels import pack, pack_kernel
+from tests.kernels.models import quantize_model
+from tests.kernels.routes import DTYPES, LAUNCHES, Launch, assert_same_bits, kernel_settings
+
+SIZES = [32, 96, 2880]
+MAGNITUDES = [1.0, 1e-3, 1e4, 3e-5, 0.0]
+MONSTERS = [float("nan"), float("inf"), -float("inf"), -0.0, 1e-45, 6e-8, 65504.0]
+
+
+def slot_of(hidden: int) -> dict[str, int]:
+    return {
+        "scale_offset": hidden,
+        "triple_offset": hidden + 32,
+        "slot_stride": -(-(hidden + 44) // 512) * 512,
+    }
+
+
+def check_slots(
+    slots: torch.Tensor, rows: torch.Tensor, hidden: int, triples: list[tuple[int, int, int]]
+) -> None:
+    """Slots hold these fp32 rows quantised, and these triples, and nothing else."""
+    payloads, scales = [], []
+    for row in rows.numpy():
+        payload, scale = quantize_model(row)
+        payloads.append(payload)
+        scales.append(scale)
+    assert_same_bits(slots[:, :hidden], torch.from_numpy(np.array(payloads)))
+    assert_same_bits(
+        slots[:, hidden : hidden + 4].contiguous().view(torch.float32)[:, 0],
+        torch.tensor(np.array(scales, np.float32)),
+    )
+    assert slots[:, hidden + 32 : hidden + 44].contiguous().view(torch.int32).tolist() == [
+        list(triple) for triple in triples
+    ]
+    assert not slots[:, hidden + 4 : hidden + 32].any() and not slots[:, hidden + 44 :].any()
+
+
+def draw_tokens(data: st.DataObject, tokens: int, hidden: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
+    x = torch.randn((tokens, hidden), generator=generator)
+    x *= torch.tensor(data.draw(st.lists(st.sampled_from(MAGNITUDES), min_size=tokens, max_size=tokens)))[
+        :, None
+    ]
+    x = x.to(dtype)
+    monsters = data.draw(
+        st.lists(
+            st.tuples(st.integers(0, tokens - 1), st.integers(0, hidden - 1), st.sampled_from(MONSTERS)),
+            max_size=3,
+        )
+    )
+    for token, column, value in monsters:
+        x[token, column] = value
+    return x
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("hidden", SIZES)
+@kernel_settings
+@given(data=st.data(), tokens=st.integers(1, 9), programs=st.integers(1, 4))
+def test_pack(
+    launch: Launch, dtype: torch.dtype, hidden: int, data: st.DataObject, tokens: int, programs: int
+) -> None:
+    x = draw_tokens(data, tokens, hidden, dtype)
+    slots = pack(x, launch, **slot_of(hidden), rank=5, programs=programs)
+    check_slots(slots, x.float(), hidden, [(5, token, 0) for token in range(tokens)])
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("hidden", "topk"), [(32, 1), (96, 3), (2880, 8)])
+@kernel_settings
+@given(data=st.data(), tokens=st.integers(1, 5), offset=st.integers(0, 2), programs=st.integers(1, 3))
+def test_pack_smooth(
+    launch: Launch,
+    dtype: torch.dtype,
+    hidden: int,
+    topk: int,
+    data: st.DataObject,
+    tokens: int,
+    offset: int,
+    programs: int,
+) -> None:
+    x = draw_tokens(data, tokens, hidden, dtype)
+    num_experts = 6
+    smooth = torch.rand((num_experts + offset, hidden)) * 3 - 1
+    ids = torch.randint(-1, num_experts, (tokens, topk), dtype=torch.int32)
+    slots = pack(
+        x,
+        launch,
+        **slot_of(hidden),
+        rank=2,
+        topk_idx=ids,
+        smooth_scales=smooth,
+        scale_row_offset=offset,
+        programs=programs,
+    )
+    chosen = torch.where(ids.flatten() >= 0, ids.flatten() + offset, 0).long()
+    rows = x.float().repeat_interleave(topk, 0) * smooth[chosen]
+    check_slots(slots, rows, hidden, [(2, t, k) for t in range(tokens) for k in range(topk)])
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_bad_row_leaves_its_neighbours_alone(launch: Launch, dtype: torch.dtype) -> None:
+    x = torch.randn((4, 96)).to(dtype)
+    clean = pack(x, launch, **slot_of(96))
+    x[1, 7] = float("nan")
+    x[2, 8] = -float("inf")
+    slots = pack(x, launch, **slot_of(96))
+    scales = slots[:, 96:100].contiguous().view(torch.float32)[:, 0]
+    assert scales[1].isnan() and scales[2].isinf()
+    assert not slots[1:3, :96].any()
+    assert torch.equal(slots[[0, 3]], clean[[0, 3]])
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_tiny_rows_vanish_and_the_smallest_that_do_not_are_exact(launch: Launch) -> None:
+    x = torch.zeros((4, 32), dtype=torch.bfloat16)
+    x[1, 0] = 1e-40  # a denormal
+    x[2, 0] = 3.6e-37  # 127 / x overflows
+    x[3, 0] = 3.8e-37  # 127 / x does not
+    slots = pack(x, launch, **slot_of(32))
+    scales = slots[:, 32:36].contiguous().view(torch.float32)[:, 0]
+    assert scales[:3].tolist() == [0, 0, 0] and scales[3] > 0
+    assert slots[:, 0].tolist() == [0, 0, 0, 127]
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_smooth_ids_outside_the_table_never_become_addresses(launch: Launch) -> None:
+    x = torch.ones((1, 32), dtype=torch.bfloat16)
+    ids = torch.tensor([[2**31 - 1, -(2**31), 3, 2]], dtype=torch.int32)
+    smooth = torch.ones((3, 32))
+    slots = pack(x, launch, **slot_of(32), topk_idx=ids, smooth_scales=smooth, scale_row_offset=0)
+    assert (slots[:, :32] == 127).all()
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_chunks_cover_their_own_tokens_only(launch: Launch) -> None:
+    hidden, tokens, stride = 96, 7, 512
+    x = torch.randn((tokens, hidden)).bfloat16()
+    whole = pack(x, launch, **slot_of(hidden), rank=1)
+    chunked = torch.zeros_like(whole)
+    words = chunked.view(-1).view(torch.int32)
+    views = [chunked, words.view(torch.float32)[hidden // 4 :], words[hidden // 4 + 8 :]]
+    for first, count in ((4, 3), (0, 4)):
+        arguments = [x, *views, 1, first, count, stride, stride // 4, stride // 4]
+        launch(pack_kernel(torch.bfloat16, hidden), arguments, 2)
+        if first:
+            assert not chunked[:first].any()
+    assert torch.equal(chunked, whole)
+
+
+def test_pack_refuses_bad_arguments() -> None:
+    x = torch.zeros((2, 64), dtype=torch.bfloat16)
+    with pytest.raises(ArgumentError, match=r"x\.dtype"):
+        pack(x.float(), launch, **slot_of(64))
+    with pytest.raises(ArgumentError, match="multiple of 32"):
+        pack(x[:, :40].contiguous(), launch, **slot_of(40))
+    with pytest.raises(ArgumentError, match="contiguous"):
+        pack(x.t().contiguous().t(), launch, **slot_of(64))
+    with pytest.raises(ArgumentError, match="topk_idx"):
+        pack(x, launch, **slot_of(64), smooth_scales=torch.ones((4, 64)))
+    with pytest.raises(ArgumentError, match="scale_offset"):
+        pack(x, launch, slot_stride=512, scale_offset=62, triple_offset=96)

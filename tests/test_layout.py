@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import itertools
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moe_triton import ascendc, codegen
+from moe_triton.config import Config
+from moe_triton.layout import NUM_ZONES, STATE_BYTES, Region, SlotLayout, WindowLayout, align
+
+configs = st.builds(
+    lambda moe_ranks, shared, replicas, tokens, hidden, topk, local: Config(
+        num_ranks=moe_ranks + shared * replicas,
+        num_max_tokens_per_rank=tokens,
+        hidden=32 * hidden,
+        num_topk=min(topk, moe_ranks * local),
+        num_experts=moe_ranks * local,
+        num_shared_experts=shared,
+        num_shared_ranks=shared * replicas,
+        relaxed=True,
+    ),
+    moe_ranks=st.integers(2, 6),
+    shared=st.integers(0, 2),
+    replicas=st.integers(1, 2),
+    tokens=st.integers(1, 6),
+    hidden=st.integers(1, 8),
+    topk=st.integers(1, 4),
+    local=st.integers(1, 3),
+)
+
+
+def every_item(region: Region) -> list[tuple[int, int]]:
+    """(first byte, one past the last) of each entry."""
+    ranges = [range(dim.extent) for dim in region.dims]
+    names = [dim.name for dim in region.dims]
+    starts = [region.offset(**dict(zip(names, index, strict=True))) for index in itertools.product(*ranges)]
+    return [(start, start + region.item_bytes) for start in starts]
+
+
+@given(configs)
+def test_no_two_entries_of_a_window_share_a_byte(config: Config) -> None:
+    layout = WindowLayout(config)
+    spans = sorted(span for region in layout.regions for span in every_item(region))
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+    assert spans[0][0] >= 0
+    assert spans[-1][1] <= layout.window_bytes
+
+
+@given(configs)
+def test_slots_are_aligned_and_hold_a_packed_row(config: Config) -> None:
+    layout = WindowLayout(config)
+    for region in (layout.dispatch_slots, layout.combine_slots):
+        assert all(start % 512 == 0 for start, _ in every_item(region))
+    for itemsize in (1, 2):
+        slot = SlotLayout(config.hidden, itemsize)
+        assert slot.row_bytes <= slot.scale_offset
+        assert slot.packed_bytes <= layout.slot_stride
+        assert slot.scale_offset % 32 == slot.stamp_offset % 32 == 0
+
+
+@given(configs)
+def test_data_bytes_follow_the_published_formula(config: Config) -> None:
+    """operators.md, section 6: what HCCL_BUFFSIZE has to cover on A3 fullmesh."""
+    c, h = config, config.hidden
+    slot = align(align(2 * h, 32) + 64, 512)
+    dispatch = c.num_local_experts * c.num_max_tokens_per_rank * c.num_ranks * slot
+    combine = (c.num_topk + c.num_shared_experts) * c.num_max_tokens_per_rank * align(2 * h, 512)
+    assert WindowLayout(config).data_bytes == 2 * (dispatch + combine)
+
+
+def test_zones_lie_apart_as_published() -> None:
+    layout = WindowLayout(Config(8, 64, 7168, 8, 64))
+    assert layout.dispatch_status.stride("zone") == layout.combine_status.stride("zone") == 500 * 1024
+    assert layout.combine_status.base - layout.dispatch_status.base == 64 * 1024
+    assert layout.combine_slots.base == STATE_BYTES
+    assert layout.dispatch_slots.stride("zone") * NUM_ZONES == layout.data_bytes
+
+
+def test_offsets_exceed_32_bits_without_wrapping() -> None:
+    layout = WindowLayout(Config(8, 512, 8192, 16, 1024))
+    last = layout.dispatch_slots.offset(zone=1, source=7, expert=127, index=511)
+    assert last > 2**32
+    assert last + layout.slot_stride == layout.window_bytes
+
+
+def test_an_index_outside_its_extent_is_refused() -> None:
+    region = WindowLayout(Config(2, 4, 64, 2, 4, relaxed=True)).combine_slots
+    with pytest.raises(IndexError, match="token = 4"):
+        region.offset(token=4)
+    with pytest.raises(IndexError, match="no dimension"):
+        region.offset(expert=0)
+
+
+def test_the_committed_header_is_the_generated_one() -> None:
+    assert codegen.HEADER.read_text(encoding="utf-8") == codegen.render()
+
+
+def test_cpp_computes_the_same_offsets(tmp_path: Path) -> None:
+    layout = WindowLayout(Config(5, 3, 96, 2, 8, 1, 1, relaxed=True))
+    checks, body = [], []
+    for region in layout.regions:
+        name = codegen.camel(region.name)
+        words = ", ".join(f"{word}ull" for word in region.words())
+        body.append(f"    moe::{name} {region.name}{{{words}}};")
+        index = [dim.extent - 1 for dim in region.dims]
+        args = ", ".join(map(str, index))
+        names = [dim.name for dim in region.dims]
+        checks.append(region.offset(**dict(zip(names, index, strict=True))))
+        body.append(f'    std::printf("%llu\\n", (unsigned long long){region.name}.At({args}));')
+        outside = ", ".join(map(str, [*index[:-1], region.dims[-1].extent]))
+        body.append(
+            f"    if (!{region.name}.Contains({args}) || {region.name}.Contains({outside})) return 1;"
+        )
+    lines = "\n".join(body)
+    source = f'#include <cstdio>\n#include "moe_layout.h"\nint main() {{\n{lines}\n    return 0;\n}}\n'
+    (tmp_path / "main.cpp").write_text(source)
+    include = codegen.HEADER.parent
+    subprocess.run(
+        ["g++", "-std=c++17", f"-I{include}", "main.cpp", "-o", "main"], cwd=tmp_path, check=True, timeout=60
+    )
+    out = subprocess.run(["./main"], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=10)
+    assert [int(line) for line in out.stdout.split()] == checks
+
+
+def test_argument_structs_have_a_word_for_each_argument() -> None:
+    for kernel in ascendc.KERNELS:
+        words = sum(codegen.words_of(arg) for arg in kernel.args)
+        assert f"sizeof({codegen.camel(kernel.name)}Args) == {words} *" in codegen.render()
