@@ -10,18 +10,16 @@ import random
 import statistics
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
-import typer
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from benchmarks import alltoallv
-from benchmarks.harness import write_records
+from benchmarks.harness import Record, parser, write_records
 from moe_triton import EPBuffer
 from moe_triton.processes import RankGroup
 
@@ -90,17 +88,17 @@ def durations_us(per_rank: list[dict[str, list[tuple[float, float]]]], route: st
     return [(max(end for _, end in span) - min(start for start, _ in span)) * 1e6 for span in spans]
 
 
-def main(
-    json: Annotated[Path | None, typer.Option(help="write the records here")] = None,
-    iterations: Annotated[int, typer.Option(help="per case and route")] = 40,
-    ranks: Annotated[str, typer.Option(help="numbers of ranks")] = "2,4",
-    tokens: Annotated[str, typer.Option(help="tokens per rank")] = "16,64",
-) -> None:
+def main() -> None:
     """Measure every case and print the table."""
+    arguments = parser("Dispatch + combine against gloo's all-to-all-v.")
+    arguments.add_argument("--iterations", type=int, default=40, help="per case and route")
+    arguments.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    arguments.add_argument("--tokens", type=int, nargs="+", default=[16, 64], help="per rank")
+    options = arguments.parse_args()
     cases = [
-        Case(int(w), int(t), quantize)
-        for w in ranks.split(",")
-        for t in tokens.split(",")
+        Case(ranks, tokens, quantize)
+        for ranks in options.ranks
+        for tokens in options.tokens
         for quantize in (True, False)
     ]
     table = Table(title=f"dispatch + combine, H {HIDDEN}, K {TOPK}, E {EXPERTS}, bf16, medians")
@@ -115,10 +113,10 @@ def main(
         "ratio p90",
     ):
         table.add_column(column, justify="right")
-    records = []
+    records: list[Record] = []
     for case in track(cases, "cases", transient=True):
         with RankGroup(case.ranks) as group:
-            per_rank = group.run(measure, case, iterations, timeout_s=600)
+            per_rank = group.run(measure, case, options.iterations, timeout_s=600)
         ours, gloo = (durations_us(per_rank, name) for name in ROUTES)
         ratios = sorted(g / o for g, o in zip(gloo, ours, strict=True))
         p10, p50, p90 = (ratios[int(q * (len(ratios) - 1))] for q in (0.1, 0.5, 0.9))
@@ -130,16 +128,18 @@ def main(
             f"{statistics.median(gloo):.0f}",
             *(f"{p:.1f}" for p in (p10, p50, p90)),
         )
-        common = {"benchmark": "dispatch_combine", "case": asdict(case)}
+        figures = [
+            ("dc_vs_gloo_alltoallv", p50, "ratio"),
+            ("dc_us", statistics.median(ours), "us"),
+            ("gloo_alltoallv_us", statistics.median(gloo), "us"),
+        ]
         records += [
-            {**common, "metric": "dc_vs_gloo_alltoallv", "value": p50, "unit": "ratio"},
-            {**common, "metric": "dc_us", "value": statistics.median(ours), "unit": "us"},
-            {**common, "metric": "gloo_alltoallv_us", "value": statistics.median(gloo), "unit": "us"},
+            Record(benchmark="dispatch_combine", case=asdict(case), metric=metric, value=value, unit=unit)
+            for metric, value, unit in figures
         ]
     Console().print(table)
-    if json is not None:
-        write_records(json, records)
+    write_records(options.json, records)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

@@ -228,7 +228,14 @@ def main() -> None:
         met = vs_torch >= case.floor and vs_memcpy <= 3
         name = f"{case.kernel} ({case.dtype})"
         rows.append(
-            [name, str(case.tokens), f"{us:.3f}", f"{vs_torch:.1f}", f"{vs_memcpy:.2f}", "yes" if met else "no"]
+            [
+                name,
+                str(case.tokens),
+                f"{us:.3f}",
+                f"{vs_torch:.1f}",
+                f"{vs_memcpy:.2f}",
+                "yes" if met else "no",
+            ]
         )
     columns = ["kernel", "tokens", "us/token", "torch / ours", "ours / memcpy", "target met"]
     print_table(f"Triton kernels, H = {hidden}, one core", columns, rows)

@@ -85,8 +85,9 @@ COMBINE_WAIT = AscendCKernel(
 
 KERNELS: tuple[AscendCKernel, ...] = (DISPATCH_SEND, DISPATCH_WAIT, COMBINE_SEND, COMBINE_WAIT)
 
-# A report is 8 int32 per block: {code, index of the first thing concerned, how many, 0...}.
-REPORT_WORDS = 8
+# A report is 16 int32 per block, {code, index of the first thing concerned, how many, 0...}: a cache line
+# of its own, since scalar writes reach memory by whole lines.
+REPORT_WORDS = 16
 REPORT_TIMEOUT = 1
 REPORT_BAD_ROW = 2
 MAX_BLOCKS = 48

@@ -204,7 +204,6 @@ class EPBuffer:
         )
         capacity = c.receive_capacity(self.rank)
         entries = c.experts_on(self.rank) * c.num_ranks
-        int32 = {"dtype": torch.int32, "device": device}
         tokens = torch.empty(capacity, c.hidden, dtype=torch.int8 if quantize else x.dtype, device=device)
         scales = torch.empty(capacity, dtype=torch.float32, device=device) if quantize else None
         weights = None if topk_weights is None else torch.empty(capacity, dtype=torch.float32, device=device)
@@ -214,9 +213,9 @@ class EPBuffer:
             self._counts["dispatch"],
             x.dtype,
             ids,
-            torch.empty(ids.numel(), **int32),
-            torch.empty(entries, **int32),
-            torch.empty(capacity, 3, **int32),
+            torch.empty(ids.numel(), dtype=torch.int32, device=device),
+            torch.empty(entries, dtype=torch.int32, device=device),
+            torch.empty(capacity, 3, dtype=torch.int32, device=device),
         )
         bindings: dict[str, Any] = {
             **self._scratch,

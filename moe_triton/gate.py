@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from moe_triton.backends.cpu.triton.frontend import tensor_ir
 from moe_triton.backends.cpu.triton.toolchain import INSTALL, find_program
@@ -25,6 +26,20 @@ UB_BYTES = 192 * 1024
 SOC_OF_PRODUCT = {"A2": "Ascend910B3", "A3": "Ascend910_9391"}
 
 
+class Transfer(NamedTuple):
+    """One copy between global memory and the unified buffer.
+
+    Attributes:
+        tile: type of the tile in the unified buffer, as ``"7168xbf16"``.
+        double_buffered: two tiles are used in turn, so that the copy overlaps with the work on the other.
+            The compiler drops this without a word when the unified buffer is short.
+    """
+
+    kind: Literal["load", "store"]
+    tile: str
+    double_buffered: bool
+
+
 @dataclass(frozen=True)
 class GateReport:
     """What the NPU compiler planned.
@@ -33,16 +48,20 @@ class GateReport:
         kernel: name.
         soc: target.
         ub_bytes: unified buffer in use, by the highest planned byte.
-        double_buffered: types of the UB tiles that the compiler keeps twice, as ``"7168xbf16"``. It drops
-            double buffering without a word when the unified buffer is short.
+        transfers: copies between global memory and the unified buffer.
         module: the final module (``module.hivm.opt.mlir``).
     """
 
     kernel: str
     soc: str
     ub_bytes: int
-    double_buffered: frozenset[str]
+    transfers: tuple[Transfer, ...]
     module: str = field(repr=False)
+
+    def is_double_buffered(self, kind: Literal["load", "store"], tile: str) -> bool:
+        """Whether there are copies of this kind and tile type, and all use two tiles in turn."""
+        found = [t for t in self.transfers if (t.kind, t.tile) == (kind, tile)]
+        return bool(found) and all(t.double_buffered for t in found)
 
     @property
     def fits(self) -> bool:
@@ -85,7 +104,7 @@ def compile_for_npu(kernel: TritonKernel, soc: str = "Ascend910B3") -> GateRepor
             raise ToolchainError(f"the NPU compiler rejects {kernel.name} for {soc}: {message}")
         module_text = module.read_text()
         ub_bytes = planned_ub_bytes(plan.read_text()) if plan.is_file() else 0
-    return GateReport(kernel.name, soc, ub_bytes, double_buffered_tiles(module_text), module_text)
+    return GateReport(kernel.name, soc, ub_bytes, tile_transfers(module_text), module_text)
 
 
 def planned_ub_bytes(plan: str) -> int:
@@ -100,8 +119,22 @@ def planned_ub_bytes(plan: str) -> int:
     return highest
 
 
-def double_buffered_tiles(module: str) -> frozenset[str]:
-    """Types of the UB tiles chosen anew in every turn of a loop: those that exist twice."""
-    return frozenset(
-        re.findall(r"arith\.select .* : memref<([\w]+), #hivm\.address_space<ub>>", module)
-    )
+def tile_transfers(module: str) -> tuple[Transfer, ...]:
+    """Every copy between global memory and the unified buffer, in program order."""
+    transfers = []
+    for call in re.finditer(r"call @(load_gm_to_ubuf|store_ubuf_to_gm)\w*\((%\w+), (%\w+)", module):
+        is_load = call[1].startswith("load")
+        before = module[: call.start()]
+        definition = _definition(before, call[3] if is_load else call[2])
+        if cast := re.match(r"memref\.cast (%\w+)", definition):
+            definition = _definition(before, cast[1])
+        tile = re.search(r": (?:.* to )?memref<(\w+), ", definition)
+        twice = definition.startswith("arith.select")
+        transfers.append(Transfer("load" if is_load else "store", tile[1] if tile else "?", twice))
+    return tuple(transfers)
+
+
+def _definition(before: str, value: str) -> str:
+    """What last defined an SSA value; names are reused from scope to scope."""
+    lines = re.findall(rf"^ *{re.escape(value)} = (.*)$", before, flags=re.M)
+    return lines[-1] if lines else ""

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -37,7 +37,7 @@ class DemoSettings:
     experts: int
     shared: int
     shared_ranks: int
-    quantize: str | None
+    quantize: Literal["int8"] | None
     intermediate: int
     rounds: int
     seed: int
@@ -74,7 +74,8 @@ class SwiGLU:
     def __call__(self, row: torch.Tensor) -> torch.Tensor:
         """One row, (H,) fp32 to (H,) bf16: one at a time, since a GEMM's bits depend on its batch."""
         gate = torch.nn.functional.silu(self.w1 @ row)
-        return (self.w2 @ (gate * (self.w3 @ row))).to(DTYPE)
+        out: torch.Tensor = self.w2 @ (gate * (self.w3 @ row))
+        return out.to(DTYPE)
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,7 @@ def demo_rank(rank: int, num_ranks: int, settings: DemoSettings) -> dict[str, An
             start = time.perf_counter()
             output = buffer.dispatch(
                 inputs.x, inputs.topk_idx, inputs.topk_weights, quantize=settings.quantize
-            )  # type: ignore[arg-type]
+            )
             dispatched = time.perf_counter()
             y = run_experts(output, experts)
             computed = time.perf_counter()

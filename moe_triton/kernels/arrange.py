@@ -50,8 +50,8 @@ def _arrange_kernel(
         source = (n % num_ranks).to(tl.int64)
         block = source * src_stride + expert * expert_stride
         for i in range(0, stop - start):
-            slot = block + i.to(tl.int64) * slot_stride
-            row = (start + i).to(tl.int64)
+            slot = block + tl.cast(i, tl.int64) * slot_stride
+            row = tl.cast(start + i, tl.int64)
             tl.store(out_rows + row * ROW_WORDS + words, tl.load(slots + slot + words))
             if HAS_SCALE:
                 tl.store(out_scales + row, tl.load(slot_scales + slot + SCALE_WORD))
@@ -168,7 +168,9 @@ def arrange(
         raise ArgumentError("recv_offsets", recv_offsets.tolist(), rule, "Take it from offsets().")
     for name, value, words in (("scale_word", scale_word, 1), ("triple_word", triple_word, 3)):
         if not 0 <= value <= slot_words - words:
-            raise ArgumentError(name, value, f"must lie inside the {slot_words} words of a slot", "See layout.")
+            raise ArgumentError(
+                name, value, f"must lie inside the {slot_words} words of a slot", "See layout."
+            )
     if not 1 <= row_words <= slot_words:
         raise ArgumentError("row_words", row_words, f"must be 1 to {slot_words}", "Take it from the layout.")
     capacity = int(recv_offsets[-1])

@@ -44,6 +44,7 @@ def check_tensor(
 
 
 def check_hidden(hidden: int) -> None:
+    """Refuse hidden sizes that leave part of a 32-byte unit."""
     if hidden < 32 or hidden % 32:
         raise ArgumentError(
             "hidden", hidden, "must be a positive multiple of 32", "Pad the hidden size to the next multiple."
@@ -51,6 +52,7 @@ def check_hidden(hidden: int) -> None:
 
 
 def check_float_dtype(dtype: torch.dtype) -> None:
+    """Refuse what tokens are not made of."""
     if dtype not in (torch.bfloat16, torch.float16):
         raise ArgumentError(
             "dtype", dtype, "must be torch.bfloat16 or torch.float16", "Convert the tokens first."
@@ -58,6 +60,7 @@ def check_float_dtype(dtype: torch.dtype) -> None:
 
 
 def check_positive(name: str, value: int) -> None:
+    """Refuse zero and less."""
     if value < 1:
         raise ArgumentError(name, value, "must be at least 1", f"Pass a positive {name}.")
 

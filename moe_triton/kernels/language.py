@@ -1,4 +1,7 @@
-"""Triton where it is installed; otherwise enough of it that kernel files import and the torch fallback works."""
+"""Triton where it is installed; otherwise enough of it for kernel files to import.
+
+The torch fallback needs no more than that.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,6 @@ from moe_triton.kernels.checks import (
 from moe_triton.kernels.language import tl, triton
 
 
-
 @triton.jit
 def _larger(a, b):
     return tl.maximum(a, b)

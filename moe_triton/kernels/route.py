@@ -174,9 +174,7 @@ def _offsets_kernel(
 
 
 @triton.jit
-def _offsets_scalar(
-    recv_counts, recv_offsets, tokens_per_expert, num_entries, num_local_experts, max_count
-):
+def _offsets_scalar(recv_counts, recv_offsets, tokens_per_expert, num_entries, num_local_experts, max_count):
     num_ranks = num_entries // num_local_experts
     is_first = (tl.program_id(0) == 0).to(tl.int32)
     total = 0
@@ -186,7 +184,7 @@ def _offsets_scalar(
             count = tl.load(recv_counts + n)
             total += tl.minimum(tl.maximum(count, 0), max_count)
             tl.store(recv_offsets + n, total)
-        tl.store(tokens_per_expert + e, (total - before).to(tl.int64))
+        tl.store(tokens_per_expert + e, tl.cast(total - before, tl.int64))
 
 
 @triton.jit
@@ -222,7 +220,7 @@ def _offsets_compare(
         for b in range(0, tl.cdiv(num_ranks, BLOCK)):
             at = e * num_ranks + b * BLOCK + lanes
             tokens += tl.sum(_clamped(recv_counts, at, (e + 1) * num_ranks, max_count), 0)
-        tl.store(tokens_per_expert + e, tokens.to(tl.int64))
+        tl.store(tokens_per_expert + e, tl.cast(tokens, tl.int64))
 
 
 @triton.jit

@@ -72,15 +72,11 @@ def _weighted_sum_kernel(
         if UNROLL:
             for k in tl.static_range(TOPK):
                 at = token * TOPK + k
-                acc = _add_routed(
-                    acc, slot + k * slot_stride, topk_idx, topk_weights, at, cols, HAS_WEIGHTS
-                )
+                acc = _add_routed(acc, slot + k * slot_stride, topk_idx, topk_weights, at, cols, HAS_WEIGHTS)
         else:
             for k in range(0, TOPK):
                 at = token * TOPK + k
-                acc = _add_routed(
-                    acc, slot + k * slot_stride, topk_idx, topk_weights, at, cols, HAS_WEIGHTS
-                )
+                acc = _add_routed(acc, slot + k * slot_stride, topk_idx, topk_weights, at, cols, HAS_WEIGHTS)
         for s in tl.static_range(NUM_SHARED):
             acc += tl.load(slot + (TOPK + s) * slot_stride + cols).to(tl.float32)
         tl.store(out + token * HIDDEN + cols, acc.to(out.dtype.element_ty))

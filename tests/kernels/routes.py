@@ -27,7 +27,8 @@ DTYPES = [torch.bfloat16, torch.float16]
 
 def assert_same_bits(got: torch.Tensor, want: torch.Tensor) -> None:
     """Equal to the bit, any NaN being equal to any other."""
-    assert got.shape == want.shape and got.dtype == want.dtype
+    assert got.shape == want.shape
+    assert got.dtype == want.dtype
     if got.dtype.is_floating_point:
         integer = {2: torch.int16, 4: torch.int32}[got.element_size()]
         nan = got.isnan()

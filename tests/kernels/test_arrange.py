@@ -71,7 +71,8 @@ def test_without_scale_the_scales_are_not_written(launch: Launch) -> None:
     ends = torch.tensor([1], dtype=torch.int32)
     views = [slots, slots.view(torch.float32), ends, rows, out_scales, triples]
     launch(arrange_kernel(8, 8, 16, False), [*views, 1, 1, 128, 128, 128], 1)
-    assert out_scales.tolist() == [7.0] and triples.tolist() == [16, 17, 18]
+    assert out_scales.tolist() == [7.0]
+    assert triples.tolist() == [16, 17, 18]
 
 
 def test_offsets_beyond_32_bits_of_words_are_reached() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe_triton.backends.cpu.triton import launch
@@ -42,7 +42,8 @@ def check_slots(
     assert slots[:, hidden + 32 : hidden + 44].contiguous().view(torch.int32).tolist() == [
         list(triple) for triple in triples
     ]
-    assert not slots[:, hidden + 4 : hidden + 32].any() and not slots[:, hidden + 44 :].any()
+    assert not slots[:, hidden + 4 : hidden + 32].any()
+    assert not slots[:, hidden + 44 :].any()
 
 
 def draw_tokens(data: st.DataObject, tokens: int, hidden: int, dtype: torch.dtype) -> torch.Tensor:
@@ -110,6 +111,14 @@ def test_pack_smooth(
     check_slots(slots, rows, hidden, [(2, t, k) for t in range(tokens) for k in range(topk)])
 
 
+@settings(kernel_settings, max_examples=10)
+@given(hidden=st.integers(1, 256).map(lambda n: 32 * n), dtype=st.sampled_from(DTYPES))
+def test_any_hidden_size(hidden: int, dtype: torch.dtype) -> None:
+    x = torch.randn((3, hidden), generator=torch.Generator().manual_seed(hidden)).to(dtype)
+    slots = pack(x, launch, **slot_of(hidden))
+    check_slots(slots, x.float(), hidden, [(0, 0, 0), (0, 1, 0), (0, 2, 0)])
+
+
 @pytest.mark.parametrize("launch", LAUNCHES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_bad_row_leaves_its_neighbours_alone(launch: Launch, dtype: torch.dtype) -> None:
@@ -119,7 +128,8 @@ def test_a_bad_row_leaves_its_neighbours_alone(launch: Launch, dtype: torch.dtyp
     x[2, 8] = -float("inf")
     slots = pack(x, launch, **slot_of(96))
     scales = slots[:, 96:100].contiguous().view(torch.float32)[:, 0]
-    assert scales[1].isnan() and scales[2].isinf()
+    assert scales[1].isnan()
+    assert scales[2].isinf()
     assert not slots[1:3, :96].any()
     assert torch.equal(slots[[0, 3]], clean[[0, 3]])
 
@@ -132,7 +142,8 @@ def test_tiny_rows_vanish_and_the_smallest_that_do_not_are_exact(launch: Launch)
     x[3, 0] = 3.8e-37  # 127 / x does not
     slots = pack(x, launch, **slot_of(32))
     scales = slots[:, 32:36].contiguous().view(torch.float32)[:, 0]
-    assert scales[:3].tolist() == [0, 0, 0] and scales[3] > 0
+    assert scales[:3].tolist() == [0, 0, 0]
+    assert scales[3] > 0
     assert slots[:, 0].tolist() == [0, 0, 0, 127]
 
 

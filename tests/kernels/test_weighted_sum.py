@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe_triton.backends.cpu.triton import launch
@@ -79,19 +79,31 @@ def test_unrouted_entries_add_nothing_whatever_they_hold(launch: Launch, dtype: 
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_product_and_sum_are_rounded_apart(launch: Launch) -> None:
     """A fused multiply-add would keep the product's low bits, and here they decide the result."""
-    weight = 1.0 + 2.0**-12
-    first = torch.tensor(-1.0 - 2.0**-7)
     value = torch.tensor(1.0 + 2.0**-7)
-    product = value * torch.tensor(weight)  # needs more than 24 bits only for wider weights
     slots = torch.empty((1, 2, 32), dtype=torch.bfloat16)
-    slots[0, 0], slots[0, 1] = first, value
+    slots[0, 0], slots[0, 1] = -value, value
     for low in range(1, 64):
-        w = torch.tensor(weight) + low * 2.0**-23
-        weights = torch.tensor([[1.0, float(w)]])
+        weight = torch.tensor(1.0) + low * 2.0**-23
+        weights = torch.tensor([[1.0, float(weight)]])
         out = weighted_sum(slots, torch.zeros((1, 2), dtype=torch.int32), weights, launch)
-        want = (value * w + first).bfloat16()
+        want = (value * weight - value).bfloat16()
         assert_same_bits(out[0], want.expand(32).contiguous())
-    assert product.dtype == torch.float32
+
+
+@settings(kernel_settings, max_examples=10)
+@given(
+    hidden=st.integers(1, 256).map(lambda n: 32 * n),
+    topk=st.integers(1, 16),
+    num_shared=st.integers(0, 2),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_any_hidden_size_and_topk(hidden: int, topk: int, num_shared: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(hidden)
+    slots = torch.randn((2, topk + num_shared, hidden), generator=generator).to(dtype)
+    topk_idx = torch.randint(-1, 4, (2, topk), generator=generator, dtype=torch.int32)
+    weights = torch.rand((2, topk), generator=generator)
+    got = weighted_sum(slots, topk_idx, weights, launch)
+    assert_same_bits(got, expected(slots, topk_idx, weights, topk))
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
@@ -113,7 +125,8 @@ def test_chunks_write_their_own_tokens_only(launch: Launch) -> None:
     out = torch.full_like(whole, 9.0)
     launch(weighted_sum_kernel(torch.float16, 32, 2), [slots, ids, weights, out, 64, 32, 2, 2], 1)
     assert torch.equal(out[2:4], whole[2:4])
-    assert (out[:2] == 9).all() and (out[4:] == 9).all()
+    assert (out[:2] == 9).all()
+    assert (out[4:] == 9).all()
 
 
 def test_the_rolled_form_for_the_npu_agrees() -> None:

@@ -83,7 +83,7 @@ def _write(path: Path, body: bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(body + hashlib.sha256(body).digest())
-        os.replace(temporary, path)
+        Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

@@ -44,8 +44,9 @@ def link(code: bytes) -> bytes:
     with tempfile.TemporaryDirectory(prefix="moe_triton_") as folder:
         source, target = Path(folder) / "kernel.o", Path(folder) / "kernel.so"
         source.write_bytes(code)
-        command = [*find_toolchain().linker, "-shared", "-o", target, source]
-        if not command[0].endswith(("cc", "clang")):
+        linker = find_toolchain().linker
+        command: list[str | Path] = [*linker, "-shared", "-o", target, source]
+        if not linker[0].endswith(("cc", "clang")):
             command += ["-z", "noexecstack", "-z", "now"]
         run_tool(command)
         return target.read_bytes()
@@ -55,9 +56,7 @@ def undefined_symbols(code: bytes) -> set[str]:
     """Names that an ELF64 object expects from elsewhere."""
     (sections_at,) = struct.unpack_from("<Q", code, 0x28)
     entry_size, count = struct.unpack_from("<HH", code, 0x3A)
-    sections = [
-        struct.unpack_from("<IIQQQQIIQQ", code, sections_at + i * entry_size) for i in range(count)
-    ]
+    sections = [struct.unpack_from("<IIQQQQIIQQ", code, sections_at + i * entry_size) for i in range(count)]
     names: set[str] = set()
     for _, kind, _, _, at, size, strings, _, _, stride in sections:
         if kind != 2:  # SHT_SYMTAB

@@ -105,9 +105,7 @@ def launch(kernel: TritonKernel, arguments: Sequence[torch.Tensor | int], progra
     prepare(kernel, arguments, programs)()
 
 
-def launch_fallback(
-    kernel: TritonKernel, arguments: Sequence[torch.Tensor | int], programs: int = 1
-) -> None:
+def launch_fallback(kernel: TritonKernel, arguments: Sequence[torch.Tensor | int], programs: int = 1) -> None:
     """Run a kernel's torch fallback: same arguments, same results, no toolchain."""
     named = {
         arg.name: _flat(value) if isinstance(value, torch.Tensor) else value

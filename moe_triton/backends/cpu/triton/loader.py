@@ -59,12 +59,12 @@ def load(kernel: TritonKernel, noalias: bool = True, cpu: str | None = None) -> 
 
 
 def _load(kernel: TritonKernel, constants: str, noalias: bool, cpu: str) -> CompiledKernel:
-    toolchain = find_toolchain()
     signature = [(arg.name, arg.type) for arg in kernel.args]
     source = getattr(kernel.fn, "cache_key", None)
-    key = cache.entry_key((source, signature, constants, noalias, cpu, versions(), toolchain.linker))
+    key = cache.entry_key((source, signature, constants, noalias, cpu, versions()))
 
     def build() -> bytes:
+        find_toolchain()  # all that is missing in one message, before the first step fails
         text = lower(tensor_ir(kernel, named_ops=False), kernel, noalias=noalias)
         return link(compile_object(text, cpu))
 

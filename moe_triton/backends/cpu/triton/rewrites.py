@@ -49,7 +49,7 @@ def forward_loads(text: str) -> str:
 
     def replace(match: re.Match[str]) -> str:
         memref = views.get(match["view"])
-        if memref is None or len(re.findall(re.escape(match["alloc"]) + r"(?![\w-])", text)) != 3:
+        if memref is None or _uses(text, match["alloc"]) != 3:
             return match[0]
         indent, tensor, view = match["indent"], match["tensor"], match["view"]
         return f"{indent}{tensor} = bufferization.to_tensor {view} restrict : {memref}\n"
@@ -104,39 +104,59 @@ def _renamed(generic: str, prefix: str) -> str:
 def store_in_place(text: str) -> str:
     """Compute a stored row straight into its destination, instead of into a buffer that is then copied.
 
-    Works on bufferized text: a buffer that one elementwise ``linalg.generic`` writes and one copy reads
-    is replaced by the copy's destination. ``--eliminate-empty-tensors`` would do it before
-    bufferization, but gives up because the empty tensor is hoisted above the destination's address.
-    As with `forward_loads`, only for builds whose arguments do not overlap.
+    Works on bufferized text: a buffer that one elementwise ``linalg.generic`` writes and one copy in the
+    same block reads is replaced by the copy's destination, an argument that is only written
+    (tensor_kind 1). ``--eliminate-empty-tensors`` would do it before bufferization, but gives up because
+    the empty tensor is hoisted above the destination's address. As with `forward_loads`, only for
+    builds whose arguments do not overlap.
     """
-    copy = re.compile(
-        r"^ *memref\.copy (?P<buffer>%[\w-]+), (?P<view>%[\w-]+) : memref<[^>]*> to (?P<type>memref<.*>)\n",
-        flags=re.M,
+    outputs = set(re.findall(r"(%\w+): memref<\?x\w+> \{tt\.tensor_kind = 1 : i32\}", text))
+    copies = re.findall(
+        r"^ *memref\.copy (%[\w-]+), (%[\w-]+) : memref<[^>]*> to memref<.*>\n", text, flags=re.M
     )
-    for match in list(copy.finditer(text)):
-        buffer, view = match["buffer"], match["view"]
-        uses = list(re.finditer(re.escape(buffer) + r"(?![\w-])", text))
-        address = re.search(rf"^ *{re.escape(view)} = memref\.reinterpret_cast", text, flags=re.M)
-        writer = re.search(
-            rf"^ *linalg\.generic \{{(?P<attributes>.*)\}} .*outs\((?P<out>{re.escape(buffer)} : memref<[^>]*>)\) \{{$",
+    for buffer, view in copies:
+        name = re.escape(buffer)
+        copy = re.search(
+            rf"^(?P<indent> *)memref\.copy {name}, {view} : memref<[^>]*> to (?P<type>memref<.*>)\n",
             text,
             flags=re.M,
         )
-        allocation = re.search(rf"^ *{re.escape(buffer)} = memref\.alloca?\(.*\n", text, flags=re.M)
-        if writer is None or address is None or allocation is None or len(uses) != 3:
+        writer = re.search(
+            r"^(?P<indent> *)linalg\.generic \{(?P<attributes>.*)\} .*"
+            rf"outs\((?P<out>{name} : memref<[^>]*>)\) \{{$",
+            text,
+            flags=re.M,
+        )
+        allocation = re.search(rf"^ *{name} = memref\.alloca?\(.*\n", text, flags=re.M)
+        address = re.search(rf"^ *{view} = memref\.reinterpret_cast (%\w+) ", text, flags=re.M)
+        if copy is None or writer is None or allocation is None or address is None:
             continue
-        if "reduction" in writer["attributes"] or address.start() > writer.start():
+        if "reduction" in writer["attributes"] or address[1] not in outputs or _uses(text, buffer) != 3:
+            continue
+        if address.start() > writer.start() or not _same_block(text, writer, copy):
             continue
         edits = [
-            (writer.start("out"), writer.end("out"), f"{view} : {match['type']}"),
+            (writer.start("out"), writer.end("out"), f"{view} : {copy['type']}"),
             (allocation.start(), allocation.end(), ""),
+            (copy.start(), copy.end(), ""),
         ]
-        copies = re.search(re.escape(match[0]), text)
-        assert copies is not None
-        edits.append((copies.start(), copies.end(), ""))
         for start, end, replacement in sorted(edits, reverse=True):
             text = text[:start] + replacement + text[end:]
     return text
+
+
+def _uses(text: str, value: str) -> int:
+    """How often a value is named, its definition included."""
+    return len(re.findall(re.escape(value) + r"(?![\w-])", text))
+
+
+def _same_block(text: str, first: re.Match[str], second: re.Match[str]) -> bool:
+    """Whether two operations, matched with their indent, stand in one block of the printed module."""
+    indent = len(first["indent"])
+    between = text[first.start() : second.start()].splitlines()
+    return len(second["indent"]) == indent and all(
+        len(line) - len(line.lstrip()) >= indent or line.lstrip().startswith("^") for line in between
+    )
 
 
 def store_bfloat16_as_integers(text: str) -> str:
@@ -192,7 +212,7 @@ def carry_in_place(text: str) -> str:
 
     Bufferization allocates a new buffer in every turn, copies the new value into it and yields that, and
     nothing frees them. The previous value is dead by then, so its buffer can take the new one. Works on
-    bufferized text; the loop's initial buffer must not be read again elsewhere.
+    bufferized text.
     """
     pattern = re.compile(
         r"^(?P<indent> *)(?P<new>%[\w-]+) = memref\.alloc\(\).*\n"
@@ -201,19 +221,21 @@ def carry_in_place(text: str) -> str:
         flags=re.M,
     )
     for match in reversed(list(pattern.finditer(text))):
-        outer = match["indent"][:-2]
-        loops = list(re.finditer(rf"^{outer}(?:%.* = )?scf\.for .* iter_args\((.*?)\) -> ", text[: match.start()], re.M))
-        if not loops or match["new"] not in match["yields"].split(", "):
+        outer, yields = match["indent"][:-2], match["yields"].split(", ")
+        header = rf"^(?P<indent>{outer})(?:%.* = )?scf\.for .* iter_args\((?P<carried>.*?)\) -> "
+        loops = list(re.finditer(header, text[: match.start()], flags=re.M))
+        if not loops or match["new"] not in yields:
             continue
-        carried = [pair.split(" = ") for pair in loops[-1][1].split(", ")]
-        name, initial = carried[match["yields"].split(", ").index(match["new"])]
-        uses = list(re.finditer(re.escape(initial) + r"(?![\w-])", text))
-        if any(use.start() > loops[-1].end() for use in uses):
+        carried = [pair.split(" = ") for pair in loops[-1]["carried"].split(", ")]
+        name, initial = carried[yields.index(match["new"])]
+        # written by one copy right before the loop, and read by nothing but the loop
+        start = re.search(rf"^(?P<indent> *)memref\.copy %[\w-]+, {re.escape(initial)} : ", text, flags=re.M)
+        if start is None or _uses(text, initial) != 3 or not _same_block(text, start, loops[-1]):
             continue
         indent, value, type_ = match["indent"], match["value"], match["type"]
-        replaced = re.sub(re.escape(match["new"]) + r"(?![\w-])", name, match[0].splitlines()[-1])
+        last = re.sub(re.escape(match["new"]) + r"(?![\w-])", name, match[0].splitlines()[-1])
         copy = f"{indent}memref.copy {value}, {name} : {type_} to {type_}\n"
-        text = text[: match.start()] + copy + replaced + "\n" + text[match.end() :]
+        text = text[: match.start()] + copy + last + "\n" + text[match.end() :]
     return text
 
 
@@ -238,7 +260,9 @@ def round_through_bits(text: str) -> str:
     the sum's mantissa already is that integer: two instructions of six fewer per vector. Where the
     value is outside int8 the conversion has no defined result, so nothing is lost.
     """
-    magic = set(re.findall(r"(%[\w-]+) = arith\.constant (?:0x4B400000|1\.2582912E\+07|12582912\.0) : f32", text))
+    magic = set(
+        re.findall(r"(%[\w-]+) = arith\.constant (?:0x4B400000|1\.2582912E\+07|12582912\.0) : f32", text)
+    )
     pattern = re.compile(
         r"^(?P<indent> *)(?P<sum>%[\w-]+) = arith\.addf (?P<x>%[\w-]+), (?P<magic>%[\w-]+) : f32\n"
         r" *(?P<rounded>%[\w-]+) = arith\.subf (?P=sum), (?P=magic) : f32\n"
@@ -248,7 +272,7 @@ def round_through_bits(text: str) -> str:
 
     def replace(match: re.Match[str]) -> str:
         indent, rounded, q = match["indent"], match["rounded"], match["q"]
-        if match["magic"] not in magic or len(re.findall(re.escape(rounded) + r"(?![\w-])", text)) != 2:
+        if match["magic"] not in magic or _uses(text, rounded) != 2:
             return match[0]
         return (
             f"{indent}{match['sum']} = arith.addf {match['x']}, {match['magic']} : f32\n"
@@ -269,7 +293,10 @@ def prefer_wide_vectors(text: str) -> str:
         return f"{match['head']} attributes {{{attribute}}} {{"
 
     return re.sub(
-        r"^(?P<head>\s*llvm\.func @\w+\(.*\))(?P<given> attributes \{)?(?(given)| \{)", replace, text, flags=re.M
+        r"^(?P<head>\s*llvm\.func @\w+\(.*\))(?P<given> attributes \{)?(?(given)| \{)",
+        replace,
+        text,
+        flags=re.M,
     )
 
 

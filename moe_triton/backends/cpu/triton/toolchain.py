@@ -17,7 +17,7 @@ from typing import NamedTuple
 from moe_triton.errors import ToolchainError
 
 INSTALL = "pip install 'moe_triton[cpu]'"
-_REMEDY = f"Install the toolchain with {INSTALL}, or choose the torch fallback by name: kernels=\"torch\"."
+_REMEDY = f'Install the toolchain with {INSTALL}, or choose the torch fallback by name: kernels="torch".'
 
 TARGET_TRIPLE = "x86_64-unknown-linux-gnu"
 
@@ -126,7 +126,10 @@ def probe() -> list[Probe]:
         level, level_ok = platform.machine(), False
     return [
         Probe(
-            "triton-ascend", adapter is not None, distribution_version("triton-ascend"), f"{INSTALL} (Python 3.11)"
+            "triton-ascend",
+            adapter is not None,
+            distribution_version("triton-ascend"),
+            f"{INSTALL} (Python 3.11)",
         ),
         Probe("pybind11", package_folder("pybind11") is not None, distribution_version("pybind11"), INSTALL),
         Probe("ascendnpu-ir", bishengir is not None, distribution_version("ascendnpu-ir"), INSTALL),
@@ -145,10 +148,12 @@ def find_toolchain() -> Toolchain:
         raise ToolchainError(f"the Triton CPU runtime lacks {wanted}. {_REMEDY}")
     adapter = find_program("triton", "backends/ascend/triton-adapter-opt")
     bishengir = find_program("ascendnpuir", "bin/bishengir-opt")
-    assert adapter is not None and bishengir is not None
+    assert adapter is not None
+    assert bishengir is not None
     return Toolchain(adapter, bishengir, _find_linker(), versions())
 
 
+@functools.cache
 def versions() -> tuple[tuple[str, str], ...]:
     """Everything but the kernel that decides what code comes out."""
     return (

@@ -1,0 +1,20 @@
+// Our own emulation of the part of the Ascend C API that the kernels use, for the CPU.
+//
+// Two builds: *fast* (the default) does every operation at once, near memcpy's speed. *strict*
+// (MOE_EMULATION_STRICT) does each operation late and out of order as far as the hardware may, and checks
+// everything it can, so that a kernel that is wrong on an NPU is wrong here too.
+#ifndef MOE_EMULATION_KERNEL_OPERATOR_H
+#define MOE_EMULATION_KERNEL_OPERATOR_H
+
+#include "types.h"
+#ifdef MOE_EMULATION_STRICT
+#include "strict_core.h"
+#else
+#include "fast_core.h"
+#endif
+#include "tensors.h"
+#include "queues.h"
+#include "operations.h"
+#include "run_blocks.h"
+
+#endif  // MOE_EMULATION_KERNEL_OPERATOR_H

@@ -1,0 +1,75 @@
+// SyncAll among the blocks of one launch.
+#ifndef MOE_EMULATION_MEETING_H
+#define MOE_EMULATION_MEETING_H
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+
+#include "block_pool.h"
+
+namespace moe::emulation {
+
+struct CheckFailed : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+class Meeting {
+public:
+    explicit Meeting(uint32_t blocks) : blocks_(blocks) {}
+
+    // Waits until every block is here. On hardware a block that never comes hangs the launch: here that
+    // is an error, as soon as one block has ended while another waits.
+    void Wait() {
+        const uint64_t round = round_.load(std::memory_order_acquire);
+        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == blocks_) {
+            arrived_.store(0, std::memory_order_relaxed);
+            round_.store(round + 1, std::memory_order_release);
+            return;
+        }
+        for (uint32_t attempt = 0; round_.load(std::memory_order_acquire) == round; ++attempt) {
+            ThrowIfFailed();
+            const bool one_ended = ended_.load(std::memory_order_acquire) != 0;
+            // Looked at again: the last block may have come, and one of us ended, since the loop's test.
+            if (one_ended && round_.load(std::memory_order_acquire) == round) {
+                throw CheckFailed("SyncAll: some blocks ended without calling it");
+            }
+            Backoff(attempt);
+        }
+    }
+
+    // A block has ended well.
+    void End() { ended_.fetch_add(1, std::memory_order_acq_rel); }
+
+    // A block failed a check: all others stop where they next look.
+    void Fail(const std::string& why) {
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            if (why_.empty()) why_ = why;
+        }
+        failed_.store(true, std::memory_order_release);
+    }
+
+    void ThrowIfFailed() const {
+        if (failed_.load(std::memory_order_acquire)) throw CheckFailed("another block failed");
+    }
+
+    bool Failed() const { return failed_.load(std::memory_order_acquire); }
+
+    const std::string& Why() const { return why_; }
+
+private:
+    const uint32_t blocks_;
+    std::atomic<uint64_t> round_{0};
+    std::atomic<uint32_t> arrived_{0};
+    std::atomic<uint32_t> ended_{0};
+    std::atomic<bool> failed_{false};
+    std::mutex mutex_;
+    std::string why_;
+};
+
+}  // namespace moe::emulation
+
+#endif  // MOE_EMULATION_MEETING_H

@@ -1,0 +1,70 @@
+// Launches: every block a thread with a UB of its own; a failed check becomes the launch's result.
+#ifndef MOE_EMULATION_RUN_BLOCKS_H
+#define MOE_EMULATION_RUN_BLOCKS_H
+
+#include <exception>
+#include <memory>
+#include <string>
+
+#include "block_pool.h"
+#include "meeting.h"
+#include "types.h"
+
+namespace moe::emulation {
+
+inline std::string& LastError() {
+    thread_local std::string message;
+    return message;
+}
+
+#ifdef MOE_EMULATION_STRICT
+inline std::atomic<uint64_t>& Seed() {
+    static std::atomic<uint64_t> seed{0};
+    return seed;
+}
+#endif
+
+struct alignas(512) UbMemory {
+    uint8_t bytes[AscendC::UB_BYTES];
+};
+
+inline uint8_t* ThreadUb() {
+    thread_local const std::unique_ptr<UbMemory> memory(new UbMemory);
+    return memory->bytes;
+}
+
+// Runs `kernel()` on every block. Returns 0, or 1 when a check failed (`LastError` says which).
+template <typename Kernel>
+int RunBlocks(uint32_t blocks, Kernel&& kernel) {
+    if (blocks == 0) {
+        LastError() = "a launch needs at least one block";
+        return 1;
+    }
+    Meeting meeting(blocks);
+    ParallelFor(blocks, [&](uint32_t block) {
+#ifdef MOE_EMULATION_STRICT
+        Core core(block, blocks, meeting, ThreadUb(), Seed().fetch_add(1));
+#else
+        Core core(block, blocks, meeting, ThreadUb());
+#endif
+        Core* const outer = current_core;
+        current_core = &core;
+        try {
+            kernel();
+            core.Finish();
+            meeting.End();
+        } catch (const std::exception& error) {
+            meeting.Fail(error.what());
+        }
+        current_core = outer;
+    });
+    if (meeting.Failed()) {
+        LastError() = meeting.Why();
+        return 1;
+    }
+    return 0;
+}
+
+}  // namespace moe::emulation
+
+#endif  // MOE_EMULATION_RUN_BLOCKS_H
