@@ -113,7 +113,7 @@ def arrange_case(hidden: int, tokens: int) -> Case:
     scale_word = hidden // 4
     kernel = arrange_kernel(hidden // 4, scale_word, scale_word + 8, True)
     source, expert, slot, _ = slots.stride()
-    views = [slots, slots.view(torch.float32), ends, out, scales, triples]
+    views = [slots, slots.view(torch.float32), ends, out, scales, triples, torch.empty(0)]
     run = prepare(kernel, [*views, NUM_RANKS * experts, NUM_RANKS, source, expert, slot])
     index = torch.arange(rows).view(NUM_RANKS, experts, per_block).transpose(0, 1).reshape(-1)
     flat = slots.view(rows, words_per_slot)

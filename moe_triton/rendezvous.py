@@ -67,16 +67,17 @@ class Meeting:
         mine = _encode(message)
         boxes = [mine if r == self.rank else torch.empty_like(mine) for r in range(self.num_ranks)]
         others = [r for r in range(self.num_ranks) if r != self.rank]
-        sends = [dist.isend(mine, group=self.group, group_dst=r) for r in others]
-        receives = {r: dist.irecv(boxes[r], group=self.group, group_src=r) for r in others}
         deadline = time.monotonic() + self.timeout_s
-        missing = [rank for rank, work in receives.items() if not _arrived(work, deadline)]
-        # A send completes only when its receiver takes it: one to an absent rank never does.
-        missing += [
-            rank
-            for rank, work in zip(others, sends, strict=True)
-            if rank not in missing and not _arrived(work, deadline)
-        ]
+        works: list[tuple[int, Any]] = []
+        missing: set[int] = set()
+        for rank in others:
+            try:
+                works.append((rank, dist.irecv(boxes[rank], group=self.group, group_src=rank)))
+                works.append((rank, dist.isend(mine, group=self.group, group_dst=rank)))
+            except RuntimeError:  # its process is gone: gloo knows at once
+                missing.add(rank)
+        # Sends too: one completes only when its receiver takes it.
+        missing |= {rank for rank, work in works if rank not in missing and not _arrived(work, deadline)}
         if missing:
             raise CommunicationTimeoutError(
                 "rendezvous", 0, 0, sorted(missing), f"no message ({purpose}) within {self.timeout_s:g} s"

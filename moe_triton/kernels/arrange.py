@@ -1,4 +1,4 @@
-"""Arrange: received slot rows to expert order, taking row, scale and triple apart.
+"""Arrange: received slot rows to expert order, taking row, scale, triple and weight apart.
 
 Shape symbols:
     E   experts of this rank
@@ -30,6 +30,7 @@ def _arrange_kernel(
     out_rows,
     out_scales,
     out_triples,
+    out_weights,
     num_entries,
     num_ranks,
     src_stride,
@@ -39,6 +40,7 @@ def _arrange_kernel(
     SCALE_WORD: tl.constexpr,
     TRIPLE_WORD: tl.constexpr,
     HAS_SCALE: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
 ):
     per_program = tl.cdiv(num_entries, tl.num_programs(0))
     begin = tl.program_id(0) * per_program
@@ -58,6 +60,8 @@ def _arrange_kernel(
             tl.store(out_triples + row * 3, tl.load(slots + slot + TRIPLE_WORD))
             tl.store(out_triples + row * 3 + 1, tl.load(slots + slot + TRIPLE_WORD + 1))
             tl.store(out_triples + row * 3 + 2, tl.load(slots + slot + TRIPLE_WORD + 2))
+            if HAS_WEIGHT:
+                tl.store(out_weights + row, tl.load(slot_scales + slot + TRIPLE_WORD + 3))
 
 
 def _arrange_fallback(
@@ -69,6 +73,7 @@ def _arrange_fallback(
     out_rows: torch.Tensor,
     out_scales: torch.Tensor,
     out_triples: torch.Tensor,
+    out_weights: torch.Tensor,
     num_entries: int,
     num_ranks: int,
     src_stride: int,
@@ -78,6 +83,7 @@ def _arrange_fallback(
     SCALE_WORD: int,
     TRIPLE_WORD: int,
     HAS_SCALE: bool,
+    HAS_WEIGHT: bool,
 ) -> None:
     ends = [0, *recv_offsets[:num_entries].tolist()]
     for part in split_evenly(num_entries, programs):
@@ -92,20 +98,27 @@ def _arrange_fallback(
             out_rows[start * ROW_WORDS : stop * ROW_WORDS] = rows.reshape(-1)
             triples = slots.as_strided((count, 3), (slot_stride, 1), block + TRIPLE_WORD)
             out_triples[start * 3 : stop * 3] = triples.reshape(-1)
+            floats = block - slots.storage_offset() + slot_scales.storage_offset()
             if HAS_SCALE:
-                at = block - slots.storage_offset() + slot_scales.storage_offset() + SCALE_WORD
-                out_scales[start:stop] = slot_scales.as_strided((count,), (slot_stride,), at)
+                scales = slot_scales.as_strided((count,), (slot_stride,), floats + SCALE_WORD)
+                out_scales[start:stop] = scales
+            if HAS_WEIGHT:
+                weights = slot_scales.as_strided((count,), (slot_stride,), floats + TRIPLE_WORD + 3)
+                out_weights[start:stop] = weights
 
 
 @functools.cache
-def arrange_kernel(row_words: int, scale_word: int, triple_word: int, has_scale: bool) -> TritonKernel:
+def arrange_kernel(
+    row_words: int, scale_word: int, triple_word: int, has_scale: bool, has_weight: bool = False
+) -> TritonKernel:
     """Copy received rows to expert order.
 
     ``slots`` is the dispatch region of the window as int32 words and ``slot_scales`` the same memory as
     fp32. The block of entry ``n = expert * num_ranks + source`` starts at
     ``source * src_stride + expert * expert_stride`` and holds one slot every ``slot_stride`` words.
-    ``recv_offsets`` is the inclusive prefix sum of the rows per entry. Without ``has_scale``,
-    ``out_scales`` is not written.
+    ``recv_offsets`` is the inclusive prefix sum of the rows per entry. The routing weight, fp32, stands
+    behind the triple. Without ``has_scale`` or ``has_weight``, ``out_scales`` or ``out_weights`` is not
+    written.
 
     Args:
         row_words: H * element size / 4.
@@ -122,6 +135,7 @@ def arrange_kernel(row_words: int, scale_word: int, triple_word: int, has_scale:
             Arg("out_rows", "*i32", "out"),
             Arg("out_scales", "*fp32", "out"),
             Arg("out_triples", "*i32", "out"),
+            Arg("out_weights", "*fp32", "out"),
             Arg("num_entries", "i32", "value"),
             Arg("num_ranks", "i32", "value"),
             Arg("src_stride", "i64", "value"),
@@ -133,6 +147,7 @@ def arrange_kernel(row_words: int, scale_word: int, triple_word: int, has_scale:
             "SCALE_WORD": scale_word,
             "TRIPLE_WORD": triple_word,
             "HAS_SCALE": has_scale,
+            "HAS_WEIGHT": has_weight,
         },
         fallback=_arrange_fallback,
     )
@@ -147,8 +162,9 @@ def arrange(
     scale_word: int,
     triple_word: int,
     has_scale: bool,
+    has_weight: bool = False,
     programs: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gather rows from slots into expert order.
 
     Args:
@@ -157,7 +173,7 @@ def arrange(
 
     Returns:
         rows (A, row_words) int32, scales (A,) fp32 (empty without ``has_scale``), triples (A, 3) int32,
-        with A = recv_offsets[-1].
+        weights (A,) fp32 (empty without ``has_weight``), with A = recv_offsets[-1].
     """
     check_tensor("slots", slots, [torch.int32], [None, None, None, None])
     num_ranks, num_experts, rows_per_block, slot_words = slots.shape
@@ -166,7 +182,7 @@ def arrange(
     if bool((counts < 0).any()) or bool((counts > rows_per_block).any()):
         rule = f"must rise by 0 to {rows_per_block} from entry to entry"
         raise ArgumentError("recv_offsets", recv_offsets.tolist(), rule, "Take it from offsets().")
-    for name, value, words in (("scale_word", scale_word, 1), ("triple_word", triple_word, 3)):
+    for name, value, words in (("scale_word", scale_word, 1), ("triple_word", triple_word, 4)):
         if not 0 <= value <= slot_words - words:
             raise ArgumentError(
                 name, value, f"must lie inside the {slot_words} words of a slot", "See layout."
@@ -177,9 +193,10 @@ def arrange(
     rows = torch.empty((capacity, row_words), dtype=torch.int32)
     scales = torch.empty(capacity if has_scale else 0, dtype=torch.float32)
     triples = torch.empty((capacity, 3), dtype=torch.int32)
-    kernel = arrange_kernel(row_words, scale_word, triple_word, has_scale)
+    weights = torch.empty(capacity if has_weight else 0, dtype=torch.float32)
+    kernel = arrange_kernel(row_words, scale_word, triple_word, has_scale, has_weight)
     src_stride, expert_stride, slot_stride, _ = slots.stride()
-    views = [slots, slots.view(torch.float32), recv_offsets, rows, scales, triples]
+    views = [slots, slots.view(torch.float32), recv_offsets, rows, scales, triples, weights]
     sizes = [num_ranks * num_experts, num_ranks, src_stride, expert_stride, slot_stride]
     launch(kernel, [*views, *sizes], programs)
-    return rows, scales, triples
+    return rows, scales, triples, weights

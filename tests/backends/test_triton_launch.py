@@ -75,7 +75,9 @@ def test_overlaps() -> None:
     assert not overlaps(slots, fields + [None] * 6)
     assert overlaps(slots, [(500, 64), *fields[1:]] + [None] * 6)
     inputs = arrange_kernel(8, 8, 16, True)
-    assert not overlaps(inputs, [(0, 512), (0, 512), (0, 8), (600, 8), (700, 8), (800, 8)] + [None] * 5)
+    assert not overlaps(
+        inputs, [(0, 512), (0, 512), (0, 8), (600, 8), (700, 8), (800, 8), (900, 8)] + [None] * 5
+    )
 
 
 def test_stack_does_not_grow_with_the_number_of_rows() -> None:

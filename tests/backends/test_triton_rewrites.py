@@ -288,3 +288,35 @@ def test_append_packed_entry_loads_each_argument_from_its_word() -> None:
     text = opt(rewrites.append_packed_entry(text, "f", ["*fp32", "i64"]))
     assert f"llvm.func @{rewrites.ENTRY_SYMBOL}(%arg0: !llvm.ptr, %arg1: i32, %arg2: i32)" in text
     assert text.count("llvm.load") == 2
+
+
+def _loop(conversion: str) -> str:
+    return (
+        "module {\n"
+        "  llvm.func @f(%arg0: !llvm.ptr, %arg1: i64, %arg2: f16, %arg3: f32) {\n"
+        "    %0 = llvm.mlir.constant(0 : i64) : i64\n"
+        "    llvm.br ^bb1(%0 : i64)\n"
+        "  ^bb1(%1: i64):  // 2 preds: ^bb0, ^bb2\n"
+        '    %2 = llvm.icmp "slt" %1, %arg1 : i64\n'
+        "    llvm.cond_br %2, ^bb2, ^bb3\n"
+        "  ^bb2:  // pred: ^bb1\n"
+        f"    {conversion}\n"
+        "    %4 = llvm.add %1, %1 : i64\n"
+        "    llvm.br ^bb1(%4 : i64)\n"
+        "  ^bb3:  // pred: ^bb1\n"
+        "    llvm.return\n  }\n}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "conversion", ["%3 = llvm.fpext %arg2 : f16 to f32", "%3 = llvm.fptrunc %arg3 : f32 to f16"]
+)
+def test_widen_fp16_loops(conversion: str) -> None:
+    text = opt(rewrites.widen_fp16_loops(_loop(conversion)))
+    assert text.count("width = 16") == 1
+    assert re.search(r"llvm\.br \^bb1\(%\d+ : i64\) \{loop_annotation", text)
+
+
+def test_widen_fp16_loops_leaves_other_loops() -> None:
+    text = _loop("%3 = llvm.fadd %arg3, %arg3 : f32")
+    assert rewrites.widen_fp16_loops(text) == text

@@ -247,20 +247,15 @@ def test_a_rank_that_never_combines_is_named() -> None:
 
 def absent_from_construction(rank: int, num_ranks: int) -> Any:
     if rank == 1:
-        dist.barrier()  # arrives only after the others have given up
-        return None
+        return None  # alive, but it never comes
     case = small_case(num_ranks)
     with pytest.raises(CommunicationTimeoutError) as caught:
         make_buffer(case, timeout_s=1.0)
-    dist.barrier()
     return caught.value.missing_ranks
 
 
 def test_a_rank_that_never_constructs_is_named() -> None:
-    results = run_ranks(absent_from_construction, 3, allow_failures=True)
-    # A gloo pair is unusable after a time-out, so the closing barrier may fail; the verdict may not.
-    for rank in (0, 2):
-        assert results[rank] == (1,) or "barrier" in str(results[rank])
+    assert run_ranks(absent_from_construction, 3) == [(1,), None, (1,)]
 
 
 def die(rank: int, num_ranks: int, how: int, moment: str) -> Any:

@@ -18,6 +18,7 @@ from tests.kernels.routes import LAUNCHES, Launch, assert_same_bits, kernel_sett
     data=st.data(),
     ranks=st.integers(1, 5),
     experts=st.integers(1, 4),
+    has_weight=st.booleans(),
     rows_per_block=st.integers(1, 4),
     programs=st.integers(1, 7),
 )
@@ -25,20 +26,21 @@ def test_arrange(
     launch: Launch,
     row_words: int,
     has_scale: bool,
+    has_weight: bool,
     data: st.DataObject,
     ranks: int,
     experts: int,
     rows_per_block: int,
     programs: int,
 ) -> None:
-    slot_words = -(-(row_words + 11) // 128) * 128
+    slot_words = -(-(row_words + 12) // 128) * 128
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
     shape = (ranks, experts, rows_per_block, slot_words)
     slots = torch.randint(-(2**31), 2**31, shape, generator=generator, dtype=torch.int32)
     entries = ranks * experts
     counts = data.draw(st.lists(st.integers(0, rows_per_block), min_size=entries, max_size=entries))
     recv_offsets = torch.tensor(counts, dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    rows, scales, triples = arrange(
+    rows, scales, triples, weights = arrange(
         slots,
         recv_offsets,
         launch,
@@ -46,6 +48,7 @@ def test_arrange(
         scale_word=row_words,
         triple_word=row_words + 8,
         has_scale=has_scale,
+        has_weight=has_weight,
         programs=programs,
     )
     order = [
@@ -57,21 +60,23 @@ def test_arrange(
     want = torch.stack([slots[at] for at in order]) if order else slots.new_empty((0, slot_words))
     assert_same_bits(rows, want[:, :row_words])
     assert_same_bits(triples, want[:, row_words + 8 : row_words + 11])
-    if has_scale:
-        assert_same_bits(scales.view(torch.int32), want[:, row_words])
-    else:
-        assert scales.numel() == 0
+    for present, floats, at in ((has_scale, scales, row_words), (has_weight, weights, row_words + 11)):
+        if present:
+            assert_same_bits(floats.view(torch.int32), want[:, at])
+        else:
+            assert floats.numel() == 0
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
-def test_without_scale_the_scales_are_not_written(launch: Launch) -> None:
+def test_without_scale_and_weight_they_are_not_written(launch: Launch) -> None:
     slots = torch.arange(128, dtype=torch.int32)
-    out_scales = torch.full((1,), 7.0)
+    out_scales, out_weights = torch.full((1,), 7.0), torch.full((1,), 8.0)
     rows, triples = torch.empty(8, dtype=torch.int32), torch.empty(3, dtype=torch.int32)
     ends = torch.tensor([1], dtype=torch.int32)
-    views = [slots, slots.view(torch.float32), ends, rows, out_scales, triples]
+    views = [slots, slots.view(torch.float32), ends, rows, out_scales, triples, out_weights]
     launch(arrange_kernel(8, 8, 16, False), [*views, 1, 1, 128, 128, 128], 1)
     assert out_scales.tolist() == [7.0]
+    assert out_weights.tolist() == [8.0]
     assert triples.tolist() == [16, 17, 18]
 
 
@@ -84,7 +89,7 @@ def test_offsets_beyond_32_bits_of_words_are_reached() -> None:
     ends = torch.tensor([1, 2], dtype=torch.int32)
     rows, scales = torch.empty(16, dtype=torch.int32), torch.empty(2)
     triples = torch.empty(6, dtype=torch.int32)
-    views = [slots, slots.view(torch.float32), ends, rows, scales, triples]
+    views = [slots, slots.view(torch.float32), ends, rows, scales, triples, torch.empty(0)]
     launch(arrange_kernel(8, 8, 16, True), [*views, 2, 2, words, 128, 128], 1)
     assert rows.tolist() == [*range(8), *range(1000, 1008)]
     assert triples.tolist() == [16, 17, 18, 1016, 1017, 1018]

@@ -8,6 +8,7 @@ import mmap
 import os
 import re
 import secrets
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,6 +23,10 @@ PREFIX = "moe_triton-"
 NAME = re.compile(re.escape(PREFIX) + r"\d+-[0-9a-f]{24}")
 # Younger leftovers may belong to a rank that has opened its file but not yet locked it.
 STALE_AFTER_S = 60.0
+REMEDY = (
+    "Enlarge it (mount -o remount,size=... /dev/shm, or docker run --shm-size=...), or lower "
+    "num_max_tokens_per_rank."
+)
 
 
 class SharedWindow:
@@ -63,6 +68,8 @@ class SharedWindow:
         meeting = self._meeting
         failure, fd = "", -1
         try:
+            # Before any rank takes memory: the last page of a tmpfs costs some process its life.
+            _raise_together(meeting, _shortage(num_bytes, meeting.num_ranks), "there is room for windows")
             try:
                 fd = _create(name, num_bytes)
             except WindowError as error:
@@ -119,13 +126,27 @@ def _create(name: str, num_bytes: int) -> int:
         os.posix_fallocate(fd, 0, num_bytes)
     except OSError as error:
         os.close(fd)
-        usage = os.statvfs(SHM)
         raise WindowError(
-            f"the window takes {num_bytes} bytes but {SHM} has {usage.f_bavail * usage.f_frsize} free "
-            f"({error.strerror}). Enlarge it (mount -o remount,size=..., or docker run --shm-size=...), "
-            f"or lower num_max_tokens_per_rank."
+            f"cannot reserve {num_bytes} bytes for a window: {error.strerror}. {REMEDY}"
         ) from error
     return fd
+
+
+def _shortage(num_bytes: int, num_ranks: int) -> str:
+    """Why the windows of all ranks do not fit on this machine; empty if they do."""
+    usage = os.statvfs(SHM)
+    room = {f"{SHM} has": usage.f_bavail * usage.f_frsize, "this machine has": _available_memory()}
+    for where, free in room.items():
+        if num_bytes * num_ranks > free:
+            return f"{num_ranks} windows of {num_bytes} bytes are needed but {where} {free} free. {REMEDY}"
+    return ""
+
+
+def _available_memory() -> int:
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return sys.maxsize
 
 
 def _map(name: str, num_bytes: int) -> torch.Tensor:

@@ -78,6 +78,7 @@ def lower(text: str, kernel: TritonKernel, *, noalias: bool) -> str:
     if noalias:
         text = rewrites.mark_noalias(text, function)
     text = rewrites.append_packed_entry(text, function, [arg.type for arg in kernel.args])
+    text = rewrites.widen_fp16_loops(text)
     text = rewrites.prefer_wide_vectors(text)
     return rewrites.set_target_triple(text, TARGET_TRIPLE)
 
