@@ -13,7 +13,15 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.harness import Record, interleave, median_ratio, parser, print_table, write_records
+from benchmarks.harness import (
+    Record,
+    interleave,
+    keep_freed_memory,
+    median_ratio,
+    parser,
+    print_table,
+    write_records,
+)
 from moe_triton.backends.cpu.triton import prepare
 from moe_triton.kernels import (
     arrange_kernel,
@@ -202,9 +210,10 @@ def measure(case: Case, hidden: int, iterations: int) -> list[Record]:
 def main() -> None:
     arguments = parser("Triton kernels on one core")
     arguments.add_argument("--hidden", type=int, default=7168)
-    arguments.add_argument("--tokens", type=int, default=256)
-    arguments.add_argument("--iterations", type=int, default=30)
+    arguments.add_argument("--tokens", type=int, default=64)
+    arguments.add_argument("--iterations", type=int, default=50)
     options = arguments.parse_args()
+    keep_freed_memory()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     hidden, tokens = options.hidden, options.tokens

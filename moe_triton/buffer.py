@@ -204,18 +204,19 @@ class EPBuffer:
         )
         capacity = c.receive_capacity(self.rank)
         entries = c.experts_on(self.rank) * c.num_ranks
-        tokens = torch.empty(capacity, c.hidden, dtype=torch.int8 if quantize else x.dtype, device=device)
-        scales = torch.empty(capacity, dtype=torch.float32, device=device) if quantize else None
-        weights = None if topk_weights is None else torch.empty(capacity, dtype=torch.float32, device=device)
-        tokens_per_expert = torch.empty(c.experts_on(self.rank), dtype=torch.int64, device=device)
+        empty = self._backend.empty
+        tokens = empty((capacity, c.hidden), torch.int8 if quantize else x.dtype)
+        scales = empty((capacity,), torch.float32) if quantize else None
+        weights = None if topk_weights is None else empty((capacity,), torch.float32)
+        tokens_per_expert = empty((c.experts_on(self.rank),), torch.int64)
         handle = DispatchHandle(
             self._id,
             self._counts["dispatch"],
             x.dtype,
             ids,
-            torch.empty(ids.numel(), dtype=torch.int32, device=device),
-            torch.empty(entries, dtype=torch.int32, device=device),
-            torch.empty(capacity, 3, dtype=torch.int32, device=device),
+            empty((ids.numel(),), torch.int32),
+            empty((entries,), torch.int32),
+            empty((capacity, 3), torch.int32),
         )
         bindings: dict[str, Any] = {
             **self._scratch,
@@ -271,7 +272,7 @@ class EPBuffer:
                 f"{self._combines_since_dispatch} combines already followed dispatch {handle.number}: "
                 f"one more could overwrite results that a peer still reads. Dispatch again first."
             )
-        out = torch.empty(handle.num_tokens, c.hidden, dtype=handle.dtype, device=device)
+        out = self._backend.empty((handle.num_tokens, c.hidden), handle.dtype)
         bindings: dict[str, Any] = {
             **self._scratch,
             "y": y,

@@ -89,8 +89,7 @@ class RankGroup:
                 late = [self._pipes.index(pipe) for pipe in waiting]
                 failures.update(dict.fromkeys(late, f"no result within {timeout_s:g} s"))
                 self.close()
-            for pipe in ready:
-                rank = self._pipes.index(pipe)  # type: ignore[arg-type]
+            for rank in [self._pipes.index(pipe) for pipe in waiting if pipe in ready]:
                 try:
                     good, value = self._pipes[rank].recv()
                 except (EOFError, ConnectionResetError):

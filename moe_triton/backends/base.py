@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -63,6 +63,10 @@ class Backend(Protocol):
 
     def identity(self) -> dict[str, str]:
         """Versions and settings that must be the same on every rank."""
+        ...
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """An uninitialised tensor on the device, from memory that is recycled."""
         ...
 
     def make_window(self, num_bytes: int, meeting: Meeting) -> Window:

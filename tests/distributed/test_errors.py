@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from moe_triton import (
     CommunicationTimeoutError,
     ConfigMismatchError,
     EPBuffer,
+    ToolchainError,
     WindowError,
 )
+from moe_triton.backends.cpu.triton import toolchain
 from moe_triton.backends.cpu import window as window_module
 from moe_triton.config import Config
 from moe_triton.layout import WindowLayout
@@ -174,6 +177,26 @@ def test_a_rank_that_cannot_start_tells_the_others(ranks: Groups) -> None:
     messages = ranks(3).run(one_rank_cannot)
     assert messages[0] == messages[2]
     assert "rank 1 cannot be constructed: backend is 'gpu'" in messages[0]
+
+
+def without_toolchain(rank: int, num_ranks: int) -> tuple[str, list[str]]:
+    case = small_case(num_ranks, quantize=True)
+    real = toolchain.find_program
+    toolchain.find_program = lambda package, relative: None
+    toolchain.find_toolchain.cache_clear()
+    try:
+        message = message_of(lambda: make_buffer(case), ToolchainError)
+        return message, compare_rounds(rank, num_ranks, replace(case, kernels="torch"))
+    finally:
+        toolchain.find_program = real
+        toolchain.find_toolchain.cache_clear()
+
+
+def test_without_the_toolchain_torch_is_offered_by_name(ranks: Groups) -> None:
+    for message, wrong in ranks(2).run(without_toolchain):
+        assert "pip install 'moe_triton[cpu]'" in message
+        assert 'kernels="torch"' in message
+        assert wrong == []
 
 
 def group_of_one(rank: int, num_ranks: int) -> str:

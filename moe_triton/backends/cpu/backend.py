@@ -6,6 +6,7 @@ import ctypes
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -13,6 +14,8 @@ import torch
 from moe_triton.backends.base import Executable
 from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.executable import NativeExecutable, TorchExecutable
+from moe_triton.backends.cpu.output_pool import OutputPool
+from moe_triton.backends.cpu.triton.toolchain import find_toolchain
 from moe_triton.backends.cpu.window import SharedWindow
 from moe_triton.errors import ArgumentError
 from moe_triton.plan import Plan
@@ -33,7 +36,8 @@ class CpuBackend:
 
     Raises:
         ArgumentError: an unknown ``kernels``.
-        ToolchainError: the native library was not built.
+        ToolchainError: the native library was not built, or ``"triton"`` lacks something; it says what to
+            install.
     """
 
     name = "cpu"
@@ -46,10 +50,17 @@ class CpuBackend:
         self.kernels = kernels
         self.device = torch.device("cpu")
         self._library = native.library()
+        if kernels == "triton":
+            find_toolchain()  # now, and not in the middle of the first dispatch
+        self._outputs = OutputPool()
 
     def identity(self) -> dict[str, str]:
         """See `moe_triton.backends.base.Backend`."""
         return {"backend": self.name, "machine": platform.machine(), "byteorder": sys.byteorder}
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """See `moe_triton.backends.base.Backend`."""
+        return self._outputs.empty(shape, dtype)
 
     def make_window(self, num_bytes: int, meeting: Meeting) -> SharedWindow:
         """See `moe_triton.backends.base.Backend`."""

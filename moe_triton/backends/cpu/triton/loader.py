@@ -39,6 +39,8 @@ class CompiledKernel:
 
 
 _loaded: dict[tuple[TritonKernel, str, bool, str], CompiledKernel] = {}
+# Hashing a kernel takes longer than running a small one. The kernel in the value keeps its id taken.
+_by_id: dict[tuple[int, bool, str | None], tuple[TritonKernel, CompiledKernel]] = {}
 _loading = threading.Lock()
 
 
@@ -49,12 +51,15 @@ def load(kernel: TritonKernel, noalias: bool = True, cpu: str | None = None) -> 
         noalias: build for calls in which no written argument overlaps another one (see `overlaps`).
         cpu: x86-64 level; this machine's by default.
     """
+    if known := _by_id.get((id(kernel), noalias, cpu)):
+        return known[1]
     level = cpu or cpu_level()
     constants = repr(sorted(kernel.constants.items()))
     identity = (kernel, constants, noalias, level)
     with _loading:
         if identity not in _loaded:
             _loaded[identity] = _load(kernel, constants, noalias, level)
+        _by_id[id(kernel), noalias, cpu] = (kernel, _loaded[identity])
         return _loaded[identity]
 
 

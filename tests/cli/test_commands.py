@@ -1,0 +1,132 @@
+"""The command line, as a user meets it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from moe_triton.backends.cpu import native
+from moe_triton.cli import demo as demo_module
+from moe_triton.cli import doctor as doctor_module
+from moe_triton.cli.app import app
+
+SMALL = [
+    "--tokens",
+    "3",
+    "--hidden",
+    "64",
+    "--topk",
+    "2",
+    "--experts",
+    "6",
+    "--intermediate",
+    "8",
+    "--rounds",
+    "2",
+]
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--ranks", "2"],
+        ["--ranks", "2", "--quantize", "none"],
+        ["--ranks", "3", "--shared", "1"],
+        ["--ranks", "2", "--kernels", "torch"],
+    ],
+)
+def test_demo_checks_every_number(options: list[str]) -> None:
+    output = run("demo", *SMALL, *options)
+    ranks = int(options[1])
+    assert output.count("equal") >= ranks
+    assert "bit for bit" in output
+
+
+def test_demo_refuses_what_a_buffer_refuses() -> None:
+    assert "num_experts is 9" in run("demo", "--ranks", "2", "--experts", "9", code=1)
+
+
+def settings(**changes: object) -> demo_module.DemoSettings:
+    values: dict[str, object] = {
+        "ranks": 2,
+        "tokens": 3,
+        "hidden": 64,
+        "topk": 2,
+        "experts": 4,
+        "shared": 0,
+        "shared_ranks": 0,
+        "quantize": "int8",
+        "intermediate": 8,
+        "rounds": 1,
+        "seed": 0,
+        "kernels": "triton",
+        "timeout_s": 30.0,
+    }
+    return demo_module.DemoSettings(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def wrong_in_one_number(rank: int, num_ranks: int, chosen: demo_module.DemoSettings) -> dict[str, object]:
+    """The demo's rank, with one element of one expert output wrong on rank 1."""
+    good = demo_module.run_experts
+
+    def flip(output: object, experts: object) -> torch.Tensor:
+        y = good(output, experts)  # type: ignore[arg-type]
+        if rank == 1:
+            y[0, 0] += 1
+        return y
+
+    demo_module.run_experts = flip  # type: ignore[assignment]
+    try:
+        return demo_module.demo_rank(rank, num_ranks, chosen)
+    finally:
+        demo_module.run_experts = good
+
+
+def test_demo_fails_when_a_number_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = demo_module.run_ranks
+    monkeypatch.setattr(
+        demo_module,
+        "run_ranks",
+        lambda function, *args, **options: real(wrong_in_one_number, *args, **options),
+    )
+    console = Console(record=True, width=200)
+    assert demo_module.run_demo(settings(), console) == 1
+    assert "combined output differ" in console.export_text()
+
+
+def test_doctor_finds_this_machine_ready() -> None:
+    output = run("doctor")
+    assert "The CPU back end is ready" in output
+    assert re.search(r"npu: CANN.*(ok|missing)", output)
+
+
+def test_doctor_says_how_to_get_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "find", lambda: None)
+    console = Console(record=True, width=300)
+    assert doctor_module.run_doctor(console) == 1
+    text = console.export_text()
+    assert "apt-get install g++" in text
+    assert "cannot run" in text
+
+
+def test_layout_prints_every_region() -> None:
+    output = run("layout", "--ranks", "4")
+    for region in ("dispatch_slots", "combine_slots", "dispatch_status", "combine_status"):
+        assert region in output
+    assert "num_ranks is 1" in run("layout", "--ranks", "1")
+
+
+def test_plan_prints_the_steps_in_order() -> None:
+    output = run("plan")
+    steps = re.findall(r"^\s+(?:compute|communication)\s+(\w+)", output, flags=re.M)
+    assert steps == ["route", "pack", "send", "wait", "offsets", "arrange", "send", "wait", "sum"]

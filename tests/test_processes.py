@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from moe_triton.processes import RankFailedError, RankGroup, run_ranks
+
+
+def rank_and_size(rank: int, num_ranks: int, extra: str) -> tuple[int, int, str]:
+    return rank, num_ranks, extra
+
+
+def fail_on_one(rank: int, num_ranks: int) -> int:
+    if rank == 1:
+        raise ValueError("rank one is unhappy")
+    return rank
+
+
+def exit_on_one(rank: int, num_ranks: int) -> int:
+    if rank == 1:
+        os._exit(3)
+    return rank
+
+
+def never_end(rank: int, num_ranks: int) -> None:
+    while rank == 0:
+        time.sleep(0.1)
+
+
+def test_results_come_by_rank() -> None:
+    with RankGroup(3) as group:
+        assert group.run(rank_and_size, "a") == [(0, 3, "a"), (1, 3, "a"), (2, 3, "a")]
+        assert group.run(rank_and_size, "b")[2] == (2, 3, "b")
+
+
+def test_a_failure_names_the_rank_and_its_reason() -> None:
+    with pytest.raises(RankFailedError, match=r"rank 1: (.|\n)*rank one is unhappy"):
+        run_ranks(fail_on_one, 2)
+
+
+def test_a_dead_rank_is_a_failure_of_that_rank_only() -> None:
+    results = run_ranks(exit_on_one, 3, allow_failures=True)
+    assert results[0] == 0
+    assert results[2] == 2
+    assert isinstance(results[1], RankFailedError)
+
+
+def test_the_deadline_ends_all_processes() -> None:
+    with RankGroup(2) as group:
+        with pytest.raises(RankFailedError, match=r"no result within 0\.5 s"):
+            group.run(never_end, timeout_s=0.5)
+        assert not any(process.is_alive() for process in group.processes)
