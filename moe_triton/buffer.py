@@ -6,11 +6,9 @@ EP ranks, E experts on this rank, A rows that a dispatch can deliver here at mos
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import threading
 import warnings
-from importlib import metadata
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
@@ -18,23 +16,22 @@ import torch
 import torch.distributed as dist
 
 from moe_triton import arguments
-from moe_triton.arguments import check_choice, check_positive
+from moe_triton.agreement import agree
 from moe_triton.ascendc import MAX_BLOCKS, REPORT_TIMEOUT, REPORT_WORDS
 from moe_triton.backends import make_backend
 from moe_triton.backends.base import Bindings, Executable
-from moe_triton.config import PROTOCOL_VERSION, Config, Product
+from moe_triton.checks import check_choice, check_positive
+from moe_triton.config import Config, Product
 from moe_triton.diagnosis import missing_in_combine, missing_in_dispatch
 from moe_triton.errors import (
     ArgumentError,
     BufferStateError,
     CommunicationTimeoutError,
-    ConfigMismatchError,
-    MoeTritonError,
 )
 from moe_triton.handle import DispatchHandle, DispatchOutput
 from moe_triton.layout import NUM_ZONES, WindowLayout
 from moe_triton.limits import check_config
-from moe_triton.rendezvous import Meeting, check_same
+from moe_triton.rendezvous import Meeting
 from moe_triton.schemes.fullmesh import CombineVariant, DispatchVariant, Fullmesh
 
 QUANTIZE = (None, "int8")
@@ -102,7 +99,7 @@ class EPBuffer:
     ) -> None:
         self._closed = True  # until construction has succeeded
         self._explicitly_destroy = False
-        check_positive("timeout_s", timeout_s, "a deadline")
+        check_positive("timeout_s", timeout_s)
         meeting = Meeting(group, timeout_s)
         self.config = Config(
             num_ranks=meeting.num_ranks,
@@ -117,7 +114,7 @@ class EPBuffer:
             relaxed=relaxed,
         ).normalized()
         self.rank = meeting.rank
-        self._agree(meeting, backend, kernels)
+        self._backend = agree(meeting, self.config, lambda: make_backend(backend, kernels))
         check_config(self.config)
         self.layout = WindowLayout(self.config)
         self._check_num_bytes(num_bytes)
@@ -318,32 +315,6 @@ class EPBuffer:
     def __del__(self) -> None:
         if not self._closed and self._explicitly_destroy:
             warnings.warn("EPBuffer was dropped without close()", ResourceWarning, stacklevel=2)
-
-    def _agree(self, meeting: Meeting, backend: str, kernels: str) -> None:
-        """Makes the back end and compares settings; a rank that cannot go on tells the others."""
-        failure: MoeTritonError | None = None
-        identity: dict[str, str] = {}
-        try:
-            self._backend = make_backend(backend, kernels)
-            identity = self._backend.identity()
-        except MoeTritonError as error:
-            failure = error
-        settings = {
-            "protocol": PROTOCOL_VERSION,
-            "moe_triton": metadata.version("moe_triton"),
-            "torch": torch.__version__,
-            **dataclasses.asdict(self.config),
-            **identity,
-        }
-        messages = meeting.exchange({"failure": str(failure or ""), "settings": settings}, "settings")
-        if failure is not None:
-            raise failure
-        failed = {rank: m.get("failure") for rank, m in enumerate(messages) if m.get("failure")}
-        if failed:
-            raise ConfigMismatchError(
-                "; ".join(f"rank {rank} cannot be constructed: {why}" for rank, why in failed.items())
-            )
-        check_same([m.get("settings", {}) for m in messages])
 
     def _check_num_bytes(self, num_bytes: int | None) -> None:
         needed = self.layout.data_bytes

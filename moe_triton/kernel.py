@@ -11,6 +11,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
+
+# Triton's names of element types.
+DTYPES: dict[str, torch.dtype] = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "i8": torch.int8,
+    "i32": torch.int32,
+    "i64": torch.int64,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
 Direction = Literal["in", "out", "inout", "value"]
 
 
@@ -37,6 +50,11 @@ class Arg:
     def is_pointer(self) -> bool:
         """Whether it is an address."""
         return self.type.startswith("*")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of a number, or of what a pointer points to."""
+        return DTYPES[self.type.removeprefix("*")]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -106,28 +106,3 @@ def _arrived(work: Any, deadline: float) -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def check_same(settings: Sequence[Mapping[str, Any]]) -> None:
-    """Checks that every rank was constructed with the same settings.
-
-    Args:
-        settings: one mapping per rank.
-
-    Raises:
-        ConfigMismatchError: names each field that differs, and which ranks have which value.
-    """
-    fields = dict.fromkeys(name for setting in settings for name in setting)
-    lines = []
-    for name in fields:
-        ranks_of: dict[str, list[int]] = {}
-        for rank, setting in enumerate(settings):
-            ranks_of.setdefault(repr(setting.get(name)), []).append(rank)
-        if len(ranks_of) > 1:
-            values = ", ".join(f"{value} on rank(s) {ranks}" for value, ranks in ranks_of.items())
-            lines.append(f"  {name}: {values}")
-    if lines:
-        raise ConfigMismatchError(
-            "ranks of one group must be constructed with the same settings, but these differ:\n"
-            + "\n".join(lines)
-        )

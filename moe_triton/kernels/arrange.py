@@ -16,9 +16,10 @@ import functools
 
 import torch
 
+from moe_triton.checks import check_positive, check_tensor
 from moe_triton.errors import ArgumentError
 from moe_triton.kernel import Arg, TritonKernel
-from moe_triton.kernels.checks import Launch, check_positive, check_tensor, split_evenly
+from moe_triton.kernels.checks import Launch, split_evenly
 from moe_triton.kernels.language import tl, triton
 
 
@@ -175,9 +176,9 @@ def arrange(
         rows (A, row_words) int32, scales (A,) fp32 (empty without ``has_scale``), triples (A, 3) int32,
         weights (A,) fp32 (empty without ``has_weight``), with A = recv_offsets[-1].
     """
-    check_tensor("slots", slots, [torch.int32], [None, None, None, None])
+    check_tensor("slots", slots, shape=["any", "any", "any", "any"], dtypes=[torch.int32])
     num_ranks, num_experts, rows_per_block, slot_words = slots.shape
-    check_tensor("recv_offsets", recv_offsets, [torch.int32], [num_ranks * num_experts])
+    check_tensor("recv_offsets", recv_offsets, shape=[num_ranks * num_experts], dtypes=[torch.int32])
     counts = torch.diff(recv_offsets, prepend=recv_offsets.new_zeros(1))
     if bool((counts < 0).any()) or bool((counts > rows_per_block).any()):
         rule = f"must rise by 0 to {rows_per_block} from entry to entry"

@@ -20,16 +20,10 @@ import functools
 
 import torch
 
+from moe_triton.checks import check_positive, check_tensor
 from moe_triton.errors import ArgumentError
-from moe_triton.kernel import Arg, TritonKernel
-from moe_triton.kernels.checks import (
-    TRITON_DTYPES,
-    Launch,
-    check_float_dtype,
-    check_hidden,
-    check_positive,
-    check_tensor,
-)
+from moe_triton.kernel import NAMES, Arg, TritonKernel
+from moe_triton.kernels.checks import Launch, check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
 
 
@@ -273,7 +267,7 @@ def pack_kernel(
     """
     check_float_dtype(dtype)
     check_hidden(hidden)
-    element = TRITON_DTYPES[dtype]
+    element = NAMES[dtype]
     common = {"HIDDEN": hidden, "FLOAT_MAX": target != "cpu"}
     tokens = (
         Arg("rank", "i32", "value"),
@@ -334,7 +328,7 @@ def pack(
     Returns:
         (T*R, slot_stride) int8.
     """
-    check_tensor("x", x, [torch.bfloat16, torch.float16], [None, None])
+    check_tensor("x", x, shape=["any", "any"], dtypes=[torch.bfloat16, torch.float16])
     num_tokens, hidden = x.shape
     for name, value in (("scale_offset", scale_offset), ("triple_offset", triple_offset)):
         if value % 4 or not hidden <= value <= slot_stride - 4:
@@ -348,8 +342,8 @@ def pack(
     if smooth_scales is not None:
         if topk_idx is None:
             raise ArgumentError("topk_idx", None, "must be given with smooth_scales", "Pass the expert ids.")
-        check_tensor("topk_idx", topk_idx, [torch.int32], [num_tokens, None])
-        check_tensor("smooth_scales", smooth_scales, [torch.float32], [None, hidden])
+        check_tensor("topk_idx", topk_idx, shape=[num_tokens, "any"], dtypes=[torch.int32])
+        check_tensor("smooth_scales", smooth_scales, shape=["any", hidden], dtypes=[torch.float32])
         check_positive("smooth_scales.shape[0]", smooth_scales.shape[0])
         topk = topk_idx.shape[1]
         before += [topk_idx, smooth_scales]

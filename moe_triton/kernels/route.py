@@ -19,9 +19,10 @@ import functools
 
 import torch
 
+from moe_triton.checks import check_positive, check_tensor
 from moe_triton.errors import ArgumentError
 from moe_triton.kernel import Arg, TritonKernel
-from moe_triton.kernels.checks import Launch, check_positive, check_tensor
+from moe_triton.kernels.checks import Launch
 from moe_triton.kernels.language import tl, triton
 
 BLOCK = 64
@@ -144,7 +145,7 @@ def route(topk_idx: torch.Tensor, num_experts: int, launch: Launch) -> tuple[tor
         expand_idx (T*K,) int32: how many earlier entries chose the same expert.
         counts (M,) int32: entries per expert.
     """
-    check_tensor("topk_idx", topk_idx, [torch.int32], [None, None])
+    check_tensor("topk_idx", topk_idx, shape=["any", "any"], dtypes=[torch.int32])
     check_positive("num_experts", num_experts)
     expand_idx = torch.empty(topk_idx.numel(), dtype=torch.int32)
     counts = torch.empty(num_experts, dtype=torch.int32)
@@ -284,7 +285,7 @@ def offsets(
         recv_offsets (E*W,) int32: inclusive prefix sum of the clamped counts.
         tokens_per_expert (E,) int64.
     """
-    check_tensor("recv_counts", recv_counts, [torch.int32], [None])
+    check_tensor("recv_counts", recv_counts, shape=["any"], dtypes=[torch.int32])
     check_positive("num_local_experts", num_local_experts)
     if recv_counts.numel() % num_local_experts:
         raise ArgumentError(

@@ -22,16 +22,10 @@ import functools
 
 import torch
 
+from moe_triton.checks import check_positive, check_tensor
 from moe_triton.errors import ArgumentError
-from moe_triton.kernel import Arg, TritonKernel
-from moe_triton.kernels.checks import (
-    TRITON_DTYPES,
-    Launch,
-    check_float_dtype,
-    check_hidden,
-    check_positive,
-    check_tensor,
-)
+from moe_triton.kernel import NAMES, Arg, TritonKernel
+from moe_triton.kernels.checks import Launch, check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
 
 
@@ -135,7 +129,7 @@ def weighted_sum_kernel(
     check_float_dtype(dtype)
     check_hidden(hidden)
     check_positive("topk", topk)
-    element = TRITON_DTYPES[dtype]
+    element = NAMES[dtype]
 
     def bytes_moved(*, num_tokens: int, **_: int) -> int:
         return num_tokens * (2 * hidden * (topk + num_shared + 1) + topk * (8 if has_weights else 4))
@@ -189,13 +183,13 @@ def weighted_sum(
         raise ArgumentError("slots.shape", tuple(slots.shape), rule, "Reshape slots first.")
     check_float_dtype(slots.dtype)
     num_tokens, num_slots, hidden = slots.shape
-    check_tensor("topk_idx", topk_idx, [torch.int32], [num_tokens, None])
+    check_tensor("topk_idx", topk_idx, shape=[num_tokens, "any"], dtypes=[torch.int32])
     topk = topk_idx.shape[1]
     if num_slots < topk:
         rule = f"must be at least topk ({topk})"
         raise ArgumentError("slots.shape[1]", num_slots, rule, "Pass one slot per routed expert.")
     if topk_weights is not None:
-        check_tensor("topk_weights", topk_weights, [torch.float32], [num_tokens, topk])
+        check_tensor("topk_weights", topk_weights, shape=[num_tokens, topk], dtypes=[torch.float32])
     kernel = weighted_sum_kernel(slots.dtype, hidden, topk, num_slots - topk, topk_weights is not None)
     out = torch.empty((num_tokens, hidden), dtype=slots.dtype)
     if num_tokens:

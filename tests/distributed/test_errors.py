@@ -23,8 +23,8 @@ from moe_triton import (
     ToolchainError,
     WindowError,
 )
-from moe_triton.backends.cpu.triton import toolchain
 from moe_triton.backends.cpu import window as window_module
+from moe_triton.backends.cpu.triton import toolchain
 from moe_triton.config import Config
 from moe_triton.layout import WindowLayout
 from moe_triton.processes import RankFailedError, RankGroup, run_ranks

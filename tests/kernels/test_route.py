@@ -84,9 +84,9 @@ def _fallback(kernel: TritonKernel, arguments: list[torch.Tensor | int], program
 
 
 def test_route_refuses_bad_arguments() -> None:
-    with pytest.raises(ArgumentError, match=r"topk_idx\.dtype"):
+    with pytest.raises(ArgumentError, match="topk_idx is of dtype"):
         route(torch.zeros((2, 2), dtype=torch.int64), 4, launch)
-    with pytest.raises(ArgumentError, match=r"topk_idx\.shape"):
+    with pytest.raises(ArgumentError, match="topk_idx is of shape"):
         route(torch.zeros(4, dtype=torch.int32), 4, launch)
     with pytest.raises(ArgumentError, match="num_experts"):
         route(torch.zeros((2, 2), dtype=torch.int32), 0, launch)

@@ -13,19 +13,10 @@ from moe_triton.backends.base import Bindings
 from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.triton import load
 from moe_triton.errors import ToolchainError
-from moe_triton.kernel import AscendCKernel, TritonKernel
+from moe_triton.kernel import Arg, AscendCKernel, TritonKernel
 from moe_triton.plan import Hole, Launch, Plan
 
 KIND_TRITON, KIND_ASCEND_C = 0, 1
-
-TORCH_DTYPES = {
-    "*bf16": torch.bfloat16,
-    "*fp16": torch.float16,
-    "*fp32": torch.float32,
-    "*i8": torch.int8,
-    "*i32": torch.int32,
-    "*i64": torch.int64,
-}
 
 
 class NativeExecutable:
@@ -99,7 +90,7 @@ class TorchExecutable:
             start = time.perf_counter()
             if isinstance(launch.kernel, TritonKernel):
                 arguments = {
-                    arg.name: _argument(arg.type, value, bindings)
+                    arg.name: _argument(arg, value, bindings)
                     for arg, value in zip(launch.kernel.args, launch.values, strict=True)
                 }
                 launch.kernel.fallback(launch.blocks, **arguments, **launch.kernel.constants)
@@ -154,14 +145,14 @@ def _words(launch: Launch) -> tuple[list[int], list[tuple[int, Hole]]]:
     return words, holes
 
 
-def _argument(type_: str, value: object, bindings: Bindings) -> torch.Tensor | int:
+def _argument(arg: Arg, value: object, bindings: Bindings) -> torch.Tensor | int:
     """A fallback's argument: an integer, or a flat tensor that starts at the address."""
     if not isinstance(value, Hole):
         return cast(int, value)
     bound = bindings[value.name]
     if isinstance(bound, int):
         return bound
-    return bound.view(-1).view(torch.uint8)[value.offset :].view(TORCH_DTYPES[type_])
+    return bound.view(-1).view(torch.uint8)[value.offset :].view(arg.dtype)
 
 
 def _by_step(plan: Plan, durations: list[float]) -> dict[str, float]:

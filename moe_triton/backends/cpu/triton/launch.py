@@ -11,15 +11,6 @@ from moe_triton.backends.cpu.triton.loader import load
 from moe_triton.errors import ArgumentError
 from moe_triton.kernel import Arg, TritonKernel
 
-_DTYPES = {
-    "*bf16": torch.bfloat16,
-    "*fp16": torch.float16,
-    "*fp32": torch.float32,
-    "*i8": torch.int8,
-    "*i32": torch.int32,
-    "*i64": torch.int64,
-}
-
 
 def overlaps(kernel: TritonKernel, extents: Sequence[tuple[int, int] | None]) -> bool:
     """Whether a call needs the build that allows for overlapping arguments.
@@ -62,8 +53,8 @@ def _word(kernel: TritonKernel, arg: Arg, value: torch.Tensor | int) -> int:
     if arg.is_pointer:
         if not isinstance(value, torch.Tensor):
             raise ArgumentError(name, value, "must be a tensor", "Pass a tensor.")
-        if value.dtype != _DTYPES[arg.type] or value.device.type != "cpu":
-            rule = f"must be {_DTYPES[arg.type]} on the CPU"
+        if value.dtype != arg.dtype or value.device.type != "cpu":
+            rule = f"must be {arg.dtype} on the CPU"
             raise ArgumentError(name, f"{value.dtype} on {value.device}", rule, "Convert it first.")
         return value.data_ptr()
     bits = int(arg.type[1:])
