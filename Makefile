@@ -11,7 +11,7 @@ demo: $(VENV)/.installed
 	$(BIN)/moe-triton demo
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -1,0 +1,36 @@
+"""Benchmarks run and write what they promise. Not how fast: that is for the benchmarks to say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+RUNS = {
+    "dispatch_combine": (
+        ["--iterations", "2", "--ranks", "2", "--tokens", "4"],
+        {"dc_vs_gloo_alltoallv"},
+        {"ranks", "tokens", "quantize"},
+    ),
+    "kernels": (["--hidden", "512"], {"vs_torch", "vs_memcpy"}, {"kernel"}),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_records(name: str, tmp_path: Path) -> None:
+    options, metrics, case_keys = RUNS[name]
+    out = tmp_path / "records.json"
+    command = [sys.executable, "-m", f"benchmarks.{name}", *options, "--json", str(out)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=240)
+    records = json.loads(out.read_text())
+    assert {record["metric"] for record in records} >= metrics
+    for record in records:
+        assert record.keys() == {"benchmark", "case", "metric", "value", "unit"}
+        assert record["benchmark"] == name
+        assert record["case"].keys() >= case_keys
+        assert record["value"] > 0
