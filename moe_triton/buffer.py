@@ -347,13 +347,16 @@ class EPBuffer:
             raise BufferStateError("another thread is inside this buffer; calls must not overlap")
         try:
             executable = self._executable(variant, zone)
-            self._broken = f"{operator} number {number} did not finish"
-            code = executable.run(bindings)
-            # The zone turns exactly once per operator, on failure too.
-            self._counts[operator] += 1
+            try:
+                code = executable.run(bindings)
+            except BaseException as error:
+                self._broken = f"{operator} number {number} ended in {type(error).__name__}"
+                raise
+            finally:
+                # The zone turns exactly once per operator, on failure too.
+                self._counts[operator] += 1
             if code:
                 self._fail(operator, number, zone, code, bindings)
-            self._broken = ""
             self._last[operator] = executable
         finally:
             self._lock.release()

@@ -3,6 +3,7 @@
 #define MOE_EMULATION_BLOCK_POOL_H
 
 #include <sched.h>
+#include <time.h>
 
 #include <atomic>
 #include <condition_variable>
@@ -20,13 +21,19 @@ inline void CpuPause() {
 #endif
 }
 
-// Spin first, for what comes within a microsecond; then let others run, since ranks may outnumber cores.
+// Spin first, for what comes within a microsecond; then let others run, since ranks may outnumber cores;
+// then sleep, since what takes this long is no matter of microseconds any more.
 inline void Backoff(uint32_t attempt) {
     constexpr uint32_t SPINS = 200;
+    constexpr uint32_t YIELDS = 20000;
+    constexpr long NAP_NS = 50 * 1000;
     if (attempt < SPINS) {
         CpuPause();
-    } else {
+    } else if (attempt < SPINS + YIELDS) {
         sched_yield();
+    } else {
+        const timespec nap{0, NAP_NS};
+        nanosleep(&nap, nullptr);
     }
 }
 
@@ -37,6 +44,7 @@ public:
         {
             std::lock_guard<std::mutex> lock(mutex_);
             stopping_ = true;
+            round_.fetch_add(1, std::memory_order_release);
         }
         wake_.notify_all();
         for (std::thread& thread : threads_) {
@@ -45,18 +53,23 @@ public:
     }
 
     void Run(uint32_t blocks, const std::function<void(uint32_t)>& body) {
+        while (threads_.size() + 1 < blocks) {
+            const auto index = static_cast<uint32_t>(threads_.size() + 1);
+            threads_.emplace_back([this, index, seen = round_.load()] { Serve(index, seen); });
+        }
+        // Every thread of the pool answers every round, so that none still reads the round before.
+        running_.store(static_cast<uint32_t>(threads_.size()), std::memory_order_relaxed);
+        body_ = &body;
+        blocks_ = blocks;
+        bool wake = false;
         {
             std::lock_guard<std::mutex> lock(mutex_);
-            while (threads_.size() + 1 < blocks) {
-                const auto index = static_cast<uint32_t>(threads_.size() + 1);
-                threads_.emplace_back([this, index, seen = round_] { Serve(index, seen); });
-            }
-            body_ = &body;
-            blocks_ = blocks;
-            running_.store(blocks - 1, std::memory_order_relaxed);
-            ++round_;
+            round_.fetch_add(1, std::memory_order_release);
+            wake = sleeping_ > 0;
         }
-        wake_.notify_all();
+        if (wake) {
+            wake_.notify_all();
+        }
         body(0);
         for (uint32_t attempt = 0; running_.load(std::memory_order_acquire) != 0; ++attempt) {
             Backoff(attempt);
@@ -65,31 +78,42 @@ public:
 
 private:
     void Serve(uint32_t index, uint64_t seen) {
-        std::unique_lock<std::mutex> lock(mutex_);
         for (;;) {
-            wake_.wait(lock, [&] { return stopping_ || round_ != seen; });
+            AwaitRound(seen);
+            seen = round_.load(std::memory_order_acquire);
             if (stopping_) {
                 return;
             }
-            seen = round_;
-            if (index >= blocks_) {
-                continue;
+            if (index < blocks_) {
+                (*body_)(index);
             }
-            const std::function<void(uint32_t)>* body = body_;
-            lock.unlock();
-            (*body)(index);
             running_.fetch_sub(1, std::memory_order_release);
-            lock.lock();
         }
+    }
+
+    // The next launch of an operator follows within microseconds, the next operator much later.
+    void AwaitRound(uint64_t seen) {
+        constexpr uint32_t ATTEMPTS_AWAKE = 400;
+        for (uint32_t attempt = 0; attempt < ATTEMPTS_AWAKE; ++attempt) {
+            if (round_.load(std::memory_order_acquire) != seen) {
+                return;
+            }
+            Backoff(attempt);
+        }
+        std::unique_lock<std::mutex> lock(mutex_);
+        ++sleeping_;
+        wake_.wait(lock, [&] { return round_.load(std::memory_order_acquire) != seen; });
+        --sleeping_;
     }
 
     std::mutex mutex_;
     std::condition_variable wake_;
     std::vector<std::thread> threads_;
     const std::function<void(uint32_t)>* body_ = nullptr;
+    std::atomic<uint64_t> round_{0};
     std::atomic<uint32_t> running_{0};
-    uint64_t round_ = 0;
     uint32_t blocks_ = 0;
+    uint32_t sleeping_ = 0;
     bool stopping_ = false;
 };
 

@@ -3,9 +3,9 @@
 #define MOE_EMULATION_FAST_CORE_H
 
 #include <atomic>
-#include <cstring>
 
 #include "meeting.h"
+#include "memory.h"
 #include "types.h"
 
 namespace moe::emulation {
@@ -17,21 +17,59 @@ public:
 
     const uint32_t block;
     const uint32_t blocks;
+    AscendC::TPipe* pipe = nullptr;
 
-    uint8_t* Ub(UbAddress address) { return ub_ + address.offset; }
+    uint8_t* Ub(UbAddress address) {
+        Settle();
+        return ub_ + address.offset;
+    }
 
     template <typename Effect>
     void Issue(pipe_t, Effect&& effect) {
         effect();
     }
 
-    // Other processes read and write the same memory: the compiler must neither keep nor move it. On
-    // x86 plain stores become visible in order, so nothing more is needed for "data before flag".
-    void Copy(pipe_t, uint8_t* to, const uint8_t* from, uint64_t bytes) {
-        std::atomic_thread_fence(std::memory_order_acq_rel);
-        std::memcpy(to, from, bytes);
-        std::atomic_thread_fence(std::memory_order_acq_rel);
+    // A row on its way through UB is not touched there: the host reads it where it lies, and saves one of
+    // two passes over it. Whatever else looks at UB finds it there all the same (`Settle`).
+    void CopyIn(UbAddress to, const uint8_t* from, uint64_t bytes) {
+        Settle();
+        if (bytes >= LAZY_BYTES) {
+            lazy_ = {from, to.offset, bytes};
+        } else {
+            Copy(ub_ + to.offset, from, bytes);
+        }
     }
+
+    void CopyOut(uint8_t* to, UbAddress from, uint64_t bytes) {
+        const uint8_t* source = ub_ + from.offset;
+        if (lazy_.bytes != 0) {
+            const uint8_t* settled = ub_ + lazy_.offset;
+            const bool inside = source >= settled && source + bytes <= settled + lazy_.bytes;
+            const bool disjoint = source + bytes <= settled || settled + lazy_.bytes <= source;
+            const bool overwrites = to < lazy_.source + lazy_.bytes && lazy_.source < to + bytes;
+            if (inside && !overwrites) {
+                source = lazy_.source + (source - settled);
+            } else if (!disjoint || overwrites) {
+                Settle();
+            }
+        }
+        Copy(to, source, bytes);
+    }
+
+    // What a freed buffer holds is of no interest any more.
+    void Discard(UbAddress) { lazy_.bytes = 0; }
+
+    template <typename T>
+    T ScalarLoad(const T* from) {
+        return __atomic_load_n(from, __ATOMIC_RELAXED);
+    }
+
+    template <typename T>
+    void ScalarStore(T* to, T value) {
+        __atomic_store_n(to, value, __ATOMIC_RELAXED);
+    }
+
+    void CleanAndInvalidate() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
     void SetFlag(AscendC::HardEvent, uint64_t) {}
     void WaitFlag(AscendC::HardEvent, uint64_t) {}
@@ -50,10 +88,39 @@ public:
     void Require(bool, const char*) {}
 
 private:
+    static constexpr uint64_t LAZY_BYTES = 1024;
+
+    struct Lazy {
+        const uint8_t* source;
+        uint32_t offset;
+        uint64_t bytes;
+    };
+
+    void Settle() {
+        if (lazy_.bytes != 0) {
+            Copy(ub_ + lazy_.offset, lazy_.source, lazy_.bytes);
+            lazy_.bytes = 0;
+        }
+    }
+
+    // Peers read and write the same memory: a copy that follows in the program follows in memory too,
+    // which is all that "data before flag" asks for.
+    static void Copy(uint8_t* to, const uint8_t* from, uint64_t bytes) {
+        std::atomic_thread_fence(std::memory_order_acq_rel);
+        CopyBytes(to, from, bytes);
+        std::atomic_thread_fence(std::memory_order_acq_rel);
+    }
+
     Meeting& meeting_;
     uint8_t* ub_;
+    Lazy lazy_{};
 };
 
+// Read several times per row, so it is worth one of the few words that a loaded library may have at a
+// fixed place in every thread.
+#if defined(__GNUC__)
+__attribute__((tls_model("initial-exec")))
+#endif
 inline thread_local Core* current_core = nullptr;
 
 inline Core& ThisCore() { return *current_core; }

@@ -3,7 +3,7 @@
 #define MOE_EMULATION_OPERATIONS_H
 
 #include <chrono>
-#include <limits>
+#include <cstring>
 
 #include "tensors.h"
 
@@ -47,6 +47,16 @@ void CheckPad(const LocalTensor<T>& local, const GlobalTensor<T>& global, const 
 }
 
 template <typename T>
+moe::emulation::UbAddress After(const LocalTensor<T>& local, PadBlock at) {
+    return {local.GetPhyAddr().offset + static_cast<uint32_t>(at.local_at)};
+}
+
+template <typename T>
+void RequireAligned(const LocalTensor<T>& local) {
+    Core().Require(local.GetPhyAddr().offset % BLOCK_BYTES == 0, "a vector operand is not aligned to 32 bytes");
+}
+
+template <typename T>
 uint8_t* Bytes(const GlobalTensor<T>& global) {
     return reinterpret_cast<uint8_t*>(global.Host());
 }
@@ -56,13 +66,13 @@ uint8_t* Bytes(const GlobalTensor<T>& global) {
 template <typename T>
 void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, uint32_t count) {
     const uint64_t bytes = detail::CheckedBytes(dst, src, count);
-    detail::Core().Copy(PIPE_MTE2, dst.Host(), detail::Bytes(src), bytes);
+    detail::Core().CopyIn(dst.GetPhyAddr(), detail::Bytes(src), bytes);
 }
 
 template <typename T>
 void DataCopy(const GlobalTensor<T>& dst, const LocalTensor<T>& src, uint32_t count) {
     const uint64_t bytes = detail::CheckedBytes(src, dst, count);
-    detail::Core().Copy(PIPE_MTE3, detail::Bytes(dst), src.Host(), bytes);
+    detail::Core().CopyOut(detail::Bytes(dst), src.GetPhyAddr(), bytes);
 }
 
 template <typename T>
@@ -73,7 +83,7 @@ void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const Da
     detail::CheckPad(dst, src, p, detail::BlockAt(p.blockCount - 1U, p, p.srcStride, p.dstStride));
     for (uint32_t b = 0; b < p.blockCount; ++b) {
         const auto at = detail::BlockAt(b, p, p.srcStride, p.dstStride);
-        detail::Core().Copy(PIPE_MTE2, dst.Host() + at.local_at, detail::Bytes(src) + at.global_at, p.blockLen);
+        detail::Core().CopyIn(detail::After(dst, at), detail::Bytes(src) + at.global_at, p.blockLen);
     }
 }
 
@@ -82,7 +92,7 @@ void DataCopyPad(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const Da
     detail::CheckPad(src, dst, p, detail::BlockAt(p.blockCount - 1U, p, p.dstStride, p.srcStride));
     for (uint32_t b = 0; b < p.blockCount; ++b) {
         const auto at = detail::BlockAt(b, p, p.dstStride, p.srcStride);
-        detail::Core().Copy(PIPE_MTE3, detail::Bytes(dst) + at.global_at, src.Host() + at.local_at, p.blockLen);
+        detail::Core().CopyOut(detail::Bytes(dst) + at.global_at, detail::After(src, at), p.blockLen);
     }
 }
 
@@ -90,33 +100,70 @@ template <typename T>
 void Duplicate(const LocalTensor<T>& dst, const T& value, const int32_t& count) {
     detail::Core().Require(count > 0 && static_cast<uint32_t>(count) <= dst.GetSize(),
                            "Duplicate beyond the end of a LocalTensor");
+    detail::RequireAligned(dst);
     uint8_t* to = dst.Host();
     detail::Core().Issue(PIPE_V, [to, value, n = count] {
         for (int32_t i = 0; i < n; ++i) std::memcpy(to + i * sizeof(T), &value, sizeof(T));
     });
 }
 
-// Sums the first `mask` elements of each of `repeatTime` repeats, `srcRepStride` 32-byte blocks apart.
+namespace detail {
+
+constexpr int32_t REPEAT_BYTES = 256;
+
+template <typename T>
+T ElementAt(const uint8_t* from, int64_t index) {
+    T value;
+    std::memcpy(&value, from + index * static_cast<int64_t>(sizeof(T)), sizeof(T));
+    return value;
+}
+
+}  // namespace detail
+
+// Sums the first `count` elements.
 template <typename T>
 void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTensor<T>& sharedTmpBuffer,
-               const int32_t mask, const int32_t repeatTime, const int32_t srcRepStride) {
-    constexpr int32_t MAX_REPEATS = 255;
+               const int32_t count) {
+    constexpr int32_t LANES = 8;
     auto& core = detail::Core();
-    core.Require(mask > 0 && mask * sizeof(T) <= 256, "ReduceSum: mask covers 1 element to 256 bytes");
-    core.Require(repeatTime > 0 && repeatTime <= MAX_REPEATS, "ReduceSum: 1 to 255 repeats");
-    const uint64_t last = uint64_t(repeatTime - 1) * uint64_t(srcRepStride) * BLOCK_BYTES + mask * sizeof(T);
-    core.Require(last <= uint64_t{src.GetSize()} * sizeof(T), "ReduceSum beyond the end of its source");
+    core.Require(count > 0 && static_cast<uint32_t>(count) <= src.GetSize(), "ReduceSum beyond the end of its source");
     core.Require(dst.GetSize() >= 1, "ReduceSum needs room for its result");
-    core.Require(sharedTmpBuffer.GetSize() >= static_cast<uint32_t>(repeatTime), "ReduceSum: temporary too small");
+    detail::RequireAligned(src);
+    core.Require(sharedTmpBuffer.GetSize() * uint64_t{detail::REPEAT_BYTES} >= count * sizeof(T),
+                 "ReduceSum: temporary too small");
     uint8_t* to = dst.Host();
     const uint8_t* from = src.Host();
     core.Issue(PIPE_V, [=] {
+        T lanes[LANES] = {};
+        for (int32_t i = 0; i < count; ++i) lanes[i % LANES] += detail::ElementAt<T>(from, i);
         T sum{};
-        for (int32_t r = 0; r < repeatTime; ++r) {
-            for (int32_t i = 0; i < mask; ++i) {
-                T value;
-                std::memcpy(&value, from + r * srcRepStride * static_cast<int64_t>(BLOCK_BYTES) + i * sizeof(T), sizeof(T));
-                sum += value;
+        for (const T lane : lanes) sum += lane;
+        std::memcpy(to, &sum, sizeof(T));
+    });
+}
+
+// Sums the elements that `mask` names of each of `repeatTime` repeats, `srcRepStride` 32-byte blocks apart.
+template <typename T>
+void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTensor<T>& sharedTmpBuffer,
+               const uint64_t mask[], const int32_t repeatTime, const int32_t srcRepStride) {
+    static_assert(sizeof(T) == 4, "one mask word covers the 64 elements of a repeat");
+    constexpr int32_t MAX_REPEATS = 255;
+    auto& core = detail::Core();
+    core.Require(mask[0] != 0, "ReduceSum: an empty mask");
+    core.Require(repeatTime > 0 && repeatTime <= MAX_REPEATS, "ReduceSum: 1 to 255 repeats");
+    const uint64_t repeat_bytes = static_cast<uint64_t>(srcRepStride) * BLOCK_BYTES;
+    const uint64_t end = (static_cast<uint64_t>(repeatTime) - 1) * repeat_bytes + detail::REPEAT_BYTES;
+    core.Require(end <= uint64_t{src.GetSize()} * sizeof(T), "ReduceSum beyond the end of its source");
+    core.Require(dst.GetSize() >= 1, "ReduceSum needs room for its result");
+    detail::RequireAligned(src);
+    core.Require(sharedTmpBuffer.GetSize() >= static_cast<uint32_t>(repeatTime), "ReduceSum: temporary too small");
+    uint8_t* to = dst.Host();
+    const uint8_t* from = src.Host();
+    core.Issue(PIPE_V, [=, bits = mask[0]] {
+        T sum{};
+        for (int32_t repeat = 0; repeat < repeatTime; ++repeat) {
+            for (uint64_t left = bits; left != 0; left &= left - 1) {
+                sum += detail::ElementAt<T>(from + static_cast<uint64_t>(repeat) * repeat_bytes, __builtin_ctzll(left));
             }
         }
         std::memcpy(to, &sum, sizeof(T));
@@ -157,9 +204,15 @@ inline int64_t GetSystemCycle() {
 
 template <typename T, CacheLine line, DcciDst destination>
 void DataCacheCleanAndInvalid(const GlobalTensor<T>&) {
-    detail::Core().Barrier(PIPE_S);
+    detail::Core().CleanAndInvalidate();
 }
 
 }  // namespace AscendC
+
+namespace moe::emulation {
+
+inline void PollPause(uint32_t attempt) { ThisCore().Poll(attempt); }
+
+}  // namespace moe::emulation
 
 #endif  // MOE_EMULATION_OPERATIONS_H

@@ -3,7 +3,7 @@
 #define MOE_EMULATION_QUEUES_H
 
 #include <array>
-#include <deque>
+#include <exception>
 
 #include "tensors.h"
 
@@ -23,7 +23,6 @@ public:
         // A check that fails while another one unwinds would end the process.
         if (std::uncaught_exceptions() == 0) {
             core.Require(used_ == 0, "a tensor was never freed");
-            core.Require(filled_.empty(), "a tensor was queued and never taken");
         }
     }
 
@@ -48,18 +47,17 @@ public:
         auto& core = moe::emulation::ThisCore();
         const uint32_t slot = Slot(tensor);
         core.Require(state_[slot] == State::OWNED, "EnQue of a tensor that was not allocated");
-        core.Require(filled_.size() < static_cast<size_t>(depth), "EnQue beyond the queue's depth");
+        core.Require(filled_ - taken_ < static_cast<uint32_t>(depth), "EnQue beyond the queue's depth");
         core.SetFlag(HardEvent::MTE2_MTE3, Id(slot));
         state_[slot] = State::QUEUED;
-        filled_.push_back(slot);
+        order_[filled_++ % MAX_BUFFERS] = slot;
         return true;
     }
 
     template <typename T>
     LocalTensor<T> DeQue() {
-        if (filled_.empty()) throw moe::emulation::CheckFailed("DeQue from an empty queue");
-        const uint32_t slot = filled_.front();
-        filled_.pop_front();
+        if (filled_ == taken_) throw moe::emulation::CheckFailed("DeQue from an empty queue");
+        const uint32_t slot = order_[taken_++ % MAX_BUFFERS];
         moe::emulation::ThisCore().WaitFlag(HardEvent::MTE2_MTE3, Id(slot));
         state_[slot] = State::TAKEN;
         return LocalTensor<T>({base_ + slot * bytes_}, bytes_);
@@ -71,6 +69,7 @@ public:
         const uint32_t slot = Slot(tensor);
         core.Require(state_[slot] == State::TAKEN, "FreeTensor of a tensor that DeQue did not give");
         core.SetFlag(HardEvent::MTE3_MTE2, Id(slot));
+        core.Discard(tensor.GetPhyAddr());
         state_[slot] = State::FREE;
         returned_[slot] = true;
         --used_;
@@ -103,7 +102,9 @@ private:
     uint32_t used_ = 0;
     std::array<State, MAX_BUFFERS> state_{};
     std::array<bool, MAX_BUFFERS> returned_{};
-    std::deque<uint32_t> filled_;
+    std::array<uint32_t, MAX_BUFFERS> order_{};
+    uint32_t filled_ = 0;
+    uint32_t taken_ = 0;
 };
 
 template <TPosition position>
@@ -122,6 +123,40 @@ private:
 
 class TPipe {
 public:
+    TPipe() { moe::emulation::ThisCore().pipe = this; }
+    TPipe(const TPipe&) = delete;
+    TPipe& operator=(const TPipe&) = delete;
+
+    ~TPipe() noexcept(false) {
+        if (std::uncaught_exceptions() != 0) return;
+        for (const uint8_t ids : allocated_) {
+            moe::emulation::ThisCore().Require(ids == 0, "AllocEventID without ReleaseEventID");
+        }
+    }
+
+    // An id for the moment: the next one that is not allocated.
+    TEventID FetchEventID(HardEvent event) const {
+        const uint8_t ids = allocated_[static_cast<uint32_t>(event)];
+        for (TEventID id = 0; id < static_cast<TEventID>(NUM_EVENT_IDS); ++id) {
+            if ((ids >> id & 1) == 0) return id;
+        }
+        throw moe::emulation::CheckFailed("every id of the event is allocated");
+    }
+
+    template <HardEvent event>
+    TEventID AllocEventID() {
+        const TEventID id = FetchEventID(event);
+        allocated_[static_cast<uint32_t>(event)] |= static_cast<uint8_t>(1U << id);
+        return id;
+    }
+
+    template <HardEvent event>
+    void ReleaseEventID(TEventID id) {
+        uint8_t& ids = allocated_[static_cast<uint32_t>(event)];
+        moe::emulation::ThisCore().Require((ids >> id & 1) == 1, "ReleaseEventID of an id that is not allocated");
+        ids &= static_cast<uint8_t>(~(1U << id));
+    }
+
     template <TPosition source, TPosition target, int32_t depth>
     bool InitBuffer(TQueBind<source, target, depth>& queue, uint8_t count, uint32_t bytes) {
         const uint32_t each = Align(bytes);
@@ -147,8 +182,11 @@ private:
     }
 
     uint32_t used_ = 0;
+    std::array<uint8_t, NUM_EVENTS> allocated_{};
 };
 
 }  // namespace AscendC
+
+inline AscendC::TPipe* GetTPipePtr() { return moe::emulation::ThisCore().pipe; }
 
 #endif  // MOE_EMULATION_QUEUES_H

@@ -18,8 +18,9 @@ inline std::string& LastError() {
 }
 
 #ifdef MOE_EMULATION_STRICT
-inline std::atomic<uint64_t>& Seed() {
-    static std::atomic<uint64_t> seed{0};
+// Of the next launch that this thread makes.
+inline uint64_t& Seed() {
+    thread_local uint64_t seed = 0;
     return seed;
 }
 #endif
@@ -36,14 +37,17 @@ inline uint8_t* ThreadUb() {
 // Runs `kernel()` on every block. Returns 0, or 1 when a check failed (`LastError` says which).
 template <typename Kernel>
 int RunBlocks(uint32_t blocks, Kernel&& kernel) {
-    if (blocks == 0) {
-        LastError() = "a launch needs at least one block";
+    if (blocks == 0 || blocks > AscendC::MAX_VECTOR_CORES) {
+        LastError() = "a launch has 1 to 48 blocks: SyncAll needs a core for each of them";
         return 1;
     }
     Meeting meeting(blocks);
+#ifdef MOE_EMULATION_STRICT
+    const uint64_t seed = Seed()++;
+#endif
     ParallelFor(blocks, [&](uint32_t block) {
 #ifdef MOE_EMULATION_STRICT
-        Core core(block, blocks, meeting, ThreadUb(), Seed().fetch_add(1));
+        Core core(block, blocks, meeting, ThreadUb(), seed);
 #else
         Core core(block, blocks, meeting, ThreadUb());
 #endif
@@ -54,7 +58,7 @@ int RunBlocks(uint32_t blocks, Kernel&& kernel) {
             core.Finish();
             meeting.End();
         } catch (const std::exception& error) {
-            meeting.Fail(error.what());
+            meeting.Fail("block " + std::to_string(block) + ": " + error.what());
         }
         current_core = outer;
     });

@@ -3,61 +3,82 @@
 #ifndef MOE_EMULATION_STRICT_CORE_H
 #define MOE_EMULATION_STRICT_CORE_H
 
+#include <time.h>
+
 #include <array>
-#include <cstring>
 #include <deque>
 #include <functional>
 #include <map>
-#include <random>
-#include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "meeting.h"
+#include "memory.h"
 #include "types.h"
 
 namespace moe::emulation {
+
+// SplitMix64: as good as needed here, and quick to seed for every block of every launch.
+class Random {
+public:
+    explicit Random(uint64_t seed) : state_(seed) {}
+
+    uint64_t operator()() {
+        uint64_t z = state_ += 0x9E3779B97F4A7C15ULL;
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
+        return z ^ (z >> 31);
+    }
+
+    bool OneIn(uint64_t n) { return (*this)() % n == 0; }
+
+private:
+    uint64_t state_;
+};
 
 class Core {
 public:
     using Effect = std::function<void()>;
 
     Core(uint32_t index, uint32_t count, Meeting& meeting, uint8_t* ub, uint64_t seed)
-        : block(index), blocks(count), meeting_(meeting), ub_(ub), random_(seed * 0x9E3779B97F4A7C15ULL + index) {
+        : block(index), blocks(count), meeting_(meeting), ub_(ub), random_(seed * AscendC::UB_BYTES + index) {
         // What UB holds at the start is nobody's business: make sure that nobody relies on it.
-        for (uint32_t i = 0; i < AscendC::UB_BYTES; ++i) ub_[i] = static_cast<uint8_t>(random_());
+        for (uint32_t at = 0; at < AscendC::UB_BYTES; at += sizeof(uint64_t)) {
+            const uint64_t garbage = random_();
+            std::memcpy(ub_ + at, &garbage, sizeof(garbage));
+        }
+        constexpr pipe_t SLOW[] = {PIPE_S, PIPE_V, PIPE_MTE2, PIPE_MTE3, PIPE_MTE3, PIPE_MTE3, PIPE_ALL, PIPE_ALL};
+        slow_pipe_ = SLOW[random_() % (sizeof(SLOW) / sizeof(SLOW[0]))];
+        newest_first_ = random_.OneIn(2);
+        // Blocks of a launch do not start together.
+        if (blocks > 1 && random_.OneIn(4)) Stall();
     }
 
     const uint32_t block;
     const uint32_t blocks;
+    AscendC::TPipe* pipe = nullptr;
 
     uint8_t* Ub(UbAddress address) { return ub_ + address.offset; }
 
     void Issue(pipe_t pipe, Effect effect) {
         std::vector<Effect> pieces;
         pieces.push_back(std::move(effect));
-        Put(pipe, {Kind::EFFECT, std::move(pieces), {}});
+        Put(pipe, {Kind::EFFECT, std::move(pieces), {}, false});
     }
 
-    // A copy arrives in pieces: who looks early sees half a row.
-    void Copy(pipe_t pipe, uint8_t* to, const uint8_t* from, uint64_t bytes) {
-        std::vector<Effect> pieces;
-        const uint64_t step = bytes <= 64 ? bytes : (bytes / 3 + 31) / 32 * 32;
-        for (uint64_t begin = 0; begin < bytes; begin += step) {
-            const uint64_t length = begin + step < bytes ? step : bytes - begin;
-            pieces.push_back([=] { std::memcpy(to + begin, from + begin, length); });
-        }
-        if (!pieces.empty()) Put(pipe, {Kind::EFFECT, std::move(pieces), {}});
-    }
+    void CopyIn(UbAddress to, const uint8_t* from, uint64_t bytes) { Copy(PIPE_MTE2, ub_ + to.offset, from, bytes); }
+    void CopyOut(uint8_t* to, UbAddress from, uint64_t bytes) { Copy(PIPE_MTE3, to, ub_ + from.offset, bytes); }
+    void Discard(UbAddress) {}
 
     void SetFlag(AscendC::HardEvent event, uint64_t id) {
-        Put(AscendC::SourcePipe(event), {Kind::SET, {}, {event, id}});
+        Put(AscendC::SourcePipe(event), {Kind::SET, {}, {event, id}, false});
     }
 
     void WaitFlag(AscendC::HardEvent event, uint64_t id) {
         const Flag flag{event, id};
         if (AscendC::TargetPipe(event) != PIPE_S) {
-            Put(AscendC::TargetPipe(event), {Kind::WAIT, {}, flag});
+            Put(AscendC::TargetPipe(event), {Kind::WAIT, {}, flag, false});
             return;
         }
         DrainScalar();
@@ -71,13 +92,39 @@ public:
         } else if (pipe == PIPE_S) {
             DrainScalar();
         } else {
-            Put(pipe, {Kind::BARRIER, {}, {}});
+            Put(pipe, {Kind::BARRIER, {}, {}, false});
         }
     }
 
     // The scalar unit sees its own writes.
     void DrainScalar() {
         while (!pipes_[PIPE_S].empty()) StepOr("the scalar unit is stuck");
+    }
+
+    // Scalar accesses to GM go through a cache that nobody keeps coherent: what a peer writes after the
+    // first look stays unseen, and what is written here stays here, until CleanAndInvalidate.
+    template <typename T>
+    T ScalarLoad(const T* from) {
+        static_assert(sizeof(T) <= sizeof(uint64_t));
+        DrainScalar();
+        const auto [line, is_new] = cache_.try_emplace(from);
+        if (is_new) std::memcpy(&line->second, from, sizeof(T));
+        T value;
+        std::memcpy(&value, &line->second, sizeof(T));
+        return value;
+    }
+
+    template <typename T>
+    void ScalarStore(T* to, T value) {
+        std::memcpy(&cache_[to], &value, sizeof(T));
+        dirty_.push_back([=] { std::memcpy(to, &value, sizeof(T)); });
+    }
+
+    void CleanAndInvalidate() {
+        DrainScalar();
+        for (const Effect& write : dirty_) write();
+        dirty_.clear();
+        cache_.clear();
     }
 
     // Waits for the other blocks, not for this block's own pipes: that is PipeBarrier<PIPE_ALL>'s work.
@@ -95,6 +142,7 @@ public:
     // The end of a kernel waits for its pipes, and leaves no flag behind for the next one.
     void Finish() {
         DrainAll();
+        CleanAndInvalidate();
         for (const auto& [flag, set] : flags_) {
             Require(!set || flag.id >= AscendC::NUM_EVENT_IDS, "SetFlag without a WaitFlag");
         }
@@ -118,24 +166,43 @@ private:
         Kind kind;
         std::vector<Effect> pieces;
         Flag flag;
+        bool is_small = false;  // as flags are, on their way out
     };
+
+    using Candidate = std::pair<uint32_t, size_t>;  // pipe, position in it
+
+    // A copy arrives in pieces, in any order: who looks early sees half a row. It also reads its source
+    // late: who reuses the source early sends something else.
+    void Copy(pipe_t pipe, uint8_t* to, const uint8_t* from, uint64_t bytes) {
+        std::vector<Effect> pieces;
+        for (uint64_t begin = 0; begin < bytes;) {
+            const uint64_t left = bytes - begin;
+            const uint64_t wanted = (random_() % (bytes / 2 / AscendC::BLOCK_BYTES + 1) + 1) * AscendC::BLOCK_BYTES;
+            const uint64_t length = wanted < left ? wanted : left;
+            pieces.push_back([=] { CopyBytes(to + begin, from + begin, length); });
+            begin += length;
+        }
+        const bool is_small = pipe == PIPE_MTE3 && bytes <= 2 * AscendC::BLOCK_BYTES;
+        if (!pieces.empty()) Put(pipe, {Kind::EFFECT, std::move(pieces), {}, is_small});
+    }
 
     void Put(pipe_t pipe, Instruction instruction) {
         pipes_[pipe].push_back(std::move(instruction));
         // Mostly nothing happens yet; now and then something that was given earlier does.
-        if (random_() % 4 == 0) Step();
+        if (random_.OneIn(4)) Step();
     }
 
     // Positions in a pipe that may go on now. The scalar unit works strictly in order; elsewhere an
-    // effect may overtake another one, but not a barrier, nor a flag that is being waited for.
-    void Candidates(uint32_t pipe, std::vector<std::pair<uint32_t, size_t>>& found) {
+    // effect may overtake another one, but not a barrier, nor a flag that is being waited for. A flag
+    // that is still set is set again only after the wait for the first time has passed.
+    void Candidates(uint32_t pipe, std::vector<Candidate>& found) {
         const std::deque<Instruction>& queue = pipes_[pipe];
         for (size_t i = 0; i < queue.size(); ++i) {
             const Instruction& instruction = queue[i];
             if (instruction.kind == Kind::EFFECT) {
                 found.emplace_back(pipe, i);
             } else if (instruction.kind == Kind::SET) {
-                if (i == 0) found.emplace_back(pipe, i);
+                if (i == 0 && !flags_[instruction.flag]) found.emplace_back(pipe, i);
             } else {
                 const bool passes = instruction.kind == Kind::WAIT ? flags_[instruction.flag] : i == 0;
                 if (passes) found.emplace_back(pipe, i);
@@ -145,26 +212,51 @@ private:
         }
     }
 
+    // Chance alone rarely finds the one bad order. So in half of the launches one pipe lags behind all
+    // others, and in half of them what was given last comes first.
+    Candidate Choose(const std::vector<Candidate>& found) {
+        const Candidate any = found[random_() % found.size()];
+        if (any.first == slow_pipe_ && !random_.OneIn(16)) {
+            for (const Candidate& other : found) {
+                if (other.first != slow_pipe_) return other;
+            }
+        }
+        if (!newest_first_) return any;
+        Candidate newest = any;
+        for (const Candidate& other : found) {
+            if (other.first == any.first) newest = other;
+        }
+        return newest;
+    }
+
     bool Step() {
-        std::vector<std::pair<uint32_t, size_t>> found;
+        std::vector<Candidate> found;
         for (uint32_t pipe = 0; pipe < AscendC::NUM_PIPES; ++pipe) Candidates(pipe, found);
         if (found.empty()) return false;
-        const auto [pipe, position] = found[random_() % found.size()];
+        const auto [pipe, position] = Choose(found);
         std::deque<Instruction>& queue = pipes_[pipe];
         Instruction& instruction = queue[position];
         if (instruction.kind == Kind::EFFECT) {
             const size_t piece = random_() % instruction.pieces.size();
             instruction.pieces[piece]();
             instruction.pieces.erase(instruction.pieces.begin() + static_cast<std::ptrdiff_t>(piece));
+            if (instruction.is_small && position > 0 && stalls_left_ > 0 && random_.OneIn(4)) Stall();
             if (!instruction.pieces.empty()) return true;
         } else if (instruction.kind == Kind::SET) {
-            Require(!flags_[instruction.flag], "SetFlag on a flag that is still set");
             flags_[instruction.flag] = true;
         } else if (instruction.kind == Kind::WAIT) {
             flags_[instruction.flag] = false;
         }
         queue.erase(queue.begin() + static_cast<std::ptrdiff_t>(position));
         return true;
+    }
+
+    // Long enough for peers to act on what is already visible, while the rest is still on its way.
+    void Stall() {
+        --stalls_left_;
+        constexpr long STALL_NS = 1500 * 1000;
+        const timespec stall{0, STALL_NS};
+        nanosleep(&stall, nullptr);
     }
 
     void StepOr(const char* stuck) { Require(Step(), stuck); }
@@ -180,9 +272,14 @@ private:
 
     Meeting& meeting_;
     uint8_t* ub_;
-    std::mt19937_64 random_;
+    Random random_;
+    uint32_t slow_pipe_ = PIPE_ALL;
+    bool newest_first_ = false;
+    uint32_t stalls_left_ = 3;
     std::array<std::deque<Instruction>, AscendC::NUM_PIPES> pipes_;
     std::map<Flag, bool> flags_;
+    std::map<const void*, uint64_t> cache_;
+    std::vector<Effect> dirty_;
 };
 
 inline thread_local Core* current_core = nullptr;

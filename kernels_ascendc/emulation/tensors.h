@@ -32,17 +32,13 @@ public:
     T GetValue(uint64_t index) const {
         auto& core = moe::emulation::ThisCore();
         core.Require(index < size_, "GetValue beyond the end of a GlobalTensor");
-        core.DrainScalar();
-        T value;
-        std::memcpy(&value, Host() + index, sizeof(T));
-        return value;
+        return core.ScalarLoad(Host() + index);
     }
 
     void SetValue(uint64_t index, T value) {
         auto& core = moe::emulation::ThisCore();
         core.Require(index < size_, "SetValue beyond the end of a GlobalTensor");
-        T* at = Host() + index;
-        core.Issue(PIPE_S, [=] { std::memcpy(at, &value, sizeof(T)); });
+        core.ScalarStore(Host() + index, value);
     }
 
     // Plain memory: for the emulation itself.

@@ -5,6 +5,8 @@
 #include <cstdint>
 
 #define MOE_ASCENDC_EMULATION
+#define MOE_EMULATION 1
+
 #define __aicore__
 #define __global__ static
 #define __mix__(cube, vector)
@@ -22,16 +24,34 @@ enum pipe_t { PIPE_S = 0, PIPE_V = 1, PIPE_MTE2 = 2, PIPE_MTE3 = 3, PIPE_ALL = 4
 
 namespace AscendC {
 
+class TPipe;
+using TEventID = int8_t;
+
 // 192 KB, of which the top 8 KB are reserved by default.
 constexpr uint32_t UB_BYTES = 184 * 1024;
 constexpr uint32_t BLOCK_BYTES = 32;
+constexpr uint32_t MAX_VECTOR_CORES = 48;
 constexpr uint32_t NUM_PIPES = 4;
-constexpr uint32_t NUM_EVENT_IDS = 8;
+constexpr uint32_t NUM_EVENTS = 12;
+constexpr uint32_t NUM_EVENT_IDS = 8;  // of each event
 
 enum class TPosition : uint8_t { GM, VECIN, VECOUT, VECCALC };
 
 // "A_B": set when what pipe A was given before has completed; holds up what pipe B is given after.
-enum class HardEvent : uint8_t { S_V, S_MTE2, S_MTE3, V_S, V_MTE2, V_MTE3, MTE2_S, MTE2_V, MTE2_MTE3, MTE3_S, MTE3_V, MTE3_MTE2 };
+enum class HardEvent : uint8_t {
+    S_V,
+    S_MTE2,
+    S_MTE3,
+    V_S,
+    V_MTE2,
+    V_MTE3,
+    MTE2_S,
+    MTE2_V,
+    MTE2_MTE3,
+    MTE3_S,
+    MTE3_V,
+    MTE3_MTE2,
+};
 
 constexpr pipe_t SourcePipe(HardEvent event) {
     if (event <= HardEvent::S_MTE3) return PIPE_S;
@@ -81,9 +101,6 @@ enum class DcciDst : uint8_t { CACHELINE_ALL, CACHELINE_UB, CACHELINE_OUT, CACHE
 }  // namespace AscendC
 
 namespace moe::emulation {
-
-// How the blocks of one launch meet; fails when a block can no longer come.
-class Meeting;
 
 // An address inside UB: no pointer, so that it cannot be mixed with one.
 struct UbAddress {

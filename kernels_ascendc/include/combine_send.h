@@ -1,93 +1,107 @@
-// Combine, steps 1 and 2: each expert output back to its token's slot, its flag right behind it.
-//
-// Row and flag go through the same pipe of the same core, but a pipe may finish a later copy first:
-// hence PipeBarrier<PIPE_MTE3> between the two.
+// Combine, steps 1 and 2: every result back to its token's slot, its flag right after it.
 #ifndef MOE_COMBINE_SEND_H
 #define MOE_COMBINE_SEND_H
 
-#include "platform.h"
+#include "flags.h"
 
 namespace moe {
 
 class CombineSend {
 public:
-    __aicore__ inline explicit CombineSend(const CombineSendArgs& args)
-        : args_(args),
-          rows_(Global<uint8_t>(args.rows)),
-          triples_(Global<int32_t>(args.triples)),
-          peers_(Global<uint64_t>(args.peers)),
-          report_(args.report) {
-        pipe_.InitBuffer(row_queue_, 2, static_cast<uint32_t>(args.row_bytes));
-        pipe_.InitBuffer(flag_, STATUS_ENTRY_BYTES);
-        pipe_.InitBuffer(triple_buffer_, ROWS_AT_ONCE * TRIPLE_WORDS * sizeof(int32_t));
+    __aicore__ inline void Init(const CombineSendArgs& args, AscendC::TPipe* pipe) {
+        args_ = args;
+        peers_ = GlobalAt<uint64_t>(args.peers);
+        piece_bytes_ = Smaller(args.row_bytes, MAX_PIECE_BYTES);
+        pipe->InitBuffer(rows_, 2, static_cast<uint32_t>(piece_bytes_));
+        pipe->InitBuffer(flag_buffer_, STATUS_ENTRY_BYTES);
+        flag_ = flag_buffer_.Get<float>();
+        triples_.Init(pipe, TRIPLES_PER_CHUNK * TRIPLE_WORDS);
+        report_.Init(pipe, args.report);
     }
 
     __aicore__ inline void Process() {
-        AscendC::Duplicate(flag_.Get<float>(), 1.0f, static_cast<int32_t>(WORDS_PER_ENTRY));
-        Synchronize<HardEvent::V_MTE3>();
-        const Range range = Share(NumRows(), static_cast<uint64_t>(AscendC::GetBlockIdx()),
-                                  static_cast<uint64_t>(AscendC::GetBlockNum()));
-        for (uint64_t first = range.begin; first < range.end; first += ROWS_AT_ONCE) {
-            const uint64_t last = first + ROWS_AT_ONCE < range.end ? first + ROWS_AT_ONCE : range.end;
-            LoadTriples(first, last - first);
-            for (uint64_t row = first; row < last; ++row) {
-                SendRow(row, static_cast<uint32_t>((row - first) * TRIPLE_WORDS));
+        AscendC::Duplicate(flag_, 1.0f, static_cast<int32_t>(STATUS_ENTRY_WORDS));
+        Order<AscendC::HardEvent::V_MTE3>();
+        const Share share = SplitEvenly(NumRows(), AscendC::GetBlockIdx(), AscendC::GetBlockNum());
+        for (int64_t first = share.first; first < share.last; first += TRIPLES_PER_CHUNK) {
+            const int64_t last = Smaller(first + TRIPLES_PER_CHUNK, share.last);
+            LoadTriples(first, last);
+            for (int64_t row = first; row < last; ++row) {
+                SendRow(row);
             }
         }
+        report_.Write();
     }
 
 private:
-    static constexpr uint32_t TRIPLE_WORDS = 3;
-    static constexpr uint32_t ROWS_AT_ONCE = 256;
+    static constexpr int64_t MAX_PIECE_BYTES = 64 * 1024;
+    static constexpr int64_t TRIPLES_PER_CHUNK = 512;
+    static constexpr int64_t TRIPLE_WORDS = 3;
 
-    // As many as dispatch delivered, but never beyond what there is.
-    __aicore__ inline uint64_t NumRows() const {
-        const int32_t total = Global<int32_t>(args_.recv_offsets).GetValue(static_cast<uint64_t>(args_.num_entries) - 1);
-        if (total < 0 || total > args_.capacity) {
+    // The prefix sums came from memory that peers write: they cannot make us read past our own rows.
+    __aicore__ inline int64_t NumRows() {
+        if (args_.num_entries <= 0) {
             return 0;
         }
-        return static_cast<uint64_t>(total);
+        const int64_t rows =
+            GlobalAt<int32_t>(args_.recv_offsets).GetValue(static_cast<uint64_t>(args_.num_entries - 1));
+        if (rows >= 0 && rows <= args_.capacity) {
+            return rows;
+        }
+        if (AscendC::GetBlockIdx() == 0) {
+            report_.Add(REPORT_BAD_ROW, rows < 0 ? 0 : args_.capacity, rows < 0 ? 1 : rows - args_.capacity);
+        }
+        return rows < 0 ? 0 : args_.capacity;
     }
 
-    __aicore__ inline void LoadTriples(uint64_t first, uint64_t count) {
-        AscendC::DataCopyPad(triple_buffer_.Get<int32_t>(), triples_[first * TRIPLE_WORDS],
-                             {1, static_cast<uint32_t>(count * TRIPLE_WORDS * sizeof(int32_t)), 0, 0, 0},
-                             {false, 0, 0, 0});
-        Synchronize<HardEvent::MTE2_S>();
+    __aicore__ inline void LoadTriples(int64_t first, int64_t last) {
+        Order<AscendC::HardEvent::S_MTE2>();
+        triples_.Load(args_.triples, first * TRIPLE_WORDS, (last - first) * TRIPLE_WORDS);
+        Order<AscendC::HardEvent::MTE2_S>();
     }
 
-    __aicore__ inline void SendRow(uint64_t row, uint32_t triple_at) {
-        const LocalTensor<int32_t> triples = triple_buffer_.Get<int32_t>();
-        // Negative numbers become huge ones, which lie in no extent.
-        const auto rank = static_cast<uint64_t>(static_cast<int64_t>(triples.GetValue(triple_at)));
-        const auto token = static_cast<uint64_t>(static_cast<int64_t>(triples.GetValue(triple_at + 1)));
-        const auto k = static_cast<uint64_t>(static_cast<int64_t>(triples.GetValue(triple_at + 2)));
-        const auto zone = static_cast<uint64_t>(args_.zone);
-        if (rank >= static_cast<uint64_t>(args_.num_ranks) || !args_.slots.Contains(zone, token, k)) {
-            report_.Write(REPORT_BAD_ROW, row, 1);
+    __aicore__ inline void SendRow(int64_t row) {
+        // A negative word becomes a huge unsigned one, which no extent holds.
+        const uint64_t rank = static_cast<uint64_t>(static_cast<int64_t>(triples_.At(row * TRIPLE_WORDS)));
+        const uint64_t token = static_cast<uint64_t>(static_cast<int64_t>(triples_.At(row * TRIPLE_WORDS + 1)));
+        const uint64_t k = static_cast<uint64_t>(static_cast<int64_t>(triples_.At(row * TRIPLE_WORDS + 2)));
+        const uint64_t zone = static_cast<uint64_t>(args_.zone);
+        if (rank >= static_cast<uint64_t>(args_.num_ranks) || !args_.slots.Contains(zone, token, k) ||
+            !args_.status.Contains(zone, token, k)) {
+            report_.Add(REPORT_BAD_ROW, row);
             return;
         }
-        const auto row_bytes = static_cast<uint32_t>(args_.row_bytes);
-        const uint64_t peer = peers_.GetValue(rank);
-        LocalTensor<uint8_t> buffer = row_queue_.AllocTensor<uint8_t>();
-        AscendC::DataCopy(buffer, rows_[row * row_bytes], row_bytes);
-        row_queue_.EnQue(buffer);
-        buffer = row_queue_.DeQue<uint8_t>();
-        AscendC::DataCopy(Global<uint8_t>(peer + args_.slots.At(zone, token, k)), buffer, row_bytes);
-        row_queue_.FreeTensor(buffer);
-        AscendC::PipeBarrier<PIPE_MTE3>();
-        AscendC::DataCopy(Global<float>(peer + args_.status.At(zone, token, k)), flag_.Get<float>(), WORDS_PER_ENTRY);
+        const uint64_t window = peers_.GetValue(rank);
+        CopyRow(args_.rows + row * args_.row_bytes, window + args_.slots.At(zone, token, k));
+        FinishRow();
+        AscendC::DataCopy(GlobalAt<float>(window + args_.status.At(zone, token, k)), flag_, STATUS_ENTRY_WORDS);
     }
 
-    const CombineSendArgs args_;
-    GlobalTensor<uint8_t> rows_;
-    GlobalTensor<int32_t> triples_;
-    GlobalTensor<uint64_t> peers_;
+    __aicore__ inline void CopyRow(uint64_t source, uint64_t slot) {
+        for (int64_t done = 0; done < args_.row_bytes; done += piece_bytes_) {
+            const uint32_t bytes = static_cast<uint32_t>(Smaller(piece_bytes_, args_.row_bytes - done));
+            AscendC::LocalTensor<uint8_t> in = rows_.AllocTensor<uint8_t>();
+            AscendC::DataCopy(in, GlobalAt<uint8_t>(source + done), bytes);
+            rows_.EnQue(in);
+            AscendC::LocalTensor<uint8_t> out = rows_.DeQue<uint8_t>();
+            AscendC::DataCopy(GlobalAt<uint8_t>(slot + done), out, bytes);
+            rows_.FreeTensor(out);
+        }
+    }
+
+    // MTE3 starts copies in order and may end them in another: the flag starts when the row has ended.
+    __aicore__ inline void FinishRow() {
+        AscendC::PipeBarrier<PIPE_MTE3>();
+    }
+
+    CombineSendArgs args_;
+    AscendC::GlobalTensor<uint64_t> peers_;
+    AscendC::TQueBind<AscendC::TPosition::VECIN, AscendC::TPosition::VECOUT, 2> rows_;
+    AscendC::TBuf<AscendC::TPosition::VECCALC> flag_buffer_;
+    AscendC::LocalTensor<float> flag_;
+    Table triples_;
     Report report_;
-    AscendC::TPipe pipe_;
-    AscendC::TQueBind<AscendC::TPosition::VECIN, AscendC::TPosition::VECOUT, 2> row_queue_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> flag_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> triple_buffer_;
+    int64_t piece_bytes_ = 0;
 };
 
 }  // namespace moe

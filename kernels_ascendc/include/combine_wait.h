@@ -1,87 +1,84 @@
-// Combine, step 3: token by token, until the flags of its own results are there; then they are cleared.
+// Combine, step 3: waits for each token until its own results are there, and clears their flags.
 #ifndef MOE_COMBINE_WAIT_H
 #define MOE_COMBINE_WAIT_H
 
-#include "platform.h"
+#include "flags.h"
 
 namespace moe {
 
 class CombineWait {
 public:
-    __aicore__ inline explicit CombineWait(const CombineWaitArgs& args)
-        : args_(args),
-          results_(static_cast<uint32_t>(args.topk + args.num_shared_experts)),
-          deadline_(args.timeout_us),
-          report_(args.report) {
-        pipe_.InitBuffer(entries_, results_ * STATUS_ENTRY_BYTES);
-        pipe_.InitBuffer(zeros_, results_ * STATUS_ENTRY_BYTES);
-        pipe_.InitBuffer(sum_, STATUS_ENTRY_BYTES);
-        pipe_.InitBuffer(work_, results_ * STATUS_ENTRY_BYTES);
-        pipe_.InitBuffer(ids_, static_cast<uint32_t>(args.num_tokens * args.topk * sizeof(int32_t)));
+    __aicore__ inline void Init(const CombineWaitArgs& args, AscendC::TPipe* pipe) {
+        args_ = args;
+        num_results_ = args.topk + args.num_shared_experts;
+        words_ = static_cast<uint32_t>(num_results_ * STATUS_ENTRY_WORDS);
+        const uint32_t bytes = words_ * sizeof(float);
+        pipe->InitBuffer(entry_buffer_, bytes);
+        entries_ = entry_buffer_.Get<float>();
+        pipe->InitBuffer(zero_buffer_, bytes);
+        zeros_ = zero_buffer_.Get<float>();
+        pipe->InitBuffer(work_buffer_, bytes);
+        work_ = work_buffer_.Get<float>();
+        pipe->InitBuffer(sum_buffer_, UB_ALIGN);
+        sum_ = sum_buffer_.Get<float>();
+        ids_.Init(pipe, TABLE_ENTRIES);
+        report_.Init(pipe, args.report);
     }
 
     __aicore__ inline void Process() {
-        const Range range = Share(static_cast<uint64_t>(args_.num_tokens),
-                                  static_cast<uint64_t>(AscendC::GetBlockIdx()),
-                                  static_cast<uint64_t>(AscendC::GetBlockNum()));
-        if (range.begin == range.end) {
-            return;
-        }
-        AscendC::Duplicate(zeros_.Get<float>(), 0.0f, static_cast<int32_t>(results_ * WORDS_PER_ENTRY));
-        Synchronize<HardEvent::V_MTE3>();
-        LoadIds(range);
-        for (uint64_t token = range.begin; token < range.end; ++token) {
-            const uint32_t expected = NumResults(token - range.begin);
-            if (expected == 0) {
-                continue;
+        AscendC::Duplicate(zeros_, 0.0f, static_cast<int32_t>(words_));
+        Order<AscendC::HardEvent::V_MTE3>();
+        const Share share = SplitEvenly(args_.num_tokens, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
+        const int64_t tokens_per_chunk = TABLE_ENTRIES / args_.topk;
+        deadline_.Start(args_.timeout_us);
+        for (int64_t first = share.first; first < share.last; first += tokens_per_chunk) {
+            const int64_t last = Smaller(first + tokens_per_chunk, share.last);
+            LoadIds(args_.first_token + first, args_.first_token + last);
+            for (int64_t token = first; token < last; ++token) {
+                if (!ReceiveToken(args_.first_token + token)) {
+                    // The entries from here on stay as they are and tell the host who is missing.
+                    report_.Add(REPORT_TIMEOUT, args_.first_token + token, share.last - token);
+                    report_.Write();
+                    return;
+                }
             }
-            if (!WaitFor(token, expected)) {
-                // What has not been cleared from here on tells the host who is missing.
-                report_.Write(REPORT_TIMEOUT, static_cast<uint64_t>(args_.first_token) + token, range.end - token);
-                return;
-            }
-            AscendC::DataCopy(Entries(token), zeros_.Get<float>(), results_ * WORDS_PER_ENTRY);
         }
+        Order<AscendC::HardEvent::MTE3_S>();
     }
 
 private:
-    __aicore__ inline void LoadIds(Range range) {
-        const auto topk = static_cast<uint64_t>(args_.topk);
-        const uint64_t first = (static_cast<uint64_t>(args_.first_token) + range.begin) * topk;
-        const auto bytes = static_cast<uint32_t>((range.end - range.begin) * topk * sizeof(int32_t));
-        AscendC::DataCopyPad(ids_.Get<int32_t>(), Global<int32_t>(args_.topk_idx)[first], {1, bytes, 0, 0, 0},
-                             {false, 0, 0, 0});
-        Synchronize<HardEvent::MTE2_S>();
+    static constexpr int64_t TABLE_ENTRIES = 1024;
+
+    __aicore__ inline void LoadIds(int64_t first, int64_t last) {
+        Order<AscendC::HardEvent::S_MTE2>();
+        ids_.Load(args_.topk_idx, first * args_.topk, (last - first) * args_.topk);
+        Order<AscendC::HardEvent::MTE2_S>();
     }
 
-    // Results that will come for a token: an id of -1 was sent to nobody.
-    __aicore__ inline uint32_t NumResults(uint64_t loaded_token) const {
-        const auto topk = static_cast<uint32_t>(args_.topk);
-        const LocalTensor<int32_t> ids = ids_.Get<int32_t>();
-        uint32_t expected = static_cast<uint32_t>(args_.num_shared_experts);
-        for (uint32_t k = 0; k < topk; ++k) {
-            expected += ids.GetValue(static_cast<uint32_t>(loaded_token) * topk + k) >= 0 ? 1 : 0;
+    __aicore__ inline bool ReceiveToken(int64_t token) {
+        const uint64_t zone = static_cast<uint64_t>(args_.zone);
+        const uint64_t address = args_.window + args_.status.At(zone, static_cast<uint64_t>(token), 0);
+        if (!WaitForResults(address, NumExpected(token))) {
+            return false;
+        }
+        ClearFlags(address);
+        return true;
+    }
+
+    // An id of -1 was not sent anywhere, so nothing comes back for it.
+    __aicore__ inline int64_t NumExpected(int64_t token) const {
+        int64_t expected = args_.num_shared_experts;
+        for (int64_t k = 0; k < args_.topk; ++k) {
+            expected += ids_.At(token * args_.topk + k) >= 0 ? 1 : 0;
         }
         return expected;
     }
 
-    __aicore__ inline GlobalTensor<float> Entries(uint64_t token) const {
-        const uint64_t at = args_.status.At(static_cast<uint64_t>(args_.zone),
-                                            static_cast<uint64_t>(args_.first_token) + token, 0);
-        return Global<float>(args_.window + at);
-    }
-
-    // Each result's entry is eight 1.0.
-    __aicore__ inline bool WaitFor(uint64_t token, uint32_t expected) {
-        const LocalTensor<float> entries = entries_.Get<float>();
+    __aicore__ inline bool WaitForResults(uint64_t address, int64_t expected) {
         for (uint32_t attempt = 0;; ++attempt) {
-            const bool passed = deadline_.Passed();
-            AscendC::DataCopy(entries, Entries(token), results_ * WORDS_PER_ENTRY);
-            Synchronize<HardEvent::MTE2_V>();
-            AscendC::ReduceSum(sum_.Get<float>(), entries, work_.Get<float>(), static_cast<int32_t>(WORDS_PER_ENTRY),
-                               static_cast<int32_t>(results_), 1);
-            Synchronize<HardEvent::V_S>();
-            if (sum_.Get<float>().GetValue(0) == static_cast<float>(expected * WORDS_PER_ENTRY)) {
+            // Looked at the clock before the flags: what came in time counts.
+            const bool passed = attempt > 0 && deadline_.Passed();
+            if (SumFlags(address) == expected * static_cast<int64_t>(STATUS_ENTRY_WORDS)) {
                 return true;
             }
             if (passed) {
@@ -91,16 +88,33 @@ private:
         }
     }
 
-    const CombineWaitArgs args_;
-    const uint32_t results_;
-    Deadline deadline_;
+    // All eight words of an entry are 1.0f: no mask is needed to sum them.
+    __aicore__ inline int64_t SumFlags(uint64_t address) {
+        AscendC::DataCopy(entries_, GlobalAt<float>(address), words_);
+        Order<AscendC::HardEvent::MTE2_V>();
+        AscendC::ReduceSum(sum_, entries_, work_, static_cast<int32_t>(words_));
+        Order<AscendC::HardEvent::V_S>();
+        return static_cast<int64_t>(sum_.GetValue(0));
+    }
+
+    __aicore__ inline void ClearFlags(uint64_t address) {
+        AscendC::DataCopy(GlobalAt<float>(address), zeros_, words_);
+    }
+
+    CombineWaitArgs args_;
+    AscendC::TBuf<AscendC::TPosition::VECCALC> entry_buffer_;
+    AscendC::LocalTensor<float> entries_;
+    AscendC::TBuf<AscendC::TPosition::VECCALC> zero_buffer_;
+    AscendC::LocalTensor<float> zeros_;
+    AscendC::TBuf<AscendC::TPosition::VECCALC> work_buffer_;
+    AscendC::LocalTensor<float> work_;
+    AscendC::TBuf<AscendC::TPosition::VECCALC> sum_buffer_;
+    AscendC::LocalTensor<float> sum_;
+    Table ids_;
     Report report_;
-    AscendC::TPipe pipe_;
-    mutable AscendC::TBuf<AscendC::TPosition::VECCALC> entries_;
-    mutable AscendC::TBuf<AscendC::TPosition::VECCALC> zeros_;
-    mutable AscendC::TBuf<AscendC::TPosition::VECCALC> sum_;
-    mutable AscendC::TBuf<AscendC::TPosition::VECCALC> work_;
-    mutable AscendC::TBuf<AscendC::TPosition::VECCALC> ids_;
+    Deadline deadline_;
+    int64_t num_results_ = 0;
+    uint32_t words_ = 0;
 };
 
 }  // namespace moe

@@ -1,263 +1,282 @@
-// Dispatch, steps 1 and 2: rows into the slots of their experts' ranks, then a status entry to each.
-//
-// The entry of an expert must not be visible before any row that it counts, whichever core sent that
-// row: hence PipeBarrier<PIPE_ALL> (this core's rows have landed) and SyncAll (every core's have) before
-// the first entry is written.
+// Dispatch, steps 1 and 2: rows to their experts' slots, then a status entry to every expert's rank.
 #ifndef MOE_DISPATCH_SEND_H
 #define MOE_DISPATCH_SEND_H
 
-#include "platform.h"
+#include "flags.h"
 
 namespace moe {
 
 class DispatchSend {
 public:
-    __aicore__ inline explicit DispatchSend(const DispatchSendArgs& args)
-        : args_(args),
-          block_(static_cast<uint64_t>(AscendC::GetBlockIdx())),
-          blocks_(static_cast<uint64_t>(AscendC::GetBlockNum())),
-          width_(static_cast<uint64_t>(args.topk)),
-          rows_(Global<uint8_t>(args.rows)),
-          peers_(Global<uint64_t>(args.peers)),
-          counts_(Global<int32_t>(args.counts)),
-          report_(args.report) {
-        const auto results = static_cast<uint32_t>(args.topk + args.num_shared_experts);
-        pipe_.InitBuffer(row_queue_, 2, static_cast<uint32_t>(args.row_bytes) + results * STAMP_BYTES);
-        pipe_.InitBuffer(entries_, ENTRIES_AT_ONCE * STATUS_ENTRY_BYTES);
-        const auto ids_bytes = static_cast<uint32_t>(args.num_tokens * args.topk * sizeof(int32_t));
-        pipe_.InitBuffer(ids_, ids_bytes);
-        pipe_.InitBuffer(index_, ids_bytes);
-        pipe_.InitBuffer(weights_, ids_bytes);
+    __aicore__ inline void Init(const DispatchSendArgs& args, AscendC::TPipe* pipe) {
+        args_ = args;
+        pipe_ = pipe;
+        peers_ = GlobalAt<uint64_t>(args.peers);
+        piece_bytes_ = Smaller(args.row_bytes, MAX_PIECE_BYTES);
+        pipe->InitBuffer(rows_, 2, static_cast<uint32_t>(piece_bytes_));
+        pipe->InitBuffer(stamp_buffer_, static_cast<uint32_t>(2 * MAX_VISIT * STAMP_BYTES));
+        stamps_ = stamp_buffer_.Get<int32_t>();
+        pipe->InitBuffer(entry_buffer_, static_cast<uint32_t>(ENTRIES_PER_CHUNK * STATUS_ENTRY_BYTES));
+        entries_ = entry_buffer_.Get<int32_t>();
+        ids_.Init(pipe, TABLE_ENTRIES);
+        indices_.Init(pipe, TABLE_ENTRIES);
+        weights_.Init(pipe, TABLE_ENTRIES);
+        report_.Init(pipe, args.report);
+        stamps_free_[0] = pipe->AllocEventID<AscendC::HardEvent::MTE3_S>();
+        stamps_free_[1] = pipe->AllocEventID<AscendC::HardEvent::MTE3_S>();
     }
 
     __aicore__ inline void Process() {
         SendRows();
         if (args_.post_status != 0) {
-            AscendC::PipeBarrier<PIPE_ALL>();
-            AscendC::SyncAll<true>();
+            FinishRowsOfAllBlocks();
             PostStatus();
         }
+        report_.Write();
     }
 
 private:
-    static constexpr uint32_t ENTRIES_AT_ONCE = 64;
+    static constexpr int64_t MAX_PIECE_BYTES = 64 * 1024;
+    static constexpr int64_t TABLE_ENTRIES = 1024;
+    static constexpr int64_t ENTRIES_PER_CHUNK = 512;
+    static constexpr int64_t STAMP_WORDS = STAMP_BYTES / sizeof(int32_t);
+    static constexpr int64_t MAX_VISIT = 32;  // slots that one row in UB is copied to
 
-    // Where one copy of a row goes.
-    struct Destination {
-        uint64_t rank;
-        uint64_t expert;
-        uint64_t index;
+    // Results (token, k) with k in [first_k, first_k + num_k), token-major, of which a block has a share.
+    struct Task {
+        int64_t first_k;
+        int64_t num_k;
+        Share results;
     };
 
-    // Cores are set aside for shared experts in proportion to their share of the rows, since those rows
-    // all go to few ranks; with one core there is nothing to set aside.
+    // Shared experts take every token and are few: blocks of their own, in proportion to the volume, keep
+    // the traffic to them steady.
+    __aicore__ inline Task TaskOfBlock() const {
+        const int64_t block = AscendC::GetBlockIdx();
+        const int64_t blocks = AscendC::GetBlockNum();
+        const int64_t shared = args_.num_shared_ranks > 0 ? args_.num_shared_experts : 0;
+        const int64_t results = args_.topk + shared;
+        if (shared == 0 || blocks == 1) {
+            return {0, results, SplitEvenly(args_.num_tokens * results, block, blocks)};
+        }
+        int64_t shared_blocks = (blocks * shared + results / 2) / results;
+        shared_blocks = shared_blocks < 1 ? 1 : Smaller(shared_blocks, blocks - 1);
+        const int64_t routed_blocks = blocks - shared_blocks;
+        if (block < routed_blocks) {
+            return {0, args_.topk, SplitEvenly(args_.num_tokens * args_.topk, block, routed_blocks)};
+        }
+        return {args_.topk, shared,
+                SplitEvenly(args_.num_tokens * shared, block - routed_blocks, shared_blocks)};
+    }
+
     __aicore__ inline void SendRows() {
-        const auto shared = static_cast<uint64_t>(args_.num_shared_experts);
-        const auto tokens = static_cast<uint64_t>(args_.num_tokens);
-        uint64_t aside = 0;
-        if (shared > 0 && blocks_ > 1) {
-            aside = (blocks_ * shared + (width_ + shared) / 2) / (width_ + shared);
-            aside = aside < 1 ? 1 : (aside > blocks_ - 1 ? blocks_ - 1 : aside);
+        AscendC::Duplicate(stamps_, 0, static_cast<int32_t>(2 * MAX_VISIT * STAMP_WORDS));
+        Order<AscendC::HardEvent::V_S>();
+        const Task task = TaskOfBlock();
+        const int64_t max_visit = args_.rows_per_token == 1 ? MAX_VISIT : 1;
+        int64_t tables_end = 0;
+        for (int64_t result = task.results.first; result < task.results.last;) {
+            const int64_t token = result / task.num_k;
+            if (token >= tables_end) {
+                tables_end = Smaller(token + TABLE_ENTRIES / args_.topk, args_.num_tokens);
+                LoadTables(args_.first_token + token, args_.first_token + tables_end);
+            }
+            const int64_t k = result % task.num_k;
+            const int64_t count = Smaller(Smaller(task.num_k - k, task.results.last - result), max_visit);
+            SendToken(args_.first_token + token, task.first_k + k, count);
+            result += count;
         }
-        if (aside == 0 || block_ >= aside) {
-            SendRouted(Share(tokens * width_, block_ - aside, blocks_ - aside));
-        }
-        if (shared > 0 && (aside == 0 || block_ < aside)) {
-            SendShared(Share(tokens * shared, block_, aside == 0 ? blocks_ : aside));
-        }
+        WaitForStamps();
     }
 
-    __aicore__ inline void SendRouted(Range range) {
-        if (range.begin == range.end) {
-            return;
-        }
-        LoadRouting(range);
-        for (uint64_t token = range.begin / width_; token * width_ < range.end; ++token) {
-            const uint64_t first = token * width_ < range.begin ? range.begin : token * width_;
-            const uint64_t last = (token + 1) * width_ > range.end ? range.end : (token + 1) * width_;
-            if (args_.rows_per_token == 1) {
-                SendCopies(token, 0, {first, last}, range.begin);
-                continue;
-            }
-            for (uint64_t n = first; n < last; ++n) {
-                SendCopies(token, n - token * width_, {n, n + 1}, range.begin);
-            }
-        }
-    }
-
-    // This core's part of ids, indices and weights. Read from UB: a scalar access to GM takes 30 times
-    // as long.
-    __aicore__ inline void LoadRouting(Range range) {
-        const uint64_t first = static_cast<uint64_t>(args_.first_token) * width_ + range.begin;
-        const auto bytes = static_cast<uint32_t>((range.end - range.begin) * sizeof(int32_t));
-        Load(ids_.Get<int32_t>(), args_.topk_idx, first, bytes);
-        Load(index_.Get<int32_t>(), args_.expand_idx, first, bytes);
+    __aicore__ inline void LoadTables(int64_t first_token, int64_t last_token) {
+        const int64_t first = first_token * args_.topk;
+        const int64_t count = (last_token - first_token) * args_.topk;
+        Order<AscendC::HardEvent::S_MTE2>();
+        ids_.Load(args_.topk_idx, first, count);
+        indices_.Load(args_.expand_idx, first, count);
         if (args_.topk_weights != 0) {
-            Load(weights_.Get<int32_t>(), args_.topk_weights, first, bytes);
+            weights_.Load(args_.topk_weights, first, count);
         }
-        Synchronize<HardEvent::MTE2_S>();
+        Order<AscendC::HardEvent::MTE2_S>();
     }
 
-    __aicore__ inline void Load(const LocalTensor<int32_t>& to, uint64_t address, uint64_t first, uint32_t bytes) {
-        AscendC::DataCopyPad(to, Global<int32_t>(address)[first], {1, bytes, 0, 0, 0}, {false, 0, 0, 0});
-    }
-
-    // One row of `rows` to each chosen expert among the token's entries [n.begin, n.end) of this launch.
-    __aicore__ inline void SendCopies(uint64_t token, uint64_t row_of_token, Range n, uint64_t loaded_from) {
-        const LocalTensor<int32_t> ids = ids_.Get<int32_t>();
-        bool any = false;
-        for (uint64_t i = n.begin; i < n.end; ++i) {
-            any = any || ids.GetValue(static_cast<uint32_t>(i - loaded_from)) >= 0;
-        }
-        if (!any) {
+    // One source row to the slots of `count` results of a token.
+    __aicore__ inline void SendToken(int64_t token, int64_t first_k, int64_t count) {
+        if (args_.rows_per_token != 1 && first_k >= args_.rows_per_token) {
+            report_.Add(REPORT_BAD_ROW, ResultIndex(token, first_k), count);
             return;
         }
-        LocalTensor<uint8_t> buffer = LoadRow(token, row_of_token);
-        LocalTensor<int32_t> stamps = buffer[static_cast<uint32_t>(args_.row_bytes)].ReinterpretCast<int32_t>();
-        for (uint64_t i = n.begin; i < n.end; ++i) {
-            const int32_t weight =
-                args_.topk_weights == 0 ? 0 : weights_.Get<int32_t>().GetValue(static_cast<uint32_t>(i - loaded_from));
-            Stamp(stamps, i - n.begin, token, i - token * width_, weight);
-        }
-        buffer = ReadyToSend(buffer);
-        for (uint64_t i = n.begin; i < n.end; ++i) {
-            const auto at = static_cast<uint32_t>(i - loaded_from);
-            const int32_t id = ids.GetValue(at);
-            if (id < 0) {
-                continue;
+        const int64_t row = args_.rows_per_token == 1 ? token : token * args_.rows_per_token + first_k;
+        const AscendC::LocalTensor<int32_t> stamps = FreeStamps();
+        uint64_t slots[MAX_VISIT];
+        uint32_t num_slots = 0;
+        for (int64_t k = first_k; k < first_k + count; ++k) {
+            const uint64_t slot = SlotOf(token, k);
+            if (slot != 0) {
+                WriteStamp(stamps[static_cast<uint32_t>(num_slots * STAMP_WORDS)], token, k);
+                slots[num_slots++] = slot;
             }
-            const auto expert = static_cast<uint64_t>(id);
-            const uint64_t local_experts = args_.slots.expert_extent;
-            // A negative index becomes a huge one, which no slot has.
-            const auto index = static_cast<uint64_t>(static_cast<int64_t>(index_.Get<int32_t>().GetValue(at)));
-            SendOne(buffer, i - n.begin, token,
-                    {static_cast<uint64_t>(args_.num_shared_ranks) + expert / local_experts, expert % local_experts,
-                     index});
         }
-        row_queue_.FreeTensor(buffer);
+        Order<AscendC::HardEvent::S_MTE3>();
+        if (num_slots > 0) {
+            CopyRow(args_.rows + static_cast<uint64_t>(row * args_.row_stride), slots, num_slots);
+        }
+        for (uint32_t i = 0; i < num_slots; ++i) {
+            AscendC::DataCopy(GlobalAt<int32_t>(slots[i] + static_cast<uint64_t>(args_.stamp_offset)),
+                              stamps[static_cast<uint32_t>(i * STAMP_WORDS)], STAMP_WORDS);
+        }
+        AscendC::SetFlag<AscendC::HardEvent::MTE3_S>(stamps_free_[visits_ % 2]);
+        ++visits_;
     }
 
-    // Every token to this rank's replica of each shared expert.
-    __aicore__ inline void SendShared(Range range) {
-        const auto shared = static_cast<uint64_t>(args_.num_shared_experts);
-        for (uint64_t n = range.begin; n < range.end; ++n) {
-            const uint64_t token = n / shared;
-            const uint64_t s = n % shared;
-            LocalTensor<uint8_t> buffer = LoadRow(token, args_.rows_per_token == 1 ? 0 : width_ + s);
-            Stamp(buffer[static_cast<uint32_t>(args_.row_bytes)].ReinterpretCast<int32_t>(), 0, token, width_ + s, 0);
-            buffer = ReadyToSend(buffer);
-            SendOne(buffer, 0, token, {Replica(s), 0, static_cast<uint64_t>(args_.first_token) + token});
-            row_queue_.FreeTensor(buffer);
+    // Two halves in turn: scalar code writes one while the copies of the other are still under way.
+    __aicore__ inline AscendC::LocalTensor<int32_t> FreeStamps() {
+        if (visits_ - waited_ == 2) {
+            AscendC::WaitFlag<AscendC::HardEvent::MTE3_S>(stamps_free_[waited_ % 2]);
+            ++waited_;
+        }
+        return stamps_[static_cast<uint32_t>(visits_ % 2 * MAX_VISIT * STAMP_WORDS)];
+    }
+
+    __aicore__ inline void WaitForStamps() {
+        for (; waited_ < visits_; ++waited_) {
+            AscendC::WaitFlag<AscendC::HardEvent::MTE3_S>(stamps_free_[waited_ % 2]);
+        }
+        pipe_->ReleaseEventID<AscendC::HardEvent::MTE3_S>(stamps_free_[0]);
+        pipe_->ReleaseEventID<AscendC::HardEvent::MTE3_S>(stamps_free_[1]);
+    }
+
+    __aicore__ inline void WriteStamp(const AscendC::LocalTensor<int32_t>& stamp, int64_t token, int64_t k) const {
+        const bool weighted = args_.topk_weights != 0 && k < args_.topk;
+        stamp.SetValue(0, static_cast<int32_t>(args_.rank));
+        stamp.SetValue(1, static_cast<int32_t>(token));
+        stamp.SetValue(2, static_cast<int32_t>(k));
+        stamp.SetValue(3, weighted ? weights_.At(token * args_.topk + k) : 0);
+    }
+
+    __aicore__ inline void CopyRow(uint64_t source, const uint64_t* slots, uint32_t num_slots) {
+        for (int64_t done = 0; done < args_.row_bytes; done += piece_bytes_) {
+            const uint64_t at = static_cast<uint64_t>(done);
+            const uint32_t bytes = static_cast<uint32_t>(Smaller(piece_bytes_, args_.row_bytes - done));
+            AscendC::LocalTensor<uint8_t> in = rows_.AllocTensor<uint8_t>();
+            AscendC::DataCopy(in, GlobalAt<uint8_t>(source + at), bytes);
+            rows_.EnQue(in);
+            AscendC::LocalTensor<uint8_t> out = rows_.DeQue<uint8_t>();
+            for (uint32_t i = 0; i < num_slots; ++i) {
+                AscendC::DataCopy(GlobalAt<uint8_t>(slots[i] + at), out, bytes);
+            }
+            rows_.FreeTensor(out);
         }
     }
 
-    // The rank that holds the shared expert for this one.
-    __aicore__ inline uint64_t Replica(uint64_t shared_expert) const {
-        const auto replicas = static_cast<uint64_t>(args_.num_shared_ranks / args_.num_shared_experts);
-        return shared_expert * replicas + static_cast<uint64_t>(args_.rank) % replicas;
+    __aicore__ inline int64_t ResultIndex(int64_t token, int64_t k) const {
+        return token * (args_.topk + args_.num_shared_experts) + k;
     }
 
-    __aicore__ inline LocalTensor<uint8_t> LoadRow(uint64_t token, uint64_t row_of_token) {
-        const auto row_bytes = static_cast<uint32_t>(args_.row_bytes);
-        const uint64_t row =
-            (static_cast<uint64_t>(args_.first_token) + token) * static_cast<uint64_t>(args_.rows_per_token) +
-            row_of_token;
-        LocalTensor<uint8_t> buffer = row_queue_.AllocTensor<uint8_t>();
-        AscendC::DataCopy(buffer, rows_[row * static_cast<uint64_t>(args_.row_stride)], row_bytes);
-        // MTE2 may write to the buffer once MTE3 has sent what it held before: so, after MTE2, may we.
-        Synchronize<HardEvent::MTE2_S>();
-        return buffer;
-    }
-
-    __aicore__ inline void Stamp(const LocalTensor<int32_t>& stamps, uint64_t i, uint64_t token, uint64_t k,
-                                 int32_t weight) {
-        const auto at = static_cast<uint32_t>(i * WORDS_PER_ENTRY);
-        stamps.SetValue(at, static_cast<int32_t>(args_.rank));
-        stamps.SetValue(at + 1, static_cast<int32_t>(args_.first_token + static_cast<int64_t>(token)));
-        stamps.SetValue(at + 2, static_cast<int32_t>(k));
-        stamps.SetValue(at + 3, weight);
-    }
-
-    __aicore__ inline LocalTensor<uint8_t> ReadyToSend(const LocalTensor<uint8_t>& filled) {
-        row_queue_.EnQue(filled);
-        LocalTensor<uint8_t> buffer = row_queue_.DeQue<uint8_t>();
-        Synchronize<HardEvent::S_MTE3>();
-        return buffer;
-    }
-
-    __aicore__ inline void SendOne(const LocalTensor<uint8_t>& buffer, uint64_t stamp, uint64_t token, Destination to) {
-        const auto zone = static_cast<uint64_t>(args_.zone);
-        const auto source = static_cast<uint64_t>(args_.rank);
-        const bool inside = args_.slots.Contains(zone, source, to.expert, to.index) && to.rank < args_.slots.source_extent;
-        if (!inside) {
-            report_.Write(REPORT_BAD_ROW, token, 1);
-            return;
+    // Address of the slot of result k of a token; 0 when nothing is to be sent.
+    __aicore__ inline uint64_t SlotOf(int64_t token, int64_t k) {
+        uint64_t rank = 0;
+        uint64_t expert = 0;
+        uint64_t index = static_cast<uint64_t>(token);
+        if (k >= args_.topk) {
+            const int64_t replicas = args_.num_shared_ranks / args_.num_shared_experts;
+            rank = static_cast<uint64_t>((k - args_.topk) * replicas + args_.rank % replicas);
+        } else {
+            const int32_t id = ids_.At(token * args_.topk + k);
+            if (id == -1) {
+                return 0;
+            }
+            // A negative id or index becomes a huge unsigned one, which no extent holds.
+            const uint32_t local_experts = static_cast<uint32_t>(args_.slots.expert_extent);
+            rank = static_cast<uint64_t>(args_.num_shared_ranks) + static_cast<uint32_t>(id) / local_experts;
+            expert = static_cast<uint32_t>(id) % local_experts;
+            index = static_cast<uint64_t>(static_cast<int64_t>(indices_.At(token * args_.topk + k)));
         }
-        const auto row_bytes = static_cast<uint32_t>(args_.row_bytes);
-        const GlobalTensor<uint8_t> slot =
-            Global<uint8_t>(peers_.GetValue(to.rank) + args_.slots.At(zone, source, to.expert, to.index));
-        AscendC::DataCopy(slot, buffer, row_bytes);
-        AscendC::DataCopy(slot[static_cast<uint64_t>(args_.stamp_offset)],
-                          buffer[row_bytes + static_cast<uint32_t>(stamp) * STAMP_BYTES], STAMP_BYTES);
+        const uint64_t zone = static_cast<uint64_t>(args_.zone);
+        const uint64_t source = static_cast<uint64_t>(args_.rank);
+        if (rank >= args_.slots.source_extent || !args_.slots.Contains(zone, source, expert, index)) {
+            report_.Add(REPORT_BAD_ROW, ResultIndex(token, k));
+            return 0;
+        }
+        return peers_.GetValue(rank) + args_.slots.At(zone, source, expert, index);
     }
 
-    // An entry for every expert of every rank, those that get no token included: the receiver waits for all.
+    // A status entry announces rows that several blocks wrote: every block's copies have to be complete,
+    // and every block has to have said so, before the first entry leaves.
+    __aicore__ inline void FinishRowsOfAllBlocks() {
+        AscendC::PipeBarrier<PIPE_ALL>();
+        AscendC::SyncAll<true>();
+    }
+
+    // One entry per shared rank, then one per routed expert; empty ones too, since every rank waits for
+    // an entry from every rank.
     __aicore__ inline void PostStatus() {
-        const auto shared_ranks = static_cast<uint64_t>(args_.num_shared_ranks);
-        const uint64_t moe_ranks = args_.slots.source_extent - shared_ranks;
-        const Range range = Share(shared_ranks + moe_ranks * args_.slots.expert_extent, block_, blocks_);
-        const LocalTensor<int32_t> entries = entries_.Get<int32_t>();
-        for (uint64_t first = range.begin; first < range.end; first += ENTRIES_AT_ONCE) {
-            const uint64_t last = first + ENTRIES_AT_ONCE < range.end ? first + ENTRIES_AT_ONCE : range.end;
-            // The copies of the batch before have left UB.
-            Synchronize<HardEvent::MTE3_S>();
-            for (uint64_t n = first; n < last; ++n) {
-                FillEntry(entries[static_cast<uint32_t>((n - first) * WORDS_PER_ENTRY)], CountOf(n));
-            }
-            Synchronize<HardEvent::S_MTE3>();
-            for (uint64_t n = first; n < last; ++n) {
-                const bool is_shared = n < shared_ranks;
-                const uint64_t expert = is_shared ? 0 : (n - shared_ranks) % args_.slots.expert_extent;
-                const uint64_t rank = is_shared ? n : shared_ranks + (n - shared_ranks) / args_.slots.expert_extent;
-                const uint64_t at =
-                    args_.status.At(static_cast<uint64_t>(args_.zone), expert, static_cast<uint64_t>(args_.rank));
-                AscendC::DataCopy(Global<int32_t>(peers_.GetValue(rank) + at),
-                                  entries[static_cast<uint32_t>((n - first) * WORDS_PER_ENTRY)], WORDS_PER_ENTRY);
-            }
+        const int64_t routed = (static_cast<int64_t>(args_.slots.source_extent) - args_.num_shared_ranks) *
+                               static_cast<int64_t>(args_.slots.expert_extent);
+        const Share share =
+            SplitEvenly(args_.num_shared_ranks + routed, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
+        AscendC::Duplicate(entries_, 0, static_cast<int32_t>(ENTRIES_PER_CHUNK * STATUS_ENTRY_WORDS));
+        Order<AscendC::HardEvent::V_S>();
+        for (int64_t first = share.first; first < share.last; first += ENTRIES_PER_CHUNK) {
+            PostEntries(first, Smaller(first + ENTRIES_PER_CHUNK, share.last));
         }
     }
 
-    __aicore__ inline int32_t CountOf(uint64_t n) const {
-        const auto shared_ranks = static_cast<uint64_t>(args_.num_shared_ranks);
-        if (n >= shared_ranks) {
-            return counts_.GetValue(n - shared_ranks);
+    __aicore__ inline void PostEntries(int64_t first, int64_t last) {
+        const int64_t shared_ranks = args_.num_shared_ranks;
+        const int64_t first_routed = first < shared_ranks ? shared_ranks : first;
+        if (first_routed < last) {
+            Order<AscendC::HardEvent::S_MTE2>();
+            ids_.Load(args_.counts, first_routed - shared_ranks, last - first_routed);
+            Order<AscendC::HardEvent::MTE2_S>();
         }
-        const auto replicas = static_cast<uint64_t>(args_.num_shared_ranks / args_.num_shared_experts);
-        return Replica(n / replicas) == n ? static_cast<int32_t>(args_.total_tokens) : 0;
+        Order<AscendC::HardEvent::MTE3_S>();
+        for (int64_t entry = first; entry < last; ++entry) {
+            const uint32_t word = static_cast<uint32_t>((entry - first) * STATUS_ENTRY_WORDS);
+            entries_.SetValue(word, FLAG_BITS);
+            entries_.SetValue(word + 1,
+                              entry < shared_ranks ? TokensForSharedRank(entry) : ids_.At(entry - shared_ranks));
+        }
+        Order<AscendC::HardEvent::S_MTE3>();
+        for (int64_t entry = first; entry < last; ++entry) {
+            const uint32_t word = static_cast<uint32_t>((entry - first) * STATUS_ENTRY_WORDS);
+            AscendC::DataCopy(GlobalAt<int32_t>(EntryAddress(entry)), entries_[word], STATUS_ENTRY_WORDS);
+        }
     }
 
-    __aicore__ inline void FillEntry(const LocalTensor<int32_t>& entry, int32_t count) {
-        entry.ReinterpretCast<float>().SetValue(0, 1.0f);
-        entry.SetValue(1, count);
-        for (uint32_t i = 2; i < WORDS_PER_ENTRY; ++i) {
-            entry.SetValue(i, 0);
-        }
+    __aicore__ inline int32_t TokensForSharedRank(int64_t shared_rank) const {
+        const int64_t replicas = args_.num_shared_ranks / args_.num_shared_experts;
+        const bool is_ours = shared_rank % replicas == args_.rank % replicas;
+        return is_ours ? static_cast<int32_t>(args_.total_tokens) : 0;
     }
 
-    const DispatchSendArgs args_;
-    const uint64_t block_;
-    const uint64_t blocks_;
-    const uint64_t width_;
-    GlobalTensor<uint8_t> rows_;
-    GlobalTensor<uint64_t> peers_;
-    GlobalTensor<int32_t> counts_;
+    __aicore__ inline uint64_t EntryAddress(int64_t entry) const {
+        const int64_t local_experts = static_cast<int64_t>(args_.slots.expert_extent);
+        const int64_t routed = entry - args_.num_shared_ranks;
+        const int64_t rank = routed < 0 ? entry : args_.num_shared_ranks + routed / local_experts;
+        const int64_t expert = routed < 0 ? 0 : routed % local_experts;
+        return peers_.GetValue(static_cast<uint64_t>(rank)) +
+               args_.status.At(static_cast<uint64_t>(args_.zone), static_cast<uint64_t>(expert),
+                               static_cast<uint64_t>(args_.rank));
+    }
+
+    DispatchSendArgs args_;
+    AscendC::TPipe* pipe_ = nullptr;
+    AscendC::GlobalTensor<uint64_t> peers_;
+    AscendC::TQueBind<AscendC::TPosition::VECIN, AscendC::TPosition::VECOUT, 2> rows_;
+    AscendC::TBuf<AscendC::TPosition::VECCALC> stamp_buffer_;
+    AscendC::LocalTensor<int32_t> stamps_;
+    AscendC::TBuf<AscendC::TPosition::VECCALC> entry_buffer_;
+    AscendC::LocalTensor<int32_t> entries_;
+    Table ids_;
+    Table indices_;
+    Table weights_;
     Report report_;
-    AscendC::TPipe pipe_;
-    AscendC::TQueBind<AscendC::TPosition::VECIN, AscendC::TPosition::VECOUT, 2> row_queue_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> entries_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> ids_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> index_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> weights_;
+    AscendC::TEventID stamps_free_[2];
+    int64_t piece_bytes_ = 0;
+    uint32_t visits_ = 0;
+    uint32_t waited_ = 0;
 };
 
 }  // namespace moe

@@ -1,64 +1,66 @@
-// Dispatch, step 3: until the entry of every source is there; their counts out, the entries cleared.
+// Dispatch, step 3: waits for a status entry from every rank for every local expert, takes the counts
+// out, and clears the entries.
 #ifndef MOE_DISPATCH_WAIT_H
 #define MOE_DISPATCH_WAIT_H
 
-#include "platform.h"
+#include "flags.h"
 
 namespace moe {
 
 class DispatchWait {
 public:
-    __aicore__ inline explicit DispatchWait(const DispatchWaitArgs& args)
-        : args_(args), deadline_(args.timeout_us), report_(args.report) {
-        pipe_.InitBuffer(entries_, ENTRIES_AT_ONCE * STATUS_ENTRY_BYTES);
-        pipe_.InitBuffer(zeros_, ENTRIES_AT_ONCE * STATUS_ENTRY_BYTES);
-        pipe_.InitBuffer(counts_, ENTRIES_AT_ONCE * sizeof(int32_t));
-        pipe_.InitBuffer(sum_, STATUS_ENTRY_BYTES);
-        pipe_.InitBuffer(work_, ENTRIES_AT_ONCE * sizeof(float));
+    __aicore__ inline void Init(const DispatchWaitArgs& args, AscendC::TPipe* pipe) {
+        args_ = args;
+        pipe->InitBuffer(entry_buffer_, static_cast<uint32_t>(ENTRIES_PER_CHUNK * STATUS_ENTRY_BYTES));
+        entries_ = entry_buffer_.Get<float>();
+        pipe->InitBuffer(count_buffer_, static_cast<uint32_t>(ENTRIES_PER_CHUNK * sizeof(int32_t)));
+        counts_ = count_buffer_.Get<int32_t>();
+        pipe->InitBuffer(work_buffer_, WORK_BYTES);
+        work_ = work_buffer_.Get<float>();
+        pipe->InitBuffer(sum_buffer_, UB_ALIGN);
+        sum_ = sum_buffer_.Get<float>();
+        report_.Init(pipe, args.report);
     }
 
     __aicore__ inline void Process() {
-        AscendC::Duplicate(zeros_.Get<float>(), 0.0f, ENTRIES_AT_ONCE * static_cast<int32_t>(WORDS_PER_ENTRY));
-        Synchronize<HardEvent::V_MTE3>();
-        const uint64_t total = static_cast<uint64_t>(args_.num_local_experts) * args_.status.source_extent;
-        const Range range = Share(total, static_cast<uint64_t>(AscendC::GetBlockIdx()),
-                                  static_cast<uint64_t>(AscendC::GetBlockNum()));
-        for (uint64_t first = range.begin; first < range.end; first += ENTRIES_AT_ONCE) {
-            const uint64_t last = first + ENTRIES_AT_ONCE < range.end ? first + ENTRIES_AT_ONCE : range.end;
-            const auto count = static_cast<uint32_t>(last - first);
-            const bool complete = WaitFor(first, count);
-            TakeCounts(first, count);
+        const int64_t total = args_.num_local_experts * static_cast<int64_t>(args_.status.source_extent);
+        const Share share = SplitEvenly(total, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
+        deadline_.Start(args_.timeout_us);
+        for (int64_t first = share.first; first < share.last; first += ENTRIES_PER_CHUNK) {
+            const int64_t count = Smaller(ENTRIES_PER_CHUNK, share.last - first);
+            const bool complete = WaitForEntries(first, count);
+            StoreCounts(first, count);
             if (complete) {
-                Clear(first, count);
-            } else {
-                // Uncleared entries and counts of -1 are how the host finds out who is missing.
-                report_.Write(REPORT_TIMEOUT, first, count);
+                ClearEntries(first, count);
             }
-            // UB is written again in the next round.
-            Synchronize<HardEvent::MTE3_S>();
         }
+        report_.Write();
     }
 
 private:
-    // ReduceSum takes at most 255 repeats.
-    static constexpr uint32_t ENTRIES_AT_ONCE = 128;
+    // A vector instruction takes 256 bytes, eight entries, at a time, and repeats up to 255 times.
+    static constexpr int64_t ENTRIES_PER_CHUNK = 1024;
+    static constexpr int64_t ENTRIES_PER_REPEAT = 8;
+    static constexpr uint32_t WORK_BYTES = 1024;
+    // Of every entry's eight words only the first is the flag; the next one is a count, no float.
+    static constexpr uint64_t FLAG_WORDS = 0x0101010101010101ULL;
 
-    // Entries are contiguous, expert by expert.
-    __aicore__ inline GlobalTensor<float> Entries(uint64_t first) const {
-        const uint64_t at = args_.status.At(static_cast<uint64_t>(args_.zone), 0, first);
-        return Global<float>(args_.window + at);
+    // Entries are expert-major without gaps: the share of a block is one contiguous piece.
+    __aicore__ inline AscendC::GlobalTensor<float> EntriesFrom(int64_t first) const {
+        const uint64_t ranks = args_.status.source_extent;
+        const uint64_t entry = static_cast<uint64_t>(first);
+        return GlobalAt<float>(args_.window + args_.status.At(static_cast<uint64_t>(args_.zone), entry / ranks,
+                                                              entry % ranks));
     }
 
-    // Sums the flags, 1.0 each, until none is missing.
-    __aicore__ inline bool WaitFor(uint64_t first, uint32_t count) {
-        const LocalTensor<float> entries = entries_.Get<float>();
+    __aicore__ inline bool WaitForEntries(int64_t first, int64_t count) {
+        const int64_t repeats = (count + ENTRIES_PER_REPEAT - 1) / ENTRIES_PER_REPEAT;
+        ZeroEntries(repeats * ENTRIES_PER_REPEAT);
+        Order<AscendC::HardEvent::V_MTE2>();
         for (uint32_t attempt = 0;; ++attempt) {
-            const bool passed = deadline_.Passed();
-            AscendC::DataCopy(entries, Entries(first), count * WORDS_PER_ENTRY);
-            Synchronize<HardEvent::MTE2_V>();
-            AscendC::ReduceSum(sum_.Get<float>(), entries, work_.Get<float>(), 1, static_cast<int32_t>(count), 1);
-            Synchronize<HardEvent::V_S>();
-            if (sum_.Get<float>().GetValue(0) == static_cast<float>(count)) {
+            // Looked at the clock before the flags: what came in time counts.
+            const bool passed = attempt > 0 && deadline_.Passed();
+            if (CountFlags(first, count, repeats) == count) {
                 return true;
             }
             if (passed) {
@@ -68,32 +70,57 @@ private:
         }
     }
 
-    __aicore__ inline void TakeCounts(uint64_t first, uint32_t count) {
-        const LocalTensor<float> flags = entries_.Get<float>();
-        const LocalTensor<int32_t> words = entries_.Get<int32_t>();
-        const LocalTensor<int32_t> counts = counts_.Get<int32_t>();
-        for (uint32_t i = 0; i < count; ++i) {
-            const bool there = flags.GetValue(i * WORDS_PER_ENTRY) == 1.0f;
-            counts.SetValue(i, there ? words.GetValue(i * WORDS_PER_ENTRY + 1) : -1);
+    __aicore__ inline int64_t CountFlags(int64_t first, int64_t count, int64_t repeats) {
+        const uint64_t mask[2] = {FLAG_WORDS, 0};
+        AscendC::DataCopy(entries_, EntriesFrom(first), static_cast<uint32_t>(count * STATUS_ENTRY_WORDS));
+        Order<AscendC::HardEvent::MTE2_V>();
+        AscendC::ReduceSum(sum_, entries_, work_, mask, static_cast<int32_t>(repeats),
+                           static_cast<int32_t>(ENTRIES_PER_REPEAT));
+        Order<AscendC::HardEvent::V_S>();
+        return static_cast<int64_t>(sum_.GetValue(0));
+    }
+
+    __aicore__ inline void StoreCounts(int64_t first, int64_t count) {
+        const AscendC::LocalTensor<int32_t> words = entries_.template ReinterpretCast<int32_t>();
+        Order<AscendC::HardEvent::MTE3_S>();
+        for (int64_t i = 0; i < count; ++i) {
+            const uint32_t word = static_cast<uint32_t>(i * STATUS_ENTRY_WORDS);
+            const bool arrived = words.GetValue(word) == FLAG_BITS;
+            counts_.SetValue(static_cast<uint32_t>(i), arrived ? words.GetValue(word + 1) : -1);
+            if (!arrived) {
+                report_.Add(REPORT_TIMEOUT, first + i);
+            }
         }
-        Synchronize<HardEvent::S_MTE3>();
-        AscendC::DataCopyPad(Global<int32_t>(args_.recv_counts)[first], counts,
-                             {1, static_cast<uint32_t>(count * sizeof(int32_t)), 0, 0, 0});
+        Order<AscendC::HardEvent::S_MTE3>();
+        // Neighbouring blocks write the words before and after: not a byte more than our own.
+        const AscendC::DataCopyExtParams bytes{1, static_cast<uint32_t>(count * sizeof(int32_t)), 0, 0, 0};
+        const uint64_t offset = static_cast<uint64_t>(first);
+        AscendC::DataCopyPad(GlobalAt<int32_t>(args_.recv_counts)[offset], counts_, bytes);
     }
 
-    __aicore__ inline void Clear(uint64_t first, uint32_t count) {
-        AscendC::DataCopy(Entries(first), zeros_.Get<float>(), count * WORDS_PER_ENTRY);
+    __aicore__ inline void ClearEntries(int64_t first, int64_t count) {
+        Order<AscendC::HardEvent::S_V>();
+        ZeroEntries(count);
+        Order<AscendC::HardEvent::V_MTE3>();
+        AscendC::DataCopy(EntriesFrom(first), entries_, static_cast<uint32_t>(count * STATUS_ENTRY_WORDS));
+        Order<AscendC::HardEvent::MTE3_S>();
     }
 
-    const DispatchWaitArgs args_;
-    Deadline deadline_;
+    __aicore__ inline void ZeroEntries(int64_t count) {
+        AscendC::Duplicate(entries_, 0.0f, static_cast<int32_t>(count * STATUS_ENTRY_WORDS));
+    }
+
+    DispatchWaitArgs args_;
+    AscendC::TBuf<AscendC::TPosition::VECCALC> entry_buffer_;
+    AscendC::LocalTensor<float> entries_;
+    AscendC::TBuf<AscendC::TPosition::VECCALC> count_buffer_;
+    AscendC::LocalTensor<int32_t> counts_;
+    AscendC::TBuf<AscendC::TPosition::VECCALC> work_buffer_;
+    AscendC::LocalTensor<float> work_;
+    AscendC::TBuf<AscendC::TPosition::VECCALC> sum_buffer_;
+    AscendC::LocalTensor<float> sum_;
     Report report_;
-    AscendC::TPipe pipe_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> entries_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> zeros_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> counts_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> sum_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> work_;
+    Deadline deadline_;
 };
 
 }  // namespace moe

@@ -1,0 +1,130 @@
+// What the kernels share: flags, orderings between pipes, deadlines, tables of indices, reports.
+//
+// The protocol has one invariant: a flag is never visible before the data that it announces. It is made
+// in two places only, DispatchSend::FinishRowsOfAllBlocks and CombineSend::FinishRow.
+#ifndef MOE_FLAGS_H
+#define MOE_FLAGS_H
+
+#include "kernel_operator.h"
+#include "moe_layout.h"
+#include "platform.h"
+
+namespace moe {
+
+constexpr int32_t FLAG_BITS = 0x3F800000;  // 1.0f: flags are summed as floats
+constexpr uint32_t STATUS_ENTRY_WORDS = STATUS_ENTRY_BYTES / sizeof(int32_t);
+constexpr int64_t CYCLES_PER_US = 50;
+
+template <typename T>
+__aicore__ inline AscendC::GlobalTensor<T> GlobalAt(uint64_t address) {
+    AscendC::GlobalTensor<T> tensor;
+    tensor.SetGlobalBuffer(reinterpret_cast<__gm__ T*>(address));
+    return tensor;
+}
+
+template <typename T>
+__aicore__ inline T Smaller(T a, T b) {
+    return a < b ? a : b;
+}
+
+// [first, last) of a block.
+struct Share {
+    int64_t first;
+    int64_t last;
+};
+
+__aicore__ inline Share SplitEvenly(int64_t total, int64_t part, int64_t parts) {
+    return {total * part / parts, total * (part + 1) / parts};
+}
+
+// Work that follows on the event's second pipe waits for the work before it on the first.
+template <AscendC::HardEvent event>
+__aicore__ inline void Order() {
+    const AscendC::TEventID id = GetTPipePtr()->FetchEventID(event);
+    AscendC::SetFlag<event>(id);
+    AscendC::WaitFlag<event>(id);
+}
+
+class Deadline {
+public:
+    __aicore__ inline void Start(int64_t timeout_us) {
+        end_ = AscendC::GetSystemCycle() + timeout_us * CYCLES_PER_US;
+    }
+
+    __aicore__ inline bool Passed() const {
+        return AscendC::GetSystemCycle() > end_;
+    }
+
+private:
+    int64_t end_ = 0;
+};
+
+// A stretch of an int32 array that scalar code reads: one copy to UB instead of a slow load per index.
+class Table {
+public:
+    __aicore__ inline void Init(AscendC::TPipe* pipe, uint32_t max_entries) {
+        pipe->InitBuffer(buffer_, static_cast<uint32_t>(max_entries * sizeof(int32_t)));
+        entries_ = buffer_.Get<int32_t>();
+    }
+
+    // Between Order<S_MTE2> (earlier reads are over) and Order<MTE2_S> (the entries are there).
+    __aicore__ inline void Load(uint64_t address, int64_t first, int64_t count) {
+        first_ = first;
+        const AscendC::DataCopyExtParams bytes{1, static_cast<uint32_t>(count * sizeof(int32_t)), 0, 0, 0};
+        const AscendC::DataCopyPadExtParams<int32_t> no_padding{false, 0, 0, 0};
+        AscendC::DataCopyPad(entries_, GlobalAt<int32_t>(address)[static_cast<uint64_t>(first)], bytes, no_padding);
+    }
+
+    __aicore__ inline int32_t At(int64_t index) const {
+        return entries_.GetValue(static_cast<uint32_t>(index - first_));
+    }
+
+private:
+    AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
+    AscendC::LocalTensor<int32_t> entries_;
+    int64_t first_ = 0;
+};
+
+// What went wrong in this block. The host zeroes reports, so a block in order writes nothing.
+class Report {
+public:
+    __aicore__ inline void Init(AscendC::TPipe* pipe, uint64_t address) {
+        address_ = address;
+        pipe->InitBuffer(buffer_, static_cast<uint32_t>(REPORT_WORDS * sizeof(int32_t)));
+    }
+
+    __aicore__ inline void Add(uint32_t code, int64_t index, int64_t number = 1) {
+        if (number_ == 0) {
+            code_ = code;
+            first_ = index;
+        }
+        number_ += number;
+    }
+
+    __aicore__ inline void Write() {
+        if (number_ == 0) {
+            return;
+        }
+        const AscendC::LocalTensor<int32_t> words = buffer_.Get<int32_t>();
+        for (uint32_t i = 0; i < REPORT_WORDS; ++i) {
+            words.SetValue(i, 0);
+        }
+        words.SetValue(0, static_cast<int32_t>(code_));
+        words.SetValue(1, static_cast<int32_t>(first_));
+        words.SetValue(2, static_cast<int32_t>(number_));
+        Order<AscendC::HardEvent::S_MTE3>();
+        const uint64_t offset = static_cast<uint64_t>(AscendC::GetBlockIdx()) * REPORT_WORDS;
+        AscendC::DataCopy(GlobalAt<int32_t>(address_)[offset], words, REPORT_WORDS);
+    }
+
+private:
+    AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
+    uint64_t address_ = 0;
+    uint32_t code_ = 0;
+    int64_t first_ = 0;
+    int64_t number_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // MOE_FLAGS_H

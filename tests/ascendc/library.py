@@ -1,0 +1,148 @@
+"""Builds the kernels for the CPU, as they are or patched, and calls them."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from moe_triton.ascendc import KERNELS, REPORT_WORDS
+from moe_triton.kernel import AscendCKernel
+from moe_triton.layout import REGION_DIMS, Region
+
+SOURCES = Path(__file__).resolve().parents[2] / "kernels_ascendc"
+FOLDERS = ("include", "emulation", "launch")
+COMPILE_SECONDS = 120
+FLAGS = ("-std=c++17", "-shared", "-fPIC", "-pthread", "-fvisibility-inlines-hidden", "-fno-gnu-unique")
+
+BY_NAME = {kernel.name: kernel for kernel in KERNELS}
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A textual change to a source, which must apply exactly once.
+
+    Attributes:
+        file: path below ``kernels_ascendc``.
+        old: what stands there.
+        new: what to put in its place.
+    """
+
+    file: str
+    old: str
+    new: str
+
+
+def _patched(patches: Sequence[Patch]) -> dict[str, str]:
+    texts = {
+        str(path.relative_to(SOURCES)): path.read_text(encoding="utf-8")
+        for folder in FOLDERS
+        for path in sorted((SOURCES / folder).iterdir())
+    }
+    for patch in patches:
+        found = texts[patch.file].count(patch.old)
+        assert found == 1, f"{patch.file} has {found} places like this, the patch needs 1:\n{patch.old}"
+        texts[patch.file] = texts[patch.file].replace(patch.old, patch.new)
+    return texts
+
+
+def build(*, strict: bool, patches: Sequence[Patch] = ()) -> Path:
+    """Compiles the launchers, unless the same text was compiled before, and returns the library's path.
+
+    Raises:
+        AssertionError: a patch does not apply exactly once.
+        subprocess.CalledProcessError: the compiler refuses the text.
+    """
+    texts = _patched(patches)
+    options = [*FLAGS, "-O1", "-DMOE_EMULATION_STRICT"] if strict else [*FLAGS, "-O2"]
+    digest = hashlib.sha256(repr((options, sorted(texts.items()))).encode()).hexdigest()[:24]
+    cache = Path(tempfile.gettempdir()) / f"moe-kernels-{os.getuid()}"
+    cache.mkdir(mode=0o700, exist_ok=True)
+    library = cache / f"{digest}.so"
+    if library.exists():
+        return library
+    with tempfile.TemporaryDirectory(dir=cache) as folder:
+        for name, text in texts.items():
+            path = Path(folder, name)
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        compiler = os.environ.get("CXX") or shutil.which("g++") or "c++"
+        command = [compiler, *options, "-Iemulation", "-Iinclude", "-xc++", "launch/moe_kernels.asc"]
+        subprocess.run(
+            [*command, "-o", "moe.so"],
+            cwd=folder,
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=COMPILE_SECONDS,
+        )
+        # Another worker may have built the same: either file will do.
+        Path(folder, "moe.so").replace(library)
+    return library
+
+
+class LaunchError(Exception):
+    """A check of the emulation failed."""
+
+
+def address(array: np.ndarray) -> int:
+    """Where an array's first byte lies."""
+    assert array.flags.c_contiguous
+    return int(array.ctypes.data)
+
+
+def pack(kernel: AscendCKernel, arguments: dict[str, object]) -> np.ndarray:
+    """A kernel's argument struct: 64-bit words in the order of its declaration."""
+    assert arguments.keys() == {arg.name for arg in kernel.args}
+    words: list[int] = []
+    for arg in kernel.args:
+        value = arguments[arg.name]
+        if arg.type in REGION_DIMS:
+            assert isinstance(value, Region)
+            words.extend(value.words())
+        elif isinstance(value, np.ndarray):
+            words.append(address(value))
+        else:
+            assert isinstance(value, int | np.integer)
+            words.append(int(value))
+    return np.array(words, dtype=np.int64)
+
+
+class Library:
+    """One build of the kernels."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+        self._library.moe_last_error.restype = ctypes.c_char_p
+        for name in BY_NAME:
+            function = getattr(self._library, f"moe_{name}")
+            function.argtypes = (ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
+            function.restype = ctypes.c_int
+        self.is_strict = hasattr(self._library, "moe_emulation_seed")
+        if self.is_strict:
+            self._library.moe_emulation_seed.argtypes = (ctypes.c_uint64,)
+
+    def seed(self, seed: int) -> None:
+        """Decides the order of completions in this thread's launches from now on. Nothing when fast."""
+        if self.is_strict:
+            self._library.moe_emulation_seed(seed)
+
+    def launch(self, name: str, blocks: int, **arguments: object) -> np.ndarray:
+        """Runs a kernel and returns its report, (blocks, words).
+
+        Raises:
+            LaunchError: the emulation found the kernel doing something it must not.
+        """
+        report = np.zeros((blocks, REPORT_WORDS), dtype=np.int32)
+        words = pack(BY_NAME[name], {**arguments, "report": report})
+        if getattr(self._library, f"moe_{name}")(blocks, None, address(words)) != 0:
+            raise LaunchError(f"{name}: {self._library.moe_last_error().decode()}")
+        return report
