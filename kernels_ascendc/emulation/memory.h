@@ -8,13 +8,18 @@
 namespace moe::emulation {
 
 // A 32-byte block is what the hardware moves at once: a flag and the count beside it arrive together.
-// They share a word here, and words do not tear.
+// They share an aligned word of 8 bytes, which a copy of a fixed size, moved by whole registers, does not
+// tear. A call of memcpy may move byte by byte.
 inline void CopyBlock(uint8_t* to, const uint8_t* from) {
-    const auto* source = reinterpret_cast<const uint64_t*>(from);
-    auto* target = reinterpret_cast<uint64_t*>(to);
-    for (int word = 0; word < 4; ++word) {
-        __atomic_store_n(target + word, __atomic_load_n(source + word, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
-    }
+    struct Half {
+        uint64_t words[2];
+    };
+    Half first;
+    Half second;
+    std::memcpy(&first, from, sizeof(Half));
+    std::memcpy(&second, from + sizeof(Half), sizeof(Half));
+    std::memcpy(to, &first, sizeof(Half));
+    std::memcpy(to + sizeof(Half), &second, sizeof(Half));
 }
 
 inline void CopyBytes(uint8_t* to, const uint8_t* from, uint64_t bytes) {

@@ -266,7 +266,7 @@ private:
             size_t left = 0;
             for (const std::deque<Instruction>& queue : pipes_) left += queue.size();
             if (left == 0) return;
-            StepOr("a pipe waits for a flag that nothing sets");
+            StepOr("a pipe waits for a flag that nothing sets, or sets one that nothing waits for");
         }
     }
 

@@ -19,6 +19,7 @@ from moe_triton.kernel import AscendCKernel
 from moe_triton.layout import REGION_DIMS, Region
 
 SOURCES = Path(__file__).resolve().parents[2] / "kernels_ascendc"
+BUILDS = SOURCES.parent / "build" / "ascendc-tests"  # kept between runs; `make clean` removes it
 FOLDERS = ("include", "emulation", "launch")
 COMPILE_SECONDS = 120
 FLAGS = ("-std=c++17", "-shared", "-fPIC", "-pthread", "-fvisibility-inlines-hidden", "-fno-gnu-unique")
@@ -64,12 +65,11 @@ def build(*, strict: bool, patches: Sequence[Patch] = ()) -> Path:
     texts = _patched(patches)
     options = [*FLAGS, "-O1", "-DMOE_EMULATION_STRICT"] if strict else [*FLAGS, "-O2"]
     digest = hashlib.sha256(repr((options, sorted(texts.items()))).encode()).hexdigest()[:24]
-    cache = Path(tempfile.gettempdir()) / f"moe-kernels-{os.getuid()}"
-    cache.mkdir(mode=0o700, exist_ok=True)
-    library = cache / f"{digest}.so"
+    BUILDS.mkdir(parents=True, exist_ok=True)
+    library = BUILDS / f"{digest}.so"
     if library.exists():
         return library
-    with tempfile.TemporaryDirectory(dir=cache) as folder:
+    with tempfile.TemporaryDirectory(dir=BUILDS) as folder:
         for name, text in texts.items():
             path = Path(folder, name)
             path.parent.mkdir(exist_ok=True)
