@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from moe_triton.config import Config
 from moe_triton.processes import RankGroup
 from tests.distributed.cases import Case, cases, small_case
-from tests.distributed.workers import bits_of_a_round, compare_rounds, many_rounds
+from tests.distributed.workers import bits_of_a_round, compare_rounds, make_buffer, many_rounds
+from tests.test_reference import CUMULATIVE, EXPAND_IDX, RECV_COUNTS, ints, worked_example
 
 Groups = Callable[[int], RankGroup]
 
@@ -57,8 +58,24 @@ def test_real_sizes(ranks: Groups, hidden: int, quantize: bool) -> None:
 
 def test_largest_fan_out(ranks: Groups) -> None:
     config = Config(4, 8, 1024, 16, 64, num_shared_experts=2, num_shared_ranks=2)
-    config = replace(config, num_experts=64)
     assert_bit_equal(ranks, Case(config, seed=5, routing="uniform", tokens=(8, 0, 3, 8)))
+
+
+def dispatch_worked_example(rank: int, num_ranks: int) -> tuple[list[int], list[int], list[int]]:
+    config, ids = worked_example()
+    case = Case(config, seed=0, routing="uniform", tokens=(4, 4))
+    with make_buffer(case) as buffer:
+        output = buffer.dispatch(torch.zeros(4, config.hidden, dtype=torch.bfloat16), ids[rank])
+        handle = output.handle
+        counts = output.tokens_per_expert.cumsum(0)
+        return handle.expand_idx.tolist(), handle.recv_offsets.tolist(), counts.tolist()
+
+
+def test_worked_example_to_the_digit(ranks: Groups) -> None:
+    expand_idx, recv_offsets, cumulative = ranks(2).run(dispatch_worked_example)[0]
+    assert expand_idx == ints(EXPAND_IDX)
+    assert recv_offsets == ints(RECV_COUNTS)
+    assert cumulative == ints(CUMULATIVE)
 
 
 def test_two_thousand_rounds_with_stragglers(ranks: Groups) -> None:
