@@ -75,17 +75,12 @@ private:
     }
 
     __aicore__ inline bool WaitForResults(uint64_t address, int64_t expected) {
-        for (uint32_t attempt = 0;; ++attempt) {
-            // Looked at the clock before the flags: what came in time counts.
-            const bool passed = attempt > 0 && deadline_.Passed();
+        for (Looks looks(deadline_); looks.Next();) {
             if (SumFlags(address) == expected * static_cast<int64_t>(STATUS_ENTRY_WORDS)) {
                 return true;
             }
-            if (passed) {
-                return false;
-            }
-            PollPause(attempt);
         }
+        return false;
     }
 
     // All eight words of an entry are 1.0f: no mask is needed to sum them.

@@ -57,17 +57,12 @@ private:
         const int64_t repeats = (count + ENTRIES_PER_REPEAT - 1) / ENTRIES_PER_REPEAT;
         ZeroEntries(repeats * ENTRIES_PER_REPEAT);
         Order<AscendC::HardEvent::V_MTE2>();
-        for (uint32_t attempt = 0;; ++attempt) {
-            // Looked at the clock before the flags: what came in time counts.
-            const bool passed = attempt > 0 && deadline_.Passed();
+        for (Looks looks(deadline_); looks.Next();) {
             if (CountFlags(first, count, repeats) == count) {
                 return true;
             }
-            if (passed) {
-                return false;
-            }
-            PollPause(attempt);
         }
+        return false;
     }
 
     __aicore__ inline int64_t CountFlags(int64_t first, int64_t count, int64_t repeats) {

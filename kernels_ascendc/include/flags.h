@@ -59,6 +59,30 @@ private:
     int64_t end_ = 0;
 };
 
+// Looks at flags until the deadline: `for (Looks looks(deadline); looks.Next();)`. The clock is read
+// before the flags, so that what came in time counts, and there is always a first look.
+class Looks {
+public:
+    __aicore__ inline explicit Looks(const Deadline& deadline) : deadline_(deadline) {}
+
+    __aicore__ inline bool Next() {
+        if (is_last_) {
+            return false;
+        }
+        if (number_ > 0) {
+            PollPause(number_ - 1);
+            is_last_ = deadline_.Passed();
+        }
+        ++number_;
+        return true;
+    }
+
+private:
+    const Deadline& deadline_;
+    uint32_t number_ = 0;
+    bool is_last_ = false;
+};
+
 // A stretch of an int32 array that scalar code reads: one copy to UB instead of a slow load per index.
 class Table {
 public:

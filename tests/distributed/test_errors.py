@@ -230,7 +230,7 @@ def test_a_window_beyond_free_shared_memory(ranks: Groups) -> None:
 
 def absent_from_dispatch(rank: int, num_ranks: int) -> Any:
     case = small_case(num_ranks)
-    with make_buffer(case, timeout_s=1.0) as buffer:
+    with make_buffer(case, timeout_s=3.0) as buffer:
         one_round(buffer, case, inputs_of(case, rank, 0), None)
         if rank in (1, 3):
             return None
@@ -250,7 +250,7 @@ def test_a_rank_that_never_dispatches_is_named() -> None:
 
 def absent_from_combine(rank: int, num_ranks: int) -> Any:
     case = small_case(num_ranks, num_blocks=2)
-    with make_buffer(case, timeout_s=1.0) as buffer:
+    with make_buffer(case, timeout_s=3.0) as buffer:
         x = torch.zeros(4, 64, dtype=torch.bfloat16)
         # Every token has an expert on rank 2 and one at home.
         ids = torch.tensor([[4, 2 * rank + 1]] * 4, dtype=torch.int32)
@@ -273,7 +273,7 @@ def absent_from_construction(rank: int, num_ranks: int) -> Any:
         return None  # alive, but it never comes
     case = small_case(num_ranks)
     with pytest.raises(CommunicationTimeoutError) as caught:
-        make_buffer(case, timeout_s=1.0)
+        make_buffer(case, timeout_s=3.0)
     return caught.value.missing_ranks
 
 
@@ -288,7 +288,7 @@ def die(rank: int, num_ranks: int, how: int, moment: str) -> Any:
     if moment == "named" and rank == 1:
         window_module._map = lambda name, num_bytes: os.kill(os.getpid(), how)  # type: ignore[assignment]
     try:
-        with make_buffer(case, timeout_s=2.0) as buffer:
+        with make_buffer(case, timeout_s=4.0) as buffer:
             if rank == 1:
                 os.kill(os.getpid(), how)
                 time.sleep(30)
