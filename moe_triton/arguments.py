@@ -10,6 +10,7 @@ from moe_triton.config import Config
 from moe_triton.errors import ArgumentError
 from moe_triton.handle import DispatchHandle
 
+INT32 = torch.iinfo(torch.int32)
 TOKEN_DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -41,8 +42,7 @@ def check_ids(config: Config, topk_idx: torch.Tensor, num_tokens: int, backend: 
     )
     # A private copy: combine reads it again, after the user may have written over theirs. Clamping keeps
     # an id beyond int32 from coming back as a good one.
-    limits = torch.iinfo(torch.int32)
-    ids = topk_idx.clone() if topk_idx.dtype is torch.int32 else topk_idx.clamp(limits.min, limits.max).int()
+    ids = topk_idx.clone() if topk_idx.dtype is torch.int32 else topk_idx.clamp(INT32.min, INT32.max).int()
     bad = backend.first_bad_id(ids, config.num_experts)
     if bad is None:
         return ids

@@ -199,24 +199,24 @@ class EPBuffer:
         variant = DispatchVariant(
             x.dtype, quantize is not None, smooth_scales is not None, topk_weights is not None
         )
-        capacity = c.receive_capacity(self.rank)
-        entries = c.experts_on(self.rank) * c.num_ranks
+        experts, capacity = c.experts_on(self.rank), self._capacity
         empty = self._backend.empty
         tokens = empty((capacity, c.hidden), torch.int8 if quantize else x.dtype)
         scales = empty((capacity,), torch.float32) if quantize else None
         weights = None if topk_weights is None else empty((capacity,), torch.float32)
-        tokens_per_expert = empty((c.experts_on(self.rank),), torch.int64)
+        tokens_per_expert = empty((experts,), torch.int64)
+        sizes = (ids.numel(), experts * c.num_ranks, 3 * capacity)
+        expand_idx, recv_offsets, triples = empty((sum(sizes),), torch.int32).split_with_sizes(sizes)
         handle = DispatchHandle(
             self._id,
             self._counts["dispatch"],
             x.dtype,
             ids,
-            empty((ids.numel(),), torch.int32),
-            empty((entries,), torch.int32),
-            empty((capacity, 3), torch.int32),
+            expand_idx,
+            recv_offsets,
+            triples.view(capacity, 3),
         )
         bindings: dict[str, Any] = {
-            **self._scratch,
             "x": x,
             "topk_idx": ids,
             "topk_weights": topk_weights,
@@ -262,7 +262,7 @@ class EPBuffer:
         self._check_state()
         c, device = self.config, self._backend.device
         arguments.check_handle(handle, self._id, self._counts["dispatch"] - 1)
-        arguments.check_results(c, y, handle, c.receive_capacity(self.rank), device)
+        arguments.check_results(c, y, handle, self._capacity, device)
         arguments.check_weights(c, topk_weights, handle.num_tokens, device)
         if self._combines_since_dispatch >= MAX_COMBINES_PER_DISPATCH:
             raise BufferStateError(
@@ -271,7 +271,6 @@ class EPBuffer:
             )
         out = self._backend.empty((handle.num_tokens, c.hidden), handle.dtype)
         bindings: dict[str, Any] = {
-            **self._scratch,
             "y": y,
             "num_rows": y.shape[0],
             "triples": handle.triples,
@@ -330,6 +329,7 @@ class EPBuffer:
         """Memory that calls share: the address table, scratch and the report. Calls do not overlap."""
         c, device = self.config, self._backend.device
         entries = c.experts_on(self.rank) * c.num_ranks
+        self._capacity = c.receive_capacity(self.rank)
         self._report = torch.zeros(self._scheme.num_blocks, REPORT_WORDS, dtype=torch.int32, device=device)
         self._scratch: dict[str, torch.Tensor] = {
             "window": self._window.tensor(),
@@ -367,7 +367,7 @@ class EPBuffer:
             build: Any = (
                 self._scheme.dispatch if isinstance(variant, DispatchVariant) else self._scheme.combine
             )
-            self._executables[key] = self._backend.compile(build(variant, zone), self._report)
+            self._executables[key] = self._backend.compile(build(variant, zone), self._report, self._scratch)
         return self._executables[key]
 
     def _fail(self, operator: str, number: int, zone: int, code: int, bindings: Any) -> None:
@@ -375,7 +375,7 @@ class EPBuffer:
             self._broken = f"{operator} number {number} met a row that names no place in this group"
             raise BufferStateError(f"{self._broken}; it was not sent. Rebuild the buffer on every rank.")
         if operator == "dispatch":
-            missing = missing_in_dispatch(self.config, bindings["recv_counts"])
+            missing = missing_in_dispatch(self.config, self._scratch["recv_counts"])
         else:
             missing = missing_in_combine(
                 self.layout, self.rank, zone, self._window.tensor(), bindings["topk_idx"], self._report

@@ -34,37 +34,59 @@ def check_tensor(
     Raises:
         ArgumentError: the first thing that is wrong.
     """
+    if (
+        isinstance(value, torch.Tensor)
+        and value.dtype in dtypes
+        and value.device.type == device.type
+        and _fits(value.shape, shape)
+        and value.is_contiguous()
+    ):
+        return value
+    raise _reason(name, value, shape, dtypes, device)
+
+
+def _fits(sizes: Sequence[int], shape: Sequence[int | str]) -> bool:
+    if len(sizes) != len(shape):
+        return False
+    for have, want in zip(sizes, shape, strict=True):  # a loop: this runs in every call
+        if have != want and not isinstance(want, str):
+            return False
+    return True
+
+
+def _reason(
+    name: str,
+    value: object,
+    shape: Sequence[int | str],
+    dtypes: Sequence[torch.dtype],
+    device: torch.device,
+) -> ArgumentError:
+    """The first thing that is wrong with a tensor."""
     if not isinstance(value, torch.Tensor):
-        raise ArgumentError(name, f"a {type(value).__name__}", "it must be a torch.Tensor", "Pass a tensor.")
+        return ArgumentError(name, f"a {type(value).__name__}", "it must be a torch.Tensor", "Pass a tensor.")
     if value.dtype not in dtypes:
         allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise ArgumentError(
+        return ArgumentError(
             name,
             f"of dtype {value.dtype}",
             f"it must be {allowed}",
             f"Convert it: {name}.to(torch.{allowed.split()[0]}).",
         )
     if value.device.type != device.type:
-        raise ArgumentError(
+        return ArgumentError(
             name,
             f"on {value.device}",
             f"this buffer's back end works on {device.type}",
             f"Move it: {name}.to('{device.type}').",
         )
-    sizes = tuple(value.shape)
-    fits = len(sizes) == len(shape) and all(
-        isinstance(want, str) or have == want for have, want in zip(sizes, shape, strict=False)
+    if not _fits(value.shape, shape):
+        have, want = tuple(value.shape), ", ".join(str(size) for size in shape)
+        return ArgumentError(
+            name, f"of shape {have}", f"it must be ({want})", "Reshape it, or rebuild the buffer."
+        )
+    return ArgumentError(
+        name, f"strided {value.stride()}", "it must be contiguous", f"Pass {name}.contiguous()."
     )
-    if not fits:
-        expected = "(" + ", ".join(str(want) for want in shape) + ")"
-        raise ArgumentError(
-            name, f"of shape {sizes}", f"it must be {expected}", "Reshape it, or rebuild the buffer."
-        )
-    if not value.is_contiguous():
-        raise ArgumentError(
-            name, f"strided {value.stride()}", "it must be contiguous", f"Pass {name}.contiguous()."
-        )
-    return value
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:

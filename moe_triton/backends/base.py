@@ -42,7 +42,7 @@ class Executable(Protocol):
         """Runs every launch in order.
 
         Args:
-            bindings: a tensor or an integer for each hole of the plan.
+            bindings: a tensor or an integer for each hole that is not fixed.
 
         Returns:
             0, or a report code (`moe_triton.ascendc`) of the first launch that reported one; later
@@ -73,8 +73,14 @@ class Backend(Protocol):
         """Makes this rank's window and maps every peer's."""
         ...
 
-    def compile(self, plan: Plan, report: torch.Tensor) -> Executable:
-        """Makes a plan ready to run. ``report`` is the tensor that its kernels report to."""
+    def compile(self, plan: Plan, report: torch.Tensor, fixed: Bindings) -> Executable:
+        """Makes a plan ready to run.
+
+        Args:
+            plan: what to run.
+            report: the tensor that its kernels report to.
+            fixed: what some of its holes hold in every call.
+        """
         ...
 
     def num_blocks(self, num_ranks: int) -> int:

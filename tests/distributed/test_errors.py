@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,8 +37,20 @@ Groups = Callable[[int], RankGroup]
 SHM = Path("/dev/shm")
 
 
-def leftovers() -> set[str]:
-    return {path.name for path in SHM.glob(f"{window_module.PREFIX}*")}
+def new_prefix() -> str:
+    """For the names of one test's windows: other tests make windows at the same time."""
+    return f"{window_module.PREFIX}test-{secrets.token_hex(8)}-"
+
+
+@contextmanager
+def prefixed(prefix: str) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(window_module, "PREFIX", prefix)
+        yield
+
+
+def leftovers(prefix: str) -> list[str]:
+    return sorted(path.name for path in SHM.glob(f"{prefix}*"))
 
 
 def message_of(call: Callable[[], Any], kind: type[Exception] = ArgumentError) -> str:
@@ -209,23 +223,25 @@ def test_a_group_of_one_is_refused() -> None:
     assert run_ranks(group_of_one, 1)[0].startswith("num_ranks is 1")
 
 
-def window_too_large(rank: int, num_ranks: int) -> tuple[str, bool]:
+def window_too_large(rank: int, num_ranks: int, prefix: str) -> tuple[str, bool]:
     config = Config(num_ranks, 512, 8192, 16, 1024)
     case = small_case(num_ranks, config=config)
     usage = os.statvfs(SHM)
     enough = usage.f_bavail * usage.f_frsize > num_ranks * WindowLayout(config).window_bytes
-    return message_of(lambda: make_buffer(case), WindowError), enough
+    with prefixed(prefix):
+        return message_of(lambda: make_buffer(case), WindowError), enough
 
 
 def test_a_window_beyond_free_shared_memory(ranks: Groups) -> None:
-    results = ranks(2).run(window_too_large)
+    prefix = new_prefix()
+    results = ranks(2).run(window_too_large, prefix)
     assert not any(enough for _, enough in results), (
         "this machine has room for the window: nothing was tested"
     )
     for message, _ in results:
         assert "free" in message
         assert "num_max_tokens_per_rank" in message
-    assert not leftovers()
+    assert not leftovers(prefix)
 
 
 def absent_from_dispatch(rank: int, num_ranks: int) -> Any:
@@ -281,10 +297,10 @@ def test_a_rank_that_never_constructs_is_named() -> None:
     assert run_ranks(absent_from_construction, 3) == [(1,), None, (1,)]
 
 
-def die(rank: int, num_ranks: int, how: int, moment: str) -> Any:
+def die(rank: int, num_ranks: int, how: int, moment: str, prefix: str) -> Any:
     """Rank 1 dies: before its window has lost its name, or in the middle of a round."""
     case = small_case(num_ranks)
-    before = leftovers()
+    window_module.PREFIX = prefix
     if moment == "named" and rank == 1:
         window_module._map = lambda name, num_bytes: os.kill(os.getpid(), how)  # type: ignore[assignment]
     try:
@@ -294,39 +310,39 @@ def die(rank: int, num_ranks: int, how: int, moment: str) -> Any:
                 time.sleep(30)
             one_round(buffer, case, inputs_of(case, rank, 0), None)
     except CommunicationTimeoutError as error:
-        return error.missing_ranks, sorted(leftovers() - before)
+        return error.missing_ranks, leftovers(prefix)
     return "nobody was missed"
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("moment", ["named", "round"])
 def test_a_dying_rank_is_named_and_leaves_nothing_behind(how: int, moment: str) -> None:
-    before = leftovers()
-    results = run_ranks(die, 3, (how, moment), allow_failures=True)
+    prefix = new_prefix()
+    results = run_ranks(die, 3, (how, moment, prefix), allow_failures=True)
     assert isinstance(results[1], RankFailedError)
     assert results[0] == results[2] == ((1,), [])
-    assert not leftovers() - before
+    assert not leftovers(prefix)
 
 
 def test_windows_have_no_name_while_in_use(ranks: Groups) -> None:
-    assert ranks(2).run(names_in_use) == [[], []]
+    assert ranks(2).run(names_in_use, new_prefix()) == [[], []]
 
 
-def names_in_use(rank: int, num_ranks: int) -> list[str]:
-    case = small_case(num_ranks)
-    with make_buffer(case):
+def names_in_use(rank: int, num_ranks: int, prefix: str) -> list[str]:
+    with prefixed(prefix), make_buffer(small_case(num_ranks)):
         dist.barrier()
-        return sorted(leftovers())
+        return leftovers(prefix)
 
 
 def test_stale_windows_of_dead_groups_are_removed(ranks: Groups) -> None:
-    stale = SHM / f"{window_module.PREFIX}{os.getuid()}-{'0' * 24}"
+    prefix = new_prefix()
+    stale = SHM / f"{prefix}{os.getuid()}-{'0' * 24}"
     stale.touch(mode=0o600)
     os.utime(stale, (1, 1))
-    fresh = SHM / f"{window_module.PREFIX}{os.getuid()}-{'1' * 24}"
+    fresh = SHM / f"{prefix}{os.getuid()}-{'1' * 24}"
     fresh.touch(mode=0o600)
     try:
-        assert ranks(2).run(compare_rounds, small_case(2)) == [[], []]
+        assert ranks(2).run(names_in_use, prefix) == [[fresh.name]] * 2
         assert not stale.exists()
         assert fresh.exists()
     finally:

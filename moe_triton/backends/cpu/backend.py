@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from moe_triton.backends.base import Executable
+from moe_triton.backends.base import Bindings, Executable
 from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.executable import NativeExecutable, TorchExecutable
 from moe_triton.backends.cpu.output_pool import OutputPool
@@ -66,11 +66,11 @@ class CpuBackend:
         """See `moe_triton.backends.base.Backend`."""
         return SharedWindow(num_bytes, meeting)
 
-    def compile(self, plan: Plan, report: torch.Tensor) -> Executable:
+    def compile(self, plan: Plan, report: torch.Tensor, fixed: Bindings) -> Executable:
         """See `moe_triton.backends.base.Backend`."""
         if self.kernels == "torch":
-            return TorchExecutable(plan, report)
-        return NativeExecutable(plan, report)
+            return TorchExecutable(plan, report, fixed)
+        return NativeExecutable(plan, report, fixed)
 
     def num_blocks(self, num_ranks: int) -> int:
         """One block per core that this rank can have to itself, at least one."""

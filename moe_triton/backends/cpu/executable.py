@@ -22,9 +22,10 @@ KIND_TRITON, KIND_ASCEND_C = 0, 1
 class NativeExecutable:
     """A plan as arrays of C structs. A call fills the holes and enters native code once."""
 
-    def __init__(self, plan: Plan, report: torch.Tensor) -> None:
+    def __init__(self, plan: Plan, report: torch.Tensor, fixed: Bindings) -> None:
         self._plan = plan
-        self._holes = plan.holes
+        self._fixed = fixed  # keeps the memory alive whose addresses stand in the words
+        self._holes = tuple(name for name in plan.holes if name not in fixed)
         self._values = (ctypes.c_uint64 * max(len(self._holes), 1))()
         self._values_address = ctypes.addressof(self._values)
         self._durations = (ctypes.c_double * len(plan.launches))()
@@ -34,6 +35,9 @@ class NativeExecutable:
         patches: list[native.PatchStruct] = []
         for struct, launch in zip(self._launches, plan.launches, strict=True):
             words, holes = _words(launch)
+            for position, hole in holes:
+                if hole.name in fixed:
+                    words[position] = _word(fixed[hole.name]) + hole.offset
             array = (ctypes.c_uint64 * len(words))(*words)
             self._words.append(array)
             struct.entry, struct.kind = _entry(launch.kernel)
@@ -44,6 +48,7 @@ class NativeExecutable:
                     ctypes.addressof(array) + 8 * position, self._holes.index(hole.name), hole.offset
                 )
                 for position, hole in holes
+                if hole.name not in fixed
             ]
         self._patches = (native.PatchStruct * max(len(patches), 1))(*patches)
         self._struct = native.PlanStruct(
@@ -60,10 +65,7 @@ class NativeExecutable:
 
     def run(self, bindings: Bindings) -> int:
         """See `moe_triton.backends.base.Executable`."""
-        values = self._values
-        for i, name in enumerate(self._holes):
-            bound = bindings[name]
-            values[i] = bound if isinstance(bound, int) else bound.data_ptr()
+        self._values[:] = [_word(bindings[name]) for name in self._holes]
         result: int = self._run(self._struct_address, self._values_address)
         if result < 0:
             step = self._plan.launches[-1 - result].step
@@ -78,13 +80,15 @@ class NativeExecutable:
 class TorchExecutable:
     """The same plan with each Triton kernel's torch fallback: slow, for machines without the toolchain."""
 
-    def __init__(self, plan: Plan, report: torch.Tensor) -> None:
+    def __init__(self, plan: Plan, report: torch.Tensor, fixed: Bindings) -> None:
         self._plan = plan
         self._report = report
+        self._fixed = fixed
         self._durations = [0.0] * len(plan.launches)
 
     def run(self, bindings: Bindings) -> int:
         """See `moe_triton.backends.base.Executable`."""
+        bindings = {**self._fixed, **bindings}
         self._report.zero_()
         for i, launch in enumerate(self._plan.launches):
             start = time.perf_counter()
@@ -104,8 +108,7 @@ class TorchExecutable:
     def _launch_ascend_c(self, launch: Launch, bindings: Bindings) -> None:
         words, holes = _words(launch)
         for position, hole in holes:
-            bound = bindings[hole.name]
-            words[position] = (bound if isinstance(bound, int) else bound.data_ptr()) + hole.offset
+            words[position] = _word(bindings[hole.name]) + hole.offset
         array = (ctypes.c_uint64 * len(words))(*words)
         function = getattr(native.library(), cast(AscendCKernel, launch.kernel).symbol)
         if function(ctypes.c_uint32(launch.blocks), None, ctypes.byref(array)) != 0:
@@ -120,6 +123,11 @@ def first_code(report: torch.Tensor) -> int:
     """The first code other than 0 in a report of (blocks, words)."""
     codes = report[:, 0]
     return int(codes[codes != 0][0]) if bool((codes != 0).any()) else 0
+
+
+def _word(bound: torch.Tensor | int) -> int:
+    """What stands for a binding in an argument list: an address or the integer itself."""
+    return bound if isinstance(bound, int) else bound.data_ptr()
 
 
 def _entry(kernel: TritonKernel | AscendCKernel) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from moe_triton.rendezvous import Meeting
 
 SHM = Path("/dev/shm")
 PREFIX = "moe_triton-"
-NAME = re.compile(re.escape(PREFIX) + r"\d+-[0-9a-f]{24}")
+SUFFIX = re.compile(r"\d+-[0-9a-f]{24}")
 # Younger leftovers may belong to a rank that has opened its file but not yet locked it.
 STALE_AFTER_S = 60.0
 REMEDY = (
@@ -51,7 +51,7 @@ class SharedWindow:
         remove_stale()
         name = f"{PREFIX}{os.getuid()}-{secrets.token_hex(12)}"
         names = [m.get("name") for m in meeting.exchange({"name": name}, "name of the window")]
-        if not all(isinstance(n, str) and NAME.fullmatch(n) for n in names):
+        if not all(isinstance(n, str) and _is_name(n) for n in names):
             raise WindowError(f"a peer named its window {names}, which no rank of this package does")
         try:
             self._build(num_bytes, name, [str(n) for n in names])
@@ -95,6 +95,11 @@ class SharedWindow:
     def close(self) -> None:
         """Drops the mappings; the memory goes with the last rank that drops it."""
         self._views = []
+
+
+def _is_name(name: str) -> bool:
+    """Whether this is a window's: a peer must not make us open or remove anything else."""
+    return name.startswith(PREFIX) and SUFFIX.fullmatch(name.removeprefix(PREFIX)) is not None
 
 
 def remove_stale() -> None:
