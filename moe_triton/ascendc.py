@@ -86,7 +86,7 @@ COMBINE_WAIT = AscendCKernel(
 KERNELS: tuple[AscendCKernel, ...] = (DISPATCH_SEND, DISPATCH_WAIT, COMBINE_SEND, COMBINE_WAIT)
 
 # A report is 16 int32 per block, {code, index of the first thing concerned, how many, 0...}: a cache line
-# of its own, since scalar writes reach memory by whole lines.
+# of its own, so that however it is written no block writes over another one's.
 REPORT_WORDS = 16
 REPORT_TIMEOUT = 1
 REPORT_BAD_ROW = 2

@@ -57,7 +57,9 @@ public:
     }
 
     // What a freed buffer holds is of no interest any more.
-    void Discard(UbAddress) { lazy_.bytes = 0; }
+    void Discard(UbAddress buffer, uint32_t bytes) {
+        if (lazy_.offset >= buffer.offset && lazy_.offset < buffer.offset + bytes) lazy_.bytes = 0;
+    }
 
     template <typename T>
     T ScalarLoad(const T* from) {

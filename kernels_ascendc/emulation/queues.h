@@ -69,7 +69,7 @@ public:
         const uint32_t slot = Slot(tensor);
         core.Require(state_[slot] == State::TAKEN, "FreeTensor of a tensor that DeQue did not give");
         core.SetFlag(HardEvent::MTE3_MTE2, Id(slot));
-        core.Discard(tensor.GetPhyAddr());
+        core.Discard({base_ + slot * bytes_}, bytes_);
         state_[slot] = State::FREE;
         returned_[slot] = true;
         --used_;

@@ -69,7 +69,7 @@ public:
 
     void CopyIn(UbAddress to, const uint8_t* from, uint64_t bytes) { Copy(PIPE_MTE2, ub_ + to.offset, from, bytes); }
     void CopyOut(uint8_t* to, UbAddress from, uint64_t bytes) { Copy(PIPE_MTE3, to, ub_ + from.offset, bytes); }
-    void Discard(UbAddress) {}
+    void Discard(UbAddress, uint32_t) {}
 
     void SetFlag(AscendC::HardEvent event, uint64_t id) {
         Put(AscendC::SourcePipe(event), {Kind::SET, {}, {event, id}, false});
