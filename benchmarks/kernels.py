@@ -141,7 +141,7 @@ def weighted_sum_case(dtype: torch.dtype, hidden: int, tokens: int) -> Case:
     weights = torch.rand(tokens, TOPK)
     out = torch.empty(tokens, hidden, dtype=dtype)
     kernel = weighted_sum_kernel(dtype, hidden, TOPK)
-    run = prepare(kernel, [slots, ids, weights, out, TOPK * hidden, hidden, 0, tokens])
+    run = prepare(kernel, [slots, ids, weights, out, TOPK * hidden, hidden, 0, tokens, NUM_EXPERTS])
 
     def eager() -> torch.Tensor:
         return (slots.float() * weights[:, :, None]).sum(1).to(dtype)
@@ -171,7 +171,7 @@ def offsets_case() -> Case:
     experts = 32
     received = torch.randint(0, 64, (experts * NUM_RANKS,), dtype=torch.int32)
     ends, tokens = torch.empty_like(received), torch.empty(experts, dtype=torch.int64)
-    run = prepare(offsets_kernel(), [received, ends, tokens, received.numel(), experts, 64])
+    run = prepare(offsets_kernel(), [received, ends, tokens, received.numel(), experts, 64, 10**6])
 
     def eager() -> tuple[torch.Tensor, torch.Tensor]:
         clamped = received.clamp(0, 64)

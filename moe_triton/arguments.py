@@ -46,16 +46,26 @@ def check_ids(config: Config, topk_idx: torch.Tensor, num_tokens: int, backend: 
     bad = backend.first_bad_id(ids, config.num_experts)
     if bad is None:
         return ids
+    raise bad_id_error("topk_idx", topk_idx, bad, config.num_experts)
+
+
+def bad_id_error(name: str, ids: torch.Tensor, bad: tuple[int, str], num_experts: int) -> ArgumentError:
+    """What to say of an id.
+
+    Args:
+        name: of the argument.
+        ids: (T, K), as the user passed them.
+        bad: position in the flattened ids, and which rule it breaks.
+        num_experts: ids below it name experts.
+    """
     position, rule = bad
-    token, k = divmod(position, config.num_topk)
-    value = f"{int(topk_idx[token, k])} at token {token}, k {k}"
+    token, k = divmod(position, ids.shape[1])
+    value = f"{int(ids[token, k])} at token {token}, k {k}"
     if rule == "duplicate":
-        raise ArgumentError(
-            "topk_idx", value, "the experts of a token are distinct", "Use -1 where there is no expert."
+        return ArgumentError(
+            name, value, "the experts of a token are distinct", "Use -1 where there is no expert."
         )
-    raise ArgumentError(
-        "topk_idx", value, f"ids are 0 to {config.num_experts - 1}, or -1 for none", "Check the gate."
-    )
+    return ArgumentError(name, value, f"ids are 0 to {num_experts - 1}, or -1 for none", "Check the gate.")
 
 
 def check_weights(
@@ -80,14 +90,7 @@ def check_smooth_scales(
             "only quantised rows are smoothed",
             "Pass quantize='int8', or no scales.",
         )
-    if config.num_shared_experts:
-        raise ArgumentError(
-            "smooth_scales",
-            "given",
-            "a buffer with shared experts does not take them yet",
-            "Fold them into the shared experts' weights.",
-        )
-    shape = (config.num_experts, config.hidden)
+    shape = (config.num_shared_experts + config.num_experts, config.hidden)
     check_tensor("smooth_scales", smooth_scales, shape=shape, dtypes=(torch.float32,), device=device)
 
 

@@ -8,43 +8,75 @@ from __future__ import annotations
 
 from moe_triton.kernel import Arg, AscendCKernel
 
-DISPATCH_SEND = AscendCKernel(
-    "dispatch_send",
-    (
-        Arg("rows", "*i8", "in"),  # rows to send, as they start a slot
-        Arg("row_stride", "i64", "value"),  # bytes from one row to the next
-        Arg("row_bytes", "i64", "value"),  # bytes of a row to send, scale included; a multiple of 32
-        Arg("stamp_offset", "i64", "value"),  # where the stamp goes in a slot
-        Arg("rows_per_token", "i64", "value"),  # 1, or K when every expert gets a row of its own
-        Arg("topk_idx", "*i32", "in"),  # (T, K), -1 for none
-        Arg("topk_weights", "*fp32", "in"),  # (T, K), or null
-        Arg("expand_idx", "*i32", "in"),  # (T, K)
-        Arg("counts", "*i32", "in"),  # (M,)
-        Arg("peers", "*i64", "in"),  # (EP,) window addresses
-        Arg("first_token", "i64", "value"),
-        Arg("num_tokens", "i64", "value"),  # tokens of this launch
-        Arg("total_tokens", "i64", "value"),  # tokens of the whole operator
-        Arg("topk", "i64", "value"),
-        Arg("num_shared_experts", "i64", "value"),
-        Arg("num_shared_ranks", "i64", "value"),
-        Arg("rank", "i64", "value"),
-        Arg("zone", "i64", "value"),
-        Arg("post_status", "i64", "value"),  # 1 on the operator's last launch
-        Arg("slots", "dispatch_slots", "value"),
-        Arg("status", "dispatch_status", "value"),
-        Arg("report", "*i32", "out"),
-    ),
+# Rows of T tokens to K routed and S shared experts; R ranks hold shared experts; M routed experts.
+_SEND_ARGS = (
+    Arg("rows", "*i8", "in"),  # rows to send, as they start a slot
+    Arg("row_stride", "i64", "value"),  # bytes from one row to the next
+    Arg("row_bytes", "i64", "value"),  # bytes of a row to send, scale included; a multiple of 32
+    Arg("stamp_offset", "i64", "value"),  # where the stamp goes in a slot
+    Arg("rows_per_token", "i64", "value"),  # 1, or K + S when every result has a row of its own
+    Arg("topk_idx", "*i32", "in"),  # (T, K); ids outside [0, M) are not sent
+    Arg("topk_weights", "*fp32", "in"),  # (T, K), or null
+    Arg("expand_idx", "*i32", "in"),  # (T, K)
+    Arg("counts", "*i32", "in"),  # (M,)
+    Arg("shared_ranks", "*i32", "in"),  # (T, S) rank of each shared result, -1: not sent; null if S = 0
+    Arg("shared_slots", "*i32", "in"),  # (T,) index of a token among those sent to a shared rank
+    Arg("shared_counts", "*i32", "in"),  # (R,) tokens for each shared rank
+    Arg("peers", "*i64", "in"),  # (EP,) window addresses
+    Arg("first_token", "i64", "value"),
+    Arg("num_tokens", "i64", "value"),  # tokens of this launch
+    Arg("topk", "i64", "value"),
+    Arg("num_experts", "i64", "value"),
+    Arg("num_shared_experts", "i64", "value"),
+    Arg("num_shared_ranks", "i64", "value"),
+    Arg("rank", "i64", "value"),
+    Arg("zone", "i64", "value"),
+    Arg("post_status", "i64", "value"),  # 1 on the operator's last launch
+    Arg("slots", "dispatch_slots", "value"),
+    Arg("status", "dispatch_status", "value"),
+    Arg("report", "*i32", "out"),
 )
+
+DISPATCH_SEND = AscendCKernel("dispatch_send", _SEND_ARGS)
+
+# The same with flags in band: every 512-byte block of a slot ends in a flag of its own. The status
+# entries carry counts only and wait for nothing.
+INBAND_SEND = AscendCKernel("inband_send", _SEND_ARGS)
 
 DISPATCH_WAIT = AscendCKernel(
     "dispatch_wait",
     (
         Arg("window", "*i8", "inout"),  # this rank's own
         Arg("recv_counts", "*i32", "out"),  # (localE, EP); -1 where nothing came in time
+        Arg("waited_us", "*i32", "out"),  # (localE, EP) until an entry was seen; 0 at once; or null
         Arg("num_local_experts", "i64", "value"),
         Arg("zone", "i64", "value"),
         Arg("timeout_us", "i64", "value"),
         Arg("status", "dispatch_status", "value"),
+        Arg("report", "*i32", "out"),
+    ),
+)
+
+# Waits for each in-band row, takes it out of its slot to its final place, and clears its flags.
+INBAND_RECEIVE = AscendCKernel(
+    "inband_receive",
+    (
+        Arg("window", "*i8", "inout"),
+        Arg("recv_offsets", "*i32", "in"),  # (localE, EP) inclusive prefix sums
+        Arg("waited_us", "*i32", "inout"),  # (localE, EP): raised to when the last row came; or null
+        Arg("num_entries", "i64", "value"),
+        Arg("num_ranks", "i64", "value"),
+        Arg("capacity", "i64", "value"),  # rows in `out_rows`
+        Arg("row_bytes", "i64", "value"),
+        Arg("scale_offset", "i64", "value"),
+        Arg("stamp_offset", "i64", "value"),
+        Arg("out_rows", "*i8", "out"),  # (A, row_bytes)
+        Arg("out_scales", "*fp32", "out"),  # (A,), or null
+        Arg("out_triples", "*i32", "out"),  # (A, 3)
+        Arg("out_weights", "*fp32", "out"),  # (A,), or null
+        Arg("zone", "i64", "value"),
+        Arg("timeout_us", "i64", "value"),
+        Arg("slots", "dispatch_slots", "value"),
         Arg("report", "*i32", "out"),
     ),
 )
@@ -61,6 +93,7 @@ COMBINE_SEND = AscendCKernel(
         Arg("peers", "*i64", "in"),
         Arg("num_ranks", "i64", "value"),
         Arg("zone", "i64", "value"),
+        Arg("flag_rows", "i64", "value"),  # 1: a flag after each row; 0: none, a post_status follows
         Arg("slots", "combine_slots", "value"),
         Arg("status", "combine_status", "value"),
         Arg("report", "*i32", "out"),
@@ -71,10 +104,13 @@ COMBINE_WAIT = AscendCKernel(
     "combine_wait",
     (
         Arg("window", "*i8", "inout"),
-        Arg("topk_idx", "*i32", "in"),
+        Arg("topk_idx", "*i32", "in"),  # ids outside [0, M): nothing comes back
+        Arg("active", "*i32", "in"),  # (T,), negative: nothing comes back for this token; or null
+        Arg("waited_us", "*i32", "out"),  # (T, K + S) until a result was seen; 0 at once; or null
         Arg("first_token", "i64", "value"),
         Arg("num_tokens", "i64", "value"),
         Arg("topk", "i64", "value"),
+        Arg("num_experts", "i64", "value"),
         Arg("num_shared_experts", "i64", "value"),
         Arg("zone", "i64", "value"),
         Arg("timeout_us", "i64", "value"),
@@ -83,7 +119,53 @@ COMBINE_WAIT = AscendCKernel(
     ),
 )
 
-KERNELS: tuple[AscendCKernel, ...] = (DISPATCH_SEND, DISPATCH_WAIT, COMBINE_SEND, COMBINE_WAIT)
+# An entry {1.0f, count} to every rank, at (zone, 0, this rank). What earlier launches of the stream
+# wrote is there before it: a kernel's end is the ordering.
+POST_STATUS = AscendCKernel(
+    "post_status",
+    (
+        Arg("peers", "*i64", "in"),
+        Arg("num_ranks", "i64", "value"),
+        Arg("count", "*i32", "in"),  # one number that goes with the flag, or null for 0
+        Arg("rank", "i64", "value"),
+        Arg("zone", "i64", "value"),
+        Arg("status", "dispatch_status", "value"),
+        Arg("report", "*i32", "out"),
+    ),
+)
+
+# Consecutive rows to one peer's slots, for the exchange between two tensor-parallel ranks.
+EXCHANGE_SEND = AscendCKernel(
+    "exchange_send",
+    (
+        Arg("rows", "*i8", "in"),  # contiguous
+        Arg("row_bytes", "i64", "value"),  # a multiple of 32
+        Arg("scales", "*fp32", "in"),  # one per row, or null
+        Arg("scale_offset", "i64", "value"),  # where the scale goes in a slot
+        Arg("first_row", "*i32", "in"),  # the first row to send, or null for 0
+        Arg("num_rows", "*i32", "in"),  # how many
+        Arg("capacity", "i64", "value"),  # rows in `rows`
+        Arg("header", "*i32", "in"),  # words that go along, or null
+        Arg("header_words", "i64", "value"),
+        Arg("peers", "*i64", "in"),
+        Arg("peer", "i64", "value"),  # whose slots
+        Arg("zone", "i64", "value"),
+        Arg("slots", "exchange_slots", "value"),
+        Arg("headers", "exchange_headers", "value"),
+        Arg("report", "*i32", "out"),
+    ),
+)
+
+KERNELS: tuple[AscendCKernel, ...] = (
+    DISPATCH_SEND,
+    DISPATCH_WAIT,
+    INBAND_SEND,
+    INBAND_RECEIVE,
+    COMBINE_SEND,
+    COMBINE_WAIT,
+    POST_STATUS,
+    EXCHANGE_SEND,
+)
 
 # A report is 16 int32 per block, {code, index of the first thing concerned, how many, 0...}: a cache line
 # of its own, so that however it is written no block writes over another one's.

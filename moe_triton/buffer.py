@@ -7,41 +7,29 @@ EP ranks, E experts on this rank, A rows that a dispatch can deliver here at mos
 from __future__ import annotations
 
 import itertools
-import threading
 import warnings
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
 from moe_triton import arguments
-from moe_triton.agreement import agree
-from moe_triton.ascendc import MAX_BLOCKS, REPORT_TIMEOUT, REPORT_WORDS
 from moe_triton.backends import make_backend
-from moe_triton.backends.base import Bindings, Executable
 from moe_triton.checks import check_choice, check_positive
+from moe_triton.communicator import Communicator
 from moe_triton.config import Config, Product
-from moe_triton.diagnosis import missing_in_combine, missing_in_dispatch
-from moe_triton.errors import (
-    ArgumentError,
-    BufferStateError,
-    CommunicationTimeoutError,
-)
+from moe_triton.errors import ArgumentError
 from moe_triton.handle import DispatchHandle, DispatchOutput
-from moe_triton.layout import NUM_ZONES, WindowLayout
+from moe_triton.layout import layout_of
 from moe_triton.limits import check_config
 from moe_triton.rendezvous import Meeting
-from moe_triton.schemes.fullmesh import CombineVariant, DispatchVariant, Fullmesh
+from moe_triton.schemes.variants import CombineVariant, DispatchVariant
 
 QUANTIZE = (None, "int8")
 DEFAULT_SCHEME = {"A2": "hierarchy", "A3": "fullmesh_v1"}
 
-# A third combine with no dispatch between would write to a zone that a peer may still read (protocols.md).
-MAX_COMBINES_PER_DISPATCH = NUM_ZONES
-
 _buffer_ids = itertools.count()
-_Variant = TypeVar("_Variant", DispatchVariant, CombineVariant)
 
 
 class EPBuffer:
@@ -61,7 +49,7 @@ class EPBuffer:
         num_bytes: bytes that the data window may take, None for what is needed
             (`get_buffer_size_hint`).
         product: whose limits apply: "A3".
-        comm_alg: how tokens travel: "" or "fullmesh_v1".
+        comm_alg: how tokens travel: "fullmesh_v1" (also ""), or "fullmesh_v2", with flags in band.
         relaxed: allow sizes below the product's minimum, for tests and demos.
         backend: "cpu".
         kernels: "triton", or "torch" for machines without the Triton toolchain (slow).
@@ -101,7 +89,7 @@ class EPBuffer:
         self._explicitly_destroy = False
         check_positive("timeout_s", timeout_s)
         meeting = Meeting(group, timeout_s)
-        self.config = Config(
+        config = Config(
             num_ranks=meeting.num_ranks,
             num_max_tokens_per_rank=num_max_tokens_per_rank,
             hidden=hidden,
@@ -113,24 +101,18 @@ class EPBuffer:
             scheme=comm_alg or DEFAULT_SCHEME.get(product, ""),
             relaxed=relaxed,
         ).normalized()
-        self.rank = meeting.rank
-        self._backend = agree(meeting, self.config, lambda: make_backend(backend, kernels))
-        check_config(self.config)
-        self.layout = WindowLayout(self.config)
-        self._check_num_bytes(num_bytes)
-        blocks = num_blocks if num_blocks is not None else self._backend.num_blocks(meeting.num_ranks)
-        if not 1 <= blocks <= MAX_BLOCKS:
-            raise ArgumentError("num_blocks", blocks, f"it must be 1 to {MAX_BLOCKS}", "Pass None.")
-        self._scheme = Fullmesh(self.config, self.rank, blocks, int(timeout_s * 1e6), self._backend.name)
-        self._window = self._backend.make_window(self.layout.window_bytes, meeting)
-        self._allocate()
+        self._communicator = Communicator(
+            meeting,
+            config,
+            lambda: make_backend(backend, kernels),
+            check_window=lambda needed: _check_num_bytes(num_bytes, needed),
+            num_blocks=num_blocks,
+            timeout_s=timeout_s,
+        )
+        self.config, self.rank = config, meeting.rank
+        self.layout = self._communicator.layout
+        self._backend = self._communicator.backend
         self._id = next(_buffer_ids)
-        self._executables: dict[tuple[object, int], Executable] = {}
-        self._last: dict[str, Executable] = {}
-        self._counts = {"dispatch": 0, "combine": 0}
-        self._combines_since_dispatch = 0
-        self._broken = ""
-        self._lock = threading.Lock()
         self._closed = False
         self._explicitly_destroy = explicitly_destroy
 
@@ -144,6 +126,7 @@ class EPBuffer:
         num_experts: int,
         num_shared_experts: int = 0,
         num_shared_ranks: int = 0,
+        comm_alg: str = "",
     ) -> int:
         """Bytes of the data window that one rank needs, before anything is constructed.
 
@@ -158,9 +141,10 @@ class EPBuffer:
             num_experts,
             num_shared_experts,
             num_shared_ranks,
+            scheme=comm_alg or DEFAULT_SCHEME["A3"],
         ).normalized()
         check_config(config)
-        return WindowLayout(config).data_bytes
+        return layout_of(config).data_bytes
 
     def dispatch(
         self,
@@ -179,7 +163,8 @@ class EPBuffer:
             topk_weights: (T, K) fp32; given here, each received row comes with its weight.
             quantize: "int8" sends rows as int8 with one fp32 scale each: s = 127 / max|x|,
                 q = rint(x * s), scale = 1 / s.
-            smooth_scales: (M, H) fp32, multiplied into a row before it is quantised, by expert.
+            smooth_scales: (S + M, H) fp32, multiplied into a row before it is quantised: a row for each
+                shared expert, then one for each routed one.
 
         Returns:
             Tokens in expert order, with counts and the handle that combine takes.
@@ -189,7 +174,7 @@ class EPBuffer:
             BufferStateError: the buffer is closed, broken or in use by another thread.
             CommunicationTimeoutError: a rank's tokens did not come in time. The buffer is then broken.
         """
-        self._check_state()
+        self._communicator.check_usable()
         c, device = self.config, self._backend.device
         check_choice("quantize", quantize, QUANTIZE)
         num_tokens = arguments.check_tokens(c, x, device)
@@ -199,7 +184,7 @@ class EPBuffer:
         variant = DispatchVariant(
             x.dtype, quantize is not None, smooth_scales is not None, topk_weights is not None
         )
-        experts, capacity = c.experts_on(self.rank), self._capacity
+        experts, capacity = c.experts_on(self.rank), self._communicator.capacity
         empty = self._backend.empty
         tokens = empty((capacity, c.hidden), torch.int8 if quantize else x.dtype)
         scales = empty((capacity,), torch.float32) if quantize else None
@@ -209,7 +194,7 @@ class EPBuffer:
         expand_idx, recv_offsets, triples = empty((sum(sizes),), torch.int32).split_with_sizes(sizes)
         handle = DispatchHandle(
             self._id,
-            self._counts["dispatch"],
+            self._communicator.counts["dispatch"],
             x.dtype,
             ids,
             expand_idx,
@@ -231,8 +216,7 @@ class EPBuffer:
             "weights": weights,
             "tokens_per_expert": tokens_per_expert,
         }
-        self._run("dispatch", variant, bindings)
-        self._combines_since_dispatch = 0
+        self._communicator.run(variant, bindings)
         return DispatchOutput(tokens, scales, tokens_per_expert, weights, handle)
 
     def combine(
@@ -255,20 +239,14 @@ class EPBuffer:
 
         Raises:
             ArgumentError: a bad argument. Nothing was sent and the buffer stays usable.
-            BufferStateError: the buffer is closed, broken, in use, or was combined twice since the latest
-                dispatch.
+            BufferStateError: the buffer is closed, broken or in use by another thread.
             CommunicationTimeoutError: a rank's results did not come in time. The buffer is then broken.
         """
-        self._check_state()
+        self._communicator.check_usable()
         c, device = self.config, self._backend.device
-        arguments.check_handle(handle, self._id, self._counts["dispatch"] - 1)
-        arguments.check_results(c, y, handle, self._capacity, device)
+        arguments.check_handle(handle, self._id, self._communicator.counts["dispatch"] - 1)
+        arguments.check_results(c, y, handle, self._communicator.capacity, device)
         arguments.check_weights(c, topk_weights, handle.num_tokens, device)
-        if self._combines_since_dispatch >= MAX_COMBINES_PER_DISPATCH:
-            raise BufferStateError(
-                f"{self._combines_since_dispatch} combines already followed dispatch {handle.number}: "
-                f"one more could overwrite results that a peer still reads. Dispatch again first."
-            )
         out = self._backend.empty((handle.num_tokens, c.hidden), handle.dtype)
         bindings: dict[str, Any] = {
             "y": y,
@@ -280,8 +258,7 @@ class EPBuffer:
             "num_tokens": handle.num_tokens,
             "out": out,
         }
-        self._run("combine", CombineVariant(handle.dtype, topk_weights is not None), bindings)
-        self._combines_since_dispatch += 1
+        self._communicator.run(CombineVariant(handle.dtype, topk_weights is not None), bindings)
         return out
 
     def durations_us(self, operator: Literal["dispatch", "combine"]) -> dict[str, float]:
@@ -290,18 +267,13 @@ class EPBuffer:
         Raises:
             BufferStateError: it has not run yet.
         """
-        if operator not in self._last:
-            raise BufferStateError(f"there was no {operator} yet")
-        return self._last[operator].durations_us()
+        return self._communicator.durations_us(operator)
 
     def close(self) -> None:
         """Gives the window back. Other calls raise afterwards; closing again does nothing."""
         if not self._closed:
             self._closed = True
-            self._executables.clear()
-            self._last.clear()
-            self._scratch.clear()
-            self._window.close()
+            self._communicator.close()
 
     def __enter__(self) -> EPBuffer:
         return self
@@ -315,83 +287,12 @@ class EPBuffer:
         if not self._closed and self._explicitly_destroy:
             warnings.warn("EPBuffer was dropped without close()", ResourceWarning, stacklevel=2)
 
-    def _check_num_bytes(self, num_bytes: int | None) -> None:
-        needed = self.layout.data_bytes
-        if num_bytes is not None and num_bytes < needed:
-            raise ArgumentError(
-                "num_bytes",
-                num_bytes,
-                f"these sizes need {needed} bytes",
-                f"Pass num_bytes={needed} or None, or lower num_max_tokens_per_rank.",
-            )
 
-    def _allocate(self) -> None:
-        """Memory that calls share: the address table, scratch and the report. Calls do not overlap."""
-        c, device = self.config, self._backend.device
-        entries = c.experts_on(self.rank) * c.num_ranks
-        self._capacity = c.receive_capacity(self.rank)
-        self._report = torch.zeros(self._scheme.num_blocks, REPORT_WORDS, dtype=torch.int32, device=device)
-        self._scratch: dict[str, torch.Tensor] = {
-            "window": self._window.tensor(),
-            "peers": torch.tensor(self._window.peers, dtype=torch.int64, device=device),
-            "counts": torch.empty(c.num_experts, dtype=torch.int32, device=device),
-            "recv_counts": torch.empty(entries, dtype=torch.int32, device=device),
-            "packed": torch.empty(self._scheme.packed_rows_bytes(), dtype=torch.uint8, device=device),
-            "report": self._report,
-        }
-
-    def _run(self, operator: str, variant: _Variant, bindings: Bindings) -> None:
-        number = self._counts[operator]
-        zone = number % NUM_ZONES
-        if not self._lock.acquire(blocking=False):
-            raise BufferStateError("another thread is inside this buffer; calls must not overlap")
-        try:
-            executable = self._executable(variant, zone)
-            try:
-                code = executable.run(bindings)
-            except BaseException as error:
-                self._broken = f"{operator} number {number} ended in {type(error).__name__}"
-                raise
-            finally:
-                # The zone turns exactly once per operator, on failure too.
-                self._counts[operator] += 1
-            if code:
-                self._fail(operator, number, zone, code, bindings)
-            self._last[operator] = executable
-        finally:
-            self._lock.release()
-
-    def _executable(self, variant: _Variant, zone: int) -> Executable:
-        key = (variant, zone)
-        if key not in self._executables:
-            build: Any = (
-                self._scheme.dispatch if isinstance(variant, DispatchVariant) else self._scheme.combine
-            )
-            self._executables[key] = self._backend.compile(build(variant, zone), self._report, self._scratch)
-        return self._executables[key]
-
-    def _fail(self, operator: str, number: int, zone: int, code: int, bindings: Any) -> None:
-        if code != REPORT_TIMEOUT:
-            self._broken = f"{operator} number {number} met a row that names no place in this group"
-            raise BufferStateError(f"{self._broken}; it was not sent. Rebuild the buffer on every rank.")
-        if operator == "dispatch":
-            missing = missing_in_dispatch(self.config, self._scratch["recv_counts"])
-        else:
-            missing = missing_in_combine(
-                self.layout, self.rank, zone, self._window.tensor(), bindings["topk_idx"], self._report
-            )
-        self._broken = f"{operator} number {number} timed out waiting for rank(s) {missing}"
-        raise CommunicationTimeoutError(
-            operator,
-            number,
-            zone,
-            missing,
-            f"their flags did not come within {self._scheme.timeout_us / 1e6:g} s. "
-            f"Rebuild the buffer once they are back.",
+def _check_num_bytes(num_bytes: int | None, needed: int) -> None:
+    if num_bytes is not None and num_bytes < needed:
+        raise ArgumentError(
+            "num_bytes",
+            num_bytes,
+            f"these sizes need {needed} bytes",
+            f"Pass num_bytes={needed} or None, or lower num_max_tokens_per_rank.",
         )
-
-    def _check_state(self) -> None:
-        if self._closed:
-            raise BufferStateError("the buffer is closed. Construct a new one.")
-        if self._broken:
-            raise BufferStateError(f"the buffer is broken: {self._broken}. Rebuild it on every rank.")

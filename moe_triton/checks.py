@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from moe_triton.errors import ArgumentError
+from moe_triton.errors import INVALID_ARGUMENT, NULL_ARGUMENT, ArgumentError
 
 CPU = torch.device("cpu")
 
@@ -62,8 +62,16 @@ def _reason(
     device: torch.device,
 ) -> ArgumentError:
     """The first thing that is wrong with a tensor."""
+    if value is None:
+        return ArgumentError(name, None, "it is needed", "Pass a tensor.", code=NULL_ARGUMENT)
     if not isinstance(value, torch.Tensor):
-        return ArgumentError(name, f"a {type(value).__name__}", "it must be a torch.Tensor", "Pass a tensor.")
+        return ArgumentError(
+            name,
+            f"a {type(value).__name__}",
+            "it must be a torch.Tensor",
+            "Pass a tensor.",
+            code=INVALID_ARGUMENT,
+        )
     if value.dtype not in dtypes:
         allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         return ArgumentError(
@@ -71,6 +79,7 @@ def _reason(
             f"of dtype {value.dtype}",
             f"it must be {allowed}",
             f"Convert it: {name}.to(torch.{allowed.split()[0]}).",
+            code=INVALID_ARGUMENT,
         )
     if value.device.type != device.type:
         return ArgumentError(
@@ -78,6 +87,7 @@ def _reason(
             f"on {value.device}",
             f"this buffer's back end works on {device.type}",
             f"Move it: {name}.to('{device.type}').",
+            code=INVALID_ARGUMENT,
         )
     if not _fits(value.shape, shape):
         have, want = tuple(value.shape), ", ".join(str(size) for size in shape)

@@ -26,6 +26,10 @@ class Config:
         product: whose limits apply.
         scheme: how tokens travel (``comm_alg``).
         relaxed: allow sizes below the product's minimum, for tests and demos.
+        version: generation of the operators: 1, or 2 for V2 and V3. It decides how tokens reach shared
+            experts and how combine finds its results (operators.md, sections 2 and 3).
+        num_special_experts: zero, copy and constant experts, whose ids follow the routed ones. No rank
+            holds them.
     """
 
     num_ranks: int
@@ -38,6 +42,8 @@ class Config:
     product: Product = "A3"
     scheme: str = "fullmesh_v1"
     relaxed: bool = False
+    version: int = 2
+    num_special_experts: int = 0
 
     def normalized(self) -> Config:
         """The same, with torch_npu's default (S, R) = (1, 0), which means no shared experts, made (0, 0)."""
@@ -77,10 +83,22 @@ class Config:
         replicas = self.num_shared_ranks // self.num_shared_experts
         return shared_expert * replicas + source_rank % replicas
 
-    def receive_capacity(self, rank: int) -> int:
-        """Rows that a dispatch can deliver to this rank at most (A in operators.md, section 1)."""
-        if self.is_shared_rank(rank):
-            replicas = self.num_shared_ranks // self.num_shared_experts
-            return self.num_max_tokens_per_rank * -(-self.num_ranks // replicas)
+    @property
+    def shared_capacity(self) -> int:
+        """Rows that a dispatch can deliver to a rank of shared experts at most; 0 where there are none."""
+        if not self.num_shared_ranks:
+            return 0
+        if self.version == 1:
+            return self.num_max_tokens_per_rank * self.num_ranks // self.num_shared_ranks
+        replicas = self.num_shared_ranks // self.num_shared_experts
+        return self.num_max_tokens_per_rank * -(-self.num_ranks // replicas)
+
+    @property
+    def routed_capacity(self) -> int:
+        """Rows that a dispatch can deliver to a rank of routed experts at most."""
         per_source = min(self.num_local_experts, self.num_topk)
         return self.num_max_tokens_per_rank * self.num_ranks * per_source
+
+    def receive_capacity(self, rank: int) -> int:
+        """Rows that a dispatch can deliver to this rank at most (A in operators.md, section 1)."""
+        return self.shared_capacity if self.is_shared_rank(rank) else self.routed_capacity

@@ -22,6 +22,22 @@ def missing_in_dispatch(config: Config, recv_counts: torch.Tensor) -> list[int]:
     return [int(rank) for rank in (by_source < 0).any(dim=0).nonzero().flatten()]
 
 
+def missing_in_inband(config: Config, report: torch.Tensor, recv_counts: torch.Tensor) -> list[int]:
+    """Ranks whose rows did not all come, where each row carries its flags.
+
+    Args:
+        config: the group's.
+        report: (blocks, words) int32: code, first entry concerned, how many from there on.
+        recv_counts: (E * EP,) int32, rows of each entry: one without rows waits for nobody.
+    """
+    missing: set[int] = set()
+    for code, first, count in report[:, :3].tolist():
+        if code == REPORT_TIMEOUT:
+            entries = range(first, first + count)
+            missing |= {n % config.num_ranks for n in entries if int(recv_counts[n]) > 0}
+    return sorted(missing)
+
+
 def missing_in_combine(
     layout: WindowLayout,
     rank: int,
@@ -56,7 +72,9 @@ def missing_in_combine(
 
 def _owners(config: Config, rank: int, ids: list[int]) -> list[tuple[int, int]]:
     """(k, rank that computes it) of each result that a token waits for."""
-    routed = [(k, config.rank_of_expert(expert)) for k, expert in enumerate(ids) if expert >= 0]
+    routed = [
+        (k, config.rank_of_expert(expert)) for k, expert in enumerate(ids) if 0 <= expert < config.num_experts
+    ]
     shared = [
         (config.num_topk + s, config.rank_of_shared_expert(s, rank)) for s in range(config.num_shared_experts)
     ]

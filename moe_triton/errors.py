@@ -5,7 +5,12 @@ Each error names the argument, the value it had, the rule it broke and what to d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+# Status codes of the C interface behind torch_npu (operators.md, section 1).
+NULL_ARGUMENT = 161001
+INVALID_ARGUMENT = 161002
+TILING_FAILED = 561002
 
 
 class MoeTritonError(Exception):
@@ -20,14 +25,28 @@ class ArgumentError(MoeTritonError, ValueError):
         value: what it was.
         rule: what it must be.
         remedy: what to do about it.
+        code: published status code: 161001 where something needed is missing, 161002 for a wrong type,
+            dtype, device or group name, 561002 for a wrong shape or number.
     """
 
-    def __init__(self, argument: str, value: object, rule: str, remedy: str) -> None:
+    def __init__(
+        self, argument: str, value: object, rule: str, remedy: str, *, code: int = TILING_FAILED
+    ) -> None:
         self.argument = argument
         self.value = value
         self.rule = rule
         self.remedy = remedy
-        super().__init__(f"{argument} is {value}, but {rule}. {remedy}")
+        self.code = code
+        super().__init__(f"{argument} is {value}, but {rule}. {remedy} [{code}]")
+
+    def renamed(self, names: Mapping[str, str]) -> ArgumentError:
+        """The same error about the argument as the caller knows it.
+
+        Args:
+            names: the caller's name by ours; an argument that is not in it keeps its name.
+        """
+        name = names.get(self.argument, self.argument)
+        return ArgumentError(name, self.value, self.rule, self.remedy, code=self.code)
 
 
 class ConfigMismatchError(MoeTritonError):

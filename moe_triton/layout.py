@@ -30,11 +30,18 @@ SCALE_BYTES = 32
 STAMP_BYTES = 32
 NUM_ZONES = 2
 
+# A slot with flags in band: 512-byte blocks, each 480 bytes of the slot and then its flag.
+BLOCK_BYTES = 512
+BLOCK_DATA_BYTES = 480
+
 # The state window of A3: 1 MB, zones 500 KB apart, combine's entries 64 KB into a zone. The 64 KB is
 # where the rule localE * EP <= 2048 comes from.
 STATE_BYTES = 1 << 20
 STATE_ZONE_STRIDE = 500 * 1024
 STATE_COMBINE_OFFSET = 64 * 1024
+# Behind the most entries that a combine can have (512 tokens of 16 + 4 results).
+STATE_BARRIER_OFFSET = 400 * 1024
+STATE_PEER_OFFSET = 432 * 1024
 
 
 def align(size: int, to: int) -> int:
@@ -53,12 +60,13 @@ class Dim:
 
 @dataclass(frozen=True)
 class Region:
-    """A strided array inside a window."""
+    """A strided array inside a window. Its kind, a key of `REGION_DIMS`, names its struct in C++."""
 
     name: str
     base: int
     item_bytes: int
     dims: tuple[Dim, ...]
+    kind: str = ""
 
     def offset(self, **index: int) -> int:
         """Bytes from the window's start to one entry. Indices that are left out are 0.
@@ -91,18 +99,34 @@ class Region:
         return (self.base, *(value for d in self.dims for value in (d.stride, d.extent)))
 
 
-# Names and dimensions of the regions, shared by `WindowLayout` and the generated C++ structs.
+# Kinds of regions and their dimensions, shared by the layouts and the generated C++ structs.
 REGION_DIMS: dict[str, tuple[str, ...]] = {
     "dispatch_slots": ("zone", "source", "expert", "index"),
     "combine_slots": ("zone", "token", "k"),
     "dispatch_status": ("zone", "expert", "source"),
     "combine_status": ("zone", "token", "k"),
+    "exchange_slots": ("zone", "index"),
+    "exchange_headers": ("zone", "word"),
 }
 
 
-def _region(name: str, base: int, item_bytes: int, *dims: tuple[int, int]) -> Region:
-    named = zip(REGION_DIMS[name], dims, strict=True)
-    return Region(name, base, item_bytes, tuple(Dim(n, extent, stride) for n, (extent, stride) in named))
+# What a window of the A3 layouts holds.
+WINDOW_REGIONS = (
+    "dispatch_slots",
+    "combine_slots",
+    "dispatch_status",
+    "combine_status",
+    "barrier_status",
+    "peer_status",
+)
+
+
+def region_of(kind: str, base: int, item_bytes: int, *dims: tuple[int, int], name: str = "") -> Region:
+    """A region of one of the kinds of `REGION_DIMS`, from (extent, stride) per dimension."""
+    named = zip(REGION_DIMS[kind], dims, strict=True)
+    return Region(
+        name or kind, base, item_bytes, tuple(Dim(n, extent, stride) for n, (extent, stride) in named), kind
+    )
 
 
 @dataclass(frozen=True)
@@ -171,6 +195,11 @@ class WindowLayout:
         return self.combine_zone_bytes + self.dispatch_zone_bytes
 
     @property
+    def dispatch_base(self) -> int:
+        """First byte of zone 0's dispatch slots."""
+        return STATE_BYTES + self.combine_zone_bytes
+
+    @property
     def data_bytes(self) -> int:
         """What HCCL_BUFFSIZE has to cover."""
         return NUM_ZONES * self.zone_bytes
@@ -185,9 +214,9 @@ class WindowLayout:
         """Slot of the ``index``-th row from ``source`` for local ``expert``."""
         c, stride = self.config, self.slot_stride
         rows = c.num_max_tokens_per_rank
-        return _region(
+        return region_of(
             "dispatch_slots",
-            STATE_BYTES + self.combine_zone_bytes,
+            self.dispatch_base,
             stride,
             (NUM_ZONES, self.zone_bytes),
             (c.num_ranks, c.num_local_experts * rows * stride),
@@ -199,7 +228,7 @@ class WindowLayout:
     def combine_slots(self) -> Region:
         """Result ``k`` of a token: K routed ones, then S shared ones, contiguous per token."""
         c, stride = self.config, self.combine_stride
-        return _region(
+        return region_of(
             "combine_slots",
             STATE_BYTES,
             stride,
@@ -212,7 +241,7 @@ class WindowLayout:
     def dispatch_status(self) -> Region:
         """Entry {1.0f, int32 count} that ``source`` posts for local ``expert``, expert-major."""
         c = self.config
-        return _region(
+        return region_of(
             "dispatch_status",
             0,
             STATUS_ENTRY_BYTES,
@@ -225,7 +254,7 @@ class WindowLayout:
     def combine_status(self) -> Region:
         """Entry of eight 1.0f that announces result ``k`` of a token."""
         c = self.config
-        return _region(
+        return region_of(
             "combine_status",
             STATE_COMBINE_OFFSET,
             STATUS_ENTRY_BYTES,
@@ -234,14 +263,164 @@ class WindowLayout:
             (c.num_results_per_token, STATUS_ENTRY_BYTES),
         )
 
+    @cached_property
+    def barrier_status(self) -> Region:
+        """Entry that ``source`` posts in a barrier (expert is 0)."""
+        return self._entry_per_rank("barrier_status", STATE_BARRIER_OFFSET)
+
+    @cached_property
+    def peer_status(self) -> Region:
+        """Entry that ``source`` posts once all its results are there (expert is 0): V1's combine."""
+        return self._entry_per_rank("peer_status", STATE_PEER_OFFSET)
+
+    def _entry_per_rank(self, name: str, base: int) -> Region:
+        ranks = self.config.num_ranks
+        stride = STATUS_ENTRY_BYTES
+        return region_of(
+            "dispatch_status",
+            base,
+            stride,
+            (NUM_ZONES, STATE_ZONE_STRIDE),
+            (1, ranks * stride),
+            (ranks, stride),
+            name=name,
+        )
+
     @property
     def regions(self) -> tuple[Region, ...]:
-        """All of them, in the order of `REGION_DIMS`."""
-        return tuple(getattr(self, name) for name in REGION_DIMS)
+        """All of them."""
+        return tuple(self.region(name) for name in WINDOW_REGIONS)
 
     def region(self, name: str) -> Region:
         """The region of this name."""
-        if name not in REGION_DIMS:
+        if name not in WINDOW_REGIONS:
             raise KeyError(name)
         region: Region = getattr(self, name)
         return region
+
+
+class InbandLayout(WindowLayout):
+    """fullmesh_v2: a dispatch slot is cut into blocks that carry their flags."""
+
+    @cached_property
+    def slot_stride(self) -> int:
+        """Bytes from one dispatch slot to the next."""
+        blocks = -(-SlotLayout(self.config.hidden, 2).packed_bytes // BLOCK_DATA_BYTES)
+        return blocks * BLOCK_BYTES
+
+
+class ExpertSlotsLayout(WindowLayout):
+    """V1: a result's slot is named by its expert and its number there, as ``expand_idx`` counts.
+
+    Dispatch and combine use the same bytes of a zone in turn: each of them waits for every rank, and one
+    toggle serves both. Sizes follow V1's formula (operators.md, section 6): slots of 2 * (H + 128) bytes.
+    """
+
+    @cached_property
+    def slot_stride(self) -> int:
+        """Bytes from one slot to the next."""
+        return 2 * (self.config.hidden + 128)
+
+    @property
+    def combine_stride(self) -> int:
+        """Bytes from one combine slot to the next."""
+        return self.slot_stride
+
+    @cached_property
+    def zone_bytes(self) -> int:
+        """Bytes from one zone to the next."""
+        c = self.config
+        slots = c.num_ranks * c.num_local_experts + c.num_topk + 1
+        return c.num_max_tokens_per_rank * self.slot_stride * slots
+
+    @property
+    def dispatch_base(self) -> int:
+        """First byte of zone 0's dispatch slots."""
+        return STATE_BYTES
+
+    @cached_property
+    def combine_slots(self) -> Region:
+        """Result number ``token`` of expert ``k``; expert M is the shared one, numbered by token."""
+        c, stride = self.config, self.slot_stride
+        rows = c.num_max_tokens_per_rank
+        return region_of(
+            "combine_slots",
+            STATE_BYTES,
+            stride,
+            (NUM_ZONES, self.zone_bytes),
+            (rows, stride),
+            (c.num_experts + 1, rows * stride),
+        )
+
+
+def layout_of(config: Config) -> WindowLayout:
+    """The window layout of a scheme."""
+    if config.version == 1:
+        return ExpertSlotsLayout(config)
+    return InbandLayout(config) if config.scheme == "fullmesh_v2" else WindowLayout(config)
+
+
+@dataclass(frozen=True)
+class ExchangeLayout:
+    """The window between two tensor-parallel ranks: rows with their scales, a status entry, a header.
+
+    Attributes:
+        hidden: elements of a row.
+        capacity: rows of one rank at most.
+        header_words: int32 words that go along with a dispatch.
+    """
+
+    hidden: int
+    capacity: int
+    header_words: int
+
+    @property
+    def dispatch_status(self) -> Region:
+        """Entry {1.0f, int32 rows} of each rank, dispatch."""
+        return self._status(0)
+
+    @property
+    def combine_status(self) -> Region:
+        """Entry of each rank, combine."""
+        return self._status(NUM_ZONES * 2 * STATUS_ENTRY_BYTES)
+
+    def _status(self, base: int) -> Region:
+        entry = STATUS_ENTRY_BYTES
+        return region_of("dispatch_status", base, entry, (NUM_ZONES, 2 * entry), (1, 2 * entry), (2, entry))
+
+    @property
+    def headers(self) -> Region:
+        """Words that go with a dispatch."""
+        stride = align(4 * self.header_words, UB_ALIGN)
+        base = 2 * NUM_ZONES * 2 * STATUS_ENTRY_BYTES
+        return region_of("exchange_headers", base, 4, (NUM_ZONES, stride), (self.header_words, 4))
+
+    @property
+    def state_bytes(self) -> int:
+        """Status entries and headers."""
+        return align(self.headers.base + NUM_ZONES * self.headers.stride("zone"), SLOT_ALIGN)
+
+    @property
+    def dispatch_slots(self) -> Region:
+        """Rows that a dispatch gathers, packed as in a dispatch slot."""
+        return self._slots(self.state_bytes, align(SlotLayout(self.hidden, 2).packed_bytes, SLOT_ALIGN))
+
+    @property
+    def combine_slots(self) -> Region:
+        """Rows that a combine adds."""
+        return self._slots(self.dispatch_slots.end, align(2 * self.hidden, SLOT_ALIGN))
+
+    def _slots(self, base: int, stride: int) -> Region:
+        return region_of(
+            "exchange_slots", base, stride, (NUM_ZONES, self.capacity * stride), (self.capacity, stride)
+        )
+
+    @property
+    def data_bytes(self) -> int:
+        """What HCCL_BUFFSIZE has to cover."""
+        return self.window_bytes - self.state_bytes
+
+    @property
+    def window_bytes(self) -> int:
+        """What one rank allocates."""
+        return self.combine_slots.end

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -20,17 +21,21 @@ MESSAGE_BYTES = 8192
 
 
 class Meeting:
-    """Exchanges of small messages among all ranks of a group.
+    """Exchanges of small messages among the ranks of a group, or some of them.
 
     Args:
         group: a torch.distributed group with a CPU back end (gloo).
         timeout_s: seconds that one exchange may take.
+        members: the group's ranks that take part, in the order of their numbers here; None for all.
 
     Raises:
-        ArgumentError: the group is not initialised, has one rank, or has no CPU back end.
+        ArgumentError: the group is not initialised, has one rank, or has no CPU back end, or this rank is
+            no member.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup | None, timeout_s: float, members: Sequence[int] | None = None
+    ) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise ArgumentError(
                 "group",
@@ -47,8 +52,13 @@ class Meeting:
                 "addresses are exchanged over a CPU back end",
                 "Make the group with backend='gloo' or 'cpu:gloo,...'.",
             )
-        self.rank = dist.get_rank(self.group)
-        self.num_ranks = dist.get_world_size(self.group)
+        rank = dist.get_rank(self.group)
+        everyone = range(dist.get_world_size(self.group))
+        self.members = tuple(everyone if members is None else members)
+        # Messages that an aborted exchange of another set of ranks left must not be taken for ours.
+        self._tag = 0 if members is None else zlib.crc32(repr(self.members).encode()) & 0x7FFFFFFF
+        self.num_ranks = len(self.members)
+        self.rank = self.members.index(rank) if rank in self.members else -1
         if self.rank < 0:
             raise ArgumentError(
                 "group",
@@ -72,8 +82,9 @@ class Meeting:
         missing: set[int] = set()
         for rank in others:
             try:
-                works.append((rank, dist.irecv(boxes[rank], group=self.group, group_src=rank)))
-                works.append((rank, dist.isend(mine, group=self.group, group_dst=rank)))
+                peer = self.members[rank]
+                works.append((rank, dist.irecv(boxes[rank], group=self.group, group_src=peer, tag=self._tag)))
+                works.append((rank, dist.isend(mine, group=self.group, group_dst=peer, tag=self._tag)))
             except RuntimeError:  # its process is gone: gloo knows at once
                 missing.add(rank)
         # Sends too: one completes only when its receiver takes it.

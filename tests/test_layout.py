@@ -103,7 +103,7 @@ def test_cpp_computes_the_same_offsets(tmp_path: Path) -> None:
     layout = WindowLayout(Config(5, 3, 96, 2, 8, 1, 1, relaxed=True))
     checks, body = [], []
     for region in layout.regions:
-        name = codegen.camel(region.name)
+        name = codegen.camel(region.kind)
         words = ", ".join(f"{word}ull" for word in region.words())
         body.append(f"    moe::{name} {region.name}{{{words}}};")
         index = [dim.extent - 1 for dim in region.dims]

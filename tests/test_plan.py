@@ -8,13 +8,15 @@ import torch
 from moe_triton import ascendc
 from moe_triton.config import Config
 from moe_triton.plan import Hole, Plan, launch
-from moe_triton.schemes.fullmesh import CombineVariant, DispatchVariant, Fullmesh
+from moe_triton.schemes.fullmesh import Fullmesh
+from moe_triton.schemes.site import Site
+from moe_triton.schemes.variants import CombineVariant, DispatchVariant
 
-SCHEME = Fullmesh(Config(4, 8, 1024, 2, 8), rank=1, num_blocks=2, timeout_us=1000, target="cpu")
+SCHEME = Fullmesh(Site(Config(4, 8, 1024, 2, 8), rank=1, num_blocks=2, timeout_us=1000, target="cpu"))
 
 
 def dispatch_plan(quantize: bool, smooth: bool = False, weights: bool = True, zone: int = 0) -> Plan:
-    return SCHEME.dispatch(DispatchVariant(torch.bfloat16, quantize, smooth, weights), zone)
+    return SCHEME.whole(DispatchVariant(torch.bfloat16, quantize, smooth, weights), zone)
 
 
 def test_a_plan_is_the_same_each_time_it_is_built() -> None:
@@ -37,7 +39,7 @@ def test_a_call_brings_only_what_its_variant_needs() -> None:
 
 
 def test_rows_leave_before_anything_waits() -> None:
-    for plan in (dispatch_plan(True), SCHEME.combine(CombineVariant(torch.bfloat16, True), 0)):
+    for plan in (dispatch_plan(True), SCHEME.whole(CombineVariant(torch.bfloat16, True), 0)):
         steps = [launched.step for launched in plan.launches]
         assert steps.index("send") < steps.index("wait")
         streams = {launched.step: launched.stream for launched in plan.launches}

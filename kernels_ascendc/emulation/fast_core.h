@@ -56,6 +56,18 @@ public:
         Copy(to, source, bytes);
     }
 
+    // Each block's flag after its data: the fences of `Copy` are all the order that peers need.
+    void CopyBlocksOut(uint8_t* to, UbAddress from, uint32_t blocks, FlaggedBlock block) {
+        Settle();
+        const uint8_t* source = ub_ + from.offset;
+        for (uint32_t b = 0; b < blocks; ++b, to += block.bytes, source += block.bytes) {
+            Copy(to, source, block.data_bytes);
+            Copy(to + block.data_bytes, source + block.data_bytes, block.bytes - block.data_bytes);
+        }
+    }
+
+    void Spoil(UbAddress, uint32_t) {}
+
     // What a freed buffer holds is of no interest any more.
     void Discard(UbAddress buffer, uint32_t bytes) {
         if (lazy_.offset >= buffer.offset && lazy_.offset < buffer.offset + bytes) lazy_.bytes = 0;

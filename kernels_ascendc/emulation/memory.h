@@ -36,6 +36,12 @@ inline void CopyBytes(uint8_t* to, const uint8_t* from, uint64_t bytes) {
     }
 }
 
+// A block of memory that ends in a flag.
+struct FlaggedBlock {
+    uint32_t bytes;
+    uint32_t data_bytes;
+};
+
 }  // namespace moe::emulation
 
 #endif  // MOE_EMULATION_MEMORY_H

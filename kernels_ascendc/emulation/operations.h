@@ -31,16 +31,24 @@ struct PadBlock {
     uint64_t local_at;
 };
 
+inline uint64_t RoundedUp(uint32_t bytes) { return (uint64_t{bytes} + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES; }
+
 inline PadBlock BlockAt(uint32_t b, const DataCopyExtParams& p, uint32_t global_gap, uint32_t local_gap) {
-    const uint64_t local_bytes = (p.blockLen + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES;
-    return {b * (uint64_t{p.blockLen} + global_gap), b * (local_bytes + uint64_t{local_gap} * BLOCK_BYTES)};
+    const uint64_t local_step = RoundedUp(p.blockLen) + uint64_t{local_gap} * BLOCK_BYTES;
+    return {b * (uint64_t{p.blockLen} + global_gap), b * local_step};
 }
 
 template <typename T>
 void CheckPad(const LocalTensor<T>& local, const GlobalTensor<T>& global, const DataCopyExtParams& p, PadBlock last) {
+    constexpr uint32_t MAX_BLOCK_COUNT = 4095;
+    constexpr uint32_t MAX_BLOCK_LEN = (1U << 21) - 1;
     Core().Require(p.blockCount > 0 && p.blockLen > 0, "DataCopyPad of nothing");
+    Core().Require(p.blockCount <= MAX_BLOCK_COUNT, "DataCopyPad: at most 4095 blocks");
+    Core().Require(p.blockLen <= MAX_BLOCK_LEN, "DataCopyPad: blocks of at most 2 MB - 1");
+    Core().Require(p.blockLen % sizeof(T) == 0, "DataCopyPad: a block of broken elements");
     Core().Require(local.GetPhyAddr().offset % BLOCK_BYTES == 0, "DataCopyPad: UB address not aligned to 32 bytes");
-    Core().Require(last.local_at + p.blockLen <= uint64_t{local.GetSize()} * sizeof(T),
+    // A load fills its last 32-byte unit, with what is nobody's business.
+    Core().Require(last.local_at + RoundedUp(p.blockLen) <= uint64_t{local.GetSize()} * sizeof(T),
                    "DataCopyPad beyond the end of a LocalTensor");
     Core().Require(last.global_at + p.blockLen <= global.GetSize() * sizeof(T),
                    "DataCopyPad beyond the end of a GlobalTensor");
@@ -84,6 +92,8 @@ void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const Da
     for (uint32_t b = 0; b < p.blockCount; ++b) {
         const auto at = detail::BlockAt(b, p, p.srcStride, p.dstStride);
         detail::Core().CopyIn(detail::After(dst, at), detail::Bytes(src) + at.global_at, p.blockLen);
+        detail::Core().Spoil({detail::After(dst, at).offset + p.blockLen},
+                             static_cast<uint32_t>(detail::RoundedUp(p.blockLen) - p.blockLen));
     }
 }
 
@@ -104,6 +114,26 @@ void Duplicate(const LocalTensor<T>& dst, const T& value, const int32_t& count) 
     uint8_t* to = dst.Host();
     detail::Core().Issue(PIPE_V, [to, value, n = count] {
         for (int32_t i = 0; i < n; ++i) std::memcpy(to + i * sizeof(T), &value, sizeof(T));
+    });
+}
+
+// The first `mask` elements of each of `repeatTime` repeats, `dstRepeatStride` 32-byte blocks apart.
+template <typename T>
+void Duplicate(const LocalTensor<T>& dst, const T& value, uint64_t mask, const uint8_t repeatTime,
+               const uint16_t dstBlockStride, const uint8_t dstRepeatStride) {
+    auto& core = detail::Core();
+    const uint64_t step = uint64_t{dstRepeatStride} * BLOCK_BYTES;
+    core.Require(mask > 0 && mask * sizeof(T) <= 8 * BLOCK_BYTES, "Duplicate: a mask of 1 to 64 elements");
+    core.Require(repeatTime > 0, "Duplicate: 1 to 255 repeats");
+    core.Require(dstBlockStride == 1, "Duplicate: gaps inside a repeat are not emulated");
+    core.Require((repeatTime - uint64_t{1}) * step + mask * sizeof(T) <= uint64_t{dst.GetSize()} * sizeof(T),
+                 "Duplicate beyond the end of a LocalTensor");
+    detail::RequireAligned(dst);
+    uint8_t* to = dst.Host();
+    core.Issue(PIPE_V, [=] {
+        for (uint64_t repeat = 0; repeat < repeatTime; ++repeat) {
+            for (uint64_t i = 0; i < mask; ++i) std::memcpy(to + repeat * step + i * sizeof(T), &value, sizeof(T));
+        }
     });
 }
 
@@ -212,6 +242,14 @@ void DataCacheCleanAndInvalid(const GlobalTensor<T>&) {
 namespace moe::emulation {
 
 inline void PollPause(uint32_t attempt) { ThisCore().Poll(attempt); }
+
+// One copy of aligned blocks, each of which arrives with its last bytes, those after `data_bytes`, last.
+inline void CopyBlocksInOrder(const AscendC::GlobalTensor<uint8_t>& dst, const AscendC::LocalTensor<uint8_t>& src,
+                              uint32_t blocks, uint32_t block_bytes, uint32_t data_bytes) {
+    ThisCore().Require(reinterpret_cast<uint64_t>(dst.Host()) % block_bytes == 0, "blocks must lie aligned in GM");
+    AscendC::detail::CheckedBytes(src, dst, uint64_t{blocks} * block_bytes);
+    ThisCore().CopyBlocksOut(dst.Host(), src.GetPhyAddr(), blocks, {block_bytes, data_bytes});
+}
 
 }  // namespace moe::emulation
 

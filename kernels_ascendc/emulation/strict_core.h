@@ -62,23 +62,41 @@ public:
     uint8_t* Ub(UbAddress address) { return ub_ + address.offset; }
 
     void Issue(pipe_t pipe, Effect effect) {
-        std::vector<Effect> pieces;
-        pieces.push_back(std::move(effect));
-        Put(pipe, {Kind::EFFECT, std::move(pieces), {}, false});
+        Put(pipe, {Kind::EFFECT, {{std::move(effect), {}}}, {}, Stalls::NEVER});
     }
 
     void CopyIn(UbAddress to, const uint8_t* from, uint64_t bytes) { Copy(PIPE_MTE2, ub_ + to.offset, from, bytes); }
     void CopyOut(uint8_t* to, UbAddress from, uint64_t bytes) { Copy(PIPE_MTE3, to, ub_ + from.offset, bytes); }
     void Discard(UbAddress, uint32_t) {}
 
+    // Blocks arrive in any order, each with its data before its flag.
+    void CopyBlocksOut(uint8_t* to, UbAddress from, uint32_t blocks, FlaggedBlock block) {
+        const uint8_t* source = ub_ + from.offset;
+        std::vector<Piece> pieces;
+        for (uint32_t b = 0; b < blocks; ++b, to += block.bytes, source += block.bytes) {
+            pieces.push_back({[=] { CopyBytes(to, source, block.data_bytes); }, [=] {
+                                  CopyBytes(to + block.data_bytes, source + block.data_bytes,
+                                            block.bytes - block.data_bytes);
+                              }});
+        }
+        Put(PIPE_MTE3, {Kind::EFFECT, std::move(pieces), {}, Stalls::BETWEEN_PIECES});
+    }
+
+    // What a load leaves beside its last bytes is not to be relied on.
+    void Spoil(UbAddress at, uint32_t bytes) {
+        if (bytes == 0) return;
+        uint8_t* to = ub_ + at.offset;
+        Put(PIPE_MTE2, {Kind::EFFECT, {{[=] { std::memset(to, 0x5A, bytes); }, {}}}, {}, Stalls::NEVER});
+    }
+
     void SetFlag(AscendC::HardEvent event, uint64_t id) {
-        Put(AscendC::SourcePipe(event), {Kind::SET, {}, {event, id}, false});
+        Put(AscendC::SourcePipe(event), {Kind::SET, {}, {event, id}, Stalls::NEVER});
     }
 
     void WaitFlag(AscendC::HardEvent event, uint64_t id) {
         const Flag flag{event, id};
         if (AscendC::TargetPipe(event) != PIPE_S) {
-            Put(AscendC::TargetPipe(event), {Kind::WAIT, {}, flag, false});
+            Put(AscendC::TargetPipe(event), {Kind::WAIT, {}, flag, Stalls::NEVER});
             return;
         }
         DrainScalar();
@@ -92,7 +110,7 @@ public:
         } else if (pipe == PIPE_S) {
             DrainScalar();
         } else {
-            Put(pipe, {Kind::BARRIER, {}, {}, false});
+            Put(pipe, {Kind::BARRIER, {}, {}, Stalls::NEVER});
         }
     }
 
@@ -106,7 +124,6 @@ public:
     template <typename T>
     T ScalarLoad(const T* from) {
         static_assert(sizeof(T) <= sizeof(uint64_t));
-        DrainScalar();
         const auto [line, is_new] = cache_.try_emplace(from);
         if (is_new) std::memcpy(&line->second, from, sizeof(T));
         T value;
@@ -162,11 +179,21 @@ private:
         bool operator<(const Flag& other) const { return std::tie(event, id) < std::tie(other.event, other.id); }
     };
 
+    // A part of an instruction, and what may happen only after it.
+    struct Piece {
+        Effect effect;
+        Effect then;
+    };
+
+    // Where a block may pause for long: when a copy as small as a flag overtook another one; when a row is
+    // there in part.
+    enum class Stalls : uint8_t { NEVER, WHEN_AHEAD, BETWEEN_PIECES };
+
     struct Instruction {
         Kind kind;
-        std::vector<Effect> pieces;
+        std::vector<Piece> pieces;
         Flag flag;
-        bool is_small = false;  // as flags are, on their way out
+        Stalls stalls;
     };
 
     using Candidate = std::pair<uint32_t, size_t>;  // pipe, position in it
@@ -174,16 +201,17 @@ private:
     // A copy arrives in pieces, in any order: who looks early sees half a row. It also reads its source
     // late: who reuses the source early sends something else.
     void Copy(pipe_t pipe, uint8_t* to, const uint8_t* from, uint64_t bytes) {
-        std::vector<Effect> pieces;
+        std::vector<Piece> pieces;
         for (uint64_t begin = 0; begin < bytes;) {
             const uint64_t left = bytes - begin;
             const uint64_t wanted = (random_() % (bytes / 2 / AscendC::BLOCK_BYTES + 1) + 1) * AscendC::BLOCK_BYTES;
             const uint64_t length = wanted < left ? wanted : left;
-            pieces.push_back([=] { CopyBytes(to + begin, from + begin, length); });
+            pieces.push_back({[=] { CopyBytes(to + begin, from + begin, length); }, {}});
             begin += length;
         }
         const bool is_small = pipe == PIPE_MTE3 && bytes <= 2 * AscendC::BLOCK_BYTES;
-        if (!pieces.empty()) Put(pipe, {Kind::EFFECT, std::move(pieces), {}, is_small});
+        const Stalls stalls = is_small ? Stalls::WHEN_AHEAD : Stalls::BETWEEN_PIECES;
+        if (!pieces.empty()) Put(pipe, {Kind::EFFECT, std::move(pieces), {}, stalls});
     }
 
     void Put(pipe_t pipe, Instruction instruction) {
@@ -237,10 +265,8 @@ private:
         std::deque<Instruction>& queue = pipes_[pipe];
         Instruction& instruction = queue[position];
         if (instruction.kind == Kind::EFFECT) {
-            const size_t piece = random_() % instruction.pieces.size();
-            instruction.pieces[piece]();
-            instruction.pieces.erase(instruction.pieces.begin() + static_cast<std::ptrdiff_t>(piece));
-            if (instruction.is_small && position > 0 && stalls_left_ > 0 && random_.OneIn(4)) Stall();
+            Run(instruction);
+            MaybeStall(instruction, pipe, position);
             if (!instruction.pieces.empty()) return true;
         } else if (instruction.kind == Kind::SET) {
             flags_[instruction.flag] = true;
@@ -251,9 +277,33 @@ private:
         return true;
     }
 
+    // One of its pieces, and no more than one step of it.
+    void Run(Instruction& instruction) {
+        const size_t index = random_() % instruction.pieces.size();
+        Piece& piece = instruction.pieces[index];
+        piece.effect();
+        if (piece.then) {
+            piece.effect = std::exchange(piece.then, {});
+        } else {
+            instruction.pieces.erase(instruction.pieces.begin() + static_cast<std::ptrdiff_t>(index));
+        }
+    }
+
+    void MaybeStall(const Instruction& instruction, uint32_t pipe, size_t position) {
+        if (instruction.stalls == Stalls::WHEN_AHEAD && position > 0 && stalls_left_ > 0 && random_.OneIn(4)) {
+            --stalls_left_;
+            Stall();
+        }
+        bool& may_stall = pipe == PIPE_MTE2 ? load_stall_left_ : store_stall_left_;
+        const bool is_partial = instruction.stalls == Stalls::BETWEEN_PIECES && !instruction.pieces.empty();
+        if (is_partial && may_stall && random_.OneIn(8)) {
+            may_stall = false;
+            Stall();
+        }
+    }
+
     // Long enough for peers to act on what is already visible, while the rest is still on its way.
-    void Stall() {
-        --stalls_left_;
+    static void Stall() {
         constexpr long STALL_NS = 1500 * 1000;
         const timespec stall{0, STALL_NS};
         nanosleep(&stall, nullptr);
@@ -276,6 +326,8 @@ private:
     uint32_t slow_pipe_ = PIPE_ALL;
     bool newest_first_ = false;
     uint32_t stalls_left_ = 3;
+    bool load_stall_left_ = true;
+    bool store_stall_left_ = true;
     std::array<std::deque<Instruction>, AscendC::NUM_PIPES> pipes_;
     std::map<Flag, bool> flags_;
     std::map<const void*, uint64_t> cache_;

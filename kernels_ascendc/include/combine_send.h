@@ -1,8 +1,9 @@
-// Combine, steps 1 and 2: every result back to its token's slot, its flag right after it.
+// Combine, steps 1 and 2: every result back to its token's slot, its flag right after it; or no flags,
+// where the receivers wait for whole ranks and a post_status follows.
 #ifndef MOE_COMBINE_SEND_H
 #define MOE_COMBINE_SEND_H
 
-#include "flags.h"
+#include "row_copy.h"
 
 namespace moe {
 
@@ -11,8 +12,7 @@ public:
     __aicore__ inline void Init(const CombineSendArgs& args, AscendC::TPipe* pipe) {
         args_ = args;
         peers_ = GlobalAt<uint64_t>(args.peers);
-        piece_bytes_ = Smaller(args.row_bytes, MAX_PIECE_BYTES);
-        pipe->InitBuffer(rows_, 2, static_cast<uint32_t>(piece_bytes_));
+        rows_.Init(pipe, args.row_bytes);
         pipe->InitBuffer(flag_buffer_, STATUS_ENTRY_BYTES);
         flag_ = flag_buffer_.Get<float>();
         triples_.Init(pipe, TRIPLES_PER_CHUNK * TRIPLE_WORDS);
@@ -34,7 +34,6 @@ public:
     }
 
 private:
-    static constexpr int64_t MAX_PIECE_BYTES = 64 * 1024;
     static constexpr int64_t TRIPLES_PER_CHUNK = 512;
     static constexpr int64_t TRIPLE_WORDS = 3;
 
@@ -66,26 +65,18 @@ private:
         const uint64_t token = static_cast<uint64_t>(static_cast<int64_t>(triples_.At(row * TRIPLE_WORDS + 1)));
         const uint64_t k = static_cast<uint64_t>(static_cast<int64_t>(triples_.At(row * TRIPLE_WORDS + 2)));
         const uint64_t zone = static_cast<uint64_t>(args_.zone);
+        const bool is_flagged = args_.flag_rows != 0;
         if (rank >= static_cast<uint64_t>(args_.num_ranks) || !args_.slots.Contains(zone, token, k) ||
-            !args_.status.Contains(zone, token, k)) {
+            (is_flagged && !args_.status.Contains(zone, token, k))) {
             report_.Add(REPORT_BAD_ROW, row);
             return;
         }
         const uint64_t window = peers_.GetValue(rank);
-        CopyRow(args_.rows + row * args_.row_bytes, window + args_.slots.At(zone, token, k));
-        FinishRow();
-        AscendC::DataCopy(GlobalAt<float>(window + args_.status.At(zone, token, k)), flag_, STATUS_ENTRY_WORDS);
-    }
-
-    __aicore__ inline void CopyRow(uint64_t source, uint64_t slot) {
-        for (int64_t done = 0; done < args_.row_bytes; done += piece_bytes_) {
-            const uint32_t bytes = static_cast<uint32_t>(Smaller(piece_bytes_, args_.row_bytes - done));
-            AscendC::LocalTensor<uint8_t> in = rows_.AllocTensor<uint8_t>();
-            AscendC::DataCopy(in, GlobalAt<uint8_t>(source + done), bytes);
-            rows_.EnQue(in);
-            AscendC::LocalTensor<uint8_t> out = rows_.DeQue<uint8_t>();
-            AscendC::DataCopy(GlobalAt<uint8_t>(slot + done), out, bytes);
-            rows_.FreeTensor(out);
+        const uint64_t slot = window + args_.slots.At(zone, token, k);
+        rows_.Copy(args_.rows + static_cast<uint64_t>(row * args_.row_bytes), &slot, 1);
+        if (is_flagged) {
+            FinishRow();
+            AscendC::DataCopy(GlobalAt<float>(window + args_.status.At(zone, token, k)), flag_, STATUS_ENTRY_WORDS);
         }
     }
 
@@ -96,12 +87,11 @@ private:
 
     CombineSendArgs args_;
     AscendC::GlobalTensor<uint64_t> peers_;
-    AscendC::TQueBind<AscendC::TPosition::VECIN, AscendC::TPosition::VECOUT, 2> rows_;
+    RowCopy rows_;
     AscendC::TBuf<AscendC::TPosition::VECCALC> flag_buffer_;
     AscendC::LocalTensor<float> flag_;
     Table triples_;
     Report report_;
-    int64_t piece_bytes_ = 0;
 };
 
 }  // namespace moe

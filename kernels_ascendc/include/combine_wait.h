@@ -2,7 +2,7 @@
 #ifndef MOE_COMBINE_WAIT_H
 #define MOE_COMBINE_WAIT_H
 
-#include "flags.h"
+#include "waits.h"
 
 namespace moe {
 
@@ -12,16 +12,12 @@ public:
         args_ = args;
         num_results_ = args.topk + args.num_shared_experts;
         words_ = static_cast<uint32_t>(num_results_ * STATUS_ENTRY_WORDS);
-        const uint32_t bytes = words_ * sizeof(float);
-        pipe->InitBuffer(entry_buffer_, bytes);
-        entries_ = entry_buffer_.Get<float>();
-        pipe->InitBuffer(zero_buffer_, bytes);
+        flags_.Init(pipe, words_);
+        pipe->InitBuffer(zero_buffer_, static_cast<uint32_t>(words_ * sizeof(float)));
         zeros_ = zero_buffer_.Get<float>();
-        pipe->InitBuffer(work_buffer_, bytes);
-        work_ = work_buffer_.Get<float>();
-        pipe->InitBuffer(sum_buffer_, UB_ALIGN);
-        sum_ = sum_buffer_.Get<float>();
         ids_.Init(pipe, TABLE_ENTRIES);
+        active_.Init(pipe, TABLE_ENTRIES);
+        waited_.Init(pipe, args.waited_us, TABLE_ENTRIES);
         report_.Init(pipe, args.report);
     }
 
@@ -29,67 +25,126 @@ public:
         AscendC::Duplicate(zeros_, 0.0f, static_cast<int32_t>(words_));
         Order<AscendC::HardEvent::V_MTE3>();
         const Share share = SplitEvenly(args_.num_tokens, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
-        const int64_t tokens_per_chunk = TABLE_ENTRIES / args_.topk;
+        const int64_t tokens_per_chunk = TABLE_ENTRIES / num_results_;
+        end_ = args_.first_token + share.last;
         deadline_.Start(args_.timeout_us);
         for (int64_t first = share.first; first < share.last; first += tokens_per_chunk) {
-            const int64_t last = Smaller(first + tokens_per_chunk, share.last);
-            LoadIds(args_.first_token + first, args_.first_token + last);
-            for (int64_t token = first; token < last; ++token) {
-                if (!ReceiveToken(args_.first_token + token)) {
-                    // The entries from here on stay as they are and tell the host who is missing.
-                    report_.Add(REPORT_TIMEOUT, args_.first_token + token, share.last - token);
-                    report_.Write();
-                    return;
-                }
+            first_of_chunk_ = args_.first_token + first;
+            ReceiveTokens(Smaller(first_of_chunk_ + tokens_per_chunk, end_));
+            if (timed_out_ && !waited_.IsWanted()) {
+                break;
             }
         }
+        report_.Write();
         Order<AscendC::HardEvent::MTE3_S>();
     }
 
 private:
     static constexpr int64_t TABLE_ENTRIES = 1024;
 
-    __aicore__ inline void LoadIds(int64_t first, int64_t last) {
+    __aicore__ inline void ReceiveTokens(int64_t last) {
+        LoadTables(first_of_chunk_, last);
+        for (int64_t token = first_of_chunk_; token < last; ++token) {
+            const int64_t expected = Expect(token);
+            if (expected > 0) {
+                ReceiveToken(token, expected);
+            }
+        }
+        if (waited_.IsWanted()) {
+            waited_.Store(first_of_chunk_ * num_results_, (last - first_of_chunk_) * num_results_);
+        }
+    }
+
+    __aicore__ inline void LoadTables(int64_t first, int64_t last) {
         Order<AscendC::HardEvent::S_MTE2>();
         ids_.Load(args_.topk_idx, first * args_.topk, (last - first) * args_.topk);
+        if (args_.active != 0) {
+            active_.Load(args_.active, first, last - first);
+        }
         Order<AscendC::HardEvent::MTE2_S>();
     }
 
-    __aicore__ inline bool ReceiveToken(int64_t token) {
-        const uint64_t zone = static_cast<uint64_t>(args_.zone);
-        const uint64_t address = args_.window + args_.status.At(zone, static_cast<uint64_t>(token), 0);
-        if (!WaitForResults(address, NumExpected(token))) {
-            return false;
-        }
-        ClearFlags(address);
-        return true;
-    }
-
-    // An id of -1 was not sent anywhere, so nothing comes back for it.
-    __aicore__ inline int64_t NumExpected(int64_t token) const {
-        int64_t expected = args_.num_shared_experts;
-        for (int64_t k = 0; k < args_.topk; ++k) {
-            expected += ids_.At(token * args_.topk + k) >= 0 ? 1 : 0;
+    // How many results come back for a token.
+    __aicore__ inline int64_t Expect(int64_t token) {
+        int64_t expected = 0;
+        for (int64_t k = 0; k < num_results_; ++k) {
+            const bool is_expected = IsExpected(token, k);
+            expected += is_expected ? 1 : 0;
+            if (waited_.IsWanted()) {
+                waited_.Set(TimeOf(token) + k, 0);
+                if (is_expected) {
+                    waited_.Expect(TimeOf(token) + k);
+                }
+            }
         }
         return expected;
     }
 
-    __aicore__ inline bool WaitForResults(uint64_t address, int64_t expected) {
+    // What was sent nowhere does not come back.
+    __aicore__ inline bool IsExpected(int64_t token, int64_t k) const {
+        if (args_.active != 0 && active_.At(token) < 0) {
+            return false;
+        }
+        if (k >= args_.topk) {
+            return true;
+        }
+        const int32_t id = ids_.At(token * args_.topk + k);
+        return id >= 0 && id < args_.num_experts;
+    }
+
+    __aicore__ inline int64_t TimeOf(int64_t token) const {
+        return (token - first_of_chunk_) * num_results_;
+    }
+
+    __aicore__ inline void ReceiveToken(int64_t token, int64_t expected) {
+        const uint64_t zone = static_cast<uint64_t>(args_.zone);
+        const uint64_t address = args_.window + args_.status.At(zone, static_cast<uint64_t>(token), 0);
+        if (timed_out_) {
+            LookOnce(token, address);
+        } else if (WaitForResults(token, address, expected)) {
+            ClearFlags(address);
+        } else {
+            timed_out_ = true;
+            // The entries from here on stay as they are and tell the host who is missing.
+            report_.Add(REPORT_TIMEOUT, token, end_ - token);
+            NoteMissing(token);
+        }
+    }
+
+    __aicore__ inline bool WaitForResults(int64_t token, uint64_t address, int64_t expected) {
+        int64_t noted = 0;
         for (Looks looks(deadline_); looks.Next();) {
-            if (SumFlags(address) == expected * static_cast<int64_t>(STATUS_ENTRY_WORDS)) {
+            const int64_t seen = SumFlags(address);
+            if (waited_.IsWanted() && seen != noted) {
+                waited_.NoteArrivals(flags_.Entries(), TimeOf(token), num_results_, looks.WaitedUs());
+                noted = seen;
+            }
+            if (seen == expected * static_cast<int64_t>(STATUS_ENTRY_WORDS)) {
                 return true;
             }
         }
         return false;
     }
 
-    // All eight words of an entry are 1.0f: no mask is needed to sum them.
+    // After the deadline: only for the times of what is missing.
+    __aicore__ inline void LookOnce(int64_t token, uint64_t address) {
+        if (waited_.IsWanted()) {
+            SumFlags(address);
+            waited_.NoteArrivals(flags_.Entries(), TimeOf(token), num_results_, 0);
+            NoteMissing(token);
+        }
+    }
+
+    __aicore__ inline void NoteMissing(int64_t token) {
+        if (waited_.IsWanted()) {
+            waited_.NoteMissing(TimeOf(token), num_results_, deadline_.WaitedUs());
+        }
+    }
+
+    // All eight words of an entry are 1.0f.
     __aicore__ inline int64_t SumFlags(uint64_t address) {
-        AscendC::DataCopy(entries_, GlobalAt<float>(address), words_);
-        Order<AscendC::HardEvent::MTE2_V>();
-        AscendC::ReduceSum(sum_, entries_, work_, static_cast<int32_t>(words_));
-        Order<AscendC::HardEvent::V_S>();
-        return static_cast<int64_t>(sum_.GetValue(0));
+        AscendC::DataCopy(flags_.Entries(), GlobalAt<float>(address), words_);
+        return flags_.SumWords(0, words_);
     }
 
     __aicore__ inline void ClearFlags(uint64_t address) {
@@ -97,19 +152,19 @@ private:
     }
 
     CombineWaitArgs args_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> entry_buffer_;
-    AscendC::LocalTensor<float> entries_;
+    FlagCounter flags_;
     AscendC::TBuf<AscendC::TPosition::VECCALC> zero_buffer_;
     AscendC::LocalTensor<float> zeros_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> work_buffer_;
-    AscendC::LocalTensor<float> work_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> sum_buffer_;
-    AscendC::LocalTensor<float> sum_;
     Table ids_;
+    Table active_;
+    WaitedTimes waited_;
     Report report_;
     Deadline deadline_;
     int64_t num_results_ = 0;
     uint32_t words_ = 0;
+    int64_t first_of_chunk_ = 0;
+    int64_t end_ = 0;
+    bool timed_out_ = false;
 };
 
 }  // namespace moe

@@ -3,7 +3,7 @@
 #ifndef MOE_DISPATCH_WAIT_H
 #define MOE_DISPATCH_WAIT_H
 
-#include "flags.h"
+#include "waits.h"
 
 namespace moe {
 
@@ -11,14 +11,10 @@ class DispatchWait {
 public:
     __aicore__ inline void Init(const DispatchWaitArgs& args, AscendC::TPipe* pipe) {
         args_ = args;
-        pipe->InitBuffer(entry_buffer_, static_cast<uint32_t>(ENTRIES_PER_CHUNK * STATUS_ENTRY_BYTES));
-        entries_ = entry_buffer_.Get<float>();
+        flags_.Init(pipe, static_cast<uint32_t>(ENTRIES_PER_CHUNK * STATUS_ENTRY_WORDS));
         pipe->InitBuffer(count_buffer_, static_cast<uint32_t>(ENTRIES_PER_CHUNK * sizeof(int32_t)));
         counts_ = count_buffer_.Get<int32_t>();
-        pipe->InitBuffer(work_buffer_, WORK_BYTES);
-        work_ = work_buffer_.Get<float>();
-        pipe->InitBuffer(sum_buffer_, UB_ALIGN);
-        sum_ = sum_buffer_.Get<float>();
+        waited_.Init(pipe, args.waited_us, ENTRIES_PER_CHUNK);
         report_.Init(pipe, args.report);
     }
 
@@ -29,6 +25,7 @@ public:
         for (int64_t first = share.first; first < share.last; first += ENTRIES_PER_CHUNK) {
             const int64_t count = Smaller(ENTRIES_PER_CHUNK, share.last - first);
             const bool complete = WaitForEntries(first, count);
+            StoreTimes(first, count);
             StoreCounts(first, count);
             if (complete) {
                 ClearEntries(first, count);
@@ -38,12 +35,7 @@ public:
     }
 
 private:
-    // A vector instruction takes 256 bytes, eight entries, at a time, and repeats up to 255 times.
     static constexpr int64_t ENTRIES_PER_CHUNK = 1024;
-    static constexpr int64_t ENTRIES_PER_REPEAT = 8;
-    static constexpr uint32_t WORK_BYTES = 1024;
-    // Of every entry's eight words only the first is the flag; the next one is a count, no float.
-    static constexpr uint64_t FLAG_WORDS = 0x0101010101010101ULL;
 
     // Entries are expert-major without gaps: the share of a block is one contiguous piece.
     __aicore__ inline AscendC::GlobalTensor<float> EntriesFrom(int64_t first) const {
@@ -54,29 +46,40 @@ private:
     }
 
     __aicore__ inline bool WaitForEntries(int64_t first, int64_t count) {
-        const int64_t repeats = (count + ENTRIES_PER_REPEAT - 1) / ENTRIES_PER_REPEAT;
-        ZeroEntries(repeats * ENTRIES_PER_REPEAT);
+        const int64_t repeats = (count + FlagCounter::ENTRIES_PER_REPEAT - 1) / FlagCounter::ENTRIES_PER_REPEAT;
+        ZeroEntries(repeats * FlagCounter::ENTRIES_PER_REPEAT);
         Order<AscendC::HardEvent::V_MTE2>();
+        ExpectAll(count);
+        int64_t noted = 0;
         for (Looks looks(deadline_); looks.Next();) {
-            if (CountFlags(first, count, repeats) == count) {
+            AscendC::DataCopy(flags_.Entries(), EntriesFrom(first), static_cast<uint32_t>(count * STATUS_ENTRY_WORDS));
+            const int64_t seen = flags_.SumFirstWords(repeats);
+            if (waited_.IsWanted() && seen != noted) {
+                waited_.NoteArrivals(flags_.Entries(), 0, count, looks.WaitedUs());
+                noted = seen;
+            }
+            if (seen == count) {
                 return true;
             }
         }
         return false;
     }
 
-    __aicore__ inline int64_t CountFlags(int64_t first, int64_t count, int64_t repeats) {
-        const uint64_t mask[2] = {FLAG_WORDS, 0};
-        AscendC::DataCopy(entries_, EntriesFrom(first), static_cast<uint32_t>(count * STATUS_ENTRY_WORDS));
-        Order<AscendC::HardEvent::MTE2_V>();
-        AscendC::ReduceSum(sum_, entries_, work_, mask, static_cast<int32_t>(repeats),
-                           static_cast<int32_t>(ENTRIES_PER_REPEAT));
-        Order<AscendC::HardEvent::V_S>();
-        return static_cast<int64_t>(sum_.GetValue(0));
+    __aicore__ inline void ExpectAll(int64_t count) {
+        for (int64_t i = 0; waited_.IsWanted() && i < count; ++i) {
+            waited_.Expect(i);
+        }
+    }
+
+    __aicore__ inline void StoreTimes(int64_t first, int64_t count) {
+        if (waited_.IsWanted()) {
+            waited_.NoteMissing(0, count, deadline_.WaitedUs());
+            waited_.Store(first, count);
+        }
     }
 
     __aicore__ inline void StoreCounts(int64_t first, int64_t count) {
-        const AscendC::LocalTensor<int32_t> words = entries_.template ReinterpretCast<int32_t>();
+        const AscendC::LocalTensor<int32_t> words = flags_.Entries().template ReinterpretCast<int32_t>();
         Order<AscendC::HardEvent::MTE3_S>();
         for (int64_t i = 0; i < count; ++i) {
             const uint32_t word = static_cast<uint32_t>(i * STATUS_ENTRY_WORDS);
@@ -87,33 +90,27 @@ private:
             }
         }
         Order<AscendC::HardEvent::S_MTE3>();
-        // Neighbouring blocks write the words before and after: not a byte more than our own.
-        const AscendC::DataCopyExtParams bytes{1, static_cast<uint32_t>(count * sizeof(int32_t)), 0, 0, 0};
-        const uint64_t offset = static_cast<uint64_t>(first);
-        AscendC::DataCopyPad(GlobalAt<int32_t>(args_.recv_counts)[offset], counts_, bytes);
+        AscendC::DataCopyPad(GlobalAt<int32_t>(args_.recv_counts)[static_cast<uint64_t>(first)], counts_,
+                             ExactBytes(count * static_cast<int64_t>(sizeof(int32_t))));
     }
 
     __aicore__ inline void ClearEntries(int64_t first, int64_t count) {
         Order<AscendC::HardEvent::S_V>();
         ZeroEntries(count);
         Order<AscendC::HardEvent::V_MTE3>();
-        AscendC::DataCopy(EntriesFrom(first), entries_, static_cast<uint32_t>(count * STATUS_ENTRY_WORDS));
+        AscendC::DataCopy(EntriesFrom(first), flags_.Entries(), static_cast<uint32_t>(count * STATUS_ENTRY_WORDS));
         Order<AscendC::HardEvent::MTE3_S>();
     }
 
     __aicore__ inline void ZeroEntries(int64_t count) {
-        AscendC::Duplicate(entries_, 0.0f, static_cast<int32_t>(count * STATUS_ENTRY_WORDS));
+        AscendC::Duplicate(flags_.Entries(), 0.0f, static_cast<int32_t>(count * STATUS_ENTRY_WORDS));
     }
 
     DispatchWaitArgs args_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> entry_buffer_;
-    AscendC::LocalTensor<float> entries_;
+    FlagCounter flags_;
     AscendC::TBuf<AscendC::TPosition::VECCALC> count_buffer_;
     AscendC::LocalTensor<int32_t> counts_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> work_buffer_;
-    AscendC::LocalTensor<float> work_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> sum_buffer_;
-    AscendC::LocalTensor<float> sum_;
+    WaitedTimes waited_;
     Report report_;
     Deadline deadline_;
 };

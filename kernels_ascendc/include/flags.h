@@ -1,7 +1,11 @@
-// What the kernels share: flags, orderings between pipes, deadlines, tables of indices, reports.
+// What the kernels share: flags, orderings between pipes, tables of indices, reports.
 //
 // The protocol has one invariant: a flag is never visible before the data that it announces. It is made
-// in two places only, DispatchSend::FinishRowsOfAllBlocks and CombineSend::FinishRow.
+// in four places only:
+//   DispatchSend::FinishRowsOfAllBlocks   many rows, one flag that all blocks' copies precede;
+//   CombineSend::FinishRow                a flag per row;
+//   CopyBlocksInOrder (platform.h)        a flag in each 512-byte block: the copy itself keeps the order;
+//   the end of a kernel                   what post_status announces was written by earlier launches.
 #ifndef MOE_FLAGS_H
 #define MOE_FLAGS_H
 
@@ -27,6 +31,11 @@ __aicore__ inline T Smaller(T a, T b) {
     return a < b ? a : b;
 }
 
+template <typename T>
+__aicore__ inline T Larger(T a, T b) {
+    return a < b ? b : a;
+}
+
 // [first, last) of a block.
 struct Share {
     int64_t first;
@@ -45,43 +54,15 @@ __aicore__ inline void Order() {
     AscendC::WaitFlag<event>(id);
 }
 
-class Deadline {
-public:
-    __aicore__ inline void Start(int64_t timeout_us) {
-        end_ = AscendC::GetSystemCycle() + timeout_us * CYCLES_PER_US;
-    }
+// One stretch of this many bytes, not one more: neighbours may belong to another block.
+__aicore__ inline AscendC::DataCopyExtParams ExactBytes(int64_t bytes) {
+    return {1, static_cast<uint32_t>(bytes), 0, 0, 0};
+}
 
-    __aicore__ inline bool Passed() const {
-        return AscendC::GetSystemCycle() > end_;
-    }
-
-private:
-    int64_t end_ = 0;
-};
-
-// Looks at flags until the deadline: `for (Looks looks(deadline); looks.Next();)`. The clock is read
-// before the flags, so that what came in time counts, and there is always a first look.
-class Looks {
-public:
-    __aicore__ inline explicit Looks(const Deadline& deadline) : deadline_(deadline) {}
-
-    __aicore__ inline bool Next() {
-        if (is_last_) {
-            return false;
-        }
-        if (number_ > 0) {
-            PollPause(number_ - 1);
-            is_last_ = deadline_.Passed();
-        }
-        ++number_;
-        return true;
-    }
-
-private:
-    const Deadline& deadline_;
-    uint32_t number_ = 0;
-    bool is_last_ = false;
-};
+template <typename T>
+__aicore__ inline AscendC::DataCopyPadExtParams<T> NoPadding() {
+    return {false, 0, 0, 0};
+}
 
 // A stretch of an int32 array that scalar code reads: one copy to UB instead of a slow load per index.
 class Table {
@@ -94,9 +75,8 @@ public:
     // Between Order<S_MTE2> (earlier reads are over) and Order<MTE2_S> (the entries are there).
     __aicore__ inline void Load(uint64_t address, int64_t first, int64_t count) {
         first_ = first;
-        const AscendC::DataCopyExtParams bytes{1, static_cast<uint32_t>(count * sizeof(int32_t)), 0, 0, 0};
-        const AscendC::DataCopyPadExtParams<int32_t> no_padding{false, 0, 0, 0};
-        AscendC::DataCopyPad(entries_, GlobalAt<int32_t>(address)[static_cast<uint64_t>(first)], bytes, no_padding);
+        AscendC::DataCopyPad(entries_, GlobalAt<int32_t>(address)[static_cast<uint64_t>(first)],
+                             ExactBytes(count * static_cast<int64_t>(sizeof(int32_t))), NoPadding<int32_t>());
     }
 
     __aicore__ inline int32_t At(int64_t index) const {
@@ -117,12 +97,15 @@ public:
         pipe->InitBuffer(buffer_, static_cast<uint32_t>(REPORT_WORDS * sizeof(int32_t)));
     }
 
+    // There is room for one kind of trouble: the first.
     __aicore__ inline void Add(uint32_t code, int64_t index, int64_t number = 1) {
         if (number_ == 0) {
             code_ = code;
             first_ = index;
         }
-        number_ += number;
+        if (code == code_) {
+            number_ += number;
+        }
     }
 
     __aicore__ inline void Write() {

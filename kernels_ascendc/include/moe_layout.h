@@ -14,6 +14,8 @@ constexpr uint32_t PROTOCOL_VERSION = 1;
 constexpr uint32_t UB_ALIGN = 32;
 constexpr uint32_t STATUS_ENTRY_BYTES = 32;
 constexpr uint32_t STAMP_BYTES = 32;
+constexpr uint32_t BLOCK_BYTES = 512;
+constexpr uint32_t BLOCK_DATA_BYTES = 480;
 constexpr uint32_t REPORT_WORDS = 16;
 constexpr uint32_t REPORT_TIMEOUT = 1;
 constexpr uint32_t REPORT_BAD_ROW = 2;
@@ -97,6 +99,40 @@ struct CombineStatus {
     }
 };
 
+struct ExchangeSlots {
+    uint64_t base;
+    uint64_t zone_stride;
+    uint64_t zone_extent;
+    uint64_t index_stride;
+    uint64_t index_extent;
+
+    // Bytes from the window's start.
+    __aicore__ inline uint64_t At(uint64_t zone, uint64_t index) const {
+        return base + zone * zone_stride + index * index_stride;
+    }
+
+    __aicore__ inline bool Contains(uint64_t zone, uint64_t index) const {
+        return zone < zone_extent && index < index_extent;
+    }
+};
+
+struct ExchangeHeaders {
+    uint64_t base;
+    uint64_t zone_stride;
+    uint64_t zone_extent;
+    uint64_t word_stride;
+    uint64_t word_extent;
+
+    // Bytes from the window's start.
+    __aicore__ inline uint64_t At(uint64_t zone, uint64_t word) const {
+        return base + zone * zone_stride + word * word_stride;
+    }
+
+    __aicore__ inline bool Contains(uint64_t zone, uint64_t word) const {
+        return zone < zone_extent && word < word_extent;
+    }
+};
+
 struct DispatchSendArgs {
     uint64_t rows;
     int64_t row_stride;
@@ -107,11 +143,14 @@ struct DispatchSendArgs {
     uint64_t topk_weights;
     uint64_t expand_idx;
     uint64_t counts;
+    uint64_t shared_ranks;
+    uint64_t shared_slots;
+    uint64_t shared_counts;
     uint64_t peers;
     int64_t first_token;
     int64_t num_tokens;
-    int64_t total_tokens;
     int64_t topk;
+    int64_t num_experts;
     int64_t num_shared_experts;
     int64_t num_shared_ranks;
     int64_t rank;
@@ -121,18 +160,69 @@ struct DispatchSendArgs {
     DispatchStatus status;
     uint64_t report;
 };
-static_assert(sizeof(DispatchSendArgs) == 36 * sizeof(uint64_t), "no padding");
+static_assert(sizeof(DispatchSendArgs) == 39 * sizeof(uint64_t), "no padding");
 
 struct DispatchWaitArgs {
     uint64_t window;
     uint64_t recv_counts;
+    uint64_t waited_us;
     int64_t num_local_experts;
     int64_t zone;
     int64_t timeout_us;
     DispatchStatus status;
     uint64_t report;
 };
-static_assert(sizeof(DispatchWaitArgs) == 13 * sizeof(uint64_t), "no padding");
+static_assert(sizeof(DispatchWaitArgs) == 14 * sizeof(uint64_t), "no padding");
+
+struct InbandSendArgs {
+    uint64_t rows;
+    int64_t row_stride;
+    int64_t row_bytes;
+    int64_t stamp_offset;
+    int64_t rows_per_token;
+    uint64_t topk_idx;
+    uint64_t topk_weights;
+    uint64_t expand_idx;
+    uint64_t counts;
+    uint64_t shared_ranks;
+    uint64_t shared_slots;
+    uint64_t shared_counts;
+    uint64_t peers;
+    int64_t first_token;
+    int64_t num_tokens;
+    int64_t topk;
+    int64_t num_experts;
+    int64_t num_shared_experts;
+    int64_t num_shared_ranks;
+    int64_t rank;
+    int64_t zone;
+    int64_t post_status;
+    DispatchSlots slots;
+    DispatchStatus status;
+    uint64_t report;
+};
+static_assert(sizeof(InbandSendArgs) == 39 * sizeof(uint64_t), "no padding");
+
+struct InbandReceiveArgs {
+    uint64_t window;
+    uint64_t recv_offsets;
+    uint64_t waited_us;
+    int64_t num_entries;
+    int64_t num_ranks;
+    int64_t capacity;
+    int64_t row_bytes;
+    int64_t scale_offset;
+    int64_t stamp_offset;
+    uint64_t out_rows;
+    uint64_t out_scales;
+    uint64_t out_triples;
+    uint64_t out_weights;
+    int64_t zone;
+    int64_t timeout_us;
+    DispatchSlots slots;
+    uint64_t report;
+};
+static_assert(sizeof(InbandReceiveArgs) == 25 * sizeof(uint64_t), "no padding");
 
 struct CombineSendArgs {
     uint64_t rows;
@@ -144,25 +234,59 @@ struct CombineSendArgs {
     uint64_t peers;
     int64_t num_ranks;
     int64_t zone;
+    int64_t flag_rows;
     CombineSlots slots;
     CombineStatus status;
     uint64_t report;
 };
-static_assert(sizeof(CombineSendArgs) == 24 * sizeof(uint64_t), "no padding");
+static_assert(sizeof(CombineSendArgs) == 25 * sizeof(uint64_t), "no padding");
 
 struct CombineWaitArgs {
     uint64_t window;
     uint64_t topk_idx;
+    uint64_t active;
+    uint64_t waited_us;
     int64_t first_token;
     int64_t num_tokens;
     int64_t topk;
+    int64_t num_experts;
     int64_t num_shared_experts;
     int64_t zone;
     int64_t timeout_us;
     CombineStatus status;
     uint64_t report;
 };
-static_assert(sizeof(CombineWaitArgs) == 16 * sizeof(uint64_t), "no padding");
+static_assert(sizeof(CombineWaitArgs) == 19 * sizeof(uint64_t), "no padding");
+
+struct PostStatusArgs {
+    uint64_t peers;
+    int64_t num_ranks;
+    uint64_t count;
+    int64_t rank;
+    int64_t zone;
+    DispatchStatus status;
+    uint64_t report;
+};
+static_assert(sizeof(PostStatusArgs) == 13 * sizeof(uint64_t), "no padding");
+
+struct ExchangeSendArgs {
+    uint64_t rows;
+    int64_t row_bytes;
+    uint64_t scales;
+    int64_t scale_offset;
+    uint64_t first_row;
+    uint64_t num_rows;
+    int64_t capacity;
+    uint64_t header;
+    int64_t header_words;
+    uint64_t peers;
+    int64_t peer;
+    int64_t zone;
+    ExchangeSlots slots;
+    ExchangeHeaders headers;
+    uint64_t report;
+};
+static_assert(sizeof(ExchangeSendArgs) == 23 * sizeof(uint64_t), "no padding");
 
 }  // namespace moe
 

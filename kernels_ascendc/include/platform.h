@@ -3,6 +3,7 @@
 #define MOE_PLATFORM_H
 
 #include "kernel_operator.h"
+#include "moe_layout.h"
 
 namespace moe {
 
@@ -13,6 +14,18 @@ __aicore__ inline void PollPause(uint32_t attempt) {
     emulation::PollPause(attempt);
 #else
     (void)attempt;
+#endif
+}
+
+// Whole blocks of data with a flag at each one's end, of which no peer sees the flag before the data. What
+// one copy writes to an aligned 512-byte block arrives in the order of its addresses: the AI core's memory
+// system sees to it, and fullmesh_v2 is built on it. A host's memcpy promises no order.
+__aicore__ inline void CopyBlocksInOrder(const AscendC::GlobalTensor<uint8_t>& to,
+                                         const AscendC::LocalTensor<uint8_t>& from, uint32_t blocks) {
+#ifdef MOE_EMULATION
+    emulation::CopyBlocksInOrder(to, from, blocks, BLOCK_BYTES, BLOCK_DATA_BYTES);
+#else
+    AscendC::DataCopy(to, from, blocks * BLOCK_BYTES);
 #endif
 }
 

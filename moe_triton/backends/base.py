@@ -36,7 +36,13 @@ class Window(Protocol):
 
 
 class Executable(Protocol):
-    """A plan made ready for one back end."""
+    """A plan made ready for one back end.
+
+    Attributes:
+        failed_step: the step whose launch reported something in the last run, or "".
+    """
+
+    failed_step: str
 
     def run(self, bindings: Bindings) -> int:
         """Runs every launch in order.

@@ -8,16 +8,18 @@ from rich.table import Table
 
 from moe_triton.config import Config
 from moe_triton.errors import ArgumentError
-from moe_triton.layout import WindowLayout
+from moe_triton.layout import layout_of
 from moe_triton.limits import check_config
-from moe_triton.schemes.fullmesh import CombineVariant, DispatchVariant, Fullmesh
+from moe_triton.schemes.fullmesh import Fullmesh
+from moe_triton.schemes.site import Site
+from moe_triton.schemes.variants import CombineVariant, DispatchVariant
 
 
 def show_layout(config: Config, console: Console) -> None:
     """Every region of a window: base, and extent x stride of each dimension."""
     if not _good(config, console):
         return
-    layout = WindowLayout(config)
+    layout = layout_of(config)
     table = Table(
         title=f"window of {layout.window_bytes} bytes, data {layout.data_bytes}, zone {layout.zone_bytes}"
     )
@@ -33,10 +35,10 @@ def show_plans(config: Config, quantize: bool, console: Console) -> None:
     """The launches of dispatch and combine."""
     if not _good(config, console):
         return
-    scheme = Fullmesh(config, rank=0, num_blocks=1, timeout_us=60_000_000, target="cpu")
+    scheme = Fullmesh(Site(config, rank=0, num_blocks=1, timeout_us=60_000_000, target="cpu"))
     dtype = torch.bfloat16
-    console.print(str(scheme.dispatch(DispatchVariant(dtype, quantize, False, True), zone=0)), markup=False)
-    console.print(str(scheme.combine(CombineVariant(dtype, True), zone=0)), markup=False)
+    console.print(str(scheme.whole(DispatchVariant(dtype, quantize, False, True), zone=0)), markup=False)
+    console.print(str(scheme.whole(CombineVariant(dtype, True), zone=0)), markup=False)
 
 
 def _good(config: Config, console: Console) -> bool:

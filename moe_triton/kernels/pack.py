@@ -4,7 +4,8 @@ Shape symbols:
     T   tokens of this rank
     H   hidden size, a multiple of 32
     K   experts per token
-    R   rows per token: 1, or K with smooth scales, which differ from expert to expert
+    S   shared experts
+    R   rows per token: 1, or K + S with smooth scales, which differ from expert to expert
 
 For a row x (after the smooth scale)::
 
@@ -118,6 +119,7 @@ def _pack_smooth_kernel(
     triple_stride,
     HIDDEN: tl.constexpr,
     TOPK: tl.constexpr,
+    NUM_SHARED: tl.constexpr,
     FLOAT_MAX: tl.constexpr,
 ):
     per_program = tl.cdiv(num_tokens, tl.num_programs(0))
@@ -125,12 +127,16 @@ def _pack_smooth_kernel(
     cols = tl.arange(0, HIDDEN)
     for i in range(begin, tl.minimum(begin + per_program, num_tokens)):
         token = first_token + i
-        for k in range(0, TOPK):
-            at = token.to(tl.int64) * TOPK + k
-            scale_row = tl.load(topk_idx + at) + scale_row_offset
+        for k in range(0, TOPK + NUM_SHARED):
+            at = token.to(tl.int64) * (TOPK + NUM_SHARED) + k
+            entry = token.to(tl.int64) * TOPK + tl.minimum(k, TOPK - 1)
+            scale_row = tl.load(topk_idx + entry) + scale_row_offset
             # an id that is no expert must not become an address; its row is never sent
             inside = (scale_row >= scale_row_offset) & (scale_row < num_scale_rows)
-            scale_row = tl.where(inside, scale_row, 0).to(tl.int64)
+            scale_row = tl.where(inside, scale_row, 0)
+            if NUM_SHARED > 0:
+                scale_row = tl.where(k < TOPK, scale_row, k - TOPK)
+            scale_row = scale_row.to(tl.int64)
             row = tl.load(x + token.to(tl.int64) * HIDDEN + cols).to(tl.float32)
             row = row * tl.load(smooth_scales + scale_row * HIDDEN + cols)
             _store_row(
@@ -225,20 +231,23 @@ def _pack_smooth_fallback(
     triple_stride: int,
     HIDDEN: int,
     TOPK: int,
+    NUM_SHARED: int = 0,
     FLOAT_MAX: bool = False,
 ) -> None:
     if not num_tokens:
         return
-    last_token = first_token + num_tokens
-    tokens = torch.arange(first_token, last_token, dtype=torch.int32).repeat_interleave(TOPK)
-    ks = torch.arange(TOPK, dtype=torch.int32).repeat(num_tokens)
-    scale_rows = topk_idx[first_token * TOPK : last_token * TOPK].long() + scale_row_offset
-    inside = (scale_rows >= scale_row_offset) & (scale_rows < num_scale_rows)
-    scale_rows = torch.where(inside, scale_rows, 0)
+    last_token, num_rows = first_token + num_tokens, TOPK + NUM_SHARED
+    tokens = torch.arange(first_token, last_token, dtype=torch.int32).repeat_interleave(num_rows)
+    ks = torch.arange(num_rows, dtype=torch.int32).repeat(num_tokens)
+    routed_rows = topk_idx[first_token * TOPK : last_token * TOPK].long() + scale_row_offset
+    inside = (routed_rows >= scale_row_offset) & (routed_rows < num_scale_rows)
+    routed_rows = torch.where(inside, routed_rows, 0).view(num_tokens, TOPK)
+    shared_rows = torch.arange(NUM_SHARED).expand(num_tokens, NUM_SHARED)
+    scale_rows = torch.cat([routed_rows, shared_rows], 1).view(-1)
     chosen = x[: last_token * HIDDEN].view(-1, HIDDEN)[tokens.long()].float()
     chosen = chosen * smooth_scales[: num_scale_rows * HIDDEN].view(-1, HIDDEN)[scale_rows]
     strides = (row_stride, scale_stride, triple_stride)
-    _store_fallback(chosen, tokens, ks, first_token * TOPK, rank, rows, scales, triples, strides)
+    _store_fallback(chosen, tokens, ks, first_token * num_rows, rank, rows, scales, triples, strides)
 
 
 _DESTINATION = (
@@ -255,15 +264,22 @@ _STRIDES = (
 
 @functools.cache
 def pack_kernel(
-    dtype: torch.dtype, hidden: int, topk: int = 1, smooth: bool = False, target: str = "cpu"
+    dtype: torch.dtype,
+    hidden: int,
+    topk: int = 1,
+    smooth: bool = False,
+    target: str = "cpu",
+    num_shared: int = 0,
 ) -> TritonKernel:
     """Quantise and pack tokens [first_token, first_token + num_tokens).
 
     ``rows``, ``scales`` and ``triples`` are where token 0's row, scale and triple go; the strides, in
     elements of each pointer's type, lead from one packed row to the next. The scale's area is 32 bytes
     wide, of which the first 4 are written. Without ``smooth`` there is one row per token, with k = 0 in
-    its triple. With ``smooth`` there are ``topk`` rows, each multiplied by row
-    ``scale_row_offset + topk_idx[token, k]`` of the smooth scales; ids that name no such row take row 0.
+    its triple. With ``smooth`` there are ``topk + num_shared`` rows, k = 0, 1, ... Row k < ``topk`` is
+    multiplied by row ``scale_row_offset + topk_idx[token, k]`` of the smooth scales; ids that name no such
+    row take row 0. Row ``topk + s``, for shared expert s, takes row s, so there are at least
+    ``num_shared`` of them.
     """
     check_float_dtype(dtype)
     check_hidden(hidden)
@@ -274,6 +290,9 @@ def pack_kernel(
         Arg("first_token", "i32", "value"),
         Arg("num_tokens", "i32", "value"),
     )
+    if num_shared and not smooth:
+        rule = "must be 0 without smooth scales: a token then has one row for all experts"
+        raise ArgumentError("num_shared", num_shared, rule, "Pass smooth_scales.")
     if not smooth:
         return TritonKernel(
             name="pack",
@@ -297,9 +316,11 @@ def pack_kernel(
             Arg("num_scale_rows", "i32", "value"),
             *_STRIDES,
         ),
-        constants={**common, "TOPK": topk},
+        constants={**common, "TOPK": topk, "NUM_SHARED": num_shared},
         fallback=_pack_smooth_fallback,
-        bytes_moved=lambda *, num_tokens, **_: num_tokens * (2 * hidden + topk * (5 * hidden + 20)),
+        bytes_moved=lambda *, num_tokens, **_: (
+            num_tokens * (2 * hidden + 4 * topk + (topk + num_shared) * (5 * hidden + 16))
+        ),
     )
 
 
@@ -314,6 +335,7 @@ def pack(
     topk_idx: torch.Tensor | None = None,
     smooth_scales: torch.Tensor | None = None,
     scale_row_offset: int = 0,
+    num_shared: int = 0,
     programs: int = 1,
 ) -> torch.Tensor:
     """Quantise tokens into slot rows.
@@ -324,6 +346,8 @@ def pack(
         rank: first word of every triple.
         topk_idx: (T, K) int32; with ``smooth_scales``, which of its rows each (token, k) takes.
         smooth_scales: (rows, H) fp32.
+        scale_row_offset: which of its rows belongs to expert 0.
+        num_shared: S, with ``smooth_scales``: shared experts, which take its first rows.
 
     Returns:
         (T*R, slot_stride) int8.
@@ -336,7 +360,7 @@ def pack(
             raise ArgumentError(name, value, rule, "Take it from the layout.")
     if slot_stride % 4:
         raise ArgumentError("slot_stride", slot_stride, "must be a multiple of 4", "Take it from the layout.")
-    topk = 1
+    topk = rows_per_token = 1
     before: list[torch.Tensor | int] = [x]
     middle: list[torch.Tensor | int] = []
     if smooth_scales is not None:
@@ -344,13 +368,16 @@ def pack(
             raise ArgumentError("topk_idx", None, "must be given with smooth_scales", "Pass the expert ids.")
         check_tensor("topk_idx", topk_idx, shape=[num_tokens, "any"], dtypes=[torch.int32])
         check_tensor("smooth_scales", smooth_scales, shape=["any", hidden], dtypes=[torch.float32])
-        check_positive("smooth_scales.shape[0]", smooth_scales.shape[0])
+        if smooth_scales.shape[0] < max(num_shared, 1):
+            rule = f"must be at least {max(num_shared, 1)}"
+            raise ArgumentError("smooth_scales.shape[0]", smooth_scales.shape[0], rule, "Pass S + M rows.")
         topk = topk_idx.shape[1]
+        rows_per_token = topk + num_shared
         before += [topk_idx, smooth_scales]
         middle = [scale_row_offset, smooth_scales.shape[0]]
-    slots = torch.zeros((num_tokens * topk, slot_stride), dtype=torch.int8)
+    slots = torch.zeros((num_tokens * rows_per_token, slot_stride), dtype=torch.int8)
     words = slots.view(-1).view(torch.int32)
-    kernel = pack_kernel(x.dtype, hidden, topk, smooth_scales is not None)
+    kernel = pack_kernel(x.dtype, hidden, topk, smooth_scales is not None, num_shared=num_shared)
     if num_tokens:
         views = [slots, words.view(torch.float32)[scale_offset // 4 :], words[triple_offset // 4 :]]
         strides = [slot_stride, slot_stride // 4, slot_stride // 4]

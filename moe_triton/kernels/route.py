@@ -161,31 +161,60 @@ def _offsets_kernel(
     num_entries,
     num_local_experts,
     max_count,
+    capacity,
+    CUMULATIVE: tl.constexpr,
     SCALAR: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    num_ranks = num_entries // num_local_experts
     if SCALAR:
         _offsets_scalar(
-            recv_counts, recv_offsets, tokens_per_expert, num_entries, num_local_experts, max_count
+            recv_counts,
+            recv_offsets,
+            tokens_per_expert,
+            num_ranks,
+            num_local_experts,
+            max_count,
+            capacity,
+            CUMULATIVE,
         )
     else:
         _offsets_compare(
-            recv_counts, recv_offsets, tokens_per_expert, num_entries, num_local_experts, max_count, BLOCK
+            recv_counts,
+            recv_offsets,
+            tokens_per_expert,
+            num_ranks,
+            num_local_experts,
+            max_count,
+            capacity,
+            CUMULATIVE,
+            BLOCK,
         )
 
 
 @triton.jit
-def _offsets_scalar(recv_counts, recv_offsets, tokens_per_expert, num_entries, num_local_experts, max_count):
-    num_ranks = num_entries // num_local_experts
+def _offsets_scalar(
+    recv_counts,
+    recv_offsets,
+    tokens_per_expert,
+    num_ranks,
+    num_local_experts,
+    max_count,
+    capacity,
+    CUMULATIVE: tl.constexpr,
+):
     is_first = (tl.program_id(0) == 0).to(tl.int32)
     total = 0
     for e in range(0, num_local_experts * is_first):
         before = total
         for n in range(e * num_ranks, (e + 1) * num_ranks):
             count = tl.load(recv_counts + n)
-            total += tl.minimum(tl.maximum(count, 0), max_count)
+            total = tl.minimum(total + tl.minimum(tl.maximum(count, 0), max_count), capacity)
             tl.store(recv_offsets + n, total)
-        tl.store(tokens_per_expert + e, tl.cast(total - before, tl.int64))
+        if CUMULATIVE:
+            tl.store(tokens_per_expert + e, tl.cast(total, tl.int64))
+        else:
+            tl.store(tokens_per_expert + e, tl.cast(total - before, tl.int64))
 
 
 @triton.jit
@@ -193,35 +222,48 @@ def _offsets_compare(
     recv_counts,
     recv_offsets,
     tokens_per_expert,
-    num_entries,
+    num_ranks,
     num_local_experts,
     max_count,
+    capacity,
+    CUMULATIVE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     lanes = tl.arange(0, BLOCK)
+    num_entries = num_ranks * num_local_experts
     num_blocks = tl.cdiv(num_entries, BLOCK)
     per_program = tl.cdiv(num_blocks, tl.num_programs(0))
     first = tl.program_id(0) * per_program
     last = tl.minimum(first + per_program, num_blocks)
-    total = 0
-    for b in range(0, first):
-        total += tl.sum(_clamped(recv_counts, b * BLOCK + lanes, num_entries, max_count), 0)
+    total = _sum_clamped(recv_counts, 0, tl.minimum(first * BLOCK, num_entries), max_count, BLOCK)
     for b in range(first, last):
         at = b * BLOCK + lanes
         block = _clamped(recv_counts, at, num_entries, max_count)
         up_to = (lanes[None, :] <= lanes[:, None]).to(tl.int32)
-        tl.store(recv_offsets + at, tl.sum(up_to * block[None, :], 1) + total, mask=at < num_entries)
+        ends = tl.sum(up_to * block[None, :], 1) + total
+        tl.store(recv_offsets + at, tl.minimum(ends, capacity), mask=at < num_entries)
         total += tl.sum(block, 0)
 
-    num_ranks = num_entries // num_local_experts
     experts_per_program = tl.cdiv(num_local_experts, tl.num_programs(0))
     first_expert = tl.program_id(0) * experts_per_program
-    for e in range(first_expert, tl.minimum(first_expert + experts_per_program, num_local_experts)):
-        tokens = 0
-        for b in range(0, tl.cdiv(num_ranks, BLOCK)):
-            at = e * num_ranks + b * BLOCK + lanes
-            tokens += tl.sum(_clamped(recv_counts, at, (e + 1) * num_ranks, max_count), 0)
-        tl.store(tokens_per_expert + e, tl.cast(tokens, tl.int64))
+    last_expert = tl.minimum(first_expert + experts_per_program, num_local_experts)
+    first_entry = tl.minimum(first_expert * num_ranks, num_entries)
+    total = _sum_clamped(recv_counts, 0, first_entry, max_count, BLOCK)
+    for e in range(first_expert, last_expert):
+        before = tl.minimum(total, capacity)
+        total += _sum_clamped(recv_counts, e * num_ranks, (e + 1) * num_ranks, max_count, BLOCK)
+        if CUMULATIVE:
+            before = 0
+        tl.store(tokens_per_expert + e, tl.cast(tl.minimum(total, capacity) - before, tl.int64))
+
+
+@triton.jit
+def _sum_clamped(recv_counts, begin, end, max_count, BLOCK: tl.constexpr):
+    total = 0
+    for b in range(0, tl.cdiv(end - begin, BLOCK)):
+        at = begin + b * BLOCK + tl.arange(0, BLOCK)
+        total += tl.sum(_clamped(recv_counts, at, end, max_count), 0)
+    return total
 
 
 @triton.jit
@@ -239,20 +281,29 @@ def _offsets_fallback(
     num_entries: int,
     num_local_experts: int,
     max_count: int,
+    capacity: int,
+    CUMULATIVE: bool = False,
     SCALAR: bool = True,
     BLOCK: int = BLOCK,
 ) -> None:
     counts = recv_counts[:num_entries].clamp(0, max_count)
-    recv_offsets[:num_entries] = counts.cumsum(0, dtype=torch.int32)
-    tokens_per_expert[:num_local_experts] = counts.view(num_local_experts, -1).sum(1, dtype=torch.int64)
+    ends = counts.cumsum(0, dtype=torch.int32).clamp(max=capacity)
+    recv_offsets[:num_entries] = ends
+    totals = ends.view(num_local_experts, -1)[:, -1].long()
+    before = torch.zeros_like(totals)
+    if not CUMULATIVE:
+        before[1:] = totals[:-1]
+    tokens_per_expert[:num_local_experts] = totals - before
 
 
 @functools.cache
-def offsets_kernel(target: str = "cpu") -> TritonKernel:
+def offsets_kernel(target: str = "cpu", cumulative: bool = False) -> TritonKernel:
     """Where each block of received rows ends, from the counts that peers sent.
 
-    The counts come from other processes: each is clamped to [0, max_count], so that nothing that reads
-    the offsets can leave its buffers. Entry ``n = e * W + source``, expert-major.
+    The counts come from other processes: each is clamped to [0, max_count] and the running sums to
+    ``capacity``, so that nothing that reads the offsets can leave its buffers. Entry
+    ``n = e * W + source``, expert-major. With ``cumulative``, ``tokens_per_expert[e]`` is the running total
+    up to and including e.
     """
     return TritonKernel(
         name="offsets",
@@ -264,15 +315,22 @@ def offsets_kernel(target: str = "cpu") -> TritonKernel:
             Arg("num_entries", "i32", "value"),
             Arg("num_local_experts", "i32", "value"),
             Arg("max_count", "i32", "value"),
+            Arg("capacity", "i32", "value"),
         ),
-        constants={"SCALAR": target == "cpu", "BLOCK": BLOCK},
+        constants={"CUMULATIVE": cumulative, "SCALAR": target == "cpu", "BLOCK": BLOCK},
         fallback=_offsets_fallback,
         bytes_moved=lambda *, num_entries, num_local_experts, **_: 8 * num_entries + 8 * num_local_experts,
     )
 
 
 def offsets(
-    recv_counts: torch.Tensor, num_local_experts: int, max_count: int, launch: Launch
+    recv_counts: torch.Tensor,
+    num_local_experts: int,
+    max_count: int,
+    launch: Launch,
+    *,
+    capacity: int | None = None,
+    cumulative: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Turn received counts into offsets.
 
@@ -280,9 +338,11 @@ def offsets(
         recv_counts: (E*W,) int32, rows from each (local expert, source rank); untrusted.
         num_local_experts: E.
         max_count: rows that one source can send to one expert.
+        capacity: rows that there is room for; None: as many as the counts allow.
+        cumulative: running totals instead of counts per expert.
 
     Returns:
-        recv_offsets (E*W,) int32: inclusive prefix sum of the clamped counts.
+        recv_offsets (E*W,) int32: inclusive prefix sum of the clamped counts, ``capacity`` at most.
         tokens_per_expert (E,) int64.
     """
     check_tensor("recv_counts", recv_counts, shape=["any"], dtypes=[torch.int32])
@@ -297,5 +357,8 @@ def offsets(
     recv_offsets = torch.empty_like(recv_counts)
     tokens_per_expert = torch.empty(num_local_experts, dtype=torch.int64)
     arguments = [recv_counts, recv_offsets, tokens_per_expert]
-    launch(offsets_kernel(), [*arguments, recv_counts.numel(), num_local_experts, max_count], 1)
+    if capacity is None:
+        capacity = max_count * recv_counts.numel()
+    sizes = [recv_counts.numel(), num_local_experts, max_count, capacity]
+    launch(offsets_kernel(cumulative=cumulative), [*arguments, *sizes], 1)
     return recv_offsets, tokens_per_expert

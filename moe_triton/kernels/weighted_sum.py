@@ -1,55 +1,226 @@
-"""Weighted sum: the K routed and S shared results of each token, reduced in fp32 in a fixed order.
+"""Weighted sum: the results of each token, reduced in fp32 in a fixed order.
 
 Shape symbols:
     T   tokens of this rank
     H   hidden size, a multiple of 32
     K   experts per token
     S   shared experts
+    M   experts that results are received from; special experts have the ids from M on
+    Z, C, N   zero, copy and constant experts, in the order of their ids
+    B   8, elements of a quantised block
 
 ::
 
     acc = 0
-    for k ascending:  acc += f32(slot[k]) * weight[k]     # two roundings: no fused multiply-add
+    for k ascending:  acc += value[k] * weight[k]     # two roundings: no fused multiply-add
     for s ascending:  acc += f32(slot[K + s])
+    acc += f32(shared_x)
     out = acc, rounded to nearest even
 
-An entry whose id is negative adds nothing, whatever its slot or its weight holds.
+What an entry's value is depends on its id::
+
+    [0, M)                  f32(slot[k])
+    [M, M+Z)                0
+    [M+Z, M+Z+C)            f32(x)
+    [M+Z+C, M+Z+C+N)        a1 * f32(x) + a2 * f32(v[id - M - Z - C])     # three roundings
+
+An entry of any other id adds nothing, whatever its slot or its weight holds.
 """
 
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import torch
 
 from moe_triton.checks import check_positive, check_tensor
 from moe_triton.errors import ArgumentError
 from moe_triton.kernel import NAMES, Arg, TritonKernel
+from moe_triton.kernels.block_quantize import BLOCK_ELEMENTS, dequantize_blocks
 from moe_triton.kernels.checks import Launch, check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
 
+ALL_IDS = 2**31 - 1
+"""For ``num_experts``, where every id from 0 on has a slot."""
+
+
+@dataclass(frozen=True)
+class SumFeatures:
+    """What a sum does beyond adding up slots. Each feature brings arguments that only it needs.
+
+    Attributes:
+        masked: a token is skipped, its output not written, where ``active`` (T,) is negative.
+        shared_x: a row of ``shared_x`` (T, H) is added last.
+        special: ids from ``num_experts`` on may name special experts. ``ori_x`` (T, H) is read for copy and
+            constant experts, ``alphas`` (T, K, 2) and ``const_v`` (N, H) for constant ones only; what no id
+            leads to may be a null address.
+        quantized: a slot is a row of int8 and, as far behind it as ``slot_scales`` is behind ``slots``, the
+            scales of its blocks; the row is what `dequantize_blocks` makes of them.
+        by_expert: a slot is found by its expert and by ``expand_idx`` (T, K), its number among those of
+            that expert. A token's shared result, of one expert at most, stands behind those of the last expert.
+        fp32_out: the sum is not rounded.
+    """
+
+    masked: bool = False
+    shared_x: bool = False
+    special: bool = False
+    quantized: bool = False
+    by_expert: bool = False
+    fp32_out: bool = False
+
 
 @triton.jit
-def _add_routed(acc, slot, topk_idx, topk_weights, at, cols, HAS_WEIGHTS: tl.constexpr):
+def _is_routed(expert, num_experts):
+    return (expert >= 0) & (expert < num_experts)
+
+
+@triton.jit
+def _load_slot(slots, slot_scales, offset, cols, blocks):
+    value = tl.load(slots + offset + cols).to(tl.float32)
+    if slot_scales is not None:
+        scales = tl.load(slot_scales + offset // 2 + blocks)  # of 2 bytes, as slots are of 1
+        value = (value * scales.to(tl.float32)).to(scales.dtype).to(tl.float32)
+    return value
+
+
+@triton.jit
+def _add_routed(
+    acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, token_stride, slot_stride,
+    expert_stride, index_stride, num_experts, max_index, cols, blocks,
+    TOPK: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
+):  # fmt: skip
+    is_routed = (expert >= 0) & (expert < num_experts)
+    if expand_idx is None:
+        offset = token * token_stride + k * slot_stride
+    else:
+        # neither an id nor an index may become an address outside the slots
+        row = tl.where(is_routed, expert, 0).to(tl.int64)
+        index = tl.minimum(tl.maximum(tl.load(expand_idx + token * TOPK + k), 0), max_index - 1)
+        offset = row * expert_stride + index.to(tl.int64) * index_stride
     # adding +0 changes no sum that started from +0, so it stands for adding nothing
-    is_routed = tl.load(topk_idx + at) >= 0
-    value = tl.where(is_routed, tl.load(slot + cols).to(tl.float32), 0.0)
+    value = tl.where(is_routed, _load_slot(slots, slot_scales, offset, cols, blocks), 0.0)
     if HAS_WEIGHTS:
-        value = value * tl.where(is_routed, tl.load(topk_weights + at), 0.0)
+        value = value * tl.where(is_routed, tl.load(topk_weights + token * TOPK + k), 0.0)
     return acc + value
+
+
+@triton.jit
+def _add_special(
+    acc, token, k, special, topk_weights, ori_x, alphas, const_v, num_zero, num_copy, num_const, cols,
+    HIDDEN: tl.constexpr, TOPK: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
+):  # fmt: skip
+    entry = token * TOPK + k
+    constant = special - num_zero - num_copy
+    weight = 1.0
+    if HAS_WEIGHTS:
+        weight = tl.load(topk_weights + entry)
+    if (special < num_zero) | (constant >= num_const):
+        acc += 0.0
+    elif constant < 0:
+        acc += tl.load(ori_x + token * HIDDEN + cols).to(tl.float32) * weight
+    else:
+        row = constant.to(tl.int64) * HIDDEN
+        value = tl.load(alphas + entry * 2) * tl.load(ori_x + token * HIDDEN + cols).to(tl.float32)
+        value += tl.load(alphas + entry * 2 + 1) * tl.load(const_v + row + cols).to(tl.float32)
+        acc += value * weight
+    return acc
+
+
+@triton.jit
+def _sum_routed(
+    token, slots, slot_scales, topk_idx, topk_weights, expand_idx, token_stride, slot_stride, expert_stride,
+    index_stride, num_experts, max_index, cols, blocks,
+    TOPK: tl.constexpr, HAS_WEIGHTS: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    acc = tl.zeros(cols.shape, tl.float32)
+    # unrolled, a CPU keeps the sum in registers; rolled, an AI core double-buffers the slots
+    if UNROLL:
+        for k in tl.static_range(TOPK):
+            expert = tl.load(topk_idx + token * TOPK + k)
+            acc = _add_routed(
+                acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, token_stride, slot_stride,
+                expert_stride, index_stride, num_experts, max_index, cols, blocks, TOPK, HAS_WEIGHTS,
+            )  # fmt: skip
+    else:
+        for k in range(TOPK):
+            expert = tl.load(topk_idx + token * TOPK + k)
+            acc = _add_routed(
+                acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, token_stride, slot_stride,
+                expert_stride, index_stride, num_experts, max_index, cols, blocks, TOPK, HAS_WEIGHTS,
+            )  # fmt: skip
+    return acc
+
+
+@triton.jit
+def _sum_with_special(
+    token, slots, slot_scales, topk_idx, topk_weights, expand_idx, token_stride, slot_stride, expert_stride,
+    index_stride, num_experts, max_index, ori_x, alphas, const_v, num_zero, num_copy, num_const, cols, blocks,
+    HIDDEN: tl.constexpr, TOPK: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
+):  # fmt: skip
+    acc = tl.zeros(cols.shape, tl.float32)
+    for k in range(TOPK):
+        expert = tl.load(topk_idx + token * TOPK + k)
+        if expert < num_experts:
+            acc = _add_routed(
+                acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, token_stride, slot_stride,
+                expert_stride, index_stride, num_experts, max_index, cols, blocks, TOPK, HAS_WEIGHTS,
+            )  # fmt: skip
+        else:
+            acc = _add_special(
+                acc, token, k, expert - num_experts, topk_weights, ori_x, alphas, const_v, num_zero, num_copy,
+                num_const, cols, HIDDEN, TOPK, HAS_WEIGHTS,
+            )  # fmt: skip
+    return acc
+
+
+@triton.jit
+def _store_sum(
+    acc, token, slots, slot_scales, shared_x, out, first_shared, shared_stride, cols, blocks,
+    HIDDEN: tl.constexpr, NUM_SHARED: tl.constexpr,
+):  # fmt: skip
+    for s in tl.static_range(NUM_SHARED):
+        acc += _load_slot(slots, slot_scales, first_shared + s * shared_stride, cols, blocks)
+    if shared_x is not None:
+        acc += tl.load(shared_x + token * HIDDEN + cols).to(tl.float32)
+    tl.store(out + token * HIDDEN + cols, acc.to(out.dtype.element_ty))
+
+
+@triton.jit
+def _has_special(topk_idx, token, num_experts, TOPK: tl.constexpr):
+    largest = tl.load(topk_idx + token * TOPK)
+    for k in tl.static_range(1, TOPK):
+        largest = tl.maximum(largest, tl.load(topk_idx + token * TOPK + k))
+    return largest >= num_experts
 
 
 @triton.jit
 def _weighted_sum_kernel(
     slots,
+    slot_scales,
     topk_idx,
     topk_weights,
+    expand_idx,
+    active,
+    shared_x,
+    ori_x,
+    alphas,
+    const_v,
     out,
     token_stride,
     slot_stride,
+    expert_stride,
+    index_stride,
     first_token,
     num_tokens,
+    num_experts,
+    max_index,
+    num_zero,
+    num_copy,
+    num_const,
     HIDDEN: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
     TOPK: tl.constexpr,
     NUM_SHARED: tl.constexpr,
     HAS_WEIGHTS: tl.constexpr,
@@ -57,23 +228,56 @@ def _weighted_sum_kernel(
 ):
     per_program = tl.cdiv(num_tokens, tl.num_programs(0))
     begin = tl.program_id(0) * per_program
-    cols = tl.arange(0, HIDDEN)
     for i in range(begin, tl.minimum(begin + per_program, num_tokens)):
         token = (first_token + i).to(tl.int64)
-        slot = slots + token * token_stride
-        acc = tl.zeros((HIDDEN,), tl.float32)
-        # unrolled, a CPU keeps the sum in registers; rolled, an AI core double-buffers the slots
-        if UNROLL:
-            for k in tl.static_range(TOPK):
-                at = token * TOPK + k
-                acc = _add_routed(acc, slot + k * slot_stride, topk_idx, topk_weights, at, cols, HAS_WEIGHTS)
-        else:
-            for k in range(0, TOPK):
-                at = token * TOPK + k
-                acc = _add_routed(acc, slot + k * slot_stride, topk_idx, topk_weights, at, cols, HAS_WEIGHTS)
-        for s in tl.static_range(NUM_SHARED):
-            acc += tl.load(slot + (TOPK + s) * slot_stride + cols).to(tl.float32)
-        tl.store(out + token * HIDDEN + cols, acc.to(out.dtype.element_ty))
+        is_active = True
+        if active is not None:
+            is_active = tl.load(active + token) >= 0
+        if is_active:
+            if expand_idx is None:
+                first_shared = token * token_stride + TOPK * slot_stride
+                shared_stride = slot_stride
+            else:
+                first_shared = num_experts.to(tl.int64) * expert_stride + token * index_stride
+                shared_stride = 0
+            for start in tl.static_range(0, HIDDEN, TILE):
+                if slot_scales is None:
+                    blocks = 0
+                    cols = start + tl.arange(0, TILE)
+                else:
+                    blocks = (start // BLOCK + tl.arange(0, TILE // BLOCK))[:, None]
+                    cols = blocks * BLOCK + tl.arange(0, BLOCK)[None, :]
+                # tokens with special experts take a branch of their own: the others stay fast
+                if const_v is None:
+                    acc = _sum_routed(
+                        token, slots, slot_scales, topk_idx, topk_weights, expand_idx, token_stride, slot_stride,
+                        expert_stride, index_stride, num_experts, max_index, cols, blocks,
+                        TOPK, HAS_WEIGHTS, UNROLL,
+                    )  # fmt: skip
+                    _store_sum(
+                        acc, token, slots, slot_scales, shared_x, out, first_shared, shared_stride, cols, blocks,
+                        HIDDEN, NUM_SHARED,
+                    )  # fmt: skip
+                elif _has_special(topk_idx, token, num_experts, TOPK):
+                    acc = _sum_with_special(
+                        token, slots, slot_scales, topk_idx, topk_weights, expand_idx, token_stride, slot_stride,
+                        expert_stride, index_stride, num_experts, max_index, ori_x, alphas, const_v,
+                        num_zero, num_copy, num_const, cols, blocks, HIDDEN, TOPK, HAS_WEIGHTS,
+                    )  # fmt: skip
+                    _store_sum(
+                        acc, token, slots, slot_scales, shared_x, out, first_shared, shared_stride, cols, blocks,
+                        HIDDEN, NUM_SHARED,
+                    )  # fmt: skip
+                else:
+                    acc = _sum_routed(
+                        token, slots, slot_scales, topk_idx, topk_weights, expand_idx, token_stride, slot_stride,
+                        expert_stride, index_stride, num_experts, max_index, cols, blocks,
+                        TOPK, HAS_WEIGHTS, UNROLL,
+                    )  # fmt: skip
+                    _store_sum(
+                        acc, token, slots, slot_scales, shared_x, out, first_shared, shared_stride, cols, blocks,
+                        HIDDEN, NUM_SHARED,
+                    )  # fmt: skip
 
 
 def _weighted_sum_fallback(
@@ -83,32 +287,86 @@ def _weighted_sum_fallback(
     topk_idx: torch.Tensor,
     topk_weights: torch.Tensor,
     out: torch.Tensor,
-    token_stride: int,
-    slot_stride: int,
     first_token: int,
     num_tokens: int,
+    num_experts: int,
     HIDDEN: int,
     TOPK: int,
     NUM_SHARED: int,
     HAS_WEIGHTS: bool,
-    UNROLL: bool = True,
+    slot_scales: torch.Tensor | None = None,
+    expand_idx: torch.Tensor | None = None,
+    active: torch.Tensor | None = None,
+    shared_x: torch.Tensor | None = None,
+    ori_x: torch.Tensor | None = None,
+    alphas: torch.Tensor | None = None,
+    const_v: torch.Tensor | None = None,
+    token_stride: int = 0,
+    slot_stride: int = 0,
+    expert_stride: int = 0,
+    index_stride: int = 0,
+    max_index: int = 0,
+    num_zero: int = 0,
+    num_copy: int = 0,
+    num_const: int = 0,
+    **_: object,
 ) -> None:
-    if not num_tokens:
+    tokens = torch.arange(first_token, first_token + num_tokens)
+    if active is not None:
+        tokens = tokens[active[first_token : first_token + num_tokens] >= 0]
+    if not len(tokens):
         return
-    shape = (num_tokens, TOPK + NUM_SHARED, HIDDEN)
-    at = slots.storage_offset() + first_token * token_stride
-    values = slots.as_strided(shape, (token_stride, slot_stride, 1), at)
-    entries = slice(first_token * TOPK, (first_token + num_tokens) * TOPK)
-    is_routed = topk_idx[entries].view(num_tokens, TOPK, 1) >= 0
-    acc = torch.zeros((num_tokens, HIDDEN), dtype=torch.float32)
+
+    def of_tokens(flat: torch.Tensor, width: int) -> torch.Tensor:
+        return flat[: (first_token + num_tokens) * width].view(-1, width)[tokens]
+
+    def load(offsets: torch.Tensor) -> torch.Tensor:
+        values = slots.unfold(0, HIDDEN, 1)[offsets]
+        if slot_scales is not None:
+            scales = slot_scales.unfold(0, HIDDEN // BLOCK_ELEMENTS, 1)[offsets // 2]
+            values = dequantize_blocks(values, scales)
+        return values.float()
+
+    ids = of_tokens(topk_idx, TOPK).long()
+    is_routed = (ids >= 0) & (ids < num_experts)
+    if expand_idx is None:
+        offsets = tokens[:, None] * token_stride + torch.arange(TOPK + NUM_SHARED) * slot_stride
+    else:
+        index = of_tokens(expand_idx, TOPK).long().clamp(0, max_index - 1)
+        shared = num_experts * expert_stride + tokens[:, None] * index_stride
+        routed = torch.where(is_routed, ids, 0) * expert_stride + index * index_stride
+        offsets = torch.cat([routed, shared], 1)
+    acc = torch.zeros((len(tokens), HIDDEN), dtype=torch.float32)
     for k in range(TOPK):
-        value = values[:, k].float()
-        if HAS_WEIGHTS:
-            value = value * topk_weights[entries].view(num_tokens, TOPK, 1)[:, k]
-        acc = acc + torch.where(is_routed[:, k], value, 0.0)
+        terms = [(is_routed[:, k], load(offsets[:, k]))]
+        constant = ids[:, k] - num_experts - num_zero - num_copy
+        if ori_x is not None and num_copy:
+            terms.append(((constant < 0) & (constant >= -num_copy), of_tokens(ori_x, HIDDEN).float()))
+        if ori_x is not None and alphas is not None and const_v is not None and num_const:
+            is_constant = (constant >= 0) & (constant < num_const)
+            a1, a2 = of_tokens(alphas, 2 * TOPK)[:, 2 * k : 2 * k + 2].split(1, 1)
+            v = const_v[: num_const * HIDDEN].view(-1, HIDDEN)[torch.where(is_constant, constant, 0)]
+            terms.append((is_constant, a1 * of_tokens(ori_x, HIDDEN).float() + a2 * v.float()))
+        for applies, value in terms:
+            if HAS_WEIGHTS:
+                value = value * of_tokens(topk_weights, TOPK)[:, k, None]
+            acc = acc + torch.where(applies[:, None], value, 0.0)
     for s in range(NUM_SHARED):
-        acc = acc + values[:, TOPK + s].float()
-    out[first_token * HIDDEN : (first_token + num_tokens) * HIDDEN] = acc.to(out.dtype).view(-1)
+        acc = acc + load(offsets[:, TOPK + s])
+    if shared_x is not None:
+        acc = acc + of_tokens(shared_x, HIDDEN).float()
+    out[: (first_token + num_tokens) * HIDDEN].view(-1, HIDDEN)[tokens] = acc.to(out.dtype)
+
+
+def _npu_tile(hidden: int, features: SumFeatures) -> int:
+    """Columns that an AI core sums at a time: the whole row where the unified buffer holds it.
+
+    8192 columns fill the buffer to the last byte. Features that hold more rows at a time get half of that.
+    """
+    widest = 4096 if features.special or features.quantized else 8192
+    units = hidden // 32
+    tiles = next(n for n in range(-(-hidden // widest), units + 1) if units % n == 0)
+    return hidden // tiles
 
 
 @functools.cache
@@ -119,43 +377,73 @@ def weighted_sum_kernel(
     num_shared: int = 0,
     has_weights: bool = True,
     target: str = "cpu",
+    *,
+    features: SumFeatures | None = None,
 ) -> TritonKernel:
     """Reduce tokens [first_token, first_token + num_tokens) from their combine slots.
 
-    Slot j of token t starts ``t * token_stride + j * slot_stride`` elements after ``slots``: routed
-    results first, then shared ones. Without ``has_weights``, ``topk_weights`` is not read. NaN results
-    are quiet NaNs with an unspecified payload.
+    Slot j of token t, routed results first, then shared ones, starts ``t * token_stride + j * slot_stride``
+    elements after ``slots``. With ``features.by_expert``, result n of expert e starts
+    ``e * expert_stride + n * index_stride`` elements after it, n being clamped to [0, max_index), and the shared
+    result of token t where n = t and e = num_experts.
+
+    Without ``has_weights``, ``topk_weights`` is not read. NaN results are quiet NaNs with an unspecified payload.
     """
+    features = features or SumFeatures()
     check_float_dtype(dtype)
     check_hidden(hidden)
     check_positive("topk", topk)
+    if features.by_expert and num_shared > 1:
+        raise ArgumentError("num_shared", num_shared, "must be 0 or 1 by expert", "Use slots by token.")
     element = NAMES[dtype]
+    slot_bytes = hidden + hidden // BLOCK_ELEMENTS * 2 if features.quantized else 2 * hidden
 
     def bytes_moved(*, num_tokens: int, **_: int) -> int:
-        return num_tokens * (2 * hidden * (topk + num_shared + 1) + topk * (8 if has_weights else 4))
+        slots = slot_bytes * (topk + num_shared)
+        rows = hidden * (2 * features.shared_x + (4 if features.fp32_out else 2))
+        entries = topk * (4 + 4 * has_weights + 4 * features.by_expert) + 4 * features.masked
+        return num_tokens * (slots + rows + entries)
 
+    arguments = (
+        (True, Arg("slots", "*i8" if features.quantized else f"*{element}", "in")),
+        (features.quantized, Arg("slot_scales", f"*{element}", "in", interleaved_with="slots")),
+        (True, Arg("topk_idx", "*i32", "in")),
+        (True, Arg("topk_weights", "*fp32", "in")),
+        (features.by_expert, Arg("expand_idx", "*i32", "in")),
+        (features.masked, Arg("active", "*i32", "in")),
+        (features.shared_x, Arg("shared_x", f"*{element}", "in")),
+        (features.special, Arg("ori_x", f"*{element}", "in")),
+        (features.special, Arg("alphas", "*fp32", "in")),
+        (features.special, Arg("const_v", f"*{element}", "in")),
+        (True, Arg("out", "*fp32" if features.fp32_out else f"*{element}", "out")),
+        (not features.by_expert, Arg("token_stride", "i64", "value")),
+        (not features.by_expert, Arg("slot_stride", "i64", "value")),
+        (features.by_expert, Arg("expert_stride", "i64", "value")),
+        (features.by_expert, Arg("index_stride", "i64", "value")),
+        (True, Arg("first_token", "i32", "value")),
+        (True, Arg("num_tokens", "i32", "value")),
+        (True, Arg("num_experts", "i32", "value")),
+        (features.by_expert, Arg("max_index", "i32", "value")),
+        (features.special, Arg("num_zero", "i32", "value")),
+        (features.special, Arg("num_copy", "i32", "value")),
+        (features.special, Arg("num_const", "i32", "value")),
+    )
     return TritonKernel(
         name="weighted_sum",
         fn=_weighted_sum_kernel,
-        args=(
-            Arg("slots", f"*{element}", "in"),
-            Arg("topk_idx", "*i32", "in"),
-            Arg("topk_weights", "*fp32", "in"),
-            Arg("out", f"*{element}", "out"),
-            Arg("token_stride", "i64", "value"),
-            Arg("slot_stride", "i64", "value"),
-            Arg("first_token", "i32", "value"),
-            Arg("num_tokens", "i32", "value"),
-        ),
+        args=tuple(arg for is_present, arg in arguments if is_present),
         constants={
+            **{arg.name: None if arg.is_pointer else 0 for is_present, arg in arguments if not is_present},
             "HIDDEN": hidden,
+            "TILE": hidden if target == "cpu" else _npu_tile(hidden, features),
+            "BLOCK": BLOCK_ELEMENTS,
             "TOPK": topk,
             "NUM_SHARED": num_shared,
             "HAS_WEIGHTS": has_weights,
             "UNROLL": target == "cpu",
         },
         fallback=_weighted_sum_fallback,
-        bytes_moved=bytes_moved,
+        bytes_moved=None if features.special or features.masked else bytes_moved,
     )
 
 
@@ -165,6 +453,7 @@ def weighted_sum(
     topk_weights: torch.Tensor | None,
     launch: Launch,
     *,
+    num_experts: int = ALL_IDS,
     programs: int = 1,
 ) -> torch.Tensor:
     """Reduce each token's results.
@@ -174,6 +463,7 @@ def weighted_sum(
             contiguous; the others may be strided.
         topk_idx: (T, K) int32; negative: nothing was sent.
         topk_weights: (T, K) fp32, or None for a plain sum.
+        num_experts: ids from here on add nothing.
 
     Returns:
         (T, H) in the dtype of ``slots``.
@@ -195,5 +485,5 @@ def weighted_sum(
     if num_tokens:
         weights = topk_weights if topk_weights is not None else torch.empty(0)
         strides = [slots.stride(0), slots.stride(1)]
-        launch(kernel, [slots, topk_idx, weights, out, *strides, 0, num_tokens], programs)
+        launch(kernel, [slots, topk_idx, weights, out, *strides, 0, num_tokens, num_experts], programs)
     return out

@@ -1,137 +1,20 @@
-"""Ranks as threads that dispatch and combine through windows of plain memory, and check every byte.
-
-Symbols: W ranks, T tokens of a rank, K experts per token, S shared experts, M routed experts.
-"""
+"""Ranks as threads that dispatch and combine through windows of plain memory, and check every byte."""
 
 from __future__ import annotations
 
-import functools
 import itertools
-import threading
 import time
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from moe_triton.ascendc import REPORT_TIMEOUT
-from moe_triton.config import Config
-from moe_triton.layout import NUM_ZONES, STATE_BYTES, SlotLayout, WindowLayout
+from moe_triton.layout import NUM_ZONES, STATE_BYTES, WindowLayout
 
+from .case import Case, Routing, WrongResultError, check_reports, draw_routing, results_of, sent_to
 from .library import Library, address
+from .memory import Guarded, Window, inband_slots, peer_status, without_extents
+from .ranks import Ranks
 
-GUARD_BYTES = 4096
-COUNT_GUARDS = 16
-GARBAGE = 0xA5
-THREAD_SECONDS = 60
-
-
-class WrongResultError(AssertionError):
-    """A rank received something else than what was sent."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """What the ranks do.
-
-    Attributes:
-        tokens: T of each rank.
-        experts_per_rank: routed experts of each rank that holds any.
-        shared: (S, ranks that hold shared experts).
-        absent: chance of an id of -1.
-        skewed: every token goes to the first K experts.
-        schedule: operators of one round, "D" and "C"; only orders that two zones are enough for.
-        straggle: chance that a rank sleeps between waiting and reading.
-        launches: launches that a dispatch's tokens are split over.
-        row_per_result: whether every (token, k) has a source row of its own.
-        weighted: whether routing weights travel along.
-        timeout_us: deadline of each wait.
-        slots_read_from: zone to look for slots in, where it is not the one that was asked for.
-    """
-
-    tokens: tuple[int, ...] = (3, 2)
-    blocks: int = 2
-    topk: int = 2
-    experts_per_rank: int = 2
-    hidden: int = 64
-    shared: tuple[int, int] = (0, 0)
-    absent: float = 0.0
-    skewed: bool = False
-    rounds: int = 2
-    schedule: str = "DC"
-    straggle: float = 0.0
-    launches: int = 1
-    row_per_result: bool = False
-    weighted: bool = True
-    timeout_us: int = 5_000_000
-    slots_read_from: int | None = None
-
-    @property
-    def config(self) -> Config:
-        ranks = len(self.tokens)
-        return Config(
-            num_ranks=ranks,
-            num_max_tokens_per_rank=max(*self.tokens, 1),
-            hidden=self.hidden,
-            num_topk=self.topk,
-            num_experts=self.experts_per_rank * (ranks - self.shared[1]),
-            num_shared_experts=self.shared[0],
-            num_shared_ranks=self.shared[1],
-            relaxed=True,
-        )
-
-
-class Window:
-    """One rank's memory, between guards that nobody may touch."""
-
-    def __init__(self, num_bytes: int) -> None:
-        raw = np.full(num_bytes + 2 * GUARD_BYTES + 512, GARBAGE, dtype=np.uint8)
-        start = -address(raw) % 512
-        self._all = raw[start : start + num_bytes + 2 * GUARD_BYTES]
-        self.bytes = self._all[GUARD_BYTES:-GUARD_BYTES]
-        self.bytes[:STATE_BYTES] = 0
-
-    def check_guards(self) -> None:
-        guards = (self._all[:GUARD_BYTES], self._all[-GUARD_BYTES:])
-        if any((guard != GARBAGE).any() for guard in guards):
-            raise WrongResultError("bytes outside the window were written")
-
-
-@dataclass
-class Routing:
-    """One dispatch of one rank, drawn from the case's seed: every rank can tell what it must receive."""
-
-    ids: np.ndarray
-    weights: np.ndarray
-    rows: np.ndarray
-    expand_idx: np.ndarray = field(init=False)
-    counts: np.ndarray = field(init=False)
-
-    def finish(self, num_experts: int) -> None:
-        self.expand_idx = np.zeros_like(self.ids)
-        self.counts = np.zeros(num_experts, dtype=np.int32)
-        for i, expert in enumerate(self.ids.flat):
-            if expert >= 0:
-                self.expand_idx.flat[i] = self.counts[expert]
-                self.counts[expert] += 1
-
-
-@functools.lru_cache(maxsize=256)
-def draw_routing(case: Case, seed: int, number: int, rank: int) -> Routing:
-    c = case.config
-    rng = np.random.default_rng((seed, number, rank))
-    tokens = case.tokens[rank]
-    ids = np.argsort(rng.random((tokens, c.num_experts)), axis=1)[:, : case.topk].astype(np.int32)
-    if case.skewed:
-        ids = np.tile(np.arange(case.topk, dtype=np.int32), (tokens, 1))
-    ids[rng.random(ids.shape) < case.absent] = -1
-    per_token = c.num_results_per_token if case.row_per_result else 1
-    routing = Routing(
-        ids=np.ascontiguousarray(ids),
-        weights=rng.random(ids.shape, dtype=np.float32),
-        rows=rng.integers(0, 256, (tokens * per_token, case.hidden * 2), dtype=np.uint8),
-    )
-    routing.finish(c.num_experts)
-    return routing
+UNTOUCHED = -7
 
 
 class World:
@@ -141,42 +24,28 @@ class World:
         self.library, self.case, self.seed = library, case, seed
         self.config = case.config
         self.layout = WindowLayout(self.config)
-        self.slot = SlotLayout(case.hidden, 2)
-        self.windows = [Window(self.layout.window_bytes) for _ in case.tokens]
+        inband_base = -(-self.layout.window_bytes // 512) * 512
+        inband = inband_slots(case, inband_base)
+        self.slots = inband if case.inband else self.layout.dispatch_slots
+        self.peer_status = peer_status(self.config)
+        self.windows = [Window(inband.end if case.inband else inband_base, inband_base) for _ in case.tokens]
         self.peers = np.array([address(w.bytes) for w in self.windows], dtype=np.int64)
-        self._failures: list[BaseException] = []
+        self._ranks = Ranks(library, seed, len(case.tokens))
 
     def run(self) -> None:
         """Every rank's rounds, each rank on a thread. Raises the first failure of any of them."""
-        threads = [
-            threading.Thread(target=self._guarded, args=(rank,), daemon=True)
-            for rank in range(len(self.windows))
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(THREAD_SECONDS)
-            assert not thread.is_alive(), "a rank hangs past its deadline"
-        if self._failures:
-            raise self._failures[0]
+        self._ranks.run(self._rounds)
         for window in self.windows:
             window.check_guards()
-            if window.bytes[:STATE_BYTES].any():
+            if window.bytes[:STATE_BYTES].any() or window.inband_flags.any():
                 raise WrongResultError("a flag was left behind")
-
-    def _guarded(self, rank: int) -> None:
-        try:
-            self.library.seed(self.seed * len(self.windows) + rank)
-            self._rounds(rank)
-        except BaseException as failure:
-            self._failures.append(failure)
 
     def _rounds(self, rank: int) -> None:
         rng = np.random.default_rng((self.seed, rank))
         numbers = {"D": 0, "C": 0}
         received: dict[str, np.ndarray] = {}
         for operator in self.case.schedule * self.case.rounds:
-            if self._failures:
+            if self._ranks.have_failed:
                 return
             number = numbers[operator]
             numbers[operator] += 1
@@ -193,120 +62,191 @@ class World:
         """Sends, waits, and checks what came. Returns triples and offsets for combine."""
         routing = draw_routing(self.case, self.seed, number, rank)
         check_reports(self.send_rows(rank, routing, zone))
-        counts, report = self.wait_for_status(rank, zone)
+        waited = self.times(self.config.experts_on(rank) * self.config.num_ranks)
+        counts, report = self.wait_for_status(rank, zone, waited)
         check_reports(report)
         if straggle:
             time.sleep(0.002)
-        return self.check_received(rank, number, zone, counts)
+        self.check_counts(rank, number, counts)
+        if self.case.inband:
+            received = self.expected_rows(rank, number)
+            outputs, report = self.receive_inband(rank, zone, received["offsets"], waited)
+            check_reports(report)
+            self.check_outputs(rank, number, outputs)
+        else:
+            received = self.check_slots(rank, number, zone)
+        self.check_times(waited)
+        return received
 
     def send_rows(self, rank: int, routing: Routing, zone: int, **changes: object) -> np.ndarray:
         c, case = self.config, self.case
         tokens = case.tokens[rank]
+        has_shared = c.num_shared_experts > 0
         bounds = [tokens * i // case.launches for i in range(case.launches + 1)]
         for first, last in itertools.pairwise(bounds):
             arguments: dict[str, object] = {
                 "rows": routing.rows,
-                "row_stride": self.slot.row_bytes,
-                "row_bytes": self.slot.row_bytes,
-                "stamp_offset": self.slot.stamp_offset,
+                "row_stride": case.sent_bytes,
+                "row_bytes": case.sent_bytes,
+                "stamp_offset": case.slot.stamp_offset,
                 "rows_per_token": c.num_results_per_token if case.row_per_result else 1,
-                "topk_idx": routing.ids,
+                "topk_idx": routing.sent_ids,
                 "topk_weights": routing.weights if case.weighted else 0,
                 "expand_idx": routing.expand_idx,
                 "counts": routing.counts,
+                "shared_ranks": routing.shared_ranks if has_shared else 0,
+                "shared_slots": routing.shared_slots if has_shared else 0,
+                "shared_counts": routing.shared_counts if has_shared else 0,
                 "peers": self.peers,
                 "first_token": first,
                 "num_tokens": last - first,
-                "total_tokens": tokens,
                 "topk": c.num_topk,
+                "num_experts": c.num_experts,
                 "num_shared_experts": c.num_shared_experts,
                 "num_shared_ranks": c.num_shared_ranks,
                 "rank": rank,
                 "zone": zone,
                 "post_status": int(last == tokens),
-                "slots": self.layout.dispatch_slots,
+                "slots": self.slots,
                 "status": self.layout.dispatch_status,
             }
-            report = self.library.launch("dispatch_send", case.blocks, **{**arguments, **changes})
+            kernel = "inband_send" if case.inband else "dispatch_send"
+            report = self.library.launch(kernel, case.blocks, **{**arguments, **changes})
             if last == tokens:
                 break
             check_reports(report)
         return report
 
-    def wait_for_status(self, rank: int, zone: int) -> tuple[np.ndarray, np.ndarray]:
-        c = self.config
-        experts = c.experts_on(rank)
-        total = experts * c.num_ranks
-        counts = np.full(total + 2 * COUNT_GUARDS, -7, dtype=np.int32)
-        ours = counts[COUNT_GUARDS:-COUNT_GUARDS]
-        report = self.library.launch(
-            "dispatch_wait",
-            self.case.blocks,
-            window=self.windows[rank].bytes,
-            recv_counts=ours,
-            num_local_experts=experts,
-            zone=zone,
-            timeout_us=self.case.timeout_us,
-            status=self.layout.dispatch_status,
-        )
-        if (counts[:COUNT_GUARDS] != -7).any() or (counts[-COUNT_GUARDS:] != -7).any():
-            raise WrongResultError("words beside the counts were written")
-        return ours.reshape(experts, c.num_ranks), report
+    def times(self, number: int) -> Guarded | None:
+        """Room for times of arrival, where the case asks for them."""
+        if not self.case.timed:
+            return None
+        times = Guarded((number,), np.int32)
+        times.array[:] = UNTOUCHED
+        return times
 
-    def check_received(self, rank: int, number: int, zone: int, counts: np.ndarray) -> dict[str, np.ndarray]:
+    def check_times(self, times: Guarded | None) -> None:
+        if times is None:
+            return
+        times.check_guards()
+        if (times.array < 0).any() or (times.array > self.case.timeout_us).any():
+            raise WrongResultError(f"waited {times.array.tolist()} us")
+
+    def wait_for_status(
+        self, rank: int, zone: int, waited: Guarded | None = None, **changes: object
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(experts, W) counts and the report."""
         c = self.config
-        zone = zone if self.case.slots_read_from is None else self.case.slots_read_from
-        # At once, and looked at later: what has not come by now has come too late.
-        first = self.layout.dispatch_slots.offset(zone=zone)
-        slots = self.windows[rank].bytes[first : first + self.layout.dispatch_zone_bytes].copy()
+        arguments: dict[str, object] = {
+            "window": self.windows[rank].bytes,
+            "num_local_experts": c.experts_on(rank),
+            "waited_us": waited.array if waited else 0,
+            "zone": zone,
+            "timeout_us": self.case.timeout_us,
+            "status": self.layout.dispatch_status,
+            **changes,
+        }
+        experts = arguments["num_local_experts"]
+        assert isinstance(experts, int)
+        counts = Guarded((experts, c.num_ranks), np.int32)
+        report = self.library.launch("dispatch_wait", self.case.blocks, recv_counts=counts.array, **arguments)
+        counts.check_guards()
+        return counts.array, report
+
+    def receive_inband(
+        self, rank: int, zone: int, offsets: np.ndarray, waited: Guarded | None = None, **changes: object
+    ) -> tuple[dict[str, Guarded], np.ndarray]:
+        """Outputs and the report."""
+        case = self.case
+        capacity = changes.get("capacity", int(offsets[-1]))
+        assert isinstance(capacity, int)
+        outputs = {
+            "out_rows": Guarded((capacity, case.slot.row_bytes)),
+            "out_scales": Guarded((capacity,), np.float32),
+            "out_triples": Guarded((capacity, 3), np.int32),
+            "out_weights": Guarded((capacity,), np.float32),
+        }
+        arrays: dict[str, object] = {name: output.array for name, output in outputs.items()}
+        arguments: dict[str, object] = {
+            "window": self.windows[rank].bytes,
+            "recv_offsets": offsets,
+            "waited_us": waited.array if waited else 0,
+            "num_entries": self.config.experts_on(rank) * self.config.num_ranks,
+            "num_ranks": self.config.num_ranks,
+            "capacity": capacity,
+            "row_bytes": case.slot.row_bytes,
+            "scale_offset": case.slot.scale_offset,
+            "stamp_offset": case.slot.stamp_offset,
+            **arrays,
+            "out_scales": arrays["out_scales"] if case.scaled else 0,
+            "out_weights": arrays["out_weights"] if case.weighted else 0,
+            "zone": zone,
+            "timeout_us": case.timeout_us,
+            "slots": self.slots,
+        }
+        report = self.library.launch("inband_receive", case.blocks, **{**arguments, **changes})
+        for output in outputs.values():
+            output.check_guards()
+        return outputs, report
+
+    def check_counts(self, rank: int, number: int, counts: np.ndarray) -> None:
+        for expert, source in np.ndindex(counts.shape):
+            want = len(sent_to(self.case, self.seed, number, source, rank, expert))
+            if counts[expert, source] != want:
+                raise WrongResultError(f"count {counts[expert, source]} instead of {want}")
+
+    def expected_rows(self, rank: int, number: int) -> dict[str, np.ndarray]:
+        """Triples and offsets of what a rank receives."""
         triples: list[tuple[int, int, int]] = []
         sums: list[int] = []
-        for expert in range(c.experts_on(rank)):
-            for source in range(c.num_ranks):
-                want = self._sent_to(rank, expert, source, number)
-                if counts[expert, source] != len(want):
-                    raise WrongResultError(f"count {counts[expert, source]} instead of {len(want)}")
-                for index, (token, k, weight, row) in enumerate(want):
-                    at = self.layout.dispatch_slots.offset(
-                        zone=zone, source=source, expert=expert, index=index
-                    )
-                    slot = slots[at - first : at - first + self.slot.packed_bytes]
-                    if not np.array_equal(slot[: self.slot.row_bytes], row):
-                        raise WrongResultError(f"row {index} of expert {expert} from rank {source} differs")
-                    stamp = slot[self.slot.stamp_offset :].view(np.int32)
-                    want_stamp = [source, token, k, int(np.float32(weight).view(np.int32)), 0, 0, 0, 0]
-                    if stamp.tolist() != want_stamp:
-                        raise WrongResultError(f"stamp {stamp.tolist()} instead of {want_stamp}")
-                    triples.append((source, token, k))
-                sums.append(len(triples))
+        for expert, source in np.ndindex(self.config.experts_on(rank), self.config.num_ranks):
+            rows = sent_to(self.case, self.seed, number, source, rank, expert)
+            triples += [(source, row.token, row.k) for row in rows]
+            sums.append(len(triples))
         return {
             "triples": np.array(triples, dtype=np.int32).reshape(-1, 3),
             "offsets": np.array(sums, dtype=np.int32),
         }
 
-    def _sent_to(
-        self, rank: int, expert: int, source: int, number: int
-    ) -> list[tuple[int, int, float, np.ndarray]]:
-        c, case = self.config, self.case
-        routing = draw_routing(case, self.seed, number, source)
-        step = c.num_results_per_token if case.row_per_result else 1
-        offset = (lambda k: k) if case.row_per_result else (lambda k: 0)
-        if c.is_shared_rank(rank):
-            s = rank // (c.num_shared_ranks // c.num_shared_experts)
-            if c.rank_of_shared_expert(s, source) != rank:
-                return []
-            k = c.num_topk + s
-            return [(t, k, 0.0, routing.rows[t * step + offset(k)]) for t in range(case.tokens[source])]
-        wanted = (rank - c.num_shared_ranks) * c.num_local_experts + expert
-        return [
-            (
-                int(t),
-                int(k),
-                float(routing.weights[t, k]) if case.weighted else 0.0,
-                routing.rows[t * step + offset(k)],
-            )
-            for t, k in np.argwhere(routing.ids == wanted)
+    def check_slots(self, rank: int, number: int, zone: int) -> dict[str, np.ndarray]:
+        """Rows and stamps where they were sent to."""
+        c, slot = self.config, self.case.slot
+        zone = zone if self.case.slots_read_from is None else self.case.slots_read_from
+        # At once, and looked at later: what has not come by now has come too late.
+        first = self.slots.offset(zone=zone)
+        slots = self.windows[rank].bytes[first : first + self.layout.dispatch_zone_bytes].copy()
+        for expert, source in np.ndindex(c.experts_on(rank), c.num_ranks):
+            want = sent_to(self.case, self.seed, number, source, rank, expert)
+            for index, (token, k, weight, row) in enumerate(want):
+                at = self.slots.offset(zone=zone, source=source, expert=expert, index=index) - first
+                got = slots[at : at + slot.packed_bytes]
+                if not np.array_equal(got[: len(row)], row):
+                    raise WrongResultError(f"row {index} of expert {expert} from rank {source} differs")
+                stamp = got[slot.stamp_offset :].view(np.int32)
+                want_stamp = [source, token, k, int(np.float32(weight).view(np.int32)), 0, 0, 0, 0]
+                if stamp.tolist() != want_stamp:
+                    raise WrongResultError(f"stamp {stamp.tolist()} instead of {want_stamp}")
+        return self.expected_rows(rank, number)
+
+    def check_outputs(self, rank: int, number: int, outputs: dict[str, Guarded]) -> None:
+        """Rows, scales, triples and weights where in-band rows were put."""
+        case, row_bytes = self.case, self.case.slot.row_bytes
+        sent = [
+            (source, row)
+            for expert, source in np.ndindex(self.config.experts_on(rank), self.config.num_ranks)
+            for row in sent_to(case, self.seed, number, source, rank, expert)
         ]
+        for n, (source, row) in enumerate(sent):
+            if not np.array_equal(outputs["out_rows"].array[n], row.row[:row_bytes]):
+                raise WrongResultError(f"row {n} of rank {rank} differs")
+            if outputs["out_triples"].array[n].tolist() != [source, row.token, row.k]:
+                raise WrongResultError(f"triple {n} of rank {rank} differs")
+            if case.weighted and outputs["out_weights"].array[n] != np.float32(row.weight):
+                raise WrongResultError(f"weight {n} of rank {rank} differs")
+            at = case.slot.scale_offset
+            scale = outputs["out_scales"].array[n : n + 1].view(np.uint8)
+            if case.scaled and not np.array_equal(scale, row.row[at : at + 4]):
+                raise WrongResultError(f"scale {n} of rank {rank} differs")
 
     # Combine.
 
@@ -320,27 +260,50 @@ class World:
         straggle: bool = False,
     ) -> None:
         """Sends one row back per received one, waits, and checks what came."""
-        rows = self._results(received["triples"], number)
+        rows = results_of(self.case, received["triples"], number)
         check_reports(self.send_results(rank, rows, received, zone))
         routing = draw_routing(self.case, self.seed, dispatch_number, rank)
-        check_reports(self.wait_for_results(rank, routing, zone))
+        if self.case.full_wait:
+            self.post_and_wait(rank, zone, number)
+        else:
+            waited = self.times(routing.ids.shape[0] * self.config.num_results_per_token)
+            check_reports(self.wait_for_results(rank, routing, zone, waited))
+            self.check_times(waited)
         if straggle:
             time.sleep(0.002)
         self.check_results(rank, number, zone, routing)
 
-    def _results(self, triples: np.ndarray, number: int) -> np.ndarray:
-        """What an expert makes of each received row: bytes that only depend on its triple."""
-        columns = np.arange(self.case.hidden * 2)
-        key = triples.astype(np.int64) @ np.array([7919, 104729, 1299709]) + number * 15485863
-        return ((key[:, None] + columns * columns) % 251).astype(np.uint8)
+    def post_and_wait(self, rank: int, zone: int, number: int) -> None:
+        """Tells every rank that all is sent, and waits for all of them."""
+        check_reports(self.post_status(rank, zone, np.array([number * 100 + rank], dtype=np.int32)))
+        waited = self.times(self.config.num_ranks)
+        counts, report = self.wait_for_status(
+            rank, zone, waited, num_local_experts=1, status=self.peer_status
+        )
+        check_reports(report)
+        self.check_times(waited)
+        if counts.tolist() != [[number * 100 + source for source in range(self.config.num_ranks)]]:
+            raise WrongResultError(f"numbers {counts.tolist()} came with the flags")
+
+    def post_status(self, rank: int, zone: int, count: np.ndarray | int) -> np.ndarray:
+        return self.library.launch(
+            "post_status",
+            self.case.blocks,
+            peers=self.peers,
+            num_ranks=self.config.num_ranks,
+            count=count,
+            rank=rank,
+            zone=zone,
+            status=self.peer_status,
+        )
 
     def send_results(
         self, rank: int, rows: np.ndarray, received: dict[str, np.ndarray], zone: int, **changes: object
     ) -> np.ndarray:
-        c = self.config
+        c, status = self.config, self.layout.combine_status
         arguments: dict[str, object] = {
             "rows": rows,
-            "row_bytes": self.case.hidden * 2,
+            "row_bytes": self.case.result_bytes,
             "triples": received["triples"],
             "recv_offsets": received["offsets"],
             "num_entries": c.experts_on(rank) * c.num_ranks,
@@ -348,51 +311,42 @@ class World:
             "peers": self.peers,
             "num_ranks": c.num_ranks,
             "zone": zone,
+            "flag_rows": int(not self.case.full_wait),
             "slots": self.layout.combine_slots,
-            "status": self.layout.combine_status,
+            "status": without_extents(status) if self.case.full_wait else status,
         }
         return self.library.launch("combine_send", self.case.blocks, **{**arguments, **changes})
 
-    def wait_for_results(self, rank: int, routing: Routing, zone: int) -> np.ndarray:
+    def wait_for_results(
+        self, rank: int, routing: Routing, zone: int, waited: Guarded | None = None, **changes: object
+    ) -> np.ndarray:
         c, case = self.config, self.case
-        return self.library.launch(
-            "combine_wait",
-            case.blocks,
-            window=self.windows[rank].bytes,
-            topk_idx=routing.ids,
-            first_token=0,
-            num_tokens=case.tokens[rank],
-            topk=c.num_topk,
-            num_shared_experts=c.num_shared_experts,
-            zone=zone,
-            timeout_us=case.timeout_us,
-            status=self.layout.combine_status,
-        )
+        arguments: dict[str, object] = {
+            "window": self.windows[rank].bytes,
+            "topk_idx": routing.ids,
+            "active": routing.active if case.inactive else 0,
+            "waited_us": waited.array if waited else 0,
+            "first_token": 0,
+            "num_tokens": case.tokens[rank],
+            "topk": c.num_topk,
+            "num_experts": c.num_experts,
+            "num_shared_experts": c.num_shared_experts,
+            "zone": zone,
+            "timeout_us": case.timeout_us,
+            "status": self.layout.combine_status,
+        }
+        return self.library.launch("combine_wait", case.blocks, **{**arguments, **changes})
 
     def check_results(self, rank: int, number: int, zone: int, routing: Routing) -> None:
         c = self.config
         zone = zone if self.case.slots_read_from is None else self.case.slots_read_from
         first = self.layout.combine_slots.offset(zone=zone)
         slots = self.windows[rank].bytes[first : first + self.layout.combine_zone_bytes].copy()
-        for token in range(self.case.tokens[rank]):
-            for k in range(c.num_results_per_token):
-                if k < c.num_topk and routing.ids[token, k] < 0:
-                    continue
-                at = self.layout.combine_slots.offset(zone=zone, token=token, k=k)
-                got = slots[at - first : at - first + self.case.hidden * 2]
-                want = self._results(np.array([[rank, token, k]], dtype=np.int32), number)[0]
-                if not np.array_equal(got, want):
-                    raise WrongResultError(f"result {k} of token {token} differs")
-
-
-class TimedOutError(AssertionError):
-    """A kernel reported that its deadline passed."""
-
-
-def check_reports(report: np.ndarray) -> None:
-    """Raises on anything reported."""
-    for block, words in enumerate(report.tolist()):
-        if words[0] == REPORT_TIMEOUT:
-            raise TimedOutError(f"block {block}: {words[2]} missing from {words[1]} on")
-        if any(words):
-            raise WrongResultError(f"block {block} reports {words[:3]}")
+        for token, k in np.ndindex(self.case.tokens[rank], c.num_results_per_token):
+            if not routing.is_expected(token, k, c):
+                continue
+            at = self.layout.combine_slots.offset(zone=zone, token=token, k=k)
+            got = slots[at - first : at - first + self.case.result_bytes]
+            want = results_of(self.case, np.array([[rank, token, k]], dtype=np.int32), number)[0]
+            if not np.array_equal(got, want):
+                raise WrongResultError(f"result {k} of token {token} differs")

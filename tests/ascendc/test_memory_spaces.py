@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from .library import Patch, build
-from .mutants import COMBINE_SEND
+from .mutants import ROW_COPY
 
 PLACE = "            rows_.FreeTensor(out);\n"
 
@@ -18,13 +18,13 @@ PLACE = "            rows_.FreeTensor(out);\n"
         "__gm__ uint8_t* mixed = out.GetPhyAddr();",
         "uint8_t* mixed = GlobalAt<uint8_t>(source).GetPhyAddr();",
         "AscendC::GlobalTensor<uint8_t> mixed; mixed.SetGlobalBuffer(out.GetPhyAddr());",
-        "AscendC::DataCopy(GlobalAt<uint8_t>(slot), GlobalAt<uint8_t>(source), bytes);",
+        "AscendC::DataCopy(GlobalAt<uint8_t>(slots[0]), GlobalAt<uint8_t>(source), bytes);",
         "AscendC::DataCopy(out, out.GetPhyAddr(), bytes);",
     ],
     ids=["ub_as_gm", "gm_as_host", "ub_as_global_tensor", "gm_to_gm", "pointer_as_tensor"],
 )
 def test_mixing_does_not_compile(line: str) -> None:
     with pytest.raises(subprocess.CalledProcessError) as refused:
-        build(strict=True, patches=(Patch(COMBINE_SEND, PLACE, f"            {line}\n{PLACE}"),))
-    assert "combine_send.h" in refused.value.stderr
+        build(strict=True, patches=(Patch(ROW_COPY, PLACE, f"            {line}\n{PLACE}"),))
+    assert "row_copy.h" in refused.value.stderr
     assert "error:" in refused.value.stderr

@@ -6,35 +6,49 @@ from dataclasses import replace
 
 import pytest
 
-from .driver import Case, TimedOutError, World, WrongResultError
+from .case import Case, TimedOutError, WrongResultError
+from .driver import World
+from .exchange import Exchange, ExchangeCase
 from .library import LaunchError, Library, build
 from .mutants import MUTANTS, Mutant
+from .mutants_calls import CALL_MUTANTS
+from .mutants_inband import INBAND_MUTANTS
 
 MOST_SEEDS = 100
 TRUE_SEEDS = 20
+ALL = MUTANTS + CALL_MUTANTS + INBAND_MUTANTS
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "_"))
+def _run(library: Library, case: Case | ExchangeCase, seed: int) -> None:
+    if isinstance(case, Case):
+        World(library, case, seed).run()
+    else:
+        Exchange(library, case, seed).run()
+
+
+@pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name.replace(" ", "_"))
 def test_is_killed(mutant: Mutant) -> None:
     library = Library(build(strict=True, patches=mutant.patches))
     for seed in range(MOST_SEEDS):
         try:
-            World(library, mutant.case, seed).run()
+            _run(library, mutant.case, seed)
         except (LaunchError, WrongResultError, TimedOutError) as death:
             print(f"{mutant.name} | {type(death).__name__} | seed {seed} | {death}")
             return
     pytest.fail(f"survived {MOST_SEEDS} seeds")
 
 
-# The mutants' cases, with all the time in the world and the right zone.
-TRUE_CASES = list(
-    dict.fromkeys(
-        replace(mutant.case, slots_read_from=None, timeout_us=Case.timeout_us) for mutant in MUTANTS
-    )
-)
+def _true_case(case: Case | ExchangeCase) -> Case | ExchangeCase:
+    """A mutant's case, with all the time in the world and the right zone."""
+    if isinstance(case, Case):
+        return replace(case, slots_read_from=None, timeout_us=Case.timeout_us)
+    return replace(case, timeout_us=ExchangeCase.timeout_us)
+
+
+TRUE_CASES = list(dict.fromkeys(_true_case(mutant.case) for mutant in ALL))
 
 
 @pytest.mark.parametrize("case", TRUE_CASES, ids=range(len(TRUE_CASES)))
-def test_true_kernels_pass_the_same_cases(strict: Library, case: Case) -> None:
+def test_true_kernels_pass_the_same_cases(strict: Library, case: Case | ExchangeCase) -> None:
     for seed in range(TRUE_SEEDS):
-        World(strict, case, seed).run()
+        _run(strict, case, seed)

@@ -102,7 +102,7 @@ def two_threads(rank: int, num_ranks: int) -> list[str]:
         if rank == 0:
             waiting = threading.Thread(target=buffer.dispatch, args=arguments)
             waiting.start()
-            while not buffer._lock.locked() and waiting.is_alive():
+            while not buffer._communicator._lock.locked() and waiting.is_alive():
                 pass
             try:
                 buffer.dispatch(*arguments)

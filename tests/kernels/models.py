@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+
 import numpy as np
 import numpy.typing as npt
 
@@ -18,6 +21,30 @@ def route_model(ids: list[int], num_experts: int) -> tuple[list[int], list[int]]
         else:
             index.append(0)
     return index, counts
+
+
+def select_model(
+    ids: list[list[int]], mask: list[bool] | list[list[bool]]
+) -> tuple[list[list[int]], list[int]]:
+    """Ids that a mask leaves, and each token's number among those that take part."""
+    selected, active = [], []
+    prefix, number = True, 0
+    for row, entry in zip(ids, mask, strict=True):
+        if isinstance(entry, list):
+            chosen = entry
+        else:
+            prefix = prefix and entry
+            chosen = [prefix] * len(row)
+        selected.append([e if c else -1 for e, c in zip(row, chosen, strict=True)])
+        active.append(number if any(chosen) else -1)
+        number += any(chosen)
+    return selected, active
+
+
+def shared_piece_model(token: int, rank: int, num_tokens: int, num_shared_ranks: int) -> int:
+    """The piece of a rank's tokens that a token lies in, by V1's formula as it was published."""
+    tokens_per_rank = Fraction(num_tokens, num_shared_ranks)
+    return math.ceil((token + 1 + math.floor(rank * tokens_per_rank)) / tokens_per_rank) - 1 - rank
 
 
 def quantize_model(row: Float32) -> tuple[npt.NDArray[np.int8], np.float32]:

@@ -15,6 +15,13 @@ Launch = Callable[[TritonKernel, Sequence[torch.Tensor | int], int], None]
 
 LAUNCHES = [pytest.param(launch, id="triton"), pytest.param(launch_fallback, id="torch")]
 
+# the compiled kernel in both forms, and the fallback
+FORMS = [
+    pytest.param(launch, "cpu", id="triton-cpu"),
+    pytest.param(launch, "npu", id="triton-npu"),
+    pytest.param(launch_fallback, "cpu", id="torch"),
+]
+
 # few sizes, so that few kernels are compiled; data and everything that is a run-time argument vary
 kernel_settings = settings(
     max_examples=25,
@@ -23,6 +30,39 @@ kernel_settings = settings(
 )
 
 DTYPES = [torch.bfloat16, torch.float16]
+
+
+CANARY = 0x5A
+
+
+class Guarded:
+    """Memory for an output, with canaries on both sides.
+
+    Attributes:
+        tensor: where the output goes; filled with canaries, too.
+    """
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, canary: int = CANARY) -> None:
+        self._canary = canary
+        margin = 128 // dtype.itemsize
+        elements = torch.Size(shape).numel()
+        self._memory = torch.full(((elements + 2 * margin) * dtype.itemsize,), canary, dtype=torch.uint8)
+        self.tensor = self._memory.view(dtype)[margin : margin + elements].view(*shape)
+
+    def check(self) -> torch.Tensor:
+        """The tensor, once nothing outside it has changed."""
+        assert (self._memory[:128] == self._canary).all()
+        assert (self._memory[-128:] == self._canary).all()
+        return self.tensor
+
+    def untouched(self) -> torch.Tensor:
+        """A tensor of the same shape that holds canaries."""
+        dtype = self.tensor.dtype
+        return (
+            torch.full((dtype.itemsize,), self._canary, dtype=torch.uint8)
+            .view(dtype)
+            .expand(self.tensor.shape)
+        )
 
 
 def assert_same_bits(got: torch.Tensor, want: torch.Tensor) -> None:

@@ -111,6 +111,60 @@ def test_pack_smooth(
     check_slots(slots, rows, hidden, [(2, t, k) for t in range(tokens) for k in range(topk)])
 
 
+@pytest.mark.parametrize("launch", LAUNCHES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("hidden", "topk", "num_shared"), [(32, 1, 1), (96, 3, 4), (2880, 8, 1)])
+@kernel_settings
+@given(data=st.data(), tokens=st.integers(1, 5), programs=st.integers(1, 3))
+def test_pack_smooth_with_shared_experts(
+    launch: Launch,
+    dtype: torch.dtype,
+    hidden: int,
+    topk: int,
+    num_shared: int,
+    data: st.DataObject,
+    tokens: int,
+    programs: int,
+) -> None:
+    x = draw_tokens(data, tokens, hidden, dtype)
+    num_experts = 6
+    smooth = torch.rand((num_shared + num_experts, hidden)) * 3 - 1
+    ids = torch.randint(0, num_experts, (tokens, topk), dtype=torch.int32)
+    slots = pack(
+        x,
+        launch,
+        **slot_of(hidden),
+        rank=2,
+        topk_idx=ids,
+        smooth_scales=smooth,
+        scale_row_offset=num_shared,
+        num_shared=num_shared,
+        programs=programs,
+    )
+    rows, triples = [], []
+    for t in range(tokens):
+        for j in range(topk + num_shared):
+            scale_row = num_shared + int(ids[t, j]) if j < topk else j - topk
+            rows.append(x[t].float() * smooth[scale_row])
+            triples.append((2, t, j))
+    check_slots(slots, torch.stack(rows), hidden, triples)
+
+
+def test_the_smooth_form_for_the_npu_agrees() -> None:
+    """On finite rows: it takes the maximum of floats."""
+    x, ids = torch.randn((5, 96)).bfloat16(), torch.randint(0, 6, (5, 3), dtype=torch.int32)
+    smooth = torch.rand((8, 96)) + 0.5
+    results = []
+    for target in ("cpu", "npu"):
+        slots = torch.zeros((25, 512), dtype=torch.int8)
+        words = slots.view(-1).view(torch.int32)
+        views = [slots, words.view(torch.float32)[24:], words[32:]]
+        kernel = pack_kernel(torch.bfloat16, 96, 3, True, target, 2)
+        launch(kernel, [x, ids, smooth, *views, 1, 0, 5, 2, 8, 512, 128, 128], 2)
+        results.append(slots)
+    assert torch.equal(results[0], results[1])
+
+
 @settings(kernel_settings, max_examples=10)
 @given(hidden=st.integers(1, 256).map(lambda n: 32 * n), dtype=st.sampled_from(DTYPES))
 def test_any_hidden_size(hidden: int, dtype: torch.dtype) -> None:
@@ -157,6 +211,35 @@ def test_smooth_ids_outside_the_table_never_become_addresses(launch: Launch) -> 
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
+def test_smooth_ids_outside_the_experts_stay_inside_the_table(launch: Launch) -> None:
+    """Two shared experts and three others: rows of ids that are none take row 0 and are never sent."""
+    x = torch.ones((1, 32), dtype=torch.bfloat16)
+    ids = torch.tensor([[2**31 - 1, -(2**31), -1, 3, 2]], dtype=torch.int32)
+    smooth = torch.arange(1.0, 6.0)[:, None].repeat(1, 32)
+    options = {"topk_idx": ids, "smooth_scales": smooth, "scale_row_offset": 2, "num_shared": 2}
+    slots = pack(x, launch, **slot_of(32), **options)
+    scales = slots[:, 32:36].contiguous().view(torch.float32)[:, 0] * 127
+    assert scales.round().tolist() == [1, 1, 1, 1, 5, 1, 2]
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_chunks_of_rows_for_shared_experts_cover_their_own_tokens_only(launch: Launch) -> None:
+    x, ids = torch.randn((7, 96)).bfloat16(), torch.randint(0, 6, (7, 3), dtype=torch.int32)
+    smooth = torch.rand((8, 96)) + 0.5
+    options = {"topk_idx": ids, "smooth_scales": smooth, "scale_row_offset": 2, "num_shared": 2}
+    whole = pack(x, launch, **slot_of(96), **options)
+    chunked = torch.zeros_like(whole)
+    words = chunked.view(-1).view(torch.int32)
+    views = [chunked, words.view(torch.float32)[24:], words[32:]]
+    kernel = pack_kernel(torch.bfloat16, 96, 3, smooth=True, num_shared=2)
+    for first, count in ((4, 3), (0, 4)):
+        launch(kernel, [x, ids, smooth, *views, 0, first, count, 2, 8, 512, 128, 128], 2)
+        if first:
+            assert not chunked[: first * 5].any()
+    assert torch.equal(chunked, whole)
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
 def test_chunks_cover_their_own_tokens_only(launch: Launch) -> None:
     hidden, tokens, stride = 96, 7, 512
     x = torch.randn((tokens, hidden)).bfloat16()
@@ -182,5 +265,10 @@ def test_pack_refuses_bad_arguments() -> None:
         pack(x.t().contiguous().t(), launch, **slot_of(64))
     with pytest.raises(ArgumentError, match="topk_idx"):
         pack(x, launch, **slot_of(64), smooth_scales=torch.ones((4, 64)))
+    with pytest.raises(ArgumentError, match="num_shared"):
+        pack(x, launch, **slot_of(64), num_shared=1)
+    ids = torch.zeros((2, 2), dtype=torch.int32)
+    with pytest.raises(ArgumentError, match=r"smooth_scales.shape\[0\] is 1"):
+        pack(x, launch, **slot_of(64), topk_idx=ids, smooth_scales=torch.ones((1, 64)), num_shared=2)
     with pytest.raises(ArgumentError, match="scale_offset"):
         pack(x, launch, slot_stride=512, scale_offset=62, triple_offset=96)

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 
 from moe_triton.backends.cpu.triton import launch
 from moe_triton.errors import ArgumentError
-from moe_triton.kernel import TritonKernel
 from moe_triton.kernels import offsets, offsets_kernel, route, route_kernel
 from tests.kernels.models import route_model
-from tests.kernels.routes import LAUNCHES, Launch, kernel_settings
+from tests.kernels.routes import FORMS, LAUNCHES, Guarded, Launch, kernel_settings
+
+WORKED_EXAMPLE = "2 3 5 6 9 11 13 16 16 17 18 22 24 27 28 30 31 32 33 34 35 36 39 41 43 44 45 46 47 47 47 50"
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
@@ -47,40 +48,54 @@ def test_route_ignores_ids_past_the_last_expert(launch: Launch) -> None:
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
+@pytest.mark.parametrize("cumulative", [False, True])
 @kernel_settings
 @given(data=st.data(), experts=st.integers(1, 9), ranks=st.integers(1, 9), max_count=st.integers(0, 512))
 def test_offsets_clamps_what_peers_claim(
-    launch: Launch, data: st.DataObject, experts: int, ranks: int, max_count: int
+    launch: Launch, cumulative: bool, data: st.DataObject, experts: int, ranks: int, max_count: int
 ) -> None:
     claims = st.integers(0, max_count) | st.integers(-(2**31), 2**31 - 1)
     counts = data.draw(st.lists(claims, min_size=experts * ranks, max_size=experts * ranks))
-    recv_offsets, tokens = offsets(torch.tensor(counts, dtype=torch.int32), experts, max_count, launch)
+    received = torch.tensor(counts, dtype=torch.int32)
+    recv_offsets, tokens = offsets(received, experts, max_count, launch, cumulative=cumulative)
     clamped = torch.tensor([min(max(count, 0), max_count) for count in counts])
     assert recv_offsets.tolist() == clamped.cumsum(0).tolist()
-    assert tokens.tolist() == clamped.view(experts, ranks).sum(1).tolist()
+    per_expert = clamped.view(experts, ranks).sum(1)
+    assert tokens.tolist() == (per_expert.cumsum(0) if cumulative else per_expert).tolist()
     assert tokens.dtype == torch.int64
 
 
+@pytest.mark.parametrize(("launch", "target"), FORMS)
+@pytest.mark.parametrize("cumulative", [False, True])
 @pytest.mark.parametrize("programs", [1, 5])
-@pytest.mark.parametrize("target", ["cpu", "npu"])
 @pytest.mark.parametrize(("experts", "ranks"), [(1, 1), (3, 5), (1, 130), (24, 8), (8, 256)])
-def test_offsets_forms_agree(target: str, experts: int, ranks: int, programs: int) -> None:
+def test_offsets_never_pass_the_capacity(
+    launch: Launch, target: str, cumulative: bool, programs: int, experts: int, ranks: int
+) -> None:
     generator = torch.Generator().manual_seed(experts)
     counts = torch.randint(-5, 600, (experts * ranks,), generator=generator, dtype=torch.int32)
-    results = []
-    for run, form in ((launch, target), (_fallback, "cpu")):
-        recv_offsets = torch.full_like(counts, -7)
-        tokens = torch.full((experts,), -7)
-        arguments = [counts, recv_offsets, tokens, experts * ranks, experts, 512]
-        run(offsets_kernel(form), arguments, programs)
-        results.append((recv_offsets.tolist(), tokens.tolist()))
-    assert results[0] == results[1]
+    for capacity in (0, 130 * experts * ranks, 512 * experts * ranks):
+        recv_offsets = Guarded(counts.shape, torch.int32)
+        tokens = Guarded((experts,), torch.int64)
+        arguments = [counts, recv_offsets.tensor, tokens.tensor, experts * ranks, experts, 512, capacity]
+        launch(offsets_kernel(target, cumulative), arguments, programs)
+        total, ends = 0, []
+        for count in counts.tolist():
+            total = min(total + min(max(count, 0), 512), capacity)
+            ends.append(total)
+        totals = ends[ranks - 1 :: ranks]
+        per_expert = [after - before for before, after in zip([0, *totals], totals, strict=False)]
+        assert recv_offsets.check().tolist() == ends
+        assert tokens.check().tolist() == (totals if cumulative else per_expert)
 
 
-def _fallback(kernel: TritonKernel, arguments: list[torch.Tensor | int], programs: int) -> None:
-    from moe_triton.backends.cpu.triton import launch_fallback
-
-    launch_fallback(kernel, arguments, programs)
+def test_cumulative_counts_of_the_worked_example() -> None:
+    """operators.md, section 7: rank 0's ep_recv_counts and its expert_token_nums of type 0."""
+    ends = [int(n) for n in WORKED_EXAMPLE.split()]
+    counts = torch.tensor(ends, dtype=torch.int32).diff(prepend=torch.zeros(1, dtype=torch.int32))
+    recv_offsets, tokens = offsets(counts, 16, 48, launch, cumulative=True)
+    assert recv_offsets.tolist() == ends
+    assert tokens.tolist() == [3, 6, 11, 16, 17, 22, 27, 30, 32, 34, 36, 41, 44, 46, 47, 50]
 
 
 def test_route_refuses_bad_arguments() -> None:

@@ -123,7 +123,7 @@ def test_chunks_write_their_own_tokens_only(launch: Launch) -> None:
     ids, weights = torch.zeros((5, 2), dtype=torch.int32), torch.rand((5, 2))
     whole = weighted_sum(slots, ids, weights, launch)
     out = torch.full_like(whole, 9.0)
-    launch(weighted_sum_kernel(torch.float16, 32, 2), [slots, ids, weights, out, 64, 32, 2, 2], 1)
+    launch(weighted_sum_kernel(torch.float16, 32, 2), [slots, ids, weights, out, 64, 32, 2, 2, 8], 1)
     assert torch.equal(out[2:4], whole[2:4])
     assert (out[:2] == 9).all()
     assert (out[4:] == 9).all()
@@ -135,7 +135,7 @@ def test_the_rolled_form_for_the_npu_agrees() -> None:
     weights = torch.rand((6, 8))
     out = torch.empty((6, 96), dtype=torch.bfloat16)
     kernel = weighted_sum_kernel(torch.bfloat16, 96, 8, 1, target="npu")
-    launch(kernel, [slots, ids, weights, out, 9 * 96, 96, 0, 6], 4)
+    launch(kernel, [slots, ids, weights, out, 9 * 96, 96, 0, 6, 10**6], 4)
     assert_same_bits(out, expected(slots, ids, weights, 8))
 
 

@@ -24,6 +24,7 @@ class NativeExecutable:
 
     def __init__(self, plan: Plan, report: torch.Tensor, fixed: Bindings) -> None:
         self._plan = plan
+        self.failed_step = ""
         self._fixed = fixed  # keeps the memory alive whose addresses stand in the words
         self._holes = tuple(name for name in plan.holes if name not in fixed)
         self._values = (ctypes.c_uint64 * max(len(self._holes), 1))()
@@ -65,12 +66,15 @@ class NativeExecutable:
 
     def run(self, bindings: Bindings) -> int:
         """See `moe_triton.backends.base.Executable`."""
-        self._values[:] = [_word(bindings[name]) for name in self._holes]
+        self._values[: len(self._holes)] = [_word(bindings[name]) for name in self._holes]
         result: int = self._run(self._struct_address, self._values_address)
         if result < 0:
             step = self._plan.launches[-1 - result].step
             raise ToolchainError(f"{self._plan.operator}: {step} failed: {native.last_error()}")
-        return 0 if result == 0 else first_code(self._report)
+        if result == 0:
+            return 0
+        self.failed_step = self._plan.launches[result - 1].step
+        return first_code(self._report)
 
     def durations_us(self) -> dict[str, float]:
         """See `moe_triton.backends.base.Executable`."""
@@ -82,6 +86,7 @@ class TorchExecutable:
 
     def __init__(self, plan: Plan, report: torch.Tensor, fixed: Bindings) -> None:
         self._plan = plan
+        self.failed_step = ""
         self._report = report
         self._fixed = fixed
         self._durations = [0.0] * len(plan.launches)
@@ -101,6 +106,7 @@ class TorchExecutable:
             else:
                 self._launch_ascend_c(launch, bindings)
                 if self._report.any():
+                    self.failed_step = launch.step
                     return first_code(self._report)
             self._durations[i] = (time.perf_counter() - start) * 1e6
         return 0

@@ -60,7 +60,7 @@ def lower(text: str, kernel: TritonKernel, *, noalias: bool) -> str:
         noalias: no two pointer arguments of any call overlap, unless none of them is written.
     """
     function = kernel.fn.__name__
-    text = rewrites.drop_annotations(text)
+    text = rewrites.drop_annotations(rewrites.unique_names(text))
     if noalias:
         text = rewrites.forward_loads(text)
     text = _run(_FUSE, text)
@@ -69,6 +69,7 @@ def lower(text: str, kernel: TritonKernel, *, noalias: bool) -> str:
     text = rewrites.round_through_bits(text)
     text = _run(_BUFFERIZE, text)
     text = rewrites.carry_in_place(text)
+    text = rewrites.hoist_buffers(text)
     text = rewrites.copy_partial_blocks_with_loops(text)
     _check_buffers(text, kernel)
     if noalias:
@@ -79,12 +80,14 @@ def lower(text: str, kernel: TritonKernel, *, noalias: bool) -> str:
         text = rewrites.mark_noalias(text, function)
     text = rewrites.append_packed_entry(text, function, [arg.type for arg in kernel.args])
     text = rewrites.widen_fp16_loops(text)
+    text = rewrites.vectorize_short_loops(text)
     text = rewrites.prefer_wide_vectors(text)
     return rewrites.set_target_triple(text, TARGET_TRIPLE)
 
 
 def _run(passes: tuple[str, ...], text: str) -> str:
-    return run_tool([find_toolchain().bishengir_opt, "--mlir-print-unique-ssa-ids", *passes, "-"], text)
+    command = [find_toolchain().bishengir_opt, "--mlir-print-unique-ssa-ids", *passes, "-"]
+    return rewrites.unique_names(run_tool(command, text))
 
 
 def _check_buffers(text: str, kernel: TritonKernel) -> None:

@@ -2,8 +2,8 @@
 
 Every other step of the chain is a stock pass. These are the places where no pass does the job, or
 where one drops information. Each edit takes and returns the text of a module printed with
-``--mlir-print-unique-ssa-ids`` (SSA names are unique across the module), and leaves a module that it
-does not apply to as it is.
+``--mlir-print-unique-ssa-ids`` and `unique_names` (SSA names are unique across the module), and leaves
+a module that it does not apply to as it is.
 """
 
 from __future__ import annotations
@@ -17,6 +17,33 @@ ENTRY_SYMBOL = "moe_triton_entry"
 
 _PROGRAM_WORDS = 6  # programs x, y, z and program ids x, y, z, appended by the Triton adapter
 _HIDDEN_POINTERS = 2  # lock and workspace, put first by the Triton adapter
+
+
+def unique_names(text: str) -> str:
+    """Give every result a name of its own.
+
+    ``--mlir-print-unique-ssa-ids`` does so for numbers; blocks beside each other, such as two branches, may still
+    use one word each for a result of their own. Edits that follow a name would take them for the same.
+    """
+    results = re.compile(r"^(?P<indent> *)(?P<name>%[A-Za-z][\w-]*) = ", flags=re.M)
+    seen: set[str] = set()
+    repeated = []
+    for match in results.finditer(text):
+        if match["name"] in seen:
+            repeated.append(match)
+        seen.add(match["name"])
+    for number, match in reversed(list(enumerate(repeated))):
+        end = re.compile(rf"^ {{0,{len(match['indent']) - 1}}}[^ \n^]", flags=re.M).search(
+            text, match.start("name")
+        )
+        assert end is not None
+        block = re.sub(
+            re.escape(match["name"]) + r"(?![\w-])",
+            f"%again{number}_{match['name'][1:]}",
+            text[match.start() : end.start()],
+        )
+        text = text[: match.start()] + block + text[end.start() :]
+    return text
 
 
 def drop_annotations(text: str) -> str:
@@ -239,6 +266,21 @@ def carry_in_place(text: str) -> str:
     return text
 
 
+def hoist_buffers(text: str) -> str:
+    """Move buffers of fixed size from inside loops and branches to the top of the function.
+
+    ``--buffer-loop-hoisting`` leaves those of a branch inside a loop where they are, and the stack would
+    grow with every turn. A buffer on the stack does not outlive its block, so all turns can share one. Works
+    on bufferized text.
+    """
+    start = re.search(r"^  func\.func @.*\{\n", text, flags=re.M)
+    if start is None:
+        return text
+    inner = re.compile(r"^ {6,}(%[\w-]+ = memref\.alloca\(\).*\n)", flags=re.M)
+    buffers = "".join(f"    {buffer}" for buffer in inner.findall(text))
+    return text[: start.end()] + buffers + inner.sub("", text[start.end() :])
+
+
 def copy_partial_blocks_with_loops(text: str) -> str:
     """Turn copies of a size known only at run time into loops.
 
@@ -302,6 +344,44 @@ def widen_fp16_loops(text: str) -> str:
         elif (jump := re.match(r" *llvm\.br (\^bb\d+).*[^}]$", line)) and converts and jump[1] in seen:
             lines[i] = f"{line.rstrip()} {annotation}\n"
     return "".join(lines)
+
+
+def vectorize_short_loops(text: str) -> str:
+    """Ask for vectors in innermost loops of 8 to 32 turns, such as those over the rows of a narrow tile.
+
+    LLVM unrolls such a loop before it looks for vectors, and then finds a few narrow ones at best. Being
+    asked, it may sum floats in any order: a loop that gathers floats in one place is left alone.
+    """
+    constants = dict(re.findall(r"(%[\w-]+) = llvm\.mlir\.constant\((8|16|32) : index\)", text))
+    # innermost: the block after the header is all there is, and jumps back
+    loop = re.compile(
+        r"^(?P<head> *(?P<label>\^bb\d+)\((?P<i>%[\w-]+): i64\):.*\n"
+        r" *%[\w-]+ = llvm\.icmp \"slt\" (?P=i), (?P<bound>%[\w-]+) : i64\n"
+        r" *llvm\.cond_br .*\n"
+        r" *\^bb\d+:.*\n(?P<body>(?:(?! *\^bb| *llvm\.(?:cond_)?br).*\n)*) *llvm\.br (?P=label)\([^)]*\))"
+        r"(?P<hint> \{loop_annotation.*\})?$",
+        flags=re.M,
+    )
+
+    def replace(match: re.Match[str]) -> str:
+        if match["bound"] not in constants or _gathers_floats(match["body"], match["i"]):
+            return match[0]
+        width = min(int(constants[match["bound"]]), 16)
+        hint = f"vectorize = <disable = false, width = {width} : i32>, unroll = <disable = true>"
+        return f"{match['head']} {{loop_annotation = #llvm.loop_annotation<{hint}>}}"
+
+    return loop.sub(replace, text)
+
+
+def _gathers_floats(body: str, variable: str) -> bool:
+    """Whether a loop's body stores a float to an address that does not depend on the loop's variable."""
+    dependent = {variable}
+    for line in body.splitlines():
+        result, _, operation = line.partition(" = ")
+        if dependent & set(re.findall(r"%[\w-]+", operation)):
+            dependent.add(result.strip())
+    stores = re.findall(r"llvm\.store %[\w-]+, (%[\w-]+) .*: (?:f16|f32|f64), ", body)
+    return not dependent.issuperset(stores)
 
 
 def prefer_wide_vectors(text: str) -> str:

@@ -1,0 +1,110 @@
+// Consecutive rows, with their scales, to one peer's slots, and a header of words that go along. No flags:
+// a post_status follows.
+#ifndef MOE_EXCHANGE_SEND_H
+#define MOE_EXCHANGE_SEND_H
+
+#include "row_copy.h"
+
+namespace moe {
+
+class ExchangeSend {
+public:
+    __aicore__ inline void Init(const ExchangeSendArgs& args, AscendC::TPipe* pipe) {
+        args_ = args;
+        window_ = GlobalAt<uint64_t>(args.peers).GetValue(static_cast<uint64_t>(args.peer));
+        rows_.Init(pipe, args.row_bytes);
+        pipe->InitBuffer(scale_buffer_, static_cast<uint32_t>(ROWS_PER_CHUNK * UB_ALIGN));
+        scales_ = scale_buffer_.Get<float>();
+        pipe->InitBuffer(words_, 2, static_cast<uint32_t>(WORDS_PER_PIECE * sizeof(int32_t)));
+        report_.Init(pipe, args.report);
+    }
+
+    __aicore__ inline void Process() {
+        if (AscendC::GetBlockIdx() == 0 && args_.header != 0) {
+            SendHeader();
+        }
+        const Share rows = RowsToSend();
+        const Share share = SplitEvenly(rows.last - rows.first, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
+        for (int64_t first = share.first; first < share.last; first += ROWS_PER_CHUNK) {
+            SendRows(rows.first, first, Smaller(first + ROWS_PER_CHUNK, share.last));
+        }
+        report_.Write();
+    }
+
+private:
+    static constexpr int64_t ROWS_PER_CHUNK = 512;
+    static constexpr int64_t WORDS_PER_PIECE = 1024;
+    static constexpr int64_t WORDS_PER_UNIT = UB_ALIGN / sizeof(float);
+
+    // Both numbers depend on what peers sent: they cannot make us read past our rows or write past the slots.
+    __aicore__ inline Share RowsToSend() {
+        const int64_t first = args_.first_row == 0 ? 0 : GlobalAt<int32_t>(args_.first_row).GetValue(0);
+        const int64_t number = GlobalAt<int32_t>(args_.num_rows).GetValue(0);
+        if (first < 0 || first > args_.capacity || number < 0) {
+            ReportBadRows(0, 1);
+            return {0, 0};
+        }
+        const int64_t most = Smaller(args_.capacity - first, static_cast<int64_t>(args_.slots.index_extent));
+        if (number > most) {
+            ReportBadRows(most, number - most);
+        }
+        return {first, first + Smaller(number, most)};
+    }
+
+    __aicore__ inline void ReportBadRows(int64_t index, int64_t number) {
+        if (AscendC::GetBlockIdx() == 0) {
+            report_.Add(REPORT_BAD_ROW, index, number);
+        }
+    }
+
+    // The rows for slots [first, last); `first_row` is the row for slot 0.
+    __aicore__ inline void SendRows(int64_t first_row, int64_t first, int64_t last) {
+        if (args_.scales != 0) {
+            LoadScales(first_row + first, last - first);
+        }
+        for (int64_t i = first; i < last; ++i) {
+            const uint64_t slot = window_ + args_.slots.At(static_cast<uint64_t>(args_.zone), static_cast<uint64_t>(i));
+            rows_.Copy(args_.rows + static_cast<uint64_t>((first_row + i) * args_.row_bytes), &slot, 1);
+            if (args_.scales != 0) {
+                AscendC::DataCopy(GlobalAt<float>(slot + static_cast<uint64_t>(args_.scale_offset)),
+                                  scales_[static_cast<uint32_t>((i - first) * WORDS_PER_UNIT)], WORDS_PER_UNIT);
+            }
+        }
+    }
+
+    // Every scale to a 32-byte unit of its own, as it lies in a slot.
+    __aicore__ inline void LoadScales(int64_t row, int64_t count) {
+        const AscendC::DataCopyExtParams one_each{static_cast<uint16_t>(count), sizeof(float), 0, 0, 0};
+        Order<AscendC::HardEvent::MTE3_MTE2>();
+        AscendC::DataCopyPad(scales_, GlobalAt<float>(args_.scales)[static_cast<uint64_t>(row)], one_each,
+                             NoPadding<float>());
+        Order<AscendC::HardEvent::MTE2_MTE3>();
+    }
+
+    __aicore__ inline void SendHeader() {
+        const uint64_t zone = static_cast<uint64_t>(args_.zone);
+        for (int64_t word = 0; word < args_.header_words; word += WORDS_PER_PIECE) {
+            const uint64_t at = static_cast<uint64_t>(word);
+            const AscendC::DataCopyExtParams bytes = ExactBytes(
+                Smaller(WORDS_PER_PIECE, args_.header_words - word) * static_cast<int64_t>(sizeof(int32_t)));
+            AscendC::LocalTensor<int32_t> in = words_.AllocTensor<int32_t>();
+            AscendC::DataCopyPad(in, GlobalAt<int32_t>(args_.header)[at], bytes, NoPadding<int32_t>());
+            words_.EnQue(in);
+            AscendC::LocalTensor<int32_t> out = words_.DeQue<int32_t>();
+            AscendC::DataCopyPad(GlobalAt<int32_t>(window_ + args_.headers.At(zone, at)), out, bytes);
+            words_.FreeTensor(out);
+        }
+    }
+
+    ExchangeSendArgs args_;
+    RowCopy rows_;
+    AscendC::TBuf<AscendC::TPosition::VECCALC> scale_buffer_;
+    AscendC::LocalTensor<float> scales_;
+    AscendC::TQueBind<AscendC::TPosition::VECIN, AscendC::TPosition::VECOUT, 2> words_;
+    Report report_;
+    uint64_t window_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // MOE_EXCHANGE_SEND_H

@@ -1,0 +1,269 @@
+// Dispatch with flags in band, steps 3 and 4: waits for each row's blocks, takes the row out of its slot
+// to its final place, and clears the flags.
+//
+// Why two zones are enough although status entries are posted before the rows have landed: rank p ends
+// dispatch i only after receiving and clearing every row sent to it (the counts say how many), and posts
+// its entries of dispatch i+1 after that. Rank q ends dispatch i+1 only with p's entry, and writes rows of
+// dispatch i+2, the next to use i's zone, after that. So whatever q writes for i+2 follows p's last access
+// to i's zone, and nothing sent for i can land later: p has seen all of it. What a dispatch does for
+// combines (protocols.md) rests on the entries alone and holds as well. A dispatch that timed out or
+// reported rows breaks the argument: the host rebuilds the communicator.
+#ifndef MOE_INBAND_RECEIVE_H
+#define MOE_INBAND_RECEIVE_H
+
+#include "inband_blocks.h"
+#include "waits.h"
+
+namespace moe {
+
+class InbandReceive {
+public:
+    __aicore__ inline void Init(const InbandReceiveArgs& args, AscendC::TPipe* pipe) {
+        args_ = args;
+        num_blocks_ = NumBlocksOfSlot(args.stamp_offset);
+        words_ = static_cast<uint32_t>(num_blocks_ * FLAG_WORDS);
+        max_rows_ = Larger<int64_t>(1, Smaller<int64_t>(MAX_ROWS, MAX_FLAG_WORDS / words_));
+        flags_.Init(pipe, static_cast<uint32_t>(max_rows_ * words_));
+        pipe->InitBuffer(zero_buffer_, static_cast<uint32_t>(words_ * sizeof(float)));
+        zeros_ = zero_buffer_.Get<float>();
+        piece_blocks_ = Smaller(NumBlocks(args.row_bytes), MAX_PIECE_BLOCKS);
+        pipe->InitBuffer(pieces_, 2, static_cast<uint32_t>(piece_blocks_ * BLOCK_DATA_BYTES));
+        pipe->InitBuffer(small_buffer_, static_cast<uint32_t>(3 * MAX_ROWS * UB_ALIGN));
+        offsets_.Init(pipe, ENTRIES_PER_CHUNK + 1);
+        waited_.Init(pipe, args.waited_us, ENTRIES_PER_CHUNK);
+        report_.Init(pipe, args.report);
+    }
+
+    __aicore__ inline void Process() {
+        AscendC::Duplicate(zeros_, 0.0f, static_cast<int32_t>(words_));
+        Order<AscendC::HardEvent::V_MTE3>();
+        const Share share = SplitEvenly(args_.num_entries, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
+        deadline_.Start(args_.timeout_us);
+        for (int64_t first = share.first; first < share.last; first += ENTRIES_PER_CHUNK) {
+            ReceiveEntries(first, Smaller(first + ENTRIES_PER_CHUNK, share.last));
+        }
+        report_.Write();
+    }
+
+private:
+    static constexpr int64_t ENTRIES_PER_CHUNK = 1024;
+    static constexpr int64_t MAX_PIECE_BLOCKS = 96;
+    static constexpr int64_t MAX_FLAG_WORDS = 8 * 1024;
+    static constexpr int64_t MAX_ROWS = 32;
+
+    __aicore__ inline void ReceiveEntries(int64_t first, int64_t last) {
+        LoadOffsets(first, last);
+        first_entry_ = first;
+        if (waited_.IsWanted()) {
+            waited_.Load(first, last - first);
+        }
+        for (int64_t entry = first; entry < last; ++entry) {
+            const Share rows = RowsOfEntry(entry);
+            for (int64_t row = rows.first; row < rows.last; ++row) {
+                AddRow(entry, row, row - rows.first);
+            }
+        }
+        FinishRows();
+        if (waited_.IsWanted()) {
+            waited_.Store(first, last - first);
+        }
+    }
+
+    __aicore__ inline void LoadOffsets(int64_t first, int64_t last) {
+        const int64_t before = first > 0 ? first - 1 : 0;
+        Order<AscendC::HardEvent::S_MTE2>();
+        offsets_.Load(args_.recv_offsets, before, last - before);
+        Order<AscendC::HardEvent::MTE2_S>();
+    }
+
+    // The sums are of counts that peers wrote: they cannot make us read past the slots or write past `out_rows`.
+    __aicore__ inline Share RowsOfEntry(int64_t entry) {
+        const int64_t first = entry > 0 ? offsets_.At(entry - 1) : 0;
+        const int64_t last = offsets_.At(entry);
+        if (first < 0 || last < first) {
+            report_.Add(REPORT_BAD_ROW, entry);
+            return {0, 0};
+        }
+        const int64_t room = Larger<int64_t>(0, args_.capacity - first);
+        const int64_t most = Smaller(room, static_cast<int64_t>(args_.slots.index_extent));
+        if (last - first > most) {
+            report_.Add(REPORT_BAD_ROW, entry, last - first - most);
+        }
+        return {first, first + Smaller(last - first, most)};
+    }
+
+    // Neighbouring rows are looked at and taken out together: a look costs a round trip, whatever it reads.
+    __aicore__ inline void AddRow(int64_t entry, int64_t row, int64_t index) {
+        if (num_rows_ == max_rows_ || row != first_row_ + num_rows_) {
+            FinishRows();
+        }
+        if (entry == missing_entry_) {
+            return;
+        }
+        if (num_rows_ == 0) {
+            first_row_ = row;
+        }
+        const uint64_t source = static_cast<uint64_t>(entry % args_.num_ranks);
+        const uint64_t expert = static_cast<uint64_t>(entry / args_.num_ranks);
+        slots_[num_rows_] = args_.window + args_.slots.At(static_cast<uint64_t>(args_.zone), source, expert,
+                                                          static_cast<uint64_t>(index));
+        entries_[num_rows_] = entry;
+        ++num_rows_;
+    }
+
+    __aicore__ inline void FinishRows() {
+        if (num_rows_ > 0 && WaitForRows()) {
+            TakeRows(0, num_rows_);
+        } else {
+            TakeCompleteRows();
+        }
+        num_rows_ = 0;
+    }
+
+    __aicore__ inline bool WaitForRows() {
+        seen_rows_ = 0;
+        int64_t noted = -1;
+        for (Looks looks(deadline_); looks.Next();) {
+            const int64_t seen = LookAtRows(0, num_rows_);
+            if (waited_.IsWanted() && seen != noted) {
+                NoteArrivals(looks.WaitedUs());
+                noted = seen;
+            }
+            if (seen == num_rows_ * static_cast<int64_t>(words_)) {
+                return true;
+            }
+        }
+        return false;
+    }
+
+    // Flags only, and data once all of them are there: a copy of both may see old data beside a new flag.
+    __aicore__ inline int64_t LookAtRows(int64_t first, int64_t count) {
+        const AscendC::DataCopyExtParams gather{static_cast<uint16_t>(num_blocks_), UB_ALIGN, BLOCK_DATA_BYTES, 0, 0};
+        for (int64_t i = 0; i < count; ++i) {
+            AscendC::DataCopyPad(flags_.Entries()[static_cast<uint32_t>(i) * words_],
+                                 GlobalAt<float>(slots_[first + i] + BLOCK_DATA_BYTES), gather, NoPadding<float>());
+        }
+        return flags_.SumWords(0, static_cast<uint32_t>(count) * words_);
+    }
+
+    __aicore__ inline void NoteArrivals(int32_t us) {
+        for (int64_t i = 0; i < num_rows_; ++i) {
+            const uint32_t bit = 1U << i;
+            const uint32_t first_word = static_cast<uint32_t>(i) * words_;
+            if ((seen_rows_ & bit) == 0 && flags_.SumWords(first_word, words_) == static_cast<int64_t>(words_)) {
+                seen_rows_ |= bit;
+                waited_.Raise(entries_[i] - first_entry_, us);
+            }
+        }
+    }
+
+    // After the deadline: an entry with a row missing stays as it is from that row on; others are complete.
+    __aicore__ inline void TakeCompleteRows() {
+        for (int64_t i = 0; i < num_rows_; ++i) {
+            if (entries_[i] == missing_entry_) {
+                continue;
+            }
+            if (LookAtRows(i, 1) == static_cast<int64_t>(words_)) {
+                TakeRows(i, 1);
+                continue;
+            }
+            missing_entry_ = entries_[i];
+            report_.Add(REPORT_TIMEOUT, missing_entry_);
+            if (waited_.IsWanted()) {
+                waited_.Raise(missing_entry_ - first_entry_, deadline_.WaitedUs());
+            }
+        }
+    }
+
+    __aicore__ inline void TakeRows(int64_t first, int64_t count) {
+        for (int64_t i = first; i < first + count; ++i) {
+            CopyRow(slots_[i], args_.out_rows + static_cast<uint64_t>((first_row_ + i) * args_.row_bytes));
+        }
+        CopyScalesAndStamps(first, count);
+        for (int64_t i = first; i < first + count; ++i) {
+            ClearFlags(slots_[i]);
+        }
+    }
+
+    __aicore__ inline void CopyRow(uint64_t slot, uint64_t to) {
+        const int64_t piece_bytes = piece_blocks_ * static_cast<int64_t>(BLOCK_DATA_BYTES);
+        for (int64_t done = 0; done < args_.row_bytes; done += piece_bytes) {
+            const int64_t bytes = Smaller(piece_bytes, args_.row_bytes - done);
+            const AscendC::DataCopyExtParams gather{static_cast<uint16_t>(NumBlocks(bytes)), BLOCK_DATA_BYTES, UB_ALIGN,
+                                                    0, 0};
+            AscendC::LocalTensor<uint8_t> in = pieces_.AllocTensor<uint8_t>();
+            AscendC::DataCopyPad(in, GlobalAt<uint8_t>(slot + PlaceInBlocks(done)), gather, NoPadding<uint8_t>());
+            pieces_.EnQue(in);
+            AscendC::LocalTensor<uint8_t> out = pieces_.DeQue<uint8_t>();
+            AscendC::DataCopyPad(GlobalAt<uint8_t>(to + static_cast<uint64_t>(done)), out, ExactBytes(bytes));
+            pieces_.FreeTensor(out);
+        }
+    }
+
+    __aicore__ inline void CopyScalesAndStamps(int64_t first, int64_t count) {
+        Order<AscendC::HardEvent::MTE3_MTE2>();
+        LoadEach(0, args_.out_scales, PlaceInBlocks(args_.scale_offset), WORD_BYTES, first, count);
+        LoadEach(1, args_.out_triples, PlaceInBlocks(args_.stamp_offset), TRIPLE_BYTES, first, count);
+        LoadEach(2, args_.out_weights, PlaceInBlocks(args_.stamp_offset) + TRIPLE_BYTES, WORD_BYTES, first, count);
+        Order<AscendC::HardEvent::MTE2_MTE3>();
+        StoreEach(0, args_.out_scales, WORD_BYTES, first, count);
+        StoreEach(1, args_.out_triples, TRIPLE_BYTES, first, count);
+        StoreEach(2, args_.out_weights, WORD_BYTES, first, count);
+    }
+
+    // From each row's slot the bytes at `place`, to a 32-byte unit of their own in UB.
+    __aicore__ inline void LoadEach(uint32_t column, uint64_t wanted, uint64_t place, uint32_t bytes, int64_t first,
+                                    int64_t count) {
+        for (int64_t i = 0; wanted != 0 && i < count; ++i) {
+            AscendC::DataCopyPad(Column(column)[static_cast<uint32_t>(i) * UB_ALIGN],
+                                 GlobalAt<uint8_t>(slots_[first + i] + place), ExactBytes(bytes), NoPadding<uint8_t>());
+        }
+    }
+
+    __aicore__ inline void StoreEach(uint32_t column, uint64_t to, uint32_t bytes, int64_t first, int64_t count) {
+        if (to != 0) {
+            const AscendC::DataCopyExtParams pack{static_cast<uint16_t>(count), bytes, 0, 0, 0};
+            const uint64_t row = static_cast<uint64_t>(first_row_ + first);
+            AscendC::DataCopyPad(GlobalAt<uint8_t>(to + row * bytes), Column(column), pack);
+        }
+    }
+
+    __aicore__ inline AscendC::LocalTensor<uint8_t> Column(uint32_t column) {
+        return small_buffer_.Get<uint8_t>()[static_cast<uint32_t>(column * MAX_ROWS * UB_ALIGN)];
+    }
+
+    __aicore__ inline void ClearFlags(uint64_t slot) {
+        const AscendC::DataCopyExtParams scatter{static_cast<uint16_t>(num_blocks_), UB_ALIGN, 0, BLOCK_DATA_BYTES, 0};
+        AscendC::DataCopyPad(GlobalAt<float>(slot + BLOCK_DATA_BYTES), zeros_, scatter);
+    }
+
+    static constexpr uint32_t WORD_BYTES = sizeof(int32_t);
+    static constexpr uint32_t TRIPLE_BYTES = 3 * sizeof(int32_t);
+
+    InbandReceiveArgs args_;
+    FlagCounter flags_;
+    AscendC::TBuf<AscendC::TPosition::VECCALC> zero_buffer_;
+    AscendC::LocalTensor<float> zeros_;
+    AscendC::TQueBind<AscendC::TPosition::VECIN, AscendC::TPosition::VECOUT, 2> pieces_;
+    AscendC::TBuf<AscendC::TPosition::VECCALC> small_buffer_;
+    Table offsets_;
+    WaitedTimes waited_;
+    Report report_;
+    Deadline deadline_;
+    int64_t num_blocks_ = 0;
+    int64_t piece_blocks_ = 1;
+    int64_t max_rows_ = 1;
+    uint32_t words_ = 0;
+    int64_t first_entry_ = 0;
+    int64_t missing_entry_ = -1;
+    // Rows first_row_, first_row_ + 1, ... whose slots and entries these are.
+    int64_t first_row_ = 0;
+    int64_t num_rows_ = 0;
+    uint64_t slots_[MAX_ROWS];
+    int64_t entries_[MAX_ROWS];
+    uint32_t seen_rows_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // MOE_INBAND_RECEIVE_H

@@ -1,0 +1,43 @@
+// Whole rows from this rank's memory to slots of any rank, through UB.
+#ifndef MOE_ROW_COPY_H
+#define MOE_ROW_COPY_H
+
+#include "flags.h"
+
+namespace moe {
+
+class RowCopy {
+public:
+    __aicore__ inline void Init(AscendC::TPipe* pipe, int64_t row_bytes) {
+        row_bytes_ = row_bytes;
+        piece_bytes_ = Smaller(row_bytes, MAX_PIECE_BYTES);
+        pipe->InitBuffer(rows_, 2, static_cast<uint32_t>(piece_bytes_));
+    }
+
+    // One row to several slots: it is loaded once.
+    __aicore__ inline void Copy(uint64_t source, const uint64_t* slots, uint32_t num_slots) {
+        for (int64_t done = 0; done < row_bytes_; done += piece_bytes_) {
+            const uint64_t at = static_cast<uint64_t>(done);
+            const uint32_t bytes = static_cast<uint32_t>(Smaller(piece_bytes_, row_bytes_ - done));
+            AscendC::LocalTensor<uint8_t> in = rows_.AllocTensor<uint8_t>();
+            AscendC::DataCopy(in, GlobalAt<uint8_t>(source + at), bytes);
+            rows_.EnQue(in);
+            AscendC::LocalTensor<uint8_t> out = rows_.DeQue<uint8_t>();
+            for (uint32_t i = 0; i < num_slots; ++i) {
+                AscendC::DataCopy(GlobalAt<uint8_t>(slots[i] + at), out, bytes);
+            }
+            rows_.FreeTensor(out);
+        }
+    }
+
+private:
+    static constexpr int64_t MAX_PIECE_BYTES = 64 * 1024;
+
+    AscendC::TQueBind<AscendC::TPosition::VECIN, AscendC::TPosition::VECOUT, 2> rows_;
+    int64_t row_bytes_ = 0;
+    int64_t piece_bytes_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // MOE_ROW_COPY_H

@@ -1,0 +1,240 @@
+// What a dispatch sends from where to where: tasks of blocks, tables of indices, slots, stamps.
+#ifndef MOE_SEND_PLAN_H
+#define MOE_SEND_PLAN_H
+
+#include "flags.h"
+
+namespace moe {
+
+constexpr int64_t STAMP_WORDS = STAMP_BYTES / sizeof(int32_t);
+constexpr uint32_t MAX_VISIT = 32;
+
+// One source row and the slots of the results that it is sent for.
+struct Visit {
+    uint64_t row;
+    int64_t token;
+    uint32_t num_slots;
+    uint64_t slots[MAX_VISIT];
+    int64_t ks[MAX_VISIT];
+};
+
+// Two halves of a buffer in turn: scalar code fills one while copies out of the other are under way.
+class Halves {
+public:
+    __aicore__ inline void Init(AscendC::TPipe* pipe) {
+        pipe_ = pipe;
+        free_[0] = pipe->AllocEventID<AscendC::HardEvent::MTE3_S>();
+        free_[1] = pipe->AllocEventID<AscendC::HardEvent::MTE3_S>();
+    }
+
+    // Number of a half that no copy reads any more.
+    __aicore__ inline uint32_t Take() {
+        if (given_ - waited_ == 2) {
+            AscendC::WaitFlag<AscendC::HardEvent::MTE3_S>(free_[waited_ % 2]);
+            ++waited_;
+        }
+        return given_ % 2;
+    }
+
+    // After the last copy out of the half that was taken.
+    __aicore__ inline void Give() {
+        AscendC::SetFlag<AscendC::HardEvent::MTE3_S>(free_[given_ % 2]);
+        ++given_;
+    }
+
+    __aicore__ inline void Finish() {
+        for (; waited_ < given_; ++waited_) {
+            AscendC::WaitFlag<AscendC::HardEvent::MTE3_S>(free_[waited_ % 2]);
+        }
+        pipe_->ReleaseEventID<AscendC::HardEvent::MTE3_S>(free_[0]);
+        pipe_->ReleaseEventID<AscendC::HardEvent::MTE3_S>(free_[1]);
+    }
+
+private:
+    AscendC::TPipe* pipe_ = nullptr;
+    AscendC::TEventID free_[2];
+    uint32_t given_ = 0;
+    uint32_t waited_ = 0;
+};
+
+template <typename Args>
+class SendPlan {
+public:
+    __aicore__ inline void Init(const Args* args, AscendC::TPipe* pipe, Report* report) {
+        args_ = args;
+        report_ = report;
+        peers_ = GlobalAt<uint64_t>(args->peers);
+        num_shared_ = args->num_shared_ranks > 0 ? args->num_shared_experts : 0;
+        task_ = TaskOfBlock();
+        max_visit_ = args->rows_per_token == 1 ? static_cast<int64_t>(MAX_VISIT) : 1;
+        next_ = task_.results.first;
+        ids_.Init(pipe, TABLE_ENTRIES);
+        indices_.Init(pipe, TABLE_ENTRIES);
+        weights_.Init(pipe, TABLE_ENTRIES);
+        shared_ranks_.Init(pipe, TABLE_ENTRIES);
+        shared_slots_.Init(pipe, TABLE_ENTRIES);
+    }
+
+    // The next row of this block's task that has to go anywhere; false after the last one.
+    __aicore__ inline bool Next(Visit& visit) {
+        while (next_ < task_.results.last) {
+            const int64_t token = next_ / task_.num_k;
+            if (token >= tables_end_) {
+                LoadTables(token);
+            }
+            const int64_t k = next_ % task_.num_k;
+            const int64_t count = Smaller(Smaller(task_.num_k - k, task_.results.last - next_), max_visit_);
+            next_ += count;
+            if (Fill(visit, args_->first_token + token, task_.first_k + k, count)) {
+                return true;
+            }
+        }
+        return false;
+    }
+
+    // Of the i-th slot of the visit that `Next` gave last.
+    __aicore__ inline void WriteStamp(const AscendC::LocalTensor<int32_t>& stamp, const Visit& visit,
+                                      uint32_t i) const {
+        const bool weighted = args_->topk_weights != 0 && visit.ks[i] < args_->topk;
+        stamp.SetValue(0, static_cast<int32_t>(args_->rank));
+        stamp.SetValue(1, static_cast<int32_t>(visit.token));
+        stamp.SetValue(2, static_cast<int32_t>(visit.ks[i]));
+        stamp.SetValue(3, weighted ? weights_.At(visit.token * args_->topk + visit.ks[i]) : 0);
+    }
+
+private:
+    static constexpr int64_t TABLE_ENTRIES = 1024;
+
+    // Results (token, k) with k in [first_k, first_k + num_k), token-major, of which a block has a share.
+    struct Task {
+        int64_t first_k;
+        int64_t num_k;
+        Share results;
+    };
+
+    // Shared experts take every token and are few: blocks of their own, in proportion to the volume, keep
+    // the traffic to them steady.
+    __aicore__ inline Task TaskOfBlock() const {
+        const int64_t block = AscendC::GetBlockIdx();
+        const int64_t blocks = AscendC::GetBlockNum();
+        const int64_t results = args_->topk + num_shared_;
+        if (num_shared_ == 0 || blocks == 1) {
+            return {0, results, SplitEvenly(args_->num_tokens * results, block, blocks)};
+        }
+        int64_t shared_blocks = (blocks * num_shared_ + results / 2) / results;
+        shared_blocks = shared_blocks < 1 ? 1 : Smaller(shared_blocks, blocks - 1);
+        const int64_t routed_blocks = blocks - shared_blocks;
+        if (block < routed_blocks) {
+            return {0, args_->topk, SplitEvenly(args_->num_tokens * args_->topk, block, routed_blocks)};
+        }
+        return {args_->topk, num_shared_,
+                SplitEvenly(args_->num_tokens * num_shared_, block - routed_blocks, shared_blocks)};
+    }
+
+    // As many tokens from this one on as fit; of the tables, those that the task needs.
+    __aicore__ inline void LoadTables(int64_t token) {
+        const int64_t per_token = Larger(args_->topk, num_shared_);
+        tables_end_ = Smaller(token + TABLE_ENTRIES / per_token, args_->num_tokens);
+        const int64_t first = args_->first_token + token;
+        const int64_t count = tables_end_ - token;
+        Order<AscendC::HardEvent::S_MTE2>();
+        if (task_.first_k < args_->topk) {
+            ids_.Load(args_->topk_idx, first * args_->topk, count * args_->topk);
+            indices_.Load(args_->expand_idx, first * args_->topk, count * args_->topk);
+            if (args_->topk_weights != 0) {
+                weights_.Load(args_->topk_weights, first * args_->topk, count * args_->topk);
+            }
+        }
+        if (task_.first_k + task_.num_k > args_->topk) {
+            shared_ranks_.Load(args_->shared_ranks, first * num_shared_, count * num_shared_);
+            shared_slots_.Load(args_->shared_slots, first, count);
+        }
+        Order<AscendC::HardEvent::MTE2_S>();
+    }
+
+    __aicore__ inline bool Fill(Visit& visit, int64_t token, int64_t first_k, int64_t count) {
+        if (args_->rows_per_token != 1 && first_k >= args_->rows_per_token) {
+            report_->Add(REPORT_BAD_ROW, ResultIndex(token, first_k), count);
+            return false;
+        }
+        const int64_t row = args_->rows_per_token == 1 ? token : token * args_->rows_per_token + first_k;
+        visit.row = args_->rows + static_cast<uint64_t>(row * args_->row_stride);
+        visit.token = token;
+        visit.num_slots = 0;
+        for (int64_t k = first_k; k < first_k + count; ++k) {
+            const uint64_t slot = k < args_->topk ? RoutedSlot(token, k) : SharedSlot(token, k);
+            if (slot != 0) {
+                visit.slots[visit.num_slots] = slot;
+                visit.ks[visit.num_slots] = k;
+                ++visit.num_slots;
+            }
+        }
+        return visit.num_slots > 0;
+    }
+
+    // Address of the slot of a result; 0 when nothing is to be sent.
+    __aicore__ inline uint64_t RoutedSlot(int64_t token, int64_t k) {
+        const int32_t id = ids_.At(token * args_->topk + k);
+        // Absent, masked, or an expert that needs no communication.
+        if (id < 0 || id >= args_->num_experts) {
+            return 0;
+        }
+        const uint32_t local_experts = static_cast<uint32_t>(args_->slots.expert_extent);
+        const uint64_t routed_rank = static_cast<uint32_t>(id) / local_experts;
+        const uint64_t rank = static_cast<uint64_t>(args_->num_shared_ranks) + routed_rank;
+        const uint64_t expert = static_cast<uint32_t>(id) % local_experts;
+        if (rank >= args_->slots.source_extent) {
+            return BadSlot(token, k);
+        }
+        return SlotAt(rank, expert, indices_.At(token * args_->topk + k), token, k);
+    }
+
+    __aicore__ inline uint64_t SharedSlot(int64_t token, int64_t k) {
+        const int32_t rank = shared_ranks_.At(token * num_shared_ + k - args_->topk);
+        if (rank == -1) {
+            return 0;
+        }
+        if (rank < 0 || rank >= args_->num_shared_ranks) {
+            return BadSlot(token, k);
+        }
+        return SlotAt(static_cast<uint64_t>(rank), 0, shared_slots_.At(token), token, k);
+    }
+
+    __aicore__ inline uint64_t SlotAt(uint64_t rank, uint64_t expert, int32_t index, int64_t token, int64_t k) {
+        const uint64_t zone = static_cast<uint64_t>(args_->zone);
+        const uint64_t source = static_cast<uint64_t>(args_->rank);
+        // A negative index becomes a huge unsigned one, which no extent holds.
+        const uint64_t at = static_cast<uint64_t>(static_cast<int64_t>(index));
+        if (!args_->slots.Contains(zone, source, expert, at)) {
+            return BadSlot(token, k);
+        }
+        return peers_.GetValue(rank) + args_->slots.At(zone, source, expert, at);
+    }
+
+    __aicore__ inline uint64_t BadSlot(int64_t token, int64_t k) {
+        report_->Add(REPORT_BAD_ROW, ResultIndex(token, k));
+        return 0;
+    }
+
+    __aicore__ inline int64_t ResultIndex(int64_t token, int64_t k) const {
+        return token * (args_->topk + args_->num_shared_experts) + k;
+    }
+
+    const Args* args_ = nullptr;
+    Report* report_ = nullptr;
+    AscendC::GlobalTensor<uint64_t> peers_;
+    Table ids_;
+    Table indices_;
+    Table weights_;
+    Table shared_ranks_;
+    Table shared_slots_;
+    Task task_{};
+    int64_t num_shared_ = 0;
+    int64_t max_visit_ = 1;
+    int64_t next_ = 0;
+    int64_t tables_end_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // MOE_SEND_PLAN_H

@@ -1,0 +1,186 @@
+// What the waiting kernels share: deadlines, looks at flags, sums of them, and times of arrival.
+#ifndef MOE_WAITS_H
+#define MOE_WAITS_H
+
+#include "flags.h"
+
+namespace moe {
+
+class Deadline {
+public:
+    __aicore__ inline void Start(int64_t timeout_us) {
+        start_ = AscendC::GetSystemCycle();
+        end_ = start_ + timeout_us * CYCLES_PER_US;
+    }
+
+    __aicore__ inline bool Passed() const {
+        return AscendC::GetSystemCycle() > end_;
+    }
+
+    // Microseconds since the start, at least 1: 0 is for what was there at once.
+    __aicore__ inline int32_t WaitedUs() const {
+        return static_cast<int32_t>(Larger<int64_t>(1, (AscendC::GetSystemCycle() - start_) / CYCLES_PER_US));
+    }
+
+private:
+    int64_t start_ = 0;
+    int64_t end_ = 0;
+};
+
+// Looks at flags until the deadline: `for (Looks looks(deadline); looks.Next();)`. The clock is read
+// before the flags, so that what came in time counts, and there is always a first look.
+class Looks {
+public:
+    __aicore__ inline explicit Looks(const Deadline& deadline) : deadline_(deadline) {}
+
+    __aicore__ inline bool Next() {
+        if (is_last_) {
+            return false;
+        }
+        if (number_ > 0) {
+            PollPause(number_ - 1);
+            is_last_ = deadline_.Passed();
+        }
+        ++number_;
+        return true;
+    }
+
+    // For what this look is the first to see: 0 if nothing had to be waited for.
+    __aicore__ inline int32_t WaitedUs() const {
+        return number_ == 1 ? 0 : deadline_.WaitedUs();
+    }
+
+private:
+    const Deadline& deadline_;
+    uint32_t number_ = 0;
+    bool is_last_ = false;
+};
+
+// Status entries or flags in UB, and how many of them are set.
+class FlagCounter {
+public:
+    // A vector instruction takes 256 bytes, eight entries, at a time, and repeats up to 255 times.
+    static constexpr int64_t ENTRIES_PER_REPEAT = 8;
+
+    __aicore__ inline void Init(AscendC::TPipe* pipe, uint32_t words) {
+        pipe->InitBuffer(entry_buffer_, static_cast<uint32_t>(words * sizeof(float)));
+        entries_ = entry_buffer_.Get<float>();
+        pipe->InitBuffer(work_buffer_, WORK_BYTES);
+        work_ = work_buffer_.Get<float>();
+        pipe->InitBuffer(sum_buffer_, UB_ALIGN);
+        sum_ = sum_buffer_.Get<float>();
+    }
+
+    __aicore__ inline const AscendC::LocalTensor<float>& Entries() const {
+        return entries_;
+    }
+
+    // Of flags that fill whole 32-byte units with 1.0f: their words need no mask.
+    __aicore__ inline int64_t SumWords(uint32_t first, uint32_t words) {
+        Order<AscendC::HardEvent::MTE2_V>();
+        AscendC::ReduceSum(sum_, entries_[first], work_, static_cast<int32_t>(words));
+        return Result();
+    }
+
+    // Of entries whose first word is the flag and the next one a count, no float.
+    __aicore__ inline int64_t SumFirstWords(int64_t repeats) {
+        const uint64_t mask[2] = {FIRST_WORDS, 0};
+        Order<AscendC::HardEvent::MTE2_V>();
+        AscendC::ReduceSum(sum_, entries_, work_, mask, static_cast<int32_t>(repeats),
+                           static_cast<int32_t>(ENTRIES_PER_REPEAT));
+        return Result();
+    }
+
+private:
+    static constexpr uint32_t WORK_BYTES = 1024;
+    static constexpr uint64_t FIRST_WORDS = 0x0101010101010101ULL;
+
+    __aicore__ inline int64_t Result() {
+        Order<AscendC::HardEvent::V_S>();
+        return static_cast<int64_t>(sum_.GetValue(0));
+    }
+
+    AscendC::TBuf<AscendC::TPosition::VECCALC> entry_buffer_;
+    AscendC::LocalTensor<float> entries_;
+    AscendC::TBuf<AscendC::TPosition::VECCALC> work_buffer_;
+    AscendC::LocalTensor<float> work_;
+    AscendC::TBuf<AscendC::TPosition::VECCALC> sum_buffer_;
+    AscendC::LocalTensor<float> sum_;
+};
+
+// Microseconds until each of a stretch of entries was seen. Kept only where somebody asks for them.
+class WaitedTimes {
+public:
+    __aicore__ inline void Init(AscendC::TPipe* pipe, uint64_t address, uint32_t max_entries) {
+        address_ = address;
+        if (IsWanted()) {
+            pipe->InitBuffer(buffer_, static_cast<uint32_t>(max_entries * sizeof(int32_t)));
+            times_ = buffer_.Get<int32_t>();
+        }
+    }
+
+    __aicore__ inline bool IsWanted() const {
+        return address_ != 0;
+    }
+
+    __aicore__ inline void Load(int64_t first, int64_t count) {
+        Order<AscendC::HardEvent::S_MTE2>();
+        AscendC::DataCopyPad(times_, GlobalAt<int32_t>(address_)[static_cast<uint64_t>(first)],
+                             ExactBytes(count * static_cast<int64_t>(sizeof(int32_t))), NoPadding<int32_t>());
+        Order<AscendC::HardEvent::MTE2_S>();
+    }
+
+    __aicore__ inline void Store(int64_t first, int64_t count) {
+        Order<AscendC::HardEvent::S_MTE3>();
+        AscendC::DataCopyPad(GlobalAt<int32_t>(address_)[static_cast<uint64_t>(first)], times_,
+                             ExactBytes(count * static_cast<int64_t>(sizeof(int32_t))));
+        Order<AscendC::HardEvent::MTE3_S>();
+    }
+
+    __aicore__ inline void Set(int64_t i, int32_t us) {
+        times_.SetValue(static_cast<uint32_t>(i), us);
+    }
+
+    __aicore__ inline void Expect(int64_t i) {
+        Set(i, NOT_SEEN);
+    }
+
+    __aicore__ inline void Raise(int64_t i, int32_t us) {
+        Set(i, Larger(us, times_.GetValue(static_cast<uint32_t>(i))));
+    }
+
+    // What is there in `entries` and was expected but not seen until now.
+    __aicore__ inline void NoteArrivals(const AscendC::LocalTensor<float>& entries, int64_t first, int64_t count,
+                                        int32_t us) {
+        const AscendC::LocalTensor<int32_t> words = entries.template ReinterpretCast<int32_t>();
+        for (int64_t i = 0; i < count; ++i) {
+            const bool is_there = words.GetValue(static_cast<uint32_t>(i * STATUS_ENTRY_WORDS)) == FLAG_BITS;
+            if (is_there && IsMissing(first + i)) {
+                Set(first + i, us);
+            }
+        }
+    }
+
+    __aicore__ inline void NoteMissing(int64_t first, int64_t count, int32_t us) {
+        for (int64_t i = first; i < first + count; ++i) {
+            if (IsMissing(i)) {
+                Set(i, us);
+            }
+        }
+    }
+
+private:
+    static constexpr int32_t NOT_SEEN = -1;
+
+    __aicore__ inline bool IsMissing(int64_t i) const {
+        return times_.GetValue(static_cast<uint32_t>(i)) == NOT_SEEN;
+    }
+
+    AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
+    AscendC::LocalTensor<int32_t> times_;
+    uint64_t address_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // MOE_WAITS_H

@@ -1,0 +1,294 @@
+"""`Communicator`: one group's windows, plans and zones, and the one place that turns the zones.
+
+`moe_triton.buffer` and `moe_triton.torch_npu_ops` check what their users pass and make the outputs; both run
+their operators here. An operator runs whole, or as setup (up to its flags) and teardown (from the wait on).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+
+from moe_triton.agreement import agree
+from moe_triton.ascendc import MAX_BLOCKS, REPORT_TIMEOUT, REPORT_WORDS
+from moe_triton.backends import make_backend
+from moe_triton.backends.base import Backend, Bindings, Executable, Window
+from moe_triton.config import Config
+from moe_triton.diagnosis import missing_in_combine, missing_in_dispatch, missing_in_inband
+from moe_triton.errors import ArgumentError, BufferStateError, CommunicationTimeoutError
+from moe_triton.layout import NUM_ZONES
+from moe_triton.limits import check_config
+from moe_triton.rendezvous import Meeting
+from moe_triton.schemes.fullmesh import Fullmesh
+from moe_triton.schemes.site import Site
+from moe_triton.schemes.variants import CombineVariant, DispatchVariant
+
+Phase = Literal["whole", "setup", "teardown"]
+Variant = DispatchVariant | CombineVariant
+
+
+class Communicator:
+    """Runs dispatch, combine and barriers of one rank. Collective: every rank makes the same calls.
+
+    Args:
+        meeting: the group.
+        config: the group's settings.
+        make: makes the back end.
+        check_window: called with the data window's bytes before anything is allocated; raises if that is
+            too much.
+        num_blocks: blocks per kernel, None for what suits the machine.
+        timeout_s: seconds that one wait may take.
+        exchange: the tensor-parallel group of two, where there is one.
+
+    Raises:
+        ArgumentError: a size breaks a limit.
+        ConfigMismatchError: ranks disagree.
+        WindowError: no memory for a window.
+        CommunicationTimeoutError: a rank did not come.
+    """
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        config: Config,
+        make: Callable[[], Backend] = lambda: make_backend("cpu", "triton"),
+        *,
+        check_window: Callable[[int], None] = lambda num_bytes: None,
+        num_blocks: int | None = None,
+        timeout_s: float = 60.0,
+        exchange: Meeting | None = None,
+    ) -> None:
+        self.config, self.rank = config, meeting.rank
+        self.backend = agree(meeting, config, make)
+        check_config(config)
+        blocks = num_blocks if num_blocks is not None else self.backend.num_blocks(meeting.num_ranks)
+        if not 1 <= blocks <= MAX_BLOCKS:
+            raise ArgumentError("num_blocks", blocks, f"it must be 1 to {MAX_BLOCKS}", "Pass None.")
+        self.site = Site(
+            config,
+            self.rank,
+            blocks,
+            int(timeout_s * 1e6),
+            self.backend.name,
+            exchange.rank if exchange else None,
+        )
+        self.layout = self.site.layout
+        self.capacity = self.site.capacity
+        check_window(self.layout.data_bytes)
+        self._scheme = Fullmesh(self.site)
+        self._windows: list[Window] = [self.backend.make_window(self.layout.window_bytes, meeting)]
+        if exchange:
+            self._windows.append(self.backend.make_window(self.site.exchange.window_bytes, exchange))
+        self._fixed: dict[str, torch.Tensor] = {}
+        self._report = torch.zeros(blocks, REPORT_WORDS, dtype=torch.int32, device=self.backend.device)
+        self._allocate()
+        self._executables: dict[tuple[object, int, Phase], Executable] = {}
+        self._last: dict[str, Executable] = {}
+        self.counts = {"dispatch": 0, "combine": 0, "barrier": 0}
+        self._in_flight: dict[str, Variant] = {}
+        # A full wait is known to lie behind this many combines; see `_separate_combines`.
+        self._covered, self._covered_at_teardown = 0, 0
+        self._broken = ""
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def _allocate(self) -> None:
+        """Memory that every plan needs; the rest of the scratch comes with the first plan that asks."""
+        device = self.backend.device
+        for name, window in zip(("", "exchange_"), self._windows, strict=False):
+            self._fixed[f"{name}window"] = window.tensor()
+            self._fixed[f"{name}peers"] = torch.tensor(window.peers, dtype=torch.int64, device=device)
+        self._fixed["report"] = self._report
+
+    def run(self, variant: Variant, bindings: Bindings, phase: Phase = "whole") -> None:
+        """Runs an operator, or one half of it.
+
+        Args:
+            variant: what it is specialised for.
+            bindings: a tensor or an integer for each hole of its plan that is not scratch.
+            phase: which half.
+
+        Raises:
+            BufferStateError: closed, broken, in use by another thread, or halves out of order.
+            CommunicationTimeoutError: a rank's data did not come in time; the communicator is then broken.
+        """
+        operator = "dispatch" if isinstance(variant, DispatchVariant) else "combine"
+        self._enter()
+        try:
+            self._check_halves(operator, variant, phase)
+            if operator == "combine" and phase != "teardown":
+                self._separate_combines()
+            zone = self._zone(operator)
+            executable = self._executable((variant, zone, phase))
+            if operator == "dispatch" and phase != "teardown":
+                # Our flags leave now: they cover the combines that have ended by now.
+                self._covered_at_teardown = self._combines_ended()
+            self._execute(operator, executable, zone, bindings, turn=phase != "setup")
+            if phase == "setup":
+                self._in_flight[operator] = variant
+            elif operator == "dispatch":
+                self._covered = self._covered_at_teardown
+            self._last[operator] = executable
+        finally:
+            self._lock.release()
+
+    def barrier(self) -> None:
+        """Waits for every rank of the group."""
+        self._enter()
+        try:
+            self._full_wait()
+        finally:
+            self._lock.release()
+
+    def _enter(self) -> None:
+        if self._closed:
+            raise BufferStateError("the buffer is closed. Construct a new one.")
+        if self._broken:
+            raise BufferStateError(f"the buffer is broken: {self._broken}. Rebuild it on every rank.")
+        if not self._lock.acquire(blocking=False):
+            raise BufferStateError("another thread is inside this buffer; calls must not overlap")
+
+    def _check_halves(self, operator: str, variant: Variant, phase: Phase) -> None:
+        pending = self._in_flight.get(operator)
+        if phase != "teardown":
+            if pending is not None:
+                raise BufferStateError(
+                    f"a {operator} is set up and not yet torn down, and only one may be. "
+                    f"Call {operator}_teardown first."
+                )
+        elif pending is None:
+            raise BufferStateError(f"no {operator} is set up. Call {operator}_setup first.")
+        else:
+            del self._in_flight[operator]
+
+    def _zone(self, operator: str) -> int:
+        counts = self.counts
+        if self.site.is_version_1 and operator != "barrier":
+            return (counts["dispatch"] + counts["combine"]) % NUM_ZONES
+        return counts[operator] % NUM_ZONES
+
+    def _combines_ended(self) -> int:
+        return self.counts["combine"]
+
+    def _separate_combines(self) -> None:
+        """Makes the full wait that must lie between combine i and i + 2 (protocols.md), where none did.
+
+        A wait covers the combines that a rank had ended when it posted its flags.
+        """
+        if not self.site.is_version_1 and self.counts["combine"] >= self._covered + NUM_ZONES:
+            self._full_wait()
+
+    def _full_wait(self) -> None:
+        ended = self._combines_ended()
+        zone = self._zone("barrier")
+        key: tuple[object, int, Phase] = ("barrier", zone, "whole")
+        if key not in self._executables:
+            self._executables[key] = self._compile(self._scheme.barrier(zone))
+        self._execute("barrier", self._executables[key], zone, {}, turn=True)
+        self._covered = ended
+
+    def _execute(
+        self, operator: str, executable: Executable, zone: int, bindings: Bindings, *, turn: bool
+    ) -> None:
+        number = self.counts[operator]
+        try:
+            code = executable.run(bindings)
+        except BaseException as error:
+            self._broken = f"{operator} number {number} ended in {type(error).__name__}"
+            raise
+        finally:
+            # The zone turns exactly once per operator, on failure too.
+            self.counts[operator] += turn
+        if code:
+            self._fail(operator, number, zone, code, executable.failed_step, bindings)
+
+    def _executable(self, key: tuple[Variant, int, Phase]) -> Executable:
+        found = self._executables.get(key)
+        if found is None:
+            variant, zone, phase = key
+            build = getattr(self._scheme, phase)
+            found = self._executables[key] = self._compile(build(variant, zone))
+        return found
+
+    def _compile(self, plan: Any) -> Executable:
+        scratch = self.site.scratch()
+        for hole in plan.holes:
+            if hole in scratch and hole not in self._fixed:
+                elements, dtype = scratch[hole]
+                self._fixed[hole] = torch.empty(elements, dtype=dtype, device=self.backend.device)
+        return self.backend.compile(plan, self._report, self._fixed)
+
+    def _fail(self, operator: str, number: int, zone: int, code: int, step: str, bindings: Bindings) -> None:
+        if code != REPORT_TIMEOUT:
+            self._broken = f"{operator} number {number} met a row that names no place in this group"
+            raise BufferStateError(f"{self._broken}; it was not sent. Rebuild the buffer on every rank.")
+        missing = self._missing(operator, zone, step, bindings)
+        group = "tensor-parallel " if ":" in step else ""
+        self._broken = f"{operator} number {number} timed out waiting for {group}rank(s) {missing}"
+        raise CommunicationTimeoutError(
+            operator,
+            number,
+            zone,
+            missing,
+            f"their flags did not come within {self.site.timeout_us / 1e6:g} s. "
+            f"Rebuild the buffer once they are back.",
+        )
+
+    def _missing(self, operator: str, zone: int, step: str, bindings: Bindings) -> list[int]:
+        fixed = self._fixed
+        if ":" in step:  # an exchange between two
+            assert self.site.exchange_rank is not None
+            return [1 - self.site.exchange_rank]
+        if step == "arrange":
+            return missing_in_inband(self.config, self._report, fixed["recv_counts"])
+        if operator == "dispatch":
+            return missing_in_dispatch(self.config, fixed["recv_counts"])
+        if operator == "barrier" or self.site.is_version_1:
+            return missing_in_dispatch(self.config, fixed["barrier_counts"])
+        ids = fixed["masked_ids"] if "mask" in bindings else bindings["topk_idx"]
+        assert isinstance(ids, torch.Tensor)
+        return missing_in_combine(
+            self.layout, self.rank, zone, fixed["window"], ids.view(-1, self.config.num_topk), self._report
+        )
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a failure has put the ranks out of step."""
+        return bool(self._broken)
+
+    def check_usable(self) -> None:
+        """Checks that the communicator is neither closed nor broken.
+
+        Raises:
+            BufferStateError: it is.
+        """
+        self._enter()
+        self._lock.release()
+
+    def durations_us(self, operator: str) -> dict[str, float]:
+        """Microseconds that each step of this rank's last dispatch or combine took.
+
+        Raises:
+            BufferStateError: it has not run yet.
+        """
+        if operator not in self._last:
+            raise BufferStateError(f"there was no {operator} yet")
+        return self._last[operator].durations_us()
+
+    def scratch_bytes(self) -> int:
+        """Private memory that plans have asked for so far, in bytes."""
+        windows = {"window", "exchange_window"}
+        return sum(t.numel() * t.element_size() for n, t in self._fixed.items() if n not in windows)
+
+    def close(self) -> None:
+        """Gives the windows back. Closing again does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._executables.clear()
+            self._last.clear()
+            self._fixed.clear()
+            for window in self._windows:
+                window.close()

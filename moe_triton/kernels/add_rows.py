@@ -1,0 +1,127 @@
+"""Add rows: this rank's rows and those its tensor-parallel peer sent for them.
+
+Shape symbols:
+    A   rows there is room for
+    H   hidden size, a multiple of 32
+
+::
+
+    out = f32(row) + f32(slot), rounded to nearest even
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from moe_triton.checks import check_tensor
+from moe_triton.errors import ArgumentError
+from moe_triton.kernel import NAMES, Arg, TritonKernel
+from moe_triton.kernels.checks import Launch, check_float_dtype, check_hidden
+from moe_triton.kernels.language import tl, triton
+
+
+@triton.jit
+def _add_rows_kernel(
+    rows,
+    slots,
+    counts,
+    out,
+    tp_rank,
+    capacity,
+    slot_stride,
+    HIDDEN: tl.constexpr,
+):
+    # a count that came from another rank must not lead past the end
+    num_rows = tl.minimum(tl.maximum(tl.load(counts + tp_rank), 0), capacity)
+    per_program = tl.cdiv(num_rows, tl.num_programs(0))
+    begin = tl.program_id(0) * per_program
+    cols = tl.arange(0, HIDDEN)
+    for i in range(begin, tl.minimum(begin + per_program, num_rows)):
+        row = i.to(tl.int64)
+        own = tl.load(rows + row * HIDDEN + cols).to(tl.float32)
+        theirs = tl.load(slots + row * slot_stride + cols).to(tl.float32)
+        tl.store(out + row * HIDDEN + cols, (own + theirs).to(out.dtype.element_ty))
+
+
+def _add_rows_fallback(
+    programs: int,
+    *,
+    rows: torch.Tensor,
+    slots: torch.Tensor,
+    counts: torch.Tensor,
+    out: torch.Tensor,
+    tp_rank: int,
+    capacity: int,
+    slot_stride: int,
+    HIDDEN: int,
+) -> None:
+    num_rows = min(max(int(counts[tp_rank]), 0), capacity)
+    if not num_rows:
+        return
+    own = rows[: num_rows * HIDDEN].view(num_rows, HIDDEN)
+    theirs = slots.as_strided((num_rows, HIDDEN), (slot_stride, 1))
+    out[: num_rows * HIDDEN] = (own.float() + theirs.float()).to(out.dtype).view(-1)
+
+
+@functools.cache
+def add_rows_kernel(dtype: torch.dtype, hidden: int, target: str = "cpu") -> TritonKernel:
+    """Add rows [0, n), n being ``counts[tp_rank]``, at least 0 and at most ``capacity``.
+
+    ``rows`` and ``out`` are contiguous, a row of ``slots`` starts every ``slot_stride`` elements. The same
+    source serves every target.
+    """
+    check_float_dtype(dtype)
+    check_hidden(hidden)
+    element = NAMES[dtype]
+    return TritonKernel(
+        name="add_rows",
+        fn=_add_rows_kernel,
+        args=(
+            Arg("rows", f"*{element}", "in"),
+            Arg("slots", f"*{element}", "in"),
+            Arg("counts", "*i32", "in"),
+            Arg("out", f"*{element}", "out"),
+            Arg("tp_rank", "i32", "value"),
+            Arg("capacity", "i32", "value"),
+            Arg("slot_stride", "i64", "value"),
+        ),
+        constants={"HIDDEN": hidden},
+        fallback=_add_rows_fallback,
+    )
+
+
+def add_rows(
+    rows: torch.Tensor,
+    slots: torch.Tensor,
+    counts: torch.Tensor,
+    tp_rank: int,
+    launch: Launch,
+    *,
+    programs: int = 1,
+) -> torch.Tensor:
+    """Add what the peer sent to this rank's rows.
+
+    Args:
+        rows: (A, H) bf16 or fp16.
+        slots: (A, H) in the dtype of ``rows``. The last dimension is contiguous; the first may be strided.
+        counts: (2,) int32: the rows of each of the two ranks.
+        tp_rank: 0 or 1.
+
+    Returns:
+        (n, H) in the dtype of ``rows``, n = counts[tp_rank], at least 0 and at most A.
+    """
+    check_tensor("rows", rows, shape=["any", "any"], dtypes=[torch.bfloat16, torch.float16])
+    capacity, hidden = rows.shape
+    check_tensor("counts", counts, shape=[2], dtypes=[torch.int32])
+    if tp_rank not in (0, 1):
+        raise ArgumentError("tp_rank", tp_rank, "must be 0 or 1", "Pass the rank within the pair.")
+    if slots.shape != rows.shape or slots.dtype != rows.dtype or (capacity and slots.stride(1) != 1):
+        rule = f"must be {rows.dtype} of shape {tuple(rows.shape)} with a contiguous last dimension"
+        raise ArgumentError("slots", f"{slots.dtype} of shape {tuple(slots.shape)}", rule, "Reshape it.")
+    num_rows = min(max(int(counts[tp_rank]), 0), capacity)
+    out = torch.empty((num_rows, hidden), dtype=rows.dtype)
+    kernel = add_rows_kernel(rows.dtype, hidden)
+    launch(kernel, [rows, slots, counts, out, tp_rank, capacity, slots.stride(0)], programs)
+    return out

@@ -1,0 +1,250 @@
+"""Append: the tensor-parallel peer's rows and counts after this rank's own.
+
+Shape symbols:
+    EP   ranks of the expert-parallel group
+    A    rows of one rank at most (capacity)
+
+Counts and rows come from another process: counts are clamped to [0, A], so that no row lands outside the
+2*A rows that the output has room for.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from moe_triton.checks import check_choice, check_positive, check_tensor
+from moe_triton.errors import ArgumentError
+from moe_triton.kernel import Arg, TritonKernel
+from moe_triton.kernels.checks import Launch
+from moe_triton.kernels.language import tl, triton
+
+BLOCK = 64
+
+
+@triton.jit
+def _clamped(value, capacity):
+    return tl.minimum(tl.maximum(value, 0), capacity)
+
+
+@triton.jit
+def _append_kernel(
+    slots,
+    slot_scales,
+    counts,
+    out_rows,
+    out_scales,
+    tp_rank,
+    capacity,
+    slot_stride,
+    ROW_WORDS: tl.constexpr,
+    SCALE_WORD: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+):
+    own = _clamped(tl.load(counts + tp_rank), capacity)
+    num_rows = _clamped(tl.load(counts + 1 - tp_rank), capacity)
+    per_program = tl.cdiv(num_rows, tl.num_programs(0))
+    begin = tl.program_id(0) * per_program
+    words = tl.arange(0, ROW_WORDS)
+    for i in range(begin, tl.minimum(begin + per_program, num_rows)):
+        slot = tl.cast(i, tl.int64) * slot_stride
+        row = tl.cast(own + i, tl.int64)
+        tl.store(out_rows + row * ROW_WORDS + words, tl.load(slots + slot + words))
+        if HAS_SCALE:
+            tl.store(out_scales + row, tl.load(slot_scales + slot + SCALE_WORD))
+
+
+def _append_fallback(
+    programs: int,
+    *,
+    slots: torch.Tensor,
+    slot_scales: torch.Tensor,
+    counts: torch.Tensor,
+    out_rows: torch.Tensor,
+    out_scales: torch.Tensor,
+    tp_rank: int,
+    capacity: int,
+    slot_stride: int,
+    ROW_WORDS: int,
+    SCALE_WORD: int,
+    HAS_SCALE: bool,
+) -> None:
+    own, num_rows = (min(max(int(counts[r]), 0), capacity) for r in (tp_rank, 1 - tp_rank))
+    if not num_rows:
+        return
+    stop = own + num_rows
+    rows = slots.as_strided((num_rows, ROW_WORDS), (slot_stride, 1), slots.storage_offset())
+    out_rows[own * ROW_WORDS : stop * ROW_WORDS] = rows.reshape(-1)
+    if HAS_SCALE:
+        at = slot_scales.storage_offset() + SCALE_WORD
+        out_scales[own:stop] = slot_scales.as_strided((num_rows,), (slot_stride,), at)
+
+
+@functools.cache
+def append_kernel(row_words: int, scale_word: int, has_scale: bool) -> TritonKernel:
+    """Copy the peer's rows from its slots to behind this rank's own.
+
+    ``slots`` are the rows that came from the peer as int32 words, one slot every ``slot_stride`` words, and
+    ``slot_scales`` the same memory as fp32. ``counts`` holds the rows of both ranks by their number
+    in the tensor-parallel group; ``out_rows`` has room for 2*A rows. Without ``has_scale``,
+    ``out_scales`` is not written.
+
+    Args:
+        row_words: H * element size / 4.
+        scale_word: where the scale starts within a slot, in words.
+    """
+    check_positive("row_words", row_words)
+    return TritonKernel(
+        name="append",
+        fn=_append_kernel,
+        args=(
+            Arg("slots", "*i32", "in"),
+            Arg("slot_scales", "*fp32", "in", interleaved_with="slots"),
+            Arg("counts", "*i32", "in"),
+            Arg("out_rows", "*i32", "out"),
+            Arg("out_scales", "*fp32", "out"),
+            Arg("tp_rank", "i32", "value"),
+            Arg("capacity", "i32", "value"),
+            Arg("slot_stride", "i64", "value"),
+        ),
+        constants={"ROW_WORDS": row_words, "SCALE_WORD": scale_word, "HAS_SCALE": has_scale},
+        fallback=_append_fallback,
+    )
+
+
+def append(
+    slots: torch.Tensor,
+    counts: torch.Tensor,
+    out_rows: torch.Tensor,
+    out_scales: torch.Tensor | None,
+    launch: Launch,
+    *,
+    tp_rank: int,
+    scale_word: int = 0,
+    programs: int = 1,
+) -> None:
+    """Put the peer's rows behind this rank's own.
+
+    Args:
+        slots: (A, slot words) int32, what came from the peer.
+        counts: (2,) int32, rows of each rank; untrusted.
+        out_rows: (2*A, row words) int32, this rank's own rows first.
+        out_scales: (2*A,) fp32, or None.
+        tp_rank: this rank's number, 0 or 1.
+        scale_word: where the scale starts within a slot, in words.
+    """
+    check_tensor("slots", slots, shape=["any", "any"], dtypes=[torch.int32])
+    capacity, slot_words = slots.shape
+    check_tensor("counts", counts, shape=[2], dtypes=[torch.int32])
+    check_tensor("out_rows", out_rows, shape=[2 * capacity, "any"], dtypes=[torch.int32])
+    check_choice("tp_rank", tp_rank, [0, 1])
+    row_words = out_rows.shape[1]
+    if not 1 <= row_words <= slot_words:
+        rule = f"must be 1 to {slot_words}"
+        raise ArgumentError("out_rows.shape[1]", row_words, rule, "Take it from the layout.")
+    if out_scales is not None:
+        check_tensor("out_scales", out_scales, shape=[2 * capacity], dtypes=[torch.float32])
+        if not row_words <= scale_word < slot_words:
+            rule = f"must lie behind the row, inside the {slot_words} words of a slot"
+            raise ArgumentError("scale_word", scale_word, rule, "Take it from the layout.")
+    kernel = append_kernel(row_words, scale_word, out_scales is not None)
+    scales = out_scales if out_scales is not None else torch.empty(0)
+    views = [slots, slots.view(torch.float32), counts, out_rows, scales]
+    launch(kernel, [*views, tp_rank, capacity, slots.stride(0)], programs)
+
+
+@triton.jit
+def _gather_counts_kernel(
+    header,
+    counts,
+    ep_recv_counts,
+    tokens_per_expert,
+    num_ranks,
+    tp_rank,
+    capacity,
+    BLOCK: tl.constexpr,
+):
+    # one of the sums is read and written: the first program does all
+    is_first = (tl.program_id(0) == 0).to(tl.int32)
+    lanes = tl.arange(0, BLOCK)
+    for b in range(0, tl.cdiv(num_ranks, BLOCK) * is_first):
+        at = b * BLOCK + lanes
+        ends = tl.load(header + at, mask=at < num_ranks, other=0)
+        tl.store(ep_recv_counts + at, _clamped(ends, capacity), mask=at < num_ranks)
+    # a loop of one turn or none: in a branch, the CPU's compiler would give the store a buffer never freed
+    for _ in range(0, is_first):
+        others = _clamped(tl.load(counts + 1 - tp_rank), capacity)
+        tl.store(tokens_per_expert, tl.load(tokens_per_expert) + tl.cast(others, tl.int64))
+
+
+def _gather_counts_fallback(
+    programs: int,
+    *,
+    header: torch.Tensor,
+    counts: torch.Tensor,
+    ep_recv_counts: torch.Tensor,
+    tokens_per_expert: torch.Tensor,
+    num_ranks: int,
+    tp_rank: int,
+    capacity: int,
+    BLOCK: int = BLOCK,
+) -> None:
+    ep_recv_counts[:num_ranks] = header[:num_ranks].clamp(0, capacity)
+    tokens_per_expert[0] += counts[1 - tp_rank].clamp(0, capacity)
+
+
+@functools.cache
+def gather_counts_kernel(target: str = "cpu") -> TritonKernel:
+    """The peer's running sums after this rank's own, and both ranks' rows of the one local expert.
+
+    ``header`` holds the peer's ep_recv_counts, ``ep_recv_counts`` is where they go, and the peer's entry of
+    ``counts`` is added to ``tokens_per_expert[0]``. The same form serves every target.
+    """
+    return TritonKernel(
+        name="gather_counts",
+        fn=_gather_counts_kernel,
+        args=(
+            Arg("header", "*i32", "in"),
+            Arg("counts", "*i32", "in"),
+            Arg("ep_recv_counts", "*i32", "out"),
+            Arg("tokens_per_expert", "*i64", "inout"),
+            Arg("num_ranks", "i32", "value"),
+            Arg("tp_rank", "i32", "value"),
+            Arg("capacity", "i32", "value"),
+        ),
+        constants={"BLOCK": BLOCK},
+        fallback=_gather_counts_fallback,
+        bytes_moved=lambda *, num_ranks, **_: 8 * num_ranks + 20,
+    )
+
+
+def gather_counts(
+    header: torch.Tensor,
+    counts: torch.Tensor,
+    tokens_per_expert: torch.Tensor,
+    launch: Launch,
+    *,
+    tp_rank: int,
+    capacity: int,
+) -> torch.Tensor:
+    """Take over the counts that came from the peer.
+
+    Args:
+        header: (EP,) int32, the peer's ep_recv_counts; untrusted.
+        counts: (2,) int32, rows of each rank; untrusted.
+        tokens_per_expert: (1,) int64, raised by the peer's rows.
+        tp_rank: this rank's number, 0 or 1.
+        capacity: A.
+
+    Returns:
+        The peer's ep_recv_counts (EP,) int32, clamped to [0, A].
+    """
+    check_tensor("header", header, shape=["any"], dtypes=[torch.int32])
+    check_tensor("counts", counts, shape=[2], dtypes=[torch.int32])
+    check_tensor("tokens_per_expert", tokens_per_expert, shape=[1], dtypes=[torch.int64])
+    check_choice("tp_rank", tp_rank, [0, 1])
+    ep_recv_counts = torch.empty_like(header)
+    views = [header, counts, ep_recv_counts, tokens_per_expert]
+    launch(gather_counts_kernel(), [*views, header.numel(), tp_rank, capacity], 1)
+    return ep_recv_counts

@@ -1,0 +1,192 @@
+"""Block quantise: rows to int8 with a scale for every 8 elements, for results that travel as int8.
+
+Shape symbols:
+    A   rows there is room for
+    H   hidden size, a multiple of 32
+    B   8, elements of a block
+
+For a block x of B elements, all in fp32 unless said otherwise::
+
+    s = max|x| * f32(1/127);  q = rint(half(x / s));  scale = s rounded to the rows' dtype
+
+`half` rounds to fp16, and shows in one q of seventy. q is of the unrounded s. A block of zeros has q = 0 and
+scale = 0. A block with a NaN has scale NaN, otherwise one with an inf has scale inf; either has q = 0 throughout.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from moe_triton.checks import check_tensor
+from moe_triton.errors import ArgumentError
+from moe_triton.kernel import NAMES, Arg, TritonKernel
+from moe_triton.kernels.checks import Launch, check_float_dtype, check_hidden
+from moe_triton.kernels.language import tl, triton
+
+BLOCK_ELEMENTS = 8
+
+
+@triton.jit
+def _larger(a, b):
+    return tl.maximum(a, b)
+
+
+@triton.jit
+def _peaks(rows, FLOAT_MAX: tl.constexpr):
+    """max|x| of each block in fp32, NaN if any element is: `pack` says why by way of integers."""
+    if FLOAT_MAX:
+        peaks = tl.max(tl.abs(rows.to(tl.float32)), 1)
+    else:
+        bits = tl.reduce(rows.to(tl.int16, bitcast=True) & 0x7FFF, 1, _larger)
+        peaks = bits.to(rows.dtype, bitcast=True).to(tl.float32)
+    return peaks
+
+
+@triton.jit
+def _block_quantize_kernel(
+    rows,
+    recv_offsets,
+    packed,
+    packed_scales,
+    num_entries,
+    capacity,
+    row_stride,
+    scale_stride,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    FLOAT_MAX: tl.constexpr,
+):
+    # a count that came from another rank must not lead past the end
+    num_rows = tl.minimum(tl.maximum(tl.load(recv_offsets + num_entries - 1), 0), capacity)
+    per_program = tl.cdiv(num_rows, tl.num_programs(0))
+    begin = tl.program_id(0) * per_program
+    blocks = tl.arange(0, HIDDEN // BLOCK)
+    cols = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    for i in range(begin, tl.minimum(begin + per_program, num_rows)):
+        at = i.to(tl.int64)
+        row = tl.load(rows + at * HIDDEN + cols)
+        peaks = _peaks(row, FLOAT_MAX)
+        s = peaks * 0.007874015748031496
+        q = row.to(tl.float32) / s[:, None]
+        # where s is 0, inf or NaN, a quotient is 0 or NaN
+        q = tl.where(q == q, q, 0.0).to(tl.float16).to(tl.float32)
+        q = (q + 12582912.0) - 12582912.0
+        tl.store(packed + at * row_stride + cols, tl.cast(q, tl.int8, overflow_mode="saturate"))
+        tl.store(packed_scales + at * scale_stride + blocks, s.to(packed_scales.dtype.element_ty))
+
+
+def quantize_blocks(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The arithmetic in torch, on bf16 or fp16 (..., H): q int8 (..., H), scales (..., H/B) in their dtype."""
+    x = rows.unflatten(-1, (-1, BLOCK_ELEMENTS))
+    bits = x.contiguous().view(torch.int16) & 0x7FFF
+    peaks = bits.amax(-1, keepdim=True).view(rows.dtype).float()
+    s = peaks * torch.tensor(1 / 127, dtype=torch.float32)
+    q = torch.where((peaks > 0) & (peaks < float("inf")), (x.float() / s).half().float(), 0.0)
+    return torch.round(q).clamp(-128, 127).to(torch.int8).flatten(-2), s.to(rows.dtype).squeeze(-1)
+
+
+def dequantize_blocks(q: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """What the receiver makes of a row: ``f32(q) * f32(scale)``, rounded to the scales' dtype.
+
+    Args:
+        q: (..., H) int8.
+        scales: (..., H/B) bf16 or fp16.
+
+    Returns:
+        (..., H) in the dtype of ``scales``.
+    """
+    values = q.unflatten(-1, (-1, BLOCK_ELEMENTS)).float() * scales.float().unsqueeze(-1)
+    return values.flatten(-2).to(scales.dtype)
+
+
+def _block_quantize_fallback(
+    programs: int,
+    *,
+    rows: torch.Tensor,
+    recv_offsets: torch.Tensor,
+    packed: torch.Tensor,
+    packed_scales: torch.Tensor,
+    num_entries: int,
+    capacity: int,
+    row_stride: int,
+    scale_stride: int,
+    HIDDEN: int,
+    BLOCK: int,
+    FLOAT_MAX: bool,
+) -> None:
+    num_rows = min(max(int(recv_offsets[num_entries - 1]), 0), capacity)
+    if not num_rows:
+        return
+    q, scales = quantize_blocks(rows[: num_rows * HIDDEN].view(num_rows, HIDDEN))
+    packed.as_strided(q.shape, (row_stride, 1)).copy_(q)
+    packed_scales.as_strided(scales.shape, (scale_stride, 1)).copy_(scales)
+
+
+@functools.cache
+def block_quantize_kernel(dtype: torch.dtype, hidden: int, target: str = "cpu") -> TritonKernel:
+    """Quantise rows [0, n), n being ``recv_offsets[num_entries - 1]``, at least 0 and at most ``capacity``.
+
+    ``rows`` is contiguous. ``packed`` and ``packed_scales`` are where row 0 and its scales go; the strides,
+    in elements of each pointer's type, lead from one packed row to the next.
+    """
+    check_float_dtype(dtype)
+    check_hidden(hidden)
+    element = NAMES[dtype]
+    return TritonKernel(
+        name="block_quantize",
+        fn=_block_quantize_kernel,
+        args=(
+            Arg("rows", f"*{element}", "in"),
+            Arg("recv_offsets", "*i32", "in"),
+            Arg("packed", "*i8", "out"),
+            Arg("packed_scales", f"*{element}", "out", interleaved_with="packed"),
+            Arg("num_entries", "i32", "value"),
+            Arg("capacity", "i32", "value"),
+            Arg("row_stride", "i64", "value"),
+            Arg("scale_stride", "i64", "value"),
+        ),
+        constants={"HIDDEN": hidden, "BLOCK": BLOCK_ELEMENTS, "FLOAT_MAX": target != "cpu"},
+        fallback=_block_quantize_fallback,
+    )
+
+
+def block_quantize(
+    rows: torch.Tensor,
+    launch: Launch,
+    *,
+    scale_offset: int | None = None,
+    row_stride: int | None = None,
+    programs: int = 1,
+) -> torch.Tensor:
+    """Quantise rows and lay each out as int8 row and scales.
+
+    Args:
+        rows: (A, H) bf16 or fp16.
+        scale_offset: where the scales start within a packed row, in bytes; H by default.
+        row_stride: of a packed row, in bytes; by default as long as row and scales.
+
+    Returns:
+        (A, row_stride) int8.
+    """
+    check_tensor("rows", rows, shape=["any", "any"], dtypes=[torch.bfloat16, torch.float16])
+    num_rows, hidden = rows.shape
+    check_hidden(hidden)
+    scale_bytes = hidden // BLOCK_ELEMENTS * rows.element_size()
+    scale_offset = hidden if scale_offset is None else scale_offset
+    row_stride = scale_offset + scale_bytes if row_stride is None else row_stride
+    if scale_offset < hidden or scale_offset % 2:
+        rule = f"must be even, past the row of {hidden} bytes"
+        raise ArgumentError("scale_offset", scale_offset, rule, "Take it from the layout.")
+    if row_stride < scale_offset + scale_bytes or row_stride % 2:
+        rule = f"must be even and hold row and scales, {scale_offset + scale_bytes} bytes"
+        raise ArgumentError("row_stride", row_stride, rule, "Take it from the layout.")
+    packed = torch.zeros((num_rows, row_stride), dtype=torch.int8)
+    if num_rows:
+        scales = packed.view(-1)[scale_offset:].view(rows.dtype)
+        count = torch.tensor([num_rows], dtype=torch.int32)
+        strides = [row_stride, row_stride // rows.element_size()]
+        kernel = block_quantize_kernel(rows.dtype, hidden)
+        launch(kernel, [rows, count, packed, scales, 1, num_rows, *strides], programs)
+    return packed

@@ -1,0 +1,232 @@
+"""Constant experts: the two factors of each entry that chose one.
+
+Shape symbols:
+    T   tokens of this rank
+    H   hidden size, a multiple of 32
+    K   experts per token
+    C   constant experts
+
+A constant expert c gives ``a1 * x + a2 * v[c]``. Its alphas are numbers, ``a1 = alpha1[c]`` and
+``a2 = alpha2[c]``, or rows that are held against the token, all in fp32::
+
+    l1 = alpha1[c] . x;  l2 = alpha2[c] . x;  m = max(l1, l2)
+    e1 = exp(l1 - m);  e2 = exp(l2 - m)
+    a1 = e1 / (e1 + e2);  a2 = e2 / (e1 + e2)
+
+A product is rounded before it is summed; the order of the sum is that of `rms_norm`. `exp` is made of fp32
+sums and products here (`exp_of_negative`), so that the bits depend on no library. It is within 1 ulp.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from moe_triton.checks import check_positive, check_tensor
+from moe_triton.kernel import NAMES, Arg, TritonKernel
+from moe_triton.kernels.checks import Launch, check_float_dtype, check_hidden
+from moe_triton.kernels.language import tl, triton
+from moe_triton.kernels.rms_norm import LANES, row_columns, sum_in_lanes, sum_row
+
+
+@triton.jit
+def _exp_of_negative(x):
+    # exp(x) = 2^n * exp(r), |r| <= ln(2)/2; ln(2) in two parts, the first short enough for n times it to be exact
+    x = tl.where(x < -104.0, -104.0, x)
+    shifted = x * 1.44269504088896341 + 12582912.0
+    n = shifted - 12582912.0
+    r = x - n * 0.693359375
+    r = r - n * -2.12194440e-4
+    p = 1.9875691500e-4 * r + 1.3981999507e-3
+    p = p * r + 8.3334519073e-3
+    p = p * r + 4.1665795894e-2
+    p = p * r + 1.6666665459e-1
+    p = p * r + 5.0000001201e-1
+    p = p * (r * r) + r + 1.0
+    # 2^n in two factors, of which only the second may lead below the normal numbers
+    power = shifted.to(tl.int32, bitcast=True) - 0x4B400000
+    half = power >> 1
+    first = ((half + 127) << 23).to(tl.float32, bitcast=True)
+    second = ((power - half + 127) << 23).to(tl.float32, bitcast=True)
+    return p * first * second
+
+
+def exp_of_negative(x: torch.Tensor) -> torch.Tensor:
+    """exp of fp32 numbers up to 0, as the kernel computes it."""
+    x = torch.where(x < -104.0, torch.tensor(-104.0), x)
+    shifted = x * 1.44269504088896341 + 12582912.0
+    n = shifted - 12582912.0
+    r = x - n * 0.693359375
+    r = r - n * -2.12194440e-4
+    p = 1.9875691500e-4 * r + 1.3981999507e-3
+    for coefficient in (8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        p = p * r + coefficient
+    p = p * (r * r) + r + 1.0
+    power = shifted.view(torch.int32) - 0x4B400000
+    half = power >> 1
+    first = ((half + 127) << 23).view(torch.float32)
+    second = ((power - half + 127) << 23).view(torch.float32)
+    return p * first * second
+
+
+@triton.jit
+def _const_alphas_kernel(
+    x,
+    topk_idx,
+    alpha1,
+    alpha2,
+    alphas,
+    first_token,
+    num_tokens,
+    first_const,
+    num_const,
+    HIDDEN: tl.constexpr,
+    TOPK: tl.constexpr,
+    PER_ELEMENT: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    per_program = tl.cdiv(num_tokens, tl.num_programs(0))
+    begin = tl.program_id(0) * per_program
+    cols = row_columns(HIDDEN, LANES)
+    for i in range(begin, tl.minimum(begin + per_program, num_tokens)):
+        token = (first_token + i).to(tl.int64)
+        for k in range(0, TOPK):
+            entry = token * TOPK + k
+            chosen = tl.load(topk_idx + entry) - first_const
+            a1 = 0.0
+            a2 = 0.0
+            if (chosen >= 0) & (chosen < num_const):
+                c = chosen.to(tl.int64)
+                if PER_ELEMENT:
+                    row = tl.load(x + token * HIDDEN + cols).to(tl.float32)
+                    l1 = sum_row(tl.load(alpha1 + c * HIDDEN + cols).to(tl.float32) * row)
+                    l2 = sum_row(tl.load(alpha2 + c * HIDDEN + cols).to(tl.float32) * row)
+                    largest = tl.where(l1 > l2, l1, l2)
+                    e1 = _exp_of_negative(l1 - largest)
+                    e2 = _exp_of_negative(l2 - largest)
+                    a1 = e1 / (e1 + e2)
+                    a2 = e2 / (e1 + e2)
+                else:
+                    a1 = tl.load(alpha1 + c).to(tl.float32)
+                    a2 = tl.load(alpha2 + c).to(tl.float32)
+            tl.store(alphas + entry * 2, a1)
+            tl.store(alphas + entry * 2 + 1, a2)
+
+
+def softmax_of_two(l1: torch.Tensor, l2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The alphas of fp32 logits, as the kernel computes them."""
+    largest = torch.where(l1 > l2, l1, l2)
+    e1, e2 = exp_of_negative(l1 - largest), exp_of_negative(l2 - largest)
+    return e1 / (e1 + e2), e2 / (e1 + e2)
+
+
+def _const_alphas_fallback(
+    programs: int,
+    *,
+    x: torch.Tensor,
+    topk_idx: torch.Tensor,
+    alpha1: torch.Tensor,
+    alpha2: torch.Tensor,
+    alphas: torch.Tensor,
+    first_token: int,
+    num_tokens: int,
+    first_const: int,
+    num_const: int,
+    HIDDEN: int,
+    TOPK: int,
+    PER_ELEMENT: bool,
+    LANES: int,
+) -> None:
+    if not num_tokens:
+        return
+    entries = slice(first_token * TOPK, (first_token + num_tokens) * TOPK)
+    chosen = topk_idx[entries].long() - first_const
+    is_const = (chosen >= 0) & (chosen < num_const)
+    c = chosen[is_const]
+    result = torch.zeros((num_tokens * TOPK, 2))
+    if PER_ELEMENT:
+        tokens = torch.arange(first_token, first_token + num_tokens).repeat_interleave(TOPK)[is_const]
+        rows = x[: (first_token + num_tokens) * HIDDEN].view(-1, HIDDEN)[tokens].float()
+        logits = [
+            sum_in_lanes(alpha[: num_const * HIDDEN].view(-1, HIDDEN)[c].float() * rows)
+            for alpha in (alpha1, alpha2)
+        ]
+        result[is_const] = torch.stack(softmax_of_two(logits[0], logits[1]), 1)
+    else:
+        result[is_const] = torch.stack([alpha1[c].float(), alpha2[c].float()], 1)
+    alphas[2 * entries.start : 2 * entries.stop] = result.view(-1)
+
+
+@functools.cache
+def const_alphas_kernel(
+    dtype: torch.dtype, hidden: int, topk: int, per_element: bool, target: str = "cpu"
+) -> TritonKernel:
+    """Alphas of the entries of tokens [first_token, first_token + num_tokens).
+
+    Ids [first_const, first_const + num_const) name constant experts. ``alphas`` (T, K, 2) is fp32; entries
+    of other ids get 0, 0. ``alpha1`` and ``alpha2`` are (C, H) with ``per_element``, (C,) without;
+    ``x`` (T, H) is read with ``per_element`` only.
+    """
+    check_float_dtype(dtype)
+    check_hidden(hidden)
+    check_positive("topk", topk)
+    element = NAMES[dtype]
+    return TritonKernel(
+        name="const_alphas",
+        fn=_const_alphas_kernel,
+        args=(
+            Arg("x", f"*{element}", "in"),
+            Arg("topk_idx", "*i32", "in"),
+            Arg("alpha1", f"*{element}", "in"),
+            Arg("alpha2", f"*{element}", "in"),
+            Arg("alphas", "*fp32", "out"),
+            Arg("first_token", "i32", "value"),
+            Arg("num_tokens", "i32", "value"),
+            Arg("first_const", "i32", "value"),
+            Arg("num_const", "i32", "value"),
+        ),
+        constants={
+            "HIDDEN": hidden,
+            "TOPK": topk,
+            "PER_ELEMENT": per_element,
+            "LANES": LANES if target == "cpu" else 0,
+        },
+        fallback=_const_alphas_fallback,
+    )
+
+
+def const_alphas(
+    x: torch.Tensor,
+    topk_idx: torch.Tensor,
+    alpha1: torch.Tensor,
+    alpha2: torch.Tensor,
+    first_const: int,
+    launch: Launch,
+    *,
+    programs: int = 1,
+) -> torch.Tensor:
+    """Alphas of every entry.
+
+    Args:
+        x: (T, H) bf16 or fp16.
+        topk_idx: (T, K) int32.
+        alpha1, alpha2: (C,) or (C, H) in the dtype of ``x``.
+        first_const: id of the first constant expert.
+
+    Returns:
+        (T, K, 2) fp32, zeros where the id is of no constant expert.
+    """
+    check_tensor("x", x, shape=["any", "any"], dtypes=[torch.bfloat16, torch.float16])
+    num_tokens, hidden = x.shape
+    check_tensor("topk_idx", topk_idx, shape=[num_tokens, "any"], dtypes=[torch.int32])
+    per_element = alpha1.dim() == 2
+    check_tensor("alpha1", alpha1, shape=["any", hidden] if per_element else ["any"], dtypes=[x.dtype])
+    check_tensor("alpha2", alpha2, shape=list(alpha1.shape), dtypes=[x.dtype])
+    topk = topk_idx.shape[1]
+    alphas = torch.empty((num_tokens, topk, 2), dtype=torch.float32)
+    kernel = const_alphas_kernel(x.dtype, hidden, topk, per_element)
+    if num_tokens:
+        numbers = [0, num_tokens, first_const, alpha1.shape[0]]
+        launch(kernel, [x, topk_idx, alpha1, alpha2, alphas, *numbers], programs)
+    return alphas

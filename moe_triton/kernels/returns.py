@@ -1,0 +1,349 @@
+"""Returns: where V1's combine sends each row back to, from the counts of dispatch alone.
+
+Shape symbols:
+    E    experts of this rank
+    EP   ranks
+    R    ranks of V1's shared expert, [0, R)
+    M    routed experts
+    N    E*EP entries, expert-major: n = e * EP + source
+    A    rows of this rank at most
+    BS   tokens of a rank
+
+V1's triples hold no token: rows are known by their expert and by their number among what their source sent
+it. A triple (rank, index, expert) names the slot that a result goes to; the shared expert has number M,
+and its results are numbered by token. See `moe_triton.kernels.share` for F(i) = i * BS // R.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from moe_triton.checks import check_positive, check_tensor
+from moe_triton.errors import ArgumentError
+from moe_triton.kernel import Arg, TritonKernel
+from moe_triton.kernels.checks import Launch
+from moe_triton.kernels.language import tl, triton
+
+BLOCK = 64
+
+
+@triton.jit
+def _store_triples(
+    triples, recv_offsets, n, capacity, source, first_index, from_start, expert, BLOCK: tl.constexpr
+):
+    """Rows of entry n: indices count from ``first_index``, or with ``from_start`` are row numbers."""
+    lanes = tl.arange(0, BLOCK)
+    # the offsets come from the caller: no row lies outside [0, capacity)
+    start = tl.where(n > 0, tl.load(recv_offsets + tl.maximum(n - 1, 0)), 0)
+    start = tl.minimum(tl.maximum(start, 0), capacity)
+    stop = tl.minimum(tl.maximum(tl.load(recv_offsets + n), 0), capacity)
+    first_index = tl.where(from_start, start, first_index)
+    for b in range(0, tl.cdiv(tl.maximum(stop - start, 0), BLOCK)):
+        i = b * BLOCK + lanes
+        inside = i < stop - start
+        at = triples + tl.cast(start, tl.int64) * 3 + i * 3
+        tl.store(at, i * 0 + source, mask=inside)
+        tl.store(at + 1, i + first_index, mask=inside)
+        tl.store(at + 2, i * 0 + expert, mask=inside)
+
+
+@triton.jit
+def _returns_kernel(
+    recv_offsets,
+    triples,
+    num_entries,
+    num_ranks,
+    capacity,
+    first_expert,
+    BLOCK: tl.constexpr,
+):
+    per_program = tl.cdiv(num_entries, tl.num_programs(0))
+    begin = tl.program_id(0) * per_program
+    for n in range(begin, tl.minimum(begin + per_program, num_entries)):
+        expert = first_expert + n // num_ranks
+        _store_triples(triples, recv_offsets, n, capacity, n % num_ranks, 0, False, expert, BLOCK)
+
+
+@triton.jit
+def _returns_shared_kernel(
+    recv_offsets,
+    triples,
+    num_entries,
+    capacity,
+    rank,
+    num_tokens,
+    num_shared_ranks,
+    num_experts,
+    BLOCK: tl.constexpr,
+):
+    per_program = tl.cdiv(num_entries, tl.num_programs(0))
+    begin = tl.program_id(0) * per_program
+    for n in range(begin, tl.minimum(begin + per_program, num_entries)):
+        # entries below R stand for this rank's own tokens, whose rows are in token order
+        is_own = n < num_shared_ranks
+        before = n * num_tokens // num_shared_ranks
+        token = (rank + n) * num_tokens // num_shared_ranks - before
+        source = tl.where(is_own, rank, n)
+        _store_triples(triples, recv_offsets, n, capacity, source, token, is_own, num_experts, BLOCK)
+
+
+def _fill(triples: torch.Tensor, start: int, stop: int, source: int, first_index: int, expert: int) -> None:
+    rows = triples[3 * start : 3 * stop].view(-1, 3)
+    rows[:, 0] = source
+    rows[:, 1] = torch.arange(first_index, first_index + stop - start, dtype=torch.int32)
+    rows[:, 2] = expert
+
+
+def _bounded(recv_offsets: torch.Tensor, num_entries: int, capacity: int) -> list[tuple[int, int]]:
+    ends = recv_offsets[:num_entries].clamp(0, capacity).tolist()
+    return list(zip([0, *ends[:-1]], ends, strict=True)) if ends else []
+
+
+def _returns_fallback(
+    programs: int,
+    *,
+    recv_offsets: torch.Tensor,
+    triples: torch.Tensor,
+    num_entries: int,
+    num_ranks: int,
+    capacity: int,
+    first_expert: int,
+    BLOCK: int = BLOCK,
+) -> None:
+    for n, (start, stop) in enumerate(_bounded(recv_offsets, num_entries, capacity)):
+        if start < stop:
+            expert, source = divmod(n, num_ranks)
+            _fill(triples, start, stop, source, 0, first_expert + expert)
+
+
+def _returns_shared_fallback(
+    programs: int,
+    *,
+    recv_offsets: torch.Tensor,
+    triples: torch.Tensor,
+    num_entries: int,
+    capacity: int,
+    rank: int,
+    num_tokens: int,
+    num_shared_ranks: int,
+    num_experts: int,
+    BLOCK: int = BLOCK,
+) -> None:
+    for n, (start, stop) in enumerate(_bounded(recv_offsets, num_entries, capacity)):
+        if start < stop and n < num_shared_ranks:
+            _fill(triples, start, stop, rank, start, num_experts)
+        elif start < stop:
+            before = n * num_tokens // num_shared_ranks
+            token = (rank + n) * num_tokens // num_shared_ranks - before
+            _fill(triples, start, stop, n, token, num_experts)
+
+
+@functools.cache
+def returns_kernel(shared: bool, target: str = "cpu") -> TritonKernel:
+    """Triples (destination rank, index, expert) of every row that a rank of V1 received.
+
+    ``recv_offsets`` is the inclusive prefix sum of the rows per entry, as dispatch reported it; from whoever
+    calls, so rows outside [0, capacity) are never written. Entries may be split over programs.
+
+    Args:
+        shared: on a rank of the shared expert, whose first rows are its own tokens; otherwise
+            experts are numbered from ``first_expert`` on.
+        target: the same form serves every target.
+    """
+    head = (
+        Arg("recv_offsets", "*i32", "in"),
+        Arg("triples", "*i32", "out"),
+        Arg("num_entries", "i32", "value"),
+    )
+    capacity = Arg("capacity", "i32", "value")
+    if shared:
+        return TritonKernel(
+            name="returns_shared",
+            fn=_returns_shared_kernel,
+            args=(
+                *head,
+                capacity,
+                Arg("rank", "i32", "value"),
+                Arg("num_tokens", "i32", "value"),
+                Arg("num_shared_ranks", "i32", "value"),
+                Arg("num_experts", "i32", "value"),
+            ),
+            constants={"BLOCK": BLOCK},
+            fallback=_returns_shared_fallback,
+        )
+    return TritonKernel(
+        name="returns",
+        fn=_returns_kernel,
+        args=(
+            *head,
+            Arg("num_ranks", "i32", "value"),
+            capacity,
+            Arg("first_expert", "i32", "value"),
+        ),
+        constants={"BLOCK": BLOCK},
+        fallback=_returns_fallback,
+    )
+
+
+def returns(
+    recv_offsets: torch.Tensor,
+    num_ranks: int,
+    capacity: int,
+    launch: Launch,
+    *,
+    first_expert: int = 0,
+    programs: int = 1,
+) -> torch.Tensor:
+    """Name the slot that each row of a rank of routed experts goes back to.
+
+    Args:
+        recv_offsets: (E*EP,) int32, as dispatch reported it.
+        num_ranks: EP.
+        capacity: A; rows past it are dropped.
+        first_expert: number of this rank's first expert.
+
+    Returns:
+        triples (A, 3) int32; rows past the total are 0.
+    """
+    _check_offsets(recv_offsets, num_ranks, capacity)
+    triples = torch.zeros((capacity, 3), dtype=torch.int32)
+    sizes = [recv_offsets.numel(), num_ranks, capacity, first_expert]
+    launch(returns_kernel(shared=False), [recv_offsets, triples, *sizes], programs)
+    return triples
+
+
+def returns_shared(
+    recv_offsets: torch.Tensor,
+    capacity: int,
+    launch: Launch,
+    *,
+    rank: int,
+    num_tokens: int,
+    num_shared_ranks: int,
+    num_experts: int,
+    programs: int = 1,
+) -> torch.Tensor:
+    """Name the slot that each row of a rank of V1's shared expert goes back to.
+
+    Args:
+        recv_offsets: (EP,) int32, as dispatch reported it (`own_offsets`).
+        capacity: A; rows past it are dropped.
+        num_tokens: BS.
+        num_shared_ranks: R.
+        num_experts: M, which is the shared expert's number.
+
+    Returns:
+        triples (A, 3) int32; rows past the total are 0.
+    """
+    _check_offsets(recv_offsets, recv_offsets.numel(), capacity)
+    check_positive("num_shared_ranks", num_shared_ranks)
+    triples = torch.zeros((capacity, 3), dtype=torch.int32)
+    sizes = [recv_offsets.numel(), capacity, rank, num_tokens, num_shared_ranks, num_experts]
+    launch(returns_kernel(shared=True), [recv_offsets, triples, *sizes], programs)
+    return triples
+
+
+def _check_offsets(recv_offsets: torch.Tensor, num_ranks: int, capacity: int) -> None:
+    check_tensor("recv_offsets", recv_offsets, shape=["any"], dtypes=[torch.int32])
+    check_positive("num_ranks", num_ranks)
+    check_positive("capacity", capacity)
+    if recv_offsets.numel() % num_ranks:
+        raise ArgumentError(
+            "recv_offsets.numel()",
+            recv_offsets.numel(),
+            f"must be a multiple of num_ranks ({num_ranks})",
+            "Pass one entry per (local expert, source rank).",
+        )
+
+
+@triton.jit
+def _own_offsets_kernel(
+    recv_offsets,
+    out,
+    num_ranks,
+    num_shared_ranks,
+    rank,
+    num_tokens,
+    BLOCK: tl.constexpr,
+):
+    per_program = tl.cdiv(num_shared_ranks, tl.num_programs(0))
+    first = tl.program_id(0) * per_program
+    before = rank * num_tokens // num_shared_ranks
+    for i in range(first, tl.minimum(first + per_program, num_shared_ranks)):
+        tl.store(out + i, (rank + i + 1) * num_tokens // num_shared_ranks - before)
+
+    lanes = tl.arange(0, BLOCK)
+    num_blocks = tl.cdiv(num_ranks - num_shared_ranks, BLOCK)
+    blocks_per_program = tl.cdiv(num_blocks, tl.num_programs(0))
+    first_block = tl.program_id(0) * blocks_per_program
+    for b in range(first_block, tl.minimum(first_block + blocks_per_program, num_blocks)):
+        at = num_shared_ranks + b * BLOCK + lanes
+        tl.store(out + at, tl.load(recv_offsets + at, mask=at < num_ranks), mask=at < num_ranks)
+
+
+def _own_offsets_fallback(
+    programs: int,
+    *,
+    recv_offsets: torch.Tensor,
+    out: torch.Tensor,
+    num_ranks: int,
+    num_shared_ranks: int,
+    rank: int,
+    num_tokens: int,
+    BLOCK: int = BLOCK,
+) -> None:
+    pieces = torch.arange(rank, rank + num_shared_ranks + 1).mul(num_tokens).floor_divide(num_shared_ranks)
+    out[:num_shared_ranks] = (pieces[1:] - pieces[0]).int()
+    out[num_shared_ranks:num_ranks] = recv_offsets[num_shared_ranks:num_ranks]
+
+
+@functools.cache
+def own_offsets_kernel(target: str = "cpu") -> TritonKernel:
+    """What a rank of V1's shared expert reports: its own tokens split into R pieces, one per shared rank.
+
+    Its tokens come from itself alone, yet ``out[i]`` for i < R ends at the i-th piece of them; from R on the
+    offsets are the true ones. The same form serves every target.
+    """
+    return TritonKernel(
+        name="own_offsets",
+        fn=_own_offsets_kernel,
+        args=(
+            Arg("recv_offsets", "*i32", "in"),
+            Arg("out", "*i32", "out"),
+            Arg("num_ranks", "i32", "value"),
+            Arg("num_shared_ranks", "i32", "value"),
+            Arg("rank", "i32", "value"),
+            Arg("num_tokens", "i32", "value"),
+        ),
+        constants={"BLOCK": BLOCK},
+        fallback=_own_offsets_fallback,
+        bytes_moved=lambda *, num_ranks, num_shared_ranks, **_: 4 * (2 * num_ranks - num_shared_ranks),
+    )
+
+
+def own_offsets(
+    recv_offsets: torch.Tensor, num_shared_ranks: int, rank: int, num_tokens: int, launch: Launch
+) -> torch.Tensor:
+    """Report a shared rank's own tokens in R pieces.
+
+    Args:
+        recv_offsets: (EP,) int32, the true offsets.
+        num_shared_ranks: R.
+        rank: of this shared rank, below R.
+        num_tokens: BS.
+
+    Returns:
+        (EP,) int32.
+    """
+    check_tensor("recv_offsets", recv_offsets, shape=["any"], dtypes=[torch.int32])
+    num_ranks = recv_offsets.numel()
+    check_positive("num_shared_ranks", num_shared_ranks)
+    if num_shared_ranks > num_ranks:
+        rule = f"must be at most the number of ranks ({num_ranks})"
+        raise ArgumentError("num_shared_ranks", num_shared_ranks, rule, "Pass one offset per rank.")
+    out = torch.empty_like(recv_offsets)
+    sizes = [num_ranks, num_shared_ranks, rank, num_tokens]
+    launch(own_offsets_kernel(), [recv_offsets, out, *sizes], 1)
+    return out

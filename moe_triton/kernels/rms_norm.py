@@ -1,0 +1,208 @@
+"""RMS norm: a weighted sum added to its residual and normalised.
+
+Shape symbols:
+    T   tokens of this rank
+    H   hidden size, a multiple of 32
+
+All in fp32 where no other format is named::
+
+    xf   = acc + residual
+    x    = bf16(xf)
+    rstd = 1 / sqrt(sum(xf * xf * f32(1/H)) + eps)
+    y    = bf16(f32(bf16(xf * rstd)) * gamma)
+
+`1/H` is rounded to fp32 first: dividing by H gives other bits in one row of five. Square root and divisions are
+correctly rounded.
+
+The order of the sum decides the last bit, and is ours to define. On a CPU, 32 lanes: lane l sums elements
+l, l + 32, ... ascending from 0, then the lanes are summed ascending from 0. An AI core sums in the order of
+its reduction instruction.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from moe_triton.checks import check_tensor
+from moe_triton.kernel import Arg, TritonKernel
+from moe_triton.kernels.checks import Launch, check_hidden
+from moe_triton.kernels.language import tl, triton
+
+LANES = 32
+
+
+@triton.jit
+def sum_row(row):
+    """Of a row as (H/LANES, LANES), lane by lane, or as (H,)."""
+    if len(row.shape) == 2:
+        total = tl.sum(tl.sum(row, 0), 0)
+    else:
+        total = tl.sum(row, 0)
+    return total
+
+
+@triton.jit
+def row_columns(HIDDEN: tl.constexpr, LANES: tl.constexpr):
+    """Column numbers in the shape that `sum_row` takes: (HIDDEN,) where there are no lanes."""
+    if LANES:
+        cols = tl.arange(0, HIDDEN // LANES)[:, None] * LANES + tl.arange(0, LANES)[None, :]
+    else:
+        cols = tl.arange(0, HIDDEN)
+    return cols
+
+
+def sum_in_lanes(rows: torch.Tensor) -> torch.Tensor:
+    """The sum over the last dimension, of fp32 (..., H), in the order of a CPU."""
+    lanes = torch.zeros((*rows.shape[:-1], LANES))
+    for part in rows.split(LANES, -1):
+        lanes = lanes + part
+    total = torch.zeros(rows.shape[:-1])
+    for lane in lanes.unbind(-1):
+        total = total + lane
+    return total
+
+
+@triton.jit
+def _rms_norm_kernel(
+    acc,
+    residual,
+    gamma,
+    active,
+    eps,
+    y,
+    rstd,
+    x_out,
+    first_token,
+    num_tokens,
+    HIDDEN: tl.constexpr,
+    RECIPROCAL: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    per_program = tl.cdiv(num_tokens, tl.num_programs(0))
+    begin = tl.program_id(0) * per_program
+    cols = row_columns(HIDDEN, LANES)
+    for i in range(begin, tl.minimum(begin + per_program, num_tokens)):
+        token = (first_token + i).to(tl.int64)
+        is_active = True
+        if active is not None:
+            is_active = tl.load(active + token) >= 0
+        if is_active:
+            at = token * HIDDEN + cols
+            xf = tl.load(acc + at) + tl.load(residual + at).to(tl.float32)
+            inverse = 1.0 / tl.sqrt(sum_row(xf * xf * RECIPROCAL) + tl.load(eps))
+            tl.store(rstd + token, inverse)
+            tl.store(x_out + at, xf.to(x_out.dtype.element_ty))
+            normed = (xf * inverse).to(y.dtype.element_ty).to(tl.float32)
+            normed = normed * tl.load(gamma + cols).to(tl.float32)
+            tl.store(y + at, normed.to(y.dtype.element_ty))
+
+
+def _rms_norm_fallback(
+    programs: int,
+    *,
+    acc: torch.Tensor,
+    residual: torch.Tensor,
+    gamma: torch.Tensor,
+    eps: torch.Tensor,
+    y: torch.Tensor,
+    rstd: torch.Tensor,
+    x_out: torch.Tensor,
+    first_token: int,
+    num_tokens: int,
+    HIDDEN: int,
+    RECIPROCAL: float,
+    LANES: int,
+    active: torch.Tensor | None = None,
+) -> None:
+    tokens = torch.arange(first_token, first_token + num_tokens)
+    if active is not None:
+        tokens = tokens[active[first_token : first_token + num_tokens] >= 0]
+    if not len(tokens):
+        return
+    end = (first_token + num_tokens) * HIDDEN
+
+    def rows(flat: torch.Tensor) -> torch.Tensor:
+        return flat[:end].view(-1, HIDDEN)
+
+    xf = rows(acc)[tokens] + rows(residual)[tokens].float()
+    mean = sum_in_lanes(xf * xf * torch.tensor(RECIPROCAL, dtype=torch.float32))
+    root = torch.sqrt(mean + eps[0])
+    inverse = torch.ones_like(root) / root
+    normed = (xf * inverse[:, None]).to(y.dtype).float() * gamma[:HIDDEN].float()
+    rstd[tokens] = inverse
+    rows(x_out)[tokens] = xf.to(x_out.dtype)
+    rows(y)[tokens] = normed.to(y.dtype)
+
+
+@functools.cache
+def rms_norm_kernel(hidden: int, target: str = "cpu", *, masked: bool = False) -> TritonKernel:
+    """Normalise tokens [first_token, first_token + num_tokens).
+
+    ``acc`` (T, H) is fp32; ``residual`` (T, H), ``gamma`` (H,), ``y`` and ``x_out`` (T, H) are bf16; ``eps`` (1,)
+    and ``rstd`` (T,) are fp32. With ``masked``, nothing is written for tokens whose entry of ``active``
+    (T,) is negative.
+    """
+    check_hidden(hidden)
+
+    def bytes_moved(*, num_tokens: int, **_: int) -> int:
+        return num_tokens * (10 * hidden + 4 + 4 * masked)
+
+    return TritonKernel(
+        name="rms_norm",
+        fn=_rms_norm_kernel,
+        args=(
+            Arg("acc", "*fp32", "in"),
+            Arg("residual", "*bf16", "in"),
+            Arg("gamma", "*bf16", "in"),
+            *([Arg("active", "*i32", "in")] if masked else []),
+            Arg("eps", "*fp32", "in"),
+            Arg("y", "*bf16", "out"),
+            Arg("rstd", "*fp32", "out"),
+            Arg("x_out", "*bf16", "out"),
+            Arg("first_token", "i32", "value"),
+            Arg("num_tokens", "i32", "value"),
+        ),
+        constants={
+            "HIDDEN": hidden,
+            "RECIPROCAL": 1.0 / hidden,
+            "LANES": LANES if target == "cpu" else 0,
+            **({} if masked else {"active": None}),
+        },
+        fallback=_rms_norm_fallback,
+        bytes_moved=bytes_moved,
+    )
+
+
+def rms_norm(
+    acc: torch.Tensor,
+    residual: torch.Tensor,
+    gamma: torch.Tensor,
+    launch: Launch,
+    *,
+    norm_eps: float = 1e-6,
+    programs: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Add a residual and normalise.
+
+    Args:
+        acc: (T, H) fp32, the sums.
+        residual: (T, H) bf16.
+        gamma: (H,) bf16.
+        norm_eps: added to the mean of the squares.
+
+    Returns:
+        y (T, H) bf16, rstd (T,) fp32, x (T, H) bf16.
+    """
+    check_tensor("acc", acc, shape=["any", "any"], dtypes=[torch.float32])
+    num_tokens, hidden = acc.shape
+    check_tensor("residual", residual, shape=[num_tokens, hidden], dtypes=[torch.bfloat16])
+    check_tensor("gamma", gamma, shape=[hidden], dtypes=[torch.bfloat16])
+    eps = torch.tensor([norm_eps], dtype=torch.float32)
+    y, x = torch.empty_like(residual), torch.empty_like(residual)
+    rstd = torch.empty(num_tokens, dtype=torch.float32)
+    kernel = rms_norm_kernel(hidden)
+    if num_tokens:
+        launch(kernel, [acc, residual, gamma, eps, y, rstd, x, 0, num_tokens], programs)
+    return y, rstd, x

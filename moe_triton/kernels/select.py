@@ -1,0 +1,202 @@
+"""Select: what an active mask leaves of the routing.
+
+Shape symbols:
+    T   tokens of this rank
+    K   experts per token
+    B   tokens that the NPU form takes at once
+
+A mask (T,) takes part from the first token up to the first False; what comes after that is left out,
+whatever it says. A mask (T, K) takes single entries: a token takes part if any of its entries does.
+Tokens that take part are numbered from 0 in ascending order.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from moe_triton.checks import check_positive, check_tensor
+from moe_triton.kernel import Arg, TritonKernel
+from moe_triton.kernels.checks import Launch
+from moe_triton.kernels.language import tl, triton
+
+BLOCK = 64
+
+
+@triton.jit
+def _select_kernel(
+    expert_ids,
+    mask,
+    topk_idx,
+    active,
+    num_active,
+    num_tokens,
+    TOPK: tl.constexpr,
+    PER_ENTRY: tl.constexpr,
+    SCALAR: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    # numbering is one chain of dependences: the first program walks it alone
+    is_first = (tl.program_id(0) == 0).to(tl.int32)
+    if SCALAR:
+        total = _select_scalar(expert_ids, mask, topk_idx, active, num_tokens * is_first, TOPK, PER_ENTRY)
+    else:
+        total = _select_blocks(
+            expert_ids, mask, topk_idx, active, num_tokens, is_first, TOPK, PER_ENTRY, BLOCK
+        )
+    # a loop of one turn or none: in a branch, the CPU's compiler would give the store a buffer never freed
+    for _ in range(0, is_first):
+        tl.store(num_active, total)
+
+
+@triton.jit
+def _select_scalar(
+    expert_ids, mask, topk_idx, active, num_tokens, TOPK: tl.constexpr, PER_ENTRY: tl.constexpr
+):
+    total = 0
+    for t in range(0, num_tokens):
+        takes_part = 0
+        if PER_ENTRY:
+            for k in range(0, TOPK):
+                is_active = (tl.load(mask + t * TOPK + k) != 0).to(tl.int32)
+                takes_part = tl.maximum(takes_part, is_active)
+                expert = tl.load(expert_ids + t * TOPK + k)
+                tl.store(topk_idx + t * TOPK + k, tl.where(is_active > 0, expert, -1))
+        else:
+            takes_part = ((tl.load(mask + t) != 0) & (total == t)).to(tl.int32)
+            for k in range(0, TOPK):
+                expert = tl.load(expert_ids + t * TOPK + k)
+                tl.store(topk_idx + t * TOPK + k, tl.where(takes_part > 0, expert, -1))
+        tl.store(active + t, tl.where(takes_part > 0, total, -1))
+        total += takes_part
+    return total
+
+
+@triton.jit
+def _select_blocks(
+    expert_ids,
+    mask,
+    topk_idx,
+    active,
+    num_tokens,
+    is_first,
+    TOPK: tl.constexpr,
+    PER_ENTRY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    lanes = tl.arange(0, BLOCK)
+    ks = tl.arange(0, TOPK)
+    up_to = (lanes[None, :] <= lanes[:, None]).to(tl.int32)
+    trues = 0
+    total = 0
+    for b in range(0, tl.cdiv(num_tokens, BLOCK) * is_first):
+        tokens = b * BLOCK + lanes
+        inside = tokens < num_tokens
+        at = tokens[:, None] * TOPK + ks[None, :]
+        experts = tl.load(expert_ids + at, mask=inside[:, None], other=-1)
+        if PER_ENTRY:
+            entries = (tl.load(mask + at, mask=inside[:, None], other=0).to(tl.int32) != 0).to(tl.int32)
+            takes_part = (tl.sum(entries, 1) > 0).to(tl.int32)
+            trues_up_to = tl.sum(up_to * takes_part[None, :], 1) + total
+            experts = tl.where(entries > 0, experts, -1)
+        else:
+            is_true = (tl.load(mask + tokens, mask=inside, other=0).to(tl.int32) != 0).to(tl.int32)
+            trues_up_to = tl.sum(up_to * is_true[None, :], 1) + trues
+            takes_part = (trues_up_to == tokens + 1).to(tl.int32)
+            trues += tl.sum(is_true, 0)
+            experts = tl.where(takes_part[:, None] > 0, experts, -1)
+        tl.store(topk_idx + at, experts, mask=inside[:, None])
+        tl.store(active + tokens, tl.where(takes_part > 0, trues_up_to - 1, -1), mask=inside)
+        total += tl.sum(takes_part, 0)
+    return total
+
+
+def _select_fallback(
+    programs: int,
+    *,
+    expert_ids: torch.Tensor,
+    mask: torch.Tensor,
+    topk_idx: torch.Tensor,
+    active: torch.Tensor,
+    num_active: torch.Tensor,
+    num_tokens: int,
+    TOPK: int,
+    PER_ENTRY: bool,
+    SCALAR: bool = True,
+    BLOCK: int = BLOCK,
+) -> None:
+    num_entries = num_tokens * TOPK
+    if PER_ENTRY:
+        entries = mask[:num_entries].view(num_tokens, TOPK) != 0
+        takes_part = entries.any(1)
+    else:
+        takes_part = (mask[:num_tokens] != 0).to(torch.int8).cumprod(0) > 0
+        entries = takes_part[:, None].expand(num_tokens, TOPK)
+    topk_idx[:num_entries] = torch.where(entries.reshape(-1), expert_ids[:num_entries], -1)
+    number = takes_part.cumsum(0, dtype=torch.int32)
+    active[:num_tokens] = torch.where(takes_part, number - 1, -1)
+    num_active[0] = takes_part.sum()
+
+
+@functools.cache
+def select_kernel(topk: int, per_entry: bool, target: str = "cpu") -> TritonKernel:
+    """Ids that an active mask leaves, and numbers of the tokens that take part.
+
+    ``topk_idx`` gets the id of each entry that is active and -1 for the others; ``active`` the number of
+    each token among those that take part, or -1; ``num_active`` how many those are. ``mask`` is the
+    memory of a bool tensor, (T, K) with ``per_entry`` and (T,) without. The first program does all.
+    """
+    check_positive("topk", topk)
+
+    def bytes_moved(*, num_tokens: int, **_: int) -> int:
+        return num_tokens * (8 * topk + 4 + (topk if per_entry else 1)) + 4
+
+    return TritonKernel(
+        name="select",
+        fn=_select_kernel,
+        args=(
+            Arg("expert_ids", "*i32", "in"),
+            Arg("mask", "*i8", "in"),
+            Arg("topk_idx", "*i32", "out"),
+            Arg("active", "*i32", "out"),
+            Arg("num_active", "*i32", "out"),
+            Arg("num_tokens", "i32", "value"),
+        ),
+        constants={"TOPK": topk, "PER_ENTRY": per_entry, "SCALAR": target == "cpu", "BLOCK": BLOCK},
+        fallback=_select_fallback,
+        bytes_moved=bytes_moved,
+    )
+
+
+def select(
+    expert_ids: torch.Tensor, mask: torch.Tensor, launch: Launch
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Apply an active mask to the routing.
+
+    Args:
+        expert_ids: (T, K) int32.
+        mask: (T,) or (T, K) bool.
+
+    Returns:
+        topk_idx (T, K) int32: the id where active, else -1.
+        active (T,) int32: the token's number among those that take part, or -1.
+        How many tokens take part.
+    """
+    check_tensor("expert_ids", expert_ids, shape=["any", "any"], dtypes=[torch.int32])
+    num_tokens, topk = expert_ids.shape
+    per_entry = mask.dim() == 2
+    check_tensor("mask", mask, shape=[num_tokens, topk] if per_entry else [num_tokens], dtypes=[torch.bool])
+    topk_idx = torch.empty_like(expert_ids)
+    active = torch.empty(num_tokens, dtype=torch.int32)
+    num_active = torch.empty(1, dtype=torch.int32)
+    arguments: list[torch.Tensor | int] = [
+        expert_ids,
+        mask.view(torch.int8),
+        topk_idx,
+        active,
+        num_active,
+        num_tokens,
+    ]
+    launch(select_kernel(topk, per_entry), arguments, 1)
+    return topk_idx, active, int(num_active)

@@ -1,0 +1,259 @@
+"""Share: which rank of shared experts each token goes to, and its place among what goes there.
+
+Shape symbols:
+    T   tokens of this rank
+    S   shared experts
+    R   ranks of shared experts, [0, R)
+
+V2: shared expert s lives on the R/S ranks ``s * (R/S) + i``, and a source rank sends all its tokens to the
+one with ``i = rank % (R/S)``.
+
+V1: there is one shared expert, and each rank's tokens are cut into R pieces. With ``F(i) = i * T // R``,
+piece m of rank r holds tokens [F(m + r) - F(r), F(m + r + 1) - F(r)). Where R does not divide T, some pieces
+are one token longer, and not the same ones on every rank: R consecutive source ranks give every
+shared rank exactly T rows. A shared rank keeps its own tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from moe_triton.checks import check_positive, check_tensor
+from moe_triton.errors import ArgumentError
+from moe_triton.kernel import Arg, TritonKernel
+from moe_triton.kernels.checks import Launch
+from moe_triton.kernels.language import tl, triton
+
+BLOCK = 64
+
+
+@triton.jit
+def _share_kernel(
+    active,
+    shared_ranks,
+    shared_slots,
+    shared_counts,
+    num_tokens,
+    num_shared_experts,
+    num_shared_ranks,
+    rank,
+    MASKED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    lanes = tl.arange(0, BLOCK)
+    replicas = num_shared_ranks // num_shared_experts
+    replica = rank % replicas
+    num_blocks = tl.cdiv(num_tokens, BLOCK)
+    per_program = tl.cdiv(num_blocks, tl.num_programs(0))
+    first = tl.program_id(0) * per_program
+    for b in range(first, tl.minimum(first + per_program, num_blocks)):
+        tokens = b * BLOCK + lanes
+        slots = tokens
+        if MASKED:
+            slots = tl.load(active + tokens, mask=tokens < num_tokens, other=-1)
+        tl.store(shared_slots + tokens, slots, mask=tokens < num_tokens)
+        for s in range(0, num_shared_experts):
+            ranks = tl.where(slots >= 0, s * replicas + replica, -1)
+            tl.store(shared_ranks + tokens * num_shared_experts + s, ranks, mask=tokens < num_tokens)
+
+    if MASKED:
+        sent = 0
+        for b in range(0, num_blocks):
+            tokens = b * BLOCK + lanes
+            slots = tl.load(active + tokens, mask=tokens < num_tokens, other=-1)
+            sent += tl.sum((slots >= 0).to(tl.int32), 0)
+    else:
+        sent = num_tokens
+    per_program = tl.cdiv(num_shared_ranks, tl.num_programs(0))
+    first_rank = tl.program_id(0) * per_program
+    for m in range(first_rank, tl.minimum(first_rank + per_program, num_shared_ranks)):
+        tl.store(shared_counts + m, tl.where(m % replicas == replica, sent, 0))
+
+
+@triton.jit
+def _share_by_position_kernel(
+    shared_ranks,
+    shared_slots,
+    shared_counts,
+    num_tokens,
+    num_shared_ranks,
+    rank,
+    BLOCK: tl.constexpr,
+):
+    lanes = tl.arange(0, BLOCK)
+    keeps_own = rank < num_shared_ranks
+    before = rank * num_tokens // num_shared_ranks
+    per_program = tl.cdiv(num_shared_ranks, tl.num_programs(0))
+    first = tl.program_id(0) * per_program
+    for m in range(first, tl.minimum(first + per_program, num_shared_ranks)):
+        begin = (rank + m) * num_tokens // num_shared_ranks - before
+        end = (rank + m + 1) * num_tokens // num_shared_ranks - before
+        begin = tl.where(keeps_own, 0, begin)
+        end = tl.where(keeps_own, tl.where(m == rank, num_tokens, 0), end)
+        tl.store(shared_counts + m, end - begin)
+        for b in range(0, tl.cdiv(end - begin, BLOCK)):
+            slots = b * BLOCK + lanes
+            tl.store(shared_ranks + begin + slots, slots * 0 + m, mask=slots < end - begin)
+            tl.store(shared_slots + begin + slots, slots, mask=slots < end - begin)
+
+
+def _share_fallback(
+    programs: int,
+    *,
+    shared_ranks: torch.Tensor,
+    shared_slots: torch.Tensor,
+    shared_counts: torch.Tensor,
+    num_tokens: int,
+    num_shared_experts: int,
+    num_shared_ranks: int,
+    rank: int,
+    MASKED: bool,
+    active: torch.Tensor | None = None,
+    BLOCK: int = BLOCK,
+) -> None:
+    replicas = num_shared_ranks // num_shared_experts
+    slots = torch.arange(num_tokens, dtype=torch.int32)
+    if MASKED:
+        assert active is not None
+        slots = active[:num_tokens]
+    to = torch.arange(num_shared_experts, dtype=torch.int32) * replicas + rank % replicas
+    sent = slots >= 0
+    ranks = torch.where(sent[:, None], to, -1)
+    shared_ranks[: num_tokens * num_shared_experts] = ranks.reshape(-1)
+    shared_slots[:num_tokens] = slots
+    shared_counts[:num_shared_ranks] = 0
+    shared_counts[to.long()] = sent.sum(dtype=torch.int32)
+
+
+def _share_by_position_fallback(
+    programs: int,
+    *,
+    shared_ranks: torch.Tensor,
+    shared_slots: torch.Tensor,
+    shared_counts: torch.Tensor,
+    num_tokens: int,
+    num_shared_ranks: int,
+    rank: int,
+    BLOCK: int = BLOCK,
+) -> None:
+    if rank < num_shared_ranks:
+        counts = torch.zeros(num_shared_ranks, dtype=torch.int64)
+        counts[rank] = num_tokens
+    else:
+        counts = (
+            torch.arange(rank, rank + num_shared_ranks + 1)
+            .mul(num_tokens)
+            .floor_divide(num_shared_ranks)
+            .diff()
+        )
+    pieces = torch.arange(num_shared_ranks).repeat_interleave(counts)
+    begins = counts.cumsum(0) - counts
+    shared_ranks[:num_tokens] = pieces.int()
+    shared_slots[:num_tokens] = (torch.arange(num_tokens) - begins[pieces]).int()
+    shared_counts[:num_shared_ranks] = counts.int()
+
+
+@functools.cache
+def share_kernel(by_position: bool, masked: bool, target: str = "cpu") -> TritonKernel:
+    """Tables of what a rank sends to shared experts, as the send kernels of `moe_triton.ascendc` take them.
+
+    ``shared_ranks`` (T, S) names the rank that each shared result comes from, -1 where the token is not sent;
+    ``shared_slots`` (T,) is the token's number among those sent to that rank; ``shared_counts`` (R,) says how
+    many tokens go to each shared rank.
+
+    Args:
+        by_position: V1's rule; V2's otherwise. V1 has one shared expert and no mask.
+        masked: ``active`` numbers the tokens that take part and is negative for the others (`select`).
+        target: the same form serves every target.
+    """
+    outputs = (
+        Arg("shared_ranks", "*i32", "out"),
+        Arg("shared_slots", "*i32", "out"),
+        Arg("shared_counts", "*i32", "out"),
+    )
+    num_tokens = Arg("num_tokens", "i32", "value")
+    ranks = (Arg("num_shared_ranks", "i32", "value"), Arg("rank", "i32", "value"))
+
+    def bytes_moved(*, num_tokens: int, num_shared_ranks: int, num_shared_experts: int = 1, **_: int) -> int:
+        return 4 * (num_tokens * (num_shared_experts + 1 + masked) + num_shared_ranks)
+
+    if by_position:
+        if masked:
+            raise ArgumentError("masked", masked, "must be False by position", "V1 takes no mask.")
+        return TritonKernel(
+            name="share_by_position",
+            fn=_share_by_position_kernel,
+            args=(*outputs, num_tokens, *ranks),
+            constants={"BLOCK": BLOCK},
+            fallback=_share_by_position_fallback,
+            bytes_moved=bytes_moved,
+        )
+    # without a mask the kernel still has the parameter: it is bound to no memory
+    constants = {"MASKED": masked, "BLOCK": BLOCK}
+    return TritonKernel(
+        name="share",
+        fn=_share_kernel,
+        args=(
+            *((Arg("active", "*i32", "in"),) if masked else ()),
+            *outputs,
+            num_tokens,
+            Arg("num_shared_experts", "i32", "value"),
+            *ranks,
+        ),
+        constants=constants if masked else {"active": None, **constants},
+        fallback=_share_fallback,
+        bytes_moved=bytes_moved,
+    )
+
+
+def share(
+    num_tokens: int,
+    num_shared_ranks: int,
+    rank: int,
+    launch: Launch,
+    *,
+    num_shared_experts: int = 1,
+    active: torch.Tensor | None = None,
+    by_position: bool = False,
+    programs: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Decide which ranks of shared experts tokens go to.
+
+    Args:
+        num_tokens: T.
+        num_shared_ranks: R, a multiple of ``num_shared_experts``.
+        rank: the source rank.
+        num_shared_experts: S.
+        active: (T,) int32, from `select`.
+        by_position: V1's rule.
+
+    Returns:
+        shared_ranks (T, S), shared_slots (T,), shared_counts (R,), int32.
+    """
+    check_positive("num_shared_experts", num_shared_experts)
+    check_positive("num_shared_ranks", num_shared_ranks)
+    if num_shared_ranks % num_shared_experts:
+        rule = f"must be a multiple of num_shared_experts ({num_shared_experts})"
+        raise ArgumentError("num_shared_ranks", num_shared_ranks, rule, "Every expert has as many ranks.")
+    if by_position and num_shared_experts != 1:
+        raise ArgumentError("num_shared_experts", num_shared_experts, "must be 1 by position", "Pass 1.")
+    if active is not None:
+        check_tensor("active", active, shape=[num_tokens], dtypes=[torch.int32])
+    shared_ranks = torch.empty((num_tokens, num_shared_experts), dtype=torch.int32)
+    shared_slots = torch.empty(num_tokens, dtype=torch.int32)
+    shared_counts = torch.empty(num_shared_ranks, dtype=torch.int32)
+    kernel = share_kernel(by_position, active is not None)
+    values: dict[str, torch.Tensor | int | None] = {
+        "active": active,
+        "shared_ranks": shared_ranks,
+        "shared_slots": shared_slots,
+        "shared_counts": shared_counts,
+        "num_tokens": num_tokens,
+        "num_shared_experts": num_shared_experts,
+        "num_shared_ranks": num_shared_ranks,
+        "rank": rank,
+    }
+    launch(kernel, [values[arg.name] for arg in kernel.args], programs)  # type: ignore[misc]
+    return shared_ranks, shared_slots, shared_counts

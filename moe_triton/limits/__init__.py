@@ -1,0 +1,50 @@
+"""The rules on a `Config` and on a call, each with its message: the one table of limits.
+
+Rules follow operators.md, sections 3 to 6. ``relaxed`` lifts lower bounds that only a real product has, so
+that tests and demos can be small; nothing else. ``python -m moe_triton.limits`` prints the table.
+"""
+
+from __future__ import annotations
+
+from moe_triton.limits.a3 import A3_RULES
+from moe_triton.limits.buffer_size import check_buffer_size, needed_buffer_bytes
+from moe_triton.limits.call import Call, Operator
+from moe_triton.limits.check import (
+    IMPLEMENTED,
+    RULE_SETS,
+    TORCH_NPU_NAMES,
+    call_rules_for,
+    check_call,
+    check_config,
+    check_rules,
+    rule_sets_for,
+    rules_for,
+    scheme_of,
+    torch_npu_names,
+)
+from moe_triton.limits.document import markdown
+from moe_triton.limits.rule import CallRule, ConfigRule, Rule, RuleSet
+
+__all__ = [
+    "A3_RULES",
+    "Call",
+    "CallRule",
+    "ConfigRule",
+    "IMPLEMENTED",
+    "Operator",
+    "RULE_SETS",
+    "Rule",
+    "RuleSet",
+    "TORCH_NPU_NAMES",
+    "call_rules_for",
+    "check_buffer_size",
+    "check_call",
+    "check_config",
+    "check_rules",
+    "markdown",
+    "needed_buffer_bytes",
+    "rule_sets_for",
+    "rules_for",
+    "scheme_of",
+    "torch_npu_names",
+]

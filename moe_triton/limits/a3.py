@@ -1,0 +1,230 @@
+"""Rules of A3, second and third generation, and of its in-band scheme."""
+
+from __future__ import annotations
+
+from moe_triton.config import Config
+from moe_triton.errors import INVALID_ARGUMENT
+from moe_triton.layout import STATE_COMBINE_OFFSET, STATUS_ENTRY_BYTES
+from moe_triton.limits.call import Call
+from moe_triton.limits.common import (
+    MAX_GROUP_NAME,
+    MIN_HIDDEN_RELAXED,
+    experts_per_rank,
+    hidden_step,
+    topk_of_experts,
+)
+from moe_triton.limits.rule import CallRule, ConfigRule, Rule, RuleSet, between
+
+MAX_STATUS_ENTRIES = STATE_COMBINE_OFFSET // STATUS_ENTRY_BYTES
+SCHEMES = ("fullmesh_v1", "fullmesh_v2")
+RELAXED_HIDDEN = f"relaxed=True allows {MIN_HIDDEN_RELAXED} and up for tests on the CPU."
+
+shared_ranks_of_group = Rule[[Config]](
+    "num_shared_ranks",
+    "0 to one less than the group's ranks",
+    lambda c: 0 <= c.num_shared_ranks < c.num_ranks,
+    lambda c: c.num_shared_ranks,
+    lambda c: f"at least one of the {c.num_ranks} ranks must hold routed experts",
+    "Use fewer shared ranks.",
+)
+
+shared_both_or_neither = Rule[[Config]](
+    "num_shared_ranks",
+    "0 without shared experts, positive with them; 1 shared expert on 0 ranks means none",
+    lambda c: (c.num_shared_ranks == 0) == (c.num_shared_experts == 0),
+    lambda c: c.num_shared_ranks,
+    lambda c: (
+        f"it and the number of shared experts ({c.num_shared_experts}) must be both zero or both positive"
+    ),
+    "Give shared experts ranks of their own, or have neither.",
+)
+
+A3_RULES: tuple[ConfigRule, ...] = (
+    Rule(
+        "comm_alg",
+        '"", fullmesh_v1 (the default) or fullmesh_v2',
+        lambda c: c.scheme in SCHEMES,
+        lambda c: repr(c.scheme),
+        lambda c: f"{c.product} has {list(SCHEMES)}",
+        "Use comm_alg='fullmesh_v1', or '' for the default.",
+    ),
+    between("num_ranks", 2, 768, "Use a group of at least two ranks; on one rank there is nothing to send."),
+    between("num_max_tokens_per_rank", 1, 512, "Split larger batches into several dispatches."),
+    between("hidden", 1024, 8192, RELAXED_HIDDEN, relaxed_low=MIN_HIDDEN_RELAXED),
+    hidden_step,
+    between("num_topk", 1, 16, "Send a token to fewer experts."),
+    between("num_experts", 1, 1024, "Use fewer routed experts."),
+    topk_of_experts,
+    between("num_shared_experts", 0, 4, "Use at most four shared experts."),
+    shared_ranks_of_group,
+    shared_both_or_neither,
+    Rule(
+        "num_shared_ranks",
+        "a multiple of the shared experts",
+        lambda c: c.num_shared_experts == 0 or c.num_shared_ranks % c.num_shared_experts == 0,
+        lambda c: c.num_shared_ranks,
+        lambda c: f"each of the {c.num_shared_experts} shared experts needs the same number of replicas",
+        "Make the shared ranks a multiple of the shared experts.",
+    ),
+    experts_per_rank,
+    Rule(
+        "num_experts",
+        f"experts per rank times ranks at most {MAX_STATUS_ENTRIES}",
+        lambda c: c.num_local_experts * c.num_ranks <= MAX_STATUS_ENTRIES,
+        lambda c: c.num_experts,
+        lambda c: (
+            f"experts per rank times ranks ({c.num_local_experts} * {c.num_ranks}) must be at most "
+            f"{MAX_STATUS_ENTRIES}: the status area of a zone is {STATE_COMBINE_OFFSET // 1024} KB"
+        ),
+        "Use fewer experts per rank.",
+    ),
+)
+
+
+def _tp_ranks(call: Call) -> int:
+    return max(call.tp_world_size, 1)
+
+
+# Tensor parallelism, in both generations.
+TP_RULES: tuple[CallRule, ...] = (
+    Rule(
+        "tp_world_size",
+        "0 to 2; 0 and 1 mean none",
+        lambda c, call: 0 <= call.tp_world_size <= 2,
+        lambda c, call: call.tp_world_size,
+        lambda c, call: f"{c.product} takes 0 or 1 (none) or 2",
+        "Use a tensor-parallel group of two, or none.",
+    ),
+    Rule(
+        "tp_rank_id",
+        "0, or 1 in a group of two",
+        lambda c, call: 0 <= call.tp_rank_id < _tp_ranks(call),
+        lambda c, call: call.tp_rank_id,
+        lambda c, call: f"with tp_world_size {call.tp_world_size} it is 0 to {_tp_ranks(call) - 1}",
+        "Pass this rank's place in the tensor-parallel group, 0 where there is none.",
+    ),
+    Rule(
+        "group_tp",
+        f"1 to {MAX_GROUP_NAME} characters where tp_world_size is 2",
+        lambda c, call: call.tp_world_size != 2 or bool(call.group_tp),
+        lambda c, call: repr(call.group_tp),
+        lambda c, call: "tp_world_size 2 needs a group",
+        "Pass torch_npu_ops.group_name(group).",
+        code=INVALID_ARGUMENT,
+    ),
+    Rule(
+        "group_tp",
+        "another group than group_ep",
+        lambda c, call: not call.group_tp or call.group_tp != call.group_ep,
+        lambda c, call: repr(call.group_tp),
+        lambda c, call: "it must not be the expert-parallel group",
+        "Make a group of the two tensor-parallel ranks.",
+        code=INVALID_ARGUMENT,
+    ),
+    Rule(
+        "tp_world_size",
+        "2 only with one routed expert per rank",
+        lambda c, call: call.tp_world_size != 2 or c.num_local_experts == 1,
+        lambda c, call: call.tp_world_size,
+        lambda c, call: f"2 needs one routed expert per rank, and there are {c.num_local_experts}",
+        "Use as many routed experts as ranks that hold them, or no tensor parallelism.",
+    ),
+    Rule(
+        "comm_quant_mode",
+        "0 where tp_world_size is 2",
+        lambda c, call: call.tp_world_size != 2 or call.comm_quant_mode == 0,
+        lambda c, call: call.comm_quant_mode,
+        lambda c, call: "with tp_world_size 2 results are added before they are sent: it must be 0",
+        "Pass 0.",
+    ),
+)
+
+V2 = RuleSet(
+    "A3, V2 and V3",
+    config=A3_RULES,
+    call=(
+        *TP_RULES,
+        Rule(
+            "elastic_info",
+            "only with tp_world_size 0 or 1",
+            lambda c, call: not (call.has_elastic_info and call.tp_world_size == 2),
+            lambda c, call: "given",
+            lambda c, call: "a group can lose ranks only without tensor parallelism",
+            "Pass None, or tp_world_size=0.",
+        ),
+        Rule(
+            "scales",
+            "only with quant_mode 2",
+            lambda c, call: not call.has_scales or call.quant_mode != 0,
+            lambda c, call: "given",
+            lambda c, call: "only quantised rows are smoothed, and quant_mode is 0",
+            "Use quant_mode=2, or no scales.",
+        ),
+        Rule(
+            "shared_expert_x",
+            "only with shared_expert_rank_num 0",
+            lambda c, call: not call.has_shared_expert_x or c.num_shared_ranks == 0,
+            lambda c, call: "given",
+            lambda c, call: f"{c.num_shared_ranks} ranks compute the shared experts already",
+            "Pass None, or use no shared ranks.",
+        ),
+        Rule(
+            "x_active_mask",
+            "1-D (BS,) or 2-D (BS, K)",
+            lambda c, call: not call.has_mask or call.mask_dims in (1, 2),
+            lambda c, call: f"of {call.mask_dims} dimensions",
+            lambda c, call: "it must have 1, by token, or 2, by token and expert",
+            "Reshape it.",
+        ),
+    ),
+)
+
+FULLMESH_V2 = RuleSet(
+    "A3, V2 and V3, fullmesh_v2",
+    config=(
+        between("num_max_tokens_per_rank", 1, 256, "Use fullmesh_v1 for larger batches, or split them."),
+        between("num_topk", 1, 12, "Use fullmesh_v1, or send a token to fewer experts."),
+        Rule(
+            "num_special_experts",
+            "0",
+            lambda c: c.num_special_experts == 0,
+            lambda c: c.num_special_experts,
+            lambda c: "fullmesh_v2 has no special experts",
+            "Use fullmesh_v1.",
+        ),
+    ),
+    call=(
+        Rule(
+            "x_active_mask",
+            "None",
+            lambda c, call: not call.has_mask,
+            lambda c, call: "given",
+            lambda c, call: "fullmesh_v2 takes no mask",
+            "Use fullmesh_v1.",
+        ),
+        Rule(
+            "elastic_info",
+            "None",
+            lambda c, call: not call.has_elastic_info,
+            lambda c, call: "given",
+            lambda c, call: "fullmesh_v2 takes none",
+            "Use fullmesh_v1.",
+        ),
+        Rule(
+            "global_bs",
+            "0 or BS * ep_world_size",
+            lambda c, call: not call.has_variable_batch(c.num_ranks),
+            lambda c, call: call.global_bs,
+            lambda c, call: f"with fullmesh_v2 every rank has the same number of tokens, here {call.batch}",
+            "Use fullmesh_v1 where ranks differ.",
+        ),
+        Rule(
+            "tp_world_size",
+            "0 or 1",
+            lambda c, call: call.tp_world_size != 2,
+            lambda c, call: call.tp_world_size,
+            lambda c, call: "fullmesh_v2 has no tensor parallelism",
+            "Use fullmesh_v1.",
+        ),
+    ),
+)

@@ -1,0 +1,127 @@
+"""HCCL_BUFFSIZE: the bytes that a group's window may take, and how many its sizes need.
+
+The published formulas (operators.md, section 6). They bound `moe_triton.layout` from above: a window that
+these bytes hold is large enough for the layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from moe_triton.config import Config
+from moe_triton.errors import ArgumentError
+from moe_triton.layout import (
+    BLOCK_BYTES,
+    BLOCK_DATA_BYTES,
+    SCALE_BYTES,
+    SLOT_ALIGN,
+    STAMP_BYTES,
+    UB_ALIGN,
+    align,
+)
+
+MEGABYTE = 1 << 20
+DEFAULT_MEGABYTES = 200
+ITEM_BYTES = 2  # bf16 and fp16
+
+
+@dataclass(frozen=True)
+class Formula:
+    """Bytes that one scheme needs.
+
+    Attributes:
+        title: of which scheme.
+        text: the formula, for the documentation.
+        needed: the same as a function.
+    """
+
+    title: str
+    text: str
+    needed: Callable[[Config], int]
+
+
+def _packed_bytes(c: Config) -> int:
+    """A row, its scale and its stamp, before they are cut into blocks or rounded up to a slot."""
+    return align(ITEM_BYTES * c.hidden, UB_ALIGN) + SCALE_BYTES + STAMP_BYTES
+
+
+def _two_zones(c: Config, dispatch_slot: int) -> int:
+    dispatch = c.num_local_experts * c.num_max_tokens_per_rank * c.num_ranks * dispatch_slot
+    combine_slot = align(ITEM_BYTES * c.hidden, SLOT_ALIGN)
+    return 2 * (dispatch + c.num_results_per_token * c.num_max_tokens_per_rank * combine_slot)
+
+
+def _fullmesh_v1(c: Config) -> int:
+    return _two_zones(c, align(_packed_bytes(c), SLOT_ALIGN))
+
+
+def _fullmesh_v2(c: Config) -> int:
+    return _two_zones(c, -(-_packed_bytes(c) // BLOCK_DATA_BYTES) * BLOCK_BYTES)
+
+
+def _first_generation(c: Config) -> int:
+    slots = c.num_ranks * c.num_local_experts + c.num_topk + 1
+    return 2 * c.num_max_tokens_per_rank * ITEM_BYTES * (c.hidden + 128) * slots + 2 * MEGABYTE
+
+
+def _a2_fullmesh(c: Config) -> int:
+    rows = c.num_max_tokens_per_rank * c.num_ranks * min(c.num_local_experts, c.num_topk)
+    return 2 * (rows * c.hidden * ITEM_BYTES + 2 * MEGABYTE)
+
+
+def _a2_hierarchy(c: Config) -> int:
+    token = c.hidden * ITEM_BYTES + 4 * align(c.num_topk, 8) * 4
+    return c.num_experts * c.num_max_tokens_per_rank * token + (4 + 100) * MEGABYTE
+
+
+# By product, generation and scheme; both generations of A2 need the same.
+FORMULAS: dict[tuple[str, int, str], Formula] = {
+    ("A3", 2, "fullmesh_v1"): Formula(
+        "A3, V2 and V3, fullmesh_v1",
+        "2 * (localE * maxBs * EP * Align512(Align32(2 * H) + 64) + (K + S) * maxBs * Align512(2 * H))",
+        _fullmesh_v1,
+    ),
+    ("A3", 2, "fullmesh_v2"): Formula(
+        "A3, V2 and V3, fullmesh_v2",
+        "2 * (localE * maxBs * EP * ceil((Align32(2 * H) + 64) / 480) * 512 "
+        "+ (K + S) * maxBs * Align512(2 * H))",
+        _fullmesh_v2,
+    ),
+    ("A3", 1, "fullmesh_v1"): Formula(
+        "A3, V1", "2 * maxBs * 2 * (H + 128) * (EP * localE + K + 1) + 2 MB", _first_generation
+    ),
+    ("A2", 2, "fullmesh"): Formula(
+        "A2, fullmesh", "2 * (maxBs * EP * min(localE, K) * H * 2 + 2 MB)", _a2_fullmesh
+    ),
+    ("A2", 2, "hierarchy"): Formula(
+        "A2, hierarchy", "M * maxBs * (H * 2 + 4 * Align8(K) * 4) + 4 MB + 100 MB", _a2_hierarchy
+    ),
+}
+
+
+def needed_buffer_bytes(config: Config) -> int:
+    """Bytes that HCCL_BUFFSIZE has to cover for a `Config` that keeps every rule."""
+    config = config.normalized()
+    version = 2 if config.product == "A2" else config.version
+    return FORMULAS[config.product, version, config.scheme].needed(config)
+
+
+def check_buffer_size(config: Config, megabytes: int = DEFAULT_MEGABYTES) -> None:
+    """Checks that a window of this size is large enough.
+
+    Args:
+        config: one that keeps every rule.
+        megabytes: HCCL_BUFFSIZE.
+
+    Raises:
+        ArgumentError: it is not; the message gives the value to set.
+    """
+    needed = needed_buffer_bytes(config)
+    if needed > megabytes * MEGABYTE:
+        raise ArgumentError(
+            "HCCL_BUFFSIZE",
+            f"{megabytes} MB",
+            f"the window of {config.product} {config.scheme} needs {needed} bytes for these sizes",
+            f"Set HCCL_BUFFSIZE={-(-needed // MEGABYTE)} or more on every rank, or use smaller batches.",
+        )

@@ -1,0 +1,132 @@
+"""Which rules apply to what, and the checks themselves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from moe_triton.config import Config
+from moe_triton.errors import ArgumentError
+from moe_triton.limits import a2, a3, a3_v1
+from moe_triton.limits.call import Call
+from moe_triton.limits.common import COMMON
+from moe_triton.limits.rule import CallRule, ConfigRule, RuleSet
+
+# Schemes that can be served, by product. The rules know more than these.
+IMPLEMENTED: dict[str, tuple[str, ...]] = {"A3": ("fullmesh_v1", "fullmesh_v2")}
+
+# Every set, in the order of the documentation.
+RULE_SETS: tuple[RuleSet, ...] = (COMMON, a3.V2, a3.FULLMESH_V2, a3_v1.V1, a2.A2, a2.FULLMESH, a2.HIERARCHY)
+
+# What torch_npu calls the fields of a `Config` that it has an argument for.
+TORCH_NPU_NAMES: dict[str, str] = {
+    "num_ranks": "ep_world_size",
+    "num_max_tokens_per_rank": "expert_ids.shape[0]",
+    "hidden": "x.shape[1]",
+    "num_topk": "expert_ids.shape[1]",
+    "num_experts": "moe_expert_num",
+    "num_shared_experts": "shared_expert_num",
+    "num_shared_ranks": "shared_expert_rank_num",
+    "num_special_experts": "zero_expert_num + copy_expert_num + const_expert_num",
+}
+
+
+def torch_npu_names(call: Call) -> dict[str, str]:
+    """What the caller of this call knows the fields of a `Config` as, for `ArgumentError.renamed`."""
+    names = dict(TORCH_NPU_NAMES)
+    if call.is_combine:
+        names["hidden"] = "expand_x.shape[1]"
+    if call.global_bs:
+        names["num_max_tokens_per_rank"] = "global_bs / ep_world_size"
+    return names
+
+
+def scheme_of(product: str, comm_alg: str | None, environment: Mapping[str, str] = os.environ) -> str:
+    """The scheme that ``comm_alg`` selects; "" and None stand for the product's default.
+
+    Args:
+        product: whose.
+        comm_alg: what the user asked for. It is returned as it is: the rules judge it.
+        environment: A2's default is hierarchy if and only if it has HCCL_INTRA_PCIE_ENABLE=1 and
+            HCCL_INTRA_ROCE_ENABLE=0.
+    """
+    if comm_alg:
+        return comm_alg
+    if product != "A2":
+        return a3.SCHEMES[0]
+    inside = environment.get("HCCL_INTRA_PCIE_ENABLE"), environment.get("HCCL_INTRA_ROCE_ENABLE")
+    return "hierarchy" if inside == ("1", "0") else "fullmesh"
+
+
+def rule_sets_for(product: str, version: int, scheme: str) -> tuple[RuleSet, ...]:
+    """The sets that apply, in the order in which they are checked."""
+    if product == "A2":
+        schemes = {"fullmesh": (a2.FULLMESH,), "hierarchy": (a2.HIERARCHY,)}
+        return (COMMON, a2.A2, *schemes.get(scheme, ()))
+    if product == "A3" and version == 1:
+        return (COMMON, a3_v1.V1)
+    if product == "A3":
+        return (COMMON, a3.V2, a3.FULLMESH_V2) if scheme == "fullmesh_v2" else (COMMON, a3.V2)
+    return (COMMON,)
+
+
+def rules_for(config: Config) -> tuple[ConfigRule, ...]:
+    """The rules on this `Config`, whether or not its product can be served."""
+    sets = rule_sets_for(config.product, config.version, config.scheme)
+    return tuple(rule for rule_set in sets for rule in rule_set.config)
+
+
+def call_rules_for(config: Config, call: Call) -> tuple[CallRule, ...]:
+    """The rules on this call."""
+    sets = rule_sets_for(config.product, call.version, config.scheme)
+    return tuple(rule for rule_set in sets for rule in rule_set.call)
+
+
+def check_rules(config: Config) -> None:
+    """Checks every rule on a `Config`, whether or not its product can be served.
+
+    Raises:
+        ArgumentError: the first rule that does not hold.
+    """
+    config = config.normalized()
+    for rule in rules_for(config):
+        rule.check(config)
+
+
+def check_config(config: Config) -> None:
+    """Checks every rule on a `Config`, and then that its product and scheme can be served.
+
+    Raises:
+        ArgumentError: the first rule that does not hold, under the name of the field of `Config`.
+    """
+    check_rules(config)
+    schemes = IMPLEMENTED.get(config.product, ())
+    if not schemes:
+        raise ArgumentError(
+            "product",
+            repr(config.product),
+            f"only {sorted(IMPLEMENTED)} can be served yet",
+            f"Use product={min(IMPLEMENTED)!r}.",
+        )
+    if config.scheme not in schemes:
+        raise ArgumentError(
+            "comm_alg",
+            repr(config.scheme),
+            f"{config.product} has {list(schemes)} here yet",
+            f"Use comm_alg={schemes[0]!r}.",
+        )
+
+
+def check_call(config: Config, call: Call) -> None:
+    """Checks the rules on the arguments of a call that `Config` does not hold.
+
+    Args:
+        config: one that keeps every rule.
+        call: what is asked for.
+
+    Raises:
+        ArgumentError: the first rule that does not hold, under torch_npu's name of the argument.
+    """
+    config = config.normalized()
+    for rule in call_rules_for(config, call):
+        rule.check(config, call)

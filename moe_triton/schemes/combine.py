@@ -1,0 +1,370 @@
+"""Combine on A3: every result back to its token's rank, and summed there.
+
+The four steps: send, flag, wait, arrange (the sum). V2 flags each row and waits for a token's own
+results; V1 names results by expert, so it flags once all rows of a rank are there and waits for all ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moe_triton import ascendc
+from moe_triton.kernels.add_rows import add_rows_kernel
+from moe_triton.kernels.block_quantize import block_quantize_kernel
+from moe_triton.kernels.const_experts import const_alphas_kernel
+from moe_triton.kernels.returns import returns_kernel
+from moe_triton.kernels.rms_norm import rms_norm_kernel
+from moe_triton.kernels.waits import waits_of_combine_kernel
+from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
+from moe_triton.layout import UB_ALIGN, SlotLayout, align
+from moe_triton.plan import Hole, Launch, Plan, Value, launch
+from moe_triton.schemes.dispatch import WORD, post_step, select_step, wait_step
+from moe_triton.schemes.site import Site, launch_matching
+from moe_triton.schemes.variants import CombineVariant
+
+
+@dataclass(frozen=True)
+class CombinePlans:
+    """Builds the plans of combine on one rank.
+
+    Holes: y, num_rows, recv_offsets, peers, window, topk_idx, num_tokens, out, report; triples (V2) or
+    expand_idx (V1); topk_weights, mask, shared_x, ori_x, const_v, alpha1, alpha2, residual, gamma, eps,
+    normed, rstd, exchange_counts, exchange_window, exchange_peers, performance_info and rank_table where the
+    variant has them; and names of `Site.scratch`.
+    """
+
+    site: Site
+
+    def setup(self, variant: CombineVariant, zone: int) -> Plan:
+        """Up to and including the flags."""
+        steps = []
+        if variant.exchange:
+            steps += self._reduce(variant, zone)
+        if self.site.is_version_1:
+            steps.append(self._returns())
+        if variant.block_quantize:
+            steps.append(self._block_quantize(variant))
+        steps.append(self._send_results(variant, zone))
+        if self.site.is_version_1:
+            steps.append(self._post_results(zone))
+        return Plan("combine", zone, tuple(steps))
+
+    def teardown(self, variant: CombineVariant, zone: int) -> Plan:
+        """From the wait on."""
+        steps = []
+        if variant.mask != "none":
+            steps.append(select_step(self.site, variant.mask))
+        steps.append(
+            self._wait_ranks(variant, zone) if self.site.is_version_1 else self._wait_results(variant, zone)
+        )
+        if variant.special[2]:
+            steps.append(self._const_alphas(variant))
+        steps.append(self._weighted_sum(variant, zone))
+        if variant.norm:
+            steps.append(self._rms_norm(variant))
+        if variant.waits:
+            steps.append(self._record_waits(variant))
+        return Plan("combine", zone, tuple(steps))
+
+    def _ids(self, variant: CombineVariant) -> Hole:
+        return Hole("topk_idx" if variant.mask == "none" else "masked_ids")
+
+    def _reduce(self, variant: CombineVariant, zone: int) -> list[Launch]:
+        """The peer's half of the rows back to it, and its half of ours added to our own."""
+        site, exchange = self.site, self.site.exchange
+        assert site.exchange_rank is not None
+        own, others = WORD * site.exchange_rank, WORD * (1 - site.exchange_rank)
+        row_bytes = SlotLayout(site.config.hidden, 2).row_bytes
+        send = launch(
+            "reduce: send",
+            ascendc.EXCHANGE_SEND,
+            "communication",
+            site.num_blocks,
+            rows=Hole("y"),
+            row_bytes=row_bytes,
+            scales=0,
+            scale_offset=0,
+            first_row=Hole("exchange_counts", own),
+            num_rows=Hole("exchange_counts", others),
+            capacity=Hole("num_rows"),
+            header=0,
+            header_words=0,
+            peers=Hole("exchange_peers"),
+            peer=1 - site.exchange_rank,
+            zone=zone,
+            slots=exchange.combine_slots.words(),
+            headers=exchange.headers.words(),
+            report=Hole("report"),
+        )
+        flag = post_step(site, "reduce", zone, Hole("exchange_counts", others))
+        wait = wait_step(site, "reduce", zone)
+        add = launch_matching(
+            "reduce: add",
+            add_rows_kernel(variant.dtype, site.config.hidden, site.target),
+            "compute",
+            site.num_blocks,
+            {
+                "rows": Hole("y"),
+                "slots": Hole("exchange_window", exchange.combine_slots.offset(zone=zone)),
+                "counts": Hole("exchange_counts"),
+                "out": Hole("reduced_rows"),
+                "tp_rank": site.exchange_rank,
+                "capacity": site.capacity,
+                "slot_stride": exchange.combine_slots.stride("index") // variant.dtype.itemsize,
+            },
+        )
+        return [send, flag, wait, add]
+
+    def _returns(self) -> Launch:
+        """V1: where each row goes, from the counts alone."""
+        c, site = self.site.config, self.site
+        shared = c.is_shared_rank(site.rank)
+        return launch_matching(
+            "returns",
+            returns_kernel(shared, site.target),
+            "compute",
+            1,
+            {
+                "recv_offsets": Hole("recv_offsets"),
+                "triples": Hole("return_triples"),
+                "num_entries": site.num_entries,
+                "num_ranks": c.num_ranks,
+                "capacity": site.capacity,
+                "first_expert": (site.rank - c.num_shared_ranks) * c.num_local_experts,
+                "rank": site.rank,
+                "num_tokens": Hole("num_tokens"),
+                "num_shared_ranks": c.num_shared_ranks,
+                "num_experts": c.num_experts,
+            },
+        )
+
+    def _rows(self, variant: CombineVariant) -> tuple[Hole, Value]:
+        """The rows of this rank's experts, and how many there is room for."""
+        if variant.exchange:
+            return Hole("reduced_rows"), self.site.capacity
+        return Hole("y"), Hole("num_rows")
+
+    def _block_quantize(self, variant: CombineVariant) -> Launch:
+        site = self.site
+        rows, capacity = self._rows(variant)
+        row_bytes, scale_offset = site.quantized_row_bytes, align(site.config.hidden, UB_ALIGN)
+        return launch_matching(
+            "quantize",
+            block_quantize_kernel(variant.dtype, site.config.hidden, site.target),
+            "compute",
+            site.num_blocks,
+            {
+                "rows": rows,
+                "recv_offsets": Hole("recv_offsets"),
+                "packed": Hole("quantized_rows"),
+                "packed_scales": Hole("quantized_rows", scale_offset),
+                "num_entries": site.num_entries,
+                "capacity": capacity,
+                "row_stride": row_bytes,
+                "scale_stride": row_bytes // variant.dtype.itemsize,
+            },
+        )
+
+    def _send_results(self, variant: CombineVariant, zone: int) -> Launch:
+        """Steps 1 and 2: each row to its token's slot; V2 sets its flag right after it."""
+        c, site, layout = self.site.config, self.site, self.site.layout
+        rows, capacity = self._rows(variant)
+        row_bytes = SlotLayout(c.hidden, 2).row_bytes
+        if variant.block_quantize:
+            rows, row_bytes = Hole("quantized_rows"), site.quantized_row_bytes
+        return launch(
+            "send",
+            ascendc.COMBINE_SEND,
+            "communication",
+            site.num_blocks,
+            rows=rows,
+            row_bytes=row_bytes,
+            triples=Hole("return_triples" if site.is_version_1 else "triples"),
+            recv_offsets=Hole("recv_offsets"),
+            num_entries=site.num_entries,
+            capacity=capacity,
+            peers=Hole("peers"),
+            num_ranks=c.num_ranks,
+            zone=zone,
+            flag_rows=0 if site.is_version_1 else 1,
+            slots=layout.combine_slots.words(),
+            status=layout.combine_status.words(),
+            report=Hole("report"),
+        )
+
+    def _post_results(self, zone: int) -> Launch:
+        """Step 2 of V1: one flag to every rank, after all rows."""
+        site = self.site
+        return launch(
+            "flag",
+            ascendc.POST_STATUS,
+            "communication",
+            1,
+            peers=Hole("peers"),
+            num_ranks=site.config.num_ranks,
+            count=0,
+            rank=site.rank,
+            zone=zone,
+            status=site.layout.peer_status.words(),
+            report=Hole("report"),
+        )
+
+    def _wait_ranks(self, variant: CombineVariant, zone: int) -> Launch:
+        """Step 3 of V1: until every rank's flag is there."""
+        site = self.site
+        return launch(
+            "wait",
+            ascendc.DISPATCH_WAIT,
+            "communication",
+            site.num_blocks,
+            window=Hole("window"),
+            recv_counts=Hole("barrier_counts"),
+            waited_us=0,
+            num_local_experts=1,
+            zone=zone,
+            timeout_us=site.timeout_us,
+            status=site.layout.peer_status.words(),
+            report=Hole("report"),
+        )
+
+    def _wait_results(self, variant: CombineVariant, zone: int) -> Launch:
+        """Step 3: until every result of this rank's own tokens is there."""
+        c = self.site.config
+        return launch(
+            "wait",
+            ascendc.COMBINE_WAIT,
+            "communication",
+            self.site.num_blocks,
+            window=Hole("window"),
+            topk_idx=self._ids(variant),
+            active=0 if variant.mask == "none" else Hole("active"),
+            waited_us=Hole("waited") if variant.waits else 0,
+            first_token=0,
+            num_tokens=Hole("num_tokens"),
+            topk=c.num_topk,
+            num_experts=c.num_experts,
+            num_shared_experts=c.num_shared_experts,
+            zone=zone,
+            timeout_us=self.site.timeout_us,
+            status=self.site.layout.combine_status.words(),
+            report=Hole("report"),
+        )
+
+    def _const_alphas(self, variant: CombineVariant) -> Launch:
+        c, site = self.site.config, self.site
+        num_zero, num_copy, num_const = variant.special
+        return launch_matching(
+            "const alphas",
+            const_alphas_kernel(variant.dtype, c.hidden, c.num_topk, variant.const_per_element, site.target),
+            "compute",
+            site.num_blocks,
+            {
+                "x": Hole("ori_x"),
+                "topk_idx": self._ids(variant),
+                "alpha1": Hole("alpha1"),
+                "alpha2": Hole("alpha2"),
+                "alphas": Hole("alphas"),
+                "first_token": 0,
+                "num_tokens": Hole("num_tokens"),
+                "first_const": c.num_experts + num_zero + num_copy,
+                "num_const": num_const,
+            },
+        )
+
+    def _weighted_sum(self, variant: CombineVariant, zone: int) -> Launch:
+        """Step 4: out of the window, summed by weight."""
+        c, slots = self.site.config, self.site.layout.combine_slots
+        itemsize = 1 if variant.block_quantize else variant.dtype.itemsize
+        window = slots.offset(zone=zone)
+        features = SumFeatures(
+            masked=variant.mask != "none",
+            shared_x=variant.shared_x,
+            special=any(variant.special),
+            quantized=variant.block_quantize,
+            by_expert=self.site.is_version_1,
+            fp32_out=variant.norm,
+        )
+        token, k = slots.stride("token"), slots.stride("k")
+        return launch_matching(
+            "sum",
+            weighted_sum_kernel(
+                variant.dtype,
+                c.hidden,
+                c.num_topk,
+                c.num_shared_experts,
+                variant.weights,
+                self.site.target,
+                features=features,
+            ),
+            "compute",
+            self.site.num_blocks,
+            {
+                "slots": Hole("window", window),
+                "slot_scales": Hole("window", window + align(c.hidden, UB_ALIGN)),
+                "topk_idx": self._ids(variant),
+                "topk_weights": Hole("topk_weights") if variant.weights else 0,
+                "expand_idx": Hole("expand_idx"),
+                "active": Hole("active"),
+                "shared_x": Hole("shared_x"),
+                "ori_x": Hole("ori_x") if any(variant.special[1:]) else 0,
+                "alphas": Hole("alphas") if variant.special[2] else 0,
+                "const_v": Hole("const_v") if variant.special[2] else 0,
+                "out": Hole("sums" if variant.norm else "out"),
+                "token_stride": token // itemsize,
+                "slot_stride": k // itemsize,
+                # V1's region counts a result's number at its expert as token, and experts as k.
+                "index_stride": token // itemsize,
+                "expert_stride": k // itemsize,
+                "max_index": c.num_max_tokens_per_rank,
+                "first_token": 0,
+                "num_tokens": Hole("num_tokens"),
+                "num_experts": c.num_experts,
+                "num_zero": variant.special[0],
+                "num_copy": variant.special[1],
+                "num_const": variant.special[2],
+            },
+        )
+
+    def _rms_norm(self, variant: CombineVariant) -> Launch:
+        return launch_matching(
+            "norm",
+            rms_norm_kernel(self.site.config.hidden, self.site.target, masked=variant.mask != "none"),
+            "compute",
+            self.site.num_blocks,
+            {
+                "acc": Hole("sums"),
+                "residual": Hole("residual"),
+                "gamma": Hole("gamma"),
+                "active": Hole("active"),
+                "eps": Hole("eps"),
+                "y": Hole("normed"),
+                "rstd": Hole("rstd"),
+                "x_out": Hole("out"),
+                "first_token": 0,
+                "num_tokens": Hole("num_tokens"),
+            },
+        )
+
+    def _record_waits(self, variant: CombineVariant) -> Launch:
+        c, site = self.site.config, self.site
+        return launch_matching(
+            "record waits",
+            waits_of_combine_kernel(site.target),
+            "compute",
+            1,
+            {
+                "waited": Hole("waited"),
+                "topk_idx": self._ids(variant),
+                "table": Hole("rank_table"),
+                "performance_info": Hole("performance_info"),
+                "num_tokens": Hole("num_tokens"),
+                "topk": c.num_topk,
+                "num_experts": c.num_experts,
+                "num_local_experts": c.num_local_experts,
+                "num_shared_experts": c.num_shared_experts,
+                "num_shared_ranks": c.num_shared_ranks,
+                "num_ranks": c.num_ranks,
+                "rank": site.rank,
+                "num_table": Hole("num_performance_entries"),
+            },
+        )

@@ -1,0 +1,418 @@
+"""Dispatch on A3: every row straight into its expert's rank, a status entry for every expert.
+
+The four steps: send, flag (both in `_send_rows`), wait, arrange. ``fullmesh_v1`` posts an entry after a
+SyncAll over the blocks that wrote the rows; ``fullmesh_v2`` posts it at once and has a flag in every
+block of every slot. A flag is never visible before what it announces: the send kernels see to that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moe_triton import ascendc
+from moe_triton.kernels.append import append_kernel, gather_counts_kernel
+from moe_triton.kernels.arrange import arrange_kernel
+from moe_triton.kernels.pack import pack_kernel
+from moe_triton.kernels.returns import own_offsets_kernel
+from moe_triton.kernels.route import offsets_kernel, route_kernel
+from moe_triton.kernels.select import select_kernel
+from moe_triton.kernels.share import share_kernel
+from moe_triton.kernels.waits import waits_of_dispatch_kernel
+from moe_triton.layout import SlotLayout
+from moe_triton.plan import Hole, Launch, Plan, launch
+from moe_triton.schemes.site import Site, launch_matching
+from moe_triton.schemes.variants import DispatchVariant, Mask
+
+WORD = 4  # bytes of the int32 words that rows are copied in
+
+
+def select_step(site: Site, mask: Mask) -> Launch:
+    """What an active mask leaves of the routing; dispatch and combine each ask."""
+    return launch(
+        "select",
+        select_kernel(site.config.num_topk, mask == "entries", site.target),
+        "compute",
+        1,
+        expert_ids=Hole("topk_idx"),
+        mask=Hole("mask"),
+        topk_idx=Hole("masked_ids"),
+        active=Hole("active"),
+        num_active=Hole("num_active"),
+        num_tokens=Hole("num_tokens"),
+    )
+
+
+@dataclass(frozen=True)
+class DispatchPlans:
+    """Builds the plans of dispatch on one rank.
+
+    Holes: x, topk_idx, expand_idx, num_tokens, num_ids, peers, window, recv_offsets, tokens_per_expert,
+    tokens, triples, report; mask, smooth_scales, topk_weights, scales, weights, performance_info and
+    rank_table, exchange_counts, exchange_window and exchange_peers where the variant has them; and names
+    of `Site.scratch`.
+    """
+
+    site: Site
+
+    def setup(self, variant: DispatchVariant, zone: int) -> Plan:
+        """Up to and including the flags."""
+        steps = []
+        if variant.mask != "none":
+            steps.append(select_step(self.site, variant.mask))
+        if self.site.config.num_shared_experts:
+            steps.append(self._share(variant))
+        steps.append(self._route(variant))
+        if variant.quantize:
+            steps.append(self._pack(variant))
+        steps.append(self._send_rows(variant, zone))
+        return Plan("dispatch", zone, tuple(steps))
+
+    def teardown(self, variant: DispatchVariant, zone: int) -> Plan:
+        """From the wait on."""
+        steps = [self._wait_status(variant, zone), self._offsets(variant)]
+        if self.site.config.scheme == "fullmesh_v2":
+            steps.append(self._receive_inband(variant, zone))
+        else:
+            steps.append(self._arrange(variant, zone))
+        if self.site.keeps_own_tokens:
+            steps.append(self._report_own_tokens())
+        if variant.exchange:
+            steps += self._gather(variant, zone)
+        if variant.waits:
+            steps.append(self._record_waits())
+        return Plan("dispatch", zone, tuple(steps))
+
+    def slot(self, variant: DispatchVariant) -> SlotLayout:
+        """How a slot of this variant is packed."""
+        return SlotLayout(self.site.config.hidden, 1 if variant.quantize else variant.dtype.itemsize)
+
+    def _ids(self, variant: DispatchVariant) -> Hole:
+        return Hole("topk_idx" if variant.mask == "none" else "masked_ids")
+
+    @property
+    def _offsets_hole(self) -> Hole:
+        return Hole("true_offsets" if self.site.keeps_own_tokens else "recv_offsets")
+
+    def _share(self, variant: DispatchVariant) -> Launch:
+        c, site = self.site.config, self.site
+        return launch_matching(
+            "share",
+            share_kernel(site.is_version_1, variant.mask != "none", site.target),
+            "compute",
+            1,
+            {
+                "active": Hole("active"),
+                "shared_ranks": Hole("shared_ranks"),
+                "shared_slots": Hole("shared_slots"),
+                "shared_counts": Hole("shared_counts"),
+                "num_tokens": Hole("num_tokens"),
+                "num_shared_experts": c.num_shared_experts,
+                "num_shared_ranks": c.num_shared_ranks,
+                "rank": site.rank,
+            },
+        )
+
+    def _route(self, variant: DispatchVariant) -> Launch:
+        return launch(
+            "route",
+            route_kernel(self.site.target),
+            "compute",
+            1,
+            topk_idx=self._ids(variant),
+            expand_idx=Hole("expand_idx"),
+            counts=Hole("counts"),
+            num_entries=Hole("num_ids"),
+            num_experts=self.site.config.num_experts,
+        )
+
+    def _packed(self, variant: DispatchVariant) -> str:
+        return "packed_results" if variant.smooth else "packed"
+
+    def _pack(self, variant: DispatchVariant) -> Launch:
+        c, slot, packed = self.site.config, self.slot(variant), self._packed(variant)
+        shared = c.num_shared_experts if variant.smooth else 0
+        return launch_matching(
+            "pack",
+            pack_kernel(variant.dtype, c.hidden, c.num_topk, variant.smooth, self.site.target, shared),
+            "compute",
+            self.site.num_blocks,
+            {
+                "x": Hole("x"),
+                "topk_idx": self._ids(variant),
+                "smooth_scales": Hole("smooth_scales"),
+                "scale_row_offset": c.num_shared_experts,
+                "num_scale_rows": c.num_shared_experts + c.num_experts,
+                "rows": Hole(packed),
+                "scales": Hole(packed, slot.scale_offset),
+                "triples": Hole(packed, slot.stamp_offset),
+                "rank": self.site.rank,
+                "first_token": 0,
+                "num_tokens": Hole("num_tokens"),
+                "row_stride": slot.packed_bytes,
+                "scale_stride": slot.packed_bytes // WORD,
+                "triple_stride": slot.packed_bytes // WORD,
+            },
+        )
+
+    def _send_rows(self, variant: DispatchVariant, zone: int) -> Launch:
+        """Steps 1 and 2: rows to their slots, and a status entry to every expert's rank."""
+        c, slot, layout = self.site.config, self.slot(variant), self.site.layout
+        shared = c.num_shared_experts > 0
+        return launch(
+            "send",
+            ascendc.INBAND_SEND if c.scheme == "fullmesh_v2" else ascendc.DISPATCH_SEND,
+            "communication",
+            self.site.num_blocks,
+            rows=Hole(self._packed(variant)) if variant.quantize else Hole("x"),
+            row_stride=slot.packed_bytes if variant.quantize else slot.row_bytes,
+            row_bytes=slot.stamp_offset if variant.quantize else slot.row_bytes,
+            stamp_offset=slot.stamp_offset,
+            rows_per_token=c.num_results_per_token if variant.smooth else 1,
+            topk_idx=self._ids(variant),
+            topk_weights=Hole("topk_weights") if variant.weights else 0,
+            expand_idx=Hole("expand_idx"),
+            counts=Hole("counts"),
+            shared_ranks=Hole("shared_ranks") if shared else 0,
+            shared_slots=Hole("shared_slots") if shared else 0,
+            shared_counts=Hole("shared_counts") if shared else 0,
+            peers=Hole("peers"),
+            first_token=0,
+            num_tokens=Hole("num_tokens"),
+            topk=c.num_topk,
+            num_experts=c.num_experts,
+            num_shared_experts=c.num_shared_experts,
+            num_shared_ranks=c.num_shared_ranks,
+            rank=self.site.rank,
+            zone=zone,
+            post_status=1,
+            slots=layout.dispatch_slots.words(),
+            status=layout.dispatch_status.words(),
+            report=Hole("report"),
+        )
+
+    def _wait_status(self, variant: DispatchVariant, zone: int) -> Launch:
+        """Step 3: until an entry from every rank is there."""
+        return launch(
+            "wait",
+            ascendc.DISPATCH_WAIT,
+            "communication",
+            self.site.num_blocks,
+            window=Hole("window"),
+            recv_counts=Hole("recv_counts"),
+            waited_us=Hole("waited") if variant.waits else 0,
+            num_local_experts=self.site.num_local_experts,
+            zone=zone,
+            timeout_us=self.site.timeout_us,
+            status=self.site.layout.dispatch_status.words(),
+            report=Hole("report"),
+        )
+
+    def _offsets(self, variant: DispatchVariant) -> Launch:
+        site = self.site
+        return launch_matching(
+            "offsets",
+            offsets_kernel(site.target, variant.cumulative),
+            "compute",
+            1,
+            {
+                "recv_counts": Hole("recv_counts"),
+                "recv_offsets": self._offsets_hole,
+                "tokens_per_expert": Hole("tokens_per_expert"),
+                "num_entries": site.num_entries,
+                "num_local_experts": site.num_local_experts,
+                "max_count": site.config.num_max_tokens_per_rank,
+                "capacity": site.capacity,
+            },
+        )
+
+    def _arrange(self, variant: DispatchVariant, zone: int) -> Launch:
+        """Step 4: out of the window, into expert order."""
+        site, slot, slots = self.site, self.slot(variant), self.site.layout.dispatch_slots
+        window = Hole("window", slots.offset(zone=zone))
+        return launch(
+            "arrange",
+            arrange_kernel(
+                slot.row_bytes // WORD,
+                slot.scale_offset // WORD,
+                slot.stamp_offset // WORD,
+                variant.quantize,
+                variant.weights,
+            ),
+            "compute",
+            site.num_blocks,
+            slots=window,
+            slot_scales=window,
+            recv_offsets=self._offsets_hole,
+            out_rows=Hole("tokens"),
+            out_scales=Hole("scales") if variant.quantize else 0,
+            out_triples=Hole("triples"),
+            out_weights=Hole("weights") if variant.weights else 0,
+            num_entries=site.num_entries,
+            num_ranks=site.config.num_ranks,
+            src_stride=slots.stride("source") // WORD,
+            expert_stride=slots.stride("expert") // WORD,
+            slot_stride=slots.stride("index") // WORD,
+        )
+
+    def _receive_inband(self, variant: DispatchVariant, zone: int) -> Launch:
+        """Steps 3 and 4 of fullmesh_v2: each row as soon as its own flags are there."""
+        site, slot = self.site, self.slot(variant)
+        return launch(
+            "arrange",
+            ascendc.INBAND_RECEIVE,
+            "communication",
+            site.num_blocks,
+            window=Hole("window"),
+            recv_offsets=self._offsets_hole,
+            waited_us=Hole("waited") if variant.waits else 0,
+            num_entries=site.num_entries,
+            num_ranks=site.config.num_ranks,
+            capacity=site.capacity,
+            row_bytes=slot.row_bytes,
+            scale_offset=slot.scale_offset,
+            stamp_offset=slot.stamp_offset,
+            out_rows=Hole("tokens"),
+            out_scales=Hole("scales") if variant.quantize else 0,
+            out_triples=Hole("triples"),
+            out_weights=Hole("weights") if variant.weights else 0,
+            zone=zone,
+            timeout_us=site.timeout_us,
+            slots=site.layout.dispatch_slots.words(),
+            report=Hole("report"),
+        )
+
+    def _report_own_tokens(self) -> Launch:
+        c, site = self.site.config, self.site
+        return launch(
+            "report own tokens",
+            own_offsets_kernel(site.target),
+            "compute",
+            1,
+            recv_offsets=Hole("true_offsets"),
+            out=Hole("recv_offsets"),
+            num_ranks=c.num_ranks,
+            num_shared_ranks=c.num_shared_ranks,
+            rank=site.rank,
+            num_tokens=Hole("num_tokens"),
+        )
+
+    def _gather(self, variant: DispatchVariant, zone: int) -> list[Launch]:
+        """The tensor-parallel peer's rows after our own: the same four steps between two ranks."""
+        site, slot, exchange = self.site, self.slot(variant), self.site.exchange
+        assert site.exchange_rank is not None
+        peer = 1 - site.exchange_rank
+        last = WORD * (site.num_entries - 1)
+        send = launch(
+            "gather: send",
+            ascendc.EXCHANGE_SEND,
+            "communication",
+            site.num_blocks,
+            rows=Hole("tokens"),
+            row_bytes=slot.row_bytes,
+            scales=Hole("scales") if variant.quantize else 0,
+            scale_offset=slot.scale_offset,
+            first_row=0,
+            num_rows=Hole("recv_offsets", last),
+            capacity=site.capacity,
+            header=Hole("recv_offsets"),
+            header_words=site.config.num_ranks,
+            peers=Hole("exchange_peers"),
+            peer=peer,
+            zone=zone,
+            slots=exchange.dispatch_slots.words(),
+            headers=exchange.headers.words(),
+            report=Hole("report"),
+        )
+        flag = post_step(site, "gather", zone, Hole("recv_offsets", last))
+        wait = wait_step(site, "gather", zone)
+        slots = exchange.dispatch_slots.offset(zone=zone)
+        arrange = launch_matching(
+            "gather: arrange",
+            append_kernel(slot.row_bytes // WORD, slot.scale_offset // WORD, variant.quantize),
+            "compute",
+            site.num_blocks,
+            {
+                "slots": Hole("exchange_window", slots),
+                "slot_scales": Hole("exchange_window", slots),
+                "counts": Hole("exchange_counts"),
+                "out_rows": Hole("tokens"),
+                "out_scales": Hole("scales") if variant.quantize else 0,
+                "tp_rank": site.exchange_rank,
+                "capacity": site.capacity,
+                "slot_stride": exchange.dispatch_slots.stride("index") // WORD,
+            },
+        )
+        counts = launch_matching(
+            "gather: counts",
+            gather_counts_kernel(site.target),
+            "compute",
+            1,
+            {
+                "header": Hole("exchange_window", exchange.headers.offset(zone=zone)),
+                "counts": Hole("exchange_counts"),
+                "ep_recv_counts": Hole("recv_offsets", WORD * site.config.num_ranks),
+                "tokens_per_expert": Hole("tokens_per_expert"),
+                "num_ranks": site.config.num_ranks,
+                "tp_rank": site.exchange_rank,
+                "capacity": site.capacity,
+            },
+        )
+        return [send, flag, wait, arrange, counts]
+
+    def _record_waits(self) -> Launch:
+        site = self.site
+        return launch_matching(
+            "record waits",
+            waits_of_dispatch_kernel(site.target),
+            "compute",
+            1,
+            {
+                "waited": Hole("waited"),
+                "table": Hole("rank_table"),
+                "performance_info": Hole("performance_info"),
+                "num_local_experts": site.num_local_experts,
+                "num_ranks": site.config.num_ranks,
+                "num_table": Hole("num_performance_entries"),
+            },
+        )
+
+
+def post_step(site: Site, operator: str, zone: int, count: Hole) -> Launch:
+    """The flag of an exchange between tensor-parallel ranks, with the number of our own rows."""
+    exchange = site.exchange
+    status = exchange.dispatch_status if operator == "gather" else exchange.combine_status
+    assert site.exchange_rank is not None
+    return launch(
+        f"{operator}: flag",
+        ascendc.POST_STATUS,
+        "communication",
+        1,
+        peers=Hole("exchange_peers"),
+        num_ranks=2,
+        count=count,
+        rank=site.exchange_rank,
+        zone=zone,
+        status=status.words(),
+        report=Hole("report"),
+    )
+
+
+def wait_step(site: Site, operator: str, zone: int) -> Launch:
+    """The wait of an exchange: afterwards both ranks' numbers of rows are known."""
+    exchange = site.exchange
+    status = exchange.dispatch_status if operator == "gather" else exchange.combine_status
+    counts = "exchange_counts" if operator == "gather" else "reduced_counts"
+    return launch(
+        f"{operator}: wait",
+        ascendc.DISPATCH_WAIT,
+        "communication",
+        1,
+        window=Hole("exchange_window"),
+        recv_counts=Hole(counts),
+        waited_us=0,
+        num_local_experts=1,
+        zone=zone,
+        timeout_us=site.timeout_us,
+        status=status.words(),
+        report=Hole("report"),
+    )

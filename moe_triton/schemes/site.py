@@ -1,0 +1,116 @@
+"""What every plan of one rank is built from: the group's settings, this rank's place, memory in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from moe_triton.config import Config
+from moe_triton.kernel import AscendCKernel, TritonKernel
+from moe_triton.layout import UB_ALIGN, ExchangeLayout, SlotLayout, WindowLayout, align, layout_of
+from moe_triton.plan import Launch, Stream, Value, launch
+
+BLOCK_QUANTIZE_ELEMENTS = 8
+Scratch = dict[str, tuple[int, torch.dtype]]
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where plans run.
+
+    Attributes:
+        config: the group's settings.
+        rank: this rank.
+        num_blocks: blocks per kernel.
+        timeout_us: deadline of each wait, in microseconds.
+        target: what the Triton kernels are specialised for: the back end's name.
+        exchange_rank: this rank's number among two tensor-parallel ranks, or None.
+    """
+
+    config: Config
+    rank: int
+    num_blocks: int
+    timeout_us: int
+    target: str
+    exchange_rank: int | None = None
+
+    @cached_property
+    def layout(self) -> WindowLayout:
+        """Where things lie in a window."""
+        return layout_of(self.config)
+
+    @cached_property
+    def exchange(self) -> ExchangeLayout:
+        """Where things lie in the window between tensor-parallel ranks."""
+        return ExchangeLayout(self.config.hidden, self.capacity, self.config.num_ranks)
+
+    @property
+    def num_local_experts(self) -> int:
+        """Experts whose rows this rank receives."""
+        return self.config.experts_on(self.rank)
+
+    @property
+    def num_entries(self) -> int:
+        """Status entries that a dispatch waits for."""
+        return self.num_local_experts * self.config.num_ranks
+
+    @property
+    def capacity(self) -> int:
+        """Rows that a dispatch can deliver here."""
+        return self.config.receive_capacity(self.rank)
+
+    @property
+    def is_version_1(self) -> bool:
+        """Whether V1's rules hold."""
+        return self.config.version == 1
+
+    @property
+    def keeps_own_tokens(self) -> bool:
+        """Whether this is a rank of V1's shared expert: it reports its own tokens split into pieces."""
+        return self.is_version_1 and self.config.is_shared_rank(self.rank)
+
+    @property
+    def quantized_row_bytes(self) -> int:
+        """Bytes of a row quantised in blocks: int8, then a 16-bit scale per block."""
+        hidden = self.config.hidden
+        scales = 2 * (hidden // BLOCK_QUANTIZE_ELEMENTS)
+        return align(hidden, UB_ALIGN) + align(scales, UB_ALIGN)
+
+    def scratch(self) -> Scratch:
+        """Elements and dtype of what plans keep between their launches, by the name of its hole."""
+        c = self.config
+        tokens, results = c.num_max_tokens_per_rank, c.num_results_per_token
+        packed = SlotLayout(c.hidden, 1).packed_bytes
+        i32 = torch.int32
+        return {
+            "counts": (c.num_experts, i32),
+            "recv_counts": (self.num_entries, i32),
+            "true_offsets": (self.num_entries, i32),
+            "barrier_counts": (c.num_ranks, i32),
+            "reduced_counts": (2, i32),
+            "packed": (tokens * packed, torch.uint8),
+            "packed_results": (tokens * results * packed, torch.uint8),
+            "unused_stamps": (tokens * results * 3, i32),
+            "masked_ids": (tokens * c.num_topk, i32),
+            "active": (tokens, i32),
+            "num_active": (1, i32),
+            "shared_ranks": (tokens * c.num_shared_experts, i32),
+            "shared_slots": (tokens, i32),
+            "shared_counts": (c.num_shared_ranks, i32),
+            "waited": (max(self.num_entries, tokens * results), i32),
+            "quantized_rows": (self.capacity * self.quantized_row_bytes, torch.uint8),
+            "reduced_rows": (self.capacity * c.hidden, torch.int16),
+            "return_triples": (3 * self.capacity, i32),
+            "sums": (tokens * c.hidden, torch.float32),
+            "alphas": (2 * tokens * c.num_topk, torch.float32),
+        }
+
+
+def launch_matching(
+    step: str, kernel: TritonKernel | AscendCKernel, stream: Stream, blocks: int, values: dict[str, Value]
+) -> Launch:
+    """A launch of a kernel that comes in variants, from values for the arguments of all of them."""
+    wanted = {arg.name: values[arg.name] for arg in kernel.args}
+    return launch(step, kernel, stream, blocks, **wanted)

@@ -1,0 +1,64 @@
+"""What a plan is specialised for: the choices of a call that change which kernels run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+Mask = Literal["none", "tokens", "entries"]
+
+
+@dataclass(frozen=True)
+class DispatchVariant:
+    """What a dispatch is specialised for.
+
+    Attributes:
+        dtype: of x.
+        quantize: whether rows travel as int8.
+        smooth: whether x is multiplied by its expert's smooth scales first: one packed row per result.
+        weights: whether routing weights travel along.
+        mask: what x_active_mask names, if there is one.
+        cumulative: tokens_per_expert as running totals.
+        exchange: rows and counts of the tensor-parallel peer follow.
+        waits: how long each source rank was waited for is recorded.
+    """
+
+    dtype: torch.dtype
+    quantize: bool
+    smooth: bool
+    weights: bool
+    mask: Mask = "none"
+    cumulative: bool = False
+    exchange: bool = False
+    waits: bool = False
+
+
+@dataclass(frozen=True)
+class CombineVariant:
+    """What a combine is specialised for.
+
+    Attributes:
+        dtype: of the results.
+        weights: whether results are weighted.
+        mask: what x_active_mask names, if there is one.
+        shared_x: whether a shared expert's result is brought by the caller.
+        special: numbers of zero, copy and constant experts.
+        const_per_element: constant experts' alphas are (C, H) instead of (C,).
+        block_quantize: results travel as int8, quantised in blocks of 8.
+        exchange: results are first added with the tensor-parallel peer's.
+        norm: the sum is added to a residual and normalised.
+        waits: how long each source rank was waited for is recorded.
+    """
+
+    dtype: torch.dtype
+    weights: bool
+    mask: Mask = "none"
+    shared_x: bool = False
+    special: tuple[int, int, int] = (0, 0, 0)
+    const_per_element: bool = False
+    block_quantize: bool = False
+    exchange: bool = False
+    norm: bool = False
+    waits: bool = False

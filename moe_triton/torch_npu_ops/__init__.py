@@ -1,0 +1,29 @@
+"""torch_npu's MoE functions on moe_triton: change the import and keep the calls.
+
+``from moe_triton import torch_npu_ops as torch_npu``. Groups are named by `group_name`; what torch_npu has no
+argument for is set by `configure`.
+"""
+
+from __future__ import annotations
+
+from moe_triton.torch_npu_ops.functions import (
+    npu_moe_distribute_combine,
+    npu_moe_distribute_combine_add_rms_norm,
+    npu_moe_distribute_combine_v2,
+    npu_moe_distribute_dispatch,
+    npu_moe_distribute_dispatch_v2,
+)
+from moe_triton.torch_npu_ops.registry import group_name, register_group, release
+from moe_triton.torch_npu_ops.settings import configure
+
+__all__ = [
+    "configure",
+    "group_name",
+    "npu_moe_distribute_combine",
+    "npu_moe_distribute_combine_add_rms_norm",
+    "npu_moe_distribute_combine_v2",
+    "npu_moe_distribute_dispatch",
+    "npu_moe_distribute_dispatch_v2",
+    "register_group",
+    "release",
+]

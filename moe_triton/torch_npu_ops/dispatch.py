@@ -1,0 +1,345 @@
+"""Plans of dispatch: arguments checked once per shape, then executed as often as the shape comes again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from moe_triton import arguments
+from moe_triton.checks import check_tensor
+from moe_triton.communicator import Communicator, Phase
+from moe_triton.config import Config
+from moe_triton.errors import ArgumentError
+from moe_triton.layout import layout_of
+from moe_triton.limits import Call, check_call, check_config, scheme_of, torch_npu_names
+from moe_triton.schemes.variants import DispatchVariant, Mask
+from moe_triton.torch_npu_ops import registry, settings
+from moe_triton.torch_npu_ops.elastic import Deployment, deployment_of
+from moe_triton.torch_npu_ops.shapes import DispatchShapes
+
+MASKS: dict[int, Mask] = {1: "tokens", 2: "entries"}
+
+
+@dataclass(frozen=True)
+class DispatchAttributes:
+    """Everything about a dispatch but the contents of its tensors: what its plan depends on.
+
+    Shapes and dtypes stand for the tensors; None for one that is not given.
+    """
+
+    version: int
+    operator: str
+    x: tuple[Any, ...]
+    expert_ids: tuple[Any, ...]
+    scales: tuple[Any, ...] | None
+    mask: tuple[Any, ...] | None
+    expert_scales: tuple[Any, ...] | None
+    elastic: tuple[int, ...] | None
+    has_performance_info: bool
+    group_ep: str
+    ep_world_size: int
+    ep_rank_id: int
+    moe_expert_num: int
+    group_tp: str
+    tp_world_size: int
+    tp_rank_id: int
+    expert_shard_type: int
+    shared_expert_num: int
+    shared_expert_rank_num: int
+    quant_mode: int
+    global_bs: int
+    expert_token_nums_type: int
+    comm_alg: str
+    num_zero: int
+    num_copy: int
+    num_const: int
+    dtypes_given: tuple[bool, bool, bool]
+    comm_type: int
+    settings: settings.Settings
+
+
+def group_config(
+    call: Call, hidden: int, topk: int, size: int, experts: int, shared: tuple[int, int], comm_alg: str | None
+) -> Config:
+    """The group's settings, checked against every limit of the product and scheme.
+
+    Raises:
+        ArgumentError: the first rule that does not hold, with the argument's name in torch_npu.
+    """
+    chosen = settings.current()
+    try:
+        config = Config(
+            num_ranks=size,
+            num_max_tokens_per_rank=(call.global_bs // size if call.global_bs and size > 0 else call.batch),
+            hidden=hidden,
+            num_topk=topk,
+            num_experts=experts,
+            num_shared_experts=shared[0],
+            num_shared_ranks=shared[1],
+            product=chosen.product,
+            scheme=scheme_of(chosen.product, comm_alg or ""),
+            relaxed=chosen.relaxed,
+            version=call.version,
+            num_special_experts=call.num_zero + call.num_copy + call.num_const,
+        ).normalized()
+        check_config(config)
+        check_call(config, call)
+    except ArgumentError as error:
+        raise error.renamed(torch_npu_names(call)) from None
+    return config
+
+
+@dataclass(frozen=True, eq=False)
+class DispatchPlan:
+    """A checked dispatch of one shape. `execute` runs it.
+
+    Attributes:
+        attributes: what it was made for.
+        config: the group's settings as called.
+        deployment: the ranks that take part.
+        variant: which kernels run.
+        shapes: of the outputs.
+    """
+
+    attributes: DispatchAttributes
+    config: Config
+    deployment: Deployment
+    variant: DispatchVariant
+    shapes: DispatchShapes
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes of the data window that HCCL_BUFFSIZE has to cover."""
+        return layout_of(self.deployment.config).data_bytes
+
+    @property
+    def place(self) -> registry.Place:
+        """Where it runs."""
+        a = self.attributes
+        tp = a.group_tp if a.tp_world_size == 2 else ""
+        return registry.Place(a.group_ep, tp, self.deployment.config, self.deployment.members)
+
+    @property
+    def communicator(self) -> Communicator:
+        """Made, with all ranks of the group, when a call first needs it."""
+        return registry.communicator(self.place)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Private bytes that the communicator's plans have asked for so far."""
+        return self.communicator.scratch_bytes()
+
+    @cached_property
+    def rank_table(self) -> torch.Tensor:
+        """(EP,) int32: original number of each rank that takes part."""
+        members = self.deployment.members or tuple(range(self.config.num_ranks))
+        return torch.tensor(members, dtype=torch.int32)
+
+    def check_data(self, ids: torch.Tensor, mask: torch.Tensor | None) -> None:
+        """Checks what only the data show: ids and the mask's form.
+
+        Raises:
+            ArgumentError: it breaks a rule. Nothing was sent.
+        """
+        if mask is not None:
+            check_prefix(mask)
+            ids = masked_ids(ids, mask)
+        check_ids(self.communicator, self.config, ids)
+
+    def execute(
+        self,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        *,
+        scales: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+        expert_scales: torch.Tensor | None = None,
+        performance_info: torch.Tensor | None = None,
+        phase: Phase = "whole",
+    ) -> tuple[torch.Tensor, ...]:
+        """Runs it, and returns the seven outputs."""
+        communicator = self.communicator
+        self.check_data(ids, mask)
+        empty = communicator.backend.empty
+        y, dynamic_scales, index, nums, recv_counts, tp_counts, expand_scales = [
+            empty(shape, dtype) for shape, dtype in self.shapes.outputs()
+        ]
+        recv_counts[self._num_counts :] = 0
+        nums[communicator.site.num_local_experts :] = 0
+        if not self.variant.exchange:
+            tp_counts.zero_()
+        is_v1 = self.attributes.version == 1
+        bindings: dict[str, Any] = {
+            "x": x,
+            "topk_idx": ids,
+            "num_tokens": ids.shape[0],
+            "num_ids": ids.numel(),
+            "mask": mask,
+            "smooth_scales": scales,
+            "topk_weights": expert_scales,
+            "tokens": y,
+            "scales": dynamic_scales,
+            "recv_offsets": recv_counts,
+            "tokens_per_expert": nums,
+            "exchange_counts": tp_counts,
+            "weights": expand_scales,
+        }
+        if is_v1:
+            bindings["expand_idx"] = index
+            bindings["triples"] = empty((3 * communicator.capacity,), torch.int32)
+        else:
+            bindings["expand_idx"] = empty((ids.numel(),), torch.int32)
+            bindings["triples"] = index
+        if performance_info is not None:
+            bindings["performance_info"] = performance_info
+            bindings["rank_table"] = self.rank_table
+            bindings["num_performance_entries"] = performance_info.numel()
+        if mask is None:
+            del bindings["mask"]
+        communicator.run(self.variant, bindings, phase)
+        return y, dynamic_scales, index, nums, recv_counts, tp_counts, expand_scales
+
+    @cached_property
+    def _num_counts(self) -> int:
+        return self.communicator.site.num_entries * max(self.attributes.tp_world_size, 1)
+
+
+def check_ids(communicator: Communicator, config: Config, ids: torch.Tensor) -> None:
+    """Checks that ids are in range and distinct in a row.
+
+    Raises:
+        ArgumentError: one is not.
+    """
+    total = config.num_experts + config.num_special_experts
+    bad = communicator.backend.first_bad_id(ids, total)
+    if bad is not None:
+        raise arguments.bad_id_error("expert_ids", ids, bad, total)
+
+
+def check_prefix(mask: torch.Tensor) -> None:
+    """Checks that the active tokens of a 1-D mask come first.
+
+    Raises:
+        ArgumentError: a True follows a False.
+    """
+    if mask.dim() == 1 and mask.numel() > 1 and bool((mask[1:] & ~mask[:-1]).any()):
+        token = int((mask[1:] & ~mask[:-1]).nonzero()[0]) + 1
+        raise ArgumentError(
+            "x_active_mask",
+            f"True at token {token} after a False",
+            "active tokens come first in a 1-D mask",
+            "Sort the tokens, or pass a (BS, K) mask.",
+        )
+
+
+def masked_ids(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The ids that take part, -1 for the others: what an inactive entry holds does not matter."""
+    return torch.where(mask if mask.dim() == 2 else mask[:, None], ids, -1)
+
+
+def make_plan(a: DispatchAttributes, elastic_info: torch.Tensor | None) -> DispatchPlan:
+    """Checks every argument of a dispatch that does not depend on data.
+
+    Raises:
+        ArgumentError: a rule that does not hold, with its status code.
+    """
+    version, (batch, hidden), dtype = a.version, a.x[0], a.x[1]
+    quantize = a.quant_mode == 2 or (version == 1 and a.scales is not None)
+    call = Call(
+        version=version,
+        operator=a.operator,  # type: ignore[arg-type]
+        batch=batch,
+        global_bs=a.global_bs,
+        quant_mode=2 if quantize else a.quant_mode,
+        expert_token_nums_type=a.expert_token_nums_type,
+        expert_shard_type=a.expert_shard_type,
+        tp_world_size=a.tp_world_size,
+        tp_rank_id=a.tp_rank_id,
+        rank=a.ep_rank_id,
+        has_scales=a.scales is not None,
+        has_mask=a.mask is not None,
+        mask_dims=len(a.mask[0]) if a.mask else 1,
+        has_expert_scales=a.expert_scales is not None,
+        has_elastic_info=a.elastic is not None,
+        has_performance_info=a.has_performance_info,
+        has_y_dtype=a.dtypes_given[0],
+        has_x_dtype=a.dtypes_given[1],
+        has_scales_dtype=a.dtypes_given[2],
+        num_zero=a.num_zero,
+        num_copy=a.num_copy,
+        num_const=a.num_const,
+        comm_type=a.comm_type,
+        group_ep=a.group_ep,
+        group_tp=a.group_tp,
+    )
+    shared = (a.shared_expert_num, a.shared_expert_rank_num)
+    topk = a.expert_ids[0][1]
+    config = group_config(call, hidden, topk, a.ep_world_size, a.moe_expert_num, shared, a.comm_alg)
+    names = ("ep_world_size", "ep_rank_id")
+    registry.check_membership(a.group_ep, "group_ep", a.ep_world_size, a.ep_rank_id, names)
+    if a.tp_world_size == 2:
+        names = ("tp_world_size", "tp_rank_id")
+        registry.check_membership(a.group_tp, "group_tp", 2, a.tp_rank_id, names)
+    variant = DispatchVariant(
+        dtype=dtype,
+        quantize=quantize,
+        smooth=a.scales is not None,
+        weights=a.expert_scales is not None,
+        mask=MASKS[len(a.mask[0])] if a.mask else "none",
+        cumulative=a.expert_token_nums_type == 0,
+        exchange=a.tp_world_size == 2,
+        waits=a.has_performance_info,
+    )
+    return DispatchPlan(
+        a, config, deployment_of(config, a.ep_rank_id, elastic_info), variant, shapes_of(a, quantize)
+    )
+
+
+def shapes_of(a: DispatchAttributes, quantize: bool) -> DispatchShapes:
+    """The shapes of a dispatch's outputs."""
+    (batch, hidden), dtype = a.x
+    none_shared = (a.shared_expert_num, a.shared_expert_rank_num) == (1, 0)
+    return DispatchShapes(
+        a.version,
+        batch,
+        hidden,
+        a.expert_ids[0][1],
+        dtype,
+        a.ep_world_size,
+        a.ep_rank_id,
+        a.moe_expert_num,
+        0 if none_shared else a.shared_expert_num,
+        a.shared_expert_rank_num,
+        a.global_bs,
+        a.tp_world_size,
+        quantize,
+        a.expert_scales is not None,
+        a.elastic is not None,
+    )
+
+
+def check_tensors(plan_for: DispatchAttributes, tensors: dict[str, torch.Tensor | None]) -> None:
+    """Checks shapes and dtypes of the tensors of a dispatch against each other.
+
+    Raises:
+        ArgumentError: the first that does not fit.
+    """
+    (batch, hidden), (_, topk) = plan_for.x[0], plan_for.expert_ids[0]
+    shared = plan_for.shared_expert_num if plan_for.shared_expert_rank_num else 0
+    expected: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+        "expert_ids": ((batch, topk), torch.int32),
+        "scales": ((shared + plan_for.moe_expert_num, hidden), torch.float32),
+        "x_active_mask": (
+            (batch,) if plan_for.mask and len(plan_for.mask[0]) == 1 else (batch, topk),
+            torch.bool,
+        ),
+        "expert_scales": ((batch, topk), torch.float32),
+        "performance_info": ((plan_for.ep_world_size,), torch.int64),
+    }
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            shape, dtype = expected[name]
+            check_tensor(name, tensor, shape=shape, dtypes=(dtype,))

@@ -1,0 +1,78 @@
+"""elastic_info: which ranks are left, and what they are now (operators.md, section 4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from moe_triton.checks import check_tensor
+from moe_triton.config import Config
+from moe_triton.errors import ArgumentError
+
+HEADER_WORDS = 4
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """The ranks that take part in a call.
+
+    Attributes:
+        config: their settings.
+        rank: this rank's number among them.
+        members: their original ranks by new number, or None where nothing changed.
+    """
+
+    config: Config
+    rank: int
+    members: tuple[int, ...] | None = None
+
+
+def deployment_of(config: Config, rank: int, elastic_info: torch.Tensor | None) -> Deployment:
+    """Reads elastic_info, (4 + 2 * EP,) int32: whether scaled, new EP, new R, new M, and both tables.
+
+    Raises:
+        ArgumentError: it contradicts itself or the other arguments, or this rank is no longer one of them.
+    """
+    if elastic_info is None:
+        return Deployment(config, rank)
+    size = HEADER_WORDS + 2 * config.num_ranks
+    check_tensor(
+        "elastic_info", elastic_info, shape=(size,), dtypes=(torch.int32,), device=elastic_info.device
+    )
+    words = elastic_info.tolist()
+    if words[0] == 0:
+        return Deployment(config, rank)
+    _, num_ranks, num_shared_ranks, num_experts = words[:HEADER_WORDS]
+    to_new = words[HEADER_WORDS : HEADER_WORDS + config.num_ranks]
+    to_original = words[HEADER_WORDS + config.num_ranks :]
+    _require(1 < num_ranks <= config.num_ranks, num_ranks, f"the new EP is 2 to {config.num_ranks}")
+    members = tuple(to_original[:num_ranks])
+    _require(
+        all(0 <= m < config.num_ranks for m in members) and len(set(members)) == num_ranks,
+        members,
+        "the second table names each remaining rank once",
+    )
+    expected = [members.index(r) if r in members else -1 for r in range(config.num_ranks)]
+    _require(to_new == expected, to_new, "the first table is the inverse of the second, with -1 for the rest")
+    _require(0 <= num_shared_ranks < num_ranks, num_shared_ranks, f"the new R is 0 to {num_ranks - 1}")
+    local = config.num_local_experts
+    _require(
+        num_experts == local * (num_ranks - num_shared_ranks),
+        num_experts,
+        f"the new M is {local} experts on each of {num_ranks - num_shared_ranks} ranks",
+    )
+    _require(rank in members, rank, "a rank that takes part is in the tables")
+    shared = config.num_shared_experts if num_shared_ranks else 0
+    _require(
+        shared == config.num_shared_experts,
+        num_shared_ranks,
+        "shared experts keep at least one rank each",
+    )
+    scaled = replace(config, num_ranks=num_ranks, num_shared_ranks=num_shared_ranks, num_experts=num_experts)
+    return Deployment(scaled, to_new[rank], members)
+
+
+def _require(holds: bool, value: object, rule: str) -> None:
+    if not holds:
+        raise ArgumentError("elastic_info", f"one with {value}", rule, "Rebuild the table.")

@@ -1,0 +1,498 @@
+"""torch_npu's functions: names, orders and defaults are the interface (operators.md, section 1).
+
+Shapes: BS tokens of this rank, H hidden, K experts per token, M routed experts, S shared experts, R ranks of
+shared experts, EP ranks, localE experts on this rank, A rows that a dispatch can deliver here, G = global_bs
+or BS * EP. Errors: every function raises `ArgumentError` with a status code (161001 a required tensor is
+missing, 161002 a type, dtype or group is wrong, 561002 a shape or an attribute is) before anything is sent,
+`BufferStateError` where an earlier failure put the ranks out of step, and `CommunicationTimeoutError` where a
+rank's data did not come in time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from moe_triton.torch_npu_ops.execution import run_add_rms_norm, run_combine, run_dispatch
+
+Tensor = torch.Tensor
+Seven = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def npu_moe_distribute_dispatch(
+    x: Tensor,
+    expert_ids: Tensor,
+    group_ep: str,
+    ep_world_size: int,
+    ep_rank_id: int,
+    moe_expert_num: int,
+    *,
+    scales: Tensor | None = None,
+    x_active_mask: Tensor | None = None,
+    expert_scales: Tensor | None = None,
+    group_tp: str = "",
+    tp_world_size: int = 0,
+    tp_rank_id: int = 0,
+    expert_shard_type: int = 0,
+    shared_expert_num: int = 1,
+    shared_expert_rank_num: int = 0,
+    quant_mode: int = 0,
+    global_bs: int = 0,
+    expert_token_nums_type: int = 1,
+) -> Seven:
+    """Dispatch, first generation.
+
+    Args:
+        x: (BS, H) bf16 or fp16.
+        expert_ids: (BS, K) int32, distinct in a row; -1 for no expert.
+        group_ep: name of the expert-parallel group (`group_name`).
+        ep_world_size: EP.
+        ep_rank_id: this rank.
+        moe_expert_num: M.
+        scales: (S + M, H) fp32 smooth scales ((M, H) without shared experts); rows are then quantised.
+        x_active_mask: refused: the first generation has none.
+        expert_scales: (BS, K) fp32, to travel with the rows.
+        group_tp: name of the tensor-parallel group, "" for none.
+        tp_world_size: 0, 1 or 2.
+        tp_rank_id: this rank among them.
+        expert_shard_type: 0.
+        shared_expert_num: 1.
+        shared_expert_rank_num: R, ranks [0, R) hold the shared expert.
+        quant_mode: 0, or 2 for int8 with a dynamic scale per token.
+        global_bs: 0, or EP times the most tokens of a rank.
+        expert_token_nums_type: 1 counts, 0 running totals.
+
+    Returns:
+        expand_x (A * max(tp, 1), H), dynamic_scales (A * max(tp, 1),) fp32, expand_idx (BS * K,) int32,
+        expert_token_nums (localE,) int64, ep_recv_counts int32, tp_recv_counts (tp,) int32,
+        expand_scales (A,) fp32.
+    """
+    attributes = (
+        group_ep,
+        ep_world_size,
+        ep_rank_id,
+        moe_expert_num,
+        group_tp,
+        tp_world_size,
+        tp_rank_id,
+        expert_shard_type,
+        shared_expert_num,
+        shared_expert_rank_num,
+        quant_mode,
+        global_bs,
+        expert_token_nums_type,
+        "",
+        0,
+        0,
+        0,
+        (False, False, False),
+        0,
+    )
+    return run_dispatch(  # type: ignore[return-value]
+        1, x, expert_ids, scales, x_active_mask, expert_scales, None, None, attributes
+    )
+
+
+def npu_moe_distribute_dispatch_v2(
+    x: Tensor,
+    expert_ids: Tensor,
+    group_ep: str,
+    ep_world_size: int,
+    ep_rank_id: int,
+    moe_expert_num: int,
+    *,
+    scales: Tensor | None = None,
+    x_active_mask: Tensor | None = None,
+    expert_scales: Tensor | None = None,
+    elastic_info: Tensor | None = None,
+    performance_info: Tensor | None = None,
+    group_tp: str = "",
+    tp_world_size: int = 0,
+    tp_rank_id: int = 0,
+    expert_shard_type: int = 0,
+    shared_expert_num: int = 1,
+    shared_expert_rank_num: int = 0,
+    quant_mode: int = 0,
+    global_bs: int = 0,
+    expert_token_nums_type: int = 1,
+    comm_alg: str = "",
+    zero_expert_num: int = 0,
+    copy_expert_num: int = 0,
+    const_expert_num: int = 0,
+    y_dtype: int | None = None,
+    x_dtype: int | None = None,
+    scales_dtype: int | None = None,
+) -> Seven:
+    """Dispatch, second generation. What it shares with `npu_moe_distribute_dispatch` means the same, save:
+
+    Args:
+        x: (BS, H) bf16 or fp16.
+        expert_ids: (BS, K) int32; ids from M on are zero, copy and constant experts, never sent.
+        group_ep: name of the expert-parallel group.
+        ep_world_size: EP.
+        ep_rank_id: this rank.
+        moe_expert_num: M.
+        scales: (S + M, H) fp32, only with quant_mode 2.
+        x_active_mask: (BS,) bool with its True first, or (BS, K) bool.
+        expert_scales: (BS, K) fp32.
+        elastic_info: (4 + 2 * EP,) int32: which ranks are left (operators.md, section 4).
+        performance_info: (EP,) int64, raised to the microseconds waited for each source rank.
+        group_tp: name of the tensor-parallel group.
+        tp_world_size: 0, 1 or 2.
+        tp_rank_id: this rank among them.
+        expert_shard_type: 0.
+        shared_expert_num: S, 0 to 4.
+        shared_expert_rank_num: R.
+        quant_mode: 0 or 2.
+        global_bs: 0, or EP times the most tokens of a rank.
+        expert_token_nums_type: 1 or 0.
+        comm_alg: "", "fullmesh_v1" or "fullmesh_v2".
+        zero_expert_num: zero experts.
+        copy_expert_num: copy experts.
+        const_expert_num: constant experts.
+        y_dtype: refused on A2 and A3, as are the next two.
+        x_dtype: see y_dtype.
+        scales_dtype: see y_dtype.
+
+    Returns:
+        As `npu_moe_distribute_dispatch`, with assist_info_for_combine (max(BS * K, A * 128),) int32 in third
+        place: triples (source rank, token, k) at 3 * row.
+    """
+    attributes = (
+        group_ep,
+        ep_world_size,
+        ep_rank_id,
+        moe_expert_num,
+        group_tp,
+        tp_world_size,
+        tp_rank_id,
+        expert_shard_type,
+        shared_expert_num,
+        shared_expert_rank_num,
+        quant_mode,
+        global_bs,
+        expert_token_nums_type,
+        comm_alg,
+        zero_expert_num,
+        copy_expert_num,
+        const_expert_num,
+        (y_dtype is not None, x_dtype is not None, scales_dtype is not None),
+        0,
+    )
+    return run_dispatch(  # type: ignore[return-value]
+        2,
+        x,
+        expert_ids,
+        scales,
+        x_active_mask,
+        expert_scales,
+        elastic_info,
+        performance_info,
+        attributes,
+    )
+
+
+def npu_moe_distribute_combine(
+    expand_x: Tensor,
+    expert_ids: Tensor,
+    expand_idx: Tensor,
+    ep_send_counts: Tensor,
+    expert_scales: Tensor | None,
+    group_ep: str,
+    ep_world_size: int,
+    ep_rank_id: int,
+    moe_expert_num: int,
+    *,
+    tp_send_counts: Tensor | None = None,
+    x_active_mask: Tensor | None = None,
+    activation_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    group_list: Tensor | None = None,
+    expand_scales: Tensor | None = None,
+    shared_expert_x: Tensor | None = None,
+    group_tp: str = "",
+    tp_world_size: int = 0,
+    tp_rank_id: int = 0,
+    expert_shard_type: int = 0,
+    shared_expert_num: int = 1,
+    shared_expert_rank_num: int = 0,
+    global_bs: int = 0,
+    out_dtype: int = 0,
+    comm_quant_mode: int = 0,
+    group_list_type: int = 0,
+) -> Tensor:
+    """Combine, first generation: finds results by ``expert_ids`` and ``expand_idx``.
+
+    Args:
+        expand_x: (A * max(tp, 1), H) expert outputs, in the order of dispatch's rows.
+        expert_ids: (BS, K) int32, as dispatched.
+        expand_idx: (BS * K,) int32, of dispatch.
+        ep_send_counts: dispatch's ep_recv_counts.
+        expert_scales: (BS, K) fp32 routing weights, or None for a sum without weights.
+        group_ep: name of the expert-parallel group.
+        ep_world_size: EP.
+        ep_rank_id: this rank.
+        moe_expert_num: M.
+        tp_send_counts: dispatch's tp_recv_counts, with tp_world_size 2.
+        x_active_mask: refused: the first generation has none.
+        activation_scale: refused, as are weight_scale and group_list.
+        weight_scale: see activation_scale.
+        group_list: see activation_scale.
+        expand_scales: not read on A3.
+        shared_expert_x: refused: the first generation would drop it.
+        group_tp: name of the tensor-parallel group.
+        tp_world_size: 0, 1 or 2.
+        tp_rank_id: this rank among them.
+        expert_shard_type: 0.
+        shared_expert_num: 1.
+        shared_expert_rank_num: R.
+        global_bs: as in dispatch.
+        out_dtype: 0.
+        comm_quant_mode: 0, or 2: results travel as int8 in blocks of 8.
+        group_list_type: 0.
+
+    Returns:
+        (BS, H) in expand_x's dtype.
+    """
+    tensors = {
+        "expand_x": expand_x,
+        "expert_ids": expert_ids,
+        "expand_idx": expand_idx,
+        "ep_send_counts": ep_send_counts,
+        "expert_scales": expert_scales,
+        "tp_send_counts": tp_send_counts,
+        "x_active_mask": x_active_mask,
+        "shared_expert_x": shared_expert_x,
+    }
+    attributes = (
+        group_ep,
+        ep_world_size,
+        ep_rank_id,
+        moe_expert_num,
+        group_tp,
+        tp_world_size,
+        tp_rank_id,
+        expert_shard_type,
+        shared_expert_num,
+        shared_expert_rank_num,
+        global_bs,
+        out_dtype,
+        comm_quant_mode,
+        group_list_type,
+        "",
+        0,
+        0,
+        0,
+        0,
+    )
+    unused = (activation_scale is not None, weight_scale is not None, group_list is not None)
+    return run_combine(1, "combine", "expand_idx", tensors, unused, attributes)
+
+
+def npu_moe_distribute_combine_v2(
+    expand_x: Tensor,
+    expert_ids: Tensor,
+    assist_info_for_combine: Tensor,
+    ep_send_counts: Tensor,
+    expert_scales: Tensor | None,
+    group_ep: str,
+    ep_world_size: int,
+    ep_rank_id: int,
+    moe_expert_num: int,
+    *,
+    tp_send_counts: Tensor | None = None,
+    x_active_mask: Tensor | None = None,
+    expand_scales: Tensor | None = None,
+    shared_expert_x: Tensor | None = None,
+    elastic_info: Tensor | None = None,
+    ori_x: Tensor | None = None,
+    const_expert_alpha_1: Tensor | None = None,
+    const_expert_alpha_2: Tensor | None = None,
+    const_expert_v: Tensor | None = None,
+    performance_info: Tensor | None = None,
+    group_tp: str = "",
+    tp_world_size: int = 0,
+    tp_rank_id: int = 0,
+    expert_shard_type: int = 0,
+    shared_expert_num: int = 1,
+    shared_expert_rank_num: int = 0,
+    global_bs: int = 0,
+    comm_quant_mode: int = 0,
+    comm_alg: str = "",
+    zero_expert_num: int = 0,
+    copy_expert_num: int = 0,
+    const_expert_num: int = 0,
+) -> Tensor:
+    """Combine, second generation. What it shares with `npu_moe_distribute_combine` means the same, save:
+
+    Args:
+        expand_x: (A * max(tp, 1), H) expert outputs.
+        expert_ids: (BS, K) int32.
+        assist_info_for_combine: of dispatch: where each row goes.
+        ep_send_counts: dispatch's ep_recv_counts.
+        expert_scales: (BS, K) fp32, or None.
+        group_ep: name of the expert-parallel group.
+        ep_world_size: EP.
+        ep_rank_id: this rank.
+        moe_expert_num: M.
+        tp_send_counts: dispatch's tp_recv_counts.
+        x_active_mask: as in dispatch; output rows of inactive tokens are not written.
+        expand_scales: not read on A3.
+        shared_expert_x: (BS, H), a shared expert's outputs, added without weight; only with R = 0.
+        elastic_info: as in dispatch.
+        ori_x: (BS, H), the tokens, for copy and constant experts.
+        const_expert_alpha_1: (C,) as it is, or (C, H): both alphas by softmax of two dot products.
+        const_expert_alpha_2: like const_expert_alpha_1.
+        const_expert_v: (C, H).
+        performance_info: as in dispatch.
+        group_tp: name of the tensor-parallel group.
+        tp_world_size: 0, 1 or 2.
+        tp_rank_id: this rank among them.
+        expert_shard_type: 0.
+        shared_expert_num: S.
+        shared_expert_rank_num: R.
+        global_bs: as in dispatch.
+        comm_quant_mode: 0 or 2.
+        comm_alg: as in dispatch.
+        zero_expert_num: as in dispatch.
+        copy_expert_num: as in dispatch.
+        const_expert_num: as in dispatch.
+
+    Returns:
+        (BS, H) in expand_x's dtype.
+    """
+    tensors = {
+        "expand_x": expand_x,
+        "expert_ids": expert_ids,
+        "assist_info_for_combine": assist_info_for_combine,
+        "ep_send_counts": ep_send_counts,
+        "expert_scales": expert_scales,
+        "tp_send_counts": tp_send_counts,
+        "x_active_mask": x_active_mask,
+        "shared_expert_x": shared_expert_x,
+        "elastic_info": elastic_info,
+        "ori_x": ori_x,
+        "const_expert_alpha_1": const_expert_alpha_1,
+        "const_expert_alpha_2": const_expert_alpha_2,
+        "const_expert_v": const_expert_v,
+        "performance_info": performance_info,
+    }
+    attributes = (
+        group_ep,
+        ep_world_size,
+        ep_rank_id,
+        moe_expert_num,
+        group_tp,
+        tp_world_size,
+        tp_rank_id,
+        expert_shard_type,
+        shared_expert_num,
+        shared_expert_rank_num,
+        global_bs,
+        0,
+        comm_quant_mode,
+        0,
+        comm_alg,
+        zero_expert_num,
+        copy_expert_num,
+        const_expert_num,
+        0,
+    )
+    return run_combine(2, "combine", "assist_info_for_combine", tensors, (False,) * 3, attributes)  # type: ignore[arg-type]
+
+
+def npu_moe_distribute_combine_add_rms_norm(
+    expand_x: Tensor,
+    expert_ids: Tensor,
+    expand_idx: Tensor,
+    ep_send_counts: Tensor,
+    expert_scales: Tensor | None,
+    residual_x: Tensor,
+    gamma: Tensor,
+    group_ep: str,
+    ep_world_size: int,
+    ep_rank_id: int,
+    moe_expert_num: int,
+    *,
+    tp_send_counts: Tensor | None = None,
+    x_active_mask: Tensor | None = None,
+    activation_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    group_list: Tensor | None = None,
+    expand_scales: Tensor | None = None,
+    shared_expert_x: Tensor | None = None,
+    elastic_info: Tensor | None = None,
+    ori_x: Tensor | None = None,
+    const_expert_alpha_1: Tensor | None = None,
+    const_expert_alpha_2: Tensor | None = None,
+    const_expert_v: Tensor | None = None,
+    group_tp: str = "",
+    tp_world_size: int = 0,
+    tp_rank_id: int = 0,
+    expert_shard_type: int = 0,
+    shared_expert_num: int = 1,
+    shared_expert_rank_num: int = 0,
+    global_bs: int = 0,
+    out_dtype: int = 0,
+    comm_quant_mode: int = 0,
+    group_list_type: int = 0,
+    comm_alg: str = "",
+    norm_eps: float = 1e-6,
+    zero_expert_num: int = 0,
+    copy_expert_num: int = 0,
+    const_expert_num: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Combine of the second generation, added to a residual and normalised (operators.md, section 2).
+
+    Args are those of `npu_moe_distribute_combine_v2` (``expand_idx`` is dispatch_v2's third output), and:
+
+    Args:
+        residual_x: (BS, 1, H) bf16.
+        gamma: (H,) bf16.
+        norm_eps: added to the mean square.
+
+    Returns:
+        y (BS, 1, H) bf16, rstd (BS, 1, 1) fp32, x (BS, 1, H) bf16: the normalised sum, the reciprocal of its
+        root mean square, and the sum itself.
+    """
+    tensors: dict[str, Any] = {
+        "expand_x": expand_x,
+        "expert_ids": expert_ids,
+        "expand_idx": expand_idx,
+        "ep_send_counts": ep_send_counts,
+        "expert_scales": expert_scales,
+        "tp_send_counts": tp_send_counts,
+        "x_active_mask": x_active_mask,
+        "shared_expert_x": shared_expert_x,
+        "elastic_info": elastic_info,
+        "ori_x": ori_x,
+        "const_expert_alpha_1": const_expert_alpha_1,
+        "const_expert_alpha_2": const_expert_alpha_2,
+        "const_expert_v": const_expert_v,
+        "residual_x": residual_x,
+        "gamma": gamma,
+    }
+    attributes = (
+        group_ep,
+        ep_world_size,
+        ep_rank_id,
+        moe_expert_num,
+        group_tp,
+        tp_world_size,
+        tp_rank_id,
+        expert_shard_type,
+        shared_expert_num,
+        shared_expert_rank_num,
+        global_bs,
+        out_dtype,
+        comm_quant_mode,
+        group_list_type,
+        comm_alg,
+        zero_expert_num,
+        copy_expert_num,
+        const_expert_num,
+        0,
+    )
+    unused = (activation_scale is not None, weight_scale is not None, group_list is not None)
+    return run_add_rms_norm(tensors, unused, attributes, norm_eps)

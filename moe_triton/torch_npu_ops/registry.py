@@ -1,0 +1,153 @@
+"""Process groups by name, and the communicators behind them, made when a call first needs them.
+
+torch_npu's functions know a group by its name only. Names are those of torch.distributed; another name can
+be given with `register_group`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from moe_triton.communicator import Communicator
+from moe_triton.config import Config
+from moe_triton.errors import INVALID_ARGUMENT, ArgumentError
+from moe_triton.limits import check_buffer_size
+from moe_triton.rendezvous import Meeting
+from moe_triton.torch_npu_ops import settings
+
+# Shapes that one group serves at a time. Every rank makes the same calls, so all drop the same one.
+KEPT_PER_GROUP = 8
+
+_registered: dict[str, dist.ProcessGroup] = {}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which communicator a call runs on.
+
+    Attributes:
+        group_ep: name of the expert-parallel group.
+        group_tp: name of the tensor-parallel group, "" for none.
+        config: settings of the ranks that take part.
+        members: ranks of the expert-parallel group that are left, in the order of their new numbers; None
+            for all of them.
+    """
+
+    group_ep: str
+    group_tp: str
+    config: Config
+    members: tuple[int, ...] | None = None
+
+
+_communicators: dict[str, OrderedDict[tuple[Place, settings.Settings], Communicator]] = {}
+
+
+def group_name(group: dist.ProcessGroup | None = None) -> str:
+    """The name of a process group, for ``group_ep`` and ``group_tp``; None is the default group.
+
+    Raises:
+        ArgumentError: torch.distributed is not initialised.
+    """
+    if not dist.is_initialized():
+        raise ArgumentError(
+            "group",
+            group,
+            "torch.distributed must be initialised",
+            "Call init_process_group first.",
+            code=INVALID_ARGUMENT,
+        )
+    chosen = group if group is not None else dist.group.WORLD
+    for name, registered in _registered.items():
+        if registered is chosen:
+            return name
+    return str(chosen.group_name)  # type: ignore[union-attr]
+
+
+def register_group(name: str, group: dist.ProcessGroup) -> None:
+    """Makes a process group known by another name.
+
+    Raises:
+        ArgumentError: the name is not 1 to 127 characters long.
+    """
+    if not 1 <= len(name) <= 127:
+        raise ArgumentError(
+            "name", repr(name), "it must be 1 to 127 characters", "Shorten it.", code=INVALID_ARGUMENT
+        )
+    _registered[name] = group
+
+
+def group_of(name: str, argument: str) -> dist.ProcessGroup:
+    """The process group of this name.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    if name in _registered:
+        return _registered[name]
+    try:
+        group: dist.ProcessGroup = distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
+    except (RuntimeError, ValueError, LookupError) as error:
+        raise ArgumentError(
+            argument,
+            repr(name),
+            "no process group of this process has that name",
+            "Pass group_name(process_group).",
+            code=INVALID_ARGUMENT,
+        ) from error
+    return group
+
+
+def check_membership(name: str, argument: str, size: int, rank: int, names: tuple[str, str]) -> None:
+    """Checks that a call's world size and rank are those of its group.
+
+    Raises:
+        ArgumentError: they are not.
+    """
+    group = group_of(name, argument)
+    for given, true, called in ((size, group.size(), names[0]), (rank, group.rank(), names[1])):
+        if given != true:
+            raise ArgumentError(
+                called, given, f"it is {true} in the group {name!r}", f"Pass {called}={true}."
+            )
+
+
+def communicator(place: Place) -> Communicator:
+    """The communicator of a place. Collective where it has to be made.
+
+    Raises:
+        MoeTritonError: what constructing one raises.
+    """
+    chosen = settings.current()
+    kept = _communicators.setdefault(place.group_ep, OrderedDict())
+    found = kept.get((place, chosen))
+    if found is not None and not found.is_broken:
+        kept.move_to_end((place, chosen))
+        return found
+    if found is not None:
+        found.check_usable()  # says how it broke, and that the buffer has to be reset
+    meeting = Meeting(group_of(place.group_ep, "group_ep"), chosen.timeout_s, place.members)
+    exchange = Meeting(group_of(place.group_tp, "group_tp"), chosen.timeout_s) if place.group_tp else None
+    megabytes = settings.buffer_megabytes()
+    made = Communicator(
+        meeting,
+        place.config,
+        chosen.make_backend,
+        check_window=lambda _: check_buffer_size(place.config, megabytes),
+        num_blocks=chosen.num_blocks,
+        timeout_s=chosen.timeout_s,
+        exchange=exchange,
+    )
+    while len(kept) >= KEPT_PER_GROUP:
+        kept.popitem(last=False)[1].close()
+    kept[place, chosen] = made
+    return made
+
+
+def release(name: str) -> None:
+    """Gives the windows of a group back. The next call makes new ones; all ranks must release alike."""
+    for kept in _communicators.pop(name, OrderedDict()).values():
+        kept.close()

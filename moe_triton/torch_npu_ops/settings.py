@@ -1,0 +1,81 @@
+"""Settings that torch_npu's functions have no argument for."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from moe_triton.backends import make_backend
+from moe_triton.backends.base import Backend
+from moe_triton.checks import check_choice, check_positive
+from moe_triton.config import Product
+from moe_triton.errors import ArgumentError
+
+DEFAULT_BUFFER_MEGABYTES = 200
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What holds for every call of this process. See `configure`."""
+
+    product: Product = "A3"
+    relaxed: bool = False
+    backend: str = "cpu"
+    kernels: str = "triton"
+    timeout_s: float = 60.0
+    num_blocks: int | None = None
+
+    def make_backend(self) -> Backend:
+        """The back end that these settings name."""
+        return make_backend(self.backend, self.kernels)
+
+
+_current = Settings()
+
+
+def current() -> Settings:
+    """The settings in force."""
+    return _current
+
+
+def configure(
+    *,
+    product: Product = "A3",
+    relaxed: bool = False,
+    backend: str = "cpu",
+    kernels: str = "triton",
+    timeout_s: float = 60.0,
+    num_blocks: int | None = None,
+) -> None:
+    """Sets what torch_npu's functions have no argument for. Call it before the first of them, on every rank.
+
+    Args:
+        product: whose limits apply.
+        relaxed: allow sizes below the product's minimum, for tests and demos.
+        backend: "cpu".
+        kernels: "triton", or "torch" for machines without the Triton toolchain (slow).
+        timeout_s: seconds that one wait may take before it raises.
+        num_blocks: blocks per kernel, None for what suits the machine.
+
+    Raises:
+        ArgumentError: a value that no setting has.
+    """
+    global _current
+    check_choice("product", product, ("A2", "A3"))
+    check_choice("kernels", kernels, ("triton", "torch"))
+    check_positive("timeout_s", timeout_s)
+    _current = Settings(product, relaxed, backend, kernels, timeout_s, num_blocks)
+
+
+def buffer_megabytes() -> int:
+    """HCCL_BUFFSIZE: megabytes that a group's window may take, 200 where it is not set.
+
+    Raises:
+        ArgumentError: it is no positive integer.
+    """
+    text = os.environ.get("HCCL_BUFFSIZE", str(DEFAULT_BUFFER_MEGABYTES))
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentError(
+            "HCCL_BUFFSIZE", repr(text), "it must be a positive number of megabytes", "Unset it, or set one."
+        )
+    return int(text)
