@@ -135,11 +135,16 @@ class Communicator:
         finally:
             self._lock.release()
 
-    def barrier(self) -> None:
-        """Waits for every rank of the group."""
+    def barrier(self, timeout_us: int | None = None) -> None:
+        """Waits for every rank of the group, at most so many microseconds; None for the usual time.
+
+        Raises:
+            BufferStateError: closed, broken or in use by another thread.
+            CommunicationTimeoutError: a rank did not come; the communicator is then broken.
+        """
         self._enter()
         try:
-            self._full_wait()
+            self._full_wait(timeout_us)
         finally:
             self._lock.release()
 
@@ -181,17 +186,24 @@ class Communicator:
         if not self.site.is_version_1 and self.counts["combine"] >= self._covered + NUM_ZONES:
             self._full_wait()
 
-    def _full_wait(self) -> None:
+    def _full_wait(self, timeout_us: int | None = None) -> None:
         ended = self._combines_ended()
         zone = self._zone("barrier")
-        key: tuple[object, int, Phase] = ("barrier", zone, "whole")
+        key: tuple[object, int, Phase] = (("barrier", timeout_us), zone, "whole")
         if key not in self._executables:
-            self._executables[key] = self._compile(self._scheme.barrier(zone))
-        self._execute("barrier", self._executables[key], zone, {}, turn=True)
+            self._executables[key] = self._compile(self._scheme.barrier(zone, timeout_us))
+        self._execute("barrier", self._executables[key], zone, {}, turn=True, timeout_us=timeout_us)
         self._covered = ended
 
     def _execute(
-        self, operator: str, executable: Executable, zone: int, bindings: Bindings, *, turn: bool
+        self,
+        operator: str,
+        executable: Executable,
+        zone: int,
+        bindings: Bindings,
+        *,
+        turn: bool,
+        timeout_us: int | None = None,
     ) -> None:
         number = self.counts[operator]
         try:
@@ -203,7 +215,7 @@ class Communicator:
             # The zone turns exactly once per operator, on failure too.
             self.counts[operator] += turn
         if code:
-            self._fail(operator, number, zone, code, executable.failed_step, bindings)
+            self._fail(operator, number, zone, code, executable.failed_step, bindings, timeout_us)
 
     def _executable(self, key: tuple[Variant, int, Phase]) -> Executable:
         found = self._executables.get(key)
@@ -221,7 +233,16 @@ class Communicator:
                 self._fixed[hole] = torch.empty(elements, dtype=dtype, device=self.backend.device)
         return self.backend.compile(plan, self._report, self._fixed)
 
-    def _fail(self, operator: str, number: int, zone: int, code: int, step: str, bindings: Bindings) -> None:
+    def _fail(
+        self,
+        operator: str,
+        number: int,
+        zone: int,
+        code: int,
+        step: str,
+        bindings: Bindings,
+        timeout_us: int | None,
+    ) -> None:
         if code != REPORT_TIMEOUT:
             self._broken = f"{operator} number {number} met a row that names no place in this group"
             raise BufferStateError(f"{self._broken}; it was not sent. Rebuild the buffer on every rank.")
@@ -233,7 +254,7 @@ class Communicator:
             number,
             zone,
             missing,
-            f"their flags did not come within {self.site.timeout_us / 1e6:g} s. "
+            f"their flags did not come within {(timeout_us or self.site.timeout_us) / 1e6:g} s. "
             f"Rebuild the buffer once they are back.",
         )
 
@@ -253,6 +274,10 @@ class Communicator:
         return missing_in_combine(
             self.layout, self.rank, zone, fixed["window"], ids.view(-1, self.config.num_topk), self._report
         )
+
+    def in_flight(self, operator: str) -> Variant | None:
+        """What an operator was set up for that is not torn down yet, or None."""
+        return self._in_flight.get(operator)
 
     @property
     def is_broken(self) -> bool:

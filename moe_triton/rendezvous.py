@@ -27,6 +27,7 @@ class Meeting:
         group: a torch.distributed group with a CPU back end (gloo).
         timeout_s: seconds that one exchange may take.
         members: the group's ranks that take part, in the order of their numbers here; None for all.
+        epoch: how often this group was reset; the same on every rank.
 
     Raises:
         ArgumentError: the group is not initialised, has one rank, or has no CPU back end, or this rank is
@@ -34,7 +35,11 @@ class Meeting:
     """
 
     def __init__(
-        self, group: dist.ProcessGroup | None, timeout_s: float, members: Sequence[int] | None = None
+        self,
+        group: dist.ProcessGroup | None,
+        timeout_s: float,
+        members: Sequence[int] | None = None,
+        epoch: int = 0,
     ) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise ArgumentError(
@@ -55,8 +60,8 @@ class Meeting:
         rank = dist.get_rank(self.group)
         everyone = range(dist.get_world_size(self.group))
         self.members = tuple(everyone if members is None else members)
-        # Messages that an aborted exchange of another set of ranks left must not be taken for ours.
-        self._tag = 0 if members is None else zlib.crc32(repr(self.members).encode()) & 0x7FFFFFFF
+        # What an aborted exchange left, of other ranks or before a reset, must not be taken for ours.
+        self._tag = zlib.crc32(repr((self.members, epoch)).encode()) & 0x7FFFFFFF
         self.num_ranks = len(self.members)
         self.rank = self.members.index(rank) if rank in self.members else -1
         if self.rank < 0:

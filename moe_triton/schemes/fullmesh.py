@@ -45,8 +45,8 @@ class Fullmesh:
         first, second = self.setup(variant, zone), self.teardown(variant, zone)
         return Plan(first.operator, zone, first.launches + second.launches)
 
-    def barrier(self, zone: int) -> Plan:
-        """A flag to every rank, and the wait for every rank's."""
+    def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:
+        """A flag to every rank, and the wait for every rank's; None for the site's deadline."""
         site = self.site
         status = site.layout.barrier_status.words()
         post = launch(
@@ -72,7 +72,7 @@ class Fullmesh:
             waited_us=0,
             num_local_experts=1,
             zone=zone,
-            timeout_us=site.timeout_us,
+            timeout_us=site.timeout_us if timeout_us is None else timeout_us,
             status=status,
             report=Hole("report"),
         )

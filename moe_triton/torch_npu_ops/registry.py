@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d
 
 from moe_triton.communicator import Communicator
 from moe_triton.config import Config
-from moe_triton.errors import INVALID_ARGUMENT, ArgumentError
+from moe_triton.errors import INVALID_ARGUMENT, ArgumentError, BufferStateError
 from moe_triton.limits import check_buffer_size
 from moe_triton.rendezvous import Meeting
 from moe_triton.torch_npu_ops import settings
@@ -43,6 +43,7 @@ class Place:
     members: tuple[int, ...] | None = None
 
 
+_epochs: dict[str, int] = {}
 _communicators: dict[str, OrderedDict[tuple[Place, settings.Settings], Communicator]] = {}
 
 
@@ -128,9 +129,12 @@ def communicator(place: Place) -> Communicator:
         kept.move_to_end((place, chosen))
         return found
     if found is not None:
-        found.check_usable()  # says how it broke, and that the buffer has to be reset
-    meeting = Meeting(group_of(place.group_ep, "group_ep"), chosen.timeout_s, place.members)
-    exchange = Meeting(group_of(place.group_tp, "group_tp"), chosen.timeout_s) if place.group_tp else None
+        _refuse_broken(found)
+    number = epoch(place.group_ep)
+    meeting = Meeting(group_of(place.group_ep, "group_ep"), chosen.timeout_s, place.members, number)
+    exchange = None
+    if place.group_tp:
+        exchange = Meeting(group_of(place.group_tp, "group_tp"), chosen.timeout_s, None, number)
     megabytes = settings.buffer_megabytes()
     made = Communicator(
         meeting,
@@ -147,7 +151,22 @@ def communicator(place: Place) -> Communicator:
     return made
 
 
+def _refuse_broken(found: Communicator) -> None:
+    try:
+        found.check_usable()
+    except BufferStateError as error:
+        raise BufferStateError(
+            f"{error} npu_moe_distribute_buffer_reset does that for all buffers of a group."
+        ) from None
+
+
+def epoch(name: str) -> int:
+    """How often a group's windows were given up. Messages of an earlier epoch are not taken for ours."""
+    return _epochs.get(name, 0)
+
+
 def release(name: str) -> None:
     """Gives the windows of a group back. The next call makes new ones; all ranks must release alike."""
     for kept in _communicators.pop(name, OrderedDict()).values():
         kept.close()
+    _epochs[name] = epoch(name) + 1

@@ -10,15 +10,16 @@ import torch
 
 from moe_triton import arguments
 from moe_triton.checks import check_tensor
-from moe_triton.communicator import Communicator, Phase
+from moe_triton.communicator import Communicator
 from moe_triton.config import Config
 from moe_triton.errors import ArgumentError
 from moe_triton.layout import layout_of
 from moe_triton.limits import Call, check_call, check_config, scheme_of, torch_npu_names
 from moe_triton.schemes.variants import DispatchVariant, Mask
 from moe_triton.torch_npu_ops import registry, settings
-from moe_triton.torch_npu_ops.elastic import Deployment, deployment_of
-from moe_triton.torch_npu_ops.shapes import DispatchShapes
+from moe_triton.torch_npu_ops.plans.elastic import Deployment, deployment_of
+from moe_triton.torch_npu_ops.plans.halves import MARK
+from moe_triton.torch_npu_ops.plans.shapes import DispatchShapes, Output
 
 MASKS: dict[int, Mask] = {1: "tokens", 2: "entries"}
 
@@ -38,7 +39,7 @@ class DispatchAttributes:
     mask: tuple[Any, ...] | None
     expert_scales: tuple[Any, ...] | None
     elastic: tuple[int, ...] | None
-    has_performance_info: bool
+    performance_info: tuple[Any, bool]
     group_ep: str
     ep_world_size: int
     ep_rank_id: int
@@ -149,6 +150,67 @@ class DispatchPlan:
             ids = masked_ids(ids, mask)
         check_ids(self.communicator, self.config, ids)
 
+    def outputs(self) -> tuple[torch.Tensor, ...]:
+        """The seven outputs, with what no kernel writes set."""
+        communicator = self.communicator
+        empty = communicator.backend.empty
+        made = tuple([empty(shape, dtype) for shape, dtype in self._output_shapes])
+        _, _, _, nums, recv_counts, tp_counts, _ = made
+        if recv_counts.numel() > self._num_counts:
+            recv_counts[self._num_counts :] = 0
+        if nums.numel() > communicator.site.num_local_experts:
+            nums[communicator.site.num_local_experts :] = 0
+        if not self.variant.exchange:
+            tp_counts.zero_()
+        return made
+
+    def sending(
+        self,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        scales: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+        expert_scales: torch.Tensor | None = None,
+    ) -> dict[str, Any]:
+        """What the first half needs.
+
+        Raises:
+            ArgumentError: ids or the mask break a rule. Nothing was sent.
+        """
+        self.check_data(ids, mask)
+        bindings: dict[str, Any] = {
+            "x": x,
+            "topk_idx": ids,
+            "num_tokens": ids.shape[0],
+            "num_ids": ids.numel(),
+            "smooth_scales": scales,
+            "topk_weights": expert_scales,
+        }
+        if mask is not None:
+            bindings["mask"] = mask
+        return bindings
+
+    def arranging(
+        self, outputs: tuple[torch.Tensor, ...], performance_info: torch.Tensor | None = None
+    ) -> dict[str, Any]:
+        """What the second half needs: where its results go."""
+        y, dynamic_scales, index, nums, recv_counts, tp_counts, expand_scales = outputs
+        bindings: dict[str, Any] = {
+            "num_tokens": self.batch,
+            "tokens": y,
+            "scales": dynamic_scales,
+            "triples": index,
+            "recv_offsets": recv_counts,
+            "tokens_per_expert": nums,
+            "exchange_counts": tp_counts,
+            "weights": expand_scales,
+        }
+        if performance_info is not None:
+            bindings["performance_info"] = performance_info
+            bindings["rank_table"] = self.rank_table
+            bindings["num_performance_entries"] = performance_info.numel()
+        return bindings
+
     def execute(
         self,
         x: torch.Tensor,
@@ -158,49 +220,40 @@ class DispatchPlan:
         mask: torch.Tensor | None = None,
         expert_scales: torch.Tensor | None = None,
         performance_info: torch.Tensor | None = None,
-        phase: Phase = "whole",
     ) -> tuple[torch.Tensor, ...]:
         """Runs it, and returns the seven outputs."""
         communicator = self.communicator
-        self.check_data(ids, mask)
+        bindings = self.sending(x, ids, scales, mask, expert_scales)
+        outputs = self.outputs()
+        bindings |= self.arranging(outputs, performance_info)
         empty = communicator.backend.empty
-        y, dynamic_scales, index, nums, recv_counts, tp_counts, expand_scales = [
-            empty(shape, dtype) for shape, dtype in self.shapes.outputs()
-        ]
-        recv_counts[self._num_counts :] = 0
-        nums[communicator.site.num_local_experts :] = 0
-        if not self.variant.exchange:
-            tp_counts.zero_()
-        is_v1 = self.attributes.version == 1
-        bindings: dict[str, Any] = {
-            "x": x,
-            "topk_idx": ids,
-            "num_tokens": ids.shape[0],
-            "num_ids": ids.numel(),
-            "mask": mask,
-            "smooth_scales": scales,
-            "topk_weights": expert_scales,
-            "tokens": y,
-            "scales": dynamic_scales,
-            "recv_offsets": recv_counts,
-            "tokens_per_expert": nums,
-            "exchange_counts": tp_counts,
-            "weights": expand_scales,
-        }
-        if is_v1:
-            bindings["expand_idx"] = index
+        if self.attributes.version == 1:
+            bindings["expand_idx"] = outputs[2]
             bindings["triples"] = empty((3 * communicator.capacity,), torch.int32)
         else:
             bindings["expand_idx"] = empty((ids.numel(),), torch.int32)
-            bindings["triples"] = index
-        if performance_info is not None:
-            bindings["performance_info"] = performance_info
-            bindings["rank_table"] = self.rank_table
-            bindings["num_performance_entries"] = performance_info.numel()
-        if mask is None:
-            del bindings["mask"]
-        communicator.run(self.variant, bindings, phase)
-        return y, dynamic_scales, index, nums, recv_counts, tp_counts, expand_scales
+        communicator.run(self.variant, bindings)
+        if self.attributes.version != 1:
+            self.leave_total(outputs[2], outputs[4])
+        return outputs
+
+    def leave_total(self, index: torch.Tensor, recv_counts: torch.Tensor) -> None:
+        """Leaves the number of received rows behind the triples.
+
+        combine_setup has no other way to know it: ep_recv_counts is not one of its arguments.
+        """
+        first = 3 * self.communicator.capacity
+        index[first] = MARK
+        index[first + 1] = recv_counts[self.communicator.site.num_entries - 1]
+
+    @property
+    def batch(self) -> int:
+        """Tokens of this rank."""
+        return int(self.attributes.x[0][0])
+
+    @cached_property
+    def _output_shapes(self) -> tuple[Output, ...]:
+        return self.shapes.outputs()
 
     @cached_property
     def _num_counts(self) -> int:
@@ -264,7 +317,7 @@ def make_plan(a: DispatchAttributes, elastic_info: torch.Tensor | None) -> Dispa
         mask_dims=len(a.mask[0]) if a.mask else 1,
         has_expert_scales=a.expert_scales is not None,
         has_elastic_info=a.elastic is not None,
-        has_performance_info=a.has_performance_info,
+        has_performance_info=a.performance_info[0] is not None,
         has_y_dtype=a.dtypes_given[0],
         has_x_dtype=a.dtypes_given[1],
         has_scales_dtype=a.dtypes_given[2],
@@ -291,7 +344,7 @@ def make_plan(a: DispatchAttributes, elastic_info: torch.Tensor | None) -> Dispa
         mask=MASKS[len(a.mask[0])] if a.mask else "none",
         cumulative=a.expert_token_nums_type == 0,
         exchange=a.tp_world_size == 2,
-        waits=a.has_performance_info,
+        waits=a.performance_info[0] is not None,
     )
     return DispatchPlan(
         a, config, deployment_of(config, a.ep_rank_id, elastic_info), variant, shapes_of(a, quantize)
@@ -300,24 +353,19 @@ def make_plan(a: DispatchAttributes, elastic_info: torch.Tensor | None) -> Dispa
 
 def shapes_of(a: DispatchAttributes, quantize: bool) -> DispatchShapes:
     """The shapes of a dispatch's outputs."""
-    (batch, hidden), dtype = a.x
-    none_shared = (a.shared_expert_num, a.shared_expert_rank_num) == (1, 0)
-    return DispatchShapes(
+    (batch, hidden), dtype = a.x[:2]
+    return DispatchShapes.of_call(
         a.version,
-        batch,
-        hidden,
-        a.expert_ids[0][1],
+        (batch, hidden, a.expert_ids[0][1]),
         dtype,
-        a.ep_world_size,
-        a.ep_rank_id,
+        (a.ep_world_size, a.ep_rank_id),
         a.moe_expert_num,
-        0 if none_shared else a.shared_expert_num,
-        a.shared_expert_rank_num,
+        (a.shared_expert_num, a.shared_expert_rank_num),
         a.global_bs,
-        a.tp_world_size,
-        quantize,
-        a.expert_scales is not None,
-        a.elastic is not None,
+        tp=a.tp_world_size,
+        quantize=quantize,
+        weights=a.expert_scales is not None,
+        elastic=a.elastic is not None,
     )
 
 

@@ -8,18 +8,19 @@ from typing import Any
 
 import torch
 
+from moe_triton.backends.base import Bindings
 from moe_triton.checks import check_tensor
-from moe_triton.communicator import Communicator, Phase
+from moe_triton.communicator import Communicator
 from moe_triton.config import Config
 from moe_triton.errors import ArgumentError
 from moe_triton.layout import layout_of
 from moe_triton.limits import Call
 from moe_triton.schemes.variants import CombineVariant
 from moe_triton.torch_npu_ops import registry, settings
-from moe_triton.torch_npu_ops.dispatch import MASKS, check_ids, check_prefix, group_config, masked_ids
-from moe_triton.torch_npu_ops.elastic import Deployment, deployment_of
+from moe_triton.torch_npu_ops.plans.dispatch import MASKS, check_ids, check_prefix, group_config, masked_ids
+from moe_triton.torch_npu_ops.plans.elastic import Deployment, deployment_of
 
-TensorKey = tuple[tuple[int, ...], torch.dtype]
+TensorKey = tuple[tuple[int, ...], torch.dtype, bool]
 
 
 @dataclass(frozen=True)
@@ -30,15 +31,20 @@ class CombineAttributes:
     operator: str
     expand_x: TensorKey
     expert_ids: TensorKey
+    index: TensorKey
+    counts: TensorKey | None
     expert_scales: TensorKey | None
+    exchange_counts: TensorKey | None
     mask: TensorKey | None
     shared_expert_x: TensorKey | None
     ori_x: TensorKey | None
     alpha1: TensorKey | None
     alpha2: TensorKey | None
     const_v: TensorKey | None
+    residual: TensorKey | None
+    gamma: TensorKey | None
     elastic: tuple[int, ...] | None
-    has_performance_info: bool
+    performance_info: tuple[TensorKey | None, bool]
     unused_given: tuple[bool, bool, bool]
     group_ep: str
     ep_world_size: int
@@ -116,16 +122,56 @@ class CombinePlan:
                 "Pass ep_recv_counts of the matching dispatch.",
             )
 
+    @property
+    def batch(self) -> int:
+        """Tokens of this rank."""
+        return self.attributes.expert_ids[0][0]
+
+    def check_data(self, ids: torch.Tensor, mask: torch.Tensor | None) -> None:
+        """Checks what only the data show: ids and the mask's form.
+
+        Raises:
+            ArgumentError: it breaks a rule. Nothing was sent.
+        """
+        if mask is not None:
+            check_prefix(mask)
+            ids = masked_ids(ids, mask)
+        check_ids(self.communicator, self.config, ids)
+
+    def sending(self, expand_x: torch.Tensor, index: torch.Tensor, counts: torch.Tensor) -> Bindings:
+        """What the first half needs: results, where each goes, and how many there are.
+
+        Raises:
+            ArgumentError: there are more results than rows.
+        """
+        self.check_counts(self.communicator, expand_x.shape[0], counts)
+        is_v1, rows = self.attributes.version == 1, expand_x.shape[0]
+        known = rows if is_v1 or self.variant.exchange else min(rows, index.numel() // 3)
+        return {"y": expand_x, "num_rows": known, "recv_offsets": counts, "triples": index}
+
+    def summing(self, ids: torch.Tensor, index: torch.Tensor, out: torch.Tensor | None) -> Bindings:
+        """What the second half needs: the tokens' experts, and where the sums go."""
+        if out is None:
+            out = self.communicator.backend.empty((self.batch, self.config.hidden), self.variant.dtype)
+        bindings: dict[str, Any] = {
+            "topk_idx": ids,
+            "num_tokens": self.batch,
+            "out": out,
+            "expand_idx": index,
+        }
+        if self.variant.waits:
+            bindings["rank_table"] = self.rank_table
+            bindings["num_performance_entries"] = self.config.num_ranks
+        return bindings
+
     def execute(
         self,
         expand_x: torch.Tensor,
         ids: torch.Tensor,
         index: torch.Tensor,
         counts: torch.Tensor,
-        *,
-        tensors: dict[str, torch.Tensor | None],
+        tensors: Bindings,
         out: torch.Tensor | None = None,
-        phase: Phase = "whole",
     ) -> torch.Tensor:
         """Runs it, and returns (BS, H).
 
@@ -136,35 +182,11 @@ class CombinePlan:
             counts: ep_send_counts.
             tensors: what else the variant's plan has holes for, by hole.
             out: where to write, None for a new tensor.
-            phase: which half.
         """
-        communicator, mask = self.communicator, tensors.get("mask")
-        checked = ids
-        if mask is not None:
-            check_prefix(mask)
-            checked = masked_ids(ids, mask)
-        check_ids(communicator, self.config, checked)
-        if phase != "teardown":
-            self.check_counts(communicator, expand_x.shape[0], counts)
-        if out is None:
-            out = communicator.backend.empty((ids.shape[0], self.config.hidden), expand_x.dtype)
-        is_v1 = self.attributes.version == 1
-        num_rows = expand_x.shape[0] if is_v1 else min(expand_x.shape[0], index.numel() // 3)
-        bindings: dict[str, Any] = {
-            "y": expand_x,
-            "num_rows": expand_x.shape[0] if self.variant.exchange else num_rows,
-            "recv_offsets": counts,
-            "expand_idx" if is_v1 else "triples": index,
-            "topk_idx": ids,
-            "num_tokens": ids.shape[0],
-            "out": out,
-            **{name: tensor for name, tensor in tensors.items() if tensor is not None},
-        }
-        if self.variant.waits:
-            bindings["rank_table"] = self.rank_table
-            bindings["num_performance_entries"] = self.config.num_ranks
-        communicator.run(self.variant, bindings, phase)
-        return out
+        self.check_data(ids, tensors.get("mask"))  # type: ignore[arg-type]
+        bindings = {**self.sending(expand_x, index, counts), **self.summing(ids, index, out), **tensors}
+        self.communicator.run(self.variant, bindings)
+        return bindings["out"]  # type: ignore[return-value]
 
 
 def make_plan(a: CombineAttributes, elastic_info: torch.Tensor | None) -> CombinePlan:
@@ -192,7 +214,7 @@ def make_plan(a: CombineAttributes, elastic_info: torch.Tensor | None) -> Combin
         has_shared_expert_x=a.shared_expert_x is not None,
         has_ori_x=a.ori_x is not None,
         has_const_args=all(c is not None for c in consts),
-        has_performance_info=a.has_performance_info,
+        has_performance_info=a.performance_info[0] is not None,
         has_activation_scale=a.unused_given[0],
         has_weight_scale=a.unused_given[1],
         has_group_list=a.unused_given[2],
@@ -222,7 +244,7 @@ def make_plan(a: CombineAttributes, elastic_info: torch.Tensor | None) -> Combin
         block_quantize=a.comm_quant_mode == 2,
         exchange=a.tp_world_size == 2,
         norm=a.operator == "combine_add_rms_norm",
-        waits=a.has_performance_info,
+        waits=a.performance_info[0] is not None,
     )
     return CombinePlan(a, config, deployment_of(config, a.ep_rank_id, elastic_info), variant)
 

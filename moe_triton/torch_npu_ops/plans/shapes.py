@@ -34,6 +34,39 @@ class DispatchShapes:
     weights: bool
     elastic: bool
 
+    @classmethod
+    def of_call(
+        cls,
+        version: int,
+        sizes: tuple[Any, Any, Any],
+        dtype: torch.dtype,
+        place: tuple[int, int],
+        num_experts: int,
+        shared: tuple[int, int],
+        global_bs: Any,
+        *,
+        tp: int,
+        quantize: bool,
+        weights: bool,
+        elastic: bool,
+    ) -> DispatchShapes:
+        """From what a call has: sizes (BS, H, K), place (EP, rank), shared (S, R) where (1, 0) is none."""
+        none_shared = tuple(shared) == (1, 0)
+        return cls(
+            version,
+            *sizes,
+            dtype,
+            *place,
+            num_experts,
+            0 if none_shared else shared[0],
+            shared[1],
+            global_bs,
+            tp,
+            quantize,
+            weights,
+            elastic,
+        )
+
     @property
     def num_local_experts(self) -> int:
         """Routed experts of a rank that holds any (localE)."""

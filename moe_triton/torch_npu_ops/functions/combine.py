@@ -1,198 +1,17 @@
-"""torch_npu's functions: names, orders and defaults are the interface (operators.md, section 1).
-
-Shapes: BS tokens of this rank, H hidden, K experts per token, M routed experts, S shared experts, R ranks of
-shared experts, EP ranks, localE experts on this rank, A rows that a dispatch can deliver here, G = global_bs
-or BS * EP. Errors: every function raises `ArgumentError` with a status code (161001 a required tensor is
-missing, 161002 a type, dtype or group is wrong, 561002 a shape or an attribute is) before anything is sent,
-`BufferStateError` where an earlier failure put the ranks out of step, and `CommunicationTimeoutError` where a
-rank's data did not come in time.
-"""
+"""torch_npu's combine, both generations, and the one that ends in a norm."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
+from torch import Tensor
 
-from moe_triton.torch_npu_ops.execution import run_add_rms_norm, run_combine, run_dispatch
-
-Tensor = torch.Tensor
-Seven = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-
-
-def npu_moe_distribute_dispatch(
-    x: Tensor,
-    expert_ids: Tensor,
-    group_ep: str,
-    ep_world_size: int,
-    ep_rank_id: int,
-    moe_expert_num: int,
-    *,
-    scales: Tensor | None = None,
-    x_active_mask: Tensor | None = None,
-    expert_scales: Tensor | None = None,
-    group_tp: str = "",
-    tp_world_size: int = 0,
-    tp_rank_id: int = 0,
-    expert_shard_type: int = 0,
-    shared_expert_num: int = 1,
-    shared_expert_rank_num: int = 0,
-    quant_mode: int = 0,
-    global_bs: int = 0,
-    expert_token_nums_type: int = 1,
-) -> Seven:
-    """Dispatch, first generation.
-
-    Args:
-        x: (BS, H) bf16 or fp16.
-        expert_ids: (BS, K) int32, distinct in a row; -1 for no expert.
-        group_ep: name of the expert-parallel group (`group_name`).
-        ep_world_size: EP.
-        ep_rank_id: this rank.
-        moe_expert_num: M.
-        scales: (S + M, H) fp32 smooth scales ((M, H) without shared experts); rows are then quantised.
-        x_active_mask: refused: the first generation has none.
-        expert_scales: (BS, K) fp32, to travel with the rows.
-        group_tp: name of the tensor-parallel group, "" for none.
-        tp_world_size: 0, 1 or 2.
-        tp_rank_id: this rank among them.
-        expert_shard_type: 0.
-        shared_expert_num: 1.
-        shared_expert_rank_num: R, ranks [0, R) hold the shared expert.
-        quant_mode: 0, or 2 for int8 with a dynamic scale per token.
-        global_bs: 0, or EP times the most tokens of a rank.
-        expert_token_nums_type: 1 counts, 0 running totals.
-
-    Returns:
-        expand_x (A * max(tp, 1), H), dynamic_scales (A * max(tp, 1),) fp32, expand_idx (BS * K,) int32,
-        expert_token_nums (localE,) int64, ep_recv_counts int32, tp_recv_counts (tp,) int32,
-        expand_scales (A,) fp32.
-    """
-    attributes = (
-        group_ep,
-        ep_world_size,
-        ep_rank_id,
-        moe_expert_num,
-        group_tp,
-        tp_world_size,
-        tp_rank_id,
-        expert_shard_type,
-        shared_expert_num,
-        shared_expert_rank_num,
-        quant_mode,
-        global_bs,
-        expert_token_nums_type,
-        "",
-        0,
-        0,
-        0,
-        (False, False, False),
-        0,
-    )
-    return run_dispatch(  # type: ignore[return-value]
-        1, x, expert_ids, scales, x_active_mask, expert_scales, None, None, attributes
-    )
+from moe_triton.torch_npu_ops.calls.combine import run_add_rms_norm, run_combine
+from moe_triton.torch_npu_ops.fakes import fake_add_rms_norm, fake_combine
+from moe_triton.torch_npu_ops.operators import operator
 
 
-def npu_moe_distribute_dispatch_v2(
-    x: Tensor,
-    expert_ids: Tensor,
-    group_ep: str,
-    ep_world_size: int,
-    ep_rank_id: int,
-    moe_expert_num: int,
-    *,
-    scales: Tensor | None = None,
-    x_active_mask: Tensor | None = None,
-    expert_scales: Tensor | None = None,
-    elastic_info: Tensor | None = None,
-    performance_info: Tensor | None = None,
-    group_tp: str = "",
-    tp_world_size: int = 0,
-    tp_rank_id: int = 0,
-    expert_shard_type: int = 0,
-    shared_expert_num: int = 1,
-    shared_expert_rank_num: int = 0,
-    quant_mode: int = 0,
-    global_bs: int = 0,
-    expert_token_nums_type: int = 1,
-    comm_alg: str = "",
-    zero_expert_num: int = 0,
-    copy_expert_num: int = 0,
-    const_expert_num: int = 0,
-    y_dtype: int | None = None,
-    x_dtype: int | None = None,
-    scales_dtype: int | None = None,
-) -> Seven:
-    """Dispatch, second generation. What it shares with `npu_moe_distribute_dispatch` means the same, save:
-
-    Args:
-        x: (BS, H) bf16 or fp16.
-        expert_ids: (BS, K) int32; ids from M on are zero, copy and constant experts, never sent.
-        group_ep: name of the expert-parallel group.
-        ep_world_size: EP.
-        ep_rank_id: this rank.
-        moe_expert_num: M.
-        scales: (S + M, H) fp32, only with quant_mode 2.
-        x_active_mask: (BS,) bool with its True first, or (BS, K) bool.
-        expert_scales: (BS, K) fp32.
-        elastic_info: (4 + 2 * EP,) int32: which ranks are left (operators.md, section 4).
-        performance_info: (EP,) int64, raised to the microseconds waited for each source rank.
-        group_tp: name of the tensor-parallel group.
-        tp_world_size: 0, 1 or 2.
-        tp_rank_id: this rank among them.
-        expert_shard_type: 0.
-        shared_expert_num: S, 0 to 4.
-        shared_expert_rank_num: R.
-        quant_mode: 0 or 2.
-        global_bs: 0, or EP times the most tokens of a rank.
-        expert_token_nums_type: 1 or 0.
-        comm_alg: "", "fullmesh_v1" or "fullmesh_v2".
-        zero_expert_num: zero experts.
-        copy_expert_num: copy experts.
-        const_expert_num: constant experts.
-        y_dtype: refused on A2 and A3, as are the next two.
-        x_dtype: see y_dtype.
-        scales_dtype: see y_dtype.
-
-    Returns:
-        As `npu_moe_distribute_dispatch`, with assist_info_for_combine (max(BS * K, A * 128),) int32 in third
-        place: triples (source rank, token, k) at 3 * row.
-    """
-    attributes = (
-        group_ep,
-        ep_world_size,
-        ep_rank_id,
-        moe_expert_num,
-        group_tp,
-        tp_world_size,
-        tp_rank_id,
-        expert_shard_type,
-        shared_expert_num,
-        shared_expert_rank_num,
-        quant_mode,
-        global_bs,
-        expert_token_nums_type,
-        comm_alg,
-        zero_expert_num,
-        copy_expert_num,
-        const_expert_num,
-        (y_dtype is not None, x_dtype is not None, scales_dtype is not None),
-        0,
-    )
-    return run_dispatch(  # type: ignore[return-value]
-        2,
-        x,
-        expert_ids,
-        scales,
-        x_active_mask,
-        expert_scales,
-        elastic_info,
-        performance_info,
-        attributes,
-    )
-
-
+@operator(fake_combine)
 def npu_moe_distribute_combine(
     expand_x: Tensor,
     expert_ids: Tensor,
@@ -287,9 +106,10 @@ def npu_moe_distribute_combine(
         0,
     )
     unused = (activation_scale is not None, weight_scale is not None, group_list is not None)
-    return run_combine(1, "combine", "expand_idx", tensors, unused, attributes)
+    return run_combine(1, "expand_idx", tensors, unused, attributes)
 
 
+@operator(fake_combine, mutates=("performance_info",))
 def npu_moe_distribute_combine_v2(
     expand_x: Tensor,
     expert_ids: Tensor,
@@ -399,9 +219,10 @@ def npu_moe_distribute_combine_v2(
         const_expert_num,
         0,
     )
-    return run_combine(2, "combine", "assist_info_for_combine", tensors, (False,) * 3, attributes)  # type: ignore[arg-type]
+    return run_combine(2, "assist_info_for_combine", tensors, (False,) * 3, attributes)  # type: ignore[arg-type]
 
 
+@operator(fake_add_rms_norm)
 def npu_moe_distribute_combine_add_rms_norm(
     expand_x: Tensor,
     expert_ids: Tensor,

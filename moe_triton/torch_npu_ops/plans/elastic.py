@@ -34,27 +34,10 @@ def deployment_of(config: Config, rank: int, elastic_info: torch.Tensor | None) 
     Raises:
         ArgumentError: it contradicts itself or the other arguments, or this rank is no longer one of them.
     """
-    if elastic_info is None:
+    members = members_of(elastic_info, config.num_ranks)
+    if elastic_info is None or members is None:
         return Deployment(config, rank)
-    size = HEADER_WORDS + 2 * config.num_ranks
-    check_tensor(
-        "elastic_info", elastic_info, shape=(size,), dtypes=(torch.int32,), device=elastic_info.device
-    )
-    words = elastic_info.tolist()
-    if words[0] == 0:
-        return Deployment(config, rank)
-    _, num_ranks, num_shared_ranks, num_experts = words[:HEADER_WORDS]
-    to_new = words[HEADER_WORDS : HEADER_WORDS + config.num_ranks]
-    to_original = words[HEADER_WORDS + config.num_ranks :]
-    _require(1 < num_ranks <= config.num_ranks, num_ranks, f"the new EP is 2 to {config.num_ranks}")
-    members = tuple(to_original[:num_ranks])
-    _require(
-        all(0 <= m < config.num_ranks for m in members) and len(set(members)) == num_ranks,
-        members,
-        "the second table names each remaining rank once",
-    )
-    expected = [members.index(r) if r in members else -1 for r in range(config.num_ranks)]
-    _require(to_new == expected, to_new, "the first table is the inverse of the second, with -1 for the rest")
+    _, num_ranks, num_shared_ranks, num_experts = elastic_info[:HEADER_WORDS].tolist()
     _require(0 <= num_shared_ranks < num_ranks, num_shared_ranks, f"the new R is 0 to {num_ranks - 1}")
     local = config.num_local_experts
     _require(
@@ -70,7 +53,36 @@ def deployment_of(config: Config, rank: int, elastic_info: torch.Tensor | None) 
         "shared experts keep at least one rank each",
     )
     scaled = replace(config, num_ranks=num_ranks, num_shared_ranks=num_shared_ranks, num_experts=num_experts)
-    return Deployment(scaled, to_new[rank], members)
+    return Deployment(scaled, members.index(rank), members)
+
+
+def members_of(elastic_info: torch.Tensor | None, num_ranks: int) -> tuple[int, ...] | None:
+    """Original ranks of those that are left, by new number; None where all of them are.
+
+    Raises:
+        ArgumentError: the tables contradict themselves.
+    """
+    if elastic_info is None:
+        return None
+    size = HEADER_WORDS + 2 * num_ranks
+    check_tensor(
+        "elastic_info", elastic_info, shape=(size,), dtypes=(torch.int32,), device=elastic_info.device
+    )
+    words = elastic_info.tolist()
+    if words[0] == 0:
+        return None
+    left = words[1]
+    to_new, to_original = words[HEADER_WORDS : HEADER_WORDS + num_ranks], words[HEADER_WORDS + num_ranks :]
+    _require(1 < left <= num_ranks, left, f"the new EP is 2 to {num_ranks}")
+    members = tuple(to_original[:left])
+    _require(
+        all(0 <= m < num_ranks for m in members) and len(set(members)) == left,
+        members,
+        "the second table names each remaining rank once",
+    )
+    expected = [members.index(r) if r in members else -1 for r in range(num_ranks)]
+    _require(to_new == expected, to_new, "the first table is the inverse of the second, with -1 for the rest")
+    return members
 
 
 def _require(holds: bool, value: object, rule: str) -> None:

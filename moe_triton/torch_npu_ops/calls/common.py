@@ -1,0 +1,82 @@
+"""What calls of every kind need: keys of plans, tensors made ready, checks before there is a plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from moe_triton.checks import check_tensor
+from moe_triton.errors import INVALID_ARGUMENT, ArgumentError
+
+FLOATS = (torch.bfloat16, torch.float16)
+# More shapes than a server has; a plan is a few small objects.
+MAX_PLANS = 4096
+
+
+TensorKey = tuple[torch.Size, torch.dtype, bool]
+
+
+def shape_key(tensor: torch.Tensor | None) -> TensorKey | None:
+    """Shape, dtype and whether it is in this machine's memory, of a tensor; None for none."""
+    return None if tensor is None else (tensor.shape, tensor.dtype, tensor.is_cpu)
+
+
+def output_key(tensor: torch.Tensor | None) -> tuple[TensorKey | None, bool]:
+    """`shape_key`, and whether it is contiguous: a tensor that is written to cannot be replaced by a copy."""
+    return shape_key(tensor), tensor is None or tensor.is_contiguous()
+
+
+def values_key(tensor: torch.Tensor | None) -> tuple[int, ...] | None:
+    """The contents of a small tensor of integers that a plan depends on."""
+    return None if tensor is None else tuple(tensor.tolist())
+
+
+def ready(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """A tensor as kernels take it: contiguous."""
+    return tensor if tensor is None or tensor.is_contiguous() else tensor.contiguous()
+
+
+def check_required(**tensors: Any) -> None:
+    """Checks that required arguments are tensors.
+
+    Raises:
+        ArgumentError: one is None (161001) or something else (161002).
+    """
+    for name, value in tensors.items():
+        if not isinstance(value, torch.Tensor):
+            check_tensor(name, value, shape=(), dtypes=())
+
+
+def check_optional(**tensors: Any) -> None:
+    """Checks that optional arguments are tensors where they are given.
+
+    Raises:
+        ArgumentError: one is not (161002).
+    """
+    check_required(**{name: value for name, value in tensors.items() if value is not None})
+
+
+def check_token_matrix(name: str, value: torch.Tensor) -> None:
+    """Checks that a tensor is (tokens, H) in bf16 or fp16.
+
+    Raises:
+        ArgumentError: it is not.
+    """
+    check_tensor(name, value.contiguous(), shape=("BS", "H"), dtypes=FLOATS)
+
+
+def check_group(name: Any, argument: str) -> None:
+    """Checks that a group is given by its name.
+
+    Raises:
+        ArgumentError: it is not (161002).
+    """
+    if not isinstance(name, str):
+        raise ArgumentError(
+            argument,
+            repr(name),
+            "it is the name of a group",
+            "Pass group_name(group).",
+            code=INVALID_ARGUMENT,
+        )

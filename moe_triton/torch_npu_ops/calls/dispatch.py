@@ -1,0 +1,134 @@
+"""Calls of dispatch, whole and in halves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from moe_triton.checks import check_tensor
+from moe_triton.torch_npu_ops import settings
+from moe_triton.torch_npu_ops.calls.common import (
+    MAX_PLANS,
+    check_group,
+    check_optional,
+    check_required,
+    check_token_matrix,
+    output_key,
+    ready,
+    shape_key,
+    values_key,
+)
+from moe_triton.torch_npu_ops.plans.dispatch import DispatchAttributes, DispatchPlan, check_tensors, make_plan
+
+_plans: dict[tuple[Any, ...], DispatchPlan] = {}
+
+
+def clear_plans() -> None:
+    """Forgets every plan, as when a group's windows are given back."""
+    _plans.clear()
+
+
+def plan_dispatch(
+    version: int,
+    operator: str,
+    x: torch.Tensor,
+    expert_ids: torch.Tensor,
+    scales: torch.Tensor | None,
+    x_active_mask: torch.Tensor | None,
+    expert_scales: torch.Tensor | None,
+    elastic_info: torch.Tensor | None,
+    performance_info: torch.Tensor | None,
+    attributes: tuple[Any, ...],
+) -> DispatchPlan:
+    """The plan of a dispatch, from the cache where its shape has come before.
+
+    Args:
+        version: generation of the operator.
+        operator: "dispatch", or a half of it.
+        x, expert_ids, scales, x_active_mask, expert_scales, elastic_info, performance_info: as in the call.
+        attributes: the call's attributes, in the order of `DispatchAttributes` from group_ep on.
+
+    Raises:
+        ArgumentError: an argument breaks a rule; it has the status code.
+    """
+    try:
+        key = (
+            version,
+            operator,
+            shape_key(x),
+            shape_key(expert_ids),
+            shape_key(scales),
+            shape_key(x_active_mask),
+            shape_key(expert_scales),
+            values_key(elastic_info),
+            output_key(performance_info),
+            *attributes,
+            settings.current(),
+        )
+    except AttributeError:  # not a tensor: say which
+        check_required(x=x, expert_ids=expert_ids)
+        check_optional(
+            scales=scales,
+            x_active_mask=x_active_mask,
+            expert_scales=expert_scales,
+            elastic_info=elastic_info,
+            performance_info=performance_info,
+        )
+        raise
+    plan = _plans.get(key)
+    if plan is not None:
+        return plan
+    check_required(x=x, expert_ids=expert_ids)
+    check_token_matrix("x", x)
+    check_tensor("expert_ids", expert_ids.contiguous(), shape=(x.shape[0], "K"), dtypes=(torch.int32,))
+    made = DispatchAttributes(*key)
+    check_group(made.group_ep, "group_ep")
+    check_group(made.group_tp, "group_tp")
+    plan = make_plan(made, elastic_info)
+    check_tensors(
+        made,
+        {
+            "scales": ready(scales),
+            "x_active_mask": ready(x_active_mask),
+            "expert_scales": ready(expert_scales),
+            "performance_info": performance_info,
+        },
+    )
+    if len(_plans) < MAX_PLANS:
+        _plans[key] = plan
+    return plan
+
+
+def run_dispatch(
+    version: int,
+    x: torch.Tensor,
+    expert_ids: torch.Tensor,
+    scales: torch.Tensor | None,
+    x_active_mask: torch.Tensor | None,
+    expert_scales: torch.Tensor | None,
+    elastic_info: torch.Tensor | None,
+    performance_info: torch.Tensor | None,
+    attributes: tuple[Any, ...],
+) -> tuple[torch.Tensor, ...]:
+    """Plans and executes a whole dispatch."""
+    plan = plan_dispatch(
+        version,
+        "dispatch",
+        x,
+        expert_ids,
+        scales,
+        x_active_mask,
+        expert_scales,
+        elastic_info,
+        performance_info,
+        attributes,
+    )
+    return plan.execute(
+        x.contiguous(),
+        expert_ids.contiguous(),
+        scales=ready(scales),
+        mask=ready(x_active_mask),
+        expert_scales=ready(expert_scales),
+        performance_info=performance_info,
+    )

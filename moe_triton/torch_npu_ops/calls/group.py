@@ -1,0 +1,79 @@
+"""Calls that concern a whole group: waiting for it, and giving its windows up."""
+
+from __future__ import annotations
+
+import torch
+
+from moe_triton.checks import check_tensor
+from moe_triton.config import Config
+from moe_triton.errors import ArgumentError
+from moe_triton.rendezvous import Meeting
+from moe_triton.torch_npu_ops import registry, settings
+from moe_triton.torch_npu_ops.calls import combine, dispatch
+from moe_triton.torch_npu_ops.calls.common import check_group, check_required
+from moe_triton.torch_npu_ops.plans.elastic import members_of
+
+Tensor = torch.Tensor
+
+MAX_TIMEOUT_US = 2**31 - 1
+LEAST_HIDDEN = 32
+
+
+def run_barrier(
+    x_ref: Tensor, group: str, world_size: int, time_out: Tensor | None, elastic_info: Tensor | None
+) -> None:
+    """Waits for every rank of a group that is left."""
+    check_required(x_ref=x_ref)
+    members = _members(group, "group", world_size, "world_size", elastic_info)
+    timeout_us = None
+    if time_out is not None:
+        check_tensor("time_out", time_out, shape=(1,), dtypes=(torch.int32,))
+        timeout_us = int(time_out)
+        if not 0 < timeout_us <= MAX_TIMEOUT_US:
+            raise ArgumentError(
+                "time_out",
+                timeout_us,
+                "it is a positive number of microseconds",
+                "Pass None for the default.",
+            )
+    # A window of its own, of the least size: a barrier has no shapes.
+    num_ranks = len(members) if members else world_size
+    least = Config(num_ranks, 1, LEAST_HIDDEN, 1, num_ranks, relaxed=True)
+    place = registry.Place(group, "", least, members)
+    registry.communicator(place).barrier(timeout_us)
+
+
+def run_reset(elastic_info: Tensor, group_ep: str, ep_world_size: int, need_sync: int) -> None:
+    """Gives a group's windows up, on the ranks that are left, and waits for them if asked to."""
+    check_required(elastic_info=elastic_info)
+    if need_sync not in (0, 1):
+        raise ArgumentError("need_sync", need_sync, "it must be 0 or 1", "Pass 1 to wait for the others.")
+    members = _members(group_ep, "group_ep", ep_world_size, "ep_world_size", elastic_info)
+    registry.release(group_ep)
+    dispatch.clear_plans()
+    combine.clear_plans()
+    if need_sync:
+        group = registry.group_of(group_ep, "group_ep")
+        meeting = Meeting(group, settings.current().timeout_s, members, registry.epoch(group_ep))
+        meeting.exchange({}, "buffer reset")
+
+
+def _members(
+    group: str, group_argument: str, world_size: int, size_argument: str, elastic_info: Tensor | None
+) -> tuple[int, ...] | None:
+    """The ranks that are left, None for all, with the group's name and size checked."""
+    check_group(group, group_argument)
+    found = registry.group_of(group, group_argument)
+    if found.size() != world_size:
+        raise ArgumentError(
+            size_argument,
+            world_size,
+            f"it is {found.size()} in the group {group!r}",
+            f"Pass {size_argument}={found.size()}.",
+        )
+    members = members_of(elastic_info, world_size)
+    if members is not None and found.rank() not in members:
+        raise ArgumentError(
+            "elastic_info", f"one without rank {found.rank()}", "callers are in it", "Rebuild the table."
+        )
+    return members

@@ -1,0 +1,161 @@
+"""Calls of the halves: setup sends, teardown waits and arranges or sums.
+
+What a setup returns besides is a ticket: teardown takes only that of the setup in flight. Everything else
+that teardown needs is in the windows, so the buffers that torch_npu's setup packs its rows into have their
+documented shapes here and no contents.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from moe_triton.checks import check_tensor
+from moe_triton.communicator import Communicator
+from moe_triton.errors import ArgumentError, BufferStateError
+from moe_triton.torch_npu_ops.calls.combine import Tensors, bindings_of, plan_combine
+from moe_triton.torch_npu_ops.calls.common import ready
+from moe_triton.torch_npu_ops.calls.dispatch import plan_dispatch
+from moe_triton.torch_npu_ops.plans import halves
+from moe_triton.torch_npu_ops.plans.halves import MARK, TRAILER_WORDS
+
+Tensor = torch.Tensor
+
+TICKET_WORDS = 2
+
+
+def run_dispatch_setup(
+    x: Tensor,
+    expert_ids: Tensor,
+    scales: Tensor | None,
+    x_active_mask: Tensor | None,
+    attributes: tuple[Any, ...],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sends a dispatch's rows and flags."""
+    plan = plan_dispatch(
+        2, "dispatch_setup", x, expert_ids, scales, x_active_mask, None, None, None, attributes
+    )
+    communicator = plan.communicator
+    shapes = halves.dispatch_setup(
+        (plan.batch, plan.config.hidden, plan.config.num_topk),
+        plan.attributes.x[1],
+        plan.config.num_ranks,
+        plan.config.num_local_experts,
+        plan.config.num_shared_experts,
+        plan.variant.quantize,
+    )
+    empty = communicator.backend.empty
+    y, expand_idx, _ = (empty(shape, dtype) for shape, dtype in shapes)
+    info = _ticket(communicator, "dispatch", shapes[2][0][0])
+    bindings = plan.sending(
+        x.contiguous(), expert_ids.contiguous(), ready(scales), ready(x_active_mask), None
+    )
+    communicator.run(plan.variant, {**bindings, "expand_idx": expand_idx}, "setup")
+    return y, expand_idx, info
+
+
+def run_dispatch_teardown(
+    x: Tensor, y: Tensor, expert_ids: Tensor, comm_cmd_info: Tensor, attributes: tuple[Any, ...]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Waits for a dispatch's rows and arranges them."""
+    plan = plan_dispatch(2, "dispatch_teardown", x, expert_ids, None, None, None, None, None, attributes)
+    communicator = plan.communicator
+    _check_setup(communicator, "dispatch", quantize=plan.variant.quantize, dtype=plan.variant.dtype)
+    results = plan.config.num_topk + plan.config.num_shared_experts
+    check_tensor("y", y, shape=(plan.batch * results, "Hs"), dtypes=(x.dtype, torch.int8))
+    _check_ticket(communicator, "dispatch", comm_cmd_info)
+    outputs = plan.outputs()
+    communicator.run(plan.variant, plan.arranging(outputs), "teardown")
+    expand_x, dynamic_scales, index, nums, recv_counts, _, _ = outputs
+    plan.leave_total(index, recv_counts)
+    return expand_x, dynamic_scales, index, nums
+
+
+def run_combine_setup(tensors: Tensors, attributes: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+    """Sends a combine's rows and flags."""
+    name = "assist_info_for_combine"
+    plan = plan_combine(2, "combine_setup", name, tensors, (False,) * 3, attributes)
+    communicator = plan.communicator
+    expand_x, index = ready(tensors["expand_x"]), ready(tensors[name])
+    assert expand_x is not None
+    assert index is not None
+    first, end = 3 * communicator.capacity, index.numel()
+    if first + TRAILER_WORDS > end or int(index[first]) != MARK:
+        raise ArgumentError(
+            name,
+            f"one of shape {tuple(index.shape)} without a number of rows",
+            "it is dispatch_v2's or dispatch_teardown's output, unchanged",
+            "Pass that tensor whole.",
+        )
+    # The plan reads the total at the end of its counts, and nothing else of them.
+    counts = torch.zeros(communicator.site.num_entries, dtype=torch.int32)
+    counts[-1] = index[first + 1]
+    rows, hidden = expand_x.shape
+    shapes = halves.combine_setup((rows, hidden), plan.config.num_ranks)
+    info = _ticket(communicator, "combine", shapes[1][0][0])
+    communicator.run(plan.variant, plan.sending(expand_x, index, counts), "setup")
+    return communicator.backend.empty(*shapes[0]), info
+
+
+def run_combine_teardown(
+    tensors: Tensors, comm_cmd_info: Tensor, quant_expand_x: Tensor, attributes: tuple[Any, ...]
+) -> Tensor:
+    """Waits for a combine's rows and sums them."""
+    plan = plan_combine(2, "combine_teardown", "expand_idx", tensors, (False,) * 3, attributes)
+    communicator = plan.communicator
+    quantized = plan.variant.block_quantize
+    _check_setup(communicator, "combine", block_quantize=quantized, dtype=plan.variant.dtype)
+    check_tensor("quant_expand_x", quant_expand_x, shape=("A", "Hs"), dtypes=(torch.int8,))
+    _check_ticket(communicator, "combine", comm_cmd_info)
+    ids, index = ready(tensors["expert_ids"]), ready(tensors["expand_idx"])
+    assert ids is not None
+    assert index is not None
+    bindings = bindings_of(tensors)
+    plan.check_data(ids, bindings.get("mask"))  # type: ignore[arg-type]
+    bindings = {**plan.summing(ids, index, None), **bindings}
+    communicator.run(plan.variant, bindings, "teardown")
+    return bindings["out"]  # type: ignore[return-value]
+
+
+def _ticket(communicator: Communicator, operator: str, words: int) -> Tensor:
+    info = torch.zeros(words, dtype=torch.int32)
+    info[0], info[1] = MARK, communicator.counts[operator] & 0x7FFFFFFF
+    return info
+
+
+def _check_ticket(communicator: Communicator, operator: str, info: Tensor) -> None:
+    check_tensor("comm_cmd_info", info, shape=("n",), dtypes=(torch.int32,))
+    number = communicator.counts[operator] & 0x7FFFFFFF
+    have = info[:TICKET_WORDS].tolist()
+    if have != [MARK, number]:
+        raise ArgumentError(
+            "comm_cmd_info",
+            f"that of {operator} {have[1]}" if have[:1] == [MARK] else f"one that begins with {have}",
+            f"{operator} {number} is in flight",
+            f"Pass what its {operator}_setup returned.",
+        )
+
+
+def _check_setup(communicator: Communicator, operator: str, **expected: object) -> None:
+    """Checks that there is a setup in flight, and that it was made with the same attributes.
+
+    Raises:
+        BufferStateError: there is none.
+        ArgumentError: it was made with others.
+    """
+    setup = communicator.in_flight(operator)
+    if setup is None:
+        raise BufferStateError(
+            f"no {operator} of this group and shape is set up. Call {operator}_setup first, with the same "
+            f"attributes and shapes."
+        )
+    names = {"quantize": "quant_mode", "block_quantize": "comm_quant_mode", "dtype": "x"}
+    for field, value in expected.items():
+        if getattr(setup, field) != value:
+            raise ArgumentError(
+                names[field],
+                f"not what {operator}_setup had ({field} {getattr(setup, field)})",
+                "both halves take the same attributes",
+                "Pass the same to both.",
+            )
