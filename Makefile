@@ -5,13 +5,16 @@ BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find kernels_ascendc -type f)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-fast lint generate bench clean
+.PHONY: demo test test-long lint generate docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/moe-triton demo
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-long: $(VENV)/.installed
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m long tests
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -20,6 +23,13 @@ lint: $(VENV)/.installed
 
 generate: $(VENV)/.installed
 	$(BIN)/python -m moe_triton.codegen
+
+# By way of build/, so that a failure leaves the page as it was. The variable silences a notice about mkdocs 2.
+docs: $(VENV)/.installed $(VENV)/.docs
+	@mkdir -p build
+	$(BIN)/python -m moe_triton.limits > build/limits.md
+	mv build/limits.md docs/limits.md
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.kernels
@@ -38,6 +48,11 @@ $(VENV)/.packages: pyproject.toml constraints.txt
 # Only C++ changed: build it again, nothing to resolve.
 $(VENV)/.installed: $(VENV)/.packages $(NATIVE_SOURCES)
 	$(PIP) --no-build-isolation --no-deps --editable .
+	@touch $@
+
+# After .installed only so that two pips never run at once.
+$(VENV)/.docs: $(VENV)/.packages | $(VENV)/.installed
+	$(PIP) --no-build-isolation --editable '.[docs]'
 	@touch $@
 
 clean:

@@ -30,6 +30,7 @@ from moe_triton.kernels import (
     route_kernel,
     weighted_sum_kernel,
 )
+from moe_triton.layout import TRAILER_WORDS
 
 TOPK = 8
 NUM_EXPERTS = 256
@@ -171,7 +172,9 @@ def offsets_case() -> Case:
     experts = 32
     received = torch.randint(0, 64, (experts * NUM_RANKS,), dtype=torch.int32)
     ends, tokens = torch.empty_like(received), torch.empty(experts, dtype=torch.int64)
-    run = prepare(offsets_kernel(), [received, ends, tokens, received.numel(), experts, 64, 10**6])
+    trailer = torch.empty(TRAILER_WORDS, dtype=torch.int32)
+    sizes = [received.numel(), experts, 64, 10**6]
+    run = prepare(offsets_kernel(), [received, ends, tokens, trailer, *sizes])
 
     def eager() -> tuple[torch.Tensor, torch.Tensor]:
         clamped = received.clamp(0, 64)

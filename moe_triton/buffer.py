@@ -21,7 +21,7 @@ from moe_triton.communicator import Communicator
 from moe_triton.config import Config, Product
 from moe_triton.errors import ArgumentError
 from moe_triton.handle import DispatchHandle, DispatchOutput
-from moe_triton.layout import layout_of
+from moe_triton.layout import TRAILER_WORDS, layout_of
 from moe_triton.limits import check_config
 from moe_triton.rendezvous import Meeting
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant
@@ -190,8 +190,8 @@ class EPBuffer:
         scales = empty((capacity,), torch.float32) if quantize else None
         weights = None if topk_weights is None else empty((capacity,), torch.float32)
         tokens_per_expert = empty((experts,), torch.int64)
-        sizes = (ids.numel(), experts * c.num_ranks, 3 * capacity)
-        expand_idx, recv_offsets, triples = empty((sum(sizes),), torch.int32).split_with_sizes(sizes)
+        sizes = (ids.numel(), experts * c.num_ranks, 3 * capacity, TRAILER_WORDS)
+        expand_idx, recv_offsets, triples, _ = empty((sum(sizes),), torch.int32).split_with_sizes(sizes)
         handle = DispatchHandle(
             self._id,
             self._communicator.counts["dispatch"],

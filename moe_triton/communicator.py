@@ -6,6 +6,7 @@ their operators here. An operator runs whole, or as setup (up to its flags) and 
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any, Literal
@@ -25,6 +26,9 @@ from moe_triton.rendezvous import Meeting
 from moe_triton.schemes.fullmesh import Fullmesh
 from moe_triton.schemes.site import Site
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant
+
+# Orders the uses of a process's communicators: the same on every rank, since all make the same calls.
+_clock = itertools.count(1)
 
 Phase = Literal["whole", "setup", "teardown"]
 Variant = DispatchVariant | CombineVariant
@@ -94,6 +98,7 @@ class Communicator:
         self._broken = ""
         self._lock = threading.Lock()
         self._closed = False
+        self.last_use = 0
 
     def _allocate(self) -> None:
         """Memory that every plan needs; the rest of the scratch comes with the first plan that asks."""
@@ -155,6 +160,7 @@ class Communicator:
             raise BufferStateError(f"the buffer is broken: {self._broken}. Rebuild it on every rank.")
         if not self._lock.acquire(blocking=False):
             raise BufferStateError("another thread is inside this buffer; calls must not overlap")
+        self.last_use = next(_clock)
 
     def _check_halves(self, operator: str, variant: Variant, phase: Phase) -> None:
         pending = self._in_flight.get(operator)
@@ -280,9 +286,14 @@ class Communicator:
         return self._in_flight.get(operator)
 
     @property
-    def is_broken(self) -> bool:
-        """Whether a failure has put the ranks out of step."""
-        return bool(self._broken)
+    def is_usable(self) -> bool:
+        """Whether it is open, and no failure has put the ranks out of step."""
+        return not (self._closed or self._broken)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is set up that is not torn down."""
+        return not self._in_flight
 
     def check_usable(self) -> None:
         """Checks that the communicator is neither closed nor broken.

@@ -49,6 +49,10 @@ def align(size: int, to: int) -> int:
     return -(-size // to) * to
 
 
+# Behind the triples of received rows: a mark ("moe " in ASCII) that they are ours, and how many there are.
+TRAILER_MARK, TRAILER_WORDS = 0x6D6F6520, 2
+
+
 @dataclass(frozen=True)
 class Dim:
     """One dimension of a region: how many entries, and bytes from one to the next."""

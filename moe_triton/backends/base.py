@@ -93,6 +93,10 @@ class Backend(Protocol):
         """Blocks per kernel that suit this machine when ``num_ranks`` ranks share it."""
         ...
 
+    def read_int32(self, tensor: torch.Tensor, index: int) -> int:
+        """An element of a contiguous int32 tensor, as the host sees it. The index is within the tensor."""
+        ...
+
     def first_bad_id(self, topk_idx: torch.Tensor, num_experts: int) -> tuple[int, str] | None:
         """Position in the flattened ids of the first one that breaks a rule, and which rule."""
         ...

@@ -24,6 +24,7 @@ from moe_triton.errors import ArgumentError
 from moe_triton.kernel import Arg, TritonKernel
 from moe_triton.kernels.checks import Launch
 from moe_triton.kernels.language import tl, triton
+from moe_triton.layout import TRAILER_MARK, TRAILER_WORDS
 
 BLOCK = 64
 
@@ -158,6 +159,7 @@ def _offsets_kernel(
     recv_counts,
     recv_offsets,
     tokens_per_expert,
+    trailer,
     num_entries,
     num_local_experts,
     max_count,
@@ -165,10 +167,11 @@ def _offsets_kernel(
     CUMULATIVE: tl.constexpr,
     SCALAR: tl.constexpr,
     BLOCK: tl.constexpr,
+    MARK: tl.constexpr,
 ):
     num_ranks = num_entries // num_local_experts
     if SCALAR:
-        _offsets_scalar(
+        total = _offsets_scalar(
             recv_counts,
             recv_offsets,
             tokens_per_expert,
@@ -179,7 +182,7 @@ def _offsets_kernel(
             CUMULATIVE,
         )
     else:
-        _offsets_compare(
+        total = _offsets_compare(
             recv_counts,
             recv_offsets,
             tokens_per_expert,
@@ -190,6 +193,10 @@ def _offsets_kernel(
             CUMULATIVE,
             BLOCK,
         )
+    # the scalar form works in the first program; of the others the last has seen every count
+    if tl.program_id(0) == (0 if SCALAR else tl.num_programs(0) - 1):
+        tl.store(trailer, MARK)
+        tl.store(trailer + 1, total)
 
 
 @triton.jit
@@ -215,6 +222,7 @@ def _offsets_scalar(
             tl.store(tokens_per_expert + e, tl.cast(total, tl.int64))
         else:
             tl.store(tokens_per_expert + e, tl.cast(total - before, tl.int64))
+    return total
 
 
 @triton.jit
@@ -255,6 +263,7 @@ def _offsets_compare(
         if CUMULATIVE:
             before = 0
         tl.store(tokens_per_expert + e, tl.cast(tl.minimum(total, capacity) - before, tl.int64))
+    return tl.minimum(total, capacity)
 
 
 @triton.jit
@@ -278,6 +287,7 @@ def _offsets_fallback(
     recv_counts: torch.Tensor,
     recv_offsets: torch.Tensor,
     tokens_per_expert: torch.Tensor,
+    trailer: torch.Tensor,
     num_entries: int,
     num_local_experts: int,
     max_count: int,
@@ -285,10 +295,12 @@ def _offsets_fallback(
     CUMULATIVE: bool = False,
     SCALAR: bool = True,
     BLOCK: int = BLOCK,
+    MARK: int = TRAILER_MARK,
 ) -> None:
     counts = recv_counts[:num_entries].clamp(0, max_count)
     ends = counts.cumsum(0, dtype=torch.int32).clamp(max=capacity)
     recv_offsets[:num_entries] = ends
+    trailer[0], trailer[1] = MARK, ends[-1]
     totals = ends.view(num_local_experts, -1)[:, -1].long()
     before = torch.zeros_like(totals)
     if not CUMULATIVE:
@@ -303,7 +315,7 @@ def offsets_kernel(target: str = "cpu", cumulative: bool = False) -> TritonKerne
     The counts come from other processes: each is clamped to [0, max_count] and the running sums to
     ``capacity``, so that nothing that reads the offsets can leave its buffers. Entry
     ``n = e * W + source``, expert-major. With ``cumulative``, ``tokens_per_expert[e]`` is the running total
-    up to and including e.
+    up to and including e. The trailer, (2,), gets a mark and the total.
     """
     return TritonKernel(
         name="offsets",
@@ -312,12 +324,13 @@ def offsets_kernel(target: str = "cpu", cumulative: bool = False) -> TritonKerne
             Arg("recv_counts", "*i32", "in"),
             Arg("recv_offsets", "*i32", "out"),
             Arg("tokens_per_expert", "*i64", "out"),
+            Arg("trailer", "*i32", "out"),
             Arg("num_entries", "i32", "value"),
             Arg("num_local_experts", "i32", "value"),
             Arg("max_count", "i32", "value"),
             Arg("capacity", "i32", "value"),
         ),
-        constants={"CUMULATIVE": cumulative, "SCALAR": target == "cpu", "BLOCK": BLOCK},
+        constants={"CUMULATIVE": cumulative, "SCALAR": target == "cpu", "BLOCK": BLOCK, "MARK": TRAILER_MARK},
         fallback=_offsets_fallback,
         bytes_moved=lambda *, num_entries, num_local_experts, **_: 8 * num_entries + 8 * num_local_experts,
     )
@@ -356,7 +369,8 @@ def offsets(
         )
     recv_offsets = torch.empty_like(recv_counts)
     tokens_per_expert = torch.empty(num_local_experts, dtype=torch.int64)
-    arguments = [recv_counts, recv_offsets, tokens_per_expert]
+    trailer = torch.empty(TRAILER_WORDS, dtype=torch.int32)
+    arguments = [recv_counts, recv_offsets, tokens_per_expert, trailer]
     if capacity is None:
         capacity = max_count * recv_counts.numel()
     sizes = [recv_counts.numel(), num_local_experts, max_count, capacity]

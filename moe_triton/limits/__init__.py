@@ -7,7 +7,7 @@ that tests and demos can be small; nothing else. ``python -m moe_triton.limits``
 from __future__ import annotations
 
 from moe_triton.limits.a3 import A3_RULES
-from moe_triton.limits.buffer_size import check_buffer_size, needed_buffer_bytes
+from moe_triton.limits.buffer_size import DEFAULT_MEGABYTES, check_buffer_size, needed_buffer_bytes
 from moe_triton.limits.call import Call, Operator
 from moe_triton.limits.check import (
     IMPLEMENTED,
@@ -22,6 +22,7 @@ from moe_triton.limits.check import (
     scheme_of,
     torch_npu_names,
 )
+from moe_triton.limits.common import MAX_GROUP_NAME
 from moe_triton.limits.document import markdown
 from moe_triton.limits.rule import CallRule, ConfigRule, Rule, RuleSet
 
@@ -30,7 +31,9 @@ __all__ = [
     "Call",
     "CallRule",
     "ConfigRule",
+    "DEFAULT_MEGABYTES",
     "IMPLEMENTED",
+    "MAX_GROUP_NAME",
     "Operator",
     "RULE_SETS",
     "Rule",

@@ -218,6 +218,7 @@ class DispatchPlans:
                 "recv_counts": Hole("recv_counts"),
                 "recv_offsets": self._offsets_hole,
                 "tokens_per_expert": Hole("tokens_per_expert"),
+                "trailer": Hole("triples", 3 * WORD * site.capacity),
                 "num_entries": site.num_entries,
                 "num_local_experts": site.num_local_experts,
                 "max_count": site.config.num_max_tokens_per_rank,

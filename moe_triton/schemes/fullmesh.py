@@ -9,6 +9,7 @@ two. V1's combine waits for every rank, and shares zones and toggle with its dis
 from __future__ import annotations
 
 from moe_triton import ascendc
+from moe_triton.config import Config
 from moe_triton.plan import Hole, Plan, launch
 from moe_triton.schemes.combine import CombinePlans
 from moe_triton.schemes.dispatch import DispatchPlans
@@ -77,3 +78,13 @@ class Fullmesh:
             report=Hole("report"),
         )
         return Plan("barrier", zone, (post, wait))
+
+
+def workspace_bytes(
+    config: Config, rank: int, variant: DispatchVariant | CombineVariant, exchange_rank: int | None = None
+) -> int:
+    """Private bytes between the kernels of an operator on one rank, without making anything."""
+    site = Site(config, rank, 1, 0, "cpu", exchange_rank)
+    needed = site.scratch()
+    holes = set(Fullmesh(site).whole(variant, 0).holes) & needed.keys()
+    return sum(elements * dtype.itemsize for elements, dtype in (needed[hole] for hole in holes))

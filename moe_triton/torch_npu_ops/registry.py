@@ -6,7 +6,6 @@ be given with `register_group`.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -15,7 +14,7 @@ from torch.distributed import distributed_c10d
 from moe_triton.communicator import Communicator
 from moe_triton.config import Config
 from moe_triton.errors import INVALID_ARGUMENT, ArgumentError, BufferStateError
-from moe_triton.limits import check_buffer_size
+from moe_triton.limits import MAX_GROUP_NAME
 from moe_triton.rendezvous import Meeting
 from moe_triton.torch_npu_ops import settings
 
@@ -43,8 +42,10 @@ class Place:
     members: tuple[int, ...] | None = None
 
 
+Kept = dict[tuple[Place, settings.Settings], Communicator]
+
 _epochs: dict[str, int] = {}
-_communicators: dict[str, OrderedDict[tuple[Place, settings.Settings], Communicator]] = {}
+_communicators: dict[str, Kept] = {}
 
 
 def group_name(group: dist.ProcessGroup | None = None) -> str:
@@ -72,11 +73,15 @@ def register_group(name: str, group: dist.ProcessGroup) -> None:
     """Makes a process group known by another name.
 
     Raises:
-        ArgumentError: the name is not 1 to 127 characters long.
+        ArgumentError: the name is empty or too long.
     """
-    if not 1 <= len(name) <= 127:
+    if not 1 <= len(name) <= MAX_GROUP_NAME:
         raise ArgumentError(
-            "name", repr(name), "it must be 1 to 127 characters", "Shorten it.", code=INVALID_ARGUMENT
+            "name",
+            repr(name),
+            f"it must be 1 to {MAX_GROUP_NAME} characters",
+            "Shorten it.",
+            code=INVALID_ARGUMENT,
         )
     _registered[name] = group
 
@@ -120,35 +125,61 @@ def communicator(place: Place) -> Communicator:
     """The communicator of a place. Collective where it has to be made.
 
     Raises:
+        BufferStateError: an earlier failure broke it, or there is no room for another.
         MoeTritonError: what constructing one raises.
     """
     chosen = settings.current()
-    kept = _communicators.setdefault(place.group_ep, OrderedDict())
+    kept = _communicators.setdefault(place.group_ep, {})
     found = kept.get((place, chosen))
-    if found is not None and not found.is_broken:
-        kept.move_to_end((place, chosen))
-        return found
     if found is not None:
         _refuse_broken(found)
+        return found
     number = epoch(place.group_ep)
     meeting = Meeting(group_of(place.group_ep, "group_ep"), chosen.timeout_s, place.members, number)
     exchange = None
     if place.group_tp:
         exchange = Meeting(group_of(place.group_tp, "group_tp"), chosen.timeout_s, None, number)
-    megabytes = settings.buffer_megabytes()
     made = Communicator(
         meeting,
         place.config,
         chosen.make_backend,
-        check_window=lambda _: check_buffer_size(place.config, megabytes),
         num_blocks=chosen.num_blocks,
         timeout_s=chosen.timeout_s,
         exchange=exchange,
     )
-    while len(kept) >= KEPT_PER_GROUP:
-        kept.popitem(last=False)[1].close()
+    if len(kept) >= KEPT_PER_GROUP:
+        _drop_oldest(place.group_ep, kept)
     kept[place, chosen] = made
     return made
+
+
+def _drop_oldest(name: str, kept: Kept) -> None:
+    idle = [key for key, communicator in kept.items() if communicator.is_idle]
+    if not idle:
+        raise BufferStateError(
+            f"the group {name!r} has {KEPT_PER_GROUP} buffers with a setup in flight, and no room for "
+            f"another. Call a teardown first."
+        )
+    kept.pop(min(idle, key=lambda key: kept[key].last_use)).close()
+
+
+class Access:
+    """A plan's way to its communicator, short where the communicator is there already."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._found: Communicator | None = None
+
+    def communicator(self) -> Communicator:
+        """Made, with all ranks of the group, when a call first needs it.
+
+        Raises:
+            MoeTritonError: what `communicator` raises.
+        """
+        found = self._found
+        if found is None or not found.is_usable:
+            found = self._found = communicator(self.place)
+        return found
 
 
 def _refuse_broken(found: Communicator) -> None:
@@ -167,6 +198,6 @@ def epoch(name: str) -> int:
 
 def release(name: str) -> None:
     """Gives the windows of a group back. The next call makes new ones; all ranks must release alike."""
-    for kept in _communicators.pop(name, OrderedDict()).values():
+    for kept in _communicators.pop(name, {}).values():
         kept.close()
     _epochs[name] = epoch(name) + 1

@@ -10,8 +10,7 @@ from moe_triton.backends.base import Backend
 from moe_triton.checks import check_choice, check_positive
 from moe_triton.config import Product
 from moe_triton.errors import ArgumentError
-
-DEFAULT_BUFFER_MEGABYTES = 200
+from moe_triton.limits import DEFAULT_MEGABYTES
 
 
 @dataclass(frozen=True)
@@ -31,11 +30,19 @@ class Settings:
 
 
 _current = Settings()
+# Every settings that were in force, by the number that stands for them in the keys of plans.
+_numbers: dict[Settings, int] = {_current: 0}
+_number = 0
 
 
 def current() -> Settings:
     """The settings in force."""
     return _current
+
+
+def number() -> int:
+    """What stands for the settings in force where hashing them would take long."""
+    return _number
 
 
 def configure(
@@ -60,11 +67,12 @@ def configure(
     Raises:
         ArgumentError: a value that no setting has.
     """
-    global _current
+    global _current, _number
     check_choice("product", product, ("A2", "A3"))
     check_choice("kernels", kernels, ("triton", "torch"))
     check_positive("timeout_s", timeout_s)
     _current = Settings(product, relaxed, backend, kernels, timeout_s, num_blocks)
+    _number = _numbers.setdefault(_current, len(_numbers))
 
 
 def buffer_megabytes() -> int:
@@ -73,7 +81,7 @@ def buffer_megabytes() -> int:
     Raises:
         ArgumentError: it is no positive integer.
     """
-    text = os.environ.get("HCCL_BUFFSIZE", str(DEFAULT_BUFFER_MEGABYTES))
+    text = os.environ.get("HCCL_BUFFSIZE", str(DEFAULT_MEGABYTES))
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentError(
             "HCCL_BUFFSIZE", repr(text), "it must be a positive number of megabytes", "Unset it, or set one."

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from moe_triton.backends.cpu.triton import launch
 from moe_triton.errors import ArgumentError
 from moe_triton.kernels import offsets, offsets_kernel, route, route_kernel
+from moe_triton.layout import TRAILER_MARK
 from tests.kernels.models import route_model
 from tests.kernels.routes import FORMS, LAUNCHES, Guarded, Launch, kernel_settings
 
@@ -77,7 +78,9 @@ def test_offsets_never_pass_the_capacity(
     for capacity in (0, 130 * experts * ranks, 512 * experts * ranks):
         recv_offsets = Guarded(counts.shape, torch.int32)
         tokens = Guarded((experts,), torch.int64)
-        arguments = [counts, recv_offsets.tensor, tokens.tensor, experts * ranks, experts, 512, capacity]
+        trailer = Guarded((2,), torch.int32)
+        outputs = [recv_offsets.tensor, tokens.tensor, trailer.tensor]
+        arguments = [counts, *outputs, experts * ranks, experts, 512, capacity]
         launch(offsets_kernel(target, cumulative), arguments, programs)
         total, ends = 0, []
         for count in counts.tolist():
@@ -86,6 +89,7 @@ def test_offsets_never_pass_the_capacity(
         totals = ends[ranks - 1 :: ranks]
         per_expert = [after - before for before, after in zip([0, *totals], totals, strict=False)]
         assert recv_offsets.check().tolist() == ends
+        assert trailer.check().tolist() == [TRAILER_MARK, ends[-1]]
         assert tokens.check().tolist() == (totals if cumulative else per_expert)
 
 

@@ -76,6 +76,12 @@ class CpuBackend:
         """One block per core that this rank can have to itself, at least one."""
         return max(1, len(os.sched_getaffinity(0)) // num_ranks)
 
+    def read_int32(self, tensor: torch.Tensor, index: int) -> int:
+        """See `moe_triton.backends.base.Backend`."""
+        if not 0 <= index < tensor.numel():
+            raise IndexError(f"{index} is outside a tensor of {tensor.numel()} elements")
+        return ctypes.c_int32.from_address(tensor.data_ptr() + 4 * index).value
+
     def first_bad_id(self, topk_idx: torch.Tensor, num_experts: int) -> tuple[int, str] | None:
         """See `moe_triton.backends.base.Backend`."""
         rule = ctypes.c_int32(0)

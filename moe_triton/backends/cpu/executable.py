@@ -66,7 +66,10 @@ class NativeExecutable:
 
     def run(self, bindings: Bindings) -> int:
         """See `moe_triton.backends.base.Executable`."""
-        self._values[: len(self._holes)] = [_word(bindings[name]) for name in self._holes]
+        self._values[: len(self._holes)] = [
+            bound if isinstance(bound, int) else bound.data_ptr()
+            for bound in map(bindings.__getitem__, self._holes)
+        ]
         result: int = self._run(self._struct_address, self._values_address)
         if result < 0:
             step = self._plan.launches[-1 - result].step

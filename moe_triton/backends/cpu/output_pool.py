@@ -29,10 +29,10 @@ class OutputPool:
         num_bytes = dtype.itemsize * math.prod(shape)
         if num_bytes < POOLED_BYTES:
             return torch.empty(shape, dtype=dtype)
-        flat = torch.empty(0, dtype=dtype)
+        out = torch.empty(0, dtype=dtype)
         with self._lock:
-            flat.set_(self._unused(num_bytes))  # type: ignore[call-overload]
-        return flat.view(shape)
+            out.set_(self._unused(num_bytes), 0, tuple(shape))  # type: ignore[call-overload]
+        return out
 
     def _unused(self, num_bytes: int) -> torch.UntypedStorage:
         kept = self._storages.setdefault(num_bytes, [])

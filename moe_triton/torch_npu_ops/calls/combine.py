@@ -1,4 +1,4 @@
-"""Calls of combine, whole, in halves, and with a norm at the end."""
+"""Calls of combine, whole and with a norm at the end."""
 
 from __future__ import annotations
 
@@ -21,22 +21,9 @@ from moe_triton.torch_npu_ops.calls.common import (
     values_key,
 )
 from moe_triton.torch_npu_ops.plans.combine import CombineAttributes, CombinePlan, check_tensors, make_plan
+from moe_triton.torch_npu_ops.plans.tensors import CombineTensors
 
-Tensors = dict[str, torch.Tensor | None]
-
-# torch_npu's arguments, in the order of `CombineAttributes`, by the hole of the plan that they fill.
-HOLES = {
-    "expert_scales": "topk_weights",
-    "tp_send_counts": "exchange_counts",
-    "x_active_mask": "mask",
-    "shared_expert_x": "shared_x",
-    "ori_x": "ori_x",
-    "const_expert_alpha_1": "alpha1",
-    "const_expert_alpha_2": "alpha2",
-    "const_expert_v": "const_v",
-    "residual_x": "residual",
-    "gamma": "gamma",
-}
+UNUSED = (False, False, False)
 
 _plans: dict[tuple[Any, ...], CombinePlan] = {}
 
@@ -50,140 +37,107 @@ def plan_combine(
     version: int,
     operator: str,
     index_name: str,
-    tensors: Tensors,
-    unused_given: tuple[bool, bool, bool],
+    tensors: CombineTensors,
     attributes: tuple[Any, ...],
+    unused_given: tuple[bool, bool, bool] = UNUSED,
 ) -> CombinePlan:
     """The plan of a combine, from the cache where its shape has come before.
 
     Args:
         version: generation of the operator.
         operator: "combine", "combine_add_rms_norm" or a half of combine.
-        index_name: "assist_info_for_combine" or "expand_idx".
-        tensors: by torch_npu's argument name.
-        unused_given: whether activation_scale, weight_scale and group_list were given.
+        index_name: what the caller knows ``tensors.routes`` as.
+        tensors: as in the call.
         attributes: the call's attributes, in the order of `CombineAttributes` from group_ep on.
+        unused_given: whether activation_scale, weight_scale and group_list were given.
 
     Raises:
         ArgumentError: an argument breaks a rule; it has the status code.
     """
-    t = tensors.get
-    required = _required(operator, index_name)
     try:
         key = (
             version,
             operator,
-            shape_key(t("expand_x")),
-            shape_key(t("expert_ids")),
-            shape_key(t(index_name)),
-            shape_key(t("ep_send_counts")),
-            *(shape_key(t(name)) for name in HOLES),
-            values_key(t("elastic_info")),
-            output_key(t("performance_info")),
+            *[shape_key(t) for t in tensors[:-2]],
+            output_key(tensors.performance_info),
+            values_key(tensors.elastic_info),
             unused_given,
             *attributes,
-            settings.current(),
+            settings.number(),
         )
-    except AttributeError:  # not a tensor: say which
-        check_required(**{name: t(name) for name in required})
-        check_optional(**tensors)
+        plan = _plans.get(key)
+    except (AttributeError, TypeError):  # not a tensor, or an attribute of another type: say which
+        _check_given(operator, index_name, tensors)
         raise
-    plan = _plans.get(key)
     if plan is not None:
         return plan
-    check_required(**{name: t(name) for name in required})
+    _check_given(operator, index_name, tensors)
     made = CombineAttributes(*key)
-    expand_x, ids = tensors["expand_x"], tensors["expert_ids"]
-    assert expand_x is not None
-    assert ids is not None
-    check_token_matrix("expand_x", expand_x)
-    check_tensor("expert_ids", ids.contiguous(), shape=("BS", "K"), dtypes=(torch.int32,))
+    check_token_matrix("expand_x", tensors.expand_x)
+    check_tensor("expert_ids", tensors.expert_ids.contiguous(), shape=("BS", "K"), dtypes=(torch.int32,))
     check_group(made.group_ep, "group_ep")
     check_group(made.group_tp, "group_tp")
-    plan = make_plan(made, tensors.get("elastic_info"))
-    not_ours = ("expand_x", "elastic_info")
-    checked = {name: ready(tensor) for name, tensor in tensors.items() if name not in not_ours}
-    checked["performance_info"] = t("performance_info")
-    check_tensors(made, checked)
+    plan = make_plan(made, tensors.elastic_info)
+    named = _by_name(index_name, tensors)
+    others = {name: ready(t) for name, t in named.items() if name not in ("expand_x", "elastic_info")}
+    check_tensors(made, {**others, "performance_info": tensors.performance_info})
+    if tensors.send_counts is not None and tensors.send_counts.numel() < plan.num_entries:
+        raise ArgumentError(
+            "ep_send_counts",
+            f"of {tensors.send_counts.numel()} elements",
+            f"this rank has {plan.num_entries} pairs of local expert and source rank",
+            "Pass ep_recv_counts of the matching dispatch.",
+        )
     if plan.variant.exchange:
-        check_required(tp_send_counts=t("tp_send_counts"))
+        check_required(tp_send_counts=tensors.tp_send_counts)
     if len(_plans) < MAX_PLANS:
         _plans[key] = plan
     return plan
 
 
-def _required(operator: str, index_name: str) -> tuple[str, ...]:
-    if operator in ("combine_setup", "combine_teardown"):
-        return ("expand_x", "expert_ids", index_name)
+def _by_name(index_name: str, tensors: CombineTensors) -> dict[str, torch.Tensor | None]:
+    named = tensors._asdict()
+    named[index_name], named["ep_send_counts"] = named.pop("routes"), named.pop("send_counts")
+    return named
+
+
+def _check_given(operator: str, index_name: str, tensors: CombineTensors) -> None:
+    named = _by_name(index_name, tensors)
+    required = ["expand_x", "expert_ids", index_name]
+    if operator not in ("combine_setup", "combine_teardown"):
+        required.append("ep_send_counts")
     if operator == "combine_add_rms_norm":
-        return ("expand_x", "expert_ids", index_name, "ep_send_counts", "residual_x", "gamma")
-    return ("expand_x", "expert_ids", index_name, "ep_send_counts")
-
-
-def bindings_of(tensors: Tensors) -> dict[str, torch.Tensor | int]:
-    """What fills the holes of a combine's plan, from torch_npu's arguments."""
-    bindings: dict[str, torch.Tensor | int] = {}
-    for name, hole in HOLES.items():
-        tensor = ready(tensors.get(name))
-        if tensor is not None:
-            bindings[hole] = tensor
-    recorded = tensors.get("performance_info")
-    if recorded is not None:
-        bindings["performance_info"] = recorded
-    return bindings
+        required += ["residual_x", "gamma"]
+    check_required(**{name: named[name] for name in required})
+    check_optional(**named)
 
 
 def run_combine(
     version: int,
     index_name: str,
-    tensors: Tensors,
-    unused_given: tuple[bool, bool, bool],
+    tensors: CombineTensors,
     attributes: tuple[Any, ...],
+    unused_given: tuple[bool, bool, bool] = UNUSED,
 ) -> torch.Tensor:
     """Plans and executes a whole combine. Args as for `plan_combine`."""
-    plan = plan_combine(version, "combine", index_name, tensors, unused_given, attributes)
-    return _execute(plan, index_name, tensors)
-
-
-def _execute(
-    plan: CombinePlan,
-    index_name: str,
-    tensors: Tensors,
-    extra: dict[str, torch.Tensor] | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Executes a plan. Extra are bindings that are no argument of the caller's; out is None for a new one."""
-    bindings = bindings_of(tensors)
-    if extra:
-        bindings.update(extra)
-    expand_x, ids = tensors["expand_x"], tensors["expert_ids"]
-    index, counts = tensors[index_name], tensors["ep_send_counts"]
-    assert expand_x is not None
-    assert ids is not None
-    assert index is not None
-    assert counts is not None
-    return plan.execute(
-        expand_x.contiguous(), ids.contiguous(), index.contiguous(), counts.contiguous(), bindings, out
-    )
+    return plan_combine(version, "combine", index_name, tensors, attributes, unused_given).execute(tensors)
 
 
 def run_add_rms_norm(
-    tensors: Tensors,
-    unused_given: tuple[bool, bool, bool],
+    tensors: CombineTensors,
     attributes: tuple[Any, ...],
+    unused_given: tuple[bool, bool, bool],
     norm_eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Plans and executes a combine that ends in a residual and a norm."""
-    check_required(expand_x=tensors["expand_x"])
-    expand_x = tensors["expand_x"]
-    assert expand_x is not None
-    check_tensor("expand_x", expand_x.contiguous(), shape=("A", "H"), dtypes=(torch.bfloat16,))
+    check_required(expand_x=tensors.expand_x)
+    check_tensor("expand_x", tensors.expand_x.contiguous(), shape=("A", "H"), dtypes=(torch.bfloat16,))
     if not norm_eps > 0:
         raise ArgumentError("norm_eps", norm_eps, "it must be positive", "Pass 1e-6.")
-    plan = plan_combine(2, "combine_add_rms_norm", "expand_idx", tensors, unused_given, attributes)
+    plan = plan_combine(2, "combine_add_rms_norm", "expand_idx", tensors, attributes, unused_given)
     empty, batch, hidden = plan.communicator.backend.empty, plan.batch, plan.config.hidden
     y, rstd = empty((batch, 1, hidden), torch.bfloat16), empty((batch, 1, 1), torch.float32)
     x = empty((batch, 1, hidden), torch.bfloat16)
     eps = torch.tensor([norm_eps], dtype=torch.float32)
-    _execute(plan, "expand_idx", tensors, {"normed": y, "rstd": rstd, "eps": eps}, x)
+    plan.execute(tensors, {"normed": y, "rstd": rstd, "eps": eps}, x)
     return y, rstd, x

@@ -64,7 +64,7 @@ def plan_dispatch(
             values_key(elastic_info),
             output_key(performance_info),
             *attributes,
-            settings.current(),
+            settings.number(),
         )
     except AttributeError:  # not a tensor: say which
         check_required(x=x, expert_ids=expert_ids)

@@ -40,7 +40,11 @@ def run_barrier(
     num_ranks = len(members) if members else world_size
     least = Config(num_ranks, 1, LEAST_HIDDEN, 1, num_ranks, relaxed=True)
     place = registry.Place(group, "", least, members)
-    registry.communicator(place).barrier(timeout_us)
+    try:
+        waiting = registry.communicator(place)
+    except ArgumentError as error:
+        raise error.renamed({"num_ranks": "world_size"}) from None
+    waiting.barrier(timeout_us)
 
 
 def run_reset(elastic_info: Tensor, group_ep: str, ep_world_size: int, need_sync: int) -> None:

@@ -14,11 +14,12 @@ import torch
 from moe_triton.checks import check_tensor
 from moe_triton.communicator import Communicator
 from moe_triton.errors import ArgumentError, BufferStateError
-from moe_triton.torch_npu_ops.calls.combine import Tensors, bindings_of, plan_combine
+from moe_triton.layout import TRAILER_MARK, TRAILER_WORDS
+from moe_triton.torch_npu_ops.calls.combine import plan_combine
 from moe_triton.torch_npu_ops.calls.common import ready
 from moe_triton.torch_npu_ops.calls.dispatch import plan_dispatch
 from moe_triton.torch_npu_ops.plans import halves
-from moe_triton.torch_npu_ops.plans.halves import MARK, TRAILER_WORDS
+from moe_triton.torch_npu_ops.plans.tensors import CombineTensors
 
 Tensor = torch.Tensor
 
@@ -49,7 +50,7 @@ def run_dispatch_setup(
     y, expand_idx, _ = (empty(shape, dtype) for shape, dtype in shapes)
     info = _ticket(communicator, "dispatch", shapes[2][0][0])
     bindings = plan.sending(
-        x.contiguous(), expert_ids.contiguous(), ready(scales), ready(x_active_mask), None
+        communicator, x.contiguous(), expert_ids.contiguous(), ready(scales), ready(x_active_mask), None
     )
     communicator.run(plan.variant, {**bindings, "expand_idx": expand_idx}, "setup")
     return y, expand_idx, info
@@ -65,23 +66,21 @@ def run_dispatch_teardown(
     results = plan.config.num_topk + plan.config.num_shared_experts
     check_tensor("y", y, shape=(plan.batch * results, "Hs"), dtypes=(x.dtype, torch.int8))
     _check_ticket(communicator, "dispatch", comm_cmd_info)
-    outputs = plan.outputs()
+    outputs = plan.outputs(communicator)
     communicator.run(plan.variant, plan.arranging(outputs), "teardown")
-    expand_x, dynamic_scales, index, nums, recv_counts, _, _ = outputs
-    plan.leave_total(index, recv_counts)
+    expand_x, dynamic_scales, index, nums, _, _, _ = outputs
     return expand_x, dynamic_scales, index, nums
 
 
-def run_combine_setup(tensors: Tensors, attributes: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+def run_combine_setup(tensors: CombineTensors, attributes: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
     """Sends a combine's rows and flags."""
     name = "assist_info_for_combine"
-    plan = plan_combine(2, "combine_setup", name, tensors, (False,) * 3, attributes)
+    plan = plan_combine(2, "combine_setup", name, tensors, attributes)
     communicator = plan.communicator
-    expand_x, index = ready(tensors["expand_x"]), ready(tensors[name])
-    assert expand_x is not None
-    assert index is not None
-    first, end = 3 * communicator.capacity, index.numel()
-    if first + TRAILER_WORDS > end or int(index[first]) != MARK:
+    expand_x, index = tensors.expand_x.contiguous(), tensors.routes.contiguous()
+    first = 3 * communicator.capacity
+    read = communicator.backend.read_int32
+    if first + TRAILER_WORDS > index.numel() or read(index, first) != TRAILER_MARK:
         raise ArgumentError(
             name,
             f"one of shape {tuple(index.shape)} without a number of rows",
@@ -94,33 +93,28 @@ def run_combine_setup(tensors: Tensors, attributes: tuple[Any, ...]) -> tuple[Te
     rows, hidden = expand_x.shape
     shapes = halves.combine_setup((rows, hidden), plan.config.num_ranks)
     info = _ticket(communicator, "combine", shapes[1][0][0])
-    communicator.run(plan.variant, plan.sending(expand_x, index, counts), "setup")
+    communicator.run(plan.variant, plan.sending(communicator, expand_x, index, counts), "setup")
     return communicator.backend.empty(*shapes[0]), info
 
 
 def run_combine_teardown(
-    tensors: Tensors, comm_cmd_info: Tensor, quant_expand_x: Tensor, attributes: tuple[Any, ...]
+    tensors: CombineTensors, comm_cmd_info: Tensor, quant_expand_x: Tensor, attributes: tuple[Any, ...]
 ) -> Tensor:
     """Waits for a combine's rows and sums them."""
-    plan = plan_combine(2, "combine_teardown", "expand_idx", tensors, (False,) * 3, attributes)
+    plan = plan_combine(2, "combine_teardown", "expand_idx", tensors, attributes)
     communicator = plan.communicator
     quantized = plan.variant.block_quantize
     _check_setup(communicator, "combine", block_quantize=quantized, dtype=plan.variant.dtype)
     check_tensor("quant_expand_x", quant_expand_x, shape=("A", "Hs"), dtypes=(torch.int8,))
     _check_ticket(communicator, "combine", comm_cmd_info)
-    ids, index = ready(tensors["expert_ids"]), ready(tensors["expand_idx"])
-    assert ids is not None
-    assert index is not None
-    bindings = bindings_of(tensors)
-    plan.check_data(ids, bindings.get("mask"))  # type: ignore[arg-type]
-    bindings = {**plan.summing(ids, index, None), **bindings}
+    bindings = plan.summing(communicator, tensors, None)
     communicator.run(plan.variant, bindings, "teardown")
-    return bindings["out"]  # type: ignore[return-value]
+    return bindings["out"]  # type: ignore[no-any-return]
 
 
 def _ticket(communicator: Communicator, operator: str, words: int) -> Tensor:
     info = torch.zeros(words, dtype=torch.int32)
-    info[0], info[1] = MARK, communicator.counts[operator] & 0x7FFFFFFF
+    info[0], info[1] = TRAILER_MARK, communicator.counts[operator] & 0x7FFFFFFF
     return info
 
 
@@ -128,10 +122,10 @@ def _check_ticket(communicator: Communicator, operator: str, info: Tensor) -> No
     check_tensor("comm_cmd_info", info, shape=("n",), dtypes=(torch.int32,))
     number = communicator.counts[operator] & 0x7FFFFFFF
     have = info[:TICKET_WORDS].tolist()
-    if have != [MARK, number]:
+    if have != [TRAILER_MARK, number]:
         raise ArgumentError(
             "comm_cmd_info",
-            f"that of {operator} {have[1]}" if have[:1] == [MARK] else f"one that begins with {have}",
+            f"that of {operator} {have[1]}" if have[:1] == [TRAILER_MARK] else f"one that begins with {have}",
             f"{operator} {number} is in flight",
             f"Pass what its {operator}_setup returned.",
         )

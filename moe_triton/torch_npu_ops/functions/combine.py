@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from moe_triton.torch_npu_ops.calls.combine import run_add_rms_norm, run_combine
 from moe_triton.torch_npu_ops.fakes import fake_add_rms_norm, fake_combine
 from moe_triton.torch_npu_ops.operators import operator
+from moe_triton.torch_npu_ops.plans.tensors import CombineTensors
 
 
 @operator(fake_combine)
@@ -74,16 +73,16 @@ def npu_moe_distribute_combine(
     Returns:
         (BS, H) in expand_x's dtype.
     """
-    tensors = {
-        "expand_x": expand_x,
-        "expert_ids": expert_ids,
-        "expand_idx": expand_idx,
-        "ep_send_counts": ep_send_counts,
-        "expert_scales": expert_scales,
-        "tp_send_counts": tp_send_counts,
-        "x_active_mask": x_active_mask,
-        "shared_expert_x": shared_expert_x,
-    }
+    tensors = CombineTensors(
+        expand_x,
+        expert_ids,
+        expand_idx,
+        ep_send_counts,
+        expert_scales=expert_scales,
+        tp_send_counts=tp_send_counts,
+        x_active_mask=x_active_mask,
+        shared_expert_x=shared_expert_x,
+    )
     attributes = (
         group_ep,
         ep_world_size,
@@ -106,7 +105,7 @@ def npu_moe_distribute_combine(
         0,
     )
     unused = (activation_scale is not None, weight_scale is not None, group_list is not None)
-    return run_combine(1, "expand_idx", tensors, unused, attributes)
+    return run_combine(1, "expand_idx", tensors, attributes, unused)
 
 
 @operator(fake_combine, mutates=("performance_info",))
@@ -182,22 +181,22 @@ def npu_moe_distribute_combine_v2(
     Returns:
         (BS, H) in expand_x's dtype.
     """
-    tensors = {
-        "expand_x": expand_x,
-        "expert_ids": expert_ids,
-        "assist_info_for_combine": assist_info_for_combine,
-        "ep_send_counts": ep_send_counts,
-        "expert_scales": expert_scales,
-        "tp_send_counts": tp_send_counts,
-        "x_active_mask": x_active_mask,
-        "shared_expert_x": shared_expert_x,
-        "elastic_info": elastic_info,
-        "ori_x": ori_x,
-        "const_expert_alpha_1": const_expert_alpha_1,
-        "const_expert_alpha_2": const_expert_alpha_2,
-        "const_expert_v": const_expert_v,
-        "performance_info": performance_info,
-    }
+    tensors = CombineTensors(
+        expand_x,
+        expert_ids,
+        assist_info_for_combine,
+        ep_send_counts,
+        expert_scales=expert_scales,
+        tp_send_counts=tp_send_counts,
+        x_active_mask=x_active_mask,
+        shared_expert_x=shared_expert_x,
+        elastic_info=elastic_info,
+        ori_x=ori_x,
+        const_expert_alpha_1=const_expert_alpha_1,
+        const_expert_alpha_2=const_expert_alpha_2,
+        const_expert_v=const_expert_v,
+        performance_info=performance_info,
+    )
     attributes = (
         group_ep,
         ep_world_size,
@@ -219,7 +218,7 @@ def npu_moe_distribute_combine_v2(
         const_expert_num,
         0,
     )
-    return run_combine(2, "assist_info_for_combine", tensors, (False,) * 3, attributes)  # type: ignore[arg-type]
+    return run_combine(2, "assist_info_for_combine", tensors, attributes)
 
 
 @operator(fake_add_rms_norm)
@@ -277,23 +276,23 @@ def npu_moe_distribute_combine_add_rms_norm(
         y (BS, 1, H) bf16, rstd (BS, 1, 1) fp32, x (BS, 1, H) bf16: the normalised sum, the reciprocal of its
         root mean square, and the sum itself.
     """
-    tensors: dict[str, Any] = {
-        "expand_x": expand_x,
-        "expert_ids": expert_ids,
-        "expand_idx": expand_idx,
-        "ep_send_counts": ep_send_counts,
-        "expert_scales": expert_scales,
-        "tp_send_counts": tp_send_counts,
-        "x_active_mask": x_active_mask,
-        "shared_expert_x": shared_expert_x,
-        "elastic_info": elastic_info,
-        "ori_x": ori_x,
-        "const_expert_alpha_1": const_expert_alpha_1,
-        "const_expert_alpha_2": const_expert_alpha_2,
-        "const_expert_v": const_expert_v,
-        "residual_x": residual_x,
-        "gamma": gamma,
-    }
+    tensors = CombineTensors(
+        expand_x,
+        expert_ids,
+        expand_idx,
+        ep_send_counts,
+        expert_scales=expert_scales,
+        tp_send_counts=tp_send_counts,
+        x_active_mask=x_active_mask,
+        shared_expert_x=shared_expert_x,
+        elastic_info=elastic_info,
+        ori_x=ori_x,
+        const_expert_alpha_1=const_expert_alpha_1,
+        const_expert_alpha_2=const_expert_alpha_2,
+        const_expert_v=const_expert_v,
+        residual_x=residual_x,
+        gamma=gamma,
+    )
     attributes = (
         group_ep,
         ep_world_size,
@@ -316,4 +315,4 @@ def npu_moe_distribute_combine_add_rms_norm(
         0,
     )
     unused = (activation_scale is not None, weight_scale is not None, group_list is not None)
-    return run_add_rms_norm(tensors, unused, attributes, norm_eps)
+    return run_add_rms_norm(tensors, attributes, unused, norm_eps)

@@ -22,6 +22,7 @@ from moe_triton.torch_npu_ops.fakes import (
     fake_dispatch_teardown,
 )
 from moe_triton.torch_npu_ops.operators import operator
+from moe_triton.torch_npu_ops.plans.tensors import CombineTensors
 
 
 @operator(fake_dispatch_setup)
@@ -221,12 +222,7 @@ def npu_moe_distribute_combine_setup(
         0,
         comm_type,
     )
-    tensors: dict[str, Tensor | None] = {
-        "expand_x": expand_x,
-        "expert_ids": expert_ids,
-        "assist_info_for_combine": assist_info_for_combine,
-    }
-    return run_combine_setup(tensors, attributes)
+    return run_combine_setup(CombineTensors(expand_x, expert_ids, assist_info_for_combine), attributes)
 
 
 @operator(fake_combine_teardown)
@@ -299,12 +295,12 @@ def npu_moe_distribute_combine_teardown(
         0,
         comm_type,
     )
-    tensors: dict[str, Tensor | None] = {
-        "expand_x": expand_x,
-        "expert_ids": expert_ids,
-        "expand_idx": expand_idx,
-        "expert_scales": expert_scales,
-        "x_active_mask": x_active_mask,
-        "shared_expert_x": shared_expert_x,
-    }
+    tensors = CombineTensors(
+        expand_x,
+        expert_ids,
+        expand_idx,
+        expert_scales=expert_scales,
+        x_active_mask=x_active_mask,
+        shared_expert_x=shared_expert_x,
+    )
     return run_combine_teardown(tensors, comm_cmd_info, quant_expand_x, attributes)

@@ -8,17 +8,18 @@ from typing import Any
 
 import torch
 
-from moe_triton.backends.base import Bindings
 from moe_triton.checks import check_tensor
 from moe_triton.communicator import Communicator
 from moe_triton.config import Config
 from moe_triton.errors import ArgumentError
 from moe_triton.layout import layout_of
 from moe_triton.limits import Call
+from moe_triton.schemes.fullmesh import workspace_bytes
 from moe_triton.schemes.variants import CombineVariant
-from moe_triton.torch_npu_ops import registry, settings
+from moe_triton.torch_npu_ops import registry
 from moe_triton.torch_npu_ops.plans.dispatch import MASKS, check_ids, check_prefix, group_config, masked_ids
 from moe_triton.torch_npu_ops.plans.elastic import Deployment, deployment_of
+from moe_triton.torch_npu_ops.plans.tensors import HOLES, CombineTensors
 
 TensorKey = tuple[tuple[int, ...], torch.dtype, bool]
 
@@ -43,8 +44,8 @@ class CombineAttributes:
     const_v: TensorKey | None
     residual: TensorKey | None
     gamma: TensorKey | None
-    elastic: tuple[int, ...] | None
     performance_info: tuple[TensorKey | None, bool]
+    elastic: tuple[int, ...] | None
     unused_given: tuple[bool, bool, bool]
     group_ep: str
     ep_world_size: int
@@ -65,7 +66,7 @@ class CombineAttributes:
     num_copy: int
     num_const: int
     comm_type: int
-    settings: settings.Settings
+    settings: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,107 +87,128 @@ class CombinePlan:
 
     @property
     def window_bytes(self) -> int:
-        """Bytes of the data window that HCCL_BUFFSIZE has to cover."""
+        """Bytes of the data window that this plan works in: at most what HCCL_BUFFSIZE has to cover."""
         return layout_of(self.deployment.config).data_bytes
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Private bytes that this plan's kernels need between them."""
+        exchange_rank = self.attributes.tp_rank_id if self.variant.exchange else None
+        return workspace_bytes(self.deployment.config, self.deployment.rank, self.variant, exchange_rank)
+
+    @cached_property
+    def _access(self) -> registry.Access:
+        a = self.attributes
+        tp = a.group_tp if a.tp_world_size == 2 else ""
+        return registry.Access(
+            registry.Place(a.group_ep, tp, self.deployment.config, self.deployment.members)
+        )
 
     @property
     def communicator(self) -> Communicator:
         """Made, with all ranks of the group, when a call first needs it."""
-        a = self.attributes
-        tp = a.group_tp if a.tp_world_size == 2 else ""
-        place = registry.Place(a.group_ep, tp, self.deployment.config, self.deployment.members)
-        return registry.communicator(place)
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Private bytes that the communicator's plans have asked for so far."""
-        return self.communicator.scratch_bytes()
+        return self._access.communicator()
 
     @cached_property
     def rank_table(self) -> torch.Tensor:
         """(EP,) int32: original number of each rank that takes part."""
         return torch.tensor(self.deployment.members or tuple(range(self.config.num_ranks)), dtype=torch.int32)
 
-    def check_counts(self, communicator: Communicator, rows: int, counts: torch.Tensor) -> None:
-        """Checks that there is a row of expert output for each row that was received.
+    @cached_property
+    def _given(self) -> tuple[tuple[int, str], ...]:
+        """Position and hole of each optional tensor that calls of this plan have."""
+        a, fields = self.attributes, CombineTensors._fields
+        keys = [a.expert_scales, a.exchange_counts, a.mask, a.shared_expert_x, a.ori_x]
+        keys += [a.alpha1, a.alpha2, a.const_v, a.residual, a.gamma]
+        given = zip(HOLES.items(), keys, strict=True)
+        return tuple((fields.index(name), hole) for (name, hole), key in given if key is not None)
 
-        Raises:
-            ArgumentError: there is not. Nothing was sent.
-        """
-        total = int(counts[communicator.site.num_entries - 1])
-        if not 0 <= total <= min(rows, communicator.capacity * max(1, self.attributes.tp_world_size)):
-            raise ArgumentError(
-                "ep_send_counts",
-                f"one with a total of {total} rows",
-                f"expand_x has {rows} rows and at most {communicator.capacity} can have been received",
-                "Pass ep_recv_counts of the matching dispatch.",
-            )
+    @property
+    def num_entries(self) -> int:
+        """Pairs of an expert of this rank and a rank that it received rows from."""
+        config = self.deployment.config
+        return config.experts_on(self.deployment.rank) * config.num_ranks
 
     @property
     def batch(self) -> int:
         """Tokens of this rank."""
         return self.attributes.expert_ids[0][0]
 
-    def check_data(self, ids: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Checks what only the data show: ids and the mask's form.
-
-        Raises:
-            ArgumentError: it breaks a rule. Nothing was sent.
-        """
-        if mask is not None:
-            check_prefix(mask)
-            ids = masked_ids(ids, mask)
-        check_ids(self.communicator, self.config, ids)
-
-    def sending(self, expand_x: torch.Tensor, index: torch.Tensor, counts: torch.Tensor) -> Bindings:
+    def sending(
+        self, communicator: Communicator, expand_x: torch.Tensor, index: torch.Tensor, counts: torch.Tensor
+    ) -> dict[str, Any]:
         """What the first half needs: results, where each goes, and how many there are.
 
         Raises:
-            ArgumentError: there are more results than rows.
+            ArgumentError: there are more results than rows. Nothing was sent.
         """
-        self.check_counts(self.communicator, expand_x.shape[0], counts)
-        is_v1, rows = self.attributes.version == 1, expand_x.shape[0]
-        known = rows if is_v1 or self.variant.exchange else min(rows, index.numel() // 3)
+        rows = known = expand_x.shape[0]
+        total = communicator.backend.read_int32(counts, communicator.site.num_entries - 1)
+        if not 0 <= total <= rows or total > communicator.capacity:
+            raise ArgumentError(
+                "ep_send_counts",
+                f"one with a total of {total} rows",
+                f"expand_x has {rows} rows and at most {communicator.capacity} can have been received",
+                "Pass ep_recv_counts of the matching dispatch.",
+            )
+        if self.attributes.version != 1 and not self.variant.exchange:
+            known = min(rows, index.numel() // 3)
         return {"y": expand_x, "num_rows": known, "recv_offsets": counts, "triples": index}
 
-    def summing(self, ids: torch.Tensor, index: torch.Tensor, out: torch.Tensor | None) -> Bindings:
-        """What the second half needs: the tokens' experts, and where the sums go."""
+    def summing(
+        self, communicator: Communicator, tensors: CombineTensors, out: torch.Tensor | None
+    ) -> dict[str, Any]:
+        """What the second half needs: the tokens' experts and weights, and where the sums go.
+
+        Raises:
+            ArgumentError: ids or the mask break a rule.
+        """
+        ids = tensors.expert_ids.contiguous()
         if out is None:
-            out = self.communicator.backend.empty((self.batch, self.config.hidden), self.variant.dtype)
+            out = communicator.backend.empty((self.batch, self.config.hidden), self.variant.dtype)
         bindings: dict[str, Any] = {
             "topk_idx": ids,
             "num_tokens": self.batch,
             "out": out,
-            "expand_idx": index,
+            "expand_idx": tensors.routes,
         }
+        for position, hole in self._given:
+            bindings[hole] = tensors[position].contiguous()  # type: ignore[union-attr]
+        if self.variant.mask == "none":
+            check_ids(communicator, self.config, ids)
+        else:
+            check_prefix(bindings["mask"])
+            check_ids(communicator, self.config, masked_ids(ids, bindings["mask"]))
         if self.variant.waits:
+            bindings["performance_info"] = tensors.performance_info
             bindings["rank_table"] = self.rank_table
             bindings["num_performance_entries"] = self.config.num_ranks
         return bindings
 
     def execute(
         self,
-        expand_x: torch.Tensor,
-        ids: torch.Tensor,
-        index: torch.Tensor,
-        counts: torch.Tensor,
-        tensors: Bindings,
+        tensors: CombineTensors,
+        extra: dict[str, torch.Tensor] | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Runs it, and returns (BS, H).
 
         Args:
-            expand_x: (rows, H) expert outputs.
-            ids: (BS, K) int32.
-            index: assist_info_for_combine, or V1's expand_idx.
-            counts: ep_send_counts.
-            tensors: what else the variant's plan has holes for, by hole.
+            tensors: as in the call; they need not be contiguous.
+            extra: bindings that are no argument of the caller's, by hole.
             out: where to write, None for a new tensor.
         """
-        self.check_data(ids, tensors.get("mask"))  # type: ignore[arg-type]
-        bindings = {**self.sending(expand_x, index, counts), **self.summing(ids, index, out), **tensors}
-        self.communicator.run(self.variant, bindings)
-        return bindings["out"]  # type: ignore[return-value]
+        communicator = self._access.communicator()
+        expand_x, _, index, counts = tensors[:4]
+        assert counts is not None
+        index = index.contiguous()
+        bindings = self.summing(communicator, tensors, out)
+        bindings["expand_idx"] = index
+        bindings |= self.sending(communicator, expand_x.contiguous(), index, counts.contiguous())
+        if extra:
+            bindings |= extra
+        communicator.run(self.variant, bindings)
+        return bindings["out"]  # type: ignore[no-any-return]
 
 
 def make_plan(a: CombineAttributes, elastic_info: torch.Tensor | None) -> CombinePlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,13 +14,13 @@ from moe_triton.checks import check_tensor
 from moe_triton.communicator import Communicator
 from moe_triton.config import Config
 from moe_triton.errors import ArgumentError
-from moe_triton.layout import layout_of
-from moe_triton.limits import Call, check_call, check_config, scheme_of, torch_npu_names
+from moe_triton.layout import TRAILER_WORDS, layout_of
+from moe_triton.limits import Call, check_buffer_size, check_call, check_config, scheme_of, torch_npu_names
+from moe_triton.schemes.fullmesh import workspace_bytes
 from moe_triton.schemes.variants import DispatchVariant, Mask
 from moe_triton.torch_npu_ops import registry, settings
 from moe_triton.torch_npu_ops.plans.elastic import Deployment, deployment_of
-from moe_triton.torch_npu_ops.plans.halves import MARK
-from moe_triton.torch_npu_ops.plans.shapes import DispatchShapes, Output
+from moe_triton.torch_npu_ops.plans.shapes import DispatchShapes
 
 MASKS: dict[int, Mask] = {1: "tokens", 2: "entries"}
 
@@ -59,7 +60,7 @@ class DispatchAttributes:
     num_const: int
     dtypes_given: tuple[bool, bool, bool]
     comm_type: int
-    settings: settings.Settings
+    settings: int
 
 
 def group_config(
@@ -88,6 +89,7 @@ def group_config(
         ).normalized()
         check_config(config)
         check_call(config, call)
+        check_buffer_size(config, settings.buffer_megabytes())
     except ArgumentError as error:
         raise error.renamed(torch_npu_names(call)) from None
     return config
@@ -113,25 +115,27 @@ class DispatchPlan:
 
     @property
     def window_bytes(self) -> int:
-        """Bytes of the data window that HCCL_BUFFSIZE has to cover."""
+        """Bytes of the data window that this plan works in: at most what HCCL_BUFFSIZE has to cover."""
         return layout_of(self.deployment.config).data_bytes
 
     @property
-    def place(self) -> registry.Place:
-        """Where it runs."""
+    def workspace_bytes(self) -> int:
+        """Private bytes that this plan's kernels need between them."""
+        exchange_rank = self.attributes.tp_rank_id if self.variant.exchange else None
+        return workspace_bytes(self.deployment.config, self.deployment.rank, self.variant, exchange_rank)
+
+    @cached_property
+    def _access(self) -> registry.Access:
         a = self.attributes
         tp = a.group_tp if a.tp_world_size == 2 else ""
-        return registry.Place(a.group_ep, tp, self.deployment.config, self.deployment.members)
+        return registry.Access(
+            registry.Place(a.group_ep, tp, self.deployment.config, self.deployment.members)
+        )
 
     @property
     def communicator(self) -> Communicator:
         """Made, with all ranks of the group, when a call first needs it."""
-        return registry.communicator(self.place)
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Private bytes that the communicator's plans have asked for so far."""
-        return self.communicator.scratch_bytes()
+        return self._access.communicator()
 
     @cached_property
     def rank_table(self) -> torch.Tensor:
@@ -139,56 +143,52 @@ class DispatchPlan:
         members = self.deployment.members or tuple(range(self.config.num_ranks))
         return torch.tensor(members, dtype=torch.int32)
 
-    def check_data(self, ids: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Checks what only the data show: ids and the mask's form.
-
-        Raises:
-            ArgumentError: it breaks a rule. Nothing was sent.
-        """
-        if mask is not None:
-            check_prefix(mask)
-            ids = masked_ids(ids, mask)
-        check_ids(self.communicator, self.config, ids)
-
-    def outputs(self) -> tuple[torch.Tensor, ...]:
+    def outputs(self, communicator: Communicator) -> tuple[torch.Tensor, ...]:
         """The seven outputs, with what no kernel writes set."""
-        communicator = self.communicator
         empty = communicator.backend.empty
-        made = tuple([empty(shape, dtype) for shape, dtype in self._output_shapes])
-        _, _, _, nums, recv_counts, tp_counts, _ = made
-        if recv_counts.numel() > self._num_counts:
-            recv_counts[self._num_counts :] = 0
-        if nums.numel() > communicator.site.num_local_experts:
-            nums[communicator.site.num_local_experts :] = 0
-        if not self.variant.exchange:
+        made = tuple(
+            [nothing if nothing is not None else empty(s, d) for s, d, nothing in self._output_shapes]
+        )
+        nums, recv_counts, tp_counts = made[3:6]
+        config, rank = self.deployment.config, self.deployment.rank
+        local = config.experts_on(rank)
+        written = local * config.num_ranks * max(self.attributes.tp_world_size, 1)
+        if recv_counts.numel() > written:
+            recv_counts[written:] = 0
+        if nums.numel() > local:
+            nums[local:] = 0
+        if not self.variant.exchange and tp_counts.numel():
             tp_counts.zero_()
         return made
 
     def sending(
         self,
+        communicator: Communicator,
         x: torch.Tensor,
         ids: torch.Tensor,
-        scales: torch.Tensor | None = None,
-        mask: torch.Tensor | None = None,
-        expert_scales: torch.Tensor | None = None,
+        scales: torch.Tensor | None,
+        mask: torch.Tensor | None,
+        expert_scales: torch.Tensor | None,
     ) -> dict[str, Any]:
         """What the first half needs.
 
         Raises:
             ArgumentError: ids or the mask break a rule. Nothing was sent.
         """
-        self.check_data(ids, mask)
-        bindings: dict[str, Any] = {
+        if mask is None:
+            check_ids(communicator, self.config, ids)
+        else:
+            check_prefix(mask)
+            check_ids(communicator, self.config, masked_ids(ids, mask))
+        return {
             "x": x,
             "topk_idx": ids,
-            "num_tokens": ids.shape[0],
+            "num_tokens": self.batch,
             "num_ids": ids.numel(),
             "smooth_scales": scales,
             "topk_weights": expert_scales,
+            "mask": mask,
         }
-        if mask is not None:
-            bindings["mask"] = mask
-        return bindings
 
     def arranging(
         self, outputs: tuple[torch.Tensor, ...], performance_info: torch.Tensor | None = None
@@ -222,42 +222,36 @@ class DispatchPlan:
         performance_info: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Runs it, and returns the seven outputs."""
-        communicator = self.communicator
-        bindings = self.sending(x, ids, scales, mask, expert_scales)
-        outputs = self.outputs()
+        communicator = self._access.communicator()
+        bindings = self.sending(communicator, x, ids, scales, mask, expert_scales)
+        outputs = self.outputs(communicator)
         bindings |= self.arranging(outputs, performance_info)
-        empty = communicator.backend.empty
         if self.attributes.version == 1:
-            bindings["expand_idx"] = outputs[2]
-            bindings["triples"] = empty((3 * communicator.capacity,), torch.int32)
+            bindings["expand_idx"], bindings["triples"] = outputs[2], self._unreturned
         else:
-            bindings["expand_idx"] = empty((ids.numel(),), torch.int32)
+            bindings["expand_idx"] = self._unreturned
         communicator.run(self.variant, bindings)
-        if self.attributes.version != 1:
-            self.leave_total(outputs[2], outputs[4])
         return outputs
 
-    def leave_total(self, index: torch.Tensor, recv_counts: torch.Tensor) -> None:
-        """Leaves the number of received rows behind the triples.
-
-        combine_setup has no other way to know it: ep_recv_counts is not one of its arguments.
-        """
-        first = 3 * self.communicator.capacity
-        index[first] = MARK
-        index[first + 1] = recv_counts[self.communicator.site.num_entries - 1]
-
-    @property
+    @cached_property
     def batch(self) -> int:
         """Tokens of this rank."""
         return int(self.attributes.x[0][0])
 
     @cached_property
-    def _output_shapes(self) -> tuple[Output, ...]:
-        return self.shapes.outputs()
+    def _output_shapes(self) -> tuple[tuple[tuple[int, ...], torch.dtype, torch.Tensor | None], ...]:
+        """Shape and dtype of each output; and the output itself, for all calls, where it has no elements."""
+        return tuple(
+            (shape, dtype, None if math.prod(shape) else torch.empty(shape, dtype=dtype))
+            for shape, dtype in self.shapes.outputs()
+        )
 
     @cached_property
-    def _num_counts(self) -> int:
-        return self.communicator.site.num_entries * max(self.attributes.tp_world_size, 1)
+    def _unreturned(self) -> torch.Tensor:
+        """The index of the other generation: kernels write it, and no caller sees it."""
+        a, capacity = self.attributes, self.deployment.config.receive_capacity(self.deployment.rank)
+        words = 3 * capacity + TRAILER_WORDS if a.version == 1 else a.expert_ids[0].numel()
+        return torch.empty(words, dtype=torch.int32)
 
 
 def check_ids(communicator: Communicator, config: Config, ids: torch.Tensor) -> None:

@@ -8,9 +8,6 @@ import torch
 
 from moe_triton.torch_npu_ops.plans.shapes import Output
 
-# "moe " in ASCII: the first word of a ticket, and of what lies behind the triples.
-MARK = 0x6D6F6520
-TRAILER_WORDS = 2  # the mark, and the number of received rows
 COMMAND_WORDS = 16  # int32 of comm_cmd_info per row and per flag
 
 

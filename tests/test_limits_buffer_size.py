@@ -1,0 +1,77 @@
+"""HCCL_BUFFSIZE: the bytes that a window needs, and the message where they do not fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from moe_triton.config import Config
+from moe_triton.errors import TILING_FAILED, ArgumentError
+from moe_triton.layout import layout_of
+from moe_triton.limits import check_buffer_size, needed_buffer_bytes
+from tests.limits_cases import (
+    A2,
+    A2_V1,
+    A3,
+    HIERARCHY,
+    HIERARCHY_V1,
+    INBAND,
+    SHARED_V1,
+    V1,
+    VARIANTS,
+    check_message,
+)
+
+# Worked out by hand from operators.md, section 6. A row of 7168 takes 14336 bytes, with 64 more and rounded
+# up 14848; in blocks of 480, 30 of them, 15360; of 2 * (7168 + 128), 14592.
+NEEDED = [
+    (A3, 2 * (8 * 64 * 8 * 14848 + 8 * 64 * 14336)),
+    (
+        replace(A3, num_shared_experts=1, num_shared_ranks=4),
+        2 * (16 * 64 * 8 * 14848 + 9 * 64 * 14336),
+    ),
+    (replace(A3, num_shared_experts=1), 2 * (8 * 64 * 8 * 14848 + 8 * 64 * 14336)),
+    (INBAND, 2 * (8 * 64 * 8 * 15360 + 8 * 64 * 14336)),
+    (V1, 2 * 64 * 14592 * (64 + 8 + 1) + (2 << 20)),
+    (SHARED_V1, 2 * 64 * 14592 * (8 * 16 + 8 + 1) + (2 << 20)),
+    (A2, 2 * (64 * 16 * 4 * 7168 * 2 + (2 << 20))),
+    (replace(A2, num_topk=2), 2 * (64 * 16 * 2 * 7168 * 2 + (2 << 20))),
+    (A2_V1, 2 * (64 * 16 * 4 * 7168 * 2 + (2 << 20))),
+    (HIERARCHY, 64 * 64 * (7168 * 2 + 4 * 8 * 4) + (104 << 20)),
+    (HIERARCHY_V1, 64 * 64 * (7168 * 2 + 4 * 8 * 4) + (104 << 20)),
+    (replace(HIERARCHY, num_topk=9), 64 * 64 * (7168 * 2 + 4 * 16 * 4) + (104 << 20)),
+]
+
+
+@pytest.mark.parametrize(("config", "needed"), NEEDED)
+def test_needed_buffer_bytes(config: Config, needed: int) -> None:
+    assert needed_buffer_bytes(config) == needed
+
+
+def test_every_variant_has_a_formula() -> None:
+    assert all(base in [config for config, _ in NEEDED] for base in VARIANTS)
+
+
+@pytest.mark.parametrize("base", [A3, INBAND, V1, SHARED_V1, replace(A3, hidden=1056, num_topk=3)])
+def test_the_layout_fits_into_what_the_formula_gives(base: Config) -> None:
+    assert layout_of(base).data_bytes <= needed_buffer_bytes(base)
+
+
+@pytest.mark.parametrize(("config", "needed"), NEEDED)
+def test_the_message_gives_the_buffer_size_to_set(config: Config, needed: int) -> None:
+    megabytes = -(-needed // (1 << 20))
+    check_buffer_size(config, megabytes)
+    with pytest.raises(ArgumentError) as caught:
+        check_buffer_size(config, megabytes - 1)
+    error = caught.value
+    check_message(error, f"HCCL_BUFFSIZE is {megabytes - 1} MB", TILING_FAILED)
+    assert f"HCCL_BUFFSIZE={megabytes} " in error.remedy
+    assert f"{needed} bytes" in error.rule
+
+
+def test_the_default_buffer_size_is_200_megabytes() -> None:
+    check_buffer_size(replace(A3, num_max_tokens_per_rank=96))
+    check_buffer_size(replace(A3, num_max_tokens_per_rank=96), 200)
+    with pytest.raises(ArgumentError, match="HCCL_BUFFSIZE is 200 MB"):
+        check_buffer_size(replace(A3, num_max_tokens_per_rank=112))

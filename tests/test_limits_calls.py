@@ -1,0 +1,245 @@
+"""Every rule on the other arguments of a call, where it just holds and where it just does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from moe_triton.config import Config
+from moe_triton.errors import INVALID_ARGUMENT, NULL_ARGUMENT, ArgumentError
+from moe_triton.limits import CallRule, call_rules_for, check_call, check_rules
+from tests.limits_cases import (
+    A2,
+    A2_V1,
+    A3,
+    CALL,
+    HIERARCHY,
+    HIERARCHY_V1,
+    INBAND,
+    SHARED_V1,
+    V1,
+    VARIANTS,
+    CallCase,
+    argument,
+    arguments,
+    call_of,
+    check_message,
+    name_of,
+    needed,
+    refused,
+    variant_of,
+)
+
+LONG, TOO_LONG = "x" * 127, "x" * 128
+PAIR = {"tp_world_size": 2, "group_tp": "tp"}
+TAKES_MASK = (A3, A2, A2_V1)
+TAKES_VARIABLE_BATCH = (A3, V1, A2, A2_V1, HIERARCHY, HIERARCHY_V1)
+TAKES_CONST = (A3, INBAND, V1)
+QUANTIZES_RESULTS = (A3, INBAND, V1, HIERARCHY, HIERARCHY_V1)
+
+
+def common_calls(base: Config) -> list[CallCase]:
+    """Rules that every variant has. Where it could not take the passing side, nothing stands in its place."""
+    ep = base.num_ranks
+    total = 64 * ep
+    quantized = 2 if base in QUANTIZES_RESULTS else 0
+    const = {"operator": "combine", "num_const": 1} if base in TAKES_CONST else {}
+    return [
+        argument("group_ep", "x", "", base, code=INVALID_ARGUMENT),
+        argument("group_ep", LONG, TOO_LONG, base, code=INVALID_ARGUMENT),
+        argument("group_tp", LONG, TOO_LONG, base, code=INVALID_ARGUMENT),
+        argument("x_dims", 2, 3, base, shown="x is of 3 dimensions"),
+        argument("x_dims", 2, 1, base, shown="expand_x is of 1 dimensions", operator="combine"),
+        argument("ids_dims", 2, 1, base, shown="expert_ids is of 1 dimensions"),
+        argument("ids_dims", 2, 3, base, shown="expert_ids is of 3 dimensions", operator="combine"),
+        argument("rank", ep - 1, ep, base, shown=f"ep_rank_id is {ep}"),
+        argument("rank", 0, -1, base, shown="ep_rank_id is -1"),
+        argument("expert_shard_type", 0, 1, base),
+        argument("expert_token_nums_type", 1, 2, base),
+        argument("expert_token_nums_type", 0, -1, base),
+        argument("global_bs", total, total - 1, base),
+        argument("global_bs", total, total - ep, base),
+        argument("global_bs", 0, -ep, base),
+        argument("global_bs", total + (ep if base in TAKES_VARIABLE_BATCH else 0), total + 4, base),
+        argument("batch", 1, 0, base, shown="expert_ids.shape[0] is 0"),
+        argument("batch", 64, 65, base, shown="expert_ids.shape[0] is 65"),
+        *(argument("quant_mode", 2, mode, base) for mode in (1, 3, 4, 5, 6)),
+        argument("quant_mode", 0, -1, base),
+        *(argument("comm_quant_mode", quantized, mode, base) for mode in (1, 3, 4, 5, 6)),
+        argument("comm_quant_mode", 0, -1, base),
+        argument("out_dtype", 0, 1, base),
+        argument("group_list_type", 0, 1, base),
+        argument("comm_type", 0, 2, base),
+        *(refused(name, base) for name in ("activation_scale", "weight_scale", "group_list")),
+        *(refused(name, base, INVALID_ARGUMENT) for name in ("y_dtype", "x_dtype", "scales_dtype")),
+        *(
+            argument(f"num_{kind}", 0, -1, base, shown=f"{kind}_expert_num is -1")
+            for kind in ("zero", "copy", "const")
+        ),
+        argument("num_zero", 2**31 - 66, 2**31 - 65, base, shown="moe_expert_num is 64"),
+        needed("ori_x", "has_ori_x", base, operator="combine", num_copy=1),
+        arguments(
+            "ori_x is None",
+            {"has_ori_x": True, "has_const_args": True, **const},
+            {"has_const_args": True, "operator": "combine", "num_const": 1},
+            base,
+            NULL_ARGUMENT,
+        ),
+        arguments(
+            "const_expert_alpha_1, const_expert_alpha_2 or const_expert_v is None",
+            {"has_ori_x": True, "has_const_args": True, **const},
+            {"has_ori_x": True, "operator": "combine_add_rms_norm", "num_const": 1},
+            base,
+            NULL_ARGUMENT,
+        ),
+        arguments(
+            "x_active_mask is given",
+            {"has_mask": base in TAKES_MASK, "global_bs": total},
+            {"has_mask": True, "global_bs": total + ep},
+            base,
+        ),
+    ]
+
+
+def tensor_parallel_cases(base: Config) -> list[CallCase]:
+    """In both generations of A3. With flags in band there are no pairs: nothing stands in their place."""
+    one_expert, two_experts = replace(base, num_experts=8), replace(base, num_experts=16)
+    pair = {} if base is INBAND else PAIR
+    second = {} if base is INBAND else {**PAIR, "tp_rank_id": 1}
+    return [
+        arguments("tp_world_size is 3", pair, {"tp_world_size": 3, "group_tp": "tp"}, one_expert),
+        argument("tp_world_size", 0, -1, one_expert),
+        arguments("tp_rank_id is 2", second, {**PAIR, "tp_rank_id": 2}, one_expert),
+        arguments("tp_rank_id is -1", pair, {**PAIR, "tp_rank_id": -1}, one_expert),
+        argument("tp_rank_id", 0, 1, base),
+        argument("tp_rank_id", 0, 1, base, tp_world_size=1),
+        arguments("group_tp is ''", pair, {"tp_world_size": 2}, one_expert, INVALID_ARGUMENT),
+        argument("group_tp", "tp", "ep", base, code=INVALID_ARGUMENT),
+        argument("tp_world_size", 1, 2, two_experts, group_tp="tp"),
+        arguments("comm_quant_mode is 2", pair, {**PAIR, "comm_quant_mode": 2}, one_expert),
+    ]
+
+
+def a3_calls(base: Config) -> list[CallCase]:
+    """What both schemes of V2 have in common."""
+    one_expert = replace(base, num_experts=8)
+    shared = replace(base, num_shared_experts=1, num_shared_ranks=4)
+    elastic = {"has_elastic_info": base is not INBAND}
+    mask = {"has_mask": base is not INBAND}
+    return [
+        arguments("elastic_info is given", elastic, {**PAIR, "has_elastic_info": True}, one_expert),
+        argument("quant_mode", 2, 0, base, shown="scales is given", has_scales=True),
+        refused("shared_expert_x", shared, operator="combine"),
+        refused("shared_expert_x", shared, operator="combine_add_rms_norm"),
+        *(
+            arguments(
+                f"x_active_mask is of {bad} dimensions",
+                {**mask, "mask_dims": good},
+                {"has_mask": True, "mask_dims": bad},
+                base,
+            )
+            for good, bad in ((1, 0), (2, 3))
+        ),
+    ]
+
+
+A3_CALLS = [
+    # What fullmesh_v1 takes of all that fullmesh_v2 refuses is on the passing sides of the cases above.
+    *(case for base in (A3, INBAND) for case in a3_calls(base)),
+    refused("x_active_mask", INBAND),
+    refused("elastic_info", INBAND),
+    argument("global_bs", 512, 520, INBAND),
+    argument("tp_world_size", 1, 2, replace(INBAND, num_experts=8), group_tp="tp"),
+]
+
+V1_CALLS = [
+    refused("x_active_mask", V1),
+    refused("shared_expert_x", V1, operator="combine"),
+    argument("global_bs", 512, 520, SHARED_V1),
+]
+
+
+def a2_calls(base: Config) -> list[CallCase]:
+    return [
+        argument("tp_world_size", 1, 2, base),
+        argument("tp_world_size", 0, -1, base),
+        refused("elastic_info", base),
+        refused("shared_expert_x", base, operator="combine"),
+        argument("num_const", 0, 1, base, shown="const_expert_num is 1"),
+    ]
+
+
+def a2_fullmesh_calls(base: Config) -> list[CallCase]:
+    return [
+        argument("mask_dims", 1, 2, base, shown="x_active_mask is of 2 dimensions", has_mask=True),
+        argument("comm_quant_mode", 0, 2, base),
+    ]
+
+
+def hierarchy_calls(base: Config) -> list[CallCase]:
+    return [
+        needed("expert_scales", "has_expert_scales", base),
+        needed("expert_scales", "has_expert_scales", base, operator="combine"),
+        refused("scales", base, quant_mode=2),
+        refused("x_active_mask", base),
+    ]
+
+
+CASES = [
+    *(case for base in VARIANTS for case in common_calls(base)),
+    *(case for base in (A3, INBAND, V1) for case in tensor_parallel_cases(base)),
+    *A3_CALLS,
+    *V1_CALLS,
+    *(case for base in (A2, A2_V1, HIERARCHY, HIERARCHY_V1) for case in a2_calls(base)),
+    *(case for base in (A2, A2_V1) for case in a2_fullmesh_calls(base)),
+    *(case for base in (HIERARCHY, HIERARCHY_V1) for case in hierarchy_calls(base)),
+]
+
+
+def broken_rule(case: CallCase) -> CallRule:
+    """The rule that a case's failing side breaks first."""
+    call = call_of(case, case.fails)
+    return next(rule for rule in call_rules_for(case.base, call) if not rule.holds(case.base, call))
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_each_argument_at_its_edge(case: CallCase) -> None:
+    check_rules(case.base)
+    check_call(case.base, call_of(case, case.passes))
+    with pytest.raises(ArgumentError) as caught:
+        check_call(case.base, call_of(case, case.fails))
+    check_message(caught.value, case.shown, case.code)
+
+
+@pytest.mark.parametrize("base", VARIANTS, ids=variant_of)
+def test_every_rule_has_a_case(base: Config) -> None:
+    """So that a new rule is not forgotten: each needs a case for each variant that it applies to."""
+    covered = {broken_rule(case) for case in CASES if variant_of(case.base) == variant_of(base)}
+    rules = call_rules_for(base, replace(CALL, version=base.version))
+    assert not [f"{rule.argument}, {rule.limit}" for rule in rules if rule not in covered]
+
+
+def test_modes_of_ascend_950_are_named() -> None:
+    for mode, name in ((1, "static"), (3, "fp8"), (4, "MX"), (5, "MX")):
+        for argument_name in ("quant_mode", "comm_quant_mode"):
+            with pytest.raises(ArgumentError, match=rf"mode {mode} \({name}.*\) exists only on Ascend 950"):
+                check_call(A3, replace(CALL, **{argument_name: mode}))
+
+
+@pytest.mark.parametrize("base", [A3, INBAND, V1])
+def test_results_are_quantised_on_a3_and_in_hierarchy(base: Config) -> None:
+    check_call(base, replace(CALL, version=base.version, operator="combine", comm_quant_mode=2))
+
+
+def test_the_halves_that_take_no_weights_need_none_in_hierarchy() -> None:
+    for operator in ("dispatch_teardown", "combine_setup"):
+        check_call(HIERARCHY, replace(CALL, operator=operator, has_expert_scales=False))
+
+
+def test_dispatch_needs_nothing_of_what_combine_computes_special_experts_from() -> None:
+    check_call(A3, replace(CALL, num_copy=1, num_const=1))
+
+
+def test_scales_alone_quantise_in_v1_and_are_taken_without_a_mode() -> None:
+    check_call(V1, replace(CALL, version=1, has_scales=True, quant_mode=0))

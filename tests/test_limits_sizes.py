@@ -1,0 +1,288 @@
+"""Every rule on sizes, where it just holds and where it just does not (operators.md, section 6)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from moe_triton.config import Config
+from moe_triton.errors import TILING_FAILED, ArgumentError
+from moe_triton.limits import ConfigRule, Rule, check_rules, rules_for
+from tests.limits_cases import (
+    A2,
+    A2_V1,
+    A3,
+    HIERARCHY,
+    HIERARCHY_V1,
+    INBAND,
+    SHARED_V1,
+    V1,
+    VARIANTS,
+    ConfigCase,
+    check_message,
+    name_of,
+    size,
+    sizes,
+    variant_of,
+)
+
+
+def common_sizes(base: Config) -> list[ConfigCase]:
+    return [
+        sizes("product is 'A5'", {}, {"product": "A5"}, base),
+        size("version", base.version, {1: 0, 2: 3}[base.version], base),
+    ]
+
+
+def a3_sizes(base: Config) -> list[ConfigCase]:
+    """What both schemes of V2 have in common."""
+    half_shared = {"num_shared_experts": 1, "num_experts": 1024}
+    return [
+        sizes("comm_alg is 'fullmesh'", {}, {"scheme": "fullmesh"}, base),
+        size("num_ranks", 2, 1, base),
+        size("num_ranks", 2, 1, base, relaxed=True),
+        sizes(
+            "num_ranks is 769",
+            {"num_ranks": 768, "num_experts": 768},
+            {"num_ranks": 769, "num_experts": 769},
+            base,
+        ),
+        size("num_max_tokens_per_rank", 1, 0, base),
+        size("hidden", 1024, 992, base),
+        size("hidden", 8192, 8224, base),
+        size("hidden", 32, 0, base, relaxed=True),
+        size("hidden", 8192, 8224, base, relaxed=True),
+        size("hidden", 1056, 1040, base),
+        size("num_topk", 1, 0, base),
+        size("num_experts", 1, 0, base, num_ranks=2, num_shared_experts=1, num_shared_ranks=1, num_topk=1),
+        size("num_experts", 1024, 1025, base),
+        size("num_topk", 8, 9, base, num_experts=8),
+        size("num_topk", 8, 9, base, num_experts=8, relaxed=True),
+        sizes(
+            "num_shared_experts is 5",
+            {"num_shared_experts": 4, "num_shared_ranks": 4},
+            {"num_shared_experts": 5, "num_shared_ranks": 5, "num_experts": 63},
+            base,
+        ),
+        size("num_shared_experts", 0, -1, base),
+        size("num_shared_ranks", 7, 8, base, num_shared_experts=1),
+        size("num_shared_ranks", 0, -1, base),
+        size("num_shared_ranks", 4, 0, base, num_shared_experts=2),
+        size("num_shared_ranks", 0, 4, base),
+        size("num_shared_ranks", 6, 4, base, num_shared_experts=3, num_experts=60),
+        size("num_shared_ranks", 6, 7, base, num_shared_experts=3, num_experts=60),
+        size("num_experts", 72, 70, base),
+        size("num_experts", 72, 70, base, relaxed=True),
+        sizes(
+            "num_experts is 1024",
+            {"num_ranks": 512, "num_shared_ranks": 256, **half_shared},
+            {"num_ranks": 520, "num_shared_ranks": 264, **half_shared},
+            base,
+        ),
+    ]
+
+
+FULLMESH_V1_SIZES = [
+    size("num_max_tokens_per_rank", 512, 513),
+    size("num_topk", 16, 17),
+    size("num_topk", 9, 10, num_experts=8, num_special_experts=1),
+]
+
+FULLMESH_V2_SIZES = [
+    # The general limit of V2 is asked first, and its message does not offer a scheme that takes no more.
+    size("num_max_tokens_per_rank", 256, 513, INBAND),
+    size("num_topk", 12, 17, INBAND),
+    size("num_max_tokens_per_rank", 256, 257, INBAND),
+    size("num_max_tokens_per_rank", 256, 257, INBAND, relaxed=True),
+    size("num_topk", 12, 13, INBAND),
+    size("num_special_experts", 0, 1, INBAND),
+]
+
+V1_SIZES = [
+    sizes("comm_alg is 'fullmesh_v2'", {"scheme": "fullmesh_v1"}, {"scheme": "fullmesh_v2"}, V1),
+    *(
+        sizes(f"num_ranks is {n + step}", {"num_ranks": n, "num_experts": n}, {"num_ranks": n + step}, V1)
+        for n in (8, 16, 32, 64, 128, 144, 256, 288)
+        for step in (-1, 1)
+    ),
+    size("num_ranks", 2, 1, V1, relaxed=True),
+    sizes(
+        "num_ranks is 289",
+        {"num_ranks": 288, "num_experts": 288, "relaxed": True},
+        {"num_ranks": 289, "num_experts": 289, "relaxed": True},
+        V1,
+    ),
+    sizes("num_ranks is 9", {"num_ranks": 9, "num_experts": 9, "relaxed": True}, {"num_ranks": 9}, V1),
+    size("num_max_tokens_per_rank", 1, 0, V1),
+    size("num_max_tokens_per_rank", 512, 513, V1),
+    size("hidden", 7168, 7136, V1),
+    size("hidden", 7168, 7200, V1),
+    size("hidden", 7168, 7200, V1, relaxed=True),
+    size("hidden", 32, 0, V1, relaxed=True),
+    size("hidden", 64, 48, V1, relaxed=True),
+    size("num_topk", 1, 0, V1),
+    size("num_topk", 8, 9, V1),
+    size(
+        "num_experts",
+        1,
+        0,
+        V1,
+        num_ranks=2,
+        num_shared_experts=1,
+        num_shared_ranks=1,
+        num_topk=1,
+        relaxed=True,
+    ),
+    size("num_experts", 512, 513, V1),
+    size("num_special_experts", 0, 1, V1),
+    size("num_topk", 2, 3, V1, num_ranks=2, num_experts=2, relaxed=True),
+    size("num_shared_experts", 1, 2, SHARED_V1),
+    size("num_shared_experts", 1, 0, SHARED_V1),
+    size("num_shared_ranks", 4, 8, SHARED_V1),
+    size("num_shared_ranks", 0, -1, SHARED_V1),
+    size("num_shared_ranks", 2, 3, SHARED_V1, num_experts=60),
+    size("num_shared_ranks", 4, 5, SHARED_V1, num_experts=60),
+    size("num_experts", 64, 66, SHARED_V1),
+]
+
+
+def a2_sizes(base: Config) -> list[ConfigCase]:
+    """What both schemes and generations have in common."""
+    most = 10240 if base is HIERARCHY else 7168
+    return [
+        sizes("comm_alg is 'fullmesh_v1'", {}, {"scheme": "fullmesh_v1"}, base),
+        size("num_max_tokens_per_rank", 1, 0, base),
+        size("num_max_tokens_per_rank", 256, 257, base),
+        size("hidden", most, most + 32, base),
+        size("hidden", most, most + 32, base, relaxed=True),
+        size("hidden", 32, 0, base),
+        size("hidden", 7136, 7152, base),
+        size("num_topk", 1, 0, base),
+        size("num_topk", 16, 17, base),
+        size("num_experts", 16, 0, base),
+        # In fullmesh, 512 experts need more ranks than 16.
+        size("num_experts", 512, 513, base, num_ranks=32),
+        size("num_topk", 8, 9, base, num_ranks=8, num_experts=8, relaxed=True),
+        sizes(
+            "num_shared_experts is 1",
+            {"num_shared_experts": 1, "num_shared_ranks": 0},
+            {"num_shared_experts": 1, "num_shared_ranks": 1},
+            base,
+        ),
+        size("num_shared_experts", 0, 2, base),
+        size("num_shared_ranks", 0, 1, base),
+        size("num_experts", 64, 65, base),
+        size("num_ranks", 2, 1, base, relaxed=True, num_experts=8),
+    ]
+
+
+def a2_fullmesh_sizes(base: Config) -> list[ConfigCase]:
+    return [
+        *(
+            sizes(
+                f"num_ranks is {n + step}", {"num_ranks": n, "num_experts": n}, {"num_ranks": n + step}, base
+            )
+            for n in (16, 32, 64, 128, 192, 256)
+            for step in (-1, 1)
+        ),
+        size("num_ranks", 256, 257, base, relaxed=True, num_experts=256),
+        size("num_experts", 384, 400, base),
+        size("num_experts", 384, 400, base, relaxed=True),
+    ]
+
+
+def hierarchy_sizes(base: Config) -> list[ConfigCase]:
+    return [
+        *(size("num_ranks", n, n + step, base) for n in (16, 32, 64) for step in (-1, 1)),
+        size("num_ranks", 64, 128, base, num_experts=128),
+        size("num_ranks", 64, 65, base, relaxed=True),
+        size("num_special_experts", 0, 1, base),
+    ]
+
+
+CASES = [
+    *(case for base in VARIANTS for case in common_sizes(base)),
+    *(case for base in (A3, INBAND) for case in a3_sizes(base)),
+    *FULLMESH_V1_SIZES,
+    *FULLMESH_V2_SIZES,
+    *V1_SIZES,
+    *(case for base in (A2, A2_V1, HIERARCHY, HIERARCHY_V1) for case in a2_sizes(base)),
+    *(case for base in (A2, A2_V1) for case in a2_fullmesh_sizes(base)),
+    *(case for base in (HIERARCHY, HIERARCHY_V1) for case in hierarchy_sizes(base)),
+]
+
+
+def broken_rule(case: ConfigCase) -> ConfigRule:
+    """The rule that a case's failing side breaks first."""
+    config = replace(case.base, **case.fails).normalized()
+    return next(rule for rule in rules_for(config) if not rule.holds(config))
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_each_size_at_its_edge(case: ConfigCase) -> None:
+    check_rules(replace(case.base, **case.passes))
+    with pytest.raises(ArgumentError) as caught:
+        check_rules(replace(case.base, **case.fails))
+    check_message(caught.value, case.shown, TILING_FAILED)
+
+
+@pytest.mark.parametrize("base", VARIANTS, ids=variant_of)
+def test_every_rule_has_a_case(base: Config) -> None:
+    """So that a new rule is not forgotten: each needs a case for each variant that it applies to."""
+    covered = {broken_rule(case) for case in CASES if variant_of(case.base) == variant_of(base)}
+    assert not [f"{rule.argument}, {rule.limit}" for rule in rules_for(base) if rule not in covered]
+
+
+# Experts are dealt to at least two ranks on A2, which has no ranks of shared experts: one cannot be dealt.
+OUT_OF_REACH = {("A2", "num_experts", 1)}
+
+
+def numeric_limits() -> list[tuple[Config, ConfigRule, str, bool]]:
+    """Every limit that is a number, a list or a span of them; and whether it is the one with ``relaxed``."""
+    return [
+        (base, rule, limit, relaxed)
+        for base in VARIANTS
+        for rule in rules_for(base)
+        for limit, relaxed in ((rule.limit, False), (rule.relaxed, True))
+        if re.fullmatch(r"\d+( to \d+|(, \d+)*)", limit)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("base", "rule", "limit", "relaxed"),
+    numeric_limits(),
+    ids=lambda value: value.argument if isinstance(value, Rule) else None,
+)
+def test_every_number_in_a_limit_is_tried_from_both_sides(
+    base: Config, rule: ConfigRule, limit: str, relaxed: bool
+) -> None:
+    """Each number passes and the neighbours outside fail. Cases of every scheme that has the rule count."""
+    field = rule.argument
+    cases = [
+        case
+        for case in CASES
+        if rule in rules_for(case.base)
+        and broken_rule(case).argument == field
+        and (not rule.relaxed or bool(case.fails.get("relaxed")) == relaxed)
+    ]
+    passing = {case.passes.get(field, getattr(case.base, field)) for case in cases}
+    failing = {case.fails[field] for case in cases}
+    numbers = {int(number) for number in re.findall(r"\d+", limit)}
+    step = 32 if field == "hidden" else 1
+    outside = {min(numbers) - step, max(numbers) + step}
+    if numbers == {0}:
+        outside.remove(-1)
+    assert {n for n in numbers if (base.product, field, n) not in OUT_OF_REACH} <= passing
+    assert outside <= failing
+
+
+def test_messages_speak_to_both_kinds_of_callers() -> None:
+    """Only the argument is renamed, so rules and remedies hold no name of a field of `Config`."""
+    fields = [name for name in Config.__dataclass_fields__ if "_" in name]
+    for case in CASES:
+        with pytest.raises(ArgumentError) as caught:
+            check_rules(replace(case.base, **case.fails))
+        said = f"{caught.value.rule} {caught.value.remedy}"
+        assert not [name for name in fields if name in said]
