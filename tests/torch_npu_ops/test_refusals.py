@@ -1,0 +1,184 @@
+"""Bad arguments of the public functions: argument and code, before anything is sent, and no harm done."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from moe_triton import torch_npu_ops as ops
+from moe_triton.errors import ArgumentError
+from moe_triton.processes import RankGroup
+from tests.torch_npu_ops.setting import HIDDEN, TOKENS, TOPK, experts_of, fresh, make_round
+
+Groups = Callable[[int], RankGroup]
+NULL, INVALID, TILING = 161001, 161002, 561002
+# What the message begins with, the code, and the call that it is about.
+Case = tuple[str, int, Callable[[], Any]]
+
+
+def bad_dispatches(rank: int, num_ranks: int) -> list[Case]:
+    r = make_round(rank, num_ranks)
+    name, size, _, experts = r.group
+    v1, v2 = ops.npu_moe_distribute_dispatch, ops.npu_moe_distribute_dispatch_v2
+    ones = torch.ones
+    twice, beyond = r.ids.clone(), r.ids.clone()
+    twice[1], beyond[2, 1] = 3, experts
+    holes = torch.tensor([True, False, True, False])
+    elastic = torch.zeros(4 + 2 * size, dtype=torch.int32)
+    elastic[0], elastic[1] = 1, 1
+    strided = torch.zeros(2 * size, dtype=torch.int64)[::2]
+
+    def d(**options: Any) -> Callable[[], Any]:
+        return lambda: v2(r.x, r.ids, *r.group, **options)
+
+    return [
+        ("x is None", NULL, lambda: v2(None, r.ids, *r.group)),
+        ("expert_ids is None", NULL, lambda: v2(r.x, None, *r.group)),
+        ("x is a list", INVALID, lambda: v2([1], r.ids, *r.group)),
+        ("x is of dtype torch.float32", INVALID, lambda: v2(r.x.float(), r.ids, *r.group)),
+        ("x is on meta", INVALID, lambda: v2(r.x.to("meta"), r.ids, *r.group)),
+        ("x is of shape (64,)", TILING, lambda: v2(r.x[0], r.ids, *r.group)),
+        ("expert_ids is of dtype torch.int64", INVALID, lambda: v2(r.x, r.ids.long(), *r.group)),
+        ("expert_ids is of shape (3, 2)", TILING, lambda: v2(r.x, r.ids[:3], *r.group)),
+        (f"expert_ids is {experts} at token 2, k 1", TILING, lambda: v2(r.x, beyond, *r.group)),
+        ("expert_ids is 3 at token 1, k 1", TILING, lambda: v2(r.x, twice, *r.group)),
+        ("scales is of shape", TILING, d(quant_mode=2, scales=ones(1, HIDDEN))),
+        ("scales is of dtype", INVALID, d(quant_mode=2, scales=ones(experts, HIDDEN).half())),
+        ("scales is", TILING, d(scales=ones(experts, HIDDEN))),
+        ("x_active_mask is of dtype", INVALID, d(x_active_mask=holes.int())),
+        ("x_active_mask is True at token 2", TILING, d(x_active_mask=holes)),
+        ("x_active_mask is of shape", TILING, d(x_active_mask=holes[:2])),
+        ("x_active_mask is", TILING, lambda: v1(r.x, r.ids, *r.group, x_active_mask=holes)),
+        ("expert_scales is of dtype", INVALID, d(expert_scales=r.weights.double())),
+        ("expert_scales is of shape", TILING, d(expert_scales=r.weights[:, :1])),
+        ("elastic_info is of shape", TILING, d(elastic_info=elastic[:5])),
+        ("elastic_info is one with 1", TILING, d(elastic_info=elastic)),
+        ("performance_info is of dtype", INVALID, d(performance_info=ones(size))),
+        ("performance_info is of shape", TILING, d(performance_info=ones(size + 1).long())),
+        ("performance_info is strided", TILING, d(performance_info=strided)),
+        ("group_ep is 7", INVALID, lambda: v2(r.x, r.ids, 7, *r.group[1:])),
+        ("group_ep is 'nobody'", INVALID, lambda: v2(r.x, r.ids, "nobody", *r.group[1:])),
+        ("ep_world_size is 4", TILING, lambda: v2(r.x, r.ids, name, 4, rank, experts)),
+        ("ep_rank_id is", TILING, lambda: v2(r.x, r.ids, name, size, 1 - rank, experts)),
+        ("ep_rank_id is -1", TILING, lambda: v2(r.x, r.ids, name, size, -1, experts)),
+        ("moe_expert_num is 5", TILING, lambda: v2(r.x, r.ids, name, size, rank, 5)),
+        ("tp_world_size is 3", TILING, d(tp_world_size=3)),
+        ("group_tp is", INVALID, d(tp_world_size=2, group_tp="")),
+        ("expert_shard_type is 1", TILING, d(expert_shard_type=1)),
+        ("shared_expert_num is 5", TILING, d(shared_expert_num=5, shared_expert_rank_num=1)),
+        ("shared_expert_rank_num is", TILING, d(shared_expert_rank_num=2)),
+        ("quant_mode is 4", TILING, d(quant_mode=4)),
+        ("global_bs is 7", TILING, d(global_bs=7)),
+        ("expert_token_nums_type is 2", TILING, d(expert_token_nums_type=2)),
+        ("comm_alg is", TILING, d(comm_alg="ring")),
+        ("x_active_mask is", TILING, d(comm_alg="fullmesh_v2", x_active_mask=ones(TOKENS).bool())),
+        ("y_dtype is", INVALID, d(y_dtype=15)),
+    ]
+
+
+def bad_combines(rank: int, num_ranks: int, out: tuple[torch.Tensor, ...], z: torch.Tensor) -> list[Case]:
+    r = make_round(rank, num_ranks)
+    _, _, index, _, counts, _, _ = out
+    v2, norm = ops.npu_moe_distribute_combine_v2, ops.npu_moe_distribute_combine_add_rms_norm
+    many = counts.clone()
+    many[-1] = len(z) + 1
+    shared, residual, gamma = torch.zeros_like(r.x), r.x[:, None], torch.ones_like(r.x[0])
+
+    def c(**options: Any) -> Callable[[], Any]:
+        return lambda: v2(z, r.ids, index, counts, r.weights, *r.group, **options)
+
+    def n(residual: Any = residual, gamma: Any = gamma, **options: Any) -> Callable[[], Any]:
+        return lambda: norm(z, r.ids, index, counts, r.weights, residual, gamma, *r.group, **options)
+
+    group, w = r.group, r.weights
+    return [
+        ("expand_x is None", NULL, lambda: v2(None, r.ids, index, counts, w, *group)),
+        ("assist_info_for_combine is None", NULL, lambda: v2(z, r.ids, None, counts, w, *group)),
+        ("ep_send_counts is None", NULL, lambda: v2(z, r.ids, index, None, w, *group)),
+        ("ep_send_counts is one with a total", TILING, lambda: v2(z, r.ids, index, many, w, *group)),
+        ("ep_send_counts is of 1 elements", TILING, lambda: v2(z, r.ids, index, counts[:1], w, *group)),
+        ("assist_info_for_combine is of dtype", INVALID, lambda: v2(z, r.ids, z[0], counts, w, *group)),
+        ("expert_scales is a float", INVALID, lambda: v2(z, r.ids, index, counts, 1.0, *group)),
+        ("expert_scales is of shape", TILING, lambda: v2(z, r.ids, index, counts, w[:2], *group)),
+        ("shared_expert_x is of shape", TILING, c(shared_expert_x=shared[:1])),
+        ("ori_x is", NULL, c(copy_expert_num=1)),
+        ("ori_x is of dtype", INVALID, c(copy_expert_num=1, ori_x=shared.float())),
+        ("const_expert_alpha_1", NULL, c(const_expert_num=1, ori_x=shared)),
+        ("comm_quant_mode is 1", TILING, c(comm_quant_mode=1)),
+        ("performance_info is of shape", TILING, c(performance_info=torch.zeros(7).long())),
+        ("residual_x is None", NULL, n(residual=None)),
+        ("residual_x is of shape", TILING, n(residual=r.x)),
+        ("gamma is of dtype", INVALID, n(gamma=gamma.float())),
+        ("norm_eps is 0", TILING, n(norm_eps=0.0)),
+        ("activation_scale is", TILING, n(activation_scale=gamma)),
+        ("out_dtype is 1", TILING, n(out_dtype=1)),
+        ("group_list_type is 1", TILING, n(group_list_type=1)),
+        (
+            "shared_expert_x is",
+            TILING,
+            lambda: ops.npu_moe_distribute_combine(
+                z, r.ids, index[: TOKENS * TOPK], counts, w, *group, shared_expert_x=shared
+            ),
+        ),
+    ]
+
+
+def failures(cases: list[Case]) -> list[str]:
+    wrong = []
+    for start, code, call in cases:
+        try:
+            call()
+        except ArgumentError as error:
+            if not str(error).startswith(start) or error.code != code:
+                wrong.append(f"expected {start!r} with {code}, got {error}")
+            elif not (error.rule and error.remedy and re.search(r"\[\d{6}\]$", str(error))):
+                wrong.append(f"{error!r} lacks rule, remedy or code")
+        else:
+            wrong.append(f"{start!r} was taken")
+    return wrong
+
+
+def refuse_everything(rank: int, num_ranks: int) -> list[str]:
+    with fresh():
+        wrong = failures(bad_dispatches(rank, num_ranks))
+        r = make_round(rank, num_ranks)
+        out = ops.npu_moe_distribute_dispatch_v2(r.x, r.ids, *r.group)
+        z = experts_of(out[0])
+        # once more with plans that are cached by now
+        wrong += failures(bad_dispatches(rank, num_ranks))
+        wrong += failures(bad_combines(rank, num_ranks, out, z))
+        combined = ops.npu_moe_distribute_combine_v2(z, r.ids, out[2], out[4], r.weights, *r.group)
+        wrong += failures(bad_combines(rank, num_ranks, out, z))
+        acc = sum(experts_of(r.x).float() * r.weights[:, k : k + 1] for k in range(TOPK))
+        if not torch.equal(combined, acc.bfloat16()):
+            wrong.append("other numbers after bad input")
+    return wrong
+
+
+def test_every_bad_argument_is_named_and_the_calls_after_it_work(ranks: Groups) -> None:
+    assert ranks(2).run(refuse_everything) == [[], []]
+
+
+def small_window(rank: int, num_ranks: int) -> str:
+    with fresh(), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HCCL_BUFFSIZE", "1")
+        x = torch.zeros(64, 7168).bfloat16()
+        ids = torch.arange(8, dtype=torch.int32).expand(64, 8)
+        with pytest.raises(ArgumentError, match="HCCL_BUFFSIZE is 1 MB") as caught:
+            ops.npu_moe_distribute_dispatch_v2(x, ids, ops.group_name(), num_ranks, rank, 16)
+        patch.setenv("HCCL_BUFFSIZE", "many")
+        with pytest.raises(ArgumentError, match="positive number of megabytes"):
+            ops.npu_moe_distribute_dispatch_v2(x, ids, ops.group_name(), num_ranks, rank, 16)
+        needed = re.search(r"Set HCCL_BUFFSIZE=(\d+)", str(caught.value))
+        assert needed
+        patch.setenv("HCCL_BUFFSIZE", needed[1])
+        out = ops.npu_moe_distribute_dispatch_v2(x, ids, ops.group_name(), num_ranks, rank, 16)
+        return "taken" if int(out[4][-1]) == (1 - rank) * 64 * 8 * num_ranks else "wrong"
+
+
+def test_a_small_window_is_found_with_the_plan_and_the_message_says_what_to_set(ranks: Groups) -> None:
+    assert ranks(2).run(small_window) == ["taken", "taken"]
