@@ -1,0 +1,129 @@
+"""Arithmetic whose order decides bits: quantisation, softmax of two, sums of a row.
+
+NumPy in fp32, one rounding per operation. Rows are (..., H).
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float32]
+
+LANES = 32
+BLOCK_ELEMENTS = 8
+
+
+def as_floats(tensor: torch.Tensor) -> Floats:
+    """A tensor's values in fp32, which holds every bf16 and fp16 number."""
+    array: Floats = tensor.float().numpy()
+    return array
+
+
+def rounded(values: Floats, dtype: torch.dtype) -> torch.Tensor:
+    """fp32 values to the nearest of a dtype, ties to even."""
+    return torch.from_numpy(np.ascontiguousarray(values)).to(dtype)
+
+
+def quantize_row(row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """One row to int8 and its dynamic scale (operators.md, section 5, quant_mode 2).
+
+    ``s = 127 / max|x|; q = rint(x * s); scale = 1 / s``, each step rounded to fp32. A row whose maximum
+    is 0 or so small that s overflows gives q = 0, scale = 0. A row with a NaN gives scale NaN, one with
+    an infinity scale inf; q is then 0.
+
+    Args:
+        row: (H,) fp32.
+
+    Returns:
+        (H,) int8 and () fp32.
+    """
+    q, scale = quantize_rows(row.numpy()[None])
+    return torch.from_numpy(q[0]), torch.tensor(scale[0])
+
+
+def quantize_rows(rows: Floats) -> tuple[NDArray[np.int8], Floats]:
+    """`quantize_row` for (n, H) at once: (n, H) and (n,)."""
+    largest = np.abs(rows).max(axis=1, initial=0)  # NaN if there is one
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        s = np.float32(127) / largest
+        has_codes = np.isfinite(largest) & np.isfinite(s)
+        codes = np.rint(rows * s[:, None])
+        scales = np.where(has_codes, np.float32(1) / s, np.where(np.isfinite(largest), 0, largest))
+    return np.where(has_codes[:, None], codes, 0).astype(np.int8), scales.astype(np.float32)
+
+
+def through_blocks(rows: torch.Tensor) -> torch.Tensor:
+    """What is left of rows that travelled as int8 in blocks of 8 (section 5, comm_quant_mode 2).
+
+    Per block ``s = max|x| * f32(1/127); q = rint(half(x / s))``; the receiver computes ``q * s`` with s
+    rounded to the rows' dtype, and rounds to that dtype. A block of zeros stays one, an infinity or a
+    NaN spoils its block.
+
+    Args:
+        rows: (n, H) bf16 or fp16.
+
+    Returns:
+        The same shape and dtype.
+    """
+    num_rows, hidden = rows.shape
+    blocks = as_floats(rows).reshape(num_rows, hidden // BLOCK_ELEMENTS, BLOCK_ELEMENTS)
+    largest = np.abs(blocks).max(axis=2, keepdims=True)
+    s = largest * np.float32(1 / 127)
+    has_codes = np.isfinite(largest) & (largest > 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        quotients = np.where(has_codes, blocks / s, np.float32(0)).astype(np.float16)
+        stored = as_floats(rounded(s, rows.dtype))
+        values = np.rint(quotients).astype(np.int8).astype(np.float32) * stored
+    return rounded(values.reshape(num_rows, hidden), rows.dtype)
+
+
+def sum_of_row(values: Floats) -> Floats:
+    """The sum over the last dimension, in the order that the library defines on a CPU.
+
+    32 lanes: lane l sums the elements l, l + 32, ... ascending from 0; then the lanes are summed, ascending
+    from 0.
+    """
+    lanes = np.zeros((*values.shape[:-1], LANES), dtype=np.float32)
+    for start in range(0, values.shape[-1], LANES):
+        lanes = lanes + values[..., start : start + LANES]
+    total = np.zeros(values.shape[:-1], dtype=np.float32)
+    for lane in range(LANES):
+        total = total + lanes[..., lane]
+    return total
+
+
+def exp_of_nonpositive(x: Floats) -> Floats:
+    """The library's exp for numbers up to 0: 2^n times a polynomial of the rest, in fp32 throughout.
+
+    n is x / ln(2) to the nearest integer, and ln(2) is taken off in two parts. Numbers below -104 count as
+    -104, which gives 0.
+    """
+    with np.errstate(invalid="ignore", under="ignore"):
+        x = np.where(x < -104, np.float32(-104), x)
+        n = np.rint(x * np.float32(1.44269504088896341))
+        r = x - n * np.float32(0.693359375)
+        r = r - n * np.float32(-2.12194440e-4)
+        p = np.full_like(r, 1.9875691500e-4)
+        for coefficient in (
+            1.3981999507e-3,
+            8.3334519073e-3,
+            4.1665795894e-2,
+            1.6666665459e-1,
+            5.0000001201e-1,
+        ):
+            p = p * r + np.float32(coefficient)
+        p = p * (r * r) + r + np.float32(1)
+        power = np.where(np.isfinite(n), n, 0).astype(np.int32)
+        return np.asarray(np.ldexp(p, power), dtype=np.float32)
+
+
+def softmax_of_two(a: Floats, b: Floats) -> tuple[Floats, Floats]:
+    """softmax((a, b)) in fp32."""
+    with np.errstate(invalid="ignore"):
+        largest = np.where(a > b, a, b)
+        exp_a, exp_b = exp_of_nonpositive(a - largest), exp_of_nonpositive(b - largest)
+        return exp_a / (exp_a + exp_b), exp_b / (exp_a + exp_b)

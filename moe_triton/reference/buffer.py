@@ -1,0 +1,125 @@
+"""The model in the words of `moe_triton.buffer`: one `Config`, and a list with an entry per rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from moe_triton.config import Config
+from moe_triton.reference.arithmetic import rounded
+from moe_triton.reference.combine import CombineInputs, results_of, weighted_sums
+from moe_triton.reference.deployment import Deployment
+from moe_triton.reference.dispatch import DispatchInputs, dispatch_all
+
+
+@dataclass(frozen=True)
+class Received:
+    """What one rank's experts receive, exactly the rows that exist.
+
+    Attributes:
+        tokens: (rows, H), x's dtype or int8.
+        scales: (rows,) fp32, or None.
+        weights: (rows,) fp32, or None.
+        triples: (rows, 3) int32: source rank, token, k.
+        recv_offsets: (E * EP,) int32, inclusive prefix sums, expert by expert, source by source.
+        tokens_per_expert: (E,) int64.
+        expand_idx: (T * K,) int32 of the rank's own routing.
+    """
+
+    tokens: torch.Tensor
+    scales: torch.Tensor | None
+    weights: torch.Tensor | None
+    triples: torch.Tensor
+    recv_offsets: torch.Tensor
+    tokens_per_expert: torch.Tensor
+    expand_idx: torch.Tensor
+
+
+def deployment_of(config: Config) -> Deployment:
+    """A buffer's settings as the model takes them."""
+    return Deployment(
+        ep_world_size=config.num_ranks,
+        moe_expert_num=config.num_experts,
+        shared_expert_num=config.num_shared_experts,
+        shared_expert_rank_num=config.num_shared_ranks,
+        version=config.version,
+    )
+
+
+def dispatch(
+    config: Config,
+    x: Sequence[torch.Tensor],
+    topk_idx: Sequence[torch.Tensor],
+    topk_weights: Sequence[torch.Tensor] | None = None,
+    *,
+    quantize: bool = False,
+    smooth_scales: torch.Tensor | None = None,
+) -> list[Received]:
+    """What every rank receives.
+
+    Args:
+        config: the group's.
+        x: (T, H) bf16 or fp16, per rank; T may differ.
+        topk_idx: (T, K) int32, per rank.
+        topk_weights: (T, K) fp32, per rank.
+        quantize: as int8.
+        smooth_scales: (S + M, H) fp32, shared experts first.
+    """
+    inputs = [
+        DispatchInputs(
+            x=x[rank],
+            expert_ids=topk_idx[rank],
+            scales=smooth_scales if quantize else None,
+            expert_scales=topk_weights[rank] if topk_weights is not None else None,
+        )
+        for rank in range(config.num_ranks)
+    ]
+    received = []
+    for own in dispatch_all(deployment_of(config), inputs, quant_mode=2 if quantize else 0):
+        assert own is not None
+        none = torch.zeros(len(own.assist_info))
+        received.append(
+            Received(
+                tokens=own.expand_x,
+                scales=none if own.dynamic_scales is None else own.dynamic_scales,
+                weights=none if own.expand_scales is None else own.expand_scales,
+                triples=own.assist_info,
+                recv_offsets=own.ep_recv_counts,
+                tokens_per_expert=own.expert_token_nums,
+                expand_idx=own.expand_idx,
+            )
+        )
+    return received
+
+
+def combine(
+    config: Config,
+    y: Sequence[torch.Tensor],
+    received: Sequence[Received],
+    topk_idx: Sequence[torch.Tensor],
+    topk_weights: Sequence[torch.Tensor] | None,
+) -> list[torch.Tensor]:
+    """Every rank's sums, in the stated order: k ascending, then shared experts ascending.
+
+    Args:
+        config: the group's.
+        y: per rank, at least (rows, H): outputs for `Received.tokens`.
+        received: what `dispatch` returned.
+        topk_idx: (T, K) int32, per rank.
+        topk_weights: (T, K) fp32, per rank, or None for no weighting.
+
+    Returns:
+        (T, H) per rank, in y's dtype.
+    """
+    deployment = deployment_of(config)
+    origins = [own.triples for own in received]
+    rows = [outputs[: len(triples)] for outputs, triples in zip(y, origins, strict=True)]
+    sums = []
+    for rank, ids in enumerate(topk_idx):
+        results = results_of(rank, origins, rows, ids.shape, deployment.num_shared_experts)
+        weights = topk_weights[rank] if topk_weights is not None else None
+        inputs = CombineInputs(expand_x=y[rank], expert_ids=ids, expert_scales=weights)
+        sums.append(rounded(weighted_sums(deployment, inputs, results)[1], y[rank].dtype))
+    return sums

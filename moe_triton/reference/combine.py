@@ -1,0 +1,322 @@
+"""Combine of a whole deployment: every expert's output rows to every token's sum.
+
+Shapes: BS tokens of a rank, H hidden, K experts per token, S shared experts, C constant experts, n rows
+that a rank received. Sums are fp32, in the order of operators.md, section 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from moe_triton.reference.arithmetic import (
+    Floats,
+    as_floats,
+    rounded,
+    softmax_of_two,
+    sum_of_row,
+    through_blocks,
+)
+from moe_triton.reference.deployment import Deployment
+from moe_triton.reference.dispatch import DispatchReference, ids_that_take_part, tokens_that_take_part
+
+
+@dataclass(frozen=True, kw_only=True)
+class CombineInputs:
+    """What one rank passes, by torch_npu's names.
+
+    Attributes:
+        expand_x: (n, H) at least: expert outputs in the order of dispatch's rows; with a tensor-parallel
+            peer, partial sums for its rows too.
+        expert_ids: (BS, K) int32, as dispatched.
+        expert_scales: (BS, K) fp32, or None for a sum without weights.
+        x_active_mask: as dispatched.
+        shared_expert_x: (BS, H) in the dtype of expand_x.
+        ori_x: (BS, H), for copy and constant experts.
+        const_expert_alpha_1: (C,) or (C, H).
+        const_expert_alpha_2: like const_expert_alpha_1.
+        const_expert_v: (C, H).
+        residual_x: (BS, 1, H), for `combine_add_rms_norm_all` only.
+        gamma: (H,), likewise.
+    """
+
+    expand_x: torch.Tensor
+    expert_ids: torch.Tensor
+    expert_scales: torch.Tensor | None = None
+    x_active_mask: torch.Tensor | None = None
+    shared_expert_x: torch.Tensor | None = None
+    ori_x: torch.Tensor | None = None
+    const_expert_alpha_1: torch.Tensor | None = None
+    const_expert_alpha_2: torch.Tensor | None = None
+    const_expert_v: torch.Tensor | None = None
+    residual_x: torch.Tensor | None = None
+    gamma: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CombineReference:
+    """What one rank gets.
+
+    Attributes:
+        written: (BS,) bool: the tokens whose output is written. The others' memory is not touched.
+        x: their sums, (number of them, H) in expand_x's dtype.
+        performance_ranks: entries of performance_info that may be raised; the others stay as they were.
+    """
+
+    written: torch.Tensor
+    x: torch.Tensor
+    performance_ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddRmsNormReference:
+    """What one rank gets of a combine that ends in a residual and a norm.
+
+    Attributes:
+        written: (BS,) bool: the tokens whose outputs are written.
+        y: their normalised sums, (number of them, H) bf16.
+        rstd: (number of them,) fp32.
+        x: their sums, (number of them, H) bf16.
+    """
+
+    written: torch.Tensor
+    y: torch.Tensor
+    rstd: torch.Tensor
+    x: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Results:
+    """What experts return for one rank's tokens.
+
+    Attributes:
+        values: (BS, K + S, H) fp32.
+        sources: the ranks that they come from.
+    """
+
+    values: Floats
+    sources: frozenset[int]
+
+
+def combine_all(
+    deployment: Deployment,
+    dispatched: Sequence[DispatchReference | None],
+    inputs: Sequence[CombineInputs | None],
+    *,
+    comm_quant_mode: int = 0,
+) -> list[CombineReference | None]:
+    """What every process gets.
+
+    Args:
+        deployment: what all pass alike.
+        dispatched: what `dispatch_all` returned.
+        inputs: by process, None for ranks that are lost.
+        comm_quant_mode: 0, or 2 where results travel as int8 in blocks of 8.
+
+    Returns:
+        By process, None for ranks that are lost.
+    """
+    outputs: list[CombineReference | None] = []
+    for given, results in zip(
+        inputs, _return_all(deployment, dispatched, inputs, comm_quant_mode), strict=True
+    ):
+        if given is None or results is None:
+            outputs.append(None)
+            continue
+        written, sums = weighted_sums(deployment.after_losses(), given, results)
+        waited_for = tuple(deployment.survivors[source] for source in sorted(results.sources))
+        x = rounded(sums, given.expand_x.dtype)
+        outputs.append(CombineReference(written=written, x=x, performance_ranks=waited_for))
+    return outputs
+
+
+def combine_add_rms_norm_all(
+    deployment: Deployment,
+    dispatched: Sequence[DispatchReference | None],
+    inputs: Sequence[CombineInputs | None],
+    *,
+    comm_quant_mode: int = 0,
+    norm_eps: float = 1e-6,
+) -> list[AddRmsNormReference | None]:
+    """What every process gets of a combine whose sums are added to residual_x and normalised.
+
+    Args:
+        deployment: what all pass alike.
+        dispatched: what `dispatch_all` returned.
+        inputs: by process, with residual_x and gamma.
+        comm_quant_mode: as in `combine_all`.
+        norm_eps: added to the mean square.
+    """
+    outputs: list[AddRmsNormReference | None] = []
+    for given, results in zip(
+        inputs, _return_all(deployment, dispatched, inputs, comm_quant_mode), strict=True
+    ):
+        if given is None or results is None:
+            outputs.append(None)
+            continue
+        assert given.residual_x is not None
+        assert given.gamma is not None
+        written, sums = weighted_sums(deployment.after_losses(), given, results)
+        y, rstd, x = add_rms_norm(sums, given.residual_x[written, 0], given.gamma, norm_eps)
+        outputs.append(AddRmsNormReference(written=written, y=y, rstd=rstd, x=x))
+    return outputs
+
+
+def _return_all(
+    deployment: Deployment,
+    dispatched: Sequence[DispatchReference | None],
+    inputs: Sequence[CombineInputs | None],
+    comm_quant_mode: int,
+) -> list[Results | None]:
+    """What comes back to every process."""
+    tp, shared = deployment.num_tp_ranks, deployment.after_losses().num_shared_experts
+    returned: dict[int, Results] = {}
+    for tp_rank in range(tp):
+        processes = [rank * tp + tp_rank for rank in deployment.survivors]
+        origins, rows, batches = [], [], []
+        for process in processes:
+            own, given = dispatched[process], inputs[process]
+            assert own is not None, "a rank that takes part has dispatched"
+            assert given is not None, "a rank that takes part has inputs"
+            y = given.expand_x[: len(own.assist_info)]
+            if tp == 2:
+                y = _add_peers_half(own, y, dispatched[process ^ 1], inputs[process ^ 1])
+            origins.append(own.assist_info)
+            rows.append(through_blocks(y) if comm_quant_mode == 2 else y)
+            batches.append(given.expert_ids.shape)
+        for rank, process in enumerate(processes):
+            returned[process] = results_of(rank, origins, rows, batches[rank], shared)
+    return [returned.get(process) for process in range(len(inputs))]
+
+
+def _add_peers_half(
+    own: DispatchReference, y: torch.Tensor, peer: DispatchReference | None, given: CombineInputs | None
+) -> torch.Tensor:
+    """Own rows and what the peer has for them, added and rounded; they lie behind the peer's own rows."""
+    assert peer is not None
+    assert given is not None
+    start = len(peer.assist_info)
+    theirs = given.expand_x[start : start + len(own.assist_info)]
+    with np.errstate(over="ignore", invalid="ignore"):
+        return rounded(as_floats(y) + as_floats(theirs), y.dtype)
+
+
+def results_of(
+    rank: int,
+    origins: Sequence[torch.Tensor],
+    rows: Sequence[torch.Tensor],
+    batch_and_topk: Sequence[int],
+    num_shared_experts: int,
+) -> Results:
+    """What comes back to one rank of an expert-parallel group.
+
+    Args:
+        rank: whose tokens.
+        origins: (n, 3) int32 by rank: source rank, token, k of each row.
+        rows: (n, H) by rank.
+        batch_and_topk: BS of this rank, and K.
+        num_shared_experts: S.
+    """
+    batch, topk = batch_and_topk
+    values = np.zeros((batch, topk + num_shared_experts, rows[0].shape[1]), dtype=np.float32)
+    sources = set()
+    for holder, (triples, y) in enumerate(zip(origins, rows, strict=True)):
+        mine = triples[:, 0] == rank
+        if mine.any():
+            _, tokens, ks = triples[mine].T.numpy()
+            values[tokens, ks] = as_floats(y[mine])
+            sources.add(holder)
+    return Results(values, frozenset(sources))
+
+
+def weighted_sums(
+    deployment: Deployment, inputs: CombineInputs, results: Results
+) -> tuple[torch.Tensor, Floats]:
+    """The sums of one rank's tokens.
+
+    ``k`` ascending, each value times its weight rounded and then added; the shared experts ascending, then
+    shared_expert_x, both without weight.
+
+    Returns:
+        written (BS,) bool, and the fp32 sums of the tokens that are, (number of them, H).
+    """
+    ids = ids_that_take_part(inputs.expert_ids, inputs.x_active_mask)
+    written = tokens_that_take_part(ids, inputs.x_active_mask)
+    tokens = written.nonzero().flatten().numpy()
+    hidden, topk = results.values.shape[2], ids.shape[1]
+    sums = np.zeros((len(tokens), hidden), dtype=np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for row, token in enumerate(tokens):
+            for k, expert in enumerate(ids[token].tolist()):
+                value = _value(deployment, inputs, results, token, k, expert)
+                if value is None:
+                    continue
+                if inputs.expert_scales is not None:
+                    value = value * np.float32(inputs.expert_scales[token, k].item())
+                sums[row] = sums[row] + value
+        for s in range(results.values.shape[1] - topk):
+            sums = sums + results.values[tokens, topk + s]
+        if inputs.shared_expert_x is not None:
+            sums = sums + as_floats(inputs.shared_expert_x)[tokens]
+    return written, sums
+
+
+def _value(
+    deployment: Deployment, inputs: CombineInputs, results: Results, token: int, k: int, expert: int
+) -> Floats | None:
+    """What an entry adds, before its weight: a routed expert's result, a special expert's, or nothing."""
+    special = expert - deployment.moe_expert_num
+    if expert < 0:
+        return None
+    if special < 0:
+        value: Floats = results.values[token, k]
+        return value
+    copy = special - deployment.zero_expert_num
+    const = copy - deployment.copy_expert_num
+    if copy < 0:
+        return None
+    assert inputs.ori_x is not None
+    assert const < deployment.const_expert_num
+    x = as_floats(inputs.ori_x[token])
+    return x if const < 0 else _constant(inputs, x, const)
+
+
+def _constant(inputs: CombineInputs, x: Floats, const: int) -> Floats:
+    """``a1 * x + a2 * v``: alphas of (C,) are the factors, of (C, H) softmax of their products with x."""
+    assert inputs.const_expert_alpha_1 is not None
+    assert inputs.const_expert_alpha_2 is not None
+    assert inputs.const_expert_v is not None
+    a1, a2 = as_floats(inputs.const_expert_alpha_1[const]), as_floats(inputs.const_expert_alpha_2[const])
+    if a1.ndim:
+        a1, a2 = softmax_of_two(sum_of_row(a1 * x), sum_of_row(a2 * x))
+    value: Floats = a1 * x + a2 * as_floats(inputs.const_expert_v[const])
+    return value
+
+
+def add_rms_norm(
+    sums: Floats, residual: torch.Tensor, gamma: torch.Tensor, norm_eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A sum and its residual, normalised.
+
+    ``xf = sum + residual; rstd = 1 / sqrt(sum(xf * xf * f32(1/H)) + eps); y = bf16(f32(bf16(xf * rstd)) *
+    gamma)``, and ``x = bf16(xf)``.
+
+    Args:
+        sums: (n, H) fp32.
+        residual: (n, H) bf16.
+        gamma: (H,) bf16.
+        norm_eps: rounded to fp32 before it is added.
+
+    Returns:
+        y (n, H) bf16, rstd (n,) fp32, x (n, H) bf16.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        xf = sums + as_floats(residual)
+        mean_square = sum_of_row(xf * xf * np.float32(1 / xf.shape[1]))
+        rstd = np.float32(1) / np.sqrt(mean_square + np.float32(norm_eps))
+        normed = as_floats(rounded(xf * rstd[:, None], torch.bfloat16))
+    y = rounded(normed * as_floats(gamma), torch.bfloat16)
+    return y, torch.from_numpy(rstd), rounded(xf, torch.bfloat16)
