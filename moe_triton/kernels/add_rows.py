@@ -39,7 +39,7 @@ def _add_rows_kernel(
     begin = tl.program_id(0) * per_program
     cols = tl.arange(0, HIDDEN)
     for i in range(begin, tl.minimum(begin + per_program, num_rows)):
-        row = i.to(tl.int64)
+        row = tl.cast(i, tl.int64)
         own = tl.load(rows + row * HIDDEN + cols).to(tl.float32)
         theirs = tl.load(slots + row * slot_stride + cols).to(tl.float32)
         tl.store(out + row * HIDDEN + cols, (own + theirs).to(out.dtype.element_ty))

@@ -10,7 +10,8 @@ For a block x of B elements, all in fp32 unless said otherwise::
     s = max|x| * f32(1/127);  q = rint(half(x / s));  scale = s rounded to the rows' dtype
 
 `half` rounds to fp16, and shows in one q of seventy. q is of the unrounded s. A block of zeros has q = 0 and
-scale = 0. A block with a NaN has scale NaN, otherwise one with an inf has scale inf; either has q = 0 throughout.
+scale = 0. A block with a NaN has scale NaN, otherwise one with an inf has scale inf; either has q = 0
+throughout.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _block_quantize_kernel(
     blocks = tl.arange(0, HIDDEN // BLOCK)
     cols = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     for i in range(begin, tl.minimum(begin + per_program, num_rows)):
-        at = i.to(tl.int64)
+        at = tl.cast(i, tl.int64)
         row = tl.load(rows + at * HIDDEN + cols)
         peaks = _peaks(row, FLOAT_MAX)
         s = peaks * 0.007874015748031496
@@ -78,8 +79,8 @@ def _block_quantize_kernel(
 
 
 def quantize_blocks(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The arithmetic in torch, on bf16 or fp16 (..., H): q int8 (..., H), scales (..., H/B) in their dtype."""
-    x = rows.unflatten(-1, (-1, BLOCK_ELEMENTS))
+    """The arithmetic in torch, on bf16 or fp16 (..., H): int8 (..., H), scales (..., H/B) in their dtype."""
+    x = _in_blocks(rows)
     bits = x.contiguous().view(torch.int16) & 0x7FFF
     peaks = bits.amax(-1, keepdim=True).view(rows.dtype).float()
     s = peaks * torch.tensor(1 / 127, dtype=torch.float32)
@@ -97,8 +98,12 @@ def dequantize_blocks(q: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     Returns:
         (..., H) in the dtype of ``scales``.
     """
-    values = q.unflatten(-1, (-1, BLOCK_ELEMENTS)).float() * scales.float().unsqueeze(-1)
+    values = _in_blocks(q).float() * scales.float().unsqueeze(-1)
     return values.flatten(-2).to(scales.dtype)
+
+
+def _in_blocks(rows: torch.Tensor) -> torch.Tensor:
+    return rows.reshape(*rows.shape[:-1], rows.shape[-1] // BLOCK_ELEMENTS, BLOCK_ELEMENTS)
 
 
 def _block_quantize_fallback(

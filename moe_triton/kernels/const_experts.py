@@ -32,7 +32,7 @@ from moe_triton.kernels.rms_norm import LANES, row_columns, sum_in_lanes, sum_ro
 
 @triton.jit
 def _exp_of_negative(x):
-    # exp(x) = 2^n * exp(r), |r| <= ln(2)/2; ln(2) in two parts, the first short enough for n times it to be exact
+    # exp(x) = 2^n * exp(r), |r| <= ln(2)/2; ln(2) in two parts: n times the first one is exact
     x = tl.where(x < -104.0, -104.0, x)
     shifted = x * 1.44269504088896341 + 12582912.0
     n = shifted - 12582912.0

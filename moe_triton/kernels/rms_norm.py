@@ -11,8 +11,8 @@ All in fp32 where no other format is named::
     rstd = 1 / sqrt(sum(xf * xf * f32(1/H)) + eps)
     y    = bf16(f32(bf16(xf * rstd)) * gamma)
 
-`1/H` is rounded to fp32 first: dividing by H gives other bits in one row of five. Square root and divisions are
-correctly rounded.
+`1/H` is rounded to fp32 first: dividing by H gives other bits in one row of five. Square root and
+divisions are correctly rounded.
 
 The order of the sum decides the last bit, and is ours to define. On a CPU, 32 lanes: lane l sums elements
 l, l + 32, ... ascending from 0, then the lanes are summed ascending from 0. An AI core sums in the order of
@@ -36,11 +36,7 @@ LANES = 32
 @triton.jit
 def sum_row(row):
     """Of a row as (H/LANES, LANES), lane by lane, or as (H,)."""
-    if len(row.shape) == 2:
-        total = tl.sum(tl.sum(row, 0), 0)
-    else:
-        total = tl.sum(row, 0)
-    return total
+    return tl.sum(tl.sum(row, 0), 0) if len(row.shape) == 2 else tl.sum(row, 0)
 
 
 @triton.jit
@@ -56,7 +52,7 @@ def row_columns(HIDDEN: tl.constexpr, LANES: tl.constexpr):
 def sum_in_lanes(rows: torch.Tensor) -> torch.Tensor:
     """The sum over the last dimension, of fp32 (..., H), in the order of a CPU."""
     lanes = torch.zeros((*rows.shape[:-1], LANES))
-    for part in rows.split(LANES, -1):
+    for part in torch.split(rows, LANES, -1):
         lanes = lanes + part
     total = torch.zeros(rows.shape[:-1])
     for lane in lanes.unbind(-1):
@@ -128,7 +124,8 @@ def _rms_norm_fallback(
 
     xf = rows(acc)[tokens] + rows(residual)[tokens].float()
     mean = sum_in_lanes(xf * xf * torch.tensor(RECIPROCAL, dtype=torch.float32))
-    root = torch.sqrt(mean + eps[0])
+    # torch's root of fp32 is not correctly rounded; the root in fp64 is close enough to round to the right one
+    root = torch.sqrt((mean + eps[0]).double()).float()
     inverse = torch.ones_like(root) / root
     normed = (xf * inverse[:, None]).to(y.dtype).float() * gamma[:HIDDEN].float()
     rstd[tokens] = inverse
@@ -140,9 +137,9 @@ def _rms_norm_fallback(
 def rms_norm_kernel(hidden: int, target: str = "cpu", *, masked: bool = False) -> TritonKernel:
     """Normalise tokens [first_token, first_token + num_tokens).
 
-    ``acc`` (T, H) is fp32; ``residual`` (T, H), ``gamma`` (H,), ``y`` and ``x_out`` (T, H) are bf16; ``eps`` (1,)
-    and ``rstd`` (T,) are fp32. With ``masked``, nothing is written for tokens whose entry of ``active``
-    (T,) is negative.
+    ``acc`` (T, H) is fp32; ``residual`` (T, H), ``gamma`` (H,), ``y`` and ``x_out`` (T, H) are bf16;
+    ``eps`` (1,) and ``rstd`` (T,) are fp32. With ``masked``, nothing is written for tokens whose entry of
+    ``active`` (T,) is negative.
     """
     check_hidden(hidden)
 

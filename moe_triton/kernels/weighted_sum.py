@@ -40,6 +40,7 @@ from moe_triton.kernel import NAMES, Arg, TritonKernel
 from moe_triton.kernels.block_quantize import BLOCK_ELEMENTS, dequantize_blocks
 from moe_triton.kernels.checks import Launch, check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
+from moe_triton.kernels.weighted_sum_terms import has_special, store_sum, sum_routed, sum_with_special
 
 ALL_IDS = 2**31 - 1
 """For ``num_experts``, where every id from 0 on has a slot."""
@@ -58,7 +59,8 @@ class SumFeatures:
         quantized: a slot is a row of int8 and, as far behind it as ``slot_scales`` is behind ``slots``, the
             scales of its blocks; the row is what `dequantize_blocks` makes of them.
         by_expert: a slot is found by its expert and by ``expand_idx`` (T, K), its number among those of
-            that expert. A token's shared result, of one expert at most, stands behind those of the last expert.
+            that expert. A token's shared result, of one expert at most, stands behind those of the last
+            expert.
         fp32_out: the sum is not rounded.
     """
 
@@ -68,130 +70,6 @@ class SumFeatures:
     quantized: bool = False
     by_expert: bool = False
     fp32_out: bool = False
-
-
-@triton.jit
-def _is_routed(expert, num_experts):
-    return (expert >= 0) & (expert < num_experts)
-
-
-@triton.jit
-def _load_slot(slots, slot_scales, offset, cols, blocks):
-    value = tl.load(slots + offset + cols).to(tl.float32)
-    if slot_scales is not None:
-        scales = tl.load(slot_scales + offset // 2 + blocks)  # of 2 bytes, as slots are of 1
-        value = (value * scales.to(tl.float32)).to(scales.dtype).to(tl.float32)
-    return value
-
-
-@triton.jit
-def _add_routed(
-    acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, token_stride, slot_stride,
-    expert_stride, index_stride, num_experts, max_index, cols, blocks,
-    TOPK: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
-):  # fmt: skip
-    is_routed = (expert >= 0) & (expert < num_experts)
-    if expand_idx is None:
-        offset = token * token_stride + k * slot_stride
-    else:
-        # neither an id nor an index may become an address outside the slots
-        row = tl.where(is_routed, expert, 0).to(tl.int64)
-        index = tl.minimum(tl.maximum(tl.load(expand_idx + token * TOPK + k), 0), max_index - 1)
-        offset = row * expert_stride + index.to(tl.int64) * index_stride
-    # adding +0 changes no sum that started from +0, so it stands for adding nothing
-    value = tl.where(is_routed, _load_slot(slots, slot_scales, offset, cols, blocks), 0.0)
-    if HAS_WEIGHTS:
-        value = value * tl.where(is_routed, tl.load(topk_weights + token * TOPK + k), 0.0)
-    return acc + value
-
-
-@triton.jit
-def _add_special(
-    acc, token, k, special, topk_weights, ori_x, alphas, const_v, num_zero, num_copy, num_const, cols,
-    HIDDEN: tl.constexpr, TOPK: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
-):  # fmt: skip
-    entry = token * TOPK + k
-    constant = special - num_zero - num_copy
-    weight = 1.0
-    if HAS_WEIGHTS:
-        weight = tl.load(topk_weights + entry)
-    if (special < num_zero) | (constant >= num_const):
-        acc += 0.0
-    elif constant < 0:
-        acc += tl.load(ori_x + token * HIDDEN + cols).to(tl.float32) * weight
-    else:
-        row = constant.to(tl.int64) * HIDDEN
-        value = tl.load(alphas + entry * 2) * tl.load(ori_x + token * HIDDEN + cols).to(tl.float32)
-        value += tl.load(alphas + entry * 2 + 1) * tl.load(const_v + row + cols).to(tl.float32)
-        acc += value * weight
-    return acc
-
-
-@triton.jit
-def _sum_routed(
-    token, slots, slot_scales, topk_idx, topk_weights, expand_idx, token_stride, slot_stride, expert_stride,
-    index_stride, num_experts, max_index, cols, blocks,
-    TOPK: tl.constexpr, HAS_WEIGHTS: tl.constexpr, UNROLL: tl.constexpr,
-):  # fmt: skip
-    acc = tl.zeros(cols.shape, tl.float32)
-    # unrolled, a CPU keeps the sum in registers; rolled, an AI core double-buffers the slots
-    if UNROLL:
-        for k in tl.static_range(TOPK):
-            expert = tl.load(topk_idx + token * TOPK + k)
-            acc = _add_routed(
-                acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, token_stride, slot_stride,
-                expert_stride, index_stride, num_experts, max_index, cols, blocks, TOPK, HAS_WEIGHTS,
-            )  # fmt: skip
-    else:
-        for k in range(TOPK):
-            expert = tl.load(topk_idx + token * TOPK + k)
-            acc = _add_routed(
-                acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, token_stride, slot_stride,
-                expert_stride, index_stride, num_experts, max_index, cols, blocks, TOPK, HAS_WEIGHTS,
-            )  # fmt: skip
-    return acc
-
-
-@triton.jit
-def _sum_with_special(
-    token, slots, slot_scales, topk_idx, topk_weights, expand_idx, token_stride, slot_stride, expert_stride,
-    index_stride, num_experts, max_index, ori_x, alphas, const_v, num_zero, num_copy, num_const, cols, blocks,
-    HIDDEN: tl.constexpr, TOPK: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
-):  # fmt: skip
-    acc = tl.zeros(cols.shape, tl.float32)
-    for k in range(TOPK):
-        expert = tl.load(topk_idx + token * TOPK + k)
-        if expert < num_experts:
-            acc = _add_routed(
-                acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, token_stride, slot_stride,
-                expert_stride, index_stride, num_experts, max_index, cols, blocks, TOPK, HAS_WEIGHTS,
-            )  # fmt: skip
-        else:
-            acc = _add_special(
-                acc, token, k, expert - num_experts, topk_weights, ori_x, alphas, const_v, num_zero, num_copy,
-                num_const, cols, HIDDEN, TOPK, HAS_WEIGHTS,
-            )  # fmt: skip
-    return acc
-
-
-@triton.jit
-def _store_sum(
-    acc, token, slots, slot_scales, shared_x, out, first_shared, shared_stride, cols, blocks,
-    HIDDEN: tl.constexpr, NUM_SHARED: tl.constexpr,
-):  # fmt: skip
-    for s in tl.static_range(NUM_SHARED):
-        acc += _load_slot(slots, slot_scales, first_shared + s * shared_stride, cols, blocks)
-    if shared_x is not None:
-        acc += tl.load(shared_x + token * HIDDEN + cols).to(tl.float32)
-    tl.store(out + token * HIDDEN + cols, acc.to(out.dtype.element_ty))
-
-
-@triton.jit
-def _has_special(topk_idx, token, num_experts, TOPK: tl.constexpr):
-    largest = tl.load(topk_idx + token * TOPK)
-    for k in tl.static_range(1, TOPK):
-        largest = tl.maximum(largest, tl.load(topk_idx + token * TOPK + k))
-    return largest >= num_experts
 
 
 @triton.jit
@@ -249,34 +127,34 @@ def _weighted_sum_kernel(
                     cols = blocks * BLOCK + tl.arange(0, BLOCK)[None, :]
                 # tokens with special experts take a branch of their own: the others stay fast
                 if const_v is None:
-                    acc = _sum_routed(
-                        token, slots, slot_scales, topk_idx, topk_weights, expand_idx, token_stride, slot_stride,
-                        expert_stride, index_stride, num_experts, max_index, cols, blocks,
+                    acc = sum_routed(
+                        token, slots, slot_scales, topk_idx, topk_weights, expand_idx, token_stride,
+                        slot_stride, expert_stride, index_stride, num_experts, max_index, cols, blocks,
                         TOPK, HAS_WEIGHTS, UNROLL,
                     )  # fmt: skip
-                    _store_sum(
-                        acc, token, slots, slot_scales, shared_x, out, first_shared, shared_stride, cols, blocks,
-                        HIDDEN, NUM_SHARED,
+                    store_sum(
+                        acc, token, slots, slot_scales, shared_x, out, first_shared, shared_stride,
+                        cols, blocks, HIDDEN, NUM_SHARED,
                     )  # fmt: skip
-                elif _has_special(topk_idx, token, num_experts, TOPK):
-                    acc = _sum_with_special(
-                        token, slots, slot_scales, topk_idx, topk_weights, expand_idx, token_stride, slot_stride,
-                        expert_stride, index_stride, num_experts, max_index, ori_x, alphas, const_v,
-                        num_zero, num_copy, num_const, cols, blocks, HIDDEN, TOPK, HAS_WEIGHTS,
+                elif has_special(topk_idx, token, num_experts, TOPK):
+                    acc = sum_with_special(
+                        token, slots, slot_scales, topk_idx, topk_weights, expand_idx, token_stride,
+                        slot_stride, expert_stride, index_stride, num_experts, max_index, ori_x, alphas,
+                        const_v, num_zero, num_copy, num_const, cols, blocks, HIDDEN, TOPK, HAS_WEIGHTS,
                     )  # fmt: skip
-                    _store_sum(
-                        acc, token, slots, slot_scales, shared_x, out, first_shared, shared_stride, cols, blocks,
-                        HIDDEN, NUM_SHARED,
+                    store_sum(
+                        acc, token, slots, slot_scales, shared_x, out, first_shared, shared_stride,
+                        cols, blocks, HIDDEN, NUM_SHARED,
                     )  # fmt: skip
                 else:
-                    acc = _sum_routed(
-                        token, slots, slot_scales, topk_idx, topk_weights, expand_idx, token_stride, slot_stride,
-                        expert_stride, index_stride, num_experts, max_index, cols, blocks,
+                    acc = sum_routed(
+                        token, slots, slot_scales, topk_idx, topk_weights, expand_idx, token_stride,
+                        slot_stride, expert_stride, index_stride, num_experts, max_index, cols, blocks,
                         TOPK, HAS_WEIGHTS, UNROLL,
                     )  # fmt: skip
-                    _store_sum(
-                        acc, token, slots, slot_scales, shared_x, out, first_shared, shared_stride, cols, blocks,
-                        HIDDEN, NUM_SHARED,
+                    store_sum(
+                        acc, token, slots, slot_scales, shared_x, out, first_shared, shared_stride,
+                        cols, blocks, HIDDEN, NUM_SHARED,
                     )  # fmt: skip
 
 
@@ -344,7 +222,7 @@ def _weighted_sum_fallback(
             terms.append(((constant < 0) & (constant >= -num_copy), of_tokens(ori_x, HIDDEN).float()))
         if ori_x is not None and alphas is not None and const_v is not None and num_const:
             is_constant = (constant >= 0) & (constant < num_const)
-            a1, a2 = of_tokens(alphas, 2 * TOPK)[:, 2 * k : 2 * k + 2].split(1, 1)
+            a1, a2 = of_tokens(alphas, 2 * TOPK)[:, 2 * k : 2 * k + 2, None].unbind(1)
             v = const_v[: num_const * HIDDEN].view(-1, HIDDEN)[torch.where(is_constant, constant, 0)]
             terms.append((is_constant, a1 * of_tokens(ori_x, HIDDEN).float() + a2 * v.float()))
         for applies, value in terms:
@@ -384,10 +262,11 @@ def weighted_sum_kernel(
 
     Slot j of token t, routed results first, then shared ones, starts ``t * token_stride + j * slot_stride``
     elements after ``slots``. With ``features.by_expert``, result n of expert e starts
-    ``e * expert_stride + n * index_stride`` elements after it, n being clamped to [0, max_index), and the shared
-    result of token t where n = t and e = num_experts.
+    ``e * expert_stride + n * index_stride`` elements after it, n being clamped to [0, max_index), and the
+    shared result of token t where n = t and e = num_experts.
 
-    Without ``has_weights``, ``topk_weights`` is not read. NaN results are quiet NaNs with an unspecified payload.
+    Without ``has_weights``, ``topk_weights`` is not read. NaN results are quiet NaNs with an unspecified
+    payload.
     """
     features = features or SumFeatures()
     check_float_dtype(dtype)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -34,6 +35,14 @@ class DispatchVariant:
     exchange: bool = False
     waits: bool = False
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash(astuple(self))
+
+    def __hash__(self) -> int:
+        """Computed once: every call looks its plan up by its variant."""
+        return self._hash
+
 
 @dataclass(frozen=True)
 class CombineVariant:
@@ -62,3 +71,11 @@ class CombineVariant:
     exchange: bool = False
     norm: bool = False
     waits: bool = False
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(astuple(self))
+
+    def __hash__(self) -> int:
+        """See `DispatchVariant`."""
+        return self._hash

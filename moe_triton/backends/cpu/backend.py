@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from moe_triton.backends.base import Bindings, Executable
+from moe_triton.backends.base import Bindings, Executable, TensorSpec
 from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.executable import NativeExecutable, TorchExecutable
 from moe_triton.backends.cpu.output_pool import OutputPool
@@ -61,6 +61,10 @@ class CpuBackend:
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """See `moe_triton.backends.base.Backend`."""
         return self._outputs.empty(shape, dtype)
+
+    def empty_all(self, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
+        """See `moe_triton.backends.base.Backend`."""
+        return self._outputs.empty_all(specs)
 
     def make_window(self, num_bytes: int, meeting: Meeting) -> SharedWindow:
         """See `moe_triton.backends.base.Backend`."""

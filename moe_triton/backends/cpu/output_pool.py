@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 import torch
 
+from moe_triton.backends.base import TensorSpec
+
 KEPT_PER_SIZE = 4
 # Below this the allocator of the process recycles by itself.
 POOLED_BYTES = 1 << 16
@@ -26,13 +28,19 @@ class OutputPool:
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Like ``torch.empty``: contiguous, contents undefined."""
-        num_bytes = dtype.itemsize * math.prod(shape)
-        if num_bytes < POOLED_BYTES:
-            return torch.empty(shape, dtype=dtype)
-        out = torch.empty(0, dtype=dtype)
+        return self.empty_all([(tuple(shape), dtype, dtype.itemsize * math.prod(shape))])[0]
+
+    def empty_all(self, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
+        """Several tensors, from shape, dtype and bytes of each."""
+        made, smallest, empty = [], POOLED_BYTES, torch.empty
         with self._lock:
-            out.set_(self._unused(num_bytes), 0, tuple(shape))  # type: ignore[call-overload]
-        return out
+            for shape, dtype, num_bytes in specs:
+                if num_bytes < smallest:
+                    made.append(empty(shape, dtype=dtype))
+                else:
+                    out = empty(0, dtype=dtype)
+                    made.append(out.set_(self._unused(num_bytes), 0, shape))  # type: ignore[call-overload]
+        return made
 
     def _unused(self, num_bytes: int) -> torch.UntypedStorage:
         kept = self._storages.setdefault(num_bytes, [])

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from moe_triton import arguments
+from moe_triton.backends.base import TensorSpec
 from moe_triton.checks import check_tensor
 from moe_triton.communicator import Communicator
 from moe_triton.config import Config
@@ -145,10 +146,10 @@ class DispatchPlan:
 
     def outputs(self, communicator: Communicator) -> tuple[torch.Tensor, ...]:
         """The seven outputs, with what no kernel writes set."""
-        empty = communicator.backend.empty
-        made = tuple(
-            [nothing if nothing is not None else empty(s, d) for s, d, nothing in self._output_shapes]
-        )
+        specs, nothing = self._output_specs
+        made: list[torch.Tensor] = communicator.backend.empty_all(specs)
+        for position, output in nothing:
+            made.insert(position, output)
         nums, recv_counts, tp_counts = made[3:6]
         config, rank = self.deployment.config, self.deployment.rank
         local = config.experts_on(rank)
@@ -159,7 +160,7 @@ class DispatchPlan:
             nums[local:] = 0
         if not self.variant.exchange and tp_counts.numel():
             tp_counts.zero_()
-        return made
+        return tuple(made)
 
     def sending(
         self,
@@ -239,12 +240,16 @@ class DispatchPlan:
         return int(self.attributes.x[0][0])
 
     @cached_property
-    def _output_shapes(self) -> tuple[tuple[tuple[int, ...], torch.dtype, torch.Tensor | None], ...]:
-        """Shape and dtype of each output; and the output itself, for all calls, where it has no elements."""
-        return tuple(
-            (shape, dtype, None if math.prod(shape) else torch.empty(shape, dtype=dtype))
-            for shape, dtype in self.shapes.outputs()
-        )
+    def _output_specs(self) -> tuple[list[TensorSpec], list[tuple[int, torch.Tensor]]]:
+        """The outputs to make; and by position those without elements, which all calls share."""
+        specs: list[TensorSpec] = []
+        nothing = []
+        for position, (shape, dtype) in enumerate(self.shapes.outputs()):
+            if math.prod(shape):
+                specs.append((shape, dtype, dtype.itemsize * math.prod(shape)))
+            else:
+                nothing.append((position, torch.empty(shape, dtype=dtype)))
+        return specs, nothing
 
     @cached_property
     def _unreturned(self) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from moe_triton.backends.cpu.triton import rewrites
 from moe_triton.backends.cpu.triton.toolchain import TARGET_TRIPLE, find_toolchain, run_tool
@@ -86,7 +87,7 @@ def lower(text: str, kernel: TritonKernel, *, noalias: bool) -> str:
 
 
 def _run(passes: tuple[str, ...], text: str) -> str:
-    command = [find_toolchain().bishengir_opt, "--mlir-print-unique-ssa-ids", *passes, "-"]
+    command: list[str | Path] = [find_toolchain().bishengir_opt, "--mlir-print-unique-ssa-ids", *passes, "-"]
     return rewrites.unique_names(run_tool(command, text))
 
 

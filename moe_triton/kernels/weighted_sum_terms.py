@@ -1,0 +1,135 @@
+"""What a token's entries add to its weighted sum: the parts of the kernel in `weighted_sum`.
+
+Shape symbols and arithmetic are those of that module. ``cols`` are the columns of a tile, ``blocks`` the
+numbers of its quantised blocks.
+"""
+
+from __future__ import annotations
+
+from moe_triton.kernels.language import tl, triton
+
+
+@triton.jit
+def _load_slot(slots, slot_scales, offset, cols, blocks):
+    value = tl.load(slots + offset + cols).to(tl.float32)
+    if slot_scales is not None:
+        scales = tl.load(slot_scales + offset // 2 + blocks)  # of 2 bytes, as slots are of 1
+        value = (value * scales.to(tl.float32)).to(scales.dtype).to(tl.float32)
+    return value
+
+
+@triton.jit
+def _add_routed(
+    acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, token_stride, slot_stride,
+    expert_stride, index_stride, num_experts, max_index, cols, blocks,
+    TOPK: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
+):  # fmt: skip
+    is_routed = (expert >= 0) & (expert < num_experts)
+    if expand_idx is None:
+        offset = token * token_stride + k * slot_stride
+    else:
+        # neither an id nor an index may become an address outside the slots
+        row = tl.where(is_routed, expert, 0).to(tl.int64)
+        index = tl.minimum(tl.maximum(tl.load(expand_idx + token * TOPK + k), 0), max_index - 1)
+        offset = row * expert_stride + index.to(tl.int64) * index_stride
+    # adding +0 changes no sum that started from +0, so it stands for adding nothing
+    value = tl.where(is_routed, _load_slot(slots, slot_scales, offset, cols, blocks), 0.0)
+    if HAS_WEIGHTS:
+        value = value * tl.where(is_routed, tl.load(topk_weights + token * TOPK + k), 0.0)
+    return acc + value
+
+
+@triton.jit
+def _add_special(
+    acc, token, k, special, topk_weights, ori_x, alphas, const_v, num_zero, num_copy, num_const, cols,
+    HIDDEN: tl.constexpr, TOPK: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
+):  # fmt: skip
+    entry = token * TOPK + k
+    constant = special - num_zero - num_copy
+    weight = 1.0
+    if HAS_WEIGHTS:
+        weight = tl.load(topk_weights + entry)
+    if (special < num_zero) | (constant >= num_const):
+        acc += 0.0
+    elif constant < 0:
+        acc += tl.load(ori_x + token * HIDDEN + cols).to(tl.float32) * weight
+    else:
+        row = constant.to(tl.int64) * HIDDEN
+        value = tl.load(alphas + entry * 2) * tl.load(ori_x + token * HIDDEN + cols).to(tl.float32)
+        value += tl.load(alphas + entry * 2 + 1) * tl.load(const_v + row + cols).to(tl.float32)
+        acc += value * weight
+    return acc
+
+
+@triton.jit
+def sum_routed(
+    token, slots, slot_scales, topk_idx, topk_weights, expand_idx, token_stride, slot_stride, expert_stride,
+    index_stride, num_experts, max_index, cols, blocks,
+    TOPK: tl.constexpr, HAS_WEIGHTS: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """The sum over a token's entries, special experts adding nothing."""
+    acc = tl.zeros(cols.shape, tl.float32)
+    # unrolled, a CPU keeps the sum in registers; rolled, an AI core double-buffers the slots
+    if UNROLL:
+        for k in tl.static_range(TOPK):
+            expert = tl.load(topk_idx + token * TOPK + k)
+            acc = _add_routed(
+                acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, token_stride,
+                slot_stride, expert_stride, index_stride, num_experts, max_index, cols, blocks,
+                TOPK, HAS_WEIGHTS,
+            )  # fmt: skip
+    else:
+        for k in range(TOPK):
+            expert = tl.load(topk_idx + token * TOPK + k)
+            acc = _add_routed(
+                acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, token_stride,
+                slot_stride, expert_stride, index_stride, num_experts, max_index, cols, blocks,
+                TOPK, HAS_WEIGHTS,
+            )  # fmt: skip
+    return acc
+
+
+@triton.jit
+def sum_with_special(
+    token, slots, slot_scales, topk_idx, topk_weights, expand_idx, token_stride, slot_stride, expert_stride,
+    index_stride, num_experts, max_index, ori_x, alphas, const_v, num_zero, num_copy, num_const, cols, blocks,
+    HIDDEN: tl.constexpr, TOPK: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
+):  # fmt: skip
+    """The sum over a token's entries, special experts included."""
+    acc = tl.zeros(cols.shape, tl.float32)
+    for k in range(TOPK):
+        expert = tl.load(topk_idx + token * TOPK + k)
+        if expert < num_experts:
+            acc = _add_routed(
+                acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, token_stride,
+                slot_stride, expert_stride, index_stride, num_experts, max_index, cols, blocks,
+                TOPK, HAS_WEIGHTS,
+            )  # fmt: skip
+        else:
+            acc = _add_special(
+                acc, token, k, expert - num_experts, topk_weights, ori_x, alphas, const_v,
+                num_zero, num_copy, num_const, cols, HIDDEN, TOPK, HAS_WEIGHTS,
+            )  # fmt: skip
+    return acc
+
+
+@triton.jit
+def store_sum(
+    acc, token, slots, slot_scales, shared_x, out, first_shared, shared_stride, cols, blocks,
+    HIDDEN: tl.constexpr, NUM_SHARED: tl.constexpr,
+):  # fmt: skip
+    """Add what has no weight, and write the token's result."""
+    for s in tl.static_range(NUM_SHARED):
+        acc += _load_slot(slots, slot_scales, first_shared + s * shared_stride, cols, blocks)
+    if shared_x is not None:
+        acc += tl.load(shared_x + token * HIDDEN + cols).to(tl.float32)
+    tl.store(out + token * HIDDEN + cols, acc.to(out.dtype.element_ty))
+
+
+@triton.jit
+def has_special(topk_idx, token, num_experts, TOPK: tl.constexpr):
+    """Whether any of a token's ids lies behind the routed experts'."""
+    largest = tl.load(topk_idx + token * TOPK)
+    for k in tl.static_range(1, TOPK):
+        largest = tl.maximum(largest, tl.load(topk_idx + token * TOPK + k))
+    return largest >= num_experts
