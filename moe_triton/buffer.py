@@ -190,8 +190,8 @@ class EPBuffer:
         scales = empty((capacity,), torch.float32) if quantize else None
         weights = None if topk_weights is None else empty((capacity,), torch.float32)
         tokens_per_expert = empty((experts,), torch.int64)
-        sizes = (ids.numel(), experts * c.num_ranks, 3 * capacity, TRAILER_WORDS)
-        expand_idx, recv_offsets, triples, _ = empty((sum(sizes),), torch.int32).split_with_sizes(sizes)
+        sizes = (ids.numel(), experts * c.num_ranks, 3 * capacity + TRAILER_WORDS)
+        expand_idx, recv_offsets, triples = empty((sum(sizes),), torch.int32).split_with_sizes(sizes)
         handle = DispatchHandle(
             self._id,
             self._communicator.counts["dispatch"],
@@ -199,7 +199,7 @@ class EPBuffer:
             ids,
             expand_idx,
             recv_offsets,
-            triples.view(capacity, 3),
+            triples[: 3 * capacity].view(capacity, 3),
         )
         bindings: dict[str, Any] = {
             "x": x,
@@ -212,7 +212,7 @@ class EPBuffer:
             "recv_offsets": handle.recv_offsets,
             "tokens": tokens,
             "scales": scales,
-            "triples": handle.triples,
+            "triples": triples,
             "weights": weights,
             "tokens_per_expert": tokens_per_expert,
         }

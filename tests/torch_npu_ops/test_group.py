@@ -95,6 +95,11 @@ def scaled(rank: int, num_ranks: int) -> bool:
         for _ in range(3):
             good &= whole(rank, num_ranks, info, LOCAL_EXPERTS * len(left))
         ops._npu_distribute_barrier(torch.ones(1), ops.group_name(), num_ranks, elastic_info=info)
+        # an expert that went with its rank
+        r = make_round(rank, num_ranks)
+        r.ids[0, 0] = LOCAL_EXPERTS * len(left)
+        with pytest.raises(ArgumentError, match=r"expert_ids is 6 at token 0, k 0"):
+            ops.npu_moe_distribute_dispatch_v2(r.x, r.ids, *r.group, elastic_info=info)
         # one more goes
         left = [3, 0]
         if rank not in left:

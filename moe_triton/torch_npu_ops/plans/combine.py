@@ -175,10 +175,10 @@ class CombinePlan:
         for position, hole in self._given:
             bindings[hole] = tensors[position].contiguous()  # type: ignore[union-attr]
         if self.variant.mask == "none":
-            check_ids(communicator, self.config, ids)
+            check_ids(communicator, self.deployment.config, ids)
         else:
             check_prefix(bindings["mask"])
-            check_ids(communicator, self.config, masked_ids(ids, bindings["mask"]))
+            check_ids(communicator, self.deployment.config, masked_ids(ids, bindings["mask"]))
         if self.variant.waits:
             bindings["performance_info"] = tensors.performance_info
             bindings["rank_table"] = self.rank_table

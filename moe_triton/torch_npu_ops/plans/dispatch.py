@@ -177,10 +177,10 @@ class DispatchPlan:
             ArgumentError: ids or the mask break a rule. Nothing was sent.
         """
         if mask is None:
-            check_ids(communicator, self.config, ids)
+            check_ids(communicator, self.deployment.config, ids)
         else:
             check_prefix(mask)
-            check_ids(communicator, self.config, masked_ids(ids, mask))
+            check_ids(communicator, self.deployment.config, masked_ids(ids, mask))
         return {
             "x": x,
             "topk_idx": ids,

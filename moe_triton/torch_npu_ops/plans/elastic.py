@@ -9,6 +9,7 @@ import torch
 from moe_triton.checks import check_tensor
 from moe_triton.config import Config
 from moe_triton.errors import ArgumentError
+from moe_triton.limits import check_config
 
 HEADER_WORDS = 4
 
@@ -53,6 +54,10 @@ def deployment_of(config: Config, rank: int, elastic_info: torch.Tensor | None) 
         "shared experts keep at least one rank each",
     )
     scaled = replace(config, num_ranks=num_ranks, num_shared_ranks=num_shared_ranks, num_experts=num_experts)
+    try:
+        check_config(scaled)
+    except ArgumentError as error:
+        _require(False, f"{error.argument} of {error.value} among the ranks that are left", error.rule)
     return Deployment(scaled, members.index(rank), members)
 
 
