@@ -22,12 +22,11 @@ from moe_triton.config import Config, Product
 from moe_triton.errors import ArgumentError
 from moe_triton.handle import DispatchHandle, DispatchOutput
 from moe_triton.layout import TRAILER_WORDS, layout_of
-from moe_triton.limits import check_config
+from moe_triton.limits import check_config, scheme_of
 from moe_triton.rendezvous import Meeting
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant
 
 QUANTIZE = (None, "int8")
-DEFAULT_SCHEME = {"A2": "hierarchy", "A3": "fullmesh_v1"}
 
 _buffer_ids = itertools.count()
 
@@ -98,7 +97,7 @@ class EPBuffer:
             num_shared_experts=num_shared_experts,
             num_shared_ranks=num_shared_ranks,
             product=product,
-            scheme=comm_alg or DEFAULT_SCHEME.get(product, ""),
+            scheme=scheme_of(product, comm_alg),
             relaxed=relaxed,
         ).normalized()
         self._communicator = Communicator(
@@ -141,7 +140,7 @@ class EPBuffer:
             num_experts,
             num_shared_experts,
             num_shared_ranks,
-            scheme=comm_alg or DEFAULT_SCHEME["A3"],
+            scheme=scheme_of("A3", comm_alg),
         ).normalized()
         check_config(config)
         return layout_of(config).data_bytes

@@ -71,11 +71,12 @@ def inputs_of(case: Case, rank: int, round_number: int) -> Inputs:
 
 
 def smooth_scales_of(case: Case) -> torch.Tensor | None:
-    """(M, H) fp32, the same on every rank."""
+    """(S + M, H) fp32, the same on every rank."""
     if not case.smooth:
         return None
     generator = torch.Generator().manual_seed(case.seed + 17)
-    return torch.rand(case.config.num_experts, case.config.hidden, generator=generator) + 0.5
+    rows = case.config.num_shared_experts + case.config.num_experts
+    return torch.rand(rows, case.config.hidden, generator=generator) + 0.5
 
 
 def experts_of(case: Case, rank: int, tokens: torch.Tensor) -> torch.Tensor:
@@ -99,6 +100,7 @@ def cases(draw: st.DrawFn, num_ranks: int) -> Case:
         num_experts=num_experts,
         num_shared_experts=num_shared,
         num_shared_ranks=shared_ranks,
+        scheme=draw(st.sampled_from(["fullmesh_v1", "fullmesh_v1", "fullmesh_v2"])),
         relaxed=True,
     )
     quantize = draw(st.booleans())
@@ -109,7 +111,7 @@ def cases(draw: st.DrawFn, num_ranks: int) -> Case:
         tokens=tuple(draw(st.lists(st.integers(0, max_tokens), min_size=num_ranks, max_size=num_ranks))),
         quantize=quantize,
         weights=draw(st.booleans()),
-        smooth=quantize and not num_shared and draw(st.booleans()),
+        smooth=quantize and draw(st.booleans()),
         dtype=draw(st.sampled_from([torch.bfloat16, torch.float16])),
         rounds=draw(st.integers(1, 3)),
         num_blocks=draw(st.sampled_from([None, 1, 2, 3])),

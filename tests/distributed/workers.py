@@ -22,6 +22,7 @@ def make_buffer(case: Case, **options: Any) -> EPBuffer:
         num_experts=c.num_experts,
         num_shared_experts=c.num_shared_experts,
         num_shared_ranks=c.num_shared_ranks,
+        comm_alg=c.scheme,
         relaxed=True,
         **{"num_blocks": case.num_blocks, "kernels": case.kernels, "timeout_s": 30.0, **options},
     )
