@@ -124,7 +124,7 @@ def _rms_norm_fallback(
 
     xf = rows(acc)[tokens] + rows(residual)[tokens].float()
     mean = sum_in_lanes(xf * xf * torch.tensor(RECIPROCAL, dtype=torch.float32))
-    # torch's root of fp32 is not correctly rounded; the root in fp64 is close enough to round to the right one
+    # torch's root of fp32 is not correctly rounded; that of fp64, rounded to fp32, is
     root = torch.sqrt((mean + eps[0]).double()).float()
     inverse = torch.ones_like(root) / root
     normed = (xf * inverse[:, None]).to(y.dtype).float() * gamma[:HIDDEN].float()

@@ -61,7 +61,7 @@ def test_in_place_weighted_sum() -> None:
     slots = torch.randn((4, 1, 64)).bfloat16()
     ids, weights = torch.zeros((4, 1), dtype=torch.int32), torch.rand((4, 1))
     want = (slots[:, 0].float() * weights).bfloat16()
-    launch(weighted_sum_kernel(torch.bfloat16, 64, 1), [slots, ids, weights, slots, 64, 64, 0, 4])
+    launch(weighted_sum_kernel(torch.bfloat16, 64, 1), [slots, ids, weights, slots, 64, 64, 0, 4, 1])
     assert torch.equal(slots[:, 0], want)
 
 
@@ -123,8 +123,8 @@ def test_both_cpu_levels_give_the_same_bits(cpu: str) -> None:
         weights = torch.rand((3, 4), generator=generator)
         kernel = weighted_sum_kernel(dtype, 96, 4)
         results = [torch.empty((3, 96), dtype=dtype) for _ in range(2)]
-        arguments = [slots, ids, weights, results[0], 4 * 96, 96, 0, 3]
-        words = (ctypes.c_uint64 * 8)(*(a if isinstance(a, int) else a.data_ptr() for a in arguments))
+        arguments = [slots, ids, weights, results[0], 4 * 96, 96, 0, 3, 3]
+        words = (ctypes.c_uint64 * 9)(*(a if isinstance(a, int) else a.data_ptr() for a in arguments))
         load(kernel, cpu=cpu).function(ctypes.addressof(words), 1, 0)
         arguments[3] = results[1]
         launch_fallback(kernel, arguments)

@@ -1,4 +1,4 @@
-"""Every edit of IR text: what it changes, what it must leave alone, and that the result parses."""
+"""Edits of tensors and of names: what each changes, what it must leave alone, and that the result parses."""
 
 from __future__ import annotations
 
@@ -7,34 +7,45 @@ import re
 import pytest
 
 from moe_triton.backends.cpu.triton import rewrites
-from moe_triton.backends.cpu.triton.toolchain import find_toolchain, run_tool
 from moe_triton.errors import ToolchainError
+from tests.backends.ir_text import INPUT, STRIDED, function, generic, opt
 
-MAP = "#map = affine_map<(d0) -> (d0)>\n"
-INPUT, OUTPUT = "{tt.tensor_kind = 0 : i32}", "{tt.tensor_kind = 1 : i32}"
-STRIDED = "memref<64x{}, strided<[1], offset: ?>>"
+BRANCHES = """
+scf.if %arg2 {
+  %alloc = memref.alloc() : memref<4xf32>
+  %alloc_1 = memref.alloc() : memref<4xf32>
+  memref.copy %alloc, %alloc_1 : memref<4xf32> to memref<4xf32>
+} else {
+  %alloc = memref.alloc() : memref<8xf32>
+  scf.if %arg2 {
+    %alloc_1 = memref.alloc() : memref<8xf32>
+    memref.copy %alloc_1, %alloc : memref<8xf32> to memref<8xf32>
+  }
+  memref.copy %alloc, %arg1 : memref<8xf32> to memref<8xf32>
+}
+%alloc = memref.alloc() : memref<8xf32>
+memref.copy %alloc, %arg1 : memref<8xf32> to memref<8xf32>
+"""
 
 
-def opt(text: str, *passes: str) -> str:
-    return run_tool([find_toolchain().bishengir_opt, "--mlir-print-unique-ssa-ids", *passes, "-"], text)
+def test_unique_names_gives_blocks_beside_each_other_names_of_their_own() -> None:
+    text = function("%arg1: memref<8xf32>, %arg2: i1", BRANCHES)
+    before, after = opt(text), rewrites.unique_names(text)
+    names = re.findall(r"(%[\w-]+) = ", after)
+    assert len(names) == len(set(names)) == 5
+    assert opt(after) == before  # names are all that changed
 
 
-def function(arguments: str, body: str) -> str:
-    indented = "".join(f"    {line}\n" for line in body.strip().splitlines())
-    return f"{MAP}module {{\n  func.func @f({arguments}) {{\n{indented}    return\n  }}\n}}\n"
+def test_unique_names_takes_a_name_for_a_whole_word() -> None:
+    body = BRANCHES.replace("%alloc_1", "%alloc-1")
+    text = rewrites.unique_names(function("%arg1: memref<8xf32>, %arg2: i1", body))
+    assert text.count("%alloc-1") == 2  # the first branch's
+    assert "memref.copy %alloc, %alloc-1 :" in text
 
 
-def generic(result: str, inputs: str, types: str, output: str, body: list[str], indent: str = "") -> str:
-    """An elementwise linalg.generic over 64 elements; the body's last line is what it yields."""
-    maps = ", ".join(["#map"] * (len(inputs.split(",")) + 1))
-    lines = [
-        f'{result} = linalg.generic {{indexing_maps = [{maps}], iterator_types = ["parallel"]}} '
-        f"ins({inputs} : {types}) outs({output}) {{",
-        *body[:-1],
-        f"  linalg.yield {body[-1]}",
-        "} -> " + output.split(" : ")[1],
-    ]
-    return "\n".join(indent + line for line in lines)
+def test_unique_names_leaves_what_is_unique() -> None:
+    text = function("%arg0: memref<?xf32>", LOAD)
+    assert rewrites.unique_names(text) == text
 
 
 def test_drop_annotations() -> None:
@@ -171,152 +182,3 @@ def test_round_through_bits() -> None:
 def test_round_through_bits_needs_the_one_constant() -> None:
     text = _rounding("1.000000e+00")
     assert rewrites.round_through_bits(text) == text
-
-
-def _stored(kind: str = OUTPUT, between: str = "", copy_indent: str = "    ") -> str:
-    view = STRIDED.format("i8")
-    return (
-        f"{MAP}module {{\n"
-        f"  func.func @f(%arg0: memref<64xi8> {INPUT}, %arg1: memref<?xi8> {kind}, %arg2: i1) {{\n"
-        "    %c0 = arith.constant 0 : index\n"
-        "    %alloca = memref.alloca() : memref<64xi8>\n"
-        "    %reinterpret_cast = memref.reinterpret_cast %arg1 to offset: [%c0], sizes: [64], strides: [1]"
-        f" : memref<?xi8> to {view}\n"
-        '    linalg.generic {indexing_maps = [#map, #map], iterator_types = ["parallel"]} '
-        "ins(%arg0 : memref<64xi8>) outs(%alloca : memref<64xi8>) {\n"
-        "    ^bb0(%in: i8, %out: i8):\n"
-        "      linalg.yield %in : i8\n"
-        "    }\n"
-        f"{between}{copy_indent}memref.copy %alloca, %reinterpret_cast : memref<64xi8> to {view}\n"
-        + ("    }\n" if len(copy_indent) > 4 else "")
-        + "    return\n  }\n}\n"
-    )
-
-
-def test_store_in_place() -> None:
-    text = opt(rewrites.store_in_place(_stored()))
-    assert "memref.copy" not in text
-    assert "alloca" not in text
-    assert "outs(%reinterpret_cast : memref<64xi8, strided" in text
-
-
-def test_store_in_place_leaves_what_is_read_back_or_conditional() -> None:
-    read_too = _stored(kind="{tt.tensor_kind = 2 : i32}")
-    assert rewrites.store_in_place(read_too) == read_too
-    conditional = _stored(between="    scf.if %arg2 {\n", copy_indent="      ")
-    opt(conditional)
-    assert rewrites.store_in_place(conditional) == conditional
-
-
-def _carried(extra_use: str = "") -> str:
-    return (
-        "module {\n"
-        "  func.func @f(%arg0: memref<64xf32>, %arg1: index, %arg2: memref<64xf32>) {\n"
-        "    %c0 = arith.constant 0 : index\n"
-        "    %c1 = arith.constant 1 : index\n"
-        "    %alloca = memref.alloca() : memref<64xf32>\n"
-        "    %alloca_0 = memref.alloca() : memref<64xf32>\n"
-        "    memref.copy %arg0, %alloca : memref<64xf32> to memref<64xf32>\n"
-        "    %0 = scf.for %arg3 = %c0 to %arg1 step %c1 iter_args(%arg4 = %alloca) -> (memref<64xf32>) {\n"
-        "      linalg.add ins(%arg4, %arg0 : memref<64xf32>, memref<64xf32>) "
-        "outs(%alloca_0 : memref<64xf32>)\n"
-        "      %alloc = memref.alloc() {alignment = 64 : i64} : memref<64xf32>\n"
-        "      memref.copy %alloca_0, %alloc : memref<64xf32> to memref<64xf32>\n"
-        "      scf.yield %alloc : memref<64xf32>\n"
-        "    }\n"
-        f"{extra_use}"
-        "    memref.copy %0, %arg2 : memref<64xf32> to memref<64xf32>\n"
-        "    return\n  }\n}\n"
-    )
-
-
-def test_carry_in_place() -> None:
-    text = opt(rewrites.carry_in_place(_carried()))
-    assert "memref.alloc()" not in text
-    assert "memref.copy %alloca_0, %arg4" in text
-    assert "scf.yield %arg4" in text
-
-
-def test_carry_in_place_keeps_an_initial_value_that_is_needed_later() -> None:
-    text = _carried(extra_use="    memref.copy %alloca, %arg2 : memref<64xf32> to memref<64xf32>\n")
-    opt(text)
-    assert rewrites.carry_in_place(text) == text
-
-
-def test_copy_partial_blocks_with_loops() -> None:
-    partial = "memref.copy %arg0, %arg1 : memref<?xi32, strided<[1], offset: ?>> to memref<?xi32>"
-    text = function("%arg0: memref<?xi32, strided<[1], offset: ?>>, %arg1: memref<?xi32>", partial)
-    assert "linalg.copy" in opt(rewrites.copy_partial_blocks_with_loops(text))
-    whole = function(
-        "%arg0: memref<4xi32>, %arg1: memref<4xi32>",
-        "memref.copy %arg0, %arg1 : memref<4xi32> to memref<4xi32>",
-    )
-    assert rewrites.copy_partial_blocks_with_loops(whole) == whole
-
-
-LLVM_FUNCTION = (
-    "module {\n"
-    "  llvm.func @f(%arg0: !llvm.ptr, %arg1: !llvm.ptr, %arg2: i64) attributes {a = 0 : i64} {\n"
-    "    llvm.return\n  }\n}\n"
-)
-
-
-def test_mark_noalias_marks_every_pointer_of_the_kernel() -> None:
-    text = rewrites.mark_noalias(LLVM_FUNCTION, "f")
-    assert text.count("!llvm.ptr {llvm.noalias}") == 2
-    opt(text)
-    assert rewrites.mark_noalias(LLVM_FUNCTION, "other") == LLVM_FUNCTION
-
-
-def test_set_target_triple_with_and_without_attributes() -> None:
-    for head in ("module {", "module attributes {a.b = 1 : i64} {"):
-        text = rewrites.set_target_triple(LLVM_FUNCTION.replace("module {", head), "x86_64-unknown-linux-gnu")
-        assert 'llvm.target_triple = "x86_64-unknown-linux-gnu"' in opt(text, "--allow-unregistered-dialect")
-
-
-def test_prefer_wide_vectors_marks_every_function() -> None:
-    text = LLVM_FUNCTION.replace("}\n}\n", "}\n  llvm.func @g(%arg0: i64) {\n    llvm.return\n  }\n}\n")
-    assert opt(rewrites.prefer_wide_vectors(text)).count("prefer-vector-width") == 2
-
-
-def test_append_packed_entry_loads_each_argument_from_its_word() -> None:
-    kernel = "".join(
-        f"%arg{i}: {t}, " for i, t in enumerate(["!llvm.ptr", "!llvm.ptr", "i64", "i64", "i64"] * 3)
-    )
-    programs = ", ".join(f"%p{i}: i32" for i in range(6))
-    text = f"module {{\n  llvm.func @f({kernel}%s: i64, {programs}) {{\n    llvm.return\n  }}\n}}\n"
-    text = opt(rewrites.append_packed_entry(text, "f", ["*fp32", "i64"]))
-    assert f"llvm.func @{rewrites.ENTRY_SYMBOL}(%arg0: !llvm.ptr, %arg1: i32, %arg2: i32)" in text
-    assert text.count("llvm.load") == 2
-
-
-def _loop(conversion: str) -> str:
-    return (
-        "module {\n"
-        "  llvm.func @f(%arg0: !llvm.ptr, %arg1: i64, %arg2: f16, %arg3: f32) {\n"
-        "    %0 = llvm.mlir.constant(0 : i64) : i64\n"
-        "    llvm.br ^bb1(%0 : i64)\n"
-        "  ^bb1(%1: i64):  // 2 preds: ^bb0, ^bb2\n"
-        '    %2 = llvm.icmp "slt" %1, %arg1 : i64\n'
-        "    llvm.cond_br %2, ^bb2, ^bb3\n"
-        "  ^bb2:  // pred: ^bb1\n"
-        f"    {conversion}\n"
-        "    %4 = llvm.add %1, %1 : i64\n"
-        "    llvm.br ^bb1(%4 : i64)\n"
-        "  ^bb3:  // pred: ^bb1\n"
-        "    llvm.return\n  }\n}\n"
-    )
-
-
-@pytest.mark.parametrize(
-    "conversion", ["%3 = llvm.fpext %arg2 : f16 to f32", "%3 = llvm.fptrunc %arg3 : f32 to f16"]
-)
-def test_widen_fp16_loops(conversion: str) -> None:
-    text = opt(rewrites.widen_fp16_loops(_loop(conversion)))
-    assert text.count("width = 16") == 1
-    assert re.search(r"llvm\.br \^bb1\(%\d+ : i64\) \{loop_annotation", text)
-
-
-def test_widen_fp16_loops_leaves_other_loops() -> None:
-    text = _loop("%3 = llvm.fadd %arg3, %arg3 : f32")
-    assert rewrites.widen_fp16_loops(text) == text

@@ -75,3 +75,104 @@ def weighted_sum_model(
         for shared in values[topk:]:
             acc = acc + shared
     return acc
+
+
+def entry_model(
+    expert: int,
+    slot: Float32,
+    x: Float32,
+    alphas: Float32,
+    const_v: Float32,
+    num_experts: int,
+    num_zero: int,
+    num_copy: int,
+) -> Float32 | None:
+    """What one entry's expert makes of a token, unweighted; None where it adds nothing."""
+    first_copy = num_experts + num_zero
+    first_const = first_copy + num_copy
+    if 0 <= expert < num_experts:
+        return slot
+    if first_copy <= expert < first_const:
+        return x
+    if first_const <= expert < first_const + len(const_v):
+        with np.errstate(all="ignore"):
+            return alphas[0] * x + alphas[1] * const_v[expert - first_const]
+    return None
+
+
+def sum_of_entries_model(
+    values: list[Float32 | None], weights: Float32 | None, unweighted: list[Float32], hidden: int
+) -> Float32:
+    """One token's sum, not rounded: entries in their order, then what has no weight."""
+    acc = np.zeros(hidden, np.float32)
+    with np.errstate(all="ignore"):
+        for k, value in enumerate(values):
+            if value is not None:
+                acc = acc + (value if weights is None else value * weights[k])
+        for value in unweighted:
+            acc = acc + value
+    return acc
+
+
+def quantize_block_model(block: Float32) -> tuple[npt.NDArray[np.int8], np.float32]:
+    """Eight fp32 numbers: int8 payload and the scale before it is rounded to 16 bits."""
+    zeros = np.zeros(block.shape, np.int8)
+    if np.isnan(block).any():
+        return zeros, np.float32(np.nan)
+    peak = np.abs(block).max()
+    if np.isinf(peak):
+        return zeros, np.float32(np.inf)
+    if peak == 0:
+        return zeros, np.float32(0)
+    s = peak * (np.float32(1) / np.float32(127))
+    return np.rint((block / s).astype(np.float16)).astype(np.int8), s
+
+
+def sum_in_lanes_model(row: Float32) -> np.float32:
+    """The sum of a row as a CPU takes it: 32 lanes, then the lanes."""
+    lanes = [np.float32(0)] * 32
+    total = np.float32(0)
+    with np.errstate(all="ignore"):
+        for column, value in enumerate(row):
+            lanes[column % 32] = lanes[column % 32] + value
+        for lane in lanes:
+            total = total + lane
+    return total
+
+
+def exp_model(x: np.float32) -> np.float32:
+    """exp of a number up to 0: 2^n times a polynomial in what is left, as Cephes has it."""
+    f = np.float32
+    if np.isnan(x):
+        return f(np.nan)
+    x = max(x, f(-104))
+    n = np.rint(x * f(1 / math.log(2)))
+    with np.errstate(under="ignore"):
+        rest = x - n * f(0.693359375) - n * f(-2.12194440e-4)
+        p = f(1.9875691500e-4)
+        for coefficient in (
+            1.3981999507e-3,
+            8.3334519073e-3,
+            4.1665795894e-2,
+            1.6666665459e-1,
+            0.50000001201,
+        ):
+            p = p * rest + f(coefficient)
+        p = p * (rest * rest) + rest + f(1)
+        return np.ldexp(p, int(n)).astype(np.float32)
+
+
+def softmax_of_two_model(l1: np.float32, l2: np.float32) -> tuple[np.float32, np.float32]:
+    with np.errstate(all="ignore"):
+        largest = l1 if l1 > l2 else l2
+        e1, e2 = exp_model(l1 - largest), exp_model(l2 - largest)
+        return e1 / (e1 + e2), e2 / (e1 + e2)
+
+
+def rms_norm_sum_model(acc: Float32, residual: Float32, eps: float) -> tuple[Float32, np.float32]:
+    """One row: the sum with its residual, and the reciprocal of its root mean square."""
+    with np.errstate(all="ignore"):
+        xf = acc + residual
+        reciprocal = np.float32(1) / np.float32(len(xf))
+        root = np.sqrt(sum_in_lanes_model(xf * xf * reciprocal) + np.float32(eps))
+        return xf, np.float32(1) / root

@@ -1,0 +1,128 @@
+"""Edits of buffers: what each changes, what it must leave alone, and that the result parses."""
+
+from __future__ import annotations
+
+import re
+
+from moe_triton.backends.cpu.triton import rewrites
+from tests.backends.ir_text import INPUT, MAP, OUTPUT, STRIDED, function, opt
+
+
+def _stored(kind: str = OUTPUT, between: str = "", copy_indent: str = "    ") -> str:
+    view = STRIDED.format("i8")
+    return (
+        f"{MAP}module {{\n"
+        f"  func.func @f(%arg0: memref<64xi8> {INPUT}, %arg1: memref<?xi8> {kind}, %arg2: i1) {{\n"
+        "    %c0 = arith.constant 0 : index\n"
+        "    %alloca = memref.alloca() : memref<64xi8>\n"
+        "    %reinterpret_cast = memref.reinterpret_cast %arg1 to offset: [%c0], sizes: [64], strides: [1]"
+        f" : memref<?xi8> to {view}\n"
+        '    linalg.generic {indexing_maps = [#map, #map], iterator_types = ["parallel"]} '
+        "ins(%arg0 : memref<64xi8>) outs(%alloca : memref<64xi8>) {\n"
+        "    ^bb0(%in: i8, %out: i8):\n"
+        "      linalg.yield %in : i8\n"
+        "    }\n"
+        f"{between}{copy_indent}memref.copy %alloca, %reinterpret_cast : memref<64xi8> to {view}\n"
+        + ("    }\n" if len(copy_indent) > 4 else "")
+        + "    return\n  }\n}\n"
+    )
+
+
+def test_store_in_place() -> None:
+    text = opt(rewrites.store_in_place(_stored()))
+    assert "memref.copy" not in text
+    assert "alloca" not in text
+    assert "outs(%reinterpret_cast : memref<64xi8, strided" in text
+
+
+def test_store_in_place_leaves_what_is_read_back_or_conditional() -> None:
+    read_too = _stored(kind="{tt.tensor_kind = 2 : i32}")
+    assert rewrites.store_in_place(read_too) == read_too
+    conditional = _stored(between="    scf.if %arg2 {\n", copy_indent="      ")
+    opt(conditional)
+    assert rewrites.store_in_place(conditional) == conditional
+
+
+def _carried(extra_use: str = "") -> str:
+    return (
+        "module {\n"
+        "  func.func @f(%arg0: memref<64xf32>, %arg1: index, %arg2: memref<64xf32>) {\n"
+        "    %c0 = arith.constant 0 : index\n"
+        "    %c1 = arith.constant 1 : index\n"
+        "    %alloca = memref.alloca() : memref<64xf32>\n"
+        "    %alloca_0 = memref.alloca() : memref<64xf32>\n"
+        "    memref.copy %arg0, %alloca : memref<64xf32> to memref<64xf32>\n"
+        "    %0 = scf.for %arg3 = %c0 to %arg1 step %c1 iter_args(%arg4 = %alloca) -> (memref<64xf32>) {\n"
+        "      linalg.add ins(%arg4, %arg0 : memref<64xf32>, memref<64xf32>) "
+        "outs(%alloca_0 : memref<64xf32>)\n"
+        "      %alloc = memref.alloc() {alignment = 64 : i64} : memref<64xf32>\n"
+        "      memref.copy %alloca_0, %alloc : memref<64xf32> to memref<64xf32>\n"
+        "      scf.yield %alloc : memref<64xf32>\n"
+        "    }\n"
+        f"{extra_use}"
+        "    memref.copy %0, %arg2 : memref<64xf32> to memref<64xf32>\n"
+        "    return\n  }\n}\n"
+    )
+
+
+def test_carry_in_place() -> None:
+    text = opt(rewrites.carry_in_place(_carried()))
+    assert "memref.alloc()" not in text
+    assert "memref.copy %alloca_0, %arg4" in text
+    assert "scf.yield %arg4" in text
+
+
+def test_carry_in_place_keeps_an_initial_value_that_is_needed_later() -> None:
+    text = _carried(extra_use="    memref.copy %alloca, %arg2 : memref<64xf32> to memref<64xf32>\n")
+    opt(text)
+    assert rewrites.carry_in_place(text) == text
+
+
+def test_copy_partial_blocks_with_loops() -> None:
+    partial = "memref.copy %arg0, %arg1 : memref<?xi32, strided<[1], offset: ?>> to memref<?xi32>"
+    text = function("%arg0: memref<?xi32, strided<[1], offset: ?>>, %arg1: memref<?xi32>", partial)
+    assert "linalg.copy" in opt(rewrites.copy_partial_blocks_with_loops(text))
+    whole = function(
+        "%arg0: memref<4xi32>, %arg1: memref<4xi32>",
+        "memref.copy %arg0, %arg1 : memref<4xi32> to memref<4xi32>",
+    )
+    assert rewrites.copy_partial_blocks_with_loops(whole) == whole
+
+
+BRANCH_IN_A_LOOP = """
+%c0 = arith.constant 0 : index
+%c1 = arith.constant 1 : index
+%alloca = memref.alloca() : memref<4xf32>
+scf.for %arg3 = %c0 to %arg1 step %c1 {
+  %alloca_0 = memref.alloca() {alignment = 64 : i64} : memref<4xf32>
+  memref.copy %alloca, %alloca_0 : memref<4xf32> to memref<4xf32>
+  scf.if %arg2 {
+    %alloca_1 = memref.alloca() : memref<4xf32>
+    memref.copy %alloca_0, %alloca_1 : memref<4xf32> to memref<4xf32>
+    memref.copy %alloca_1, %arg0 : memref<4xf32> to memref<4xf32>
+  }
+}
+"""
+
+
+def test_hoist_buffers_moves_those_of_loops_and_branches_to_the_top() -> None:
+    text = function("%arg0: memref<4xf32>, %arg1: index, %arg2: i1", BRANCH_IN_A_LOOP)
+    text = opt(rewrites.hoist_buffers(text))
+    assert len(re.findall(r"^    %[\w-]+ = memref\.alloca\(\)", text, flags=re.M)) == 3
+    assert text.count("memref.alloca") == 3
+    assert text.rindex("memref.alloca") < text.index("scf.for")
+    assert "alignment = 64" in text
+
+
+def test_hoist_buffers_leaves_what_need_not_or_cannot_move() -> None:
+    text = function("%arg0: memref<4xf32>", "%alloca = memref.alloca() : memref<4xf32>")
+    assert rewrites.hoist_buffers(text) == text
+    of_run_time_size = """
+scf.if %arg1 {
+  %alloca = memref.alloca(%arg0) : memref<?xf32>
+}
+"""
+    text = function("%arg0: index, %arg1: i1", of_run_time_size)
+    opt(text)
+    assert rewrites.hoist_buffers(text) == text
+    assert rewrites.hoist_buffers("module {\n}\n") == "module {\n}\n"

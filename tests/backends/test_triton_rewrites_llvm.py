@@ -1,0 +1,158 @@
+"""Edits in the LLVM dialect: what each changes, what it must leave alone, and that the result parses."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from moe_triton.backends.cpu.triton import rewrites
+from tests.backends.ir_text import opt
+
+LLVM_FUNCTION = (
+    "module {\n"
+    "  llvm.func @f(%arg0: !llvm.ptr, %arg1: !llvm.ptr, %arg2: i64) attributes {a = 0 : i64} {\n"
+    "    llvm.return\n  }\n}\n"
+)
+
+
+def test_mark_noalias_marks_every_pointer_of_the_kernel() -> None:
+    text = rewrites.mark_noalias(LLVM_FUNCTION, "f")
+    assert text.count("!llvm.ptr {llvm.noalias}") == 2
+    opt(text)
+    assert rewrites.mark_noalias(LLVM_FUNCTION, "other") == LLVM_FUNCTION
+
+
+def test_set_target_triple_with_and_without_attributes() -> None:
+    for head in ("module {", "module attributes {a.b = 1 : i64} {"):
+        text = rewrites.set_target_triple(LLVM_FUNCTION.replace("module {", head), "x86_64-unknown-linux-gnu")
+        assert 'llvm.target_triple = "x86_64-unknown-linux-gnu"' in opt(text, "--allow-unregistered-dialect")
+
+
+def test_prefer_wide_vectors_marks_every_function() -> None:
+    text = LLVM_FUNCTION.replace("}\n}\n", "}\n  llvm.func @g(%arg0: i64) {\n    llvm.return\n  }\n}\n")
+    assert opt(rewrites.prefer_wide_vectors(text)).count("prefer-vector-width") == 2
+
+
+def test_append_packed_entry_loads_each_argument_from_its_word() -> None:
+    kernel = "".join(
+        f"%arg{i}: {t}, " for i, t in enumerate(["!llvm.ptr", "!llvm.ptr", "i64", "i64", "i64"] * 3)
+    )
+    programs = ", ".join(f"%p{i}: i32" for i in range(6))
+    text = f"module {{\n  llvm.func @f({kernel}%s: i64, {programs}) {{\n    llvm.return\n  }}\n}}\n"
+    text = opt(rewrites.append_packed_entry(text, "f", ["*fp32", "i64"]))
+    assert f"llvm.func @{rewrites.ENTRY_SYMBOL}(%arg0: !llvm.ptr, %arg1: i32, %arg2: i32)" in text
+    assert text.count("llvm.load") == 2
+
+
+def _loop(conversion: str) -> str:
+    return (
+        "module {\n"
+        "  llvm.func @f(%arg0: !llvm.ptr, %arg1: i64, %arg2: f16, %arg3: f32) {\n"
+        "    %0 = llvm.mlir.constant(0 : i64) : i64\n"
+        "    llvm.br ^bb1(%0 : i64)\n"
+        "  ^bb1(%1: i64):  // 2 preds: ^bb0, ^bb2\n"
+        '    %2 = llvm.icmp "slt" %1, %arg1 : i64\n'
+        "    llvm.cond_br %2, ^bb2, ^bb3\n"
+        "  ^bb2:  // pred: ^bb1\n"
+        f"    {conversion}\n"
+        "    %4 = llvm.add %1, %1 : i64\n"
+        "    llvm.br ^bb1(%4 : i64)\n"
+        "  ^bb3:  // pred: ^bb1\n"
+        "    llvm.return\n  }\n}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "conversion", ["%3 = llvm.fpext %arg2 : f16 to f32", "%3 = llvm.fptrunc %arg3 : f32 to f16"]
+)
+def test_widen_fp16_loops(conversion: str) -> None:
+    text = opt(rewrites.widen_fp16_loops(_loop(conversion)))
+    assert text.count("width = 16") == 1
+    assert re.search(r"llvm\.br \^bb1\(%\d+ : i64\) \{loop_annotation", text)
+
+
+def test_widen_fp16_loops_leaves_other_loops() -> None:
+    text = _loop("%3 = llvm.fadd %arg3, %arg3 : f32")
+    assert rewrites.widen_fp16_loops(text) == text
+
+
+def _short_loop(body: list[str], turns: int = 8) -> str:
+    """A loop over %2, whose body may use %3, the address of its own element, and %arg0, one for all turns."""
+    lines = "".join(f"    {line}\n" for line in body)
+    return (
+        "module {\n"
+        "  llvm.func @f(%arg0: !llvm.ptr, %arg1: f32, %arg2: i32) {\n"
+        "    %0 = llvm.mlir.constant(1 : index) : i64\n"
+        f"    %1 = llvm.mlir.constant({turns} : index) : i64\n"
+        "    llvm.br ^bb1(%0 : i64)\n"
+        "  ^bb1(%2: i64):  // 2 preds: ^bb0, ^bb2\n"
+        '    %4 = llvm.icmp "slt" %2, %1 : i64\n'
+        "    llvm.cond_br %4, ^bb2, ^bb3\n"
+        "  ^bb2:  // pred: ^bb1\n"
+        "    %3 = llvm.getelementptr %arg0[%2] : (!llvm.ptr, i64) -> !llvm.ptr, f32\n"
+        f"{lines}"
+        "    %5 = llvm.add %2, %0 : i64\n"
+        "    llvm.br ^bb1(%5 : i64)\n"
+        "  ^bb3:  // pred: ^bb1\n"
+        "    llvm.return\n  }\n}\n"
+    )
+
+
+STORE_OF_ITS_OWN = ["llvm.store %arg1, %3 {alignment = 4 : i64} : f32, !llvm.ptr"]
+
+
+@pytest.mark.parametrize(("turns", "width"), [(8, 8), (16, 16), (32, 16)])
+def test_vectorize_short_loops(turns: int, width: int) -> None:
+    text = opt(rewrites.vectorize_short_loops(_short_loop(STORE_OF_ITS_OWN, turns)))
+    assert text.count("loop_annotation<") == 1
+    assert f"width = {width} : i32" in text
+    assert re.search(r"unroll = <disable = true>|#llvm\.loop_unroll<disable = true>", text)
+    assert re.search(r"llvm\.br \^bb1\(%\d+ : i64\) \{loop_annotation", text)
+
+
+def test_vectorize_short_loops_takes_the_place_of_another_hint() -> None:
+    converting = [*STORE_OF_ITS_OWN, "%6 = llvm.fptrunc %arg1 : f32 to f16"]
+    hinted = rewrites.widen_fp16_loops(_short_loop(converting))
+    assert "width = 16" in hinted
+    text = opt(rewrites.vectorize_short_loops(hinted))
+    assert "width = 16" not in text
+    assert "width = 8" in text
+
+
+@pytest.mark.parametrize("turns", [4, 12, 64])
+def test_vectorize_short_loops_leaves_loops_of_other_lengths(turns: int) -> None:
+    text = _short_loop(STORE_OF_ITS_OWN, turns)
+    assert rewrites.vectorize_short_loops(text) == text
+
+
+def test_vectorize_short_loops_leaves_the_order_of_a_sum_alone() -> None:
+    text = _short_loop(
+        [
+            "%6 = llvm.load %3 : !llvm.ptr -> f32",
+            "%7 = llvm.load %arg0 : !llvm.ptr -> f32",
+            "%8 = llvm.fadd %7, %6 : f32",
+            "llvm.store %8, %arg0 : f32, !llvm.ptr",
+        ]
+    )
+    opt(text)
+    assert rewrites.vectorize_short_loops(text) == text
+
+
+def test_vectorize_short_loops_does_not_mind_the_order_of_integers() -> None:
+    text = _short_loop(
+        [
+            "%6 = llvm.load %3 : !llvm.ptr -> i32",
+            "%7 = llvm.load %arg0 : !llvm.ptr -> i32",
+            "%8 = llvm.add %7, %6 : i32",
+            "llvm.store %8, %arg0 : i32, !llvm.ptr",
+        ]
+    )
+    assert opt(rewrites.vectorize_short_loops(text)).count("loop_annotation<") == 1
+
+
+def test_vectorize_short_loops_leaves_loops_around_others() -> None:
+    """Here a second block stands between the header and the jump back."""
+    text = _short_loop(["llvm.br ^bb4", "^bb4:  // pred: ^bb2", *STORE_OF_ITS_OWN])
+    opt(text)
+    assert rewrites.vectorize_short_loops(text) == text

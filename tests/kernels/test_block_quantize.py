@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moe_triton.backends.cpu.triton import launch
+from moe_triton.errors import ArgumentError
+from moe_triton.kernels import block_quantize, block_quantize_kernel, dequantize_blocks
+from tests.kernels.models import quantize_block_model
+from tests.kernels.routes import (
+    CANARY,
+    DTYPES,
+    FORMS,
+    LAUNCHES,
+    Guarded,
+    Launch,
+    assert_same_bits,
+    kernel_settings,
+)
+
+MAGNITUDES = [1.0, 1e-3, 3e4, 3e-5, 1e-38, 0.0]
+MONSTERS = [float("nan"), float("inf"), -float("inf")]
+ODDITIES = [-0.0, 1e-40, 6e-8, 65504.0]
+
+
+def expected(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    payloads = np.zeros((len(rows), rows.shape[1]), np.int8)
+    scales = np.zeros((len(rows), rows.shape[1] // 8), np.float32)
+    for i, row in enumerate(rows.float().numpy()):
+        for b in range(len(row) // 8):
+            payloads[i, 8 * b : 8 * b + 8], scales[i, b] = quantize_block_model(row[8 * b : 8 * b + 8])
+    return torch.from_numpy(payloads), torch.from_numpy(scales).to(rows.dtype)
+
+
+def split(
+    packed: torch.Tensor, hidden: int, scale_offset: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, ...]:
+    """Payload and scales of packed rows."""
+    end = scale_offset + hidden // 4
+    return packed[:, :hidden], packed[:, scale_offset:end].contiguous().view(dtype)
+
+
+def draw(
+    seed: int, num_rows: int, hidden: int, dtype: torch.dtype, oddities: list[float] | None = None
+) -> torch.Tensor:
+    """Rows whose blocks are of all magnitudes."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn((num_rows, hidden), generator=generator)
+    chosen = torch.randint(0, len(MAGNITUDES), (num_rows, hidden // 8), generator=generator)
+    rows *= torch.tensor(MAGNITUDES)[chosen].repeat_interleave(8, 1)
+    rows = rows.to(dtype)
+    for n, value in enumerate(oddities or []):
+        if num_rows:
+            rows.view(-1)[(seed + 61 * n) % rows.numel()] = value
+    return rows
+
+
+@pytest.mark.parametrize(("launch", "target"), FORMS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("hidden", [32, 96, 2880])
+@kernel_settings
+@given(
+    data=st.data(), seed=st.integers(0, 2**31), capacity=st.integers(0, 5), count=st.integers(-1, 7),
+    entries=st.integers(1, 4), programs=st.integers(1, 4), gaps=st.tuples(*[st.sampled_from([0, 32])] * 2),
+)  # fmt: skip
+def test_rows_up_to_the_count_are_quantised(
+    launch: Launch,
+    target: str,
+    dtype: torch.dtype,
+    hidden: int,
+    data: st.DataObject,
+    seed: int,
+    capacity: int,
+    count: int,
+    entries: int,
+    programs: int,
+    gaps: tuple[int, int],
+) -> None:
+    # the form for the NPU takes the maximum of floats: what it makes of a NaN is the NPU's matter
+    choice = ODDITIES if target == "npu" else ODDITIES + MONSTERS
+    # one row more than there is room for: who goes too far is found out there
+    rows = draw(seed, capacity + 1, hidden, dtype, data.draw(st.lists(st.sampled_from(choice), max_size=4)))
+    scale_offset = hidden + gaps[0]
+    row_stride = scale_offset + hidden // 4 + gaps[1]
+    offsets = torch.full((entries + 1,), 10**6, dtype=torch.int32)
+    offsets[entries - 1] = count
+    packed = Guarded((capacity + 1, row_stride), torch.int8)
+    scales = packed.tensor.view(-1)[scale_offset:].view(dtype)
+    arguments = [rows, offsets, packed.tensor, scales, entries, capacity, row_stride, row_stride // 2]
+    launch(block_quantize_kernel(dtype, hidden, target), arguments, programs)
+    written = min(max(count, 0), capacity)
+    for got, want in zip(split(packed.check(), hidden, scale_offset, dtype), expected(rows), strict=True):
+        assert_same_bits(got[:written], want[:written])
+    assert (packed.tensor[written:] == CANARY).all()
+    assert (packed.tensor[:, hidden:scale_offset] == CANARY).all()
+    assert (packed.tensor[:, scale_offset + hidden // 4 :] == CANARY).all()
+
+
+@settings(kernel_settings, max_examples=10)
+@given(hidden=st.integers(1, 256).map(lambda n: 32 * n), dtype=st.sampled_from(DTYPES))
+def test_any_hidden_size(hidden: int, dtype: torch.dtype) -> None:
+    rows = draw(hidden, 2, hidden, dtype)
+    packed = block_quantize(rows, launch, programs=2)
+    for got, want in zip(split(packed, hidden, hidden, dtype), expected(rows), strict=True):
+        assert_same_bits(got, want)
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_quotients_go_through_half(launch: Launch) -> None:
+    """What lies just below a tie becomes the tie in fp16, and may so round to another code."""
+    rows = draw(1, 4, 2880, torch.float16)
+    blocks = rows.float().view(4, -1, 8)
+    s = blocks.abs().amax(2, keepdim=True) * torch.tensor(1 / 127)
+    quotients = torch.where(s > 0, blocks / s, 0)
+    payload = split(block_quantize(rows, launch), 2880, 2880, rows.dtype)[0]
+    assert torch.equal(payload.view(4, -1, 8), quotients.half().float().round().to(torch.int8))
+    assert not torch.equal(payload.view(4, -1, 8), quotients.round().to(torch.int8))
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_codes_are_of_the_scale_before_it_is_rounded(launch: Launch) -> None:
+    rows = draw(2, 4, 2880, torch.bfloat16)
+    payload, scales = split(block_quantize(rows, launch), 2880, 2880, rows.dtype)
+    of_stored = rows.float().view(4, -1, 8) / scales.float()[:, :, None]
+    of_stored = torch.where(of_stored.isnan(), 0, of_stored).half().float().round()
+    assert not torch.equal(payload.view(4, -1, 8).float(), of_stored.clamp(-128, 127))
+    peaks = payload.view(4, -1, 8).abs().amax(2)
+    assert set(peaks.unique().tolist()) == {0, 127}
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_bad_block_leaves_its_neighbours_alone(launch: Launch, dtype: torch.dtype) -> None:
+    rows = torch.randn((3, 32), generator=torch.Generator().manual_seed(3)).to(dtype)
+    clean = split(block_quantize(rows, launch), 32, 32, dtype)
+    rows[1, 3] = float("nan")
+    rows[1, 4] = float("inf")
+    rows[1, 17] = -float("inf")
+    payload, scales = split(block_quantize(rows, launch), 32, 32, dtype)
+    assert scales[1, 0].isnan()
+    assert scales[1, 2] == float("inf")
+    assert not payload[1, :8].any()
+    assert not payload[1, 16:24].any()
+    for got, before in zip((payload.unflatten(1, (4, 8)), scales), clean, strict=True):
+        kept = before.view(got.shape)
+        assert torch.equal(got[[0, 2]], kept[[0, 2]])
+        assert torch.equal(got[1, [1, 3]], kept[1, [1, 3]])
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_block_quantize(launch: Launch) -> None:
+    rows = torch.zeros((2, 32), dtype=torch.bfloat16)
+    rows[0, :8] = torch.tensor([127.0, -127.0, 1.0, 0.5, 1.5, -2.5, 0.25, 0.0])
+    rows[1, 8] = -3.0
+    packed = block_quantize(rows, launch, scale_offset=64, row_stride=128)
+    assert packed.shape == (2, 128)
+    payload, scales = split(packed, 32, 64, rows.dtype)
+    assert payload[0].tolist() == [127, -127, 1, 0, 2, -2, 0, 0] + [0] * 24
+    assert scales[0].tolist() == [1, 0, 0, 0]
+    assert payload[1].tolist() == [0] * 8 + [-127] + [0] * 23
+    assert scales[1, 1] == torch.tensor(3 / 127).bfloat16()
+    assert not packed[:, 32:64].any()
+    assert not packed[:, 72:].any()
+    assert block_quantize(rows[:0], launch).shape == (0, 40)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dequantised_rows_are_products_rounded_once(dtype: torch.dtype) -> None:
+    q = torch.arange(-128, 128, dtype=torch.int8)[None].repeat(3, 1)
+    scales = torch.rand((3, 32), generator=torch.Generator().manual_seed(4)).to(dtype)
+    got = dequantize_blocks(q, scales)
+    products = q.numpy().astype(np.float32) * np.repeat(scales.float().numpy(), 8, axis=1)
+    assert_same_bits(got, torch.from_numpy(products).to(dtype))
+    assert dequantize_blocks(q[:0], scales[:0]).shape == (0, 256)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_round_trip_stays_within_half_a_code(dtype: torch.dtype) -> None:
+    rows = torch.randn((8, 512), generator=torch.Generator().manual_seed(5)).to(dtype)
+    restored = dequantize_blocks(*split(block_quantize(rows, launch), 512, 512, dtype))
+    error = (restored.float() - rows.float()).abs().view(8, -1, 8)
+    peak = rows.float().abs().view(8, -1, 8).amax(2, keepdim=True)
+    # half a code, the rounding of the quotient, and that of scale and product to 16 bits
+    assert (error <= peak * (0.5 / 127 + 2.0**-11 + 2 * torch.finfo(dtype).eps)).all()
+
+
+def test_block_quantize_refuses_bad_arguments() -> None:
+    rows = torch.zeros((2, 32), dtype=torch.bfloat16)
+    with pytest.raises(ArgumentError, match="rows"):
+        block_quantize(rows.float(), launch)
+    with pytest.raises(ArgumentError, match="hidden"):
+        block_quantize(torch.zeros((2, 24), dtype=torch.bfloat16), launch)
+    for scale_offset in (30, 33):
+        with pytest.raises(ArgumentError, match="scale_offset"):
+            block_quantize(rows, launch, scale_offset=scale_offset)
+    for row_stride in (38, 41):
+        with pytest.raises(ArgumentError, match="row_stride"):
+            block_quantize(rows, launch, row_stride=row_stride)
+    with pytest.raises(ArgumentError, match="dtype"):
+        block_quantize_kernel(torch.float32, 32)
