@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from moe_triton.config import Config
+from moe_triton.region import Region, region_of
 
 UB_ALIGN = 32
 SLOT_ALIGN = 512
@@ -29,6 +30,7 @@ STATUS_ENTRY_BYTES = 32
 SCALE_BYTES = 32
 STAMP_BYTES = 32
 NUM_ZONES = 2
+WORD_BYTES = 4  # of the int32 words that rows are copied in
 
 # A slot with flags in band: 512-byte blocks, each 480 bytes of the slot and then its flag.
 BLOCK_BYTES = 512
@@ -53,67 +55,6 @@ def align(size: int, to: int) -> int:
 TRAILER_MARK, TRAILER_WORDS = 0x6D6F6520, 2
 
 
-@dataclass(frozen=True)
-class Dim:
-    """One dimension of a region: how many entries, and bytes from one to the next."""
-
-    name: str
-    extent: int
-    stride: int
-
-
-@dataclass(frozen=True)
-class Region:
-    """A strided array inside a window. Its kind, a key of `REGION_DIMS`, names its struct in C++."""
-
-    name: str
-    base: int
-    item_bytes: int
-    dims: tuple[Dim, ...]
-    kind: str = ""
-
-    def offset(self, **index: int) -> int:
-        """Bytes from the window's start to one entry. Indices that are left out are 0.
-
-        Raises:
-            IndexError: an index outside its extent, or an unknown dimension.
-        """
-        unknown = index.keys() - {dim.name for dim in self.dims}
-        if unknown:
-            raise IndexError(f"{self.name} has no dimension {sorted(unknown)}")
-        offset = self.base
-        for dim in self.dims:
-            i = index.get(dim.name, 0)
-            if not 0 <= i < dim.extent:
-                raise IndexError(f"{self.name}: {dim.name} = {i} is outside [0, {dim.extent})")
-            offset += i * dim.stride
-        return offset
-
-    def stride(self, dim: str) -> int:
-        """Bytes between neighbours along a dimension."""
-        return next(d.stride for d in self.dims if d.name == dim)
-
-    @property
-    def end(self) -> int:
-        """First byte after the last entry."""
-        return self.base + sum((d.extent - 1) * d.stride for d in self.dims) + self.item_bytes
-
-    def words(self) -> tuple[int, ...]:
-        """The region as the generated C++ struct holds it: base, then stride and extent per dimension."""
-        return (self.base, *(value for d in self.dims for value in (d.stride, d.extent)))
-
-
-# Kinds of regions and their dimensions, shared by the layouts and the generated C++ structs.
-REGION_DIMS: dict[str, tuple[str, ...]] = {
-    "dispatch_slots": ("zone", "source", "expert", "index"),
-    "combine_slots": ("zone", "token", "k"),
-    "dispatch_status": ("zone", "expert", "source"),
-    "combine_status": ("zone", "token", "k"),
-    "exchange_slots": ("zone", "index"),
-    "exchange_headers": ("zone", "word"),
-}
-
-
 # What a window of the A3 layouts holds.
 WINDOW_REGIONS = (
     "dispatch_slots",
@@ -123,14 +64,6 @@ WINDOW_REGIONS = (
     "barrier_status",
     "peer_status",
 )
-
-
-def region_of(kind: str, base: int, item_bytes: int, *dims: tuple[int, int], name: str = "") -> Region:
-    """A region of one of the kinds of `REGION_DIMS`, from (extent, stride) per dimension."""
-    named = zip(REGION_DIMS[kind], dims, strict=True)
-    return Region(
-        name or kind, base, item_bytes, tuple(Dim(n, extent, stride) for n, (extent, stride) in named), kind
-    )
 
 
 @dataclass(frozen=True)

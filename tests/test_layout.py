@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from moe_triton import ascendc, codegen
 from moe_triton.config import Config
-from moe_triton.layout import NUM_ZONES, STATE_BYTES, Region, SlotLayout, WindowLayout, align
+from moe_triton.layout import NUM_ZONES, STATE_BYTES, SlotLayout, WindowLayout, align
+from moe_triton.region import Region
 
 configs = st.builds(
     lambda moe_ranks, shared, replicas, tokens, hidden, topk, local: Config(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moe_triton import ascendc
-from moe_triton.kernels.add_rows import add_rows_kernel
 from moe_triton.kernels.block_quantize import block_quantize_kernel
 from moe_triton.kernels.const_experts import const_alphas_kernel
 from moe_triton.kernels.returns import returns_kernel
@@ -18,7 +17,8 @@ from moe_triton.kernels.waits import waits_of_combine_kernel
 from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
 from moe_triton.layout import UB_ALIGN, SlotLayout, align
 from moe_triton.plan import Hole, Launch, Plan, Value, launch
-from moe_triton.schemes.dispatch import WORD, post_step, select_step, wait_step
+from moe_triton.schemes.dispatch import select_step
+from moe_triton.schemes.exchange import reduce_steps
 from moe_triton.schemes.site import Site, launch_matching
 from moe_triton.schemes.variants import CombineVariant
 
@@ -39,7 +39,7 @@ class CombinePlans:
         """Up to and including the flags."""
         steps = []
         if variant.exchange:
-            steps += self._reduce(variant, zone)
+            steps += reduce_steps(self.site, variant, zone)
         if self.site.is_version_1:
             steps.append(self._returns())
         if variant.block_quantize:
@@ -68,52 +68,6 @@ class CombinePlans:
 
     def _ids(self, variant: CombineVariant) -> Hole:
         return Hole("topk_idx" if variant.mask == "none" else "masked_ids")
-
-    def _reduce(self, variant: CombineVariant, zone: int) -> list[Launch]:
-        """The peer's half of the rows back to it, and its half of ours added to our own."""
-        site, exchange = self.site, self.site.exchange
-        assert site.exchange_rank is not None
-        own, others = WORD * site.exchange_rank, WORD * (1 - site.exchange_rank)
-        row_bytes = SlotLayout(site.config.hidden, 2).row_bytes
-        send = launch(
-            "reduce: send",
-            ascendc.EXCHANGE_SEND,
-            "communication",
-            site.num_blocks,
-            rows=Hole("y"),
-            row_bytes=row_bytes,
-            scales=0,
-            scale_offset=0,
-            first_row=Hole("exchange_counts", own),
-            num_rows=Hole("exchange_counts", others),
-            capacity=Hole("num_rows"),
-            header=0,
-            header_words=0,
-            peers=Hole("exchange_peers"),
-            peer=1 - site.exchange_rank,
-            zone=zone,
-            slots=exchange.combine_slots.words(),
-            headers=exchange.headers.words(),
-            report=Hole("report"),
-        )
-        flag = post_step(site, "reduce", zone, Hole("exchange_counts", others))
-        wait = wait_step(site, "reduce", zone)
-        add = launch_matching(
-            "reduce: add",
-            add_rows_kernel(variant.dtype, site.config.hidden, site.target),
-            "compute",
-            site.num_blocks,
-            {
-                "rows": Hole("y"),
-                "slots": Hole("exchange_window", exchange.combine_slots.offset(zone=zone)),
-                "counts": Hole("exchange_counts"),
-                "out": Hole("reduced_rows"),
-                "tp_rank": site.exchange_rank,
-                "capacity": site.capacity,
-                "slot_stride": exchange.combine_slots.stride("index") // variant.dtype.itemsize,
-            },
-        )
-        return [send, flag, wait, add]
 
     def _returns(self) -> Launch:
         """V1: where each row goes, from the counts alone."""

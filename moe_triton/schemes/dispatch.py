@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moe_triton import ascendc
-from moe_triton.kernels.append import append_kernel, gather_counts_kernel
 from moe_triton.kernels.arrange import arrange_kernel
 from moe_triton.kernels.pack import pack_kernel
 from moe_triton.kernels.returns import own_offsets_kernel
@@ -18,12 +17,11 @@ from moe_triton.kernels.route import offsets_kernel, route_kernel
 from moe_triton.kernels.select import select_kernel
 from moe_triton.kernels.share import share_kernel
 from moe_triton.kernels.waits import waits_of_dispatch_kernel
-from moe_triton.layout import SlotLayout
+from moe_triton.layout import WORD_BYTES, SlotLayout
 from moe_triton.plan import Hole, Launch, Plan, launch
+from moe_triton.schemes.exchange import gather_steps
 from moe_triton.schemes.site import Site, launch_matching
 from moe_triton.schemes.variants import DispatchVariant, Mask
-
-WORD = 4  # bytes of the int32 words that rows are copied in
 
 
 def select_step(site: Site, mask: Mask) -> Launch:
@@ -77,7 +75,7 @@ class DispatchPlans:
         if self.site.keeps_own_tokens:
             steps.append(self._report_own_tokens())
         if variant.exchange:
-            steps += self._gather(variant, zone)
+            steps += gather_steps(self.site, self.slot(variant), variant, zone)
         if variant.waits:
             steps.append(self._record_waits())
         return Plan("dispatch", zone, tuple(steps))
@@ -149,8 +147,8 @@ class DispatchPlans:
                 "first_token": 0,
                 "num_tokens": Hole("num_tokens"),
                 "row_stride": slot.packed_bytes,
-                "scale_stride": slot.packed_bytes // WORD,
-                "triple_stride": slot.packed_bytes // WORD,
+                "scale_stride": slot.packed_bytes // WORD_BYTES,
+                "triple_stride": slot.packed_bytes // WORD_BYTES,
             },
         )
 
@@ -218,7 +216,7 @@ class DispatchPlans:
                 "recv_counts": Hole("recv_counts"),
                 "recv_offsets": self._offsets_hole,
                 "tokens_per_expert": Hole("tokens_per_expert"),
-                "trailer": Hole("triples", 3 * WORD * site.capacity),
+                "trailer": Hole("triples", 3 * WORD_BYTES * site.capacity),
                 "num_entries": site.num_entries,
                 "num_local_experts": site.num_local_experts,
                 "max_count": site.config.num_max_tokens_per_rank,
@@ -233,9 +231,9 @@ class DispatchPlans:
         return launch(
             "arrange",
             arrange_kernel(
-                slot.row_bytes // WORD,
-                slot.scale_offset // WORD,
-                slot.stamp_offset // WORD,
+                slot.row_bytes // WORD_BYTES,
+                slot.scale_offset // WORD_BYTES,
+                slot.stamp_offset // WORD_BYTES,
                 variant.quantize,
                 variant.weights,
             ),
@@ -250,9 +248,9 @@ class DispatchPlans:
             out_weights=Hole("weights") if variant.weights else 0,
             num_entries=site.num_entries,
             num_ranks=site.config.num_ranks,
-            src_stride=slots.stride("source") // WORD,
-            expert_stride=slots.stride("expert") // WORD,
-            slot_stride=slots.stride("index") // WORD,
+            src_stride=slots.stride("source") // WORD_BYTES,
+            expert_stride=slots.stride("expert") // WORD_BYTES,
+            slot_stride=slots.stride("index") // WORD_BYTES,
         )
 
     def _receive_inband(self, variant: DispatchVariant, zone: int) -> Launch:
@@ -297,69 +295,6 @@ class DispatchPlans:
             num_tokens=Hole("num_tokens"),
         )
 
-    def _gather(self, variant: DispatchVariant, zone: int) -> list[Launch]:
-        """The tensor-parallel peer's rows after our own: the same four steps between two ranks."""
-        site, slot, exchange = self.site, self.slot(variant), self.site.exchange
-        assert site.exchange_rank is not None
-        peer = 1 - site.exchange_rank
-        last = WORD * (site.num_entries - 1)
-        send = launch(
-            "gather: send",
-            ascendc.EXCHANGE_SEND,
-            "communication",
-            site.num_blocks,
-            rows=Hole("tokens"),
-            row_bytes=slot.row_bytes,
-            scales=Hole("scales") if variant.quantize else 0,
-            scale_offset=slot.scale_offset,
-            first_row=0,
-            num_rows=Hole("recv_offsets", last),
-            capacity=site.capacity,
-            header=Hole("recv_offsets"),
-            header_words=site.config.num_ranks,
-            peers=Hole("exchange_peers"),
-            peer=peer,
-            zone=zone,
-            slots=exchange.dispatch_slots.words(),
-            headers=exchange.headers.words(),
-            report=Hole("report"),
-        )
-        flag = post_step(site, "gather", zone, Hole("recv_offsets", last))
-        wait = wait_step(site, "gather", zone)
-        slots = exchange.dispatch_slots.offset(zone=zone)
-        arrange = launch_matching(
-            "gather: arrange",
-            append_kernel(slot.row_bytes // WORD, slot.scale_offset // WORD, variant.quantize),
-            "compute",
-            site.num_blocks,
-            {
-                "slots": Hole("exchange_window", slots),
-                "slot_scales": Hole("exchange_window", slots),
-                "counts": Hole("exchange_counts"),
-                "out_rows": Hole("tokens"),
-                "out_scales": Hole("scales") if variant.quantize else 0,
-                "tp_rank": site.exchange_rank,
-                "capacity": site.capacity,
-                "slot_stride": exchange.dispatch_slots.stride("index") // WORD,
-            },
-        )
-        counts = launch_matching(
-            "gather: counts",
-            gather_counts_kernel(site.target),
-            "compute",
-            1,
-            {
-                "header": Hole("exchange_window", exchange.headers.offset(zone=zone)),
-                "counts": Hole("exchange_counts"),
-                "ep_recv_counts": Hole("recv_offsets", WORD * site.config.num_ranks),
-                "tokens_per_expert": Hole("tokens_per_expert"),
-                "num_ranks": site.config.num_ranks,
-                "tp_rank": site.exchange_rank,
-                "capacity": site.capacity,
-            },
-        )
-        return [send, flag, wait, arrange, counts]
-
     def _record_waits(self) -> Launch:
         site = self.site
         return launch_matching(
@@ -376,44 +311,3 @@ class DispatchPlans:
                 "num_table": Hole("num_performance_entries"),
             },
         )
-
-
-def post_step(site: Site, operator: str, zone: int, count: Hole) -> Launch:
-    """The flag of an exchange between tensor-parallel ranks, with the number of our own rows."""
-    exchange = site.exchange
-    status = exchange.dispatch_status if operator == "gather" else exchange.combine_status
-    assert site.exchange_rank is not None
-    return launch(
-        f"{operator}: flag",
-        ascendc.POST_STATUS,
-        "communication",
-        1,
-        peers=Hole("exchange_peers"),
-        num_ranks=2,
-        count=count,
-        rank=site.exchange_rank,
-        zone=zone,
-        status=status.words(),
-        report=Hole("report"),
-    )
-
-
-def wait_step(site: Site, operator: str, zone: int) -> Launch:
-    """The wait of an exchange: afterwards both ranks' numbers of rows are known."""
-    exchange = site.exchange
-    status = exchange.dispatch_status if operator == "gather" else exchange.combine_status
-    counts = "exchange_counts" if operator == "gather" else "reduced_counts"
-    return launch(
-        f"{operator}: wait",
-        ascendc.DISPATCH_WAIT,
-        "communication",
-        1,
-        window=Hole("exchange_window"),
-        recv_counts=Hole(counts),
-        waited_us=0,
-        num_local_experts=1,
-        zone=zone,
-        timeout_us=site.timeout_us,
-        status=status.words(),
-        report=Hole("report"),
-    )

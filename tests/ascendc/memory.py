@@ -12,9 +12,8 @@ from moe_triton.layout import (
     STATE_BYTES,
     STATE_ZONE_STRIDE,
     STATUS_ENTRY_BYTES,
-    Dim,
-    Region,
 )
+from moe_triton.region import Dim, Region
 
 from .case import Case, WrongResultError
 from .library import address

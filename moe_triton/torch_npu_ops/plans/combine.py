@@ -10,15 +10,11 @@ import torch
 
 from moe_triton.checks import check_tensor
 from moe_triton.communicator import Communicator
-from moe_triton.config import Config
 from moe_triton.errors import ArgumentError
-from moe_triton.layout import layout_of
 from moe_triton.limits import Call
-from moe_triton.schemes.fullmesh import workspace_bytes
 from moe_triton.schemes.variants import CombineVariant
-from moe_triton.torch_npu_ops import registry
+from moe_triton.torch_npu_ops.plans.base import OperatorPlan, site_of
 from moe_triton.torch_npu_ops.plans.dispatch import MASKS, check_ids, check_prefix, group_config, masked_ids
-from moe_triton.torch_npu_ops.plans.elastic import Deployment, deployment_of
 from moe_triton.torch_npu_ops.plans.tensors import HOLES, CombineTensors
 
 TensorKey = tuple[tuple[int, ...], torch.dtype, bool]
@@ -70,49 +66,14 @@ class CombineAttributes:
 
 
 @dataclass(frozen=True, eq=False)
-class CombinePlan:
+class CombinePlan(OperatorPlan[CombineVariant]):
     """A checked combine of one shape. `execute` runs it.
 
     Attributes:
         attributes: what it was made for.
-        config: the group's settings as called.
-        deployment: the ranks that take part.
-        variant: which kernels run.
     """
 
     attributes: CombineAttributes
-    config: Config
-    deployment: Deployment
-    variant: CombineVariant
-
-    @property
-    def window_bytes(self) -> int:
-        """Bytes of the data window that this plan works in: at most what HCCL_BUFFSIZE has to cover."""
-        return layout_of(self.deployment.config).data_bytes
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Private bytes that this plan's kernels need between them."""
-        exchange_rank = self.attributes.tp_rank_id if self.variant.exchange else None
-        return workspace_bytes(self.deployment.config, self.deployment.rank, self.variant, exchange_rank)
-
-    @cached_property
-    def _access(self) -> registry.Access:
-        a = self.attributes
-        tp = a.group_tp if a.tp_world_size == 2 else ""
-        return registry.Access(
-            registry.Place(a.group_ep, tp, self.deployment.config, self.deployment.members)
-        )
-
-    @property
-    def communicator(self) -> Communicator:
-        """Made, with all ranks of the group, when a call first needs it."""
-        return self._access.communicator()
-
-    @cached_property
-    def rank_table(self) -> torch.Tensor:
-        """(EP,) int32: original number of each rank that takes part."""
-        return torch.tensor(self.deployment.members or tuple(range(self.config.num_ranks)), dtype=torch.int32)
 
     @cached_property
     def _given(self) -> tuple[tuple[int, str], ...]:
@@ -198,7 +159,7 @@ class CombinePlan:
             extra: bindings that are no argument of the caller's, by hole.
             out: where to write, None for a new tensor.
         """
-        communicator = self._access.communicator()
+        communicator = self.access.communicator()
         expand_x, _, index, counts = tensors[:4]
         assert counts is not None
         index = index.contiguous()
@@ -251,11 +212,7 @@ def make_plan(a: CombineAttributes, elastic_info: torch.Tensor | None) -> Combin
     )
     shared = (a.shared_expert_num, a.shared_expert_rank_num)
     config = group_config(call, hidden, topk, a.ep_world_size, a.moe_expert_num, shared, a.comm_alg)
-    names = ("ep_world_size", "ep_rank_id")
-    registry.check_membership(a.group_ep, "group_ep", a.ep_world_size, a.ep_rank_id, names)
-    if a.tp_world_size == 2:
-        names = ("tp_world_size", "tp_rank_id")
-        registry.check_membership(a.group_tp, "group_tp", 2, a.tp_rank_id, names)
+    site = site_of(a, config, elastic_info)
     variant = CombineVariant(
         dtype=a.expand_x[1],
         weights=a.expert_scales is not None,
@@ -268,7 +225,7 @@ def make_plan(a: CombineAttributes, elastic_info: torch.Tensor | None) -> Combin
         norm=a.operator == "combine_add_rms_norm",
         waits=a.performance_info[0] is not None,
     )
-    return CombinePlan(a, config, deployment_of(config, a.ep_rank_id, elastic_info), variant)
+    return CombinePlan(config, site, variant, a)
 
 
 def check_tensors(a: CombineAttributes, tensors: dict[str, torch.Tensor | None]) -> None:

@@ -15,12 +15,11 @@ from moe_triton.checks import check_tensor
 from moe_triton.communicator import Communicator
 from moe_triton.config import Config
 from moe_triton.errors import ArgumentError
-from moe_triton.layout import TRAILER_WORDS, layout_of
+from moe_triton.layout import TRAILER_WORDS
 from moe_triton.limits import Call, check_buffer_size, check_call, check_config, scheme_of, torch_npu_names
-from moe_triton.schemes.fullmesh import workspace_bytes
 from moe_triton.schemes.variants import DispatchVariant, Mask
-from moe_triton.torch_npu_ops import registry, settings
-from moe_triton.torch_npu_ops.plans.elastic import Deployment, deployment_of
+from moe_triton.torch_npu_ops import settings
+from moe_triton.torch_npu_ops.plans.base import OperatorPlan, site_of
 from moe_triton.torch_npu_ops.plans.shapes import DispatchShapes
 
 MASKS: dict[int, Mask] = {1: "tokens", 2: "entries"}
@@ -97,52 +96,16 @@ def group_config(
 
 
 @dataclass(frozen=True, eq=False)
-class DispatchPlan:
+class DispatchPlan(OperatorPlan[DispatchVariant]):
     """A checked dispatch of one shape. `execute` runs it.
 
     Attributes:
         attributes: what it was made for.
-        config: the group's settings as called.
-        deployment: the ranks that take part.
-        variant: which kernels run.
         shapes: of the outputs.
     """
 
     attributes: DispatchAttributes
-    config: Config
-    deployment: Deployment
-    variant: DispatchVariant
     shapes: DispatchShapes
-
-    @property
-    def window_bytes(self) -> int:
-        """Bytes of the data window that this plan works in: at most what HCCL_BUFFSIZE has to cover."""
-        return layout_of(self.deployment.config).data_bytes
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Private bytes that this plan's kernels need between them."""
-        exchange_rank = self.attributes.tp_rank_id if self.variant.exchange else None
-        return workspace_bytes(self.deployment.config, self.deployment.rank, self.variant, exchange_rank)
-
-    @cached_property
-    def _access(self) -> registry.Access:
-        a = self.attributes
-        tp = a.group_tp if a.tp_world_size == 2 else ""
-        return registry.Access(
-            registry.Place(a.group_ep, tp, self.deployment.config, self.deployment.members)
-        )
-
-    @property
-    def communicator(self) -> Communicator:
-        """Made, with all ranks of the group, when a call first needs it."""
-        return self._access.communicator()
-
-    @cached_property
-    def rank_table(self) -> torch.Tensor:
-        """(EP,) int32: original number of each rank that takes part."""
-        members = self.deployment.members or tuple(range(self.config.num_ranks))
-        return torch.tensor(members, dtype=torch.int32)
 
     def outputs(self, communicator: Communicator) -> tuple[torch.Tensor, ...]:
         """The seven outputs, with what no kernel writes set."""
@@ -223,7 +186,7 @@ class DispatchPlan:
         performance_info: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Runs it, and returns the seven outputs."""
-        communicator = self._access.communicator()
+        communicator = self.access.communicator()
         bindings = self.sending(communicator, x, ids, scales, mask, expert_scales)
         outputs = self.outputs(communicator)
         bindings |= self.arranging(outputs, performance_info)
@@ -330,11 +293,7 @@ def make_plan(a: DispatchAttributes, elastic_info: torch.Tensor | None) -> Dispa
     shared = (a.shared_expert_num, a.shared_expert_rank_num)
     topk = a.expert_ids[0][1]
     config = group_config(call, hidden, topk, a.ep_world_size, a.moe_expert_num, shared, a.comm_alg)
-    names = ("ep_world_size", "ep_rank_id")
-    registry.check_membership(a.group_ep, "group_ep", a.ep_world_size, a.ep_rank_id, names)
-    if a.tp_world_size == 2:
-        names = ("tp_world_size", "tp_rank_id")
-        registry.check_membership(a.group_tp, "group_tp", 2, a.tp_rank_id, names)
+    site = site_of(a, config, elastic_info)
     variant = DispatchVariant(
         dtype=dtype,
         quantize=quantize,
@@ -345,9 +304,7 @@ def make_plan(a: DispatchAttributes, elastic_info: torch.Tensor | None) -> Dispa
         exchange=a.tp_world_size == 2,
         waits=a.performance_info[0] is not None,
     )
-    return DispatchPlan(
-        a, config, deployment_of(config, a.ep_rank_id, elastic_info), variant, shapes_of(a, quantize)
-    )
+    return DispatchPlan(config, site, variant, a, shapes_of(a, quantize))
 
 
 def shapes_of(a: DispatchAttributes, quantize: bool) -> DispatchShapes:

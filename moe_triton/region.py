@@ -1,0 +1,74 @@
+"""Strided arrays in a window: the form of everything that `moe_triton.layout` places there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Dim:
+    """One dimension of a region: how many entries, and bytes from one to the next."""
+
+    name: str
+    extent: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class Region:
+    """A strided array inside a window. Its kind, a key of `REGION_DIMS`, names its struct in C++."""
+
+    name: str
+    base: int
+    item_bytes: int
+    dims: tuple[Dim, ...]
+    kind: str = ""
+
+    def offset(self, **index: int) -> int:
+        """Bytes from the window's start to one entry. Indices that are left out are 0.
+
+        Raises:
+            IndexError: an index outside its extent, or an unknown dimension.
+        """
+        unknown = index.keys() - {dim.name for dim in self.dims}
+        if unknown:
+            raise IndexError(f"{self.name} has no dimension {sorted(unknown)}")
+        offset = self.base
+        for dim in self.dims:
+            i = index.get(dim.name, 0)
+            if not 0 <= i < dim.extent:
+                raise IndexError(f"{self.name}: {dim.name} = {i} is outside [0, {dim.extent})")
+            offset += i * dim.stride
+        return offset
+
+    def stride(self, dim: str) -> int:
+        """Bytes between neighbours along a dimension."""
+        return next(d.stride for d in self.dims if d.name == dim)
+
+    @property
+    def end(self) -> int:
+        """First byte after the last entry."""
+        return self.base + sum((d.extent - 1) * d.stride for d in self.dims) + self.item_bytes
+
+    def words(self) -> tuple[int, ...]:
+        """The region as the generated C++ struct holds it: base, then stride and extent per dimension."""
+        return (self.base, *(value for d in self.dims for value in (d.stride, d.extent)))
+
+
+# Kinds of regions and their dimensions, shared by the layouts and the generated C++ structs.
+REGION_DIMS: dict[str, tuple[str, ...]] = {
+    "dispatch_slots": ("zone", "source", "expert", "index"),
+    "combine_slots": ("zone", "token", "k"),
+    "dispatch_status": ("zone", "expert", "source"),
+    "combine_status": ("zone", "token", "k"),
+    "exchange_slots": ("zone", "index"),
+    "exchange_headers": ("zone", "word"),
+}
+
+
+def region_of(kind: str, base: int, item_bytes: int, *dims: tuple[int, int], name: str = "") -> Region:
+    """A region of one of the kinds of `REGION_DIMS`, from (extent, stride) per dimension."""
+    named = zip(REGION_DIMS[kind], dims, strict=True)
+    return Region(
+        name or kind, base, item_bytes, tuple(Dim(n, extent, stride) for n, (extent, stride) in named), kind
+    )

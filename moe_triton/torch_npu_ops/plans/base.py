@@ -1,0 +1,116 @@
+"""What plans of dispatch and of combine have in common: who takes part, where they run, what they need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+from moe_triton.communicator import Communicator
+from moe_triton.config import Config
+from moe_triton.layout import layout_of
+from moe_triton.schemes.fullmesh import workspace_bytes
+from moe_triton.schemes.variants import CombineVariant, DispatchVariant
+from moe_triton.torch_npu_ops import registry
+from moe_triton.torch_npu_ops.plans.elastic import Deployment, deployment_of
+
+V = TypeVar("V", DispatchVariant, CombineVariant)
+
+
+class GroupAttributes(Protocol):
+    """The attributes of a call that say where it runs."""
+
+    @property
+    def group_ep(self) -> str: ...  # noqa: D102
+    @property
+    def ep_world_size(self) -> int: ...  # noqa: D102
+    @property
+    def ep_rank_id(self) -> int: ...  # noqa: D102
+    @property
+    def group_tp(self) -> str: ...  # noqa: D102
+    @property
+    def tp_world_size(self) -> int: ...  # noqa: D102
+    @property
+    def tp_rank_id(self) -> int: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where the calls of a plan run.
+
+    Attributes:
+        deployment: the ranks that take part.
+        place: names the communicator.
+        exchange_rank: this rank's number among two tensor-parallel ranks, or None.
+    """
+
+    deployment: Deployment
+    place: registry.Place
+    exchange_rank: int | None
+
+
+def site_of(a: GroupAttributes, config: Config, elastic_info: torch.Tensor | None) -> Site:
+    """Checks ranks and sizes against the groups, and reads elastic_info.
+
+    Raises:
+        ArgumentError: they contradict each other.
+    """
+    registry.check_membership(
+        a.group_ep, "group_ep", a.ep_world_size, a.ep_rank_id, ("ep_world_size", "ep_rank_id")
+    )
+    group_tp, exchange_rank = "", None
+    if a.tp_world_size == 2:
+        group_tp, exchange_rank = a.group_tp, a.tp_rank_id
+        registry.check_membership(group_tp, "group_tp", 2, a.tp_rank_id, ("tp_world_size", "tp_rank_id"))
+    deployment = deployment_of(config, a.ep_rank_id, elastic_info)
+    place = registry.Place(a.group_ep, group_tp, deployment.config, deployment.members)
+    return Site(deployment, place, exchange_rank)
+
+
+@dataclass(frozen=True, eq=False)
+class OperatorPlan(Generic[V]):
+    """A checked call of one shape.
+
+    Attributes:
+        config: the group's settings as called.
+        site: where it runs.
+        variant: which kernels run.
+    """
+
+    config: Config
+    site: Site
+    variant: V
+
+    @property
+    def deployment(self) -> Deployment:
+        """The ranks that take part."""
+        return self.site.deployment
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes of the data window that this plan works in: at most what HCCL_BUFFSIZE has to cover."""
+        return layout_of(self.deployment.config).data_bytes
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Private bytes that this plan's kernels need between them."""
+        deployment = self.deployment
+        return workspace_bytes(deployment.config, deployment.rank, self.variant, self.site.exchange_rank)
+
+    @cached_property
+    def access(self) -> registry.Access:
+        """The way to the communicator."""
+        return registry.Access(self.site.place)
+
+    @property
+    def communicator(self) -> Communicator:
+        """Made, with all ranks of the group, when a call first needs it."""
+        return self.access.communicator()
+
+    @cached_property
+    def rank_table(self) -> torch.Tensor:
+        """(EP,) int32: original number of each rank that takes part."""
+        members = self.deployment.members or tuple(range(self.config.num_ranks))
+        return torch.tensor(members, dtype=torch.int32)
