@@ -34,6 +34,9 @@ docs: $(VENV)/.installed $(VENV)/.docs
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.kernels
 	$(BIN)/python -m benchmarks.dispatch_combine
+	$(BIN)/python -m benchmarks.operators
+	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python -m benchmarks.python_time
 
 $(VENV)/.packages: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \

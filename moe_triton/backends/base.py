@@ -11,8 +11,8 @@ from moe_triton.plan import Plan
 from moe_triton.rendezvous import Meeting
 
 Bindings = Mapping[str, torch.Tensor | int]
-# Shape, dtype and bytes of a tensor to be made.
-TensorSpec = tuple[tuple[int, ...], torch.dtype, int]
+# Shape and dtype of a tensor to be made.
+TensorSpec = tuple[tuple[int, ...], torch.dtype]
 
 
 class Window(Protocol):

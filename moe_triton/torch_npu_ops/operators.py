@@ -14,6 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import has_side_effect
 
+Tensor = torch.Tensor
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -45,7 +46,12 @@ def operator(
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            if _is_compiling() or _num_modes() or (args and isinstance(args[0], FakeTensor)):
+            first = args[0] if args else None
+            if (
+                _is_compiling()
+                or _num_modes()
+                or (type(first) is not Tensor and isinstance(first, FakeTensor))
+            ):
                 return traced(*args, **kwargs)  # type: ignore[no-any-return]
             return function(*args, **kwargs)
 

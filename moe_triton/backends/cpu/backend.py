@@ -53,6 +53,8 @@ class CpuBackend:
         if kernels == "triton":
             find_toolchain()  # now, and not in the middle of the first dispatch
         self._outputs = OutputPool()
+        # Nearly all ids are good, and then nobody asks which rule was broken.
+        self._unread_rule = ctypes.byref(ctypes.c_int32(0))
 
     def identity(self) -> dict[str, str]:
         """See `moe_triton.backends.base.Backend`."""
@@ -88,9 +90,11 @@ class CpuBackend:
 
     def first_bad_id(self, topk_idx: torch.Tensor, num_experts: int) -> tuple[int, str] | None:
         """See `moe_triton.backends.base.Backend`."""
-        rule = ctypes.c_int32(0)
         num_tokens, topk = topk_idx.shape
-        position: int = self._library.moe_first_bad_id(
-            topk_idx.data_ptr(), num_tokens, topk, num_experts, ctypes.byref(rule)
-        )
-        return None if position < 0 else (position, _BAD_ID_RULES[rule.value])
+        find, address = self._library.moe_first_bad_id, topk_idx.data_ptr()
+        position: int = find(address, num_tokens, topk, num_experts, self._unread_rule)
+        if position < 0:
+            return None
+        rule = ctypes.c_int32(0)
+        find(address, num_tokens, topk, num_experts, ctypes.byref(rule))
+        return position, _BAD_ID_RULES[rule.value]

@@ -17,7 +17,6 @@ from moe_triton.torch_npu_ops.calls.common import (
     check_token_matrix,
     output_key,
     ready,
-    shape_key,
     values_key,
 )
 from moe_triton.torch_npu_ops.plans.combine import CombineAttributes, CombinePlan, check_tensors, make_plan
@@ -58,7 +57,7 @@ def plan_combine(
         key = (
             version,
             operator,
-            *[shape_key(t) for t in tensors[:-2]],
+            *[None if t is None else (t.shape, t.dtype, t.is_cpu) for t in tensors[:-2]],
             output_key(tensors.performance_info),
             values_key(tensors.elastic_info),
             unused_given,

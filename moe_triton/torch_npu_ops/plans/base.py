@@ -100,6 +100,11 @@ class OperatorPlan(Generic[V]):
         return workspace_bytes(deployment.config, deployment.rank, self.variant, self.site.exchange_rank)
 
     @cached_property
+    def num_ids(self) -> int:
+        """Legal ids: those of the routed experts that are left, and of the special ones."""
+        return self.deployment.config.num_experts + self.deployment.config.num_special_experts
+
+    @cached_property
     def access(self) -> registry.Access:
         """The way to the communicator."""
         return registry.Access(self.site.place)

@@ -90,7 +90,7 @@ class CombinePlan(OperatorPlan[CombineVariant]):
         config = self.deployment.config
         return config.experts_on(self.deployment.rank) * config.num_ranks
 
-    @property
+    @cached_property
     def batch(self) -> int:
         """Tokens of this rank."""
         return self.attributes.expert_ids[0][0]
@@ -136,10 +136,10 @@ class CombinePlan(OperatorPlan[CombineVariant]):
         for position, hole in self._given:
             bindings[hole] = tensors[position].contiguous()  # type: ignore[union-attr]
         if self.variant.mask == "none":
-            check_ids(communicator, self.deployment.config, ids)
+            check_ids(communicator, ids, self.num_ids)
         else:
             check_prefix(bindings["mask"])
-            check_ids(communicator, self.deployment.config, masked_ids(ids, bindings["mask"]))
+            check_ids(communicator, masked_ids(ids, bindings["mask"]), self.num_ids)
         if self.variant.waits:
             bindings["performance_info"] = tensors.performance_info
             bindings["rank_table"] = self.rank_table

@@ -140,10 +140,10 @@ class DispatchPlan(OperatorPlan[DispatchVariant]):
             ArgumentError: ids or the mask break a rule. Nothing was sent.
         """
         if mask is None:
-            check_ids(communicator, self.deployment.config, ids)
+            check_ids(communicator, ids, self.num_ids)
         else:
             check_prefix(mask)
-            check_ids(communicator, self.deployment.config, masked_ids(ids, mask))
+            check_ids(communicator, masked_ids(ids, mask), self.num_ids)
         return {
             "x": x,
             "topk_idx": ids,
@@ -209,7 +209,7 @@ class DispatchPlan(OperatorPlan[DispatchVariant]):
         nothing = []
         for position, (shape, dtype) in enumerate(self.shapes.outputs()):
             if math.prod(shape):
-                specs.append((shape, dtype, dtype.itemsize * math.prod(shape)))
+                specs.append((shape, dtype))
             else:
                 nothing.append((position, torch.empty(shape, dtype=dtype)))
         return specs, nothing
@@ -222,16 +222,15 @@ class DispatchPlan(OperatorPlan[DispatchVariant]):
         return torch.empty(words, dtype=torch.int32)
 
 
-def check_ids(communicator: Communicator, config: Config, ids: torch.Tensor) -> None:
-    """Checks that ids are in range and distinct in a row.
+def check_ids(communicator: Communicator, ids: torch.Tensor, num_ids: int) -> None:
+    """Checks that ids are below their number and distinct in a row.
 
     Raises:
         ArgumentError: one is not.
     """
-    total = config.num_experts + config.num_special_experts
-    bad = communicator.backend.first_bad_id(ids, total)
+    bad = communicator.backend.first_bad_id(ids, num_ids)
     if bad is not None:
-        raise arguments.bad_id_error("expert_ids", ids, bad, total)
+        raise arguments.bad_id_error("expert_ids", ids, bad, num_ids)
 
 
 def check_prefix(mask: torch.Tensor) -> None:

@@ -1,0 +1,90 @@
+"""Time that one call spends in Python when its plan is cached: all of it but the kernels.
+
+``python -m benchmarks.python_time [--json FILE]``. Rank 0 of two makes real calls first, and is then timed
+with nothing behind the last Python line; the other rank is gone by then, so that nothing shares its core.
+"""
+
+from __future__ import annotations
+
+import timeit
+from collections.abc import Callable
+
+import torch
+
+from benchmarks.harness import Record, parser, print_table, write_records
+from benchmarks.memory import one_communicator
+from benchmarks.operators import EXPERTS, HIDDEN, TOPK, Inputs
+from moe_triton import torch_npu_ops as ops
+from moe_triton.backends.cpu.executable import NativeExecutable
+from moe_triton.processes import RankGroup
+
+BUDGET_US = 30.0
+CALLS, REPEATS = 200, 50
+
+
+def measure(rank: int, num_ranks: int, tokens: int) -> dict[str, float]:
+    """Microseconds per call of rank 0: the fastest of many repeats."""
+    ops.configure()
+    inputs, group = Inputs.random(rank, tokens, TOPK, EXPERTS), (ops.group_name(), num_ranks, rank, EXPERTS)
+
+    def dispatch() -> tuple[torch.Tensor, ...]:
+        return ops.npu_moe_distribute_dispatch_v2(inputs.x, inputs.ids, *group)
+
+    out = dispatch()
+    answers = torch.zeros_like(out[0])
+
+    def combine() -> torch.Tensor:
+        return ops.npu_moe_distribute_combine_v2(answers, inputs.ids, out[2], out[4], inputs.weights, *group)
+
+    combine()
+    for _ in range(3):  # both zones of both
+        out = dispatch()
+        combine()
+    if rank:
+        return {}
+    communicator = one_communicator(group[0])
+    for executable in communicator._executables.values():
+        assert isinstance(executable, NativeExecutable)
+        executable._run = _nothing  # type: ignore[assignment]
+    # Combines alone would wait for every rank now and then.
+    communicator._separate_combines = lambda: None  # type: ignore[method-assign]
+    routes: dict[str, Callable[[], object]] = {"dispatch": dispatch, "combine": combine}
+    return {
+        name: min(timeit.repeat(call, number=CALLS, repeat=REPEATS)) / CALLS * 1e6
+        for name, call in {**routes, f"torch.empty({HIDDEN})": lambda: torch.empty(HIDDEN)}.items()
+    }
+
+
+def _nothing(*_: object) -> int:
+    return 0
+
+
+def main() -> None:
+    """Measure and print the table."""
+    arguments = parser("Python per call with a cached plan.")
+    arguments.add_argument("--tokens", type=int, nargs="+", default=[1, 16])
+    options = arguments.parse_args()
+    rows, records = [], []
+    for tokens in options.tokens:
+        with RankGroup(2) as group:
+            microseconds: dict[str, float] = group.run(measure, tokens)[0]
+        rows += [
+            [f"{name}, BS {tokens}", f"{value:.1f}", "over" if value > BUDGET_US else ""]
+            for name, value in microseconds.items()
+        ]
+        records += [
+            Record(
+                benchmark="python_time",
+                case={"call": name, "tokens": tokens},
+                metric="python_us",
+                value=value,
+                unit="us",
+            )
+            for name, value in microseconds.items()
+        ]
+    print_table("Python per call, plan cached", ["call", "us", f"over {BUDGET_US:g} us"], rows)
+    write_records(options.json, records)
+
+
+if __name__ == "__main__":
+    main()
