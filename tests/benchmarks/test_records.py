@@ -18,6 +18,17 @@ RUNS = {
         {"ranks", "tokens", "quantize"},
     ),
     "kernels": (["--hidden", "512"], {"vs_torch", "vs_memcpy"}, {"kernel"}),
+    "operators": (
+        ["--iterations", "2", "--ranks", "4", "--tokens", "2"],
+        {"cost_vs_plain", "bytes_vs_plain"},
+        {"feature", "ranks", "tokens", "against"},
+    ),
+    "memory": (
+        ["--ranks", "2", "--tokens", "4"],
+        {"window_vs_formula", "private_vs_outputs"},
+        {"feature", "ranks", "tokens"},
+    ),
+    "python_time": (["--tokens", "1"], {"python_us"}, {"call", "tokens"}),
 }
 
 

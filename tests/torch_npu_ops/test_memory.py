@@ -1,0 +1,70 @@
+"""What a plan says of its memory before anything is made, and what a communicator then has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from moe_triton import torch_npu_ops as ops
+from moe_triton.limits import needed_buffer_bytes
+from moe_triton.processes import RankGroup
+from moe_triton.torch_npu_ops import registry
+from moe_triton.torch_npu_ops.calls.combine import plan_combine
+from moe_triton.torch_npu_ops.calls.dispatch import plan_dispatch
+from moe_triton.torch_npu_ops.plans.tensors import CombineTensors
+from tests.torch_npu_ops.setting import fresh
+
+Groups = Callable[[int], RankGroup]
+TOKENS, HIDDEN, TOPK, EXPERTS = 16, 1024, 8, 16
+
+
+def plans(rank: int, num_ranks: int, options: dict[str, Any]) -> tuple[Any, Any, tuple[torch.Tensor, ...]]:
+    """Both plans of a round, and tensors of the shapes of its outputs."""
+    comm_alg, quant, block = (options.get(k, d) for k, d in (("alg", ""), ("quant", 0), ("block", 0)))
+    x = torch.zeros(TOKENS, HIDDEN).bfloat16()
+    ids = torch.arange(TOPK, dtype=torch.int32).expand(TOKENS, TOPK).contiguous()
+    scales = torch.ones(EXPERTS, HIDDEN) if options.get("smooth") else None
+    place = (ops.group_name(), num_ranks, rank, EXPERTS, "", 0, 0, 0, 1, 0)
+    dispatch = plan_dispatch(
+        2, "dispatch", x, ids, scales, None, None, None, None,
+        (*place, quant, 0, 1, comm_alg, 0, 0, 0, (False,) * 3, 0),
+    )  # fmt: skip
+    outputs = tuple(torch.empty(shape, dtype=dtype) for shape, dtype in dispatch.shapes.outputs())
+    y = outputs[0] if quant == 0 else torch.zeros(outputs[0].shape).bfloat16()
+    combine = plan_combine(
+        2, "combine", "assist_info_for_combine", CombineTensors(y, ids, outputs[2], outputs[4]),
+        (*place, 0, 0, block, 0, comm_alg, 0, 0, 0, 0),
+    )  # fmt: skip
+    return dispatch, combine, (*outputs, x)
+
+
+def memory_of(rank: int, num_ranks: int, options: dict[str, Any]) -> list[str]:
+    wrong = []
+    with fresh():
+        dispatch, combine, outputs = plans(rank, num_ranks, options)
+        if registry._communicators.get(ops.group_name()):
+            wrong.append("planning made something")
+        needed = needed_buffer_bytes(dispatch.config)
+        if not dispatch.window_bytes == combine.window_bytes == needed:
+            wrong.append(f"window of {dispatch.window_bytes} bytes, the formula has {needed}")
+        output_bytes = sum(t.numel() * t.element_size() for t in outputs)
+        private = output_bytes + dispatch.workspace_bytes + combine.workspace_bytes
+        if private >= 2 * output_bytes:
+            wrong.append(f"{private} private bytes for {output_bytes} of outputs")
+        if dispatch.communicator.layout.data_bytes != needed:
+            wrong.append("another window than planned")
+    return wrong
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"quant": 2}, {"quant": 2, "smooth": True}, {"block": 2}, {"alg": "fullmesh_v2", "quant": 2}],
+    ids=str,
+)
+def test_windows_are_the_formula_and_private_memory_less_than_twice_the_outputs(
+    ranks: Groups, options: dict[str, Any]
+) -> None:
+    assert ranks(2).run(memory_of, options) == [[], []]
