@@ -25,7 +25,7 @@ from moe_triton.torch_npu_ops.functions.halves import (
     npu_moe_distribute_dispatch_setup,
     npu_moe_distribute_dispatch_teardown,
 )
-from moe_triton.torch_npu_ops.registry import group_name, register_group, release
+from moe_triton.torch_npu_ops.registry import group_name, process_group, register_group, release
 from moe_triton.torch_npu_ops.settings import configure
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "npu_moe_distribute_combine_v2",
     "npu_moe_distribute_dispatch",
     "npu_moe_distribute_dispatch_v2",
+    "process_group",
     "register_group",
     "release",
 ]

@@ -1,7 +1,7 @@
 """What the operators return, by shape and dtype alone. Sizes may be symbolic.
 
 Where an argument breaks a rule the shapes are those of the nearest call that does not: the rules are for the
-plan, which knows the product and the group.
+plan, which knows the product and the group. So y_dtype counts here, although A2 and A3 refuse it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from moe_triton.torch_npu_ops.dtypes import dtype_of
 from moe_triton.torch_npu_ops.plans import halves
 from moe_triton.torch_npu_ops.plans.shapes import DispatchShapes, Output
 
@@ -48,7 +49,13 @@ def fake_dispatch(
         weights=options.get("expert_scales") is not None,
         elastic=options.get("elastic_info") is not None,
     )
-    return _empty(x, shapes.outputs())
+    rows, *others = shapes.outputs()
+    return _empty(x, (_with_dtype(rows, options.get("y_dtype")), *others))
+
+
+def _with_dtype(output: Output, number: int | None) -> Output:
+    """An output in the format that a product with a choice of formats was asked for."""
+    return output if number is None else (output[0], dtype_of("y_dtype", number))
 
 
 def fake_dispatch_v2(*args: Any, **options: Any) -> tuple[Tensor, ...]:
@@ -86,7 +93,7 @@ def fake_dispatch_setup(
 ) -> tuple[Tensor, ...]:
     """The outputs of `npu_moe_distribute_dispatch_setup`."""
     shared = shared_expert_num if shared_expert_rank_num else 0
-    outputs = halves.dispatch_setup(
+    rows, *others = halves.dispatch_setup(
         (x.shape[0], x.shape[1], expert_ids.shape[1]),
         x.dtype,
         ep_world_size,
@@ -94,7 +101,7 @@ def fake_dispatch_setup(
         shared,
         quant_mode == 2,
     )
-    return _empty(x, outputs)
+    return _empty(x, (_with_dtype(rows, options.get("y_dtype")), *others))
 
 
 def fake_dispatch_teardown(

@@ -86,6 +86,15 @@ def register_group(name: str, group: dist.ProcessGroup) -> None:
     _registered[name] = group
 
 
+def process_group(name: str) -> dist.ProcessGroup:
+    """The process group that `group_name` gave this name.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    return group_of(name, "name")
+
+
 def group_of(name: str, argument: str) -> dist.ProcessGroup:
     """The process group of this name.
 

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from moe_triton import torch_npu_ops as ops
+from moe_triton.errors import ArgumentError
 
 BS, H, K, EP, M = 3, 64, 2, 8, 24
 Described = list[tuple[tuple[int, ...], torch.dtype]]
@@ -109,13 +110,31 @@ def test_scales_alone_quantise_in_the_first_generation() -> None:
     assert v2[0].dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("y_dtype", [None, 15])
-def test_dtype_overrides_leave_the_shapes_alone(y_dtype: int | None) -> None:
-    """A2 and A3 refuse them at plan time; a trace, which has no product, sees what a plain call gives."""
+@pytest.mark.parametrize(
+    ("number", "dtype"),
+    [
+        (None, torch.int8),
+        (1, torch.int8),
+        (15, torch.bfloat16),
+        (24, torch.float8_e4m3fn),
+        (290, torch.uint8),
+    ],
+)
+def test_y_dtype_changes_the_dtype_of_the_rows_and_nothing_else(
+    number: int | None, dtype: torch.dtype
+) -> None:
     with FakeTensorMode():
         x, ids = tokens()
-        out = ops.npu_moe_distribute_dispatch_v2(x, ids, "g", EP, 0, M, y_dtype=y_dtype, quant_mode=2)
-    assert described(out)[0] == ((BS * EP * K, H), torch.int8)
+        plain = ops.npu_moe_distribute_dispatch_v2(x, ids, "g", EP, 0, M, quant_mode=2)
+        out = ops.npu_moe_distribute_dispatch_v2(x, ids, "g", EP, 0, M, y_dtype=number, quant_mode=2)
+        sent = ops.npu_moe_distribute_dispatch_setup(x, ids, "g", EP, 0, M, y_dtype=number, quant_mode=2)
+    assert described(out) == [((BS * EP * K, H), dtype), *described(plain)[1:]]
+    assert sent[0].dtype == dtype
+
+
+def test_a_number_that_stands_for_no_dtype_is_refused() -> None:
+    with FakeTensorMode(), pytest.raises(ArgumentError, match="y_dtype is 99"):
+        ops.npu_moe_distribute_dispatch_v2(*tokens(), "g", EP, 0, M, y_dtype=99)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -178,6 +178,8 @@ def names(rank: int, num_ranks: int) -> list[str]:
         wrong = []
         if ops.group_name(group) != "experts":
             wrong.append(ops.group_name(group))
+        if ops.process_group("experts") is not group:
+            wrong.append("the way back")
         r = make_round(rank, num_ranks)
         out = ops.npu_moe_distribute_dispatch_v2(r.x, r.ids, "experts", *r.group[1:])
         if out[0].shape[1] != r.x.shape[1]:

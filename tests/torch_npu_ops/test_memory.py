@@ -12,9 +12,6 @@ from moe_triton import torch_npu_ops as ops
 from moe_triton.limits import needed_buffer_bytes
 from moe_triton.processes import RankGroup
 from moe_triton.torch_npu_ops import registry
-from moe_triton.torch_npu_ops.calls.combine import plan_combine
-from moe_triton.torch_npu_ops.calls.dispatch import plan_dispatch
-from moe_triton.torch_npu_ops.plans.tensors import CombineTensors
 from tests.torch_npu_ops.setting import fresh
 
 Groups = Callable[[int], RankGroup]
@@ -23,21 +20,31 @@ TOKENS, HIDDEN, TOPK, EXPERTS = 16, 1024, 8, 16
 
 def plans(rank: int, num_ranks: int, options: dict[str, Any]) -> tuple[Any, Any, tuple[torch.Tensor, ...]]:
     """Both plans of a round, and tensors of the shapes of its outputs."""
-    comm_alg, quant, block = (options.get(k, d) for k, d in (("alg", ""), ("quant", 0), ("block", 0)))
     x = torch.zeros(TOKENS, HIDDEN).bfloat16()
     ids = torch.arange(TOPK, dtype=torch.int32).expand(TOKENS, TOPK).contiguous()
-    scales = torch.ones(EXPERTS, HIDDEN) if options.get("smooth") else None
-    place = (ops.group_name(), num_ranks, rank, EXPERTS, "", 0, 0, 0, 1, 0)
-    dispatch = plan_dispatch(
-        2, "dispatch", x, ids, scales, None, None, None, None,
-        (*place, quant, 0, 1, comm_alg, 0, 0, 0, (False,) * 3, 0),
-    )  # fmt: skip
+    group = (ops.group_name(), num_ranks, rank, EXPERTS)
+    common = {"comm_alg": options.get("comm_alg", "")}
+    quant_mode = options.get("quant_mode", 0)
+    dispatch = ops.npu_moe_distribute_dispatch_v2.plan(
+        x,
+        ids,
+        *group,
+        quant_mode=quant_mode,
+        scales=torch.ones(EXPERTS, HIDDEN) if options.get("smooth") else None,
+        **common,
+    )
     outputs = tuple(torch.empty(shape, dtype=dtype) for shape, dtype in dispatch.shapes.outputs())
-    y = outputs[0] if quant == 0 else torch.zeros(outputs[0].shape).bfloat16()
-    combine = plan_combine(
-        2, "combine", "assist_info_for_combine", CombineTensors(y, ids, outputs[2], outputs[4]),
-        (*place, 0, 0, block, 0, comm_alg, 0, 0, 0, 0),
-    )  # fmt: skip
+    y = torch.zeros(outputs[0].shape).bfloat16()
+    combine = ops.npu_moe_distribute_combine_v2.plan(
+        y,
+        ids,
+        outputs[2],
+        outputs[4],
+        None,
+        *group,
+        comm_quant_mode=options.get("comm_quant_mode", 0),
+        **common,
+    )
     return dispatch, combine, (*outputs, x)
 
 
@@ -61,7 +68,13 @@ def memory_of(rank: int, num_ranks: int, options: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"quant": 2}, {"quant": 2, "smooth": True}, {"block": 2}, {"alg": "fullmesh_v2", "quant": 2}],
+    [
+        {},
+        {"quant_mode": 2},
+        {"quant_mode": 2, "smooth": True},
+        {"comm_quant_mode": 2},
+        {"comm_alg": "fullmesh_v2", "quant_mode": 2},
+    ],
     ids=str,
 )
 def test_windows_are_the_formula_and_private_memory_less_than_twice_the_outputs(

@@ -163,6 +163,39 @@ def test_every_bad_argument_is_named_and_the_calls_after_it_work(ranks: Groups) 
     assert ranks(2).run(refuse_everything) == [[], []]
 
 
+def plan_alone(rank: int, num_ranks: int) -> list[str]:
+    """One rank plans what no other knows of: good calls, and bad ones; then all make a call."""
+    wrong = []
+    with fresh():
+        r = make_round(rank, num_ranks)
+        dispatch, setup = ops.npu_moe_distribute_dispatch_v2, ops.npu_moe_distribute_dispatch_setup
+        if rank == 0:
+            plan = dispatch.plan(r.x, r.ids, *r.group, quant_mode=2)
+            if plan.window_bytes <= 0 or plan.workspace_bytes <= 0 or plan.config.hidden != HIDDEN:
+                wrong.append(f"{plan}")
+            for call, code in (
+                (lambda: dispatch.plan(r.x, r.ids, *r.group, quant_mode=1), TILING),
+                (lambda: dispatch.plan(None, r.ids, *r.group), NULL),
+                (lambda: dispatch.plan(r.x.double(), r.ids, *r.group), INVALID),
+                (
+                    lambda: ops.npu_moe_distribute_dispatch_setup.plan(r.x, r.ids, *r.group, comm_type=2),
+                    TILING,
+                ),
+            ):
+                with pytest.raises(ArgumentError) as caught:
+                    call()
+                if caught.value.code != code:
+                    wrong.append(str(caught.value))
+        out = dispatch(r.x, r.ids, *r.group)
+        if len(out) != 7:
+            wrong.append("a call after a plan")
+    return wrong
+
+
+def test_a_plan_is_made_without_the_other_ranks(ranks: Groups) -> None:
+    assert ranks(2).run(plan_alone) == [[], []]
+
+
 def small_window(rank: int, num_ranks: int) -> str:
     with fresh(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("HCCL_BUFFSIZE", "1")

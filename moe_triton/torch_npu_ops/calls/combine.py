@@ -19,6 +19,7 @@ from moe_triton.torch_npu_ops.calls.common import (
     ready,
     values_key,
 )
+from moe_triton.torch_npu_ops.planning import settled
 from moe_triton.torch_npu_ops.plans.combine import CombineAttributes, CombinePlan, check_tensors, make_plan
 from moe_triton.torch_npu_ops.plans.tensors import CombineTensors
 
@@ -69,7 +70,7 @@ def plan_combine(
         _check_given(operator, index_name, tensors)
         raise
     if plan is not None:
-        return plan
+        return settled(plan)
     _check_given(operator, index_name, tensors)
     made = CombineAttributes(*key)
     check_token_matrix("expand_x", tensors.expand_x)
@@ -91,7 +92,7 @@ def plan_combine(
         check_required(tp_send_counts=tensors.tp_send_counts)
     if len(_plans) < MAX_PLANS:
         _plans[key] = plan
-    return plan
+    return settled(plan)
 
 
 def _by_name(index_name: str, tensors: CombineTensors) -> dict[str, torch.Tensor | None]:

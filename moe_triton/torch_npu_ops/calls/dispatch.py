@@ -19,6 +19,7 @@ from moe_triton.torch_npu_ops.calls.common import (
     shape_key,
     values_key,
 )
+from moe_triton.torch_npu_ops.planning import settled
 from moe_triton.torch_npu_ops.plans.dispatch import DispatchAttributes, DispatchPlan, check_tensors, make_plan
 
 _plans: dict[tuple[Any, ...], DispatchPlan] = {}
@@ -78,7 +79,7 @@ def plan_dispatch(
         raise
     plan = _plans.get(key)
     if plan is not None:
-        return plan
+        return settled(plan)
     check_required(x=x, expert_ids=expert_ids)
     check_token_matrix("x", x)
     check_tensor("expert_ids", expert_ids.contiguous(), shape=(x.shape[0], "K"), dtypes=(torch.int32,))
@@ -97,7 +98,7 @@ def plan_dispatch(
     )
     if len(_plans) < MAX_PLANS:
         _plans[key] = plan
-    return plan
+    return settled(plan)
 
 
 def run_dispatch(

@@ -7,9 +7,11 @@ from torch import Tensor
 from moe_triton.torch_npu_ops.calls.combine import run_add_rms_norm, run_combine
 from moe_triton.torch_npu_ops.fakes import fake_add_rms_norm, fake_combine
 from moe_triton.torch_npu_ops.operators import operator
+from moe_triton.torch_npu_ops.planning import planned
 from moe_triton.torch_npu_ops.plans.tensors import CombineTensors
 
 
+@planned
 @operator(fake_combine)
 def npu_moe_distribute_combine(
     expand_x: Tensor,
@@ -108,6 +110,7 @@ def npu_moe_distribute_combine(
     return run_combine(1, "expand_idx", tensors, attributes, unused)
 
 
+@planned
 @operator(fake_combine, mutates=("performance_info",))
 def npu_moe_distribute_combine_v2(
     expand_x: Tensor,
@@ -221,6 +224,7 @@ def npu_moe_distribute_combine_v2(
     return run_combine(2, "assist_info_for_combine", tensors, attributes)
 
 
+@planned
 @operator(fake_add_rms_norm)
 def npu_moe_distribute_combine_add_rms_norm(
     expand_x: Tensor,

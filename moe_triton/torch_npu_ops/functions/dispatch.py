@@ -7,10 +7,12 @@ from torch import Tensor
 from moe_triton.torch_npu_ops.calls.dispatch import run_dispatch
 from moe_triton.torch_npu_ops.fakes import fake_dispatch, fake_dispatch_v2
 from moe_triton.torch_npu_ops.operators import operator
+from moe_triton.torch_npu_ops.planning import planned
 
 Seven = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
+@planned
 @operator(fake_dispatch)
 def npu_moe_distribute_dispatch(
     x: Tensor,
@@ -86,6 +88,7 @@ def npu_moe_distribute_dispatch(
     )
 
 
+@planned
 @operator(fake_dispatch_v2, mutates=("performance_info",))
 def npu_moe_distribute_dispatch_v2(
     x: Tensor,

@@ -22,9 +22,11 @@ from moe_triton.torch_npu_ops.fakes import (
     fake_dispatch_teardown,
 )
 from moe_triton.torch_npu_ops.operators import operator
+from moe_triton.torch_npu_ops.planning import planned
 from moe_triton.torch_npu_ops.plans.tensors import CombineTensors
 
 
+@planned
 @operator(fake_dispatch_setup)
 def npu_moe_distribute_dispatch_setup(
     x: Tensor,
@@ -93,6 +95,7 @@ def npu_moe_distribute_dispatch_setup(
     return run_dispatch_setup(x, expert_ids, scales, x_active_mask, attributes)
 
 
+@planned
 @operator(fake_dispatch_teardown)
 def npu_moe_distribute_dispatch_teardown(
     x: Tensor,
@@ -161,6 +164,7 @@ def npu_moe_distribute_dispatch_teardown(
     return run_dispatch_teardown(x, y, expert_ids, comm_cmd_info, attributes)
 
 
+@planned
 @operator(fake_combine_setup)
 def npu_moe_distribute_combine_setup(
     expand_x: Tensor,
@@ -225,6 +229,7 @@ def npu_moe_distribute_combine_setup(
     return run_combine_setup(CombineTensors(expand_x, expert_ids, assist_info_for_combine), attributes)
 
 
+@planned
 @operator(fake_combine_teardown)
 def npu_moe_distribute_combine_teardown(
     expand_x: Tensor,
