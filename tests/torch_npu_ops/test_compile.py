@@ -90,3 +90,33 @@ def exported_against_eager(rank: int, num_ranks: int) -> bool:
 
 def test_an_exported_program_gives_the_bits_of_the_model(ranks: Groups) -> None:
     assert ranks(2).run(exported_against_eager, timeout_s=240) == [True, True]
+
+
+def checked_by_torch(rank: int, num_ranks: int) -> list[str]:
+    """opcheck's own tests of schemas, fakes and what is written to, of each operator in a round."""
+    called = torch.ops.moe_triton
+    wrong = []
+    with fresh():
+        r = make_round(rank, num_ranks)
+        waited = torch.zeros(num_ranks, dtype=torch.int64)
+        out = ops.npu_moe_distribute_dispatch_v2(r.x, r.ids, *r.group)
+        z, combine = experts_of(out[0]), (out[2], out[4], r.weights)
+        residual, gamma = r.x[:, None], torch.ones_like(r.x[0])
+        for operator, arguments, options in (
+            (called.npu_moe_distribute_dispatch, (r.x, r.ids), {}),
+            (called.npu_moe_distribute_dispatch_v2, (r.x, r.ids), {"performance_info": waited}),
+            (called.npu_moe_distribute_combine_v2, (z, r.ids, *combine), {"performance_info": waited}),
+            (called.npu_moe_distribute_combine_add_rms_norm, (z, r.ids, *combine, residual, gamma), {}),
+        ):
+            result = torch.library.opcheck(
+                operator.default,
+                (*arguments, *r.group),
+                options,
+                test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+            )
+            wrong += [f"{operator}: {name} {said}" for name, said in result.items() if said != "SUCCESS"]
+    return wrong
+
+
+def test_torch_finds_nothing_wrong_with_the_operators(ranks: Groups) -> None:
+    assert ranks(2).run(checked_by_torch, timeout_s=240) == [[], []]

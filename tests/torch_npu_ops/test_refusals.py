@@ -178,7 +178,7 @@ def plan_alone(rank: int, num_ranks: int) -> list[str]:
                 (lambda: dispatch.plan(None, r.ids, *r.group), NULL),
                 (lambda: dispatch.plan(r.x.double(), r.ids, *r.group), INVALID),
                 (
-                    lambda: ops.npu_moe_distribute_dispatch_setup.plan(r.x, r.ids, *r.group, comm_type=2),
+                    lambda: setup.plan(r.x, r.ids, *r.group, comm_type=2),
                     TILING,
                 ),
             ):
