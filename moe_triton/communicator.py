@@ -123,14 +123,15 @@ class Communicator:
         operator = "dispatch" if isinstance(variant, DispatchVariant) else "combine"
         self._enter()
         try:
-            self._check_halves(operator, variant, phase)
+            if phase != "whole" or self._in_flight:
+                self._check_halves(operator, variant, phase)
             if operator == "combine" and phase != "teardown":
                 self._separate_combines()
             zone = self._zone(operator)
             executable = self._executable((variant, zone, phase))
             if operator == "dispatch" and phase != "teardown":
                 # Our flags leave now: they cover the combines that have ended by now.
-                self._covered_at_teardown = self._combines_ended()
+                self._covered_at_teardown = self.counts["combine"]
             self._execute(operator, executable, zone, bindings, turn=phase != "setup")
             if phase == "setup":
                 self._in_flight[operator] = variant
@@ -181,9 +182,6 @@ class Communicator:
             return (counts["dispatch"] + counts["combine"]) % NUM_ZONES
         return counts[operator] % NUM_ZONES
 
-    def _combines_ended(self) -> int:
-        return self.counts["combine"]
-
     def _separate_combines(self) -> None:
         """Makes the full wait that must lie between combine i and i + 2 (protocols.md), where none did.
 
@@ -193,7 +191,7 @@ class Communicator:
             self._full_wait()
 
     def _full_wait(self, timeout_us: int | None = None) -> None:
-        ended = self._combines_ended()
+        ended = self.counts["combine"]
         zone = self._zone("barrier")
         key: tuple[object, int, Phase] = (("barrier", timeout_us), zone, "whole")
         if key not in self._executables:

@@ -45,6 +45,8 @@ class Place:
 Kept = dict[tuple[Place, settings.Settings], Communicator]
 
 _epochs: dict[str, int] = {}
+# The group that a name's communicators were made for: names come again when groups are made anew.
+_made_for: dict[str, dist.ProcessGroup] = {}
 _communicators: dict[str, Kept] = {}
 
 
@@ -138,6 +140,7 @@ def communicator(place: Place) -> Communicator:
         MoeTritonError: what constructing one raises.
     """
     chosen = settings.current()
+    _forget_former_group(place.group_ep)
     kept = _communicators.setdefault(place.group_ep, {})
     found = kept.get((place, chosen))
     if found is not None:
@@ -162,6 +165,15 @@ def communicator(place: Place) -> Communicator:
     return made
 
 
+def _forget_former_group(name: str) -> None:
+    """Drops what was made for another group of that name, as after `destroy_process_group`."""
+    group = group_of(name, "group_ep")
+    if _made_for.get(name) is not group:
+        release(name)
+        _epochs[name] = 0  # ranks that are new count from there
+        _made_for[name] = group
+
+
 def _drop_oldest(name: str, kept: Kept) -> None:
     idle = [key for key, communicator in kept.items() if communicator.is_idle]
     if not idle:
@@ -178,6 +190,7 @@ class Access:
     def __init__(self, place: Place) -> None:
         self.place = place
         self._found: Communicator | None = None
+        self._group: dist.ProcessGroup | None = None
 
     def communicator(self) -> Communicator:
         """Made, with all ranks of the group, when a call first needs it.
@@ -186,8 +199,10 @@ class Access:
             MoeTritonError: what `communicator` raises.
         """
         found = self._found
-        if found is None or not found.is_usable:
+        group = group_of(self.place.group_ep, "group_ep")
+        if found is None or not found.is_usable or group is not self._group:
             found = self._found = communicator(self.place)
+            self._group = group
         return found
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -208,3 +209,24 @@ def names(rank: int, num_ranks: int) -> list[str]:
 
 def test_groups_are_known_by_their_names(ranks: Groups) -> None:
     assert ranks(2).run(names) == [[], []]
+
+
+def groups_made_anew(rank: int, num_ranks: int, store: str) -> list[bool]:
+    """The same calls in two groups of one name, one after the other, with their ranks in another order."""
+    good = []
+    with fresh():
+        good.append(whole(rank, num_ranks, None, LOCAL_EXPERTS * num_ranks))
+        ops.npu_moe_distribute_buffer_reset(torch.zeros(4 + 2 * num_ranks).int(), ops.group_name(), num_ranks)
+        good.append(whole(rank, num_ranks, None, LOCAL_EXPERTS * num_ranks))
+        former = ops.group_name()
+        dist.destroy_process_group()
+        turned = (rank + 1) % num_ranks
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=turned, world_size=num_ranks)
+        good.append(ops.group_name() == former)
+        good.append(whole(turned, num_ranks, None, LOCAL_EXPERTS * num_ranks))
+    return good
+
+
+def test_a_group_that_takes_another_ones_name_starts_anew(tmp_path: Path) -> None:
+    with RankGroup(3) as group:
+        assert group.run(groups_made_anew, str(tmp_path / "store")) == [[True] * 4] * 3

@@ -11,6 +11,7 @@ from moe_triton.errors import ArgumentError
 from moe_triton.torch_npu_ops import settings
 from moe_triton.torch_npu_ops.calls.common import (
     MAX_PLANS,
+    NOT_GIVEN,
     check_group,
     check_optional,
     check_required,
@@ -59,8 +60,8 @@ def plan_combine(
             version,
             operator,
             *[None if t is None else (t.shape, t.dtype, t.is_cpu) for t in tensors[:-2]],
-            output_key(tensors.performance_info),
-            values_key(tensors.elastic_info),
+            NOT_GIVEN if tensors[-2] is None else output_key(tensors[-2]),
+            None if tensors[-1] is None else values_key(tensors[-1]),
             unused_given,
             *attributes,
             settings.number(),

@@ -22,14 +22,18 @@ def shape_key(tensor: torch.Tensor | None) -> TensorKey | None:
     return None if tensor is None else (tensor.shape, tensor.dtype, tensor.is_cpu)
 
 
-def output_key(tensor: torch.Tensor | None) -> tuple[TensorKey | None, bool]:
+def output_key(tensor: torch.Tensor) -> tuple[TensorKey | None, bool]:
     """`shape_key`, and whether it is contiguous: a tensor that is written to cannot be replaced by a copy."""
-    return shape_key(tensor), tensor is None or tensor.is_contiguous()
+    return shape_key(tensor), tensor.is_contiguous()
 
 
-def values_key(tensor: torch.Tensor | None) -> tuple[int, ...] | None:
+# The `output_key` of a tensor that is not given.
+NOT_GIVEN: tuple[TensorKey | None, bool] = (None, True)
+
+
+def values_key(tensor: torch.Tensor) -> tuple[int, ...]:
     """The contents of a small tensor of integers that a plan depends on."""
-    return None if tensor is None else tuple(tensor.tolist())
+    return tuple(tensor.tolist())
 
 
 def ready(tensor: torch.Tensor | None) -> torch.Tensor | None:

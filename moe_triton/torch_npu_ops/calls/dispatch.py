@@ -10,6 +10,7 @@ from moe_triton.checks import check_tensor
 from moe_triton.torch_npu_ops import settings
 from moe_triton.torch_npu_ops.calls.common import (
     MAX_PLANS,
+    NOT_GIVEN,
     check_group,
     check_optional,
     check_required,
@@ -62,8 +63,8 @@ def plan_dispatch(
             shape_key(scales),
             shape_key(x_active_mask),
             shape_key(expert_scales),
-            values_key(elastic_info),
-            output_key(performance_info),
+            None if elastic_info is None else values_key(elastic_info),
+            NOT_GIVEN if performance_info is None else output_key(performance_info),
             *attributes,
             settings.number(),
         )
