@@ -37,7 +37,7 @@ class GroupAttributes(Protocol):
 
 
 @dataclass(frozen=True)
-class Site:
+class CallSite:
     """Where the calls of a plan run.
 
     Attributes:
@@ -51,7 +51,7 @@ class Site:
     exchange_rank: int | None
 
 
-def site_of(a: GroupAttributes, config: Config, elastic_info: torch.Tensor | None) -> Site:
+def call_site_of(a: GroupAttributes, config: Config, elastic_info: torch.Tensor | None) -> CallSite:
     """Checks ranks and sizes against the groups, and reads elastic_info.
 
     Raises:
@@ -66,7 +66,7 @@ def site_of(a: GroupAttributes, config: Config, elastic_info: torch.Tensor | Non
         registry.check_membership(group_tp, "group_tp", 2, a.tp_rank_id, ("tp_world_size", "tp_rank_id"))
     deployment = deployment_of(config, a.ep_rank_id, elastic_info)
     place = registry.Place(a.group_ep, group_tp, deployment.config, deployment.members)
-    return Site(deployment, place, exchange_rank)
+    return CallSite(deployment, place, exchange_rank)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ class OperatorPlan(Generic[V]):
     """
 
     config: Config
-    site: Site
+    site: CallSite
     variant: V
 
     @property

@@ -13,7 +13,7 @@ from moe_triton.communicator import Communicator
 from moe_triton.errors import ArgumentError
 from moe_triton.limits import Call
 from moe_triton.schemes.variants import CombineVariant
-from moe_triton.torch_npu_ops.plans.base import OperatorPlan, site_of
+from moe_triton.torch_npu_ops.plans.base import OperatorPlan, call_site_of
 from moe_triton.torch_npu_ops.plans.dispatch import MASKS, check_ids, check_prefix, group_config, masked_ids
 from moe_triton.torch_npu_ops.plans.tensors import HOLES, CombineTensors
 
@@ -212,7 +212,7 @@ def make_plan(a: CombineAttributes, elastic_info: torch.Tensor | None) -> Combin
     )
     shared = (a.shared_expert_num, a.shared_expert_rank_num)
     config = group_config(call, hidden, topk, a.ep_world_size, a.moe_expert_num, shared, a.comm_alg)
-    site = site_of(a, config, elastic_info)
+    site = call_site_of(a, config, elastic_info)
     variant = CombineVariant(
         dtype=a.expand_x[1],
         weights=a.expert_scales is not None,

@@ -19,7 +19,7 @@ from moe_triton.layout import TRAILER_WORDS
 from moe_triton.limits import Call, check_buffer_size, check_call, check_config, scheme_of, torch_npu_names
 from moe_triton.schemes.variants import DispatchVariant, Mask
 from moe_triton.torch_npu_ops import settings
-from moe_triton.torch_npu_ops.plans.base import OperatorPlan, site_of
+from moe_triton.torch_npu_ops.plans.base import OperatorPlan, call_site_of
 from moe_triton.torch_npu_ops.plans.shapes import DispatchShapes
 
 MASKS: dict[int, Mask] = {1: "tokens", 2: "entries"}
@@ -292,7 +292,7 @@ def make_plan(a: DispatchAttributes, elastic_info: torch.Tensor | None) -> Dispa
     shared = (a.shared_expert_num, a.shared_expert_rank_num)
     topk = a.expert_ids[0][1]
     config = group_config(call, hidden, topk, a.ep_world_size, a.moe_expert_num, shared, a.comm_alg)
-    site = site_of(a, config, elastic_info)
+    site = call_site_of(a, config, elastic_info)
     variant = DispatchVariant(
         dtype=dtype,
         quantize=quantize,
