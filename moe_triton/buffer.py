@@ -19,7 +19,7 @@ from moe_triton.backends import make_backend
 from moe_triton.checks import check_choice, check_positive
 from moe_triton.communicator import Communicator
 from moe_triton.config import Config, Product
-from moe_triton.errors import ArgumentError
+from moe_triton.errors import ArgumentError, BufferStateError
 from moe_triton.handle import DispatchHandle, DispatchOutput
 from moe_triton.layout import TRAILER_WORDS, layout_of
 from moe_triton.limits import check_config, scheme_of
@@ -48,7 +48,9 @@ class EPBuffer:
         num_bytes: bytes that the data window may take, None for what is needed
             (`get_buffer_size_hint`).
         product: whose limits apply: "A3".
-        comm_alg: how tokens travel: "fullmesh_v1" (also ""), or "fullmesh_v2", with flags in band.
+        comm_alg: how tokens travel: "fullmesh_v1" (also ""); "fullmesh_v2", with flags in band; or
+            "direct", which writes rows straight into the receivers' outputs and reads results where they
+            are. It moves the fewest bytes. Its outputs lie in the window: see `dispatch`.
         relaxed: allow sizes below the product's minimum, for tests and demos.
         backend: "cpu".
         kernels: "triton", or "torch" for machines without the Triton toolchain (slow).
@@ -112,6 +114,11 @@ class EPBuffer:
         self.layout = self._communicator.layout
         self._backend = self._communicator.backend
         self._id = next(_buffer_ids)
+        self._is_direct = config.scheme == "direct"
+        self._experts = config.experts_on(self.rank)
+        self._dispatch_variants: dict[tuple[object, ...], DispatchVariant] = {}
+        self._combine_variants: dict[tuple[object, ...], CombineVariant] = {}
+        self._latest_dtype: torch.dtype | None = None
         self._closed = False
         self._explicitly_destroy = explicitly_destroy
 
@@ -166,7 +173,9 @@ class EPBuffer:
                 shared expert, then one for each routed one.
 
         Returns:
-            Tokens in expert order, with counts and the handle that combine takes.
+            Tokens in expert order, with counts and the handle that combine takes. With "direct", the tokens
+            lie in the window and stay as they are until the dispatch after the next one begins: clone what
+            is to live longer.
 
         Raises:
             ArgumentError: a bad argument. Nothing was sent and the buffer stays usable.
@@ -180,12 +189,15 @@ class EPBuffer:
         ids = arguments.check_ids(c, topk_idx, num_tokens, self._backend)
         arguments.check_weights(c, topk_weights, num_tokens, device)
         arguments.check_smooth_scales(c, smooth_scales, quantize, device)
-        variant = DispatchVariant(
-            x.dtype, quantize is not None, smooth_scales is not None, topk_weights is not None
+        variant = self._dispatch_variant(
+            x.dtype, quantize, smooth_scales is not None, topk_weights is not None
         )
-        experts, capacity = c.experts_on(self.rank), self._communicator.capacity
-        empty = self._backend.empty
-        tokens = empty((capacity, c.hidden), torch.int8 if quantize else x.dtype)
+        experts, capacity = self._experts, self._communicator.capacity
+        empty, row_dtype = self._backend.empty, torch.int8 if quantize else x.dtype
+        if self._is_direct:
+            tokens = self._communicator.window_tensor("rows", row_dtype)
+        else:
+            tokens = empty((capacity, c.hidden), row_dtype)
         scales = empty((capacity,), torch.float32) if quantize else None
         weights = None if topk_weights is None else empty((capacity,), torch.float32)
         tokens_per_expert = empty((experts,), torch.int64)
@@ -216,6 +228,7 @@ class EPBuffer:
             "tokens_per_expert": tokens_per_expert,
         }
         self._communicator.run(variant, bindings)
+        self._latest_dtype = x.dtype
         return DispatchOutput(tokens, scales, tokens_per_expert, weights, handle)
 
     def combine(
@@ -257,8 +270,54 @@ class EPBuffer:
             "num_tokens": handle.num_tokens,
             "out": out,
         }
-        self._communicator.run(CombineVariant(handle.dtype, topk_weights is not None), bindings)
+        self._communicator.run(self._combine_variant(y, topk_weights is not None), bindings)
         return out
+
+    def expert_output(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A tensor for the experts' outputs of the next combine: what combine moves least from.
+
+        With "direct" it lies in this rank's window, where peers read it; results that are elsewhere are
+        copied there first. Take one for each combine, after the combine before it: an earlier one may
+        still be read. With other schemes it is a tensor like any other.
+
+        Args:
+            dtype: of the results; None for that of the latest dispatch.
+
+        Returns:
+            (A, H), uninitialised. Rows at and past the number of received ones are not read.
+
+        Raises:
+            BufferStateError: the buffer is closed or broken, or there was no dispatch to take a dtype from.
+            ArgumentError: a dtype that tokens cannot have.
+        """
+        self._communicator.check_usable()
+        dtype = dtype or self._latest_dtype
+        if dtype is None:
+            raise BufferStateError("there was no dispatch yet. Pass a dtype.")
+        check_choice("dtype", dtype, arguments.TOKEN_DTYPES)
+        if self._is_direct:
+            return self._communicator.window_tensor("results", dtype)
+        return self._backend.empty((self._communicator.capacity, self.config.hidden), dtype)
+
+    def _dispatch_variant(
+        self, dtype: torch.dtype, quantize: str | None, smooth: bool, weights: bool
+    ) -> DispatchVariant:
+        key = dtype, quantize, smooth, weights
+        variant = self._dispatch_variants.get(key)
+        if variant is None:
+            variant = DispatchVariant(dtype, quantize is not None, smooth, weights)
+            self._dispatch_variants[key] = variant
+        return variant
+
+    def _combine_variant(self, y: torch.Tensor, weights: bool) -> CombineVariant:
+        in_place = self._is_direct and (
+            y.data_ptr() == self._communicator.window_tensor("results", y.dtype).data_ptr()
+        )
+        key = y.dtype, weights, in_place
+        variant = self._combine_variants.get(key)
+        if variant is None:
+            variant = self._combine_variants[key] = CombineVariant(y.dtype, weights, in_place=in_place)
+        return variant
 
     def durations_us(self, operator: Literal["dispatch", "combine"]) -> dict[str, float]:
         """Microseconds that each step of this rank's last dispatch or combine took.

@@ -20,18 +20,18 @@ from moe_triton.backends.base import Backend, Bindings, Executable, Window
 from moe_triton.config import Config
 from moe_triton.diagnosis import missing_in_combine, missing_in_dispatch, missing_in_inband
 from moe_triton.errors import ArgumentError, BufferStateError, CommunicationTimeoutError
-from moe_triton.layout import NUM_ZONES
+from moe_triton.layout import NUM_ZONES, DirectLayout
 from moe_triton.limits import check_config
 from moe_triton.rendezvous import Meeting
+from moe_triton.schemes.direct import Direct
 from moe_triton.schemes.fullmesh import Fullmesh
 from moe_triton.schemes.site import Site
-from moe_triton.schemes.variants import CombineVariant, DispatchVariant
+from moe_triton.schemes.variants import DispatchVariant, Variant
 
 # Orders the uses of a process's communicators: the same on every rank, since all make the same calls.
 _clock = itertools.count(1)
 
 Phase = Literal["whole", "setup", "teardown"]
-Variant = DispatchVariant | CombineVariant
 
 
 class Communicator:
@@ -82,7 +82,7 @@ class Communicator:
         self.layout = self.site.layout
         self.capacity = self.site.capacity
         check_window(self.layout.data_bytes)
-        self._scheme = Fullmesh(self.site)
+        self._scheme = Direct(self.site) if config.scheme == "direct" else Fullmesh(self.site)
         self._windows: list[Window] = [self.backend.make_window(self.layout.window_bytes, meeting)]
         if exchange:
             self._windows.append(self.backend.make_window(self.site.exchange.window_bytes, exchange))
@@ -91,6 +91,7 @@ class Communicator:
         self._allocate()
         self._executables: dict[tuple[object, int, Phase], Executable] = {}
         self._last: dict[str, Executable] = {}
+        self._views: dict[tuple[str, int, torch.dtype], torch.Tensor] = {}
         self.counts = {"dispatch": 0, "combine": 0, "barrier": 0}
         self._in_flight: dict[str, Variant] = {}
         # A full wait is known to lie behind this many combines; see `_separate_combines`.
@@ -105,7 +106,10 @@ class Communicator:
         device = self.backend.device
         for name, window in zip(("", "exchange_"), self._windows, strict=False):
             self._fixed[f"{name}window"] = window.tensor()
-            self._fixed[f"{name}peers"] = torch.tensor(window.peers, dtype=torch.int64, device=device)
+            peers = torch.tensor(window.peers, dtype=torch.int64, device=device)
+            self._fixed[f"{name}peers"] = peers
+            # For kernels that reach a peer's window from this one, in elements of 16 bits.
+            self._fixed[f"{name}peer_offsets"] = (peers - window.base) // 2
         self._fixed["report"] = self._report
 
     def run(self, variant: Variant, bindings: Bindings, phase: Phase = "whole") -> None:
@@ -187,7 +191,7 @@ class Communicator:
 
         A wait covers the combines that a rank had ended when it posted its flags.
         """
-        if not self.site.is_version_1 and self.counts["combine"] >= self._covered + NUM_ZONES:
+        if not self.site.combine_waits_for_all and self.counts["combine"] >= self._covered + NUM_ZONES:
             self._full_wait()
 
     def _full_wait(self, timeout_us: int | None = None) -> None:
@@ -267,17 +271,45 @@ class Communicator:
         if ":" in step:  # an exchange between two
             assert self.site.exchange_rank is not None
             return [1 - self.site.exchange_rank]
+        waits_for_ranks = self.site.combine_waits_for_all and operator == "combine"
+        if operator == "barrier" or waits_for_ranks or self.config.scheme == "direct":
+            return missing_in_dispatch(self.config, fixed["barrier_counts"])
         if step == "arrange":
             return missing_in_inband(self.config, self._report, fixed["recv_counts"])
         if operator == "dispatch":
             return missing_in_dispatch(self.config, fixed["recv_counts"])
-        if operator == "barrier" or self.site.is_version_1:
-            return missing_in_dispatch(self.config, fixed["barrier_counts"])
         ids = fixed["masked_ids"] if "mask" in bindings else bindings["topk_idx"]
         assert isinstance(ids, torch.Tensor)
         return missing_in_combine(
-            self.layout, self.rank, zone, fixed["window"], ids.view(-1, self.config.num_topk), self._report
+            self.site.slots_layout,
+            self.rank,
+            zone,
+            fixed["window"],
+            ids.view(-1, self.config.num_topk),
+            self._report,
         )
+
+    def window_tensor(self, name: Literal["rows", "results"], dtype: torch.dtype) -> torch.Tensor:
+        """Direct: where the next dispatch puts its rows, or the next combine looks for results first.
+
+        Args:
+            name: "rows" of dispatch, or "results" of combine.
+            dtype: of the elements.
+
+        Returns:
+            (A, H): memory of this rank's window.
+        """
+        zone = self._zone("dispatch" if name == "rows" else "combine")
+        key = name, zone, dtype
+        view = self._views.get(key)
+        if view is None:
+            layout = self.layout
+            assert isinstance(layout, DirectLayout)
+            region = layout.rows(dtype.itemsize) if name == "rows" else layout.results
+            start, num_bytes = region.offset(zone=zone), self.capacity * region.stride("index")
+            flat = self._fixed["window"][start : start + num_bytes].view(dtype)
+            view = self._views[key] = flat.view(self.capacity, self.config.hidden)
+        return view
 
     def in_flight(self, operator: str) -> Variant | None:
         """What an operator was set up for that is not torn down yet, or None."""
@@ -323,6 +355,7 @@ class Communicator:
             self._closed = True
             self._executables.clear()
             self._last.clear()
+            self._views.clear()
             self._fixed.clear()
             for window in self._windows:
                 window.close()

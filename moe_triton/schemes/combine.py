@@ -19,6 +19,7 @@ from moe_triton.layout import UB_ALIGN, SlotLayout, align
 from moe_triton.plan import Hole, Launch, Plan, Value, launch
 from moe_triton.schemes.dispatch import select_step
 from moe_triton.schemes.exchange import reduce_steps
+from moe_triton.schemes.flags import post, wait_for_ranks
 from moe_triton.schemes.site import Site, launch_matching
 from moe_triton.schemes.variants import CombineVariant
 
@@ -46,7 +47,7 @@ class CombinePlans:
             steps.append(self._block_quantize(variant))
         steps.append(self._send_results(variant, zone))
         if self.site.is_version_1:
-            steps.append(self._post_results(zone))
+            steps.append(post(self.site, "flag", self.site.slots_layout.peer_status, zone))
         return Plan("combine", zone, tuple(steps))
 
     def teardown(self, variant: CombineVariant, zone: int) -> Plan:
@@ -55,7 +56,9 @@ class CombinePlans:
         if variant.mask != "none":
             steps.append(select_step(self.site, variant.mask))
         steps.append(
-            self._wait_ranks(variant, zone) if self.site.is_version_1 else self._wait_results(variant, zone)
+            wait_for_ranks(self.site, "wait", self.site.slots_layout.peer_status, zone, self.site.num_blocks)
+            if self.site.is_version_1
+            else self._wait_results(variant, zone)
         )
         if variant.special[2]:
             steps.append(self._const_alphas(variant))
@@ -121,7 +124,7 @@ class CombinePlans:
 
     def _send_results(self, variant: CombineVariant, zone: int) -> Launch:
         """Steps 1 and 2: each row to its token's slot; V2 sets its flag right after it."""
-        c, site, layout = self.site.config, self.site, self.site.layout
+        c, site, layout = self.site.config, self.site, self.site.slots_layout
         rows, capacity = self._rows(variant)
         row_bytes = SlotLayout(c.hidden, 2).row_bytes
         if variant.block_quantize:
@@ -146,41 +149,6 @@ class CombinePlans:
             report=Hole("report"),
         )
 
-    def _post_results(self, zone: int) -> Launch:
-        """Step 2 of V1: one flag to every rank, after all rows."""
-        site = self.site
-        return launch(
-            "flag",
-            ascendc.POST_STATUS,
-            "communication",
-            1,
-            peers=Hole("peers"),
-            num_ranks=site.config.num_ranks,
-            count=0,
-            rank=site.rank,
-            zone=zone,
-            status=site.layout.peer_status.words(),
-            report=Hole("report"),
-        )
-
-    def _wait_ranks(self, variant: CombineVariant, zone: int) -> Launch:
-        """Step 3 of V1: until every rank's flag is there."""
-        site = self.site
-        return launch(
-            "wait",
-            ascendc.DISPATCH_WAIT,
-            "communication",
-            site.num_blocks,
-            window=Hole("window"),
-            recv_counts=Hole("barrier_counts"),
-            waited_us=0,
-            num_local_experts=1,
-            zone=zone,
-            timeout_us=site.timeout_us,
-            status=site.layout.peer_status.words(),
-            report=Hole("report"),
-        )
-
     def _wait_results(self, variant: CombineVariant, zone: int) -> Launch:
         """Step 3: until every result of this rank's own tokens is there."""
         c = self.site.config
@@ -200,7 +168,7 @@ class CombinePlans:
             num_shared_experts=c.num_shared_experts,
             zone=zone,
             timeout_us=self.site.timeout_us,
-            status=self.site.layout.combine_status.words(),
+            status=self.site.slots_layout.combine_status.words(),
             report=Hole("report"),
         )
 
@@ -227,7 +195,7 @@ class CombinePlans:
 
     def _weighted_sum(self, variant: CombineVariant, zone: int) -> Launch:
         """Step 4: out of the window, summed by weight."""
-        c, slots = self.site.config, self.site.layout.combine_slots
+        c, slots = self.site.config, self.site.slots_layout.combine_slots
         itemsize = 1 if variant.block_quantize else variant.dtype.itemsize
         window = slots.offset(zone=zone)
         features = SumFeatures(

@@ -58,16 +58,16 @@ class DispatchPlans:
         if variant.mask != "none":
             steps.append(select_step(self.site, variant.mask))
         if self.site.config.num_shared_experts:
-            steps.append(self._share(variant))
-        steps.append(self._route(variant))
+            steps.append(self.share(variant))
+        steps.append(self.route(variant))
         if variant.quantize:
-            steps.append(self._pack(variant))
+            steps.append(self.pack(variant))
         steps.append(self._send_rows(variant, zone))
         return Plan("dispatch", zone, tuple(steps))
 
     def teardown(self, variant: DispatchVariant, zone: int) -> Plan:
         """From the wait on."""
-        steps = [self._wait_status(variant, zone), self._offsets(variant)]
+        steps = [self._wait_status(variant, zone), self.offsets(variant)]
         if self.site.config.scheme == "fullmesh_v2":
             steps.append(self._receive_inband(variant, zone))
         else:
@@ -91,7 +91,8 @@ class DispatchPlans:
     def _offsets_hole(self) -> Hole:
         return Hole("true_offsets" if self.site.keeps_own_tokens else "recv_offsets")
 
-    def _share(self, variant: DispatchVariant) -> Launch:
+    def share(self, variant: DispatchVariant) -> Launch:
+        """Which rank of shared experts each token goes to."""
         c, site = self.site.config, self.site
         return launch_matching(
             "share",
@@ -110,7 +111,8 @@ class DispatchPlans:
             },
         )
 
-    def _route(self, variant: DispatchVariant) -> Launch:
+    def route(self, variant: DispatchVariant) -> Launch:
+        """Numbers the results of each expert, and counts them."""
         return launch(
             "route",
             route_kernel(self.site.target),
@@ -126,7 +128,8 @@ class DispatchPlans:
     def _packed(self, variant: DispatchVariant) -> str:
         return "packed_results" if variant.smooth else "packed"
 
-    def _pack(self, variant: DispatchVariant) -> Launch:
+    def pack(self, variant: DispatchVariant, scales: Hole | None = None) -> Launch:
+        """Quantises rows; their scales go to ``scales`` one after the other, or behind each row."""
         c, slot, packed = self.site.config, self.slot(variant), self._packed(variant)
         shared = c.num_shared_experts if variant.smooth else 0
         return launch_matching(
@@ -141,20 +144,20 @@ class DispatchPlans:
                 "scale_row_offset": c.num_shared_experts,
                 "num_scale_rows": c.num_shared_experts + c.num_experts,
                 "rows": Hole(packed),
-                "scales": Hole(packed, slot.scale_offset),
+                "scales": scales or Hole(packed, slot.scale_offset),
                 "triples": Hole(packed, slot.stamp_offset),
                 "rank": self.site.rank,
                 "first_token": 0,
                 "num_tokens": Hole("num_tokens"),
                 "row_stride": slot.packed_bytes,
-                "scale_stride": slot.packed_bytes // WORD_BYTES,
+                "scale_stride": 1 if scales else slot.packed_bytes // WORD_BYTES,
                 "triple_stride": slot.packed_bytes // WORD_BYTES,
             },
         )
 
     def _send_rows(self, variant: DispatchVariant, zone: int) -> Launch:
         """Steps 1 and 2: rows to their slots, and a status entry to every expert's rank."""
-        c, slot, layout = self.site.config, self.slot(variant), self.site.layout
+        c, slot, layout = self.site.config, self.slot(variant), self.site.slots_layout
         shared = c.num_shared_experts > 0
         return launch(
             "send",
@@ -201,11 +204,12 @@ class DispatchPlans:
             num_local_experts=self.site.num_local_experts,
             zone=zone,
             timeout_us=self.site.timeout_us,
-            status=self.site.layout.dispatch_status.words(),
+            status=self.site.slots_layout.dispatch_status.words(),
             report=Hole("report"),
         )
 
-    def _offsets(self, variant: DispatchVariant) -> Launch:
+    def offsets(self, variant: DispatchVariant) -> Launch:
+        """Where each block of received rows ends."""
         site = self.site
         return launch_matching(
             "offsets",
@@ -226,7 +230,7 @@ class DispatchPlans:
 
     def _arrange(self, variant: DispatchVariant, zone: int) -> Launch:
         """Step 4: out of the window, into expert order."""
-        site, slot, slots = self.site, self.slot(variant), self.site.layout.dispatch_slots
+        site, slot, slots = self.site, self.slot(variant), self.site.slots_layout.dispatch_slots
         window = Hole("window", slots.offset(zone=zone))
         return launch(
             "arrange",
@@ -276,7 +280,7 @@ class DispatchPlans:
             out_weights=Hole("weights") if variant.weights else 0,
             zone=zone,
             timeout_us=site.timeout_us,
-            slots=site.layout.dispatch_slots.words(),
+            slots=site.slots_layout.dispatch_slots.words(),
             report=Hole("report"),
         )
 

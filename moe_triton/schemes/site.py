@@ -9,7 +9,7 @@ import torch
 
 from moe_triton.config import Config
 from moe_triton.kernel import AscendCKernel, TritonKernel
-from moe_triton.layout import UB_ALIGN, ExchangeLayout, SlotLayout, WindowLayout, align, layout_of
+from moe_triton.layout import UB_ALIGN, ExchangeLayout, Layout, SlotLayout, WindowLayout, align, layout_of
 from moe_triton.plan import Launch, Stream, Value, launch
 
 BLOCK_QUANTIZE_ELEMENTS = 8
@@ -37,9 +37,20 @@ class Site:
     exchange_rank: int | None = None
 
     @cached_property
-    def layout(self) -> WindowLayout:
+    def layout(self) -> Layout:
         """Where things lie in a window."""
         return layout_of(self.config)
+
+    @property
+    def slots_layout(self) -> WindowLayout:
+        """The same, of a scheme that has slots."""
+        assert isinstance(self.layout, WindowLayout)
+        return self.layout
+
+    @property
+    def combine_waits_for_all(self) -> bool:
+        """Whether combine waits for every rank, and so separates operators as dispatch does."""
+        return self.is_version_1 or self.config.scheme == "direct"
 
     @cached_property
     def exchange(self) -> ExchangeLayout:
@@ -104,6 +115,11 @@ class Site:
             "reduced_rows": (self.capacity * c.hidden, torch.int16),
             "return_triples": (3 * self.capacity, i32),
             "sums": (tokens * c.hidden, torch.float32),
+            "packed_scales": (tokens * results, torch.float32),
+            "starts": (c.num_shared_ranks + c.num_experts, i32),
+            "places": (tokens * c.num_topk, i32),
+            "shared_places": (tokens * c.num_shared_experts, i32),
+            "result_offsets": (tokens * results, torch.int64),
             "alphas": (2 * tokens * c.num_topk, torch.float32),
         }
 

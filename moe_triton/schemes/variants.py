@@ -59,6 +59,7 @@ class CombineVariant:
         exchange: results are first added with the tensor-parallel peer's.
         norm: the sum is added to a residual and normalised.
         waits: how long each source rank was waited for is recorded.
+        in_place: direct: the results are in this rank's window already.
     """
 
     dtype: torch.dtype
@@ -71,6 +72,7 @@ class CombineVariant:
     exchange: bool = False
     norm: bool = False
     waits: bool = False
+    in_place: bool = False
 
     @cached_property
     def _hash(self) -> int:
@@ -79,3 +81,6 @@ class CombineVariant:
     def __hash__(self) -> int:
         """See `DispatchVariant`."""
         return self._hash
+
+
+Variant = DispatchVariant | CombineVariant
