@@ -7,6 +7,7 @@
 #include <string>
 
 #include "block_pool.h"
+#include "launch_settings.h"
 #include "meeting.h"
 #include "types.h"
 
@@ -45,11 +46,13 @@ int RunBlocks(uint32_t blocks, Kernel&& kernel) {
 #ifdef MOE_EMULATION_STRICT
     const uint64_t seed = Seed()++;
 #endif
+    const LaunchSettings& settings = SettingsOfThread();
     ParallelFor(blocks, [&](uint32_t block) {
 #ifdef MOE_EMULATION_STRICT
+        (void)settings;
         Core core(block, blocks, meeting, ThreadUb(), seed);
 #else
-        Core core(block, blocks, meeting, ThreadUb());
+        Core core(block, blocks, meeting, ThreadUb(), settings);
 #endif
         Core* const outer = current_core;
         current_core = &core;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "block_pool.h"
+#include "launch_settings.h"
 
 namespace {
 
@@ -51,7 +52,13 @@ struct MoePlan {
     int32_t* report;
     uint64_t report_words;
     double* durations_us;  // one per launch
+    const moe::LaunchSettings* settings;
 };
+
+// For what this thread launches from now on; null for the defaults. They must outlive their use.
+void moe_use_settings(const moe::LaunchSettings* settings) {
+    moe::ThreadSettings() = settings;
+}
 
 // Returns 0; 1 + i when launch i reported something (its report stands in plan->report); -1 - i when
 // launch i failed in itself (moe_last_error says why). Launches after it have not run.
@@ -63,6 +70,7 @@ int64_t moe_run_plan(const MoePlan* plan, const uint64_t* holes) {
     for (uint64_t i = 0; i < plan->report_words; ++i) {
         plan->report[i] = 0;
     }
+    moe_use_settings(plan->settings);
     for (uint64_t i = 0; i < plan->num_launches; ++i) {
         const MoeLaunch& launch = plan->launches[i];
         const auto start = std::chrono::steady_clock::now();

@@ -16,6 +16,7 @@ from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.executable import NativeExecutable, TorchExecutable
 from moe_triton.backends.cpu.output_pool import OutputPool
 from moe_triton.backends.cpu.triton.toolchain import find_toolchain
+from moe_triton.backends.cpu.tuning import CpuTuning, default_tuning
 from moe_triton.backends.cpu.window import SharedWindow
 from moe_triton.errors import ArgumentError
 from moe_triton.plan import Plan
@@ -33,6 +34,7 @@ class CpuBackend:
     Args:
         kernels: ``"triton"`` compiles the Triton kernels to machine code; ``"torch"`` runs their torch
             fallbacks, for machines without the toolchain. The Ascend C kernels are native either way.
+        tuning: how to copy and to wait; None for what suits the machine and the group.
 
     Raises:
         ArgumentError: an unknown ``kernels``.
@@ -42,12 +44,13 @@ class CpuBackend:
 
     name = "cpu"
 
-    def __init__(self, kernels: str = "triton") -> None:
+    def __init__(self, kernels: str = "triton", tuning: CpuTuning | None = None) -> None:
         if kernels not in KERNELS:
             raise ArgumentError(
                 "kernels", repr(kernels), f"it must be one of {list(KERNELS)}", "Use 'triton'."
             )
         self.kernels = kernels
+        self.tuning = tuning
         self.device = torch.device("cpu")
         self._library = native.library()
         if kernels == "triton":
@@ -75,8 +78,12 @@ class CpuBackend:
     def compile(self, plan: Plan, report: torch.Tensor, fixed: Bindings) -> Executable:
         """See `moe_triton.backends.base.Backend`."""
         if self.kernels == "torch":
-            return TorchExecutable(plan, report, fixed)
-        return NativeExecutable(plan, report, fixed)
+            return TorchExecutable(plan, report, fixed, self._tuning(fixed))
+        return NativeExecutable(plan, report, fixed, self._tuning(fixed))
+
+    def _tuning(self, fixed: Bindings) -> CpuTuning:
+        peers = fixed.get("peers")
+        return self.tuning or default_tuning(peers.numel() if isinstance(peers, torch.Tensor) else 1)
 
     def num_blocks(self, num_ranks: int) -> int:
         """One block per core that this rank can have to itself, at least one."""

@@ -12,6 +12,7 @@ from moe_triton import codegen
 from moe_triton.backends.base import Bindings
 from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.triton import load
+from moe_triton.backends.cpu.tuning import CpuTuning
 from moe_triton.errors import ToolchainError
 from moe_triton.kernel import Arg, AscendCKernel, TritonKernel
 from moe_triton.plan import Hole, Launch, Plan
@@ -22,9 +23,10 @@ KIND_TRITON, KIND_ASCEND_C = 0, 1
 class NativeExecutable:
     """A plan as arrays of C structs. A call fills the holes and enters native code once."""
 
-    def __init__(self, plan: Plan, report: torch.Tensor, fixed: Bindings) -> None:
+    def __init__(self, plan: Plan, report: torch.Tensor, fixed: Bindings, tuning: CpuTuning) -> None:
         self._plan = plan
         self.failed_step = ""
+        self._settings = settings_struct(tuning, fixed)
         self._fixed = fixed  # keeps the memory alive whose addresses stand in the words
         self._holes = tuple(name for name in plan.holes if name not in fixed)
         self._values = (ctypes.c_uint64 * max(len(self._holes), 1))()
@@ -60,6 +62,7 @@ class NativeExecutable:
             report.data_ptr(),
             report.numel(),
             ctypes.addressof(self._durations),
+            ctypes.addressof(self._settings),
         )
         self._struct_address = ctypes.addressof(self._struct)
         self._run = native.library().moe_run_plan
@@ -87,9 +90,10 @@ class NativeExecutable:
 class TorchExecutable:
     """The same plan with each Triton kernel's torch fallback: slow, for machines without the toolchain."""
 
-    def __init__(self, plan: Plan, report: torch.Tensor, fixed: Bindings) -> None:
+    def __init__(self, plan: Plan, report: torch.Tensor, fixed: Bindings, tuning: CpuTuning) -> None:
         self._plan = plan
         self.failed_step = ""
+        self._settings = settings_struct(tuning, fixed)
         self._report = report
         self._fixed = fixed
         self._durations = [0.0] * len(plan.launches)
@@ -98,6 +102,7 @@ class TorchExecutable:
         """See `moe_triton.backends.base.Executable`."""
         bindings = {**self._fixed, **bindings}
         self._report.zero_()
+        native.library().moe_use_settings(ctypes.addressof(self._settings))
         for i, launch in enumerate(self._plan.launches):
             start = time.perf_counter()
             if isinstance(launch.kernel, TritonKernel):
@@ -126,6 +131,24 @@ class TorchExecutable:
     def durations_us(self) -> dict[str, float]:
         """See `moe_triton.backends.base.Executable`."""
         return _by_step(self._plan, self._durations)
+
+
+def settings_struct(tuning: CpuTuning, fixed: Bindings) -> native.SettingsStruct:
+    """What native launches need to know: how to copy and wait, and where the group's doorbells are."""
+    groups = []
+    for prefix in ("", "exchange_"):
+        if f"{prefix}peers" in fixed:
+            peers, window = fixed[f"{prefix}peers"], fixed[f"{prefix}window"]
+            assert isinstance(peers, torch.Tensor)
+            assert isinstance(window, torch.Tensor)
+            groups.append(native.WindowGroupStruct(peers.data_ptr(), peers.numel(), window.numel()))
+    return native.SettingsStruct(
+        tuning.cached_bytes,
+        tuning.spins,
+        tuning.yields,
+        len(groups),
+        (native.WindowGroupStruct * 2)(*groups),
+    )
 
 
 def first_code(report: torch.Tensor) -> int:

@@ -29,6 +29,24 @@ class PatchStruct(ctypes.Structure):
     _fields_ = (("word", ctypes.c_void_p), ("hole", ctypes.c_uint64), ("offset", ctypes.c_uint64))
 
 
+class WindowGroupStruct(ctypes.Structure):
+    """``moe::WindowGroup``."""
+
+    _fields_ = (("addresses", ctypes.c_void_p), ("count", ctypes.c_uint64), ("window_bytes", ctypes.c_uint64))
+
+
+class SettingsStruct(ctypes.Structure):
+    """``moe::LaunchSettings``."""
+
+    _fields_ = (
+        ("cached_bytes", ctypes.c_uint64),
+        ("spins", ctypes.c_uint32),
+        ("yields", ctypes.c_uint32),
+        ("num_groups", ctypes.c_uint64),
+        ("groups", WindowGroupStruct * 2),
+    )
+
+
 class PlanStruct(ctypes.Structure):
     """``MoePlan``."""
 
@@ -40,6 +58,7 @@ class PlanStruct(ctypes.Structure):
         ("report", ctypes.c_void_p),
         ("report_words", ctypes.c_uint64),
         ("durations_us", ctypes.c_void_p),
+        ("settings", ctypes.c_void_p),
     )
 
 
@@ -73,6 +92,8 @@ def library() -> ctypes.CDLL:
     lib = ctypes.CDLL(str(path))
     lib.moe_run_plan.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     lib.moe_run_plan.restype = ctypes.c_int64
+    lib.moe_use_settings.argtypes = (ctypes.c_void_p,)
+    lib.moe_use_settings.restype = None
     lib.moe_first_bad_id.argtypes = (
         ctypes.c_void_p,
         ctypes.c_uint64,
