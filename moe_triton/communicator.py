@@ -22,6 +22,8 @@ from moe_triton.diagnosis import missing_in_combine, missing_in_dispatch, missin
 from moe_triton.errors import ArgumentError, BufferStateError, CommunicationTimeoutError
 from moe_triton.layout import NUM_ZONES, DirectLayout
 from moe_triton.limits import check_config
+from moe_triton.pipeline import Pipeline
+from moe_triton.plan import Launch, Part
 from moe_triton.rendezvous import Meeting
 from moe_triton.schemes.direct import Direct
 from moe_triton.schemes.fullmesh import Fullmesh
@@ -46,6 +48,7 @@ class Communicator:
         num_blocks: blocks per kernel, None for what suits the machine.
         timeout_s: seconds that one wait may take.
         exchange: the tensor-parallel group of two, where there is one.
+        pipeline: how operators are cut into parts; None for the usual way.
 
     Raises:
         ArgumentError: a size breaks a limit.
@@ -64,6 +67,7 @@ class Communicator:
         num_blocks: int | None = None,
         timeout_s: float = 60.0,
         exchange: Meeting | None = None,
+        pipeline: Pipeline | None = None,
     ) -> None:
         self.config, self.rank = config, meeting.rank
         self.backend = agree(meeting, config, make)
@@ -71,6 +75,8 @@ class Communicator:
         blocks = num_blocks if num_blocks is not None else self.backend.num_blocks(meeting.num_ranks)
         if not 1 <= blocks <= MAX_BLOCKS:
             raise ArgumentError("num_blocks", blocks, f"it must be 1 to {MAX_BLOCKS}", "Pass None.")
+        pipeline = pipeline or Pipeline()
+        pipeline.check(blocks)
         self.site = Site(
             config,
             self.rank,
@@ -78,6 +84,7 @@ class Communicator:
             int(timeout_s * 1e6),
             self.backend.name,
             exchange.rank if exchange else None,
+            pipeline,
         )
         self.layout = self.site.layout
         self.capacity = self.site.capacity
@@ -89,7 +96,7 @@ class Communicator:
         self._fixed: dict[str, torch.Tensor] = {}
         self._report = torch.zeros(blocks, REPORT_WORDS, dtype=torch.int32, device=self.backend.device)
         self._allocate()
-        self._executables: dict[tuple[object, int, Phase], Executable] = {}
+        self._executables: dict[tuple[object, int, Phase, int], Executable] = {}
         self._last: dict[str, Executable] = {}
         self._views: dict[tuple[str, int, torch.dtype], torch.Tensor] = {}
         self.counts = {"dispatch": 0, "combine": 0, "barrier": 0}
@@ -132,7 +139,7 @@ class Communicator:
             if operator == "combine" and phase != "teardown":
                 self._separate_combines()
             zone = self._zone(operator)
-            executable = self._executable((variant, zone, phase))
+            executable = self._executable((variant, zone, phase, self._parts(operator, bindings)))
             if operator == "dispatch" and phase != "teardown":
                 # Our flags leave now: they cover the combines that have ended by now.
                 self._covered_at_teardown = self.counts["combine"]
@@ -180,6 +187,13 @@ class Communicator:
         else:
             del self._in_flight[operator]
 
+    def _parts(self, operator: str, bindings: Bindings) -> int:
+        tokens = bindings["num_tokens"]
+        assert isinstance(tokens, int)
+        pipeline = self.site.pipeline
+        each = pipeline.dispatch_tokens if operator == "dispatch" else pipeline.combine_tokens
+        return -(-tokens // each) if tokens > each else 1
+
     def _zone(self, operator: str) -> int:
         counts = self.counts
         if self.site.is_version_1 and operator != "barrier":
@@ -197,7 +211,7 @@ class Communicator:
     def _full_wait(self, timeout_us: int | None = None) -> None:
         ended = self.counts["combine"]
         zone = self._zone("barrier")
-        key: tuple[object, int, Phase] = (("barrier", timeout_us), zone, "whole")
+        key: tuple[object, int, Phase, int] = (("barrier", timeout_us), zone, "whole", 1)
         if key not in self._executables:
             self._executables[key] = self._compile(self._scheme.barrier(zone, timeout_us))
         self._execute("barrier", self._executables[key], zone, {}, turn=True, timeout_us=timeout_us)
@@ -223,14 +237,15 @@ class Communicator:
             # The zone turns exactly once per operator, on failure too.
             self.counts[operator] += turn
         if code:
-            self._fail(operator, number, zone, code, executable.failed_step, bindings, timeout_us)
+            assert executable.failed_launch is not None
+            self._fail(operator, number, zone, code, executable.failed_launch, bindings, timeout_us)
 
-    def _executable(self, key: tuple[Variant, int, Phase]) -> Executable:
+    def _executable(self, key: tuple[Variant, int, Phase, int]) -> Executable:
         found = self._executables.get(key)
         if found is None:
-            variant, zone, phase = key
+            variant, zone, phase, parts = key
             build = getattr(self._scheme, phase)
-            found = self._executables[key] = self._compile(build(variant, zone))
+            found = self._executables[key] = self._compile(build(variant, zone, parts))
         return found
 
     def _compile(self, plan: Any) -> Executable:
@@ -247,15 +262,15 @@ class Communicator:
         number: int,
         zone: int,
         code: int,
-        step: str,
+        launch: Launch,
         bindings: Bindings,
         timeout_us: int | None,
     ) -> None:
         if code != REPORT_TIMEOUT:
             self._broken = f"{operator} number {number} met a row that names no place in this group"
             raise BufferStateError(f"{self._broken}; it was not sent. Rebuild the buffer on every rank.")
-        missing = self._missing(operator, zone, step, bindings)
-        group = "tensor-parallel " if ":" in step else ""
+        missing = self._missing(operator, zone, launch, bindings)
+        group = "tensor-parallel " if ":" in launch.step else ""
         self._broken = f"{operator} number {number} timed out waiting for {group}rank(s) {missing}"
         raise CommunicationTimeoutError(
             operator,
@@ -266,8 +281,8 @@ class Communicator:
             f"Rebuild the buffer once they are back.",
         )
 
-    def _missing(self, operator: str, zone: int, step: str, bindings: Bindings) -> list[int]:
-        fixed = self._fixed
+    def _missing(self, operator: str, zone: int, launch: Launch, bindings: Bindings) -> list[int]:
+        fixed, step = self._fixed, launch.step
         if ":" in step:  # an exchange between two
             assert self.site.exchange_rank is not None
             return [1 - self.site.exchange_rank]
@@ -279,15 +294,13 @@ class Communicator:
         if operator == "dispatch":
             return missing_in_dispatch(self.config, fixed["recv_counts"])
         ids = fixed["masked_ids"] if "mask" in bindings else bindings["topk_idx"]
+        tokens = bindings["num_tokens"]
         assert isinstance(ids, torch.Tensor)
-        return missing_in_combine(
-            self.site.slots_layout,
-            self.rank,
-            zone,
-            fixed["window"],
-            ids.view(-1, self.config.num_topk),
-            self._report,
-        )
+        assert isinstance(tokens, int)
+        # Of the parts that come after this one nothing has been taken yet.
+        end, layout = _end_of_part(launch, tokens), self.site.slots_layout
+        ids = ids.view(-1, self.config.num_topk)[:tokens]
+        return missing_in_combine(layout, self.rank, zone, fixed["window"], ids, self._report, end)
 
     def window_tensor(self, name: Literal["rows", "results"], dtype: torch.dtype) -> torch.Tensor:
         """Direct: where the next dispatch puts its rows, or the next combine looks for results first.
@@ -359,3 +372,9 @@ class Communicator:
             self._fixed.clear()
             for window in self._windows:
                 window.close()
+
+
+def _end_of_part(launch: Launch, total: int) -> int:
+    """One past the last token of a launch that works on a part of them."""
+    sizes = [value for value in launch.values if isinstance(value, Part)]
+    return sum(value.of(total) for value in sizes) if sizes else total

@@ -2,8 +2,10 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 
 #include "block_pool.h"
+#include "companion.h"
 #include "launch_settings.h"
 
 namespace {
@@ -35,13 +37,18 @@ struct MoeLaunch {
     uint32_t kind;
     uint32_t blocks;
     uint64_t* words;
+    uint64_t alongside;  // needs nothing of the launch before it
 };
 
-// Puts hole `hole` plus `offset` into `*word` before the walk.
+// Puts hole `hole` plus `offset` into `*word` before the walk; or, of a number, where one of `parts` parts
+// begins or how much it is.
 struct MoePatch {
     uint64_t* word;
     uint64_t hole;
     uint64_t offset;
+    uint32_t part;
+    uint32_t parts;
+    uint64_t is_count;
 };
 
 struct MoePlan {
@@ -53,7 +60,50 @@ struct MoePlan {
     uint64_t report_words;
     double* durations_us;  // one per launch
     const moe::LaunchSettings* settings;
+    uint64_t overlap;  // whether launches may run beside each other
 };
+
+}  // extern "C"
+
+namespace {
+
+uint64_t ValueOf(const MoePatch& patch, uint64_t hole) {
+    if (patch.parts == 0) return hole + patch.offset;
+    const uint64_t first = hole * patch.part / patch.parts;
+    return patch.is_count == 0 ? first : hole * (patch.part + 1) / patch.parts - first;
+}
+
+bool RunLaunch(const MoePlan* plan, uint64_t i) {
+    const MoeLaunch& launch = plan->launches[i];
+    const auto start = std::chrono::steady_clock::now();
+    bool is_good = true;
+    if (launch.kind == TRITON) {
+        const auto entry = reinterpret_cast<TritonEntry>(launch.entry);
+        const auto programs = static_cast<int32_t>(launch.blocks);
+        moe::ParallelFor(launch.blocks, [&](uint32_t program) {
+            entry(launch.words, programs, static_cast<int32_t>(program));
+        });
+    } else {
+        const auto entry = reinterpret_cast<AscendCEntry>(launch.entry);
+        is_good = entry(launch.blocks, nullptr, launch.words) == 0;
+    }
+    plan->durations_us[i] = MicrosecondsSince(start);
+    return is_good;
+}
+
+// Computing goes to the companion: it cannot fail, and the caller keeps the word of what did.
+bool RunBoth(const MoePlan* plan, uint64_t communication, uint64_t compute) {
+    thread_local moe::Companion companion;
+    const std::function<void()> work = [=] { RunLaunch(plan, compute); };
+    companion.Start(work);
+    const bool is_good = RunLaunch(plan, communication);
+    companion.Wait();
+    return is_good;
+}
+
+}  // namespace
+
+extern "C" {
 
 // For what this thread launches from now on; null for the defaults. They must outlive their use.
 void moe_use_settings(const moe::LaunchSettings* settings) {
@@ -65,31 +115,30 @@ void moe_use_settings(const moe::LaunchSettings* settings) {
 int64_t moe_run_plan(const MoePlan* plan, const uint64_t* holes) {
     for (uint64_t i = 0; i < plan->num_patches; ++i) {
         const MoePatch& patch = plan->patches[i];
-        *patch.word = holes[patch.hole] + patch.offset;
+        *patch.word = ValueOf(patch, holes[patch.hole]);
     }
     for (uint64_t i = 0; i < plan->report_words; ++i) {
         plan->report[i] = 0;
     }
     moe_use_settings(plan->settings);
     for (uint64_t i = 0; i < plan->num_launches; ++i) {
-        const MoeLaunch& launch = plan->launches[i];
-        const auto start = std::chrono::steady_clock::now();
-        if (launch.kind == TRITON) {
-            const auto entry = reinterpret_cast<TritonEntry>(launch.entry);
-            const auto programs = static_cast<int32_t>(launch.blocks);
-            moe::ParallelFor(launch.blocks, [&](uint32_t program) {
-                entry(launch.words, programs, static_cast<int32_t>(program));
-            });
+        uint64_t communication = i;
+        bool is_good = true;
+        // Two at a time only where each has a thread of its own: one core gains nothing from taking turns.
+        if (plan->overlap != 0 && i + 1 < plan->num_launches && plan->launches[i + 1].alongside != 0) {
+            communication = plan->launches[i].kind == ASCEND_C ? i : i + 1;
+            is_good = RunBoth(plan, communication, communication == i ? i + 1 : i);
+            ++i;
         } else {
-            const auto entry = reinterpret_cast<AscendCEntry>(launch.entry);
-            if (entry(launch.blocks, nullptr, launch.words) != 0) {
-                return -1 - static_cast<int64_t>(i);
-            }
-            if (AnyReported(plan->report, static_cast<uint32_t>(plan->report_words))) {
-                return 1 + static_cast<int64_t>(i);
-            }
+            is_good = RunLaunch(plan, i);
         }
-        plan->durations_us[i] = MicrosecondsSince(start);
+        if (!is_good) {
+            return -1 - static_cast<int64_t>(communication);
+        }
+        if (plan->launches[communication].kind == ASCEND_C &&
+            AnyReported(plan->report, static_cast<uint32_t>(plan->report_words))) {
+            return 1 + static_cast<int64_t>(communication);
+        }
     }
     return 0;
 }

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from moe_triton.plan import Plan
+from moe_triton.plan import Launch, Plan
 from moe_triton.rendezvous import Meeting
 
 Bindings = Mapping[str, torch.Tensor | int]
@@ -41,10 +41,10 @@ class Executable(Protocol):
     """A plan made ready for one back end.
 
     Attributes:
-        failed_step: the step whose launch reported something in the last run, or "".
+        failed_launch: the one that reported something in the last run that failed, or None.
     """
 
-    failed_step: str
+    failed_launch: Launch | None
 
     def run(self, bindings: Bindings) -> int:
         """Runs every launch in order.

@@ -52,8 +52,8 @@ class Direct:
         assert isinstance(layout, DirectLayout)
         return layout
 
-    def whole(self, variant: Variant, zone: int) -> Plan:
-        """The plan of the whole operator."""
+    def whole(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
+        """The plan of the whole operator. Rows are packed while counts travel, in one part."""
         if isinstance(variant, DispatchVariant):
             return Plan("dispatch", zone, tuple(self._dispatch(variant, zone)))
         return Plan("combine", zone, tuple(self._combine(variant, zone)))

@@ -29,22 +29,22 @@ class Fullmesh:
         self._dispatch = DispatchPlans(site)
         self._combine = CombinePlans(site)
 
-    def setup(self, variant: Variant, zone: int) -> Plan:
+    def setup(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
         """The plan up to and including the flags."""
         if isinstance(variant, DispatchVariant):
-            return self._dispatch.setup(variant, zone)
+            return self._dispatch.setup(variant, zone, parts)
         return self._combine.setup(variant, zone)
 
-    def teardown(self, variant: Variant, zone: int) -> Plan:
+    def teardown(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
         """The plan from the wait on."""
         if isinstance(variant, DispatchVariant):
             return self._dispatch.teardown(variant, zone)
-        return self._combine.teardown(variant, zone)
+        return self._combine.teardown(variant, zone, parts)
 
-    def whole(self, variant: Variant, zone: int) -> Plan:
+    def whole(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
         """The plan of the whole operator."""
-        first, second = self.setup(variant, zone), self.teardown(variant, zone)
-        return Plan(first.operator, zone, first.launches + second.launches)
+        first, second = self.setup(variant, zone, parts), self.teardown(variant, zone, parts)
+        return Plan(first.operator, zone, first.launches + second.launches, self.site.overlaps)
 
     def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:
         """See `barrier_plan`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -10,7 +10,8 @@ import torch
 from moe_triton.config import Config
 from moe_triton.kernel import AscendCKernel, TritonKernel
 from moe_triton.layout import UB_ALIGN, ExchangeLayout, Layout, SlotLayout, WindowLayout, align, layout_of
-from moe_triton.plan import Launch, Stream, Value, launch
+from moe_triton.pipeline import Pipeline
+from moe_triton.plan import Launch, Part, Stream, Value, launch
 
 BLOCK_QUANTIZE_ELEMENTS = 8
 Scratch = dict[str, tuple[int, torch.dtype]]
@@ -27,6 +28,7 @@ class Site:
         timeout_us: deadline of each wait, in microseconds.
         target: what the Triton kernels are specialised for: the back end's name.
         exchange_rank: this rank's number among two tensor-parallel ranks, or None.
+        pipeline: how operators are cut into parts.
     """
 
     config: Config
@@ -35,6 +37,7 @@ class Site:
     timeout_us: int
     target: str
     exchange_rank: int | None = None
+    pipeline: Pipeline = field(default_factory=Pipeline)
 
     @cached_property
     def layout(self) -> Layout:
@@ -56,6 +59,18 @@ class Site:
     def exchange(self) -> ExchangeLayout:
         """Where things lie in the window between tensor-parallel ranks."""
         return ExchangeLayout(self.config.hidden, self.capacity, self.config.num_ranks)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether computing and communicating have blocks of their own."""
+        return self.pipeline.communication_blocks > 0
+
+    def blocks(self, stream: Stream, parts: int) -> int:
+        """Blocks of a launch that is one of ``parts``."""
+        if parts == 1 or not self.overlaps:
+            return self.num_blocks
+        communication = self.pipeline.communication_blocks
+        return communication if stream == "communication" else self.num_blocks - communication
 
     @property
     def num_local_experts(self) -> int:
@@ -122,6 +137,11 @@ class Site:
             "result_offsets": (tokens * results, torch.int64),
             "alphas": (2 * tokens * c.num_topk, torch.float32),
         }
+
+
+def tokens_of(part: int, parts: int) -> tuple[Value, Value]:
+    """First token of a part, and how many it has."""
+    return Part("num_tokens", 0, part, parts), Part("num_tokens", 0, part, parts, is_count=True)
 
 
 def launch_matching(

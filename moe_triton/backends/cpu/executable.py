@@ -15,7 +15,7 @@ from moe_triton.backends.cpu.triton import load
 from moe_triton.backends.cpu.tuning import CpuTuning
 from moe_triton.errors import ToolchainError
 from moe_triton.kernel import Arg, AscendCKernel, TritonKernel
-from moe_triton.plan import Hole, Launch, Plan
+from moe_triton.plan import Hole, Launch, Part, Plan
 
 KIND_TRITON, KIND_ASCEND_C = 0, 1
 
@@ -25,7 +25,7 @@ class NativeExecutable:
 
     def __init__(self, plan: Plan, report: torch.Tensor, fixed: Bindings, tuning: CpuTuning) -> None:
         self._plan = plan
-        self.failed_step = ""
+        self.failed_launch: Launch | None = None
         self._settings = settings_struct(tuning, fixed)
         self._fixed = fixed  # keeps the memory alive whose addresses stand in the words
         self._holes = tuple(name for name in plan.holes if name not in fixed)
@@ -46,10 +46,9 @@ class NativeExecutable:
             struct.entry, struct.kind = _entry(launch.kernel)
             struct.blocks = launch.blocks
             struct.words = ctypes.addressof(array)
+            struct.alongside = launch.alongside
             patches += [
-                native.PatchStruct(
-                    ctypes.addressof(array) + 8 * position, self._holes.index(hole.name), hole.offset
-                )
+                patch_struct(ctypes.addressof(array) + 8 * position, self._holes.index(hole.name), hole)
                 for position, hole in holes
                 if hole.name not in fixed
             ]
@@ -63,6 +62,7 @@ class NativeExecutable:
             report.numel(),
             ctypes.addressof(self._durations),
             ctypes.addressof(self._settings),
+            plan.overlap,
         )
         self._struct_address = ctypes.addressof(self._struct)
         self._run = native.library().moe_run_plan
@@ -79,7 +79,7 @@ class NativeExecutable:
             raise ToolchainError(f"{self._plan.operator}: {step} failed: {native.last_error()}")
         if result == 0:
             return 0
-        self.failed_step = self._plan.launches[result - 1].step
+        self.failed_launch = self._plan.launches[result - 1]
         return first_code(self._report)
 
     def durations_us(self) -> dict[str, float]:
@@ -92,7 +92,7 @@ class TorchExecutable:
 
     def __init__(self, plan: Plan, report: torch.Tensor, fixed: Bindings, tuning: CpuTuning) -> None:
         self._plan = plan
-        self.failed_step = ""
+        self.failed_launch: Launch | None = None
         self._settings = settings_struct(tuning, fixed)
         self._report = report
         self._fixed = fixed
@@ -114,7 +114,7 @@ class TorchExecutable:
             else:
                 self._launch_ascend_c(launch, bindings)
                 if self._report.any():
-                    self.failed_step = launch.step
+                    self.failed_launch = launch
                     return first_code(self._report)
             self._durations[i] = (time.perf_counter() - start) * 1e6
         return 0
@@ -122,7 +122,7 @@ class TorchExecutable:
     def _launch_ascend_c(self, launch: Launch, bindings: Bindings) -> None:
         words, holes = _words(launch)
         for position, hole in holes:
-            words[position] = _word(bindings[hole.name]) + hole.offset
+            words[position] = _filled(hole, bindings)
         array = (ctypes.c_uint64 * len(words))(*words)
         function = getattr(native.library(), cast(AscendCKernel, launch.kernel).symbol)
         if function(ctypes.c_uint32(launch.blocks), None, ctypes.byref(array)) != 0:
@@ -162,6 +162,22 @@ def _word(bound: torch.Tensor | int) -> int:
     return bound if isinstance(bound, int) else bound.data_ptr()
 
 
+def _filled(hole: Hole, bindings: Bindings) -> int:
+    """What stands for a hole in an argument list, in a call."""
+    bound = bindings[hole.name]
+    if isinstance(hole, Part):
+        assert isinstance(bound, int)
+        return hole.of(bound)
+    return _word(bound) + hole.offset
+
+
+def patch_struct(word: int, number: int, hole: Hole) -> native.PatchStruct:
+    """How native code fills a hole."""
+    if isinstance(hole, Part):
+        return native.PatchStruct(word, number, 0, hole.index, hole.parts, hole.is_count)
+    return native.PatchStruct(word, number, hole.offset, 0, 0, 0)
+
+
 def _entry(kernel: TritonKernel | AscendCKernel) -> tuple[int, int]:
     if isinstance(kernel, AscendCKernel):
         return native.symbol_address(kernel.symbol), KIND_ASCEND_C
@@ -191,7 +207,7 @@ def _argument(arg: Arg, value: object, bindings: Bindings) -> torch.Tensor | int
         return cast(int, value)
     bound = bindings[value.name]
     if isinstance(bound, int):
-        return bound
+        return _filled(value, bindings)
     return bound.view(-1).view(torch.uint8)[value.offset :].view(arg.dtype)
 
 

@@ -20,13 +20,21 @@ class LaunchStruct(ctypes.Structure):
         ("kind", ctypes.c_uint32),
         ("blocks", ctypes.c_uint32),
         ("words", ctypes.c_void_p),
+        ("alongside", ctypes.c_uint64),
     )
 
 
 class PatchStruct(ctypes.Structure):
     """``MoePatch``."""
 
-    _fields_ = (("word", ctypes.c_void_p), ("hole", ctypes.c_uint64), ("offset", ctypes.c_uint64))
+    _fields_ = (
+        ("word", ctypes.c_void_p),
+        ("hole", ctypes.c_uint64),
+        ("offset", ctypes.c_uint64),
+        ("part", ctypes.c_uint32),
+        ("parts", ctypes.c_uint32),
+        ("is_count", ctypes.c_uint64),
+    )
 
 
 class WindowGroupStruct(ctypes.Structure):
@@ -59,6 +67,7 @@ class PlanStruct(ctypes.Structure):
         ("report_words", ctypes.c_uint64),
         ("durations_us", ctypes.c_void_p),
         ("settings", ctypes.c_void_p),
+        ("overlap", ctypes.c_uint64),
     )
 
 
