@@ -19,9 +19,10 @@ from moe_triton.backends import make_backend
 from moe_triton.checks import check_choice, check_positive
 from moe_triton.communicator import Communicator
 from moe_triton.config import Config, Product
+from moe_triton.dispatch_outputs import DispatchOutputs
 from moe_triton.errors import ArgumentError, BufferStateError
 from moe_triton.handle import DispatchHandle, DispatchOutput
-from moe_triton.layout import TRAILER_WORDS, layout_of
+from moe_triton.layout import layout_of
 from moe_triton.limits import check_config, scheme_of
 from moe_triton.pipeline import Pipeline
 from moe_triton.rendezvous import Meeting
@@ -120,8 +121,7 @@ class EPBuffer:
         self._backend = self._communicator.backend
         self._id = next(_buffer_ids)
         self._is_direct = config.scheme == "direct"
-        self._experts = config.experts_on(self.rank)
-        self._dispatch_variants: dict[tuple[object, ...], DispatchVariant] = {}
+        self._kinds: dict[tuple[torch.dtype, str | None, bool, bool], DispatchOutputs] = {}
         self._combine_variants: dict[tuple[object, ...], CombineVariant] = {}
         self._latest_dtype: torch.dtype | None = None
         self._closed = False
@@ -194,28 +194,20 @@ class EPBuffer:
         ids = arguments.check_ids(c, topk_idx, num_tokens, self._backend)
         arguments.check_weights(c, topk_weights, num_tokens, device)
         arguments.check_smooth_scales(c, smooth_scales, quantize, device)
-        variant = self._dispatch_variant(
-            x.dtype, quantize, smooth_scales is not None, topk_weights is not None
-        )
-        experts, capacity = self._experts, self._communicator.capacity
-        empty, row_dtype = self._backend.empty, torch.int8 if quantize else x.dtype
-        if self._is_direct:
-            tokens = self._communicator.window_tensor("rows", row_dtype)
-        else:
-            tokens = empty((capacity, c.hidden), row_dtype)
-        scales = empty((capacity,), torch.float32) if quantize else None
-        weights = None if topk_weights is None else empty((capacity,), torch.float32)
-        tokens_per_expert = empty((experts,), torch.int64)
-        sizes = (ids.numel(), experts * c.num_ranks, 3 * capacity + TRAILER_WORDS)
-        expand_idx, recv_offsets, triples = empty((sum(sizes),), torch.int32).split_with_sizes(sizes)
+        key = x.dtype, quantize, smooth_scales is None, topk_weights is None
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kinds[key] = self._kind(*key)
+        num_ids = num_tokens * c.num_topk
+        outputs = kind.make(num_ids)
         handle = DispatchHandle(
-            self._id,
-            self._communicator.counts["dispatch"],
-            x.dtype,
-            ids,
-            expand_idx,
-            recv_offsets,
-            triples[: 3 * capacity].view(capacity, 3),
+            buffer_id=self._id,
+            number=self._communicator.counts["dispatch"],
+            dtype=x.dtype,
+            topk_idx=ids,
+            expand_idx=outputs["expand_idx"],
+            recv_offsets=outputs["recv_offsets"],
+            assist_info=outputs["triples"],
         )
         bindings: dict[str, Any] = {
             "x": x,
@@ -223,18 +215,15 @@ class EPBuffer:
             "topk_weights": topk_weights,
             "smooth_scales": smooth_scales,
             "num_tokens": num_tokens,
-            "num_ids": ids.numel(),
-            "expand_idx": handle.expand_idx,
-            "recv_offsets": handle.recv_offsets,
-            "tokens": tokens,
-            "scales": scales,
-            "triples": triples,
-            "weights": weights,
-            "tokens_per_expert": tokens_per_expert,
+            "num_ids": num_ids,
+            **outputs,
         }
-        self._communicator.run(variant, bindings)
+        self._communicator.run(kind.variant, bindings)
         self._latest_dtype = x.dtype
-        return DispatchOutput(tokens, scales, tokens_per_expert, weights, handle)
+        get = outputs.get
+        return DispatchOutput(
+            outputs["tokens"], get("scales"), outputs["tokens_per_expert"], get("weights"), handle
+        )
 
     def combine(
         self, y: torch.Tensor, topk_weights: torch.Tensor | None, handle: DispatchHandle
@@ -268,7 +257,7 @@ class EPBuffer:
         bindings: dict[str, Any] = {
             "y": y,
             "num_rows": y.shape[0],
-            "triples": handle.triples,
+            "triples": handle.assist_info,
             "recv_offsets": handle.recv_offsets,
             "topk_idx": handle.topk_idx,
             "topk_weights": topk_weights,
@@ -304,15 +293,11 @@ class EPBuffer:
             return self._communicator.window_tensor("results", dtype)
         return self._backend.empty((self._communicator.capacity, self.config.hidden), dtype)
 
-    def _dispatch_variant(
-        self, dtype: torch.dtype, quantize: str | None, smooth: bool, weights: bool
-    ) -> DispatchVariant:
-        key = dtype, quantize, smooth, weights
-        variant = self._dispatch_variants.get(key)
-        if variant is None:
-            variant = DispatchVariant(dtype, quantize is not None, smooth, weights)
-            self._dispatch_variants[key] = variant
-        return variant
+    def _kind(
+        self, dtype: torch.dtype, quantize: str | None, is_plain: bool, is_unweighted: bool
+    ) -> DispatchOutputs:
+        variant = DispatchVariant(dtype, quantize is not None, not is_plain, not is_unweighted)
+        return DispatchOutputs.of(self._communicator, variant)
 
     def _combine_variant(self, y: torch.Tensor, weights: bool) -> CombineVariant:
         in_place = self._is_direct and (

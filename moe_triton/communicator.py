@@ -344,8 +344,9 @@ class Communicator:
         Raises:
             BufferStateError: it is.
         """
-        self._enter()
-        self._lock.release()
+        if self._closed or self._broken or self._lock.locked():
+            self._enter()
+            self._lock.release()
 
     def durations_us(self, operator: str) -> dict[str, float]:
         """Microseconds that each step of this rank's last dispatch or combine took.

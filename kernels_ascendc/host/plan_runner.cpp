@@ -1,7 +1,9 @@
 // Walks a plan on the CPU: one call from Python runs every launch of an operator.
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 
 #include "block_pool.h"
@@ -163,6 +165,22 @@ int64_t moe_first_bad_id(const int32_t* ids, uint64_t num_tokens, uint64_t topk,
         }
     }
     return -1;
+}
+
+// Copies ids to 32 bits and checks them, like `moe_first_bad_id`: a call reads its ids once. A wide id is clamped
+// first: it must not come back as a good one.
+int64_t moe_take_ids(const void* ids, uint32_t id_bytes, int32_t* taken, uint64_t num_tokens, uint64_t topk,
+                     int64_t num_experts, int32_t* rule) {
+    const uint64_t count = num_tokens * topk;
+    if (id_bytes == sizeof(int32_t)) {
+        std::memcpy(taken, ids, count * sizeof(int32_t));
+    } else {
+        const auto* wide = static_cast<const int64_t*>(ids);
+        for (uint64_t i = 0; i < count; ++i) {
+            taken[i] = static_cast<int32_t>(std::clamp<int64_t>(wide[i], INT32_MIN, INT32_MAX));
+        }
+    }
+    return moe_first_bad_id(taken, num_tokens, topk, num_experts, rule);
 }
 
 }  // extern "C"

@@ -103,6 +103,15 @@ class Backend(Protocol):
         """An element of a contiguous int32 tensor, as the host sees it. The index is within the tensor."""
         ...
 
+    def take_ids(
+        self, topk_idx: torch.Tensor, num_experts: int
+    ) -> tuple[torch.Tensor, tuple[int, str] | None]:
+        """A copy of contiguous ids, (T, K) int32 or int64, as int32, and what `first_bad_id` says of it.
+
+        Ids that 32 bits cannot hold become others that are as bad.
+        """
+        ...
+
     def first_bad_id(self, topk_idx: torch.Tensor, num_experts: int) -> tuple[int, str] | None:
         """Position in the flattened ids of the first one that breaks a rule, and which rule."""
         ...

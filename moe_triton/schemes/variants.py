@@ -36,6 +36,11 @@ class DispatchVariant:
     waits: bool = False
 
     @cached_property
+    def row_dtype(self) -> torch.dtype:
+        """Of the rows that travel."""
+        return torch.int8 if self.quantize else self.dtype
+
+    @cached_property
     def _hash(self) -> int:
         return hash(astuple(self))
 

@@ -18,6 +18,7 @@ from moe_triton.backends.cpu.output_pool import OutputPool
 from moe_triton.backends.cpu.triton.toolchain import find_toolchain
 from moe_triton.backends.cpu.tuning import CpuTuning, default_tuning
 from moe_triton.backends.cpu.window import SharedWindow
+from moe_triton.checks import CPU
 from moe_triton.errors import ArgumentError
 from moe_triton.plan import Plan
 from moe_triton.rendezvous import Meeting
@@ -51,7 +52,7 @@ class CpuBackend:
             )
         self.kernels = kernels
         self.tuning = tuning
-        self.device = torch.device("cpu")
+        self.device = CPU
         self._library = native.library()
         if kernels == "triton":
             find_toolchain()  # now, and not in the middle of the first dispatch
@@ -94,6 +95,18 @@ class CpuBackend:
         if not 0 <= index < tensor.numel():
             raise IndexError(f"{index} is outside a tensor of {tensor.numel()} elements")
         return ctypes.c_int32.from_address(tensor.data_ptr() + 4 * index).value
+
+    def take_ids(
+        self, topk_idx: torch.Tensor, num_experts: int
+    ) -> tuple[torch.Tensor, tuple[int, str] | None]:
+        """See `moe_triton.backends.base.Backend`."""
+        num_tokens, topk = topk_idx.shape
+        taken = self._outputs.empty((num_tokens, topk), torch.int32)
+        source, width = topk_idx.data_ptr(), topk_idx.dtype.itemsize
+        good = self._library.moe_take_ids(
+            source, width, taken.data_ptr(), num_tokens, topk, num_experts, self._unread_rule
+        )
+        return taken, (None if good < 0 else self.first_bad_id(taken, num_experts))
 
     def first_bad_id(self, topk_idx: torch.Tensor, num_experts: int) -> tuple[int, str] | None:
         """See `moe_triton.backends.base.Backend`."""

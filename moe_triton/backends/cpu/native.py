@@ -111,6 +111,16 @@ def library() -> ctypes.CDLL:
         ctypes.POINTER(ctypes.c_int32),
     )
     lib.moe_first_bad_id.restype = ctypes.c_int64
+    lib.moe_take_ids.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_uint32,
+        ctypes.c_void_p,
+        ctypes.c_uint64,
+        ctypes.c_uint64,
+        ctypes.c_int64,
+        ctypes.POINTER(ctypes.c_int32),
+    )
+    lib.moe_take_ids.restype = ctypes.c_int64
     lib.moe_last_error.restype = ctypes.c_char_p
     return lib
 
