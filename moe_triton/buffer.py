@@ -24,9 +24,9 @@ from moe_triton.errors import ArgumentError, BufferStateError
 from moe_triton.handle import DispatchHandle, DispatchOutput
 from moe_triton.layout import layout_of
 from moe_triton.limits import check_config, scheme_of
-from moe_triton.pipeline import Pipeline
 from moe_triton.rendezvous import Meeting
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant
+from moe_triton.tuning import Tuning
 
 QUANTIZE = (None, "int8")
 
@@ -57,8 +57,8 @@ class EPBuffer:
         backend: "cpu".
         kernels: "triton", or "torch" for machines without the Triton toolchain (slow).
         num_blocks: blocks per kernel, None for what suits the machine.
-        pipeline: how operators are cut into parts, so that computing hides communication; None for the
-            usual way. Any setting gives the same bits.
+        tuning: how operators are cut into parts, how rows are copied and flags waited for; None for what
+            suits the machine. Any setting gives the same bits.
         timeout_s: seconds that one wait may take before it raises.
         explicitly_destroy: warn if the buffer is dropped without `close`.
 
@@ -87,7 +87,7 @@ class EPBuffer:
         backend: str = "cpu",
         kernels: str = "triton",
         num_blocks: int | None = None,
-        pipeline: Pipeline | None = None,
+        tuning: Tuning | None = None,
         timeout_s: float = 60.0,
         explicitly_destroy: bool = False,
     ) -> None:
@@ -110,11 +110,11 @@ class EPBuffer:
         self._communicator = Communicator(
             meeting,
             config,
-            lambda: make_backend(backend, kernels),
+            lambda: make_backend(backend, kernels, tuning),
             check_window=lambda needed: _check_num_bytes(num_bytes, needed),
             num_blocks=num_blocks,
             timeout_s=timeout_s,
-            pipeline=pipeline,
+            tuning=tuning,
         )
         self.config, self.rank = config, meeting.rank
         self.layout = self._communicator.layout

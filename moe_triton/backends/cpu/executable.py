@@ -12,7 +12,7 @@ from moe_triton import codegen
 from moe_triton.backends.base import Bindings
 from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.triton import load
-from moe_triton.backends.cpu.tuning import CpuTuning
+from moe_triton.backends.cpu.tuning import CpuSettings
 from moe_triton.errors import ToolchainError
 from moe_triton.kernel import Arg, AscendCKernel, TritonKernel
 from moe_triton.plan import Hole, Launch, Part, Plan
@@ -23,10 +23,10 @@ KIND_TRITON, KIND_ASCEND_C = 0, 1
 class NativeExecutable:
     """A plan as arrays of C structs. A call fills the holes and enters native code once."""
 
-    def __init__(self, plan: Plan, report: torch.Tensor, fixed: Bindings, tuning: CpuTuning) -> None:
+    def __init__(self, plan: Plan, report: torch.Tensor, fixed: Bindings, settings: CpuSettings) -> None:
         self._plan = plan
         self.failed_launch: Launch | None = None
-        self._settings = settings_struct(tuning, fixed)
+        self._settings = settings_struct(settings, fixed)
         self._fixed = fixed  # keeps the memory alive whose addresses stand in the words
         self._holes = tuple(name for name in plan.holes if name not in fixed)
         self._values = (ctypes.c_uint64 * max(len(self._holes), 1))()
@@ -90,10 +90,10 @@ class NativeExecutable:
 class TorchExecutable:
     """The same plan with each Triton kernel's torch fallback: slow, for machines without the toolchain."""
 
-    def __init__(self, plan: Plan, report: torch.Tensor, fixed: Bindings, tuning: CpuTuning) -> None:
+    def __init__(self, plan: Plan, report: torch.Tensor, fixed: Bindings, settings: CpuSettings) -> None:
         self._plan = plan
         self.failed_launch: Launch | None = None
-        self._settings = settings_struct(tuning, fixed)
+        self._settings = settings_struct(settings, fixed)
         self._report = report
         self._fixed = fixed
         self._durations = [0.0] * len(plan.launches)
@@ -133,7 +133,7 @@ class TorchExecutable:
         return _by_step(self._plan, self._durations)
 
 
-def settings_struct(tuning: CpuTuning, fixed: Bindings) -> native.SettingsStruct:
+def settings_struct(settings: CpuSettings, fixed: Bindings) -> native.SettingsStruct:
     """What native launches need to know: how to copy and wait, and where the group's doorbells are."""
     groups = []
     for prefix in ("", "exchange_"):
@@ -143,9 +143,9 @@ def settings_struct(tuning: CpuTuning, fixed: Bindings) -> native.SettingsStruct
             assert isinstance(window, torch.Tensor)
             groups.append(native.WindowGroupStruct(peers.data_ptr(), peers.numel(), window.numel()))
     return native.SettingsStruct(
-        tuning.cached_bytes,
-        tuning.spins,
-        tuning.yields,
+        settings.cached_bytes,
+        settings.spins,
+        settings.yields,
         len(groups),
         (native.WindowGroupStruct * 2)(*groups),
     )
