@@ -56,6 +56,13 @@ METRICS = (
     Metric("fraction_of_memcpy", "memcpy / direct", ("memcpy_direct",), ("direct",)),
 )
 
+# The peers once more, against direct: nothing is asked of these.
+DIRECT_METRICS = (
+    Metric("direct_vs_gloo_alltoallv", "gloo all-to-all-v / direct", ("gloo_alltoallv",), ("direct",)),
+    Metric("direct_vs_mpi_best", "best of MPI / direct", BEST_OF_MPI, ("direct",)),
+    Metric("direct_vs_mpi_native", "MPI with our kernels / direct", ("mpi_native",), ("direct",)),
+)
+
 
 class Samples:
     """Samples by case, route and phase."""
@@ -117,7 +124,7 @@ def records(samples: Samples) -> list[Record]:
     """Every metric, its spread, and the percentiles of every route and phase."""
     found: list[Record] = []
     for case in samples.cases:
-        for metric in METRICS:
+        for metric in (*METRICS, *DIRECT_METRICS):
             spread = samples.metric(case, metric)
             if spread is not None:
                 found.append(_record(case.as_record(), metric.name, spread.p50, "ratio"))

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.compare import plots
-from benchmarks.compare.figures import METRICS, Samples
+from benchmarks.compare.figures import DIRECT_METRICS, METRICS, Samples
 from benchmarks.compare.report import Files, Report
 from benchmarks.compare.scaling import SWEEPS, SweepKind, scaling_table
-from benchmarks.compare.tables import metric_table, time_table
+from benchmarks.compare.tables import metric_table, summary_table, time_table
 
 NAME, FIGURES = "benchmarks.md", "benchmarks"
 
@@ -100,6 +100,7 @@ def _comparison(files: Files, figures: Path) -> str:
     parts += ["## Ratios\n", _image("Time of each peer against slots", plots.SPEEDUPS)]
     for metric in METRICS:
         parts += [f"### {metric.title}\n", metric_table(found, metric).markdown(), ""]
+    parts += ["### The peers against direct\n", summary_table(found, DIRECT_METRICS).markdown(), ""]
     parts += [
         "## Times\n",
         _image("Times against tokens per rank", plots.BY_TOKENS),

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.compare.cases import EXPERTS, HIDDEN, TOPK
-from benchmarks.compare.figures import Samples
+from benchmarks.compare.figures import DIRECT_METRICS, METRICS, Samples
 from benchmarks.compare.machine import machine, versions
 from benchmarks.compare.samples import Sample, read_csv, write_csv
 from benchmarks.compare.tables import absences, summary_table, time_table
@@ -89,7 +89,8 @@ def print_report(samples: Samples, console: Console) -> None:
     """Times of every case, then the ratios with what is asked of them, then what is absent."""
     for case in samples.cases:
         time_table(samples, case).print(console)
-    summary_table(samples).print(console)
+    for metrics in (METRICS, DIRECT_METRICS):
+        summary_table(samples, metrics).print(console)
     print_absences(samples, console)
 
 

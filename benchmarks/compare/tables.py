@@ -71,18 +71,18 @@ def metric_table(samples: Samples, metric: Metric) -> Table:
     return Table(metric.title, columns, tuple(rows), left=0)
 
 
-def summary_table(samples: Samples) -> Table:
-    """All ratios, a row for each case; each with its verdict."""
+def summary_table(samples: Samples, metrics: Sequence[Metric] = METRICS) -> Table:
+    """Several ratios, a row for each case; each with its verdict."""
     rows = []
     for case in samples.cases:
         cells = []
-        for metric in METRICS:
+        for metric in metrics:
             spread = samples.metric(case, metric)
             value = None if spread is None else spread.p50
             shown = "" if value is None else f"{value:.2f}"
             cells.append(f"{shown} {verdict(metric.name, case, value)}".strip())
         rows.append((*_case_cells(case), *cells))
-    columns = ("ranks", "tokens", "rows", *(metric.title for metric in METRICS))
+    columns = ("ranks", "tokens", "rows", *(metric.title for metric in metrics))
     title = "Medians of the ratios in each iteration; met or missed where something is asked"
     return Table(title, columns, tuple(rows), left=0)
 

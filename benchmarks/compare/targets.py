@@ -48,7 +48,7 @@ def target_of(metric: str, case: Case) -> Target | None:
     """The target of a metric in a case, where there is one."""
     if metric == "fraction_of_memcpy":
         return Target(MEMCPY_FRACTION) if (case.ranks, case.tokens) == MEMCPY_CASE else None
-    by_tokens, at_most = BY_TOKENS[metric]
+    by_tokens, at_most = BY_TOKENS.get(metric, ({}, False))
     bound = by_tokens.get(case.tokens) if case.ranks in RANKS else None
     return None if bound is None else Target(bound, at_most)
 

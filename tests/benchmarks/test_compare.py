@@ -166,6 +166,7 @@ def test_records_carry_the_agreed_names() -> None:
         ("direct_vs_slots", Case(4, 256, True), 1.8, "met"),
         ("fraction_of_memcpy", Case(2, 256, False), 0.74, "missed"),
         ("fraction_of_memcpy", Case(4, 256, False), 0.1, ""),
+        ("direct_vs_mpi_best", Case(2, 16, True), 0.1, ""),
         ("vs_mpi_best", Case(2, 16, True), None, "absent"),
     ],
 )

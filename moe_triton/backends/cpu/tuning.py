@@ -12,6 +12,7 @@ from moe_triton.tuning import Tuning
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 # Where the machine does not say.
 USUAL_CACHE_BYTES = 16 << 20
+MOST_CACHED_BYTES = 256 << 10
 
 
 class CpuSettings(NamedTuple):
@@ -34,12 +35,14 @@ def _usual(num_ranks: int) -> CpuSettings:
     cores = len(os.sched_getaffinity(0))
     # A rank with a core of its own disturbs nobody by waiting awake, and is there at once.
     yields = 2000 if num_ranks <= cores else 20
-    # A row is written by one rank and read by another: what is in flight has to fit beside what is computed.
-    return CpuSettings(cached_bytes=last_level_cache_bytes() // (4 * num_ranks), spins=200, yields=yields)
+    # A handful of rows reaches its reader through the caches. More are written without reading first what they
+    # overwrite: they were found faster from some hundred kilobytes on, whatever ran in between.
+    share = _last_level_cache_bytes() // (32 * num_ranks)
+    return CpuSettings(cached_bytes=min(share, MOST_CACHED_BYTES), spins=200, yields=yields)
 
 
-def last_level_cache_bytes() -> int:
-    """Bytes of the largest cache of a core, as the kernel tells."""
+def _last_level_cache_bytes() -> int:
+    """Of the largest cache of a core, as the kernel tells."""
     sizes = [_bytes_of(path) for path in CACHES.glob("index*/size")]
     return max(sizes, default=USUAL_CACHE_BYTES)
 
