@@ -18,6 +18,9 @@ void AwaitFlags(Doorbell& bell, const std::atomic<uint64_t>& flags, uint64_t wan
         const uint64_t count = bell.count.load();
         const uint64_t there = flags.load(std::memory_order_acquire);
         if (there >= wanted) return;
+        // What could get lost comes here: between the look and the wish to be woken.
+        for (volatile uint64_t pause = (count * 2654435761u >> 7) % 2000; pause > 0; pause = pause - 1) {
+        }
         bell.SleepUntil(count + (wanted - there), FOR_EVER);
     }
 }
