@@ -103,26 +103,8 @@ bool RunBoth(const MoePlan* plan, uint64_t communication, uint64_t compute) {
     return is_good;
 }
 
-}  // namespace
-
-extern "C" {
-
-// For what this thread launches from now on; null for the defaults. They must outlive their use.
-void moe_use_settings(const moe::LaunchSettings* settings) {
-    moe::ThreadSettings() = settings;
-}
-
-// Returns 0; 1 + i when launch i reported something (its report stands in plan->report); -1 - i when
-// launch i failed in itself (moe_last_error says why). Launches after it have not run.
-int64_t moe_run_plan(const MoePlan* plan, const uint64_t* holes) {
-    for (uint64_t i = 0; i < plan->num_patches; ++i) {
-        const MoePatch& patch = plan->patches[i];
-        *patch.word = ValueOf(patch, holes[patch.hole]);
-    }
-    for (uint64_t i = 0; i < plan->report_words; ++i) {
-        plan->report[i] = 0;
-    }
-    moe_use_settings(plan->settings);
+// See `moe_run_plan`.
+int64_t Walk(const MoePlan* plan) {
     for (uint64_t i = 0; i < plan->num_launches; ++i) {
         uint64_t communication = i;
         bool is_good = true;
@@ -143,6 +125,31 @@ int64_t moe_run_plan(const MoePlan* plan, const uint64_t* holes) {
         }
     }
     return 0;
+}
+
+}  // namespace
+
+extern "C" {
+
+// For what this thread launches from now on; null for the defaults. They must outlive their use.
+void moe_use_settings(const moe::LaunchSettings* settings) {
+    moe::ThreadSettings() = settings;
+}
+
+// Returns 0; 1 + i when launch i reported something (its report stands in plan->report); -1 - i when
+// launch i failed in itself (moe_last_error says why). Launches after it have not run.
+int64_t moe_run_plan(const MoePlan* plan, const uint64_t* holes) {
+    for (uint64_t i = 0; i < plan->num_patches; ++i) {
+        const MoePatch& patch = plan->patches[i];
+        *patch.word = ValueOf(patch, holes[patch.hole]);
+    }
+    for (uint64_t i = 0; i < plan->report_words; ++i) {
+        plan->report[i] = 0;
+    }
+    moe_use_settings(plan->settings);
+    const int64_t result = Walk(plan);
+    moe_use_settings(nullptr);
+    return result;
 }
 
 // Position of the first id outside [-1, num_experts) (`*rule` = 1) or equal to an earlier one of its

@@ -102,7 +102,6 @@ class TorchExecutable:
         """See `moe_triton.backends.base.Executable`."""
         bindings = {**self._fixed, **bindings}
         self._report.zero_()
-        native.library().moe_use_settings(ctypes.addressof(self._settings))
         for i, launch in enumerate(self._plan.launches):
             start = time.perf_counter()
             if isinstance(launch.kernel, TritonKernel):
@@ -124,8 +123,12 @@ class TorchExecutable:
         for position, hole in holes:
             words[position] = _filled(hole, bindings)
         array = (ctypes.c_uint64 * len(words))(*words)
-        function = getattr(native.library(), cast(AscendCKernel, launch.kernel).symbol)
-        if function(ctypes.c_uint32(launch.blocks), None, ctypes.byref(array)) != 0:
+        library = native.library()
+        function = getattr(library, cast(AscendCKernel, launch.kernel).symbol)
+        library.moe_use_settings(ctypes.addressof(self._settings))
+        failed: int = function(ctypes.c_uint32(launch.blocks), None, ctypes.byref(array))
+        library.moe_use_settings(None)
+        if failed:
             raise ToolchainError(f"{self._plan.operator}: {launch.step} failed: {native.last_error()}")
 
     def durations_us(self) -> dict[str, float]:
