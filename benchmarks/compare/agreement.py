@@ -12,38 +12,27 @@ RELATIVE, ABSOLUTE = 2.0**-7, 1e-5
 
 
 def check_routes(routes: dict[str, Route], reference: str) -> None:
-    """Runs every route twice, and compares what it delivered with what the reference did.
+    """Runs every route, and compares what it delivered with what the reference did; collective.
 
     Raises:
         AssertionError: one differs; it names the route and what differs.
     """
-    for _ in range(2):
-        run_once(routes[reference])
-        want = routes[reference].delivered()
-        assert want is not None
-        for name, route in routes.items():
-            if name != reference:
-                run_once(route)
-                have = route.delivered()
-                if have is not None:
-                    compare(name, have, want)
-
-
-def run_once(route: Route) -> None:
-    """An untimed run."""
-    route.dispatch()
-    route.combine()
-    route.settle()
-
-
-def check_delivered(routes: dict[str, Route], reference: str) -> None:
-    """What the last runs have left is still right."""
-    want = routes[reference].delivered()
+    want = _run(routes[reference])
     assert want is not None
     for name, route in routes.items():
-        have = route.delivered()
-        if have is not None:
-            compare(name, have, want)
+        if name != reference:
+            have = _run(route)
+            if have is not None:
+                compare(name, have, want)
+
+
+def _run(route: Route) -> Delivered | None:
+    """What an untimed run delivers."""
+    route.dispatch()
+    route.combine()
+    delivered = route.delivered
+    route.settle()
+    return delivered
 
 
 def compare(name: str, have: Delivered, want: Delivered) -> None:

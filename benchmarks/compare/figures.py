@@ -53,7 +53,7 @@ METRICS = (
     Metric("vs_mpi_native", "MPI with our kernels / slots", ("mpi_native",), ("slots",)),
     Metric("vs_nowait", "slots / without waiting", ("slots",), ("nowait",)),
     Metric("direct_vs_slots", "slots / direct", ("slots",), ("direct",)),
-    Metric("fraction_of_memcpy", "memcpy / direct", ("memcpy_direct",), ("direct",)),
+    Metric("fraction_of_memcpy", "memcpy / direct", ("memcpy_direct", "memcpy_whole"), ("direct",)),
 )
 
 # The peers once more, against direct: nothing is asked of these.

@@ -54,7 +54,8 @@ which costs them nothing extra.
 - memcpy copies on every rank half of the bytes that the scheme has to read and write there, a row at a time,
   between buffers that nothing else touches, and which together are as large as what the scheme reads and
   writes. A row that is read several times in a row counts once, scales and flags not at all
-  (`benchmarks/compare/traffic.py`). In one piece, libc may choose stores that bypass the caches.
+  (`benchmarks/compare/traffic.py`). In one piece, libc may choose stores that bypass the caches: *direct* is
+  held against whichever of the two is faster in a case.
 
 ## How to repeat it
 
@@ -65,7 +66,9 @@ python -m benchmarks.compare scaling
 python -m benchmarks.compare page
 ```
 
-Samples, one a row, and figures go to `build/compare`. Without Open MPI its routes are reported as absent.
+Samples, one a row, and figures go to `build/compare`. Without Open MPI its routes are reported as absent. The
+largest case, 8 ranks with 256 tokens each and all routes at once, takes about 21 GB of memory, of which the windows
+of slots and direct are 12 GB.
 """
 
 EMPTY = "\n## Figures\n\nNo full run is on record yet.\n"

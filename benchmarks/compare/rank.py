@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import sys
@@ -17,17 +18,20 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.compare import sweeps, timing
-from benchmarks.compare.agreement import check_delivered, check_routes
+from benchmarks.compare.agreement import check_routes
 from benchmarks.compare.cases import Case, Job
 from benchmarks.compare.inputs import Inputs
 from benchmarks.compare.routes import COMM_ALGS, Buffers, Route, make_routes
+from benchmarks.compare.routes.ours import Direct
 from benchmarks.compare.samples import Sample, absent_sample
 from benchmarks.harness import keep_freed_memory
 
 REFERENCE = "gloo_alltoallv"
 # Dispatch and combine are timed apart in one of so many iterations: they take as long as both together.
 APART_EVERY = 2
+WARM_UP = Direct.FILLED_RUNS
 GLOO_TIMEOUT_S = 120.0
+M_MMAP_MAX = -4  # of glibc's malloc.h
 
 
 class Messages:
@@ -42,12 +46,18 @@ class Messages:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(message) + "\n")
 
+    def progress(self, done: int, total: int) -> None:
+        """Says how many iterations are over."""
+        self.send(kind="iteration", done=done, total=total)
+
 
 def serve(rank: int, num_ranks: int, job: Job, comm: Any, no_mpi: str) -> None:
     """Does a job. Every rank of the group calls it."""
     torch.set_num_threads(1)
     if job.keeps_memory:
         keep_freed_memory()
+        # Nor is anything mapped by itself: temporaries of large batches are larger than what malloc keeps.
+        ctypes.CDLL(None).mallopt(M_MMAP_MAX, 0)
     messages = Messages(job.results, rank)
     if job.kind != "compare":
         sweeps.serve(rank, num_ranks, job, messages.send)
@@ -63,20 +73,18 @@ def serve(rank: int, num_ranks: int, job: Job, comm: Any, no_mpi: str) -> None:
                 case = Case(num_ranks, tokens, quantize)
                 messages.send(kind="start", case=str(case))
                 routes, absent = make_routes(inputs, quantize, wanted, buffers, comm, no_mpi)
-                samples = compare(routes, case, job, _progress(messages))
+                samples = compare(routes, case, job, messages.progress)
+                del routes  # before the next ones take as much memory
                 samples += [absent_sample(name, case, reason) for name, reason in absent.items()]
                 messages.send(kind="case", samples=[asdict(sample) for sample in samples])
-
-
-def _progress(messages: Messages) -> Callable[[int, int], None]:
-    return lambda done, total: messages.send(kind="iteration", done=done, total=total)
 
 
 def compare(
     routes: dict[str, Route], case: Case, job: Job, on_iteration: Callable[[int, int], None]
 ) -> list[Sample]:
     """Checks that the routes agree, measures them, and checks again. Samples on rank 0."""
-    check_routes(routes, REFERENCE)
+    for _ in range(WARM_UP):
+        check_routes(routes, REFERENCE)
     runs = []
     for name, route in routes.items():
         if name in job.routes:
@@ -86,7 +94,7 @@ def compare(
             )
     iterations = job.iterations or timing.iterations_within(runs, job.seconds)
     timed = timing.measure(runs, iterations, job.seed + 1, lambda done: on_iteration(done + 1, iterations))
-    check_delivered(routes, REFERENCE)
+    check_routes(routes, REFERENCE)
     return timing.reduce(runs, timed)
 
 

@@ -132,6 +132,9 @@ def _in_turn(routes: Sequence[Slots]) -> Callable[[], list[Span]]:
             route.dispatch()
             route.combine()
             kernels += sum(route.kernels_us().values())
-        return [Span("both", start, time.perf_counter(), kernels)]
+        end = time.perf_counter()
+        for route in routes:
+            route.settle()
+        return [Span("both", start, end, kernels)]
 
     return go

@@ -184,7 +184,8 @@ def test_targets_read_as_they_are_meant() -> None:
 
 def delivered(**changes: object) -> Delivered:
     rows, counts = torch.arange(8).view(4, 2), torch.tensor([1, 2])
-    return replace(Delivered(rows, torch.ones(4), counts, torch.ones(2, 2).bfloat16()), **changes)
+    made = Delivered(rows, torch.ones(4), counts, torch.ones(2, 2).bfloat16())
+    return made._replace(**changes)
 
 
 def test_rows_behind_the_received_ones_do_not_matter() -> None:

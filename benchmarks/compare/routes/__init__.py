@@ -12,7 +12,7 @@ from benchmarks.compare.routes.allgather import AllGather
 from benchmarks.compare.routes.alltoallv import AllToAllV
 from benchmarks.compare.routes.base import Delivered, Route
 from benchmarks.compare.routes.exchanges import Gloo, Mpi
-from benchmarks.compare.routes.memcpy import Memcpy
+from benchmarks.compare.routes.memcpy import Arena, Memcpy
 from benchmarks.compare.routes.mpi_native import MpiNative
 from benchmarks.compare.routes.nowait import NoWait
 from benchmarks.compare.routes.ours import Direct, Slots
@@ -85,10 +85,11 @@ def make_routes(
             "mpi_allgather": AllGather(inputs, Mpi(comm), quantize),
             "mpi_native": MpiNative(inputs, comm, quantize),
         }
+    arena = Arena()
     routes |= {
-        "memcpy_slots": Memcpy(inputs, "slots", quantize),
-        "memcpy_direct": Memcpy(inputs, "direct", quantize),
-        "memcpy_whole": Memcpy(inputs, "direct", quantize, whole=True),
+        "memcpy_slots": Memcpy(inputs, "slots", quantize, arena),
+        "memcpy_direct": Memcpy(inputs, "direct", quantize, arena),
+        "memcpy_whole": Memcpy(inputs, "direct", quantize, arena, whole=True),
     }
     return {name: route for name, route in routes.items() if name in wanted | {"gloo_alltoallv"}}, absent
 

@@ -20,7 +20,7 @@ class AllGather(Route):
 
     def __init__(self, inputs: Inputs, exchange: Exchange, quantize: bool) -> None:
         self._inputs, self._exchange, self._quantize = inputs, exchange, quantize
-        self._tokens = self._counts = self._token_of_row = self._weights = self._out = torch.empty(0)
+        self._tokens = self._counts = self._token_of_row = self._weights = torch.empty(0)
         self._scales: torch.Tensor | None = None
 
     def dispatch(self) -> None:
@@ -50,9 +50,7 @@ class AllGather(Route):
         """See `Route`."""
         y, inputs = self._inputs.answers, self._inputs
         sums = torch.zeros(inputs.num_ranks * inputs.num_tokens, y.shape[1])
-        sums.index_add_(0, self._token_of_row, y.float() * self._weights[:, None])
-        self._out = self._exchange.reduce_scatter(sums).to(y.dtype)
-
-    def delivered(self) -> Delivered:
-        """See `Route`."""
-        return Delivered(self._tokens, self._scales, self._counts, self._out, exact=False)
+        sums.index_add_(0, self._token_of_row, y.float().mul_(self._weights[:, None]))
+        out = self._exchange.reduce_scatter(sums).to(y.dtype)
+        self.delivered = Delivered(self._tokens, self._scales, self._counts, out, exact=False)
+        self._tokens = torch.empty(0)

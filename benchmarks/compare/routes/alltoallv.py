@@ -38,7 +38,7 @@ class AllToAllV(Route):
     def __init__(self, inputs: Inputs, exchange: Exchange, quantize: bool) -> None:
         self._inputs, self._exchange, self._quantize = inputs, exchange, quantize
         self._sent: Sent | None = None
-        self._tokens = self._counts = self._out = torch.empty(0)
+        self._tokens = self._counts = torch.empty(0)
         self._scales: torch.Tensor | None = None
 
     def dispatch(self) -> None:
@@ -87,8 +87,5 @@ class AllToAllV(Route):
         out = torch.zeros(num_tokens, y.shape[1])
         for k in range(topk):
             out += rows[:, k].float() * weights[:, k, None]
-        self._out = out.to(y.dtype)
-
-    def delivered(self) -> Delivered:
-        """See `Route`."""
-        return Delivered(self._tokens, self._scales, self._counts, self._out)
+        self.delivered = Delivered(self._tokens, self._scales, self._counts, out.to(y.dtype))
+        self._tokens, self._sent = torch.empty(0), None

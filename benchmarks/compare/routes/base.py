@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 
-@dataclass(frozen=True)
-class Delivered:
+class Delivered(NamedTuple):
     """What came of one dispatch and combine on this rank, for checks.
 
     Attributes:
@@ -27,7 +26,13 @@ class Delivered:
 
 
 class Route:
-    """One way, with its inputs. `dispatch` and `combine` are timed, the rest is not."""
+    """One way, with its inputs. `dispatch` and `combine` are timed, the rest is not.
+
+    Attributes:
+        delivered: by the last run, until it is settled; None for a route that delivers nothing.
+    """
+
+    delivered: Delivered | None = None
 
     def dispatch(self) -> None:
         """Tokens to their experts' ranks."""
@@ -38,12 +43,9 @@ class Route:
         raise NotImplementedError
 
     def settle(self) -> None:
-        """What has to be put in order after a run. Called on every rank, outside of the timed span."""
+        """Puts in order what a run has left, on every rank. What was delivered is let go, as users do."""
+        self.delivered = None
 
     def kernels_us(self) -> dict[str, float] | None:
         """Time inside the kernels of the last dispatch and combine, where the route knows it."""
-        return None
-
-    def delivered(self) -> Delivered | None:
-        """What the last run delivered; None for a route that delivers nothing."""
         return None

@@ -53,14 +53,16 @@ class MpiNative(Route):
         self._token = np.repeat(np.arange(inputs.num_tokens, dtype=np.int32), TOPK)
         self._ids = inputs.ids32.view(-1).numpy()
         self._packed = torch.zeros(inputs.num_tokens, self._slot.packed_bytes, dtype=i8)
-        self._send = torch.zeros(sent, self._row_bytes, dtype=i8)
-        self._receive = torch.zeros(received, self._row_bytes, dtype=i8)
+        # What is sent by dispatch is gone by the time that combine uses the memory the other way.
+        own, peers = (torch.zeros(rows * ANSWER_BYTES, dtype=i8) for rows in (sent, received))
+        self._send = own[: sent * self._row_bytes].view(sent, self._row_bytes)
+        self._receive = peers[: received * self._row_bytes].view(received, self._row_bytes)
         self._order, self._place_of_row = torch.empty(received, dtype=i32), torch.empty(received, dtype=i32)
         self._rows = torch.arange(received, dtype=i32).numpy()
         self._tokens = torch.empty(received, HIDDEN, dtype=i8 if quantize else torch.bfloat16)
         self._scales = torch.empty(received if quantize else 0)
-        self._answers = torch.zeros(received, ANSWER_BYTES, dtype=i8)
-        self._returned = torch.zeros(sent, ANSWER_BYTES, dtype=i8)
+        self._answers = peers.view(received, ANSWER_BYTES)
+        self._returned = own.view(sent, ANSWER_BYTES)
         self._out = torch.empty(inputs.num_tokens, HIDDEN, dtype=torch.bfloat16)
         self._prepare()
 
@@ -140,17 +142,15 @@ class MpiNative(Route):
         self._fill_answers()
         self._exchange(self._answers, self._receive_rows, self._returned, self._send_rows)
         self._sum()
+        counts = torch.from_numpy(self._received_counts.sum(0, dtype=np.int64))
+        scales = self._scales if self._quantize else None
+        self.delivered = Delivered(self._tokens, scales, counts, self._out)
 
     def _exchange(self, rows: torch.Tensor, sent: Any, out: torch.Tensor, received: Any) -> None:
         size = rows.shape[1]
         self._comm.Alltoallv(
             [rows.numpy(), sent * size, self._byte], [out.numpy(), received * size, self._byte]
         )
-
-    def delivered(self) -> Delivered:
-        """See `Route`."""
-        counts = torch.from_numpy(self._received_counts.sum(0, dtype=np.int64))
-        return Delivered(self._tokens, self._scales if self._quantize else None, counts, self._out)
 
 
 def _gather(

@@ -70,6 +70,7 @@ class NoWait(Slots):
 
     def settle(self) -> None:
         """Takes the flags out of the windows that no wait has taken: real calls use these zones again."""
+        super().settle()
         dist.barrier()
         inputs = self.inputs
         for operator, zone in self._zones.items():

@@ -35,8 +35,8 @@ def _usual(num_ranks: int) -> CpuSettings:
     cores = len(os.sched_getaffinity(0))
     # A rank with a core of its own disturbs nobody by waiting awake, and is there at once.
     yields = 2000 if num_ranks <= cores else 20
-    # A handful of rows reaches its reader through the caches. More are written without reading first what they
-    # overwrite: they were found faster from some hundred kilobytes on, whatever ran in between.
+    # A handful of rows reaches its reader through the caches. More are written without first reading what
+    # they overwrite: found faster from some hundred kilobytes on, whatever ran in between.
     share = _last_level_cache_bytes() // (32 * num_ranks)
     return CpuSettings(cached_bytes=min(share, MOST_CACHED_BYTES), spins=200, yields=yields)
 
