@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ from moe_triton.rendezvous import Meeting
 from moe_triton.schemes.fullmesh import Fullmesh
 from moe_triton.schemes.site import Site
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant
+from moe_triton.trace import Trace, TraceFile, TracePath
 
 # Orders the uses of a process's communicators: the same on every rank, since all make the same calls.
 _clock = itertools.count(1)
@@ -46,6 +48,7 @@ class Communicator:
         num_blocks: blocks per kernel, None for what suits the machine.
         timeout_s: seconds that one wait may take.
         exchange: the tensor-parallel group of two, where there is one.
+        trace: file for a trace of all ranks, None for none.
 
     Raises:
         ArgumentError: a size breaks a limit.
@@ -64,9 +67,17 @@ class Communicator:
         num_blocks: int | None = None,
         timeout_s: float = 60.0,
         exchange: Meeting | None = None,
+        trace: TracePath | None = None,
     ) -> None:
         self.config, self.rank = config, meeting.rank
-        self.backend = agree(meeting, config, make)
+        file = TraceFile(trace) if trace is not None else None
+
+        def prepare() -> Backend:
+            if file:
+                file.check_writable()
+            return make()
+
+        self.backend = agree(meeting, config, prepare, trace=str(file.path) if file else None)
         check_config(config)
         blocks = num_blocks if num_blocks is not None else self.backend.num_blocks(meeting.num_ranks)
         if not 1 <= blocks <= MAX_BLOCKS:
@@ -83,6 +94,7 @@ class Communicator:
         self.capacity = self.site.capacity
         check_window(self.layout.data_bytes)
         self._scheme = Fullmesh(self.site)
+        self._trace = Trace.start(file, self.site, self.backend, meeting, exchange) if file else None
         self._windows: list[Window] = [self.backend.make_window(self.layout.window_bytes, meeting)]
         if exchange:
             self._windows.append(self.backend.make_window(self.site.exchange.window_bytes, exchange))
@@ -99,6 +111,8 @@ class Communicator:
         self._lock = threading.Lock()
         self._closed = False
         self.last_use = 0
+        if self._trace:
+            weakref.finalize(self, self._trace.close)  # if nobody else closes it
 
     def _allocate(self) -> None:
         """Memory that every plan needs; the rest of the scratch comes with the first plan that asks."""
@@ -235,6 +249,8 @@ class Communicator:
             if hole in scratch and hole not in self._fixed:
                 elements, dtype = scratch[hole]
                 self._fixed[hole] = torch.empty(elements, dtype=dtype, device=self.backend.device)
+        if self._trace:
+            return self._trace.compile(plan, self._report, self._fixed, self.counts)
         return self.backend.compile(plan, self._report, self._fixed)
 
     def _fail(
@@ -312,6 +328,22 @@ class Communicator:
             raise BufferStateError(f"there was no {operator} yet")
         return self._last[operator].durations_us()
 
+    def write_trace(self) -> None:
+        """Adds what has happened since the last time to the trace.
+
+        Raises:
+            BufferStateError: there is none, or another thread is inside.
+            OSError: the file cannot be written.
+        """
+        if self._trace is None or self._closed:
+            raise BufferStateError("there is no trace: the buffer was made without one, or is closed")
+        if not self._lock.acquire(blocking=False):
+            raise BufferStateError("another thread is inside this buffer; calls must not overlap")
+        try:
+            self._trace.write()
+        finally:
+            self._lock.release()
+
     def scratch_bytes(self) -> int:
         """Private memory that plans have asked for so far, in bytes."""
         windows = {"window", "exchange_window"}
@@ -326,3 +358,5 @@ class Communicator:
             self._fixed.clear()
             for window in self._windows:
                 window.close()
+            if self._trace:
+                self._trace.close()

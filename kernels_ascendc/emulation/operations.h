@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "tensors.h"
+#include "trace.h"
 
 namespace AscendC {
 
@@ -242,6 +243,20 @@ void DataCacheCleanAndInvalid(const GlobalTensor<T>&) {
 namespace moe::emulation {
 
 inline void PollPause(uint32_t attempt) { ThisCore().Poll(attempt); }
+
+inline bool IsTraced() { return traced_block != nullptr; }
+
+inline void TraceStep(uint32_t kind) {
+    if (traced_block != nullptr) traced_block->Step(kind);
+}
+
+inline void TraceWait(int64_t peer, int64_t start, int32_t us) {
+    constexpr uint64_t NS_PER_CYCLE = 20;
+    if (traced_block != nullptr && us > 0) {
+        traced_block->WaitedFor(static_cast<uint32_t>(peer), static_cast<uint64_t>(start) * NS_PER_CYCLE,
+                                 static_cast<uint64_t>(us) * 1000U);
+    }
+}
 
 // One copy of aligned blocks, each of which arrives with its last bytes, those after `data_bytes`, last.
 inline void CopyBlocksInOrder(const AscendC::GlobalTensor<uint8_t>& dst, const AscendC::LocalTensor<uint8_t>& src,

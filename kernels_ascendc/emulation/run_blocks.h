@@ -8,6 +8,7 @@
 
 #include "block_pool.h"
 #include "meeting.h"
+#include "trace.h"
 #include "types.h"
 
 namespace moe::emulation {
@@ -45,7 +46,9 @@ int RunBlocks(uint32_t blocks, Kernel&& kernel) {
 #ifdef MOE_EMULATION_STRICT
     const uint64_t seed = Seed()++;
 #endif
+    const TracedLaunch* const launch = traced_launch;
     ParallelFor(blocks, [&](uint32_t block) {
+        const TracedBlock traced(launch, block);
 #ifdef MOE_EMULATION_STRICT
         Core core(block, blocks, meeting, ThreadUb(), seed);
 #else

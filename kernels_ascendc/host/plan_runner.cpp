@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "block_pool.h"
+#include "trace.h"
 
 namespace {
 
@@ -51,6 +52,7 @@ struct MoePlan {
     int32_t* report;
     uint64_t report_words;
     double* durations_us;  // one per launch
+    moe::TraceLog* trace;  // null for none
 };
 
 // Returns 0; 1 + i when launch i reported something (its report stands in plan->report); -1 - i when
@@ -63,13 +65,17 @@ int64_t moe_run_plan(const MoePlan* plan, const uint64_t* holes) {
     for (uint64_t i = 0; i < plan->report_words; ++i) {
         plan->report[i] = 0;
     }
+    const moe::TracedCall traced_call(plan->trace);
     for (uint64_t i = 0; i < plan->num_launches; ++i) {
         const MoeLaunch& launch = plan->launches[i];
+        const moe::TracedLaunch traced{plan->trace, static_cast<uint32_t>(i)};
+        const moe::LaunchScope scope(traced);
         const auto start = std::chrono::steady_clock::now();
         if (launch.kind == TRITON) {
             const auto entry = reinterpret_cast<TritonEntry>(launch.entry);
             const auto programs = static_cast<int32_t>(launch.blocks);
-            moe::ParallelFor(launch.blocks, [&](uint32_t program) {
+            moe::ParallelFor(launch.blocks, [&, current = moe::traced_launch](uint32_t program) {
+                const moe::TracedBlock block(current, program);
                 entry(launch.words, programs, static_cast<int32_t>(program));
             });
         } else {
@@ -84,6 +90,14 @@ int64_t moe_run_plan(const MoePlan* plan, const uint64_t* holes) {
         plan->durations_us[i] = MicrosecondsSince(start);
     }
     return 0;
+}
+
+// The next launches of the calling thread, made without a plan, are launch `number` of the log's call.
+// Null ends that.
+void moe_trace_launch(moe::TraceLog* log, uint32_t number) {
+    thread_local moe::TracedLaunch launch{};
+    launch = {log, number};
+    moe::traced_launch = log != nullptr ? &launch : nullptr;
 }
 
 // Position of the first id outside [-1, num_experts) (`*rule` = 1) or equal to an earlier one of its

@@ -32,6 +32,7 @@ public:
 
 private:
     __aicore__ inline void SendRows() {
+        TraceStep(TRACE_WRITE);
         AscendC::Duplicate(stamps_, 0, static_cast<int32_t>(2 * MAX_VISIT * STAMP_WORDS));
         Order<AscendC::HardEvent::V_S>();
         Visit visit;
@@ -60,6 +61,7 @@ private:
     // and every block has to have said so, before the first entry leaves.
     __aicore__ inline void FinishRowsOfAllBlocks() {
         AscendC::PipeBarrier<PIPE_ALL>();
+        TraceStep(TRACE_SYNC);
         AscendC::SyncAll<true>();
     }
 

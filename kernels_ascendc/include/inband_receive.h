@@ -152,7 +152,7 @@ private:
             const uint32_t first_word = static_cast<uint32_t>(i) * words_;
             if ((seen_rows_ & bit) == 0 && flags_.SumWords(first_word, words_) == static_cast<int64_t>(words_)) {
                 seen_rows_ |= bit;
-                waited_.Raise(entries_[i] - first_entry_, us);
+                NoteWait(entries_[i], us);
             }
         }
     }
@@ -170,9 +170,14 @@ private:
             missing_entry_ = entries_[i];
             report_.Add(REPORT_TIMEOUT, missing_entry_);
             if (waited_.IsWanted()) {
-                waited_.Raise(missing_entry_ - first_entry_, deadline_.WaitedUs());
+                NoteWait(missing_entry_, deadline_.WaitedUs());
             }
         }
+    }
+
+    __aicore__ inline void NoteWait(int64_t entry, int32_t us) {
+        waited_.Raise(entry - first_entry_, us);
+        deadline_.TraceWait(entry % args_.num_ranks, us);
     }
 
     __aicore__ inline void TakeRows(int64_t first, int64_t count) {

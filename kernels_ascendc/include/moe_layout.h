@@ -20,6 +20,13 @@ constexpr uint32_t REPORT_WORDS = 16;
 constexpr uint32_t REPORT_TIMEOUT = 1;
 constexpr uint32_t REPORT_BAD_ROW = 2;
 constexpr uint32_t MAX_BLOCKS = 48;
+constexpr uint32_t TRACE_CALL = 0;
+constexpr uint32_t TRACE_BLOCK = 1;
+constexpr uint32_t TRACE_WAIT = 2;
+constexpr uint32_t TRACE_WRITE = 3;
+constexpr uint32_t TRACE_SYNC = 4;
+constexpr uint32_t TRACE_FLAG = 5;
+constexpr uint32_t TRACE_WRITE_AND_FLAG = 6;
 
 struct DispatchSlots {
     uint64_t base;

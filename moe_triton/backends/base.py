@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -37,14 +37,49 @@ class Window(Protocol):
         ...
 
 
-class Executable(Protocol):
-    """A plan made ready for one back end.
+class TraceEvent(NamedTuple):
+    """Something that took time. Times are of CLOCK_MONOTONIC, the same for all ranks of a machine.
 
     Attributes:
-        failed_step: the step whose launch reported something in the last run, or "".
+        begin_ns: when it began.
+        end_ns: when it ended.
+        call: in which call.
+        launch: in which launch of the call's plan.
+        block: on which block.
+        kind: what it is (``moe_triton.ascendc.TRACE_CALL`` and on).
+        peer: for whom a wait was, as its kernel numbers its peers: by rank, or by expert; else -1.
     """
 
-    failed_step: str
+    begin_ns: int
+    end_ns: int
+    call: int
+    launch: int
+    block: int
+    kind: int
+    peer: int
+
+
+class TraceLog(Protocol):
+    """Events of one communicator in memory. There is room for so many; the newest are kept."""
+
+    capacity: int
+
+    def begin_call(self, number: int) -> None:
+        """What is added from here on belongs to this call. Numbers rise."""
+        ...
+
+    def take(self) -> list[TraceEvent]:
+        """The events of all calls that are there whole, and forgets them."""
+        ...
+
+
+class Executable(Protocol):
+    """A plan made ready for one back end."""
+
+    @property
+    def failed_step(self) -> str:
+        """The step whose launch reported something in the last run, or ""."""
+        ...
 
     def run(self, bindings: Bindings) -> int:
         """Runs every launch in order.
@@ -85,13 +120,20 @@ class Backend(Protocol):
         """Makes this rank's window and maps every peer's."""
         ...
 
-    def compile(self, plan: Plan, report: torch.Tensor, fixed: Bindings) -> Executable:
+    def make_trace_log(self, capacity: int) -> TraceLog:
+        """Room for so many events of a trace."""
+        ...
+
+    def compile(
+        self, plan: Plan, report: torch.Tensor, fixed: Bindings, log: TraceLog | None = None
+    ) -> Executable:
         """Makes a plan ready to run.
 
         Args:
             plan: what to run.
             report: the tensor that its kernels report to.
             fixed: what some of its holes hold in every call.
+            log: of `make_trace_log`, where its runs are to be traced.
         """
         ...
 

@@ -11,10 +11,11 @@ from typing import Literal
 
 import torch
 
-from moe_triton.backends.base import Bindings, Executable, TensorSpec
+from moe_triton.backends.base import Bindings, Executable, TensorSpec, TraceLog
 from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.executable import NativeExecutable, TorchExecutable
 from moe_triton.backends.cpu.output_pool import OutputPool
+from moe_triton.backends.cpu.trace_log import NativeTraceLog
 from moe_triton.backends.cpu.triton.toolchain import find_toolchain
 from moe_triton.backends.cpu.window import SharedWindow
 from moe_triton.errors import ArgumentError
@@ -72,11 +73,18 @@ class CpuBackend:
         """See `moe_triton.backends.base.Backend`."""
         return SharedWindow(num_bytes, meeting)
 
-    def compile(self, plan: Plan, report: torch.Tensor, fixed: Bindings) -> Executable:
+    def make_trace_log(self, capacity: int) -> NativeTraceLog:
         """See `moe_triton.backends.base.Backend`."""
+        return NativeTraceLog(capacity)
+
+    def compile(
+        self, plan: Plan, report: torch.Tensor, fixed: Bindings, log: TraceLog | None = None
+    ) -> Executable:
+        """See `moe_triton.backends.base.Backend`."""
+        assert log is None or isinstance(log, NativeTraceLog)
         if self.kernels == "torch":
-            return TorchExecutable(plan, report, fixed)
-        return NativeExecutable(plan, report, fixed)
+            return TorchExecutable(plan, report, fixed, log)
+        return NativeExecutable(plan, report, fixed, log)
 
     def num_blocks(self, num_ranks: int) -> int:
         """One block per core that this rank can have to itself, at least one."""

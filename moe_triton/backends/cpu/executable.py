@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import torch
 
-from moe_triton import codegen
-from moe_triton.backends.base import Bindings
+from moe_triton import ascendc, codegen
+from moe_triton.backends.base import Bindings, TraceEvent
 from moe_triton.backends.cpu import native
+from moe_triton.backends.cpu.trace_log import NativeTraceLog
 from moe_triton.backends.cpu.triton import load
 from moe_triton.errors import ToolchainError
 from moe_triton.kernel import Arg, AscendCKernel, TritonKernel
@@ -22,8 +25,11 @@ KIND_TRITON, KIND_ASCEND_C = 0, 1
 class NativeExecutable:
     """A plan as arrays of C structs. A call fills the holes and enters native code once."""
 
-    def __init__(self, plan: Plan, report: torch.Tensor, fixed: Bindings) -> None:
+    def __init__(
+        self, plan: Plan, report: torch.Tensor, fixed: Bindings, log: NativeTraceLog | None = None
+    ) -> None:
         self._plan = plan
+        self._log = log
         self.failed_step = ""
         self._fixed = fixed  # keeps the memory alive whose addresses stand in the words
         self._holes = tuple(name for name in plan.holes if name not in fixed)
@@ -60,6 +66,7 @@ class NativeExecutable:
             report.data_ptr(),
             report.numel(),
             ctypes.addressof(self._durations),
+            log.address if log else None,
         )
         self._struct_address = ctypes.addressof(self._struct)
         self._run = native.library().moe_run_plan
@@ -87,8 +94,11 @@ class NativeExecutable:
 class TorchExecutable:
     """The same plan with each Triton kernel's torch fallback: slow, for machines without the toolchain."""
 
-    def __init__(self, plan: Plan, report: torch.Tensor, fixed: Bindings) -> None:
+    def __init__(
+        self, plan: Plan, report: torch.Tensor, fixed: Bindings, log: NativeTraceLog | None = None
+    ) -> None:
         self._plan = plan
+        self._log = log
         self.failed_step = ""
         self._report = report
         self._fixed = fixed
@@ -96,7 +106,10 @@ class TorchExecutable:
 
     def run(self, bindings: Bindings) -> int:
         """See `moe_triton.backends.base.Executable`."""
-        bindings = {**self._fixed, **bindings}
+        with self._traced(ascendc.TRACE_CALL):
+            return self._run({**self._fixed, **bindings})
+
+    def _run(self, bindings: Bindings) -> int:
         self._report.zero_()
         for i, launch in enumerate(self._plan.launches):
             start = time.perf_counter()
@@ -105,22 +118,42 @@ class TorchExecutable:
                     arg.name: _argument(arg, value, bindings)
                     for arg, value in zip(launch.kernel.args, launch.values, strict=True)
                 }
-                launch.kernel.fallback(launch.blocks, **arguments, **launch.kernel.constants)
+                with self._traced(ascendc.TRACE_BLOCK, i):
+                    launch.kernel.fallback(launch.blocks, **arguments, **launch.kernel.constants)
             else:
-                self._launch_ascend_c(launch, bindings)
+                self._launch_ascend_c(i, launch, bindings)
                 if self._report.any():
                     self.failed_step = launch.step
                     return first_code(self._report)
             self._durations[i] = (time.perf_counter() - start) * 1e6
         return 0
 
-    def _launch_ascend_c(self, launch: Launch, bindings: Bindings) -> None:
+    @contextmanager
+    def _traced(self, kind: int, launch: int = 0) -> Iterator[None]:
+        """What runs inside goes into the trace, where there is one, as one span of block 0."""
+        if self._log is None:
+            yield
+            return
+        begin = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            end = time.monotonic_ns()
+            self._log.add(TraceEvent(begin, end, self._log.call, launch, 0, kind, -1))
+
+    def _launch_ascend_c(self, number: int, launch: Launch, bindings: Bindings) -> None:
         words, holes = _words(launch)
         for position, hole in holes:
             words[position] = _word(bindings[hole.name]) + hole.offset
         array = (ctypes.c_uint64 * len(words))(*words)
-        function = getattr(native.library(), cast(AscendCKernel, launch.kernel).symbol)
-        if function(ctypes.c_uint32(launch.blocks), None, ctypes.byref(array)) != 0:
+        library = native.library()
+        function = getattr(library, cast(AscendCKernel, launch.kernel).symbol)
+        if self._log is not None:
+            library.moe_trace_launch(self._log.address, number)
+        failed = function(ctypes.c_uint32(launch.blocks), None, ctypes.byref(array)) != 0
+        if self._log is not None:
+            library.moe_trace_launch(None, 0)
+        if failed:
             raise ToolchainError(f"{self._plan.operator}: {launch.step} failed: {native.last_error()}")
 
     def durations_us(self) -> dict[str, float]:

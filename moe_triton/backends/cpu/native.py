@@ -40,6 +40,18 @@ class PlanStruct(ctypes.Structure):
         ("report", ctypes.c_void_p),
         ("report_words", ctypes.c_uint64),
         ("durations_us", ctypes.c_void_p),
+        ("trace", ctypes.c_void_p),
+    )
+
+
+class TraceLogStruct(ctypes.Structure):
+    """``TraceLog``."""
+
+    _fields_ = (
+        ("events", ctypes.c_void_p),
+        ("capacity", ctypes.c_uint64),
+        ("written", ctypes.c_uint64),
+        ("call", ctypes.c_uint64),
     )
 
 
@@ -73,6 +85,8 @@ def library() -> ctypes.CDLL:
     lib = ctypes.CDLL(str(path))
     lib.moe_run_plan.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     lib.moe_run_plan.restype = ctypes.c_int64
+    lib.moe_trace_launch.argtypes = (ctypes.c_void_p, ctypes.c_uint32)
+    lib.moe_trace_launch.restype = None
     lib.moe_first_bad_id.argtypes = (
         ctypes.c_void_p,
         ctypes.c_uint64,

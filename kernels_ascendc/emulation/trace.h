@@ -1,0 +1,164 @@
+// Traces: when each block ran which launch, what it did in it, and for whom it waited.
+//
+// A plan that brings a log is traced. Without one, a launch costs a look at a null pointer and a block
+// another one. The log is a ring: the newest events are kept.
+#ifndef MOE_EMULATION_TRACE_H
+#define MOE_EMULATION_TRACE_H
+
+#include <time.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "moe_layout.h"
+
+namespace moe {
+
+// The clock that all ranks of a machine share.
+inline uint64_t MonotonicNs() {
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<uint64_t>(now.tv_sec) * 1000000000U + static_cast<uint64_t>(now.tv_nsec);
+}
+
+struct TraceEvent {
+    uint64_t begin_ns;
+    uint64_t end_ns;
+    uint64_t call;
+    uint32_t launch;
+    uint32_t block;
+    uint32_t kind;
+    int32_t peer;
+};
+
+struct TraceLog {
+    TraceEvent* events;
+    uint64_t capacity;
+    uint64_t written;  // events so far; the last `capacity` of them are there
+    uint64_t call;     // number of the call that runs
+
+    // Blocks add at the same time.
+    void Add(const TraceEvent& event) {
+        events[__atomic_fetch_add(&written, 1, __ATOMIC_RELAXED) % capacity] = event;
+    }
+};
+
+// Adds the span of a plan's run.
+class TracedCall {
+public:
+    explicit TracedCall(TraceLog* log) : log_(log), begin_ns_(log != nullptr ? MonotonicNs() : 0) {}
+    TracedCall(const TracedCall&) = delete;
+    TracedCall& operator=(const TracedCall&) = delete;
+    ~TracedCall() {
+        if (log_ != nullptr) log_->Add({begin_ns_, MonotonicNs(), log_->call, 0, 0, TRACE_CALL, -1});
+    }
+
+private:
+    TraceLog* log_;
+    uint64_t begin_ns_;
+};
+
+// What the calling thread launches belongs to launch `number` of the log's call.
+struct TracedLaunch {
+    TraceLog* log;
+    uint32_t number;
+};
+
+// Looked at in every launch and step: a word at a fixed place in every thread, as `current_core` is.
+#if defined(__GNUC__)
+#define MOE_FIXED_THREAD_WORD __attribute__((tls_model("initial-exec")))
+#else
+#define MOE_FIXED_THREAD_WORD
+#endif
+MOE_FIXED_THREAD_WORD inline thread_local const TracedLaunch* traced_launch = nullptr;
+
+class LaunchScope {
+public:
+    explicit LaunchScope(const TracedLaunch& launch) : outer_(traced_launch) {
+        traced_launch = launch.log != nullptr ? &launch : nullptr;
+    }
+    LaunchScope(const LaunchScope&) = delete;
+    LaunchScope& operator=(const LaunchScope&) = delete;
+    ~LaunchScope() { traced_launch = outer_; }
+
+private:
+    const TracedLaunch* outer_;
+};
+
+class TracedBlock;
+MOE_FIXED_THREAD_WORD inline thread_local TracedBlock* traced_block = nullptr;
+
+// Adds the spans of one block of a launch, on the thread that runs the block.
+class TracedBlock {
+public:
+    TracedBlock(const TracedLaunch* launch, uint32_t block) : launch_(launch), block_(block) {
+        if (launch_ != nullptr) {
+            outer_ = traced_block;
+            traced_block = this;
+            begin_ns_ = MonotonicNs();
+        }
+    }
+    TracedBlock(const TracedBlock&) = delete;
+    TracedBlock& operator=(const TracedBlock&) = delete;
+    ~TracedBlock() {
+        if (launch_ == nullptr) return;
+        const uint64_t now = MonotonicNs();
+        EndStep(now);
+        EndWaits(now);
+        Add(begin_ns_, now, TRACE_BLOCK);
+        traced_block = outer_;
+    }
+
+    // From here on the block does this.
+    void Step(uint32_t kind) {
+        const uint64_t now = MonotonicNs();
+        EndStep(now);
+        step_ = kind;
+        step_ns_ = now;
+    }
+
+    // A wait that began at `begin_ns` waited this long for one flag of a peer. The longest counts.
+    void WaitedFor(uint32_t peer, uint64_t begin_ns, uint64_t ns) {
+        if (peer >= Waits().size()) Waits().resize(peer + 1);
+        wait_ns_ = begin_ns > begin_ns_ ? begin_ns : begin_ns_;
+        num_peers_ = peer < num_peers_ ? num_peers_ : peer + 1;
+        if (Waits()[peer] < ns) Waits()[peer] = ns;
+    }
+
+private:
+    // By peer; 0 for none. Kept by the thread, so that a launch allocates nothing.
+    static std::vector<uint64_t>& Waits() {
+        thread_local std::vector<uint64_t> waits;
+        return waits;
+    }
+
+    void EndStep(uint64_t now) {
+        if (step_ != TRACE_CALL) Add(step_ns_, now, step_);
+    }
+
+    void EndWaits(uint64_t now) {
+        for (uint32_t peer = 0; peer < num_peers_; ++peer) {
+            uint64_t& ns = Waits()[peer];
+            const uint64_t end = wait_ns_ + ns < now ? wait_ns_ + ns : now;
+            if (ns != 0) Add(wait_ns_, end, TRACE_WAIT, static_cast<int32_t>(peer));
+            ns = 0;
+        }
+    }
+
+    void Add(uint64_t begin_ns, uint64_t end_ns, uint32_t kind, int32_t peer = -1) {
+        launch_->log->Add({begin_ns, end_ns, launch_->log->call, launch_->number, block_, kind, peer});
+    }
+
+    const TracedLaunch* launch_;
+    uint32_t block_;
+    TracedBlock* outer_ = nullptr;
+    uint64_t begin_ns_ = 0;
+    uint32_t step_ = TRACE_CALL;
+    uint64_t step_ns_ = 0;
+    uint64_t wait_ns_ = 0;
+    uint32_t num_peers_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // MOE_EMULATION_TRACE_H
