@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "tensors.h"
-#include "trace.h"
 
 namespace AscendC {
 
@@ -244,17 +243,19 @@ namespace moe::emulation {
 
 inline void PollPause(uint32_t attempt) { ThisCore().Poll(attempt); }
 
-inline bool IsTraced() { return traced_block != nullptr; }
+inline bool IsTraced() { return ThisCore().traced != nullptr; }
 
 inline void TraceStep(uint32_t kind) {
-    if (traced_block != nullptr) traced_block->Step(kind);
+    TracedBlock* const traced = ThisCore().traced;
+    if (traced != nullptr) traced->Step(kind);
 }
 
 inline void TraceWait(int64_t peer, int64_t start, int32_t us) {
     constexpr uint64_t NS_PER_CYCLE = 20;
-    if (traced_block != nullptr && us > 0) {
-        traced_block->WaitedFor(static_cast<uint32_t>(peer), static_cast<uint64_t>(start) * NS_PER_CYCLE,
-                                 static_cast<uint64_t>(us) * 1000U);
+    TracedBlock* const traced = ThisCore().traced;
+    if (traced != nullptr && us > 0) {
+        traced->WaitedFor(static_cast<uint32_t>(peer), static_cast<uint64_t>(start) * NS_PER_CYCLE,
+                          static_cast<uint64_t>(us) * 1000U);
     }
 }
 

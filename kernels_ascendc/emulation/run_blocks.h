@@ -35,9 +35,9 @@ inline uint8_t* ThreadUb() {
     return memory->bytes;
 }
 
-// Runs `kernel()` on every block. Returns 0, or 1 when a check failed (`LastError` says which).
+// Runs `kernel()` on every block. The stream is the trace's `TracedLaunch`, or null. Returns 0, or 1 when a check failed (`LastError` says which).
 template <typename Kernel>
-int RunBlocks(uint32_t blocks, Kernel&& kernel) {
+int RunBlocks(uint32_t blocks, const void* stream, Kernel&& kernel) {
     if (blocks == 0 || blocks > AscendC::MAX_VECTOR_CORES) {
         LastError() = "a launch has 1 to 48 blocks: SyncAll needs a core for each of them";
         return 1;
@@ -46,14 +46,14 @@ int RunBlocks(uint32_t blocks, Kernel&& kernel) {
 #ifdef MOE_EMULATION_STRICT
     const uint64_t seed = Seed()++;
 #endif
-    const TracedLaunch* const launch = traced_launch;
     ParallelFor(blocks, [&](uint32_t block) {
-        const TracedBlock traced(launch, block);
+        TracedBlock traced(static_cast<const TracedLaunch*>(stream), block);
 #ifdef MOE_EMULATION_STRICT
         Core core(block, blocks, meeting, ThreadUb(), seed);
 #else
         Core core(block, blocks, meeting, ThreadUb());
 #endif
+        core.traced = traced.IsOn() ? &traced : nullptr;
         Core* const outer = current_core;
         current_core = &core;
         try {

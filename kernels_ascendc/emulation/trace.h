@@ -1,7 +1,7 @@
 // Traces: when each block ran which launch, what it did in it, and for whom it waited.
 //
-// A plan that brings a log is traced. Without one, a launch costs a look at a null pointer and a block
-// another one. The log is a ring: the newest events are kept.
+// A plan that brings a log is traced; without one, a block looks at a null pointer and that is all. The log
+// is a ring: the newest events are kept.
 #ifndef MOE_EMULATION_TRACE_H
 #define MOE_EMULATION_TRACE_H
 
@@ -58,45 +58,17 @@ private:
     uint64_t begin_ns_;
 };
 
-// What the calling thread launches belongs to launch `number` of the log's call.
+// Which launch of the log's call one is. On a host this is a launch's stream; null for no trace.
 struct TracedLaunch {
     TraceLog* log;
     uint32_t number;
 };
 
-// Looked at in every launch and step: a word at a fixed place in every thread, as `current_core` is.
-#if defined(__GNUC__)
-#define MOE_FIXED_THREAD_WORD __attribute__((tls_model("initial-exec")))
-#else
-#define MOE_FIXED_THREAD_WORD
-#endif
-MOE_FIXED_THREAD_WORD inline thread_local const TracedLaunch* traced_launch = nullptr;
-
-class LaunchScope {
-public:
-    explicit LaunchScope(const TracedLaunch& launch) : outer_(traced_launch) {
-        traced_launch = launch.log != nullptr ? &launch : nullptr;
-    }
-    LaunchScope(const LaunchScope&) = delete;
-    LaunchScope& operator=(const LaunchScope&) = delete;
-    ~LaunchScope() { traced_launch = outer_; }
-
-private:
-    const TracedLaunch* outer_;
-};
-
-class TracedBlock;
-MOE_FIXED_THREAD_WORD inline thread_local TracedBlock* traced_block = nullptr;
-
 // Adds the spans of one block of a launch, on the thread that runs the block.
 class TracedBlock {
 public:
     TracedBlock(const TracedLaunch* launch, uint32_t block) : launch_(launch), block_(block) {
-        if (launch_ != nullptr) {
-            outer_ = traced_block;
-            traced_block = this;
-            begin_ns_ = MonotonicNs();
-        }
+        if (launch_ != nullptr) begin_ns_ = MonotonicNs();
     }
     TracedBlock(const TracedBlock&) = delete;
     TracedBlock& operator=(const TracedBlock&) = delete;
@@ -106,7 +78,6 @@ public:
         EndStep(now);
         EndWaits(now);
         Add(begin_ns_, now, TRACE_BLOCK);
-        traced_block = outer_;
     }
 
     // From here on the block does this.
@@ -119,29 +90,22 @@ public:
 
     // A wait that began at `begin_ns` waited this long for one flag of a peer. The longest counts.
     void WaitedFor(uint32_t peer, uint64_t begin_ns, uint64_t ns) {
-        if (peer >= Waits().size()) Waits().resize(peer + 1);
-        wait_ns_ = begin_ns > begin_ns_ ? begin_ns : begin_ns_;
-        num_peers_ = peer < num_peers_ ? num_peers_ : peer + 1;
-        if (Waits()[peer] < ns) Waits()[peer] = ns;
+        if (peer >= waits_ns_.size()) waits_ns_.resize(peer + 1);
+        if (waits_ns_[peer] < ns) waits_ns_[peer] = ns;
+        wait_begin_ns_ = begin_ns > begin_ns_ ? begin_ns : begin_ns_;
     }
+
+    bool IsOn() const { return launch_ != nullptr; }
 
 private:
-    // By peer; 0 for none. Kept by the thread, so that a launch allocates nothing.
-    static std::vector<uint64_t>& Waits() {
-        thread_local std::vector<uint64_t> waits;
-        return waits;
-    }
-
     void EndStep(uint64_t now) {
         if (step_ != TRACE_CALL) Add(step_ns_, now, step_);
     }
 
     void EndWaits(uint64_t now) {
-        for (uint32_t peer = 0; peer < num_peers_; ++peer) {
-            uint64_t& ns = Waits()[peer];
-            const uint64_t end = wait_ns_ + ns < now ? wait_ns_ + ns : now;
-            if (ns != 0) Add(wait_ns_, end, TRACE_WAIT, static_cast<int32_t>(peer));
-            ns = 0;
+        for (uint32_t peer = 0; peer < waits_ns_.size(); ++peer) {
+            const uint64_t end = wait_begin_ns_ + waits_ns_[peer];
+            if (waits_ns_[peer] != 0) Add(wait_begin_ns_, end < now ? end : now, TRACE_WAIT, static_cast<int32_t>(peer));
         }
     }
 
@@ -151,12 +115,11 @@ private:
 
     const TracedLaunch* launch_;
     uint32_t block_;
-    TracedBlock* outer_ = nullptr;
     uint64_t begin_ns_ = 0;
     uint32_t step_ = TRACE_CALL;
     uint64_t step_ns_ = 0;
-    uint64_t wait_ns_ = 0;
-    uint32_t num_peers_ = 0;
+    uint64_t wait_begin_ns_ = 0;
+    std::vector<uint64_t> waits_ns_;  // by peer; 0 for none
 };
 
 }  // namespace moe

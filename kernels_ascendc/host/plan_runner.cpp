@@ -10,7 +10,7 @@ namespace {
 
 // Packed entry of a compiled Triton kernel: argument words, number of programs, this program.
 using TritonEntry = void (*)(const uint64_t* words, int32_t num_programs, int32_t program);
-using AscendCEntry = int (*)(uint32_t blocks, void* stream, const uint64_t* words);
+using AscendCEntry = int (*)(uint32_t blocks, const void* stream, const uint64_t* words);
 
 enum Kind : uint32_t { TRITON = 0, ASCEND_C = 1 };
 
@@ -69,18 +69,18 @@ int64_t moe_run_plan(const MoePlan* plan, const uint64_t* holes) {
     for (uint64_t i = 0; i < plan->num_launches; ++i) {
         const MoeLaunch& launch = plan->launches[i];
         const moe::TracedLaunch traced{plan->trace, static_cast<uint32_t>(i)};
-        const moe::LaunchScope scope(traced);
+        const moe::TracedLaunch* const stream = plan->trace != nullptr ? &traced : nullptr;
         const auto start = std::chrono::steady_clock::now();
         if (launch.kind == TRITON) {
             const auto entry = reinterpret_cast<TritonEntry>(launch.entry);
             const auto programs = static_cast<int32_t>(launch.blocks);
-            moe::ParallelFor(launch.blocks, [&, current = moe::traced_launch](uint32_t program) {
-                const moe::TracedBlock block(current, program);
+            moe::ParallelFor(launch.blocks, [&](uint32_t program) {
+                const moe::TracedBlock block(stream, program);
                 entry(launch.words, programs, static_cast<int32_t>(program));
             });
         } else {
             const auto entry = reinterpret_cast<AscendCEntry>(launch.entry);
-            if (entry(launch.blocks, nullptr, launch.words) != 0) {
+            if (entry(launch.blocks, stream, launch.words) != 0) {
                 return -1 - static_cast<int64_t>(i);
             }
             if (AnyReported(plan->report, static_cast<uint32_t>(plan->report_words))) {
@@ -90,14 +90,6 @@ int64_t moe_run_plan(const MoePlan* plan, const uint64_t* holes) {
         plan->durations_us[i] = MicrosecondsSince(start);
     }
     return 0;
-}
-
-// The next launches of the calling thread, made without a plan, are launch `number` of the log's call.
-// Null ends that.
-void moe_trace_launch(moe::TraceLog* log, uint32_t number) {
-    thread_local moe::TracedLaunch launch{};
-    launch = {log, number};
-    moe::traced_launch = log != nullptr ? &launch : nullptr;
 }
 
 // Position of the first id outside [-1, num_experts) (`*rule` = 1) or equal to an earlier one of its

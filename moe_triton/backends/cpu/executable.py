@@ -146,14 +146,9 @@ class TorchExecutable:
         for position, hole in holes:
             words[position] = _word(bindings[hole.name]) + hole.offset
         array = (ctypes.c_uint64 * len(words))(*words)
-        library = native.library()
-        function = getattr(library, cast(AscendCKernel, launch.kernel).symbol)
-        if self._log is not None:
-            library.moe_trace_launch(self._log.address, number)
-        failed = function(ctypes.c_uint32(launch.blocks), None, ctypes.byref(array)) != 0
-        if self._log is not None:
-            library.moe_trace_launch(None, 0)
-        if failed:
+        function = getattr(native.library(), cast(AscendCKernel, launch.kernel).symbol)
+        stream = ctypes.byref(native.TracedLaunchStruct(self._log.address, number)) if self._log else None
+        if function(ctypes.c_uint32(launch.blocks), stream, ctypes.byref(array)) != 0:
             raise ToolchainError(f"{self._plan.operator}: {launch.step} failed: {native.last_error()}")
 
     def durations_us(self) -> dict[str, float]:

@@ -55,6 +55,12 @@ class TraceLogStruct(ctypes.Structure):
     )
 
 
+class TracedLaunchStruct(ctypes.Structure):
+    """``TracedLaunch``."""
+
+    _fields_ = (("log", ctypes.c_void_p), ("number", ctypes.c_uint32))
+
+
 def find() -> Path | None:
     """Where the library is: beside the package, or where an editable install put it."""
     beside = Path(__file__).resolve().parents[2] / "_native" / LIBRARY
@@ -85,8 +91,6 @@ def library() -> ctypes.CDLL:
     lib = ctypes.CDLL(str(path))
     lib.moe_run_plan.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     lib.moe_run_plan.restype = ctypes.c_int64
-    lib.moe_trace_launch.argtypes = (ctypes.c_void_p, ctypes.c_uint32)
-    lib.moe_trace_launch.restype = None
     lib.moe_first_bad_id.argtypes = (
         ctypes.c_void_p,
         ctypes.c_uint64,
