@@ -14,6 +14,7 @@ from moe_triton.errors import (
     WindowError,
 )
 from moe_triton.handle import DispatchHandle, DispatchOutput
+from moe_triton.pipeline import Pipeline
 
 __all__ = [
     "ArgumentError",
@@ -25,6 +26,7 @@ __all__ = [
     "DispatchOutput",
     "EPBuffer",
     "MoeTritonError",
+    "Pipeline",
     "ToolchainError",
     "WindowError",
 ]

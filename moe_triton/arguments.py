@@ -10,7 +10,6 @@ from moe_triton.config import Config
 from moe_triton.errors import ArgumentError
 from moe_triton.handle import DispatchHandle
 
-INT32 = torch.iinfo(torch.int32)
 TOKEN_DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -40,10 +39,8 @@ def check_ids(config: Config, topk_idx: torch.Tensor, num_tokens: int, backend: 
         dtypes=(torch.int32, torch.int64),
         device=backend.device,
     )
-    # A private copy: combine reads it again, after the user may have written over theirs. Clamping keeps
-    # an id beyond int32 from coming back as a good one.
-    ids = topk_idx.clone() if topk_idx.dtype is torch.int32 else topk_idx.clamp(INT32.min, INT32.max).int()
-    bad = backend.first_bad_id(ids, config.num_experts)
+    # A private copy: combine reads it again, after the user may have written over theirs.
+    ids, bad = backend.take_ids(topk_idx, config.num_experts)
     if bad is None:
         return ids
     raise bad_id_error("topk_idx", topk_idx, bad, config.num_experts)

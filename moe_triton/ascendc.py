@@ -39,6 +39,55 @@ _SEND_ARGS = (
 
 DISPATCH_SEND = AscendCKernel("dispatch_send", _SEND_ARGS)
 
+# This rank's counts to every rank, and an entry that announces them.
+COUNTS_SEND = AscendCKernel(
+    "counts_send",
+    (
+        Arg("counts", "*i32", "in"),  # (M,)
+        Arg("shared_counts", "*i32", "in"),  # (R,), or null if R = 0
+        Arg("num_experts", "i64", "value"),
+        Arg("num_shared_ranks", "i64", "value"),
+        Arg("peers", "*i64", "in"),
+        Arg("num_ranks", "i64", "value"),
+        Arg("rank", "i64", "value"),
+        Arg("zone", "i64", "value"),
+        Arg("slots", "direct_counts", "value"),
+        Arg("status", "dispatch_status", "value"),
+        Arg("report", "*i32", "out"),
+    ),
+)
+
+# Rows to their places in the receivers' outputs, a stamp for each. No flags: a post_status follows.
+DIRECT_SEND = AscendCKernel(
+    "direct_send",
+    (
+        Arg("rows", "*i8", "in"),
+        Arg("row_stride", "i64", "value"),  # bytes from one row to the next
+        Arg("row_bytes", "i64", "value"),  # bytes of a row to send; a multiple of 32
+        Arg("scales", "*fp32", "in"),  # one per row, or null
+        Arg("rows_per_token", "i64", "value"),  # 1, or K + S when every result has a row of its own
+        Arg("topk_idx", "*i32", "in"),  # (T, K); ids outside [0, M) are not sent
+        Arg("topk_weights", "*fp32", "in"),  # (T, K), or null
+        Arg("expand_idx", "*i32", "in"),  # (T, K) place in the receiver's output
+        Arg("shared_ranks", "*i32", "in"),  # (T, S) rank of each shared result, -1: not sent; null if S = 0
+        Arg("shared_slots", "*i32", "in"),  # (T, S) place in the receiver's output
+        Arg("peers", "*i64", "in"),
+        Arg("first_token", "i64", "value"),
+        Arg("num_tokens", "i64", "value"),
+        Arg("topk", "i64", "value"),
+        Arg("num_experts", "i64", "value"),
+        Arg("num_local_experts", "i64", "value"),  # of a rank of routed experts
+        Arg("num_shared_experts", "i64", "value"),
+        Arg("num_shared_ranks", "i64", "value"),
+        Arg("num_ranks", "i64", "value"),
+        Arg("rank", "i64", "value"),
+        Arg("zone", "i64", "value"),
+        Arg("slots", "indexed_slots", "value"),
+        Arg("stamps", "indexed_slots", "value"),
+        Arg("report", "*i32", "out"),
+    ),
+)
+
 # The same with flags in band: every 512-byte block of a slot ends in a flag of its own. The status
 # entries carry counts only and wait for nothing.
 INBAND_SEND = AscendCKernel("inband_send", _SEND_ARGS)
@@ -150,7 +199,7 @@ EXCHANGE_SEND = AscendCKernel(
         Arg("peers", "*i64", "in"),
         Arg("peer", "i64", "value"),  # whose slots
         Arg("zone", "i64", "value"),
-        Arg("slots", "exchange_slots", "value"),
+        Arg("slots", "indexed_slots", "value"),
         Arg("headers", "exchange_headers", "value"),
         Arg("report", "*i32", "out"),
     ),
@@ -158,6 +207,8 @@ EXCHANGE_SEND = AscendCKernel(
 
 KERNELS: tuple[AscendCKernel, ...] = (
     DISPATCH_SEND,
+    COUNTS_SEND,
+    DIRECT_SEND,
     DISPATCH_WAIT,
     INBAND_SEND,
     INBAND_RECEIVE,

@@ -19,10 +19,12 @@ from moe_triton.backends import make_backend
 from moe_triton.checks import check_choice, check_positive
 from moe_triton.communicator import Communicator
 from moe_triton.config import Config, Product
-from moe_triton.errors import ArgumentError
+from moe_triton.dispatch_outputs import DispatchOutputs
+from moe_triton.errors import ArgumentError, BufferStateError
 from moe_triton.handle import DispatchHandle, DispatchOutput
-from moe_triton.layout import TRAILER_WORDS, layout_of
+from moe_triton.layout import layout_of
 from moe_triton.limits import check_config, scheme_of
+from moe_triton.pipeline import Pipeline
 from moe_triton.rendezvous import Meeting
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant
 from moe_triton.trace import TracePath
@@ -49,11 +51,15 @@ class EPBuffer:
         num_bytes: bytes that the data window may take, None for what is needed
             (`get_buffer_size_hint`).
         product: whose limits apply: "A3".
-        comm_alg: how tokens travel: "fullmesh_v1" (also ""), or "fullmesh_v2", with flags in band.
+        comm_alg: how tokens travel: "fullmesh_v1" (also ""); "fullmesh_v2", with flags in band; or
+            "direct", which writes rows straight into the receivers' outputs and reads results where they
+            are. It moves the fewest bytes. Its outputs lie in the window: see `dispatch`.
         relaxed: allow sizes below the product's minimum, for tests and demos.
         backend: "cpu".
         kernels: "triton", or "torch" for machines without the Triton toolchain (slow).
         num_blocks: blocks per kernel, None for what suits the machine.
+        pipeline: how operators are cut into parts, so that computing hides communication; None for the
+            usual way. Any setting gives the same bits.
         timeout_s: seconds that one wait may take before it raises.
         explicitly_destroy: warn if the buffer is dropped without `close`.
         trace: file that all ranks write to what ran when, for Perfetto (docs/traces.md); None for none.
@@ -83,6 +89,7 @@ class EPBuffer:
         backend: str = "cpu",
         kernels: str = "triton",
         num_blocks: int | None = None,
+        pipeline: Pipeline | None = None,
         timeout_s: float = 60.0,
         explicitly_destroy: bool = False,
         trace: TracePath | None = None,
@@ -110,12 +117,17 @@ class EPBuffer:
             check_window=lambda needed: _check_num_bytes(num_bytes, needed),
             num_blocks=num_blocks,
             timeout_s=timeout_s,
+            pipeline=pipeline,
             trace=trace,
         )
         self.config, self.rank = config, meeting.rank
         self.layout = self._communicator.layout
         self._backend = self._communicator.backend
         self._id = next(_buffer_ids)
+        self._is_direct = config.scheme == "direct"
+        self._kinds: dict[tuple[torch.dtype, str | None, bool, bool], DispatchOutputs] = {}
+        self._combine_variants: dict[tuple[object, ...], CombineVariant] = {}
+        self._latest_dtype: torch.dtype | None = None
         self._closed = False
         self._explicitly_destroy = explicitly_destroy
 
@@ -170,7 +182,9 @@ class EPBuffer:
                 shared expert, then one for each routed one.
 
         Returns:
-            Tokens in expert order, with counts and the handle that combine takes.
+            Tokens in expert order, with counts and the handle that combine takes. With "direct", the tokens
+            lie in the window and stay as they are until the dispatch after the next one begins: clone what
+            is to live longer.
 
         Raises:
             ArgumentError: a bad argument. Nothing was sent and the buffer stays usable.
@@ -184,25 +198,20 @@ class EPBuffer:
         ids = arguments.check_ids(c, topk_idx, num_tokens, self._backend)
         arguments.check_weights(c, topk_weights, num_tokens, device)
         arguments.check_smooth_scales(c, smooth_scales, quantize, device)
-        variant = DispatchVariant(
-            x.dtype, quantize is not None, smooth_scales is not None, topk_weights is not None
-        )
-        experts, capacity = c.experts_on(self.rank), self._communicator.capacity
-        empty = self._backend.empty
-        tokens = empty((capacity, c.hidden), torch.int8 if quantize else x.dtype)
-        scales = empty((capacity,), torch.float32) if quantize else None
-        weights = None if topk_weights is None else empty((capacity,), torch.float32)
-        tokens_per_expert = empty((experts,), torch.int64)
-        sizes = (ids.numel(), experts * c.num_ranks, 3 * capacity + TRAILER_WORDS)
-        expand_idx, recv_offsets, triples = empty((sum(sizes),), torch.int32).split_with_sizes(sizes)
+        key = x.dtype, quantize, smooth_scales is None, topk_weights is None
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kinds[key] = self._kind(*key)
+        num_ids = num_tokens * c.num_topk
+        outputs = kind.make(num_ids)
         handle = DispatchHandle(
-            self._id,
-            self._communicator.counts["dispatch"],
-            x.dtype,
-            ids,
-            expand_idx,
-            recv_offsets,
-            triples[: 3 * capacity].view(capacity, 3),
+            buffer_id=self._id,
+            number=self._communicator.counts["dispatch"],
+            dtype=x.dtype,
+            topk_idx=ids,
+            expand_idx=outputs["expand_idx"],
+            recv_offsets=outputs["recv_offsets"],
+            assist_info=outputs["triples"],
         )
         bindings: dict[str, Any] = {
             "x": x,
@@ -210,17 +219,15 @@ class EPBuffer:
             "topk_weights": topk_weights,
             "smooth_scales": smooth_scales,
             "num_tokens": num_tokens,
-            "num_ids": ids.numel(),
-            "expand_idx": handle.expand_idx,
-            "recv_offsets": handle.recv_offsets,
-            "tokens": tokens,
-            "scales": scales,
-            "triples": triples,
-            "weights": weights,
-            "tokens_per_expert": tokens_per_expert,
+            "num_ids": num_ids,
+            **outputs,
         }
-        self._communicator.run(variant, bindings)
-        return DispatchOutput(tokens, scales, tokens_per_expert, weights, handle)
+        self._communicator.run(kind.variant, bindings)
+        self._latest_dtype = x.dtype
+        get = outputs.get
+        return DispatchOutput(
+            outputs["tokens"], get("scales"), outputs["tokens_per_expert"], get("weights"), handle
+        )
 
     def combine(
         self, y: torch.Tensor, topk_weights: torch.Tensor | None, handle: DispatchHandle
@@ -254,15 +261,57 @@ class EPBuffer:
         bindings: dict[str, Any] = {
             "y": y,
             "num_rows": y.shape[0],
-            "triples": handle.triples,
+            "triples": handle.assist_info,
             "recv_offsets": handle.recv_offsets,
             "topk_idx": handle.topk_idx,
             "topk_weights": topk_weights,
             "num_tokens": handle.num_tokens,
             "out": out,
         }
-        self._communicator.run(CombineVariant(handle.dtype, topk_weights is not None), bindings)
+        self._communicator.run(self._combine_variant(y, topk_weights is not None), bindings)
         return out
+
+    def expert_output(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A tensor for the experts' outputs of the next combine: what combine moves least from.
+
+        With "direct" it lies in this rank's window, where peers read it; results that are elsewhere are
+        copied there first. Take one for each combine, after the combine before it: an earlier one may
+        still be read. With other schemes it is a tensor like any other.
+
+        Args:
+            dtype: of the results; None for that of the latest dispatch.
+
+        Returns:
+            (A, H), uninitialised. Rows at and past the number of received ones are not read.
+
+        Raises:
+            BufferStateError: the buffer is closed or broken, or there was no dispatch to take a dtype from.
+            ArgumentError: a dtype that tokens cannot have.
+        """
+        self._communicator.check_usable()
+        dtype = dtype or self._latest_dtype
+        if dtype is None:
+            raise BufferStateError("there was no dispatch yet. Pass a dtype.")
+        check_choice("dtype", dtype, arguments.TOKEN_DTYPES)
+        if self._is_direct:
+            return self._communicator.window_tensor("results", dtype)
+        return self._backend.empty((self._communicator.capacity, self.config.hidden), dtype)
+
+    def _kind(
+        self, dtype: torch.dtype, quantize: str | None, is_plain: bool, is_unweighted: bool
+    ) -> DispatchOutputs:
+        variant = DispatchVariant(dtype, quantize is not None, not is_plain, not is_unweighted)
+        return DispatchOutputs.of(self._communicator, variant)
+
+    def _combine_variant(self, y: torch.Tensor, weights: bool) -> CombineVariant:
+        in_place = self._is_direct and (
+            y.data_ptr() == self._communicator.window_tensor("results", y.dtype).data_ptr()
+        )
+        key = y.dtype, weights, in_place
+        variant = self._combine_variants.get(key)
+        if variant is None:
+            variant = self._combine_variants[key] = CombineVariant(y.dtype, weights, in_place=in_place)
+        return variant
 
     def durations_us(self, operator: Literal["dispatch", "combine"]) -> dict[str, float]:
         """Microseconds that each step of this rank's last dispatch or combine took.

@@ -21,19 +21,21 @@ from moe_triton.backends.base import Backend, Bindings, Executable, Window
 from moe_triton.config import Config
 from moe_triton.diagnosis import missing_in_combine, missing_in_dispatch, missing_in_inband
 from moe_triton.errors import ArgumentError, BufferStateError, CommunicationTimeoutError
-from moe_triton.layout import NUM_ZONES
+from moe_triton.layout import NUM_ZONES, DirectLayout
 from moe_triton.limits import check_config
+from moe_triton.pipeline import Pipeline
+from moe_triton.plan import Launch, Part
 from moe_triton.rendezvous import Meeting
+from moe_triton.schemes.direct import Direct
 from moe_triton.schemes.fullmesh import Fullmesh
 from moe_triton.schemes.site import Site
-from moe_triton.schemes.variants import CombineVariant, DispatchVariant
+from moe_triton.schemes.variants import DispatchVariant, Variant
 from moe_triton.trace import Trace, TraceFile, TracePath
 
 # Orders the uses of a process's communicators: the same on every rank, since all make the same calls.
 _clock = itertools.count(1)
 
 Phase = Literal["whole", "setup", "teardown"]
-Variant = DispatchVariant | CombineVariant
 
 
 class Communicator:
@@ -48,6 +50,7 @@ class Communicator:
         num_blocks: blocks per kernel, None for what suits the machine.
         timeout_s: seconds that one wait may take.
         exchange: the tensor-parallel group of two, where there is one.
+        pipeline: how operators are cut into parts; None for the usual way.
         trace: file for a trace of all ranks, None for none.
 
     Raises:
@@ -67,6 +70,7 @@ class Communicator:
         num_blocks: int | None = None,
         timeout_s: float = 60.0,
         exchange: Meeting | None = None,
+        pipeline: Pipeline | None = None,
         trace: TracePath | None = None,
     ) -> None:
         self.config, self.rank = config, meeting.rank
@@ -82,6 +86,8 @@ class Communicator:
         blocks = num_blocks if num_blocks is not None else self.backend.num_blocks(meeting.num_ranks)
         if not 1 <= blocks <= MAX_BLOCKS:
             raise ArgumentError("num_blocks", blocks, f"it must be 1 to {MAX_BLOCKS}", "Pass None.")
+        pipeline = pipeline or Pipeline()
+        pipeline.check(blocks)
         self.site = Site(
             config,
             self.rank,
@@ -89,11 +95,12 @@ class Communicator:
             int(timeout_s * 1e6),
             self.backend.name,
             exchange.rank if exchange else None,
+            pipeline,
         )
         self.layout = self.site.layout
         self.capacity = self.site.capacity
         check_window(self.layout.data_bytes)
-        self._scheme = Fullmesh(self.site)
+        self._scheme = Direct(self.site) if config.scheme == "direct" else Fullmesh(self.site)
         self._trace = Trace.start(file, self.site, self.backend, meeting, exchange) if file else None
         self._windows: list[Window] = [self.backend.make_window(self.layout.window_bytes, meeting)]
         if exchange:
@@ -101,8 +108,9 @@ class Communicator:
         self._fixed: dict[str, torch.Tensor] = {}
         self._report = torch.zeros(blocks, REPORT_WORDS, dtype=torch.int32, device=self.backend.device)
         self._allocate()
-        self._executables: dict[tuple[object, int, Phase], Executable] = {}
+        self._executables: dict[tuple[object, int, Phase, int], Executable] = {}
         self._last: dict[str, Executable] = {}
+        self._views: dict[tuple[str, int, torch.dtype], torch.Tensor] = {}
         self.counts = {"dispatch": 0, "combine": 0, "barrier": 0}
         self._in_flight: dict[str, Variant] = {}
         # A full wait is known to lie behind this many combines; see `_separate_combines`.
@@ -119,7 +127,10 @@ class Communicator:
         device = self.backend.device
         for name, window in zip(("", "exchange_"), self._windows, strict=False):
             self._fixed[f"{name}window"] = window.tensor()
-            self._fixed[f"{name}peers"] = torch.tensor(window.peers, dtype=torch.int64, device=device)
+            peers = torch.tensor(window.peers, dtype=torch.int64, device=device)
+            self._fixed[f"{name}peers"] = peers
+            # For kernels that reach a peer's window from this one, in elements of 16 bits.
+            self._fixed[f"{name}peer_offsets"] = (peers - window.base) // 2
         self._fixed["report"] = self._report
 
     def run(self, variant: Variant, bindings: Bindings, phase: Phase = "whole") -> None:
@@ -142,7 +153,7 @@ class Communicator:
             if operator == "combine" and phase != "teardown":
                 self._separate_combines()
             zone = self._zone(operator)
-            executable = self._executable((variant, zone, phase))
+            executable = self._executable((variant, zone, phase, self._parts(operator, bindings)))
             if operator == "dispatch" and phase != "teardown":
                 # Our flags leave now: they cover the combines that have ended by now.
                 self._covered_at_teardown = self.counts["combine"]
@@ -190,6 +201,13 @@ class Communicator:
         else:
             del self._in_flight[operator]
 
+    def _parts(self, operator: str, bindings: Bindings) -> int:
+        tokens = bindings["num_tokens"]
+        assert isinstance(tokens, int)
+        pipeline = self.site.pipeline
+        each = pipeline.dispatch_tokens if operator == "dispatch" else pipeline.combine_tokens
+        return -(-tokens // each) if tokens > each else 1
+
     def _zone(self, operator: str) -> int:
         counts = self.counts
         if self.site.is_version_1 and operator != "barrier":
@@ -201,13 +219,13 @@ class Communicator:
 
         A wait covers the combines that a rank had ended when it posted its flags.
         """
-        if not self.site.is_version_1 and self.counts["combine"] >= self._covered + NUM_ZONES:
+        if not self.site.combine_waits_for_all and self.counts["combine"] >= self._covered + NUM_ZONES:
             self._full_wait()
 
     def _full_wait(self, timeout_us: int | None = None) -> None:
         ended = self.counts["combine"]
         zone = self._zone("barrier")
-        key: tuple[object, int, Phase] = (("barrier", timeout_us), zone, "whole")
+        key: tuple[object, int, Phase, int] = (("barrier", timeout_us), zone, "whole", 1)
         if key not in self._executables:
             self._executables[key] = self._compile(self._scheme.barrier(zone, timeout_us))
         self._execute("barrier", self._executables[key], zone, {}, turn=True, timeout_us=timeout_us)
@@ -233,14 +251,15 @@ class Communicator:
             # The zone turns exactly once per operator, on failure too.
             self.counts[operator] += turn
         if code:
-            self._fail(operator, number, zone, code, executable.failed_step, bindings, timeout_us)
+            assert executable.failed_launch is not None
+            self._fail(operator, number, zone, code, executable.failed_launch, bindings, timeout_us)
 
-    def _executable(self, key: tuple[Variant, int, Phase]) -> Executable:
+    def _executable(self, key: tuple[Variant, int, Phase, int]) -> Executable:
         found = self._executables.get(key)
         if found is None:
-            variant, zone, phase = key
+            variant, zone, phase, parts = key
             build = getattr(self._scheme, phase)
-            found = self._executables[key] = self._compile(build(variant, zone))
+            found = self._executables[key] = self._compile(build(variant, zone, parts))
         return found
 
     def _compile(self, plan: Any) -> Executable:
@@ -259,15 +278,15 @@ class Communicator:
         number: int,
         zone: int,
         code: int,
-        step: str,
+        launch: Launch,
         bindings: Bindings,
         timeout_us: int | None,
     ) -> None:
         if code != REPORT_TIMEOUT:
             self._broken = f"{operator} number {number} met a row that names no place in this group"
             raise BufferStateError(f"{self._broken}; it was not sent. Rebuild the buffer on every rank.")
-        missing = self._missing(operator, zone, step, bindings)
-        group = "tensor-parallel " if ":" in step else ""
+        missing = self._missing(operator, zone, launch, bindings)
+        group = "tensor-parallel " if ":" in launch.step else ""
         self._broken = f"{operator} number {number} timed out waiting for {group}rank(s) {missing}"
         raise CommunicationTimeoutError(
             operator,
@@ -278,22 +297,48 @@ class Communicator:
             f"Rebuild the buffer once they are back.",
         )
 
-    def _missing(self, operator: str, zone: int, step: str, bindings: Bindings) -> list[int]:
-        fixed = self._fixed
+    def _missing(self, operator: str, zone: int, launch: Launch, bindings: Bindings) -> list[int]:
+        fixed, step = self._fixed, launch.step
         if ":" in step:  # an exchange between two
             assert self.site.exchange_rank is not None
             return [1 - self.site.exchange_rank]
+        waits_for_ranks = self.site.combine_waits_for_all and operator == "combine"
+        if operator == "barrier" or waits_for_ranks or self.config.scheme == "direct":
+            return missing_in_dispatch(self.config, fixed["barrier_counts"])
         if step == "arrange":
             return missing_in_inband(self.config, self._report, fixed["recv_counts"])
         if operator == "dispatch":
             return missing_in_dispatch(self.config, fixed["recv_counts"])
-        if operator == "barrier" or self.site.is_version_1:
-            return missing_in_dispatch(self.config, fixed["barrier_counts"])
         ids = fixed["masked_ids"] if "mask" in bindings else bindings["topk_idx"]
+        tokens = bindings["num_tokens"]
         assert isinstance(ids, torch.Tensor)
-        return missing_in_combine(
-            self.layout, self.rank, zone, fixed["window"], ids.view(-1, self.config.num_topk), self._report
-        )
+        assert isinstance(tokens, int)
+        # Of the parts that come after this one nothing has been taken yet.
+        end, layout = _end_of_part(launch, tokens), self.site.slots_layout
+        ids = ids.view(-1, self.config.num_topk)[:tokens]
+        return missing_in_combine(layout, self.rank, zone, fixed["window"], ids, self._report, end)
+
+    def window_tensor(self, name: Literal["rows", "results"], dtype: torch.dtype) -> torch.Tensor:
+        """Direct: where the next dispatch puts its rows, or the next combine looks for results first.
+
+        Args:
+            name: "rows" of dispatch, or "results" of combine.
+            dtype: of the elements.
+
+        Returns:
+            (A, H): memory of this rank's window.
+        """
+        zone = self._zone("dispatch" if name == "rows" else "combine")
+        key = name, zone, dtype
+        view = self._views.get(key)
+        if view is None:
+            layout = self.layout
+            assert isinstance(layout, DirectLayout)
+            region = layout.rows(dtype.itemsize) if name == "rows" else layout.results
+            start, num_bytes = region.offset(zone=zone), self.capacity * region.stride("index")
+            flat = self._fixed["window"][start : start + num_bytes].view(dtype)
+            view = self._views[key] = flat.view(self.capacity, self.config.hidden)
+        return view
 
     def in_flight(self, operator: str) -> Variant | None:
         """What an operator was set up for that is not torn down yet, or None."""
@@ -315,8 +360,9 @@ class Communicator:
         Raises:
             BufferStateError: it is.
         """
-        self._enter()
-        self._lock.release()
+        if self._closed or self._broken or self._lock.locked():
+            self._enter()
+            self._lock.release()
 
     def durations_us(self, operator: str) -> dict[str, float]:
         """Microseconds that each step of this rank's last dispatch or combine took.
@@ -355,8 +401,15 @@ class Communicator:
             self._closed = True
             self._executables.clear()
             self._last.clear()
+            self._views.clear()
             self._fixed.clear()
             for window in self._windows:
                 window.close()
             if self._trace:
                 self._trace.close()
+
+
+def _end_of_part(launch: Launch, total: int) -> int:
+    """One past the last token of a launch that works on a part of them."""
+    sizes = [value for value in launch.values if isinstance(value, Part)]
+    return sum(value.of(total) for value in sizes) if sizes else total

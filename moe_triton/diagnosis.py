@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from moe_triton.ascendc import REPORT_TIMEOUT
@@ -45,8 +47,9 @@ def missing_in_combine(
     window: torch.Tensor,
     topk_idx: torch.Tensor,
     report: torch.Tensor,
+    end: int,
 ) -> list[int]:
-    """Ranks whose results did not come, for the tokens that the wait did not get past.
+    """Ranks whose results did not come, for the tokens that waits did not get past.
 
     Args:
         layout: of the window.
@@ -55,18 +58,17 @@ def missing_in_combine(
         window: this rank's, flat uint8. Entries of a token that did not complete were not cleared.
         topk_idx: (T, K) int32.
         report: (blocks, words) int32: code, first token concerned, tokens from there to the block's end.
+        end: tokens from this one on were not waited for.
     """
     config = layout.config
     region = layout.combine_status
+    late = [range(first, first + n) for code, first, n in report[:, :3].tolist() if code == REPORT_TIMEOUT]
     missing: set[int] = set()
-    for code, first, count in report[:, :3].tolist():
-        if code != REPORT_TIMEOUT:
-            continue
-        for token in range(first, first + count):
-            for k, owner in _owners(config, rank, topk_idx[token].tolist()):
-                offset = region.offset(zone=zone, token=token, k=k)
-                if float(window[offset : offset + 4].view(torch.float32)) != FLAG:
-                    missing.add(owner)
+    for token in itertools.chain(*late, range(end, len(topk_idx))):
+        for k, owner in _owners(config, rank, topk_idx[token].tolist()):
+            offset = region.offset(zone=zone, token=token, k=k)
+            if float(window[offset : offset + 4].view(torch.float32)) != FLAG:
+                missing.add(owner)
     return sorted(missing)
 
 

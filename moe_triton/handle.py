@@ -7,11 +7,14 @@ rank of shared experts), A rows that a dispatch can deliver here at most (`Confi
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 
+from moe_triton.layout import TRAILER_WORDS
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, init=False)
 class DispatchHandle:
     """What combine needs to send rows back and to know what it waits for. Made by dispatch only.
 
@@ -23,8 +26,7 @@ class DispatchHandle:
         expand_idx: (T * K,) int32, how many earlier entries of this rank chose the same expert.
         recv_offsets: (E * EP,) int32, inclusive prefix sums of the rows received, expert by expert and
             within an expert source by source (ep_recv_counts in torch_npu). The last one is the total.
-        triples: (A, 3) int32, (source rank, token, k) of each received row (assist_info_for_combine).
-            Rows at and past the total are undefined.
+        assist_info: (3 A + 2,) int32, ``triples`` and behind them their trailer (`moe_triton.layout`).
     """
 
     buffer_id: int
@@ -33,7 +35,19 @@ class DispatchHandle:
     topk_idx: torch.Tensor = field(repr=False)
     expand_idx: torch.Tensor = field(repr=False)
     recv_offsets: torch.Tensor = field(repr=False)
-    triples: torch.Tensor = field(repr=False)
+    assist_info: torch.Tensor = field(repr=False)
+
+    def __init__(self, **values: Any) -> None:
+        # Frozen dataclasses set field by field, which costs three times as much, in every dispatch.
+        self.__dict__.update(values)
+
+    @property
+    def triples(self) -> torch.Tensor:
+        """(A, 3) int32, (source rank, token, k) of each received row (assist_info_for_combine).
+
+        Rows at and past the total are undefined.
+        """
+        return self.assist_info[:-TRAILER_WORDS].view(-1, 3)
 
     @property
     def num_tokens(self) -> int:
@@ -45,8 +59,7 @@ class DispatchHandle:
         return int(self.recv_offsets[-1])
 
 
-@dataclass(frozen=True, eq=False)
-class DispatchOutput:
+class DispatchOutput(NamedTuple):
     """Tokens for this rank's experts.
 
     Attributes:

@@ -6,8 +6,8 @@ costed and compared without running anything.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from moe_triton.kernel import AscendCKernel, TritonKernel
@@ -23,6 +23,26 @@ class Hole:
     offset: int = 0
 
 
+@dataclass(frozen=True)
+class Part(Hole):
+    """Where one of several parts of a call's number begins, or how much it is.
+
+    Attributes:
+        index: which part.
+        parts: how many there are; they differ by one at most.
+        is_count: how much, not where.
+    """
+
+    index: int = 0
+    parts: int = 1
+    is_count: bool = False
+
+    def of(self, total: int) -> int:
+        """The number, of what the call brings."""
+        first = total * self.index // self.parts
+        return total * (self.index + 1) // self.parts - first if self.is_count else first
+
+
 Value = Hole | int | tuple[int, ...]
 
 
@@ -35,8 +55,9 @@ class Launch:
         kernel: what to launch.
         values: one per argument of the kernel; a tuple where the argument is a region.
         blocks: programs (Triton) or blocks (Ascend C).
-        stream: where it runs. Launches of one stream run in order; a launch also waits for everything
-            that stands before it on the other stream.
+        stream: where it runs.
+        alongside: it needs nothing of the launch right before it, which is on the other stream, and may
+            run at the same time. Otherwise a launch waits for all that stand before it.
     """
 
     step: str
@@ -44,6 +65,15 @@ class Launch:
     values: tuple[Value, ...]
     blocks: int
     stream: Stream
+    alongside: bool = False
+
+
+def pipelined(first: Sequence[Launch], second: Sequence[Launch]) -> list[Launch]:
+    """Two stages of parts on two streams: a part's second stage beside the next part's first."""
+    steps = [first[0], second[0]]
+    for earlier, later in zip(first[1:], second[1:], strict=True):
+        steps += [replace(earlier, alongside=True), later]
+    return steps
 
 
 def launch(
@@ -68,11 +98,13 @@ class Plan:
         operator: "dispatch" or "combine".
         zone: the window zone that it is bound to.
         launches: in an order in which they may run one after the other.
+        overlap: whether each stream has cores of its own, so that launches may run beside each other.
     """
 
     operator: str
     zone: int
     launches: tuple[Launch, ...]
+    overlap: bool = False
 
     @property
     def holes(self) -> tuple[str, ...]:
@@ -88,12 +120,16 @@ class Plan:
                 for arg, value in zip(launch.kernel.args, launch.values, strict=True)
             )
             rows.append(
-                f"  {launch.stream:13} {launch.step:10} {launch.kernel.name}x{launch.blocks}({values})"
+                f"{'&' if launch.alongside else ' '} {launch.stream:13} {launch.step:10} "
+                f"{launch.kernel.name}x{launch.blocks}({values})"
             )
         return "\n".join(rows)
 
 
 def _show(value: Value) -> str:
+    if isinstance(value, Part):
+        what = "size" if value.is_count else "start"
+        return f"<{what} of part {value.index} of {value.parts} of {value.name}>"
     if isinstance(value, Hole):
         return f"<{value.name}+{value.offset}>" if value.offset else f"<{value.name}>"
     return str(value)

@@ -61,8 +61,9 @@ REGION_DIMS: dict[str, tuple[str, ...]] = {
     "combine_slots": ("zone", "token", "k"),
     "dispatch_status": ("zone", "expert", "source"),
     "combine_status": ("zone", "token", "k"),
-    "exchange_slots": ("zone", "index"),
+    "indexed_slots": ("zone", "index"),
     "exchange_headers": ("zone", "word"),
+    "direct_counts": ("zone", "source", "entry"),
 }
 
 

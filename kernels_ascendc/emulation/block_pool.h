@@ -117,6 +117,13 @@ private:
     bool stopping_ = false;
 };
 
+// The calling thread's, for all that it launches. Not in the template below: every kernel would get threads of
+// its own, and a library has room for little in the static block of each thread.
+inline BlockPool& ThreadPool() {
+    thread_local BlockPool pool;
+    return pool;
+}
+
 // Runs body(0) .. body(blocks - 1) at the same time and returns when all have ended.
 template <typename Body>
 void ParallelFor(uint32_t blocks, Body&& body) {
@@ -124,8 +131,7 @@ void ParallelFor(uint32_t blocks, Body&& body) {
         body(0U);
         return;
     }
-    thread_local BlockPool pool;
-    pool.Run(blocks, body);
+    ThreadPool().Run(blocks, body);
 }
 
 }  // namespace moe

@@ -4,6 +4,8 @@
 
 #include <atomic>
 
+#include "doorbell.h"
+#include "launch_settings.h"
 #include "meeting.h"
 #include "memory.h"
 #include "trace.h"
@@ -13,8 +15,13 @@ namespace moe::emulation {
 
 class Core {
 public:
-    Core(uint32_t index, uint32_t count, Meeting& meeting, uint8_t* ub)
-        : block(index), blocks(count), meeting_(meeting), ub_(ub) {}
+    Core(uint32_t index, uint32_t count, Meeting& meeting, uint8_t* ub, const LaunchSettings& settings)
+        : block(index),
+          blocks(count),
+          meeting_(meeting),
+          ub_(ub),
+          settings_(settings),
+          cached_left_(settings.cached_bytes / count) {}
 
     const uint32_t block;
     const uint32_t blocks;
@@ -35,7 +42,7 @@ public:
     // two passes over it. Whatever else looks at UB finds it there all the same (`Settle`).
     void CopyIn(UbAddress to, const uint8_t* from, uint64_t bytes) {
         Settle();
-        if (bytes >= LAZY_BYTES) {
+        if (bytes >= ROW_BYTES) {
             lazy_ = {from, to.offset, bytes};
         } else {
             Copy(ub_ + to.offset, from, bytes);
@@ -55,7 +62,15 @@ public:
                 Settle();
             }
         }
-        Copy(to, source, bytes);
+        if (bytes < ROW_BYTES) {
+            Copy(to, source, bytes);
+        } else if (bytes <= cached_left_) {
+            cached_left_ -= bytes;
+            Copy(to, source, bytes);
+        } else {
+            std::atomic_thread_fence(std::memory_order_acq_rel);
+            StreamBytes(to, source, bytes);
+        }
     }
 
     // Each block's flag after its data: the fences of `Copy` are all the order that peers need.
@@ -94,9 +109,29 @@ public:
     void SyncAll() {
         if (blocks > 1) meeting_.Wait();
     }
-    void Poll(uint32_t attempt) {
+
+    // Between two looks at flags in the window that `window` points into, `missing` of which were not there.
+    void Poll(uint32_t attempt, const void* window, uint64_t missing) {
         meeting_.ThrowIfFailed();
-        Backoff(attempt);
+        if (attempt < settings_.spins) {
+            CpuPause();
+            return;
+        }
+        Doorbell* const bell = DoorbellOf(settings_, window);
+        if (attempt < settings_.spins + settings_.yields || bell == nullptr) {
+            is_count_known_ = false;
+            Backoff(attempt);
+            return;
+        }
+        if (is_count_known_) {
+            bell->SleepUntil(count_before_look_ + missing);
+        }
+        count_before_look_ = bell->count.load();
+        is_count_known_ = true;
+    }
+
+    void Notify(const void* flags, uint64_t number) {
+        if (Doorbell* const bell = DoorbellOf(settings_, flags)) bell->Ring(number);
     }
     void Finish() {}
 
@@ -104,7 +139,8 @@ public:
     void Require(bool, const char*) {}
 
 private:
-    static constexpr uint64_t LAZY_BYTES = 1024;
+    // From here on it is a row, which is worth some thought.
+    static constexpr uint64_t ROW_BYTES = 1024;
 
     struct Lazy {
         const uint8_t* source;
@@ -129,6 +165,10 @@ private:
 
     Meeting& meeting_;
     uint8_t* ub_;
+    const LaunchSettings& settings_;
+    uint64_t cached_left_;
+    uint64_t count_before_look_ = 0;
+    bool is_count_known_ = false;
     Lazy lazy_{};
 };
 

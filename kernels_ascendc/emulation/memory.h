@@ -5,6 +5,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace moe::emulation {
 
 // A 32-byte block is what the hardware moves at once: a flag and the count beside it arrive together.
@@ -21,6 +25,42 @@ inline void CopyBlock(uint8_t* to, const uint8_t* from) {
     std::memcpy(to, &first, sizeof(Half));
     std::memcpy(to + sizeof(Half), &second, sizeof(Half));
 }
+
+#if defined(__x86_64__)
+// Past the caches: what is not read again soon would only push out what is, and a store into a line that is not
+// in a cache reads it first. The fence is for those who see a flag afterwards: these stores know no order.
+__attribute__((target("avx512f"))) inline void StreamLines512(uint8_t* to, const uint8_t* from, uint64_t bytes) {
+    for (uint64_t at = 0; at < bytes; at += 64) {
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at), _mm512_loadu_si512(from + at));
+    }
+}
+
+inline void StreamLines128(uint8_t* to, const uint8_t* from, uint64_t bytes) {
+    for (uint64_t at = 0; at < bytes; at += 16) {
+        const auto word = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + at));
+        _mm_stream_si128(reinterpret_cast<__m128i*>(to + at), word);
+    }
+}
+
+inline void StreamBytes(uint8_t* to, const uint8_t* from, uint64_t bytes) {
+    constexpr uint64_t LINE = 64;
+    static const bool has_avx512 = __builtin_cpu_supports("avx512f");
+    const uint64_t head = (LINE - reinterpret_cast<uint64_t>(to) % LINE) % LINE;
+    if (bytes < head + LINE) {
+        std::memcpy(to, from, bytes);
+        return;
+    }
+    const uint64_t lines = (bytes - head) / LINE * LINE;
+    std::memcpy(to, from, head);
+    (has_avx512 ? StreamLines512 : StreamLines128)(to + head, from + head, lines);
+    std::memcpy(to + head + lines, from + head + lines, bytes - head - lines);
+    _mm_sfence();
+}
+#else
+inline void StreamBytes(uint8_t* to, const uint8_t* from, uint64_t bytes) {
+    std::memcpy(to, from, bytes);
+}
+#endif
 
 inline void CopyBytes(uint8_t* to, const uint8_t* from, uint64_t bytes) {
     constexpr uint64_t BLOCK = 32;

@@ -241,7 +241,14 @@ void DataCacheCleanAndInvalid(const GlobalTensor<T>&) {
 
 namespace moe::emulation {
 
-inline void PollPause(uint32_t attempt) { ThisCore().Poll(attempt); }
+inline void PollPause(uint32_t attempt, uint64_t window, int64_t missing) {
+    ThisCore().Poll(attempt, reinterpret_cast<const void*>(window), missing > 1 ? static_cast<uint64_t>(missing) : 1);
+}
+
+template <typename T>
+void NotifyFlags(const AscendC::GlobalTensor<T>& to, uint64_t number) {
+    ThisCore().Notify(AscendC::detail::Bytes(to), number);
+}
 
 inline bool IsTraced() { return ThisCore().traced != nullptr; }
 

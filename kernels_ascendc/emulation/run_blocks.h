@@ -7,6 +7,7 @@
 #include <string>
 
 #include "block_pool.h"
+#include "launch_settings.h"
 #include "meeting.h"
 #include "trace.h"
 #include "types.h"
@@ -46,12 +47,14 @@ int RunBlocks(uint32_t blocks, const void* stream, Kernel&& kernel) {
 #ifdef MOE_EMULATION_STRICT
     const uint64_t seed = Seed()++;
 #endif
+    const LaunchSettings& settings = SettingsOfThread();
     ParallelFor(blocks, [&](uint32_t block) {
         TracedBlock traced(static_cast<const TracedLaunch*>(stream), block);
 #ifdef MOE_EMULATION_STRICT
+        (void)settings;
         Core core(block, blocks, meeting, ThreadUb(), seed);
 #else
-        Core core(block, blocks, meeting, ThreadUb());
+        Core core(block, blocks, meeting, ThreadUb(), settings);
 #endif
         core.traced = traced.IsOn() ? &traced : nullptr;
         Core* const outer = current_core;

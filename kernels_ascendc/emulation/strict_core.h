@@ -152,7 +152,9 @@ public:
         meeting_.Wait();
     }
 
-    void Poll(uint32_t attempt) {
+    void Notify(const void*, uint64_t) {}
+
+    void Poll(uint32_t attempt, const void*, uint64_t) {
         meeting_.ThrowIfFailed();
         Step();
         Backoff(attempt);

@@ -62,13 +62,16 @@ private:
 struct TracedLaunch {
     TraceLog* log;
     uint32_t number;
+    uint32_t first_core;  // others are for the launch beside this one
 };
 
 // Adds the spans of one block of a launch, on the thread that runs the block.
 class TracedBlock {
 public:
-    TracedBlock(const TracedLaunch* launch, uint32_t block) : launch_(launch), block_(block) {
-        if (launch_ != nullptr) begin_ns_ = MonotonicNs();
+    TracedBlock(const TracedLaunch* launch, uint32_t block) : launch_(launch) {
+        if (launch_ == nullptr) return;
+        block_ = launch->first_core + block;
+        begin_ns_ = MonotonicNs();
     }
     TracedBlock(const TracedBlock&) = delete;
     TracedBlock& operator=(const TracedBlock&) = delete;
@@ -114,7 +117,7 @@ private:
     }
 
     const TracedLaunch* launch_;
-    uint32_t block_;
+    uint32_t block_ = 0;
     uint64_t begin_ns_ = 0;
     uint32_t step_ = TRACE_CALL;
     uint64_t step_ns_ = 0;

@@ -1,9 +1,14 @@
 // Walks a plan on the CPU: one call from Python runs every launch of an operator.
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <functional>
 
 #include "block_pool.h"
+#include "companion.h"
+#include "launch_settings.h"
 #include "trace.h"
 
 namespace {
@@ -35,13 +40,18 @@ struct MoeLaunch {
     uint32_t kind;
     uint32_t blocks;
     uint64_t* words;
+    uint64_t alongside;  // needs nothing of the launch before it
 };
 
-// Puts hole `hole` plus `offset` into `*word` before the walk.
+// Puts hole `hole` plus `offset` into `*word` before the walk; or, of a number, where one of `parts` parts
+// begins or how much it is.
 struct MoePatch {
     uint64_t* word;
     uint64_t hole;
     uint64_t offset;
+    uint32_t part;
+    uint32_t parts;
+    uint64_t is_count;
 };
 
 struct MoePlan {
@@ -52,42 +62,91 @@ struct MoePlan {
     int32_t* report;
     uint64_t report_words;
     double* durations_us;  // one per launch
+    const moe::LaunchSettings* settings;
+    uint64_t overlap;  // whether launches may run beside each other
     moe::TraceLog* trace;  // null for none
 };
+
+}  // extern "C"
+
+namespace {
+
+uint64_t ValueOf(const MoePatch& patch, uint64_t hole) {
+    if (patch.parts == 0) return hole + patch.offset;
+    const uint64_t first = hole * patch.part / patch.parts;
+    return patch.is_count == 0 ? first : hole * (patch.part + 1) / patch.parts - first;
+}
+
+bool RunLaunch(const MoePlan* plan, uint64_t i, uint32_t first_core = 0) {
+    const MoeLaunch& launch = plan->launches[i];
+    const moe::TracedLaunch traced{plan->trace, static_cast<uint32_t>(i), first_core};
+    const moe::TracedLaunch* const stream = plan->trace != nullptr ? &traced : nullptr;
+    const auto start = std::chrono::steady_clock::now();
+    bool is_good = true;
+    if (launch.kind == TRITON) {
+        const auto entry = reinterpret_cast<TritonEntry>(launch.entry);
+        const auto programs = static_cast<int32_t>(launch.blocks);
+        moe::ParallelFor(launch.blocks, [&](uint32_t program) {
+            const moe::TracedBlock block(stream, program);
+            entry(launch.words, programs, static_cast<int32_t>(program));
+        });
+    } else {
+        const auto entry = reinterpret_cast<AscendCEntry>(launch.entry);
+        is_good = entry(launch.blocks, stream, launch.words) == 0;
+    }
+    plan->durations_us[i] = MicrosecondsSince(start);
+    return is_good;
+}
+
+// Computing goes to the companion: it cannot fail, and the caller keeps the word of what did.
+bool RunBoth(const MoePlan* plan, uint64_t communication, uint64_t compute) {
+    thread_local moe::Companion companion;
+    const std::function<void()> work = [=] { RunLaunch(plan, compute, plan->launches[communication].blocks); };
+    companion.Start(work);
+    const bool is_good = RunLaunch(plan, communication);
+    companion.Wait();
+    return is_good;
+}
+
+}  // namespace
+
+extern "C" {
+
+// For what this thread launches from now on; null for the defaults. They must outlive their use.
+void moe_use_settings(const moe::LaunchSettings* settings) {
+    moe::ThreadSettings() = settings;
+}
 
 // Returns 0; 1 + i when launch i reported something (its report stands in plan->report); -1 - i when
 // launch i failed in itself (moe_last_error says why). Launches after it have not run.
 int64_t moe_run_plan(const MoePlan* plan, const uint64_t* holes) {
     for (uint64_t i = 0; i < plan->num_patches; ++i) {
         const MoePatch& patch = plan->patches[i];
-        *patch.word = holes[patch.hole] + patch.offset;
+        *patch.word = ValueOf(patch, holes[patch.hole]);
     }
     for (uint64_t i = 0; i < plan->report_words; ++i) {
         plan->report[i] = 0;
     }
     const moe::TracedCall traced_call(plan->trace);
+    moe_use_settings(plan->settings);
     for (uint64_t i = 0; i < plan->num_launches; ++i) {
-        const MoeLaunch& launch = plan->launches[i];
-        const moe::TracedLaunch traced{plan->trace, static_cast<uint32_t>(i)};
-        const moe::TracedLaunch* const stream = plan->trace != nullptr ? &traced : nullptr;
-        const auto start = std::chrono::steady_clock::now();
-        if (launch.kind == TRITON) {
-            const auto entry = reinterpret_cast<TritonEntry>(launch.entry);
-            const auto programs = static_cast<int32_t>(launch.blocks);
-            moe::ParallelFor(launch.blocks, [&](uint32_t program) {
-                const moe::TracedBlock block(stream, program);
-                entry(launch.words, programs, static_cast<int32_t>(program));
-            });
+        uint64_t communication = i;
+        bool is_good = true;
+        // Two at a time only where each has a thread of its own: one core gains nothing from taking turns.
+        if (plan->overlap != 0 && i + 1 < plan->num_launches && plan->launches[i + 1].alongside != 0) {
+            communication = plan->launches[i].kind == ASCEND_C ? i : i + 1;
+            is_good = RunBoth(plan, communication, communication == i ? i + 1 : i);
+            ++i;
         } else {
-            const auto entry = reinterpret_cast<AscendCEntry>(launch.entry);
-            if (entry(launch.blocks, stream, launch.words) != 0) {
-                return -1 - static_cast<int64_t>(i);
-            }
-            if (AnyReported(plan->report, static_cast<uint32_t>(plan->report_words))) {
-                return 1 + static_cast<int64_t>(i);
-            }
+            is_good = RunLaunch(plan, i);
         }
-        plan->durations_us[i] = MicrosecondsSince(start);
+        if (!is_good) {
+            return -1 - static_cast<int64_t>(communication);
+        }
+        if (plan->launches[communication].kind == ASCEND_C &&
+            AnyReported(plan->report, static_cast<uint32_t>(plan->report_words))) {
+            return 1 + static_cast<int64_t>(communication);
+        }
     }
     return 0;
 }
@@ -112,6 +171,22 @@ int64_t moe_first_bad_id(const int32_t* ids, uint64_t num_tokens, uint64_t topk,
         }
     }
     return -1;
+}
+
+// Copies ids to 32 bits and checks them, like `moe_first_bad_id`: a call reads its ids once. A wide id is clamped
+// first: it must not come back as a good one.
+int64_t moe_take_ids(const void* ids, uint32_t id_bytes, int32_t* taken, uint64_t num_tokens, uint64_t topk,
+                     int64_t num_experts, int32_t* rule) {
+    const uint64_t count = num_tokens * topk;
+    if (id_bytes == sizeof(int32_t)) {
+        std::memcpy(taken, ids, count * sizeof(int32_t));
+    } else {
+        const auto* wide = static_cast<const int64_t*>(ids);
+        for (uint64_t i = 0; i < count; ++i) {
+            taken[i] = static_cast<int32_t>(std::clamp<int64_t>(wide[i], INT32_MIN, INT32_MAX));
+        }
+    }
+    return moe_first_bad_id(taken, num_tokens, topk, num_experts, rule);
 }
 
 }  // extern "C"

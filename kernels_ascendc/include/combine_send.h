@@ -77,7 +77,7 @@ private:
         rows_.Copy(args_.rows + static_cast<uint64_t>(row * args_.row_bytes), &slot, 1);
         if (is_flagged) {
             FinishRow();
-            AscendC::DataCopy(GlobalAt<float>(window + args_.status.At(zone, token, k)), flag_, STATUS_ENTRY_WORDS);
+            RaiseFlags(GlobalAt<float>(window + args_.status.At(zone, token, k)), flag_, STATUS_ENTRY_WORDS, 1);
         }
     }
 

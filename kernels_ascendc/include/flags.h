@@ -1,8 +1,9 @@
 // What the kernels share: flags, orderings between pipes, tables of indices, reports.
 //
 // The protocol has one invariant: a flag is never visible before the data that it announces. It is made
-// in four places only:
+// in five places only:
 //   DispatchSend::FinishRowsOfAllBlocks   many rows, one flag that all blocks' copies precede;
+//   CountsSend::FinishCounts              a rank's counts, and a flag of the same block;
 //   CombineSend::FinishRow                a flag per row;
 //   CopyBlocksInOrder (platform.h)        a flag in each 512-byte block: the copy itself keeps the order;
 //   the end of a kernel                   what post_status announces was written by earlier launches.

@@ -123,7 +123,7 @@ private:
     __aicore__ inline bool WaitForRows() {
         seen_rows_ = 0;
         int64_t noted = -1;
-        for (Looks looks(deadline_); looks.Next();) {
+        for (Looks looks(deadline_, args_.window); looks.Next();) {
             const int64_t seen = LookAtRows(0, num_rows_);
             if (waited_.IsWanted() && seen != noted) {
                 NoteArrivals(looks.WaitedUs());
@@ -132,6 +132,7 @@ private:
             if (seen == num_rows_ * static_cast<int64_t>(words_)) {
                 return true;
             }
+            looks.Miss((num_rows_ * static_cast<int64_t>(words_) - seen) / static_cast<int64_t>(FLAG_WORDS));
         }
         return false;
     }

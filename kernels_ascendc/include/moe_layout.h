@@ -106,7 +106,7 @@ struct CombineStatus {
     }
 };
 
-struct ExchangeSlots {
+struct IndexedSlots {
     uint64_t base;
     uint64_t zone_stride;
     uint64_t zone_extent;
@@ -140,6 +140,25 @@ struct ExchangeHeaders {
     }
 };
 
+struct DirectCounts {
+    uint64_t base;
+    uint64_t zone_stride;
+    uint64_t zone_extent;
+    uint64_t source_stride;
+    uint64_t source_extent;
+    uint64_t entry_stride;
+    uint64_t entry_extent;
+
+    // Bytes from the window's start.
+    __aicore__ inline uint64_t At(uint64_t zone, uint64_t source, uint64_t entry) const {
+        return base + zone * zone_stride + source * source_stride + entry * entry_stride;
+    }
+
+    __aicore__ inline bool Contains(uint64_t zone, uint64_t source, uint64_t entry) const {
+        return zone < zone_extent && source < source_extent && entry < entry_extent;
+    }
+};
+
 struct DispatchSendArgs {
     uint64_t rows;
     int64_t row_stride;
@@ -168,6 +187,49 @@ struct DispatchSendArgs {
     uint64_t report;
 };
 static_assert(sizeof(DispatchSendArgs) == 39 * sizeof(uint64_t), "no padding");
+
+struct CountsSendArgs {
+    uint64_t counts;
+    uint64_t shared_counts;
+    int64_t num_experts;
+    int64_t num_shared_ranks;
+    uint64_t peers;
+    int64_t num_ranks;
+    int64_t rank;
+    int64_t zone;
+    DirectCounts slots;
+    DispatchStatus status;
+    uint64_t report;
+};
+static_assert(sizeof(CountsSendArgs) == 23 * sizeof(uint64_t), "no padding");
+
+struct DirectSendArgs {
+    uint64_t rows;
+    int64_t row_stride;
+    int64_t row_bytes;
+    uint64_t scales;
+    int64_t rows_per_token;
+    uint64_t topk_idx;
+    uint64_t topk_weights;
+    uint64_t expand_idx;
+    uint64_t shared_ranks;
+    uint64_t shared_slots;
+    uint64_t peers;
+    int64_t first_token;
+    int64_t num_tokens;
+    int64_t topk;
+    int64_t num_experts;
+    int64_t num_local_experts;
+    int64_t num_shared_experts;
+    int64_t num_shared_ranks;
+    int64_t num_ranks;
+    int64_t rank;
+    int64_t zone;
+    IndexedSlots slots;
+    IndexedSlots stamps;
+    uint64_t report;
+};
+static_assert(sizeof(DirectSendArgs) == 32 * sizeof(uint64_t), "no padding");
 
 struct DispatchWaitArgs {
     uint64_t window;
@@ -289,7 +351,7 @@ struct ExchangeSendArgs {
     uint64_t peers;
     int64_t peer;
     int64_t zone;
-    ExchangeSlots slots;
+    IndexedSlots slots;
     ExchangeHeaders headers;
     uint64_t report;
 };

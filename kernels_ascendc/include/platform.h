@@ -7,13 +7,27 @@
 
 namespace moe {
 
-// Called between two looks at a flag. An AI core has nothing better to do than look again; on a host
-// the rank that will raise the flag may need this very core.
-__aicore__ inline void PollPause(uint32_t attempt) {
+// Called between two looks at flags in the window at `window`, of which `missing` were not there yet. An AI core
+// has nothing better to do than look again; on a host the rank that will raise them may need this very core.
+__aicore__ inline void PollPause(uint32_t attempt, uint64_t window, int64_t missing) {
 #ifdef MOE_EMULATION
-    emulation::PollPause(attempt);
+    emulation::PollPause(attempt, window, missing);
 #else
     (void)attempt;
+    (void)window;
+    (void)missing;
+#endif
+}
+
+// A copy that raises `number` flags. On a host, who waits for them may be asleep.
+template <typename T>
+__aicore__ inline void RaiseFlags(const AscendC::GlobalTensor<T>& to, const AscendC::LocalTensor<T>& from,
+                                  uint32_t count, uint32_t number) {
+    AscendC::DataCopy(to, from, count);
+#ifdef MOE_EMULATION
+    emulation::NotifyFlags(to, number);
+#else
+    (void)number;
 #endif
 }
 
@@ -53,6 +67,7 @@ __aicore__ inline void CopyBlocksInOrder(const AscendC::GlobalTensor<uint8_t>& t
                                          const AscendC::LocalTensor<uint8_t>& from, uint32_t blocks) {
 #ifdef MOE_EMULATION
     emulation::CopyBlocksInOrder(to, from, blocks, BLOCK_BYTES, BLOCK_DATA_BYTES);
+    emulation::NotifyFlags(to, blocks);
 #else
     AscendC::DataCopy(to, from, blocks * BLOCK_BYTES);
 #endif

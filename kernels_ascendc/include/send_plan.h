@@ -9,12 +9,14 @@ namespace moe {
 constexpr int64_t STAMP_WORDS = STAMP_BYTES / sizeof(int32_t);
 constexpr uint32_t MAX_VISIT = 32;
 
-// One source row and the slots of the results that it is sent for.
+// One source row, and for each result that it is sent for the addresses of slot and stamp.
 struct Visit {
     uint64_t row;
+    int64_t row_number;
     int64_t token;
     uint32_t num_slots;
     uint64_t slots[MAX_VISIT];
+    uint64_t stamps[MAX_VISIT];
     int64_t ks[MAX_VISIT];
 };
 
@@ -57,8 +59,64 @@ private:
     uint32_t waited_ = 0;
 };
 
+// Where a row goes in its receiver's window: to a slot of its own, with its stamp behind it.
+template <typename Args>
+struct Destination {
+    static constexpr bool HAS_SCALES = false;
+
+    __aicore__ static inline uint64_t NumRanks(const Args& args) {
+        return args.slots.source_extent;
+    }
+
+    __aicore__ static inline uint64_t LocalExperts(const Args& args) {
+        return args.slots.expert_extent;
+    }
+
+    // One index serves all shared experts of a token: each of their ranks numbers tokens alike.
+    __aicore__ static inline int64_t SharedIndices(const Args&) {
+        return 1;
+    }
+
+    __aicore__ static inline bool Locate(const Args& args, uint64_t expert, uint64_t index, uint64_t& slot,
+                                         uint64_t& stamp) {
+        const uint64_t zone = static_cast<uint64_t>(args.zone);
+        const uint64_t source = static_cast<uint64_t>(args.rank);
+        slot = args.slots.At(zone, source, expert, index);
+        stamp = slot + static_cast<uint64_t>(args.stamp_offset);
+        return args.slots.Contains(zone, source, expert, index);
+    }
+};
+
+// Straight to its place in the receiver's output; stamps have a region of their own.
+template <>
+struct Destination<DirectSendArgs> {
+    static constexpr bool HAS_SCALES = true;
+
+    __aicore__ static inline uint64_t NumRanks(const DirectSendArgs& args) {
+        return static_cast<uint64_t>(args.num_ranks);
+    }
+
+    __aicore__ static inline uint64_t LocalExperts(const DirectSendArgs& args) {
+        return static_cast<uint64_t>(args.num_local_experts);
+    }
+
+    __aicore__ static inline int64_t SharedIndices(const DirectSendArgs& args) {
+        return args.num_shared_experts;
+    }
+
+    __aicore__ static inline bool Locate(const DirectSendArgs& args, uint64_t, uint64_t index, uint64_t& slot,
+                                         uint64_t& stamp) {
+        const uint64_t zone = static_cast<uint64_t>(args.zone);
+        slot = args.slots.At(zone, index);
+        stamp = args.stamps.At(zone, index);
+        return args.slots.Contains(zone, index) && args.stamps.Contains(zone, index);
+    }
+};
+
 template <typename Args>
 class SendPlan {
+    using To = Destination<Args>;
+
 public:
     __aicore__ inline void Init(const Args* args, AscendC::TPipe* pipe, Report* report) {
         args_ = args;
@@ -73,6 +131,9 @@ public:
         weights_.Init(pipe, TABLE_ENTRIES);
         shared_ranks_.Init(pipe, TABLE_ENTRIES);
         shared_slots_.Init(pipe, TABLE_ENTRIES);
+        if constexpr (To::HAS_SCALES) {
+            scales_.Init(pipe, TABLE_ENTRIES);
+        }
     }
 
     // The next row of this block's task that has to go anywhere; false after the last one.
@@ -100,6 +161,9 @@ public:
         stamp.SetValue(1, static_cast<int32_t>(visit.token));
         stamp.SetValue(2, static_cast<int32_t>(visit.ks[i]));
         stamp.SetValue(3, weighted ? weights_.At(visit.token * args_->topk + visit.ks[i]) : 0);
+        if constexpr (To::HAS_SCALES) {
+            stamp.SetValue(4, args_->scales != 0 ? scales_.At(visit.row_number) : 0);
+        }
     }
 
 private:
@@ -133,7 +197,7 @@ private:
 
     // As many tokens from this one on as fit; of the tables, those that the task needs.
     __aicore__ inline void LoadTables(int64_t token) {
-        const int64_t per_token = Larger(args_->topk, num_shared_);
+        const int64_t per_token = Larger(args_->rows_per_token, Larger(args_->topk, num_shared_));
         tables_end_ = Smaller(token + TABLE_ENTRIES / per_token, args_->num_tokens);
         const int64_t first = args_->first_token + token;
         const int64_t count = tables_end_ - token;
@@ -147,7 +211,13 @@ private:
         }
         if (task_.first_k + task_.num_k > args_->topk) {
             shared_ranks_.Load(args_->shared_ranks, first * num_shared_, count * num_shared_);
-            shared_slots_.Load(args_->shared_slots, first, count);
+            const int64_t indices = To::SharedIndices(*args_);
+            shared_slots_.Load(args_->shared_slots, first * indices, count * indices);
+        }
+        if constexpr (To::HAS_SCALES) {
+            if (args_->scales != 0) {
+                scales_.Load(args_->scales, first * args_->rows_per_token, count * args_->rows_per_token);
+            }
         }
         Order<AscendC::HardEvent::MTE2_S>();
     }
@@ -159,12 +229,14 @@ private:
         }
         const int64_t row = args_->rows_per_token == 1 ? token : token * args_->rows_per_token + first_k;
         visit.row = args_->rows + static_cast<uint64_t>(row * args_->row_stride);
+        visit.row_number = row;
         visit.token = token;
         visit.num_slots = 0;
         for (int64_t k = first_k; k < first_k + count; ++k) {
-            const uint64_t slot = k < args_->topk ? RoutedSlot(token, k) : SharedSlot(token, k);
-            if (slot != 0) {
-                visit.slots[visit.num_slots] = slot;
+            uint64_t& slot = visit.slots[visit.num_slots];
+            uint64_t& stamp = visit.stamps[visit.num_slots];
+            const bool is_sent = k < args_->topk ? FindRouted(token, k, slot, stamp) : FindShared(token, k, slot, stamp);
+            if (is_sent) {
                 visit.ks[visit.num_slots] = k;
                 ++visit.num_slots;
             }
@@ -172,48 +244,48 @@ private:
         return visit.num_slots > 0;
     }
 
-    // Address of the slot of a result; 0 when nothing is to be sent.
-    __aicore__ inline uint64_t RoutedSlot(int64_t token, int64_t k) {
+    // Addresses for a result; false when nothing is to be sent.
+    __aicore__ inline bool FindRouted(int64_t token, int64_t k, uint64_t& slot, uint64_t& stamp) {
         const int32_t id = ids_.At(token * args_->topk + k);
         // Absent, masked, or an expert that needs no communication.
         if (id < 0 || id >= args_->num_experts) {
-            return 0;
+            return false;
         }
-        const uint32_t local_experts = static_cast<uint32_t>(args_->slots.expert_extent);
+        const uint32_t local_experts = static_cast<uint32_t>(To::LocalExperts(*args_));
         const uint64_t routed_rank = static_cast<uint32_t>(id) / local_experts;
         const uint64_t rank = static_cast<uint64_t>(args_->num_shared_ranks) + routed_rank;
         const uint64_t expert = static_cast<uint32_t>(id) % local_experts;
-        if (rank >= args_->slots.source_extent) {
-            return BadSlot(token, k);
-        }
-        return SlotAt(rank, expert, indices_.At(token * args_->topk + k), token, k);
+        const int32_t index = indices_.At(token * args_->topk + k);
+        return rank < To::NumRanks(*args_) && Locate(rank, expert, index, slot, stamp) ? true : Refuse(token, k);
     }
 
-    __aicore__ inline uint64_t SharedSlot(int64_t token, int64_t k) {
-        const int32_t rank = shared_ranks_.At(token * num_shared_ + k - args_->topk);
+    __aicore__ inline bool FindShared(int64_t token, int64_t k, uint64_t& slot, uint64_t& stamp) {
+        const int64_t s = k - args_->topk;
+        const int32_t rank = shared_ranks_.At(token * num_shared_ + s);
         if (rank == -1) {
-            return 0;
+            return false;
         }
-        if (rank < 0 || rank >= args_->num_shared_ranks) {
-            return BadSlot(token, k);
-        }
-        return SlotAt(static_cast<uint64_t>(rank), 0, shared_slots_.At(token), token, k);
+        const int64_t indices = To::SharedIndices(*args_);
+        const int32_t index = shared_slots_.At(indices == 1 ? token : token * indices + s);
+        const bool is_rank = rank >= 0 && rank < args_->num_shared_ranks;
+        return is_rank && Locate(static_cast<uint64_t>(rank), 0, index, slot, stamp) ? true : Refuse(token, k);
     }
 
-    __aicore__ inline uint64_t SlotAt(uint64_t rank, uint64_t expert, int32_t index, int64_t token, int64_t k) {
-        const uint64_t zone = static_cast<uint64_t>(args_->zone);
-        const uint64_t source = static_cast<uint64_t>(args_->rank);
+    __aicore__ inline bool Locate(uint64_t rank, uint64_t expert, int32_t index, uint64_t& slot, uint64_t& stamp) {
         // A negative index becomes a huge unsigned one, which no extent holds.
         const uint64_t at = static_cast<uint64_t>(static_cast<int64_t>(index));
-        if (!args_->slots.Contains(zone, source, expert, at)) {
-            return BadSlot(token, k);
+        if (!To::Locate(*args_, expert, at, slot, stamp)) {
+            return false;
         }
-        return peers_.GetValue(rank) + args_->slots.At(zone, source, expert, at);
+        const uint64_t window = peers_.GetValue(rank);
+        slot += window;
+        stamp += window;
+        return true;
     }
 
-    __aicore__ inline uint64_t BadSlot(int64_t token, int64_t k) {
+    __aicore__ inline bool Refuse(int64_t token, int64_t k) {
         report_->Add(REPORT_BAD_ROW, ResultIndex(token, k));
-        return 0;
+        return false;
     }
 
     __aicore__ inline int64_t ResultIndex(int64_t token, int64_t k) const {
@@ -228,6 +300,7 @@ private:
     Table weights_;
     Table shared_ranks_;
     Table shared_slots_;
+    Table scales_;
     Task task_{};
     int64_t num_shared_ = 0;
     int64_t max_visit_ = 1;

@@ -25,7 +25,7 @@ public:
     }
 
     __aicore__ inline void Send(int64_t i, uint64_t address) {
-        AscendC::DataCopy(GlobalAt<int32_t>(address), entries_[WordOf(i)], STATUS_ENTRY_WORDS);
+        RaiseFlags(GlobalAt<int32_t>(address), entries_[WordOf(i)], STATUS_ENTRY_WORDS, 1);
     }
 
 private:

@@ -31,22 +31,27 @@ private:
     int64_t end_ = 0;
 };
 
-// Looks at flags until the deadline: `for (Looks looks(deadline); looks.Next();)`. The clock is read
-// before the flags, so that what came in time counts, and there is always a first look.
+// Looks at flags in a window until the deadline: `for (Looks looks(deadline, window); looks.Next();)`. The clock
+// is read before the flags, so that what came in time counts, and there is always a first look.
 class Looks {
 public:
-    __aicore__ inline explicit Looks(const Deadline& deadline) : deadline_(deadline) {}
+    __aicore__ inline Looks(const Deadline& deadline, uint64_t window) : deadline_(deadline), window_(window) {}
 
     __aicore__ inline bool Next() {
         if (is_last_) {
             return false;
         }
         if (number_ > 0) {
-            PollPause(number_ - 1);
+            PollPause(number_ - 1, window_, missing_);
             is_last_ = deadline_.Passed();
         }
         ++number_;
         return true;
+    }
+
+    // How many flags this look did not find.
+    __aicore__ inline void Miss(int64_t flags) {
+        missing_ = flags;
     }
 
     // For what this look is the first to see: 0 if nothing had to be waited for.
@@ -56,6 +61,8 @@ public:
 
 private:
     const Deadline& deadline_;
+    const uint64_t window_;
+    int64_t missing_ = 1;
     uint32_t number_ = 0;
     bool is_last_ = false;
 };

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from moe_triton.plan import Plan
+from moe_triton.plan import Launch, Plan
 from moe_triton.rendezvous import Meeting
 
 Bindings = Mapping[str, torch.Tensor | int]
@@ -77,8 +77,8 @@ class Executable(Protocol):
     """A plan made ready for one back end."""
 
     @property
-    def failed_step(self) -> str:
-        """The step whose launch reported something in the last run, or ""."""
+    def failed_launch(self) -> Launch | None:
+        """The one that reported something in the last run that failed, or None."""
         ...
 
     def run(self, bindings: Bindings) -> int:
@@ -143,6 +143,15 @@ class Backend(Protocol):
 
     def read_int32(self, tensor: torch.Tensor, index: int) -> int:
         """An element of a contiguous int32 tensor, as the host sees it. The index is within the tensor."""
+        ...
+
+    def take_ids(
+        self, topk_idx: torch.Tensor, num_experts: int
+    ) -> tuple[torch.Tensor, tuple[int, str] | None]:
+        """A copy of contiguous ids, (T, K) int32 or int64, as int32, and what `first_bad_id` says of it.
+
+        Ids that 32 bits cannot hold become others that are as bad.
+        """
         ...
 
     def first_bad_id(self, topk_idx: torch.Tensor, num_experts: int) -> tuple[int, str] | None:

@@ -6,6 +6,7 @@ from moe_triton.kernels.arrange import arrange, arrange_kernel
 from moe_triton.kernels.block_quantize import block_quantize, block_quantize_kernel, dequantize_blocks
 from moe_triton.kernels.const_experts import const_alphas, const_alphas_kernel
 from moe_triton.kernels.pack import pack, pack_kernel
+from moe_triton.kernels.places import places, places_kernel, starts, starts_kernel
 from moe_triton.kernels.returns import (
     own_offsets,
     own_offsets_kernel,
@@ -17,6 +18,7 @@ from moe_triton.kernels.rms_norm import rms_norm, rms_norm_kernel
 from moe_triton.kernels.route import offsets, offsets_kernel, route, route_kernel
 from moe_triton.kernels.select import select, select_kernel
 from moe_triton.kernels.share import share, share_kernel
+from moe_triton.kernels.stamps import split_stamps, stamps_kernel
 from moe_triton.kernels.waits import (
     waits_of_combine,
     waits_of_combine_kernel,
@@ -46,6 +48,8 @@ __all__ = [
     "own_offsets_kernel",
     "pack",
     "pack_kernel",
+    "places",
+    "places_kernel",
     "returns",
     "returns_kernel",
     "returns_shared",
@@ -57,6 +61,10 @@ __all__ = [
     "select_kernel",
     "share",
     "share_kernel",
+    "split_stamps",
+    "stamps_kernel",
+    "starts",
+    "starts_kernel",
     "waits_of_combine",
     "waits_of_combine_kernel",
     "waits_of_dispatch",

@@ -40,6 +40,7 @@ from moe_triton.kernel import NAMES, Arg, TritonKernel
 from moe_triton.kernels.block_quantize import BLOCK_ELEMENTS, dequantize_blocks
 from moe_triton.kernels.checks import Launch, check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
+from moe_triton.kernels.memory import elements_at
 from moe_triton.kernels.weighted_sum_terms import has_special, store_sum, sum_routed, sum_with_special
 
 ALL_IDS = 2**31 - 1
@@ -61,6 +62,8 @@ class SumFeatures:
         by_expert: a slot is found by its expert and by ``expand_idx`` (T, K), its number among those of
             that expert. A token's shared result, of one expert at most, stands behind those of the last
             expert.
+        by_offset: a slot starts as many elements after ``slots`` as ``offsets`` (T, K + S) says: in any
+            rank's memory. The offsets are trusted.
         fp32_out: the sum is not rounded.
     """
 
@@ -69,6 +72,7 @@ class SumFeatures:
     special: bool = False
     quantized: bool = False
     by_expert: bool = False
+    by_offset: bool = False
     fp32_out: bool = False
 
 
@@ -79,6 +83,7 @@ def _weighted_sum_kernel(
     topk_idx,
     topk_weights,
     expand_idx,
+    offsets,
     active,
     shared_x,
     ori_x,
@@ -128,33 +133,34 @@ def _weighted_sum_kernel(
                 # tokens with special experts take a branch of their own: the others stay fast
                 if const_v is None:
                     acc = sum_routed(
-                        token, slots, slot_scales, topk_idx, topk_weights, expand_idx, token_stride,
-                        slot_stride, expert_stride, index_stride, num_experts, max_index, cols, blocks,
-                        TOPK, HAS_WEIGHTS, UNROLL,
+                        token, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets,
+                        token_stride, slot_stride, expert_stride, index_stride, num_experts, max_index,
+                        cols, blocks, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL,
                     )  # fmt: skip
                     store_sum(
-                        acc, token, slots, slot_scales, shared_x, out, first_shared, shared_stride,
-                        cols, blocks, HIDDEN, NUM_SHARED,
+                        acc, token, slots, slot_scales, shared_x, out, offsets, first_shared,
+                        shared_stride, cols, blocks, HIDDEN, TOPK, NUM_SHARED,
                     )  # fmt: skip
                 elif has_special(topk_idx, token, num_experts, TOPK):
                     acc = sum_with_special(
-                        token, slots, slot_scales, topk_idx, topk_weights, expand_idx, token_stride,
-                        slot_stride, expert_stride, index_stride, num_experts, max_index, ori_x, alphas,
-                        const_v, num_zero, num_copy, num_const, cols, blocks, HIDDEN, TOPK, HAS_WEIGHTS,
+                        token, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets,
+                        token_stride, slot_stride, expert_stride, index_stride, num_experts, max_index,
+                        ori_x, alphas, const_v, num_zero, num_copy, num_const, cols, blocks, HIDDEN, TOPK,
+                        NUM_SHARED, HAS_WEIGHTS,
                     )  # fmt: skip
                     store_sum(
-                        acc, token, slots, slot_scales, shared_x, out, first_shared, shared_stride,
-                        cols, blocks, HIDDEN, NUM_SHARED,
+                        acc, token, slots, slot_scales, shared_x, out, offsets, first_shared,
+                        shared_stride, cols, blocks, HIDDEN, TOPK, NUM_SHARED,
                     )  # fmt: skip
                 else:
                     acc = sum_routed(
-                        token, slots, slot_scales, topk_idx, topk_weights, expand_idx, token_stride,
-                        slot_stride, expert_stride, index_stride, num_experts, max_index, cols, blocks,
-                        TOPK, HAS_WEIGHTS, UNROLL,
+                        token, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets,
+                        token_stride, slot_stride, expert_stride, index_stride, num_experts, max_index,
+                        cols, blocks, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL,
                     )  # fmt: skip
                     store_sum(
-                        acc, token, slots, slot_scales, shared_x, out, first_shared, shared_stride,
-                        cols, blocks, HIDDEN, NUM_SHARED,
+                        acc, token, slots, slot_scales, shared_x, out, offsets, first_shared,
+                        shared_stride, cols, blocks, HIDDEN, TOPK, NUM_SHARED,
                     )  # fmt: skip
 
 
@@ -174,6 +180,7 @@ def _weighted_sum_fallback(
     HAS_WEIGHTS: bool,
     slot_scales: torch.Tensor | None = None,
     expand_idx: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
     active: torch.Tensor | None = None,
     shared_x: torch.Tensor | None = None,
     ori_x: torch.Tensor | None = None,
@@ -198,25 +205,30 @@ def _weighted_sum_fallback(
     def of_tokens(flat: torch.Tensor, width: int) -> torch.Tensor:
         return flat[: (first_token + num_tokens) * width].view(-1, width)[tokens]
 
-    def load(offsets: torch.Tensor) -> torch.Tensor:
-        values = slots.unfold(0, HIDDEN, 1)[offsets]
+    def load(places: torch.Tensor) -> torch.Tensor:
+        if offsets is not None:  # not all in this tensor's memory
+            rows = [elements_at(slots, place, HIDDEN) for place in places.tolist()]
+            return torch.stack(rows).float() if rows else torch.zeros((0, HIDDEN))
+        values = slots.unfold(0, HIDDEN, 1)[places]
         if slot_scales is not None:
-            scales = slot_scales.unfold(0, HIDDEN // BLOCK_ELEMENTS, 1)[offsets // 2]
+            scales = slot_scales.unfold(0, HIDDEN // BLOCK_ELEMENTS, 1)[places // 2]
             values = dequantize_blocks(values, scales)
         return values.float()
 
     ids = of_tokens(topk_idx, TOPK).long()
     is_routed = (ids >= 0) & (ids < num_experts)
-    if expand_idx is None:
-        offsets = tokens[:, None] * token_stride + torch.arange(TOPK + NUM_SHARED) * slot_stride
+    if offsets is not None:
+        places = of_tokens(offsets, TOPK + NUM_SHARED)
+    elif expand_idx is None:
+        places = tokens[:, None] * token_stride + torch.arange(TOPK + NUM_SHARED) * slot_stride
     else:
         index = of_tokens(expand_idx, TOPK).long().clamp(0, max_index - 1)
         shared = num_experts * expert_stride + tokens[:, None] * index_stride
         routed = torch.where(is_routed, ids, 0) * expert_stride + index * index_stride
-        offsets = torch.cat([routed, shared], 1)
+        places = torch.cat([routed, shared], 1)
     acc = torch.zeros((len(tokens), HIDDEN), dtype=torch.float32)
     for k in range(TOPK):
-        terms = [(is_routed[:, k], load(offsets[:, k]))]
+        terms = [(is_routed[:, k], load(places[:, k]))]
         constant = ids[:, k] - num_experts - num_zero - num_copy
         if ori_x is not None and num_copy:
             terms.append(((constant < 0) & (constant >= -num_copy), of_tokens(ori_x, HIDDEN).float()))
@@ -230,7 +242,7 @@ def _weighted_sum_fallback(
                 value = value * of_tokens(topk_weights, TOPK)[:, k, None]
             acc = acc + torch.where(applies[:, None], value, 0.0)
     for s in range(NUM_SHARED):
-        acc = acc + load(offsets[:, TOPK + s])
+        acc = acc + load(places[:, TOPK + s])
     if shared_x is not None:
         acc = acc + of_tokens(shared_x, HIDDEN).float()
     out[: (first_token + num_tokens) * HIDDEN].view(-1, HIDDEN)[tokens] = acc.to(out.dtype)
@@ -275,12 +287,14 @@ def weighted_sum_kernel(
     if features.by_expert and num_shared > 1:
         raise ArgumentError("num_shared", num_shared, "must be 0 or 1 by expert", "Use slots by token.")
     element = NAMES[dtype]
+    by_token = not (features.by_expert or features.by_offset)
     slot_bytes = hidden + hidden // BLOCK_ELEMENTS * 2 if features.quantized else 2 * hidden
 
     def bytes_moved(*, num_tokens: int, **_: int) -> int:
         slots = slot_bytes * (topk + num_shared)
         rows = hidden * (2 * features.shared_x + (4 if features.fp32_out else 2))
         entries = topk * (4 + 4 * has_weights + 4 * features.by_expert) + 4 * features.masked
+        entries += 8 * (topk + num_shared) * features.by_offset
         return num_tokens * (slots + rows + entries)
 
     arguments = (
@@ -289,14 +303,15 @@ def weighted_sum_kernel(
         (True, Arg("topk_idx", "*i32", "in")),
         (True, Arg("topk_weights", "*fp32", "in")),
         (features.by_expert, Arg("expand_idx", "*i32", "in")),
+        (features.by_offset, Arg("offsets", "*i64", "in")),
         (features.masked, Arg("active", "*i32", "in")),
         (features.shared_x, Arg("shared_x", f"*{element}", "in")),
         (features.special, Arg("ori_x", f"*{element}", "in")),
         (features.special, Arg("alphas", "*fp32", "in")),
         (features.special, Arg("const_v", f"*{element}", "in")),
         (True, Arg("out", "*fp32" if features.fp32_out else f"*{element}", "out")),
-        (not features.by_expert, Arg("token_stride", "i64", "value")),
-        (not features.by_expert, Arg("slot_stride", "i64", "value")),
+        (by_token, Arg("token_stride", "i64", "value")),
+        (by_token, Arg("slot_stride", "i64", "value")),
         (features.by_expert, Arg("expert_stride", "i64", "value")),
         (features.by_expert, Arg("index_stride", "i64", "value")),
         (True, Arg("first_token", "i32", "value")),

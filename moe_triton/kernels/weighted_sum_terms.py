@@ -20,12 +20,14 @@ def _load_slot(slots, slot_scales, offset, cols, blocks):
 
 @triton.jit
 def _add_routed(
-    acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, token_stride, slot_stride,
+    acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, offsets, token_stride, slot_stride,
     expert_stride, index_stride, num_experts, max_index, cols, blocks,
-    TOPK: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
+    TOPK: tl.constexpr, NUM_SHARED: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
 ):  # fmt: skip
     is_routed = (expert >= 0) & (expert < num_experts)
-    if expand_idx is None:
+    if offsets is not None:
+        offset = tl.load(offsets + token * (TOPK + NUM_SHARED) + k)
+    elif expand_idx is None:
         offset = token * token_stride + k * slot_stride
     else:
         # neither an id nor an index may become an address outside the slots
@@ -63,9 +65,9 @@ def _add_special(
 
 @triton.jit
 def sum_routed(
-    token, slots, slot_scales, topk_idx, topk_weights, expand_idx, token_stride, slot_stride, expert_stride,
-    index_stride, num_experts, max_index, cols, blocks,
-    TOPK: tl.constexpr, HAS_WEIGHTS: tl.constexpr, UNROLL: tl.constexpr,
+    token, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets, token_stride, slot_stride,
+    expert_stride, index_stride, num_experts, max_index, cols, blocks,
+    TOPK: tl.constexpr, NUM_SHARED: tl.constexpr, HAS_WEIGHTS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """The sum over a token's entries, special experts adding nothing."""
     acc = tl.zeros(cols.shape, tl.float32)
@@ -74,26 +76,27 @@ def sum_routed(
         for k in tl.static_range(TOPK):
             expert = tl.load(topk_idx + token * TOPK + k)
             acc = _add_routed(
-                acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, token_stride,
+                acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, offsets, token_stride,
                 slot_stride, expert_stride, index_stride, num_experts, max_index, cols, blocks,
-                TOPK, HAS_WEIGHTS,
+                TOPK, NUM_SHARED, HAS_WEIGHTS,
             )  # fmt: skip
     else:
         for k in range(TOPK):
             expert = tl.load(topk_idx + token * TOPK + k)
             acc = _add_routed(
-                acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, token_stride,
+                acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, offsets, token_stride,
                 slot_stride, expert_stride, index_stride, num_experts, max_index, cols, blocks,
-                TOPK, HAS_WEIGHTS,
+                TOPK, NUM_SHARED, HAS_WEIGHTS,
             )  # fmt: skip
     return acc
 
 
 @triton.jit
 def sum_with_special(
-    token, slots, slot_scales, topk_idx, topk_weights, expand_idx, token_stride, slot_stride, expert_stride,
-    index_stride, num_experts, max_index, ori_x, alphas, const_v, num_zero, num_copy, num_const, cols, blocks,
-    HIDDEN: tl.constexpr, TOPK: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
+    token, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets, token_stride, slot_stride,
+    expert_stride, index_stride, num_experts, max_index, ori_x, alphas, const_v, num_zero, num_copy,
+    num_const, cols, blocks,
+    HIDDEN: tl.constexpr, TOPK: tl.constexpr, NUM_SHARED: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
 ):  # fmt: skip
     """The sum over a token's entries, special experts included."""
     acc = tl.zeros(cols.shape, tl.float32)
@@ -101,9 +104,9 @@ def sum_with_special(
         expert = tl.load(topk_idx + token * TOPK + k)
         if expert < num_experts:
             acc = _add_routed(
-                acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, token_stride,
+                acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, offsets, token_stride,
                 slot_stride, expert_stride, index_stride, num_experts, max_index, cols, blocks,
-                TOPK, HAS_WEIGHTS,
+                TOPK, NUM_SHARED, HAS_WEIGHTS,
             )  # fmt: skip
         else:
             acc = _add_special(
@@ -115,12 +118,16 @@ def sum_with_special(
 
 @triton.jit
 def store_sum(
-    acc, token, slots, slot_scales, shared_x, out, first_shared, shared_stride, cols, blocks,
-    HIDDEN: tl.constexpr, NUM_SHARED: tl.constexpr,
+    acc, token, slots, slot_scales, shared_x, out, offsets, first_shared, shared_stride, cols, blocks,
+    HIDDEN: tl.constexpr, TOPK: tl.constexpr, NUM_SHARED: tl.constexpr,
 ):  # fmt: skip
     """Add what has no weight, and write the token's result."""
     for s in tl.static_range(NUM_SHARED):
-        acc += _load_slot(slots, slot_scales, first_shared + s * shared_stride, cols, blocks)
+        if offsets is None:
+            offset = first_shared + s * shared_stride
+        else:
+            offset = tl.load(offsets + token * (TOPK + NUM_SHARED) + TOPK + s)
+        acc += _load_slot(slots, slot_scales, offset, cols, blocks)
     if shared_x is not None:
         acc += tl.load(shared_x + token * HIDDEN + cols).to(tl.float32)
     tl.store(out + token * HIDDEN + cols, acc.to(out.dtype.element_ty))

@@ -16,7 +16,8 @@ from moe_triton.limits.common import (
 from moe_triton.limits.rule import CallRule, ConfigRule, Rule, RuleSet, between
 
 MAX_STATUS_ENTRIES = STATE_COMBINE_OFFSET // STATUS_ENTRY_BYTES
-SCHEMES = ("fullmesh_v1", "fullmesh_v2")
+# "direct" is not one of torch_npu's.
+SCHEMES = ("fullmesh_v1", "fullmesh_v2", "direct")
 RELAXED_HIDDEN = f"relaxed=True allows {MIN_HIDDEN_RELAXED} and up for tests on the CPU."
 
 shared_ranks_of_group = Rule[[Config]](
@@ -42,7 +43,7 @@ shared_both_or_neither = Rule[[Config]](
 A3_RULES: tuple[ConfigRule, ...] = (
     Rule(
         "comm_alg",
-        '"", fullmesh_v1 (the default) or fullmesh_v2',
+        '"", fullmesh_v1 (the default), fullmesh_v2 or direct',
         lambda c: c.scheme in SCHEMES,
         lambda c: repr(c.scheme),
         lambda c: f"{c.product} has {list(SCHEMES)}",

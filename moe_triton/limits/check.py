@@ -13,7 +13,7 @@ from moe_triton.limits.common import COMMON
 from moe_triton.limits.rule import CallRule, ConfigRule, RuleSet
 
 # Schemes that can be served, by product. The rules know more than these.
-IMPLEMENTED: dict[str, tuple[str, ...]] = {"A3": ("fullmesh_v1", "fullmesh_v2")}
+IMPLEMENTED: dict[str, tuple[str, ...]] = {"A3": ("fullmesh_v1", "fullmesh_v2", "direct")}
 
 # Every set, in the order of the documentation.
 RULE_SETS: tuple[RuleSet, ...] = (COMMON, a3.V2, a3.FULLMESH_V2, a3_v1.V1, a2.A2, a2.FULLMESH, a2.HIERARCHY)

@@ -16,10 +16,11 @@ from moe_triton.kernels.rms_norm import rms_norm_kernel
 from moe_triton.kernels.waits import waits_of_combine_kernel
 from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
 from moe_triton.layout import UB_ALIGN, SlotLayout, align
-from moe_triton.plan import Hole, Launch, Plan, Value, launch
+from moe_triton.plan import Hole, Launch, Plan, Value, launch, pipelined
 from moe_triton.schemes.dispatch import select_step
 from moe_triton.schemes.exchange import reduce_steps
-from moe_triton.schemes.site import Site, launch_matching
+from moe_triton.schemes.flags import post, wait_for_ranks
+from moe_triton.schemes.site import Site, launch_matching, tokens_of
 from moe_triton.schemes.variants import CombineVariant
 
 
@@ -46,25 +47,28 @@ class CombinePlans:
             steps.append(self._block_quantize(variant))
         steps.append(self._send_results(variant, zone))
         if self.site.is_version_1:
-            steps.append(self._post_results(zone))
+            steps.append(post(self.site, "flag", self.site.slots_layout.peer_status, zone))
         return Plan("combine", zone, tuple(steps))
 
-    def teardown(self, variant: CombineVariant, zone: int) -> Plan:
-        """From the wait on."""
+    def teardown(self, variant: CombineVariant, zone: int, parts: int = 1) -> Plan:
+        """From the wait on; tokens are waited for and summed in this many parts."""
         steps = []
         if variant.mask != "none":
             steps.append(select_step(self.site, variant.mask))
-        steps.append(
-            self._wait_ranks(variant, zone) if self.site.is_version_1 else self._wait_results(variant, zone)
-        )
         if variant.special[2]:
             steps.append(self._const_alphas(variant))
-        steps.append(self._weighted_sum(variant, zone))
+        if self.site.is_version_1:
+            parts, status = 1, self.site.slots_layout.peer_status
+            waits = [wait_for_ranks(self.site, "wait", status, zone, self.site.num_blocks)]
+        else:
+            waits = [self._wait_results(variant, zone, part, parts) for part in range(parts)]
+        sums = [self._weighted_sum(variant, zone, part, parts) for part in range(parts)]
+        steps += pipelined(waits, sums)
         if variant.norm:
             steps.append(self._rms_norm(variant))
         if variant.waits:
             steps.append(self._record_waits(variant))
-        return Plan("combine", zone, tuple(steps))
+        return Plan("combine", zone, tuple(steps), self.site.overlaps)
 
     def _ids(self, variant: CombineVariant) -> Hole:
         return Hole("topk_idx" if variant.mask == "none" else "masked_ids")
@@ -121,7 +125,7 @@ class CombinePlans:
 
     def _send_results(self, variant: CombineVariant, zone: int) -> Launch:
         """Steps 1 and 2: each row to its token's slot; V2 sets its flag right after it."""
-        c, site, layout = self.site.config, self.site, self.site.layout
+        c, site, layout = self.site.config, self.site, self.site.slots_layout
         rows, capacity = self._rows(variant)
         row_bytes = SlotLayout(c.hidden, 2).row_bytes
         if variant.block_quantize:
@@ -146,61 +150,27 @@ class CombinePlans:
             report=Hole("report"),
         )
 
-    def _post_results(self, zone: int) -> Launch:
-        """Step 2 of V1: one flag to every rank, after all rows."""
-        site = self.site
-        return launch(
-            "flag",
-            ascendc.POST_STATUS,
-            "communication",
-            1,
-            peers=Hole("peers"),
-            num_ranks=site.config.num_ranks,
-            count=0,
-            rank=site.rank,
-            zone=zone,
-            status=site.layout.peer_status.words(),
-            report=Hole("report"),
-        )
-
-    def _wait_ranks(self, variant: CombineVariant, zone: int) -> Launch:
-        """Step 3 of V1: until every rank's flag is there."""
-        site = self.site
-        return launch(
-            "wait",
-            ascendc.DISPATCH_WAIT,
-            "communication",
-            site.num_blocks,
-            window=Hole("window"),
-            recv_counts=Hole("barrier_counts"),
-            waited_us=0,
-            num_local_experts=1,
-            zone=zone,
-            timeout_us=site.timeout_us,
-            status=site.layout.peer_status.words(),
-            report=Hole("report"),
-        )
-
-    def _wait_results(self, variant: CombineVariant, zone: int) -> Launch:
-        """Step 3: until every result of this rank's own tokens is there."""
+    def _wait_results(self, variant: CombineVariant, zone: int, part: int, parts: int) -> Launch:
+        """Step 3: until every result of these own tokens is there."""
         c = self.site.config
+        first_token, num_tokens = tokens_of(part, parts)
         return launch(
             "wait",
             ascendc.COMBINE_WAIT,
             "communication",
-            self.site.num_blocks,
+            self.site.blocks("communication", parts),
             window=Hole("window"),
             topk_idx=self._ids(variant),
             active=0 if variant.mask == "none" else Hole("active"),
             waited_us=Hole("waited") if variant.waits else 0,
-            first_token=0,
-            num_tokens=Hole("num_tokens"),
+            first_token=first_token,
+            num_tokens=num_tokens,
             topk=c.num_topk,
             num_experts=c.num_experts,
             num_shared_experts=c.num_shared_experts,
             zone=zone,
             timeout_us=self.site.timeout_us,
-            status=self.site.layout.combine_status.words(),
+            status=self.site.slots_layout.combine_status.words(),
             report=Hole("report"),
         )
 
@@ -225,9 +195,10 @@ class CombinePlans:
             },
         )
 
-    def _weighted_sum(self, variant: CombineVariant, zone: int) -> Launch:
+    def _weighted_sum(self, variant: CombineVariant, zone: int, part: int, parts: int) -> Launch:
         """Step 4: out of the window, summed by weight."""
-        c, slots = self.site.config, self.site.layout.combine_slots
+        first_token, num_tokens = tokens_of(part, parts)
+        c, slots = self.site.config, self.site.slots_layout.combine_slots
         itemsize = 1 if variant.block_quantize else variant.dtype.itemsize
         window = slots.offset(zone=zone)
         features = SumFeatures(
@@ -251,7 +222,7 @@ class CombinePlans:
                 features=features,
             ),
             "compute",
-            self.site.num_blocks,
+            self.site.blocks("compute", parts),
             {
                 "slots": Hole("window", window),
                 "slot_scales": Hole("window", window + align(c.hidden, UB_ALIGN)),
@@ -270,8 +241,8 @@ class CombinePlans:
                 "index_stride": token // itemsize,
                 "expert_stride": k // itemsize,
                 "max_index": c.num_max_tokens_per_rank,
-                "first_token": 0,
-                "num_tokens": Hole("num_tokens"),
+                "first_token": first_token,
+                "num_tokens": num_tokens,
                 "num_experts": c.num_experts,
                 "num_zero": variant.special[0],
                 "num_copy": variant.special[1],

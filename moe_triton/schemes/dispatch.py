@@ -18,9 +18,9 @@ from moe_triton.kernels.select import select_kernel
 from moe_triton.kernels.share import share_kernel
 from moe_triton.kernels.waits import waits_of_dispatch_kernel
 from moe_triton.layout import WORD_BYTES, SlotLayout
-from moe_triton.plan import Hole, Launch, Plan, launch
+from moe_triton.plan import Hole, Launch, Plan, launch, pipelined
 from moe_triton.schemes.exchange import gather_steps
-from moe_triton.schemes.site import Site, launch_matching
+from moe_triton.schemes.site import Site, launch_matching, tokens_of
 from moe_triton.schemes.variants import DispatchVariant, Mask
 
 
@@ -52,22 +52,27 @@ class DispatchPlans:
 
     site: Site
 
-    def setup(self, variant: DispatchVariant, zone: int) -> Plan:
-        """Up to and including the flags."""
+    def setup(self, variant: DispatchVariant, zone: int, parts: int = 1) -> Plan:
+        """Up to and including the flags; rows are quantised and sent in this many parts."""
         steps = []
         if variant.mask != "none":
             steps.append(select_step(self.site, variant.mask))
         if self.site.config.num_shared_experts:
-            steps.append(self._share(variant))
-        steps.append(self._route(variant))
+            steps.append(self.share(variant))
+        steps.append(self.route(variant))
+        if not variant.quantize:
+            parts = 1  # nothing to compute that sending could hide
+        sends = [self._send_rows(variant, zone, part, parts) for part in range(parts)]
         if variant.quantize:
-            steps.append(self._pack(variant))
-        steps.append(self._send_rows(variant, zone))
-        return Plan("dispatch", zone, tuple(steps))
+            packs = [self.pack(variant, part=part, parts=parts) for part in range(parts)]
+            steps += pipelined(packs, sends)
+        else:
+            steps += sends
+        return Plan("dispatch", zone, tuple(steps), self.site.overlaps)
 
     def teardown(self, variant: DispatchVariant, zone: int) -> Plan:
         """From the wait on."""
-        steps = [self._wait_status(variant, zone), self._offsets(variant)]
+        steps = [self._wait_status(variant, zone), self.offsets(variant)]
         if self.site.config.scheme == "fullmesh_v2":
             steps.append(self._receive_inband(variant, zone))
         else:
@@ -91,7 +96,8 @@ class DispatchPlans:
     def _offsets_hole(self) -> Hole:
         return Hole("true_offsets" if self.site.keeps_own_tokens else "recv_offsets")
 
-    def _share(self, variant: DispatchVariant) -> Launch:
+    def share(self, variant: DispatchVariant) -> Launch:
+        """Which rank of shared experts each token goes to."""
         c, site = self.site.config, self.site
         return launch_matching(
             "share",
@@ -110,7 +116,8 @@ class DispatchPlans:
             },
         )
 
-    def _route(self, variant: DispatchVariant) -> Launch:
+    def route(self, variant: DispatchVariant) -> Launch:
+        """Numbers the results of each expert, and counts them."""
         return launch(
             "route",
             route_kernel(self.site.target),
@@ -126,14 +133,18 @@ class DispatchPlans:
     def _packed(self, variant: DispatchVariant) -> str:
         return "packed_results" if variant.smooth else "packed"
 
-    def _pack(self, variant: DispatchVariant) -> Launch:
+    def pack(
+        self, variant: DispatchVariant, scales: Hole | None = None, part: int = 0, parts: int = 1
+    ) -> Launch:
+        """Quantises rows; their scales go to ``scales`` one after the other, or behind each row."""
+        first_token, num_tokens = tokens_of(part, parts)
         c, slot, packed = self.site.config, self.slot(variant), self._packed(variant)
         shared = c.num_shared_experts if variant.smooth else 0
         return launch_matching(
             "pack",
             pack_kernel(variant.dtype, c.hidden, c.num_topk, variant.smooth, self.site.target, shared),
             "compute",
-            self.site.num_blocks,
+            self.site.blocks("compute", parts),
             {
                 "x": Hole("x"),
                 "topk_idx": self._ids(variant),
@@ -141,26 +152,27 @@ class DispatchPlans:
                 "scale_row_offset": c.num_shared_experts,
                 "num_scale_rows": c.num_shared_experts + c.num_experts,
                 "rows": Hole(packed),
-                "scales": Hole(packed, slot.scale_offset),
+                "scales": scales or Hole(packed, slot.scale_offset),
                 "triples": Hole(packed, slot.stamp_offset),
                 "rank": self.site.rank,
-                "first_token": 0,
-                "num_tokens": Hole("num_tokens"),
+                "first_token": first_token,
+                "num_tokens": num_tokens,
                 "row_stride": slot.packed_bytes,
-                "scale_stride": slot.packed_bytes // WORD_BYTES,
+                "scale_stride": 1 if scales else slot.packed_bytes // WORD_BYTES,
                 "triple_stride": slot.packed_bytes // WORD_BYTES,
             },
         )
 
-    def _send_rows(self, variant: DispatchVariant, zone: int) -> Launch:
-        """Steps 1 and 2: rows to their slots, and a status entry to every expert's rank."""
-        c, slot, layout = self.site.config, self.slot(variant), self.site.layout
+    def _send_rows(self, variant: DispatchVariant, zone: int, part: int, parts: int) -> Launch:
+        """Steps 1 and 2: rows to their slots; after the last part, a status entry to every expert's rank."""
+        first_token, num_tokens = tokens_of(part, parts)
+        c, slot, layout = self.site.config, self.slot(variant), self.site.slots_layout
         shared = c.num_shared_experts > 0
         return launch(
             "send",
             ascendc.INBAND_SEND if c.scheme == "fullmesh_v2" else ascendc.DISPATCH_SEND,
             "communication",
-            self.site.num_blocks,
+            self.site.blocks("communication", parts),
             rows=Hole(self._packed(variant)) if variant.quantize else Hole("x"),
             row_stride=slot.packed_bytes if variant.quantize else slot.row_bytes,
             row_bytes=slot.stamp_offset if variant.quantize else slot.row_bytes,
@@ -174,15 +186,15 @@ class DispatchPlans:
             shared_slots=Hole("shared_slots") if shared else 0,
             shared_counts=Hole("shared_counts") if shared else 0,
             peers=Hole("peers"),
-            first_token=0,
-            num_tokens=Hole("num_tokens"),
+            first_token=first_token,
+            num_tokens=num_tokens,
             topk=c.num_topk,
             num_experts=c.num_experts,
             num_shared_experts=c.num_shared_experts,
             num_shared_ranks=c.num_shared_ranks,
             rank=self.site.rank,
             zone=zone,
-            post_status=1,
+            post_status=int(part == parts - 1),
             slots=layout.dispatch_slots.words(),
             status=layout.dispatch_status.words(),
             report=Hole("report"),
@@ -201,11 +213,12 @@ class DispatchPlans:
             num_local_experts=self.site.num_local_experts,
             zone=zone,
             timeout_us=self.site.timeout_us,
-            status=self.site.layout.dispatch_status.words(),
+            status=self.site.slots_layout.dispatch_status.words(),
             report=Hole("report"),
         )
 
-    def _offsets(self, variant: DispatchVariant) -> Launch:
+    def offsets(self, variant: DispatchVariant) -> Launch:
+        """Where each block of received rows ends."""
         site = self.site
         return launch_matching(
             "offsets",
@@ -226,7 +239,7 @@ class DispatchPlans:
 
     def _arrange(self, variant: DispatchVariant, zone: int) -> Launch:
         """Step 4: out of the window, into expert order."""
-        site, slot, slots = self.site, self.slot(variant), self.site.layout.dispatch_slots
+        site, slot, slots = self.site, self.slot(variant), self.site.slots_layout.dispatch_slots
         window = Hole("window", slots.offset(zone=zone))
         return launch(
             "arrange",
@@ -276,7 +289,7 @@ class DispatchPlans:
             out_weights=Hole("weights") if variant.weights else 0,
             zone=zone,
             timeout_us=site.timeout_us,
-            slots=site.layout.dispatch_slots.words(),
+            slots=site.slots_layout.dispatch_slots.words(),
             report=Hole("report"),
         )
 

@@ -8,13 +8,13 @@ two. V1's combine waits for every rank, and shares zones and toggle with its dis
 
 from __future__ import annotations
 
-from moe_triton import ascendc
 from moe_triton.config import Config
-from moe_triton.plan import Hole, Plan, launch
+from moe_triton.plan import Plan
 from moe_triton.schemes.combine import CombinePlans
 from moe_triton.schemes.dispatch import DispatchPlans
+from moe_triton.schemes.flags import barrier_plan
 from moe_triton.schemes.site import Site
-from moe_triton.schemes.variants import CombineVariant, DispatchVariant
+from moe_triton.schemes.variants import DispatchVariant, Variant
 
 
 class Fullmesh:
@@ -29,60 +29,30 @@ class Fullmesh:
         self._dispatch = DispatchPlans(site)
         self._combine = CombinePlans(site)
 
-    def setup(self, variant: DispatchVariant | CombineVariant, zone: int) -> Plan:
+    def setup(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
         """The plan up to and including the flags."""
         if isinstance(variant, DispatchVariant):
-            return self._dispatch.setup(variant, zone)
+            return self._dispatch.setup(variant, zone, parts)
         return self._combine.setup(variant, zone)
 
-    def teardown(self, variant: DispatchVariant | CombineVariant, zone: int) -> Plan:
+    def teardown(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
         """The plan from the wait on."""
         if isinstance(variant, DispatchVariant):
             return self._dispatch.teardown(variant, zone)
-        return self._combine.teardown(variant, zone)
+        return self._combine.teardown(variant, zone, parts)
 
-    def whole(self, variant: DispatchVariant | CombineVariant, zone: int) -> Plan:
+    def whole(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
         """The plan of the whole operator."""
-        first, second = self.setup(variant, zone), self.teardown(variant, zone)
-        return Plan(first.operator, zone, first.launches + second.launches)
+        first, second = self.setup(variant, zone, parts), self.teardown(variant, zone, parts)
+        return Plan(first.operator, zone, first.launches + second.launches, self.site.overlaps)
 
     def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:
-        """A flag to every rank, and the wait for every rank's; None for the site's deadline."""
-        site = self.site
-        status = site.layout.barrier_status.words()
-        post = launch(
-            "flag",
-            ascendc.POST_STATUS,
-            "communication",
-            1,
-            peers=Hole("peers"),
-            num_ranks=site.config.num_ranks,
-            count=0,
-            rank=site.rank,
-            zone=zone,
-            status=status,
-            report=Hole("report"),
-        )
-        wait = launch(
-            "wait",
-            ascendc.DISPATCH_WAIT,
-            "communication",
-            1,
-            window=Hole("window"),
-            recv_counts=Hole("barrier_counts"),
-            waited_us=0,
-            num_local_experts=1,
-            zone=zone,
-            timeout_us=site.timeout_us if timeout_us is None else timeout_us,
-            status=status,
-            report=Hole("report"),
-        )
-        return Plan("barrier", zone, (post, wait))
+        """See `barrier_plan`."""
+        status = self.site.slots_layout.barrier_status
+        return barrier_plan(self.site, status, zone, timeout_us)
 
 
-def workspace_bytes(
-    config: Config, rank: int, variant: DispatchVariant | CombineVariant, exchange_rank: int | None = None
-) -> int:
+def workspace_bytes(config: Config, rank: int, variant: Variant, exchange_rank: int | None = None) -> int:
     """Private bytes between the kernels of an operator on one rank, without making anything."""
     site = Site(config, rank, 1, 0, "cpu", exchange_rank)
     needed = site.scratch()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 
 from moe_triton.config import Config
 from moe_triton.kernel import AscendCKernel, TritonKernel
-from moe_triton.layout import UB_ALIGN, ExchangeLayout, SlotLayout, WindowLayout, align, layout_of
-from moe_triton.plan import Launch, Stream, Value, launch
+from moe_triton.layout import UB_ALIGN, ExchangeLayout, Layout, SlotLayout, WindowLayout, align, layout_of
+from moe_triton.pipeline import Pipeline
+from moe_triton.plan import Launch, Part, Stream, Value, launch
 
 BLOCK_QUANTIZE_ELEMENTS = 8
 Scratch = dict[str, tuple[int, torch.dtype]]
@@ -27,6 +28,7 @@ class Site:
         timeout_us: deadline of each wait, in microseconds.
         target: what the Triton kernels are specialised for: the back end's name.
         exchange_rank: this rank's number among two tensor-parallel ranks, or None.
+        pipeline: how operators are cut into parts.
     """
 
     config: Config
@@ -35,16 +37,40 @@ class Site:
     timeout_us: int
     target: str
     exchange_rank: int | None = None
+    pipeline: Pipeline = field(default_factory=Pipeline)
 
     @cached_property
-    def layout(self) -> WindowLayout:
+    def layout(self) -> Layout:
         """Where things lie in a window."""
         return layout_of(self.config)
+
+    @property
+    def slots_layout(self) -> WindowLayout:
+        """The same, of a scheme that has slots."""
+        assert isinstance(self.layout, WindowLayout)
+        return self.layout
+
+    @property
+    def combine_waits_for_all(self) -> bool:
+        """Whether combine waits for every rank, and so separates operators as dispatch does."""
+        return self.is_version_1 or self.config.scheme == "direct"
 
     @cached_property
     def exchange(self) -> ExchangeLayout:
         """Where things lie in the window between tensor-parallel ranks."""
         return ExchangeLayout(self.config.hidden, self.capacity, self.config.num_ranks)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether computing and communicating have blocks of their own."""
+        return self.pipeline.communication_blocks > 0
+
+    def blocks(self, stream: Stream, parts: int) -> int:
+        """Blocks of a launch that is one of ``parts``."""
+        if parts == 1 or not self.overlaps:
+            return self.num_blocks
+        communication = self.pipeline.communication_blocks
+        return communication if stream == "communication" else self.num_blocks - communication
 
     @property
     def num_local_experts(self) -> int:
@@ -104,8 +130,18 @@ class Site:
             "reduced_rows": (self.capacity * c.hidden, torch.int16),
             "return_triples": (3 * self.capacity, i32),
             "sums": (tokens * c.hidden, torch.float32),
+            "packed_scales": (tokens * results, torch.float32),
+            "starts": (c.num_shared_ranks + c.num_experts, i32),
+            "places": (tokens * c.num_topk, i32),
+            "shared_places": (tokens * c.num_shared_experts, i32),
+            "result_offsets": (tokens * results, torch.int64),
             "alphas": (2 * tokens * c.num_topk, torch.float32),
         }
+
+
+def tokens_of(part: int, parts: int) -> tuple[Value, Value]:
+    """First token of a part, and how many it has."""
+    return Part("num_tokens", 0, part, parts), Part("num_tokens", 0, part, parts, is_count=True)
 
 
 def launch_matching(

@@ -36,6 +36,11 @@ class DispatchVariant:
     waits: bool = False
 
     @cached_property
+    def row_dtype(self) -> torch.dtype:
+        """Of the rows that travel."""
+        return torch.int8 if self.quantize else self.dtype
+
+    @cached_property
     def _hash(self) -> int:
         return hash(astuple(self))
 
@@ -59,6 +64,7 @@ class CombineVariant:
         exchange: results are first added with the tensor-parallel peer's.
         norm: the sum is added to a residual and normalised.
         waits: how long each source rank was waited for is recorded.
+        in_place: direct: the results are in this rank's window already.
     """
 
     dtype: torch.dtype
@@ -71,6 +77,7 @@ class CombineVariant:
     exchange: bool = False
     norm: bool = False
     waits: bool = False
+    in_place: bool = False
 
     @cached_property
     def _hash(self) -> int:
@@ -79,3 +86,6 @@ class CombineVariant:
     def __hash__(self) -> int:
         """See `DispatchVariant`."""
         return self._hash
+
+
+Variant = DispatchVariant | CombineVariant

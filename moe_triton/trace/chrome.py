@@ -9,7 +9,7 @@ from typing import Any
 from moe_triton import ascendc
 from moe_triton.backends.base import TraceEvent
 from moe_triton.config import Config
-from moe_triton.plan import Hole, Launch, Plan
+from moe_triton.plan import Hole, Launch, Part, Plan
 
 STEPS = {
     ascendc.TRACE_WRITE: "write",
@@ -69,14 +69,14 @@ class Call:
         number: which dispatch, combine or barrier of its buffer, from 0.
         integers: what the call brought for the plan's integer holes.
         rows: rows that were received (dispatch) or sent back (combine), where they are known.
-        failed_step: the step that reported something, or "".
+        failed: the launch that reported something, or None.
     """
 
     plan: Plan
     number: int
     integers: Mapping[str, int]
     rows: int | None = None
-    failed_step: str = ""
+    failed: Launch | None = None
 
     @property
     def name(self) -> str:
@@ -136,8 +136,8 @@ def _call_arguments(call: Call) -> Json:
         found["tokens"] = call.integers["num_tokens"]
     if call.rows is not None:
         found["rows"] = call.rows
-    if call.failed_step:
-        found["failed"] = call.failed_step
+    if call.failed:
+        found["failed"] = call.failed.step
     return found
 
 
@@ -151,7 +151,8 @@ def _bytes_moved(launch: Launch, integers: Mapping[str, int]) -> Json:
         if isinstance(value, int):
             known[arg.name] = value
         elif isinstance(value, Hole) and value.name in integers:
-            known[arg.name] = integers[value.name]
+            total = integers[value.name]
+            known[arg.name] = value.of(total) if isinstance(value, Part) else total
     return {"launch_bytes": count(**known)}
 
 

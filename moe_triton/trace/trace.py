@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 
 from moe_triton.backends.base import Backend, Bindings, Executable
-from moe_triton.plan import Plan
+from moe_triton.plan import Launch, Plan
 from moe_triton.rendezvous import Meeting
 from moe_triton.schemes.site import Site
 from moe_triton.trace.chrome import Call, Place, metadata, spans
@@ -105,9 +105,9 @@ class TracedExecutable:
         self._executable, self._plan, self._trace, self._counts = executable, plan, trace, counts
 
     @property
-    def failed_step(self) -> str:
+    def failed_launch(self) -> Launch | None:
         """See `moe_triton.backends.base.Executable`."""
-        return self._executable.failed_step
+        return self._executable.failed_launch
 
     def run(self, bindings: Bindings) -> int:
         """See `moe_triton.backends.base.Executable`."""
@@ -116,7 +116,7 @@ class TracedExecutable:
         self._trace.begin(call)
         code = self._executable.run(bindings)
         if code:
-            call.failed_step = self._executable.failed_step
+            call.failed = self._executable.failed_launch
         elif "recv_offsets" in bindings:
             offsets = bindings["recv_offsets"]
             assert not isinstance(offsets, int)

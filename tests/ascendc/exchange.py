@@ -61,7 +61,7 @@ class ExchangeCase:
         base = -(-(STATUS_BYTES + NUM_ZONES * self.headers.stride("zone")) // 512) * 512
         stride = self.row_bytes + SCALE_BYTES + 32
         return Region(
-            "exchange_slots",
+            "indexed_slots",
             base,
             stride,
             (Dim("zone", NUM_ZONES, self.capacity * stride), Dim("index", self.capacity, stride)),

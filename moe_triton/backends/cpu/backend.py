@@ -17,7 +17,9 @@ from moe_triton.backends.cpu.executable import NativeExecutable, TorchExecutable
 from moe_triton.backends.cpu.output_pool import OutputPool
 from moe_triton.backends.cpu.trace_log import NativeTraceLog
 from moe_triton.backends.cpu.triton.toolchain import find_toolchain
+from moe_triton.backends.cpu.tuning import CpuTuning, default_tuning
 from moe_triton.backends.cpu.window import SharedWindow
+from moe_triton.checks import CPU
 from moe_triton.errors import ArgumentError
 from moe_triton.plan import Plan
 from moe_triton.rendezvous import Meeting
@@ -34,6 +36,7 @@ class CpuBackend:
     Args:
         kernels: ``"triton"`` compiles the Triton kernels to machine code; ``"torch"`` runs their torch
             fallbacks, for machines without the toolchain. The Ascend C kernels are native either way.
+        tuning: how to copy and to wait; None for what suits the machine and the group.
 
     Raises:
         ArgumentError: an unknown ``kernels``.
@@ -43,13 +46,14 @@ class CpuBackend:
 
     name = "cpu"
 
-    def __init__(self, kernels: str = "triton") -> None:
+    def __init__(self, kernels: str = "triton", tuning: CpuTuning | None = None) -> None:
         if kernels not in KERNELS:
             raise ArgumentError(
                 "kernels", repr(kernels), f"it must be one of {list(KERNELS)}", "Use 'triton'."
             )
         self.kernels = kernels
-        self.device = torch.device("cpu")
+        self.tuning = tuning
+        self.device = CPU
         self._library = native.library()
         if kernels == "triton":
             find_toolchain()  # now, and not in the middle of the first dispatch
@@ -83,8 +87,12 @@ class CpuBackend:
         """See `moe_triton.backends.base.Backend`."""
         assert log is None or isinstance(log, NativeTraceLog)
         if self.kernels == "torch":
-            return TorchExecutable(plan, report, fixed, log)
-        return NativeExecutable(plan, report, fixed, log)
+            return TorchExecutable(plan, report, fixed, self._tuning(fixed), log)
+        return NativeExecutable(plan, report, fixed, self._tuning(fixed), log)
+
+    def _tuning(self, fixed: Bindings) -> CpuTuning:
+        peers = fixed.get("peers")
+        return self.tuning or default_tuning(peers.numel() if isinstance(peers, torch.Tensor) else 1)
 
     def num_blocks(self, num_ranks: int) -> int:
         """One block per core that this rank can have to itself, at least one."""
@@ -95,6 +103,18 @@ class CpuBackend:
         if not 0 <= index < tensor.numel():
             raise IndexError(f"{index} is outside a tensor of {tensor.numel()} elements")
         return ctypes.c_int32.from_address(tensor.data_ptr() + 4 * index).value
+
+    def take_ids(
+        self, topk_idx: torch.Tensor, num_experts: int
+    ) -> tuple[torch.Tensor, tuple[int, str] | None]:
+        """See `moe_triton.backends.base.Backend`."""
+        num_tokens, topk = topk_idx.shape
+        taken = self._outputs.empty((num_tokens, topk), torch.int32)
+        source, width = topk_idx.data_ptr(), topk_idx.dtype.itemsize
+        good = self._library.moe_take_ids(
+            source, width, taken.data_ptr(), num_tokens, topk, num_experts, self._unread_rule
+        )
+        return taken, (None if good < 0 else self.first_bad_id(taken, num_experts))
 
     def first_bad_id(self, topk_idx: torch.Tensor, num_experts: int) -> tuple[int, str] | None:
         """See `moe_triton.backends.base.Backend`."""

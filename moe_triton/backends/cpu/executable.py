@@ -15,9 +15,10 @@ from moe_triton.backends.base import Bindings, TraceEvent
 from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.trace_log import NativeTraceLog
 from moe_triton.backends.cpu.triton import load
+from moe_triton.backends.cpu.tuning import CpuTuning
 from moe_triton.errors import ToolchainError
 from moe_triton.kernel import Arg, AscendCKernel, TritonKernel
-from moe_triton.plan import Hole, Launch, Plan
+from moe_triton.plan import Hole, Launch, Part, Plan
 
 KIND_TRITON, KIND_ASCEND_C = 0, 1
 
@@ -26,11 +27,17 @@ class NativeExecutable:
     """A plan as arrays of C structs. A call fills the holes and enters native code once."""
 
     def __init__(
-        self, plan: Plan, report: torch.Tensor, fixed: Bindings, log: NativeTraceLog | None = None
+        self,
+        plan: Plan,
+        report: torch.Tensor,
+        fixed: Bindings,
+        tuning: CpuTuning,
+        log: NativeTraceLog | None = None,
     ) -> None:
         self._plan = plan
         self._log = log
-        self.failed_step = ""
+        self.failed_launch: Launch | None = None
+        self._settings = settings_struct(tuning, fixed)
         self._fixed = fixed  # keeps the memory alive whose addresses stand in the words
         self._holes = tuple(name for name in plan.holes if name not in fixed)
         self._values = (ctypes.c_uint64 * max(len(self._holes), 1))()
@@ -50,10 +57,9 @@ class NativeExecutable:
             struct.entry, struct.kind = _entry(launch.kernel)
             struct.blocks = launch.blocks
             struct.words = ctypes.addressof(array)
+            struct.alongside = launch.alongside
             patches += [
-                native.PatchStruct(
-                    ctypes.addressof(array) + 8 * position, self._holes.index(hole.name), hole.offset
-                )
+                patch_struct(ctypes.addressof(array) + 8 * position, self._holes.index(hole.name), hole)
                 for position, hole in holes
                 if hole.name not in fixed
             ]
@@ -66,6 +72,8 @@ class NativeExecutable:
             report.data_ptr(),
             report.numel(),
             ctypes.addressof(self._durations),
+            ctypes.addressof(self._settings),
+            plan.overlap,
             log.address if log else None,
         )
         self._struct_address = ctypes.addressof(self._struct)
@@ -83,7 +91,7 @@ class NativeExecutable:
             raise ToolchainError(f"{self._plan.operator}: {step} failed: {native.last_error()}")
         if result == 0:
             return 0
-        self.failed_step = self._plan.launches[result - 1].step
+        self.failed_launch = self._plan.launches[result - 1]
         return first_code(self._report)
 
     def durations_us(self) -> dict[str, float]:
@@ -95,11 +103,17 @@ class TorchExecutable:
     """The same plan with each Triton kernel's torch fallback: slow, for machines without the toolchain."""
 
     def __init__(
-        self, plan: Plan, report: torch.Tensor, fixed: Bindings, log: NativeTraceLog | None = None
+        self,
+        plan: Plan,
+        report: torch.Tensor,
+        fixed: Bindings,
+        tuning: CpuTuning,
+        log: NativeTraceLog | None = None,
     ) -> None:
         self._plan = plan
         self._log = log
-        self.failed_step = ""
+        self.failed_launch: Launch | None = None
+        self._settings = settings_struct(tuning, fixed)
         self._report = report
         self._fixed = fixed
         self._durations = [0.0] * len(plan.launches)
@@ -111,6 +125,7 @@ class TorchExecutable:
 
     def _run(self, bindings: Bindings) -> int:
         self._report.zero_()
+        native.library().moe_use_settings(ctypes.addressof(self._settings))
         for i, launch in enumerate(self._plan.launches):
             start = time.perf_counter()
             if isinstance(launch.kernel, TritonKernel):
@@ -123,7 +138,7 @@ class TorchExecutable:
             else:
                 self._launch_ascend_c(i, launch, bindings)
                 if self._report.any():
-                    self.failed_step = launch.step
+                    self.failed_launch = launch
                     return first_code(self._report)
             self._durations[i] = (time.perf_counter() - start) * 1e6
         return 0
@@ -144,16 +159,34 @@ class TorchExecutable:
     def _launch_ascend_c(self, number: int, launch: Launch, bindings: Bindings) -> None:
         words, holes = _words(launch)
         for position, hole in holes:
-            words[position] = _word(bindings[hole.name]) + hole.offset
+            words[position] = _filled(hole, bindings)
         array = (ctypes.c_uint64 * len(words))(*words)
         function = getattr(native.library(), cast(AscendCKernel, launch.kernel).symbol)
-        stream = ctypes.byref(native.TracedLaunchStruct(self._log.address, number)) if self._log else None
+        stream = ctypes.byref(native.TracedLaunchStruct(self._log.address, number, 0)) if self._log else None
         if function(ctypes.c_uint32(launch.blocks), stream, ctypes.byref(array)) != 0:
             raise ToolchainError(f"{self._plan.operator}: {launch.step} failed: {native.last_error()}")
 
     def durations_us(self) -> dict[str, float]:
         """See `moe_triton.backends.base.Executable`."""
         return _by_step(self._plan, self._durations)
+
+
+def settings_struct(tuning: CpuTuning, fixed: Bindings) -> native.SettingsStruct:
+    """What native launches need to know: how to copy and wait, and where the group's doorbells are."""
+    groups = []
+    for prefix in ("", "exchange_"):
+        if f"{prefix}peers" in fixed:
+            peers, window = fixed[f"{prefix}peers"], fixed[f"{prefix}window"]
+            assert isinstance(peers, torch.Tensor)
+            assert isinstance(window, torch.Tensor)
+            groups.append(native.WindowGroupStruct(peers.data_ptr(), peers.numel(), window.numel()))
+    return native.SettingsStruct(
+        tuning.cached_bytes,
+        tuning.spins,
+        tuning.yields,
+        len(groups),
+        (native.WindowGroupStruct * 2)(*groups),
+    )
 
 
 def first_code(report: torch.Tensor) -> int:
@@ -165,6 +198,22 @@ def first_code(report: torch.Tensor) -> int:
 def _word(bound: torch.Tensor | int) -> int:
     """What stands for a binding in an argument list: an address or the integer itself."""
     return bound if isinstance(bound, int) else bound.data_ptr()
+
+
+def _filled(hole: Hole, bindings: Bindings) -> int:
+    """What stands for a hole in an argument list, in a call."""
+    bound = bindings[hole.name]
+    if isinstance(hole, Part):
+        assert isinstance(bound, int)
+        return hole.of(bound)
+    return _word(bound) + hole.offset
+
+
+def patch_struct(word: int, number: int, hole: Hole) -> native.PatchStruct:
+    """How native code fills a hole."""
+    if isinstance(hole, Part):
+        return native.PatchStruct(word, number, 0, hole.index, hole.parts, hole.is_count)
+    return native.PatchStruct(word, number, hole.offset, 0, 0, 0)
 
 
 def _entry(kernel: TritonKernel | AscendCKernel) -> tuple[int, int]:
@@ -196,7 +245,7 @@ def _argument(arg: Arg, value: object, bindings: Bindings) -> torch.Tensor | int
         return cast(int, value)
     bound = bindings[value.name]
     if isinstance(bound, int):
-        return bound
+        return _filled(value, bindings)
     return bound.view(-1).view(torch.uint8)[value.offset :].view(arg.dtype)
 
 

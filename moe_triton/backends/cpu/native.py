@@ -20,13 +20,39 @@ class LaunchStruct(ctypes.Structure):
         ("kind", ctypes.c_uint32),
         ("blocks", ctypes.c_uint32),
         ("words", ctypes.c_void_p),
+        ("alongside", ctypes.c_uint64),
     )
 
 
 class PatchStruct(ctypes.Structure):
     """``MoePatch``."""
 
-    _fields_ = (("word", ctypes.c_void_p), ("hole", ctypes.c_uint64), ("offset", ctypes.c_uint64))
+    _fields_ = (
+        ("word", ctypes.c_void_p),
+        ("hole", ctypes.c_uint64),
+        ("offset", ctypes.c_uint64),
+        ("part", ctypes.c_uint32),
+        ("parts", ctypes.c_uint32),
+        ("is_count", ctypes.c_uint64),
+    )
+
+
+class WindowGroupStruct(ctypes.Structure):
+    """``moe::WindowGroup``."""
+
+    _fields_ = (("addresses", ctypes.c_void_p), ("count", ctypes.c_uint64), ("window_bytes", ctypes.c_uint64))
+
+
+class SettingsStruct(ctypes.Structure):
+    """``moe::LaunchSettings``."""
+
+    _fields_ = (
+        ("cached_bytes", ctypes.c_uint64),
+        ("spins", ctypes.c_uint32),
+        ("yields", ctypes.c_uint32),
+        ("num_groups", ctypes.c_uint64),
+        ("groups", WindowGroupStruct * 2),
+    )
 
 
 class PlanStruct(ctypes.Structure):
@@ -40,6 +66,8 @@ class PlanStruct(ctypes.Structure):
         ("report", ctypes.c_void_p),
         ("report_words", ctypes.c_uint64),
         ("durations_us", ctypes.c_void_p),
+        ("settings", ctypes.c_void_p),
+        ("overlap", ctypes.c_uint64),
         ("trace", ctypes.c_void_p),
     )
 
@@ -58,7 +86,7 @@ class TraceLogStruct(ctypes.Structure):
 class TracedLaunchStruct(ctypes.Structure):
     """``TracedLaunch``."""
 
-    _fields_ = (("log", ctypes.c_void_p), ("number", ctypes.c_uint32))
+    _fields_ = (("log", ctypes.c_void_p), ("number", ctypes.c_uint32), ("first_core", ctypes.c_uint32))
 
 
 def find() -> Path | None:
@@ -91,6 +119,8 @@ def library() -> ctypes.CDLL:
     lib = ctypes.CDLL(str(path))
     lib.moe_run_plan.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     lib.moe_run_plan.restype = ctypes.c_int64
+    lib.moe_use_settings.argtypes = (ctypes.c_void_p,)
+    lib.moe_use_settings.restype = None
     lib.moe_first_bad_id.argtypes = (
         ctypes.c_void_p,
         ctypes.c_uint64,
@@ -99,6 +129,16 @@ def library() -> ctypes.CDLL:
         ctypes.POINTER(ctypes.c_int32),
     )
     lib.moe_first_bad_id.restype = ctypes.c_int64
+    lib.moe_take_ids.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_uint32,
+        ctypes.c_void_p,
+        ctypes.c_uint64,
+        ctypes.c_uint64,
+        ctypes.c_int64,
+        ctypes.POINTER(ctypes.c_int32),
+    )
+    lib.moe_take_ids.restype = ctypes.c_int64
     lib.moe_last_error.restype = ctypes.c_char_p
     return lib
 

@@ -20,6 +20,8 @@ from moe_triton.rendezvous import Meeting
 
 SHM = Path("/dev/shm")
 PREFIX = "moe_triton-"
+# Behind each window: where its rank sleeps until its flags have come (`doorbell.h`).
+DOORBELL_BYTES = 4096
 SUFFIX = re.compile(r"\d+-[0-9a-f]{24}")
 # Younger leftovers may belong to a rank that has opened its file but not yet locked it.
 STALE_AFTER_S = 60.0
@@ -128,7 +130,7 @@ def _create(name: str, num_bytes: int) -> int:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Reserves the pages: running out of them later would be a SIGBUS inside a kernel.
-        os.posix_fallocate(fd, 0, num_bytes)
+        os.posix_fallocate(fd, 0, num_bytes + DOORBELL_BYTES)
     except OSError as error:
         os.close(fd)
         raise WindowError(
@@ -155,22 +157,23 @@ def _available_memory() -> int:
 
 
 def _map(name: str, num_bytes: int) -> torch.Tensor:
+    size = num_bytes + DOORBELL_BYTES
     fd = os.open(SHM / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         status = os.fstat(fd)
-        if status.st_uid != os.getuid() or status.st_mode & 0o077 or status.st_size != num_bytes:
+        if status.st_uid != os.getuid() or status.st_mode & 0o077 or status.st_size != size:
             raise WindowError(
                 f"{name} belongs to user {status.st_uid}, has mode {status.st_mode & 0o777:o} and "
-                f"{status.st_size} bytes; expected user {os.getuid()}, mode 600 and {num_bytes} bytes"
+                f"{status.st_size} bytes; expected user {os.getuid()}, mode 600 and {size} bytes"
             )
-        mapping = mmap.mmap(fd, num_bytes, mmap.MAP_SHARED)
+        mapping = mmap.mmap(fd, size, mmap.MAP_SHARED)
     finally:
         os.close(fd)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # advice only: a kernel without huge pages for tmpfs says no
             mapping.madvise(mmap.MADV_HUGEPAGE)
     # The tensor keeps the mapping alive.
-    return torch.frombuffer(mapping, dtype=torch.uint8)
+    return torch.frombuffer(mapping, dtype=torch.uint8, count=num_bytes)
 
 
 def _raise_together(meeting: Meeting, failure: str, purpose: str) -> None:

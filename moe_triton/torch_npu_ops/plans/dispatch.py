@@ -88,6 +88,13 @@ def group_config(
             num_special_experts=call.num_zero + call.num_copy + call.num_const,
         ).normalized()
         check_config(config)
+        if config.scheme == "direct":
+            raise ArgumentError(
+                "comm_alg",
+                repr(comm_alg),
+                "torch_npu's functions have no way to place results in a window",
+                "Use EPBuffer for it, or comm_alg='fullmesh_v1' here.",
+            )
         check_call(config, call)
         check_buffer_size(config, settings.buffer_megabytes())
     except ArgumentError as error:

@@ -1,19 +1,9 @@
-"""Every offset in a window: where slots and status entries lie, and how a slot is packed.
-
-This is the only source of offsets. Python asks a `Region` for them, Triton kernels get its strides,
-Ascend C kernels get it as a struct from the generated header (`moe_triton.codegen`), and
-``moe-triton layout`` prints it. Everything in it is linear: a base and one stride per dimension.
+"""The windows of the slot schemes: every row has a place of its own, whoever sends what.
 
 The window of a rank, A3 fullmesh (sizes in bytes)::
 
     0       state: zone 0 {dispatch entries, combine entries}, zone 1 {the same}     1 MB
     1 MB    data:  zone 0 {combine slots, dispatch slots}, zone 1 {the same}
-
-A dispatch slot::
-
-    0             row, Align32(H * itemsize)
-    scale_offset  32 bytes, the row's fp32 scale first
-    stamp_offset  32 bytes, int32 (source rank, token, k), then the fp32 routing weight
 """
 
 from __future__ import annotations
@@ -22,19 +12,17 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from moe_triton.config import Config
+from moe_triton.layout.common import (
+    BLOCK_BYTES,
+    BLOCK_DATA_BYTES,
+    NUM_ZONES,
+    SLOT_ALIGN,
+    STATUS_ENTRY_BYTES,
+    SlotLayout,
+    align,
+    entry_per_rank,
+)
 from moe_triton.region import Region, region_of
-
-UB_ALIGN = 32
-SLOT_ALIGN = 512
-STATUS_ENTRY_BYTES = 32
-SCALE_BYTES = 32
-STAMP_BYTES = 32
-NUM_ZONES = 2
-WORD_BYTES = 4  # of the int32 words that rows are copied in
-
-# A slot with flags in band: 512-byte blocks, each 480 bytes of the slot and then its flag.
-BLOCK_BYTES = 512
-BLOCK_DATA_BYTES = 480
 
 # The state window of A3: 1 MB, zones 500 KB apart, combine's entries 64 KB into a zone. The 64 KB is
 # where the rule localE * EP <= 2048 comes from.
@@ -45,16 +33,6 @@ STATE_COMBINE_OFFSET = 64 * 1024
 STATE_BARRIER_OFFSET = 400 * 1024
 STATE_PEER_OFFSET = 432 * 1024
 
-
-def align(size: int, to: int) -> int:
-    """``size`` rounded up to a multiple of ``to``."""
-    return -(-size // to) * to
-
-
-# Behind the triples of received rows: a mark ("moe " in ASCII) that they are ours, and how many there are.
-TRAILER_MARK, TRAILER_WORDS = 0x6D6F6520, 2
-
-
 # What a window of the A3 layouts holds.
 WINDOW_REGIONS = (
     "dispatch_slots",
@@ -64,34 +42,6 @@ WINDOW_REGIONS = (
     "barrier_status",
     "peer_status",
 )
-
-
-@dataclass(frozen=True)
-class SlotLayout:
-    """How one dispatch slot is packed, for rows of ``itemsize`` bytes an element."""
-
-    hidden: int
-    itemsize: int
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of the row itself."""
-        return self.hidden * self.itemsize
-
-    @property
-    def scale_offset(self) -> int:
-        """Where the 32 bytes of the scale begin."""
-        return align(self.row_bytes, UB_ALIGN)
-
-    @property
-    def stamp_offset(self) -> int:
-        """Where the 32 bytes of the stamp begin."""
-        return self.scale_offset + SCALE_BYTES
-
-    @property
-    def packed_bytes(self) -> int:
-        """Bytes in use, a multiple of 32."""
-        return self.stamp_offset + STAMP_BYTES
 
 
 @dataclass(frozen=True)
@@ -211,17 +161,7 @@ class WindowLayout:
         return self._entry_per_rank("peer_status", STATE_PEER_OFFSET)
 
     def _entry_per_rank(self, name: str, base: int) -> Region:
-        ranks = self.config.num_ranks
-        stride = STATUS_ENTRY_BYTES
-        return region_of(
-            "dispatch_status",
-            base,
-            stride,
-            (NUM_ZONES, STATE_ZONE_STRIDE),
-            (1, ranks * stride),
-            (ranks, stride),
-            name=name,
-        )
+        return entry_per_rank(name, base, STATE_ZONE_STRIDE, self.config.num_ranks)
 
     @property
     def regions(self) -> tuple[Region, ...]:
@@ -288,76 +228,3 @@ class ExpertSlotsLayout(WindowLayout):
             (rows, stride),
             (c.num_experts + 1, rows * stride),
         )
-
-
-def layout_of(config: Config) -> WindowLayout:
-    """The window layout of a scheme."""
-    if config.version == 1:
-        return ExpertSlotsLayout(config)
-    return InbandLayout(config) if config.scheme == "fullmesh_v2" else WindowLayout(config)
-
-
-@dataclass(frozen=True)
-class ExchangeLayout:
-    """The window between two tensor-parallel ranks: rows with their scales, a status entry, a header.
-
-    Attributes:
-        hidden: elements of a row.
-        capacity: rows of one rank at most.
-        header_words: int32 words that go along with a dispatch.
-    """
-
-    hidden: int
-    capacity: int
-    header_words: int
-
-    @property
-    def dispatch_status(self) -> Region:
-        """Entry {1.0f, int32 rows} of each rank, dispatch."""
-        return self._status(0)
-
-    @property
-    def combine_status(self) -> Region:
-        """Entry of each rank, combine."""
-        return self._status(NUM_ZONES * 2 * STATUS_ENTRY_BYTES)
-
-    def _status(self, base: int) -> Region:
-        entry = STATUS_ENTRY_BYTES
-        return region_of("dispatch_status", base, entry, (NUM_ZONES, 2 * entry), (1, 2 * entry), (2, entry))
-
-    @property
-    def headers(self) -> Region:
-        """Words that go with a dispatch."""
-        stride = align(4 * self.header_words, UB_ALIGN)
-        base = 2 * NUM_ZONES * 2 * STATUS_ENTRY_BYTES
-        return region_of("exchange_headers", base, 4, (NUM_ZONES, stride), (self.header_words, 4))
-
-    @property
-    def state_bytes(self) -> int:
-        """Status entries and headers."""
-        return align(self.headers.base + NUM_ZONES * self.headers.stride("zone"), SLOT_ALIGN)
-
-    @property
-    def dispatch_slots(self) -> Region:
-        """Rows that a dispatch gathers, packed as in a dispatch slot."""
-        return self._slots(self.state_bytes, align(SlotLayout(self.hidden, 2).packed_bytes, SLOT_ALIGN))
-
-    @property
-    def combine_slots(self) -> Region:
-        """Rows that a combine adds."""
-        return self._slots(self.dispatch_slots.end, align(2 * self.hidden, SLOT_ALIGN))
-
-    def _slots(self, base: int, stride: int) -> Region:
-        return region_of(
-            "exchange_slots", base, stride, (NUM_ZONES, self.capacity * stride), (self.capacity, stride)
-        )
-
-    @property
-    def data_bytes(self) -> int:
-        """What HCCL_BUFFSIZE has to cover."""
-        return self.window_bytes - self.state_bytes
-
-    @property
-    def window_bytes(self) -> int:
-        """What one rank allocates."""
-        return self.combine_slots.end

@@ -1,0 +1,78 @@
+// Sleeping until flags are there, and waking who sleeps: between processes, over the windows' memory.
+//
+// A flag is written first and counted afterwards. A sleeper notes the count before it looks at its flags, says
+// at which count it wants to be woken, and looks at the count once more before it sleeps. All of this is
+// sequentially consistent, so either the sleeper sees the last count or the writer sees the wish.
+#ifndef MOE_EMULATION_DOORBELL_H
+#define MOE_EMULATION_DOORBELL_H
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <climits>
+#include <cstdint>
+
+#include "launch_settings.h"
+
+namespace moe::emulation {
+
+struct Doorbell {
+    static constexpr uint64_t BYTES = 4096;  // a page of its own behind each window
+    static constexpr uint64_t ALIGN = 64;
+    static constexpr uint64_t NOBODY = 0;
+
+    std::atomic<uint64_t> count;
+    std::atomic<uint64_t> wake_at;
+    std::atomic<uint32_t> wakes;
+
+    // After flags were written.
+    void Ring(uint64_t flags) {
+        const uint64_t now = count.fetch_add(flags) + flags;
+        uint64_t wanted = wake_at.load();
+        if (wanted == NOBODY || now < wanted) return;
+        if (wake_at.exchange(NOBODY) == NOBODY) return;
+        wakes.fetch_add(1);
+        // Shared, because the sleeper is another process.
+        syscall(SYS_futex, reinterpret_cast<uint32_t*>(&wakes), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+    }
+
+    // Until `wanted` flags have been counted, or a moment has passed: a deadline is near at any time, and what a
+    // peer writes here must not keep anyone asleep.
+    void SleepUntil(uint64_t wanted) {
+        constexpr long LONGEST_NAP_NS = 2 * 1000 * 1000;
+        const uint32_t seen = wakes.load();
+        // Several threads may sleep: the first of them to be served wakes all.
+        for (uint64_t other = wake_at.load(); other == NOBODY || wanted < other;) {
+            if (wake_at.compare_exchange_weak(other, wanted)) break;
+        }
+        if (count.load() >= wanted) return;
+        const timespec nap{0, LONGEST_NAP_NS};
+        syscall(SYS_futex, reinterpret_cast<uint32_t*>(&wakes), FUTEX_WAIT, seen, &nap, nullptr, 0);
+    }
+};
+
+static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "a futex is a plain word");
+static_assert(sizeof(Doorbell) <= Doorbell::BYTES, "it has a page");
+
+// Of the window that an address lies in; null if it lies in none.
+inline Doorbell* DoorbellOf(const LaunchSettings& settings, const void* pointer) {
+    const auto address = reinterpret_cast<uint64_t>(pointer);
+    for (uint64_t g = 0; g < settings.num_groups; ++g) {
+        const WindowGroup& group = settings.groups[g];
+        for (uint64_t i = 0; i < group.count; ++i) {
+            // Unsigned: an address before the window is far behind it too.
+            if (address - group.addresses[i] < group.window_bytes) {
+                const uint64_t end = group.addresses[i] + group.window_bytes;
+                return reinterpret_cast<Doorbell*>((end + Doorbell::ALIGN - 1) / Doorbell::ALIGN * Doorbell::ALIGN);
+            }
+        }
+    }
+    return nullptr;
+}
+
+}  // namespace moe::emulation
+
+#endif  // MOE_EMULATION_DOORBELL_H

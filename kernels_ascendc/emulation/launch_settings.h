@@ -1,0 +1,42 @@
+// What a host says about its launches: how to wait, how to copy, and where the windows of the group are.
+#ifndef MOE_EMULATION_LAUNCH_SETTINGS_H
+#define MOE_EMULATION_LAUNCH_SETTINGS_H
+
+#include <cstdint>
+
+namespace moe {
+
+// Windows of a group, all of one size. A doorbell lies behind each one's last byte.
+struct WindowGroup {
+    const uint64_t* addresses;
+    uint64_t count;
+    uint64_t window_bytes;
+};
+
+struct LaunchSettings {
+    uint64_t cached_bytes;  // rows that a launch writes by way of the caches, before it streams past them
+    uint32_t spins;         // looks at a flag with a pause between them
+    uint32_t yields;        // then looks that let others run in between; then the waiter sleeps
+    uint64_t num_groups;
+    WindowGroup groups[2];
+};
+
+// Of what the calling thread launches from now on; null for the defaults.
+inline const LaunchSettings*& ThreadSettings() {
+    thread_local const LaunchSettings* settings = nullptr;
+    return settings;
+}
+
+// Nothing streams, nobody sleeps on a doorbell.
+inline const LaunchSettings& DefaultSettings() {
+    static constexpr LaunchSettings defaults{UINT64_MAX, 200, 20000, 0, {}};
+    return defaults;
+}
+
+inline const LaunchSettings& SettingsOfThread() {
+    return ThreadSettings() != nullptr ? *ThreadSettings() : DefaultSettings();
+}
+
+}  // namespace moe
+
+#endif  // MOE_EMULATION_LAUNCH_SETTINGS_H

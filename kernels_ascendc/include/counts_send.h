@@ -1,0 +1,68 @@
+// Direct dispatch, before any row: how many rows this rank has for every shared rank and expert, to all
+// ranks. From the counts of all, each rank finds where its own rows begin in everybody's output.
+#ifndef MOE_COUNTS_SEND_H
+#define MOE_COUNTS_SEND_H
+
+#include "status_entries.h"
+
+namespace moe {
+
+class CountsSend {
+public:
+    __aicore__ inline void Init(const CountsSendArgs& args, AscendC::TPipe* pipe) {
+        args_ = args;
+        peers_ = GlobalAt<uint64_t>(args.peers);
+        pipe->InitBuffer(words_, 2, static_cast<uint32_t>(WORDS_PER_PIECE * sizeof(int32_t)));
+        entry_.Init(pipe, 1);
+    }
+
+    __aicore__ inline void Process() {
+        entry_.Clear();
+        entry_.Set(0, 0);
+        Order<AscendC::HardEvent::S_MTE3>();
+        const Share ranks = SplitEvenly(args_.num_ranks, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
+        SendWords(args_.shared_counts, args_.num_shared_ranks, 0, ranks);
+        SendWords(args_.counts, args_.num_experts, args_.num_shared_ranks, ranks);
+        FinishCounts();
+        const uint64_t at = args_.status.At(static_cast<uint64_t>(args_.zone), 0, static_cast<uint64_t>(args_.rank));
+        for (int64_t rank = ranks.first; rank < ranks.last; ++rank) {
+            entry_.Send(0, peers_.GetValue(static_cast<uint64_t>(rank)) + at);
+        }
+    }
+
+private:
+    static constexpr int64_t WORDS_PER_PIECE = 2048;
+
+    // `count` words to the entries from `first` on, in the row of this rank.
+    __aicore__ inline void SendWords(uint64_t source, int64_t count, int64_t first, const Share& ranks) {
+        for (int64_t done = 0; done < count; done += WORDS_PER_PIECE) {
+            const AscendC::DataCopyExtParams bytes = ExactBytes(
+                Smaller(WORDS_PER_PIECE, count - done) * static_cast<int64_t>(sizeof(int32_t)));
+            AscendC::LocalTensor<int32_t> in = words_.AllocTensor<int32_t>();
+            AscendC::DataCopyPad(in, GlobalAt<int32_t>(source)[static_cast<uint64_t>(done)], bytes,
+                                 NoPadding<int32_t>());
+            words_.EnQue(in);
+            AscendC::LocalTensor<int32_t> out = words_.DeQue<int32_t>();
+            const uint64_t at = args_.slots.At(static_cast<uint64_t>(args_.zone), static_cast<uint64_t>(args_.rank),
+                                               static_cast<uint64_t>(first + done));
+            for (int64_t rank = ranks.first; rank < ranks.last; ++rank) {
+                AscendC::DataCopyPad(GlobalAt<int32_t>(peers_.GetValue(static_cast<uint64_t>(rank)) + at), out, bytes);
+            }
+            words_.FreeTensor(out);
+        }
+    }
+
+    // Each block announces the counts that it copied itself: its own copies have to be complete.
+    __aicore__ inline void FinishCounts() {
+        AscendC::PipeBarrier<PIPE_MTE3>();
+    }
+
+    CountsSendArgs args_;
+    AscendC::GlobalTensor<uint64_t> peers_;
+    AscendC::TQueBind<AscendC::TPosition::VECIN, AscendC::TPosition::VECOUT, 2> words_;
+    StatusEntries entry_;
+};
+
+}  // namespace moe
+
+#endif  // MOE_COUNTS_SEND_H

@@ -1,0 +1,57 @@
+// Dispatch, step 1: each row, with a stamp, to every place that it goes to.
+#ifndef MOE_SEND_ROWS_H
+#define MOE_SEND_ROWS_H
+
+#include "row_copy.h"
+#include "send_plan.h"
+
+namespace moe {
+
+template <typename Args>
+class SendRows {
+public:
+    __aicore__ inline void Init(const Args* args, AscendC::TPipe* pipe, Report* report) {
+        rows_.Init(pipe, args->row_bytes);
+        pipe->InitBuffer(stamp_buffer_, static_cast<uint32_t>(2 * MAX_VISIT * STAMP_BYTES));
+        stamps_ = stamp_buffer_.Get<int32_t>();
+        halves_.Init(pipe);
+        plan_.Init(args, pipe, report);
+    }
+
+    __aicore__ inline void Process() {
+        TraceStep(TRACE_WRITE);
+        AscendC::Duplicate(stamps_, 0, static_cast<int32_t>(2 * MAX_VISIT * STAMP_WORDS));
+        Order<AscendC::HardEvent::V_S>();
+        Visit visit;
+        while (plan_.Next(visit)) {
+            SendRow(visit);
+        }
+        halves_.Finish();
+    }
+
+private:
+    __aicore__ inline void SendRow(const Visit& visit) {
+        const AscendC::LocalTensor<int32_t> stamps =
+            stamps_[static_cast<uint32_t>(halves_.Take() * MAX_VISIT * STAMP_WORDS)];
+        for (uint32_t i = 0; i < visit.num_slots; ++i) {
+            plan_.WriteStamp(stamps[static_cast<uint32_t>(i * STAMP_WORDS)], visit, i);
+        }
+        Order<AscendC::HardEvent::S_MTE3>();
+        rows_.Copy(visit.row, visit.slots, visit.num_slots);
+        for (uint32_t i = 0; i < visit.num_slots; ++i) {
+            AscendC::DataCopy(GlobalAt<int32_t>(visit.stamps[i]), stamps[static_cast<uint32_t>(i * STAMP_WORDS)],
+                              STAMP_WORDS);
+        }
+        halves_.Give();
+    }
+
+    RowCopy rows_;
+    AscendC::TBuf<AscendC::TPosition::VECCALC> stamp_buffer_;
+    AscendC::LocalTensor<int32_t> stamps_;
+    Halves halves_;
+    SendPlan<Args> plan_;
+};
+
+}  // namespace moe
+
+#endif  // MOE_SEND_ROWS_H

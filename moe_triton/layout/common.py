@@ -1,0 +1,70 @@
+"""What all layouts share: sizes of slots and status entries, and how a slot is packed.
+
+A dispatch slot::
+
+    0             row, Align32(H * itemsize)
+    scale_offset  32 bytes, the row's fp32 scale first
+    stamp_offset  32 bytes, int32 (source rank, token, k), then the fp32 routing weight
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moe_triton.region import Region, region_of
+
+UB_ALIGN = 32
+SLOT_ALIGN = 512
+STATUS_ENTRY_BYTES = 32
+SCALE_BYTES = 32
+STAMP_BYTES = 32
+NUM_ZONES = 2
+WORD_BYTES = 4  # of the int32 words that rows are copied in
+
+# A slot with flags in band: 512-byte blocks, each 480 bytes of the slot and then its flag.
+BLOCK_BYTES = 512
+BLOCK_DATA_BYTES = 480
+
+
+def align(size: int, to: int) -> int:
+    """``size`` rounded up to a multiple of ``to``."""
+    return -(-size // to) * to
+
+
+# Behind the triples of received rows: a mark ("moe " in ASCII) that they are ours, and how many there are.
+TRAILER_MARK, TRAILER_WORDS = 0x6D6F6520, 2
+
+
+@dataclass(frozen=True)
+class SlotLayout:
+    """How one dispatch slot is packed, for rows of ``itemsize`` bytes an element."""
+
+    hidden: int
+    itemsize: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the row itself."""
+        return self.hidden * self.itemsize
+
+    @property
+    def scale_offset(self) -> int:
+        """Where the 32 bytes of the scale begin."""
+        return align(self.row_bytes, UB_ALIGN)
+
+    @property
+    def stamp_offset(self) -> int:
+        """Where the 32 bytes of the stamp begin."""
+        return self.scale_offset + SCALE_BYTES
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes in use, a multiple of 32."""
+        return self.stamp_offset + STAMP_BYTES
+
+
+def entry_per_rank(name: str, base: int, zone_stride: int, num_ranks: int) -> Region:
+    """One status entry for each ``source`` (``expert`` is 0)."""
+    entry = STATUS_ENTRY_BYTES
+    dims = (NUM_ZONES, zone_stride), (1, num_ranks * entry), (num_ranks, entry)
+    return region_of("dispatch_status", base, entry, *dims, name=name)

@@ -1,0 +1,153 @@
+"""The window of the direct scheme: rows where the receiver's output begins, results where experts write.
+
+Sizes in bytes; A is what a dispatch can deliver to any rank at most::
+
+    state   zone 0 {counts of every source, entries}, zone 1 {the same}, Align512
+    data    zone 0 {rows, stamps, results}, zone 1 {the same}
+
+A row's place is its place in the output: where it starts follows from the counts of all ranks, which each
+rank sends to all others before any row. A stamp is 32 bytes, int32 (source rank, token, k), the fp32 routing
+weight and the fp32 scale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from moe_triton.config import Config
+from moe_triton.layout.common import (
+    NUM_ZONES,
+    SLOT_ALIGN,
+    STAMP_BYTES,
+    STATUS_ENTRY_BYTES,
+    UB_ALIGN,
+    WORD_BYTES,
+    align,
+    entry_per_rank,
+)
+from moe_triton.region import Region, region_of
+
+
+@dataclass(frozen=True)
+class DirectLayout:
+    """The direct window of a `Config`. The same on every rank.
+
+    Rows are strided for 16 bits an element in the region's size, and closely packed in a call, since the
+    output is a tensor that users get.
+    """
+
+    config: Config
+
+    @cached_property
+    def capacity(self) -> int:
+        """Rows that a dispatch can deliver to any rank at most (A)."""
+        return max(self.config.routed_capacity, self.config.shared_capacity)
+
+    @property
+    def num_entries(self) -> int:
+        """Counts that a source sends to every rank: its rows for each shared rank and each routed expert."""
+        return self.config.num_shared_ranks + self.config.num_experts
+
+    @cached_property
+    def _count_stride(self) -> int:
+        return align(WORD_BYTES * self.num_entries, UB_ALIGN)
+
+    @cached_property
+    def _state_zone_bytes(self) -> int:
+        ranks = self.config.num_ranks
+        return align(ranks * self._count_stride + 4 * ranks * STATUS_ENTRY_BYTES, SLOT_ALIGN)
+
+    @cached_property
+    def counts(self) -> Region:
+        """Rows of ``source`` for each entry: shared ranks first, then routed experts."""
+        return region_of(
+            "direct_counts",
+            0,
+            WORD_BYTES,
+            (NUM_ZONES, self._state_zone_bytes),
+            (self.config.num_ranks, self._count_stride),
+            (self.num_entries, WORD_BYTES),
+        )
+
+    def _status(self, name: str, number: int) -> Region:
+        ranks = self.config.num_ranks
+        base = ranks * self._count_stride + number * ranks * STATUS_ENTRY_BYTES
+        return entry_per_rank(name, base, self._state_zone_bytes, ranks)
+
+    @cached_property
+    def counts_status(self) -> Region:
+        """Entry that announces the counts of ``source``."""
+        return self._status("counts_status", 0)
+
+    @cached_property
+    def rows_status(self) -> Region:
+        """Entry that announces all rows of ``source``."""
+        return self._status("rows_status", 1)
+
+    @cached_property
+    def results_status(self) -> Region:
+        """Entry that announces that the results on ``source`` can be read."""
+        return self._status("results_status", 2)
+
+    @cached_property
+    def barrier_status(self) -> Region:
+        """Entry that ``source`` posts in a barrier."""
+        return self._status("barrier_status", 3)
+
+    @property
+    def state_bytes(self) -> int:
+        """Counts and entries of both zones."""
+        return NUM_ZONES * self._state_zone_bytes
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Bytes of a row of 16 bits an element."""
+        return 2 * self.config.hidden
+
+    @cached_property
+    def _region_bytes(self) -> int:
+        return align(self.capacity * self.row_bytes, SLOT_ALIGN)
+
+    @cached_property
+    def zone_bytes(self) -> int:
+        """Bytes from one zone to the next."""
+        return 2 * self._region_bytes + align(self.capacity * STAMP_BYTES, SLOT_ALIGN)
+
+    @property
+    def data_bytes(self) -> int:
+        """Rows, stamps and results of both zones."""
+        return NUM_ZONES * self.zone_bytes
+
+    @property
+    def window_bytes(self) -> int:
+        """What one rank allocates."""
+        return self.state_bytes + self.data_bytes
+
+    def rows(self, itemsize: int = 2) -> Region:
+        """Dispatched rows of ``itemsize`` bytes an element, in the order of the output."""
+        return self._indexed("rows", self.state_bytes, itemsize * self.config.hidden)
+
+    @cached_property
+    def results(self) -> Region:
+        """Experts' results, in the order of the rows that they answer."""
+        return self._indexed("results", self.state_bytes + self._region_bytes, self.row_bytes)
+
+    @cached_property
+    def stamps(self) -> Region:
+        """Stamps of the dispatched rows."""
+        return self._indexed("stamps", self.state_bytes + 2 * self._region_bytes, STAMP_BYTES)
+
+    def _indexed(self, name: str, base: int, stride: int) -> Region:
+        dims = (NUM_ZONES, self.zone_bytes), (self.capacity, stride)
+        return region_of("indexed_slots", base, stride, *dims, name=name)
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """All of them."""
+        status = self.counts_status, self.rows_status, self.results_status, self.barrier_status
+        return (self.counts, *status, self.rows(), self.results, self.stamps)
+
+    def region(self, name: str) -> Region:
+        """The region of this name."""
+        return next(region for region in self.regions if region.name == name)
