@@ -225,5 +225,5 @@ REPORT_TIMEOUT = 1
 REPORT_BAD_ROW = 2
 MAX_BLOCKS = 48
 
-# What the events of a trace are about: a call; in a launch, a block, a wait for a peer and what a block does.
-TRACE_CALL, TRACE_BLOCK, TRACE_WAIT, TRACE_WRITE, TRACE_SYNC, TRACE_FLAG, TRACE_WRITE_AND_FLAG = range(7)
+# What the events of a trace are about: a block of a launch; in it, a wait for a peer and what the block does.
+TRACE_BLOCK, TRACE_WAIT, TRACE_WRITE, TRACE_SYNC, TRACE_FLAG, TRACE_WRITE_AND_FLAG = range(6)

@@ -101,7 +101,10 @@ class Communicator:
         self.capacity = self.site.capacity
         check_window(self.layout.data_bytes)
         self._scheme = Direct(self.site) if config.scheme == "direct" else Fullmesh(self.site)
-        self._trace = Trace.start(file, self.site, self.backend, meeting, exchange) if file else None
+        self.counts = {"dispatch": 0, "combine": 0, "barrier": 0}
+        self._trace = (
+            Trace.start(file, self.site, self.backend, self.counts, meeting, exchange) if file else None
+        )
         self._windows: list[Window] = [self.backend.make_window(self.layout.window_bytes, meeting)]
         if exchange:
             self._windows.append(self.backend.make_window(self.site.exchange.window_bytes, exchange))
@@ -111,7 +114,6 @@ class Communicator:
         self._executables: dict[tuple[object, int, Phase, int], Executable] = {}
         self._last: dict[str, Executable] = {}
         self._views: dict[tuple[str, int, torch.dtype], torch.Tensor] = {}
-        self.counts = {"dispatch": 0, "combine": 0, "barrier": 0}
         self._in_flight: dict[str, Variant] = {}
         # A full wait is known to lie behind this many combines; see `_separate_combines`.
         self._covered, self._covered_at_teardown = 0, 0
@@ -268,9 +270,8 @@ class Communicator:
             if hole in scratch and hole not in self._fixed:
                 elements, dtype = scratch[hole]
                 self._fixed[hole] = torch.empty(elements, dtype=dtype, device=self.backend.device)
-        if self._trace:
-            return self._trace.compile(plan, self._report, self._fixed, self.counts)
-        return self.backend.compile(plan, self._report, self._fixed)
+        log = self._trace.log if self._trace else None
+        return self.backend.compile(plan, self._report, self._fixed, log)
 
     def _fail(
         self,

@@ -1,7 +1,6 @@
 // Traces: when each block ran which launch, what it did in it, and for whom it waited.
 //
-// A plan that brings a log is traced; without one, a block looks at a null pointer and that is all. The log
-// is a ring: the newest events are kept.
+// Where nothing is traced, a block looks at a null pointer and that is all.
 #ifndef MOE_EMULATION_TRACE_H
 #define MOE_EMULATION_TRACE_H
 
@@ -31,31 +30,67 @@ struct TraceEvent {
     int32_t peer;
 };
 
+// One run of a plan.
+struct TraceCall {
+    uint64_t begin_ns;
+    uint64_t end_ns;
+    uint64_t number;
+    uint32_t plan;
+    int32_t tokens;
+    int32_t rows;
+    int32_t result;  // as of moe_run_plan
+};
+
+// Two rings: of each, the newest are there.
 struct TraceLog {
     TraceEvent* events;
-    uint64_t capacity;
-    uint64_t written;  // events so far; the last `capacity` of them are there
-    uint64_t call;     // number of the call that runs
+    uint64_t max_events;
+    uint64_t num_events;
+    TraceCall* calls;
+    uint64_t max_calls;
+    uint64_t num_calls;  // the number of the call that runs
 
     // Blocks add at the same time.
     void Add(const TraceEvent& event) {
-        events[__atomic_fetch_add(&written, 1, __ATOMIC_RELAXED) % capacity] = event;
+        events[__atomic_fetch_add(&num_events, 1, __ATOMIC_RELAXED) % max_events] = event;
     }
 };
 
-// Adds the span of a plan's run.
-class TracedCall {
+// A plan whose runs are traced, and where its holes bring what a trace shows; -1: nowhere.
+struct TracedPlan {
+    TraceLog* log;
+    uint32_t number;
+    int32_t tokens_hole;
+    int32_t rows_hole;    // sums of rows
+    uint32_t last_entry;  // which of the sums counts all of them
+};
+
+// A call of a traced plan, or of one that is not: then the plan is null and nothing is noted.
+class CallTrace {
 public:
-    explicit TracedCall(TraceLog* log) : log_(log), begin_ns_(log != nullptr ? MonotonicNs() : 0) {}
-    TracedCall(const TracedCall&) = delete;
-    TracedCall& operator=(const TracedCall&) = delete;
-    ~TracedCall() {
-        if (log_ != nullptr) log_->Add({begin_ns_, MonotonicNs(), log_->call, 0, 0, TRACE_CALL, -1});
+    CallTrace(const TracedPlan* plan, const uint64_t* holes) : plan_(plan), holes_(holes) {
+        if (plan_ == nullptr) return;
+        ++plan_->log->num_calls;
+        begin_ns_ = MonotonicNs();
+    }
+
+    int64_t End(int64_t result) const {
+        if (plan_ == nullptr) return result;
+        TraceLog& log = *plan_->log;
+        const uint64_t number = log.num_calls;
+        const int32_t tokens = plan_->tokens_hole < 0 ? -1 : static_cast<int32_t>(holes_[plan_->tokens_hole]);
+        const int32_t rows = plan_->rows_hole < 0 || result != 0 ? -1 : Rows();
+        log.calls[number % log.max_calls] = {begin_ns_, MonotonicNs(),  number, plan_->number,
+                                             tokens,    rows,           static_cast<int32_t>(result)};
+        return result;
     }
 
 private:
-    TraceLog* log_;
-    uint64_t begin_ns_;
+    int32_t Rows() const { return reinterpret_cast<const int32_t*>(holes_[plan_->rows_hole])[plan_->last_entry]; }
+
+    const TracedPlan* plan_;
+    const uint64_t* holes_;
+    uint64_t begin_ns_ = 0;
 };
 
 // Which launch of the log's call one is. On a host this is a launch's stream; null for no trace.
@@ -102,7 +137,7 @@ public:
 
 private:
     void EndStep(uint64_t now) {
-        if (step_ != TRACE_CALL) Add(step_ns_, now, step_);
+        if (step_ != TRACE_BLOCK) Add(step_ns_, now, step_);
     }
 
     void EndWaits(uint64_t now) {
@@ -113,13 +148,13 @@ private:
     }
 
     void Add(uint64_t begin_ns, uint64_t end_ns, uint32_t kind, int32_t peer = -1) {
-        launch_->log->Add({begin_ns, end_ns, launch_->log->call, launch_->number, block_, kind, peer});
+        launch_->log->Add({begin_ns, end_ns, launch_->log->num_calls, launch_->number, block_, kind, peer});
     }
 
     const TracedLaunch* launch_;
     uint32_t block_ = 0;
     uint64_t begin_ns_ = 0;
-    uint32_t step_ = TRACE_CALL;
+    uint32_t step_ = TRACE_BLOCK;  // none yet
     uint64_t step_ns_ = 0;
     uint64_t wait_begin_ns_ = 0;
     std::vector<uint64_t> waits_ns_;  // by peer; 0 for none

@@ -64,7 +64,7 @@ struct MoePlan {
     double* durations_us;  // one per launch
     const moe::LaunchSettings* settings;
     uint64_t overlap;  // whether launches may run beside each other
-    moe::TraceLog* trace;  // null for none
+    const moe::TracedPlan* trace;  // null for none
 };
 
 }  // extern "C"
@@ -79,8 +79,9 @@ uint64_t ValueOf(const MoePatch& patch, uint64_t hole) {
 
 bool RunLaunch(const MoePlan* plan, uint64_t i, uint32_t first_core = 0) {
     const MoeLaunch& launch = plan->launches[i];
-    const moe::TracedLaunch traced{plan->trace, static_cast<uint32_t>(i), first_core};
-    const moe::TracedLaunch* const stream = plan->trace != nullptr ? &traced : nullptr;
+    const moe::TracedLaunch traced{plan->trace != nullptr ? plan->trace->log : nullptr, static_cast<uint32_t>(i),
+                                   first_core};
+    const moe::TracedLaunch* const stream = traced.log != nullptr ? &traced : nullptr;
     const auto start = std::chrono::steady_clock::now();
     bool is_good = true;
     if (launch.kind == TRITON) {
@@ -108,27 +109,8 @@ bool RunBoth(const MoePlan* plan, uint64_t communication, uint64_t compute) {
     return is_good;
 }
 
-}  // namespace
-
-extern "C" {
-
-// For what this thread launches from now on; null for the defaults. They must outlive their use.
-void moe_use_settings(const moe::LaunchSettings* settings) {
-    moe::ThreadSettings() = settings;
-}
-
-// Returns 0; 1 + i when launch i reported something (its report stands in plan->report); -1 - i when
-// launch i failed in itself (moe_last_error says why). Launches after it have not run.
-int64_t moe_run_plan(const MoePlan* plan, const uint64_t* holes) {
-    for (uint64_t i = 0; i < plan->num_patches; ++i) {
-        const MoePatch& patch = plan->patches[i];
-        *patch.word = ValueOf(patch, holes[patch.hole]);
-    }
-    for (uint64_t i = 0; i < plan->report_words; ++i) {
-        plan->report[i] = 0;
-    }
-    const moe::TracedCall traced_call(plan->trace);
-    moe_use_settings(plan->settings);
+// See moe_run_plan.
+int64_t RunLaunches(const MoePlan* plan) {
     for (uint64_t i = 0; i < plan->num_launches; ++i) {
         uint64_t communication = i;
         bool is_good = true;
@@ -149,6 +131,30 @@ int64_t moe_run_plan(const MoePlan* plan, const uint64_t* holes) {
         }
     }
     return 0;
+}
+
+}  // namespace
+
+extern "C" {
+
+// For what this thread launches from now on; null for the defaults. They must outlive their use.
+void moe_use_settings(const moe::LaunchSettings* settings) {
+    moe::ThreadSettings() = settings;
+}
+
+// Returns 0; 1 + i when launch i reported something (its report stands in plan->report); -1 - i when
+// launch i failed in itself (moe_last_error says why). Launches after it have not run.
+int64_t moe_run_plan(const MoePlan* plan, const uint64_t* holes) {
+    for (uint64_t i = 0; i < plan->num_patches; ++i) {
+        const MoePatch& patch = plan->patches[i];
+        *patch.word = ValueOf(patch, holes[patch.hole]);
+    }
+    for (uint64_t i = 0; i < plan->report_words; ++i) {
+        plan->report[i] = 0;
+    }
+    moe_use_settings(plan->settings);
+    const moe::CallTrace trace(plan->trace, holes);
+    return trace.End(RunLaunches(plan));
 }
 
 // Position of the first id outside [-1, num_experts) (`*rule` = 1) or equal to an earlier one of its

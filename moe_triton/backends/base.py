@@ -43,10 +43,10 @@ class TraceEvent(NamedTuple):
     Attributes:
         begin_ns: when it began.
         end_ns: when it ended.
-        call: in which call.
+        call: number of the call.
         launch: in which launch of the call's plan.
         block: on which block.
-        kind: what it is (``moe_triton.ascendc.TRACE_CALL`` and on).
+        kind: what it is (``moe_triton.ascendc.TRACE_BLOCK`` and on).
         peer: for whom a wait was, as its kernel numbers its peers: by rank, or by expert; else -1.
     """
 
@@ -59,17 +59,33 @@ class TraceEvent(NamedTuple):
     peer: int
 
 
+class TracedCall(NamedTuple):
+    """One run of a plan.
+
+    Attributes:
+        plan: what ran.
+        number: the how many-th run of any plan, from 1.
+        begin_ns: when it began.
+        end_ns: when it ended.
+        tokens: that the rank passed, or -1.
+        rows: that were received (dispatch) or sent back (combine), where that is known, or -1.
+        failed: the launch that reported something or failed, or None.
+    """
+
+    plan: Plan
+    number: int
+    begin_ns: int
+    end_ns: int
+    tokens: int
+    rows: int
+    failed: Launch | None
+
+
 class TraceLog(Protocol):
-    """Events of one communicator in memory. There is room for so many; the newest are kept."""
+    """What the plans of one communicator did, in memory. There is room for so much; the newest is kept."""
 
-    capacity: int
-
-    def begin_call(self, number: int) -> None:
-        """What is added from here on belongs to this call. Numbers rise."""
-        ...
-
-    def take(self) -> list[TraceEvent]:
-        """The events of all calls that are there whole, and forgets them."""
+    def take(self) -> tuple[list[TracedCall], list[TraceEvent], int]:
+        """Calls with all of their events, and how many have been dropped; then forgets them."""
         ...
 
 
@@ -120,8 +136,13 @@ class Backend(Protocol):
         """Makes this rank's window and maps every peer's."""
         ...
 
-    def make_trace_log(self, capacity: int) -> TraceLog:
-        """Room for so many events of a trace."""
+    def make_trace_log(self, max_events: int, last_entry: int) -> TraceLog:
+        """Room for a trace.
+
+        Args:
+            max_events: that are kept.
+            last_entry: where in ``recv_offsets`` the number of all rows stands.
+        """
         ...
 
     def compile(

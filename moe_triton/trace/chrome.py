@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moe_triton import ascendc
-from moe_triton.backends.base import TraceEvent
+from moe_triton.backends.base import TracedCall, TraceEvent
 from moe_triton.config import Config
 from moe_triton.plan import Hole, Launch, Part, Plan
 
@@ -60,32 +60,6 @@ class Place:
         return self.ranks[c.rank_of_shared_expert(peer - c.num_experts, self.rank)]
 
 
-@dataclass(slots=True)
-class Call:
-    """One run of a plan.
-
-    Attributes:
-        plan: what ran.
-        number: which dispatch, combine or barrier of its buffer, from 0.
-        integers: what the call brought for the plan's integer holes.
-        rows: rows that were received (dispatch) or sent back (combine), where they are known.
-        failed: the launch that reported something, or None.
-    """
-
-    plan: Plan
-    number: int
-    integers: Mapping[str, int]
-    rows: int | None = None
-    failed: Launch | None = None
-
-    @property
-    def name(self) -> str:
-        """As in "dispatch #3", or "dispatch #3 setup" of a half."""
-        steps = {launch.step for launch in self.plan.launches}
-        half = " setup" if "wait" not in steps else " teardown" if not steps & {"send", "flag"} else ""
-        return f"{self.plan.operator} #{self.number}{half}"
-
-
 def metadata(place: Place, num_dropped: int) -> Iterator[Json]:
     """Names of the process and its threads, and how many calls were dropped."""
     yield _meta(place.pid, 0, "process_name", name=f"rank {place.pid}")
@@ -97,74 +71,104 @@ def metadata(place: Place, num_dropped: int) -> Iterator[Json]:
         yield _meta(place.pid, block, "thread_name", name=f"core {block}")
 
 
-def spans(place: Place, calls: Mapping[int, Call], events: Sequence[TraceEvent]) -> list[Json]:
-    """One span for each event, and one for each rank that a block waited for in a launch."""
-    made = [_span(place, calls[e.call], e) for e in events if e.kind != ascendc.TRACE_WAIT]
-    made += _waits(place, calls, (e for e in events if e.kind == ascendc.TRACE_WAIT))
+def spans(
+    place: Place, calls: Sequence[TracedCall], events: Iterable[TraceEvent], counts: Mapping[str, int]
+) -> list[Json]:
+    """Spans of calls, of their launches' blocks and what these did, and of their waits for each rank.
+
+    Args:
+        place: where they come from.
+        calls: all calls up to now, but for the oldest.
+        events: of these calls.
+        counts: how many dispatches, combines and barriers there were.
+    """
+    named = dict(zip((call.number for call in calls), _names(calls, counts), strict=True))
+    by_number = {call.number: call for call in calls}
+    made = [
+        _complete(place, 0, call, named[call.number], "operator", _call_arguments(call)) for call in calls
+    ]
+    waits: list[tuple[TraceEvent, Launch]] = []
+    for event in events:
+        call = by_number[event.call]
+        launch, name = call.plan.launches[event.launch], named[event.call]
+        if event.kind == ascendc.TRACE_WAIT:
+            waits.append((event, launch))
+        elif event.kind == ascendc.TRACE_BLOCK:
+            arguments = {"of": name, "kernel": launch.kernel.name, **_bytes_moved(place, launch, call.tokens)}
+            made.append(_complete(place, event.block, event, launch.step, launch.stream, arguments))
+        else:
+            made.append(_complete(place, event.block, event, STEPS[event.kind], "step", {"of": name}))
+    made += _waits(place, named, waits)
     # A span before those inside it.
     return sorted(made, key=lambda span: (span["ts"], -span["dur"]))
 
 
-def _span(place: Place, call: Call, event: TraceEvent) -> Json:
-    if event.kind == ascendc.TRACE_CALL:
-        return _complete(place, event, call.name, "operator", _call_arguments(call))
-    launch = call.plan.launches[event.launch]
-    if event.kind == ascendc.TRACE_BLOCK:
-        arguments = {"of": call.name, "kernel": launch.kernel.name, **_bytes_moved(launch, call.integers)}
-        return _complete(place, event, launch.step, launch.stream, arguments)
-    return _complete(place, event, STEPS[event.kind], "step", {"of": call.name})
+def _names(calls: Sequence[TracedCall], counts: Mapping[str, int]) -> list[str]:
+    """As in "dispatch #3", or "dispatch #3 setup" of a half. Counted from the end: old calls may be gone."""
+    left, names = dict(counts), []
+    for call in reversed(calls):
+        operator, half = call.plan.operator, _half(call.plan)
+        left[operator] -= half != " setup"  # as the communicator counts
+        names.append(f"{operator} #{left[operator]}{half}")
+    return names[::-1]
 
 
-def _waits(place: Place, calls: Mapping[int, Call], events: Iterable[TraceEvent]) -> list[Json]:
-    """Combine waits by expert: of the waits for one rank, the longest."""
+def _half(plan: Plan) -> str:
+    steps = {launch.step for launch in plan.launches}
+    return " setup" if "wait" not in steps else " teardown" if not steps & {"send", "flag"} else ""
+
+
+def _waits(place: Place, named: Mapping[int, str], waits: Iterable[tuple[TraceEvent, Launch]]) -> list[Json]:
+    """One span for each rank that a block waited for. Combine waits by expert: the longest counts."""
     longest: dict[tuple[int, int, int, int], TraceEvent] = {}
-    for event in events:
-        launch = calls[event.call].plan.launches[event.launch]
-        rank = place.rank_of_peer(launch, event.peer)
-        key = (event.call, event.launch, event.block, rank)
+    for event, launch in waits:
+        key = (event.call, event.launch, event.block, place.rank_of_peer(launch, event.peer))
         if key not in longest or longest[key].end_ns < event.end_ns:
             longest[key] = event
     return [
-        _complete(place, event, f"wait for rank {rank}", "wait", {"of": calls[call].name, "rank": rank})
-        for (call, _, _, rank), event in longest.items()
+        _complete(place, block, event, f"wait for rank {rank}", "wait", {"of": named[call], "rank": rank})
+        for (call, _, block, rank), event in longest.items()
     ]
 
 
-def _call_arguments(call: Call) -> Json:
-    found: Json = {"number": call.number, "zone": call.plan.zone}
-    if "num_tokens" in call.integers:
-        found["tokens"] = call.integers["num_tokens"]
-    if call.rows is not None:
+def _call_arguments(call: TracedCall) -> Json:
+    found: Json = {"zone": call.plan.zone}
+    if call.tokens >= 0:
+        found["tokens"] = call.tokens
+    if call.rows >= 0:
         found["rows"] = call.rows
     if call.failed:
         found["failed"] = call.failed.step
     return found
 
 
-def _bytes_moved(launch: Launch, integers: Mapping[str, int]) -> Json:
+def _bytes_moved(place: Place, launch: Launch, tokens: int) -> Json:
     """Bytes that all blocks of a launch move, where its kernel knows."""
     count = getattr(launch.kernel, "bytes_moved", None)
     if count is None:
         return {}
+    brought = {"num_tokens": tokens, "num_ids": tokens * place.config.num_topk}
     known: dict[str, int] = {}
     for arg, value in zip(launch.kernel.args, launch.values, strict=True):
         if isinstance(value, int):
             known[arg.name] = value
-        elif isinstance(value, Hole) and value.name in integers:
-            total = integers[value.name]
+        elif isinstance(value, Hole) and value.name in brought:
+            total = brought[value.name]
             known[arg.name] = value.of(total) if isinstance(value, Part) else total
     return {"launch_bytes": count(**known)}
 
 
-def _complete(place: Place, event: TraceEvent, name: str, category: str, arguments: Json) -> Json:
+def _complete(
+    place: Place, block: int, span: TraceEvent | TracedCall, name: str, category: str, arguments: Json
+) -> Json:
     return {
         "name": name,
         "cat": category,
         "ph": "X",
-        "ts": event.begin_ns / 1e3,  # microseconds
-        "dur": (event.end_ns - event.begin_ns) / 1e3,
+        "ts": span.begin_ns / 1e3,  # microseconds
+        "dur": (span.end_ns - span.begin_ns) / 1e3,
         "pid": place.pid,
-        "tid": event.block,
+        "tid": block,
         "args": arguments,
     }
 

@@ -77,9 +77,9 @@ class CpuBackend:
         """See `moe_triton.backends.base.Backend`."""
         return SharedWindow(num_bytes, meeting)
 
-    def make_trace_log(self, capacity: int) -> NativeTraceLog:
+    def make_trace_log(self, max_events: int, last_entry: int) -> NativeTraceLog:
         """See `moe_triton.backends.base.Backend`."""
-        return NativeTraceLog(capacity)
+        return NativeTraceLog(max_events, last_entry)
 
     def compile(
         self, plan: Plan, report: torch.Tensor, fixed: Bindings, log: TraceLog | None = None

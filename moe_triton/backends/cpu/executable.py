@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import cast
 
 import torch
 
-from moe_triton import ascendc, codegen
-from moe_triton.backends.base import Bindings, TraceEvent
+from moe_triton import codegen
+from moe_triton.backends.base import Bindings
 from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.trace_log import NativeTraceLog
 from moe_triton.backends.cpu.triton import load
@@ -35,11 +33,11 @@ class NativeExecutable:
         log: NativeTraceLog | None = None,
     ) -> None:
         self._plan = plan
-        self._log = log
         self.failed_launch: Launch | None = None
         self._settings = settings_struct(tuning, fixed)
         self._fixed = fixed  # keeps the memory alive whose addresses stand in the words
         self._holes = tuple(name for name in plan.holes if name not in fixed)
+        self._trace = log.add_plan(plan, self._holes) if log else None
         self._values = (ctypes.c_uint64 * max(len(self._holes), 1))()
         self._values_address = ctypes.addressof(self._values)
         self._durations = (ctypes.c_double * len(plan.launches))()
@@ -74,7 +72,7 @@ class NativeExecutable:
             ctypes.addressof(self._durations),
             ctypes.addressof(self._settings),
             plan.overlap,
-            log.address if log else None,
+            ctypes.addressof(self._trace) if self._trace else None,
         )
         self._struct_address = ctypes.addressof(self._struct)
         self._run = native.library().moe_run_plan
@@ -112,6 +110,7 @@ class TorchExecutable:
     ) -> None:
         self._plan = plan
         self._log = log
+        self._trace = log.add_plan(plan, ()) if log else None
         self.failed_launch: Launch | None = None
         self._settings = settings_struct(tuning, fixed)
         self._report = report
@@ -120,8 +119,17 @@ class TorchExecutable:
 
     def run(self, bindings: Bindings) -> int:
         """See `moe_triton.backends.base.Executable`."""
-        with self._traced(ascendc.TRACE_CALL):
-            return self._run({**self._fixed, **bindings})
+        bindings = {**self._fixed, **bindings}
+        if self._log is None or self._trace is None:
+            return self._run(bindings)
+        self._log.begin_call()
+        begin, code, self.failed_launch = time.monotonic_ns(), 0, None
+        try:
+            code = self._run(bindings)
+        finally:
+            failed = self._plan.launches.index(self.failed_launch) + 1 if self.failed_launch else 0
+            self._log.end_call(self._trace, begin, bindings, failed)
+        return code
 
     def _run(self, bindings: Bindings) -> int:
         self._report.zero_()
@@ -133,8 +141,10 @@ class TorchExecutable:
                     arg.name: _argument(arg, value, bindings)
                     for arg, value in zip(launch.kernel.args, launch.values, strict=True)
                 }
-                with self._traced(ascendc.TRACE_BLOCK, i):
-                    launch.kernel.fallback(launch.blocks, **arguments, **launch.kernel.constants)
+                begin = time.monotonic_ns()
+                launch.kernel.fallback(launch.blocks, **arguments, **launch.kernel.constants)
+                if self._log:
+                    self._log.add_launch(i, begin)
             else:
                 self._launch_ascend_c(i, launch, bindings)
                 if self._report.any():
@@ -142,19 +152,6 @@ class TorchExecutable:
                     return first_code(self._report)
             self._durations[i] = (time.perf_counter() - start) * 1e6
         return 0
-
-    @contextmanager
-    def _traced(self, kind: int, launch: int = 0) -> Iterator[None]:
-        """What runs inside goes into the trace, where there is one, as one span of block 0."""
-        if self._log is None:
-            yield
-            return
-        begin = time.monotonic_ns()
-        try:
-            yield
-        finally:
-            end = time.monotonic_ns()
-            self._log.add(TraceEvent(begin, end, self._log.call, launch, 0, kind, -1))
 
     def _launch_ascend_c(self, number: int, launch: Launch, bindings: Bindings) -> None:
         words, holes = _words(launch)

@@ -77,9 +77,23 @@ class TraceLogStruct(ctypes.Structure):
 
     _fields_ = (
         ("events", ctypes.c_void_p),
-        ("capacity", ctypes.c_uint64),
-        ("written", ctypes.c_uint64),
-        ("call", ctypes.c_uint64),
+        ("max_events", ctypes.c_uint64),
+        ("num_events", ctypes.c_uint64),
+        ("calls", ctypes.c_void_p),
+        ("max_calls", ctypes.c_uint64),
+        ("num_calls", ctypes.c_uint64),
+    )
+
+
+class TracedPlanStruct(ctypes.Structure):
+    """``TracedPlan``."""
+
+    _fields_ = (
+        ("log", ctypes.c_void_p),
+        ("number", ctypes.c_uint32),
+        ("tokens_hole", ctypes.c_int32),
+        ("rows_hole", ctypes.c_int32),
+        ("last_entry", ctypes.c_uint32),
     )
 
 
