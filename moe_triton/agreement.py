@@ -15,8 +15,14 @@ from moe_triton.errors import ConfigMismatchError, MoeTritonError
 from moe_triton.rendezvous import Meeting
 
 
-def agree(meeting: Meeting, config: Config, make_backend: Callable[[], Backend]) -> Backend:
+def agree(meeting: Meeting, config: Config, make_backend: Callable[[], Backend], **others: object) -> Backend:
     """Makes the back end and compares settings and versions; a rank that cannot go on tells the others.
+
+    Args:
+        meeting: the group.
+        config: the group's settings.
+        make_backend: raises what keeps this rank from going on.
+        others: settings besides, by name: whatever JSON can carry.
 
     Raises:
         MoeTritonError: this rank's back end cannot be made.
@@ -34,6 +40,7 @@ def agree(meeting: Meeting, config: Config, make_backend: Callable[[], Backend])
         "torch": torch.__version__,
         **dataclasses.asdict(config),
         **(backend.identity() if backend else {}),
+        **others,
     }
     messages = meeting.exchange({"failure": str(failure or ""), "settings": settings}, "settings")
     if failure is not None:

@@ -224,3 +224,6 @@ REPORT_WORDS = 16
 REPORT_TIMEOUT = 1
 REPORT_BAD_ROW = 2
 MAX_BLOCKS = 48
+
+# What the events of a trace are about: a block of a launch; in it, a wait for a peer and what the block does.
+TRACE_BLOCK, TRACE_WAIT, TRACE_WRITE, TRACE_SYNC, TRACE_FLAG, TRACE_WRITE_AND_FLAG = range(6)

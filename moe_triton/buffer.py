@@ -26,6 +26,7 @@ from moe_triton.layout import layout_of
 from moe_triton.limits import check_config, scheme_of
 from moe_triton.rendezvous import Meeting
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant
+from moe_triton.trace import TracePath
 from moe_triton.tuning import Tuning
 
 QUANTIZE = (None, "int8")
@@ -61,9 +62,10 @@ class EPBuffer:
             suits the machine. Any setting gives the same bits.
         timeout_s: seconds that one wait may take before it raises.
         explicitly_destroy: warn if the buffer is dropped without `close`.
+        trace: file that all ranks write to what ran when, for Perfetto (docs/traces.md); None for none.
 
     Raises:
-        ArgumentError: a size breaks a limit.
+        ArgumentError: a size breaks a limit, or the trace's file cannot be written.
         ConfigMismatchError: ranks disagree; it names the fields and the ranks.
         WindowError: no memory for the window.
         ToolchainError: something that the back end needs is missing.
@@ -90,6 +92,7 @@ class EPBuffer:
         tuning: Tuning | None = None,
         timeout_s: float = 60.0,
         explicitly_destroy: bool = False,
+        trace: TracePath | None = None,
     ) -> None:
         self._closed = True  # until construction has succeeded
         self._explicitly_destroy = False
@@ -115,6 +118,7 @@ class EPBuffer:
             num_blocks=num_blocks,
             timeout_s=timeout_s,
             tuning=tuning,
+            trace=trace,
         )
         self.config, self.rank = config, meeting.rank
         self.layout = self._communicator.layout
@@ -316,6 +320,15 @@ class EPBuffer:
             BufferStateError: it has not run yet.
         """
         return self._communicator.durations_us(operator)
+
+    def write_trace(self) -> None:
+        """Adds what this rank has done since the last time to the trace. `close` does so too.
+
+        Raises:
+            BufferStateError: the buffer has no trace, is closed, or is in use by another thread.
+            OSError: the file cannot be written.
+        """
+        self._communicator.write_trace()
 
     def close(self) -> None:
         """Gives the window back. Other calls raise afterwards; closing again does nothing."""

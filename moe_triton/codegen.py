@@ -24,6 +24,7 @@ _CONSTANTS = {
     "REPORT_TIMEOUT": ascendc.REPORT_TIMEOUT,
     "REPORT_BAD_ROW": ascendc.REPORT_BAD_ROW,
     "MAX_BLOCKS": ascendc.MAX_BLOCKS,
+    **{name: value for name, value in vars(ascendc).items() if name.startswith("TRACE_")},
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -28,6 +29,7 @@ from moe_triton.schemes.direct import Direct
 from moe_triton.schemes.fullmesh import Fullmesh
 from moe_triton.schemes.site import Site
 from moe_triton.schemes.variants import DispatchVariant, Variant
+from moe_triton.trace import Trace, TraceFile, TracePath
 from moe_triton.tuning import Tuning
 
 # Orders the uses of a process's communicators: the same on every rank, since all make the same calls.
@@ -49,6 +51,7 @@ class Communicator:
         timeout_s: seconds that one wait may take.
         exchange: the tensor-parallel group of two, where there is one.
         tuning: how operators are cut into parts; None for the usual way.
+        trace: file for a trace of all ranks, None for none.
 
     Raises:
         ArgumentError: a size breaks a limit.
@@ -68,9 +71,17 @@ class Communicator:
         timeout_s: float = 60.0,
         exchange: Meeting | None = None,
         tuning: Tuning | None = None,
+        trace: TracePath | None = None,
     ) -> None:
         self.config, self.rank = config, meeting.rank
-        self.backend = agree(meeting, config, make)
+        file = TraceFile(trace) if trace is not None else None
+
+        def prepare() -> Backend:
+            if file:
+                file.check_writable()
+            return make()
+
+        self.backend = agree(meeting, config, prepare, trace=str(file.path) if file else None)
         check_config(config)
         blocks = num_blocks if num_blocks is not None else self.backend.num_blocks(meeting.num_ranks)
         if not 1 <= blocks <= MAX_BLOCKS:
@@ -90,6 +101,10 @@ class Communicator:
         self.capacity = self.site.capacity
         check_window(self.layout.data_bytes)
         self._scheme = Direct(self.site) if config.scheme == "direct" else Fullmesh(self.site)
+        self.counts = {"dispatch": 0, "combine": 0, "barrier": 0}
+        self._trace = (
+            Trace.start(file, self.site, self.backend, self.counts, meeting, exchange) if file else None
+        )
         self._windows: list[Window] = [self.backend.make_window(self.layout.window_bytes, meeting)]
         if exchange:
             self._windows.append(self.backend.make_window(self.site.exchange.window_bytes, exchange))
@@ -99,7 +114,6 @@ class Communicator:
         self._executables: dict[tuple[object, int, Phase, int], Executable] = {}
         self._last: dict[str, Executable] = {}
         self._views: dict[tuple[str, int, torch.dtype], torch.Tensor] = {}
-        self.counts = {"dispatch": 0, "combine": 0, "barrier": 0}
         self._in_flight: dict[str, Variant] = {}
         # A full wait is known to lie behind this many combines; see `_separate_combines`.
         self._covered, self._covered_at_teardown = 0, 0
@@ -107,6 +121,8 @@ class Communicator:
         self._lock = threading.Lock()
         self._closed = False
         self.last_use = 0
+        if self._trace:
+            weakref.finalize(self, self._trace.close)  # if nobody else closes it
 
     def _allocate(self) -> None:
         """Memory that every plan needs; the rest of the scratch comes with the first plan that asks."""
@@ -254,7 +270,8 @@ class Communicator:
             if hole in scratch and hole not in self._fixed:
                 elements, dtype = scratch[hole]
                 self._fixed[hole] = torch.empty(elements, dtype=dtype, device=self.backend.device)
-        return self.backend.compile(plan, self._report, self._fixed)
+        log = self._trace.log if self._trace else None
+        return self.backend.compile(plan, self._report, self._fixed, log)
 
     def _fail(
         self,
@@ -358,6 +375,22 @@ class Communicator:
             raise BufferStateError(f"there was no {operator} yet")
         return self._last[operator].durations_us()
 
+    def write_trace(self) -> None:
+        """Adds what has happened since the last time to the trace.
+
+        Raises:
+            BufferStateError: there is none, or another thread is inside.
+            OSError: the file cannot be written.
+        """
+        if self._trace is None or self._closed:
+            raise BufferStateError("there is no trace: the buffer was made without one, or is closed")
+        if not self._lock.acquire(blocking=False):
+            raise BufferStateError("another thread is inside this buffer; calls must not overlap")
+        try:
+            self._trace.write()
+        finally:
+            self._lock.release()
+
     def scratch_bytes(self) -> int:
         """Private memory that plans have asked for so far, in bytes."""
         windows = {"window", "exchange_window"}
@@ -373,6 +406,8 @@ class Communicator:
             self._fixed.clear()
             for window in self._windows:
                 window.close()
+            if self._trace:
+                self._trace.close()
 
 
 def _end_of_part(launch: Launch, total: int) -> int:

@@ -73,6 +73,11 @@ class Meeting:
             )
         self.timeout_s = timeout_s
 
+    def world_ranks(self) -> tuple[int, ...]:
+        """Each rank's number in torch.distributed's world, by its number here."""
+        assert self.group is not None
+        return tuple(dist.get_global_rank(self.group, member) for member in self.members)
+
     def exchange(self, message: Mapping[str, Any], purpose: str) -> list[dict[str, Any]]:
         """Sends a message to every rank and returns all of them, by rank.
 

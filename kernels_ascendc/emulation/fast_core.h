@@ -8,6 +8,7 @@
 #include "launch_settings.h"
 #include "meeting.h"
 #include "memory.h"
+#include "trace.h"
 #include "types.h"
 
 namespace moe::emulation {
@@ -25,6 +26,7 @@ public:
     const uint32_t block;
     const uint32_t blocks;
     AscendC::TPipe* pipe = nullptr;
+    TracedBlock* traced = nullptr;  // null where nothing is traced
 
     uint8_t* Ub(UbAddress address) {
         Settle();

@@ -250,6 +250,22 @@ void NotifyFlags(const AscendC::GlobalTensor<T>& to, uint64_t number) {
     ThisCore().Notify(AscendC::detail::Bytes(to), number);
 }
 
+inline bool IsTraced() { return ThisCore().traced != nullptr; }
+
+inline void TraceStep(uint32_t kind) {
+    TracedBlock* const traced = ThisCore().traced;
+    if (traced != nullptr) traced->Step(kind);
+}
+
+inline void TraceWait(int64_t peer, int64_t start, int32_t us) {
+    constexpr uint64_t NS_PER_CYCLE = 20;
+    TracedBlock* const traced = ThisCore().traced;
+    if (traced != nullptr && us > 0) {
+        traced->WaitedFor(static_cast<uint32_t>(peer), static_cast<uint64_t>(start) * NS_PER_CYCLE,
+                          static_cast<uint64_t>(us) * 1000U);
+    }
+}
+
 // One copy of aligned blocks, each of which arrives with its last bytes, those after `data_bytes`, last.
 inline void CopyBlocksInOrder(const AscendC::GlobalTensor<uint8_t>& dst, const AscendC::LocalTensor<uint8_t>& src,
                               uint32_t blocks, uint32_t block_bytes, uint32_t data_bytes) {

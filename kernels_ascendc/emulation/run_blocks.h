@@ -9,6 +9,7 @@
 #include "block_pool.h"
 #include "launch_settings.h"
 #include "meeting.h"
+#include "trace.h"
 #include "types.h"
 
 namespace moe::emulation {
@@ -35,9 +36,9 @@ inline uint8_t* ThreadUb() {
     return memory->bytes;
 }
 
-// Runs `kernel()` on every block. Returns 0, or 1 when a check failed (`LastError` says which).
+// Runs `kernel()` on every block. The stream is the trace's `TracedLaunch`, or null. Returns 0, or 1 when a check failed (`LastError` says which).
 template <typename Kernel>
-int RunBlocks(uint32_t blocks, Kernel&& kernel) {
+int RunBlocks(uint32_t blocks, const void* stream, Kernel&& kernel) {
     if (blocks == 0 || blocks > AscendC::MAX_VECTOR_CORES) {
         LastError() = "a launch has 1 to 48 blocks: SyncAll needs a core for each of them";
         return 1;
@@ -48,12 +49,14 @@ int RunBlocks(uint32_t blocks, Kernel&& kernel) {
 #endif
     const LaunchSettings& settings = SettingsOfThread();
     ParallelFor(blocks, [&](uint32_t block) {
+        TracedBlock traced(static_cast<const TracedLaunch*>(stream), block);
 #ifdef MOE_EMULATION_STRICT
         (void)settings;
         Core core(block, blocks, meeting, ThreadUb(), seed);
 #else
         Core core(block, blocks, meeting, ThreadUb(), settings);
 #endif
+        core.traced = traced.IsOn() ? &traced : nullptr;
         Core* const outer = current_core;
         current_core = &core;
         try {

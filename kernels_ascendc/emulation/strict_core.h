@@ -15,6 +15,7 @@
 
 #include "meeting.h"
 #include "memory.h"
+#include "trace.h"
 #include "types.h"
 
 namespace moe::emulation {
@@ -58,6 +59,7 @@ public:
     const uint32_t block;
     const uint32_t blocks;
     AscendC::TPipe* pipe = nullptr;
+    TracedBlock* traced = nullptr;  // null where nothing is traced
 
     uint8_t* Ub(UbAddress address) { return ub_ + address.offset; }
 

@@ -9,12 +9,13 @@
 #include "block_pool.h"
 #include "companion.h"
 #include "launch_settings.h"
+#include "trace.h"
 
 namespace {
 
 // Packed entry of a compiled Triton kernel: argument words, number of programs, this program.
 using TritonEntry = void (*)(const uint64_t* words, int32_t num_programs, int32_t program);
-using AscendCEntry = int (*)(uint32_t blocks, void* stream, const uint64_t* words);
+using AscendCEntry = int (*)(uint32_t blocks, const void* stream, const uint64_t* words);
 
 enum Kind : uint32_t { TRITON = 0, ASCEND_C = 1 };
 
@@ -63,6 +64,7 @@ struct MoePlan {
     double* durations_us;  // one per launch
     const moe::LaunchSettings* settings;
     uint64_t overlap;  // whether launches may run beside each other
+    const moe::TracedPlan* trace;  // null for none
 };
 
 }  // extern "C"
@@ -75,19 +77,23 @@ uint64_t ValueOf(const MoePatch& patch, uint64_t hole) {
     return patch.is_count == 0 ? first : hole * (patch.part + 1) / patch.parts - first;
 }
 
-bool RunLaunch(const MoePlan* plan, uint64_t i) {
+bool RunLaunch(const MoePlan* plan, uint64_t i, uint32_t first_core = 0) {
     const MoeLaunch& launch = plan->launches[i];
+    const moe::TracedLaunch traced{plan->trace != nullptr ? plan->trace->log : nullptr, static_cast<uint32_t>(i),
+                                   first_core};
+    const moe::TracedLaunch* const stream = traced.log != nullptr ? &traced : nullptr;
     const auto start = std::chrono::steady_clock::now();
     bool is_good = true;
     if (launch.kind == TRITON) {
         const auto entry = reinterpret_cast<TritonEntry>(launch.entry);
         const auto programs = static_cast<int32_t>(launch.blocks);
         moe::ParallelFor(launch.blocks, [&](uint32_t program) {
+            const moe::TracedBlock block(stream, program);
             entry(launch.words, programs, static_cast<int32_t>(program));
         });
     } else {
         const auto entry = reinterpret_cast<AscendCEntry>(launch.entry);
-        is_good = entry(launch.blocks, nullptr, launch.words) == 0;
+        is_good = entry(launch.blocks, stream, launch.words) == 0;
     }
     plan->durations_us[i] = MicrosecondsSince(start);
     return is_good;
@@ -96,7 +102,7 @@ bool RunLaunch(const MoePlan* plan, uint64_t i) {
 // Computing goes to the companion: it cannot fail, and the caller keeps the word of what did.
 bool RunBoth(const MoePlan* plan, uint64_t communication, uint64_t compute) {
     thread_local moe::Companion companion;
-    const std::function<void()> work = [=] { RunLaunch(plan, compute); };
+    const std::function<void()> work = [=] { RunLaunch(plan, compute, plan->launches[communication].blocks); };
     companion.Start(work);
     const bool is_good = RunLaunch(plan, communication);
     companion.Wait();
@@ -147,7 +153,8 @@ int64_t moe_run_plan(const MoePlan* plan, const uint64_t* holes) {
         plan->report[i] = 0;
     }
     moe_use_settings(plan->settings);
-    const int64_t result = Walk(plan);
+    const moe::CallTrace trace(plan->trace, holes);
+    const int64_t result = trace.End(Walk(plan));
     moe_use_settings(nullptr);
     return result;
 }

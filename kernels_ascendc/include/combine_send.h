@@ -20,6 +20,7 @@ public:
     }
 
     __aicore__ inline void Process() {
+        TraceStep(args_.flag_rows != 0 ? TRACE_WRITE_AND_FLAG : TRACE_WRITE);
         AscendC::Duplicate(flag_, 1.0f, static_cast<int32_t>(STATUS_ENTRY_WORDS));
         Order<AscendC::HardEvent::V_MTE3>();
         const Share share = SplitEvenly(NumRows(), AscendC::GetBlockIdx(), AscendC::GetBlockNum());

@@ -53,6 +53,20 @@ private:
         if (waited_.IsWanted()) {
             waited_.Store(first_of_chunk_ * num_results_, (last - first_of_chunk_) * num_results_);
         }
+        for (int64_t token = first_of_chunk_; IsTraced() && token < last; ++token) {
+            TraceWaits(token);
+        }
+    }
+
+    // By expert: who holds it is not known here. Shared experts come after the routed ones.
+    __aicore__ inline void TraceWaits(int64_t token) {
+        for (int64_t k = 0; k < num_results_; ++k) {
+            if (IsExpected(token, k)) {
+                const int64_t expert =
+                    k < args_.topk ? ids_.At(token * args_.topk + k) : args_.num_experts + k - args_.topk;
+                deadline_.TraceWait(expert, waited_.At(TimeOf(token) + k));
+            }
+        }
     }
 
     __aicore__ inline void LoadTables(int64_t first, int64_t last) {

@@ -30,6 +30,7 @@ private:
     // and every block has to have said so, before the first entry leaves.
     __aicore__ inline void FinishRowsOfAllBlocks() {
         AscendC::PipeBarrier<PIPE_ALL>();
+        TraceStep(TRACE_SYNC);
         AscendC::SyncAll<true>();
     }
 

@@ -77,6 +77,9 @@ private:
             waited_.NoteMissing(0, count, deadline_.WaitedUs());
             waited_.Store(first, count);
         }
+        for (int64_t i = 0; IsTraced() && i < count; ++i) {
+            deadline_.TraceWait((first + i) % static_cast<int64_t>(args_.status.source_extent), waited_.At(i));
+        }
     }
 
     __aicore__ inline void StoreCounts(int64_t first, int64_t count) {

@@ -126,7 +126,7 @@ private:
         for (Looks looks(deadline_, args_.window); looks.Next();) {
             const int64_t seen = LookAtRows(0, num_rows_);
             if (waited_.IsWanted() && seen != noted) {
-                NoteArrivals(looks.WaitedUs());
+                NoteArrivals(looks.WaitedUs(), seen);
                 noted = seen;
             }
             if (seen == num_rows_ * static_cast<int64_t>(words_)) {
@@ -147,13 +147,17 @@ private:
         return flags_.SumWords(0, static_cast<uint32_t>(count) * words_);
     }
 
-    __aicore__ inline void NoteArrivals(int32_t us) {
+    __aicore__ inline void NoteArrivals(int32_t us, int64_t seen) {
+        // All were there at once, as most often: to find out about each would cost as much as the look itself.
+        if (us == 0 && seen == num_rows_ * static_cast<int64_t>(words_)) {
+            return;
+        }
         for (int64_t i = 0; i < num_rows_; ++i) {
             const uint32_t bit = 1U << i;
             const uint32_t first_word = static_cast<uint32_t>(i) * words_;
             if ((seen_rows_ & bit) == 0 && flags_.SumWords(first_word, words_) == static_cast<int64_t>(words_)) {
                 seen_rows_ |= bit;
-                waited_.Raise(entries_[i] - first_entry_, us);
+                NoteWait(entries_[i], us);
             }
         }
     }
@@ -171,9 +175,14 @@ private:
             missing_entry_ = entries_[i];
             report_.Add(REPORT_TIMEOUT, missing_entry_);
             if (waited_.IsWanted()) {
-                waited_.Raise(missing_entry_ - first_entry_, deadline_.WaitedUs());
+                NoteWait(missing_entry_, deadline_.WaitedUs());
             }
         }
+    }
+
+    __aicore__ inline void NoteWait(int64_t entry, int32_t us) {
+        waited_.Raise(entry - first_entry_, us);
+        deadline_.TraceWait(entry % args_.num_ranks, us);
     }
 
     __aicore__ inline void TakeRows(int64_t first, int64_t count) {

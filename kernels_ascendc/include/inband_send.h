@@ -29,6 +29,7 @@ public:
         if (args_.post_status != 0) {
             status_.Post();
         }
+        TraceStep(TRACE_WRITE_AND_FLAG);
         FillFlags();
         Visit visit;
         while (plan_.Next(visit)) {

@@ -20,6 +20,12 @@ constexpr uint32_t REPORT_WORDS = 16;
 constexpr uint32_t REPORT_TIMEOUT = 1;
 constexpr uint32_t REPORT_BAD_ROW = 2;
 constexpr uint32_t MAX_BLOCKS = 48;
+constexpr uint32_t TRACE_BLOCK = 0;
+constexpr uint32_t TRACE_WAIT = 1;
+constexpr uint32_t TRACE_WRITE = 2;
+constexpr uint32_t TRACE_SYNC = 3;
+constexpr uint32_t TRACE_FLAG = 4;
+constexpr uint32_t TRACE_WRITE_AND_FLAG = 5;
 
 struct DispatchSlots {
     uint64_t base;

@@ -31,6 +31,35 @@ __aicore__ inline void RaiseFlags(const AscendC::GlobalTensor<T>& to, const Asce
 #endif
 }
 
+// Traces, which a host keeps of the blocks that it emulates. A profiler does that for an AI core.
+__aicore__ inline bool IsTraced() {
+#ifdef MOE_EMULATION
+    return emulation::IsTraced();
+#else
+    return false;
+#endif
+}
+
+// From here on this block does what TRACE_WRITE, TRACE_SYNC, ... says.
+__aicore__ inline void TraceStep(uint32_t kind) {
+#ifdef MOE_EMULATION
+    emulation::TraceStep(kind);
+#else
+    (void)kind;
+#endif
+}
+
+// A wait that started at this cycle waited so long for one flag of a peer; 0 us: it was there at once.
+__aicore__ inline void TraceWait(int64_t peer, int64_t start, int32_t us) {
+#ifdef MOE_EMULATION
+    emulation::TraceWait(peer, start, us);
+#else
+    (void)peer;
+    (void)start;
+    (void)us;
+#endif
+}
+
 // Whole blocks of data with a flag at each one's end, of which no peer sees the flag before the data. What
 // one copy writes to an aligned 512-byte block arrives in the order of its addresses: the AI core's memory
 // system sees to it, and fullmesh_v2 is built on it. A host's memcpy promises no order.

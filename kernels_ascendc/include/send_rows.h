@@ -19,6 +19,7 @@ public:
     }
 
     __aicore__ inline void Process() {
+        TraceStep(TRACE_WRITE);
         AscendC::Duplicate(stamps_, 0, static_cast<int32_t>(2 * MAX_VISIT * STAMP_WORDS));
         Order<AscendC::HardEvent::V_S>();
         Visit visit;

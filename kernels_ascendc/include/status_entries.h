@@ -52,6 +52,7 @@ public:
 
     // Each block its share.
     __aicore__ inline void Post() {
+        TraceStep(TRACE_FLAG);
         const int64_t shared = args_->num_shared_ranks;
         const Share share =
             SplitEvenly(shared + args_->num_experts, AscendC::GetBlockIdx(), AscendC::GetBlockNum());

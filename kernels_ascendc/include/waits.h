@@ -22,6 +22,10 @@ public:
         return static_cast<int32_t>(Larger<int64_t>(1, (AscendC::GetSystemCycle() - start_) / CYCLES_PER_US));
     }
 
+    __aicore__ inline void TraceWait(int64_t peer, int32_t us) const {
+        moe::TraceWait(peer, start_, us);
+    }
+
 private:
     int64_t start_ = 0;
     int64_t end_ = 0;
@@ -115,11 +119,13 @@ private:
     AscendC::LocalTensor<float> sum_;
 };
 
-// Microseconds until each of a stretch of entries was seen. Kept only where somebody asks for them.
+// Microseconds until each of a stretch of entries was seen. Kept only where somebody asks for them: the
+// caller, who gets them at an address, or a trace.
 class WaitedTimes {
 public:
     __aicore__ inline void Init(AscendC::TPipe* pipe, uint64_t address, uint32_t max_entries) {
         address_ = address;
+        is_wanted_ = address != 0 || IsTraced();
         if (IsWanted()) {
             pipe->InitBuffer(buffer_, static_cast<uint32_t>(max_entries * sizeof(int32_t)));
             times_ = buffer_.Get<int32_t>();
@@ -127,10 +133,20 @@ public:
     }
 
     __aicore__ inline bool IsWanted() const {
-        return address_ != 0;
+        return is_wanted_;
+    }
+
+    __aicore__ inline int32_t At(int64_t i) const {
+        return times_.GetValue(static_cast<uint32_t>(i));
     }
 
     __aicore__ inline void Load(int64_t first, int64_t count) {
+        if (address_ == 0) {
+            for (int64_t i = 0; i < count; ++i) {
+                Set(i, 0);
+            }
+            return;
+        }
         Order<AscendC::HardEvent::S_MTE2>();
         AscendC::DataCopyPad(times_, GlobalAt<int32_t>(address_)[static_cast<uint64_t>(first)],
                              ExactBytes(count * static_cast<int64_t>(sizeof(int32_t))), NoPadding<int32_t>());
@@ -138,6 +154,9 @@ public:
     }
 
     __aicore__ inline void Store(int64_t first, int64_t count) {
+        if (address_ == 0) {
+            return;
+        }
         Order<AscendC::HardEvent::S_MTE3>();
         AscendC::DataCopyPad(GlobalAt<int32_t>(address_)[static_cast<uint64_t>(first)], times_,
                              ExactBytes(count * static_cast<int64_t>(sizeof(int32_t))));
@@ -153,7 +172,7 @@ public:
     }
 
     __aicore__ inline void Raise(int64_t i, int32_t us) {
-        Set(i, Larger(us, times_.GetValue(static_cast<uint32_t>(i))));
+        Set(i, Larger(us, At(i)));
     }
 
     // What is there in `entries` and was expected but not seen until now.
@@ -180,12 +199,13 @@ private:
     static constexpr int32_t NOT_SEEN = -1;
 
     __aicore__ inline bool IsMissing(int64_t i) const {
-        return times_.GetValue(static_cast<uint32_t>(i)) == NOT_SEEN;
+        return At(i) == NOT_SEEN;
     }
 
     AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
     AscendC::LocalTensor<int32_t> times_;
     uint64_t address_ = 0;
+    bool is_wanted_ = false;
 };
 
 }  // namespace moe

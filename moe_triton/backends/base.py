@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -37,14 +37,65 @@ class Window(Protocol):
         ...
 
 
-class Executable(Protocol):
-    """A plan made ready for one back end.
+class TraceEvent(NamedTuple):
+    """Something that took time. Times are of CLOCK_MONOTONIC, the same for all ranks of a machine.
 
     Attributes:
-        failed_launch: the one that reported something in the last run that failed, or None.
+        begin_ns: when it began.
+        end_ns: when it ended.
+        call: number of the call.
+        launch: in which launch of the call's plan.
+        block: on which block.
+        kind: what it is (``moe_triton.ascendc.TRACE_BLOCK`` and on).
+        peer: for whom a wait was, as its kernel numbers its peers: by rank, or by expert; else -1.
     """
 
-    failed_launch: Launch | None
+    begin_ns: int
+    end_ns: int
+    call: int
+    launch: int
+    block: int
+    kind: int
+    peer: int
+
+
+class TracedCall(NamedTuple):
+    """One run of a plan.
+
+    Attributes:
+        plan: what ran.
+        number: the how many-th run of any plan, from 1.
+        begin_ns: when it began.
+        end_ns: when it ended.
+        tokens: that the rank passed, or -1.
+        rows: that were received (dispatch) or sent back (combine), where that is known, or -1.
+        failed: the launch that reported something or failed, or None.
+    """
+
+    plan: Plan
+    number: int
+    begin_ns: int
+    end_ns: int
+    tokens: int
+    rows: int
+    failed: Launch | None
+
+
+class TraceLog(Protocol):
+    """What the plans of one communicator did, in memory. There is room for so much; the newest is kept."""
+
+    def take(self) -> tuple[list[TracedCall], list[TraceEvent], int]:
+        """Calls with all of their events, and how many have been dropped; then forgets them."""
+        ...
+
+
+class Executable(Protocol):
+    """A plan made ready for one back end."""
+
+    @property
+    def failed_launch(self) -> Launch | None:
+        """The one that reported something in the last run that failed, or None."""
+        ...
 
     def run(self, bindings: Bindings) -> int:
         """Runs every launch in order.
@@ -85,13 +136,25 @@ class Backend(Protocol):
         """Makes this rank's window and maps every peer's."""
         ...
 
-    def compile(self, plan: Plan, report: torch.Tensor, fixed: Bindings) -> Executable:
+    def make_trace_log(self, max_events: int, last_entry: int) -> TraceLog:
+        """Room for a trace.
+
+        Args:
+            max_events: that are kept.
+            last_entry: where in ``recv_offsets`` the number of all rows stands.
+        """
+        ...
+
+    def compile(
+        self, plan: Plan, report: torch.Tensor, fixed: Bindings, log: TraceLog | None = None
+    ) -> Executable:
         """Makes a plan ready to run.
 
         Args:
             plan: what to run.
             report: the tensor that its kernels report to.
             fixed: what some of its holes hold in every call.
+            log: of `make_trace_log`, where its runs are to be traced.
         """
         ...
 

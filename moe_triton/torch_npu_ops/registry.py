@@ -159,6 +159,7 @@ def communicator(place: Place) -> Communicator:
         timeout_s=chosen.timeout_s,
         exchange=exchange,
         tuning=chosen.tuning,
+        trace=chosen.trace,
     )
     if len(kept) >= KEPT_PER_GROUP:
         _drop_oldest(place.group_ep, kept)

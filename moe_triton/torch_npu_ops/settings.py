@@ -11,6 +11,7 @@ from moe_triton.checks import check_choice, check_positive
 from moe_triton.config import Product
 from moe_triton.errors import ArgumentError
 from moe_triton.limits import DEFAULT_MEGABYTES
+from moe_triton.trace import TraceFile, TracePath
 from moe_triton.tuning import Tuning
 
 
@@ -25,6 +26,7 @@ class Settings:
     timeout_s: float = 60.0
     num_blocks: int | None = None
     tuning: Tuning = field(default_factory=Tuning)
+    trace: str | None = None
 
     def make_backend(self) -> Backend:
         """The back end that these settings name."""
@@ -56,6 +58,7 @@ def configure(
     timeout_s: float = 60.0,
     num_blocks: int | None = None,
     tuning: Tuning | None = None,
+    trace: TracePath | None = None,
 ) -> None:
     """Sets what torch_npu's functions have no argument for. Call it before the first of them, on every rank.
 
@@ -68,6 +71,8 @@ def configure(
         num_blocks: blocks per kernel, None for what suits the machine.
         tuning: how operators are cut into parts, how rows are copied and flags waited for; None for what
             suits the machine. Any setting gives the same bits.
+        trace: file that all ranks write to what ran when, for Perfetto (docs/traces.md); None for none. It
+            is written when a group's windows are given back, and when the process ends.
 
     Raises:
         ArgumentError: a value that no setting has.
@@ -76,7 +81,8 @@ def configure(
     check_choice("product", product, ("A2", "A3"))
     check_choice("kernels", kernels, ("triton", "torch"))
     check_positive("timeout_s", timeout_s)
-    _current = Settings(product, relaxed, backend, kernels, timeout_s, num_blocks, tuning or Tuning())
+    path = None if trace is None else str(TraceFile(trace).path)
+    _current = Settings(product, relaxed, backend, kernels, timeout_s, num_blocks, tuning or Tuning(), path)
     _number = _numbers.setdefault(_current, len(_numbers))
 
 

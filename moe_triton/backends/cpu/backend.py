@@ -11,10 +11,11 @@ from typing import Literal
 
 import torch
 
-from moe_triton.backends.base import Bindings, Executable, TensorSpec
+from moe_triton.backends.base import Bindings, Executable, TensorSpec, TraceLog
 from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.executable import NativeExecutable, TorchExecutable
 from moe_triton.backends.cpu.output_pool import OutputPool
+from moe_triton.backends.cpu.trace_log import NativeTraceLog
 from moe_triton.backends.cpu.triton.toolchain import find_toolchain
 from moe_triton.backends.cpu.tuning import CpuSettings, settings_of
 from moe_triton.backends.cpu.window import SharedWindow
@@ -77,11 +78,18 @@ class CpuBackend:
         """See `moe_triton.backends.base.Backend`."""
         return SharedWindow(num_bytes, meeting)
 
-    def compile(self, plan: Plan, report: torch.Tensor, fixed: Bindings) -> Executable:
+    def make_trace_log(self, max_events: int, last_entry: int) -> NativeTraceLog:
         """See `moe_triton.backends.base.Backend`."""
+        return NativeTraceLog(max_events, last_entry)
+
+    def compile(
+        self, plan: Plan, report: torch.Tensor, fixed: Bindings, log: TraceLog | None = None
+    ) -> Executable:
+        """See `moe_triton.backends.base.Backend`."""
+        assert log is None or isinstance(log, NativeTraceLog)
         if self.kernels == "torch":
-            return TorchExecutable(plan, report, fixed, self._settings(fixed))
-        return NativeExecutable(plan, report, fixed, self._settings(fixed))
+            return TorchExecutable(plan, report, fixed, self._settings(fixed), log)
+        return NativeExecutable(plan, report, fixed, self._settings(fixed), log)
 
     def _settings(self, fixed: Bindings) -> CpuSettings:
         peers = fixed.get("peers")

@@ -11,6 +11,7 @@ import torch
 from moe_triton import codegen
 from moe_triton.backends.base import Bindings
 from moe_triton.backends.cpu import native
+from moe_triton.backends.cpu.trace_log import NativeTraceLog
 from moe_triton.backends.cpu.triton import load
 from moe_triton.backends.cpu.tuning import CpuSettings
 from moe_triton.errors import ToolchainError
@@ -23,12 +24,20 @@ KIND_TRITON, KIND_ASCEND_C = 0, 1
 class NativeExecutable:
     """A plan as arrays of C structs. A call fills the holes and enters native code once."""
 
-    def __init__(self, plan: Plan, report: torch.Tensor, fixed: Bindings, settings: CpuSettings) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        report: torch.Tensor,
+        fixed: Bindings,
+        settings: CpuSettings,
+        log: NativeTraceLog | None = None,
+    ) -> None:
         self._plan = plan
         self.failed_launch: Launch | None = None
         self._settings = settings_struct(settings, fixed)
         self._fixed = fixed  # keeps the memory alive whose addresses stand in the words
         self._holes = tuple(name for name in plan.holes if name not in fixed)
+        self._trace = log.add_plan(plan, self._holes) if log else None
         self._values = (ctypes.c_uint64 * max(len(self._holes), 1))()
         self._values_address = ctypes.addressof(self._values)
         self._durations = (ctypes.c_double * len(plan.launches))()
@@ -63,6 +72,7 @@ class NativeExecutable:
             ctypes.addressof(self._durations),
             ctypes.addressof(self._settings),
             plan.overlap,
+            ctypes.addressof(self._trace) if self._trace else None,
         )
         self._struct_address = ctypes.addressof(self._struct)
         self._run = native.library().moe_run_plan
@@ -90,8 +100,17 @@ class NativeExecutable:
 class TorchExecutable:
     """The same plan with each Triton kernel's torch fallback: slow, for machines without the toolchain."""
 
-    def __init__(self, plan: Plan, report: torch.Tensor, fixed: Bindings, settings: CpuSettings) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        report: torch.Tensor,
+        fixed: Bindings,
+        settings: CpuSettings,
+        log: NativeTraceLog | None = None,
+    ) -> None:
         self._plan = plan
+        self._log = log
+        self._trace = log.add_plan(plan, ()) if log else None
         self.failed_launch: Launch | None = None
         self._settings = settings_struct(settings, fixed)
         self._report = report
@@ -101,6 +120,18 @@ class TorchExecutable:
     def run(self, bindings: Bindings) -> int:
         """See `moe_triton.backends.base.Executable`."""
         bindings = {**self._fixed, **bindings}
+        if self._log is None or self._trace is None:
+            return self._run(bindings)
+        self._log.begin_call()
+        begin, code, self.failed_launch = time.monotonic_ns(), 0, None
+        try:
+            code = self._run(bindings)
+        finally:
+            failed = self._plan.launches.index(self.failed_launch) + 1 if self.failed_launch else 0
+            self._log.end_call(self._trace, begin, bindings, failed)
+        return code
+
+    def _run(self, bindings: Bindings) -> int:
         self._report.zero_()
         for i, launch in enumerate(self._plan.launches):
             start = time.perf_counter()
@@ -109,24 +140,28 @@ class TorchExecutable:
                     arg.name: _argument(arg, value, bindings)
                     for arg, value in zip(launch.kernel.args, launch.values, strict=True)
                 }
+                begin = time.monotonic_ns()
                 launch.kernel.fallback(launch.blocks, **arguments, **launch.kernel.constants)
+                if self._log:
+                    self._log.add_launch(i, begin)
             else:
-                self._launch_ascend_c(launch, bindings)
+                self._launch_ascend_c(i, launch, bindings)
                 if self._report.any():
                     self.failed_launch = launch
                     return first_code(self._report)
             self._durations[i] = (time.perf_counter() - start) * 1e6
         return 0
 
-    def _launch_ascend_c(self, launch: Launch, bindings: Bindings) -> None:
+    def _launch_ascend_c(self, number: int, launch: Launch, bindings: Bindings) -> None:
         words, holes = _words(launch)
         for position, hole in holes:
             words[position] = _filled(hole, bindings)
         array = (ctypes.c_uint64 * len(words))(*words)
         library = native.library()
         function = getattr(library, cast(AscendCKernel, launch.kernel).symbol)
+        stream = ctypes.byref(native.TracedLaunchStruct(self._log.address, number, 0)) if self._log else None
         library.moe_use_settings(ctypes.addressof(self._settings))
-        failed: int = function(ctypes.c_uint32(launch.blocks), None, ctypes.byref(array))
+        failed: int = function(ctypes.c_uint32(launch.blocks), stream, ctypes.byref(array))
         library.moe_use_settings(None)
         if failed:
             raise ToolchainError(f"{self._plan.operator}: {launch.step} failed: {native.last_error()}")

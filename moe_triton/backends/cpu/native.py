@@ -68,7 +68,39 @@ class PlanStruct(ctypes.Structure):
         ("durations_us", ctypes.c_void_p),
         ("settings", ctypes.c_void_p),
         ("overlap", ctypes.c_uint64),
+        ("trace", ctypes.c_void_p),
     )
+
+
+class TraceLogStruct(ctypes.Structure):
+    """``TraceLog``."""
+
+    _fields_ = (
+        ("events", ctypes.c_void_p),
+        ("max_events", ctypes.c_uint64),
+        ("num_events", ctypes.c_uint64),
+        ("calls", ctypes.c_void_p),
+        ("max_calls", ctypes.c_uint64),
+        ("num_calls", ctypes.c_uint64),
+    )
+
+
+class TracedPlanStruct(ctypes.Structure):
+    """``TracedPlan``."""
+
+    _fields_ = (
+        ("log", ctypes.c_void_p),
+        ("number", ctypes.c_uint32),
+        ("tokens_hole", ctypes.c_int32),
+        ("rows_hole", ctypes.c_int32),
+        ("last_entry", ctypes.c_uint32),
+    )
+
+
+class TracedLaunchStruct(ctypes.Structure):
+    """``TracedLaunch``."""
+
+    _fields_ = (("log", ctypes.c_void_p), ("number", ctypes.c_uint32), ("first_core", ctypes.c_uint32))
 
 
 def find() -> Path | None:

@@ -1,0 +1,117 @@
+"""What a trace costs: dispatch + combine with one against without, on one buffer, interleaved.
+
+``python -m benchmarks.trace_overhead [--json FILE]``. A time is the last rank out minus the first rank in.
+Writing the file is not timed: that happens when a buffer closes.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from benchmarks.harness import Record, parser, print_table, write_records
+from benchmarks.operators import EXPERTS, HIDDEN, TOPK, Inputs
+from moe_triton import EPBuffer
+from moe_triton.processes import RankGroup
+
+ALLOWED = 1.03
+WARM_UP = 5
+PAIRS = 4  # of dispatch and combine in each span: both zones twice
+ROUTES = ("traced", "not traced", "not traced, again")
+Spans = list[tuple[float, float]]
+
+
+class Switch:
+    """A buffer whose trace can be turned off: the same memory and windows, with kernels that are not traced.
+
+    Args:
+        buffer: made with a trace.
+    """
+
+    def __init__(self, buffer: EPBuffer) -> None:
+        self._communicator = buffer._communicator
+        trace = self._communicator._trace
+        executables: dict[str, Any] = {name: {} for name in ROUTES}
+        self._settings = {name: (trace if name == "traced" else None, executables[name]) for name in ROUTES}
+
+    def to(self, name: str) -> None:
+        """The next calls are of this route."""
+        self._communicator._trace, self._communicator._executables = self._settings[name]
+
+
+def measure(
+    rank: int, num_ranks: int, tokens: int, comm_alg: str, iterations: int, path: str
+) -> dict[str, Spans]:
+    """Start and end on this rank of each dispatch and combine, by route."""
+    inputs = Inputs.random(rank, tokens, TOPK, EXPERTS)
+    spans: dict[str, Spans] = {name: [] for name in ROUTES}
+    shuffle = random.Random(0)  # the same on every rank
+    with EPBuffer(
+        num_max_tokens_per_rank=tokens,
+        hidden=HIDDEN,
+        num_topk=TOPK,
+        num_experts=EXPERTS,
+        comm_alg=comm_alg,
+        trace=path,
+    ) as buffer:
+        switch = Switch(buffer)
+        for iteration in range(WARM_UP + iterations):
+            for name in shuffle.sample(ROUTES, len(ROUTES)):
+                switch.to(name)
+                dist.barrier()
+                start = time.perf_counter()
+                for _ in range(PAIRS):
+                    received = buffer.dispatch(inputs.x, inputs.ids)
+                    # The experts answer with what they got.
+                    buffer.combine(received.tokens, inputs.weights, received.handle)
+                if iteration >= WARM_UP:
+                    spans[name].append((start, time.perf_counter()))
+        switch.to("traced")
+    return spans
+
+
+def seconds(per_rank: list[dict[str, Spans]], name: str) -> list[float]:
+    """Last rank out minus first rank in, per iteration."""
+    rounds = zip(*(result[name] for result in per_rank), strict=True)
+    return [max(end for _, end in span) - min(start for start, _ in span) for span in rounds]
+
+
+def main() -> None:
+    """Measure every size and print the table."""
+    arguments = parser("Dispatch + combine with a trace against without.")
+    arguments.add_argument("--iterations", type=int, default=300)
+    arguments.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    arguments.add_argument("--tokens", type=int, nargs="+", default=[1, 16, 64], help="per rank")
+    options = arguments.parse_args()
+    rows, records = [], []
+    for ranks in options.ranks:
+        with RankGroup(ranks) as group, tempfile.TemporaryDirectory() as folder:
+            for tokens in options.tokens:
+                for comm_alg in ("fullmesh_v1", "fullmesh_v2"):
+                    path = str(Path(folder) / f"{tokens}-{comm_alg}.json")
+                    per_rank = group.run(measure, tokens, comm_alg, options.iterations, path, timeout_s=1200)
+                    traced, plain, again = (statistics.median(seconds(per_rank, name)) for name in ROUTES)
+                    ratio, noise = traced / plain, again / plain
+                    name = f"EP {ranks}, BS {tokens}, {comm_alg}"
+                    verdict = "over" if ratio > ALLOWED else ""
+                    rows.append([name, f"{plain / PAIRS * 1e6:.0f}", f"{ratio:.3f}", f"{noise:.3f}", verdict])
+                    case: dict[str, object] = {"ranks": ranks, "tokens": tokens, "comm_alg": comm_alg}
+                    records += [
+                        Record(
+                            benchmark="trace_overhead", case=case, metric=metric, value=value, unit="ratio"
+                        )
+                        for metric, value in (("traced_vs_not", ratio), ("not_vs_not", noise))
+                    ]
+    columns = ["dispatch + combine, bf16", "us", "traced / not", "not / not", f"over {ALLOWED:g}"]
+    print_table(f"What a trace costs, H {HIDDEN}, K {TOPK}: ratios of medians", columns, rows)
+    write_records(options.json, records)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+// Traces: when each block ran which launch, what it did in it, and for whom it waited.
+//
+// Where nothing is traced, a block looks at a null pointer and that is all.
+#ifndef MOE_EMULATION_TRACE_H
+#define MOE_EMULATION_TRACE_H
+
+#include <time.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "moe_layout.h"
+
+namespace moe {
+
+// The clock that all ranks of a machine share.
+inline uint64_t MonotonicNs() {
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<uint64_t>(now.tv_sec) * 1000000000U + static_cast<uint64_t>(now.tv_nsec);
+}
+
+struct TraceEvent {
+    uint64_t begin_ns;
+    uint64_t end_ns;
+    uint64_t call;
+    uint32_t launch;
+    uint32_t block;
+    uint32_t kind;
+    int32_t peer;
+};
+
+// One run of a plan.
+struct TraceCall {
+    uint64_t begin_ns;
+    uint64_t end_ns;
+    uint64_t number;
+    uint32_t plan;
+    int32_t tokens;
+    int32_t rows;
+    int32_t result;  // as of moe_run_plan
+};
+
+// Two rings: of each, the newest are there.
+struct TraceLog {
+    TraceEvent* events;
+    uint64_t max_events;
+    uint64_t num_events;
+    TraceCall* calls;
+    uint64_t max_calls;
+    uint64_t num_calls;  // the number of the call that runs
+
+    // Blocks add at the same time.
+    void Add(const TraceEvent& event) {
+        events[__atomic_fetch_add(&num_events, 1, __ATOMIC_RELAXED) % max_events] = event;
+    }
+};
+
+// A plan whose runs are traced, and where its holes bring what a trace shows; -1: nowhere.
+struct TracedPlan {
+    TraceLog* log;
+    uint32_t number;
+    int32_t tokens_hole;
+    int32_t rows_hole;    // sums of rows
+    uint32_t last_entry;  // which of the sums counts all of them
+};
+
+// A call of a traced plan, or of one that is not: then the plan is null and nothing is noted.
+class CallTrace {
+public:
+    CallTrace(const TracedPlan* plan, const uint64_t* holes) : plan_(plan), holes_(holes) {
+        if (plan_ == nullptr) return;
+        ++plan_->log->num_calls;
+        begin_ns_ = MonotonicNs();
+    }
+
+    int64_t End(int64_t result) const {
+        if (plan_ == nullptr) return result;
+        TraceLog& log = *plan_->log;
+        const uint64_t number = log.num_calls;
+        const int32_t tokens = plan_->tokens_hole < 0 ? -1 : static_cast<int32_t>(holes_[plan_->tokens_hole]);
+        const int32_t rows = plan_->rows_hole < 0 || result != 0 ? -1 : Rows();
+        log.calls[number % log.max_calls] = {begin_ns_, MonotonicNs(),  number, plan_->number,
+                                             tokens,    rows,           static_cast<int32_t>(result)};
+        return result;
+    }
+
+private:
+    int32_t Rows() const { return reinterpret_cast<const int32_t*>(holes_[plan_->rows_hole])[plan_->last_entry]; }
+
+    const TracedPlan* plan_;
+    const uint64_t* holes_;
+    uint64_t begin_ns_ = 0;
+};
+
+// Which launch of the log's call one is. On a host this is a launch's stream; null for no trace.
+struct TracedLaunch {
+    TraceLog* log;
+    uint32_t number;
+    uint32_t first_core;  // others are for the launch beside this one
+};
+
+// Adds the spans of one block of a launch, on the thread that runs the block.
+class TracedBlock {
+public:
+    TracedBlock(const TracedLaunch* launch, uint32_t block) : launch_(launch) {
+        if (launch_ == nullptr) return;
+        block_ = launch->first_core + block;
+        begin_ns_ = MonotonicNs();
+    }
+    TracedBlock(const TracedBlock&) = delete;
+    TracedBlock& operator=(const TracedBlock&) = delete;
+    ~TracedBlock() {
+        if (launch_ == nullptr) return;
+        const uint64_t now = MonotonicNs();
+        EndStep(now);
+        EndWaits(now);
+        Add(begin_ns_, now, TRACE_BLOCK);
+    }
+
+    // From here on the block does this.
+    void Step(uint32_t kind) {
+        const uint64_t now = MonotonicNs();
+        EndStep(now);
+        step_ = kind;
+        step_ns_ = now;
+    }
+
+    // A wait that began at `begin_ns` waited this long for one flag of a peer. The longest counts.
+    void WaitedFor(uint32_t peer, uint64_t begin_ns, uint64_t ns) {
+        if (peer >= waits_ns_.size()) waits_ns_.resize(peer + 1);
+        if (waits_ns_[peer] < ns) waits_ns_[peer] = ns;
+        wait_begin_ns_ = begin_ns > begin_ns_ ? begin_ns : begin_ns_;
+    }
+
+    bool IsOn() const { return launch_ != nullptr; }
+
+private:
+    void EndStep(uint64_t now) {
+        if (step_ != TRACE_BLOCK) Add(step_ns_, now, step_);
+    }
+
+    void EndWaits(uint64_t now) {
+        for (uint32_t peer = 0; peer < waits_ns_.size(); ++peer) {
+            const uint64_t end = wait_begin_ns_ + waits_ns_[peer];
+            if (waits_ns_[peer] != 0) Add(wait_begin_ns_, end < now ? end : now, TRACE_WAIT, static_cast<int32_t>(peer));
+        }
+    }
+
+    void Add(uint64_t begin_ns, uint64_t end_ns, uint32_t kind, int32_t peer = -1) {
+        launch_->log->Add({begin_ns, end_ns, launch_->log->num_calls, launch_->number, block_, kind, peer});
+    }
+
+    const TracedLaunch* launch_;
+    uint32_t block_ = 0;
+    uint64_t begin_ns_ = 0;
+    uint32_t step_ = TRACE_BLOCK;  // none yet
+    uint64_t step_ns_ = 0;
+    uint64_t wait_begin_ns_ = 0;
+    std::vector<uint64_t> waits_ns_;  // by peer; 0 for none
+};
+
+}  // namespace moe
+
+#endif  // MOE_EMULATION_TRACE_H

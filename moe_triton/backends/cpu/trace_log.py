@@ -1,0 +1,100 @@
+"""The rings that native code writes a trace to."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from moe_triton.ascendc import TRACE_BLOCK
+from moe_triton.backends.base import Bindings, TracedCall, TraceEvent
+from moe_triton.backends.cpu import native
+from moe_triton.plan import Plan
+
+EVENTS_PER_CALL = 8  # at least, or nearly so
+_EVENT = np.dtype("u8, u8, u8, u4, u4, u4, i4")
+_CALL = np.dtype("u8, u8, u8, u4, i4, i4, i4")
+_CALL_OF_EVENT, _NUMBER_OF_CALL = "f2", "f2"
+
+
+class NativeTraceLog:
+    """See `moe_triton.backends.base.TraceLog`.
+
+    Args:
+        max_events: that are kept.
+        last_entry: where in ``recv_offsets`` the number of all rows stands.
+    """
+
+    def __init__(self, max_events: int, last_entry: int) -> None:
+        max_calls = -(-max_events // EVENTS_PER_CALL)
+        # Memory that is touched when it is needed.
+        self._events, self._calls = np.empty(max_events, _EVENT), np.empty(max_calls, _CALL)
+        self._struct = native.TraceLogStruct(
+            self._events.ctypes.data, max_events, 0, self._calls.ctypes.data, max_calls, 0
+        )
+        self.address = ctypes.addressof(self._struct)
+        self._last_entry = last_entry
+        self._plans: list[Plan] = []
+        self._num_taken = 0
+        self._num_dropped = 0
+
+    def add_plan(self, plan: Plan, holes: Sequence[str]) -> native.TracedPlanStruct:
+        """What native code needs to know of a plan that is to be traced.
+
+        Args:
+            plan: the plan.
+            holes: what its calls bring, in order.
+        """
+        self._plans.append(plan)
+        tokens, rows = (holes.index(name) if name in holes else -1 for name in ("num_tokens", "recv_offsets"))
+        number = len(self._plans) - 1
+        return native.TracedPlanStruct(self.address, number, tokens, rows, self._last_entry)
+
+    def begin_call(self) -> None:
+        """A call begins that Python runs."""
+        self._struct.num_calls += 1
+
+    def end_call(self, plan: native.TracedPlanStruct, begin_ns: int, bindings: Bindings, result: int) -> None:
+        """A call ends that Python ran, with a result like that of ``moe_run_plan``."""
+        number, rows = self._struct.num_calls, bindings.get("recv_offsets")
+        num_rows = int(rows[self._last_entry]) if isinstance(rows, torch.Tensor) and not result else -1
+        entry = (
+            begin_ns,
+            time.monotonic_ns(),
+            number,
+            plan.number,
+            bindings.get("num_tokens", -1),
+            num_rows,
+            result,
+        )
+        self._calls[number % len(self._calls)] = entry
+
+    def add_launch(self, launch: int, begin_ns: int) -> None:
+        """A launch ends that Python ran, as one block."""
+        entry = begin_ns, time.monotonic_ns(), self._struct.num_calls, launch, 0, TRACE_BLOCK, -1
+        self._events[self._struct.num_events % len(self._events)] = entry
+        self._struct.num_events += 1
+
+    def take(self) -> tuple[list[TracedCall], list[TraceEvent], int]:
+        """See `moe_triton.backends.base.TraceLog`."""
+        num_calls, num_events = self._struct.num_calls, self._struct.num_events
+        first = max(self._num_taken + 1, num_calls - len(self._calls) + 1)
+        events = self._events[:num_events]
+        if num_events > len(self._events):
+            events = np.roll(self._events, -(num_events % len(self._events)))
+            # Of the oldest call that is there some events may be gone.
+            first = max(first, int(events[_CALL_OF_EVENT].min()) + 1)
+        calls = [self._call(number) for number in range(first, num_calls + 1)]
+        kept = events[events[_CALL_OF_EVENT] >= first].tolist()
+        self._num_dropped += first - self._num_taken - 1
+        self._num_taken, self._struct.num_events = num_calls, 0
+        return calls, [TraceEvent(*event) for event in kept], self._num_dropped
+
+    def _call(self, number: int) -> TracedCall:
+        begin, end, _, plan_number, tokens, rows, result = self._calls[number % len(self._calls)].item()
+        plan = self._plans[plan_number]
+        failed = plan.launches[abs(result) - 1] if result else None
+        return TracedCall(plan, number, begin, end, tokens, rows, failed)

@@ -1,0 +1,70 @@
+"""One rank's trace: in memory until it is written."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+from moe_triton.backends.base import Backend
+from moe_triton.rendezvous import Meeting
+from moe_triton.schemes.site import Site
+from moe_triton.trace.chrome import Place, metadata, spans
+from moe_triton.trace.file import TraceFile
+
+MAX_EVENTS = 1 << 17  # that a rank keeps: 5 MB, and about 20 MB of JSON
+
+
+class Trace:
+    """What the calls of one rank did. Native code keeps it; Python does nothing in a call.
+
+    Args:
+        file: where it goes.
+        place: where its events come from.
+        backend: whose kernels are traced.
+        counts: how many dispatches, combines and barriers there were, at any time.
+    """
+
+    def __init__(self, file: TraceFile, place: Place, backend: Backend, counts: Mapping[str, int]) -> None:
+        self.file, self.place = file, place
+        self._counts = counts
+        self.log = backend.make_trace_log(MAX_EVENTS, place.num_entries - 1)
+        self._closed = False
+
+    @classmethod
+    def start(
+        cls,
+        file: TraceFile,
+        site: Site,
+        backend: Backend,
+        counts: Mapping[str, int],
+        meeting: Meeting,
+        exchange: Meeting | None,
+    ) -> Trace:
+        """The trace of a rank of a group, which replaces the file if it is the group's first.
+
+        Raises:
+            ArgumentError: the file cannot be written.
+        """
+        file.start(is_first=site.rank == 0)
+        ranks, exchange_ranks = (m.world_ranks() if m else () for m in (meeting, exchange))
+        place = Place(site.config, site.rank, site.num_blocks, ranks, exchange_ranks)
+        return cls(file, place, backend, counts)
+
+    def write(self) -> None:
+        """Adds what has happened since the last time to the file.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        calls, events, num_dropped = self.log.take()
+        self.file.add([*metadata(self.place, num_dropped), *spans(self.place, calls, events, self._counts)])
+
+    def close(self) -> None:
+        """Writes for the last time. A failure only warns: there is more to be closed."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.write()
+        except OSError as error:
+            warnings.warn(f"no trace written to {self.file.path}: {error}", RuntimeWarning, stacklevel=2)
