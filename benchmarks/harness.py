@@ -26,15 +26,24 @@ class Record(TypedDict):
 
 
 def interleave(
-    routes: Mapping[str, Callable[[], object]], iterations: int, warm_up: int = 3
+    routes: Mapping[str, Callable[[], object]],
+    iterations: int,
+    warm_up: int = 3,
+    between: Callable[[], object] | None = None,
 ) -> dict[str, list[float]]:
-    """Seconds per call of each route, called in turn so that all see the same state of the machine."""
+    """Seconds per call of each route, called in turn so that all see the same state of the machine.
+
+    Args:
+        between: called before each timed call, outside the time taken.
+    """
     for _ in range(warm_up):
         for call in routes.values():
             call()
     seconds: dict[str, list[float]] = {name: [] for name in routes}
     for _ in range(iterations):
         for name, call in routes.items():
+            if between is not None:
+                between()
             start = time.perf_counter()
             call()
             seconds[name].append(time.perf_counter() - start)

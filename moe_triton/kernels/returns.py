@@ -31,22 +31,31 @@ BLOCK = 64
 
 @triton.jit
 def _store_triples(
-    triples, recv_offsets, n, capacity, source, first_index, from_start, expert, BLOCK: tl.constexpr
-):
+    triples, recv_offsets, n, capacity, source, first_index, from_start, expert,
+    SCALAR: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Rows of entry n: indices count from ``first_index``, or with ``from_start`` are row numbers."""
-    lanes = tl.arange(0, BLOCK)
     # the offsets come from the caller: no row lies outside [0, capacity)
     start = tl.where(n > 0, tl.load(recv_offsets + tl.maximum(n - 1, 0)), 0)
     start = tl.minimum(tl.maximum(start, 0), capacity)
     stop = tl.minimum(tl.maximum(tl.load(recv_offsets + n), 0), capacity)
     first_index = tl.where(from_start, start, first_index)
-    for b in range(0, tl.cdiv(tl.maximum(stop - start, 0), BLOCK)):
-        i = b * BLOCK + lanes
-        inside = i < stop - start
-        at = triples + tl.cast(start, tl.int64) * 3 + i * 3
-        tl.store(at, i * 0 + source, mask=inside)
-        tl.store(at + 1, i + first_index, mask=inside)
-        tl.store(at + 2, i * 0 + expert, mask=inside)
+    if SCALAR:
+        # an entry has few rows: a block of them would mostly be filled for nothing
+        for row in range(start, stop):
+            at = triples + tl.cast(row, tl.int64) * 3
+            tl.store(at, source)
+            tl.store(at + 1, row - start + first_index)
+            tl.store(at + 2, expert)
+    else:
+        lanes = tl.arange(0, BLOCK)
+        for b in range(0, tl.cdiv(tl.maximum(stop - start, 0), BLOCK)):
+            i = b * BLOCK + lanes
+            inside = i < stop - start
+            at = triples + tl.cast(start, tl.int64) * 3 + i * 3
+            tl.store(at, i * 0 + source, mask=inside)
+            tl.store(at + 1, i + first_index, mask=inside)
+            tl.store(at + 2, i * 0 + expert, mask=inside)
 
 
 @triton.jit
@@ -57,13 +66,14 @@ def _returns_kernel(
     num_ranks,
     capacity,
     first_expert,
+    SCALAR: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     per_program = tl.cdiv(num_entries, tl.num_programs(0))
     begin = tl.program_id(0) * per_program
     for n in range(begin, tl.minimum(begin + per_program, num_entries)):
         expert = first_expert + n // num_ranks
-        _store_triples(triples, recv_offsets, n, capacity, n % num_ranks, 0, False, expert, BLOCK)
+        _store_triples(triples, recv_offsets, n, capacity, n % num_ranks, 0, False, expert, SCALAR, BLOCK)
 
 
 @triton.jit
@@ -76,6 +86,7 @@ def _returns_shared_kernel(
     num_tokens,
     num_shared_ranks,
     num_experts,
+    SCALAR: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     per_program = tl.cdiv(num_entries, tl.num_programs(0))
@@ -86,7 +97,7 @@ def _returns_shared_kernel(
         before = n * num_tokens // num_shared_ranks
         token = (rank + n) * num_tokens // num_shared_ranks - before
         source = tl.where(is_own, rank, n)
-        _store_triples(triples, recv_offsets, n, capacity, source, token, is_own, num_experts, BLOCK)
+        _store_triples(triples, recv_offsets, n, capacity, source, token, is_own, num_experts, SCALAR, BLOCK)
 
 
 def _fill(triples: torch.Tensor, start: int, stop: int, source: int, first_index: int, expert: int) -> None:
@@ -110,6 +121,7 @@ def _returns_fallback(
     num_ranks: int,
     capacity: int,
     first_expert: int,
+    SCALAR: bool = True,
     BLOCK: int = BLOCK,
 ) -> None:
     for n, (start, stop) in enumerate(_bounded(recv_offsets, num_entries, capacity)):
@@ -129,6 +141,7 @@ def _returns_shared_fallback(
     num_tokens: int,
     num_shared_ranks: int,
     num_experts: int,
+    SCALAR: bool = True,
     BLOCK: int = BLOCK,
 ) -> None:
     for n, (start, stop) in enumerate(_bounded(recv_offsets, num_entries, capacity)):
@@ -150,8 +163,8 @@ def returns_kernel(shared: bool, target: str = "cpu") -> TritonKernel:
     Args:
         shared: on a rank of the shared expert, whose first rows are its own tokens; otherwise
             experts are numbered from ``first_expert`` on.
-        target: the same form serves every target.
     """
+    constants = {"SCALAR": target == "cpu", "BLOCK": BLOCK}
     head = (
         Arg("recv_offsets", "*i32", "in"),
         Arg("triples", "*i32", "out"),
@@ -170,7 +183,7 @@ def returns_kernel(shared: bool, target: str = "cpu") -> TritonKernel:
                 Arg("num_shared_ranks", "i32", "value"),
                 Arg("num_experts", "i32", "value"),
             ),
-            constants={"BLOCK": BLOCK},
+            constants=constants,
             fallback=_returns_shared_fallback,
         )
     return TritonKernel(
@@ -182,7 +195,7 @@ def returns_kernel(shared: bool, target: str = "cpu") -> TritonKernel:
             capacity,
             Arg("first_expert", "i32", "value"),
         ),
-        constants={"BLOCK": BLOCK},
+        constants=constants,
         fallback=_returns_fallback,
     )
 

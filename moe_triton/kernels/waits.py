@@ -204,12 +204,15 @@ def _waits_of_results(
     num_table,
 ):
     is_first = (tl.program_id(0) == 0).to(tl.int32)
+    # a product instead of a division each: id * 2^40 / E, rounded up, is exact below 2^20 experts
+    factor = ((1 << 40) // num_local_experts.to(tl.int64)) + 1
     for t in range(0, num_tokens * is_first):
         results = waited + t * (topk + num_shared_experts)
         for k in range(0, topk):
             expert = tl.load(topk_idx + t * topk + k)
-            source = num_shared_ranks + expert // num_local_experts
-            is_routed = (expert >= 0) & (expert < num_experts) & (source < num_ranks)
+            inside = tl.minimum(tl.maximum(expert, 0), num_experts - 1)
+            source = num_shared_ranks + ((inside.to(tl.int64) * factor) >> 40).to(tl.int32)
+            is_routed = (expert == inside) & (source < num_ranks)
             for _ in range(0, is_routed.to(tl.int32)):
                 _raise_entry(performance_info, table, num_table, source, tl.load(results + k))
         for s in range(0, num_shared_experts):

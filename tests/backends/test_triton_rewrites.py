@@ -149,6 +149,38 @@ def test_store_bfloat16_as_integers() -> None:
     opt(text)
 
 
+def _narrowed(operation: str) -> str:
+    body = generic(
+        "%1", "%arg0, %arg1, %arg2", "tensor<64xbf16>, tensor<64xi8>, tensor<64xf32>", "%0 : tensor<64xbf16>",
+        [
+            "^bb0(%in: bf16, %in_0: i8, %in_1: f32, %out: bf16):",
+            "  %2 = arith.extf %in : bf16 to f32",
+            "  %3 = arith.sitofp %in_0 : i8 to f32",
+            f"  %4 = {operation}",
+            "  %5 = arith.truncf %4 : f32 to bf16",
+            "%5 : bf16",
+        ],
+    )  # fmt: skip
+    arguments = "%arg0: tensor<64xbf16>, %arg1: tensor<64xi8>, %arg2: tensor<64xf32>"
+    return function(arguments, "%0 = tensor.empty() : tensor<64xbf16>\n" + body)
+
+
+@pytest.mark.parametrize(
+    ("operation", "needs_choice"),
+    [
+        ("arith.mulf %3, %2 : f32", False),
+        ("arith.addf %2, %2 : f32", False),
+        ("arith.mulf %2, %in_1 : f32", True),  # a NaN of all ones would round to a zero
+        ("arith.negf %in_1 : f32", True),
+    ],
+)
+def test_a_nan_is_looked_for_where_rounding_could_lose_it(operation: str, needs_choice: bool) -> None:
+    text = rewrites.store_bfloat16_as_integers(_narrowed(operation))
+    opt(text)
+    assert ("arith.cmpf uno" in text) == needs_choice
+    assert ("arith.select" in text) == needs_choice
+
+
 @pytest.mark.parametrize(
     "line", ["%0 = arith.addf %arg0, %arg0 : bf16", "%0 = arith.constant 1.000000e+00 : bf16"]
 )

@@ -35,6 +35,47 @@ def test_store_in_place() -> None:
     assert "outs(%reinterpret_cast : memref<64xi8, strided" in text
 
 
+def _stored_twice(last: str) -> str:
+    """Two rows that take turns in a buffer, and a line in between."""
+    view = STRIDED.format("i8")
+    writer = (
+        '    linalg.generic {indexing_maps = [#map, #map], iterator_types = ["parallel"]} '
+        "ins(%arg0 : memref<64xi8>) outs(%alloca : memref<64xi8>) {\n"
+        "    ^bb0(%in: i8, %out: i8):\n"
+        "      linalg.yield %in : i8\n"
+        "    }\n"
+    )
+    addresses = "".join(
+        f"    %{name} = memref.reinterpret_cast %arg1 to offset: [%{start}], sizes: [64], strides: [1]"
+        f" : memref<?xi8> to {view}\n"
+        for name, start in (("first", "c0"), ("second", "c64"))
+    )
+    copies = [f"    memref.copy %alloca, %{name} : memref<64xi8> to {view}\n" for name in ("first", "second")]
+    return (
+        f"{MAP}module {{\n"
+        f"  func.func @f(%arg0: memref<64xi8> {INPUT}, %arg1: memref<?xi8> {OUTPUT}) {{\n"
+        "    %c0 = arith.constant 0 : index\n"
+        "    %c64 = arith.constant 64 : index\n"
+        "    %alloca = memref.alloca() : memref<64xi8>\n"
+        f"{addresses}{writer}{copies[0]}{last.format(writer=writer)}{copies[1]}"
+        "    return\n  }\n}\n"
+    )
+
+
+def test_store_in_place_of_rows_that_take_turns_in_a_buffer() -> None:
+    text = opt(rewrites.store_in_place(_stored_twice("{writer}")))
+    assert "memref.copy" not in text
+    assert "alloca" not in text
+    assert "outs(%reinterpret_cast : memref<64xi8, strided" in text
+    assert "outs(%reinterpret_cast_0 : memref<64xi8, strided" in text
+
+
+def test_store_in_place_leaves_a_row_that_is_stored_twice() -> None:
+    text = _stored_twice("")
+    opt(text)
+    assert rewrites.store_in_place(text) == text
+
+
 def test_store_in_place_leaves_what_is_read_back_or_conditional() -> None:
     read_too = _stored(kind="{tt.tensor_kind = 2 : i32}")
     assert rewrites.store_in_place(read_too) == read_too

@@ -131,6 +131,55 @@ def test_codes_are_of_the_scale_before_it_is_rounded(launch: Launch) -> None:
     assert set(peaks.unique().tolist()) == {0, 127}
 
 
+def _codes_of_quotients(rows: torch.Tensor) -> torch.Tensor:
+    """Codes by the formula, with a division of each element."""
+    blocks = rows.float().view(-1, 8)
+    s = blocks.abs().amax(1, keepdim=True) * torch.tensor(1 / 127, dtype=torch.float32)
+    return (blocks / s).half().float().round().to(torch.int8).view(rows.shape)
+
+
+@pytest.mark.parametrize("target", ["cpu", "npu"])
+@pytest.mark.parametrize(("dtype", "bits"), [(torch.bfloat16, 7), (torch.float16, 10)], ids=str)
+def test_every_element_under_every_maximum(target: str, dtype: torch.dtype, bits: int) -> None:
+    """The kernel multiplies where the formula divides: no pair of significands may show it.
+
+    A quotient below 1/2 has code 0, so that nine octaves below the maximum are all. Significands below the
+    maximum's are of its own octave, the others one below; both signs take turns.
+    """
+    size = 1 << bits
+    significands = torch.arange(size, 2 * size) / size
+    hidden = 2048
+    kernel = block_quantize_kernel(dtype, hidden, target)
+    peaks = significands.repeat_interleave(-(-size // 7))
+    for octave in range(9):
+        x = torch.cat([significands, significands.new_zeros(-size % 7)]) * 2.0**-octave
+        x = x.repeat(size, 1)
+        x = torch.where(x > significands[:, None], x / 2, x)
+        x[:, 1::2] *= -1
+        blocks = torch.cat([peaks[:, None], x.view(-1, 7)], 1)
+        flat = torch.cat([blocks.view(-1), torch.ones(-blocks.numel() % hidden)])
+        rows = flat.to(dtype).view(-1, hidden)
+        assert torch.equal(rows.float().view(-1), flat)  # nothing was rounded away
+        num_rows = len(rows)
+        stride = hidden + hidden // 4
+        packed = torch.zeros((num_rows, stride), dtype=torch.int8)
+        scales = packed.view(-1)[hidden:].view(dtype)
+        count = torch.tensor([num_rows], dtype=torch.int32)
+        launch(kernel, [rows, count, packed, scales, 1, num_rows, stride, stride // 2])
+        assert torch.equal(packed[:, :hidden], _codes_of_quotients(rows))
+
+
+def test_every_element_where_scales_are_no_normal_numbers() -> None:
+    """bf16 from its smallest number to where the scale has all its bits."""
+    numbers = torch.arange(0x480, dtype=torch.int16).view(torch.bfloat16)
+    x = numbers[: len(numbers) // 7 * 7].view(1, -1, 7).repeat(len(numbers), 1, 1)
+    peaks = numbers[:, None, None].expand(-1, x.shape[1], 1)
+    blocks = torch.cat([peaks, torch.minimum(x, peaks)], 2)[1:]  # a block of zeros has no quotient
+    rows = torch.nn.functional.pad(blocks.flatten(1), (0, -blocks[0].numel() % 32), value=1.0)
+    payload = block_quantize(rows, launch)[:, : rows.shape[1]]
+    assert torch.equal(payload, _codes_of_quotients(rows))
+
+
 @pytest.mark.parametrize("launch", LAUNCHES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_bad_block_leaves_its_neighbours_alone(launch: Launch, dtype: torch.dtype) -> None:

@@ -40,6 +40,7 @@ _TO_LLVM = (
     "--convert-scf-to-cf",
     "--expand-strided-metadata",
     "--lower-affine",
+    "--convert-vector-to-llvm",
     "--convert-arith-to-llvm",
     "--convert-math-to-llvm",
     "--convert-math-to-libm",
@@ -75,13 +76,13 @@ def lower(text: str, kernel: TritonKernel, *, noalias: bool) -> str:
     _check_buffers(text, kernel)
     if noalias:
         text = rewrites.store_in_place(text)
+    text = rewrites.vectorize_rows(text)
     text = _run(_TO_LLVM, text)
     _check_dialect(text, kernel)
     if noalias:
         text = rewrites.mark_noalias(text, function)
     text = rewrites.append_packed_entry(text, function, [arg.type for arg in kernel.args])
     text = rewrites.widen_fp16_loops(text)
-    text = rewrites.vectorize_short_loops(text)
     text = rewrites.prefer_wide_vectors(text)
     return rewrites.set_target_triple(text, TARGET_TRIPLE)
 

@@ -17,38 +17,45 @@ def store_in_place(text: str) -> str:
     builds whose arguments do not overlap.
     """
     outputs = set(re.findall(r"(%\w+): memref<\?x\w+> \{tt\.tensor_kind = 1 : i32\}", text))
-    copies = re.findall(
-        r"^ *memref\.copy (%[\w-]+), (%[\w-]+) : memref<[^>]*> to memref<.*>\n", text, flags=re.M
-    )
-    for buffer, view in copies:
-        name = re.escape(buffer)
-        copy = re.search(
-            rf"^(?P<indent> *)memref\.copy {name}, {view} : memref<[^>]*> to (?P<type>memref<.*>)\n",
-            text,
-            flags=re.M,
-        )
-        writer = re.search(
-            r"^(?P<indent> *)linalg\.generic \{(?P<attributes>.*)\} .*"
-            rf"outs\((?P<out>{name} : memref<[^>]*>)\) \{{$",
-            text,
-            flags=re.M,
-        )
-        allocation = re.search(rf"^ *{name} = memref\.alloca?\(.*\n", text, flags=re.M)
-        address = re.search(rf"^ *{view} = memref\.reinterpret_cast (%\w+) ", text, flags=re.M)
-        if copy is None or writer is None or allocation is None or address is None:
-            continue
-        if "reduction" in writer["attributes"] or address[1] not in outputs or uses(text, buffer) != 3:
-            continue
-        if address.start() > writer.start() or not same_block(text, writer, copy):
-            continue
-        edits = [
-            (writer.start("out"), writer.end("out"), f"{view} : {copy['type']}"),
-            (allocation.start(), allocation.end(), ""),
-            (copy.start(), copy.end(), ""),
-        ]
+    for name in dict.fromkeys(re.findall(r"^ *memref\.copy (%[\w-]+), %[\w-]+ : ", text, flags=re.M)):
+        edits = _edits_in_place(text, name, outputs)
         for start, end, replacement in sorted(edits, reverse=True):
             text = text[:start] + replacement + text[end:]
     return text
+
+
+def _edits_in_place(text: str, buffer: str, outputs: set[str]) -> list[tuple[int, int, str]]:
+    """What does away with a buffer, if every use of it is to be written once and then copied."""
+    name = re.escape(buffer)
+    copies = re.finditer(
+        rf"^(?P<indent> *)memref\.copy {name}, (?P<view>%[\w-]+) : memref<[^>]*> to (?P<type>memref<.*>)\n",
+        text,
+        flags=re.M,
+    )
+    writers = re.finditer(
+        r"^(?P<indent> *)linalg\.generic \{(?P<attributes>.*)\} .*"
+        rf"outs\((?P<out>{name} : memref<[^>]*>)\) \{{$",
+        text,
+        flags=re.M,
+    )
+    allocation = re.search(rf"^ *{name} = memref\.alloca?\(.*\n", text, flags=re.M)
+    if allocation is None:
+        return []
+    edits = [(allocation.start(), allocation.end(), "")]
+    # two rows of one shape may take turns in a buffer
+    turns = list(zip(writers, copies, strict=False))
+    for i, (writer, copy) in enumerate(turns):
+        address = re.search(rf"^ *{copy['view']} = memref\.reinterpret_cast (%\w+) ", text, flags=re.M)
+        next_start = turns[i + 1][0].start() if i + 1 < len(turns) else len(text)
+        if address is None or address[1] not in outputs or "reduction" in writer["attributes"]:
+            return []
+        if not address.start() < writer.start() < copy.start() < next_start:
+            return []
+        if not same_block(text, writer, copy):
+            return []
+        edits.append((writer.start("out"), writer.end("out"), f"{copy['view']} : {copy['type']}"))
+        edits.append((copy.start(), copy.end(), ""))
+    return edits if uses(text, buffer) == 1 + 2 * len(turns) else []
 
 
 def carry_in_place(text: str) -> str:

@@ -32,44 +32,6 @@ def widen_fp16_loops(text: str) -> str:
     return "".join(lines)
 
 
-def vectorize_short_loops(text: str) -> str:
-    """Ask for vectors in innermost loops of 8 to 32 turns, such as those over the rows of a narrow tile.
-
-    LLVM unrolls such a loop before it looks for vectors, and then finds a few narrow ones at best. Being
-    asked, it may sum floats in any order: a loop that gathers floats in one place is left alone.
-    """
-    constants = dict(re.findall(r"(%[\w-]+) = llvm\.mlir\.constant\((8|16|32) : index\)", text))
-    # innermost: the block after the header is all there is, and jumps back
-    loop = re.compile(
-        r"^(?P<head> *(?P<label>\^bb\d+)\((?P<i>%[\w-]+): i64\):.*\n"
-        r" *%[\w-]+ = llvm\.icmp \"slt\" (?P=i), (?P<bound>%[\w-]+) : i64\n"
-        r" *llvm\.cond_br .*\n"
-        r" *\^bb\d+:.*\n(?P<body>(?:(?! *\^bb| *llvm\.(?:cond_)?br).*\n)*) *llvm\.br (?P=label)\([^)]*\))"
-        r"(?P<hint> \{loop_annotation.*\})?$",
-        flags=re.M,
-    )
-
-    def replace(match: re.Match[str]) -> str:
-        if match["bound"] not in constants or _gathers_floats(match["body"], match["i"]):
-            return match[0]
-        width = min(int(constants[match["bound"]]), 16)
-        hint = f"vectorize = <disable = false, width = {width} : i32>, unroll = <disable = true>"
-        return f"{match['head']} {{loop_annotation = #llvm.loop_annotation<{hint}>}}"
-
-    return loop.sub(replace, text)
-
-
-def _gathers_floats(body: str, variable: str) -> bool:
-    """Whether a loop's body stores a float to an address that does not depend on the loop's variable."""
-    dependent = {variable}
-    for line in body.splitlines():
-        result, _, operation = line.partition(" = ")
-        if dependent & set(re.findall(r"%[\w-]+", operation)):
-            dependent.add(result.strip())
-    stores = re.findall(r"llvm\.store %[\w-]+, (%[\w-]+) .*: (?:f16|f32|f64), ", body)
-    return not dependent.issuperset(stores)
-
-
 def prefer_wide_vectors(text: str) -> str:
     """Ask for 512-bit vectors: LLVM's default for x86-64-v4 is 256 bits, half the lanes of these loops."""
     attribute = 'passthrough = [["prefer-vector-width", "512"]]'

@@ -95,11 +95,12 @@ def store_bfloat16_as_integers(text: str) -> str:
 
     x86 before AVX512-BF16 has no bf16 instructions: LLVM takes vectors of bfloat apart, lane by lane.
     Widening is a shift; narrowing rounds to nearest even by adding 0x7FFF plus the lowest kept bit,
-    and maps every NaN to the quiet NaN 0x7FC0.
+    and maps every NaN to the quiet NaN 0x7FC0, unless it is one that rounding leaves a NaN anyway.
     """
     if re.search(r"constant .*: (tensor<[^>]*x?bf16>|bf16)$", text, flags=re.M):
         raise ToolchainError("a bf16 constant is left in a kernel: compute in fp32 and convert at the store")
     counter = iter(range(1 << 30))
+    short = _values_with_short_nans(text)
 
     def widen(match: re.Match[str]) -> str:
         indent, result, value = match.groups()
@@ -114,6 +115,11 @@ def store_bfloat16_as_integers(text: str) -> str:
     def narrow(match: re.Match[str]) -> str:
         indent, result, value = match.groups()
         n = f"%bfn{next(counter)}"
+        choice = (
+            f"{indent}{n}_n = arith.cmpf uno, {value}, {value} : f32\n"
+            f"{indent}{n}_v = arith.select {n}_n, {n}_quiet, {n}_u : i32\n"
+        )
+        rounded = f"{n}_u" if value in short else f"{n}_v"
         return (
             f"{indent}{n}_16 = arith.constant 16 : i32\n"
             f"{indent}{n}_1 = arith.constant 1 : i32\n"
@@ -125,9 +131,8 @@ def store_bfloat16_as_integers(text: str) -> str:
             f"{indent}{n}_a = arith.addi {n}_b, {n}_bias : i32\n"
             f"{indent}{n}_r = arith.addi {n}_a, {n}_l : i32\n"
             f"{indent}{n}_u = arith.shrui {n}_r, {n}_16 : i32\n"
-            f"{indent}{n}_n = arith.cmpf uno, {value}, {value} : f32\n"
-            f"{indent}{n}_v = arith.select {n}_n, {n}_quiet, {n}_u : i32\n"
-            f"{indent}{result} = arith.trunci {n}_v : i32 to i16\n"
+            f"{choice if value not in short else ''}"
+            f"{indent}{result} = arith.trunci {rounded} : i32 to i16\n"
         )
 
     line = r"^(\s*)(%[\w-]+) = arith\.{} (%[\w-]+) : {}\n"
@@ -136,6 +141,27 @@ def store_bfloat16_as_integers(text: str) -> str:
     if re.search(r"arith\.\w+f .*\bbf16\b", text):
         raise ToolchainError("bf16 arithmetic is left in a kernel: compute in fp32")
     return re.sub(r"(?<![\w.])bf16\b|(?<=x)bf16\b", "i16", text)
+
+
+def _values_with_short_nans(text: str) -> set[str]:
+    """Results of arithmetic whose NaNs have nothing but zeros in their low 16 bits.
+
+    Such a NaN is what an operation makes of numbers, 0xFFC00000, or a quiet one handed on from a bf16. An
+    fp32 number from memory may be a NaN of all ones, which rounding would turn into a zero.
+    """
+    operation = re.compile(
+        r"^ *(%[\w-]+) = (?:arith\.(extf %[\w-]+ : bf16 to f32|[su]itofp .* to f32|"
+        r"constant -?\d\.\d+[eE][-+]\d+ : f32)|arith\.(?:addf|subf|mulf|divf) (.*) : f32)$",
+        flags=re.M,
+    )
+    sources: set[str] = set()
+    results: set[str] = set()
+    for result, source, operands in operation.findall(text):
+        if source:
+            sources.add(result)
+        elif (sources | results).issuperset(operands.split(", ")):
+            results.add(result)
+    return results
 
 
 def round_through_bits(text: str) -> str:

@@ -19,7 +19,6 @@ from moe_triton.backends.cpu.triton.rewrite_llvm import (
     mark_noalias,
     prefer_wide_vectors,
     set_target_triple,
-    vectorize_short_loops,
     widen_fp16_loops,
 )
 from moe_triton.backends.cpu.triton.rewrite_names import (
@@ -32,6 +31,7 @@ from moe_triton.backends.cpu.triton.rewrite_tensors import (
     round_through_bits,
     store_bfloat16_as_integers,
 )
+from moe_triton.backends.cpu.triton.rewrite_vectors import vectorize_rows
 
 __all__ = [
     "ENTRY_SYMBOL",
@@ -49,6 +49,6 @@ __all__ = [
     "store_bfloat16_as_integers",
     "store_in_place",
     "unique_names",
-    "vectorize_short_loops",
+    "vectorize_rows",
     "widen_fp16_loops",
 ]
