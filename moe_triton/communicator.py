@@ -23,8 +23,7 @@ from moe_triton.errors import ArgumentError, BufferStateError, CommunicationTime
 from moe_triton.layout import NUM_ZONES, DirectLayout
 from moe_triton.limits import check_config
 from moe_triton.rendezvous import Meeting
-from moe_triton.schemes.direct import Direct
-from moe_triton.schemes.fullmesh import Fullmesh
+from moe_triton.schemes import make_scheme
 from moe_triton.schemes.site import Site
 from moe_triton.schemes.variants import DispatchVariant, Variant
 
@@ -82,7 +81,7 @@ class Communicator:
         self.layout = self.site.layout
         self.capacity = self.site.capacity
         check_window(self.layout.data_bytes)
-        self._scheme = Direct(self.site) if config.scheme == "direct" else Fullmesh(self.site)
+        self._scheme = make_scheme(self.site)
         self._windows: list[Window] = [self.backend.make_window(self.layout.window_bytes, meeting)]
         if exchange:
             self._windows.append(self.backend.make_window(self.site.exchange.window_bytes, exchange))

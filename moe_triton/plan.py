@@ -82,13 +82,14 @@ class Plan:
 
     def __str__(self) -> str:
         rows = [f"{self.operator}, zone {self.zone}"]
+        width = max((len(launch.step) for launch in self.launches), default=0)
         for launch in self.launches:
             values = ", ".join(
                 f"{arg.name}={_show(value)}"
                 for arg, value in zip(launch.kernel.args, launch.values, strict=True)
             )
             rows.append(
-                f"  {launch.stream:13} {launch.step:10} {launch.kernel.name}x{launch.blocks}({values})"
+                f"  {launch.stream:13} {launch.step:{width}} {launch.kernel.name}x{launch.blocks}({values})"
             )
         return "\n".join(rows)
 
