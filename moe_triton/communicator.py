@@ -25,8 +25,7 @@ from moe_triton.layout import NUM_ZONES, DirectLayout
 from moe_triton.limits import check_config
 from moe_triton.plan import Launch, Part
 from moe_triton.rendezvous import Meeting
-from moe_triton.schemes.direct import Direct
-from moe_triton.schemes.fullmesh import Fullmesh
+from moe_triton.schemes import make_scheme
 from moe_triton.schemes.site import Site
 from moe_triton.schemes.variants import DispatchVariant, Variant
 from moe_triton.trace import Trace, TraceFile, TracePath
@@ -100,7 +99,7 @@ class Communicator:
         self.layout = self.site.layout
         self.capacity = self.site.capacity
         check_window(self.layout.data_bytes)
-        self._scheme = Direct(self.site) if config.scheme == "direct" else Fullmesh(self.site)
+        self._scheme = make_scheme(self.site)
         self.counts = {"dispatch": 0, "combine": 0, "barrier": 0}
         self._trace = (
             Trace.start(file, self.site, self.backend, self.counts, meeting, exchange) if file else None

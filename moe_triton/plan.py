@@ -114,13 +114,14 @@ class Plan:
 
     def __str__(self) -> str:
         rows = [f"{self.operator}, zone {self.zone}"]
+        width = max((len(launch.step) for launch in self.launches), default=0)
         for launch in self.launches:
             values = ", ".join(
                 f"{arg.name}={_show(value)}"
                 for arg, value in zip(launch.kernel.args, launch.values, strict=True)
             )
             rows.append(
-                f"{'&' if launch.alongside else ' '} {launch.stream:13} {launch.step:10} "
+                f"{'&' if launch.alongside else ' '} {launch.stream:13} {launch.step:{width}} "
                 f"{launch.kernel.name}x{launch.blocks}({values})"
             )
         return "\n".join(rows)

@@ -25,7 +25,7 @@ hiddens = pytest.mark.parametrize("hidden", [2048, 5120, 7168, 8192])
 largest = pytest.mark.parametrize("hidden", [7168, 8192])
 dtypes = pytest.mark.parametrize("dtype", SPELLING, ids=SPELLING.values())
 
-# by token and by expert; V1, which finds results by expert, has neither masks nor special experts
+# by token, by expert (V1) and by offset (direct); the latter two have neither masks nor special experts
 FEATURES = [
     SumFeatures(masked=True),
     SumFeatures(shared_x=True),
@@ -41,6 +41,7 @@ FEATURES = [
     SumFeatures(by_expert=True),
     SumFeatures(by_expert=True, quantized=True),
     SumFeatures(by_expert=True, fp32_out=True),
+    SumFeatures(by_offset=True),
 ]
 
 

@@ -9,10 +9,12 @@ from moe_triton.gate import SOC_OF_PRODUCT, compile_for_npu
 from moe_triton.kernel import TritonKernel
 from moe_triton.kernels.append import append_kernel, gather_counts_kernel
 from moe_triton.kernels.pack import pack_kernel
+from moe_triton.kernels.places import places_kernel, starts_kernel
 from moe_triton.kernels.returns import own_offsets_kernel, returns_kernel
 from moe_triton.kernels.route import offsets_kernel
 from moe_triton.kernels.select import select_kernel
 from moe_triton.kernels.share import share_kernel
+from moe_triton.kernels.stamps import stamps_kernel
 from moe_triton.kernels.waits import waits_of_combine_kernel, waits_of_dispatch_kernel
 
 socs = pytest.mark.parametrize("soc", SOC_OF_PRODUCT.values(), ids=SOC_OF_PRODUCT.keys())
@@ -27,6 +29,9 @@ TABLES = [
     gather_counts_kernel("npu"),
     waits_of_dispatch_kernel("npu"),
     waits_of_combine_kernel("npu"),
+    starts_kernel("npu"),
+    *(places_kernel(topk, num_shared) for topk in (1, 8, 16) for num_shared in (0, 4)),
+    *(stamps_kernel(has_weight, has_scale) for has_weight in (False, True) for has_scale in (False, True)),
 ]
 
 

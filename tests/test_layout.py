@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from moe_triton import ascendc, codegen
 from moe_triton.config import Config
-from moe_triton.layout import NUM_ZONES, STATE_BYTES, SlotLayout, WindowLayout, align
+from moe_triton.layout import (
+    NUM_ZONES,
+    STATE_BYTES,
+    DirectLayout,
+    Layout,
+    SlotLayout,
+    WindowLayout,
+    align,
+    layout_of,
+)
 from moe_triton.region import Region
 
 configs = st.builds(
@@ -42,9 +51,10 @@ def every_item(region: Region) -> list[tuple[int, int]]:
     return [(start, start + region.item_bytes) for start in starts]
 
 
-@given(configs)
-def test_no_two_entries_of_a_window_share_a_byte(config: Config) -> None:
-    layout = WindowLayout(config)
+@pytest.mark.parametrize("kind", [WindowLayout, DirectLayout])
+@given(config=configs)
+def test_no_two_entries_of_a_window_share_a_byte(kind: type[Layout], config: Config) -> None:
+    layout = kind(config)
     spans = sorted(span for region in layout.regions for span in every_item(region))
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
     assert spans[0][0] >= 0
@@ -73,6 +83,47 @@ def test_data_bytes_follow_the_published_formula(config: Config) -> None:
     assert WindowLayout(config).data_bytes == 2 * (dispatch + combine)
 
 
+@given(configs)
+def test_direct_rows_are_aligned_for_copies_and_in_one_piece(config: Config) -> None:
+    layout = DirectLayout(config)
+    for region in (layout.rows(), layout.results, layout.stamps):
+        assert all(region.offset(zone=zone) % 512 == 0 for zone in range(NUM_ZONES))
+    for itemsize in (1, 2):
+        rows = layout.rows(itemsize)
+        assert rows.stride("index") == rows.item_bytes == itemsize * config.hidden
+    regions = (layout.rows(1), layout.stamps, layout.counts_status, layout.rows_status, layout.results_status)
+    assert all(start % 32 == 0 for region in regions for start, _ in every_item(region))
+    assert all(layout.counts.offset(source=source) % 32 == 0 for source in range(config.num_ranks))
+
+
+@given(configs)
+def test_direct_rows_of_bytes_stay_within_those_of_16_bits(config: Config) -> None:
+    layout = DirectLayout(config)
+    for zone in range(NUM_ZONES):
+        first = layout.rows(1).offset(zone=zone)
+        last = layout.rows(1).offset(zone=zone, index=layout.capacity - 1) + config.hidden
+        assert layout.rows().offset(zone=zone) == first
+        assert last <= layout.results.offset(zone=zone)
+
+
+@given(configs)
+def test_direct_has_room_for_what_any_rank_can_receive(config: Config) -> None:
+    layout = DirectLayout(config)
+    received = {rank: config.receive_capacity(rank) for rank in range(config.num_ranks)}
+    assert layout.capacity == max(received.values())
+    rows, stamps = layout.capacity * 2 * config.hidden, layout.capacity * 32
+    assert layout.data_bytes == NUM_ZONES * (2 * align(rows, 512) + align(stamps, 512))
+    assert layout.window_bytes == layout.state_bytes + layout.data_bytes
+    assert layout.num_entries == config.num_shared_ranks + config.num_experts
+
+
+def test_a_scheme_has_its_layout() -> None:
+    config = Config(8, 64, 7168, 8, 64, scheme="direct")
+    layout = layout_of(config)
+    assert isinstance(layout, DirectLayout)
+    assert layout.region("stamps") == layout.stamps
+
+
 def test_zones_lie_apart_as_published() -> None:
     layout = WindowLayout(Config(8, 64, 7168, 8, 64))
     assert layout.dispatch_status.stride("zone") == layout.combine_status.stride("zone") == 500 * 1024
@@ -86,6 +137,10 @@ def test_offsets_exceed_32_bits_without_wrapping() -> None:
     last = layout.dispatch_slots.offset(zone=1, source=7, expert=127, index=511)
     assert last > 2**32
     assert last + layout.slot_stride == layout.window_bytes
+    direct = DirectLayout(Config(64, 512, 8192, 16, 1024))
+    last = direct.stamps.offset(zone=1, index=direct.capacity - 1)
+    assert last > 2**32
+    assert last + 32 == direct.window_bytes
 
 
 def test_an_index_outside_its_extent_is_refused() -> None:
@@ -100,8 +155,9 @@ def test_the_committed_header_is_the_generated_one() -> None:
     assert codegen.HEADER.read_text(encoding="utf-8") == codegen.render()
 
 
-def test_cpp_computes_the_same_offsets(tmp_path: Path) -> None:
-    layout = WindowLayout(Config(5, 3, 96, 2, 8, 1, 1, relaxed=True))
+@pytest.mark.parametrize("kind", [WindowLayout, DirectLayout])
+def test_cpp_computes_the_same_offsets(tmp_path: Path, kind: type[Layout]) -> None:
+    layout = kind(Config(5, 3, 96, 2, 8, 1, 1, relaxed=True))
     checks, body = [], []
     for region in layout.regions:
         name = codegen.camel(region.kind)

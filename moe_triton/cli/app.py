@@ -10,6 +10,8 @@ from rich.console import Console
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 console = Console()
 
+COMM_ALG_HELP = "how tokens travel: fullmesh_v1, fullmesh_v2 or direct"
+
 
 @app.command()
 def demo(
@@ -65,12 +67,14 @@ def layout(
     experts: int = 64,
     shared: int = 0,
     shared_ranks: int = 0,
+    comm_alg: Annotated[str, typer.Option(help=COMM_ALG_HELP)] = "fullmesh_v1",
 ) -> None:
     """Print where everything lies in a window of these sizes."""
     from moe_triton.cli.show import show_layout
     from moe_triton.config import Config
 
-    show_layout(Config(ranks, tokens, hidden, topk, experts, shared, shared_ranks, relaxed=True), console)
+    sizes = (ranks, tokens, hidden, topk, experts, shared, shared_ranks)
+    show_layout(Config(*sizes, scheme=comm_alg, relaxed=True), console)
 
 
 @app.command()
@@ -81,9 +85,11 @@ def plan(
     topk: int = 8,
     experts: int = 64,
     quantize: Annotated[bool, typer.Option(help="rows travel as int8")] = True,
+    comm_alg: Annotated[str, typer.Option(help=COMM_ALG_HELP)] = "fullmesh_v1",
 ) -> None:
     """Print the launches of dispatch and combine on rank 0, zone 0."""
     from moe_triton.cli.show import show_plans
     from moe_triton.config import Config
 
-    show_plans(Config(ranks, tokens, hidden, topk, experts, relaxed=True), quantize, console)
+    config = Config(ranks, tokens, hidden, topk, experts, scheme=comm_alg, relaxed=True)
+    show_plans(config, quantize, console)

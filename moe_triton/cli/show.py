@@ -10,7 +10,7 @@ from moe_triton.config import Config
 from moe_triton.errors import ArgumentError
 from moe_triton.layout import layout_of
 from moe_triton.limits import check_config
-from moe_triton.schemes.fullmesh import Fullmesh
+from moe_triton.schemes import make_scheme
 from moe_triton.schemes.site import Site
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant
 
@@ -35,7 +35,7 @@ def show_plans(config: Config, quantize: bool, console: Console) -> None:
     """The launches of dispatch and combine."""
     if not _good(config, console):
         return
-    scheme = Fullmesh(Site(config, rank=0, num_blocks=1, timeout_us=60_000_000, target="cpu"))
+    scheme = make_scheme(Site(config, rank=0, num_blocks=1, timeout_us=60_000_000, target="cpu"))
     dtype = torch.bfloat16
     console.print(str(scheme.whole(DispatchVariant(dtype, quantize, False, True), zone=0)), markup=False)
     console.print(str(scheme.whole(CombineVariant(dtype, True), zone=0)), markup=False)

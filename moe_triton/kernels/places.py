@@ -83,13 +83,15 @@ def _starts_by_block(
     total = 0
     for b in range(0, tl.cdiv(number, BLOCK)):
         at = b * BLOCK + lanes
+        # two loops: the CPU's compiler keeps one running tensor in place
         of_all = tl.zeros((BLOCK,), tl.int32)
-        of_earlier = tl.zeros((BLOCK,), tl.int32)
         for source in range(0, num_ranks):
             count = tl.load(counts + source * count_stride + first + at, mask=at < number, other=0)
-            count = tl.minimum(tl.maximum(count, 0), max_count)
-            of_all += count
-            of_earlier += count * (source < rank).to(tl.int32)
+            of_all += tl.minimum(tl.maximum(count, 0), max_count)
+        of_earlier = tl.zeros((BLOCK,), tl.int32)
+        for source in range(0, rank):
+            count = tl.load(counts + source * count_stride + first + at, mask=at < number, other=0)
+            of_earlier += tl.minimum(tl.maximum(count, 0), max_count)
         precedes = (lanes[None, :] < lanes[:, None]).to(tl.int32)
         before = tl.sum(precedes * of_all[None, :], 1)
         tl.store(starts + first + at, total + before + of_earlier, mask=at < number)
@@ -259,7 +261,7 @@ def _places_fallback(
     rows = place.clamp(max=capacity - 1).long()
     offset = peer_offsets[num_shared_ranks + experts // num_local_experts] + rows * hidden
     places[:entries] = torch.where(is_routed, place, -1)
-    table = offsets[: num_tokens * (TOPK + NUM_SHARED)].view(num_tokens, -1)
+    table = offsets[: num_tokens * (TOPK + NUM_SHARED)].view(num_tokens, TOPK + NUM_SHARED)
     table[:, :TOPK] = torch.where(is_routed, offset, 0).view(num_tokens, TOPK)
     if shared_ranks is None or shared_slots is None or shared_places is None:
         return

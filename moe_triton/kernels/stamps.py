@@ -58,7 +58,7 @@ def _stamps_fallback(
     out_scales: torch.Tensor | None = None,
     **_: object,
 ) -> None:
-    rows = min(int(num_rows[0]), capacity)
+    rows = max(0, min(int(num_rows[0]), capacity))
     words = stamps[: rows * STAMP_WORDS].view(rows, STAMP_WORDS)
     floats = stamp_floats[: rows * STAMP_WORDS].view(rows, STAMP_WORDS)
     out_triples[: rows * 3] = words[:, :3].reshape(-1)

@@ -63,7 +63,8 @@ class SumFeatures:
             that expert. A token's shared result, of one expert at most, stands behind those of the last
             expert.
         by_offset: a slot starts as many elements after ``slots`` as ``offsets`` (T, K + S) says: in any
-            rank's memory. The offsets are trusted.
+            rank's memory. The offsets are trusted, those of ids that no expert has as well. Neither
+            quantized nor by_expert.
         fp32_out: the sum is not rounded.
     """
 
@@ -286,6 +287,10 @@ def weighted_sum_kernel(
     check_positive("topk", topk)
     if features.by_expert and num_shared > 1:
         raise ArgumentError("num_shared", num_shared, "must be 0 or 1 by expert", "Use slots by token.")
+    if features.by_offset and (features.by_expert or features.quantized):
+        other = "by_expert" if features.by_expert else "quantized"
+        rule = "finds rows of 16 bits an element, wherever they are"
+        raise ArgumentError("features.by_offset", True, rule, f"Leave out features.{other}.")
     element = NAMES[dtype]
     by_token = not (features.by_expert or features.by_offset)
     slot_bytes = hidden + hidden // BLOCK_ELEMENTS * 2 if features.quantized else 2 * hidden

@@ -69,7 +69,7 @@ def _section(rule_set: RuleSet) -> Iterator[str]:
 
 def markdown() -> str:
     """The page docs/limits.md."""
-    served = "; ".join(f"{product} with {' and '.join(schemes)}" for product, schemes in IMPLEMENTED.items())
+    served = "; ".join(f"{product} with {', '.join(schemes)}" for product, schemes in IMPLEMENTED.items())
     lines = [HEADER.format(products=" and ".join(PRODUCTS), served=served)]
     for rule_set in RULE_SETS:
         lines.extend(_section(rule_set))

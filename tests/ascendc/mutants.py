@@ -13,6 +13,7 @@ DISPATCH_WAIT = "include/dispatch_wait.h"
 COMBINE_SEND = "include/combine_send.h"
 COMBINE_WAIT = "include/combine_wait.h"
 SEND_PLAN = "include/send_plan.h"
+SEND_ROWS = "include/send_rows.h"
 ROW_COPY = "include/row_copy.h"
 STATUS_ENTRIES = "include/status_entries.h"
 WAITS = "include/waits.h"
@@ -68,11 +69,15 @@ MUTANTS = (
         "a core's flag without any barrier",
         (
             without(DISPATCH_SEND, "            FinishRowsOfAllBlocks();\n"),
-            without(DISPATCH_SEND, "        halves_.Finish();\n"),
+            Patch(
+                SEND_ROWS,
+                "        halves_.Finish();\n    }\n",
+                "    }\n\n    __aicore__ inline void Finish() {\n        halves_.Finish();\n    }\n",
+            ),
             Patch(
                 DISPATCH_SEND,
                 "        report_.Write();\n",
-                "        halves_.Finish();\n        report_.Write();\n",
+                "        rows_.Finish();\n        report_.Write();\n",
             ),
             without(STATUS_ENTRIES, "        Order<AscendC::HardEvent::MTE3_S>();\n"),
         ),
@@ -131,7 +136,7 @@ MUTANTS = (
         "no S_MTE3 wait before sending stamps",
         (
             Patch(
-                DISPATCH_SEND,
+                SEND_ROWS,
                 "        Order<AscendC::HardEvent::S_MTE3>();\n        rows_.Copy(",
                 "        rows_.Copy(",
             ),

@@ -32,8 +32,8 @@ TABLES = (
         (
             Patch(
                 SEND_PLAN,
-                "        const int32_t rank = shared_ranks_.At(token * num_shared_ + k - args_->topk);\n",
-                "        const int32_t rank = static_cast<int32_t>(k - args_->topk);\n",
+                "        const int32_t rank = shared_ranks_.At(token * num_shared_ + s);\n",
+                "        const int32_t rank = static_cast<int32_t>(s);\n",
             ),
         ),
         _SHARED,
@@ -43,8 +43,8 @@ TABLES = (
         (
             Patch(
                 SEND_PLAN,
-                "shared_slots_.At(token), token, k);",
-                "static_cast<int32_t>(token), token, k);",
+                "shared_slots_.At(indices == 1 ? token : token * indices + s);",
+                "static_cast<int32_t>(indices == 1 ? token : token * indices + s);",
             ),
         ),
         case_of(tokens=(5, 4, 5), shared=(1, 1), inactive=0.4, hidden=64),
@@ -61,8 +61,8 @@ TABLES = (
         _SHARED,
     ),
     Mutant(
-        "masked shared results sent to rank 0",
-        (Patch(SEND_PLAN, "        if (rank == -1) {\n            return 0;\n        }\n", ""),),
+        "masked shared results sent",
+        (Patch(SEND_PLAN, "        if (rank == -1) {\n            return false;\n        }\n", ""),),
         case_of(tokens=(5, 4, 5), shared=(1, 1), inactive=0.4, hidden=64),
     ),
     Mutant(

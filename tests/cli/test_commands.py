@@ -126,7 +126,25 @@ def test_layout_prints_every_region() -> None:
     assert "num_ranks is 1" in run("layout", "--ranks", "1")
 
 
-def test_plan_prints_the_steps_in_order() -> None:
-    output = run("plan")
-    steps = re.findall(r"^\s+(?:compute|communication)\s+(\w+)", output, flags=re.M)
-    assert steps == ["route", "pack", "send", "wait", "offsets", "arrange", "send", "wait", "sum"]
+def test_layout_prints_what_a_scheme_has() -> None:
+    output = run("layout", "--ranks", "4", "--comm-alg", "direct")
+    for region in ("direct_counts", "rows_status", "results_status", "rows", "stamps", "results"):
+        assert f" {region} " in output
+    assert "dispatch_slots" not in output
+    assert "comm_alg is 'hierarchy'" in run("layout", "--comm-alg", "hierarchy")
+
+
+STEPS = {
+    "fullmesh_v1": ["route", "pack", "send", "wait", "offsets", "arrange", "send", "wait", "sum"],
+    "direct": [
+        *("route", "send counts", "pack", "wait for counts", "starts", "places", "send", "flag", "offsets"),
+        *("wait", "stamps", "copy", "flag", "wait", "sum"),
+    ],
+}
+
+
+@pytest.mark.parametrize("comm_alg", list(STEPS))
+def test_plan_prints_the_steps_in_order(comm_alg: str) -> None:
+    output = run("plan", "--comm-alg", comm_alg)
+    steps = re.findall(r"^\s+(?:compute|communication)\s+(\w+(?: \w+)*?)\s+\w+x\d+\(", output, flags=re.M)
+    assert steps == STEPS[comm_alg]

@@ -176,3 +176,19 @@ def rms_norm_sum_model(acc: Float32, residual: Float32, eps: float) -> tuple[Flo
         reciprocal = np.float32(1) / np.float32(len(xf))
         root = np.sqrt(sum_in_lanes_model(xf * xf * reciprocal) + np.float32(eps))
         return xf, np.float32(1) / root
+
+
+def starts_model(counts: list[list[int]], rank: int, num_shared_ranks: int, local: int) -> list[int]:
+    """Where a rank's rows for each entry begin: every receiver's output laid out row by row."""
+    entries = [[m] for m in range(num_shared_ranks)]
+    routed = range(num_shared_ranks, len(counts[0]))
+    entries += [list(routed[i : i + local]) for i in range(0, len(routed), local)]
+    starts = [-1] * len(counts[0])
+    for of_receiver in entries:
+        output: list[tuple[int, int]] = []
+        for entry in of_receiver:
+            for source, row in enumerate(counts):
+                if source == rank:
+                    starts[entry] = len(output)
+                output += [(entry, source)] * row[entry]
+    return starts

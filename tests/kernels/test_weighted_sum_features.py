@@ -25,6 +25,7 @@ FEATURES = [
     SumFeatures(special=True),
     SumFeatures(quantized=True),
     SumFeatures(by_expert=True),
+    SumFeatures(by_offset=True),
     SumFeatures(fp32_out=True),
     SumFeatures(masked=True, shared_x=True, special=True),
     SumFeatures(special=True, quantized=True),
@@ -32,7 +33,8 @@ FEATURES = [
     SumFeatures(by_expert=True, fp32_out=True, shared_x=True),
     SumFeatures(quantized=True, by_expert=True),
     SumFeatures(masked=True, shared_x=True, special=True, quantized=True, fp32_out=True),
-    SumFeatures(True, True, True, True, True, True),
+    SumFeatures(masked=True, shared_x=True, special=True, by_offset=True, fp32_out=True),
+    SumFeatures(True, True, True, True, by_expert=True, fp32_out=True),
 ]
 
 
@@ -98,6 +100,10 @@ class Case:
 
     def make_slots(self, gap: int) -> None:
         """Slots, packed as they lie in a window, and what the receiver reads in each of them."""
+        width = self.topk + self.num_shared
+        # by offset, results lie anywhere before and behind where the sum starts to count
+        self.order = torch.randperm(self.tokens * width, generator=self.generator).view(self.tokens, width)
+        self.origin = self.tokens * width // 2 if self.features.by_offset else 0
         if self.features.by_expert:
             shape: tuple[int, ...] = (NUM_EXPERTS + self.num_shared, max(MAX_INDEX, self.tokens))
         else:
@@ -118,6 +124,9 @@ class Case:
 
     def where(self, token: int, k: int) -> tuple[int, int]:
         """The slot of entry k, or of a shared result from topk on."""
+        if self.features.by_offset:
+            first, second = divmod(int(self.order[token, k]), self.topk + self.num_shared)
+            return first, second
         if not self.features.by_expert:
             return token, k
         if k >= self.topk:
@@ -146,7 +155,7 @@ class Case:
         return not self.features.masked or int(self.active[token]) >= 0
 
     def arguments(self, out: torch.Tensor, first_token: int, num_tokens: int) -> list[torch.Tensor | int]:
-        slots = self.slots.view(-1)
+        slots = self.slots.view(-1)[self.origin * self.slot_width :]
         outer, inner = self.slots.stride(0), self.slots.stride(1)
         by_name: dict[str, torch.Tensor | int] = {
             "slots": slots,
@@ -154,6 +163,7 @@ class Case:
             "topk_idx": self.ids,
             "topk_weights": self.weights,
             "expand_idx": self.expand_idx,
+            "offsets": (self.order - self.origin) * self.slot_width,
             "active": self.active,
             "shared_x": self.shared_x,
             "ori_x": self.ori_x,
@@ -246,7 +256,12 @@ def test_features(
     case.check(launch, target, programs, first_token, min(chunk[1], tokens - first_token))
 
 
-@with_forms(SumFeatures(special=True), SumFeatures(quantized=True), SumFeatures(by_expert=True))
+@with_forms(
+    SumFeatures(special=True),
+    SumFeatures(quantized=True),
+    SumFeatures(by_expert=True),
+    SumFeatures(by_offset=True),
+)
 def test_features_without_weights_and_shared_experts(
     launch: Launch, target: str, features: SumFeatures
 ) -> None:
@@ -254,7 +269,7 @@ def test_features_without_weights_and_shared_experts(
         Case(features, torch.bfloat16, 32, 3, 0, False, seed, 6).check(launch, target, 2, 0, 6)
 
 
-@with_forms(SumFeatures(), SumFeatures(special=True, quantized=True))
+@with_forms(SumFeatures(), SumFeatures(special=True, quantized=True), SumFeatures(by_offset=True))
 def test_several_shared_experts(launch: Launch, target: str, features: SumFeatures) -> None:
     for seed in range(6):
         Case(features, torch.float16, 32, 2, 4, True, seed, 6).check(launch, target, 3, 0, 6)
@@ -271,7 +286,9 @@ def test_any_hidden_size_and_topk(hidden: int, topk: int, dtype: torch.dtype, fe
     Case(features, dtype, hidden, topk, 1, True, hidden, 2).check(launch, "cpu", 1, 0, 2)
 
 
-@with_forms(SumFeatures(), SumFeatures(special=True), SumFeatures(by_expert=True))
+@with_forms(
+    SumFeatures(), SumFeatures(special=True), SumFeatures(by_expert=True), SumFeatures(by_offset=True)
+)
 def test_ids_of_no_expert_add_nothing(launch: Launch, target: str, features: SumFeatures) -> None:
     """Nor do they lead outside the slots."""
     case = Case(features, torch.bfloat16, 32, 4, 1, True, 1, 2)
@@ -310,7 +327,12 @@ def test_what_no_id_leads_to_is_not_read(counts: tuple[int, int, int], target: s
     assert_same_bits(out, case.expected())
 
 
-@with_forms(FEATURES[6], FEATURES[7], FEATURES[8])
+@with_forms(
+    SumFeatures(masked=True, shared_x=True, special=True),
+    SumFeatures(special=True, quantized=True),
+    SumFeatures(masked=True, special=True, by_expert=True),
+    SumFeatures(masked=True, special=True, by_offset=True),
+)
 def test_a_bad_token_leaves_its_neighbours_alone(launch: Launch, target: str, features: SumFeatures) -> None:
     case = Case(features, torch.bfloat16, 32, 3, 1, True, 4, 4)
     case.active[:] = 0
@@ -337,6 +359,7 @@ def test_bytes_moved_count_every_row_once() -> None:
     assert moved(SumFeatures(fp32_out=True)) == 3 * (3 * 128 + 256 + entries)
     assert moved(SumFeatures(quantized=True)) == 3 * (3 * (64 + 16) + 128 + entries)
     assert moved(SumFeatures(by_expert=True)) == 3 * (3 * 128 + 128 + entries + 2 * 4)
+    assert moved(SumFeatures(by_offset=True)) == 3 * (3 * 128 + 128 + entries + 3 * 8)
     for features in (SumFeatures(masked=True), SumFeatures(special=True)):  # the data decide
         assert weighted_sum_kernel(torch.bfloat16, 64, 2, features=features).bytes_moved is None
 
@@ -344,3 +367,10 @@ def test_bytes_moved_count_every_row_once() -> None:
 def test_by_expert_there_is_one_shared_expert_at_most() -> None:
     with pytest.raises(ArgumentError, match="num_shared"):
         weighted_sum_kernel(torch.bfloat16, 32, 2, 2, features=SumFeatures(by_expert=True))
+
+
+@pytest.mark.parametrize("other", ["by_expert", "quantized"])
+def test_by_offset_there_are_plain_rows_only(other: str) -> None:
+    features = dataclasses.replace(SumFeatures(by_offset=True), **{other: True})
+    with pytest.raises(ArgumentError, match=f"by_offset is True.*Leave out features.{other}"):
+        weighted_sum_kernel(torch.bfloat16, 32, 2, features=features)
