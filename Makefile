@@ -37,6 +37,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.operators
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.python_time
+	$(BIN)/python -m benchmarks.trace_overhead
 
 $(VENV)/.packages: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
