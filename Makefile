@@ -31,9 +31,10 @@ docs: $(VENV)/.installed $(VENV)/.docs
 	mv build/limits.md docs/limits.md
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-bench: $(VENV)/.installed
+bench: $(VENV)/.installed $(VENV)/.bench
 	$(BIN)/python -m benchmarks.kernels
-	$(BIN)/python -m benchmarks.dispatch_combine
+	$(BIN)/python -m benchmarks.compare
+	$(BIN)/python -m benchmarks.compare scaling
 	$(BIN)/python -m benchmarks.operators
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.python_time
@@ -57,6 +58,10 @@ $(VENV)/.installed: $(VENV)/.packages $(NATIVE_SOURCES)
 # After .installed only so that two pips never run at once.
 $(VENV)/.docs: $(VENV)/.packages | $(VENV)/.installed
 	$(PIP) --no-build-isolation --editable '.[docs]'
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.packages | $(VENV)/.installed
+	$(PIP) --no-build-isolation --editable '.[bench]'
 	@touch $@
 
 clean:

@@ -14,7 +14,7 @@ from moe_triton.errors import (
     WindowError,
 )
 from moe_triton.handle import DispatchHandle, DispatchOutput
-from moe_triton.pipeline import Pipeline
+from moe_triton.tuning import Tuning
 
 __all__ = [
     "ArgumentError",
@@ -26,7 +26,7 @@ __all__ = [
     "DispatchOutput",
     "EPBuffer",
     "MoeTritonError",
-    "Pipeline",
+    "Tuning",
     "ToolchainError",
     "WindowError",
 ]

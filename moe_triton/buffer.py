@@ -24,10 +24,10 @@ from moe_triton.errors import ArgumentError, BufferStateError
 from moe_triton.handle import DispatchHandle, DispatchOutput
 from moe_triton.layout import layout_of
 from moe_triton.limits import check_config, scheme_of
-from moe_triton.pipeline import Pipeline
 from moe_triton.rendezvous import Meeting
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant
 from moe_triton.trace import TracePath
+from moe_triton.tuning import Tuning
 
 QUANTIZE = (None, "int8")
 
@@ -58,8 +58,8 @@ class EPBuffer:
         backend: "cpu".
         kernels: "triton", or "torch" for machines without the Triton toolchain (slow).
         num_blocks: blocks per kernel, None for what suits the machine.
-        pipeline: how operators are cut into parts, so that computing hides communication; None for the
-            usual way. Any setting gives the same bits.
+        tuning: how operators are cut into parts, how rows are copied and flags waited for; None for what
+            suits the machine. Any setting gives the same bits.
         timeout_s: seconds that one wait may take before it raises.
         explicitly_destroy: warn if the buffer is dropped without `close`.
         trace: file that all ranks write to what ran when, for Perfetto (docs/traces.md); None for none.
@@ -89,7 +89,7 @@ class EPBuffer:
         backend: str = "cpu",
         kernels: str = "triton",
         num_blocks: int | None = None,
-        pipeline: Pipeline | None = None,
+        tuning: Tuning | None = None,
         timeout_s: float = 60.0,
         explicitly_destroy: bool = False,
         trace: TracePath | None = None,
@@ -113,11 +113,11 @@ class EPBuffer:
         self._communicator = Communicator(
             meeting,
             config,
-            lambda: make_backend(backend, kernels),
+            lambda: make_backend(backend, kernels, tuning),
             check_window=lambda needed: _check_num_bytes(num_bytes, needed),
             num_blocks=num_blocks,
             timeout_s=timeout_s,
-            pipeline=pipeline,
+            tuning=tuning,
             trace=trace,
         )
         self.config, self.rank = config, meeting.rank

@@ -23,7 +23,6 @@ from moe_triton.diagnosis import missing_in_combine, missing_in_dispatch, missin
 from moe_triton.errors import ArgumentError, BufferStateError, CommunicationTimeoutError
 from moe_triton.layout import NUM_ZONES, DirectLayout
 from moe_triton.limits import check_config
-from moe_triton.pipeline import Pipeline
 from moe_triton.plan import Launch, Part
 from moe_triton.rendezvous import Meeting
 from moe_triton.schemes.direct import Direct
@@ -31,6 +30,7 @@ from moe_triton.schemes.fullmesh import Fullmesh
 from moe_triton.schemes.site import Site
 from moe_triton.schemes.variants import DispatchVariant, Variant
 from moe_triton.trace import Trace, TraceFile, TracePath
+from moe_triton.tuning import Tuning
 
 # Orders the uses of a process's communicators: the same on every rank, since all make the same calls.
 _clock = itertools.count(1)
@@ -50,7 +50,7 @@ class Communicator:
         num_blocks: blocks per kernel, None for what suits the machine.
         timeout_s: seconds that one wait may take.
         exchange: the tensor-parallel group of two, where there is one.
-        pipeline: how operators are cut into parts; None for the usual way.
+        tuning: how operators are cut into parts; None for the usual way.
         trace: file for a trace of all ranks, None for none.
 
     Raises:
@@ -70,7 +70,7 @@ class Communicator:
         num_blocks: int | None = None,
         timeout_s: float = 60.0,
         exchange: Meeting | None = None,
-        pipeline: Pipeline | None = None,
+        tuning: Tuning | None = None,
         trace: TracePath | None = None,
     ) -> None:
         self.config, self.rank = config, meeting.rank
@@ -86,8 +86,8 @@ class Communicator:
         blocks = num_blocks if num_blocks is not None else self.backend.num_blocks(meeting.num_ranks)
         if not 1 <= blocks <= MAX_BLOCKS:
             raise ArgumentError("num_blocks", blocks, f"it must be 1 to {MAX_BLOCKS}", "Pass None.")
-        pipeline = pipeline or Pipeline()
-        pipeline.check(blocks)
+        tuning = tuning or Tuning()
+        tuning.check(blocks)
         self.site = Site(
             config,
             self.rank,
@@ -95,7 +95,7 @@ class Communicator:
             int(timeout_s * 1e6),
             self.backend.name,
             exchange.rank if exchange else None,
-            pipeline,
+            tuning,
         )
         self.layout = self.site.layout
         self.capacity = self.site.capacity
@@ -204,10 +204,10 @@ class Communicator:
             del self._in_flight[operator]
 
     def _parts(self, operator: str, bindings: Bindings) -> int:
-        tokens = bindings["num_tokens"]
+        tokens = bindings.get("num_tokens", 0)  # combine's setup works on rows
         assert isinstance(tokens, int)
-        pipeline = self.site.pipeline
-        each = pipeline.dispatch_tokens if operator == "dispatch" else pipeline.combine_tokens
+        tuning = self.site.tuning
+        each = tuning.dispatch_tokens if operator == "dispatch" else tuning.combine_tokens
         return -(-tokens // each) if tokens > each else 1
 
     def _zone(self, operator: str) -> int:

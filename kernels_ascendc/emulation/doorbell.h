@@ -23,6 +23,7 @@ struct Doorbell {
     static constexpr uint64_t BYTES = 4096;  // a page of its own behind each window
     static constexpr uint64_t ALIGN = 64;
     static constexpr uint64_t NOBODY = 0;
+    static constexpr long LONGEST_NAP_NS = 2 * 1000 * 1000;
 
     std::atomic<uint64_t> count;
     std::atomic<uint64_t> wake_at;
@@ -41,16 +42,14 @@ struct Doorbell {
 
     // Until `wanted` flags have been counted, or a moment has passed: a deadline is near at any time, and what a
     // peer writes here must not keep anyone asleep.
-    void SleepUntil(uint64_t wanted) {
-        constexpr long LONGEST_NAP_NS = 2 * 1000 * 1000;
+    void SleepUntil(uint64_t wanted, timespec longest = {0, LONGEST_NAP_NS}) {
         const uint32_t seen = wakes.load();
         // Several threads may sleep: the first of them to be served wakes all.
         for (uint64_t other = wake_at.load(); other == NOBODY || wanted < other;) {
             if (wake_at.compare_exchange_weak(other, wanted)) break;
         }
         if (count.load() >= wanted) return;
-        const timespec nap{0, LONGEST_NAP_NS};
-        syscall(SYS_futex, reinterpret_cast<uint32_t*>(&wakes), FUTEX_WAIT, seen, &nap, nullptr, 0);
+        syscall(SYS_futex, reinterpret_cast<uint32_t*>(&wakes), FUTEX_WAIT, seen, &longest, nullptr, 0);
     }
 };
 

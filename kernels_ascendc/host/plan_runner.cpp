@@ -109,8 +109,8 @@ bool RunBoth(const MoePlan* plan, uint64_t communication, uint64_t compute) {
     return is_good;
 }
 
-// See moe_run_plan.
-int64_t RunLaunches(const MoePlan* plan) {
+// See `moe_run_plan`.
+int64_t Walk(const MoePlan* plan) {
     for (uint64_t i = 0; i < plan->num_launches; ++i) {
         uint64_t communication = i;
         bool is_good = true;
@@ -154,7 +154,9 @@ int64_t moe_run_plan(const MoePlan* plan, const uint64_t* holes) {
     }
     moe_use_settings(plan->settings);
     const moe::CallTrace trace(plan->trace, holes);
-    return trace.End(RunLaunches(plan));
+    const int64_t result = trace.End(Walk(plan));
+    moe_use_settings(nullptr);
+    return result;
 }
 
 // Position of the first id outside [-1, num_experts) (`*rule` = 1) or equal to an earlier one of its

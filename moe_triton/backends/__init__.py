@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from moe_triton.backends.base import Backend
 from moe_triton.errors import ArgumentError
+from moe_triton.tuning import Tuning
 
 BACKENDS = ("cpu",)
 
 
-def make_backend(name: str, kernels: str) -> Backend:
-    """The back end of this name.
+def make_backend(name: str, kernels: str, tuning: Tuning | None = None) -> Backend:
+    """The back end of this name, with its own share of the tuning.
 
     Raises:
         ArgumentError: there is none.
@@ -18,5 +19,5 @@ def make_backend(name: str, kernels: str) -> Backend:
     if name == "cpu":
         from moe_triton.backends.cpu.backend import CpuBackend
 
-        return CpuBackend(kernels)
+        return CpuBackend(kernels, tuning)
     raise ArgumentError("backend", repr(name), f"it must be one of {list(BACKENDS)}", "Use backend='cpu'.")

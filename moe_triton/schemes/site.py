@@ -10,8 +10,8 @@ import torch
 from moe_triton.config import Config
 from moe_triton.kernel import AscendCKernel, TritonKernel
 from moe_triton.layout import UB_ALIGN, ExchangeLayout, Layout, SlotLayout, WindowLayout, align, layout_of
-from moe_triton.pipeline import Pipeline
 from moe_triton.plan import Launch, Part, Stream, Value, launch
+from moe_triton.tuning import Tuning
 
 BLOCK_QUANTIZE_ELEMENTS = 8
 Scratch = dict[str, tuple[int, torch.dtype]]
@@ -28,7 +28,7 @@ class Site:
         timeout_us: deadline of each wait, in microseconds.
         target: what the Triton kernels are specialised for: the back end's name.
         exchange_rank: this rank's number among two tensor-parallel ranks, or None.
-        pipeline: how operators are cut into parts.
+        tuning: how operators are cut into parts.
     """
 
     config: Config
@@ -37,7 +37,7 @@ class Site:
     timeout_us: int
     target: str
     exchange_rank: int | None = None
-    pipeline: Pipeline = field(default_factory=Pipeline)
+    tuning: Tuning = field(default_factory=Tuning)
 
     @cached_property
     def layout(self) -> Layout:
@@ -63,13 +63,13 @@ class Site:
     @property
     def overlaps(self) -> bool:
         """Whether computing and communicating have blocks of their own."""
-        return self.pipeline.communication_blocks > 0
+        return self.tuning.communication_blocks > 0
 
     def blocks(self, stream: Stream, parts: int) -> int:
         """Blocks of a launch that is one of ``parts``."""
         if parts == 1 or not self.overlaps:
             return self.num_blocks
-        communication = self.pipeline.communication_blocks
+        communication = self.tuning.communication_blocks
         return communication if stream == "communication" else self.num_blocks - communication
 
     @property

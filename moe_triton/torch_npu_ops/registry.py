@@ -158,6 +158,7 @@ def communicator(place: Place) -> Communicator:
         num_blocks=chosen.num_blocks,
         timeout_s=chosen.timeout_s,
         exchange=exchange,
+        tuning=chosen.tuning,
         trace=chosen.trace,
     )
     if len(kept) >= KEPT_PER_GROUP:

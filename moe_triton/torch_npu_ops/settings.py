@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from moe_triton.backends import make_backend
 from moe_triton.backends.base import Backend
@@ -12,6 +12,7 @@ from moe_triton.config import Product
 from moe_triton.errors import ArgumentError
 from moe_triton.limits import DEFAULT_MEGABYTES
 from moe_triton.trace import TraceFile, TracePath
+from moe_triton.tuning import Tuning
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,12 @@ class Settings:
     kernels: str = "triton"
     timeout_s: float = 60.0
     num_blocks: int | None = None
+    tuning: Tuning = field(default_factory=Tuning)
     trace: str | None = None
 
     def make_backend(self) -> Backend:
         """The back end that these settings name."""
-        return make_backend(self.backend, self.kernels)
+        return make_backend(self.backend, self.kernels, self.tuning)
 
 
 _current = Settings()
@@ -55,6 +57,7 @@ def configure(
     kernels: str = "triton",
     timeout_s: float = 60.0,
     num_blocks: int | None = None,
+    tuning: Tuning | None = None,
     trace: TracePath | None = None,
 ) -> None:
     """Sets what torch_npu's functions have no argument for. Call it before the first of them, on every rank.
@@ -66,6 +69,8 @@ def configure(
         kernels: "triton", or "torch" for machines without the Triton toolchain (slow).
         timeout_s: seconds that one wait may take before it raises.
         num_blocks: blocks per kernel, None for what suits the machine.
+        tuning: how operators are cut into parts, how rows are copied and flags waited for; None for what
+            suits the machine. Any setting gives the same bits.
         trace: file that all ranks write to what ran when, for Perfetto (docs/traces.md); None for none. It
             is written when a group's windows are given back, and when the process ends.
 
@@ -77,7 +82,7 @@ def configure(
     check_choice("kernels", kernels, ("triton", "torch"))
     check_positive("timeout_s", timeout_s)
     path = None if trace is None else str(TraceFile(trace).path)
-    _current = Settings(product, relaxed, backend, kernels, timeout_s, num_blocks, path)
+    _current = Settings(product, relaxed, backend, kernels, timeout_s, num_blocks, tuning or Tuning(), path)
     _number = _numbers.setdefault(_current, len(_numbers))
 
 

@@ -12,11 +12,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 RUNS = {
-    "dispatch_combine": (
-        ["--iterations", "2", "--ranks", "2", "--tokens", "4"],
-        {"dc_vs_gloo_alltoallv"},
-        {"ranks", "tokens", "quantize"},
-    ),
     "kernels": (["--hidden", "512"], {"vs_torch", "vs_memcpy"}, {"kernel"}),
     "operators": (
         ["--iterations", "2", "--ranks", "4", "--tokens", "2"],

@@ -17,12 +17,13 @@ from moe_triton.backends.cpu.executable import NativeExecutable, TorchExecutable
 from moe_triton.backends.cpu.output_pool import OutputPool
 from moe_triton.backends.cpu.trace_log import NativeTraceLog
 from moe_triton.backends.cpu.triton.toolchain import find_toolchain
-from moe_triton.backends.cpu.tuning import CpuTuning, default_tuning
+from moe_triton.backends.cpu.tuning import CpuSettings, settings_of
 from moe_triton.backends.cpu.window import SharedWindow
 from moe_triton.checks import CPU
 from moe_triton.errors import ArgumentError
 from moe_triton.plan import Plan
 from moe_triton.rendezvous import Meeting
+from moe_triton.tuning import Tuning
 
 Kernels = Literal["triton", "torch"]
 KERNELS: tuple[Kernels, ...] = ("triton", "torch")
@@ -46,13 +47,13 @@ class CpuBackend:
 
     name = "cpu"
 
-    def __init__(self, kernels: str = "triton", tuning: CpuTuning | None = None) -> None:
+    def __init__(self, kernels: str = "triton", tuning: Tuning | None = None) -> None:
         if kernels not in KERNELS:
             raise ArgumentError(
                 "kernels", repr(kernels), f"it must be one of {list(KERNELS)}", "Use 'triton'."
             )
         self.kernels = kernels
-        self.tuning = tuning
+        self.tuning = tuning or Tuning()
         self.device = CPU
         self._library = native.library()
         if kernels == "triton":
@@ -87,12 +88,12 @@ class CpuBackend:
         """See `moe_triton.backends.base.Backend`."""
         assert log is None or isinstance(log, NativeTraceLog)
         if self.kernels == "torch":
-            return TorchExecutable(plan, report, fixed, self._tuning(fixed), log)
-        return NativeExecutable(plan, report, fixed, self._tuning(fixed), log)
+            return TorchExecutable(plan, report, fixed, self._settings(fixed), log)
+        return NativeExecutable(plan, report, fixed, self._settings(fixed), log)
 
-    def _tuning(self, fixed: Bindings) -> CpuTuning:
+    def _settings(self, fixed: Bindings) -> CpuSettings:
         peers = fixed.get("peers")
-        return self.tuning or default_tuning(peers.numel() if isinstance(peers, torch.Tensor) else 1)
+        return settings_of(self.tuning, peers.numel() if isinstance(peers, torch.Tensor) else 1)
 
     def num_blocks(self, num_ranks: int) -> int:
         """One block per core that this rank can have to itself, at least one."""

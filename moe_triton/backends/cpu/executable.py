@@ -13,7 +13,7 @@ from moe_triton.backends.base import Bindings
 from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.trace_log import NativeTraceLog
 from moe_triton.backends.cpu.triton import load
-from moe_triton.backends.cpu.tuning import CpuTuning
+from moe_triton.backends.cpu.tuning import CpuSettings
 from moe_triton.errors import ToolchainError
 from moe_triton.kernel import Arg, AscendCKernel, TritonKernel
 from moe_triton.plan import Hole, Launch, Part, Plan
@@ -29,12 +29,12 @@ class NativeExecutable:
         plan: Plan,
         report: torch.Tensor,
         fixed: Bindings,
-        tuning: CpuTuning,
+        settings: CpuSettings,
         log: NativeTraceLog | None = None,
     ) -> None:
         self._plan = plan
         self.failed_launch: Launch | None = None
-        self._settings = settings_struct(tuning, fixed)
+        self._settings = settings_struct(settings, fixed)
         self._fixed = fixed  # keeps the memory alive whose addresses stand in the words
         self._holes = tuple(name for name in plan.holes if name not in fixed)
         self._trace = log.add_plan(plan, self._holes) if log else None
@@ -105,14 +105,14 @@ class TorchExecutable:
         plan: Plan,
         report: torch.Tensor,
         fixed: Bindings,
-        tuning: CpuTuning,
+        settings: CpuSettings,
         log: NativeTraceLog | None = None,
     ) -> None:
         self._plan = plan
         self._log = log
         self._trace = log.add_plan(plan, ()) if log else None
         self.failed_launch: Launch | None = None
-        self._settings = settings_struct(tuning, fixed)
+        self._settings = settings_struct(settings, fixed)
         self._report = report
         self._fixed = fixed
         self._durations = [0.0] * len(plan.launches)
@@ -133,7 +133,6 @@ class TorchExecutable:
 
     def _run(self, bindings: Bindings) -> int:
         self._report.zero_()
-        native.library().moe_use_settings(ctypes.addressof(self._settings))
         for i, launch in enumerate(self._plan.launches):
             start = time.perf_counter()
             if isinstance(launch.kernel, TritonKernel):
@@ -158,9 +157,13 @@ class TorchExecutable:
         for position, hole in holes:
             words[position] = _filled(hole, bindings)
         array = (ctypes.c_uint64 * len(words))(*words)
-        function = getattr(native.library(), cast(AscendCKernel, launch.kernel).symbol)
+        library = native.library()
+        function = getattr(library, cast(AscendCKernel, launch.kernel).symbol)
         stream = ctypes.byref(native.TracedLaunchStruct(self._log.address, number, 0)) if self._log else None
-        if function(ctypes.c_uint32(launch.blocks), stream, ctypes.byref(array)) != 0:
+        library.moe_use_settings(ctypes.addressof(self._settings))
+        failed: int = function(ctypes.c_uint32(launch.blocks), stream, ctypes.byref(array))
+        library.moe_use_settings(None)
+        if failed:
             raise ToolchainError(f"{self._plan.operator}: {launch.step} failed: {native.last_error()}")
 
     def durations_us(self) -> dict[str, float]:
@@ -168,7 +171,7 @@ class TorchExecutable:
         return _by_step(self._plan, self._durations)
 
 
-def settings_struct(tuning: CpuTuning, fixed: Bindings) -> native.SettingsStruct:
+def settings_struct(settings: CpuSettings, fixed: Bindings) -> native.SettingsStruct:
     """What native launches need to know: how to copy and wait, and where the group's doorbells are."""
     groups = []
     for prefix in ("", "exchange_"):
@@ -178,9 +181,9 @@ def settings_struct(tuning: CpuTuning, fixed: Bindings) -> native.SettingsStruct
             assert isinstance(window, torch.Tensor)
             groups.append(native.WindowGroupStruct(peers.data_ptr(), peers.numel(), window.numel()))
     return native.SettingsStruct(
-        tuning.cached_bytes,
-        tuning.spins,
-        tuning.yields,
+        settings.cached_bytes,
+        settings.spins,
+        settings.yields,
         len(groups),
         (native.WindowGroupStruct * 2)(*groups),
     )

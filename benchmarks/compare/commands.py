@@ -1,0 +1,177 @@
+"""The commands behind ``python -m benchmarks.compare``."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.compare import page as pages
+from benchmarks.compare import plots
+from benchmarks.compare.cases import DEFAULT_OUT, EXPERTS, ROOT, ROUTES, Job
+from benchmarks.compare.figures import Samples, records
+from benchmarks.compare.launch import MPI_OPTIONS, BenchmarkError, Message, Mpi, run_job
+from benchmarks.compare.report import Files, Report, print_absences, print_report
+from benchmarks.compare.samples import Sample, from_message
+from benchmarks.compare.scaling import SCALED, SWEEPS, SweepKind, scaling_records, scaling_table
+from benchmarks.compare.tables import console
+from benchmarks.harness import parser
+
+CASE_SECONDS, SWEEP_SECONDS = 10.0, 40.0
+NO_MPI_NEEDED = Mpi(None, "not asked for")
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Measures every case and leaves CSV, JSON, plots and tables."""
+    options = _run_parser().parse_args(arguments)
+    wants_mpi = any(route.startswith("mpi_") for route in options.routes)
+    mpi = Mpi.find() if wants_mpi else NO_MPI_NEEDED
+    jobs = [
+        _job("compare", ranks, options.tokens, options, options.routes, options.seconds)
+        for ranks in options.ranks
+    ]
+    samples: list[Sample] = []
+    started = time.monotonic()
+    try:
+        _measure(jobs, mpi, samples)
+    finally:  # what was measured before a failure is kept
+        found = Samples(samples)
+        settings = {**_settings(options, started), "mpirun": " ".join(MPI_OPTIONS) if mpi.mpirun else ""}
+        report = Report.of(records(found), found, settings, mpi.version)
+        Files(options.out).save(samples, report)
+        if options.json:
+            report.save(options.json)
+    print_report(found, console())
+    _plot(lambda: plots.plot_comparison(found, options.out), options.out)
+
+
+def scaling(arguments: Sequence[str]) -> None:
+    """Varies batch size and number of ranks, all sizes interleaved."""
+    options = _scaling_parser().parse_args(arguments)
+    jobs: dict[SweepKind, Job] = {
+        "tokens": _job("tokens", 2, options.tokens, options, SCALED, options.seconds),
+        "ranks": _job("ranks", options.ranks, [options.tokens_of_ranks], options, SCALED, options.seconds),
+    }
+    found: dict[SweepKind, Samples] = {}
+    every = []
+    for kind in SWEEPS:
+        samples: list[Sample] = []
+        started = time.monotonic()
+        _measure([jobs[kind]], NO_MPI_NEEDED, samples)
+        found[kind] = Samples(samples)
+        figures = scaling_records(kind, found[kind])
+        every += figures
+        report = Report.of(figures, found[kind], _settings(options, started))
+        Files(options.out, f"scaling_{kind}").save(samples, report)
+        scaling_table(kind, found[kind]).print(console())
+        print_absences(found[kind], console())
+    if options.json:
+        Report.of(every, found["tokens"], _settings(options, started)).save(options.json)
+    _plot(lambda: plots.plot_scaling(found, options.out), options.out)
+
+
+def page(arguments: Sequence[str]) -> None:
+    """Writes docs/benchmarks.md and its figures from the last runs' files."""
+    options = argparse.ArgumentParser(prog="python -m benchmarks.compare page", description=page.__doc__)
+    options.add_argument("--out", type=Path, default=DEFAULT_OUT, help="folder that the runs wrote to")
+    options.add_argument("--docs", type=Path, default=ROOT / "docs", help="folder of the page")
+    chosen = options.parse_args(arguments)
+    pages.write(chosen.out, chosen.docs)
+    console().print(f"wrote {chosen.docs / pages.NAME}", highlight=False)
+
+
+def _run_parser() -> argparse.ArgumentParser:
+    options = _parser("Our routes against gloo, Open MPI and memcpy, interleaved.", CASE_SECONDS)
+    options.add_argument("--ranks", type=_ranks, nargs="+", default=[2, 4, 8])
+    options.add_argument("--tokens", type=int, nargs="+", default=[16, 64, 256], help="per rank")
+    options.add_argument("--routes", nargs="+", choices=ROUTES, default=list(ROUTES), metavar="ROUTE",
+                         help=f"of {', '.join(ROUTES)}")  # fmt: skip
+    _add_quantize(options, [False, True])
+    return options
+
+
+def _scaling_parser() -> argparse.ArgumentParser:
+    options = _parser("Time per byte over batch sizes and numbers of ranks.", SWEEP_SECONDS)
+    tokens = [64, 128, 256, 512, 1024]
+    options.add_argument("--tokens", type=int, nargs="+", default=tokens, help="per rank, of two ranks")
+    options.add_argument("--ranks", type=_ranks, default=16, help="most; powers of two from 2 on")
+    options.add_argument("--tokens-of-ranks", type=int, default=64, help="per rank, over the ranks")
+    _add_quantize(options, [False])
+    return options
+
+
+def _parser(description: str, seconds: float) -> argparse.ArgumentParser:
+    options = parser(description)
+    options.add_argument("--iterations", type=int, help="per case, instead of as many as fit --seconds")
+    options.add_argument("--seconds", type=float, default=seconds, help="to measure a case for, about")
+    options.add_argument("--out", type=Path, default=DEFAULT_OUT, help="folder for CSV, JSON and plots")
+    options.add_argument(
+        "--default-malloc", action="store_true", help="let malloc give freed memory back, at the peers' cost"
+    )
+    return options
+
+
+def _add_quantize(options: argparse.ArgumentParser, default: list[bool]) -> None:
+    options.set_defaults(quantize=default)
+    for flag, value, text in (
+        ("--quantize", [True], "only rows as int8"),
+        ("--no-quantize", [False], "only rows as bf16"),
+        ("--both", [False, True], "one after the other"),
+    ):
+        options.add_argument(flag, dest="quantize", action="store_const", const=value, help=text)
+
+
+def _ranks(text: str) -> int:
+    ranks = int(text)
+    if ranks < 2 or EXPERTS % ranks:
+        raise argparse.ArgumentTypeError(f"{ranks}: at least 2, and a divisor of {EXPERTS} experts")
+    return ranks
+
+
+def _job(kind: Any, ranks: int, tokens: Sequence[int], options: Any, routes: Any, seconds: float) -> Job:
+    chosen = tuple(tokens), tuple(options.quantize), tuple(routes)
+    memory = not options.default_malloc
+    return Job(kind, ranks, *chosen, options.iterations, seconds, results="", keeps_memory=memory)
+
+
+def _settings(options: argparse.Namespace, started: float) -> dict[str, Any]:
+    kept = ("ranks", "tokens", "quantize", "iterations", "seconds", "default_malloc")
+    took = {"took_s": round(time.monotonic() - started)}
+    return {name: getattr(options, name) for name in kept} | took
+
+
+def _measure(jobs: Sequence[Job], mpi: Mpi, samples: list[Sample]) -> None:
+    """Runs jobs one after the other under two progress bars, and appends what they measured."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, transient=True, console=Console(stderr=True)) as progress:
+        cases = progress.add_task("cases", total=sum(job.num_cases for job in jobs))
+        iterations = progress.add_task("starting", total=None)
+
+        def hear(message: Message) -> None:
+            if message["kind"] == "start":
+                progress.reset(iterations, description=message["case"], total=None)
+            elif message["kind"] == "iteration":
+                progress.update(iterations, completed=message["done"], total=message["total"])
+            else:
+                samples.extend(from_message(message["samples"]))
+                progress.advance(cases)
+
+        for job in jobs:
+            progress.reset(iterations, description=f"starting {job.ranks} ranks", total=None)
+            try:
+                run_job(job, mpi, hear)
+            except BenchmarkError as error:
+                raise SystemExit(f"{job.ranks} ranks: {error}") from error
+
+
+def _plot(draw: Any, folder: Path) -> None:
+    if not plots.is_available():
+        console().print("plots: absent: matplotlib is not installed: pip install 'moe_triton[bench]'")
+        return
+    names = ", ".join(path.name for path in draw())
+    console().print(f"{folder}: CSV, JSON, {names}", highlight=False)

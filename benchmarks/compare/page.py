@@ -1,0 +1,146 @@
+"""The page of the documentation: method, figures of the last full run, and how to repeat it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.compare import plots
+from benchmarks.compare.figures import DIRECT_METRICS, METRICS, Samples
+from benchmarks.compare.report import Files, Report
+from benchmarks.compare.scaling import SWEEPS, SweepKind, scaling_table
+from benchmarks.compare.tables import metric_table, summary_table, time_table
+
+NAME, FIGURES = "benchmarks.md", "benchmarks"
+
+METHOD = """\
+# Benchmarks
+
+Dispatch and combine through slots and directly, side by side with what one would use instead, on one machine
+with a CPU. `python -m benchmarks.compare page` writes this page; nothing in it was typed in.
+
+## What is compared
+
+| Route | What it is |
+| --- | --- |
+| slots | `EPBuffer()`: rows into the peers' windows, flags, and a copy into expert order |
+| direct and pull | `EPBuffer(comm_alg="direct")`: rows to where they stay, answers read where they are |
+| gloo all-to-all-v | torch.distributed: sort, exchange of counts, all-to-all-v, reordering, and back |
+| gloo all-gather, reduce-scatter | every row to every rank, every rank sums what its experts have |
+| MPI all-to-all-v; all-gather, reduce-scatter | the same two over Open MPI, through shared memory |
+| MPI all-to-all-v, our kernels | with our Triton kernels and buffers made once |
+| slots without waiting | the plans of slots without the launches that wait for flags |
+| memcpy | of the bytes that slots or direct have to move |
+
+Local work (quantising, packing, reordering, weighted sum) is written in the usual torch way in the gloo and
+MPI routes, but for the one that says otherwise. No token is dropped, experts answer at once, and all routes
+get the same tokens, routing and answers. With *direct*, experts write their answers straight into the window,
+which costs them nothing extra.
+
+## How it is measured
+
+- One process group has all routes: mpirun starts the ranks, and gloo meets at a file. MPI yields when idle,
+  ranks are not pinned, torch has one thread per rank, and malloc keeps freed memory, so that no route pays
+  for page faults.
+- Before anything is timed, every route's rows, scales, counts and outputs are compared with those of gloo's
+  all-to-all-v, bit for bit, and afterwards once more. The sums of reduce-scatter come in another order: their
+  outputs may differ by one unit of bf16 (relative 2^-7, absolute 1e-5).
+- In each iteration every route runs once, in random order, the same on all ranks, behind a barrier. A time is
+  the last rank out minus the first rank in. In every other iteration each route runs once more with a barrier
+  between dispatch and combine, which gives the times of the two apart.
+- A ratio is taken inside an iteration, and the median over iterations is what counts; absolute times on a
+  shared machine mean little. The best of MPI is, in each case, the one with the lower median.
+- Time in the kernels is what the plans' launches took on the rank that spent most in them, waiting included.
+- memcpy copies on every rank half of the bytes that the scheme has to read and write there, a row at a time,
+  between buffers that nothing else touches, and which together are as large as what the scheme reads and
+  writes. A row that is read several times in a row counts once, scales and flags not at all
+  (`benchmarks/compare/traffic.py`). In one piece, libc may choose stores that bypass the caches: *direct* is
+  held against whichever of the two is faster in a case.
+
+## How to repeat it
+
+```
+pip install -e '.[cpu,bench]'
+python -m benchmarks.compare           # --help shows what can be chosen
+python -m benchmarks.compare scaling
+python -m benchmarks.compare page
+```
+
+Samples, one a row, and figures go to `build/compare`. Without Open MPI its routes are reported as absent. The
+largest case, 8 ranks with 256 tokens each and all routes at once, takes about 21 GB of memory, of which the windows
+of slots and direct are 12 GB.
+"""
+
+EMPTY = "\n## Figures\n\nNo full run is on record yet.\n"
+
+
+def write(runs: Path, docs: Path) -> None:
+    """Writes the page and its figures from the files of the last runs, as far as there are any."""
+    docs.mkdir(parents=True, exist_ok=True)
+    (docs / NAME).write_text(text(runs, docs / FIGURES), encoding="utf-8")
+
+
+def text(runs: Path, figures: Path) -> str:
+    """The page's text. Plots are drawn into ``figures``, and the JSON files are copied there."""
+    comparison = Files(runs)
+    sweeps = {kind: Files(runs, f"scaling_{kind}") for kind in SWEEPS}
+    if not comparison.exist():
+        return METHOD + EMPTY
+    parts = [METHOD, _comparison(comparison, figures)]
+    if all(files.exist() for files in sweeps.values()):
+        parts.append(_scaling(sweeps, figures))
+    return "\n".join(parts)
+
+
+def _comparison(files: Files, figures: Path) -> str:
+    samples, report = files.load()
+    found = Samples(samples)
+    plots.plot_comparison(found, figures)
+    report.save(figures / files.json.name)
+    parts = ["## The machine\n", _facts({**report.machine, **report.versions}), _settings(report)]
+    if report.absent:
+        parts += ["## Absent\n", *(f"- {line}" for line in report.absent), ""]
+    parts += ["## Ratios\n", _image("Time of each peer against slots", plots.SPEEDUPS)]
+    for metric in METRICS:
+        parts += [f"### {metric.title}\n", metric_table(found, metric).markdown(), ""]
+    parts += ["### The peers against direct\n", summary_table(found, DIRECT_METRICS).markdown(), ""]
+    parts += [
+        "## Times\n",
+        _image("Times against tokens per rank", plots.BY_TOKENS),
+        _image("Times against ranks", plots.BY_RANKS),
+    ]
+    for case in found.cases:
+        table = time_table(found, case)
+        parts += [f"### {table.title}\n", table.markdown(), ""]
+    return "\n".join(parts)
+
+
+def _scaling(sweeps: dict[SweepKind, Files], figures: Path) -> str:
+    found: dict[SweepKind, Samples] = {}
+    parts = ["## Scaling\n"]
+    for kind, files in sweeps.items():
+        samples, report = files.load()
+        found[kind] = Samples(samples)
+        report.save(figures / files.json.name)
+        table = scaling_table(kind, found[kind])
+        parts += [f"{table.title}.\n", table.markdown(), ""]
+    plots.plot_scaling(found, figures)
+    parts.insert(1, _image("Time per byte against sizes", plots.SCALING))
+    return "\n".join(parts)
+
+
+def _image(title: str, name: str) -> str:
+    return f"![{title}]({FIGURES}/{name})\n"
+
+
+def _facts(facts: dict[str, str]) -> str:
+    rows = [f"| {name} | {value} |" for name, value in facts.items() if value]
+    return "\n".join(["| | |", "| --- | --- |", *rows, ""])
+
+
+def _settings(report: Report) -> str:
+    shown: dict[str, Any] = {
+        name: value for name, value in report.settings.items() if value not in (None, "")
+    }
+    pairs = ", ".join(f"{name} {value}" for name, value in shown.items())
+    return f"Settings: {pairs}.\n"

@@ -1,0 +1,101 @@
+"""The routes of one case, made together; what cannot be made is named with the reason."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.compare.cases import EXPERTS, HIDDEN, TOPK
+from benchmarks.compare.inputs import Inputs
+from benchmarks.compare.routes.allgather import AllGather
+from benchmarks.compare.routes.alltoallv import AllToAllV
+from benchmarks.compare.routes.base import Delivered, Route
+from benchmarks.compare.routes.exchanges import Gloo, Mpi
+from benchmarks.compare.routes.memcpy import Arena, Memcpy
+from benchmarks.compare.routes.mpi_native import MpiNative
+from benchmarks.compare.routes.nowait import NoWait
+from benchmarks.compare.routes.ours import Direct, Slots
+from moe_triton import EPBuffer
+from moe_triton.errors import ArgumentError, WindowError
+
+__all__ = ["COMM_ALGS", "Buffers", "Delivered", "Route", "make_routes"]
+
+# Routes with a buffer of their own.
+COMM_ALGS = {"slots": "", "direct": "direct"}
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """The buffers that could be constructed, and why the others could not."""
+
+    made: dict[str, EPBuffer]
+    absent: dict[str, str]
+
+    @staticmethod
+    def open(names: set[str], num_tokens: int, stack: contextlib.ExitStack) -> Buffers:
+        """Constructs those of these names; collective. They are closed with the stack."""
+        made: dict[str, EPBuffer] = {}
+        absent: dict[str, str] = {}
+        for name in sorted(names):
+            try:
+                buffer = EPBuffer(
+                    num_max_tokens_per_rank=num_tokens,
+                    hidden=HIDDEN,
+                    num_topk=TOPK,
+                    num_experts=EXPERTS,
+                    comm_alg=COMM_ALGS[name],
+                )
+            except (ArgumentError, WindowError) as error:
+                absent[name] = str(error)
+                continue
+            made[name] = stack.enter_context(buffer)
+        return Buffers(made, absent)
+
+
+def make_routes(
+    inputs: Inputs, quantize: bool, wanted: set[str], buffers: Buffers, comm: Any, no_mpi: str
+) -> tuple[dict[str, Route], dict[str, str]]:
+    """Routes by name, and the reasons for those that are absent.
+
+    Args:
+        wanted: names. Gloo's all-to-all-v is made in any case: the others are checked against it.
+        comm: an ``mpi4py.MPI.Comm``, or None.
+        no_mpi: why there is none.
+    """
+    routes: dict[str, Route] = {"gloo_alltoallv": AllToAllV(inputs, Gloo(), quantize)}
+    absent = {name: reason for name, reason in buffers.absent.items() if name in wanted}
+    if "slots" in buffers.made:
+        slots = Slots(inputs, buffers.made["slots"], quantize)
+        routes["slots"] = slots
+        if "nowait" in wanted:
+            _run_both_zones(slots)
+            routes["nowait"] = NoWait(slots)
+    elif "nowait" in wanted:
+        absent["nowait"] = f"there are no slots: {buffers.absent['slots']}"
+    if "direct" in buffers.made:
+        routes["direct"] = Direct(inputs, buffers.made["direct"], quantize)
+    if "gloo_allgather" in wanted:
+        routes["gloo_allgather"] = AllGather(inputs, Gloo(), quantize)
+    if comm is None:
+        absent |= {name: no_mpi for name in wanted if name.startswith("mpi_")}
+    else:
+        routes |= {
+            "mpi_alltoallv": AllToAllV(inputs, Mpi(comm), quantize),
+            "mpi_allgather": AllGather(inputs, Mpi(comm), quantize),
+            "mpi_native": MpiNative(inputs, comm, quantize),
+        }
+    arena = Arena()
+    routes |= {
+        "memcpy_slots": Memcpy(inputs, "slots", quantize, arena),
+        "memcpy_direct": Memcpy(inputs, "direct", quantize, arena),
+        "memcpy_whole": Memcpy(inputs, "direct", quantize, arena, whole=True),
+    }
+    return {name: route for name, route in routes.items() if name in wanted | {"gloo_alltoallv"}}, absent
+
+
+def _run_both_zones(slots: Slots) -> None:
+    """Compiles the plans of both zones and leaves both full of this variant's rows."""
+    for _ in range(2):
+        slots.dispatch()
+        slots.combine()

@@ -1,0 +1,96 @@
+"""Slots without waiting: the very same calls and plans, without the launches that wait for flags.
+
+The rows that such a run reads may be those of an earlier run: the same bytes, since every run sends the same
+tokens along the same routes. So it delivers the same bits, and what it takes less is the price of waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch.distributed as dist
+
+from benchmarks.compare.routes.ours import Slots
+from moe_triton.backends.base import Executable
+from moe_triton.communicator import Communicator, Phase
+from moe_triton.plan import Launch
+from moe_triton.schemes.variants import CombineVariant, DispatchVariant
+
+Executables = dict[tuple[object, int, Phase, int], Executable]
+
+
+def apart(launches: Sequence[Launch]) -> tuple[tuple[Launch, ...], tuple[Launch, ...]]:
+    """The waits of a plan, and everything else. What was to run beside a launch that is gone, runs alone."""
+    found: dict[bool, list[Launch]] = {True: [], False: []}
+    was_wait = None
+    for launch in launches:
+        is_wait = launch.step == "wait"
+        found[is_wait].append(launch if is_wait == was_wait else replace(launch, alongside=False))
+        was_wait = is_wait
+    return tuple(found[True]), tuple(found[False])
+
+
+class NoWait(Slots):
+    """Runs on the buffer of a `Slots` route, whose plans must have been run in both zones before."""
+
+    def __init__(self, slots: Slots) -> None:
+        super().__init__(slots.inputs, slots.buffer, slots.quantize)
+        self._communicator: Communicator = slots.buffer._communicator
+        self._waitless: Executables = {}
+        self._waits: dict[tuple[str, int], Executable] = {}
+        self._zones: dict[str, int] = {}
+        for key in list(self._communicator._executables):
+            self._split(key)
+
+    def _split(self, key: tuple[object, int, Phase, int]) -> None:
+        """Compiles a plan without its waits, and its waits alone."""
+        variant, zone, phase, parts = key
+        if not isinstance(variant, DispatchVariant | CombineVariant) or phase != "whole":
+            return
+        plan = self._communicator._scheme.whole(variant, zone, parts)
+        waits, others = apart(plan.launches)
+        assert waits
+        self._waitless[key] = self._communicator._compile(replace(plan, launches=others))
+        self._waits[plan.operator, zone] = self._communicator._compile(replace(plan, launches=waits))
+
+    def dispatch(self) -> None:
+        """See `Route`."""
+        with self._without_waits("dispatch"):
+            super().dispatch()
+
+    def combine(self) -> None:
+        """See `Route`."""
+        with self._without_waits("combine"):
+            super().combine()
+
+    def _without_waits(self, operator: str) -> _Exchanged:
+        self._zones[operator] = self._communicator._zone(operator)
+        return _Exchanged(self._communicator, self._waitless)
+
+    def settle(self) -> None:
+        """Takes the flags out of the windows that no wait has taken: real calls use these zones again."""
+        super().settle()
+        dist.barrier()
+        inputs = self.inputs
+        for operator, zone in self._zones.items():
+            code = self._waits[operator, zone].run(
+                {"topk_idx": inputs.ids32, "num_tokens": inputs.num_tokens}
+            )
+            if code:
+                raise RuntimeError(f"{operator}: a flag of a run without waiting is missing (code {code})")
+        self._zones.clear()
+
+
+class _Exchanged:
+    """Other executables for one call. It goes through the same checks, outputs and turns of the zones."""
+
+    def __init__(self, communicator: Communicator, executables: Executables) -> None:
+        self._communicator, self._executables = communicator, executables
+
+    def __enter__(self) -> None:
+        self._saved = self._communicator._executables
+        self._communicator._executables = self._executables
+
+    def __exit__(self, *_: object) -> None:
+        self._communicator._executables = self._saved

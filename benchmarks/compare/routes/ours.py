@@ -1,0 +1,62 @@
+"""Our routes: `EPBuffer` with slots, and with rows written to where they stay (direct)."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.compare.inputs import Inputs
+from benchmarks.compare.routes.base import Delivered, Route
+from moe_triton import EPBuffer
+from moe_triton.handle import DispatchOutput
+
+
+class Slots(Route):
+    """Dispatch and combine through slots in the windows."""
+
+    def __init__(self, inputs: Inputs, buffer: EPBuffer, quantize: bool) -> None:
+        self.inputs, self.buffer, self.quantize = inputs, buffer, quantize
+        self._received: DispatchOutput | None = None
+
+    def dispatch(self) -> None:
+        """See `Route`."""
+        x, ids = self.inputs.x, self.inputs.ids32
+        self._received = self.buffer.dispatch(x, ids, quantize="int8" if self.quantize else None)
+
+    def combine(self) -> None:
+        """See `Route`."""
+        self.combine_rows(self.inputs.answers)
+
+    def combine_rows(self, rows: torch.Tensor) -> None:
+        """Combines what the experts answered."""
+        received = self._received
+        assert received is not None
+        out = self.buffer.combine(rows, self.inputs.weights, received.handle)
+        self.delivered = Delivered(received.tokens, received.scales, received.tokens_per_expert, out)
+        self._received = None
+
+    def kernels_us(self) -> dict[str, float]:
+        """See `Route`."""
+        to, back = self.buffer.durations_us("dispatch"), self.buffer.durations_us("combine")
+        return {"dispatch": sum(to.values()), "combine": sum(back.values())}
+
+
+class Direct(Slots):
+    """Rows written to their final places, and answers read out of the windows that the experts wrote them to.
+
+    The buffer hands out two tensors in turn for the answers. Filling them is the experts' work: it is done in
+    the first runs, which are not timed, and then they keep what they hold.
+    """
+
+    FILLED_RUNS = 2
+
+    def __init__(self, inputs: Inputs, buffer: EPBuffer, quantize: bool) -> None:
+        super().__init__(inputs, buffer, quantize)
+        self._runs = 0
+
+    def combine(self) -> None:
+        """See `Route`."""
+        rows = self.buffer.expert_output()
+        if self._runs < self.FILLED_RUNS:
+            self._runs += 1
+            rows[: self.inputs.num_received] = self.inputs.answers
+        self.combine_rows(rows)

@@ -1,0 +1,94 @@
+"""Samples: one time of one route in one iteration, and the CSV file that holds them all."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import cast
+
+from benchmarks.compare.cases import Case, Phase
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One time.
+
+    Attributes:
+        route: a name of `benchmarks.compare.cases.ROUTES`.
+        phase: what was timed: both operators in one go, or one of them on its own.
+        ranks, tokens, quantize: the case.
+        iteration: of the case, from 0.
+        order: position in the iteration, whose routes run in random order.
+        us: from the first rank in to the last rank out, in microseconds; None for an absent route.
+        kernels_us: inside the kernels, on the rank that spent most there; None where a route cannot tell.
+        absent: why there is no time, or "".
+    """
+
+    route: str
+    phase: Phase
+    ranks: int
+    tokens: int
+    quantize: bool
+    iteration: int
+    order: int
+    us: float | None
+    kernels_us: float | None = None
+    absent: str = ""
+
+    @property
+    def case(self) -> Case:
+        """Which case this belongs to."""
+        return Case(self.ranks, self.tokens, self.quantize)
+
+
+COLUMNS = tuple(field.name for field in fields(Sample))
+
+
+def absent_sample(route: str, case: Case, reason: str) -> Sample:
+    """What stands for a route that could not run."""
+    return Sample(route, "both", case.ranks, case.tokens, case.quantize, 0, 0, None, absent=reason)
+
+
+def write_csv(path: Path, samples: Iterable[Sample]) -> None:
+    """Writes every sample, a row each."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        for sample in samples:
+            writer.writerow({name: _text(value) for name, value in asdict(sample).items()})
+
+
+def read_csv(path: Path) -> list[Sample]:
+    """The inverse of `write_csv`."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return [_sample(row) for row in csv.DictReader(file)]
+
+
+def from_message(rows: Sequence[dict[str, object]]) -> list[Sample]:
+    """Samples that came as JSON objects."""
+    return [Sample(**row) for row in rows]  # type: ignore[arg-type]
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _sample(row: dict[str, str]) -> Sample:
+    return Sample(
+        route=row["route"],
+        phase=cast(Phase, row["phase"]),
+        ranks=int(row["ranks"]),
+        tokens=int(row["tokens"]),
+        quantize=bool(int(row["quantize"])),
+        iteration=int(row["iteration"]),
+        order=int(row["order"]),
+        us=float(row["us"]) if row["us"] else None,
+        kernels_us=float(row["kernels_us"]) if row["kernels_us"] else None,
+        absent=row["absent"],
+    )

@@ -1,0 +1,143 @@
+"""Rows of text for the terminal and for the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from benchmarks.compare.cases import PHASES, ROUTES, Case
+from benchmarks.compare.figures import METRICS, Metric, Samples, Spread
+from benchmarks.compare.targets import target_of, verdict
+
+# Of what is not a terminal: tables would break their words there.
+FILE_WIDTH = 150
+STYLES = {"met": "green", "missed": "red", "absent": "yellow"}
+ABSENT = "absent"
+
+
+def console() -> Console:
+    """For tables, also where nobody says how wide it is."""
+    there = Console()
+    return there if there.is_terminal else Console(width=FILE_WIDTH)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A title, column names, rows of text; the first ``left`` columns are words."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    left: int = 1
+
+    def print(self, console: Console) -> None:
+        """On the terminal, verdicts in colour."""
+        table = RichTable(title=self.title)
+        for i, column in enumerate(self.columns):
+            table.add_column(column, justify="left" if i < self.left else "right", no_wrap=i < self.left)
+        for row in self.rows:
+            table.add_row(*(_coloured(cell) for cell in row))
+        console.print(table)
+
+    def markdown(self) -> str:
+        """As a table of a page."""
+        rule = ["---" if i < self.left else "---:" for i in range(len(self.columns))]
+        return "\n".join("| " + " | ".join(row) + " |" for row in (self.columns, rule, *self.rows))
+
+
+def _coloured(cell: str) -> str:
+    style = STYLES.get(cell.split(" ")[-1])
+    return f"[{style}]{cell}[/{style}]" if style else cell
+
+
+def metric_table(samples: Samples, metric: Metric) -> Table:
+    """One ratio in all cases, against what is asked of it."""
+    rows = []
+    for case in samples.cases:
+        spread = samples.metric(case, metric)
+        target = target_of(metric.name, case)
+        rows.append(
+            (
+                *_case_cells(case),
+                *_spread_cells(spread),
+                "" if target is None else str(target),
+                verdict(metric.name, case, None if spread is None else spread.p50),
+            )
+        )
+    columns = ("ranks", "tokens", "rows", "p10", "p50", "p90", "asked", "")
+    return Table(metric.title, columns, tuple(rows), left=0)
+
+
+def summary_table(samples: Samples, metrics: Sequence[Metric] = METRICS) -> Table:
+    """Several ratios, a row for each case; each with its verdict."""
+    rows = []
+    for case in samples.cases:
+        cells = []
+        for metric in metrics:
+            spread = samples.metric(case, metric)
+            value = None if spread is None else spread.p50
+            shown = "" if value is None else f"{value:.2f}"
+            cells.append(f"{shown} {verdict(metric.name, case, value)}".strip())
+        rows.append((*_case_cells(case), *cells))
+    columns = ("ranks", "tokens", "rows", *(metric.title for metric in metrics))
+    title = "Medians of the ratios in each iteration; met or missed where something is asked"
+    return Table(title, columns, tuple(rows), left=0)
+
+
+def time_table(samples: Samples, case: Case) -> Table:
+    """Every route of one case."""
+    rows = []
+    for route in ROUTES:
+        if samples.times(case, route):
+            spread = Spread.of(list(samples.times(case, route).values()))
+            shown = [f"{value:.0f}" for value in (spread.p10, spread.p50, spread.p90, spread.p99)]
+            medians = [_median(list(samples.times(case, route, p).values())) for p in PHASES[1:]]
+            kernels = [_median(samples.kernels(case, route, phase)) for phase in PHASES]
+            rows.append((ROUTES[route], *shown, *medians, *kernels))
+        elif (case, route) in samples.absent:
+            rows.append((ROUTES[route], ABSENT, *[""] * 8))
+    columns = (
+        "route",
+        "p10",
+        "p50",
+        "p90",
+        "p99",
+        "dispatch",
+        "combine",
+        "kernels",
+        "its dispatch",
+        "its combine",
+    )
+    return Table(f"{case}: microseconds", columns, tuple(rows))
+
+
+def absences(samples: Samples) -> list[str]:
+    """Every route that is absent somewhere, with the reason and the cases."""
+    cases: dict[tuple[str, str], list[Case]] = {}
+    for (case, route), reason in samples.absent.items():
+        cases.setdefault((route, reason), []).append(case)
+    return [
+        f"{ROUTES[route]}: absent: {reason} ({_list(where, len(samples.cases))})"
+        for (route, reason), where in cases.items()
+    ]
+
+
+def _list(cases: Sequence[Case], total: int) -> str:
+    return "in all cases" if len(cases) == total else "; ".join(str(case) for case in sorted(cases))
+
+
+def _case_cells(case: Case) -> tuple[str, str, str]:
+    return str(case.ranks), str(case.tokens), "int8" if case.quantize else "bf16"
+
+
+def _spread_cells(spread: Spread | None) -> tuple[str, str, str]:
+    if spread is None:
+        return "", "", ""
+    return f"{spread.p10:.2f}", f"{spread.p50:.2f}", f"{spread.p90:.2f}"
+
+
+def _median(values: Sequence[float]) -> str:
+    return f"{Spread.of(values).p50:.0f}" if values else "-"

@@ -1,0 +1,74 @@
+"""Settings change speed, never bits; who waits long sleeps; a late rank is named whatever the parts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from moe_triton import CommunicationTimeoutError, Tuning
+from moe_triton.config import Config
+from moe_triton.processes import RankGroup
+from tests.distributed.cases import Case, inputs_of, small_case
+from tests.distributed.workers import expected_round, make_buffer, one_round
+
+Groups = Callable[[int], RankGroup]
+
+TUNINGS = {
+    "one part": (Tuning(1000, 1000), 1),
+    "parts": (Tuning(2, 3), 1),
+    "parts on two blocks": (Tuning(2, 3), 2),
+    "streams beside each other": (Tuning(2, 3, communication_blocks=1), 3),
+    "all rows streamed": (Tuning(cached_bytes=0), 1),
+    "asleep at once": (Tuning(spins=0, yields=0), 2),
+}
+
+
+def wrong_bits(rank: int, num_ranks: int, case: Case, tuning: Tuning, num_blocks: int) -> list[str]:
+    wrong = []
+    with make_buffer(case, tuning=tuning, num_blocks=num_blocks) as buffer:
+        for number in range(case.rounds):
+            _, combined = one_round(buffer, case, inputs_of(case, rank, number), None)
+            if not combined.equal(expected_round(case, number)[1][rank]):
+                wrong.append(f"round {number}")
+    return wrong
+
+
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct"])
+@pytest.mark.parametrize("name", TUNINGS)
+def test_every_setting_gives_the_same_bits(ranks: Groups, name: str, scheme: str) -> None:
+    config = Config(3, 9, 64, 2, 6, scheme=scheme, relaxed=True)
+    case = Case(config, seed=3, routing="sparse", tokens=(9, 0, 8), quantize=True, rounds=4)
+    assert ranks(3).run(wrong_bits, case, *TUNINGS[name]) == [[]] * 3
+
+
+def share_of_a_core_while_waiting(rank: int, num_ranks: int, case: Case) -> float:
+    with make_buffer(case) as buffer:
+        one_round(buffer, case, inputs_of(case, rank, 0), None)
+        if rank == 0:
+            time.sleep(1.0)  # what the others have to wait for
+        begin, busy = time.monotonic(), time.process_time()
+        one_round(buffer, case, inputs_of(case, rank, 1), None)
+        return (time.process_time() - busy) / (time.monotonic() - begin)
+
+
+def test_who_waits_long_sleeps(ranks: Groups) -> None:
+    shares = ranks(3).run(share_of_a_core_while_waiting, small_case(3))
+    assert max(shares[1:]) < 0.5
+
+
+def missing_in_parts(rank: int, num_ranks: int, case: Case, stays_away: int) -> list[int]:
+    with make_buffer(case, tuning=Tuning(2, 2), timeout_s=1.0) as buffer:
+        inputs = inputs_of(case, rank, 0)
+        output = buffer.dispatch(inputs.x, inputs.topk_idx)
+        if rank == stays_away:
+            time.sleep(2.5)  # past the others' deadline
+            return [stays_away]
+        with pytest.raises(CommunicationTimeoutError) as raised:
+            buffer.combine(output.tokens, inputs.topk_weights, output.handle)
+        return list(raised.value.missing_ranks)
+
+
+def test_a_late_rank_is_named_whatever_part_waits(ranks: Groups) -> None:
+    assert ranks(3).run(missing_in_parts, small_case(3), 2) == [[2]] * 3

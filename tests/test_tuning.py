@@ -1,0 +1,88 @@
+"""Settings that change speed: what is refused, and how operators are cut into parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moe_triton import ArgumentError, Tuning
+from moe_triton.backends.cpu.tuning import settings_of
+from moe_triton.config import Config
+from moe_triton.plan import Part, Plan
+from moe_triton.schemes.fullmesh import Fullmesh
+from moe_triton.schemes.site import Site
+from moe_triton.schemes.variants import CombineVariant, DispatchVariant, Variant
+
+
+@pytest.mark.parametrize(
+    ("values", "num_blocks", "named"),
+    [
+        ({"dispatch_tokens": 0}, 1, "tuning.dispatch_tokens"),
+        ({"combine_tokens": -1}, 1, "tuning.combine_tokens"),
+        ({"cached_bytes": -1}, 1, "tuning.cached_bytes"),
+        ({"spins": -1}, 1, "tuning.spins"),
+        ({"yields": -1}, 1, "tuning.yields"),
+        ({"communication_blocks": 2}, 2, "tuning.communication_blocks"),
+        ({"communication_blocks": -1}, 2, "tuning.communication_blocks"),
+    ],
+)
+def test_a_setting_out_of_range_is_refused(values: dict[str, Any], num_blocks: int, named: str) -> None:
+    with pytest.raises(ArgumentError) as raised:
+        Tuning(**values).check(num_blocks)
+    assert raised.value.argument == named
+
+
+def test_what_is_left_open_suits_the_machine() -> None:
+    usual = settings_of(Tuning(), 2)
+    assert settings_of(Tuning(spins=3), 2) == usual._replace(spins=3)
+    assert settings_of(Tuning(cached_bytes=0, spins=0, yields=0), 2) == (0, 0, 0)
+    # More ranks share the same caches and, from some number on, the same cores.
+    assert settings_of(Tuning(), 64).cached_bytes < usual.cached_bytes
+    assert settings_of(Tuning(), 1024).yields < settings_of(Tuning(), 1).yields
+
+
+@given(st.integers(0, 600), st.integers(1, 40))
+def test_parts_follow_each_other_and_cover_everything(total: int, parts: int) -> None:
+    end = 0
+    for index in range(parts):
+        first = Part("num_tokens", 0, index, parts).of(total)
+        assert first == end
+        end = first + Part("num_tokens", 0, index, parts, is_count=True).of(total)
+    assert end == total
+
+
+def plan(variant: Variant, parts: int, tuning: Tuning) -> Plan:
+    site = Site(Config(4, 8, 1024, 2, 8), 1, num_blocks=4, timeout_us=1000, target="cpu", tuning=tuning)
+    return Fullmesh(site).whole(variant, 0, parts)
+
+
+def steps_of(plan: Plan) -> list[str]:
+    return [f"{'&' if launch.alongside else ''}{launch.step}" for launch in plan.launches]
+
+
+def test_a_part_is_packed_beside_the_sending_of_the_one_before() -> None:
+    variant = DispatchVariant(torch.bfloat16, quantize=True, smooth=False, weights=True)
+    steps = steps_of(plan(variant, 3, Tuning()))
+    assert steps == ["route", "pack", "send", "&pack", "send", "&pack", "send", "wait", "offsets", "arrange"]
+    sends = [launch for launch in plan(variant, 3, Tuning()).launches if launch.step == "send"]
+    posts = [dict(zip((a.name for a in s.kernel.args), s.values, strict=True))["post_status"] for s in sends]
+    assert posts == [0, 0, 1]
+
+
+def test_a_part_is_summed_beside_the_wait_for_the_next() -> None:
+    steps = steps_of(plan(CombineVariant(torch.bfloat16, True), 3, Tuning()))
+    assert steps == ["send", "wait", "sum", "&wait", "sum", "&wait", "sum"]
+
+
+def test_streams_share_the_blocks_or_have_their_own() -> None:
+    variant = CombineVariant(torch.bfloat16, True)
+    taking_turns, split = plan(variant, 3, Tuning()), plan(variant, 3, Tuning(communication_blocks=1))
+    assert not taking_turns.overlap
+    assert {launch.blocks for launch in taking_turns.launches} == {4}
+    assert split.overlap
+    blocks = {launch.step: launch.blocks for launch in split.launches}
+    assert blocks == {"send": 4, "wait": 1, "sum": 3}
