@@ -67,8 +67,8 @@ python -m benchmarks.compare page
 ```
 
 Samples, one a row, and figures go to `build/compare`. Without Open MPI its routes are reported as absent. The
-largest case, 8 ranks with 256 tokens each and all routes at once, takes about 21 GB of memory, of which the windows
-of slots and direct are 12 GB.
+largest case, 8 ranks with 256 tokens each and all routes at once, takes about 21 GB of memory, of which the
+windows of slots and direct are 12 GB.
 """
 
 EMPTY = "\n## Figures\n\nNo full run is on record yet.\n"

@@ -104,7 +104,7 @@ def _speedups(figure: Any, samples: Samples) -> None:
         cases = [case for case in samples.cases if case.quantize == quantize]
         for number, route in enumerate(BARS):
             for place, case in enumerate(cases):
-                _bar(axis, samples, case, route, place + (number - len(BARS) / 2) * 0.14)
+                _bar(axis, samples, case, route, place + (number - (len(BARS) - 1) / 2) * 0.14)
         axis.axhline(1, color="black", linewidth=0.8)
         axis.set_yscale("log")
         axis.set_yticks(RATIO_TICKS, [f"{tick:g}" for tick in RATIO_TICKS])
