@@ -38,6 +38,7 @@ bench: $(VENV)/.installed $(VENV)/.bench
 	$(BIN)/python -m benchmarks.operators
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.python_time
+	$(BIN)/python -m benchmarks.trace_overhead
 
 $(VENV)/.packages: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \

@@ -23,6 +23,11 @@ RUNS = {
         {"window_vs_formula", "private_vs_outputs"},
         {"feature", "ranks", "tokens"},
     ),
+    "trace_overhead": (
+        ["--iterations", "2", "--ranks", "2", "--tokens", "2"],
+        {"traced_vs_not", "core_traced_vs_not"},
+        {"ranks", "tokens", "comm_alg"},
+    ),
     "python_time": (["--tokens", "1"], {"python_us"}, {"call", "tokens"}),
 }
 
