@@ -17,9 +17,9 @@ import torch.distributed as dist
 
 from moe_triton import ArgumentError, BufferStateError, CommunicationTimeoutError, ConfigMismatchError
 from moe_triton import torch_npu_ops as ops
-from moe_triton.pipeline import Pipeline
 from moe_triton.processes import RankFailedError, RankGroup
 from moe_triton.trace import trace as trace_module
+from moe_triton.tuning import Tuning
 from tests.distributed.cases import inputs_of, small_case
 from tests.distributed.workers import expected_round, make_buffer, one_round
 from tests.torch_npu_ops.setting import experts_of, make_round
@@ -58,12 +58,12 @@ def straggle(
     straggler: int,
     comm_alg: str,
     changes: dict[str, Any],
-    pipeline: Any = None,
+    tuning: Tuning | None = None,
 ) -> None:
     """Two rounds; one rank comes late to the second dispatch and to the second combine."""
     case = small_case(num_ranks, quantize=True, **changes)
     case = replace(case, config=replace(case.config, scheme=comm_alg))
-    with make_buffer(case, trace=path, pipeline=pipeline) as buffer:
+    with make_buffer(case, trace=path, tuning=tuning) as buffer:
         for number in range(2):
             inputs = inputs_of(case, rank, number)
             dist.barrier()
@@ -130,8 +130,8 @@ def check_straggler(events: list[Span], rank: int, straggler: int) -> None:
 
 def test_parts_that_run_beside_each_other_have_cores_of_their_own(ranks: Groups, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    pipeline = Pipeline(communication_blocks=1, dispatch_tokens=1, combine_tokens=1)
-    ranks(2).run(straggle, str(path), 1, "fullmesh_v1", {"num_blocks": 2}, pipeline)
+    tuning = Tuning(communication_blocks=1, dispatch_tokens=1, combine_tokens=1)
+    ranks(2).run(straggle, str(path), 1, "fullmesh_v1", {"num_blocks": 2}, tuning)
     events = read(path)
     check_nesting(events)
     steps = Counter(s["name"] for s in spans_of(events, pid=0) if s["args"].get("of") == "dispatch #1")
