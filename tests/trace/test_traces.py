@@ -58,12 +58,12 @@ def straggle(
     straggler: int,
     comm_alg: str,
     changes: dict[str, Any],
-    pipeline: Any = None,
+    tuning: Tuning | None = None,
 ) -> None:
     """Two rounds; one rank comes late to the second dispatch and to the second combine."""
     case = small_case(num_ranks, quantize=True, **changes)
     case = replace(case, config=replace(case.config, scheme=comm_alg))
-    with make_buffer(case, trace=path, tuning=pipeline) as buffer:
+    with make_buffer(case, trace=path, tuning=tuning) as buffer:
         for number in range(2):
             inputs = inputs_of(case, rank, number)
             dist.barrier()
@@ -130,8 +130,8 @@ def check_straggler(events: list[Span], rank: int, straggler: int) -> None:
 
 def test_parts_that_run_beside_each_other_have_cores_of_their_own(ranks: Groups, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    pipeline = Tuning(communication_blocks=1, dispatch_tokens=1, combine_tokens=1)
-    ranks(2).run(straggle, str(path), 1, "fullmesh_v1", {"num_blocks": 2}, pipeline)
+    tuning = Tuning(communication_blocks=1, dispatch_tokens=1, combine_tokens=1)
+    ranks(2).run(straggle, str(path), 1, "fullmesh_v1", {"num_blocks": 2}, tuning)
     events = read(path)
     check_nesting(events)
     steps = Counter(s["name"] for s in spans_of(events, pid=0) if s["args"].get("of") == "dispatch #1")
