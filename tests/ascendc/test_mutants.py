@@ -7,20 +7,24 @@ from dataclasses import replace
 import pytest
 
 from .case import Case, TimedOutError, WrongResultError
+from .direct import DirectCase, DirectWorld
 from .driver import World
 from .exchange import Exchange, ExchangeCase
 from .library import LaunchError, Library, build
 from .mutants import MUTANTS, Mutant
 from .mutants_calls import CALL_MUTANTS
+from .mutants_direct import DIRECT_MUTANTS
 from .mutants_inband import INBAND_MUTANTS
 
 MOST_SEEDS = 100
 TRUE_SEEDS = 20
-ALL = MUTANTS + CALL_MUTANTS + INBAND_MUTANTS
+ALL = MUTANTS + CALL_MUTANTS + INBAND_MUTANTS + DIRECT_MUTANTS
 
 
 def _run(library: Library, case: Case | ExchangeCase, seed: int) -> None:
-    if isinstance(case, Case):
+    if isinstance(case, DirectCase):
+        DirectWorld(library, case, seed).run()
+    elif isinstance(case, Case):
         World(library, case, seed).run()
     else:
         Exchange(library, case, seed).run()

@@ -1,0 +1,322 @@
+"""Ranks as threads that dispatch and combine by the direct scheme, and check every byte."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from moe_triton.layout import NUM_ZONES, DirectLayout, SlotLayout
+from moe_triton.region import Dim, Region
+from tests.kernels.models import starts_model
+
+from .case import Case, Routing, Sent, WrongResultError, check_reports, draw_routing, results_of, sent_to
+from .library import Library, address
+from .memory import GARBAGE, Guarded
+from .ranks import Ranks
+
+NO_HEADERS = Region("exchange_headers", 0, 0, (Dim("zone", 0, 0), Dim("word", 0, 0)))
+Mistake = Literal["", "rows before counts", "reads before rows", "pulls before results"]
+
+
+@dataclass(frozen=True)
+class DirectCase(Case):
+    """What the ranks do. Rows with scales are of 8 bits an element, others of 16.
+
+    Attributes:
+        in_place: chance that results are written where peers read them, and not copied there.
+        zones: how many are used in turn. One is not enough.
+        mistake: what the ranks do too early; then a run should fail.
+    """
+
+    in_place: float = 0.5
+    zones: int = NUM_ZONES
+    mistake: Mistake = ""
+
+    @property
+    def slot(self) -> SlotLayout:
+        return SlotLayout(self.hidden, 1 if self.scaled else 2)
+
+    @property
+    def result_bytes(self) -> int:
+        """Bytes of a result."""
+        return 2 * self.hidden
+
+
+@dataclass
+class Places:
+    """Where a rank's rows belong in its receivers' outputs: (T, K) and (T, S)."""
+
+    routed: np.ndarray
+    shared: np.ndarray
+
+
+class DirectWorld:
+    """All ranks of one case."""
+
+    def __init__(self, library: Library, case: DirectCase, seed: int = 0) -> None:
+        self.library, self.case, self.seed = library, case, seed
+        self.config = case.config
+        self.layout = DirectLayout(self.config)
+        self.rows = self.layout.rows(case.slot.itemsize)
+        self.memory = [Guarded((self.layout.window_bytes,), align=512) for _ in case.tokens]
+        self.windows = [memory.array for memory in self.memory]
+        for window in self.windows:
+            window[: self.layout.state_bytes] = 0
+        self.peers = np.array([address(window) for window in self.windows], dtype=np.int64)
+        # Rows that any dispatch has delivered, and results that any combine has offered, by rank and zone.
+        self.most_rows = np.zeros((len(case.tokens), NUM_ZONES), dtype=np.int64)
+        self.most_results = np.zeros((len(case.tokens), NUM_ZONES), dtype=np.int64)
+        self._ranks = Ranks(library, seed, len(case.tokens))
+
+    def run(self) -> None:
+        """Every rank's rounds, each rank on a thread. Raises the first failure of any of them."""
+        self._ranks.run(self._rounds)
+        for rank, window in enumerate(self.windows):
+            self.memory[rank].check_guards()
+            for name in ("counts_status", "rows_status", "results_status", "barrier_status"):
+                if any(self._piece(rank, self.layout.region(name), zone).any() for zone in range(NUM_ZONES)):
+                    raise WrongResultError(f"a flag of {name} was left behind")
+            for zone in range(NUM_ZONES):
+                self._check_untouched(window, zone, self.most_rows[rank, zone], self.most_results[rank, zone])
+
+    def _check_untouched(self, window: np.ndarray, zone: int, rows: int, results: int) -> None:
+        for region, used in ((self.rows, rows), (self.layout.stamps, rows), (self.layout.results, results)):
+            first = region.offset(zone=zone)
+            stride = region.stride("index")
+            if (window[first + used * stride : first + self.layout.capacity * stride] != GARBAGE).any():
+                raise WrongResultError(f"{region.name} past the last one were written")
+
+    def _rounds(self, rank: int) -> None:
+        rng = np.random.default_rng((self.seed, rank))
+        numbers = {"D": 0, "C": 0}
+        for operator in self.case.schedule * self.case.rounds:
+            if self._ranks.have_failed:
+                return
+            number = numbers[operator]
+            numbers[operator] += 1
+            straggle = rng.random() < self.case.straggle
+            if operator == "D":
+                self.dispatch(rank, number, straggle)
+            else:
+                self.combine(rank, number, numbers["D"] - 1, rng.random() < self.case.in_place, straggle)
+
+    def _piece(self, rank: int, region: Region, zone: int) -> np.ndarray:
+        first = region.offset(zone=zone)
+        last = region.offset(zone=zone, source=self.config.num_ranks - 1)
+        return self.windows[rank][first : last + region.item_bytes]
+
+    def _pause(self, straggle: bool) -> None:
+        if straggle:
+            time.sleep(0.002)
+
+    def _in_order(self, first: Callable[[], None], second: Callable[[], None], mistake: Mistake) -> None:
+        if self.case.mistake == mistake:
+            first, second = second, first
+        first()
+        second()
+
+    # Dispatch.
+
+    def dispatch(self, rank: int, number: int, straggle: bool = False) -> None:
+        """Sends, waits, and checks what came. Outputs live until the dispatch after the next begins."""
+        zone, routing = number % self.case.zones, draw_routing(self.case, self.seed, number, rank)
+        self._pause(straggle)
+        self.check_earlier_rows(rank, number, 2)
+        check_reports(self.send_counts(rank, routing, zone))
+
+        def wait_for_counts() -> None:
+            check_reports(self.wait(rank, self.layout.counts_status, zone)[1])
+            self.check_counts(rank, number, zone)
+
+        def send() -> None:
+            check_reports(self.send_rows(rank, routing, self.places(rank, number), zone))
+
+        self._in_order(wait_for_counts, send, "rows before counts")
+        check_reports(self.post(rank, self.layout.rows_status, zone))
+
+        def wait_for_rows() -> None:
+            check_reports(self.wait(rank, self.layout.rows_status, zone)[1])
+
+        self._in_order(wait_for_rows, lambda: self.check_rows(rank, number), "reads before rows")
+        self._pause(straggle)
+        self.check_earlier_rows(rank, number, 1)
+
+    def check_earlier_rows(self, rank: int, number: int, how_many: int) -> None:
+        """That what so many dispatches before this one delivered is still there."""
+        for earlier in range(max(0, number - how_many), number):
+            self.check_rows(rank, earlier)
+
+    def counts(self, number: int) -> np.ndarray:
+        """(W, R + M) rows of each source for each entry."""
+        routings = [draw_routing(self.case, self.seed, number, rank) for rank in range(len(self.case.tokens))]
+        return np.array([[*r.shared_counts, *r.counts] for r in routings], dtype=np.int32)
+
+    def places(self, rank: int, number: int) -> Places:
+        c, routing = self.config, draw_routing(self.case, self.seed, number, rank)
+        shared_ranks = c.num_shared_ranks
+        counts = self.counts(number).tolist()
+        starts = np.array(starts_model(counts, rank, shared_ranks, c.num_local_experts), dtype=np.int32)
+        is_routed = (routing.sent_ids >= 0) & (routing.sent_ids < c.num_experts)
+        first = starts[shared_ranks + np.where(is_routed, routing.sent_ids, 0)]
+        return Places(
+            np.where(is_routed, first + routing.expand_idx, -1).astype(np.int32),
+            np.ascontiguousarray(starts[routing.shared_ranks] + routing.shared_slots[:, None]),
+        )
+
+    def send_counts(self, rank: int, routing: Routing, zone: int, **changes: object) -> np.ndarray:
+        c = self.config
+        arguments: dict[str, object] = {
+            "counts": routing.counts,
+            "shared_counts": routing.shared_counts if c.num_shared_ranks else 0,
+            "num_experts": c.num_experts,
+            "num_shared_ranks": c.num_shared_ranks,
+            "peers": self.peers,
+            "num_ranks": c.num_ranks,
+            "rank": rank,
+            "zone": zone,
+            "slots": self.layout.counts,
+            "status": self.layout.counts_status,
+        }
+        return self.library.launch("counts_send", self.case.blocks, **{**arguments, **changes})
+
+    def send_rows(
+        self, rank: int, routing: Routing, places: Places, zone: int, **changes: object
+    ) -> np.ndarray:
+        c, case = self.config, self.case
+        at, has_shared = case.slot.scale_offset, c.num_shared_experts > 0
+        arguments: dict[str, object] = {
+            "rows": routing.rows,
+            "row_stride": case.sent_bytes,
+            "row_bytes": case.slot.row_bytes,
+            "scales": np.ascontiguousarray(routing.rows[:, at : at + 4]) if case.scaled else 0,
+            "rows_per_token": c.num_results_per_token if case.row_per_result else 1,
+            "topk_idx": routing.sent_ids,
+            "topk_weights": routing.weights if case.weighted else 0,
+            "expand_idx": places.routed,
+            "shared_ranks": routing.shared_ranks if has_shared else 0,
+            "shared_slots": places.shared if has_shared else 0,
+            "peers": self.peers,
+            "first_token": 0,
+            "num_tokens": case.tokens[rank],
+            "topk": c.num_topk,
+            "num_experts": c.num_experts,
+            "num_local_experts": c.num_local_experts,
+            "num_shared_experts": c.num_shared_experts,
+            "num_shared_ranks": c.num_shared_ranks,
+            "num_ranks": c.num_ranks,
+            "rank": rank,
+            "zone": zone,
+            "slots": self.rows,
+            "stamps": self.layout.stamps,
+        }
+        return self.library.launch("direct_send", case.blocks, **{**arguments, **changes})
+
+    def post(self, rank: int, status: Region, zone: int) -> np.ndarray:
+        c = self.config
+        return self.library.launch(
+            "post_status", 1, peers=self.peers, num_ranks=c.num_ranks, count=0, rank=rank, zone=zone,
+            status=status,
+        )  # fmt: skip
+
+    def wait(self, rank: int, status: Region, zone: int) -> tuple[list[int], np.ndarray]:
+        """What came with the flags, -1 for those that did not come, and the report."""
+        counts = Guarded((1, self.config.num_ranks), np.int32)
+        report = self.library.launch(
+            "dispatch_wait", 1, window=self.windows[rank], recv_counts=counts.array, waited_us=0,
+            num_local_experts=1, zone=zone, timeout_us=self.case.timeout_us, status=status,
+        )  # fmt: skip
+        counts.check_guards()
+        return counts.array[0].tolist(), report
+
+    def check_counts(self, rank: int, number: int, zone: int) -> None:
+        first, stride = self.layout.counts.offset(zone=zone), self.layout.counts.stride("source")
+        table = self.windows[rank][first : first + self.config.num_ranks * stride].copy()
+        got = table.reshape(-1, stride).view(np.int32)[:, : self.layout.num_entries]
+        if not np.array_equal(got, self.counts(number)):
+            raise WrongResultError(f"counts {got.tolist()} instead of {self.counts(number).tolist()}")
+
+    def received(self, rank: int, number: int) -> list[tuple[int, Sent]]:
+        """What a rank receives, in order, each with its source."""
+        pairs = np.ndindex(self.config.experts_on(rank), self.config.num_ranks)
+        return [
+            (source, row)
+            for expert, source in pairs
+            for row in sent_to(self.case, self.seed, number, source, rank, expert)
+        ]
+
+    def check_rows(self, rank: int, number: int) -> None:
+        """Rows and stamps, in the order of the output."""
+        zone, want = number % self.case.zones, self.received(rank, number)
+        self.most_rows[rank, zone] = max(self.most_rows[rank, zone], len(want))
+        # At once, and looked at later: what has not come by now has come too late.
+        rows = self._first(rank, self.rows, zone, len(want))
+        stamps = self._first(rank, self.layout.stamps, zone, len(want)).view(np.int32)
+        row_bytes, scale_at = self.case.slot.row_bytes, self.case.slot.scale_offset
+        for n, (source, row) in enumerate(want):
+            scale = row.row[scale_at : scale_at + 4].view(np.int32)[0] if self.case.scaled else 0
+            weight = np.float32(row.weight).view(np.int32)
+            if not np.array_equal(rows[n], row.row[:row_bytes]):
+                raise WrongResultError(f"row {n} of dispatch {number} on rank {rank} differs")
+            if stamps[n].tolist() != [source, row.token, row.k, int(weight), int(scale), 0, 0, 0]:
+                raise WrongResultError(f"stamp {stamps[n].tolist()} of row {n}, dispatch {number}")
+
+    def _first(self, rank: int, region: Region, zone: int, number: int) -> np.ndarray:
+        first, stride = region.offset(zone=zone), region.stride("index")
+        return self.windows[rank][first : first + number * stride].reshape(number, stride).copy()
+
+    # Combine.
+
+    def combine(
+        self, rank: int, number: int, dispatch_number: int, in_place: bool, straggle: bool = False
+    ) -> None:
+        """Offers a result for each received row, waits, and checks those of its own tokens."""
+        zone, results = number % self.case.zones, self.layout.results
+        stamps = [(source, row.token, row.k) for source, row in self.received(rank, dispatch_number)]
+        rows = results_of(self.case, np.array(stamps, dtype=np.int32).reshape(-1, 3), number)
+        self.most_results[rank, zone] = max(self.most_results[rank, zone], len(rows))
+        self._pause(straggle)
+        if in_place:
+            first = results.offset(zone=zone)
+            self.windows[rank][first : first + rows.size] = rows.reshape(-1)
+        else:
+            check_reports(self.copy_results(rank, rows, zone))
+        check_reports(self.post(rank, self.layout.results_status, zone))
+
+        def wait() -> None:
+            check_reports(self.wait(rank, self.layout.results_status, zone)[1])
+            self._pause(straggle)
+
+        def pull() -> None:
+            self.check_results(rank, number, dispatch_number)
+
+        self._in_order(wait, pull, "pulls before results")
+
+    def copy_results(self, rank: int, rows: np.ndarray, zone: int) -> np.ndarray:
+        return self.library.launch(
+            "exchange_send", self.case.blocks, rows=rows, row_bytes=self.case.result_bytes, scales=0,
+            scale_offset=0, first_row=0, num_rows=np.array([len(rows)], dtype=np.int32), capacity=len(rows),
+            header=0, header_words=0, peers=self.peers, peer=rank, zone=zone, slots=self.layout.results,
+            headers=NO_HEADERS,
+        )  # fmt: skip
+
+    def check_results(self, rank: int, number: int, dispatch_number: int) -> None:
+        """Results of this rank's tokens, read where they are: in all ranks' windows."""
+        c, routing = self.config, draw_routing(self.case, self.seed, dispatch_number, rank)
+        places, zone = self.places(rank, dispatch_number), number % self.case.zones
+        for token, k in np.ndindex(self.case.tokens[rank], c.num_results_per_token):
+            if not routing.is_expected(token, k, c):
+                continue
+            if k < c.num_topk:
+                owner, place = c.rank_of_expert(int(routing.ids[token, k])), places.routed[token, k]
+            else:
+                owner = int(routing.shared_ranks[token, k - c.num_topk])
+                place = places.shared[token, k - c.num_topk]
+            at = self.layout.results.offset(zone=zone, index=int(place))
+            got = self.windows[owner][at : at + self.case.result_bytes].copy()
+            want = results_of(self.case, np.array([[rank, token, k]], dtype=np.int32), number)[0]
+            if not np.array_equal(got, want):
+                raise WrongResultError(f"result {k} of token {token} of rank {rank} differs")
