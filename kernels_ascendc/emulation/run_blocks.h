@@ -36,9 +36,10 @@ inline uint8_t* ThreadUb() {
     return memory->bytes;
 }
 
-// Runs `kernel()` on every block. The stream is the trace's `TracedLaunch`, or null. Returns 0, or 1 when a check failed (`LastError` says which).
+// Runs `kernel()` on every block. Returns 0, or 1 when a check failed (`LastError` says which). The stream is
+// the launch's `TracedLaunch`, or null where nothing is traced.
 template <typename Kernel>
-int RunBlocks(uint32_t blocks, const void* stream, Kernel&& kernel) {
+int RunBlocks(uint32_t blocks, Kernel&& kernel, const void* stream = nullptr) {
     if (blocks == 0 || blocks > AscendC::MAX_VECTOR_CORES) {
         LastError() = "a launch has 1 to 48 blocks: SyncAll needs a core for each of them";
         return 1;

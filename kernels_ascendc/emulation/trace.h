@@ -142,8 +142,9 @@ private:
 
     void EndWaits(uint64_t now) {
         for (uint32_t peer = 0; peer < waits_ns_.size(); ++peer) {
+            if (waits_ns_[peer] == 0) continue;
             const uint64_t end = wait_begin_ns_ + waits_ns_[peer];
-            if (waits_ns_[peer] != 0) Add(wait_begin_ns_, end < now ? end : now, TRACE_WAIT, static_cast<int32_t>(peer));
+            Add(wait_begin_ns_, end < now ? end : now, TRACE_WAIT, static_cast<int32_t>(peer));
         }
     }
 
