@@ -257,6 +257,7 @@ class EPBuffer:
         arguments.check_handle(handle, self._id, self._communicator.counts["dispatch"] - 1)
         arguments.check_results(c, y, handle, self._communicator.capacity, device)
         arguments.check_weights(c, topk_weights, handle.num_tokens, device)
+        in_place = self._is_direct and self._is_in_place(y)
         out = self._backend.empty((handle.num_tokens, c.hidden), handle.dtype)
         bindings: dict[str, Any] = {
             "y": y,
@@ -268,7 +269,7 @@ class EPBuffer:
             "num_tokens": handle.num_tokens,
             "out": out,
         }
-        self._communicator.run(self._combine_variant(y, topk_weights is not None), bindings)
+        self._communicator.run(self._combine_variant(y.dtype, topk_weights is not None, in_place), bindings)
         return out
 
     def expert_output(self, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -276,7 +277,8 @@ class EPBuffer:
 
         With "direct" it lies in this rank's window, where peers read it; results that are elsewhere are
         copied there first. Take one for each combine, after the combine before it: an earlier one may
-        still be read. With other schemes it is a tensor like any other.
+        still be read, and holds what it held until the combine after the next one. With other schemes it
+        is a tensor like any other.
 
         Args:
             dtype: of the results; None for that of the latest dispatch.
@@ -303,14 +305,24 @@ class EPBuffer:
         variant = DispatchVariant(dtype, quantize is not None, not is_plain, not is_unweighted)
         return DispatchOutputs.of(self._communicator, variant)
 
-    def _combine_variant(self, y: torch.Tensor, weights: bool) -> CombineVariant:
-        in_place = self._is_direct and (
-            y.data_ptr() == self._communicator.window_tensor("results", y.dtype).data_ptr()
-        )
-        key = y.dtype, weights, in_place
+    def _is_in_place(self, y: torch.Tensor) -> bool:
+        """Whether results are where peers will read them. Elsewhere there, copying would overwrite them."""
+        place = self._communicator.window_tensor("results", y.dtype)
+        ahead = y.data_ptr() - place.data_ptr()
+        if 0 < ahead < place.nbytes:
+            raise ArgumentError(
+                "y",
+                f"{ahead} bytes past the start of expert_output()",
+                "peers read results from its start on",
+                "Write them from its first row on, or pass a tensor of your own.",
+            )
+        return ahead == 0
+
+    def _combine_variant(self, dtype: torch.dtype, weights: bool, in_place: bool) -> CombineVariant:
+        key = dtype, weights, in_place
         variant = self._combine_variants.get(key)
         if variant is None:
-            variant = self._combine_variants[key] = CombineVariant(y.dtype, weights, in_place=in_place)
+            variant = self._combine_variants[key] = CombineVariant(dtype, weights, in_place=in_place)
         return variant
 
     def durations_us(self, operator: Literal["dispatch", "combine"]) -> dict[str, float]:

@@ -100,7 +100,7 @@ def cases(draw: st.DrawFn, num_ranks: int) -> Case:
         num_experts=num_experts,
         num_shared_experts=num_shared,
         num_shared_ranks=shared_ranks,
-        scheme=draw(st.sampled_from(["fullmesh_v1", "fullmesh_v1", "fullmesh_v2"])),
+        scheme=draw(st.sampled_from(["fullmesh_v1", "fullmesh_v1", "fullmesh_v2", "direct"])),
         relaxed=True,
     )
     quantize = draw(st.booleans())
@@ -118,8 +118,13 @@ def cases(draw: st.DrawFn, num_ranks: int) -> Case:
     )
 
 
-def small_case(num_ranks: int, **changes: object) -> Case:
+def with_scheme(case: Case, scheme: str) -> Case:
+    """The same case by another scheme."""
+    return replace(case, config=replace(case.config, scheme=scheme))
+
+
+def small_case(num_ranks: int, scheme: str = "fullmesh_v1", **changes: object) -> Case:
     """A plain case to vary."""
-    config = Config(num_ranks, 4, 64, 2, 2 * num_ranks, relaxed=True)
+    config = Config(num_ranks, 4, 64, 2, 2 * num_ranks, scheme=scheme, relaxed=True)
     case = Case(config=config, seed=1, routing="uniform", tokens=(4,) * num_ranks)
     return replace(case, **changes)  # type: ignore[arg-type]

@@ -92,8 +92,8 @@ def bad_dispatches(
     }
 
 
-def refuse_everything(rank: int, num_ranks: int) -> list[str]:
-    case = small_case(num_ranks)
+def refuse_everything(rank: int, num_ranks: int, scheme: str) -> list[str]:
+    case = small_case(num_ranks, scheme)
     wrong = []
     with make_buffer(case) as buffer, make_buffer(case) as other:
         inputs = inputs_of(case, rank, 0)
@@ -137,8 +137,9 @@ def refuse_everything(rank: int, num_ranks: int) -> list[str]:
     return wrong
 
 
-def test_bad_arguments_are_named_and_the_buffer_still_works(ranks: Groups) -> None:
-    assert ranks(2).run(refuse_everything) == [[], []]
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "direct"])
+def test_bad_arguments_are_named_and_the_buffer_still_works(ranks: Groups, scheme: str) -> None:
+    assert ranks(2).run(refuse_everything, scheme) == [[], []]
 
 
 def construct_differently(rank: int, num_ranks: int, changes: dict[str, Any]) -> str:
