@@ -34,13 +34,12 @@ def code_blocks(text: str) -> list[str]:
     return [textwrap.dedent(block) for block in found]
 
 
-def example(name: str) -> str:
-    """The marked example of a page, in a process that has its group already."""
-    before, after = page(name).split(MARKER)
-    assert MARKER not in before
-    text, replaced = re.subn(r"^dist\.init_process_group.*$", "", code_blocks(after)[0], count=1, flags=re.M)
-    assert replaced == 1
-    return text
+def examples(name: str) -> list[str]:
+    """The marked examples of a page, in a process that has its group already."""
+    marked = [code_blocks(after)[0] for after in page(name).split(MARKER)[1:]]
+    cut = [re.subn(r"^dist\.init_process_group.*$", "", code, count=1, flags=re.M) for code in marked]
+    assert all(replaced == 1 for _, replaced in cut)
+    return [text for text, _ in cut]
 
 
 def run_example(rank: int, num_ranks: int, code: str) -> tuple[tuple[int, ...], float]:
@@ -55,14 +54,18 @@ def run_example(rank: int, num_ranks: int, code: str) -> tuple[tuple[int, ...], 
     return tuple(out.shape), float((out.float() - expected).abs().max())
 
 
-def test_the_first_example_runs_on_four_ranks(ranks: Callable[[int], RankGroup]) -> None:
-    for shape, error in ranks(4).run(run_example, example("getting-started.md")):
-        assert shape == (10, 1024)
-        assert error < 0.06
+def test_the_first_examples_run_on_four_ranks(ranks: Callable[[int], RankGroup]) -> None:
+    found = examples("getting-started.md")
+    assert len(found) == 2
+    for code in found:
+        for shape, error in ranks(4).run(run_example, code):
+            assert shape == (10, 1024)
+            assert error < 0.06
 
 
 def test_the_torch_npu_example_runs_on_four_ranks(ranks: Callable[[int], RankGroup]) -> None:
-    for shape, error in ranks(4).run(run_example, example("from-torch-npu.md")):
+    (code,) = examples("from-torch-npu.md")
+    for shape, error in ranks(4).run(run_example, code):
         assert shape == (16, 7168)
         assert error < 0.06
 

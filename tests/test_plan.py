@@ -7,7 +7,8 @@ import torch
 
 from moe_triton import ascendc
 from moe_triton.config import Config
-from moe_triton.plan import Hole, Plan, launch
+from moe_triton.plan import Hole, Plan, Value, launch
+from moe_triton.schemes import Scheme, make_scheme
 from moe_triton.schemes.fullmesh import Fullmesh
 from moe_triton.schemes.site import Site
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant
@@ -44,6 +45,36 @@ def test_rows_leave_before_anything_waits() -> None:
         assert steps.index("send") < steps.index("wait")
         streams = {launched.step: launched.stream for launched in plan.launches}
         assert streams["send"] == streams["wait"] == "communication"
+
+
+def direct() -> Scheme:
+    config = Config(4, 8, 1024, 2, 8, scheme="direct")
+    return make_scheme(Site(config, rank=1, num_blocks=2, timeout_us=1000, target="cpu"))
+
+
+def steps_and_statuses(plan: Plan) -> tuple[list[str], list[Value]]:
+    """Its steps, and the entries of those that post or wait, in order."""
+    values = [
+        dict(zip((arg.name for arg in step.kernel.args), step.values, strict=True)) for step in plan.launches
+    ]
+    return [step.step for step in plan.launches], [value["status"] for value in values if "status" in value]
+
+
+def test_direct_rows_leave_once_every_receiver_has_sent_its_counts() -> None:
+    plan = direct().whole(DispatchVariant(torch.bfloat16, True, False, True), 0)
+    steps, statuses = steps_and_statuses(plan)
+    order = ["send counts", "wait for counts", "starts", "places", "send", "flag", "wait", "stamps"]
+    assert [step for step in steps if step in order] == order
+    counts_sent, counts_waited, rows_posted, rows_waited = statuses
+    assert counts_sent == counts_waited != rows_posted == rows_waited
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_direct_results_are_read_once_every_rank_has_announced_them(in_place: bool) -> None:
+    variant = CombineVariant(torch.bfloat16, True, in_place=in_place)
+    steps, (posted, waited) = steps_and_statuses(direct().whole(variant, 1))
+    assert steps == ["flag", "wait", "sum"] if in_place else ["copy", "flag", "wait", "sum"]
+    assert posted == waited
 
 
 def test_a_launch_needs_a_value_for_each_argument() -> None:
