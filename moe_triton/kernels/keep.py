@@ -12,6 +12,9 @@ Shape symbols:
 This rank's rows for its own expert e begin in its output where those of the sources before it end::
 
     start[e] = recv_offsets[(e - first_expert) * W + rank - 1]
+
+The offsets come from counts that peers can write: a row that does not lie before the end of its own entry is
+left out, so that none lies outside the output.
 """
 
 from __future__ import annotations
@@ -27,12 +30,14 @@ from moe_triton.kernels.language import tl, triton
 
 
 @triton.jit
-def _own_row(expert, index, recv_offsets, first_expert, num_ranks, rank):
-    entry = (expert - first_expert) * num_ranks + rank
-    start = 0
-    if entry > 0:
-        start = tl.load(recv_offsets + entry - 1)
-    return (start + index).to(tl.int64)
+def _own_row(expert, index, recv_offsets, first_expert, num_local_experts, num_ranks, rank):
+    """The row of a result of an own expert; -1 for any other, and for one that has no room."""
+    row = -1
+    if (expert >= first_expert) & (expert < first_expert + num_local_experts):
+        entry = (expert - first_expert) * num_ranks + rank
+        start = tl.where(entry > 0, tl.load(recv_offsets + tl.maximum(entry - 1, 0)), 0)
+        row = tl.where(start + index < tl.load(recv_offsets + entry), start + index, -1)
+    return row.to(tl.int64)
 
 
 @triton.jit
@@ -62,10 +67,9 @@ def _keep_kernel(
     words = tl.arange(0, ROW_WORDS)
     for token in range(begin, tl.minimum(begin + per_program, num_tokens)):
         for k in range(0, TOPK):
-            expert = tl.load(topk_idx + token * TOPK + k)
-            if (expert >= first_expert) & (expert < first_expert + num_local_experts):
-                index = tl.load(expand_idx + token * TOPK + k)
-                row = _own_row(expert, index, recv_offsets, first_expert, num_ranks, rank)
+            expert, index = tl.load(topk_idx + token * TOPK + k), tl.load(expand_idx + token * TOPK + k)
+            row = _own_row(expert, index, recv_offsets, first_expert, num_local_experts, num_ranks, rank)
+            if row >= 0:
                 source = tl.cast(token, tl.int64)
                 if ROWS_PER_TOKEN > 1:
                     source = source * ROWS_PER_TOKEN + k
@@ -91,8 +95,10 @@ def _own_rows(
     """Which flat results stay here, and their rows."""
     kept = ((topk_idx >= first_expert) & (topk_idx < first_expert + num_local_experts)).nonzero()[:, 0]
     entries = (topk_idx[kept].long() - first_expert) * num_ranks + rank
-    ends = torch.cat([recv_offsets.new_zeros(1), recv_offsets[: num_local_experts * num_ranks]])
-    return kept, ends[entries].long() + expand_idx[kept].long()
+    ends = torch.cat([recv_offsets.new_zeros(1), recv_offsets[: num_local_experts * num_ranks]]).long()
+    rows = ends[entries] + expand_idx[kept].long()
+    has_room = rows < ends[entries + 1]
+    return kept[has_room], rows[has_room]
 
 
 def _keep_fallback(
@@ -200,12 +206,9 @@ def _result_offsets_kernel(
     for token in range(begin, tl.minimum(begin + per_program, num_tokens)):
         slots = tl.cast(token, tl.int64) * token_stride
         for k in range(0, TOPK):
-            expert = tl.load(topk_idx + token * TOPK + k)
-            offset = slots + k * slot_stride
-            if (expert >= first_expert) & (expert < first_expert + num_local_experts):
-                index = tl.load(expand_idx + token * TOPK + k)
-                row = _own_row(expert, index, recv_offsets, first_expert, num_ranks, rank)
-                offset = own_results + row * hidden
+            expert, index = tl.load(topk_idx + token * TOPK + k), tl.load(expand_idx + token * TOPK + k)
+            row = _own_row(expert, index, recv_offsets, first_expert, num_local_experts, num_ranks, rank)
+            offset = tl.where(row >= 0, own_results + row * hidden, slots + k * slot_stride)
             tl.store(offsets + token * width + k, offset)
         for s in tl.static_range(NUM_SHARED):
             tl.store(offsets + token * width + TOPK + s, slots + (TOPK + s) * slot_stride)
