@@ -8,6 +8,7 @@ import pytest
 from .case import Case, check_reports, draw_routing, results_of, sent_to
 from .driver import World
 from .library import LaunchError, Library
+from .memory import GARBAGE
 
 SEEDS = 100
 FEW_SEEDS = 10
@@ -113,7 +114,7 @@ def test_rows_of_the_kept_rank_are_not_sent(library: Library) -> None:
                 at = world.slots.offset(zone=0, source=source, expert=expert, index=i)
                 slot = window[at : at + case.sent_bytes]
                 assert (slot == sent.row).all() == (source != rank)
-                assert slot.any() == (source != rank)
+                assert (slot == GARBAGE).all() == (source == rank)
 
 
 def test_results_for_the_kept_rank_are_flags_only(library: Library) -> None:
@@ -129,5 +130,5 @@ def test_results_for_the_kept_rank_are_flags_only(library: Library) -> None:
         for token, k in np.ndindex(ids.shape):
             owner = case.config.rank_of_expert(int(ids[token, k]))
             at, flag = (region.offset(zone=0, token=token, k=k) for region in (slots, status))
-            assert window[at : at + case.result_bytes].any() == (owner != rank)
+            assert (window[at : at + case.result_bytes] == GARBAGE).all() == (owner == rank)
             assert (window[flag : flag + 32].view(np.float32) == 1.0).all()
