@@ -31,6 +31,7 @@ _SEND_ARGS = (
     Arg("num_shared_ranks", "i64", "value"),
     Arg("rank", "i64", "value"),
     Arg("zone", "i64", "value"),
+    Arg("kept_rank", "i64", "value"),  # its routed rows are not sent; -1 for none
     Arg("post_status", "i64", "value"),  # 1 on the operator's last launch
     Arg("slots", "dispatch_slots", "value"),
     Arg("status", "dispatch_status", "value"),
@@ -142,6 +143,7 @@ COMBINE_SEND = AscendCKernel(
         Arg("peers", "*i64", "in"),
         Arg("num_ranks", "i64", "value"),
         Arg("zone", "i64", "value"),
+        Arg("kept_rank", "i64", "value"),  # gets flags without rows; -1 for none
         Arg("flag_rows", "i64", "value"),  # 1: a flag after each row; 0: none, a post_status follows
         Arg("slots", "combine_slots", "value"),
         Arg("status", "combine_status", "value"),

@@ -128,6 +128,8 @@ class EPBuffer:
         self._kinds: dict[tuple[torch.dtype, str | None, bool, bool], DispatchOutputs] = {}
         self._combine_variants: dict[tuple[object, ...], CombineVariant] = {}
         self._latest_dtype: torch.dtype | None = None
+        self._keeps_own = self._communicator.site.keeps_own
+        self._window_base = self._communicator.window_base
         self._closed = False
         self._explicitly_destroy = explicitly_destroy
 
@@ -269,6 +271,9 @@ class EPBuffer:
             "num_tokens": handle.num_tokens,
             "out": out,
         }
+        if self._keeps_own:
+            bindings["expand_idx"] = handle.expand_idx
+            bindings["own_results"] = (y.data_ptr() - self._window_base) // y.element_size()
         self._communicator.run(self._combine_variant(y.dtype, topk_weights is not None, in_place), bindings)
         return out
 
@@ -302,7 +307,8 @@ class EPBuffer:
     def _kind(
         self, dtype: torch.dtype, quantize: str | None, is_plain: bool, is_unweighted: bool
     ) -> DispatchOutputs:
-        variant = DispatchVariant(dtype, quantize is not None, not is_plain, not is_unweighted)
+        smooth, weights = not is_plain, not is_unweighted
+        variant = DispatchVariant(dtype, quantize is not None, smooth, weights, keeps_own=self._keeps_own)
         return DispatchOutputs.of(self._communicator, variant)
 
     def _is_in_place(self, y: torch.Tensor) -> bool:
@@ -322,7 +328,9 @@ class EPBuffer:
         key = dtype, weights, in_place
         variant = self._combine_variants.get(key)
         if variant is None:
-            variant = self._combine_variants[key] = CombineVariant(dtype, weights, in_place=in_place)
+            variant = self._combine_variants[key] = CombineVariant(
+                dtype, weights, in_place=in_place, keeps_own=self._keeps_own
+            )
         return variant
 
     def durations_us(self, operator: Literal["dispatch", "combine"]) -> dict[str, float]:

@@ -340,6 +340,11 @@ class Communicator:
             view = self._views[key] = flat.view(self.capacity, self.config.hidden)
         return view
 
+    @property
+    def window_base(self) -> int:
+        """Address of this rank's window."""
+        return self._windows[0].base
+
     def in_flight(self, operator: str) -> Variant | None:
         """What an operator was set up for that is not torn down yet, or None."""
         return self._in_flight.get(operator)

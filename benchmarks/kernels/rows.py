@@ -111,7 +111,7 @@ def arrange_case(element_bytes: int, hidden: int, tokens: int) -> Case:
 
     return make_case(
         arrange_kernel(row_words, row_words, row_words + 8, has_scale),
-        [*views, entries, NUM_RANKS, source, expert, slot],
+        [*views, entries, NUM_RANKS, -1, source, expert, slot],
         [out, scales, triples],
         eager,
         variant="int8" if has_scale else "bfloat16",

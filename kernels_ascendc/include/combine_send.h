@@ -74,7 +74,9 @@ private:
         }
         const uint64_t window = peers_.GetValue(rank);
         const uint64_t slot = window + args_.slots.At(zone, token, k);
-        rows_.Copy(args_.rows + static_cast<uint64_t>(row * args_.row_bytes), &slot, 1);
+        if (static_cast<int64_t>(rank) != args_.kept_rank) {
+            rows_.Copy(args_.rows + static_cast<uint64_t>(row * args_.row_bytes), &slot, 1);
+        }
         if (is_flagged) {
             FinishRow();
             RaiseFlags(GlobalAt<float>(window + args_.status.At(zone, token, k)), flag_, STATUS_ENTRY_WORDS, 1);

@@ -180,12 +180,13 @@ struct DispatchSendArgs {
     int64_t num_shared_ranks;
     int64_t rank;
     int64_t zone;
+    int64_t kept_rank;
     int64_t post_status;
     DispatchSlots slots;
     DispatchStatus status;
     uint64_t report;
 };
-static_assert(sizeof(DispatchSendArgs) == 39 * sizeof(uint64_t), "no padding");
+static_assert(sizeof(DispatchSendArgs) == 40 * sizeof(uint64_t), "no padding");
 
 struct CountsSendArgs {
     uint64_t counts;
@@ -264,12 +265,13 @@ struct InbandSendArgs {
     int64_t num_shared_ranks;
     int64_t rank;
     int64_t zone;
+    int64_t kept_rank;
     int64_t post_status;
     DispatchSlots slots;
     DispatchStatus status;
     uint64_t report;
 };
-static_assert(sizeof(InbandSendArgs) == 39 * sizeof(uint64_t), "no padding");
+static_assert(sizeof(InbandSendArgs) == 40 * sizeof(uint64_t), "no padding");
 
 struct InbandReceiveArgs {
     uint64_t window;
@@ -302,12 +304,13 @@ struct CombineSendArgs {
     uint64_t peers;
     int64_t num_ranks;
     int64_t zone;
+    int64_t kept_rank;
     int64_t flag_rows;
     CombineSlots slots;
     CombineStatus status;
     uint64_t report;
 };
-static_assert(sizeof(CombineSendArgs) == 25 * sizeof(uint64_t), "no padding");
+static_assert(sizeof(CombineSendArgs) == 26 * sizeof(uint64_t), "no padding");
 
 struct CombineWaitArgs {
     uint64_t window;

@@ -64,6 +64,11 @@ template <typename Args>
 struct Destination {
     static constexpr bool HAS_SCALES = false;
 
+    // Whose routed rows stay where they are.
+    __aicore__ static inline bool IsKept(const Args& args, uint64_t rank) {
+        return static_cast<int64_t>(rank) == args.kept_rank;
+    }
+
     __aicore__ static inline uint64_t NumRanks(const Args& args) {
         return args.slots.source_extent;
     }
@@ -91,6 +96,10 @@ struct Destination {
 template <>
 struct Destination<DirectSendArgs> {
     static constexpr bool HAS_SCALES = true;
+
+    __aicore__ static inline bool IsKept(const DirectSendArgs&, uint64_t) {
+        return false;
+    }
 
     __aicore__ static inline uint64_t NumRanks(const DirectSendArgs& args) {
         return static_cast<uint64_t>(args.num_ranks);
@@ -254,6 +263,9 @@ private:
         const uint32_t local_experts = static_cast<uint32_t>(To::LocalExperts(*args_));
         const uint64_t routed_rank = static_cast<uint32_t>(id) / local_experts;
         const uint64_t rank = static_cast<uint64_t>(args_->num_shared_ranks) + routed_rank;
+        if (To::IsKept(*args_, rank)) {
+            return false;
+        }
         const uint64_t expert = static_cast<uint32_t>(id) % local_experts;
         const int32_t index = indices_.At(token * args_->topk + k);
         return rank < To::NumRanks(*args_) && Locate(rank, expert, index, slot, stamp) ? true : Refuse(token, k);

@@ -5,6 +5,7 @@ from moe_triton.kernels.append import append, append_kernel, gather_counts, gath
 from moe_triton.kernels.arrange import arrange, arrange_kernel
 from moe_triton.kernels.block_quantize import block_quantize, block_quantize_kernel, dequantize_blocks
 from moe_triton.kernels.const_experts import const_alphas, const_alphas_kernel
+from moe_triton.kernels.keep import keep, keep_kernel, result_offsets_kernel
 from moe_triton.kernels.pack import pack, pack_kernel
 from moe_triton.kernels.places import places, places_kernel, starts, starts_kernel
 from moe_triton.kernels.returns import (
@@ -42,6 +43,8 @@ __all__ = [
     "dequantize_blocks",
     "gather_counts",
     "gather_counts_kernel",
+    "keep",
+    "keep_kernel",
     "offsets",
     "offsets_kernel",
     "own_offsets",
@@ -50,6 +53,7 @@ __all__ = [
     "pack_kernel",
     "places",
     "places_kernel",
+    "result_offsets_kernel",
     "returns",
     "returns_kernel",
     "returns_shared",

@@ -34,6 +34,7 @@ def _arrange_kernel(
     out_weights,
     num_entries,
     num_ranks,
+    kept_rank,
     src_stride,
     expert_stride,
     slot_stride,
@@ -52,6 +53,8 @@ def _arrange_kernel(
         expert = (n // num_ranks).to(tl.int64)
         source = (n % num_ranks).to(tl.int64)
         block = source * src_stride + expert * expert_stride
+        if source == kept_rank:
+            stop = start
         for i in range(0, stop - start):
             slot = block + tl.cast(i, tl.int64) * slot_stride
             row = tl.cast(start + i, tl.int64)
@@ -77,6 +80,7 @@ def _arrange_fallback(
     out_weights: torch.Tensor,
     num_entries: int,
     num_ranks: int,
+    kept_rank: int,
     src_stride: int,
     expert_stride: int,
     slot_stride: int,
@@ -90,9 +94,9 @@ def _arrange_fallback(
     for part in split_evenly(num_entries, programs):
         for n in part:
             start, stop = ends[n], ends[n + 1]
-            if stop <= start:
-                continue
             expert, source = divmod(n, num_ranks)
+            if stop <= start or source == kept_rank:
+                continue
             block = slots.storage_offset() + source * src_stride + expert * expert_stride
             count = stop - start
             rows = slots.as_strided((count, ROW_WORDS), (slot_stride, 1), block)
@@ -119,7 +123,7 @@ def arrange_kernel(
     ``source * src_stride + expert * expert_stride`` and holds one slot every ``slot_stride`` words.
     ``recv_offsets`` is the inclusive prefix sum of the rows per entry. The routing weight, fp32, stands
     behind the triple. Without ``has_scale`` or ``has_weight``, ``out_scales`` or ``out_weights`` is not
-    written.
+    written. Entries from ``kept_rank`` are left out: `keep` brings those rows; -1 leaves out none.
 
     Args:
         row_words: H * element size / 4.
@@ -139,6 +143,7 @@ def arrange_kernel(
             Arg("out_weights", "*fp32", "out"),
             Arg("num_entries", "i32", "value"),
             Arg("num_ranks", "i32", "value"),
+            Arg("kept_rank", "i32", "value"),
             Arg("src_stride", "i64", "value"),
             Arg("expert_stride", "i64", "value"),
             Arg("slot_stride", "i64", "value"),
@@ -164,6 +169,7 @@ def arrange(
     triple_word: int,
     has_scale: bool,
     has_weight: bool = False,
+    kept_rank: int = -1,
     programs: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gather rows from slots into expert order.
@@ -198,6 +204,6 @@ def arrange(
     kernel = arrange_kernel(row_words, scale_word, triple_word, has_scale, has_weight)
     src_stride, expert_stride, slot_stride, _ = slots.stride()
     views = [slots, slots.view(torch.float32), recv_offsets, rows, scales, triples, weights]
-    sizes = [num_ranks * num_experts, num_ranks, src_stride, expert_stride, slot_stride]
+    sizes = [num_ranks * num_experts, num_ranks, kept_rank, src_stride, expert_stride, slot_stride]
     launch(kernel, [*views, *sizes], programs)
     return rows, scales, triples, weights

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from moe_triton import ascendc
 from moe_triton.kernels.block_quantize import block_quantize_kernel
 from moe_triton.kernels.const_experts import const_alphas_kernel
+from moe_triton.kernels.keep import result_offsets_kernel
 from moe_triton.kernels.returns import returns_kernel
 from moe_triton.kernels.rms_norm import rms_norm_kernel
 from moe_triton.kernels.waits import waits_of_combine_kernel
@@ -62,6 +63,8 @@ class CombinePlans:
             waits = [wait_for_ranks(self.site, "wait", status, zone, self.site.num_blocks)]
         else:
             waits = [self._wait_results(variant, zone, part, parts) for part in range(parts)]
+        if variant.keeps_own:
+            steps.append(self._result_offsets(variant, zone))
         sums = [self._weighted_sum(variant, zone, part, parts) for part in range(parts)]
         steps += pipelined(waits, sums)
         if variant.norm:
@@ -144,6 +147,7 @@ class CombinePlans:
             peers=Hole("peers"),
             num_ranks=c.num_ranks,
             zone=zone,
+            kept_rank=site.rank if variant.keeps_own else -1,
             flag_rows=0 if site.is_version_1 else 1,
             slots=layout.combine_slots.words(),
             status=layout.combine_status.words(),
@@ -207,6 +211,7 @@ class CombinePlans:
             special=any(variant.special),
             quantized=variant.block_quantize,
             by_expert=self.site.is_version_1,
+            by_offset=variant.keeps_own,
             fp32_out=variant.norm,
         )
         token, k = slots.stride("token"), slots.stride("k")
@@ -229,6 +234,7 @@ class CombinePlans:
                 "topk_idx": self._ids(variant),
                 "topk_weights": Hole("topk_weights") if variant.weights else 0,
                 "expand_idx": Hole("expand_idx"),
+                "offsets": Hole("result_offsets"),
                 "active": Hole("active"),
                 "shared_x": Hole("shared_x"),
                 "ori_x": Hole("ori_x") if any(variant.special[1:]) else 0,
@@ -248,6 +254,30 @@ class CombinePlans:
                 "num_copy": variant.special[1],
                 "num_const": variant.special[2],
             },
+        )
+
+    def _result_offsets(self, variant: CombineVariant, zone: int) -> Launch:
+        """Results of this rank's own experts are summed from where the experts left them."""
+        c, site, slots = self.site.config, self.site, self.site.slots_layout.combine_slots
+        itemsize = variant.dtype.itemsize
+        return launch(
+            "find results",
+            result_offsets_kernel(c.num_topk, c.num_shared_experts),
+            "compute",
+            1,
+            topk_idx=self._ids(variant),
+            expand_idx=Hole("expand_idx"),
+            recv_offsets=Hole("recv_offsets"),
+            offsets=Hole("result_offsets"),
+            own_results=Hole("own_results", -(slots.offset(zone=zone) // itemsize)),
+            token_stride=slots.stride("token") // itemsize,
+            slot_stride=slots.stride("k") // itemsize,
+            hidden=c.hidden,
+            first_expert=site.first_expert,
+            num_local_experts=site.num_local_experts,
+            num_ranks=c.num_ranks,
+            rank=site.rank,
+            num_tokens=Hole("num_tokens"),
         )
 
     def _rms_norm(self, variant: CombineVariant) -> Launch:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from moe_triton import ascendc
 from moe_triton.kernels.arrange import arrange_kernel
+from moe_triton.kernels.keep import keep_kernel
 from moe_triton.kernels.pack import pack_kernel
 from moe_triton.kernels.returns import own_offsets_kernel
 from moe_triton.kernels.route import offsets_kernel, route_kernel
@@ -76,6 +77,8 @@ class DispatchPlans:
         if self.site.config.scheme == "fullmesh_v2":
             steps.append(self._receive_inband(variant, zone))
         else:
+            if variant.keeps_own:
+                steps.append(self._keep(variant))
             steps.append(self._arrange(variant, zone))
         if self.site.keeps_own_tokens:
             steps.append(self._report_own_tokens())
@@ -194,6 +197,7 @@ class DispatchPlans:
             num_shared_ranks=c.num_shared_ranks,
             rank=self.site.rank,
             zone=zone,
+            kept_rank=self.site.rank if variant.keeps_own else -1,
             post_status=int(part == parts - 1),
             slots=layout.dispatch_slots.words(),
             status=layout.dispatch_status.words(),
@@ -237,6 +241,39 @@ class DispatchPlans:
             },
         )
 
+    def _keep(self, variant: DispatchVariant) -> Launch:
+        """Rows of this rank for itself: from where they are to where they belong."""
+        c, site, slot = self.site.config, self.site, self.slot(variant)
+        rows_per_token = c.num_results_per_token if variant.smooth else 1
+        packed = self._packed(variant)
+        stride = slot.packed_bytes if variant.quantize else slot.row_bytes
+        return launch_matching(
+            "keep",
+            keep_kernel(
+                slot.row_bytes // WORD_BYTES, c.num_topk, variant.quantize, variant.weights, rows_per_token
+            ),
+            "compute",
+            site.num_blocks,
+            {
+                "rows": Hole(packed) if variant.quantize else Hole("x"),
+                "scales": Hole(packed, slot.scale_offset),
+                "topk_idx": self._ids(variant),
+                "topk_weights": Hole("topk_weights"),
+                "expand_idx": Hole("expand_idx"),
+                "recv_offsets": Hole("recv_offsets"),
+                "out_rows": Hole("tokens"),
+                "out_scales": Hole("scales"),
+                "out_triples": Hole("triples"),
+                "out_weights": Hole("weights"),
+                "row_stride": stride // WORD_BYTES,
+                "first_expert": site.first_expert,
+                "num_local_experts": site.num_local_experts,
+                "num_ranks": c.num_ranks,
+                "rank": site.rank,
+                "num_tokens": Hole("num_tokens"),
+            },
+        )
+
     def _arrange(self, variant: DispatchVariant, zone: int) -> Launch:
         """Step 4: out of the window, into expert order."""
         site, slot, slots = self.site, self.slot(variant), self.site.slots_layout.dispatch_slots
@@ -261,6 +298,7 @@ class DispatchPlans:
             out_weights=Hole("weights") if variant.weights else 0,
             num_entries=site.num_entries,
             num_ranks=site.config.num_ranks,
+            kept_rank=site.rank if variant.keeps_own else -1,
             src_stride=slots.stride("source") // WORD_BYTES,
             expert_stride=slots.stride("expert") // WORD_BYTES,
             slot_stride=slots.stride("index") // WORD_BYTES,

@@ -78,6 +78,17 @@ class Site:
         return self.config.experts_on(self.rank)
 
     @property
+    def first_expert(self) -> int:
+        """The first of this rank's routed experts."""
+        return (self.rank - self.config.num_shared_ranks) * self.config.num_local_experts
+
+    @property
+    def keeps_own(self) -> bool:
+        """Whether rows from this rank to itself need not go through its window."""
+        is_plain = self.config.scheme == "fullmesh_v1" and not self.is_version_1
+        return is_plain and not self.config.is_shared_rank(self.rank)
+
+    @property
     def num_entries(self) -> int:
         """Status entries that a dispatch waits for."""
         return self.num_local_experts * self.config.num_ranks

@@ -24,6 +24,7 @@ class DispatchVariant:
         cumulative: tokens_per_expert as running totals.
         exchange: rows and counts of the tensor-parallel peer follow.
         waits: how long each source rank was waited for is recorded.
+        keeps_own: routed rows for this rank's own experts do not go through the window.
     """
 
     dtype: torch.dtype
@@ -34,6 +35,7 @@ class DispatchVariant:
     cumulative: bool = False
     exchange: bool = False
     waits: bool = False
+    keeps_own: bool = False
 
     @cached_property
     def row_dtype(self) -> torch.dtype:
@@ -65,6 +67,7 @@ class CombineVariant:
         norm: the sum is added to a residual and normalised.
         waits: how long each source rank was waited for is recorded.
         in_place: direct: the results are in this rank's window already.
+        keeps_own: results of this rank's own experts for its own tokens do not go through the window.
     """
 
     dtype: torch.dtype
@@ -78,6 +81,7 @@ class CombineVariant:
     norm: bool = False
     waits: bool = False
     in_place: bool = False
+    keeps_own: bool = False
 
     @cached_property
     def _hash(self) -> int:

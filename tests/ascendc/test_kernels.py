@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from .case import Case, draw_routing
+from .case import Case, check_reports, draw_routing, results_of, sent_to
 from .driver import World
 from .library import LaunchError, Library
+from .memory import GARBAGE
 
 SEEDS = 100
 FEW_SEEDS = 10
@@ -94,3 +96,39 @@ def test_as_many_blocks_as_cores(library: Library, blocks: int) -> None:
     world = World(library, Case(blocks=blocks))
     with pytest.raises(LaunchError, match="1 to 48 blocks"):
         world.send_rows(0, draw_routing(world.case, 0, 0, 0), zone=0)
+
+
+def test_rows_of_the_kept_rank_are_not_sent(library: Library) -> None:
+    """Status and flags are as ever; slots of the rank itself keep what they held."""
+    case = Case(tokens=(5, 4), scaled=True)
+    world = World(library, case)
+    for rank in range(2):
+        check_reports(world.send_rows(rank, draw_routing(case, 0, 0, rank), zone=0, kept_rank=rank))
+    for rank in range(2):
+        counts, report = world.wait_for_status(rank, zone=0)
+        check_reports(report)
+        world.check_counts(rank, 0, counts)
+        window = world.windows[rank].bytes
+        for source, expert in np.ndindex(2, case.experts_per_rank):
+            for i, sent in enumerate(sent_to(case, 0, 0, source, rank, expert)):
+                at = world.slots.offset(zone=0, source=source, expert=expert, index=i)
+                slot = window[at : at + case.sent_bytes]
+                assert (slot == sent.row).all() == (source != rank)
+                assert (slot == GARBAGE).all() == (source == rank)
+
+
+def test_results_for_the_kept_rank_are_flags_only(library: Library) -> None:
+    case = Case(tokens=(5, 4))
+    world = World(library, case)
+    slots, status = world.layout.combine_slots, world.layout.combine_status
+    for rank in range(2):
+        received = world.expected_rows(rank, 0)
+        rows = results_of(case, received["triples"], 0) | 1
+        check_reports(world.send_results(rank, rows, received, zone=0, kept_rank=rank))
+    for rank in range(2):
+        window, ids = world.windows[rank].bytes, draw_routing(case, 0, 0, rank).ids
+        for token, k in np.ndindex(ids.shape):
+            owner = case.config.rank_of_expert(int(ids[token, k]))
+            at, flag = (region.offset(zone=0, token=token, k=k) for region in (slots, status))
+            assert (window[at : at + case.result_bytes] == GARBAGE).all() == (owner == rank)
+            assert (window[flag : flag + 32].view(np.float32) == 1.0).all()

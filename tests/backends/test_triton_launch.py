@@ -76,7 +76,7 @@ def test_overlaps() -> None:
     assert overlaps(slots, [(500, 64), *fields[1:]] + [None] * 6)
     inputs = arrange_kernel(8, 8, 16, True)
     assert not overlaps(
-        inputs, [(0, 512), (0, 512), (0, 8), (600, 8), (700, 8), (800, 8), (900, 8)] + [None] * 5
+        inputs, [(0, 512), (0, 512), (0, 8), (600, 8), (700, 8), (800, 8), (900, 8)] + [None] * 6
     )
 
 

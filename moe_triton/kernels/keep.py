@@ -1,0 +1,311 @@
+"""Keep: rows that stay on their own rank go straight to the output, and their results straight into the sum.
+
+Shape symbols:
+    T   tokens of this rank
+    K   experts per token
+    S   shared experts
+    H   hidden size
+    W   ranks
+    E   experts of this rank, the first of them ``first_expert``
+    A   receive capacity in rows
+
+This rank's rows for its own expert e begin in its output where those of the sources before it end::
+
+    start[e] = recv_offsets[(e - first_expert) * W + rank - 1]
+
+The offsets come from counts that peers can write: a row that does not lie before the end of its own entry is
+left out, so that none lies outside the output.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from moe_triton.checks import check_positive, check_tensor
+from moe_triton.kernel import Arg, TritonKernel
+from moe_triton.kernels.checks import Launch
+from moe_triton.kernels.language import tl, triton
+
+
+@triton.jit
+def _own_row(expert, index, recv_offsets, first_expert, num_local_experts, num_ranks, rank):
+    """The row of a result of an own expert; -1 for any other, and for one that has no room."""
+    row = -1
+    if (expert >= first_expert) & (expert < first_expert + num_local_experts):
+        entry = (expert - first_expert) * num_ranks + rank
+        start = tl.where(entry > 0, tl.load(recv_offsets + tl.maximum(entry - 1, 0)), 0)
+        row = tl.where(start + index < tl.load(recv_offsets + entry), start + index, -1)
+    return row.to(tl.int64)
+
+
+@triton.jit
+def _keep_kernel(
+    rows,
+    scales,
+    topk_idx,
+    topk_weights,
+    expand_idx,
+    recv_offsets,
+    out_rows,
+    out_scales,
+    out_triples,
+    out_weights,
+    row_stride,
+    first_expert,
+    num_local_experts,
+    num_ranks,
+    rank,
+    num_tokens,
+    ROW_WORDS: tl.constexpr,
+    TOPK: tl.constexpr,
+    ROWS_PER_TOKEN: tl.constexpr,
+):
+    per_program = tl.cdiv(num_tokens, tl.num_programs(0))
+    begin = tl.program_id(0) * per_program
+    words = tl.arange(0, ROW_WORDS)
+    for token in range(begin, tl.minimum(begin + per_program, num_tokens)):
+        for k in range(0, TOPK):
+            expert, index = tl.load(topk_idx + token * TOPK + k), tl.load(expand_idx + token * TOPK + k)
+            row = _own_row(expert, index, recv_offsets, first_expert, num_local_experts, num_ranks, rank)
+            if row >= 0:
+                source = tl.cast(token, tl.int64)
+                if ROWS_PER_TOKEN > 1:
+                    source = source * ROWS_PER_TOKEN + k
+                tl.store(out_rows + row * ROW_WORDS + words, tl.load(rows + source * row_stride + words))
+                if out_scales is not None:
+                    tl.store(out_scales + row, tl.load(scales + source * row_stride))
+                tl.store(out_triples + row * 3, rank)
+                tl.store(out_triples + row * 3 + 1, token)
+                tl.store(out_triples + row * 3 + 2, k)
+                if out_weights is not None:
+                    tl.store(out_weights + row, tl.load(topk_weights + token * TOPK + k))
+
+
+def _own_rows(
+    topk_idx: torch.Tensor,
+    expand_idx: torch.Tensor,
+    recv_offsets: torch.Tensor,
+    first_expert: int,
+    num_local_experts: int,
+    num_ranks: int,
+    rank: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which flat results stay here, and their rows."""
+    kept = ((topk_idx >= first_expert) & (topk_idx < first_expert + num_local_experts)).nonzero()[:, 0]
+    entries = (topk_idx[kept].long() - first_expert) * num_ranks + rank
+    ends = torch.cat([recv_offsets.new_zeros(1), recv_offsets[: num_local_experts * num_ranks]]).long()
+    rows = ends[entries] + expand_idx[kept].long()
+    has_room = rows < ends[entries + 1]
+    return kept[has_room], rows[has_room]
+
+
+def _keep_fallback(
+    programs: int,
+    *,
+    rows: torch.Tensor,
+    topk_idx: torch.Tensor,
+    expand_idx: torch.Tensor,
+    recv_offsets: torch.Tensor,
+    out_rows: torch.Tensor,
+    out_triples: torch.Tensor,
+    row_stride: int,
+    first_expert: int,
+    num_local_experts: int,
+    num_ranks: int,
+    rank: int,
+    num_tokens: int,
+    ROW_WORDS: int,
+    TOPK: int,
+    ROWS_PER_TOKEN: int,
+    scales: torch.Tensor | None = None,
+    topk_weights: torch.Tensor | None = None,
+    out_scales: torch.Tensor | None = None,
+    out_weights: torch.Tensor | None = None,
+) -> None:
+    entries = num_tokens * TOPK
+    place = (first_expert, num_local_experts, num_ranks, rank)
+    kept, to = _own_rows(topk_idx[:entries], expand_idx[:entries], recv_offsets, *place)
+    tokens, ks = kept // TOPK, kept % TOPK
+    for i, token, k, row in zip(kept.tolist(), tokens.tolist(), ks.tolist(), to.tolist(), strict=True):
+        source = (token * ROWS_PER_TOKEN + k if ROWS_PER_TOKEN > 1 else token) * row_stride
+        out_rows[row * ROW_WORDS : (row + 1) * ROW_WORDS] = rows[source : source + ROW_WORDS]
+        out_triples[row * 3 : row * 3 + 3] = torch.tensor([rank, token, k], dtype=torch.int32)
+        if out_scales is not None and scales is not None:
+            out_scales[row] = scales[source]
+        if out_weights is not None and topk_weights is not None:
+            out_weights[row] = topk_weights[i]
+
+
+@functools.cache
+def keep_kernel(
+    row_words: int, topk: int, has_scale: bool, has_weight: bool, rows_per_token: int = 1
+) -> TritonKernel:
+    """Copy the rows of results that stay on this rank to where they belong in its own output.
+
+    Token t's row, of ``row_words`` words, starts ``t * row_stride`` words after ``rows``, its scale as far
+    after ``scales``; with ``rows_per_token`` K + S, result k of t has row ``t * (K + S) + k``. The place in
+    the output is ``start[e] + expand_idx[t, k]``; triple (rank, t, k) and weight go there too.
+    """
+    check_positive("row_words", row_words)
+    check_positive("topk", topk)
+    arguments = (
+        (True, Arg("rows", "*i32", "in")),
+        (has_scale, Arg("scales", "*fp32", "in", interleaved_with="rows")),
+        (True, Arg("topk_idx", "*i32", "in")),
+        (has_weight, Arg("topk_weights", "*fp32", "in")),
+        (True, Arg("expand_idx", "*i32", "in")),
+        (True, Arg("recv_offsets", "*i32", "in")),
+        (True, Arg("out_rows", "*i32", "out")),
+        (has_scale, Arg("out_scales", "*fp32", "out")),
+        (True, Arg("out_triples", "*i32", "out")),
+        (has_weight, Arg("out_weights", "*fp32", "out")),
+        (True, Arg("row_stride", "i64", "value")),
+        (True, Arg("first_expert", "i32", "value")),
+        (True, Arg("num_local_experts", "i32", "value")),
+        (True, Arg("num_ranks", "i32", "value")),
+        (True, Arg("rank", "i32", "value")),
+        (True, Arg("num_tokens", "i32", "value")),
+    )
+    return TritonKernel(
+        name="keep",
+        fn=_keep_kernel,
+        args=tuple(arg for is_present, arg in arguments if is_present),
+        constants={
+            **{arg.name: None for is_present, arg in arguments if not is_present},
+            "ROW_WORDS": row_words,
+            "TOPK": topk,
+            "ROWS_PER_TOKEN": rows_per_token,
+        },
+        fallback=_keep_fallback,
+    )
+
+
+@triton.jit
+def _result_offsets_kernel(
+    topk_idx,
+    expand_idx,
+    recv_offsets,
+    offsets,
+    own_results,
+    token_stride,
+    slot_stride,
+    hidden,
+    first_expert,
+    num_local_experts,
+    num_ranks,
+    rank,
+    num_tokens,
+    TOPK: tl.constexpr,
+    NUM_SHARED: tl.constexpr,
+):
+    per_program = tl.cdiv(num_tokens, tl.num_programs(0))
+    begin = tl.program_id(0) * per_program
+    width = TOPK + NUM_SHARED
+    for token in range(begin, tl.minimum(begin + per_program, num_tokens)):
+        slots = tl.cast(token, tl.int64) * token_stride
+        for k in range(0, TOPK):
+            expert, index = tl.load(topk_idx + token * TOPK + k), tl.load(expand_idx + token * TOPK + k)
+            row = _own_row(expert, index, recv_offsets, first_expert, num_local_experts, num_ranks, rank)
+            offset = tl.where(row >= 0, own_results + row * hidden, slots + k * slot_stride)
+            tl.store(offsets + token * width + k, offset)
+        for s in tl.static_range(NUM_SHARED):
+            tl.store(offsets + token * width + TOPK + s, slots + (TOPK + s) * slot_stride)
+
+
+def _result_offsets_fallback(
+    programs: int,
+    *,
+    topk_idx: torch.Tensor,
+    expand_idx: torch.Tensor,
+    recv_offsets: torch.Tensor,
+    offsets: torch.Tensor,
+    own_results: int,
+    token_stride: int,
+    slot_stride: int,
+    hidden: int,
+    first_expert: int,
+    num_local_experts: int,
+    num_ranks: int,
+    rank: int,
+    num_tokens: int,
+    TOPK: int,
+    NUM_SHARED: int,
+) -> None:
+    entries, width = num_tokens * TOPK, TOPK + NUM_SHARED
+    place = (first_expert, num_local_experts, num_ranks, rank)
+    kept, rows = _own_rows(topk_idx[:entries], expand_idx[:entries], recv_offsets, *place)
+    table = offsets[: num_tokens * width].view(num_tokens, width)
+    table.copy_(torch.arange(num_tokens)[:, None] * token_stride + torch.arange(width) * slot_stride)
+    table[kept // TOPK, kept % TOPK] = own_results + rows * hidden
+
+
+@functools.cache
+def result_offsets_kernel(topk: int, num_shared: int = 0) -> TritonKernel:
+    """Where the sum finds each result: ``offsets`` (T, K + S), in elements from the first slot.
+
+    Result j of token t lies in its slot, ``t * token_stride + j * slot_stride``; of an own expert, in row
+    ``start[e] + expand_idx[t, k]`` of the results, which begin ``own_results`` elements from the first slot.
+    """
+    check_positive("topk", topk)
+    values = ("hidden", "first_expert", "num_local_experts", "num_ranks", "rank", "num_tokens")
+    return TritonKernel(
+        name="result_offsets",
+        fn=_result_offsets_kernel,
+        args=(
+            Arg("topk_idx", "*i32", "in"),
+            Arg("expand_idx", "*i32", "in"),
+            Arg("recv_offsets", "*i32", "in"),
+            Arg("offsets", "*i64", "out"),
+            Arg("own_results", "i64", "value"),
+            Arg("token_stride", "i64", "value"),
+            Arg("slot_stride", "i64", "value"),
+            *(Arg(name, "i32", "value") for name in values),
+        ),
+        constants={"TOPK": topk, "NUM_SHARED": num_shared},
+        fallback=_result_offsets_fallback,
+    )
+
+
+def keep(
+    rows: torch.Tensor,
+    topk_idx: torch.Tensor,
+    expand_idx: torch.Tensor,
+    recv_offsets: torch.Tensor,
+    launch: Launch,
+    *,
+    first_expert: int,
+    num_ranks: int,
+    rank: int,
+    topk_weights: torch.Tensor | None = None,
+    programs: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Copy rows that stay on this rank.
+
+    Args:
+        rows: (T, words) int32; the last word is taken for the scale, the others for the row.
+        topk_idx: (T, K) int32.
+        expand_idx: (T*K,) int32, from `route`.
+        recv_offsets: (E*W,) int32, from `offsets`.
+        first_expert: the first of this rank's experts.
+        num_ranks: W.
+        rank: this one.
+        topk_weights: (T, K) fp32, or None.
+
+    Returns:
+        rows (A, words - 1) int32, scales (A,) fp32, triples (A, 3) int32; those of other sources are zero.
+    """
+    check_tensor("rows", rows, shape=["any", "any"], dtypes=[torch.int32])
+    tokens, topk = topk_idx.shape
+    words, capacity = rows.shape[1] - 1, int(recv_offsets[-1])
+    out = torch.zeros((capacity, words), dtype=torch.int32)
+    scales, weights = torch.zeros(capacity), torch.zeros(capacity)
+    triples = torch.zeros((capacity, 3), dtype=torch.int32)
+    has_weight = topk_weights is not None
+    routing = [topk_idx] if topk_weights is None else [topk_idx, topk_weights]
+    inputs = [rows, rows.view(torch.float32).view(-1)[words:], *routing, expand_idx, recv_offsets]
+    outputs = [out, scales, triples] + [weights] * has_weight
+    sizes = [rows.shape[1], first_expert, recv_offsets.numel() // num_ranks, num_ranks, rank, tokens]
+    launch(keep_kernel(words, topk, True, has_weight), [*inputs, *outputs, *sizes], programs)
+    return out, scales, triples
