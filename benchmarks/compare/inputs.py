@@ -47,6 +47,11 @@ class Inputs:
         """Rows that this rank receives, N."""
         return self.answers.shape[0]
 
+    @property
+    def num_kept(self) -> int:
+        """Rows that this rank sends to itself, O."""
+        return int((self.ids // (EXPERTS // self.num_ranks) == self.rank).sum())
+
     @staticmethod
     def random(rank: int, num_ranks: int, num_tokens: int, seed: int = 0) -> Inputs:
         """Normally distributed tokens, experts by the largest of random logits."""

@@ -6,11 +6,14 @@ Counted are the rows, each time that a kernel has to read one from memory or wri
                    read                                   written
 =================  =====================================  ==========================================
 quantise and pack  T rows of x                            T packed rows
-send, dispatch     T rows (packed ones if quantised)      T*K rows, into the peers' windows
-arrange (slots)    N rows                                 N rows
-send, combine      N rows (slots)                         N rows (slots)
+send, dispatch     T rows (packed ones if quantised)      T*K rows, into the peers' windows; slots: T*K-O
+arrange (slots)    N-O rows                               N-O rows
+keep (slots)       T rows                                 O rows
+send, combine      N-O rows (slots)                       N-O rows (slots)
 sum                T*K rows                               T rows
 =================  =====================================  ==========================================
+
+T tokens, N rows received, O of them from this rank itself: slots keep those out of the window.
 
 A row of x counts once, not K times: its K copies leave one after the other, while it is in the cache.
 *Direct* has no arrange, since rows are sent to where they stay, and no send in combine, since the sum reads
@@ -55,9 +58,9 @@ class Traffic:
 
 
 def dispatch_traffic(
-    scheme: Scheme, *, tokens: int, sent: int, received: int, hidden: int, quantize: bool
+    scheme: Scheme, *, tokens: int, sent: int, received: int, kept: int, hidden: int, quantize: bool
 ) -> Traffic:
-    """Bytes that a dispatch moves on one rank."""
+    """Bytes that a dispatch moves on one rank, which sends itself ``kept`` of the rows."""
     full = hidden * ANSWER_ITEMSIZE
     row = hidden if quantize else full
     read = tokens * row
@@ -66,15 +69,17 @@ def dispatch_traffic(
         read += tokens * full
         written += tokens * row
     if scheme == "slots":
-        read += received * row
-        written += received * row
+        read += (received - kept + tokens) * row
+        written += (received - kept) * row
     return Traffic(read, written, row)
 
 
-def combine_traffic(scheme: Scheme, *, tokens: int, sent: int, received: int, hidden: int) -> Traffic:
+def combine_traffic(
+    scheme: Scheme, *, tokens: int, sent: int, received: int, kept: int, hidden: int
+) -> Traffic:
     """Bytes that a combine moves on one rank."""
     row = hidden * ANSWER_ITEMSIZE
-    returned = received if scheme == "slots" else 0
+    returned = received - kept if scheme == "slots" else 0
     return Traffic((returned + sent) * row, (returned + tokens) * row, row)
 
 
@@ -83,8 +88,7 @@ def group_bytes(
 ) -> int:
     """Bytes read and written by all ranks together, each with so many tokens."""
     rows = tokens * topk  # received on average, which is what the sum over ranks needs
-    to = dispatch_traffic(
-        scheme, tokens=tokens, sent=rows, received=rows, hidden=hidden, quantize=quantize
-    ).moved
-    back = combine_traffic(scheme, tokens=tokens, sent=rows, received=rows, hidden=hidden).moved
+    sizes = {"tokens": tokens, "sent": rows, "received": rows, "kept": rows // ranks, "hidden": hidden}
+    to = dispatch_traffic(scheme, quantize=quantize, **sizes).moved
+    back = combine_traffic(scheme, **sizes).moved
     return ranks * {"dispatch": to, "combine": back, "both": to + back}[phase]

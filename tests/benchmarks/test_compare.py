@@ -57,18 +57,18 @@ def some_samples(case: Case = CASE) -> list[Sample]:
 
 
 def test_bytes_of_slots_are_those_of_the_table() -> None:
-    sizes = {"tokens": 10, "sent": 80, "received": 70, "hidden": 100}
+    sizes = {"tokens": 10, "sent": 80, "received": 70, "kept": 30, "hidden": 100}
     plain = dispatch_traffic("slots", quantize=False, **sizes)
-    assert (plain.read, plain.written) == ((10 + 70) * 200, (80 + 70) * 200)
+    assert (plain.read, plain.written) == ((10 + 40 + 10) * 200, (50 + 40 + 30) * 200)
     packed = dispatch_traffic("slots", quantize=True, **sizes)
-    assert packed.read == 10 * 200 + (10 + 70) * 100
-    assert packed.written == (10 + 80 + 70) * 100
+    assert packed.read == 10 * 200 + (10 + 40 + 10) * 100
+    assert packed.written == (10 + 50 + 40 + 30) * 100
     back = combine_traffic("slots", **sizes)
-    assert (back.read, back.written) == ((70 + 80) * 200, (70 + 10) * 200)
+    assert (back.read, back.written) == ((40 + 80) * 200, (40 + 10) * 200)
 
 
 def test_direct_neither_arranges_nor_sends_results() -> None:
-    sizes = {"tokens": 10, "sent": 80, "received": 70, "hidden": 100}
+    sizes = {"tokens": 10, "sent": 80, "received": 70, "kept": 30, "hidden": 100}
     plain = dispatch_traffic("direct", quantize=False, **sizes)
     assert (plain.read, plain.written, plain.row) == (10 * 200, 80 * 200, 200)
     back = combine_traffic("direct", **sizes)
@@ -79,7 +79,10 @@ def test_direct_neither_arranges_nor_sends_results() -> None:
 def test_bytes_of_a_group_are_the_sum_over_its_ranks() -> None:
     sizes = {"tokens": 4, "topk": 8, "hidden": 64, "quantize": True}
     two = group_bytes("slots", "both", ranks=2, **sizes)
-    assert group_bytes("slots", "both", ranks=6, **sizes) == 3 * two
+    # Of more ranks' rows fewer stay where they are; direct moves all of them alike.
+    assert group_bytes("slots", "both", ranks=8, **sizes) > 4 * two
+    of_direct = [group_bytes("direct", "both", ranks=ranks, **sizes) for ranks in (2, 8)]
+    assert of_direct[1] == 4 * of_direct[0]
     apart = (group_bytes("slots", phase, ranks=2, **sizes) for phase in ("dispatch", "combine"))
     assert sum(apart) == two
 

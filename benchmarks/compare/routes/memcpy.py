@@ -70,6 +70,7 @@ class Memcpy(Route):
             "tokens": inputs.num_tokens,
             "sent": inputs.num_sent,
             "received": inputs.num_received,
+            "kept": inputs.num_kept,
             "hidden": HIDDEN,
         }
         how = arena, inputs.num_ranks, whole
