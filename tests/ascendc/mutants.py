@@ -193,7 +193,7 @@ MUTANTS = (
     ),
     Mutant(
         "a count that is not 32 bytes",
-        (Patch(COMBINE_SEND, "flag_, STATUS_ENTRY_WORDS);\n        }", "flag_, 1);\n        }"),),
+        (Patch(COMBINE_SEND, "flag_, STATUS_ENTRY_WORDS, 1);", "flag_, 1, 1);"),),
         case_of(),
     ),
     Mutant(
