@@ -37,7 +37,7 @@ COUNTS = (
                 # A pause that a block may make anywhere, here on one rank, so that the other is ahead.
                 "        }\n"
                 "        AscendC::PipeBarrier<PIPE_ALL>();\n"
-                "        for (uint32_t nap = 0; args_.rank == 1 && nap < 40; ++nap) PollPause(30000);\n"
+                "        for (uint32_t nap = 0; args_.rank == 1 && nap < 40; ++nap) PollPause(30000, 0, 1);\n"
                 + _SHARED_WORDS
                 + _ROUTED_WORDS
                 + "    }\n\nprivate:\n",

@@ -38,7 +38,7 @@ INBAND_MUTANTS = (
                 "        halves_.Give();\n",
                 # A pause that a block may make anywhere, here on one rank, so that the other is ahead.
                 "        AscendC::PipeBarrier<PIPE_ALL>();\n"
-                "        for (uint32_t nap = 0; args_.rank == 1 && nap < 40; ++nap) PollPause(30000);\n"
+                "        for (uint32_t nap = 0; args_.rank == 1 && nap < 40; ++nap) PollPause(30000, 0, 1);\n"
                 "        for (uint32_t i = 0; i < visit.num_slots; ++i) {\n"
                 "            plan_.WriteStamp(\n"
                 "                LastBlock(half, i)[stamp_at].template ReinterpretCast<int32_t>(), visit, "
@@ -204,7 +204,7 @@ INBAND_MUTANTS = (
                 "    __aicore__ inline bool WaitForRows() {\n",
                 "    __aicore__ inline bool WaitForRows() {\n"
                 "        Order<AscendC::HardEvent::MTE3_MTE2>();\n"
-                "        for (Looks looks(deadline_); looks.Next();) {\n"
+                "        for (Looks looks(deadline_, args_.window); looks.Next();) {\n"
                 "            AscendC::DataCopy(whole_, GlobalAt<float>(slots_[0]), num_blocks_ * 128);\n"
                 "            Order<AscendC::HardEvent::MTE2_S>();\n"
                 "            int64_t there = 0;\n"
