@@ -44,8 +44,8 @@ class Sweep:
 
     @property
     def growth(self) -> float:
-        """The largest time per byte against the smallest case's."""
-        return max(spread.p50 for spread in self.per_byte.values())
+        """The largest time per byte against the smallest case's, without what divisions leave behind."""
+        return round(max(spread.p50 for spread in self.per_byte.values()), 9)
 
     def verdict(self) -> str:
         """Whether time grows with the bytes and no faster."""
