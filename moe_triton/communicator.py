@@ -19,11 +19,11 @@ from moe_triton.ascendc import MAX_BLOCKS, REPORT_TIMEOUT, REPORT_WORDS
 from moe_triton.backends import make_backend
 from moe_triton.backends.base import Backend, Bindings, Executable, Window
 from moe_triton.config import Config
-from moe_triton.diagnosis import missing_in_combine, missing_in_dispatch, missing_in_inband
+from moe_triton.diagnosis import missing_ranks
 from moe_triton.errors import ArgumentError, BufferStateError, CommunicationTimeoutError
 from moe_triton.layout import NUM_ZONES, DirectLayout
 from moe_triton.limits import check_config
-from moe_triton.plan import Launch, Part
+from moe_triton.plan import Launch
 from moe_triton.rendezvous import Meeting
 from moe_triton.schemes import make_scheme
 from moe_triton.schemes.site import Site
@@ -285,7 +285,8 @@ class Communicator:
         if code != REPORT_TIMEOUT:
             self._broken = f"{operator} number {number} met a row that names no place in this group"
             raise BufferStateError(f"{self._broken}; it was not sent. Rebuild the buffer on every rank.")
-        missing = self._missing(operator, zone, launch, bindings)
+        memory = {**self._fixed, **bindings}
+        missing = missing_ranks(self.site, operator, zone, launch, memory, self._report)
         group = "tensor-parallel " if ":" in launch.step else ""
         self._broken = f"{operator} number {number} timed out waiting for {group}rank(s) {missing}"
         raise CommunicationTimeoutError(
@@ -296,27 +297,6 @@ class Communicator:
             f"their flags did not come within {(timeout_us or self.site.timeout_us) / 1e6:g} s. "
             f"Rebuild the buffer once they are back.",
         )
-
-    def _missing(self, operator: str, zone: int, launch: Launch, bindings: Bindings) -> list[int]:
-        fixed, step = self._fixed, launch.step
-        if ":" in step:  # an exchange between two
-            assert self.site.exchange_rank is not None
-            return [1 - self.site.exchange_rank]
-        waits_for_ranks = self.site.combine_waits_for_all and operator == "combine"
-        if operator == "barrier" or waits_for_ranks or self.config.scheme == "direct":
-            return missing_in_dispatch(self.config, fixed["barrier_counts"])
-        if step == "arrange":
-            return missing_in_inband(self.config, self._report, fixed["recv_counts"])
-        if operator == "dispatch":
-            return missing_in_dispatch(self.config, fixed["recv_counts"])
-        ids = fixed["masked_ids"] if "mask" in bindings else bindings["topk_idx"]
-        tokens = bindings["num_tokens"]
-        assert isinstance(ids, torch.Tensor)
-        assert isinstance(tokens, int)
-        # Of the parts that come after this one nothing has been taken yet.
-        end, layout = _end_of_part(launch, tokens), self.site.slots_layout
-        ids = ids.view(-1, self.config.num_topk)[:tokens]
-        return missing_in_combine(layout, self.rank, zone, fixed["window"], ids, self._report, end)
 
     def window_tensor(self, name: Literal["rows", "results"], dtype: torch.dtype) -> torch.Tensor:
         """Direct: where the next dispatch puts its rows, or the next combine looks for results first.
@@ -412,9 +392,3 @@ class Communicator:
                 window.close()
             if self._trace:
                 self._trace.close()
-
-
-def _end_of_part(launch: Launch, total: int) -> int:
-    """One past the last token of a launch that works on a part of them."""
-    sizes = [value for value in launch.values if isinstance(value, Part)]
-    return sum(value.of(total) for value in sizes) if sizes else total

@@ -3,14 +3,66 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 
 import torch
 
 from moe_triton.ascendc import REPORT_TIMEOUT
 from moe_triton.config import Config
 from moe_triton.layout import WindowLayout
+from moe_triton.plan import Launch, Part
+from moe_triton.schemes.site import Site
 
 FLAG = 1.0
+
+
+def missing_ranks(
+    site: Site,
+    operator: str,
+    zone: int,
+    launch: Launch,
+    memory: Mapping[str, torch.Tensor | int],
+    report: torch.Tensor,
+) -> list[int]:
+    """Whom a launch waited for in vain.
+
+    Args:
+        site: where it ran.
+        operator: of which one.
+        zone: of that operator.
+        launch: what reported that its deadline passed.
+        memory: what its plan's holes held.
+        report: (blocks, words) int32, what it reported.
+    """
+    if ":" in launch.step:  # an exchange between two
+        assert site.exchange_rank is not None
+        return [1 - site.exchange_rank]
+
+    def table(name: str) -> torch.Tensor:
+        held = memory[name]
+        assert isinstance(held, torch.Tensor)
+        return held
+
+    config = site.config
+    waits_for_ranks = site.combine_waits_for_all and operator == "combine"
+    if operator == "barrier" or waits_for_ranks or config.scheme == "direct":
+        return missing_in_dispatch(config, table("barrier_counts"))
+    if launch.step == "arrange":
+        return missing_in_inband(config, report, table("recv_counts"))
+    if operator == "dispatch":
+        return missing_in_dispatch(config, table("recv_counts"))
+    tokens = memory["num_tokens"]
+    assert isinstance(tokens, int)
+    ids = table("masked_ids" if "mask" in memory else "topk_idx").view(-1, config.num_topk)[:tokens]
+    # Of the parts that come after this one nothing has been taken yet.
+    end = _end_of_part(launch, tokens)
+    return missing_in_combine(site.slots_layout, site.rank, zone, table("window"), ids, report, end)
+
+
+def _end_of_part(launch: Launch, total: int) -> int:
+    """One past the last token of a launch that works on a part of them."""
+    sizes = [value for value in launch.values if isinstance(value, Part)]
+    return sum(value.of(total) for value in sizes) if sizes else total
 
 
 def missing_in_dispatch(config: Config, recv_counts: torch.Tensor) -> list[int]:
