@@ -91,7 +91,7 @@ class CombinePlans:
                 "num_entries": site.num_entries,
                 "num_ranks": c.num_ranks,
                 "capacity": site.capacity,
-                "first_expert": (site.rank - c.num_shared_ranks) * c.num_local_experts,
+                "first_expert": site.first_expert,
                 "rank": site.rank,
                 "num_tokens": Hole("num_tokens"),
                 "num_shared_ranks": c.num_shared_ranks,
