@@ -2,6 +2,9 @@
 
 Pointers are device addresses. An argument whose type is the name of a region is passed by value, as the
 words of `Region.words`. Every argument is one 64-bit word or several; the struct has no padding.
+
+``zone_at`` is where the zone stands in device memory, for a list of launches that is captured once and runs
+many times; null where it is ``zone``.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ _SEND_ARGS = (
     Arg("num_shared_ranks", "i64", "value"),
     Arg("rank", "i64", "value"),
     Arg("zone", "i64", "value"),
+    Arg("zone_at", "*i32", "in"),
     Arg("kept_rank", "i64", "value"),  # its routed rows are not sent; -1 for none
     Arg("post_status", "i64", "value"),  # 1 on the operator's last launch
     Arg("slots", "dispatch_slots", "value"),
@@ -101,6 +105,7 @@ DISPATCH_WAIT = AscendCKernel(
         Arg("waited_us", "*i32", "out"),  # (localE, EP) until an entry was seen; 0 at once; or null
         Arg("num_local_experts", "i64", "value"),
         Arg("zone", "i64", "value"),
+        Arg("zone_at", "*i32", "in"),
         Arg("timeout_us", "i64", "value"),
         Arg("status", "dispatch_status", "value"),
         Arg("report", "*i32", "out"),
@@ -125,6 +130,7 @@ INBAND_RECEIVE = AscendCKernel(
         Arg("out_triples", "*i32", "out"),  # (A, 3)
         Arg("out_weights", "*fp32", "out"),  # (A,), or null
         Arg("zone", "i64", "value"),
+        Arg("zone_at", "*i32", "in"),
         Arg("timeout_us", "i64", "value"),
         Arg("slots", "dispatch_slots", "value"),
         Arg("report", "*i32", "out"),
@@ -143,6 +149,7 @@ COMBINE_SEND = AscendCKernel(
         Arg("peers", "*i64", "in"),
         Arg("num_ranks", "i64", "value"),
         Arg("zone", "i64", "value"),
+        Arg("zone_at", "*i32", "in"),
         Arg("kept_rank", "i64", "value"),  # gets flags without rows; -1 for none
         Arg("flag_rows", "i64", "value"),  # 1: a flag after each row; 0: none, a post_status follows
         Arg("slots", "combine_slots", "value"),
@@ -164,6 +171,7 @@ COMBINE_WAIT = AscendCKernel(
         Arg("num_experts", "i64", "value"),
         Arg("num_shared_experts", "i64", "value"),
         Arg("zone", "i64", "value"),
+        Arg("zone_at", "*i32", "in"),
         Arg("timeout_us", "i64", "value"),
         Arg("status", "combine_status", "value"),
         Arg("report", "*i32", "out"),
@@ -180,6 +188,7 @@ POST_STATUS = AscendCKernel(
         Arg("count", "*i32", "in"),  # one number that goes with the flag, or null for 0
         Arg("rank", "i64", "value"),
         Arg("zone", "i64", "value"),
+        Arg("zone_at", "*i32", "in"),
         Arg("status", "dispatch_status", "value"),
         Arg("report", "*i32", "out"),
     ),
@@ -201,6 +210,7 @@ EXCHANGE_SEND = AscendCKernel(
         Arg("peers", "*i64", "in"),
         Arg("peer", "i64", "value"),  # whose slots
         Arg("zone", "i64", "value"),
+        Arg("zone_at", "*i32", "in"),
         Arg("slots", "indexed_slots", "value"),
         Arg("headers", "exchange_headers", "value"),
         Arg("report", "*i32", "out"),

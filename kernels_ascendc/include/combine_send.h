@@ -11,6 +11,7 @@ class CombineSend {
 public:
     __aicore__ inline void Init(const CombineSendArgs& args, AscendC::TPipe* pipe) {
         args_ = args;
+        FindZone(args_);
         peers_ = GlobalAt<uint64_t>(args.peers);
         rows_.Init(pipe, args.row_bytes);
         pipe->InitBuffer(flag_buffer_, STATUS_ENTRY_BYTES);

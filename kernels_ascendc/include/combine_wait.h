@@ -10,6 +10,7 @@ class CombineWait {
 public:
     __aicore__ inline void Init(const CombineWaitArgs& args, AscendC::TPipe* pipe) {
         args_ = args;
+        FindZone(args_);
         num_results_ = args.topk + args.num_shared_experts;
         words_ = static_cast<uint32_t>(num_results_ * STATUS_ENTRY_WORDS);
         flags_.Init(pipe, words_);

@@ -11,6 +11,7 @@ class DispatchSend {
 public:
     __aicore__ inline void Init(const DispatchSendArgs& args, AscendC::TPipe* pipe) {
         args_ = args;
+        FindZone(args_);
         report_.Init(pipe, args.report);
         rows_.Init(&args_, pipe, &report_);
         status_.Init(&args_, pipe);

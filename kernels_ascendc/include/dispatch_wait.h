@@ -11,6 +11,7 @@ class DispatchWait {
 public:
     __aicore__ inline void Init(const DispatchWaitArgs& args, AscendC::TPipe* pipe) {
         args_ = args;
+        FindZone(args_);
         flags_.Init(pipe, static_cast<uint32_t>(ENTRIES_PER_CHUNK * STATUS_ENTRY_WORDS));
         pipe->InitBuffer(count_buffer_, static_cast<uint32_t>(ENTRIES_PER_CHUNK * sizeof(int32_t)));
         counts_ = count_buffer_.Get<int32_t>();

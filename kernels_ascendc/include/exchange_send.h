@@ -11,6 +11,7 @@ class ExchangeSend {
 public:
     __aicore__ inline void Init(const ExchangeSendArgs& args, AscendC::TPipe* pipe) {
         args_ = args;
+        FindZone(args_);
         window_ = GlobalAt<uint64_t>(args.peers).GetValue(static_cast<uint64_t>(args.peer));
         rows_.Init(pipe, args.row_bytes);
         pipe->InitBuffer(scale_buffer_, static_cast<uint32_t>(ROWS_PER_CHUNK * UB_ALIGN));

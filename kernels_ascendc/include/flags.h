@@ -27,6 +27,15 @@ __aicore__ inline AscendC::GlobalTensor<T> GlobalAt(uint64_t address) {
     return tensor;
 }
 
+// The zone of kernels that can find it in memory: launches that were captured once and run many times all have
+// the same arguments.
+template <typename Args>
+__aicore__ inline void FindZone(Args& args) {
+    if (args.zone_at != 0) {
+        args.zone = GlobalAt<int32_t>(args.zone_at).GetValue(0);
+    }
+}
+
 template <typename T>
 __aicore__ inline T Smaller(T a, T b) {
     return a < b ? a : b;

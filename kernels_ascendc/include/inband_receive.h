@@ -20,6 +20,7 @@ class InbandReceive {
 public:
     __aicore__ inline void Init(const InbandReceiveArgs& args, AscendC::TPipe* pipe) {
         args_ = args;
+        FindZone(args_);
         num_blocks_ = NumBlocksOfSlot(args.stamp_offset);
         words_ = static_cast<uint32_t>(num_blocks_ * FLAG_WORDS);
         max_rows_ = Larger<int64_t>(1, Smaller<int64_t>(MAX_ROWS, MAX_FLAG_WORDS / words_));

@@ -14,6 +14,7 @@ class InbandSend {
 public:
     __aicore__ inline void Init(const InbandSendArgs& args, AscendC::TPipe* pipe) {
         args_ = args;
+        FindZone(args_);
         last_block_ = NumBlocksOfSlot(args.stamp_offset) - 1;
         piece_blocks_ = Larger<int64_t>(1, Smaller(last_block_, MAX_PIECE_BLOCKS));
         pipe->InitBuffer(pieces_, 2, static_cast<uint32_t>(piece_blocks_ * BLOCK_BYTES));

@@ -180,13 +180,14 @@ struct DispatchSendArgs {
     int64_t num_shared_ranks;
     int64_t rank;
     int64_t zone;
+    uint64_t zone_at;
     int64_t kept_rank;
     int64_t post_status;
     DispatchSlots slots;
     DispatchStatus status;
     uint64_t report;
 };
-static_assert(sizeof(DispatchSendArgs) == 40 * sizeof(uint64_t), "no padding");
+static_assert(sizeof(DispatchSendArgs) == 41 * sizeof(uint64_t), "no padding");
 
 struct CountsSendArgs {
     uint64_t counts;
@@ -237,11 +238,12 @@ struct DispatchWaitArgs {
     uint64_t waited_us;
     int64_t num_local_experts;
     int64_t zone;
+    uint64_t zone_at;
     int64_t timeout_us;
     DispatchStatus status;
     uint64_t report;
 };
-static_assert(sizeof(DispatchWaitArgs) == 14 * sizeof(uint64_t), "no padding");
+static_assert(sizeof(DispatchWaitArgs) == 15 * sizeof(uint64_t), "no padding");
 
 struct InbandSendArgs {
     uint64_t rows;
@@ -265,13 +267,14 @@ struct InbandSendArgs {
     int64_t num_shared_ranks;
     int64_t rank;
     int64_t zone;
+    uint64_t zone_at;
     int64_t kept_rank;
     int64_t post_status;
     DispatchSlots slots;
     DispatchStatus status;
     uint64_t report;
 };
-static_assert(sizeof(InbandSendArgs) == 40 * sizeof(uint64_t), "no padding");
+static_assert(sizeof(InbandSendArgs) == 41 * sizeof(uint64_t), "no padding");
 
 struct InbandReceiveArgs {
     uint64_t window;
@@ -288,11 +291,12 @@ struct InbandReceiveArgs {
     uint64_t out_triples;
     uint64_t out_weights;
     int64_t zone;
+    uint64_t zone_at;
     int64_t timeout_us;
     DispatchSlots slots;
     uint64_t report;
 };
-static_assert(sizeof(InbandReceiveArgs) == 25 * sizeof(uint64_t), "no padding");
+static_assert(sizeof(InbandReceiveArgs) == 26 * sizeof(uint64_t), "no padding");
 
 struct CombineSendArgs {
     uint64_t rows;
@@ -304,13 +308,14 @@ struct CombineSendArgs {
     uint64_t peers;
     int64_t num_ranks;
     int64_t zone;
+    uint64_t zone_at;
     int64_t kept_rank;
     int64_t flag_rows;
     CombineSlots slots;
     CombineStatus status;
     uint64_t report;
 };
-static_assert(sizeof(CombineSendArgs) == 26 * sizeof(uint64_t), "no padding");
+static_assert(sizeof(CombineSendArgs) == 27 * sizeof(uint64_t), "no padding");
 
 struct CombineWaitArgs {
     uint64_t window;
@@ -323,11 +328,12 @@ struct CombineWaitArgs {
     int64_t num_experts;
     int64_t num_shared_experts;
     int64_t zone;
+    uint64_t zone_at;
     int64_t timeout_us;
     CombineStatus status;
     uint64_t report;
 };
-static_assert(sizeof(CombineWaitArgs) == 19 * sizeof(uint64_t), "no padding");
+static_assert(sizeof(CombineWaitArgs) == 20 * sizeof(uint64_t), "no padding");
 
 struct PostStatusArgs {
     uint64_t peers;
@@ -335,10 +341,11 @@ struct PostStatusArgs {
     uint64_t count;
     int64_t rank;
     int64_t zone;
+    uint64_t zone_at;
     DispatchStatus status;
     uint64_t report;
 };
-static_assert(sizeof(PostStatusArgs) == 13 * sizeof(uint64_t), "no padding");
+static_assert(sizeof(PostStatusArgs) == 14 * sizeof(uint64_t), "no padding");
 
 struct ExchangeSendArgs {
     uint64_t rows;
@@ -353,11 +360,12 @@ struct ExchangeSendArgs {
     uint64_t peers;
     int64_t peer;
     int64_t zone;
+    uint64_t zone_at;
     IndexedSlots slots;
     ExchangeHeaders headers;
     uint64_t report;
 };
-static_assert(sizeof(ExchangeSendArgs) == 23 * sizeof(uint64_t), "no padding");
+static_assert(sizeof(ExchangeSendArgs) == 24 * sizeof(uint64_t), "no padding");
 
 }  // namespace moe
 

@@ -13,6 +13,7 @@ class PostStatus {
 public:
     __aicore__ inline void Init(const PostStatusArgs& args, AscendC::TPipe* pipe) {
         args_ = args;
+        FindZone(args_);
         peers_ = GlobalAt<uint64_t>(args.peers);
         entry_.Init(pipe, 1);
     }

@@ -27,6 +27,7 @@ from moe_triton.kernels.waits import (
     waits_of_dispatch_kernel,
 )
 from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum, weighted_sum_kernel
+from moe_triton.kernels.zones import turn, turn_kernel
 
 __all__ = [
     "SumFeatures",
@@ -69,6 +70,8 @@ __all__ = [
     "stamps_kernel",
     "starts",
     "starts_kernel",
+    "turn",
+    "turn_kernel",
     "waits_of_combine",
     "waits_of_combine_kernel",
     "waits_of_dispatch",

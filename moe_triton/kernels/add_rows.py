@@ -20,6 +20,7 @@ from moe_triton.errors import ArgumentError
 from moe_triton.kernel import NAMES, Arg, TritonKernel
 from moe_triton.kernels.checks import Launch, check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
+from moe_triton.kernels.zones import NO_ZONE, ZONE, ZONE_STRIDE, in_zone, zone_offset
 
 
 @triton.jit
@@ -28,11 +29,15 @@ def _add_rows_kernel(
     slots,
     counts,
     out,
+    zone,
     tp_rank,
     capacity,
     slot_stride,
+    zone_stride,
     HIDDEN: tl.constexpr,
 ):
+    if zone is not None:
+        slots += zone_offset(zone, zone_stride)
     # a count that came from another rank must not lead past the end
     num_rows = tl.minimum(tl.maximum(tl.load(counts + tp_rank), 0), capacity)
     per_program = tl.cdiv(num_rows, tl.num_programs(0))
@@ -56,21 +61,27 @@ def _add_rows_fallback(
     capacity: int,
     slot_stride: int,
     HIDDEN: int,
+    zone: torch.Tensor | None = None,
+    zone_stride: int = 0,
 ) -> None:
+    slots = in_zone(slots, zone, zone_stride)
     num_rows = min(max(int(counts[tp_rank]), 0), capacity)
     if not num_rows:
         return
     own = rows[: num_rows * HIDDEN].view(num_rows, HIDDEN)
-    theirs = slots.as_strided((num_rows, HIDDEN), (slot_stride, 1))
+    theirs = slots.as_strided((num_rows, HIDDEN), (slot_stride, 1), slots.storage_offset())
     out[: num_rows * HIDDEN] = (own.float() + theirs.float()).to(out.dtype).view(-1)
 
 
 @functools.cache
-def add_rows_kernel(dtype: torch.dtype, hidden: int, target: str = "cpu") -> TritonKernel:
+def add_rows_kernel(
+    dtype: torch.dtype, hidden: int, target: str = "cpu", zoned: bool = False
+) -> TritonKernel:
     """Add rows [0, n), n being ``counts[tp_rank]``, at least 0 and at most ``capacity``.
 
     ``rows`` and ``out`` are contiguous, a row of ``slots`` starts every ``slot_stride`` elements. The same
-    source serves every target.
+    source serves every target. With ``zoned``, ``slots`` is zone 0's; the rows are in the zone that ``zone``
+    (1,) names, ``zone_stride`` elements from one to the next.
     """
     check_float_dtype(dtype)
     check_hidden(hidden)
@@ -83,11 +94,13 @@ def add_rows_kernel(dtype: torch.dtype, hidden: int, target: str = "cpu") -> Tri
             Arg("slots", f"*{element}", "in"),
             Arg("counts", "*i32", "in"),
             Arg("out", f"*{element}", "out"),
+            *([ZONE] if zoned else []),
             Arg("tp_rank", "i32", "value"),
             Arg("capacity", "i32", "value"),
             Arg("slot_stride", "i64", "value"),
+            *([ZONE_STRIDE] if zoned else []),
         ),
-        constants={"HIDDEN": hidden},
+        constants={**({} if zoned else NO_ZONE), "HIDDEN": hidden},
         fallback=_add_rows_fallback,
     )
 

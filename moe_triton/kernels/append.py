@@ -19,6 +19,7 @@ from moe_triton.errors import ArgumentError
 from moe_triton.kernel import Arg, TritonKernel
 from moe_triton.kernels.checks import Launch
 from moe_triton.kernels.language import tl, triton
+from moe_triton.kernels.zones import NO_ZONE, ZONE, ZONE_STRIDE, in_zone, zone_offset
 
 BLOCK = 64
 
@@ -35,13 +36,18 @@ def _append_kernel(
     counts,
     out_rows,
     out_scales,
+    zone,
     tp_rank,
     capacity,
     slot_stride,
+    zone_stride,
     ROW_WORDS: tl.constexpr,
     SCALE_WORD: tl.constexpr,
     HAS_SCALE: tl.constexpr,
 ):
+    if zone is not None:
+        slots += zone_offset(zone, zone_stride)
+        slot_scales += zone_offset(zone, zone_stride)
     own = _clamped(tl.load(counts + tp_rank), capacity)
     num_rows = _clamped(tl.load(counts + 1 - tp_rank), capacity)
     per_program = tl.cdiv(num_rows, tl.num_programs(0))
@@ -69,7 +75,10 @@ def _append_fallback(
     ROW_WORDS: int,
     SCALE_WORD: int,
     HAS_SCALE: bool,
+    zone: torch.Tensor | None = None,
+    zone_stride: int = 0,
 ) -> None:
+    slots, slot_scales = (in_zone(memory, zone, zone_stride) for memory in (slots, slot_scales))
     own, num_rows = (min(max(int(counts[r]), 0), capacity) for r in (tp_rank, 1 - tp_rank))
     if not num_rows:
         return
@@ -82,7 +91,7 @@ def _append_fallback(
 
 
 @functools.cache
-def append_kernel(row_words: int, scale_word: int, has_scale: bool) -> TritonKernel:
+def append_kernel(row_words: int, scale_word: int, has_scale: bool, zoned: bool = False) -> TritonKernel:
     """Copy the peer's rows from its slots to behind this rank's own.
 
     ``slots`` are the rows that came from the peer as int32 words, one slot every ``slot_stride`` words, and
@@ -93,6 +102,8 @@ def append_kernel(row_words: int, scale_word: int, has_scale: bool) -> TritonKer
     Args:
         row_words: H * element size / 4.
         scale_word: where the scale starts within a slot, in words.
+        zoned: ``slots`` is zone 0's; the rows are in the zone that ``zone`` (1,) names, ``zone_stride``
+            words from one to the next.
     """
     check_positive("row_words", row_words)
     return TritonKernel(
@@ -104,11 +115,18 @@ def append_kernel(row_words: int, scale_word: int, has_scale: bool) -> TritonKer
             Arg("counts", "*i32", "in"),
             Arg("out_rows", "*i32", "out"),
             Arg("out_scales", "*fp32", "out"),
+            *([ZONE] if zoned else []),
             Arg("tp_rank", "i32", "value"),
             Arg("capacity", "i32", "value"),
             Arg("slot_stride", "i64", "value"),
+            *([ZONE_STRIDE] if zoned else []),
         ),
-        constants={"ROW_WORDS": row_words, "SCALE_WORD": scale_word, "HAS_SCALE": has_scale},
+        constants={
+            **({} if zoned else NO_ZONE),
+            "ROW_WORDS": row_words,
+            "SCALE_WORD": scale_word,
+            "HAS_SCALE": has_scale,
+        },
         fallback=_append_fallback,
     )
 
@@ -160,11 +178,15 @@ def _gather_counts_kernel(
     counts,
     ep_recv_counts,
     tokens_per_expert,
+    zone,
     num_ranks,
     tp_rank,
     capacity,
+    zone_stride,
     BLOCK: tl.constexpr,
 ):
+    if zone is not None:
+        header += zone_offset(zone, zone_stride)
     # one of the sums is read and written: the first program does all
     is_first = (tl.program_id(0) == 0).to(tl.int32)
     lanes = tl.arange(0, BLOCK)
@@ -189,17 +211,21 @@ def _gather_counts_fallback(
     tp_rank: int,
     capacity: int,
     BLOCK: int = BLOCK,
+    zone: torch.Tensor | None = None,
+    zone_stride: int = 0,
 ) -> None:
+    header = in_zone(header, zone, zone_stride)
     ep_recv_counts[:num_ranks] = header[:num_ranks].clamp(0, capacity)
     tokens_per_expert[0] += counts[1 - tp_rank].clamp(0, capacity)
 
 
 @functools.cache
-def gather_counts_kernel(target: str = "cpu") -> TritonKernel:
+def gather_counts_kernel(target: str = "cpu", zoned: bool = False) -> TritonKernel:
     """The peer's running sums after this rank's own, and both ranks' rows of the one local expert.
 
     ``header`` holds the peer's ep_recv_counts, ``ep_recv_counts`` is where they go, and the peer's entry of
-    ``counts`` is added to ``tokens_per_expert[0]``. The same form serves every target.
+    ``counts`` is added to ``tokens_per_expert[0]``. The same form serves every target. ``zoned`` is of
+    ``header``, as in `append_kernel`.
     """
     return TritonKernel(
         name="gather_counts",
@@ -209,11 +235,13 @@ def gather_counts_kernel(target: str = "cpu") -> TritonKernel:
             Arg("counts", "*i32", "in"),
             Arg("ep_recv_counts", "*i32", "out"),
             Arg("tokens_per_expert", "*i64", "inout"),
+            *([ZONE] if zoned else []),
             Arg("num_ranks", "i32", "value"),
             Arg("tp_rank", "i32", "value"),
             Arg("capacity", "i32", "value"),
+            *([ZONE_STRIDE] if zoned else []),
         ),
-        constants={"BLOCK": BLOCK},
+        constants={**({} if zoned else NO_ZONE), "BLOCK": BLOCK},
         fallback=_gather_counts_fallback,
         bytes_moved=lambda *, num_ranks, **_: 8 * num_ranks + 20,
     )

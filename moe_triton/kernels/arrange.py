@@ -21,6 +21,7 @@ from moe_triton.errors import ArgumentError
 from moe_triton.kernel import Arg, TritonKernel
 from moe_triton.kernels.checks import Launch, split_evenly
 from moe_triton.kernels.language import tl, triton
+from moe_triton.kernels.zones import NO_ZONE, ZONE, ZONE_STRIDE, in_zone, zone_offset
 
 
 @triton.jit
@@ -32,18 +33,23 @@ def _arrange_kernel(
     out_scales,
     out_triples,
     out_weights,
+    zone,
     num_entries,
     num_ranks,
     kept_rank,
     src_stride,
     expert_stride,
     slot_stride,
+    zone_stride,
     ROW_WORDS: tl.constexpr,
     SCALE_WORD: tl.constexpr,
     TRIPLE_WORD: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
 ):
+    if zone is not None:
+        slots += zone_offset(zone, zone_stride)
+        slot_scales += zone_offset(zone, zone_stride)
     per_program = tl.cdiv(num_entries, tl.num_programs(0))
     begin = tl.program_id(0) * per_program
     words = tl.arange(0, ROW_WORDS)
@@ -89,7 +95,10 @@ def _arrange_fallback(
     TRIPLE_WORD: int,
     HAS_SCALE: bool,
     HAS_WEIGHT: bool,
+    zone: torch.Tensor | None = None,
+    zone_stride: int = 0,
 ) -> None:
+    slots, slot_scales = (in_zone(memory, zone, zone_stride) for memory in (slots, slot_scales))
     ends = [0, *recv_offsets[:num_entries].tolist()]
     for part in split_evenly(num_entries, programs):
         for n in part:
@@ -114,7 +123,12 @@ def _arrange_fallback(
 
 @functools.cache
 def arrange_kernel(
-    row_words: int, scale_word: int, triple_word: int, has_scale: bool, has_weight: bool = False
+    row_words: int,
+    scale_word: int,
+    triple_word: int,
+    has_scale: bool,
+    has_weight: bool = False,
+    zoned: bool = False,
 ) -> TritonKernel:
     """Copy received rows to expert order.
 
@@ -128,6 +142,8 @@ def arrange_kernel(
     Args:
         row_words: H * element size / 4.
         scale_word, triple_word: where scale and triple start within a slot, in words.
+        zoned: ``slots`` is zone 0's; the rows are in the zone that ``zone`` (1,) names, ``zone_stride``
+            words from one to the next.
     """
     check_positive("row_words", row_words)
     return TritonKernel(
@@ -141,14 +157,17 @@ def arrange_kernel(
             Arg("out_scales", "*fp32", "out"),
             Arg("out_triples", "*i32", "out"),
             Arg("out_weights", "*fp32", "out"),
+            *([ZONE] if zoned else []),
             Arg("num_entries", "i32", "value"),
             Arg("num_ranks", "i32", "value"),
             Arg("kept_rank", "i32", "value"),
             Arg("src_stride", "i64", "value"),
             Arg("expert_stride", "i64", "value"),
             Arg("slot_stride", "i64", "value"),
+            *([ZONE_STRIDE] if zoned else []),
         ),
         constants={
+            **({} if zoned else NO_ZONE),
             "ROW_WORDS": row_words,
             "SCALE_WORD": scale_word,
             "TRIPLE_WORD": triple_word,

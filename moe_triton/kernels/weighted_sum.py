@@ -37,11 +37,12 @@ import torch
 from moe_triton.checks import check_positive, check_tensor
 from moe_triton.errors import ArgumentError
 from moe_triton.kernel import NAMES, Arg, TritonKernel
-from moe_triton.kernels.block_quantize import BLOCK_ELEMENTS, dequantize_blocks
+from moe_triton.kernels.block_quantize import BLOCK_ELEMENTS
 from moe_triton.kernels.checks import Launch, check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
-from moe_triton.kernels.memory import elements_at
+from moe_triton.kernels.weighted_sum_fallback import weighted_sum_fallback
 from moe_triton.kernels.weighted_sum_terms import has_special, store_sum, sum_routed, sum_with_special
+from moe_triton.kernels.zones import ZONE, ZONE_STRIDE, zone_offset
 
 ALL_IDS = 2**31 - 1
 """For ``num_experts``, where every id from 0 on has a slot."""
@@ -66,6 +67,8 @@ class SumFeatures:
             rank's memory. The offsets are trusted, those of ids that no expert has as well. Neither
             quantized nor by_expert.
         fp32_out: the sum is not rounded.
+        zoned: ``slots`` and ``slot_scales`` are zone 0's; results are in the zone that ``zone`` (1,) names,
+            ``zone_stride`` elements of ``slots`` from one to the next.
     """
 
     masked: bool = False
@@ -75,6 +78,7 @@ class SumFeatures:
     by_expert: bool = False
     by_offset: bool = False
     fp32_out: bool = False
+    zoned: bool = False
 
 
 @triton.jit
@@ -91,6 +95,7 @@ def _weighted_sum_kernel(
     alphas,
     const_v,
     out,
+    zone,
     token_stride,
     slot_stride,
     expert_stride,
@@ -102,6 +107,7 @@ def _weighted_sum_kernel(
     num_zero,
     num_copy,
     num_const,
+    zone_stride,
     HIDDEN: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -110,6 +116,10 @@ def _weighted_sum_kernel(
     HAS_WEIGHTS: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
+    if zone is not None:
+        slots += zone_offset(zone, zone_stride)
+        if slot_scales is not None:  # of 16 bits, in between rows of int8
+            slot_scales += zone_offset(zone, zone_stride // 2)
     per_program = tl.cdiv(num_tokens, tl.num_programs(0))
     begin = tl.program_id(0) * per_program
     for i in range(begin, tl.minimum(begin + per_program, num_tokens)):
@@ -163,90 +173,6 @@ def _weighted_sum_kernel(
                         acc, token, slots, slot_scales, shared_x, out, offsets, first_shared,
                         shared_stride, cols, blocks, HIDDEN, TOPK, NUM_SHARED,
                     )  # fmt: skip
-
-
-def _weighted_sum_fallback(
-    programs: int,
-    *,
-    slots: torch.Tensor,
-    topk_idx: torch.Tensor,
-    topk_weights: torch.Tensor,
-    out: torch.Tensor,
-    first_token: int,
-    num_tokens: int,
-    num_experts: int,
-    HIDDEN: int,
-    TOPK: int,
-    NUM_SHARED: int,
-    HAS_WEIGHTS: bool,
-    slot_scales: torch.Tensor | None = None,
-    expand_idx: torch.Tensor | None = None,
-    offsets: torch.Tensor | None = None,
-    active: torch.Tensor | None = None,
-    shared_x: torch.Tensor | None = None,
-    ori_x: torch.Tensor | None = None,
-    alphas: torch.Tensor | None = None,
-    const_v: torch.Tensor | None = None,
-    token_stride: int = 0,
-    slot_stride: int = 0,
-    expert_stride: int = 0,
-    index_stride: int = 0,
-    max_index: int = 0,
-    num_zero: int = 0,
-    num_copy: int = 0,
-    num_const: int = 0,
-    **_: object,
-) -> None:
-    tokens = torch.arange(first_token, first_token + num_tokens)
-    if active is not None:
-        tokens = tokens[active[first_token : first_token + num_tokens] >= 0]
-    if not len(tokens):
-        return
-
-    def of_tokens(flat: torch.Tensor, width: int) -> torch.Tensor:
-        return flat[: (first_token + num_tokens) * width].view(-1, width)[tokens]
-
-    def load(places: torch.Tensor) -> torch.Tensor:
-        if offsets is not None:  # not all in this tensor's memory
-            rows = [elements_at(slots, place, HIDDEN) for place in places.tolist()]
-            return torch.stack(rows).float() if rows else torch.zeros((0, HIDDEN))
-        values = slots.unfold(0, HIDDEN, 1)[places]
-        if slot_scales is not None:
-            scales = slot_scales.unfold(0, HIDDEN // BLOCK_ELEMENTS, 1)[places // 2]
-            values = dequantize_blocks(values, scales)
-        return values.float()
-
-    ids = of_tokens(topk_idx, TOPK).long()
-    is_routed = (ids >= 0) & (ids < num_experts)
-    if offsets is not None:
-        places = of_tokens(offsets, TOPK + NUM_SHARED)
-    elif expand_idx is None:
-        places = tokens[:, None] * token_stride + torch.arange(TOPK + NUM_SHARED) * slot_stride
-    else:
-        index = of_tokens(expand_idx, TOPK).long().clamp(0, max_index - 1)
-        shared = num_experts * expert_stride + tokens[:, None] * index_stride
-        routed = torch.where(is_routed, ids, 0) * expert_stride + index * index_stride
-        places = torch.cat([routed, shared], 1)
-    acc = torch.zeros((len(tokens), HIDDEN), dtype=torch.float32)
-    for k in range(TOPK):
-        terms = [(is_routed[:, k], load(places[:, k]))]
-        constant = ids[:, k] - num_experts - num_zero - num_copy
-        if ori_x is not None and num_copy:
-            terms.append(((constant < 0) & (constant >= -num_copy), of_tokens(ori_x, HIDDEN).float()))
-        if ori_x is not None and alphas is not None and const_v is not None and num_const:
-            is_constant = (constant >= 0) & (constant < num_const)
-            a1, a2 = of_tokens(alphas, 2 * TOPK)[:, 2 * k : 2 * k + 2, None].unbind(1)
-            v = const_v[: num_const * HIDDEN].view(-1, HIDDEN)[torch.where(is_constant, constant, 0)]
-            terms.append((is_constant, a1 * of_tokens(ori_x, HIDDEN).float() + a2 * v.float()))
-        for applies, value in terms:
-            if HAS_WEIGHTS:
-                value = value * of_tokens(topk_weights, TOPK)[:, k, None]
-            acc = acc + torch.where(applies[:, None], value, 0.0)
-    for s in range(NUM_SHARED):
-        acc = acc + load(places[:, TOPK + s])
-    if shared_x is not None:
-        acc = acc + of_tokens(shared_x, HIDDEN).float()
-    out[: (first_token + num_tokens) * HIDDEN].view(-1, HIDDEN)[tokens] = acc.to(out.dtype)
 
 
 def _npu_tile(hidden: int, features: SumFeatures) -> int:
@@ -315,6 +241,7 @@ def weighted_sum_kernel(
         (features.special, Arg("alphas", "*fp32", "in")),
         (features.special, Arg("const_v", f"*{element}", "in")),
         (True, Arg("out", "*fp32" if features.fp32_out else f"*{element}", "out")),
+        (features.zoned, ZONE),
         (by_token, Arg("token_stride", "i64", "value")),
         (by_token, Arg("slot_stride", "i64", "value")),
         (features.by_expert, Arg("expert_stride", "i64", "value")),
@@ -326,6 +253,7 @@ def weighted_sum_kernel(
         (features.special, Arg("num_zero", "i32", "value")),
         (features.special, Arg("num_copy", "i32", "value")),
         (features.special, Arg("num_const", "i32", "value")),
+        (features.zoned, ZONE_STRIDE),
     )
     return TritonKernel(
         name="weighted_sum",
@@ -341,7 +269,7 @@ def weighted_sum_kernel(
             "HAS_WEIGHTS": has_weights,
             "UNROLL": target == "cpu",
         },
-        fallback=_weighted_sum_fallback,
+        fallback=weighted_sum_fallback,
         bytes_moved=None if features.special or features.masked else bytes_moved,
     )
 

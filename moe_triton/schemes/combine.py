@@ -48,7 +48,7 @@ class CombinePlans:
             steps.append(self._block_quantize(variant))
         steps.append(self._send_results(variant, zone))
         if self.site.is_version_1:
-            steps.append(post(self.site, "flag", self.site.slots_layout.peer_status, zone))
+            steps.append(post(self.site, "flag", self.site.slots_layout.peer_status, "combine", zone))
         return Plan("combine", zone, tuple(steps))
 
     def teardown(self, variant: CombineVariant, zone: int, parts: int = 1) -> Plan:
@@ -60,7 +60,7 @@ class CombinePlans:
             steps.append(self._const_alphas(variant))
         if self.site.is_version_1:
             parts, status = 1, self.site.slots_layout.peer_status
-            waits = [wait_for_ranks(self.site, "wait", status, zone, self.site.num_blocks)]
+            waits = [wait_for_ranks(self.site, "wait", status, "combine", zone, self.site.num_blocks)]
         else:
             waits = [self._wait_results(variant, zone, part, parts) for part in range(parts)]
         if variant.keeps_own:
@@ -71,7 +71,7 @@ class CombinePlans:
             steps.append(self._rms_norm(variant))
         if variant.waits:
             steps.append(self._record_waits(variant))
-        return Plan("combine", zone, tuple(steps), self.site.overlaps)
+        return Plan("combine", zone, (*steps, *self.site.turn("combine")), self.site.overlaps)
 
     def _ids(self, variant: CombineVariant) -> Hole:
         return Hole("topk_idx" if variant.mask == "none" else "masked_ids")
@@ -146,7 +146,7 @@ class CombinePlans:
             capacity=capacity,
             peers=Hole("peers"),
             num_ranks=c.num_ranks,
-            zone=zone,
+            **site.zone_of("combine", zone),
             kept_rank=site.rank if variant.keeps_own else -1,
             flag_rows=0 if site.is_version_1 else 1,
             slots=layout.combine_slots.words(),
@@ -172,7 +172,7 @@ class CombinePlans:
             topk=c.num_topk,
             num_experts=c.num_experts,
             num_shared_experts=c.num_shared_experts,
-            zone=zone,
+            **self.site.zone_of("combine", zone),
             timeout_us=self.site.timeout_us,
             status=self.site.slots_layout.combine_status.words(),
             report=Hole("report"),
@@ -213,6 +213,7 @@ class CombinePlans:
             by_expert=self.site.is_version_1,
             by_offset=variant.keeps_own,
             fp32_out=variant.norm,
+            zoned=self.site.zones_on_device,
         )
         token, k = slots.stride("token"), slots.stride("k")
         return launch_matching(
@@ -253,6 +254,7 @@ class CombinePlans:
                 "num_zero": variant.special[0],
                 "num_copy": variant.special[1],
                 "num_const": variant.special[2],
+                **self.site.zone_in_memory("combine", slots.stride("zone") // itemsize),
             },
         )
 

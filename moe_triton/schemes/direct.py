@@ -30,7 +30,7 @@ from moe_triton.plan import Hole, Launch, Plan, Value, launch
 from moe_triton.region import Region
 from moe_triton.schemes.dispatch import DispatchPlans
 from moe_triton.schemes.flags import barrier_plan, post, wait_for_ranks
-from moe_triton.schemes.site import Site, launch_matching
+from moe_triton.schemes.site import Operator, Site, launch_matching
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant, Variant
 
 
@@ -70,13 +70,13 @@ class Direct:
             steps.append(shared.pack(variant, Hole("packed_scales")))
         return [
             *steps,
-            self._wait("wait for counts", self._layout.counts_status, zone),
+            self._wait("wait for counts", self._layout.counts_status, "dispatch", zone),
             self._starts(zone),
             self._places(),
             self._send_rows(variant, zone),
-            post(self.site, "flag", self._layout.rows_status, zone),
+            post(self.site, "flag", self._layout.rows_status, "dispatch", zone),
             shared.offsets(variant),
-            self._wait("wait", self._layout.rows_status, zone),
+            self._wait("wait", self._layout.rows_status, "dispatch", zone),
             self._stamps(variant, zone),
         ]
 
@@ -84,13 +84,13 @@ class Direct:
         steps = [] if variant.in_place else [self._copy_results(zone)]
         return [
             *steps,
-            post(self.site, "flag", self._layout.results_status, zone),
-            self._wait("wait", self._layout.results_status, zone),
+            post(self.site, "flag", self._layout.results_status, "combine", zone),
+            self._wait("wait", self._layout.results_status, "combine", zone),
             self._pull(variant, zone),
         ]
 
-    def _wait(self, step: str, status: Region, zone: int) -> Launch:
-        return wait_for_ranks(self.site, step, status, zone)
+    def _wait(self, step: str, status: Region, operator: Operator, zone: int) -> Launch:
+        return wait_for_ranks(self.site, step, status, operator, zone)
 
     def _send_counts(self, zone: int) -> Launch:
         c, layout = self.site.config, self._layout
@@ -229,7 +229,7 @@ class Direct:
             header_words=0,
             peers=Hole("peers"),
             peer=site.rank,
-            zone=zone,
+            **site.zone_of("combine", zone),
             slots=layout.results.words(),
             headers=no_header,
             report=Hole("report"),

@@ -86,7 +86,7 @@ class DispatchPlans:
             steps += gather_steps(self.site, self.slot(variant), variant, zone)
         if variant.waits:
             steps.append(self._record_waits())
-        return Plan("dispatch", zone, tuple(steps))
+        return Plan("dispatch", zone, (*steps, *self.site.turn("dispatch")))
 
     def slot(self, variant: DispatchVariant) -> SlotLayout:
         """How a slot of this variant is packed."""
@@ -196,7 +196,7 @@ class DispatchPlans:
             num_shared_experts=c.num_shared_experts,
             num_shared_ranks=c.num_shared_ranks,
             rank=self.site.rank,
-            zone=zone,
+            **self.site.zone_of("dispatch", zone),
             kept_rank=self.site.rank if variant.keeps_own else -1,
             post_status=int(part == parts - 1),
             slots=layout.dispatch_slots.words(),
@@ -215,7 +215,7 @@ class DispatchPlans:
             recv_counts=Hole("recv_counts"),
             waited_us=Hole("waited") if variant.waits else 0,
             num_local_experts=self.site.num_local_experts,
-            zone=zone,
+            **self.site.zone_of("dispatch", zone),
             timeout_us=self.site.timeout_us,
             status=self.site.slots_layout.dispatch_status.words(),
             report=Hole("report"),
@@ -278,7 +278,7 @@ class DispatchPlans:
         """Step 4: out of the window, into expert order."""
         site, slot, slots = self.site, self.slot(variant), self.site.slots_layout.dispatch_slots
         window = Hole("window", slots.offset(zone=zone))
-        return launch(
+        return launch_matching(
             "arrange",
             arrange_kernel(
                 slot.row_bytes // WORD_BYTES,
@@ -286,22 +286,26 @@ class DispatchPlans:
                 slot.stamp_offset // WORD_BYTES,
                 variant.quantize,
                 variant.weights,
+                site.zones_on_device,
             ),
             "compute",
             site.num_blocks,
-            slots=window,
-            slot_scales=window,
-            recv_offsets=self._offsets_hole,
-            out_rows=Hole("tokens"),
-            out_scales=Hole("scales") if variant.quantize else 0,
-            out_triples=Hole("triples"),
-            out_weights=Hole("weights") if variant.weights else 0,
-            num_entries=site.num_entries,
-            num_ranks=site.config.num_ranks,
-            kept_rank=site.rank if variant.keeps_own else -1,
-            src_stride=slots.stride("source") // WORD_BYTES,
-            expert_stride=slots.stride("expert") // WORD_BYTES,
-            slot_stride=slots.stride("index") // WORD_BYTES,
+            {
+                "slots": window,
+                "slot_scales": window,
+                "recv_offsets": self._offsets_hole,
+                "out_rows": Hole("tokens"),
+                "out_scales": Hole("scales") if variant.quantize else 0,
+                "out_triples": Hole("triples"),
+                "out_weights": Hole("weights") if variant.weights else 0,
+                "num_entries": site.num_entries,
+                "num_ranks": site.config.num_ranks,
+                "kept_rank": site.rank if variant.keeps_own else -1,
+                "src_stride": slots.stride("source") // WORD_BYTES,
+                "expert_stride": slots.stride("expert") // WORD_BYTES,
+                "slot_stride": slots.stride("index") // WORD_BYTES,
+                **site.zone_in_memory("dispatch", slots.stride("zone") // WORD_BYTES),
+            },
         )
 
     def _receive_inband(self, variant: DispatchVariant, zone: int) -> Launch:
@@ -325,7 +329,7 @@ class DispatchPlans:
             out_scales=Hole("scales") if variant.quantize else 0,
             out_triples=Hole("triples"),
             out_weights=Hole("weights") if variant.weights else 0,
-            zone=zone,
+            **self.site.zone_of("dispatch", zone),
             timeout_us=site.timeout_us,
             slots=site.slots_layout.dispatch_slots.words(),
             report=Hole("report"),

@@ -36,7 +36,7 @@ def gather_steps(site: Site, slot: SlotLayout, variant: DispatchVariant, zone: i
         header_words=site.config.num_ranks,
         peers=Hole("exchange_peers"),
         peer=peer,
-        zone=zone,
+        **site.zone_of("dispatch", zone),
         slots=exchange.dispatch_slots.words(),
         headers=exchange.headers.words(),
         report=Hole("report"),
@@ -46,7 +46,12 @@ def gather_steps(site: Site, slot: SlotLayout, variant: DispatchVariant, zone: i
     slots = exchange.dispatch_slots.offset(zone=zone)
     arrange = launch_matching(
         "gather: arrange",
-        append_kernel(slot.row_bytes // WORD_BYTES, slot.scale_offset // WORD_BYTES, variant.quantize),
+        append_kernel(
+            slot.row_bytes // WORD_BYTES,
+            slot.scale_offset // WORD_BYTES,
+            variant.quantize,
+            site.zones_on_device,
+        ),
         "compute",
         site.num_blocks,
         {
@@ -58,11 +63,12 @@ def gather_steps(site: Site, slot: SlotLayout, variant: DispatchVariant, zone: i
             "tp_rank": site.exchange_rank,
             "capacity": site.capacity,
             "slot_stride": exchange.dispatch_slots.stride("index") // WORD_BYTES,
+            **site.zone_in_memory("dispatch", exchange.dispatch_slots.stride("zone") // WORD_BYTES),
         },
     )
     counts = launch_matching(
         "gather: counts",
-        gather_counts_kernel(site.target),
+        gather_counts_kernel(site.target, site.zones_on_device),
         "compute",
         1,
         {
@@ -73,6 +79,7 @@ def gather_steps(site: Site, slot: SlotLayout, variant: DispatchVariant, zone: i
             "num_ranks": site.config.num_ranks,
             "tp_rank": site.exchange_rank,
             "capacity": site.capacity,
+            **site.zone_in_memory("dispatch", exchange.headers.stride("zone") // WORD_BYTES),
         },
     )
     return [send, flag, wait, arrange, counts]
@@ -100,7 +107,7 @@ def reduce_steps(site: Site, variant: CombineVariant, zone: int) -> list[Launch]
         header_words=0,
         peers=Hole("exchange_peers"),
         peer=1 - site.exchange_rank,
-        zone=zone,
+        **site.zone_of("combine", zone),
         slots=exchange.combine_slots.words(),
         headers=exchange.headers.words(),
         report=Hole("report"),
@@ -109,7 +116,7 @@ def reduce_steps(site: Site, variant: CombineVariant, zone: int) -> list[Launch]
     wait = _wait(site, "reduce", zone)
     add = launch_matching(
         "reduce: add",
-        add_rows_kernel(variant.dtype, site.config.hidden, site.target),
+        add_rows_kernel(variant.dtype, site.config.hidden, site.target, site.zones_on_device),
         "compute",
         site.num_blocks,
         {
@@ -120,6 +127,7 @@ def reduce_steps(site: Site, variant: CombineVariant, zone: int) -> list[Launch]
             "tp_rank": site.exchange_rank,
             "capacity": site.capacity,
             "slot_stride": exchange.combine_slots.stride("index") // variant.dtype.itemsize,
+            **site.zone_in_memory("combine", exchange.combine_slots.stride("zone") // variant.dtype.itemsize),
         },
     )
     return [send, flag, wait, add]
@@ -139,7 +147,7 @@ def _post(site: Site, operator: str, zone: int, count: Hole) -> Launch:
         num_ranks=2,
         count=count,
         rank=site.exchange_rank,
-        zone=zone,
+        **site.zone_of("dispatch" if operator == "gather" else "combine", zone),
         status=status.words(),
         report=Hole("report"),
     )
@@ -159,7 +167,7 @@ def _wait(site: Site, operator: str, zone: int) -> Launch:
         recv_counts=Hole(counts),
         waited_us=0,
         num_local_experts=1,
-        zone=zone,
+        **site.zone_of("dispatch" if operator == "gather" else "combine", zone),
         timeout_us=site.timeout_us,
         status=status.words(),
         report=Hole("report"),

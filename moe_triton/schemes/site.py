@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 import torch
 
 from moe_triton.config import Config
 from moe_triton.kernel import AscendCKernel, TritonKernel
+from moe_triton.kernels.zones import turn_kernel
 from moe_triton.layout import UB_ALIGN, ExchangeLayout, Layout, SlotLayout, WindowLayout, align, layout_of
-from moe_triton.plan import Launch, Part, Stream, Value, launch
+from moe_triton.plan import Hole, Launch, Part, Stream, Value, launch
 from moe_triton.tuning import Tuning
 
 BLOCK_QUANTIZE_ELEMENTS = 8
 Scratch = dict[str, tuple[int, torch.dtype]]
+Operator = Literal["dispatch", "combine", "barrier"]
+OPERATORS: tuple[Operator, ...] = ("dispatch", "combine", "barrier")
+ZONE_BYTES = 4  # of one operator's zone, in device memory
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,33 @@ class Site:
         """Whether combine waits for every rank, and so separates operators as dispatch does."""
         return self.is_version_1 or self.config.scheme == "direct"
 
+    @property
+    def zones_on_device(self) -> bool:
+        """Whether kernels look their zones up in device memory, so that plans are the same for both.
+
+        Not with "direct", whose outputs are another tensor in each zone.
+        """
+        return self.target == "npu" and self.config.scheme != "direct"
+
+    def zone_cell(self, operator: Operator) -> Hole:
+        """Where an operator's zone stands: V1's operators share theirs."""
+        is_shared = self.is_version_1 and operator == "combine"
+        return Hole("zones", ZONE_BYTES * OPERATORS.index("dispatch" if is_shared else operator))
+
+    def zone_of(self, operator: Operator, zone: int) -> dict[str, Value]:
+        """How an Ascend C kernel finds an operator's zone."""
+        return {"zone": zone, "zone_at": self.zone_cell(operator) if self.zones_on_device else 0}
+
+    def zone_in_memory(self, operator: Operator, stride: int) -> dict[str, Value]:
+        """How a Triton kernel that is given zone 0 finds the right one, ``stride`` elements from it."""
+        return {"zone": self.zone_cell(operator), "zone_stride": stride}
+
+    def turn(self, operator: Operator) -> list[Launch]:
+        """The end of an operator, where zones are in device memory."""
+        if not self.zones_on_device:
+            return []
+        return [launch("turn", turn_kernel(), "compute", 1, zone=self.zone_cell(operator))]
+
     @cached_property
     def exchange(self) -> ExchangeLayout:
         """Where things lie in the window between tensor-parallel ranks."""
@@ -85,7 +117,8 @@ class Site:
     @property
     def keeps_own(self) -> bool:
         """Whether rows from this rank to itself need not go through its window."""
-        is_plain = self.config.scheme == "fullmesh_v1" and not self.is_version_1
+        # On the NPU results in two allocations would be one more unproven assumption of the sum.
+        is_plain = self.config.scheme == "fullmesh_v1" and not self.is_version_1 and self.target == "cpu"
         return is_plain and not self.config.is_shared_rank(self.rank)
 
     @property

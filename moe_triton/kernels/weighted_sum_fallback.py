@@ -1,0 +1,99 @@
+"""The weighted sum in plain torch."""
+
+from __future__ import annotations
+
+import torch
+
+from moe_triton.kernels.block_quantize import BLOCK_ELEMENTS, dequantize_blocks
+from moe_triton.kernels.memory import elements_at
+from moe_triton.kernels.zones import in_zone
+
+
+def weighted_sum_fallback(
+    programs: int,
+    *,
+    slots: torch.Tensor,
+    topk_idx: torch.Tensor,
+    topk_weights: torch.Tensor,
+    out: torch.Tensor,
+    first_token: int,
+    num_tokens: int,
+    num_experts: int,
+    HIDDEN: int,
+    TOPK: int,
+    NUM_SHARED: int,
+    HAS_WEIGHTS: bool,
+    slot_scales: torch.Tensor | None = None,
+    expand_idx: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    active: torch.Tensor | None = None,
+    shared_x: torch.Tensor | None = None,
+    ori_x: torch.Tensor | None = None,
+    alphas: torch.Tensor | None = None,
+    const_v: torch.Tensor | None = None,
+    token_stride: int = 0,
+    slot_stride: int = 0,
+    expert_stride: int = 0,
+    index_stride: int = 0,
+    max_index: int = 0,
+    num_zero: int = 0,
+    num_copy: int = 0,
+    num_const: int = 0,
+    zone: torch.Tensor | None = None,
+    zone_stride: int = 0,
+    **_: object,
+) -> None:
+    """See `moe_triton.kernels.weighted_sum.weighted_sum_kernel`."""
+    slots = in_zone(slots, zone, zone_stride)
+    if slot_scales is not None:
+        slot_scales = in_zone(slot_scales, zone, zone_stride // 2)
+    tokens = torch.arange(first_token, first_token + num_tokens)
+    if active is not None:
+        tokens = tokens[active[first_token : first_token + num_tokens] >= 0]
+    if not len(tokens):
+        return
+
+    def of_tokens(flat: torch.Tensor, width: int) -> torch.Tensor:
+        return flat[: (first_token + num_tokens) * width].view(-1, width)[tokens]
+
+    def load(places: torch.Tensor) -> torch.Tensor:
+        if offsets is not None:  # not all in this tensor's memory
+            rows = [elements_at(slots, place, HIDDEN) for place in places.tolist()]
+            return torch.stack(rows).float() if rows else torch.zeros((0, HIDDEN))
+        values = slots.unfold(0, HIDDEN, 1)[places]
+        if slot_scales is not None:
+            scales = slot_scales.unfold(0, HIDDEN // BLOCK_ELEMENTS, 1)[places // 2]
+            values = dequantize_blocks(values, scales)
+        return values.float()
+
+    ids = of_tokens(topk_idx, TOPK).long()
+    is_routed = (ids >= 0) & (ids < num_experts)
+    if offsets is not None:
+        places = of_tokens(offsets, TOPK + NUM_SHARED)
+    elif expand_idx is None:
+        places = tokens[:, None] * token_stride + torch.arange(TOPK + NUM_SHARED) * slot_stride
+    else:
+        index = of_tokens(expand_idx, TOPK).long().clamp(0, max_index - 1)
+        shared = num_experts * expert_stride + tokens[:, None] * index_stride
+        routed = torch.where(is_routed, ids, 0) * expert_stride + index * index_stride
+        places = torch.cat([routed, shared], 1)
+    acc = torch.zeros((len(tokens), HIDDEN), dtype=torch.float32)
+    for k in range(TOPK):
+        terms = [(is_routed[:, k], load(places[:, k]))]
+        constant = ids[:, k] - num_experts - num_zero - num_copy
+        if ori_x is not None and num_copy:
+            terms.append(((constant < 0) & (constant >= -num_copy), of_tokens(ori_x, HIDDEN).float()))
+        if ori_x is not None and alphas is not None and const_v is not None and num_const:
+            is_constant = (constant >= 0) & (constant < num_const)
+            a1, a2 = of_tokens(alphas, 2 * TOPK)[:, 2 * k : 2 * k + 2, None].unbind(1)
+            v = const_v[: num_const * HIDDEN].view(-1, HIDDEN)[torch.where(is_constant, constant, 0)]
+            terms.append((is_constant, a1 * of_tokens(ori_x, HIDDEN).float() + a2 * v.float()))
+        for applies, value in terms:
+            if HAS_WEIGHTS:
+                value = value * of_tokens(topk_weights, TOPK)[:, k, None]
+            acc = acc + torch.where(applies[:, None], value, 0.0)
+    for s in range(NUM_SHARED):
+        acc = acc + load(places[:, TOPK + s])
+    if shared_x is not None:
+        acc = acc + of_tokens(shared_x, HIDDEN).float()
+    out[: (first_token + num_tokens) * HIDDEN].view(-1, HIDDEN)[tokens] = acc.to(out.dtype)
