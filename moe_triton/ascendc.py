@@ -230,8 +230,8 @@ KERNELS: tuple[AscendCKernel, ...] = (
     EXCHANGE_SEND,
 )
 
-# A report is 16 int32 per block, {code, index of the first thing concerned, how many, 0...}: a cache line
-# of its own, so that however it is written no block writes over another one's.
+# A report is 16 int32 per block, {code, index of the first thing concerned, how many, zone, 0...}: a cache
+# line of its own, so that however it is written no block writes over another one's.
 REPORT_WORDS = 16
 REPORT_TIMEOUT = 1
 REPORT_BAD_ROW = 2

@@ -15,21 +15,22 @@ from typing import Any, Literal
 import torch
 
 from moe_triton.agreement import agree
-from moe_triton.ascendc import MAX_BLOCKS, REPORT_TIMEOUT, REPORT_WORDS
+from moe_triton.ascendc import MAX_BLOCKS, REPORT_WORDS
 from moe_triton.backends import make_backend
 from moe_triton.backends.base import Backend, Bindings, Executable, Window
 from moe_triton.config import Config
-from moe_triton.diagnosis import missing_ranks
-from moe_triton.errors import ArgumentError, BufferStateError, CommunicationTimeoutError
-from moe_triton.layout import NUM_ZONES, DirectLayout
+from moe_triton.diagnosis import Call, failure
+from moe_triton.errors import ArgumentError, BufferStateError
+from moe_triton.layout import DirectLayout
 from moe_triton.limits import check_config
-from moe_triton.plan import Launch
 from moe_triton.rendezvous import Meeting
+from moe_triton.rounds import Rounds
 from moe_triton.schemes import make_scheme
-from moe_triton.schemes.site import Site
+from moe_triton.schemes.site import OPERATORS, Operator, Site
 from moe_triton.schemes.variants import DispatchVariant, Variant
 from moe_triton.trace import Trace, TraceFile, TracePath
 from moe_triton.tuning import Tuning
+from moe_triton.unread import UnreadRuns
 
 # Orders the uses of a process's communicators: the same on every rank, since all make the same calls.
 _clock = itertools.count(1)
@@ -100,7 +101,8 @@ class Communicator:
         self.capacity = self.site.capacity
         check_window(self.layout.data_bytes)
         self._scheme = make_scheme(self.site)
-        self.counts = {"dispatch": 0, "combine": 0, "barrier": 0}
+        self._rounds = Rounds(self.site)
+        self.counts = self._rounds.counts
         self._trace = (
             Trace.start(file, self.site, self.backend, self.counts, meeting, exchange) if file else None
         )
@@ -114,8 +116,7 @@ class Communicator:
         self._last: dict[str, Executable] = {}
         self._views: dict[tuple[str, int, torch.dtype], torch.Tensor] = {}
         self._in_flight: dict[str, Variant] = {}
-        # A full wait is known to lie behind this many combines; see `_separate_combines`.
-        self._covered, self._covered_at_teardown = 0, 0
+        self._unread = UnreadRuns() if self.backend.is_asynchronous else None
         self._broken = ""
         self._lock = threading.Lock()
         self._closed = False
@@ -128,10 +129,12 @@ class Communicator:
         device = self.backend.device
         for name, window in zip(("", "exchange_"), self._windows, strict=False):
             self._fixed[f"{name}window"] = window.tensor()
-            peers = torch.tensor(window.peers, dtype=torch.int64, device=device)
-            self._fixed[f"{name}peers"] = peers
+            peers = torch.tensor(window.peers, dtype=torch.int64)
+            self._fixed[f"{name}peers"] = peers.to(device)
             # For kernels that reach a peer's window from this one, in elements of 16 bits.
-            self._fixed[f"{name}peer_offsets"] = (peers - window.base) // 2
+            self._fixed[f"{name}peer_offsets"] = ((peers - window.base) // 2).to(device)
+        if self.site.zones_on_device:
+            self._fixed["zones"] = torch.zeros(len(OPERATORS), dtype=torch.int32, device=device)
         self._fixed["report"] = self._report
 
     def run(self, variant: Variant, bindings: Bindings, phase: Phase = "whole") -> None:
@@ -146,23 +149,25 @@ class Communicator:
             BufferStateError: closed, broken, in use by another thread, or halves out of order.
             CommunicationTimeoutError: a rank's data did not come in time; the communicator is then broken.
         """
-        operator = "dispatch" if isinstance(variant, DispatchVariant) else "combine"
+        operator: Operator = "dispatch" if isinstance(variant, DispatchVariant) else "combine"
         self._enter()
         try:
+            if self._unread is not None:
+                self._look_back()
             if phase != "whole" or self._in_flight:
                 self._check_halves(operator, variant, phase)
-            if operator == "combine" and phase != "teardown":
-                self._separate_combines()
-            zone = self._zone(operator)
+            if operator == "dispatch":
+                if phase != "teardown":
+                    self._rounds.post()
+            elif phase != "teardown" and self._rounds.needs_wait(self.backend.is_capturing()):
+                self._full_wait()
+            zone = self._rounds.zone(operator)
             executable = self._executable((variant, zone, phase, self._parts(operator, bindings)))
-            if operator == "dispatch" and phase != "teardown":
-                # Our flags leave now: they cover the combines that have ended by now.
-                self._covered_at_teardown = self.counts["combine"]
-            self._execute(operator, executable, zone, bindings, turn=phase != "setup")
+            self._execute(operator, executable, bindings, turn=phase != "setup")
             if phase == "setup":
                 self._in_flight[operator] = variant
             elif operator == "dispatch":
-                self._covered = self._covered_at_teardown
+                self._rounds.cover(self.backend.is_capturing())
             self._last[operator] = executable
         finally:
             self._lock.release()
@@ -177,8 +182,32 @@ class Communicator:
         self._enter()
         try:
             self._full_wait(timeout_us)
+            if self._unread is not None and not self.backend.is_capturing():
+                self._look_back(wait=True)
         finally:
             self._lock.release()
+
+    def synchronize(self) -> None:
+        """Waits for all that this rank has started, graphs included, and looks at what was reported.
+
+        Raises:
+            BufferStateError: closed, broken or in use by another thread; or a row named no place here.
+            CommunicationTimeoutError: a rank's data did not come in time; the communicator is then broken.
+        """
+        self._enter()
+        try:
+            if self._unread is not None:
+                self._look_back(wait=True)
+        finally:
+            self._lock.release()
+
+    def _look_back(self, wait: bool = False) -> None:
+        """Raises what an earlier run has reported since."""
+        assert self._unread is not None
+        if self.backend.is_capturing():
+            return
+        for executable, call, code in self._unread.failures(wait=wait):
+            self._fail(call, executable, code)
 
     def _enter(self) -> None:
         if self._closed:
@@ -209,34 +238,19 @@ class Communicator:
         each = tuning.dispatch_tokens if operator == "dispatch" else tuning.combine_tokens
         return -(-tokens // each) if tokens > each else 1
 
-    def _zone(self, operator: str) -> int:
-        counts = self.counts
-        if self.site.is_version_1 and operator != "barrier":
-            return (counts["dispatch"] + counts["combine"]) % NUM_ZONES
-        return counts[operator] % NUM_ZONES
-
-    def _separate_combines(self) -> None:
-        """Makes the full wait that must lie between combine i and i + 2 (protocols.md), where none did.
-
-        A wait covers the combines that a rank had ended when it posted its flags.
-        """
-        if not self.site.combine_waits_for_all and self.counts["combine"] >= self._covered + NUM_ZONES:
-            self._full_wait()
-
     def _full_wait(self, timeout_us: int | None = None) -> None:
-        ended = self.counts["combine"]
-        zone = self._zone("barrier")
+        self._rounds.post()
+        zone = self._rounds.zone("barrier")
         key: tuple[object, int, Phase, int] = (("barrier", timeout_us), zone, "whole", 1)
         if key not in self._executables:
             self._executables[key] = self._compile(self._scheme.barrier(zone, timeout_us))
-        self._execute("barrier", self._executables[key], zone, {}, turn=True, timeout_us=timeout_us)
-        self._covered = ended
+        self._execute("barrier", self._executables[key], {}, turn=True, timeout_us=timeout_us)
+        self._rounds.cover(self.backend.is_capturing())
 
     def _execute(
         self,
-        operator: str,
+        operator: Operator,
         executable: Executable,
-        zone: int,
         bindings: Bindings,
         *,
         turn: bool,
@@ -251,9 +265,11 @@ class Communicator:
         finally:
             # The zone turns exactly once per operator, on failure too.
             self.counts[operator] += turn
-        if code:
-            assert executable.failed_launch is not None
-            self._fail(operator, number, zone, code, executable.failed_launch, bindings, timeout_us)
+        us = timeout_us or self.site.timeout_us
+        if self._unread is not None:
+            self._unread.add(executable, operator, number, bindings, us)
+        elif code:
+            self._fail(Call(operator, number, bindings, us), executable, code)
 
     def _executable(self, key: tuple[Variant, int, Phase, int]) -> Executable:
         found = self._executables.get(key)
@@ -264,6 +280,11 @@ class Communicator:
         return found
 
     def _compile(self, plan: Any) -> Executable:
+        if self.backend.is_capturing():
+            raise BufferStateError(
+                f"a {plan.operator} of this kind has not run before, and nothing can be prepared inside a "
+                f"graph. Run the same calls once before the capture."
+            )
         scratch = self.site.scratch()
         for hole in plan.holes:
             if hole in scratch and hole not in self._fixed:
@@ -272,31 +293,11 @@ class Communicator:
         log = self._trace.log if self._trace else None
         return self.backend.compile(plan, self._report, self._fixed, log)
 
-    def _fail(
-        self,
-        operator: str,
-        number: int,
-        zone: int,
-        code: int,
-        launch: Launch,
-        bindings: Bindings,
-        timeout_us: int | None,
-    ) -> None:
-        if code != REPORT_TIMEOUT:
-            self._broken = f"{operator} number {number} met a row that names no place in this group"
-            raise BufferStateError(f"{self._broken}; it was not sent. Rebuild the buffer on every rank.")
-        memory = {**self._fixed, **bindings}
-        missing = missing_ranks(self.site, operator, zone, launch, memory, self._report)
-        group = "tensor-parallel " if ":" in launch.step else ""
-        self._broken = f"{operator} number {number} timed out waiting for {group}rank(s) {missing}"
-        raise CommunicationTimeoutError(
-            operator,
-            number,
-            zone,
-            missing,
-            f"their flags did not come within {(timeout_us or self.site.timeout_us) / 1e6:g} s. "
-            f"Rebuild the buffer once they are back.",
-        )
+    def _fail(self, call: Call, executable: Executable, code: int) -> None:
+        launch = executable.failed_launch
+        assert launch is not None
+        self._broken, error = failure(self.site, call, launch, code, executable.failed_report, self._fixed)
+        raise error
 
     def window_tensor(self, name: Literal["rows", "results"], dtype: torch.dtype) -> torch.Tensor:
         """Direct: where the next dispatch puts its rows, or the next combine looks for results first.
@@ -308,7 +309,7 @@ class Communicator:
         Returns:
             (A, H): memory of this rank's window.
         """
-        zone = self._zone("dispatch" if name == "rows" else "combine")
+        zone = self._rounds.zone("dispatch" if name == "rows" else "combine")
         key = name, zone, dtype
         view = self._views.get(key)
         if view is None:

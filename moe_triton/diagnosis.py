@@ -1,19 +1,76 @@
-"""Who is missing, read from what a timed-out wait left behind."""
+"""What to say of a failed run: who is missing, read from what a timed-out wait left behind."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
 from moe_triton.ascendc import REPORT_TIMEOUT
 from moe_triton.config import Config
+from moe_triton.errors import BufferStateError, CommunicationTimeoutError, MoeTritonError
 from moe_triton.layout import WindowLayout
 from moe_triton.plan import Launch, Part
 from moe_triton.schemes.site import Site
 
 FLAG = 1.0
+REPORTED_ZONE = 3  # which word of a report
+
+
+@dataclass(frozen=True)
+class Call:
+    """One run of an operator.
+
+    Attributes:
+        operator: "dispatch", "combine" or "barrier".
+        number: the how many-th, from 0.
+        memory: what holes of its plan held: those that `missing_ranks` looks at.
+        timeout_us: deadline of its waits.
+    """
+
+    operator: str
+    number: int
+    memory: Mapping[str, torch.Tensor | int]
+    timeout_us: int
+
+
+def failure(
+    site: Site,
+    call: Call,
+    launch: Launch,
+    code: int,
+    report: torch.Tensor,
+    fixed: Mapping[str, torch.Tensor],
+) -> tuple[str, MoeTritonError]:
+    """Why a communicator is broken, and what to raise.
+
+    Args:
+        site: where it ran.
+        call: what ran.
+        launch: what reported something.
+        code: what it reported first.
+        report: (blocks, words) int32, on the host.
+        fixed: what the holes held that are the same in every call.
+    """
+    name = f"{call.operator} number {call.number}"
+    if code != REPORT_TIMEOUT:
+        why = f"{name} met a row that names no place in this group"
+        return why, BufferStateError(f"{why}; it was not sent. Rebuild the buffer on every rank.")
+    zone = int(report[report[:, 0] != 0][0, REPORTED_ZONE])
+    memory = {**fixed, **call.memory}
+    missing = missing_ranks(site, call.operator, zone, launch, memory, report)
+    group = "tensor-parallel " if ":" in launch.step else ""
+    why = f"{name} timed out waiting for {group}rank(s) {missing}"
+    return why, CommunicationTimeoutError(
+        call.operator,
+        call.number,
+        zone,
+        missing,
+        f"their flags did not come within {call.timeout_us / 1e6:g} s. "
+        f"Rebuild the buffer once they are back.",
+    )
 
 
 def missing_ranks(
@@ -29,7 +86,7 @@ def missing_ranks(
     Args:
         site: where it ran.
         operator: of which one.
-        zone: of that operator.
+        zone: of that run.
         launch: what reported that its deadline passed.
         memory: what its plan's holes held.
         report: (blocks, words) int32, what it reported.

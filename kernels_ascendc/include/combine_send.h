@@ -17,7 +17,7 @@ public:
         pipe->InitBuffer(flag_buffer_, STATUS_ENTRY_BYTES);
         flag_ = flag_buffer_.Get<float>();
         triples_.Init(pipe, TRIPLES_PER_CHUNK * TRIPLE_WORDS);
-        report_.Init(pipe, args.report);
+        report_.Init(pipe, args.report, args_.zone);
     }
 
     __aicore__ inline void Process() {

@@ -19,7 +19,7 @@ public:
         ids_.Init(pipe, TABLE_ENTRIES);
         active_.Init(pipe, TABLE_ENTRIES);
         waited_.Init(pipe, args.waited_us, TABLE_ENTRIES);
-        report_.Init(pipe, args.report);
+        report_.Init(pipe, args.report, args_.zone);
     }
 
     __aicore__ inline void Process() {
@@ -28,7 +28,7 @@ public:
         const Share share = SplitEvenly(args_.num_tokens, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
         const int64_t tokens_per_chunk = TABLE_ENTRIES / num_results_;
         end_ = args_.first_token + share.last;
-        deadline_.Start(args_.timeout_us);
+        deadline_.Start(report_.IsOld() ? 0 : args_.timeout_us);
         for (int64_t first = share.first; first < share.last; first += tokens_per_chunk) {
             first_of_chunk_ = args_.first_token + first;
             ReceiveTokens(Smaller(first_of_chunk_ + tokens_per_chunk, end_));

@@ -12,7 +12,7 @@ class DirectSend {
 public:
     __aicore__ inline void Init(const DirectSendArgs& args, AscendC::TPipe* pipe) {
         args_ = args;
-        report_.Init(pipe, args.report);
+        report_.Init(pipe, args.report, args_.zone);
         rows_.Init(&args_, pipe, &report_);
     }
 

@@ -12,7 +12,7 @@ public:
     __aicore__ inline void Init(const DispatchSendArgs& args, AscendC::TPipe* pipe) {
         args_ = args;
         FindZone(args_);
-        report_.Init(pipe, args.report);
+        report_.Init(pipe, args.report, args_.zone);
         rows_.Init(&args_, pipe, &report_);
         status_.Init(&args_, pipe);
     }

@@ -16,13 +16,13 @@ public:
         pipe->InitBuffer(count_buffer_, static_cast<uint32_t>(ENTRIES_PER_CHUNK * sizeof(int32_t)));
         counts_ = count_buffer_.Get<int32_t>();
         waited_.Init(pipe, args.waited_us, ENTRIES_PER_CHUNK);
-        report_.Init(pipe, args.report);
+        report_.Init(pipe, args.report, args_.zone);
     }
 
     __aicore__ inline void Process() {
         const int64_t total = args_.num_local_experts * static_cast<int64_t>(args_.status.source_extent);
         const Share share = SplitEvenly(total, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
-        deadline_.Start(args_.timeout_us);
+        deadline_.Start(report_.IsOld() ? 0 : args_.timeout_us);
         for (int64_t first = share.first; first < share.last; first += ENTRIES_PER_CHUNK) {
             const int64_t count = Smaller(ENTRIES_PER_CHUNK, share.last - first);
             const bool complete = WaitForEntries(first, count);

@@ -17,7 +17,7 @@ public:
         pipe->InitBuffer(scale_buffer_, static_cast<uint32_t>(ROWS_PER_CHUNK * UB_ALIGN));
         scales_ = scale_buffer_.Get<float>();
         pipe->InitBuffer(words_, 2, static_cast<uint32_t>(WORDS_PER_PIECE * sizeof(int32_t)));
-        report_.Init(pipe, args.report);
+        report_.Init(pipe, args.report, args_.zone);
     }
 
     __aicore__ inline void Process() {

@@ -99,12 +99,19 @@ private:
     int64_t first_ = 0;
 };
 
-// What went wrong in this block. The host zeroes reports, so a block in order writes nothing.
+// What went wrong in this block. The host zeroes reports, so a block in order writes nothing; before every run or,
+// where it does not wait for runs to end, once.
 class Report {
 public:
-    __aicore__ inline void Init(AscendC::TPipe* pipe, uint64_t address) {
+    __aicore__ inline void Init(AscendC::TPipe* pipe, uint64_t address, int64_t zone) {
         address_ = address;
+        zone_ = zone;
         pipe->InitBuffer(buffer_, static_cast<uint32_t>(REPORT_WORDS * sizeof(int32_t)));
+    }
+
+    // Whether this block has reported before: then peers are gone, and nobody waits for them a second time.
+    __aicore__ inline bool IsOld() const {
+        return GlobalAt<int32_t>(address_)[OffsetOfBlock()].GetValue(0) != 0;
     }
 
     // There is room for one kind of trouble: the first.
@@ -129,14 +136,19 @@ public:
         words.SetValue(0, static_cast<int32_t>(code_));
         words.SetValue(1, static_cast<int32_t>(first_));
         words.SetValue(2, static_cast<int32_t>(number_));
+        words.SetValue(3, static_cast<int32_t>(zone_));
         Order<AscendC::HardEvent::S_MTE3>();
-        const uint64_t offset = static_cast<uint64_t>(AscendC::GetBlockIdx()) * REPORT_WORDS;
-        AscendC::DataCopy(GlobalAt<int32_t>(address_)[offset], words, REPORT_WORDS);
+        AscendC::DataCopy(GlobalAt<int32_t>(address_)[OffsetOfBlock()], words, REPORT_WORDS);
     }
 
 private:
+    __aicore__ static inline uint64_t OffsetOfBlock() {
+        return static_cast<uint64_t>(AscendC::GetBlockIdx()) * REPORT_WORDS;
+    }
+
     AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
     uint64_t address_ = 0;
+    int64_t zone_ = 0;
     uint32_t code_ = 0;
     int64_t first_ = 0;
     int64_t number_ = 0;

@@ -32,14 +32,14 @@ public:
         pipe->InitBuffer(small_buffer_, static_cast<uint32_t>(3 * MAX_ROWS * UB_ALIGN));
         offsets_.Init(pipe, ENTRIES_PER_CHUNK + 1);
         waited_.Init(pipe, args.waited_us, ENTRIES_PER_CHUNK);
-        report_.Init(pipe, args.report);
+        report_.Init(pipe, args.report, args_.zone);
     }
 
     __aicore__ inline void Process() {
         AscendC::Duplicate(zeros_, 0.0f, static_cast<int32_t>(words_));
         Order<AscendC::HardEvent::V_MTE3>();
         const Share share = SplitEvenly(args_.num_entries, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
-        deadline_.Start(args_.timeout_us);
+        deadline_.Start(report_.IsOld() ? 0 : args_.timeout_us);
         for (int64_t first = share.first; first < share.last; first += ENTRIES_PER_CHUNK) {
             ReceiveEntries(first, Smaller(first + ENTRIES_PER_CHUNK, share.last));
         }

@@ -21,7 +21,7 @@ public:
         pipe->InitBuffer(last_buffer_, static_cast<uint32_t>(2 * MAX_VISIT * BLOCK_BYTES));
         last_blocks_ = last_buffer_.Get<uint8_t>();
         halves_.Init(pipe);
-        report_.Init(pipe, args.report);
+        report_.Init(pipe, args.report, args_.zone);
         plan_.Init(&args_, pipe, &report_);
         status_.Init(&args_, pipe);
     }

@@ -97,6 +97,11 @@ class Executable(Protocol):
         """The one that reported something in the last run that failed, or None."""
         ...
 
+    @property
+    def failed_report(self) -> torch.Tensor:
+        """What it reported, (blocks, words) int32 on the host."""
+        ...
+
     def run(self, bindings: Bindings) -> int:
         """Runs every launch in order.
 
@@ -105,7 +110,18 @@ class Executable(Protocol):
 
         Returns:
             0, or a report code (`moe_triton.ascendc`) of the first launch that reported one; later
-            launches have then not run.
+            launches have then not run. Of an asynchronous back end always 0: see `outcome`.
+        """
+        ...
+
+    def outcome(self, wait: bool) -> int | None:
+        """What the runs so far have reported, where `run` does not wait for their end.
+
+        Args:
+            wait: for the runs to end; and look at runs that were captured, too.
+
+        Returns:
+            0 or a report code, or None where the last run has not ended yet.
         """
         ...
 
@@ -119,6 +135,18 @@ class Backend(Protocol):
 
     name: str
     device: torch.device
+    is_asynchronous: bool
+    """Whether runs end later than the calls that start them."""
+    captures_graphs: bool
+    """Whether runs can be captured in a graph."""
+
+    def is_capturing(self) -> bool:
+        """Whether what runs now goes into a graph instead."""
+        ...
+
+    def window_limit(self) -> int | None:
+        """Bytes that a data window may take where the user names no limit; None for any number."""
+        ...
 
     def identity(self) -> dict[str, str]:
         """Versions and settings that must be the same on every rank."""
@@ -152,7 +180,7 @@ class Backend(Protocol):
 
         Args:
             plan: what to run.
-            report: the tensor that its kernels report to.
+            report: the tensor that its kernels report to, one run after the other.
             fixed: what some of its holes hold in every call.
             log: of `make_trace_log`, where its runs are to be traced.
         """

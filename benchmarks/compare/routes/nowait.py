@@ -65,7 +65,7 @@ class NoWait(Slots):
             super().combine()
 
     def _without_waits(self, operator: str) -> _Exchanged:
-        self._zones[operator] = self._communicator._zone(operator)
+        self._zones[operator] = self._communicator._rounds.zone(operator)
         return _Exchanged(self._communicator, self._waitless)
 
     def settle(self) -> None:

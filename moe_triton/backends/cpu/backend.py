@@ -46,6 +46,8 @@ class CpuBackend:
     """
 
     name = "cpu"
+    is_asynchronous = False
+    captures_graphs = False
 
     def __init__(self, kernels: str = "triton", tuning: Tuning | None = None) -> None:
         if kernels not in KERNELS:
@@ -61,6 +63,14 @@ class CpuBackend:
         self._outputs = OutputPool()
         # Nearly all ids are good, and then nobody asks which rule was broken.
         self._unread_rule = ctypes.byref(ctypes.c_int32(0))
+
+    def is_capturing(self) -> bool:
+        """See `moe_triton.backends.base.Backend`."""
+        return False
+
+    def window_limit(self) -> int | None:
+        """See `moe_triton.backends.base.Backend`."""
+        return None
 
     def identity(self) -> dict[str, str]:
         """See `moe_triton.backends.base.Backend`."""

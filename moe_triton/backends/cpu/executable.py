@@ -92,6 +92,15 @@ class NativeExecutable:
         self.failed_launch = self._plan.launches[result - 1]
         return first_code(self._report)
 
+    @property
+    def failed_report(self) -> torch.Tensor:
+        """See `moe_triton.backends.base.Executable`."""
+        return self._report
+
+    def outcome(self, wait: bool) -> int | None:
+        """See `moe_triton.backends.base.Executable`."""
+        return 0
+
     def durations_us(self) -> dict[str, float]:
         """See `moe_triton.backends.base.Executable`."""
         return _by_step(self._plan, list(self._durations))
@@ -165,6 +174,15 @@ class TorchExecutable:
         library.moe_use_settings(None)
         if failed:
             raise ToolchainError(f"{self._plan.operator}: {launch.step} failed: {native.last_error()}")
+
+    @property
+    def failed_report(self) -> torch.Tensor:
+        """See `moe_triton.backends.base.Executable`."""
+        return self._report
+
+    def outcome(self, wait: bool) -> int | None:
+        """See `moe_triton.backends.base.Executable`."""
+        return 0
 
     def durations_us(self) -> dict[str, float]:
         """See `moe_triton.backends.base.Executable`."""
