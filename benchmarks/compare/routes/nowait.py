@@ -15,6 +15,7 @@ from benchmarks.compare.routes.ours import Slots
 from moe_triton.backends.base import Executable
 from moe_triton.communicator import Communicator, Phase
 from moe_triton.plan import Launch
+from moe_triton.schemes.site import Operator
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant
 
 Executables = dict[tuple[object, int, Phase, int], Executable]
@@ -64,7 +65,7 @@ class NoWait(Slots):
         with self._without_waits("combine"):
             super().combine()
 
-    def _without_waits(self, operator: str) -> _Exchanged:
+    def _without_waits(self, operator: Operator) -> _Exchanged:
         self._zones[operator] = self._communicator._rounds.zone(operator)
         return _Exchanged(self._communicator, self._waitless)
 
