@@ -7,9 +7,11 @@ import functools
 from importlib import metadata
 from pathlib import Path
 
+from moe_triton import abi
 from moe_triton.errors import ToolchainError
 
 LIBRARY = "libmoe_kernels.so"
+_REBUILD = "Build it anew: moe-triton build --backend cpu, or install moe_triton again."
 
 
 class LaunchStruct(ctypes.Structure):
@@ -122,7 +124,7 @@ def library() -> ctypes.CDLL:
     """The loaded library.
 
     Raises:
-        ToolchainError: it was not built.
+        ToolchainError: it was not built, or from other argument tables than this package's.
     """
     path = find()
     if path is None:
@@ -131,6 +133,7 @@ def library() -> ctypes.CDLL:
             f"(apt-get install g++) and run: pip install --no-build-isolation -e '.[cpu]'"
         )
     lib = ctypes.CDLL(str(path))
+    abi.check(lib, path, _REBUILD)
     lib.moe_run_plan.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     lib.moe_run_plan.restype = ctypes.c_int64
     lib.moe_use_settings.argtypes = (ctypes.c_void_p,)
