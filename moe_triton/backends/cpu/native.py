@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from importlib import metadata
 from pathlib import Path
 
-from moe_triton import abi
+from moe_triton import abi, native_files
 from moe_triton.errors import ToolchainError
 
 LIBRARY = "libmoe_kernels.so"
@@ -107,16 +106,7 @@ class TracedLaunchStruct(ctypes.Structure):
 
 def find() -> Path | None:
     """Where the library is: beside the package, or where an editable install put it."""
-    beside = Path(__file__).resolve().parents[2] / "_native" / LIBRARY
-    if beside.exists():
-        return beside
-    try:
-        installed = Path(
-            str(metadata.distribution("moe_triton").locate_file(f"moe_triton/_native/{LIBRARY}"))
-        )
-    except metadata.PackageNotFoundError:
-        return None
-    return installed if installed.exists() else None
+    return native_files.find(LIBRARY)
 
 
 @functools.cache
