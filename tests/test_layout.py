@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe_triton import ascendc, codegen
+from moe_triton import abi, ascendc, codegen
 from moe_triton.config import Config
 from moe_triton.layout import (
     NUM_ZONES,
@@ -151,8 +151,9 @@ def test_an_index_outside_its_extent_is_refused() -> None:
         region.offset(expert=0)
 
 
-def test_the_committed_header_is_the_generated_one() -> None:
+def test_the_committed_headers_are_the_generated_ones() -> None:
     assert codegen.HEADER.read_text(encoding="utf-8") == codegen.render()
+    assert codegen.ABI_HEADER.read_text(encoding="utf-8") == codegen.render_abi()
 
 
 @pytest.mark.parametrize("kind", [WindowLayout, DirectLayout])
@@ -185,5 +186,5 @@ def test_cpp_computes_the_same_offsets(tmp_path: Path, kind: type[Layout]) -> No
 
 def test_argument_structs_have_a_word_for_each_argument() -> None:
     for kernel in ascendc.KERNELS:
-        words = sum(codegen.words_of(arg) for arg in kernel.args)
+        words = sum(abi.words_of(arg) for arg in kernel.args)
         assert f"sizeof({codegen.camel(kernel.name)}Args) == {words} *" in codegen.render()

@@ -8,7 +8,7 @@ from typing import cast
 
 import torch
 
-from moe_triton import codegen
+from moe_triton import abi
 from moe_triton.backends.base import Bindings
 from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.trace_log import NativeTraceLog
@@ -46,7 +46,7 @@ class NativeExecutable:
         self._launches = (native.LaunchStruct * len(plan.launches))()
         patches: list[native.PatchStruct] = []
         for struct, launch in zip(self._launches, plan.launches, strict=True):
-            words, holes = _words(launch)
+            words, holes = abi.words(launch)
             for position, hole in holes:
                 if hole.name in fixed:
                     words[position] = _word(fixed[hole.name]) + hole.offset
@@ -162,7 +162,7 @@ class TorchExecutable:
         return 0
 
     def _launch_ascend_c(self, number: int, launch: Launch, bindings: Bindings) -> None:
-        words, holes = _words(launch)
+        words, holes = abi.words(launch)
         for position, hole in holes:
             words[position] = _filled(hole, bindings)
         array = (ctypes.c_uint64 * len(words))(*words)
@@ -239,22 +239,6 @@ def _entry(kernel: TritonKernel | AscendCKernel) -> tuple[int, int]:
         return native.symbol_address(kernel.symbol), KIND_ASCEND_C
     # Built on the promise that no output overlaps an input: outputs are always fresh tensors of ours.
     return load(kernel).entry, KIND_TRITON
-
-
-def _words(launch: Launch) -> tuple[list[int], list[tuple[int, Hole]]]:
-    """The argument words, and where the holes are among them."""
-    words: list[int] = []
-    holes: list[tuple[int, Hole]] = []
-    for arg, value in zip(launch.kernel.args, launch.values, strict=True):
-        if isinstance(value, Hole):
-            holes.append((len(words), value))
-            words.append(0)
-        elif isinstance(value, tuple):
-            assert len(value) == codegen.words_of(arg)
-            words.extend(value)
-        else:
-            words.append(value % (1 << 64))
-    return words, holes
 
 
 def _argument(arg: Arg, value: object, bindings: Bindings) -> torch.Tensor | int:

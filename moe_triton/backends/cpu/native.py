@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from importlib import metadata
 from pathlib import Path
 
+from moe_triton import abi, native_files
 from moe_triton.errors import ToolchainError
 
 LIBRARY = "libmoe_kernels.so"
+_REBUILD = "Build it anew: moe-triton build --backend cpu, or install moe_triton again."
 
 
 class LaunchStruct(ctypes.Structure):
@@ -105,16 +106,7 @@ class TracedLaunchStruct(ctypes.Structure):
 
 def find() -> Path | None:
     """Where the library is: beside the package, or where an editable install put it."""
-    beside = Path(__file__).resolve().parents[2] / "_native" / LIBRARY
-    if beside.exists():
-        return beside
-    try:
-        installed = Path(
-            str(metadata.distribution("moe_triton").locate_file(f"moe_triton/_native/{LIBRARY}"))
-        )
-    except metadata.PackageNotFoundError:
-        return None
-    return installed if installed.exists() else None
+    return native_files.find(LIBRARY)
 
 
 @functools.cache
@@ -122,7 +114,7 @@ def library() -> ctypes.CDLL:
     """The loaded library.
 
     Raises:
-        ToolchainError: it was not built.
+        ToolchainError: it was not built, or from other argument tables than this package's.
     """
     path = find()
     if path is None:
@@ -131,6 +123,7 @@ def library() -> ctypes.CDLL:
             f"(apt-get install g++) and run: pip install --no-build-isolation -e '.[cpu]'"
         )
     lib = ctypes.CDLL(str(path))
+    abi.check(lib, path, _REBUILD)
     lib.moe_run_plan.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     lib.moe_run_plan.restype = ctypes.c_int64
     lib.moe_use_settings.argtypes = (ctypes.c_void_p,)

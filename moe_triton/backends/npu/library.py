@@ -1,0 +1,75 @@
+"""The native library for the NPU: the Ascend C kernels' launchers, through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+
+from moe_triton import abi, ascendc, native_files
+from moe_triton.errors import ToolchainError
+
+LIBRARY = "libmoe_kernels_npu.so"
+_REBUILD = "Build it anew: moe-triton build --backend npu."
+
+
+def find() -> Path | None:
+    """Where the library is, if it was built."""
+    return native_files.find(LIBRARY)
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """A library of the kernels, its launchers ready to be called.
+
+    Each is ``moe_<name>(blocks, stream, args)``: ``args`` is the address of the words of `abi.words`, which
+    the launch copies. It returns 0 when the kernel is on the stream, 1 for a number of blocks that no SoC
+    has cores for, and otherwise an error of CANN's run time.
+
+    Raises:
+        ToolchainError: it cannot be loaded, or was built from other argument tables than this package's.
+    """
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ToolchainError(
+            f"{path} cannot be loaded: {error}. Source the set_env.sh of the CANN that it was built with, "
+            "or build it anew: moe-triton build --backend npu."
+        ) from error
+    abi.check(library, path, _REBUILD)
+    for kernel in ascendc.KERNELS:
+        launcher = getattr(library, kernel.symbol)
+        launcher.argtypes = (ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
+        launcher.restype = ctypes.c_int
+    library.moe_schedule_mode.argtypes = ()
+    library.moe_schedule_mode.restype = ctypes.c_uint32
+    return library
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The loaded library.
+
+    Raises:
+        ToolchainError: it was not built, cannot be loaded, or does not fit this package.
+    """
+    path = find()
+    if path is None:
+        raise ToolchainError(
+            f"{LIBRARY} is missing: the Ascend C kernels were not built for the NPU. "
+            "Source CANN's set_env.sh and run: moe-triton build --backend npu"
+        )
+    return load(path)
+
+
+def symbol_address(name: str) -> int:
+    """Address of one of the library's functions."""
+    return ctypes.cast(getattr(library(), name), ctypes.c_void_p).value or 0
+
+
+def blocks_start_together() -> bool:
+    """Whether a launch waits until all its blocks have cores.
+
+    Where not (CANN before 9 cannot say it), launches with SyncAll must not run beside others: two of them
+    would wait for each other's cores.
+    """
+    return bool(library().moe_schedule_mode())

@@ -1,0 +1,235 @@
+"""CANN, its compiler, the driver and the processor: where they are, which versions, and whether they fit.
+
+Nothing here needs an NPU or torch_npu to be imported. kernels_ascendc/cmake/npu.cmake reads the same files
+when CMake runs alone; tests/build keeps the two in step.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from importlib import util
+from pathlib import Path
+from typing import NamedTuple
+
+from moe_triton.errors import ToolchainError
+from moe_triton.soc import Soc, soc_of
+
+OLDEST_CANN = (8, 0)
+# CANN's release notes ("CANN and Ascend HDK Version Compatibility", 8.5.0 and 9.1.0): drivers of 25.0 on for
+# 8.5 and 9.0, of 25.2 on for 9.1. For 8.0: "Installing the NPU Driver, Firmware, and CANN" of mxIndex.
+OLDEST_DRIVERS = {(8, 0): (24, 1), (8, 5): (25, 0), (9, 1): (25, 2)}
+HOMES = (Path("/usr/local/Ascend/cann"), Path("/usr/local/Ascend/ascend-toolkit/latest"))
+DRIVER_INFO = Path("/usr/local/Ascend/driver/version.info")
+_SMI_SECONDS = 20
+
+# ascend_toolkit_install.info: "Querying the Software Package Version". version.cfg, which older packages
+# have, is on no page that was found: toolkit_running_version=[7.7.0.1.238:8.2.RC1].
+_VERSION = re.compile(r"^version=(\d+\.\d+.*)$|^toolkit_running_version=.*:(\d+\.\d+[^\]\n]*)", re.M)
+
+
+class Version(NamedTuple):
+    """A version of which the first two numbers count."""
+
+    major: int
+    minor: int
+    text: str
+
+    @property
+    def numbers(self) -> tuple[int, int]:
+        """To be compared."""
+        return (self.major, self.minor)
+
+
+@dataclass(frozen=True)
+class Cann:
+    """An installation of CANN.
+
+    Attributes:
+        home: its folder, ``ASCEND_HOME_PATH``.
+        version: from a file of it; None where none tells.
+        bisheng: the compiler; None where the package has none.
+    """
+
+    home: Path
+    version: Version | None
+    bisheng: Path | None
+
+
+@dataclass(frozen=True)
+class Versions:
+    """What an NPU back end runs on."""
+
+    cann: Cann
+    driver: Version
+    soc: Soc
+
+
+def find_cann(home: Path | None = None) -> Cann | None:
+    """CANN in a folder; None for that of ``ASCEND_HOME_PATH``, or else where it is installed by default."""
+    named = [Path(value) for value in (os.environ.get("ASCEND_HOME_PATH"),) if value]
+    candidates = [home] if home else named or list(HOMES)
+    found = next((candidate for candidate in candidates if candidate.is_dir()), None)
+    return Cann(found, cann_version(found), find_bisheng(found)) if found else None
+
+
+def cann_version(home: Path) -> Version | None:
+    """The version that the files of a CANN tell."""
+    files = [
+        *sorted(home.glob("*-linux/ascend_toolkit_install.info")),
+        home / "ascend_toolkit_install.info",
+        home / "version.cfg",
+    ]
+    for file in files:
+        found = _VERSION.search(file.read_text(errors="replace")) if file.is_file() else None
+        if found:
+            return parse_version(found[1] or found[2])
+    return None
+
+
+def find_bisheng(home: Path) -> Path | None:
+    """The compiler of a CANN; or one on the PATH."""
+    # "BiSheng Compiler: Heterogeneous Compilation" names the second folder; some packages have the first.
+    for folder in (home / "bin", home / "compiler" / "ccec_compiler" / "bin"):
+        if os.access(folder / "bisheng", os.X_OK):
+            return folder / "bisheng"
+    on_path = shutil.which("bisheng")
+    return Path(on_path) if on_path else None
+
+
+def parse_version(text: str) -> Version | None:
+    """``8.2.RC1`` -> (8, 2, "8.2.RC1"); None for what is no version."""
+    numbers = re.match(r"\s*(\d+)\.(\d+)", text)
+    return Version(int(numbers[1]), int(numbers[2]), text.strip()) if numbers else None
+
+
+def driver_version(info: Path | None = None) -> Version | None:
+    """The driver's version, ``Version=`` in its ``version.info``; None where there is no driver."""
+    file = info or DRIVER_INFO
+    found = re.search(r"^Version=(.*)$", file.read_text(errors="replace"), re.M) if file.is_file() else None
+    return parse_version(found[1]) if found else None
+
+
+def soc_name() -> str | None:
+    """The processor's name as torch_npu tells it, or else ``npu-smi``; None where neither can."""
+    return _soc_of_torch_npu() or _soc_of_npu_smi()
+
+
+def check_cann(home: Path | None = None) -> Cann:
+    """A CANN that can build the kernels.
+
+    Raises:
+        ToolchainError: there is none, it has no compiler, or it is too old.
+    """
+    cann = find_cann(home)
+    if cann is None:
+        where = home or os.environ.get("ASCEND_HOME_PATH") or f"not in {' or '.join(map(str, HOMES))}"
+        raise ToolchainError(
+            f"CANN is missing ({where}), but the kernels for the NPU need it. "
+            "Install CANN's toolkit package and source its set_env.sh, or pass --cann PATH."
+        )
+    if cann.bisheng is None:
+        raise ToolchainError(
+            f"bisheng is missing: neither {cann.home} nor the PATH has it. "
+            "Install CANN's toolkit package (not the run-time package) and source its set_env.sh."
+        )
+    if cann.version is not None and cann.version.numbers < OLDEST_CANN:
+        raise ToolchainError(
+            f"CANN is {cann.version.text} (in {cann.home}), but it must be {_shown(OLDEST_CANN)} or later. "
+            "Install a newer one and source its set_env.sh."
+        )
+    return cann
+
+
+def check_versions(home: Path | None = None) -> Versions:
+    """What the NPU back end runs on, checked.
+
+    Raises:
+        ToolchainError: CANN, the driver or the processor is missing, or its version does not fit.
+    """
+    cann = check_cann(home)
+    if cann.version is None:
+        raise ToolchainError(
+            f"CANN's version is unknown: no ascend_toolkit_install.info in {cann.home} tells it. "
+            "Install CANN's toolkit package anew."
+        )
+    return Versions(cann, check_driver(cann.version), check_soc())
+
+
+def check_driver(cann: Version) -> Version:
+    """The driver, if it serves this CANN.
+
+    Raises:
+        ToolchainError: there is none, or CANN's release notes do not have it.
+    """
+    driver = driver_version()
+    if driver is None:
+        raise ToolchainError(
+            f"The NPU's driver is missing: {DRIVER_INFO} does not tell its version. "
+            "Install the driver, or mount /usr/local/Ascend/driver into the container."
+        )
+    oldest = max((o for since, o in OLDEST_DRIVERS.items() if since <= cann.numbers), default=(0, 0))
+    if driver.numbers < oldest:
+        raise ToolchainError(
+            f"The NPU's driver is {driver.text}, but CANN {cann.text} needs {_shown(oldest)} or later. "
+            "Install a newer driver (Ascend HDK), or an older CANN."
+        )
+    return driver
+
+
+def check_soc() -> Soc:
+    """The processor, if it is one that this package knows.
+
+    Raises:
+        ToolchainError: it is not, or nothing tells which it is.
+    """
+    name = soc_name()
+    if name is None:
+        raise ToolchainError(
+            "The SoC is unknown: neither torch_npu nor npu-smi tells it. "
+            "Install the driver and torch_npu, and see that `npu-smi info -m` lists the NPU."
+        )
+    return soc_of(name)
+
+
+def _soc_of_torch_npu() -> str | None:
+    if util.find_spec("torch_npu") is None:
+        return None
+    try:
+        import torch
+        import torch_npu  # noqa: F401  # registers torch.npu
+
+        return str(torch.npu.get_device_name())  # type: ignore[attr-defined]
+    except Exception:  # without a device, or without CANN's libraries, it fails in many ways
+        return None
+
+
+def _soc_of_npu_smi() -> str | None:
+    """From ``npu-smi``, composed as "Common Compilation Options" says under ``--npu-soc``."""
+    if shutil.which("npu-smi") is None:
+        return None
+    first = re.search(r"^\s*(\d+)\s+(\d+)\s+\d+\s", _npu_smi("-m"), re.M)
+    if first is None:
+        return None
+    board = _npu_smi("-t", "board", "-i", first[1], "-c", first[2])
+    fields = dict(re.findall(r"^\s*(Chip Type|Chip Name|NPU Name)\s*:\s*(\S+)", board, re.M))
+    if "Chip Name" not in fields:
+        return None
+    chip = "Ascend" + fields["Chip Name"].removeprefix("Ascend")
+    return f"{chip}_{fields['NPU Name']}" if "NPU Name" in fields else chip
+
+
+def _npu_smi(*arguments: str) -> str:
+    command = ["npu-smi", "info", *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _shown(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"

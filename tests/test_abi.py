@@ -1,0 +1,271 @@
+"""The launch boundary: both sides agree on every argument, and who does not is told by name."""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from moe_triton import abi, ascendc, codegen, kernels
+from moe_triton.backends.cpu import native
+from moe_triton.errors import ToolchainError
+from moe_triton.kernel import Arg, AscendCKernel, TritonKernel
+from moe_triton.kernels.language import HAVE_TRITON
+from moe_triton.plan import Hole, Launch, Part
+
+SMALL = AscendCKernel(
+    "small",
+    (
+        Arg("rows", "*i8", "in"),
+        Arg("slots", "indexed_slots", "value"),
+        Arg("count", "i64", "value"),
+    ),
+)
+
+
+def launched(kernel: AscendCKernel | TritonKernel, *values: object) -> Launch:
+    return Launch("step", kernel, values, 1, "communication")  # type: ignore[arg-type]
+
+
+# Words.
+
+
+def test_words_stand_in_the_order_of_the_table() -> None:
+    words, holes = abi.words(launched(SMALL, Hole("x", 64), (1, 2, 3, 4, 5), -1))
+    assert words == [0, 1, 2, 3, 4, 5, 2**64 - 1]
+    assert holes == [(0, Hole("x", 64))]
+
+
+def test_a_hole_behind_a_region_is_found_behind_its_words() -> None:
+    part = Part("tokens", index=1, parts=3)
+    _, holes = abi.words(launched(SMALL, 4096, (1, 2, 3, 4, 5), part))
+    assert holes == [(6, part)]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ((0, (1, 2, 3), 0), r"small: slots is \(1, 2, 3\), but indexed_slots takes 5 word"),
+        ((0, 7, 0), "small: slots is 7, but indexed_slots takes 5 word"),
+        ((0, Hole("slots"), 0), "small: slots is .*, but indexed_slots takes 5 word"),
+        (((1,), (1, 2, 3, 4, 5), 0), r"small: rows is \(1,\), but \*i8 takes 1 word"),
+        ((0, (1, 2, 3, 4, 5), 2**64), "small: count is 18446744073709551616, more than 64 bits"),
+        ((0, (1, 2, 3, 4, -(2**63) - 1), 0), "small: slots is .* more than 64 bits"),
+    ],
+)
+def test_a_value_that_its_argument_cannot_take_is_refused(values: Sequence[object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        abi.words(launched(SMALL, *values))
+
+
+def test_a_value_too_few_is_refused() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        abi.words(launched(SMALL, 0, (1, 2, 3, 4, 5)))
+
+
+# Libraries.
+
+
+def test_the_library_says_what_the_tables_say() -> None:
+    library = native.library()
+    library.moe_abi.restype = ctypes.c_char_p
+    assert library.moe_abi().decode() == abi.text()
+
+
+def renamed(kernel: AscendCKernel) -> AscendCKernel:
+    return replace(kernel, args=(replace(kernel.args[0], name="other"), *kernel.args[1:]))
+
+
+def swapped(kernel: AscendCKernel) -> AscendCKernel:
+    return replace(kernel, args=(kernel.args[1], kernel.args[0], *kernel.args[2:]))
+
+
+def retyped(kernel: AscendCKernel) -> AscendCKernel:
+    return replace(kernel, args=(replace(kernel.args[0], type="i64"), *kernel.args[1:]))
+
+
+def longer(kernel: AscendCKernel) -> AscendCKernel:
+    return replace(kernel, args=(*kernel.args, Arg("extra", "i64", "value")))
+
+
+def other_region(kernel: AscendCKernel) -> AscendCKernel:
+    # As many words, other dimensions.
+    return replace(kernel, args=tuple(replace(a, type="exchange_headers") for a in kernel.args))
+
+
+CHANGES = [renamed, swapped, retyped, longer, other_region]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_any_change_of_a_table_changes_its_line(change: Callable[[AscendCKernel], AscendCKernel]) -> None:
+    kernel = replace(SMALL, args=(SMALL.args[1],)) if change is other_region else SMALL
+    before, after = abi.line_of(kernel), abi.line_of(change(kernel))
+    assert before != after
+    assert before.split()[2] != after.split()[2]
+
+
+class Abi:
+    """The function ``moe_abi`` of a library."""
+
+    restype: object = None
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __call__(self) -> bytes:
+        assert self.restype is ctypes.c_char_p  # without it an address comes back, cut to 32 bits
+        return self.text.encode()
+
+
+class FakeLibrary:
+    """A library of which only ``moe_abi`` matters."""
+
+    def __init__(self, text: str) -> None:
+        self.moe_abi = Abi(text)
+
+
+def refused(text: str) -> str:
+    with pytest.raises(ToolchainError) as caught:
+        abi.check(FakeLibrary(text), Path("libmoe.so"), "Build it anew.")  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+def test_a_library_of_these_tables_is_taken() -> None:
+    abi.check(FakeLibrary(abi.text()), Path("libmoe.so"), "")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("change", CHANGES[:4])
+def test_a_library_of_other_tables_is_refused_by_name(
+    change: Callable[[AscendCKernel], AscendCKernel],
+) -> None:
+    theirs = [change(k) if k.name == "exchange_send" else k for k in ascendc.KERNELS]
+    message = refused(abi.text(theirs))
+    ours = ascendc.EXCHANGE_SEND
+    (changed,) = [k for k in theirs if k.name == "exchange_send"]
+    assert "libmoe.so does not fit this moe_triton: exchange_send differs" in message
+    assert abi.layout_of(ours) in message
+    assert abi.layout_of(changed) in message
+    assert message.endswith("Build it anew.")
+    assert "combine_send" not in message
+
+
+def test_all_kernels_that_differ_are_named() -> None:
+    message = refused(abi.text([renamed(k) if "combine" in k.name else k for k in ascendc.KERNELS]))
+    assert "combine_send, combine_wait differ." in message
+
+
+def test_kernels_that_one_side_lacks_are_named() -> None:
+    assert "exchange_send in the library: no such kernel" in refused(abi.text(ascendc.KERNELS[:-1]))
+    assert "small in the library: 7 words" in refused(abi.text([*ascendc.KERNELS, SMALL]))
+
+
+def test_constants_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(abi.CONSTANTS, "REPORT_WORDS", 8)
+    other = abi.text()
+    monkeypatch.undo()
+    message = refused(other)
+    assert "constants differs" in message
+    assert "REPORT_WORDS=8" in message
+    assert "REPORT_WORDS=16" in message
+
+
+def test_an_old_library_is_told_from_a_wrong_one() -> None:
+    with pytest.raises(ToolchainError, match=r"libc\.so does not say which arguments"):
+        abi.check(ctypes.CDLL(None), Path("libc.so"), "Build it anew.")
+
+
+def test_a_struct_that_is_not_packed_so_does_not_compile(tmp_path: Path) -> None:
+    (tmp_path / "moe_layout.h").write_text(codegen.render())
+    (tmp_path / "moe_abi.h").write_text(
+        codegen.render_abi([swapped(k) if k.name == "post_status" else k for k in ascendc.KERNELS])
+    )
+    (tmp_path / "main.cpp").write_text('#include "moe_abi.h"\n')
+    command = ["g++", "-std=c++17", "-fsyntax-only", "main.cpp"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode != 0
+    assert "num_ranks is moved" in done.stderr
+
+
+# Triton kernels: their arguments are words in the order of the function's parameters.
+
+BF16 = torch.bfloat16
+EXAMPLES: dict[str, list[tuple[object, ...]]] = {
+    "add_rows_kernel": [(BF16, 64)],
+    "append_kernel": [(16, 16, True), (16, 16, False)],
+    "arrange_kernel": [(16, 16, 24, True, True), (16, 16, 24, False, False)],
+    "block_quantize_kernel": [(BF16, 256)],
+    "const_alphas_kernel": [(BF16, 64, 2, True), (BF16, 64, 2, False)],
+    "gather_counts_kernel": [()],
+    "keep_kernel": [(16, 2, True, True), (16, 2, False, False, 3)],
+    "offsets_kernel": [(), ("cpu", True)],
+    "own_offsets_kernel": [()],
+    "pack_kernel": [(BF16, 64), (BF16, 64, 2, True), (BF16, 64, 2, True, "cpu", 1)],
+    "places_kernel": [(2,), (2, 1)],
+    "result_offsets_kernel": [(2,), (2, 1)],
+    "returns_kernel": [(False,), (True,)],
+    "rms_norm_kernel": [(64,)],
+    "route_kernel": [()],
+    "select_kernel": [(2, True), (2, False)],
+    "share_kernel": [(False, False), (False, True), (True, False)],
+    "stamps_kernel": [(True, True), (False, False)],
+    "starts_kernel": [()],
+    "waits_of_combine_kernel": [()],
+    "waits_of_dispatch_kernel": [()],
+    "weighted_sum_kernel": [
+        (BF16, 64, 2),
+        (BF16, 64, 2, 1, False),
+    ],
+}
+
+
+def built() -> Iterator[TritonKernel]:
+    for name, calls in EXAMPLES.items():
+        factory = getattr(kernels, name)
+        targets = ("cpu", "npu") if "target" in inspect.signature(factory).parameters else (None,)
+        for arguments in calls:
+            for target in targets:
+                given = inspect.signature(factory).bind(*arguments).arguments
+                yield factory(**{**given, "target": target} if target else given)
+
+
+def test_every_kernel_of_the_package_is_looked_at() -> None:
+    assert set(EXAMPLES) == {name for name in kernels.__all__ if name.endswith("_kernel")}
+
+
+@pytest.mark.skipif(not HAVE_TRITON, reason="without Triton a kernel's parameters are not known")
+def test_triton_arguments_are_the_parameters_in_order() -> None:
+    looked_at = 0
+    for kernel in built():
+        assert abi.parameters_of(kernel) == tuple(arg.name for arg in kernel.args), kernel.name
+        bound = {arg.name for arg in kernel.args} | set(kernel.constants)
+        assert bound == {parameter.name for parameter in kernel.fn.params}, kernel.name
+        looked_at += 1
+    assert looked_at > 2 * len(EXAMPLES)
+
+
+@pytest.mark.skipif(not HAVE_TRITON, reason="without Triton a kernel's parameters are not known")
+def test_triton_arguments_in_another_order_are_seen() -> None:
+    kernel = kernels.add_rows_kernel(BF16, 64)
+    wrong = replace(kernel, args=kernel.args[::-1])
+    assert abi.parameters_of(wrong) != tuple(arg.name for arg in wrong.args)
+
+
+def test_every_word_of_a_triton_launch_is_one_argument() -> None:
+    kernel = kernels.add_rows_kernel(BF16, 64)
+    words, holes = abi.words(launched(kernel, Hole("rows"), Hole("slots"), Hole("counts"), 16, 0, 5, 64))
+    assert words == [0, 0, 0, 16, 0, 5, 64]
+    assert [position for position, _ in holes] == [0, 1, 2]
+
+
+def test_the_launchers_have_the_shape_that_is_declared() -> None:
+    source = (codegen.INCLUDE.parent / "launch" / "moe_kernels.asc").read_text()
+    launchers = re.findall(r"^MOE_LAUNCHER\((\w+), (\w+)\)$", source, flags=re.M)
+    assert launchers == [(codegen.camel(kernel.name), kernel.name) for kernel in ascendc.KERNELS]
+    assert "int moe_##name(uint32_t blocks, void* stream, const moe::Name##Args* args)" in source
