@@ -78,8 +78,15 @@ class Meeting:
         assert self.group is not None
         return tuple(dist.get_global_rank(self.group, member) for member in self.members)
 
-    def exchange(self, message: Mapping[str, Any], purpose: str) -> list[dict[str, Any]]:
+    def exchange(
+        self, message: Mapping[str, Any], purpose: str, timeout_s: float | None = None
+    ) -> list[dict[str, Any]]:
         """Sends a message to every rank and returns all of them, by rank.
+
+        Args:
+            message: what JSON can carry.
+            purpose: for the error.
+            timeout_s: seconds that it may take; None for the usual time.
 
         Raises:
             CommunicationTimeoutError: some ranks sent nothing in time; it names them.
@@ -87,7 +94,8 @@ class Meeting:
         mine = _encode(message)
         boxes = [mine if r == self.rank else torch.empty_like(mine) for r in range(self.num_ranks)]
         others = [r for r in range(self.num_ranks) if r != self.rank]
-        deadline = time.monotonic() + self.timeout_s
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + timeout_s
         works: list[tuple[int, Any]] = []
         missing: set[int] = set()
         for rank in others:
@@ -101,7 +109,7 @@ class Meeting:
         missing |= {rank for rank, work in works if rank not in missing and not _arrived(work, deadline)}
         if missing:
             raise CommunicationTimeoutError(
-                "rendezvous", 0, 0, sorted(missing), f"no message ({purpose}) within {self.timeout_s:g} s"
+                "rendezvous", 0, 0, sorted(missing), f"no message ({purpose}) within {timeout_s:g} s"
             )
         return [_decode(box) for box in boxes]
 

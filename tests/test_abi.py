@@ -197,12 +197,16 @@ def test_a_struct_that_is_not_packed_so_does_not_compile(tmp_path: Path) -> None
 
 BF16 = torch.bfloat16
 EXAMPLES: dict[str, list[tuple[object, ...]]] = {
-    "add_rows_kernel": [(BF16, 64)],
-    "append_kernel": [(16, 16, True), (16, 16, False)],
-    "arrange_kernel": [(16, 16, 24, True, True), (16, 16, 24, False, False)],
+    "add_rows_kernel": [(BF16, 64), (BF16, 64, "cpu", True)],
+    "append_kernel": [(16, 16, True), (16, 16, False), (16, 16, True, True)],
+    "arrange_kernel": [
+        (16, 16, 24, True, True),
+        (16, 16, 24, False, False),
+        (16, 16, 24, True, True, True),
+    ],
     "block_quantize_kernel": [(BF16, 256)],
     "const_alphas_kernel": [(BF16, 64, 2, True), (BF16, 64, 2, False)],
-    "gather_counts_kernel": [()],
+    "gather_counts_kernel": [(), ("cpu", True)],
     "keep_kernel": [(16, 2, True, True), (16, 2, False, False, 3)],
     "offsets_kernel": [(), ("cpu", True)],
     "own_offsets_kernel": [()],
@@ -216,6 +220,7 @@ EXAMPLES: dict[str, list[tuple[object, ...]]] = {
     "share_kernel": [(False, False), (False, True), (True, False)],
     "stamps_kernel": [(True, True), (False, False)],
     "starts_kernel": [()],
+    "turn_kernel": [()],
     "waits_of_combine_kernel": [()],
     "waits_of_dispatch_kernel": [()],
     "weighted_sum_kernel": [

@@ -1,0 +1,149 @@
+"""The NPU back end: torch_npu's streams, triton-ascend's kernels, Ascend C kernels through ctypes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+
+from moe_triton.backends.base import Bindings, Executable, TensorSpec, TraceLog
+from moe_triton.backends.npu import library, toolchain
+from moe_triton.backends.npu.executable import NpuExecutable
+from moe_triton.backends.npu.runtime import Runtime
+from moe_triton.backends.npu.window import NpuWindow, make_window, window_library
+from moe_triton.ascendc import MAX_BLOCKS
+from moe_triton.errors import ArgumentError
+from moe_triton.limits import MEGABYTE, buffer_megabytes
+from moe_triton.plan import Plan
+from moe_triton.rendezvous import Meeting
+from moe_triton.soc import check_blocks, max_blocks, soc_of
+from moe_triton.tuning import Tuning
+
+
+class NpuBackend:
+    """Runs plans on the device that is current in this process.
+
+    Runs are asynchronous: a call launches and returns, and what a kernel reports is raised by a later call, or
+    by `EPBuffer.synchronize`.
+
+    Args:
+        kernels: "triton".
+        tuning: how operators are cut into parts, and how many blocks communicate; None for the usual way.
+            What it says of copying and waiting is the CPU's.
+
+    Raises:
+        ArgumentError: an unknown ``kernels``.
+        ToolchainError: torch_npu, a window library, CANN or the built kernels are missing, or their versions
+            do not fit; it says what to do.
+    """
+
+    name = "npu"
+    is_asynchronous = True
+    captures_graphs = True
+
+    def __init__(self, kernels: str = "triton", tuning: Tuning | None = None) -> None:
+        if kernels != "triton":
+            raise ArgumentError(
+                "kernels", repr(kernels), "the npu back end has Triton kernels only", "Use 'triton'."
+            )
+        self.kernels = kernels
+        self.tuning = tuning or Tuning()
+        self.runtime = Runtime()
+        self._versions = toolchain.check_versions()
+        self.soc = soc_of(self.runtime.soc_name())
+        self._windows_by = window_library()
+        library.library()  # now, and not in the middle of the first dispatch
+        self._communication = self.runtime.make_stream()
+        self._executables: list[NpuExecutable] = []
+        self._measures = False
+
+    @property
+    def device(self) -> torch.device:
+        """See `moe_triton.backends.base.Backend`."""
+        return self.runtime.device
+
+    def identity(self) -> dict[str, str]:
+        """See `moe_triton.backends.base.Backend`."""
+        versions = self._versions
+        cann = versions.cann.version.text if versions.cann.version else ""
+        return {"backend": self.name, "soc": self.soc.name, "cann": cann, "windows": self._windows_by}
+
+    def is_capturing(self) -> bool:
+        """See `moe_triton.backends.base.Backend`."""
+        return self.runtime.is_capturing()
+
+    def window_limit(self) -> int | None:
+        """HCCL_BUFFSIZE in bytes, where it is set: what a user of torch_npu gives a group's window."""
+        return buffer_megabytes() * MEGABYTE if "HCCL_BUFFSIZE" in os.environ else None
+
+    def select_device(self, local_rank: int) -> None:
+        """See `moe_triton.backends.base.Backend`."""
+        self.runtime.select_device(local_rank)
+        self._communication = self.runtime.make_stream()
+
+    def synchronize(self) -> None:
+        """See `moe_triton.backends.base.Backend`."""
+        self.runtime.synchronize()
+
+    def measure(self, on: bool) -> None:
+        """See `moe_triton.backends.base.Backend`."""
+        self._measures = on
+        for executable in self._executables:
+            executable.measures = on
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """See `moe_triton.backends.base.Backend`."""
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def empty_all(self, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
+        """See `moe_triton.backends.base.Backend`."""
+        return [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in specs]
+
+    def make_window(self, num_bytes: int, meeting: Meeting) -> NpuWindow:
+        """See `moe_triton.backends.base.Backend`."""
+        return make_window(num_bytes, meeting, self.runtime, self.soc)
+
+    def make_trace_log(self, max_events: int, last_entry: int) -> TraceLog:
+        """Refused: a profiler sees more of an NPU than this package could.
+
+        Raises:
+            ArgumentError: always.
+        """
+        raise ArgumentError(
+            "trace", "a file", "traces are of the CPU back end", "Use torch_npu.profiler or msprof."
+        )
+
+    def compile(
+        self, plan: Plan, report: torch.Tensor, fixed: Bindings, log: TraceLog | None = None
+    ) -> Executable:
+        """See `moe_triton.backends.base.Backend`."""
+        assert log is None
+        for launch in plan.launches:
+            check_blocks(launch.blocks, self.soc)
+        # Launches with SyncAll that start with some of their blocks would wait for each other's cores.
+        two_streams = plan.overlap and library.blocks_start_together()
+        made = NpuExecutable(plan, fixed, self.runtime, self._communication, two_streams)
+        made.measures = self._measures
+        self._executables.append(made)
+        return made
+
+    def num_blocks(self, num_ranks: int) -> int:
+        """One block per vector core: each rank has a device to itself."""
+        return min(max_blocks(self.soc), MAX_BLOCKS)
+
+    def read_int32(self, tensor: torch.Tensor, index: int) -> int:
+        """Waits for the device. See `moe_triton.backends.base.Backend`."""
+        return int(tensor.view(-1)[index])
+
+    def take_ids(
+        self, topk_idx: torch.Tensor, num_experts: int
+    ) -> tuple[torch.Tensor, tuple[int, str] | None]:
+        """A copy, unread: the host does not wait for ids, and kernels send none that names no expert."""
+        taken = self.empty(topk_idx.shape, torch.int32)
+        taken.copy_(topk_idx)
+        return taken, None
+
+    def first_bad_id(self, topk_idx: torch.Tensor, num_experts: int) -> tuple[int, str] | None:
+        """None: see `take_ids`."""
+        return None

@@ -1,0 +1,166 @@
+"""A plan on the NPU's streams: launched without waiting, and looked at afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from moe_triton.ascendc import REPORT_WORDS
+from moe_triton.backends.base import Bindings
+from moe_triton.backends.npu.runtime import Event, Runtime, Stream
+from moe_triton.backends.npu.schedule import BEGIN, schedule
+from moe_triton.backends.npu.steps import make_step, word_of
+from moe_triton.errors import BufferStateError
+from moe_triton.kernel import AscendCKernel
+from moe_triton.plan import Hole, Launch, Plan
+
+REPORT = "report"
+
+
+class NpuExecutable:
+    """A plan as launches on two streams. A call fills the holes and launches all of them.
+
+    Nothing waits for the device, and nothing is allocated but what torch's allocator keeps for outputs; so a
+    call can be captured. Each launch that can report has a report of its own, which stays once something has
+    been reported: a copy of all of them goes to the host behind each run.
+
+    Args:
+        plan: what to run.
+        fixed: what some of its holes hold in every call.
+        runtime: torch_npu.
+        communication: the stream for what moves data between ranks.
+        two_streams: whether both streams are used; otherwise all runs on the user's.
+    """
+
+    def __init__(
+        self, plan: Plan, fixed: Bindings, runtime: Runtime, communication: Stream, two_streams: bool
+    ) -> None:
+        self._plan, self._runtime, self._communication = plan, runtime, communication
+        self.failed_launch: Launch | None = None
+        self._holes = tuple(name for name in plan.holes if name not in fixed)
+        reporting = [i for i, launch in enumerate(plan.launches) if _reports(launch)]
+        blocks = max((plan.launches[i].blocks for i in reporting), default=1)
+        self._reports = torch.zeros(
+            (len(reporting), blocks, REPORT_WORDS), dtype=torch.int32, device=runtime.device
+        )
+        self._reporting = [plan.launches[i] for i in reporting]
+        self._fixed = fixed  # keeps the memory alive whose addresses stand in the launches
+        place = {number: index for index, number in enumerate(reporting)}
+        self._steps = [
+            make_step(_reporting_to(launch, self._reports, place.get(i)), fixed, self._holes)
+            for i, launch in enumerate(plan.launches)
+        ]
+        self._schedule = schedule(plan.launches, two_streams)
+        self._events = self._make_events()
+        self._host_reports = runtime.host_copy(self._reports)
+        self._copied: Event | None = None
+        self._timed: list[tuple[Event, Event]] = []
+        self._graph_events: list[dict[int, Event]] = []
+        self.measures = False
+
+    def _make_events(self) -> dict[int, Event]:
+        numbers = [i for i, place in enumerate(self._schedule.places) if place.is_awaited]
+        if self._schedule.begin_is_awaited:
+            numbers.append(BEGIN)
+        return {number: self._runtime.make_event() for number in numbers}
+
+    def run(self, bindings: Bindings) -> int:
+        """See `moe_triton.backends.base.Executable`."""
+        values = [word_of(bindings[name]) for name in self._holes]
+        runtime = self._runtime
+        capturing = runtime.is_capturing()
+        events = self._events
+        if capturing:
+            # An event belongs to the graph that it was captured in.
+            events = self._make_events()
+            self._graph_events.append(events)
+        streams = {"compute": runtime.current_stream(), "communication": self._communication}
+        handles = {name: runtime.handle(stream) for name, stream in streams.items()}
+        if BEGIN in events:
+            events[BEGIN].record(streams["compute"])
+        measured = self._begin_measuring() if self.measures and not capturing else None
+        for number, (step, place) in enumerate(zip(self._steps, self._schedule.places, strict=True)):
+            stream = streams[place.stream]
+            if place.waits_for is not None:
+                stream.wait_event(events[place.waits_for])
+            if measured:
+                measured[number][0].record(stream)
+            # What goes past torch_npu's queue must find it empty: events and kernels before it are in there.
+            step.launch(values, runtime.handle(stream) if step.is_direct else handles[place.stream])
+            if measured:
+                measured[number][1].record(stream)
+            if place.is_awaited:
+                events[number].record(stream)
+        if self._schedule.end is not None:
+            streams["compute"].wait_event(events[self._schedule.end])
+        if not capturing and self._reporting:
+            self._copy_reports(streams["compute"])
+        return 0
+
+    def _copy_reports(self, stream: Stream) -> None:
+        # Reports stay: while a copy is under way, the next one will tell as much.
+        if self._copied is None:
+            self._copied = self._runtime.make_event()
+        elif not self._copied.query():
+            return
+        self._host_reports.copy_(self._reports, non_blocking=True)
+        self._copied.record(stream)
+
+    def outcome(self, wait: bool) -> int | None:
+        """See `moe_triton.backends.base.Executable`."""
+        if not self._reporting:
+            return 0
+        if wait:
+            self._runtime.synchronize()
+            self._host_reports.copy_(self._reports)
+        elif self._copied is None or not self._copied.query():
+            return None
+        for index, launch in enumerate(self._reporting):
+            codes = self._host_reports[index, :, 0]
+            if bool(codes.any()):
+                self.failed_launch = launch
+                return int(codes[codes != 0][0])
+        return 0
+
+    @property
+    def failed_report(self) -> torch.Tensor:
+        """See `moe_triton.backends.base.Executable`."""
+        assert self.failed_launch is not None
+        number = next(i for i, launch in enumerate(self._reporting) if launch is self.failed_launch)
+        return self._host_reports[number, : self.failed_launch.blocks]
+
+    def _begin_measuring(self) -> list[tuple[Event, Event]]:
+        if not self._timed:
+            make = self._runtime.make_event
+            self._timed = [(make(timed=True), make(timed=True)) for _ in self._steps]
+        return self._timed
+
+    def durations_us(self) -> dict[str, float]:
+        """See `moe_triton.backends.base.Executable`. Waits for the last run that was measured.
+
+        Raises:
+            BufferStateError: none was.
+        """
+        if not self._timed:
+            raise BufferStateError("no run was measured: call measure(True) before it")
+        self._runtime.synchronize()
+        steps: dict[str, float] = {}
+        for launch, (begin, end) in zip(self._plan.launches, self._timed, strict=True):
+            steps[launch.step] = steps.get(launch.step, 0.0) + begin.elapsed_time(end) * 1e3
+        return steps
+
+
+def _reports(launch: Launch) -> bool:
+    return isinstance(launch.kernel, AscendCKernel)
+
+
+def _reporting_to(launch: Launch, reports: torch.Tensor, index: int | None) -> Launch:
+    """The launch with the address of its own report."""
+    if index is None:
+        return launch
+    address = reports.data_ptr() + index * reports[0].numel() * reports.element_size()
+    values = tuple(
+        address if isinstance(value, Hole) and value.name == REPORT else value for value in launch.values
+    )
+    return replace(launch, values=values)

@@ -1,0 +1,142 @@
+"""Memory of all ranks from memfabric-hybrid: one address range, a rank's part behind another's.
+
+Followed here: doc/pythonAPI.md of the project, and ``memfabric_hybrid.shm`` and ``smem_shm.h`` as release
+1.3.0 installs them. An object's id is 0 to 63; a rank's part is 2 MB to 4 GB, a multiple of 2 MB.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from moe_triton.backends.npu.runtime import Runtime
+from moe_triton.errors import WindowError
+from moe_triton.rendezvous import Meeting
+
+GRANULE = 2 << 20
+MOST_BYTES = 4 << 30
+MAX_OBJECTS = 64
+
+# memfabric is initialised once per process, for the ranks of the first group that asks.
+_members: tuple[int, ...] | None = None
+_used_ids: set[int] = set()
+
+
+class MemfabricMemory:
+    """One object of memfabric's.
+
+    Args:
+        handle: of the object.
+        number: its id.
+        stride: bytes from one rank's part to the next one's.
+        num_ranks: that have a part.
+    """
+
+    def __init__(self, handle: Any, number: int, stride: int, num_ranks: int) -> None:
+        self._handle, self._number = handle, number
+        base = int(handle.gva)
+        self.peers = tuple(base + rank * stride for rank in range(num_ranks))
+
+    def free(self) -> None:
+        """See `moe_triton.backends.npu.window.Memory`."""
+        self._handle.destroy()
+        _used_ids.discard(self._number)
+
+
+def allocate(num_bytes: int, meeting: Meeting, runtime: Runtime) -> MemfabricMemory:
+    """Memory for a window on every rank.
+
+    Raises:
+        WindowError: a rank cannot get its part, or reach another one's.
+        CommunicationTimeoutError: a rank did not come.
+    """
+    import memfabric_hybrid as memfabric
+
+    stride = -(-num_bytes // GRANULE) * GRANULE
+    if stride > MOST_BYTES:
+        raise WindowError(
+            f"a window of {num_bytes} bytes is needed, and memfabric gives at most {MOST_BYTES} to a rank. "
+            f"Lower num_max_tokens_per_rank."
+        )
+    _initialize(memfabric, meeting, runtime)
+    number = _agree_on_id(meeting)
+    handle, failure = None, ""
+    try:
+        handle = memfabric.shm.create(
+            number, meeting.num_ranks, meeting.rank, stride, memfabric.shm.ShmDataOpType.MTE
+        )
+        failure = _unreachable(handle, meeting)
+    except RuntimeError as error:
+        failure = f"memfabric gives no window of {stride} bytes: {error}; {memfabric.get_last_err_msg()}"
+    _raise_together(meeting, failure)
+    _used_ids.add(number)
+    return MemfabricMemory(handle, number, stride, meeting.num_ranks)
+
+
+def _initialize(memfabric: Any, meeting: Meeting, runtime: Runtime) -> None:
+    global _members
+    members = meeting.world_ranks()
+    if _members is not None:
+        if not set(members) <= set(_members):
+            raise WindowError(
+                f"memfabric was initialised for ranks {list(_members)} of this process's world, and a group "
+                f"of ranks {list(members)} is not among them. Construct the largest group's buffer first."
+            )
+        return
+    url = _store_url(meeting)
+    failure = ""
+    if code := memfabric.initialize(0):
+        failure = f"memfabric.initialize failed with {code}"
+    elif code := memfabric.shm.initialize(
+        url, meeting.num_ranks, meeting.rank, runtime.device_index, _config(memfabric, meeting)
+    ):
+        failure = f"memfabric.shm.initialize failed with {code}: {memfabric.get_last_err_msg()}"
+    _raise_together(meeting, failure)
+    _members = members
+
+
+def _config(memfabric: Any, meeting: Meeting) -> Any:
+    config = memfabric.shm.ShmConfig()
+    seconds = max(1, int(meeting.timeout_s))
+    config.init_timeout = config.create_timeout = config.operation_timeout = seconds
+    config.start_store = meeting.rank == 0
+    return config
+
+
+def _store_url(meeting: Meeting) -> str:
+    """Where the ranks' control connection is: on rank 0, at torch.distributed's address of it if it is known."""
+    url = ""
+    if meeting.rank == 0:
+        host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            url = f"tcp://{socket.gethostbyname(host)}:{probe.getsockname()[1]}"
+    return str(meeting.exchange({"url": url}, "memfabric's store")[0].get("url", ""))
+
+
+def _agree_on_id(meeting: Meeting) -> int:
+    """An id that no rank uses yet."""
+    used = {
+        int(number)
+        for message in meeting.exchange({"used": sorted(_used_ids)}, "memfabric's ids")
+        for number in message.get("used", [])
+    }
+    free = [number for number in range(MAX_OBJECTS) if number not in used]
+    if not free:
+        raise WindowError(f"memfabric has {MAX_OBJECTS} windows at most, all in use. Close a buffer first.")
+    return free[0]
+
+
+def _unreachable(handle: Any, meeting: Meeting) -> str:
+    """Why a peer's part cannot be written; empty if all can."""
+    # The binding has no way to return the set of operations, only whether the query succeeds.
+    failed = [rank for rank in range(meeting.num_ranks) if handle.topology_can_reach(rank, 0) != 0]
+    return f"memfabric cannot reach rank(s) {failed} from rank {meeting.rank}" if failed else ""
+
+
+def _raise_together(meeting: Meeting, failure: str) -> None:
+    failures = [m.get("failure", "") for m in meeting.exchange({"failure": failure[:2000]}, "windows")]
+    said = [f"rank {rank}: {text}" for rank, text in enumerate(failures) if text]
+    if said:
+        raise WindowError("; ".join(said))

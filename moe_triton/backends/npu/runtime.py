@@ -1,0 +1,103 @@
+"""All that the back end asks of torch_npu, in one place: streams, events, graphs, memory.
+
+Followed here: torch_npu's own Python sources, release 2.14.0 (``npu/streams.py``, ``npu/graphs.py``,
+``npu/utils.py``, ``dynamo/torchair/_acl_concrete_graph/utils.py``) and its header ``NPUStream.h``. What of
+that no machine has confirmed yet is listed in `moe_triton.backends.npu.assumptions`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from moe_triton.errors import ToolchainError
+
+Stream = Any  # torch.npu.Stream
+Event = Any  # torch.npu.Event
+
+
+class Runtime:
+    """torch_npu, of the device that is current when this is made.
+
+    Raises:
+        ToolchainError: torch_npu is missing, or finds no device.
+    """
+
+    def __init__(self) -> None:
+        try:
+            import torch_npu
+        except ImportError as error:
+            raise ToolchainError(
+                f"the npu back end needs torch_npu, which cannot be imported ({error}). "
+                "Install it (pip install 'moe_triton[npu]') and source CANN's set_env.sh."
+            ) from error
+        self._c = torch_npu._C
+        self._npu: Any = torch.npu  # type: ignore[attr-defined]
+        if not self._npu.is_available():
+            raise ToolchainError(
+                "torch_npu finds no NPU. See that `npu-smi info` lists one, and that "
+                "ASCEND_RT_VISIBLE_DEVICES does not hide it."
+            )
+        self.device: torch.device = self._npu.current_stream().device
+
+    @property
+    def device_index(self) -> int:
+        """Number of the device in this process."""
+        return int(self.device.index or 0)
+
+    def soc_name(self) -> str:
+        """As ``Ascend910B3``."""
+        return str(self._npu.get_device_name(self.device_index))
+
+    def select_device(self, index: int) -> None:
+        """Makes a device this process's."""
+        self._npu.set_device(index)
+        self.device = self._npu.current_stream().device
+
+    def current_stream(self) -> Stream:
+        """What the user's own work is on."""
+        return self._npu.current_stream()
+
+    def make_stream(self) -> Stream:
+        """A stream of our own."""
+        return self._npu.Stream()
+
+    def make_event(self, timed: bool = False) -> Event:
+        """An event; one that is timed can be asked how long after another it was."""
+        return self._npu.Event(enable_timing=timed)
+
+    def handle(self, stream: Stream) -> int:
+        """The stream as CANN's run time knows it.
+
+        torch_npu hands work to its streams in a thread of its own. Asking for the handle waits until that
+        thread has handed over all it has, so that what is launched with the handle comes after it.
+        """
+        return int(stream.npu_stream)
+
+    def is_capturing(self) -> bool:
+        """Whether the current stream's work goes into a graph."""
+        return bool(self._npu.is_current_stream_capturing())
+
+    def synchronize(self) -> None:
+        """Waits for all streams of the device."""
+        self._npu.synchronize()
+
+    def host_copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Host memory of the same shape that the device can copy to while the host goes on."""
+        return torch.empty(tensor.shape, dtype=tensor.dtype).pin_memory()
+
+    def tensor_at(self, address: int, num_bytes: int) -> torch.Tensor:
+        """Device memory that is not torch's, as a flat uint8 tensor. It is never freed by torch."""
+        storage = self._c._construct_storage_from_data_pointer(address, self.device, num_bytes)
+        metadata = {
+            "data_ptr": address,
+            "nbytes": num_bytes,
+            "size": torch.Size([num_bytes]),
+            "stride": (1,),
+            "dtype": torch.uint8,
+            "device": self.device,
+            "storage_offset": 0,
+        }
+        tensor: torch.Tensor = self._c._construct_NPU_Tensor_From_Storage_And_Metadata(metadata, storage)
+        return tensor

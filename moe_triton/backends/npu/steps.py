@@ -1,0 +1,135 @@
+"""Launches made ready: all that does not change from call to call is worked out once."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from moe_triton import abi
+from moe_triton.backends.base import Bindings
+from moe_triton.backends.npu import library, triton_kernels
+from moe_triton.errors import ToolchainError
+from moe_triton.kernel import AscendCKernel, TritonKernel
+from moe_triton.plan import Hole, Launch, Part
+
+
+class Step(Protocol):
+    """A launch that lacks only what a call brings.
+
+    Attributes:
+        is_direct: it goes to the stream at once, past torch_npu's queue of work that is yet to go there.
+    """
+
+    is_direct: bool
+
+    def launch(self, values: Sequence[int], stream: int) -> None:
+        """Puts it on a stream.
+
+        Args:
+            values: of the plan's holes, in their order: addresses and numbers.
+            stream: CANN's handle of it.
+
+        Raises:
+            ToolchainError: CANN refuses the launch.
+        """
+        ...
+
+
+Fill = tuple[int, int, Callable[[int], int]]
+"""Which argument, which of a call's values, and what of it."""
+
+
+class AscendCStep:
+    """An Ascend C kernel: its arguments are words that the launch copies."""
+
+    is_direct = True
+
+    def __init__(self, launch: Launch, fixed: Bindings, holes: Sequence[str]) -> None:
+        words, unfilled = abi.words(launch)
+        for position, hole in unfilled:
+            if hole.name in fixed:
+                words[position] = word_of(fixed[hole.name]) + hole.offset
+        self._words = (ctypes.c_uint64 * len(words))(*words)
+        self._address = ctypes.addressof(self._words)
+        self._fills = _fills(unfilled, fixed, holes)
+        assert isinstance(launch.kernel, AscendCKernel)
+        self._kernel, self._blocks = launch.kernel, launch.blocks
+        self._function = getattr(library.library(), launch.kernel.symbol)
+
+    def launch(self, values: Sequence[int], stream: int) -> None:
+        """See `Step`."""
+        words = self._words
+        for position, number, part in self._fills:
+            words[position] = part(values[number])
+        error: int = self._function(self._blocks, stream, self._address)
+        if error:
+            raise ToolchainError(
+                f"{self._kernel.name}: the launch of {self._blocks} blocks failed with error {error} of "
+                f"CANN's run time. See plog in $ASCEND_PROCESS_LOG_PATH, or ~/ascend/log."
+            )
+
+
+class TritonStep:
+    """A Triton kernel: its arguments are addresses and numbers. Its launcher uses torch_npu's queue."""
+
+    is_direct = False
+
+    def __init__(self, launch: Launch, fixed: Bindings, holes: Sequence[str]) -> None:
+        arguments: list[int] = []
+        unfilled: list[tuple[int, Hole]] = []
+        for value in launch.values:
+            assert not isinstance(value, tuple)
+            if isinstance(value, Hole):
+                if value.name in fixed:
+                    arguments.append(word_of(fixed[value.name]) + value.offset)
+                    continue
+                unfilled.append((len(arguments), value))
+                value = 0
+            arguments.append(value)
+        self._arguments = arguments
+        self._fills = _fills(unfilled, fixed, holes)
+        assert isinstance(launch.kernel, TritonKernel)
+        self._programs = launch.blocks
+        self._launch = triton_kernels.launcher(launch.kernel)
+
+    def launch(self, values: Sequence[int], stream: int) -> None:
+        """See `Step`."""
+        arguments = self._arguments
+        for position, number, part in self._fills:
+            arguments[position] = part(values[number])
+        self._launch(self._programs, stream, arguments)
+
+
+def make_step(launch: Launch, fixed: Bindings, holes: Sequence[str]) -> Step:
+    """A launch made ready.
+
+    Args:
+        launch: of a plan.
+        fixed: what some holes hold in every call.
+        holes: names of the others, in the order of a call's values.
+    """
+    kind = AscendCStep if isinstance(launch.kernel, AscendCKernel) else TritonStep
+    return kind(launch, fixed, holes)
+
+
+def word_of(bound: torch.Tensor | int) -> int:
+    """What stands for a binding: an address or the number itself."""
+    return bound if isinstance(bound, int) else bound.data_ptr()
+
+
+def _fills(unfilled: Sequence[tuple[int, Hole]], fixed: Bindings, holes: Sequence[str]) -> list[Fill]:
+    return [
+        (position, holes.index(hole.name), _part(hole))
+        for position, hole in unfilled
+        if hole.name not in fixed
+    ]
+
+
+def _part(hole: Hole) -> Callable[[int], int]:
+    if isinstance(hole, Part):
+        return hole.of
+    offset = hole.offset
+    return lambda value: value + offset

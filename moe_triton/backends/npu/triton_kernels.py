@@ -1,0 +1,53 @@
+"""Triton kernels compiled for the NPU by triton-ascend, ready to be launched with addresses and numbers.
+
+Compiled ahead of the call, as ``triton.compile`` does, and launched as triton-ascend's own
+``JITFunction.run`` does it (triton-ascend 3.2.0: ``runtime/jit.py``, ``backends/ascend/driver.py``): without
+the work that the usual ``kernel[grid](...)`` does in every call to find out which variant is wanted.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from moe_triton.errors import ToolchainError
+from moe_triton.kernel import TritonKernel
+
+# (programs, handle of the stream, arguments: addresses and numbers)
+TritonLauncher = Callable[[int, int, Sequence[int]], None]
+
+
+@functools.cache
+def launcher(kernel: TritonKernel) -> TritonLauncher:
+    """Compiles a kernel for the current device.
+
+    Raises:
+        ToolchainError: triton-ascend is missing, or rejects the kernel.
+    """
+    compiled = _compile(kernel)
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+
+    def launch(programs: int, stream: int, arguments: Sequence[int]) -> None:
+        # Neither launch metadata nor hooks: those are for profilers that hook into Triton.
+        run(programs, 1, 1, stream, function, metadata, None, None, None, *arguments)
+
+    return launch
+
+
+def _compile(kernel: TritonKernel) -> Any:
+    try:
+        import triton
+        from triton.compiler import ASTSource
+    except ImportError as error:
+        raise ToolchainError(
+            f"the npu back end needs triton-ascend, which cannot be imported ({error}). "
+            "pip install 'moe_triton[npu]'"
+        ) from error
+    source = ASTSource(kernel.fn, {arg.name: arg.type for arg in kernel.args}, dict(kernel.constants))
+    try:
+        compiled = triton.compile(source)
+        compiled._init_handles()
+    except Exception as error:  # the compiler's errors have no common class
+        raise ToolchainError(f"triton-ascend cannot compile kernel {kernel.name}: {error}") from error
+    return compiled
