@@ -49,14 +49,15 @@ class EPBuffer:
         num_shared_experts: S, experts that every token goes to as well.
         num_shared_ranks: R, ranks [0, R) that hold shared experts only.
         num_bytes: bytes that the data window may take, None for what is needed
-            (`get_buffer_size_hint`).
+            (`get_buffer_size_hint`), on the NPU at most HCCL_BUFFSIZE where that is set.
         product: whose limits apply: "A3".
         comm_alg: how tokens travel: "fullmesh_v1" (also ""); "fullmesh_v2", with flags in band; or
             "direct", which writes rows straight into the receivers' outputs and reads results where they
             are. It moves the fewest bytes. Its outputs lie in the window: see `dispatch`.
         relaxed: allow sizes below the product's minimum, for tests and demos.
-        backend: "cpu".
-        kernels: "triton", or "torch" for machines without the Triton toolchain (slow).
+        backend: "cpu"; or "npu" for the device that is current in this process (docs/npu.md): calls then
+            return before they have run, the host reads no ids, and a later call raises what went wrong.
+        kernels: "triton", or with "cpu" "torch" for machines without the Triton toolchain (slow).
         num_blocks: blocks per kernel, None for what suits the machine.
         tuning: how operators are cut into parts, how rows are copied and flags waited for; None for what
             suits the machine. Any setting gives the same bits.
@@ -340,6 +341,24 @@ class EPBuffer:
             BufferStateError: it has not run yet.
         """
         return self._communicator.durations_us(operator)
+
+    def measure(self, on: bool = True) -> None:
+        """Whether calls from now on note how long each step takes, for `durations_us`.
+
+        The CPU back end always does; on an NPU it costs two events per step.
+        """
+        self._backend.measure(on)
+
+    def synchronize(self) -> None:
+        """Waits for every call of this rank to end, those in graphs too, and raises what went wrong in one.
+
+        The CPU back end's calls have ended when they return, and raise by themselves.
+
+        Raises:
+            BufferStateError: the buffer is closed, broken or in use by another thread.
+            CommunicationTimeoutError: a rank's data did not come in time. The buffer is then broken.
+        """
+        self._communicator.synchronize()
 
     def write_trace(self) -> None:
         """Adds what this rank has done since the last time to the trace. `close` does so too.

@@ -22,7 +22,7 @@ from moe_triton.config import Config
 from moe_triton.diagnosis import Call, failure
 from moe_triton.errors import ArgumentError, BufferStateError
 from moe_triton.layout import DirectLayout
-from moe_triton.limits import check_config
+from moe_triton.limits import check_config, check_window_limit
 from moe_triton.rendezvous import Meeting
 from moe_triton.rounds import Rounds
 from moe_triton.schemes import make_scheme
@@ -100,6 +100,7 @@ class Communicator:
         self.layout = self.site.layout
         self.capacity = self.site.capacity
         check_window(self.layout.data_bytes)
+        check_window_limit(self.backend.window_limit(), self.layout.data_bytes)
         self._scheme = make_scheme(self.site)
         self._rounds = Rounds(self.site)
         self.counts = self._rounds.counts
@@ -154,6 +155,7 @@ class Communicator:
         try:
             if self._unread is not None:
                 self._look_back()
+                self._rounds.check_graph(self.backend.is_capturing())
             if phase != "whole" or self._in_flight:
                 self._check_halves(operator, variant, phase)
             if operator == "dispatch":

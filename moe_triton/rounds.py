@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from moe_triton.errors import BufferStateError
 from moe_triton.layout import NUM_ZONES
 from moe_triton.schemes.site import Operator, Site
 
@@ -46,6 +47,18 @@ class Rounds:
         if self._site.zones_on_device:
             return uncovered > 0 or self._covered_in_graph is not capturing
         return uncovered >= NUM_ZONES
+
+    def check_graph(self, capturing: bool) -> None:
+        """Checks that what is captured can run more than once.
+
+        Raises:
+            BufferStateError: it cannot.
+        """
+        if capturing and not self._site.zones_on_device:
+            raise BufferStateError(
+                f"comm_alg={self._site.config.scheme!r} cannot be captured: its outputs are another "
+                f"tensor in every other call. Use 'fullmesh_v1' or 'fullmesh_v2'."
+            )
 
     def post(self) -> None:
         """A full wait begins: its flags leave now and cover the combines that have ended by now."""

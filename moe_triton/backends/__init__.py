@@ -6,7 +6,7 @@ from moe_triton.backends.base import Backend
 from moe_triton.errors import ArgumentError
 from moe_triton.tuning import Tuning
 
-BACKENDS = ("cpu",)
+BACKENDS = ("cpu", "npu")
 
 
 def make_backend(name: str, kernels: str, tuning: Tuning | None = None) -> Backend:
@@ -20,4 +20,8 @@ def make_backend(name: str, kernels: str, tuning: Tuning | None = None) -> Backe
         from moe_triton.backends.cpu.backend import CpuBackend
 
         return CpuBackend(kernels, tuning)
+    if name == "npu":
+        from moe_triton.backends.npu.backend import NpuBackend
+
+        return NpuBackend(kernels, tuning)
     raise ArgumentError("backend", repr(name), f"it must be one of {list(BACKENDS)}", "Use backend='cpu'.")

@@ -144,6 +144,10 @@ class Backend(Protocol):
         """Whether what runs now goes into a graph instead."""
         ...
 
+    def measure(self, on: bool) -> None:
+        """Whether runs note how long each step took, where that costs something."""
+        ...
+
     def window_limit(self) -> int | None:
         """Bytes that a data window may take where the user names no limit; None for any number."""
         ...

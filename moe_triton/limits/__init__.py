@@ -7,7 +7,14 @@ that tests and demos can be small; nothing else. ``python -m moe_triton.limits``
 from __future__ import annotations
 
 from moe_triton.limits.a3 import A3_RULES
-from moe_triton.limits.buffer_size import DEFAULT_MEGABYTES, check_buffer_size, needed_buffer_bytes
+from moe_triton.limits.buffer_size import (
+    DEFAULT_MEGABYTES,
+    MEGABYTE,
+    buffer_megabytes,
+    check_buffer_size,
+    check_window_limit,
+    needed_buffer_bytes,
+)
 from moe_triton.limits.call import Call, Operator
 from moe_triton.limits.check import (
     IMPLEMENTED,
@@ -34,16 +41,19 @@ __all__ = [
     "DEFAULT_MEGABYTES",
     "IMPLEMENTED",
     "MAX_GROUP_NAME",
+    "MEGABYTE",
     "Operator",
     "RULE_SETS",
     "Rule",
     "RuleSet",
     "TORCH_NPU_NAMES",
+    "buffer_megabytes",
     "call_rules_for",
     "check_buffer_size",
     "check_call",
     "check_config",
     "check_rules",
+    "check_window_limit",
     "markdown",
     "needed_buffer_bytes",
     "rule_sets_for",

@@ -6,6 +6,7 @@ these bytes hold is large enough for the layout.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -123,5 +124,34 @@ def check_buffer_size(config: Config, megabytes: int = DEFAULT_MEGABYTES) -> Non
             "HCCL_BUFFSIZE",
             f"{megabytes} MB",
             f"the window of {config.product} {config.scheme} needs {needed} bytes for these sizes",
+            f"Set HCCL_BUFFSIZE={-(-needed // MEGABYTE)} or more on every rank, or use smaller batches.",
+        )
+
+
+def buffer_megabytes() -> int:
+    """HCCL_BUFFSIZE: megabytes that a group's window may take, 200 where it is not set.
+
+    Raises:
+        ArgumentError: it is no positive integer.
+    """
+    text = os.environ.get("HCCL_BUFFSIZE", str(DEFAULT_MEGABYTES))
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentError(
+            "HCCL_BUFFSIZE", repr(text), "it must be a positive number of megabytes", "Unset it, or set one."
+        )
+    return int(text)
+
+
+def check_window_limit(limit: int | None, needed: int) -> None:
+    """Checks the bytes of a data window against what HCCL_BUFFSIZE leaves for it, None for no bound.
+
+    Raises:
+        ArgumentError: it is too large.
+    """
+    if limit is not None and needed > limit:
+        raise ArgumentError(
+            "HCCL_BUFFSIZE",
+            limit // MEGABYTE,
+            f"these sizes need {needed} bytes",
             f"Set HCCL_BUFFSIZE={-(-needed // MEGABYTE)} or more on every rank, or use smaller batches.",
         )

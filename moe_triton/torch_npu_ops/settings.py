@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 
 from moe_triton.backends import make_backend
 from moe_triton.backends.base import Backend
 from moe_triton.checks import check_choice, check_positive
 from moe_triton.config import Product
-from moe_triton.errors import ArgumentError
-from moe_triton.limits import DEFAULT_MEGABYTES
 from moe_triton.trace import TraceFile, TracePath
 from moe_triton.tuning import Tuning
 
@@ -84,17 +81,3 @@ def configure(
     path = None if trace is None else str(TraceFile(trace).path)
     _current = Settings(product, relaxed, backend, kernels, timeout_s, num_blocks, tuning or Tuning(), path)
     _number = _numbers.setdefault(_current, len(_numbers))
-
-
-def buffer_megabytes() -> int:
-    """HCCL_BUFFSIZE: megabytes that a group's window may take, 200 where it is not set.
-
-    Raises:
-        ArgumentError: it is no positive integer.
-    """
-    text = os.environ.get("HCCL_BUFFSIZE", str(DEFAULT_MEGABYTES))
-    if not text.isdecimal() or int(text) < 1:
-        raise ArgumentError(
-            "HCCL_BUFFSIZE", repr(text), "it must be a positive number of megabytes", "Unset it, or set one."
-        )
-    return int(text)

@@ -68,6 +68,9 @@ class CpuBackend:
         """See `moe_triton.backends.base.Backend`."""
         return False
 
+    def measure(self, on: bool) -> None:
+        """Nothing: it costs nothing here, and every run does it."""
+
     def window_limit(self) -> int | None:
         """See `moe_triton.backends.base.Backend`."""
         return None

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
+from moe_triton.ascendc import MAX_BLOCKS
 from moe_triton.backends.base import Bindings, Executable, TensorSpec, TraceLog
 from moe_triton.backends.npu import library, toolchain
 from moe_triton.backends.npu.executable import NpuExecutable
 from moe_triton.backends.npu.runtime import Runtime
 from moe_triton.backends.npu.window import NpuWindow, make_window, window_library
-from moe_triton.ascendc import MAX_BLOCKS
 from moe_triton.errors import ArgumentError
 from moe_triton.limits import MEGABYTE, buffer_megabytes
 from moe_triton.plan import Plan
@@ -24,8 +24,8 @@ from moe_triton.tuning import Tuning
 class NpuBackend:
     """Runs plans on the device that is current in this process.
 
-    Runs are asynchronous: a call launches and returns, and what a kernel reports is raised by a later call, or
-    by `EPBuffer.synchronize`.
+    Runs are asynchronous: a call launches and returns, and what a kernel reports is raised by a later call,
+    or by `EPBuffer.synchronize`.
 
     Args:
         kernels: "triton".
@@ -50,6 +50,7 @@ class NpuBackend:
         self.kernels = kernels
         self.tuning = tuning or Tuning()
         self.runtime = Runtime()
+        self.device = self.runtime.device
         self._versions = toolchain.check_versions()
         self.soc = soc_of(self.runtime.soc_name())
         self._windows_by = window_library()
@@ -57,11 +58,6 @@ class NpuBackend:
         self._communication = self.runtime.make_stream()
         self._executables: list[NpuExecutable] = []
         self._measures = False
-
-    @property
-    def device(self) -> torch.device:
-        """See `moe_triton.backends.base.Backend`."""
-        return self.runtime.device
 
     def identity(self) -> dict[str, str]:
         """See `moe_triton.backends.base.Backend`."""
@@ -80,6 +76,7 @@ class NpuBackend:
     def select_device(self, local_rank: int) -> None:
         """See `moe_triton.backends.base.Backend`."""
         self.runtime.select_device(local_rank)
+        self.device = self.runtime.device
         self._communication = self.runtime.make_stream()
 
     def synchronize(self) -> None:
@@ -141,7 +138,7 @@ class NpuBackend:
     ) -> tuple[torch.Tensor, tuple[int, str] | None]:
         """A copy, unread: the host does not wait for ids, and kernels send none that names no expert."""
         taken = self.empty(topk_idx.shape, torch.int32)
-        taken.copy_(topk_idx)
+        self.runtime.copy(taken, topk_idx)
         return taken, None
 
     def first_bad_id(self, topk_idx: torch.Tensor, num_experts: int) -> tuple[int, str] | None:

@@ -104,7 +104,7 @@ class NpuExecutable:
             self._copied = self._runtime.make_event()
         elif not self._copied.query():
             return
-        self._host_reports.copy_(self._reports, non_blocking=True)
+        self._runtime.copy(self._host_reports, self._reports)
         self._copied.record(stream)
 
     def outcome(self, wait: bool) -> int | None:

@@ -105,7 +105,7 @@ def _config(memfabric: Any, meeting: Meeting) -> Any:
 
 
 def _store_url(meeting: Meeting) -> str:
-    """Where the ranks' control connection is: on rank 0, at torch.distributed's address of it if it is known."""
+    """Where the ranks' control connection is: on rank 0, whose address torch.distributed may know."""
     url = ""
     if meeting.rank == 0:
         host = os.environ.get("MASTER_ADDR", "127.0.0.1")

@@ -87,6 +87,10 @@ class Runtime:
         """Host memory of the same shape that the device can copy to while the host goes on."""
         return torch.empty(tensor.shape, dtype=tensor.dtype).pin_memory()
 
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        """Copies on the current stream; the host goes on."""
+        to.copy_(source, non_blocking=True)
+
     def tensor_at(self, address: int, num_bytes: int) -> torch.Tensor:
         """Device memory that is not torch's, as a flat uint8 tensor. It is never freed by torch."""
         storage = self._c._construct_storage_from_data_pointer(address, self.device, num_bytes)

@@ -16,7 +16,15 @@ from moe_triton.communicator import Communicator
 from moe_triton.config import Config
 from moe_triton.errors import ArgumentError
 from moe_triton.layout import TRAILER_WORDS
-from moe_triton.limits import Call, check_buffer_size, check_call, check_config, scheme_of, torch_npu_names
+from moe_triton.limits import (
+    Call,
+    buffer_megabytes,
+    check_buffer_size,
+    check_call,
+    check_config,
+    scheme_of,
+    torch_npu_names,
+)
 from moe_triton.schemes.variants import DispatchVariant, Mask
 from moe_triton.torch_npu_ops import settings
 from moe_triton.torch_npu_ops.plans.base import OperatorPlan, call_site_of
@@ -96,7 +104,7 @@ def group_config(
                 "Use EPBuffer for it, or comm_alg='fullmesh_v1' here.",
             )
         check_call(config, call)
-        check_buffer_size(config, settings.buffer_megabytes())
+        check_buffer_size(config, buffer_megabytes())
     except ArgumentError as error:
         raise error.renamed(torch_npu_names(call)) from None
     return config

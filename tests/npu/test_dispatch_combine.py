@@ -1,0 +1,54 @@
+"""The npu back end's own Python through dispatch and combine; kernels run when their stream does."""
+
+from __future__ import annotations
+
+import pytest
+
+from moe_triton.config import Config
+from moe_triton.tuning import Tuning
+from tests.distributed.cases import Case
+from tests.npu import workers
+from tests.npu.device import POLICIES
+
+
+def config(num_ranks: int = 2, scheme: str = "fullmesh_v1", **sizes: int) -> Config:
+    given = {"num_max_tokens_per_rank": 8, "hidden": 64, "num_topk": 2, "num_experts": 4, **sizes}
+    return Config(num_ranks, scheme=scheme, relaxed=True, **given).normalized()
+
+
+Ranks = Callable[[int], RankGroup]
+
+
+def check(ranks: Ranks, case: Case, policy: str, tuning: Tuning | None = None) -> None:
+    group = ranks(case.config.num_ranks)
+    for wrong in group.run(workers.compare_rounds, case, policy, tuning):
+        assert wrong == []
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("quantize", [False, True])
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct"])
+def test_bits_are_the_references(ranks: Ranks, scheme: str, quantize: bool, policy: str) -> None:
+    case = Case(config(scheme=scheme), 3, "sparse", (5, 8), quantize, rounds=3, num_blocks=2)
+    check(ranks, case, policy)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("parts", [1, 3])
+def test_two_streams_give_the_same_bits(ranks: Ranks, parts: int, policy: str) -> None:
+    """Rows are packed beside the sending of those before them, on a stream of its own."""
+    tuning = Tuning(dispatch_tokens=parts, combine_tokens=parts, communication_blocks=1)
+    case = Case(config(), 5, "uniform", (8, 7), True, rounds=3, num_blocks=2)
+    check(ranks, case, policy, tuning)
+
+
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2"])
+def test_shared_experts_and_smooth_scales(ranks: Ranks, scheme: str) -> None:
+    sizes = {"num_experts": 4, "num_shared_experts": 1, "num_shared_ranks": 1}
+    case = Case(config(3, scheme, **sizes), 7, "skewed", (4, 0, 8), True, smooth=True, rounds=2, num_blocks=2)
+    check(ranks, case, "random")
+
+
+def test_fp16_without_weights(ranks: Ranks) -> None:
+    case = Case(config(), 9, "uniform", (8, 8), weights=False, dtype=torch.float16, num_blocks=2)
+    check(ranks, case, "random")
