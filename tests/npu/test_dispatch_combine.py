@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
+import torch
 
 from moe_triton.config import Config
+from moe_triton.processes import RankGroup
 from moe_triton.tuning import Tuning
 from tests.distributed.cases import Case
 from tests.npu import workers
