@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from moe_triton.agreement import agree
-from moe_triton.ascendc import MAX_BLOCKS, REPORT_WORDS
+from moe_triton.ascendc import MAX_BLOCKS
 from moe_triton.backends import make_backend
 from moe_triton.backends.base import Backend, Bindings, Executable, Window
 from moe_triton.config import Config
@@ -23,10 +23,11 @@ from moe_triton.diagnosis import Call, failure
 from moe_triton.errors import ArgumentError, BufferStateError
 from moe_triton.layout import DirectLayout
 from moe_triton.limits import check_config, check_window_limit
+from moe_triton.plan_memory import PlanMemory
 from moe_triton.rendezvous import Meeting
 from moe_triton.rounds import Rounds
 from moe_triton.schemes import make_scheme
-from moe_triton.schemes.site import OPERATORS, Operator, Site
+from moe_triton.schemes.site import Operator, Site
 from moe_triton.schemes.variants import DispatchVariant, Variant
 from moe_triton.trace import Trace, TraceFile, TracePath
 from moe_triton.tuning import Tuning
@@ -110,9 +111,8 @@ class Communicator:
         self._windows: list[Window] = [self.backend.make_window(self.layout.window_bytes, meeting)]
         if exchange:
             self._windows.append(self.backend.make_window(self.site.exchange.window_bytes, exchange))
-        self._fixed: dict[str, torch.Tensor] = {}
-        self._report = torch.zeros(blocks, REPORT_WORDS, dtype=torch.int32, device=self.backend.device)
-        self._allocate()
+        self._memory = PlanMemory(self.site, self._windows, self.backend.device)
+        self._fixed = self._memory.bindings
         self._executables: dict[tuple[object, int, Phase, int], Executable] = {}
         self._last: dict[str, Executable] = {}
         self._views: dict[tuple[str, int, torch.dtype], torch.Tensor] = {}
@@ -124,19 +124,16 @@ class Communicator:
         self.last_use = 0
         if self._trace:
             weakref.finalize(self, self._trace.close)  # if nobody else closes it
+        if self._unread is not None:
+            self._meet()
 
-    def _allocate(self) -> None:
-        """Memory that every plan needs; the rest of the scratch comes with the first plan that asks."""
-        device = self.backend.device
-        for name, window in zip(("", "exchange_"), self._windows, strict=False):
-            self._fixed[f"{name}window"] = window.tensor()
-            peers = torch.tensor(window.peers, dtype=torch.int64)
-            self._fixed[f"{name}peers"] = peers.to(device)
-            # For kernels that reach a peer's window from this one, in elements of 16 bits.
-            self._fixed[f"{name}peer_offsets"] = ((peers - window.base) // 2).to(device)
-        if self.site.zones_on_device:
-            self._fixed["zones"] = torch.zeros(len(OPERATORS), dtype=torch.int32, device=device)
-        self._fixed["report"] = self._report
+    def _meet(self) -> None:
+        """Shows that flags reach every peer, and has the barrier ready that a graph may need."""
+        try:
+            self.barrier()
+        except BaseException:
+            self.close()
+            raise
 
     def run(self, variant: Variant, bindings: Bindings, phase: Phase = "whole") -> None:
         """Runs an operator, or one half of it.
@@ -287,13 +284,9 @@ class Communicator:
                 f"a {plan.operator} of this kind has not run before, and nothing can be prepared inside a "
                 f"graph. Run the same calls once before the capture."
             )
-        scratch = self.site.scratch()
-        for hole in plan.holes:
-            if hole in scratch and hole not in self._fixed:
-                elements, dtype = scratch[hole]
-                self._fixed[hole] = torch.empty(elements, dtype=dtype, device=self.backend.device)
+        self._memory.add_scratch(plan.holes)
         log = self._trace.log if self._trace else None
-        return self.backend.compile(plan, self._report, self._fixed, log)
+        return self.backend.compile(plan, self._memory.report, self._fixed, log)
 
     def _fail(self, call: Call, executable: Executable, code: int) -> None:
         launch = executable.failed_launch
@@ -380,8 +373,7 @@ class Communicator:
 
     def scratch_bytes(self) -> int:
         """Private memory that plans have asked for so far, in bytes."""
-        windows = {"window", "exchange_window"}
-        return sum(t.numel() * t.element_size() for n, t in self._fixed.items() if n not in windows)
+        return self._memory.private_bytes()
 
     def close(self) -> None:
         """Gives the windows back. Closing again does nothing."""

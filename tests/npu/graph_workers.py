@@ -1,0 +1,170 @@
+"""What ranks run where calls are captured. Each function is called as ``f(rank, num_ranks, ...)``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from moe_triton import EPBuffer, reference
+from moe_triton.errors import BufferStateError, CommunicationTimeoutError
+from tests.distributed.cases import Case, Inputs, inputs_of
+from tests.npu.workers import start
+
+
+def expected_sums(case: Case, number: int) -> list[torch.Tensor]:
+    """What combine gives each rank if every expert returns what it gets."""
+    everyone = [inputs_of(case, rank, number) for rank in range(case.config.num_ranks)]
+    ids, weights = [i.topk_idx for i in everyone], [i.topk_weights for i in everyone]
+    received = reference.dispatch(case.config, [i.x for i in everyone], ids, weights, quantize=False)
+    return reference.combine(case.config, [r.tokens for r in received], received, ids, weights)
+
+
+class Captured:
+    """One layer after the other in a graph, with inputs that stay where they are.
+
+    Args:
+        buffer: whose calls are captured.
+        case: of the inputs' shapes.
+        layers: each is how many combines follow its dispatch.
+    """
+
+    def __init__(self, buffer: EPBuffer, case: Case, layers: Sequence[int]) -> None:
+        self._inputs = inputs_of(case, buffer.rank, 0)
+        self._buffer = buffer
+        self.outputs: list[torch.Tensor] = []
+        self._kept: list[object] = []
+        self.graph = torch.npu.NPUGraph()  # type: ignore[attr-defined]
+        with torch.npu.graph(self.graph):  # type: ignore[attr-defined]
+            for combines in layers:
+                self.layer(combines)
+
+    def layer(self, combines: int) -> None:
+        """A dispatch, and combines of what came."""
+        inputs = self._inputs
+        output = self._buffer.dispatch(inputs.x, inputs.topk_idx, inputs.topk_weights)
+        self._kept.append(output)
+        for _ in range(combines):
+            self.outputs.append(self._buffer.combine(output.tokens, inputs.topk_weights, output.handle))
+
+    def replay(self, inputs: Inputs) -> None:
+        """Runs it on other inputs of the same shape."""
+        for mine, other in zip(
+            (self._inputs.x, self._inputs.topk_idx, self._inputs.topk_weights),
+            (inputs.x, inputs.topk_idx, inputs.topk_weights),
+            strict=True,
+        ):
+            mine.copy_(other)
+        self.graph.replay()
+
+
+def eager(buffer: EPBuffer, case: Case, number: int) -> bool:
+    """A round outside of graphs. Whether it gave the right bits."""
+    inputs = inputs_of(case, buffer.rank, number)
+    output = buffer.dispatch(inputs.x, inputs.topk_idx, inputs.topk_weights)
+    sums = buffer.combine(output.tokens, inputs.topk_weights, output.handle)
+    buffer.synchronize()
+    return torch.equal(sums, expected_sums(case, number)[buffer.rank])
+
+
+def replay_graphs(rank: int, num_ranks: int, case: Case, policy: str, layers: Sequence[int]) -> list[str]:
+    """Graphs and eager rounds in turn; names what is not bit-equal to the reference."""
+    wrong = []
+    _, buffer = start(case, policy, rank)
+    with buffer:
+        if not eager(buffer, case, 1):
+            wrong.append("first eager round")
+        graphs = [Captured(buffer, case, layers), Captured(buffer, case, [1])]
+        # Every pair of neighbours: a graph after itself, after the other one and after an eager round.
+        for step, which in enumerate("0010110e0e1e00e11"):
+            number = 2 + step
+            if which == "e":
+                if not eager(buffer, case, number):
+                    wrong.append(f"step {step}: eager")
+                continue
+            graph = graphs[int(which)]
+            graph.replay(inputs_of(case, rank, number))
+            buffer.synchronize()
+            want = expected_sums(case, number)[rank]
+            wrong += [f"step {step}: graph" for got in graph.outputs if not torch.equal(got, want)]
+        # Without waiting in between: replays of one graph on the same inputs.
+        for _ in range(3):
+            graphs[0].graph.replay()
+        buffer.synchronize()
+    return wrong
+
+
+def replay_without_a_peer(rank: int, num_ranks: int, case: Case) -> tuple[str, list[int]]:
+    """Rank 1 runs the graph once less."""
+    _, buffer = start(case, "random", rank, timeout_s=0.5)
+    eager(buffer, case, 1)
+    captured = Captured(buffer, case, [1])
+    inputs = inputs_of(case, rank, 2)
+    captured.replay(inputs)
+    buffer.synchronize()
+    if rank == 1:
+        return "", []
+    captured.replay(inputs)
+    try:
+        buffer.synchronize()
+    except CommunicationTimeoutError as error:
+        return error.operator, list(error.missing_ranks)
+    return "nothing was raised", []
+
+
+def refusals(rank: int, num_ranks: int, case: Case) -> list[str]:
+    """What is refused inside a graph."""
+    said = []
+    _, buffer = start(case, "random", rank)
+    with buffer:
+        for warm in (False, True):
+            try:
+                if warm:
+                    eager(buffer, case, 1)
+                Captured(buffer, case, [1])
+            except BufferStateError as error:
+                said.append(str(error))
+        eager(buffer, case, 2)
+    return said
+
+
+def late_failure(rank: int, num_ranks: int, case: Case, wait: str) -> tuple[str, list[int], str]:
+    """Rank 1 leaves after a round. How rank 0 hears of it, and what it can do afterwards."""
+    _, buffer = start(case, "random", rank, timeout_s=0.5)
+    eager(buffer, case, 1)
+    if rank == 1:
+        return "", [], ""
+    inputs = inputs_of(case, rank, 2)
+    keep = [buffer.dispatch(inputs.x, inputs.topk_idx, inputs.topk_weights)]  # returns at once
+    try:
+        if wait == "synchronize":
+            buffer.synchronize()
+        else:
+            torch.npu.synchronize()  # type: ignore[attr-defined]
+            keep.append(buffer.dispatch(inputs.x, inputs.topk_idx, inputs.topk_weights))
+    except CommunicationTimeoutError as error:
+        first = f"{error.operator} {error.number}", list(error.missing_ranks)
+    else:
+        return "nothing was raised", [], ""
+    try:
+        buffer.dispatch(inputs.x, inputs.topk_idx, inputs.topk_weights)
+    except BufferStateError as error:
+        return *first, str(error)
+    return *first, "it could be used again"
+
+
+def many_late(rank: int, num_ranks: int, case: Case, rounds: int) -> bool:
+    """Rank 1 leaves; rank 0 has many calls under way already, each with a long deadline."""
+    _, buffer = start(case, "random", rank, timeout_s=4.0)
+    eager(buffer, case, 1)
+    if rank == 1:
+        return True
+    inputs = inputs_of(case, rank, 2)
+    keep = [buffer.dispatch(inputs.x, inputs.topk_idx, inputs.topk_weights) for _ in range(rounds)]
+    begin = time.monotonic()
+    try:
+        buffer.synchronize()
+    except CommunicationTimeoutError:
+        return len(keep) == rounds and time.monotonic() - begin < 4.0 * rounds
+    return False

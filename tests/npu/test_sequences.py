@@ -1,0 +1,159 @@
+"""What a call puts on which stream, in which order, and with which addresses and sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from moe_triton import abi, ascendc
+from moe_triton.kernel import AscendCKernel
+from moe_triton.plan import Hole, Launch, Plan
+from moe_triton.processes import RankGroup
+from moe_triton.region import REGION_DIMS
+from moe_triton.schemes import make_scheme
+from moe_triton.schemes.site import Site
+from moe_triton.schemes.variants import CombineVariant, DispatchVariant, Variant
+from moe_triton.tuning import Tuning
+from tests.distributed.cases import Case
+from tests.npu import workers
+from tests.npu.test_dispatch_combine import config
+
+Ranks = Callable[[int], RankGroup]
+
+ONE_STREAM = {
+    "dispatch": """
+        compute: copy
+        compute: launch route
+        compute: launch pack
+        compute: launch dispatch_send
+        compute: launch dispatch_wait
+        compute: launch offsets
+        compute: launch arrange
+        compute: launch turn
+        compute: copy
+        compute: record event 0
+    """,
+    "combine": """
+        compute: launch combine_send
+        compute: launch combine_wait
+        compute: launch weighted_sum
+        compute: launch turn
+        compute: copy
+        compute: record event 0
+    """,
+}
+# Two parts: the second is packed, or waited for, while the first is sent, or summed.
+TWO_STREAMS = {
+    "dispatch": """
+        compute: copy
+        compute: launch route
+        compute: launch pack
+        compute: record event 0
+        communication: wait event 0
+        communication: launch dispatch_send
+        compute: launch pack
+        compute: record event 1
+        communication: wait event 1
+        communication: launch dispatch_send
+        communication: launch dispatch_wait
+        communication: record event 2
+        compute: wait event 2
+        compute: launch offsets
+        compute: launch arrange
+        compute: launch turn
+        compute: copy
+        compute: record event 3
+    """,
+    "combine": """
+        compute: record event 0
+        communication: wait event 0
+        communication: launch combine_send
+        communication: launch combine_wait
+        communication: record event 1
+        compute: wait event 1
+        compute: launch weighted_sum
+        communication: launch combine_wait
+        communication: record event 2
+        compute: wait event 2
+        compute: launch weighted_sum
+        compute: launch turn
+        compute: copy
+        compute: record event 3
+    """,
+}
+HALVES = Tuning(dispatch_tokens=4, combine_tokens=4, communication_blocks=1)
+
+
+@pytest.mark.parametrize(
+    ("tuning", "expected"), [(None, ONE_STREAM), (HALVES, TWO_STREAMS)], ids=["one", "two"]
+)
+def test_what_reaches_the_streams(ranks: Ranks, tuning: Tuning | None, expected: dict[str, str]) -> None:
+    case = Case(config(), 3, "uniform", (8, 8), True, num_blocks=2)
+    for said in ranks(2).run(workers.sequences, case, tuning):
+        for operator, lines in expected.items():
+            assert said[operator] == [line.strip() for line in lines.split("\n") if line.strip()]
+
+
+def plans(target: str, scheme: str, variant: Variant, rank: int) -> list[Plan]:
+    """Both zones' plans of a back end; one plan where the zone stands in device memory."""
+    site = Site(config(2, scheme), rank, num_blocks=2, timeout_us=1000, target=target)
+    zones = [0] if site.zones_on_device else [0, 1]
+    return [make_scheme(site).whole(variant, zone) for zone in zones]
+
+
+def remote(plan: Plan) -> list[Launch]:
+    """The launches that write to windows or read them there."""
+    return [launch for launch in plan.launches if isinstance(launch.kernel, AscendCKernel)]
+
+
+VARIANTS = [
+    DispatchVariant(torch.bfloat16, quantize=True, smooth=False, weights=True),
+    DispatchVariant(torch.float16, quantize=False, smooth=False, weights=False),
+    CombineVariant(torch.bfloat16, weights=True),
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: type(v).__name__ + str(v.dtype))
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_remote_addresses_are_those_of_the_cpu_back_end(scheme: str, variant: Variant, rank: int) -> None:
+    """An address is a peer's base plus what a region's words make of indices: both are the same."""
+    cpu, npu = plans("cpu", scheme, variant, rank), plans("npu", scheme, variant, rank)
+    for zone, plan in enumerate(cpu):
+        theirs = npu[zone % len(npu)]
+        assert [launch.kernel.name for launch in remote(plan)] == [
+            launch.kernel.name for launch in remote(theirs)
+        ]
+        for ours, other in zip(remote(plan), remote(theirs), strict=True):
+            assert ours.blocks == other.blocks
+            for arg, here, there in zip(ours.kernel.args, ours.values, other.values, strict=True):
+                if arg.name == "zone":
+                    assert here == zone
+                    assert there == (0 if len(npu) == 1 else zone)
+                elif arg.name == "zone_at":
+                    operator = 1 if plan.operator == "combine" else 0
+                    assert here == 0
+                    assert there == (Hole("zones", 4 * operator) if len(npu) == 1 else 0)
+                else:
+                    assert here == there, arg.name
+
+
+def test_regions_are_passed_whole() -> None:
+    """A region of a launch is the words of the layout's: base, and extent and stride of each dimension."""
+    site = Site(config(), 0, num_blocks=2, timeout_us=1000, target="npu")
+    launch = remote(make_scheme(site).whole(VARIANTS[0], 0))[0]
+    assert launch.kernel is ascendc.DISPATCH_SEND
+    words, _ = abi.words(launch)
+    for arg, first in abi.places(launch.kernel.args):
+        if arg.type in REGION_DIMS:
+            region = site.layout.region(arg.type)
+            assert tuple(words[first : first + abi.words_of(arg)]) == region.words()
+
+
+def test_the_words_of_a_call_are_the_plans(ranks: Ranks) -> None:
+    """Holes are filled with the call's addresses and numbers, everything else stands as the plan has it."""
+    case = Case(config(), 3, "uniform", (8, 5), True, num_blocks=2)
+    for rank, wrong in enumerate(ranks(2).run(workers.words_of_a_call, case)):
+        assert wrong == [], rank
