@@ -7,8 +7,9 @@ import mmap
 import sys
 import types
 from collections.abc import Callable, Sequence
+from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -29,9 +30,13 @@ class FakeMemory:
     """``memfabric_hybrid.shm``'s objects: files that every rank maps."""
 
     unreachable: tuple[int, ...] = ()
+    paths: ClassVar[list[Path]] = []
 
     def __init__(self, path: Path, num_ranks: int, rank: int, num_bytes: int) -> None:
         self._path, self._is_first = path, rank == 0
+        self.paths.append(path)
+        # For ranks that end without giving their windows back.
+        Finalize(None, path.unlink, (True,), exitpriority=1)
         with path.open("a+b") as file:
             path.chmod(0o600)
             file.truncate(num_ranks * num_bytes)
