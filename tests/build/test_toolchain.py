@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from moe_triton.backends.npu import toolchain
+from moe_triton.cli import doctor
 from moe_triton.errors import ToolchainError
 from tests.build.fake_cann import FakeCann
 
@@ -41,6 +42,7 @@ MAP = """
         4                1                -                Mcu
 """
 BOARDS = {
+    "Ascend310P3": ("NPU ID     : 4", "Chip ID    : 0", "Chip Name  : 310P3"),
     "Ascend910B4": ("NPU ID     : 4", "Chip ID    : 0", "Chip Type  : Ascend", "Chip Name  : 910B4"),
     "Ascend910_9392": ("NPU ID     : 4", "NPU Name   : 9392", "Chip ID    : 0", "Chip Name  : Ascend910"),
 }
@@ -159,7 +161,7 @@ def test_without_a_driver_the_error_says_what_to_do(tmp_path: Path) -> None:
         toolchain.check_driver(toolchain.Version(9, 0, "9.0.0"))
 
 
-@pytest.mark.parametrize("soc", list(BOARDS))
+@pytest.mark.parametrize("soc", ["Ascend910B4", "Ascend910_9392"])
 def test_npu_smi_tells_the_processor(npu_smi: Callable[[str], None], soc: str) -> None:
     npu_smi(soc)
     assert toolchain.check_soc().name == soc
@@ -202,3 +204,63 @@ def test_all_versions_are_checked_together(
     unknown = FakeCann(tmp_path / "unknown", None)
     with pytest.raises(ToolchainError, match=r"version is unknown: no ascend_toolkit_install\.info"):
         toolchain.check_versions(unknown.home)
+
+
+# Doctor.
+
+
+def npu_rows(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[bool, str, str]]:
+    monkeypatch.setattr(doctor.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(doctor.library, "find", lambda: None)
+    rows = [row for row in doctor.components() if row[0].startswith(doctor.NPU)]
+    return {name.removeprefix(doctor.NPU): rest for name, *rest in rows}  # type: ignore[misc]
+
+
+def test_doctor_tells_what_an_npu_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = npu_rows(monkeypatch)
+    assert list(rows) == [
+        *("CANN", "bisheng", "driver", "SoC", "Ascend C kernels", "torch_npu", "memfabric-hybrid"),
+    ]
+    assert not any(present for present, *_ in rows.values())
+    assert rows["Ascend C kernels"][2] == "moe-triton build --backend npu"
+    assert rows["torch_npu"][2] == "pip install 'moe_triton[npu]'"
+
+
+def test_doctor_tells_what_an_npu_has(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    driver: Callable[[str], None],
+    npu_smi: Callable[[str], None],
+) -> None:
+    fake = FakeCann(tmp_path / "default", "9.1.0")
+    driver("25.5.0")
+    npu_smi("Ascend910_9392")
+    rows = npu_rows(monkeypatch)
+    assert rows["CANN"][:2] == [True, f"9.1.0 in {fake.home}"]
+    assert rows["bisheng"][:2] == [True, str(fake.bisheng)]
+    assert rows["driver"][:2] == [True, "25.5.0"]
+    assert rows["SoC"][:2] == [True, "Ascend910_9392, A3, 48 vector cores"]
+
+
+def test_doctor_tells_what_does_not_fit(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    driver: Callable[[str], None],
+    npu_smi: Callable[[str], None],
+) -> None:
+    FakeCann(tmp_path / "default", "7.0.0", with_bisheng=False)
+    driver("1.0")
+    npu_smi("Ascend310P3")
+    rows = npu_rows(monkeypatch)
+    # What that CANN asks of a driver is not known.
+    assert [name for name, (present, *_) in rows.items() if present] == ["driver"]
+    assert "it must be 8.0 or later" in rows["CANN"][2]
+    assert "SoC is 'Ascend310P3', but it must be one of A2's or A3's" in rows["SoC"][2]
+    monkeypatch.setattr(toolchain, "HOMES", (tmp_path / "newer",))
+    FakeCann(tmp_path / "newer", "9.1.0")
+    rows = npu_rows(monkeypatch)
+    assert rows["driver"][1:] == [
+        "1.0",
+        "The NPU's driver is 1.0, but CANN 9.1.0 needs 25.2 or later. "
+        "Install a newer driver (Ascend HDK), or an older CANN.",
+    ]
