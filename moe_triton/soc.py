@@ -1,7 +1,7 @@
 """The Ascend processors that this package knows: products, cores and architectures, in one place.
 
-Names are those of ``torch.npu.get_device_name()`` and of the compilers' ``--target``. The numbers of vector
-cores come from the platform files of CANN; an AI core has two of them beside its matrix core.
+Names are those of ``torch.npu.get_device_name()`` and of the compilers' ``--target``. A2 and A3 have two
+vector cores (AIV) beside each matrix core.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Soc:
     Attributes:
         name: as ``Ascend910B3``.
         product: "A2" or "A3".
-        vector_cores: AI vector cores (AIV) of one die: as many blocks may meet in SyncAll.
+        vector_cores: of one die: as many blocks may meet in SyncAll.
         arch: for ``bisheng --npu-arch``.
     """
 

@@ -1,0 +1,182 @@
+"""What CMake makes of CANN: which commands, by its version, and what it says where it cannot."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from moe_triton.backends.npu import toolchain
+from moe_triton.backends.npu.library import LIBRARY
+from tests.build.fake_cann import SOURCES, FakeCann, cmake
+
+INCLUDE = f"-I{SOURCES}/include"
+KERNELS = f"{SOURCES}/launch/moe_kernels.asc"
+COMMON = ["-fPIC", "-O2", "-std=c++17"]
+MACRO = "-DMOE_KERNEL_TYPE_BY_MACRO"
+
+
+def as_asc(tree: Path, *definitions: str) -> list[list[str]]:
+    output = ["-o", f"{tree}/{LIBRARY}"]
+    return [["-x", "asc", "-shared", *COMMON, *definitions, "--npu-arch=dav-2201", INCLUDE, KERNELS, *output]]
+
+
+def as_cce(tree: Path, home: Path) -> list[list[str]]:
+    tikcfw = f"{home}/compiler/tikcpp/tikcfw"
+    folders = [f"-I{tikcfw}", f"-I{tikcfw}/impl", f"-I{tikcfw}/interface", f"-I{home}/include", INCLUDE]
+    arch, obj = "--cce-aicore-arch=dav-c220-vec", f"{tree}/moe_kernels_npu.o"
+    link = ["--cce-fatobj-link", "-shared", "-fPIC", obj, "-o", f"{tree}/{LIBRARY}"]
+    return [
+        ["-xcce", "-c", *COMMON, MACRO, "-DMOE_SYNC_ADDRESS", arch, *folders, KERNELS, "-o", obj],
+        [*link, f"-L{home}/lib64", "-lruntime"],
+    ]
+
+
+def configure(tree: Path, *options: str, home: Path | None = None, code: int = 0) -> str:
+    text = cmake("-S", SOURCES, "-B", tree, *options, home=home, code=code)
+    # CMake breaks the lines of its errors and warnings.
+    return re.sub(r"\s+", " ", text)
+
+
+@pytest.mark.parametrize(
+    ("version", "language"),
+    [
+        ("9.1.0", "asc"),
+        ("9.0.0-beta.2", "asc"),
+        ("8.5.0", "asc by macro"),
+        ("8.3.RC1", "asc by macro"),
+        ("8.2.RC1.alpha001", "cce"),
+        ("8.0.0", "cce"),
+    ],
+)
+@pytest.mark.parametrize("old_file", [False, True])
+def test_the_version_chooses_the_commands(
+    tmp_path: Path, version: str, language: str, old_file: bool
+) -> None:
+    cann, tree = FakeCann(tmp_path / "cann", version, old_file=old_file), tmp_path / "tree"
+    said = configure(tree, "-DBACKEND=npu", home=cann.home)
+    assert f"CANN {version} in {cann.home}: bisheng compiles as {language.split()[0]}" in said
+    printed = cmake("--build", tree)
+    expected = {
+        "asc": as_asc(tree),
+        "asc by macro": as_asc(tree, MACRO),
+        "cce": as_cce(tree, cann.home),
+    }[language]
+    assert cann.calls == expected
+    for call in expected:
+        assert " ".join(["-- bisheng:", str(cann.bisheng), *call]) in printed
+    read = toolchain.cann_version(cann.home)
+    assert read is not None
+    assert read.text == version
+
+
+@pytest.mark.parametrize(
+    ("version", "forced", "expected"), [("8.2.RC1", "asc", "asc"), ("9.0.0", "cce", "cce")]
+)
+def test_a_language_can_be_forced(tmp_path: Path, version: str, forced: str, expected: str) -> None:
+    cann, tree = FakeCann(tmp_path / "cann", version), tmp_path / "tree"
+    configure(tree, "-DBACKEND=npu", f"-DCANN_HOME={cann.home}", f"-DNPU_LANGUAGE={forced}")
+    cmake("--build", tree)
+    assert cann.calls == (as_asc(tree, MACRO) if expected == "asc" else as_cce(tree, cann.home))
+
+
+def test_a_version_can_be_given_where_no_file_tells_it(tmp_path: Path) -> None:
+    cann, tree = FakeCann(tmp_path / "cann", None), tmp_path / "tree"
+    assert "no file in" in configure(tree, "-DBACKEND=npu", home=cann.home, code=1)
+    configure(tree, "-DBACKEND=npu", "-DCANN_VERSION=9.0.0", home=cann.home)
+    cmake("--build", tree)
+    assert cann.calls == as_asc(tree)
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    said = configure(tree, "-DBACKEND=npu", code=1)
+    assert "cannot be built for the NPU: CANN_HOME is ''" in said
+    assert "-DCANN_HOME=PATH" in said
+    said = configure(tree, "-DBACKEND=npu", home=tmp_path / "none", code=1)
+    assert f"CANN_HOME is '{tmp_path}/none', but it must be CANN's folder" in said
+    bare = FakeCann(tmp_path / "bare", with_bisheng=False)
+    assert f"{bare.home} has no bisheng" in configure(tree, "-DBACKEND=npu", home=bare.home, code=1)
+    old = FakeCann(tmp_path / "old", "7.0.RC1")
+    said = configure(tree, "-DBACKEND=npu", home=old.home, code=1)
+    assert f"CANN is 7.0.RC1 (in {old.home}), but it must be 8.0 or later" in said
+    assert "BACKEND is gpu: it must be cpu or npu" in configure(tree, "-DBACKEND=gpu", code=1)
+    newer = FakeCann(tmp_path / "newer", "8.0.0")
+    said = configure(tree, "-DBACKEND=npu", "-DNPU_ARCH=dav-3510", home=newer.home, code=1)
+    assert "NPU_ARCH is dav-3510, but as cce the kernels are built for dav-2201 only" in said
+
+
+def test_a_folder_of_cann_comes_before_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other, cann = FakeCann(tmp_path / "other"), FakeCann(tmp_path / "cann", in_bin=True)
+    monkeypatch.setenv("PATH", str(other.bisheng.parent), prepend=":")
+    tree = tmp_path / "tree"
+    configure(tree, "-DBACKEND=npu", home=cann.home)
+    cmake("--build", tree)
+    assert cann.calls == as_asc(tree)
+    assert not other.calls
+
+
+def test_a_failing_compiler_fails_the_build_for_the_npu(tmp_path: Path) -> None:
+    cann, tree = FakeCann(tmp_path / "cann", fails=True), tmp_path / "tree"
+    configure(tree, "-DBACKEND=npu", home=cann.home)
+    said = cmake("--build", tree, code=None)
+    assert "bisheng failed with status 3" in said
+    assert "no such architecture" in said
+    assert not (tree / LIBRARY).exists()
+
+
+# The CPU's build, which is never to fail for want of an NPU's compiler.
+
+
+def test_without_cann_the_cpu_build_says_nothing_of_it(tmp_path: Path) -> None:
+    assert "NPU" not in configure(tmp_path / "tree")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_with_cann_the_cpu_build_takes_the_npu_along(tmp_path: Path, fails: bool) -> None:
+    cann, tree = FakeCann(tmp_path / "cann", fails=fails), tmp_path / "tree"
+    configure(tree, home=cann.home)
+    said = cmake("--build", tree, "--target", "moe_kernels_npu", home=cann.home)
+    assert cann.calls == as_asc(tree)
+    assert ("Without the kernels for the NPU: bisheng failed with status 3" in said) == fails
+    assert ("moe-triton build" in said) == fails
+    (tree / "libmoe_kernels.so").write_bytes(b"")  # as if it were built
+    cmake("--install", tree, "--component", "library", "--prefix", tmp_path / "prefix")
+    names = {path.name for path in (tmp_path / "prefix" / "moe_triton" / "_native").iterdir()}
+    assert names == {"libmoe_kernels.so"} | (set() if fails else {LIBRARY})
+
+
+def test_a_failure_that_was_warned_of_is_tried_again(tmp_path: Path) -> None:
+    cann, tree = FakeCann(tmp_path / "cann", fails=True), tmp_path / "tree"
+    configure(tree, home=cann.home)
+    for _ in range(2):
+        cmake("--build", tree, "--target", "moe_kernels_npu")
+    assert len(cann.calls) == 2
+
+
+def test_a_cann_that_does_not_fit_is_a_warning_to_the_cpu_build(tmp_path: Path) -> None:
+    cann = FakeCann(tmp_path / "cann", "6.0.1")
+    said = configure(tmp_path / "tree", home=cann.home)
+    assert "CMake Warning" in said
+    assert "Without the kernels for the NPU: CANN is 6.0.1" in said
+    assert "Later: moe-triton build" in said
+
+
+def test_cann_may_come_between_two_configurations(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    configure(tree)
+    cann = FakeCann(tmp_path / "cann")
+    assert "bisheng compiles as asc" in configure(tree, home=cann.home)
+
+
+def test_the_sources_are_installed_and_can_be_built_from(tmp_path: Path) -> None:
+    tree, cann = tmp_path / "tree", FakeCann(tmp_path / "cann")
+    configure(tree)
+    cmake("--install", tree, "--component", "Unspecified", "--prefix", tmp_path / "prefix")
+    installed = tmp_path / "prefix" / "moe_triton" / "_native" / "kernels_ascendc"
+    here = {path.relative_to(SOURCES) for path in SOURCES.rglob("*") if path.is_file()}
+    assert {path.relative_to(installed) for path in installed.rglob("*") if path.is_file()} == here
+    cmake("-S", installed, "-B", tmp_path / "later", "-DBACKEND=npu", home=cann.home)
+    cmake("--build", tmp_path / "later")
+    assert f"{installed}/launch/moe_kernels.asc" in cann.calls[0]

@@ -1,0 +1,170 @@
+"""The kernels as an NPU's compiler sees them: without the emulation, with Ascend C's keywords and launches.
+
+clang parses them as CUDA, which has the same two sides and the same launches, against declarations of the
+API (tests/build/api). That finds what does not parse, a call of the API with other types, a function without
+``__aicore__`` and a GM address without ``__gm__``. It finds nothing of what bisheng's own back end refuses.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moe_triton import ascendc
+from tests.build.fake_cann import SOURCES
+
+cindex: Any = pytest.importorskip("clang.cindex", reason="clang is missing: pip install 'moe_triton[dev]'")
+
+API = Path(__file__).resolve().parent / "api"
+# As cmake/npu.cmake passes them, for CANN 9, 8.3 and 8.0.
+DIALECTS = {
+    "attributes": (),
+    "macro": ("-DMOE_KERNEL_TYPE_BY_MACRO",),
+    "cce": ("-DMOE_KERNEL_TYPE_BY_MACRO", "-DMOE_SYNC_ADDRESS"),
+}
+dialects = pytest.mark.parametrize("dialect", DIALECTS)
+
+
+def system_folders() -> list[str]:
+    """Where g++ has its headers: libclang comes without any."""
+    command = ["g++", "-E", "-xc++", "-v", "/dev/null"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stderr
+    listed = said.split("#include <...> search starts here:")[1].split("End of search list")[0].split()
+    return [word for folder in listed for word in ("-isystem", folder)]
+
+
+def parse(sources: Path, dialect: str) -> tuple[Any, list[str]]:
+    """The parsed launchers and what clang says of them."""
+    options = ["-x", "cuda", "--cuda-host-only", "-nocudainc", "-nocudalib", "-std=c++17"]
+    warnings = ["-Wall", "-Wextra", "-Wno-unknown-cuda-version", "-ferror-limit=0"]
+    folders = ["-nostdinc", f"-I{API}", f"-I{sources}/include", *system_folders()]
+    unit = cindex.Index.create().parse(
+        str(sources / "launch" / "moe_kernels.asc"), args=[*options, *warnings, *folders, *DIALECTS[dialect]]
+    )
+    said = [f"{d.location.file}:{d.location.line}: {d.spelling}" for d in unit.diagnostics]
+    # To CUDA a function is for the device or a kernel; in Ascend C a kernel is written as both.
+    both = [line for line in said if line.endswith("'device' and 'global' attributes are not compatible")]
+    assert len(both) == len(ascendc.KERNELS)
+    return unit, [line for line in said if line not in both]
+
+
+def kernels_of(unit: Any) -> dict[str, Any]:
+    functions = (c for c in unit.cursor.get_children() if c.kind == cindex.CursorKind.FUNCTION_DECL)
+    return {
+        f.spelling.removesuffix("_kernel"): f
+        for f in functions
+        if any(child.kind == cindex.CursorKind.CUDAGLOBAL_ATTR for child in f.get_children())
+    }
+
+
+@dialects
+def test_the_kernels_parse_without_the_emulation(dialect: str) -> None:
+    unit, said = parse(SOURCES, dialect)
+    assert said == []
+    assert set(kernels_of(unit)) == {kernel.name for kernel in ascendc.KERNELS}
+
+
+def test_every_kernel_is_of_mixed_type_and_starts_as_a_whole() -> None:
+    unit, _ = parse(SOURCES, "attributes")
+    for kernel in kernels_of(unit).values():
+        children = kernel.get_children()
+        notes = [c.spelling for c in children if c.kind == cindex.CursorKind.ANNOTATE_ATTR]
+        assert notes == ["mix 0 1", "schedmode 1"]
+
+
+@pytest.mark.parametrize("dialect", ["macro", "cce"])
+def test_every_kernel_is_of_mixed_type_where_a_macro_says_so(dialect: str) -> None:
+    unit, _ = parse(SOURCES, dialect)
+    for kernel in kernels_of(unit).values():
+        references = [
+            c.spelling
+            for variable in kernel.walk_preorder()
+            if variable.spelling == "kernel_task_type"
+            for c in variable.walk_preorder()
+            if c.kind == cindex.CursorKind.DECL_REF_EXPR
+        ]
+        assert references == ["KERNEL_TYPE_MIX_AIV_1_0"]
+
+
+@dialects
+def test_every_launcher_launches_its_own_kernel(dialect: str) -> None:
+    unit, _ = parse(SOURCES, dialect)
+    names = kernels_of(unit)
+    for kernel in ascendc.KERNELS:
+        (launcher,) = [
+            c for c in unit.cursor.walk_preorder() if c.spelling == kernel.symbol and c.is_definition()
+        ]
+        types = [argument.type.spelling for argument in launcher.get_arguments()]
+        assert types[:2] == ["uint32_t", "void *"]
+        assert types[2].startswith("const moe::")
+        called = {c.spelling for c in launcher.walk_preorder() if c.kind == cindex.CursorKind.DECL_REF_EXPR}
+        assert {f"{name}_kernel" for name in names} & called == {f"{kernel.name}_kernel"}
+        # The configuration of the launch: blocks, nothing, and the stream.
+        assert {"blocks", "stream", "args"} <= called
+        assert ("rtGetC2cCtrlAddr" in called) == (dialect == "cce")
+
+
+@pytest.mark.parametrize(("dialect", "mode"), [("attributes", "1"), ("macro", "0"), ("cce", "0")])
+def test_what_the_library_says_of_its_schedule(dialect: str, mode: str) -> None:
+    unit, _ = parse(SOURCES, dialect)
+    (function,) = [c for c in unit.cursor.walk_preorder() if c.spelling == "moe_schedule_mode"]
+    (constant,) = [c.referenced for c in function.walk_preorder() if c.spelling == "SCHEDULE_MODE"][:1]
+    assert [token.spelling for token in constant.get_tokens()][-2:] == ["=", mode]
+
+
+# What the check is worth: it says no.
+
+WRONG = {
+    "a function without __aicore__": (
+        "include/flags.h",
+        "__aicore__ inline Share SplitEvenly",
+        "inline Share SplitEvenly",
+        "no matching function for call to 'SplitEvenly'",
+    ),
+    "an address without __gm__": (
+        "include/flags.h",
+        "reinterpret_cast<__gm__ T*>(address)",
+        "reinterpret_cast<T*>(address)",
+        "no matching member function for call to 'SetGlobalBuffer'",
+    ),
+    "a branch that only an NPU takes": (
+        "include/platform.h",
+        "AscendC::DataCopy(to, from, blocks * BLOCK_BYTES);",
+        "AscendC::DataCopy(to, blocks * BLOCK_BYTES);",
+        "no matching function for call to 'DataCopy'",
+    ),
+    "a call with other types": (
+        "include/flags.h",
+        "ExactBytes(count * static_cast<int64_t>(sizeof(int32_t))), NoPadding<int32_t>());",
+        "ExactBytes(count * static_cast<int64_t>(sizeof(int32_t))), NoPadding<float>());",
+        "no matching function for call to 'DataCopyPad'",
+    ),
+    "a launch without a stream": (
+        "launch/launch.h",
+        "(blocks), nullptr, (stream)>>>(args);",
+        "(blocks), nullptr>>>(args);",
+        "too few",
+    ),
+    "an argument too many": (
+        "launch/launch.h",
+        "(blocks), nullptr, (stream)>>>(args);",
+        "(blocks), nullptr, (stream)>>>(args, blocks);",
+        "too many arguments to function call",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_found(tmp_path: Path, name: str) -> None:
+    file, old, new, message = WRONG[name]
+    copy = tmp_path / "kernels_ascendc"
+    shutil.copytree(SOURCES, copy)
+    text = (copy / file).read_text()
+    assert text.count(old) == 1
+    (copy / file).write_text(text.replace(old, new))
+    _, said = parse(copy, "attributes")
+    assert any(message in line for line in said), said

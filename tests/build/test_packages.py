@@ -1,0 +1,57 @@
+"""Packages hold the sources that `moe-triton build` needs, and the command builds the CPU's library too."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from moe_triton import abi
+from moe_triton.backends.cpu import native
+from moe_triton.cli.app import app
+from tests.build.fake_cann import SOURCES
+
+pytestmark = pytest.mark.long  # each compiles the kernels with all optimisations, or packs a checkout
+
+ROOT = SOURCES.parent
+FILES = {str(path.relative_to(ROOT)) for path in SOURCES.rglob("*") if path.is_file()}
+
+
+def run_hook(code: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "ASCEND_HOME_PATH"}
+    command = [sys.executable, "-c", f"import scikit_build_core.build as build; {code}"]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, timeout=280)
+
+
+def test_the_wheel_holds_the_sources(tmp_path: Path) -> None:
+    run_hook(f"build.build_wheel({str(tmp_path)!r})")
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    native_folder = "moe_triton/_native"
+    assert {f"{native_folder}/{name}" for name in FILES} <= names
+    assert f"{native_folder}/{native.LIBRARY}" in names
+
+
+def test_the_source_package_holds_the_sources(tmp_path: Path) -> None:
+    run_hook(f"build.build_sdist({str(tmp_path)!r})")
+    (package,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(package) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+    assert names >= FILES
+    assert "tests/build/fake_cann.py" in names
+
+
+def test_the_command_builds_the_library_for_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
+    command = ["build", "--backend", "cpu", "--output", str(tmp_path), "--jobs", "2"]
+    result = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    path = tmp_path / native.LIBRARY
+    abi.check(ctypes.CDLL(str(path)), path, "")
