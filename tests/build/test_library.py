@@ -87,6 +87,7 @@ def test_a_launcher_takes_blocks_a_stream_and_words(
         "count": 0,
         "rank": 0,
         "zone": 0,
+        "zone_at": 0,
         "status": region_at(64),
         "report": 0,
     }
