@@ -124,6 +124,21 @@ class Backend(Protocol):
         """Versions and settings that must be the same on every rank."""
         ...
 
+    def select_device(self, local_rank: int) -> None:
+        """Makes one of the machine's devices this process's, before anything else uses a device.
+
+        Args:
+            local_rank: number of this rank among those of the machine, from 0.
+        """
+        ...
+
+    def synchronize(self) -> None:
+        """Waits until everything that was run has ended: a run may return before it has.
+
+        What is read with torch's own operators is in order without it; the host's clock is not.
+        """
+        ...
+
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """An uninitialised tensor on the device, from memory that is recycled."""
         ...
