@@ -13,6 +13,7 @@ from moe_triton.ascendc import REPORT_WORDS
 from moe_triton.backends.base import Backend, Executable
 from moe_triton.kernel import TritonKernel
 from moe_triton.plan import Hole, Plan, Value, launch
+from moe_triton.selftest.comparison import difference
 
 TOPK, NUM_EXPERTS, NUM_RANKS = 8, 32, 4
 CANARY = 0x5A  # in every byte that nobody has written yet
@@ -145,10 +146,4 @@ def _difference(name: str, found: torch.Tensor, expected: torch.Tensor, tolerant
         if torch.allclose(found.float(), expected.float(), rtol=SUM_TOLERANCE, atol=SUM_TOLERANCE):
             return None
         return f"{name} is not close to the fallback's"
-    ours, theirs = (tensor.contiguous().view(-1).view(torch.uint8) for tensor in (found, expected))
-    different = (ours != theirs).nonzero().flatten()
-    if not len(different):
-        return None
-    at = int(different[0]) // expected.element_size()
-    pair = f"{found.reshape(-1)[at].item()} instead of {expected.reshape(-1)[at].item()}"
-    return f"{name} differs in {len(different)} bytes, first in element {at}: {pair}"
+    return difference(name, found, expected)
