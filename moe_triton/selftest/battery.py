@@ -30,6 +30,8 @@ class Battery:
         self._begin, self._end = begin, end
         self._group: RankGroup | None = None
         self._size = 0
+        # What lies at the bottom of it, for each check that has not passed.
+        self._causes: dict[str, tuple[str, ...]] = {}
 
     def run(self, checks: Iterable[Check]) -> None:
         """Runs the checks of the stages that were asked for.
@@ -41,14 +43,17 @@ class Battery:
                 continue
             self._begin(check)
             result = self._skipped(check) or self._result(check)
+            if result.status != "passed":
+                self._causes.setdefault(check.name, (check.name,))
             self.results.append(result)
             self._end(result)
 
     def _skipped(self, check: Check) -> Result | None:
-        unmet = {r.name: r.status for r in self.results if r.name in check.needs and r.status != "passed"}
-        if not unmet:
+        causes = [cause for name in check.needs for cause in self._causes.get(name, ())]
+        if not causes:
             return None
-        reason = f"needs {', '.join(f'{name!r}, which was {status}' for name, status in unmet.items())}"
+        self._causes[check.name] = tuple(dict.fromkeys(causes))
+        reason = f"because of {', '.join(repr(cause) for cause in self._causes[check.name])}"
         return Result(check.name, check.stage, "skipped", (reason,), page=check.page)
 
     def _result(self, check: Check) -> Result:
@@ -81,8 +86,8 @@ class Battery:
         deadline_s = check.timeout_s or self.settings.timeout_s
         if self._group is None or self._size != check.ranks:
             self._drop_group()
-            # gloo's own deadline is ours: a rank that never joins must not keep the others
-            self._group, self._size = RankGroup(check.ranks, timeout_s=deadline_s), check.ranks
+            # gloo gives up earlier than we do: where one rank fails, the others say whom they waited for
+            self._group, self._size = RankGroup(check.ranks, timeout_s=self.settings.wait_s), check.ranks
         order = (check.function, check.arguments, self.settings, check.on_device)
         return self._group.run(run_on_rank, *order, timeout_s=deadline_s)
 

@@ -79,24 +79,34 @@ class Wires:
         return received
 
     def post_and_wait(self) -> None:
-        """A barrier whose numbers nobody reads: what it takes is launches, flags and waits only."""
-        if self._run(("barrier", self._rounds % NUM_ZONES), {"own": self._received[:1]}):
-            raise CommunicationTimeoutError("barrier", self._rounds, 0, [], "a flag did not come")
+        """A barrier of which nothing is read, to be timed: it is launches, flags and waits only."""
+        self._run(("barrier", self._rounds % NUM_ZONES), {"own": self._received[:1]}, read_report=False)
         self._rounds += 1
 
-    def send(self, peer: int, rows: torch.Tensor, zone: int = 0) -> None:
+    def send(
+        self,
+        peer: int,
+        rows: torch.Tensor,
+        zone: int = 0,
+        number: torch.Tensor | None = None,
+        *,
+        read_report: bool = True,
+    ) -> None:
         """Rows to the first slots of a peer's zone. No flag: a barrier follows.
 
         Args:
             peer: whose window.
             rows: (n, row_bytes) uint8 on the device, n at most the capacity.
             zone: which of the two.
+            number: (1,) int32 on the device, of rows to send; None for all of them.
+            read_report: whether to look at what the kernel reported, which takes a copy to the host.
 
         Raises:
             MoeTritonError: the kernel reported rows that have no place.
         """
-        number = torch.tensor([len(rows)], dtype=torch.int32).to(self._backend.device)
-        if code := self._run(("send", peer, zone), {"rows": rows, "num_rows": number}):
+        if number is None:
+            number = torch.tensor([len(rows)], dtype=torch.int32).to(self._backend.device)
+        if code := self._run(("send", peer, zone), {"rows": rows, "num_rows": number}, read_report):
             raise MoeTritonError(f"sending {len(rows)} rows to rank {peer} reported {code}")
 
     def slots(self, zone: int = 0) -> torch.Tensor:
@@ -111,7 +121,9 @@ class Wires:
         self._fixed.clear()
         self._window.close()
 
-    def _run(self, key: tuple[object, ...], bindings: dict[str, torch.Tensor]) -> int:
+    def _run(
+        self, key: tuple[object, ...], bindings: dict[str, torch.Tensor], read_report: bool = True
+    ) -> int:
         executable = self._executables.get(key)
         if executable is None:
             plan = self._plan(*key)
@@ -119,7 +131,7 @@ class Wires:
         code = executable.run(bindings)
         self._backend.synchronize()
         # where runs return early, the report is what tells
-        return code or int(self._report[:, 0].max())
+        return code or (int(self._report[:, 0].max()) if read_report else 0)
 
     def _plan(self, what: object, *places: object) -> Plan:
         if what == "send":

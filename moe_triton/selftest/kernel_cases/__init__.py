@@ -6,12 +6,12 @@ on: entries without an expert, masked tokens, ranges that begin late, counts tha
 
 from __future__ import annotations
 
-from moe_triton.selftest.kernel_cases.case import KernelCase, ReadyCase, check_case, prepare, time_case
+from moe_triton.selftest.kernel_cases.case import KernelCase, ReadyCase, check_case, prepare
 from moe_triton.selftest.kernel_cases.moves import move_cases
 from moe_triton.selftest.kernel_cases.sums import sum_cases
 from moe_triton.selftest.kernel_cases.tables import table_cases
 
-__all__ = ["KernelCase", "ReadyCase", "check_case", "kernel_cases", "prepare", "time_case"]
+__all__ = ["KernelCase", "ReadyCase", "check_case", "kernel_cases", "prepare"]
 
 
 def kernel_cases(seed: int, tokens: int, hidden: int, target: str) -> list[KernelCase]:

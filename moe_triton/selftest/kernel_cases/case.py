@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -80,19 +78,17 @@ def blank(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
 class ReadyCase:
     """A case on a device: call `executable.run(bindings)`."""
 
-    case: KernelCase
     executable: Executable
     bindings: dict[str, torch.Tensor]
-    blocks: int
 
 
-def prepare(case: KernelCase, backend: Backend, blocks: int) -> ReadyCase:
-    """Makes a plan of the one launch, and a copy of the memory on the device."""
+def prepare(case: KernelCase, backend: Backend, blocks: int, launches: int = 1) -> ReadyCase:
+    """Makes a plan of the launch, repeated as often as asked for, and a copy of the memory on the device."""
     step = launch(case.kernel.name, case.kernel, "compute", blocks, **case.values)
     report = torch.zeros(blocks, REPORT_WORDS, dtype=torch.int32, device=backend.device)
-    executable = backend.compile(Plan("kernel", 0, (step,)), report, {})
+    executable = backend.compile(Plan("kernel", 0, (step,) * launches), report, {})
     bindings = {name: tensor.clone().to(backend.device) for name, tensor in case.memory.items()}
-    return ReadyCase(case, executable, bindings, blocks)
+    return ReadyCase(executable, bindings)
 
 
 def check_case(case: KernelCase, backend: Backend, blocks: int) -> list[str]:
@@ -128,17 +124,6 @@ def run_fallback(case: KernelCase, memory: Mapping[str, torch.Tensor], blocks: i
             assert isinstance(value, int)
             arguments[arg.name] = value
     case.kernel.fallback(blocks, **arguments, **case.kernel.constants)
-
-
-def time_case(ready: ReadyCase, backend: Backend, iterations: int) -> float:
-    """Median seconds of a run on an idle device, to its end."""
-    seconds = []
-    for _ in range(iterations + 2):
-        start = time.perf_counter()
-        ready.executable.run(ready.bindings)
-        backend.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[2:])
 
 
 def _difference(name: str, found: torch.Tensor, expected: torch.Tensor, tolerant: bool) -> str | None:

@@ -41,7 +41,7 @@ def move_cases(seed: int, tokens: int, hidden: int, target: str) -> list[KernelC
     cases += [_append(r, hidden, itemsize) for itemsize in (1, 2)]
     cases += [_keep(r, hidden, itemsize) for itemsize in (1, 2)]
     for dtype in DTYPES:
-        cases += _pack(r, dtype, hidden, target)
+        cases += pack_cases(r, dtype, hidden, target)
         cases += [_block_quantize(r, dtype, hidden, target), _add_rows(r, dtype, hidden, target)]
     return cases
 
@@ -54,7 +54,8 @@ def rows_of(r: Routing, number: int, hidden: int, dtype: torch.dtype) -> torch.T
     return rows.clamp(-60000, 60000).to(dtype)
 
 
-def _pack(r: Routing, dtype: torch.dtype, hidden: int, target: str) -> list[KernelCase]:
+def pack_cases(r: Routing, dtype: torch.dtype, hidden: int, target: str) -> list[KernelCase]:
+    """Quantise and pack: plain, and with smooth scales and shared experts."""
     slot = SlotLayout(hidden, 1)
     stride, experts_per_token = slot.packed_bytes, TOPK + NUM_SHARED
     common: dict[str, torch.Tensor | Hole | int] = {

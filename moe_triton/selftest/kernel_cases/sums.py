@@ -31,11 +31,11 @@ def sum_cases(seed: int, tokens: int, hidden: int, target: str) -> list[KernelCa
     r = Routing(seed, tokens)
     cases = []
     for dtype in DTYPES:
-        cases += [_weighted_sum(r, dtype, hidden, target, SumFeatures(), num_shared=n) for n in (0, 1)]
+        cases += [weighted_sum_case(r, dtype, hidden, target, SumFeatures(), num_shared=n) for n in (0, 1)]
         cases += [_const_alphas(r, dtype, hidden, target, rows) for rows in (False, True)]
-    cases += [_weighted_sum(r, torch.bfloat16, hidden, target, features) for features in FEATURES]
-    cases.append(_weighted_sum(r, torch.bfloat16, hidden, target, SumFeatures(), has_weights=False))
-    cases += [_rms_norm(r, hidden, target, masked) for masked in (False, True)]
+    cases += [weighted_sum_case(r, torch.bfloat16, hidden, target, features) for features in FEATURES]
+    cases.append(weighted_sum_case(r, torch.bfloat16, hidden, target, SumFeatures(), has_weights=False))
+    cases += [rms_norm_case(r, hidden, target, masked) for masked in (False, True)]
     return cases
 
 
@@ -50,7 +50,7 @@ def _special_ids(r: Routing) -> torch.Tensor:
     return ids
 
 
-def _weighted_sum(
+def weighted_sum_case(
     r: Routing,
     dtype: torch.dtype,
     hidden: int,
@@ -60,6 +60,7 @@ def _weighted_sum(
     num_shared: int = 0,
     has_weights: bool = True,
 ) -> KernelCase:
+    """Weighted sums over K results, of the features that are asked for."""
     width = TOPK + num_shared
     kernel = weighted_sum_kernel(dtype, hidden, TOPK, num_shared, has_weights, target, features=features)
     slot_stride = hidden
@@ -120,7 +121,8 @@ def _const_alphas(r: Routing, dtype: torch.dtype, hidden: int, target: str, per_
     )
 
 
-def _rms_norm(r: Routing, hidden: int, target: str, masked: bool) -> KernelCase:
+def rms_norm_case(r: Routing, hidden: int, target: str, masked: bool) -> KernelCase:
+    """Residual and norm."""
     bf16 = torch.bfloat16
     return make_case(
         rms_norm_kernel(hidden, target, masked=masked),
