@@ -14,6 +14,7 @@ from moe_triton.errors import MoeTritonError
 from moe_triton.selftest.settings import Settings
 
 Status = Literal["passed", "failed", "skipped"]
+STATUSES: tuple[Status, ...] = ("passed", "failed", "skipped")
 
 
 @dataclass(frozen=True)

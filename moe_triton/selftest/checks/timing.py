@@ -36,7 +36,7 @@ def timing_checks(settings: Settings, ranks: int) -> list[Check]:
     schemes = ("fullmesh_v1",) if settings.quick else ("fullmesh_v1", "direct")
     return [
         Check(
-            f"{scheme}, {tokens} tokens, {'int8' if quantize else 'bf16'}",
+            f"{scheme}, BS {tokens}, {'int8' if quantize else 'bf16'}",
             STAGE,
             time_rounds,
             (scheme, tokens, quantize),
@@ -150,7 +150,7 @@ def over_all_ranks(findings: Sequence[Finding]) -> Finding:
     if merged.wrong:
         return merged
     figures = dict(merged.figures)
-    copy_us = statistics.median(_spans(findings, "memcpy"))
+    copy_us = statistics.median(_own_times(findings, "memcpy"))
     figures["memcpy_p50_us"] = copy_us
     figures["memcpy_gb_per_s"] = figures["bytes_sent"] / copy_us / 1e3
     for operator in OPERATORS:
@@ -160,6 +160,16 @@ def over_all_ranks(findings: Sequence[Finding]) -> Finding:
 
 
 def _spans(findings: Sequence[Finding], name: str) -> list[float]:
+    """From the first rank in to the last rank out."""
     begins = zip(*(finding.samples[f"{name} begin"] for finding in findings), strict=True)
     ends = zip(*(finding.samples[f"{name} end"] for finding in findings), strict=True)
     return [max(last) - min(first) for first, last in zip(begins, ends, strict=True)]
+
+
+def _own_times(findings: Sequence[Finding], name: str) -> list[float]:
+    """Of each rank by itself."""
+    return [
+        end - begin
+        for finding in findings
+        for begin, end in zip(finding.samples[f"{name} begin"], finding.samples[f"{name} end"], strict=True)
+    ]
