@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import ipaddress
 import re
 import socket
 from collections.abc import Mapping
@@ -13,14 +14,14 @@ from typing import Any
 # Names that are words as well: they tell nothing about a machine, and texts are full of them.
 WORDS = {"root", "user", "admin", "test", "localhost"}
 SHORTEST = 3
+ADDRESS = "<address>"
 PATHS = re.compile(r"(?<![\w.~<>/])/[^\s:'\",;()\[\]]+")
-# What a path may keep: where it lies in a package, or in the system.
-KEPT = re.compile(r"(?:site-packages/|(?=moe_triton/)|(?=lib/python[\d.]+/)).*")
+# What a path may keep, from there on: where it lies in a package, in Python, or in the system.
+KEPT = ("site-packages/", "moe_triton/", "lib/python3")
 SYSTEM = ("/usr/", "/dev/", "/proc/", "/etc/", "/lib/", "/lib64/")
 IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])")
-IPV6 = re.compile(
-    r"(?<![\w:.])(?:[0-9a-fA-F]{1,4}:){2,7}[0-9a-fA-F]{0,4}(?:::?[0-9a-fA-F]{1,4})*(?![\w:])|::1\b"
-)
+PERHAPS_IPV6 = re.compile(r"(?<![\w:.])[0-9a-fA-F:]{3,39}(?![\w:])")
+MAC = re.compile(r"(?<![\w:])(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}(?![\w:])")
 
 
 def scrubbed(value: Any, *, addresses: bool = True) -> Any:
@@ -42,7 +43,8 @@ def scrubbed(value: Any, *, addresses: bool = True) -> Any:
 def _scrub(text: str, addresses: bool) -> str:
     text = PATHS.sub(lambda found: _shortened(found[0]), text)
     if addresses:
-        text = IPV6.sub("<address>", IPV4.sub("<address>", text))
+        text = MAC.sub(ADDRESS, IPV4.sub(ADDRESS, text))
+        text = PERHAPS_IPV6.sub(lambda found: ADDRESS if _is_ipv6(found[0]) else found[0], text)
     for secret, mark in _names():
         text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", mark, text, flags=re.I)
     return text
@@ -50,11 +52,20 @@ def _scrub(text: str, addresses: bool) -> str:
 
 def _shortened(path: str) -> str:
     """A path without what lies outside of packages and the system."""
-    if kept := KEPT.search(path):
-        return kept[0]
+    for start in KEPT:
+        if start in path:
+            return path[path.index(start) :]
     if path.startswith(SYSTEM) or "/" not in path[1:]:
         return path
     return f"<path>/{Path(path).name}"
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _names() -> list[tuple[str, str]]:

@@ -75,7 +75,7 @@ def compare_rounds(place: Place, case: Case) -> Finding:
 
 def plain_case(settings: Settings, ranks: int, scheme: str = SCHEMES[0]) -> Case:
     """Uniform routing, bf16, as many tokens on every rank."""
-    hidden = 1024 if settings.quick else 7168
+    hidden = 512 if settings.quick else 7168
     config = Config(ranks, TOKENS, hidden, TOPK, EXPERTS_PER_RANK * ranks, scheme=scheme, relaxed=True)
     return Case(config, settings.seed, "uniform", (TOKENS,) * ranks, rounds=3)
 
