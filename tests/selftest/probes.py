@@ -51,9 +51,14 @@ def decline(place: Place) -> Finding:
     return Finding(skipped="there is nothing to do")
 
 
+def fall() -> str:
+    raise AttributeError("pigs have no wings")
+
+
 ASSUMPTIONS = (
     Assumption("water is wet", "Page of water", lambda: None),
     Assumption("stones float", "Page of stones", lambda: "one sank"),
+    Assumption("pigs fly", "Page of pigs", fall),
 )
 
 
@@ -103,7 +108,7 @@ def wrong_by_one_bit(case: KernelCase) -> KernelCase:
     return dataclasses.replace(case, kernel=dataclasses.replace(case.kernel, fallback=fallback))
 
 
-def check_kernel_with_wrong_pack(place: Place, name: str) -> Finding:
+def check_kernel_with_wrong_pack(place: Place, name: str, hidden: int) -> Finding:
     """The kernels' check where `pack` does not do what its fallback says."""
 
     def cases(*sizes: Any) -> list[KernelCase]:
@@ -112,10 +117,10 @@ def check_kernel_with_wrong_pack(place: Place, name: str) -> Finding:
     kernels._cases.cache_clear()
     with mock.patch.object(kernels, "kernel_cases", cases):
         try:
-            return kernels.check_kernel(place, name)
+            return kernels.check_kernel(place, name, hidden)
         finally:
             kernels._cases.cache_clear()
 
 
-def check_that_stumbles(place: Place, name: str) -> Finding:
+def check_that_stumbles(place: Place, name: str, hidden: int) -> Finding:
     return stumble(place)

@@ -10,14 +10,14 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from moe_triton.cli.app import app
-from moe_triton.costs import MachineConstants
+from moe_triton.costs import FIELDS, MachineConstants
 from moe_triton.selftest import private, run
 from moe_triton.selftest.check import Check
 from moe_triton.selftest.checks import environment
@@ -114,11 +114,11 @@ def test_a_kernel_that_is_off_by_a_bit_fails_alone(tmp_path: Path, in_kernel_che
     code, output, document = selftest(tmp_path, "--quick", "--only", "kernels")
     failed = [check for check in document["checks"] if check["status"] == "failed"]
     assert code == 1, output
-    assert [check["name"] for check in failed] == ["kernel pack"]
+    assert [check["name"] for check in failed] == ["kernel pack, H 512"]
     assert "pack (bfloat16): rows differs in 1 of" in failed[0]["details"][0]
     assert document["summary"]["passed"] == len(document["checks"])  # versions are one more
     assert "failed kernels: kernel pack" in output
-    assert "### kernels: kernel pack" in (tmp_path / "report.md").read_text()
+    assert "### kernels: kernel pack, H 512" in (tmp_path / "report.md").read_text()
 
 
 def test_a_traceback_in_the_report_has_no_places(tmp_path: Path, in_kernel_checks: Replace) -> None:
@@ -161,13 +161,21 @@ def test_assumptions_are_checked_before_anything_uses_a_device(
     declared.ASSUMPTIONS = probes.ASSUMPTIONS  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, environment.ASSUMPTIONS_MODULE, declared)
     checks = environment.environment_checks(Settings(backend="npu"))
+    devices: list[int] = []
+    torch_npu = ModuleType("torch_npu")
+    torch_npu.npu = SimpleNamespace(set_device=devices.append)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch_npu", torch_npu)
     names = [check.name for check in checks]
     assert names[:4] == ["versions", "toolchain", "assumption: water is wet", "assumption: stones float"]
-    assert names.index("back end") > 3
+    assert names.index("back end") > 4
+    assert not any(check.on_device for check in checks[:5])
     assert [check.page for check in checks[2:4]] == ["Page of water", "Page of stones"]
     place = environment.Place(0, 1, Settings(backend="npu"))
     assert environment.check_assumption(place, "water is wet").wrong == ()
     assert environment.check_assumption(place, "stones float").wrong == ("one sank",)
+    fallen = environment.check_assumption(place, "pigs fly")
+    assert (fallen.wrong, fallen.left) == (("AttributeError: pigs have no wings",), True)
+    assert devices == [0, 0, 0]
 
 
 def test_a_stage_that_does_not_exist_is_named(tmp_path: Path) -> None:
@@ -182,3 +190,14 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     code, output, _ = selftest(tmp_path / "file" / "folder")
     assert code == 1
     assert "cannot be written" in output
+
+
+def test_the_page_names_every_stage_and_every_option() -> None:
+    page = (ROOT / "docs" / "selftest.md").read_text()
+    listed = re.findall(r"^\| `(\w+)` \|", page.split("| Stage |")[1].split("\n\n")[0], flags=re.M)
+    assert tuple(listed) == STAGES
+    shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["selftest", "--help"]).output
+    options = set(re.findall(r"--[a-z-]+", shown)) - {"--help"}
+    assert options == set(re.findall(r"^\| `(--[a-z-]+)` \|", page, flags=re.M))
+    constants = page.split("| Constant |")[1].split("\n\n")[0]
+    assert set(re.findall(r"`(\w+)`", constants)) <= set(FIELDS)

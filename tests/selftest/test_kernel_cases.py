@@ -20,7 +20,7 @@ EXPONENT = (1, 0x40)  # byte and bit of a 16-bit float
 
 @functools.cache
 def cases(target: str = "cpu") -> list[KernelCase]:
-    return kernel_cases(1, TOKENS, HIDDEN, target)
+    return [*kernel_cases(1, TOKENS, 0, target), *kernel_cases(1, TOKENS, HIDDEN, target)]
 
 
 def test_every_kernel_of_the_library_is_in_the_table() -> None:
@@ -34,8 +34,11 @@ def test_every_kernel_of_the_library_is_in_the_table() -> None:
 
 
 def test_there_is_a_check_for_each_kernel() -> None:
-    names = [check.arguments[0] for check in kernel_checks(Settings())]
-    assert sorted(names) == sorted({case.kernel.name for case in cases()})
+    names = {case.kernel.name for case in cases()}
+    assert sorted(str(check.arguments[0]) for check in kernel_checks(Settings(quick=True))) == sorted(names)
+    whole = kernel_checks(Settings())
+    assert {check.arguments[1] for check in whole} == {0, 512, 4096, 7168}
+    assert len({check.name for check in whole}) == len(whole)
 
 
 def outputs(case: KernelCase) -> list[str]:
@@ -83,7 +86,7 @@ def test_a_kernel_that_is_off_by_a_bit_is_told_with_size_and_place() -> None:
 
 
 def test_the_check_of_a_kernel_runs_all_its_cases_on_one_block_and_on_all() -> None:
-    finding = check_kernel(Place(0, 1, Settings(quick=True)), "pack")
+    finding = check_kernel(Place(0, 1, Settings(quick=True)), "pack", 512)
     assert finding.wrong == ()
     blocks = {1, make_backend("cpu", "triton").num_blocks(1)}
     assert finding.figures == {"launches": 2 * len(blocks)}

@@ -102,6 +102,7 @@ def _assumptions() -> list[Check]:
             (assumption.name,),
             needs=(TOOLCHAIN,),
             page=assumption.page,
+            on_device=False,
         )
         for assumption in assumptions
     ]
@@ -113,9 +114,14 @@ def refuse(place: Place, reason: str) -> Finding:
 
 
 def check_assumption(place: Place, name: str) -> Finding:
-    """Whether one of the back end's assumptions holds."""
+    """Whether one of the back end's assumptions holds. The back end itself is not made: it stands on them."""
+    # torch_npu documentation, torch_npu.npu: set_device (as in torch.cuda)
+    importlib.import_module("torch_npu").npu.set_device(0)
     assumption = next(known for known in _declared() if known.name == name)
-    found = assumption.check()
+    try:
+        found = assumption.check()
+    except Exception as error:  # whatever it is, it is what was found
+        return Finding(wrong=(f"{type(error).__name__}: {error}",), left=True)
     return Finding(wrong=() if found is None else (found,))
 
 

@@ -15,16 +15,14 @@ __all__ = ["KernelCase", "ReadyCase", "check_case", "kernel_cases", "prepare"]
 
 
 def kernel_cases(seed: int, tokens: int, hidden: int, target: str) -> list[KernelCase]:
-    """All cases of one hidden size.
+    """Cases of one hidden size, or those whose work does not depend on it.
 
     Args:
         seed: of the data.
         tokens: T, at least 8.
-        hidden: H, a multiple of 256.
+        hidden: H, a multiple of 256; 0 for the cases that have none.
         target: what kernels are specialised for: the back end's name.
     """
-    return [
-        *table_cases(seed, tokens, target),
-        *move_cases(seed, tokens, hidden, target),
-        *sum_cases(seed, tokens, hidden, target),
-    ]
+    if not hidden:
+        return table_cases(seed, tokens, target)
+    return [*move_cases(seed, tokens, hidden, target), *sum_cases(seed, tokens, hidden, target)]
