@@ -1,4 +1,4 @@
-"""The command line: ``moe-triton demo | build | doctor | layout | plan``."""
+"""The command line: ``moe-triton demo | build | doctor | layout | plan | selftest``."""
 
 from __future__ import annotations
 
@@ -113,3 +113,20 @@ def plan(
 
     config = Config(ranks, tokens, hidden, topk, experts, scheme=comm_alg, relaxed=True)
     show_plans(config, quantize, console)
+
+
+@app.command()
+def selftest(
+    backend: Annotated[Literal["cpu", "npu"], typer.Option(help="what to test")] = "cpu",
+    ranks: Annotated[int | None, typer.Option(help="all devices of the machine; on a CPU 2", min=2)] = None,
+    output: Annotated[Path, typer.Option(help="folder for the report")] = Path("moe_triton-selftest"),
+    quick: Annotated[bool, typer.Option("--quick", help="fewer sizes, cases and repetitions")] = False,
+    only: Annotated[list[str] | None, typer.Option(help="a stage, beside the environment")] = None,
+    timeout_s: Annotated[float, typer.Option(help="seconds that one check may take", min=20)] = 120.0,
+) -> None:
+    """Check that this machine does what it should, measure it, and write a report to attach to an issue."""
+    from moe_triton.cli.selftest import run
+    from moe_triton.selftest.settings import Settings
+
+    settings = Settings(backend, ranks, quick, tuple(only or ()), timeout_s)
+    raise typer.Exit(run(settings, output, console))
