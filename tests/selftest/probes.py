@@ -10,10 +10,10 @@ from unittest import mock
 
 import torch
 
+from moe_triton.backends.assumption import Assumption
 from moe_triton.backends.base import Backend, Bindings, Executable, TraceLog
 from moe_triton.errors import ToolchainError
 from moe_triton.plan import Plan
-from moe_triton.selftest.assumption import Assumption
 from moe_triton.selftest.check import Finding, Place
 from moe_triton.selftest.checks import kernels
 from moe_triton.selftest.kernel_cases import KernelCase, kernel_cases

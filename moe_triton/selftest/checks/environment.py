@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from moe_triton.selftest.assumption import Assumption
+from moe_triton.backends.assumption import Assumption
 from moe_triton.selftest.check import Check, Finding, Place
 from moe_triton.selftest.machine import cpu_model, versions
 from moe_triton.selftest.settings import Settings

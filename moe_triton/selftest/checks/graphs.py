@@ -21,7 +21,7 @@ def graph_checks(ranks: int) -> list[Check]:
 
 
 def replay(place: Place) -> Finding:
-    """Three rounds are captured, so that the next run begins in the other zone, and run again; the inputs change."""
+    """Three rounds are captured, so that every other run begins in the other zone; the inputs change."""
     backend = place.backend
     if not getattr(backend, "captures_graphs", False):
         return Finding(skipped=f"the {backend.name} back end captures no graphs")
