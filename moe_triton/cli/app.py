@@ -106,13 +106,14 @@ def plan(
     experts: int = 64,
     quantize: Annotated[bool, typer.Option(help="rows travel as int8")] = True,
     comm_alg: Annotated[str, typer.Option(help=COMM_ALG_HELP)] = "fullmesh_v1",
+    backend: Annotated[Literal["cpu", "npu"], typer.Option(help="whose plans")] = "cpu",
 ) -> None:
-    """Print the launches of dispatch and combine on rank 0, zone 0."""
+    """Print the launches of dispatch and combine on rank 0, in zone 0 where plans are of one zone."""
     from moe_triton.cli.show import show_plans
     from moe_triton.config import Config
 
     config = Config(ranks, tokens, hidden, topk, experts, scheme=comm_alg, relaxed=True)
-    show_plans(config, quantize, console)
+    show_plans(config, quantize, backend, console)
 
 
 @app.command()
