@@ -24,7 +24,7 @@ from moe_triton.selftest.settings import Settings
 
 STAGE = "operators"
 TOKENS, TOPK, EXPERTS_PER_RANK = 16, 8, 8
-DIFFERENT_INPUTS = 4  # of a case with more rounds than that
+DIFFERENT_INPUTS = 5  # of a case with more rounds than that; an odd number takes each through both zones
 MOST_DETAILS = 5
 SCHEMES = IMPLEMENTED["A3"]
 FIRST = f"{SCHEMES[0]}: bf16"  # what later stages stand on
@@ -107,6 +107,6 @@ def _cases(settings: Settings, scheme: str, ranks: int) -> dict[str, Case]:
         "the same experts for all tokens": like(routing="one expert set"),
         "a shared expert on ranks of its own": like(config=shared, quantize=True, smooth=True),
         "many rounds": like(
-            rounds=20 if settings.quick else 200, tokens=(5, 0, 16, 9), routing="skewed", quantize=True
+            rounds=20 if settings.quick else 200, tokens=(5, 0, TOKENS, 9), routing="skewed", quantize=True
         ),
     }
