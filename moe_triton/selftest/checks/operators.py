@@ -12,6 +12,7 @@ from moe_triton.limits.check import IMPLEMENTED
 from moe_triton.selftest.cases import (
     Case,
     expected_round,
+    finish,
     inputs_of,
     make_buffer,
     one_round,
@@ -64,7 +65,7 @@ def compare_rounds(place: Place, case: Case) -> Finding:
     with buffer:
         for number in range(case.rounds):
             output, combined = one_round(buffer, case, inputs[number % different], smooth)
-            place.backend.synchronize()
+            finish(buffer, place.backend)
             received, sums = expected[number % different]
             found = wrong_parts(output, combined, received[place.rank], sums[place.rank])
             wrong += [f"round {number}: {text}" for text in found]
