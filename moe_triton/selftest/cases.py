@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from moe_triton import reference
+from moe_triton.backends.base import Backend
 from moe_triton.buffer import EPBuffer
 from moe_triton.config import Config
 from moe_triton.handle import DispatchOutput
@@ -134,6 +135,19 @@ def one_round(
     )
     y = experts_of(case, buffer.rank, output.tokens)
     return output, buffer.combine(y, weights, output.handle)
+
+
+def finish(buffer: EPBuffer, backend: Backend) -> None:
+    """Waits until all that was run has ended, and raises what the buffer's runs met.
+
+    Args:
+        buffer: whose runs may return before they have ended.
+        backend: of this rank's device.
+    """
+    backend.synchronize()
+    look_back = getattr(buffer, "synchronize", None)
+    if look_back is not None:
+        look_back()
 
 
 def expected_round(case: Case, round_number: int) -> tuple[list[reference.Received], list[torch.Tensor]]:

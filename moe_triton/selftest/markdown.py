@@ -101,7 +101,8 @@ def _checks(document: Mapping[str, Any]) -> str:
         few = check["figures"] if check["stage"] != TIMING else {}
         figures = ", ".join(f"{name} {value:.6g}" for name, value in few.items())
         facts = ", ".join(f"{name}: {value}" for name, value in check["facts"].items())
-        said = "; ".join(text for text in (figures, facts) if text)
+        page = f"documented: {check['page']}" if check["page"] else ""
+        said = "; ".join(text for text in (figures, facts, page) if text)
         rows.append((check["stage"], check["name"], check["status"], f"{check['seconds']:.1f}", said))
     return _table(("stage", "check", "", "s", "figures"), rows)
 

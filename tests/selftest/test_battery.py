@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from moe_triton.selftest import battery
 from moe_triton.selftest.battery import Battery
 from moe_triton.selftest.check import Check, Finding, Result
 from moe_triton.selftest.settings import Settings
@@ -20,9 +21,9 @@ def check(name: str, function: object, *arguments: object, **options: object) ->
 
 
 def run(*checks: Check, settings: Settings = SETTINGS) -> list[Result]:
-    with Battery(settings) as battery:
-        battery.run(checks)
-        return battery.results
+    with Battery(settings) as started:
+        started.run(checks)
+        return started.results
 
 
 @pytest.mark.parametrize("hanging", [0, 1])
@@ -107,3 +108,22 @@ def never(findings: Sequence[Finding]) -> Finding:
 def test_nothing_is_merged_where_a_rank_gave_no_finding() -> None:
     (result,) = run(check("crash", probes.crash, merge=never))
     assert result.status == "failed"
+
+
+def test_processes_that_cannot_be_started_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(battery, "RankGroup", refuse)
+    first, second = run(check("a", probes.work), check("b", probes.work))
+    assert first.status == second.status == "failed"
+    assert first.details == ("its processes could not be started: no more processes",)
+
+
+def test_ranks_that_an_exception_has_put_out_of_step_are_not_used_again() -> None:
+    before, _, after = run(
+        check("before", probes.work, ranks=2),
+        check("lack", probes.lack, ranks=2),
+        check("after", probes.work, ranks=2),
+    )
+    assert before.figures[probes.PID] != after.figures[probes.PID]

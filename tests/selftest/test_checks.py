@@ -8,7 +8,7 @@ import pytest
 
 from moe_triton.errors import CommunicationTimeoutError
 from moe_triton.selftest.battery import Battery
-from moe_triton.selftest.check import Check, Finding, Place, Result
+from moe_triton.selftest.check import Check, Finding, Result
 from moe_triton.selftest.checks.operators import operator_checks, plain_case
 from moe_triton.selftest.checks.stragglers import _miss, judge_waits
 from moe_triton.selftest.settings import Settings
@@ -83,11 +83,10 @@ def test_an_error_that_names_another_rank_is_told() -> None:
     def miss() -> None:
         raise CommunicationTimeoutError("dispatch", 1, 1, [0, 2], "no flags")
 
-    place = Place(1, 3, SETTINGS)
-    (said,) = _miss(place, miss, 2)
+    (said,) = _miss(miss, 2)
     assert said.startswith("ranks [0, 2] were missed instead of 2")
 
     def miss_the_right_one() -> None:
         raise CommunicationTimeoutError("dispatch", 1, 1, [2], "no flags")
 
-    assert _miss(place, miss_the_right_one, 2) == ()
+    assert _miss(miss_the_right_one, 2) == ()

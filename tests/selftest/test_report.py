@@ -66,6 +66,7 @@ def test_markdown_has_each_failure_with_its_details_and_its_page(tmp_path: Path)
     assert "- because of 'back end': kernels: kernel keep" in text
     assert "| memcpy_gb_per_s | 700 | measured on Ascend910_9391 2026-03-04 |" in text
     assert "| flag_cycles | 6 | assumed:" in text
+    assert "| environment | assumption: a | failed | 1.5 | documented: Page of a |" in text
     assert "Times" not in text
     assert text.count("```") == 4
 

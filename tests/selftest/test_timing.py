@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moe_triton.selftest.cases import finish
 from moe_triton.selftest.check import Finding
 from moe_triton.selftest.checks.stragglers import judge_waits
 from moe_triton.selftest.checks.timing import over_all_ranks
-from moe_triton.selftest.timing import fit_line, percentiles
+from moe_triton.selftest.timing import fit_line, note_durations, percentiles
 
 SIZES = (4096, 65536, 1 << 20, 1 << 24)
 
@@ -72,3 +75,24 @@ def test_what_was_wrong_before_counts_more_than_times() -> None:
     broken = Finding(wrong=("lost",))
     assert judge_waits([broken, broken]).wrong == ("rank 0: lost", "rank 1: lost")
     assert over_all_ranks([broken, broken]).wrong == ("rank 0: lost", "rank 1: lost")
+
+
+def test_what_notes_durations_only_when_asked_is_asked() -> None:
+    asked: list[bool] = []
+    note_durations(SimpleNamespace(measure=asked.append), True)  # type: ignore[arg-type]
+    note_durations(SimpleNamespace(), False)  # type: ignore[arg-type]
+    assert asked == [True]
+
+
+def test_a_buffer_whose_runs_return_early_is_asked_what_they_met() -> None:
+    done: list[str] = []
+
+    def look_back() -> None:
+        done.append("buffer")
+        raise TimeoutError("rank 3 did not come")
+
+    backend = SimpleNamespace(synchronize=lambda: done.append("device"))
+    finish(SimpleNamespace(), backend)  # type: ignore[arg-type]
+    with pytest.raises(TimeoutError, match="rank 3"):
+        finish(SimpleNamespace(synchronize=look_back), backend)  # type: ignore[arg-type]
+    assert done == ["device", "device", "buffer"]

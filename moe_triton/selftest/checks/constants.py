@@ -27,7 +27,7 @@ from moe_triton.selftest.kernel_cases.sums import rms_norm_case, weighted_sum_ca
 from moe_triton.selftest.kernel_cases.tables import Routing, table_cases
 from moe_triton.selftest.machine import cpu_ghz
 from moe_triton.selftest.settings import Settings
-from moe_triton.selftest.timing import Line, fit_line, median_us
+from moe_triton.selftest.timing import Line, fit_line, median_us, note_durations
 from moe_triton.selftest.wires import Wires
 
 STAGE = "constants"
@@ -138,6 +138,7 @@ def measure_flags(place: Place) -> Finding:
     try:
         dist.barrier()
         barrier_us = median_us(wires.post_and_wait, place.backend, n)
+        wires.barrier()  # none of those may have ended for want of a flag
     finally:
         wires.close()
     launches_us = median_us(_tiny_plan(place, 2), place.backend, n)
@@ -161,7 +162,7 @@ def measure_writes(place: Place) -> Finding:
             rows = torch.ones(WRITE_ROWS[-1], ROW_BYTES, dtype=torch.uint8, device=backend.device)
 
             def write(number: torch.Tensor) -> Callable[[], None]:
-                return lambda: wires.send(1, rows, number=number, read_report=False)
+                return lambda: wires.send(1, rows, number=number)
 
             numbers = torch.tensor((0, *WRITE_ROWS), dtype=torch.int32).to(backend.device)
             us = [_median_of(place, write(numbers[i : i + 1])) for i in range(len(numbers))]
@@ -217,9 +218,11 @@ def _rate_of(case: KernelCase, backend: Backend, blocks: int, iterations: int) -
     """1e9 bytes per second of the kernel itself."""
     ready = prepare(case, backend, blocks)
     us = []
+    note_durations(backend, True)
     for _ in range(iterations):
         ready.executable.run(ready.bindings)
         backend.synchronize()
         us.append(ready.executable.durations_us()[case.kernel.name])
+    note_durations(backend, False)
     assert case.bytes_moved is not None
     return case.bytes_moved / statistics.median(us) / 1e3

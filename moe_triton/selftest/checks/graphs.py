@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from moe_triton.selftest.cases import expected_round, inputs_of, make_buffer, one_round
+from moe_triton.selftest.cases import expected_round, finish, inputs_of, make_buffer, one_round
 from moe_triton.selftest.check import Check, Finding, Place
 from moe_triton.selftest.checks.operators import FIRST, plain_case
 from moe_triton.selftest.comparison import wrong_parts
@@ -32,7 +32,7 @@ def replay(place: Place) -> Finding:
     with make_buffer(case, backend=place.settings.backend, timeout_s=place.settings.wait_s) as buffer:
         for _ in range(2):  # what is compiled on first use is not to be captured
             one_round(buffer, case, own, None)
-        backend.synchronize()
+        finish(buffer, backend)
         graph = npu.NPUGraph()
         with npu.graph(graph):
             captured = [one_round(buffer, case, own, None) for _ in range(3)]
@@ -42,7 +42,7 @@ def replay(place: Place) -> Finding:
             own.topk_idx.copy_(fresh.topk_idx)
             own.topk_weights.copy_(fresh.topk_weights)
             graph.replay()
-            backend.synchronize()
+            finish(buffer, backend)
             received, sums = expected_round(case, number)
             for output, combined in captured:
                 found = wrong_parts(output, combined, received[place.rank], sums[place.rank])

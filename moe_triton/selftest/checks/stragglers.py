@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch.distributed as dist
 
 from moe_triton.errors import CommunicationTimeoutError
-from moe_triton.selftest.cases import expected_round, experts_of, inputs_of, make_buffer, one_round
+from moe_triton.selftest.cases import expected_round, experts_of, finish, inputs_of, make_buffer, one_round
 from moe_triton.selftest.check import Check, Finding, Place, of_rank_0
 from moe_triton.selftest.checks.operators import FIRST, plain_case
 from moe_triton.selftest.comparison import wrong_parts
@@ -52,14 +52,14 @@ def come_late(place: Place, delay_ms: int) -> Finding:
     options = {"backend": place.settings.backend, "timeout_s": place.settings.wait_s}
     with make_buffer(case, **options) as buffer:
         one_round(buffer, case, inputs, None)
-        place.backend.synchronize()
+        finish(buffer, place.backend)
         for late in range(place.num_ranks):
             dist.barrier()
             if place.rank == late:
                 time.sleep(delay_ms / 1000)
             begins.append(time.monotonic() * 1000)
             output = buffer.dispatch(inputs.x, inputs.topk_idx, inputs.topk_weights)
-            place.backend.synchronize()
+            finish(buffer, place.backend)
             ends.append(time.monotonic() * 1000)
             y = experts_of(case, place.rank, output.tokens)
             combined = buffer.combine(y, inputs.topk_weights, output.handle)
@@ -94,13 +94,18 @@ def never_come(place: Place) -> Finding:
     inputs = inputs_of(case, place.rank, 0).to(place.backend.device)
     with make_buffer(case, backend=place.settings.backend, timeout_s=wait_s) as buffer:
         one_round(buffer, case, inputs, None)
-        place.backend.synchronize()
+        finish(buffer, place.backend)
         dist.barrier()
         wrong: tuple[str, ...] = ()
         seconds = 0.0
         if place.rank != absent:
+
+            def call() -> None:
+                one_round(buffer, case, inputs, None)
+                finish(buffer, place.backend)
+
             start = time.monotonic()
-            wrong = _miss(place, lambda: one_round(buffer, case, inputs, None), absent)
+            wrong = _miss(call, absent)
             seconds = time.monotonic() - start
         dist.barrier()  # its window stays until nobody looks for it any more
     if seconds > wait_s + NEVER_GRACE_S:
@@ -108,11 +113,10 @@ def never_come(place: Place) -> Finding:
     return Finding(wrong=wrong, figures={"wait_s": wait_s, "error_after_s": seconds})
 
 
-def _miss(place: Place, call: Callable[[], object], absent: int) -> tuple[str, ...]:
+def _miss(call: Callable[[], object], absent: int) -> tuple[str, ...]:
     """What is wrong with how a call ends that waits for a rank that does not come."""
     try:
         call()
-        place.backend.synchronize()
     except CommunicationTimeoutError as error:
         if error.missing_ranks == (absent,):
             return ()

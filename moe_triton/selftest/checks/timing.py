@@ -16,11 +16,11 @@ import torch.distributed as dist
 
 from moe_triton.buffer import EPBuffer
 from moe_triton.config import Config
-from moe_triton.selftest.cases import Case, Inputs, inputs_of, make_buffer
+from moe_triton.selftest.cases import Case, Inputs, finish, inputs_of, make_buffer
 from moe_triton.selftest.check import Check, Finding, Place, of_rank_0
 from moe_triton.selftest.checks.operators import EXPERTS_PER_RANK, FIRST, TOPK
 from moe_triton.selftest.settings import Settings
-from moe_triton.selftest.timing import WARM_UP, percentiles
+from moe_triton.selftest.timing import WARM_UP, note_durations, percentiles
 
 STAGE = "timing"
 HIDDEN = 7168
@@ -95,16 +95,23 @@ def time_rounds(place: Place, scheme: str, tokens: int, quantize: bool) -> Findi
     steps: Steps = {}
     with make_buffer(case, backend=settings.backend, timeout_s=settings.wait_s) as buffer:
         one = _Round(buffer, inputs, quantize)
+        kinds: tuple[tuple[Literal["dispatch", "combine"], Callable[[], None]], ...]
+        kinds = ("dispatch", one.dispatch), ("combine", one.combine)
         for number in range(WARM_UP + iterations):
             if number == WARM_UP:
                 clock.forget()
-                steps.clear()
             clock.take("dispatch", one.dispatch)
-            _add_steps(buffer, "dispatch", steps)
             clock.take("combine", one.combine)
-            _add_steps(buffer, "combine", steps)
             clock.take("both", one.both)
             clock.take("memcpy", lambda: target.copy_(source))
+        note_durations(buffer, True)  # in rounds of their own: noting may take time
+        for _ in range(iterations):
+            for operator, call in kinds:
+                dist.barrier()
+                call()
+                finish(buffer, place.backend)
+                for step, us in buffer.durations_us(operator).items():
+                    steps.setdefault(f"{operator} step {step}", []).append(us)
     figures = {f"{name}_us": statistics.median(times) for name, times in steps.items()}
     for operator in ("dispatch", "combine"):
         of_operator = [us for name, us in figures.items() if name.startswith(f"{operator} step ")]
@@ -137,11 +144,6 @@ class _Round:
         """One after the other."""
         self.dispatch()
         self.combine()
-
-
-def _add_steps(buffer: EPBuffer, operator: Literal["dispatch", "combine"], steps: Steps) -> None:
-    for step, us in buffer.durations_us(operator).items():
-        steps.setdefault(f"{operator} step {step}", []).append(us)
 
 
 def over_all_ranks(findings: Sequence[Finding]) -> Finding:
