@@ -145,9 +145,7 @@ def finish(buffer: EPBuffer, backend: Backend) -> None:
         backend: of this rank's device.
     """
     backend.synchronize()
-    look_back = getattr(buffer, "synchronize", None)
-    if look_back is not None:
-        look_back()
+    buffer.synchronize()
 
 
 def expected_round(case: Case, round_number: int) -> tuple[list[reference.Received], list[torch.Tensor]]:

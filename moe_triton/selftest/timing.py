@@ -50,9 +50,7 @@ def percentiles(name: str, values: Sequence[float]) -> dict[str, float]:
 
 def note_durations(target: Backend | EPBuffer, on: bool) -> None:
     """Has a back end or a buffer note how long each step takes, where it does so only when it is asked to."""
-    switch = getattr(target, "measure", None)
-    if switch is not None:
-        switch(on)
+    target.measure(on)
 
 
 def samples_us(call: Callable[[], object], backend: Backend, iterations: int) -> list[float]:

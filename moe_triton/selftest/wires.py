@@ -176,4 +176,5 @@ class Wires:
 
 
 def _launch(kernel: AscendCKernel, blocks: int, **values: Value) -> Launch:
-    return launch(kernel.name, kernel, "communication", blocks, **values)
+    zone: dict[str, Value] = {"zone_at": 0} if "zone" in values else {}
+    return launch(kernel.name, kernel, "communication", blocks, **zone, **values)

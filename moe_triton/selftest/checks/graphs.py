@@ -23,7 +23,7 @@ def graph_checks(ranks: int) -> list[Check]:
 def replay(place: Place) -> Finding:
     """Three rounds are captured, so that every other run begins in the other zone; the inputs change."""
     backend = place.backend
-    if not getattr(backend, "captures_graphs", False):
+    if not backend.captures_graphs:
         return Finding(skipped=f"the {backend.name} back end captures no graphs")
     npu = importlib.import_module("torch_npu").npu
     case = plain_case(place.settings, place.num_ranks)

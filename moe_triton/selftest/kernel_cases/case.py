@@ -52,9 +52,13 @@ class KernelCase:
 def make_case(kernel: TritonKernel, variant: str, **arguments: torch.Tensor | Hole | int) -> KernelCase:
     """A case from values by argument: a tensor of its own, a place in another argument's, or a number.
 
-    Arguments that this variant of the kernel does not have are left out.
+    Arguments that this variant of the kernel does not have are left out. A variant that looks its zone up
+    gets what others get in the second of two zones.
     """
     wanted = [arg.name for arg in kernel.args]
+    if "zone_stride" in wanted:
+        arguments = in_second_zone(arguments, "slots" if "slots" in wanted else "header")
+        variant += " zoned"
     values: dict[str, Value] = {}
     for name in wanted:
         value = arguments[name]
@@ -66,6 +70,21 @@ def make_case(kernel: TritonKernel, variant: str, **arguments: torch.Tensor | Ho
             assert isinstance(tensor, torch.Tensor)
             memory[hole.name] = tensor
     return KernelCase(kernel, variant, memory, values)
+
+
+def in_second_zone(
+    arguments: dict[str, torch.Tensor | Hole | int], window: str
+) -> dict[str, torch.Tensor | Hole | int]:
+    """The arguments with a zone of canaries before what is in the window, and the zone's cell."""
+    memory = arguments[window]
+    assert isinstance(memory, torch.Tensor)
+    other = blank(*memory.shape, dtype=memory.dtype)
+    return {
+        **arguments,
+        window: torch.cat([other, memory]),
+        "zone": torch.ones(1, dtype=torch.int32),
+        "zone_stride": memory.numel(),
+    }
 
 
 def blank(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:

@@ -39,6 +39,8 @@ def move_cases(seed: int, tokens: int, hidden: int, target: str) -> list[KernelC
     r = Routing(seed, tokens)
     cases = [_arrange(r, hidden, itemsize) for itemsize in (1, 2)]
     cases += [_append(r, hidden, itemsize) for itemsize in (1, 2)]
+    cases += [_arrange(r, hidden, 1, zoned=True), _append(r, hidden, 1, zoned=True)]
+    cases.append(_add_rows(r, DTYPES[0], hidden, target, zoned=True))
     cases += [_keep(r, hidden, itemsize) for itemsize in (1, 2)]
     for dtype in DTYPES:
         cases += pack_cases(r, dtype, hidden, target)
@@ -103,9 +105,9 @@ def _block_quantize(r: Routing, dtype: torch.dtype, hidden: int, target: str) ->
     )
 
 
-def _add_rows(r: Routing, dtype: torch.dtype, hidden: int, target: str) -> KernelCase:
+def _add_rows(r: Routing, dtype: torch.dtype, hidden: int, target: str, zoned: bool = False) -> KernelCase:
     return make_case(
-        add_rows_kernel(dtype, hidden, target),
+        add_rows_kernel(dtype, hidden, target, zoned),
         spelled(dtype),
         rows=rows_of(r, r.tokens, hidden, dtype),
         slots=rows_of(r, r.tokens, hidden + 256, dtype),
@@ -117,13 +119,15 @@ def _add_rows(r: Routing, dtype: torch.dtype, hidden: int, target: str) -> Kerne
     )
 
 
-def _arrange(r: Routing, hidden: int, itemsize: int) -> KernelCase:
+def _arrange(r: Routing, hidden: int, itemsize: int, zoned: bool = False) -> KernelCase:
     slot, has_scale = SlotLayout(hidden, itemsize), itemsize == 1
     words = align(slot.packed_bytes, SLOT_ALIGN) // 4
     per_block = 4
     rows = int(r.ends[-1])
     return make_case(
-        arrange_kernel(slot.row_bytes // 4, slot.scale_offset // 4, slot.stamp_offset // 4, has_scale, True),
+        arrange_kernel(
+            slot.row_bytes // 4, slot.scale_offset // 4, slot.stamp_offset // 4, has_scale, True, zoned
+        ),
         "int8" if has_scale else "16 bits",
         slots=r.integers(-(2**31), 2**31, NUM_RANKS, LOCAL, per_block, words),
         slot_scales=Hole("slots"),
@@ -141,11 +145,11 @@ def _arrange(r: Routing, hidden: int, itemsize: int) -> KernelCase:
     )
 
 
-def _append(r: Routing, hidden: int, itemsize: int) -> KernelCase:
+def _append(r: Routing, hidden: int, itemsize: int, zoned: bool = False) -> KernelCase:
     slot, has_scale = SlotLayout(hidden, itemsize), itemsize == 1
     words = align(slot.packed_bytes, SLOT_ALIGN) // 4
     return make_case(
-        append_kernel(slot.row_bytes // 4, slot.scale_offset // 4, has_scale),
+        append_kernel(slot.row_bytes // 4, slot.scale_offset // 4, has_scale, zoned),
         "int8" if has_scale else "16 bits",
         slots=r.integers(-(2**31), 2**31, r.tokens, words),
         slot_scales=Hole("slots"),

@@ -23,6 +23,8 @@ FEATURES = (
     SumFeatures(by_expert=True),
     SumFeatures(by_offset=True),
     SumFeatures(fp32_out=True),
+    SumFeatures(zoned=True),
+    SumFeatures(quantized=True, zoned=True),
 )
 
 
@@ -73,7 +75,7 @@ def weighted_sum_case(
         number = NUM_EXPERTS * ROWS_OF_EXPERT if features.by_expert else r.tokens * width
         slots = _random(r, number, hidden, dtype=dtype)
     places = torch.randperm(r.tokens * width, generator=r.generator) * hidden
-    named = [name for name, on in dataclasses.asdict(features).items() if on]
+    named = [name for name, on in dataclasses.asdict(features).items() if on and name != "zoned"]
     named += [f"{num_shared} shared"] * bool(num_shared) + ["unweighted"] * (not has_weights)
     return make_case(
         kernel,

@@ -16,6 +16,7 @@ from moe_triton.kernels import (
     share_kernel,
     stamps_kernel,
     starts_kernel,
+    turn_kernel,
     waits_of_combine_kernel,
     waits_of_dispatch_kernel,
 )
@@ -175,17 +176,21 @@ def _counts(r: Routing, target: str) -> list[KernelCase]:
             num_shared_ranks=SHARED_RANKS,
             num_experts=NUM_EXPERTS,
         ),
-        make_case(
-            gather_counts_kernel(target),
-            "int32",
-            header=r.ends[:NUM_RANKS].clone(),
-            counts=r.integers(0, 20, 2),
-            ep_recv_counts=blank(NUM_RANKS),
-            tokens_per_expert=r.integers(0, 9, 1, dtype=I64),
-            num_ranks=NUM_RANKS,
-            tp_rank=0,
-            capacity=15,
-        ),
+        *[
+            make_case(
+                gather_counts_kernel(target, zoned),
+                "int32",
+                header=r.ends[:NUM_RANKS].clone(),
+                counts=r.integers(0, 20, 2),
+                ep_recv_counts=blank(NUM_RANKS),
+                tokens_per_expert=r.integers(0, 9, 1, dtype=I64),
+                num_ranks=NUM_RANKS,
+                tp_rank=0,
+                capacity=15,
+            )
+            for zoned in (False, True)
+        ],
+        make_case(turn_kernel(), "int32", zone=torch.zeros(1, dtype=I32)),
         make_case(
             waits_of_dispatch_kernel(target),
             "int64",
