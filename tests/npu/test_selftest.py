@@ -1,0 +1,26 @@
+"""``moe-triton selftest --backend npu``: its own checks, run on the stand-in, find nothing wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from moe_triton.processes import RankGroup
+from moe_triton.selftest.run import checks_of
+from moe_triton.selftest.settings import Settings
+from tests.npu import selftest_workers
+
+Ranks = Callable[[int], RankGroup]
+SETTINGS = Settings("npu", ranks=2, quick=True, timeout_s=40.0)
+# Times of the stand-in say nothing, and its kernels are too slow to take them.
+CHECKS = [check for check in checks_of(SETTINGS, 2) if check.stage not in ("timing", "constants")]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name.replace(" ", "_"))
+def test_it_passes_on_the_stand_in(ranks: Ranks, check: selftest_workers.Check) -> None:
+    group = ranks(check.ranks)
+    findings = group.run(selftest_workers.run, check, SETTINGS, "random")
+    merged = check.merge([finding for finding in findings if finding is not None])
+    assert merged.wrong == ()
+    assert merged.skipped == ""
