@@ -119,7 +119,7 @@ def _pack_smooth(shape: Shape) -> TritonKernel:
 
 def _keep(shape: Shape) -> TritonKernel:
     words = shape.slot.row_bytes // WORD_BYTES
-    rows = shape.topk if shape.has("smooth") else 1
+    rows = shape.topk + shape.shared if shape.has("smooth") else 1
     return _npu(kernels.keep_kernel, words, shape.topk, shape.has("int8"), shape.has("weights"), rows)
 
 
@@ -176,7 +176,9 @@ FAMILIES = {
             (),
             ("cumulative",),
         ),
-        Family("keep", kernels.keep_kernel, _keep, ("hidden", "topk"), ("int8", "weights", "smooth")),
+        Family(
+            "keep", kernels.keep_kernel, _keep, ("hidden", "topk", "shared"), ("int8", "weights", "smooth")
+        ),
         Family("arrange", kernels.arrange_kernel, _arrange, ("hidden",), ("int8", "weights")),
         Family("own_offsets", kernels.own_offsets_kernel, lambda s: _npu(kernels.own_offsets_kernel)),
         Family(

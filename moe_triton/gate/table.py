@@ -45,7 +45,11 @@ SUMS: tuple[Features, ...] = (
 )
 
 # The variant whose sizes are crossed, where it is not the plain one.
-MAIN: dict[str, Features] = {"weighted_sum": ("weights",), "const_alphas": ("per_element",)}
+MAIN: dict[str, Features] = {
+    "keep": ("int8", "weights", "smooth"),
+    "weighted_sum": ("weights",),
+    "const_alphas": ("per_element",),
+}
 
 # What the docs show of families whose variants differ in more than a word; of others all variants.
 SHOWN: dict[str, tuple[Features, ...]] = {
@@ -114,20 +118,21 @@ def _shapes(family: Family) -> Iterator[Shape]:
     yield from (_with(features, shared=1) for features in variants(family))
 
 
-def _is_launched(family: Family, shape: Shape) -> bool:
-    """Whether the kernel exists: V1 has one shared expert at most."""
-    return not (shape.has("by_expert") and shape.shared > 1)
+def _as_launched(family: Family, shape: Shape) -> Shape:
+    """The shape with as many shared experts as there can be: V1 has one, rows are kept for them if smoothed."""
+    most = shape.shared
+    if shape.has("by_expert"):
+        most = 1
+    elif family.name == "keep" and not shape.has("smooth"):
+        most = 0
+    return replace(shape, shared=min(shape.shared, most))
 
 
 @functools.cache
 def table() -> dict[str, Case]:
     """Every case by name."""
-    cases = (
-        Case(family, shape)
-        for family in FAMILIES.values()
-        for shape in _shapes(family)
-        if _is_launched(family, shape)
-    )
+    families = FAMILIES.values()
+    cases = (Case(family, _as_launched(family, shape)) for family in families for shape in _shapes(family))
     return {case.name: case for case in cases}
 
 
