@@ -68,7 +68,8 @@ def _print_stages(saved: Sequence[str], folder: Path, console: Console) -> None:
 
 def _print_report(name: str, report: GateReport, console: Console) -> None:
     told = "in the table" if name in table() else "not in the table"
-    grid = Table(title=f"{name} for {report.soc} ({told})", show_header=False)
+    console.print(f"{name} for {report.soc} ({told})", soft_wrap=True)
+    grid = Table(show_header=False)
     used = f"{report.ub_bytes} of {report.ub_capacity} bytes, {report.ub_share:.1%}"
     grid.add_row("unified buffer", used if report.fits else f"[red]{used}[/red]")
     for transfer in report.transfers:

@@ -72,7 +72,7 @@ def run_gate(settings: GateSettings, console: Console) -> int:
 
 def _pairs(settings: GateSettings) -> list[tuple[str, Case]]:
     if settings.is_sample and settings.update:
-        rule = "keeps whole chips or whole kernels, never a sample"
+        rule = "it keeps whole chips or whole kernels, never a sample"
         raise ArgumentError("update", True, rule, "Leave out --sample.")
     socs = list(dict.fromkeys(soc_named(name).name for name in settings.socs or SOCS))
     kernels = {family_named(name).name for name in settings.kernels}

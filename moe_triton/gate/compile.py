@@ -7,6 +7,7 @@ is the criterion: it holds the AI vector core's instruction stream with every UB
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import tempfile
@@ -63,9 +64,18 @@ def _fresh_ir(kernel: TritonKernel) -> str:
 
 def compile_ir(text: str, soc: Soc) -> Compiled:
     """Take a kernel's IR through the NPU compiler, or take from the disk what that gave before."""
-    version = distribution_version("ascendnpu-ir")
-    key = ("module", text, soc.name, soc.compiler, soc.options, OPTIONS, version)
-    return Compiled(**cache.fetch(key, lambda: asdict(_compile(text, soc))))
+    return Compiled(**cache.fetch(("module", *content_of(text, soc)), lambda: asdict(_compile(text, soc))))
+
+
+def content_of(text: str, soc: Soc) -> tuple[object, ...]:
+    """All that decides what the compiler makes of a kernel's IR."""
+    return text, soc.name, soc.compiler, soc.options, OPTIONS, compiler_version()
+
+
+@functools.cache
+def compiler_version() -> str:
+    """Of the NPU compiler."""
+    return distribution_version("ascendnpu-ir")
 
 
 def _compile(text: str, soc: Soc) -> Compiled:

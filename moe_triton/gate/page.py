@@ -8,7 +8,7 @@ from pathlib import Path
 from moe_triton.gate import golden
 from moe_triton.gate.report import PIPES
 from moe_triton.gate.socs import SOC_OF_PRODUCT, SOCS
-from moe_triton.gate.table import SHOWN_SIZES, Case, shown_cases
+from moe_triton.gate.table import Case, shown_cases
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compiler-gate.md"
 BEGIN, END = "<!-- begin: moe-triton gate --update writes this -->", "<!-- end -->"
@@ -34,7 +34,7 @@ def tables(kept: Kept | None = None) -> str:
 
 
 def _line(case: Case, rows: Kept) -> str:
-    name = case.name.replace(f"/{SHOWN_SIZES}", "/").replace("/-", "/").removesuffix("/")
+    name = " ".join([case.family.name, *(f for f in case.family.features if case.shape.has(f))])
     row = rows[SOC_OF_PRODUCT["A3"]].get(case.name)
     if row is None or row["rejected"]:
         return f"| `{name}` | {'not compiled' if row is None else row['rejected']} |" + " |" * 12
@@ -48,7 +48,7 @@ def _line(case: Case, rows: Kept) -> str:
         row["stores"] or "-",
         *(row[pipe] for pipe in PIPES),
         row["set"],
-        row["barriers"].replace("ALL:1", "").strip().replace(":", " ").replace(" M", ", M") or "-",
+        ", ".join(b.replace(":", " ") for b in row["barriers"].split() if b != "ALL:1") or "-",
         loops,
         "rejected" if outlook.get("rejected") else f"{outlook.get('ub_percent', '-')} %",
         f"{cycles:.0f}",

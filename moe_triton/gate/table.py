@@ -24,7 +24,6 @@ DTYPES = ("bf16", "fp16")
 Features = tuple[str, ...]
 
 BASE = Shape()
-SHOWN_SIZES = "bf16-h7168-k8-s0"
 
 # Beyond weights. By token all combine; results found by expert (V1) or by offset have fewer of them.
 _BY_TOKEN = ("masked", "shared_x", "special", "quantized", "fp32_out")
@@ -119,7 +118,7 @@ def _shapes(family: Family) -> Iterator[Shape]:
 
 
 def _as_launched(family: Family, shape: Shape) -> Shape:
-    """The shape with as many shared experts as there can be: V1 has one, rows are kept for them if smoothed."""
+    """With as many shared experts as there can be: V1 has one, and rows are kept for them if smoothed."""
     most = shape.shared
     if shape.has("by_expert"):
         most = 1
