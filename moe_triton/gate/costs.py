@@ -63,9 +63,11 @@ class Estimate:
 
     @property
     def bound(self) -> str:
-        """What takes longest: bandwidth, or the pipe; bandwidth in a draw."""
+        """What takes longest: bandwidth, or a pipe; MTE2 and MTE3 only if they mostly wait for themselves."""
         figures = dict(zip(("bandwidth", "MTE2", "MTE3", "V", "S"), astuple(self), strict=True))
-        return max(figures, key=figures.__getitem__)
+        longest = max(figures, key=figures.__getitem__)
+        mostly_bytes = longest in START_CYCLES and 2 * self.bandwidth >= figures[longest]
+        return "bandwidth" if mostly_bytes else longest
 
     @property
     def cycles(self) -> float:

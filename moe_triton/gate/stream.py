@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Pipe = Literal["MTE2", "MTE3", "V", "S"]
@@ -38,10 +38,12 @@ class Buffer:
     Attributes:
         tile: its type, as ``"7168xbf16"``; ``"?"`` where it cannot be told.
         double_buffered: two tiles are used in turn.
+        part: type of what is used of it, where that is less and its size is known: a row, say.
     """
 
     tile: str
     double_buffered: bool = False
+    part: str = ""
 
     @property
     def is_element(self) -> bool:
@@ -50,8 +52,8 @@ class Buffer:
 
     @property
     def num_bytes(self) -> int:
-        """Of one tile."""
-        *dims, element = self.tile.split("x")
+        """Of the part of one tile that is used."""
+        *dims, element = (self.part or self.tile).split("x")
         if element not in ELEMENT_BITS or "?" in dims:
             return 0
         bits = ELEMENT_BITS[element]
@@ -227,7 +229,7 @@ class _Reader:
 
     def _buffer(self, value: str) -> Buffer | None:
         """The tile behind a value; None for scalars and for global memory."""
-        tile, twice = "", False
+        part, tile, twice = "", "", False
         for _ in range(32):
             definition = self._definitions.get(value.partition("#")[0], "")
             types = _TYPE.findall(definition)
@@ -236,12 +238,16 @@ class _Reader:
                 if space != "ub":
                     return None
                 tile = dims + element
+                part = part or (tile if "?" not in tile else "")
             view = re.match(r"(\S+) (%[\w#]+)", definition)
             if view is None or view[1] not in _VIEWS:
                 twice = definition.startswith(("arith.select", "llvm.select"))
                 break
             value = view[2]
-        return Buffer(tile, twice) if tile else None
+        if not tile:
+            return None
+        whole = Buffer(tile, twice)
+        return replace(whole, part=part) if 0 < Buffer(part).num_bytes < whole.num_bytes else whole
 
 
 def _pipe_of(function: str) -> Pipe:

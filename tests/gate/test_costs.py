@@ -62,8 +62,10 @@ def test_of_two_branches_the_dearer_one_counts_and_unlikely_ones_not_at_all() ->
     ("figures", "bound"),
     [
         ((9, 8, 7, 6, 5), "bandwidth"),
-        ((5, 6, 0, 0, 0), "MTE2"),
-        ((5, 0, 6, 0, 0), "MTE3"),
+        ((5, 11, 0, 0, 0), "MTE2"),
+        ((5, 0, 11, 0, 0), "MTE3"),
+        ((5, 10, 0, 0, 0), "bandwidth"),
+        ((5, 0, 10, 0, 0), "bandwidth"),
         ((5, 0, 0, 6, 0), "V"),
         ((5, 0, 0, 0, 6), "S"),
         ((5, 0, 0, 5, 0), "bandwidth"),

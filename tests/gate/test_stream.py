@@ -206,3 +206,12 @@ def test_global_memory_is_no_tile() -> None:
     text = module(*buffer("%b", 0, "8xf32"), view, vector("copy", "%g", "%b"))
     (found,) = [node for node in parse(text) if isinstance(node, Instruction)]
     assert found.buffers == (Buffer("8xf32"),)
+
+
+def test_of_a_row_of_a_tile_only_the_row_counts() -> None:
+    row = f"%v = memref.subview %tile[%i, 0] [1, 8] [1, 1] : {TILE} to memref<1x8xf32, strided<[8, 1]>, {UB}>"
+    cast = f"%w = memref.cast %v : memref<1x8xf32, strided<[8, 1]>, {UB}> to memref<?x?xf32, {UB}>"
+    text = module(*two_buffers("%tile", "896x8xf32"), row, cast, vector("vadd", "%w", "%tile"))
+    (found,) = [node for node in parse(text) if isinstance(node, Instruction)]
+    assert found.buffers == (Buffer("896x8xf32", True, "1x8xf32"), Buffer("896x8xf32", True))
+    assert [buffer.num_bytes for buffer in found.buffers] == [32, 28672]
