@@ -45,6 +45,7 @@ def run_gate(settings: GateSettings, console: Console) -> int:
         0 if everything is as it is kept, or was kept now; else 1.
     """
     try:
+        _check_checkout()
         pairs = _pairs(settings)
         found = _compile(pairs, console)
     except MoeTritonError as error:
@@ -68,6 +69,14 @@ def run_gate(settings: GateSettings, console: Console) -> int:
         console.print("If these are meant, keep them: moe-triton gate --update (make gate-update).")
         return 1
     return 0
+
+
+def _check_checkout() -> None:
+    if not golden.FOLDER.parent.is_dir():
+        told = (
+            "the figures to compare with are part of the project's repository: run this in a checkout of it"
+        )
+        raise MoeTritonError(f"{golden.FOLDER} is not there; {told}. moe-triton compile works anywhere.")
 
 
 def _pairs(settings: GateSettings) -> list[tuple[str, Case]]:

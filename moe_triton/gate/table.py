@@ -1,7 +1,8 @@
 """The whole table: every kernel in the sizes that are supported, as the gate compiles it.
 
 H is crossed with both ends and the middle of K; otherwise one size changes at a time from H = 7168, K = 8,
-bf16. Every variant that a plan can launch is there at least once, the main ones in every H.
+bf16. Every variant that a plan can launch is there at H = 8192, where the unified buffer is fullest, the main
+ones are in every H.
 """
 
 from __future__ import annotations
@@ -114,7 +115,9 @@ def _shapes(family: Family) -> Iterator[Shape]:
         yield from (_with(features, hidden=h) for h in HIDDEN)
         yield from (_with(features, topk=k) for k in (TOPK[0], TOPK[-1]))
         yield from (_with(features, dtype=d, shared=s) for d, s in product(DTYPES, SHARED[:2]))
-    yield from (_with(features, shared=1) for features in variants(family))
+        yield _with(features, hidden=HIDDEN[-1], topk=TOPK[-1], shared=SHARED[-1])
+    # where the most is held at a time
+    yield from (_with(features, hidden=HIDDEN[-1], shared=1) for features in variants(family))
 
 
 def _as_launched(family: Family, shape: Shape) -> Shape:

@@ -123,3 +123,10 @@ def test_gate_updates_one_kernel_and_leaves_the_others(kept: Path) -> None:
 def test_gate_names_what_is_wrong(kept: Path, arguments: list[str], told: str) -> None:
     assert told in run("gate", *arguments, code=1)
     assert not kept.exists()
+
+
+def test_gate_says_that_it_needs_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(golden, "FOLDER", tmp_path / "lib" / "golden")
+    output = run("gate", "--kernel", "route", code=1)
+    assert "run this in a checkout" in output
+    assert "moe-triton compile works anywhere" in output

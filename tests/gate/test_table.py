@@ -105,7 +105,7 @@ def variants(config: Config, rank: int) -> Iterator[Variant]:
 def launched(name: str) -> Iterator[TritonKernel]:
     """The Triton kernels of every plan of a kind of communicator, on the NPU."""
     more, rank = CONFIGS[name]
-    config = Config(8, 16, 7168, 8, 24 if more.get("num_shared_ranks") else 32, relaxed=True, **more)
+    config = Config(8, 16, 8192, 8, 24 if more.get("num_shared_ranks") else 32, relaxed=True, **more)
     for variant in variants(config, rank):
         exchange_rank = 0 if variant.exchange else None
         site = Site(config, rank, 4, 1000, "npu", exchange_rank)
