@@ -48,7 +48,7 @@ def run_compile(settings: CompileSettings, console: Console) -> int:
             _print_stages(save_stages(kernel, soc, settings.save), settings.save, console)
         report = compile_for_npu(kernel, soc.name)
     except MoeTritonError as error:
-        console.print(str(error), style="red", markup=False)
+        console.print(str(error), style="red", markup=False, soft_wrap=True)
         return 1
     _print_report(family.case_name(shape), report, console)
     return 0 if report.fits else 1

@@ -49,7 +49,7 @@ def run_gate(settings: GateSettings, console: Console) -> int:
         pairs = _pairs(settings)
         found = _compile(pairs, console)
     except MoeTritonError as error:
-        console.print(str(error), style="red", markup=False)
+        console.print(str(error), style="red", markup=False, soft_wrap=True)
         return 1
     is_whole = not (settings.kernels or settings.is_sample)
     changes = {
