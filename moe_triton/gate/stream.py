@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from moe_triton.errors import ToolchainError
+
 Pipe = Literal["MTE2", "MTE3", "V", "S"]
 
 ELEMENT_BITS = {"bf16": 16, "f16": 16, "f32": 32, "i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64}
@@ -26,6 +28,17 @@ _VIEWS = (
     "memref.extract_strided_metadata",
     "builtin.unrealized_conversion_cast",
 )
+# Library functions by how their names begin.
+_FUNCTIONS: dict[str, Pipe] = {
+    "load_gm_to_ubuf": "MTE2",
+    "store_ubuf_to_gm": "MTE3",
+    "copy_ubuf_to_ubuf": "V",
+    "arange_": "V",
+    "broadcast_": "V",
+    "enablevc_": "V",
+    "reduce_": "V",
+    "v": "V",
+}
 _TYPE = re.compile(
     r"memref<((?:(?:\d+|\?)x)*)(bf16|f16|f32|i\d+)\b[^<>]*(?:<[^<>]*>[^<>]*)*#hivm.address_space<(\w+)>"
 )
@@ -251,6 +264,11 @@ class _Reader:
 
 
 def _pipe_of(function: str) -> Pipe:
-    if function.startswith("load_gm_to_ubuf"):
-        return "MTE2"
-    return "MTE3" if function.startswith("store_ubuf_to_gm") else "V"
+    for prefix, pipe in _FUNCTIONS.items():
+        if function.startswith(prefix):
+            return pipe
+    if "_vf_" in function:  # 950: outlined by the compiler, for its register-based vector cores
+        return "V"
+    raise ToolchainError(
+        f"the gate does not know which pipe runs {function}: add it to moe_triton.gate.stream"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from moe_triton.errors import ToolchainError
 from moe_triton.gate import UB_BYTES, Transfer, tile_transfers
 from moe_triton.gate.report import buffered_ub_bytes, report_of
 from moe_triton.gate.stream import Branch, Buffer, Instruction, Loop, Sync, parse, walk
@@ -203,7 +204,7 @@ def test_tiles_have_sizes(tile: str, num_bytes: int, is_element: bool) -> None:
 def test_global_memory_is_no_tile() -> None:
     kinds = f"memref<?xf32, {GM}> to memref<8xf32, {GM}>"
     view = f"%g = memref.reinterpret_cast %arg0 to offset: [%o], sizes: [8], strides: [1] : {kinds}"
-    text = module(*buffer("%b", 0, "8xf32"), view, vector("copy", "%g", "%b"))
+    text = module(*buffer("%b", 0, "8xf32"), view, vector("vcopy", "%g", "%b"))
     (found,) = [node for node in parse(text) if isinstance(node, Instruction)]
     assert found.buffers == (Buffer("8xf32"),)
 
@@ -215,3 +216,13 @@ def test_of_a_row_of_a_tile_only_the_row_counts() -> None:
     (found,) = [node for node in parse(text) if isinstance(node, Instruction)]
     assert found.buffers == (Buffer("896x8xf32", True, "1x8xf32"), Buffer("896x8xf32", True))
     assert [buffer.num_bytes for buffer in found.buffers] == [32, 28672]
+
+
+def test_an_instruction_that_is_not_known_is_not_guessed() -> None:
+    with pytest.raises(ToolchainError, match="does not know which pipe runs nd2nz"):
+        parse(module(vector("nd2nz", "%b")))
+    with pytest.raises(ToolchainError, match="which pipe runs copy_gm_to_l1"):
+        parse(module(vector("copy_gm_to_l1", "%b")))
+    (found,) = parse(module(vector("_pack_kernel_outlined_vf_0", "%b")))
+    assert isinstance(found, Instruction)
+    assert found.pipe == "V"
