@@ -1,7 +1,8 @@
 """The Triton kernels, each with the sizes and variants that decide its code on the NPU.
 
 A family is one kernel, or one of the kernels that a factory makes; a shape is what it is specialised for.
-Run-time arguments (tokens, ranks, strides) decide nothing.
+Run-time arguments (tokens, ranks, strides) decide nothing. Of kernels that read windows it is the variant that
+an NPU's plans launch: it looks its zone up in device memory.
 """
 
 from __future__ import annotations
@@ -126,12 +127,12 @@ def _keep(shape: Shape) -> TritonKernel:
 def _arrange(shape: Shape) -> TritonKernel:
     slot = shape.slot
     words = [n // WORD_BYTES for n in (slot.row_bytes, slot.scale_offset, slot.stamp_offset)]
-    return _npu(kernels.arrange_kernel, *words, shape.has("int8"), shape.has("weights"))
+    return _npu(kernels.arrange_kernel, *words, shape.has("int8"), shape.has("weights"), zoned=True)
 
 
 def _append(shape: Shape) -> TritonKernel:
     words = [n // WORD_BYTES for n in (shape.slot.row_bytes, shape.slot.scale_offset)]
-    return _npu(kernels.append_kernel, *words, shape.has("int8"))
+    return _npu(kernels.append_kernel, *words, shape.has("int8"), zoned=True)
 
 
 def _const_alphas(shape: Shape) -> TritonKernel:
@@ -140,12 +141,15 @@ def _const_alphas(shape: Shape) -> TritonKernel:
 
 
 def _weighted_sum(shape: Shape) -> TritonKernel:
-    features = SumFeatures(**{name: shape.has(name) for name in SUM_FEATURES})
+    # Of results that are found by offset, those of "direct", the host knows the zone.
+    features = SumFeatures(
+        **{name: shape.has(name) for name in SUM_FEATURES}, zoned=not shape.has("by_offset")
+    )
     sizes = shape.torch_dtype, shape.hidden, shape.topk, shape.shared, shape.has("weights")
     return _npu(kernels.weighted_sum_kernel, *sizes, features=features)
 
 
-SUM_FEATURES = tuple(f.name for f in fields(SumFeatures))
+SUM_FEATURES = tuple(f.name for f in fields(SumFeatures) if f.name != "zoned")
 _ROWS = ("dtype", "hidden")
 
 FAMILIES = {
@@ -186,6 +190,8 @@ FAMILIES = {
             kernels.waits_of_dispatch_kernel,
             lambda s: _npu(kernels.waits_of_dispatch_kernel),
         ),
+        # the end of an operator
+        Family("turn", kernels.turn_kernel, lambda s: _npu(kernels.turn_kernel)),
         # direct
         Family("starts", kernels.starts_kernel, lambda s: _npu(kernels.starts_kernel)),
         Family(
@@ -203,11 +209,15 @@ FAMILIES = {
         ),
         # between tensor-parallel ranks
         Family("append", kernels.append_kernel, _append, ("hidden",), ("int8",)),
-        Family("gather_counts", kernels.gather_counts_kernel, lambda s: _npu(kernels.gather_counts_kernel)),
+        Family(
+            "gather_counts",
+            kernels.gather_counts_kernel,
+            lambda s: _npu(kernels.gather_counts_kernel, zoned=True),
+        ),
         Family(
             "add_rows",
             kernels.add_rows_kernel,
-            lambda s: _npu(kernels.add_rows_kernel, s.torch_dtype, s.hidden),
+            lambda s: _npu(kernels.add_rows_kernel, s.torch_dtype, s.hidden, zoned=True),
             _ROWS,
         ),
         # combine

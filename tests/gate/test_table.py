@@ -62,10 +62,9 @@ def variants(config: Config, rank: int) -> Iterator[Variant]:
     """Every variant that a communicator of this kind can be asked for, and some that it would refuse."""
     is_plain = config.version == 1 or config.scheme != "fullmesh_v1"
     masks = ("none",) if is_plain else ("none", "tokens", "entries")
-    keeps = BOTH if not is_plain and not config.is_shared_rank(rank) else (False,)
     exchanges = (False,) if config.scheme == "direct" else BOTH
-    for (quantize, smooth), weights, mask, cumulative, exchange, waits, keeps_own in product(
-        [(False, False), (True, False), (True, True)], BOTH, masks, BOTH, exchanges, BOTH, keeps
+    for (quantize, smooth), weights, mask, cumulative, exchange, waits in product(
+        [(False, False), (True, False), (True, True)], BOTH, masks, BOTH, exchanges, BOTH
     ):
         yield DispatchVariant(
             torch.bfloat16,
@@ -75,14 +74,11 @@ def variants(config: Config, rank: int) -> Iterator[Variant]:
             mask,
             cumulative,
             exchange,
-            waits,
-            keeps_own,  # type: ignore[arg-type]
+            waits,  # type: ignore[arg-type]
         )
     if config.scheme == "direct":
         yield from (CombineVariant(torch.bfloat16, weights) for weights in BOTH)
         return
-    if keeps == BOTH:  # only an `EPBuffer` keeps its own, and it asks for nothing else
-        yield from (CombineVariant(torch.bfloat16, weights, keeps_own=True) for weights in BOTH)
     shared_x = BOTH if not is_plain and not config.num_shared_ranks else (False,)
     specials = ((0, 0, 0), (1, 1, 1)) if not is_plain else ((0, 0, 0),)
     for weights, mask, x, special, per_element, quantize, exchange, norm, waits in product(
