@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from moe_triton.costs.constants import FIELDS, MachineConstants
 from moe_triton.errors import ArgumentError
+from moe_triton.soc import SOCS, UB_BYTES
 
 MACHINES = ("A2", "A3", "cpu")
 
@@ -13,7 +14,7 @@ ESTIMATE = "estimate; no published source"
 # Alike on A2 and A3: (value, source).
 _BOTH: dict[str, tuple[float, str]] = {
     "clock_ghz": (1.85, "published: vector cores of Ascend 910B and 910C"),
-    "ub_bytes": (196608.0, "published: 192 KB of a vector core"),
+    "ub_bytes": (float(UB_BYTES), "published: 192 KB of a vector core"),
     "vector_latency_cycles": (18.0, REPLAY),
     "vector_bytes_per_cycle": (256.0, REPLAY),
     "vector_divide_factor": (4.0, REPLAY),
@@ -29,7 +30,7 @@ _BOTH: dict[str, tuple[float, str]] = {
     "sync_all_us": (5.0, "estimate from 'about 15% of dispatch'"),
 }
 _A2: dict[str, tuple[float, str]] = {
-    "cores": (40.0, "published: Ascend 910B3"),
+    "cores": (float(SOCS["Ascend910B3"].vector_cores), "published: Ascend 910B3"),
     "stream_bytes_per_cycle": (21.6, "1.6 TB/s of HBM over 40 cores at 1.85 GHz"),
     "remote_write_gb_per_s": (28.0, "published: one HCCS link each way"),
     "remote_write_latency_us": (1.0, ESTIMATE),
@@ -37,7 +38,7 @@ _A2: dict[str, tuple[float, str]] = {
     "memcpy_gb_per_s": (850.0, "published: 1.6 to 1.8 TB/s of HBM, read and written"),
 }
 _A3: dict[str, tuple[float, str]] = {
-    "cores": (48.0, "published: one die of Ascend 910C"),
+    "cores": (float(SOCS["Ascend910_9391"].vector_cores), "published: one die of Ascend 910C"),
     "stream_bytes_per_cycle": (18.0, "1.6 TB/s of HBM a die over 48 cores at 1.85 GHz"),
     "remote_write_gb_per_s": (196.0, "published, secondary: UB of one die"),
     "remote_write_latency_us": (0.7, "published, secondary: two dies of one node"),

@@ -12,8 +12,9 @@ from __future__ import annotations
 from moe_triton.errors import ToolchainError
 from moe_triton.gate.compile import compile_ir, notes_of, npu_ir, reason_of
 from moe_triton.gate.report import GateReport, Transfer, planned_ub_bytes, report_of, tile_transfers
-from moe_triton.gate.socs import SOC_OF_PRODUCT, SOCS, UB_BYTES, Soc, soc_named
+from moe_triton.gate.socs import SOC_OF_PRODUCT, SOCS, Soc, soc_named
 from moe_triton.kernel import TritonKernel
+from moe_triton.soc import UB_BYTES
 
 __all__ = [
     "SOCS",

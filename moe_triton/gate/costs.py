@@ -1,8 +1,8 @@
 """A lower bound on a kernel's cycles, from its instruction stream alone. Nothing here is measured.
 
-Every constant is an assumption about an A2 or A3 vector core. The bound knows no order between pipes: each
-is charged with its own work as if it never waited for another one, so that a kernel takes at least as long as
-the busiest. What it is good for is to tell which pipe that is.
+Every constant is an assumption about an A2 vector core (`moe_triton.costs`). The bound knows no order between
+pipes: each is charged with its own work as if it never waited for another one, so that a kernel takes at least
+as long as the busiest. What it is good for is to tell which pipe that is.
 
 Charged is one turn of every loop whose length is known at run time only, a token or a row mostly, with the
 turns of all loops of constant length inside it. Work outside loops, done once a program, is left out, as is
@@ -14,23 +14,25 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass
 
+from moe_triton.costs import assumed_constants
 from moe_triton.gate.stream import Branch, Instruction, Loop, Node, Sync
 
-CLOCK_GHZ = 1.85
-BANDWIDTH = 21.6
+_CORE = assumed_constants("A2")
+CLOCK_GHZ = _CORE.clock_ghz
+BANDWIDTH = _CORE.stream_bytes_per_cycle
 """Bytes a cycle between global memory and one core while 40 cores stream, both directions together."""
 
-START_CYCLES = {"MTE2": 450, "MTE3": 250}
+START_CYCLES = {"MTE2": int(_CORE.load_latency_cycles), "MTE3": int(_CORE.store_latency_cycles)}
 """From a copy's issue to its end, without its bytes; a barrier exposes it to the next copy."""
 
-VECTOR_START, VECTOR_BYTES = 18, 256
+VECTOR_START, VECTOR_BYTES = int(_CORE.vector_latency_cycles), int(_CORE.vector_bytes_per_cycle)
 """Cycles before an instruction of V does anything, and bytes of its widest tile a cycle."""
 
-DIVIDE_FACTOR, REDUCE_FACTOR = 4, 2
-SCALAR_GLOBAL, SCALAR_UB = 350, 12
+DIVIDE_FACTOR, REDUCE_FACTOR = int(_CORE.vector_divide_factor), int(_CORE.vector_reduce_factor)
+SCALAR_GLOBAL, SCALAR_UB = int(_CORE.scalar_global_cycles), int(_CORE.scalar_local_cycles)
 """Cycles for one element from or to global memory, or the unified buffer."""
 
-FLAG_CYCLES = 6
+FLAG_CYCLES = int(_CORE.flag_cycles)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The Triton kernels, each with the sizes and variants that decide its code on the NPU.
 
 A family is one kernel, or one of the kernels that a factory makes; a shape is what it is specialised for.
-Run-time arguments (tokens, ranks, strides) decide nothing. Of kernels that read windows it is the variant that
-an NPU's plans launch: it looks its zone up in device memory.
+Run-time arguments (tokens, ranks, strides) decide nothing. Of kernels that read windows it is the variant
+that an NPU's plans launch: it looks its zone up in device memory.
 """
 
 from __future__ import annotations

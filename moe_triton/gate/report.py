@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from moe_triton.errors import ToolchainError
 from moe_triton.gate.costs import Estimate, estimate
-from moe_triton.gate.socs import SOCS, UB_BYTES
+from moe_triton.gate.socs import SOCS
 from moe_triton.gate.stream import (
     ELEMENT_BITS,
     Buffer,
@@ -23,6 +23,7 @@ from moe_triton.gate.stream import (
     parse,
     walk,
 )
+from moe_triton.soc import UB_BYTES
 
 PIPES: tuple[Pipe, ...] = ("MTE2", "MTE3", "V", "S")
 

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 
 from moe_triton.errors import ArgumentError
 
-UB_BYTES = 192 * 1024
-"""Unified buffer of one AI vector core, A2 and A3."""
-
 SOC_OF_PRODUCT = {"A2": "Ascend910B3", "A3": "Ascend910_9391"}
 
 

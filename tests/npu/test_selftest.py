@@ -14,8 +14,8 @@ from tests.npu.device import AT_ONCE
 
 Ranks = Callable[[int], RankGroup]
 SETTINGS = Settings("npu", ranks=2, quick=True, timeout_s=40.0)
-# Times of the stand-in say nothing. Its graphs do not hold what torch computes between the calls: test_graphs.py
-# has graphs that do without.
+# Times of the stand-in say nothing. Its graphs do not hold what torch computes between the calls:
+# test_graphs.py has graphs that do without.
 CHECKS = [check for check in checks_of(SETTINGS, 2) if check.stage not in ("graphs", "timing", "constants")]
 
 
