@@ -1,8 +1,8 @@
 """A lower bound on a kernel's cycles, from its instruction stream alone. Nothing here is measured.
 
 Every constant is an assumption about an A2 vector core (`moe_triton.costs`). The bound knows no order between
-pipes: each is charged with its own work as if it never waited for another one, so that a kernel takes at least
-as long as the busiest. What it is good for is to tell which pipe that is.
+pipes: each is charged with its own work as if it never waited for another one, so that a kernel takes at
+least as long as the busiest. What it is good for is to tell which pipe that is.
 
 Charged is one turn of every loop whose length is known at run time only, a token or a row mostly, with the
 turns of all loops of constant length inside it. Work outside loops, done once a program, is left out, as is

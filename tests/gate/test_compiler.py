@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from moe_triton.gate import SOCS, compile_for_npu, planned_ub_bytes
+from moe_triton.errors import ToolchainError
+from moe_triton.gate import SOCS, UB_BYTES, compile_for_npu, planned_ub_bytes
 from moe_triton.gate.compile import compile_ir, npu_ir
 from moe_triton.gate.report import buffered_ub_bytes
 from moe_triton.gate.table import shown_cases, table
+from moe_triton.kernel import Arg, TritonKernel
+from moe_triton.kernels.language import tl, triton
 
 CASES = {case.name: case for case in shown_cases()}
 A3, OUTLOOK = SOCS["Ascend910_9391"], SOCS["Ascend950PR_9589"]
@@ -42,3 +45,25 @@ def test_both_compilers_keep_every_copy_of_a_kernel() -> None:
         assert all(transfer.tile != "?" for transfer in (*ours.transfers, *theirs.transfers)), case.name
         kinds = [[transfer.kind for transfer in report.transfers] for report in (ours, theirs)]
         assert kinds[0] == kinds[1], case.name
+
+
+@triton.jit
+def _too_wide(x, y, WIDTH: tl.constexpr):  # noqa: N803
+    columns = tl.arange(0, WIDTH)
+    row = tl.load(x + columns)
+    tl.store(y + columns, row / tl.max(row, 0))
+
+
+def test_a_row_wider_than_the_unified_buffer_is_rejected() -> None:
+    arguments = (Arg("x", "*fp32", "in"), Arg("y", "*fp32", "out"))
+    kernel = TritonKernel("too_wide", _too_wide, arguments, {"WIDTH": UB_BYTES}, fallback=lambda *_: None)
+    with pytest.raises(ToolchainError, match=r"too_wide|memory plan"):
+        compile_for_npu(kernel)
+
+
+def test_planned_bytes_are_the_highest_end() -> None:
+    plan = (
+        '{"Record": [{"error_info": "", "memory_info_array": ['
+        '{"extent": 256, "offset": [0, 64]}, {"extent": 800, "offset": [32]}]}]}'
+    )
+    assert planned_ub_bytes(plan) == 132

@@ -181,3 +181,31 @@ def test_the_page_explains_every_kernel_that_bandwidth_does_not_bound() -> None:
     assert {name for name, pipe in bound.items() if pipe != "bandwidth"} <= named
     features = {f for name in sums if kept[name]["bound"] != "bandwidth" for f in name.split("-")[4:]}
     assert features <= named
+
+
+def _is_single(row: Row) -> bool:
+    """Whether a copy of whole tiles has one buffer: it does not overlap with the work on the other one."""
+    return any(len(set(row[copies].split("/"))) > 1 for copies in ("loads", "stores"))
+
+
+@pytest.mark.parametrize("soc", [A2, A3])
+def test_copies_of_rows_overlap_with_the_work_on_them(soc: str) -> None:
+    """The exceptions are tables of words, and a store of fp32 for which there is no room to be had twice."""
+    rows = golden.read(soc)
+    single = {case for case, row in rows.items() if _is_single(row)}
+    sums = {case for case in single if case.startswith("weighted_sum/")}
+    assert single - sums == {"returns/shared_rank", "route"}
+    assert all(re.search(r"-s0-weights-fp32_out$", case) for case in sums)
+    for kernel in (
+        "pack",
+        "pack_smooth",
+        "arrange",
+        "append",
+        "keep",
+        "add_rows",
+        "block_quantize",
+        "rms_norm",
+    ):
+        found = [row for case, row in rows.items() if case.partition("/")[0] == kernel]
+        assert found
+        assert all(row["loads"] and row["stores"] for row in found), kernel
