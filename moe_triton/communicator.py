@@ -369,6 +369,8 @@ class Communicator:
         """Gives the windows back. Closing again does nothing."""
         if not self._closed:
             self._closed = True
+            if self._unread is not None:
+                self.backend.synchronize()  # what still runs uses what is given up here
             self._executables.clear()
             self._last.clear()
             self._views.clear()

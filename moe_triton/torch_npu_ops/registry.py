@@ -151,6 +151,7 @@ def communicator(place: Place) -> Communicator:
             f"the group {place.group_ep!r} has no buffer for these shapes and attributes yet, and none can "
             f"be made inside a graph. Run the same calls once before the capture."
         )
+    oldest = _oldest_idle(place.group_ep, kept) if len(kept) >= KEPT_PER_GROUP else None
     number = epoch(place.group_ep)
     meeting = Meeting(group_of(place.group_ep, "group_ep"), chosen.timeout_s, place.members, number)
     exchange = None
@@ -166,8 +167,8 @@ def communicator(place: Place) -> Communicator:
         tuning=chosen.tuning,
         trace=chosen.trace,
     )
-    if len(kept) >= KEPT_PER_GROUP:
-        _drop_oldest(place.group_ep, kept)
+    if oldest is not None:
+        kept.pop(oldest).close()
     kept[place, chosen] = made
     return made
 
@@ -181,7 +182,7 @@ def _forget_former_group(name: str) -> None:
         _made_for[name] = group
 
 
-def _drop_oldest(name: str, kept: Kept) -> None:
+def _oldest_idle(name: str, kept: Kept) -> tuple[Place, settings.Settings]:
     idle = [key for key, communicator in kept.items() if communicator.is_idle]
     if not idle:
         raise BufferStateError(
@@ -189,7 +190,7 @@ def _drop_oldest(name: str, kept: Kept) -> None:
             f"room for another. Call a teardown first; or pass the same global_bs with every batch, so that "
             f"they share one; or release the group, and capture anew."
         )
-    kept.pop(min(idle, key=lambda key: kept[key].last_use)).close()
+    return min(idle, key=lambda key: kept[key].last_use)
 
 
 class Access:

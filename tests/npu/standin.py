@@ -16,15 +16,17 @@ import torch
 
 from moe_triton.abi import words_of
 from moe_triton.ascendc import KERNELS
+from moe_triton.backends.base import Bindings
 from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.triton import load
-from moe_triton.backends.npu import library, memfabric, runtime, toolchain, triton_kernels
+from moe_triton.backends.npu import executable, library, memfabric, runtime, toolchain, triton_kernels
 from moe_triton.kernel import TritonKernel
 from moe_triton.kernels.rms_norm import LANES
 from moe_triton.soc import soc_of
 from tests.npu.device import Device, FakeCapture, FakeEvent, FakeGraph, FakeStream, Work
 
 SHM = Path("/dev/shm")
+RUN = executable.NpuExecutable.run
 ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
 
 
@@ -211,6 +213,11 @@ def install(policy: str = "random", seed: int = 0, soc: str = "Ascend910_9391") 
         device.synchronize()
         return tensor
 
+    def run(self: executable.NpuExecutable, bindings: Bindings) -> int:
+        device.hold((self, list(bindings.values())))
+        return RUN(self, bindings)
+
+    executable.NpuExecutable.run = run  # type: ignore[method-assign]
     runtime.Runtime.copy = copy  # type: ignore[method-assign]
     runtime.Runtime.on_host = on_host  # type: ignore[method-assign]
     return device
