@@ -20,10 +20,13 @@ class HostReadError(AssertionError):
 
 
 @contextmanager
-def refused() -> Iterator[None]:
+def refused(*, prepares: bool = False) -> Iterator[None]:
     """Raises where a tensor is read, made from the host's numbers, or made without naming a device.
 
     What kernels reported is an exception: it is in the host's memory when an executable looks at it.
+
+    Args:
+        prepares: tensors may be made from the host's numbers, on the device.
     """
     looking = 0
     outcome = NpuExecutable.outcome
@@ -59,6 +62,7 @@ def refused() -> Iterator[None]:
             )
         for name in MAKES:
             patches.enter_context(mock.patch.object(torch, name, make(name, getattr(torch, name))))
-        patches.enter_context(mock.patch.object(torch, "tensor", read("of numbers", torch.tensor)))
+        guard = make if prepares else read
+        patches.enter_context(mock.patch.object(torch, "tensor", guard("tensor", torch.tensor)))
         patches.enter_context(mock.patch.object(NpuExecutable, "outcome", look))
         yield

@@ -56,6 +56,10 @@ def test_steady_calls_neither_wait_nor_read(ranks: Ranks, layer: layers.Layer) -
     assert ranks(2).run(layer_workers.steady, layer) == [[], []]
 
 
+def test_elastic_info_takes_one_wait_per_call(ranks: Ranks) -> None:
+    assert ranks(2).run(layer_workers.elastic_waits) == [[1, 1], [1, 1]]
+
+
 @pytest.mark.parametrize(
     ("chosen", "policy"),
     [
