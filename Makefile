@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find kernels_ascendc -type f)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-long lint generate docs bench clean
+.PHONY: demo test test-long lint gate gate-update generate docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/moe-triton demo
@@ -15,6 +15,14 @@ test: lint
 
 test-long: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m long tests
+
+# Every Triton kernel in every shape through the NPU's compiler, against the figures in tests/gate/golden.
+gate: $(VENV)/.installed
+	$(BIN)/moe-triton gate
+
+# Keeps what the compiler does now, there and in docs/compiler-gate.md.
+gate-update: $(VENV)/.installed
+	$(BIN)/moe-triton gate --update
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

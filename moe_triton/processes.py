@@ -112,7 +112,7 @@ class RankGroup:
             process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():
                 process.kill()
-                process.join()
+                process.join(GRACE_S)  # one that sits in a driver's call cannot be killed
         self._folder.cleanup()
 
     def __enter__(self) -> RankGroup:

@@ -13,6 +13,9 @@ from moe_triton.errors import ArgumentError, ToolchainError
 
 Product = Literal["A2", "A3"]
 
+UB_BYTES = 192 * 1024
+"""Unified buffer of one AI vector core, A2 and A3."""
+
 
 @dataclass(frozen=True)
 class Soc:

@@ -1,4 +1,4 @@
-"""The command line: ``moe-triton demo | build | doctor | layout | plan``."""
+"""The command line: ``moe-triton demo | build | doctor | layout | plan | compile | gate | selftest``."""
 
 from __future__ import annotations
 
@@ -106,10 +106,60 @@ def plan(
     experts: int = 64,
     quantize: Annotated[bool, typer.Option(help="rows travel as int8")] = True,
     comm_alg: Annotated[str, typer.Option(help=COMM_ALG_HELP)] = "fullmesh_v1",
+    backend: Annotated[Literal["cpu", "npu"], typer.Option(help="whose plans")] = "cpu",
 ) -> None:
-    """Print the launches of dispatch and combine on rank 0, zone 0."""
+    """Print the launches of dispatch and combine on rank 0, in zone 0 where plans are of one zone."""
     from moe_triton.cli.show import show_plans
     from moe_triton.config import Config
 
     config = Config(ranks, tokens, hidden, topk, experts, scheme=comm_alg, relaxed=True)
-    show_plans(config, quantize, console)
+    show_plans(config, quantize, backend, console)
+
+
+@app.command()
+def selftest(
+    backend: Annotated[Literal["cpu", "npu"], typer.Option(help="what to test")] = "cpu",
+    ranks: Annotated[int | None, typer.Option(help="all devices of the machine; on a CPU 2", min=2)] = None,
+    output: Annotated[Path, typer.Option(help="folder for the report")] = Path("moe_triton-selftest"),
+    quick: Annotated[bool, typer.Option("--quick", help="fewer sizes, cases and repetitions")] = False,
+    only: Annotated[list[str] | None, typer.Option(help="a stage, beside the environment")] = None,
+    timeout_s: Annotated[float, typer.Option(help="seconds that one check may take", min=20)] = 120.0,
+) -> None:
+    """Check that this machine does what it should, measure it, and write a report to attach to an issue."""
+    from moe_triton.cli.selftest import run
+    from moe_triton.selftest.settings import Settings
+
+    settings = Settings(backend, ranks, quick, tuple(only or ()), timeout_s)
+    raise typer.Exit(run(settings, output, console))
+
+
+@app.command(name="compile")
+def compile_kernel(
+    kernel: Annotated[str, typer.Option(help="a kernel, or a case such as pack/bf16-h7168")],
+    soc: Annotated[str, typer.Option(help="chip or product: A2, A3, or 950 as an outlook")] = "A3",
+    dtype: Annotated[str | None, typer.Option(help="of tokens: bf16 or fp16")] = None,
+    hidden: Annotated[int | None, typer.Option(help="elements of a token's row")] = None,
+    topk: Annotated[int | None, typer.Option(help="routed experts per token")] = None,
+    shared: Annotated[int | None, typer.Option(help="shared experts")] = None,
+    feature: Annotated[list[str] | None, typer.Option(help="what a variant does; may be repeated")] = None,
+    save: Annotated[Path | None, typer.Option(help="folder for the IR of every stage")] = None,
+) -> None:
+    """Print what the NPU's compiler makes of one Triton kernel."""
+    from moe_triton.cli.compile import CompileSettings, run_compile
+
+    settings = CompileSettings(kernel, soc, dtype, hidden, topk, shared, feature or (), save)
+    raise typer.Exit(run_compile(settings, console))
+
+
+@app.command()
+def gate(
+    soc: Annotated[list[str] | None, typer.Option(help="chip or product; all if not given")] = None,
+    kernel: Annotated[list[str] | None, typer.Option(help="only this kernel; may be repeated")] = None,
+    sample: Annotated[bool, typer.Option(help="only what the tests compile")] = False,
+    seed: Annotated[int, typer.Option(help="of the sample")] = 0,
+    update: Annotated[bool, typer.Option(help="keep what is found, in the repository")] = False,
+) -> None:
+    """Compile every Triton kernel in every shape for the NPU, and compare with what is kept."""
+    from moe_triton.cli.gate import GateSettings, run_gate
+
+    raise typer.Exit(run_gate(GateSettings(soc or (), kernel or (), sample, seed, update), console))

@@ -31,11 +31,11 @@ def show_layout(config: Config, console: Console) -> None:
     console.print(table)
 
 
-def show_plans(config: Config, quantize: bool, console: Console) -> None:
+def show_plans(config: Config, quantize: bool, target: str, console: Console) -> None:
     """The launches of dispatch and combine."""
     if not _good(config, console):
         return
-    scheme = make_scheme(Site(config, rank=0, num_blocks=1, timeout_us=60_000_000, target="cpu"))
+    scheme = make_scheme(Site(config, rank=0, num_blocks=1, timeout_us=60_000_000, target=target))
     dtype = torch.bfloat16
     console.print(str(scheme.whole(DispatchVariant(dtype, quantize, False, True), zone=0)), markup=False)
     console.print(str(scheme.whole(CombineVariant(dtype, True), zone=0)), markup=False)

@@ -25,7 +25,6 @@ FOLDERS = ("include", "emulation", "launch")
 COMPILE_SECONDS = 120
 FLAGS = ("-std=c++17", "-shared", "-fPIC", "-pthread", "-fvisibility-inlines-hidden", "-fno-gnu-unique")
 
-NO_ZONE = 1 << 40
 BY_NAME = {kernel.name: kernel for kernel in KERNELS}
 
 
@@ -143,18 +142,21 @@ class Library:
     def launch(self, name: str, blocks: int, **arguments: object) -> np.ndarray:
         """Runs a kernel and returns its report, (blocks, words).
 
-        A kernel that can look its zone up in memory has to do so every other time.
+        A kernel that can look its zone up in memory has to do so every other time. A report that is passed
+        is what is there already.
 
         Raises:
             LaunchError: the emulation found the kernel doing something it must not.
         """
-        report = np.zeros((blocks, REPORT_WORDS), dtype=np.int32)
+        report = arguments.pop("report", np.zeros((blocks, REPORT_WORDS), dtype=np.int32))
+        assert isinstance(report, np.ndarray)
         cell = np.zeros(1, dtype=np.int32)
         if "zone_at" in {arg.name for arg in BY_NAME[name].args}:
             arguments = {"zone_at": 0, **arguments}
             if next(self._launches) % 2:
                 cell[0] = arguments["zone"]
-                arguments |= {"zone": NO_ZONE, "zone_at": cell}
+                # Who does not look there takes the other one.
+                arguments |= {"zone": 1 - int(cell[0]), "zone_at": cell}
         words = pack(BY_NAME[name], {**arguments, "report": report})
         if getattr(self._library, f"moe_{name}")(blocks, None, address(words)) != 0:
             raise LaunchError(f"{name}: {self._library.moe_last_error().decode()}")

@@ -50,7 +50,7 @@ def case_of(**changes: object) -> Case:
 
 
 _ONE_ZONE = tuple(
-    Patch(file, "        args_ = args;\n", "        args_ = args;\n        args_.zone = 0;\n")
+    Patch(file, "        FindZone(args_);\n", "        args_.zone = 0;\n")
     for file in (DISPATCH_SEND, DISPATCH_WAIT, COMBINE_SEND, COMBINE_WAIT)
 )
 

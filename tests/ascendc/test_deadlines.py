@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from moe_triton.ascendc import REPORT_TIMEOUT
+from moe_triton.ascendc import REPORT_TIMEOUT, REPORT_WORDS
 from moe_triton.layout import BLOCK_DATA_BYTES, STATUS_ENTRY_BYTES
 
 from .case import Case, check_reports, draw_routing, results_of, sent_to
@@ -238,3 +238,43 @@ def test_masked_tokens_entries_are_not_touched(library: Library) -> None:
     assert (world.windows[0].bytes[at : at + 8 * STATUS_ENTRY_BYTES] == 0xEE).all()
     assert waited is not None
     assert not waited.array.any()
+
+
+# A host that does not wait for runs to end cannot stop those that are under way behind a failed one.
+
+AN_HOUR_US = 3_600_000_000
+
+
+def reported(blocks: int) -> np.ndarray:
+    report = np.zeros((blocks, REPORT_WORDS), dtype=np.int32)
+    report[:, 0] = REPORT_TIMEOUT
+    return report
+
+
+@pytest.mark.parametrize("zone", [0, 1])
+def test_dispatch_wait_does_not_wait_again(library: Library, zone: int) -> None:
+    case = Case(tokens=(3, 2, 4), blocks=2, timeout_us=AN_HOUR_US)
+    world = World(library, case)
+    check_reports(world.send_rows(2, draw_routing(case, 0, 0, 2), zone=zone))
+    counts, report = world.wait_for_status(0, zone=zone, report=reported(2))
+    # It still takes what is there, and says which zone it looked at.
+    assert (counts[:, :2] == -1).all()
+    assert (counts[:, 2] >= 0).all()
+    assert report[:, 0].tolist() == [REPORT_TIMEOUT] * 2
+    assert report[:, 3].tolist() == [zone] * 2
+
+
+def test_inband_receive_does_not_wait_again(library: Library) -> None:
+    case = Case(**{**INBAND.__dict__, "timeout_us": AN_HOUR_US})
+    world = World(library, case)
+    offsets = _rows_from(world, {0: 4, 1: 1, 2: 4})
+    _, report = world.receive_inband(0, 0, offsets, _earlier(world), report=reported(case.blocks))
+    assert (report[:, 0] == REPORT_TIMEOUT).all()
+
+
+def test_combine_wait_does_not_wait_again(library: Library) -> None:
+    case = Case(tokens=(4, 4), blocks=2, timeout_us=AN_HOUR_US)
+    world = World(library, case)
+    report = world.wait_for_results(0, draw_routing(case, 0, 0, 0), 1, report=reported(2))
+    assert report[:, 0].tolist() == [REPORT_TIMEOUT] * 2
+    assert report[:, 3].tolist() == [1] * 2

@@ -15,10 +15,11 @@ from .mutants import MUTANTS, Mutant
 from .mutants_calls import CALL_MUTANTS
 from .mutants_direct import DIRECT_MUTANTS
 from .mutants_inband import INBAND_MUTANTS
+from .mutants_zones import ZONE_MUTANTS
 
 MOST_SEEDS = 100
 TRUE_SEEDS = 20
-ALL = MUTANTS + CALL_MUTANTS + INBAND_MUTANTS + DIRECT_MUTANTS
+ALL = MUTANTS + CALL_MUTANTS + INBAND_MUTANTS + DIRECT_MUTANTS + ZONE_MUTANTS
 
 
 def _run(library: Library, case: Case | ExchangeCase, seed: int) -> None:

@@ -148,3 +148,10 @@ def test_plan_prints_the_steps_in_order(comm_alg: str) -> None:
     output = run("plan", "--comm-alg", comm_alg)
     steps = re.findall(r"^\s+(?:compute|communication)\s+(\w+(?: \w+)*?)\s+\w+x\d+\(", output, flags=re.M)
     assert steps == STEPS[comm_alg]
+
+
+def test_the_npu_back_ends_plan_finds_its_zone_in_memory() -> None:
+    npu, cpu = (run("plan", "--backend", backend) for backend in ("npu", "cpu"))
+    assert "zone_at=<zones+4>" in npu
+    assert "turn" in npu
+    assert "<zones" not in cpu

@@ -1,87 +1,28 @@
-"""Cases of dispatch and combine: what a group is built for, and what every rank brings to each round."""
+"""The cases of the selftest, drawn at random over the whole of what a buffer takes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 import torch
 from hypothesis import strategies as st
 
 from moe_triton.config import Config
+from moe_triton.selftest.cases import Case, Inputs, experts_of, ids_of, inputs_of, smooth_scales_of
 
-Routing = Literal["uniform", "skewed", "one expert set", "sparse", "none"]
+__all__ = [
+    "Case",
+    "Inputs",
+    "cases",
+    "experts_of",
+    "ids_of",
+    "inputs_of",
+    "small_case",
+    "smooth_scales_of",
+    "with_scheme",
+]
+
 HIDDEN = (32, 64, 160, 512)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A group and its rounds. Everything that a rank brings follows from the seed."""
-
-    config: Config
-    seed: int
-    routing: Routing
-    tokens: tuple[int, ...]
-    quantize: bool = False
-    weights: bool = True
-    smooth: bool = False
-    dtype: torch.dtype = torch.bfloat16
-    rounds: int = 2
-    num_blocks: int | None = None
-    kernels: str = "triton"
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What one rank brings to one round."""
-
-    x: torch.Tensor
-    topk_idx: torch.Tensor
-    topk_weights: torch.Tensor
-
-
-def ids_of(case: Case, num_tokens: int, generator: torch.Generator) -> torch.Tensor:
-    """(T, K) int32 routing."""
-    c = case.config
-    if case.routing == "one expert set":
-        # The same K experts for every token of every rank: all other experts get nothing.
-        chosen = torch.randperm(c.num_experts, generator=torch.Generator().manual_seed(case.seed))[
-            : c.num_topk
-        ]
-        return chosen.int().repeat(num_tokens, 1)
-    popularity = torch.rand(num_tokens, c.num_experts, generator=generator)
-    if case.routing == "skewed":
-        popularity += torch.linspace(2, 0, c.num_experts) ** 3
-    ids = popularity.topk(c.num_topk, dim=1).indices.int()
-    if case.routing == "none":
-        ids[:] = -1
-    if case.routing == "sparse":
-        ids[torch.rand(ids.shape, generator=generator) < 0.4] = -1
-    return ids
-
-
-def inputs_of(case: Case, rank: int, round_number: int) -> Inputs:
-    """A rank's tokens, routing and weights in one round."""
-    generator = torch.Generator().manual_seed(case.seed * 1_000_003 + rank * 1_009 + round_number)
-    num_tokens = case.tokens[(rank + round_number) % len(case.tokens)]
-    c = case.config
-    x = (torch.randn(num_tokens, c.hidden, generator=generator) * 3).to(case.dtype)
-    weights = torch.rand(num_tokens, c.num_topk, generator=generator)
-    return Inputs(x, ids_of(case, num_tokens, generator), weights)
-
-
-def smooth_scales_of(case: Case) -> torch.Tensor | None:
-    """(S + M, H) fp32, the same on every rank."""
-    if not case.smooth:
-        return None
-    generator = torch.Generator().manual_seed(case.seed + 17)
-    rows = case.config.num_shared_experts + case.config.num_experts
-    return torch.rand(rows, case.config.hidden, generator=generator) + 0.5
-
-
-def experts_of(case: Case, rank: int, tokens: torch.Tensor) -> torch.Tensor:
-    """A stand-in for experts: different on every rank, and bit-exact wherever it is computed."""
-    return (tokens.float() * (0.25 + rank) + rank).to(case.dtype)
 
 
 @st.composite

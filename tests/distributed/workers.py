@@ -4,59 +4,14 @@ from __future__ import annotations
 
 import random
 import time
-from typing import Any
 
 import torch
 
-from moe_triton import EPBuffer, reference
 from moe_triton.cli.demo import check_received
-from tests.distributed.cases import Case, Inputs, experts_of, inputs_of, smooth_scales_of
+from moe_triton.selftest.cases import expected_round, make_buffer, one_round
+from tests.distributed.cases import Case, inputs_of, smooth_scales_of
 
-
-def make_buffer(case: Case, **options: Any) -> EPBuffer:
-    c = case.config
-    return EPBuffer(
-        num_max_tokens_per_rank=c.num_max_tokens_per_rank,
-        hidden=c.hidden,
-        num_topk=c.num_topk,
-        num_experts=c.num_experts,
-        num_shared_experts=c.num_shared_experts,
-        num_shared_ranks=c.num_shared_ranks,
-        comm_alg=c.scheme,
-        relaxed=True,
-        **{"num_blocks": case.num_blocks, "kernels": case.kernels, "timeout_s": 30.0, **options},
-    )
-
-
-def one_round(
-    buffer: EPBuffer, case: Case, inputs: Inputs, smooth: torch.Tensor | None
-) -> tuple[Any, torch.Tensor]:
-    output = buffer.dispatch(
-        inputs.x,
-        inputs.topk_idx,
-        inputs.topk_weights if case.weights else None,
-        quantize="int8" if case.quantize else None,
-        smooth_scales=smooth,
-    )
-    y = experts_of(case, buffer.rank, output.tokens)
-    weights = inputs.topk_weights if case.weights else None
-    return output, buffer.combine(y, weights, output.handle)
-
-
-def expected_round(case: Case, round_number: int) -> tuple[list[reference.Received], list[torch.Tensor]]:
-    everyone = [inputs_of(case, rank, round_number) for rank in range(case.config.num_ranks)]
-    weights = [i.topk_weights for i in everyone] if case.weights else None
-    ids = [i.topk_idx for i in everyone]
-    received = reference.dispatch(
-        case.config,
-        [i.x for i in everyone],
-        ids,
-        weights,
-        quantize=case.quantize,
-        smooth_scales=smooth_scales_of(case),
-    )
-    y = [experts_of(case, rank, r.tokens) for rank, r in enumerate(received)]
-    return received, reference.combine(case.config, y, received, ids, weights)
+__all__ = ["bits_of_a_round", "compare_rounds", "expected_round", "make_buffer", "many_rounds", "one_round"]
 
 
 def compare_rounds(rank: int, num_ranks: int, case: Case) -> list[str]:

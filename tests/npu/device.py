@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 POLICIES = ("compute first", "communication first", "random")
+AT_ONCE = "at once"  # nothing is put off: for what reads memory as an NPU's own operators would, in order
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ class Device:
     def by_queue(self, work: Work) -> None:
         """Work of torch_npu."""
         self.queue.append(work)
+        if self.policy == AT_ONCE:
+            self.hand_over()
 
     def at_once(self, work: Work) -> None:
         """Work that goes past torch_npu."""
@@ -79,7 +82,12 @@ class Device:
         if self.graph is not None:
             self.graph.work.append(work)
         else:
-            work.stream.pending.append(work)
+            self._put(work)
+
+    def _put(self, work: Work) -> None:
+        work.stream.pending.append(work)
+        if self.policy == AT_ONCE:
+            work.stream.step()
 
     def hold(self, memory: object) -> None:
         """Memory of launches that have not run yet."""
@@ -194,7 +202,7 @@ class FakeGraph:
                     raise RuntimeError("a graph waits for an event that was recorded outside of it")
                 work = replace(work, version=versions[key])
             device.log.append(work)
-            work.stream.pending.append(work)
+            device._put(work)
 
 
 class FakeCapture:

@@ -20,6 +20,7 @@ from moe_triton.backends.base import Bindings
 from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.triton import load
 from moe_triton.backends.npu import executable, library, memfabric, runtime, toolchain, triton_kernels
+from moe_triton.errors import ToolchainError
 from moe_triton.kernel import TritonKernel
 from moe_triton.kernels.rms_norm import LANES
 from moe_triton.soc import soc_of
@@ -86,24 +87,25 @@ class FakeLibrary:
         return launch
 
 
-def runnable(kernel: TritonKernel) -> TritonKernel:
-    """The kernel, or for two of them the form with the same arguments that is for the CPU.
+def _load(kernel: TritonKernel) -> Any:
+    """The kernel in the form that an NPU gets; in the CPU's where that cannot be lowered for a CPU.
 
-    The rolled sum of quantised rows is beyond the CPU's compiler, and a norm of whole rows adds in another
-    order than the reference.
+    And of a norm, which would otherwise add in another order than the reference.
     """
-    if kernel.name == "weighted_sum" and any(arg.name == "slot_scales" for arg in kernel.args):
-        return replace(kernel, constants={**kernel.constants, "UNROLL": True})
     if kernel.name == "rms_norm":
-        return replace(kernel, constants={**kernel.constants, "LANES": LANES})
-    return kernel
+        kernel = replace(kernel, constants={**kernel.constants, "LANES": LANES})
+    try:
+        return load(kernel)
+    except ToolchainError:
+        constants = {**kernel.constants, "UNROLL": True, "TILE": kernel.constants["HIDDEN"]}
+        return load(replace(kernel, constants=constants))
 
 
 def triton_launcher(device: Device) -> Callable[[TritonKernel], triton_kernels.TritonLauncher]:
     """What `moe_triton.backends.npu.triton_kernels.launcher` gives, of kernels compiled for the CPU."""
 
     def launcher(kernel: TritonKernel) -> triton_kernels.TritonLauncher:
-        entry = ENTRY(load(runnable(kernel)).entry)
+        entry = ENTRY(_load(kernel).entry)
 
         def launch(programs: int, handle: int, arguments: Sequence[int]) -> None:
             assert len(arguments) == len(kernel.args)

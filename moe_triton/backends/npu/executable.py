@@ -38,7 +38,7 @@ class NpuExecutable:
     ) -> None:
         self._plan, self._runtime, self._communication = plan, runtime, communication
         self.failed_launch: Launch | None = None
-        self._holes = tuple(name for name in plan.holes if name not in fixed)
+        self._holes = tuple(name for name in plan.holes if name not in fixed and name != REPORT)
         reporting = [i for i, launch in enumerate(plan.launches) if _reports(launch)]
         blocks = max((plan.launches[i].blocks for i in reporting), default=1)
         self._reports = torch.zeros(

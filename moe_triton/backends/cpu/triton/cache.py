@@ -59,14 +59,19 @@ def entry_key(parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def fetch(folder: Path, key: str, build: Callable[[], bytes]) -> Path:
+def fetch(folder: Path, key: str, build: Callable[[], bytes], suffix: str = ".so") -> Path:
     """The entry's file, built if it is absent or damaged."""
-    path = folder / f"{key}.so"
+    path = folder / f"{key}{suffix}"
     if not _is_sound(path):
         with _lock(folder / f"{key}.lock"):
             if not _is_sound(path):  # another process may have built it meanwhile
                 _write(path, build())
     return path
+
+
+def body_of(path: Path) -> bytes:
+    """What was built for an entry: its file without the digest."""
+    return path.read_bytes()[:-_DIGEST_BYTES]
 
 
 def _is_sound(path: Path) -> bool:

@@ -1,0 +1,22 @@
+"""What a back end takes from documentation and nobody has seen hold: to be checked before all else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """One thing that a back end relies on.
+
+    Attributes:
+        name: what is assumed, in a few words; unique.
+        page: the documentation that says so: a title, or an address.
+        check: returns None where it holds, else what was found instead. It runs in a process of its own,
+            with the first device selected.
+    """
+
+    name: str
+    page: str
+    check: Callable[[], str | None]

@@ -1,0 +1,268 @@
+"""What the npu back end takes from documentation, and no machine has confirmed yet.
+
+``moe-triton selftest --backend npu`` checks these before anything else, in this order: each is as small as it
+can be, so that what fails first says where to look.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from moe_triton import ascendc
+from moe_triton.backends.assumption import Assumption
+from moe_triton.backends.npu import library, triton_kernels
+from moe_triton.backends.npu.executable import NpuExecutable
+from moe_triton.backends.npu.runtime import Runtime
+from moe_triton.backends.npu.window import window_library
+from moe_triton.kernels.zones import turn_kernel
+from moe_triton.layout import NUM_ZONES, STATUS_ENTRY_BYTES
+from moe_triton.plan import Hole, Launch, Plan, launch
+from moe_triton.region import Region, region_of
+from moe_triton.soc import soc_of
+
+NUMBER = 4242
+WAIT_US = 100_000
+TORCH_NPU = "torch_npu 2.14.0"
+
+
+class Bench:
+    """One device, memory that stands for a window, and the launches that are tried on it."""
+
+    def __init__(self) -> None:
+        self.runtime = Runtime()
+        self.communication = self.runtime.make_stream()
+        self.status: Region = region_of(
+            "dispatch_status",
+            0,
+            STATUS_ENTRY_BYTES,
+            (NUM_ZONES, 2 * STATUS_ENTRY_BYTES),
+            (1, STATUS_ENTRY_BYTES),
+            (2, STATUS_ENTRY_BYTES),
+        )
+        self.window = self.tensor(self.status.end // 4)
+        self.peers = torch.tensor([self.window.data_ptr()] * 2, dtype=torch.int64).to(self.runtime.device)
+        self.count = self.tensor(1)
+        self.zone = self.tensor(1)
+
+    def tensor(self, elements: int) -> torch.Tensor:
+        """Zeros, int32."""
+        return torch.zeros(elements, dtype=torch.int32, device=self.runtime.device)
+
+    def run(self, *launches: Launch, two_streams: bool = False) -> int:
+        """Launches a plan, waits for it, and returns what it reported."""
+        executable = self.executable(*launches, two_streams=two_streams)
+        executable.run({})
+        code = executable.outcome(wait=True)
+        assert code is not None
+        return code
+
+    def executable(self, *launches: Launch, two_streams: bool = False) -> NpuExecutable:
+        """A plan made ready."""
+        fixed = {
+            "window": self.window,
+            "peers": self.peers,
+            "count": self.count,
+            "zone": self.zone,
+            "received": self.tensor(2),
+        }
+        plan = Plan("assumption", 0, launches, two_streams)
+        return NpuExecutable(plan, fixed, self.runtime, self.communication, two_streams)
+
+    def post(self, rank: int = 0) -> Launch:
+        """An entry {1.0, count} to the zone that the cell names, by an Ascend C kernel."""
+        return launch(
+            "post",
+            ascendc.POST_STATUS,
+            "communication",
+            1,
+            peers=Hole("peers"),
+            num_ranks=1,
+            count=Hole("count"),
+            rank=rank,
+            zone=0,
+            zone_at=Hole("zone"),
+            status=self.status.words(),
+            report=Hole("report"),
+        )
+
+    def wait(self, us: int) -> Launch:
+        """For both ranks' entries in that zone."""
+        return launch(
+            "wait",
+            ascendc.DISPATCH_WAIT,
+            "communication",
+            1,
+            window=Hole("window"),
+            recv_counts=Hole("received"),
+            waited_us=0,
+            num_local_experts=1,
+            zone=0,
+            zone_at=Hole("zone"),
+            timeout_us=us,
+            status=self.status.words(),
+            report=Hole("report"),
+        )
+
+    def turn(self) -> Launch:
+        """The other zone, by a Triton kernel."""
+        return launch("turn", turn_kernel(), "compute", 1, zone=Hole("zone"))
+
+    def entry(self, zone: int, rank: int = 0) -> list[int]:
+        """The first two words of a posted entry: the flag's bits, and the number."""
+        first = self.status.offset(zone=zone, source=rank) // 4
+        words: list[int] = self.window[first : first + 2].cpu().tolist()
+        return words
+
+
+FLAG_BITS = 0x3F800000  # 1.0f
+
+
+def _differs(found: object, expected: object) -> str | None:
+    return None if found == expected else f"{found} instead of {expected}"
+
+
+def _soc() -> str | None:
+    return _differs(soc_of(Runtime().soc_name()).arch, "dav-2201")
+
+
+def _tensor_at() -> str | None:
+    runtime = Runtime()
+    memory = torch.arange(64, dtype=torch.int32, device=runtime.device)
+    view = runtime.tensor_at(memory.data_ptr(), 256).view(torch.int32)
+    view[3] = NUMBER
+    runtime.synchronize()
+    return _differs((memory[3].item(), int(view.sum())), (NUMBER, int(memory.sum())))
+
+
+def _triton() -> str | None:
+    bench = Bench()
+    stream = bench.runtime.handle(bench.runtime.current_stream())
+    triton_kernels.launcher(turn_kernel())(1, stream, [bench.zone.data_ptr()])
+    bench.runtime.synchronize()
+    return _differs(int(bench.zone[0]), 1)
+
+
+def _ascend_c() -> str | None:
+    library.library()
+    bench = Bench()
+    bench.count.fill_(NUMBER)
+    bench.run(bench.post())
+    return _differs(bench.entry(0), [FLAG_BITS, NUMBER])
+
+
+def _queue() -> str | None:
+    """A kernel that goes past torch_npu's queue sees what was put into it before."""
+    bench = Bench()
+    for _ in range(200):
+        bench.count.add_(1)
+    bench.run(*[bench.turn()] * 7, bench.post())
+    return _differs(bench.entry(1), [FLAG_BITS, 200])
+
+
+def _scalar_cache() -> str | None:
+    """A scalar that a kernel has read before is read anew, also where a Triton kernel wrote it."""
+    bench = Bench()
+    found = []
+    for number in range(8):
+        bench.count.fill_(number)
+        bench.run(bench.post(), bench.turn())
+        found.append(bench.entry(number % NUM_ZONES)[1])
+    return _differs(found, list(range(8)))
+
+
+def _streams() -> str | None:
+    """Events keep two streams in order: turn, post in zone 1, turn, post in zone 0."""
+    bench = Bench()
+    bench.count.fill_(NUMBER)
+    bench.run(bench.turn(), bench.post(0), bench.turn(), bench.post(1), two_streams=True)
+    found = [bench.entry(zone, rank)[1] for zone, rank in ((1, 0), (0, 1), (0, 0), (1, 1))]
+    return _differs(found, [NUMBER, NUMBER, 0, 0])
+
+
+def _deadline() -> str | None:
+    """A wait for nobody ends at its deadline, by the core's own clock of 50 ticks a microsecond."""
+    bench = Bench()
+    bench.run(bench.wait(0))
+    begin = time.monotonic()
+    code = bench.run(bench.wait(WAIT_US))
+    seconds = time.monotonic() - begin
+    if code != ascendc.REPORT_TIMEOUT:
+        return f"report {code} instead of {ascendc.REPORT_TIMEOUT}"
+    # Compiled and launched once before: what is left beside the wait is far less than it.
+    low, high = 0.5e-6 * WAIT_US, 20e-6 * WAIT_US
+    return None if low < seconds < high else f"{seconds:.3f} s instead of {WAIT_US / 1e6:g} s"
+
+
+def _report_copy() -> str | None:
+    """Reports reach the host while it goes on."""
+    bench = Bench()
+    executable = bench.executable(bench.wait(0))
+    executable.run({})
+    bench.runtime.synchronize()
+    return _differs(executable.outcome(wait=False), ascendc.REPORT_TIMEOUT)
+
+
+def _graph() -> str | None:
+    """What is launched while a stream is captured runs with the graph, as often as that runs."""
+    import torch_npu
+
+    bench = Bench()
+    executable = bench.executable(bench.post(), bench.turn())
+    executable.run({})
+    bench.runtime.synchronize()
+    graph = torch_npu.npu.NPUGraph()
+    bench.count.fill_(NUMBER)
+    with torch_npu.npu.graph(graph):
+        executable.run({})
+    bench.runtime.synchronize()
+    before = int(bench.zone[0])
+    for _ in range(3):
+        graph.replay()
+    bench.runtime.synchronize()
+    found = before, int(bench.zone[0]), bench.entry(1)[1]
+    return _differs(found, (1, 0, NUMBER))
+
+
+def _windows() -> str | None:
+    """The window library has what is used of it."""
+    name = window_library()
+    if name == "memfabric_hybrid":
+        import memfabric_hybrid
+
+        shm: object = memfabric_hybrid.shm
+        wanted = ["initialize", "create", "ShmConfig", "ShmDataOpType"]
+    else:
+        from shmem import core
+
+        shm = core
+        wanted = ["get_unique_id", "init", "align", "free", "get_peer_buffer", "multi_instance", "finalize"]
+    missing = [each for each in wanted if not hasattr(shm, each)]
+    return f"{name} lacks {missing}" if missing else None
+
+
+_TABLE: tuple[tuple[str, str, Callable[[], str | None]], ...] = (
+    ("the device's name is a SoC of the table", "CANN: Common Compilation Options, --npu-soc", _soc),
+    ("a tensor over device memory that is not torch's", f"{TORCH_NPU}: torchair utils.py", _tensor_at),
+    (
+        "the window library's functions",
+        "memfabric_hybrid, shmem: their Python API references",
+        _windows,
+    ),
+    ("a compiled Triton kernel takes addresses", "triton-ascend 3.2.0: backends/ascend/driver.py", _triton),
+    ("a kernel is launched through ctypes", "CANN: Ascend C, kernel launch by <<<>>>", _ascend_c),
+    ("npu_stream empties torch_npu's queue", f"{TORCH_NPU}: NPUStream.h, stream(need_empty)", _queue),
+    ("scalars are read anew in every kernel", "CANN: Ascend C, GlobalTensor.GetValue", _scalar_cache),
+    ("events order two streams", f"{TORCH_NPU}: npu/streams.py, Event and Stream.wait_event", _streams),
+    ("GetSystemCycle counts 50 a microsecond", "CANN: Ascend C, GetSystemCycle", _deadline),
+    ("a copy to pinned memory does not wait", f"{TORCH_NPU}: Tensor.pin_memory, copy_", _report_copy),
+    (
+        "launches through ctypes are captured",
+        f"{TORCH_NPU}: npu/graphs.py, class graph",
+        _graph,
+    ),
+)
+
+ASSUMPTIONS = tuple(Assumption(name, page, check) for name, page, check in _TABLE)

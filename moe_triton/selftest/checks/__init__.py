@@ -1,0 +1,1 @@
+"""What is checked, a module for each stage: what ranks run, and the list of checks that run it."""

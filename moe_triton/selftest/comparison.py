@@ -1,0 +1,51 @@
+"""What a round gave against what the reference says, to the bit."""
+
+from __future__ import annotations
+
+import torch
+
+from moe_triton.handle import DispatchOutput
+from moe_triton.reference import Received
+
+
+def wrong_parts(
+    output: DispatchOutput, combined: torch.Tensor, received: Received, expected: torch.Tensor
+) -> list[str]:
+    """Names of the parts of a round that differ in any bit. Waits for the device.
+
+    Args:
+        output: of dispatch.
+        combined: (T, H), of combine.
+        received: what dispatch must give.
+        expected: what combine must give.
+    """
+    n = len(received.triples)
+    handle = output.handle
+    pairs: dict[str, tuple[torch.Tensor | None, torch.Tensor | None]] = {
+        "tokens": (output.tokens[:n], received.tokens),
+        "scales": (None if output.scales is None else output.scales[:n], received.scales),
+        "weights": (None if output.weights is None else output.weights[:n], received.weights),
+        "tokens_per_expert": (output.tokens_per_expert, received.tokens_per_expert),
+        "recv_offsets": (handle.recv_offsets, received.recv_offsets),
+        "triples": (handle.triples[:n], received.triples),
+        "expand_idx": (handle.expand_idx, received.expand_idx),
+        "combined": (combined, expected),
+    }
+    return [
+        text
+        for name, (have, want) in pairs.items()
+        if have is not None and want is not None and (text := difference(name, have.cpu(), want))
+    ]
+
+
+def difference(name: str, have: torch.Tensor, want: torch.Tensor) -> str | None:
+    """How a tensor differs in its bits, or None. Zeros of either sign are different."""
+    if have.shape != want.shape or have.dtype != want.dtype:
+        return f"{name} is {have.dtype} {tuple(have.shape)} instead of {want.dtype} {tuple(want.shape)}"
+    ours, theirs = (t.contiguous().view(-1).view(torch.uint8) for t in (have, want))
+    if torch.equal(ours, theirs):
+        return None
+    at = (ours != theirs).view(-1, have.element_size()).any(dim=1).nonzero().flatten()
+    first = int(at[0])
+    pair = f"{have.reshape(-1)[first].item()} instead of {want.reshape(-1)[first].item()}"
+    return f"{name} differs in {len(at)} of {have.numel()} elements, first in {first}: {pair}"

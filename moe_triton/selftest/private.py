@@ -1,0 +1,78 @@
+"""Takes names of hosts and users, addresses, and places in a file system out of a report."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import ipaddress
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+# Names that are words as well: they tell nothing about a machine, and texts are full of them.
+WORDS = {"root", "user", "admin", "test", "localhost"}
+SHORTEST = 3
+ADDRESS = "<address>"
+PATHS = re.compile(r"(?<![\w.~<>/])/[^\s:'\",;()\[\]]+")
+# What a path may keep, from there on: where it lies in a package, in Python, or in the system.
+KEPT = ("site-packages/", "moe_triton/", "lib/python3")
+SYSTEM = ("/usr/", "/dev/", "/proc/", "/etc/", "/lib/", "/lib64/")
+IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])")
+PERHAPS_IPV6 = re.compile(r"(?<![\w:.])[0-9a-fA-F:]{3,39}(?![\w:])")
+MAC = re.compile(r"(?<![\w:])(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}(?![\w:])")
+
+
+def scrubbed(value: Any, *, addresses: bool = True) -> Any:
+    """The same without secrets: in texts, and in lists and mappings of them.
+
+    Args:
+        value: of JSON's types.
+        addresses: whether IP addresses may be in it; four numbers with dots can be a version as well.
+    """
+    if isinstance(value, str):
+        return _scrub(value, addresses)
+    if isinstance(value, Mapping):
+        return {_scrub(k, addresses): scrubbed(v, addresses=addresses) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [scrubbed(v, addresses=addresses) for v in value]
+    return value
+
+
+def _scrub(text: str, addresses: bool) -> str:
+    text = PATHS.sub(lambda found: _shortened(found[0]), text)
+    if addresses:
+        text = MAC.sub(ADDRESS, IPV4.sub(ADDRESS, text))
+        text = PERHAPS_IPV6.sub(lambda found: ADDRESS if _is_ipv6(found[0]) else found[0], text)
+    for secret, mark in _names():
+        text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", mark, text, flags=re.I)
+    return text
+
+
+def _shortened(path: str) -> str:
+    """A path without what lies outside of packages and the system."""
+    for start in KEPT:
+        if start in path:
+            return path[path.index(start) :]
+    if path.startswith(SYSTEM) or "/" not in path[1:]:
+        return path
+    return f"<path>/{Path(path).name}"
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _names() -> list[tuple[str, str]]:
+    """What stands for this machine and its user, the longest first."""
+    host = socket.gethostname()
+    found = [(host, "<host>"), (host.split(".")[0], "<host>"), (Path.home().name, "<user>")]
+    with contextlib.suppress(KeyError, OSError):  # a user without a name
+        found.append((getpass.getuser(), "<user>"))
+    usable = {(name, mark) for name, mark in found if len(name) >= SHORTEST and name.lower() not in WORDS}
+    return sorted(usable, key=lambda pair: -len(pair[0]))

@@ -1,0 +1,44 @@
+"""What is read off real modules, against what the compiler says elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from moe_triton.gate import SOCS, compile_for_npu, planned_ub_bytes
+from moe_triton.gate.compile import compile_ir, npu_ir
+from moe_triton.gate.report import buffered_ub_bytes
+from moe_triton.gate.table import shown_cases, table
+
+CASES = {case.name: case for case in shown_cases()}
+A3, OUTLOOK = SOCS["Ascend910_9391"], SOCS["Ascend950PR_9589"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_buffers_end_where_the_plan_says(name: str) -> None:
+    compiled = compile_ir(npu_ir(CASES[name].kernel), A3)
+    assert buffered_ub_bytes(compiled.module) == planned_ub_bytes(compiled.plan)
+
+
+def test_a_loop_over_a_tokens_results_turns_k_times() -> None:
+    estimates = []
+    for topk in (4, 8):
+        name = f"weighted_sum/bf16-h7168-k{topk}-s0-weights"
+        report = compile_for_npu(table()[name].kernel)
+        assert report.estimate is not None
+        estimates.append(report.estimate)
+    # an id and a weight for each result, from global memory
+    assert [round(estimate.s) for estimate in estimates] == [4 * 2 * 350, 8 * 2 * 350]
+
+
+def test_chips_have_the_unified_buffer_that_the_compiler_says() -> None:
+    case = CASES["gather_counts"]
+    assert compile_for_npu(case.kernel, A3.name).ub_capacity == 192 * 1024
+    assert compile_for_npu(case.kernel, OUTLOOK.name).ub_capacity == 248 * 1024
+
+
+def test_both_compilers_keep_every_copy_of_a_kernel() -> None:
+    for case in CASES.values():
+        ours, theirs = (compile_for_npu(case.kernel, soc.name) for soc in (A3, OUTLOOK))
+        assert all(transfer.tile != "?" for transfer in (*ours.transfers, *theirs.transfers)), case.name
+        kinds = [[transfer.kind for transfer in report.transfers] for report in (ours, theirs)]
+        assert kinds[0] == kinds[1], case.name
