@@ -130,8 +130,8 @@ class CombinePlan(OperatorPlan[CombineVariant]):
         if communicator.backend.is_asynchronous:
             known = self._most_rows(rows, communicator.capacity)
         else:
-            assert isinstance(counts, torch.Tensor)
-            total = communicator.backend.read_int32(counts, communicator.site.num_entries - 1)
+            last = communicator.site.num_entries - 1
+            total = communicator.backend.read_int32(counts, last)  # type: ignore[arg-type]  # no address here
             if not 0 <= total <= rows or total > communicator.capacity:
                 raise ArgumentError(
                     "ep_send_counts",
