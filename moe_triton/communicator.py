@@ -21,6 +21,7 @@ from moe_triton.backends.base import Backend, Bindings, Executable, Window
 from moe_triton.config import Config
 from moe_triton.diagnosis import Call, failure
 from moe_triton.errors import ArgumentError, BufferStateError
+from moe_triton.halves import Halves
 from moe_triton.layout import DirectLayout
 from moe_triton.limits import check_config, check_window_limit
 from moe_triton.plan_memory import PlanMemory
@@ -116,7 +117,8 @@ class Communicator:
         self._executables: dict[tuple[object, int, Phase, int], Executable] = {}
         self._last: dict[str, Executable] = {}
         self._views: dict[tuple[str, int, torch.dtype], torch.Tensor] = {}
-        self._in_flight: dict[str, Variant] = {}
+        self._halves = Halves()
+        self._is_in_graph = False
         self._unread = UnreadRuns() if self.backend.is_asynchronous else None
         self._broken = ""
         self._lock = threading.Lock()
@@ -153,8 +155,8 @@ class Communicator:
             if self._unread is not None:
                 self._look_back()
                 self._rounds.check_graph(self.backend.is_capturing())
-            if phase != "whole" or self._in_flight:
-                self._check_halves(operator, variant, phase)
+            if phase != "whole" or self._halves.variants:
+                self._halves.check(operator, phase == "teardown", self.backend.is_capturing())
             if operator == "dispatch":
                 if phase != "teardown":
                     self._rounds.post()
@@ -164,7 +166,7 @@ class Communicator:
             executable = self._executable((variant, zone, phase, self._parts(operator, bindings)))
             self._execute(operator, executable, bindings, turn=phase != "setup")
             if phase == "setup":
-                self._in_flight[operator] = variant
+                self._halves.begin(operator, variant, self.backend.is_capturing())
             elif operator == "dispatch":
                 self._rounds.cover(self.backend.is_capturing())
             self._last[operator] = executable
@@ -217,19 +219,6 @@ class Communicator:
             raise BufferStateError("another thread is inside this buffer; calls must not overlap")
         self.last_use = next(_clock)
 
-    def _check_halves(self, operator: str, variant: Variant, phase: Phase) -> None:
-        pending = self._in_flight.get(operator)
-        if phase != "teardown":
-            if pending is not None:
-                raise BufferStateError(
-                    f"a {operator} is set up and not yet torn down, and only one may be. "
-                    f"Call {operator}_teardown first."
-                )
-        elif pending is None:
-            raise BufferStateError(f"no {operator} is set up. Call {operator}_setup first.")
-        else:
-            del self._in_flight[operator]
-
     def _parts(self, operator: str, bindings: Bindings) -> int:
         tokens = bindings.get("num_tokens", 0)  # combine's setup works on rows
         assert isinstance(tokens, int)
@@ -266,6 +255,7 @@ class Communicator:
             self.counts[operator] += turn
         us = timeout_us or self.site.timeout_us
         if self._unread is not None:
+            self._is_in_graph |= self.backend.is_capturing()
             self._unread.add(executable, operator, number, bindings, us)
         elif code:
             self._fail(Call(operator, number, bindings, us), executable, code)
@@ -323,7 +313,7 @@ class Communicator:
 
     def in_flight(self, operator: str) -> Variant | None:
         """What an operator was set up for that is not torn down yet, or None."""
-        return self._in_flight.get(operator)
+        return self._halves.variants.get(operator)
 
     @property
     def is_usable(self) -> bool:
@@ -332,8 +322,8 @@ class Communicator:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is set up that is not torn down."""
-        return not self._in_flight
+        """Whether nothing is set up that is not torn down, and no graph has its memory's addresses."""
+        return not (self._halves.variants or self._is_in_graph)
 
     def check_usable(self) -> None:
         """Checks that the communicator is neither closed nor broken.
@@ -379,6 +369,8 @@ class Communicator:
         """Gives the windows back. Closing again does nothing."""
         if not self._closed:
             self._closed = True
+            if self._unread is not None:
+                self.backend.synchronize()  # what still runs uses what is given up here
             self._executables.clear()
             self._last.clear()
             self._views.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moe_triton.backends.base import Backend
+from moe_triton.backends.base import Backend, Host
 from moe_triton.errors import ArgumentError
 from moe_triton.tuning import Tuning
 
@@ -24,4 +24,26 @@ def make_backend(name: str, kernels: str, tuning: Tuning | None = None) -> Backe
         from moe_triton.backends.npu.backend import NpuBackend
 
         return NpuBackend(kernels, tuning)
-    raise ArgumentError("backend", repr(name), f"it must be one of {list(BACKENDS)}", "Use backend='cpu'.")
+    raise _unknown(name)
+
+
+def make_host(name: str) -> Host:
+    """What calls ask of the back end of this name before there is one.
+
+    Raises:
+        ArgumentError: there is none.
+        ToolchainError: something that it needs is missing.
+    """
+    if name == "cpu":
+        from moe_triton.backends.cpu.host import CpuHost
+
+        return CpuHost()
+    if name == "npu":
+        from moe_triton.backends.npu.runtime import Runtime
+
+        return Runtime()
+    raise _unknown(name)
+
+
+def _unknown(name: str) -> ArgumentError:
+    return ArgumentError("backend", repr(name), f"it must be one of {list(BACKENDS)}", "Use backend='cpu'.")

@@ -130,6 +130,23 @@ class Executable(Protocol):
         ...
 
 
+class Host(Protocol):
+    """What calls ask of a back end before there is one: where tensors are, and what the host may read."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors have to be."""
+        ...
+
+    def is_capturing(self) -> bool:
+        """Whether what runs now goes into a graph instead."""
+        ...
+
+    def on_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor's contents in memory of the host, which waits for them; not while `is_capturing`."""
+        ...
+
+
 class Backend(Protocol):
     """Chosen once, when a buffer is constructed."""
 

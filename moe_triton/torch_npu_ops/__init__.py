@@ -25,7 +25,13 @@ from moe_triton.torch_npu_ops.functions.halves import (
     npu_moe_distribute_dispatch_setup,
     npu_moe_distribute_dispatch_teardown,
 )
-from moe_triton.torch_npu_ops.registry import group_name, process_group, register_group, release
+from moe_triton.torch_npu_ops.registry import (
+    group_name,
+    process_group,
+    register_group,
+    release,
+    synchronize,
+)
 from moe_triton.torch_npu_ops.settings import configure
 
 __all__ = [
@@ -45,4 +51,5 @@ __all__ = [
     "process_group",
     "register_group",
     "release",
+    "synchronize",
 ]

@@ -146,6 +146,12 @@ def communicator(place: Place) -> Communicator:
     if found is not None:
         _refuse_broken(found)
         return found
+    if settings.host().is_capturing():
+        raise BufferStateError(
+            f"the group {place.group_ep!r} has no buffer for these shapes and attributes yet, and none can "
+            f"be made inside a graph. Run the same calls once before the capture."
+        )
+    oldest = _oldest_idle(place.group_ep, kept) if len(kept) >= KEPT_PER_GROUP else None
     number = epoch(place.group_ep)
     meeting = Meeting(group_of(place.group_ep, "group_ep"), chosen.timeout_s, place.members, number)
     exchange = None
@@ -161,8 +167,8 @@ def communicator(place: Place) -> Communicator:
         tuning=chosen.tuning,
         trace=chosen.trace,
     )
-    if len(kept) >= KEPT_PER_GROUP:
-        _drop_oldest(place.group_ep, kept)
+    if oldest is not None:
+        kept.pop(oldest).close()
     kept[place, chosen] = made
     return made
 
@@ -176,14 +182,15 @@ def _forget_former_group(name: str) -> None:
         _made_for[name] = group
 
 
-def _drop_oldest(name: str, kept: Kept) -> None:
+def _oldest_idle(name: str, kept: Kept) -> tuple[Place, settings.Settings]:
     idle = [key for key, communicator in kept.items() if communicator.is_idle]
     if not idle:
         raise BufferStateError(
-            f"the group {name!r} has {KEPT_PER_GROUP} buffers with a setup in flight, and no room for "
-            f"another. Call a teardown first."
+            f"the group {name!r} has {KEPT_PER_GROUP} buffers with a setup in flight or in a graph, and no "
+            f"room for another. Call a teardown first; or pass the same global_bs with every batch, so that "
+            f"they share one; or release the group, and capture anew."
         )
-    kept.pop(min(idle, key=lambda key: kept[key].last_use)).close()
+    return min(idle, key=lambda key: kept[key].last_use)
 
 
 class Access:
@@ -220,6 +227,23 @@ def _refuse_broken(found: Communicator) -> None:
 def epoch(name: str) -> int:
     """How often a group's windows were given up. Messages of an earlier epoch are not taken for ours."""
     return _epochs.get(name, 0)
+
+
+def synchronize(name: str) -> None:
+    """Waits for every call of this process in a group, graphs included, and raises what went wrong in one.
+
+    With the CPU back end calls have ended when they return, and raise by themselves.
+
+    Args:
+        name: of the expert-parallel group.
+
+    Raises:
+        BufferStateError: a buffer is broken or in use by another thread.
+        CommunicationTimeoutError: a rank's data did not come in time; that buffer is then broken.
+    """
+    for found in _communicators.get(name, {}).values():
+        _refuse_broken(found)
+        found.synchronize()
 
 
 def release(name: str) -> None:

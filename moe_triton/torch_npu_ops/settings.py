@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from moe_triton.backends import make_backend
-from moe_triton.backends.base import Backend
+from moe_triton.backends import BACKENDS, make_backend, make_host
+from moe_triton.backends.base import Backend, Host
 from moe_triton.checks import check_choice, check_positive
 from moe_triton.config import Product
 from moe_triton.trace import TraceFile, TracePath
@@ -31,6 +31,7 @@ class Settings:
 
 
 _current = Settings()
+_host: Host | None = None
 # Every settings that were in force, by the number that stands for them in the keys of plans.
 _numbers: dict[Settings, int] = {_current: 0}
 _number = 0
@@ -39,6 +40,18 @@ _number = 0
 def current() -> Settings:
     """The settings in force."""
     return _current
+
+
+def host() -> Host:
+    """Where the tensors of calls have to be, and what of them may be read.
+
+    Raises:
+        ToolchainError: something that the back end needs is missing.
+    """
+    global _host
+    if _host is None:
+        _host = make_host(_current.backend)
+    return _host
 
 
 def number() -> int:
@@ -62,8 +75,9 @@ def configure(
     Args:
         product: whose limits apply.
         relaxed: allow sizes below the product's minimum, for tests and demos.
-        backend: "cpu".
-        kernels: "triton", or "torch" for machines without the Triton toolchain (slow).
+        backend: "cpu"; or "npu" for the device that is current in this process: tensors are there, calls
+            return before they have run, and a later one raises what went wrong (docs/from-torch-npu.md).
+        kernels: "triton", or with "cpu" "torch" for machines without the Triton toolchain (slow).
         timeout_s: seconds that one wait may take before it raises.
         num_blocks: blocks per kernel, None for what suits the machine.
         tuning: how operators are cut into parts, how rows are copied and flags waited for; None for what
@@ -74,10 +88,12 @@ def configure(
     Raises:
         ArgumentError: a value that no setting has.
     """
-    global _current, _number
+    global _current, _number, _host
     check_choice("product", product, ("A2", "A3"))
+    check_choice("backend", backend, BACKENDS)
     check_choice("kernels", kernels, ("triton", "torch"))
     check_positive("timeout_s", timeout_s)
     path = None if trace is None else str(TraceFile(trace).path)
     _current = Settings(product, relaxed, backend, kernels, timeout_s, num_blocks, tuning or Tuning(), path)
     _number = _numbers.setdefault(_current, len(_numbers))
+    _host = None

@@ -51,7 +51,12 @@ MOST_LATE_S = 0.02
 
 
 def run_rank(
-    process: int, num_processes: int, case: OperatorCase, delays: int = 0, poison: float | None = None
+    process: int,
+    num_processes: int,
+    case: OperatorCase,
+    delays: int = 0,
+    poison: float | None = None,
+    backend: str = "cpu",
 ) -> bytes:
     """What one process gets in each round: tensors by name, saved. Nothing where its rank is lost.
 
@@ -61,12 +66,17 @@ def run_rank(
         case: what to run.
         delays: another number makes other stragglers.
         poison: stands in one element of process 0's token 1.
+        backend: what it runs on.
     """
     rounds: list[Tensors] = []
     group_ep, group_tp = _groups(case.ranks, max(case.tp, 1))
     if process not in case.lost:
         torch_npu_ops.configure(
-            relaxed=True, timeout_s=30.0, num_blocks=case.num_blocks, kernels=case.kernels
+            relaxed=True,
+            timeout_s=30.0,
+            num_blocks=case.num_blocks,
+            kernels=case.kernels,
+            backend=backend,
         )
         late = random.Random(f"{case.seed} {process} {delays}")
         with _canaries():
@@ -198,6 +208,7 @@ def _one_round(
     )
     out.update(zip(DISPATCH_OUTPUTS, received, strict=True))
     scales = out["dynamic_scales"] if out["expand_x"].dtype == torch.int8 else None
+    torch_npu_ops.synchronize(group_ep)
     y = experts_of(case, process, out["expand_x"], scales)
     if case.tp == 2:
         attributes["tp_send_counts"] = out["tp_recv_counts"]
@@ -209,6 +220,7 @@ def _one_round(
         out.update(zip(("y", "rstd", "x"), normed, strict=True))
     else:
         out["x"] = combine(*back, *place, **performance("combine"), **attributes)
+    torch_npu_ops.synchronize(group_ep)
     return out
 
 

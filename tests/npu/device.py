@@ -6,6 +6,8 @@ watched. Work is real: kernels run as they do on the CPU. What it is strict abou
 - torch_npu hands work to streams in a thread of its own. Here it stays in `Device.queue` until somebody asks
   for a stream's handle; what is launched past that queue overtakes what is still in it.
 - nothing has run before somebody waits, and then streams run in the order that the `policy` likes best.
+- memory that a launch was given is not used for anything else before the launch has run, whoever lets go of
+  it; that of a graph as long as the graph lives. torch_npu's allocator goes by streams, with the same effect.
 - what is captured does not run; a graph that waits for an event from outside of it is refused.
 """
 
@@ -62,6 +64,7 @@ class Device:
     log: list[Work | str] = field(default_factory=list)
     streams: list[FakeStream] = field(default_factory=list)
     graph: FakeGraph | None = None
+    held: list[object] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -86,6 +89,10 @@ class Device:
         if self.policy == AT_ONCE:
             work.stream.step()
 
+    def hold(self, memory: object) -> None:
+        """Memory of launches that have not run yet."""
+        (self.held if self.graph is None else self.graph.held).append(memory)
+
     def hand_over(self) -> None:
         """torch_npu's thread has nothing left to do."""
         waiting, self.queue = self.queue, []
@@ -104,6 +111,7 @@ class Device:
                 heads = [(s.name, s.pending[0]) for s in self.streams if s.pending]
                 raise RuntimeError(f"streams wait for each other for ever: {heads}")
             self._next(ready).step()
+        self.held.clear()
 
     def _next(self, ready: list[FakeStream]) -> FakeStream:
         if self.policy == "random":
@@ -177,10 +185,12 @@ class FakeGraph:
     def __init__(self, device: Device) -> None:
         self.owner = device
         self.work: list[Work] = []
+        self.held: list[object] = []
 
     def replay(self) -> None:
         device = self.owner
         device.hand_over()
+        device.hold(self)
         versions: dict[tuple[int, int], int] = {}
         for work in self.work:
             if work.event is not None:

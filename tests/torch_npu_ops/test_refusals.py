@@ -56,6 +56,8 @@ def bad_dispatches(rank: int, num_ranks: int) -> list[Case]:
         ("expert_scales is of dtype", INVALID, d(expert_scales=r.weights.double())),
         ("expert_scales is of shape", TILING, d(expert_scales=r.weights[:, :1])),
         ("elastic_info is of shape", TILING, d(elastic_info=elastic[:5])),
+        (f"elastic_info is of shape (2, {2 + size})", TILING, d(elastic_info=elastic.view(2, -1))),
+        ("elastic_info is of dtype", INVALID, d(elastic_info=elastic.long())),
         ("elastic_info is one with 1", TILING, d(elastic_info=elastic)),
         ("performance_info is of dtype", INVALID, d(performance_info=ones(size))),
         ("performance_info is of shape", TILING, d(performance_info=ones(size + 1).long())),

@@ -131,7 +131,7 @@ class NpuBackend:
 
     def read_int32(self, tensor: torch.Tensor, index: int) -> int:
         """Waits for the device. See `moe_triton.backends.base.Backend`."""
-        return int(tensor.view(-1)[index])
+        return int(self.runtime.on_host(tensor.view(-1)[index : index + 1])[0])
 
     def take_ids(
         self, topk_idx: torch.Tensor, num_experts: int

@@ -6,9 +6,12 @@ Followed here: doc/pythonAPI.md of the project, and ``memfabric_hybrid.shm`` and
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from typing import Any
+
+from torch.distributed import distributed_c10d
 
 from moe_triton.backends.npu.runtime import Runtime
 from moe_triton.errors import WindowError
@@ -21,6 +24,7 @@ MAX_OBJECTS = 64
 # memfabric is initialised once per process, for the ranks of the first group that asks.
 _members: tuple[int, ...] | None = None
 _used_ids: set[int] = set()
+_reserved_ids: set[int] = set()  # that this process took for a group, as its first rank
 
 
 class MemfabricMemory:
@@ -42,6 +46,7 @@ class MemfabricMemory:
         """See `moe_triton.backends.npu.window.Memory`."""
         self._handle.destroy()
         _used_ids.discard(self._number)
+        _give_back(self._number)
 
 
 def allocate(num_bytes: int, meeting: Meeting, runtime: Runtime) -> MemfabricMemory:
@@ -69,7 +74,11 @@ def allocate(num_bytes: int, meeting: Meeting, runtime: Runtime) -> MemfabricMem
         failure = _unreachable(handle, meeting)
     except RuntimeError as error:
         failure = f"memfabric gives no window of {stride} bytes: {error}; {memfabric.get_last_err_msg()}"
-    _raise_together(meeting, failure)
+    try:
+        _raise_together(meeting, failure)
+    except WindowError:
+        _give_back(number)
+        raise
     _used_ids.add(number)
     return MemfabricMemory(handle, number, stride, meeting.num_ranks)
 
@@ -115,17 +124,46 @@ def _store_url(meeting: Meeting) -> str:
     return str(meeting.exchange({"url": url}, "memfabric's store")[0].get("url", ""))
 
 
+def _in_store(number: int, change: int) -> int:
+    """How many groups of the world hold an id, after a change."""
+    store = distributed_c10d._get_default_store()  # type: ignore[attr-defined]
+    return int(store.add(f"moe_triton/memfabric/{number}", change))
+
+
 def _agree_on_id(meeting: Meeting) -> int:
-    """An id that no rank uses yet."""
+    """An id that no rank uses yet, and no other group of the world: all share memfabric's one store.
+
+    A group's first rank takes it, from the store that torch.distributed's world has.
+    """
     used = {
         int(number)
         for message in meeting.exchange({"used": sorted(_used_ids)}, "memfabric's ids")
         for number in message.get("used", [])
     }
-    free = [number for number in range(MAX_OBJECTS) if number not in used]
-    if not free:
+    taken = -1
+    if meeting.rank == 0:
+        taken = next((n for n in range(MAX_OBJECTS) if n not in used and _reserve(n)), -1)
+    number = int(meeting.exchange({"id": taken}, "memfabric's id")[0].get("id", -1))
+    if number < 0:
         raise WindowError(f"memfabric has {MAX_OBJECTS} windows at most, all in use. Close a buffer first.")
-    return free[0]
+    return number
+
+
+def _reserve(number: int) -> bool:
+    """Takes an id for a group, unless another one has it."""
+    if _in_store(number, 1) != 1:
+        _in_store(number, -1)
+        return False
+    _reserved_ids.add(number)
+    return True
+
+
+def _give_back(number: int) -> None:
+    if number in _reserved_ids:
+        _reserved_ids.discard(number)
+        # A world that has ended has taken its store along.
+        with contextlib.suppress(RuntimeError, ValueError):
+            _in_store(number, -1)
 
 
 def _unreachable(handle: Any, meeting: Meeting) -> str:

@@ -87,6 +87,10 @@ class Runtime:
         """Host memory of the same shape that the device can copy to while the host goes on."""
         return torch.empty(tensor.shape, dtype=tensor.dtype).pin_memory()
 
+    def on_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor's contents in memory of the host, which waits for the current stream."""
+        return tensor.cpu()
+
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         """Copies on the current stream; the host goes on."""
         to.copy_(source, non_blocking=True)

@@ -6,22 +6,22 @@ from typing import Any
 
 import torch
 
-from moe_triton.checks import check_tensor
 from moe_triton.errors import ArgumentError
 from moe_triton.torch_npu_ops import settings
 from moe_triton.torch_npu_ops.calls.common import (
     MAX_PLANS,
     NOT_GIVEN,
     check_group,
+    check_input,
     check_optional,
     check_required,
     check_token_matrix,
     output_key,
     ready,
-    values_key,
 )
 from moe_triton.torch_npu_ops.planning import settled
 from moe_triton.torch_npu_ops.plans.combine import CombineAttributes, CombinePlan, check_tensors, make_plan
+from moe_triton.torch_npu_ops.plans.elastic import words_of
 from moe_triton.torch_npu_ops.plans.tensors import CombineTensors
 
 UNUSED = (False, False, False)
@@ -61,7 +61,7 @@ def plan_combine(
             operator,
             *[None if t is None else (t.shape, t.dtype, t.is_cpu) for t in tensors[:-2]],
             NOT_GIVEN if tensors[-2] is None else output_key(tensors[-2]),
-            None if tensors[-1] is None else values_key(tensors[-1]),
+            None if tensors[-1] is None else words_of(tensors[-1]),
             unused_given,
             *attributes,
             settings.number(),
@@ -75,10 +75,12 @@ def plan_combine(
     _check_given(operator, index_name, tensors)
     made = CombineAttributes(*key)
     check_token_matrix("expand_x", tensors.expand_x)
-    check_tensor("expert_ids", tensors.expert_ids.contiguous(), shape=("BS", "K"), dtypes=(torch.int32,))
+    if operator == "combine_add_rms_norm":
+        check_input("expand_x", tensors.expand_x, ("A", "H"), torch.bfloat16)
+    check_input("expert_ids", tensors.expert_ids, ("BS", "K"), torch.int32)
     check_group(made.group_ep, "group_ep")
     check_group(made.group_tp, "group_tp")
-    plan = make_plan(made, tensors.elastic_info)
+    plan = make_plan(made)
     named = _by_name(index_name, tensors)
     others = {name: ready(t) for name, t in named.items() if name not in ("expand_x", "elastic_info")}
     check_tensors(made, {**others, "performance_info": tensors.performance_info})
@@ -132,13 +134,11 @@ def run_add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Plans and executes a combine that ends in a residual and a norm."""
     check_required(expand_x=tensors.expand_x)
-    check_tensor("expand_x", tensors.expand_x.contiguous(), shape=("A", "H"), dtypes=(torch.bfloat16,))
     if not norm_eps > 0:
         raise ArgumentError("norm_eps", norm_eps, "it must be positive", "Pass 1e-6.")
     plan = plan_combine(2, "combine_add_rms_norm", "expand_idx", tensors, attributes, unused_given)
     empty, batch, hidden = plan.communicator.backend.empty, plan.batch, plan.config.hidden
     y, rstd = empty((batch, 1, hidden), torch.bfloat16), empty((batch, 1, 1), torch.float32)
     x = empty((batch, 1, hidden), torch.bfloat16)
-    eps = torch.tensor([norm_eps], dtype=torch.float32)
-    plan.execute(tensors, {"normed": y, "rstd": rstd, "eps": eps}, x)
+    plan.execute(tensors, {"normed": y, "rstd": rstd, "eps": plan.eps(norm_eps)}, x)
     return y, rstd, x

@@ -8,6 +8,7 @@ import torch
 
 from moe_triton.checks import check_tensor
 from moe_triton.errors import INVALID_ARGUMENT, ArgumentError
+from moe_triton.torch_npu_ops import settings
 
 FLOATS = (torch.bfloat16, torch.float16)
 # More shapes than a server has; a plan is a few small objects.
@@ -29,11 +30,6 @@ def output_key(tensor: torch.Tensor) -> tuple[TensorKey | None, bool]:
 
 # The `output_key` of a tensor that is not given.
 NOT_GIVEN: tuple[TensorKey | None, bool] = (None, True)
-
-
-def values_key(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The contents of a small tensor of integers that a plan depends on."""
-    return tuple(tensor.tolist())
 
 
 def ready(tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -67,7 +63,16 @@ def check_token_matrix(name: str, value: torch.Tensor) -> None:
     Raises:
         ArgumentError: it is not.
     """
-    check_tensor(name, value.contiguous(), shape=("BS", "H"), dtypes=FLOATS)
+    check_input(name, value, ("BS", "H"), *FLOATS)
+
+
+def check_input(name: str, value: Any, shape: tuple[int | str, ...], *dtypes: torch.dtype) -> None:
+    """Checks a tensor that is made contiguous before it is used.
+
+    Raises:
+        ArgumentError: it is of another shape or dtype, or not on the back end's device.
+    """
+    check_tensor(name, value.contiguous(), shape=shape, dtypes=dtypes, device=settings.host().device)
 
 
 def check_group(name: Any, argument: str) -> None:

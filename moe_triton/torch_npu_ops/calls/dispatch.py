@@ -6,22 +6,22 @@ from typing import Any
 
 import torch
 
-from moe_triton.checks import check_tensor
 from moe_triton.torch_npu_ops import settings
 from moe_triton.torch_npu_ops.calls.common import (
     MAX_PLANS,
     NOT_GIVEN,
     check_group,
+    check_input,
     check_optional,
     check_required,
     check_token_matrix,
     output_key,
     ready,
     shape_key,
-    values_key,
 )
 from moe_triton.torch_npu_ops.planning import settled
 from moe_triton.torch_npu_ops.plans.dispatch import DispatchAttributes, DispatchPlan, check_tensors, make_plan
+from moe_triton.torch_npu_ops.plans.elastic import words_of
 
 _plans: dict[tuple[Any, ...], DispatchPlan] = {}
 
@@ -63,7 +63,7 @@ def plan_dispatch(
             shape_key(scales),
             shape_key(x_active_mask),
             shape_key(expert_scales),
-            None if elastic_info is None else values_key(elastic_info),
+            None if elastic_info is None else words_of(elastic_info),
             NOT_GIVEN if performance_info is None else output_key(performance_info),
             *attributes,
             settings.number(),
@@ -83,11 +83,11 @@ def plan_dispatch(
         return settled(plan)
     check_required(x=x, expert_ids=expert_ids)
     check_token_matrix("x", x)
-    check_tensor("expert_ids", expert_ids.contiguous(), shape=(x.shape[0], "K"), dtypes=(torch.int32,))
+    check_input("expert_ids", expert_ids, (x.shape[0], "K"), torch.int32)
     made = DispatchAttributes(*key)
     check_group(made.group_ep, "group_ep")
     check_group(made.group_tp, "group_tp")
-    plan = make_plan(made, elastic_info)
+    plan = make_plan(made)
     check_tensors(
         made,
         {

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from moe_triton.checks import check_tensor
 from moe_triton.config import Config
 from moe_triton.errors import ArgumentError
 from moe_triton.rendezvous import Meeting
 from moe_triton.torch_npu_ops import registry, settings
 from moe_triton.torch_npu_ops.calls import combine, dispatch
-from moe_triton.torch_npu_ops.calls.common import check_group, check_required
-from moe_triton.torch_npu_ops.plans.elastic import members_of
+from moe_triton.torch_npu_ops.calls.common import check_group, check_optional, check_required
+from moe_triton.torch_npu_ops.plans.elastic import members_of, timeout_of, words_of
 
 Tensor = torch.Tensor
 
@@ -24,11 +23,11 @@ def run_barrier(
 ) -> None:
     """Waits for every rank of a group that is left."""
     check_required(x_ref=x_ref)
+    check_optional(time_out=time_out)
     members = _members(group, "group", world_size, "world_size", elastic_info)
     timeout_us = None
     if time_out is not None:
-        check_tensor("time_out", time_out, shape=(1,), dtypes=(torch.int32,))
-        timeout_us = int(time_out)
+        timeout_us = timeout_of(time_out)
         if not 0 < timeout_us <= MAX_TIMEOUT_US:
             raise ArgumentError(
                 "time_out",
@@ -75,7 +74,9 @@ def _members(
             f"it is {found.size()} in the group {group!r}",
             f"Pass {size_argument}={found.size()}.",
         )
-    members = members_of(elastic_info, world_size)
+    check_optional(elastic_info=elastic_info)
+    words = None if elastic_info is None else words_of(elastic_info)
+    members = members_of(words, world_size)
     if members is not None and found.rank() not in members:
         raise ArgumentError(
             "elastic_info", f"one without rank {found.rank()}", "callers are in it", "Rebuild the table."

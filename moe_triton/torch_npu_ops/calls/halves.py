@@ -2,7 +2,8 @@
 
 What a setup returns besides is a ticket: teardown takes only that of the setup in flight. Everything else
 that teardown needs is in the windows, so the buffers that torch_npu's setup packs its rows into have their
-documented shapes here and no contents.
+documented shapes here and no contents. Where the host does not read device memory, the ticket has none
+either: which setup is in flight is known without it.
 """
 
 from __future__ import annotations
@@ -64,7 +65,13 @@ def run_dispatch_teardown(
     communicator = plan.communicator
     _check_setup(communicator, "dispatch", quantize=plan.variant.quantize, dtype=plan.variant.dtype)
     results = plan.config.num_topk + plan.config.num_shared_experts
-    check_tensor("y", y, shape=(plan.batch * results, "Hs"), dtypes=(x.dtype, torch.int8))
+    check_tensor(
+        "y",
+        y,
+        shape=(plan.batch * results, "Hs"),
+        dtypes=(x.dtype, torch.int8),
+        device=communicator.backend.device,
+    )
     _check_ticket(communicator, "dispatch", comm_cmd_info)
     outputs = plan.outputs(communicator)
     communicator.run(plan.variant, plan.arranging(outputs), "teardown")
@@ -79,17 +86,17 @@ def run_combine_setup(tensors: CombineTensors, attributes: tuple[Any, ...]) -> t
     communicator = plan.communicator
     expand_x, index = tensors.expand_x.contiguous(), tensors.routes.contiguous()
     first = 3 * communicator.capacity
-    read = communicator.backend.read_int32
-    if first + TRAILER_WORDS > index.numel() or read(index, first) != TRAILER_MARK:
+    backend = communicator.backend
+    if first + TRAILER_WORDS > index.numel() or (
+        not backend.is_asynchronous and backend.read_int32(index, first) != TRAILER_MARK
+    ):
         raise ArgumentError(
             name,
             f"one of shape {tuple(index.shape)} without a number of rows",
             "it is dispatch_v2's or dispatch_teardown's output, unchanged",
             "Pass that tensor whole.",
         )
-    # The plan reads the total at the end of its counts, and nothing else of them.
-    counts = torch.zeros(communicator.site.num_entries, dtype=torch.int32)
-    counts[-1] = index[first + 1]
+    counts = _counts_ending(communicator, index, first + TRAILER_WORDS)
     rows, hidden = expand_x.shape
     shapes = halves.combine_setup((rows, hidden), plan.config.num_ranks)
     info = _ticket(communicator, "combine", shapes[1][0][0])
@@ -105,21 +112,38 @@ def run_combine_teardown(
     communicator = plan.communicator
     quantized = plan.variant.block_quantize
     _check_setup(communicator, "combine", block_quantize=quantized, dtype=plan.variant.dtype)
-    check_tensor("quant_expand_x", quant_expand_x, shape=("A", "Hs"), dtypes=(torch.int8,))
+    device = communicator.backend.device
+    check_tensor("quant_expand_x", quant_expand_x, shape=("A", "Hs"), dtypes=(torch.int8,), device=device)
     _check_ticket(communicator, "combine", comm_cmd_info)
     bindings = plan.summing(communicator, tensors, None)
     communicator.run(plan.variant, bindings, "teardown")
     return bindings["out"]  # type: ignore[no-any-return]
 
 
+def _counts_ending(communicator: Communicator, index: Tensor, end: int) -> Tensor | int:
+    """Running totals whose last one is that before ``end``: the plan reads that one, and no other."""
+    entries = communicator.site.num_entries
+    if communicator.backend.is_asynchronous:
+        # Their address, as if they stood there: a copy would be one more launch.
+        return index.data_ptr() + (end - entries) * index.element_size()
+    counts = torch.zeros(entries, dtype=torch.int32)
+    counts[-1] = index[end - 1]
+    return counts
+
+
 def _ticket(communicator: Communicator, operator: str, words: int) -> Tensor:
+    if communicator.backend.is_asynchronous:
+        return communicator.backend.empty((words,), torch.int32)
     info = torch.zeros(words, dtype=torch.int32)
     info[0], info[1] = TRAILER_MARK, communicator.counts[operator] & 0x7FFFFFFF
     return info
 
 
 def _check_ticket(communicator: Communicator, operator: str, info: Tensor) -> None:
-    check_tensor("comm_cmd_info", info, shape=("n",), dtypes=(torch.int32,))
+    backend = communicator.backend
+    check_tensor("comm_cmd_info", info, shape=("n",), dtypes=(torch.int32,), device=backend.device)
+    if backend.is_asynchronous:
+        return
     number = communicator.counts[operator] & 0x7FFFFFFF
     have = info[:TICKET_WORDS].tolist()
     if have != [TRAILER_MARK, number]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic, Protocol, TypeVar
@@ -10,6 +11,7 @@ import torch
 
 from moe_triton.communicator import Communicator
 from moe_triton.config import Config
+from moe_triton.errors import BufferStateError
 from moe_triton.layout import layout_of
 from moe_triton.schemes.fullmesh import workspace_bytes
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant
@@ -34,6 +36,8 @@ class GroupAttributes(Protocol):
     def tp_world_size(self) -> int: ...  # noqa: D102
     @property
     def tp_rank_id(self) -> int: ...  # noqa: D102
+    @property
+    def elastic(self) -> tuple[int, ...] | None: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,8 @@ class CallSite:
     exchange_rank: int | None
 
 
-def call_site_of(a: GroupAttributes, config: Config, elastic_info: torch.Tensor | None) -> CallSite:
-    """Checks ranks and sizes against the groups, and reads elastic_info.
+def call_site_of(a: GroupAttributes, config: Config) -> CallSite:
+    """Checks ranks and sizes against the groups, and what elastic_info says.
 
     Raises:
         ArgumentError: they contradict each other.
@@ -64,7 +68,7 @@ def call_site_of(a: GroupAttributes, config: Config, elastic_info: torch.Tensor 
     if a.tp_world_size == 2:
         group_tp, exchange_rank = a.group_tp, a.tp_rank_id
         registry.check_membership(group_tp, "group_tp", 2, a.tp_rank_id, ("tp_world_size", "tp_rank_id"))
-    deployment = deployment_of(config, a.ep_rank_id, elastic_info)
+    deployment = deployment_of(config, a.ep_rank_id, a.elastic)
     place = registry.Place(a.group_ep, group_tp, deployment.config, deployment.members)
     return CallSite(deployment, place, exchange_rank)
 
@@ -118,4 +122,18 @@ class OperatorPlan(Generic[V]):
     def rank_table(self) -> torch.Tensor:
         """(EP,) int32: original number of each rank that takes part."""
         members = self.deployment.members or tuple(range(self.config.num_ranks))
-        return torch.tensor(members, dtype=torch.int32)
+        return self.table(members, torch.int32)
+
+    def table(self, values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
+        """Constants of this plan, on its device.
+
+        Raises:
+            BufferStateError: inside a graph, which would hold a copy from memory that is gone by then.
+        """
+        backend = self.communicator.backend
+        if backend.is_capturing():
+            raise BufferStateError(
+                "a call of this kind has not run before, and nothing can be prepared inside a graph. Run the "
+                "same calls once before the capture."
+            )
+        return torch.tensor(values, dtype=dtype, device=backend.device)

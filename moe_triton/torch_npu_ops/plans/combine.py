@@ -13,8 +13,9 @@ from moe_triton.communicator import Communicator
 from moe_triton.errors import ArgumentError
 from moe_triton.limits import Call
 from moe_triton.schemes.variants import CombineVariant
+from moe_triton.torch_npu_ops import settings
 from moe_triton.torch_npu_ops.plans.base import OperatorPlan, call_site_of
-from moe_triton.torch_npu_ops.plans.dispatch import MASKS, check_ids, check_prefix, group_config, masked_ids
+from moe_triton.torch_npu_ops.plans.dispatch import MASKS, check_routing, group_config
 from moe_triton.torch_npu_ops.plans.tensors import HOLES, CombineTensors
 
 TensorKey = tuple[tuple[int, ...], torch.dtype, bool]
@@ -95,26 +96,65 @@ class CombinePlan(OperatorPlan[CombineVariant]):
         """Tokens of this rank."""
         return self.attributes.expert_ids[0][0]
 
+    def eps(self, value: float) -> torch.Tensor:
+        """(1,) fp32: a norm's epsilon. A graph may hold it for as long as this plan lives."""
+        made = self._eps.get(value)
+        if made is None:
+            made = self._eps[value] = self.table([value], torch.float32)
+        return made
+
+    @cached_property
+    def _eps(self) -> dict[float, torch.Tensor]:
+        return {}
+
     def sending(
-        self, communicator: Communicator, expand_x: torch.Tensor, index: torch.Tensor, counts: torch.Tensor
+        self,
+        communicator: Communicator,
+        expand_x: torch.Tensor,
+        index: torch.Tensor,
+        counts: torch.Tensor | int,
     ) -> dict[str, Any]:
         """What the first half needs: results, where each goes, and how many there are.
 
+        Args:
+            communicator: where it runs.
+            expand_x: (n, H) results.
+            index: where each goes.
+            counts: running totals, or their address; the last one is that of all results.
+
         Raises:
-            ArgumentError: there are more results than rows. Nothing was sent.
+            ArgumentError: there are more results than rows, or could be where the host does not read how
+                many there are. Nothing was sent.
         """
         rows = known = expand_x.shape[0]
-        total = communicator.backend.read_int32(counts, communicator.site.num_entries - 1)
-        if not 0 <= total <= rows or total > communicator.capacity:
-            raise ArgumentError(
-                "ep_send_counts",
-                f"one with a total of {total} rows",
-                f"expand_x has {rows} rows and at most {communicator.capacity} can have been received",
-                "Pass ep_recv_counts of the matching dispatch.",
-            )
+        if communicator.backend.is_asynchronous:
+            known = self._most_rows(rows, communicator.capacity)
+        else:
+            last = communicator.site.num_entries - 1
+            total = communicator.backend.read_int32(counts, last)  # type: ignore[arg-type]  # no address here
+            if not 0 <= total <= rows or total > communicator.capacity:
+                raise ArgumentError(
+                    "ep_send_counts",
+                    f"one with a total of {total} rows",
+                    f"expand_x has {rows} rows and at most {communicator.capacity} can have been received",
+                    "Pass ep_recv_counts of the matching dispatch.",
+                )
         if self.attributes.version != 1 and not self.variant.exchange:
-            known = min(rows, index.numel() // 3)
+            known = min(known, index.numel() // 3)
         return {"y": expand_x, "num_rows": known, "recv_offsets": counts, "triples": index}
+
+    def _most_rows(self, rows: int, capacity: int) -> int:
+        """Rows that kernels may take whatever the counts say; they report a total that is beyond."""
+        if not self.variant.exchange:
+            return min(rows, capacity)
+        if rows < capacity:
+            raise ArgumentError(
+                "expand_x",
+                f"of {rows} rows",
+                f"{capacity} can have been received, and the host does not read how many were",
+                "Pass as many rows as dispatch's expand_x has.",
+            )
+        return rows
 
     def summing(
         self, communicator: Communicator, tensors: CombineTensors, out: torch.Tensor | None
@@ -122,7 +162,7 @@ class CombinePlan(OperatorPlan[CombineVariant]):
         """What the second half needs: the tokens' experts and weights, and where the sums go.
 
         Raises:
-            ArgumentError: ids or the mask break a rule.
+            ArgumentError: ids or the mask break a rule, where the host reads them.
         """
         ids = tensors.expert_ids.contiguous()
         if out is None:
@@ -135,11 +175,7 @@ class CombinePlan(OperatorPlan[CombineVariant]):
         }
         for position, hole in self._given:
             bindings[hole] = tensors[position].contiguous()  # type: ignore[union-attr]
-        if self.variant.mask == "none":
-            check_ids(communicator, ids, self.num_ids)
-        else:
-            check_prefix(bindings["mask"])
-            check_ids(communicator, masked_ids(ids, bindings["mask"]), self.num_ids)
+        check_routing(communicator, ids, bindings.get("mask"), self.num_ids)
         if self.variant.waits:
             bindings["performance_info"] = tensors.performance_info
             bindings["rank_table"] = self.rank_table
@@ -172,7 +208,7 @@ class CombinePlan(OperatorPlan[CombineVariant]):
         return bindings["out"]  # type: ignore[no-any-return]
 
 
-def make_plan(a: CombineAttributes, elastic_info: torch.Tensor | None) -> CombinePlan:
+def make_plan(a: CombineAttributes) -> CombinePlan:
     """Checks every argument of a combine that does not depend on data.
 
     Raises:
@@ -212,7 +248,7 @@ def make_plan(a: CombineAttributes, elastic_info: torch.Tensor | None) -> Combin
     )
     shared = (a.shared_expert_num, a.shared_expert_rank_num)
     config = group_config(call, hidden, topk, a.ep_world_size, a.moe_expert_num, shared, a.comm_alg)
-    site = call_site_of(a, config, elastic_info)
+    site = call_site_of(a, config)
     variant = CombineVariant(
         dtype=a.expand_x[1],
         weights=a.expert_scales is not None,
@@ -254,7 +290,8 @@ def check_tensors(a: CombineAttributes, tensors: dict[str, torch.Tensor | None])
         "residual_x": ((batch, 1, hidden), torch.bfloat16),
         "gamma": ((hidden,), torch.bfloat16),
     }
+    device = settings.host().device
     for name, tensor in tensors.items():
         if tensor is not None:
             shape, wanted = expected[name]
-            check_tensor(name, tensor, shape=shape, dtypes=(wanted,))
+            check_tensor(name, tensor, shape=shape, dtypes=(wanted,), device=device)

@@ -152,13 +152,9 @@ class DispatchPlan(OperatorPlan[DispatchVariant]):
         """What the first half needs.
 
         Raises:
-            ArgumentError: ids or the mask break a rule. Nothing was sent.
+            ArgumentError: ids or the mask break a rule, where the host reads them. Nothing was sent.
         """
-        if mask is None:
-            check_ids(communicator, ids, self.num_ids)
-        else:
-            check_prefix(mask)
-            check_ids(communicator, masked_ids(ids, mask), self.num_ids)
+        check_routing(communicator, ids, mask, self.num_ids)
         return {
             "x": x,
             "topk_idx": ids,
@@ -221,12 +217,12 @@ class DispatchPlan(OperatorPlan[DispatchVariant]):
     def _output_specs(self) -> tuple[list[TensorSpec], list[tuple[int, torch.Tensor]]]:
         """The outputs to make; and by position those without elements, which all calls share."""
         specs: list[TensorSpec] = []
-        nothing = []
+        nothing, device = [], self.communicator.backend.device
         for position, (shape, dtype) in enumerate(self.shapes.outputs()):
             if math.prod(shape):
                 specs.append((shape, dtype))
             else:
-                nothing.append((position, torch.empty(shape, dtype=dtype)))
+                nothing.append((position, torch.empty(shape, dtype=dtype, device=device)))
         return specs, nothing
 
     @cached_property
@@ -234,16 +230,27 @@ class DispatchPlan(OperatorPlan[DispatchVariant]):
         """The index of the other generation: kernels write it, and no caller sees it."""
         a, capacity = self.attributes, self.deployment.config.receive_capacity(self.deployment.rank)
         words = 3 * capacity + TRAILER_WORDS if a.version == 1 else a.expert_ids[0].numel()
-        return torch.empty(words, dtype=torch.int32)
+        return torch.empty(words, dtype=torch.int32, device=self.communicator.backend.device)
 
 
-def check_ids(communicator: Communicator, ids: torch.Tensor, num_ids: int) -> None:
-    """Checks that ids are below their number and distinct in a row.
+def check_routing(
+    communicator: Communicator, ids: torch.Tensor, mask: torch.Tensor | None, num_ids: int
+) -> None:
+    """Checks that ids are below their number and distinct in a row, and that a mask of tokens has no holes.
+
+    A host whose device works on reads neither: kernels send no id that names no expert, and take the tokens
+    up to a mask's first False.
 
     Raises:
-        ArgumentError: one is not.
+        ArgumentError: one is not, or it has one.
     """
-    bad = communicator.backend.first_bad_id(ids, num_ids)
+    backend = communicator.backend
+    if mask is not None:
+        if backend.is_asynchronous:
+            return
+        check_prefix(mask)
+        ids = masked_ids(ids, mask)
+    bad = backend.first_bad_id(ids, num_ids)
     if bad is not None:
         raise arguments.bad_id_error("expert_ids", ids, bad, num_ids)
 
@@ -269,7 +276,7 @@ def masked_ids(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return torch.where(mask if mask.dim() == 2 else mask[:, None], ids, -1)
 
 
-def make_plan(a: DispatchAttributes, elastic_info: torch.Tensor | None) -> DispatchPlan:
+def make_plan(a: DispatchAttributes) -> DispatchPlan:
     """Checks every argument of a dispatch that does not depend on data.
 
     Raises:
@@ -307,7 +314,7 @@ def make_plan(a: DispatchAttributes, elastic_info: torch.Tensor | None) -> Dispa
     shared = (a.shared_expert_num, a.shared_expert_rank_num)
     topk = a.expert_ids[0][1]
     config = group_config(call, hidden, topk, a.ep_world_size, a.moe_expert_num, shared, a.comm_alg)
-    site = call_site_of(a, config, elastic_info)
+    site = call_site_of(a, config)
     variant = DispatchVariant(
         dtype=dtype,
         quantize=quantize,
@@ -357,7 +364,8 @@ def check_tensors(plan_for: DispatchAttributes, tensors: dict[str, torch.Tensor 
         "expert_scales": ((batch, topk), torch.float32),
         "performance_info": ((plan_for.ep_world_size,), torch.int64),
     }
+    device = settings.host().device
     for name, tensor in tensors.items():
         if tensor is not None:
             shape, dtype = expected[name]
-            check_tensor(name, tensor, shape=shape, dtypes=(dtype,))
+            check_tensor(name, tensor, shape=shape, dtypes=(dtype,), device=device)
