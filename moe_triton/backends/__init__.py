@@ -27,6 +27,25 @@ def make_backend(name: str, kernels: str, tuning: Tuning | None = None) -> Backe
     raise _unknown(name)
 
 
+def select_device(name: str, local_rank: int) -> None:
+    """Makes one of the machine's devices this process's, before anything else uses one.
+
+    Args:
+        name: of the back end. The CPU's ranks have no devices to choose from.
+        local_rank: number of this rank among those of the machine, from 0.
+
+    Raises:
+        ArgumentError: there is no back end of this name.
+        ToolchainError: something that it needs is missing.
+    """
+    if name not in BACKENDS:
+        raise _unknown(name)
+    if name == "npu":
+        from moe_triton.backends.npu.runtime import imported
+
+        imported().npu.set_device(local_rank)
+
+
 def make_host(name: str) -> Host:
     """What calls ask of the back end of this name before there is one.
 

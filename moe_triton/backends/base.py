@@ -173,14 +173,6 @@ class Backend(Protocol):
         """Versions and settings that must be the same on every rank."""
         ...
 
-    def select_device(self, local_rank: int) -> None:
-        """Makes one of the machine's devices this process's, before anything else uses a device.
-
-        Args:
-            local_rank: number of this rank among those of the machine, from 0.
-        """
-        ...
-
     def synchronize(self) -> None:
         """Waits until everything that was run has ended: a run may return before it has.
 

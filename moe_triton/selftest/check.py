@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from moe_triton.backends import make_backend
+from moe_triton.backends import make_backend, select_device
 from moe_triton.backends.base import Backend
 from moe_triton.errors import MoeTritonError
 from moe_triton.selftest.settings import Settings
@@ -60,9 +60,8 @@ class Place:
 
 @functools.cache
 def _backend(name: str, rank: int) -> Backend:
-    backend = make_backend(name, "triton")
-    backend.select_device(rank)
-    return backend
+    select_device(name, rank)
+    return make_backend(name, "triton")
 
 
 def of_rank_0(findings: Sequence[Finding]) -> Finding:

@@ -79,9 +79,6 @@ class CpuBackend:
         """See `moe_triton.backends.base.Backend`."""
         return {"backend": self.name, "machine": platform.machine(), "byteorder": sys.byteorder}
 
-    def select_device(self, local_rank: int) -> None:
-        """Nothing to do: the ranks of a machine share its cores."""
-
     def synchronize(self) -> None:
         """Nothing to do: a run has ended when it returns."""
 

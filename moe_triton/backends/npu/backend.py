@@ -73,12 +73,6 @@ class NpuBackend:
         """HCCL_BUFFSIZE in bytes, where it is set: what a user of torch_npu gives a group's window."""
         return buffer_megabytes() * MEGABYTE if "HCCL_BUFFSIZE" in os.environ else None
 
-    def select_device(self, local_rank: int) -> None:
-        """See `moe_triton.backends.base.Backend`."""
-        self.runtime.select_device(local_rank)
-        self.device = self.runtime.device
-        self._communication = self.runtime.make_stream()
-
     def synchronize(self) -> None:
         """See `moe_triton.backends.base.Backend`."""
         self.runtime.synchronize()

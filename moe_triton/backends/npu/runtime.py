@@ -17,6 +17,22 @@ Stream = Any  # torch.npu.Stream
 Event = Any  # torch.npu.Event
 
 
+def imported() -> Any:
+    """torch_npu.
+
+    Raises:
+        ToolchainError: it is missing, or its libraries are.
+    """
+    try:
+        import torch_npu
+    except ImportError as error:
+        raise ToolchainError(
+            f"the npu back end needs torch_npu, which cannot be imported ({error}). "
+            "Install it (pip install 'moe_triton[npu]') and source CANN's set_env.sh."
+        ) from error
+    return torch_npu
+
+
 class Runtime:
     """torch_npu, of the device that is current when this is made.
 
@@ -25,14 +41,7 @@ class Runtime:
     """
 
     def __init__(self) -> None:
-        try:
-            import torch_npu
-        except ImportError as error:
-            raise ToolchainError(
-                f"the npu back end needs torch_npu, which cannot be imported ({error}). "
-                "Install it (pip install 'moe_triton[npu]') and source CANN's set_env.sh."
-            ) from error
-        self._c = torch_npu._C
+        self._c = imported()._C
         self._npu: Any = torch.npu  # type: ignore[attr-defined]
         if not self._npu.is_available():
             raise ToolchainError(
@@ -49,11 +58,6 @@ class Runtime:
     def soc_name(self) -> str:
         """As ``Ascend910B3``."""
         return str(self._npu.get_device_name(self.device_index))
-
-    def select_device(self, index: int) -> None:
-        """Makes a device this process's."""
-        self._npu.set_device(index)
-        self.device = self._npu.current_stream().device
 
     def current_stream(self) -> Stream:
         """What the user's own work is on."""
