@@ -1,20 +1,16 @@
 """Runs in random order, timed on every rank: the first rank in to the last rank out.
 
-All ranks start at a moment that rank 0 names, and not when a barrier lets them go: gloo's lets one go some
-100 us before another, which would be counted as the run's. ``time.perf_counter`` is the machine's monotonic
-clock, the same in all processes.
+``time.perf_counter`` is the machine's monotonic clock, the same in all processes.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 import torch.distributed as dist
 
 from benchmarks.compare.cases import Case, Phase
@@ -22,8 +18,6 @@ from benchmarks.compare.routes.base import Route
 from benchmarks.compare.samples import Sample
 
 FEWEST_ITERATIONS, MOST_ITERATIONS = 5, 60
-LEAD_S = 1e-3  # from when a start is named to the start: every rank has heard of it by then
-AWAKE_S = 1e-4  # before the start, for which ranks stay awake: who sleeps wakes up late
 
 
 class Span(NamedTuple):
@@ -61,17 +55,6 @@ class Timed(NamedTuple):
     spans: list[Span]
 
 
-def start_together() -> None:
-    """Returns on all ranks at the same time, as near as the machine has cores for them. Collective."""
-    dist.barrier()
-    moment = torch.tensor([time.perf_counter() + LEAD_S], dtype=torch.float64)
-    dist.broadcast(moment, src=0)
-    start = float(moment[0])
-    time.sleep(max(0.0, start - AWAKE_S - time.perf_counter()))
-    while time.perf_counter() < start:
-        os.sched_yield()  # another rank may wait for this core
-
-
 def together(route: Route) -> list[Span]:
     """Dispatch and combine in one go."""
     start = time.perf_counter()
@@ -91,7 +74,7 @@ def apart(route: Route) -> list[Span]:
         ("combine", route.combine),
     )
     for phase, call in phases:
-        start_together()
+        dist.barrier()
         start = time.perf_counter()
         call()
         spans.append(Span(phase, start, time.perf_counter()))
@@ -110,7 +93,7 @@ def measure(
         due = [i for i, run in enumerate(runs) if iteration % run.every == 0]
         shuffle.shuffle(due)
         for order, i in enumerate(due):
-            start_together()
+            dist.barrier()
             timed.append(Timed(i, iteration, order, runs[i].go()))
         on_iteration(iteration)
     return timed
