@@ -43,12 +43,13 @@ class Trace:
         """The trace of a rank of a group, which replaces the file if it is the group's first.
 
         Raises:
-            ArgumentError: the file cannot be written.
+            ArgumentError: the file cannot be written, or the back end has no traces.
         """
-        file.start(is_first=site.rank == 0)
         ranks, exchange_ranks = (m.world_ranks() if m else () for m in (meeting, exchange))
         place = Place(site.config, site.rank, site.num_blocks, ranks, exchange_ranks)
-        return cls(file, place, backend, counts)
+        trace = cls(file, place, backend, counts)
+        file.start(is_first=site.rank == 0)  # last: where there are no traces, no file is touched
+        return trace
 
     def write(self) -> None:
         """Adds what has happened since the last time to the file.

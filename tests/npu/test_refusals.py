@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from moe_triton.processes import RankGroup
 from tests.npu import layers, refusal_workers
@@ -44,3 +45,4 @@ def test_rows_that_may_be_too_few_for_an_exchange_are_refused(ranks: Ranks) -> N
 
 def test_settings_that_it_does_not_have_are_refused(ranks: Ranks) -> None:
     assert ranks(2).run(refusal_workers.settings_refused, layers.v2) == [[True], [True]]
+    assert not Path("refused.json").exists()
