@@ -14,6 +14,8 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import torch
+
 from moe_triton import ascendc, layout
 from moe_triton.config import PROTOCOL_VERSION
 from moe_triton.errors import ToolchainError
@@ -134,6 +136,11 @@ def words(launch: Launch) -> tuple[list[int], list[tuple[int, Hole]]]:
                 raise ValueError(f"{launch.kernel.name}: {arg.name} is {value}, more than 64 bits")
             packed.append(word % (1 << 64))
     return packed, holes
+
+
+def word_of(bound: torch.Tensor | int) -> int:
+    """What stands for what a hole holds: an address, or the number itself."""
+    return bound if isinstance(bound, int) else bound.data_ptr()
 
 
 def parameters_of(kernel: TritonKernel) -> tuple[str, ...]:

@@ -9,6 +9,8 @@ many times; null where it is ``zone``.
 
 from __future__ import annotations
 
+import torch
+
 from moe_triton.kernel import Arg, AscendCKernel
 
 # Rows of T tokens to K routed and S shared experts; R ranks hold shared experts; M routed experts.
@@ -239,3 +241,9 @@ MAX_BLOCKS = 48
 
 # What the events of a trace are about: a block of a launch; in it, a wait for a peer and what the block does.
 TRACE_BLOCK, TRACE_WAIT, TRACE_WRITE, TRACE_SYNC, TRACE_FLAG, TRACE_WRITE_AND_FLAG = range(6)
+
+
+def first_code(report: torch.Tensor) -> int:
+    """The first code other than 0 in a report of (blocks, words) on the host; 0 if there is none."""
+    codes = report[:, 0]
+    return int(codes[codes != 0][0]) if bool(codes.any()) else 0

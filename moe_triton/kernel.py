@@ -7,7 +7,7 @@ argument structs are generated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -55,6 +55,19 @@ class Arg:
     def dtype(self) -> torch.dtype:
         """Of a number, or of what a pointer points to."""
         return DTYPES[self.type.removeprefix("*")]
+
+
+def chosen_args(
+    arguments: Iterable[tuple[bool, Arg]],
+) -> tuple[tuple[Arg, ...], dict[str, int | None]]:
+    """The arguments that a variant of a kernel has, and what stands for the others among its constants.
+
+    Args:
+        arguments: all of the function's, in its order, each with whether this variant has it.
+    """
+    table = tuple(arguments)
+    absent = {arg.name: None if arg.is_pointer else 0 for is_present, arg in table if not is_present}
+    return tuple(arg for is_present, arg in table if is_present), absent
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,13 @@ class Plan:
         values: Iterable[Value] = (value for launch in self.launches for value in launch.values)
         return tuple(dict.fromkeys(value.name for value in values if isinstance(value, Hole)))
 
+    def by_step(self, durations: Iterable[float]) -> dict[str, float]:
+        """Sums of what each launch took, by the name of the step."""
+        steps: dict[str, float] = {}
+        for launch, duration in zip(self.launches, durations, strict=True):
+            steps[launch.step] = steps.get(launch.step, 0.0) + duration
+        return steps
+
     def __str__(self) -> str:
         rows = [f"{self.operator}, zone {self.zone}"]
         width = max((len(launch.step) for launch in self.launches), default=0)

@@ -22,6 +22,7 @@ from moe_triton.handle import DispatchOutput
 from moe_triton.layout import SCALE_BYTES, STAMP_BYTES, STATUS_ENTRY_BYTES
 from moe_triton.limits import check_config
 from moe_triton.processes import RankFailedError, run_ranks
+from moe_triton.selftest.comparison import wrong_received
 
 DTYPE = torch.bfloat16
 
@@ -138,25 +139,6 @@ def experts_of(rank: int, settings: DemoSettings) -> list[SwiGLU]:
     return [SwiGLU(first + e, settings) for e in range(config.num_local_experts)]
 
 
-def check_received(output: DispatchOutput, expected: reference.Received) -> list[str]:
-    """Names of the parts of a dispatch that differ from the reference in any bit."""
-    n = expected.triples.shape[0]
-    pairs: dict[str, tuple[torch.Tensor | None, torch.Tensor | None]] = {
-        "tokens": (output.tokens[:n], expected.tokens),
-        "scales": (None if output.scales is None else output.scales[:n], expected.scales),
-        "weights": (None if output.weights is None else output.weights[:n], expected.weights),
-        "tokens per expert": (output.tokens_per_expert, expected.tokens_per_expert),
-        "offsets": (output.handle.recv_offsets, expected.recv_offsets),
-        "triples": (output.handle.triples[:n], expected.triples),
-        "expand_idx": (output.handle.expand_idx, expected.expand_idx),
-    }
-    return [
-        name
-        for name, (have, want) in pairs.items()
-        if have is not None and (want is None or not torch.equal(have, want))
-    ]
-
-
 def bytes_sent(inputs: RankInputs, rank: int, output: DispatchOutput, settings: DemoSettings) -> int:
     """Bytes that this rank wrote into other ranks' windows in one dispatch and one combine."""
     config = settings.config()
@@ -218,9 +200,9 @@ def demo_rank(rank: int, num_ranks: int, settings: DemoSettings) -> dict[str, An
         [i.topk_weights for i in everyone],
         quantize=settings.quantize is not None,
     )
-    wrong = check_received(output, expected[rank])
+    wrong = wrong_received(output, expected[rank])
     if not torch.equal(combined, dense_output(inputs, rank, settings)):
-        wrong.append("combined output")
+        wrong.append("combined output differs from the dense one")
     return {
         "sent": settings.tokens,
         "received": output.handle.num_received(),
@@ -256,8 +238,8 @@ def run_demo(settings: DemoSettings, console: Console) -> int:
     console.print(_table(ranks))
     wrong = {rank: result["wrong"] for rank, result in enumerate(ranks) if result["wrong"]}
     if wrong:
-        for rank, names in wrong.items():
-            console.print(f"[red]rank {rank}: {', '.join(names)} differ from the reference[/red]")
+        for rank, texts in wrong.items():
+            console.print(f"[red]rank {rank}: {'; '.join(texts)}[/red]")
         return 1
     console.print(
         "[green]Every received row, scale, count and index, and every combined number, equals the dense "

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from moe_triton.backends.cpu.triton.cache import sources_digest
 from moe_triton.backends.cpu.triton.toolchain import INSTALL, find_program, find_toolchain
 from moe_triton.errors import ToolchainError
 from moe_triton.gate import cache, compile_for_npu, golden
@@ -59,10 +59,7 @@ def _fresh_line(kernel: TritonKernel, soc: str) -> golden.Row:
 
 @functools.cache
 def _reader_version() -> str:
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return sources_digest(Path(__file__).parent)
 
 
 def _check_tools(socs: Iterable[str]) -> None:

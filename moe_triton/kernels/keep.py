@@ -24,7 +24,7 @@ import functools
 import torch
 
 from moe_triton.checks import check_positive, check_tensor
-from moe_triton.kernel import Arg, TritonKernel
+from moe_triton.kernel import Arg, TritonKernel, chosen_args
 from moe_triton.kernels.checks import Launch
 from moe_triton.kernels.language import tl, triton
 
@@ -168,12 +168,13 @@ def keep_kernel(
         (True, Arg("rank", "i32", "value")),
         (True, Arg("num_tokens", "i32", "value")),
     )
+    args, absent = chosen_args(arguments)
     return TritonKernel(
         name="keep",
         fn=_keep_kernel,
-        args=tuple(arg for is_present, arg in arguments if is_present),
+        args=args,
         constants={
-            **{arg.name: None for is_present, arg in arguments if not is_present},
+            **absent,
             "ROW_WORDS": row_words,
             "TOPK": topk,
             "ROWS_PER_TOKEN": rows_per_token,

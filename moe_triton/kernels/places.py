@@ -25,7 +25,7 @@ import functools
 import torch
 
 from moe_triton.checks import check_positive, check_tensor
-from moe_triton.kernel import Arg, TritonKernel
+from moe_triton.kernel import Arg, TritonKernel, chosen_args
 from moe_triton.kernels.checks import Launch
 from moe_triton.kernels.language import tl, triton
 
@@ -299,12 +299,13 @@ def places_kernel(topk: int, num_shared: int = 0) -> TritonKernel:
         (True, Arg("capacity", "i32", "value")),
         (True, Arg("hidden", "i32", "value")),
     )
+    args, absent = chosen_args(arguments)
     return TritonKernel(
         name="places",
         fn=_places_kernel,
-        args=tuple(arg for is_present, arg in arguments if is_present),
+        args=args,
         constants={
-            **{arg.name: None for is_present, arg in arguments if not is_present},
+            **absent,
             "TOPK": topk,
             "NUM_SHARED": num_shared,
         },

@@ -11,7 +11,7 @@ import functools
 import torch
 
 from moe_triton.checks import check_tensor
-from moe_triton.kernel import Arg, TritonKernel
+from moe_triton.kernel import Arg, TritonKernel, chosen_args
 from moe_triton.kernels.checks import Launch
 from moe_triton.kernels.language import tl, triton
 from moe_triton.layout import STAMP_BYTES, WORD_BYTES
@@ -83,12 +83,13 @@ def stamps_kernel(has_weight: bool, has_scale: bool) -> TritonKernel:
         (has_scale, Arg("out_scales", "*fp32", "out")),
         (True, Arg("capacity", "i32", "value")),
     )
+    args, absent = chosen_args(arguments)
     return TritonKernel(
         name="stamps",
         fn=_stamps_kernel,
-        args=tuple(arg for is_present, arg in arguments if is_present),
+        args=args,
         constants={
-            **{arg.name: None for is_present, arg in arguments if not is_present},
+            **absent,
             "STAMP_WORDS": STAMP_WORDS,
             "WEIGHT_WORD": WEIGHT_WORD,
             "SCALE_WORD": SCALE_WORD,

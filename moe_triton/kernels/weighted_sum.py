@@ -36,7 +36,7 @@ import torch
 
 from moe_triton.checks import check_positive, check_tensor
 from moe_triton.errors import ArgumentError
-from moe_triton.kernel import NAMES, Arg, TritonKernel
+from moe_triton.kernel import NAMES, Arg, TritonKernel, chosen_args
 from moe_triton.kernels.block_quantize import BLOCK_ELEMENTS
 from moe_triton.kernels.checks import Launch, check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
@@ -255,12 +255,13 @@ def weighted_sum_kernel(
         (features.special, Arg("num_const", "i32", "value")),
         (features.zoned, ZONE_STRIDE),
     )
+    args, absent = chosen_args(arguments)
     return TritonKernel(
         name="weighted_sum",
         fn=_weighted_sum_kernel,
-        args=tuple(arg for is_present, arg in arguments if is_present),
+        args=args,
         constants={
-            **{arg.name: None if arg.is_pointer else 0 for is_present, arg in arguments if not is_present},
+            **absent,
             "HIDDEN": hidden,
             "TILE": hidden if target == "cpu" else _npu_tile(hidden, features),
             "BLOCK": BLOCK_ELEMENTS,

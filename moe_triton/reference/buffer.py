@@ -79,12 +79,11 @@ def dispatch(
     received = []
     for own in dispatch_all(deployment_of(config), inputs, quant_mode=2 if quantize else 0):
         assert own is not None
-        none = torch.zeros(len(own.assist_info))
         received.append(
             Received(
                 tokens=own.expand_x,
-                scales=none if own.dynamic_scales is None else own.dynamic_scales,
-                weights=none if own.expand_scales is None else own.expand_scales,
+                scales=own.dynamic_scales,
+                weights=own.expand_scales,
                 triples=own.assist_info,
                 recv_offsets=own.ep_recv_counts,
                 tokens_per_expert=own.expert_token_nums,

@@ -11,13 +11,25 @@ from moe_triton.reference import Received
 def wrong_parts(
     output: DispatchOutput, combined: torch.Tensor, received: Received, expected: torch.Tensor
 ) -> list[str]:
-    """Names of the parts of a round that differ in any bit. Waits for the device.
+    """Names of the parts of a round that differ in any bit, and how. Waits for the device.
 
     Args:
         output: of dispatch.
         combined: (T, H), of combine.
         received: what dispatch must give.
         expected: what combine must give.
+    """
+    wrong = wrong_received(output, received)
+    text = difference("combined", combined.cpu(), expected)
+    return [*wrong, text] if text else wrong
+
+
+def wrong_received(output: DispatchOutput, received: Received) -> list[str]:
+    """Names of the parts of a dispatch that differ in any bit, and how. Waits for the device.
+
+    Args:
+        output: of dispatch.
+        received: what it must give.
     """
     n = len(received.triples)
     handle = output.handle
@@ -29,13 +41,16 @@ def wrong_parts(
         "recv_offsets": (handle.recv_offsets, received.recv_offsets),
         "triples": (handle.triples[:n], received.triples),
         "expand_idx": (handle.expand_idx, received.expand_idx),
-        "combined": (combined, expected),
     }
-    return [
-        text
-        for name, (have, want) in pairs.items()
-        if have is not None and want is not None and (text := difference(name, have.cpu(), want))
-    ]
+    wrong = []
+    for name, (have, want) in pairs.items():
+        if have is not None and want is not None:
+            text = difference(name, have.cpu(), want)
+        else:
+            text = None if have is want else f"{name} is {'missing' if have is None else 'not asked for'}"
+        if text:
+            wrong.append(text)
+    return wrong
 
 
 def difference(name: str, have: torch.Tensor, want: torch.Tensor) -> str | None:

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from moe_triton import ArgumentError, BufferStateError, CommunicationTimeoutError, EPBuffer, reference
-from moe_triton.cli.demo import check_received
 from moe_triton.handle import DispatchOutput
 from moe_triton.plan import Launch
 from moe_triton.schemes.direct import Direct
+from moe_triton.selftest.comparison import wrong_received
 from tests.distributed.cases import (
     Case,
     Inputs,
@@ -76,7 +76,7 @@ def compare_schemes(rank: int, num_ranks: int, case: Case, ways: list[Way]) -> l
             output = dispatch(buffer, case, inputs)
             combined = combine(buffer, case, inputs, output, way)
             received, sums = expected_round(case, number)
-            wrong += [f"round {number}: {name}" for name in check_received(output, received[rank])]
+            wrong += [f"round {number}: {name}" for name in wrong_received(output, received[rank])]
             if not torch.equal(combined, sums[rank]):
                 wrong.append(f"round {number}: combined, {way}")
             other = dispatch(fullmesh, case, inputs)
@@ -110,7 +110,7 @@ def run_schedule(rank: int, num_ranks: int, case: Case, schedule: str, straggle_
     def check_outputs(how_many: int) -> None:
         for n in range(max(0, len(outputs) - how_many), len(outputs)):
             received, _ = expected[n % different][1.0]
-            wrong.extend(f"dispatch {n}: {name}" for name in check_received(outputs[n], received[rank]))
+            wrong.extend(f"dispatch {n}: {name}" for name in wrong_received(outputs[n], received[rank]))
 
     with make_buffer(case) as buffer:
         for number, operator in enumerate(schedule):

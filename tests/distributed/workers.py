@@ -7,8 +7,8 @@ import time
 
 import torch
 
-from moe_triton.cli.demo import check_received
 from moe_triton.selftest.cases import expected_round, make_buffer, one_round
+from moe_triton.selftest.comparison import wrong_received
 from tests.distributed.cases import Case, inputs_of, smooth_scales_of
 
 __all__ = ["bits_of_a_round", "compare_rounds", "expected_round", "make_buffer", "many_rounds", "one_round"]
@@ -23,7 +23,7 @@ def compare_rounds(rank: int, num_ranks: int, case: Case) -> list[str]:
             inputs = inputs_of(case, rank, number)
             output, combined = one_round(buffer, case, inputs, smooth)
             received, sums = expected_round(case, number)
-            wrong += [f"round {number}: {name}" for name in check_received(output, received[rank])]
+            wrong += [f"round {number}: {name}" for name in wrong_received(output, received[rank])]
             if not torch.equal(combined, sums[rank]):
                 wrong.append(f"round {number}: combined")
     return wrong
@@ -43,7 +43,7 @@ def many_rounds(rank: int, num_ranks: int, case: Case, straggle_every: int) -> l
                 time.sleep(late.random() * 0.004)
             output, combined = one_round(buffer, case, mine[pick], None)
             received, sums = expected[pick]
-            wrong += [f"round {number}: {name}" for name in check_received(output, received[rank])]
+            wrong += [f"round {number}: {name}" for name in wrong_received(output, received[rank])]
             if not torch.equal(combined, sums[rank]):
                 wrong.append(f"round {number}: combined")
             if len(wrong) > 5:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from moe_triton import EPBuffer
-from moe_triton.cli.demo import check_received
 from moe_triton.plan import Hole, Part
+from moe_triton.selftest.comparison import wrong_received
 from moe_triton.tuning import Tuning
 from tests.distributed.cases import Case, experts_of, inputs_of, smooth_scales_of
 from tests.distributed.workers import expected_round, make_buffer
@@ -43,7 +43,7 @@ def compare_rounds(rank: int, num_ranks: int, case: Case, policy: str, tuning: T
             if number % 2:  # or the next dispatch comes while this combine is on its way
                 buffer.synchronize()
             received, sums = expected_round(case, number)
-            wrong += [f"round {number}: {name}" for name in check_received(output, received[rank])]
+            wrong += [f"round {number}: {name}" for name in wrong_received(output, received[rank])]
             buffer.synchronize()
             if not torch.equal(combined, sums[rank]):
                 wrong.append(f"round {number}: combined")

@@ -9,6 +9,7 @@ from typing import cast
 import torch
 
 from moe_triton import abi
+from moe_triton.ascendc import first_code
 from moe_triton.backends.base import Bindings
 from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.trace_log import NativeTraceLog
@@ -49,7 +50,7 @@ class NativeExecutable:
             words, holes = abi.words(launch)
             for position, hole in holes:
                 if hole.name in fixed:
-                    words[position] = _word(fixed[hole.name]) + hole.offset
+                    words[position] = abi.word_of(fixed[hole.name]) + hole.offset
             array = (ctypes.c_uint64 * len(words))(*words)
             self._words.append(array)
             struct.entry, struct.kind = _entry(launch.kernel)
@@ -103,7 +104,7 @@ class NativeExecutable:
 
     def durations_us(self) -> dict[str, float]:
         """See `moe_triton.backends.base.Executable`."""
-        return _by_step(self._plan, list(self._durations))
+        return self._plan.by_step(list(self._durations))
 
 
 class TorchExecutable:
@@ -186,7 +187,7 @@ class TorchExecutable:
 
     def durations_us(self) -> dict[str, float]:
         """See `moe_triton.backends.base.Executable`."""
-        return _by_step(self._plan, self._durations)
+        return self._plan.by_step(self._durations)
 
 
 def settings_struct(settings: CpuSettings, fixed: Bindings) -> native.SettingsStruct:
@@ -207,24 +208,13 @@ def settings_struct(settings: CpuSettings, fixed: Bindings) -> native.SettingsSt
     )
 
 
-def first_code(report: torch.Tensor) -> int:
-    """The first code other than 0 in a report of (blocks, words)."""
-    codes = report[:, 0]
-    return int(codes[codes != 0][0]) if bool((codes != 0).any()) else 0
-
-
-def _word(bound: torch.Tensor | int) -> int:
-    """What stands for a binding in an argument list: an address or the integer itself."""
-    return bound if isinstance(bound, int) else bound.data_ptr()
-
-
 def _filled(hole: Hole, bindings: Bindings) -> int:
     """What stands for a hole in an argument list, in a call."""
     bound = bindings[hole.name]
     if isinstance(hole, Part):
         assert isinstance(bound, int)
         return hole.of(bound)
-    return _word(bound) + hole.offset
+    return abi.word_of(bound) + hole.offset
 
 
 def patch_struct(word: int, number: int, hole: Hole) -> native.PatchStruct:
@@ -249,10 +239,3 @@ def _argument(arg: Arg, value: object, bindings: Bindings) -> torch.Tensor | int
     if isinstance(bound, int):
         return _filled(value, bindings)
     return bound.view(-1).view(torch.uint8)[value.offset :].view(arg.dtype)
-
-
-def _by_step(plan: Plan, durations: list[float]) -> dict[str, float]:
-    steps: dict[str, float] = {}
-    for launch, duration in zip(plan.launches, durations, strict=True):
-        steps[launch.step] = steps.get(launch.step, 0.0) + duration
-    return steps

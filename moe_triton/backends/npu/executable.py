@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import torch
 
-from moe_triton.ascendc import REPORT_WORDS
+from moe_triton.abi import word_of
+from moe_triton.ascendc import REPORT_WORDS, first_code
 from moe_triton.backends.base import Bindings
 from moe_triton.backends.npu.runtime import Event, Runtime, Stream
 from moe_triton.backends.npu.schedule import BEGIN, schedule
-from moe_triton.backends.npu.steps import make_step, word_of
+from moe_triton.backends.npu.steps import make_step
 from moe_triton.errors import BufferStateError
 from moe_triton.kernel import AscendCKernel
 from moe_triton.plan import Hole, Launch, Plan
@@ -117,10 +118,9 @@ class NpuExecutable:
         elif self._copied is None or not self._copied.query():
             return None
         for index, launch in enumerate(self._reporting):
-            codes = self._host_reports[index, :, 0]
-            if bool(codes.any()):
+            if code := first_code(self._host_reports[index]):
                 self.failed_launch = launch
-                return int(codes[codes != 0][0])
+                return code
         return 0
 
     @property
@@ -145,10 +145,7 @@ class NpuExecutable:
         if not self._timed:
             raise BufferStateError("no run was measured: call measure(True) before it")
         self._runtime.synchronize()
-        steps: dict[str, float] = {}
-        for launch, (begin, end) in zip(self._plan.launches, self._timed, strict=True):
-            steps[launch.step] = steps.get(launch.step, 0.0) + begin.elapsed_time(end) * 1e3
-        return steps
+        return self._plan.by_step([begin.elapsed_time(end) * 1e3 for begin, end in self._timed])
 
 
 def _reports(launch: Launch) -> bool:

@@ -14,7 +14,9 @@ from typing import Any
 from torch.distributed import distributed_c10d
 
 from moe_triton.backends.npu.runtime import Runtime
+from moe_triton.backends.npu.together import raise_together
 from moe_triton.errors import WindowError
+from moe_triton.layout import align
 from moe_triton.rendezvous import Meeting
 
 GRANULE = 2 << 20
@@ -58,7 +60,7 @@ def allocate(num_bytes: int, meeting: Meeting, runtime: Runtime) -> MemfabricMem
     """
     import memfabric_hybrid as memfabric
 
-    stride = -(-num_bytes // GRANULE) * GRANULE
+    stride = align(num_bytes, GRANULE)
     if stride > MOST_BYTES:
         raise WindowError(
             f"a window of {num_bytes} bytes is needed, and memfabric gives at most {MOST_BYTES} to a rank. "
@@ -75,7 +77,7 @@ def allocate(num_bytes: int, meeting: Meeting, runtime: Runtime) -> MemfabricMem
     except RuntimeError as error:
         failure = f"memfabric gives no window of {stride} bytes: {error}; {memfabric.get_last_err_msg()}"
     try:
-        _raise_together(meeting, failure)
+        raise_together(meeting, failure)
     except WindowError:
         _give_back(number)
         raise
@@ -101,7 +103,7 @@ def _initialize(memfabric: Any, meeting: Meeting, runtime: Runtime) -> None:
         url, meeting.num_ranks, meeting.rank, runtime.device_index, _config(memfabric, meeting)
     ):
         failure = f"memfabric.shm.initialize failed with {code}: {memfabric.get_last_err_msg()}"
-    _raise_together(meeting, failure)
+    raise_together(meeting, failure)
     _members = members
 
 
@@ -171,10 +173,3 @@ def _unreachable(handle: Any, meeting: Meeting) -> str:
     # The binding has no way to return the set of operations, only whether the query succeeds.
     failed = [rank for rank in range(meeting.num_ranks) if handle.topology_can_reach(rank, 0) != 0]
     return f"memfabric cannot reach rank(s) {failed} from rank {meeting.rank}" if failed else ""
-
-
-def _raise_together(meeting: Meeting, failure: str) -> None:
-    failures = [m.get("failure", "") for m in meeting.exchange({"failure": failure[:2000]}, "windows")]
-    said = [f"rank {rank}: {text}" for rank, text in enumerate(failures) if text]
-    if said:
-        raise WindowError("; ".join(said))

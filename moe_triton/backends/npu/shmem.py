@@ -10,7 +10,9 @@ import itertools
 from typing import Any
 
 from moe_triton.backends.npu.runtime import Runtime
+from moe_triton.backends.npu.together import raise_together
 from moe_triton.errors import WindowError
+from moe_triton.layout import align
 from moe_triton.rendezvous import Meeting
 
 GRANULE = 2 << 20
@@ -54,7 +56,7 @@ def allocate(num_bytes: int, meeting: Meeting, runtime: Runtime) -> ShmemMemory:
     instance = next(_instances)
     if instance >= MAX_INSTANCES:
         raise WindowError(f"SHMEM has {MAX_INSTANCES} instances per process, all used. Start a new process.")
-    size = -(-num_bytes // GRANULE) * GRANULE
+    size = align(num_bytes, GRANULE)
     memory, failure = None, ""
     unique = core.get_unique_id() if meeting.rank == 0 else b""
     said = meeting.exchange({"uid": bytes(unique).hex()}, "SHMEM's unique id")
@@ -75,8 +77,6 @@ def allocate(num_bytes: int, meeting: Meeting, runtime: Runtime) -> ShmemMemory:
             failure = f"SHMEM cannot reach rank(s) {failed} from rank {meeting.rank}"
     except Exception as error:  # AclshmemError and AclshmemInvalid have no documented base
         failure = f"SHMEM gives no window of {size} bytes: {error}"
-    failures = [m.get("failure", "") for m in meeting.exchange({"failure": failure[:2000]}, "windows")]
-    if any(failures):
-        raise WindowError("; ".join(f"rank {rank}: {text}" for rank, text in enumerate(failures) if text))
+    raise_together(meeting, failure)
     assert memory is not None
     return memory

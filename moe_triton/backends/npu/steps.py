@@ -6,8 +6,6 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import torch
-
 from moe_triton import abi
 from moe_triton.backends.base import Bindings
 from moe_triton.backends.npu import library, triton_kernels
@@ -51,7 +49,7 @@ class AscendCStep:
         words, unfilled = abi.words(launch)
         for position, hole in unfilled:
             if hole.name in fixed:
-                words[position] = word_of(fixed[hole.name]) + hole.offset
+                words[position] = abi.word_of(fixed[hole.name]) + hole.offset
         self._words = (ctypes.c_uint64 * len(words))(*words)
         self._address = ctypes.addressof(self._words)
         self._fills = _fills(unfilled, fixed, holes)
@@ -84,7 +82,7 @@ class TritonStep:
             assert not isinstance(value, tuple)
             if isinstance(value, Hole):
                 if value.name in fixed:
-                    arguments.append(word_of(fixed[value.name]) + value.offset)
+                    arguments.append(abi.word_of(fixed[value.name]) + value.offset)
                     continue
                 unfilled.append((len(arguments), value))
                 value = 0
@@ -113,11 +111,6 @@ def make_step(launch: Launch, fixed: Bindings, holes: Sequence[str]) -> Step:
     """
     kind = AscendCStep if isinstance(launch.kernel, AscendCKernel) else TritonStep
     return kind(launch, fixed, holes)
-
-
-def word_of(bound: torch.Tensor | int) -> int:
-    """What stands for a binding: an address or the number itself."""
-    return bound if isinstance(bound, int) else bound.data_ptr()
 
 
 def _fills(unfilled: Sequence[tuple[int, Hole]], fixed: Bindings, holes: Sequence[str]) -> list[Fill]:

@@ -59,6 +59,14 @@ def entry_key(parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
+def sources_digest(folder: Path) -> str:
+    """A digest of the Python modules in a folder: part of the key of what they make."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 def fetch(folder: Path, key: str, build: Callable[[], bytes], suffix: str = ".so") -> Path:
     """The entry's file, built if it is absent or damaged."""
     path = folder / f"{key}{suffix}"

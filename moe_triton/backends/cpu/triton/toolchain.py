@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.metadata
 import importlib.util
 import platform
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from moe_triton.backends.cpu.triton.cache import sources_digest
 from moe_triton.errors import ToolchainError
 
 INSTALL = "pip install 'moe_triton[cpu]'"
@@ -165,7 +165,4 @@ def versions() -> tuple[tuple[str, str], ...]:
 
 @functools.cache
 def _pipeline_version() -> str:
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return sources_digest(Path(__file__).parent)
