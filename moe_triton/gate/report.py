@@ -82,11 +82,6 @@ class GateReport:
     switched_off: tuple[str, ...] = ()
     estimate: Estimate | None = None
 
-    def is_double_buffered(self, kind: Literal["load", "store"], tile: str) -> bool:
-        """Whether there are copies of this kind and tile type, and all use two tiles in turn."""
-        found = [t for t in self.transfers if (t.kind, t.tile) == (kind, tile)]
-        return bool(found) and all(t.double_buffered for t in found)
-
     def double_buffered(self, kind: Literal["load", "store"]) -> tuple[int, int]:
         """How many copies of whole tiles use two of them in turn, and how many such copies there are.
 

@@ -32,11 +32,7 @@ def save_stages(kernel: TritonKernel, soc: Soc, folder: Path) -> list[str]:
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / TTIR).write_text(triton_ir(kernel))
-    printing = (
-        "--mlir-print-ir-after-all",
-        "--mlir-print-ir-after-change",
-        f"--mlir-print-ir-tree-dir={folder / PASSES}",
-    )
+    printing = (*_PRINT, f"--mlir-print-ir-tree-dir={folder / PASSES}")
     compiled = run_compiler(npu_ir(kernel), soc, folder, (*soc.options, *printing))
     (folder / LOG).write_text(compiled.log)
     return [name for name in STAGES if (folder / name).exists()]

@@ -120,12 +120,8 @@ def check_buffer_size(config: Config, megabytes: int = DEFAULT_MEGABYTES) -> Non
     """
     needed = needed_buffer_bytes(config)
     if needed > megabytes * MEGABYTE:
-        raise ArgumentError(
-            "HCCL_BUFFSIZE",
-            f"{megabytes} MB",
-            f"the window of {config.product} {config.scheme} needs {needed} bytes for these sizes",
-            f"Set HCCL_BUFFSIZE={-(-needed // MEGABYTE)} or more on every rank, or use smaller batches.",
-        )
+        window = f"the window of {config.product} {config.scheme}"
+        raise _too_small(f"{megabytes} MB", f"{window} needs {needed} bytes for these sizes", needed)
 
 
 def buffer_megabytes() -> int:
@@ -149,9 +145,9 @@ def check_window_limit(limit: int | None, needed: int) -> None:
         ArgumentError: it is too large.
     """
     if limit is not None and needed > limit:
-        raise ArgumentError(
-            "HCCL_BUFFSIZE",
-            limit // MEGABYTE,
-            f"these sizes need {needed} bytes",
-            f"Set HCCL_BUFFSIZE={-(-needed // MEGABYTE)} or more on every rank, or use smaller batches.",
-        )
+        raise _too_small(f"{limit // MEGABYTE} MB", f"these sizes need {needed} bytes", needed)
+
+
+def _too_small(value: str, rule: str, needed: int) -> ArgumentError:
+    remedy = f"Set HCCL_BUFFSIZE={-(-needed // MEGABYTE)} or more on every rank, or use smaller batches."
+    return ArgumentError("HCCL_BUFFSIZE", value, rule, remedy)

@@ -5,13 +5,18 @@ Both are the four steps of an operator, between two ranks and over a window of t
 
 from __future__ import annotations
 
+from typing import Literal
+
 from moe_triton import ascendc
 from moe_triton.kernels.add_rows import add_rows_kernel
 from moe_triton.kernels.append import append_kernel, gather_counts_kernel
 from moe_triton.layout import WORD_BYTES, SlotLayout
 from moe_triton.plan import Hole, Launch, launch
-from moe_triton.schemes.site import Site, launch_matching
+from moe_triton.schemes.site import Operator, Site, launch_matching
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant
+
+ExchangeStep = Literal["gather", "reduce"]
+_PART_OF: dict[ExchangeStep, Operator] = {"gather": "dispatch", "reduce": "combine"}
 
 
 def gather_steps(site: Site, slot: SlotLayout, variant: DispatchVariant, zone: int) -> list[Launch]:
@@ -133,13 +138,13 @@ def reduce_steps(site: Site, variant: CombineVariant, zone: int) -> list[Launch]
     return [send, flag, wait, add]
 
 
-def _post(site: Site, operator: str, zone: int, count: Hole) -> Launch:
+def _post(site: Site, step: ExchangeStep, zone: int, count: Hole) -> Launch:
     """The flag of an exchange between tensor-parallel ranks, with the number of our own rows."""
     exchange = site.exchange
-    status = exchange.dispatch_status if operator == "gather" else exchange.combine_status
+    status = exchange.dispatch_status if step == "gather" else exchange.combine_status
     assert site.exchange_rank is not None
     return launch(
-        f"{operator}: flag",
+        f"{step}: flag",
         ascendc.POST_STATUS,
         "communication",
         1,
@@ -147,19 +152,19 @@ def _post(site: Site, operator: str, zone: int, count: Hole) -> Launch:
         num_ranks=2,
         count=count,
         rank=site.exchange_rank,
-        **site.zone_of("dispatch" if operator == "gather" else "combine", zone),
+        **site.zone_of(_PART_OF[step], zone),
         status=status.words(),
         report=Hole("report"),
     )
 
 
-def _wait(site: Site, operator: str, zone: int) -> Launch:
+def _wait(site: Site, step: ExchangeStep, zone: int) -> Launch:
     """The wait of an exchange: afterwards both ranks' numbers of rows are known."""
     exchange = site.exchange
-    status = exchange.dispatch_status if operator == "gather" else exchange.combine_status
-    counts = "exchange_counts" if operator == "gather" else "reduced_counts"
+    status = exchange.dispatch_status if step == "gather" else exchange.combine_status
+    counts = "exchange_counts" if step == "gather" else "reduced_counts"
     return launch(
-        f"{operator}: wait",
+        f"{step}: wait",
         ascendc.DISPATCH_WAIT,
         "communication",
         1,
@@ -167,7 +172,7 @@ def _wait(site: Site, operator: str, zone: int) -> Launch:
         recv_counts=Hole(counts),
         waited_us=0,
         num_local_experts=1,
-        **site.zone_of("dispatch" if operator == "gather" else "combine", zone),
+        **site.zone_of(_PART_OF[step], zone),
         timeout_us=site.timeout_us,
         status=status.words(),
         report=Hole("report"),

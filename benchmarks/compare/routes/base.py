@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import torch
@@ -25,7 +26,7 @@ class Delivered(NamedTuple):
     exact: bool = True
 
 
-class Route:
+class Route(ABC):
     """One way, with its inputs. `dispatch` and `combine` are timed, the rest is not.
 
     Attributes:
@@ -34,13 +35,13 @@ class Route:
 
     delivered: Delivered | None = None
 
+    @abstractmethod
     def dispatch(self) -> None:
         """Tokens to their experts' ranks."""
-        raise NotImplementedError
 
+    @abstractmethod
     def combine(self) -> None:
         """Answers back to their tokens, and the weighted sum."""
-        raise NotImplementedError
 
     def settle(self) -> None:
         """Puts in order what a run has left, on every rank. What was delivered is let go, as users do."""
