@@ -1,13 +1,14 @@
 """Time that one call spends in Python when its plan is cached: all of it but the kernels.
 
 ``python -m benchmarks.python_time [--json FILE]``. Rank 0 of two makes real calls first, and is then timed
-with nothing behind the last Python line; the other rank is gone by then, so that nothing shares its core.
+with plans of no launches; the other rank is gone by then, so that nothing shares its core.
 """
 
 from __future__ import annotations
 
 import timeit
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -16,7 +17,6 @@ from benchmarks.memory import one_communicator
 from benchmarks.operators import EXPERTS, HIDDEN, TOPK, Inputs
 from moe_triton import EPBuffer
 from moe_triton import torch_npu_ops as ops
-from moe_triton.backends.cpu.executable import NativeExecutable
 from moe_triton.processes import RankGroup
 
 BUDGET_US = {"dispatch": 30.0, "combine": 30.0, "EPBuffer": 60.0}
@@ -57,9 +57,11 @@ def measure(rank: int, num_ranks: int, tokens: int) -> dict[str, float]:
     if rank:
         return {}
     for communicator in (one_communicator(group[0]), *communicators):
-        for executable in communicator._executables.values():
-            assert isinstance(executable, NativeExecutable)
-            executable._run = _nothing  # type: ignore[assignment]
+        executables = communicator._executables
+        keys = executables.keys()
+        executables.exchange(({}, ([], [])))
+        for key in keys:
+            executables.put(key, replace(executables.plan(key), launches=()))
         # Combines alone would wait for every rank now and then.
         communicator._rounds.needs_wait = lambda capturing: False  # type: ignore[method-assign]
     return {
@@ -74,10 +76,6 @@ def _pair(buffer: EPBuffer, inputs: Inputs) -> Callable[[], object]:
         return buffer.combine(buffer.expert_output(), inputs.weights, output.handle)
 
     return call
-
-
-def _nothing(*_: object) -> int:
-    return 0
 
 
 def _judged(name: str, us: float) -> str:

@@ -13,13 +13,13 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 
 from benchmarks.harness import Record, parser, print_table, write_records
 from benchmarks.operators import EXPERTS, HIDDEN, TOPK, Inputs
 from moe_triton import EPBuffer
+from moe_triton.executables import Kept
 from moe_triton.processes import RankGroup
 
 ALLOWED = 1.03
@@ -37,13 +37,13 @@ class Switch:
 
     def __init__(self, buffer: EPBuffer) -> None:
         self._communicator = buffer._communicator
-        trace = self._communicator._trace
-        executables: dict[str, Any] = {name: {} for name in ROUTES}
-        self._settings = {name: (trace if name == "traced" else None, executables[name]) for name in ROUTES}
+        self._executables, self._log = self._communicator._executables, self._communicator._executables.log
+        self._kept: dict[str, Kept] = {name: ({}, ([], [])) for name in ROUTES}
 
     def to(self, name: str) -> None:
         """The next calls are of this route."""
-        self._communicator._trace, self._communicator._executables = self._settings[name]
+        self._executables.log = self._log if name == "traced" else None
+        self._executables.exchange(self._kept[name])
 
 
 def measure(

@@ -131,6 +131,7 @@ class EPBuffer:
         self._latest_dtype: torch.dtype | None = None
         self._keeps_own = self._communicator.site.keeps_own
         self._window_base = self._communicator.window_base
+        self._calls = self._communicator.make_calls(self._id, DispatchOutput, DispatchHandle)
         self._closed = False
         self._explicitly_destroy = explicitly_destroy
 
@@ -194,6 +195,13 @@ class EPBuffer:
             BufferStateError: the buffer is closed, broken or in use by another thread.
             CommunicationTimeoutError: a rank's tokens did not come in time. The buffer is then broken.
         """
+        if self._calls is not None:
+            output: DispatchOutput | None = self._calls.dispatch(
+                x, topk_idx, topk_weights, quantize, smooth_scales
+            )
+            if output is not None:
+                self._latest_dtype = output.handle.dtype
+                return output
         self._communicator.check_usable()
         c, device = self.config, self._backend.device
         check_choice("quantize", quantize, QUANTIZE)
@@ -255,6 +263,10 @@ class EPBuffer:
             BufferStateError: the buffer is closed, broken or in use by another thread.
             CommunicationTimeoutError: a rank's results did not come in time. The buffer is then broken.
         """
+        if self._calls is not None:
+            result = self._calls.combine(y, topk_weights, handle)
+            if result is not None:
+                return result
         self._communicator.check_usable()
         c, device = self.config, self._backend.device
         arguments.check_handle(handle, self._id, self._communicator.counts["dispatch"] - 1)

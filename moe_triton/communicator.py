@@ -10,19 +10,20 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from moe_triton.agreement import agree
 from moe_triton.ascendc import MAX_BLOCKS
 from moe_triton.backends import make_backend
-from moe_triton.backends.base import Backend, Bindings, Executable, Window
+from moe_triton.backends.base import Backend, Bindings, Calls, CallSetting, Executable, Window
+from moe_triton.call_facts import facts_of
 from moe_triton.config import Config
 from moe_triton.diagnosis import Call, failure
 from moe_triton.errors import ArgumentError, BufferStateError
+from moe_triton.executables import Executables, Phase
 from moe_triton.halves import Halves
-from moe_triton.layout import DirectLayout
 from moe_triton.limits import check_config, check_window_limit
 from moe_triton.plan_memory import PlanMemory
 from moe_triton.rendezvous import Meeting
@@ -36,8 +37,6 @@ from moe_triton.unread import UnreadRuns
 
 # Orders the uses of a process's communicators: the same on every rank, since all make the same calls.
 _clock = itertools.count(1)
-
-Phase = Literal["whole", "setup", "teardown"]
 
 
 class Communicator:
@@ -114,9 +113,9 @@ class Communicator:
             self._windows.append(self.backend.make_window(self.site.exchange.window_bytes, exchange))
         self._memory = PlanMemory(self.site, self._windows, self.backend.device)
         self._fixed = self._memory.bindings
-        self._executables: dict[tuple[object, int, Phase, int], Executable] = {}
+        log = self._trace.log if self._trace else None
+        self._executables = Executables(self.site, self._scheme, self.backend, self._memory, log)
         self._last: dict[str, Executable] = {}
-        self._views: dict[tuple[str, int, torch.dtype], torch.Tensor] = {}
         self._halves = Halves()
         self._is_in_graph = False
         self._unread = UnreadRuns() if self.backend.is_asynchronous else None
@@ -163,7 +162,7 @@ class Communicator:
             elif phase != "teardown" and self._rounds.needs_wait(self.backend.is_capturing()):
                 self._full_wait()
             zone = self._rounds.zone(operator)
-            executable = self._executable((variant, zone, phase, self._parts(operator, bindings)))
+            executable = self._executables.operator(variant, zone, phase, self._parts(operator, bindings))
             self._execute(operator, executable, bindings, turn=phase != "setup")
             if phase == "setup":
                 self._halves.begin(operator, variant, self.backend.is_capturing())
@@ -228,11 +227,8 @@ class Communicator:
 
     def _full_wait(self, timeout_us: int | None = None) -> None:
         self._rounds.post()
-        zone = self._rounds.zone("barrier")
-        key: tuple[object, int, Phase, int] = (("barrier", timeout_us), zone, "whole", 1)
-        if key not in self._executables:
-            self._executables[key] = self._compile(self._scheme.barrier(zone, timeout_us))
-        self._execute("barrier", self._executables[key], {}, turn=True, timeout_us=timeout_us)
+        executable = self._executables.barrier(self._rounds.zone("barrier"), timeout_us)
+        self._execute("barrier", executable, {}, turn=True, timeout_us=timeout_us)
         self._rounds.cover(self.backend.is_capturing())
 
     def _execute(
@@ -248,7 +244,7 @@ class Communicator:
         try:
             code = executable.run(bindings)
         except BaseException as error:
-            self._broken = f"{operator} number {number} ended in {type(error).__name__}"
+            self._give_up(f"{operator} number {number} ended in {type(error).__name__}")
             raise
         finally:
             # The zone turns exactly once per operator, on failure too.
@@ -260,28 +256,51 @@ class Communicator:
         elif code:
             self._fail(Call(operator, number, bindings, us), executable, code)
 
-    def _executable(self, key: tuple[Variant, int, Phase, int]) -> Executable:
-        found = self._executables.get(key)
-        if found is None:
-            variant, zone, phase, parts = key
-            build = getattr(self._scheme, phase)
-            found = self._executables[key] = self._compile(build(variant, zone, parts))
-        return found
+    def make_calls(self, buffer_id: int, output_type: type, handle_type: type) -> Calls | None:
+        """A faster way than `run` for a buffer's usual calls, or None where the back end has none.
 
-    def _compile(self, plan: Any) -> Executable:
-        if self.backend.is_capturing():
-            raise BufferStateError(
-                f"a {plan.operator} of this kind has not run before, and nothing can be prepared inside a "
-                f"graph. Run the same calls once before the capture."
-            )
-        self._memory.add_scratch(plan.holes)
-        log = self._trace.log if self._trace else None
-        return self.backend.compile(plan, self._memory.report, self._fixed, log)
+        Args:
+            buffer_id: which buffer it is.
+            output_type: what its dispatch returns.
+            handle_type: of the handle in that.
+        """
+        me = weakref.ref(self)
+
+        def failed(
+            operator: Operator, executable: Executable, code: Callable[[], int], bindings: Bindings
+        ) -> None:
+            communicator = me()
+            assert communicator is not None  # its lock is held
+            communicator._end(operator, executable, code, bindings)
+
+        facts, lock = facts_of(self.site, buffer_id, self.window_base), self._lock
+        calls = self._executables.calls = self.backend.make_calls(
+            CallSetting(facts, self.counts, self._rounds, self._last, lock, output_type, handle_type, failed)
+        )
+        return calls
+
+    def _end(
+        self, operator: Operator, executable: Executable, report: Callable[[], int], bindings: Bindings
+    ) -> None:
+        """Raises what a run on the faster way has ended in. It has turned its zone."""
+        number = self.counts[operator] - 1
+        try:
+            code = report()
+        except BaseException as error:
+            self._give_up(f"{operator} number {number} ended in {type(error).__name__}")
+            raise
+        self._fail(Call(operator, number, bindings, self.site.timeout_us), executable, code)
+
+    def _give_up(self, why: str) -> None:
+        """Refuses every call from now on."""
+        self._broken = why
+        self._executables.stop_calls()
 
     def _fail(self, call: Call, executable: Executable, code: int) -> None:
         launch = executable.failed_launch
         assert launch is not None
-        self._broken, error = failure(self.site, call, launch, code, executable.failed_report, self._fixed)
+        why, error = failure(self.site, call, launch, code, executable.failed_report, self._fixed)
+        self._give_up(why)
         raise error
 
     def window_tensor(self, name: Literal["rows", "results"], dtype: torch.dtype) -> torch.Tensor:
@@ -295,16 +314,7 @@ class Communicator:
             (A, H): memory of this rank's window.
         """
         zone = self._rounds.zone("dispatch" if name == "rows" else "combine")
-        key = name, zone, dtype
-        view = self._views.get(key)
-        if view is None:
-            layout = self.layout
-            assert isinstance(layout, DirectLayout)
-            region = layout.rows(dtype.itemsize) if name == "rows" else layout.results
-            start, num_bytes = region.offset(zone=zone), self.capacity * region.stride("index")
-            flat = self._fixed["window"][start : start + num_bytes].view(dtype)
-            view = self._views[key] = flat.view(self.capacity, self.config.hidden)
-        return view
+        return self._executables.window_view(name, zone, dtype)
 
     @property
     def window_base(self) -> int:
@@ -373,7 +383,6 @@ class Communicator:
                 self.backend.synchronize()  # what still runs uses what is given up here
             self._executables.clear()
             self._last.clear()
-            self._views.clear()
             self._fixed.clear()
             for window in self._windows:
                 window.close()

@@ -6,7 +6,7 @@ rank of shared experts), A rows that a dispatch can deliver here at most (`Confi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import torch
@@ -40,6 +40,21 @@ class DispatchHandle:
     def __init__(self, **values: Any) -> None:
         # Frozen dataclasses set field by field, which costs three times as much, in every dispatch.
         self.__dict__.update(values)
+
+    def __getattr__(self, name: str) -> Any:
+        # Native calls keep what combine needs as memory, and tensors of it are made for who asks.
+        memory = self.__dict__.get("_memory")
+        if memory is None:
+            raise AttributeError(name, name=name, obj=self)
+        tensor = self.__dict__[name] = memory.tensor(name)
+        return tensor
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: with all tensors, without the memory that belongs to the buffer."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
 
     @property
     def triples(self) -> torch.Tensor:

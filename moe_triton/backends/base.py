@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -130,6 +131,87 @@ class Executable(Protocol):
         ...
 
 
+class CallSetting(NamedTuple):
+    """What whole calls of a buffer need to know of it, and share with Python's way of making them.
+
+    Attributes:
+        facts: numbers that hold for every call, by name.
+        counts: runs of each operator.
+        rounds: the `Rounds` that they belong to.
+        last: the executable that each operator ran last.
+        lock: held while an operator runs.
+        output_type: of what dispatch returns: a named tuple (tokens, scales, tokens_per_expert, weights,
+            handle).
+        handle_type: of that handle.
+        failed: called when a run has failed, with operator, executable, what gives its report code or raises
+            why there is none, and what holes held; raises.
+    """
+
+    facts: Mapping[str, int]
+    counts: dict[str, int]
+    rounds: object
+    last: dict[str, Executable]
+    lock: threading.Lock
+    output_type: type
+    handle_type: type
+    failed: Callable[[Any, Executable, Callable[[], int], Bindings], None]
+
+
+class WholeCall(NamedTuple):
+    """Which calls a plan is for.
+
+    Attributes:
+        operator: "dispatch" or "combine".
+        dtype: of the tokens, or of the results.
+        quantize: whether rows travel as int8.
+        smooth: whether there are smooth scales.
+        weights: whether there are weights.
+        in_place: direct: whether the results are where peers read them.
+        zone: the zone that the plan is built for.
+        parts: into which the call is cut.
+        tokens: direct: where the rows arrive.
+    """
+
+    operator: str
+    dtype: torch.dtype
+    quantize: bool
+    smooth: bool
+    weights: bool
+    in_place: bool
+    zone: int
+    parts: int
+    tokens: torch.Tensor | None
+
+
+# Plans that have been prepared for calls: of dispatches, and of combines.
+PreparedCalls = tuple[list[object], list[object]]
+
+
+class Calls(Protocol):
+    """Whole calls at less cost than Python's, where they are as usual."""
+
+    @property
+    def dispatch(self) -> Callable[..., Any]:
+        """Called with x, topk_idx, topk_weights, quantize and smooth_scales of `EPBuffer.dispatch`.
+
+        Returns its output, or None where the call is anything but usual: nothing has happened then.
+        """
+        ...
+
+    @property
+    def combine(self) -> Callable[..., torch.Tensor | None]:
+        """Called with y, topk_weights and handle of `EPBuffer.combine`. Returns as `dispatch` does."""
+        ...
+
+    def add(self, call: WholeCall, executable: Executable) -> None:
+        """From now on calls like this one need not go Python's way."""
+        ...
+
+    def exchange(self, prepared: PreparedCalls) -> PreparedCalls:
+        """Other plans from now on; ``([], [])`` for none. Returns those until now."""
+        ...
+
+
 class Host(Protocol):
     """What calls ask of a back end before there is one: where tensors are, and what the host may read."""
 
@@ -212,6 +294,10 @@ class Backend(Protocol):
             fixed: what some of its holes hold in every call.
             log: of `make_trace_log`, where its runs are to be traced.
         """
+        ...
+
+    def make_calls(self, setting: CallSetting) -> Calls | None:
+        """A faster way for a buffer's usual calls, or None where this machine has none."""
         ...
 
     def num_blocks(self, num_ranks: int) -> int:

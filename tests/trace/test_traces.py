@@ -188,7 +188,10 @@ def not_traced(rank: int, num_ranks: int, folder: str) -> list[str]:
     with make_buffer(case) as buffer:
         one_round(buffer, case, inputs_of(case, rank, 0), None)
         assert buffer._communicator._trace is None
-        for executable in buffer._communicator._executables.values():
+        executables = buffer._communicator._executables
+        assert executables.keys()
+        for variant, *rest in executables.keys():
+            executable = executables.operator(variant, *rest)  # type: ignore[arg-type]
             assert executable._struct.trace is None  # type: ignore[attr-defined]
         with pytest.raises(BufferStateError, match="no trace"):
             buffer.write_trace()

@@ -13,12 +13,11 @@ import torch.distributed as dist
 
 from benchmarks.compare.routes.ours import Slots
 from moe_triton.backends.base import Executable
-from moe_triton.communicator import Communicator, Phase
+from moe_triton.communicator import Communicator
+from moe_triton.executables import Executables, Kept, Key
 from moe_triton.plan import Launch
 from moe_triton.schemes.site import Operator
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant
-
-Executables = dict[tuple[object, int, Phase, int], Executable]
 
 
 def apart(launches: Sequence[Launch]) -> tuple[tuple[Launch, ...], tuple[Launch, ...]]:
@@ -38,22 +37,25 @@ class NoWait(Slots):
     def __init__(self, slots: Slots) -> None:
         super().__init__(slots.inputs, slots.buffer, slots.quantize)
         self._communicator: Communicator = slots.buffer._communicator
-        self._waitless: Executables = {}
         self._waits: dict[tuple[str, int], Executable] = {}
         self._zones: dict[str, int] = {}
-        for key in list(self._communicator._executables):
+        self._executables: Executables = self._communicator._executables
+        keys = self._executables.keys()
+        usual = self._executables.exchange(({}, ([], [])))
+        for key in keys:
             self._split(key)
+        self._waitless = self._executables.exchange(usual)
 
-    def _split(self, key: tuple[object, int, Phase, int]) -> None:
+    def _split(self, key: Key) -> None:
         """Compiles a plan without its waits, and its waits alone."""
-        variant, zone, phase, parts = key
-        if not isinstance(variant, DispatchVariant | CombineVariant) or phase != "whole":
+        variant, zone, *_ = key
+        if not isinstance(variant, DispatchVariant | CombineVariant):
             return
-        plan = self._communicator._scheme.whole(variant, zone, parts)
+        plan = self._executables.plan(key)
         waits, others = apart(plan.launches)
         assert waits
-        self._waitless[key] = self._communicator._compile(replace(plan, launches=others))
-        self._waits[plan.operator, zone] = self._communicator._compile(replace(plan, launches=waits))
+        self._executables.put(key, replace(plan, launches=others))
+        self._waits[plan.operator, zone] = self._executables.compile(replace(plan, launches=waits))
 
     def dispatch(self) -> None:
         """See `Route`."""
@@ -67,7 +69,7 @@ class NoWait(Slots):
 
     def _without_waits(self, operator: Operator) -> _Exchanged:
         self._zones[operator] = self._communicator._rounds.zone(operator)
-        return _Exchanged(self._communicator, self._waitless)
+        return _Exchanged(self._executables, self._waitless)
 
     def settle(self) -> None:
         """Takes the flags out of the windows that no wait has taken: real calls use these zones again."""
@@ -86,12 +88,11 @@ class NoWait(Slots):
 class _Exchanged:
     """Other executables for one call. It goes through the same checks, outputs and turns of the zones."""
 
-    def __init__(self, communicator: Communicator, executables: Executables) -> None:
-        self._communicator, self._executables = communicator, executables
+    def __init__(self, executables: Executables, others: Kept) -> None:
+        self._executables, self._others = executables, others
 
     def __enter__(self) -> None:
-        self._saved = self._communicator._executables
-        self._communicator._executables = self._executables
+        self._saved = self._executables.exchange(self._others)
 
     def __exit__(self, *_: object) -> None:
-        self._communicator._executables = self._saved
+        self._executables.exchange(self._saved)

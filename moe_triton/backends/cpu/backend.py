@@ -11,8 +11,9 @@ from typing import Literal
 
 import torch
 
-from moe_triton.backends.base import Bindings, Executable, TensorSpec, TraceLog
-from moe_triton.backends.cpu import native
+from moe_triton.backends.base import Bindings, CallSetting, Executable, TensorSpec, TraceLog
+from moe_triton.backends.cpu import calls, native
+from moe_triton.backends.cpu.calls import NativeCalls
 from moe_triton.backends.cpu.executable import NativeExecutable, TorchExecutable
 from moe_triton.backends.cpu.output_pool import OutputPool
 from moe_triton.backends.cpu.trace_log import NativeTraceLog
@@ -110,6 +111,11 @@ class CpuBackend:
     def _settings(self, fixed: Bindings) -> CpuSettings:
         peers = fixed.get("peers")
         return settings_of(self.tuning, peers.numel() if isinstance(peers, torch.Tensor) else 1)
+
+    def make_calls(self, setting: CallSetting) -> NativeCalls | None:
+        """See `moe_triton.backends.base.Backend`."""
+        module = calls.module() if self.kernels == "triton" else None
+        return NativeCalls(setting, module) if module else None
 
     def num_blocks(self, num_ranks: int) -> int:
         """One block per core that this rank can have to itself, at least one."""

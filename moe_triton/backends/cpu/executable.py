@@ -23,7 +23,12 @@ KIND_TRITON, KIND_ASCEND_C = 0, 1
 
 
 class NativeExecutable:
-    """A plan as arrays of C structs. A call fills the holes and enters native code once."""
+    """A plan as arrays of C structs. A call fills the holes and enters native code once.
+
+    Attributes:
+        holes: names of those that differ from call to call, in the order of their values.
+        address: of the ``MoePlan``.
+    """
 
     def __init__(
         self,
@@ -37,9 +42,9 @@ class NativeExecutable:
         self.failed_launch: Launch | None = None
         self._settings = settings_struct(settings, fixed)
         self._fixed = fixed  # keeps the memory alive whose addresses stand in the words
-        self._holes = tuple(name for name in plan.holes if name not in fixed)
-        self._trace = log.add_plan(plan, self._holes) if log else None
-        self._values = (ctypes.c_uint64 * max(len(self._holes), 1))()
+        self.holes = tuple(name for name in plan.holes if name not in fixed)
+        self._trace = log.add_plan(plan, self.holes) if log else None
+        self._values = (ctypes.c_uint64 * max(len(self.holes), 1))()
         self._values_address = ctypes.addressof(self._values)
         self._durations = (ctypes.c_double * len(plan.launches))()
         self._report = report
@@ -58,7 +63,7 @@ class NativeExecutable:
             struct.words = ctypes.addressof(array)
             struct.alongside = launch.alongside
             patches += [
-                patch_struct(ctypes.addressof(array) + 8 * position, self._holes.index(hole.name), hole)
+                patch_struct(ctypes.addressof(array) + 8 * position, self.holes.index(hole.name), hole)
                 for position, hole in holes
                 if hole.name not in fixed
             ]
@@ -75,16 +80,19 @@ class NativeExecutable:
             plan.overlap,
             ctypes.addressof(self._trace) if self._trace else None,
         )
-        self._struct_address = ctypes.addressof(self._struct)
+        self.address = ctypes.addressof(self._struct)
         self._run = native.library().moe_run_plan
 
     def run(self, bindings: Bindings) -> int:
         """See `moe_triton.backends.base.Executable`."""
-        self._values[: len(self._holes)] = [
+        self._values[: len(self.holes)] = [
             bound if isinstance(bound, int) else bound.data_ptr()
-            for bound in map(bindings.__getitem__, self._holes)
+            for bound in map(bindings.__getitem__, self.holes)
         ]
-        result: int = self._run(self._struct_address, self._values_address)
+        return self.finish(self._run(self.address, self._values_address))
+
+    def finish(self, result: int) -> int:
+        """What `run` returns or raises, for a result of ``moe_run_plan``."""
         if result < 0:
             step = self._plan.launches[-1 - result].step
             raise ToolchainError(f"{self._plan.operator}: {step} failed: {native.last_error()}")

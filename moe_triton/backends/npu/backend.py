@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from moe_triton.ascendc import MAX_BLOCKS
-from moe_triton.backends.base import Bindings, Executable, TensorSpec, TraceLog
+from moe_triton.backends.base import Bindings, CallSetting, Executable, TensorSpec, TraceLog
 from moe_triton.backends.npu import library, toolchain
 from moe_triton.backends.npu.executable import NpuExecutable
 from moe_triton.backends.npu.runtime import Runtime
@@ -118,6 +118,9 @@ class NpuBackend:
         made.measures = self._measures
         self._executables.append(made)
         return made
+
+    def make_calls(self, setting: CallSetting) -> None:
+        """None: a call returns before it has run, and nothing here evicts the host's caches."""
 
     def num_blocks(self, num_ranks: int) -> int:
         """One block per vector core: each rank has a device to itself."""

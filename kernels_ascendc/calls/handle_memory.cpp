@@ -1,0 +1,61 @@
+#include "handle_memory.h"
+
+#include <cstring>
+#include <new>
+
+namespace moe::calls {
+
+namespace {
+
+PyObject* Tensor(PyObject* object, PyObject* name) {
+    const auto* const self = reinterpret_cast<HandleMemory*>(object);
+    const char* const text = PyUnicode_AsUTF8(name);
+    if (text == nullptr) return nullptr;
+    const auto is = [text](const char* wanted) { return std::strcmp(text, wanted) == 0; };
+    const auto make = [self](std::byte* data, int64_t rows, int64_t columns = -1) {
+        return self->torch->Make(self->memory, data, Dtype::INT32, rows, columns).Release();
+    };
+    if (is("topk_idx")) return make(self->parts.topk_idx, self->num_tokens, self->topk);
+    if (is("expand_idx")) return make(self->parts.expand_idx, self->num_tokens * self->topk);
+    if (is("recv_offsets")) return make(self->parts.recv_offsets, self->num_offsets);
+    if (is("assist_info")) return make(self->parts.triples, self->num_triples);
+    PyErr_SetObject(PyExc_AttributeError, name);
+    return nullptr;
+}
+
+void Dealloc(PyObject* self) {
+    auto* const handle = reinterpret_cast<HandleMemory*>(self);
+    handle->memory.~Hold();
+    handle->torch.~shared_ptr();
+    Py_TYPE(self)->tp_free(self);
+}
+
+PyMethodDef methods[] = {
+    {"tensor", Tensor, METH_O, "The tensor of a `DispatchHandle`'s attribute. AttributeError where it is another."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyTypeObject MakeType() {
+    PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+    type.tp_name = "moe_calls.HandleMemory";
+    type.tp_doc = "What a dispatch's handle holds, before anybody asks for its tensors.";
+    type.tp_basicsize = sizeof(HandleMemory);
+    type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION;
+    type.tp_methods = methods;
+    type.tp_dealloc = Dealloc;
+    return type;
+}
+
+}  // namespace
+
+PyTypeObject handle_memory_type = MakeType();
+
+Ref NewHandleMemory() {
+    Ref made(handle_memory_type.tp_alloc(&handle_memory_type, 0));
+    if (!made) return made;
+    auto* const handle = reinterpret_cast<HandleMemory*>(made.get());
+    new (&handle->memory) Hold();
+    new (&handle->torch) std::shared_ptr<const Torch>();
+    return made;
+}
+
+}  // namespace moe::calls

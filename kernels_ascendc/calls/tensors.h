@@ -1,0 +1,127 @@
+// Python's tensors, seen and made without torch's headers.
+#ifndef MOE_CALLS_TENSORS_H
+#define MOE_CALLS_TENSORS_H
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+
+#include "dlpack.h"
+#include "memory.h"
+#include "references.h"
+
+namespace moe::calls {
+
+// DLPack's code and bits.
+enum class Dtype : uint16_t {
+    INT8 = 0 << 8 | 8,
+    INT32 = 0 << 8 | 32,
+    INT64 = 0 << 8 | 64,
+    FLOAT16 = 2 << 8 | 16,
+    FLOAT32 = 2 << 8 | 32,
+    BFLOAT16 = 4 << 8 | 16,
+};
+
+constexpr size_t BytesOf(Dtype dtype) { return (static_cast<uint16_t>(dtype) & 0xff) / 8; }
+
+// A contiguous tensor in the host's memory.
+struct Seen {
+    uint64_t address = 0;
+    Dtype dtype{};
+    int32_t ndim = 0;
+    const int64_t* shape = nullptr;
+
+    bool Has(std::initializer_list<int64_t> sizes) const {
+        if (ndim != static_cast<int32_t>(sizes.size())) return false;
+        const int64_t* have = shape;
+        for (const int64_t want : sizes) {
+            if (*have++ != want) return false;
+        }
+        return true;
+    }
+};
+
+// torch's side of the exchange.
+class Torch {
+public:
+    // False, with a Python error, where this torch offers no table, or one of another version.
+    bool Load(PyObject* tensor_type) {
+        const Ref capsule(PyObject_GetAttrString(tensor_type, "__dlpack_c_exchange_api__"));
+        if (!capsule) return false;
+        auto* api = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule.get(), dlpack::CAPSULE_NAME));
+        if (api == nullptr) return false;
+        while (api != nullptr && api->version.major != dlpack::MAJOR_VERSION) api = api->older;
+        if (api == nullptr || api->tensor_from_object == nullptr) {
+            PyErr_SetString(PyExc_RuntimeError, "torch exchanges tensors by another version of DLPack");
+            return false;
+        }
+        type_ = Ref::Of(tensor_type);
+        api_ = api;
+        return true;
+    }
+
+    // Whether an object is a plain, contiguous tensor on the CPU, and what is in it. Raises nothing.
+    bool See(PyObject* object, Seen* seen) const {
+        if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != type_.get()) return false;
+        dlpack::Tensor tensor;
+        if (api_->tensor_from_object(object, &tensor) != 0) {
+            PyErr_Clear();
+            return false;
+        }
+        if (tensor.device.type != dlpack::DEVICE_CPU || tensor.dtype.lanes != 1 || !IsContiguous(tensor)) return false;
+        seen->address = reinterpret_cast<uint64_t>(tensor.data) + tensor.byte_offset;
+        seen->dtype = static_cast<Dtype>(tensor.dtype.code << 8 | tensor.dtype.bits);
+        seen->ndim = tensor.ndim;
+        seen->shape = tensor.shape;
+        return true;
+    }
+
+    // A tensor of one or two dimensions (-1 for none) that holds a block. No object, with a Python error, if it fails.
+    Ref Make(const Hold& memory, std::byte* data, Dtype dtype, int64_t rows, int64_t columns = -1) const {
+        auto* const lent = new Lent{{}, memory, {rows, columns}, {columns < 0 ? 1 : columns, 1}};
+        dlpack::ManagedTensor& managed = lent->managed;
+        managed.version = {dlpack::MAJOR_VERSION, 0};
+        managed.manager = lent;
+        managed.deleter = [](dlpack::ManagedTensor* self) { delete static_cast<Lent*>(self->manager); };
+        const auto code = static_cast<uint16_t>(dtype);
+        managed.tensor.data = data;
+        managed.tensor.device = {dlpack::DEVICE_CPU, 0};
+        managed.tensor.ndim = columns < 0 ? 1 : 2;
+        managed.tensor.dtype = {static_cast<uint8_t>(code >> 8), static_cast<uint8_t>(code & 0xff), 1};
+        managed.tensor.shape = lent->shape.data();
+        managed.tensor.strides = lent->strides.data();
+        void* object = nullptr;
+        if (api_->object_from_managed(&managed, &object) != 0) return Ref();
+        return Ref(static_cast<PyObject*>(object));
+    }
+
+private:
+    // A tensor of torch's that holds a block of ours.
+    struct Lent {
+        dlpack::ManagedTensor managed;
+        Hold memory;
+        std::array<int64_t, 2> shape;
+        std::array<int64_t, 2> strides;
+    };
+
+    // As torch has it: the stride of a dimension of one element does not matter, nor any of an empty tensor.
+    static bool IsContiguous(const dlpack::Tensor& tensor) {
+        if (tensor.strides == nullptr) return true;
+        int64_t expected = 1;
+        bool is_contiguous = true;
+        for (int32_t i = tensor.ndim - 1; i >= 0; --i) {
+            if (tensor.shape[i] == 0) return true;
+            if (tensor.shape[i] == 1) continue;
+            is_contiguous = is_contiguous && tensor.strides[i] == expected;
+            expected *= tensor.shape[i];
+        }
+        return is_contiguous;
+    }
+
+    Ref type_;
+    const dlpack::ExchangeApi* api_ = nullptr;
+};
+
+}  // namespace moe::calls
+
+#endif  // MOE_CALLS_TENSORS_H
