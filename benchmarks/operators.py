@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.harness import Record, parser, print_table, write_records
+from benchmarks.starting_line import StartingLine
 from moe_triton import torch_npu_ops as ops
 from moe_triton.processes import RankGroup
 
@@ -211,9 +212,10 @@ def measure(rank: int, num_ranks: int, tokens: int, iterations: int) -> dict[str
     check(made)
     spans: dict[str, Spans] = {name: [] for name in made}
     shuffle = random.Random(0)  # the same on every rank
+    line = StartingLine()
     for _ in range(iterations):
         for name in shuffle.sample(list(made), len(made)):
-            dist.barrier()
+            line.wait()
             start = time.perf_counter()
             made[name][1]()
             spans[name].append((start, time.perf_counter()))

@@ -14,10 +14,9 @@ import tempfile
 import time
 from pathlib import Path
 
-import torch.distributed as dist
-
 from benchmarks.harness import Record, parser, print_table, write_records
 from benchmarks.operators import EXPERTS, HIDDEN, TOPK, Inputs
+from benchmarks.starting_line import StartingLine
 from moe_triton import EPBuffer
 from moe_triton.executables import Kept
 from moe_triton.processes import RankGroup
@@ -53,6 +52,7 @@ def measure(
     inputs = Inputs.random(rank, tokens, TOPK, EXPERTS)
     spans: dict[str, Spans] = {name: [] for name in ROUTES}
     shuffle = random.Random(0)  # the same on every rank
+    line = StartingLine()
     with EPBuffer(
         num_max_tokens_per_rank=tokens,
         hidden=HIDDEN,
@@ -65,7 +65,7 @@ def measure(
         for iteration in range(WARM_UP + iterations):
             for name in shuffle.sample(ROUTES, len(ROUTES)):
                 switch.to(name)
-                dist.barrier()
+                line.wait()
                 start, core = time.perf_counter(), time.thread_time()
                 received = buffer.dispatch(inputs.x, inputs.ids)
                 # The experts answer with what they got.

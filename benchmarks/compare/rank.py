@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib
 import json
 import sys
@@ -25,6 +26,7 @@ from benchmarks.compare.routes import COMM_ALGS, Buffers, Route, make_routes
 from benchmarks.compare.routes.ours import Direct
 from benchmarks.compare.samples import Sample, absent_sample
 from benchmarks.harness import keep_freed_memory
+from benchmarks.starting_line import StartingLine
 
 REFERENCE = "gloo_alltoallv"
 # Dispatch and combine are timed apart in one of so many iterations: they take as long as both together.
@@ -86,14 +88,16 @@ def compare(
     for _ in range(WARM_UP):
         check_routes(routes, REFERENCE)
     runs = []
+    line = StartingLine()
     for name, route in routes.items():
         if name in job.routes:
-            runs.append(timing.Run(name, case, lambda route=route: timing.together(route)))  # type: ignore[misc]
-            runs.append(
-                timing.Run(name, case, lambda route=route: timing.apart(route), APART_EVERY)  # type: ignore[misc]
-            )
-    iterations = job.iterations or timing.iterations_within(runs, job.seconds)
-    timed = timing.measure(runs, iterations, job.seed + 1, lambda done: on_iteration(done + 1, iterations))
+            runs.append(timing.Run(name, case, functools.partial(timing.together, route)))
+            apart = functools.partial(timing.apart, route, line)
+            runs.append(timing.Run(name, case, apart, APART_EVERY))
+    iterations = job.iterations or timing.iterations_within(runs, line, job.seconds)
+    timed = timing.measure(
+        runs, line, iterations, job.seed + 1, lambda done: on_iteration(done + 1, iterations)
+    )
     check_routes(routes, REFERENCE)
     return timing.reduce(runs, timed)
 

@@ -22,6 +22,7 @@ from benchmarks.compare.routes import COMM_ALGS
 from benchmarks.compare.routes.ours import Direct, Slots
 from benchmarks.compare.samples import Sample, absent_sample
 from benchmarks.compare.timing import Run, Span
+from benchmarks.starting_line import StartingLine
 from moe_triton import EPBuffer
 from moe_triton.errors import ArgumentError, WindowError
 
@@ -39,16 +40,17 @@ def serve(rank: int, num_ranks: int, job: Job, send: Callable[..., None]) -> Non
         with contextlib.ExitStack() as stack:
             send(kind="start", case=f"sweep of {job.kind}, {'int8' if quantize else 'bf16'}")
             runs, absent = plan(rank, num_ranks, job, quantize, stack)
+            line = StartingLine()
             for _ in range(WARM_UP):
                 for run in runs:
-                    dist.barrier()
+                    line.wait()
                     run.go()
-            iterations = job.iterations or timing.iterations_within(runs, job.seconds)
+            iterations = job.iterations or timing.iterations_within(runs, line, job.seconds)
 
             def report(done: int, total: int = iterations) -> None:
                 send(kind="iteration", done=done + 1, total=total)
 
-            timed = timing.measure(runs, iterations, job.seed + 1, report)
+            timed = timing.measure(runs, line, iterations, job.seed + 1, report)
             samples = timing.reduce(runs, timed) + absent
             send(kind="case", samples=[asdict(sample) for sample in samples])
 

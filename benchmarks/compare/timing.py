@@ -16,6 +16,7 @@ import torch.distributed as dist
 from benchmarks.compare.cases import Case, Phase
 from benchmarks.compare.routes.base import Route
 from benchmarks.compare.samples import Sample
+from benchmarks.starting_line import StartingLine
 
 FEWEST_ITERATIONS, MOST_ITERATIONS = 5, 60
 
@@ -66,7 +67,7 @@ def together(route: Route) -> list[Span]:
     return [Span("both", start, end, None if kernels is None else sum(kernels.values()))]
 
 
-def apart(route: Route) -> list[Span]:
+def apart(route: Route, line: StartingLine) -> list[Span]:
     """The same with a barrier between the two, so that each has a time of its own."""
     spans: list[Span] = []
     phases: tuple[tuple[Phase, Callable[[], None]], ...] = (
@@ -74,7 +75,7 @@ def apart(route: Route) -> list[Span]:
         ("combine", route.combine),
     )
     for phase, call in phases:
-        dist.barrier()
+        line.wait()
         start = time.perf_counter()
         call()
         spans.append(Span(phase, start, time.perf_counter()))
@@ -84,7 +85,11 @@ def apart(route: Route) -> list[Span]:
 
 
 def measure(
-    runs: Sequence[Run], iterations: int, seed: int, on_iteration: Callable[[int], None]
+    runs: Sequence[Run],
+    line: StartingLine,
+    iterations: int,
+    seed: int,
+    on_iteration: Callable[[int], None],
 ) -> list[Timed]:
     """Every run in every iteration, in an order that is random and the same on every rank."""
     shuffle = random.Random(seed)
@@ -93,16 +98,16 @@ def measure(
         due = [i for i, run in enumerate(runs) if iteration % run.every == 0]
         shuffle.shuffle(due)
         for order, i in enumerate(due):
-            dist.barrier()
+            line.wait()
             timed.append(Timed(i, iteration, order, runs[i].go()))
         on_iteration(iteration)
     return timed
 
 
-def iterations_within(runs: Sequence[Run], seconds: float) -> int:
+def iterations_within(runs: Sequence[Run], line: StartingLine, seconds: float) -> int:
     """How many iterations take so long at most, from one pass of all runs; rank 0 decides for all."""
     start = time.perf_counter()
-    measure(runs, 1, 1, lambda _: None)
+    measure(runs, line, 1, 1, lambda _: None)
     dist.barrier()
     fitting = int(seconds / (time.perf_counter() - start))
     decision: list[int] = [min(max(fitting, FEWEST_ITERATIONS), MOST_ITERATIONS)]

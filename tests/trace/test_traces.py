@@ -190,8 +190,8 @@ def not_traced(rank: int, num_ranks: int, folder: str) -> list[str]:
         assert buffer._communicator._trace is None
         executables = buffer._communicator._executables
         assert executables.keys()
-        for variant, *rest in executables.keys():
-            executable = executables.operator(variant, *rest)  # type: ignore[arg-type]
+        for key in list(executables.keys()):
+            executable = executables.operator(*key)  # type: ignore[arg-type]
             assert executable._struct.trace is None  # type: ignore[attr-defined]
         with pytest.raises(BufferStateError, match="no trace"):
             buffer.write_trace()
