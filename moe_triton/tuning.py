@@ -18,7 +18,7 @@ class Tuning:
         communication_blocks: of a rank's blocks, those that communicate while the others compute; 0 lets
             all of them do both in turn.
         cached_bytes: CPU: rows that one launch writes by way of the caches; it streams what comes after
-            them. None: a small share of the last-level cache.
+            them. None: all of them, which is fastest where the machine could be measured.
         spins: CPU: looks at missing flags with only a pause in between. None: what suits the machine.
         yields: CPU: looks after those that let other threads run in between; then the waiter sleeps. None:
             many where ranks have cores of their own, few where they share them.

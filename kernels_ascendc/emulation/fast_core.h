@@ -66,7 +66,9 @@ public:
             Copy(to, source, bytes);
         } else if (bytes <= cached_left_) {
             cached_left_ -= bytes;
-            Copy(to, source, bytes);
+            std::atomic_thread_fence(std::memory_order_acq_rel);
+            CopyAhead(to, source, bytes);
+            std::atomic_thread_fence(std::memory_order_acq_rel);
         } else {
             std::atomic_thread_fence(std::memory_order_acq_rel);
             StreamBytes(to, source, bytes);

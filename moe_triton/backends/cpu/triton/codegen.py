@@ -13,6 +13,8 @@ from moe_triton.errors import ToolchainError
 # What LLVM makes of copies and fills. Anything else would be an operation without native code, such as
 # a soft-float helper, found here rather than as an unresolved symbol at the first call.
 _ALLOWED_EXTERNALS = frozenset({"memcpy", "memmove", "memset"})
+# Asking for a line to write is no part of any level, and means nothing to a processor without it.
+_FEATURES = "+prfchw"
 
 
 def compile_object(text: str, cpu: str) -> bytes:
@@ -29,9 +31,9 @@ def compile_object(text: str, cpu: str) -> bytes:
     llvm.init_targets()
     llvm_context = llvm.context()
     llvm_module = llvm.to_module(module, llvm_context)
-    llvm.attach_datalayout(llvm_module, TARGET_TRIPLE, cpu, "")
-    llvm.optimize_module(llvm_module, llvm.OPTIMIZE_O3, cpu, "", [], False)
-    code = llvm.translate_to_asm(str(llvm_module), TARGET_TRIPLE, cpu, "", [], False, True)
+    llvm.attach_datalayout(llvm_module, TARGET_TRIPLE, cpu, _FEATURES)
+    llvm.optimize_module(llvm_module, llvm.OPTIMIZE_O3, cpu, _FEATURES, [], False)
+    code = llvm.translate_to_asm(str(llvm_module), TARGET_TRIPLE, cpu, _FEATURES, [], False, True)
     assert isinstance(code, bytes)
     return code
 

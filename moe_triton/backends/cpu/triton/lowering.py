@@ -81,6 +81,7 @@ def lower(text: str, kernel: TritonKernel, *, noalias: bool) -> str:
     _check_dialect(text, kernel)
     if noalias:
         text = rewrites.mark_noalias(text, function)
+    text = rewrites.copy_ahead(rewrites.read_ahead(text))
     text = rewrites.append_packed_entry(text, function, [arg.type for arg in kernel.args])
     text = rewrites.widen_fp16_loops(text)
     text = rewrites.prefer_wide_vectors(text)

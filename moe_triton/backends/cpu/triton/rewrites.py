@@ -7,6 +7,7 @@ a module that it does not apply to as it is. There is a module for each state of
 buffers, the LLVM dialect.
 """
 
+from moe_triton.backends.cpu.triton.rewrite_ahead import copy_ahead, read_ahead
 from moe_triton.backends.cpu.triton.rewrite_buffers import (
     carry_in_place,
     copy_partial_blocks_with_loops,
@@ -38,12 +39,14 @@ __all__ = [
     "append_packed_entry",
     "carry_in_place",
     "clone_cheap_producers",
+    "copy_ahead",
     "copy_partial_blocks_with_loops",
     "drop_annotations",
     "forward_loads",
     "hoist_buffers",
     "mark_noalias",
     "prefer_wide_vectors",
+    "read_ahead",
     "round_through_bits",
     "set_target_triple",
     "store_bfloat16_as_integers",
