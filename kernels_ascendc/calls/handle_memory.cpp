@@ -12,13 +12,13 @@ PyObject* Tensor(PyObject* object, PyObject* name) {
     const char* const text = PyUnicode_AsUTF8(name);
     if (text == nullptr) return nullptr;
     const auto is = [text](const char* wanted) { return std::strcmp(text, wanted) == 0; };
-    const auto make = [self](std::byte* data, int64_t rows, int64_t columns = -1) {
-        return self->torch->Make(self->memory, data, Dtype::INT32, rows, columns).Release();
+    const auto make = [self](std::byte* data, const Shape& shape) {
+        return self->torch->Make(self->memory, data, Dtype::INT32, shape).Release();
     };
-    if (is("topk_idx")) return make(self->parts.topk_idx, self->num_tokens, self->topk);
-    if (is("expand_idx")) return make(self->parts.expand_idx, self->num_tokens * self->topk);
-    if (is("recv_offsets")) return make(self->parts.recv_offsets, self->num_offsets);
-    if (is("assist_info")) return make(self->parts.triples, self->num_triples);
+    if (is("topk_idx")) return make(self->parts.topk_idx, Shape::Of(self->num_tokens, self->topk));
+    if (is("expand_idx")) return make(self->parts.expand_idx, Shape::Of(self->num_tokens * self->topk));
+    if (is("recv_offsets")) return make(self->parts.recv_offsets, Shape::Of(self->num_offsets));
+    if (is("assist_info")) return make(self->parts.triples, Shape::Of(self->num_triples));
     PyErr_SetObject(PyExc_AttributeError, name);
     return nullptr;
 }

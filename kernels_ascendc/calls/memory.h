@@ -83,6 +83,14 @@ public:
         }
     }
 
+    // Bytes that wait to be used again.
+    size_t KeptBytes() {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        size_t kept = 0;
+        for (const Shelf& shelf : shelves_) kept += shelf.num_bytes * shelf.blocks.size();
+        return kept;
+    }
+
 private:
     struct Shelf {
         size_t num_bytes;

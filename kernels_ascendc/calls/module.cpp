@@ -16,7 +16,10 @@ PyMODINIT_FUNC PyInit_moe_calls() {
     using namespace moe::calls;
     Ref module(PyModule_Create(&definition));
     if (!module || !InternNames() || PyType_Ready(&handle_memory_type) != 0 ||
-        !Add(module.get(), "RankCalls", &rank_calls_type) || !Add(module.get(), "Prepared", &prepared_type)) {
+        !Add(module.get(), "OutputPool", &output_pool_type) || !Add(module.get(), "RankCalls", &rank_calls_type) ||
+        !Add(module.get(), "Prepared", &prepared_type) ||
+        PyModule_AddIntConstant(module.get(), "KEPT_PER_SIZE", KEPT_PER_SIZE) != 0 ||
+        PyModule_AddIntConstant(module.get(), "MAX_SIZES", MAX_SIZES) != 0) {
         return nullptr;
     }
     return module.Release();

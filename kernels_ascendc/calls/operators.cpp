@@ -234,7 +234,7 @@ PyObject* Dispatch(PyObject* object, PyObject* const* args, Py_ssize_t count) {
     const int64_t result = Run(self, *prepared, values);
     if (!Turn(self, name_dispatch, number)) return nullptr;
     if (result != 0) {
-        Ref taken = self.torch->Make(memory, parts.topk_idx, Dtype::INT32, num_tokens, facts.topk);
+        Ref taken = self.torch->Make(memory, parts.topk_idx, Dtype::INT32, Shape::Of(num_tokens, facts.topk));
         return Fail(self, name_dispatch, *prepared, result, std::move(taken), num_tokens);
     }
     if (PyObject_SetAttr(self.python.rounds.get(), name_posted, posted.get()) != 0 ||
@@ -257,11 +257,11 @@ PyObject* Dispatch(PyObject* object, PyObject* const* args, Py_ssize_t count) {
     held.num_offsets = facts.num_offsets;
     held.num_triples = facts.num_triples;
     const auto make = [&](size_t offset, Dtype dtype, int64_t elements) {
-        return self.torch->Make(memory, memory.data() + offset, dtype, elements);
+        return self.torch->Make(memory, memory.data() + offset, dtype, Shape::Of(elements));
     };
     Ref items[5] = {
         is_direct ? Ref::Of(prepared->tokens.get())
-                  : self.torch->Make(rows, rows.data(), row_dtype, facts.capacity, facts.hidden),
+                  : self.torch->Make(rows, rows.data(), row_dtype, Shape::Of(facts.capacity, facts.hidden)),
         key.quantize ? make(small.scales, Dtype::FLOAT32, facts.capacity) : Ref::Of(Py_None),
         make(small.tokens_per_expert, Dtype::INT64, facts.num_local_experts),
         key.weights ? make(small.weights, Dtype::FLOAT32, facts.capacity) : Ref::Of(Py_None),
@@ -330,11 +330,11 @@ PyObject* Combine(PyObject* object, PyObject* const* args, Py_ssize_t count) {
     const int64_t result = Run(self, *prepared, values);
     if (!Turn(self, name_combine, number)) return nullptr;
     if (result != 0) {
-        Ref taken = self.torch->Make(memory->memory, memory->parts.topk_idx, Dtype::INT32, num_tokens, facts.topk);
+        Ref taken = self.torch->Make(memory->memory, memory->parts.topk_idx, Dtype::INT32, Shape::Of(num_tokens, facts.topk));
         return Fail(self, name_combine, *prepared, result, std::move(taken), num_tokens);
     }
     if (PyDict_SetItem(self.python.last.get(), name_combine, prepared->executable.get()) != 0) return nullptr;
-    return self.torch->Make(out, out.data(), key.dtype, num_tokens, facts.hidden).Release();
+    return self.torch->Make(out, out.data(), key.dtype, Shape::Of(num_tokens, facts.hidden)).Release();
 }
 
 }  // namespace moe::calls

@@ -59,17 +59,17 @@ bool ReadFacts(PyObject* numbers, Facts* facts) {
 }
 
 PyObject* New(PyTypeObject* type, PyObject* args, PyObject* keywords) {
-    static const char* const names[] = {"facts", "tensor_type", "counts",      "rounds", "last",
+    static const char* const names[] = {"facts", "pool",        "counts",      "rounds", "last",
                                         "lock",  "output_type", "handle_type", "failed", nullptr};
-    PyObject *numbers, *tensor_type, *counts, *rounds, *last, *lock, *output_type, *handle_type, *failed;
+    PyObject *numbers, *pool, *counts, *rounds, *last, *lock, *output_type, *handle_type, *failed;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "$O!O!O!OO!OO!O!O", const_cast<char**>(names), &PyDict_Type,
-                                     &numbers, &PyType_Type, &tensor_type, &PyDict_Type, &counts, &rounds, &PyDict_Type,
+                                     &numbers, &output_pool_type, &pool, &PyDict_Type, &counts, &rounds, &PyDict_Type,
                                      &last, &lock, &PyType_Type, &output_type, &PyType_Type, &handle_type, &failed)) {
         return nullptr;
     }
     Facts facts;
-    auto torch = std::make_shared<Torch>();
-    if (!ReadFacts(numbers, &facts) || !torch->Load(tensor_type)) return nullptr;
+    if (!ReadFacts(numbers, &facts)) return nullptr;
+    const auto& outputs = *reinterpret_cast<OutputPool*>(pool);
     Ref acquire(PyObject_GetAttrString(lock, "acquire")), release(PyObject_GetAttrString(lock, "release"));
     Ref buffer_id(PyLong_FromLongLong(facts.buffer_id)), dispatches(PyList_New(0)), combines(PyList_New(0));
     Ref self(type->tp_alloc(type, 0));
@@ -79,8 +79,8 @@ PyObject* New(PyTypeObject* type, PyObject* args, PyObject* keywords) {
     new (&made->python) Python{Ref::Of(counts),      Ref::Of(rounds),      Ref::Of(last),
                                std::move(acquire),   std::move(release),   Ref::Of(output_type),
                                Ref::Of(handle_type), Ref::Of(failed),      std::move(buffer_id)};
-    new (&made->torch) std::shared_ptr<const Torch>(std::move(torch));
-    new (&made->pool) std::shared_ptr<Pool>(std::make_shared<Pool>());
+    new (&made->torch) std::shared_ptr<const Torch>(outputs.torch);
+    new (&made->pool) std::shared_ptr<Pool>(outputs.pool);
     made->dispatches = dispatches.Release();
     made->combines = combines.Release();
     return self.Release();

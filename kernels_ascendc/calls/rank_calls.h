@@ -12,6 +12,7 @@
 
 #include "handle_memory.h"
 #include "memory.h"
+#include "output_pool.h"
 #include "prepared.h"
 #include "references.h"
 #include "tensors.h"

@@ -24,6 +24,14 @@ enum class Dtype : uint16_t {
 
 constexpr size_t BytesOf(Dtype dtype) { return (static_cast<uint16_t>(dtype) & 0xff) / 8; }
 
+struct Shape {
+    std::array<int64_t, 4> sizes{};
+    int32_t ndim = 0;
+
+    static Shape Of(int64_t elements) { return {{elements}, 1}; }
+    static Shape Of(int64_t rows, int64_t columns) { return {{rows, columns}, 2}; }
+};
+
 // A contiguous tensor in the host's memory.
 struct Seen {
     uint64_t address = 0;
@@ -76,9 +84,14 @@ public:
         return true;
     }
 
-    // A tensor of one or two dimensions (-1 for none) that holds a block. No object, with a Python error, if it fails.
-    Ref Make(const Hold& memory, std::byte* data, Dtype dtype, int64_t rows, int64_t columns = -1) const {
-        auto* const lent = new Lent{{}, memory, {rows, columns}, {columns < 0 ? 1 : columns, 1}};
+    // A contiguous tensor that holds a block. No object, with a Python error, if it fails.
+    Ref Make(const Hold& memory, std::byte* data, Dtype dtype, const Shape& shape) const {
+        auto* const lent = new Lent{{}, memory, shape.sizes, {}};
+        int64_t stride = 1;
+        for (int32_t i = shape.ndim - 1; i >= 0; --i) {
+            lent->strides[i] = stride;
+            stride *= shape.sizes[i] > 1 ? shape.sizes[i] : 1;
+        }
         dlpack::ManagedTensor& managed = lent->managed;
         managed.version = {dlpack::MAJOR_VERSION, 0};
         managed.manager = lent;
@@ -86,9 +99,9 @@ public:
         const auto code = static_cast<uint16_t>(dtype);
         managed.tensor.data = data;
         managed.tensor.device = {dlpack::DEVICE_CPU, 0};
-        managed.tensor.ndim = columns < 0 ? 1 : 2;
+        managed.tensor.ndim = shape.ndim;
         managed.tensor.dtype = {static_cast<uint8_t>(code >> 8), static_cast<uint8_t>(code & 0xff), 1};
-        managed.tensor.shape = lent->shape.data();
+        managed.tensor.shape = lent->sizes.data();
         managed.tensor.strides = lent->strides.data();
         void* object = nullptr;
         if (api_->object_from_managed(&managed, &object) != 0) return Ref();
@@ -100,8 +113,8 @@ private:
     struct Lent {
         dlpack::ManagedTensor managed;
         Hold memory;
-        std::array<int64_t, 2> shape;
-        std::array<int64_t, 2> strides;
+        std::array<int64_t, 4> sizes;
+        std::array<int64_t, 4> strides;
     };
 
     // As torch has it: the stride of a dimension of one element does not matter, nor any of an empty tensor.

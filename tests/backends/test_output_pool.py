@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import gc
+import threading
+
 import numpy as np
 import pytest
 import torch
 
-from moe_triton.backends.cpu.output_pool import KEPT_PER_SPEC, MAX_SPECS, OutputPool
+from moe_triton.backends.cpu import extension, output_pool
+from moe_triton.backends.cpu.output_pool import OutputPool
 
 SHAPE = (1024, 64)
 
@@ -32,7 +36,7 @@ def test_what_a_user_holds_is_not_handed_out(hold: object) -> None:
 
 def test_any_number_may_be_held_at_once() -> None:
     pool = OutputPool()
-    held = [pool.empty(SHAPE, torch.float32) for _ in range(KEPT_PER_SPEC + 3)]
+    held = [pool.empty(SHAPE, torch.float32) for _ in range(10)]
     assert len({tensor.data_ptr() for tensor in held}) == len(held)
 
 
@@ -49,11 +53,56 @@ def test_tensors_are_contiguous_and_of_the_shape_asked_for(
 
 def test_few_sizes_are_kept() -> None:
     pool = OutputPool()
-    held = [pool.empty((rows, 8), torch.int8) for rows in range(1, 3 * MAX_SPECS)]
-    assert len(pool._kept) == MAX_SPECS
-    # what was dropped is still its holder's
-    held[0].fill_(1)
-    assert pool.empty((1, 8), torch.int8).data_ptr() != held[0].data_ptr()
+    module = extension.extension()
+    assert module is not None
+    assert pool.native is not None
+    sizes, unit = module.MAX_SIZES, 4096
+    held = [pool.empty((number, unit), torch.int8) for number in range(1, 3 * sizes + 1)]
+    assert pool.native.kept_bytes() == 0
+    while held:
+        del held[0]
+    # The newest sizes, one of each.
+    assert pool.native.kept_bytes() == unit * sum(range(2 * sizes + 1, 3 * sizes + 1))
+
+
+def test_few_of_a_size_are_kept() -> None:
+    pool = OutputPool()
+    module = extension.extension()
+    assert module is not None
+    assert pool.native is not None
+    held = [pool.empty((4096,), torch.int8) for _ in range(3 * module.KEPT_PER_SIZE)]
+    del held
+    assert pool.native.kept_bytes() == 4096 * module.KEPT_PER_SIZE
+
+
+def test_memory_that_is_held_outlives_its_pool() -> None:
+    pool = OutputPool()
+    held = pool.empty(SHAPE, torch.float32).fill_(3.0)
+    del pool
+    gc.collect()
+    assert bool((held == 3.0).all())
+
+
+def test_tensors_may_be_given_back_on_any_thread() -> None:
+    pool = OutputPool()
+
+    def work() -> None:
+        for number in range(300):
+            pool.empty((number % 7 + 1, 64), torch.float32).fill_(number)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+
+
+def test_without_the_extension_tensors_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_pool, "extension", lambda: None)
+    pool = OutputPool()
+    assert pool.native is None
+    assert pool.empty(SHAPE, torch.float16).shape == SHAPE
 
 
 def test_what_a_user_does_to_an_output_stays_with_it() -> None:

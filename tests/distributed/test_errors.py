@@ -92,12 +92,14 @@ def bad_dispatches(
     }
 
 
-def refuse_everything(rank: int, num_ranks: int, scheme: str) -> list[str]:
+def refuse_everything(rank: int, num_ranks: int, scheme: str, before: int) -> list[str]:
     case = small_case(num_ranks, scheme)
     wrong = []
     with make_buffer(case) as buffer, make_buffer(case) as other:
         inputs = inputs_of(case, rank, 0)
         x, ids, weights = inputs.x, inputs.topk_idx, inputs.topk_weights
+        for _ in range(before):
+            one_round(buffer, case, inputs, None)
         for start, call in bad_dispatches(buffer, x, ids, weights).items():
             message = message_of(call)
             if not message.startswith(start):
@@ -110,7 +112,7 @@ def refuse_everything(rank: int, num_ranks: int, scheme: str) -> list[str]:
         bad_combines = {
             "handle is a int": lambda: buffer.combine(y, weights, 7),  # type: ignore[arg-type]
             "handle is of another buffer": lambda: buffer.combine(y, weights, foreign.handle),
-            "handle is of dispatch 0": lambda: buffer.combine(y, weights, old.handle),
+            f"handle is of dispatch {before}": lambda: buffer.combine(y, weights, old.handle),
             "y is of dtype torch.float16": lambda: buffer.combine(y.half(), weights, output.handle),
             "y is of shape": lambda: buffer.combine(y[:, :32].contiguous(), weights, output.handle),
             "y is strided": lambda: buffer.combine(y.t().contiguous().t(), weights, output.handle),
@@ -137,9 +139,11 @@ def refuse_everything(rank: int, num_ranks: int, scheme: str) -> list[str]:
     return wrong
 
 
+# At first a buffer's calls go through Python; once its plans are there, through native code.
+@pytest.mark.parametrize("before", [0, 4])
 @pytest.mark.parametrize("scheme", ["fullmesh_v1", "direct"])
-def test_bad_arguments_are_named_and_the_buffer_still_works(ranks: Groups, scheme: str) -> None:
-    assert ranks(2).run(refuse_everything, scheme) == [[], []]
+def test_bad_arguments_are_named_and_the_buffer_still_works(ranks: Groups, scheme: str, before: int) -> None:
+    assert ranks(2).run(refuse_everything, scheme, before) == [[], []]
 
 
 def construct_differently(rank: int, num_ranks: int, changes: dict[str, Any]) -> str:
@@ -245,10 +249,11 @@ def test_a_window_beyond_free_shared_memory(ranks: Groups) -> None:
     assert not leftovers(prefix)
 
 
-def absent_from_dispatch(rank: int, num_ranks: int) -> Any:
+def absent_from_dispatch(rank: int, num_ranks: int, before: int) -> Any:
     case = small_case(num_ranks)
     with make_buffer(case, timeout_s=3.0) as buffer:
-        one_round(buffer, case, inputs_of(case, rank, 0), None)
+        for _ in range(before):
+            one_round(buffer, case, inputs_of(case, rank, 0), None)
         if rank in (1, 3):
             return None
         with pytest.raises(CommunicationTimeoutError) as caught:
@@ -260,14 +265,18 @@ def absent_from_dispatch(rank: int, num_ranks: int) -> Any:
         return error.operator, error.number, error.zone, error.missing_ranks
 
 
-def test_a_rank_that_never_dispatches_is_named() -> None:
-    results = run_ranks(absent_from_dispatch, 4)
-    assert results == [("dispatch", 1, 1, (1, 3)), None, ("dispatch", 1, 1, (1, 3)), None]
+@pytest.mark.parametrize("before", [1, 4])
+def test_a_rank_that_never_dispatches_is_named(before: int) -> None:
+    results = run_ranks(absent_from_dispatch, 4, (before,))
+    said = ("dispatch", before, before % 2, (1, 3))
+    assert results == [said, None, said, None]
 
 
-def absent_from_combine(rank: int, num_ranks: int) -> Any:
-    case = small_case(num_ranks, num_blocks=2)
+def absent_from_combine(rank: int, num_ranks: int, before: int) -> Any:
+    case = small_case(num_ranks, num_blocks=2, weights=False)
     with make_buffer(case, timeout_s=3.0) as buffer:
+        for _ in range(before):
+            one_round(buffer, case, inputs_of(case, rank, 0), None)
         x = torch.zeros(4, 64, dtype=torch.bfloat16)
         # Every token has an expert on rank 2 and one at home.
         ids = torch.tensor([[4, 2 * rank + 1]] * 4, dtype=torch.int32)
@@ -280,9 +289,11 @@ def absent_from_combine(rank: int, num_ranks: int) -> Any:
         return error.operator, error.number, error.zone, error.missing_ranks
 
 
-def test_a_rank_that_never_combines_is_named() -> None:
-    results = run_ranks(absent_from_combine, 4)
-    assert results == [("combine", 0, 0, (2,))] * 2 + [None, ("combine", 0, 0, (2,))]
+@pytest.mark.parametrize("before", [0, 5])
+def test_a_rank_that_never_combines_is_named(before: int) -> None:
+    results = run_ranks(absent_from_combine, 4, (before,))
+    said = ("combine", before, before % 2, (2,))
+    assert results == [said, said, None, said]
 
 
 def absent_from_construction(rank: int, num_ranks: int) -> Any:

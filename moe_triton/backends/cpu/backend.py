@@ -12,9 +12,10 @@ from typing import Literal
 import torch
 
 from moe_triton.backends.base import Bindings, CallSetting, Executable, TensorSpec, TraceLog
-from moe_triton.backends.cpu import calls, native
+from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.calls import NativeCalls
 from moe_triton.backends.cpu.executable import NativeExecutable, TorchExecutable
+from moe_triton.backends.cpu.extension import extension
 from moe_triton.backends.cpu.output_pool import OutputPool
 from moe_triton.backends.cpu.trace_log import NativeTraceLog
 from moe_triton.backends.cpu.triton.toolchain import find_toolchain
@@ -114,8 +115,8 @@ class CpuBackend:
 
     def make_calls(self, setting: CallSetting) -> NativeCalls | None:
         """See `moe_triton.backends.base.Backend`."""
-        module = calls.module() if self.kernels == "triton" else None
-        return NativeCalls(setting, module) if module else None
+        module = extension() if self.kernels == "triton" else None
+        return NativeCalls(setting, self._outputs, module) if module else None
 
     def num_blocks(self, num_ranks: int) -> int:
         """One block per core that this rank can have to itself, at least one."""

@@ -1,37 +1,15 @@
-"""Whole calls of a rank in native code, where this torch and this installation can do so (`moe_calls`)."""
+"""Whole calls of a rank in native code."""
 
 from __future__ import annotations
 
 import functools
-import importlib.machinery
-import importlib.util
 from types import ModuleType
 
-import torch
-
-from moe_triton import native_files
 from moe_triton.backends.base import Bindings, CallSetting, Executable, PreparedCalls, WholeCall
 from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.executable import NativeExecutable
-
-MODULE = "moe_calls"
-
-# DLPack's code and bits of a dtype, as `Dtype` in kernels_ascendc/calls/tensors.h has them.
-_CODES = {torch.bfloat16: 4 << 8 | 16, torch.float16: 2 << 8 | 16}
-
-
-@functools.cache
-def module() -> ModuleType | None:
-    """The extension module, or None where it was not built or this torch lacks what it needs."""
-    path = native_files.find(f"{MODULE}.so")
-    if path is None or not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
-        return None
-    loader = importlib.machinery.ExtensionFileLoader(MODULE, str(path))
-    spec = importlib.util.spec_from_file_location(MODULE, path, loader=loader)
-    assert spec is not None
-    loaded = importlib.util.module_from_spec(spec)
-    loader.exec_module(loaded)
-    return loaded
+from moe_triton.backends.cpu.extension import DTYPE_CODES
+from moe_triton.backends.cpu.output_pool import OutputPool
 
 
 class NativeCalls:
@@ -43,7 +21,7 @@ class NativeCalls:
         combine: ``(y, topk_weights, handle)``: its output, or None.
     """
 
-    def __init__(self, setting: CallSetting, native_module: ModuleType) -> None:
+    def __init__(self, setting: CallSetting, pool: OutputPool, native_module: ModuleType) -> None:
         functions = {"run_plan": "moe_run_plan", "take_ids": "moe_take_ids"}
         facts = {name: native.symbol_address(symbol) for name, symbol in functions.items()}
         self._prepared_type, tell = native_module.Prepared, setting.failed
@@ -54,7 +32,7 @@ class NativeCalls:
 
         self._calls = native_module.RankCalls(
             facts={**setting.facts, **facts},
-            tensor_type=torch.Tensor,
+            pool=pool.native,
             counts=setting.counts,
             rounds=setting.rounds,
             last=setting.last,
@@ -75,7 +53,7 @@ class NativeCalls:
             plan=executable.address,
             holes=executable.holes,
             dtype=call.dtype,
-            dtype_code=_CODES[call.dtype],
+            dtype_code=DTYPE_CODES[call.dtype],
             quantize=call.quantize,
             smooth=call.smooth,
             weights=call.weights,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 COPY_SYMBOL = "moe_triton_copy_ahead"
@@ -20,8 +20,10 @@ _HINT_L1, _HINT_L2 = 3, 2  # LLVM's "locality"
 
 _OF_PTR = "(!llvm.ptr, i64) -> !llvm.ptr"
 
-# Iterations of a loop between which lines are asked for.
-STRIP_ITERATIONS = 128
+# Iterations of a loop between which lines are asked for: fewer, and the loop inside has too little to do.
+STRIP_ITERATIONS, FEWEST_ITERATIONS = 128, 32
+# Shorter rows end before asking ahead has gained anything.
+LONG_BYTES = 2048
 _BYTES = {"i8": 1, "i16": 2, "f16": 2, "bf16": 2, "i32": 4, "f32": 4, "i64": 8, "f64": 8}
 
 
@@ -107,6 +109,7 @@ def read_ahead(text: str) -> str:
     would not with anything in it that is no arithmetic.
     """
     constants = {match[1]: int(match[2]) for match in _CONSTANT.finditer(text)}
+    stacked = set(re.findall(r"(%[\w-]+) = llvm\.alloca ", text))
 
     def replace(loop: re.Match[str]) -> str:
         entries = re.findall(rf"llvm\.br {re.escape(loop['label'])}\((%[\w-]+) : i64\)", text)
@@ -114,10 +117,13 @@ def read_ahead(text: str) -> str:
         stop = constants.get(loop["stop"], 0)
         step = re.search(rf"{loop['next']} = llvm\.add {loop['index']}, (%[\w-]+) ", loop["code"])
         strip = math.gcd(stop, STRIP_ITERATIONS)
-        if starts != {0} or step is None or strip == 0 or strip % constants.get(step[1], strip + 1):
+        if starts != {0} or step is None or strip < FEWEST_ITERATIONS:
             return loop[0]
-        asks = [line for row in _rows(loop) for line in row.ask(_name("strip", loop["index"]), strip)]
-        return _in_strips(loop, strip, asks) if asks and stop > strip else loop[0]
+        if strip % constants.get(step[1], strip + 1):
+            return loop[0]
+        rows = [row for row in _rows(loop, stacked) if stop * _BYTES[row.element] >= LONG_BYTES]
+        asks = [line for row in rows for line in row.ask(_name("strip", loop["index"]), strip)]
+        return _in_strips(loop, strip, asks) if asks else loop[0]
 
     return _LOOP.sub(replace, text)
 
@@ -178,8 +184,8 @@ class _Row:
         return lines
 
 
-def _rows(loop: re.Match[str]) -> list[_Row]:
-    """The rows that are long enough, of those whose address does not depend on the index."""
+def _rows(loop: re.Match[str], stacked: Set[str]) -> list[_Row]:
+    """The rows in memory whose address does not depend on the index."""
     code = loop["code"]
     made = {match[1]: match[0] for match in re.finditer(r"^ *(%[\w-]+) = .*", code, flags=re.M)}
     element_of = re.compile(
@@ -188,10 +194,11 @@ def _rows(loop: re.Match[str]) -> list[_Row]:
     rows: dict[str, _Row] = {}
     for pointer, address, element in element_of.findall(code):
         definition = made.get(address, "")
-        is_fixed = not any(
-            value in made or value == loop["index"] for value in _VALUE.findall(definition)[1:]
-        )
-        if element in _BYTES and is_fixed and address not in rows:
-            writes = re.search(rf"llvm\.store %[\w-]+, {pointer} ", code) is not None
+        operands = _VALUE.findall(definition)[1:]
+        is_fixed = not any(value in made or value == loop["index"] for value in operands)
+        is_on_stack = not stacked.isdisjoint([address, *operands])
+        writes = re.search(rf"llvm\.store %[\w-]+, {pointer} ", code) is not None
+        is_used = writes or f"llvm.load {pointer} " in code
+        if element in _BYTES and is_used and is_fixed and not is_on_stack and address not in rows:
             rows[address] = _Row(address, definition, element, writes)
     return list(rows.values())

@@ -1,0 +1,107 @@
+#include "output_pool.h"
+
+#include <new>
+
+namespace moe::calls {
+
+namespace {
+
+PyObject* New(PyTypeObject* type, PyObject* args, PyObject* keywords) {
+    static const char* const names[] = {"tensor_type", "codes", nullptr};
+    PyObject *tensor_type, *codes;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "$O!O!", const_cast<char**>(names), &PyType_Type, &tensor_type,
+                                     &PyDict_Type, &codes)) {
+        return nullptr;
+    }
+    auto torch = std::make_shared<Torch>();
+    if (!torch->Load(tensor_type)) return nullptr;
+    Ref self(type->tp_alloc(type, 0));
+    if (!self) return nullptr;
+    auto* const made = reinterpret_cast<OutputPool*>(self.get());
+    new (&made->pool) std::shared_ptr<Pool>(std::make_shared<Pool>());
+    new (&made->torch) std::shared_ptr<const Torch>(std::move(torch));
+    new (&made->codes) Ref(Ref::Of(codes));
+    return self.Release();
+}
+
+void Dealloc(PyObject* object) {
+    auto* const self = reinterpret_cast<OutputPool*>(object);
+    self->pool.~shared_ptr();
+    self->torch.~shared_ptr();
+    self->codes.~Ref();
+    Py_TYPE(object)->tp_free(object);
+}
+
+// One tensor from (shape, dtype). No object, with a Python error, where it cannot be.
+Ref Empty(const OutputPool& self, PyObject* spec) {
+    if (!PyTuple_Check(spec) || PyTuple_GET_SIZE(spec) != 2 || !PyTuple_Check(PyTuple_GET_ITEM(spec, 0))) {
+        PyErr_Format(PyExc_TypeError, "an output is asked for by shape, a tuple, and dtype, not by %R", spec);
+        return Ref();
+    }
+    PyObject *const sizes = PyTuple_GET_ITEM(spec, 0), *const dtype = PyTuple_GET_ITEM(spec, 1);
+    PyObject* const code = PyDict_GetItemWithError(self.codes.get(), dtype);
+    Shape shape;
+    shape.ndim = static_cast<int32_t>(PyTuple_GET_SIZE(sizes));
+    if (code == nullptr || PyTuple_GET_SIZE(sizes) > static_cast<Py_ssize_t>(shape.sizes.size())) {
+        if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "no output is of shape and dtype %R", spec);
+        return Ref();
+    }
+    const auto of_code = static_cast<Dtype>(PyLong_AsLong(code));
+    size_t num_bytes = BytesOf(of_code);
+    for (int32_t i = 0; i < shape.ndim; ++i) {
+        const Py_ssize_t size = PyLong_AsSsize_t(PyTuple_GET_ITEM(sizes, i));
+        if (size < 0) {
+            if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "a size is negative: %R", sizes);
+            return Ref();
+        }
+        shape.sizes[i] = size;
+        num_bytes *= static_cast<size_t>(size);
+    }
+    const Hold memory(self.pool->Take(num_bytes));
+    if (!memory) {
+        PyErr_NoMemory();
+        return Ref();
+    }
+    return self.torch->Make(memory, memory.data(), of_code, shape);
+}
+
+PyObject* EmptyAll(PyObject* self, PyObject* specs) {
+    const Ref items(PySequence_Fast(specs, "specs must be a sequence"));
+    if (!items) return nullptr;
+    const Py_ssize_t count = PySequence_Fast_GET_SIZE(items.get());
+    Ref made(PyList_New(count));
+    if (!made) return nullptr;
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        Ref tensor = Empty(*reinterpret_cast<OutputPool*>(self), PySequence_Fast_GET_ITEM(items.get(), i));
+        if (!tensor) return nullptr;
+        PyList_SET_ITEM(made.get(), i, tensor.Release());
+    }
+    return made.Release();
+}
+
+PyObject* KeptBytes(PyObject* self, PyObject*) {
+    return PyLong_FromSize_t(reinterpret_cast<OutputPool*>(self)->pool->KeptBytes());
+}
+
+PyMethodDef methods[] = {
+    {"empty_all", EmptyAll, METH_O, "empty_all(specs): a contiguous tensor for each (shape, dtype), contents undefined."},
+    {"kept_bytes", KeptBytes, METH_NOARGS, "kept_bytes(): bytes that wait to be used again."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyTypeObject MakeType() {
+    PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+    type.tp_name = "moe_calls.OutputPool";
+    type.tp_doc = "Tensors from recycled memory.";
+    type.tp_basicsize = sizeof(OutputPool);
+    type.tp_flags = Py_TPFLAGS_DEFAULT;
+    type.tp_new = New;
+    type.tp_dealloc = Dealloc;
+    type.tp_methods = methods;
+    return type;
+}
+
+}  // namespace
+
+PyTypeObject output_pool_type = MakeType();
+
+}  // namespace moe::calls

@@ -1,0 +1,24 @@
+// The Python object `OutputPool`: a buffer's memory for outputs, shared by Python's calls and whole calls.
+#ifndef MOE_CALLS_OUTPUT_POOL_H
+#define MOE_CALLS_OUTPUT_POOL_H
+
+#include <memory>
+
+#include "memory.h"
+#include "references.h"
+#include "tensors.h"
+
+namespace moe::calls {
+
+struct OutputPool {
+    PyObject_HEAD
+    std::shared_ptr<Pool> pool;
+    std::shared_ptr<const Torch> torch;
+    Ref codes;  // a `Dtype` for each dtype of torch's: a dict
+};
+
+extern PyTypeObject output_pool_type;
+
+}  // namespace moe::calls
+
+#endif  // MOE_CALLS_OUTPUT_POOL_H

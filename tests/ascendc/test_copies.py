@@ -1,0 +1,20 @@
+"""The emulation's copies move what they are to, at any length and alignment."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+EMULATION = Path(__file__).resolve().parents[2] / "kernels_ascendc" / "emulation"
+
+
+@pytest.mark.parametrize("sanitizer", ["-O3", "-fsanitize=address,undefined"])
+def test_copies_of_every_length(tmp_path: Path, sanitizer: str) -> None:
+    program = tmp_path / "copies"
+    source = Path(__file__).with_name("copies.cpp")
+    command = ["g++", "-std=c++17", "-O2", sanitizer, f"-I{EMULATION}", str(source), "-o", str(program)]
+    subprocess.run(command, check=True, timeout=120)
+    done = subprocess.run([str(program)], check=True, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["0", "0", "0"]
