@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from benchmarks.compare.launch import MPI_OPTIONS, BenchmarkError, Message, Mpi,
 from benchmarks.compare.report import Files, Report, print_absences, print_report
 from benchmarks.compare.samples import Sample, from_message
 from benchmarks.compare.scaling import SCALED, SWEEPS, SweepKind, scaling_records, scaling_table
+from benchmarks.compare.shares import share_records
 from benchmarks.compare.tables import console
 from benchmarks.harness import parser
 
@@ -42,7 +44,8 @@ def run(arguments: Sequence[str]) -> None:
     finally:  # what was measured before a failure is kept
         found = Samples(samples)
         settings = {**_settings(options, started), "mpirun": " ".join(MPI_OPTIONS) if mpi.mpirun else ""}
-        report = Report.of(records(found), found, settings, mpi.version)
+        figures = [*records(found), *share_records(found, len(os.sched_getaffinity(0)))]
+        report = Report.of(figures, found, settings, mpi.version)
         Files(options.out).save(samples, report)
         if options.json:
             report.save(options.json)

@@ -64,6 +64,15 @@ DIRECT_METRICS = (
 )
 
 
+# What the ratios would be if slots took as long as memcpy of the bytes that they move.
+PACE_METRICS = (
+    Metric("gloo_alltoallv_vs_memcpy", "gloo all-to-all-v / memcpy", ("gloo_alltoallv",), ("memcpy_slots",)),
+    Metric("mpi_best_vs_memcpy", "best of MPI / memcpy", BEST_OF_MPI, ("memcpy_slots",)),
+    Metric("mpi_native_vs_memcpy", "MPI with our kernels / memcpy", ("mpi_native",), ("memcpy_slots",)),
+    Metric("slots_fraction_of_memcpy", "memcpy / slots", ("memcpy_slots",), ("slots",)),
+)
+
+
 class Samples:
     """Samples by case, route and phase."""
 
@@ -90,6 +99,11 @@ class Samples:
         """Microseconds inside the kernels; empty for a route that does not know them."""
         samples = self._by_key.get((case, route, phase), [])
         return [s.kernels_us for s in samples if s.kernels_us is not None]
+
+    def steps(self, case: Case, route: str) -> dict[str, float]:
+        """Median microseconds of each step; empty for a route that does not know them."""
+        samples = [s.steps for s in self._by_key.get((case, route, "both"), []) if s.steps]
+        return {step: float(np.median([s[step] for s in samples])) for step in samples[0]} if samples else {}
 
     def median(self, case: Case, route: str, phase: Phase = "both") -> float:
         """Of the times; they must be there."""
@@ -124,7 +138,7 @@ def records(samples: Samples) -> list[Record]:
     """Every metric, its spread, and the percentiles of every route and phase."""
     found: list[Record] = []
     for case in samples.cases:
-        for metric in (*METRICS, *DIRECT_METRICS):
+        for metric in (*METRICS, *DIRECT_METRICS, *PACE_METRICS):
             spread = samples.metric(case, metric)
             if spread is not None:
                 found.append(_record(case.as_record(), metric.name, spread.p50, "ratio"))

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.compare import plots
-from benchmarks.compare.figures import DIRECT_METRICS, METRICS, Samples
+from benchmarks.compare.figures import DIRECT_METRICS, METRICS, PACE_METRICS, Samples
 from benchmarks.compare.report import Files, Report
 from benchmarks.compare.scaling import SWEEPS, SweepKind, scaling_table
+from benchmarks.compare.shares import PROFILED, shares_table
 from benchmarks.compare.tables import metric_table, summary_table, time_table
 
 NAME, FIGURES = "benchmarks.md", "benchmarks"
@@ -45,9 +46,10 @@ which costs them nothing extra.
 - Before anything is timed, every route's rows, scales, counts and outputs are compared with those of gloo's
   all-to-all-v, bit for bit, and afterwards once more. The sums of reduce-scatter come in another order: their
   outputs may differ by one unit of bf16 (relative 2^-7, absolute 1e-5).
-- In each iteration every route runs once, in random order, the same on all ranks, behind a barrier. A time is
-  the last rank out minus the first rank in. In every other iteration each route runs once more with a barrier
-  between dispatch and combine, which gives the times of the two apart.
+- In each iteration every route runs once, in random order, the same on all ranks. Ranks start together at
+  counts in shared memory, after a barrier of gloo, whose threads would otherwise go on into what is timed. A
+  time is the last rank out minus the first rank in. In every other iteration each route runs once more with
+  such a start between dispatch and combine, which gives the times of the two apart.
 - A ratio is taken inside an iteration, and the median over iterations is what counts; absolute times on a
   shared machine mean little. The best of MPI is, in each case, the one with the lower median.
 - Time in the kernels is what the plans' launches took on the rank that spent most in them, waiting included.
@@ -69,6 +71,23 @@ python -m benchmarks.compare page
 Samples, one a row, and figures go to `build/compare`. Without Open MPI its routes are reported as absent. The
 largest case, 8 ranks with 256 tokens each and all routes at once, takes about 21 GB of memory, of which the
 windows of slots and direct are 12 GB.
+"""
+
+PACE = """\
+### At the pace of memcpy
+
+What the ratios would be if slots took as long as memcpy of the bytes that they have to move: their limit on
+this machine, but for what our copies gain over memcpy by asking ahead for the lines of both sides. The last
+column is how close slots come; above 1 they move their bytes faster than memcpy does.
+"""
+
+PROFILE = """\
+## Where the time goes
+
+A step's share is what its launches took, summed over the ranks, of the call's time on all cores. Waiting is
+left out: with more ranks than cores, one waits while another works. The rest is what no step takes: Python,
+switching between ranks, and cores that have nothing to do because the ranks on the other one are not done. A
+step goes on while its rank is interrupted: where ranks share cores, shares are rather too large.
 """
 
 EMPTY = "\n## Figures\n\nNo full run is on record yet.\n"
@@ -104,6 +123,10 @@ def _comparison(files: Files, figures: Path) -> str:
     for metric in METRICS:
         parts += [f"### {metric.title}\n", metric_table(found, metric).markdown(), ""]
     parts += ["### The peers against direct\n", summary_table(found, DIRECT_METRICS).markdown(), ""]
+    parts += [PACE, summary_table(found, PACE_METRICS).markdown(), "", PROFILE]
+    for route in PROFILED:
+        table = shares_table(found, route, int(report.machine["cores"]))
+        parts += [f"{table.title[:1].upper()}{table.title[1:]}.\n", table.markdown(), ""]
     parts += [
         "## Times\n",
         _image("Times against tokens per rank", plots.BY_TOKENS),

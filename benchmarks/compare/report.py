@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.compare.cases import EXPERTS, HIDDEN, TOPK
-from benchmarks.compare.figures import DIRECT_METRICS, METRICS, Samples
+from benchmarks.compare.figures import DIRECT_METRICS, METRICS, PACE_METRICS, Samples
 from benchmarks.compare.machine import machine, versions
 from benchmarks.compare.samples import Sample, read_csv, write_csv
+from benchmarks.compare.shares import PROFILED, shares_table
 from benchmarks.compare.tables import absences, summary_table, time_table
 from benchmarks.harness import Record
 
@@ -89,8 +91,10 @@ def print_report(samples: Samples, console: Console) -> None:
     """Times of every case, then the ratios with what is asked of them, then what is absent."""
     for case in samples.cases:
         time_table(samples, case).print(console)
-    for metrics in (METRICS, DIRECT_METRICS):
+    for metrics in (METRICS, DIRECT_METRICS, PACE_METRICS):
         summary_table(samples, metrics).print(console)
+    for route in PROFILED:
+        shares_table(samples, route, len(os.sched_getaffinity(0))).print(console)
     print_absences(samples, console)
 
 

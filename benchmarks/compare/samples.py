@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import cast
 
@@ -23,6 +24,7 @@ class Sample:
         order: position in the iteration, whose routes run in random order.
         us: from the first rank in to the last rank out, in microseconds; None for an absent route.
         kernels_us: inside the kernels, on the rank that spent most there; None where a route cannot tell.
+        steps: microseconds of each step, the mean over the ranks; empty where a route cannot tell.
         absent: why there is no time, or "".
     """
 
@@ -36,6 +38,7 @@ class Sample:
     us: float | None
     kernels_us: float | None = None
     absent: str = ""
+    steps: dict[str, float] = field(default_factory=dict)
 
     @property
     def case(self) -> Case:
@@ -43,7 +46,7 @@ class Sample:
         return Case(self.ranks, self.tokens, self.quantize)
 
 
-COLUMNS = tuple(field.name for field in fields(Sample))
+COLUMNS = tuple(each.name for each in fields(Sample))
 
 
 def absent_sample(route: str, case: Case, reason: str) -> Sample:
@@ -76,6 +79,8 @@ def _text(value: object) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:.2f}"
+    if isinstance(value, dict):
+        return json.dumps({name: round(us, 2) for name, us in value.items()}) if value else ""
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
@@ -91,4 +96,5 @@ def _sample(row: dict[str, str]) -> Sample:
         us=float(row["us"]) if row["us"] else None,
         kernels_us=float(row["kernels_us"]) if row["kernels_us"] else None,
         absent=row["absent"],
+        steps=json.loads(row["steps"]) if row["steps"] else {},
     )

@@ -129,14 +129,15 @@ def _in_turn(routes: Sequence[Slots]) -> Callable[[], list[Span]]:
 
     def go() -> list[Span]:
         start = time.perf_counter()
-        kernels = 0.0
+        steps: dict[str, float] = {}
         for route in routes:
             route.dispatch()
             route.combine()
-            kernels += sum(route.kernels_us().values())
+            for step, us in timing.named(route.steps_us()).items():
+                steps[step] = steps.get(step, 0.0) + us
         end = time.perf_counter()
         for route in routes:
             route.settle()
-        return [Span("both", start, end, kernels)]
+        return [Span("both", start, end, steps)]
 
     return go

@@ -61,7 +61,7 @@ def metric_table(samples: Samples, metric: Metric) -> Table:
         target = target_of(metric.name, case)
         rows.append(
             (
-                *_case_cells(case),
+                *case_cells(case),
                 *_spread_cells(spread),
                 "" if target is None else str(target),
                 verdict(metric.name, case, None if spread is None else spread.p50),
@@ -81,7 +81,7 @@ def summary_table(samples: Samples, metrics: Sequence[Metric] = METRICS) -> Tabl
             value = None if spread is None else spread.p50
             shown = "" if value is None else f"{value:.2f}"
             cells.append(f"{shown} {verdict(metric.name, case, value)}".strip())
-        rows.append((*_case_cells(case), *cells))
+        rows.append((*case_cells(case), *cells))
     columns = ("ranks", "tokens", "rows", *(metric.title for metric in metrics))
     title = "Medians of the ratios in each iteration; met or missed where something is asked"
     return Table(title, columns, tuple(rows), left=0)
@@ -129,7 +129,8 @@ def _list(cases: Sequence[Case], total: int) -> str:
     return "in all cases" if len(cases) == total else "; ".join(str(case) for case in sorted(cases))
 
 
-def _case_cells(case: Case) -> tuple[str, str, str]:
+def case_cells(case: Case) -> tuple[str, str, str]:
+    """Ranks, tokens and rows."""
     return str(case.ranks), str(case.tokens), "int8" if case.quantize else "bf16"
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from benchmarks.compare.cases import Case, Phase
-from benchmarks.compare.routes.base import Route
+from benchmarks.compare.routes.base import Route, Steps
 from benchmarks.compare.samples import Sample
 from benchmarks.starting_line import StartingLine
 
@@ -27,7 +27,8 @@ class Span(NamedTuple):
     phase: Phase
     start: float
     end: float
-    kernels_us: float | None = None
+    steps: dict[str, float] | None = None
+    """Microseconds by "dispatch: " or "combine: " and the name of a step."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,14 @@ def together(route: Route) -> list[Span]:
     route.dispatch()
     route.combine()
     end = time.perf_counter()
-    kernels = route.kernels_us()
+    steps = route.steps_us()
     route.settle()
-    return [Span("both", start, end, None if kernels is None else sum(kernels.values()))]
+    return [Span("both", start, end, None if steps is None else named(steps))]
+
+
+def named(steps: Steps) -> dict[str, float]:
+    """Steps of both phases in one."""
+    return {f"{phase}: {step}": us for phase, of_phase in steps.items() for step, us in of_phase.items()}
 
 
 def apart(route: Route, line: StartingLine) -> list[Span]:
@@ -79,9 +85,11 @@ def apart(route: Route, line: StartingLine) -> list[Span]:
         start = time.perf_counter()
         call()
         spans.append(Span(phase, start, time.perf_counter()))
-    kernels = route.kernels_us()
+    steps = route.steps_us()
     route.settle()
-    return spans if kernels is None else [span._replace(kernels_us=kernels[span.phase]) for span in spans]
+    if steps is None:
+        return spans
+    return [span._replace(steps=named({span.phase: steps[span.phase]})) for span in spans]
 
 
 def measure(
@@ -125,6 +133,11 @@ def reduce(runs: Sequence[Run], timed: list[Timed]) -> list[Sample]:
     return []
 
 
+def _means(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of the ranks: each has the same steps."""
+    return {name: sum(of_rank[name] for of_rank in steps) / len(steps) for name in steps[0]} if steps else {}
+
+
 def reduce_ranks(runs: Sequence[Run], per_rank: Sequence[list[Timed]]) -> list[Sample]:
     """Last rank out minus first rank in, of the ranks that took part."""
     samples: list[Sample] = []
@@ -132,7 +145,7 @@ def reduce_ranks(runs: Sequence[Run], per_rank: Sequence[list[Timed]]) -> list[S
         run, case = runs[same[0].run], runs[same[0].run].case
         for spans in zip(*(one.spans for one in same if one.spans), strict=True):
             us = (max(span.end for span in spans) - min(span.start for span in spans)) * 1e6
-            kernels = [span.kernels_us for span in spans if span.kernels_us is not None]
+            steps = [span.steps for span in spans if span.steps is not None]
             samples.append(
                 Sample(
                     run.route,
@@ -143,7 +156,8 @@ def reduce_ranks(runs: Sequence[Run], per_rank: Sequence[list[Timed]]) -> list[S
                     same[0].iteration,
                     same[0].order,
                     us,
-                    max(kernels, default=None),
+                    max((sum(of_rank.values()) for of_rank in steps), default=None),
+                    steps=_means(steps),
                 )
             )
     return samples

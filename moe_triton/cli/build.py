@@ -13,7 +13,7 @@ from typing import Literal
 from rich.console import Console
 
 from moe_triton import native_files
-from moe_triton.backends.cpu import native
+from moe_triton.backends.cpu import extension, native
 from moe_triton.backends.npu import library, toolchain
 from moe_triton.errors import ArgumentError, ToolchainError
 from moe_triton.soc import ARCHS
@@ -75,7 +75,7 @@ def build(settings: BuildSettings, console: Console) -> Path:
             "Install moe_triton again: pip install --force-reinstall --no-deps moe_triton"
         )
     cmake = find_program("cmake")
-    options = [f"-DBACKEND={settings.backend}"]
+    options = [f"-DBACKEND={settings.backend}", f"-DPython_EXECUTABLE={sys.executable}"]
     if settings.backend == "npu":
         cann = toolchain.check_cann(settings.cann)
         options += [
@@ -92,7 +92,10 @@ def build(settings: BuildSettings, console: Console) -> Path:
         _run([cmake, "-S", sources, "-B", tree, *options], console)
         _run([cmake, "--build", tree, "--parallel", str(settings.jobs)], console)
         _run([cmake, "--install", tree, "--component", "library", "--prefix", stage], console)
-        return _place(stage / "moe_triton" / "_native" / name, folder)
+        built = stage / "moe_triton" / "_native"
+        if settings.backend == "cpu" and (built / extension.FILE).is_file():
+            _place(built / extension.FILE, folder)
+        return _place(built / name, folder)
 
 
 def _check(settings: BuildSettings) -> None:

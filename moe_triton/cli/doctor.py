@@ -11,13 +11,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from moe_triton.backends.cpu import native
+from moe_triton.backends.cpu import extension, native
 from moe_triton.backends.npu import library, toolchain
 from moe_triton.errors import ToolchainError
 
 Row = tuple[str, bool, str, str]
 
 NPU = "npu: "
+FASTER = "faster calls: "  # not needed
 INSTALL = "pip install 'moe_triton[npu]'"
 
 
@@ -25,7 +26,7 @@ def components() -> list[Row]:
     """(component, present, what was found, how to get it), the CPU back end's first."""
     from moe_triton.backends.cpu.triton import probe
 
-    return [_native(), *probe(), _shared_memory(), *_npu()]
+    return [_native(), *probe(), _shared_memory(), _extension(), *_npu()]
 
 
 def run_doctor(console: Console) -> int:
@@ -42,7 +43,7 @@ def run_doctor(console: Console) -> int:
         mark = "[green]ok[/green]" if present else "[red]missing[/red]"
         table.add_row(name, mark, escape(found), "" if present else escape(remedy))
     console.print(table)
-    ready = all(present for name, present, _, _ in rows if not name.startswith(NPU))
+    ready = all(present for name, present, _, _ in rows if not name.startswith((NPU, FASTER)))
     console.print(
         "The CPU back end is ready." if ready else "[red]The CPU back end cannot run as it is.[/red]"
     )
@@ -60,6 +61,11 @@ def _native() -> Row:
         native.library,
         "apt-get install g++, then pip install --no-build-isolation -e '.[cpu]'",
     )
+
+
+def _extension() -> Row:
+    missing = extension.why_not()
+    return (f"{FASTER}extension module", not missing, "" if missing else extension.FILE, missing)
 
 
 def _library(component: str, path: Path | None, load: Callable[[], object], remedy: str) -> Row:

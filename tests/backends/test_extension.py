@@ -9,6 +9,9 @@ import torch
 
 from moe_triton.backends.cpu.extension import DTYPE_CODES, extension, why_not
 from moe_triton.handle import DispatchHandle, DispatchOutput
+from tests.headers import needs_headers
+
+pytestmark = needs_headers
 
 MODULE = extension()
 

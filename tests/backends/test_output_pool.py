@@ -9,6 +9,9 @@ import torch
 
 from moe_triton.backends.cpu import extension, output_pool
 from moe_triton.backends.cpu.output_pool import OutputPool
+from tests.headers import needs_headers
+
+pytestmark = needs_headers
 
 SHAPE = (1024, 64)
 

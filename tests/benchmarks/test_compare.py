@@ -22,6 +22,7 @@ from benchmarks.compare.report import Report, print_report
 from benchmarks.compare.routes import Delivered
 from benchmarks.compare.routes.nowait import apart
 from benchmarks.compare.samples import Sample, absent_sample, from_message, read_csv, write_csv
+from benchmarks.compare.shares import share_records, shares
 from benchmarks.compare.tables import metric_table
 from benchmarks.compare.targets import target_of, verdict
 from benchmarks.compare.timing import Run, Span, Timed, reduce_ranks
@@ -47,10 +48,59 @@ def some_samples(case: Case = CASE) -> list[Sample]:
     made = []
     for order, (route, times) in enumerate(TIMES.items()):
         for i, us in enumerate(times):
-            kernels = 0.8 * us if route in ("slots", "direct", "nowait") else None
-            both = Sample(route, "both", case.ranks, case.tokens, case.quantize, i, order, us, kernels)
+            knows = route in ("slots", "direct", "nowait")
+            kernels = 0.8 * us if knows else None
+            # as much of the cores' time, however many ranks share two of them
+            part = us * min(2, case.ranks) / case.ranks
+            steps = {"dispatch: send": part / 2, "dispatch: wait": 9.0, "combine: sum": part / 4}
+            both = Sample(
+                route,
+                "both",
+                case.ranks,
+                case.tokens,
+                case.quantize,
+                i,
+                order,
+                us,
+                kernels,
+                steps=steps if knows else {},
+            )
             made += [both, replace(both, phase="dispatch", us=us / 4), replace(both, phase="combine")]
     return [*made, absent_sample("mpi_native", case, NO_MPI)]
+
+
+# Shares of the cores' time
+
+
+def test_shares_are_of_all_cores_and_leave_waiting_out() -> None:
+    steps = {
+        "dispatch: pack": 5.0,
+        "dispatch: wait": 70.0,
+        "combine: find results": 2.0,
+        "combine: sum": 10.0,
+    }
+    case = Case(4, 16, True)
+    made = [Sample("slots", "both", 4, 16, True, i, 0, 100.0, steps=steps) for i in range(3)]
+    found = shares(Samples(made), case, "slots", 2)
+    assert found == pytest.approx(
+        {
+            "pack": 0.1,
+            "send": 0,
+            "keep": 0,
+            "arrange": 0,
+            "send back": 0,
+            "sum": 0.2,
+            "small": 0.04,
+            "rest": 0.66,
+        }
+    )
+    assert shares(Samples(made), case, "slots", 8) == pytest.approx(
+        {**found, "pack": 0.05, "sum": 0.1, "small": 0.02, "rest": 0.83}
+    )
+    assert shares(Samples(made), case, "direct", 2) == {}
+    assert {r["metric"]: r["value"] for r in share_records(Samples(made), 2)}["share_sum"] == pytest.approx(
+        0.2
+    )
 
 
 # Bytes
@@ -107,13 +157,14 @@ def test_every_rank_knows_what_it_receives() -> None:
 def test_a_time_is_the_last_rank_out_minus_the_first_in() -> None:
     run = Run("slots", CASE, list)
     ranks = [
-        [Timed(0, 3, 1, [Span("both", 10.0, 10.5, 7.0)])],
-        [Timed(0, 3, 1, [Span("both", 10.2, 10.9, 9.0)])],
+        [Timed(0, 3, 1, [Span("both", 10.0, 10.5, {"dispatch: send": 3.0, "combine: sum": 4.0})])],
+        [Timed(0, 3, 1, [Span("both", 10.2, 10.9, {"dispatch: send": 8.0, "combine: sum": 1.0})])],
         [Timed(0, 3, 1, [])],  # took no part
     ]
     (sample,) = reduce_ranks([run], ranks)
     assert sample.us == pytest.approx(0.9e6)
     assert (sample.iteration, sample.order, sample.kernels_us) == (3, 1, 9.0)
+    assert sample.steps == {"dispatch: send": 5.5, "combine: sum": 2.5}
 
 
 def test_percentiles() -> None:
@@ -224,7 +275,7 @@ def test_samples_survive_csv(tmp_path: Path) -> None:
     write_csv(tmp_path / "samples.csv", samples)
     assert read_csv(tmp_path / "samples.csv") == samples
     header = (tmp_path / "samples.csv").read_text().splitlines()[0]
-    assert header == "route,phase,ranks,tokens,quantize,iteration,order,us,kernels_us,absent"
+    assert header == "route,phase,ranks,tokens,quantize,iteration,order,us,kernels_us,absent,steps"
 
 
 def test_samples_and_jobs_survive_json() -> None:

@@ -14,9 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from moe_triton import abi
-from moe_triton.backends.cpu import native
+from moe_triton.backends.cpu import extension, native
 from moe_triton.cli.app import app
 from tests.build.fake_cann import SOURCES
+from tests.headers import HAS_HEADERS
 
 pytestmark = pytest.mark.long  # each compiles the kernels with all optimisations, or packs a checkout
 
@@ -37,6 +38,7 @@ def test_the_wheel_holds_the_sources(tmp_path: Path) -> None:
     native_folder = "moe_triton/_native"
     assert {f"{native_folder}/{name}" for name in FILES} <= names
     assert f"{native_folder}/{native.LIBRARY}" in names
+    assert f"{native_folder}/{extension.FILE}" in names or not HAS_HEADERS
 
 
 def test_the_source_package_holds_the_sources(tmp_path: Path) -> None:
@@ -55,3 +57,4 @@ def test_the_command_builds_the_library_for_the_cpu(tmp_path: Path, monkeypatch:
     assert result.exit_code == 0, result.output
     path = tmp_path / native.LIBRARY
     abi.check(ctypes.CDLL(str(path)), path, "")
+    assert (tmp_path / extension.FILE).is_file() or not HAS_HEADERS

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from moe_triton.backends.cpu import native
+from moe_triton.backends.cpu import extension, native
 from moe_triton.cli import demo as demo_module
 from moe_triton.cli import doctor as doctor_module
 from moe_triton.cli.app import app
@@ -117,6 +117,13 @@ def test_doctor_says_how_to_get_what_is_missing(monkeypatch: pytest.MonkeyPatch)
     text = console.export_text()
     assert "apt-get install g++" in text
     assert "cannot run" in text
+
+
+def test_doctor_needs_no_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extension, "why_not", lambda: "it was left out")
+    console = Console(record=True, width=300)
+    assert doctor_module.run_doctor(console) == 0
+    assert re.search(r"faster calls.*missing.*it was left out", console.export_text())
 
 
 def test_layout_prints_every_region() -> None:

@@ -20,6 +20,9 @@ from moe_triton.processes import RankGroup
 from moe_triton.tuning import Tuning
 from tests.distributed.cases import Case, Inputs, experts_of, inputs_of, small_case, smooth_scales_of
 from tests.distributed.workers import compare_rounds, make_buffer, one_round
+from tests.headers import needs_headers
+
+pytestmark = needs_headers
 
 Groups = Callable[[int], RankGroup]
 SCHEMES = ("fullmesh_v1", "fullmesh_v2", "direct")

@@ -26,6 +26,10 @@ class Delivered(NamedTuple):
     exact: bool = True
 
 
+# By "dispatch" or "combine", and by the step's name.
+Steps = dict[str, dict[str, float]]
+
+
 class Route(ABC):
     """One way, with its inputs. `dispatch` and `combine` are timed, the rest is not.
 
@@ -47,6 +51,6 @@ class Route(ABC):
         """Puts in order what a run has left, on every rank. What was delivered is let go, as users do."""
         self.delivered = None
 
-    def kernels_us(self) -> dict[str, float] | None:
-        """Time inside the kernels of the last dispatch and combine, where the route knows it."""
+    def steps_us(self) -> Steps | None:
+        """Microseconds of each step of the last dispatch and combine, where the route knows them."""
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from benchmarks.compare.inputs import Inputs
-from benchmarks.compare.routes.base import Delivered, Route
+from benchmarks.compare.routes.base import Delivered, Route, Steps
 from moe_triton import EPBuffer
 from moe_triton.handle import DispatchOutput
 
@@ -34,10 +34,12 @@ class Slots(Route):
         self.delivered = Delivered(received.tokens, received.scales, received.tokens_per_expert, out)
         self._received = None
 
-    def kernels_us(self) -> dict[str, float]:
+    def steps_us(self) -> Steps:
         """See `Route`."""
-        to, back = self.buffer.durations_us("dispatch"), self.buffer.durations_us("combine")
-        return {"dispatch": sum(to.values()), "combine": sum(back.values())}
+        return {
+            "dispatch": self.buffer.durations_us("dispatch"),
+            "combine": self.buffer.durations_us("combine"),
+        }
 
 
 class Direct(Slots):

@@ -1,0 +1,78 @@
+"""Where our routes' time goes: what share of the cores' time each step takes.
+
+A step's share is what its launches took, summed over the ranks, of the call's time on all cores that ranks
+can have. Waiting is left out: where ranks share cores, one waits while another works. What no step takes is
+the rest: Python, switching between ranks, and cores that have nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from benchmarks.compare.cases import ROUTES, Case
+from benchmarks.compare.figures import Samples
+from benchmarks.compare.tables import Table, case_cells
+from benchmarks.harness import Record
+
+# Columns, and the steps of each phase that they are the sum of; any other step is small.
+STEPS: dict[str, tuple[str, ...]] = {
+    "pack": ("dispatch: pack",),
+    "send": ("dispatch: send",),
+    "keep": ("dispatch: keep",),
+    "arrange": ("dispatch: arrange",),
+    "send back": ("combine: send",),
+    "sum": ("combine: sum",),
+}
+PROFILED = ("slots", "direct")
+_COLUMN_OF = {step: column for column, steps in STEPS.items() for step in steps}
+SMALL, REST = "small", "rest"
+COLUMNS = (*STEPS, SMALL, REST)
+
+
+def shares(samples: Samples, case: Case, route: str, cores: int) -> dict[str, float]:
+    """Of the cores' time, by column; they add up to 1. Empty where the route has no times."""
+    steps = samples.steps(case, route)
+    if not steps:
+        return {}
+    # No more cores can work than there are ranks.
+    total = samples.median(case, route) * min(cores, case.ranks)
+    found: dict[str, float] = defaultdict(float)
+    for step, us in steps.items():
+        if not is_wait(step):
+            found[_COLUMN_OF.get(step, SMALL)] += us * case.ranks / total
+    found[REST] = 1 - sum(found.values())
+    return {column: found[column] for column in COLUMNS}
+
+
+def is_wait(step: str) -> bool:
+    """Whether nothing but waiting happens in it."""
+    return "wait" in step
+
+
+def shares_table(samples: Samples, route: str, cores: int) -> Table:
+    """All cases of a route, in percent."""
+    rows = []
+    for case in samples.cases:
+        found = shares(samples, case, route, cores)
+        if found:
+            percents = [f"{100 * found[column]:.0f}" for column in COLUMNS]
+            rows.append((*case_cells(case), *percents))
+    title = f"{ROUTES[route]}: percent of {cores} cores' time"
+    return Table(title, ("ranks", "tokens", "rows", *COLUMNS), tuple(rows), left=0)
+
+
+def share_records(samples: Samples, cores: int, routes: Sequence[str] = PROFILED) -> list[Record]:
+    """Every share as a figure."""
+    return [
+        Record(
+            benchmark="compare",
+            case={**case.as_record(), "route": route},
+            metric=f"share_{column.replace(' ', '_')}",
+            value=value,
+            unit="ratio",
+        )
+        for case in samples.cases
+        for route in routes
+        for column, value in shares(samples, case, route, cores).items()
+    ]
