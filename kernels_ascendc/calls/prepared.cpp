@@ -8,10 +8,11 @@ namespace moe::calls {
 
 namespace {
 
+// In the order of `Value`.
 constexpr std::array<const char*, static_cast<size_t>(Value::COUNT)> NAMES = {
-    "x",       "topk_idx",   "topk_weights",      "smooth_scales", "num_tokens", "num_ids",
-    "expand_idx", "tokens_per_expert", "recv_offsets", "triples", "scales", "weights",
-    "tokens",  "y",          "num_rows",          "out",           "own_results"};
+    "x",          "topk_idx",          "topk_weights", "smooth_scales", "num_tokens", "num_ids",
+    "expand_idx", "tokens_per_expert", "recv_offsets", "triples",       "scales",     "weights",
+    "tokens",     "y",                 "num_rows",     "out",           "own_results"};
 
 bool AddHole(std::vector<Value>& holes, PyObject* name) {
     const char* const text = PyUnicode_AsUTF8(name);
@@ -43,6 +44,10 @@ PyObject* New(PyTypeObject* type, PyObject* args, PyObject* keywords) {
     std::vector<Value> filled;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(holes); ++i) {
         if (!AddHole(filled, PyTuple_GET_ITEM(holes, i))) return nullptr;
+    }
+    if (filled.size() > NAMES.size()) {
+        PyErr_SetString(PyExc_ValueError, "a hole is named twice");
+        return nullptr;
     }
     Ref self(type->tp_alloc(type, 0));
     if (!self) return nullptr;
