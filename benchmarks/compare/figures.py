@@ -105,6 +105,11 @@ class Samples:
         samples = [s.steps for s in self._by_key.get((case, route, "both"), []) if s.steps]
         return {step: float(np.median([s[step] for s in samples])) for step in samples[0]} if samples else {}
 
+    def core_us(self, case: Case, route: str) -> float:
+        """Median microseconds that the ranks' threads took of their cores, all together; 0 if not known."""
+        samples = self._by_key.get((case, route, "both"), [])
+        return float(np.median([s.core_us for s in samples])) if samples else 0.0
+
     def median(self, case: Case, route: str, phase: Phase = "both") -> float:
         """Of the times; they must be there."""
         return float(np.median(list(self.times(case, route, phase).values())))

@@ -84,10 +84,9 @@ column is how close slots come; above 1 they move their bytes faster than memcpy
 PROFILE = """\
 ## Where the time goes
 
-A step's share is what its launches took, summed over the ranks, of the call's time on all cores. Waiting is
-left out: with more ranks than cores, one waits while another works. The rest is what no step takes: Python,
-switching between ranks, and cores that have nothing to do because the ranks on the other one are not done. A
-step goes on while its rank is interrupted: where ranks share cores, shares are rather too large.
+Busy is what the ranks' threads took of the cores, of the call's time on all of them. A step's share is what
+its launches took, summed over the ranks. It is known where each rank has a core to itself: elsewhere a step
+goes on while its rank waits for its turn. The rest is what no step takes: waiting, and Python.
 """
 
 EMPTY = "\n## Figures\n\nNo full run is on record yet.\n"

@@ -25,6 +25,7 @@ class Sample:
         us: from the first rank in to the last rank out, in microseconds; None for an absent route.
         kernels_us: inside the kernels, on the rank that spent most there; None where a route cannot tell.
         steps: microseconds of each step, the mean over the ranks; empty where a route cannot tell.
+        core_us: what the ranks' threads took of their cores, all together.
         absent: why there is no time, or "".
     """
 
@@ -39,6 +40,7 @@ class Sample:
     kernels_us: float | None = None
     absent: str = ""
     steps: dict[str, float] = field(default_factory=dict)
+    core_us: float = 0.0
 
     @property
     def case(self) -> Case:
@@ -97,4 +99,5 @@ def _sample(row: dict[str, str]) -> Sample:
         kernels_us=float(row["kernels_us"]) if row["kernels_us"] else None,
         absent=row["absent"],
         steps=json.loads(row["steps"]) if row["steps"] else {},
+        core_us=float(row["core_us"]),
     )

@@ -1,8 +1,9 @@
-"""Where our routes' time goes: what share of the cores' time each step takes.
+"""Where our routes' time goes: how busy they keep the cores, and what share each step takes.
 
 A step's share is what its launches took, summed over the ranks, of the call's time on all cores that ranks
-can have. Waiting is left out: where ranks share cores, one waits while another works. What no step takes is
-the rest: Python, switching between ranks, and cores that have nothing to do.
+can have. It is known where each rank has a core to itself: elsewhere a step goes on while its rank waits for
+its turn. How busy the cores are is known everywhere, from what ranks' threads took of them; a rank that waits
+awake is busy. What no step takes is the rest: waiting, Python, and what comes before and after.
 """
 
 from __future__ import annotations
@@ -15,33 +16,34 @@ from benchmarks.compare.figures import Samples
 from benchmarks.compare.tables import Table, case_cells
 from benchmarks.harness import Record
 
-# Columns, and the steps of each phase that they are the sum of; any other step is small.
-STEPS: dict[str, tuple[str, ...]] = {
-    "pack": ("dispatch: pack",),
-    "send": ("dispatch: send",),
-    "keep": ("dispatch: keep",),
-    "arrange": ("dispatch: arrange",),
-    "send back": ("combine: send",),
-    "sum": ("combine: sum",),
+# Columns, and the step that each of them is; any other step is small.
+STEPS = {
+    "pack": "dispatch: pack",
+    "send": "dispatch: send",
+    "keep": "dispatch: keep",
+    "arrange": "dispatch: arrange",
+    "send back": "combine: send",
+    "sum": "combine: sum",
 }
 PROFILED = ("slots", "direct")
-_COLUMN_OF = {step: column for column, steps in STEPS.items() for step in steps}
-SMALL, REST = "small", "rest"
-COLUMNS = (*STEPS, SMALL, REST)
+_COLUMN_OF = {step: column for column, step in STEPS.items()}
+BUSY, SMALL, REST = "busy", "small", "rest"
+COLUMNS = (BUSY, *STEPS, SMALL, REST)
 
 
 def shares(samples: Samples, case: Case, route: str, cores: int) -> dict[str, float]:
-    """Of the cores' time, by column; they add up to 1. Empty where the route has no times."""
+    """Of the cores' time, by column; all but the first add up to 1. Empty where the route has no times."""
     steps = samples.steps(case, route)
     if not steps:
         return {}
-    # No more cores can work than there are ranks.
     total = samples.median(case, route) * min(cores, case.ranks)
-    found: dict[str, float] = defaultdict(float)
+    found: dict[str, float] = defaultdict(float, {BUSY: samples.core_us(case, route) / total})
+    if case.ranks > cores:
+        return {BUSY: found[BUSY]}
     for step, us in steps.items():
         if not is_wait(step):
             found[_COLUMN_OF.get(step, SMALL)] += us * case.ranks / total
-    found[REST] = 1 - sum(found.values())
+    found[REST] = 1 - sum(share for column, share in found.items() if column != BUSY)
     return {column: found[column] for column in COLUMNS}
 
 
@@ -56,7 +58,7 @@ def shares_table(samples: Samples, route: str, cores: int) -> Table:
     for case in samples.cases:
         found = shares(samples, case, route, cores)
         if found:
-            percents = [f"{100 * found[column]:.0f}" for column in COLUMNS]
+            percents = [f"{100 * found[column]:.0f}" if column in found else "" for column in COLUMNS]
             rows.append((*case_cells(case), *percents))
     title = f"{ROUTES[route]}: percent of {cores} cores' time"
     return Table(title, ("ranks", "tokens", "rows", *COLUMNS), tuple(rows), left=0)

@@ -29,6 +29,8 @@ class Span(NamedTuple):
     end: float
     steps: dict[str, float] | None = None
     """Microseconds by "dispatch: " or "combine: " and the name of a step."""
+    core_us: float = 0.0
+    """What the rank's thread took of its core."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +61,15 @@ class Timed(NamedTuple):
 
 def together(route: Route) -> list[Span]:
     """Dispatch and combine in one go."""
+    core = time.thread_time()
     start = time.perf_counter()
     route.dispatch()
     route.combine()
     end = time.perf_counter()
+    core_us = (time.thread_time() - core) * 1e6
     steps = route.steps_us()
     route.settle()
-    return [Span("both", start, end, None if steps is None else named(steps))]
+    return [Span("both", start, end, None if steps is None else named(steps), core_us)]
 
 
 def named(steps: Steps) -> dict[str, float]:
@@ -158,6 +162,7 @@ def reduce_ranks(runs: Sequence[Run], per_rank: Sequence[list[Timed]]) -> list[S
                     us,
                     max((sum(of_rank.values()) for of_rank in steps), default=None),
                     steps=_means(steps),
+                    core_us=sum(span.core_us for span in spans),
                 )
             )
     return samples

@@ -34,19 +34,29 @@ constexpr uint64_t AHEAD_BYTES = 1024;
 constexpr uint64_t LINE_BYTES = 64;
 
 #if defined(__x86_64__)
-__attribute__((target("prfchw")))  // means nothing to a processor without it
+#define MOE_ASKS_FOR_LINES __attribute__((target("prfchw"))) /* means nothing to a processor without it */
+#else
+#define MOE_ASKS_FOR_LINES
 #endif
-inline void CopyAhead(uint8_t* to, const uint8_t* from, uint64_t bytes) {
+
+MOE_ASKS_FOR_LINES inline void AskFor(uint8_t* to, const uint8_t* from, uint64_t begin, uint64_t end) {
+    for (uint64_t line = begin; line < end; line += LINE_BYTES) {
+        __builtin_prefetch(from + line, 0, 2);
+        __builtin_prefetch(to + line, 1, 3);
+    }
+}
+
+MOE_ASKS_FOR_LINES inline void CopyAhead(uint8_t* to, const uint8_t* from, uint64_t bytes) {
     uint64_t at = 0;
+    if (bytes >= AHEAD_BYTES + PIECE_BYTES) AskFor(to, from, 0, AHEAD_BYTES);
     for (; at + AHEAD_BYTES + PIECE_BYTES <= bytes; at += PIECE_BYTES) {
-        for (uint64_t line = at + AHEAD_BYTES; line < at + AHEAD_BYTES + PIECE_BYTES; line += LINE_BYTES) {
-            __builtin_prefetch(from + line, 0, 2);
-            __builtin_prefetch(to + line, 1, 3);
-        }
+        AskFor(to, from, at + AHEAD_BYTES, at + AHEAD_BYTES + PIECE_BYTES);
         std::memcpy(to + at, from + at, PIECE_BYTES);
     }
     std::memcpy(to + at, from + at, bytes - at);
 }
+
+#undef MOE_ASKS_FOR_LINES
 
 #if defined(__x86_64__)
 // Past the caches: what is not read again soon would only push out what is, and a store into a line that is not

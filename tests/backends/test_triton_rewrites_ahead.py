@@ -94,7 +94,7 @@ def test_a_copy_asks_for_both_sides_of_each_piece() -> None:
     plain = f"{head}    {copy}\n    llvm.return\n  }}\n}}\n"
     text = copy_ahead(plain)
     assert f"llvm.call @{COPY_SYMBOL}(%arg0, %arg1, %arg2)" in text
-    assert text.count(PREFETCH) == 2 * PIECE_BYTES // LINE_BYTES
+    assert text.count(PREFETCH) == 2 * (AHEAD_BYTES + PIECE_BYTES) // LINE_BYTES
     compiles(text)
     assert copy_ahead(function()) == function()
 

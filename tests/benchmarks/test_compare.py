@@ -50,9 +50,7 @@ def some_samples(case: Case = CASE) -> list[Sample]:
         for i, us in enumerate(times):
             knows = route in ("slots", "direct", "nowait")
             kernels = 0.8 * us if knows else None
-            # as much of the cores' time, however many ranks share two of them
-            part = us * min(2, case.ranks) / case.ranks
-            steps = {"dispatch: send": part / 2, "dispatch: wait": 9.0, "combine: sum": part / 4}
+            steps = {"dispatch: send": us / 2, "dispatch: wait": 9.0, "combine: sum": us / 4}
             both = Sample(
                 route,
                 "both",
@@ -64,6 +62,7 @@ def some_samples(case: Case = CASE) -> list[Sample]:
                 us,
                 kernels,
                 steps=steps if knows else {},
+                core_us=0.9 * us * 2,  # two cores, of which ranks take nine tenths
             )
             made += [both, replace(both, phase="dispatch", us=us / 4), replace(both, phase="combine")]
     return [*made, absent_sample("mpi_native", case, NO_MPI)]
@@ -73,34 +72,19 @@ def some_samples(case: Case = CASE) -> list[Sample]:
 
 
 def test_shares_are_of_all_cores_and_leave_waiting_out() -> None:
-    steps = {
-        "dispatch: pack": 5.0,
-        "dispatch: wait": 70.0,
-        "combine: find results": 2.0,
-        "combine: sum": 10.0,
-    }
+    steps = {"dispatch: pack": 5.0, "dispatch: wait": 70.0, "combine: find results": 2.0}
+    steps["combine: sum"] = 10.0
     case = Case(4, 16, True)
-    made = [Sample("slots", "both", 4, 16, True, i, 0, 100.0, steps=steps) for i in range(3)]
-    found = shares(Samples(made), case, "slots", 2)
-    assert found == pytest.approx(
-        {
-            "pack": 0.1,
-            "send": 0,
-            "keep": 0,
-            "arrange": 0,
-            "send back": 0,
-            "sum": 0.2,
-            "small": 0.04,
-            "rest": 0.66,
-        }
+    made = [Sample("slots", "both", 4, 16, True, i, 0, 100.0, steps=steps, core_us=150.0) for i in range(3)]
+    samples = Samples(made)
+    assert shares(samples, case, "slots", 2) == {"busy": 0.75}
+    found = shares(samples, case, "slots", 8)
+    assert {name: share for name, share in found.items() if share} == pytest.approx(
+        {"busy": 0.375, "pack": 0.05, "sum": 0.1, "small": 0.02, "rest": 0.83}
     )
-    assert shares(Samples(made), case, "slots", 8) == pytest.approx(
-        {**found, "pack": 0.05, "sum": 0.1, "small": 0.02, "rest": 0.83}
-    )
-    assert shares(Samples(made), case, "direct", 2) == {}
-    assert {r["metric"]: r["value"] for r in share_records(Samples(made), 2)}["share_sum"] == pytest.approx(
-        0.2
-    )
+    assert shares(samples, case, "direct", 8) == {}
+    values = {record["metric"]: record["value"] for record in share_records(samples, 4)}
+    assert values["share_sum"] == pytest.approx(0.1)
 
 
 # Bytes
@@ -275,7 +259,7 @@ def test_samples_survive_csv(tmp_path: Path) -> None:
     write_csv(tmp_path / "samples.csv", samples)
     assert read_csv(tmp_path / "samples.csv") == samples
     header = (tmp_path / "samples.csv").read_text().splitlines()[0]
-    assert header == "route,phase,ranks,tokens,quantize,iteration,order,us,kernels_us,absent,steps"
+    assert header == "route,phase,ranks,tokens,quantize,iteration,order,us,kernels_us,absent,steps,core_us"
 
 
 def test_samples_and_jobs_survive_json() -> None:

@@ -46,6 +46,10 @@ def copy_ahead(text: str) -> str:
         "    %zero = llvm.mlir.constant(0 : i64) : i64",
         f"    %piece = llvm.mlir.constant({PIECE_BYTES} : i64) : i64",
         f"    %reach = llvm.mlir.constant({AHEAD_BYTES + PIECE_BYTES} : i64) : i64",
+        '    %is_long = llvm.icmp "ule" %reach, %bytes : i64',
+        "    llvm.cond_br %is_long, ^first, ^head(%zero : i64)",
+        "  ^first:",
+        *_ask_both("", range(0, AHEAD_BYTES, LINE_BYTES)),
         "    llvm.br ^head(%zero : i64)",
         "  ^head(%at: i64):",
         "    %end = llvm.add %at, %reach : i64",
@@ -54,9 +58,7 @@ def copy_ahead(text: str) -> str:
         "  ^body:",
         *[_byte(f"%{side}_piece", f"%{side}", "%at") for side in ("to", "from")],
     ]
-    for offset in range(AHEAD_BYTES, AHEAD_BYTES + PIECE_BYTES, LINE_BYTES):
-        lines += _ask(f"%from_{offset}", "%from_piece", offset, writes=False, hint=_HINT_L2)
-        lines += _ask(f"%to_{offset}", "%to_piece", offset, writes=True, hint=_HINT_L1)
+    lines += _ask_both("_piece", range(AHEAD_BYTES, AHEAD_BYTES + PIECE_BYTES, LINE_BYTES))
     copy = '    "llvm.intr.memcpy"({}) <{{isVolatile = false}}> : (!llvm.ptr, !llvm.ptr, i64) -> ()'
     lines += [
         copy.format("%to_piece, %from_piece, %piece"),
@@ -75,6 +77,15 @@ def copy_ahead(text: str) -> str:
 
 def _byte(name: str, base: str, index: str) -> str:
     return f"    {name} = llvm.getelementptr {base}[{index}] : {_OF_PTR}, i8"
+
+
+def _ask_both(start: str, offsets: range) -> list[str]:
+    """Asks for lines that are so many bytes after the starts of both sides of a copy."""
+    lines = []
+    for offset in offsets:
+        lines += _ask(f"%from{start}_{offset}", f"%from{start}", offset, writes=False, hint=_HINT_L2)
+        lines += _ask(f"%to{start}_{offset}", f"%to{start}", offset, writes=True, hint=_HINT_L1)
+    return lines
 
 
 def _ask(name: str, address: str, offset: int, *, writes: bool, hint: int) -> list[str]:
