@@ -8,7 +8,9 @@ Their pages are mapped beforehand, as those of the windows are.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import mmap
 from typing import Any
 
 import numpy as np
@@ -32,10 +34,20 @@ class Arena:
     def take(self, num_bytes: int, num_ranks: int) -> Any:
         """So much, mapped; every rank takes about as much."""
         if num_bytes * num_ranks < SHARED_FROM_BYTES:
-            return np.ones(num_bytes, np.uint8)
+            return _mapped(num_bytes)
         if self._shared.size < num_bytes:
-            self._shared = np.ones(num_bytes, np.uint8)
+            self._shared = _mapped(num_bytes)
         return self._shared[:num_bytes]
+
+
+def _mapped(num_bytes: int) -> Any:
+    """Memory on huge pages, where the machine has them for who asks: whether malloc's lies there is luck."""
+    memory = mmap.mmap(-1, num_bytes)
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    mapped = np.frombuffer(memory, np.uint8)
+    mapped.fill(1)
+    return mapped
 
 
 class _Copy:
