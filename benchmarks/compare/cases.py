@@ -23,8 +23,9 @@ ROUTES = {
     "mpi_allgather": "MPI all-gather, reduce-scatter",
     "mpi_native": "MPI all-to-all-v, our kernels",
     "memcpy_slots": "memcpy, bytes of slots",
+    "memcpy_slots_whole": "the same in one piece",
     "memcpy_direct": "memcpy, bytes of direct",
-    "memcpy_whole": "the same, in one piece",
+    "memcpy_whole": "the same in one piece",
 }
 
 

@@ -53,11 +53,11 @@ which costs them nothing extra.
 - A ratio is taken inside an iteration, and the median over iterations is what counts; absolute times on a
   shared machine mean little. The best of MPI is, in each case, the one with the lower median.
 - Time in the kernels is what the plans' launches took on the rank that spent most in them, waiting included.
-- memcpy copies on every rank half of the bytes that the scheme has to read and write there, a row at a time,
-  between buffers that nothing else touches, and which together are as large as what the scheme reads and
-  writes. A row that is read several times in a row counts once, scales and flags not at all
-  (`benchmarks/compare/traffic.py`). In one piece, libc may choose stores that bypass the caches: *direct* is
-  held against whichever of the two is faster in a case.
+- memcpy copies on every rank half of the bytes that the scheme has to read and write there, row by row in
+  random order, between buffers that nothing else touches, and which together are as large as what the scheme
+  reads and writes. A row that is read several times in a row counts once, scales and flags not at all
+  (`benchmarks/compare/traffic.py`). In one piece, the processor sees far ahead, and libc may choose stores
+  that bypass the caches: schemes are held against whichever of the two is faster in a case.
 
 ## How to repeat it
 
@@ -78,7 +78,7 @@ PACE = """\
 
 What the ratios would be if slots took as long as memcpy of the bytes that they have to move: their limit on
 this machine, but for what our copies gain over memcpy by asking ahead for the lines of both sides. The last
-column is how close slots come; above 1 they move their bytes faster than memcpy does.
+column is how close slots come to it; above 1 they move their bytes faster than memcpy does.
 """
 
 PROFILE = """\

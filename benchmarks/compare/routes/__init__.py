@@ -88,6 +88,7 @@ def make_routes(
     arena = Arena()
     routes |= {
         "memcpy_slots": Memcpy(inputs, "slots", quantize, arena),
+        "memcpy_slots_whole": Memcpy(inputs, "slots", quantize, arena, whole=True),
         "memcpy_direct": Memcpy(inputs, "direct", quantize, arena),
         "memcpy_whole": Memcpy(inputs, "direct", quantize, arena, whole=True),
     }

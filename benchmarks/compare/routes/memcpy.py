@@ -1,9 +1,9 @@
 """memcpy of the bytes that a scheme moves: how fast this machine is at the moment of the measurement.
 
-Each rank copies its own share, a row at a time as the schemes do, between buffers of its own that together
-are as large as what the scheme reads and writes. Nothing else touches them, so that between two runs all
-other routes have passed through the caches: what is small enough to stay there does so for the schemes too.
-Their pages are mapped beforehand, as those of the windows are.
+Each rank copies its own share, a row at a time and in any order as the schemes do, between buffers of its own
+that together are as large as what the scheme reads and writes. Nothing else touches them, so that between two
+runs all other routes have passed through the caches: what is small enough to stay there does so for the
+schemes too. Their pages are mapped beforehand, as those of the windows are.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Arena:
 
 
 def _mapped(num_bytes: int) -> Any:
-    """Memory on huge pages, where the machine has them for who asks: whether malloc's lies there is luck."""
+    """Memory on pages like those of the windows: whether malloc's lies on huge ones is luck."""
     memory = mmap.mmap(-1, num_bytes)
-    with contextlib.suppress(OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    with contextlib.suppress(OSError):  # a kernel without huge pages has nothing to refuse
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
     mapped = np.frombuffer(memory, np.uint8)
     mapped.fill(1)
     return mapped
@@ -57,7 +57,8 @@ class _Copy:
         rows = max(1, round(traffic.copied / traffic.row))
         memory = arena.take(2 * rows * traffic.row, num_ranks)
         self._source, self._target = memory.reshape(2, rows, traffic.row)
-        self._order = None if whole else np.arange(rows)
+        # As the schemes find them: in order, a good deal of the next row is there before it is asked for.
+        self._order = None if whole else np.random.default_rng(rows).permutation(rows)
         self._addresses = self._target.ctypes.data, self._source.ctypes.data, self._source.nbytes
 
     def run(self) -> None:
