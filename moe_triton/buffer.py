@@ -23,7 +23,7 @@ from moe_triton.dispatch_outputs import DispatchOutputs
 from moe_triton.errors import ArgumentError, BufferStateError
 from moe_triton.handle import DispatchHandle, DispatchOutput
 from moe_triton.layout import layout_of
-from moe_triton.limits import check_config, scheme_of
+from moe_triton.limits import check_config, check_num_bytes, scheme_of
 from moe_triton.rendezvous import Meeting
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant
 from moe_triton.trace import TracePath
@@ -115,7 +115,7 @@ class EPBuffer:
             meeting,
             config,
             lambda: make_backend(backend, kernels, tuning),
-            check_window=lambda needed: _check_num_bytes(num_bytes, needed),
+            check_window=lambda needed: check_num_bytes(num_bytes, needed),
             num_blocks=num_blocks,
             timeout_s=timeout_s,
             tuning=tuning,
@@ -398,13 +398,3 @@ class EPBuffer:
     def __del__(self) -> None:
         if not self._closed and self._explicitly_destroy:
             warnings.warn("EPBuffer was dropped without close()", ResourceWarning, stacklevel=2)
-
-
-def _check_num_bytes(num_bytes: int | None, needed: int) -> None:
-    if num_bytes is not None and num_bytes < needed:
-        raise ArgumentError(
-            "num_bytes",
-            num_bytes,
-            f"these sizes need {needed} bytes",
-            f"Pass num_bytes={needed} or None, or lower num_max_tokens_per_rank.",
-        )

@@ -3,6 +3,8 @@
 #include <cstring>
 #include <new>
 
+#include "types.h"
+
 namespace moe::calls {
 
 namespace {
@@ -34,20 +36,11 @@ PyMethodDef methods[] = {
     {"tensor", Tensor, METH_O, "The tensor of a `DispatchHandle`'s attribute. AttributeError where it is another."},
     {nullptr, nullptr, 0, nullptr}};
 
-PyTypeObject MakeType() {
-    PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
-    type.tp_name = "moe_calls.HandleMemory";
-    type.tp_doc = "What a dispatch's handle holds, before anybody asks for its tensors.";
-    type.tp_basicsize = sizeof(HandleMemory);
-    type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION;
-    type.tp_methods = methods;
-    type.tp_dealloc = Dealloc;
-    return type;
-}
-
 }  // namespace
 
-PyTypeObject handle_memory_type = MakeType();
+PyTypeObject handle_memory_type =
+    MakeType("moe_calls.HandleMemory", "What a dispatch's handle holds, before anybody asks for its tensors.",
+             sizeof(HandleMemory), Dealloc, methods);
 
 Ref NewHandleMemory() {
     Ref made(handle_memory_type.tp_alloc(&handle_memory_type, 0));

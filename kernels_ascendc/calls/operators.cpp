@@ -330,7 +330,8 @@ PyObject* Combine(PyObject* object, PyObject* const* args, Py_ssize_t count) {
     const int64_t result = Run(self, *prepared, values);
     if (!Turn(self, name_combine, number)) return nullptr;
     if (result != 0) {
-        Ref taken = self.torch->Make(memory->memory, memory->parts.topk_idx, Dtype::INT32, Shape::Of(num_tokens, facts.topk));
+        const Shape shape = Shape::Of(num_tokens, facts.topk);
+        Ref taken = self.torch->Make(memory->memory, memory->parts.topk_idx, Dtype::INT32, shape);
         return Fail(self, name_combine, *prepared, result, std::move(taken), num_tokens);
     }
     if (PyDict_SetItem(self.python.last.get(), name_combine, prepared->executable.get()) != 0) return nullptr;

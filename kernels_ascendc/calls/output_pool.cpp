@@ -2,6 +2,8 @@
 
 #include <new>
 
+#include "types.h"
+
 namespace moe::calls {
 
 namespace {
@@ -84,24 +86,14 @@ PyObject* KeptBytes(PyObject* self, PyObject*) {
 }
 
 PyMethodDef methods[] = {
-    {"empty_all", EmptyAll, METH_O, "empty_all(specs): a contiguous tensor for each (shape, dtype), contents undefined."},
+    {"empty_all", EmptyAll, METH_O,
+     "empty_all(specs): a contiguous tensor, of undefined contents, for each (shape, dtype)."},
     {"kept_bytes", KeptBytes, METH_NOARGS, "kept_bytes(): bytes that wait to be used again."},
     {nullptr, nullptr, 0, nullptr}};
 
-PyTypeObject MakeType() {
-    PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
-    type.tp_name = "moe_calls.OutputPool";
-    type.tp_doc = "Tensors from recycled memory.";
-    type.tp_basicsize = sizeof(OutputPool);
-    type.tp_flags = Py_TPFLAGS_DEFAULT;
-    type.tp_new = New;
-    type.tp_dealloc = Dealloc;
-    type.tp_methods = methods;
-    return type;
-}
-
 }  // namespace
 
-PyTypeObject output_pool_type = MakeType();
+PyTypeObject output_pool_type =
+    MakeType("moe_calls.OutputPool", "Tensors from recycled memory.", sizeof(OutputPool), Dealloc, New, methods);
 
 }  // namespace moe::calls

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <new>
 
+#include "types.h"
+
 namespace moe::calls {
 
 namespace {
@@ -70,20 +72,10 @@ void Dealloc(PyObject* self) {
     Py_TYPE(self)->tp_free(self);
 }
 
-PyTypeObject MakeType() {
-    PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
-    type.tp_name = "moe_calls.Prepared";
-    type.tp_doc = "A plan that `RankCalls` can run, and for which calls.";
-    type.tp_basicsize = sizeof(Prepared);
-    type.tp_flags = Py_TPFLAGS_DEFAULT;
-    type.tp_new = New;
-    type.tp_dealloc = Dealloc;
-    return type;
-}
-
 }  // namespace
 
-PyTypeObject prepared_type = MakeType();
+PyTypeObject prepared_type = MakeType(
+    "moe_calls.Prepared", "A plan that `RankCalls` can run, and for which calls.", sizeof(Prepared), Dealloc, New);
 
 Prepared* Find(PyObject* list, const Key& key) {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {

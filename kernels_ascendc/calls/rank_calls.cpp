@@ -6,6 +6,8 @@
 #include <iterator>
 #include <new>
 
+#include "types.h"
+
 namespace moe::calls {
 
 namespace {
@@ -108,21 +110,10 @@ PyMemberDef members[] = {
     {"combines", T_OBJECT_EX, offsetof(RankCalls, combines), 0, "list of `Prepared` combines"},
     {nullptr, 0, 0, 0, nullptr}};
 
-PyTypeObject MakeType() {
-    PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
-    type.tp_name = "moe_calls.RankCalls";
-    type.tp_doc = "Dispatch and combine of one rank in one native call each.";
-    type.tp_basicsize = sizeof(RankCalls);
-    type.tp_flags = Py_TPFLAGS_DEFAULT;
-    type.tp_new = New;
-    type.tp_dealloc = Dealloc;
-    type.tp_methods = methods;
-    type.tp_members = members;
-    return type;
-}
-
 }  // namespace
 
-PyTypeObject rank_calls_type = MakeType();
+PyTypeObject rank_calls_type =
+    MakeType("moe_calls.RankCalls", "Dispatch and combine of one rank in one native call each.", sizeof(RankCalls),
+             Dealloc, New, methods, members);
 
 }  // namespace moe::calls

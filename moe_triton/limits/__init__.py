@@ -12,6 +12,7 @@ from moe_triton.limits.buffer_size import (
     MEGABYTE,
     buffer_megabytes,
     check_buffer_size,
+    check_num_bytes,
     check_window_limit,
     needed_buffer_bytes,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "check_buffer_size",
     "check_call",
     "check_config",
+    "check_num_bytes",
     "check_rules",
     "check_window_limit",
     "markdown",

@@ -148,6 +148,21 @@ def check_window_limit(limit: int | None, needed: int) -> None:
         raise _too_small(f"{limit // MEGABYTE} MB", f"these sizes need {needed} bytes", needed)
 
 
+def check_num_bytes(num_bytes: int | None, needed: int) -> None:
+    """Checks the bytes of a data window against what a buffer's user allows, None for any number.
+
+    Raises:
+        ArgumentError: it is too large.
+    """
+    if num_bytes is not None and num_bytes < needed:
+        raise ArgumentError(
+            "num_bytes",
+            num_bytes,
+            f"these sizes need {needed} bytes",
+            f"Pass num_bytes={needed} or None, or lower num_max_tokens_per_rank.",
+        )
+
+
 def _too_small(value: str, rule: str, needed: int) -> ArgumentError:
     remedy = f"Set HCCL_BUFFSIZE={-(-needed // MEGABYTE)} or more on every rank, or use smaller batches."
     return ArgumentError("HCCL_BUFFSIZE", value, rule, remedy)
