@@ -7,7 +7,11 @@ import threading
 import pytest
 import torch
 
+from moe_triton.backends.base import CallSetting
+from moe_triton.backends.cpu.calls import NativeCalls
 from moe_triton.backends.cpu.extension import DTYPE_CODES, extension, why_not
+from moe_triton.backends.cpu.output_pool import OutputPool
+from moe_triton.errors import ToolchainError
 from moe_triton.handle import DispatchHandle, DispatchOutput
 from tests.headers import needs_headers
 
@@ -44,6 +48,14 @@ def test_the_extension_is_there() -> None:
 def test_facts_that_are_missing_are_refused(facts: dict[str, int]) -> None:
     with pytest.raises(TypeError, match="facts"):
         rank_calls(facts)
+
+
+def test_a_module_of_other_sources_is_refused() -> None:
+    lock = threading.Lock()
+    setting = CallSetting({"hidden": 1}, {}, object(), {}, lock, DispatchOutput, DispatchHandle, print)
+    assert MODULE is not None
+    with pytest.raises(ToolchainError, match=r"built from other sources.*moe-triton build"):
+        NativeCalls(setting, OutputPool(), MODULE)
 
 
 def prepared(**changes: object) -> object:

@@ -8,8 +8,9 @@ from types import ModuleType
 from moe_triton.backends.base import Bindings, CallSetting, Executable, PreparedCalls, WholeCall
 from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.executable import NativeExecutable
-from moe_triton.backends.cpu.extension import DTYPE_CODES
+from moe_triton.backends.cpu.extension import DTYPE_CODES, FILE
 from moe_triton.backends.cpu.output_pool import OutputPool
+from moe_triton.errors import ToolchainError
 
 
 class NativeCalls:
@@ -19,6 +20,9 @@ class NativeCalls:
         dispatch: ``(x, topk_idx, topk_weights, quantize, smooth_scales)``: its output, or None where the call
             is anything but usual: nothing has happened then.
         combine: ``(y, topk_weights, handle)``: its output, or None.
+
+    Raises:
+        ToolchainError: the module is of other sources than this package.
     """
 
     def __init__(self, setting: CallSetting, pool: OutputPool, native_module: ModuleType) -> None:
@@ -30,17 +34,22 @@ class NativeCalls:
         def failed(operator: str, executable: NativeExecutable, result: int, bindings: Bindings) -> None:
             tell(operator, executable, functools.partial(executable.finish, result), bindings)
 
-        self._calls = native_module.RankCalls(
-            facts={**setting.facts, **facts},
-            pool=pool.native,
-            counts=setting.counts,
-            rounds=setting.rounds,
-            last=setting.last,
-            lock=setting.lock,
-            output_type=setting.output_type,
-            handle_type=setting.handle_type,
-            failed=failed,
-        )
+        try:
+            self._calls = native_module.RankCalls(
+                facts={**setting.facts, **facts},
+                pool=pool.native,
+                counts=setting.counts,
+                rounds=setting.rounds,
+                last=setting.last,
+                lock=setting.lock,
+                output_type=setting.output_type,
+                handle_type=setting.handle_type,
+                failed=failed,
+            )
+        except TypeError as error:
+            raise ToolchainError(
+                f"{FILE} was built from other sources ({error}). {native.REBUILD}"
+            ) from error
         self.dispatch = self._calls.dispatch
         self.combine = self._calls.combine
 

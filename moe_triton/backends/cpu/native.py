@@ -10,7 +10,7 @@ from moe_triton import abi, native_files
 from moe_triton.errors import ToolchainError
 
 LIBRARY = "libmoe_kernels.so"
-_REBUILD = "Build it anew: moe-triton build --backend cpu, or install moe_triton again."
+REBUILD = "Build it anew: moe-triton build --backend cpu, or install moe_triton again."
 
 
 class LaunchStruct(ctypes.Structure):
@@ -123,7 +123,7 @@ def library() -> ctypes.CDLL:
             f"(apt-get install g++) and run: pip install --no-build-isolation -e '.[cpu]'"
         )
     lib = ctypes.CDLL(str(path))
-    abi.check(lib, path, _REBUILD)
+    abi.check(lib, path, REBUILD)
     lib.moe_run_plan.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     lib.moe_run_plan.restype = ctypes.c_int64
     lib.moe_use_settings.argtypes = (ctypes.c_void_p,)
