@@ -48,20 +48,15 @@ class Executables:
 
     def operator(self, variant: Variant, zone: int, phase: Phase, parts: int) -> Executable:
         """A dispatch or combine, or a half of one."""
-        key = variant, zone, phase, parts
-        found = self._kept.get(key)
-        if found is None:
-            found = self._kept[key] = self.compile(self.plan(key))
-            self._prepare(key, found)
-        return found
+        return self._found((variant, zone, phase, parts))
 
     def barrier(self, zone: int, timeout_us: int | None) -> Executable:
         """A full wait, of at most so many microseconds; None for the usual time."""
-        key: Key = timeout_us, zone, "whole", 1
+        return self._found((timeout_us, zone, "whole", 1))
+
+    def _found(self, key: Key) -> Executable:
         found = self._kept.get(key)
-        if found is None:
-            found = self._kept[key] = self.compile(self.plan(key))
-        return found
+        return self.put(key, self.plan(key)) if found is None else found
 
     def plan(self, key: Key) -> Plan:
         """What is compiled for a key."""
@@ -84,9 +79,9 @@ class Executables:
         self._memory.add_scratch(plan.holes)
         return self._backend.compile(plan, self._memory.report, self._memory.bindings, self.log)
 
-    def _prepare(self, key: tuple[Variant, int, Phase, int], executable: Executable) -> None:
+    def _prepare(self, key: Key, executable: Executable) -> None:
         variant, zone, phase, parts = key
-        if self.calls is None or phase != "whole":
+        if self.calls is None or phase != "whole" or variant is None or isinstance(variant, int):
             return
         tokens = None
         if isinstance(variant, DispatchVariant) and isinstance(self._site.layout, DirectLayout):
@@ -122,12 +117,11 @@ class Executables:
         self._kept = kept[0]
         return before
 
-    def put(self, key: Key, plan: Plan) -> None:
-        """Compiles a plan in place of the one that belongs to a key. For benchmarks."""
-        variant, zone, phase, parts = key
+    def put(self, key: Key, plan: Plan) -> Executable:
+        """Compiles a plan for a key, and lets the faster way have it: its own, or in benchmarks another."""
         executable = self._kept[key] = self.compile(plan)
-        if variant is not None and not isinstance(variant, int):
-            self._prepare((variant, zone, phase, parts), executable)
+        self._prepare(key, executable)
+        return executable
 
     def stop_calls(self) -> None:
         """Leaves every call to Python's way, which says why it cannot be."""

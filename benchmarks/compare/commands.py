@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from benchmarks.compare import plots
 from benchmarks.compare.cases import DEFAULT_OUT, EXPERTS, ROOT, ROUTES, Job
 from benchmarks.compare.figures import Samples, records
 from benchmarks.compare.launch import MPI_OPTIONS, BenchmarkError, Message, Mpi, run_job
+from benchmarks.compare.machine import cores
 from benchmarks.compare.report import Files, Report, print_absences, print_report
 from benchmarks.compare.samples import Sample, from_message
 from benchmarks.compare.scaling import SCALED, SWEEPS, SweepKind, scaling_records, scaling_table
@@ -44,7 +44,7 @@ def run(arguments: Sequence[str]) -> None:
     finally:  # what was measured before a failure is kept
         found = Samples(samples)
         settings = {**_settings(options, started), "mpirun": " ".join(MPI_OPTIONS) if mpi.mpirun else ""}
-        figures = [*records(found), *share_records(found, len(os.sched_getaffinity(0)))]
+        figures = [*records(found), *share_records(found, cores())]
         report = Report.of(figures, found, settings, mpi.version)
         Files(options.out).save(samples, report)
         if options.json:

@@ -12,11 +12,16 @@ CPU = Path("/sys/devices/system/cpu")
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 
 
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def machine() -> dict[str, str]:
     """What of the machine matters for the figures. Not its name."""
     return {
         "processor": _line(Path("/proc/cpuinfo"), "model name") or platform.processor(),
-        "cores": str(len(os.sched_getaffinity(0))),
+        "cores": str(cores()),
         **{f"{name} cache": size for name, size in _caches().items()},
         "memory": _line(Path("/proc/meminfo"), "MemTotal"),
         "kernel": platform.release(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from rich.console import Console
 
 from benchmarks.compare.cases import EXPERTS, HIDDEN, TOPK
 from benchmarks.compare.figures import DIRECT_METRICS, METRICS, PACE_METRICS, Samples
-from benchmarks.compare.machine import machine, versions
+from benchmarks.compare.machine import cores, machine, versions
 from benchmarks.compare.samples import Sample, read_csv, write_csv
 from benchmarks.compare.shares import PROFILED, shares_table
 from benchmarks.compare.tables import absences, summary_table, time_table
@@ -94,7 +93,7 @@ def print_report(samples: Samples, console: Console) -> None:
     for metrics in (METRICS, DIRECT_METRICS, PACE_METRICS):
         summary_table(samples, metrics).print(console)
     for route in PROFILED:
-        shares_table(samples, route, len(os.sched_getaffinity(0))).print(console)
+        shares_table(samples, route, cores()).print(console)
     print_absences(samples, console)
 
 

@@ -11,8 +11,7 @@ using TakeIds = int64_t (*)(const void* ids, uint32_t id_bytes, int32_t* taken, 
 
 constexpr size_t MAX_HOLES = static_cast<size_t>(Value::COUNT);
 
-PyObject *name_dispatch, *name_combine, *name_posted, *name_covered, *name_buffer_id, *name_number, *name_dtype,
-    *name_memory;
+PyObject *name_dispatch, *name_combine, *name_covered, *name_buffer_id, *name_number, *name_dtype, *name_memory;
 
 PyObject* PythonsWay() { Py_RETURN_NONE; }
 
@@ -45,8 +44,10 @@ int64_t Run(const RankCalls& self, const Prepared& prepared, const Values& value
 }
 
 // Raises what a result stands for, from what the holes held.
-PyObject* Fail(const RankCalls& self, PyObject* operator_name, const Prepared& prepared, int64_t result, Ref topk_idx,
-               int64_t num_tokens) {
+PyObject* Fail(const RankCalls& self, PyObject* operator_name, const Prepared& prepared, int64_t result,
+               const Hold& memory, const Parts& parts, int64_t num_tokens) {
+    const Shape shape = Shape::Of(num_tokens, self.facts.topk);
+    const Ref topk_idx = self.torch->Make(memory, parts.topk_idx, Dtype::INT32, shape);
     if (!topk_idx) return nullptr;
     const Ref bindings(Py_BuildValue("{s:O,s:L}", "topk_idx", topk_idx.get(), "num_tokens",
                                      static_cast<long long>(num_tokens)));
@@ -112,6 +113,11 @@ Ref MakeOutput(const RankCalls& self, Ref (&items)[5]) {
     return output;
 }
 
+// Whether an object is a tensor of (rows, columns) fp32.
+bool SeeFloats(const RankCalls& self, PyObject* object, int64_t rows, int64_t columns, Seen* seen) {
+    return self.torch->See(object, seen) && seen->dtype == Dtype::FLOAT32 && seen->Has({rows, columns});
+}
+
 bool IsInt8(PyObject* quantize) {
     return PyUnicode_Check(quantize) && PyUnicode_CompareWithASCIIString(quantize, "int8") == 0;
 }
@@ -145,7 +151,7 @@ bool InternNames() {
     struct {
         PyObject** name;
         const char* text;
-    } const names[] = {{&name_dispatch, "dispatch"},   {&name_combine, "combine"}, {&name_posted, "_posted"},
+    } const names[] = {{&name_dispatch, "dispatch"},   {&name_combine, "combine"},
                        {&name_covered, "_covered"},    {&name_buffer_id, "buffer_id"}, {&name_number, "number"},
                        {&name_dtype, "dtype"},         {&name_memory, "_memory"}};
     for (const auto& each : names) {
@@ -174,12 +180,8 @@ PyObject* Dispatch(PyObject* object, PyObject* const* args, Py_ssize_t count) {
     if (x.shape[1] != facts.hidden || num_tokens > facts.max_tokens) return PythonsWay();
     if (!self.torch->See(args[1], &ids) || !ids.Has({num_tokens, facts.topk})) return PythonsWay();
     if (ids.dtype != Dtype::INT32 && ids.dtype != Dtype::INT64) return PythonsWay();
-    if (key.weights && !(self.torch->See(args[2], &weights) && weights.dtype == Dtype::FLOAT32 &&
-                         weights.Has({num_tokens, facts.topk}))) {
-        return PythonsWay();
-    }
-    if (key.smooth && !(key.quantize && self.torch->See(smooth_scales, &smooth) && smooth.dtype == Dtype::FLOAT32 &&
-                        smooth.Has({facts.num_smooth, facts.hidden}))) {
+    if (key.weights && !SeeFloats(self, args[2], num_tokens, facts.topk, &weights)) return PythonsWay();
+    if (key.smooth && !(key.quantize && SeeFloats(self, smooth_scales, facts.num_smooth, facts.hidden, &smooth))) {
         return PythonsWay();
     }
 
@@ -210,8 +212,6 @@ PyObject* Dispatch(PyObject* object, PyObject* const* args, Py_ssize_t count) {
                  static_cast<uint64_t>(facts.topk), facts.num_experts, &rule) >= 0) {
         return PythonsWay();
     }
-    Seen direct;
-    if (is_direct && !self.torch->See(prepared->tokens.get(), &direct)) return PythonsWay();
 
     Values values;
     values[Value::X] = x.address;
@@ -226,19 +226,15 @@ PyObject* Dispatch(PyObject* object, PyObject* const* args, Py_ssize_t count) {
     values[Value::TRIPLES] = Address(parts.triples);
     values[Value::SCALES] = Address(memory.data() + small.scales);
     values[Value::WEIGHTS] = Address(memory.data() + small.weights);
-    values[Value::TOKENS] = is_direct ? direct.address : Address(rows.data());
+    values[Value::TOKENS] = is_direct ? prepared->tokens_address : Address(rows.data());
     // Its flags leave from here on: they speak for the combines that have ended by now.
     PyObject* const combines = PyDict_GetItemWithError(self.python.counts.get(), name_combine);
     if (combines == nullptr) return nullptr;
     const Ref posted = Ref::Of(combines);
     const int64_t result = Run(self, *prepared, values);
     if (!Turn(self, name_dispatch, number)) return nullptr;
-    if (result != 0) {
-        Ref taken = self.torch->Make(memory, parts.topk_idx, Dtype::INT32, Shape::Of(num_tokens, facts.topk));
-        return Fail(self, name_dispatch, *prepared, result, std::move(taken), num_tokens);
-    }
-    if (PyObject_SetAttr(self.python.rounds.get(), name_posted, posted.get()) != 0 ||
-        PyObject_SetAttr(self.python.rounds.get(), name_covered, posted.get()) != 0 ||
+    if (result != 0) return Fail(self, name_dispatch, *prepared, result, memory, parts, num_tokens);
+    if (PyObject_SetAttr(self.python.rounds.get(), name_covered, posted.get()) != 0 ||
         PyDict_SetItem(self.python.last.get(), name_dispatch, prepared->executable.get()) != 0) {
         return nullptr;
     }
@@ -295,10 +291,7 @@ PyObject* Combine(PyObject* object, PyObject* const* args, Py_ssize_t count) {
     Key key;
     key.dtype = y.dtype;
     key.weights = args[1] != Py_None;
-    if (key.weights && !(self.torch->See(args[1], &weights) && weights.dtype == Dtype::FLOAT32 &&
-                         weights.Has({num_tokens, facts.topk}))) {
-        return PythonsWay();
-    }
+    if (key.weights && !SeeFloats(self, args[1], num_tokens, facts.topk, &weights)) return PythonsWay();
     if (NeedsWait(self, number)) return PythonsWay();
     key.zone = static_cast<uint8_t>(number % facts.num_zones);
     key.parts = PartsOf(num_tokens, facts.combine_tokens);
@@ -329,11 +322,7 @@ PyObject* Combine(PyObject* object, PyObject* const* args, Py_ssize_t count) {
     values[Value::OWN_RESULTS] = static_cast<uint64_t>(from_window / static_cast<int64_t>(BytesOf(key.dtype)));
     const int64_t result = Run(self, *prepared, values);
     if (!Turn(self, name_combine, number)) return nullptr;
-    if (result != 0) {
-        const Shape shape = Shape::Of(num_tokens, facts.topk);
-        Ref taken = self.torch->Make(memory->memory, memory->parts.topk_idx, Dtype::INT32, shape);
-        return Fail(self, name_combine, *prepared, result, std::move(taken), num_tokens);
-    }
+    if (result != 0) return Fail(self, name_combine, *prepared, result, memory->memory, memory->parts, num_tokens);
     if (PyDict_SetItem(self.python.last.get(), name_combine, prepared->executable.get()) != 0) return nullptr;
     return self.torch->Make(out, out.data(), key.dtype, Shape::Of(num_tokens, facts.hidden)).Release();
 }

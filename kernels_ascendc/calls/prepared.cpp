@@ -30,17 +30,18 @@ bool AddHole(std::vector<Value>& holes, PyObject* name) {
 }
 
 PyObject* New(PyTypeObject* type, PyObject* args, PyObject* keywords) {
-    static const char* const names[] = {"executable", "plan",     "holes", "dtype", "dtype_code", "quantize", "smooth",
-                                        "weights",    "in_place", "zone",  "parts", "tokens",     nullptr};
+    static const char* const names[] = {"executable", "plan",           "holes",   "dtype",    "dtype_code",
+                                        "quantize",   "smooth",         "weights", "in_place", "zone",
+                                        "parts",      "tokens",         "tokens_address",      nullptr};
     PyObject *executable, *holes, *dtype, *tokens;
-    unsigned long long plan;
+    unsigned long long plan, tokens_address;
     unsigned short code;
     int quantize, smooth, weights, in_place;
     unsigned char zone;
     unsigned int parts;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "$OKO!OHppppbIO", const_cast<char**>(names), &executable, &plan,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "$OKO!OHppppbIOK", const_cast<char**>(names), &executable, &plan,
                                      &PyTuple_Type, &holes, &dtype, &code, &quantize, &smooth, &weights, &in_place,
-                                     &zone, &parts, &tokens)) {
+                                     &zone, &parts, &tokens, &tokens_address)) {
         return nullptr;
     }
     std::vector<Value> filled;
@@ -58,6 +59,7 @@ PyObject* New(PyTypeObject* type, PyObject* args, PyObject* keywords) {
     new (&made->executable) Ref(Ref::Of(executable));
     new (&made->dtype) Ref(Ref::Of(dtype));
     new (&made->tokens) Ref(tokens == Py_None ? Ref() : Ref::Of(tokens));
+    made->tokens_address = tokens_address;
     made->plan = plan;
     new (&made->holes) std::vector<Value>(std::move(filled));
     return self.Release();

@@ -63,6 +63,7 @@ struct Prepared {
     Ref executable;  // owns the plan
     Ref dtype;  // torch's, of the key
     Ref tokens;  // direct: where the rows arrive; otherwise none
+    uint64_t tokens_address;
     uint64_t plan;
     std::vector<Value> holes;
 };

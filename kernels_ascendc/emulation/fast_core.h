@@ -66,9 +66,7 @@ public:
             Copy(to, source, bytes);
         } else if (bytes <= cached_left_) {
             cached_left_ -= bytes;
-            std::atomic_thread_fence(std::memory_order_acq_rel);
-            CopyAhead(to, source, bytes);
-            std::atomic_thread_fence(std::memory_order_acq_rel);
+            Copy(to, source, bytes);
         } else {
             std::atomic_thread_fence(std::memory_order_acq_rel);
             StreamBytes(to, source, bytes);

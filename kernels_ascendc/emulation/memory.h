@@ -104,7 +104,7 @@ inline void CopyBytes(uint8_t* to, const uint8_t* from, uint64_t bytes) {
             CopyBlock(to + at, from + at);
         }
     } else {
-        std::memcpy(to, from, bytes);
+        CopyAhead(to, from, bytes);
     }
 }
 

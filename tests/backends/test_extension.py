@@ -73,6 +73,7 @@ def prepared(**changes: object) -> object:
         "zone": 0,
         "parts": 1,
         "tokens": None,
+        "tokens_address": 0,
     }
     return MODULE.Prepared(**{**values, **changes})
 

@@ -70,6 +70,7 @@ class NativeCalls:
             zone=call.zone,
             parts=call.parts,
             tokens=call.tokens,
+            tokens_address=0 if call.tokens is None else call.tokens.data_ptr(),
         )
         calls = self._calls.dispatches if call.operator == "dispatch" else self._calls.combines
         calls.append(prepared)
