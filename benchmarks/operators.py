@@ -56,7 +56,7 @@ class Feature:
     both: Options = field(default_factory=dict)
     dispatch: Options = field(default_factory=dict)
     combine: Options = field(default_factory=dict)
-    generation: int = 2
+    version: int = 2
     tolerance: float | None = None  # None: the bits of the plain pair
     baseline: str = "plain"
 
@@ -80,7 +80,7 @@ def features(num_ranks: int, inputs: Inputs) -> list[Feature]:
     packed = traffic(TOPK, sent=4 * HIDDEN, once=2 * ROW + HIDDEN)
     return [
         Feature("plain", plain),
-        Feature("first generation", plain, generation=1),
+        Feature("first version", plain, version=1),
         Feature("expert_scales", plain, dispatch={"expert_scales": inputs.weights}),
         Feature("mask of tokens, all active", plain, {"x_active_mask": torch.ones(tokens).bool()}),
         Feature("mask of entries, half active", traffic(TOPK / 2), {"x_active_mask": entries}, tolerance=9.0),
@@ -108,6 +108,12 @@ def features(num_ranks: int, inputs: Inputs) -> list[Feature]:
             tolerance=9.0,
         ),
         Feature("fullmesh_v2", plain, {"comm_alg": "fullmesh_v2"}),
+        Feature(
+            "fullmesh_v2, mask of entries, half active",
+            traffic(TOPK / 2),
+            {"comm_alg": "fullmesh_v2", "x_active_mask": entries},
+            tolerance=9.0,
+        ),
     ]
 
 
@@ -131,7 +137,7 @@ class Inputs:
 def pair(inputs: Inputs, group: tuple[Any, ...], feature: Feature) -> Call:
     """Dispatch, experts that answer with what they got, combine."""
     dispatch, combine = ops.npu_moe_distribute_dispatch_v2, ops.npu_moe_distribute_combine_v2
-    if feature.generation == 1:
+    if feature.version == 1:
         dispatch, combine = ops.npu_moe_distribute_dispatch, ops.npu_moe_distribute_combine  # type: ignore[assignment]
     to, back = {**feature.both, **feature.dispatch}, {**feature.both, **feature.combine}
     quantized = to.get("quant_mode") == 2

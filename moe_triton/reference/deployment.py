@@ -26,7 +26,7 @@ class Deployment:
         zero_expert_num: special experts with the ids from M on.
         copy_expert_num: special experts after those.
         const_expert_num: special experts after those.
-        version: generation of the operators, 1 or 2.
+        version: of the operators, 1 or 2.
         elastic_info: its words, or None.
     """
 

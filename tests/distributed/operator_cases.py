@@ -57,7 +57,7 @@ class OperatorCase:
     Attributes:
         seed: everything that a rank passes follows from it.
         rounds: how often, each time with other tokens.
-        version: generation of the operators.
+        version: of the operators, 1 or 2.
         tp: tp_world_size.
         ranks: EP.
         shared: S and R.

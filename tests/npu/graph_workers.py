@@ -131,7 +131,7 @@ def refusals(rank: int, num_ranks: int, case: Case) -> list[str]:
 
 def late_failure(rank: int, num_ranks: int, case: Case, wait: str) -> tuple[str, list[int], str]:
     """Rank 1 leaves after a round. How rank 0 hears of it, and what it can do afterwards."""
-    _, buffer = start(case, "random", rank, timeout_s=0.5)
+    _, buffer = start(case, "random", rank, timeout_s=2.0)
     eager(buffer, case, 1)
     if rank == 1:
         return "", [], ""

@@ -35,7 +35,7 @@ def step(r: Round, waited: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return total, halves, nums, normed, rstd, x
 
 
-def first_generation(r: Round) -> tuple[torch.Tensor, ...]:
+def first_version(r: Round) -> tuple[torch.Tensor, ...]:
     out = ops.npu_moe_distribute_dispatch(r.x, r.ids, *r.group)
     combined = ops.npu_moe_distribute_combine(experts_of(out[0]), r.ids, out[2], out[4], r.weights, *r.group)
     return out[3], combined
@@ -46,12 +46,12 @@ def compiled_against_eager(rank: int, num_ranks: int, dynamic: bool) -> list[str
     torch._dynamo.reset()
     with fresh():
         new = torch.compile(step, backend="aot_eager", fullgraph=True, dynamic=dynamic)
-        old = torch.compile(first_generation, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+        old = torch.compile(first_version, backend="aot_eager", fullgraph=True, dynamic=dynamic)
         for seed, tokens in enumerate((4, 4, 6)):
             r = make_round(rank, num_ranks, seed=seed, tokens=tokens)
             # the longest wait seen is kept: even one of no time at all is longer than this
             waited = [torch.full((num_ranks,), -1, dtype=torch.int64) for _ in range(2)]
-            pairs = zip(step(r, waited[0]) + first_generation(r), new(r, waited[1]) + old(r), strict=True)
+            pairs = zip(step(r, waited[0]) + first_version(r), new(r, waited[1]) + old(r), strict=True)
             wrong += [
                 f"tokens {tokens}: output {i}" for i, (a, b) in enumerate(pairs) if not torch.equal(a, b)
             ]

@@ -100,7 +100,7 @@ def test_dispatch_in_every_combination(dtype: torch.dtype) -> None:
             ], (version, options)
 
 
-def test_scales_alone_quantise_in_the_first_generation() -> None:
+def test_scales_alone_quantise_in_the_first_version() -> None:
     with FakeTensorMode():
         x, ids = tokens()
         scales = torch.empty(M, H)

@@ -82,7 +82,7 @@ def bad_dispatches(rank: int, num_ranks: int) -> list[Case]:
         ("expert_token_nums_type is 2", TILING, d(expert_token_nums_type=2)),
         ("comm_alg is", TILING, d(comm_alg="ring")),
         ("comm_alg is 'direct', but torch_npu's functions", TILING, d(comm_alg="direct")),
-        ("x_active_mask is", TILING, d(comm_alg="fullmesh_v2", x_active_mask=holes)),
+        ("x_active_mask is True at token 2", TILING, d(comm_alg="fullmesh_v2", x_active_mask=holes)),
         ("elastic_info is given", TILING, d(comm_alg="fullmesh_v2", elastic_info=elastic * 0)),
         ("y_dtype is", INVALID, d(y_dtype=15)),
     ]

@@ -23,7 +23,7 @@ def torch_npu_checks(ranks: int) -> list[Check]:
 
 
 def compare_round(place: Place, quant_mode: int) -> Finding:
-    """Dispatch and combine of the second generation."""
+    """Dispatch and combine of the second version."""
     case = dataclasses.replace(plain_case(place.settings, place.num_ranks), quantize=quant_mode == QUANTIZED)
     settings = place.settings
     torch_npu_ops.configure(backend=settings.backend, relaxed=True, timeout_s=settings.wait_s)

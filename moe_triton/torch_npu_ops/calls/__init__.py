@@ -1,5 +1,5 @@
 """From the arguments of a call to its plan and back: plans by shape, tensors made ready, outputs.
 
-Functions here take every argument of the newest generation; a public function passes what its own
-generation lacks as the default.
+Functions here take every argument of the newest version; a public function passes what its own version
+lacks as the default.
 """

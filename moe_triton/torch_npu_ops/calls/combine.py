@@ -51,7 +51,7 @@ def plan_combine(
     """The plan of a combine, from the cache where its shape has come before.
 
     Args:
-        version: generation of the operator.
+        version: of the operator, 1 or 2.
         operator: "combine", "combine_add_rms_norm" or a half of combine.
         index_name: what the caller knows ``tensors.routes`` as.
         tensors: as in the call.

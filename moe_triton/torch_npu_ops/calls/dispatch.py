@@ -47,7 +47,7 @@ def plan_dispatch(
     """The plan of a dispatch, from the cache where its shape has come before.
 
     Args:
-        version: generation of the operator.
+        version: of the operator, 1 or 2.
         operator: "dispatch", or a half of it.
         x, expert_ids, scales, x_active_mask, expert_scales, elastic_info, performance_info: as in the call.
         attributes: the call's attributes, in the order of `DispatchAttributes` from group_ep on.

@@ -1,4 +1,4 @@
-"""torch_npu's combine, both generations, and the one that ends in a norm."""
+"""torch_npu's combine, both versions, and the one that ends in a norm."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def npu_moe_distribute_combine(
     comm_quant_mode: int = 0,
     group_list_type: int = 0,
 ) -> Tensor:
-    """Combine, first generation: finds results by ``expert_ids`` and ``expand_idx``.
+    """Combine, first version: finds results by ``expert_ids`` and ``expand_idx``.
 
     Args:
         expand_x: (A * max(tp, 1), H) expert outputs, in the order of dispatch's rows.
@@ -55,12 +55,12 @@ def npu_moe_distribute_combine(
         ep_rank_id: this rank.
         moe_expert_num: M.
         tp_send_counts: dispatch's tp_recv_counts where tp_world_size is 2; otherwise not looked at.
-        x_active_mask: refused: the first generation has none.
+        x_active_mask: refused: the first version has none.
         activation_scale: refused, as are weight_scale and group_list.
         weight_scale: see activation_scale.
         group_list: see activation_scale.
         expand_scales: not read on A3.
-        shared_expert_x: refused: the first generation would drop it.
+        shared_expert_x: refused: the first version would drop it.
         group_tp: name of the tensor-parallel group where tp_world_size is 2; otherwise not looked at.
         tp_world_size: 0, 1 or 2.
         tp_rank_id: this rank among them.
@@ -146,7 +146,7 @@ def npu_moe_distribute_combine_v2(
     copy_expert_num: int = 0,
     const_expert_num: int = 0,
 ) -> Tensor:
-    """Combine, second generation. What it shares with `npu_moe_distribute_combine` means the same, save:
+    """Combine, second version. What it shares with `npu_moe_distribute_combine` means the same, save:
 
     Args:
         expand_x: (A * max(tp, 1), H) expert outputs, or more rows.
@@ -270,7 +270,7 @@ def npu_moe_distribute_combine_add_rms_norm(
     copy_expert_num: int = 0,
     const_expert_num: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Combine of the second generation, added to a residual and normalised (operators.md, section 2).
+    """Combine of the second version, added to a residual and normalised (operators.md, section 2).
 
     Args are those of `npu_moe_distribute_combine_v2` (``expand_idx`` is dispatch_v2's third output), and:
 

@@ -1,4 +1,4 @@
-"""torch_npu's dispatch, both generations."""
+"""torch_npu's dispatch, both versions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def npu_moe_distribute_dispatch(
     global_bs: int = 0,
     expert_token_nums_type: int = 1,
 ) -> Seven:
-    """Dispatch, first generation.
+    """Dispatch, first version.
 
     Args:
         x: (BS, H) bf16 or fp16.
@@ -45,7 +45,7 @@ def npu_moe_distribute_dispatch(
         ep_rank_id: this rank.
         moe_expert_num: M.
         scales: (S + M, H) fp32 smooth scales ((M, H) without shared experts); rows are then quantised.
-        x_active_mask: refused: the first generation has none.
+        x_active_mask: refused: the first version has none.
         expert_scales: (BS, K) fp32, to travel with the rows; an empty one counts as none.
         group_tp: name of the tensor-parallel group where tp_world_size is 2; otherwise not looked at.
         tp_world_size: 0, 1 or 2.
@@ -120,7 +120,7 @@ def npu_moe_distribute_dispatch_v2(
     x_dtype: int | None = None,
     scales_dtype: int | None = None,
 ) -> Seven:
-    """Dispatch, second generation. What it shares with `npu_moe_distribute_dispatch` means the same, save:
+    """Dispatch, second version. What it shares with `npu_moe_distribute_dispatch` means the same, save:
 
     Args:
         x: (BS, H) bf16 or fp16.

@@ -125,12 +125,13 @@ class CombinePlan(OperatorPlan[CombineVariant]):
             counts: running totals, or their address; the last one is that of all results.
 
         Raises:
-            ArgumentError: there are more results than rows, or could be where the host does not read how
-                many there are. Nothing was sent.
+            ArgumentError: there are more results than rows. Nothing was sent.
         """
         rows = known = expand_x.shape[0]
         if communicator.backend.is_asynchronous:
-            known = self._most_rows(rows, communicator.capacity)
+            # Kernels may take so many whatever the counts say; they report a total that is beyond. With a
+            # peer there are as many rows as can have been received (`check_room`).
+            known = rows if self.variant.exchange else min(rows, communicator.capacity)
         else:
             last = communicator.site.num_entries - 1
             total = communicator.backend.read_int32(counts, last)  # type: ignore[arg-type]  # no address here
@@ -144,19 +145,6 @@ class CombinePlan(OperatorPlan[CombineVariant]):
         if self.attributes.version != 1 and not self.variant.exchange:
             known = min(known, index.numel() // 3)
         return {"y": expand_x, "num_rows": known, "recv_offsets": counts, "triples": index}
-
-    def _most_rows(self, rows: int, capacity: int) -> int:
-        """Rows that kernels may take whatever the counts say; they report a total that is beyond."""
-        if not self.variant.exchange:
-            return min(rows, capacity)
-        if rows < capacity:
-            raise ArgumentError(
-                "expand_x",
-                f"of {rows} rows",
-                f"{capacity} can have been received, and the host does not read how many were",
-                "Pass as many rows as dispatch's expand_x has.",
-            )
-        return rows
 
     def summing(
         self, communicator: Communicator, tensors: CombineTensors, out: torch.Tensor | None
@@ -276,7 +264,9 @@ def _shape_of_shared(a: CombineAttributes) -> tuple[int | str, ...]:
 
 
 def check_room(a: CombineAttributes, index_name: str) -> None:
-    """Checks that V2's combine is given dispatch's outputs whole, as the original demands.
+    """Checks that combine is given dispatch's outputs whole where the original demands it.
+
+    V2 does, and so do two tensor-parallel ranks, whose rows are added before anybody knows how many there are.
 
     Args:
         a: the call's attributes.
@@ -286,7 +276,7 @@ def check_room(a: CombineAttributes, index_name: str) -> None:
         ArgumentError: expand_x has fewer rows than a rank can receive, or there are too few triples. Nothing
             was sent.
     """
-    if a.version == 1:
+    if a.version == 1 and a.tp_world_size != 2:
         return
     capacity = receive_capacity(a)
     rows, most = a.expand_x[0][0], capacity * max(a.tp_world_size, 1)
@@ -298,7 +288,7 @@ def check_room(a: CombineAttributes, index_name: str) -> None:
             "Pass as many rows as dispatch's expand_x has.",
         )
     words, needed = math.prod(a.index[0]), capacity * TRIPLE_ROOM
-    if a.operator != "combine_teardown" and words < needed:
+    if a.version != 1 and a.operator != "combine_teardown" and words < needed:
         raise ArgumentError(
             index_name,
             f"of {words} elements",

@@ -234,7 +234,7 @@ class DispatchPlan(OperatorPlan[DispatchVariant]):
 
     @cached_property
     def _unreturned(self) -> torch.Tensor:
-        """The index of the other generation: kernels write it, and no caller sees it."""
+        """The index of the other version: kernels write it, and no caller sees it."""
         a, capacity = self.attributes, self.deployment.config.receive_capacity(self.deployment.rank)
         words = 3 * capacity + TRAILER_WORDS if a.version == 1 else a.expert_ids[0].numel()
         return torch.empty(words, dtype=torch.int32, device=self.communicator.backend.device)
