@@ -266,7 +266,7 @@ def _shape_of_shared(a: CombineAttributes) -> tuple[int | str, ...]:
 def check_room(a: CombineAttributes, index_name: str) -> None:
     """Checks that combine is given dispatch's outputs whole where the original demands it.
 
-    V2 does, and so do two tensor-parallel ranks, whose rows are added before anybody knows how many there are.
+    V2 does; so do two tensor-parallel ranks, whose rows are added before anybody knows how many there are.
 
     Args:
         a: the call's attributes.
