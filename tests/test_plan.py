@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from moe_triton.plan import Hole, Plan, Value, launch
 from moe_triton.schemes import Scheme, make_scheme
 from moe_triton.schemes.fullmesh import Fullmesh
 from moe_triton.schemes.site import Site
-from moe_triton.schemes.variants import CombineVariant, DispatchVariant
+from moe_triton.schemes.variants import CombineVariant, DispatchVariant, Mask
 
 SCHEME = Fullmesh(Site(Config(4, 8, 1024, 2, 8), rank=1, num_blocks=2, timeout_us=1000, target="cpu"))
 
@@ -75,6 +77,49 @@ def test_direct_results_are_read_once_every_rank_has_announced_them(in_place: bo
     steps, (posted, waited) = steps_and_statuses(direct().whole(variant, 1))
     assert steps == ["flag", "wait", "sum"] if in_place else ["copy", "flag", "wait", "sum"]
     assert posted == waited
+
+
+def sites() -> Iterator[Site]:
+    """One of every kind: by back end, generation, scheme, tensor parallelism and what experts a rank has."""
+    for target, version, scheme in itertools.product(
+        ("cpu", "npu"), (1, 2), ("fullmesh_v1", "fullmesh_v2", "direct")
+    ):
+        config = Config(4, 8, 1024, 2, 6, 1, 1, scheme=scheme, version=version)
+        for rank, exchange_rank in itertools.product((0, 1), (None, 1)):
+            yield Site(config, rank, 2, 1000, target, exchange_rank)
+
+
+def variants(site: Site) -> Iterator[DispatchVariant | CombineVariant]:
+    exchange, bf16 = site.exchange_rank is not None, torch.bfloat16
+    for quantize, smooth in ((False, False), (True, False), (True, True)):
+        mask: Mask = "none" if site.is_version_1 else "entries"
+        yield DispatchVariant(bf16, quantize, smooth, True, mask, exchange=exchange, waits=True)
+    for in_place in (False, True):
+        yield CombineVariant(bf16, True, in_place=in_place, keeps_own=site.keeps_own)
+    features = {"exchange": exchange, "block_quantize": True, "norm": True, "waits": True}
+    special = (0, 0, 0) if site.is_version_1 else (1, 1, 1)
+    yield CombineVariant(bf16, True, "tokens", not site.is_version_1, special, **features)
+
+
+def test_whatever_is_kept_between_launches_is_used_by_some_plan() -> None:
+    kept: set[str] = set()
+    used: set[str] = set()
+    for site in sites():
+        scheme = make_scheme(site)
+        kept |= site.scratch().keys()
+        plans = [scheme.whole(variant, 0) for variant in variants(site)]
+        for plan in (*plans, scheme.barrier(0)):
+            used |= set(plan.holes)
+    assert kept - used == set()
+
+
+def test_packed_rows_are_made_without_stamps() -> None:
+    """Whatever sends a row writes its stamp."""
+    for smooth in (False, True):
+        for scheme in (SCHEME, direct()):
+            plan = scheme.whole(DispatchVariant(torch.bfloat16, True, smooth, True), 0)
+            (pack,) = (step for step in plan.launches if step.step == "pack")
+            assert [arg.name for arg in pack.kernel.args if arg.direction == "out"] == ["rows", "scales"]
 
 
 def test_a_launch_needs_a_value_for_each_argument() -> None:
