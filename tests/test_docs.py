@@ -20,6 +20,7 @@ from moe_triton import limits, reference, torch_npu_ops
 from moe_triton.config import Config
 from moe_triton.errors import ArgumentError
 from moe_triton.processes import RankGroup
+from moe_triton.tuning import Tuning
 from tests import test_reference
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -256,6 +257,23 @@ def test_the_shapes_of_the_page_are_those_of_the_reference(
     assert described.pop("assist_info_for_combine" if version == 1 else "expand_idx")
     assert described == plain | {"expand_scales": weighted["expand_scales"]}
     assert list(described) == list(plain)
+
+
+def test_the_tokens_of_a_part_are_those_that_the_pages_say() -> None:
+    said = {"README.md": "at most {} unless", "docs/differences.md": "at most {} tokens unless"}
+    said["docs/protocol.md"] = "`Tuning.combine_tokens` tokens, {} unless"
+    for path, words in said.items():
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert words.format(Tuning().combine_tokens) in text, path
+
+
+def test_v1_takes_no_mask_as_the_pages_say() -> None:
+    rules = next(rules for rules in limits.RULE_SETS if rules.title == "A3, V1")
+    (rule,) = (rule for rule in rules.call if rule.argument == "x_active_mask")
+    assert rule.limit == "None"
+    assert "V1 takes no mask" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert page("from-torch-npu.md").count("It takes no `x_active_mask` on A3") == 2
+    assert "V1 takes none" in page("operators.md")
 
 
 def test_a_literal_127_over_a_tensor_is_not_the_division_that_the_page_gives() -> None:
