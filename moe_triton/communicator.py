@@ -102,6 +102,8 @@ class Communicator:
         self.capacity = self.site.capacity
         check_window(self.layout.data_bytes)
         check_window_limit(self.backend.window_limit(), self.layout.data_bytes)
+        if exchange:
+            check_window_limit(self.backend.window_limit(), self.site.exchange.data_bytes)
         self._scheme = make_scheme(self.site)
         self._rounds = Rounds(self.site)
         self.counts = self._rounds.counts

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Product = Literal["A2", "A3"]
+Generation = Literal["v3", "v4"]
 
 # Raised whenever window contents or flags change meaning: ranks with different numbers must not talk.
 PROTOCOL_VERSION = 1
@@ -26,11 +27,13 @@ class Config:
         product: whose limits apply.
         scheme: how tokens travel (``comm_alg``).
         relaxed: allow sizes below the product's minimum, for tests and demos.
-        version: generation of the operators: 1, or 2 for V2 and V3. It decides how tokens reach shared
-            experts and how combine finds its results (docs/operators.md, "Where experts live" and "Meaning of
-            the outputs").
+        version: of the operators: 1 for ``dispatch`` and ``combine``, 2 for ``..._v2``. It decides how tokens
+            reach shared experts and how combine finds its results (docs/operators.md, "Where experts live"
+            and "Meaning of the outputs").
         num_special_experts: zero, copy and constant experts, whose ids follow the routed ones. No rank
             holds them.
+        generation: of the published limits: "v3", "v4", or None for what either of them accepts, rule by
+            rule. It changes what is refused, never what is computed.
     """
 
     num_ranks: int
@@ -45,6 +48,7 @@ class Config:
     relaxed: bool = False
     version: int = 2
     num_special_experts: int = 0
+    generation: Generation | None = None
 
     def normalized(self) -> Config:
         """The same, with torch_npu's default (S, R) = (1, 0), which means no shared experts, made (0, 0)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from moe_triton import limits
 from moe_triton.config import Config
 from moe_triton.errors import NULL_ARGUMENT, TILING_FAILED, ArgumentError
 from moe_triton.limits import Call
@@ -18,8 +19,22 @@ A2_V1 = replace(A2, version=1)
 HIERARCHY = replace(A2, scheme="hierarchy")
 HIERARCHY_V1 = replace(HIERARCHY, version=1)
 
-# One of each product, generation and scheme: every rule that applies to one has a case on it.
-VARIANTS = (A3, INBAND, V1, A2, A2_V1, HIERARCHY, HIERARCHY_V1)
+# One of each product, version and scheme.
+FAMILIES = (A3, INBAND, V1, A2, A2_V1, HIERARCHY, HIERARCHY_V1)
+
+
+def in_all_generations(*bases: Config) -> tuple[Config, ...]:
+    """Each of them in the limits that either generation accepts, in those of v3, and in those of v4."""
+    return tuple(replace(base, generation=generation) for base in bases for generation in limits.GENERATIONS)
+
+
+def family_of(config: Config) -> Config:
+    """The same, whatever its generation."""
+    return replace(config, generation=None)
+
+
+# And of each generation of the limits: every rule that applies to one has a case on it.
+VARIANTS = in_all_generations(*FAMILIES)
 
 CALL = Call(batch=64, group_ep="ep", has_expert_scales=True)
 
@@ -86,19 +101,19 @@ def needed(name: str, field: str, base: Config = A3, **also: Any) -> CallCase:
 
 
 def call_of(case: CallCase, changes: dict[str, Any]) -> Call:
-    """The call of a case, in its generation."""
+    """The call of a case, in its version."""
     return replace(CALL, version=case.base.version, **changes)
 
 
-def variant_of(config: Config) -> tuple[str, int, str]:
+def variant_of(config: Config) -> tuple[str, int, str, str | None]:
     """What decides which rules apply."""
-    return config.product, config.version, config.scheme
+    return config.product, config.version, config.scheme, config.generation
 
 
 def name_of(case: ConfigCase | CallCase) -> str:
     """A case as pytest shows it."""
-    product, version, scheme = variant_of(case.base)
-    return f"{product}-v{version}-{scheme}: {case.shown[:50]}"
+    product, version, scheme, generation = variant_of(case.base)
+    return f"{product}-{version}-{scheme}-{generation}: {case.shown[:50]}"
 
 
 def check_message(error: ArgumentError, shown: str, code: int) -> None:

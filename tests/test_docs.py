@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import math
@@ -15,10 +16,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from moe_triton import limits, reference, torch_npu_ops
 from moe_triton.config import Config
 from moe_triton.errors import ArgumentError
+from moe_triton.layout import align
 from moe_triton.processes import RankGroup
 from moe_triton.tuning import Tuning
 from tests import test_reference
@@ -257,6 +260,30 @@ def test_the_shapes_of_the_page_are_those_of_the_reference(
     assert described.pop("assist_info_for_combine" if version == 1 else "expand_idx")
     assert described == plain | {"expand_scales": weighted["expand_scales"]}
     assert list(described) == list(plain)
+
+
+@pytest.mark.parametrize(("s", "r", "rank"), [(1, 0, 0), (2, 4, 0), (2, 4, 7)])
+@pytest.mark.parametrize("quant_mode", [0, 2])
+def test_the_shapes_of_the_halves_are_those_of_the_functions(
+    s: int, r: int, rank: int, quant_mode: int
+) -> None:
+    aligns = {f"Align{n}": functools.partial(align, to=n) for n in (8, 32, 512)}
+    ep, local = 8, 1 if rank < r else 24 // (8 - r)
+    names = {"BS": 3, "K": 2, "H": 96, "S": s, "EP": ep, "localE": local, "A": 5}
+    text = page("operators.md")
+    widths = re.findall(r"^W is (.+ // 2), or with `quant_mode=2` (.+\))\. S counts", text, flags=re.M)[0]
+    names["W"] = eval(widths[quant_mode == 2], dict(aligns), names)
+    described = [eval(shape, dict(aligns), names) for _, _, shape, _ in table_after(text, "Half")]
+    group, options = ("g", ep, rank, 24), {"shared_expert_num": s, "shared_expert_rank_num": r}
+    with FakeTensorMode():
+        x, ids = torch.empty(3, 96, dtype=torch.bfloat16), torch.empty(3, 2, dtype=torch.int32)
+        setup = torch_npu_ops.npu_moe_distribute_dispatch_setup
+        sent = setup(x, ids, *group, quant_mode=quant_mode, **options)
+        triples = torch.empty(5 * 128, dtype=torch.int32)
+        back = torch_npu_ops.npu_moe_distribute_combine_setup(
+            torch.empty(5, 96, dtype=torch.bfloat16), ids, triples, *group, **options
+        )
+    assert described == [tuple(output.shape) for output in (*sent, *back)]
 
 
 def test_the_tokens_of_a_part_are_those_that_the_pages_say() -> None:

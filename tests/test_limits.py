@@ -36,7 +36,7 @@ from tests.limits_cases import (
 
 def test_the_variants_of_the_tests_reach_every_set_of_rules() -> None:
     """The cases of each rule are counted by variant, so a set that no variant has would go without."""
-    reached = [rule_set for base in VARIANTS for rule_set in rule_sets_for(*variant_of(base))]
+    reached = [rule_set for base in VARIANTS for rule_set in rule_sets_for(*variant_of(base)[:3])]
     assert not [rule_set.title for rule_set in RULE_SETS if rule_set not in reached]
     assert not [rule_set.title for rule_set in reached if rule_set not in RULE_SETS]
 

@@ -8,12 +8,13 @@ import pytest
 
 from moe_triton.config import Config
 from moe_triton.errors import TILING_FAILED, ArgumentError
-from moe_triton.layout import layout_of
-from moe_triton.limits import check_buffer_size, needed_buffer_bytes
+from moe_triton.layout import exchange_layout_of, layout_of
+from moe_triton.limits import check_buffer_size, needed_buffer_bytes, needed_exchange_bytes
 from tests.limits_cases import (
     A2,
     A2_V1,
     A3,
+    FAMILIES,
     HIERARCHY,
     HIERARCHY_V1,
     INBAND,
@@ -38,9 +39,16 @@ NEEDED = [
     (A2, 2 * (64 * 16 * 4 * 7168 * 2 + (2 << 20))),
     (replace(A2, num_topk=2), 2 * (64 * 16 * 2 * 7168 * 2 + (2 << 20))),
     (A2_V1, 2 * (64 * 16 * 4 * 7168 * 2 + (2 << 20))),
-    (HIERARCHY, 64 * 64 * (7168 * 2 + 4 * 8 * 4) + (104 << 20)),
     (HIERARCHY_V1, 64 * 64 * (7168 * 2 + 4 * 8 * 4) + (104 << 20)),
-    (replace(HIERARCHY, num_topk=9), 64 * 64 * (7168 * 2 + 4 * 16 * 4) + (104 << 20)),
+    (replace(HIERARCHY, generation="v3"), 64 * 64 * (7168 * 2 + 4 * 8 * 4) + (104 << 20)),
+    (replace(HIERARCHY, generation="v3", num_topk=9), 64 * 64 * (7168 * 2 + 4 * 16 * 4) + (104 << 20)),
+    # 68 blocks of 64 tokens, each of which takes 14464 bytes: a multiple of 512 without rounding.
+    (replace(HIERARCHY, generation="v4"), 68 * 64 * 14464 + (8 << 20)),
+    (replace(HIERARCHY, generation="v4", num_topk=9), 68 * 64 * 14592 + (8 << 20)),
+    (replace(HIERARCHY, generation="v4", num_max_tokens_per_rank=1), 68 * 14848 + (8 << 20)),
+    # Where neither is chosen, the smaller.
+    (HIERARCHY, 68 * 64 * 14464 + (8 << 20)),
+    (replace(HIERARCHY, num_ranks=64, num_max_tokens_per_rank=512), 64 * 512 * 14464 + (104 << 20)),
 ]
 
 
@@ -50,7 +58,8 @@ def test_needed_buffer_bytes(config: Config, needed: int) -> None:
 
 
 def test_every_variant_has_a_formula() -> None:
-    assert all(base in [config for config, _ in NEEDED] for base in VARIANTS)
+    assert all(base in [config for config, _ in NEEDED] for base in FAMILIES)
+    assert all(needed_buffer_bytes(base) > 0 for base in VARIANTS)
 
 
 @pytest.mark.parametrize("base", [A3, INBAND, V1, SHARED_V1, replace(A3, hidden=1056, num_topk=3)])
@@ -75,3 +84,38 @@ def test_the_default_buffer_size_is_200_megabytes() -> None:
     check_buffer_size(replace(A3, num_max_tokens_per_rank=96), 200)
     with pytest.raises(ArgumentError, match="HCCL_BUFFSIZE is 200 MB"):
         check_buffer_size(replace(A3, num_max_tokens_per_rank=112))
+
+
+PAIRS = replace(A3, num_experts=8)
+
+
+@pytest.mark.parametrize(
+    ("config", "capacity"),
+    [
+        (PAIRS, 8 * 64),
+        (replace(PAIRS, version=1), 8 * 64),
+        # Each of the two ranks of the shared expert takes the tokens of four.
+        (replace(PAIRS, num_shared_experts=1, num_shared_ranks=2, num_experts=6), 8 * 64),
+        (replace(PAIRS, num_shared_experts=4, num_shared_ranks=4, num_experts=4), 8 * 64),
+    ],
+)
+def test_the_window_between_tensor_parallel_ranks(config: Config, capacity: int) -> None:
+    needed = 2 * capacity * (14848 + 14336)
+    assert needed_exchange_bytes(config) == needed
+    assert max(exchange_layout_of(config, rank).data_bytes for rank in range(8)) == needed
+
+
+def test_a_window_between_tensor_parallel_ranks_that_is_too_small() -> None:
+    """The group's own window is the smaller one here."""
+    config = replace(PAIRS, num_topk=1)
+    group, pair = needed_buffer_bytes(config), needed_exchange_bytes(config)
+    assert group < pair
+    megabytes = -(-pair // (1 << 20))
+    check_buffer_size(config, megabytes, tensor_parallel=True)
+    check_buffer_size(config, megabytes - 1)
+    with pytest.raises(ArgumentError) as caught:
+        check_buffer_size(config, megabytes - 1, tensor_parallel=True)
+    check_message(caught.value, f"HCCL_BUFFSIZE is {megabytes - 1} MB", TILING_FAILED)
+    assert f"HCCL_BUFFSIZE={megabytes} " in caught.value.remedy
+    assert "tensor parallelism" in caught.value.rule
+    assert f"{pair} bytes" in caught.value.rule

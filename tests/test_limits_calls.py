@@ -14,10 +14,10 @@ from tests.limits_cases import (
     A2_V1,
     A3,
     CALL,
+    FAMILIES,
     HIERARCHY,
     HIERARCHY_V1,
     INBAND,
-    SHARED_V1,
     V1,
     VARIANTS,
     CallCase,
@@ -25,6 +25,8 @@ from tests.limits_cases import (
     arguments,
     call_of,
     check_message,
+    family_of,
+    in_all_generations,
     name_of,
     needed,
     refused,
@@ -33,22 +35,32 @@ from tests.limits_cases import (
 
 LONG, TOO_LONG = "x" * 127, "x" * 128
 PAIR = {"tp_world_size": 2, "group_tp": "tp"}
-TAKES_MASK = (A3, A2, A2_V1)
-TAKES_VARIABLE_BATCH = (A3, V1, A2, A2_V1, HIERARCHY, HIERARCHY_V1)
-TAKES_CONST = (A3, INBAND, V1)
 QUANTIZES_RESULTS = (A3, INBAND, V1, HIERARCHY, HIERARCHY_V1)
+
+
+def is_restricted(base: Config) -> bool:
+    """Flags in band in the limits of v3, which have no masks there and the same batch on every rank."""
+    return family_of(base) == INBAND and base.generation == "v3"
+
+
+def takes_mask(base: Config) -> bool:
+    return family_of(base) in (A3, INBAND, A2, A2_V1) and not is_restricted(base)
+
+
+def has_pairs(base: Config) -> bool:
+    """Whether two tensor-parallel ranks are possible."""
+    return family_of(base) in (A3, V1) and base.generation != "v4"
 
 
 def common_calls(base: Config) -> list[CallCase]:
     """Rules that every variant has. Where it could not take the passing side, nothing stands in its place."""
     ep = base.num_ranks
     total = 64 * ep
-    quantized = 2 if base in QUANTIZES_RESULTS else 0
-    const = {"operator": "combine", "num_const": 1} if base in TAKES_CONST else {}
+    quantized = 2 if family_of(base) in QUANTIZES_RESULTS else 0
+    const = {"operator": "combine", "num_const": 1} if base.product == "A3" else {}
     return [
-        argument("group_ep", "x", "", base, code=INVALID_ARGUMENT),
-        argument("group_ep", LONG, TOO_LONG, base, code=INVALID_ARGUMENT),
-        argument("group_tp", LONG, TOO_LONG, base, code=INVALID_ARGUMENT),
+        argument("group_ep", "x", "", base, code=NULL_ARGUMENT),
+        argument("group_ep", LONG, TOO_LONG, base, code=NULL_ARGUMENT),
         argument("x_dims", 2, 3, base, shown="x is of 3 dimensions"),
         argument("x_dims", 2, 1, base, shown="expand_x is of 1 dimensions", operator="combine"),
         argument("ids_dims", 2, 1, base, shown="expert_ids is of 1 dimensions"),
@@ -61,7 +73,7 @@ def common_calls(base: Config) -> list[CallCase]:
         argument("global_bs", total, total - 1, base),
         argument("global_bs", total, total - ep, base),
         argument("global_bs", 0, -ep, base),
-        argument("global_bs", total + (ep if base in TAKES_VARIABLE_BATCH else 0), total + 4, base),
+        argument("global_bs", total + (0 if is_restricted(base) else ep), total + 4, base),
         argument("batch", 1, 0, base, shown="expert_ids.shape[0] is 0"),
         argument("batch", 64, 65, base, shown="expert_ids.shape[0] is 65"),
         *(argument("quant_mode", 2, mode, base) for mode in (1, 3, 4, 5, 6)),
@@ -89,13 +101,13 @@ def common_calls(base: Config) -> list[CallCase]:
         arguments(
             "const_expert_alpha_1, const_expert_alpha_2 or const_expert_v is None",
             {"has_ori_x": True, "has_const_args": True, **const},
-            {"has_ori_x": True, "operator": "combine_add_rms_norm", "num_const": 1},
+            {"has_ori_x": True, "operator": "combine_teardown", "num_const": 1},
             base,
             NULL_ARGUMENT,
         ),
         arguments(
             "x_active_mask is given",
-            {"has_mask": base in TAKES_MASK, "global_bs": total},
+            {"has_mask": takes_mask(base), "global_bs": total},
             {"has_mask": True, "global_bs": total + ep},
             base,
         ),
@@ -103,20 +115,29 @@ def common_calls(base: Config) -> list[CallCase]:
 
 
 def tensor_parallel_cases(base: Config) -> list[CallCase]:
-    """In both generations of A3. With flags in band there are no pairs: nothing stands in their place."""
+    """In both versions of A3. Where there are no pairs, nothing stands in their place."""
     one_expert, two_experts = replace(base, num_experts=8), replace(base, num_experts=16)
-    pair = {} if base is INBAND else PAIR
-    second = {} if base is INBAND else {**PAIR, "tp_rank_id": 1}
-    return [
+    pair = PAIR if has_pairs(base) else {}
+    cases = [
         arguments("tp_world_size is 3", pair, {"tp_world_size": 3, "group_tp": "tp"}, one_expert),
         argument("tp_world_size", 0, -1, one_expert),
-        arguments("tp_rank_id is 2", second, {**PAIR, "tp_rank_id": 2}, one_expert),
-        arguments("tp_rank_id is -1", pair, {**PAIR, "tp_rank_id": -1}, one_expert),
         argument("tp_rank_id", 0, 1, base),
         argument("tp_rank_id", 0, 1, base, tp_world_size=1),
-        arguments("group_tp is ''", pair, {"tp_world_size": 2}, one_expert, INVALID_ARGUMENT),
-        argument("group_tp", "tp", "ep", base, code=INVALID_ARGUMENT),
         argument("tp_world_size", 1, 2, two_experts, group_tp="tp"),
+    ]
+    if base.generation == "v4":
+        return [*cases, argument("tp_world_size", 1, 2, one_expert, group_tp="tp")]
+    second = {**PAIR, "tp_rank_id": 1} if pair else {}
+    long = {**PAIR, "group_tp": LONG} if pair else {}
+    return [
+        *cases,
+        arguments("tp_rank_id is 2", second, {**PAIR, "tp_rank_id": 2}, one_expert),
+        arguments("tp_rank_id is -1", pair, {**PAIR, "tp_rank_id": -1}, one_expert),
+        arguments("group_tp is ''", pair, {"tp_world_size": 2}, one_expert, INVALID_ARGUMENT),
+        arguments(
+            f"group_tp is {TOO_LONG!r}", long, {**PAIR, "group_tp": TOO_LONG}, one_expert, INVALID_ARGUMENT
+        ),
+        arguments("group_tp is 'ep'", pair, {**PAIR, "group_tp": "ep"}, one_expert, INVALID_ARGUMENT),
         arguments("comm_quant_mode is 2", pair, {**PAIR, "comm_quant_mode": 2}, one_expert),
     ]
 
@@ -125,10 +146,17 @@ def a3_calls(base: Config) -> list[CallCase]:
     """What both schemes of V2 have in common."""
     one_expert = replace(base, num_experts=8)
     shared = replace(base, num_shared_experts=1, num_shared_ranks=4)
-    elastic = {"has_elastic_info": base is not INBAND}
-    mask = {"has_mask": base is not INBAND}
+    takes_elastic = family_of(base) == A3 and base.generation != "v4"
+    mask = {"has_mask": takes_mask(base)}
+    # Without v4 they are refused together with a pair, and in v4 alone.
+    pair = {} if base.generation == "v4" else PAIR
     return [
-        arguments("elastic_info is given", elastic, {**PAIR, "has_elastic_info": True}, one_expert),
+        arguments(
+            "elastic_info is given",
+            {"has_elastic_info": takes_elastic},
+            {**pair, "has_elastic_info": True},
+            one_expert,
+        ),
         argument("quant_mode", 2, 0, base, shown="scales is given", has_scales=True),
         refused("shared_expert_x", shared, operator="combine"),
         refused("shared_expert_x", shared, operator="combine_add_rms_norm"),
@@ -144,20 +172,27 @@ def a3_calls(base: Config) -> list[CallCase]:
     ]
 
 
+INBAND_V3 = replace(INBAND, generation="v3")
 A3_CALLS = [
     # What fullmesh_v1 takes of all that fullmesh_v2 refuses is on the passing sides of the cases above.
-    *(case for base in (A3, INBAND) for case in a3_calls(base)),
-    refused("x_active_mask", INBAND),
-    refused("elastic_info", INBAND),
-    argument("global_bs", 512, 520, INBAND),
-    argument("tp_world_size", 1, 2, replace(INBAND, num_experts=8), group_tp="tp"),
+    *(case for base in in_all_generations(A3, INBAND) for case in a3_calls(base)),
+    refused("x_active_mask", INBAND_V3),
+    argument("global_bs", 512, 520, INBAND_V3),
+    *(refused("elastic_info", base) for base in in_all_generations(INBAND)),
+    *(
+        argument("tp_world_size", 1, 2, replace(base, num_experts=8), group_tp="tp")
+        for base in in_all_generations(INBAND)
+    ),
 ]
 
-V1_CALLS = [
-    refused("x_active_mask", V1),
-    refused("shared_expert_x", V1, operator="combine"),
-    argument("global_bs", 512, 520, SHARED_V1),
-]
+
+def v1_calls(base: Config) -> list[CallCase]:
+    shared = replace(base, num_shared_experts=1, num_shared_ranks=4)
+    return [
+        refused("x_active_mask", base),
+        refused("shared_expert_x", base, operator="combine"),
+        argument("global_bs", 512, 520, shared),
+    ]
 
 
 def a2_calls(base: Config) -> list[CallCase]:
@@ -167,6 +202,20 @@ def a2_calls(base: Config) -> list[CallCase]:
         refused("elastic_info", base),
         refused("shared_expert_x", base, operator="combine"),
         argument("num_const", 0, 1, base, shown="const_expert_num is 1"),
+        *(a2_v4_calls(base) if base.generation == "v4" else ()),
+    ]
+
+
+def a2_v4_calls(base: Config) -> list[CallCase]:
+    return [
+        argument("group_tp", "", "ep", base, code=INVALID_ARGUMENT),
+        argument(
+            "operator",
+            "combine",
+            "combine_add_rms_norm",
+            base,
+            shown="combine_add_rms_norm is called",
+        ),
     ]
 
 
@@ -188,12 +237,12 @@ def hierarchy_calls(base: Config) -> list[CallCase]:
 
 CASES = [
     *(case for base in VARIANTS for case in common_calls(base)),
-    *(case for base in (A3, INBAND, V1) for case in tensor_parallel_cases(base)),
+    *(case for base in in_all_generations(A3, INBAND, V1) for case in tensor_parallel_cases(base)),
     *A3_CALLS,
-    *V1_CALLS,
-    *(case for base in (A2, A2_V1, HIERARCHY, HIERARCHY_V1) for case in a2_calls(base)),
-    *(case for base in (A2, A2_V1) for case in a2_fullmesh_calls(base)),
-    *(case for base in (HIERARCHY, HIERARCHY_V1) for case in hierarchy_calls(base)),
+    *(case for base in in_all_generations(V1) for case in v1_calls(base)),
+    *(case for base in in_all_generations(A2, A2_V1, HIERARCHY, HIERARCHY_V1) for case in a2_calls(base)),
+    *(case for base in in_all_generations(A2, A2_V1) for case in a2_fullmesh_calls(base)),
+    *(case for base in in_all_generations(HIERARCHY, HIERARCHY_V1) for case in hierarchy_calls(base)),
 ]
 
 
@@ -243,3 +292,17 @@ def test_dispatch_needs_nothing_of_what_combine_computes_special_experts_from() 
 
 def test_scales_alone_quantise_in_v1_and_are_taken_without_a_mode() -> None:
     check_call(V1, replace(CALL, version=1, has_scales=True, quant_mode=0))
+
+
+@pytest.mark.parametrize("base", in_all_generations(A3, INBAND, V1), ids=variant_of)
+@pytest.mark.parametrize("group_tp", ["ep", TOO_LONG, None, 7])
+@pytest.mark.parametrize("tp_world_size", [0, 1])
+def test_without_a_pair_nobody_looks_at_group_tp(base: Config, group_tp: object, tp_world_size: int) -> None:
+    """Serving frameworks pass the name of group_ep there."""
+    check_call(base, replace(CALL, version=base.version, group_tp=group_tp, tp_world_size=tp_world_size))
+
+
+@pytest.mark.parametrize("base", in_all_generations(*FAMILIES), ids=variant_of)
+def test_the_halves_pass_without_tensor_parallelism(base: Config) -> None:
+    for operator in ("dispatch_setup", "dispatch_teardown", "combine_setup", "combine_teardown"):
+        check_call(base, replace(CALL, version=base.version, operator=operator))

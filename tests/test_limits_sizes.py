@@ -6,14 +6,17 @@ import re
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from moe_triton.config import Config
 from moe_triton.errors import TILING_FAILED, ArgumentError
-from moe_triton.limits import ConfigRule, Rule, check_rules, rules_for
+from moe_triton.limits import GENERATIONS, ConfigRule, Rule, check_rules, rules_for
 from tests.limits_cases import (
     A2,
     A2_V1,
     A3,
+    FAMILIES,
     HIERARCHY,
     HIERARCHY_V1,
     INBAND,
@@ -22,6 +25,7 @@ from tests.limits_cases import (
     VARIANTS,
     ConfigCase,
     check_message,
+    in_all_generations,
     name_of,
     size,
     sizes,
@@ -33,6 +37,7 @@ def common_sizes(base: Config) -> list[ConfigCase]:
     return [
         sizes("product is 'A5'", {}, {"product": "A5"}, base),
         size("version", base.version, {1: 0, 2: 3}[base.version], base),
+        sizes("generation is 'v5'", {}, {"generation": "v5"}, base),
     ]
 
 
@@ -41,6 +46,7 @@ def a3_sizes(base: Config) -> list[ConfigCase]:
     half_shared = {"num_shared_experts": 1, "num_experts": 1024}
     return [
         sizes("comm_alg is 'fullmesh'", {}, {"scheme": "fullmesh"}, base),
+        sizes("comm_alg is 'hierarchy'", {}, {"scheme": "hierarchy"}, base),
         size("num_ranks", 2, 1, base),
         size("num_ranks", 2, 1, base, relaxed=True),
         sizes(
@@ -84,21 +90,26 @@ def a3_sizes(base: Config) -> list[ConfigCase]:
     ]
 
 
-FULLMESH_V1_SIZES = [
-    size("num_max_tokens_per_rank", 512, 513),
-    size("num_topk", 16, 17),
-    size("num_topk", 9, 10, num_experts=8, num_special_experts=1),
-]
+def fullmesh_v1_sizes(base: Config) -> list[ConfigCase]:
+    return [
+        size("num_max_tokens_per_rank", 512, 513, base),
+        size("num_topk", 16, 17, base),
+        size("num_topk", 9, 10, base, num_experts=8, num_special_experts=1),
+    ]
 
-FULLMESH_V2_SIZES = [
-    # The general limit of V2 is asked first, and its message does not offer a scheme that takes no more.
-    size("num_max_tokens_per_rank", 256, 513, INBAND),
-    size("num_topk", 12, 17, INBAND),
-    size("num_max_tokens_per_rank", 256, 257, INBAND),
-    size("num_max_tokens_per_rank", 256, 257, INBAND, relaxed=True),
-    size("num_topk", 12, 13, INBAND),
-    size("num_special_experts", 0, 1, INBAND),
-]
+
+def fullmesh_v2_sizes(base: Config) -> list[ConfigCase]:
+    special = [size("num_special_experts", 0, 1, base)] if base.generation == "v3" else []
+    return [
+        # The general limit of V2 is asked first, and its message does not offer a scheme that takes no more.
+        size("num_max_tokens_per_rank", 256, 513, base),
+        size("num_topk", 12, 17, base),
+        size("num_max_tokens_per_rank", 256, 257, base),
+        size("num_max_tokens_per_rank", 256, 257, base, relaxed=True),
+        size("num_topk", 12, 13, base),
+        *special,
+    ]
+
 
 V1_SIZES = [
     sizes("comm_alg is 'fullmesh_v2'", {"scheme": "fullmesh_v1"}, {"scheme": "fullmesh_v2"}, V1),
@@ -124,6 +135,8 @@ V1_SIZES = [
     size("hidden", 64, 48, V1, relaxed=True),
     size("num_topk", 1, 0, V1),
     size("num_topk", 8, 9, V1),
+    size("num_topk", 1, 0, V1, relaxed=True),
+    size("num_topk", 16, 17, V1, relaxed=True),
     size(
         "num_experts",
         1,
@@ -149,12 +162,15 @@ V1_SIZES = [
 
 
 def a2_sizes(base: Config) -> list[ConfigCase]:
-    """What both schemes and generations have in common."""
-    most = 10240 if base is HIERARCHY else 7168
+    """What both schemes and versions have in common."""
+    wide = is_wide(base)
+    most = 10240 if wide or (base.scheme == "hierarchy" and base.version == 2) else 7168
+    experts = 1024 if wide and base.scheme == "fullmesh" else 512
+    tokens = 512 if wide and base.scheme == "hierarchy" else 256
     return [
         sizes("comm_alg is 'fullmesh_v1'", {}, {"scheme": "fullmesh_v1"}, base),
         size("num_max_tokens_per_rank", 1, 0, base),
-        size("num_max_tokens_per_rank", 256, 257, base),
+        size("num_max_tokens_per_rank", tokens, tokens + 1, base),
         size("hidden", most, most + 32, base),
         size("hidden", most, most + 32, base, relaxed=True),
         size("hidden", 32, 0, base),
@@ -162,8 +178,9 @@ def a2_sizes(base: Config) -> list[ConfigCase]:
         size("num_topk", 1, 0, base),
         size("num_topk", 16, 17, base),
         size("num_experts", 16, 0, base),
-        # In fullmesh, 512 experts need more ranks than 16.
-        size("num_experts", 512, 513, base, num_ranks=32),
+        # In fullmesh of v3, 512 experts need more ranks than 16.
+        size("num_experts", experts, experts + 1, base, num_ranks=32),
+        size("num_experts", 2, 0, base, num_ranks=2, num_topk=2, relaxed=True),
         size("num_topk", 8, 9, base, num_ranks=8, num_experts=8, relaxed=True),
         sizes(
             "num_shared_experts is 1",
@@ -178,19 +195,33 @@ def a2_sizes(base: Config) -> list[ConfigCase]:
     ]
 
 
+def is_wide(base: Config) -> bool:
+    """Whether the limits of v4 hold, which leave V1 as it was."""
+    return base.version == 2 and base.generation != "v3"
+
+
 def a2_fullmesh_sizes(base: Config) -> list[ConfigCase]:
-    return [
+    ranks = (16, 32, 64, 128, 192, 256)
+    if is_wide(base):
+        ranks = (*range(2, 9), *ranks, 384)
+    most = ranks[-1]
+    cases = [
         *(
             sizes(
-                f"num_ranks is {n + step}", {"num_ranks": n, "num_experts": n}, {"num_ranks": n + step}, base
+                f"num_ranks is {n + step}",
+                {"num_ranks": n, "num_experts": 8 * n if n < 16 else n},
+                {"num_ranks": n + step},
+                base,
             )
-            for n in (16, 32, 64, 128, 192, 256)
-            for step in (-1, 1)
+            for n in ranks
+            for step in (-1, 1, 9 - n)
+            if n + step not in ranks and n + step >= 0
         ),
-        size("num_ranks", 256, 257, base, relaxed=True, num_experts=256),
-        size("num_experts", 384, 400, base),
-        size("num_experts", 384, 400, base, relaxed=True),
+        size("num_ranks", most, most + 1, base, relaxed=True, num_experts=most),
     ]
+    if is_wide(base):
+        return cases
+    return [*cases, size("num_experts", 384, 400, base), size("num_experts", 384, 400, base, relaxed=True)]
 
 
 def hierarchy_sizes(base: Config) -> list[ConfigCase]:
@@ -204,13 +235,13 @@ def hierarchy_sizes(base: Config) -> list[ConfigCase]:
 
 CASES = [
     *(case for base in VARIANTS for case in common_sizes(base)),
-    *(case for base in (A3, INBAND) for case in a3_sizes(base)),
-    *FULLMESH_V1_SIZES,
-    *FULLMESH_V2_SIZES,
-    *V1_SIZES,
-    *(case for base in (A2, A2_V1, HIERARCHY, HIERARCHY_V1) for case in a2_sizes(base)),
-    *(case for base in (A2, A2_V1) for case in a2_fullmesh_sizes(base)),
-    *(case for base in (HIERARCHY, HIERARCHY_V1) for case in hierarchy_sizes(base)),
+    *(case for base in in_all_generations(A3, INBAND) for case in a3_sizes(base)),
+    *(case for base in in_all_generations(A3) for case in fullmesh_v1_sizes(base)),
+    *(case for base in in_all_generations(INBAND) for case in fullmesh_v2_sizes(base)),
+    *(case._replace(base=replace(case.base, generation=g)) for case in V1_SIZES for g in GENERATIONS),
+    *(case for base in in_all_generations(A2, A2_V1, HIERARCHY, HIERARCHY_V1) for case in a2_sizes(base)),
+    *(case for base in in_all_generations(A2, A2_V1) for case in a2_fullmesh_sizes(base)),
+    *(case for base in in_all_generations(HIERARCHY, HIERARCHY_V1) for case in hierarchy_sizes(base)),
 ]
 
 
@@ -286,3 +317,29 @@ def test_messages_speak_to_both_kinds_of_callers() -> None:
             check_rules(replace(case.base, **case.fails))
         said = f"{caught.value.rule} {caught.value.remedy}"
         assert not [name for name in fields if name in said]
+
+
+@settings(max_examples=300)
+@given(
+    base=st.sampled_from(FAMILIES),
+    num_ranks=st.sampled_from([2, 7, 8, 16, 128, 256, 384]),
+    hidden=st.sampled_from([32, 1024, 7168, 7200, 8192, 10240]),
+    num_experts=st.sampled_from([2, 64, 384, 512, 768, 1024]),
+    num_max_tokens_per_rank=st.sampled_from([1, 256, 257, 512, 513]),
+    num_special_experts=st.integers(0, 1),
+)
+def test_what_either_generation_accepts_is_accepted_where_none_is_chosen(base: Config, **chosen: int) -> None:
+    def accepts(generation: str | None) -> bool:
+        try:
+            check_rules(replace(base, generation=generation, **chosen))
+        except ArgumentError:
+            return False
+        return True
+
+    assert accepts(None) >= (accepts("v3") or accepts("v4"))
+
+
+def test_a_scheme_of_a3_that_crosses_super_nodes_is_refused_by_name() -> None:
+    for base in in_all_generations(A3):
+        with pytest.raises(ArgumentError, match="crosses super nodes"):
+            check_rules(replace(base, scheme="hierarchy"))

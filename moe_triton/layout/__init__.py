@@ -59,6 +59,7 @@ __all__ = [
     "SlotLayout",
     "WindowLayout",
     "align",
+    "exchange_layout_of",
     "layout_of",
     "slots_layout_of",
 ]
@@ -67,6 +68,11 @@ __all__ = [
 def layout_of(config: Config) -> Layout:
     """The window layout of a scheme."""
     return DirectLayout(config) if config.scheme == "direct" else slots_layout_of(config)
+
+
+def exchange_layout_of(config: Config, rank: int) -> ExchangeLayout:
+    """The window between a rank and its tensor-parallel peer."""
+    return ExchangeLayout(config.hidden, config.receive_capacity(rank), config.num_ranks)
 
 
 def slots_layout_of(config: Config) -> WindowLayout:

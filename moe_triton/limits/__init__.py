@@ -15,6 +15,7 @@ from moe_triton.limits.buffer_size import (
     check_num_bytes,
     check_window_limit,
     needed_buffer_bytes,
+    needed_exchange_bytes,
 )
 from moe_triton.limits.call import Call, Operator
 from moe_triton.limits.check import (
@@ -30,7 +31,7 @@ from moe_triton.limits.check import (
     scheme_of,
     torch_npu_names,
 )
-from moe_triton.limits.common import MAX_GROUP_NAME
+from moe_triton.limits.common import GENERATIONS, MAX_GROUP_NAME
 from moe_triton.limits.document import markdown
 from moe_triton.limits.rule import CallRule, ConfigRule, Rule, RuleSet
 
@@ -40,6 +41,7 @@ __all__ = [
     "CallRule",
     "ConfigRule",
     "DEFAULT_MEGABYTES",
+    "GENERATIONS",
     "IMPLEMENTED",
     "MAX_GROUP_NAME",
     "MEGABYTE",
@@ -58,6 +60,7 @@ __all__ = [
     "check_window_limit",
     "markdown",
     "needed_buffer_bytes",
+    "needed_exchange_bytes",
     "rule_sets_for",
     "rules_for",
     "scheme_of",

@@ -1,25 +1,69 @@
-"""Rules of A2, both generations, and of its two schemes."""
+"""Rules of A2, both versions, and of its two schemes.
+
+The limits of v4 widen those of the V2 operators (pages of aclnnMoeDistributeDispatchV4 and its combine); V1's
+page keeps its own.
+"""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from moe_triton.config import Config
-from moe_triton.errors import NULL_ARGUMENT
+from moe_triton.errors import INVALID_ARGUMENT, NULL_ARGUMENT
+from moe_triton.limits.call import Call
 from moe_triton.limits.common import HIDDEN_STEP, experts_per_rank, hidden_step, topk_of_experts
-from moe_triton.limits.rule import Rule, RuleSet, absent, between, one_of
+from moe_triton.limits.rule import (
+    EITHER,
+    ONLY_V3,
+    ONLY_V4,
+    SINCE_V4,
+    CallRule,
+    ConfigRule,
+    Generations,
+    Rule,
+    RuleSet,
+    absent,
+    between,
+    one_of,
+)
 
 SCHEMES = ("fullmesh", "hierarchy")
-FULLMESH_RANKS = (16, 32, 64, 128, 192, 256)
-HIERARCHY_RANKS = (16, 32, 64)
-MAX_HIDDEN, MAX_HIDDEN_HIERARCHY = 7168, 10240
 MAX_LOCAL_EXPERTS = 24
-RANKS_REMEDY = "Use one of these group sizes, or relaxed=True for tests."
 
 # Halves that a routing weight cannot be given to.
 WITHOUT_EXPERT_SCALES = ("dispatch_teardown", "combine_setup")
 
 
-def _max_hidden(c: Config) -> int:
-    return MAX_HIDDEN_HIERARCHY if c.scheme == "hierarchy" and c.version == 2 else MAX_HIDDEN
+class _Sizes(NamedTuple):
+    """What a scheme takes: group sizes, and the most of the others."""
+
+    ranks: tuple[int, ...]
+    tokens: int
+    hidden: int
+    experts: int
+
+
+_FULLMESH = _Sizes((16, 32, 64, 128, 192, 256), 256, 7168, 512)
+_FULLMESH_V4 = _Sizes((*range(2, 9), 16, 32, 64, 128, 192, 256, 384), 256, 10240, 1024)
+_HIERARCHY_V1 = _Sizes((16, 32, 64), 256, 7168, 512)
+_HIERARCHY_V3 = _HIERARCHY_V1._replace(hidden=10240)
+# With drivers from 25.0.RC1.1 on.
+_HIERARCHY_V4 = _HIERARCHY_V3._replace(tokens=512)
+
+
+def _limits(sizes: _Sizes, generations: Generations = EITHER) -> tuple[ConfigRule, ...]:
+    rules = (
+        one_of(
+            "num_ranks",
+            sizes.ranks,
+            "Use one of these group sizes, or relaxed=True for tests.",
+            relaxed_low=2,
+        ),
+        between("num_max_tokens_per_rank", 1, sizes.tokens, "Split larger batches into several dispatches."),
+        between("hidden", HIDDEN_STEP, sizes.hidden, "Use a smaller hidden dimension."),
+        between("num_experts", 1, sizes.experts, "Use fewer routed experts."),
+    )
+    return tuple(rule.of(generations) for rule in rules)
 
 
 A2 = RuleSet(
@@ -34,19 +78,8 @@ A2 = RuleSet(
             lambda c: f"{c.product} has {list(SCHEMES)}",
             "Use comm_alg='hierarchy' or 'fullmesh'.",
         ),
-        between("num_max_tokens_per_rank", 1, 256, "Split larger batches into several dispatches."),
-        Rule(
-            "hidden",
-            f"{HIDDEN_STEP} to {MAX_HIDDEN}; V2 with hierarchy to {MAX_HIDDEN_HIERARCHY}",
-            lambda c: HIDDEN_STEP <= c.hidden <= _max_hidden(c),
-            lambda c: c.hidden,
-            lambda c: f"{c.product} takes {HIDDEN_STEP} to {_max_hidden(c)} here",
-            "Use a smaller hidden dimension.",
-        ),
         hidden_step,
         between("num_topk", 1, 16, "Send a token to fewer experts."),
-        between("num_experts", 1, 512, "Use fewer routed experts."),
-        topk_of_experts,
         between("num_shared_experts", 0, 0, "A2 has no ranks of shared experts: compute them on every rank."),
         between("num_shared_ranks", 0, 0, "A2 has no ranks of shared experts: compute them on every rank."),
     ),
@@ -59,6 +92,24 @@ A2 = RuleSet(
             lambda c, call: f"{c.product} has no tensor parallelism",
             "Pass 0.",
         ),
+        # Host checks of A2 want it empty.
+        Rule[[Config, Call]](
+            "group_tp",
+            '""',
+            lambda c, call: call.group_tp == "",
+            lambda c, call: repr(call.group_tp),
+            lambda c, call: f"{c.product} has no tensor parallelism",
+            'Pass "".',
+            code=INVALID_ARGUMENT,
+        ).of(ONLY_V4),
+        Rule[[Config, Call]](
+            "combine_add_rms_norm",
+            "not there",
+            lambda c, call: call.operator != "combine_add_rms_norm",
+            lambda c, call: "called",
+            lambda c, call: f"the limits of v4 do not have it on {c.product}",
+            "Use combine, and add and normalise afterwards.",
+        ).of(ONLY_V4),
         absent("elastic_info", lambda call: call.has_elastic_info, "A2 takes none", "Pass None."),
         absent(
             "shared_expert_x",
@@ -77,69 +128,88 @@ A2 = RuleSet(
     ),
 )
 
-FULLMESH = RuleSet(
-    "A2, fullmesh",
-    config=(
-        one_of("num_ranks", FULLMESH_RANKS, RANKS_REMEDY, relaxed_low=2),
-        experts_per_rank,
-        Rule(
-            "num_experts",
-            f"at most {MAX_LOCAL_EXPERTS} per rank",
-            lambda c: c.num_local_experts <= MAX_LOCAL_EXPERTS,
-            lambda c: c.num_experts,
-            lambda c: (
-                f"a rank holds at most {MAX_LOCAL_EXPERTS} experts, and it would hold {c.num_local_experts}"
-            ),
-            "Use more ranks, fewer experts, or hierarchy.",
-        ),
+_local_experts = Rule[[Config]](
+    "num_experts",
+    f"at most {MAX_LOCAL_EXPERTS} per rank",
+    lambda c: c.num_local_experts <= MAX_LOCAL_EXPERTS,
+    lambda c: c.num_experts,
+    lambda c: f"a rank holds at most {MAX_LOCAL_EXPERTS} experts, and it would hold {c.num_local_experts}",
+    "Use more ranks, fewer experts, or hierarchy.",
+)
+
+_no_special_experts = Rule[[Config]](
+    "num_special_experts",
+    "0",
+    lambda c: c.num_special_experts == 0,
+    lambda c: c.num_special_experts,
+    lambda c: "hierarchy has no special experts",
+    "Use fullmesh.",
+)
+
+_FULLMESH_CALL: tuple[CallRule, ...] = (
+    Rule(
+        "x_active_mask",
+        "1-D (BS,)",
+        lambda c, call: not call.has_mask or call.mask_dims == 1,
+        lambda c, call: f"of {call.mask_dims} dimensions",
+        lambda c, call: "it must have 1: A2 masks whole tokens",
+        "Use ids of -1 for single experts.",
     ),
-    call=(
-        Rule(
-            "x_active_mask",
-            "1-D (BS,)",
-            lambda c, call: not call.has_mask or call.mask_dims == 1,
-            lambda c, call: f"of {call.mask_dims} dimensions",
-            lambda c, call: "it must have 1: A2 masks whole tokens",
-            "Use ids of -1 for single experts.",
-        ),
-        Rule(
-            "comm_quant_mode",
-            "0",
-            lambda c, call: call.comm_quant_mode == 0,
-            lambda c, call: call.comm_quant_mode,
-            lambda c, call: "A2 quantises results with hierarchy only",
-            "Pass 0, or use hierarchy.",
-        ),
+    Rule(
+        "comm_quant_mode",
+        "0",
+        lambda c, call: call.comm_quant_mode == 0,
+        lambda c, call: call.comm_quant_mode,
+        lambda c, call: "A2 quantises results with hierarchy only",
+        "Pass 0, or use hierarchy.",
     ),
 )
 
-HIERARCHY = RuleSet(
-    "A2, hierarchy",
+_HIERARCHY_CALL: tuple[CallRule, ...] = (
+    Rule(
+        "expert_scales",
+        "needed",
+        lambda c, call: call.has_expert_scales or call.operator in WITHOUT_EXPERT_SCALES,
+        lambda c, call: None,
+        lambda c, call: "hierarchy sums inside a server, by weight",
+        "Pass the routing weights, or use fullmesh.",
+        code=NULL_ARGUMENT,
+    ),
+    absent("scales", lambda call: call.has_scales, "hierarchy takes none", "Pass None, or use fullmesh."),
+    absent(
+        "x_active_mask", lambda call: call.has_mask, "hierarchy takes none", "Pass None, or use fullmesh."
+    ),
+)
+
+V1_FULLMESH = RuleSet(
+    "A2, V1, fullmesh",
+    config=(*_limits(_FULLMESH), topk_of_experts, experts_per_rank, _local_experts),
+    call=_FULLMESH_CALL,
+)
+V2_FULLMESH = RuleSet(
+    "A2, V2, fullmesh",
     config=(
-        one_of("num_ranks", HIERARCHY_RANKS, RANKS_REMEDY, relaxed_low=2),
+        *_limits(_FULLMESH, ONLY_V3),
+        *_limits(_FULLMESH_V4, SINCE_V4),
+        topk_of_experts,
         experts_per_rank,
-        Rule(
-            "num_special_experts",
-            "0",
-            lambda c: c.num_special_experts == 0,
-            lambda c: c.num_special_experts,
-            lambda c: "hierarchy has no special experts",
-            "Use fullmesh.",
-        ),
+        _local_experts.of(ONLY_V3),
     ),
-    call=(
-        Rule(
-            "expert_scales",
-            "needed",
-            lambda c, call: call.has_expert_scales or call.operator in WITHOUT_EXPERT_SCALES,
-            lambda c, call: None,
-            lambda c, call: "hierarchy sums inside a server, by weight",
-            "Pass the routing weights, or use fullmesh.",
-            code=NULL_ARGUMENT,
-        ),
-        absent("scales", lambda call: call.has_scales, "hierarchy takes none", "Pass None, or use fullmesh."),
-        absent(
-            "x_active_mask", lambda call: call.has_mask, "hierarchy takes none", "Pass None, or use fullmesh."
-        ),
+    call=_FULLMESH_CALL,
+)
+V1_HIERARCHY = RuleSet(
+    "A2, V1, hierarchy",
+    config=(*_limits(_HIERARCHY_V1), topk_of_experts, experts_per_rank, _no_special_experts),
+    call=_HIERARCHY_CALL,
+)
+V2_HIERARCHY = RuleSet(
+    "A2, V2, hierarchy",
+    config=(
+        *_limits(_HIERARCHY_V3, ONLY_V3),
+        *_limits(_HIERARCHY_V4, SINCE_V4),
+        topk_of_experts,
+        experts_per_rank,
+        _no_special_experts,
     ),
+    call=_HIERARCHY_CALL,
 )

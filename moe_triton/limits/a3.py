@@ -1,4 +1,4 @@
-"""Rules of A3, second and third generation, and of its in-band scheme."""
+"""Rules of A3's V2 operators, and of its in-band scheme."""
 
 from __future__ import annotations
 
@@ -13,11 +13,22 @@ from moe_triton.limits.common import (
     hidden_step,
     topk_of_experts,
 )
-from moe_triton.limits.rule import CallRule, ConfigRule, Rule, RuleSet, between
+from moe_triton.limits.rule import (
+    ONLY_V3,
+    ONLY_V4,
+    UNTIL_V3,
+    CallRule,
+    ConfigRule,
+    Rule,
+    RuleSet,
+    absent,
+    between,
+)
 
 MAX_STATUS_ENTRIES = STATE_COMBINE_OFFSET // STATUS_ENTRY_BYTES
 # "direct" is not one of torch_npu's.
 SCHEMES = ("fullmesh_v1", "fullmesh_v2", "direct")
+BANNED_REMEDY = "Use fullmesh_v1, or choose generation 'v4' or none."
 RELAXED_HIDDEN = f"relaxed=True allows {MIN_HIDDEN_RELAXED} and up for tests on the CPU."
 
 shared_ranks_of_group = Rule[[Config]](
@@ -40,13 +51,20 @@ shared_both_or_neither = Rule[[Config]](
     "Give shared experts ranks of their own, or have neither.",
 )
 
+
+def _scheme_rule(c: Config) -> str:
+    if c.scheme == "hierarchy":
+        return "hierarchy, which crosses super nodes on A3, cannot be served"
+    return f"{c.product} has {list(SCHEMES)}"
+
+
 A3_RULES: tuple[ConfigRule, ...] = (
     Rule(
         "comm_alg",
-        '"", fullmesh_v1 (the default), fullmesh_v2 or direct',
+        '"", fullmesh_v1 (the default), fullmesh_v2 or direct; hierarchy (across super nodes) is not served',
         lambda c: c.scheme in SCHEMES,
         lambda c: repr(c.scheme),
-        lambda c: f"{c.product} has {list(SCHEMES)}",
+        _scheme_rule,
         "Use comm_alg='fullmesh_v1', or '' for the default.",
     ),
     between("num_ranks", 2, 768, "Use a group of at least two ranks; on one rank there is nothing to send."),
@@ -86,37 +104,21 @@ def _tp_ranks(call: Call) -> int:
     return max(call.tp_world_size, 1)
 
 
-# Tensor parallelism, in both generations.
-TP_RULES: tuple[CallRule, ...] = (
-    Rule(
-        "tp_world_size",
-        "0 to 2; 0 and 1 mean none",
-        lambda c, call: 0 <= call.tp_world_size <= 2,
-        lambda c, call: call.tp_world_size,
-        lambda c, call: f"{c.product} takes 0 or 1 (none) or 2",
-        "Use a tensor-parallel group of two, or none.",
-    ),
-    Rule(
-        "tp_rank_id",
-        "0, or 1 in a group of two",
-        lambda c, call: 0 <= call.tp_rank_id < _tp_ranks(call),
-        lambda c, call: call.tp_rank_id,
-        lambda c, call: f"with tp_world_size {call.tp_world_size} it is 0 to {_tp_ranks(call) - 1}",
-        "Pass this rank's place in the tensor-parallel group, 0 where there is none.",
-    ),
+# Rules on what two tensor-parallel ranks are given. The limits of v4 have no such pairs.
+_PAIR_RULES: tuple[CallRule, ...] = (
     Rule(
         "group_tp",
-        f"1 to {MAX_GROUP_NAME} characters where tp_world_size is 2",
-        lambda c, call: call.tp_world_size != 2 or bool(call.group_tp),
+        f"1 to {MAX_GROUP_NAME} characters where tp_world_size is 2; not looked at otherwise",
+        lambda c, call: call.tp_world_size != 2 or 1 <= len(call.group_tp) <= MAX_GROUP_NAME,
         lambda c, call: repr(call.group_tp),
-        lambda c, call: "tp_world_size 2 needs a group",
+        lambda c, call: f"tp_world_size 2 needs a group, whose name has 1 to {MAX_GROUP_NAME} characters",
         "Pass torch_npu_ops.group_name(group).",
         code=INVALID_ARGUMENT,
     ),
     Rule(
         "group_tp",
-        "another group than group_ep",
-        lambda c, call: not call.group_tp or call.group_tp != call.group_ep,
+        "another group than group_ep where tp_world_size is 2",
+        lambda c, call: call.tp_world_size != 2 or call.group_tp != call.group_ep,
         lambda c, call: repr(call.group_tp),
         lambda c, call: "it must not be the expert-parallel group",
         "Make a group of the two tensor-parallel ranks.",
@@ -140,19 +142,55 @@ TP_RULES: tuple[CallRule, ...] = (
     ),
 )
 
+# Tensor parallelism, in both versions. Without it group_tp is not looked at: serving frameworks pass
+# group_ep's name there.
+TP_RULES: tuple[CallRule, ...] = (
+    Rule(
+        "tp_world_size",
+        "0 to 2; 0 and 1 mean none",
+        lambda c, call: 0 <= call.tp_world_size <= 2,
+        lambda c, call: call.tp_world_size,
+        lambda c, call: f"{c.product} takes 0 or 1 (none) or 2",
+        "Use a tensor-parallel group of two, or none.",
+    ),
+    Rule[[Config, Call]](
+        "tp_world_size",
+        "0 or 1, which mean none",
+        lambda c, call: call.tp_world_size != 2,
+        lambda c, call: call.tp_world_size,
+        lambda c, call: "the limits of v4 have no tensor parallelism",
+        "Pass 0, or choose generation 'v3' or none.",
+    ).of(ONLY_V4),
+    Rule(
+        "tp_rank_id",
+        "0, or 1 in a group of two",
+        lambda c, call: 0 <= call.tp_rank_id < _tp_ranks(call),
+        lambda c, call: call.tp_rank_id,
+        lambda c, call: f"with tp_world_size {call.tp_world_size} it is 0 to {_tp_ranks(call) - 1}",
+        "Pass this rank's place in the tensor-parallel group, 0 where there is none.",
+    ),
+    *(rule.of(UNTIL_V3) for rule in _PAIR_RULES),
+)
+
 V2 = RuleSet(
-    "A3, V2 and V3",
+    "A3, V2",
     config=A3_RULES,
     call=(
         *TP_RULES,
-        Rule(
+        Rule[[Config, Call]](
             "elastic_info",
             "only with tp_world_size 0 or 1",
             lambda c, call: not (call.has_elastic_info and call.tp_world_size == 2),
             lambda c, call: "given",
             lambda c, call: "a group can lose ranks only without tensor parallelism",
             "Pass None, or tp_world_size=0.",
-        ),
+        ).of(UNTIL_V3),
+        absent(
+            "elastic_info",
+            lambda call: call.has_elastic_info,
+            "the limits of v4 have none on A3",
+            "Pass None, or choose generation 'v3' or none.",
+        ).of(ONLY_V4),
         Rule(
             "scales",
             "only with quant_mode 2",
@@ -181,51 +219,46 @@ V2 = RuleSet(
 )
 
 FULLMESH_V2 = RuleSet(
-    "A3, V2 and V3, fullmesh_v2",
+    "A3, V2, fullmesh_v2",
     config=(
         between("num_max_tokens_per_rank", 1, 256, "Use fullmesh_v1 for larger batches, or split them."),
         between("num_topk", 1, 12, "Use fullmesh_v1, or send a token to fewer experts."),
-        Rule(
+        Rule[[Config]](
             "num_special_experts",
             "0",
             lambda c: c.num_special_experts == 0,
             lambda c: c.num_special_experts,
-            lambda c: "fullmesh_v2 has no special experts",
-            "Use fullmesh_v1.",
-        ),
+            lambda c: "fullmesh_v2 has no special experts in the limits of v3",
+            BANNED_REMEDY,
+        ).of(ONLY_V3),
     ),
     call=(
-        Rule(
+        absent(
             "x_active_mask",
-            "None",
-            lambda c, call: not call.has_mask,
-            lambda c, call: "given",
-            lambda c, call: "fullmesh_v2 takes no mask",
-            "Use fullmesh_v1.",
-        ),
-        Rule(
-            "elastic_info",
-            "None",
-            lambda c, call: not call.has_elastic_info,
-            lambda c, call: "given",
-            lambda c, call: "fullmesh_v2 takes none",
-            "Use fullmesh_v1.",
-        ),
-        Rule(
+            lambda call: call.has_mask,
+            "fullmesh_v2 takes no mask in the limits of v3",
+            BANNED_REMEDY,
+        ).of(ONLY_V3),
+        absent(
+            "elastic_info", lambda call: call.has_elastic_info, "fullmesh_v2 takes none", "Use fullmesh_v1."
+        ).of(UNTIL_V3),
+        Rule[[Config, Call]](
             "global_bs",
             "0 or BS * ep_world_size",
             lambda c, call: not call.has_variable_batch(c.num_ranks),
             lambda c, call: call.global_bs,
-            lambda c, call: f"with fullmesh_v2 every rank has the same number of tokens, here {call.batch}",
-            "Use fullmesh_v1 where ranks differ.",
-        ),
-        Rule(
+            lambda c, call: (
+                f"in the limits of v3 fullmesh_v2 has as many tokens on every rank, here {call.batch}"
+            ),
+            BANNED_REMEDY,
+        ).of(ONLY_V3),
+        Rule[[Config, Call]](
             "tp_world_size",
             "0 or 1",
             lambda c, call: call.tp_world_size != 2,
             lambda c, call: call.tp_world_size,
             lambda c, call: "fullmesh_v2 has no tensor parallelism",
             "Use fullmesh_v1.",
-        ),
+        ).of(UNTIL_V3),
     ),
 )

@@ -1,4 +1,4 @@
-"""Rules of A3, first generation."""
+"""Rules of A3's V1 operators."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from moe_triton.limits.rule import Rule, RuleSet, absent, between, one_of
 
 RANKS = (8, 16, 32, 64, 128, 144, 256, 288)
 HIDDEN = 7168
+# As many as V2 takes: Ascend's own worked example of V1 has 12.
+MAX_TOPK_RELAXED = 16
 
 V1 = RuleSet(
     "A3, V1",
@@ -26,7 +28,7 @@ V1 = RuleSet(
         between("num_max_tokens_per_rank", 1, 512, "Split larger batches into several dispatches."),
         one_of("hidden", (HIDDEN,), f"Use V2. {RELAXED_HIDDEN}", relaxed_low=MIN_HIDDEN_RELAXED),
         hidden_step,
-        between("num_topk", 1, 8, "Send a token to fewer experts, or use V2."),
+        between("num_topk", 1, 8, "Send a token to fewer experts, or use V2.", relaxed_high=MAX_TOPK_RELAXED),
         between("num_experts", 1, 512, "Use fewer routed experts, or V2."),
         Rule(
             "num_special_experts",

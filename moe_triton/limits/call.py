@@ -24,7 +24,7 @@ class Call:
     are read. What an operator has no argument for keeps its default.
 
     Attributes:
-        version: generation of the operator: 1, or 2 for V2 and V3.
+        version: of the operator: 1 or 2.
         operator: which one.
         batch: tokens of this rank (BS).
         x_dims: dimensions of x, or of expand_x in combine.

@@ -9,14 +9,24 @@ from moe_triton.config import Config
 from moe_triton.errors import ArgumentError
 from moe_triton.limits import a2, a3, a3_v1
 from moe_triton.limits.call import Call
-from moe_triton.limits.common import COMMON
+from moe_triton.limits.common import COMMON, GENERATIONS
 from moe_triton.limits.rule import CallRule, ConfigRule, RuleSet
 
 # Schemes that can be served, by product. The rules know more than these.
 IMPLEMENTED: dict[str, tuple[str, ...]] = {"A3": ("fullmesh_v1", "fullmesh_v2", "direct")}
 
 # Every set, in the order of the documentation.
-RULE_SETS: tuple[RuleSet, ...] = (COMMON, a3.V2, a3.FULLMESH_V2, a3_v1.V1, a2.A2, a2.FULLMESH, a2.HIERARCHY)
+RULE_SETS: tuple[RuleSet, ...] = (
+    COMMON,
+    a3.V2,
+    a3.FULLMESH_V2,
+    a3_v1.V1,
+    a2.A2,
+    a2.V2_FULLMESH,
+    a2.V2_HIERARCHY,
+    a2.V1_FULLMESH,
+    a2.V1_HIERARCHY,
+)
 
 # What torch_npu calls the fields of a `Config` that it has an argument for.
 TORCH_NPU_NAMES: dict[str, str] = {
@@ -61,8 +71,10 @@ def scheme_of(product: str, comm_alg: str | None, environment: Mapping[str, str]
 def rule_sets_for(product: str, version: int, scheme: str) -> tuple[RuleSet, ...]:
     """The sets that apply, in the order in which they are checked."""
     if product == "A2":
-        schemes = {"fullmesh": (a2.FULLMESH,), "hierarchy": (a2.HIERARCHY,)}
-        return (COMMON, a2.A2, *schemes.get(scheme, ()))
+        fullmesh, hierarchy = (
+            (a2.V1_FULLMESH, a2.V1_HIERARCHY) if version == 1 else (a2.V2_FULLMESH, a2.V2_HIERARCHY)
+        )
+        return (COMMON, a2.A2, *({"fullmesh": (fullmesh,), "hierarchy": (hierarchy,)}.get(scheme, ())))
     if product == "A3" and version == 1:
         return (COMMON, a3_v1.V1)
     if product == "A3":
@@ -73,13 +85,21 @@ def rule_sets_for(product: str, version: int, scheme: str) -> tuple[RuleSet, ...
 def rules_for(config: Config) -> tuple[ConfigRule, ...]:
     """The rules on this `Config`, whether or not its product can be served."""
     sets = rule_sets_for(config.product, config.version, config.scheme)
-    return tuple(rule for rule_set in sets for rule in rule_set.config)
+    rules = (rule for rule_set in sets for rule in rule_set.config)
+    return tuple(rule for rule in rules if _is_of(rule, config))
 
 
 def call_rules_for(config: Config, call: Call) -> tuple[CallRule, ...]:
     """The rules on this call."""
     sets = rule_sets_for(config.product, call.version, config.scheme)
-    return tuple(rule for rule_set in sets for rule in rule_set.call)
+    rules = (rule for rule_set in sets for rule in rule_set.call)
+    return tuple(rule for rule in rules if _is_of(rule, config))
+
+
+def _is_of(rule: ConfigRule | CallRule, config: Config) -> bool:
+    """Whether a rule belongs to the generation that a `Config` names."""
+    # Of a generation that there is not, every rule holds: the one that refuses it among them.
+    return config.generation not in GENERATIONS or config.generation in rule.generations
 
 
 def check_rules(config: Config) -> None:

@@ -11,6 +11,7 @@ from moe_triton.limits.rule import CallRule, Rule, RuleSet, absent
 
 PRODUCTS = ("A2", "A3")
 VERSIONS = (1, 2)
+GENERATIONS = (None, "v3", "v4")
 MIN_HIDDEN_RELAXED, HIDDEN_STEP = 32, 32
 MAX_GROUP_NAME = 127
 MAX_IDS = 2**31 - 1
@@ -148,8 +149,16 @@ COMMON = RuleSet(
             "1 or 2",
             lambda c: c.version in VERSIONS,
             lambda c: c.version,
-            lambda c: "it must be 1, or 2 for V2 and V3",
+            lambda c: "it must be 1, or 2 for the operators whose names end in _v2",
             "Use version=2.",
+        ),
+        Rule(
+            "generation",
+            "None, v3 or v4",
+            lambda c: c.generation in GENERATIONS,
+            lambda c: repr(c.generation),
+            lambda c: f"it must be one of {list(GENERATIONS)}",
+            "Use generation=None for what either of the published limits accepts.",
         ),
     ),
     call=(
@@ -160,16 +169,7 @@ COMMON = RuleSet(
             lambda c, call: repr(call.group_ep),
             lambda c, call: f"a group's name has 1 to {MAX_GROUP_NAME} characters",
             "Pass torch_npu_ops.group_name(group).",
-            code=INVALID_ARGUMENT,
-        ),
-        Rule(
-            "group_tp",
-            f"at most {MAX_GROUP_NAME} characters",
-            lambda c, call: len(call.group_tp) <= MAX_GROUP_NAME,
-            lambda c, call: repr(call.group_tp),
-            lambda c, call: f"a group's name has 1 to {MAX_GROUP_NAME} characters",
-            "Pass torch_npu_ops.group_name(group).",
-            code=INVALID_ARGUMENT,
+            code=NULL_ARGUMENT,
         ),
         _two_dimensional("x", lambda call: call.x_dims, lambda call: not call.is_combine),
         _two_dimensional("expand_x", lambda call: call.x_dims, lambda call: call.is_combine),

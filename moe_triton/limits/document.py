@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 
-from moe_triton.limits.buffer_size import DEFAULT_MEGABYTES, FORMULAS
+from moe_triton.limits.buffer_size import DEFAULT_MEGABYTES, EXCHANGE_FORMULA, FORMULAS
 from moe_triton.limits.check import IMPLEMENTED, RULE_SETS, TORCH_NPU_NAMES
 from moe_triton.limits.common import PRODUCTS
-from moe_triton.limits.rule import CallRule, ConfigRule, RuleSet
+from moe_triton.limits.rule import EITHER, CallRule, ConfigRule, Generations, RuleSet
 
 HEADER = """\
 <!-- Written by `python -m moe_triton.limits > docs/limits.md`. Change the rules, not this page. -->
@@ -25,6 +26,13 @@ experts per rank, maxBs = `global_bs` / EP, or BS where `global_bs` is 0. In par
 
 `relaxed=True` allows the sizes of its column, for tests and demos. Everything else stays checked.
 
+Two **generations** of these limits are published: "v3", those of the pages of
+`aclnnMoeDistributeDispatchV3` as they first were, and "v4", those of today's pages of
+`aclnnMoeDistributeDispatchV4`. `configure(generation="v3")` and `Config(generation="v3")` choose one. The
+column `generation` says for which choices a rule holds; "none" is none chosen, which accepts what either
+accepts, rule by rule. Where the column is missing or empty, a rule holds for all. V1 and V2 are versions of
+the operators and have nothing to do with it.
+
 The limits of {products} are known. Served today: {served}.
 """
 
@@ -33,10 +41,9 @@ BUFFER_HEADER = """\
 
 `HCCL_BUFFSIZE` (in MB of 1048576 bytes, {default} where it is not set) bounds the window of a group. Too
 small a value is found before anything is sent, and the message gives the value to set. AlignN(x) is x rounded
-up to a multiple of N.
+up to a multiple of N; A is what a rank can receive at most. Where no `generation` is chosen and there are two
+formulas, the smaller result counts. On A3 a window takes exactly these bytes, and at most a megabyte besides.
 
-| Scheme | Bytes needed |
-|---|---|
 """
 
 
@@ -45,13 +52,29 @@ def _name(argument: str) -> str:
     return f"`{npu}` (`{argument}`)" if npu else f"`{argument}`"
 
 
+def _generations(chosen: Generations) -> str:
+    """For which generations something holds, as a cell; empty for all."""
+    return "" if chosen == EITHER else ", ".join(name or "none" for name in chosen)
+
+
 def _table(rules: tuple[ConfigRule, ...] | tuple[CallRule, ...]) -> Iterator[str]:
-    relaxed = any(rule.relaxed for rule in rules)
-    yield "| Argument | Limit | With `relaxed` | Code |" if relaxed else "| Argument | Limit | Code |"
-    yield "|---|---|---|---|" if relaxed else "|---|---|---|"
-    for rule in rules:
-        cells = [_name(rule.argument), rule.limit, *([rule.relaxed] if relaxed else []), str(rule.code)]
-        yield f"| {' | '.join(cells)} |"
+    """A column that would be empty is left out."""
+    columns = {
+        "Argument": [_name(rule.argument) for rule in rules],
+        "Limit": [rule.limit for rule in rules],
+        "With `relaxed`": [rule.relaxed for rule in rules],
+        "`generation`": [_generations(rule.generations) for rule in rules],
+        "Code": [str(rule.code) for rule in rules],
+    }
+    shown = {title: cells for title, cells in columns.items() if any(cells)}
+    yield from _rows(list(shown), zip(*shown.values(), strict=True))
+
+
+def _rows(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(titles)} |"
+    yield f"|{'---|' * len(titles)}"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
 
 
 def _section(rule_set: RuleSet) -> Iterator[str]:
@@ -73,5 +96,8 @@ def markdown() -> str:
     lines = [HEADER.format(products=" and ".join(PRODUCTS), served=served)]
     for rule_set in RULE_SETS:
         lines.extend(_section(rule_set))
-    rows = "\n".join(f"| {formula.title} | `{formula.text}` |" for formula in FORMULAS.values())
-    return "\n".join(lines) + "\n" + BUFFER_HEADER.format(default=DEFAULT_MEGABYTES) + rows + "\n"
+    formulas = dict.fromkeys([*itertools.chain.from_iterable(FORMULAS.values()), EXCHANGE_FORMULA])
+    rows = [(f.title, f"`{f.text}`", _generations(f.generations)) for f in formulas]
+    lines += BUFFER_HEADER.format(default=DEFAULT_MEGABYTES).splitlines()
+    lines += _rows(("Window", "Bytes needed", "`generation`"), rows)
+    return "\n".join(lines) + "\n"

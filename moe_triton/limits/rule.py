@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, ParamSpec, TypeAlias
 
-from moe_triton.config import Config
+from moe_triton.config import Config, Generation
 from moe_triton.errors import TILING_FAILED, ArgumentError
 from moe_triton.limits.call import Call
 
 Subject = ParamSpec("Subject")
+
+# For which `Config.generation` a rule holds. Where only one generation has a limit, or the narrower one, None
+# goes with the other.
+Generations: TypeAlias = tuple[Generation | None, ...]
+EITHER: Generations = (None, "v3", "v4")
+ONLY_V3: Generations = ("v3",)
+ONLY_V4: Generations = ("v4",)
+UNTIL_V3: Generations = (None, "v3")
+SINCE_V4: Generations = (None, "v4")
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +35,7 @@ class Rule(Generic[Subject]):
         remedy: what to do about it.
         relaxed: the limit with ``relaxed=True``, where that is another one.
         code: status code of the error.
+        generations: of the published limits that have it; None among them: it holds where none is chosen.
     """
 
     argument: str
@@ -36,6 +46,7 @@ class Rule(Generic[Subject]):
     remedy: str
     relaxed: str = ""
     code: int = TILING_FAILED
+    generations: Generations = EITHER
 
     def check(self, *subject: Subject.args, **named: Subject.kwargs) -> None:
         """Checks it.
@@ -47,6 +58,10 @@ class Rule(Generic[Subject]):
             value, rule = self.value(*subject, **named), self.rule(*subject, **named)
             raise ArgumentError(self.argument, value, rule, self.remedy, code=self.code)
 
+    def of(self, generations: Generations) -> Rule[Subject]:
+        """The same rule of fewer generations of the published limits."""
+        return replace(self, generations=generations)
+
 
 ConfigRule: TypeAlias = Rule[[Config]]
 CallRule: TypeAlias = Rule[[Config, Call]]
@@ -54,7 +69,7 @@ CallRule: TypeAlias = Rule[[Config, Call]]
 
 @dataclass(frozen=True, eq=False)
 class RuleSet:
-    """The rules of one product, generation or scheme, in the order in which they are checked.
+    """The rules of one product, version or scheme, in the order in which they are checked.
 
     A later rule may rely on the earlier ones (no division by zero), and the rules on a call rely on all of
     the rules on its `Config`.
@@ -70,7 +85,15 @@ class RuleSet:
     call: tuple[CallRule, ...] = ()
 
 
-def between(field: str, low: int, high: int, remedy: str, *, relaxed_low: int | None = None) -> ConfigRule:
+def between(
+    field: str,
+    low: int,
+    high: int,
+    remedy: str,
+    *,
+    relaxed_low: int | None = None,
+    relaxed_high: int | None = None,
+) -> ConfigRule:
     """The rule that a field of `Config` lies between two numbers, both allowed.
 
     Args:
@@ -79,23 +102,29 @@ def between(field: str, low: int, high: int, remedy: str, *, relaxed_low: int | 
         high: the most.
         remedy: what to do about it.
         relaxed_low: the least with ``relaxed=True``, where that is another one.
+        relaxed_high: the most with ``relaxed=True``, where that is another one.
     """
-    least = low if relaxed_low is None else relaxed_low
+    usual = low, high
+    relaxed = low if relaxed_low is None else relaxed_low, high if relaxed_high is None else relaxed_high
 
-    def lower(c: Config) -> int:
-        return least if c.relaxed else low
+    def limits(c: Config) -> tuple[int, int]:
+        return relaxed if c.relaxed else usual
 
-    def span(lowest: int) -> str:
-        return f"{lowest} to {high}" if lowest < high else f"{high}"
+    def span(least: int, most: int) -> str:
+        return f"{least} to {most}" if least < most else f"{most}"
+
+    def holds(c: Config) -> bool:
+        least, most = limits(c)
+        return bool(least <= getattr(c, field) <= most)
 
     return Rule(
         field,
-        span(low),
-        lambda c: lower(c) <= getattr(c, field) <= high,
+        span(*usual),
+        holds,
         lambda c: getattr(c, field),
-        lambda c: f"{c.product} takes {span(lower(c))}",
+        lambda c: f"{c.product} takes {span(*limits(c))}",
         remedy,
-        relaxed="" if relaxed_low is None else span(least),
+        relaxed="" if relaxed == usual else span(*relaxed),
     )
 
 

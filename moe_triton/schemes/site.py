@@ -11,7 +11,16 @@ import torch
 from moe_triton.config import Config
 from moe_triton.kernel import AscendCKernel, TritonKernel
 from moe_triton.kernels.zones import turn_kernel
-from moe_triton.layout import UB_ALIGN, ExchangeLayout, Layout, SlotLayout, WindowLayout, align, layout_of
+from moe_triton.layout import (
+    UB_ALIGN,
+    ExchangeLayout,
+    Layout,
+    SlotLayout,
+    WindowLayout,
+    align,
+    exchange_layout_of,
+    layout_of,
+)
 from moe_triton.plan import Hole, Launch, Part, Stream, Value, launch
 from moe_triton.tuning import Tuning
 
@@ -90,7 +99,7 @@ class Site:
     @cached_property
     def exchange(self) -> ExchangeLayout:
         """Where things lie in the window between tensor-parallel ranks."""
-        return ExchangeLayout(self.config.hidden, self.capacity, self.config.num_ranks)
+        return exchange_layout_of(self.config, self.rank)
 
     @property
     def overlaps(self) -> bool:

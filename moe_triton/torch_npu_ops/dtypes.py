@@ -27,6 +27,26 @@ BY_NUMBER: dict[int, torch.dtype] = {
     297: torch.uint8,  # float4_e1m2fn, two a byte
 }
 
+# torch's own number where several stand for one dtype: the first.
+_NUMBERS = {dtype: number for number, dtype in reversed(BY_NUMBER.items())}
+
+
+def number_of(argument: str, dtype: torch.dtype) -> int:
+    """The number that stands for a dtype, as the schemas of operators have it.
+
+    Raises:
+        ArgumentError: there is none (161002).
+    """
+    if dtype not in _NUMBERS:
+        raise ArgumentError(
+            argument,
+            dtype,
+            f"it is one of {[str(known) for known in _NUMBERS]}",
+            "Pass one of these, or the number that torch_npu has for it.",
+            code=INVALID_ARGUMENT,
+        )
+    return _NUMBERS[dtype]
+
 
 def dtype_of(argument: str, number: int) -> torch.dtype:
     """The dtype that a number stands for.

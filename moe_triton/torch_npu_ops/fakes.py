@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from moe_triton.torch_npu_ops.calls.common import unless_empty
 from moe_triton.torch_npu_ops.dtypes import dtype_of
 from moe_triton.torch_npu_ops.plans import halves
 from moe_triton.torch_npu_ops.plans.shapes import DispatchShapes, Output
@@ -46,7 +47,7 @@ def fake_dispatch(
         options.get("global_bs", 0),
         tp=options.get("tp_world_size", 0),
         quantize=quantize,
-        weights=options.get("expert_scales") is not None,
+        weights=unless_empty(options.get("expert_scales")) is not None,
         elastic=options.get("elastic_info") is not None,
     )
     rows, *others = shapes.outputs()
@@ -92,13 +93,13 @@ def fake_dispatch_setup(
     **options: Any,
 ) -> tuple[Tensor, ...]:
     """The outputs of `npu_moe_distribute_dispatch_setup`."""
-    shared = shared_expert_num if shared_expert_rank_num else 0
+    is_shared = ep_rank_id < shared_expert_rank_num
     rows, *others = halves.dispatch_setup(
         (x.shape[0], x.shape[1], expert_ids.shape[1]),
         x.dtype,
         ep_world_size,
-        moe_expert_num // (ep_world_size - shared_expert_rank_num),
-        shared,
+        1 if is_shared else moe_expert_num // (ep_world_size - shared_expert_rank_num),
+        shared_expert_num,
         quant_mode == 2,
     )
     return _empty(x, (_with_dtype(rows, options.get("y_dtype")), *others))

@@ -14,6 +14,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import has_side_effect
 
+from moe_triton.torch_npu_ops.dtypes import number_of
+
 Tensor = torch.Tensor
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -52,7 +54,12 @@ def operator(
                 or _num_modes()
                 or (type(first) is not Tensor and isinstance(first, FakeTensor))
             ):
-                return traced(*args, **kwargs)  # type: ignore[no-any-return]
+                # A schema has integers where torch_npu takes dtypes as well.
+                numbers = {
+                    name: number_of(name, value) if isinstance(value, torch.dtype) else value
+                    for name, value in kwargs.items()
+                }
+                return traced(*args, **numbers)  # type: ignore[no-any-return]
             return function(*args, **kwargs)
 
         return call

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from moe_triton.backends import BACKENDS, make_backend, make_host
 from moe_triton.backends.base import Backend, Host
 from moe_triton.checks import check_choice, check_positive
-from moe_triton.config import Product
+from moe_triton.config import Generation, Product
+from moe_triton.limits import GENERATIONS
 from moe_triton.trace import TraceFile, TracePath
 from moe_triton.tuning import Tuning
 
@@ -24,6 +25,7 @@ class Settings:
     num_blocks: int | None = None
     tuning: Tuning = field(default_factory=Tuning)
     trace: str | None = None
+    generation: Generation | None = None
 
     def make_backend(self) -> Backend:
         """The back end that these settings name."""
@@ -69,6 +71,7 @@ def configure(
     num_blocks: int | None = None,
     tuning: Tuning | None = None,
     trace: TracePath | None = None,
+    generation: Generation | None = None,
 ) -> None:
     """Sets what torch_npu's functions have no argument for. Call it before the first of them, on every rank.
 
@@ -84,6 +87,8 @@ def configure(
             suits the machine. Any setting gives the same bits.
         trace: file that all ranks write to what ran when, for Perfetto (docs/traces.md); None for none. It
             is written when a group's windows are given back, and when the process ends.
+        generation: of the published limits that shall apply: "v3" or "v4"; None for what either of them
+            accepts (docs/limits.md).
 
     Raises:
         ArgumentError: a value that no setting has.
@@ -92,8 +97,11 @@ def configure(
     check_choice("product", product, ("A2", "A3"))
     check_choice("backend", backend, BACKENDS)
     check_choice("kernels", kernels, ("triton", "torch"))
+    check_choice("generation", generation, GENERATIONS)
     check_positive("timeout_s", timeout_s)
     path = None if trace is None else str(TraceFile(trace).path)
-    _current = Settings(product, relaxed, backend, kernels, timeout_s, num_blocks, tuning or Tuning(), path)
+    _current = Settings(
+        product, relaxed, backend, kernels, timeout_s, num_blocks, tuning or Tuning(), path, generation
+    )
     _number = _numbers.setdefault(_current, len(_numbers))
     _host = None

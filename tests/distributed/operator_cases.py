@@ -40,7 +40,7 @@ FEATURES: dict[str, tuple[Any, ...]] = {
     "alphas": ("numbers", "rows"),
     "comm_alg": ("", "fullmesh_v1", "fullmesh_v2"),
     "comm_quant_mode": (0, 2),
-    "shared_expert_x": (False, True),
+    "shared_expert_x": ("none", "flat", "3-D"),
     "norm": (False, True),
     "elastic": ("none", "unscaled", "routed", "shared", "both"),
     "performance_info": (False, True),
@@ -80,7 +80,7 @@ class OperatorCase:
         alphas: of constant experts: "numbers" (C,) or "rows" (C, H).
         comm_alg: as passed.
         comm_quant_mode: as passed.
-        shared_expert_x: given to combine.
+        shared_expert_x: given to combine: "none", "flat" (BS, H), or "3-D" with its tokens in two dimensions.
         norm: combine ends in a residual and a norm.
         elastic: elastic_info: "none"; "unscaled"; or without a "routed" rank, a replica of each "shared"
             expert, or "both".
@@ -113,7 +113,7 @@ class OperatorCase:
     alphas: str = "numbers"
     comm_alg: str = ""
     comm_quant_mode: int = 0
-    shared_expert_x: bool = False
+    shared_expert_x: str = "none"
     norm: bool = False
     elastic: str = "none"
     performance_info: bool = False
@@ -184,7 +184,7 @@ def is_valid(case: OperatorCase) -> bool:
             (case.elastic != "none", case.version == 2 and case.tp != 2),
             (case.quantize == "scales only", case.version == 1),
             (case.mask != "none", case.tokens in ("equal", "global_bs")),
-            (case.shared_expert_x, case.shared[1] == 0),
+            (case.shared_expert_x != "none", case.shared[1] == 0),
             (case.norm, case.dtype == torch.bfloat16),
             (case.alphas == "rows", SPECIAL[case.special][2] > 0),
         )
@@ -214,18 +214,13 @@ def _is_version_1(case: OperatorCase) -> bool:
         case.special == case.mask == case.elastic == "none"
         and (num_shared <= 1 and (not shared_ranks or case.ranks % shared_ranks == 0))
         and not (shared_ranks and case.tokens in ("fewer", "variable"))
-        and not (case.comm_alg or case.shared_expert_x or case.norm or case.performance_info)
+        and not (case.comm_alg or case.shared_expert_x != "none" or case.norm or case.performance_info)
         and case.topk <= 8
     )
 
 
 def _is_inband(case: OperatorCase) -> bool:
-    return (
-        case.special == case.mask == case.elastic == "none"
-        and case.tokens in ("equal", "global_bs")
-        and case.tp != 2
-        and case.topk <= 12
-    )
+    return case.elastic == "none" and case.tp != 2 and case.topk <= 12
 
 
 def _is_tensor_parallel(case: OperatorCase) -> bool:

@@ -125,7 +125,8 @@ def _canaries() -> Iterator[None]:
 def _groups(ranks: int, tp: int) -> tuple[str, str]:
     """Names of this process's groups; tensor-parallel peers are neighbours. Collective, the first time."""
     if tp == 1:
-        return torch_npu_ops.group_name(), ""
+        # As serving frameworks do: the name of group_ep, where there is no peer.
+        return torch_npu_ops.group_name(), torch_npu_ops.group_name()
     process = dist.get_rank()
     across = [dist.new_group(range(tp_rank, ranks * tp, tp)) for tp_rank in range(tp)]
     pairs = [dist.new_group(range(rank * tp, (rank + 1) * tp)) for rank in range(ranks)]
@@ -165,7 +166,7 @@ def _combine_tensors(case: OperatorCase, tensors: Tensors) -> Tensors:
     _, num_copy, num_const = SPECIAL[case.special]
     given = {
         "x_active_mask": case.mask != "none",
-        "shared_expert_x": case.shared_expert_x,
+        "shared_expert_x": case.shared_expert_x != "none",
         "ori_x": num_copy + num_const > 0,
     }
     return {name: tensors[name] for name in COMBINE_TENSORS if given.get(name, num_const > 0)}
@@ -210,9 +211,13 @@ def _one_round(
     scales = out["dynamic_scales"] if out["expand_x"].dtype == torch.int8 else None
     torch_npu_ops.synchronize(group_ep)
     y = experts_of(case, process, out["expand_x"], scales)
-    if case.tp == 2:
-        attributes["tp_send_counts"] = out["tp_recv_counts"]
+    # Without a peer nobody looks at it: frameworks pass dispatch's output, or anything.
+    attributes["tp_send_counts"] = out["tp_recv_counts"] if case.tp else torch.full((1,), -1).int()
     attributes.update(comm_quant_mode=case.comm_quant_mode, **_combine_tensors(case, tensors))
+    if case.shared_expert_x == "3-D":
+        batch = len(tensors["x"])
+        split = (2, batch // 2) if batch % 2 == 0 else (batch, 1)
+        attributes["shared_expert_x"] = tensors["shared_expert_x"].view(*split, case.hidden)
     back: tuple[Any, ...] = (y, ids, out["index"], out["ep_recv_counts"], weights)
     straggle()
     if case.norm:

@@ -26,7 +26,7 @@ LAYERS = [
 ]
 CASES: list[dict[str, Any]] = [
     {"quantize": "smooth", "mask": "tokens", "combine_weights": False},
-    {"mask": "entries", "special": "all", "shared_expert_x": True, "nums_type": 0, "values": "extreme"},
+    {"mask": "entries", "special": "all", "shared_expert_x": "3-D", "nums_type": 0, "values": "extreme"},
     {"shared": (1, 2), "ranks": 4, "comm_quant_mode": 2, "performance_info": True},
     {"norm": True, "special": "const", "alphas": "rows", "tokens": "variable", "dispatch_weights": False},
     {"comm_alg": "fullmesh_v2", "quantize": "dynamic", "comm_quant_mode": 2, "routing": "sparse"},

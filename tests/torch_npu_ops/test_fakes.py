@@ -118,15 +118,17 @@ def test_scales_alone_quantise_in_the_first_generation() -> None:
         (15, torch.bfloat16),
         (24, torch.float8_e4m3fn),
         (290, torch.uint8),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float8_e5m2, torch.float8_e5m2),
     ],
 )
-def test_y_dtype_changes_the_dtype_of_the_rows_and_nothing_else(
-    number: int | None, dtype: torch.dtype
-) -> None:
+def test_y_dtype_changes_the_dtype_of_the_rows_and_nothing_else(number: Any, dtype: torch.dtype) -> None:
     with FakeTensorMode():
         x, ids = tokens()
         plain = ops.npu_moe_distribute_dispatch_v2(x, ids, "g", EP, 0, M, quant_mode=2)
-        out = ops.npu_moe_distribute_dispatch_v2(x, ids, "g", EP, 0, M, y_dtype=number, quant_mode=2)
+        out = ops.npu_moe_distribute_dispatch_v2(
+            x, ids, "g", EP, 0, M, y_dtype=number, x_dtype=torch.bfloat16, scales_dtype=6, quant_mode=2
+        )
         sent = ops.npu_moe_distribute_dispatch_setup(x, ids, "g", EP, 0, M, y_dtype=number, quant_mode=2)
     assert described(out) == [((BS * EP * K, H), dtype), *described(plain)[1:]]
     assert sent[0].dtype == dtype
@@ -135,6 +137,28 @@ def test_y_dtype_changes_the_dtype_of_the_rows_and_nothing_else(
 def test_a_number_that_stands_for_no_dtype_is_refused() -> None:
     with FakeTensorMode(), pytest.raises(ArgumentError, match="y_dtype is 99"):
         ops.npu_moe_distribute_dispatch_v2(*tokens(), "g", EP, 0, M, y_dtype=99)
+    wrong: Any = torch.complex64
+    with FakeTensorMode(), pytest.raises(ArgumentError, match=r"x_dtype is torch\.complex64"):
+        ops.npu_moe_distribute_dispatch_v2(*tokens(), "g", EP, 0, M, x_dtype=wrong)
+
+
+def test_a_dtype_is_a_number_in_a_trace() -> None:
+    def step(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        dtype: Any = torch.bfloat16
+        return ops.npu_moe_distribute_dispatch_v2(x, ids, "g", EP, 7, M, y_dtype=dtype)[0]
+
+    graph = make_fx(step, tracing_mode="symbolic")(*(t.zero_() for t in tokens()))
+    call = next(node for node in graph.graph.nodes if "dispatch_v2" in str(node.target))
+    assert call.kwargs["y_dtype"] == 15
+
+
+@pytest.mark.parametrize("call", [ops.npu_moe_distribute_dispatch, ops.npu_moe_distribute_dispatch_v2])
+def test_empty_expert_scales_are_none(call: Any) -> None:
+    with FakeTensorMode():
+        x, ids = tokens()
+        plain = call(x, ids, "g", EP, 0, M)
+        empty = call(x, ids, "g", EP, 0, M, expert_scales=torch.empty(0))
+        assert described(empty) == described(plain)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -161,15 +185,19 @@ def test_combines(dtype: torch.dtype) -> None:
         ]
 
 
-@pytest.mark.parametrize(("shared", "s"), [((1, 0), 0), ((1, 2), 1), ((2, 4), 2)])
+@pytest.mark.parametrize("shared", [(1, 0), (0, 0), (1, 2), (2, 4)])
 @pytest.mark.parametrize("quant_mode", [0, 2])
-def test_halves(shared: tuple[int, int], s: int, quant_mode: int) -> None:
+@pytest.mark.parametrize("rank", [0, 7])
+def test_halves(shared: tuple[int, int], quant_mode: int, rank: int) -> None:
+    """S counts in setup whether or not ranks hold shared experts."""
+
     def up(value: int, unit: int) -> int:
         return -(-value // unit) * unit
 
-    r = shared[1]
-    options = {"shared_expert_num": shared[0], "shared_expert_rank_num": r}
-    rank, group = 7, ("g", EP, 7, M)
+    s, r = shared
+    local = 1 if rank < r else experts_per_rank(r)
+    options = {"shared_expert_num": s, "shared_expert_rank_num": r}
+    group = ("g", EP, rank, M)
     with FakeTensorMode():
         x, ids = tokens()
         y, index, info = ops.npu_moe_distribute_dispatch_setup(
@@ -180,7 +208,7 @@ def test_halves(shared: tuple[int, int], s: int, quant_mode: int) -> None:
         assert described((y, index, info)) == [
             ((results, width), torch.int8 if quant_mode else torch.bfloat16),
             ((BS * K,), torch.int32),
-            (((results + EP * experts_per_rank(r)) * 16,), torch.int32),
+            (((results + EP * local) * 16,), torch.int32),
         ]
         a = capacity(2, rank, max(s, 1), r, 0, False)
         out = ops.npu_moe_distribute_dispatch_teardown(
@@ -190,7 +218,7 @@ def test_halves(shared: tuple[int, int], s: int, quant_mode: int) -> None:
             ((a, H), torch.int8 if quant_mode else torch.bfloat16),
             ((a,), torch.float32),
             ((a * 128,), torch.int32),
-            ((experts_per_rank(r),), torch.int64),
+            ((local,), torch.int64),
         ]
         z = torch.empty(a, H).bfloat16()
         sent = ops.npu_moe_distribute_combine_setup(z, ids, out[2], *group, **options)

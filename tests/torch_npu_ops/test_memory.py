@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from moe_triton import torch_npu_ops as ops
-from moe_triton.limits import needed_buffer_bytes
+from moe_triton.errors import ArgumentError
+from moe_triton.limits import needed_buffer_bytes, needed_exchange_bytes
 from moe_triton.processes import RankGroup
 from moe_triton.torch_npu_ops import registry
 from tests.torch_npu_ops.setting import fresh
@@ -81,3 +83,35 @@ def test_windows_are_the_formula_and_private_memory_less_than_twice_the_outputs(
     ranks: Groups, options: dict[str, Any]
 ) -> None:
     assert ranks(2).run(memory_of, options) == [[], []]
+
+
+def memory_of_a_pair(process: int, num_processes: int) -> list[str]:
+    """Two ranks of two tensor-parallel processes each: what a plan says, and what HCCL_BUFFSIZE bounds."""
+    wrong = []
+    across = [dist.new_group([0, 2]), dist.new_group([1, 3])][process % 2]
+    pair = [dist.new_group([0, 1]), dist.new_group([2, 3])][process // 2]
+    with fresh(), pytest.MonkeyPatch.context() as patch:
+        x = torch.zeros(TOKENS, HIDDEN).bfloat16()
+        ids = torch.zeros(TOKENS, 1, dtype=torch.int32)
+        group = (ops.group_name(across), 2, process // 2, 2)
+        options = {"group_tp": ops.group_name(pair), "tp_world_size": 2, "tp_rank_id": process % 2}
+        plan = ops.npu_moe_distribute_dispatch_v2.plan(x, ids, *group, **options)
+        needed = needed_buffer_bytes(plan.config), needed_exchange_bytes(plan.config)
+        if plan.window_bytes != sum(needed):
+            wrong.append(f"windows of {plan.window_bytes} bytes, the formulas have {needed}")
+        made = plan.communicator
+        if (made.layout.data_bytes, made.site.exchange.data_bytes) != needed:
+            wrong.append("other windows than planned")
+        ops.release(group[0])
+        larger, smaller = torch.zeros(512, 8192).bfloat16(), torch.zeros(512, 1, dtype=torch.int32)
+        patch.setenv("HCCL_BUFFSIZE", "64")
+        one_window = ops.npu_moe_distribute_dispatch_v2.plan(larger, smaller, *group, global_bs=0)
+        if one_window.window_bytes > 64 << 20:
+            wrong.append("the group's own window is too large for this test")
+        with pytest.raises(ArgumentError, match="the window of tensor parallelism needs"):
+            ops.npu_moe_distribute_dispatch_v2.plan(larger, smaller, *group, **options)
+    return wrong
+
+
+def test_the_window_between_tensor_parallel_ranks_is_in_the_plan(ranks: Groups) -> None:
+    assert ranks(4).run(memory_of_a_pair) == [[]] * 4

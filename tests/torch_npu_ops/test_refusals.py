@@ -63,6 +63,8 @@ def bad_dispatches(rank: int, num_ranks: int) -> list[Case]:
         ("performance_info is of shape", TILING, d(performance_info=ones(size + 1).long())),
         ("performance_info is strided", TILING, d(performance_info=strided)),
         ("group_ep is 7", INVALID, lambda: v2(r.x, r.ids, 7, *r.group[1:])),
+        ("group_ep is ''", NULL, lambda: v2(r.x, r.ids, "", *r.group[1:])),
+        (f"group_ep is {'g' * 128!r}", NULL, lambda: v2(r.x, r.ids, "g" * 128, *r.group[1:])),
         ("group_ep is 'nobody'", INVALID, lambda: v2(r.x, r.ids, "nobody", *r.group[1:])),
         ("ep_world_size is 4", TILING, lambda: v2(r.x, r.ids, name, 4, rank, experts)),
         ("ep_rank_id is", TILING, lambda: v2(r.x, r.ids, name, size, 1 - rank, experts)),
@@ -70,6 +72,8 @@ def bad_dispatches(rank: int, num_ranks: int) -> list[Case]:
         ("moe_expert_num is 5", TILING, lambda: v2(r.x, r.ids, name, size, rank, 5)),
         ("tp_world_size is 3", TILING, d(tp_world_size=3)),
         ("group_tp is", INVALID, d(tp_world_size=2, group_tp="")),
+        ("group_tp is 7", INVALID, d(tp_world_size=2, group_tp=7)),
+        ("comm_alg is 'hierarchy', but hierarchy, which crosses", TILING, d(comm_alg="hierarchy")),
         ("expert_shard_type is 1", TILING, d(expert_shard_type=1)),
         ("shared_expert_num is 5", TILING, d(shared_expert_num=5, shared_expert_rank_num=1)),
         ("shared_expert_rank_num is", TILING, d(shared_expert_rank_num=2)),
@@ -78,7 +82,8 @@ def bad_dispatches(rank: int, num_ranks: int) -> list[Case]:
         ("expert_token_nums_type is 2", TILING, d(expert_token_nums_type=2)),
         ("comm_alg is", TILING, d(comm_alg="ring")),
         ("comm_alg is 'direct', but torch_npu's functions", TILING, d(comm_alg="direct")),
-        ("x_active_mask is", TILING, d(comm_alg="fullmesh_v2", x_active_mask=ones(TOKENS).bool())),
+        ("x_active_mask is", TILING, d(comm_alg="fullmesh_v2", x_active_mask=holes)),
+        ("elastic_info is given", TILING, d(comm_alg="fullmesh_v2", elastic_info=elastic * 0)),
         ("y_dtype is", INVALID, d(y_dtype=15)),
     ]
 
@@ -98,6 +103,12 @@ def bad_combines(rank: int, num_ranks: int, out: tuple[torch.Tensor, ...], z: to
         return lambda: norm(z, r.ids, index, counts, r.weights, residual, gamma, *r.group, **options)
 
     group, w = r.group, r.weights
+    alpha = torch.zeros(1, HIDDEN).bfloat16()
+
+    def const(alpha1: torch.Tensor, alpha2: torch.Tensor, v: torch.Tensor) -> Callable[[], Any]:
+        names = {"const_expert_alpha_1": alpha1, "const_expert_alpha_2": alpha2, "const_expert_v": v}
+        return c(const_expert_num=1, ori_x=shared, **names)
+
     return [
         ("expand_x is None", NULL, lambda: v2(None, r.ids, index, counts, w, *group)),
         ("assist_info_for_combine is None", NULL, lambda: v2(z, r.ids, None, counts, w, *group)),
@@ -108,6 +119,18 @@ def bad_combines(rank: int, num_ranks: int, out: tuple[torch.Tensor, ...], z: to
         ("expert_scales is a float", INVALID, lambda: v2(z, r.ids, index, counts, 1.0, *group)),
         ("expert_scales is of shape", TILING, lambda: v2(z, r.ids, index, counts, w[:2], *group)),
         ("shared_expert_x is of shape", TILING, c(shared_expert_x=shared[:1])),
+        ("shared_expert_x is of shape", TILING, c(shared_expert_x=shared.view(1, 2, -1))),
+        ("shared_expert_x is of shape", TILING, c(shared_expert_x=shared.view(2, TOKENS // 2, 1, HIDDEN))),
+        ("assist_info_for_combine is of", TILING, lambda: v2(z, r.ids, index[:-1], counts, w, *group)),
+        ("expand_x is of", TILING, lambda: v2(z[:-1], r.ids, index, counts, w, *group)),
+        (
+            "expand_idx is of",
+            TILING,
+            lambda: norm(z, r.ids, index[:-1], counts, w, residual, gamma, *group),
+        ),
+        ("const_expert_alpha_1 is of shape", TILING, const(alpha.view(1, 1, HIDDEN), alpha, alpha)),
+        ("const_expert_alpha_2 is of shape", TILING, const(alpha, alpha[0, :1], alpha)),
+        ("const_expert_v is of shape", TILING, const(alpha, alpha, alpha[0])),
         ("ori_x is", NULL, c(copy_expert_num=1)),
         ("ori_x is of dtype", INVALID, c(copy_expert_num=1, ori_x=shared.float())),
         ("const_expert_alpha_1", NULL, c(const_expert_num=1, ori_x=shared)),
@@ -126,6 +149,11 @@ def bad_combines(rank: int, num_ranks: int, out: tuple[torch.Tensor, ...], z: to
             lambda: ops.npu_moe_distribute_combine(
                 z, r.ids, index[: TOKENS * TOPK], counts, w, *group, shared_expert_x=shared
             ),
+        ),
+        (
+            "expand_idx is of shape",
+            TILING,
+            lambda: ops.npu_moe_distribute_combine(z, r.ids, index[: TOKENS * TOPK - 1], counts, w, *group),
         ),
     ]
 
@@ -218,3 +246,36 @@ def small_window(rank: int, num_ranks: int) -> str:
 
 def test_a_small_window_is_found_with_the_plan_and_the_message_says_what_to_set(ranks: Groups) -> None:
     assert ranks(2).run(small_window) == ["taken", "taken"]
+
+
+def generations(rank: int, num_ranks: int) -> list[str]:
+    """What only one generation of the limits takes, and what either takes where none is chosen."""
+    wrong = []
+    r = make_round(rank, num_ranks)
+    dispatch = ops.npu_moe_distribute_dispatch_v2
+    mask = torch.ones(TOKENS).bool()
+    elastic = torch.zeros(4 + 2 * num_ranks, dtype=torch.int32)
+    for options, refuses in (
+        ({"comm_alg": "fullmesh_v2", "x_active_mask": mask}, "v3"),
+        ({"comm_alg": "fullmesh_v2", "zero_expert_num": 1}, "v3"),
+        ({"comm_alg": "fullmesh_v2", "global_bs": 2 * TOKENS * num_ranks}, "v3"),
+        ({"elastic_info": elastic}, "v4"),
+    ):
+        for generation in ("v3", "v4", None):
+            ops.configure(relaxed=True, timeout_s=20.0, generation=generation)
+            try:
+                dispatch.plan(r.x, r.ids, *r.group, **options)
+            except ArgumentError as error:
+                if generation != refuses or refuses not in error.rule:
+                    wrong.append(f"{options} with {generation}: {error}")
+            else:
+                if generation == refuses:
+                    wrong.append(f"{options} with {generation} was taken")
+    ops.configure()
+    return wrong
+
+
+def test_the_generation_of_limits_is_a_setting(ranks: Groups) -> None:
+    assert ranks(2).run(generations) == [[], []]
+    with pytest.raises(ArgumentError, match="generation is 'v5'"):
+        ops.configure(generation="v5")  # type: ignore[arg-type]

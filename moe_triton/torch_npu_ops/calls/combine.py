@@ -20,7 +20,13 @@ from moe_triton.torch_npu_ops.calls.common import (
     ready,
 )
 from moe_triton.torch_npu_ops.planning import settled
-from moe_triton.torch_npu_ops.plans.combine import CombineAttributes, CombinePlan, check_tensors, make_plan
+from moe_triton.torch_npu_ops.plans.combine import (
+    CombineAttributes,
+    CombinePlan,
+    check_room,
+    check_tensors,
+    make_plan,
+)
 from moe_triton.torch_npu_ops.plans.elastic import words_of
 from moe_triton.torch_npu_ops.plans.tensors import CombineTensors
 
@@ -79,11 +85,13 @@ def plan_combine(
         check_input("expand_x", tensors.expand_x, ("A", "H"), torch.bfloat16)
     check_input("expert_ids", tensors.expert_ids, ("BS", "K"), torch.int32)
     check_group(made.group_ep, "group_ep")
-    check_group(made.group_tp, "group_tp")
+    if made.tp_world_size == 2:
+        check_group(made.group_tp, "group_tp")
     plan = make_plan(made)
     named = _by_name(index_name, tensors)
     others = {name: ready(t) for name, t in named.items() if name not in ("expand_x", "elastic_info")}
     check_tensors(made, {**others, "performance_info": tensors.performance_info})
+    check_room(made, index_name)
     if tensors.send_counts is not None and tensors.send_counts.numel() < plan.num_entries:
         raise ArgumentError(
             "ep_send_counts",

@@ -37,6 +37,11 @@ def ready(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return tensor if tensor is None or tensor.is_contiguous() else tensor.contiguous()
 
 
+def unless_empty(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """An optional tensor, None where it has no elements: the original takes such a one as absent."""
+    return None if isinstance(tensor, torch.Tensor) and tensor.numel() == 0 else tensor
+
+
 def check_required(**tensors: Any) -> None:
     """Checks that required arguments are tensors.
 

@@ -18,6 +18,7 @@ from moe_triton.torch_npu_ops.calls.common import (
     output_key,
     ready,
     shape_key,
+    unless_empty,
 )
 from moe_triton.torch_npu_ops.planning import settled
 from moe_triton.torch_npu_ops.plans.dispatch import DispatchAttributes, DispatchPlan, check_tensors, make_plan
@@ -86,7 +87,8 @@ def plan_dispatch(
     check_input("expert_ids", expert_ids, (x.shape[0], "K"), torch.int32)
     made = DispatchAttributes(*key)
     check_group(made.group_ep, "group_ep")
-    check_group(made.group_tp, "group_tp")
+    if made.tp_world_size == 2:
+        check_group(made.group_tp, "group_tp")
     plan = make_plan(made)
     check_tensors(
         made,
@@ -114,6 +116,7 @@ def run_dispatch(
     attributes: tuple[Any, ...],
 ) -> tuple[torch.Tensor, ...]:
     """Plans and executes a whole dispatch."""
+    expert_scales = unless_empty(expert_scales)
     plan = plan_dispatch(
         version,
         "dispatch",

@@ -54,14 +54,14 @@ def npu_moe_distribute_combine(
         ep_world_size: EP.
         ep_rank_id: this rank.
         moe_expert_num: M.
-        tp_send_counts: dispatch's tp_recv_counts, with tp_world_size 2.
+        tp_send_counts: dispatch's tp_recv_counts where tp_world_size is 2; otherwise not looked at.
         x_active_mask: refused: the first generation has none.
         activation_scale: refused, as are weight_scale and group_list.
         weight_scale: see activation_scale.
         group_list: see activation_scale.
         expand_scales: not read on A3.
         shared_expert_x: refused: the first generation would drop it.
-        group_tp: name of the tensor-parallel group.
+        group_tp: name of the tensor-parallel group where tp_world_size is 2; otherwise not looked at.
         tp_world_size: 0, 1 or 2.
         tp_rank_id: this rank among them.
         expert_shard_type: 0.
@@ -81,7 +81,7 @@ def npu_moe_distribute_combine(
         expand_idx,
         ep_send_counts,
         expert_scales=expert_scales,
-        tp_send_counts=tp_send_counts,
+        tp_send_counts=tp_send_counts if tp_world_size == 2 else None,
         x_active_mask=x_active_mask,
         shared_expert_x=shared_expert_x,
     )
@@ -149,26 +149,27 @@ def npu_moe_distribute_combine_v2(
     """Combine, second generation. What it shares with `npu_moe_distribute_combine` means the same, save:
 
     Args:
-        expand_x: (A * max(tp, 1), H) expert outputs.
+        expand_x: (A * max(tp, 1), H) expert outputs, or more rows.
         expert_ids: (BS, K) int32.
-        assist_info_for_combine: of dispatch: where each row goes.
+        assist_info_for_combine: of dispatch, at least (A * 128,) int32: where each row goes.
         ep_send_counts: dispatch's ep_recv_counts.
         expert_scales: (BS, K) fp32, or None.
         group_ep: name of the expert-parallel group.
         ep_world_size: EP.
         ep_rank_id: this rank.
         moe_expert_num: M.
-        tp_send_counts: dispatch's tp_recv_counts.
+        tp_send_counts: dispatch's tp_recv_counts where tp_world_size is 2; otherwise not looked at.
         x_active_mask: as in dispatch; output rows of inactive tokens are not written.
         expand_scales: not read on A3.
-        shared_expert_x: (BS, H), a shared expert's outputs, added without weight; only with R = 0.
+        shared_expert_x: (BS, H), or (a, b, H) with a * b = BS: a shared expert's outputs, added without
+            weight; only with R = 0.
         elastic_info: as in dispatch.
         ori_x: (BS, H), the tokens, for copy and constant experts.
         const_expert_alpha_1: (C,) as it is, or (C, H): both alphas by softmax of two dot products.
         const_expert_alpha_2: like const_expert_alpha_1.
         const_expert_v: (C, H).
         performance_info: as in dispatch.
-        group_tp: name of the tensor-parallel group.
+        group_tp: name of the tensor-parallel group where tp_world_size is 2; otherwise not looked at.
         tp_world_size: 0, 1 or 2.
         tp_rank_id: this rank among them.
         expert_shard_type: 0.
@@ -190,7 +191,7 @@ def npu_moe_distribute_combine_v2(
         assist_info_for_combine,
         ep_send_counts,
         expert_scales,
-        tp_send_counts,
+        tp_send_counts if tp_world_size == 2 else None,
         x_active_mask,
         shared_expert_x,
         ori_x,
@@ -290,7 +291,7 @@ def npu_moe_distribute_combine_add_rms_norm(
         expand_idx,
         ep_send_counts,
         expert_scales=expert_scales,
-        tp_send_counts=tp_send_counts,
+        tp_send_counts=tp_send_counts if tp_world_size == 2 else None,
         x_active_mask=x_active_mask,
         shared_expert_x=shared_expert_x,
         elastic_info=elastic_info,

@@ -46,8 +46,8 @@ def npu_moe_distribute_dispatch(
         moe_expert_num: M.
         scales: (S + M, H) fp32 smooth scales ((M, H) without shared experts); rows are then quantised.
         x_active_mask: refused: the first generation has none.
-        expert_scales: (BS, K) fp32, to travel with the rows.
-        group_tp: name of the tensor-parallel group, "" for none.
+        expert_scales: (BS, K) fp32, to travel with the rows; an empty one counts as none.
+        group_tp: name of the tensor-parallel group where tp_world_size is 2; otherwise not looked at.
         tp_world_size: 0, 1 or 2.
         tp_rank_id: this rank among them.
         expert_shard_type: 0.
@@ -131,10 +131,10 @@ def npu_moe_distribute_dispatch_v2(
         moe_expert_num: M.
         scales: (S + M, H) fp32, only with quant_mode 2.
         x_active_mask: (BS,) bool with its True first, or (BS, K) bool.
-        expert_scales: (BS, K) fp32.
+        expert_scales: (BS, K) fp32; an empty one counts as none.
         elastic_info: (4 + 2 * EP,) int32: which ranks are left (docs/operators.md, "Lost ranks").
         performance_info: (EP,) int64, raised to the microseconds waited for each source rank.
-        group_tp: name of the tensor-parallel group.
+        group_tp: name of the tensor-parallel group where tp_world_size is 2; otherwise not looked at.
         tp_world_size: 0, 1 or 2.
         tp_rank_id: this rank among them.
         expert_shard_type: 0.
@@ -147,7 +147,7 @@ def npu_moe_distribute_dispatch_v2(
         zero_expert_num: zero experts.
         copy_expert_num: copy experts.
         const_expert_num: constant experts.
-        y_dtype: refused on A2 and A3, as are the next two.
+        y_dtype: a torch.dtype, or torch_npu's integer for one; refused on A2 and A3, as are the next two.
         x_dtype: see y_dtype.
         scales_dtype: see y_dtype.
 

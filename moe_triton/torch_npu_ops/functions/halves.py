@@ -56,7 +56,7 @@ def npu_moe_distribute_dispatch_setup(
         ep_world_size: EP.
         ep_rank_id: this rank.
         moe_expert_num: M.
-        scales: (S + M, H) fp32, only with quant_mode 2.
+        scales: (S + M, H) fp32, only with quant_mode 2. S counts here, and in the outputs, even with R = 0.
         x_active_mask: (BS,) or (BS, K) bool.
         expert_shard_type: 0.
         shared_expert_num: S.
@@ -69,7 +69,8 @@ def npu_moe_distribute_dispatch_setup(
 
     Returns:
         y (BS * (K + S), Hs) in x's dtype or int8, without contents; expand_idx (BS * K,) int32;
-        comm_cmd_info ((BS * (K + S) + EP * localE) * 16,) int32: the ticket for the teardown.
+        comm_cmd_info ((BS * (K + S) + EP * localE) * 16,) int32, with localE = 1 on ranks of shared experts:
+        the ticket for the teardown.
     """
     attributes = (
         group_ep,
@@ -267,7 +268,7 @@ def npu_moe_distribute_combine_teardown(
         ep_rank_id: this rank.
         moe_expert_num: M.
         x_active_mask: as in dispatch_setup; output rows of inactive tokens are not written.
-        shared_expert_x: (BS, H), added without weight; only with R = 0.
+        shared_expert_x: (BS, H), or (a, b, H) with a * b = BS, added without weight; only with R = 0.
         expert_shard_type: 0.
         shared_expert_num: S.
         shared_expert_rank_num: R.

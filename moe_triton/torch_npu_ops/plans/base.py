@@ -12,7 +12,7 @@ import torch
 from moe_triton.communicator import Communicator
 from moe_triton.config import Config
 from moe_triton.errors import BufferStateError
-from moe_triton.layout import layout_of
+from moe_triton.layout import exchange_layout_of, layout_of
 from moe_triton.schemes.fullmesh import workspace_bytes
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant
 from moe_triton.torch_npu_ops import registry
@@ -94,8 +94,15 @@ class OperatorPlan(Generic[V]):
 
     @property
     def window_bytes(self) -> int:
-        """Bytes of the data window that this plan works in: at most what HCCL_BUFFSIZE has to cover."""
-        return layout_of(self.deployment.config).data_bytes
+        """Bytes of the data windows that this plan works in.
+
+        HCCL_BUFFSIZE has to cover that of the group, and that between two tensor-parallel ranks by itself.
+        """
+        config, rank = self.deployment.config, self.deployment.rank
+        group = layout_of(config).data_bytes
+        if self.site.exchange_rank is None:
+            return group
+        return group + exchange_layout_of(config, rank).data_bytes
 
     @property
     def workspace_bytes(self) -> int:

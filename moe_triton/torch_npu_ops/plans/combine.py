@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,6 +17,7 @@ from moe_triton.schemes.variants import CombineVariant
 from moe_triton.torch_npu_ops import settings
 from moe_triton.torch_npu_ops.plans.base import OperatorPlan, call_site_of
 from moe_triton.torch_npu_ops.plans.dispatch import MASKS, check_routing, group_config
+from moe_triton.torch_npu_ops.plans.shapes import TRIPLE_ROOM, DispatchShapes
 from moe_triton.torch_npu_ops.plans.tensors import HOLES, CombineTensors
 
 TensorKey = tuple[tuple[int, ...], torch.dtype, bool]
@@ -264,6 +266,66 @@ def make_plan(a: CombineAttributes) -> CombinePlan:
     return CombinePlan(config, site, variant, a)
 
 
+def _shape_of_shared(a: CombineAttributes) -> tuple[int | str, ...]:
+    """The shape that shared_expert_x must have: as it is, where its tokens stand in two dimensions."""
+    (batch, _), (_, hidden) = a.expert_ids[0], a.expand_x[0]
+    given = a.shared_expert_x[0] if a.shared_expert_x else ()
+    if len(given) == 3 and given[0] * given[1] == batch:
+        return (given[0], given[1], hidden)
+    return (batch, hidden)
+
+
+def check_room(a: CombineAttributes, index_name: str) -> None:
+    """Checks that V2's combine is given dispatch's outputs whole, as the original demands.
+
+    Args:
+        a: the call's attributes.
+        index_name: what the caller knows the routes as.
+
+    Raises:
+        ArgumentError: expand_x has fewer rows than a rank can receive, or there are too few triples. Nothing
+            was sent.
+    """
+    if a.version == 1:
+        return
+    capacity = receive_capacity(a)
+    rows, most = a.expand_x[0][0], capacity * max(a.tp_world_size, 1)
+    if rows < most:
+        raise ArgumentError(
+            "expand_x",
+            f"of {rows} rows",
+            f"this rank can have received {most}, whether or not it has",
+            "Pass as many rows as dispatch's expand_x has.",
+        )
+    words, needed = math.prod(a.index[0]), capacity * TRIPLE_ROOM
+    if a.operator != "combine_teardown" and words < needed:
+        raise ArgumentError(
+            index_name,
+            f"of {words} elements",
+            f"it must have at least {capacity} * {TRIPLE_ROOM} = {needed}",
+            "Pass dispatch's third output whole.",
+        )
+
+
+def receive_capacity(a: CombineAttributes) -> int:
+    """Rows that the matching dispatch can deliver here (A)."""
+    (batch, topk), (_, hidden) = a.expert_ids[0], a.expand_x[0]
+    shapes = DispatchShapes.of_call(
+        a.version,
+        (batch, hidden, topk),
+        a.expand_x[1],
+        (a.ep_world_size, a.ep_rank_id),
+        a.moe_expert_num,
+        (a.shared_expert_num, a.shared_expert_rank_num),
+        a.global_bs,
+        tp=a.tp_world_size,
+        quantize=False,
+        weights=False,
+        elastic=a.elastic is not None,
+    )
+    return int(shapes.capacity)
+
+
 def check_tensors(a: CombineAttributes, tensors: dict[str, torch.Tensor | None]) -> None:
     """Checks shapes and dtypes of the tensors of a combine against each other.
 
@@ -281,7 +343,7 @@ def check_tensors(a: CombineAttributes, tensors: dict[str, torch.Tensor | None])
         "expert_scales": ((batch, topk), torch.float32),
         "tp_send_counts": ((2,), torch.int32),
         "x_active_mask": (mask, torch.bool),
-        "shared_expert_x": ((batch, hidden), dtype),
+        "shared_expert_x": (_shape_of_shared(a), dtype),
         "ori_x": ((batch, hidden), dtype),
         "const_expert_alpha_1": (alpha, dtype),
         "const_expert_alpha_2": (alpha, dtype),

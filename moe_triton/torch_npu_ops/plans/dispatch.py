@@ -70,6 +70,12 @@ class DispatchAttributes:
     comm_type: int
     settings: int
 
+    @property
+    def num_shared_scales(self) -> int:
+        """Rows of shared experts in scales. setup counts them even where no rank holds one."""
+        counted = self.shared_expert_rank_num or self.operator == "dispatch_setup"
+        return self.shared_expert_num if counted else 0
+
 
 def group_config(
     call: Call, hidden: int, topk: int, size: int, experts: int, shared: tuple[int, int], comm_alg: str | None
@@ -94,6 +100,7 @@ def group_config(
             relaxed=chosen.relaxed,
             version=call.version,
             num_special_experts=call.num_zero + call.num_copy + call.num_const,
+            generation=chosen.generation,
         ).normalized()
         check_config(config)
         if config.scheme == "direct":
@@ -104,7 +111,7 @@ def group_config(
                 "Use EPBuffer for it, or comm_alg='fullmesh_v1' here.",
             )
         check_call(config, call)
-        check_buffer_size(config, buffer_megabytes())
+        check_buffer_size(config, buffer_megabytes(), tensor_parallel=call.tp_world_size == 2)
     except ArgumentError as error:
         raise error.renamed(torch_npu_names(call)) from None
     return config
@@ -353,7 +360,7 @@ def check_tensors(plan_for: DispatchAttributes, tensors: dict[str, torch.Tensor 
         ArgumentError: the first that does not fit.
     """
     (batch, hidden), (_, topk) = plan_for.x[0], plan_for.expert_ids[0]
-    shared = plan_for.shared_expert_num if plan_for.shared_expert_rank_num else 0
+    shared = plan_for.num_shared_scales
     expected: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
         "expert_ids": ((batch, topk), torch.int32),
         "scales": ((shared + plan_for.moe_expert_num, hidden), torch.float32),

@@ -26,7 +26,16 @@ def dispatch_setup(
     num_shared_experts: int,
     quantize: bool,
 ) -> tuple[Output, Output, Output]:
-    """y, expand_idx and comm_cmd_info of a dispatch_setup; sizes are (BS, H, K)."""
+    """y, expand_idx and comm_cmd_info of a dispatch_setup.
+
+    Args:
+        sizes: (BS, H, K).
+        dtype: of x.
+        num_ranks: EP.
+        num_local_experts: of this rank; 1 where it holds a shared expert.
+        num_shared_experts: S as passed, whether or not ranks hold them.
+        quantize: whether rows travel as int8.
+    """
     batch, hidden, topk = sizes
     results = batch * (topk + num_shared_experts)
     width = _align(_align(hidden, 32) + 4, 512) if quantize else _align(_align(2 * hidden, 32), 512) // 2
