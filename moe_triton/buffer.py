@@ -246,8 +246,8 @@ class EPBuffer:
         """Sends each expert's output back to its token's rank and sums them there.
 
         ``out[t] = sum_k f32(y_k) * topk_weights[t, k] + sum_s f32(y_s)``: in fp32, k and then s ascending,
-        rounded once to the dtype of the dispatched tokens (operators.md, section 2). The order does not
-        depend on which rank answers first, so the same inputs give the same bits.
+        rounded once to the dtype of the dispatched tokens (docs/operators.md, "Arithmetic of combine"). The
+        order does not depend on which rank answers first, so the same inputs give the same bits.
 
         Args:
             y: (n, H) outputs in the order of ``DispatchOutput.tokens``, in the dispatched dtype, n at

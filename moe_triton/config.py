@@ -28,7 +28,8 @@ class Config:
         scheme: how tokens travel (``comm_alg``).
         relaxed: allow sizes below the product's minimum, for tests and demos.
         version: of the operators: 1 for ``dispatch`` and ``combine``, 2 for ``..._v2``. It decides how tokens
-            reach shared experts and how combine finds its results (operators.md, sections 2 and 3).
+            reach shared experts and how combine finds its results (docs/operators.md, "Where experts live"
+            and "Meaning of the outputs").
         num_special_experts: zero, copy and constant experts, whose ids follow the routed ones. No rank
             holds them.
         generation: of the published limits: "v3", "v4", or None for what either of them accepts, rule by
@@ -104,5 +105,5 @@ class Config:
         return self.num_max_tokens_per_rank * self.num_ranks * per_source
 
     def receive_capacity(self, rank: int) -> int:
-        """Rows that a dispatch can deliver to this rank at most (A in operators.md, section 1)."""
+        """Rows that a dispatch can deliver to this rank at most (A in docs/operators.md, "Symbols")."""
         return self.shared_capacity if self.is_shared_rank(rank) else self.routed_capacity

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-# Status codes of the C interface behind torch_npu (operators.md, section 1).
+# Status codes of the C interface behind torch_npu (docs/operators.md, "Status codes").
 NULL_ARGUMENT = 161001
 INVALID_ARGUMENT = 161002
 TILING_FAILED = 561002

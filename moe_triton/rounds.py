@@ -10,8 +10,9 @@ from moe_triton.schemes.site import Operator, Site
 class Rounds:
     """One rank's count of its operators.
 
-    Two combines of one zone need a full wait between them (protocols.md): a dispatch or a barrier, each of
-    which waits for every rank. It covers the combines that a rank had ended when it posted its own flags.
+    Two combines of one zone need a full wait between them (docs/protocol.md, "Which programmes are safe"): a
+    dispatch or a barrier, each of which waits for every rank. It covers the combines that a rank had ended
+    when it posted its own flags.
 
     Args:
         site: where they run.

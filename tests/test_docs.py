@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
+import math
 import os
 import re
 import subprocess
@@ -14,11 +16,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from moe_triton import limits, torch_npu_ops
+from moe_triton import limits, reference, torch_npu_ops
 from moe_triton.config import Config
 from moe_triton.errors import ArgumentError
+from moe_triton.layout import align
 from moe_triton.processes import RankGroup
+from moe_triton.tuning import Tuning
+from tests import test_reference
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -139,6 +145,179 @@ def test_links_between_pages_lead_somewhere() -> None:
     for path in DOCS.glob("*.md"):
         for target in re.findall(r"\]\(([^)#:]+\.md)[^)]*\)", path.read_text(encoding="utf-8")):
             assert (DOCS / target).is_file(), f"{path.name}: {target}"
+
+
+FOLDERS = ("moe_triton", "kernels_ascendc", "tests", "benchmarks")
+SUFFIXES = {".py", ".h", ".cpp", ".cmake", ".txt", ".toml", ".yml"}
+# Of other projects, or made by a test or a run.
+NOT_OURS = {"doc/pythonAPI.md", "docs/api/pythonAPI_en.md", "page.md", "report.md", "build/limits.md"}
+CITATION = re.compile(r'(docs/[\w-]+\.md),((?:(?:,|\s+and)?\s+"[^"]+")+)')
+
+
+def sources() -> dict[Path, str]:
+    """Every source file but this one; comments that go over several lines as one."""
+    found = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in SUFFIXES]
+    found += [path for path in ROOT.iterdir() if path.suffix in SUFFIXES or path.name == "Makefile"]
+    texts = {
+        path.relative_to(ROOT): path.read_text(encoding="utf-8")
+        for path in found
+        if path != Path(__file__).resolve()
+    }
+    return {path: re.sub(r"\n\s*(?:#|//)?\s*", " ", text) for path, text in texts.items()}
+
+
+def citations(text: str) -> list[tuple[str, str]]:
+    """Page and heading of each citation."""
+    found = CITATION.findall(text)
+    return [(page, heading) for page, names in found for heading in re.findall(r'"([^"]+)"', names)]
+
+
+def headings(path: str) -> list[str]:
+    text = (ROOT / path).read_text(encoding="utf-8")
+    without_code = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.S | re.M)
+    return re.findall(r"^#+ (.+)$", without_code, flags=re.M)
+
+
+def test_headings_that_the_source_cites_exist() -> None:
+    found = {(str(path), *citation) for path, text in sources().items() for citation in citations(text)}
+    assert len(found) > 30
+    assert {cited for _, cited, _ in found} >= {"docs/limits.md", "docs/operators.md", "docs/protocol.md"}
+    assert sorted(c for c in found if c[2] not in headings(c[1])) == []
+
+
+def test_pages_that_the_source_names_are_in_the_repository() -> None:
+    for path, text in sources().items():
+        for name in set(re.findall(r"[\w./-]*[\w-]\.md\b", text)) - NOT_OURS:
+            places = (ROOT / name, DOCS / name)
+            assert any(place.is_file() for place in places), f"{path} names {name}"
+
+
+def test_the_page_of_operators_is_cited_with_a_heading() -> None:
+    """The reference model alone is all of that page."""
+    for path, text in sources().items():
+        if path != Path("moe_triton/reference/__init__.py"):
+            assert not re.findall(r'docs/operators\.md(?!,\s+")', text), path
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('see docs/a.md, "One two"; and', [("docs/a.md", "One two")]),
+        ('docs/a.md, "One" and "Two", then "three"', [("docs/a.md", "One"), ("docs/a.md", "Two")]),
+        ('docs/a.md, "One", "Two" and "Three"', [("docs/a.md", n) for n in ("One", "Two", "Three")]),
+        ('docs/a.md is "one"', []),
+    ],
+)
+def test_citations_are_found(text: str, found: list[tuple[str, str]]) -> None:
+    assert citations(text) == found
+
+
+def test_the_worked_example_is_what_the_reference_computes() -> None:
+    blocks = re.findall(r"```\n(.*?)```", page("operators.md").split("## Worked example\n")[1], flags=re.S)
+    ids, index, counts, cumulative = ([int(word) for word in block.split()] for block in blocks[:4])
+    config, routing = test_reference.worked_example()
+    received = reference.dispatch(config, [torch.zeros(4, 32, dtype=torch.bfloat16)] * 2, routing)[0]
+    assert ids == routing[0].flatten().tolist()
+    assert index == received.expand_idx.tolist()
+    assert counts == received.recv_offsets.tolist()
+    assert cumulative == received.tokens_per_expert.cumsum(0).tolist()
+
+
+def table_after(text: str, first_cell: str) -> list[list[str]]:
+    """Cells of the table whose header row begins so, without backticks."""
+    lines = text.split(f"| {first_cell} |", 1)[1].split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip().replace("`", "") for cell in line.strip("|").split("|")] for line in lines]
+
+
+@pytest.mark.parametrize(("s", "r", "rank"), [(0, 0, 0), (2, 4, 0), (2, 4, 7), (1, 3, 1)])
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(("tp", "batch"), [(0, 3), (1, 500), (2, 3)])
+def test_the_shapes_of_the_page_are_those_of_the_reference(
+    version: int, s: int, r: int, rank: int, tp: int, batch: int
+) -> None:
+    deployment = reference.Deployment(
+        ep_world_size=12,
+        moe_expert_num=(12 - r) * (1 if tp == 2 else 3),
+        shared_expert_num=s,
+        shared_expert_rank_num=r,
+        tp_world_size=tp,
+        version=version,
+    )
+    plain, weighted = (
+        reference.dispatch_shapes(deployment, rank, batch=batch, hidden=64, topk=2, has_expert_scales=given)
+        for given in (False, True)
+    )
+    text, is_shared = page("operators.md"), rank < r
+    names = {"EP": 12, "BS": batch, "H": 64, "K": 2, "S": s, "R": r, "tp": max(tp, 1), "tp_world_size": tp}
+    names |= {"G": batch * 12, "maxBs": batch, "localE": 1 if is_shared else deployment.num_local_experts}
+    kinds = {"of routed experts": not is_shared, "of the shared expert, V1": is_shared and version == 1}
+    kinds["of a shared expert, V2"] = is_shared and version == 2
+    tools = {"min": min, "max": max, "ceil": math.ceil}
+    capacities = {kind: what.split(":")[0] for kind, what in table_after(text, "Rank")}
+    (capacity,) = (eval(capacities[kind], tools, names) for kind, holds in kinds.items() if holds)
+    names["A"] = int(capacity)
+    described = {row[0]: eval(row[1], tools, names) for row in table_after(text, "Output")}
+    assert described.pop("assist_info_for_combine" if version == 1 else "expand_idx")
+    assert described == plain | {"expand_scales": weighted["expand_scales"]}
+    assert list(described) == list(plain)
+
+
+@pytest.mark.parametrize(("s", "r", "rank"), [(1, 0, 0), (2, 4, 0), (2, 4, 7)])
+@pytest.mark.parametrize("quant_mode", [0, 2])
+def test_the_shapes_of_the_halves_are_those_of_the_functions(
+    s: int, r: int, rank: int, quant_mode: int
+) -> None:
+    aligns = {f"Align{n}": functools.partial(align, to=n) for n in (8, 32, 512)}
+    ep, local = 8, 1 if rank < r else 24 // (8 - r)
+    names = {"BS": 3, "K": 2, "H": 96, "S": s, "EP": ep, "localE": local, "A": 5}
+    text = page("operators.md")
+    widths = re.findall(r"^W is (.+ // 2), or with `quant_mode=2` (.+\))\. S counts", text, flags=re.M)[0]
+    names["W"] = eval(widths[quant_mode == 2], dict(aligns), names)
+    described = [eval(shape, dict(aligns), names) for _, _, shape, _ in table_after(text, "Half")]
+    group, options = ("g", ep, rank, 24), {"shared_expert_num": s, "shared_expert_rank_num": r}
+    with FakeTensorMode():
+        x, ids = torch.empty(3, 96, dtype=torch.bfloat16), torch.empty(3, 2, dtype=torch.int32)
+        setup = torch_npu_ops.npu_moe_distribute_dispatch_setup
+        sent = setup(x, ids, *group, quant_mode=quant_mode, **options)
+        triples = torch.empty(5 * 128, dtype=torch.int32)
+        back = torch_npu_ops.npu_moe_distribute_combine_setup(
+            torch.empty(5, 96, dtype=torch.bfloat16), ids, triples, *group, **options
+        )
+    assert described == [tuple(output.shape) for output in (*sent, *back)]
+
+
+def test_the_tokens_of_a_part_are_those_that_the_pages_say() -> None:
+    said = {"README.md": "at most {} unless", "docs/differences.md": "at most {} tokens unless"}
+    said["docs/protocol.md"] = "`Tuning.combine_tokens` tokens, {} unless"
+    for path, words in said.items():
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert words.format(Tuning().combine_tokens) in text, path
+
+
+def test_v1_takes_no_mask_as_the_pages_say() -> None:
+    rules = next(rules for rules in limits.RULE_SETS if rules.title == "A3, V1")
+    (rule,) = (rule for rule in rules.call if rule.argument == "x_active_mask")
+    assert rule.limit == "None"
+    assert "V1 takes no mask" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert page("from-torch-npu.md").count("It takes no `x_active_mask` on A3") == 2
+    assert "V1 takes none" in page("operators.md")
+
+
+def test_a_literal_127_over_a_tensor_is_not_the_division_that_the_page_gives() -> None:
+    (code,) = code_blocks(page("operators.md"))
+    amax = torch.tensor([3.0])
+    names: dict[str, object] = {"torch": torch, "amax": amax}
+    exec(code, names)
+    s = names["s"]
+    assert isinstance(s, torch.Tensor)
+    q, scale = reference.quantize_row(torch.full((32,), 3.0))
+    assert float(1 / s) == float(scale)
+    assert q.eq(127).all()
+    literal = 127 / amax
+    for value, text in ((literal, "42.333336"), (s, "42.333332")):
+        assert f"{value.item():.6f}" == text
+        assert text in page("operators.md")
+    assert torch.equal(literal, amax.reciprocal() * 127)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="the docs extra is not installed")

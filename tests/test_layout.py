@@ -75,7 +75,7 @@ def test_slots_are_aligned_and_hold_a_packed_row(config: Config) -> None:
 
 @given(configs)
 def test_data_bytes_follow_the_published_formula(config: Config) -> None:
-    """operators.md, section 6: what HCCL_BUFFSIZE has to cover on A3 fullmesh."""
+    """docs/limits.md, "Window memory: HCCL_BUFFSIZE": what it has to cover on A3 fullmesh."""
     c, h = config, config.hidden
     slot = align(align(2 * h, 32) + 64, 512)
     dispatch = c.num_local_experts * c.num_max_tokens_per_rank * c.num_ranks * slot

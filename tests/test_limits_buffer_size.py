@@ -24,8 +24,8 @@ from tests.limits_cases import (
     check_message,
 )
 
-# Worked out by hand from operators.md, section 6. A row of 7168 takes 14336 bytes, with 64 more and rounded
-# up 14848; in blocks of 480, 30 of them, 15360; of 2 * (7168 + 128), 14592.
+# Worked out by hand from docs/limits.md, "Window memory: HCCL_BUFFSIZE". A row of 7168 takes 14336 bytes,
+# with 64 more and rounded up 14848; in blocks of 480, 30 of them, 15360; of 2 * (7168 + 128), 14592.
 NEEDED = [
     (A3, 2 * (8 * 64 * 8 * 14848 + 8 * 64 * 14336)),
     (

@@ -1,4 +1,4 @@
-"""Every rule on sizes, where it just holds and where it just does not (operators.md, section 6)."""
+"""Every rule on sizes, where it just holds and where it just does not (docs/limits.md, "Limits")."""
 
 from __future__ import annotations
 

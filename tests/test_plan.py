@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from moe_triton import ascendc
 from moe_triton.config import Config
-from moe_triton.plan import Hole, Plan, Value, launch
+from moe_triton.kernel import TritonKernel
+from moe_triton.plan import Hole, Launch, Part, Plan, Value, launch
 from moe_triton.schemes import Scheme, make_scheme
 from moe_triton.schemes.fullmesh import Fullmesh
 from moe_triton.schemes.site import Site
-from moe_triton.schemes.variants import CombineVariant, DispatchVariant
+from moe_triton.schemes.variants import CombineVariant, DispatchVariant, Mask
 
 SCHEME = Fullmesh(Site(Config(4, 8, 1024, 2, 8), rank=1, num_blocks=2, timeout_us=1000, target="cpu"))
 
@@ -47,16 +51,30 @@ def test_rows_leave_before_anything_waits() -> None:
         assert streams["send"] == streams["wait"] == "communication"
 
 
+@pytest.mark.parametrize("parts", [1, 3])
+def test_combine_waits_once_for_a_part_and_then_sums_it(parts: int) -> None:
+    plan = SCHEME.whole(CombineVariant(torch.bfloat16, True), 0, parts)
+    steps = [launched for launched in plan.launches if launched.step in ("wait", "sum")]
+    found = [(launched.step, arguments_of(launched)["first_token"]) for launched in steps]
+    firsts = [Part("num_tokens", 0, part, parts) for part in range(parts)]
+    waits = [at for at, (step, _) in enumerate(found) if step == "wait"]
+    sums = [at for at, (step, _) in enumerate(found) if step == "sum"]
+    assert [found[at][1] for at in waits] == [found[at][1] for at in sums] == firsts
+    assert all(wait < added for wait, added in zip(waits, sums, strict=True))
+
+
 def direct() -> Scheme:
     config = Config(4, 8, 1024, 2, 8, scheme="direct")
     return make_scheme(Site(config, rank=1, num_blocks=2, timeout_us=1000, target="cpu"))
 
 
+def arguments_of(step: Launch) -> dict[str, Value]:
+    return dict(zip((arg.name for arg in step.kernel.args), step.values, strict=True))
+
+
 def steps_and_statuses(plan: Plan) -> tuple[list[str], list[Value]]:
     """Its steps, and the entries of those that post or wait, in order."""
-    values = [
-        dict(zip((arg.name for arg in step.kernel.args), step.values, strict=True)) for step in plan.launches
-    ]
+    values = [arguments_of(step) for step in plan.launches]
     return [step.step for step in plan.launches], [value["status"] for value in values if "status" in value]
 
 
@@ -75,6 +93,81 @@ def test_direct_results_are_read_once_every_rank_has_announced_them(in_place: bo
     steps, (posted, waited) = steps_and_statuses(direct().whole(variant, 1))
     assert steps == ["flag", "wait", "sum"] if in_place else ["copy", "flag", "wait", "sum"]
     assert posted == waited
+
+
+def sites() -> Iterator[Site]:
+    """One of every kind: by back end, generation, scheme, tensor parallelism and what experts a rank has."""
+    for target, version, scheme in itertools.product(
+        ("cpu", "npu"), (1, 2), ("fullmesh_v1", "fullmesh_v2", "direct")
+    ):
+        config = Config(4, 8, 1024, 2, 6, 1, 1, scheme=scheme, version=version)
+        for rank, exchange_rank in itertools.product((0, 1), (None, 1)):
+            yield Site(config, rank, 2, 1000, target, exchange_rank)
+
+
+def variants(site: Site) -> Iterator[DispatchVariant | CombineVariant]:
+    exchange, bf16 = site.exchange_rank is not None, torch.bfloat16
+    for quantize, smooth in ((False, False), (True, False), (True, True)):
+        mask: Mask = "none" if site.is_version_1 else "entries"
+        kept = site.keeps_own
+        yield DispatchVariant(
+            bf16, quantize, smooth, True, mask, exchange=exchange, waits=True, keeps_own=kept
+        )
+    for in_place in (False, True):
+        yield CombineVariant(bf16, True, in_place=in_place, keeps_own=site.keeps_own)
+    features = {"exchange": exchange, "block_quantize": True, "norm": True, "waits": True}
+    special = (0, 0, 0) if site.is_version_1 else (1, 1, 1)
+    yield CombineVariant(bf16, True, "tokens", not site.is_version_1, special, **features)
+
+
+def plans(site: Site) -> list[Plan]:
+    scheme = make_scheme(site)
+    return [*(scheme.whole(variant, 0) for variant in variants(site)), scheme.barrier(0)]
+
+
+def test_whatever_is_kept_between_launches_is_used_by_some_plan() -> None:
+    kept: set[str] = set()
+    used: set[str] = set()
+    for site in sites():
+        kept |= site.scratch().keys()
+        used |= {hole for plan in plans(site) for hole in plan.holes}
+    assert kept - used == set()
+
+
+def test_the_page_says_which_kernels_are_triton_and_which_ascend_c() -> None:
+    page = (Path(__file__).resolve().parent.parent / "docs" / "protocol.md").read_text(encoding="utf-8")
+    section = page.split("## What is Triton and what is Ascend C\n")[1].split("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    listed: dict[bool, set[str]] = {True: set(), False: set()}
+    for language, kernels in rows[1:]:
+        listed[language == "Triton"] |= set(re.findall(r"`(\w+)`", kernels))
+    found: dict[bool, set[str]] = {True: set(), False: set()}
+    for site in sites():
+        for step in (step for plan in plans(site) for step in plan.launches):
+            found[isinstance(step.kernel, TritonKernel)].add(step.kernel.name)
+    assert listed == found
+
+
+def test_local_steps_in_ascend_c_are_those_that_the_page_names() -> None:
+    """Sends and waits aside: taking in-band rows, and copies of results into the own window."""
+    local = set()
+    for site in sites():
+        for plan in plans(site):
+            local |= {
+                (site.config.scheme, step.kernel.name)
+                for step in plan.launches
+                if not isinstance(step.kernel, TritonKernel) and step.step in ("arrange", "copy")
+            }
+    assert local == {("fullmesh_v2", "inband_receive"), ("direct", "exchange_send")}
+
+
+def test_packed_rows_are_made_without_stamps() -> None:
+    """Whatever sends a row writes its stamp."""
+    for smooth in (False, True):
+        for scheme in (SCHEME, direct()):
+            plan = scheme.whole(DispatchVariant(torch.bfloat16, True, smooth, True), 0)
+            (pack,) = (step for step in plan.launches if step.step == "pack")
+            assert [arg.name for arg in pack.kernel.args if arg.direction == "out"] == ["rows", "scales"]
 
 
 def test_a_launch_needs_a_value_for_each_argument() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from moe_triton import reference
 from moe_triton.config import Config
 
-# Seed 003's worked example: EP 2, 32 experts, 48 ids of rank 0 (operators.md, section 7).
+# EP 2, 32 experts, 48 ids of rank 0 (docs/operators.md, "Worked example").
 RANK0_IDS = """
 11 17 29 12 24 23 1 0 16 30 18 8 2 14 11 3 30 21 12 0 10 9 6 31
 22 27 30 21 1 24 17 11 3 19 2 29 16 13 7 27 6 29 5 22 24 19 23 2

@@ -7,8 +7,11 @@ go wrong: a rank writes where a peer has not read yet, or takes what was meant f
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -20,6 +23,7 @@ from moe_triton.schemes.site import Operator, Site
 RANKS = (0, 1)
 # Whom a rank's combine sends to: both ranks to both, only to itself, or one way.
 ALL, OWN, ONE_WAY = {0: (0, 1), 1: (0, 1)}, {0: (0,), 1: (1,)}, {0: (0, 1), 1: (1,)}
+NAMES: dict[str, Operator] = {"D": "dispatch", "C": "combine"}
 FLOWS = {"all": ALL, "own": OWN, "one way": ONE_WAY}
 
 
@@ -53,40 +57,49 @@ class Step:
 
     Attributes:
         kind: "write" to one peer's zone, or "take" what has come into its own, once all of it has.
-        operator: whose region.
+        operator: whose region, or "both" where dispatch and combine share one.
         zone: which.
         round: the how many-th of that operator.
         peers: written to, or waited for.
     """
 
     kind: str
-    operator: Operator
+    operator: Operator | Literal["both"]
     zone: int
     round: int
     peers: tuple[int, ...]
 
 
-def steps(operators: Sequence[Operator], rank: int, flows: dict[int, tuple[int, ...]]) -> list[Step]:
+def steps(
+    operators: Sequence[Operator], rank: int, flows: dict[int, tuple[int, ...]], is_shared: bool
+) -> list[Step]:
     """A rank's steps. Zones turn as the kernels turn them: with every run."""
-    done = dict.fromkeys(("dispatch", "combine", "barrier"), 0)
+    done: dict[str, int] = dict.fromkeys(("dispatch", "combine", "barrier", "both"), 0)
     found = []
     for operator in operators:
-        number = done[operator]
+        region: Operator | Literal["both"] = "both" if is_shared else operator
+        number = done[region]
         zone = number % 2
-        done[operator] += 1
+        done[region] += 1
         to = flows[rank] if operator == "combine" else RANKS
         senders = tuple(r for r in RANKS if rank in flows[r]) if operator == "combine" else RANKS
-        found += [Step("write", operator, zone, number, (peer,)) for peer in to]
-        found.append(Step("take", operator, zone, number, senders))
+        found += [Step("write", region, zone, number, (peer,)) for peer in to]
+        found.append(Step("take", region, zone, number, senders))
     return found
 
 
-State = tuple[tuple[int, int], frozenset[tuple[int, int, Operator, int, int]]]
+State = tuple[tuple[int, int], frozenset[tuple[int, int, str, int, int]]]
 
 
-def trouble(operators: Sequence[Operator], flows: dict[int, tuple[int, ...]]) -> str:
-    """What goes wrong in some order of the two ranks' steps; empty if nothing ever does."""
-    programmes = [steps(operators, rank, flows) for rank in RANKS]
+def trouble(operators: Sequence[Operator], flows: dict[int, tuple[int, ...]], is_shared: bool = False) -> str:
+    """What goes wrong in some order of the two ranks' steps; empty if nothing ever does.
+
+    Args:
+        operators: of both ranks.
+        flows: whom each rank's combine sends to.
+        is_shared: dispatch and combine take turns in the same zones.
+    """
+    programmes = [steps(operators, rank, flows, is_shared) for rank in RANKS]
     # What lies unread: (reader, writer, operator, zone, round).
     start: State = ((0, 0), frozenset())
     seen, waiting = {start}, [start]
@@ -169,10 +182,36 @@ def test_the_usual_layer_needs_no_barrier(target: str) -> None:
 
 
 def test_the_model_finds_what_barriers_are_for() -> None:
-    """Three combines with no dispatch between, as protocols.md has it; and a graph of a combine alone."""
+    """Three combines with no dispatch between; and a graph of a combine alone."""
     assert "over what was not read" in trouble(["dispatch", *["combine"] * 3], ONE_WAY)
     assert "over what was not read" in trouble(["combine"] * 3, ONE_WAY)
     assert trouble(["combine"] * 2, ONE_WAY) == ""
+
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "protocol.md"
+
+
+def documented_programmes() -> list[list[str]]:
+    """Rows of the table in docs/protocol.md, "Which programmes are safe"."""
+    section = PAGE.read_text(encoding="utf-8").split("## Which programmes are safe\n")[1].split("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    return [row for row in rows if re.fullmatch("[DC ]+", row[0])]
+
+
+def verdict(
+    operators: Sequence[Operator], flows: Iterable[dict[int, tuple[int, ...]]], is_shared: bool
+) -> str:
+    return "overwrites" if any(trouble(operators, flow, is_shared) for flow in flows) else "safe"
+
+
+def test_the_programmes_that_are_documented_as_safe_are() -> None:
+    """Columns: regions of their own; one for both; one for both, where combine waits for every rank."""
+    rows = documented_programmes()
+    assert len(rows) == 5
+    for programme, *columns in rows:
+        operators: list[Operator] = [NAMES[letter] for letter in programme.split()]
+        found = [verdict(operators, FLOWS.values(), is_shared) for is_shared in (False, True)]
+        assert columns == [*found, verdict(operators, [ALL], is_shared=True)], programme
 
 
 def test_host_zones_cannot_be_captured() -> None:

@@ -32,19 +32,16 @@ def pack_case(dtype: torch.dtype, hidden: int, tokens: int) -> Case:
     x = torch.randn(tokens, hidden).to(dtype)
     stride = slot_bytes(hidden)
     slots, other = (torch.zeros(tokens, stride, dtype=torch.int8) for _ in range(2))
-    words, other_words = slots.view(-1).view(torch.int32), other.view(torch.int32)
-    scales, triples = words.view(torch.float32)[hidden // 4 :], words[hidden // 4 + 8 :]
-    token = torch.arange(tokens, dtype=torch.int32)
+    scales, other_words = slots.view(-1).view(torch.float32)[hidden // 4 :], other.view(torch.float32)
 
     def eager() -> Tensors:
-        other[:, :hidden], other_words.view(torch.float32)[:, hidden // 4] = _quantized(x.float())
-        other_words[:, hidden // 4 + 9] = token
+        other[:, :hidden], other_words[:, hidden // 4] = _quantized(x.float())
         return (other,)
 
-    numbers = [0, 0, tokens, stride, stride // 4, stride // 4]
+    numbers = [0, tokens, stride, stride // 4]
     return make_case(
         pack_kernel(dtype, hidden),
-        [x, slots, scales, triples, *numbers],
+        [x, slots, scales, *numbers],
         [slots],
         eager,
         variant=spelled(dtype),
@@ -58,23 +55,18 @@ def pack_smooth_case(dtype: torch.dtype, hidden: int, tokens: int) -> Case:
     smooth = torch.rand(32, hidden) + 0.5
     stride = slot_bytes(hidden)
     slots, other = (torch.zeros(tokens * TOPK, stride, dtype=torch.int8) for _ in range(2))
-    words, other_words = slots.view(-1).view(torch.int32), other.view(torch.int32)
-    scales, triples = words.view(torch.float32)[hidden // 4 :], words[hidden // 4 + 8 :]
+    scales, other_words = slots.view(-1).view(torch.float32)[hidden // 4 :], other.view(torch.float32)
     flat = ids.flatten().long()
-    token = torch.arange(tokens, dtype=torch.int32).repeat_interleave(TOPK)
-    number = torch.arange(TOPK, dtype=torch.int32).repeat(tokens)
 
     def eager() -> Tensors:
         rows = x.float().repeat_interleave(TOPK, 0) * smooth[flat]
-        other[:, :hidden], other_words.view(torch.float32)[:, hidden // 4] = _quantized(rows)
-        other_words[:, hidden // 4 + 9] = token
-        other_words[:, hidden // 4 + 10] = number
+        other[:, :hidden], other_words[:, hidden // 4] = _quantized(rows)
         return (other,)
 
-    numbers = [0, 0, tokens, 0, 32, stride, stride // 4, stride // 4]
+    numbers = [0, tokens, 0, 32, stride, stride // 4]
     return make_case(
         pack_kernel(dtype, hidden, TOPK, smooth=True),
-        [x, ids, smooth, slots, scales, triples, *numbers],
+        [x, ids, smooth, slots, scales, *numbers],
         [slots],
         eager,
         variant=spelled(dtype),

@@ -6,8 +6,8 @@
 // its entries of dispatch i+1 after that. Rank q ends dispatch i+1 only with p's entry, and writes rows of
 // dispatch i+2, the next to use i's zone, after that. So whatever q writes for i+2 follows p's last access
 // to i's zone, and nothing sent for i can land later: p has seen all of it. What a dispatch does for
-// combines (protocols.md) rests on the entries alone and holds as well. A dispatch that timed out or
-// reported rows breaks the argument: the host rebuilds the communicator.
+// combines (docs/protocol.md, "Which programmes are safe") rests on the entries alone and holds as well. A
+// dispatch that timed out or reported rows breaks the argument: the host rebuilds the communicator.
 #ifndef MOE_INBAND_RECEIVE_H
 #define MOE_INBAND_RECEIVE_H
 

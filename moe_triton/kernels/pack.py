@@ -1,4 +1,4 @@
-"""Pack: quantise tokens to int8 and lay each out as a slot row: int8 row, fp32 scale, int32 triple.
+"""Pack: quantise tokens to int8 and lay each out as in a slot: int8 row, then fp32 scale.
 
 Shape symbols:
     T   tokens of this rank
@@ -51,7 +51,7 @@ def _peak(row, FLOAT_MAX: tl.constexpr):
 
 
 @triton.jit
-def _store_row(row, peak, rows, scale_at, triple_at, rank, token, k, cols):
+def _store_row(row, peak, rows, scale_at, cols):
     s = 127.0 / peak
     vanishes = s == float("inf")
     s = tl.where(vanishes, 0.0, s)
@@ -61,9 +61,6 @@ def _store_row(row, peak, rows, scale_at, triple_at, rank, token, k, cols):
     q = (q + 12582912.0) - 12582912.0
     tl.store(rows + cols, tl.cast(q, tl.int8, overflow_mode="saturate"))
     tl.store(scale_at, scale)
-    tl.store(triple_at, rank)
-    tl.store(triple_at + 1, token)
-    tl.store(triple_at + 2, k)
 
 
 @triton.jit
@@ -71,13 +68,10 @@ def _pack_kernel(
     x,
     rows,
     scales,
-    triples,
-    rank,
     first_token,
     num_tokens,
     row_stride,
     scale_stride,
-    triple_stride,
     HIDDEN: tl.constexpr,
     FLOAT_MAX: tl.constexpr,
 ):
@@ -93,10 +87,6 @@ def _pack_kernel(
             _peak(row, FLOAT_MAX),
             rows + at * row_stride,
             scales + at * scale_stride,
-            triples + at * triple_stride,
-            rank,
-            token,
-            0,
             cols,
         )
 
@@ -108,15 +98,12 @@ def _pack_smooth_kernel(
     smooth_scales,
     rows,
     scales,
-    triples,
-    rank,
     first_token,
     num_tokens,
     scale_row_offset,
     num_scale_rows,
     row_stride,
     scale_stride,
-    triple_stride,
     HIDDEN: tl.constexpr,
     TOPK: tl.constexpr,
     NUM_SHARED: tl.constexpr,
@@ -144,10 +131,6 @@ def _pack_smooth_kernel(
                 _peak(row, FLOAT_MAX),
                 rows + at * row_stride,
                 scales + at * scale_stride,
-                triples + at * triple_stride,
-                rank,
-                token,
-                k,
                 cols,
             )
 
@@ -167,24 +150,17 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _store_fallback(
     x: torch.Tensor,
-    tokens: torch.Tensor,
-    ks: torch.Tensor,
     first_row: int,
-    rank: int,
     rows: torch.Tensor,
     scales: torch.Tensor,
-    triples: torch.Tensor,
-    strides: tuple[int, int, int],
+    strides: tuple[int, int],
 ) -> None:
     n, hidden = x.shape
     q, scale = quantize_rows(x)
-    row_stride, scale_stride, triple_stride = strides
+    row_stride, scale_stride = strides
     rows.as_strided((n, hidden), (row_stride, 1), rows.storage_offset() + first_row * row_stride).copy_(q)
     scale_at = scales.storage_offset() + first_row * scale_stride
     scales.as_strided((n,), (scale_stride,), scale_at).copy_(scale)
-    triple = torch.stack([torch.full_like(tokens, rank), tokens, ks], 1)
-    triple_at = triples.storage_offset() + first_row * triple_stride
-    triples.as_strided((n, 3), (triple_stride, 1), triple_at).copy_(triple)
 
 
 def _pack_fallback(
@@ -193,23 +169,17 @@ def _pack_fallback(
     x: torch.Tensor,
     rows: torch.Tensor,
     scales: torch.Tensor,
-    triples: torch.Tensor,
-    rank: int,
     first_token: int,
     num_tokens: int,
     row_stride: int,
     scale_stride: int,
-    triple_stride: int,
     HIDDEN: int,
     FLOAT_MAX: bool = False,
 ) -> None:
     if not num_tokens:
         return
     chosen = x[first_token * HIDDEN : (first_token + num_tokens) * HIDDEN].view(num_tokens, HIDDEN)
-    tokens = torch.arange(first_token, first_token + num_tokens, dtype=torch.int32)
-    strides = (row_stride, scale_stride, triple_stride)
-    ks = torch.zeros_like(tokens)
-    _store_fallback(chosen.float(), tokens, ks, first_token, rank, rows, scales, triples, strides)
+    _store_fallback(chosen.float(), first_token, rows, scales, (row_stride, scale_stride))
 
 
 def _pack_smooth_fallback(
@@ -220,15 +190,12 @@ def _pack_smooth_fallback(
     smooth_scales: torch.Tensor,
     rows: torch.Tensor,
     scales: torch.Tensor,
-    triples: torch.Tensor,
-    rank: int,
     first_token: int,
     num_tokens: int,
     scale_row_offset: int,
     num_scale_rows: int,
     row_stride: int,
     scale_stride: int,
-    triple_stride: int,
     HIDDEN: int,
     TOPK: int,
     NUM_SHARED: int = 0,
@@ -237,28 +204,24 @@ def _pack_smooth_fallback(
     if not num_tokens:
         return
     last_token, num_rows = first_token + num_tokens, TOPK + NUM_SHARED
-    tokens = torch.arange(first_token, last_token, dtype=torch.int32).repeat_interleave(num_rows)
-    ks = torch.arange(num_rows, dtype=torch.int32).repeat(num_tokens)
     routed_rows = topk_idx[first_token * TOPK : last_token * TOPK].long() + scale_row_offset
     inside = (routed_rows >= scale_row_offset) & (routed_rows < num_scale_rows)
     routed_rows = torch.where(inside, routed_rows, 0).view(num_tokens, TOPK)
     shared_rows = torch.arange(NUM_SHARED).expand(num_tokens, NUM_SHARED)
     scale_rows = torch.cat([routed_rows, shared_rows], 1).view(-1)
-    chosen = x[: last_token * HIDDEN].view(-1, HIDDEN)[tokens.long()].float()
+    chosen = x[first_token * HIDDEN : last_token * HIDDEN].view(num_tokens, HIDDEN).float()
+    chosen = chosen.repeat_interleave(num_rows, 0)
     chosen = chosen * smooth_scales[: num_scale_rows * HIDDEN].view(-1, HIDDEN)[scale_rows]
-    strides = (row_stride, scale_stride, triple_stride)
-    _store_fallback(chosen, tokens, ks, first_token * num_rows, rank, rows, scales, triples, strides)
+    _store_fallback(chosen, first_token * num_rows, rows, scales, (row_stride, scale_stride))
 
 
 _DESTINATION = (
     Arg("rows", "*i8", "out"),
     Arg("scales", "*fp32", "out", interleaved_with="rows"),
-    Arg("triples", "*i32", "out", interleaved_with="rows"),
 )
 _STRIDES = (
     Arg("row_stride", "i64", "value"),
     Arg("scale_stride", "i64", "value"),
-    Arg("triple_stride", "i64", "value"),
 )
 
 
@@ -273,10 +236,10 @@ def pack_kernel(
 ) -> TritonKernel:
     """Quantise and pack tokens [first_token, first_token + num_tokens).
 
-    ``rows``, ``scales`` and ``triples`` are where token 0's row, scale and triple go; the strides, in
-    elements of each pointer's type, lead from one packed row to the next. The scale's area is 32 bytes
-    wide, of which the first 4 are written. Without ``smooth`` there is one row per token, with k = 0 in
-    its triple. With ``smooth`` there are ``topk + num_shared`` rows, k = 0, 1, ... Row k < ``topk`` is
+    ``rows`` and ``scales`` are where token 0's row and scale go; the strides, in elements of each
+    pointer's type, lead from one packed row to the next. Nothing else is written: what sends a row adds
+    its stamp. Without ``smooth`` there is one row per token. With ``smooth`` there are ``topk +
+    num_shared`` rows, k = 0, 1, ... Row k < ``topk`` is
     multiplied by row ``scale_row_offset + topk_idx[token, k]`` of the smooth scales; ids that name no such
     row take row 0. Row ``topk + s``, for shared expert s, takes row s, so there are at least
     ``num_shared`` of them.
@@ -286,7 +249,6 @@ def pack_kernel(
     element = NAMES[dtype]
     common = {"HIDDEN": hidden, "FLOAT_MAX": target != "cpu"}
     tokens = (
-        Arg("rank", "i32", "value"),
         Arg("first_token", "i32", "value"),
         Arg("num_tokens", "i32", "value"),
     )
@@ -300,7 +262,7 @@ def pack_kernel(
             args=(Arg("x", f"*{element}", "in"), *_DESTINATION, *tokens, *_STRIDES),
             constants=common,
             fallback=_pack_fallback,
-            bytes_moved=lambda *, num_tokens, **_: num_tokens * (3 * hidden + 16),
+            bytes_moved=lambda *, num_tokens, **_: num_tokens * (3 * hidden + 4),
         )
     check_positive("topk", topk)
     return TritonKernel(
@@ -319,7 +281,7 @@ def pack_kernel(
         constants={**common, "TOPK": topk, "NUM_SHARED": num_shared},
         fallback=_pack_smooth_fallback,
         bytes_moved=lambda *, num_tokens, **_: (
-            num_tokens * (2 * hidden + 4 * topk + (topk + num_shared) * (5 * hidden + 16))
+            num_tokens * (2 * hidden + 4 * topk + (topk + num_shared) * (5 * hidden + 4))
         ),
     )
 
@@ -330,34 +292,30 @@ def pack(
     *,
     slot_stride: int,
     scale_offset: int,
-    triple_offset: int,
-    rank: int = 0,
     topk_idx: torch.Tensor | None = None,
     smooth_scales: torch.Tensor | None = None,
     scale_row_offset: int = 0,
     num_shared: int = 0,
     programs: int = 1,
 ) -> torch.Tensor:
-    """Quantise tokens into slot rows.
+    """Quantise tokens into rows laid out as in slots.
 
     Args:
         x: (T, H) bf16 or fp16.
-        slot_stride, scale_offset, triple_offset: of a slot, in bytes; from the layout.
-        rank: first word of every triple.
+        slot_stride, scale_offset: of a slot, in bytes; from the layout.
         topk_idx: (T, K) int32; with ``smooth_scales``, which of its rows each (token, k) takes.
         smooth_scales: (rows, H) fp32.
         scale_row_offset: which of its rows belongs to expert 0.
         num_shared: S, with ``smooth_scales``: shared experts, which take its first rows.
 
     Returns:
-        (T*R, slot_stride) int8.
+        (T*R, slot_stride) int8; zero where neither row nor scale is.
     """
     check_tensor("x", x, shape=["any", "any"], dtypes=[torch.bfloat16, torch.float16])
     num_tokens, hidden = x.shape
-    for name, value in (("scale_offset", scale_offset), ("triple_offset", triple_offset)):
-        if value % 4 or not hidden <= value <= slot_stride - 4:
-            rule = f"must be a multiple of 4 inside the slot, past the row of {hidden} bytes"
-            raise ArgumentError(name, value, rule, "Take it from the layout.")
+    if scale_offset % 4 or not hidden <= scale_offset <= slot_stride - 4:
+        rule = f"must be a multiple of 4 inside the slot, past the row of {hidden} bytes"
+        raise ArgumentError("scale_offset", scale_offset, rule, "Take it from the layout.")
     if slot_stride % 4:
         raise ArgumentError("slot_stride", slot_stride, "must be a multiple of 4", "Take it from the layout.")
     topk = rows_per_token = 1
@@ -376,10 +334,9 @@ def pack(
         before += [topk_idx, smooth_scales]
         middle = [scale_row_offset, smooth_scales.shape[0]]
     slots = torch.zeros((num_tokens * rows_per_token, slot_stride), dtype=torch.int8)
-    words = slots.view(-1).view(torch.int32)
+    words = slots.view(-1).view(torch.float32)
     kernel = pack_kernel(x.dtype, hidden, topk, smooth_scales is not None, num_shared=num_shared)
     if num_tokens:
-        views = [slots, words.view(torch.float32)[scale_offset // 4 :], words[triple_offset // 4 :]]
-        strides = [slot_stride, slot_stride // 4, slot_stride // 4]
-        launch(kernel, [*before, *views, rank, 0, num_tokens, *middle, *strides], programs)
+        views, strides = [slots, words[scale_offset // 4 :]], [slot_stride, slot_stride // 4]
+        launch(kernel, [*before, *views, 0, num_tokens, *middle, *strides], programs)
     return slots

@@ -48,8 +48,9 @@ WINDOW_REGIONS = (
 class WindowLayout:
     """The A3 fullmesh window of a `Config`. The same on every rank.
 
-    Sizes follow HCCL_BUFFSIZE's formula (operators.md, section 6): slots are strided for 16-bit rows
-    whether or not a call quantises, so that region bases stay fixed for the life of the window.
+    Sizes follow the published formula (docs/limits.md, "Window memory: HCCL_BUFFSIZE"): slots are strided
+    for 16-bit rows whether or not a call quantises, so that region bases stay fixed for the life of the
+    window.
     """
 
     config: Config
@@ -190,7 +191,8 @@ class ExpertSlotsLayout(WindowLayout):
     """V1: a result's slot is named by its expert and its number there, as ``expand_idx`` counts.
 
     Dispatch and combine use the same bytes of a zone in turn: each of them waits for every rank, and one
-    toggle serves both. Sizes follow V1's formula (operators.md, section 6): slots of 2 * (H + 128) bytes.
+    toggle serves both. Sizes follow V1's formula (docs/limits.md, "Window memory: HCCL_BUFFSIZE"): slots of
+    2 * (H + 128) bytes.
     """
 
     @cached_property

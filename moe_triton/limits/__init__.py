@@ -1,6 +1,6 @@
 """The rules on a `Config` and on a call, each with its message: the one table of limits.
 
-Rules follow operators.md, sections 3 to 6. ``relaxed`` lifts lower bounds that only a real product has, so
+Their page is docs/limits.md, "Limits". ``relaxed`` lifts lower bounds that only a real product has, so
 that tests and demos can be small; nothing else. ``python -m moe_triton.limits`` prints the table.
 """
 

@@ -1,7 +1,7 @@
 """HCCL_BUFFSIZE: the bytes that a group's window may take, and how many its sizes need.
 
-The published formulas (operators.md, section 6). They bound `moe_triton.layout` from above: a window that
-these bytes hold is large enough for the layout.
+The published formulas (docs/limits.md, "Window memory: HCCL_BUFFSIZE").
+They bound `moe_triton.layout` from above: a window that these bytes hold is large enough for the layout.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rules that every product, generation and scheme has (operators.md, sections 4 to 6)."""
+"""Rules that every product, generation and scheme has (docs/limits.md, "Limits")."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIN_HIDDEN_RELAXED, HIDDEN_STEP = 32, 32
 MAX_GROUP_NAME = 127
 MAX_IDS = 2**31 - 1
 
-# Quantisation modes of the original that need Ascend 950's formats (operators.md, section 5).
+# Quantisation modes of the original that need Ascend 950's formats (docs/operators.md, "Quantisation").
 MODES_OF_950 = {1: "static", 3: "fp8 in groups of 128", 4: "MX", 5: "MX"}
 
 hidden_step = Rule[[Config]](

@@ -1,6 +1,6 @@
 """The reference model: dispatch and combine of a whole deployment in one process, plainly.
 
-NumPy and torch, a loop per sentence of operators.md; no windows, no flags, no kernels. The library is
+NumPy and torch, a loop per sentence of docs/operators.md; no windows, no flags, no kernels. The library is
 bit-equal to it. `dispatch_all`, `combine_all` and `combine_add_rms_norm_all` are the operators of torch_npu,
 as functions of all ranks' inputs; `dispatch` and `combine` are those of `moe_triton.buffer`.
 

@@ -29,7 +29,7 @@ def rounded(values: Floats, dtype: torch.dtype) -> torch.Tensor:
 
 
 def quantize_row(row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """One row to int8 and its dynamic scale (operators.md, section 5, quant_mode 2).
+    """One row to int8 and its dynamic scale (docs/operators.md, "Quantisation").
 
     ``s = 127 / max|x|; q = rint(x * s); scale = 1 / s``, each step rounded to fp32. A row whose maximum
     is 0 or so small that s overflows gives q = 0, scale = 0. A row with a NaN gives scale NaN, one with
@@ -57,7 +57,7 @@ def quantize_rows(rows: Floats) -> tuple[NDArray[np.int8], Floats]:
 
 
 def through_blocks(rows: torch.Tensor) -> torch.Tensor:
-    """What is left of rows that travelled as int8 in blocks of 8 (section 5, comm_quant_mode 2).
+    """What is left of rows that travelled as int8 in blocks (docs/operators.md, "Results as int8 in blocks").
 
     Per block ``s = max|x| * f32(1/127); q = rint(half(x / s))``; the receiver computes ``q * s`` with s
     rounded to the rows' dtype, and rounds to that dtype. A block of zeros stays one, an infinity or a

@@ -1,7 +1,7 @@
 """Combine of a whole deployment: every expert's output rows to every token's sum.
 
 Shapes: BS tokens of a rank, H hidden, K experts per token, S shared experts, C constant experts, n rows
-that a rank received. Sums are fp32, in the order of operators.md, section 2.
+that a rank received. Sums are fp32, in the order of docs/operators.md, "Arithmetic of combine".
 """
 
 from __future__ import annotations

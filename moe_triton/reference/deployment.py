@@ -1,6 +1,7 @@
 """Who holds what: ranks, routed experts and shared experts of a whole deployment.
 
-Sections 3 and 4 of operators.md. Sizes have torch_npu's names; the letters of operators.md are in brackets.
+See docs/operators.md, "Where experts live" and "Lost ranks". Sizes have torch_npu's names; the letters of
+docs/operators.md, "Symbols", are in brackets.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shapes of what dispatch returns (operators.md, section 1), by torch_npu's names."""
+"""Shapes of what dispatch returns (docs/operators.md, "Outputs"), by torch_npu's names."""
 
 from __future__ import annotations
 

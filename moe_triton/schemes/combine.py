@@ -1,7 +1,8 @@
 """Combine on A3: every result back to its token's rank, and summed there.
 
-The four steps: send, flag, wait, arrange (the sum). V2 flags each row and waits for a token's own
-results; V1 names results by expert, so it flags once all rows of a rank are there and waits for all ranks.
+The four steps: send, flag, wait, arrange (the sum). V2 flags each row and waits for the results of its own
+tokens, a part of them at a time; V1 names results by expert, so it flags once all rows of a rank are there
+and waits for all ranks.
 """
 
 from __future__ import annotations

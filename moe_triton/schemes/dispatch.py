@@ -156,13 +156,10 @@ class DispatchPlans:
                 "num_scale_rows": c.num_shared_experts + c.num_experts,
                 "rows": Hole(packed),
                 "scales": scales or Hole(packed, slot.scale_offset),
-                "triples": Hole(packed, slot.stamp_offset),
-                "rank": self.site.rank,
                 "first_token": first_token,
                 "num_tokens": num_tokens,
                 "row_stride": slot.packed_bytes,
                 "scale_stride": 1 if scales else slot.packed_bytes // WORD_BYTES,
-                "triple_stride": slot.packed_bytes // WORD_BYTES,
             },
         )
 

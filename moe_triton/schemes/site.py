@@ -171,7 +171,6 @@ class Site:
             "reduced_counts": (2, i32),
             "packed": (tokens * packed, torch.uint8),
             "packed_results": (tokens * results * packed, torch.uint8),
-            "unused_stamps": (tokens * results * 3, i32),
             "masked_ids": (tokens * c.num_topk, i32),
             "active": (tokens, i32),
             "num_active": (1, i32),

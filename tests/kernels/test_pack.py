@@ -20,15 +20,12 @@ MONSTERS = [float("nan"), float("inf"), -float("inf"), -0.0, 1e-45, 6e-8, 65504.
 def slot_of(hidden: int) -> dict[str, int]:
     return {
         "scale_offset": hidden,
-        "triple_offset": hidden + 32,
         "slot_stride": -(-(hidden + 44) // 512) * 512,
     }
 
 
-def check_slots(
-    slots: torch.Tensor, rows: torch.Tensor, hidden: int, triples: list[tuple[int, int, int]]
-) -> None:
-    """Slots hold these fp32 rows quantised, and these triples, and nothing else."""
+def check_slots(slots: torch.Tensor, rows: torch.Tensor, hidden: int) -> None:
+    """Slots hold these fp32 rows quantised, and nothing else."""
     payloads, scales = [], []
     for row in rows.numpy():
         payload, scale = quantize_model(row)
@@ -39,11 +36,7 @@ def check_slots(
         slots[:, hidden : hidden + 4].contiguous().view(torch.float32)[:, 0],
         torch.tensor(np.array(scales, np.float32)),
     )
-    assert slots[:, hidden + 32 : hidden + 44].contiguous().view(torch.int32).tolist() == [
-        list(triple) for triple in triples
-    ]
-    assert not slots[:, hidden + 4 : hidden + 32].any()
-    assert not slots[:, hidden + 44 :].any()
+    assert not slots[:, hidden + 4 :].any()
 
 
 def draw_tokens(data: st.DataObject, tokens: int, hidden: int, dtype: torch.dtype) -> torch.Tensor:
@@ -73,8 +66,8 @@ def test_pack(
     launch: Launch, dtype: torch.dtype, hidden: int, data: st.DataObject, tokens: int, programs: int
 ) -> None:
     x = draw_tokens(data, tokens, hidden, dtype)
-    slots = pack(x, launch, **slot_of(hidden), rank=5, programs=programs)
-    check_slots(slots, x.float(), hidden, [(5, token, 0) for token in range(tokens)])
+    slots = pack(x, launch, **slot_of(hidden), programs=programs)
+    check_slots(slots, x.float(), hidden)
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
@@ -100,7 +93,6 @@ def test_pack_smooth(
         x,
         launch,
         **slot_of(hidden),
-        rank=2,
         topk_idx=ids,
         smooth_scales=smooth,
         scale_row_offset=offset,
@@ -108,7 +100,7 @@ def test_pack_smooth(
     )
     chosen = torch.where(ids.flatten() >= 0, ids.flatten() + offset, 0).long()
     rows = x.float().repeat_interleave(topk, 0) * smooth[chosen]
-    check_slots(slots, rows, hidden, [(2, t, k) for t in range(tokens) for k in range(topk)])
+    check_slots(slots, rows, hidden)
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
@@ -134,20 +126,18 @@ def test_pack_smooth_with_shared_experts(
         x,
         launch,
         **slot_of(hidden),
-        rank=2,
         topk_idx=ids,
         smooth_scales=smooth,
         scale_row_offset=num_shared,
         num_shared=num_shared,
         programs=programs,
     )
-    rows, triples = [], []
+    rows = []
     for t in range(tokens):
         for j in range(topk + num_shared):
             scale_row = num_shared + int(ids[t, j]) if j < topk else j - topk
             rows.append(x[t].float() * smooth[scale_row])
-            triples.append((2, t, j))
-    check_slots(slots, torch.stack(rows), hidden, triples)
+    check_slots(slots, torch.stack(rows), hidden)
 
 
 def test_the_smooth_form_for_the_npu_agrees() -> None:
@@ -157,10 +147,9 @@ def test_the_smooth_form_for_the_npu_agrees() -> None:
     results = []
     for target in ("cpu", "npu"):
         slots = torch.zeros((25, 512), dtype=torch.int8)
-        words = slots.view(-1).view(torch.int32)
-        views = [slots, words.view(torch.float32)[24:], words[32:]]
+        views = [slots, slots.view(-1).view(torch.float32)[24:]]
         kernel = pack_kernel(torch.bfloat16, 96, 3, True, target, 2)
-        launch(kernel, [x, ids, smooth, *views, 1, 0, 5, 2, 8, 512, 128, 128], 2)
+        launch(kernel, [x, ids, smooth, *views, 0, 5, 2, 8, 512, 128], 2)
         results.append(slots)
     assert torch.equal(results[0], results[1])
 
@@ -170,7 +159,7 @@ def test_the_smooth_form_for_the_npu_agrees() -> None:
 def test_any_hidden_size(hidden: int, dtype: torch.dtype) -> None:
     x = torch.randn((3, hidden), generator=torch.Generator().manual_seed(hidden)).to(dtype)
     slots = pack(x, launch, **slot_of(hidden))
-    check_slots(slots, x.float(), hidden, [(0, 0, 0), (0, 1, 0), (0, 2, 0)])
+    check_slots(slots, x.float(), hidden)
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
@@ -229,11 +218,10 @@ def test_chunks_of_rows_for_shared_experts_cover_their_own_tokens_only(launch: L
     options = {"topk_idx": ids, "smooth_scales": smooth, "scale_row_offset": 2, "num_shared": 2}
     whole = pack(x, launch, **slot_of(96), **options)
     chunked = torch.zeros_like(whole)
-    words = chunked.view(-1).view(torch.int32)
-    views = [chunked, words.view(torch.float32)[24:], words[32:]]
+    views = [chunked, chunked.view(-1).view(torch.float32)[24:]]
     kernel = pack_kernel(torch.bfloat16, 96, 3, smooth=True, num_shared=2)
     for first, count in ((4, 3), (0, 4)):
-        launch(kernel, [x, ids, smooth, *views, 0, first, count, 2, 8, 512, 128, 128], 2)
+        launch(kernel, [x, ids, smooth, *views, first, count, 2, 8, 512, 128], 2)
         if first:
             assert not chunked[: first * 5].any()
     assert torch.equal(chunked, whole)
@@ -243,12 +231,11 @@ def test_chunks_of_rows_for_shared_experts_cover_their_own_tokens_only(launch: L
 def test_chunks_cover_their_own_tokens_only(launch: Launch) -> None:
     hidden, tokens, stride = 96, 7, 512
     x = torch.randn((tokens, hidden)).bfloat16()
-    whole = pack(x, launch, **slot_of(hidden), rank=1)
+    whole = pack(x, launch, **slot_of(hidden))
     chunked = torch.zeros_like(whole)
-    words = chunked.view(-1).view(torch.int32)
-    views = [chunked, words.view(torch.float32)[hidden // 4 :], words[hidden // 4 + 8 :]]
+    views = [chunked, chunked.view(-1).view(torch.float32)[hidden // 4 :]]
     for first, count in ((4, 3), (0, 4)):
-        arguments = [x, *views, 1, first, count, stride, stride // 4, stride // 4]
+        arguments = [x, *views, first, count, stride, stride // 4]
         launch(pack_kernel(torch.bfloat16, hidden), arguments, 2)
         if first:
             assert not chunked[:first].any()
@@ -271,4 +258,4 @@ def test_pack_refuses_bad_arguments() -> None:
     with pytest.raises(ArgumentError, match=r"smooth_scales.shape\[0\] is 1"):
         pack(x, launch, **slot_of(64), topk_idx=ids, smooth_scales=torch.ones((1, 64)), num_shared=2)
     with pytest.raises(ArgumentError, match="scale_offset"):
-        pack(x, launch, slot_stride=512, scale_offset=62, triple_offset=96)
+        pack(x, launch, slot_stride=512, scale_offset=62)

@@ -94,7 +94,7 @@ def test_offsets_never_pass_the_capacity(
 
 
 def test_cumulative_counts_of_the_worked_example() -> None:
-    """operators.md, section 7: rank 0's ep_recv_counts and its expert_token_nums of type 0."""
+    """docs/operators.md, "Worked example": rank 0's ep_recv_counts and its expert_token_nums of type 0."""
     ends = [int(n) for n in WORKED_EXAMPLE.split()]
     counts = torch.tensor(ends, dtype=torch.int32).diff(prepend=torch.zeros(1, dtype=torch.int32))
     recv_offsets, tokens = offsets(counts, 16, 48, launch, cumulative=True)

@@ -94,5 +94,5 @@ def test_the_check_of_a_kernel_runs_all_its_cases_on_one_block_and_on_all() -> N
 
 def test_bytes_that_a_kernel_moves_are_its_own_count() -> None:
     pack = next(case for case in cases() if case.kernel.name == "pack")
-    assert pack.bytes_moved == (TOKENS - 1) * (3 * HIDDEN + 16)
+    assert pack.bytes_moved == (TOKENS - 1) * (3 * HIDDEN + 4)
     assert next(case for case in cases() if case.kernel.name == "keep").bytes_moved is None

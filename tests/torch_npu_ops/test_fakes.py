@@ -1,4 +1,4 @@
-"""Shapes and dtypes of traced calls against the table of operators.md, section 1, written out by hand."""
+"""Shapes and dtypes of traced calls against docs/operators.md, "Outputs", written out by hand."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def experts_per_rank(ranks_shared: int) -> int:
 
 
 def capacity(version: int, rank: int, s: int, r: int, global_bs: int, elastic: bool) -> int:
-    """A, as operators.md has it."""
+    """A, as docs/operators.md, "Symbols", has it."""
     everyone = global_bs or BS * EP
     routed = everyone * min(experts_per_rank(r), K)
     if not r:

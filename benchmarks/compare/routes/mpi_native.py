@@ -73,14 +73,11 @@ class MpiNative(Route):
         self._route = prepare(route_kernel(), [inputs.ids32, self._entry_index, self._expert_counts, *sizes])
         x = inputs.x.view(torch.int8)
         if self._quantize:
-            words = self._packed.view(-1).view(torch.int32)
-            scales = words.view(torch.float32)[slot.scale_offset // WORD_BYTES :]
-            triples = words[slot.stamp_offset // WORD_BYTES :]
+            scales = self._packed.view(-1).view(torch.float32)[slot.scale_offset // WORD_BYTES :]
             stride = slot.packed_bytes
-            strides = [stride, stride // WORD_BYTES, stride // WORD_BYTES]
-            numbers = [inputs.rank, 0, inputs.num_tokens, *strides]
+            numbers = [0, inputs.num_tokens, stride, stride // WORD_BYTES]
             self._pack = prepare(
-                pack_kernel(torch.bfloat16, HIDDEN), [inputs.x, self._packed, scales, triples, *numbers]
+                pack_kernel(torch.bfloat16, HIDDEN), [inputs.x, self._packed, scales, *numbers]
             )
             x = self._packed
         self._fill_send = _gather(x, self._token_of_place, self._send)

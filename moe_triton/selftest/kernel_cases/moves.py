@@ -65,15 +65,12 @@ def pack_cases(r: Routing, dtype: torch.dtype, hidden: int, target: str) -> list
         "topk_idx": r.ids,
         "smooth_scales": torch.rand(NUM_EXPERTS + NUM_SHARED, hidden, generator=r.generator) + 0.5,
         "scales": Hole("rows", slot.scale_offset),
-        "triples": Hole("rows", slot.stamp_offset),
-        "rank": 3,
         "first_token": 1,
         "num_tokens": r.tokens - 1,
         "scale_row_offset": NUM_SHARED,
         "num_scale_rows": NUM_EXPERTS + NUM_SHARED,
         "row_stride": stride,
         "scale_stride": stride // 4,
-        "triple_stride": stride // 4,
     }
     smooth = pack_kernel(dtype, hidden, TOPK, True, target, NUM_SHARED)
     return [

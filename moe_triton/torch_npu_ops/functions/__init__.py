@@ -1,4 +1,4 @@
-"""torch_npu's functions: names, orders and defaults are the interface (operators.md, section 1).
+"""torch_npu's functions: names, orders and defaults are the interface (docs/operators.md, "Outputs").
 
 Shapes: BS tokens of this rank, H hidden, K experts per token, M routed experts, S shared experts, R ranks of
 shared experts, EP ranks, localE experts on this rank, A rows that a dispatch can deliver here, G = global_bs

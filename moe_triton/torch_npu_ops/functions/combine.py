@@ -270,7 +270,9 @@ def npu_moe_distribute_combine_add_rms_norm(
     copy_expert_num: int = 0,
     const_expert_num: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Combine of the second version, added to a residual and normalised (operators.md, section 2).
+    """Combine of the second version, added to a residual and normalised.
+
+    What it computes is in docs/operators.md, "Arithmetic of combine".
 
     Args are those of `npu_moe_distribute_combine_v2` (``expand_idx`` is dispatch_v2's third output), and:
 

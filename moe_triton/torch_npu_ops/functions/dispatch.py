@@ -132,7 +132,7 @@ def npu_moe_distribute_dispatch_v2(
         scales: (S + M, H) fp32, only with quant_mode 2.
         x_active_mask: (BS,) bool with its True first, or (BS, K) bool.
         expert_scales: (BS, K) fp32; an empty one counts as none.
-        elastic_info: (4 + 2 * EP,) int32: which ranks are left (operators.md, section 4).
+        elastic_info: (4 + 2 * EP,) int32: which ranks are left (docs/operators.md, "Lost ranks").
         performance_info: (EP,) int64, raised to the microseconds waited for each source rank.
         group_tp: name of the tensor-parallel group where tp_world_size is 2; otherwise not looked at.
         tp_world_size: 0, 1 or 2.

@@ -1,4 +1,4 @@
-"""Dispatch and combine in two halves, for work in between (operators.md, section 1).
+"""Dispatch and combine in two halves, for work in between (docs/operators.md, "Outputs of the halves").
 
 torch_npu has them on other products only; here they follow the second version's rules. One of each
 kind may be in flight per group and shape: a second setup raises `BufferStateError`, as does a teardown

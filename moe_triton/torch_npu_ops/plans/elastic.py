@@ -1,4 +1,4 @@
-"""elastic_info: which ranks are left, and what they are now (operators.md, section 4)."""
+"""elastic_info: which ranks are left, and what they are now (docs/operators.md, "Lost ranks")."""
 
 from __future__ import annotations
 

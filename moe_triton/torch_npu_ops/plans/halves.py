@@ -1,4 +1,7 @@
-"""Shapes and dtypes of what setup returns (operators.md, section 1). Sizes may be symbolic."""
+"""Shapes and dtypes of what setup returns (docs/operators.md, "Outputs of the halves").
+
+Sizes may be symbolic.
+"""
 
 from __future__ import annotations
 

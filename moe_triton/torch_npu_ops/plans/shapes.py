@@ -1,4 +1,4 @@
-"""Shapes and dtypes of what the operators return (operators.md, section 1), for calls and fakes alike.
+"""Shapes and dtypes of what the operators return (docs/operators.md, "Outputs"), for calls and fakes alike.
 
 Sizes may be symbolic: nothing here branches on one.
 """
@@ -16,7 +16,7 @@ TRIPLE_ROOM = 128  # int32 of assist_info per row
 
 @dataclass(frozen=True)
 class DispatchShapes:
-    """What a dispatch is asked for, as far as it decides shapes. Sizes are those of operators.md."""
+    """What a dispatch is asked for, as far as it decides shapes. Sizes: docs/operators.md, "Symbols"."""
 
     version: int
     batch: Any
