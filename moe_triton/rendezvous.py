@@ -27,7 +27,7 @@ class Meeting:
         group: a torch.distributed group with a CPU back end (gloo).
         timeout_s: seconds that one exchange may take.
         members: the group's ranks that take part, in the order of their numbers here; None for all.
-        epoch: how often this group was reset; the same on every rank.
+        epoch: how often these members were reset together; the same on each of them.
 
     Raises:
         ArgumentError: the group is not initialised, has one rank, or has no CPU back end, or this rank is

@@ -132,9 +132,8 @@ public:
         report_ = report;
         peers_ = GlobalAt<uint64_t>(args->peers);
         num_shared_ = args->num_shared_ranks > 0 ? args->num_shared_experts : 0;
-        task_ = TaskOfBlock();
+        PlanTasks();
         max_visit_ = args->rows_per_token == 1 ? static_cast<int64_t>(MAX_VISIT) : 1;
-        next_ = task_.results.first;
         ids_.Init(pipe, TABLE_ENTRIES);
         indices_.Init(pipe, TABLE_ENTRIES);
         weights_.Init(pipe, TABLE_ENTRIES);
@@ -145,21 +144,14 @@ public:
         }
     }
 
-    // The next row of this block's task that has to go anywhere; false after the last one.
+    // The next row of this block's share that has to go anywhere; false after the last one.
     __aicore__ inline bool Next(Visit& visit) {
-        while (next_ < task_.results.last) {
-            const int64_t token = next_ / task_.num_k;
-            if (token >= tables_end_) {
-                LoadTables(token);
-            }
-            const int64_t k = next_ % task_.num_k;
-            const int64_t count = Smaller(Smaller(task_.num_k - k, task_.results.last - next_), max_visit_);
-            next_ += count;
-            if (Fill(visit, args_->first_token + token, task_.first_k + k, count)) {
-                return true;
-            }
+        if (NextOfTask(visit)) {
+            return true;
         }
-        return false;
+        Begin(shared_task_);
+        shared_task_ = {};
+        return NextOfTask(visit);
     }
 
     // Of the i-th slot of the visit that `Next` gave last.
@@ -178,30 +170,51 @@ public:
 private:
     static constexpr int64_t TABLE_ENTRIES = 1024;
 
-    // Results (token, k) with k in [first_k, first_k + num_k), token-major, of which a block has a share.
+    // Results (token, k) with k in [first_k, first_k + num_k), token-major, of which a block has some.
     struct Task {
         int64_t first_k;
         int64_t num_k;
         Share results;
     };
 
-    // Shared experts take every token and are few: blocks of their own, in proportion to the volume, keep
-    // the traffic to them steady.
-    __aicore__ inline Task TaskOfBlock() const {
-        const int64_t block = AscendC::GetBlockIdx();
+    // An even share of all results. Shared experts take every token and are few: their results come behind all
+    // routed ones, so that they have blocks of their own, which keeps the traffic to them steady, and one block
+    // at most has both kinds. A block that has everything reads a row once for all its results instead.
+    __aicore__ inline void PlanTasks() {
         const int64_t blocks = AscendC::GetBlockNum();
         const int64_t results = args_->topk + num_shared_;
+        const Share share = SplitEvenly(args_->num_tokens * results, AscendC::GetBlockIdx(), blocks);
         if (num_shared_ == 0 || blocks == 1) {
-            return {0, results, SplitEvenly(args_->num_tokens * results, block, blocks)};
+            Begin({0, results, share});
+            return;
         }
-        int64_t shared_blocks = (blocks * num_shared_ + results / 2) / results;
-        shared_blocks = shared_blocks < 1 ? 1 : Smaller(shared_blocks, blocks - 1);
-        const int64_t routed_blocks = blocks - shared_blocks;
-        if (block < routed_blocks) {
-            return {0, args_->topk, SplitEvenly(args_->num_tokens * args_->topk, block, routed_blocks)};
+        const int64_t routed = args_->num_tokens * args_->topk;
+        Begin({0, args_->topk, {Smaller(share.first, routed), Smaller(share.last, routed)}});
+        shared_task_ = {args_->topk, num_shared_,
+                        {Larger(share.first, routed) - routed, Larger(share.last, routed) - routed}};
+    }
+
+    // The tables of another task do not serve this one.
+    __aicore__ inline void Begin(const Task& task) {
+        task_ = task;
+        next_ = task.results.first;
+        tables_end_ = 0;
+    }
+
+    __aicore__ inline bool NextOfTask(Visit& visit) {
+        while (next_ < task_.results.last) {
+            const int64_t token = next_ / task_.num_k;
+            if (token >= tables_end_) {
+                LoadTables(token);
+            }
+            const int64_t k = next_ % task_.num_k;
+            const int64_t count = Smaller(Smaller(task_.num_k - k, task_.results.last - next_), max_visit_);
+            next_ += count;
+            if (Fill(visit, args_->first_token + token, task_.first_k + k, count)) {
+                return true;
+            }
         }
-        return {args_->topk, num_shared_,
-                SplitEvenly(args_->num_tokens * num_shared_, block - routed_blocks, shared_blocks)};
+        return false;
     }
 
     // As many tokens from this one on as fit; of the tables, those that the task needs.
@@ -314,6 +327,7 @@ private:
     Table shared_slots_;
     Table scales_;
     Task task_{};
+    Task shared_task_{};  // that follows, with results of shared experts only
     int64_t num_shared_ = 0;
     int64_t max_visit_ = 1;
     int64_t next_ = 0;

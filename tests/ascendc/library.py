@@ -43,7 +43,12 @@ class Patch:
     new: str
 
 
-def _patched(patches: Sequence[Patch]) -> dict[str, str]:
+def patched(patches: Sequence[Patch]) -> dict[str, str]:
+    """The sources by path, changed.
+
+    Raises:
+        AssertionError: a patch does not apply exactly once.
+    """
     texts = {
         str(path.relative_to(SOURCES)): path.read_text(encoding="utf-8")
         for folder in FOLDERS
@@ -63,7 +68,7 @@ def build(*, strict: bool, patches: Sequence[Patch] = ()) -> Path:
         AssertionError: a patch does not apply exactly once.
         subprocess.CalledProcessError: the compiler refuses the text.
     """
-    texts = _patched(patches)
+    texts = patched(patches)
     # A mutant runs until it dies, mostly at once: compiling it is what takes time.
     level = ("-O0" if patches else "-O1") if strict else "-O2"
     options = [*FLAGS, level, *(["-DMOE_EMULATION_STRICT"] if strict else [])]

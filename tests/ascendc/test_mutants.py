@@ -10,20 +10,31 @@ from .case import Case, TimedOutError, WrongResultError
 from .direct import DirectCase, DirectWorld
 from .driver import World
 from .exchange import Exchange, ExchangeCase
-from .library import LaunchError, Library, build
+from .library import LaunchError, Library, build, patched
 from .mutants import MUTANTS, Mutant
 from .mutants_calls import CALL_MUTANTS
 from .mutants_direct import DIRECT_MUTANTS
 from .mutants_inband import INBAND_MUTANTS
+from .mutants_split import SPLIT_MUTANTS
 from .mutants_zones import ZONE_MUTANTS
+from .split import SplitCase, check_split
 
 MOST_SEEDS = 100
 TRUE_SEEDS = 20
-ALL = MUTANTS + CALL_MUTANTS + INBAND_MUTANTS + DIRECT_MUTANTS + ZONE_MUTANTS
+KINDS = (MUTANTS, CALL_MUTANTS, INBAND_MUTANTS, DIRECT_MUTANTS, ZONE_MUTANTS, SPLIT_MUTANTS)
+ALL = tuple(mutant for kind in KINDS for mutant in kind)
+# Seconds to compile each: `make test` has the first of each kind, `make test-long` the others.
+PARAMETERS = [
+    pytest.param(mutant, marks=[pytest.mark.long] if number else [], id=mutant.name.replace(" ", "_"))
+    for kind in KINDS
+    for number, mutant in enumerate(kind)
+]
 
 
 def _run(library: Library, case: Case | ExchangeCase, seed: int) -> None:
-    if isinstance(case, DirectCase):
+    if isinstance(case, SplitCase):
+        check_split(library, case, seed)
+    elif isinstance(case, DirectCase):
         DirectWorld(library, case, seed).run()
     elif isinstance(case, Case):
         World(library, case, seed).run()
@@ -31,7 +42,7 @@ def _run(library: Library, case: Case | ExchangeCase, seed: int) -> None:
         Exchange(library, case, seed).run()
 
 
-@pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name.replace(" ", "_"))
+@pytest.mark.parametrize("mutant", PARAMETERS)
 def test_is_killed(mutant: Mutant) -> None:
     library = Library(build(strict=True, patches=mutant.patches))
     for seed in range(MOST_SEEDS):
@@ -41,6 +52,11 @@ def test_is_killed(mutant: Mutant) -> None:
             print(f"{mutant.name} | {type(death).__name__} | seed {seed} | {death}")
             return
     pytest.fail(f"survived {MOST_SEEDS} seeds")
+
+
+def test_every_mutant_changes_what_is_there() -> None:
+    for mutant in ALL:
+        patched(mutant.patches)
 
 
 def _true_case(case: Case | ExchangeCase) -> Case | ExchangeCase:

@@ -30,9 +30,13 @@ RUNS = {
     ),
     "python_time": (["--tokens", "1"], {"python_us"}, {"call", "tokens"}),
 }
+# They compile kernels of sizes that no other test has: `make test-long`.
+SLOW = ("kernels", "memory")
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name in SLOW else []) for name in RUNS]
+)
 def test_records(name: str, tmp_path: Path) -> None:
     options, metrics, case_keys = RUNS[name]
     out = tmp_path / "records.json"

@@ -39,6 +39,7 @@ def test_chips_have_the_unified_buffer_that_the_compiler_says() -> None:
     assert compile_for_npu(case.kernel, OUTLOOK.name).ub_capacity == 248 * 1024
 
 
+@pytest.mark.long
 def test_both_compilers_keep_every_copy_of_a_kernel() -> None:
     for case in CASES.values():
         ours, theirs = (compile_for_npu(case.kernel, soc.name) for soc in (A3, OUTLOOK))

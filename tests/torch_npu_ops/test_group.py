@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -230,3 +231,51 @@ def groups_made_anew(rank: int, num_ranks: int, store: str) -> list[bool]:
 def test_a_group_that_takes_another_ones_name_starts_anew(tmp_path: Path) -> None:
     with RankGroup(3) as group:
         assert group.run(groups_made_anew, str(tmp_path / "store")) == [[True] * 4] * 3
+
+
+# Steps one after the other, each with the ranks that take it: "use" is a round of dispatch and combine among
+# them, "anew" another group of the same name.
+HISTORIES = {
+    "lost from the start": "use 01, release 012, use 012",
+    "lost from the start and silent": "use 01, reset 01, use 01, use 012",
+    "lost and back": "use 012, reset 01, use 01, reset 012, use 012",
+    "released before its first use": "release 012, use 12, release 012, use 012, reset 012, use 012",
+    "another pair each time": "use 01, reset 01, use 12, reset 12, use 02, reset 02, use 12, use 012",
+    "a group made anew": "use 01, reset 01, anew 012, use 12, release 012, use 012, reset 012, use 01",
+}
+
+
+def live(rank: int, num_ranks: int, history: str, store: str) -> list[str]:
+    """The uses that went wrong."""
+    wrong = []
+    with fresh(timeout_s=10):
+        for step in history.split(", "):
+            what, ranks = step.split()
+            left = [int(number) for number in ranks]
+            if rank not in left:
+                continue
+            is_whole = len(left) == num_ranks
+            info = torch.zeros(4 + 2 * num_ranks).int() if is_whole else table(num_ranks, left)
+            if what == "use":
+                experts = LOCAL_EXPERTS * len(left)
+                wrong += [] if whole(rank, num_ranks, None if is_whole else info, experts) else [step]
+            elif what == "reset":
+                ops.npu_moe_distribute_buffer_reset(info, ops.group_name(), num_ranks, need_sync=1)
+            elif what == "release":
+                ops.release(ops.group_name())
+            else:
+                dist.destroy_process_group()
+                dist.init_process_group(
+                    "gloo",
+                    init_method=f"file://{store}",
+                    rank=rank,
+                    world_size=num_ranks,
+                    timeout=timedelta(seconds=30),
+                )
+    return wrong
+
+
+@pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES)
+def test_ranks_meet_whatever_each_did_before(tmp_path: Path, history: str) -> None:
+    with RankGroup(3) as group:
+        assert group.run(live, history, str(tmp_path / "store"), timeout_s=60) == [[]] * 3
