@@ -131,7 +131,6 @@ template <pipe_t pipe>
 __aicore__ void PipeBarrier();
 template <bool is_aiv_only = true>
 __aicore__ void SyncAll();
-__aicore__ void SetSyncBaseAddr(uint64_t address);
 
 __aicore__ int64_t GetBlockIdx();
 __aicore__ int64_t GetBlockNum();
