@@ -15,11 +15,12 @@ from .mutants import MUTANTS, Mutant
 from .mutants_calls import CALL_MUTANTS
 from .mutants_direct import DIRECT_MUTANTS
 from .mutants_inband import INBAND_MUTANTS
+from .mutants_memory import MEMORY_MUTANTS
 from .mutants_zones import ZONE_MUTANTS
 
 MOST_SEEDS = 100
 TRUE_SEEDS = 20
-ALL = MUTANTS + CALL_MUTANTS + INBAND_MUTANTS + DIRECT_MUTANTS + ZONE_MUTANTS
+ALL = MUTANTS + CALL_MUTANTS + INBAND_MUTANTS + DIRECT_MUTANTS + ZONE_MUTANTS + MEMORY_MUTANTS
 
 
 def _run(library: Library, case: Case | ExchangeCase, seed: int) -> None:
