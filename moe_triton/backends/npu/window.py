@@ -51,8 +51,8 @@ class NpuWindow:
         if crooked := [rank for rank, peer in enumerate(self.peers) if peer % BLOCK_BYTES]:
             raise WindowError(
                 f"The windows of rank(s) {crooked} begin at {[hex(self.peers[rank]) for rank in crooked]}, "
-                f"but a window must begin at a multiple of {BLOCK_BYTES} bytes: a flag and its data travel in "
-                "one such block. The window library chose the addresses: report its version."
+                f"but a window must begin at a multiple of {BLOCK_BYTES} bytes: a flag and its data travel "
+                "in one such block. The window library chose the addresses: report it with its version."
             )
         self.base = self.peers[meeting.rank]
         self._tensor = runtime.tensor_at(self.base, num_bytes)
