@@ -83,7 +83,8 @@ def render(kernels: Sequence[AscendCKernel] = ascendc.KERNELS) -> str:
     return (
         f"{_GENERATED}"
         "#ifndef MOE_LAYOUT_H\n#define MOE_LAYOUT_H\n\n#include <cstdint>\n\n"
-        "#ifndef __aicore__\n#define __aicore__\n#endif\n\nnamespace moe {\n\n"
+        "// kernel_operator.h, CANN's or the emulation's, comes first: __aicore__ is defined there.\n\n"
+        "namespace moe {\n\n"
         f"{constants}\n{regions}\n{structs}\n}}  // namespace moe\n\n#endif  // MOE_LAYOUT_H\n"
     )
 

@@ -186,8 +186,9 @@ def test_a_struct_that_is_not_packed_so_does_not_compile(tmp_path: Path) -> None
     (tmp_path / "moe_abi.h").write_text(
         codegen.render_abi([swapped(k) if k.name == "post_status" else k for k in ascendc.KERNELS])
     )
-    (tmp_path / "main.cpp").write_text('#include "moe_abi.h"\n')
-    command = ["g++", "-std=c++17", "-fsyntax-only", "main.cpp"]
+    (tmp_path / "main.cpp").write_text('#include "kernel_operator.h"\n#include "moe_abi.h"\n')
+    emulation = codegen.HEADER.parent.parent / "emulation"
+    command = ["g++", "-std=c++17", "-fsyntax-only", "-I.", f"-I{emulation}", "main.cpp"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode != 0
     assert "num_ranks is moved" in done.stderr

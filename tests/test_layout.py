@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 from pathlib import Path
 
@@ -11,9 +12,12 @@ from hypothesis import strategies as st
 from moe_triton import abi, ascendc, codegen
 from moe_triton.config import Config
 from moe_triton.layout import (
+    BLOCK_BYTES,
+    BLOCK_DATA_BYTES,
     NUM_ZONES,
     STATE_BYTES,
     DirectLayout,
+    InbandLayout,
     Layout,
     SlotLayout,
     WindowLayout,
@@ -21,6 +25,8 @@ from moe_triton.layout import (
     layout_of,
 )
 from moe_triton.region import Region
+
+HOST_FOLDERS = [f"-I{codegen.HEADER.parent.parent / name}" for name in ("emulation", "include")]
 
 configs = st.builds(
     lambda moe_ranks, shared, replicas, tokens, hidden, topk, local: Config(
@@ -71,6 +77,17 @@ def test_slots_are_aligned_and_hold_a_packed_row(config: Config) -> None:
         assert slot.row_bytes <= slot.scale_offset
         assert slot.packed_bytes <= layout.slot_stride
         assert slot.scale_offset % 32 == slot.stamp_offset % 32 == 0
+
+
+@given(configs)
+def test_blocks_with_flags_in_band_lie_on_boundaries_of_512_bytes(config: Config) -> None:
+    """A window begins on one (`NpuWindow`, the CPU's pages), so that no block of a slot crosses one."""
+    layout = InbandLayout(config)
+    assert BLOCK_BYTES == 512
+    assert all(start % BLOCK_BYTES == 0 for start, _ in every_item(layout.dispatch_slots))
+    assert layout.dispatch_slots.stride("index") % BLOCK_BYTES == 0
+    data = layout.slot_stride // BLOCK_BYTES * BLOCK_DATA_BYTES
+    assert SlotLayout(config.hidden, 2).packed_bytes <= data
 
 
 @given(configs)
@@ -174,14 +191,34 @@ def test_cpp_computes_the_same_offsets(tmp_path: Path, kind: type[Layout]) -> No
             f"    if (!{region.name}.Contains({args}) || {region.name}.Contains({outside})) return 1;"
         )
     lines = "\n".join(body)
-    source = f'#include <cstdio>\n#include "moe_layout.h"\nint main() {{\n{lines}\n    return 0;\n}}\n'
-    (tmp_path / "main.cpp").write_text(source)
-    include = codegen.HEADER.parent
-    subprocess.run(
-        ["g++", "-std=c++17", f"-I{include}", "main.cpp", "-o", "main"], cwd=tmp_path, check=True, timeout=60
-    )
+    headers = '#include <cstdio>\n#include "kernel_operator.h"\n#include "moe_layout.h"\n'
+    (tmp_path / "main.cpp").write_text(f"{headers}int main() {{\n{lines}\n    return 0;\n}}\n")
+    command = ["g++", "-std=c++17", "-pthread", *HOST_FOLDERS, "main.cpp", "-o", "main"]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
     out = subprocess.run(["./main"], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=10)
     assert [int(line) for line in out.stdout.split()] == checks
+
+
+@pytest.mark.parametrize("header", ["moe_layout.h", "moe_abi.h"])
+def test_no_generated_header_makes_up_a_keyword(tmp_path: Path, header: str) -> None:
+    """An empty __aicore__ in front of CANN's own would take it away from the functions of its headers."""
+    done = {}
+    for first in ("", '#include "kernel_operator.h"\n'):
+        (tmp_path / "main.cpp").write_text(f'{first}#include "{header}"\n')
+        command = ["g++", "-std=c++17", "-fsyntax-only", *HOST_FOLDERS, "main.cpp"]
+        done[first] = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "LC_ALL": "C"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    alone, behind = done.values()
+    assert alone.returncode != 0
+    assert "'__aicore__' does not name a type" in alone.stderr
+    assert behind.returncode == 0, behind.stderr
 
 
 def test_argument_structs_have_a_word_for_each_argument() -> None:

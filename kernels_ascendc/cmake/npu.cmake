@@ -1,21 +1,20 @@
 # The kernels for the NPU: finds CANN and bisheng, and chooses the commands by CANN's version.
 #
-#   CANN       language  kernel type          pages of the CANN documentation
-#   9.0 on     asc       attributes           "Common Compilation Options", "SIMD BuiltIn keywords"
-#   8.3, 8.5   asc       a macro in the body  the same of 8.3.RC1, "Setting the Kernel Type"
-#   8.0 - 8.2  cce       the same             "BiSheng Compiler: Heterogeneous Compilation" (-xcce)
+#   CANN       kernel type          pages of the CANN documentation
+#   9.0 on     attributes           "Common Compilation Options", "SIMD BuiltIn keywords"
+#   8.3, 8.5   a macro in the body  the same of 8.3.RC1, "Setting the Kernel Type"
 #
-# No page of 8.0 has --cce-aicore-arch and --cce-fatobj-link: they are as public builds for A2 and A3 use them
-# (pto-isa, catlass). moe_triton/backends/npu/toolchain.py reads the same files; tests/build keeps them in step.
+# 8.0 to 8.2 are refused: their bisheng takes kernels as -xcce only, where the macro stands for nothing unless CANN's
+# own build plugin reads it. Kernels would lack the mixed type, without which SyncAll hangs, and the plugin's options.
+# moe_triton/backends/npu/toolchain.py reads the same files and says the same; tests/build keeps them in step.
 
 set(CANN_HOME "" CACHE PATH "Where CANN is, if not in ASCEND_HOME_PATH, which set_env.sh sets")
 set(BISHENG "" CACHE FILEPATH "The compiler, if not CANN_HOME's")
 set(CANN_VERSION "" CACHE STRING "CANN's version where its files do not say it, as 8.5.0")
 set(NPU_ARCH dav-2201 CACHE STRING "Architecture for bisheng; dav-2201 is A2 and A3")
-set(NPU_LANGUAGE auto CACHE STRING "What bisheng compiles the kernels as: auto (by CANN's version), asc or cce")
-set_property(CACHE NPU_LANGUAGE PROPERTY STRINGS auto asc cce)
 set(NPU_LIBRARY libmoe_kernels_npu.so)
-set(OLDEST_CANN 8.0)
+set(OLDEST_CANN 8.3)
+set(WHY_OLDEST_CANN "before that, bisheng by itself makes no kernel whose blocks can meet in SyncAll: they would hang")
 # Not cached: the next configuration may see another CANN.
 if(NOT CANN_HOME)
   set(CANN_HOME "$ENV{ASCEND_HOME_PATH}")
@@ -68,31 +67,16 @@ its set_env.sh" PARENT_SCOPE)
     return()
   endif()
   if(CMAKE_MATCH_1 VERSION_LESS OLDEST_CANN)
-    set(${problem} "CANN is ${version} (in ${CANN_HOME}), but it must be ${OLDEST_CANN} or later: install a \
-newer one" PARENT_SCOPE)
-    return()
-  endif()
-  set(short ${CMAKE_MATCH_1})
-
-  set(language ${NPU_LANGUAGE})
-  if(language STREQUAL "auto")
-    set(language asc)
-    if(short VERSION_LESS 8.3)
-      set(language cce)
-    endif()
-  endif()
-  if(language STREQUAL "cce" AND NOT NPU_ARCH STREQUAL "dav-2201")
-    set(${problem} "NPU_ARCH is ${NPU_ARCH}, but as cce the kernels are built for dav-2201 only: pass \
--DNPU_LANGUAGE=asc" PARENT_SCOPE)
+    set(${problem} "CANN is ${version} (in ${CANN_HOME}), but it must be ${OLDEST_CANN} or later \
+(${WHY_OLDEST_CANN}): install a newer one" PARENT_SCOPE)
     return()
   endif()
   set(definitions "")
-  if(short VERSION_LESS 9.0 OR language STREQUAL "cce")
+  if(CMAKE_MATCH_1 VERSION_LESS 9.0)
     set(definitions -DMOE_KERNEL_TYPE_BY_MACRO)
   endif()
   set(found_bisheng ${bisheng} PARENT_SCOPE)
   set(found_version ${version} PARENT_SCOPE)
-  set(found_language ${language} PARENT_SCOPE)
   set(found_definitions ${definitions} PARENT_SCOPE)
 endfunction()
 
@@ -106,29 +90,19 @@ function(moe_add_npu_library requirement)
     message(WARNING "Without the kernels for the NPU: ${problem}. Later: moe-triton build.")
     return()
   endif()
-  message(STATUS "CANN ${found_version} in ${CANN_HOME}: bisheng compiles as ${found_language}")
+  message(STATUS "CANN ${found_version} in ${CANN_HOME}")
 
   set(source ${CMAKE_CURRENT_SOURCE_DIR}/launch/moe_kernels.asc)
   set(library ${CMAKE_CURRENT_BINARY_DIR}/${NPU_LIBRARY})
-  set(common -fPIC -O2 -std=c++17 ${found_definitions})
-  set(include -I${CMAKE_CURRENT_SOURCE_DIR}/include)
-  if(found_language STREQUAL "asc")
-    set(commands ${found_bisheng} -x asc -shared ${common} --npu-arch=${NPU_ARCH} ${include} ${source} -o ${library})
-  else()
-    # In two steps: the linker joins what the two sides of a compilation left.
-    set(tikcfw ${CANN_HOME}/compiler/tikcpp/tikcfw)
-    set(object ${CMAKE_CURRENT_BINARY_DIR}/moe_kernels_npu.o)
-    set(commands ${found_bisheng} -xcce -c ${common} -DMOE_SYNC_ADDRESS --cce-aicore-arch=dav-c220-vec
-        -I${tikcfw} -I${tikcfw}/impl -I${tikcfw}/interface -I${CANN_HOME}/include ${include} ${source} -o ${object}
-        --then ${found_bisheng} --cce-fatobj-link -shared -fPIC ${object} -o ${library} -L${CANN_HOME}/lib64 -lruntime)
-  endif()
+  set(command ${found_bisheng} -x asc -shared -fPIC -O2 -std=c++17 ${found_definitions} --npu-arch=${NPU_ARCH}
+      -I${CMAKE_CURRENT_SOURCE_DIR}/include ${source} -o ${library})
   file(GLOB headers CONFIGURE_DEPENDS include/*.h launch/*.h)
   # A failure that is only warned of leaves no stamp: the next build tries again.
   set(stamp ${CMAKE_CURRENT_BINARY_DIR}/npu.stamp)
   add_custom_command(
     OUTPUT ${stamp}
     COMMAND ${CMAKE_COMMAND} -DREQUIREMENT=${requirement} -DLIBRARY=${library} -DSTAMP=${stamp}
-            -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/run_bisheng.cmake -- ${commands}
+            -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/run_bisheng.cmake -- ${command}
     DEPENDS ${source} ${headers}
     VERBATIM)
   add_custom_target(moe_kernels_npu ALL DEPENDS ${stamp})

@@ -100,7 +100,9 @@ public:
         __atomic_store_n(to, value, __ATOMIC_RELAXED);
     }
 
-    void CleanAndInvalidate() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+    // A host keeps its caches coherent.
+    void CleanAndInvalidate(const void*) {}
+    void CleanAndInvalidateAll() {}
 
     void SetFlag(AscendC::HardEvent, uint64_t) {}
     void WaitFlag(AscendC::HardEvent, uint64_t) {}

@@ -233,8 +233,14 @@ inline int64_t GetSystemCycle() {
 }
 
 template <typename T, CacheLine line, DcciDst destination>
-void DataCacheCleanAndInvalid(const GlobalTensor<T>&) {
-    detail::Core().CleanAndInvalidate();
+void DataCacheCleanAndInvalid(const GlobalTensor<T>& dst) {
+    static_assert(destination == DcciDst::CACHELINE_OUT || destination == DcciDst::CACHELINE_ALL,
+                  "the cache is to agree with GM");
+    if constexpr (line == CacheLine::ENTIRE_DATA_CACHE) {
+        detail::Core().CleanAndInvalidateAll();
+    } else {
+        detail::Core().CleanAndInvalidate(dst.Host());
+    }
 }
 
 }  // namespace AscendC

@@ -15,6 +15,7 @@
 
 #include "meeting.h"
 #include "memory.h"
+#include "scalar_cache.h"
 #include "trace.h"
 #include "types.h"
 
@@ -121,29 +122,26 @@ public:
         while (!pipes_[PIPE_S].empty()) StepOr("the scalar unit is stuck");
     }
 
-    // Scalar accesses to GM go through a cache that nobody keeps coherent: what a peer writes after the
-    // first look stays unseen, and what is written here stays here, until CleanAndInvalidate.
     template <typename T>
     T ScalarLoad(const T* from) {
-        static_assert(sizeof(T) <= sizeof(uint64_t));
-        const auto [line, is_new] = cache_.try_emplace(from);
-        if (is_new) std::memcpy(&line->second, from, sizeof(T));
-        T value;
-        std::memcpy(&value, &line->second, sizeof(T));
-        return value;
+        DrainScalar();
+        return cache_.Load(from);
     }
 
     template <typename T>
     void ScalarStore(T* to, T value) {
-        std::memcpy(&cache_[to], &value, sizeof(T));
-        dirty_.push_back([=] { std::memcpy(to, &value, sizeof(T)); });
+        DrainScalar();
+        cache_.Store(to, value);
     }
 
-    void CleanAndInvalidate() {
+    void CleanAndInvalidate(const void* address) {
         DrainScalar();
-        for (const Effect& write : dirty_) write();
-        dirty_.clear();
-        cache_.clear();
+        cache_.CleanAndInvalidate(address);
+    }
+
+    void CleanAndInvalidateAll() {
+        DrainScalar();
+        cache_.CleanAndInvalidateAll();
     }
 
     // Waits for the other blocks, not for this block's own pipes: that is PipeBarrier<PIPE_ALL>'s work.
@@ -160,10 +158,17 @@ public:
         Backoff(attempt);
     }
 
-    // The end of a kernel waits for its pipes, and leaves no flag behind for the next one.
+    // A kernel ends with nothing under way: the barrier at TPipe's end does not exist in a super kernel, where the
+    // next kernel begins at once. It leaves no flag behind for that one either, nor anything in its cache.
     void Finish() {
+        for (const std::deque<Instruction>& queue : pipes_) {
+            for (const Instruction& instruction : queue) {
+                Require(instruction.kind != Kind::EFFECT,
+                        "a kernel ended before its copies: PipeBarrier<PIPE_ALL> comes last");
+            }
+        }
         DrainAll();
-        CleanAndInvalidate();
+        Require(!cache_.HasDirty(), "SetValue of GM without DataCacheCleanAndInvalid: it may stay in the core's cache");
         for (const auto& [flag, set] : flags_) {
             Require(!set || flag.id >= AscendC::NUM_EVENT_IDS, "SetFlag without a WaitFlag");
         }
@@ -262,6 +267,7 @@ private:
     }
 
     bool Step() {
+        if (random_.OneIn(8)) cache_.WriteBackOne(random_());
         std::vector<Candidate> found;
         for (uint32_t pipe = 0; pipe < AscendC::NUM_PIPES; ++pipe) Candidates(pipe, found);
         if (found.empty()) return false;
@@ -334,8 +340,7 @@ private:
     bool store_stall_left_ = true;
     std::array<std::deque<Instruction>, AscendC::NUM_PIPES> pipes_;
     std::map<Flag, bool> flags_;
-    std::map<const void*, uint64_t> cache_;
-    std::vector<Effect> dirty_;
+    ScalarCache cache_;
 };
 
 inline thread_local Core* current_core = nullptr;

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "types.h"
+
 #include "moe_layout.h"
 
 namespace moe {

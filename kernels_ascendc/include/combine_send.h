@@ -12,7 +12,7 @@ public:
     __aicore__ inline void Init(const CombineSendArgs& args, AscendC::TPipe* pipe) {
         args_ = args;
         FindZone(args_);
-        peers_ = GlobalAt<uint64_t>(args.peers);
+        peers_.Init(args.peers, args.num_ranks);
         rows_.Init(pipe, args.row_bytes);
         pipe->InitBuffer(flag_buffer_, STATUS_ENTRY_BYTES);
         flag_ = flag_buffer_.Get<float>();
@@ -44,8 +44,7 @@ private:
         if (args_.num_entries <= 0) {
             return 0;
         }
-        const int64_t rows =
-            GlobalAt<int32_t>(args_.recv_offsets).GetValue(static_cast<uint64_t>(args_.num_entries - 1));
+        const int64_t rows = ReadFresh<int32_t>(args_.recv_offsets, args_.num_entries - 1);
         if (rows >= 0 && rows <= args_.capacity) {
             return rows;
         }
@@ -73,7 +72,7 @@ private:
             report_.Add(REPORT_BAD_ROW, row);
             return;
         }
-        const uint64_t window = peers_.GetValue(rank);
+        const uint64_t window = peers_.WindowOf(rank);
         const uint64_t slot = window + args_.slots.At(zone, token, k);
         if (static_cast<int64_t>(rank) != args_.kept_rank) {
             rows_.Copy(args_.rows + static_cast<uint64_t>(row * args_.row_bytes), &slot, 1);
@@ -90,7 +89,7 @@ private:
     }
 
     CombineSendArgs args_;
-    AscendC::GlobalTensor<uint64_t> peers_;
+    Peers peers_;
     RowCopy rows_;
     AscendC::TBuf<AscendC::TPosition::VECCALC> flag_buffer_;
     AscendC::LocalTensor<float> flag_;

@@ -37,7 +37,6 @@ public:
             }
         }
         report_.Write();
-        Order<AscendC::HardEvent::MTE3_S>();
     }
 
 private:

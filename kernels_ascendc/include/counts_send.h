@@ -11,7 +11,7 @@ class CountsSend {
 public:
     __aicore__ inline void Init(const CountsSendArgs& args, AscendC::TPipe* pipe) {
         args_ = args;
-        peers_ = GlobalAt<uint64_t>(args.peers);
+        peers_.Init(args.peers, args.num_ranks);
         pipe->InitBuffer(words_, 2, static_cast<uint32_t>(WORDS_PER_PIECE * sizeof(int32_t)));
         entry_.Init(pipe, 1);
     }
@@ -26,7 +26,7 @@ public:
         FinishCounts();
         const uint64_t at = args_.status.At(static_cast<uint64_t>(args_.zone), 0, static_cast<uint64_t>(args_.rank));
         for (int64_t rank = ranks.first; rank < ranks.last; ++rank) {
-            entry_.Send(0, peers_.GetValue(static_cast<uint64_t>(rank)) + at);
+            entry_.Send(0, peers_.WindowOf(static_cast<uint64_t>(rank)) + at);
         }
     }
 
@@ -46,7 +46,7 @@ private:
             const uint64_t at = args_.slots.At(static_cast<uint64_t>(args_.zone), static_cast<uint64_t>(args_.rank),
                                                static_cast<uint64_t>(first + done));
             for (int64_t rank = ranks.first; rank < ranks.last; ++rank) {
-                AscendC::DataCopyPad(GlobalAt<int32_t>(peers_.GetValue(static_cast<uint64_t>(rank)) + at), out, bytes);
+                AscendC::DataCopyPad(GlobalAt<int32_t>(peers_.WindowOf(static_cast<uint64_t>(rank)) + at), out, bytes);
             }
             words_.FreeTensor(out);
         }
@@ -58,7 +58,7 @@ private:
     }
 
     CountsSendArgs args_;
-    AscendC::GlobalTensor<uint64_t> peers_;
+    Peers peers_;
     AscendC::TQueBind<AscendC::TPosition::VECIN, AscendC::TPosition::VECOUT, 2> words_;
     StatusEntries entry_;
 };

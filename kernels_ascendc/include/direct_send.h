@@ -1,6 +1,6 @@
 // Direct dispatch, step 1: every row to its place in its receiver's output.
 //
-// No flags: the post_status after it is a launch of its own, and a kernel ends when its copies have.
+// No flags: the post_status after it is a launch of its own, and a kernel ends when its copies have (MOE_LAUNCHER).
 #ifndef MOE_DIRECT_SEND_H
 #define MOE_DIRECT_SEND_H
 

@@ -28,7 +28,8 @@ public:
 
 private:
     // A status entry announces rows that several blocks wrote: every block's copies have to be complete,
-    // and every block has to have said so, before the first entry leaves.
+    // and every block has to have said so, before the first entry leaves. CANN's SyncAll waits for the pipes of
+    // its own core, but no page promises it; the barrier does, and waits for nothing a second time.
     __aicore__ inline void FinishRowsOfAllBlocks() {
         AscendC::PipeBarrier<PIPE_ALL>();
         TraceStep(TRACE_SYNC);

@@ -12,7 +12,7 @@ public:
     __aicore__ inline void Init(const ExchangeSendArgs& args, AscendC::TPipe* pipe) {
         args_ = args;
         FindZone(args_);
-        window_ = GlobalAt<uint64_t>(args.peers).GetValue(static_cast<uint64_t>(args.peer));
+        window_ = ReadFresh<uint64_t>(args.peers, args.peer);
         rows_.Init(pipe, args.row_bytes);
         pipe->InitBuffer(scale_buffer_, static_cast<uint32_t>(ROWS_PER_CHUNK * UB_ALIGN));
         scales_ = scale_buffer_.Get<float>();
@@ -39,8 +39,8 @@ private:
 
     // Both numbers depend on what peers sent: they cannot make us read past our rows or write past the slots.
     __aicore__ inline Share RowsToSend() {
-        const int64_t first = args_.first_row == 0 ? 0 : GlobalAt<int32_t>(args_.first_row).GetValue(0);
-        const int64_t number = GlobalAt<int32_t>(args_.num_rows).GetValue(0);
+        const int64_t first = args_.first_row == 0 ? 0 : ReadFresh<int32_t>(args_.first_row);
+        const int64_t number = ReadFresh<int32_t>(args_.num_rows);
         if (first < 0 || first > args_.capacity || number < 0) {
             ReportBadRows(0, 1);
             return {0, 0};

@@ -6,7 +6,8 @@
 //   CountsSend::FinishCounts              a rank's counts, and a flag of the same block;
 //   CombineSend::FinishRow                a flag per row;
 //   CopyBlocksInOrder (platform.h)        a flag in each 512-byte block: the copy itself keeps the order;
-//   the end of a kernel                   what post_status announces was written by earlier launches.
+//   MOE_LAUNCHER (moe_kernels.asc)        what post_status announces was written by earlier launches, each of
+//                                         which ends with a barrier of all pipes.
 #ifndef MOE_FLAGS_H
 #define MOE_FLAGS_H
 
@@ -27,12 +28,43 @@ __aicore__ inline AscendC::GlobalTensor<T> GlobalAt(uint64_t address) {
     return tensor;
 }
 
+// A scalar that an earlier kernel, a peer or the host may have written since this core last read its line.
+// "If the content may be changed from outside, call DataCacheCleanAndInvalid first": Ascend C, GlobalTensor.GetValue.
+template <typename T>
+__aicore__ inline T ReadFresh(uint64_t address, int64_t index = 0) {
+    const AscendC::GlobalTensor<T> value = GlobalAt<T>(address)[static_cast<uint64_t>(index)];
+    DropCachedLine(value);
+    return value.GetValue(0);
+}
+
+// Where each rank's window is. The host writes the table once, before any kernel that reads it; but the memory was
+// something else before, perhaps the table of a buffer that is closed. So its lines are dropped once in a kernel.
+class Peers {
+public:
+    __aicore__ inline void Init(uint64_t table, int64_t num_ranks) {
+        windows_ = GlobalAt<uint64_t>(table);
+        const int64_t first = static_cast<int64_t>(table / sizeof(uint64_t)) % WORDS_PER_LINE;
+        for (int64_t rank = 0; rank < num_ranks; rank += WORDS_PER_LINE - (first + rank) % WORDS_PER_LINE) {
+            DropCachedLine(windows_[static_cast<uint64_t>(rank)]);
+        }
+    }
+
+    __aicore__ inline uint64_t WindowOf(uint64_t rank) const {
+        return windows_.GetValue(rank);
+    }
+
+private:
+    static constexpr int64_t WORDS_PER_LINE = 64 / sizeof(uint64_t);
+
+    AscendC::GlobalTensor<uint64_t> windows_;
+};
+
 // The zone of kernels that can find it in memory: launches that were captured once and run many times all have
 // the same arguments.
 template <typename Args>
 __aicore__ inline void FindZone(Args& args) {
     if (args.zone_at != 0) {
-        args.zone = GlobalAt<int32_t>(args.zone_at).GetValue(0);
+        args.zone = ReadFresh<int32_t>(args.zone_at);
     }
 }
 
@@ -111,7 +143,7 @@ public:
 
     // Whether this block has reported before: then peers are gone, and nobody waits for them a second time.
     __aicore__ inline bool IsOld() const {
-        return GlobalAt<int32_t>(address_)[OffsetOfBlock()].GetValue(0) != 0;
+        return ReadFresh<int32_t>(address_, OffsetOfBlock()) != 0;
     }
 
     // There is room for one kind of trouble: the first.
@@ -138,12 +170,12 @@ public:
         words.SetValue(2, static_cast<int32_t>(number_));
         words.SetValue(3, static_cast<int32_t>(zone_));
         Order<AscendC::HardEvent::S_MTE3>();
-        AscendC::DataCopy(GlobalAt<int32_t>(address_)[OffsetOfBlock()], words, REPORT_WORDS);
+        AscendC::DataCopy(GlobalAt<int32_t>(address_)[static_cast<uint64_t>(OffsetOfBlock())], words, REPORT_WORDS);
     }
 
 private:
-    __aicore__ static inline uint64_t OffsetOfBlock() {
-        return static_cast<uint64_t>(AscendC::GetBlockIdx()) * REPORT_WORDS;
+    __aicore__ static inline int64_t OffsetOfBlock() {
+        return AscendC::GetBlockIdx() * static_cast<int64_t>(REPORT_WORDS);
     }
 
     AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;

@@ -4,9 +4,7 @@
 
 #include <cstdint>
 
-#ifndef __aicore__
-#define __aicore__
-#endif
+// kernel_operator.h, CANN's or the emulation's, comes first: __aicore__ is defined there.
 
 namespace moe {
 

@@ -7,6 +7,16 @@
 
 namespace moe {
 
+// What a scalar read through this tensor finds is in memory, not in the core's data cache: the bytes from its
+// first one to the end of their line of 64. The empty statements keep the compiler from moving reads across.
+template <typename T>
+__aicore__ inline void DropCachedLine(const AscendC::GlobalTensor<T>& tensor) {
+    __asm__ __volatile__("");
+    AscendC::DataCacheCleanAndInvalid<T, AscendC::CacheLine::SINGLE_CACHE_LINE, AscendC::DcciDst::CACHELINE_OUT>(
+        tensor);
+    __asm__ __volatile__("");
+}
+
 // Called between two looks at flags in the window at `window`, of which `missing` were not there yet. An AI core
 // has nothing better to do than look again; on a host the rank that will raise them may need this very core.
 __aicore__ inline void PollPause(uint32_t attempt, uint64_t window, int64_t missing) {

@@ -1,7 +1,7 @@
 // One entry to every rank, this one included: what earlier launches of the stream wrote is there.
 //
-// No barrier is needed before it: a kernel starts when the one before it on the stream has ended, and a
-// kernel ends when its copies have.
+// No barrier is needed before it: a kernel starts when the one before it on the stream has ended, and each of
+// ours ends when its copies have (MOE_LAUNCHER).
 #ifndef MOE_POST_STATUS_H
 #define MOE_POST_STATUS_H
 
@@ -14,24 +14,24 @@ public:
     __aicore__ inline void Init(const PostStatusArgs& args, AscendC::TPipe* pipe) {
         args_ = args;
         FindZone(args_);
-        peers_ = GlobalAt<uint64_t>(args.peers);
+        peers_.Init(args.peers, args.num_ranks);
         entry_.Init(pipe, 1);
     }
 
     __aicore__ inline void Process() {
         entry_.Clear();
-        entry_.Set(0, args_.count == 0 ? 0 : GlobalAt<int32_t>(args_.count).GetValue(0));
+        entry_.Set(0, args_.count == 0 ? 0 : ReadFresh<int32_t>(args_.count));
         Order<AscendC::HardEvent::S_MTE3>();
         const uint64_t at = args_.status.At(static_cast<uint64_t>(args_.zone), 0, static_cast<uint64_t>(args_.rank));
         const Share share = SplitEvenly(args_.num_ranks, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
         for (int64_t rank = share.first; rank < share.last; ++rank) {
-            entry_.Send(0, peers_.GetValue(static_cast<uint64_t>(rank)) + at);
+            entry_.Send(0, peers_.WindowOf(static_cast<uint64_t>(rank)) + at);
         }
     }
 
 private:
     PostStatusArgs args_;
-    AscendC::GlobalTensor<uint64_t> peers_;
+    Peers peers_;
     StatusEntries entry_;
 };
 

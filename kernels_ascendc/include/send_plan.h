@@ -130,7 +130,7 @@ public:
     __aicore__ inline void Init(const Args* args, AscendC::TPipe* pipe, Report* report) {
         args_ = args;
         report_ = report;
-        peers_ = GlobalAt<uint64_t>(args->peers);
+        peers_.Init(args->peers, static_cast<int64_t>(To::NumRanks(*args)));
         num_shared_ = args->num_shared_ranks > 0 ? args->num_shared_experts : 0;
         PlanTasks();
         max_visit_ = args->rows_per_token == 1 ? static_cast<int64_t>(MAX_VISIT) : 1;
@@ -302,7 +302,7 @@ private:
         if (!To::Locate(*args_, expert, at, slot, stamp)) {
             return false;
         }
-        const uint64_t window = peers_.GetValue(rank);
+        const uint64_t window = peers_.WindowOf(rank);
         slot += window;
         stamp += window;
         return true;
@@ -319,7 +319,7 @@ private:
 
     const Args* args_ = nullptr;
     Report* report_ = nullptr;
-    AscendC::GlobalTensor<uint64_t> peers_;
+    Peers peers_;
     Table ids_;
     Table indices_;
     Table weights_;

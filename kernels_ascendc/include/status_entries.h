@@ -45,7 +45,7 @@ class DispatchStatusPost {
 public:
     __aicore__ inline void Init(const Args* args, AscendC::TPipe* pipe) {
         args_ = args;
-        peers_ = GlobalAt<uint64_t>(args->peers);
+        peers_.Init(args->peers, static_cast<int64_t>(args->status.source_extent));
         entries_.Init(pipe, ENTRIES_PER_CHUNK);
         counts_.Init(pipe, ENTRIES_PER_CHUNK);
     }
@@ -96,13 +96,13 @@ private:
         const int64_t routed = entry - args_->num_shared_ranks;
         const int64_t rank = routed < 0 ? entry : args_->num_shared_ranks + routed / local_experts;
         const int64_t expert = routed < 0 ? 0 : routed % local_experts;
-        return peers_.GetValue(static_cast<uint64_t>(rank)) +
+        return peers_.WindowOf(static_cast<uint64_t>(rank)) +
                args_->status.At(static_cast<uint64_t>(args_->zone), static_cast<uint64_t>(expert),
                                 static_cast<uint64_t>(args_->rank));
     }
 
     const Args* args_ = nullptr;
-    AscendC::GlobalTensor<uint64_t> peers_;
+    Peers peers_;
     StatusEntries entries_;
     Table counts_;
     int64_t first_count_ = 0;

@@ -106,6 +106,8 @@ private:
     static constexpr uint32_t WORK_BYTES = 1024;
     static constexpr uint64_t FIRST_WORDS = 0x0101010101010101ULL;
 
+    // CANN's ReduceSum for these processors waits for the vector unit itself, since its last step is the scalar
+    // unit's. No page promises that, and a flag that is set already costs a look next to nothing.
     __aicore__ inline int64_t Result() {
         Order<AscendC::HardEvent::V_S>();
         return static_cast<int64_t>(sum_.GetValue(0));

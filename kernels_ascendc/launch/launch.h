@@ -41,19 +41,16 @@ inline bool HasCoreForEach(uint32_t blocks) {
 #ifndef MOE_KERNEL_TYPE_BY_MACRO
 constexpr uint32_t SCHEDULE_MODE = 1;
 #define MOE_KERNEL_ATTRIBUTES __mix__(0, 1) __schedmode__(1)
-#define MOE_KERNEL_TYPE
+#define MOE_KERNEL_BEGIN
 #else
 constexpr uint32_t SCHEDULE_MODE = 0;
 #define MOE_KERNEL_ATTRIBUTES
-#define MOE_KERNEL_TYPE KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_MIX_AIV_1_0);
+#define MOE_KERNEL_BEGIN KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_MIX_AIV_1_0);
 #endif
 
 }  // namespace moe
 
-#ifndef MOE_SYNC_ADDRESS
-
 #define MOE_KERNEL(name, Args) __global__ __aicore__ MOE_KERNEL_ATTRIBUTES void name##_kernel(Args args)
-#define MOE_KERNEL_BEGIN MOE_KERNEL_TYPE
 #define MOE_LAUNCH(name, blocks, stream, args)            \
     if (!moe::HasCoreForEach(blocks)) {                   \
         return moe::TOO_MANY_BLOCKS;                      \
@@ -61,31 +58,6 @@ constexpr uint32_t SCHEDULE_MODE = 0;
     name##_kernel<<<(blocks), nullptr, (stream)>>>(args); \
     return 0
 
-#else
-
-// `-xcce`: nothing sets the address that cores meet at, so that it comes as an argument. No page was found that
-// says so; public kernels that are built this way do it (catlass).
-extern "C" int32_t rtGetC2cCtrlAddr(uint64_t* address, uint32_t* bytes);
-
-#define MOE_KERNEL(name, Args) \
-    __global__ __aicore__ MOE_KERNEL_ATTRIBUTES void name##_kernel(uint64_t sync_address, Args args)
-#define MOE_KERNEL_BEGIN \
-    MOE_KERNEL_TYPE      \
-    AscendC::SetSyncBaseAddr(sync_address);
-#define MOE_LAUNCH(name, blocks, stream, args)                           \
-    if (!moe::HasCoreForEach(blocks)) {                                  \
-        return moe::TOO_MANY_BLOCKS;                                     \
-    }                                                                    \
-    uint64_t sync_address = 0;                                           \
-    uint32_t sync_bytes = 0;                                             \
-    const int32_t failed = rtGetC2cCtrlAddr(&sync_address, &sync_bytes); \
-    if (failed != 0) {                                                   \
-        return failed;                                                   \
-    }                                                                    \
-    name##_kernel<<<(blocks), nullptr, (stream)>>>(sync_address, args);  \
-    return 0
-
-#endif
 #endif
 
 #endif  // MOE_LAUNCH_H

@@ -57,16 +57,13 @@ def build(
     arch: Annotated[str, typer.Option(help="bisheng's architecture; dav-2201 is A2 and A3")] = "dav-2201",
     cann: Annotated[Path | None, typer.Option(help="CANN's folder, if not in ASCEND_HOME_PATH")] = None,
     cann_version: Annotated[str, typer.Option(help="as 8.5.0, where CANN's files do not tell it")] = "",
-    language: Annotated[
-        Literal["auto", "asc", "cce"], typer.Option(help="what bisheng compiles as; auto: by CANN's version")
-    ] = "auto",
     jobs: Annotated[int, typer.Option(help="processes of the build")] = 1,
     output: Annotated[Path | None, typer.Option(help="folder for the library, if not the package's")] = None,
 ) -> None:
     """Build the native library of a back end, as installing does where its compiler is there."""
     from moe_triton.cli.build import BuildSettings, run_build
 
-    settings = BuildSettings(backend, arch, cann, cann_version, language, jobs, output)
+    settings = BuildSettings(backend, arch, cann, cann_version, jobs, output)
     raise typer.Exit(run_build(settings, console))
 
 

@@ -18,8 +18,6 @@ from moe_triton.backends.npu import library, toolchain
 from moe_triton.errors import ArgumentError, ToolchainError
 from moe_triton.soc import ARCHS
 
-Language = Literal["auto", "asc", "cce"]
-
 
 @dataclass(frozen=True)
 class BuildSettings:
@@ -30,7 +28,6 @@ class BuildSettings:
         arch: architecture for bisheng.
         cann: CANN's folder; None for ``ASCEND_HOME_PATH``, or else the default places.
         cann_version: CANN's version where its files do not tell it.
-        language: what bisheng compiles as; "auto" goes by CANN's version.
         jobs: processes of the build.
         output: folder for the library; None for the one that the package loads from.
     """
@@ -39,7 +36,6 @@ class BuildSettings:
     arch: str = "dav-2201"
     cann: Path | None = None
     cann_version: str = ""
-    language: Language = "auto"
     jobs: int = 1
     output: Path | None = None
 
@@ -83,7 +79,6 @@ def build(settings: BuildSettings, console: Console) -> Path:
             f"-DBISHENG={cann.bisheng}",
             f"-DCANN_VERSION={settings.cann_version}",
             f"-DNPU_ARCH={settings.arch}",
-            f"-DNPU_LANGUAGE={settings.language}",
         ]
     name = library.LIBRARY if settings.backend == "npu" else native.LIBRARY
     folder = settings.output or native_files.build_folder()
@@ -101,10 +96,6 @@ def build(settings: BuildSettings, console: Console) -> Path:
 def _check(settings: BuildSettings) -> None:
     if settings.backend not in ("npu", "cpu"):
         raise ArgumentError("backend", settings.backend, "it must be npu or cpu", "Pass --backend npu.")
-    if settings.language not in ("auto", "asc", "cce"):
-        raise ArgumentError(
-            "language", settings.language, "it must be auto, asc or cce", "Pass --language auto."
-        )
     if settings.arch not in ARCHS:
         rule = f"the kernels are for {', '.join(ARCHS)}, the architecture of A2 and A3"
         raise ArgumentError("arch", settings.arch, rule, f"Pass --arch {ARCHS[0]}.")

@@ -113,7 +113,7 @@ def _cann() -> list[Row]:
     is_known = cann.version is not None
     is_old = cann.version is not None and cann.version.numbers < toolchain.OLDEST_CANN
     oldest = ".".join(map(str, toolchain.OLDEST_CANN))
-    remedy = f"it must be {oldest} or later: {install}" if is_old else install
+    remedy = f"it must be {oldest} or later ({toolchain.WHY_OLDEST_CANN}): {install}" if is_old else install
     return [
         (f"{NPU}CANN", is_known and not is_old, f"{version} in {cann.home}", remedy),
         (

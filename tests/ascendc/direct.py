@@ -15,7 +15,7 @@ from tests.kernels.models import starts_model
 
 from .case import Case, Routing, Sent, WrongResultError, check_reports, draw_routing, results_of, sent_to
 from .library import Library, address
-from .memory import GARBAGE, Guarded
+from .memory import GARBAGE, Guarded, across_lines
 from .ranks import Ranks
 
 NO_HEADERS = Region("exchange_headers", 0, 0, (Dim("zone", 0, 0), Dim("word", 0, 0)))
@@ -66,7 +66,7 @@ class DirectWorld:
         self.windows = [memory.array for memory in self.memory]
         for window in self.windows:
             window[: self.layout.state_bytes] = 0
-        self.peers = np.array([address(window) for window in self.windows], dtype=np.int64)
+        self.peers = across_lines([address(window) for window in self.windows])
         # Rows that any dispatch has delivered, and results that any combine has offered, by rank and zone.
         self.most_rows = np.zeros((len(case.tokens), NUM_ZONES), dtype=np.int64)
         self.most_results = np.zeros((len(case.tokens), NUM_ZONES), dtype=np.int64)

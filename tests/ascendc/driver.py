@@ -11,7 +11,7 @@ from moe_triton.layout import NUM_ZONES, STATE_BYTES, WindowLayout
 
 from .case import Case, Routing, WrongResultError, check_reports, draw_routing, results_of, sent_to
 from .library import Library, address
-from .memory import Guarded, Window, inband_slots, peer_status, without_extents
+from .memory import Guarded, Window, across_lines, inband_slots, peer_status, without_extents
 from .ranks import Ranks
 
 UNTOUCHED = -7
@@ -29,7 +29,7 @@ class World:
         self.slots = inband if case.inband else self.layout.dispatch_slots
         self.peer_status = peer_status(self.config)
         self.windows = [Window(inband.end if case.inband else inband_base, inband_base) for _ in case.tokens]
-        self.peers = np.array([address(w.bytes) for w in self.windows], dtype=np.int64)
+        self.peers = across_lines([address(w.bytes) for w in self.windows])
         self._ranks = Ranks(library, seed, len(case.tokens))
 
     def run(self) -> None:

@@ -11,7 +11,7 @@ from moe_triton.region import Dim, Region
 
 from .case import WrongResultError, check_reports
 from .library import Library, address
-from .memory import GARBAGE, Guarded
+from .memory import GARBAGE, Guarded, across_lines
 from .ranks import Ranks
 
 STATUS_BYTES = 1024
@@ -97,7 +97,7 @@ class Exchange:
         self.windows = [Guarded((case.slots.end,), align=512) for _ in range(2)]
         for window in self.windows:
             window.array[:STATUS_BYTES] = 0
-        self.peers = np.array([address(w.array) for w in self.windows], dtype=np.int64)
+        self.peers = across_lines([address(w.array) for w in self.windows])
         self._ranks = Ranks(library, seed, 2)
 
     def run(self) -> None:

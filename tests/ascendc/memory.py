@@ -20,6 +20,7 @@ from .library import address
 
 GUARD_BYTES = 4096
 GARBAGE = 0xA5
+CACHE_LINE_BYTES = 64
 PEER_STATUS_BASE = 400 * 1024
 
 
@@ -37,6 +38,14 @@ class Guarded:
         guards = (self._all[:GUARD_BYTES], self._all[-GUARD_BYTES:])
         if any((guard != GARBAGE).any() for guard in guards):
             raise WrongResultError("bytes outside of an array were written")
+
+
+def across_lines(values: list[int]) -> np.ndarray:
+    """An int64 array whose first word is the last one of a cache line."""
+    memory = np.zeros(len(values) + 16, dtype=np.int64)
+    first = (56 - address(memory)) % CACHE_LINE_BYTES // 8
+    memory[first : first + len(values)] = values
+    return memory[first : first + len(values)]
 
 
 class Window:

@@ -125,7 +125,7 @@ FULL_WAIT = (
     Mutant(
         "rows without flags that leave the last one on its way",
         (
-            # As if a kernel could end before its copies: the status is posted by the same launch.
+            # The status is posted by the same launch, before the barrier at its end.
             Patch(
                 COMBINE_SEND,
                 "        report_.Write();\n    }\n",

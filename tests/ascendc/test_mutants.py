@@ -15,13 +15,22 @@ from .mutants import MUTANTS, Mutant
 from .mutants_calls import CALL_MUTANTS
 from .mutants_direct import DIRECT_MUTANTS
 from .mutants_inband import INBAND_MUTANTS
+from .mutants_memory import MEMORY_MUTANTS
 from .mutants_split import SPLIT_MUTANTS
 from .mutants_zones import ZONE_MUTANTS
 from .split import SplitCase, check_split
 
 MOST_SEEDS = 100
 TRUE_SEEDS = 20
-KINDS = (MUTANTS, CALL_MUTANTS, INBAND_MUTANTS, DIRECT_MUTANTS, ZONE_MUTANTS, SPLIT_MUTANTS)
+KINDS = (
+    MUTANTS,
+    CALL_MUTANTS,
+    INBAND_MUTANTS,
+    DIRECT_MUTANTS,
+    ZONE_MUTANTS,
+    MEMORY_MUTANTS,
+    SPLIT_MUTANTS,
+)
 ALL = tuple(mutant for kind in KINDS for mutant in kind)
 # Seconds to compile each: `make test` has the first of each kind, `make test-long` the others.
 PARAMETERS = [

@@ -34,6 +34,7 @@ void Prefetch(const uint8_t* from, uint8_t* to) {
         DataCopy(target[row * ROW], out, ROW);
         rows.FreeTensor(out);
     }
+    PipeBarrier<PIPE_ALL>();
 }
 
 int main() {

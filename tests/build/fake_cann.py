@@ -27,11 +27,10 @@ if {fails}:
     print("error: no such architecture", file=sys.stderr)
     sys.exit(3)
 output = words[words.index("-o") + 1]
-sources = [word for word in words if word.endswith((".asc", ".o")) and word != output]
+sources = [word for word in words if word.endswith(".asc")]
 if {compiles}:
-    kept = [word for word in words if word.startswith(("-I", "-D")) or word in ("-c", "-shared", "-fPIC")]
-    language = ["-xc++"] if sources[0].endswith(".asc") else []
-    command = ["g++", "-std=c++17", "-O0", "-pthread", "-I{emulation}", *kept, *language, *sources]
+    kept = [word for word in words if word.startswith(("-I", "-D")) or word in ("-shared", "-fPIC")]
+    command = ["g++", "-std=c++17", "-O0", "-pthread", "-I{emulation}", *kept, "-xc++", *sources]
     sys.exit(subprocess.run([*command, "-o", output]).returncode)
 pathlib.Path(output).write_bytes(b"")
 """

@@ -180,13 +180,13 @@ def test_the_default_folder_is_the_installations(tmp_path: Path, monkeypatch: py
     assert native_files.find(library.LIBRARY) == installed / library.LIBRARY
 
 
-def test_the_language_and_the_version_can_be_given(tmp_path: Path) -> None:
+def test_the_version_can_be_given(tmp_path: Path) -> None:
     cann = FakeCann(tmp_path / "cann", None)
-    run_build("--cann", cann.home, "--output", tmp_path, "--cann-version", "8.0.0")
-    assert cann.calls[0][0] == "-xcce"
-    forced = FakeCann(tmp_path / "forced", "8.0.0")
-    run_build("--cann", forced.home, "--output", tmp_path, "--language", "asc", "--jobs", "2")
-    assert forced.calls[0][:2] == ["-x", "asc"]
+    run_build("--cann", cann.home, "--output", tmp_path, "--cann-version", "8.5.0", "--jobs", "2")
+    assert "-DMOE_KERNEL_TYPE_BY_MACRO" in cann.calls[0]
+    said = run_build("--cann", cann.home, "--output", tmp_path, "--cann-version", "8.2.RC1", code=1)
+    assert "it must be 8.3 or later" in " ".join(said.split())
+    assert len(cann.calls) == 1
 
 
 def test_a_build_that_fails_leaves_what_was_there(tmp_path: Path) -> None:

@@ -20,11 +20,10 @@ from tests.build.fake_cann import SOURCES
 cindex: Any = pytest.importorskip("clang.cindex", reason="clang is missing: pip install 'moe_triton[dev]'")
 
 API = Path(__file__).resolve().parent / "api"
-# As cmake/npu.cmake passes them, for CANN 9, 8.3 and 8.0.
+# As cmake/npu.cmake passes them, for CANN 9 and 8.3.
 DIALECTS = {
     "attributes": (),
     "macro": ("-DMOE_KERNEL_TYPE_BY_MACRO",),
-    "cce": ("-DMOE_KERNEL_TYPE_BY_MACRO", "-DMOE_SYNC_ADDRESS"),
 }
 dialects = pytest.mark.parametrize("dialect", DIALECTS)
 
@@ -76,9 +75,8 @@ def test_every_kernel_is_of_mixed_type_and_starts_as_a_whole() -> None:
         assert notes == ["mix 0 1", "schedmode 1"]
 
 
-@pytest.mark.parametrize("dialect", ["macro", "cce"])
-def test_every_kernel_is_of_mixed_type_where_a_macro_says_so(dialect: str) -> None:
-    unit, _ = parse(SOURCES, dialect)
+def test_every_kernel_is_of_mixed_type_where_a_macro_says_so() -> None:
+    unit, _ = parse(SOURCES, "macro")
     for kernel in kernels_of(unit).values():
         references = [
             c.spelling
@@ -105,10 +103,9 @@ def test_every_launcher_launches_its_own_kernel(dialect: str) -> None:
         assert {f"{name}_kernel" for name in names} & called == {f"{kernel.name}_kernel"}
         # The configuration of the launch: blocks, nothing, and the stream.
         assert {"blocks", "stream", "args"} <= called
-        assert ("rtGetC2cCtrlAddr" in called) == (dialect == "cce")
 
 
-@pytest.mark.parametrize(("dialect", "mode"), [("attributes", "1"), ("macro", "0"), ("cce", "0")])
+@pytest.mark.parametrize(("dialect", "mode"), [("attributes", "1"), ("macro", "0")])
 def test_what_the_library_says_of_its_schedule(dialect: str, mode: str) -> None:
     unit, _ = parse(SOURCES, dialect)
     (function,) = [c for c in unit.cursor.walk_preorder() if c.spelling == "moe_schedule_mode"]

@@ -75,11 +75,11 @@ def npu_smi(tmp_path: Path) -> Callable[[str], None]:
 def test_cann_is_found_where_the_environment_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old_file: bool, in_bin: bool
 ) -> None:
-    fake = FakeCann(tmp_path / "cann", "8.2.RC1", old_file=old_file, in_bin=in_bin)
+    fake = FakeCann(tmp_path / "cann", "8.3.RC1", old_file=old_file, in_bin=in_bin)
     monkeypatch.setenv("ASCEND_HOME_PATH", str(fake.home))
     found = toolchain.check_cann()
     assert (found.home, found.bisheng) == (fake.home, fake.bisheng)
-    assert found.version == (8, 2, "8.2.RC1")
+    assert found.version == (8, 3, "8.3.RC1")
 
 
 def test_cann_is_found_where_it_is_installed_by_default(tmp_path: Path) -> None:
@@ -112,9 +112,11 @@ def test_a_cann_without_its_compiler_is_refused(tmp_path: Path) -> None:
         toolchain.check_cann(fake.home)
 
 
-def test_an_old_cann_is_refused(tmp_path: Path) -> None:
-    fake = FakeCann(tmp_path / "cann", "7.0.1")
-    with pytest.raises(ToolchainError, match=rf"CANN is 7.0.1 \(in {fake.home}\), but it must be 8.0 or"):
+@pytest.mark.parametrize("version", ["7.0.1", "8.0.0", "8.2.RC1"])
+def test_an_old_cann_is_refused_with_the_reason(tmp_path: Path, version: str) -> None:
+    fake = FakeCann(tmp_path / "cann", version)
+    refused = rf"CANN is {version} \(in {fake.home}\), but it must be 8.3 or later \(.*SyncAll: they "
+    with pytest.raises(ToolchainError, match=refused):
         toolchain.check_cann(fake.home)
 
 
@@ -254,7 +256,7 @@ def test_doctor_tells_what_does_not_fit(
     rows = npu_rows(monkeypatch)
     # What that CANN asks of a driver is not known.
     assert [name for name, (present, *_) in rows.items() if present] == ["driver"]
-    assert "it must be 8.0 or later" in rows["CANN"][2]
+    assert f"it must be 8.3 or later ({toolchain.WHY_OLDEST_CANN})" in rows["CANN"][2]
     assert "SoC is 'Ascend310P3', but it must be one of A2's or A3's" in rows["SoC"][2]
     monkeypatch.setattr(toolchain, "HOMES", (tmp_path / "newer",))
     FakeCann(tmp_path / "newer", "9.1.0")

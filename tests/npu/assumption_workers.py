@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
+from moe_triton import abi
+from moe_triton.ascendc import INBAND_SEND
 from moe_triton.backends.npu import runtime
 from moe_triton.backends.npu.assumptions import ASSUMPTIONS
+from moe_triton.layout import BLOCK_DATA_BYTES
 from tests.npu import standin
 from tests.npu.device import Device, FakeStream, Work
 
@@ -22,6 +27,7 @@ FAULTS = {
     "npu_stream empties torch_npu's queue": "a lazy handle",
     "scalars are read anew in every kernel": "an old scalar",
     "events order two streams": "no events",
+    "512 aligned bytes of a copy arrive with their last 32 last": "flags first",
     "GetSystemCycle counts 50 a microsecond": "nothing runs",
     "a copy to pinned memory does not wait": "no copy",
     "launches through ctypes are captured": "a leaky capture",
@@ -71,6 +77,23 @@ def _leaky_capture(device: Device) -> Any:
     return patch.object(Device, "at_once", at_once)
 
 
+def _flags_first(device: Device) -> Any:
+    """Flags in band arrive, and the data of the first block is not there yet."""
+
+    def at_once(self: Device, work: Work) -> None:
+        usual(self, replace(work, run=lambda: _send_flags(work)) if work.name == "inband_send" else work)
+
+    usual = Device.at_once
+    return patch.object(Device, "at_once", at_once)
+
+
+def _send_flags(work: Work) -> None:
+    work.run()
+    places = {arg.name: 1 + word for arg, word in abi.places(INBAND_SEND.args)}
+    window = ctypes.c_uint64.from_address(work.words[places["peers"]]).value
+    ctypes.memset(window + work.words[places["slots"]], 0, BLOCK_DATA_BYTES)
+
+
 _FAULTS: dict[str, Callable[[Device], Any]] = {
     "another name": lambda _: patch.object(runtime.Runtime, "soc_name", lambda self: "Ascend310P3"),
     "a copy": lambda _: patch.object(
@@ -83,6 +106,7 @@ _FAULTS: dict[str, Callable[[Device], Any]] = {
         FakeStream, "npu_stream", property(lambda self: 0x1000 + self.owner.streams.index(self))
     ),
     "an old scalar": _old_scalar,
+    "flags first": _flags_first,
     "no events": lambda _: patch.object(FakeStream, "wait_event", lambda self, event: None),
     "no copy": lambda _: patch.object(runtime.Runtime, "copy", lambda self, to, source: None),
     "a leaky capture": _leaky_capture,

@@ -96,6 +96,18 @@ def test_what_reaches_the_streams(ranks: Ranks, tuning: Tuning | None, expected:
             assert said[operator] == [line.strip() for line in lines.split("\n") if line.strip()]
 
 
+def test_before_cann_9_parts_follow_each_other_on_one_stream(ranks: Ranks) -> None:
+    """The library says that it was built where no word for the schedule mode exists."""
+    case = Case(config(), 3, "uniform", (8, 8), True, num_blocks=2)
+    for said in ranks(2).run(workers.sequences, case, HALVES, 0):
+        for operator, lines in TWO_STREAMS.items():
+            launches = [line.split(": ")[1] for line in said[operator] if "launch" in line]
+            assert all(line.startswith("compute: ") for line in said[operator])
+            assert not [line for line in said[operator] if "wait event" in line]
+            assert len(launches) == lines.count("launch")
+            assert len(launches) > ONE_STREAM[operator].count("launch")
+
+
 def plans(target: str, scheme: str, variant: Variant, rank: int) -> list[Plan]:
     """Both zones' plans of a back end; one plan where the zone stands in device memory."""
     site = Site(config(2, scheme), rank, num_blocks=2, timeout_us=1000, target=target)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from moe_triton.backends.npu.window import NpuWindow
+from moe_triton.errors import WindowError
 from moe_triton.processes import RankGroup
 from tests.distributed.cases import Case
 from tests.npu import window_workers
@@ -25,6 +28,13 @@ def test_several_buffers_have_windows_of_their_own(ranks: Ranks) -> None:
 def test_cann_shmem_is_the_second_choice(ranks: Ranks) -> None:
     for good in ranks(2).run(window_workers.over_shmem, CASE):
         assert good == [True] * 3
+
+
+def test_a_window_begins_where_a_block_may() -> None:
+    memory = SimpleNamespace(peers=(0x200000, 0x400020, 0x600000))
+    refused = r"rank\(s\) \[1\] begin at \['0x400020'\], but a window must begin at a multiple of 512 bytes"
+    with pytest.raises(WindowError, match=refused):
+        NpuWindow(memory, 4096, SimpleNamespace(rank=0), SimpleNamespace())  # type: ignore[arg-type]
 
 
 def test_without_both_the_message_names_both(ranks: Ranks) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from moe_triton import EPBuffer
+from moe_triton.backends.npu import library
 from moe_triton.plan import Hole, Part
 from moe_triton.selftest.comparison import wrong_received
 from moe_triton.tuning import Tuning
@@ -65,9 +66,12 @@ def describe(device: Device, since: int = 0) -> list[str]:
     return lines
 
 
-def sequences(rank: int, num_ranks: int, case: Case, tuning: Tuning | None) -> dict[str, list[str]]:
+def sequences(
+    rank: int, num_ranks: int, case: Case, tuning: Tuning | None, schedule_mode: int = 1
+) -> dict[str, list[str]]:
     """What one dispatch and one combine put on the streams, after both have run before."""
     device, buffer = start(case, "random", rank, tuning=tuning)
+    library.library().moe_schedule_mode = lambda: schedule_mode  # type: ignore[method-assign]
     said = {}
     with buffer:
         for number in range(2):

@@ -15,6 +15,7 @@ from moe_triton import ascendc
 from moe_triton.backends.assumption import Assumption
 from moe_triton.backends.npu import library, triton_kernels
 from moe_triton.backends.npu.executable import NpuExecutable
+from moe_triton.backends.npu.inband_check import blocks_arrive_in_order
 from moe_triton.backends.npu.runtime import Runtime
 from moe_triton.backends.npu.window import window_library
 from moe_triton.kernels.zones import turn_kernel
@@ -254,8 +255,18 @@ _TABLE: tuple[tuple[str, str, Callable[[], str | None]], ...] = (
     ("a compiled Triton kernel takes addresses", "triton-ascend 3.2.0: backends/ascend/driver.py", _triton),
     ("a kernel is launched through ctypes", "CANN: Ascend C, kernel launch by <<<>>>", _ascend_c),
     ("npu_stream empties torch_npu's queue", f"{TORCH_NPU}: NPUStream.h, stream(need_empty)", _queue),
-    ("scalars are read anew in every kernel", "CANN: Ascend C, GlobalTensor.GetValue", _scalar_cache),
+    (
+        "scalars are read anew in every kernel",
+        "CANN: Ascend C, GlobalTensor.GetValue and DataCacheCleanAndInvalid",
+        _scalar_cache,
+    ),
     ("events order two streams", f"{TORCH_NPU}: npu/streams.py, Event and Stream.wait_event", _streams),
+    (
+        "512 aligned bytes of a copy arrive with their last 32 last",
+        # No page of the API states it. CANN's own operator is built on it.
+        "CANN: ops-transformer, mc2/moe_distribute_dispatch_v2, moe_distribute_dispatch_v2_full_mesh.h",
+        blocks_arrive_in_order,
+    ),
     ("GetSystemCycle counts 50 a microsecond", "CANN: Ascend C, GetSystemCycle", _deadline),
     ("a copy to pinned memory does not wait", f"{TORCH_NPU}: Tensor.pin_memory, copy_", _report_copy),
     (

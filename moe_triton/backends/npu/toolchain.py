@@ -18,7 +18,13 @@ from typing import NamedTuple
 from moe_triton.errors import ToolchainError
 from moe_triton.soc import Soc, soc_of
 
-OLDEST_CANN = (8, 0)
+# With 8.0 to 8.2, bisheng takes kernels as -xcce only. Their type is then a macro that stands for nothing
+# unless CANN's own build plugin reads it ("Setting the Kernel Type"); without the mixed type SyncAll hangs.
+# The options that the plugin passes for vector cores would be missing too.
+OLDEST_CANN = (8, 3)
+WHY_OLDEST_CANN = (
+    "before that, bisheng by itself makes no kernel whose blocks can meet in SyncAll: they would hang"
+)
 # CANN's release notes ("CANN and Ascend HDK Version Compatibility", 8.5.0 and 9.1.0): drivers of 25.0 on for
 # 8.5 and 9.0, of 25.2 on for 9.1. For 8.0: "Installing the NPU Driver, Firmware, and CANN" of mxIndex.
 OLDEST_DRIVERS = {(8, 0): (24, 1), (8, 5): (25, 0), (9, 1): (25, 2)}
@@ -138,8 +144,8 @@ def check_cann(home: Path | None = None) -> Cann:
         )
     if cann.version is not None and cann.version.numbers < OLDEST_CANN:
         raise ToolchainError(
-            f"CANN is {cann.version.text} (in {cann.home}), but it must be {_shown(OLDEST_CANN)} or later. "
-            "Install a newer one and source its set_env.sh."
+            f"CANN is {cann.version.text} (in {cann.home}), but it must be {_shown(OLDEST_CANN)} or later "
+            f"({WHY_OLDEST_CANN}). Install a newer one and source its set_env.sh."
         )
     return cann
 

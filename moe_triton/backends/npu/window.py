@@ -12,6 +12,7 @@ import torch
 
 from moe_triton.backends.npu.runtime import Runtime
 from moe_triton.errors import CommunicationTimeoutError, ToolchainError, WindowError
+from moe_triton.layout import BLOCK_BYTES
 from moe_triton.rendezvous import Meeting
 from moe_triton.soc import Soc
 
@@ -40,12 +41,19 @@ class NpuWindow:
         runtime: torch_npu.
 
     Raises:
+        WindowError: a window does not begin where blocks with flags in band may.
         CommunicationTimeoutError: a rank did not come.
     """
 
     def __init__(self, memory: Memory, num_bytes: int, meeting: Meeting, runtime: Runtime) -> None:
         self._memory, self._meeting, self._runtime = memory, meeting, runtime
         self.peers = memory.peers
+        if crooked := [rank for rank, peer in enumerate(self.peers) if peer % BLOCK_BYTES]:
+            raise WindowError(
+                f"The windows of rank(s) {crooked} begin at {[hex(self.peers[rank]) for rank in crooked]}, "
+                f"but a window must begin at a multiple of {BLOCK_BYTES} bytes: a flag and its data travel "
+                "in one such block. The window library chose the addresses: report it with its version."
+            )
         self.base = self.peers[meeting.rank]
         self._tensor = runtime.tensor_at(self.base, num_bytes)
         # Flags that an earlier owner of this memory left would be taken for arrivals.

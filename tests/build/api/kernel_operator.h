@@ -45,6 +45,9 @@ enum class HardEvent : uint8_t {
     MTE3_MTE2
 };
 
+enum class CacheLine : uint64_t { SINGLE_CACHE_LINE, ENTIRE_DATA_CACHE };
+enum class DcciDst : uint64_t { CACHELINE_ALL, CACHELINE_UB, CACHELINE_OUT, CACHELINE_ATOMIC };
+
 struct DataCopyExtParams {
     __aicore__ DataCopyExtParams();
     __aicore__ DataCopyExtParams(uint16_t count, uint32_t len, uint32_t src_stride, uint32_t dst_stride, uint32_t rsv);
@@ -129,9 +132,10 @@ template <HardEvent event>
 __aicore__ void WaitFlag(int32_t id);
 template <pipe_t pipe>
 __aicore__ void PipeBarrier();
+template <typename T, CacheLine line, DcciDst destination>
+__aicore__ void DataCacheCleanAndInvalid(const GlobalTensor<T>& dst);
 template <bool is_aiv_only = true>
 __aicore__ void SyncAll();
-__aicore__ void SetSyncBaseAddr(uint64_t address);
 
 __aicore__ int64_t GetBlockIdx();
 __aicore__ int64_t GetBlockNum();
