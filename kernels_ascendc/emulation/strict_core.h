@@ -122,27 +122,19 @@ public:
         while (!pipes_[PIPE_S].empty()) StepOr("the scalar unit is stuck");
     }
 
+    // None of these waits for the scalar unit's writes to UB.
     template <typename T>
     T ScalarLoad(const T* from) {
-        DrainScalar();
         return cache_.Load(from);
     }
 
     template <typename T>
     void ScalarStore(T* to, T value) {
-        DrainScalar();
         cache_.Store(to, value);
     }
 
-    void CleanAndInvalidate(const void* address) {
-        DrainScalar();
-        cache_.CleanAndInvalidate(address);
-    }
-
-    void CleanAndInvalidateAll() {
-        DrainScalar();
-        cache_.CleanAndInvalidateAll();
-    }
+    void CleanAndInvalidate(const void* address) { cache_.CleanAndInvalidate(address); }
+    void CleanAndInvalidateAll() { cache_.CleanAndInvalidateAll(); }
 
     // Waits for the other blocks, not for this block's own pipes: that is PipeBarrier<PIPE_ALL>'s work.
     void SyncAll() {

@@ -134,7 +134,7 @@ FULL_WAIT = (
                 "1024;\n"
                 "            for (int64_t r = 0; r < args_.num_ranks; ++r) {\n"
                 "                for (int64_t s = 0; s < args_.num_ranks; ++s) {\n"
-                "                    AscendC::DataCopy(GlobalAt<float>(peers_.GetValue(r) + at + s * 32), "
+                "                    AscendC::DataCopy(GlobalAt<float>(peers_.WindowOf(r) + at + s * 32), "
                 "flag_, 8);\n"
                 "                }\n"
                 "            }\n"
