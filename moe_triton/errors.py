@@ -25,8 +25,8 @@ class ArgumentError(MoeTritonError, ValueError):
         value: what it was.
         rule: what it must be.
         remedy: what to do about it.
-        code: published status code: 161001 where something needed is missing, 161002 for a wrong type,
-            dtype, device or group name, 561002 for a wrong shape or number.
+        code: published status code: 161001 where something needed is missing, or the name of a group is empty
+            or too long; 161002 for a wrong type, dtype, device or group; 561002 for a wrong shape or number.
     """
 
     def __init__(

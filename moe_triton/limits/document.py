@@ -16,8 +16,9 @@ HEADER = """\
 # Limits
 
 These rules are checked before anything is sent. An error names the argument, its value, the rule and what to
-do about it, and carries the status code of the last column: 161001 where something needed is missing, 161002
-for a wrong type, dtype, device or group name, 561002 for a wrong shape or number.
+do about it, and carries the status code of the last column: 161001 where something needed is missing, or the
+name of the group is empty or too long; 161002 for a wrong type, dtype, device or group; 561002 for a wrong
+shape or number.
 
 Symbols: EP ranks in the group (`ep_world_size`), BS tokens of this rank, H hidden size, K experts per token,
 M routed experts (`moe_expert_num`), S shared experts, R ranks that hold them, localE = M / (EP - R) routed
