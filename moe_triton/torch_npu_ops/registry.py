@@ -6,10 +6,7 @@ be given with `register_group`.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -47,9 +44,6 @@ class Place:
 
 Kept = dict[tuple[Place, settings.Settings], Communicator]
 
-# How often each set of ranks gave a group's windows up. By group and not by name: one that takes another's
-# name starts anew, whoever called what before.
-_resets: WeakKeyDictionary[dist.ProcessGroup, Counter[frozenset[int]]] = WeakKeyDictionary()
 # The group that a name's communicators were made for: names come again when groups are made anew.
 _made_for: dict[str, dist.ProcessGroup] = {}
 _communicators: dict[str, Kept] = {}
@@ -157,11 +151,10 @@ def communicator(place: Place) -> Communicator:
             f"be made inside a graph. Run the same calls once before the capture."
         )
     oldest = _oldest_idle(place.group_ep, kept) if len(kept) >= KEPT_PER_GROUP else None
-    number = epoch(place.group_ep, place.members)
-    meeting = Meeting(group_of(place.group_ep, "group_ep"), chosen.timeout_s, place.members, number)
+    meeting = Meeting(group_of(place.group_ep, "group_ep"), chosen.timeout_s, place.members)
     exchange = None
     if place.group_tp:
-        exchange = Meeting(group_of(place.group_tp, "group_tp"), chosen.timeout_s, None, number)
+        exchange = Meeting(group_of(place.group_tp, "group_tp"), chosen.timeout_s)
     made = Communicator(
         meeting,
         place.config,
@@ -182,7 +175,7 @@ def _forget_former_group(name: str) -> None:
     """Drops what was made for another group of that name, as after `destroy_process_group`."""
     group = group_of(name, "group_ep")
     if _made_for.get(name) is not group:
-        _close(name)
+        release(name)
         _made_for[name] = group
 
 
@@ -228,26 +221,6 @@ def _refuse_broken(found: Communicator) -> None:
         ) from None
 
 
-def epoch(name: str, members: Iterable[int] | None = None) -> int:
-    """How often windows were given up, in resets that all of these ranks took part in.
-
-    Messages of an earlier epoch are not taken for ours, so those who meet have to count alike. What they all
-    know of are the resets that every one of them called, whether or not it had used the group by then. Resets
-    without one of them do not count: it was lost at the time, and never heard of them.
-
-    Args:
-        name: of the expert-parallel group.
-        members: the group's ranks that meet, None for all.
-    """
-    group = group_of(name, "group_ep")
-    meeting = _set_of(group, members)
-    return sum(times for callers, times in _resets.get(group, {}).items() if meeting <= callers)
-
-
-def _set_of(group: dist.ProcessGroup, members: Iterable[int] | None) -> frozenset[int]:
-    return frozenset(range(group.size()) if members is None else members)
-
-
 def synchronize(name: str) -> None:
     """Waits for every call of this process in a group, graphs included, and raises what went wrong in one.
 
@@ -267,22 +240,5 @@ def synchronize(name: str) -> None:
 
 def release(name: str) -> None:
     """Gives the windows of a group back. The next call makes new ones; all ranks must release alike."""
-    reset(name)
-
-
-def reset(name: str, members: Iterable[int] | None = None) -> None:
-    """Gives the windows of a group back, on the ranks that are left; None for all of them.
-
-    Each of these must call it, one that has used nothing yet too.
-    """
-    _close(name)
-    try:
-        group = group_of(name, "group_ep")
-    except ArgumentError:
-        return  # destroyed already, and what was counted with it
-    _resets.setdefault(group, Counter())[_set_of(group, members)] += 1
-
-
-def _close(name: str) -> None:
     for kept in _communicators.pop(name, {}).values():
         kept.close()

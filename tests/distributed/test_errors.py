@@ -359,3 +359,41 @@ def test_stale_windows_of_dead_groups_are_removed(ranks: Groups) -> None:
         assert fresh.exists()
     finally:
         fresh.unlink()
+
+
+def try_again(rank: int, num_ranks: int, moment: str) -> list[str]:
+    """Rank 1 is late: rank 0 gives up, and both go on, on the same group."""
+    case, said = small_case(num_ranks), []
+    dist.barrier()
+    if moment == "construction":
+        if rank == 0:
+            said.append(message_of(lambda: make_buffer(case, timeout_s=0.5), CommunicationTimeoutError))
+        dist.barrier()  # the group is its owner's: our time-outs do not touch it
+    elif moment == "both":
+        # each waits for the other at another time
+        for patient in (0, 1):
+            if rank == patient:
+                kind = CommunicationTimeoutError
+                said.append(message_of(lambda: make_buffer(case, timeout_s=0.3), kind))
+            dist.barrier()
+    else:
+        with make_buffer(case, timeout_s=0.5) as buffer:
+            if rank == 0:
+                dispatch = lambda: one_round(buffer, case, inputs_of(case, rank, 1), None)  # noqa: E731
+                said.append(message_of(dispatch, CommunicationTimeoutError))
+            dist.barrier()
+    with make_buffer(case, timeout_s=20.0) as buffer:
+        inputs = inputs_of(case, rank, 2)
+        one_round(buffer, case, inputs, None)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert int(total) == num_ranks
+    return said
+
+
+@pytest.mark.parametrize("moment", ["construction", "both", "call"])
+def test_after_a_time_out_ranks_go_on_on_the_same_group(moment: str) -> None:
+    first, second = run_ranks(try_again, 2, (moment,))
+    assert len(first) == 1
+    assert "timed out waiting for rank(s) [1]" in first[0]
+    assert len(second) == (moment == "both")

@@ -52,13 +52,12 @@ def run_reset(elastic_info: Tensor, group_ep: str, ep_world_size: int, need_sync
     if need_sync not in (0, 1):
         raise ArgumentError("need_sync", need_sync, "it must be 0 or 1", "Pass 1 to wait for the others.")
     members = _members(group_ep, "group_ep", ep_world_size, "ep_world_size", elastic_info)
-    registry.reset(group_ep, members)
+    registry.release(group_ep)
     dispatch.clear_plans()
     combine.clear_plans()
     if need_sync:
         group = registry.group_of(group_ep, "group_ep")
-        meeting = Meeting(group, settings.current().timeout_s, members, registry.epoch(group_ep, members))
-        meeting.exchange({}, "buffer reset")
+        Meeting(group, settings.current().timeout_s, members).exchange({}, "buffer reset")
 
 
 def _members(

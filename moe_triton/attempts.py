@@ -1,0 +1,166 @@
+"""Exchanges of messages over a torch store, in numbered attempts that late ranks can join.
+
+Ranks that meet begin an *attempt*, in which they exchange messages one round after the other. Who waits too
+long gives its round up, and everybody who comes later meets in the next attempt, whichever was late and by
+how much. So ranks that both raise and both try again find each other, and nothing that an attempt left behind
+is taken for news.
+
+In the store, under a prefix of the ranks that meet::
+
+    open                       the attempt to join
+    <attempt>/<round>/<rank>   a rank's message
+    <attempt>/<round>/state    how the round ended: DONE, or who gave it up and whom it missed, "2 0,1"
+    <attempt>/<round>/left     how many ranks have read all messages; the last one deletes them
+    given up, given up/<i>     the rounds whose state is still there, until all ranks are in a later attempt
+
+A round ends once, by compare_set: either all messages are there and every rank takes them, or it is given up
+and no rank does. Keys are asked for by `check` and never waited for: a store serves one caller at a time, and
+its user's own calls would wait behind ours.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Protocol
+
+DONE = "done"
+# compare_set with this as both values reads a key that may not be there, without waiting for it.
+_ABSENT = "absent"
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
+
+
+class Store(Protocol):
+    """What is asked of a torch store."""
+
+    def set(self, key: str, value: bytes | str, /) -> None: ...  # noqa: D102
+    def get(self, key: str, /) -> bytes: ...  # noqa: D102
+    def check(self, keys: list[str], /) -> bool: ...  # noqa: D102
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...  # noqa: D102
+    def add(self, key: str, number: int, /) -> int: ...  # noqa: D102
+    def delete_key(self, key: str, /) -> bool: ...  # noqa: D102
+
+
+class RoundGivenUpError(Exception):
+    """A round ended without all of its messages.
+
+    Attributes:
+        by: the rank that gave it up.
+        missing: ranks whose messages were not there.
+    """
+
+    def __init__(self, by: int, missing: tuple[int, ...]) -> None:
+        self.by, self.missing = by, missing
+        super().__init__(by, missing)
+
+
+class Attempt:
+    """One rank's part in an attempt; joined by its first exchange.
+
+    Args:
+        store: of the ranks that meet, and of nobody else.
+        rank: this one's number among them.
+        num_ranks: of them.
+    """
+
+    def __init__(self, store: Store, rank: int, num_ranks: int) -> None:
+        self._store, self._rank, self._num_ranks = store, rank, num_ranks
+        self._number, self._round = 0, 0
+        self._gave_up: set[int] = set()
+
+    def exchange(self, message: bytes, deadline: float, cancelled: threading.Event) -> list[bytes]:
+        """Sends a message to every rank and returns all of them, by rank.
+
+        Args:
+            message: the same number of rounds has to come before it on every rank.
+            deadline: of `time.monotonic`.
+            cancelled: gives the round up when set.
+
+        Raises:
+            RoundGivenUpError: by this rank at its deadline; or by another, after the first round.
+        """
+        while True:
+            if self._round == 0:
+                self._number = self._join()
+            key, round_ = f"{self._number}/{self._round}", self._round
+            messages = [f"{key}/{rank}" for rank in range(self._num_ranks)]
+            self._store.set(messages[self._rank], message)
+            state = self._wait(key, messages, deadline, cancelled)
+            if state == DONE:
+                received = [bytes(self._store.get(name)) for name in messages]
+                self._round += 1
+                self._leave(key, messages, is_first=round_ == 0)
+                return received
+            self._store.delete_key(messages[self._rank])
+            if state:
+                by, missing = (tuple(map(int, part.split(","))) for part in state.split())
+                if round_ > 0 or by == (self._rank,):
+                    raise RoundGivenUpError(by[0], missing)
+                self._gave_up |= set(by)
+
+    def _wait(self, key: str, messages: list[str], deadline: float, cancelled: threading.Event) -> str:
+        """How the round ended; empty where its attempt is no longer the one to join."""
+        pause = _FIRST_PAUSE_S
+        while True:
+            if self._store.check(messages):
+                return self._end(key, DONE)
+            state = self._read(f"{key}/state")
+            if state:
+                return state
+            if self._round == 0 and self._open() != self._number:
+                return ""
+            left = deadline - time.monotonic()
+            if left <= 0 or cancelled.wait(min(pause, left)):
+                return self._give_up(key, messages)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _end(self, key: str, state: str) -> str:
+        """Ends a round, unless another rank has ended it: how it ended."""
+        return self._store.compare_set(f"{key}/state", "", state).decode()
+
+    def _give_up(self, key: str, messages: list[str]) -> str:
+        missing = {rank for rank, name in enumerate(messages) if not self._store.check([name])}
+        # Who gave an earlier attempt up was there, and missed others. And all may have come by now, and
+        # nobody has taken note yet.
+        named = missing - self._gave_up or missing or {self._rank}
+        said = f"{self._rank} {','.join(map(str, sorted(named)))}"
+        state = self._end(key, said)
+        if state == said:
+            self._store.set(f"given up/{self._store.add('given up', 1)}", key)
+        return state
+
+    def _open(self) -> int:
+        return int(self._store.compare_set("open", "", "0"))
+
+    def _join(self) -> int:
+        """The attempt that is open; the next one where that has ended."""
+        while True:
+            number = self._open()
+            if not self._read(f"{number}/0/state"):
+                return number
+            self._open_after(number)
+
+    def _open_after(self, number: int) -> None:
+        """Opens the next attempt. Whoever still looks at this one sees that, and joins the next too."""
+        self._store.compare_set("open", str(number), str(number + 1))
+
+    def _read(self, name: str) -> str:
+        value = self._store.compare_set(name, _ABSENT, _ABSENT).decode()
+        return "" if value == _ABSENT else value
+
+    def _leave(self, key: str, messages: list[str], is_first: bool) -> None:
+        if self._store.add(f"{key}/left", 1) < self._num_ranks:
+            return
+        if is_first:
+            self._open_after(self._number)
+            self._forget_given_up()
+        for name in (*messages, f"{key}/left", f"{key}/state"):
+            self._store.delete_key(name)
+
+    def _forget_given_up(self) -> None:
+        """Deletes how rounds of earlier attempts ended: every rank is in this one, and none looks there."""
+        for i in range(1, self._store.add("given up", 0) + 1):
+            key = self._read(f"given up/{i}")
+            if key and int(key.split("/")[0]) < self._number:
+                self._store.delete_key(f"{key}/state")
+                self._store.delete_key(f"given up/{i}")

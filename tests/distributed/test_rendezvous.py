@@ -1,0 +1,92 @@
+"""Meetings of ranks when the store's host is lost, and in groups that have no store."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from moe_triton import CommunicationTimeoutError, ConfigMismatchError
+from moe_triton.processes import RankFailedError, run_ranks
+from moe_triton.rendezvous import Meeting
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return int(listener.getsockname()[1])
+
+
+def over_tcp(rank: int, num_ranks: int, port: int) -> None:
+    """The default group anew, with a store that rank 0's process hosts."""
+    dist.destroy_process_group()
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://localhost:{port}",
+        rank=rank,
+        world_size=num_ranks,
+        timeout=timedelta(seconds=30),
+    )
+
+
+def without_a_host(rank: int, num_ranks: int, port: int, how: int) -> str:
+    over_tcp(rank, num_ranks, port)
+    pids = [m["pid"] for m in Meeting(None, 20.0).exchange({"pid": os.getpid()}, "pids")]
+    # Rank 1 needs the store no longer.
+    if rank == 0:
+        dist.recv(torch.zeros(1), src=1)
+        os.kill(os.getpid(), how)  # a stopped process goes on when rank 1 has seen enough
+        return ""
+    dist.send(torch.zeros(1), dst=0)
+    with pytest.raises(CommunicationTimeoutError) as caught:
+        Meeting(None, 1.0).exchange({}, "another time")
+    if how == signal.SIGSTOP:
+        os.kill(pids[0], signal.SIGCONT)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_store_whose_host_is_gone_or_stopped_is_named(how: int) -> None:
+    first, second = run_ranks(without_a_host, 2, (free_port(), how), allow_failures=True)
+    assert isinstance(first, RankFailedError) == (how == signal.SIGKILL)
+    assert "the store of the process group does not answer (another time)" in second
+
+
+@contextmanager
+def no_store() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distributed_c10d, "_get_process_group_store", lambda group: None)
+        yield
+
+
+def without_a_store(rank: int, num_ranks: int) -> list[list[int]]:
+    with no_store():
+        met = [Meeting(None, 20.0).exchange({"rank": rank}, "ranks") for _ in range(2)]
+    return [[message["rank"] for message in messages] for messages in met]
+
+
+def test_a_group_without_a_store_gets_one() -> None:
+    assert run_ranks(without_a_store, 3) == [[[0, 1, 2]] * 2] * 3
+
+
+def for_other_ends(rank: int, num_ranks: int) -> tuple[str, int]:
+    with pytest.raises(ConfigMismatchError) as caught:
+        Meeting(None, 20.0).exchange({}, "breakfast" if rank else "dinner")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return str(caught.value), int(total)
+
+
+def test_ranks_that_meet_for_different_ends_are_told_so() -> None:
+    (first, _), (second, total) = run_ranks(for_other_ends, 2)
+    assert first == "rank 1 met for 'breakfast', this one for 'dinner'"
+    assert second == "rank 0 met for 'dinner', this one for 'breakfast'"
+    assert total == 2

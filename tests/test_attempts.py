@@ -1,0 +1,142 @@
+"""Ranks that meet over a store: every order of arrival and of giving up, on every kind of store."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moe_triton.attempts import Attempt, RoundGivenUpError
+
+NEVER = threading.Event()
+LONG_S = 30.0
+StoreMaker = Callable[[], dist.Store]
+
+
+@pytest.fixture(params=["hash", "file", "tcp"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> StoreMaker:
+    """Makes a rank's view of one store."""
+    made = {
+        "hash": lambda: dist.HashStore(),
+        "file": lambda: dist.FileStore(str(tmp_path / "store"), -1),
+        "tcp": lambda: dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False),
+    }[request.param]()
+    prefixed = dist.PrefixStore("ranks", made)
+    return lambda: prefixed.clone()
+
+
+def meet(
+    store: dist.Store, rank: int, num_ranks: int, timeout_s: float, rounds: int = 2
+) -> list[list[bytes]]:
+    attempt = Attempt(store, rank, num_ranks)
+    return [
+        attempt.exchange(f"{rank} {number}".encode(), time.monotonic() + timeout_s, NEVER)
+        for number in range(rounds)
+    ]
+
+
+def in_threads(work: Callable[[int], object], num_ranks: int) -> list[object]:
+    with ThreadPoolExecutor(num_ranks) as pool:
+        return [job.result(2 * LONG_S) for job in [pool.submit(work, rank) for rank in range(num_ranks)]]
+
+
+def keys_left(store: dist.Store) -> list[str]:
+    """What is there besides the two counters."""
+    assert isinstance(store, dist.PrefixStore)
+    names = [name for name in store.underlying_store.list_keys() if "ranks/" in name]
+    return [name for name in names if not name.endswith(("ranks/open", "ranks/given up"))]
+
+
+def test_all_get_all_messages_and_leave_nothing(store: StoreMaker) -> None:
+    views = [store() for _ in range(4)]
+    for _ in range(3):
+        for messages in in_threads(lambda rank: meet(views[rank], rank, 4, LONG_S), 4):
+            assert messages == [[f"{rank} {number}".encode() for rank in range(4)] for number in range(2)]
+    assert keys_left(views[0]) == []
+
+
+def test_who_is_missing_is_named_and_a_late_rank_finds_the_next_attempt(store: StoreMaker) -> None:
+    views = [store() for _ in range(2)]
+    for _ in range(3):
+        with pytest.raises(RoundGivenUpError) as caught:
+            meet(views[0], 0, 2, 0.01)
+        assert (caught.value.by, caught.value.missing) == (0, (1,))
+    # rank 1 comes only now, and finds nobody either; then both try again
+    with pytest.raises(RoundGivenUpError) as caught:
+        meet(views[1], 1, 2, 0.01)
+    assert (caught.value.by, caught.value.missing) == (1, (0,))
+    first, second = in_threads(lambda rank: meet(views[rank], rank, 2, LONG_S), 2)
+    assert first == second
+    assert keys_left(views[0]) == []
+
+
+def test_a_later_round_that_is_given_up_ends_for_all_at_once(store: StoreMaker) -> None:
+    views = [store() for _ in range(2)]
+
+    def work(rank: int) -> int:
+        attempt = Attempt(views[rank], rank, 2)
+        attempt.exchange(b"first", time.monotonic() + LONG_S, NEVER)
+        if rank == 1:
+            given_up.wait(LONG_S)
+        try:
+            attempt.exchange(b"second", time.monotonic() + (0.01 if rank == 0 else LONG_S), NEVER)
+        except RoundGivenUpError as error:
+            given_up.set()
+            return error.by
+        return -1
+
+    given_up = threading.Event()
+    assert in_threads(work, 2) == [0, 0]
+    assert len(in_threads(lambda rank: meet(views[rank], rank, 2, LONG_S), 2)) == 2
+    assert keys_left(views[0]) == []
+
+
+def test_a_cancelled_wait_ends_and_the_others_go_on_waiting_for_the_next_attempt(store: StoreMaker) -> None:
+    views = [store() for _ in range(2)]
+    stop = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(lambda: Attempt(views[0], 0, 2).exchange(b"", time.monotonic() + LONG_S, stop))
+        stop.set()
+        with pytest.raises(RoundGivenUpError):
+            waiting.result(LONG_S)
+        again = pool.submit(meet, views[0], 0, 2, LONG_S)
+        assert meet(views[1], 1, 2, LONG_S) == again.result(LONG_S)
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 2**20), num_ranks=st.integers(2, 4))
+def test_ranks_that_try_again_until_they_meet_take_the_same_messages(seed: int, num_ranks: int) -> None:
+    """Every rank gives up at moments of its own, and tries again, until all have met twice."""
+    made = dist.PrefixStore("ranks", dist.HashStore())
+
+    def work(rank: int) -> list[list[bytes]]:
+        chance, met = random.Random(f"{seed} {rank}"), []
+        for number in range(2):
+            for tries in range(200):
+                attempt = Attempt(made, rank, num_ranks)
+                # longer and longer, as those who give up at once might never meet
+                timeout_s = chance.random() * 0.002 * 1.2**tries
+                message = f"{rank} {number} {tries}".encode()
+                try:
+                    met.append(attempt.exchange(message, time.monotonic() + timeout_s, NEVER))
+                    break
+                except RoundGivenUpError:
+                    continue
+        return met
+
+    first, *others = in_threads(work, num_ranks)
+    assert isinstance(first, list)
+    assert len(first) == 2
+    assert all(other == first for other in others)
+    for number, messages in enumerate(first):
+        assert [message.split()[:2] for message in messages] == [
+            [str(rank).encode(), str(number).encode()] for rank in range(num_ranks)
+        ]
