@@ -41,7 +41,7 @@ class EPBuffer:
     `combine` in the same order, with no tokens where it has none.
 
     Args:
-        group: torch.distributed group with a gloo back end; None is the default group.
+        group: torch.distributed group with any back end; None is the default group. Only its store is used.
         num_max_tokens_per_rank: most tokens that a rank passes to one dispatch.
         hidden: H, a multiple of 32.
         num_topk: K.
