@@ -117,7 +117,7 @@ def test_spans_say_what_where_and_how_long() -> None:
         "tid": 0,
         "args": {"zone": 0, "tokens": 4, "failed": "wait"},
     }
-    assert packed["args"] == {"of": "dispatch #0", "kernel": "pack", "launch_bytes": 4 * (3 * 64 + 16)}
+    assert packed["args"] == {"of": "dispatch #0", "kernel": "pack", "launch_bytes": 4 * (3 * 64 + 4)}
     assert [span["name"] for span in (sent, written, flagged)] == ["send", "write", "flag"]
     assert {span["tid"] for span in (sent, written, flagged)} == {1}
     assert sent["ts"] == written["ts"]  # what is inside comes after
