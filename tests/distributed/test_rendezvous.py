@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,8 +17,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from moe_triton import CommunicationTimeoutError, ConfigMismatchError
+from moe_triton.attempts import Attempt
 from moe_triton.processes import RankFailedError, run_ranks
-from moe_triton.rendezvous import Meeting
+from moe_triton.rendezvous import Meeting, _store_of
 
 
 def free_port() -> int:
@@ -90,3 +93,41 @@ def test_ranks_that_meet_for_different_ends_are_told_so() -> None:
     assert first == "rank 1 met for 'breakfast', this one for 'dinner'"
     assert second == "rank 0 met for 'dinner', this one for 'breakfast'"
     assert total == 2
+
+
+BAD_MESSAGES = [b"\xff\xfe", b"[1, 2]", b'{"purpose": "x"}', b'{"purpose": "x", "message": 3}', b"null"]
+
+
+def garbage(rank: int, num_ranks: int, number: int) -> str:
+    if rank == 1:
+        attempt = Attempt(_store_of(dist.group.WORLD, range(num_ranks)), rank, num_ranks)
+        attempt.exchange(BAD_MESSAGES[number], time.monotonic() + 20, threading.Event())
+        return ""
+    with pytest.raises(ConfigMismatchError) as caught:
+        Meeting(None, 20.0).exchange({}, "x")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("number", range(len(BAD_MESSAGES)))
+def test_a_message_that_is_none_is_refused(number: int) -> None:
+    said = run_ranks(garbage, 2, (number,))[0]
+    assert said.startswith("rank 1 sent ")
+
+
+def interrupt(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def interrupted(rank: int, num_ranks: int) -> bool:
+    """Ctrl-C while rank 1 does not come; then both meet."""
+    if rank == 0:
+        signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            Meeting(None, 100.0).exchange({}, "nobody comes")
+    dist.barrier()
+    return len(Meeting(None, 20.0).exchange({}, "both come")) == num_ranks
+
+
+def test_ctrl_c_ends_a_meeting_long_before_its_deadline() -> None:
+    assert run_ranks(interrupted, 2, timeout_s=60) == [True, True]
