@@ -104,11 +104,12 @@ class Attempt:
         while True:
             if self._store.check(messages):
                 return self._end(key, DONE)
+            # In this order: the next attempt opens only when this one has ended. So where it is open, a state
+            # that is missing was deleted, after all ranks, this one too, had taken its messages.
+            is_open = self._round > 0 or self._open() == self._number
             state = self._read(f"{key}/state")
-            if state:
+            if state or not is_open:
                 return state
-            if self._round == 0 and self._open() != self._number:
-                return ""
             left = deadline - time.monotonic()
             if left <= 0 or cancelled.wait(min(pause, left)):
                 return self._give_up(key, messages)

@@ -63,6 +63,23 @@ def test_all_get_all_messages_and_leave_nothing(store: StoreMaker) -> None:
     assert keys_left(views[0]) == []
 
 
+def test_meetings_follow_each_other_without_a_pause(store: StoreMaker) -> None:
+    """A fast rank opens the next attempt while a slow one has not yet seen that this one is done."""
+    views = [store() for _ in range(3)]
+
+    def work(rank: int) -> list[list[bytes]]:
+        met = []
+        for number in range(150):
+            attempt = Attempt(views[rank], rank, 3)
+            message = f"{rank} {number}".encode()
+            met.append(attempt.exchange(message, time.monotonic() + LONG_S, NEVER))
+        return met
+
+    expected = [[f"{rank} {number}".encode() for rank in range(3)] for number in range(150)]
+    assert in_threads(work, 3) == [expected] * 3
+    assert keys_left(views[0]) == []
+
+
 def test_who_is_missing_is_named_and_a_late_rank_finds_the_next_attempt(store: StoreMaker) -> None:
     views = [store() for _ in range(2)]
     for _ in range(3):
