@@ -80,21 +80,22 @@ class Attempt:
             RoundGivenUpError: by this rank at its deadline; or by another, after the first round.
         """
         while True:
-            if self._round == 0:
+            is_first = self._round == 0
+            if is_first:
                 self._number = self._join()
-            key, round_ = f"{self._number}/{self._round}", self._round
+            key = f"{self._number}/{self._round}"
             messages = [f"{key}/{rank}" for rank in range(self._num_ranks)]
             self._store.set(messages[self._rank], message)
             state = self._wait(key, messages, deadline, cancelled)
             if state == DONE:
                 received = [bytes(self._store.get(name)) for name in messages]
                 self._round += 1
-                self._leave(key, messages, is_first=round_ == 0)
+                self._leave(key, messages, is_first)
                 return received
             self._store.delete_key(messages[self._rank])
             if state:
                 by, missing = (tuple(map(int, part.split(","))) for part in state.split())
-                if round_ > 0 or by == (self._rank,):
+                if not is_first or by == (self._rank,):
                     raise RoundGivenUpError(by[0], missing)
                 self._gave_up |= set(by)
 

@@ -28,6 +28,13 @@ RULE_SETS: tuple[RuleSet, ...] = (
     a2.V1_HIERARCHY,
 )
 
+_A2_SCHEMES: dict[tuple[int, str], RuleSet] = {
+    (1, "fullmesh"): a2.V1_FULLMESH,
+    (1, "hierarchy"): a2.V1_HIERARCHY,
+    (2, "fullmesh"): a2.V2_FULLMESH,
+    (2, "hierarchy"): a2.V2_HIERARCHY,
+}
+
 # What torch_npu calls the fields of a `Config` that it has an argument for.
 TORCH_NPU_NAMES: dict[str, str] = {
     "num_ranks": "ep_world_size",
@@ -71,10 +78,8 @@ def scheme_of(product: str, comm_alg: str | None, environment: Mapping[str, str]
 def rule_sets_for(product: str, version: int, scheme: str) -> tuple[RuleSet, ...]:
     """The sets that apply, in the order in which they are checked."""
     if product == "A2":
-        fullmesh, hierarchy = (
-            (a2.V1_FULLMESH, a2.V1_HIERARCHY) if version == 1 else (a2.V2_FULLMESH, a2.V2_HIERARCHY)
-        )
-        return (COMMON, a2.A2, *({"fullmesh": (fullmesh,), "hierarchy": (hierarchy,)}.get(scheme, ())))
+        found = _A2_SCHEMES.get((version, scheme))
+        return (COMMON, a2.A2, found) if found else (COMMON, a2.A2)
     if product == "A3" and version == 1:
         return (COMMON, a3_v1.V1)
     if product == "A3":

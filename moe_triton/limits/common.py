@@ -7,11 +7,11 @@ from collections.abc import Callable
 from moe_triton.config import Config
 from moe_triton.errors import INVALID_ARGUMENT, NULL_ARGUMENT
 from moe_triton.limits.call import Call
-from moe_triton.limits.rule import CallRule, Rule, RuleSet, absent
+from moe_triton.limits.rule import EITHER, CallRule, Rule, RuleSet, absent
 
 PRODUCTS = ("A2", "A3")
 VERSIONS = (1, 2)
-GENERATIONS = (None, "v3", "v4")
+GENERATIONS = EITHER
 MIN_HIDDEN_RELAXED, HIDDEN_STEP = 32, 32
 MAX_GROUP_NAME = 127
 MAX_IDS = 2**31 - 1
