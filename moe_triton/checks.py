@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import numbers
+import reprlib
 from collections.abc import Sequence
 
 import torch
@@ -9,6 +12,10 @@ import torch
 from moe_triton.errors import INVALID_ARGUMENT, NULL_ARGUMENT, ArgumentError
 
 CPU = torch.device("cpu")
+# Kernels count microseconds and clock cycles in 64 bits; this is 31 years.
+MIN_SECONDS, MAX_SECONDS = 1e-6, 1e9
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = 80
 
 
 def check_tensor(
@@ -120,3 +127,69 @@ def check_positive(name: str, value: float) -> None:
     """
     if not value > 0:
         raise ArgumentError(name, value, "it must be positive", "Pass a larger number.")
+
+
+def check_integer(name: str, value: object, *, code: int = INVALID_ARGUMENT) -> int:
+    """Checks that a value is an integer, Python's or numpy's, and no bool, and returns it as Python's.
+
+    It comes before a value is compared or made a key: 16.0 and True are equal to integers.
+
+    Args:
+        name: of the argument.
+        value: what the user passed.
+        code: status code of the error.
+
+    Raises:
+        ArgumentError: it is something else.
+    """
+    if type(value) is int:
+        return value
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)
+    raise ArgumentError(name, _shown(value), "it must be an integer", "Pass an int.", code=code)
+
+
+def check_flag(name: str, value: object, *, code: int = INVALID_ARGUMENT) -> bool:
+    """Checks that a value is True or False, Python's or numpy's, and returns it as Python's.
+
+    Raises:
+        ArgumentError: it is something else.
+    """
+    if isinstance(value, bool):
+        return value
+    if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
+        return bool(value)
+    raise ArgumentError(name, _shown(value), "it must be True or False", "Pass a bool.", code=code)
+
+
+def check_text(name: str, value: object, *, code: int = INVALID_ARGUMENT) -> str:
+    """Checks that a value is a string.
+
+    Raises:
+        ArgumentError: it is something else.
+    """
+    if isinstance(value, str):
+        return value
+    raise ArgumentError(name, _shown(value), "it must be a string", "Pass a str.", code=code)
+
+
+def check_seconds(name: str, value: object) -> float:
+    """Checks that a value is a time that can be waited for, and returns it as a float.
+
+    Raises:
+        ArgumentError: it is no number, not finite, not positive, or longer than `MAX_SECONDS`.
+    """
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise ArgumentError(
+            name, _shown(value), "it must be a number of seconds", "Pass a float.", code=INVALID_ARGUMENT
+        )
+    seconds = float(value)
+    if not math.isfinite(seconds) or not MIN_SECONDS <= seconds <= MAX_SECONDS:
+        rule = f"it must be a number of seconds from {MIN_SECONDS:g} to {MAX_SECONDS:g}"
+        raise ArgumentError(name, seconds, rule, f"Pass {MAX_SECONDS:g} to wait for ever.")
+    return seconds
+
+
+def _shown(value: object) -> str:
+    """What an error says of a value of a wrong type, whatever it is, in a few characters."""
+    return f"{_repr.repr(value)} (a {type(value).__name__})"
