@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 
 from moe_triton.agreement import agree
-from moe_triton.ascendc import MAX_BLOCKS
+from moe_triton.ascendc import MAX_BLOCKS, REPORT_MISMATCH
 from moe_triton.backends import make_backend
 from moe_triton.backends.base import Backend, Bindings, Calls, CallSetting, Executable, Window
 from moe_triton.call_facts import facts_of
@@ -208,7 +208,8 @@ class Communicator:
         assert self._unread is not None
         if self.backend.is_capturing():
             return
-        for executable, call, code in self._unread.failures(wait=wait):
+        failures = sorted(self._unread.failures(wait=wait), key=lambda run: run[2] != REPORT_MISMATCH)
+        for executable, call, code in failures:  # calls that differ are why others waited in vain
             self._fail(call, executable, code)
 
     def _enter(self) -> None:
