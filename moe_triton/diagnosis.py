@@ -174,14 +174,14 @@ def missing_in_combine(
     late = [range(first, first + n) for code, first, n in report[:, :3].tolist() if code == REPORT_TIMEOUT]
     missing: set[int] = set()
     for token in itertools.chain(*late, range(end, len(topk_idx))):
-        for k, owner in _owners(config, rank, topk_idx[token].tolist()):
+        for k, owner in owners(config, rank, topk_idx[token].tolist()):
             offset = region.offset(zone=zone, token=token, k=k)
             if float(window[offset : offset + 4].view(torch.float32)) != FLAG:
                 missing.add(owner)
     return sorted(missing)
 
 
-def _owners(config: Config, rank: int, ids: list[int]) -> list[tuple[int, int]]:
+def owners(config: Config, rank: int, ids: list[int]) -> list[tuple[int, int]]:
     """(k, rank that computes it) of each result that a token waits for."""
     routed = [
         (k, config.rank_of_expert(expert)) for k, expert in enumerate(ids) if 0 <= expert < config.num_experts
