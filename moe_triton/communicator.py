@@ -381,7 +381,6 @@ class Communicator(Exclusive):
         self._executables.stop_calls()
         if self._write_at_end:
             self._write_at_end.detach()  # the parent writes what there was until now
-            self._trace = None
 
     def _tell_of_waits(self) -> None:
         """Has this rank's long waits told of."""
