@@ -11,6 +11,7 @@ from typing import Any
 from moe_triton import abi, ascendc
 from moe_triton.backends.waits import Waiting
 from moe_triton.diagnosis import owners
+from moe_triton.disagreement import is_exchange
 from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, STAMP_BYTES
 from moe_triton.region import REGION_DIMS, Region, region_of
 from moe_triton.schemes.site import Site
@@ -43,7 +44,7 @@ def tell_of(site: Site, waiting: Waiting, counts: Mapping[str, int]) -> None:
         counts[plan.operator],
         plan.zone,
         waiting.seconds,
-        "tensor-parallel " if ":" in waiting.launch.step else "",
+        "tensor-parallel " if is_exchange(waiting.launch) else "",
         ranks,
     )
 
@@ -58,7 +59,7 @@ def awaited_ranks(site: Site, waiting: Waiting) -> list[int] | None:
     find = _FINDERS.get(waiting.launch.kernel.name)
     if find is None:
         return None
-    if ":" in waiting.launch.step:  # an exchange between two
+    if is_exchange(waiting.launch):
         assert site.exchange_rank is not None
         return [1 - site.exchange_rank]
     arguments = _arguments(waiting)
