@@ -13,6 +13,7 @@ from moe_triton.backends.waits import Waiting
 from moe_triton.diagnosis import owners
 from moe_triton.disagreement import is_exchange
 from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, STAMP_BYTES
+from moe_triton.notes import Notes
 from moe_triton.region import REGION_DIMS, Region, region_of
 from moe_triton.schemes.site import Site
 
@@ -26,23 +27,27 @@ def patience_s(timeout_s: float) -> float:
     return min(MAX_PATIENCE_S, timeout_s / 2)
 
 
-def tell_of(site: Site, waiting: Waiting, counts: Mapping[str, int]) -> None:
-    """Logs a warning of a wait that lasts: operator, number, zone, time and ranks.
+def tell_of(site: Site, waiting: Waiting, counts: Mapping[str, int], notes: Notes) -> None:
+    """Logs a warning of a wait that lasts: operator, number, zone, time and ranks; and tells the peers.
 
     Args:
         site: where it waits.
         waiting: the launch; one that waits for no peer is passed by.
         counts: runs of each operator that have ended.
+        notes: for those who wait for this rank.
     """
     ranks = awaited_ranks(site, waiting)
     if ranks is None:
         return
-    plan = waiting.plan
+    operator, zone = waiting.plan.operator, waiting.plan.zone
+    number = counts[operator]
+    if not is_exchange(waiting.launch):
+        notes.leave(f"{operator} number {number}", ranks, waiting.goes_on)
     _log.warning(
         "%s number %d (zone %d) has waited %.1f s for %srank(s) %s",
-        plan.operator,
-        counts[plan.operator],
-        plan.zone,
+        operator,
+        number,
+        zone,
         waiting.seconds,
         "tensor-parallel " if is_exchange(waiting.launch) else "",
         ranks,

@@ -27,6 +27,7 @@ from moe_triton.exclusive import Exclusive
 from moe_triton.executables import Executables, Phase
 from moe_triton.halves import Halves
 from moe_triton.limits import check_config, check_window_limit
+from moe_triton.notes import Notes
 from moe_triton.plan_memory import PlanMemory
 from moe_triton.rendezvous import Meeting
 from moe_triton.rounds import Rounds
@@ -126,6 +127,7 @@ class Communicator(Exclusive):
         self.last_use = 0
         self._write_at_end = weakref.finalize(self, self._trace.close) if self._trace else None
         super().__init__(self.backend.waits)
+        self._notes = Notes(meeting.store, meeting.rank, meeting.num_ranks)
         self._tell_of_waits()
         if self._unread is not None:
             self._meet()
@@ -310,7 +312,7 @@ class Communicator(Exclusive):
         launch = executable.failed_launch
         assert launch is not None
         report, in_flight = executable.failed_report, self._halves.variants
-        why, error = failure(self.site, call, launch, code, report, self._fixed, in_flight)
+        why, error = failure(self.site, call, launch, code, report, self._fixed, in_flight, self._notes.gone)
         self._give_up(why)
         raise error
 
@@ -390,6 +392,6 @@ class Communicator(Exclusive):
         def tell(waiting: Waiting) -> None:
             communicator = me()
             if communicator is not None:
-                tell_of(communicator.site, waiting, communicator.counts)
+                tell_of(communicator.site, waiting, communicator.counts, communicator._notes)
 
         self._waits.tell_after(patience_s(self.site.timeout_us / 1e6), tell)

@@ -19,6 +19,7 @@ class Waiting(NamedTuple):
         words: of its arguments (`moe_triton.abi`), as they are in this call. They hold until the wait ends.
         awaited: first and number of the tokens, entries or rows that each block waits for which still does.
         seconds: that it has waited.
+        goes_on: whether it still does; any thread may ask.
     """
 
     plan: Plan
@@ -26,6 +27,7 @@ class Waiting(NamedTuple):
     words: Sequence[int]
     awaited: Mapping[int, tuple[int, int]]
     seconds: float
+    goes_on: Callable[[], bool]
 
 
 class Waits:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from moe_triton import EPBuffer
+from moe_triton import CommunicationTimeoutError, EPBuffer
 from moe_triton import torch_npu_ops as ops
 from tests.distributed.cases import Case, inputs_of, small_case
 from tests.distributed.workers import make_buffer, one_round
@@ -239,6 +239,27 @@ def wait_long(rank: int, num_ranks: int, way: Way) -> list[str]:
         if rank in (1, 3):
             time.sleep(1.4)
         call()
+    return said
+
+
+def wait_behind(rank: int, num_ranks: int) -> Any:
+    """Rank 2 does not combine. Rank 1 waits for it there; rank 0 waits for both in the next dispatch."""
+    case = small_case(num_ranks)
+    buffer = make_buffer(case, timeout_s=3.0)
+    x = torch.zeros(4, 64, dtype=torch.bfloat16)
+    weights = torch.ones(4, 2)
+    # Only rank 1 has tokens for an expert on rank 2.
+    ids = torch.tensor([[0, 4 if rank == 1 else 1]] * 4, dtype=torch.int32)
+    output = buffer.dispatch(x, ids)
+    said = None
+    if rank < 2:
+        try:
+            buffer.combine(output.tokens, weights, output.handle)
+            buffer.dispatch(x, ids)
+        except CommunicationTimeoutError as error:
+            said = error.operator, error.missing_ranks, str(error)
+    dist.barrier()
+    buffer.close()
     return said
 
 

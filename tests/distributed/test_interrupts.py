@@ -68,3 +68,10 @@ def test_a_wait_that_lasts_names_whom_it_is_for(ranks: Groups, way: Way) -> None
         assert re.fullmatch(
             rf"{way.operator} number 3 \(zone 1\) has waited 1\.\d s for rank\(s\) \[1, 3\]", message
         )
+
+
+def test_a_rank_that_is_stuck_behind_another_is_not_missing(ranks: Groups) -> None:
+    behind, first, _ = ranks(3).run(interrupted.wait_behind)
+    assert first[:2] == ("combine", (2,))
+    assert behind[:2] == ("dispatch", (2,))
+    assert "rank 1 waited itself for rank(s) [2] in combine number 0" in behind[2]

@@ -147,7 +147,12 @@ class NativeWaits(Waits):
             if wait.looked_ns >= since_ns
         }
         launch, words = runner.plan.launches[number], tuple(runner.words_of(number))
+        struct = self._struct
+
+        def goes_on() -> bool:
+            return bool(struct.began_ns == began_ns and struct.holder and not struct.stop)
+
         try:
-            self._tell(Waiting(runner.plan, launch, words, awaited, (now - began_ns) / _NS))
+            self._tell(Waiting(runner.plan, launch, words, awaited, (now - began_ns) / _NS, goes_on))
         except Exception:
             _log.exception("nothing can be said of a wait that lasts")
