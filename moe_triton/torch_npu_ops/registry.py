@@ -233,12 +233,15 @@ def synchronize(name: str) -> None:
         BufferStateError: a buffer is broken or in use by another thread.
         CommunicationTimeoutError: a rank's data did not come in time; that buffer is then broken.
     """
-    for found in _communicators.get(name, {}).values():
+    for found in list(_communicators.get(name, {}).values()):
         _refuse_broken(found)
         found.synchronize()
 
 
 def release(name: str) -> None:
-    """Gives the windows of a group back. The next call makes new ones; all ranks must release alike."""
+    """Gives the windows of a group back. The next call makes new ones; all ranks must release alike.
+
+    A call that another thread is inside of ends at once in a `BufferStateError`; this one waits for it.
+    """
     for kept in _communicators.pop(name, {}).values():
         kept.close()
