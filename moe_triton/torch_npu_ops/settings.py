@@ -6,8 +6,16 @@ from dataclasses import dataclass, field
 
 from moe_triton.backends import BACKENDS, make_backend, make_host
 from moe_triton.backends.base import Backend, Host
-from moe_triton.checks import check_choice, check_positive
+from moe_triton.checks import (
+    check_choice,
+    check_flag,
+    check_integer,
+    check_positive,
+    check_seconds,
+    shown,
+)
 from moe_triton.config import Generation, Product
+from moe_triton.errors import INVALID_ARGUMENT, ArgumentError
 from moe_triton.limits import GENERATIONS
 from moe_triton.trace import TraceFile, TracePath
 from moe_triton.tuning import Tuning
@@ -94,14 +102,23 @@ def configure(
         ArgumentError: a value that no setting has.
     """
     global _current, _number, _host
-    check_choice("product", product, ("A2", "A3"))
-    check_choice("backend", backend, BACKENDS)
-    check_choice("kernels", kernels, ("triton", "torch"))
-    check_choice("generation", generation, GENERATIONS)
-    check_positive("timeout_s", timeout_s)
-    path = None if trace is None else str(TraceFile(trace).path)
+    chosen_tuning = Tuning() if tuning is None else tuning
+    if not isinstance(chosen_tuning, Tuning):
+        rule, remedy = "it must be a moe_triton.Tuning", "Pass one, or None."
+        raise ArgumentError("tuning", shown(tuning), rule, remedy, code=INVALID_ARGUMENT)
+    if num_blocks is not None:
+        num_blocks = check_integer("num_blocks", num_blocks)
+        check_positive("num_blocks", num_blocks)
     _current = Settings(
-        product, relaxed, backend, kernels, timeout_s, num_blocks, tuning or Tuning(), path, generation
+        check_choice("product", product, ("A2", "A3")),
+        check_flag("relaxed", relaxed),
+        check_choice("backend", backend, BACKENDS),
+        check_choice("kernels", kernels, ("triton", "torch")),
+        check_seconds("timeout_s", timeout_s),
+        num_blocks,
+        chosen_tuning,
+        None if trace is None else str(TraceFile(trace).path),
+        check_choice("generation", generation, GENERATIONS),
     )
     _number = _numbers.setdefault(_current, len(_numbers))
     _host = None

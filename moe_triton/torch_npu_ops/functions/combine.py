@@ -107,7 +107,8 @@ def npu_moe_distribute_combine(
         0,
     )
     unused = (activation_scale is not None, weight_scale is not None, group_list is not None)
-    return run_combine(1, "expand_idx", tensors, attributes, unused)
+    unread = (tp_send_counts, expand_scales)
+    return run_combine(1, "expand_idx", tensors, attributes, unread, unused)
 
 
 @planned
@@ -224,7 +225,8 @@ def npu_moe_distribute_combine_v2(
         const_expert_num,
         0,
     )
-    return run_combine(2, "assist_info_for_combine", tensors, attributes)
+    unread = (tp_send_counts, expand_scales)
+    return run_combine(2, "assist_info_for_combine", tensors, attributes, unread)
 
 
 @planned
@@ -324,4 +326,5 @@ def npu_moe_distribute_combine_add_rms_norm(
         0,
     )
     unused = (activation_scale is not None, weight_scale is not None, group_list is not None)
-    return run_add_rms_norm(tensors, attributes, unused, norm_eps)
+    unread = (tp_send_counts, expand_scales)
+    return run_add_rms_norm(tensors, attributes, unread, unused, norm_eps)
