@@ -232,6 +232,14 @@ class Access:
             self._group = group
         return found
 
+    @property
+    def is_made(self) -> bool:
+        """Whether a call has needed it before."""
+        name = self.place.group_ep
+        if _made_for.get(name) is not group_of(name, "group_ep"):
+            return False
+        return (self.place, settings.current()) in _communicators.get(name, {})
+
 
 def _refuse_broken(found: Communicator) -> None:
     try:

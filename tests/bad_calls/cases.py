@@ -23,14 +23,14 @@ class BadCall:
 
     Attributes:
         step: what is called.
-        argument: which is bad.
+        declared: the argument that is bad.
         label: what is bad about it.
         strict: whether the error must be about this argument, and not about another that it contradicts.
         mutation: passes the bad value on.
     """
 
     step: Step
-    argument: str
+    declared: Argument
     label: str
     strict: bool
     mutation: Mutation
@@ -38,14 +38,17 @@ class BadCall:
     @property
     def name(self) -> str:
         """Which call it is, in words."""
-        return f"{self.step.name}({self.argument}: {self.label})"
+        return f"{self.step.name}({self.declared.name}: {self.label})"
 
     def wrong(self, good: Arguments) -> str | None:
         """Makes the call and says what is wrong with how it ended, or None."""
+        basis = _good_of(self.declared, good)
+
+        def use(bad: Any) -> None:
+            self.step.function(**{**good, self.declared.name: bad})
+
         try:
-            self.mutation(
-                good.get(self.argument), lambda bad: self.step.function(**{**good, self.argument: bad})
-            )
+            self.mutation(basis, use)
         except MoeTritonError as error:
             return self._wrong_error(error)
         except BaseException as error:
@@ -57,7 +60,7 @@ class BadCall:
             return f"{self.name}: {type(error).__name__}: {error}"
         about = set(re.findall(r"\w+", error.argument))
         names = {argument.name for argument in arguments_of(self.step.function)}
-        if not about & ({self.argument} if self.strict else names):
+        if not about & ({self.declared.name} if self.strict else names):
             return f"{self.name}: about {error.argument}: {error}"
         return None if error.rule and error.remedy else f"{self.name}: no rule or remedy: {error}"
 
@@ -65,7 +68,7 @@ class BadCall:
 def bad_calls(step: Step, good: Arguments) -> list[BadCall]:
     """Every bad call of a step, from the declarations of its arguments."""
     return [
-        BadCall(step, argument.name, label, strict, mutation)
+        BadCall(step, argument, label, strict, mutation)
         for argument in arguments_of(step.function)
         for label, strict, mutation in bad_values(argument, _good_of(argument, good))
         if (argument.name, label) not in step.accepted and not _is_traced(step, label)

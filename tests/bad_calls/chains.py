@@ -53,7 +53,9 @@ def accepted(**labels: str) -> frozenset[tuple[str, str]]:
 # -1 and more where there is no tensor-parallel peer.
 NO_PEER = {"tp_rank_id": "-1; huge", "group_tp": "unknown; over-long"}
 ANY_SHAPE = "flat; with a dimension in front; with a dimension behind; longer; shorter; wider"
-ANY_DTYPE = "of torch.float64; of torch.int16; of torch.complex64; of torch.uint8"
+ANY_DTYPE = "of torch.float64; of torch.int16; of torch.complex64; of torch.uint8; quantised"
+# Given, and not looked at but for whether it is a tensor.
+UNREAD = dict.fromkeys(("tp_send_counts", "expand_scales"), f"{ANY_SHAPE}; {ANY_DTYPE}")
 # What a combine's rows and indices may have more of.
 MORE = {"ep_send_counts": "longer; wider", "expand_x": "longer"}
 
@@ -148,7 +150,7 @@ def _of_version_1(rank: int, num_ranks: int) -> Chain:
         Step(
             ops.npu_moe_distribute_combine,
             combine,
-            accepted(**{**NO_PEER, **MORE, "expand_x": "longer; shorter"}),
+            accepted(**{**NO_PEER, **MORE, **UNREAD, "expand_x": "longer; shorter"}),
         ),
     ]
 
@@ -202,8 +204,7 @@ def _accepted_by_combine(**more: str) -> frozenset[tuple[str, str]]:
             "assist_info_for_combine": "longer; wider",
             "expand_idx": "longer; wider",
             "shared_expert_x": "with a dimension in front",
-            "expand_scales": ANY_SHAPE
-            + "; of torch.float64; of torch.int16; of torch.complex64; of torch.uint8",
+            **UNREAD,
             **more,
         }
     )
@@ -274,14 +275,16 @@ def _of_halves(rank: int, num_ranks: int) -> Chain:
         }
 
     any_length = "longer; shorter; wider"
+    # More experts per token: the same arguments as in a call of other sizes.
+    other_sizes = {"expert_ids": "wider"}
     return [
         Step(ops.npu_moe_distribute_dispatch_setup, setup, accepted(**NO_PEER)),
         Step(
             ops.npu_moe_distribute_dispatch_teardown,
             teardown,
-            accepted(**{**NO_PEER, "y": "wider", "comm_cmd_info": any_length}),
+            accepted(**{**NO_PEER, **other_sizes, "y": "wider", "comm_cmd_info": any_length}),
         ),
-        Step(ops.npu_moe_distribute_combine_setup, combine_setup, _accepted_by_combine()),
+        Step(ops.npu_moe_distribute_combine_setup, combine_setup, _accepted_by_combine(**other_sizes)),
         Step(
             ops.npu_moe_distribute_combine_teardown,
             combine_teardown,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -41,7 +42,8 @@ def ready(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 def unless_empty(tensor: torch.Tensor | None) -> torch.Tensor | None:
     """An optional tensor, None where it has no elements: the original takes such a one as absent."""
-    return None if isinstance(tensor, torch.Tensor) and tensor.numel() == 0 else tensor
+    # What is no plain tensor is for `check_plain`.
+    return None if type(tensor) is torch.Tensor and tensor.numel() == 0 else tensor
 
 
 Plan = TypeVar("Plan")
@@ -63,6 +65,13 @@ def keep(
     """Keeps a plan for `find`, if there is room. Attributes are as `check_attributes` returned them."""
     if len(plans) < MAX_PLANS:
         plans[shapes, exactly(attributes), settings.number()] = plan
+
+
+def has_peer(tp_world_size: object) -> bool:
+    """Whether there is a tensor-parallel peer, of an attribute that has not been checked yet."""
+    if type(tp_world_size) is int:
+        return tp_world_size == 2
+    return isinstance(tp_world_size, numbers.Integral) and int(tp_world_size) == 2
 
 
 def check_required(**tensors: Any) -> None:
