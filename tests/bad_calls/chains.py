@@ -56,6 +56,8 @@ ANY_SHAPE = "flat; with a dimension in front; with a dimension behind; longer; s
 ANY_DTYPE = "of torch.float64; of torch.int16; of torch.complex64; of torch.uint8; quantised"
 # Given, and not looked at but for whether it is a tensor.
 UNREAD = dict.fromkeys(("tp_send_counts", "expand_scales"), f"{ANY_SHAPE}; {ANY_DTYPE}")
+# More experts per token, where nothing contradicts it: a call of other sizes, on all ranks.
+OTHER_SIZES = {"expert_ids": "wider"}
 # What a combine's rows and indices may have more of.
 MORE = {"ep_send_counts": "longer; wider", "expand_x": "longer"}
 
@@ -231,7 +233,7 @@ def _of_norm(rank: int, num_ranks: int) -> Chain:
         }
 
     step = Step(ops.npu_moe_distribute_combine_add_rms_norm, norm, _accepted_by_combine())
-    return [Step(first.function, dispatch, first.accepted), step]
+    return [Step(first.function, dispatch, accepted(**NO_PEER, **OTHER_SIZES)), step]
 
 
 def _of_halves(rank: int, num_ranks: int) -> Chain:
@@ -275,16 +277,18 @@ def _of_halves(rank: int, num_ranks: int) -> Chain:
         }
 
     any_length = "longer; shorter; wider"
-    # More experts per token: the same arguments as in a call of other sizes.
-    other_sizes = {"expert_ids": "wider"}
     return [
-        Step(ops.npu_moe_distribute_dispatch_setup, setup, accepted(**NO_PEER)),
+        Step(ops.npu_moe_distribute_dispatch_setup, setup, accepted(**NO_PEER, **OTHER_SIZES)),
         Step(
             ops.npu_moe_distribute_dispatch_teardown,
             teardown,
-            accepted(**{**NO_PEER, **other_sizes, "y": "wider", "comm_cmd_info": any_length}),
+            accepted(**{**NO_PEER, **OTHER_SIZES, "y": "wider", "comm_cmd_info": any_length}),
         ),
-        Step(ops.npu_moe_distribute_combine_setup, combine_setup, _accepted_by_combine(**other_sizes)),
+        Step(
+            ops.npu_moe_distribute_combine_setup,
+            combine_setup,
+            _accepted_by_combine(expert_ids="wider; shorter"),
+        ),
         Step(
             ops.npu_moe_distribute_combine_teardown,
             combine_teardown,
