@@ -301,7 +301,8 @@ class Communicator:
     def _fail(self, call: Call, executable: Executable, code: int) -> None:
         launch = executable.failed_launch
         assert launch is not None
-        why, error = failure(self.site, call, launch, code, executable.failed_report, self._fixed)
+        report, in_flight = executable.failed_report, self._halves.variants
+        why, error = failure(self.site, call, launch, code, report, self._fixed, in_flight)
         self._give_up(why)
         raise error
 

@@ -9,7 +9,7 @@ Product = Literal["A2", "A3"]
 Generation = Literal["v3", "v4"]
 
 # Raised whenever window contents or flags change meaning: ranks with different numbers must not talk.
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 @dataclass(frozen=True)

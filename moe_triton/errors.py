@@ -50,7 +50,10 @@ class ArgumentError(MoeTritonError, ValueError):
 
 
 class ConfigMismatchError(MoeTritonError):
-    """Ranks of one group were constructed with different settings."""
+    """Ranks of one group were constructed with different settings, or make different calls.
+
+    It names each field that differs, its values and their ranks. After different calls the buffer is broken.
+    """
 
 
 class WindowError(MoeTritonError):

@@ -331,6 +331,7 @@ def make_plan(a: DispatchAttributes) -> DispatchPlan:
         cumulative=a.expert_token_nums_type == 0,
         exchange=a.tp_world_size == 2,
         waits=a.performance_info[0] is not None,
+        elastic=a.elastic is not None,
     )
     return DispatchPlan(config, site, variant, a, shapes_of(a, quantize))
 
