@@ -8,26 +8,15 @@ from typing import Any
 import torch
 
 from moe_triton.backends.base import Backend
-from moe_triton.checks import check_choice, check_integer, check_tensor, check_text
+from moe_triton.checks import check_choice, check_integer, check_tensor
 from moe_triton.communicator import Communicator
 from moe_triton.config import Config
 from moe_triton.errors import INVALID_ARGUMENT, ArgumentError
 from moe_triton.handle import DispatchHandle
 from moe_triton.layout import TRAILER_WORDS
-from moe_triton.limits import scheme_of
 
 TOKEN_DTYPES = (torch.bfloat16, torch.float16)
 HANDLE_FIELDS = tuple(field.name for field in fields(DispatchHandle))
-
-
-def config_of(comm_alg: str = "", **sizes: int) -> Config:
-    """The settings of an A3 with these sizes, whatever limits say of them.
-
-    Raises:
-        ArgumentError: a size is no integer, or the scheme no string.
-    """
-    checked: dict[str, Any] = {name: check_integer(name, size) for name, size in sizes.items()}
-    return Config(**checked, scheme=scheme_of("A3", check_text("comm_alg", comm_alg))).normalized()
 
 
 def check_tokens(config: Config, x: torch.Tensor, device: torch.device) -> int:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from moe_triton import arguments
 from moe_triton.backends import make_backend
-from moe_triton.checks import check_choice, check_flag, check_positive
+from moe_triton.checks import check_choice, check_flag, check_positive, check_text
 from moe_triton.communicator import Communicator
 from moe_triton.config import Config, Product
 from moe_triton.dispatch_outputs import DispatchOutputs
@@ -153,16 +153,16 @@ class EPBuffer:
         Raises:
             ArgumentError: a size breaks a limit.
         """
-        config = arguments.config_of(
-            num_ranks=num_ranks,
-            num_max_tokens_per_rank=num_max_tokens_per_rank,
-            hidden=hidden,
-            num_topk=num_topk,
-            num_experts=num_experts,
-            num_shared_experts=num_shared_experts,
-            num_shared_ranks=num_shared_ranks,
-            comm_alg=comm_alg,
-        )
+        config = Config(
+            num_ranks,
+            num_max_tokens_per_rank,
+            hidden,
+            num_topk,
+            num_experts,
+            num_shared_experts,
+            num_shared_ranks,
+            scheme=scheme_of("A3", check_text("comm_alg", comm_alg)),
+        ).normalized()
         check_config(config)
         return layout_of(config).data_bytes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -9,13 +10,17 @@ from typing import Any, NamedTuple
 import torch
 
 from moe_triton import torch_npu_ops as ops
+from moe_triton.errors import MoeTritonError
 from tests.bad_calls.cases import BadCall, bad_calls
 from tests.bad_calls.chains import Arguments, Chain, Outputs, chains, new_buffer
+from tests.bad_calls.locals import construction, steps
 
 # Bad calls between two good rounds.
 BATCH = 20
 # Rounds until native code takes over: it has a plan for either zone then.
 WARM_UP = 4
+# Far less than the time-outs of what is called, and more than a busy machine takes.
+AT_ONCE_S = 10.0
 
 
 class Outcome(NamedTuple):
@@ -69,6 +74,52 @@ def _everything(rank: int, num_ranks: int) -> Iterator[dict[str, Chain]]:
     finally:
         ops.release(ops.group_name())
         ops.configure()
+
+
+def run_locals(rank: int, num_ranks: int, folder: str) -> Outcome:
+    """Makes the bad calls of functions that no other rank takes part in, and then good ones."""
+    with _everything(rank, num_ranks) as known:
+        expected = _finish(known["EPBuffer"], [])
+        outcome = Outcome([], [])
+        for step in steps(num_ranks, known["EPBuffer"][0].function.__self__, folder):  # type: ignore[attr-defined]
+            good = step.arguments([])
+            _make(bad_calls(step, good), good, outcome)
+            step.function(**good)
+        if not _same(_finish(known["EPBuffer"], []), expected):
+            outcome.wrong.append("after local calls: other bits")
+        return outcome
+
+
+def run_constructions(rank: int, num_ranks: int, folder: str, alone: bool, stride: int = 1) -> Outcome:
+    """Makes bad constructions on all ranks, or on one while the others make a good one; then good ones.
+
+    What a rank refuses, its peers are told of.
+    """
+    step = construction(num_ranks, folder)
+    good = step.arguments([])
+    step.function(**good).close()
+    outcome = Outcome([], [])
+    for number, call in enumerate(bad_calls(step, good)[::stride]):
+        if not alone or rank == number % num_ranks:
+            _make([call], good, outcome)
+        else:
+            outcome.wrong.extend(_wrong_of_peer(call, good))
+    with new_buffer(num_ranks) as buffer:
+        chain = chains(rank, num_ranks, buffer)["EPBuffer"]
+        if not _same(_finish(chain, []), _finish(chain, [])):
+            outcome.wrong.append("after constructions: other bits")
+    return outcome
+
+
+def _wrong_of_peer(call: BadCall, good: Arguments) -> list[str]:
+    """What is wrong with what a rank is told when another refuses."""
+    begin = time.monotonic()
+    try:
+        call.step.function(**good).close()
+    except MoeTritonError:
+        late = time.monotonic() - begin
+        return [f"{call.name}: peers wait {late:.1f} s"] if late > AT_ONCE_S else []
+    return [f"{call.name}: peers are not told"]
 
 
 def _calls_of(chain: Chain, index: int, outcome: Outcome, expected: list[torch.Tensor]) -> list[BadCall]:
