@@ -68,6 +68,11 @@ class Attempt:
         self._number, self._round = 0, 0
         self._gave_up: set[int] = set()
 
+    @property
+    def number(self) -> int:
+        """Which attempt it is, once it has been joined."""
+        return self._number
+
     def exchange(self, message: bytes, deadline: float, cancelled: threading.Event) -> list[bytes]:
         """Sends a message to every rank and returns all of them, by rank.
 

@@ -385,10 +385,13 @@ class EPBuffer:
         self._communicator.write_trace()
 
     def close(self) -> None:
-        """Gives the window back. Other calls raise afterwards; closing again does nothing."""
-        if not self._closed:
-            self._closed = True
-            self._communicator.close()
+        """Gives the window back. Other calls raise afterwards; closing again does nothing.
+
+        A call that another thread is inside of ends at once in a `BufferStateError`, and `close` waits for
+        it. Tensors of the window, as dispatch returns them with "direct", hold what they held.
+        """
+        self._closed = True
+        self._communicator.close()
 
     def __enter__(self) -> EPBuffer:
         return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -50,6 +50,7 @@ def failure(
     report: torch.Tensor,
     fixed: Mapping[str, torch.Tensor],
     in_flight: Collection[str],
+    gone: Callable[[list[int]], tuple[list[int], str]],
 ) -> tuple[str, MoeTritonError]:
     """Why a communicator is broken, and what to raise.
 
@@ -61,6 +62,7 @@ def failure(
         report: (blocks, words) int32, on the host.
         fixed: what the holes held that are the same in every call.
         in_flight: operators that are set up and not torn down.
+        gone: of ranks that are missing, those who are not stuck themselves (`moe_triton.notes.Notes.gone`).
     """
     name = f"{call.operator} number {call.number}"
     memory = {**fixed, **call.memory}
@@ -71,15 +73,17 @@ def failure(
         return why, BufferStateError(f"{why}; it was not sent. Rebuild the buffer on every rank.")
     zone = int(report[report[:, 0] != 0][0, REPORTED_ZONE])
     missing = missing_ranks(site, call.operator, zone, launch, memory, report)
-    group = "tensor-parallel " if is_exchange(launch) else ""
-    why = f"{name} timed out waiting for {group}rank(s) {missing}"
     instead = posted_instead(site, call.operator, launch, zone, missing, memory, in_flight)
+    group, stuck = "tensor-parallel ", ""
+    if not is_exchange(launch):
+        group, (missing, stuck) = "", gone(missing)
+    why = f"{name} timed out waiting for {group}rank(s) {missing}"
     return why, CommunicationTimeoutError(
         call.operator,
         call.number,
         zone,
         missing,
-        f"their flags did not come within {call.timeout_us / 1e6:g} s. {instead}"
+        f"their flags did not come within {call.timeout_us / 1e6:g} s. {instead}{stuck}"
         f"Rebuild the buffer once they are back.",
     )
 
@@ -197,14 +201,14 @@ def missing_in_combine(
     late = [range(first, first + n) for code, first, n in report[:, :3].tolist() if code == REPORT_TIMEOUT]
     missing: set[int] = set()
     for token in itertools.chain(*late, range(end, len(topk_idx))):
-        for k, owner in _owners(config, rank, topk_idx[token].tolist()):
+        for k, owner in owners(config, rank, topk_idx[token].tolist()):
             offset = region.offset(zone=zone, token=token, k=k)
             if float(window[offset : offset + 4].view(torch.float32)) != FLAG:
                 missing.add(owner)
     return sorted(missing)
 
 
-def _owners(config: Config, rank: int, ids: list[int]) -> list[tuple[int, int]]:
+def owners(config: Config, rank: int, ids: list[int]) -> list[tuple[int, int]]:
     """(k, rank that computes it) of each result that a token waits for."""
     routed = [
         (k, config.rank_of_expert(expert)) for k, expert in enumerate(ids) if 0 <= expert < config.num_experts

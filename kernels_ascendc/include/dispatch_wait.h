@@ -53,7 +53,7 @@ private:
         Order<AscendC::HardEvent::V_MTE2>();
         ExpectAll(count);
         int64_t noted = 0;
-        for (Looks looks(deadline_, args_.window); looks.Next();) {
+        for (Looks looks(deadline_, args_.window, first, count); looks.Next();) {
             AscendC::DataCopy(flags_.Entries(), EntriesFrom(first), static_cast<uint32_t>(count * STATUS_ENTRY_WORDS));
             const int64_t seen = flags_.SumFirstWords(repeats);
             if (waited_.IsWanted() && seen != noted) {

@@ -122,7 +122,8 @@ def group_of(name: str, argument: str) -> dist.ProcessGroup:
     Raises:
         ArgumentError: there is none.
     """
-    name = check_group(argument, name)
+    if type(name) is not str:  # every call asks
+        name = check_group(argument, name)
     if name in _registered:
         return _registered[name]
     try:
@@ -262,12 +263,15 @@ def synchronize(name: str) -> None:
         BufferStateError: a buffer is broken or in use by another thread.
         CommunicationTimeoutError: a rank's data did not come in time; that buffer is then broken.
     """
-    for found in _communicators.get(check_group("name", name), {}).values():
+    for found in list(_communicators.get(check_group("name", name), {}).values()):
         _refuse_broken(found)
         found.synchronize()
 
 
 def release(name: str) -> None:
-    """Gives the windows of a group back. The next call makes new ones; all ranks must release alike."""
+    """Gives the windows of a group back. The next call makes new ones; all ranks must release alike.
+
+    A call that another thread is inside of ends at once in a `BufferStateError`; this one waits for it.
+    """
     for kept in _communicators.pop(check_group("name", name), {}).values():
         kept.close()

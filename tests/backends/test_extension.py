@@ -11,6 +11,7 @@ from moe_triton.backends.base import CallSetting
 from moe_triton.backends.cpu.calls import NativeCalls
 from moe_triton.backends.cpu.extension import DTYPE_CODES, extension, new_pool, why_not
 from moe_triton.backends.cpu.output_pool import OutputPool
+from moe_triton.backends.waits import Waits
 from moe_triton.errors import ToolchainError
 from moe_triton.handle import DispatchHandle, DispatchOutput
 from tests.headers import needs_headers
@@ -52,7 +53,9 @@ def test_facts_that_are_missing_are_refused(facts: dict[str, int]) -> None:
 
 def test_a_module_of_other_sources_is_refused() -> None:
     lock = threading.Lock()
-    setting = CallSetting({"hidden": 1}, {}, object(), {}, lock, DispatchOutput, DispatchHandle, print)
+    setting = CallSetting(
+        {"hidden": 1}, {}, object(), {}, lock, DispatchOutput, DispatchHandle, Waits(), print
+    )
     assert MODULE is not None
     with pytest.raises(ToolchainError, match=r"built from other sources.*moe-triton build"):
         NativeCalls(setting, OutputPool(), MODULE)
