@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from moe_triton import arguments
 from moe_triton.backends import make_backend
-from moe_triton.checks import check_choice, check_positive
+from moe_triton.checks import check_choice, check_flag, check_positive, check_text
 from moe_triton.communicator import Communicator
 from moe_triton.config import Config, Product
 from moe_triton.dispatch_outputs import DispatchOutputs
@@ -29,7 +29,8 @@ from moe_triton.schemes.variants import CombineVariant, DispatchVariant
 from moe_triton.trace import TracePath
 from moe_triton.tuning import Tuning
 
-QUANTIZE = (None, "int8")
+QUANTIZE: tuple[Literal["int8"] | None, ...] = (None, "int8")
+OPERATORS = ("dispatch", "combine")
 
 _buffer_ids = itertools.count()
 
@@ -160,7 +161,7 @@ class EPBuffer:
             num_experts,
             num_shared_experts,
             num_shared_ranks,
-            scheme=scheme_of("A3", comm_alg),
+            scheme=scheme_of("A3", check_text("comm_alg", comm_alg)),
         ).normalized()
         check_config(config)
         return layout_of(config).data_bytes
@@ -204,7 +205,7 @@ class EPBuffer:
                 return output
         self._communicator.check_usable()
         c, device = self.config, self._backend.device
-        check_choice("quantize", quantize, QUANTIZE)
+        quantize = check_choice("quantize", quantize, QUANTIZE)  # a key below: of one type, then
         num_tokens = arguments.check_tokens(c, x, device)
         ids = arguments.check_ids(c, topk_idx, num_tokens, self._backend)
         arguments.check_weights(c, topk_weights, num_tokens, device)
@@ -269,7 +270,7 @@ class EPBuffer:
                 return result
         self._communicator.check_usable()
         c, device = self.config, self._backend.device
-        arguments.check_handle(handle, self._id, self._communicator.counts["dispatch"] - 1)
+        arguments.check_handle(handle, self._id, self._communicator)
         arguments.check_results(c, y, handle, self._communicator.capacity, device)
         arguments.check_weights(c, topk_weights, handle.num_tokens, device)
         in_place = self._is_direct and self._is_in_place(y)
@@ -309,10 +310,10 @@ class EPBuffer:
             ArgumentError: a dtype that tokens cannot have.
         """
         self._communicator.check_usable()
-        dtype = dtype or self._latest_dtype
-        if dtype is None:
+        if dtype is not None:
+            dtype = check_choice("dtype", dtype, arguments.TOKEN_DTYPES)
+        elif (dtype := self._latest_dtype) is None:
             raise BufferStateError("there was no dispatch yet. Pass a dtype.")
-        check_choice("dtype", dtype, arguments.TOKEN_DTYPES)
         if self._is_direct:
             return self._communicator.window_tensor("results", dtype)
         return self._backend.empty((self._communicator.capacity, self.config.hidden), dtype)
@@ -351,7 +352,9 @@ class EPBuffer:
 
         Raises:
             BufferStateError: it has not run yet.
+            ArgumentError: there is no such operator.
         """
+        check_choice("operator", operator, OPERATORS)
         return self._communicator.durations_us(operator)
 
     def measure(self, on: bool = True) -> None:
@@ -359,7 +362,7 @@ class EPBuffer:
 
         The CPU back end always does; on an NPU it costs two events per step.
         """
-        self._backend.measure(on)
+        self._backend.measure(check_flag("on", on))
 
     def synchronize(self) -> None:
         """Waits for every call of this rank to end, those in graphs too, and raises what went wrong in one.

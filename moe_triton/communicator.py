@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 
 from moe_triton.agreement import agree
-from moe_triton.ascendc import MAX_BLOCKS
+from moe_triton.ascendc import MAX_BLOCKS, REPORT_MISMATCH
 from moe_triton.awaited import patience_s, tell_of
 from moe_triton.backends import make_backend
 from moe_triton.backends.base import Backend, Bindings, Calls, CallSetting, Executable, Window
@@ -216,7 +216,8 @@ class Communicator(Exclusive):
         if self.backend.is_capturing():
             return
         try:
-            for executable, call, code in self._unread.failures(wait=wait):
+            failures = sorted(self._unread.failures(wait=wait), key=lambda run: run[2] != REPORT_MISMATCH)
+            for executable, call, code in failures:  # calls that differ are why others waited in vain
                 self._fail(call, executable, code)
         except BaseException as error:
             self._give_up(f"a wait for the device ended in {type(error).__name__}")

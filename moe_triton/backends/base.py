@@ -223,6 +223,10 @@ class Host(Protocol):
         """Where tensors have to be."""
         ...
 
+    def are_plain(self, *tensors: object) -> bool:
+        """Whether each is None or surely a tensor with memory (`moe_triton.plain_tensors`) on the device."""
+        ...
+
     def is_capturing(self) -> bool:
         """Whether what runs now goes into a graph instead."""
         ...

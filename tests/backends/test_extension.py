@@ -9,7 +9,7 @@ import torch
 
 from moe_triton.backends.base import CallSetting
 from moe_triton.backends.cpu.calls import NativeCalls
-from moe_triton.backends.cpu.extension import DTYPE_CODES, extension, why_not
+from moe_triton.backends.cpu.extension import DTYPE_CODES, extension, new_pool, why_not
 from moe_triton.backends.cpu.output_pool import OutputPool
 from moe_triton.backends.waits import Waits
 from moe_triton.errors import ToolchainError
@@ -23,7 +23,7 @@ MODULE = extension()
 
 def make_pool() -> object:
     assert MODULE is not None, why_not()
-    return MODULE.OutputPool(tensor_type=torch.Tensor, codes=DTYPE_CODES)
+    return new_pool(MODULE)
 
 
 def rank_calls(facts: dict[str, int]) -> object:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from moe_triton import plain_tensors
 from moe_triton.errors import ToolchainError
 
 Stream = Any  # torch.npu.Stream
@@ -100,6 +101,10 @@ class Runtime:
         thread has handed over all it has, so that what is launched with the handle comes after it.
         """
         return int(stream.npu_stream)
+
+    def are_plain(self, *tensors: object) -> bool:
+        """Whether each is None or a tensor with memory of its own."""
+        return plain_tensors.are_plain(*tensors)
 
     def is_capturing(self) -> bool:
         """Whether the current stream's work goes into a graph."""

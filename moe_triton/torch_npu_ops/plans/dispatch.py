@@ -296,7 +296,7 @@ def make_plan(a: DispatchAttributes) -> DispatchPlan:
         operator=a.operator,  # type: ignore[arg-type]
         batch=batch,
         global_bs=a.global_bs,
-        quant_mode=2 if quantize else a.quant_mode,
+        quant_mode=a.quant_mode or (2 if quantize else 0),
         expert_token_nums_type=a.expert_token_nums_type,
         expert_shard_type=a.expert_shard_type,
         tp_world_size=a.tp_world_size,
