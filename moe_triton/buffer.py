@@ -16,9 +16,10 @@ import torch.distributed as dist
 
 from moe_triton import arguments
 from moe_triton.backends import make_backend
-from moe_triton.checks import check_choice, check_positive
+from moe_triton.checks import check_choice, check_flag, check_integer, check_text
 from moe_triton.communicator import Communicator
 from moe_triton.config import Config, Product
+from moe_triton.construction import DEFAULT_TIMEOUT_S, Order, seconds_to_meet
 from moe_triton.dispatch_outputs import DispatchOutputs
 from moe_triton.errors import ArgumentError, BufferStateError
 from moe_triton.handle import DispatchHandle, DispatchOutput
@@ -91,41 +92,46 @@ class EPBuffer:
         kernels: str = "triton",
         num_blocks: int | None = None,
         tuning: Tuning | None = None,
-        timeout_s: float = 60.0,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
         explicitly_destroy: bool = False,
         trace: TracePath | None = None,
     ) -> None:
         self._closed = True  # until construction has succeeded
         self._explicitly_destroy = False
-        check_positive("timeout_s", timeout_s)
-        meeting = Meeting(group, timeout_s)
-        config = Config(
-            num_ranks=meeting.num_ranks,
-            num_max_tokens_per_rank=num_max_tokens_per_rank,
-            hidden=hidden,
-            num_topk=num_topk,
-            num_experts=num_experts,
-            num_shared_experts=num_shared_experts,
-            num_shared_ranks=num_shared_ranks,
-            product=product,
-            scheme=scheme_of(product, comm_alg),
-            relaxed=relaxed,
-        ).normalized()
-        self._communicator = Communicator(
-            meeting,
-            config,
+
+        def make_config() -> Config:
+            self._explicitly_destroy = check_flag("explicitly_destroy", explicitly_destroy)
+            if num_bytes is not None:
+                check_integer("num_bytes", num_bytes)
+            return Config(
+                num_ranks=meeting.num_ranks,
+                num_max_tokens_per_rank=num_max_tokens_per_rank,
+                hidden=hidden,
+                num_topk=num_topk,
+                num_experts=num_experts,
+                num_shared_experts=num_shared_experts,
+                num_shared_ranks=num_shared_ranks,
+                product=product,
+                scheme=scheme_of(check_text("product", product), check_text("comm_alg", comm_alg)),
+                relaxed=relaxed,
+            ).normalized()
+
+        meeting = Meeting(group, seconds_to_meet(timeout_s))
+        order = Order(
+            make_config,
             lambda: make_backend(backend, kernels, tuning),
-            check_window=lambda needed: check_num_bytes(num_bytes, needed),
-            num_blocks=num_blocks,
-            timeout_s=timeout_s,
-            tuning=tuning,
-            trace=trace,
+            lambda needed: check_num_bytes(num_bytes, needed),
+            num_blocks,
+            timeout_s,
+            tuning,
+            trace,
         )
-        self.config, self.rank = config, meeting.rank
+        self._communicator = Communicator(meeting, order)
+        self.config, self.rank = self._communicator.config, meeting.rank
         self.layout = self._communicator.layout
         self._backend = self._communicator.backend
         self._id = next(_buffer_ids)
-        self._is_direct = config.scheme == "direct"
+        self._is_direct = self.config.scheme == "direct"
         self._kinds: dict[tuple[torch.dtype, str | None, bool, bool], DispatchOutputs] = {}
         self._combine_variants: dict[tuple[object, ...], CombineVariant] = {}
         self._latest_dtype: torch.dtype | None = None
@@ -133,7 +139,6 @@ class EPBuffer:
         self._window_base = self._communicator.window_base
         self._calls = self._communicator.make_calls(self._id, DispatchOutput, DispatchHandle)
         self._closed = False
-        self._explicitly_destroy = explicitly_destroy
 
     @staticmethod
     def get_buffer_size_hint(
@@ -160,7 +165,7 @@ class EPBuffer:
             num_experts,
             num_shared_experts,
             num_shared_ranks,
-            scheme=scheme_of("A3", comm_alg),
+            scheme=scheme_of("A3", check_text("comm_alg", comm_alg)),
         ).normalized()
         check_config(config)
         return layout_of(config).data_bytes

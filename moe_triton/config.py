@@ -5,11 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from moe_triton.checks import check_flag, check_integer, check_text
+from moe_triton.errors import ArgumentError
+
 Product = Literal["A2", "A3"]
 Generation = Literal["v3", "v4"]
 
 # Raised whenever window contents or flags change meaning: ranks with different numbers must not talk.
 PROTOCOL_VERSION = 1
+
+_END = 1 << 63
+_INTEGERS = (
+    "num_ranks",
+    "num_max_tokens_per_rank",
+    "hidden",
+    "num_topk",
+    "num_experts",
+    "num_shared_experts",
+    "num_shared_ranks",
+    "version",
+    "num_special_experts",
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +65,23 @@ class Config:
     version: int = 2
     num_special_experts: int = 0
     generation: Generation | None = None
+
+    def __post_init__(self) -> None:
+        """Makes every integer and flag Python's.
+
+        Raises:
+            ArgumentError: a size is no integer, or another field of a wrong type.
+        """
+        for name in _INTEGERS:
+            value = check_integer(name, getattr(self, name))
+            if not -_END <= value < _END:
+                raise ArgumentError(name, value, "it must fit 64 bits", "Pass a size that exists.")
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "relaxed", check_flag("relaxed", self.relaxed))
+        check_text("product", self.product)
+        check_text("comm_alg", self.scheme)
+        if self.generation is not None:
+            check_text("generation", self.generation)
 
     def normalized(self) -> Config:
         """The same, with torch_npu's default (S, R) = (1, 0), which means no shared experts, made (0, 0)."""

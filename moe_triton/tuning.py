@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moe_triton.checks import check_positive
-from moe_triton.errors import ArgumentError
+from moe_triton.checks import check_integer
+from moe_triton.errors import INVALID_ARGUMENT, ArgumentError
+
+# Native code counts tokens in 32 bits, adds spins and yields in 32, and has bytes in 64.
+_RANGES: dict[str, tuple[int, int]] = {
+    "dispatch_tokens": (1, 2**31 - 1),
+    "combine_tokens": (1, 2**31 - 1),
+    "cached_bytes": (0, 2**62),
+    "spins": (0, 2**30),
+    "yields": (0, 2**30),
+}
 
 
 @dataclass(frozen=True)
@@ -31,18 +40,33 @@ class Tuning:
     spins: int | None = None
     yields: int | None = None
 
+    def __post_init__(self) -> None:
+        """Makes every integer Python's.
+
+        Raises:
+            ArgumentError: a setting is no integer.
+        """
+        for name in ("dispatch_tokens", "combine_tokens", "communication_blocks"):
+            self._set(name, check_integer(f"tuning.{name}", getattr(self, name)))
+        for name in ("cached_bytes", "spins", "yields"):
+            value = getattr(self, name)
+            if value is not None:
+                self._set(name, check_integer(f"tuning.{name}", value))
+
+    def _set(self, name: str, value: int) -> None:
+        object.__setattr__(self, name, value)
+
     def check(self, num_blocks: int) -> None:
         """Checks the settings against a rank's blocks.
 
         Raises:
-            ArgumentError: a size that is not positive or a number below 0, or no block is left to compute.
+            ArgumentError: a setting is out of its range, or no block is left to compute.
         """
-        check_positive("tuning.dispatch_tokens", self.dispatch_tokens)
-        check_positive("tuning.combine_tokens", self.combine_tokens)
-        for name in ("cached_bytes", "spins", "yields"):
+        for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ArgumentError(f"tuning.{name}", value, "it must be 0 or more, or None", "Pass None.")
+            if value is not None and not low <= value <= high:
+                rule = f"it must be {low} to {high}"
+                raise ArgumentError(f"tuning.{name}", value, rule, "Leave it out.")
         if not 0 <= self.communication_blocks < num_blocks:
             raise ArgumentError(
                 "tuning.communication_blocks",
@@ -50,3 +74,22 @@ class Tuning:
                 f"it must be 0, or less than the rank's {num_blocks} blocks",
                 "Pass 0, or more num_blocks.",
             )
+
+
+def checked_tuning(tuning: object) -> Tuning:
+    """What a user passed, or the usual settings for None.
+
+    Raises:
+        ArgumentError: it is something else.
+    """
+    if tuning is None:
+        return Tuning()
+    if not isinstance(tuning, Tuning):
+        raise ArgumentError(
+            "tuning",
+            f"a {type(tuning).__name__}",
+            "it must be a moe_triton.Tuning or None",
+            "Pass Tuning(...).",
+            code=INVALID_ARGUMENT,
+        )
+    return tuning

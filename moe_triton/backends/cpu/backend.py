@@ -25,7 +25,7 @@ from moe_triton.checks import CPU
 from moe_triton.errors import ArgumentError
 from moe_triton.plan import Plan
 from moe_triton.rendezvous import Meeting
-from moe_triton.tuning import Tuning
+from moe_triton.tuning import Tuning, checked_tuning
 
 Kernels = Literal["triton", "torch"]
 KERNELS: tuple[Kernels, ...] = ("triton", "torch")
@@ -57,7 +57,7 @@ class CpuBackend:
                 "kernels", repr(kernels), f"it must be one of {list(KERNELS)}", "Use 'triton'."
             )
         self.kernels = kernels
-        self.tuning = tuning or Tuning()
+        self.tuning = checked_tuning(tuning)
         self.device = CPU
         self._library = native.library()
         if kernels == "triton":
@@ -79,7 +79,12 @@ class CpuBackend:
 
     def identity(self) -> dict[str, str]:
         """See `moe_triton.backends.base.Backend`."""
-        return {"backend": self.name, "machine": platform.machine(), "byteorder": sys.byteorder}
+        return {
+            "backend": self.name,
+            "kernels": self.kernels,
+            "machine": platform.machine(),
+            "byteorder": sys.byteorder,
+        }
 
     def synchronize(self) -> None:
         """Nothing to do: a run has ended when it returns."""
