@@ -6,8 +6,8 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from moe_triton.errors import ConfigMismatchError
-from moe_triton.rendezvous import Meeting, values_of
+from moe_triton.errors import ConfigMismatchError, WindowError
+from moe_triton.rendezvous import MAX_REASON, Meeting, values_of
 
 logger = logging.getLogger("moe_triton")
 
@@ -77,3 +77,22 @@ def check_same(settings: Sequence[Mapping[str, Any]], may_differ: Collection[str
         )
     for name, values in warnings.items():
         logger.warning("ranks of one group differ in %s: %s; %s", name, values, MAY_DIFFER.get(name, ""))
+
+
+def raise_together(meeting: Meeting, failure: str, purpose: str = "windows") -> None:
+    """Raises on every rank what any of them met.
+
+    Args:
+        meeting: the group.
+        failure: what this rank met; empty if nothing.
+        purpose: for errors.
+
+    Raises:
+        WindowError: a rank met something; it names each with what it says.
+        CommunicationTimeoutError: a rank did not come.
+    """
+    messages = meeting.exchange({"failure": failure[:MAX_REASON]}, purpose)
+    failures = values_of(messages, "failure", str)
+    if said := [f"rank {rank}: {text}" for rank, text in enumerate(failures) if text]:
+        meeting.end()  # every rank sees this
+        raise WindowError("; ".join(said))

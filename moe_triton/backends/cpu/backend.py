@@ -18,6 +18,7 @@ from moe_triton.backends.cpu.executable import NativeExecutable, TorchExecutable
 from moe_triton.backends.cpu.extension import extension
 from moe_triton.backends.cpu.output_pool import OutputPool
 from moe_triton.backends.cpu.trace_log import NativeTraceLog
+from moe_triton.backends.cpu.triton import cache
 from moe_triton.backends.cpu.triton.toolchain import find_toolchain
 from moe_triton.backends.cpu.tuning import CpuSettings, settings_of
 from moe_triton.backends.cpu.window import SharedWindow
@@ -61,7 +62,10 @@ class CpuBackend:
         self.device = CPU
         self._library = native.library()
         if kernels == "triton":
-            find_toolchain()  # now, and not in the middle of the first dispatch
+            # Now, and not in the middle of the first dispatch.
+            find_toolchain()
+            cache.check_usable()
+            extension()
         self._outputs = OutputPool()
         # Nearly all ids are good, and then nobody asks which rule was broken.
         self._unread_rule = ctypes.byref(ctypes.c_int32(0))
