@@ -183,7 +183,10 @@ def check_seconds(name: str, value: object) -> float:
         raise ArgumentError(
             name, _shown(value), "it must be a number of seconds", "Pass a float.", code=INVALID_ARGUMENT
         )
-    seconds = float(value)
+    try:
+        seconds = float(value)
+    except OverflowError:
+        seconds = math.inf
     if not math.isfinite(seconds) or not MIN_SECONDS <= seconds <= MAX_SECONDS:
         rule = f"it must be a number of seconds from {MIN_SECONDS:g} to {MAX_SECONDS:g}"
         raise ArgumentError(name, seconds, rule, f"Pass {MAX_SECONDS:g} to wait for ever.")
