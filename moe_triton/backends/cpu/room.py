@@ -46,6 +46,8 @@ def cgroup_limits(proc: Path = PROC, mount: Path = CGROUPS) -> list[Limit]:
     """
     limits = []
     for line in _lines(proc / "self" / "cgroup"):
+        if line.count(":") < 2:
+            continue
         _, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):
             found = (_limit_1(folder) for folder in _around(mount / "memory", path))
