@@ -5,16 +5,25 @@ BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find kernels_ascendc -type f)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-long lint gate gate-update generate docs bench clean
+.PHONY: demo test test-long chaos-short chaos-long lint gate gate-update generate docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/moe-triton demo
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(MAKE) chaos-short
 
 test-long: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m long tests
+	$(MAKE) chaos-long
+
+# Ranks that are killed, stopped, late, interrupted or wrong, at random moments: whether the others go on.
+chaos-short: $(VENV)/.installed
+	$(BIN)/python -m tests.chaos --seconds 25
+
+chaos-long: $(VENV)/.installed
+	$(BIN)/python -m tests.chaos --seconds 180 --seed 1
 
 # Every Triton kernel in every shape through the NPU's compiler, against the figures in tests/gate/golden.
 gate: $(VENV)/.installed

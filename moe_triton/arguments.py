@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any
+
 import torch
 
 from moe_triton.backends.base import Backend
-from moe_triton.checks import check_tensor
+from moe_triton.checks import check_choice, check_integer, check_tensor
+from moe_triton.communicator import Communicator
 from moe_triton.config import Config
-from moe_triton.errors import ArgumentError
+from moe_triton.errors import INVALID_ARGUMENT, ArgumentError
 from moe_triton.handle import DispatchHandle
+from moe_triton.layout import TRAILER_WORDS
 
 TOKEN_DTYPES = (torch.bfloat16, torch.float16)
+HANDLE_FIELDS = tuple(field.name for field in fields(DispatchHandle))
 
 
 def check_tokens(config: Config, x: torch.Tensor, device: torch.device) -> int:
     """Checks dispatch's tokens and returns how many there are."""
     check_tensor("x", x, shape=("T", config.hidden), dtypes=TOKEN_DTYPES, device=device)
     num_tokens = int(x.shape[0])
+    check_num_tokens("x", config, num_tokens)
+    return num_tokens
+
+
+def check_num_tokens(name: str, config: Config, num_tokens: int) -> None:
+    """Checks that the buffer has room for so many tokens of a rank."""
     if num_tokens > config.num_max_tokens_per_rank:
         raise ArgumentError(
-            "x",
+            name,
             f"of {num_tokens} tokens",
             f"the buffer was made for at most {config.num_max_tokens_per_rank} per rank",
             "Split the batch, or rebuild the buffer with a larger num_max_tokens_per_rank.",
         )
-    return num_tokens
 
 
 def check_ids(config: Config, topk_idx: torch.Tensor, num_tokens: int, backend: Backend) -> torch.Tensor:
@@ -91,26 +102,64 @@ def check_smooth_scales(
     check_tensor("smooth_scales", smooth_scales, shape=shape, dtypes=(torch.float32,), device=device)
 
 
-def check_handle(handle: DispatchHandle, buffer_id: int, latest: int) -> None:
-    """Checks that a handle is this buffer's own and of its latest dispatch."""
+def check_handle(handle: DispatchHandle, buffer_id: int, communicator: Communicator) -> None:
+    """Checks that a handle is this buffer's own and of its latest dispatch, and in one piece."""
     if not isinstance(handle, DispatchHandle):
         raise ArgumentError(
-            "handle", f"a {type(handle).__name__}", "it must come from dispatch", "Pass output.handle."
+            "handle",
+            f"a {type(handle).__name__}",
+            "it must come from dispatch",
+            "Pass output.handle.",
+            code=INVALID_ARGUMENT,
         )
-    if handle.buffer_id != buffer_id:
+    found = {name: _field(handle, name) for name in HANDLE_FIELDS}
+    for name in ("buffer_id", "number"):
+        check_integer(f"handle.{name}", found[name])
+    if found["buffer_id"] != buffer_id:
         raise ArgumentError(
             "handle",
             "of another buffer",
             "combine needs this buffer's own",
             "Use the buffer that dispatched.",
         )
-    if handle.number != latest:
+    latest = communicator.counts["dispatch"] - 1
+    if found["number"] != latest:
         raise ArgumentError(
             "handle",
-            f"of dispatch {handle.number}",
+            f"of dispatch {found['number']}",
             f"the latest is dispatch {latest}",
             "Combine before the next dispatch.",
         )
+    check_choice("handle.dtype", found["dtype"], TOKEN_DTYPES)
+    config, device = communicator.config, communicator.backend.device
+    ids = check_tensor(
+        "handle.topk_idx",
+        found["topk_idx"],
+        shape=("T", config.num_topk),
+        dtypes=(torch.int32,),
+        device=device,
+    )
+    lengths = {
+        "expand_idx": ids.numel(),
+        "recv_offsets": communicator.site.num_entries,
+        "assist_info": 3 * communicator.capacity + TRAILER_WORDS,
+    }
+    for name, length in lengths.items():
+        check_tensor(f"handle.{name}", found[name], shape=(length,), dtypes=(torch.int32,), device=device)
+    check_num_tokens("handle.topk_idx", config, int(ids.shape[0]))
+
+
+def _field(handle: DispatchHandle, name: str) -> Any:
+    try:
+        return getattr(handle, name)
+    except AttributeError:
+        raise ArgumentError(
+            f"handle.{name}",
+            "missing",
+            "a handle is passed as dispatch made it",
+            "Pass output.handle.",
+            code=INVALID_ARGUMENT,
+        ) from None
 
 
 def check_results(

@@ -39,6 +39,9 @@ _SEND_ARGS = (
     Arg("zone_at", "*i32", "in"),
     Arg("kept_rank", "i64", "value"),  # its routed rows are not sent; -1 for none
     Arg("post_status", "i64", "value"),  # 1 on the operator's last launch
+    Arg("call", "i64", "value"),  # the call word (`moe_triton.layout.call_word`) of its entries
+    Arg("combine_kind", "*i32", "in"),  # what the combine before adds to that, or null
+    Arg("dispatch_word", "*i32", "out"),  # the word as it was posted, for the wait; or null
     Arg("slots", "dispatch_slots", "value"),
     Arg("status", "dispatch_status", "value"),
     Arg("report", "*i32", "out"),
@@ -58,6 +61,9 @@ COUNTS_SEND = AscendCKernel(
         Arg("num_ranks", "i64", "value"),
         Arg("rank", "i64", "value"),
         Arg("zone", "i64", "value"),
+        Arg("call", "i64", "value"),  # as in dispatch_send
+        Arg("combine_kind", "*i32", "in"),
+        Arg("dispatch_word", "*i32", "out"),
         Arg("slots", "direct_counts", "value"),
         Arg("status", "dispatch_status", "value"),
         Arg("report", "*i32", "out"),
@@ -109,6 +115,8 @@ DISPATCH_WAIT = AscendCKernel(
         Arg("zone", "i64", "value"),
         Arg("zone_at", "*i32", "in"),
         Arg("timeout_us", "i64", "value"),
+        Arg("call", "i64", "value"),  # the call word that entries must have
+        Arg("dispatch_word", "*i32", "in"),  # where it stands instead, or null
         Arg("status", "dispatch_status", "value"),
         Arg("report", "*i32", "out"),
     ),
@@ -154,6 +162,8 @@ COMBINE_SEND = AscendCKernel(
         Arg("zone_at", "*i32", "in"),
         Arg("kept_rank", "i64", "value"),  # gets flags without rows; -1 for none
         Arg("flag_rows", "i64", "value"),  # 1: a flag after each row; 0: none, a post_status follows
+        Arg("kind", "i64", "value"),  # what this combine adds to the next dispatch's call word
+        Arg("combine_kind", "*i32", "out"),  # where that is kept
         Arg("slots", "combine_slots", "value"),
         Arg("status", "combine_status", "value"),
         Arg("report", "*i32", "out"),
@@ -180,14 +190,17 @@ COMBINE_WAIT = AscendCKernel(
     ),
 )
 
-# An entry {1.0f, count} to every rank, at (zone, 0, this rank). What earlier launches of the stream
-# wrote is there before it: a kernel's end is the ordering.
+# An entry {1.0f, count, call word} to every rank, at (zone, 0, this rank). What earlier launches of the
+# stream wrote is there before it: a kernel's end is the ordering.
 POST_STATUS = AscendCKernel(
     "post_status",
     (
         Arg("peers", "*i64", "in"),
         Arg("num_ranks", "i64", "value"),
         Arg("count", "*i32", "in"),  # one number that goes with the flag, or null for 0
+        Arg("call", "i64", "value"),  # the call word
+        Arg("kind", "i64", "value"),  # as in combine_send
+        Arg("combine_kind", "*i32", "out"),  # or null
         Arg("rank", "i64", "value"),
         Arg("zone", "i64", "value"),
         Arg("zone_at", "*i32", "in"),
@@ -232,11 +245,13 @@ KERNELS: tuple[AscendCKernel, ...] = (
     EXCHANGE_SEND,
 )
 
-# A report is 16 int32 per block, {code, index of the first thing concerned, how many, zone, 0...}: a cache
-# line of its own, so that however it is written no block writes over another one's.
+# A report is 16 int32 per block, {code, index of the first thing concerned, how many, zone, a, b, 0...}: a
+# cache line of its own, so that however it is written no block writes over another one's. Of calls that
+# differ, a is the call word that was expected and b that of the first entry which has another.
 REPORT_WORDS = 16
 REPORT_TIMEOUT = 1
 REPORT_BAD_ROW = 2
+REPORT_MISMATCH = 3
 MAX_BLOCKS = 48
 
 # What the events of a trace are about: a block of a launch; in it, a wait for a peer and what the block does.
@@ -244,6 +259,11 @@ TRACE_BLOCK, TRACE_WAIT, TRACE_WRITE, TRACE_SYNC, TRACE_FLAG, TRACE_WRITE_AND_FL
 
 
 def first_code(report: torch.Tensor) -> int:
-    """The first code other than 0 in a report of (blocks, words) on the host; 0 if there is none."""
+    """The first code other than 0 in a report of (blocks, words) on the host; 0 if there is none.
+
+    A call that differs comes first: it is why others wait in vain.
+    """
     codes = report[:, 0]
+    if bool((codes == REPORT_MISMATCH).any()):
+        return REPORT_MISMATCH
     return int(codes[codes != 0][0]) if bool(codes.any()) else 0

@@ -89,6 +89,11 @@ class Attempt:
         self._gave_up: set[int] = set()
         self._is_over = False
 
+    @property
+    def number(self) -> int:
+        """Which attempt it is, once it has been joined."""
+        return self._number
+
     def exchange(self, message: bytes, deadline: float, cancelled: threading.Event) -> list[bytes]:
         """Sends a message to every rank and returns all of them, by rank.
 

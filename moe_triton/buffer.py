@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from moe_triton import arguments
 from moe_triton.backends import make_backend
-from moe_triton.checks import check_choice, check_flag, check_integer, check_text
+from moe_triton.checks import check_choice, check_flag, check_text
 from moe_triton.communicator import Communicator
 from moe_triton.config import Config, Product
 from moe_triton.construction import DEFAULT_TIMEOUT_S, Order, seconds_to_meet
@@ -30,7 +30,8 @@ from moe_triton.schemes.variants import CombineVariant, DispatchVariant
 from moe_triton.trace import TracePath
 from moe_triton.tuning import Tuning
 
-QUANTIZE = (None, "int8")
+QUANTIZE: tuple[Literal["int8"] | None, ...] = (None, "int8")
+OPERATORS = ("dispatch", "combine")
 
 _buffer_ids = itertools.count()
 
@@ -62,13 +63,13 @@ class EPBuffer:
         num_blocks: blocks per kernel, None for what suits the machine.
         tuning: how operators are cut into parts, how rows are copied and flags waited for; None for what
             suits the machine. Any setting gives the same bits.
-        timeout_s: seconds that one wait may take before it raises.
+        timeout_s: seconds that one wait may take before it raises, 1e-6 to 1e9.
         explicitly_destroy: warn if the buffer is dropped without `close`.
         trace: file that all ranks write to what ran when, for Perfetto (docs/traces.md); None for none.
 
     Raises:
-        ArgumentError: a size breaks a limit, or the trace's file cannot be written.
-        ConfigMismatchError: ranks disagree; it names the fields and the ranks.
+        ArgumentError: an argument breaks a rule, or the trace's file cannot be written.
+        ConfigMismatchError: ranks disagree, or another one cannot be constructed; it names fields and ranks.
         WindowError: no memory for the window.
         ToolchainError: something that the back end needs is missing.
         CommunicationTimeoutError: a rank did not come; it names the missing ranks.
@@ -101,16 +102,9 @@ class EPBuffer:
 
         def make_config() -> Config:
             self._explicitly_destroy = check_flag("explicitly_destroy", explicitly_destroy)
-            if num_bytes is not None:
-                check_integer("num_bytes", num_bytes)
+            sizes = num_max_tokens_per_rank, hidden, num_topk, num_experts
             return Config(
-                num_ranks=meeting.num_ranks,
-                num_max_tokens_per_rank=num_max_tokens_per_rank,
-                hidden=hidden,
-                num_topk=num_topk,
-                num_experts=num_experts,
-                num_shared_experts=num_shared_experts,
-                num_shared_ranks=num_shared_ranks,
+                *(meeting.num_ranks, *sizes, num_shared_experts, num_shared_ranks),
                 product=product,
                 scheme=scheme_of(check_text("product", product), check_text("comm_alg", comm_alg)),
                 relaxed=relaxed,
@@ -128,8 +122,7 @@ class EPBuffer:
         )
         self._communicator = Communicator(meeting, order)
         self.config, self.rank = self._communicator.config, meeting.rank
-        self.layout = self._communicator.layout
-        self._backend = self._communicator.backend
+        self.layout, self._backend = self._communicator.layout, self._communicator.backend
         self._id = next(_buffer_ids)
         self._is_direct = self.config.scheme == "direct"
         self._kinds: dict[tuple[torch.dtype, str | None, bool, bool], DispatchOutputs] = {}
@@ -137,7 +130,11 @@ class EPBuffer:
         self._latest_dtype: torch.dtype | None = None
         self._keeps_own = self._communicator.site.keeps_own
         self._window_base = self._communicator.window_base
-        self._calls = self._communicator.make_calls(self._id, DispatchOutput, DispatchHandle)
+        try:
+            self._calls = self._communicator.make_calls(self._id, DispatchOutput, DispatchHandle)
+        except BaseException:
+            self._communicator.close()
+            raise
         self._closed = False
 
     @staticmethod
@@ -157,16 +154,9 @@ class EPBuffer:
         Raises:
             ArgumentError: a size breaks a limit.
         """
-        config = Config(
-            num_ranks,
-            num_max_tokens_per_rank,
-            hidden,
-            num_topk,
-            num_experts,
-            num_shared_experts,
-            num_shared_ranks,
-            scheme=scheme_of("A3", check_text("comm_alg", comm_alg)),
-        ).normalized()
+        scheme = scheme_of("A3", check_text("comm_alg", comm_alg))
+        sizes = num_max_tokens_per_rank, hidden, num_topk, num_experts, num_shared_experts, num_shared_ranks
+        config = Config(num_ranks, *sizes, scheme=scheme).normalized()
         check_config(config)
         return layout_of(config).data_bytes
 
@@ -209,7 +199,7 @@ class EPBuffer:
                 return output
         self._communicator.check_usable()
         c, device = self.config, self._backend.device
-        check_choice("quantize", quantize, QUANTIZE)
+        quantize = check_choice("quantize", quantize, QUANTIZE)  # a key below: of one type, then
         num_tokens = arguments.check_tokens(c, x, device)
         ids = arguments.check_ids(c, topk_idx, num_tokens, self._backend)
         arguments.check_weights(c, topk_weights, num_tokens, device)
@@ -274,7 +264,7 @@ class EPBuffer:
                 return result
         self._communicator.check_usable()
         c, device = self.config, self._backend.device
-        arguments.check_handle(handle, self._id, self._communicator.counts["dispatch"] - 1)
+        arguments.check_handle(handle, self._id, self._communicator)
         arguments.check_results(c, y, handle, self._communicator.capacity, device)
         arguments.check_weights(c, topk_weights, handle.num_tokens, device)
         in_place = self._is_direct and self._is_in_place(y)
@@ -314,10 +304,10 @@ class EPBuffer:
             ArgumentError: a dtype that tokens cannot have.
         """
         self._communicator.check_usable()
-        dtype = dtype or self._latest_dtype
-        if dtype is None:
+        if dtype is not None:
+            dtype = check_choice("dtype", dtype, arguments.TOKEN_DTYPES)
+        elif (dtype := self._latest_dtype) is None:
             raise BufferStateError("there was no dispatch yet. Pass a dtype.")
-        check_choice("dtype", dtype, arguments.TOKEN_DTYPES)
         if self._is_direct:
             return self._communicator.window_tensor("results", dtype)
         return self._backend.empty((self._communicator.capacity, self.config.hidden), dtype)
@@ -356,7 +346,9 @@ class EPBuffer:
 
         Raises:
             BufferStateError: it has not run yet.
+            ArgumentError: there is no such operator.
         """
+        check_choice("operator", operator, OPERATORS)
         return self._communicator.durations_us(operator)
 
     def measure(self, on: bool = True) -> None:
@@ -364,7 +356,7 @@ class EPBuffer:
 
         The CPU back end always does; on an NPU it costs two events per step.
         """
-        self._backend.measure(on)
+        self._backend.measure(check_flag("on", on))
 
     def synchronize(self) -> None:
         """Waits for every call of this rank to end, those in graphs too, and raises what went wrong in one.
@@ -387,10 +379,13 @@ class EPBuffer:
         self._communicator.write_trace()
 
     def close(self) -> None:
-        """Gives the window back. Other calls raise afterwards; closing again does nothing."""
-        if not self._closed:
-            self._closed = True
-            self._communicator.close()
+        """Gives the window back. Other calls raise afterwards; closing again does nothing.
+
+        A call that another thread is inside of ends at once in a `BufferStateError`, and `close` waits for
+        it. Tensors of the window, as dispatch returns them with "direct", hold what they held.
+        """
+        self._closed = True
+        self._communicator.close()
 
     def __enter__(self) -> EPBuffer:
         return self

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
 import reprlib
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 
 from moe_triton.errors import INVALID_ARGUMENT, NULL_ARGUMENT, ArgumentError
+from moe_triton.plain_tensors import fault_of
+
+Choice = TypeVar("Choice")
 
 CPU = torch.device("cpu")
 # Kernels count microseconds and clock cycles in 64 bits; this is 31 years.
 MIN_SECONDS, MAX_SECONDS = 1e-6, 1e9
+# Of what is no wrapper: these say truly where they are.
+_OF_DEVICES = (torch.Tensor, torch.nn.Parameter)
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = 80
 
@@ -26,7 +33,7 @@ def check_tensor(
     dtypes: Sequence[torch.dtype],
     device: torch.device = CPU,
 ) -> torch.Tensor:
-    """Checks type, dtype, device, shape and contiguity.
+    """Checks type, memory, dtype, device, shape and contiguity.
 
     Args:
         name: of the argument, for the message.
@@ -43,6 +50,7 @@ def check_tensor(
     """
     if (
         isinstance(value, torch.Tensor)
+        and fault_of(value) is None
         and value.dtype in dtypes
         # Asking for a device takes longer than all the rest.
         and (value.is_cpu if device is CPU else value.device.type == device.type)
@@ -70,16 +78,10 @@ def _reason(
     device: torch.device,
 ) -> ArgumentError:
     """The first thing that is wrong with a tensor."""
-    if value is None:
-        return ArgumentError(name, None, "it is needed", "Pass a tensor.", code=NULL_ARGUMENT)
-    if not isinstance(value, torch.Tensor):
-        return ArgumentError(
-            name,
-            f"a {type(value).__name__}",
-            "it must be a torch.Tensor",
-            "Pass a tensor.",
-            code=INVALID_ARGUMENT,
-        )
+    error = not_plain_error(name, value, device)
+    if error is not None:
+        return error
+    assert isinstance(value, torch.Tensor)
     if value.dtype not in dtypes:
         allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         return ArgumentError(
@@ -87,14 +89,6 @@ def _reason(
             f"of dtype {value.dtype}",
             f"it must be {allowed}",
             f"Convert it: {name}.to(torch.{allowed.split()[0]}).",
-            code=INVALID_ARGUMENT,
-        )
-    if value.device.type != device.type:
-        return ArgumentError(
-            name,
-            f"on {value.device}",
-            f"this buffer's back end works on {device.type}",
-            f"Move it: {name}.to('{device.type}').",
             code=INVALID_ARGUMENT,
         )
     if not _fits(value.shape, shape):
@@ -107,16 +101,56 @@ def _reason(
     )
 
 
-def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    """Checks that an option is one of those supported.
+def not_plain_error(name: str, value: object, device: torch.device | None = None) -> ArgumentError | None:
+    """What is wrong with an argument that is to be a tensor with memory, whatever its dtype and shape.
+
+    Args:
+        name: of the argument.
+        value: what the user passed.
+        device: where its memory must be; None for anywhere.
+
+    Returns:
+        The error, or None where nothing is wrong.
+    """
+    if value is None:
+        return ArgumentError(name, None, "it is needed", "Pass a tensor.", code=NULL_ARGUMENT)
+    if not isinstance(value, torch.Tensor):
+        return ArgumentError(
+            name,
+            f"a {type(value).__name__}",
+            "it must be a torch.Tensor",
+            "Pass a tensor.",
+            code=INVALID_ARGUMENT,
+        )
+    fault = fault_of(value)
+    if device is not None and type(value) in _OF_DEVICES and value.device.type != device.type:
+        return ArgumentError(
+            name,
+            f"on {value.device}",
+            f"this buffer's back end works on {device.type}",
+            f"Move it: {name}.to('{device.type}').",
+            code=INVALID_ARGUMENT,
+        )
+    if fault is None:
+        return None
+    remedy = fault.remedy.format(name=name)
+    return ArgumentError(name, fault.value, fault.rule, remedy, code=INVALID_ARGUMENT)
+
+
+def check_choice(name: str, value: object, choices: Sequence[Choice]) -> Choice:
+    """Checks that an option is one of those supported, of the same type, and returns that one.
 
     Raises:
         ArgumentError: it is not.
     """
-    if value not in choices:
-        raise ArgumentError(
-            name, repr(value), f"it must be one of {list(choices)}", "Other options are refused."
-        )
+    given = str.__str__(value) if isinstance(value, str) else value
+    kinds = [type(choice) for choice in choices]
+    for choice in choices:
+        # By type first: 1.0 and True are equal to 1, and tensors answer == with tensors.
+        if type(given) is type(choice) and given == choice:
+            return choice
+    text = repr(value) if type(value) in kinds and type(value) is not str else shown(value)
+    raise ArgumentError(name, text, f"it must be one of {list(choices)}", "Other options are refused.")
 
 
 def check_positive(name: str, value: float) -> None:
@@ -146,7 +180,7 @@ def check_integer(name: str, value: object, *, code: int = INVALID_ARGUMENT) -> 
         return value
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
         return int(value)
-    raise ArgumentError(name, _shown(value), "it must be an integer", "Pass an int.", code=code)
+    raise ArgumentError(name, shown(value), "it must be an integer", "Pass an int.", code=code)
 
 
 def check_flag(name: str, value: object, *, code: int = INVALID_ARGUMENT) -> bool:
@@ -159,18 +193,31 @@ def check_flag(name: str, value: object, *, code: int = INVALID_ARGUMENT) -> boo
         return value
     if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
         return bool(value)
-    raise ArgumentError(name, _shown(value), "it must be True or False", "Pass a bool.", code=code)
+    raise ArgumentError(name, shown(value), "it must be True or False", "Pass a bool.", code=code)
 
 
 def check_text(name: str, value: object, *, code: int = INVALID_ARGUMENT) -> str:
-    """Checks that a value is a string.
+    """Checks that a value is a string, and returns it as Python's own.
 
     Raises:
         ArgumentError: it is something else.
     """
     if isinstance(value, str):
-        return value
-    raise ArgumentError(name, _shown(value), "it must be a string", "Pass a str.", code=code)
+        return str.__str__(value)  # of a subclass, what it is a string of: it may compare as it likes
+    raise ArgumentError(name, shown(value), "it must be a string", "Pass a str.", code=code)
+
+
+def check_number(name: str, value: object, *, code: int = INVALID_ARGUMENT) -> float:
+    """Checks that a value is a finite number, no bool, and returns it as a float.
+
+    Raises:
+        ArgumentError: it is something else.
+    """
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):
+            if math.isfinite(number := float(value)):
+                return number
+    raise ArgumentError(name, shown(value), "it must be a finite number", "Pass a float.", code=code)
 
 
 def check_seconds(name: str, value: object) -> float:
@@ -179,20 +226,18 @@ def check_seconds(name: str, value: object) -> float:
     Raises:
         ArgumentError: it is no number, not finite, not positive, or longer than `MAX_SECONDS`.
     """
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        raise ArgumentError(
-            name, _shown(value), "it must be a number of seconds", "Pass a float.", code=INVALID_ARGUMENT
-        )
-    try:
-        seconds = float(value)
-    except OverflowError:
-        seconds = math.inf
-    if not math.isfinite(seconds) or not MIN_SECONDS <= seconds <= MAX_SECONDS:
+    seconds = check_number(name, value)
+    if not MIN_SECONDS <= seconds <= MAX_SECONDS:
         rule = f"it must be a number of seconds from {MIN_SECONDS:g} to {MAX_SECONDS:g}"
         raise ArgumentError(name, seconds, rule, f"Pass {MAX_SECONDS:g} to wait for ever.")
     return seconds
 
 
-def _shown(value: object) -> str:
-    """What an error says of a value of a wrong type, whatever it is, in a few characters."""
-    return f"{_repr.repr(value)} (a {type(value).__name__})"
+def shown(value: object) -> str:
+    """What an error says of a value, in a few characters; with its type unless it is a string or None."""
+    if value is None or type(value) is str:
+        return _repr.repr(value)
+    try:
+        return f"{_repr.repr(value)} (a {type(value).__name__})"
+    except Exception:  # its own, as of a wrapper that has no contents
+        return f"a {type(value).__name__}"

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Literal
 
 import torch
 
+from moe_triton.ascendc import REPORT_MISMATCH
+from moe_triton.awaited import patience_s, tell_of
 from moe_triton.backends.base import Bindings, Calls, CallSetting, Executable, Window
+from moe_triton.backends.waits import Waiting
 from moe_triton.call_facts import facts_of
 from moe_triton.construction import Order, Prepared, prepare
 from moe_triton.diagnosis import Call, failure
 from moe_triton.errors import BufferStateError
+from moe_triton.exclusive import Exclusive
 from moe_triton.executables import Executables, Phase
 from moe_triton.halves import Halves
+from moe_triton.notes import Notes
 from moe_triton.plan_memory import PlanMemory
 from moe_triton.rendezvous import Meeting
 from moe_triton.rounds import Rounds
@@ -35,7 +39,7 @@ from moe_triton.unread import UnreadRuns
 _clock = itertools.count(1)
 
 
-class Communicator:
+class Communicator(Exclusive):
     """Runs dispatch, combine and barriers of one rank. Collective: every rank makes the same calls.
 
     Args:
@@ -51,6 +55,8 @@ class Communicator:
         CommunicationTimeoutError: a rank did not come.
     """
 
+    _write_at_end: weakref.finalize[[], Communicator] | None = None
+
     def __init__(self, meeting: Meeting, order: Order, exchange: Meeting | None = None) -> None:
         meetings = [meeting, exchange] if exchange else [meeting]
         with contextlib.ExitStack() as made:
@@ -64,7 +70,8 @@ class Communicator:
                 raise
             made.pop_all()
         if self._trace:
-            weakref.finalize(self, self._trace.close)  # if nobody else closes it
+            self._write_at_end = weakref.finalize(self, self._trace.close)
+        self._tell_of_waits()
         if self._unread is not None:
             self._meet()
 
@@ -95,10 +102,9 @@ class Communicator:
         self._halves = Halves()
         self._is_in_graph = False
         self._unread = UnreadRuns() if self.backend.is_asynchronous else None
-        self._broken = ""
-        self._lock = threading.Lock()
-        self._closed = False
         self.last_use = 0
+        self._notes = Notes(meetings[0].store, meetings[0].rank, meetings[0].num_ranks)
+        super().__init__(self.backend.waits)
 
     def _meet(self) -> None:
         """Shows that flags reach every peer, and has the barrier ready that a graph may need."""
@@ -120,29 +126,34 @@ class Communicator:
             BufferStateError: closed, broken, in use by another thread, or halves out of order.
             CommunicationTimeoutError: a rank's data did not come in time; the communicator is then broken.
         """
+        self._alone(self._run, variant, bindings, phase)
+
+    def _run(self, variant: Variant, bindings: Bindings, phase: Phase) -> None:
         operator: Operator = "dispatch" if isinstance(variant, DispatchVariant) else "combine"
-        self._enter()
+        self.last_use = next(_clock)
+        if self._unread is not None:
+            self._look_back()
+            self._rounds.check_graph(self.backend.is_capturing())
+        if phase != "whole" or self._halves.variants:
+            self._halves.check(operator, phase == "teardown", self.backend.is_capturing())
+        if operator == "dispatch":
+            if phase != "teardown":
+                self._rounds.post()
+        elif phase != "teardown" and self._rounds.needs_wait(self.backend.is_capturing()):
+            self._full_wait()
+        zone = self._rounds.zone(operator)
+        executable = self._executables.operator(variant, zone, phase, self._parts(operator, bindings))
+        number = self.counts[operator]
         try:
-            if self._unread is not None:
-                self._look_back()
-                self._rounds.check_graph(self.backend.is_capturing())
-            if phase != "whole" or self._halves.variants:
-                self._halves.check(operator, phase == "teardown", self.backend.is_capturing())
-            if operator == "dispatch":
-                if phase != "teardown":
-                    self._rounds.post()
-            elif phase != "teardown" and self._rounds.needs_wait(self.backend.is_capturing()):
-                self._full_wait()
-            zone = self._rounds.zone(operator)
-            executable = self._executables.operator(variant, zone, phase, self._parts(operator, bindings))
             self._execute(operator, executable, bindings, turn=phase != "setup")
             if phase == "setup":
                 self._halves.begin(operator, variant, self.backend.is_capturing())
             elif operator == "dispatch":
                 self._rounds.cover(self.backend.is_capturing())
             self._last[operator] = executable
-        finally:
-            self._lock.release()
+        except BaseException as error:
+            self._give_up_at(operator, number, error)
+            raise
 
     def barrier(self, timeout_us: int | None = None) -> None:
         """Waits for every rank of the group, at most so many microseconds; None for the usual time.
@@ -151,13 +162,13 @@ class Communicator:
             BufferStateError: closed, broken or in use by another thread.
             CommunicationTimeoutError: a rank did not come; the communicator is then broken.
         """
-        self._enter()
-        try:
-            self._full_wait(timeout_us)
-            if self._unread is not None and not self.backend.is_capturing():
-                self._look_back(wait=True)
-        finally:
-            self._lock.release()
+        self._alone(self._barrier, timeout_us)
+
+    def _barrier(self, timeout_us: int | None) -> None:
+        self.last_use = next(_clock)
+        self._full_wait(timeout_us)
+        if self._unread is not None and not self.backend.is_capturing():
+            self._look_back(wait=True)
 
     def synchronize(self) -> None:
         """Waits for all that this rank has started, graphs included, and looks at what was reported.
@@ -166,29 +177,25 @@ class Communicator:
             BufferStateError: closed, broken or in use by another thread; or a row named no place here.
             CommunicationTimeoutError: a rank's data did not come in time; the communicator is then broken.
         """
-        self._enter()
-        try:
-            if self._unread is not None:
-                self._look_back(wait=True)
-        finally:
-            self._lock.release()
+        self._alone(self._synchronize)
+
+    def _synchronize(self) -> None:
+        self.last_use = next(_clock)
+        if self._unread is not None:
+            self._look_back(wait=True)
 
     def _look_back(self, wait: bool = False) -> None:
         """Raises what an earlier run has reported since."""
         assert self._unread is not None
         if self.backend.is_capturing():
             return
-        for executable, call, code in self._unread.failures(wait=wait):
-            self._fail(call, executable, code)
-
-    def _enter(self) -> None:
-        if self._closed:
-            raise BufferStateError("the buffer is closed. Construct a new one.")
-        if self._broken:
-            raise BufferStateError(f"the buffer is broken: {self._broken}. Rebuild it on every rank.")
-        if not self._lock.acquire(blocking=False):
-            raise BufferStateError("another thread is inside this buffer; calls must not overlap")
-        self.last_use = next(_clock)
+        try:
+            failures = sorted(self._unread.failures(wait=wait), key=lambda run: run[2] != REPORT_MISMATCH)
+            for executable, call, code in failures:  # calls that differ are why others waited in vain
+                self._fail(call, executable, code)
+        except BaseException as error:
+            self._give_up(f"a wait for the device ended in {type(error).__name__}")
+            raise
 
     def _parts(self, operator: str, bindings: Bindings) -> int:
         tokens = bindings.get("num_tokens", 0)  # combine's setup works on rows
@@ -200,8 +207,13 @@ class Communicator:
     def _full_wait(self, timeout_us: int | None = None) -> None:
         self._rounds.post()
         executable = self._executables.barrier(self._rounds.zone("barrier"), timeout_us)
-        self._execute("barrier", executable, {}, turn=True, timeout_us=timeout_us)
-        self._rounds.cover(self.backend.is_capturing())
+        number = self.counts["barrier"]
+        try:
+            self._execute("barrier", executable, {}, turn=True, timeout_us=timeout_us)
+            self._rounds.cover(self.backend.is_capturing())
+        except BaseException as error:
+            self._give_up_at("barrier", number, error)
+            raise
 
     def _execute(
         self,
@@ -215,9 +227,6 @@ class Communicator:
         number = self.counts[operator]
         try:
             code = executable.run(bindings)
-        except BaseException as error:
-            self._give_up(f"{operator} number {number} ended in {type(error).__name__}")
-            raise
         finally:
             # The zone turns exactly once per operator, on failure too.
             self.counts[operator] += turn
@@ -245,33 +254,40 @@ class Communicator:
             assert communicator is not None  # its lock is held
             communicator._end(operator, executable, code, bindings)
 
-        facts, lock = facts_of(self.site, buffer_id, self.window_base), self._lock
+        facts = facts_of(self.site, buffer_id, self.window_base)
+        shared = self.counts, self._rounds, self._last, self._lock
         calls = self._executables.calls = self.backend.make_calls(
-            CallSetting(facts, self.counts, self._rounds, self._last, lock, output_type, handle_type, failed)
+            CallSetting(facts, *shared, output_type, handle_type, self._waits, failed)
         )
         return calls
 
     def _end(
         self, operator: Operator, executable: Executable, report: Callable[[], int], bindings: Bindings
     ) -> None:
-        """Raises what a run on the faster way has ended in. It has turned its zone."""
+        """Raises what a run on the faster way has ended in: it has turned its zone, and is still inside."""
         number = self.counts[operator] - 1
         try:
-            code = report()
+            self._fail(Call(operator, number, bindings, self.site.timeout_us), executable, report())
         except BaseException as error:
-            self._give_up(f"{operator} number {number} ended in {type(error).__name__}")
+            self._give_up_at(operator, number, error)
             raise
-        self._fail(Call(operator, number, bindings, self.site.timeout_us), executable, code)
+        finally:
+            if self._closed:
+                self._give_back_once()
+
+    def _give_up_at(self, operator: str, number: int, error: BaseException) -> None:
+        self._give_up(f"{operator} number {number} ended in {type(error).__name__}")
 
     def _give_up(self, why: str) -> None:
-        """Refuses every call from now on."""
-        self._broken = why
+        """Refuses every call from now on, for the first reason that was given."""
+        self._broken = self._broken or why
         self._executables.stop_calls()
 
     def _fail(self, call: Call, executable: Executable, code: int) -> None:
         launch = executable.failed_launch
         assert launch is not None
-        why, error = failure(self.site, call, launch, code, executable.failed_report, self._fixed)
+        report, in_flight = executable.failed_report, self._halves.variants
+        why, error = failure(self.site, call, launch, code, report, self._fixed, in_flight, self._notes.gone)
         self._give_up(why)
         raise error
 
@@ -298,24 +314,9 @@ class Communicator:
         return self._halves.variants.get(operator)
 
     @property
-    def is_usable(self) -> bool:
-        """Whether it is open, and no failure has put the ranks out of step."""
-        return not (self._closed or self._broken)
-
-    @property
     def is_idle(self) -> bool:
         """Whether nothing is set up that is not torn down, and no graph has its memory's addresses."""
         return not (self._halves.variants or self._is_in_graph)
-
-    def check_usable(self) -> None:
-        """Checks that the communicator is neither closed nor broken.
-
-        Raises:
-            BufferStateError: it is.
-        """
-        if self._closed or self._broken or self._lock.locked():
-            self._enter()
-            self._lock.release()
 
     def durations_us(self, operator: str) -> dict[str, float]:
         """Microseconds that each step of this rank's last dispatch or combine took.
@@ -336,27 +337,36 @@ class Communicator:
         """
         if self._trace is None or self._closed:
             raise BufferStateError("there is no trace: the buffer was made without one, or is closed")
-        if not self._lock.acquire(blocking=False):
-            raise BufferStateError("another thread is inside this buffer; calls must not overlap")
-        try:
-            self._trace.write()
-        finally:
-            self._lock.release()
+        self._alone(self._trace.write)
 
     def scratch_bytes(self) -> int:
         """Private memory that plans have asked for so far, in bytes."""
         return self._memory.private_bytes()
 
-    def close(self) -> None:
-        """Gives the windows back. Closing again does nothing."""
-        if not self._closed:
-            self._closed = True
-            if self._unread is not None:
-                self.backend.synchronize()  # what still runs uses what is given up here
-            self._executables.clear()
-            self._last.clear()
-            self._fixed.clear()
-            for window in self._windows:
-                window.close()
-            if self._trace:
-                self._trace.close()
+    def _give_back(self) -> None:
+        if self._unread is not None:
+            self.backend.synchronize()  # what still runs uses what is given up here
+        self._executables.clear()
+        self._last.clear()
+        self._fixed.clear()
+        for window in self._windows:
+            window.close()
+        if self._trace:
+            self._trace.close()
+
+    def _leave_to_parent(self) -> None:
+        super()._leave_to_parent()
+        self._executables.stop_calls()
+        if self._write_at_end:
+            self._write_at_end.detach()  # the parent writes what there was until now
+
+    def _tell_of_waits(self) -> None:
+        """Has this rank's long waits told of."""
+        me = weakref.ref(self)
+
+        def tell(waiting: Waiting) -> None:
+            communicator = me()
+            if communicator is not None:
+                tell_of(communicator.site, waiting, communicator.counts, communicator._notes)
+
+        self._waits.tell_after(patience_s(self.site.timeout_us / 1e6), tell)

@@ -12,7 +12,20 @@ Product = Literal["A2", "A3"]
 Generation = Literal["v3", "v4"]
 
 # Raised whenever window contents or flags change meaning: ranks with different numbers must not talk.
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+
+_END = 1 << 63
+_INTEGERS = (
+    "num_ranks",
+    "num_max_tokens_per_rank",
+    "hidden",
+    "num_topk",
+    "num_experts",
+    "num_shared_experts",
+    "num_shared_ranks",
+    "version",
+    "num_special_experts",
+)
 
 _END = 1 << 63
 _INTEGERS = (

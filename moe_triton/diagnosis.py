@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
 
-from moe_triton.ascendc import REPORT_TIMEOUT
+from moe_triton.ascendc import REPORT_MISMATCH, REPORT_TIMEOUT
 from moe_triton.config import Config
-from moe_triton.errors import BufferStateError, CommunicationTimeoutError, MoeTritonError
+from moe_triton.disagreement import differing_fields, is_exchange, posted_instead
+from moe_triton.errors import (
+    BufferStateError,
+    CommunicationTimeoutError,
+    ConfigMismatchError,
+    MoeTritonError,
+)
 from moe_triton.layout import WindowLayout
 from moe_triton.plan import Launch, Part
 from moe_triton.schemes.site import Site
@@ -43,6 +49,8 @@ def failure(
     code: int,
     report: torch.Tensor,
     fixed: Mapping[str, torch.Tensor],
+    in_flight: Collection[str],
+    gone: Callable[[list[int]], tuple[list[int], str]],
 ) -> tuple[str, MoeTritonError]:
     """Why a communicator is broken, and what to raise.
 
@@ -53,23 +61,42 @@ def failure(
         code: what it reported first.
         report: (blocks, words) int32, on the host.
         fixed: what the holes held that are the same in every call.
+        in_flight: operators that are set up and not torn down.
+        gone: of ranks that are missing, those who are not stuck themselves (`moe_triton.notes.Notes.gone`).
     """
     name = f"{call.operator} number {call.number}"
+    memory = {**fixed, **call.memory}
+    if code == REPORT_MISMATCH:
+        return _mismatch(site, name, launch, memory, report)
     if code != REPORT_TIMEOUT:
         why = f"{name} met a row that names no place in this group"
         return why, BufferStateError(f"{why}; it was not sent. Rebuild the buffer on every rank.")
     zone = int(report[report[:, 0] != 0][0, REPORTED_ZONE])
-    memory = {**fixed, **call.memory}
     missing = missing_ranks(site, call.operator, zone, launch, memory, report)
-    group = "tensor-parallel " if ":" in launch.step else ""
+    instead = posted_instead(site, call.operator, launch, zone, missing, memory, in_flight)
+    group, stuck = "tensor-parallel ", ""
+    if not is_exchange(launch):
+        group, (missing, stuck) = "", gone(missing)
     why = f"{name} timed out waiting for {group}rank(s) {missing}"
     return why, CommunicationTimeoutError(
         call.operator,
         call.number,
         zone,
         missing,
-        f"their flags did not come within {call.timeout_us / 1e6:g} s. "
+        f"their flags did not come within {call.timeout_us / 1e6:g} s. {instead}{stuck}"
         f"Rebuild the buffer once they are back.",
+    )
+
+
+def _mismatch(
+    site: Site, name: str, launch: Launch, memory: Mapping[str, torch.Tensor | int], report: torch.Tensor
+) -> tuple[str, MoeTritonError]:
+    zone = int(report[report[:, 0] == REPORT_MISMATCH][0, REPORTED_ZONE])
+    group = "tensor-parallel " if is_exchange(launch) else ""
+    why = f"{name}: {group}ranks made different calls"
+    lines = "".join(f"\n  {line}" for line in differing_fields(site, launch, zone, memory, report))
+    return why, ConfigMismatchError(
+        f"{why}:{lines}\nMake the same calls on every rank, and rebuild the buffer on every rank."
     )
 
 
@@ -91,7 +118,7 @@ def missing_ranks(
         memory: what its plan's holes held.
         report: (blocks, words) int32, what it reported.
     """
-    if ":" in launch.step:  # an exchange between two
+    if is_exchange(launch):
         assert site.exchange_rank is not None
         return [1 - site.exchange_rank]
 
@@ -174,14 +201,14 @@ def missing_in_combine(
     late = [range(first, first + n) for code, first, n in report[:, :3].tolist() if code == REPORT_TIMEOUT]
     missing: set[int] = set()
     for token in itertools.chain(*late, range(end, len(topk_idx))):
-        for k, owner in _owners(config, rank, topk_idx[token].tolist()):
+        for k, owner in owners(config, rank, topk_idx[token].tolist()):
             offset = region.offset(zone=zone, token=token, k=k)
             if float(window[offset : offset + 4].view(torch.float32)) != FLAG:
                 missing.add(owner)
     return sorted(missing)
 
 
-def _owners(config: Config, rank: int, ids: list[int]) -> list[tuple[int, int]]:
+def owners(config: Config, rank: int, ids: list[int]) -> list[tuple[int, int]]:
     """(k, rank that computes it) of each result that a token waits for."""
     routed = [
         (k, config.rank_of_expert(expert)) for k, expert in enumerate(ids) if 0 <= expert < config.num_experts

@@ -62,7 +62,10 @@ class ArgumentError(MoeTritonError, ValueError):
 
 
 class ConfigMismatchError(MoeTritonError):
-    """Ranks of one group differ in their settings, or one of them could not be constructed."""
+    """Ranks of one group differ in their settings or calls, or one of them could not be constructed.
+
+    It names each field that differs, its values and their ranks. After different calls the buffer is broken.
+    """
 
 
 class WindowError(MoeTritonError):

@@ -8,7 +8,7 @@ import torch
 
 from moe_triton.ascendc import REPORT_WORDS
 from moe_triton.backends.base import Window
-from moe_triton.schemes.site import OPERATORS, Site
+from moe_triton.schemes.site import CALL_WORDS, OPERATORS, Site
 
 
 class PlanMemory:
@@ -36,6 +36,7 @@ class PlanMemory:
             self.bindings[f"{name}peer_offsets"] = ((peers - window.base) // 2).to(device)
         if site.zones_on_device:
             self.bindings["zones"] = torch.zeros(len(OPERATORS), dtype=torch.int32, device=device)
+        self.bindings["call_words"] = torch.zeros(CALL_WORDS, dtype=torch.int32, device=device)
         self.bindings["report"] = self.report
 
     def add_scratch(self, holes: Iterable[str]) -> None:

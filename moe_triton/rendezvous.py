@@ -92,6 +92,12 @@ class Meeting:
         self._is_over = False
         self._last: tuple[str, float] | None = None  # what all ranks have met for, and when
 
+    def store(self) -> Store:
+        """Where the ranks of this attempt, and nobody else, may leave something for each other."""
+        assert self._attempt is not None  # they have met
+        ours = cast(Any, _store_of(self.group, self.members))
+        return cast(Store, dist.PrefixStore(f"left/{self._attempt.number}", ours))  # type: ignore[attr-defined]
+
     def world_ranks(self) -> tuple[int, ...]:
         """Each rank's number in torch.distributed's world, by its number here."""
         return tuple(dist.get_global_rank(self.group, member) for member in self.members)

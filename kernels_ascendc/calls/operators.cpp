@@ -185,7 +185,7 @@ PyObject* Dispatch(PyObject* object, PyObject* const* args, Py_ssize_t count) {
         return PythonsWay();
     }
 
-    const HeldLock lock(self.python.acquire.get(), self.python.release.get());
+    const HeldLock lock(self.python.acquire.get(), self.python.release.get(), facts.holder);
     if (!lock.is_held()) return PythonsWay();
     const int64_t number = Count(self, name_dispatch);
     if (number < 0) return nullptr;
@@ -276,7 +276,7 @@ PyObject* Combine(PyObject* object, PyObject* const* args, Py_ssize_t count) {
         PyErr_SetString(PyExc_TypeError, "combine takes 3 arguments");
         return nullptr;
     }
-    const HeldLock lock(self.python.acquire.get(), self.python.release.get());
+    const HeldLock lock(self.python.acquire.get(), self.python.release.get(), facts.holder);
     if (!lock.is_held()) return PythonsWay();
     const int64_t num_dispatches = Count(self, name_dispatch), number = Count(self, name_combine);
     if (num_dispatches < 0 || number < 0) return nullptr;

@@ -9,14 +9,14 @@ namespace moe::calls {
 namespace {
 
 PyObject* New(PyTypeObject* type, PyObject* args, PyObject* keywords) {
-    static const char* const names[] = {"tensor_type", "codes", nullptr};
-    PyObject *tensor_type, *codes;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "$O!O!", const_cast<char**>(names), &PyType_Type, &tensor_type,
-                                     &PyDict_Type, &codes)) {
+    static const char* const names[] = {"tensor_type", "functions", "codes", nullptr};
+    PyObject *tensor_type, *functions, *codes;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "$O!O!O!", const_cast<char**>(names), &PyType_Type, &tensor_type,
+                                     &PyDict_Type, &functions, &PyDict_Type, &codes)) {
         return nullptr;
     }
     auto torch = std::make_shared<Torch>();
-    if (!torch->Load(tensor_type)) return nullptr;
+    if (!torch->Load(tensor_type, functions)) return nullptr;
     Ref self(type->tp_alloc(type, 0));
     if (!self) return nullptr;
     auto* const made = reinterpret_cast<OutputPool*>(self.get());
@@ -85,9 +85,20 @@ PyObject* KeptBytes(PyObject* self, PyObject*) {
     return PyLong_FromSize_t(reinterpret_cast<OutputPool*>(self)->pool->KeptBytes());
 }
 
+// Whether every argument is None or a plain tensor on the CPU.
+PyObject* ArePlain(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+    const Torch& torch = *reinterpret_cast<OutputPool*>(self)->torch;
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        if (args[i] != Py_None && !torch.IsPlain(args[i])) Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
+}
+
 PyMethodDef methods[] = {
     {"empty_all", EmptyAll, METH_O,
      "empty_all(specs): a contiguous tensor, of undefined contents, for each (shape, dtype)."},
+    {"are_plain", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(ArePlain)), METH_FASTCALL,
+     "are_plain(*objects): whether each is None or a plain tensor on the CPU (moe_triton/plain_tensors.py)."},
     {"kept_bytes", KeptBytes, METH_NOARGS, "kept_bytes(): bytes that wait to be used again."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -38,6 +38,7 @@ constexpr Number NUMBERS[] = {
     {"results_bytes", offsetof(Facts, results_bytes)},
     {"run_plan", offsetof(Facts, run_plan)},
     {"take_ids", offsetof(Facts, take_ids)},
+    {"holder", offsetof(Facts, holder)},
 };
 static_assert(std::size(NUMBERS) * sizeof(uint64_t) == sizeof(Facts));
 

@@ -41,6 +41,7 @@ struct Facts {
     uint64_t results_bytes;
     uint64_t run_plan;  // moe_run_plan
     uint64_t take_ids;  // moe_take_ids
+    uint64_t holder;  // address of the number of the thread that holds the lock
 };
 
 // Names and types of Python's, looked up once.

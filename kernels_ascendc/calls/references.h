@@ -4,7 +4,9 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <pthread.h>
 
+#include <cstdint>
 #include <utility>
 
 namespace moe::calls {
@@ -37,13 +39,14 @@ private:
     PyObject* object_ = nullptr;
 };
 
-// Holds a `threading.Lock` if it was free.
+// Holds a `threading.Lock` if it was free, and says which thread does.
 class HeldLock {
 public:
-    HeldLock(PyObject* acquire, PyObject* release) : release_(release) {
+    HeldLock(PyObject* acquire, PyObject* release, uint64_t holder) : release_(release), holder_(holder) {
         const Ref taken(PyObject_CallOneArg(acquire, Py_False));
         if (!taken) PyErr_Clear();
         is_held_ = taken.get() == Py_True;
+        if (is_held_) Say(static_cast<uint64_t>(pthread_self()));
     }
     HeldLock(const HeldLock&) = delete;
     HeldLock& operator=(const HeldLock&) = delete;
@@ -51,6 +54,7 @@ public:
         if (!is_held_) return;
         PyObject *type, *value, *trace;
         PyErr_Fetch(&type, &value, &trace);  // what is being raised goes on being raised
+        Say(0);
         const Ref released(PyObject_CallNoArgs(release_));
         if (!released) PyErr_WriteUnraisable(release_);
         PyErr_Restore(type, value, trace);
@@ -59,7 +63,10 @@ public:
     bool is_held() const { return is_held_; }
 
 private:
+    void Say(uint64_t thread) { *reinterpret_cast<uint64_t*>(holder_) = thread; }
+
     PyObject* release_;
+    uint64_t holder_;  // where the number of the thread goes
     bool is_held_ = false;
 };
 

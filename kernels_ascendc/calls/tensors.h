@@ -9,6 +9,7 @@
 #include "dlpack.h"
 #include "memory.h"
 #include "references.h"
+#include "torch_functions.h"
 
 namespace moe::calls {
 
@@ -52,8 +53,9 @@ struct Seen {
 // torch's side of the exchange.
 class Torch {
 public:
-    // False, with a Python error, where this torch offers no table, or one of another version.
-    bool Load(PyObject* tensor_type) {
+    // False, with a Python error, where this torch offers no table, or one of another version, or lacks a function.
+    bool Load(PyObject* tensor_type, PyObject* addresses) {
+        if (!functions_.Load(addresses)) return false;
         const Ref capsule(PyObject_GetAttrString(tensor_type, "__dlpack_c_exchange_api__"));
         if (!capsule) return false;
         auto* api = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule.get(), dlpack::CAPSULE_NAME));
@@ -70,18 +72,19 @@ public:
 
     // Whether an object is a plain, contiguous tensor on the CPU, and what is in it. Raises nothing.
     bool See(PyObject* object, Seen* seen) const {
-        if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != type_.get()) return false;
         dlpack::Tensor tensor;
-        if (api_->tensor_from_object(object, &tensor) != 0) {
-            PyErr_Clear();
-            return false;
-        }
-        if (tensor.device.type != dlpack::DEVICE_CPU || tensor.dtype.lanes != 1 || !IsContiguous(tensor)) return false;
+        if (!Borrow(object, &tensor) || !IsContiguous(tensor)) return false;
         seen->address = reinterpret_cast<uint64_t>(tensor.data) + tensor.byte_offset;
         seen->dtype = static_cast<Dtype>(tensor.dtype.code << 8 | tensor.dtype.bits);
         seen->ndim = tensor.ndim;
         seen->shape = tensor.shape;
         return true;
+    }
+
+    // Whether an object is a plain tensor on the CPU, contiguous or not. Raises nothing.
+    bool IsPlain(PyObject* object) const {
+        dlpack::Tensor tensor;
+        return Borrow(object, &tensor);
     }
 
     // A contiguous tensor that holds a block. No object, with a Python error, if it fails.
@@ -117,6 +120,32 @@ private:
         std::array<int64_t, 4> strides;
     };
 
+    // A tensor's memory, if that is all there is to it: not a subclass or a wrapper, whose values are elsewhere; no
+    // negated view; on the CPU; within its storage; and nobody waits for its gradient.
+    bool Borrow(PyObject* object, dlpack::Tensor* tensor) const {
+        if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != type_.get()) return false;
+        if (api_->tensor_from_object(object, tensor) != 0) {
+            PyErr_Clear();
+            return false;
+        }
+        if (tensor->device.type != dlpack::DEVICE_CPU || tensor->dtype.lanes != 1) return false;
+        if (functions_.IsNegated(object) || functions_.NeedsGradient(object)) return false;
+        const int64_t elements = Extent(*tensor);
+        if (elements == 0) return true;
+        return tensor->data != nullptr && functions_.Covers(object, elements, (tensor->dtype.bits + 7) / 8);
+    }
+
+    // Elements from the first to the last, gaps between them included.
+    static int64_t Extent(const dlpack::Tensor& tensor) {
+        int64_t last = 0, contiguous = 1;
+        for (int32_t i = tensor.ndim - 1; i >= 0; --i) {
+            if (tensor.shape[i] == 0) return 0;
+            last += (tensor.shape[i] - 1) * (tensor.strides == nullptr ? contiguous : tensor.strides[i]);
+            contiguous *= tensor.shape[i];
+        }
+        return last + 1;
+    }
+
     // As torch has it: the stride of a dimension of one element does not matter, nor any of an empty tensor.
     static bool IsContiguous(const dlpack::Tensor& tensor) {
         if (tensor.strides == nullptr) return true;
@@ -133,6 +162,7 @@ private:
 
     Ref type_;
     const dlpack::ExchangeApi* api_ = nullptr;
+    TorchFunctions functions_;
 };
 
 }  // namespace moe::calls

@@ -9,9 +9,12 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#include "launch_settings.h"
 
 namespace moe {
 
@@ -72,11 +75,20 @@ public:
         }
         body(0);
         for (uint32_t attempt = 0; running_.load(std::memory_order_acquire) != 0; ++attempt) {
+            if (attempt % ATTEMPTS_PER_LOOK == ATTEMPTS_PER_LOOK - 1) LookUp();
             Backoff(attempt);
         }
     }
 
 private:
+    static constexpr uint32_t ATTEMPTS_PER_LOOK = 256;
+
+    // Other blocks may wait for peers while this thread's own has ended.
+    static void LookUp() {
+        WaitControl* const control = ControlOfThread();
+        if (control != nullptr) LookUpFromWait(*control);
+    }
+
     void Serve(uint32_t index, uint64_t seen) {
         for (;;) {
             AwaitRound(seen);
@@ -119,9 +131,14 @@ private:
 
 // The calling thread's, for all that it launches. Not in the template below: every kernel would get threads of
 // its own, and a library has room for little in the static block of each thread.
-inline BlockPool& ThreadPool() {
-    thread_local BlockPool pool;
+inline std::unique_ptr<BlockPool>& ThreadPool() {
+    thread_local std::unique_ptr<BlockPool> pool;
     return pool;
+}
+
+// In a process that was forked its threads are gone: nobody could join them, or would serve.
+inline void ForgetThreadPool() {
+    (void)ThreadPool().release();
 }
 
 // Runs body(0) .. body(blocks - 1) at the same time and returns when all have ended.
@@ -131,7 +148,9 @@ void ParallelFor(uint32_t blocks, Body&& body) {
         body(0U);
         return;
     }
-    ThreadPool().Run(blocks, body);
+    std::unique_ptr<BlockPool>& pool = ThreadPool();
+    if (!pool) pool = std::make_unique<BlockPool>();
+    pool->Run(blocks, body);
 }
 
 }  // namespace moe

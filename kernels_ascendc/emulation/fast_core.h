@@ -112,9 +112,13 @@ public:
         if (blocks > 1) meeting_.Wait();
     }
 
-    // Between two looks at flags in the window that `window` points into, `missing` of which were not there.
-    void Poll(uint32_t attempt, const void* window, uint64_t missing) {
+    // Between two looks at flags in the window that `window` points into, `missing` of which were not there: those
+    // of `awaited`.
+    void Poll(uint32_t attempt, const void* window, uint64_t missing, Awaited awaited) {
         meeting_.ThrowIfFailed();
+        if (settings_.control != nullptr && IsTimeToLookUp(attempt)) {
+            LookUp(*settings_.control, awaited);
+        }
         if (attempt < settings_.spins) {
             CpuPause();
             return;
@@ -132,6 +136,9 @@ public:
         is_count_known_ = true;
     }
 
+    // Whether no wait is to go on.
+    bool IsStopped() const { return settings_.control != nullptr && settings_.control->IsStopped(); }
+
     void Notify(const void* flags, uint64_t number) {
         if (Doorbell* const bell = DoorbellOf(settings_, flags)) bell->Ring(number);
     }
@@ -143,6 +150,21 @@ public:
 private:
     // From here on it is a row, which is worth some thought.
     static constexpr uint64_t ROW_BYTES = 1024;
+
+    // A flag that comes soon is not to wait for any of this.
+    bool IsTimeToLookUp(uint32_t attempt) const {
+        constexpr uint32_t SPINS_PER_LOOK = 4096;
+        constexpr uint32_t YIELDS_PER_LOOK = 64;
+        if (attempt < settings_.spins) return attempt % SPINS_PER_LOOK == SPINS_PER_LOOK - 1;
+        const uint32_t yielded = attempt - settings_.spins;
+        return yielded >= settings_.yields || yielded % YIELDS_PER_LOOK == YIELDS_PER_LOOK - 1;
+    }
+
+    void LookUp(WaitControl& control, Awaited awaited) const {
+        control.Note(block, awaited);
+        // Blocks on other threads are in the middle of their caller's launch, and have no Python of their own.
+        if (ThreadSettings() == &settings_) LookUpFromWait(control);
+    }
 
     struct Lazy {
         const uint8_t* source;

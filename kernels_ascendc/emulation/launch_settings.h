@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "wait_control.h"
+
 namespace moe {
 
 // Windows of a group, all of one size. A doorbell lies behind each one's last byte.
@@ -19,6 +21,7 @@ struct LaunchSettings {
     uint32_t yields;        // then looks that let others run in between; then the waiter sleeps
     uint64_t num_groups;
     WindowGroup groups[2];
+    WaitControl* control;  // null: waits end at their deadlines only
 };
 
 // Of what the calling thread launches from now on; null for the defaults.
@@ -29,12 +32,17 @@ inline const LaunchSettings*& ThreadSettings() {
 
 // Nothing streams, nobody sleeps on a doorbell.
 inline const LaunchSettings& DefaultSettings() {
-    static constexpr LaunchSettings defaults{UINT64_MAX, 200, 20000, 0, {}};
+    static constexpr LaunchSettings defaults{UINT64_MAX, 200, 20000, 0, {}, nullptr};
     return defaults;
 }
 
 inline const LaunchSettings& SettingsOfThread() {
     return ThreadSettings() != nullptr ? *ThreadSettings() : DefaultSettings();
+}
+
+// What controls the waits of this thread's launches, or null. Null on threads that run blocks for another one.
+inline WaitControl* ControlOfThread() {
+    return ThreadSettings() != nullptr ? ThreadSettings()->control : nullptr;
 }
 
 }  // namespace moe

@@ -247,9 +247,12 @@ void DataCacheCleanAndInvalid(const GlobalTensor<T>& dst) {
 
 namespace moe::emulation {
 
-inline void PollPause(uint32_t attempt, uint64_t window, int64_t missing) {
-    ThisCore().Poll(attempt, reinterpret_cast<const void*>(window), missing > 1 ? static_cast<uint64_t>(missing) : 1);
+inline void PollPause(uint32_t attempt, uint64_t window, int64_t missing, int64_t first, int64_t count) {
+    ThisCore().Poll(attempt, reinterpret_cast<const void*>(window), missing > 1 ? static_cast<uint64_t>(missing) : 1,
+                    {first, count});
 }
+
+inline bool WaitsAreStopped() { return ThisCore().IsStopped(); }
 
 template <typename T>
 void NotifyFlags(const AscendC::GlobalTensor<T>& to, uint64_t number) {

@@ -144,11 +144,12 @@ public:
 
     void Notify(const void*, uint64_t) {}
 
-    void Poll(uint32_t attempt, const void*, uint64_t) {
+    void Poll(uint32_t attempt, const void*, uint64_t, Awaited) {
         meeting_.ThrowIfFailed();
         Step();
         Backoff(attempt);
     }
+    bool IsStopped() const { return false; }
 
     // A kernel ends with nothing under way: the barrier at TPipe's end does not exist in a super kernel, where the
     // next kernel begins at once. It leaves no flag behind for that one either, nor anything in its cache.

@@ -4,23 +4,15 @@
 #ifndef MOE_EMULATION_TRACE_H
 #define MOE_EMULATION_TRACE_H
 
-#include <time.h>
-
 #include <cstdint>
 #include <vector>
 
+#include "clock.h"
 #include "types.h"
 
 #include "moe_layout.h"
 
 namespace moe {
-
-// The clock that all ranks of a machine share.
-inline uint64_t MonotonicNs() {
-    timespec now{};
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return static_cast<uint64_t>(now.tv_sec) * 1000000000U + static_cast<uint64_t>(now.tv_nsec);
-}
 
 struct TraceEvent {
     uint64_t begin_ns;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <memory>
 
 #include "block_pool.h"
 #include "companion.h"
@@ -82,6 +83,9 @@ bool RunLaunch(const MoePlan* plan, uint64_t i, uint32_t first_core = 0) {
     const moe::TracedLaunch traced{plan->trace != nullptr ? plan->trace->log : nullptr, static_cast<uint32_t>(i),
                                    first_core};
     const moe::TracedLaunch* const stream = traced.log != nullptr ? &traced : nullptr;
+    if (moe::WaitControl* const control = moe::ControlOfThread()) {
+        control->Begin(reinterpret_cast<uint64_t>(plan), i);
+    }
     const auto start = std::chrono::steady_clock::now();
     bool is_good = true;
     if (launch.kind == TRITON) {
@@ -99,19 +103,30 @@ bool RunLaunch(const MoePlan* plan, uint64_t i, uint32_t first_core = 0) {
     return is_good;
 }
 
+std::unique_ptr<moe::Companion>& ThreadCompanion() {
+    thread_local std::unique_ptr<moe::Companion> companion;
+    return companion;
+}
+
 // Computing goes to the companion: it cannot fail, and the caller keeps the word of what did.
 bool RunBoth(const MoePlan* plan, uint64_t communication, uint64_t compute) {
-    thread_local moe::Companion companion;
+    std::unique_ptr<moe::Companion>& companion = ThreadCompanion();
+    if (!companion) companion = std::make_unique<moe::Companion>();
     const std::function<void()> work = [=] { RunLaunch(plan, compute, plan->launches[communication].blocks); };
-    companion.Start(work);
+    companion->Start(work);
     const bool is_good = RunLaunch(plan, communication);
-    companion.Wait();
+    companion->Wait();
     return is_good;
+}
+
+bool IsStopped(const MoePlan* plan) {
+    return plan->settings != nullptr && plan->settings->control != nullptr && plan->settings->control->IsStopped();
 }
 
 // See `moe_run_plan`.
 int64_t Walk(const MoePlan* plan) {
     for (uint64_t i = 0; i < plan->num_launches; ++i) {
+        if (IsStopped(plan)) return 1 + static_cast<int64_t>(i);
         uint64_t communication = i;
         bool is_good = true;
         // Two at a time only where each has a thread of its own: one core gains nothing from taking turns.
@@ -130,7 +145,8 @@ int64_t Walk(const MoePlan* plan) {
             return 1 + static_cast<int64_t>(communication);
         }
     }
-    return 0;
+    // Whoever stopped it has something to say, be the last launch as good as it may.
+    return IsStopped(plan) ? static_cast<int64_t>(plan->num_launches) : 0;
 }
 
 }  // namespace
@@ -142,8 +158,15 @@ void moe_use_settings(const moe::LaunchSettings* settings) {
     moe::ThreadSettings() = settings;
 }
 
-// Returns 0; 1 + i when launch i reported something (its report stands in plan->report); -1 - i when
-// launch i failed in itself (moe_last_error says why). Launches after it have not run.
+// In a process that has just been forked: the threads that the calling thread had are not there.
+void moe_forget_threads() {
+    moe::ForgetThreadPool();
+    (void)ThreadCompanion().release();
+}
+
+// Returns 0; 1 + i when launch i reported something (its report stands in plan->report), or did not begin or end
+// because the plan's control was stopped; -1 - i when launch i failed in itself (moe_last_error says why). Launches
+// after it have not run.
 int64_t moe_run_plan(const MoePlan* plan, const uint64_t* holes) {
     for (uint64_t i = 0; i < plan->num_patches; ++i) {
         const MoePatch& patch = plan->patches[i];

@@ -16,12 +16,14 @@ public:
         rows_.Init(pipe, args.row_bytes);
         pipe->InitBuffer(flag_buffer_, STATUS_ENTRY_BYTES);
         flag_ = flag_buffer_.Get<float>();
+        kept_.Init(pipe);
         triples_.Init(pipe, TRIPLES_PER_CHUNK * TRIPLE_WORDS);
         report_.Init(pipe, args.report, args_.zone);
     }
 
     __aicore__ inline void Process() {
         TraceStep(args_.flag_rows != 0 ? TRACE_WRITE_AND_FLAG : TRACE_WRITE);
+        kept_.Keep(args_.combine_kind, static_cast<int32_t>(args_.kind));
         AscendC::Duplicate(flag_, 1.0f, static_cast<int32_t>(STATUS_ENTRY_WORDS));
         Order<AscendC::HardEvent::V_MTE3>();
         const Share share = SplitEvenly(NumRows(), AscendC::GetBlockIdx(), AscendC::GetBlockNum());
@@ -93,6 +95,7 @@ private:
     RowCopy rows_;
     AscendC::TBuf<AscendC::TPosition::VECCALC> flag_buffer_;
     AscendC::LocalTensor<float> flag_;
+    KeptWord kept_;
     Table triples_;
     Report report_;
 };

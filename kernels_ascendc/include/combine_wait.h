@@ -127,7 +127,7 @@ private:
 
     __aicore__ inline bool WaitForResults(int64_t token, uint64_t address, int64_t expected) {
         int64_t noted = 0;
-        for (Looks looks(deadline_, args_.window); looks.Next();) {
+        for (Looks looks(deadline_, args_.window, token, end_ - token); looks.Next();) {
             const int64_t seen = SumFlags(address);
             if (waited_.IsWanted() && seen != noted) {
                 waited_.NoteArrivals(flags_.Entries(), TimeOf(token), num_results_, looks.WaitedUs());

@@ -1,5 +1,5 @@
 // Dispatch, step 3: waits for a status entry from every rank for every local expert, takes the counts
-// out, and clears the entries.
+// out, and clears the entries; unless one has another call word: its rows are not what this rank expects.
 #ifndef MOE_DISPATCH_WAIT_H
 #define MOE_DISPATCH_WAIT_H
 
@@ -22,13 +22,14 @@ public:
     __aicore__ inline void Process() {
         const int64_t total = args_.num_local_experts * static_cast<int64_t>(args_.status.source_extent);
         const Share share = SplitEvenly(total, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
+        call_ = args_.dispatch_word == 0 ? static_cast<int32_t>(args_.call) : ReadFresh<int32_t>(args_.dispatch_word);
         deadline_.Start(report_.IsOld() ? 0 : args_.timeout_us);
         for (int64_t first = share.first; first < share.last; first += ENTRIES_PER_CHUNK) {
             const int64_t count = Smaller(ENTRIES_PER_CHUNK, share.last - first);
             const bool complete = WaitForEntries(first, count);
             StoreTimes(first, count);
-            StoreCounts(first, count);
-            if (complete) {
+            const bool same_call = StoreCounts(first, count);
+            if (complete && same_call) {
                 ClearEntries(first, count);
             }
         }
@@ -52,7 +53,7 @@ private:
         Order<AscendC::HardEvent::V_MTE2>();
         ExpectAll(count);
         int64_t noted = 0;
-        for (Looks looks(deadline_, args_.window); looks.Next();) {
+        for (Looks looks(deadline_, args_.window, first, count); looks.Next();) {
             AscendC::DataCopy(flags_.Entries(), EntriesFrom(first), static_cast<uint32_t>(count * STATUS_ENTRY_WORDS));
             const int64_t seen = flags_.SumFirstWords(repeats);
             if (waited_.IsWanted() && seen != noted) {
@@ -83,7 +84,9 @@ private:
         }
     }
 
-    __aicore__ inline void StoreCounts(int64_t first, int64_t count) {
+    // Whether all that came is of the same call.
+    __aicore__ inline bool StoreCounts(int64_t first, int64_t count) {
+        bool same_call = true;
         const AscendC::LocalTensor<int32_t> words = flags_.Entries().template ReinterpretCast<int32_t>();
         Order<AscendC::HardEvent::MTE3_S>();
         for (int64_t i = 0; i < count; ++i) {
@@ -92,11 +95,15 @@ private:
             counts_.SetValue(static_cast<uint32_t>(i), arrived ? words.GetValue(word + 1) : -1);
             if (!arrived) {
                 report_.Add(REPORT_TIMEOUT, first + i);
+            } else if (words.GetValue(word + CALL_WORD) != call_) {
+                report_.AddMismatch(first + i, call_, words.GetValue(word + CALL_WORD));
+                same_call = false;
             }
         }
         Order<AscendC::HardEvent::S_MTE3>();
         AscendC::DataCopyPad(GlobalAt<int32_t>(args_.recv_counts)[static_cast<uint64_t>(first)], counts_,
                              ExactBytes(count * static_cast<int64_t>(sizeof(int32_t))));
+        return same_call;
     }
 
     __aicore__ inline void ClearEntries(int64_t first, int64_t count) {
@@ -118,6 +125,7 @@ private:
     WaitedTimes waited_;
     Report report_;
     Deadline deadline_;
+    int32_t call_ = 0;
 };
 
 }  // namespace moe

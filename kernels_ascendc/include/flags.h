@@ -1,4 +1,4 @@
-// What the kernels share: flags, orderings between pipes, tables of indices, reports.
+// What the kernels share: flags, orderings between pipes, tables of indices, words that stay, reports.
 //
 // The protocol has one invariant: a flag is never visible before the data that it announces. It is made
 // in five places only:
@@ -131,6 +131,27 @@ private:
     int64_t first_ = 0;
 };
 
+// A word of this rank's own that later launches read: block 0 leaves it in memory.
+class KeptWord {
+public:
+    __aicore__ inline void Init(AscendC::TPipe* pipe) {
+        pipe->InitBuffer(buffer_, UB_ALIGN);
+    }
+
+    __aicore__ inline void Keep(uint64_t address, int32_t word) {
+        if (address == 0 || AscendC::GetBlockIdx() != 0) {
+            return;
+        }
+        const AscendC::LocalTensor<int32_t> words = buffer_.Get<int32_t>();
+        words.SetValue(0, word);
+        Order<AscendC::HardEvent::S_MTE3>();
+        AscendC::DataCopyPad(GlobalAt<int32_t>(address), words, ExactBytes(sizeof(int32_t)));
+    }
+
+private:
+    AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
+};
+
 // What went wrong in this block. The host zeroes reports, so a block in order writes nothing; before every run or,
 // where it does not wait for runs to end, once.
 class Report {
@@ -146,19 +167,31 @@ public:
         return ReadFresh<int32_t>(address_, OffsetOfBlock()) != 0;
     }
 
-    // There is room for one kind of trouble: the first.
+    // There is room for one kind of trouble: the first, or calls that differ.
     __aicore__ inline void Add(uint32_t code, int64_t index, int64_t number = 1) {
-        if (number_ == 0) {
+        const bool is_first_mismatch = code == REPORT_MISMATCH && code_ != REPORT_MISMATCH;
+        if (number_ == 0 || is_first_mismatch) {
             code_ = code;
             first_ = index;
+            number_ = 0;
         }
         if (code == code_) {
             number_ += number;
         }
     }
 
+    // An entry with another call word.
+    __aicore__ inline void AddMismatch(int64_t index, int32_t expected, int32_t found) {
+        if (code_ != REPORT_MISMATCH) {
+            expected_word_ = expected;
+            found_word_ = found;
+        }
+        Add(REPORT_MISMATCH, index);
+    }
+
+    // Where reports stay, calls that differed once are why later waits ended: that is not written over.
     __aicore__ inline void Write() {
-        if (number_ == 0) {
+        if (number_ == 0 || ReadFresh<int32_t>(address_, OffsetOfBlock()) == static_cast<int32_t>(REPORT_MISMATCH)) {
             return;
         }
         const AscendC::LocalTensor<int32_t> words = buffer_.Get<int32_t>();
@@ -169,6 +202,8 @@ public:
         words.SetValue(1, static_cast<int32_t>(first_));
         words.SetValue(2, static_cast<int32_t>(number_));
         words.SetValue(3, static_cast<int32_t>(zone_));
+        words.SetValue(4, expected_word_);
+        words.SetValue(5, found_word_);
         Order<AscendC::HardEvent::S_MTE3>();
         AscendC::DataCopy(GlobalAt<int32_t>(address_)[static_cast<uint64_t>(OffsetOfBlock())], words, REPORT_WORDS);
     }
@@ -184,6 +219,8 @@ private:
     uint32_t code_ = 0;
     int64_t first_ = 0;
     int64_t number_ = 0;
+    int32_t expected_word_ = 0;
+    int32_t found_word_ = 0;
 };
 
 }  // namespace moe

@@ -124,7 +124,7 @@ private:
     __aicore__ inline bool WaitForRows() {
         seen_rows_ = 0;
         int64_t noted = -1;
-        for (Looks looks(deadline_, args_.window); looks.Next();) {
+        for (Looks looks(deadline_, args_.window, first_row_, num_rows_); looks.Next();) {
             const int64_t seen = LookAtRows(0, num_rows_);
             if (waited_.IsWanted() && seen != noted) {
                 NoteArrivals(looks.WaitedUs(), seen);

@@ -87,9 +87,12 @@ static_assert(offsetof(DispatchSendArgs, zone) == 20 * sizeof(uint64_t), "zone i
 static_assert(offsetof(DispatchSendArgs, zone_at) == 21 * sizeof(uint64_t), "zone_at is moved");
 static_assert(offsetof(DispatchSendArgs, kept_rank) == 22 * sizeof(uint64_t), "kept_rank is moved");
 static_assert(offsetof(DispatchSendArgs, post_status) == 23 * sizeof(uint64_t), "post_status is moved");
-static_assert(offsetof(DispatchSendArgs, slots) == 24 * sizeof(uint64_t), "slots is moved");
-static_assert(offsetof(DispatchSendArgs, status) == 33 * sizeof(uint64_t), "status is moved");
-static_assert(offsetof(DispatchSendArgs, report) == 40 * sizeof(uint64_t), "report is moved");
+static_assert(offsetof(DispatchSendArgs, call) == 24 * sizeof(uint64_t), "call is moved");
+static_assert(offsetof(DispatchSendArgs, combine_kind) == 25 * sizeof(uint64_t), "combine_kind is moved");
+static_assert(offsetof(DispatchSendArgs, dispatch_word) == 26 * sizeof(uint64_t), "dispatch_word is moved");
+static_assert(offsetof(DispatchSendArgs, slots) == 27 * sizeof(uint64_t), "slots is moved");
+static_assert(offsetof(DispatchSendArgs, status) == 36 * sizeof(uint64_t), "status is moved");
+static_assert(offsetof(DispatchSendArgs, report) == 43 * sizeof(uint64_t), "report is moved");
 
 static_assert(offsetof(CountsSendArgs, counts) == 0 * sizeof(uint64_t), "counts is moved");
 static_assert(offsetof(CountsSendArgs, shared_counts) == 1 * sizeof(uint64_t), "shared_counts is moved");
@@ -99,9 +102,12 @@ static_assert(offsetof(CountsSendArgs, peers) == 4 * sizeof(uint64_t), "peers is
 static_assert(offsetof(CountsSendArgs, num_ranks) == 5 * sizeof(uint64_t), "num_ranks is moved");
 static_assert(offsetof(CountsSendArgs, rank) == 6 * sizeof(uint64_t), "rank is moved");
 static_assert(offsetof(CountsSendArgs, zone) == 7 * sizeof(uint64_t), "zone is moved");
-static_assert(offsetof(CountsSendArgs, slots) == 8 * sizeof(uint64_t), "slots is moved");
-static_assert(offsetof(CountsSendArgs, status) == 15 * sizeof(uint64_t), "status is moved");
-static_assert(offsetof(CountsSendArgs, report) == 22 * sizeof(uint64_t), "report is moved");
+static_assert(offsetof(CountsSendArgs, call) == 8 * sizeof(uint64_t), "call is moved");
+static_assert(offsetof(CountsSendArgs, combine_kind) == 9 * sizeof(uint64_t), "combine_kind is moved");
+static_assert(offsetof(CountsSendArgs, dispatch_word) == 10 * sizeof(uint64_t), "dispatch_word is moved");
+static_assert(offsetof(CountsSendArgs, slots) == 11 * sizeof(uint64_t), "slots is moved");
+static_assert(offsetof(CountsSendArgs, status) == 18 * sizeof(uint64_t), "status is moved");
+static_assert(offsetof(CountsSendArgs, report) == 25 * sizeof(uint64_t), "report is moved");
 
 static_assert(offsetof(DirectSendArgs, rows) == 0 * sizeof(uint64_t), "rows is moved");
 static_assert(offsetof(DirectSendArgs, row_stride) == 1 * sizeof(uint64_t), "row_stride is moved");
@@ -135,8 +141,10 @@ static_assert(offsetof(DispatchWaitArgs, num_local_experts) == 3 * sizeof(uint64
 static_assert(offsetof(DispatchWaitArgs, zone) == 4 * sizeof(uint64_t), "zone is moved");
 static_assert(offsetof(DispatchWaitArgs, zone_at) == 5 * sizeof(uint64_t), "zone_at is moved");
 static_assert(offsetof(DispatchWaitArgs, timeout_us) == 6 * sizeof(uint64_t), "timeout_us is moved");
-static_assert(offsetof(DispatchWaitArgs, status) == 7 * sizeof(uint64_t), "status is moved");
-static_assert(offsetof(DispatchWaitArgs, report) == 14 * sizeof(uint64_t), "report is moved");
+static_assert(offsetof(DispatchWaitArgs, call) == 7 * sizeof(uint64_t), "call is moved");
+static_assert(offsetof(DispatchWaitArgs, dispatch_word) == 8 * sizeof(uint64_t), "dispatch_word is moved");
+static_assert(offsetof(DispatchWaitArgs, status) == 9 * sizeof(uint64_t), "status is moved");
+static_assert(offsetof(DispatchWaitArgs, report) == 16 * sizeof(uint64_t), "report is moved");
 
 static_assert(offsetof(InbandSendArgs, rows) == 0 * sizeof(uint64_t), "rows is moved");
 static_assert(offsetof(InbandSendArgs, row_stride) == 1 * sizeof(uint64_t), "row_stride is moved");
@@ -162,9 +170,12 @@ static_assert(offsetof(InbandSendArgs, zone) == 20 * sizeof(uint64_t), "zone is 
 static_assert(offsetof(InbandSendArgs, zone_at) == 21 * sizeof(uint64_t), "zone_at is moved");
 static_assert(offsetof(InbandSendArgs, kept_rank) == 22 * sizeof(uint64_t), "kept_rank is moved");
 static_assert(offsetof(InbandSendArgs, post_status) == 23 * sizeof(uint64_t), "post_status is moved");
-static_assert(offsetof(InbandSendArgs, slots) == 24 * sizeof(uint64_t), "slots is moved");
-static_assert(offsetof(InbandSendArgs, status) == 33 * sizeof(uint64_t), "status is moved");
-static_assert(offsetof(InbandSendArgs, report) == 40 * sizeof(uint64_t), "report is moved");
+static_assert(offsetof(InbandSendArgs, call) == 24 * sizeof(uint64_t), "call is moved");
+static_assert(offsetof(InbandSendArgs, combine_kind) == 25 * sizeof(uint64_t), "combine_kind is moved");
+static_assert(offsetof(InbandSendArgs, dispatch_word) == 26 * sizeof(uint64_t), "dispatch_word is moved");
+static_assert(offsetof(InbandSendArgs, slots) == 27 * sizeof(uint64_t), "slots is moved");
+static_assert(offsetof(InbandSendArgs, status) == 36 * sizeof(uint64_t), "status is moved");
+static_assert(offsetof(InbandSendArgs, report) == 43 * sizeof(uint64_t), "report is moved");
 
 static_assert(offsetof(InbandReceiveArgs, window) == 0 * sizeof(uint64_t), "window is moved");
 static_assert(offsetof(InbandReceiveArgs, recv_offsets) == 1 * sizeof(uint64_t), "recv_offsets is moved");
@@ -197,9 +208,11 @@ static_assert(offsetof(CombineSendArgs, zone) == 8 * sizeof(uint64_t), "zone is 
 static_assert(offsetof(CombineSendArgs, zone_at) == 9 * sizeof(uint64_t), "zone_at is moved");
 static_assert(offsetof(CombineSendArgs, kept_rank) == 10 * sizeof(uint64_t), "kept_rank is moved");
 static_assert(offsetof(CombineSendArgs, flag_rows) == 11 * sizeof(uint64_t), "flag_rows is moved");
-static_assert(offsetof(CombineSendArgs, slots) == 12 * sizeof(uint64_t), "slots is moved");
-static_assert(offsetof(CombineSendArgs, status) == 19 * sizeof(uint64_t), "status is moved");
-static_assert(offsetof(CombineSendArgs, report) == 26 * sizeof(uint64_t), "report is moved");
+static_assert(offsetof(CombineSendArgs, kind) == 12 * sizeof(uint64_t), "kind is moved");
+static_assert(offsetof(CombineSendArgs, combine_kind) == 13 * sizeof(uint64_t), "combine_kind is moved");
+static_assert(offsetof(CombineSendArgs, slots) == 14 * sizeof(uint64_t), "slots is moved");
+static_assert(offsetof(CombineSendArgs, status) == 21 * sizeof(uint64_t), "status is moved");
+static_assert(offsetof(CombineSendArgs, report) == 28 * sizeof(uint64_t), "report is moved");
 
 static_assert(offsetof(CombineWaitArgs, window) == 0 * sizeof(uint64_t), "window is moved");
 static_assert(offsetof(CombineWaitArgs, topk_idx) == 1 * sizeof(uint64_t), "topk_idx is moved");
@@ -219,11 +232,14 @@ static_assert(offsetof(CombineWaitArgs, report) == 19 * sizeof(uint64_t), "repor
 static_assert(offsetof(PostStatusArgs, peers) == 0 * sizeof(uint64_t), "peers is moved");
 static_assert(offsetof(PostStatusArgs, num_ranks) == 1 * sizeof(uint64_t), "num_ranks is moved");
 static_assert(offsetof(PostStatusArgs, count) == 2 * sizeof(uint64_t), "count is moved");
-static_assert(offsetof(PostStatusArgs, rank) == 3 * sizeof(uint64_t), "rank is moved");
-static_assert(offsetof(PostStatusArgs, zone) == 4 * sizeof(uint64_t), "zone is moved");
-static_assert(offsetof(PostStatusArgs, zone_at) == 5 * sizeof(uint64_t), "zone_at is moved");
-static_assert(offsetof(PostStatusArgs, status) == 6 * sizeof(uint64_t), "status is moved");
-static_assert(offsetof(PostStatusArgs, report) == 13 * sizeof(uint64_t), "report is moved");
+static_assert(offsetof(PostStatusArgs, call) == 3 * sizeof(uint64_t), "call is moved");
+static_assert(offsetof(PostStatusArgs, kind) == 4 * sizeof(uint64_t), "kind is moved");
+static_assert(offsetof(PostStatusArgs, combine_kind) == 5 * sizeof(uint64_t), "combine_kind is moved");
+static_assert(offsetof(PostStatusArgs, rank) == 6 * sizeof(uint64_t), "rank is moved");
+static_assert(offsetof(PostStatusArgs, zone) == 7 * sizeof(uint64_t), "zone is moved");
+static_assert(offsetof(PostStatusArgs, zone_at) == 8 * sizeof(uint64_t), "zone_at is moved");
+static_assert(offsetof(PostStatusArgs, status) == 9 * sizeof(uint64_t), "status is moved");
+static_assert(offsetof(PostStatusArgs, report) == 16 * sizeof(uint64_t), "report is moved");
 
 static_assert(offsetof(ExchangeSendArgs, rows) == 0 * sizeof(uint64_t), "rows is moved");
 static_assert(offsetof(ExchangeSendArgs, row_bytes) == 1 * sizeof(uint64_t), "row_bytes is moved");
@@ -245,50 +261,52 @@ static_assert(offsetof(ExchangeSendArgs, report) == 23 * sizeof(uint64_t), "repo
 // See moe_triton/abi.py.
 inline const char* AbiText() {
     return ""
-           "constants 16 2534851863558376 PROTOCOL_VERSION=1 UB_ALIGN=32 STATUS_ENTRY_BYTES=32 STAMP_BYTES=32 "
-           "BLOCK_BYTES=512 BLOCK_DATA_BYTES=480 REPORT_WORDS=16 REPORT_TIMEOUT=1 REPORT_BAD_ROW=2 MAX_BLOCKS=48 "
-           "TRACE_BLOCK=0 TRACE_WAIT=1 TRACE_WRITE=2 TRACE_SYNC=3 TRACE_FLAG=4 TRACE_WRITE_AND_FLAG=5\n"
-           "dispatch_send 41 dba9203a443c2934 rows:*i8@0 row_stride:i64@1 row_bytes:i64@2 stamp_offset:i64@3 "
+           "constants 18 a14aa31860a56e7b PROTOCOL_VERSION=2 UB_ALIGN=32 STATUS_ENTRY_BYTES=32 CALL_WORD=2 "
+           "STAMP_BYTES=32 BLOCK_BYTES=512 BLOCK_DATA_BYTES=480 REPORT_WORDS=16 REPORT_TIMEOUT=1 "
+           "REPORT_BAD_ROW=2 REPORT_MISMATCH=3 MAX_BLOCKS=48 TRACE_BLOCK=0 TRACE_WAIT=1 TRACE_WRITE=2 "
+           "TRACE_SYNC=3 TRACE_FLAG=4 TRACE_WRITE_AND_FLAG=5\n"
+           "dispatch_send 44 5bfd7b2718b0358b rows:*i8@0 row_stride:i64@1 row_bytes:i64@2 stamp_offset:i64@3 "
            "rows_per_token:i64@4 topk_idx:*i32@5 topk_weights:*fp32@6 expand_idx:*i32@7 counts:*i32@8 "
            "shared_ranks:*i32@9 shared_slots:*i32@10 shared_counts:*i32@11 peers:*i64@12 first_token:i64@13 "
            "num_tokens:i64@14 topk:i64@15 num_experts:i64@16 num_shared_experts:i64@17 num_shared_ranks:i64@18 "
-           "rank:i64@19 zone:i64@20 zone_at:*i32@21 kept_rank:i64@22 post_status:i64@23 "
-           "slots:dispatch_slots(zone,source,expert,index)@24 status:dispatch_status(zone,expert,source)@33 "
-           "report:*i32@40\n"
-           "counts_send 23 79475c539a4117bf counts:*i32@0 shared_counts:*i32@1 num_experts:i64@2 "
-           "num_shared_ranks:i64@3 peers:*i64@4 num_ranks:i64@5 rank:i64@6 zone:i64@7 "
-           "slots:direct_counts(zone,source,entry)@8 status:dispatch_status(zone,expert,source)@15 "
-           "report:*i32@22\n"
+           "rank:i64@19 zone:i64@20 zone_at:*i32@21 kept_rank:i64@22 post_status:i64@23 call:i64@24 "
+           "combine_kind:*i32@25 dispatch_word:*i32@26 slots:dispatch_slots(zone,source,expert,index)@27 "
+           "status:dispatch_status(zone,expert,source)@36 report:*i32@43\n"
+           "counts_send 26 dd017fc15c8da68d counts:*i32@0 shared_counts:*i32@1 num_experts:i64@2 "
+           "num_shared_ranks:i64@3 peers:*i64@4 num_ranks:i64@5 rank:i64@6 zone:i64@7 call:i64@8 "
+           "combine_kind:*i32@9 dispatch_word:*i32@10 slots:direct_counts(zone,source,entry)@11 "
+           "status:dispatch_status(zone,expert,source)@18 report:*i32@25\n"
            "direct_send 32 7b865adf191e55c9 rows:*i8@0 row_stride:i64@1 row_bytes:i64@2 scales:*fp32@3 "
            "rows_per_token:i64@4 topk_idx:*i32@5 topk_weights:*fp32@6 expand_idx:*i32@7 shared_ranks:*i32@8 "
            "shared_slots:*i32@9 peers:*i64@10 first_token:i64@11 num_tokens:i64@12 topk:i64@13 "
            "num_experts:i64@14 num_local_experts:i64@15 num_shared_experts:i64@16 num_shared_ranks:i64@17 "
            "num_ranks:i64@18 rank:i64@19 zone:i64@20 slots:indexed_slots(zone,index)@21 "
            "stamps:indexed_slots(zone,index)@26 report:*i32@31\n"
-           "dispatch_wait 15 124893b4e5c3cddf window:*i8@0 recv_counts:*i32@1 waited_us:*i32@2 "
-           "num_local_experts:i64@3 zone:i64@4 zone_at:*i32@5 timeout_us:i64@6 "
-           "status:dispatch_status(zone,expert,source)@7 report:*i32@14\n"
-           "inband_send 41 42108711ffebc485 rows:*i8@0 row_stride:i64@1 row_bytes:i64@2 stamp_offset:i64@3 "
+           "dispatch_wait 17 56f6f4972fe16184 window:*i8@0 recv_counts:*i32@1 waited_us:*i32@2 "
+           "num_local_experts:i64@3 zone:i64@4 zone_at:*i32@5 timeout_us:i64@6 call:i64@7 dispatch_word:*i32@8 "
+           "status:dispatch_status(zone,expert,source)@9 report:*i32@16\n"
+           "inband_send 44 f3658255b8f432db rows:*i8@0 row_stride:i64@1 row_bytes:i64@2 stamp_offset:i64@3 "
            "rows_per_token:i64@4 topk_idx:*i32@5 topk_weights:*fp32@6 expand_idx:*i32@7 counts:*i32@8 "
            "shared_ranks:*i32@9 shared_slots:*i32@10 shared_counts:*i32@11 peers:*i64@12 first_token:i64@13 "
            "num_tokens:i64@14 topk:i64@15 num_experts:i64@16 num_shared_experts:i64@17 num_shared_ranks:i64@18 "
-           "rank:i64@19 zone:i64@20 zone_at:*i32@21 kept_rank:i64@22 post_status:i64@23 "
-           "slots:dispatch_slots(zone,source,expert,index)@24 status:dispatch_status(zone,expert,source)@33 "
-           "report:*i32@40\n"
+           "rank:i64@19 zone:i64@20 zone_at:*i32@21 kept_rank:i64@22 post_status:i64@23 call:i64@24 "
+           "combine_kind:*i32@25 dispatch_word:*i32@26 slots:dispatch_slots(zone,source,expert,index)@27 "
+           "status:dispatch_status(zone,expert,source)@36 report:*i32@43\n"
            "inband_receive 26 4bafec7d8a8fefb2 window:*i8@0 recv_offsets:*i32@1 waited_us:*i32@2 "
            "num_entries:i64@3 num_ranks:i64@4 capacity:i64@5 row_bytes:i64@6 scale_offset:i64@7 "
            "stamp_offset:i64@8 out_rows:*i8@9 out_scales:*fp32@10 out_triples:*i32@11 out_weights:*fp32@12 "
            "zone:i64@13 zone_at:*i32@14 timeout_us:i64@15 slots:dispatch_slots(zone,source,expert,index)@16 "
            "report:*i32@25\n"
-           "combine_send 27 b7e2975e74b24bc7 rows:*i8@0 row_bytes:i64@1 triples:*i32@2 recv_offsets:*i32@3 "
+           "combine_send 29 2b20aa83ca792943 rows:*i8@0 row_bytes:i64@1 triples:*i32@2 recv_offsets:*i32@3 "
            "num_entries:i64@4 capacity:i64@5 peers:*i64@6 num_ranks:i64@7 zone:i64@8 zone_at:*i32@9 "
-           "kept_rank:i64@10 flag_rows:i64@11 slots:combine_slots(zone,token,k)@12 "
-           "status:combine_status(zone,token,k)@19 report:*i32@26\n"
+           "kept_rank:i64@10 flag_rows:i64@11 kind:i64@12 combine_kind:*i32@13 "
+           "slots:combine_slots(zone,token,k)@14 status:combine_status(zone,token,k)@21 report:*i32@28\n"
            "combine_wait 20 c082e9626524ca75 window:*i8@0 topk_idx:*i32@1 active:*i32@2 waited_us:*i32@3 "
            "first_token:i64@4 num_tokens:i64@5 topk:i64@6 num_experts:i64@7 num_shared_experts:i64@8 zone:i64@9 "
            "zone_at:*i32@10 timeout_us:i64@11 status:combine_status(zone,token,k)@12 report:*i32@19\n"
-           "post_status 14 f1d5512db88aabf3 peers:*i64@0 num_ranks:i64@1 count:*i32@2 rank:i64@3 zone:i64@4 "
-           "zone_at:*i32@5 status:dispatch_status(zone,expert,source)@6 report:*i32@13\n"
+           "post_status 17 fd969eaf20cdc90d peers:*i64@0 num_ranks:i64@1 count:*i32@2 call:i64@3 kind:i64@4 "
+           "combine_kind:*i32@5 rank:i64@6 zone:i64@7 zone_at:*i32@8 "
+           "status:dispatch_status(zone,expert,source)@9 report:*i32@16\n"
            "exchange_send 24 d97e9da49299bad9 rows:*i8@0 row_bytes:i64@1 scales:*fp32@2 scale_offset:i64@3 "
            "first_row:*i32@4 num_rows:*i32@5 capacity:i64@6 header:*i32@7 header_words:i64@8 peers:*i64@9 "
            "peer:i64@10 zone:i64@11 zone_at:*i32@12 slots:indexed_slots(zone,index)@13 "

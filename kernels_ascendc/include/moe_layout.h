@@ -8,15 +8,17 @@
 
 namespace moe {
 
-constexpr uint32_t PROTOCOL_VERSION = 1;
+constexpr uint32_t PROTOCOL_VERSION = 2;
 constexpr uint32_t UB_ALIGN = 32;
 constexpr uint32_t STATUS_ENTRY_BYTES = 32;
+constexpr uint32_t CALL_WORD = 2;
 constexpr uint32_t STAMP_BYTES = 32;
 constexpr uint32_t BLOCK_BYTES = 512;
 constexpr uint32_t BLOCK_DATA_BYTES = 480;
 constexpr uint32_t REPORT_WORDS = 16;
 constexpr uint32_t REPORT_TIMEOUT = 1;
 constexpr uint32_t REPORT_BAD_ROW = 2;
+constexpr uint32_t REPORT_MISMATCH = 3;
 constexpr uint32_t MAX_BLOCKS = 48;
 constexpr uint32_t TRACE_BLOCK = 0;
 constexpr uint32_t TRACE_WAIT = 1;
@@ -181,11 +183,14 @@ struct DispatchSendArgs {
     uint64_t zone_at;
     int64_t kept_rank;
     int64_t post_status;
+    int64_t call;
+    uint64_t combine_kind;
+    uint64_t dispatch_word;
     DispatchSlots slots;
     DispatchStatus status;
     uint64_t report;
 };
-static_assert(sizeof(DispatchSendArgs) == 41 * sizeof(uint64_t), "no padding");
+static_assert(sizeof(DispatchSendArgs) == 44 * sizeof(uint64_t), "no padding");
 
 struct CountsSendArgs {
     uint64_t counts;
@@ -196,11 +201,14 @@ struct CountsSendArgs {
     int64_t num_ranks;
     int64_t rank;
     int64_t zone;
+    int64_t call;
+    uint64_t combine_kind;
+    uint64_t dispatch_word;
     DirectCounts slots;
     DispatchStatus status;
     uint64_t report;
 };
-static_assert(sizeof(CountsSendArgs) == 23 * sizeof(uint64_t), "no padding");
+static_assert(sizeof(CountsSendArgs) == 26 * sizeof(uint64_t), "no padding");
 
 struct DirectSendArgs {
     uint64_t rows;
@@ -238,10 +246,12 @@ struct DispatchWaitArgs {
     int64_t zone;
     uint64_t zone_at;
     int64_t timeout_us;
+    int64_t call;
+    uint64_t dispatch_word;
     DispatchStatus status;
     uint64_t report;
 };
-static_assert(sizeof(DispatchWaitArgs) == 15 * sizeof(uint64_t), "no padding");
+static_assert(sizeof(DispatchWaitArgs) == 17 * sizeof(uint64_t), "no padding");
 
 struct InbandSendArgs {
     uint64_t rows;
@@ -268,11 +278,14 @@ struct InbandSendArgs {
     uint64_t zone_at;
     int64_t kept_rank;
     int64_t post_status;
+    int64_t call;
+    uint64_t combine_kind;
+    uint64_t dispatch_word;
     DispatchSlots slots;
     DispatchStatus status;
     uint64_t report;
 };
-static_assert(sizeof(InbandSendArgs) == 41 * sizeof(uint64_t), "no padding");
+static_assert(sizeof(InbandSendArgs) == 44 * sizeof(uint64_t), "no padding");
 
 struct InbandReceiveArgs {
     uint64_t window;
@@ -309,11 +322,13 @@ struct CombineSendArgs {
     uint64_t zone_at;
     int64_t kept_rank;
     int64_t flag_rows;
+    int64_t kind;
+    uint64_t combine_kind;
     CombineSlots slots;
     CombineStatus status;
     uint64_t report;
 };
-static_assert(sizeof(CombineSendArgs) == 27 * sizeof(uint64_t), "no padding");
+static_assert(sizeof(CombineSendArgs) == 29 * sizeof(uint64_t), "no padding");
 
 struct CombineWaitArgs {
     uint64_t window;
@@ -337,13 +352,16 @@ struct PostStatusArgs {
     uint64_t peers;
     int64_t num_ranks;
     uint64_t count;
+    int64_t call;
+    int64_t kind;
+    uint64_t combine_kind;
     int64_t rank;
     int64_t zone;
     uint64_t zone_at;
     DispatchStatus status;
     uint64_t report;
 };
-static_assert(sizeof(PostStatusArgs) == 14 * sizeof(uint64_t), "no padding");
+static_assert(sizeof(PostStatusArgs) == 17 * sizeof(uint64_t), "no padding");
 
 struct ExchangeSendArgs {
     uint64_t rows;

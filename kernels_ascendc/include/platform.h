@@ -17,15 +17,28 @@ __aicore__ inline void DropCachedLine(const AscendC::GlobalTensor<T>& tensor) {
     __asm__ __volatile__("");
 }
 
-// Called between two looks at flags in the window at `window`, of which `missing` were not there yet. An AI core
-// has nothing better to do than look again; on a host the rank that will raise them may need this very core.
-__aicore__ inline void PollPause(uint32_t attempt, uint64_t window, int64_t missing) {
+// Called between two looks at flags in the window at `window`, of which `missing` were not there yet: those of
+// `count` tokens or entries from `first` on. An AI core has nothing better to do than look again; on a host the rank
+// that will raise them may need this very core, and somebody may ask who is waited for.
+__aicore__ inline void PollPause(uint32_t attempt, uint64_t window, int64_t missing, int64_t first = 0,
+                                 int64_t count = 0) {
 #ifdef MOE_EMULATION
-    emulation::PollPause(attempt, window, missing);
+    emulation::PollPause(attempt, window, missing, first, count);
 #else
     (void)attempt;
     (void)window;
     (void)missing;
+    (void)first;
+    (void)count;
+#endif
+}
+
+// Whether waits are to end as at their deadline: on a host, Ctrl-C or `close` asks for that.
+__aicore__ inline bool WaitsAreStopped() {
+#ifdef MOE_EMULATION
+    return emulation::WaitsAreStopped();
+#else
+    return false;
 #endif
 }
 

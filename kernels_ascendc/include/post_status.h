@@ -16,11 +16,13 @@ public:
         FindZone(args_);
         peers_.Init(args.peers, args.num_ranks);
         entry_.Init(pipe, 1);
+        kept_.Init(pipe);
     }
 
     __aicore__ inline void Process() {
         entry_.Clear();
-        entry_.Set(0, args_.count == 0 ? 0 : ReadFresh<int32_t>(args_.count));
+        entry_.Set(0, args_.count == 0 ? 0 : ReadFresh<int32_t>(args_.count), static_cast<int32_t>(args_.call));
+        kept_.Keep(args_.combine_kind, static_cast<int32_t>(args_.kind));
         Order<AscendC::HardEvent::S_MTE3>();
         const uint64_t at = args_.status.At(static_cast<uint64_t>(args_.zone), 0, static_cast<uint64_t>(args_.rank));
         const Share share = SplitEvenly(args_.num_ranks, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
@@ -33,6 +35,7 @@ private:
     PostStatusArgs args_;
     Peers peers_;
     StatusEntries entry_;
+    KeptWord kept_;
 };
 
 }  // namespace moe

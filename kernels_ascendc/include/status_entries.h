@@ -1,4 +1,4 @@
-// Status entries {1.0f, count, 0...}: made in UB, written to the ranks that wait for them.
+// Status entries {1.0f, count, call word, 0...}: made in UB, written to the ranks that wait for them.
 #ifndef MOE_STATUS_ENTRIES_H
 #define MOE_STATUS_ENTRIES_H
 
@@ -19,9 +19,10 @@ public:
         Order<AscendC::HardEvent::V_S>();
     }
 
-    __aicore__ inline void Set(int64_t i, int32_t count) {
+    __aicore__ inline void Set(int64_t i, int32_t count, int32_t call) {
         entries_.SetValue(WordOf(i), FLAG_BITS);
         entries_.SetValue(WordOf(i) + 1, count);
+        entries_.SetValue(WordOf(i) + CALL_WORD, call);
     }
 
     __aicore__ inline void Send(int64_t i, uint64_t address) {
@@ -38,6 +39,16 @@ private:
     int64_t max_entries_ = 0;
 };
 
+// What a dispatch says of itself: its call word, with the kind of the combine before it. It stays for the wait, which
+// may come after the next combine has begun.
+template <typename Args>
+__aicore__ inline int32_t WordOfDispatch(const Args& args, KeptWord& kept) {
+    const int32_t before = args.combine_kind == 0 ? 0 : ReadFresh<int32_t>(args.combine_kind);
+    const int32_t word = static_cast<int32_t>(args.call) | before;
+    kept.Keep(args.dispatch_word, word);
+    return word;
+}
+
 // A dispatch's entries: one per shared rank, then one per routed expert; empty ones too, since every rank
 // waits for an entry from every rank.
 template <typename Args>
@@ -47,6 +58,7 @@ public:
         args_ = args;
         peers_.Init(args->peers, static_cast<int64_t>(args->status.source_extent));
         entries_.Init(pipe, ENTRIES_PER_CHUNK);
+        kept_.Init(pipe);
         counts_.Init(pipe, ENTRIES_PER_CHUNK);
     }
 
@@ -56,6 +68,7 @@ public:
         const int64_t shared = args_->num_shared_ranks;
         const Share share =
             SplitEvenly(shared + args_->num_experts, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
+        call_ = WordOfDispatch(*args_, kept_);
         entries_.Clear();
         for (int64_t first = share.first; first < share.last;) {
             const int64_t end = first < shared ? Smaller(shared, share.last) : share.last;
@@ -83,7 +96,7 @@ private:
     __aicore__ inline void PostEntries(int64_t first, int64_t last) {
         Order<AscendC::HardEvent::MTE3_S>();
         for (int64_t i = 0; i < last - first; ++i) {
-            entries_.Set(i, counts_.At(first_count_ + i));
+            entries_.Set(i, counts_.At(first_count_ + i), call_);
         }
         Order<AscendC::HardEvent::S_MTE3>();
         for (int64_t i = 0; i < last - first; ++i) {
@@ -104,8 +117,10 @@ private:
     const Args* args_ = nullptr;
     Peers peers_;
     StatusEntries entries_;
+    KeptWord kept_;
     Table counts_;
     int64_t first_count_ = 0;
+    int32_t call_ = 0;
 };
 
 }  // namespace moe

@@ -14,7 +14,7 @@ public:
     }
 
     __aicore__ inline bool Passed() const {
-        return AscendC::GetSystemCycle() > end_;
+        return AscendC::GetSystemCycle() > end_ || WaitsAreStopped();
     }
 
     // Microseconds since the start, at least 1: 0 is for what was there at once.
@@ -32,17 +32,19 @@ private:
 };
 
 // Looks at flags in a window until the deadline: `for (Looks looks(deadline, window); looks.Next();)`. The clock
-// is read before the flags, so that what came in time counts, and there is always a first look.
+// is read before the flags, so that what came in time counts, and there is always a first look. `count` tokens or
+// entries from `first` on are what is waited for.
 class Looks {
 public:
-    __aicore__ inline Looks(const Deadline& deadline, uint64_t window) : deadline_(deadline), window_(window) {}
+    __aicore__ inline Looks(const Deadline& deadline, uint64_t window, int64_t first = 0, int64_t count = 0)
+        : deadline_(deadline), window_(window), first_(first), count_(count) {}
 
     __aicore__ inline bool Next() {
         if (is_last_) {
             return false;
         }
         if (number_ > 0) {
-            PollPause(number_ - 1, window_, missing_);
+            PollPause(number_ - 1, window_, missing_, first_, count_);
             is_last_ = deadline_.Passed();
         }
         ++number_;
@@ -62,6 +64,8 @@ public:
 private:
     const Deadline& deadline_;
     const uint64_t window_;
+    const int64_t first_;
+    const int64_t count_;
     int64_t missing_ = 1;
     uint32_t number_ = 0;
     bool is_last_ = false;

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from moe_triton.backends.waits import Waits
 from moe_triton.plan import Launch, Plan
 from moe_triton.rendezvous import Meeting
 
@@ -143,6 +144,7 @@ class CallSetting(NamedTuple):
         output_type: of what dispatch returns: a named tuple (tokens, scales, tokens_per_expert, weights,
             handle).
         handle_type: of that handle.
+        waits: those of its calls.
         failed: called when a run has failed, with operator, executable, what gives its report code or raises
             why there is none, and what holes held; raises.
     """
@@ -154,6 +156,7 @@ class CallSetting(NamedTuple):
     lock: threading.Lock
     output_type: type
     handle_type: type
+    waits: Waits
     failed: Callable[[Any, Executable, Callable[[], int], Bindings], None]
 
 
@@ -220,6 +223,10 @@ class Host(Protocol):
         """Where tensors have to be."""
         ...
 
+    def are_plain(self, *tensors: object) -> bool:
+        """Whether each is None or surely a tensor with memory (`moe_triton.plain_tensors`) on the device."""
+        ...
+
     def is_capturing(self) -> bool:
         """Whether what runs now goes into a graph instead."""
         ...
@@ -238,6 +245,11 @@ class Backend(Protocol):
     """Whether runs end later than the calls that start them."""
     captures_graphs: bool
     """Whether runs can be captured in a graph."""
+
+    @property
+    def waits(self) -> Waits:
+        """Those of its runs: a back end serves one communicator."""
+        ...
 
     def is_capturing(self) -> bool:
         """Whether what runs now goes into a graph instead."""

@@ -8,6 +8,7 @@ Ascend C kernels get it as a struct from the generated header (`moe_triton.codeg
 from __future__ import annotations
 
 from moe_triton.config import Config
+from moe_triton.layout.call_word import CALL_WORD
 from moe_triton.layout.common import (
     BLOCK_BYTES,
     BLOCK_DATA_BYTES,
@@ -39,6 +40,7 @@ Layout = WindowLayout | DirectLayout
 __all__ = [
     "BLOCK_BYTES",
     "BLOCK_DATA_BYTES",
+    "CALL_WORD",
     "NUM_ZONES",
     "SCALE_BYTES",
     "SLOT_ALIGN",

@@ -18,11 +18,12 @@ from moe_triton.kernels.rms_norm import rms_norm_kernel
 from moe_triton.kernels.waits import waits_of_combine_kernel
 from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
 from moe_triton.layout import UB_ALIGN, SlotLayout, align
+from moe_triton.layout.call_word import combine_bits
 from moe_triton.plan import Hole, Launch, Plan, Value, launch, pipelined
 from moe_triton.schemes.dispatch import select_step
 from moe_triton.schemes.exchange import reduce_steps
 from moe_triton.schemes.flags import post, wait_for_ranks
-from moe_triton.schemes.site import Site, launch_matching, tokens_of
+from moe_triton.schemes.site import COMBINE_KIND, Site, launch_matching, tokens_of
 from moe_triton.schemes.variants import CombineVariant
 
 
@@ -49,7 +50,8 @@ class CombinePlans:
             steps.append(self._block_quantize(variant))
         steps.append(self._send_results(variant, zone))
         if self.site.is_version_1:
-            steps.append(post(self.site, "flag", self.site.slots_layout.peer_status, "combine", zone))
+            status = self.site.slots_layout.peer_status
+            steps.append(post(self.site, "flag", status, "combine", zone, variant.kind))
         return Plan("combine", zone, tuple(steps))
 
     def teardown(self, variant: CombineVariant, zone: int, parts: int = 1) -> Plan:
@@ -61,7 +63,8 @@ class CombinePlans:
             steps.append(self._const_alphas(variant))
         if self.site.is_version_1:
             parts, status = 1, self.site.slots_layout.peer_status
-            waits = [wait_for_ranks(self.site, "wait", status, "combine", zone, self.site.num_blocks)]
+            blocks = self.site.num_blocks
+            waits = [wait_for_ranks(self.site, "wait", status, "combine", zone, variant.kind, blocks=blocks)]
         else:
             waits = [self._wait_results(variant, zone, part, parts) for part in range(parts)]
         if variant.keeps_own:
@@ -150,6 +153,8 @@ class CombinePlans:
             **site.zone_of("combine", zone),
             kept_rank=site.rank if variant.keeps_own else -1,
             flag_rows=0 if site.is_version_1 else 1,
+            kind=combine_bits(variant.kind),
+            combine_kind=COMBINE_KIND,
             slots=layout.combine_slots.words(),
             status=layout.combine_status.words(),
             report=Hole("report"),

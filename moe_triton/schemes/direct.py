@@ -26,11 +26,11 @@ from moe_triton.kernels.places import places_kernel, starts_kernel
 from moe_triton.kernels.stamps import stamps_kernel
 from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
 from moe_triton.layout import WORD_BYTES, DirectLayout
+from moe_triton.layout.call_word import call_word
 from moe_triton.plan import Hole, Launch, Plan, Value, launch
-from moe_triton.region import Region
 from moe_triton.schemes.dispatch import DispatchPlans
 from moe_triton.schemes.flags import barrier_plan, post, wait_for_ranks
-from moe_triton.schemes.site import Operator, Site, launch_matching
+from moe_triton.schemes.site import COMBINE_KIND, DISPATCH_WORD, Site, launch_matching
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant, Variant
 
 
@@ -65,18 +65,18 @@ class Direct:
     def _dispatch(self, variant: DispatchVariant, zone: int) -> list[Launch]:
         shared = DispatchPlans(self.site)
         steps = [shared.share(variant)] if self.site.config.num_shared_experts else []
-        steps += [shared.route(variant), self._send_counts(zone)]
+        steps += [shared.route(variant), self._send_counts(variant, zone)]
         if variant.quantize:
             steps.append(shared.pack(variant, Hole("packed_scales")))
         return [
             *steps,
-            self._wait("wait for counts", self._layout.counts_status, "dispatch", zone),
+            self._wait_for_counts(variant, zone),
             self._starts(zone),
             self._places(),
             self._send_rows(variant, zone),
-            post(self.site, "flag", self._layout.rows_status, "dispatch", zone),
+            post(self.site, "flag", self._layout.rows_status, "dispatch", zone, variant.kind),
             shared.offsets(variant),
-            self._wait("wait", self._layout.rows_status, "dispatch", zone),
+            wait_for_ranks(self.site, "wait", self._layout.rows_status, "dispatch", zone, variant.kind),
             self._stamps(variant, zone),
         ]
 
@@ -84,15 +84,16 @@ class Direct:
         steps = [] if variant.in_place else [self._copy_results(zone)]
         return [
             *steps,
-            post(self.site, "flag", self._layout.results_status, "combine", zone),
-            self._wait("wait", self._layout.results_status, "combine", zone),
+            post(self.site, "flag", self._layout.results_status, "combine", zone, variant.kind, keep=True),
+            wait_for_ranks(self.site, "wait", self._layout.results_status, "combine", zone, variant.kind),
             self._pull(variant, zone),
         ]
 
-    def _wait(self, step: str, status: Region, operator: Operator, zone: int) -> Launch:
-        return wait_for_ranks(self.site, step, status, operator, zone)
+    def _wait_for_counts(self, variant: DispatchVariant, zone: int) -> Launch:
+        step, status = "wait for counts", self._layout.counts_status
+        return wait_for_ranks(self.site, step, status, "dispatch", zone, variant.kind, sent=DISPATCH_WORD)
 
-    def _send_counts(self, zone: int) -> Launch:
+    def _send_counts(self, variant: DispatchVariant, zone: int) -> Launch:
         c, layout = self.site.config, self._layout
         return launch(
             "send counts",
@@ -107,6 +108,9 @@ class Direct:
             num_ranks=c.num_ranks,
             rank=self.site.rank,
             zone=zone,
+            call=call_word("dispatch", variant.kind),
+            combine_kind=COMBINE_KIND,
+            dispatch_word=DISPATCH_WORD,
             slots=layout.counts.words(),
             status=layout.counts_status.words(),
             report=Hole("report"),

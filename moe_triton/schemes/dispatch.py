@@ -19,9 +19,10 @@ from moe_triton.kernels.select import select_kernel
 from moe_triton.kernels.share import share_kernel
 from moe_triton.kernels.waits import waits_of_dispatch_kernel
 from moe_triton.layout import WORD_BYTES, SlotLayout
+from moe_triton.layout.call_word import call_word
 from moe_triton.plan import Hole, Launch, Plan, launch, pipelined
 from moe_triton.schemes.exchange import gather_steps
-from moe_triton.schemes.site import Site, launch_matching, tokens_of
+from moe_triton.schemes.site import COMBINE_KIND, DISPATCH_WORD, Site, launch_matching, tokens_of
 from moe_triton.schemes.variants import DispatchVariant, Mask
 
 
@@ -196,6 +197,9 @@ class DispatchPlans:
             **self.site.zone_of("dispatch", zone),
             kept_rank=self.site.rank if variant.keeps_own else -1,
             post_status=int(part == parts - 1),
+            call=call_word("dispatch", variant.kind),
+            combine_kind=COMBINE_KIND,
+            dispatch_word=DISPATCH_WORD,
             slots=layout.dispatch_slots.words(),
             status=layout.dispatch_status.words(),
             report=Hole("report"),
@@ -214,6 +218,8 @@ class DispatchPlans:
             num_local_experts=self.site.num_local_experts,
             **self.site.zone_of("dispatch", zone),
             timeout_us=self.site.timeout_us,
+            call=call_word("dispatch", variant.kind),
+            dispatch_word=DISPATCH_WORD,
             status=self.site.slots_layout.dispatch_status.words(),
             report=Hole("report"),
         )

@@ -11,11 +11,13 @@ from moe_triton import ascendc
 from moe_triton.kernels.add_rows import add_rows_kernel
 from moe_triton.kernels.append import append_kernel, gather_counts_kernel
 from moe_triton.layout import WORD_BYTES, SlotLayout
+from moe_triton.layout.call_word import Kind, call_word
 from moe_triton.plan import Hole, Launch, launch
 from moe_triton.schemes.site import Operator, Site, launch_matching
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant
 
 ExchangeStep = Literal["gather", "reduce"]
+_OPERATOR = "tensor-parallel exchange"
 _PART_OF: dict[ExchangeStep, Operator] = {"gather": "dispatch", "reduce": "combine"}
 
 
@@ -46,8 +48,8 @@ def gather_steps(site: Site, slot: SlotLayout, variant: DispatchVariant, zone: i
         headers=exchange.headers.words(),
         report=Hole("report"),
     )
-    flag = _post(site, "gather", zone, Hole("recv_offsets", last))
-    wait = _wait(site, "gather", zone)
+    flag = _post(site, "gather", zone, Hole("recv_offsets", last), variant.kind)
+    wait = _wait(site, "gather", zone, variant.kind)
     slots = exchange.dispatch_slots.offset(zone=zone)
     arrange = launch_matching(
         "gather: arrange",
@@ -117,8 +119,8 @@ def reduce_steps(site: Site, variant: CombineVariant, zone: int) -> list[Launch]
         headers=exchange.headers.words(),
         report=Hole("report"),
     )
-    flag = _post(site, "reduce", zone, Hole("exchange_counts", others))
-    wait = _wait(site, "reduce", zone)
+    flag = _post(site, "reduce", zone, Hole("exchange_counts", others), variant.kind)
+    wait = _wait(site, "reduce", zone, variant.kind)
     add = launch_matching(
         "reduce: add",
         add_rows_kernel(variant.dtype, site.config.hidden, site.target, site.zones_on_device),
@@ -138,7 +140,7 @@ def reduce_steps(site: Site, variant: CombineVariant, zone: int) -> list[Launch]
     return [send, flag, wait, add]
 
 
-def _post(site: Site, step: ExchangeStep, zone: int, count: Hole) -> Launch:
+def _post(site: Site, step: ExchangeStep, zone: int, count: Hole, kind: Kind) -> Launch:
     """The flag of an exchange between tensor-parallel ranks, with the number of our own rows."""
     exchange = site.exchange
     status = exchange.dispatch_status if step == "gather" else exchange.combine_status
@@ -151,6 +153,9 @@ def _post(site: Site, step: ExchangeStep, zone: int, count: Hole) -> Launch:
         peers=Hole("exchange_peers"),
         num_ranks=2,
         count=count,
+        call=call_word(_OPERATOR, kind),
+        kind=0,
+        combine_kind=0,
         rank=site.exchange_rank,
         **site.zone_of(_PART_OF[step], zone),
         status=status.words(),
@@ -158,7 +163,7 @@ def _post(site: Site, step: ExchangeStep, zone: int, count: Hole) -> Launch:
     )
 
 
-def _wait(site: Site, step: ExchangeStep, zone: int) -> Launch:
+def _wait(site: Site, step: ExchangeStep, zone: int, kind: Kind) -> Launch:
     """The wait of an exchange: afterwards both ranks' numbers of rows are known."""
     exchange = site.exchange
     status = exchange.dispatch_status if step == "gather" else exchange.combine_status
@@ -174,6 +179,8 @@ def _wait(site: Site, step: ExchangeStep, zone: int) -> Launch:
         num_local_experts=1,
         **site.zone_of(_PART_OF[step], zone),
         timeout_us=site.timeout_us,
+        call=call_word(_OPERATOR, kind),
+        dispatch_word=0,
         status=status.words(),
         report=Hole("report"),
     )

@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 from moe_triton import ascendc
+from moe_triton.layout.call_word import Kind, call_word, combine_bits
 from moe_triton.plan import Hole, Launch, Plan, launch
 from moe_triton.region import Region
-from moe_triton.schemes.site import Operator, Site
+from moe_triton.schemes.site import COMBINE_KIND, Operator, Site
 
 
-def post(site: Site, step: str, status: Region, operator: Operator, zone: int) -> Launch:
-    """A flag to every rank, this one included: what earlier launches wrote is there."""
+def post(
+    site: Site,
+    step: str,
+    status: Region,
+    operator: Operator,
+    zone: int,
+    kind: Kind | None = None,
+    *,
+    keep: bool = False,
+) -> Launch:
+    """A flag to every rank, this one included: what earlier launches wrote is there.
+
+    Args:
+        site: where it runs.
+        step: what it is called.
+        status: whose entries it writes.
+        operator: of which one, with its zone.
+        zone: of the operator.
+        kind: of call.
+        keep: whether the next dispatch has to hear of it.
+    """
     return launch(
         step,
         ascendc.POST_STATUS,
@@ -18,6 +38,9 @@ def post(site: Site, step: str, status: Region, operator: Operator, zone: int) -
         peers=Hole("peers"),
         num_ranks=site.config.num_ranks,
         count=0,
+        call=call_word(operator, kind),
+        kind=combine_bits(kind) if keep and kind else 0,
+        combine_kind=COMBINE_KIND if keep else 0,
         rank=site.rank,
         **site.zone_of(operator, zone),
         status=status.words(),
@@ -31,10 +54,25 @@ def wait_for_ranks(
     status: Region,
     operator: Operator,
     zone: int,
+    kind: Kind | None = None,
+    *,
+    sent: Hole | None = None,
     blocks: int = 1,
     timeout_us: int | None = None,
 ) -> Launch:
-    """Until every rank's flag is there; ``barrier_counts`` says whose is not. None: the site's deadline."""
+    """Until every rank's flag is there, of the same kind of call; ``barrier_counts`` says whose is not.
+
+    Args:
+        site: where it runs.
+        step: what it is called.
+        status: whose entries it looks at.
+        operator: of which one, with its zone.
+        zone: of the operator.
+        kind: of call.
+        sent: where the whole call word stands, if it is not the same in every call.
+        blocks: that look.
+        timeout_us: its deadline; None for the site's.
+    """
     return launch(
         step,
         ascendc.DISPATCH_WAIT,
@@ -46,6 +84,8 @@ def wait_for_ranks(
         num_local_experts=1,
         **site.zone_of(operator, zone),
         timeout_us=site.timeout_us if timeout_us is None else timeout_us,
+        call=call_word(operator, kind),
+        dispatch_word=sent or 0,
         status=status.words(),
         report=Hole("report"),
     )

@@ -29,6 +29,9 @@ Scratch = dict[str, tuple[int, torch.dtype]]
 Operator = Literal["dispatch", "combine", "barrier"]
 OPERATORS: tuple[Operator, ...] = ("dispatch", "combine", "barrier")
 ZONE_BYTES = 4  # of one operator's zone, in device memory
+# Call words that this rank keeps for itself, in "call_words": a cache line for each.
+COMBINE_KIND, DISPATCH_WORD = Hole("call_words", 0), Hole("call_words", 64)
+CALL_WORDS = 32
 
 
 @dataclass(frozen=True)

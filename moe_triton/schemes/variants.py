@@ -8,6 +8,10 @@ from typing import Literal
 
 import torch
 
+from moe_triton.layout.call_word import Kind
+
+BLOCK_QUANTIZE_MODE = 2  # the comm_quant_mode of results that travel as int8
+_ROW_FORMATS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.int8: "int8"}
 Mask = Literal["none", "tokens", "entries"]
 
 
@@ -25,6 +29,7 @@ class DispatchVariant:
         exchange: rows and counts of the tensor-parallel peer follow.
         waits: how long each source rank was waited for is recorded.
         keeps_own: routed rows for this rank's own experts do not go through the window.
+        elastic: whether there is an elastic_info.
     """
 
     dtype: torch.dtype
@@ -36,11 +41,17 @@ class DispatchVariant:
     exchange: bool = False
     waits: bool = False
     keeps_own: bool = False
+    elastic: bool = False
 
     @cached_property
     def row_dtype(self) -> torch.dtype:
         """Of the rows that travel."""
         return torch.int8 if self.quantize else self.dtype
+
+    @property
+    def kind(self) -> Kind:
+        """What peers must have the same of."""
+        return Kind(_ROW_FORMATS[self.row_dtype], weights=self.weights, elastic=self.elastic)
 
     @cached_property
     def _hash(self) -> int:
@@ -68,6 +79,7 @@ class CombineVariant:
         waits: how long each source rank was waited for is recorded.
         in_place: direct: the results are in this rank's window already.
         keeps_own: results of this rank's own experts for its own tokens do not go through the window.
+        elastic: whether there is an elastic_info.
     """
 
     dtype: torch.dtype
@@ -82,6 +94,12 @@ class CombineVariant:
     waits: bool = False
     in_place: bool = False
     keeps_own: bool = False
+    elastic: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        """What peers must have the same of."""
+        return Kind(_ROW_FORMATS[self.dtype], BLOCK_QUANTIZE_MODE * self.block_quantize, elastic=self.elastic)
 
     @cached_property
     def _hash(self) -> int:

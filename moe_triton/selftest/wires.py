@@ -154,6 +154,9 @@ class Wires:
             peers=Hole("peers"),
             num_ranks=self.num_ranks,
             count=Hole("own"),
+            call=0,
+            kind=0,
+            combine_kind=0,
             rank=self.rank,
             zone=zone,
             status=self._status.words(),
@@ -170,6 +173,8 @@ class Wires:
             num_local_experts=1,
             zone=zone,
             timeout_us=self._wait_us,
+            call=0,
+            dispatch_word=0,
             status=self._status.words(),
             report=Hole("report"),
         )

@@ -14,6 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import has_side_effect
 
+from moe_triton.errors import ArgumentError
 from moe_triton.torch_npu_ops.dtypes import number_of
 
 Tensor = torch.Tensor
@@ -49,18 +50,19 @@ def operator(
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             first = args[0] if args else None
-            if (
-                _is_compiling()
-                or _num_modes()
-                or (type(first) is not Tensor and isinstance(first, FakeTensor))
-            ):
-                # A schema has integers where torch_npu takes dtypes as well.
-                numbers = {
-                    name: number_of(name, value) if isinstance(value, torch.dtype) else value
-                    for name, value in kwargs.items()
-                }
-                return traced(*args, **numbers)  # type: ignore[no-any-return]
-            return function(*args, **kwargs)
+            is_fake = type(first) is not Tensor and isinstance(first, FakeTensor)
+            if not (_is_compiling() or _num_modes() or is_fake):
+                try:
+                    return function(*args, **kwargs)
+                except ArgumentError:  # no fake tensor has memory; to look for them in every call takes long
+                    if not any(isinstance(value, FakeTensor) for value in (*args, *kwargs.values())):
+                        raise
+            # A schema has integers where torch_npu takes dtypes as well.
+            numbers = {
+                name: number_of(name, value) if isinstance(value, torch.dtype) else value
+                for name, value in kwargs.items()
+            }
+            return traced(*args, **numbers)  # type: ignore[no-any-return]
 
         return call
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from moe_triton.checks import check_text, shown
 from moe_triton.communicator import Communicator
 from moe_triton.config import Config
 from moe_triton.construction import Order, seconds_to_meet
@@ -18,6 +19,7 @@ from moe_triton.errors import INVALID_ARGUMENT, ArgumentError, BufferStateError
 from moe_triton.limits import MAX_GROUP_NAME
 from moe_triton.rendezvous import Meeting
 from moe_triton.torch_npu_ops import settings
+from moe_triton.torch_npu_ops.declared import check_group
 
 # Shapes that one group serves at a time. Every rank makes the same calls, so all drop the same one.
 KEPT_PER_GROUP = 8
@@ -64,7 +66,7 @@ def group_name(group: dist.ProcessGroup | None = None) -> str:
             "Call init_process_group first.",
             code=INVALID_ARGUMENT,
         )
-    chosen = group if group is not None else dist.group.WORLD
+    chosen = dist.group.WORLD if group is None else _checked("group", group)
     for name, registered in _registered.items():
         if registered is chosen:
             return name
@@ -77,15 +79,33 @@ def register_group(name: str, group: dist.ProcessGroup) -> None:
     Raises:
         ArgumentError: the name is empty or too long.
     """
+    name = check_text("name", name)
     if not 1 <= len(name) <= MAX_GROUP_NAME:
         raise ArgumentError(
             "name",
-            repr(name),
+            shown(name),
             f"it must be 1 to {MAX_GROUP_NAME} characters",
             "Shorten it.",
             code=INVALID_ARGUMENT,
         )
-    _registered[name] = group
+    _registered[name] = _checked("group", group)
+
+
+def _checked(argument: str, group: object) -> dist.ProcessGroup:
+    """A process group, if it is one.
+
+    Raises:
+        ArgumentError: it is not.
+    """
+    if isinstance(group, dist.ProcessGroup):
+        return group
+    raise ArgumentError(
+        argument,
+        shown(group),
+        "it must be a process group that this process is in",
+        "Pass what torch.distributed.new_group returned.",
+        code=INVALID_ARGUMENT,
+    )
 
 
 def process_group(name: str) -> dist.ProcessGroup:
@@ -103,6 +123,7 @@ def group_of(name: str, argument: str) -> dist.ProcessGroup:
     Raises:
         ArgumentError: there is none.
     """
+    name = check_group(argument, name)
     if name in _registered:
         return _registered[name]
     try:
@@ -110,7 +131,7 @@ def group_of(name: str, argument: str) -> dist.ProcessGroup:
     except (RuntimeError, ValueError, LookupError) as error:
         raise ArgumentError(
             argument,
-            repr(name),
+            shown(name),
             "no process group of this process has that name",
             "Pass group_name(process_group).",
             code=INVALID_ARGUMENT,
@@ -211,6 +232,14 @@ class Access:
             self._group = group
         return found
 
+    @property
+    def is_made(self) -> bool:
+        """Whether a call has needed it before."""
+        name = self.place.group_ep
+        if _made_for.get(name) is not group_of(name, "group_ep"):
+            return False
+        return (self.place, settings.current()) in _communicators.get(name, {})
+
 
 def _refuse_broken(found: Communicator) -> None:
     try:
@@ -233,12 +262,15 @@ def synchronize(name: str) -> None:
         BufferStateError: a buffer is broken or in use by another thread.
         CommunicationTimeoutError: a rank's data did not come in time; that buffer is then broken.
     """
-    for found in _communicators.get(name, {}).values():
+    for found in list(_communicators.get(check_group("name", name), {}).values()):
         _refuse_broken(found)
         found.synchronize()
 
 
 def release(name: str) -> None:
-    """Gives the windows of a group back. The next call makes new ones; all ranks must release alike."""
-    for kept in _communicators.pop(name, {}).values():
+    """Gives the windows of a group back. The next call makes new ones; all ranks must release alike.
+
+    A call that another thread is inside of ends at once in a `BufferStateError`; this one waits for it.
+    """
+    for kept in _communicators.pop(check_group("name", name), {}).values():
         kept.close()

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from moe_triton.ascendc import MAX_BLOCKS
 from moe_triton.backends import BACKENDS, make_backend, make_host
 from moe_triton.backends.base import Backend, Host
-from moe_triton.checks import check_choice, check_positive
+from moe_triton.checks import (
+    check_choice,
+    check_flag,
+    check_integer,
+    check_seconds,
+)
 from moe_triton.config import Generation, Product
+from moe_triton.errors import ArgumentError
 from moe_triton.limits import GENERATIONS
 from moe_triton.trace import TraceFile, TracePath
-from moe_triton.tuning import Tuning
+from moe_triton.tuning import Tuning, checked_tuning
 
 
 @dataclass(frozen=True)
@@ -94,14 +101,20 @@ def configure(
         ArgumentError: a value that no setting has.
     """
     global _current, _number, _host
-    check_choice("product", product, ("A2", "A3"))
-    check_choice("backend", backend, BACKENDS)
-    check_choice("kernels", kernels, ("triton", "torch"))
-    check_choice("generation", generation, GENERATIONS)
-    check_positive("timeout_s", timeout_s)
-    path = None if trace is None else str(TraceFile(trace).path)
+    if num_blocks is not None:
+        num_blocks = check_integer("num_blocks", num_blocks)
+        if not 1 <= num_blocks <= MAX_BLOCKS:
+            raise ArgumentError("num_blocks", num_blocks, f"it must be 1 to {MAX_BLOCKS}", "Pass None.")
     _current = Settings(
-        product, relaxed, backend, kernels, timeout_s, num_blocks, tuning or Tuning(), path, generation
+        check_choice("product", product, ("A2", "A3")),
+        check_flag("relaxed", relaxed),
+        check_choice("backend", backend, BACKENDS),
+        check_choice("kernels", kernels, ("triton", "torch")),
+        check_seconds("timeout_s", timeout_s),
+        num_blocks,
+        checked_tuning(tuning),
+        None if trace is None else str(TraceFile(trace).path),
+        check_choice("generation", generation, GENERATIONS),
     )
     _number = _numbers.setdefault(_current, len(_numbers))
     _host = None

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moe_triton.ascendc import REPORT_TIMEOUT
+from moe_triton.ascendc import REPORT_MISMATCH, REPORT_TIMEOUT
 from moe_triton.config import Config
 from moe_triton.layout import SlotLayout
 
@@ -24,11 +24,17 @@ class TimedOutError(AssertionError):
     """A kernel reported that its deadline passed."""
 
 
+class MismatchError(WrongResultError):
+    """A kernel reported entries with another call word."""
+
+
 def check_reports(report: np.ndarray) -> None:
     """Raises on anything reported."""
     for block, words in enumerate(report.tolist()):
         if words[0] == REPORT_TIMEOUT:
             raise TimedOutError(f"block {block}: {words[2]} missing from {words[1]} on")
+        if words[0] == REPORT_MISMATCH:
+            raise MismatchError(f"block {block}: {words[2]} of another call from {words[1]} on")
         if any(words):
             raise WrongResultError(f"block {block} reports {words[:3]}")
 

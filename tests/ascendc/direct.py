@@ -13,6 +13,7 @@ from moe_triton.layout import NUM_ZONES, DirectLayout, SlotLayout
 from moe_triton.region import Dim, Region
 from tests.kernels.models import starts_model
 
+from .call_words import CallWords, expecting, posting
 from .case import Case, Routing, Sent, WrongResultError, check_reports, draw_routing, results_of, sent_to
 from .library import Library, address
 from .memory import GARBAGE, Guarded, across_lines
@@ -70,11 +71,13 @@ class DirectWorld:
         # Rows that any dispatch has delivered, and results that any combine has offered, by rank and zone.
         self.most_rows = np.zeros((len(case.tokens), NUM_ZONES), dtype=np.int64)
         self.most_results = np.zeros((len(case.tokens), NUM_ZONES), dtype=np.int64)
+        self.calls = CallWords(len(case.tokens))
         self._ranks = Ranks(library, seed, len(case.tokens))
 
     def run(self) -> None:
         """Every rank's rounds, each rank on a thread. Raises the first failure of any of them."""
         self._ranks.run(self._rounds)
+        self.calls.check()
         for rank, window in enumerate(self.windows):
             self.memory[rank].check_guards()
             for name in ("counts_status", "rows_status", "results_status", "barrier_status"):
@@ -126,20 +129,22 @@ class DirectWorld:
         zone, routing = number % self.case.zones, draw_routing(self.case, self.seed, number, rank)
         self._pause(straggle)
         self.check_earlier_rows(rank, number, 2)
-        check_reports(self.send_counts(rank, routing, zone))
+        check_reports(self.send_counts(rank, routing, zone, **self.calls.sending(rank, number)))
 
         def wait_for_counts() -> None:
-            check_reports(self.wait(rank, self.layout.counts_status, zone)[1])
+            expected = self.calls.waiting(rank, number)
+            check_reports(self.wait(rank, self.layout.counts_status, zone, **expected)[1])
             self.check_counts(rank, number, zone)
 
         def send() -> None:
             check_reports(self.send_rows(rank, routing, self.places(rank, number), zone))
 
         self._in_order(wait_for_counts, send, "rows before counts")
-        check_reports(self.post(rank, self.layout.rows_status, zone))
+        check_reports(self.post(rank, self.layout.rows_status, zone, **posting("D", number)))
 
         def wait_for_rows() -> None:
-            check_reports(self.wait(rank, self.layout.rows_status, zone)[1])
+            expected = expecting("D", number)
+            check_reports(self.wait(rank, self.layout.rows_status, zone, **expected)[1])
 
         self._in_order(wait_for_rows, lambda: self.check_rows(rank, number), "reads before rows")
         self._pause(straggle)
@@ -178,6 +183,7 @@ class DirectWorld:
             "num_ranks": c.num_ranks,
             "rank": rank,
             "zone": zone,
+            **self.calls.sending(rank, 0),
             "slots": self.layout.counts,
             "status": self.layout.counts_status,
         }
@@ -215,19 +221,20 @@ class DirectWorld:
         }
         return self.library.launch("direct_send", case.blocks, **{**arguments, **changes})
 
-    def post(self, rank: int, status: Region, zone: int) -> np.ndarray:
+    def post(self, rank: int, status: Region, zone: int, **call: object) -> np.ndarray:
         c = self.config
         return self.library.launch(
             "post_status", 1, peers=self.peers, num_ranks=c.num_ranks, count=0, rank=rank, zone=zone,
-            status=status,
+            status=status, **(call or posting("D", 0)),
         )  # fmt: skip
 
-    def wait(self, rank: int, status: Region, zone: int) -> tuple[list[int], np.ndarray]:
+    def wait(self, rank: int, status: Region, zone: int, **call: object) -> tuple[list[int], np.ndarray]:
         """What came with the flags, -1 for those that did not come, and the report."""
         counts = Guarded((1, self.config.num_ranks), np.int32)
         report = self.library.launch(
             "dispatch_wait", 1, window=self.windows[rank], recv_counts=counts.array, waited_us=0,
             num_local_experts=1, zone=zone, timeout_us=self.case.timeout_us, status=status,
+            **(call or expecting("D", 0)),
         )  # fmt: skip
         counts.check_guards()
         return counts.array[0].tolist(), report
@@ -284,10 +291,12 @@ class DirectWorld:
             self.windows[rank][first : first + rows.size] = rows.reshape(-1)
         else:
             check_reports(self.copy_results(rank, rows, zone))
-        check_reports(self.post(rank, self.layout.results_status, zone))
+        kept = self.calls.combining(rank, number)
+        check_reports(self.post(rank, self.layout.results_status, zone, **{**posting("C", number), **kept}))
 
         def wait() -> None:
-            check_reports(self.wait(rank, self.layout.results_status, zone)[1])
+            expected = expecting("C", number)
+            check_reports(self.wait(rank, self.layout.results_status, zone, **expected)[1])
             self._pause(straggle)
 
         def pull() -> None:

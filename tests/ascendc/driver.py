@@ -9,6 +9,7 @@ import numpy as np
 
 from moe_triton.layout import NUM_ZONES, STATE_BYTES, WindowLayout
 
+from .call_words import CallWords, expecting, posting
 from .case import Case, Routing, WrongResultError, check_reports, draw_routing, results_of, sent_to
 from .library import Library, address
 from .memory import Guarded, Window, across_lines, inband_slots, peer_status, without_extents
@@ -30,11 +31,13 @@ class World:
         self.peer_status = peer_status(self.config)
         self.windows = [Window(inband.end if case.inband else inband_base, inband_base) for _ in case.tokens]
         self.peers = across_lines([address(w.bytes) for w in self.windows])
+        self.calls = CallWords(len(case.tokens))
         self._ranks = Ranks(library, seed, len(case.tokens))
 
     def run(self) -> None:
         """Every rank's rounds, each rank on a thread. Raises the first failure of any of them."""
         self._ranks.run(self._rounds)
+        self.calls.check()
         for window in self.windows:
             window.check_guards()
             if window.bytes[:STATE_BYTES].any() or window.inband_flags.any():
@@ -61,9 +64,9 @@ class World:
     def dispatch(self, rank: int, number: int, zone: int, straggle: bool = False) -> dict[str, np.ndarray]:
         """Sends, waits, and checks what came. Returns triples and offsets for combine."""
         routing = draw_routing(self.case, self.seed, number, rank)
-        check_reports(self.send_rows(rank, routing, zone))
+        check_reports(self.send_rows(rank, routing, zone, **self.calls.sending(rank, number)))
         waited = self.times(self.config.experts_on(rank) * self.config.num_ranks)
-        counts, report = self.wait_for_status(rank, zone, waited)
+        counts, report = self.wait_for_status(rank, zone, waited, **self.calls.waiting(rank, number))
         check_reports(report)
         if straggle:
             time.sleep(0.002)
@@ -108,6 +111,7 @@ class World:
                 "zone": zone,
                 "kept_rank": -1,
                 "post_status": int(last == tokens),
+                **self.calls.sending(rank, 0),
                 "slots": self.slots,
                 "status": self.layout.dispatch_status,
             }
@@ -145,6 +149,7 @@ class World:
             "zone": zone,
             "timeout_us": self.case.timeout_us,
             "status": self.layout.dispatch_status,
+            **self.calls.waiting(rank, 0),
             **changes,
         }
         experts = arguments["num_local_experts"]
@@ -262,7 +267,8 @@ class World:
     ) -> None:
         """Sends one row back per received one, waits, and checks what came."""
         rows = results_of(self.case, received["triples"], number)
-        check_reports(self.send_results(rank, rows, received, zone))
+        kept = self.calls.combining(rank, number)
+        check_reports(self.send_results(rank, rows, received, zone, **kept))
         routing = draw_routing(self.case, self.seed, dispatch_number, rank)
         if self.case.full_wait:
             self.post_and_wait(rank, zone, number)
@@ -276,17 +282,18 @@ class World:
 
     def post_and_wait(self, rank: int, zone: int, number: int) -> None:
         """Tells every rank that all is sent, and waits for all of them."""
-        check_reports(self.post_status(rank, zone, np.array([number * 100 + rank], dtype=np.int32)))
+        count = np.array([number * 100 + rank], dtype=np.int32)
+        check_reports(self.post_status(rank, zone, count, **posting("C", number)))
         waited = self.times(self.config.num_ranks)
         counts, report = self.wait_for_status(
-            rank, zone, waited, num_local_experts=1, status=self.peer_status
+            rank, zone, waited, num_local_experts=1, status=self.peer_status, **expecting("C", number)
         )
         check_reports(report)
         self.check_times(waited)
         if counts.tolist() != [[number * 100 + source for source in range(self.config.num_ranks)]]:
             raise WrongResultError(f"numbers {counts.tolist()} came with the flags")
 
-    def post_status(self, rank: int, zone: int, count: np.ndarray | int) -> np.ndarray:
+    def post_status(self, rank: int, zone: int, count: np.ndarray | int, **call: object) -> np.ndarray:
         return self.library.launch(
             "post_status",
             self.case.blocks,
@@ -296,6 +303,7 @@ class World:
             rank=rank,
             zone=zone,
             status=self.peer_status,
+            **call,
         )
 
     def send_results(
@@ -314,6 +322,8 @@ class World:
             "zone": zone,
             "kept_rank": -1,
             "flag_rows": int(not self.case.full_wait),
+            "kind": 0,
+            "combine_kind": 0,
             "slots": self.layout.combine_slots,
             "status": without_extents(status) if self.case.full_wait else status,
         }

@@ -9,6 +9,7 @@ import numpy as np
 from moe_triton.layout import NUM_ZONES, STATUS_ENTRY_BYTES
 from moe_triton.region import Dim, Region
 
+from .call_words import expecting, posting
 from .case import WrongResultError, check_reports
 from .library import Library, address
 from .memory import GARBAGE, Guarded, across_lines
@@ -129,8 +130,8 @@ class Exchange:
             zone = number % NUM_ZONES
             load = self.load(rank, number)
             check_reports(self.send(rank, load, zone))
-            check_reports(self.post(rank, load, zone))
-            counts, report = self.wait(rank, zone)
+            check_reports(self.post(rank, load, zone, number))
+            counts, report = self.wait(rank, zone, number)
             check_reports(report)
             self.check(rank, number, zone, counts)
 
@@ -165,7 +166,7 @@ class Exchange:
         }
         return self.library.launch("exchange_send", case.blocks, **{**arguments, **changes})
 
-    def post(self, rank: int, load: Load, zone: int) -> np.ndarray:
+    def post(self, rank: int, load: Load, zone: int, number: int = 0) -> np.ndarray:
         return self.library.launch(
             "post_status",
             1,
@@ -174,10 +175,11 @@ class Exchange:
             count=load.number,
             rank=rank,
             zone=zone,
+            **posting("E", number),
             status=self.case.status,
         )
 
-    def wait(self, rank: int, zone: int) -> tuple[list[int], np.ndarray]:
+    def wait(self, rank: int, zone: int, number: int = 0) -> tuple[list[int], np.ndarray]:
         counts = np.zeros(2, dtype=np.int32)
         report = self.library.launch(
             "dispatch_wait",
@@ -189,6 +191,7 @@ class Exchange:
             zone=zone,
             timeout_us=self.case.timeout_us,
             status=self.case.status,
+            **expecting("E", number),
         )
         return counts.tolist(), report
 

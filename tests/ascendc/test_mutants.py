@@ -8,6 +8,7 @@ import pytest
 
 from .case import Case, TimedOutError, WrongResultError
 from .direct import DirectCase, DirectWorld
+from .disagreement import DisagreeingCase, check_disagreement
 from .driver import World
 from .exchange import Exchange, ExchangeCase
 from .library import LaunchError, Library, build, patched
@@ -17,6 +18,7 @@ from .mutants_direct import DIRECT_MUTANTS
 from .mutants_inband import INBAND_MUTANTS
 from .mutants_memory import MEMORY_MUTANTS
 from .mutants_split import SPLIT_MUTANTS
+from .mutants_words import WORD_MUTANTS
 from .mutants_zones import ZONE_MUTANTS
 from .split import SplitCase, check_split
 
@@ -30,6 +32,7 @@ KINDS = (
     ZONE_MUTANTS,
     MEMORY_MUTANTS,
     SPLIT_MUTANTS,
+    WORD_MUTANTS,
 )
 ALL = tuple(mutant for kind in KINDS for mutant in kind)
 # Seconds to compile each: `make test` has the first of each kind, `make test-long` the others.
@@ -43,6 +46,8 @@ PARAMETERS = [
 def _run(library: Library, case: Case | ExchangeCase, seed: int) -> None:
     if isinstance(case, SplitCase):
         check_split(library, case, seed)
+    elif isinstance(case, DisagreeingCase):
+        check_disagreement(library, case, seed)
     elif isinstance(case, DirectCase):
         DirectWorld(library, case, seed).run()
     elif isinstance(case, Case):

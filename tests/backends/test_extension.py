@@ -9,8 +9,9 @@ import torch
 
 from moe_triton.backends.base import CallSetting
 from moe_triton.backends.cpu.calls import NativeCalls
-from moe_triton.backends.cpu.extension import DTYPE_CODES, extension, why_not
+from moe_triton.backends.cpu.extension import DTYPE_CODES, extension, new_pool, why_not
 from moe_triton.backends.cpu.output_pool import OutputPool
+from moe_triton.backends.waits import Waits
 from moe_triton.errors import ToolchainError
 from moe_triton.handle import DispatchHandle, DispatchOutput
 from tests.headers import needs_headers
@@ -22,7 +23,7 @@ MODULE = extension()
 
 def make_pool() -> object:
     assert MODULE is not None, why_not()
-    return MODULE.OutputPool(tensor_type=torch.Tensor, codes=DTYPE_CODES)
+    return new_pool(MODULE)
 
 
 def rank_calls(facts: dict[str, int]) -> object:
@@ -52,7 +53,9 @@ def test_facts_that_are_missing_are_refused(facts: dict[str, int]) -> None:
 
 def test_a_module_of_other_sources_is_refused() -> None:
     lock = threading.Lock()
-    setting = CallSetting({"hidden": 1}, {}, object(), {}, lock, DispatchOutput, DispatchHandle, print)
+    setting = CallSetting(
+        {"hidden": 1}, {}, object(), {}, lock, DispatchOutput, DispatchHandle, Waits(), print
+    )
     assert MODULE is not None
     with pytest.raises(ToolchainError, match=r"built from other sources.*moe-triton build"):
         NativeCalls(setting, OutputPool(), MODULE)

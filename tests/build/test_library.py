@@ -21,6 +21,7 @@ from moe_triton.cli import doctor
 from moe_triton.cli.app import app
 from moe_triton.errors import ToolchainError
 from moe_triton.kernel import AscendCKernel
+from moe_triton.layout import CALL_WORD
 from tests.ascendc.library import pack
 from tests.build.fake_cann import SOURCES, FakeCann
 
@@ -85,6 +86,9 @@ def test_a_launcher_takes_blocks_a_stream_and_words(
         "peers": ctypes.addressof(peers),
         "num_ranks": 1,
         "count": 0,
+        "call": 7,
+        "kind": 0,
+        "combine_kind": 0,
         "rank": 0,
         "zone": 0,
         "zone_at": 0,
@@ -95,6 +99,7 @@ def test_a_launcher_takes_blocks_a_stream_and_words(
     assert launch(1, None, words.ctypes.data) == 0
     entry = ctypes.cast(ctypes.addressof(window) + 64, ctypes.POINTER(ctypes.c_float))
     assert entry[0] == 1.0
+    assert ctypes.cast(entry, ctypes.POINTER(ctypes.c_int32))[CALL_WORD] == 7
     assert launch(49, None, words.ctypes.data) != 0
     with pytest.raises(ctypes.ArgumentError):
         launch(1, None, 1.5)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Sequence
 
@@ -168,3 +171,34 @@ def many_late(rank: int, num_ranks: int, case: Case, rounds: int) -> bool:
     except CommunicationTimeoutError:
         return len(keep) == rounds and time.monotonic() - begin < 4.0 * rounds
     return False
+
+
+def interrupted(rank: int, num_ranks: int, case: Case) -> tuple[str, bool, str]:
+    """Rank 0 gets Ctrl-C while it waits for its device, and that for rank 1."""
+    _, buffer = start(case, "random", rank, timeout_s=60.0)
+    eager(buffer, case, 1)
+    inputs = inputs_of(case, rank, 2)
+    if rank == 1:
+        torch.distributed.barrier()
+        buffer.dispatch(inputs.x, inputs.topk_idx, inputs.topk_weights)
+        buffer.close()
+        return "", False, ""
+    keep = [buffer.dispatch(inputs.x, inputs.topk_idx, inputs.topk_weights)]
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    begin = time.monotonic()
+    try:
+        buffer.synchronize()
+    except KeyboardInterrupt:
+        at_once = time.monotonic() - begin < 20.0
+    said = "it could be used again"
+    try:
+        keep.append(buffer.dispatch(inputs.x, inputs.topk_idx, inputs.topk_weights))
+    except BufferStateError as error:
+        said = str(error)
+    torch.distributed.barrier()
+    for thread in threading.enumerate():  # the device has only one that may drive it at a time
+        if thread.name == "moe_triton synchronize":
+            thread.join()
+    buffer.close()
+    return "interrupted", at_once, said

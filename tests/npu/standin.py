@@ -137,7 +137,7 @@ def fake_torch_npu(device: Device, soc: str) -> tuple[types.ModuleType, types.Mo
     npu.NPUGraph = lambda: FakeGraph(device)  # type: ignore[attr-defined]
     npu.graph = FakeCapture  # type: ignore[attr-defined]
     npu.is_current_stream_capturing = lambda: device.graph is not None  # type: ignore[attr-defined]
-    npu.synchronize = device.synchronize  # type: ignore[attr-defined]
+    npu.synchronize = lambda _=None: device.synchronize()  # type: ignore[attr-defined]
     c = types.ModuleType("torch_npu._C")
     c._construct_storage_from_data_pointer = lambda *given: given  # type: ignore[attr-defined]
     c._construct_NPU_Tensor_From_Storage_And_Metadata = _tensor_at  # type: ignore[attr-defined]

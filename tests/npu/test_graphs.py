@@ -59,3 +59,11 @@ def test_a_missing_peer_is_named_later(wait: str) -> None:
 def test_calls_under_way_do_not_wait_again_for_who_is_gone() -> None:
     case = Case(config(), 11, "uniform", (8, 8), num_blocks=2)
     assert run_ranks(graph_workers.many_late, 2, (case, 6))[0]
+
+
+def test_ctrl_c_ends_a_wait_for_the_device() -> None:
+    case = Case(config(), 11, "uniform", (8, 8), num_blocks=2)
+    said, at_once, afterwards = run_ranks(graph_workers.interrupted, 2, (case,))[0]
+    assert said == "interrupted"
+    assert at_once
+    assert "broken: a wait for the device ended in KeyboardInterrupt" in afterwards

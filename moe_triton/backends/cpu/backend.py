@@ -21,6 +21,7 @@ from moe_triton.backends.cpu.trace_log import NativeTraceLog
 from moe_triton.backends.cpu.triton import cache
 from moe_triton.backends.cpu.triton.toolchain import find_toolchain
 from moe_triton.backends.cpu.tuning import CpuSettings, settings_of
+from moe_triton.backends.cpu.waits import NativeWaits
 from moe_triton.backends.cpu.window import SharedWindow
 from moe_triton.checks import CPU
 from moe_triton.errors import ArgumentError
@@ -67,6 +68,7 @@ class CpuBackend:
             cache.check_usable()
             extension()
         self._outputs = OutputPool()
+        self.waits = NativeWaits()
         # Nearly all ids are good, and then nobody asks which rule was broken.
         self._unread_rule = ctypes.byref(ctypes.c_int32(0))
 
@@ -115,8 +117,8 @@ class CpuBackend:
         """See `moe_triton.backends.base.Backend`."""
         assert log is None or isinstance(log, NativeTraceLog)
         if self.kernels == "torch":
-            return TorchExecutable(plan, report, fixed, self._settings(fixed), log)
-        return NativeExecutable(plan, report, fixed, self._settings(fixed), log)
+            return TorchExecutable(plan, report, fixed, self._settings(fixed), self.waits, log)
+        return NativeExecutable(plan, report, fixed, self._settings(fixed), self.waits, log)
 
     def _settings(self, fixed: Bindings) -> CpuSettings:
         peers = fixed.get("peers")

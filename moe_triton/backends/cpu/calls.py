@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from types import ModuleType
 
@@ -28,6 +29,7 @@ class NativeCalls:
     def __init__(self, setting: CallSetting, pool: OutputPool, native_module: ModuleType) -> None:
         functions = {"run_plan": "moe_run_plan", "take_ids": "moe_take_ids"}
         facts = {name: native.symbol_address(symbol) for name, symbol in functions.items()}
+        facts["holder"] = ctypes.addressof(setting.waits.holder)
         self._prepared_type, tell = native_module.Prepared, setting.failed
 
         # Not a method: native code holds it, and nothing is to lead from there back to here.

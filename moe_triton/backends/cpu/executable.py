@@ -15,6 +15,7 @@ from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.trace_log import NativeTraceLog
 from moe_triton.backends.cpu.triton import load
 from moe_triton.backends.cpu.tuning import CpuSettings
+from moe_triton.backends.cpu.waits import NativeWaits
 from moe_triton.errors import ToolchainError
 from moe_triton.kernel import Arg, AscendCKernel, TritonKernel
 from moe_triton.plan import Hole, Launch, Part, Plan
@@ -36,11 +37,13 @@ class NativeExecutable:
         report: torch.Tensor,
         fixed: Bindings,
         settings: CpuSettings,
+        waits: NativeWaits,
         log: NativeTraceLog | None = None,
     ) -> None:
-        self._plan = plan
+        self.plan = plan
         self.failed_launch: Launch | None = None
-        self._settings = settings_struct(settings, fixed)
+        self._waits = waits  # whose address stands in the settings
+        self._settings = settings_struct(settings, fixed, waits)
         self._fixed = fixed  # keeps the memory alive whose addresses stand in the words
         self.holes = tuple(name for name in plan.holes if name not in fixed)
         self._trace = log.add_plan(plan, self.holes) if log else None
@@ -82,6 +85,11 @@ class NativeExecutable:
         )
         self.address = ctypes.addressof(self._struct)
         self._run = native.library().moe_run_plan
+        waits.add(self.address, self)
+
+    def words_of(self, launch: int) -> ctypes.Array[ctypes.c_uint64]:
+        """See `moe_triton.backends.cpu.waits.Runner`."""
+        return self._words[launch]
 
     def run(self, bindings: Bindings) -> int:
         """See `moe_triton.backends.base.Executable`."""
@@ -93,12 +101,14 @@ class NativeExecutable:
 
     def finish(self, result: int) -> int:
         """What `run` returns or raises, for a result of ``moe_run_plan``."""
+        if result > 0:
+            self._waits.raise_stopped(self.plan.operator)
         if result < 0:
-            step = self._plan.launches[-1 - result].step
-            raise ToolchainError(f"{self._plan.operator}: {step} failed: {native.last_error()}")
+            step = self.plan.launches[-1 - result].step
+            raise ToolchainError(f"{self.plan.operator}: {step} failed: {native.last_error()}")
         if result == 0:
             return 0
-        self.failed_launch = self._plan.launches[result - 1]
+        self.failed_launch = self.plan.launches[result - 1]
         return first_code(self._report)
 
     @property
@@ -112,7 +122,7 @@ class NativeExecutable:
 
     def durations_us(self) -> dict[str, float]:
         """See `moe_triton.backends.base.Executable`."""
-        return self._plan.by_step(list(self._durations))
+        return self.plan.by_step(list(self._durations))
 
 
 class TorchExecutable:
@@ -124,16 +134,24 @@ class TorchExecutable:
         report: torch.Tensor,
         fixed: Bindings,
         settings: CpuSettings,
+        waits: NativeWaits,
         log: NativeTraceLog | None = None,
     ) -> None:
-        self._plan = plan
+        self.plan = plan
         self._log = log
         self._trace = log.add_plan(plan, ()) if log else None
         self.failed_launch: Launch | None = None
-        self._settings = settings_struct(settings, fixed)
+        self._waits = waits  # whose address stands in the settings
+        self._settings = settings_struct(settings, fixed, waits)
         self._report = report
         self._fixed = fixed
         self._durations = [0.0] * len(plan.launches)
+        self._words = (ctypes.c_uint64 * 0)()  # of the launch that runs
+        waits.add(id(self), self)
+
+    def words_of(self, launch: int) -> ctypes.Array[ctypes.c_uint64]:
+        """See `moe_triton.backends.cpu.waits.Runner`."""
+        return self._words
 
     def run(self, bindings: Bindings) -> int:
         """See `moe_triton.backends.base.Executable`."""
@@ -145,13 +163,13 @@ class TorchExecutable:
         try:
             code = self._run(bindings)
         finally:
-            failed = self._plan.launches.index(self.failed_launch) + 1 if self.failed_launch else 0
+            failed = self.plan.launches.index(self.failed_launch) + 1 if self.failed_launch else 0
             self._log.end_call(self._trace, begin, bindings, failed)
         return code
 
     def _run(self, bindings: Bindings) -> int:
         self._report.zero_()
-        for i, launch in enumerate(self._plan.launches):
+        for i, launch in enumerate(self.plan.launches):
             start = time.perf_counter()
             if isinstance(launch.kernel, TritonKernel):
                 arguments = {
@@ -164,6 +182,7 @@ class TorchExecutable:
                     self._log.add_launch(i, begin)
             else:
                 self._launch_ascend_c(i, launch, bindings)
+                self._waits.raise_stopped(self.plan.operator)
                 if self._report.any():
                     self.failed_launch = launch
                     return first_code(self._report)
@@ -174,15 +193,18 @@ class TorchExecutable:
         words, holes = abi.words(launch)
         for position, hole in holes:
             words[position] = _filled(hole, bindings)
-        array = (ctypes.c_uint64 * len(words))(*words)
+        self._words = (ctypes.c_uint64 * len(words))(*words)
         library = native.library()
         function = getattr(library, cast(AscendCKernel, launch.kernel).symbol)
         stream = ctypes.byref(native.TracedLaunchStruct(self._log.address, number, 0)) if self._log else None
-        library.moe_use_settings(ctypes.addressof(self._settings))
-        failed: int = function(ctypes.c_uint32(launch.blocks), stream, ctypes.byref(array))
-        library.moe_use_settings(None)
+        self._waits.begin(id(self), number)
+        try:
+            library.moe_use_settings(ctypes.addressof(self._settings))
+            failed: int = function(ctypes.c_uint32(launch.blocks), stream, ctypes.byref(self._words))
+        finally:
+            library.moe_use_settings(None)
         if failed:
-            raise ToolchainError(f"{self._plan.operator}: {launch.step} failed: {native.last_error()}")
+            raise ToolchainError(f"{self.plan.operator}: {launch.step} failed: {native.last_error()}")
 
     @property
     def failed_report(self) -> torch.Tensor:
@@ -195,10 +217,10 @@ class TorchExecutable:
 
     def durations_us(self) -> dict[str, float]:
         """See `moe_triton.backends.base.Executable`."""
-        return self._plan.by_step(self._durations)
+        return self.plan.by_step(self._durations)
 
 
-def settings_struct(settings: CpuSettings, fixed: Bindings) -> native.SettingsStruct:
+def settings_struct(settings: CpuSettings, fixed: Bindings, waits: NativeWaits) -> native.SettingsStruct:
     """What native launches need to know: how to copy and wait, and where the group's doorbells are."""
     groups = []
     for prefix in ("", "exchange_"):
@@ -213,6 +235,7 @@ def settings_struct(settings: CpuSettings, fixed: Bindings) -> native.SettingsSt
         settings.yields,
         len(groups),
         (native.WindowGroupStruct * 2)(*groups),
+        waits.address,
     )
 
 

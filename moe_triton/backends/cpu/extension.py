@@ -1,15 +1,18 @@
 """`moe_calls`, the extension module for what costs too much in Python (kernels_ascendc/calls).
 
-It exchanges tensors with torch by way of DLPack's table of C functions (``__dlpack_c_exchange_api__``): it
-needs nothing of torch's to be built, and works with every torch that has the table.
+It exchanges tensors with torch by way of DLPack's table of C functions (``__dlpack_c_exchange_api__``), and
+calls some functions of torch's libraries for what that does not tell (`SYMBOLS`): it needs nothing of torch's
+to be built, and works with every torch that has both.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib.machinery
 import importlib.util
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -20,6 +23,15 @@ from moe_triton.errors import ToolchainError
 MODULE = "moe_calls"
 FILE = f"{MODULE}.so"
 TABLE = "__dlpack_c_exchange_api__"
+
+# Symbols of torch's libraries by what kernels_ascendc/calls/torch_functions.h calls them.
+SYMBOLS = {
+    "aoti_torch_get_storage_size": "aoti_torch_get_storage_size",
+    "aoti_torch_get_storage_offset": "aoti_torch_get_storage_offset",
+    "aoti_torch_grad_mode_is_enabled": "aoti_torch_grad_mode_is_enabled",
+    "is_neg": "_ZN2at6native6is_negERKNS_6TensorE",  # at::native::is_neg(const at::Tensor&)
+    "requires_grad": "_ZNK3c1010TensorImpl13requires_gradEv",  # c10::TensorImpl::requires_grad() const
+}
 
 # DLPack's code and bits of each dtype, as in `Dtype` in kernels_ascendc/calls/tensors.h.
 DTYPE_CODES = {
@@ -49,10 +61,40 @@ def extension() -> ModuleType | None:
     return module
 
 
+def new_pool(module: ModuleType) -> Any:
+    """The module's `OutputPool`."""
+    return module.OutputPool(tensor_type=torch.Tensor, functions=torch_functions(), codes=DTYPE_CODES)
+
+
 def why_not() -> str:
     """What is missing for it; empty where nothing is."""
     if not hasattr(torch.Tensor, TABLE):
         return f"torch {torch.__version__} has no torch.Tensor.{TABLE}; torch 2.13 has"
+    try:
+        torch_functions()
+    except AttributeError as error:
+        return f"torch {torch.__version__} lacks a function that torch 2.13 has: {error}"
+    if not _tensors_are_as_expected():
+        return f"torch {torch.__version__} lays its tensors out in another way than torch 2.13"
     if native_files.find(FILE) is None:
         return f"{FILE} was not built: install python3-dev, then moe_triton again"
     return ""
+
+
+@functools.cache
+def torch_functions() -> dict[str, int]:
+    """Addresses of the functions of torch's that the module calls.
+
+    Raises:
+        AttributeError: this torch lacks one.
+    """
+    library = ctypes.CDLL(torch._C.__file__)
+    found = {name: ctypes.cast(getattr(library, symbol), ctypes.c_void_p) for name, symbol in SYMBOLS.items()}
+    return {name: address.value or 0 for name, address in found.items()}
+
+
+def _tensors_are_as_expected() -> bool:
+    """Whether a tensor's C++ object stands right behind the head of its Python object."""
+    tensor = torch.empty(0)
+    pointer = ctypes.c_void_p.from_address(id(tensor) + object.__basicsize__)
+    return pointer.value == tensor._cdata

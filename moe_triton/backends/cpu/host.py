@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
+from moe_triton import plain_tensors
+from moe_triton.backends.cpu.extension import extension, new_pool
 from moe_triton.checks import CPU
 
 
@@ -11,6 +15,13 @@ class CpuHost:
     """See `moe_triton.backends.base.Host`."""
 
     device = CPU
+
+    def __init__(self) -> None:
+        module = extension()
+        self.are_plain: Callable[..., bool] = (
+            new_pool(module).are_plain if module else plain_tensors.are_plain
+        )
+        """See `moe_triton.backends.base.Host`: in native code, as every call asks."""
 
     def is_capturing(self) -> bool:
         """Never: there are no graphs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from pathlib import Path
 
 from moe_triton import abi, native_files
@@ -53,6 +54,7 @@ class SettingsStruct(ctypes.Structure):
         ("yields", ctypes.c_uint32),
         ("num_groups", ctypes.c_uint64),
         ("groups", WindowGroupStruct * 2),
+        ("control", ctypes.c_void_p),
     )
 
 
@@ -150,6 +152,8 @@ def library() -> ctypes.CDLL:
     )
     lib.moe_take_ids.restype = ctypes.c_int64
     lib.moe_last_error.restype = ctypes.c_char_p
+    lib.moe_forget_threads.restype = None
+    os.register_at_fork(after_in_child=lib.moe_forget_threads)
     return lib
 
 

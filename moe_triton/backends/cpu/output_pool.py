@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from moe_triton.backends.base import TensorSpec
-from moe_triton.backends.cpu.extension import DTYPE_CODES, extension
+from moe_triton.backends.cpu.extension import extension, new_pool
 
 # Tests that look at what was never written switch it off.
 ENABLED = True
@@ -29,7 +29,7 @@ class OutputPool:
 
     def __init__(self) -> None:
         module = extension()
-        self.native = module.OutputPool(tensor_type=torch.Tensor, codes=DTYPE_CODES) if module else None
+        self.native = new_pool(module) if module else None
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Like ``torch.empty``: contiguous, contents undefined."""

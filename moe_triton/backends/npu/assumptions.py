@@ -82,6 +82,9 @@ class Bench:
             peers=Hole("peers"),
             num_ranks=1,
             count=Hole("count"),
+            call=0,
+            kind=0,
+            combine_kind=0,
             rank=rank,
             zone=0,
             zone_at=Hole("zone"),
@@ -103,6 +106,8 @@ class Bench:
             zone=0,
             zone_at=Hole("zone"),
             timeout_us=us,
+            call=0,
+            dispatch_word=0,
             status=self.status.words(),
             report=Hole("report"),
         )

@@ -13,6 +13,7 @@ from moe_triton.backends.npu import library, toolchain
 from moe_triton.backends.npu.executable import NpuExecutable
 from moe_triton.backends.npu.runtime import Runtime
 from moe_triton.backends.npu.window import NpuWindow, make_window, window_library
+from moe_triton.backends.waits import Waits
 from moe_triton.errors import ArgumentError
 from moe_triton.limits import MEGABYTE, buffer_megabytes
 from moe_triton.plan import Plan
@@ -58,6 +59,7 @@ class NpuBackend:
         self._communication = self.runtime.make_stream()
         self._executables: list[NpuExecutable] = []
         self._measures = False
+        self.waits = Waits()
 
     def identity(self) -> dict[str, str]:
         """See `moe_triton.backends.base.Backend`."""

@@ -7,10 +7,14 @@ that no machine has confirmed yet is listed in `moe_triton.backends.npu.assumpti
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from concurrent import futures
 from typing import Any
 
 import torch
 
+from moe_triton import plain_tensors
 from moe_triton.errors import ToolchainError
 
 Stream = Any  # torch.npu.Stream
@@ -31,6 +35,25 @@ def imported() -> Any:
             "Install it (pip install 'moe_triton[npu]') and source CANN's set_env.sh."
         ) from error
     return torch_npu
+
+
+def _interruptibly(wait: Callable[[], None]) -> None:
+    """Waits in another thread where this one handles signals: in a wait of the library's it could not."""
+    if threading.current_thread() is not threading.main_thread():
+        wait()
+        return
+    done: futures.Future[None] = futures.Future()
+
+    def run() -> None:
+        try:
+            wait()
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    threading.Thread(target=run, name="moe_triton synchronize", daemon=True).start()
+    done.result()
 
 
 class Runtime:
@@ -79,13 +102,18 @@ class Runtime:
         """
         return int(stream.npu_stream)
 
+    def are_plain(self, *tensors: object) -> bool:
+        """Whether each is None or a tensor with memory of its own."""
+        return plain_tensors.are_plain(*tensors)
+
     def is_capturing(self) -> bool:
         """Whether the current stream's work goes into a graph."""
         return bool(self._npu.is_current_stream_capturing())
 
     def synchronize(self) -> None:
-        """Waits for all streams of the device."""
-        self._npu.synchronize()
+        """Waits for all streams of the device; or until a signal's handler raises, as with Ctrl-C."""
+        # Another thread may have another device as its current one.
+        _interruptibly(lambda: self._npu.synchronize(self.device))
 
     def host_copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """Host memory of the same shape that the device can copy to while the host goes on."""

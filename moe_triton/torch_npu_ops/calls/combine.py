@@ -6,19 +6,22 @@ from typing import Any
 
 import torch
 
+from moe_triton.checks import check_number
 from moe_triton.errors import ArgumentError
 from moe_triton.torch_npu_ops import settings
 from moe_triton.torch_npu_ops.calls.common import (
-    MAX_PLANS,
     NOT_GIVEN,
-    check_group,
     check_input,
     check_optional,
+    check_plain,
     check_required,
     check_token_matrix,
+    find,
+    keep,
     output_key,
     ready,
 )
+from moe_triton.torch_npu_ops.declared import check_attributes
 from moe_triton.torch_npu_ops.planning import settled
 from moe_triton.torch_npu_ops.plans.combine import (
     CombineAttributes,
@@ -30,7 +33,10 @@ from moe_triton.torch_npu_ops.plans.combine import (
 from moe_triton.torch_npu_ops.plans.elastic import words_of
 from moe_triton.torch_npu_ops.plans.tensors import CombineTensors
 
+MIN_EPS, MAX_EPS = torch.finfo(torch.float32).smallest_normal, torch.finfo(torch.float32).max
 UNUSED = (False, False, False)
+# Tensors that are given and not looked at; tp_send_counts is not where there is no peer.
+UNREAD = ("tp_send_counts", "expand_scales")
 
 _plans: dict[tuple[Any, ...], CombinePlan] = {}
 
@@ -47,6 +53,7 @@ def plan_combine(
     tensors: CombineTensors,
     attributes: tuple[Any, ...],
     unused_given: tuple[bool, bool, bool] = UNUSED,
+    unread: tuple[torch.Tensor | None, ...] = (),
 ) -> CombinePlan:
     """The plan of a combine, from the cache where its shape has come before.
 
@@ -57,36 +64,35 @@ def plan_combine(
         tensors: as in the call.
         attributes: the call's attributes, in the order of `CombineAttributes` from group_ep on.
         unused_given: whether activation_scale, weight_scale and group_list were given.
+        unread: those of `UNREAD`, as in the call.
 
     Raises:
         ArgumentError: an argument breaks a rule; it has the status code.
     """
-    try:
-        key = (
-            version,
-            operator,
-            *[None if t is None else (t.shape, t.dtype, t.is_cpu) for t in tensors[:-2]],
-            NOT_GIVEN if tensors[-2] is None else output_key(tensors[-2]),
-            None if tensors[-1] is None else words_of(tensors[-1]),
-            unused_given,
-            *attributes,
-            settings.number(),
-        )
-        plan = _plans.get(key)
-    except (AttributeError, TypeError):  # not a tensor, or an attribute of another type: say which
+    if not settings.host().are_plain(*tensors, *unread):
         _check_given(operator, index_name, tensors)
-        raise
+        check_plain({**_by_name(index_name, tensors), **dict(zip(UNREAD, unread, strict=False))})
+    shapes: tuple[Any, ...] = (
+        version,
+        operator,
+        *[None if t is None else (t.shape, t.dtype, t.is_cpu) for t in tensors[:-2]],
+        NOT_GIVEN if tensors[-2] is None else output_key(tensors[-2]),
+        None if tensors[-1] is None else words_of(tensors[-1]),
+        unused_given,
+    )
+    plan = find(_plans, shapes, attributes)
     if plan is not None:
         return settled(plan)
     _check_given(operator, index_name, tensors)
-    made = CombineAttributes(*key)
+    attributes = check_attributes(attributes, CombineAttributes)
+    plan = find(_plans, shapes, attributes)  # now that numpy's integers are Python's
+    if plan is not None:
+        return settled(plan)
+    made = CombineAttributes(*(*shapes, *attributes, settings.number()))
     check_token_matrix("expand_x", tensors.expand_x)
     if operator == "combine_add_rms_norm":
         check_input("expand_x", tensors.expand_x, ("A", "H"), torch.bfloat16)
     check_input("expert_ids", tensors.expert_ids, ("BS", "K"), torch.int32)
-    check_group(made.group_ep, "group_ep")
-    if made.tp_world_size == 2:
-        check_group(made.group_tp, "group_tp")
     plan = make_plan(made)
     named = _by_name(index_name, tensors)
     others = {name: ready(t) for name, t in named.items() if name not in ("expand_x", "elastic_info")}
@@ -101,8 +107,7 @@ def plan_combine(
         )
     if plan.variant.exchange:
         check_required(tp_send_counts=tensors.tp_send_counts)
-    if len(_plans) < MAX_PLANS:
-        _plans[key] = plan
+    keep(_plans, shapes, attributes, plan)
     return settled(plan)
 
 
@@ -128,23 +133,28 @@ def run_combine(
     index_name: str,
     tensors: CombineTensors,
     attributes: tuple[Any, ...],
+    unread: tuple[torch.Tensor | None, ...],
     unused_given: tuple[bool, bool, bool] = UNUSED,
 ) -> torch.Tensor:
     """Plans and executes a whole combine. Args as for `plan_combine`."""
-    return plan_combine(version, "combine", index_name, tensors, attributes, unused_given).execute(tensors)
+    plan = plan_combine(version, "combine", index_name, tensors, attributes, unused_given, unread)
+    return plan.execute(tensors)
 
 
 def run_add_rms_norm(
     tensors: CombineTensors,
     attributes: tuple[Any, ...],
+    unread: tuple[torch.Tensor | None, ...],
     unused_given: tuple[bool, bool, bool],
     norm_eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Plans and executes a combine that ends in a residual and a norm."""
     check_required(expand_x=tensors.expand_x)
-    if not norm_eps > 0:
-        raise ArgumentError("norm_eps", norm_eps, "it must be positive", "Pass 1e-6.")
-    plan = plan_combine(2, "combine_add_rms_norm", "expand_idx", tensors, attributes, unused_given)
+    norm_eps = check_number("norm_eps", norm_eps)
+    if not MIN_EPS <= norm_eps <= MAX_EPS:
+        rule = "it must be positive, and a number of fp32"
+        raise ArgumentError("norm_eps", norm_eps, rule, "Pass 1e-6.")
+    plan = plan_combine(2, "combine_add_rms_norm", "expand_idx", tensors, attributes, unused_given, unread)
     empty, batch, hidden = plan.communicator.backend.empty, plan.batch, plan.config.hidden
     y, rstd = empty((batch, 1, hidden), torch.bfloat16), empty((batch, 1, 1), torch.float32)
     x = empty((batch, 1, hidden), torch.bfloat16)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import numbers
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import torch
 
-from moe_triton.checks import check_tensor
-from moe_triton.errors import INVALID_ARGUMENT, ArgumentError
+from moe_triton.checks import check_tensor, not_plain_error
 from moe_triton.torch_npu_ops import settings
+from moe_triton.torch_npu_ops.declared import exactly
 
 FLOATS = (torch.bfloat16, torch.float16)
+READ_BY_HOST = ("elastic_info", "time_out")
 # More shapes than a server has; a plan is a few small objects.
 MAX_PLANS = 4096
 
@@ -39,7 +42,36 @@ def ready(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 def unless_empty(tensor: torch.Tensor | None) -> torch.Tensor | None:
     """An optional tensor, None where it has no elements: the original takes such a one as absent."""
-    return None if isinstance(tensor, torch.Tensor) and tensor.numel() == 0 else tensor
+    # What is no plain tensor is for `check_plain`.
+    return None if type(tensor) is torch.Tensor and tensor.numel() == 0 else tensor
+
+
+Plan = TypeVar("Plan")
+
+
+def find(
+    plans: dict[tuple[Any, ...], Plan], shapes: tuple[Any, ...], attributes: tuple[Any, ...]
+) -> Plan | None:
+    """The plan of a call whose shape has come before, or None."""
+    try:
+        return plans.get((shapes, exactly(attributes), settings.number()))
+    except ValueError:  # an attribute of another type
+        return None
+
+
+def keep(
+    plans: dict[tuple[Any, ...], Plan], shapes: tuple[Any, ...], attributes: tuple[Any, ...], plan: Plan
+) -> None:
+    """Keeps a plan for `find`, if there is room. Attributes are as `check_attributes` returned them."""
+    if len(plans) < MAX_PLANS:
+        plans[shapes, exactly(attributes), settings.number()] = plan
+
+
+def has_peer(tp_world_size: object) -> bool:
+    """Whether there is a tensor-parallel peer, of an attribute that has not been checked yet."""
+    if type(tp_world_size) is int:
+        return tp_world_size == 2
+    return isinstance(tp_world_size, numbers.Integral) and int(tp_world_size) == 2
 
 
 def check_required(**tensors: Any) -> None:
@@ -62,6 +94,23 @@ def check_optional(**tensors: Any) -> None:
     check_required(**{name: value for name, value in tensors.items() if value is not None})
 
 
+def check_plain(tensors: Mapping[str, Any]) -> None:
+    """Checks that arguments are tensors with memory where they are given, on the back end's device.
+
+    Args:
+        tensors: by name. Those that the host reads may be on any device.
+
+    Raises:
+        ArgumentError: one is not (161002).
+    """
+    device = settings.host().device
+    for name, value in tensors.items():
+        if value is not None:
+            error = not_plain_error(name, value, None if name in READ_BY_HOST else device)
+            if error is not None:
+                raise error
+
+
 def check_token_matrix(name: str, value: torch.Tensor) -> None:
     """Checks that a tensor is (tokens, H) in bf16 or fp16.
 
@@ -78,19 +127,3 @@ def check_input(name: str, value: Any, shape: tuple[int | str, ...], *dtypes: to
         ArgumentError: it is of another shape or dtype, or not on the back end's device.
     """
     check_tensor(name, value.contiguous(), shape=shape, dtypes=dtypes, device=settings.host().device)
-
-
-def check_group(name: Any, argument: str) -> None:
-    """Checks that a group is given by its name.
-
-    Raises:
-        ArgumentError: it is not (161002).
-    """
-    if not isinstance(name, str):
-        raise ArgumentError(
-            argument,
-            repr(name),
-            "it is the name of a group",
-            "Pass group_name(group).",
-            code=INVALID_ARGUMENT,
-        )

@@ -8,18 +8,19 @@ import torch
 
 from moe_triton.torch_npu_ops import settings
 from moe_triton.torch_npu_ops.calls.common import (
-    MAX_PLANS,
     NOT_GIVEN,
-    check_group,
     check_input,
-    check_optional,
+    check_plain,
     check_required,
     check_token_matrix,
+    find,
+    keep,
     output_key,
     ready,
     shape_key,
     unless_empty,
 )
+from moe_triton.torch_npu_ops.declared import check_attributes
 from moe_triton.torch_npu_ops.planning import settled
 from moe_triton.torch_npu_ops.plans.dispatch import DispatchAttributes, DispatchPlan, check_tensors, make_plan
 from moe_triton.torch_npu_ops.plans.elastic import words_of
@@ -55,40 +56,43 @@ def plan_dispatch(
     Raises:
         ArgumentError: an argument breaks a rule; it has the status code.
     """
-    try:
-        key = (
-            version,
-            operator,
-            shape_key(x),
-            shape_key(expert_ids),
-            shape_key(scales),
-            shape_key(x_active_mask),
-            shape_key(expert_scales),
-            None if elastic_info is None else words_of(elastic_info),
-            NOT_GIVEN if performance_info is None else output_key(performance_info),
-            *attributes,
-            settings.number(),
-        )
-    except AttributeError:  # not a tensor: say which
+    if not settings.host().are_plain(
+        x, expert_ids, scales, x_active_mask, expert_scales, elastic_info, performance_info
+    ):
         check_required(x=x, expert_ids=expert_ids)
-        check_optional(
-            scales=scales,
-            x_active_mask=x_active_mask,
-            expert_scales=expert_scales,
-            elastic_info=elastic_info,
-            performance_info=performance_info,
+        check_plain(
+            {
+                "x": x,
+                "expert_ids": expert_ids,
+                "scales": scales,
+                "x_active_mask": x_active_mask,
+                "expert_scales": expert_scales,
+                "elastic_info": elastic_info,
+                "performance_info": performance_info,
+            }
         )
-        raise
-    plan = _plans.get(key)
+    shapes: tuple[Any, ...] = (
+        version,
+        operator,
+        shape_key(x),
+        shape_key(expert_ids),
+        shape_key(scales),
+        shape_key(x_active_mask),
+        shape_key(expert_scales),
+        None if elastic_info is None else words_of(elastic_info),
+        NOT_GIVEN if performance_info is None else output_key(performance_info),
+    )
+    plan = find(_plans, shapes, attributes)
+    if plan is not None:
+        return settled(plan)
+    attributes = check_attributes(attributes, DispatchAttributes)
+    plan = find(_plans, shapes, attributes)  # now that numpy's integers are Python's
     if plan is not None:
         return settled(plan)
     check_required(x=x, expert_ids=expert_ids)
     check_token_matrix("x", x)
     check_input("expert_ids", expert_ids, (x.shape[0], "K"), torch.int32)
-    made = DispatchAttributes(*key)
-    check_group(made.group_ep, "group_ep")
-    if made.tp_world_size == 2:
-        check_group(made.group_tp, "group_tp")
+    made = DispatchAttributes(*(*shapes, *attributes, settings.number()))
     plan = make_plan(made)
     check_tensors(
         made,
@@ -99,8 +103,7 @@ def plan_dispatch(
             "performance_info": performance_info,
         },
     )
-    if len(_plans) < MAX_PLANS:
-        _plans[key] = plan
+    keep(_plans, shapes, attributes, plan)
     return settled(plan)
 
 

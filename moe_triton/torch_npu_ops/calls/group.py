@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from moe_triton.checks import check_integer
 from moe_triton.config import Config
 from moe_triton.errors import ArgumentError
 from moe_triton.rendezvous import Meeting
 from moe_triton.torch_npu_ops import registry, settings
 from moe_triton.torch_npu_ops.calls import combine, dispatch
-from moe_triton.torch_npu_ops.calls.common import check_group, check_optional, check_required
+from moe_triton.torch_npu_ops.calls.common import check_plain, check_required
+from moe_triton.torch_npu_ops.declared import check_group
 from moe_triton.torch_npu_ops.plans.elastic import members_of, timeout_of, words_of
 
 Tensor = torch.Tensor
@@ -23,7 +25,8 @@ def run_barrier(
 ) -> None:
     """Waits for every rank of a group that is left."""
     check_required(x_ref=x_ref)
-    check_optional(time_out=time_out)
+    check_plain({"time_out": time_out, "elastic_info": elastic_info})
+    world_size = check_integer("world_size", world_size)
     members = _members(group, "group", world_size, "world_size", elastic_info)
     timeout_us = None
     if time_out is not None:
@@ -49,7 +52,9 @@ def run_barrier(
 def run_reset(elastic_info: Tensor, group_ep: str, ep_world_size: int, need_sync: int) -> None:
     """Gives a group's windows up, on the ranks that are left, and waits for them if asked to."""
     check_required(elastic_info=elastic_info)
-    if need_sync not in (0, 1):
+    check_plain({"elastic_info": elastic_info})
+    ep_world_size = check_integer("ep_world_size", ep_world_size)
+    if check_integer("need_sync", need_sync) not in (0, 1):
         raise ArgumentError("need_sync", need_sync, "it must be 0 or 1", "Pass 1 to wait for the others.")
     members = _members(group_ep, "group_ep", ep_world_size, "ep_world_size", elastic_info)
     registry.release(group_ep)
@@ -64,7 +69,7 @@ def _members(
     group: str, group_argument: str, world_size: int, size_argument: str, elastic_info: Tensor | None
 ) -> tuple[int, ...] | None:
     """The ranks that are left, None for all, with the group's name and size checked."""
-    check_group(group, group_argument)
+    group = check_group(group_argument, group)
     found = registry.group_of(group, group_argument)
     if found.size() != world_size:
         raise ArgumentError(
@@ -73,7 +78,6 @@ def _members(
             f"it is {found.size()} in the group {group!r}",
             f"Pass {size_argument}={found.size()}.",
         )
-    check_optional(elastic_info=elastic_info)
     words = None if elastic_info is None else words_of(elastic_info)
     members = members_of(words, world_size)
     if members is not None and found.rank() not in members:

@@ -20,6 +20,7 @@ from moe_triton.torch_npu_ops.calls.combine import plan_combine
 from moe_triton.torch_npu_ops.calls.common import ready
 from moe_triton.torch_npu_ops.calls.dispatch import plan_dispatch
 from moe_triton.torch_npu_ops.plans import halves
+from moe_triton.torch_npu_ops.plans.base import OperatorPlan
 from moe_triton.torch_npu_ops.plans.tensors import CombineTensors
 
 Tensor = torch.Tensor
@@ -65,8 +66,7 @@ def run_dispatch_teardown(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Waits for a dispatch's rows and arranges them."""
     plan = plan_dispatch(2, "dispatch_teardown", x, expert_ids, None, None, None, None, None, attributes)
-    communicator = plan.communicator
-    _check_setup(communicator, "dispatch", quantize=plan.variant.quantize, dtype=plan.variant.dtype)
+    communicator = _of_setup(plan, "dispatch", quantize=plan.variant.quantize, dtype=plan.variant.dtype)
     results = plan.config.num_topk + plan.attributes.shared_expert_num
     check_tensor(
         "y",
@@ -110,9 +110,8 @@ def run_combine_teardown(
 ) -> Tensor:
     """Waits for a combine's rows and sums them."""
     plan = plan_combine(2, "combine_teardown", "expand_idx", tensors, attributes)
-    communicator = plan.communicator
     quantized = plan.variant.block_quantize
-    _check_setup(communicator, "combine", block_quantize=quantized, dtype=plan.variant.dtype)
+    communicator = _of_setup(plan, "combine", block_quantize=quantized, dtype=plan.variant.dtype)
     device = communicator.backend.device
     check_tensor("quant_expand_x", quant_expand_x, shape=("A", "Hs"), dtypes=(torch.int8,), device=device)
     _check_ticket(communicator, "combine", comm_cmd_info)
@@ -156,14 +155,16 @@ def _check_ticket(communicator: Communicator, operator: str, info: Tensor) -> No
         )
 
 
-def _check_setup(communicator: Communicator, operator: str, **expected: object) -> None:
-    """Checks that there is a setup in flight, and that it was made with the same attributes.
+def _of_setup(plan: OperatorPlan[Any], operator: str, **expected: object) -> Communicator:
+    """The communicator of a plan, where a setup with the same attributes is in flight.
+
+    None is made: its ranks would wait for those that call teardown as they set it up.
 
     Raises:
         BufferStateError: there is none.
         ArgumentError: it was made with others.
     """
-    setup = communicator.in_flight(operator)
+    setup = plan.communicator.in_flight(operator) if plan.access.is_made else None
     if setup is None:
         raise BufferStateError(
             f"no {operator} of this group and shape is set up. Call {operator}_setup first, with the same "
@@ -178,3 +179,4 @@ def _check_setup(communicator: Communicator, operator: str, **expected: object) 
                 "both halves take the same attributes",
                 "Pass the same to both.",
             )
+    return plan.communicator

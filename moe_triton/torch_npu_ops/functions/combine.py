@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from moe_triton.torch_npu_ops.calls.combine import run_add_rms_norm, run_combine
+from moe_triton.torch_npu_ops.calls.common import has_peer
 from moe_triton.torch_npu_ops.fakes import fake_add_rms_norm, fake_combine
 from moe_triton.torch_npu_ops.operators import operator
 from moe_triton.torch_npu_ops.planning import planned
@@ -81,7 +82,7 @@ def npu_moe_distribute_combine(
         expand_idx,
         ep_send_counts,
         expert_scales=expert_scales,
-        tp_send_counts=tp_send_counts if tp_world_size == 2 else None,
+        tp_send_counts=tp_send_counts if has_peer(tp_world_size) else None,
         x_active_mask=x_active_mask,
         shared_expert_x=shared_expert_x,
     )
@@ -107,7 +108,8 @@ def npu_moe_distribute_combine(
         0,
     )
     unused = (activation_scale is not None, weight_scale is not None, group_list is not None)
-    return run_combine(1, "expand_idx", tensors, attributes, unused)
+    unread = (tp_send_counts, expand_scales)
+    return run_combine(1, "expand_idx", tensors, attributes, unread, unused)
 
 
 @planned
@@ -191,7 +193,7 @@ def npu_moe_distribute_combine_v2(
         assist_info_for_combine,
         ep_send_counts,
         expert_scales,
-        tp_send_counts if tp_world_size == 2 else None,
+        tp_send_counts if has_peer(tp_world_size) else None,
         x_active_mask,
         shared_expert_x,
         ori_x,
@@ -224,7 +226,8 @@ def npu_moe_distribute_combine_v2(
         const_expert_num,
         0,
     )
-    return run_combine(2, "assist_info_for_combine", tensors, attributes)
+    unread = (tp_send_counts, expand_scales)
+    return run_combine(2, "assist_info_for_combine", tensors, attributes, unread)
 
 
 @planned
@@ -291,7 +294,7 @@ def npu_moe_distribute_combine_add_rms_norm(
         expand_idx,
         ep_send_counts,
         expert_scales=expert_scales,
-        tp_send_counts=tp_send_counts if tp_world_size == 2 else None,
+        tp_send_counts=tp_send_counts if has_peer(tp_world_size) else None,
         x_active_mask=x_active_mask,
         shared_expert_x=shared_expert_x,
         elastic_info=elastic_info,
@@ -324,4 +327,5 @@ def npu_moe_distribute_combine_add_rms_norm(
         0,
     )
     unused = (activation_scale is not None, weight_scale is not None, group_list is not None)
-    return run_add_rms_norm(tensors, attributes, unused, norm_eps)
+    unread = (tp_send_counts, expand_scales)
+    return run_add_rms_norm(tensors, attributes, unread, unused, norm_eps)

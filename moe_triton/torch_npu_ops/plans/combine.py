@@ -250,6 +250,7 @@ def make_plan(a: CombineAttributes) -> CombinePlan:
         exchange=a.tp_world_size == 2,
         norm=a.operator == "combine_add_rms_norm",
         waits=a.performance_info[0] is not None,
+        elastic=a.elastic is not None,
     )
     return CombinePlan(config, site, variant, a)
 

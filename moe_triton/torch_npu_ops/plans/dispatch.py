@@ -296,7 +296,7 @@ def make_plan(a: DispatchAttributes) -> DispatchPlan:
         operator=a.operator,  # type: ignore[arg-type]
         batch=batch,
         global_bs=a.global_bs,
-        quant_mode=2 if quantize else a.quant_mode,
+        quant_mode=a.quant_mode or (2 if quantize else 0),
         expert_token_nums_type=a.expert_token_nums_type,
         expert_shard_type=a.expert_shard_type,
         tp_world_size=a.tp_world_size,
@@ -331,6 +331,7 @@ def make_plan(a: DispatchAttributes) -> DispatchPlan:
         cumulative=a.expert_token_nums_type == 0,
         exchange=a.tp_world_size == 2,
         waits=a.performance_info[0] is not None,
+        elastic=a.elastic is not None,
     )
     return DispatchPlan(config, site, variant, a, shapes_of(a, quantize))
 

@@ -1,0 +1,19 @@
+// The clock that all ranks of a machine share.
+#ifndef MOE_EMULATION_CLOCK_H
+#define MOE_EMULATION_CLOCK_H
+
+#include <time.h>
+
+#include <cstdint>
+
+namespace moe {
+
+inline uint64_t MonotonicNs() {
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<uint64_t>(now.tv_sec) * 1000000000U + static_cast<uint64_t>(now.tv_nsec);
+}
+
+}  // namespace moe
+
+#endif  // MOE_EMULATION_CLOCK_H

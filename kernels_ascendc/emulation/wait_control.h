@@ -1,0 +1,104 @@
+// What a host does while its launches wait for peers: it ends waits early, lets Python handle signals, and lets it
+// say whom the wait is for.
+//
+// Only the thread that launched looks up from its wait, and only once flags have not come for a while. What it needs
+// of Python comes as addresses: programs without Python load this library too.
+#ifndef MOE_EMULATION_WAIT_CONTROL_H
+#define MOE_EMULATION_WAIT_CONTROL_H
+
+#include <pthread.h>
+
+#include <cstdint>
+
+#include "clock.h"
+
+namespace moe {
+
+// Tokens, entries or rows that a block waits for.
+struct Awaited {
+    int64_t first;
+    int64_t count;
+};
+
+// What a block last waited for, and when it looked.
+struct BlockWait {
+    uint64_t looked_ns;
+    Awaited awaited;
+};
+
+// Functions of Python's C interface.
+struct PythonCalls {
+    int (*ensure_gil)();
+    void (*release_gil)(int state);
+    int (*check_signals)();
+    void* (*call)(void* callable);
+    void (*drop)(void* object);
+    void (*fetch_error)(void** type, void** value, void** trace);
+};
+
+// One of each communicator. All but `stop` belongs to the thread that is in a call.
+struct WaitControl {
+    static constexpr uint32_t MAX_BLOCKS = 48;
+
+    uint64_t stop;    // set by anybody and never taken back: waits end as at their deadline
+    uint64_t holder;  // the thread that is in a call
+    // Which launch runs, of which plan: that of `moe_run_plan`, or any other number.
+    uint64_t plan;
+    uint64_t launch;
+    uint64_t began_ns;  // when this launch's wait was first noticed; 0: not yet
+    uint64_t look_ns;   // when to look for signals next
+    uint64_t tell_ns;   // when to tell next whom the wait is for
+    uint64_t patience_ns;  // of a wait, before that is told first; 0: never
+    uint64_t main_thread;  // the one that handles signals
+    PythonCalls python;
+    void* tell;      // a callable
+    void* error[3];  // what a signal's handler raised: type, value and trace; the launch's caller is to raise it
+    BlockWait blocks[MAX_BLOCKS];
+
+    void Begin(uint64_t of_plan, uint64_t number) {
+        plan = of_plan;
+        launch = number;
+        began_ns = 0;
+    }
+
+    bool IsStopped() const { return __atomic_load_n(&stop, __ATOMIC_RELAXED) != 0; }
+
+    // On the block's own thread.
+    void Note(uint32_t block, Awaited awaited) {
+        if (block < MAX_BLOCKS) blocks[block] = {MonotonicNs(), awaited};
+    }
+};
+
+// On the thread that launched, again and again while it waits; without the lock of Python's.
+inline void LookUpFromWait(WaitControl& control) {
+    constexpr uint64_t NS_BETWEEN_LOOKS = 50'000'000;
+    const uint64_t now = MonotonicNs();
+    if (control.began_ns == 0) {
+        control.began_ns = now;
+        control.look_ns = now + NS_BETWEEN_LOOKS;
+        control.tell_ns = control.patience_ns == 0 ? UINT64_MAX : now + control.patience_ns;
+    }
+    if (now < control.look_ns || control.IsStopped()) return;
+    control.look_ns = now + NS_BETWEEN_LOOKS;
+    const bool handles_signals = static_cast<uint64_t>(pthread_self()) == control.main_thread;
+    const bool tells = now >= control.tell_ns;
+    if (!handles_signals && !tells) return;
+    const PythonCalls& python = control.python;
+    const int state = python.ensure_gil();
+    bool is_good = !handles_signals || python.check_signals() == 0;
+    if (is_good && tells) {
+        control.tell_ns = now + (now - control.began_ns);
+        void* const told = python.call(control.tell);
+        is_good = told != nullptr;
+        if (is_good) python.drop(told);
+    }
+    if (!is_good) {
+        python.fetch_error(&control.error[0], &control.error[1], &control.error[2]);
+        __atomic_store_n(&control.stop, 1, __ATOMIC_RELAXED);
+    }
+    python.release_gil(state);
+}
+
+}  // namespace moe
+
+#endif  // MOE_EMULATION_WAIT_CONTROL_H

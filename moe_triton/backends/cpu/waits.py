@@ -1,0 +1,158 @@
+"""Waits in native code that handle Python's signals, and that another thread can end (`wait_control.h`)."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Protocol
+
+from moe_triton.ascendc import MAX_BLOCKS
+from moe_triton.backends.waits import Waiting, Waits
+from moe_triton.plan import Plan
+
+_NS = 1_000_000_000
+# A block looks every few milliseconds. One that has not for so long waits no more.
+_STILL_WAITING_NS = _NS
+_log = logging.getLogger("moe_triton")
+_restore = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(
+    ("PyErr_Restore", ctypes.pythonapi)
+)
+
+
+class BlockWaitStruct(ctypes.Structure):
+    """``moe::BlockWait``."""
+
+    _fields_ = (("looked_ns", ctypes.c_uint64), ("first", ctypes.c_int64), ("count", ctypes.c_int64))
+
+
+class WaitControlStruct(ctypes.Structure):
+    """``moe::WaitControl``."""
+
+    _fields_ = (
+        ("stop", ctypes.c_uint64),
+        ("holder", ctypes.c_uint64),
+        ("plan", ctypes.c_uint64),
+        ("launch", ctypes.c_uint64),
+        ("began_ns", ctypes.c_uint64),
+        ("look_ns", ctypes.c_uint64),
+        ("tell_ns", ctypes.c_uint64),
+        ("patience_ns", ctypes.c_uint64),
+        ("main_thread", ctypes.c_uint64),
+        ("ensure_gil", ctypes.c_void_p),
+        ("release_gil", ctypes.c_void_p),
+        ("check_signals", ctypes.c_void_p),
+        ("call", ctypes.c_void_p),
+        ("drop", ctypes.c_void_p),
+        ("fetch_error", ctypes.c_void_p),
+        ("tell", ctypes.c_void_p),
+        ("error", ctypes.c_void_p * 3),
+        ("blocks", BlockWaitStruct * MAX_BLOCKS),
+    )
+
+
+# By the field that gets its address.
+_PYTHON_CALLS = {
+    "ensure_gil": "PyGILState_Ensure",
+    "release_gil": "PyGILState_Release",
+    "check_signals": "PyErr_CheckSignals",
+    "call": "PyObject_CallNoArgs",
+    "drop": "Py_DecRef",
+    "fetch_error": "PyErr_Fetch",
+}
+
+
+class Runner(Protocol):
+    """What runs a plan."""
+
+    @property
+    def plan(self) -> Plan:
+        """What it runs."""
+        ...
+
+    def words_of(self, launch: int) -> ctypes.Array[ctypes.c_uint64]:
+        """The argument words of one of its launches, as they are now."""
+        ...
+
+
+class NativeWaits(Waits):
+    """See `moe_triton.backends.waits.Waits`.
+
+    Attributes:
+        address: of the ``moe::WaitControl``.
+    """
+
+    def __init__(self) -> None:
+        self._struct = WaitControlStruct(main_thread=threading.main_thread().ident)
+        super().__init__()
+        for field, function in _PYTHON_CALLS.items():
+            setattr(self._struct, field, ctypes.cast(getattr(ctypes.pythonapi, function), ctypes.c_void_p))
+        self.address = ctypes.addressof(self._struct)
+        self.holder = ctypes.c_uint64.from_buffer(self._struct, WaitControlStruct.holder.offset)
+        self._runners: weakref.WeakValueDictionary[int, Runner] = weakref.WeakValueDictionary()
+        self._tell: Callable[[Waiting], None] | None = None
+        me = weakref.ref(self)
+
+        # Native code holds its address, and nothing is to lead from there back to here.
+        def tell() -> None:
+            waits = me()
+            if waits is not None:
+                waits._tell_now()
+
+        self._native_tell = tell
+        self._struct.tell = id(tell)
+
+    @property
+    def is_stopped(self) -> bool:  # type: ignore[override]
+        """See `Waits`."""
+        return bool(self._struct.stop)
+
+    @is_stopped.setter
+    def is_stopped(self, value: bool) -> None:
+        self._struct.stop = value
+
+    def raise_stopped(self, operator: str) -> None:
+        """See `Waits`."""
+        kind, value, trace = self._struct.error
+        if kind:
+            self._struct.error[:] = (None, None, None)
+            _restore(kind, value, trace)  # raises it
+        super().raise_stopped(operator)
+
+    def tell_after(self, seconds: float, tell: Callable[[Waiting], None]) -> None:
+        """See `Waits`."""
+        self._tell, self._struct.patience_ns = tell, int(seconds * _NS)
+
+    def add(self, number: int, runner: Runner) -> None:
+        """Takes note of the runner of a plan that its launches name by this number."""
+        self._runners[number] = runner
+
+    def begin(self, number: int, launch: int) -> None:
+        """A launch begins that Python makes by itself."""
+        self._struct.plan, self._struct.launch, self._struct.began_ns = number, launch, 0
+
+    def _tell_now(self) -> None:
+        """On the thread that waits. What a signal's handler raises here ends the wait."""
+        runner, now = self._runners.get(self._struct.plan), time.monotonic_ns()
+        if runner is None or self._tell is None:
+            return
+        number, began_ns = self._struct.launch, self._struct.began_ns
+        since_ns = max(began_ns, now - _STILL_WAITING_NS)
+        awaited = {
+            block: (wait.first, wait.count)
+            for block, wait in enumerate(self._struct.blocks)
+            if wait.looked_ns >= since_ns
+        }
+        launch, words = runner.plan.launches[number], tuple(runner.words_of(number))
+        struct = self._struct
+
+        def goes_on() -> bool:
+            return bool(struct.began_ns == began_ns and struct.holder and not struct.stop)
+
+        try:
+            self._tell(Waiting(runner.plan, launch, words, awaited, (now - began_ns) / _NS, goes_on))
+        except Exception:
+            _log.exception("nothing can be said of a wait that lasts")

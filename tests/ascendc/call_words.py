@@ -1,0 +1,64 @@
+"""Call words that are another number in every round, and the cells where ranks keep theirs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .case import WrongResultError
+
+WORDS_PER_LINE = 16
+KIND_SHIFT = 16
+
+
+def word_of(operator: str, number: int) -> int:
+    """The word of a call, without what was before it."""
+    return "DCBE".index(operator) << 12 | number % 1000 + 1
+
+
+class CallWords:
+    """What every rank puts into its entries and expects in those of others.
+
+    Args:
+        num_ranks: that keep words.
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        self._kinds = [np.zeros(WORDS_PER_LINE, dtype=np.int32) for _ in range(num_ranks)]
+        self._words = [np.zeros(WORDS_PER_LINE, dtype=np.int32) for _ in range(num_ranks)]
+        self._before = [0] * num_ranks
+
+    def sending(self, rank: int, number: int) -> dict[str, object]:
+        """Arguments of a dispatch's first entries."""
+        return {
+            "call": word_of("D", number),
+            "combine_kind": self._kinds[rank],
+            "dispatch_word": self._words[rank],
+        }
+
+    def waiting(self, rank: int, number: int) -> dict[str, object]:
+        """Arguments of the wait for them: every other time the word itself, in place of where it stands."""
+        word = word_of("D", number) | self._before[rank]
+        if number % 2:
+            return {"call": -1, "dispatch_word": self._words[rank]}
+        return {"call": word, "dispatch_word": 0}
+
+    def combining(self, rank: int, number: int) -> dict[str, object]:
+        """Arguments of the kernel that keeps a combine's kind."""
+        self._before[rank] = number % 1000 + 1 << KIND_SHIFT
+        return {"kind": self._before[rank], "combine_kind": self._kinds[rank]}
+
+    def check(self) -> None:
+        """That the cells hold what was kept last, and nothing beside it."""
+        for kind, word, before in zip(self._kinds, self._words, self._before, strict=True):
+            if kind[0] != before or kind[1:].any() or word[1:].any():
+                raise WrongResultError(f"kinds {kind.tolist()}, words {word.tolist()}: {before} was before")
+
+
+def posting(operator: str, number: int) -> dict[str, object]:
+    """Arguments of an entry that has one word in all cases."""
+    return {"call": word_of(operator, number), "kind": 0, "combine_kind": 0}
+
+
+def expecting(operator: str, number: int) -> dict[str, object]:
+    """Arguments of the wait for those."""
+    return {"call": word_of(operator, number), "dispatch_word": 0}

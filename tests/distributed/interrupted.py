@@ -1,0 +1,425 @@
+"""Ranks whose peers do not come, and what ends their waits. Each is called as ``f(rank, num_ranks, ...)``."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from moe_triton import CommunicationTimeoutError, EPBuffer
+from moe_triton import torch_npu_ops as ops
+from tests.distributed.cases import Case, inputs_of, small_case
+from tests.distributed.workers import make_buffer, one_round
+from tests.torch_npu_ops.setting import make_round
+
+TIMEOUT_S = 60.0
+WITHIN_S = 20.0  # at once, on a machine that has much to do; and not the whole time-out
+SOON_S = 0.2
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a call is made.
+
+    Attributes:
+        name: "native", "python" or "torch" (in place of Triton).
+        scheme: how tokens travel.
+        operator: what waits in vain.
+        num_blocks: of each kernel.
+    """
+
+    name: str = "native"
+    scheme: str = "fullmesh_v1"
+    operator: str = "dispatch"
+    num_blocks: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.scheme}-{self.operator}-{self.num_blocks}"
+
+    def case(self, num_ranks: int) -> Case:
+        kernels = "torch" if self.name == "torch" else "triton"
+        return small_case(num_ranks, self.scheme, kernels=kernels, num_blocks=self.num_blocks)
+
+
+WAYS = [
+    Way(),
+    Way(operator="combine"),
+    Way(scheme="fullmesh_v2", operator="combine", num_blocks=2),
+    Way(scheme="direct"),
+    Way(scheme="direct", operator="combine"),
+    Way("python", num_blocks=2),
+    Way("python", "fullmesh_v2"),
+    Way("torch", operator="combine"),
+    Way("torch", "direct"),
+]
+
+
+def prepared(way: Way, rank: int, num_ranks: int, **options: Any) -> tuple[EPBuffer, Callable[[], object]]:
+    """A buffer, and the call that waits until the peers make it too. Collective."""
+    case = way.case(num_ranks)
+    buffer = make_buffer(case, **{"timeout_s": TIMEOUT_S, **options})
+    if way.name == "python":
+        buffer._calls = None
+    inputs = inputs_of(case, rank, 0)
+    # Rows for every rank, and from every rank.
+    topk_idx = torch.arange(case.config.num_topk * 4).view(4, -1).int() % case.config.num_experts
+    for _ in range(3):
+        one_round(buffer, case, inputs, None)
+
+    def dispatch() -> Any:
+        return buffer.dispatch(inputs.x, topk_idx, inputs.topk_weights)
+
+    if way.operator == "dispatch":
+        return buffer, dispatch
+    output = dispatch()
+    return buffer, lambda: buffer.combine(output.tokens, inputs.topk_weights, output.handle)
+
+
+def torch_npu_call(rank: int, num_ranks: int) -> Callable[[], object]:
+    """The same with torch_npu's functions. Collective."""
+    ops.configure(relaxed=True, timeout_s=TIMEOUT_S)
+    r = make_round(rank, num_ranks)
+
+    def dispatch() -> object:
+        return ops.npu_moe_distribute_dispatch_v2(r.x, r.ids, *r.group)
+
+    dispatch()
+    return dispatch
+
+
+@contextlib.contextmanager
+def handled(number: int, handler: Any) -> Iterator[None]:
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def later(action: Callable[[], object], seconds: float = SOON_S) -> None:
+    timer = threading.Timer(seconds, action)
+    timer.daemon = True
+    timer.start()
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+def error_of(call: Callable[[], object]) -> tuple[str, str, bool]:
+    """What a call raised, what that said, and whether it took no longer than it may."""
+    start = time.monotonic()
+    try:
+        call()
+    except BaseException as error:
+        return type(error).__name__, str(error), time.monotonic() - start < WITHIN_S
+    return "", "", time.monotonic() - start < WITHIN_S
+
+
+@contextlib.contextmanager
+def messages() -> Iterator[list[str]]:
+    """What is logged meanwhile."""
+    said: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    logger, handler = logging.getLogger("moe_triton"), Keep()
+    logger.addHandler(handler)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(handler)
+
+
+def interrupt(rank: int, num_ranks: int, way: Way) -> Any:
+    """Rank 0 gets Ctrl-C in a wait; then what the next call says."""
+    buffer, call = prepared(way, rank, num_ranks)
+    with buffer:
+        said = None
+        if rank == 0:
+            later(lambda: send(signal.SIGINT))
+            said = error_of(call), error_of(call)
+        dist.barrier()
+    return said
+
+
+class Raised(Exception):  # noqa: N818
+    """Of a test's handler."""
+
+
+def raise_from_handler(*_: object) -> None:
+    raise Raised("by a handler")
+
+
+def raise_in_handlers(rank: int, num_ranks: int) -> Any:
+    """Another signal than Ctrl-C's, with a handler that raises."""
+    buffer, call = prepared(Way(), rank, num_ranks)
+    said = None
+    with buffer, handled(signal.SIGUSR1, raise_from_handler):
+        if rank == 0:
+            later(lambda: send(signal.SIGUSR1))
+            said = error_of(call), error_of(call)
+        dist.barrier()
+    return said
+
+
+def go_on_after_handlers(rank: int, num_ranks: int, way: Way) -> Any:
+    """Handlers that do not raise run while a wait goes on."""
+    buffer, call = prepared(way, rank, num_ranks)
+    seen: list[float] = []
+    with buffer, handled(signal.SIGUSR1, lambda *_: seen.append(time.monotonic())):
+        if rank == 0:
+            for i in range(1, 4):
+                later(lambda: send(signal.SIGUSR1), 0.2 * i)
+        else:
+            time.sleep(1.0)
+        call()
+        returned = time.monotonic()
+        one_round(buffer, way.case(num_ranks), inputs_of(way.case(num_ranks), rank, 1), None)
+    # The first came in the wait, not after it.
+    return bool(seen) and seen[0] < returned - 0.1
+
+
+def interrupt_elsewhere(rank: int, num_ranks: int) -> Any:
+    """Ctrl-C belongs to the main thread. What waits on another one waits on, until it is closed."""
+    buffer, call = prepared(Way(), rank, num_ranks)
+    said: list[Any] = []
+    if rank == 0:
+        ended = threading.Event()
+        threading.Thread(target=lambda: (said.append(error_of(call)), ended.set())).start()
+        try:
+            later(lambda: send(signal.SIGINT))
+            ended.wait(WITHIN_S)
+        except KeyboardInterrupt:
+            said.append(("main thread", ended.is_set()))
+        buffer.close()
+        ended.wait(WITHIN_S)
+    dist.barrier()
+    buffer.close()
+    return said
+
+
+def interrupt_torch_npu(rank: int, num_ranks: int) -> Any:
+    call = torch_npu_call(rank, num_ranks)
+    said = None
+    if rank == 0:
+        later(lambda: send(signal.SIGINT))
+        said = error_of(call), error_of(call)
+    dist.barrier()
+    ops.release(ops.group_name())
+    return said
+
+
+def barrier_interrupted(rank: int, num_ranks: int) -> Any:
+    buffer, _ = prepared(Way(), rank, num_ranks)
+    said = None
+    with buffer:
+        if rank == 0:
+            later(lambda: send(signal.SIGINT))
+            said = error_of(buffer._communicator.barrier), error_of(buffer._communicator.barrier)
+        dist.barrier()
+    return said
+
+
+def wait_long(rank: int, num_ranks: int, way: Way) -> list[str]:
+    """What is logged while ranks 1 and 3 keep the others waiting."""
+    buffer, call = prepared(way, rank, num_ranks, timeout_s=2.0)
+    with buffer, messages() as said:
+        if rank in (1, 3):
+            time.sleep(1.4)
+        call()
+    return said
+
+
+def wait_behind(rank: int, num_ranks: int) -> Any:
+    """Rank 2 does not combine. Rank 1 waits for it there; rank 0 waits for both in the next dispatch."""
+    case = small_case(num_ranks)
+    buffer = make_buffer(case, timeout_s=3.0)
+    x = torch.zeros(4, 64, dtype=torch.bfloat16)
+    weights = torch.ones(4, 2)
+    # Only rank 1 has tokens for an expert on rank 2.
+    ids = torch.tensor([[0, 4 if rank == 1 else 1]] * 4, dtype=torch.int32)
+    output = buffer.dispatch(x, ids)
+    said = None
+    if rank < 2:
+        try:
+            buffer.combine(output.tokens, weights, output.handle)
+            buffer.dispatch(x, ids)
+        except CommunicationTimeoutError as error:
+            said = error.operator, error.missing_ranks, str(error)
+    dist.barrier()
+    buffer.close()
+    return said
+
+
+def close_meanwhile(rank: int, num_ranks: int, way: Way, how: str) -> Any:
+    """Rank 0 closes its buffer while it waits in a call: another thread does, or a signal's handler."""
+    buffer, call = prepared(way, rank, num_ranks)
+    said = None
+    with handled(signal.SIGUSR1, lambda *_: buffer.close()):
+        if rank == 0:
+            actions: dict[str, Callable[[], object]] = {
+                "thread": buffer.close,
+                "handler": lambda: send(signal.SIGUSR1),
+            }
+            later(actions[how])
+            said = error_of(call), error_of(call)
+            closed = error_of(buffer.close)
+            said = *said, closed, buffer._communicator._given_back
+        dist.barrier()
+    buffer.close()
+    return said
+
+
+def close_in_threads(rank: int, num_ranks: int) -> Any:
+    """Several threads close while one waits; each returns when the memory is given back."""
+    buffer, call = prepared(Way(), rank, num_ranks)
+    given_back: list[bool] = []
+
+    def close() -> None:
+        buffer.close()
+        given_back.append(buffer._communicator._given_back)
+
+    said = None
+    if rank == 0:
+        for _ in range(3):
+            later(close)
+        said = error_of(call)
+        buffer.close()
+        deadline = time.monotonic() + WITHIN_S
+        while len(given_back) < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    dist.barrier()
+    buffer.close()
+    return said, given_back
+
+
+def release_meanwhile(rank: int, num_ranks: int) -> Any:
+    call = torch_npu_call(rank, num_ranks)
+    said = None
+    if rank == 0:
+        later(lambda: ops.release(ops.group_name()))
+        said = error_of(call)
+    dist.barrier()
+    ops.release(ops.group_name())
+    return said
+
+
+def close_while_compiling(rank: int, num_ranks: int) -> Any:
+    """A first call takes long to compile; it is closed meanwhile and sends nothing."""
+    case = small_case(num_ranks)
+    buffer = make_buffer(case, timeout_s=TIMEOUT_S)
+    executables = buffer._communicator._executables
+    compile_plan = executables.compile
+
+    def slowly(plan: Any) -> Any:
+        time.sleep(1.0)
+        return compile_plan(plan)
+
+    executables.compile = slowly  # type: ignore[method-assign]
+    inputs = inputs_of(case, rank, 0)
+    if rank == 0:
+        later(buffer.close)
+    said = None if rank else error_of(lambda: buffer.dispatch(inputs.x, inputs.topk_idx))
+    dist.barrier()
+    buffer.close()
+    return said
+
+
+def look_after_close(rank: int, num_ranks: int) -> bool:
+    """Outputs of direct lie in the window, and outlive it."""
+    way = Way(scheme="direct")
+    case = way.case(num_ranks)
+    buffer = make_buffer(case)
+    for number in range(3):
+        inputs = inputs_of(case, rank, number)
+        output = buffer.dispatch(inputs.x, inputs.topk_idx, inputs.topk_weights)
+        buffer.combine(output.tokens, inputs.topk_weights, output.handle)
+    rows = output.tokens[: output.handle.num_received()]
+    before = rows.clone()
+    dist.barrier()
+    buffer.close()
+    del buffer
+    dist.barrier()
+    return torch.equal(rows, before)
+
+
+def fork(rank: int, num_ranks: int, way: Way, trace: str) -> Any:
+    """Rank 0 forks. What the child is told; and whether the parent goes on and writes its trace."""
+    case = way.case(num_ranks)
+    buffer, call = prepared(way, rank, num_ranks, trace=trace)
+    said = b""
+    if rank == 0:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                told = error_of(call), error_of(buffer.write_trace), error_of(buffer.close)
+                os.write(writing, repr(told).encode())
+            del call, buffer  # and what goes with it
+            os._exit(0)
+        os.close(writing)
+        while part := os.read(reading, 1 << 16):
+            said += part
+        os.waitpid(child, 0)
+    dist.barrier()
+    one_round(buffer, case, inputs_of(case, rank, 1), None)
+    buffer.close()
+    return said.decode()
+
+
+def fork_meanwhile(rank: int, num_ranks: int) -> Any:
+    """Rank 0 forks while another thread is in a call, with the lock held. What the child is told."""
+    buffer, call = prepared(Way(), rank, num_ranks)
+    said = b""
+    if rank == 0:
+        thread = threading.Thread(target=error_of, args=(call,))
+        thread.start()
+        deadline = time.monotonic() + WITHIN_S
+        while not buffer._communicator._lock.locked() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                os.write(writing, repr((error_of(call), error_of(buffer.close))).encode())
+            os._exit(0)
+        os.close(writing)
+        while part := os.read(reading, 1 << 16):
+            said += part
+        os.waitpid(child, 0)
+        buffer.close()
+        thread.join(WITHIN_S)
+    dist.barrier()
+    buffer.close()
+    return said.decode()
+
+
+def close_at_any_moment(rank: int, num_ranks: int, rounds: int) -> list[str]:
+    """A thread closes at some moment of a run of calls; all of them return or say so."""
+    wrong = []
+    for number in range(rounds):
+        way = WAYS[number % len(WAYS)]
+        case = way.case(num_ranks)
+        buffer = make_buffer(case, timeout_s=TIMEOUT_S)
+        inputs = inputs_of(case, rank, number)
+        later(buffer.close, 0.0007 * (number * (7 if rank else 5) % 97))
+        deadline = time.monotonic() + WITHIN_S
+        said = ("", "", True)
+        while not said[0] and time.monotonic() < deadline:
+            said = error_of(lambda b=buffer, c=case, i=inputs: one_round(b, c, i, None))  # type: ignore[misc]
+        if said[0] != "BufferStateError" or "closed" not in said[1]:
+            wrong.append(f"{way}: {said}")
+        dist.barrier()
+    return wrong

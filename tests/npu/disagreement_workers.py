@@ -1,0 +1,66 @@
+"""Ranks that make different calls on the stand-in. Each function is called as ``f(rank, num_ranks, ...)``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from moe_triton import BufferStateError, ConfigMismatchError, EPBuffer
+from tests.distributed.cases import Case, inputs_of
+from tests.npu.workers import start
+
+Said = tuple[str, str]
+
+
+def _round(buffer: EPBuffer, case: Case, dtype: torch.dtype, *, int8: bool, weights: bool) -> list[Any]:
+    """A dispatch and a combine of what came, as rows of the results' dtype. What must live until they end."""
+    inputs = inputs_of(case, buffer.rank, 0)
+    x = inputs.x.to(dtype)
+    given = inputs.topk_weights if weights else None
+    output = buffer.dispatch(x, inputs.topk_idx, given, quantize="int8" if int8 else None)
+    y = torch.ones(output.tokens.shape, dtype=dtype)
+    return [output, x, y, buffer.combine(y, None, output.handle)]
+
+
+def _what_comes_of_it(buffer: EPBuffer) -> Said:
+    """What `synchronize` raises, and the next call after it."""
+    try:
+        buffer.synchronize()
+    except ConfigMismatchError as error:
+        said = str(error)
+    else:
+        return "nothing was raised", ""
+    try:
+        buffer.synchronize()
+    except BufferStateError as error:
+        return said, str(error)
+    return said, "it could be used again"
+
+
+def differ(rank: int, num_ranks: int, case: Case, change: dict[str, bool]) -> Said:
+    """The last rank's second round is another one; nobody waits before it has all been started."""
+    _, buffer = start(case, "random", rank, timeout_s=3.0)
+    usual = {"int8": False, "weights": False}
+    keep = [_round(buffer, case, torch.bfloat16, **usual)]
+    buffer.synchronize()
+    how = {**usual, **change} if rank == num_ranks - 1 else usual
+    keep.append(_round(buffer, case, torch.bfloat16, **how))
+    return _what_comes_of_it(buffer)
+
+
+def differ_in_graphs(rank: int, num_ranks: int, case: Case) -> Said:
+    """Combines in graphs return results of another dtype; the host does nothing between two replays."""
+    _, buffer = start(case, "random", rank, timeout_s=3.0)
+    keep = []
+    for dtype in (torch.float16, torch.bfloat16):
+        keep.append(_round(buffer, case, dtype, int8=True, weights=False))
+        buffer.synchronize()
+    mine = torch.float16 if rank == num_ranks - 1 else torch.bfloat16
+    graph = torch.npu.NPUGraph()  # type: ignore[attr-defined]
+    with torch.npu.graph(graph):  # type: ignore[attr-defined]
+        keep.append(_round(buffer, case, mine, int8=True, weights=False))
+    graph.replay()
+    buffer.synchronize()  # so far nobody can tell: combine's flags say nothing
+    graph.replay()
+    return _what_comes_of_it(buffer)

@@ -1,0 +1,39 @@
+"""Calls that differ where nobody waits for them: `synchronize` says so on every rank, in graphs too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from moe_triton.processes import RankGroup
+from tests.distributed.cases import Case
+from tests.npu.disagreement_workers import differ, differ_in_graphs
+from tests.npu.test_dispatch_combine import config
+
+Ranks = Callable[[int], RankGroup]
+
+
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct"])
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"int8": True}, "row format: bf16 on rank(s) [0], int8 on rank(s) [1]"),
+        ({"weights": True}, "weights: no on rank(s) [0], yes on rank(s) [1]"),
+    ],
+    ids=["int8", "weights"],
+)
+def test_synchronize_names_what_differs(
+    ranks: Ranks, scheme: str, change: dict[str, bool], line: str
+) -> None:
+    case = Case(config(scheme=scheme), 3, "uniform", (8, 8), num_blocks=2)
+    for said, after in ranks(2).run(differ, case, change):
+        assert said.split("\n")[:2] == ["dispatch number 1: ranks made different calls:", f"  {line}"]
+        assert "the buffer is broken: dispatch number 1: ranks made different calls" in after
+
+
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2"])
+def test_a_graph_keeps_the_kind_of_its_combine(ranks: Ranks, scheme: str) -> None:
+    case = Case(config(scheme=scheme), 3, "uniform", (8, 8), num_blocks=2)
+    for said, _ in ranks(2).run(differ_in_graphs, case):
+        assert "  row format of the combine before: bf16 on rank(s) [0], fp16 on rank(s) [1]" in said

@@ -1,0 +1,157 @@
+"""Whom a wait is for, read from where it looks while it goes on."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+
+import numpy as np
+import pytest
+
+from moe_triton import abi, ascendc
+from moe_triton.awaited import FLAG_BITS, MAX_PATIENCE_S, awaited_ranks, patience_s, tell_of
+from moe_triton.backends.waits import Waiting
+from moe_triton.config import Config
+from moe_triton.kernel import AscendCKernel
+from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, STAMP_BYTES, STATUS_ENTRY_BYTES
+from moe_triton.plan import Plan, Value, launch
+from moe_triton.region import Region, region_of
+from moe_triton.schemes.site import Site
+from moe_triton.tuning import Tuning
+
+RANKS, EXPERTS, TOPK, ZONE = 4, 2, 2, 1
+CONFIG = Config(RANKS, 4, 64, TOPK, EXPERTS * RANKS, relaxed=True)
+SITE = Site(CONFIG, 2, 2, 1_000_000, "cpu", None, Tuning())
+
+
+def waiting(
+    kernel: AscendCKernel,
+    awaited: dict[int, tuple[int, int]],
+    step: str = "wait",
+    **values: Value | np.ndarray,
+) -> Waiting:
+    """A launch with these arguments, and 0 for all others."""
+    given = {
+        name: int(value.ctypes.data) if isinstance(value, np.ndarray) else value
+        for name, value in values.items()
+    }
+    rest = {arg.name: 0 for arg in kernel.args if arg.name not in given}
+    made = launch(step, kernel, "communication", 2, **given, **rest)
+    return Waiting(Plan("dispatch", ZONE, (made,)), made, abi.words(made)[0], awaited, 5.0)
+
+
+def raise_flag(window: np.ndarray, region: Region, **index: int) -> None:
+    offset = region.offset(**index)
+    window[offset : offset + 4].view(np.int32)[0] = FLAG_BITS
+
+
+def entries() -> tuple[np.ndarray, Region]:
+    e = STATUS_ENTRY_BYTES
+    sizes = (2, EXPERTS * RANKS * e), (EXPERTS, RANKS * e), (RANKS, e)
+    region = region_of("dispatch_status", 64, e, *sizes)
+    return np.zeros(region.end, np.uint8), region
+
+
+@pytest.mark.parametrize("missing", [(), (0,), (1, 3), (0, 1, 2, 3)])
+def test_entries_that_are_missing(missing: tuple[int, ...]) -> None:
+    window, status = entries()
+    for expert, source in itertools.product(range(EXPERTS), range(RANKS)):
+        if source not in missing:
+            raise_flag(window, status, zone=ZONE, expert=expert, source=source)
+    arguments = {"window": window, "zone": ZONE, "status": status.words()}
+    blocks = {0: (0, 4), 1: (4, 4)}
+    found = awaited_ranks(SITE, waiting(ascendc.DISPATCH_WAIT, blocks, **arguments))
+    assert found == list(missing)
+    # A block that has ended its wait has cleared what it waited for.
+    window[status.offset(zone=ZONE) : status.offset(zone=ZONE, expert=1)] = 0
+    found = awaited_ranks(SITE, waiting(ascendc.DISPATCH_WAIT, {1: (4, 4)}, **arguments))
+    assert found == list(missing)
+    cell = np.array([1 - ZONE], np.int32)
+    other = waiting(ascendc.DISPATCH_WAIT, blocks, **arguments, zone_at=cell)
+    assert awaited_ranks(SITE, other) == [0, 1, 2, 3]
+
+
+def test_results_that_are_missing() -> None:
+    e, results = STATUS_ENTRY_BYTES, TOPK
+    status = region_of("combine_status", 0, e, (2, 4 * results * e), (4, results * e), (results, e))
+    window = np.zeros(status.end, np.uint8)
+    # Experts 2 r and 2 r + 1 are on rank r; 99 and -1 are nobody's.
+    ids = np.array([[0, 2], [4, 6], [-1, 99], [6, 1]], np.int32)
+    active = np.array([0, 1, 2, -1], np.int32)
+    raise_flag(window, status, zone=ZONE, token=1, k=0)
+    arguments = {
+        "window": window,
+        "topk_idx": ids,
+        "topk": TOPK,
+        "num_experts": CONFIG.num_experts,
+        "zone": ZONE,
+        "status": status.words(),
+    }
+    wait = ascendc.COMBINE_WAIT
+    assert awaited_ranks(SITE, waiting(wait, {0: (1, 3)}, **arguments)) == [0, 3]
+    assert awaited_ranks(SITE, waiting(wait, {0: (0, 4)}, **arguments)) == [0, 1, 3]
+    assert awaited_ranks(SITE, waiting(wait, {0: (1, 3)}, active=active, **arguments)) == [3]
+
+
+def test_rows_that_are_missing() -> None:
+    slot_blocks, stamp_offset = 2, BLOCK_DATA_BYTES
+    slot = slot_blocks * BLOCK_BYTES
+    assert stamp_offset + STAMP_BYTES <= slot_blocks * BLOCK_DATA_BYTES
+    sizes = (2, RANKS * EXPERTS * 4 * slot), (RANKS, EXPERTS * 4 * slot), (EXPERTS, 4 * slot), (4, slot)
+    slots = region_of("dispatch_slots", 0, slot, *sizes)
+    window = np.zeros(slots.end, np.uint8)
+    offsets = np.cumsum([1, 0, 2, 1, 0, 3, 0, 1], dtype=np.int32)  # rows of each (expert, source)
+
+    def arrive(source: int, expert: int, index: int, blocks: int = slot_blocks) -> None:
+        first = slots.offset(zone=ZONE, source=source, expert=expert, index=index)
+        for block in range(blocks):
+            flag = first + block * BLOCK_BYTES + BLOCK_DATA_BYTES
+            window[flag : flag + 4].view(np.int32)[0] = FLAG_BITS
+
+    arguments = {
+        "window": window,
+        "recv_offsets": offsets,
+        "num_entries": len(offsets),
+        "num_ranks": RANKS,
+        "stamp_offset": stamp_offset,
+        "zone": ZONE,
+        "slots": slots.words(),
+    }
+
+    def found(first: int, count: int) -> list[int] | None:
+        return awaited_ranks(SITE, waiting(ascendc.INBAND_RECEIVE, {0: (first, count)}, **arguments))
+
+    assert found(0, 8) == [0, 1, 2, 3]
+    arrive(0, 0, 0)
+    arrive(2, 0, 0)
+    assert found(0, 4) == [2, 3]
+    arrive(2, 0, 1)
+    arrive(3, 0, 0, blocks=1)
+    assert found(0, 4) == [3]
+    arrive(1, 1, 2)
+    assert found(6, 1) == []
+    assert found(4, 4) == [1, 3]
+
+
+def test_a_tensor_parallel_exchange_is_between_two() -> None:
+    site = Site(CONFIG, 2, 2, 1_000_000, "cpu", 0, Tuning())
+    window, status = entries()
+    arguments = {"window": window, "zone": ZONE, "status": status.words()}
+    made = waiting(ascendc.DISPATCH_WAIT, {0: (0, 4)}, "exchange: wait", **arguments)
+    assert awaited_ranks(site, made) == [1]
+
+
+def test_what_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    window, status = entries()
+    arguments = {"window": window, "zone": ZONE, "status": status.words()}
+    with caplog.at_level(logging.WARNING, logger="moe_triton"):
+        made = waiting(ascendc.DISPATCH_WAIT, {0: (1, 2)}, **arguments)
+        tell_of(SITE, made, {"dispatch": 12})
+        tell_of(SITE, waiting(ascendc.POST_STATUS, {}, status=status.words()), {"dispatch": 12})
+    (record,) = caplog.records
+    assert record.getMessage() == "dispatch number 12 (zone 1) has waited 5.0 s for rank(s) [1, 2]"
+
+
+def test_patience_ends_before_the_wait() -> None:
+    assert patience_s(60.0) == MAX_PATIENCE_S
+    assert patience_s(4.0) == 2.0

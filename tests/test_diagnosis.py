@@ -1,0 +1,191 @@
+"""What is said of failed runs is made from memory that peers write: whatever it holds, an error comes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moe_triton.ascendc import (
+    COMBINE_WAIT,
+    DISPATCH_WAIT,
+    REPORT_MISMATCH,
+    REPORT_TIMEOUT,
+    REPORT_WORDS,
+    first_code,
+)
+from moe_triton.config import Config
+from moe_triton.diagnosis import Call, failure
+from moe_triton.disagreement import FLAG_BITS
+from moe_triton.errors import CommunicationTimeoutError, ConfigMismatchError
+from moe_triton.layout import CALL_WORD, NUM_ZONES
+from moe_triton.layout.call_word import Kind, call_word
+from moe_triton.plan import Launch
+from moe_triton.schemes import make_scheme
+from moe_triton.schemes.site import Site
+from moe_triton.schemes.variants import CombineVariant, DispatchVariant
+
+RANKS, TOKENS, TOPK = 4, 3, 2
+BF16 = torch.bfloat16
+DISPATCH = DispatchVariant(BF16, quantize=False, smooth=False, weights=False)
+COMBINE = CombineVariant(BF16, weights=False)
+USUAL = call_word("dispatch", DISPATCH.kind)
+
+
+def site_of(scheme: str, version: int = 2, exchange: int | None = None) -> Site:
+    config = Config(RANKS, TOKENS, 64, TOPK, 8, scheme=scheme, version=version, relaxed=True)
+    return Site(config, 1, num_blocks=2, timeout_us=5, target="cpu", exchange_rank=exchange)
+
+
+def waits_of(site: Site) -> list[tuple[str, int, Launch]]:
+    """Operator, zone and launch of every wait for flags."""
+    scheme = make_scheme(site)
+    exchange = site.exchange_rank is not None
+    dispatch = DispatchVariant(BF16, quantize=False, smooth=False, weights=False, exchange=exchange)
+    combine = CombineVariant(BF16, weights=False, exchange=exchange)
+    plans = [plan for zone in range(NUM_ZONES) for plan in (
+        scheme.whole(dispatch, zone), scheme.whole(combine, zone), scheme.barrier(zone)
+    )]  # fmt: skip
+    return [
+        (plan.operator, plan.zone, launch)
+        for plan in plans
+        for launch in plan.launches
+        if launch.kernel in (DISPATCH_WAIT, COMBINE_WAIT)
+    ]
+
+
+SITES = [
+    site_of("fullmesh_v1"),
+    site_of("fullmesh_v2"),
+    site_of("direct"),
+    site_of("fullmesh_v1", 1),
+    site_of("fullmesh_v1", exchange=0),
+]
+
+
+def memory_of(site: Site) -> dict[str, torch.Tensor | int]:
+    """What waits' plans hold, of zeros."""
+    names = ("recv_counts", "barrier_counts", "reduced_counts")
+    counts = {name: torch.zeros(site.scratch()[name][0], dtype=torch.int32) for name in names}
+    memory: dict[str, torch.Tensor | int] = {
+        **counts,
+        "window": torch.zeros(site.layout.window_bytes, dtype=torch.uint8),
+        "exchange_counts": torch.zeros(2, dtype=torch.int32),
+        "topk_idx": torch.arange(TOKENS * TOPK, dtype=torch.int32).view(TOKENS, TOPK),
+        "num_tokens": TOKENS,
+    }
+    if site.exchange_rank is not None:
+        memory["exchange_window"] = torch.zeros(site.exchange.window_bytes, dtype=torch.uint8)
+    return memory
+
+
+def report_of(code: int, zone: int, first: int = 0, expected: int = 0, found: int = 0) -> torch.Tensor:
+    report = torch.zeros(2, REPORT_WORDS, dtype=torch.int32)
+    report[1, :6] = torch.tensor([code, first, 1, zone, expected, found])
+    return report
+
+
+words = st.integers(-(2**31), 2**31 - 1)
+
+
+@pytest.mark.parametrize("number", range(len(SITES)))
+@settings(max_examples=15)
+@given(seed=st.integers(0, 2**20), expected=words, found=words, share=st.sampled_from([0.0, 0.5, 1.0]))
+def test_any_memory_gives_an_error_of_ours(
+    number: int, seed: int, expected: int, found: int, share: float
+) -> None:
+    site = SITES[number]
+    generator = torch.Generator().manual_seed(seed)
+    memory = memory_of(site)
+    for held in memory.values():
+        if isinstance(held, torch.Tensor) and held.dtype == torch.uint8:
+            rubbish = torch.randint(-(2**31), 2**31, (len(held) // 4,), generator=generator)
+            flags = torch.rand(len(rubbish), generator=generator) < share
+            held.view(torch.int32).copy_(torch.where(flags, FLAG_BITS, rubbish))
+        elif isinstance(held, torch.Tensor):
+            held.copy_(torch.randint(-2, 3, held.shape, generator=generator))
+    memory["topk_idx"] = memory_of(site)["topk_idx"]  # this rank's own
+    for operator, zone, launch in waits_of(site):
+        call = Call(operator, 7, memory, 5)
+        codes = [REPORT_TIMEOUT] + [REPORT_MISMATCH] * (launch.kernel is DISPATCH_WAIT)
+        for code in codes:
+            report = report_of(code, zone, seed % 3, expected, found)
+            _, error = failure(site, call, launch, code, report, {}, ())
+            kind = CommunicationTimeoutError if code == REPORT_TIMEOUT else ConfigMismatchError
+            assert isinstance(error, kind)
+            assert f"{operator} number 7" in str(error)
+
+
+def post(
+    site: Site, name: str, zone: int, rank: int, word: int, memory: dict[str, torch.Tensor | int]
+) -> None:
+    window = memory["window"]
+    assert isinstance(window, torch.Tensor)
+    at = site.layout.region(name).offset(zone=zone, source=rank) // 4
+    window.view(torch.int32)[at] = FLAG_BITS
+    window.view(torch.int32)[at + CALL_WORD] = word
+
+
+def wait_of(site: Site, operator: str) -> Launch:
+    return next(launch for of, zone, launch in waits_of(site) if of == operator and zone == 0)
+
+
+def test_cleared_entries_were_this_ranks_own_kind() -> None:
+    """A block that met no other word has cleared what it saw."""
+    site, other = SITES[0], call_word("dispatch", Kind("int8"))
+    memory = memory_of(site)
+    post(site, "dispatch_status", 0, 3, other, memory)
+    report = report_of(REPORT_MISMATCH, 0, 3, USUAL, other)
+    call = Call("dispatch", 5, memory, 5)
+    why, error = failure(site, call, wait_of(site, "dispatch"), REPORT_MISMATCH, report, {}, ())
+    assert why == "dispatch number 5: ranks made different calls"
+    assert "  row format: bf16 on rank(s) [0, 1, 2], int8 on rank(s) [3]\n" in str(error)
+
+
+def missing(memory: dict[str, torch.Tensor | int], ranks: list[int]) -> None:
+    for name in ("recv_counts", "barrier_counts"):
+        counts = memory[name]
+        assert isinstance(counts, torch.Tensor)
+        counts.view(-1, RANKS)[:, ranks] = -1
+
+
+def timed_out(memory: dict[str, torch.Tensor | int], in_flight: tuple[str, ...] = ()) -> str:
+    site, call = SITES[0], Call("dispatch", 5, memory, 5)
+    report = report_of(REPORT_TIMEOUT, 0)
+    return str(failure(site, call, wait_of(site, "dispatch"), REPORT_TIMEOUT, report, {}, in_flight)[1])
+
+
+def test_only_missing_ranks_have_posted_something_instead() -> None:
+    memory = memory_of(SITES[0])
+    missing(memory, [2])
+    post(SITES[0], "barrier_status", 0, 2, call_word("barrier"), memory)
+    post(SITES[0], "barrier_status", 1, 3, call_word("barrier"), memory)
+    assert "Instead, rank(s) [2] posted flags of a barrier: every rank" in timed_out(memory)
+
+
+def test_flags_of_what_is_in_flight_are_where_they_belong() -> None:
+    memory = memory_of(SITES[0])
+    missing(memory, [2])
+    window = memory["window"]
+    assert isinstance(window, torch.Tensor)
+    at = SITES[0].slots_layout.combine_status.offset(zone=1, token=1, k=1) // 4
+    window.view(torch.int32)[at : at + 8] = FLAG_BITS
+    assert "Instead, rank(s) [2] posted flags of a combine" in timed_out(memory)
+    assert "Instead" not in timed_out(memory, ("combine",))
+    missing(memory, [0, 2, 3])
+    assert "Instead, one of ranks [0, 2, 3] posted flags of a combine" in timed_out(memory)
+
+
+def test_who_was_late_has_posted_nothing_instead() -> None:
+    memory = memory_of(SITES[0])
+    missing(memory, [2])
+    post(SITES[0], "barrier_status", 0, 2, call_word("barrier"), memory)
+    post(SITES[0], "dispatch_status", 0, 2, USUAL, memory)
+    assert "Instead" not in timed_out(memory)
+
+
+def test_calls_that_differ_come_first() -> None:
+    report = torch.zeros(3, REPORT_WORDS, dtype=torch.int32)
+    report[1, 0], report[2, 0] = REPORT_TIMEOUT, REPORT_MISMATCH
+    assert first_code(report) == REPORT_MISMATCH
