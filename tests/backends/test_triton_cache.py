@@ -9,7 +9,6 @@ import os
 import shutil
 import stat
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -341,12 +340,19 @@ def test_a_native_library_that_is_none_is_an_error_of_ours(
             native.library.__wrapped__()
 
 
-def test_what_is_built_privately_goes_with_the_process() -> None:
-    code = (
-        "from moe_triton.backends.cpu.triton import cache\n"
-        "print(cache.fetch_privately('key', lambda: b'content'))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    path = Path(done.stdout.strip())
-    assert path.name == "key.so"
-    assert not path.parent.exists()
+def _build_privately(report: str) -> None:
+    Path(report).write_text(str(cache.fetch_privately("key", lambda: b"content")))
+
+
+def test_what_is_built_privately_goes_with_the_process(folder: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report"
+    ours = cache.fetch_privately("key", lambda: b"content")
+    process = multiprocessing.get_context("fork").Process(target=_build_privately, args=(str(report),))
+    process.start()
+    process.join(30)
+    assert process.exitcode == 0
+    theirs = Path(report.read_text())
+    assert theirs.name == ours.name == "key.so"
+    assert theirs.parent != ours.parent
+    assert not theirs.parent.exists()
+    assert ours.exists()

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from moe_triton import ArgumentError, ConfigMismatchError, EPBuffer, Tuning, WindowError, buffer, communicator
+from moe_triton import torch_npu_ops as ops
 from moe_triton.backends import make_backend
 from moe_triton.backends.cpu import window
 from moe_triton.communicator import Communicator
@@ -26,8 +27,10 @@ from moe_triton.config import Config
 from moe_triton.construction import Order
 from moe_triton.processes import RankGroup, run_ranks
 from moe_triton.rendezvous import Meeting
+from moe_triton.torch_npu_ops import settings
 from tests.distributed.cases import inputs_of, small_case
 from tests.distributed.workers import compare_rounds, make_buffer, one_round
+from tests.torch_npu_ops.setting import fresh, make_round
 
 Groups = Callable[[int], RankGroup]
 SIZES = ("num_max_tokens_per_rank", "hidden", "num_topk", "num_experts")
@@ -287,6 +290,28 @@ def in_pairs(rank: int, num_ranks: int, stage: str) -> str:
 def test_tensor_parallel_pairs_tell_each_other_too(stage: str) -> None:
     for said in run_ranks(in_pairs, 4, (stage,)):
         assert "for once" in said
+
+
+def through_torch_npu(rank: int, num_ranks: int) -> str:
+    with fresh(timeout_s=PATIENCE_S):
+        inputs = make_round(rank, num_ranks)
+        dispatch = lambda: ops.npu_moe_distribute_dispatch_v2(inputs.x, inputs.ids, *inputs.group)  # noqa: E731
+        with pytest.MonkeyPatch.context() as patch:
+            if rank == 1:
+                # Refused before anything is made: nobody is told, and the call may be made again.
+                with pytest.raises(ArgumentError):
+                    ops.npu_moe_distribute_dispatch_v2(inputs.x, inputs.ids, *inputs.group, quant_mode=1)
+                patch.setattr(settings.Settings, "make_backend", fail_with(OddError("for once")))
+            said = at_once(dispatch, OddError, ConfigMismatchError)
+        dispatch()
+        return said
+
+
+def test_a_rank_that_fails_inside_torch_npus_functions_tells_the_others(ranks: Groups) -> None:
+    assert ranks(2).run(through_torch_npu) == [
+        "rank 1 cannot be constructed: OddError: for once",
+        "for once",
+    ]
 
 
 def forked(rank: int, num_ranks: int) -> list[str]:

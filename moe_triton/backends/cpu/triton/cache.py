@@ -11,7 +11,6 @@ is passed by, with a warning: a process then builds for itself, in a folder that
 
 from __future__ import annotations
 
-import atexit
 import fcntl
 import hashlib
 import logging
@@ -22,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 from moe_triton.errors import ToolchainError
@@ -145,14 +145,9 @@ def private_folder() -> Path:
     pid = os.getpid()  # a forked process has one of its own
     if pid not in _private:
         folder = Path(tempfile.mkdtemp(prefix="moe_triton-kernels-"))
-        atexit.register(_remove, pid, folder)
+        Finalize(None, shutil.rmtree, (folder, True), exitpriority=0)  # at the end of this process only
         _private[pid] = folder
     return _private[pid]
-
-
-def _remove(pid: int, folder: Path) -> None:
-    if os.getpid() == pid:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _pass_by(folder: Path, error: OSError) -> None:
