@@ -5,26 +5,33 @@ long gives its round up, and everybody who comes later meets in the next attempt
 how much. So ranks that both raise and both try again find each other, and nothing that an attempt left behind
 is taken for news.
 
+A rank that cannot take part *refuses* the round: it says why and goes on at once. That ends the attempt, and
+every other rank is told once, those that come later too: what it tries next, it tries in the attempt after.
+
 In the store, under a prefix of the ranks that meet::
 
     open                       the attempt to join
+    next/<rank>                the first attempt that a rank has not seen the end of
     <attempt>/<round>/<rank>   a rank's message
-    <attempt>/<round>/state    how the round ended: DONE, or who gave it up and whom it missed, "2 0,1"
+    <attempt>/<round>/state    how the round ended: DONE; who gave it up and whom it missed, "2 0,1"; or who
+                               refused it and why, 'refused 2 "reason"'
     <attempt>/<round>/left     how many ranks have read all messages; the last one deletes them
-    given up, given up/<i>     the rounds whose state is still there, until all ranks are in a later attempt
+    <attempt>/<round>/told     how many ranks know of a refusal
+    ended, ended/<i>           the rounds whose state is still there, until all ranks are in a later attempt
 
 A round ends once, by compare_set: either all messages are there and every rank takes them, or it is given up
-and no rank does. Keys are asked for by `check` and never waited for: a store serves one caller at a time, and
-its user's own calls would wait behind ours.
+or refused and no rank does. Keys are asked for by `check` and never waited for: a store serves one caller at
+a time, and its user's own calls would wait behind ours.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from typing import Protocol
 
-DONE = "done"
+DONE, REFUSED = "done", "refused"
 # compare_set with this as both values reads a key that may not be there, without waiting for it.
 _ABSENT = "absent"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
@@ -54,6 +61,19 @@ class RoundGivenUpError(Exception):
         super().__init__(by, missing)
 
 
+class RefusedError(Exception):
+    """A rank has ended a round: it cannot take part.
+
+    Attributes:
+        by: that rank.
+        reason: as it said it.
+    """
+
+    def __init__(self, by: int, reason: str) -> None:
+        self.by, self.reason = by, reason
+        super().__init__(by, reason)
+
+
 class Attempt:
     """One rank's part in an attempt; joined by its first exchange.
 
@@ -67,6 +87,7 @@ class Attempt:
         self._store, self._rank, self._num_ranks = store, rank, num_ranks
         self._number, self._round = 0, 0
         self._gave_up: set[int] = set()
+        self._is_over = False
 
     @property
     def number(self) -> int:
@@ -83,7 +104,50 @@ class Attempt:
 
         Raises:
             RoundGivenUpError: by this rank at its deadline; or by another, after the first round.
+            RefusedError: by another rank.
         """
+        try:
+            return self._exchange(message, deadline, cancelled)
+        except (RoundGivenUpError, RefusedError):
+            self._is_over = True
+            raise
+
+    def refuse(self, reason: str) -> str:
+        """Ends the round that the others are in, or come to. Nothing happens where it has ended otherwise.
+
+        Args:
+            reason: what they are told.
+
+        Returns:
+            The round, for `told`; empty where nobody is told.
+        """
+        said = f"{REFUSED} {self._rank} {json.dumps(reason)}"
+        while not self._is_over:
+            is_first = self._round == 0
+            try:
+                if is_first:
+                    self._number = self._join()
+            except RefusedError:  # they have another rank's reason
+                break
+            key = f"{self._number}/{self._round}"
+            state = self._end(key, said)
+            if state == said:
+                self._note_end(key)
+            if is_first:
+                self._open_after(self._number)
+            if state.startswith(REFUSED):
+                self._is_over = True
+                self._take_note(key, state)
+                return key
+            # Where a first round was given up, the others come to the next attempt.
+            self._is_over = not is_first
+        return ""
+
+    def told(self, key: str) -> int:
+        """How many ranks know of a refusal, this one included."""
+        return self._store.add(f"{key}/told", 0)
+
+    def _exchange(self, message: bytes, deadline: float, cancelled: threading.Event) -> list[bytes]:
         while True:
             is_first = self._round == 0
             if is_first:
@@ -98,6 +162,8 @@ class Attempt:
                 self._leave(key, messages, is_first)
                 return received
             self._store.delete_key(messages[self._rank])
+            if state.startswith(REFUSED):
+                raise self._take_note(key, state)
             if state:
                 by, missing = (tuple(map(int, part.split(","))) for part in state.split())
                 if not is_first or by == (self._rank,):
@@ -133,19 +199,44 @@ class Attempt:
         said = f"{self._rank} {','.join(map(str, sorted(named)))}"
         state = self._end(key, said)
         if state == said:
-            self._store.set(f"given up/{self._store.add('given up', 1)}", key)
+            self._note_end(key)
         return state
+
+    def _note_end(self, key: str) -> None:
+        self._store.set(f"ended/{self._store.add('ended', 1)}", key)
+
+    def _take_note(self, key: str, state: str) -> RefusedError:
+        """What is raised for a refusal. This rank is not told again."""
+        if self._round == 0:
+            self._store.set(f"next/{self._rank}", str(int(key.split("/")[0]) + 1))
+        self._store.add(f"{key}/told", 1)
+        _, by, reason = state.split(" ", 2)
+        return RefusedError(int(by), json.loads(reason))
 
     def _open(self) -> int:
         return int(self._store.compare_set("open", "", "0"))
 
     def _join(self) -> int:
-        """The attempt that is open; the next one where that has ended."""
+        """The attempt that is open; the next one where that has ended.
+
+        Raises:
+            RefusedError: an attempt before it was refused, and this rank has not heard of that yet.
+        """
+        number = int(self._read(f"next/{self._rank}") or 0)
+        if self._open() < number:
+            self._open_after(number - 1)
         while True:
-            number = self._open()
-            if not self._read(f"{number}/0/state"):
+            # In this order: see `_wait`.
+            is_past = number < self._open()
+            key = f"{number}/0"
+            state = self._read(f"{key}/state")
+            if state.startswith(REFUSED):
+                raise self._take_note(key, state)
+            if not state and not is_past:
                 return number
-            self._open_after(number)
+            if not is_past:
+                self._open_after(number)
+            number += 1
 
     def _open_after(self, number: int) -> None:
         """Opens the next attempt. Whoever still looks at this one sees that, and joins the next too."""
@@ -156,18 +247,20 @@ class Attempt:
         return "" if value == _ABSENT else value
 
     def _leave(self, key: str, messages: list[str], is_first: bool) -> None:
+        if is_first:
+            self._store.set(f"next/{self._rank}", str(self._number + 1))
         if self._store.add(f"{key}/left", 1) < self._num_ranks:
             return
         if is_first:
             self._open_after(self._number)
-            self._forget_given_up()
+            self._forget_ends()
         for name in (*messages, f"{key}/left", f"{key}/state"):
             self._store.delete_key(name)
 
-    def _forget_given_up(self) -> None:
+    def _forget_ends(self) -> None:
         """Deletes how rounds of earlier attempts ended: every rank is in this one, and none looks there."""
-        for i in range(1, self._store.add("given up", 0) + 1):
-            key = self._read(f"given up/{i}")
+        for i in range(1, self._store.add("ended", 0) + 1):
+            key = self._read(f"ended/{i}")
             if key and int(key.split("/")[0]) < self._number:
-                self._store.delete_key(f"{key}/state")
-                self._store.delete_key(f"given up/{i}")
+                for name in (f"{key}/state", f"{key}/told", f"ended/{i}"):
+                    self._store.delete_key(name)

@@ -16,9 +16,10 @@ import torch.distributed as dist
 
 from moe_triton import arguments
 from moe_triton.backends import make_backend
-from moe_triton.checks import check_choice, check_flag, check_positive, check_text
+from moe_triton.checks import check_choice, check_flag, check_text
 from moe_triton.communicator import Communicator
 from moe_triton.config import Config, Product
+from moe_triton.construction import DEFAULT_TIMEOUT_S, Order, seconds_to_meet
 from moe_triton.dispatch_outputs import DispatchOutputs
 from moe_triton.errors import ArgumentError, BufferStateError
 from moe_triton.handle import DispatchHandle, DispatchOutput
@@ -62,13 +63,13 @@ class EPBuffer:
         num_blocks: blocks per kernel, None for what suits the machine.
         tuning: how operators are cut into parts, how rows are copied and flags waited for; None for what
             suits the machine. Any setting gives the same bits.
-        timeout_s: seconds that one wait may take before it raises.
+        timeout_s: seconds that one wait may take before it raises, 1e-6 to 1e9.
         explicitly_destroy: warn if the buffer is dropped without `close`.
         trace: file that all ranks write to what ran when, for Perfetto (docs/traces.md); None for none.
 
     Raises:
-        ArgumentError: a size breaks a limit, or the trace's file cannot be written.
-        ConfigMismatchError: ranks disagree; it names the fields and the ranks.
+        ArgumentError: an argument breaks a rule, or the trace's file cannot be written.
+        ConfigMismatchError: ranks disagree, or another one cannot be constructed; it names fields and ranks.
         WindowError: no memory for the window.
         ToolchainError: something that the back end needs is missing.
         CommunicationTimeoutError: a rank did not come; it names the missing ranks.
@@ -92,49 +93,49 @@ class EPBuffer:
         kernels: str = "triton",
         num_blocks: int | None = None,
         tuning: Tuning | None = None,
-        timeout_s: float = 60.0,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
         explicitly_destroy: bool = False,
         trace: TracePath | None = None,
     ) -> None:
         self._closed = True  # until construction has succeeded
         self._explicitly_destroy = False
-        check_positive("timeout_s", timeout_s)
-        meeting = Meeting(group, timeout_s)
-        config = Config(
-            num_ranks=meeting.num_ranks,
-            num_max_tokens_per_rank=num_max_tokens_per_rank,
-            hidden=hidden,
-            num_topk=num_topk,
-            num_experts=num_experts,
-            num_shared_experts=num_shared_experts,
-            num_shared_ranks=num_shared_ranks,
-            product=product,
-            scheme=scheme_of(product, comm_alg),
-            relaxed=relaxed,
-        ).normalized()
-        self._communicator = Communicator(
-            meeting,
-            config,
+
+        def make_config() -> Config:
+            self._explicitly_destroy = check_flag("explicitly_destroy", explicitly_destroy)
+            sizes = num_max_tokens_per_rank, hidden, num_topk, num_experts
+            return Config(
+                *(meeting.num_ranks, *sizes, num_shared_experts, num_shared_ranks),
+                product=product,
+                scheme=scheme_of(check_text("product", product), check_text("comm_alg", comm_alg)),
+                relaxed=relaxed,
+            ).normalized()
+
+        meeting = Meeting(group, seconds_to_meet(timeout_s))
+        order = Order(
+            make_config,
             lambda: make_backend(backend, kernels, tuning),
-            check_window=lambda needed: check_num_bytes(num_bytes, needed),
-            num_blocks=num_blocks,
-            timeout_s=timeout_s,
-            tuning=tuning,
-            trace=trace,
+            lambda needed: check_num_bytes(num_bytes, needed),
+            num_blocks,
+            timeout_s,
+            tuning,
+            trace,
         )
-        self.config, self.rank = config, meeting.rank
-        self.layout = self._communicator.layout
-        self._backend = self._communicator.backend
+        self._communicator = Communicator(meeting, order)
+        self.config, self.rank = self._communicator.config, meeting.rank
+        self.layout, self._backend = self._communicator.layout, self._communicator.backend
         self._id = next(_buffer_ids)
-        self._is_direct = config.scheme == "direct"
+        self._is_direct = self.config.scheme == "direct"
         self._kinds: dict[tuple[torch.dtype, str | None, bool, bool], DispatchOutputs] = {}
         self._combine_variants: dict[tuple[object, ...], CombineVariant] = {}
         self._latest_dtype: torch.dtype | None = None
         self._keeps_own = self._communicator.site.keeps_own
         self._window_base = self._communicator.window_base
-        self._calls = self._communicator.make_calls(self._id, DispatchOutput, DispatchHandle)
+        try:
+            self._calls = self._communicator.make_calls(self._id, DispatchOutput, DispatchHandle)
+        except BaseException:
+            self._communicator.close()
+            raise
         self._closed = False
-        self._explicitly_destroy = explicitly_destroy
 
     @staticmethod
     def get_buffer_size_hint(
@@ -153,16 +154,9 @@ class EPBuffer:
         Raises:
             ArgumentError: a size breaks a limit.
         """
-        config = Config(
-            num_ranks,
-            num_max_tokens_per_rank,
-            hidden,
-            num_topk,
-            num_experts,
-            num_shared_experts,
-            num_shared_ranks,
-            scheme=scheme_of("A3", check_text("comm_alg", comm_alg)),
-        ).normalized()
+        scheme = scheme_of("A3", check_text("comm_alg", comm_alg))
+        sizes = num_max_tokens_per_rank, hidden, num_topk, num_experts, num_shared_experts, num_shared_ranks
+        config = Config(num_ranks, *sizes, scheme=scheme).normalized()
         check_config(config)
         return layout_of(config).data_bytes
 

@@ -6,6 +6,7 @@ their operators here. An operator runs whole, or as setup (up to its flags) and 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
 from collections.abc import Callable
@@ -13,29 +14,25 @@ from typing import Literal
 
 import torch
 
-from moe_triton.agreement import agree
-from moe_triton.ascendc import MAX_BLOCKS, REPORT_MISMATCH
+from moe_triton.ascendc import REPORT_MISMATCH
 from moe_triton.awaited import patience_s, tell_of
-from moe_triton.backends import make_backend
-from moe_triton.backends.base import Backend, Bindings, Calls, CallSetting, Executable, Window
+from moe_triton.backends.base import Bindings, Calls, CallSetting, Executable, Window
 from moe_triton.backends.waits import Waiting
 from moe_triton.call_facts import facts_of
-from moe_triton.config import Config
+from moe_triton.construction import Order, Prepared, prepare
 from moe_triton.diagnosis import Call, failure
-from moe_triton.errors import ArgumentError, BufferStateError
+from moe_triton.errors import BufferStateError
 from moe_triton.exclusive import Exclusive
 from moe_triton.executables import Executables, Phase
 from moe_triton.halves import Halves
-from moe_triton.limits import check_config, check_window_limit
 from moe_triton.notes import Notes
 from moe_triton.plan_memory import PlanMemory
 from moe_triton.rendezvous import Meeting
 from moe_triton.rounds import Rounds
 from moe_triton.schemes import make_scheme
-from moe_triton.schemes.site import Operator, Site
+from moe_triton.schemes.site import Operator
 from moe_triton.schemes.variants import DispatchVariant, Variant
-from moe_triton.trace import Trace, TraceFile, TracePath
-from moe_triton.tuning import Tuning
+from moe_triton.trace import Trace
 from moe_triton.unread import UnreadRuns
 
 # Orders the uses of a process's communicators: the same on every rank, since all make the same calls.
@@ -47,77 +44,58 @@ class Communicator(Exclusive):
 
     Args:
         meeting: the group.
-        config: the group's settings.
-        make: makes the back end.
-        check_window: called with the data window's bytes before anything is allocated; raises if that is
-            too much.
-        num_blocks: blocks per kernel, None for what suits the machine.
-        timeout_s: seconds that one wait may take.
+        order: what to make.
         exchange: the tensor-parallel group of two, where there is one.
-        tuning: how operators are cut into parts; None for the usual way.
-        trace: file for a trace of all ranks, None for none.
 
     Raises:
-        ArgumentError: a size breaks a limit.
-        ConfigMismatchError: ranks disagree.
+        ArgumentError: an argument breaks a rule.
+        ConfigMismatchError: ranks disagree, or another one cannot be constructed.
         WindowError: no memory for a window.
+        ToolchainError: something that the back end needs is missing.
         CommunicationTimeoutError: a rank did not come.
     """
 
-    def __init__(
-        self,
-        meeting: Meeting,
-        config: Config,
-        make: Callable[[], Backend] = lambda: make_backend("cpu", "triton"),
-        *,
-        check_window: Callable[[int], None] = lambda num_bytes: None,
-        num_blocks: int | None = None,
-        timeout_s: float = 60.0,
-        exchange: Meeting | None = None,
-        tuning: Tuning | None = None,
-        trace: TracePath | None = None,
-    ) -> None:
-        self.config, self.rank = config, meeting.rank
-        file = TraceFile(trace) if trace is not None else None
+    _write_at_end: weakref.finalize[[], Communicator] | None = None
 
-        def prepare() -> Backend:
-            if file:
-                file.check_writable()
-            return make()
+    def __init__(self, meeting: Meeting, order: Order, exchange: Meeting | None = None) -> None:
+        meetings = [meeting, exchange] if exchange else [meeting]
+        with contextlib.ExitStack() as made:
+            try:
+                self._construct(meetings, prepare(order, meeting, exchange), made)
+                for one in meetings:  # until here any rank may fail, and then all do
+                    one.exchange({}, "construction is done")
+            except BaseException as error:
+                for one in meetings:
+                    one.refuse(error)
+                raise
+            made.pop_all()
+        if self._trace:
+            self._write_at_end = weakref.finalize(self, self._trace.close)
+        self._tell_of_waits()
+        if self._unread is not None:
+            self._meet()
 
-        self.backend = agree(meeting, config, prepare, trace=str(file.path) if file else None)
-        check_config(config)
-        blocks = num_blocks if num_blocks is not None else self.backend.num_blocks(meeting.num_ranks)
-        if not 1 <= blocks <= MAX_BLOCKS:
-            raise ArgumentError("num_blocks", blocks, f"it must be 1 to {MAX_BLOCKS}", "Pass None.")
-        tuning = tuning or Tuning()
-        tuning.check(blocks)
-        self.site = Site(
-            config,
-            self.rank,
-            blocks,
-            int(timeout_s * 1e6),
-            self.backend.name,
-            exchange.rank if exchange else None,
-            tuning,
-        )
+    def _construct(self, meetings: list[Meeting], prepared: Prepared, made: contextlib.ExitStack) -> None:
+        """Makes everything; ``made`` gives it back."""
+        self.site, self.backend = prepared.site, prepared.backend
+        self.config, self.rank = self.site.config, self.site.rank
         self.layout = self.site.layout
         self.capacity = self.site.capacity
-        check_window(self.layout.data_bytes)
-        check_window_limit(self.backend.window_limit(), self.layout.data_bytes)
-        if exchange:
-            check_window_limit(self.backend.window_limit(), self.site.exchange.data_bytes)
         self._scheme = make_scheme(self.site)
         self._rounds = Rounds(self.site)
         self.counts = self._rounds.counts
-        self._trace = (
-            Trace.start(file, self.site, self.backend, self.counts, meeting, exchange) if file else None
-        )
-        self._windows: list[Window] = [self.backend.make_window(self.layout.window_bytes, meeting)]
-        if exchange:
-            self._windows.append(self.backend.make_window(self.site.exchange.window_bytes, exchange))
+        self._trace = None
+        if prepared.file:
+            self._trace = Trace.start(prepared.file, self.site, self.backend, self.counts, meetings)
+        self._windows: list[Window] = []
+        layouts = [self.layout, self.site.exchange] if len(meetings) > 1 else [self.layout]
+        for layout, meeting in zip(layouts, meetings, strict=True):
+            window = self.backend.make_window(layout.window_bytes, meeting)
+            made.callback(window.close)
+            self._windows.append(window)
         self._memory = PlanMemory(self.site, self._windows, self.backend.device)
         self._fixed = self._memory.bindings
+        made.callback(self._fixed.clear)
         log = self._trace.log if self._trace else None
         self._executables = Executables(self.site, self._scheme, self.backend, self._memory, log)
         self._last: dict[str, Executable] = {}
@@ -125,12 +103,8 @@ class Communicator(Exclusive):
         self._is_in_graph = False
         self._unread = UnreadRuns() if self.backend.is_asynchronous else None
         self.last_use = 0
-        self._write_at_end = weakref.finalize(self, self._trace.close) if self._trace else None
+        self._notes = Notes(meetings[0].store, meetings[0].rank, meetings[0].num_ranks)
         super().__init__(self.backend.waits)
-        self._notes = Notes(meeting.store, meeting.rank, meeting.num_ranks)
-        self._tell_of_waits()
-        if self._unread is not None:
-            self._meet()
 
     def _meet(self) -> None:
         """Shows that flags reach every peer, and has the barrier ready that a graph may need."""

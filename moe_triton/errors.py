@@ -13,6 +13,18 @@ INVALID_ARGUMENT = 161002
 TILING_FAILED = 561002
 
 
+_MOST_CHARACTERS = 400
+
+
+def _shown(value: object) -> str:
+    """A value in a message, whatever it is."""
+    try:
+        text = str(value)
+    except Exception:  # an integer of more digits than Python shows, or a caller's own class
+        return f"a {type(value).__name__} that cannot be shown"
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
+
+
 class MoeTritonError(Exception):
     """Base of every error raised by this package on purpose."""
 
@@ -37,7 +49,7 @@ class ArgumentError(MoeTritonError, ValueError):
         self.rule = rule
         self.remedy = remedy
         self.code = code
-        super().__init__(f"{argument} is {value}, but {rule}. {remedy} [{code}]")
+        super().__init__(f"{argument} is {_shown(value)}, but {rule}. {remedy} [{code}]")
 
     def renamed(self, names: Mapping[str, str]) -> ArgumentError:
         """The same error about the argument as the caller knows it.
@@ -50,7 +62,7 @@ class ArgumentError(MoeTritonError, ValueError):
 
 
 class ConfigMismatchError(MoeTritonError):
-    """Ranks of one group were constructed with different settings, or make different calls.
+    """Ranks of one group differ in their settings or calls, or one of them could not be constructed.
 
     It names each field that differs, its values and their ranks. After different calls the buffer is broken.
     """

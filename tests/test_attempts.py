@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moe_triton.attempts import Attempt, RoundGivenUpError
+from moe_triton.attempts import Attempt, RefusedError, RoundGivenUpError
 
 NEVER = threading.Event()
 LONG_S = 30.0
@@ -49,10 +50,10 @@ def in_threads(work: Callable[[int], object], num_ranks: int) -> list[object]:
 
 
 def keys_left(store: dist.Store) -> list[str]:
-    """What is there besides the two counters."""
+    """What is there besides counters."""
     assert isinstance(store, dist.PrefixStore)
     names = [name for name in store.underlying_store.list_keys() if "ranks/" in name]
-    return [name for name in names if not name.endswith(("ranks/open", "ranks/given up"))]
+    return [name for name in names if not re.search("ranks/(open|ended|next/[0-9]+)$", name)]
 
 
 def test_all_get_all_messages_and_leave_nothing(store: StoreMaker) -> None:
@@ -156,4 +157,91 @@ def test_ranks_that_try_again_until_they_meet_take_the_same_messages(seed: int, 
     for number, messages in enumerate(first):
         assert [message.split()[:2] for message in messages] == [
             [str(rank).encode(), str(number).encode()] for rank in range(num_ranks)
+        ]
+
+
+def refused_by(store: dist.Store, rank: int, num_ranks: int, timeout_s: float = LONG_S) -> tuple[int, str]:
+    with pytest.raises(RefusedError) as caught:
+        meet(store, rank, num_ranks, timeout_s)
+    return caught.value.by, caught.value.reason
+
+
+def test_a_refusal_ends_the_wait_of_who_is_there_and_meets_who_comes_late(store: StoreMaker) -> None:
+    views = [store() for _ in range(3)]
+    reason = 'as "it" is,\nwith \udcff and \u00e4'
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(refused_by, views[0], 0, 3)
+        assert (key := Attempt(views[1], 1, 3).refuse(reason))
+        assert waiting.result(LONG_S) == (1, reason)
+    assert Attempt(views[1], 1, 3).told(key) == 2
+    # Ranks 0 and 1 try again before rank 2 comes: it is told, and then meets them.
+    with ThreadPoolExecutor(2) as pool:
+        again = [pool.submit(meet, views[rank], rank, 3, LONG_S) for rank in range(2)]
+        assert refused_by(views[2], 2, 3) == (1, reason)
+        messages = meet(views[2], 2, 3, LONG_S)
+        assert [job.result(LONG_S) for job in again] == [messages] * 2
+    assert keys_left(views[0]) == []
+
+
+def test_a_refusal_in_a_later_round_ends_it_for_all(store: StoreMaker) -> None:
+    views = [store() for _ in range(3)]
+
+    def work(rank: int) -> str:
+        attempt = Attempt(views[rank], rank, 3)
+        attempt.exchange(b"first", time.monotonic() + LONG_S, NEVER)
+        if rank == 1:
+            attempt.refuse("no memory")
+            assert attempt.refuse("twice") == ""
+            return ""
+        with pytest.raises(RefusedError) as caught:
+            attempt.exchange(b"second", time.monotonic() + LONG_S, NEVER)
+        return f"{caught.value.by} {caught.value.reason}"
+
+    assert in_threads(work, 3) == ["1 no memory", "", "1 no memory"]
+    assert len(in_threads(lambda rank: meet(views[rank], rank, 3, LONG_S), 3)) == 3
+    assert keys_left(views[0]) == []
+
+
+def test_who_gave_up_waiting_does_not_refuse_the_next_attempt(store: StoreMaker) -> None:
+    views = [store() for _ in range(2)]
+    attempt = Attempt(views[0], 0, 2)
+    with pytest.raises(RoundGivenUpError):
+        attempt.exchange(b"", time.monotonic(), NEVER)
+    assert attempt.refuse("it gave up") == ""
+    first, second = in_threads(lambda rank: meet(views[rank], rank, 2, LONG_S), 2)
+    assert first == second
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 2**20), num_ranks=st.integers(2, 4))
+def test_refusals_and_meetings_keep_their_order_on_every_rank(seed: int, num_ranks: int) -> None:
+    """Ranks that never wait for each other after a refusal hear of each, in the order of their calls."""
+    made = dist.PrefixStore("ranks", dist.HashStore())
+    plan = random.Random(seed)
+    refusing = [{r for r in range(num_ranks) if plan.random() < 0.25} for _ in range(8)]
+
+    def work(rank: int) -> list[str]:
+        chance, said = random.Random(f"{seed} {rank}"), []
+        for number, refusers in enumerate(refusing):
+            time.sleep(chance.random() * 0.003)
+            if rank in refusers:
+                Attempt(made, rank, num_ranks).refuse(f"{number}")
+                said.append("refused")
+                continue
+            try:
+                attempt = Attempt(made, rank, num_ranks)
+                messages = attempt.exchange(f"{number}".encode(), time.monotonic() + LONG_S, NEVER)
+                said.append(b" ".join(messages).decode())
+            except RefusedError as error:
+                said.append(f"told {error.reason} by one of them: {error.by in refusers}")
+        return said
+
+    for rank, said in enumerate(in_threads(work, num_ranks)):
+        assert said == [
+            "refused"
+            if rank in r
+            else f"told {number} by one of them: True"
+            if r
+            else " ".join([f"{number}"] * num_ranks)
+            for number, r in enumerate(refusing)
         ]

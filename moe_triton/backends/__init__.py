@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from moe_triton.backends.base import Backend, Host
+from moe_triton.checks import check_text
 from moe_triton.errors import ArgumentError
 from moe_triton.tuning import Tuning
 
@@ -16,15 +17,16 @@ def make_backend(name: str, kernels: str, tuning: Tuning | None = None) -> Backe
         ArgumentError: there is none.
         ToolchainError: something that it needs is missing.
     """
+    if check_text("backend", name) not in BACKENDS:
+        raise _unknown(name)
+    check_text("kernels", kernels)
     if name == "cpu":
         from moe_triton.backends.cpu.backend import CpuBackend
 
         return CpuBackend(kernels, tuning)
-    if name == "npu":
-        from moe_triton.backends.npu.backend import NpuBackend
+    from moe_triton.backends.npu.backend import NpuBackend
 
-        return NpuBackend(kernels, tuning)
-    raise _unknown(name)
+    return NpuBackend(kernels, tuning)
 
 
 def select_device(name: str, local_rank: int) -> None:

@@ -6,6 +6,7 @@ some 10 MB.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zlib
 from collections.abc import Callable
@@ -20,7 +21,8 @@ SUFFIX = ".json.z"
 def folder() -> Path:
     """Where entries lie, created if absent."""
     path = files.cache_folder() / "gate"
-    path.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(OSError):  # then the cache is passed by
+        path.mkdir(mode=0o700, exist_ok=True)
     return path
 
 

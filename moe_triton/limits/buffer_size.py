@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from moe_triton.checks import check_integer
 from moe_triton.config import Config
 from moe_triton.errors import ArgumentError
 from moe_triton.layout import (
@@ -202,9 +203,9 @@ def check_num_bytes(num_bytes: int | None, needed: int) -> None:
     """Checks the bytes of a data window against what a buffer's user allows, None for any number.
 
     Raises:
-        ArgumentError: it is too large.
+        ArgumentError: it is too large, or ``num_bytes`` no integer.
     """
-    if num_bytes is not None and num_bytes < needed:
+    if num_bytes is not None and check_integer("num_bytes", num_bytes) < needed:
         raise ArgumentError(
             "num_bytes",
             num_bytes,

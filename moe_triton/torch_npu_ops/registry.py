@@ -14,6 +14,7 @@ from torch.distributed import distributed_c10d
 from moe_triton.checks import check_text, shown
 from moe_triton.communicator import Communicator
 from moe_triton.config import Config
+from moe_triton.construction import Order, seconds_to_meet
 from moe_triton.errors import INVALID_ARGUMENT, ArgumentError, BufferStateError
 from moe_triton.limits import MAX_GROUP_NAME
 from moe_triton.rendezvous import Meeting
@@ -173,20 +174,19 @@ def communicator(place: Place) -> Communicator:
             f"be made inside a graph. Run the same calls once before the capture."
         )
     oldest = _oldest_idle(place.group_ep, kept) if len(kept) >= KEPT_PER_GROUP else None
-    meeting = Meeting(group_of(place.group_ep, "group_ep"), chosen.timeout_s, place.members)
+    meeting = Meeting(group_of(place.group_ep, "group_ep"), seconds_to_meet(chosen.timeout_s), place.members)
     exchange = None
     if place.group_tp:
-        exchange = Meeting(group_of(place.group_tp, "group_tp"), chosen.timeout_s)
-    made = Communicator(
-        meeting,
-        place.config,
+        exchange = Meeting(group_of(place.group_tp, "group_tp"), meeting.timeout_s)
+    order = Order(
+        lambda: place.config,
         chosen.make_backend,
         num_blocks=chosen.num_blocks,
         timeout_s=chosen.timeout_s,
-        exchange=exchange,
         tuning=chosen.tuning,
         trace=chosen.trace,
     )
+    made = Communicator(meeting, order, exchange)
     if oldest is not None:
         kept.pop(oldest).close()
     kept[place, chosen] = made

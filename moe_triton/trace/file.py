@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import reprlib
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +24,8 @@ TracePath = str | os.PathLike[str]
 HEAD = b'{"displayTimeUnit":"ns","traceEvents":['
 TAIL = b"\n]}\n"
 MAX_PATH = 1024  # ranks tell each other
+# Somebody may put a link there after the check.
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 # Files that this process has added to. They are of this run, so that a buffer that is made anew, after a
 # rank was lost say, does not wipe out what the one before it has to tell.
@@ -36,25 +39,28 @@ class TraceFile:
         path: where it is to be.
 
     Raises:
-        ArgumentError: that is no path.
+        ArgumentError: that is no path, or that of a symbolic link.
     """
 
     def __init__(self, path: TracePath) -> None:
         try:
             name = os.fspath(path)
-            if not isinstance(name, str) or not name or len(name) > MAX_PATH:
-                raise ValueError(name)
-            # Relative to where the process is now; and a link stays one.
-            self.path = Path(name).resolve()
-        except (TypeError, ValueError, OSError, RuntimeError):
-            shown = repr(path)
+            if not isinstance(name, str) or not name or "\0" in name or len(name) > MAX_PATH:
+                raise ValueError
+            # Relative to where the process is now. Folders may be links; a file that is one is refused.
+            given = Path(name)
+            self.path = given.parent.resolve() / given.name if given.name else given.resolve()
+            is_link = self.path.is_symlink()
+        except Exception:  # of a caller's own class, `os.fspath` may raise anything
             raise ArgumentError(
                 "trace",
-                shown if len(shown) < MAX_PATH else f"{shown[:60]}...",
+                reprlib.repr(path),
                 f"it must be the path of a file, of 1 to {MAX_PATH} characters",
                 "Pass a str or an os.PathLike.",
                 code=INVALID_ARGUMENT,
             ) from None
+        if is_link:
+            raise self._refused("it is a symbolic link", "Name the file that it points to.")
 
     def check_writable(self) -> None:
         """Checks that the file can be written, by making one beside it.
@@ -105,7 +111,7 @@ class TraceFile:
     @contextmanager
     def _locked(self) -> Iterator[BinaryIO]:
         while True:
-            with os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "rb") as file:
+            with os.fdopen(os.open(self.path, _FLAGS, 0o600), "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 if self._is_current(file):
                     yield file
@@ -114,7 +120,7 @@ class TraceFile:
 
     def _is_current(self, file: BinaryIO) -> bool:
         try:
-            return os.path.samestat(os.fstat(file.fileno()), self.path.stat())
+            return os.path.samestat(os.fstat(file.fileno()), self.path.lstat())
         except FileNotFoundError:
             return False
 

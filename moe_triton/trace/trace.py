@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from moe_triton.backends.base import Backend
 from moe_triton.rendezvous import Meeting
@@ -37,16 +37,22 @@ class Trace:
         site: Site,
         backend: Backend,
         counts: Mapping[str, int],
-        meeting: Meeting,
-        exchange: Meeting | None,
+        meetings: Sequence[Meeting],
     ) -> Trace:
         """The trace of a rank of a group, which replaces the file if it is the group's first.
+
+        Args:
+            file: where it goes.
+            site: where plans run.
+            backend: whose kernels are traced.
+            counts: how many dispatches, combines and barriers there were, at any time.
+            meetings: the group, and the tensor-parallel group where there is one.
 
         Raises:
             ArgumentError: the file cannot be written, or the back end has no traces.
         """
-        ranks, exchange_ranks = (m.world_ranks() if m else () for m in (meeting, exchange))
-        place = Place(site.config, site.rank, site.num_blocks, ranks, exchange_ranks)
+        ranks, *others = (meeting.world_ranks() for meeting in meetings)
+        place = Place(site.config, site.rank, site.num_blocks, ranks, others[0] if others else ())
         trace = cls(file, place, backend, counts)
         file.start(is_first=site.rank == 0)  # last: where there are no traces, no file is touched
         return trace

@@ -1,19 +1,36 @@
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
+import logging
 import multiprocessing
 import os
+import shutil
+import stat
+import subprocess
+import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from moe_triton.backends.cpu.triton import cache
+from moe_triton.backends.cpu import native
+from moe_triton.backends.cpu.triton import cache, loader
+from moe_triton.backends.cpu.triton.loader import load
 from moe_triton.errors import ToolchainError
+from moe_triton.kernel import TritonKernel
+from moe_triton.kernels.zones import turn_kernel
+
+Said = Callable[[], list[str]]
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MOE_TRITON_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "_private", {})
     return cache.cache_folder()
 
 
@@ -118,3 +135,224 @@ def test_keys_differ_with_every_part() -> None:
     for i in range(len(parts)):
         keys.add(cache.entry_key((*parts[:i], "other", *parts[i + 1 :])))
     assert len(keys) == len(parts) + 1
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[Said]:
+    """The warnings so far."""
+    monkeypatch.setattr(cache, "_said", set())
+    with caplog.at_level(logging.WARNING, "moe_triton"):
+        yield lambda: [record.getMessage() for record in caplog.records]
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache on a file system of 64 KB."""
+    mounted = tmp_path / "small"
+    mounted.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "tmpfs", str(mounted)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("this user cannot mount anything")
+    monkeypatch.setenv("MOE_TRITON_CACHE", str(mounted / "cache"))
+    monkeypatch.setattr(cache, "_private", {})
+    try:
+        yield mounted
+    finally:
+        subprocess.run(["umount", "-l", str(mounted)], check=True)
+
+
+def fill(folder: Path) -> None:
+    with (folder / "ballast").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def test_a_full_disk_is_passed_by(small: Path, said: Said) -> None:
+    folder = cache.cache_folder()
+    fill(small)
+    cache.check_usable()
+    for _ in range(2):
+        path = cache.fetch(folder, "key", lambda: b"content")
+        assert cache.body_of(path) == b"content"
+        assert folder not in path.parents
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert said() == [
+        f"the kernel cache {folder} is passed by: No space left on device. Each process compiles for itself. "
+        f"{cache.REMEDY}"
+    ]
+    assert not list(folder.glob("*.tmp"))
+
+
+def test_a_read_only_folder_is_passed_by(small: Path, said: Said) -> None:
+    folder = cache.cache_folder()
+    kept = cache.fetch(folder, "kept", lambda: b"content")
+    subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
+    cache.check_usable()
+    assert cache.fetch(folder, "kept", lambda: b"") == kept
+    assert cache.body_of(cache.fetch(folder, "key", lambda: b"other")) == b"other"
+    assert len(said()) == 1
+    assert "Read-only file system" in said()[0]
+
+
+FAILURES = [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO]
+
+
+@pytest.mark.parametrize("code", FAILURES)
+def test_what_cannot_be_written_is_passed_by(
+    folder: Path, said: Said, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    real = tempfile.mkstemp
+
+    def refuse(*arguments: Any, **named: Any) -> tuple[int, str]:
+        if Path(named["dir"]) == folder:
+            raise OSError(code, os.strerror(code))
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    cache.check_usable()
+    assert cache.body_of(cache.fetch(folder, "key", lambda: b"content")) == b"content"
+    assert len(said()) == 1
+    assert os.strerror(code) in said()[0]
+
+
+@pytest.mark.parametrize("code", FAILURES)
+def test_without_room_anywhere_the_error_says_what_to_do(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refuse(*arguments: Any, **named: Any) -> tuple[int, str]:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    for call in (cache.check_usable, lambda: cache.fetch(folder, "key", lambda: b"content")):
+        with pytest.raises(ToolchainError, match="MOE_TRITON_CACHE or TMPDIR") as caught:
+            call()
+        assert os.strerror(code) in str(caught.value)
+
+
+def test_an_entry_that_is_a_folder_is_passed_by(folder: Path, said: Said) -> None:
+    (folder / "key.so").mkdir()
+    assert cache.body_of(cache.fetch(folder, "key", lambda: b"content")) == b"content"
+    assert "key.so is a folder; remove it" in said()[0]
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_an_entry_that_others_can_write_is_built_again(folder: Path, mode: int) -> None:
+    path = cache.fetch(folder, "key", lambda: b"theirs")
+    path.chmod(mode)
+    assert cache.body_of(cache.fetch(folder, "key", lambda: b"ours")) == b"ours"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_an_entry_of_another_user_is_built_again(folder: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root gives files away")
+    path = cache.fetch(folder, "key", lambda: b"theirs")
+    os.chown(path, 12345, -1)
+    assert cache.body_of(cache.fetch(folder, "key", lambda: b"ours")) == b"ours"
+    assert path.stat().st_uid == 0
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "fifo"])
+def test_an_entry_that_is_no_file_is_built_again(folder: Path, kind: str) -> None:
+    sound = cache.fetch(folder, "other", lambda: b"theirs")
+    path = folder / "key.so"
+    if kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(sound if kind == "link" else folder / "nowhere")
+    assert cache.body_of(cache.fetch(folder, "key", lambda: b"ours")) == b"ours"
+    assert path.is_file()
+    assert not path.is_symlink()
+    assert cache.body_of(sound) == b"theirs"
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
+def test_a_folder_in_one_that_others_can_write_is_passed_by(folder: Path, said: Said, mode: int) -> None:
+    """There, others could put another folder in its place."""
+    cache.fetch(folder, "key", lambda: b"theirs")
+    folder.parent.chmod(mode)
+    cache.check_usable()
+    path = cache.fetch(folder, "key", lambda: b"ours")
+    assert cache.body_of(path) == b"ours"
+    assert f"{folder.parent} can be written by others" in said()[0]
+    folder.parent.chmod(mode | stat.S_ISVTX)  # as /tmp
+    assert cache.body_of(cache.fetch(folder, "key", lambda: b"")) == b"theirs"
+
+
+def test_folders_are_private_whatever_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOE_TRITON_CACHE", str(tmp_path / "one" / "two" / "cache"))
+    usual = os.umask(0)
+    try:
+        folder = cache.cache_folder()
+    finally:
+        os.umask(usual)
+    for part in (folder, folder.parent, folder.parent.parent):
+        assert stat.S_IMODE(part.stat().st_mode) == 0o700
+    assert cache.why_unsafe(folder) == ""
+
+
+@pytest.mark.parametrize("bad", ["\0", "x" * 300, "file", "file/cache"])
+def test_a_name_that_is_no_folder_is_an_error_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(cache, "_chosen_folder", lambda: tmp_path / bad)
+    with pytest.raises(ToolchainError, match="MOE_TRITON_CACHE"):
+        cache.cache_folder()
+
+
+def test_a_stopped_process_does_not_hold_others_up_for_ever(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "LOCK_WAIT_S", 0.1)
+    with (folder / "key.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert cache.body_of(cache.fetch(folder, "key", lambda: b"content")) == b"content"
+
+
+def anew(kernel: TritonKernel) -> loader.CompiledKernel:
+    return loader._load(kernel, "{}", True, loader.cpu_level())
+
+
+def test_an_entry_that_cannot_be_loaded_is_passed_by(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the right digest, but is no library."""
+    kernel = turn_kernel()
+    made = anew(kernel)
+    assert made.path.parent == folder
+    # Elsewhere: of a path that is loaded already, the loader does not look at the file.
+    monkeypatch.setenv("MOE_TRITON_CACHE", str(tmp_path / "other"))
+    cache._write(cache.cache_folder() / made.path.name, b"no ELF file")
+    assert anew(kernel).path == cache.private_folder() / made.path.name
+    assert load(kernel)
+
+
+def test_a_native_library_that_is_none_is_an_error_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "find", lambda: tmp_path / native.LIBRARY)
+    for make in (Path.mkdir, Path.touch):
+        shutil.rmtree(tmp_path)
+        tmp_path.mkdir()
+        make(tmp_path / native.LIBRARY)
+        with pytest.raises(ToolchainError, match="Build it anew"):
+            native.library.__wrapped__()
+
+
+def _build_privately(report: str) -> None:
+    Path(report).write_text(str(cache.fetch_privately("key", lambda: b"content")))
+
+
+def test_what_is_built_privately_goes_with_the_process(folder: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report"
+    ours = cache.fetch_privately("key", lambda: b"content")
+    process = multiprocessing.get_context("fork").Process(target=_build_privately, args=(str(report),))
+    process.start()
+    process.join(30)
+    assert process.exitcode == 0
+    theirs = Path(report.read_text())
+    assert theirs.name == ours.name == "key.so"
+    assert theirs.parent != ours.parent
+    assert not theirs.parent.exists()
+    assert ours.exists()

@@ -346,21 +346,6 @@ def names_in_use(rank: int, num_ranks: int, prefix: str) -> list[str]:
         return leftovers(prefix)
 
 
-def test_stale_windows_of_dead_groups_are_removed(ranks: Groups) -> None:
-    prefix = new_prefix()
-    stale = SHM / f"{prefix}{os.getuid()}-{'0' * 24}"
-    stale.touch(mode=0o600)
-    os.utime(stale, (1, 1))
-    fresh = SHM / f"{prefix}{os.getuid()}-{'1' * 24}"
-    fresh.touch(mode=0o600)
-    try:
-        assert ranks(2).run(names_in_use, prefix) == [[fresh.name]] * 2
-        assert not stale.exists()
-        assert fresh.exists()
-    finally:
-        fresh.unlink()
-
-
 def try_again(rank: int, num_ranks: int, moment: str) -> list[str]:
     """Rank 1 is late: rank 0 gives up, and both go on, on the same group."""
     case, said = small_case(num_ranks), []

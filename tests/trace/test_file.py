@@ -124,3 +124,36 @@ def test_a_path_is_where_the_process_was(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir("/")
     file.add([])
     assert events_of(tmp_path / "trace.json") == []
+
+
+def test_a_link_is_refused_and_one_to_its_folder_is_not(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "target").write_text("somebody's")
+    for target in ("target", "nowhere"):
+        link = tmp_path / f"to {target}"
+        link.symlink_to(tmp_path / target)
+        with pytest.raises(ArgumentError, match="it is a symbolic link"):
+            TraceFile(link)
+    (tmp_path / "to folder").symlink_to("folder")
+    TraceFile(tmp_path / "to folder" / "trace.json").add([{"name": "a"}])
+    assert events_of(tmp_path / "folder" / "trace.json") == [{"name": "a"}]
+
+
+def test_a_link_that_comes_later_is_not_followed(tmp_path: Path) -> None:
+    target, path = tmp_path / "target", tmp_path / "trace.json"
+    target.write_text("somebody's")
+    file = TraceFile(path)
+    file.start(is_first=True)
+    path.unlink()
+    path.symlink_to(target)
+    with pytest.raises(OSError, match="symbolic links"):
+        file.add([{"name": "a"}])
+    assert target.read_text() == "somebody's"
+
+
+@pytest.mark.parametrize("name", ["", "\0", "a\0b", "x" * 5000, ".", "..", "/", "no/such/folder/trace.json"])
+def test_what_is_no_place_for_a_file_is_refused(name: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        TraceFile(name).check_writable()
+    assert caught.value.argument == "trace"
+    assert len(str(caught.value)) < 500

@@ -18,6 +18,7 @@ from moe_triton.backends.cpu.executable import NativeExecutable, TorchExecutable
 from moe_triton.backends.cpu.extension import extension
 from moe_triton.backends.cpu.output_pool import OutputPool
 from moe_triton.backends.cpu.trace_log import NativeTraceLog
+from moe_triton.backends.cpu.triton import cache
 from moe_triton.backends.cpu.triton.toolchain import find_toolchain
 from moe_triton.backends.cpu.tuning import CpuSettings, settings_of
 from moe_triton.backends.cpu.waits import NativeWaits
@@ -26,7 +27,7 @@ from moe_triton.checks import CPU
 from moe_triton.errors import ArgumentError
 from moe_triton.plan import Plan
 from moe_triton.rendezvous import Meeting
-from moe_triton.tuning import Tuning
+from moe_triton.tuning import Tuning, checked_tuning
 
 Kernels = Literal["triton", "torch"]
 KERNELS: tuple[Kernels, ...] = ("triton", "torch")
@@ -58,11 +59,14 @@ class CpuBackend:
                 "kernels", repr(kernels), f"it must be one of {list(KERNELS)}", "Use 'triton'."
             )
         self.kernels = kernels
-        self.tuning = tuning or Tuning()
+        self.tuning = checked_tuning(tuning)
         self.device = CPU
         self._library = native.library()
         if kernels == "triton":
-            find_toolchain()  # now, and not in the middle of the first dispatch
+            # Now, and not in the middle of the first dispatch.
+            find_toolchain()
+            cache.check_usable()
+            extension()
         self._outputs = OutputPool()
         self.waits = NativeWaits()
         # Nearly all ids are good, and then nobody asks which rule was broken.
@@ -81,7 +85,12 @@ class CpuBackend:
 
     def identity(self) -> dict[str, str]:
         """See `moe_triton.backends.base.Backend`."""
-        return {"backend": self.name, "machine": platform.machine(), "byteorder": sys.byteorder}
+        return {
+            "backend": self.name,
+            "kernels": self.kernels,
+            "machine": platform.machine(),
+            "byteorder": sys.byteorder,
+        }
 
     def synchronize(self) -> None:
         """Nothing to do: a run has ended when it returns."""

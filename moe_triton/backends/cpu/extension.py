@@ -17,6 +17,8 @@ from typing import Any
 import torch
 
 from moe_triton import native_files
+from moe_triton.backends.cpu.native import REBUILD
+from moe_triton.errors import ToolchainError
 
 MODULE = "moe_calls"
 FILE = f"{MODULE}.so"
@@ -51,8 +53,11 @@ def extension() -> ModuleType | None:
     loader = importlib.machinery.ExtensionFileLoader(MODULE, path)
     spec = importlib.util.spec_from_file_location(MODULE, path, loader=loader)
     assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
+    try:
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+    except ImportError as error:
+        raise ToolchainError(f"{path} cannot be loaded: {error}. {REBUILD}") from error
     return module
 
 

@@ -124,7 +124,10 @@ def library() -> ctypes.CDLL:
             f"{LIBRARY} is missing: the Ascend C kernels were not built. Install a C++17 compiler "
             f"(apt-get install g++) and run: pip install --no-build-isolation -e '.[cpu]'"
         )
-    lib = ctypes.CDLL(str(path))
+    try:
+        lib = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ToolchainError(f"{path} cannot be loaded: {error}. {REBUILD}") from error
     abi.check(lib, path, REBUILD)
     lib.moe_run_plan.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     lib.moe_run_plan.restype = ctypes.c_int64

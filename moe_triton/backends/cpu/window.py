@@ -8,25 +8,28 @@ import mmap
 import os
 import re
 import secrets
-import sys
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
 
+from moe_triton.agreement import raise_together
+from moe_triton.backends.cpu.room import Limit, available_memory, cgroup_limits
 from moe_triton.errors import WindowError
-from moe_triton.rendezvous import Meeting
+from moe_triton.rendezvous import Meeting, values_of
 
 SHM = Path("/dev/shm")
 PREFIX = "moe_triton-"
 # Behind each window: where its rank sleeps until its flags have come (`doorbell.h`).
 DOORBELL_BYTES = 4096
 SUFFIX = re.compile(r"\d+-[0-9a-f]{24}")
-# Younger leftovers may belong to a rank that has opened its file but not yet locked it.
-STALE_AFTER_S = 60.0
+# What a window is called until it is locked. It takes no memory then.
+UNLOCKED = ".new"
+STALE_AFTER_S = 60.0  # of what is not locked yet
 REMEDY = (
-    "Enlarge it (mount -o remount,size=... /dev/shm, or docker run --shm-size=...), or lower "
+    "Enlarge it (mount -o remount,size=... /dev/shm, or docker run --shm-size=... --memory=...), or lower "
     "num_max_tokens_per_rank."
 )
 
@@ -37,6 +40,9 @@ class SharedWindow:
     The file has a name only from its creation until every rank has mapped it: after that, whatever ends
     a process gives the memory back. Inside that gap each rank knows all names and removes them all if
     the rendezvous fails; names that a killed group left are removed by the next one (`remove_stale`).
+
+    The size of a peer's file is checked when it is mapped. A process of the same user that makes a file
+    shorter later ends all that touch the part that is gone (SIGBUS).
 
     Args:
         num_bytes: the window's size, the same on every rank.
@@ -52,36 +58,40 @@ class SharedWindow:
         self._views: list[torch.Tensor] = []
         remove_stale()
         name = f"{PREFIX}{os.getuid()}-{secrets.token_hex(12)}"
-        names = [m.get("name") for m in meeting.exchange({"name": name}, "name of the window")]
-        if not all(isinstance(n, str) and _is_name(n) for n in names):
+        limits = cgroup_limits()
+        mine = {"name": name, "cgroups": [limit.key for limit in limits]}
+        said = meeting.exchange(mine, "name of the window")
+        names = values_of(said, "name", str)
+        if not all(_is_name(n) for n in names):
             raise WindowError(f"a peer named its window {names}, which no rank of this package does")
+        shared = Counter(str(key) for keys in values_of(said, "cgroups", list) for key in keys)
         try:
-            self._build(num_bytes, name, [str(n) for n in names])
+            self._build(num_bytes, name, names, _shortage(num_bytes, meeting.num_ranks, limits, shared))
         except BaseException:
             self._views = []
             raise
         finally:
             # On success every rank has its own mapping by now; on failure no name may outlive us.
-            _unlink(str(n) for n in names)
+            _unlink(names)
         self.base = self._views[meeting.rank].data_ptr()
         self.peers = tuple(view.data_ptr() for view in self._views)
 
-    def _build(self, num_bytes: int, name: str, names: list[str]) -> None:
+    def _build(self, num_bytes: int, name: str, names: list[str], shortage: str) -> None:
         meeting = self._meeting
         failure, fd = "", -1
         try:
             # Before any rank takes memory: the last page of a tmpfs costs some process its life.
-            _raise_together(meeting, _shortage(num_bytes, meeting.num_ranks), "there is room for windows")
+            raise_together(meeting, shortage, "there is room for windows")
             try:
                 fd = _create(name, num_bytes)
             except WindowError as error:
                 failure = str(error)
-            _raise_together(meeting, failure, "the window is made")
+            raise_together(meeting, failure, "the window is made")
             try:
                 self._views = [_map(n, num_bytes) for n in names]
             except (OSError, WindowError) as error:
                 failure = f"cannot map a peer's window: {error}"
-            _raise_together(meeting, failure, "the windows are mapped")
+            raise_together(meeting, failure, "the windows are mapped")
         finally:
             if fd >= 0:
                 os.close(fd)
@@ -108,9 +118,9 @@ def remove_stale() -> None:
     """Removes windows whose creators are gone: nobody holds their lock."""
     for path in SHM.glob(f"{PREFIX}{os.getuid()}-*"):
         try:
-            if time.time() - path.stat().st_mtime < STALE_AFTER_S:
+            if path.suffix == UNLOCKED and time.time() - path.stat().st_mtime < STALE_AFTER_S:
                 continue
-            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             continue
         try:
@@ -124,11 +134,10 @@ def remove_stale() -> None:
 
 def _create(name: str, num_bytes: int) -> int:
     try:
-        fd = os.open(SHM / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        fd = _create_locked(name)
     except OSError as error:
         raise WindowError(f"cannot create a window in {SHM}: {error}") from error
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Reserves the pages: running out of them later would be a SIGBUS inside a kernel.
         os.posix_fallocate(fd, 0, num_bytes + DOORBELL_BYTES)
     except OSError as error:
@@ -136,24 +145,45 @@ def _create(name: str, num_bytes: int) -> int:
         raise WindowError(
             f"cannot reserve {num_bytes} bytes for a window: {error.strerror}. {REMEDY}"
         ) from error
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
 
 
-def _shortage(num_bytes: int, num_ranks: int) -> str:
-    """Why the windows of all ranks do not fit on this machine; empty if they do."""
+def _create_locked(name: str) -> int:
+    """An empty file. It has its name only when it is locked, so that without a lock its owner is dead."""
+    path, unlocked = SHM / name, SHM / f"{name}{UNLOCKED}"
+    fd = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        unlocked.rename(path)
+    except BaseException:
+        os.close(fd)
+        unlocked.unlink(missing_ok=True)
+        raise
+    return fd
+
+
+def _shortage(num_bytes: int, num_ranks: int, limits: Iterable[Limit], shared: Mapping[str, int]) -> str:
+    """Why the windows of all ranks do not fit on this machine; empty if they do.
+
+    Args:
+        num_bytes: of one.
+        num_ranks: of the machine.
+        limits: on this rank's memory.
+        shared: how many ranks each of them is for, by its key.
+    """
     usage = os.statvfs(SHM)
-    room = {f"{SHM} has": usage.f_bavail * usage.f_frsize, "this machine has": _available_memory()}
-    for where, free in room.items():
-        if num_bytes * num_ranks > free:
-            return f"{num_ranks} windows of {num_bytes} bytes are needed but {where} {free} free. {REMEDY}"
+    room = [
+        (f"{SHM} has", usage.f_bavail * usage.f_frsize, num_ranks),
+        ("this machine has", available_memory(), num_ranks),
+        *((f"the memory limit of {limit.name} leaves", limit.free, shared[limit.key]) for limit in limits),
+    ]
+    for where, free, count in room:
+        if num_bytes * count > free:
+            return f"{count} windows of {num_bytes} bytes are needed but {where} {free} free. {REMEDY}"
     return ""
-
-
-def _available_memory() -> int:
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return sys.maxsize
 
 
 def _map(name: str, num_bytes: int) -> torch.Tensor:
@@ -174,13 +204,6 @@ def _map(name: str, num_bytes: int) -> torch.Tensor:
             mapping.madvise(mmap.MADV_HUGEPAGE)
     # The tensor keeps the mapping alive.
     return torch.frombuffer(mapping, dtype=torch.uint8, count=num_bytes)
-
-
-def _raise_together(meeting: Meeting, failure: str, purpose: str) -> None:
-    failures = [m.get("failure", "") for m in meeting.exchange({"failure": failure}, purpose)]
-    said = [f"rank {rank}: {text}" for rank, text in enumerate(failures) if text]
-    if said:
-        raise WindowError("; ".join(said))
 
 
 def _unlink(names: Iterable[str]) -> None:

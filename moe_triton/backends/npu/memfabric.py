@@ -13,11 +13,11 @@ from typing import Any
 
 from torch.distributed import distributed_c10d
 
+from moe_triton.agreement import raise_together
 from moe_triton.backends.npu.runtime import Runtime
-from moe_triton.backends.npu.together import raise_together
 from moe_triton.errors import WindowError
 from moe_triton.layout import align
-from moe_triton.rendezvous import Meeting
+from moe_triton.rendezvous import Meeting, values_of
 
 GRANULE = 2 << 20
 MOST_BYTES = 4 << 30
@@ -78,7 +78,9 @@ def allocate(num_bytes: int, meeting: Meeting, runtime: Runtime) -> MemfabricMem
         failure = f"memfabric gives no window of {stride} bytes: {error}; {memfabric.get_last_err_msg()}"
     try:
         raise_together(meeting, failure)
-    except WindowError:
+    except BaseException:
+        if handle is not None:
+            handle.destroy()
         _give_back(number)
         raise
     _used_ids.add(number)
@@ -123,7 +125,7 @@ def _store_url(meeting: Meeting) -> str:
         with socket.socket() as probe:
             probe.bind(("", 0))
             url = f"tcp://{socket.gethostbyname(host)}:{probe.getsockname()[1]}"
-    return str(meeting.exchange({"url": url}, "memfabric's store")[0].get("url", ""))
+    return values_of(meeting.exchange({"url": url}, "memfabric's store"), "url", str)[0]
 
 
 def _in_store(number: int, change: int) -> int:
@@ -137,15 +139,12 @@ def _agree_on_id(meeting: Meeting) -> int:
 
     A group's first rank takes it, from the store that torch.distributed's world has.
     """
-    used = {
-        int(number)
-        for message in meeting.exchange({"used": sorted(_used_ids)}, "memfabric's ids")
-        for number in message.get("used", [])
-    }
+    said = meeting.exchange({"used": sorted(_used_ids)}, "memfabric's ids")
+    used = {number for numbers in values_of(said, "used", list) for number in map(str, numbers)}
     taken = -1
     if meeting.rank == 0:
-        taken = next((n for n in range(MAX_OBJECTS) if n not in used and _reserve(n)), -1)
-    number = int(meeting.exchange({"id": taken}, "memfabric's id")[0].get("id", -1))
+        taken = next((n for n in range(MAX_OBJECTS) if str(n) not in used and _reserve(n)), -1)
+    number = values_of(meeting.exchange({"id": taken}, "memfabric's id"), "id", int)[0]
     if number < 0:
         raise WindowError(f"memfabric has {MAX_OBJECTS} windows at most, all in use. Close a buffer first.")
     return number

@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from moe_triton.agreement import raise_together
 from moe_triton.backends.npu.runtime import Runtime
-from moe_triton.backends.npu.together import raise_together
 from moe_triton.errors import WindowError
 from moe_triton.layout import align
-from moe_triton.rendezvous import Meeting
+from moe_triton.rendezvous import Meeting, values_of
 
 GRANULE = 2 << 20
 HEAP_EXTRA = 2 << 20  # beside the buffer, for the allocator's own alignment
@@ -62,7 +62,7 @@ def allocate(num_bytes: int, meeting: Meeting, runtime: Runtime) -> ShmemMemory:
     said = meeting.exchange({"uid": bytes(unique).hex()}, "SHMEM's unique id")
     try:
         core.init(
-            uid=bytes.fromhex(str(said[0].get("uid", ""))),
+            uid=bytes.fromhex(values_of(said, "uid", str)[0]),
             rank=meeting.rank,
             nranks=meeting.num_ranks,
             initializer_method="uid",
@@ -77,6 +77,11 @@ def allocate(num_bytes: int, meeting: Meeting, runtime: Runtime) -> ShmemMemory:
             failure = f"SHMEM cannot reach rank(s) {failed} from rank {meeting.rank}"
     except Exception as error:  # AclshmemError and AclshmemInvalid have no documented base
         failure = f"SHMEM gives no window of {size} bytes: {error}"
-    raise_together(meeting, failure)
+    try:
+        raise_together(meeting, failure)
+    except BaseException:
+        if memory is not None:
+            memory.free()
+        raise
     assert memory is not None
     return memory

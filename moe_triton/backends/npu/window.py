@@ -11,9 +11,14 @@ from typing import Protocol
 import torch
 
 from moe_triton.backends.npu.runtime import Runtime
-from moe_triton.errors import CommunicationTimeoutError, ToolchainError, WindowError
+from moe_triton.errors import (
+    CommunicationTimeoutError,
+    ConfigMismatchError,
+    ToolchainError,
+    WindowError,
+)
 from moe_triton.layout import BLOCK_BYTES
-from moe_triton.rendezvous import Meeting
+from moe_triton.rendezvous import Meeting, values_of
 from moe_triton.soc import Soc
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -77,7 +82,7 @@ class NpuWindow:
         self._closed = True
         self._runtime.synchronize()
         # A peer that is gone does not come: then there is nobody left to wait for either.
-        with contextlib.suppress(CommunicationTimeoutError):
+        with contextlib.suppress(CommunicationTimeoutError, ConfigMismatchError):
             self._meeting.exchange({}, "windows are given up", CLOSE_SECONDS)
         self._tensor = self._tensor[:0]
         self._memory.free()
@@ -91,7 +96,7 @@ def check_same_server(meeting: Meeting, soc: Soc) -> None:
     """
     if soc.product != "A2":
         return
-    boots = [message.get("boot") for message in meeting.exchange({"boot": _boot_id()}, "which server")]
+    boots = values_of(meeting.exchange({"boot": _boot_id()}, "which server"), "boot", str)
     others = [rank for rank, boot in enumerate(boots) if boot != boots[meeting.rank]]
     if others:
         raise WindowError(
@@ -123,7 +128,12 @@ def make_window(num_bytes: int, meeting: Meeting, runtime: Runtime, soc: Soc) ->
         from moe_triton.backends.npu.memfabric import allocate
     else:
         from moe_triton.backends.npu.shmem import allocate
-    return NpuWindow(allocate(num_bytes, meeting, runtime), num_bytes, meeting, runtime)
+    memory = allocate(num_bytes, meeting, runtime)
+    try:
+        return NpuWindow(memory, num_bytes, meeting, runtime)
+    except BaseException:
+        memory.free()
+        raise
 
 
 def window_library() -> str:

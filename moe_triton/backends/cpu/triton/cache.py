@@ -3,55 +3,158 @@
 An entry is one file, the library followed by its SHA-256. Entries are written beside their place and
 renamed into it, so that a reader sees all or nothing; a lock per entry makes processes that want the
 same one at the same time build it once.
+
+Entries are code that this process will run. What is damaged, or may be somebody else's, is built again and
+replaced. Where the folder cannot be used (full, read-only, in a folder that others can write to), the cache
+is passed by, with a warning: a process then builds for itself, in a folder that goes when it ends.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
+import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 from moe_triton.errors import ToolchainError
 
+logger = logging.getLogger("moe_triton")
+
+REMEDY = "Set MOE_TRITON_CACHE to a folder of your own."
+LOCK_WAIT_S = 60.0  # for a process that builds the same entry; it may be stopped
+_LOCK_PAUSE_S = 0.02
+_PROBE_BYTES = 1 << 12
 _DIGEST_BYTES = hashlib.sha256().digest_size
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+# Reasons for which the cache was passed by: each is said once.
+_said: set[str] = set()
+_private: dict[int, Path] = {}  # by process
 
 
 def cache_folder() -> Path:
     """$MOE_TRITON_CACHE, else $XDG_CACHE_HOME/moe_triton, else ~/.cache/moe_triton; created if absent.
 
-    The files are code that this process will run: a folder that someone else can write to is refused.
+    Raises:
+        ToolchainError: it cannot be made, it belongs to another user, or others can write to it.
     """
-    if chosen := os.environ.get("MOE_TRITON_CACHE"):
-        folder = Path(chosen)
-    elif base := os.environ.get("XDG_CACHE_HOME"):
-        folder = Path(base) / "moe_triton"
-    else:
-        folder = Path.home() / ".cache" / "moe_triton"
+    folder = _chosen_folder()
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
+        _make(folder)
         state = folder.stat()
-    except OSError as error:
-        raise ToolchainError(
-            f"the kernel cache {folder} cannot be created: {error}. "
-            "Set MOE_TRITON_CACHE to a folder of your own."
-        ) from error
+    except (OSError, ValueError) as error:
+        raise ToolchainError(f"the kernel cache {folder} cannot be created: {error}. {REMEDY}") from error
     if state.st_uid != os.geteuid():
         raise ToolchainError(
-            f"the kernel cache {folder} belongs to user {state.st_uid}, not to you. "
-            "Set MOE_TRITON_CACHE to a folder of your own."
+            f"the kernel cache {folder} belongs to user {state.st_uid}, not to you. {REMEDY}"
         )
-    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if state.st_mode & _WRITABLE_BY_OTHERS:
         raise ToolchainError(
             f"the kernel cache {folder} can be written by others. Run: chmod 700 {folder}, "
             "or set MOE_TRITON_CACHE to a folder of your own."
         )
     return folder
+
+
+def _chosen_folder() -> Path:
+    if chosen := os.environ.get("MOE_TRITON_CACHE"):
+        return Path(chosen)
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "moe_triton"
+    try:
+        return Path.home() / ".cache" / "moe_triton"
+    except RuntimeError as error:
+        raise ToolchainError(f"there is no place for the kernel cache: {error}. {REMEDY}") from error
+
+
+def _make(folder: Path) -> None:
+    """Makes a folder and those around it, for this user alone whatever the umask."""
+    for part in (*reversed(folder.parents), folder):
+        if not part.exists():
+            part.mkdir(mode=0o700, exist_ok=True)
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is no folder")
+
+
+def why_unsafe(folder: Path) -> str:
+    """Which folder around this one lets others put another in its place; empty where none does."""
+    for parent in folder.resolve().parents:
+        state = parent.stat()
+        if state.st_uid not in (0, os.geteuid()):
+            return f"{parent} belongs to user {state.st_uid}"
+        # In a folder with the sticky bit, as /tmp, only owners rename.
+        if state.st_mode & _WRITABLE_BY_OTHERS and not state.st_mode & stat.S_ISVTX:
+            return f"{parent} can be written by others"
+    return ""
+
+
+def check_usable() -> None:
+    """Looks whether entries can be kept, or else built without being kept.
+
+    Raises:
+        ToolchainError: neither is possible.
+    """
+    folder = cache_folder()
+    try:
+        if why := why_unsafe(folder):
+            raise OSError(why)
+        _probe(folder)
+    except OSError as error:
+        _pass_by(folder, error)
+        _probe_private()
+
+
+def _probe(folder: Path) -> None:
+    """Finds out whether a file can be written there."""
+    handle, name = tempfile.mkstemp(dir=folder, prefix="probe", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(bytes(_PROBE_BYTES))
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _probe_private() -> None:
+    try:
+        _probe(private_folder())
+    except OSError as error:
+        raise _no_room(error) from error
+
+
+def _no_room(error: OSError) -> ToolchainError:
+    return ToolchainError(
+        f"compiled kernels can be written neither to the kernel cache nor to a temporary folder ({error}). "
+        "Make room, or set MOE_TRITON_CACHE or TMPDIR to a folder that has some."
+    )
+
+
+def private_folder() -> Path:
+    """Where this process builds what it cannot keep: nobody else can write there, and it goes at the end.
+
+    Raises:
+        OSError: none can be made.
+    """
+    pid = os.getpid()  # a forked process has one of its own
+    if pid not in _private:
+        folder = Path(tempfile.mkdtemp(prefix="moe_triton-kernels-"))
+        Finalize(None, shutil.rmtree, (folder, True), exitpriority=0)  # at the end of this process only
+        _private[pid] = folder
+    return _private[pid]
+
+
+def _pass_by(folder: Path, error: OSError) -> None:
+    why = f"the kernel cache {folder} is passed by: {error.strerror or error}"
+    if why not in _said:
+        _said.add(why)
+        logger.warning("%s. Each process compiles for itself. %s", why, REMEDY)
 
 
 def entry_key(parts: object) -> str:
@@ -68,12 +171,43 @@ def sources_digest(folder: Path) -> str:
 
 
 def fetch(folder: Path, key: str, build: Callable[[], bytes], suffix: str = ".so") -> Path:
-    """The entry's file, built if it is absent or damaged."""
+    """The entry's file, built if it is absent or damaged.
+
+    Args:
+        folder: of the cache, or in it.
+        key: name of the entry.
+        build: gives its content.
+        suffix: of its file.
+
+    Raises:
+        ToolchainError: there is no room for it anywhere.
+    """
     path = folder / f"{key}{suffix}"
-    if not _is_sound(path):
-        with _lock(folder / f"{key}.lock"):
-            if not _is_sound(path):  # another process may have built it meanwhile
-                _write(path, build())
+    try:
+        if why := why_unsafe(folder):
+            raise OSError(why)
+        if not _is_sound(path):
+            with _lock(folder / f"{key}.lock"):
+                if not _is_sound(path):  # another process may have built it meanwhile
+                    _write(path, build())
+    except OSError as error:
+        _pass_by(folder, error)
+        return fetch_privately(key, build, suffix)
+    return path
+
+
+def fetch_privately(key: str, build: Callable[[], bytes], suffix: str = ".so") -> Path:
+    """The entry's file, in a folder of this process.
+
+    Raises:
+        ToolchainError: there is no room for it there.
+    """
+    try:
+        path = private_folder() / f"{key}{suffix}"
+        if not _is_sound(path):
+            _write(path, build())
+    except OSError as error:
+        raise _no_room(error) from error
     return path
 
 
@@ -83,10 +217,26 @@ def body_of(path: Path) -> bytes:
 
 
 def _is_sound(path: Path) -> bool:
+    """Whether an entry is there, whole, and of this user alone.
+
+    Raises:
+        OSError: it is there, and no file can take its place.
+    """
     try:
-        content = path.read_bytes()
-    except FileNotFoundError:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:  # absent, or a link: a rename replaces that
         return False
+    try:
+        state = os.fstat(handle)
+        if stat.S_ISDIR(state.st_mode):
+            raise IsADirectoryError(f"{path} is a folder; remove it")
+        is_ours = state.st_uid == os.geteuid() and not state.st_mode & _WRITABLE_BY_OTHERS
+        if not stat.S_ISREG(state.st_mode) or not is_ours:
+            return False
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            content = file.read()
+    finally:
+        os.close(handle)
     body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
     return hashlib.sha256(body).digest() == digest
 
@@ -104,9 +254,22 @@ def _write(path: Path, body: bytes) -> None:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """Holds others up that want the same entry, as far as the file system can. A rename is safe without."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        deadline = time.monotonic() + LOCK_WAIT_S
+        while not _take(handle) and time.monotonic() < deadline:
+            time.sleep(_LOCK_PAUSE_S)
         yield
     finally:
         os.close(handle)
+
+
+def _take(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # there are no locks here
+        return True
+    return True

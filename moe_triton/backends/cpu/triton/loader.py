@@ -15,6 +15,7 @@ from moe_triton.backends.cpu.triton.frontend import tensor_ir
 from moe_triton.backends.cpu.triton.lowering import lower
 from moe_triton.backends.cpu.triton.rewrites import ENTRY_SYMBOL
 from moe_triton.backends.cpu.triton.toolchain import cpu_level, find_toolchain, versions
+from moe_triton.errors import ToolchainError
 from moe_triton.kernel import TritonKernel
 
 
@@ -63,6 +64,16 @@ def load(kernel: TritonKernel, noalias: bool = True, cpu: str | None = None) -> 
         return _loaded[identity]
 
 
+def _function_of(path: Path) -> Any:
+    try:
+        return ctypes.CDLL(str(path))[ENTRY_SYMBOL]
+    except (OSError, AttributeError) as error:
+        raise ToolchainError(
+            f"the compiled kernel {path} cannot be loaded: {error}. Set TMPDIR or MOE_TRITON_CACHE to a "
+            "folder that programs can be run from (not mounted with noexec)."
+        ) from error
+
+
 def _load(kernel: TritonKernel, constants: str, noalias: bool, cpu: str) -> CompiledKernel:
     signature = [(arg.name, arg.type) for arg in kernel.args]
     source = getattr(kernel.fn, "cache_key", None)
@@ -74,8 +85,11 @@ def _load(kernel: TritonKernel, constants: str, noalias: bool, cpu: str) -> Comp
         return link(compile_object(text, cpu))
 
     path = cache.fetch(cache.cache_folder(), key, build)
-    library = ctypes.CDLL(str(path))
-    function = library[ENTRY_SYMBOL]
+    try:
+        function = ctypes.CDLL(str(path))[ENTRY_SYMBOL]
+    except (OSError, AttributeError):  # no library for all its digest says, or a folder to run nothing from
+        path = cache.fetch_privately(key, build)
+        function = _function_of(path)
     function.argtypes = (ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
     function.restype = None
     address = ctypes.cast(function, ctypes.c_void_p).value

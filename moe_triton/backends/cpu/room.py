@@ -1,0 +1,104 @@
+"""How much memory is left for windows: of the machine, and of the control groups that a process is in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
+# Version 1 says "no limit" with the largest multiple of a page that 63 bits hold.
+_NO_LIMIT = 1 << 62
+# Pages of files leave when others need room. Shared memory is not among them.
+_RECLAIMABLE = ("inactive_file", "active_file")
+
+
+class Limit(NamedTuple):
+    """What a control group leaves to all of its processes together.
+
+    Attributes:
+        key: the same for all processes in it, and for none of another one of this machine.
+        name: of its folder.
+        free: bytes.
+    """
+
+    key: str
+    name: str
+    free: int
+
+
+def available_memory(proc: Path = PROC) -> int:
+    """Bytes that this machine can give without swapping."""
+    for line in _lines(proc / "meminfo"):
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return sys.maxsize
+
+
+def cgroup_limits(proc: Path = PROC, mount: Path = CGROUPS) -> list[Limit]:
+    """The limits on this process's memory, of its control group and those around it, of both versions.
+
+    Args:
+        proc: where procfs is.
+        mount: where control groups are.
+    """
+    limits = []
+    for line in _lines(proc / "self" / "cgroup"):
+        if line.count(":") < 2:
+            continue
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            found = (_limit_1(folder) for folder in _around(mount / "memory", path))
+        elif not controllers:
+            root = mount if (mount / "cgroup.controllers").exists() else mount / "unified"
+            found = (_limit_2(folder) for folder in _around(root, path))
+        else:
+            continue
+        limits += [limit for limit in found if limit is not None]
+    return limits
+
+
+def _around(root: Path, path: str) -> Iterator[Path]:
+    """A control group's folder and those around it, as far as they can be seen from in here.
+
+    A container may see its own group as the root, and yet be told its place among all of them.
+    """
+    inside = Path(path.strip("/"))
+    if ".." not in inside.parts:
+        for part in (inside, *inside.parents):
+            if part.parts and (root / part).is_dir():
+                yield root / part
+    yield root
+
+
+def _limit_2(folder: Path) -> Limit | None:
+    most, used = _number(folder / "memory.max"), _number(folder / "memory.current")
+    return None if most is None or used is None else _limit(folder, most, used, "")
+
+
+def _limit_1(folder: Path) -> Limit | None:
+    most, used = _number(folder / "memory.limit_in_bytes"), _number(folder / "memory.usage_in_bytes")
+    return None if most is None or used is None or most > _NO_LIMIT else _limit(folder, most, used, "total_")
+
+
+def _limit(folder: Path, most: int, used: int, prefix: str) -> Limit:
+    fields = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat") if " " in line)
+    reclaimable = sum(int(fields.get(f"{prefix}{name}", 0)) for name in _RECLAIMABLE)
+    status = folder.stat()
+    return Limit(
+        f"{status.st_dev}:{status.st_ino}", str(folder), max(0, most - used + min(used, reclaimable))
+    )
+
+
+def _number(path: Path) -> int | None:
+    text = "".join(_lines(path)).strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeError):
+        return []
