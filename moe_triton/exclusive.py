@@ -6,6 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 from moe_triton.backends.waits import Waits
@@ -34,21 +35,22 @@ class Exclusive:
         Raises:
             BufferStateError: closed, broken or in use.
         """
-        me = threading.get_ident()
-        if self._lock.locked():
+        me, lock, holder = get_ident(), self._lock, self._holder
+        if lock.locked():
             self._check_open()
             raise BufferStateError("another thread is inside this buffer; calls must not overlap")
         # A signal's handler runs between any two calls, and may close. It finds the lock either free or
         # with its holder's name: `with` takes it and gives it back without a gap.
-        with self._lock:
-            self._holder.value = me
+        with lock:
+            holder.value = me
             try:
-                self._check_open()
+                if self._closed or self._broken:
+                    self._check_open()
                 body(*arguments)
             finally:
                 if self._closed:
                     self._give_back_once()
-                self._holder.value = 0
+                holder.value = 0
 
     def _check_open(self) -> None:
         if self._closed:
@@ -83,7 +85,7 @@ class Exclusive:
         if self._forked:
             return
         self._waits.stop()
-        if self._holder.value == threading.get_ident():
+        if self._holder.value == get_ident():
             return
         with self._lock:
             self._give_back_once()
