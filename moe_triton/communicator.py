@@ -289,7 +289,12 @@ class Communicator(Exclusive):
         report, in_flight = executable.failed_report, self._halves.variants
         why, error = failure(self.site, call, launch, code, report, self._fixed, in_flight, self._notes.gone)
         self._give_up(why)
-        raise error
+        try:
+            raise error
+        finally:
+            del (
+                error
+            )  # its traceback holds this frame, and the frames of callers who hold tensors of the window
 
     def window_tensor(self, name: Literal["rows", "results"], dtype: torch.dtype) -> torch.Tensor:
         """Direct: where the next dispatch puts its rows, or the next combine looks for results first.

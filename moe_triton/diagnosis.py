@@ -50,7 +50,7 @@ def failure(
     report: torch.Tensor,
     fixed: Mapping[str, torch.Tensor],
     in_flight: Collection[str],
-    gone: Callable[[list[int]], tuple[list[int], str]],
+    gone: Callable[[list[int]], tuple[list[int], str]] = lambda missing: (missing, ""),
 ) -> tuple[str, MoeTritonError]:
     """Why a communicator is broken, and what to raise.
 

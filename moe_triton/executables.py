@@ -95,6 +95,9 @@ class Executables:
             name: "rows" of dispatch, or "results" of combine.
             zone: of the operator.
             dtype: of the elements.
+
+        Raises:
+            BufferStateError: the window is given back.
         """
         key = name, zone, dtype
         view = self._views.get(key)
@@ -103,7 +106,10 @@ class Executables:
             assert isinstance(layout, DirectLayout)
             region = layout.rows(dtype.itemsize) if name == "rows" else layout.results
             start, num_bytes = region.offset(zone=zone), capacity * region.stride("index")
-            flat = self._memory.bindings["window"][start : start + num_bytes].view(dtype)
+            window = self._memory.bindings.get("window")
+            if window is None:  # another thread closes
+                raise BufferStateError("the buffer is closed. Construct a new one.")
+            flat = window[start : start + num_bytes].view(dtype)
             view = self._views[key] = flat.view(capacity, self._site.config.hidden)
         return view
 

@@ -7,6 +7,7 @@ like tensors to Python: they have shapes, dtypes and devices.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import torch
@@ -41,9 +42,17 @@ def fault_of(tensor: torch.Tensor) -> Fault | None:
     return _fault(tensor)
 
 
-def are_plain(*tensors: object) -> bool:
-    """Whether each is None or a plain tensor, wherever it is."""
-    return all(t is None or (isinstance(t, torch.Tensor) and fault_of(t) is None) for t in tensors)
+def describe(*tensors: object) -> Hashable | None:
+    """See `moe_triton.backends.base.Host.describe`; wherever the tensors are."""
+    described: list[Hashable] = []
+    for tensor in tensors:
+        if tensor is None:
+            described.append(None)
+        elif isinstance(tensor, torch.Tensor) and fault_of(tensor) is None:
+            described.append((tensor.shape, tensor.dtype, tensor.device.type, tensor.is_contiguous()))
+        else:
+            return None
+    return tuple(described)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -37,7 +37,7 @@ def waiting(
     }
     rest = {arg.name: 0 for arg in kernel.args if arg.name not in given}
     made = launch(step, kernel, "communication", 2, **given, **rest)
-    return Waiting(Plan("dispatch", ZONE, (made,)), made, abi.words(made)[0], awaited, 5.0)
+    return Waiting(Plan("dispatch", ZONE, (made,)), made, abi.words(made)[0], awaited, 5.0, lambda: True)
 
 
 def raise_flag(window: np.ndarray, region: Region, **index: int) -> None:
@@ -141,14 +141,27 @@ def test_a_tensor_parallel_exchange_is_between_two() -> None:
     assert awaited_ranks(site, made) == [1]
 
 
+class FakeNotes:
+    """Keeps what is left."""
+
+    def __init__(self) -> None:
+        self.left: list[tuple[str, list[int]]] = []
+
+    def leave(self, call: str, ranks: list[int], _: object) -> None:
+        self.left.append((call, ranks))
+
+
 def test_what_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    notes = FakeNotes()
     window, status = entries()
     arguments = {"window": window, "zone": ZONE, "status": status.words()}
     with caplog.at_level(logging.WARNING, logger="moe_triton"):
         made = waiting(ascendc.DISPATCH_WAIT, {0: (1, 2)}, **arguments)
-        tell_of(SITE, made, {"dispatch": 12})
-        tell_of(SITE, waiting(ascendc.POST_STATUS, {}, status=status.words()), {"dispatch": 12})
+        tell_of(SITE, made, {"dispatch": 12}, notes)  # type: ignore[arg-type]
+        others = waiting(ascendc.POST_STATUS, {}, status=status.words())
+        tell_of(SITE, others, {"dispatch": 12}, notes)  # type: ignore[arg-type]
     (record,) = caplog.records
+    assert notes.left == [("dispatch number 12", [1, 2])]
     assert record.getMessage() == "dispatch number 12 (zone 1) has waited 5.0 s for rank(s) [1, 2]"
 
 

@@ -35,9 +35,9 @@ STRANGE = [label for label in MEMORY if label != "distributed"]
 @pytest.mark.parametrize("name", GOOD)
 def test_plain_tensors_are_plain(name: str) -> None:
     assert plain_tensors.fault_of(GOOD[name]) is None
-    assert HOST.are_plain(None, GOOD[name])
+    assert HOST.describe(None, GOOD[name]) is not None
     with torch.inference_mode():
-        assert HOST.are_plain(torch.ones(3))
+        assert HOST.describe(torch.ones(3))
         assert plain_tensors.fault_of(torch.ones(3)) is None
 
 
@@ -51,7 +51,7 @@ def test_strange_tensors_are_not(name: str, label: str) -> None:
     seen: list[tuple[bool, Any]] = []
 
     def look(value: Any) -> None:
-        seen.append((HOST.are_plain(value), plain_tensors.fault_of(value)))
+        seen.append((HOST.describe(value) is not None, plain_tensors.fault_of(value)))
 
     mutation(good, look)
     assert seen[0][0] is False
@@ -66,10 +66,10 @@ def test_gradients_are_refused_only_where_they_would_be_lost() -> None:
         assert fault is not None
         assert "no_grad" in fault.remedy
         assert "detach" in fault.remedy
-        assert not HOST.are_plain(tensor)
+        assert HOST.describe(tensor) is None
         with torch.no_grad():
             assert plain_tensors.fault_of(tensor) is None
-            assert HOST.are_plain(tensor)
+            assert HOST.describe(tensor)
 
 
 def test_a_parameter_is_plain_and_so_is_a_bare_subclass() -> None:
@@ -88,7 +88,7 @@ def test_a_storage_that_is_too_short_is_seen(num_bytes: int, offset: int, elemen
     tensor = storage[offset : offset + elements]
     storage.untyped_storage().resize_(4 * num_bytes)
     is_whole = offset + elements <= num_bytes
-    assert HOST.are_plain(tensor) is is_whole
+    assert (HOST.describe(tensor) is not None) is is_whole
     assert (plain_tensors.fault_of(tensor) is None) is is_whole
 
 

@@ -85,20 +85,27 @@ PyObject* KeptBytes(PyObject* self, PyObject*) {
     return PyLong_FromSize_t(reinterpret_cast<OutputPool*>(self)->pool->KeptBytes());
 }
 
-// Whether every argument is None or a plain tensor on the CPU.
-PyObject* ArePlain(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+// What tells plans apart of the tensors that a call is given: None where one is not plain, or there are too many.
+PyObject* Describe(PyObject* self, PyObject* const* args, Py_ssize_t count) {
     const Torch& torch = *reinterpret_cast<OutputPool*>(self)->torch;
+    if (count > MAX_DESCRIBED) Py_RETURN_NONE;
+    Description description;
     for (Py_ssize_t i = 0; i < count; ++i) {
-        if (args[i] != Py_None && !torch.IsPlain(args[i])) Py_RETURN_FALSE;
+        if (args[i] == Py_None) {
+            description.AddNone();
+        } else if (!torch.Describe(args[i], &description)) {
+            Py_RETURN_NONE;
+        }
     }
-    Py_RETURN_TRUE;
+    return description.Bytes();
 }
 
 PyMethodDef methods[] = {
     {"empty_all", EmptyAll, METH_O,
      "empty_all(specs): a contiguous tensor, of undefined contents, for each (shape, dtype)."},
-    {"are_plain", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(ArePlain)), METH_FASTCALL,
-     "are_plain(*objects): whether each is None or a plain tensor on the CPU (moe_triton/plain_tensors.py)."},
+    {"describe", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Describe)), METH_FASTCALL,
+     "describe(*objects): bytes for the dtype, sizes and contiguity of each; None where one is neither None nor a plain "
+     "tensor on the CPU (moe_triton/plain_tensors.py)."},
     {"kept_bytes", KeptBytes, METH_NOARGS, "kept_bytes(): bytes that wait to be used again."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
 
 #include "dlpack.h"
@@ -50,6 +51,24 @@ struct Seen {
     }
 };
 
+constexpr int32_t MAX_DIMENSIONS = 4;
+constexpr Py_ssize_t MAX_DESCRIBED = 32;
+
+// Bytes that are the same for the same dtypes and sizes of some tensors, and for no others.
+class Description {
+public:
+    void Add(const void* bytes, size_t count) {
+        std::memcpy(bytes_.data() + size_, bytes, count);
+        size_ += count;
+    }
+    void AddNone() { bytes_[size_++] = 0; }
+    PyObject* Bytes() const { return PyBytes_FromStringAndSize(bytes_.data(), static_cast<Py_ssize_t>(size_)); }
+
+private:
+    std::array<char, MAX_DESCRIBED * (4 + MAX_DIMENSIONS * sizeof(int64_t))> bytes_;
+    size_t size_ = 0;
+};
+
 // torch's side of the exchange.
 class Torch {
 public:
@@ -81,10 +100,16 @@ public:
         return true;
     }
 
-    // Whether an object is a plain tensor on the CPU, contiguous or not. Raises nothing.
-    bool IsPlain(PyObject* object) const {
+    // Whether an object is a plain tensor on the CPU, contiguous or not; its dtype, contiguity and sizes are then added
+    // to a description. Raises nothing.
+    bool Describe(PyObject* object, Description* description) const {
         dlpack::Tensor tensor;
-        return Borrow(object, &tensor);
+        if (!Borrow(object, &tensor) || tensor.ndim > MAX_DIMENSIONS) return false;
+        const uint8_t head[] = {static_cast<uint8_t>(1 + IsContiguous(tensor)), tensor.dtype.code, tensor.dtype.bits,
+                                static_cast<uint8_t>(tensor.ndim)};
+        description->Add(head, sizeof(head));
+        description->Add(tensor.shape, static_cast<size_t>(tensor.ndim) * sizeof(int64_t));
+        return true;
     }
 
     // A contiguous tensor that holds a block. No object, with a Python error, if it fails.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -223,8 +223,15 @@ class Host(Protocol):
         """Where tensors have to be."""
         ...
 
-    def are_plain(self, *tensors: object) -> bool:
-        """Whether each is None or surely a tensor with memory (`moe_triton.plain_tensors`) on the device."""
+    def describe(self, *tensors: object) -> Hashable | None:
+        """What tells the dtypes, sizes, contiguity and devices of a call's tensors from those of another.
+
+        Args:
+            tensors: each may be None.
+
+        Returns:
+            A key; None where one may be no plain tensor (`moe_triton.plain_tensors`).
+        """
         ...
 
     def is_capturing(self) -> bool:

@@ -123,7 +123,8 @@ def group_of(name: str, argument: str) -> dist.ProcessGroup:
     Raises:
         ArgumentError: there is none.
     """
-    name = check_group(argument, name)
+    if type(name) is not str:  # every call asks
+        name = check_group(argument, name)
     if name in _registered:
         return _registered[name]
     try:

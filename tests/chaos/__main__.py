@@ -49,9 +49,11 @@ class Groups:
     def run(self, trial: Trial) -> list[Account | RankFailedError]:
         """What each rank tells of a trial."""
         prefix = f"{window.PREFIX}chaos-{secrets.token_hex(8)}-"
-        group = self._kept.pop(trial.num_ranks, None) or self._stack.enter_context(RankGroup(trial.num_ranks))
+        is_used_up = FAULTS[trial.fault].needs_own_group
+        group = None if is_used_up else self._kept.pop(trial.num_ranks, None)
+        group = group or self._stack.enter_context(RankGroup(trial.num_ranks))
         accounts = group.run(live_through, trial, prefix, timeout_s=TRIAL_TIMEOUT_S, allow_failures=True)
-        if any(isinstance(account, RankFailedError) for account in accounts):
+        if is_used_up or any(isinstance(account, RankFailedError) for account in accounts):
             group.close()
         else:
             self._kept[trial.num_ranks] = group

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ R = TypeVar("R")
 def live_through(rank: int, num_ranks: int, trial: Trial, prefix: str) -> Account:
     """Runs all rounds of a trial, whatever happens; called as ``f(rank, num_ranks, ...)`` on every rank."""
     window_module.PREFIX = prefix
+    logging.getLogger("moe_triton").setLevel(logging.ERROR)  # that waits last is what trials are for
     life = Life(rank, trial)
     life.run()
     return Account(tuple(life.errors), tuple(life.wrong), tuple(_held(prefix)))

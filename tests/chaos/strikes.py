@@ -21,6 +21,8 @@ TIMEOUT_S = 1.0
 # Without an error to come, nobody is to run out of time on a busy machine.
 PATIENT_S = 60.0
 LONGER_THAN_A_TIMEOUT_S = 1.6 * TIMEOUT_S
+# More than the group's store takes, which may be a file too, and less than any window of slots.
+FILE_BYTES = 900 << 10
 OTHERS_LATE_S, STRUCK_AFTER_S = 0.6, 0.2
 
 
@@ -78,7 +80,7 @@ class Strike:
         if self.is_victim and fault == "bad construction":
             changes["hidden"] = 40
         if self.is_victim and fault == "full disk":
-            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, limits[1]))
         self._is_over = True
         try:
             yield changes

@@ -29,6 +29,8 @@ class Fault:
         is_deadly: the victim is gone for good, and the others go on without it.
         holds_others: the others come late, so that the victim waits when it is struck.
         operators: before which it can strike.
+        schemes: with which it can.
+        needs_own_group: the group is not used again.
     """
 
     name: str
@@ -38,6 +40,8 @@ class Fault:
     is_deadly: bool = False
     holds_others: bool = False
     operators: tuple[Operator, ...] = ("dispatch", "combine")
+    schemes: tuple[str, ...] = SCHEMES
+    needs_own_group: bool = False
 
 
 TIME_OUT, STATE = "CommunicationTimeoutError", "BufferStateError"
@@ -56,7 +60,15 @@ FAULTS: Mapping[str, Fault] = {
         Fault("bad construction", ARGUMENT, MISMATCH, "rank {victim}", operators=("dispatch",)),
         Fault("close", STATE, TIME_OUT, holds_others=True),
         Fault("Ctrl-C", "KeyboardInterrupt", TIME_OUT, holds_others=True),
-        Fault("full disk", "WindowError", "WindowError", "rank {victim}", operators=("dispatch",)),
+        Fault(
+            "full disk",
+            "WindowError",
+            "WindowError",
+            "rank {victim}",
+            operators=("dispatch",),
+            schemes=("fullmesh_v1", "fullmesh_v2"),  # their windows take more than the limit
+            needs_own_group=True,
+        ),
         Fault("other rows", MISMATCH, MISMATCH, "rank(s) [{victim}]", operators=("dispatch",)),
         Fault("other weights", MISMATCH, MISMATCH, "rank(s) [{victim}]", operators=("dispatch",)),
     )
@@ -91,7 +103,7 @@ class Trial:
         num_ranks = source.choice((2, 3, 4))
         return Trial(
             fault,
-            source.choice(SCHEMES),
+            source.choice(FAULTS[fault].schemes),
             # Who is left after a death is still a group.
             max(num_ranks, 3) if FAULTS[fault].is_deadly else num_ranks,
             source.randrange(num_ranks),

@@ -110,6 +110,38 @@ def test_halves_with_a_mask(ranks: Groups) -> None:
     assert ranks(2).run(masked_halves) == [[], []]
 
 
+def interleaved(rank: int, num_ranks: int) -> list[str]:
+    """Combines of another kind each time, begun while a dispatch is on its way: the kind before it counts."""
+    wrong = []
+    with fresh():
+        r = make_round(rank, num_ranks)
+        whole = ops.npu_moe_distribute_dispatch_v2(r.x, r.ids, *r.group)
+        z = experts_of(whole[0])
+        expected = [
+            ops.npu_moe_distribute_combine_v2(
+                z, r.ids, whole[2], whole[4], r.weights, *r.group, comm_quant_mode=mode
+            )
+            for mode in (0, 2)
+        ]
+        for number in range(5):
+            mode = {"comm_quant_mode": number % 2 * 2}
+            y, expand_idx, ticket = ops.npu_moe_distribute_dispatch_setup(r.x, r.ids, *r.group)
+            quant, second = ops.npu_moe_distribute_combine_setup(z, r.ids, whole[2], *r.group, **mode)
+            rows = ops.npu_moe_distribute_dispatch_teardown(r.x, y, r.ids, ticket, *r.group)
+            out = ops.npu_moe_distribute_combine_teardown(
+                z, quant, r.ids, expand_idx, r.weights, second, *r.group, **mode
+            )
+            if not torch.equal(rows[0][: int(whole[4][-1])], whole[0][: int(whole[4][-1])]):
+                wrong.append(f"round {number}: rows")
+            if not torch.equal(out, expected[number % 2]):
+                wrong.append(f"round {number}: sums")
+    return wrong
+
+
+def test_a_combine_may_begin_while_a_dispatch_is_on_its_way(ranks: Groups) -> None:
+    assert ranks(2).run(interleaved) == [[], []]
+
+
 def refused(call: Callable[[], Any], kind: type[Exception], text: str) -> str:
     with pytest.raises(kind, match=text):
         call()

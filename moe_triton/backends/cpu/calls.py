@@ -29,7 +29,8 @@ class NativeCalls:
     def __init__(self, setting: CallSetting, pool: OutputPool, native_module: ModuleType) -> None:
         functions = {"run_plan": "moe_run_plan", "take_ids": "moe_take_ids"}
         facts = {name: native.symbol_address(symbol) for name, symbol in functions.items()}
-        facts["holder"] = ctypes.addressof(setting.waits.holder)
+        self._waits = setting.waits  # native code has an address in it
+        facts["holder"] = ctypes.addressof(self._waits.holder)
         self._prepared_type, tell = native_module.Prepared, setting.failed
 
         # Not a method: native code holds it, and nothing is to lead from there back to here.

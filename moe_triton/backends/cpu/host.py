@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import torch
 
@@ -18,10 +18,11 @@ class CpuHost:
 
     def __init__(self) -> None:
         module = extension()
-        self.are_plain: Callable[..., bool] = (
-            new_pool(module).are_plain if module else plain_tensors.are_plain
+        # In native code, as every call asks.
+        self.describe: Callable[..., Hashable | None] = (
+            new_pool(module).describe if module else plain_tensors.describe
         )
-        """See `moe_triton.backends.base.Host`: in native code, as every call asks."""
+        """See `moe_triton.backends.base.Host`."""
 
     def is_capturing(self) -> bool:
         """Never: there are no graphs."""

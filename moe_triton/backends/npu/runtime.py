@@ -8,7 +8,7 @@ that no machine has confirmed yet is listed in `moe_triton.backends.npu.assumpti
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent import futures
 from typing import Any
 
@@ -102,9 +102,9 @@ class Runtime:
         """
         return int(stream.npu_stream)
 
-    def are_plain(self, *tensors: object) -> bool:
-        """Whether each is None or a tensor with memory of its own."""
-        return plain_tensors.are_plain(*tensors)
+    def describe(self, *tensors: object) -> Hashable | None:
+        """See `moe_triton.backends.base.Host`."""
+        return plain_tensors.describe(*tensors)
 
     def is_capturing(self) -> bool:
         """Whether the current stream's work goes into a graph."""

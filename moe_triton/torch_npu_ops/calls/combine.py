@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from moe_triton import plain_tensors
 from moe_triton.checks import check_number
 from moe_triton.errors import ArgumentError
 from moe_triton.torch_npu_ops import settings
@@ -20,6 +21,7 @@ from moe_triton.torch_npu_ops.calls.common import (
     keep,
     output_key,
     ready,
+    shape_key,
 )
 from moe_triton.torch_npu_ops.declared import check_attributes
 from moe_triton.torch_npu_ops.planning import settled
@@ -69,17 +71,13 @@ def plan_combine(
     Raises:
         ArgumentError: an argument breaks a rule; it has the status code.
     """
-    if not settings.host().are_plain(*tensors, *unread):
+    described = settings.host().describe(*tensors, *unread)
+    if described is None:
         _check_given(operator, index_name, tensors)
-        check_plain({**_by_name(index_name, tensors), **dict(zip(UNREAD, unread, strict=False))})
-    shapes: tuple[Any, ...] = (
-        version,
-        operator,
-        *[None if t is None else (t.shape, t.dtype, t.is_cpu) for t in tensors[:-2]],
-        NOT_GIVEN if tensors[-2] is None else output_key(tensors[-2]),
-        None if tensors[-1] is None else words_of(tensors[-1]),
-        unused_given,
-    )
+        check_plain([*_by_name(index_name, tensors).items(), *zip(UNREAD, unread, strict=False)])
+        described = plain_tensors.describe(*tensors)
+    words = None if tensors.elastic_info is None else words_of(tensors.elastic_info)
+    shapes = (version, operator, described, words, unused_given)
     plan = find(_plans, shapes, attributes)
     if plan is not None:
         return settled(plan)
@@ -88,7 +86,10 @@ def plan_combine(
     plan = find(_plans, shapes, attributes)  # now that numpy's integers are Python's
     if plan is not None:
         return settled(plan)
-    made = CombineAttributes(*(*shapes, *attributes, settings.number()))
+    output = NOT_GIVEN if tensors.performance_info is None else output_key(tensors.performance_info)
+    keys = map(shape_key, tensors[:-2])
+    given = (version, operator, *keys, output, words, unused_given, *attributes, settings.number())
+    made = CombineAttributes(*given)
     check_token_matrix("expand_x", tensors.expand_x)
     if operator == "combine_add_rms_norm":
         check_input("expand_x", tensors.expand_x, ("A", "H"), torch.bfloat16)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -94,17 +94,17 @@ def check_optional(**tensors: Any) -> None:
     check_required(**{name: value for name, value in tensors.items() if value is not None})
 
 
-def check_plain(tensors: Mapping[str, Any]) -> None:
+def check_plain(tensors: Iterable[tuple[str, Any]]) -> None:
     """Checks that arguments are tensors with memory where they are given, on the back end's device.
 
     Args:
-        tensors: by name. Those that the host reads may be on any device.
+        tensors: name and value of each. Those that the host reads may be on any device.
 
     Raises:
         ArgumentError: one is not (161002).
     """
     device = settings.host().device
-    for name, value in tensors.items():
+    for name, value in tensors:
         if value is not None:
             error = not_plain_error(name, value, None if name in READ_BY_HOST else device)
             if error is not None:

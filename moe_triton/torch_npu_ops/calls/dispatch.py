@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from moe_triton import plain_tensors
 from moe_triton.torch_npu_ops import settings
 from moe_triton.torch_npu_ops.calls.common import (
     NOT_GIVEN,
@@ -24,6 +25,16 @@ from moe_triton.torch_npu_ops.declared import check_attributes
 from moe_triton.torch_npu_ops.planning import settled
 from moe_triton.torch_npu_ops.plans.dispatch import DispatchAttributes, DispatchPlan, check_tensors, make_plan
 from moe_triton.torch_npu_ops.plans.elastic import words_of
+
+TENSORS = (
+    "x",
+    "expert_ids",
+    "scales",
+    "x_active_mask",
+    "expert_scales",
+    "elastic_info",
+    "performance_info",
+)
 
 _plans: dict[tuple[Any, ...], DispatchPlan] = {}
 
@@ -56,32 +67,16 @@ def plan_dispatch(
     Raises:
         ArgumentError: an argument breaks a rule; it has the status code.
     """
-    if not settings.host().are_plain(
+    described = settings.host().describe(
         x, expert_ids, scales, x_active_mask, expert_scales, elastic_info, performance_info
-    ):
-        check_required(x=x, expert_ids=expert_ids)
-        check_plain(
-            {
-                "x": x,
-                "expert_ids": expert_ids,
-                "scales": scales,
-                "x_active_mask": x_active_mask,
-                "expert_scales": expert_scales,
-                "elastic_info": elastic_info,
-                "performance_info": performance_info,
-            }
-        )
-    shapes: tuple[Any, ...] = (
-        version,
-        operator,
-        shape_key(x),
-        shape_key(expert_ids),
-        shape_key(scales),
-        shape_key(x_active_mask),
-        shape_key(expert_scales),
-        None if elastic_info is None else words_of(elastic_info),
-        NOT_GIVEN if performance_info is None else output_key(performance_info),
     )
+    if described is None:
+        named = (x, expert_ids, scales, x_active_mask, expert_scales, elastic_info, performance_info)
+        check_required(x=x, expert_ids=expert_ids)
+        check_plain(zip(TENSORS, named, strict=True))
+        described = plain_tensors.describe(*named)
+    words = None if elastic_info is None else words_of(elastic_info)
+    shapes = (version, operator, described, words)
     plan = find(_plans, shapes, attributes)
     if plan is not None:
         return settled(plan)
@@ -92,7 +87,10 @@ def plan_dispatch(
     check_required(x=x, expert_ids=expert_ids)
     check_token_matrix("x", x)
     check_input("expert_ids", expert_ids, (x.shape[0], "K"), torch.int32)
-    made = DispatchAttributes(*(*shapes, *attributes, settings.number()))
+    keys = map(shape_key, (x, expert_ids, scales, x_active_mask, expert_scales))
+    output = NOT_GIVEN if performance_info is None else output_key(performance_info)
+    given = (version, operator, *keys, words, output, *attributes, settings.number())
+    made = DispatchAttributes(*given)
     plan = make_plan(made)
     check_tensors(
         made,

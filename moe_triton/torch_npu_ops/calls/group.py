@@ -25,7 +25,7 @@ def run_barrier(
 ) -> None:
     """Waits for every rank of a group that is left."""
     check_required(x_ref=x_ref)
-    check_plain({"time_out": time_out, "elastic_info": elastic_info})
+    check_plain([("time_out", time_out), ("elastic_info", elastic_info)])
     world_size = check_integer("world_size", world_size)
     members = _members(group, "group", world_size, "world_size", elastic_info)
     timeout_us = None
@@ -52,7 +52,7 @@ def run_barrier(
 def run_reset(elastic_info: Tensor, group_ep: str, ep_world_size: int, need_sync: int) -> None:
     """Gives a group's windows up, on the ranks that are left, and waits for them if asked to."""
     check_required(elastic_info=elastic_info)
-    check_plain({"elastic_info": elastic_info})
+    check_plain([("elastic_info", elastic_info)])
     ep_world_size = check_integer("ep_world_size", ep_world_size)
     if check_integer("need_sync", need_sync) not in (0, 1):
         raise ArgumentError("need_sync", need_sync, "it must be 0 or 1", "Pass 1 to wait for the others.")
