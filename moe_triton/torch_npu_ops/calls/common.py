@@ -7,12 +7,14 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from moe_triton.checks import check_tensor, not_plain_error
 from moe_triton.torch_npu_ops import settings
 from moe_triton.torch_npu_ops.declared import exactly
 
 FLOATS = (torch.bfloat16, torch.float16)
+SIZED = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 READ_BY_HOST = ("elastic_info", "time_out")
 # More shapes than a server has; a plan is a few small objects.
 MAX_PLANS = 4096
@@ -42,8 +44,8 @@ def ready(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 def unless_empty(tensor: torch.Tensor | None) -> torch.Tensor | None:
     """An optional tensor, None where it has no elements: the original takes such a one as absent."""
-    # What is no plain tensor is for `check_plain`.
-    return None if type(tensor) is torch.Tensor and tensor.numel() == 0 else tensor
+    # What is of another type is for `check_plain`.
+    return None if type(tensor) in SIZED and tensor.numel() == 0 else tensor  # type: ignore[union-attr]
 
 
 Plan = TypeVar("Plan")

@@ -135,16 +135,8 @@ class DispatchPlan(OperatorPlan[DispatchVariant]):
         made: list[torch.Tensor] = communicator.backend.empty_all(specs)
         for position, output in nothing:
             made.insert(position, output)
-        nums, recv_counts, tp_counts = made[3:6]
-        config, rank = self.deployment.config, self.deployment.rank
-        local = config.experts_on(rank)
-        written = local * config.num_ranks * max(self.attributes.tp_world_size, 1)
-        if recv_counts.numel() > written:
-            recv_counts[written:] = 0
-        if nums.numel() > local:
-            nums[local:] = 0
-        if not self.variant.exchange and tp_counts.numel():
-            tp_counts.zero_()
+        for position, written in self._unwritten:
+            made[position][written:] = 0
         return tuple(made)
 
     def sending(
@@ -219,6 +211,16 @@ class DispatchPlan(OperatorPlan[DispatchVariant]):
     def batch(self) -> int:
         """Tokens of this rank."""
         return int(self.attributes.x[0][0])
+
+    @cached_property
+    def _unwritten(self) -> list[tuple[int, int]]:
+        """Position of each output of counts that no kernel fills to its end, and what is written of it."""
+        config, rank = self.deployment.config, self.deployment.rank
+        local = config.experts_on(rank)
+        counts = local * config.num_ranks * max(self.attributes.tp_world_size, 1)
+        written = {3: local, 4: counts, 5: 2 if self.variant.exchange else 0}
+        shapes = self.shapes.outputs()
+        return [(position, end) for position, end in written.items() if shapes[position][0][0] > end]
 
     @cached_property
     def _output_specs(self) -> tuple[list[TensorSpec], list[tuple[int, torch.Tensor]]]:
