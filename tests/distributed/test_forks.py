@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from moe_triton.processes import RankGroup
-from tests.distributed import interrupted
+from tests.distributed import closed
 from tests.distributed.interrupted import Way
 
 Groups = Callable[[int], RankGroup]
@@ -28,7 +28,7 @@ def test_a_forked_child_is_refused_and_leaves_the_parents_alone(
     ranks: Groups, way: Way, tmp_path: Path
 ) -> None:
     trace = tmp_path / "trace.json"
-    said = ranks(2).run(interrupted.fork, way, str(trace))[0]
+    said = ranks(2).run(closed.fork, way, str(trace))[0]
     call, write, close = ast.literal_eval(said)
     assert call == write == REFUSED
     assert close == ("", "", True)
@@ -38,7 +38,7 @@ def test_a_forked_child_is_refused_and_leaves_the_parents_alone(
 
 
 def test_a_fork_while_a_thread_is_in_a_call(ranks: Groups) -> None:
-    call, close = ast.literal_eval(ranks(2).run(interrupted.fork_meanwhile)[0])
+    call, close = ast.literal_eval(ranks(2).run(closed.fork_meanwhile)[0])
     assert call == REFUSED
     assert close == ("", "", True)
 
