@@ -292,9 +292,8 @@ class Communicator(Exclusive):
         try:
             raise error
         finally:
-            del (
-                error
-            )  # its traceback holds this frame, and the frames of callers who hold tensors of the window
+            # Its traceback holds this frame, and those of callers who hold tensors of the window.
+            del error
 
     def window_tensor(self, name: Literal["rows", "results"], dtype: torch.dtype) -> torch.Tensor:
         """Direct: where the next dispatch puts its rows, or the next combine looks for results first.

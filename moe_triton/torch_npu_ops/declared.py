@@ -40,7 +40,7 @@ class Argument:
 @functools.cache
 def arguments_of(function: Callable[..., Any]) -> tuple[Argument, ...]:
     """The arguments of a function or a constructor, in order, from its signature and type hints."""
-    plain = inspect.unwrap(function.__init__ if isinstance(function, type) else function)
+    plain = inspect.unwrap(function.__init__ if isinstance(function, type) else function)  # type: ignore[misc]
     hints = typing.get_type_hints(plain)
     return tuple(
         _argument(parameter, hints[parameter.name])
