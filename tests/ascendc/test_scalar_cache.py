@@ -75,7 +75,7 @@ int main() {
     for (int seed = 0; seed < SEEDS; ++seed) {
         const std::string seen = Run([] {
             gm.SetValue(0, 7);
-            moe::emulation::PollPause(0, 0, 1);
+            moe::emulation::PollPause(0, 0, 1, 0, 1);
             const int now = memory[0];
             Invalidate(gm);
             return now;
