@@ -27,19 +27,6 @@ _INTEGERS = (
     "num_special_experts",
 )
 
-_END = 1 << 63
-_INTEGERS = (
-    "num_ranks",
-    "num_max_tokens_per_rank",
-    "hidden",
-    "num_topk",
-    "num_experts",
-    "num_shared_experts",
-    "num_shared_ranks",
-    "version",
-    "num_special_experts",
-)
-
 
 @dataclass(frozen=True)
 class Config:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import logging
 import os
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from moe_triton.processes import RankGroup, run_ranks
 from moe_triton.rendezvous import Meeting
 from moe_triton.torch_npu_ops import settings
 from tests.distributed.cases import inputs_of, small_case
+from tests.distributed.interrupted import messages
 from tests.distributed.workers import compare_rounds, make_buffer, one_round
 from tests.torch_npu_ops.setting import fresh, make_round
 
@@ -192,22 +191,6 @@ def test_constructions_that_fail_leave_nothing_behind(ranks: Groups, tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] in ([], ["trace.json"])
 
 
-@contextmanager
-def warned() -> Iterator[list[str]]:
-    said: list[str] = []
-
-    class Keep(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
-
-    logger, handler = logging.getLogger("moe_triton"), Keep()
-    logger.addHandler(handler)
-    try:
-        yield said
-    finally:
-        logger.removeHandler(handler)
-
-
 # What rank 1 has otherwise than rank 0, and the line about it.
 MAY_DIFFER: dict[str, dict[str, Any]] = {
     "num_blocks: 2 on rank(s) [0], 3 on rank(s) [1]": {"num_blocks": 3},
@@ -230,7 +213,7 @@ def differ(rank: int, num_ranks: int, scheme: str) -> list[str]:
     for line, options in MAY_DIFFER.items():
         usual = {"num_blocks": 2, "timeout_s": PATIENCE_S}
         mine = usual | (options if rank == 1 else {})
-        with warned() as said, pytest.MonkeyPatch.context() as patch:
+        with messages() as said, pytest.MonkeyPatch.context() as patch:
             patch.setattr(
                 "tests.distributed.workers.make_buffer",
                 lambda case, mine=mine: make_buffer(case, **mine),
@@ -338,8 +321,8 @@ def forked(rank: int, num_ranks: int) -> list[str]:
 
 
 def test_a_forked_process_is_told_that_the_group_is_not_its_own() -> None:
-    for messages in run_ranks(forked, 2):
-        for said in messages:
+    for told in run_ranks(forked, 2):
+        for said in told:
             assert said.startswith("group is of the process that this one was forked from")
 
 
@@ -352,6 +335,6 @@ def odd_groups(rank: int, num_ranks: int) -> list[str]:
 
 
 def test_what_is_no_group_is_refused() -> None:
-    for messages in run_ranks(odd_groups, 2):
-        for said in messages:
+    for told in run_ranks(odd_groups, 2):
+        for said in told:
             assert said.startswith("group is ")
