@@ -23,7 +23,7 @@ chaos-short: $(VENV)/.installed
 	$(BIN)/python -m tests.chaos --seconds 25
 
 chaos-long: $(VENV)/.installed
-	$(BIN)/python -m tests.chaos --seconds 180 --seed 1
+	$(BIN)/python -m tests.chaos --seconds 100 --seed 1
 
 # Every Triton kernel in every shape through the NPU's compiler, against the figures in tests/gate/golden.
 gate: $(VENV)/.installed

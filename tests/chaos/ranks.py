@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import time
 from collections.abc import Callable
@@ -36,6 +37,7 @@ def live_through(rank: int, num_ranks: int, trial: Trial, prefix: str) -> Accoun
     logging.getLogger("moe_triton").setLevel(logging.ERROR)  # that waits last is what trials are for
     life = Life(rank, trial)
     life.run()
+    gc.collect()  # errors that are raised while another one is handled keep its frames, and what these held
     return Account(tuple(life.errors), tuple(life.wrong), tuple(_held(prefix)))
 
 
