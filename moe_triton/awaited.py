@@ -12,12 +12,11 @@ from moe_triton import abi, ascendc
 from moe_triton.backends.waits import Waiting
 from moe_triton.diagnosis import owners
 from moe_triton.disagreement import is_exchange
-from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, STAMP_BYTES
+from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, FLAG_BITS, STAMP_BYTES
 from moe_triton.notes import Notes
 from moe_triton.region import REGION_DIMS, Region, region_of
 from moe_triton.schemes.site import Site
 
-FLAG_BITS = 0x3F800000  # 1.0f
 MAX_PATIENCE_S = 5.0
 _log = logging.getLogger("moe_triton")
 

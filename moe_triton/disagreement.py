@@ -8,13 +8,12 @@ import torch
 
 from moe_triton.ascendc import DISPATCH_WAIT, REPORT_MISMATCH
 from moe_triton.config import Config
-from moe_triton.layout import CALL_WORD, NUM_ZONES, WORD_BYTES, DirectLayout, WindowLayout
+from moe_triton.layout import CALL_WORD, FLAG_BITS, NUM_ZONES, WORD_BYTES, DirectLayout, WindowLayout
 from moe_triton.layout.call_word import differences, operator_of
 from moe_triton.plan import Hole, Launch
 from moe_triton.region import Region
 from moe_triton.schemes.site import Site
 
-FLAG_BITS = 0x3F800000  # 1.0f
 REPORTED_EXPECTED, REPORTED_FOUND = 4, 5  # which words of a report
 Memory = Mapping[str, torch.Tensor | int]
 

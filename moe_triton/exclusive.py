@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any
@@ -15,7 +16,7 @@ from moe_triton.errors import BufferStateError
 FORKED = "this process was forked from the one that made the buffer. Construct one here."
 
 
-class Exclusive:
+class Exclusive(ABC):
     """Lets one thread in at a time, and nobody once it is closed, broken or in a forked child.
 
     Args:
@@ -96,8 +97,9 @@ class Exclusive:
             self._give_back()
             self._given_back = True
 
+    @abstractmethod
     def _give_back(self) -> None:
-        raise NotImplementedError
+        """Gives up what calls use."""
 
     def _leave_to_parent(self) -> None:
         """In a child that has just been forked: what is here is the parent's."""

@@ -12,6 +12,7 @@ from moe_triton.layout.call_word import CALL_WORD
 from moe_triton.layout.common import (
     BLOCK_BYTES,
     BLOCK_DATA_BYTES,
+    FLAG_BITS,
     NUM_ZONES,
     SCALE_BYTES,
     SLOT_ALIGN,
@@ -40,6 +41,7 @@ Layout = WindowLayout | DirectLayout
 __all__ = [
     "BLOCK_BYTES",
     "BLOCK_DATA_BYTES",
+    "FLAG_BITS",
     "CALL_WORD",
     "NUM_ZONES",
     "SCALE_BYTES",

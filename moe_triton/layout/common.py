@@ -19,6 +19,7 @@ STATUS_ENTRY_BYTES = 32
 SCALE_BYTES = 32
 STAMP_BYTES = 32
 NUM_ZONES = 2
+FLAG_BITS = 0x3F800000  # 1.0f, as kernels sum flags
 WORD_BYTES = 4  # of the int32 words that rows are copied in
 
 # A slot with flags in band: 512-byte blocks, each 480 bytes of the slot and then its flag.

@@ -122,6 +122,15 @@ def look_after_close(rank: int, num_ranks: int) -> bool:
     return torch.equal(rows, before)
 
 
+def answer_of(child: int, reading: int) -> bytes:
+    """What a child wrote to its pipe before it ended."""
+    said = b""
+    while part := os.read(reading, 1 << 16):
+        said += part
+    os.waitpid(child, 0)
+    return said
+
+
 def fork(rank: int, num_ranks: int, way: Way, trace: str) -> Any:
     """Rank 0 forks. What the child is told; and whether the parent goes on and writes its trace."""
     case = way.case(num_ranks)
@@ -137,9 +146,7 @@ def fork(rank: int, num_ranks: int, way: Way, trace: str) -> Any:
             del call, buffer  # and what goes with it
             os._exit(0)
         os.close(writing)
-        while part := os.read(reading, 1 << 16):
-            said += part
-        os.waitpid(child, 0)
+        said = answer_of(child, reading)
     dist.barrier()
     one_round(buffer, case, inputs_of(case, rank, 1), None)
     buffer.close()
@@ -163,9 +170,7 @@ def fork_meanwhile(rank: int, num_ranks: int) -> Any:
                 os.write(writing, repr((error_of(call), error_of(buffer.close))).encode())
             os._exit(0)
         os.close(writing)
-        while part := os.read(reading, 1 << 16):
-            said += part
-        os.waitpid(child, 0)
+        said = answer_of(child, reading)
         buffer.close()
         thread.join(WITHIN_S)
     dist.barrier()

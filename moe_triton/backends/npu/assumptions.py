@@ -19,7 +19,7 @@ from moe_triton.backends.npu.inband_check import blocks_arrive_in_order
 from moe_triton.backends.npu.runtime import Runtime
 from moe_triton.backends.npu.window import window_library
 from moe_triton.kernels.zones import turn_kernel
-from moe_triton.layout import NUM_ZONES, STATUS_ENTRY_BYTES
+from moe_triton.layout import FLAG_BITS, NUM_ZONES, STATUS_ENTRY_BYTES
 from moe_triton.plan import Hole, Launch, Plan, launch
 from moe_triton.region import Region, region_of
 from moe_triton.soc import soc_of
@@ -121,9 +121,6 @@ class Bench:
         first = self.status.offset(zone=zone, source=rank) // 4
         words: list[int] = self.window[first : first + 2].cpu().tolist()
         return words
-
-
-FLAG_BITS = 0x3F800000  # 1.0f
 
 
 def _differs(found: object, expected: object) -> str | None:
