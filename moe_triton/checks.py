@@ -143,6 +143,9 @@ def check_choice(name: str, value: object, choices: Sequence[Choice]) -> Choice:
     Raises:
         ArgumentError: it is not.
     """
+    for choice in choices:  # nearly always: some calls come here while tokens wait
+        if value is choice:
+            return choice
     given = str.__str__(value) if isinstance(value, str) else value
     kinds = [type(choice) for choice in choices]
     for choice in choices:
