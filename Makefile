@@ -39,7 +39,7 @@ lint: $(VENV)/.installed
 	$(BIN)/mypy
 
 generate: $(VENV)/.installed
-	$(BIN)/python -m moe_triton.codegen
+	$(BIN)/python -m moe_triton.tools.codegen
 
 # By way of build/, so that a failure leaves the page as it was. The variable silences a notice about mkdocs 2.
 docs: $(VENV)/.installed $(VENV)/.docs

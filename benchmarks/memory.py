@@ -16,9 +16,9 @@ import torch
 from benchmarks.harness import Record, parser, print_table, write_records
 from benchmarks.operators import BUFFER_MEGABYTES, EXPERTS, HIDDEN, TOPK, Inputs
 from moe_triton import torch_npu_ops as ops
-from moe_triton.communicator import Communicator
 from moe_triton.limits import needed_buffer_bytes
 from moe_triton.processes import RankGroup
+from moe_triton.runtime.communicator import Communicator
 from moe_triton.torch_npu_ops import registry
 
 CALLS = 4  # every zone twice

@@ -14,7 +14,7 @@ import time
 import torch.distributed as dist
 
 from moe_triton.backends.cpu.window import SharedWindow
-from moe_triton.rendezvous import Meeting
+from moe_triton.rendezvous.meeting import Meeting
 
 TIMEOUT_S = 300.0
 _WORDS_APART = 8  # each rank's count in a cache line of its own

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from moe_triton.buffer import EPBuffer
-from moe_triton.config import Config
-from moe_triton.errors import (
+from moe_triton.core.config import Config
+from moe_triton.core.errors import (
     ArgumentError,
     BufferStateError,
     CommunicationTimeoutError,
@@ -13,8 +13,8 @@ from moe_triton.errors import (
     ToolchainError,
     WindowError,
 )
+from moe_triton.core.tuning import Tuning
 from moe_triton.handle import DispatchHandle, DispatchOutput
-from moe_triton.tuning import Tuning
 
 __all__ = [
     "ArgumentError",

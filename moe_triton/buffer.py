@@ -14,21 +14,21 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from moe_triton import arguments
 from moe_triton.backends import make_backend
-from moe_triton.checks import check_choice, check_flag, check_text
-from moe_triton.communicator import Communicator
-from moe_triton.config import Config, Product
-from moe_triton.construction import DEFAULT_TIMEOUT_S, Order, seconds_to_meet
-from moe_triton.dispatch_outputs import DispatchOutputs
-from moe_triton.errors import ArgumentError, BufferStateError
+from moe_triton.core.checks import check_choice, check_flag, check_text
+from moe_triton.core.config import Config, Product
+from moe_triton.core.errors import ArgumentError, BufferStateError
+from moe_triton.core.tuning import Tuning
 from moe_triton.handle import DispatchHandle, DispatchOutput
 from moe_triton.layout import layout_of
 from moe_triton.limits import check_config, check_num_bytes, scheme_of
-from moe_triton.rendezvous import Meeting
+from moe_triton.rendezvous.meeting import Meeting
+from moe_triton.runtime import arguments
+from moe_triton.runtime.communicator import Communicator
+from moe_triton.runtime.construction import DEFAULT_TIMEOUT_S, Order, seconds_to_meet
+from moe_triton.runtime.dispatch_outputs import DispatchOutputs
+from moe_triton.runtime.trace import TracePath
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant
-from moe_triton.trace import TracePath
-from moe_triton.tuning import Tuning
 
 QUANTIZE: tuple[Literal["int8"] | None, ...] = (None, "int8")
 OPERATORS = ("dispatch", "combine")

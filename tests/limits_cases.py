@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from moe_triton import limits
-from moe_triton.config import Config
-from moe_triton.errors import NULL_ARGUMENT, TILING_FAILED, ArgumentError
+from moe_triton.core.config import Config
+from moe_triton.core.errors import NULL_ARGUMENT, TILING_FAILED, ArgumentError
 from moe_triton.limits import Call
 
 A3 = Config(num_ranks=8, num_max_tokens_per_rank=64, hidden=7168, num_topk=8, num_experts=64)

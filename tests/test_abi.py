@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from moe_triton import abi, ascendc, codegen, kernels
+from moe_triton import kernels
 from moe_triton.backends.cpu import native
-from moe_triton.errors import ToolchainError
-from moe_triton.kernel import Arg, AscendCKernel, TritonKernel
+from moe_triton.core import abi, ascendc
+from moe_triton.core.errors import ToolchainError
+from moe_triton.core.kernel import Arg, AscendCKernel, TritonKernel
+from moe_triton.core.plan import Hole, Launch, Part
 from moe_triton.kernels.language import HAVE_TRITON
-from moe_triton.plan import Hole, Launch, Part
+from moe_triton.tools import codegen
 
 SMALL = AscendCKernel(
     "small",

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moe_triton.attempts import Attempt, RefusedError, RoundGivenUpError
+from moe_triton.rendezvous.attempts import Attempt, RefusedError, RoundGivenUpError
 
 NEVER = threading.Event()
 LONG_S = 30.0

@@ -8,16 +8,16 @@ import logging
 import numpy as np
 import pytest
 
-from moe_triton import abi, ascendc
-from moe_triton.awaited import FLAG_BITS, MAX_PATIENCE_S, awaited_ranks, patience_s, tell_of
 from moe_triton.backends.waits import Waiting
-from moe_triton.config import Config
-from moe_triton.kernel import AscendCKernel
+from moe_triton.core import abi, ascendc
+from moe_triton.core.config import Config
+from moe_triton.core.kernel import AscendCKernel
+from moe_triton.core.plan import Plan, Value, launch
+from moe_triton.core.region import Region, region_of
+from moe_triton.core.tuning import Tuning
 from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, STAMP_BYTES, STATUS_ENTRY_BYTES
-from moe_triton.plan import Plan, Value, launch
-from moe_triton.region import Region, region_of
+from moe_triton.runtime.awaited import FLAG_BITS, MAX_PATIENCE_S, awaited_ranks, patience_s, tell_of
 from moe_triton.schemes.site import Site
-from moe_triton.tuning import Tuning
 
 RANKS, EXPERTS, TOPK, ZONE = 4, 2, 2, 1
 CONFIG = Config(RANKS, 4, 64, TOPK, EXPERTS * RANKS, relaxed=True)

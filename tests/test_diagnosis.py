@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moe_triton.ascendc import (
+from moe_triton.core.ascendc import (
     COMBINE_WAIT,
     DISPATCH_WAIT,
     REPORT_MISMATCH,
@@ -15,13 +15,13 @@ from moe_triton.ascendc import (
     REPORT_WORDS,
     first_code,
 )
-from moe_triton.config import Config
-from moe_triton.diagnosis import Call, failure
-from moe_triton.disagreement import FLAG_BITS
-from moe_triton.errors import CommunicationTimeoutError, ConfigMismatchError
+from moe_triton.core.config import Config
+from moe_triton.core.errors import CommunicationTimeoutError, ConfigMismatchError
+from moe_triton.core.plan import Launch
 from moe_triton.layout import CALL_WORD, NUM_ZONES
 from moe_triton.layout.call_word import Kind, call_word
-from moe_triton.plan import Launch
+from moe_triton.runtime.diagnosis import Call, failure
+from moe_triton.runtime.disagreement import FLAG_BITS
 from moe_triton.schemes import make_scheme
 from moe_triton.schemes.site import Site
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant

@@ -19,11 +19,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from moe_triton import limits, reference, torch_npu_ops
-from moe_triton.config import Config
-from moe_triton.errors import ArgumentError
+from moe_triton.core.config import Config
+from moe_triton.core.errors import ArgumentError
+from moe_triton.core.tuning import Tuning
 from moe_triton.layout import align
 from moe_triton.processes import RankGroup
-from moe_triton.tuning import Tuning
 from tests import test_reference
 
 ROOT = Path(__file__).resolve().parent.parent

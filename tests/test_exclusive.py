@@ -10,7 +10,7 @@ import pytest
 
 from moe_triton import BufferStateError
 from moe_triton.backends.waits import Waits
-from moe_triton.exclusive import Exclusive
+from moe_triton.runtime.exclusive import Exclusive
 
 WITHIN_S = 20.0
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe_triton import abi, ascendc, codegen
-from moe_triton.config import Config
+from moe_triton.core import abi, ascendc
+from moe_triton.core.config import Config
+from moe_triton.core.region import Region
 from moe_triton.layout import (
     BLOCK_BYTES,
     BLOCK_DATA_BYTES,
@@ -24,7 +25,7 @@ from moe_triton.layout import (
     align,
     layout_of,
 )
-from moe_triton.region import Region
+from moe_triton.tools import codegen
 
 HOST_FOLDERS = [f"-I{codegen.HEADER.parent.parent / name}" for name in ("emulation", "include")]
 

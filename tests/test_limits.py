@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from moe_triton import limits
-from moe_triton.checks import check_choice, check_positive, check_tensor
-from moe_triton.config import Config
-from moe_triton.errors import INVALID_ARGUMENT, NULL_ARGUMENT, TILING_FAILED, ArgumentError
+from moe_triton.core.checks import check_choice, check_positive, check_tensor
+from moe_triton.core.config import Config
+from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT, TILING_FAILED, ArgumentError
 from moe_triton.limits import (
     RULE_SETS,
     check_config,

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from moe_triton.config import Config
-from moe_triton.errors import TILING_FAILED, ArgumentError
+from moe_triton.core.config import Config
+from moe_triton.core.errors import TILING_FAILED, ArgumentError
 from moe_triton.layout import exchange_layout_of, layout_of
 from moe_triton.limits import check_buffer_size, needed_buffer_bytes, needed_exchange_bytes
 from tests.limits_cases import (

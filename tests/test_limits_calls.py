@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from moe_triton.config import Config
-from moe_triton.errors import INVALID_ARGUMENT, NULL_ARGUMENT, ArgumentError
+from moe_triton.core.config import Config
+from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT, ArgumentError
 from moe_triton.limits import CallRule, call_rules_for, check_call, check_rules
 from tests.limits_cases import (
     A2,

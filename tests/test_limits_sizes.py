@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moe_triton.config import Config
-from moe_triton.errors import TILING_FAILED, ArgumentError
+from moe_triton.core.config import Config
+from moe_triton.core.errors import TILING_FAILED, ArgumentError
 from moe_triton.limits import GENERATIONS, ConfigRule, Rule, check_rules, rules_for
 from tests.limits_cases import (
     A2,

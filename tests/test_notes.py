@@ -8,8 +8,8 @@ import time
 import pytest
 import torch.distributed as dist
 
-from moe_triton import notes as notes_module
-from moe_triton.notes import Notes
+from moe_triton.rendezvous.meeting import notes as notes_module
+from moe_triton.rendezvous.notes import Notes
 
 RANKS = 4
 WITHIN_S = 20.0

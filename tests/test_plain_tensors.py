@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe_triton import checks, plain_tensors
 from moe_triton.backends.cpu.host import CpuHost
-from moe_triton.errors import ArgumentError
+from moe_triton.core import checks, plain_tensors
+from moe_triton.core.errors import ArgumentError
 from tests.bad_calls.values import MEMORY
 
 HOST = CpuHost()

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from moe_triton import ascendc
-from moe_triton.config import Config
-from moe_triton.kernel import TritonKernel
-from moe_triton.plan import Hole, Launch, Part, Plan, Value, launch
+from moe_triton.core import ascendc
+from moe_triton.core.config import Config
+from moe_triton.core.kernel import TritonKernel
+from moe_triton.core.plan import Hole, Launch, Part, Plan, Value, launch
 from moe_triton.schemes import Scheme, make_scheme
 from moe_triton.schemes.fullmesh import Fullmesh
 from moe_triton.schemes.site import Site

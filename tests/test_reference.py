@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe_triton import reference
-from moe_triton.config import Config
+from moe_triton.core.config import Config
 
 # EP 2, 32 experts, 48 ids of rank 0 (docs/operators.md, "Worked example").
 RANK0_IDS = """

@@ -15,9 +15,9 @@ from typing import Literal
 
 import pytest
 
-from moe_triton.config import Config
-from moe_triton.errors import BufferStateError
-from moe_triton.rounds import Rounds
+from moe_triton.core.config import Config
+from moe_triton.core.errors import BufferStateError
+from moe_triton.runtime.rounds import Rounds
 from moe_triton.schemes.site import Operator, Site
 
 RANKS = (0, 1)

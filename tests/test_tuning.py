@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from moe_triton import ArgumentError, Tuning
 from moe_triton.backends.cpu.tuning import ALL_BYTES, settings_of
-from moe_triton.config import Config
-from moe_triton.plan import Part, Plan
+from moe_triton.core.config import Config
+from moe_triton.core.plan import Part, Plan
 from moe_triton.schemes.fullmesh import Fullmesh
 from moe_triton.schemes.site import Site
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant, Variant

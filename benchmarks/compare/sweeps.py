@@ -24,7 +24,7 @@ from benchmarks.compare.samples import Sample, absent_sample
 from benchmarks.compare.timing import Run, Span
 from benchmarks.starting_line import StartingLine
 from moe_triton import EPBuffer
-from moe_triton.errors import ArgumentError, WindowError
+from moe_triton.core.errors import ArgumentError, WindowError
 
 ROUTES = {"slots": Slots, "direct": Direct}
 # What one dispatch takes at most where the limits of A3 hold; larger batches go in several.

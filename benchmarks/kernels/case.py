@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.harness import Record, interleave, median_ratio
 from moe_triton.backends.cpu.triton import prepare
-from moe_triton.kernel import TritonKernel
+from moe_triton.core.kernel import TritonKernel
 
 VS_TORCH, VS_MEMCPY = 4.0, 2.5
 

@@ -105,7 +105,7 @@ PyMethodDef methods[] = {
      "empty_all(specs): a contiguous tensor, of undefined contents, for each (shape, dtype)."},
     {"describe", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Describe)), METH_FASTCALL,
      "describe(*objects): bytes for the dtype, sizes and contiguity of each; None where one is neither None nor a plain "
-     "tensor on the CPU (moe_triton/plain_tensors.py)."},
+     "tensor on the CPU (moe_triton/core/plain_tensors.py)."},
     {"kept_bytes", KeptBytes, METH_NOARGS, "kept_bytes(): bytes that wait to be used again."},
     {nullptr, nullptr, 0, nullptr}};
 

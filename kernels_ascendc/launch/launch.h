@@ -31,7 +31,7 @@ namespace moe {
 
 constexpr int32_t TOO_MANY_BLOCKS = 1;
 
-// The host side knows the SoC's own limit (moe_triton/soc.py); no SoC has more cores than this.
+// The host side knows the SoC's own limit (moe_triton/core/soc.py); no SoC has more cores than this.
 inline bool HasCoreForEach(uint32_t blocks) {
     return blocks > 0 && blocks <= MAX_BLOCKS;
 }

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from moe_triton.backends.base import Backend, Host
-from moe_triton.checks import check_text
-from moe_triton.errors import ArgumentError
-from moe_triton.tuning import Tuning
+from moe_triton.core.checks import check_text
+from moe_triton.core.errors import ArgumentError
+from moe_triton.core.tuning import Tuning
 
 BACKENDS = ("cpu", "npu")
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from moe_triton.backends.waits import Waits
-from moe_triton.plan import Launch, Plan
-from moe_triton.rendezvous import Meeting
+from moe_triton.core.plan import Launch, Plan
+from moe_triton.rendezvous.meeting import Meeting
 
 Bindings = Mapping[str, torch.Tensor | int]
 # Shape and dtype of a tensor to be made.
@@ -48,7 +48,7 @@ class TraceEvent(NamedTuple):
         call: number of the call.
         launch: in which launch of the call's plan.
         block: on which block.
-        kind: what it is (``moe_triton.ascendc.TRACE_BLOCK`` and on).
+        kind: what it is (``moe_triton.core.ascendc.TRACE_BLOCK`` and on).
         peer: for whom a wait was, as its kernel numbers its peers: by rank, or by expert; else -1.
     """
 
@@ -111,7 +111,7 @@ class Executable(Protocol):
             bindings: a tensor or an integer for each hole that is not fixed.
 
         Returns:
-            0, or a report code (`moe_triton.ascendc`) of the first launch that reported one; later
+            0, or a report code (`moe_triton.core.ascendc`) of the first launch that reported one; later
             launches have then not run. Of an asynchronous back end always 0: see `outcome`.
         """
         ...
@@ -230,7 +230,7 @@ class Host(Protocol):
             tensors: each may be None.
 
         Returns:
-            A key; None where one may be no plain tensor (`moe_triton.plain_tensors`).
+            A key; None where one may be no plain tensor (`moe_triton.core.plain_tensors`).
         """
         ...
 

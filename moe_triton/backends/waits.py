@@ -6,8 +6,8 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from moe_triton.errors import BufferStateError
-from moe_triton.plan import Launch, Plan
+from moe_triton.core.errors import BufferStateError
+from moe_triton.core.plan import Launch, Plan
 
 
 class Waiting(NamedTuple):
@@ -16,7 +16,8 @@ class Waiting(NamedTuple):
     Attributes:
         plan: what runs.
         launch: which of its launches.
-        words: of its arguments (`moe_triton.abi`), as they are in this call. They hold until the wait ends.
+        words: of its arguments (`moe_triton.core.abi`), as they are in this call. They hold until the wait
+            ends.
         awaited: first and number of the tokens, entries or rows that each block waits for which still does.
         seconds: that it has waited.
         goes_on: whether it still does; any thread may ask.

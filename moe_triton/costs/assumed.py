@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from moe_triton.core.errors import ArgumentError
+from moe_triton.core.soc import SOCS, UB_BYTES
 from moe_triton.costs.constants import FIELDS, MachineConstants
-from moe_triton.errors import ArgumentError
-from moe_triton.soc import SOCS, UB_BYTES
 
 MACHINES = ("A2", "A3", "cpu")
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from moe_triton.errors import INVALID_ARGUMENT, NULL_ARGUMENT, ArgumentError
+from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT, ArgumentError
 
 FORMAT, VERSION = "moe_triton.machine_constants", 1
 REMEDY = "Write it with moe-triton selftest, or MachineConstants.to_json()."

@@ -14,9 +14,9 @@ import functools
 
 import torch
 
-from moe_triton.checks import check_choice, check_positive, check_tensor
-from moe_triton.errors import ArgumentError
-from moe_triton.kernel import Arg, TritonKernel
+from moe_triton.core.checks import check_choice, check_positive, check_tensor
+from moe_triton.core.errors import ArgumentError
+from moe_triton.core.kernel import Arg, TritonKernel
 from moe_triton.kernels.checks import Launch
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.zones import NO_ZONE, ZONE, ZONE_STRIDE, in_zone, zone_offset

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from moe_triton.errors import ArgumentError
-from moe_triton.kernel import TritonKernel
+from moe_triton.core.errors import ArgumentError
+from moe_triton.core.kernel import TritonKernel
 
 Launch = Callable[[TritonKernel, Sequence[torch.Tensor | int], int], None]
 """Runs a kernel: ``launch(kernel, arguments in the kernel's order, number of programs)``."""

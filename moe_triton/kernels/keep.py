@@ -23,8 +23,8 @@ import functools
 
 import torch
 
-from moe_triton.checks import check_positive, check_tensor
-from moe_triton.kernel import Arg, TritonKernel, chosen_args
+from moe_triton.core.checks import check_positive, check_tensor
+from moe_triton.core.kernel import Arg, TritonKernel, chosen_args
 from moe_triton.kernels.checks import Launch
 from moe_triton.kernels.language import tl, triton
 

@@ -20,9 +20,9 @@ import functools
 
 import torch
 
-from moe_triton.checks import check_positive, check_tensor
-from moe_triton.errors import ArgumentError
-from moe_triton.kernel import Arg, TritonKernel
+from moe_triton.core.checks import check_positive, check_tensor
+from moe_triton.core.errors import ArgumentError
+from moe_triton.core.kernel import Arg, TritonKernel
 from moe_triton.kernels.checks import Launch
 from moe_triton.kernels.language import tl, triton
 
@@ -157,7 +157,7 @@ def _share_by_position_fallback(
 
 @functools.cache
 def share_kernel(by_position: bool, masked: bool, target: str = "cpu") -> TritonKernel:
-    """Tables of what a rank sends to shared experts, as the send kernels of `moe_triton.ascendc` take them.
+    """Tables of what a rank sends to shared experts, as the kernels of `moe_triton.core.ascendc` take them.
 
     ``shared_ranks`` (T, S) names the rank that each shared result comes from, -1 where the token is not sent;
     ``shared_slots`` (T,) is the token's number among those sent to that rank; ``shared_counts`` (R,) says how

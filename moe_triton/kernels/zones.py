@@ -10,8 +10,8 @@ import functools
 
 import torch
 
-from moe_triton.checks import check_tensor
-from moe_triton.kernel import Arg, TritonKernel
+from moe_triton.core.checks import check_tensor
+from moe_triton.core.kernel import Arg, TritonKernel
 from moe_triton.kernels.checks import Launch
 from moe_triton.kernels.language import tl, triton
 

@@ -1,13 +1,13 @@
 """Every offset in a window: where slots and status entries lie, and how a slot is packed.
 
 This is the only source of offsets. Python asks a `Region` for them, Triton kernels get its strides,
-Ascend C kernels get it as a struct from the generated header (`moe_triton.codegen`), and
+Ascend C kernels get it as a struct from the generated header (`moe_triton.tools.codegen`), and
 ``moe-triton layout`` prints it. Everything in it is linear: a base and one stride per dimension.
 """
 
 from __future__ import annotations
 
-from moe_triton.config import Config
+from moe_triton.core.config import Config
 from moe_triton.layout.call_word import CALL_WORD
 from moe_triton.layout.common import (
     BLOCK_BYTES,

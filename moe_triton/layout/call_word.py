@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from moe_triton.config import PROTOCOL_VERSION
+from moe_triton.core.config import PROTOCOL_VERSION
 
 CALL_WORD = 2  # which word of an entry; word 0 is the flag, word 1 the count
 WORD_BITS = 32

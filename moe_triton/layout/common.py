@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moe_triton.region import Region, region_of
+from moe_triton.core.region import Region, region_of
 
 UB_ALIGN = 32
 SLOT_ALIGN = 512

@@ -15,7 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from moe_triton.config import Config
+from moe_triton.core.config import Config
+from moe_triton.core.region import Region, region_of
 from moe_triton.layout.common import (
     NUM_ZONES,
     SLOT_ALIGN,
@@ -26,7 +27,6 @@ from moe_triton.layout.common import (
     align,
     entry_per_rank,
 )
-from moe_triton.region import Region, region_of
 
 
 @dataclass(frozen=True)

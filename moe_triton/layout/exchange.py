@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from moe_triton.core.region import Region, region_of
 from moe_triton.layout.common import (
     NUM_ZONES,
     SLOT_ALIGN,
@@ -12,7 +13,6 @@ from moe_triton.layout.common import (
     SlotLayout,
     align,
 )
-from moe_triton.region import Region, region_of
 
 
 @dataclass(frozen=True)

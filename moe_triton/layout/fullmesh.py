@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from moe_triton.config import Config
+from moe_triton.core.config import Config
+from moe_triton.core.region import Region, region_of
 from moe_triton.layout.common import (
     BLOCK_BYTES,
     BLOCK_DATA_BYTES,
@@ -22,7 +23,6 @@ from moe_triton.layout.common import (
     align,
     entry_per_rank,
 )
-from moe_triton.region import Region, region_of
 
 # The state window of A3: 1 MB, zones 500 KB apart, combine's entries 64 KB into a zone. The 64 KB is
 # where the rule localE * EP <= 2048 comes from.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from moe_triton.config import Config
-from moe_triton.errors import INVALID_ARGUMENT, NULL_ARGUMENT
+from moe_triton.core.config import Config
+from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT
 from moe_triton.limits.call import Call
 from moe_triton.limits.common import HIDDEN_STEP, experts_per_rank, hidden_step, topk_of_experts
 from moe_triton.limits.rule import (

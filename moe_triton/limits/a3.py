@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from moe_triton.config import Config
-from moe_triton.errors import INVALID_ARGUMENT
+from moe_triton.core.config import Config
+from moe_triton.core.errors import INVALID_ARGUMENT
 from moe_triton.layout import STATE_COMBINE_OFFSET, STATUS_ENTRY_BYTES
 from moe_triton.limits.call import Call
 from moe_triton.limits.common import (

@@ -10,9 +10,9 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from moe_triton.checks import check_integer
-from moe_triton.config import Config
-from moe_triton.errors import ArgumentError
+from moe_triton.core.checks import check_integer
+from moe_triton.core.config import Config
+from moe_triton.core.errors import ArgumentError
 from moe_triton.layout import (
     BLOCK_BYTES,
     BLOCK_DATA_BYTES,

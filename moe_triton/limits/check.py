@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from moe_triton.config import Config
-from moe_triton.errors import ArgumentError
+from moe_triton.core.config import Config
+from moe_triton.core.errors import ArgumentError
 from moe_triton.limits import a2, a3, a3_v1
 from moe_triton.limits.call import Call
 from moe_triton.limits.common import COMMON, GENERATIONS

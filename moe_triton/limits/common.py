@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from moe_triton.config import Config
-from moe_triton.errors import INVALID_ARGUMENT, NULL_ARGUMENT
+from moe_triton.core.config import Config
+from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT
 from moe_triton.limits.call import Call
 from moe_triton.limits.rule import EITHER, CallRule, Rule, RuleSet, absent
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Generic, ParamSpec, TypeAlias
 
-from moe_triton.config import Config, Generation
-from moe_triton.errors import TILING_FAILED, ArgumentError
+from moe_triton.core.config import Config, Generation
+from moe_triton.core.errors import TILING_FAILED, ArgumentError
 from moe_triton.limits.call import Call
 
 Subject = ParamSpec("Subject")

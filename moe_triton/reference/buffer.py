@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from moe_triton.config import Config
+from moe_triton.core.config import Config
 from moe_triton.reference.arithmetic import rounded
 from moe_triton.reference.combine import CombineInputs, results_of, weighted_sums
 from moe_triton.reference.deployment import Deployment

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moe_triton import ascendc
+from moe_triton.core import ascendc
+from moe_triton.core.plan import Hole, Launch, Plan, Value, launch, pipelined
 from moe_triton.kernels.block_quantize import block_quantize_kernel
 from moe_triton.kernels.const_experts import const_alphas_kernel
 from moe_triton.kernels.keep import result_offsets_kernel
@@ -19,7 +20,6 @@ from moe_triton.kernels.waits import waits_of_combine_kernel
 from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
 from moe_triton.layout import UB_ALIGN, SlotLayout, align
 from moe_triton.layout.call_word import combine_bits
-from moe_triton.plan import Hole, Launch, Plan, Value, launch, pipelined
 from moe_triton.schemes.dispatch import select_step
 from moe_triton.schemes.exchange import reduce_steps
 from moe_triton.schemes.flags import post, wait_for_ranks

@@ -21,13 +21,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moe_triton import ascendc
+from moe_triton.core import ascendc
+from moe_triton.core.plan import Hole, Launch, Plan, Value, launch
 from moe_triton.kernels.places import places_kernel, starts_kernel
 from moe_triton.kernels.stamps import stamps_kernel
 from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
 from moe_triton.layout import WORD_BYTES, DirectLayout
 from moe_triton.layout.call_word import call_word
-from moe_triton.plan import Hole, Launch, Plan, Value, launch
 from moe_triton.schemes.dispatch import DispatchPlans
 from moe_triton.schemes.flags import barrier_plan, post, wait_for_ranks
 from moe_triton.schemes.site import COMBINE_KIND, DISPATCH_WORD, Site, launch_matching

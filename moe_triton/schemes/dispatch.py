@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moe_triton import ascendc
+from moe_triton.core import ascendc
+from moe_triton.core.plan import Hole, Launch, Plan, launch, pipelined
 from moe_triton.kernels.arrange import arrange_kernel
 from moe_triton.kernels.keep import keep_kernel
 from moe_triton.kernels.pack import pack_kernel
@@ -20,7 +21,6 @@ from moe_triton.kernels.share import share_kernel
 from moe_triton.kernels.waits import waits_of_dispatch_kernel
 from moe_triton.layout import WORD_BYTES, SlotLayout
 from moe_triton.layout.call_word import call_word
-from moe_triton.plan import Hole, Launch, Plan, launch, pipelined
 from moe_triton.schemes.exchange import gather_steps
 from moe_triton.schemes.site import COMBINE_KIND, DISPATCH_WORD, Site, launch_matching, tokens_of
 from moe_triton.schemes.variants import DispatchVariant, Mask

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from moe_triton import ascendc
+from moe_triton.core import ascendc
+from moe_triton.core.plan import Hole, Launch, launch
 from moe_triton.kernels.add_rows import add_rows_kernel
 from moe_triton.kernels.append import append_kernel, gather_counts_kernel
 from moe_triton.layout import WORD_BYTES, SlotLayout
 from moe_triton.layout.call_word import Kind, call_word
-from moe_triton.plan import Hole, Launch, launch
 from moe_triton.schemes.site import Operator, Site, launch_matching
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant
 

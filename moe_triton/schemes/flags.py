@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from moe_triton import ascendc
+from moe_triton.core import ascendc
+from moe_triton.core.plan import Hole, Launch, Plan, launch
+from moe_triton.core.region import Region
 from moe_triton.layout.call_word import Kind, call_word, combine_bits
-from moe_triton.plan import Hole, Launch, Plan, launch
-from moe_triton.region import Region
 from moe_triton.schemes.site import COMBINE_KIND, Operator, Site
 
 

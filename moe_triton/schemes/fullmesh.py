@@ -1,6 +1,6 @@
 """A3 fullmesh: the plans of one rank.
 
-Zones (see `moe_triton.communicator` for who turns them): dispatch waits for an entry from every rank,
+Zones (see `moe_triton.runtime.communicator` for who turns them): dispatch waits for an entry from every rank,
 empty ones included, so a rank that starts dispatch i + 2 knows that nobody still reads what dispatch i
 left. V2's combine waits for its own tokens only; a full wait between combine i and i + 2 separates those
 two. V1's combine waits for every rank, and shares zones and toggle with its dispatch.
@@ -8,8 +8,8 @@ two. V1's combine waits for every rank, and shares zones and toggle with its dis
 
 from __future__ import annotations
 
-from moe_triton.config import Config
-from moe_triton.plan import Plan
+from moe_triton.core.config import Config
+from moe_triton.core.plan import Plan
 from moe_triton.schemes.combine import CombinePlans
 from moe_triton.schemes.dispatch import DispatchPlans
 from moe_triton.schemes.flags import barrier_plan

@@ -8,8 +8,10 @@ from typing import Literal
 
 import torch
 
-from moe_triton.config import Config
-from moe_triton.kernel import AscendCKernel, TritonKernel
+from moe_triton.core.config import Config
+from moe_triton.core.kernel import AscendCKernel, TritonKernel
+from moe_triton.core.plan import Hole, Launch, Part, Stream, Value, launch
+from moe_triton.core.tuning import Tuning
 from moe_triton.kernels.zones import turn_kernel
 from moe_triton.layout import (
     UB_ALIGN,
@@ -21,8 +23,6 @@ from moe_triton.layout import (
     exchange_layout_of,
     layout_of,
 )
-from moe_triton.plan import Hole, Launch, Part, Stream, Value, launch
-from moe_triton.tuning import Tuning
 
 BLOCK_QUANTIZE_ELEMENTS = 8
 Scratch = dict[str, tuple[int, torch.dtype]]

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from moe_triton.checks import check_integer, check_text, shown
-from moe_triton.errors import INVALID_ARGUMENT, ArgumentError
+from moe_triton.core.checks import check_integer, check_text, shown
+from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
 
 # What attributes are called that the plans of two versions, or of both operators, have one name for.
 NAMES = {"num_zero": "zero_expert_num", "num_copy": "copy_expert_num", "num_const": "const_expert_num"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from moe_triton.errors import INVALID_ARGUMENT, ArgumentError
+from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
 
 # torch's ScalarType numbers, then those that torch_npu adds; formats that torch lacks travel as bytes.
 BY_NUMBER: dict[int, torch.dtype] = {

@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import has_side_effect
 
-from moe_triton.errors import ArgumentError
+from moe_triton.core.errors import ArgumentError
 from moe_triton.torch_npu_ops.dtypes import number_of
 
 Tensor = torch.Tensor

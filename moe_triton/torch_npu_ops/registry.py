@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from moe_triton.checks import check_text, shown
-from moe_triton.communicator import Communicator
-from moe_triton.config import Config
-from moe_triton.construction import Order, seconds_to_meet
-from moe_triton.errors import INVALID_ARGUMENT, ArgumentError, BufferStateError
+from moe_triton.core.checks import check_text, shown
+from moe_triton.core.config import Config
+from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError, BufferStateError
 from moe_triton.limits import MAX_GROUP_NAME
-from moe_triton.rendezvous import Meeting
+from moe_triton.rendezvous.meeting import Meeting
+from moe_triton.runtime.communicator import Communicator
+from moe_triton.runtime.construction import Order, seconds_to_meet
 from moe_triton.torch_npu_ops import settings
 from moe_triton.torch_npu_ops.declared import check_group
 

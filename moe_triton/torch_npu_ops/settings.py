@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from moe_triton.ascendc import MAX_BLOCKS
 from moe_triton.backends import BACKENDS, make_backend, make_host
 from moe_triton.backends.base import Backend, Host
-from moe_triton.checks import (
+from moe_triton.core.ascendc import MAX_BLOCKS
+from moe_triton.core.checks import (
     check_choice,
     check_flag,
     check_integer,
     check_seconds,
 )
-from moe_triton.config import Generation, Product
-from moe_triton.errors import ArgumentError
+from moe_triton.core.config import Generation, Product
+from moe_triton.core.errors import ArgumentError
+from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.limits import GENERATIONS
-from moe_triton.trace import TraceFile, TracePath
-from moe_triton.tuning import Tuning, checked_tuning
+from moe_triton.runtime.trace import TraceFile, TracePath
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moe_triton.ascendc import REPORT_MISMATCH, REPORT_TIMEOUT
-from moe_triton.config import Config
+from moe_triton.core.ascendc import REPORT_MISMATCH, REPORT_TIMEOUT
+from moe_triton.core.config import Config
 from moe_triton.layout import SlotLayout
 
 

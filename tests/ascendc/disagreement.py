@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moe_triton.ascendc import REPORT_MISMATCH
+from moe_triton.core.ascendc import REPORT_MISMATCH
 from moe_triton.layout import CALL_WORD, STATUS_ENTRY_BYTES, WORD_BYTES
 
 from .call_words import word_of

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moe_triton.core.region import Dim, Region
 from moe_triton.layout import NUM_ZONES, STATUS_ENTRY_BYTES
-from moe_triton.region import Dim, Region
 
 from .call_words import expecting, posting
 from .case import WrongResultError, check_reports

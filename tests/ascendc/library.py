@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from moe_triton.ascendc import KERNELS, REPORT_WORDS
-from moe_triton.kernel import AscendCKernel
-from moe_triton.region import REGION_DIMS, Region
+from moe_triton.core.ascendc import KERNELS, REPORT_WORDS
+from moe_triton.core.kernel import AscendCKernel
+from moe_triton.core.region import REGION_DIMS, Region
 
 SOURCES = Path(__file__).resolve().parents[2] / "kernels_ascendc"
 BUILDS = SOURCES.parent / "build" / "ascendc-tests"  # kept between runs; `make clean` removes it

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from moe_triton.config import Config
+from moe_triton.core.config import Config
+from moe_triton.core.region import Dim, Region
 from moe_triton.layout import (
     BLOCK_BYTES,
     BLOCK_DATA_BYTES,
@@ -13,7 +14,6 @@ from moe_triton.layout import (
     STATE_ZONE_STRIDE,
     STATUS_ENTRY_BYTES,
 )
-from moe_triton.region import Dim, Region
 
 from .case import Case, WrongResultError
 from .library import address

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from moe_triton.ascendc import MAX_BLOCKS, REPORT_BAD_ROW
+from moe_triton.core.ascendc import MAX_BLOCKS, REPORT_BAD_ROW
 
 from .case import Case, WrongResultError, draw_routing
 from .direct import DirectCase, DirectWorld, Places

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from moe_triton.ascendc import REPORT_TIMEOUT, REPORT_WORDS
+from moe_triton.core.ascendc import REPORT_TIMEOUT, REPORT_WORDS
 from moe_triton.layout import BLOCK_DATA_BYTES, STATUS_ENTRY_BYTES
 
 from .case import Case, check_reports, draw_routing, results_of, sent_to

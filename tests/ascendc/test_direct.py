@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from moe_triton.ascendc import REPORT_BAD_ROW, REPORT_TIMEOUT
+from moe_triton.core.ascendc import REPORT_BAD_ROW, REPORT_TIMEOUT
 
 from .case import WrongResultError, check_reports, draw_routing
 from .direct import DirectCase, DirectWorld, Places

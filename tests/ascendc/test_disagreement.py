@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moe_triton.ascendc import REPORT_MISMATCH, REPORT_TIMEOUT, REPORT_WORDS
+from moe_triton.core.ascendc import REPORT_MISMATCH, REPORT_TIMEOUT, REPORT_WORDS
 from moe_triton.layout import CALL_WORD
 
 from .call_words import word_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moe_triton.ascendc import REPORT_BAD_ROW
+from moe_triton.core.ascendc import REPORT_BAD_ROW
 
 from .exchange import Exchange, ExchangeCase
 from .library import Library

@@ -7,7 +7,7 @@ import copy
 import numpy as np
 import pytest
 
-from moe_triton.ascendc import REPORT_BAD_ROW
+from moe_triton.core.ascendc import REPORT_BAD_ROW
 from moe_triton.layout import STATUS_ENTRY_BYTES
 
 from .case import Case, check_reports, draw_routing, results_of

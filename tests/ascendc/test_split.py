@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from moe_triton.ascendc import MAX_BLOCKS
+from moe_triton.core.ascendc import MAX_BLOCKS
 
 from .case import Case
 from .direct import DirectCase, DirectWorld

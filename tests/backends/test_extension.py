@@ -12,7 +12,7 @@ from moe_triton.backends.cpu.calls import NativeCalls
 from moe_triton.backends.cpu.extension import DTYPE_CODES, extension, new_pool, why_not
 from moe_triton.backends.cpu.output_pool import OutputPool
 from moe_triton.backends.waits import Waits
-from moe_triton.errors import ToolchainError
+from moe_triton.core.errors import ToolchainError
 from moe_triton.handle import DispatchHandle, DispatchOutput
 from tests.headers import needs_headers
 

@@ -20,8 +20,8 @@ import pytest
 from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.triton import cache, loader
 from moe_triton.backends.cpu.triton.loader import load
-from moe_triton.errors import ToolchainError
-from moe_triton.kernel import TritonKernel
+from moe_triton.core.errors import ToolchainError
+from moe_triton.core.kernel import TritonKernel
 from moe_triton.kernels.zones import turn_kernel
 
 Said = Callable[[], list[str]]

@@ -12,8 +12,8 @@ import torch
 from moe_triton.backends.cpu.triton import launch, launch_fallback, load, overlaps, prepare
 from moe_triton.backends.cpu.triton.codegen import compile_object, link, undefined_symbols
 from moe_triton.backends.cpu.triton.toolchain import cpu_level
-from moe_triton.errors import ArgumentError, ToolchainError
-from moe_triton.kernel import Arg, TritonKernel
+from moe_triton.core.errors import ArgumentError, ToolchainError
+from moe_triton.core.kernel import Arg, TritonKernel
 from moe_triton.kernels import arrange_kernel, pack_kernel, route_kernel, weighted_sum_kernel
 from moe_triton.kernels.language import tl, triton
 
@@ -201,7 +201,7 @@ import sys
 sys.modules["triton"] = None
 import torch
 from moe_triton.backends.cpu.triton import launch, launch_fallback, probe
-from moe_triton.errors import ToolchainError
+from moe_triton.core.errors import ToolchainError
 from moe_triton.kernels import route
 ids = torch.tensor([[1, 1], [0, 1]], dtype=torch.int32)
 print(route(ids, 2, launch_fallback)[0].tolist())

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from moe_triton.backends.cpu.triton import lowering
-from moe_triton.errors import ToolchainError
+from moe_triton.core.errors import ToolchainError
 from moe_triton.kernels import route_kernel
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from moe_triton.backends.cpu.triton import rewrites
-from moe_triton.errors import ToolchainError
+from moe_triton.core.errors import ToolchainError
 from tests.backends.ir_text import INPUT, STRIDED, function, generic, opt
 
 BRANCHES = """

@@ -5,7 +5,7 @@ import platform
 import pytest
 
 from moe_triton.backends.cpu.triton import probe, toolchain
-from moe_triton.errors import ToolchainError
+from moe_triton.core.errors import ToolchainError
 
 V3 = toolchain._LEVEL_FLAGS["x86-64-v3"]
 V4 = V3 | toolchain._LEVEL_FLAGS["x86-64-v4"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from moe_triton.errors import ArgumentError, MoeTritonError
+from moe_triton.core.errors import ArgumentError, MoeTritonError
 from moe_triton.torch_npu_ops.declared import Argument, arguments_of
 from tests.bad_calls.chains import Arguments, Step
 from tests.bad_calls.values import FAKE, Mutation, bad_values

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from moe_triton import torch_npu_ops as ops
-from moe_triton.errors import MoeTritonError
+from moe_triton.core.errors import MoeTritonError
 from tests.bad_calls.cases import BadCall, bad_calls
 from tests.bad_calls.chains import Arguments, Chain, Outputs, chains, new_buffer
 from tests.bad_calls.locals import construction, steps

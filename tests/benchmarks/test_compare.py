@@ -27,8 +27,8 @@ from benchmarks.compare.tables import metric_table
 from benchmarks.compare.targets import target_of, verdict
 from benchmarks.compare.timing import Run, Span, Timed, reduce_ranks
 from benchmarks.compare.traffic import combine_traffic, dispatch_traffic, group_bytes
-from moe_triton.ascendc import DISPATCH_WAIT
-from moe_triton.plan import Launch
+from moe_triton.core.ascendc import DISPATCH_WAIT
+from moe_triton.core.plan import Launch
 
 CASE = Case(2, 16, True)
 NO_MPI = "there is no mpirun"

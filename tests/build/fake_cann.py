@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from moe_triton.cli.build import find_program
+from moe_triton.tools.cli.build import find_program
 
 SOURCES = Path(__file__).resolve().parents[2] / "kernels_ascendc"
 

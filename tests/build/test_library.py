@@ -13,15 +13,16 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from moe_triton import abi, ascendc, codegen, native_files
 from moe_triton.backends.cpu import native
 from moe_triton.backends.npu import library
-from moe_triton.cli import build as build_module
-from moe_triton.cli import doctor
-from moe_triton.cli.app import app
-from moe_triton.errors import ToolchainError
-from moe_triton.kernel import AscendCKernel
+from moe_triton.core import abi, ascendc, native_files
+from moe_triton.core.errors import ToolchainError
+from moe_triton.core.kernel import AscendCKernel
 from moe_triton.layout import CALL_WORD
+from moe_triton.tools import codegen
+from moe_triton.tools.cli import build as build_module
+from moe_triton.tools.cli import doctor
+from moe_triton.tools.cli.app import app
 from tests.ascendc.library import pack
 from tests.build.fake_cann import SOURCES, FakeCann
 
@@ -106,7 +107,7 @@ def test_a_launcher_takes_blocks_a_stream_and_words(
 
 
 def region_at(base: int) -> object:
-    from moe_triton.region import region_of
+    from moe_triton.core.region import region_of
 
     return region_of("dispatch_status", base, 32, (2, 64), (1, 32), (1, 32))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from moe_triton import ascendc
+from moe_triton.core import ascendc
 from tests.build.fake_cann import SOURCES
 
 cindex: Any = pytest.importorskip("clang.cindex", reason="clang is missing: pip install 'moe_triton[dev]'")

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from moe_triton import abi
 from moe_triton.backends.cpu import extension, native
-from moe_triton.cli.app import app
+from moe_triton.core import abi
+from moe_triton.tools.cli.app import app
 from tests.build.fake_cann import SOURCES
 from tests.headers import HAS_HEADERS
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from moe_triton.backends.npu import toolchain
-from moe_triton.cli import doctor
-from moe_triton.errors import ToolchainError
+from moe_triton.core.errors import ToolchainError
+from moe_triton.tools.cli import doctor
 from tests.build.fake_cann import FakeCann
 
 

@@ -14,12 +14,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from moe_triton import (
-    ArgumentError,
-    CommunicationTimeoutError,
-    EPBuffer,
-    MoeTritonError,
-)
+from moe_triton import ArgumentError, CommunicationTimeoutError, EPBuffer, MoeTritonError
 from moe_triton.backends.cpu import window as window_module
 from tests.chaos.strikes import Strike, timeout_of
 from tests.chaos.trial import FAULTS, ROUNDS, Account, Operator, Seen, Trial

@@ -10,9 +10,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from moe_triton.backends.cpu import extension, native
-from moe_triton.cli import demo as demo_module
-from moe_triton.cli import doctor as doctor_module
-from moe_triton.cli.app import app
+from moe_triton.tools.cli import demo as demo_module
+from moe_triton.tools.cli import doctor as doctor_module
+from moe_triton.tools.cli.app import app
 
 SMALL = [
     "--tokens",

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from moe_triton.cli.app import app
-from moe_triton.gate import SOCS, golden, page
+from moe_triton.tools.cli.app import app
+from moe_triton.tools.gate import SOCS, golden, page
 
 
 def run(*arguments: str, code: int = 0) -> str:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from hypothesis import strategies as st
 
-from moe_triton.config import Config
-from moe_triton.selftest.cases import Case, Inputs, experts_of, ids_of, inputs_of, smooth_scales_of
+from moe_triton.core.config import Config
+from moe_triton.tools.selftest.cases import Case, Inputs, experts_of, ids_of, inputs_of, smooth_scales_of
 
 __all__ = [
     "Case",

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe_triton import ArgumentError, EPBuffer, Tuning
-from moe_triton.checks import MAX_SECONDS
-from moe_triton.config import Config
+from moe_triton.core.checks import MAX_SECONDS
+from moe_triton.core.config import Config
 from moe_triton.processes import RankGroup
 from tests.distributed.cases import inputs_of, small_case
 from tests.distributed.workers import one_round

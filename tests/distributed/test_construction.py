@@ -16,15 +16,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from moe_triton import ArgumentError, ConfigMismatchError, EPBuffer, Tuning, WindowError, buffer, communicator
+from moe_triton import ArgumentError, ConfigMismatchError, EPBuffer, Tuning, WindowError, buffer
 from moe_triton import torch_npu_ops as ops
 from moe_triton.backends import make_backend
 from moe_triton.backends.cpu import window
-from moe_triton.communicator import Communicator
-from moe_triton.config import Config
-from moe_triton.construction import Order
+from moe_triton.core.config import Config
 from moe_triton.processes import RankGroup, run_ranks
-from moe_triton.rendezvous import Meeting
+from moe_triton.rendezvous.meeting import Meeting
+from moe_triton.runtime import communicator
+from moe_triton.runtime.communicator import Communicator
+from moe_triton.runtime.construction import Order
 from moe_triton.torch_npu_ops import settings
 from tests.distributed.cases import inputs_of, small_case
 from tests.distributed.interrupted import messages

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe_triton import EPBuffer
-from moe_triton.config import Config
+from moe_triton.core.config import Config
 from moe_triton.layout import DirectLayout
 from moe_triton.processes import RankFailedError, RankGroup, run_ranks
 from tests.distributed.cases import Case, cases, small_case, with_scheme

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moe_triton.config import Config
+from moe_triton.core.config import Config
 from moe_triton.processes import RankGroup
 from tests.distributed.cases import Case, cases, small_case
 from tests.distributed.workers import bits_of_a_round, compare_rounds, make_buffer, many_rounds

@@ -47,8 +47,8 @@ def test_a_fork_while_a_thread_is_in_a_call(ranks: Groups) -> None:
 BLOCKS_IN_A_CHILD = """
 import os, sys
 from moe_triton.backends.cpu.backend import CpuBackend
-from moe_triton.selftest.kernel_cases import kernel_cases
-from moe_triton.selftest.kernel_cases.case import check_case
+from moe_triton.tools.selftest.kernel_cases import kernel_cases
+from moe_triton.tools.selftest.kernel_cases.case import check_case
 
 backend = CpuBackend()
 case = next(c for c in kernel_cases(1, 8, 256, "cpu") if c.kernel.name == "pack")

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from moe_triton import CommunicationTimeoutError, ConfigMismatchError
-from moe_triton.attempts import Attempt
 from moe_triton.processes import RankFailedError, run_ranks
-from moe_triton.rendezvous import Meeting, _store_of
+from moe_triton.rendezvous.attempts import Attempt
+from moe_triton.rendezvous.meeting import Meeting, _store_of
 
 
 def free_port() -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from moe_triton import CommunicationTimeoutError, Tuning
-from moe_triton.config import Config
+from moe_triton.core.config import Config
 from moe_triton.processes import RankGroup
 from tests.distributed.cases import Case, inputs_of, small_case
 from tests.distributed.workers import expected_round, make_buffer, one_round

@@ -15,9 +15,9 @@ import torch
 
 from moe_triton import BufferStateError, DispatchHandle, DispatchOutput
 from moe_triton.backends.cpu import extension
-from moe_triton.communicator import Communicator
+from moe_triton.core.tuning import Tuning
 from moe_triton.processes import RankGroup
-from moe_triton.tuning import Tuning
+from moe_triton.runtime.communicator import Communicator
 from tests.distributed.cases import Case, Inputs, experts_of, inputs_of, small_case, smooth_scales_of
 from tests.distributed.workers import compare_rounds, make_buffer, one_round
 from tests.headers import needs_headers

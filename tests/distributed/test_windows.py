@@ -16,12 +16,12 @@ import pytest
 import torch.distributed as dist
 
 from moe_triton import CommunicationTimeoutError, ConfigMismatchError, WindowError
-from moe_triton.attempts import Attempt
 from moe_triton.backends.cpu import window
 from moe_triton.backends.cpu.room import Limit
 from moe_triton.backends.cpu.window import SHM, UNLOCKED, SharedWindow, _create_locked
 from moe_triton.processes import RankFailedError, RankGroup, run_ranks
-from moe_triton.rendezvous import Meeting, _store_of
+from moe_triton.rendezvous.attempts import Attempt
+from moe_triton.rendezvous.meeting import Meeting, _store_of
 
 Groups = Callable[[int], RankGroup]
 NUM_BYTES = 1 << 16

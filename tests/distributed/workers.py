@@ -7,8 +7,8 @@ import time
 
 import torch
 
-from moe_triton.selftest.cases import expected_round, make_buffer, one_round
-from moe_triton.selftest.comparison import wrong_received
+from moe_triton.tools.selftest.cases import expected_round, make_buffer, one_round
+from moe_triton.tools.selftest.comparison import wrong_received
 from tests.distributed.cases import Case, inputs_of, smooth_scales_of
 
 __all__ = ["bits_of_a_round", "compare_rounds", "expected_round", "make_buffer", "many_rounds", "one_round"]

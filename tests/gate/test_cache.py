@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from moe_triton.errors import ToolchainError
-from moe_triton.gate import SOCS, Soc, cache, compile_for_npu
-from moe_triton.gate import compile as gate_compile
-from moe_triton.gate.compile import Compiled, compile_ir, notes_of, npu_ir, reason_of
+from moe_triton.core.errors import ToolchainError
 from moe_triton.kernels import add_rows_kernel, arrange_kernel
+from moe_triton.tools.gate import SOCS, Soc, cache, compile_for_npu
+from moe_triton.tools.gate import compile as gate_compile
+from moe_triton.tools.gate.compile import Compiled, compile_ir, notes_of, npu_ir, reason_of
 
 A2, A3, OUTLOOK = SOCS.values()
 

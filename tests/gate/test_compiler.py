@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from moe_triton.errors import ToolchainError
-from moe_triton.gate import SOCS, UB_BYTES, compile_for_npu, planned_ub_bytes
-from moe_triton.gate.compile import compile_ir, npu_ir
-from moe_triton.gate.report import buffered_ub_bytes
-from moe_triton.gate.table import shown_cases, table
-from moe_triton.kernel import Arg, TritonKernel
+from moe_triton.core.errors import ToolchainError
+from moe_triton.core.kernel import Arg, TritonKernel
 from moe_triton.kernels.language import tl, triton
+from moe_triton.tools.gate import SOCS, UB_BYTES, compile_for_npu, planned_ub_bytes
+from moe_triton.tools.gate.compile import compile_ir, npu_ir
+from moe_triton.tools.gate.report import buffered_ub_bytes
+from moe_triton.tools.gate.table import shown_cases, table
 
 CASES = {case.name: case for case in shown_cases()}
 A3, OUTLOOK = SOCS["Ascend910_9391"], SOCS["Ascend950PR_9589"]

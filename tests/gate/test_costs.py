@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from moe_triton.gate import costs
-from moe_triton.gate.costs import Estimate, estimate
-from moe_triton.gate.page import PAGE
-from moe_triton.gate.stream import Branch, Buffer, Instruction, Loop, Sync
+from moe_triton.tools.gate import costs
+from moe_triton.tools.gate.costs import Estimate, estimate
+from moe_triton.tools.gate.page import PAGE
+from moe_triton.tools.gate.stream import Branch, Buffer, Instruction, Loop, Sync
 
 TILE = Buffer("7168xbf16")
 LOAD, STORE = Instruction("MTE2", "load", (TILE,)), Instruction("MTE3", "store", (TILE,))

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from moe_triton.errors import ToolchainError
-from moe_triton.gate import SOC_OF_PRODUCT, SOCS, Transfer, golden, page, runner
-from moe_triton.gate.costs import Estimate
-from moe_triton.gate.golden import Difference, Row, compare, row_of
-from moe_triton.gate.report import GateReport
-from moe_triton.gate.table import sample, shown_cases, table
+from moe_triton.core.errors import ToolchainError
+from moe_triton.tools.gate import SOC_OF_PRODUCT, SOCS, Transfer, golden, page, runner
+from moe_triton.tools.gate.costs import Estimate
+from moe_triton.tools.gate.golden import Difference, Row, compare, row_of
+from moe_triton.tools.gate.report import GateReport
+from moe_triton.tools.gate.table import sample, shown_cases, table
 
 A2, A3 = SOC_OF_PRODUCT.values()
 SEED, OTHERS = 20260101, 8

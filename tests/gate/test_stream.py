@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from moe_triton.errors import ToolchainError
-from moe_triton.gate import UB_BYTES, Transfer, tile_transfers
-from moe_triton.gate.report import buffered_ub_bytes, report_of
-from moe_triton.gate.stream import Branch, Buffer, Instruction, Loop, Sync, parse, walk
+from moe_triton.core.errors import ToolchainError
+from moe_triton.tools.gate import UB_BYTES, Transfer, tile_transfers
+from moe_triton.tools.gate.report import buffered_ub_bytes, report_of
+from moe_triton.tools.gate.stream import Branch, Buffer, Instruction, Loop, Sync, parse, walk
 from tests.gate.modules import (
     CONSTANTS,
     ELEMENT_FROM_GM,

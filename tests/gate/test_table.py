@@ -13,16 +13,16 @@ import pytest
 import torch
 
 from moe_triton import kernels, limits
-from moe_triton.config import Config
-from moe_triton.errors import ArgumentError
-from moe_triton.gate import SOCS
-from moe_triton.gate.families import AXES, FAMILIES, Shape, parse_case
-from moe_triton.gate.table import DTYPES, HIDDEN, SHARED, TOPK, sample, shown_cases, table
-from moe_triton.kernel import TritonKernel
-from moe_triton.plan import Plan
+from moe_triton.core.config import Config
+from moe_triton.core.errors import ArgumentError
+from moe_triton.core.kernel import TritonKernel
+from moe_triton.core.plan import Plan
 from moe_triton.schemes import make_scheme
 from moe_triton.schemes.site import Site
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant, Variant
+from moe_triton.tools.gate import SOCS
+from moe_triton.tools.gate.families import AXES, FAMILIES, Shape, parse_case
+from moe_triton.tools.gate.table import DTYPES, HIDDEN, SHARED, TOPK, sample, shown_cases, table
 
 KERNEL_MODULES = [
     importlib.import_module(f"moe_triton.kernels.{found.name}")

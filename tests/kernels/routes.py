@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from moe_triton.backends.cpu.triton import launch, launch_fallback
-from moe_triton.kernel import TritonKernel
+from moe_triton.core.kernel import TritonKernel
 
 Launch = Callable[[TritonKernel, Sequence[torch.Tensor | int], int], None]
 

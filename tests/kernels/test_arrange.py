@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe_triton.backends.cpu.triton import launch
-from moe_triton.errors import ArgumentError
+from moe_triton.core.errors import ArgumentError
 from moe_triton.kernels import arrange, arrange_kernel
 from tests.kernels.routes import LAUNCHES, Launch, assert_same_bits, kernel_settings
 

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from moe_triton.backends.cpu.triton import launch, launch_fallback
-from moe_triton.errors import ArgumentError
+from moe_triton.core.errors import ArgumentError
 from moe_triton.kernels.returns import (
     own_offsets,
     own_offsets_kernel,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe_triton.backends.cpu.triton import launch
-from moe_triton.errors import ArgumentError
+from moe_triton.core.errors import ArgumentError
 from moe_triton.kernels.select import select, select_kernel
 from tests.kernels.models import select_model
 from tests.kernels.routes import FORMS, LAUNCHES, Guarded, Launch, kernel_settings

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe_triton.backends.cpu.triton import launch
-from moe_triton.errors import ArgumentError
+from moe_triton.core.errors import ArgumentError
 from moe_triton.kernels.stamps import split_stamps, stamps_kernel
 from tests.kernels.routes import LAUNCHES, Guarded, Launch, assert_same_bits, kernel_settings
 

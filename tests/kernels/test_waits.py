@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe_triton.backends.cpu.triton import launch
-from moe_triton.errors import ArgumentError
+from moe_triton.core.errors import ArgumentError
 from moe_triton.kernels.waits import (
     waits_of_combine,
     waits_of_combine_kernel,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from moe_triton.kernel import TritonKernel
+from moe_triton.core.kernel import TritonKernel
 from moe_triton.kernels import (
     SumFeatures,
     add_rows,

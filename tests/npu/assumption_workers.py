@@ -10,10 +10,10 @@ from unittest.mock import patch
 
 import torch
 
-from moe_triton import abi
-from moe_triton.ascendc import INBAND_SEND
 from moe_triton.backends.npu import runtime
 from moe_triton.backends.npu.assumptions import ASSUMPTIONS
+from moe_triton.core import abi
+from moe_triton.core.ascendc import INBAND_SEND
 from moe_triton.layout import BLOCK_DATA_BYTES
 from tests.npu import standin
 from tests.npu.device import Device, FakeStream, Work

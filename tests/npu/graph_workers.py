@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from moe_triton import EPBuffer, reference
-from moe_triton.errors import BufferStateError, CommunicationTimeoutError
+from moe_triton.core.errors import BufferStateError, CommunicationTimeoutError
 from tests.distributed.cases import Case, Inputs, inputs_of
 from tests.npu.workers import start
 

@@ -7,8 +7,8 @@ from typing import cast
 
 from moe_triton.backends.npu import memfabric
 from moe_triton.backends.npu.runtime import Runtime
-from moe_triton.errors import WindowError
-from moe_triton.rendezvous import Meeting
+from moe_triton.core.errors import WindowError
+from moe_triton.rendezvous.meeting import Meeting
 
 
 def allocate(rank: int, num_ranks: int) -> str:

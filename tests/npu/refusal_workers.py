@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from moe_triton import torch_npu_ops as ops
-from moe_triton.errors import ArgumentError, BufferStateError, CommunicationTimeoutError, MoeTritonError
+from moe_triton.core.errors import ArgumentError, BufferStateError, CommunicationTimeoutError, MoeTritonError
 from moe_triton.torch_npu_ops import registry
 from tests.npu import layers
 from tests.npu.device import Work

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from moe_triton.backends.npu.backend import NpuBackend
-from moe_triton.selftest import check as checks
-from moe_triton.selftest.check import Check, Finding, run_on_rank
-from moe_triton.selftest.settings import Settings
+from moe_triton.tools.selftest import check as checks
+from moe_triton.tools.selftest.check import Check, Finding, run_on_rank
+from moe_triton.tools.selftest.settings import Settings
 from tests.npu import standin
 
 BLOCKS = 2  # a host has no 48 cores

@@ -14,16 +14,16 @@ from typing import Any, ClassVar
 
 import torch
 
-from moe_triton.abi import words_of
-from moe_triton.ascendc import KERNELS
 from moe_triton.backends.base import Bindings
 from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.triton import load
 from moe_triton.backends.npu import executable, library, memfabric, runtime, toolchain, triton_kernels
-from moe_triton.errors import ToolchainError
-from moe_triton.kernel import TritonKernel
+from moe_triton.core.abi import words_of
+from moe_triton.core.ascendc import KERNELS
+from moe_triton.core.errors import ToolchainError
+from moe_triton.core.kernel import TritonKernel
+from moe_triton.core.soc import soc_of
 from moe_triton.kernels.rms_norm import LANES
-from moe_triton.soc import soc_of
 from tests.npu.device import Device, FakeCapture, FakeEvent, FakeGraph, FakeStream, Work
 
 SHM = Path("/dev/shm")

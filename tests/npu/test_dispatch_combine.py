@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from moe_triton.config import Config
+from moe_triton.core.config import Config
+from moe_triton.core.tuning import Tuning
 from moe_triton.processes import RankGroup
-from moe_triton.tuning import Tuning
 from tests.distributed.cases import Case
 from tests.npu import workers
 from tests.npu.device import POLICIES

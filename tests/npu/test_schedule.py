@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe_triton.backends.npu.schedule import BEGIN, Place, schedule
-from moe_triton.kernel import AscendCKernel
-from moe_triton.plan import Launch, Stream
+from moe_triton.core.kernel import AscendCKernel
+from moe_triton.core.plan import Launch, Stream
 from tests.npu.device import Device, FakeEvent, FakeStream, Work
 
 KERNEL = AscendCKernel("nothing", ())

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from moe_triton.backends.npu import triton_kernels
-from moe_triton.errors import ToolchainError
-from moe_triton.kernel import TritonKernel
+from moe_triton.core.errors import ToolchainError
+from moe_triton.core.kernel import TritonKernel
 from moe_triton.kernels.language import HAVE_TRITON
 from tests.test_abi import built
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from moe_triton.backends.npu.window import NpuWindow
-from moe_triton.errors import WindowError
+from moe_triton.core.errors import WindowError
 from moe_triton.processes import RankGroup
 from tests.distributed.cases import Case
 from tests.npu import window_workers

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from moe_triton.backends.npu import steps, window
-from moe_triton.errors import MoeTritonError
+from moe_triton.core.errors import MoeTritonError
 from tests.distributed.cases import Case, inputs_of
 from tests.distributed.workers import make_buffer
 from tests.npu import standin

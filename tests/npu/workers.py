@@ -8,9 +8,9 @@ import torch
 
 from moe_triton import EPBuffer
 from moe_triton.backends.npu import library
-from moe_triton.plan import Hole, Part
-from moe_triton.selftest.comparison import wrong_received
-from moe_triton.tuning import Tuning
+from moe_triton.core.plan import Hole, Part
+from moe_triton.core.tuning import Tuning
+from moe_triton.tools.selftest.comparison import wrong_received
 from tests.distributed.cases import Case, experts_of, inputs_of, smooth_scales_of
 from tests.distributed.workers import expected_round, make_buffer
 from tests.npu import standin

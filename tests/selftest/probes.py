@@ -12,11 +12,11 @@ import torch
 
 from moe_triton.backends.assumption import Assumption
 from moe_triton.backends.base import Backend, Bindings, Executable, TraceLog
-from moe_triton.errors import ToolchainError
-from moe_triton.plan import Plan
-from moe_triton.selftest.check import Finding, Place
-from moe_triton.selftest.checks import kernels
-from moe_triton.selftest.kernel_cases import KernelCase, kernel_cases
+from moe_triton.core.errors import ToolchainError
+from moe_triton.core.plan import Plan
+from moe_triton.tools.selftest.check import Finding, Place
+from moe_triton.tools.selftest.checks import kernels
+from moe_triton.tools.selftest.kernel_cases import KernelCase, kernel_cases
 
 PID = "pid"
 

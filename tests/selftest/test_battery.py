@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from moe_triton.selftest import battery
-from moe_triton.selftest.battery import Battery
-from moe_triton.selftest.check import Check, Finding, Result
-from moe_triton.selftest.settings import Settings
+from moe_triton.tools.selftest import battery
+from moe_triton.tools.selftest.battery import Battery
+from moe_triton.tools.selftest.check import Check, Finding, Result
+from moe_triton.tools.selftest.settings import Settings
 from tests.selftest import probes
 
 SETTINGS = Settings(timeout_s=60.0)

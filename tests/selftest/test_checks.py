@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from moe_triton.errors import CommunicationTimeoutError
-from moe_triton.selftest.battery import Battery
-from moe_triton.selftest.check import Check, Finding, Result
-from moe_triton.selftest.checks.operators import operator_checks, plain_case
-from moe_triton.selftest.checks.stragglers import _miss, judge_waits
-from moe_triton.selftest.settings import Settings
+from moe_triton.core.errors import CommunicationTimeoutError
+from moe_triton.tools.selftest.battery import Battery
+from moe_triton.tools.selftest.check import Check, Finding, Result
+from moe_triton.tools.selftest.checks.operators import operator_checks, plain_case
+from moe_triton.tools.selftest.checks.stragglers import _miss, judge_waits
+from moe_triton.tools.selftest.settings import Settings
 from tests.selftest import wrong
 
 SETTINGS = Settings(quick=True, timeout_s=60.0)

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from moe_triton.cli.app import app
 from moe_triton.costs import FIELDS, MachineConstants
-from moe_triton.selftest import private, run
-from moe_triton.selftest.check import Check
-from moe_triton.selftest.checks import environment
-from moe_triton.selftest.settings import STAGES, Settings
+from moe_triton.tools.cli.app import app
+from moe_triton.tools.selftest import private, run
+from moe_triton.tools.selftest.check import Check
+from moe_triton.tools.selftest.checks import environment
+from moe_triton.tools.selftest.settings import STAGES, Settings
 from tests.selftest import probes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,7 +127,7 @@ def test_a_traceback_in_the_report_has_no_places(tmp_path: Path, in_kernel_check
     assert code == 1
     (check,) = [check for check in document["checks"] if check["status"] == "failed"]
     assert "IndexError" in check["details"][0]
-    assert 'File "moe_triton/selftest/check.py"' in check["details"][0]
+    assert 'File "moe_triton/tools/selftest/check.py"' in check["details"][0]
     assert str(ROOT) not in check["details"][0] + output
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moe_triton.core.errors import ArgumentError
 from moe_triton.costs import FIELDS, MACHINES, MachineConstants, assumed_constants
-from moe_triton.errors import ArgumentError
 
 NUMBERS = st.floats(min_value=1e-6, max_value=1e12)
 MEASURED = st.dictionaries(st.sampled_from(FIELDS), NUMBERS)

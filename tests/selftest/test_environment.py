@@ -10,10 +10,10 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from moe_triton.selftest import machine
-from moe_triton.selftest.check import Place
-from moe_triton.selftest.checks.environment import count_devices, find_toolchain, use_device
-from moe_triton.selftest.settings import Settings
+from moe_triton.tools.selftest import machine
+from moe_triton.tools.selftest.check import Place
+from moe_triton.tools.selftest.checks.environment import count_devices, find_toolchain, use_device
+from moe_triton.tools.selftest.settings import Settings
 
 
 def place(backend: str, ranks: int | None = None) -> Place:
@@ -53,7 +53,7 @@ def test_on_a_cpu_there_are_two_ranks_or_as_many_as_asked_for() -> None:
 
 
 def test_each_back_end_asks_for_its_own_components(monkeypatch: pytest.MonkeyPatch) -> None:
-    from moe_triton.cli import doctor
+    from moe_triton.tools.cli import doctor
 
     rows = [
         ("native kernels", True, "libmoe", ""),

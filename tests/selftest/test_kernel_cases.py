@@ -7,11 +7,11 @@ import inspect
 
 import moe_triton.kernels
 from moe_triton.backends import make_backend
-from moe_triton.plan import Hole
-from moe_triton.selftest.check import Place
-from moe_triton.selftest.checks.kernels import check_kernel, kernel_checks
-from moe_triton.selftest.kernel_cases import KernelCase, check_case, kernel_cases
-from moe_triton.selftest.settings import Settings
+from moe_triton.core.plan import Hole
+from moe_triton.tools.selftest.check import Place
+from moe_triton.tools.selftest.checks.kernels import check_kernel, kernel_checks
+from moe_triton.tools.selftest.kernel_cases import KernelCase, check_case, kernel_cases
+from moe_triton.tools.selftest.settings import Settings
 from tests.selftest.probes import FlippingBackend, wrong_by_one_bit
 
 HIDDEN, TOKENS = 256, 9

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from moe_triton.costs import MachineConstants, assumed_constants
-from moe_triton.selftest import private
-from moe_triton.selftest.check import Result
-from moe_triton.selftest.measured import constants_of, product_of
-from moe_triton.selftest.private import scrubbed
-from moe_triton.selftest.report import CONSTANTS_NAME, JSON_NAME, MARKDOWN_NAME, Report
-from moe_triton.selftest.settings import Settings
+from moe_triton.tools.selftest import private
+from moe_triton.tools.selftest.check import Result
+from moe_triton.tools.selftest.measured import constants_of, product_of
+from moe_triton.tools.selftest.private import scrubbed
+from moe_triton.tools.selftest.report import CONSTANTS_NAME, JSON_NAME, MARKDOWN_NAME, Report
+from moe_triton.tools.selftest.settings import Settings
 
 MOMENT = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 RESULTS = (

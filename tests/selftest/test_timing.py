@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe_triton.selftest.cases import finish
-from moe_triton.selftest.check import Finding
-from moe_triton.selftest.checks.stragglers import judge_waits
-from moe_triton.selftest.checks.timing import over_all_ranks
-from moe_triton.selftest.timing import fit_line, note_durations, percentiles
+from moe_triton.tools.selftest.cases import finish
+from moe_triton.tools.selftest.check import Finding
+from moe_triton.tools.selftest.checks.stragglers import judge_waits
+from moe_triton.tools.selftest.checks.timing import over_all_ranks
+from moe_triton.tools.selftest.timing import fit_line, note_durations, percentiles
 
 SIZES = (4096, 65536, 1 << 20, 1 << 24)
 

@@ -8,10 +8,10 @@ from unittest import mock
 import torch
 
 from moe_triton import torch_npu_ops
-from moe_triton.selftest.cases import Case
-from moe_triton.selftest.check import Finding, Place
-from moe_triton.selftest.checks import operators, stragglers, torch_npu, windows
-from moe_triton.selftest.wires import Wires
+from moe_triton.tools.selftest.cases import Case
+from moe_triton.tools.selftest.check import Finding, Place
+from moe_triton.tools.selftest.checks import operators, stragglers, torch_npu, windows
+from moe_triton.tools.selftest.wires import Wires
 
 
 def flipped(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from moe_triton import torch_npu_ops as ops
-from moe_triton.errors import ArgumentError
+from moe_triton.core.errors import ArgumentError
 
 BS, H, K, EP, M = 3, 64, 2, 8, 24
 Described = list[tuple[tuple[int, ...], torch.dtype]]

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from moe_triton import torch_npu_ops as ops
-from moe_triton.errors import ArgumentError, BufferStateError, CommunicationTimeoutError
+from moe_triton.core.errors import ArgumentError, BufferStateError, CommunicationTimeoutError
 from moe_triton.processes import RankFailedError, RankGroup
 from moe_triton.torch_npu_ops import registry
 from tests.torch_npu_ops.setting import LOCAL_EXPERTS, experts_of, fresh, make_round

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from moe_triton import torch_npu_ops as ops
-from moe_triton.errors import ArgumentError, BufferStateError
+from moe_triton.core.errors import ArgumentError, BufferStateError
 from moe_triton.processes import RankGroup
 from tests.torch_npu_ops.setting import HIDDEN, experts_of, fresh, make_round
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from moe_triton import torch_npu_ops as ops
-from moe_triton.errors import ArgumentError
+from moe_triton.core.errors import ArgumentError
 from moe_triton.limits import needed_buffer_bytes, needed_exchange_bytes
 from moe_triton.processes import RankGroup
 from moe_triton.torch_npu_ops import registry

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from moe_triton import ArgumentError
-from moe_triton.trace.file import MAX_PATH, TraceFile
+from moe_triton.runtime.trace.file import MAX_PATH, TraceFile
 
 
 def events_of(path: Path) -> list[dict[str, Any]]:

@@ -17,9 +17,9 @@ import torch.distributed as dist
 
 from moe_triton import ArgumentError, BufferStateError, CommunicationTimeoutError, ConfigMismatchError
 from moe_triton import torch_npu_ops as ops
+from moe_triton.core.tuning import Tuning
 from moe_triton.processes import RankFailedError, RankGroup
-from moe_triton.trace import trace as trace_module
-from moe_triton.tuning import Tuning
+from moe_triton.runtime.trace import trace as trace_module
 from tests.distributed.cases import inputs_of, small_case
 from tests.distributed.workers import expected_round, make_buffer, one_round
 from tests.torch_npu_ops.setting import experts_of, make_round

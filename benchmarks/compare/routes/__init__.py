@@ -17,7 +17,7 @@ from benchmarks.compare.routes.mpi_native import MpiNative
 from benchmarks.compare.routes.nowait import NoWait
 from benchmarks.compare.routes.ours import Direct, Slots
 from moe_triton import EPBuffer
-from moe_triton.errors import ArgumentError, WindowError
+from moe_triton.core.errors import ArgumentError, WindowError
 
 __all__ = ["COMM_ALGS", "Buffers", "Delivered", "Route", "make_routes"]
 

@@ -12,7 +12,7 @@ import functools
 
 import torch
 
-from moe_triton.kernel import Arg, TritonKernel
+from moe_triton.core.kernel import Arg, TritonKernel
 from moe_triton.kernels.language import tl, triton
 
 

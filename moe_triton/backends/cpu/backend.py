@@ -23,11 +23,11 @@ from moe_triton.backends.cpu.triton.toolchain import find_toolchain
 from moe_triton.backends.cpu.tuning import CpuSettings, settings_of
 from moe_triton.backends.cpu.waits import NativeWaits
 from moe_triton.backends.cpu.window import SharedWindow
-from moe_triton.checks import CPU
-from moe_triton.errors import ArgumentError
-from moe_triton.plan import Plan
-from moe_triton.rendezvous import Meeting
-from moe_triton.tuning import Tuning, checked_tuning
+from moe_triton.core.checks import CPU
+from moe_triton.core.errors import ArgumentError
+from moe_triton.core.plan import Plan
+from moe_triton.core.tuning import Tuning, checked_tuning
+from moe_triton.rendezvous.meeting import Meeting
 
 Kernels = Literal["triton", "torch"]
 KERNELS: tuple[Kernels, ...] = ("triton", "torch")

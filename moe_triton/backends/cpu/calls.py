@@ -11,7 +11,7 @@ from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.executable import NativeExecutable
 from moe_triton.backends.cpu.extension import DTYPE_CODES, FILE
 from moe_triton.backends.cpu.output_pool import OutputPool
-from moe_triton.errors import ToolchainError
+from moe_triton.core.errors import ToolchainError
 
 
 class NativeCalls:

@@ -8,17 +8,17 @@ from typing import cast
 
 import torch
 
-from moe_triton import abi
-from moe_triton.ascendc import first_code
 from moe_triton.backends.base import Bindings
 from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.trace_log import NativeTraceLog
 from moe_triton.backends.cpu.triton import load
 from moe_triton.backends.cpu.tuning import CpuSettings
 from moe_triton.backends.cpu.waits import NativeWaits
-from moe_triton.errors import ToolchainError
-from moe_triton.kernel import Arg, AscendCKernel, TritonKernel
-from moe_triton.plan import Hole, Launch, Part, Plan
+from moe_triton.core import abi
+from moe_triton.core.ascendc import first_code
+from moe_triton.core.errors import ToolchainError
+from moe_triton.core.kernel import Arg, AscendCKernel, TritonKernel
+from moe_triton.core.plan import Hole, Launch, Part, Plan
 
 KIND_TRITON, KIND_ASCEND_C = 0, 1
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from moe_triton import native_files
 from moe_triton.backends.cpu.native import REBUILD
-from moe_triton.errors import ToolchainError
+from moe_triton.core import native_files
+from moe_triton.core.errors import ToolchainError
 
 MODULE = "moe_calls"
 FILE = f"{MODULE}.so"

@@ -6,9 +6,9 @@ from collections.abc import Callable, Hashable
 
 import torch
 
-from moe_triton import plain_tensors
 from moe_triton.backends.cpu.extension import extension, new_pool
-from moe_triton.checks import CPU
+from moe_triton.core import plain_tensors
+from moe_triton.core.checks import CPU
 
 
 class CpuHost:

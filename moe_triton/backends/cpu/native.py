@@ -7,8 +7,8 @@ import functools
 import os
 from pathlib import Path
 
-from moe_triton import abi, native_files
-from moe_triton.errors import ToolchainError
+from moe_triton.core import abi, native_files
+from moe_triton.core.errors import ToolchainError
 
 LIBRARY = "libmoe_kernels.so"
 REBUILD = "Build it anew: moe-triton build --backend cpu, or install moe_triton again."

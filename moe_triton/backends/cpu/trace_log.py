@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from moe_triton.ascendc import TRACE_BLOCK
 from moe_triton.backends.base import Bindings, TracedCall, TraceEvent
 from moe_triton.backends.cpu import native
-from moe_triton.plan import Plan
+from moe_triton.core.ascendc import TRACE_BLOCK
+from moe_triton.core.plan import Plan
 
 EVENTS_PER_CALL = 8  # at least, or nearly so
 _EVENT = np.dtype("u8, u8, u8, u4, u4, u4, i4")

@@ -6,7 +6,7 @@ import functools
 import os
 from typing import NamedTuple
 
-from moe_triton.tuning import Tuning
+from moe_triton.core.tuning import Tuning
 
 ALL_BYTES = 1 << 62
 

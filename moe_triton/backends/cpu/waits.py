@@ -10,9 +10,9 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
-from moe_triton.ascendc import MAX_BLOCKS
 from moe_triton.backends.waits import Waiting, Waits
-from moe_triton.plan import Plan
+from moe_triton.core.ascendc import MAX_BLOCKS
+from moe_triton.core.plan import Plan
 
 _NS = 1_000_000_000
 # A block looks every few milliseconds. One that has not for so long waits no more.

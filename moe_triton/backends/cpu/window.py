@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
-from moe_triton.agreement import raise_together
 from moe_triton.backends.cpu.room import Limit, available_memory, cgroup_limits
-from moe_triton.errors import WindowError
-from moe_triton.rendezvous import Meeting, values_of
+from moe_triton.core.errors import WindowError
+from moe_triton.rendezvous.agreement import raise_together
+from moe_triton.rendezvous.meeting import Meeting, values_of
 
 SHM = Path("/dev/shm")
 PREFIX = "moe_triton-"

@@ -11,18 +11,18 @@ from collections.abc import Callable
 
 import torch
 
-from moe_triton import ascendc
 from moe_triton.backends.assumption import Assumption
 from moe_triton.backends.npu import library, triton_kernels
 from moe_triton.backends.npu.executable import NpuExecutable
 from moe_triton.backends.npu.inband_check import blocks_arrive_in_order
 from moe_triton.backends.npu.runtime import Runtime
 from moe_triton.backends.npu.window import window_library
+from moe_triton.core import ascendc
+from moe_triton.core.plan import Hole, Launch, Plan, launch
+from moe_triton.core.region import Region, region_of
+from moe_triton.core.soc import soc_of
 from moe_triton.kernels.zones import turn_kernel
 from moe_triton.layout import FLAG_BITS, NUM_ZONES, STATUS_ENTRY_BYTES
-from moe_triton.plan import Hole, Launch, Plan, launch
-from moe_triton.region import Region, region_of
-from moe_triton.soc import soc_of
 
 NUMBER = 4242
 WAIT_US = 100_000

@@ -7,19 +7,19 @@ from collections.abc import Sequence
 
 import torch
 
-from moe_triton.ascendc import MAX_BLOCKS
 from moe_triton.backends.base import Bindings, CallSetting, Executable, TensorSpec, TraceLog
 from moe_triton.backends.npu import library, toolchain
 from moe_triton.backends.npu.executable import NpuExecutable
 from moe_triton.backends.npu.runtime import Runtime
 from moe_triton.backends.npu.window import NpuWindow, make_window, window_library
 from moe_triton.backends.waits import Waits
-from moe_triton.errors import ArgumentError
+from moe_triton.core.ascendc import MAX_BLOCKS
+from moe_triton.core.errors import ArgumentError
+from moe_triton.core.plan import Plan
+from moe_triton.core.soc import check_blocks, max_blocks, soc_of
+from moe_triton.core.tuning import Tuning
 from moe_triton.limits import MEGABYTE, buffer_megabytes
-from moe_triton.plan import Plan
-from moe_triton.rendezvous import Meeting
-from moe_triton.soc import check_blocks, max_blocks, soc_of
-from moe_triton.tuning import Tuning
+from moe_triton.rendezvous.meeting import Meeting
 
 
 class NpuBackend:

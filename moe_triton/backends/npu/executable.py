@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import torch
 
-from moe_triton.abi import word_of
-from moe_triton.ascendc import REPORT_WORDS, first_code
 from moe_triton.backends.base import Bindings
 from moe_triton.backends.npu.runtime import Event, Runtime, Stream
 from moe_triton.backends.npu.schedule import BEGIN, schedule
 from moe_triton.backends.npu.steps import make_step
-from moe_triton.errors import BufferStateError
-from moe_triton.kernel import AscendCKernel
-from moe_triton.plan import Hole, Launch, Plan
+from moe_triton.core.abi import word_of
+from moe_triton.core.ascendc import REPORT_WORDS, first_code
+from moe_triton.core.errors import BufferStateError
+from moe_triton.core.kernel import AscendCKernel
+from moe_triton.core.plan import Hole, Launch, Plan
 
 REPORT = "report"
 

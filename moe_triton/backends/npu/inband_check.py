@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import torch
 
-from moe_triton import ascendc
 from moe_triton.backends.npu.executable import NpuExecutable
 from moe_triton.backends.npu.runtime import Runtime
+from moe_triton.core import ascendc
+from moe_triton.core.plan import Hole, Launch, Plan, Stream, launch
+from moe_triton.core.region import Region, region_of
 from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, STATUS_ENTRY_BYTES, SlotLayout
-from moe_triton.plan import Hole, Launch, Plan, Stream, launch
-from moe_triton.region import Region, region_of
 
 ROUNDS = 32
 ROWS = 8

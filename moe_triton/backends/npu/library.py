@@ -6,8 +6,8 @@ import ctypes
 import functools
 from pathlib import Path
 
-from moe_triton import abi, ascendc, native_files
-from moe_triton.errors import ToolchainError
+from moe_triton.core import abi, ascendc, native_files
+from moe_triton.core.errors import ToolchainError
 
 LIBRARY = "libmoe_kernels_npu.so"
 _REBUILD = "Build it anew: moe-triton build --backend npu."

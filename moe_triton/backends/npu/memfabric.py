@@ -13,11 +13,11 @@ from typing import Any
 
 from torch.distributed import distributed_c10d
 
-from moe_triton.agreement import raise_together
 from moe_triton.backends.npu.runtime import Runtime
-from moe_triton.errors import WindowError
+from moe_triton.core.errors import WindowError
 from moe_triton.layout import align
-from moe_triton.rendezvous import Meeting, values_of
+from moe_triton.rendezvous.agreement import raise_together
+from moe_triton.rendezvous.meeting import Meeting, values_of
 
 GRANULE = 2 << 20
 MOST_BYTES = 4 << 30

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from moe_triton import plain_tensors
-from moe_triton.errors import ToolchainError
+from moe_triton.core import plain_tensors
+from moe_triton.core.errors import ToolchainError
 
 Stream = Any  # torch.npu.Stream
 Event = Any  # torch.npu.Event

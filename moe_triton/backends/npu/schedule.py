@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moe_triton.plan import Launch, Stream
+from moe_triton.core.plan import Launch, Stream
 
 BEGIN = -1  # of the call: what the user's stream held before
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from moe_triton.agreement import raise_together
 from moe_triton.backends.npu.runtime import Runtime
-from moe_triton.errors import WindowError
+from moe_triton.core.errors import WindowError
 from moe_triton.layout import align
-from moe_triton.rendezvous import Meeting, values_of
+from moe_triton.rendezvous.agreement import raise_together
+from moe_triton.rendezvous.meeting import Meeting, values_of
 
 GRANULE = 2 << 20
 HEAP_EXTRA = 2 << 20  # beside the buffer, for the allocator's own alignment

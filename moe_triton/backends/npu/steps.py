@@ -6,12 +6,12 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from moe_triton import abi
 from moe_triton.backends.base import Bindings
 from moe_triton.backends.npu import library, triton_kernels
-from moe_triton.errors import ToolchainError
-from moe_triton.kernel import AscendCKernel, TritonKernel
-from moe_triton.plan import Hole, Launch, Part
+from moe_triton.core import abi
+from moe_triton.core.errors import ToolchainError
+from moe_triton.core.kernel import AscendCKernel, TritonKernel
+from moe_triton.core.plan import Hole, Launch, Part
 
 
 class Step(Protocol):

@@ -15,8 +15,8 @@ from importlib import util
 from pathlib import Path
 from typing import NamedTuple
 
-from moe_triton.errors import ToolchainError
-from moe_triton.soc import Soc, soc_of
+from moe_triton.core.errors import ToolchainError
+from moe_triton.core.soc import Soc, soc_of
 
 # With 8.0 to 8.2, bisheng takes kernels as -xcce only. Their type is then a macro that stands for nothing
 # unless CANN's own build plugin reads it ("Setting the Kernel Type"); without the mixed type SyncAll hangs.

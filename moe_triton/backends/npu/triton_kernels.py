@@ -11,8 +11,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from moe_triton.errors import ToolchainError
-from moe_triton.kernel import TritonKernel
+from moe_triton.core.errors import ToolchainError
+from moe_triton.core.kernel import TritonKernel
 
 # (programs, handle of the stream, arguments: addresses and numbers)
 TritonLauncher = Callable[[int, int, Sequence[int]], None]

@@ -11,15 +11,15 @@ from typing import Protocol
 import torch
 
 from moe_triton.backends.npu.runtime import Runtime
-from moe_triton.errors import (
+from moe_triton.core.errors import (
     CommunicationTimeoutError,
     ConfigMismatchError,
     ToolchainError,
     WindowError,
 )
+from moe_triton.core.soc import Soc
 from moe_triton.layout import BLOCK_BYTES
-from moe_triton.rendezvous import Meeting, values_of
-from moe_triton.soc import Soc
+from moe_triton.rendezvous.meeting import Meeting, values_of
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 CLOSE_SECONDS = 5.0  # that peers get to give their windows up before ours goes

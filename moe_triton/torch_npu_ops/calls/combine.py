@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from moe_triton import plain_tensors
-from moe_triton.checks import check_number
-from moe_triton.errors import ArgumentError
+from moe_triton.core import plain_tensors
+from moe_triton.core.checks import check_number
+from moe_triton.core.errors import ArgumentError
 from moe_triton.torch_npu_ops import settings
 from moe_triton.torch_npu_ops.calls.common import (
     NOT_GIVEN,

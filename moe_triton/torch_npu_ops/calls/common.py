@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from moe_triton.checks import check_tensor, not_plain_error
+from moe_triton.core.checks import check_tensor, not_plain_error
 from moe_triton.torch_npu_ops import settings
 from moe_triton.torch_npu_ops.declared import exactly
 

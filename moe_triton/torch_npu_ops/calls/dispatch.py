@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from moe_triton import plain_tensors
+from moe_triton.core import plain_tensors
 from moe_triton.torch_npu_ops import settings
 from moe_triton.torch_npu_ops.calls.common import (
     NOT_GIVEN,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from moe_triton.checks import check_integer
-from moe_triton.config import Config
-from moe_triton.errors import ArgumentError
-from moe_triton.rendezvous import Meeting
+from moe_triton.core.checks import check_integer
+from moe_triton.core.config import Config
+from moe_triton.core.errors import ArgumentError
+from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.torch_npu_ops import registry, settings
 from moe_triton.torch_npu_ops.calls import combine, dispatch
 from moe_triton.torch_npu_ops.calls.common import check_plain, check_required

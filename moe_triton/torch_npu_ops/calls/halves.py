@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from moe_triton.checks import check_tensor
-from moe_triton.communicator import Communicator
-from moe_triton.errors import ArgumentError, BufferStateError
+from moe_triton.core.checks import check_tensor
+from moe_triton.core.errors import ArgumentError, BufferStateError
 from moe_triton.layout import TRAILER_MARK, TRAILER_WORDS
+from moe_triton.runtime.communicator import Communicator
 from moe_triton.torch_npu_ops.calls.combine import plan_combine
 from moe_triton.torch_npu_ops.calls.common import ready
 from moe_triton.torch_npu_ops.calls.dispatch import plan_dispatch

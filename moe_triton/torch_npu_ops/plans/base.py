@@ -9,10 +9,10 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from moe_triton.communicator import Communicator
-from moe_triton.config import Config
-from moe_triton.errors import BufferStateError
+from moe_triton.core.config import Config
+from moe_triton.core.errors import BufferStateError
 from moe_triton.layout import exchange_layout_of, layout_of
+from moe_triton.runtime.communicator import Communicator
 from moe_triton.schemes.fullmesh import workspace_bytes
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant
 from moe_triton.torch_npu_ops import registry

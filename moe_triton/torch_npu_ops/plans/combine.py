@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from moe_triton.checks import check_tensor
-from moe_triton.communicator import Communicator
-from moe_triton.errors import ArgumentError
+from moe_triton.core.checks import check_tensor
+from moe_triton.core.errors import ArgumentError
 from moe_triton.limits import Call
+from moe_triton.runtime.communicator import Communicator
 from moe_triton.schemes.variants import CombineVariant
 from moe_triton.torch_npu_ops import settings
 from moe_triton.torch_npu_ops.plans.base import OperatorPlan, call_site_of

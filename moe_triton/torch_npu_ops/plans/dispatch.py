@@ -9,12 +9,10 @@ from typing import Any
 
 import torch
 
-from moe_triton import arguments
 from moe_triton.backends.base import TensorSpec
-from moe_triton.checks import check_tensor
-from moe_triton.communicator import Communicator
-from moe_triton.config import Config
-from moe_triton.errors import ArgumentError
+from moe_triton.core.checks import check_tensor
+from moe_triton.core.config import Config
+from moe_triton.core.errors import ArgumentError
 from moe_triton.layout import TRAILER_WORDS
 from moe_triton.limits import (
     Call,
@@ -25,6 +23,8 @@ from moe_triton.limits import (
     scheme_of,
     torch_npu_names,
 )
+from moe_triton.runtime import arguments
+from moe_triton.runtime.communicator import Communicator
 from moe_triton.schemes.variants import DispatchVariant, Mask
 from moe_triton.torch_npu_ops import settings
 from moe_triton.torch_npu_ops.plans.base import OperatorPlan, call_site_of

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from moe_triton.checks import check_tensor
-from moe_triton.config import Config
-from moe_triton.errors import ArgumentError
+from moe_triton.core.checks import check_tensor
+from moe_triton.core.config import Config
+from moe_triton.core.errors import ArgumentError
 from moe_triton.limits import check_config
 from moe_triton.torch_npu_ops import settings
 

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from multiprocessing.util import Finalize
 from pathlib import Path
 
-from moe_triton.errors import ToolchainError
+from moe_triton.core.errors import ToolchainError
 
 logger = logging.getLogger("moe_triton")
 

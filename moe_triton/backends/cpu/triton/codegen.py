@@ -8,7 +8,7 @@ from pathlib import Path
 
 from moe_triton.backends.cpu.triton.rewrites import ENTRY_SYMBOL
 from moe_triton.backends.cpu.triton.toolchain import TARGET_TRIPLE, find_toolchain, run_tool
-from moe_triton.errors import ToolchainError
+from moe_triton.core.errors import ToolchainError
 
 # What LLVM makes of copies and fills. Anything else would be an operation without native code, such as
 # a soft-float helper, found here rather than as an unresolved symbol at the first call.

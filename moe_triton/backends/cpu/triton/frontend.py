@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from moe_triton.backends.cpu.triton.toolchain import find_program, run_tool
-from moe_triton.errors import ToolchainError
-from moe_triton.kernel import TritonKernel
+from moe_triton.core.errors import ToolchainError
+from moe_triton.core.kernel import TritonKernel
 
 # The architecture decides nothing before the adapter's output; it must be one that the front end knows.
 _FRONTEND_ARCH = "Ascend910B3"

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from moe_triton.backends.cpu.triton.loader import load
-from moe_triton.errors import ArgumentError
-from moe_triton.kernel import Arg, TritonKernel
+from moe_triton.core.errors import ArgumentError
+from moe_triton.core.kernel import Arg, TritonKernel
 
 
 def overlaps(kernel: TritonKernel, extents: Sequence[tuple[int, int] | None]) -> bool:

@@ -15,8 +15,8 @@ from moe_triton.backends.cpu.triton.frontend import tensor_ir
 from moe_triton.backends.cpu.triton.lowering import lower
 from moe_triton.backends.cpu.triton.rewrites import ENTRY_SYMBOL
 from moe_triton.backends.cpu.triton.toolchain import cpu_level, find_toolchain, versions
-from moe_triton.errors import ToolchainError
-from moe_triton.kernel import TritonKernel
+from moe_triton.core.errors import ToolchainError
+from moe_triton.core.kernel import TritonKernel
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from moe_triton.backends.cpu.triton import rewrites
 from moe_triton.backends.cpu.triton.toolchain import TARGET_TRIPLE, find_toolchain, run_tool
-from moe_triton.errors import ToolchainError
-from moe_triton.kernel import TritonKernel
+from moe_triton.core.errors import ToolchainError
+from moe_triton.core.kernel import TritonKernel
 
 _FUSE = (
     "--convert-elementwise-to-linalg",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from moe_triton.backends.cpu.triton.rewrite_names import uses
-from moe_triton.errors import ToolchainError
+from moe_triton.core.errors import ToolchainError
 
 
 def drop_annotations(text: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moe_triton.backends.cpu.triton.cache import sources_digest
-from moe_triton.errors import ToolchainError
+from moe_triton.core.errors import ToolchainError
 
 INSTALL = "pip install 'moe_triton[cpu]'"
 _REMEDY = f'Install the toolchain with {INSTALL}, or choose the torch fallback by name: kernels="torch".'

@@ -1,0 +1,1 @@
+"""What everything stands on: settings, kernels and plans as data, errors, checks."""

@@ -1,0 +1,171 @@
+"""The launch boundary: what stands for an argument in memory, and whether a library agrees.
+
+Both sides pass arguments as 64-bit words, in the order of the kernel's table (`moe_triton.core.ascendc`,
+`moe_triton.core.kernel.TritonKernel.args`): one word per number or address, and the words of `Region.words`
+where an argument is a region. `moe_triton.tools.codegen` makes the C++ structs from the same tables and
+compiles `text` into every library as ``moe_abi()``, so that one built from other tables is refused when
+it is loaded, and not when a kernel reads an address where a number stands.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from moe_triton import layout
+from moe_triton.core import ascendc
+from moe_triton.core.config import PROTOCOL_VERSION
+from moe_triton.core.errors import ToolchainError
+from moe_triton.core.kernel import Arg, AscendCKernel, TritonKernel
+from moe_triton.core.plan import Hole, Launch
+from moe_triton.core.region import REGION_DIMS
+
+WORD_BYTES = 8
+
+# What both sides count with, beside the arguments. The generated header has them by these names.
+CONSTANTS: dict[str, int] = {
+    "PROTOCOL_VERSION": PROTOCOL_VERSION,
+    "UB_ALIGN": layout.UB_ALIGN,
+    "STATUS_ENTRY_BYTES": layout.STATUS_ENTRY_BYTES,
+    "CALL_WORD": layout.CALL_WORD,
+    "STAMP_BYTES": layout.STAMP_BYTES,
+    "BLOCK_BYTES": layout.BLOCK_BYTES,
+    "BLOCK_DATA_BYTES": layout.BLOCK_DATA_BYTES,
+    "REPORT_WORDS": ascendc.REPORT_WORDS,
+    "REPORT_TIMEOUT": ascendc.REPORT_TIMEOUT,
+    "REPORT_BAD_ROW": ascendc.REPORT_BAD_ROW,
+    "REPORT_MISMATCH": ascendc.REPORT_MISMATCH,
+    "MAX_BLOCKS": ascendc.MAX_BLOCKS,
+    **{name: value for name, value in vars(ascendc).items() if name.startswith("TRACE_")},
+}
+_CONSTANTS_LINE = "constants"
+
+
+def words_of(arg: Arg) -> int:
+    """64-bit words that an argument takes."""
+    return 1 + 2 * len(REGION_DIMS[arg.type]) if arg.type in REGION_DIMS else 1
+
+
+def places(args: Sequence[Arg]) -> Iterator[tuple[Arg, int]]:
+    """Every argument with the number of its first word."""
+    first = 0
+    for arg in args:
+        yield arg, first
+        first += words_of(arg)
+
+
+def layout_of(kernel: AscendCKernel) -> str:
+    """An argument list as text: names, types and first words, and the dimensions of regions, in order."""
+    return " ".join(f"{arg.name}:{_type(arg)}@{first}" for arg, first in places(kernel.args))
+
+
+def line_of(kernel: AscendCKernel) -> str:
+    """One kernel in `text`: its name, the number of words, a digest of its layout, and the layout."""
+    num_words = sum(words_of(arg) for arg in kernel.args)
+    return _line(kernel.name, num_words, layout_of(kernel))
+
+
+def text(kernels: Sequence[AscendCKernel] = ascendc.KERNELS) -> str:
+    """What ``moe_abi()`` of a library of these tables returns: a line of constants, and one per kernel."""
+    constants = " ".join(f"{name}={value}" for name, value in CONSTANTS.items())
+    lines = [_line(_CONSTANTS_LINE, len(CONSTANTS), constants), *map(line_of, kernels)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def check(library: ctypes.CDLL, path: Path, remedy: str) -> None:
+    """Compares a library with the tables.
+
+    Args:
+        library: what was loaded.
+        path: from where, for the error.
+        remedy: how to build it anew, as a sentence.
+
+    Raises:
+        ToolchainError: it was built from other tables, or before libraries said from which.
+    """
+    try:
+        function = library.moe_abi
+    except AttributeError:
+        raise ToolchainError(
+            f"{path} does not say which arguments its kernels take: it is from an older moe_triton. {remedy}"
+        ) from None
+    function.restype = ctypes.c_char_p
+    found = (function() or b"").decode()
+    if found != text():
+        raise ToolchainError(f"{path} does not fit this moe_triton: {difference(found, text())}. {remedy}")
+
+
+def difference(found: str, expected: str) -> str:
+    """Which kernels differ between two texts, and the first one's two layouts."""
+    theirs, ours = ({line.split(" ", 1)[0]: line for line in side.splitlines()} for side in (found, expected))
+    names = [name for name in dict.fromkeys([*ours, *theirs]) if ours.get(name) != theirs.get(name)]
+    if not names:
+        return "its kernels stand in another order"
+    first = names[0]
+    return (
+        f"{', '.join(names)} differ{'s' if len(names) == 1 else ''}. {first} in the library: "
+        f"{_shown(theirs.get(first))}; in moe_triton: {_shown(ours.get(first))}"
+    )
+
+
+def words(launch: Launch) -> tuple[list[int], list[tuple[int, Hole]]]:
+    """The words of a launch's arguments, and which of them a call fills in.
+
+    Returns:
+        The words, as unsigned 64-bit integers, 0 where a hole is; and the holes with their positions.
+
+    Raises:
+        ValueError: a value that its argument cannot take: a region's words for a number, too few of them,
+            or a number of more than 64 bits.
+    """
+    packed: list[int] = []
+    holes: list[tuple[int, Hole]] = []
+    for arg, value in zip(launch.kernel.args, launch.values, strict=True):
+        given = len(value) if isinstance(value, tuple) else 1
+        if given != words_of(arg) or isinstance(value, tuple) != (arg.type in REGION_DIMS):
+            raise ValueError(
+                f"{launch.kernel.name}: {arg.name} is {value}, but {arg.type} takes {words_of(arg)} word(s)"
+            )
+        if isinstance(value, Hole):
+            holes.append((len(packed), value))
+            packed.append(0)
+            continue
+        for word in value if isinstance(value, tuple) else (value,):
+            if not -(1 << 63) <= word < 1 << 64:
+                raise ValueError(f"{launch.kernel.name}: {arg.name} is {value}, more than 64 bits")
+            packed.append(word % (1 << 64))
+    return packed, holes
+
+
+def word_of(bound: torch.Tensor | int) -> int:
+    """What stands for what a hole holds: an address, or the number itself."""
+    return bound if isinstance(bound, int) else bound.data_ptr()
+
+
+def parameters_of(kernel: TritonKernel) -> tuple[str, ...]:
+    """The parameters of a Triton kernel's function that a launch passes, in order; needs Triton itself.
+
+    Constexpr parameters are not among them, nor those that the kernel's constants bind to None.
+    """
+    return tuple(p.name for p in kernel.fn.params if not p.is_constexpr and p.name not in kernel.constants)
+
+
+def _type(arg: Arg) -> str:
+    return f"{arg.type}({','.join(REGION_DIMS[arg.type])})" if arg.type in REGION_DIMS else arg.type
+
+
+def _line(name: str, num_words: int, content: str) -> str:
+    digest = hashlib.sha256(f"{name} {num_words} {content}".encode()).hexdigest()[:16]
+    return f"{name} {num_words} {digest} {content}"
+
+
+def _shown(line: str | None) -> str:
+    if line is None:
+        return "no such kernel"
+    name, num_words, digest, content = (line.split(" ", 3) + [""] * 3)[:4]
+    unit = "constants" if name == _CONSTANTS_LINE else "words"
+    return f"{num_words} {unit}, {digest} ({content})"

@@ -1,0 +1,269 @@
+"""The Ascend C kernels' argument lists, from which `moe_triton.tools.codegen` makes their C++ structs.
+
+Pointers are device addresses. An argument whose type is the name of a region is passed by value, as the
+words of `Region.words`. Every argument is one 64-bit word or several; the struct has no padding.
+
+``zone_at`` is where the zone stands in device memory, for a list of launches that is captured once and runs
+many times; null where it is ``zone``.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from moe_triton.core.kernel import Arg, AscendCKernel
+
+# Rows of T tokens to K routed and S shared experts; R ranks hold shared experts; M routed experts.
+_SEND_ARGS = (
+    Arg("rows", "*i8", "in"),  # rows to send, as they start a slot
+    Arg("row_stride", "i64", "value"),  # bytes from one row to the next
+    Arg("row_bytes", "i64", "value"),  # bytes of a row to send, scale included; a multiple of 32
+    Arg("stamp_offset", "i64", "value"),  # where the stamp goes in a slot
+    Arg("rows_per_token", "i64", "value"),  # 1, or K + S when every result has a row of its own
+    Arg("topk_idx", "*i32", "in"),  # (T, K); ids outside [0, M) are not sent
+    Arg("topk_weights", "*fp32", "in"),  # (T, K), or null
+    Arg("expand_idx", "*i32", "in"),  # (T, K)
+    Arg("counts", "*i32", "in"),  # (M,)
+    Arg("shared_ranks", "*i32", "in"),  # (T, S) rank of each shared result, -1: not sent; null if S = 0
+    Arg("shared_slots", "*i32", "in"),  # (T,) index of a token among those sent to a shared rank
+    Arg("shared_counts", "*i32", "in"),  # (R,) tokens for each shared rank
+    Arg("peers", "*i64", "in"),  # (EP,) window addresses
+    Arg("first_token", "i64", "value"),
+    Arg("num_tokens", "i64", "value"),  # tokens of this launch
+    Arg("topk", "i64", "value"),
+    Arg("num_experts", "i64", "value"),
+    Arg("num_shared_experts", "i64", "value"),
+    Arg("num_shared_ranks", "i64", "value"),
+    Arg("rank", "i64", "value"),
+    Arg("zone", "i64", "value"),
+    Arg("zone_at", "*i32", "in"),
+    Arg("kept_rank", "i64", "value"),  # its routed rows are not sent; -1 for none
+    Arg("post_status", "i64", "value"),  # 1 on the operator's last launch
+    Arg("call", "i64", "value"),  # the call word (`moe_triton.layout.call_word`) of its entries
+    Arg("combine_kind", "*i32", "in"),  # what the combine before adds to that, or null
+    Arg("dispatch_word", "*i32", "out"),  # the word as it was posted, for the wait; or null
+    Arg("slots", "dispatch_slots", "value"),
+    Arg("status", "dispatch_status", "value"),
+    Arg("report", "*i32", "out"),
+)
+
+DISPATCH_SEND = AscendCKernel("dispatch_send", _SEND_ARGS)
+
+# This rank's counts to every rank, and an entry that announces them.
+COUNTS_SEND = AscendCKernel(
+    "counts_send",
+    (
+        Arg("counts", "*i32", "in"),  # (M,)
+        Arg("shared_counts", "*i32", "in"),  # (R,), or null if R = 0
+        Arg("num_experts", "i64", "value"),
+        Arg("num_shared_ranks", "i64", "value"),
+        Arg("peers", "*i64", "in"),
+        Arg("num_ranks", "i64", "value"),
+        Arg("rank", "i64", "value"),
+        Arg("zone", "i64", "value"),
+        Arg("call", "i64", "value"),  # as in dispatch_send
+        Arg("combine_kind", "*i32", "in"),
+        Arg("dispatch_word", "*i32", "out"),
+        Arg("slots", "direct_counts", "value"),
+        Arg("status", "dispatch_status", "value"),
+        Arg("report", "*i32", "out"),
+    ),
+)
+
+# Rows to their places in the receivers' outputs, a stamp for each. No flags: a post_status follows.
+DIRECT_SEND = AscendCKernel(
+    "direct_send",
+    (
+        Arg("rows", "*i8", "in"),
+        Arg("row_stride", "i64", "value"),  # bytes from one row to the next
+        Arg("row_bytes", "i64", "value"),  # bytes of a row to send; a multiple of 32
+        Arg("scales", "*fp32", "in"),  # one per row, or null
+        Arg("rows_per_token", "i64", "value"),  # 1, or K + S when every result has a row of its own
+        Arg("topk_idx", "*i32", "in"),  # (T, K); ids outside [0, M) are not sent
+        Arg("topk_weights", "*fp32", "in"),  # (T, K), or null
+        Arg("expand_idx", "*i32", "in"),  # (T, K) place in the receiver's output
+        Arg("shared_ranks", "*i32", "in"),  # (T, S) rank of each shared result, -1: not sent; null if S = 0
+        Arg("shared_slots", "*i32", "in"),  # (T, S) place in the receiver's output
+        Arg("peers", "*i64", "in"),
+        Arg("first_token", "i64", "value"),
+        Arg("num_tokens", "i64", "value"),
+        Arg("topk", "i64", "value"),
+        Arg("num_experts", "i64", "value"),
+        Arg("num_local_experts", "i64", "value"),  # of a rank of routed experts
+        Arg("num_shared_experts", "i64", "value"),
+        Arg("num_shared_ranks", "i64", "value"),
+        Arg("num_ranks", "i64", "value"),
+        Arg("rank", "i64", "value"),
+        Arg("zone", "i64", "value"),
+        Arg("slots", "indexed_slots", "value"),
+        Arg("stamps", "indexed_slots", "value"),
+        Arg("report", "*i32", "out"),
+    ),
+)
+
+# The same with flags in band: every 512-byte block of a slot ends in a flag of its own. The status
+# entries carry counts only and wait for nothing.
+INBAND_SEND = AscendCKernel("inband_send", _SEND_ARGS)
+
+DISPATCH_WAIT = AscendCKernel(
+    "dispatch_wait",
+    (
+        Arg("window", "*i8", "inout"),  # this rank's own
+        Arg("recv_counts", "*i32", "out"),  # (localE, EP); -1 where nothing came in time
+        Arg("waited_us", "*i32", "out"),  # (localE, EP) until an entry was seen; 0 at once; or null
+        Arg("num_local_experts", "i64", "value"),
+        Arg("zone", "i64", "value"),
+        Arg("zone_at", "*i32", "in"),
+        Arg("timeout_us", "i64", "value"),
+        Arg("call", "i64", "value"),  # the call word that entries must have
+        Arg("dispatch_word", "*i32", "in"),  # where it stands instead, or null
+        Arg("status", "dispatch_status", "value"),
+        Arg("report", "*i32", "out"),
+    ),
+)
+
+# Waits for each in-band row, takes it out of its slot to its final place, and clears its flags.
+INBAND_RECEIVE = AscendCKernel(
+    "inband_receive",
+    (
+        Arg("window", "*i8", "inout"),
+        Arg("recv_offsets", "*i32", "in"),  # (localE, EP) inclusive prefix sums
+        Arg("waited_us", "*i32", "inout"),  # (localE, EP): raised to when the last row came; or null
+        Arg("num_entries", "i64", "value"),
+        Arg("num_ranks", "i64", "value"),
+        Arg("capacity", "i64", "value"),  # rows in `out_rows`
+        Arg("row_bytes", "i64", "value"),
+        Arg("scale_offset", "i64", "value"),
+        Arg("stamp_offset", "i64", "value"),
+        Arg("out_rows", "*i8", "out"),  # (A, row_bytes)
+        Arg("out_scales", "*fp32", "out"),  # (A,), or null
+        Arg("out_triples", "*i32", "out"),  # (A, 3)
+        Arg("out_weights", "*fp32", "out"),  # (A,), or null
+        Arg("zone", "i64", "value"),
+        Arg("zone_at", "*i32", "in"),
+        Arg("timeout_us", "i64", "value"),
+        Arg("slots", "dispatch_slots", "value"),
+        Arg("report", "*i32", "out"),
+    ),
+)
+
+COMBINE_SEND = AscendCKernel(
+    "combine_send",
+    (
+        Arg("rows", "*i8", "in"),  # expert outputs, contiguous
+        Arg("row_bytes", "i64", "value"),
+        Arg("triples", "*i32", "in"),  # (A, 3): source rank, token, k
+        Arg("recv_offsets", "*i32", "in"),  # inclusive prefix sums; the last one is the number of rows
+        Arg("num_entries", "i64", "value"),
+        Arg("capacity", "i64", "value"),  # rows in `rows`
+        Arg("peers", "*i64", "in"),
+        Arg("num_ranks", "i64", "value"),
+        Arg("zone", "i64", "value"),
+        Arg("zone_at", "*i32", "in"),
+        Arg("kept_rank", "i64", "value"),  # gets flags without rows; -1 for none
+        Arg("flag_rows", "i64", "value"),  # 1: a flag after each row; 0: none, a post_status follows
+        Arg("kind", "i64", "value"),  # what this combine adds to the next dispatch's call word
+        Arg("combine_kind", "*i32", "out"),  # where that is kept
+        Arg("slots", "combine_slots", "value"),
+        Arg("status", "combine_status", "value"),
+        Arg("report", "*i32", "out"),
+    ),
+)
+
+COMBINE_WAIT = AscendCKernel(
+    "combine_wait",
+    (
+        Arg("window", "*i8", "inout"),
+        Arg("topk_idx", "*i32", "in"),  # ids outside [0, M): nothing comes back
+        Arg("active", "*i32", "in"),  # (T,), negative: nothing comes back for this token; or null
+        Arg("waited_us", "*i32", "out"),  # (T, K + S) until a result was seen; 0 at once; or null
+        Arg("first_token", "i64", "value"),
+        Arg("num_tokens", "i64", "value"),
+        Arg("topk", "i64", "value"),
+        Arg("num_experts", "i64", "value"),
+        Arg("num_shared_experts", "i64", "value"),
+        Arg("zone", "i64", "value"),
+        Arg("zone_at", "*i32", "in"),
+        Arg("timeout_us", "i64", "value"),
+        Arg("status", "combine_status", "value"),
+        Arg("report", "*i32", "out"),
+    ),
+)
+
+# An entry {1.0f, count, call word} to every rank, at (zone, 0, this rank). What earlier launches of the
+# stream wrote is there before it: a kernel's end is the ordering.
+POST_STATUS = AscendCKernel(
+    "post_status",
+    (
+        Arg("peers", "*i64", "in"),
+        Arg("num_ranks", "i64", "value"),
+        Arg("count", "*i32", "in"),  # one number that goes with the flag, or null for 0
+        Arg("call", "i64", "value"),  # the call word
+        Arg("kind", "i64", "value"),  # as in combine_send
+        Arg("combine_kind", "*i32", "out"),  # or null
+        Arg("rank", "i64", "value"),
+        Arg("zone", "i64", "value"),
+        Arg("zone_at", "*i32", "in"),
+        Arg("status", "dispatch_status", "value"),
+        Arg("report", "*i32", "out"),
+    ),
+)
+
+# Consecutive rows to one peer's slots, for the exchange between two tensor-parallel ranks.
+EXCHANGE_SEND = AscendCKernel(
+    "exchange_send",
+    (
+        Arg("rows", "*i8", "in"),  # contiguous
+        Arg("row_bytes", "i64", "value"),  # a multiple of 32
+        Arg("scales", "*fp32", "in"),  # one per row, or null
+        Arg("scale_offset", "i64", "value"),  # where the scale goes in a slot
+        Arg("first_row", "*i32", "in"),  # the first row to send, or null for 0
+        Arg("num_rows", "*i32", "in"),  # how many
+        Arg("capacity", "i64", "value"),  # rows in `rows`
+        Arg("header", "*i32", "in"),  # words that go along, or null
+        Arg("header_words", "i64", "value"),
+        Arg("peers", "*i64", "in"),
+        Arg("peer", "i64", "value"),  # whose slots
+        Arg("zone", "i64", "value"),
+        Arg("zone_at", "*i32", "in"),
+        Arg("slots", "indexed_slots", "value"),
+        Arg("headers", "exchange_headers", "value"),
+        Arg("report", "*i32", "out"),
+    ),
+)
+
+KERNELS: tuple[AscendCKernel, ...] = (
+    DISPATCH_SEND,
+    COUNTS_SEND,
+    DIRECT_SEND,
+    DISPATCH_WAIT,
+    INBAND_SEND,
+    INBAND_RECEIVE,
+    COMBINE_SEND,
+    COMBINE_WAIT,
+    POST_STATUS,
+    EXCHANGE_SEND,
+)
+
+# A report is 16 int32 per block, {code, index of the first thing concerned, how many, zone, a, b, 0...}: a
+# cache line of its own, so that however it is written no block writes over another one's. Of calls that
+# differ, a is the call word that was expected and b that of the first entry which has another.
+REPORT_WORDS = 16
+REPORT_TIMEOUT = 1
+REPORT_BAD_ROW = 2
+REPORT_MISMATCH = 3
+MAX_BLOCKS = 48
+
+# What the events of a trace are about: a block of a launch; in it, a wait for a peer and what the block does.
+TRACE_BLOCK, TRACE_WAIT, TRACE_WRITE, TRACE_SYNC, TRACE_FLAG, TRACE_WRITE_AND_FLAG = range(6)
+
+
+def first_code(report: torch.Tensor) -> int:
+    """The first code other than 0 in a report of (blocks, words) on the host; 0 if there is none.
+
+    A call that differs comes first: it is why others wait in vain.
+    """
+    codes = report[:, 0]
+    if bool((codes == REPORT_MISMATCH).any()):
+        return REPORT_MISMATCH
+    return int(codes[codes != 0][0]) if bool(codes.any()) else 0

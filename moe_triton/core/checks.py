@@ -1,0 +1,246 @@
+"""Checks on single arguments, for public calls and kernels alike."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import numbers
+import reprlib
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+
+from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT, ArgumentError
+from moe_triton.core.plain_tensors import fault_of
+
+Choice = TypeVar("Choice")
+
+CPU = torch.device("cpu")
+# Kernels count microseconds and clock cycles in 64 bits; this is 31 years.
+MIN_SECONDS, MAX_SECONDS = 1e-6, 1e9
+# Of what is no wrapper: these say truly where they are.
+_OF_DEVICES = (torch.Tensor, torch.nn.Parameter)
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = 80
+
+
+def check_tensor(
+    name: str,
+    value: object,
+    *,
+    shape: Sequence[int | str],
+    dtypes: Sequence[torch.dtype],
+    device: torch.device = CPU,
+) -> torch.Tensor:
+    """Checks type, memory, dtype, device, shape and contiguity.
+
+    Args:
+        name: of the argument, for the message.
+        value: what the user passed.
+        shape: expected sizes; a string stands for any size and names it.
+        dtypes: allowed dtypes.
+        device: where it must be.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        ArgumentError: the first thing that is wrong.
+    """
+    if (
+        isinstance(value, torch.Tensor)
+        and fault_of(value) is None
+        and value.dtype in dtypes
+        # Asking for a device takes longer than all the rest.
+        and (value.is_cpu if device is CPU else value.device.type == device.type)
+        and _fits(value.shape, shape)
+        and value.is_contiguous()
+    ):
+        return value
+    raise _reason(name, value, shape, dtypes, device)
+
+
+def _fits(sizes: Sequence[int], shape: Sequence[int | str]) -> bool:
+    if len(sizes) != len(shape):
+        return False
+    for have, want in zip(sizes, shape, strict=True):  # a loop: this runs in every call
+        if have != want and not isinstance(want, str):
+            return False
+    return True
+
+
+def _reason(
+    name: str,
+    value: object,
+    shape: Sequence[int | str],
+    dtypes: Sequence[torch.dtype],
+    device: torch.device,
+) -> ArgumentError:
+    """The first thing that is wrong with a tensor."""
+    error = not_plain_error(name, value, device)
+    if error is not None:
+        return error
+    assert isinstance(value, torch.Tensor)
+    if value.dtype not in dtypes:
+        allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        return ArgumentError(
+            name,
+            f"of dtype {value.dtype}",
+            f"it must be {allowed}",
+            f"Convert it: {name}.to(torch.{allowed.split()[0]}).",
+            code=INVALID_ARGUMENT,
+        )
+    if not _fits(value.shape, shape):
+        have, want = tuple(value.shape), ", ".join(str(size) for size in shape)
+        return ArgumentError(
+            name, f"of shape {have}", f"it must be ({want})", "Reshape it, or rebuild the buffer."
+        )
+    return ArgumentError(
+        name, f"strided {value.stride()}", "it must be contiguous", f"Pass {name}.contiguous()."
+    )
+
+
+def not_plain_error(name: str, value: object, device: torch.device | None = None) -> ArgumentError | None:
+    """What is wrong with an argument that is to be a tensor with memory, whatever its dtype and shape.
+
+    Args:
+        name: of the argument.
+        value: what the user passed.
+        device: where its memory must be; None for anywhere.
+
+    Returns:
+        The error, or None where nothing is wrong.
+    """
+    if value is None:
+        return ArgumentError(name, None, "it is needed", "Pass a tensor.", code=NULL_ARGUMENT)
+    if not isinstance(value, torch.Tensor):
+        return ArgumentError(
+            name,
+            f"a {type(value).__name__}",
+            "it must be a torch.Tensor",
+            "Pass a tensor.",
+            code=INVALID_ARGUMENT,
+        )
+    fault = fault_of(value)
+    if device is not None and type(value) in _OF_DEVICES and value.device.type != device.type:
+        return ArgumentError(
+            name,
+            f"on {value.device}",
+            f"this buffer's back end works on {device.type}",
+            f"Move it: {name}.to('{device.type}').",
+            code=INVALID_ARGUMENT,
+        )
+    if fault is None:
+        return None
+    remedy = fault.remedy.format(name=name)
+    return ArgumentError(name, fault.value, fault.rule, remedy, code=INVALID_ARGUMENT)
+
+
+def check_choice(name: str, value: object, choices: Sequence[Choice]) -> Choice:
+    """Checks that an option is one of those supported, of the same type, and returns that one.
+
+    Raises:
+        ArgumentError: it is not.
+    """
+    for choice in choices:  # nearly always: some calls come here while tokens wait
+        if value is choice:
+            return choice
+    given = str.__str__(value) if isinstance(value, str) else value
+    kinds = [type(choice) for choice in choices]
+    for choice in choices:
+        # By type first: 1.0 and True are equal to 1, and tensors answer == with tensors.
+        if type(given) is type(choice) and given == choice:
+            return choice
+    text = repr(value) if type(value) in kinds and type(value) is not str else shown(value)
+    raise ArgumentError(name, text, f"it must be one of {list(choices)}", "Other options are refused.")
+
+
+def check_positive(name: str, value: float) -> None:
+    """Checks that a number is positive.
+
+    Raises:
+        ArgumentError: it is not.
+    """
+    if not value > 0:
+        raise ArgumentError(name, value, "it must be positive", "Pass a larger number.")
+
+
+def check_integer(name: str, value: object, *, code: int = INVALID_ARGUMENT) -> int:
+    """Checks that a value is an integer, Python's or numpy's, and no bool, and returns it as Python's.
+
+    It comes before a value is compared or made a key: 16.0 and True are equal to integers.
+
+    Args:
+        name: of the argument.
+        value: what the user passed.
+        code: status code of the error.
+
+    Raises:
+        ArgumentError: it is something else.
+    """
+    if type(value) is int:
+        return value
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)
+    raise ArgumentError(name, shown(value), "it must be an integer", "Pass an int.", code=code)
+
+
+def check_flag(name: str, value: object, *, code: int = INVALID_ARGUMENT) -> bool:
+    """Checks that a value is True or False, Python's or numpy's, and returns it as Python's.
+
+    Raises:
+        ArgumentError: it is something else.
+    """
+    if isinstance(value, bool):
+        return value
+    if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
+        return bool(value)
+    raise ArgumentError(name, shown(value), "it must be True or False", "Pass a bool.", code=code)
+
+
+def check_text(name: str, value: object, *, code: int = INVALID_ARGUMENT) -> str:
+    """Checks that a value is a string, and returns it as Python's own.
+
+    Raises:
+        ArgumentError: it is something else.
+    """
+    if isinstance(value, str):
+        return str.__str__(value)  # of a subclass, what it is a string of: it may compare as it likes
+    raise ArgumentError(name, shown(value), "it must be a string", "Pass a str.", code=code)
+
+
+def check_number(name: str, value: object, *, code: int = INVALID_ARGUMENT) -> float:
+    """Checks that a value is a finite number, no bool, and returns it as a float.
+
+    Raises:
+        ArgumentError: it is something else.
+    """
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):
+            if math.isfinite(number := float(value)):
+                return number
+    raise ArgumentError(name, shown(value), "it must be a finite number", "Pass a float.", code=code)
+
+
+def check_seconds(name: str, value: object) -> float:
+    """Checks that a value is a time that can be waited for, and returns it as a float.
+
+    Raises:
+        ArgumentError: it is no number, not finite, not positive, or longer than `MAX_SECONDS`.
+    """
+    seconds = check_number(name, value)
+    if not MIN_SECONDS <= seconds <= MAX_SECONDS:
+        rule = f"it must be a number of seconds from {MIN_SECONDS:g} to {MAX_SECONDS:g}"
+        raise ArgumentError(name, seconds, rule, f"Pass {MAX_SECONDS:g} to wait for ever.")
+    return seconds
+
+
+def shown(value: object) -> str:
+    """What an error says of a value, in a few characters; with its type unless it is a string or None."""
+    if value is None or type(value) is str:
+        return _repr.repr(value)
+    try:
+        return f"{_repr.repr(value)} (a {type(value).__name__})"
+    except Exception:  # its own, as of a wrapper that has no contents
+        return f"a {type(value).__name__}"

@@ -1,0 +1,142 @@
+"""What a communicator is built for: sizes and ranks, the same on every rank of the group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from moe_triton.core.checks import check_flag, check_integer, check_text
+from moe_triton.core.errors import ArgumentError
+
+Product = Literal["A2", "A3"]
+Generation = Literal["v3", "v4"]
+
+# Raised whenever window contents or flags change meaning: ranks with different numbers must not talk.
+PROTOCOL_VERSION = 2
+
+_END = 1 << 63
+_INTEGERS = (
+    "num_ranks",
+    "num_max_tokens_per_rank",
+    "hidden",
+    "num_topk",
+    "num_experts",
+    "num_shared_experts",
+    "num_shared_ranks",
+    "version",
+    "num_special_experts",
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings that every rank of a group shares. Which rank one is, is not part of it.
+
+    Attributes:
+        num_ranks: ranks in the expert-parallel group (EP).
+        num_max_tokens_per_rank: most tokens a rank passes to one dispatch (maxBs).
+        hidden: elements of a token's row (H).
+        num_topk: routed experts per token (K).
+        num_experts: routed experts in the whole group (M).
+        num_shared_experts: shared experts that every token goes to as well (S).
+        num_shared_ranks: ranks that hold shared experts and nothing else, [0, R).
+        product: whose limits apply.
+        scheme: how tokens travel (``comm_alg``).
+        relaxed: allow sizes below the product's minimum, for tests and demos.
+        version: of the operators: 1 for ``dispatch`` and ``combine``, 2 for ``..._v2``. It decides how tokens
+            reach shared experts and how combine finds its results (docs/operators.md, "Where experts live"
+            and "Meaning of the outputs").
+        num_special_experts: zero, copy and constant experts, whose ids follow the routed ones. No rank
+            holds them.
+        generation: of the published limits: "v3", "v4", or None for what either of them accepts, rule by
+            rule. It changes what is refused, never what is computed.
+    """
+
+    num_ranks: int
+    num_max_tokens_per_rank: int
+    hidden: int
+    num_topk: int
+    num_experts: int
+    num_shared_experts: int = 0
+    num_shared_ranks: int = 0
+    product: Product = "A3"
+    scheme: str = "fullmesh_v1"
+    relaxed: bool = False
+    version: int = 2
+    num_special_experts: int = 0
+    generation: Generation | None = None
+
+    def __post_init__(self) -> None:
+        """Makes every integer and flag Python's.
+
+        Raises:
+            ArgumentError: a size is no integer, or another field of a wrong type.
+        """
+        for name in _INTEGERS:
+            value = check_integer(name, getattr(self, name))
+            if not -_END <= value < _END:
+                raise ArgumentError(name, value, "it must fit 64 bits", "Pass a size that exists.")
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "relaxed", check_flag("relaxed", self.relaxed))
+        check_text("product", self.product)
+        check_text("comm_alg", self.scheme)
+        if self.generation is not None:
+            check_text("generation", self.generation)
+
+    def normalized(self) -> Config:
+        """The same, with torch_npu's default (S, R) = (1, 0), which means no shared experts, made (0, 0)."""
+        if (self.num_shared_experts, self.num_shared_ranks) == (1, 0):
+            return replace(self, num_shared_experts=0)
+        return self
+
+    @property
+    def num_moe_ranks(self) -> int:
+        """Ranks that hold routed experts (EP - R)."""
+        return self.num_ranks - self.num_shared_ranks
+
+    @property
+    def num_local_experts(self) -> int:
+        """Routed experts on each MoE rank (localE)."""
+        return self.num_experts // self.num_moe_ranks
+
+    @property
+    def num_results_per_token(self) -> int:
+        """Rows that come back for one token (K + S)."""
+        return self.num_topk + self.num_shared_experts
+
+    def is_shared_rank(self, rank: int) -> bool:
+        """Whether this rank holds a shared expert instead of routed ones."""
+        return rank < self.num_shared_ranks
+
+    def experts_on(self, rank: int) -> int:
+        """Experts whose rows this rank receives: localE, or 1 on a shared rank."""
+        return 1 if self.is_shared_rank(rank) else self.num_local_experts
+
+    def rank_of_expert(self, expert: int) -> int:
+        """The rank that holds a routed expert."""
+        return self.num_shared_ranks + expert // self.num_local_experts
+
+    def rank_of_shared_expert(self, shared_expert: int, source_rank: int) -> int:
+        """The replica of a shared expert that a source rank sends its tokens to (V2's rule)."""
+        replicas = self.num_shared_ranks // self.num_shared_experts
+        return shared_expert * replicas + source_rank % replicas
+
+    @property
+    def shared_capacity(self) -> int:
+        """Rows that a dispatch can deliver to a rank of shared experts at most; 0 where there are none."""
+        if not self.num_shared_ranks:
+            return 0
+        if self.version == 1:
+            return self.num_max_tokens_per_rank * self.num_ranks // self.num_shared_ranks
+        replicas = self.num_shared_ranks // self.num_shared_experts
+        return self.num_max_tokens_per_rank * -(-self.num_ranks // replicas)
+
+    @property
+    def routed_capacity(self) -> int:
+        """Rows that a dispatch can deliver to a rank of routed experts at most."""
+        per_source = min(self.num_local_experts, self.num_topk)
+        return self.num_max_tokens_per_rank * self.num_ranks * per_source
+
+    def receive_capacity(self, rank: int) -> int:
+        """Rows that a dispatch can deliver to this rank at most (A in docs/operators.md, "Symbols")."""
+        return self.shared_capacity if self.is_shared_rank(rank) else self.routed_capacity

@@ -1,0 +1,110 @@
+"""What a kernel is: a name, an argument list declared once, and the bytes it moves.
+
+A kernel knows nothing of schemes, windows or back ends. Triton kernels are declared beside their
+source in ``moe_triton.kernels``; Ascend C kernels in ``moe_triton.core.ascendc``, from which the C++
+argument structs are generated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+# Triton's names of element types.
+DTYPES: dict[str, torch.dtype] = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "i8": torch.int8,
+    "i32": torch.int32,
+    "i64": torch.int64,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+Direction = Literal["in", "out", "inout", "value"]
+
+
+@dataclass(frozen=True)
+class Arg:
+    """One run-time argument.
+
+    Attributes:
+        name: as in the kernel's source.
+        type: Triton's spelling: ``"*bf16"``, ``"*fp32"``, ``"*i8"``, ``"*i32"``, ``"*i64"`` for pointers,
+            ``"i32"``, ``"i64"`` for scalars.
+        direction: how a pointer is used; ``"value"`` for scalars.
+        interleaved_with: name of another pointer argument whose memory extent this one may span
+            although the two never touch the same byte (fields of one slot). Such a pair is not an
+            overlap.
+    """
+
+    name: str
+    type: str
+    direction: Direction
+    interleaved_with: str | None = None
+
+    @property
+    def is_pointer(self) -> bool:
+        """Whether it is an address."""
+        return self.type.startswith("*")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of a number, or of what a pointer points to."""
+        return DTYPES[self.type.removeprefix("*")]
+
+
+def chosen_args(
+    arguments: Iterable[tuple[bool, Arg]],
+) -> tuple[tuple[Arg, ...], dict[str, int | None]]:
+    """The arguments that a variant of a kernel has, and what stands for the others among its constants.
+
+    Args:
+        arguments: all of the function's, in its order, each with whether this variant has it.
+    """
+    table = tuple(arguments)
+    absent = {arg.name: None if arg.is_pointer else 0 for is_present, arg in table if not is_present}
+    return tuple(arg for is_present, arg in table if is_present), absent
+
+
+@dataclass(frozen=True)
+class TritonKernel:
+    """A Triton function with its constants bound: what a plan launches.
+
+    Attributes:
+        name: for traces and errors.
+        fn: the ``triton.jit`` function.
+        args: run-time arguments, in the order of the function's non-constexpr parameters.
+        constants: values of the constexpr parameters.
+        fallback: the same computation in plain torch. Called as ``fallback(programs, **arguments)``
+            with each run-time argument by name (pointers as flat tensors of the declared type that
+            start at the address), constants included.
+        bytes_moved: bytes read and written, from the run-time integers by name (further keywords are
+            ignored). None where it depends on data.
+    """
+
+    name: str
+    fn: Any
+    args: tuple[Arg, ...]
+    constants: Mapping[str, Any] = field(hash=False)
+    fallback: Callable[..., None] = field(hash=False)
+    bytes_moved: Callable[..., int] | None = field(default=None, hash=False)
+
+
+@dataclass(frozen=True)
+class AscendCKernel:
+    """An Ascend C function: ``int moe_<name>(uint32_t blocks, void* stream, const Args* args)``.
+
+    The argument struct is a sequence of 64-bit words, one per entry of ``args``.
+    """
+
+    name: str
+    args: tuple[Arg, ...]
+
+    @property
+    def symbol(self) -> str:
+        """Name of its launcher in the library."""
+        return f"moe_{self.name}"

@@ -1,0 +1,90 @@
+"""The Ascend processors that this package knows: products, cores and architectures, in one place.
+
+Names are those of ``torch.npu.get_device_name()`` and of the compilers' ``--target``. A2 and A3 have two
+vector cores (AIV) beside each matrix core.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from moe_triton.core.errors import ArgumentError, ToolchainError
+
+Product = Literal["A2", "A3"]
+
+UB_BYTES = 192 * 1024
+"""Unified buffer of one AI vector core, A2 and A3."""
+
+
+@dataclass(frozen=True)
+class Soc:
+    """One processor.
+
+    Attributes:
+        name: as ``Ascend910B3``.
+        product: "A2" or "A3".
+        vector_cores: of one die: as many blocks may meet in SyncAll.
+        arch: for ``bisheng --npu-arch``.
+    """
+
+    name: str
+    product: Product
+    vector_cores: int
+    arch: str = "dav-2201"
+
+
+_CORES: dict[Product, dict[str, int]] = {
+    "A2": {"910B1": 48, "910B2": 48, "910B2C": 48, "910B3": 40, "910B4": 40, "910B4-1": 40},
+    "A3": {"910_9362": 40, "910_9372": 40, "910_9381": 48, "910_9382": 48, "910_9391": 48, "910_9392": 48},
+}
+SOCS: dict[str, Soc] = {
+    f"Ascend{model}": Soc(f"Ascend{model}", product, cores)
+    for product, models in _CORES.items()
+    for model, cores in models.items()
+}
+ARCHS: tuple[str, ...] = tuple(sorted({soc.arch for soc in SOCS.values()}))
+
+
+def soc_of(name: str) -> Soc:
+    """The processor of this name, with or without ``Ascend``, in any case.
+
+    Raises:
+        ToolchainError: it is none that this package knows.
+    """
+    bare = name.strip().lower().removeprefix("ascend")
+    for soc in SOCS.values():
+        if soc.name.lower() == f"ascend{bare}":
+            return soc
+    raise ToolchainError(
+        f"SoC is {name!r}, but it must be one of A2's or A3's: {', '.join(SOCS)}. "
+        "Run on one of them, or add the processor to moe_triton/core/soc.py if its cores are alike."
+    )
+
+
+def max_blocks(soc: Soc | str) -> int:
+    """The most blocks of one launch: SyncAll needs a vector core of its own for each."""
+    return (soc_of(soc) if isinstance(soc, str) else soc).vector_cores
+
+
+def check_blocks(blocks: int, soc: Soc | str, argument: str = "num_blocks") -> None:
+    """Checks a launch's blocks against a processor's cores.
+
+    Args:
+        blocks: of one launch, or of all that run beside each other.
+        soc: the processor or its name.
+        argument: what the caller calls it.
+
+    Raises:
+        ArgumentError: more blocks than vector cores, or none. Started in turns, the blocks of the first
+            turn would wait in SyncAll for those of the second for ever.
+    """
+    found = soc_of(soc) if isinstance(soc, str) else soc
+    if not 1 <= blocks <= found.vector_cores:
+        raise ArgumentError(
+            argument,
+            blocks,
+            f"it must be 1 to {found.vector_cores}, the vector cores of {found.name}: "
+            "blocks that meet in SyncAll need a core each",
+            f"Pass at most {found.vector_cores}.",
+        )

@@ -1,0 +1,95 @@
+"""Settings of one rank that change speed and never results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moe_triton.core.checks import check_integer
+from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
+
+# Native code counts tokens in 32 bits, adds spins and yields in 32, and has bytes in 64.
+_RANGES: dict[str, tuple[int, int]] = {
+    "dispatch_tokens": (1, 2**31 - 1),
+    "combine_tokens": (1, 2**31 - 1),
+    "cached_bytes": (0, 2**62),
+    "spins": (0, 2**30),
+    "yields": (0, 2**30),
+}
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How an operator is cut into parts, how rows are copied and how flags are waited for.
+
+    Attributes:
+        dispatch_tokens: tokens of a part that is quantised while the part before it is sent.
+        combine_tokens: tokens of a part that is summed while the results of the next one come in.
+        communication_blocks: of a rank's blocks, those that communicate while the others compute; 0 lets
+            all of them do both in turn.
+        cached_bytes: CPU: rows that one launch writes by way of the caches; it streams what comes after
+            them. None: all of them, which is fastest where the machine could be measured.
+        spins: CPU: looks at missing flags with only a pause in between. None: what suits the machine.
+        yields: CPU: looks after those that let other threads run in between; then the waiter sleeps. None:
+            many where ranks have cores of their own, few where they share them.
+    """
+
+    dispatch_tokens: int = 64
+    combine_tokens: int = 64
+    communication_blocks: int = 0
+    cached_bytes: int | None = None
+    spins: int | None = None
+    yields: int | None = None
+
+    def __post_init__(self) -> None:
+        """Makes every integer Python's.
+
+        Raises:
+            ArgumentError: a setting is no integer.
+        """
+        for name in ("dispatch_tokens", "combine_tokens", "communication_blocks"):
+            self._set(name, check_integer(f"tuning.{name}", getattr(self, name)))
+        for name in ("cached_bytes", "spins", "yields"):
+            value = getattr(self, name)
+            if value is not None:
+                self._set(name, check_integer(f"tuning.{name}", value))
+
+    def _set(self, name: str, value: int) -> None:
+        object.__setattr__(self, name, value)
+
+    def check(self, num_blocks: int) -> None:
+        """Checks the settings against a rank's blocks.
+
+        Raises:
+            ArgumentError: a setting is out of its range, or no block is left to compute.
+        """
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                rule = f"it must be {low} to {high}"
+                raise ArgumentError(f"tuning.{name}", value, rule, "Leave it out.")
+        if not 0 <= self.communication_blocks < num_blocks:
+            raise ArgumentError(
+                "tuning.communication_blocks",
+                self.communication_blocks,
+                f"it must be 0, or less than the rank's {num_blocks} blocks",
+                "Pass 0, or more num_blocks.",
+            )
+
+
+def checked_tuning(tuning: object) -> Tuning:
+    """What a user passed, or the usual settings for None.
+
+    Raises:
+        ArgumentError: it is something else.
+    """
+    if tuning is None:
+        return Tuning()
+    if not isinstance(tuning, Tuning):
+        raise ArgumentError(
+            "tuning",
+            f"a {type(tuning).__name__}",
+            "it must be a moe_triton.Tuning or None",
+            "Pass Tuning(...).",
+            code=INVALID_ARGUMENT,
+        )
+    return tuning

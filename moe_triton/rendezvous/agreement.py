@@ -1,0 +1,98 @@
+"""Ranks compare what they were constructed with, before any of them takes memory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from moe_triton.core.errors import ConfigMismatchError, WindowError
+from moe_triton.rendezvous.meeting import MAX_REASON, Meeting, values_of
+
+logger = logging.getLogger("moe_triton")
+
+# Settings that may differ. No flag that is posted or waited for and no bit of a result depends on them: the
+# flags of an operator are one for each expert and source, row or rank, whichever block sends them and in
+# however many parts.
+MAY_DIFFER: dict[str, str] = {
+    "num_blocks": "calls take as long as on the slowest rank",
+    "timeout_s": "the rank that waits least gives up first, and the others only when their own time is up",
+    "kernels": "calls take as long as on the slowest rank",
+    "tuning.dispatch_tokens": "calls take as long as on the slowest rank",
+    "tuning.combine_tokens": "calls take as long as on the slowest rank",
+    "tuning.communication_blocks": "calls take as long as on the slowest rank",
+    "tuning.cached_bytes": "calls take as long as on the slowest rank",
+    "tuning.spins": "calls take as long as on the slowest rank",
+    "tuning.yields": "calls take as long as on the slowest rank",
+}
+
+
+def agree(meeting: Meeting, settings: Mapping[str, Any], purpose: str = "settings") -> None:
+    """Compares settings. What differs and must not is an error on every rank, anything else a warning.
+
+    Args:
+        meeting: the group.
+        settings: by name; whatever JSON can carry.
+        purpose: for the error.
+
+    Raises:
+        ConfigMismatchError: a rank cannot be constructed, or settings differ; it names ranks and fields.
+        CommunicationTimeoutError: a rank did not come.
+    """
+    messages = meeting.exchange({"settings": settings}, purpose)
+    try:
+        check_same(values_of(messages, "settings", dict))
+    except ConfigMismatchError:
+        meeting.end()  # every rank sees this
+        raise
+
+
+def check_same(settings: Sequence[Mapping[str, Any]], may_differ: Collection[str] = MAY_DIFFER) -> None:
+    """Checks that every rank was constructed with the same settings.
+
+    Args:
+        settings: one mapping per rank.
+        may_differ: fields that are only warned of.
+
+    Raises:
+        ConfigMismatchError: names each field that differs, and which ranks have which value.
+    """
+    fields = dict.fromkeys(name for setting in settings for name in setting)
+    errors: list[str] = []
+    warnings: dict[str, str] = {}
+    for name in fields:
+        ranks_of: dict[str, list[int]] = {}
+        for rank, setting in enumerate(settings):
+            ranks_of.setdefault(repr(setting.get(name)), []).append(rank)
+        if len(ranks_of) > 1:
+            values = ", ".join(f"{value} on rank(s) {ranks}" for value, ranks in ranks_of.items())
+            if name in may_differ:
+                warnings[name] = values
+            else:
+                errors.append(f"  {name}: {values}")
+    if errors:
+        raise ConfigMismatchError(
+            "ranks of one group must be constructed with the same settings, but these differ:\n"
+            + "\n".join(errors)
+        )
+    for name, values in warnings.items():
+        logger.warning("ranks of one group differ in %s: %s; %s", name, values, MAY_DIFFER.get(name, ""))
+
+
+def raise_together(meeting: Meeting, failure: str, purpose: str = "windows") -> None:
+    """Raises on every rank what any of them met.
+
+    Args:
+        meeting: the group.
+        failure: what this rank met; empty if nothing.
+        purpose: for errors.
+
+    Raises:
+        WindowError: a rank met something; it names each with what it says.
+        CommunicationTimeoutError: a rank did not come.
+    """
+    messages = meeting.exchange({"failure": failure[:MAX_REASON]}, purpose)
+    failures = values_of(messages, "failure", str)
+    if said := [f"rank {rank}: {text}" for rank, text in enumerate(failures) if text]:
+        meeting.end()  # every rank sees this
+        raise WindowError("; ".join(said))

@@ -1,0 +1,350 @@
+"""How ranks meet: small messages over the torch store of their group, each wait with a deadline.
+
+Nothing is sent over the group itself: a receive that times out there breaks the connection for the group's
+owner too. Messages are JSON. Nothing that a peer sends is unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import reprlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
+from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from moe_triton.core.errors import (
+    INVALID_ARGUMENT,
+    ArgumentError,
+    CommunicationTimeoutError,
+    ConfigMismatchError,
+    MoeTritonError,
+)
+from moe_triton.rendezvous.attempts import Attempt, RefusedError, RoundGivenUpError, Store
+
+MAX_MESSAGE_BYTES = 1 << 16
+MAX_REASON = 2000  # characters of one
+# What the store may take for an answer once a deadline has passed.
+_GRACE_S = 1.0
+_ADDRESS_BYTES = 256
+# What a rank that refuses waits for the others to have heard of it: its process may host the store, and end.
+_LINGER_S, _HURRY_S, _LINGER_PAUSE_S = 1.0, 0.2, 0.005
+
+# Ours of each group that has met.
+_stores: WeakKeyDictionary[dist.ProcessGroup, Any] = WeakKeyDictionary()
+# Of the process that this one was forked from.
+_stores_of_parent: list[object] = []
+_of_parent: WeakSet[dist.ProcessGroup] = WeakSet()
+
+Value = TypeVar("Value")
+
+
+def _after_fork() -> None:
+    """Connections are the parent's: requests of both would mix, so that none of them is used here again."""
+    global _stores
+    # Not given up either: a store that is hosted here would wait for its thread, which this process lacks.
+    _stores_of_parent.append(_stores)
+    _stores = WeakKeyDictionary()
+    if dist.is_available() and dist.is_initialized():
+        _of_parent.update(group for group in distributed_c10d._world.pg_map if group is not None)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class Meeting:
+    """Exchanges of small messages among the ranks of a group, or some of them.
+
+    The first exchange joins an attempt (`moe_triton.rendezvous.attempts`), so a meeting that timed out is of
+    no more use: those who try again construct a new one, and meet whoever comes late there.
+
+    Args:
+        group: a torch.distributed group.
+        timeout_s: seconds that one exchange may take.
+        members: the group's ranks that take part, in the order of their numbers here; None for all.
+
+    Raises:
+        ArgumentError: that is no group, it is not initialised, it is of the process that this one was forked
+            from, or this rank is no member.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup | None, timeout_s: float, members: Sequence[int] | None = None
+    ) -> None:
+        self.group, rank, size = _checked(group)
+        self.members = tuple(range(size) if members is None else members)
+        self.num_ranks = len(self.members)
+        self.rank = self.members.index(rank) if rank in self.members else -1
+        if self.rank < 0:
+            raise _not_a_member()
+        self.timeout_s = timeout_s
+        self._attempt: Attempt | None = None
+        self._thread: threading.Thread | None = None
+        self._is_over = False
+        self._last: tuple[str, float] | None = None  # what all ranks have met for, and when
+
+    def store(self) -> Store:
+        """Where the ranks of this attempt, and nobody else, may leave something for each other."""
+        assert self._attempt is not None  # they have met
+        ours = cast(Any, _store_of(self.group, self.members))
+        return cast(Store, dist.PrefixStore(f"left/{self._attempt.number}", ours))  # type: ignore[attr-defined]
+
+    def world_ranks(self) -> tuple[int, ...]:
+        """Each rank's number in torch.distributed's world, by its number here."""
+        return tuple(dist.get_global_rank(self.group, member) for member in self.members)
+
+    def exchange(
+        self, message: Mapping[str, Any], purpose: str, timeout_s: float | None = None
+    ) -> list[dict[str, Any]]:
+        """Sends a message to every rank and returns all of them, by rank.
+
+        Args:
+            message: what JSON can carry.
+            purpose: for the error, and compared: ranks that meet for different ends are told so.
+            timeout_s: seconds that it may take; None for the usual time.
+
+        Raises:
+            CommunicationTimeoutError: some ranks sent nothing in time, or the store did not answer.
+            ConfigMismatchError: a rank cannot go on; or sent what is no message, or met for another purpose.
+        """
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        data = json.dumps({"purpose": purpose, "message": message}).encode()
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise ValueError(
+                f"a rendezvous message takes {len(data)} bytes, the limit is {MAX_MESSAGE_BYTES}"
+            )
+        try:
+            received = self._in_time(data, timeout_s)
+        except RefusedError as error:
+            self.end()
+            raise ConfigMismatchError(f"rank {error.by} cannot be constructed: {error.reason}") from None
+        except RoundGivenUpError as error:
+            self.end()
+            detail = f"no message ({purpose}) within {timeout_s:g} s"
+            if error.by != self.rank:
+                detail = f"rank {error.by} gave up waiting ({purpose})"
+            detail += self._since()
+            raise CommunicationTimeoutError("rendezvous", 0, 0, error.missing, detail) from None
+        except (futures.TimeoutError, RuntimeError) as error:
+            self.end()
+            raise CommunicationTimeoutError(
+                "rendezvous",
+                0,
+                0,
+                (),
+                f"the store of the process group does not answer ({purpose}): the process that hosts it, "
+                f"usually that of rank 0, is stopped or gone ({type(error).__name__})",
+            ) from error
+        self._last = purpose, time.monotonic()
+        return [_decode(rank, data, purpose) for rank, data in enumerate(received)]
+
+    def _since(self) -> str:
+        """When this rank last saw all others, for an error."""
+        if self._last is None:
+            return ""
+        purpose, at = self._last
+        return f"; all ranks had met {time.monotonic() - at:.1f} s before ({purpose})"
+
+    def end(self) -> None:
+        """No rank waits for this one any more: `refuse` does nothing from now on."""
+        self._is_over = True
+
+    def refuse(self, error: BaseException) -> None:
+        """Tells the ranks that wait for this one, or will come to, why it does not go on.
+
+        It returns when all have heard of it, or after a moment.
+
+        Args:
+            error: what keeps it from that.
+        """
+        if self._is_over:
+            return
+        self.end()
+        linger_s, grace_s = _LINGER_S, _GRACE_S
+        if not isinstance(error, Exception):  # Ctrl-C
+            linger_s = grace_s = _HURRY_S
+
+        def run() -> None:
+            if self._thread is not None:
+                self._thread.join()  # an exchange that was interrupted
+            attempt = self._attempt or self._make_attempt()
+            if not (key := attempt.refuse(reason_of(error))):
+                return
+            deadline = time.monotonic() + linger_s
+            while attempt.told(key) < self.num_ranks and time.monotonic() < deadline:
+                time.sleep(_LINGER_PAUSE_S)
+
+        # Where the store does not answer, nobody can be told.
+        telling = threading.Thread(target=_ignoring(run), name="moe_triton refusal", daemon=True)
+        telling.start()
+        telling.join(linger_s + grace_s)
+
+    def _make_attempt(self) -> Attempt:
+        return Attempt(_store_of(self.group, self.members), self.rank, self.num_ranks)
+
+    def _in_time(self, data: bytes, timeout_s: float) -> list[bytes]:
+        """Runs an exchange in a thread: a store whose host is stopped does not even give an error."""
+        done: futures.Future[list[bytes]] = futures.Future()
+        cancelled = threading.Event()
+        deadline = time.monotonic() + timeout_s
+
+        def run() -> None:
+            try:
+                if self._attempt is None:
+                    self._attempt = self._make_attempt()
+                done.set_result(self._attempt.exchange(data, deadline, cancelled))
+            except BaseException as error:
+                done.set_exception(error)
+
+        self._thread = threading.Thread(target=run, name="moe_triton rendezvous", daemon=True)
+        self._thread.start()
+        try:
+            return done.result(timeout_s + _GRACE_S)
+        finally:
+            cancelled.set()  # Ctrl-C: the others are told, and need not wait
+
+
+def reason_of(error: BaseException) -> str:
+    """What peers are told of an error."""
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    if not isinstance(error, MoeTritonError):
+        text = f"{type(error).__name__}: {text}"
+    return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}..."
+
+
+def values_of(messages: Sequence[Mapping[str, Any]], name: str, kind: type[Value]) -> list[Value]:
+    """What each rank has sent by a name.
+
+    Args:
+        messages: of an exchange.
+        name: which of their values.
+        kind: what each has to be.
+
+    Raises:
+        ConfigMismatchError: a rank sent something else, or nothing.
+    """
+    values: list[Value] = []
+    for rank, message in enumerate(messages):
+        value = message.get(name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            shown = reprlib.repr(value)
+            raise ConfigMismatchError(f"rank {rank} sent {name} {shown}, which is no {kind.__name__}")
+        values.append(value)
+    return values
+
+
+def _ignoring(run: Callable[[], None]) -> Callable[[], None]:
+    def ignoring() -> None:
+        with contextlib.suppress(Exception):
+            run()
+
+    return ignoring
+
+
+def _checked(group: object) -> tuple[dist.ProcessGroup, int, int]:
+    """A group, this process's rank in it, and its size."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise ArgumentError(
+            "group",
+            _shown(group),
+            "torch.distributed must be initialised",
+            "Call torch.distributed.init_process_group('gloo', ...) first.",
+        )
+    if type(group) is int and group == dist.GroupMember.NON_GROUP_MEMBER:  # what new_group gives the others
+        raise _not_a_member()
+    found = dist.group.WORLD if group is None else group
+    if not isinstance(found, dist.ProcessGroup):
+        raise ArgumentError(
+            "group",
+            _shown(group),
+            "it must be a torch.distributed process group, or None for the default one",
+            "Pass what new_group returned, or a mesh's get_group().",
+            code=INVALID_ARGUMENT,
+        )
+    if found in _of_parent:
+        raise ArgumentError(
+            "group",
+            "of the process that this one was forked from",
+            "its connections are that process's",
+            "Start processes that use groups by spawn or forkserver, or initialise torch.distributed here.",
+            code=INVALID_ARGUMENT,
+        )
+    try:
+        rank, size = dist.get_rank(found), dist.get_world_size(found)
+    except (ValueError, RuntimeError, KeyError):  # destroyed, or never made known
+        raise ArgumentError(
+            "group",
+            "not one of torch.distributed's",
+            "it must be a process group that is not destroyed",
+            "Pass what new_group returned.",
+            code=INVALID_ARGUMENT,
+        ) from None
+    if rank < 0:
+        raise _not_a_member()
+    return found, rank, size
+
+
+def _not_a_member() -> ArgumentError:
+    return ArgumentError(
+        "group",
+        "a group without this process",
+        "every caller must be a member",
+        "Pass its own group.",
+    )
+
+
+def _shown(group: object) -> str:
+    return "None" if group is None else f"a {type(group).__name__}"
+
+
+def _decode(rank: int, data: bytes, purpose: str) -> dict[str, Any]:
+    try:
+        envelope = json.loads(data)
+        sent_for, message = envelope["purpose"], envelope["message"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ConfigMismatchError(f"rank {rank} sent {data[:40]!r}..., which is no message of ours") from None
+    if sent_for != purpose:
+        raise ConfigMismatchError(f"rank {rank} met for {reprlib.repr(sent_for)}, this one for {purpose!r}")
+    if not isinstance(message, dict):
+        raise ConfigMismatchError(
+            f"rank {rank} sent a message of type {type(message).__name__}, not a mapping"
+        )
+    return message
+
+
+def _store_of(group: dist.ProcessGroup, members: Sequence[int]) -> Store:
+    """The group's store, or one of ours where it has none, for these members alone."""
+    if group not in _stores:
+        found = distributed_c10d._get_process_group_store(group)
+        # A connection of its own: requests of the group's owner do not queue behind ours.
+        _stores[group] = _make_store(group) if found is None else found.clone()  # type: ignore[attr-defined]
+    prefix = f"moe_triton/{'.'.join(str(member) for member in members)}"
+    return cast(Store, dist.PrefixStore(prefix, _stores[group]))  # type: ignore[attr-defined]
+
+
+def _make_store(group: dist.ProcessGroup) -> Any:
+    """A store that the group's first rank hosts; its address goes over the group, once."""
+    address = torch.zeros(_ADDRESS_BYTES, dtype=torch.uint8)
+    hosted = None
+    if dist.get_rank(group) == 0:
+        host = socket.gethostname()
+        hosted = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+        text = f"{host}:{hosted.port}".encode()
+        address[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    dist.broadcast(address, group=group, group_src=0)
+    if hosted is not None:
+        return hosted
+    host, port = bytes(address.tolist()).rstrip(b"\0").decode().rsplit(":", 1)
+    return dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False)  # type: ignore[attr-defined]

@@ -1,0 +1,133 @@
+"""Notes that ranks leave for each other while they wait: who waits for a rank sees that it is stuck itself.
+
+They lie in the group's store and are no part of any protocol: a note that is not there, or late, only makes
+an error say less.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from typing import NamedTuple
+
+from moe_triton.rendezvous.attempts import Store
+
+REPEAT_S = 1.0
+# A rank that raises leaves its last note. Ranks that wait for each other raise within about this time.
+FRESH_S = 5.0
+# What an error may take longer to find out about others.
+LOOK_UP_S = 1.0
+
+
+class Note(NamedTuple):
+    """What a rank waits for.
+
+    Attributes:
+        call: operator and number.
+        ranks: whom it waits for.
+        at: when it was left, by `time.monotonic` of a machine that all ranks share.
+    """
+
+    call: str
+    ranks: tuple[int, ...]
+    at: float
+
+
+class Notes:
+    """One rank's notes, and its way to those of its peers.
+
+    Args:
+        open_store: gives the store, of these ranks and this buffer only.
+        rank: this one's number.
+        num_ranks: of the group.
+    """
+
+    def __init__(self, open_store: Callable[[], Store], rank: int, num_ranks: int) -> None:
+        self._open_store, self._rank, self._num_ranks = open_store, rank, num_ranks
+        self._latest: object = None
+
+    def leave(self, call: str, ranks: Sequence[int], goes_on: Callable[[], bool]) -> None:
+        """Leaves a note, renewed until the wait has ended. Returns at once.
+
+        Args:
+            call: operator and number.
+            ranks: whom it waits for.
+            goes_on: whether the wait does.
+        """
+
+        self._latest = mine = object()
+
+        def run() -> None:
+            with contextlib.suppress(Exception):  # a store that is gone has no reader either
+                store = self._open_store()
+                while self._latest is mine and goes_on():
+                    store.set(str(self._rank), json.dumps([call, list(ranks), time.monotonic()]))
+                    time.sleep(REPEAT_S)
+
+        threading.Thread(target=run, name="moe_triton note", daemon=True).start()
+
+    def gone(self, missing: Sequence[int]) -> tuple[list[int], str]:
+        """Those of the ranks that are missing which are not known to be stuck behind others.
+
+        Args:
+            missing: whom this rank waited for in vain.
+
+        Returns:
+            The ranks, which may be others that those wait for; and a sentence of those that are stuck, or "".
+        """
+        done: futures.Future[tuple[list[int], str]] = futures.Future()
+
+        def run() -> None:
+            try:
+                done.set_result(self._follow(missing))
+            except BaseException as error:
+                done.set_exception(error)
+
+        # In a thread: a store whose host is stopped does not even give an error.
+        threading.Thread(target=run, name="moe_triton notes", daemon=True).start()
+        try:
+            return done.result(LOOK_UP_S)
+        except Exception:
+            return list(missing), ""
+
+    def _follow(self, missing: Sequence[int]) -> tuple[list[int], str]:
+        store = self._open_store()
+        gone: set[int] = set()
+        stuck: dict[int, Note] = {}
+        left = list(missing)
+        while left:
+            rank = left.pop()
+            if rank in gone or rank in stuck or rank == self._rank:
+                continue
+            note = self._read(store, rank)
+            if note is None:
+                gone.add(rank)
+            else:
+                stuck[rank] = note
+                left += note.ranks
+        if not gone:  # they wait for each other
+            return list(missing), _sentence(stuck)
+        return sorted(gone), _sentence(stuck)
+
+    def _read(self, store: Store, rank: int) -> Note | None:
+        if not store.check([str(rank)]):
+            return None
+        try:
+            call, ranks, at = json.loads(store.get(str(rank)))
+            note = Note(str(call), tuple(int(each) for each in ranks), float(at))
+        except (ValueError, TypeError, RecursionError):
+            return None
+        is_fresh = 0 <= time.monotonic() - note.at <= FRESH_S
+        return note if is_fresh and all(0 <= each < self._num_ranks for each in note.ranks) else None
+
+
+def _sentence(stuck: dict[int, Note]) -> str:
+    said = [
+        f"rank {rank} waited itself for rank(s) {list(note.ranks)} in {note.call}"
+        for rank, note in sorted(stuck.items())
+    ]
+    return f"{'; '.join(said)}. " if said else ""

@@ -1,0 +1,376 @@
+"""`Communicator`: one group's windows, plans and zones, and the one place that turns the zones.
+
+`moe_triton.buffer` and `moe_triton.torch_npu_ops` check what their users pass and make the outputs; both run
+their operators here. An operator runs whole, or as setup (up to its flags) and teardown (from the wait on).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import weakref
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+
+from moe_triton.backends.base import Bindings, Calls, CallSetting, Executable, Window
+from moe_triton.backends.waits import Waiting
+from moe_triton.core.ascendc import REPORT_MISMATCH
+from moe_triton.core.errors import BufferStateError
+from moe_triton.rendezvous.meeting import Meeting
+from moe_triton.rendezvous.notes import Notes
+from moe_triton.runtime.awaited import patience_s, tell_of
+from moe_triton.runtime.call_facts import facts_of
+from moe_triton.runtime.construction import Order, Prepared, prepare
+from moe_triton.runtime.diagnosis import Call, failure
+from moe_triton.runtime.exclusive import Exclusive
+from moe_triton.runtime.executables import Executables, Phase
+from moe_triton.runtime.halves import Halves
+from moe_triton.runtime.plan_memory import PlanMemory
+from moe_triton.runtime.rounds import Rounds
+from moe_triton.runtime.trace import Trace
+from moe_triton.runtime.unread import UnreadRuns
+from moe_triton.schemes import make_scheme
+from moe_triton.schemes.site import Operator
+from moe_triton.schemes.variants import DispatchVariant, Variant
+
+# Orders the uses of a process's communicators: the same on every rank, since all make the same calls.
+_clock = itertools.count(1)
+
+
+class Communicator(Exclusive):
+    """Runs dispatch, combine and barriers of one rank. Collective: every rank makes the same calls.
+
+    Args:
+        meeting: the group.
+        order: what to make.
+        exchange: the tensor-parallel group of two, where there is one.
+
+    Raises:
+        ArgumentError: an argument breaks a rule.
+        ConfigMismatchError: ranks disagree, or another one cannot be constructed.
+        WindowError: no memory for a window.
+        ToolchainError: something that the back end needs is missing.
+        CommunicationTimeoutError: a rank did not come.
+    """
+
+    _write_at_end: weakref.finalize[[], Communicator] | None = None
+
+    def __init__(self, meeting: Meeting, order: Order, exchange: Meeting | None = None) -> None:
+        meetings = [meeting, exchange] if exchange else [meeting]
+        with contextlib.ExitStack() as made:
+            try:
+                self._construct(meetings, prepare(order, meeting, exchange), made)
+                for one in meetings:  # until here any rank may fail, and then all do
+                    one.exchange({}, "construction is done")
+            except BaseException as error:
+                for one in meetings:
+                    one.refuse(error)
+                raise
+            made.pop_all()
+        if self._trace:
+            self._write_at_end = weakref.finalize(self, self._trace.close)
+        self._tell_of_waits()
+        if self._unread is not None:
+            self._meet()
+
+    def _construct(self, meetings: list[Meeting], prepared: Prepared, made: contextlib.ExitStack) -> None:
+        """Makes everything; ``made`` gives it back."""
+        self.site, self.backend = prepared.site, prepared.backend
+        self.config, self.rank = self.site.config, self.site.rank
+        self.layout = self.site.layout
+        self.capacity = self.site.capacity
+        self._scheme = make_scheme(self.site)
+        self._rounds = Rounds(self.site)
+        self.counts = self._rounds.counts
+        self._trace = None
+        if prepared.file:
+            self._trace = Trace.start(prepared.file, self.site, self.backend, self.counts, meetings)
+        self._windows: list[Window] = []
+        layouts = [self.layout, self.site.exchange] if len(meetings) > 1 else [self.layout]
+        for layout, meeting in zip(layouts, meetings, strict=True):
+            window = self.backend.make_window(layout.window_bytes, meeting)
+            made.callback(window.close)
+            self._windows.append(window)
+        self._memory = PlanMemory(self.site, self._windows, self.backend.device)
+        self._fixed = self._memory.bindings
+        made.callback(self._fixed.clear)
+        log = self._trace.log if self._trace else None
+        self._executables = Executables(self.site, self._scheme, self.backend, self._memory, log)
+        self._last: dict[str, Executable] = {}
+        self._halves = Halves()
+        self._is_in_graph = False
+        self._unread = UnreadRuns() if self.backend.is_asynchronous else None
+        self.last_use = 0
+        self._notes = Notes(meetings[0].store, meetings[0].rank, meetings[0].num_ranks)
+        super().__init__(self.backend.waits)
+
+    def _meet(self) -> None:
+        """Shows that flags reach every peer, and has the barrier ready that a graph may need."""
+        try:
+            self.barrier()
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, variant: Variant, bindings: Bindings, phase: Phase = "whole") -> None:
+        """Runs an operator, or one half of it.
+
+        Args:
+            variant: what it is specialised for.
+            bindings: a tensor or an integer for each hole of its plan that is not scratch.
+            phase: which half.
+
+        Raises:
+            BufferStateError: closed, broken, in use by another thread, or halves out of order.
+            CommunicationTimeoutError: a rank's data did not come in time; the communicator is then broken.
+        """
+        self._alone(self._run, variant, bindings, phase)
+
+    def _run(self, variant: Variant, bindings: Bindings, phase: Phase) -> None:
+        operator: Operator = "dispatch" if isinstance(variant, DispatchVariant) else "combine"
+        self.last_use = next(_clock)
+        if self._unread is not None:
+            self._look_back()
+            self._rounds.check_graph(self.backend.is_capturing())
+        if phase != "whole" or self._halves.variants:
+            self._halves.check(operator, phase == "teardown", self.backend.is_capturing())
+        if operator == "dispatch":
+            if phase != "teardown":
+                self._rounds.post()
+        elif phase != "teardown" and self._rounds.needs_wait(self.backend.is_capturing()):
+            self._full_wait()
+        zone = self._rounds.zone(operator)
+        executable = self._executables.operator(variant, zone, phase, self._parts(operator, bindings))
+        number = self.counts[operator]
+        try:
+            self._execute(operator, executable, bindings, turn=phase != "setup")
+            if phase == "setup":
+                self._halves.begin(operator, variant, self.backend.is_capturing())
+            elif operator == "dispatch":
+                self._rounds.cover(self.backend.is_capturing())
+            self._last[operator] = executable
+        except BaseException as error:
+            self._give_up_at(operator, number, error)
+            raise
+
+    def barrier(self, timeout_us: int | None = None) -> None:
+        """Waits for every rank of the group, at most so many microseconds; None for the usual time.
+
+        Raises:
+            BufferStateError: closed, broken or in use by another thread.
+            CommunicationTimeoutError: a rank did not come; the communicator is then broken.
+        """
+        self._alone(self._barrier, timeout_us)
+
+    def _barrier(self, timeout_us: int | None) -> None:
+        self.last_use = next(_clock)
+        self._full_wait(timeout_us)
+        if self._unread is not None and not self.backend.is_capturing():
+            self._look_back(wait=True)
+
+    def synchronize(self) -> None:
+        """Waits for all that this rank has started, graphs included, and looks at what was reported.
+
+        Raises:
+            BufferStateError: closed, broken or in use by another thread; or a row named no place here.
+            CommunicationTimeoutError: a rank's data did not come in time; the communicator is then broken.
+        """
+        self._alone(self._synchronize)
+
+    def _synchronize(self) -> None:
+        self.last_use = next(_clock)
+        if self._unread is not None:
+            self._look_back(wait=True)
+
+    def _look_back(self, wait: bool = False) -> None:
+        """Raises what an earlier run has reported since."""
+        assert self._unread is not None
+        if self.backend.is_capturing():
+            return
+        try:
+            failures = sorted(self._unread.failures(wait=wait), key=lambda run: run[2] != REPORT_MISMATCH)
+            for executable, call, code in failures:  # calls that differ are why others waited in vain
+                self._fail(call, executable, code)
+        except BaseException as error:
+            self._give_up(f"a wait for the device ended in {type(error).__name__}")
+            raise
+
+    def _parts(self, operator: str, bindings: Bindings) -> int:
+        tokens = bindings.get("num_tokens", 0)  # combine's setup works on rows
+        assert isinstance(tokens, int)
+        tuning = self.site.tuning
+        each = tuning.dispatch_tokens if operator == "dispatch" else tuning.combine_tokens
+        return -(-tokens // each) if tokens > each else 1
+
+    def _full_wait(self, timeout_us: int | None = None) -> None:
+        self._rounds.post()
+        executable = self._executables.barrier(self._rounds.zone("barrier"), timeout_us)
+        number = self.counts["barrier"]
+        try:
+            self._execute("barrier", executable, {}, turn=True, timeout_us=timeout_us)
+            self._rounds.cover(self.backend.is_capturing())
+        except BaseException as error:
+            self._give_up_at("barrier", number, error)
+            raise
+
+    def _execute(
+        self,
+        operator: Operator,
+        executable: Executable,
+        bindings: Bindings,
+        *,
+        turn: bool,
+        timeout_us: int | None = None,
+    ) -> None:
+        number = self.counts[operator]
+        try:
+            code = executable.run(bindings)
+        finally:
+            # The zone turns exactly once per operator, on failure too.
+            self.counts[operator] += turn
+        us = timeout_us or self.site.timeout_us
+        if self._unread is not None:
+            self._is_in_graph |= self.backend.is_capturing()
+            self._unread.add(executable, operator, number, bindings, us)
+        elif code:
+            self._fail(Call(operator, number, bindings, us), executable, code)
+
+    def make_calls(self, buffer_id: int, output_type: type, handle_type: type) -> Calls | None:
+        """A faster way than `run` for a buffer's usual calls, or None where the back end has none.
+
+        Args:
+            buffer_id: which buffer it is.
+            output_type: what its dispatch returns.
+            handle_type: of the handle in that.
+        """
+        me = weakref.ref(self)
+
+        def failed(
+            operator: Operator, executable: Executable, code: Callable[[], int], bindings: Bindings
+        ) -> None:
+            communicator = me()
+            assert communicator is not None  # its lock is held
+            communicator._end(operator, executable, code, bindings)
+
+        facts = facts_of(self.site, buffer_id, self.window_base)
+        shared = self.counts, self._rounds, self._last, self._lock
+        calls = self._executables.calls = self.backend.make_calls(
+            CallSetting(facts, *shared, output_type, handle_type, self._waits, failed)
+        )
+        return calls
+
+    def _end(
+        self, operator: Operator, executable: Executable, report: Callable[[], int], bindings: Bindings
+    ) -> None:
+        """Raises what a run on the faster way has ended in: it has turned its zone, and is still inside."""
+        number = self.counts[operator] - 1
+        try:
+            self._fail(Call(operator, number, bindings, self.site.timeout_us), executable, report())
+        except BaseException as error:
+            self._give_up_at(operator, number, error)
+            raise
+        finally:
+            if self._closed:
+                self._give_back_once()
+
+    def _give_up_at(self, operator: str, number: int, error: BaseException) -> None:
+        self._give_up(f"{operator} number {number} ended in {type(error).__name__}")
+
+    def _give_up(self, why: str) -> None:
+        """Refuses every call from now on, for the first reason that was given."""
+        self._broken = self._broken or why
+        self._executables.stop_calls()
+
+    def _fail(self, call: Call, executable: Executable, code: int) -> None:
+        launch = executable.failed_launch
+        assert launch is not None
+        report, in_flight = executable.failed_report, self._halves.variants
+        why, error = failure(self.site, call, launch, code, report, self._fixed, in_flight, self._notes.gone)
+        self._give_up(why)
+        try:
+            raise error
+        finally:
+            # Its traceback holds this frame, and those of callers who hold tensors of the window.
+            del error
+
+    def window_tensor(self, name: Literal["rows", "results"], dtype: torch.dtype) -> torch.Tensor:
+        """Direct: where the next dispatch puts its rows, or the next combine looks for results first.
+
+        Args:
+            name: "rows" of dispatch, or "results" of combine.
+            dtype: of the elements.
+
+        Returns:
+            (A, H): memory of this rank's window.
+        """
+        zone = self._rounds.zone("dispatch" if name == "rows" else "combine")
+        return self._executables.window_view(name, zone, dtype)
+
+    @property
+    def window_base(self) -> int:
+        """Address of this rank's window."""
+        return self._windows[0].base
+
+    def in_flight(self, operator: str) -> Variant | None:
+        """What an operator was set up for that is not torn down yet, or None."""
+        return self._halves.variants.get(operator)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is set up that is not torn down, and no graph has its memory's addresses."""
+        return not (self._halves.variants or self._is_in_graph)
+
+    def durations_us(self, operator: str) -> dict[str, float]:
+        """Microseconds that each step of this rank's last dispatch or combine took.
+
+        Raises:
+            BufferStateError: it has not run yet.
+        """
+        if operator not in self._last:
+            raise BufferStateError(f"there was no {operator} yet")
+        return self._last[operator].durations_us()
+
+    def write_trace(self) -> None:
+        """Adds what has happened since the last time to the trace.
+
+        Raises:
+            BufferStateError: there is none, or another thread is inside.
+            OSError: the file cannot be written.
+        """
+        if self._trace is None or self._closed:
+            raise BufferStateError("there is no trace: the buffer was made without one, or is closed")
+        self._alone(self._trace.write)
+
+    def scratch_bytes(self) -> int:
+        """Private memory that plans have asked for so far, in bytes."""
+        return self._memory.private_bytes()
+
+    def _give_back(self) -> None:
+        if self._unread is not None:
+            self.backend.synchronize()  # what still runs uses what is given up here
+        self._executables.clear()
+        self._last.clear()
+        self._fixed.clear()
+        for window in self._windows:
+            window.close()
+        if self._trace:
+            self._trace.close()
+
+    def _leave_to_parent(self) -> None:
+        super()._leave_to_parent()
+        self._executables.stop_calls()
+        if self._write_at_end:
+            self._write_at_end.detach()  # the parent writes what there was until now
+
+    def _tell_of_waits(self) -> None:
+        """Has this rank's long waits told of."""
+        me = weakref.ref(self)
+
+        def tell(waiting: Waiting) -> None:
+            communicator = me()
+            if communicator is not None:
+                tell_of(communicator.site, waiting, communicator.counts, communicator._notes)
+
+        self._waits.tell_after(patience_s(self.site.timeout_us / 1e6), tell)

@@ -1,0 +1,136 @@
+"""What a communicator is made from: everything that can refuse it, checked before the first exchange."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from moe_triton.backends.base import Backend
+from moe_triton.core.ascendc import MAX_BLOCKS
+from moe_triton.core.checks import check_integer, check_seconds
+from moe_triton.core.config import PROTOCOL_VERSION, Config
+from moe_triton.core.errors import ArgumentError
+from moe_triton.core.tuning import Tuning, checked_tuning
+from moe_triton.limits import check_config, check_window_limit
+from moe_triton.rendezvous.agreement import agree
+from moe_triton.rendezvous.meeting import Meeting
+from moe_triton.runtime.trace import TraceFile, TracePath
+from moe_triton.schemes.site import Site
+
+DEFAULT_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a rank was asked for, before anything of it is checked.
+
+    Attributes:
+        config: gives the group's settings, or raises.
+        make: makes the back end.
+        check_window: called with the data window's bytes; raises if that is too much.
+        num_blocks: blocks per kernel, None for what suits the machine.
+        timeout_s: seconds that one wait may take.
+        tuning: how operators are cut into parts; None for the usual way.
+        trace: file for a trace of all ranks, None for none.
+    """
+
+    config: Callable[[], Config]
+    make: Callable[[], Backend]
+    check_window: Callable[[int], None] = lambda num_bytes: None
+    num_blocks: int | None = None
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    tuning: Tuning | None = None
+    trace: TracePath | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What an order comes to on this rank.
+
+    Attributes:
+        site: where plans run.
+        backend: what they run on.
+        file: of the trace, or None.
+    """
+
+    site: Site
+    backend: Backend
+    file: TraceFile | None
+
+    def settings(self) -> dict[str, Any]:
+        """What the ranks of a group compare, by name."""
+        site = self.site
+        return {
+            "protocol": PROTOCOL_VERSION,
+            "moe_triton": metadata.version("moe_triton"),
+            "torch": torch.__version__,
+            **dataclasses.asdict(site.config),
+            **self.backend.identity(),
+            "num_blocks": site.num_blocks,
+            "timeout_s": site.timeout_us / 1e6,
+            **{f"tuning.{name}": value for name, value in dataclasses.asdict(site.tuning).items()},
+        }
+
+
+def seconds_to_meet(timeout_s: object) -> float:
+    """How long a rank waits for others at construction, which it does not where its ``timeout_s`` is none."""
+    try:
+        return check_seconds("timeout_s", timeout_s)
+    except ArgumentError:
+        return DEFAULT_TIMEOUT_S
+
+
+def prepare(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
+    """Checks an order, makes the back end, and compares both with what the other ranks have.
+
+    Args:
+        order: of this rank.
+        meeting: the group.
+        exchange: the tensor-parallel group of two, where there is one.
+
+    Raises:
+        MoeTritonError: this rank cannot be constructed. The others are not told yet.
+        ConfigMismatchError: another rank cannot be, or settings differ.
+        CommunicationTimeoutError: a rank did not come.
+    """
+    prepared = check(order, meeting, exchange)
+    settings, file = prepared.settings(), prepared.file
+    agree(meeting, settings | {"trace": str(file.path) if file else None})
+    if exchange:
+        agree(exchange, settings)
+    return prepared
+
+
+def check(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
+    """Checks all that this rank can check by itself.
+
+    Raises:
+        MoeTritonError: it cannot be constructed.
+    """
+    timeout_s = check_seconds("timeout_s", order.timeout_s)
+    config = order.config()
+    check_config(config)
+    tuning = checked_tuning(order.tuning)
+    num_blocks = None if order.num_blocks is None else check_integer("num_blocks", order.num_blocks)
+    file = None
+    if order.trace is not None:
+        file = TraceFile(order.trace)
+        file.check_writable()
+    backend = order.make()
+    blocks = backend.num_blocks(meeting.num_ranks) if num_blocks is None else num_blocks
+    if not 1 <= blocks <= MAX_BLOCKS:
+        raise ArgumentError("num_blocks", blocks, f"it must be 1 to {MAX_BLOCKS}", "Pass None.")
+    tuning.check(blocks)
+    exchange_rank = exchange.rank if exchange else None
+    timeout_us = int(timeout_s * 1e6)
+    site = Site(config, meeting.rank, blocks, timeout_us, backend.name, exchange_rank, tuning)
+    order.check_window(site.layout.data_bytes)
+    check_window_limit(backend.window_limit(), site.layout.data_bytes)
+    if exchange:
+        check_window_limit(backend.window_limit(), site.exchange.data_bytes)
+    return Prepared(site, backend, file)

@@ -1,0 +1,119 @@
+"""Objects that one thread at a time is inside of, and that any thread may close at any time."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+from moe_triton.backends.waits import Waits
+from moe_triton.core.errors import BufferStateError
+
+FORKED = "this process was forked from the one that made the buffer. Construct one here."
+
+
+class Exclusive(ABC):
+    """Lets one thread in at a time, and nobody once it is closed, broken or in a forked child.
+
+    Args:
+        waits: of the thread inside; it knows which thread that is, whoever let it in.
+    """
+
+    def __init__(self, waits: Waits) -> None:
+        self._waits, self._holder = waits, waits.holder
+        self._lock = threading.Lock()
+        self._closed = self._given_back = self._forked = False
+        self._broken = ""
+        _alive.add(self)
+
+    def _alone(self, body: Callable[..., None], *arguments: Any) -> None:
+        """Runs a body while no other thread is inside.
+
+        Raises:
+            BufferStateError: closed, broken or in use.
+        """
+        me, lock, holder = get_ident(), self._lock, self._holder
+        if lock.locked():
+            self._check_open()
+            raise BufferStateError("another thread is inside this buffer; calls must not overlap")
+        # A signal's handler runs between any two calls, and may close. It finds the lock either free or
+        # with its holder's name: `with` takes it and gives it back without a gap.
+        with lock:
+            holder.value = me
+            try:
+                if self._closed or self._broken:
+                    self._check_open()
+                body(*arguments)
+            finally:
+                if self._closed:
+                    self._give_back_once()
+                holder.value = 0
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BufferStateError("the buffer is closed. Construct a new one.")
+        if self._forked:
+            raise BufferStateError(FORKED)
+        if self._broken:
+            raise BufferStateError(f"the buffer is broken: {self._broken}. Rebuild it on every rank.")
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is open, and no failure has put the ranks out of step."""
+        return not (self._closed or self._broken)
+
+    def check_usable(self) -> None:
+        """Checks that nobody is inside, and that it is neither closed nor broken.
+
+        Raises:
+            BufferStateError: it is.
+        """
+        if self._closed or self._broken or self._lock.locked():
+            self._alone(lambda: None)
+
+    def close(self) -> None:
+        """Gives everything back. Closing again does nothing.
+
+        While another thread is inside, its wait ends at once in a `BufferStateError`, and this one waits
+        until it has left: what it uses is there until then. Inside a call of this very thread, as in a
+        signal's handler, the end of that call gives everything back.
+        """
+        self._closed = True
+        if self._forked:
+            return
+        self._waits.stop()
+        if self._holder.value == get_ident():
+            return
+        with self._lock:
+            self._give_back_once()
+
+    def _give_back_once(self) -> None:
+        """By the only thread that is inside."""
+        if not self._given_back:
+            self._give_back()
+            self._given_back = True
+
+    @abstractmethod
+    def _give_back(self) -> None:
+        """Gives up what calls use."""
+
+    def _leave_to_parent(self) -> None:
+        """In a child that has just been forked: what is here is the parent's."""
+        self._forked, self._broken = True, FORKED
+        self._lock = threading.Lock()  # a thread that held it is not here to release it
+        self._holder.value = 0
+
+
+_alive: weakref.WeakSet[Exclusive] = weakref.WeakSet()
+
+
+def _leave_all_to_parent() -> None:
+    for each in list(_alive):
+        each._leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_all_to_parent)

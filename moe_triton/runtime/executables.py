@@ -1,0 +1,141 @@
+"""The plans of one communicator, made ready when a call first needs them."""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+import torch
+
+from moe_triton.backends.base import Backend, Calls, Executable, PreparedCalls, TraceLog
+from moe_triton.core.errors import BufferStateError
+from moe_triton.core.plan import Plan
+from moe_triton.layout import DirectLayout
+from moe_triton.runtime.call_facts import whole_call
+from moe_triton.runtime.plan_memory import PlanMemory
+from moe_triton.schemes import Scheme
+from moe_triton.schemes.site import Site
+from moe_triton.schemes.variants import DispatchVariant, Variant
+
+Phase = Literal["whole", "setup", "teardown"]
+# Variant, zone, phase and parts of an operator; of a barrier, its timeout in place of the variant.
+Key = tuple[Variant | int | None, int, Phase, int]
+Kept = tuple[dict[Key, Executable], PreparedCalls]
+
+
+class Executables:
+    """Compiles each plan once, and lets a back end's faster way for whole calls have it too.
+
+    Args:
+        site: where the plans run.
+        scheme: which makes them.
+        backend: which makes them ready.
+        memory: that they share.
+        log: of a trace, or None.
+
+    Attributes:
+        log: for the plans that are compiled from now on.
+        calls: the faster way, or None.
+    """
+
+    def __init__(
+        self, site: Site, scheme: Scheme, backend: Backend, memory: PlanMemory, log: TraceLog | None
+    ) -> None:
+        self._site, self._scheme, self._backend = site, scheme, backend
+        self._memory, self.log = memory, log
+        self._kept: dict[Key, Executable] = {}
+        self._views: dict[tuple[str, int, torch.dtype], torch.Tensor] = {}
+        self.calls: Calls | None = None
+
+    def operator(self, variant: Variant, zone: int, phase: Phase, parts: int) -> Executable:
+        """A dispatch or combine, or a half of one."""
+        return self._found((variant, zone, phase, parts))
+
+    def barrier(self, zone: int, timeout_us: int | None) -> Executable:
+        """A full wait, of at most so many microseconds; None for the usual time."""
+        return self._found((timeout_us, zone, "whole", 1))
+
+    def _found(self, key: Key) -> Executable:
+        found = self._kept.get(key)
+        return self.put(key, self.plan(key)) if found is None else found
+
+    def plan(self, key: Key) -> Plan:
+        """What is compiled for a key."""
+        of, zone, phase, parts = key
+        if of is None or isinstance(of, int):
+            return self._scheme.barrier(zone, of)
+        return cast(Plan, getattr(self._scheme, phase)(of, zone, parts))
+
+    def compile(self, plan: Plan) -> Executable:
+        """Makes a plan ready, and the memory that it needs.
+
+        Raises:
+            BufferStateError: what runs now goes into a graph, where nothing can be prepared.
+        """
+        if self._backend.is_capturing():
+            raise BufferStateError(
+                f"a {plan.operator} of this kind has not run before, and nothing can be prepared inside a "
+                f"graph. Run the same calls once before the capture."
+            )
+        self._memory.add_scratch(plan.holes)
+        return self._backend.compile(plan, self._memory.report, self._memory.bindings, self.log)
+
+    def _prepare(self, key: Key, executable: Executable) -> None:
+        variant, zone, phase, parts = key
+        if self.calls is None or phase != "whole" or variant is None or isinstance(variant, int):
+            return
+        tokens = None
+        if isinstance(variant, DispatchVariant) and isinstance(self._site.layout, DirectLayout):
+            tokens = self.window_view("rows", zone, variant.row_dtype)
+        self.calls.add(whole_call(variant, zone, parts, tokens), executable)
+
+    def window_view(self, name: Literal["rows", "results"], zone: int, dtype: torch.dtype) -> torch.Tensor:
+        """Direct: (A, H) elements of this rank's window, always by the same tensor.
+
+        Args:
+            name: "rows" of dispatch, or "results" of combine.
+            zone: of the operator.
+            dtype: of the elements.
+
+        Raises:
+            BufferStateError: the window is given back.
+        """
+        key = name, zone, dtype
+        view = self._views.get(key)
+        if view is None:
+            layout, capacity = self._site.layout, self._site.capacity
+            assert isinstance(layout, DirectLayout)
+            region = layout.rows(dtype.itemsize) if name == "rows" else layout.results
+            start, num_bytes = region.offset(zone=zone), capacity * region.stride("index")
+            window = self._memory.bindings.get("window")
+            if window is None:  # another thread closes
+                raise BufferStateError("the buffer is closed. Construct a new one.")
+            flat = window[start : start + num_bytes].view(dtype)
+            view = self._views[key] = flat.view(capacity, self._site.config.hidden)
+        return view
+
+    def keys(self) -> list[Key]:
+        """Of all that has been compiled."""
+        return list(self._kept)
+
+    def exchange(self, kept: Kept) -> Kept:
+        """Others in place of those that have been compiled, which are returned. For benchmarks."""
+        before = self._kept, self.calls.exchange(kept[1]) if self.calls else ([], [])
+        self._kept = kept[0]
+        return before
+
+    def put(self, key: Key, plan: Plan) -> Executable:
+        """Compiles a plan for a key, and lets the faster way have it: its own, or in benchmarks another."""
+        executable = self._kept[key] = self.compile(plan)
+        self._prepare(key, executable)
+        return executable
+
+    def stop_calls(self) -> None:
+        """Leaves every call to Python's way, which says why it cannot be."""
+        if self.calls is not None:
+            self.calls.exchange(([], []))
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self.stop_calls()
+        self._kept.clear()
+        self._views.clear()

@@ -1,0 +1,47 @@
+"""Operators in halves: which of them are set up and not torn down yet."""
+
+from __future__ import annotations
+
+from moe_triton.core.errors import BufferStateError
+from moe_triton.schemes.variants import Variant
+
+
+class Halves:
+    """The setups of one communicator that are in flight, at most one of each operator.
+
+    Attributes:
+        variants: what each was set up for, by operator.
+    """
+
+    def __init__(self) -> None:
+        self.variants: dict[str, Variant] = {}
+        self._in_graph: dict[str, bool] = {}
+
+    def begin(self, operator: str, variant: Variant, capturing: bool) -> None:
+        """A setup has run, or went into a graph."""
+        self.variants[operator] = variant
+        self._in_graph[operator] = capturing
+
+    def check(self, operator: str, is_teardown: bool, capturing: bool) -> None:
+        """Checks that a half, or a whole operator, comes in its turn; a teardown ends what is in flight.
+
+        Raises:
+            BufferStateError: it does not; or one half would run whenever a graph does, and the other once.
+        """
+        pending = self.variants.get(operator)
+        if not is_teardown:
+            if pending is not None:
+                raise BufferStateError(
+                    f"a {operator} is set up and not yet torn down, and only one may be. "
+                    f"Call {operator}_teardown first."
+                )
+        elif pending is None:
+            raise BufferStateError(f"no {operator} is set up. Call {operator}_setup first.")
+        elif self._in_graph[operator] is not capturing:
+            where = "outside of the graph" if capturing else "inside a graph"
+            raise BufferStateError(
+                f"the {operator} in flight was set up {where}. "
+                f"Put both halves into the same graph, or neither."
+            )
+        else:
+            del self.variants[operator]

@@ -1,0 +1,53 @@
+"""The memory that plans of one communicator share: windows, addresses of peers, zones, reports, scratch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from moe_triton.backends.base import Window
+from moe_triton.core.ascendc import REPORT_WORDS
+from moe_triton.schemes.site import CALL_WORDS, OPERATORS, Site
+
+
+class PlanMemory:
+    """What the holes of plans hold that are the same in every call.
+
+    Args:
+        site: where they run.
+        windows: the data window, and that of the tensor-parallel exchange where there is one.
+        device: of all that is made here.
+
+    Attributes:
+        bindings: by the name of the hole.
+        report: (blocks, words) int32.
+    """
+
+    def __init__(self, site: Site, windows: Sequence[Window], device: torch.device) -> None:
+        self._site, self._device = site, device
+        self.report = torch.zeros(site.num_blocks, REPORT_WORDS, dtype=torch.int32, device=device)
+        self.bindings: dict[str, torch.Tensor] = {}
+        for name, window in zip(("", "exchange_"), windows, strict=False):
+            self.bindings[f"{name}window"] = window.tensor()
+            peers = torch.tensor(window.peers, dtype=torch.int64)
+            self.bindings[f"{name}peers"] = peers.to(device)
+            # For kernels that reach a peer's window from this one, in elements of 16 bits.
+            self.bindings[f"{name}peer_offsets"] = ((peers - window.base) // 2).to(device)
+        if site.zones_on_device:
+            self.bindings["zones"] = torch.zeros(len(OPERATORS), dtype=torch.int32, device=device)
+        self.bindings["call_words"] = torch.zeros(CALL_WORDS, dtype=torch.int32, device=device)
+        self.bindings["report"] = self.report
+
+    def add_scratch(self, holes: Iterable[str]) -> None:
+        """Makes what these holes need and no plan has asked for yet."""
+        scratch = self._site.scratch()
+        for hole in holes:
+            if hole in scratch and hole not in self.bindings:
+                elements, dtype = scratch[hole]
+                self.bindings[hole] = torch.empty(elements, dtype=dtype, device=self._device)
+
+    def private_bytes(self) -> int:
+        """Bytes of all this, without the windows."""
+        windows = {"window", "exchange_window"}
+        return sum(t.numel() * t.element_size() for name, t in self.bindings.items() if name not in windows)

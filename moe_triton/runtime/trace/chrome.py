@@ -1,0 +1,177 @@
+"""A rank's events in the JSON that Chrome and Perfetto read: a process per rank, a thread per core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moe_triton.backends.base import TracedCall, TraceEvent
+from moe_triton.core import ascendc
+from moe_triton.core.config import Config
+from moe_triton.core.plan import Hole, Launch, Part, Plan
+
+STEPS = {
+    ascendc.TRACE_WRITE: "write",
+    ascendc.TRACE_SYNC: "sync",
+    ascendc.TRACE_FLAG: "flag",
+    ascendc.TRACE_WRITE_AND_FLAG: "write + flag",
+}
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where events come from, and what their numbers of peers mean.
+
+    Attributes:
+        config: the group's.
+        rank: this rank in the group.
+        num_blocks: blocks per kernel.
+        ranks: the number in torch.distributed's world of each rank of the group.
+        exchange_ranks: the same of the two tensor-parallel ranks, where there are two.
+    """
+
+    config: Config
+    rank: int
+    num_blocks: int
+    ranks: tuple[int, ...]
+    exchange_ranks: tuple[int, ...] = ()
+
+    @property
+    def num_entries(self) -> int:
+        """Status entries that a dispatch waits for; as many are the sums of rows."""
+        return self.config.experts_on(self.rank) * self.config.num_ranks
+
+    @property
+    def pid(self) -> int:
+        """This rank's number in torch.distributed's world."""
+        return self.ranks[self.rank]
+
+    def rank_of_peer(self, launch: Launch, peer: int) -> int:
+        """The rank, in the world, that a wait names by its number in a kernel."""
+        if ":" in launch.step:  # an exchange between two
+            return self.exchange_ranks[peer]
+        if launch.kernel is not ascendc.COMBINE_WAIT:
+            return self.ranks[peer]
+        c = self.config
+        if peer < c.num_experts:
+            return self.ranks[c.rank_of_expert(peer)]
+        return self.ranks[c.rank_of_shared_expert(peer - c.num_experts, self.rank)]
+
+
+def metadata(place: Place, num_dropped: int) -> Iterator[Json]:
+    """Names of the process and its threads, and how many calls were dropped."""
+    yield _meta(place.pid, 0, "process_name", name=f"rank {place.pid}")
+    yield _meta(place.pid, 0, "process_sort_index", sort_index=place.pid)
+    if num_dropped:
+        labels = f"{num_dropped} oldest calls dropped"
+        yield _meta(place.pid, 0, "process_labels", labels=labels, dropped_calls=num_dropped)
+    for block in range(place.num_blocks):
+        yield _meta(place.pid, block, "thread_name", name=f"core {block}")
+
+
+def spans(
+    place: Place, calls: Sequence[TracedCall], events: Iterable[TraceEvent], counts: Mapping[str, int]
+) -> list[Json]:
+    """Spans of calls, of their launches' blocks and what these did, and of their waits for each rank.
+
+    Args:
+        place: where they come from.
+        calls: all calls up to now, but for the oldest.
+        events: of these calls.
+        counts: how many dispatches, combines and barriers there were.
+    """
+    named = dict(zip((call.number for call in calls), _names(calls, counts), strict=True))
+    by_number = {call.number: call for call in calls}
+    made = [
+        _complete(place, 0, call, named[call.number], "operator", _call_arguments(call)) for call in calls
+    ]
+    waits: list[tuple[TraceEvent, Launch]] = []
+    for event in events:
+        call = by_number[event.call]
+        launch, name = call.plan.launches[event.launch], named[event.call]
+        if event.kind == ascendc.TRACE_WAIT:
+            waits.append((event, launch))
+        elif event.kind == ascendc.TRACE_BLOCK:
+            arguments = {"of": name, "kernel": launch.kernel.name, **_bytes_moved(place, launch, call.tokens)}
+            made.append(_complete(place, event.block, event, launch.step, launch.stream, arguments))
+        else:
+            made.append(_complete(place, event.block, event, STEPS[event.kind], "step", {"of": name}))
+    made += _waits(place, named, waits)
+    # A span before those inside it.
+    return sorted(made, key=lambda span: (span["ts"], -span["dur"]))
+
+
+def _names(calls: Sequence[TracedCall], counts: Mapping[str, int]) -> list[str]:
+    """As in "dispatch #3", or "dispatch #3 setup" of a half. Counted from the end: old calls may be gone."""
+    left, names = dict(counts), []
+    for call in reversed(calls):
+        operator, half = call.plan.operator, _half(call.plan)
+        left[operator] -= half != " setup"  # as the communicator counts
+        names.append(f"{operator} #{left[operator]}{half}")
+    return names[::-1]
+
+
+def _half(plan: Plan) -> str:
+    steps = {launch.step for launch in plan.launches}
+    return " setup" if "wait" not in steps else " teardown" if not steps & {"send", "flag"} else ""
+
+
+def _waits(place: Place, named: Mapping[int, str], waits: Iterable[tuple[TraceEvent, Launch]]) -> list[Json]:
+    """One span for each rank that a block waited for. Combine waits by expert: the longest counts."""
+    longest: dict[tuple[int, int, int, int], TraceEvent] = {}
+    for event, launch in waits:
+        key = (event.call, event.launch, event.block, place.rank_of_peer(launch, event.peer))
+        if key not in longest or longest[key].end_ns < event.end_ns:
+            longest[key] = event
+    return [
+        _complete(place, block, event, f"wait for rank {rank}", "wait", {"of": named[call], "rank": rank})
+        for (call, _, block, rank), event in longest.items()
+    ]
+
+
+def _call_arguments(call: TracedCall) -> Json:
+    found: Json = {"zone": call.plan.zone}
+    if call.tokens >= 0:
+        found["tokens"] = call.tokens
+    if call.rows >= 0:
+        found["rows"] = call.rows
+    if call.failed:
+        found["failed"] = call.failed.step
+    return found
+
+
+def _bytes_moved(place: Place, launch: Launch, tokens: int) -> Json:
+    """Bytes that all blocks of a launch move, where its kernel knows."""
+    count = getattr(launch.kernel, "bytes_moved", None)
+    if count is None:
+        return {}
+    brought = {"num_tokens": tokens, "num_ids": tokens * place.config.num_topk}
+    known: dict[str, int] = {}
+    for arg, value in zip(launch.kernel.args, launch.values, strict=True):
+        if isinstance(value, int):
+            known[arg.name] = value
+        elif isinstance(value, Hole) and value.name in brought:
+            total = brought[value.name]
+            known[arg.name] = value.of(total) if isinstance(value, Part) else total
+    return {"launch_bytes": count(**known)}
+
+
+def _complete(
+    place: Place, block: int, span: TraceEvent | TracedCall, name: str, category: str, arguments: Json
+) -> Json:
+    return {
+        "name": name,
+        "cat": category,
+        "ph": "X",
+        "ts": span.begin_ns / 1e3,  # microseconds
+        "dur": (span.end_ns - span.begin_ns) / 1e3,
+        "pid": place.pid,
+        "tid": block,
+        "args": arguments,
+    }
+
+
+def _meta(pid: int, tid: int, kind: str, **arguments: object) -> Json:
+    return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": arguments}

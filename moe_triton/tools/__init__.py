@@ -1,0 +1,1 @@
+"""Commands: the command line, the compiler gate, the selftest, generated headers."""

@@ -1,0 +1,162 @@
+"""The command line: ``moe-triton demo | build | doctor | layout | plan | compile | gate | selftest``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+console = Console()
+
+COMM_ALG_HELP = "how tokens travel: fullmesh_v1, fullmesh_v2 or direct"
+
+
+@app.command()
+def demo(
+    ranks: Annotated[int, typer.Option(help="processes, one rank each")] = 4,
+    tokens: Annotated[int, typer.Option(help="tokens per rank")] = 16,
+    hidden: Annotated[int, typer.Option(help="elements of a token's row")] = 7168,
+    topk: Annotated[int, typer.Option(help="routed experts per token")] = 8,
+    experts: Annotated[int, typer.Option(help="routed experts in the group")] = 32,
+    shared: Annotated[int, typer.Option(help="shared experts that every token goes to")] = 0,
+    shared_ranks: Annotated[int, typer.Option(help="ranks for them; one each if not given")] = 0,
+    quantize: Annotated[Literal["int8", "none"], typer.Option(help="how rows travel")] = "int8",
+    intermediate: Annotated[int, typer.Option(help="width of an expert")] = 64,
+    rounds: Annotated[int, typer.Option(help="dispatch + combine rounds; the table shows medians")] = 5,
+    seed: Annotated[int, typer.Option(help="of tokens, routing and experts")] = 0,
+    kernels: Annotated[str, typer.Option(help="triton, or torch where its toolchain is missing")] = "triton",
+    timeout_s: Annotated[float, typer.Option(help="seconds that one wait may take")] = 60.0,
+) -> None:
+    """Send real tokens through dispatch, experts and combine, and check every number."""
+    from moe_triton.tools.cli.demo import DemoSettings, run_demo
+
+    settings = DemoSettings(
+        ranks=ranks,
+        tokens=tokens,
+        hidden=hidden,
+        topk=topk,
+        experts=experts,
+        shared=shared,
+        shared_ranks=shared_ranks or shared,
+        quantize=None if quantize == "none" else quantize,
+        intermediate=intermediate,
+        rounds=rounds,
+        seed=seed,
+        kernels=kernels,
+        timeout_s=timeout_s,
+    )
+    raise typer.Exit(run_demo(settings, console))
+
+
+@app.command()
+def build(
+    backend: Annotated[Literal["npu", "cpu"], typer.Option(help="what the kernels are built for")] = "npu",
+    arch: Annotated[str, typer.Option(help="bisheng's architecture; dav-2201 is A2 and A3")] = "dav-2201",
+    cann: Annotated[Path | None, typer.Option(help="CANN's folder, if not in ASCEND_HOME_PATH")] = None,
+    cann_version: Annotated[str, typer.Option(help="as 8.5.0, where CANN's files do not tell it")] = "",
+    jobs: Annotated[int, typer.Option(help="processes of the build")] = 1,
+    output: Annotated[Path | None, typer.Option(help="folder for the library, if not the package's")] = None,
+) -> None:
+    """Build the native library of a back end, as installing does where its compiler is there."""
+    from moe_triton.tools.cli.build import BuildSettings, run_build
+
+    settings = BuildSettings(backend, arch, cann, cann_version, jobs, output)
+    raise typer.Exit(run_build(settings, console))
+
+
+@app.command()
+def doctor() -> None:
+    """Say what of the toolchain is present, what is not, and how to get it."""
+    from moe_triton.tools.cli.doctor import run_doctor
+
+    raise typer.Exit(run_doctor(console))
+
+
+@app.command()
+def layout(
+    ranks: Annotated[int, typer.Option(help="ranks in the group")] = 8,
+    tokens: Annotated[int, typer.Option(help="most tokens per rank")] = 64,
+    hidden: int = 7168,
+    topk: int = 8,
+    experts: int = 64,
+    shared: int = 0,
+    shared_ranks: int = 0,
+    comm_alg: Annotated[str, typer.Option(help=COMM_ALG_HELP)] = "fullmesh_v1",
+) -> None:
+    """Print where everything lies in a window of these sizes."""
+    from moe_triton.core.config import Config
+    from moe_triton.tools.cli.show import show_layout
+
+    sizes = (ranks, tokens, hidden, topk, experts, shared, shared_ranks)
+    show_layout(Config(*sizes, scheme=comm_alg, relaxed=True), console)
+
+
+@app.command()
+def plan(
+    ranks: Annotated[int, typer.Option(help="ranks in the group")] = 8,
+    tokens: Annotated[int, typer.Option(help="most tokens per rank")] = 64,
+    hidden: int = 7168,
+    topk: int = 8,
+    experts: int = 64,
+    quantize: Annotated[bool, typer.Option(help="rows travel as int8")] = True,
+    comm_alg: Annotated[str, typer.Option(help=COMM_ALG_HELP)] = "fullmesh_v1",
+    backend: Annotated[Literal["cpu", "npu"], typer.Option(help="whose plans")] = "cpu",
+) -> None:
+    """Print the launches of dispatch and combine on rank 0, in zone 0 where plans are of one zone."""
+    from moe_triton.core.config import Config
+    from moe_triton.tools.cli.show import show_plans
+
+    config = Config(ranks, tokens, hidden, topk, experts, scheme=comm_alg, relaxed=True)
+    show_plans(config, quantize, backend, console)
+
+
+@app.command()
+def selftest(
+    backend: Annotated[Literal["cpu", "npu"], typer.Option(help="what to test")] = "cpu",
+    ranks: Annotated[int | None, typer.Option(help="all devices of the machine; on a CPU 2", min=2)] = None,
+    output: Annotated[Path, typer.Option(help="folder for the report")] = Path("moe_triton-selftest"),
+    quick: Annotated[bool, typer.Option("--quick", help="fewer sizes, cases and repetitions")] = False,
+    only: Annotated[list[str] | None, typer.Option(help="a stage, beside the environment")] = None,
+    timeout_s: Annotated[float, typer.Option(help="seconds that one check may take", min=20)] = 120.0,
+) -> None:
+    """Check that this machine does what it should, measure it, and write a report to attach to an issue."""
+    from moe_triton.tools.cli.selftest import run
+    from moe_triton.tools.selftest.settings import Settings
+
+    settings = Settings(backend, ranks, quick, tuple(only or ()), timeout_s)
+    raise typer.Exit(run(settings, output, console))
+
+
+@app.command(name="compile")
+def compile_kernel(
+    kernel: Annotated[str, typer.Option(help="a kernel, or a case such as pack/bf16-h7168")],
+    soc: Annotated[str, typer.Option(help="chip or product: A2, A3, or 950 as an outlook")] = "A3",
+    dtype: Annotated[str | None, typer.Option(help="of tokens: bf16 or fp16")] = None,
+    hidden: Annotated[int | None, typer.Option(help="elements of a token's row")] = None,
+    topk: Annotated[int | None, typer.Option(help="routed experts per token")] = None,
+    shared: Annotated[int | None, typer.Option(help="shared experts")] = None,
+    feature: Annotated[list[str] | None, typer.Option(help="what a variant does; may be repeated")] = None,
+    save: Annotated[Path | None, typer.Option(help="folder for the IR of every stage")] = None,
+) -> None:
+    """Print what the NPU's compiler makes of one Triton kernel."""
+    from moe_triton.tools.cli.compile import CompileSettings, run_compile
+
+    settings = CompileSettings(kernel, soc, dtype, hidden, topk, shared, feature or (), save)
+    raise typer.Exit(run_compile(settings, console))
+
+
+@app.command()
+def gate(
+    soc: Annotated[list[str] | None, typer.Option(help="chip or product; all if not given")] = None,
+    kernel: Annotated[list[str] | None, typer.Option(help="only this kernel; may be repeated")] = None,
+    sample: Annotated[bool, typer.Option(help="only what the tests compile")] = False,
+    seed: Annotated[int, typer.Option(help="of the sample")] = 0,
+    update: Annotated[bool, typer.Option(help="keep what is found, in the repository")] = False,
+) -> None:
+    """Compile every Triton kernel in every shape for the NPU, and compare with what is kept."""
+    from moe_triton.tools.cli.gate import GateSettings, run_gate
+
+    raise typer.Exit(run_gate(GateSettings(soc or (), kernel or (), sample, seed, update), console))

@@ -1,0 +1,134 @@
+"""``moe-triton build``: the native library of a back end, from the sources that came with the package."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+
+from moe_triton.backends.cpu import extension, native
+from moe_triton.backends.npu import library, toolchain
+from moe_triton.core import native_files
+from moe_triton.core.errors import ArgumentError, ToolchainError
+from moe_triton.core.soc import ARCHS
+
+
+@dataclass(frozen=True)
+class BuildSettings:
+    """What to build, and where.
+
+    Attributes:
+        backend: "npu" or "cpu".
+        arch: architecture for bisheng.
+        cann: CANN's folder; None for ``ASCEND_HOME_PATH``, or else the default places.
+        cann_version: CANN's version where its files do not tell it.
+        jobs: processes of the build.
+        output: folder for the library; None for the one that the package loads from.
+    """
+
+    backend: Literal["npu", "cpu"] = "npu"
+    arch: str = "dav-2201"
+    cann: Path | None = None
+    cann_version: str = ""
+    jobs: int = 1
+    output: Path | None = None
+
+
+def run_build(settings: BuildSettings, console: Console) -> int:
+    """Builds and says where the library is.
+
+    Returns:
+        0, or 1 when something is missing or failed; the reason is printed.
+    """
+    try:
+        path = build(settings, console)
+    except (ToolchainError, ArgumentError) as error:
+        console.print(f"[red]{type(error).__name__}[/red]: ", end="")
+        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        return 1
+    console.print(f"built {path}", markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def build(settings: BuildSettings, console: Console) -> Path:
+    """Configures, builds and puts the library in its place, whole or not at all.
+
+    Raises:
+        ArgumentError: an architecture that the kernels are not for, or no jobs.
+        ToolchainError: CMake, CANN or the sources are missing, or the build failed.
+    """
+    _check(settings)
+    sources = native_files.sources()
+    if sources is None:
+        raise ToolchainError(
+            "The Ascend C sources are missing: this installation has no kernels_ascendc folder. "
+            "Install moe_triton again: pip install --force-reinstall --no-deps moe_triton"
+        )
+    cmake = find_program("cmake")
+    options = [f"-DBACKEND={settings.backend}", f"-DPython_EXECUTABLE={sys.executable}"]
+    if settings.backend == "npu":
+        cann = toolchain.check_cann(settings.cann)
+        options += [
+            f"-DCANN_HOME={cann.home}",
+            f"-DBISHENG={cann.bisheng}",
+            f"-DCANN_VERSION={settings.cann_version}",
+            f"-DNPU_ARCH={settings.arch}",
+        ]
+    name = library.LIBRARY if settings.backend == "npu" else native.LIBRARY
+    folder = settings.output or native_files.build_folder()
+    with tempfile.TemporaryDirectory(prefix="moe_triton_build_") as scratch:
+        tree, stage = Path(scratch) / "build", Path(scratch) / "stage"
+        _run([cmake, "-S", sources, "-B", tree, *options], console)
+        _run([cmake, "--build", tree, "--parallel", str(settings.jobs)], console)
+        _run([cmake, "--install", tree, "--component", "library", "--prefix", stage], console)
+        built = stage / "moe_triton" / "_native"
+        if settings.backend == "cpu" and (built / extension.FILE).is_file():
+            _place(built / extension.FILE, folder)
+        return _place(built / name, folder)
+
+
+def _check(settings: BuildSettings) -> None:
+    if settings.backend not in ("npu", "cpu"):
+        raise ArgumentError("backend", settings.backend, "it must be npu or cpu", "Pass --backend npu.")
+    if settings.arch not in ARCHS:
+        rule = f"the kernels are for {', '.join(ARCHS)}, the architecture of A2 and A3"
+        raise ArgumentError("arch", settings.arch, rule, f"Pass --arch {ARCHS[0]}.")
+    if settings.jobs < 1:
+        raise ArgumentError("jobs", settings.jobs, "it must be 1 or more", "Pass --jobs 1.")
+
+
+def find_program(name: str) -> str:
+    """A program beside this Python, where pip puts a cmake that is new enough, or on the PATH."""
+    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    if found is None:
+        raise ToolchainError(f"{name} is missing, which the build needs. Run: pip install {name}")
+    return found
+
+
+def _run(command: list[str | Path], console: Console) -> None:
+    words = [str(word) for word in command]
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    console.print(done.stdout, markup=False, highlight=False, soft_wrap=True, end="")
+    if done.returncode:
+        raise ToolchainError(
+            f"`{' '.join(words[:2])} ...` failed with status {done.returncode}. What it said stands above; "
+            "`moe-triton doctor` says what of the toolchain is missing."
+        )
+
+
+def _place(built: Path, folder: Path) -> Path:
+    """Moves the library, in one step: a process that has the old one loaded keeps it."""
+    if not built.is_file():
+        raise ToolchainError(f"The build left no {built.name}. What it said stands above.")
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / built.name
+    beside = folder / f".{built.name}.new"
+    shutil.copy2(built, beside)
+    beside.replace(target)
+    return target

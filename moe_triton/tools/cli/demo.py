@@ -1,0 +1,275 @@
+"""``moe-triton demo``: real tokens through dispatch, experts and combine, every number checked."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+
+from moe_triton import reference
+from moe_triton.buffer import EPBuffer
+from moe_triton.core.config import Config
+from moe_triton.core.errors import ArgumentError
+from moe_triton.handle import DispatchOutput
+from moe_triton.layout import SCALE_BYTES, STAMP_BYTES, STATUS_ENTRY_BYTES
+from moe_triton.limits import check_config
+from moe_triton.processes import RankFailedError, run_ranks
+from moe_triton.tools.selftest.comparison import wrong_received
+
+DTYPE = torch.bfloat16
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """What the demo runs."""
+
+    ranks: int
+    tokens: int
+    hidden: int
+    topk: int
+    experts: int
+    shared: int
+    shared_ranks: int
+    quantize: Literal["int8"] | None
+    intermediate: int
+    rounds: int
+    seed: int
+    kernels: str
+    timeout_s: float
+
+    def config(self) -> Config:
+        """The group's settings."""
+        return Config(
+            num_ranks=self.ranks,
+            num_max_tokens_per_rank=self.tokens,
+            hidden=self.hidden,
+            num_topk=self.topk,
+            num_experts=self.experts,
+            num_shared_experts=self.shared,
+            num_shared_ranks=self.shared_ranks,
+            relaxed=True,
+        ).normalized()
+
+
+class SwiGLU:
+    """An expert: ``w2 (silu(w1 x) * w3 x)`` in fp32, rounded to bf16.
+
+    Weights follow from the expert's number, so that any rank can make any expert for checking.
+    """
+
+    def __init__(self, number: int, settings: DemoSettings) -> None:
+        generator = torch.Generator().manual_seed(settings.seed * 100_003 + number)
+        shape = (settings.intermediate, settings.hidden)
+        self.w1 = torch.randn(shape, generator=generator) / settings.hidden**0.5
+        self.w3 = torch.randn(shape, generator=generator) / settings.hidden**0.5
+        self.w2 = torch.randn(shape[::-1], generator=generator) / settings.intermediate**0.5
+
+    def __call__(self, row: torch.Tensor) -> torch.Tensor:
+        """One row, (H,) fp32 to (H,) bf16: one at a time, since a GEMM's bits depend on its batch."""
+        gate = torch.nn.functional.silu(self.w1 @ row)
+        out: torch.Tensor = self.w2 @ (gate * (self.w3 @ row))
+        return out.to(DTYPE)
+
+
+@dataclass(frozen=True)
+class RankInputs:
+    """One rank's tokens and routing."""
+
+    x: torch.Tensor
+    topk_idx: torch.Tensor
+    topk_weights: torch.Tensor
+
+
+def make_inputs(rank: int, settings: DemoSettings) -> RankInputs:
+    """Tokens and a random gate's choice: top K of the softmax over all experts."""
+    generator = torch.Generator().manual_seed(settings.seed * 1_009 + rank)
+    x = torch.randn(settings.tokens, settings.hidden, generator=generator).to(DTYPE)
+    logits = torch.randn(settings.tokens, settings.experts, generator=generator)
+    weights, ids = logits.softmax(dim=1).topk(settings.topk, dim=1)
+    return RankInputs(x, ids.int(), weights / weights.sum(dim=1, keepdim=True))
+
+
+def run_experts(output: DispatchOutput, experts: Sequence[SwiGLU]) -> torch.Tensor:
+    """Each local expert on the rows that are its own."""
+    y = torch.empty(output.tokens.shape, dtype=DTYPE)
+    row = 0
+    for expert, count in zip(experts, output.tokens_per_expert.tolist(), strict=True):
+        for _ in range(count):
+            token = output.tokens[row].float()
+            y[row] = expert(token if output.scales is None else token * output.scales[row])
+            row += 1
+    return y
+
+
+def dense_output(inputs: RankInputs, rank: int, settings: DemoSettings) -> torch.Tensor:
+    """What combine must give for this rank's tokens, computed without any communication."""
+    config = settings.config()
+    expert = functools.cache(lambda number: SwiGLU(number, settings))
+    out = torch.zeros(settings.tokens, settings.hidden)
+    for token in range(settings.tokens):
+        row = inputs.x[token].float()
+        if settings.quantize:
+            q, scale = reference.quantize_row(row)
+            row = q.float() * scale
+        for k, number in enumerate(inputs.topk_idx[token].tolist()):
+            out[token] += expert(number)(row).float() * inputs.topk_weights[token, k]
+        for s in range(config.num_shared_experts):
+            out[token] += expert(settings.experts + s)(row).float()
+    return out.to(DTYPE)
+
+
+def experts_of(rank: int, settings: DemoSettings) -> list[SwiGLU]:
+    """The experts that live on a rank; shared ones are numbered after the routed ones."""
+    config = settings.config()
+    if config.is_shared_rank(rank):
+        return [
+            SwiGLU(
+                settings.experts + rank // (config.num_shared_ranks // config.num_shared_experts), settings
+            )
+        ]
+    first = (rank - config.num_shared_ranks) * config.num_local_experts
+    return [SwiGLU(first + e, settings) for e in range(config.num_local_experts)]
+
+
+def bytes_sent(inputs: RankInputs, rank: int, output: DispatchOutput, settings: DemoSettings) -> int:
+    """Bytes that this rank wrote into other ranks' windows in one dispatch and one combine."""
+    config = settings.config()
+    row = settings.hidden + SCALE_BYTES if settings.quantize else settings.hidden * DTYPE.itemsize
+    owners = config.num_shared_ranks + inputs.topk_idx // config.num_local_experts
+    remote = int((owners != rank).sum())
+    remote += sum(
+        settings.tokens
+        for s in range(config.num_shared_experts)
+        if config.rank_of_shared_expert(s, rank) != rank
+    )
+    entries = sum(config.experts_on(r) for r in range(config.num_ranks) if r != rank)
+    sources = output.handle.triples[: output.handle.num_received(), 0]
+    back = int((sources != rank).sum())
+    return (
+        remote * (row + STAMP_BYTES)
+        + entries * STATUS_ENTRY_BYTES
+        + back * (settings.hidden * DTYPE.itemsize + STATUS_ENTRY_BYTES)
+    )
+
+
+def demo_rank(rank: int, num_ranks: int, settings: DemoSettings) -> dict[str, Any]:
+    """One rank of the demo: what the table shows of it."""
+    config = settings.config()
+    inputs = make_inputs(rank, settings)
+    experts = experts_of(rank, settings)
+    times: dict[str, list[float]] = {"dispatch": [], "experts": [], "combine": []}
+    with EPBuffer(
+        num_max_tokens_per_rank=settings.tokens,
+        hidden=settings.hidden,
+        num_topk=settings.topk,
+        num_experts=settings.experts,
+        num_shared_experts=settings.shared,
+        num_shared_ranks=settings.shared_ranks,
+        relaxed=True,
+        kernels=settings.kernels,
+        timeout_s=settings.timeout_s,
+    ) as buffer:
+        for _ in range(settings.rounds):
+            dist.barrier()
+            start = time.perf_counter()
+            output = buffer.dispatch(
+                inputs.x, inputs.topk_idx, inputs.topk_weights, quantize=settings.quantize
+            )
+            dispatched = time.perf_counter()
+            y = run_experts(output, experts)
+            computed = time.perf_counter()
+            dist.barrier()
+            ready = time.perf_counter()
+            combined = buffer.combine(y, inputs.topk_weights, output.handle)
+            times["dispatch"].append(dispatched - start)
+            times["experts"].append(computed - dispatched)
+            times["combine"].append(time.perf_counter() - ready)
+    everyone = [make_inputs(r, settings) for r in range(num_ranks)]
+    expected = reference.dispatch(
+        config,
+        [i.x for i in everyone],
+        [i.topk_idx for i in everyone],
+        [i.topk_weights for i in everyone],
+        quantize=settings.quantize is not None,
+    )
+    wrong = wrong_received(output, expected[rank])
+    if not torch.equal(combined, dense_output(inputs, rank, settings)):
+        wrong.append("combined output differs from the dense one")
+    return {
+        "sent": settings.tokens,
+        "received": output.handle.num_received(),
+        "bytes": bytes_sent(inputs, rank, output, settings),
+        "us": {name: statistics.median(values) * 1e6 for name, values in times.items()},
+        "wrong": wrong,
+    }
+
+
+def run_demo(settings: DemoSettings, console: Console) -> int:
+    """Runs the demo and prints what happened.
+
+    Returns:
+        0 if every number was right, else 1.
+    """
+    config = settings.config()
+    try:
+        check_config(config)
+    except ArgumentError as error:
+        console.print(f"[red]{error}[/red]")
+        return 1
+    travel = "int8 with a scale per token" if settings.quantize else "bf16"
+    console.print(
+        f"{settings.ranks} ranks as processes, {settings.tokens} tokens each, hidden {settings.hidden}, "
+        f"top {settings.topk} of {settings.experts} experts, {settings.shared} shared; "
+        f"rows travel as {travel}. Times are medians of {settings.rounds} rounds."
+    )
+    try:
+        ranks = run_ranks(demo_rank, settings.ranks, (settings,), timeout_s=settings.timeout_s * 5)
+    except RankFailedError as error:
+        console.print(f"[red]failed[/red]\n{error}", markup=True, highlight=False)
+        return 1
+    console.print(_table(ranks))
+    wrong = {rank: result["wrong"] for rank, result in enumerate(ranks) if result["wrong"]}
+    if wrong:
+        for rank, texts in wrong.items():
+            console.print(f"[red]rank {rank}: {'; '.join(texts)}[/red]")
+        return 1
+    console.print(
+        "[green]Every received row, scale, count and index, and every combined number, equals the dense "
+        "reference bit for bit.[/green]"
+    )
+    return 0
+
+
+def _table(ranks: Sequence[dict[str, Any]]) -> Table:
+    table = Table()
+    columns = (
+        "rank",
+        "tokens in",
+        "rows received",
+        "MB sent",
+        "dispatch us",
+        "experts us",
+        "combine us",
+        "check",
+    )
+    for column in columns:
+        table.add_column(column, justify="right")
+    for rank, result in enumerate(ranks):
+        us = result["us"]
+        table.add_row(
+            str(rank),
+            str(result["sent"]),
+            str(result["received"]),
+            f"{result['bytes'] / 1e6:.2f}",
+            *(f"{us[name]:.0f}" for name in ("dispatch", "experts", "combine")),
+            "[red]differs[/red]" if result["wrong"] else "[green]equal[/green]",
+        )
+    return table

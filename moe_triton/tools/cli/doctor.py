@@ -1,0 +1,153 @@
+"""``moe-triton doctor``: what of the toolchain is present."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib import metadata, util
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from moe_triton.backends.cpu import extension, native
+from moe_triton.backends.npu import library, toolchain
+from moe_triton.core.errors import ToolchainError
+
+Row = tuple[str, bool, str, str]
+
+NPU = "npu: "
+FASTER = "faster calls: "  # not needed
+INSTALL = "pip install 'moe_triton[npu]'"
+
+
+def components() -> list[Row]:
+    """(component, present, what was found, how to get it), the CPU back end's first."""
+    from moe_triton.backends.cpu.triton import probe
+
+    return [_native(), *probe(), _shared_memory(), _extension(), *_npu()]
+
+
+def run_doctor(console: Console) -> int:
+    """Prints the table.
+
+    Returns:
+        0 if the CPU back end can run, else 1.
+    """
+    rows = components()
+    table = Table(title="moe_triton doctor")
+    for column in ("component", "", "found", "how to get it"):
+        table.add_column(column)
+    for name, present, found, remedy in rows:
+        mark = "[green]ok[/green]" if present else "[red]missing[/red]"
+        table.add_row(name, mark, escape(found), "" if present else escape(remedy))
+    console.print(table)
+    ready = all(present for name, present, _, _ in rows if not name.startswith((NPU, FASTER)))
+    console.print(
+        "The CPU back end is ready." if ready else "[red]The CPU back end cannot run as it is.[/red]"
+    )
+    missing = [name.removeprefix(NPU) for name, present, _, _ in rows if name.startswith(NPU) and not present]
+    console.print(
+        f"An NPU needs in addition: {', '.join(missing)}." if missing else "All that an NPU needs is there."
+    )
+    return 0 if ready else 1
+
+
+def _native() -> Row:
+    return _library(
+        "Ascend C kernels, built for the CPU",
+        native.find(),
+        native.library,
+        "apt-get install g++, then pip install --no-build-isolation -e '.[cpu]'",
+    )
+
+
+def _extension() -> Row:
+    missing = extension.why_not()
+    return (f"{FASTER}extension module", not missing, "" if missing else extension.FILE, missing)
+
+
+def _library(component: str, path: Path | None, load: Callable[[], object], remedy: str) -> Row:
+    """A library that is there, can be loaded and has this package's argument tables."""
+    if path is None:
+        return (component, False, "", remedy)
+    try:
+        load()
+    except ToolchainError as error:
+        return (component, False, path.name, str(error))
+    return (component, True, path.name, "")
+
+
+def _shared_memory() -> Row:
+    shm = Path("/dev/shm")
+    if not shm.is_dir() or not os.access(shm, os.W_OK):
+        return ("shared memory", False, "", "mount a tmpfs on /dev/shm")
+    usage = os.statvfs(shm)
+    return ("shared memory", True, f"{usage.f_bavail * usage.f_frsize / 2**20:.0f} MB free", "")
+
+
+def _npu() -> list[Row]:
+    rows = [*_cann(), _driver(), _soc()]
+    built = library.find()
+    rows.append(
+        _library(
+            f"{NPU}Ascend C kernels",
+            built,
+            lambda: library.load(built) if built else None,
+            "moe-triton build --backend npu",
+        )
+    )
+    for module, package in (("torch_npu", "torch_npu"), ("memfabric_hybrid", "memfabric-hybrid")):
+        found = util.find_spec(module) is not None
+        rows.append((f"{NPU}{package}", found, _version(package) if found else "", INSTALL))
+    return rows
+
+
+def _cann() -> list[Row]:
+    cann = toolchain.find_cann()
+    install = "install CANN's toolkit package and source its set_env.sh"
+    if cann is None:
+        return [(f"{NPU}CANN", False, "", install), (f"{NPU}bisheng", False, "", "comes with CANN")]
+    version = cann.version.text if cann.version else "version unknown"
+    is_known = cann.version is not None
+    is_old = cann.version is not None and cann.version.numbers < toolchain.OLDEST_CANN
+    oldest = ".".join(map(str, toolchain.OLDEST_CANN))
+    remedy = f"it must be {oldest} or later ({toolchain.WHY_OLDEST_CANN}): {install}" if is_old else install
+    return [
+        (f"{NPU}CANN", is_known and not is_old, f"{version} in {cann.home}", remedy),
+        (
+            f"{NPU}bisheng",
+            cann.bisheng is not None,
+            str(cann.bisheng or ""),
+            "comes with CANN's toolkit package",
+        ),
+    ]
+
+
+def _driver() -> Row:
+    driver, cann = toolchain.driver_version(), toolchain.find_cann()
+    if driver is None:
+        return (f"{NPU}driver", False, "", "install the driver, or mount it into the container")
+    try:
+        if cann is not None and cann.version is not None:
+            toolchain.check_driver(cann.version)
+    except ToolchainError as error:
+        return (f"{NPU}driver", False, driver.text, str(error))
+    return (f"{NPU}driver", True, driver.text, "")
+
+
+def _soc() -> Row:
+    name = toolchain.soc_name()
+    try:
+        soc = toolchain.check_soc()
+    except ToolchainError as error:
+        return (f"{NPU}SoC", False, name or "", str(error) if name else "an A2 or A3 with its driver")
+    return (f"{NPU}SoC", True, f"{soc.name}, {soc.product}, {soc.vector_cores} vector cores", "")
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "version unknown"

@@ -1,0 +1,125 @@
+"""``moe-triton gate``: the whole table of kernels and shapes against the figures that are kept."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from moe_triton.core.errors import ArgumentError, MoeTritonError
+from moe_triton.tools.gate import SOCS, golden, page, runner, soc_named
+from moe_triton.tools.gate.families import family_named
+from moe_triton.tools.gate.table import Case, sample, table
+
+MOST_SHOWN = 40
+SAMPLED_OTHERS = 6
+
+
+@dataclass(frozen=True)
+class GateSettings:
+    """What to compile and what to do about differences.
+
+    Attributes:
+        socs: names of chips or products; all if empty.
+        kernels: families; all if empty.
+        is_sample: what the tests compile, instead of the whole table.
+        seed: of the sample.
+        update: keep what was found.
+    """
+
+    socs: Sequence[str] = ()
+    kernels: Sequence[str] = ()
+    is_sample: bool = False
+    seed: int = 0
+    update: bool = False
+
+
+def run_gate(settings: GateSettings, console: Console) -> int:
+    """Compiles, compares and prints.
+
+    Returns:
+        0 if everything is as it is kept, or was kept now; else 1.
+    """
+    try:
+        _check_checkout()
+        pairs = _pairs(settings)
+        found = _compile(pairs, console)
+    except MoeTritonError as error:
+        console.print(str(error), style="red", markup=False, soft_wrap=True)
+        return 1
+    is_whole = not (settings.kernels or settings.is_sample)
+    changes = {
+        soc: golden.compare(golden.read(soc, golden.FOLDER), rows, is_whole=is_whole)
+        for soc, rows in found.items()
+    }
+    console.print(_summary(found, changes))
+    for soc, differences in changes.items():
+        for difference in differences[:MOST_SHOWN]:
+            console.print(f"{soc} {difference}", markup=False, soft_wrap=True)
+        if len(differences) > MOST_SHOWN:
+            console.print(f"{soc}: {len(differences) - MOST_SHOWN} more differences")
+    if settings.update:
+        _keep(found, is_whole, console)
+        return 0
+    if any(changes.values()):
+        console.print("If these are meant, keep them: moe-triton gate --update (make gate-update).")
+        return 1
+    return 0
+
+
+def _check_checkout() -> None:
+    if not golden.FOLDER.parent.is_dir():
+        told = (
+            "the figures to compare with are part of the project's repository: run this in a checkout of it"
+        )
+        raise MoeTritonError(f"{golden.FOLDER} is not there; {told}. moe-triton compile works anywhere.")
+
+
+def _pairs(settings: GateSettings) -> list[tuple[str, Case]]:
+    if settings.is_sample and settings.update:
+        rule = "it keeps whole chips or whole kernels, never a sample"
+        raise ArgumentError("update", True, rule, "Leave out --sample.")
+    socs = list(dict.fromkeys(soc_named(name).name for name in settings.socs or SOCS))
+    kernels = {family_named(name).name for name in settings.kernels}
+    if settings.is_sample:
+        pairs = sample(settings.seed, SAMPLED_OTHERS)
+    else:
+        pairs = [(soc, case) for soc in socs for case in table().values()]
+    return [(soc, c) for soc, c in pairs if soc in socs and (not kernels or c.family.name in kernels)]
+
+
+def _compile(pairs: Sequence[tuple[str, Case]], console: Console) -> dict[str, list[golden.Row]]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        totals = Counter(soc for soc, _ in pairs)
+        tasks = {soc: progress.add_task(soc, total=total) for soc, total in totals.items()}
+        return runner.run(pairs, lambda soc, row: progress.advance(tasks[soc]))
+
+
+def _summary(found: dict[str, list[golden.Row]], changes: dict[str, list[golden.Difference]]) -> Table:
+    summary = Table(title="compiler gate")
+    for column in ("chip", "cases", "rejected", "least UB free", "changed", ""):
+        summary.add_column(column)
+    for soc, rows in found.items():
+        compiled = [row for row in rows if not row["rejected"]]
+        fullest = max((float(row["ub_percent"]) for row in compiled), default=0.0)
+        changed = len({difference.case for difference in changes[soc]})
+        verdict = "[red]differs[/red]" if changed else "[green]as kept[/green]"
+        rejected = str(len(rows) - len(compiled))
+        summary.add_row(soc, str(len(rows)), rejected, f"{100 - fullest:.1f} %", str(changed), verdict)
+    return summary
+
+
+def _keep(found: dict[str, list[golden.Row]], is_whole: bool, console: Console) -> None:
+    for soc, rows in found.items():
+        kept = {} if is_whole else golden.read(soc, golden.FOLDER)
+        merged = kept | {row["case"]: row for row in rows}
+        path = golden.write(soc, [row for name, row in merged.items() if name in table()], golden.FOLDER)
+        console.print(f"kept: {path}", markup=False, soft_wrap=True)
+    if page.PAGE.is_file():
+        page.PAGE.write_text(page.inserted(page.PAGE.read_text(), page.tables()))
+        console.print(f"kept: {page.PAGE}", markup=False, soft_wrap=True)

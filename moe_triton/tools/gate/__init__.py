@@ -1,0 +1,47 @@
+"""The compiler gate: what the NPU's compiler makes of every Triton kernel, on a machine without an NPU.
+
+- `gate.compile` takes a kernel to the compiler's last module, `gate.cache` keeps that;
+- `gate.stream` reads the module, `gate.report` counts what is in it, and
+  `gate.costs` estimates which pipe bounds it;
+- `gate.families` and `gate.table` say which kernels there are, in which sizes;
+- `gate.golden` keeps and compares the figures, `gate.page` writes them into the docs.
+"""
+
+from __future__ import annotations
+
+from moe_triton.core.errors import ToolchainError
+from moe_triton.core.kernel import TritonKernel
+from moe_triton.core.soc import UB_BYTES
+from moe_triton.tools.gate.compile import compile_ir, notes_of, npu_ir, reason_of
+from moe_triton.tools.gate.report import GateReport, Transfer, planned_ub_bytes, report_of, tile_transfers
+from moe_triton.tools.gate.socs import SOC_OF_PRODUCT, SOCS, Soc, soc_named
+
+__all__ = [
+    "SOCS",
+    "SOC_OF_PRODUCT",
+    "UB_BYTES",
+    "GateReport",
+    "Soc",
+    "Transfer",
+    "compile_for_npu",
+    "planned_ub_bytes",
+    "soc_named",
+    "tile_transfers",
+]
+
+
+def compile_for_npu(kernel: TritonKernel, soc: str = "Ascend910B3") -> GateReport:
+    """Take a kernel through the NPU compiler up to the program that only CANN has.
+
+    Args:
+        kernel: built for the NPU (``target="npu"`` where its factory knows targets).
+        soc: ``Ascend910B3`` (A2), ``Ascend910_9391`` (A3) or, as an outlook, ``Ascend950PR_9589``.
+
+    Raises:
+        ToolchainError: Triton or the compiler rejects it, or a tool is missing.
+    """
+    compiled = compile_ir(npu_ir(kernel), soc_named(soc))
+    if not compiled.module:
+        reason = reason_of(compiled.log)
+        raise ToolchainError(f"the NPU compiler rejects {kernel.name} for {soc}: {reason}")
+    return report_of(kernel.name, soc, compiled.module, compiled.plan, notes_of(compiled.log))

@@ -1,0 +1,123 @@
+"""From a kernel to the NPU compiler's last module, on a machine without an NPU.
+
+``bishengir-compile`` runs all of its own passes (HFusion, HIVM, memory planning, synchronisation) and only
+then calls ``hivmc``, a program that comes with CANN alone. The module that it leaves just before that
+is the criterion: it holds the AI vector core's instruction stream with every UB offset decided.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+import tempfile
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from moe_triton.backends.cpu.triton.frontend import tensor_ir
+from moe_triton.backends.cpu.triton.toolchain import INSTALL, distribution_version, find_program, versions
+from moe_triton.core.errors import ToolchainError
+from moe_triton.core.kernel import TritonKernel
+from moe_triton.tools.gate import cache
+from moe_triton.tools.gate.socs import Soc
+
+OPTIONS = (
+    "--enable-auto-multi-buffer=true",
+    "--enable-hfusion-compile=true",
+    "--enable-hivm-compile=true",
+    "--enable-triton-kernel-compile=true",
+    "--enable-memory-display",
+)
+MODULE, PLAN, LOG = "module.hivm.opt.mlir", "memory_info_aiv.json", "bishengir.log"
+
+# Triton's front end keeps state in its functions: one thread at a time.
+_front_end = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compiler left.
+
+    Attributes:
+        module: the final module, empty where the compiler gave up before it.
+        plan: the memory plan as JSON, empty where the compiler writes none (950).
+        log: its messages.
+    """
+
+    module: str
+    plan: str
+    log: str
+
+
+def npu_ir(kernel: TritonKernel) -> str:
+    """A kernel as the NPU compiler takes it: linalg on tensors, the same for every chip."""
+    source = getattr(kernel.fn, "cache_key", None)
+    key = ("ir", kernel.name, source, kernel.args, sorted(kernel.constants.items(), key=str), versions())
+    with _front_end:
+        return str(cache.fetch(key, lambda: _fresh_ir(kernel)))
+
+
+def _fresh_ir(kernel: TritonKernel) -> str:
+    return tensor_ir(kernel, named_ops=True).replace(', mix_mode = "aiv"', "")
+
+
+def compile_ir(text: str, soc: Soc) -> Compiled:
+    """Take a kernel's IR through the NPU compiler, or take from the disk what that gave before."""
+    return Compiled(**cache.fetch(("module", *content_of(text, soc)), lambda: asdict(_compile(text, soc))))
+
+
+def content_of(text: str, soc: Soc) -> tuple[object, ...]:
+    """All that decides what the compiler makes of a kernel's IR."""
+    return text, soc.name, soc.compiler, soc.options, OPTIONS, compiler_version()
+
+
+@functools.cache
+def compiler_version() -> str:
+    """Of the NPU compiler."""
+    return distribution_version("ascendnpu-ir")
+
+
+def _compile(text: str, soc: Soc) -> Compiled:
+    with tempfile.TemporaryDirectory(prefix="moe_triton_gate_") as name:
+        folder = Path(name)
+        compiled = run_compiler(text, soc, folder, soc.options)
+        if not compiled.module and soc.options:
+            # a single attempt says nothing about why; several may also end in a plan that fits
+            compiled = run_compiler(text, soc, folder, ())
+        return compiled
+
+
+def run_compiler(text: str, soc: Soc, folder: Path, options: tuple[str, ...]) -> Compiled:
+    """One run of the compiler in a folder, which keeps all that it writes.
+
+    Raises:
+        ToolchainError: the compiler is missing.
+    """
+    compiler = find_program("ascendnpuir", soc.compiler)
+    if compiler is None:
+        raise ToolchainError(f"{Path(soc.compiler).name} is missing: {INSTALL}")
+    source = folder / "kernel.mlir"
+    source.write_text(text)
+    command = [compiler, source, f"--target={soc.name}", *OPTIONS, *options]
+    command += [f"--save-temps={folder}", "-o", folder / "kernel"]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, cwd=folder)
+    module, plan = (_text_of(folder / file) for file in (MODULE, PLAN))
+    return Compiled(module, plan, (done.stderr + done.stdout).replace(f"{folder}/", ""))
+
+
+def _text_of(path: Path) -> str:
+    return path.read_text() if path.is_file() else ""
+
+
+def reason_of(log: str) -> str:
+    """Why a compiler gave up: the last of its errors, without its place in the source."""
+    errors = re.findall(r"error: (.*)", log)
+    told = [error for error in errors if not error.startswith("Failed to run")]
+    found = told or errors or [line for line in log.splitlines() if line.strip()] or ["it says nothing"]
+    return str(found[-1]).split(" (possible reason")[0].strip()
+
+
+def notes_of(log: str) -> tuple[str, ...]:
+    """What the compiler switched off on its own to stay within the unified buffer, in order."""
+    return tuple(dict.fromkeys(re.findall(r"overflow detected; automatically set (\S+) to false", log)))

@@ -1,0 +1,55 @@
+"""The chips that kernels are compiled for, and which compiler of ascendnpu-ir knows each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moe_triton.core.errors import ArgumentError
+
+SOC_OF_PRODUCT = {"A2": "Ascend910B3", "A3": "Ascend910_9391"}
+
+
+@dataclass(frozen=True)
+class Soc:
+    """One target of the NPU compiler.
+
+    Attributes:
+        name: as ``--target`` takes it.
+        product: whose chip it is.
+        compiler: program of ascendnpu-ir that compiles for it.
+        options: for this compiler alone.
+        is_outlook: no product that this project supports. Nothing is estimated for it: its vector cores
+            work on registers, and the constants of `moe_triton.tools.gate.costs` are not theirs.
+    """
+
+    name: str
+    product: str
+    compiler: str = "bin/bishengir-compile"
+    options: tuple[str, ...] = ()
+    is_outlook: bool = False
+
+
+# Without tuning mode the compiler of 950 takes the missing hivmc for a plan that failed and tries five times.
+_ONE_ATTEMPT = "--enable-tuning-mode=true"
+
+SOCS = {
+    soc.name: soc
+    for soc in (
+        Soc(SOC_OF_PRODUCT["A2"], "A2"),
+        Soc(SOC_OF_PRODUCT["A3"], "A3"),
+        Soc("Ascend950PR_9589", "950", "bin/bishengir-compile-a5", (_ONE_ATTEMPT,), is_outlook=True),
+    )
+}
+
+
+def soc_named(name: str) -> Soc:
+    """A target by its name or its product's.
+
+    Raises:
+        ArgumentError: there is none of that name.
+    """
+    found = [soc for soc in SOCS.values() if name in (soc.name, soc.product)]
+    if not found:
+        choices = ", ".join(f"{soc.name} ({soc.product})" for soc in SOCS.values())
+        raise ArgumentError("soc", repr(name), f"must be one of {choices}", "Choose one of them.")
+    return found[0]

@@ -1,0 +1,165 @@
+"""Cases of dispatch and combine: what a group is built for, and what every rank brings to each round.
+
+Shapes: T tokens of a rank, K experts per token, H hidden, S shared experts, M routed experts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from moe_triton import reference
+from moe_triton.backends.base import Backend
+from moe_triton.buffer import EPBuffer
+from moe_triton.core.config import Config
+from moe_triton.handle import DispatchOutput
+
+Routing = Literal["uniform", "skewed", "one expert set", "sparse", "none"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A group and its rounds. Everything that a rank brings follows from the seed.
+
+    Attributes:
+        config: the group's settings.
+        seed: of tokens, routing and weights.
+        routing: how experts are chosen; "sparse" and "none" have ids of -1.
+        tokens: of each rank in round 0; in the next round each rank has its neighbour's number.
+        quantize: rows travel as int8.
+        weights: routing weights are given.
+        smooth: smooth scales are given.
+        dtype: of the tokens.
+        rounds: of dispatch and combine.
+        num_blocks: blocks per kernel, None for what suits the machine.
+        kernels: of the CPU back end.
+    """
+
+    config: Config
+    seed: int
+    routing: Routing
+    tokens: tuple[int, ...]
+    quantize: bool = False
+    weights: bool = True
+    smooth: bool = False
+    dtype: torch.dtype = torch.bfloat16
+    rounds: int = 2
+    num_blocks: int | None = None
+    kernels: str = "triton"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What one rank brings to one round."""
+
+    x: torch.Tensor
+    topk_idx: torch.Tensor
+    topk_weights: torch.Tensor
+
+    def to(self, device: torch.device) -> Inputs:
+        """The same on a device."""
+        return Inputs(self.x.to(device), self.topk_idx.to(device), self.topk_weights.to(device))
+
+
+def ids_of(case: Case, num_tokens: int, generator: torch.Generator) -> torch.Tensor:
+    """(T, K) int32 routing."""
+    c = case.config
+    if case.routing == "one expert set":
+        # The same K experts for every token of every rank: all other experts get nothing.
+        own = torch.Generator().manual_seed(case.seed)
+        return torch.randperm(c.num_experts, generator=own)[: c.num_topk].int().repeat(num_tokens, 1)
+    popularity = torch.rand(num_tokens, c.num_experts, generator=generator)
+    if case.routing == "skewed":
+        popularity += torch.linspace(2, 0, c.num_experts) ** 3
+    ids = popularity.topk(c.num_topk, dim=1).indices.int()
+    if case.routing == "none":
+        ids[:] = -1
+    if case.routing == "sparse":
+        ids[torch.rand(ids.shape, generator=generator) < 0.4] = -1
+    return ids
+
+
+def inputs_of(case: Case, rank: int, round_number: int) -> Inputs:
+    """A rank's tokens, routing and weights in one round."""
+    generator = torch.Generator().manual_seed(case.seed * 1_000_003 + rank * 1_009 + round_number)
+    num_tokens = case.tokens[(rank + round_number) % len(case.tokens)]
+    c = case.config
+    x = (torch.randn(num_tokens, c.hidden, generator=generator) * 3).to(case.dtype)
+    weights = torch.rand(num_tokens, c.num_topk, generator=generator)
+    return Inputs(x, ids_of(case, num_tokens, generator), weights)
+
+
+def smooth_scales_of(case: Case) -> torch.Tensor | None:
+    """(S + M, H) fp32, the same on every rank."""
+    if not case.smooth:
+        return None
+    generator = torch.Generator().manual_seed(case.seed + 17)
+    rows = case.config.num_shared_experts + case.config.num_experts
+    return torch.rand(rows, case.config.hidden, generator=generator) + 0.5
+
+
+def experts_of(case: Case, rank: int, tokens: torch.Tensor) -> torch.Tensor:
+    """A stand-in for experts: different on every rank, and bit-exact wherever it is computed."""
+    return (tokens.float() * (0.25 + rank) + rank).to(case.dtype)
+
+
+def make_buffer(case: Case, **options: Any) -> EPBuffer:
+    """The buffer of a case. Collective."""
+    c = case.config
+    return EPBuffer(
+        num_max_tokens_per_rank=c.num_max_tokens_per_rank,
+        hidden=c.hidden,
+        num_topk=c.num_topk,
+        num_experts=c.num_experts,
+        num_shared_experts=c.num_shared_experts,
+        num_shared_ranks=c.num_shared_ranks,
+        comm_alg=c.scheme,
+        relaxed=True,
+        **{"num_blocks": case.num_blocks, "kernels": case.kernels, "timeout_s": 30.0, **options},
+    )
+
+
+def one_round(
+    buffer: EPBuffer, case: Case, inputs: Inputs, smooth: torch.Tensor | None
+) -> tuple[DispatchOutput, torch.Tensor]:
+    """Dispatch, experts, combine."""
+    weights = inputs.topk_weights if case.weights else None
+    output = buffer.dispatch(
+        inputs.x,
+        inputs.topk_idx,
+        weights,
+        quantize="int8" if case.quantize else None,
+        smooth_scales=smooth,
+    )
+    y = experts_of(case, buffer.rank, output.tokens)
+    return output, buffer.combine(y, weights, output.handle)
+
+
+def finish(buffer: EPBuffer, backend: Backend) -> None:
+    """Waits until all that was run has ended, and raises what the buffer's runs met.
+
+    Args:
+        buffer: whose runs may return before they have ended.
+        backend: of this rank's device.
+    """
+    backend.synchronize()
+    buffer.synchronize()
+
+
+def expected_round(case: Case, round_number: int) -> tuple[list[reference.Received], list[torch.Tensor]]:
+    """What every rank must receive, and what it must get back, by the reference model."""
+    everyone = [inputs_of(case, rank, round_number) for rank in range(case.config.num_ranks)]
+    weights = [i.topk_weights for i in everyone] if case.weights else None
+    ids = [i.topk_idx for i in everyone]
+    received = reference.dispatch(
+        case.config,
+        [i.x for i in everyone],
+        ids,
+        weights,
+        quantize=case.quantize,
+        smooth_scales=smooth_scales_of(case),
+    )
+    y = [experts_of(case, rank, r.tokens) for rank, r in enumerate(received)]
+    return received, reference.combine(case.config, y, received, ids, weights)

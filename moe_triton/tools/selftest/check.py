@@ -1,0 +1,150 @@
+"""A check, what its processes find, and what is reported of it."""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from moe_triton.backends import make_backend, select_device
+from moe_triton.backends.base import Backend
+from moe_triton.core.errors import MoeTritonError
+from moe_triton.tools.selftest.settings import Settings
+
+Status = Literal["passed", "failed", "skipped"]
+STATUSES: tuple[Status, ...] = ("passed", "failed", "skipped")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one process found. Everything is of plain types: it goes through a pipe.
+
+    Attributes:
+        wrong: what is not as it should be; nothing where the check has passed.
+        skipped: why there was nothing to check, or "".
+        figures: numbers, with their units in their names.
+        facts: texts by name.
+        samples: numbers of which figures are made once all ranks' are there.
+        left: whether the process left its group in the middle of something.
+    """
+
+    wrong: tuple[str, ...] = ()
+    skipped: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)
+    samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    left: bool = False
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a check's function runs.
+
+    Attributes:
+        rank: this process.
+        num_ranks: of the check.
+        settings: of the run.
+    """
+
+    rank: int
+    num_ranks: int
+    settings: Settings
+
+    @property
+    def backend(self) -> Backend:
+        """The back end, with this rank's device selected; made when first asked for."""
+        return _backend(self.settings.backend, self.rank)
+
+
+@functools.cache
+def _backend(name: str, rank: int) -> Backend:
+    select_device(name, rank)
+    return make_backend(name, "triton")
+
+
+def of_rank_0(findings: Sequence[Finding]) -> Finding:
+    """What is wrong on any rank, and the rest of rank 0."""
+    wrong = [
+        f"rank {rank}: {text}" if len(findings) > 1 else text
+        for rank, finding in enumerate(findings)
+        for text in finding.wrong
+    ]
+    first = findings[0]
+    left = any(finding.left for finding in findings)
+    return Finding(tuple(wrong), first.skipped, first.figures, first.facts, first.samples, left)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question to the machine.
+
+    Attributes:
+        name: unique.
+        stage: one of `moe_triton.tools.selftest.settings.STAGES`.
+        function: called as ``function(place, *arguments)`` on each rank; importable from its module.
+        arguments: picklable.
+        ranks: processes, one per device.
+        needs: names of checks without which this one would say nothing new.
+        merge: makes one finding of all ranks'.
+        page: documentation of what is assumed, if it is an assumption.
+        timeout_s: seconds until its processes are killed, None for the run's.
+        on_device: whether the rank's device is selected first.
+    """
+
+    name: str
+    stage: str
+    function: Callable[..., Finding]
+    arguments: tuple[object, ...] = ()
+    ranks: int = 1
+    needs: tuple[str, ...] = ()
+    merge: Callable[[Sequence[Finding]], Finding] = of_rank_0
+    page: str = ""
+    timeout_s: float | None = None
+    on_device: bool = True
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a check.
+
+    Attributes:
+        name: of the check.
+        stage: of the check.
+        status: "passed", "failed" or "skipped".
+        details: what was wrong, or why it was skipped.
+        figures: numbers, with their units in their names.
+        facts: texts by name.
+        seconds: that it took.
+        page: of the check.
+    """
+
+    name: str
+    stage: str
+    status: Status
+    details: tuple[str, ...] = ()
+    figures: Mapping[str, float] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    page: str = ""
+
+
+def run_on_rank(
+    rank: int,
+    num_ranks: int,
+    function: Callable[..., Finding],
+    arguments: tuple[object, ...],
+    settings: Settings,
+    on_device: bool,
+) -> Finding:
+    """What each process of a check runs. An exception is a finding, and its ranks are out of step."""
+    place = Place(rank, num_ranks, settings)
+    try:
+        if on_device:
+            _ = place.backend
+        return function(place, *arguments)
+    except (MoeTritonError, ImportError) as error:  # these say what is the matter themselves
+        return Finding(wrong=(f"{type(error).__name__}: {error}",), left=True)
+    except Exception:
+        return Finding(wrong=(traceback.format_exc().strip(),), left=True)

@@ -1,0 +1,228 @@
+"""What the cost models need to know of a machine, measured through the back end.
+
+Each figure that has the name of a field of `moe_triton.costs.MachineConstants` is that constant.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from moe_triton.backends.base import Backend
+from moe_triton.core import ascendc
+from moe_triton.core.config import Config
+from moe_triton.core.plan import Hole, Plan, Value, launch
+from moe_triton.kernels import SumFeatures
+from moe_triton.layout import WindowLayout
+from moe_triton.rendezvous.meeting import Meeting
+from moe_triton.tools.selftest.check import Check, Finding, Place
+from moe_triton.tools.selftest.checks.environment import BACKEND
+from moe_triton.tools.selftest.checks.windows import FLAGS, WRITES
+from moe_triton.tools.selftest.kernel_cases import KernelCase, prepare
+from moe_triton.tools.selftest.kernel_cases.moves import pack_cases
+from moe_triton.tools.selftest.kernel_cases.sums import rms_norm_case, weighted_sum_case
+from moe_triton.tools.selftest.kernel_cases.tables import Routing, table_cases
+from moe_triton.tools.selftest.machine import cpu_ghz
+from moe_triton.tools.selftest.settings import Settings
+from moe_triton.tools.selftest.timing import Line, fit_line, median_us, note_durations
+from moe_triton.tools.selftest.wires import Wires
+
+STAGE = "constants"
+MANY_LAUNCHES = 33
+HIDDEN = 7168
+ROW_BYTES = 2 * HIDDEN
+COPY_BYTES = tuple(1 << n for n in range(16, 27, 2))
+WRITE_ROWS = (1, 4, 16, 64, 256)
+ALL_BLOCKS, ONE_BLOCK = "stream_gb_per_s", "stream_alone_gb_per_s"
+
+
+def constant_checks(ranks: int) -> list[Check]:
+    """One device first, then two of them."""
+    return [
+        Check("launches", STAGE, measure_launches, needs=(BACKEND,)),
+        Check("memcpy", STAGE, measure_memcpy, needs=(BACKEND,)),
+        Check("streaming kernels", STAGE, measure_streaming, needs=(BACKEND,)),
+        Check("barrier of all cores", STAGE, measure_sync_all, ranks=ranks, needs=(FLAGS,)),
+        Check("flag latency", STAGE, measure_flags, ranks=ranks, needs=(FLAGS,)),
+        Check("writes to a peer", STAGE, measure_writes, ranks=ranks, needs=(WRITES,)),
+    ]
+
+
+def measure_launches(place: Place) -> Finding:
+    """A plan of one launch that does next to nothing, and what each further launch adds."""
+    one, two_and_more = (_tiny_plan(place, launches) for launches in (1, MANY_LAUNCHES))
+    n = _iterations(place.settings)
+    one_us, many_us = median_us(one, place.backend, n), median_us(two_and_more, place.backend, n)
+    figures = {
+        "call_overhead_us": one_us,
+        "launch_overhead_us": max(0.0, (many_us - one_us) / (MANY_LAUNCHES - 1)),
+    }
+    if place.settings.backend == "cpu":
+        figures["cores"] = float(place.backend.num_blocks(1))
+        if ghz := cpu_ghz():
+            figures["clock_ghz"] = ghz
+    return Finding(figures=figures)
+
+
+def measure_sync_all(place: Place) -> Finding:
+    """A dispatch without tokens, with and without the barrier in front of its flags, which are none."""
+    backend, settings = place.backend, place.settings
+    blocks = backend.num_blocks(1)
+    layout = WindowLayout(Config(place.num_ranks, 1, 32, 1, place.num_ranks, relaxed=True))
+    meeting = Meeting(None, settings.wait_s)
+    window = backend.make_window(layout.window_bytes, meeting)
+    device = backend.device
+    report = torch.zeros(blocks, ascendc.REPORT_WORDS, dtype=torch.int32, device=device)
+    memory = {
+        "window": window.tensor(),
+        "peers": torch.tensor(window.peers, dtype=torch.int64, device=device),
+        "report": report,
+    }
+
+    def sending(post_status: int) -> Callable[[], int]:
+        values: dict[str, Value] = dict.fromkeys((arg.name for arg in ascendc.DISPATCH_SEND.args), 0)
+        values |= {"row_stride": 64, "row_bytes": 64, "rows_per_token": 1, "kept_rank": -1}
+        values |= {"slots": layout.dispatch_slots.words(), "status": layout.dispatch_status.words()}
+        values |= {"peers": Hole("peers"), "report": Hole("report"), "post_status": post_status}
+        send = launch("send", ascendc.DISPATCH_SEND, "communication", blocks, **values)
+        executable = backend.compile(Plan("selftest", 0, (send,)), report, memory)
+        return lambda: executable.run({})
+
+    try:
+        us = [_median_of(place, sending(post)) if place.rank == 0 else 0.0 for post in (0, 1)]
+        dist.barrier()
+    finally:
+        window.close()
+    if blocks == 1:
+        return Finding(skipped="one block has nobody to wait for")
+    return Finding(figures={"without_us": us[0], "with_us": us[1], "sync_all_us": max(0.0, us[1] - us[0])})
+
+
+def measure_memcpy(place: Place) -> Finding:
+    """Copies on the device, of growing size."""
+    sizes = COPY_BYTES[:-1] if place.settings.quick else COPY_BYTES
+    source, target = (torch.ones(sizes[-1], dtype=torch.uint8, device=place.backend.device) for _ in range(2))
+    us = {
+        size: _median_of(place, lambda n=size: target[:n].copy_(source[:n]))  # type: ignore[misc]
+        for size in sizes
+    }
+    line = fit_line(us)
+    if line is None:
+        return Finding(wrong=(f"copies do not take longer the larger they are: {us} (bytes: us)",))
+    return Finding(
+        figures={"memcpy_gb_per_s": line.gb_per_s, "memcpy_latency_us": line.latency_us, **_fit(line)}
+    )
+
+
+def measure_streaming(place: Place) -> Finding:
+    """Bytes per second of kernels that run at the pace of memory, on all blocks and on one."""
+    backend = place.backend
+    tokens = 64 if place.settings.quick else 512
+    blocks = backend.num_blocks(1)
+    figures: dict[str, float] = {"blocks": float(blocks)}
+    for case in _streaming_cases(place.settings.seed, tokens, backend.name):
+        for number, rate in ((blocks, ALL_BLOCKS), (1, ONE_BLOCK)):
+            gb_per_s = _rate_of(case, backend, number, _iterations(place.settings))
+            figures[f"{case.kernel.name} {case.variant}, {number} block(s): gb_per_s"] = gb_per_s
+            figures[rate] = max(figures.get(rate, 0.0), gb_per_s)
+    return Finding(figures=figures)
+
+
+def measure_flags(place: Place) -> Finding:
+    """Barriers in a row: flags from every rank to every rank, and two launches, which are taken off."""
+    wires = Wires(place.backend, 32, 1, place.settings.wait_s)
+    n = _iterations(place.settings)
+    try:
+        dist.barrier()
+        barrier_us = median_us(wires.post_and_wait, place.backend, n)
+        wires.barrier()  # none of those may have ended for want of a flag
+    finally:
+        wires.close()
+    launches_us = median_us(_tiny_plan(place, 2), place.backend, n)
+    dist.barrier()
+    figures = {
+        "barrier_us": barrier_us,
+        "two_launches_us": launches_us,
+        "flag_latency_us": max(0.0, barrier_us - launches_us),
+    }
+    return Finding(figures=figures)
+
+
+def measure_writes(place: Place) -> Finding:
+    """Rank 0 writes to rank 1's window, of growing size, while all others wait."""
+    backend = place.backend
+    wires = Wires(backend, ROW_BYTES, WRITE_ROWS[-1], place.settings.wait_s)
+    figures: dict[str, float] = {}
+    wrong: tuple[str, ...] = ()
+    try:
+        if place.rank == 0:
+            rows = torch.ones(WRITE_ROWS[-1], ROW_BYTES, dtype=torch.uint8, device=backend.device)
+
+            def write(number: torch.Tensor) -> Callable[[], None]:
+                return lambda: wires.send(1, rows, number=number)
+
+            numbers = torch.tensor((0, *WRITE_ROWS), dtype=torch.int32).to(backend.device)
+            us = [_median_of(place, write(numbers[i : i + 1])) for i in range(len(numbers))]
+            line = fit_line(dict(zip((n * ROW_BYTES for n in WRITE_ROWS), us[1:], strict=True)))
+            if line is None:
+                wrong = (f"writes do not take longer the larger they are: {us} us",)
+            else:
+                figures = {
+                    "remote_write_gb_per_s": line.gb_per_s,
+                    # what a launch takes that writes nothing is not the wire's
+                    "remote_write_latency_us": max(0.0, line.latency_us - us[0]),
+                    "no_rows_us": us[0],
+                    **_fit(line),
+                }
+        dist.barrier()
+    finally:
+        wires.close()
+    return Finding(wrong=wrong, figures=figures)
+
+
+def _fit(line: Line) -> dict[str, float]:
+    return {"worst_error_of_the_fit": line.worst_error}
+
+
+def _iterations(settings: Settings) -> int:
+    return 20 if settings.quick else 200
+
+
+def _median_of(place: Place, call: Callable[[], object]) -> float:
+    return median_us(call, place.backend, _iterations(place.settings))
+
+
+def _tiny_plan(place: Place, launches: int) -> Callable[[], int]:
+    """Runs a plan of so many launches of a kernel that writes a few numbers."""
+    backend = place.backend
+    cases = table_cases(place.settings.seed, 8, backend.name)
+    case = next(case for case in cases if case.kernel.name == "own_offsets")
+    ready = prepare(case, backend, 1, launches)
+    return lambda: ready.executable.run(ready.bindings)
+
+
+def _streaming_cases(seed: int, tokens: int, target: str) -> list[KernelCase]:
+    """Kernels that read or write whole rows and nothing twice: they run at the pace of memory."""
+    routing, dtype = Routing(seed, tokens), torch.bfloat16
+    return [
+        pack_cases(routing, dtype, HIDDEN, target)[0],
+        weighted_sum_case(routing, dtype, HIDDEN, target, SumFeatures()),
+        rms_norm_case(routing, HIDDEN, target, False),
+    ]
+
+
+def _rate_of(case: KernelCase, backend: Backend, blocks: int, iterations: int) -> float:
+    """1e9 bytes per second of the kernel itself."""
+    ready = prepare(case, backend, blocks)
+    us = []
+    note_durations(backend, True)
+    for _ in range(iterations):
+        ready.executable.run(ready.bindings)
+        backend.synchronize()
+        us.append(ready.executable.durations_us()[case.kernel.name])
+    note_durations(backend, False)
+    assert case.bytes_moved is not None
+    return case.bytes_moved / statistics.median(us) / 1e3

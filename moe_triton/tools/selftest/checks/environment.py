@@ -1,0 +1,130 @@
+"""What is installed, what the back end assumes of it, how many devices there are, and whether one answers."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Sequence
+
+import torch
+
+from moe_triton.backends.assumption import Assumption
+from moe_triton.tools.selftest.check import Check, Finding, Place
+from moe_triton.tools.selftest.machine import cpu_model, versions
+from moe_triton.tools.selftest.settings import Settings
+
+STAGE = "environment"
+TOOLCHAIN, DEVICES, BACKEND = "toolchain", "devices", "back end"
+ASSUMPTIONS_MODULE = "moe_triton.backends.npu.assumptions"
+MIN_RANKS = 2
+ON_BOTH = ("triton-ascend", "pybind11")  # of the components that the doctor knows
+
+
+def environment_checks(settings: Settings) -> list[Check]:
+    """What has to hold before anything can run. Assumptions come before everything that uses a device."""
+    return [
+        Check("versions", STAGE, find_versions, on_device=False),
+        Check(TOOLCHAIN, STAGE, find_toolchain, on_device=False),
+        *(_assumptions() if settings.backend == "npu" else ()),
+        Check(DEVICES, STAGE, count_devices, needs=(TOOLCHAIN,), on_device=False),
+        Check(BACKEND, STAGE, use_device, needs=(TOOLCHAIN,)),
+    ]
+
+
+def find_versions(place: Place) -> Finding:
+    """Versions of everything that matters."""
+    return Finding(facts=versions())
+
+
+def find_toolchain(place: Place) -> Finding:
+    """Whether the back end's components are there; for each that is not, how to get it."""
+    from moe_triton.tools.cli.doctor import components
+
+    is_npu = place.settings.backend == "npu"
+    wrong, facts = [], {}
+    for name, present, found, remedy in components():
+        if is_npu != name.startswith("npu:") and not (is_npu and name in ON_BOTH):
+            continue
+        if present:
+            facts[name] = found or "present"
+        else:
+            wrong.append(f"{name.removeprefix('npu: ')} is missing: {remedy}")
+    return Finding(wrong=tuple(wrong), facts=facts)
+
+
+def count_devices(place: Place) -> Finding:
+    """How many devices there are, and how many ranks the group gets: as many, or what was asked for."""
+    asked = place.settings.ranks
+    if place.settings.backend == "cpu":
+        devices, name = len(os.sched_getaffinity(0)), cpu_model()
+        ranks = asked or MIN_RANKS
+    else:
+        # torch_npu documentation, torch_npu.npu: device_count, get_device_name (as in torch.cuda)
+        npu = importlib.import_module("torch_npu").npu
+        devices = int(npu.device_count())
+        name = str(npu.get_device_name(0)) if devices else "none"
+        ranks = asked or devices
+        if ranks > devices:
+            return Finding(wrong=(f"{ranks} ranks were asked for, but there are {devices} devices",))
+    figures = {"devices": float(devices), "ranks": float(ranks)}
+    facts = {"SoC": name}
+    if ranks < MIN_RANKS:
+        wrong = f"a group has at least {MIN_RANKS} ranks, each with a device of its own; here it gets {ranks}"
+        return Finding(wrong=(wrong,), figures=figures, facts=facts)
+    return Finding(figures=figures, facts=facts)
+
+
+def use_device(place: Place) -> Finding:
+    """Whether the back end can be made, and memory of its device holds what is put there."""
+    backend = place.backend
+    sent = torch.arange(1 << 16, dtype=torch.int32)
+    on_device = sent.to(backend.device)
+    held = backend.empty(sent.shape, sent.dtype)
+    held.copy_(on_device)
+    backend.synchronize()
+    facts = {**backend.identity(), "blocks for one rank": str(backend.num_blocks(1))}
+    if not torch.equal(held.cpu(), sent):
+        return Finding(wrong=("numbers came back from the device changed",), facts=facts)
+    return Finding(facts=facts)
+
+
+def _assumptions() -> list[Check]:
+    """A check for each assumption; one that fails where the back end has none to offer."""
+    try:
+        assumptions = _declared()
+    except ImportError as error:
+        return [Check("assumptions", STAGE, refuse, (f"there is no npu back end: {error}",), on_device=False)]
+    return [
+        Check(
+            f"assumption: {assumption.name}",
+            STAGE,
+            check_assumption,
+            (assumption.name,),
+            needs=(TOOLCHAIN,),
+            page=assumption.page,
+            on_device=False,
+        )
+        for assumption in assumptions
+    ]
+
+
+def refuse(place: Place, reason: str) -> Finding:
+    """What stands in the way."""
+    return Finding(wrong=(reason,))
+
+
+def check_assumption(place: Place, name: str) -> Finding:
+    """Whether one of the back end's assumptions holds. The back end itself is not made: it stands on them."""
+    # torch_npu documentation, torch_npu.npu: set_device (as in torch.cuda)
+    importlib.import_module("torch_npu").npu.set_device(0)
+    assumption = next(known for known in _declared() if known.name == name)
+    try:
+        found = assumption.check()
+    except Exception as error:  # whatever it is, it is what was found
+        return Finding(wrong=(f"{type(error).__name__}: {error}",), left=True)
+    return Finding(wrong=() if found is None else (found,))
+
+
+def _declared() -> Sequence[Assumption]:
+    declared: Sequence[Assumption] = importlib.import_module(ASSUMPTIONS_MODULE).ASSUMPTIONS
+    return declared

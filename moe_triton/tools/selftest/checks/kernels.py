@@ -1,0 +1,62 @@
+"""Each Triton kernel against its torch fallback, bit for bit."""
+
+from __future__ import annotations
+
+import functools
+
+from moe_triton.tools.selftest.check import Check, Finding, Place
+from moe_triton.tools.selftest.checks.environment import BACKEND
+from moe_triton.tools.selftest.kernel_cases import KernelCase, check_case, kernel_cases
+from moe_triton.tools.selftest.settings import Settings
+
+STAGE = "kernels"
+TOKENS = 16
+SMALLEST = 256  # H that is enough to know the kernels by name
+MOST_DETAILS = 5
+
+
+def kernel_checks(settings: Settings) -> list[Check]:
+    """A check for each kernel and hidden size: on an NPU, compiling one takes longer than running it."""
+    sizes = (0, *settings.hidden_sizes)
+    return [
+        Check(
+            f"kernel {name}, H {hidden}" if hidden else f"kernel {name}",
+            STAGE,
+            check_kernel,
+            (name, hidden),
+            needs=(BACKEND,),
+        )
+        for hidden in sizes
+        for name in _names(min(hidden, SMALLEST), settings.backend)
+    ]
+
+
+def _names(hidden: int, target: str) -> list[str]:
+    return sorted({case.kernel.name for case in kernel_cases(0, TOKENS, hidden, target)})
+
+
+@functools.lru_cache(maxsize=1)
+def _cases(seed: int, hidden: int, target: str) -> list[KernelCase]:
+    return kernel_cases(seed, TOKENS, hidden, target)
+
+
+def check_kernel(place: Place, name: str, hidden: int) -> Finding:
+    """Runs all cases of one kernel, on as many blocks as the device has and on one.
+
+    Args:
+        place: where it runs.
+        name: of the kernel.
+        hidden: H, or 0 for a kernel whose work does not depend on it.
+    """
+    backend = place.backend
+    wrong: list[str] = []
+    launches = 0
+    for case in _cases(place.settings.seed, hidden, backend.name):
+        if case.kernel.name != name:
+            continue
+        for blocks in sorted({1, backend.num_blocks(1)}):
+            launches += 1
+            wrong += [f"{blocks} block(s): {text}" for text in check_case(case, backend, blocks)]
+    if len(wrong) > MOST_DETAILS:
+        wrong = [*wrong[:MOST_DETAILS], f"and {len(wrong) - MOST_DETAILS} more"]
+    return Finding(wrong=tuple(wrong), figures={"launches": launches})

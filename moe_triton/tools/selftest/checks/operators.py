@@ -1,0 +1,113 @@
+"""Dispatch and combine over all ranks against the reference model, bit for bit, by every scheme."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from moe_triton.core.config import Config
+from moe_triton.core.errors import ArgumentError
+from moe_triton.limits.check import IMPLEMENTED
+from moe_triton.tools.selftest.cases import (
+    Case,
+    expected_round,
+    finish,
+    inputs_of,
+    make_buffer,
+    one_round,
+    smooth_scales_of,
+)
+from moe_triton.tools.selftest.check import Check, Finding, Place
+from moe_triton.tools.selftest.checks.windows import FLAGS, WRITES
+from moe_triton.tools.selftest.comparison import wrong_parts
+from moe_triton.tools.selftest.settings import Settings
+
+STAGE = "operators"
+TOKENS, TOPK, EXPERTS_PER_RANK = 16, 8, 8
+DIFFERENT_INPUTS = 5  # of a case with more rounds than that; an odd number takes each through both zones
+MOST_DETAILS = 5
+SCHEMES = IMPLEMENTED["A3"]
+FIRST = f"{SCHEMES[0]}: bf16"  # what later stages stand on
+
+
+def operator_checks(settings: Settings, ranks: int) -> list[Check]:
+    """All features by each scheme; of a quick run the later schemes take those that pack differently."""
+    checks = []
+    for scheme in SCHEMES:
+        for name, case in _cases(settings, scheme, max(ranks, 2)).items():
+            if settings.quick and scheme != SCHEMES[0] and name not in ("bf16", "int8, smooth scales"):
+                continue
+            needs = (FLAGS, WRITES)
+            checks.append(
+                Check(f"{scheme}: {name}", STAGE, compare_rounds, (case,), ranks=ranks, needs=needs)
+            )
+    return checks
+
+
+def compare_rounds(place: Place, case: Case) -> Finding:
+    """Runs a case and names everything that differs from the reference in any bit."""
+    options = {"backend": place.settings.backend, "timeout_s": place.settings.wait_s}
+    device = place.backend.device
+    smooth = smooth_scales_of(case)
+    if smooth is not None:
+        smooth = smooth.to(device)
+    different = min(case.rounds, DIFFERENT_INPUTS)
+    expected = [expected_round(case, number) for number in range(different)]
+    inputs = [inputs_of(case, place.rank, number).to(device) for number in range(different)]
+    wrong: list[str] = []
+    try:
+        buffer = make_buffer(case, **options)
+    except ArgumentError as error:
+        if error.argument == "comm_alg":  # the back end does not offer it, and says why
+            return Finding(skipped=str(error))
+        raise
+    with buffer:
+        for number in range(case.rounds):
+            output, combined = one_round(buffer, case, inputs[number % different], smooth)
+            finish(buffer, place.backend)
+            received, sums = expected[number % different]
+            found = wrong_parts(output, combined, received[place.rank], sums[place.rank])
+            wrong += [f"round {number}: {text}" for text in found]
+    if len(wrong) > MOST_DETAILS:
+        wrong = [*wrong[:MOST_DETAILS], f"and {len(wrong) - MOST_DETAILS} more"]
+    return Finding(wrong=tuple(wrong), figures={"rounds": case.rounds})
+
+
+def plain_case(settings: Settings, ranks: int, scheme: str = SCHEMES[0]) -> Case:
+    """Uniform routing, bf16, as many tokens on every rank."""
+    hidden = 512 if settings.quick else 7168
+    config = Config(ranks, TOKENS, hidden, TOPK, EXPERTS_PER_RANK * ranks, scheme=scheme, relaxed=True)
+    return Case(config, settings.seed, "uniform", (TOKENS,) * ranks, rounds=3)
+
+
+def _cases(settings: Settings, scheme: str, ranks: int) -> dict[str, Case]:
+    plain = plain_case(settings, ranks, scheme)
+    some_empty = (0, TOKENS, 3, 0)
+    shared_ranks = max(1, ranks // 4)
+    shared = dataclasses.replace(
+        plain.config,
+        num_experts=EXPERTS_PER_RANK * (ranks - shared_ranks),
+        num_shared_experts=1,
+        num_shared_ranks=shared_ranks,
+    )
+
+    def like(**changes: object) -> Case:
+        return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
+
+    return {
+        "bf16": plain,
+        "fp16": like(dtype=torch.float16, weights=False),
+        "int8": like(quantize=True),
+        "int8, fp16": like(quantize=True, dtype=torch.float16),
+        "int8, smooth scales": like(quantize=True, smooth=True, routing="skewed"),
+        "entries without an expert, ranks without tokens": like(
+            routing="sparse", tokens=some_empty, quantize=True
+        ),
+        "no expert at all": like(routing="none"),
+        "the same experts for all tokens": like(routing="one expert set"),
+        "a shared expert on ranks of its own": like(config=shared, quantize=True, smooth=True),
+        "many rounds": like(
+            rounds=20 if settings.quick else 200, tokens=(5, 0, TOKENS, 9), routing="skewed", quantize=True
+        ),
+    }

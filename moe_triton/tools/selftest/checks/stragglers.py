@@ -1,0 +1,131 @@
+"""Ranks that come late, and one that never does."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch.distributed as dist
+
+from moe_triton.core.errors import CommunicationTimeoutError
+from moe_triton.tools.selftest.cases import (
+    expected_round,
+    experts_of,
+    finish,
+    inputs_of,
+    make_buffer,
+    one_round,
+)
+from moe_triton.tools.selftest.check import Check, Finding, Place, of_rank_0
+from moe_triton.tools.selftest.checks.operators import FIRST, plain_case
+from moe_triton.tools.selftest.comparison import wrong_parts
+from moe_triton.tools.selftest.settings import Settings
+
+STAGE = "stragglers"
+DELAYS_MS, QUICK_DELAYS_MS = (50, 200, 500), (50, 200)
+NEVER_WAIT_S, QUICK_NEVER_WAIT_S = 3.0, 1.0
+# An error is made, and processes are woken, after the deadline of the wait itself.
+NEVER_GRACE_S = 20.0
+
+
+def straggler_checks(settings: Settings, ranks: int) -> list[Check]:
+    """Late ranks, then an absent one, which spoils its buffers."""
+    delays = QUICK_DELAYS_MS if settings.quick else DELAYS_MS
+    return [
+        *(
+            Check(
+                f"a rank {delay} ms late",
+                STAGE,
+                come_late,
+                (delay,),
+                ranks=ranks,
+                needs=(FIRST,),
+                merge=judge_waits,
+            )
+            for delay in delays
+        ),
+        Check("a rank that never comes", STAGE, never_come, ranks=ranks, needs=(FIRST,)),
+    ]
+
+
+def come_late(place: Place, delay_ms: int) -> Finding:
+    """Each rank in turn is late for a round; what everybody gets must not show it."""
+    case = dataclasses.replace(plain_case(place.settings, place.num_ranks), rounds=1)
+    received, sums = expected_round(case, 0)
+    inputs = inputs_of(case, place.rank, 0).to(place.backend.device)
+    begins, ends, wrong = [], [], []
+    options = {"backend": place.settings.backend, "timeout_s": place.settings.wait_s}
+    with make_buffer(case, **options) as buffer:
+        one_round(buffer, case, inputs, None)
+        finish(buffer, place.backend)
+        for late in range(place.num_ranks):
+            dist.barrier()
+            if place.rank == late:
+                time.sleep(delay_ms / 1000)
+            begins.append(time.monotonic() * 1000)
+            output = buffer.dispatch(inputs.x, inputs.topk_idx, inputs.topk_weights)
+            finish(buffer, place.backend)
+            ends.append(time.monotonic() * 1000)
+            y = experts_of(case, place.rank, output.tokens)
+            combined = buffer.combine(y, inputs.topk_weights, output.handle)
+            found = wrong_parts(output, combined, received[place.rank], sums[place.rank])
+            wrong += [f"rank {late} late: {text}" for text in found]
+    return Finding(wrong=tuple(wrong), samples={"begin_ms": begins, "end_ms": ends})
+
+
+def judge_waits(findings: Sequence[Finding]) -> Finding:
+    """Nobody may have ended a dispatch before the late rank began it; and how long the others waited."""
+    merged = of_rank_0(findings)
+    if merged.wrong:
+        return merged
+    waits, wrong = [], []
+    for late in range(len(findings)):
+        began = findings[late].samples["begin_ms"][late]
+        for rank, finding in enumerate(findings):
+            ended = finding.samples["end_ms"][late]
+            if ended < began:
+                wrong.append(f"rank {rank} had its rows {began - ended:.1f} ms before rank {late} sent any")
+            if rank != late:
+                waits.append(ended - finding.samples["begin_ms"][late])
+    figures = {"wait_min_ms": min(waits), "wait_p50_ms": statistics.median(waits), "wait_max_ms": max(waits)}
+    return Finding(wrong=tuple(wrong), figures=figures)
+
+
+def never_come(place: Place) -> Finding:
+    """The last rank leaves out a dispatch: all others must name it, and soon."""
+    case = plain_case(place.settings, place.num_ranks)
+    absent = place.num_ranks - 1
+    wait_s = QUICK_NEVER_WAIT_S if place.settings.quick else NEVER_WAIT_S
+    inputs = inputs_of(case, place.rank, 0).to(place.backend.device)
+    with make_buffer(case, backend=place.settings.backend, timeout_s=wait_s) as buffer:
+        one_round(buffer, case, inputs, None)
+        finish(buffer, place.backend)
+        dist.barrier()
+        wrong: tuple[str, ...] = ()
+        seconds = 0.0
+        if place.rank != absent:
+
+            def call() -> None:
+                one_round(buffer, case, inputs, None)
+                finish(buffer, place.backend)
+
+            start = time.monotonic()
+            wrong = _miss(call, absent)
+            seconds = time.monotonic() - start
+        dist.barrier()  # its window stays until nobody looks for it any more
+    if seconds > wait_s + NEVER_GRACE_S:
+        wrong = (*wrong, f"the error came after {seconds:.1f} s; a wait may take {wait_s:g} s")
+    return Finding(wrong=wrong, figures={"wait_s": wait_s, "error_after_s": seconds})
+
+
+def _miss(call: Callable[[], object], absent: int) -> tuple[str, ...]:
+    """What is wrong with how a call ends that waits for a rank that does not come."""
+    try:
+        call()
+    except CommunicationTimeoutError as error:
+        if error.missing_ranks == (absent,):
+            return ()
+        return (f"ranks {list(error.missing_ranks)} were missed instead of {absent}: {error}",)
+    return (f"nobody missed rank {absent}",)

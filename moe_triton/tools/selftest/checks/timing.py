@@ -1,0 +1,177 @@
+"""How long dispatch and combine take: by call, from the first rank in to the last rank out, and by kernel.
+
+Not a benchmark: a few repetitions on a machine as it is. What a time is worth, the copy says that is
+measured between the calls.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from moe_triton.buffer import EPBuffer
+from moe_triton.core.config import Config
+from moe_triton.tools.selftest.cases import Case, Inputs, finish, inputs_of, make_buffer
+from moe_triton.tools.selftest.check import Check, Finding, Place, of_rank_0
+from moe_triton.tools.selftest.checks.operators import EXPERTS_PER_RANK, FIRST, TOPK
+from moe_triton.tools.selftest.settings import Settings
+from moe_triton.tools.selftest.timing import WARM_UP, note_durations, percentiles
+
+STAGE = "timing"
+HIDDEN = 7168
+BATCHES, QUICK_BATCHES = (1, 16, 64, 128), (1, 64)
+ITERATIONS, QUICK_ITERATIONS = 50, 10
+OPERATORS = ("dispatch", "combine", "both")
+START_IN_NS = 1_000_000  # later than the slowest rank has heard of it
+Steps = dict[str, list[float]]
+
+
+def timing_checks(settings: Settings, ranks: int) -> list[Check]:
+    """By tokens per rank, not quantised and quantised; a whole run takes two schemes."""
+    schemes = ("fullmesh_v1",) if settings.quick else ("fullmesh_v1", "direct")
+    return [
+        Check(
+            f"{scheme}, BS {tokens}, {'int8' if quantize else 'bf16'}",
+            STAGE,
+            time_rounds,
+            (scheme, tokens, quantize),
+            ranks=ranks,
+            needs=(FIRST,),
+            merge=over_all_ranks,
+        )
+        for scheme in schemes
+        for quantize in (False, True)
+        for tokens in (QUICK_BATCHES if settings.quick else BATCHES)
+    ]
+
+
+class _Clock:
+    """Times of one rank, in microseconds of CLOCK_MONOTONIC, which is the same for all ranks of a machine."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self.samples: dict[str, list[float]] = {}
+
+    def take(self, name: str, call: Callable[[], object]) -> None:
+        """Times a call that all ranks make at once."""
+        self._place.backend.synchronize()
+        _start_together()
+        begin = time.monotonic_ns() / 1000
+        call()
+        self._place.backend.synchronize()
+        end = time.monotonic_ns() / 1000
+        self.samples.setdefault(f"{name} begin", []).append(begin)
+        self.samples.setdefault(f"{name} end", []).append(end)
+
+    def forget(self) -> None:
+        """What was taken while the machine warmed up."""
+        self.samples.clear()
+
+
+def _start_together() -> None:
+    """Returns at the same moment on all ranks of a machine, which a barrier of the host's does not."""
+    start = torch.tensor([time.monotonic_ns() + START_IN_NS])
+    dist.all_reduce(start, dist.ReduceOp.MAX)
+    moment = int(start)
+    while time.monotonic_ns() < moment:
+        pass
+
+
+def time_rounds(place: Place, scheme: str, tokens: int, quantize: bool) -> Finding:
+    """Dispatch, combine, and both in a row; the kernels' own times; a copy of the same bytes."""
+    settings, device = place.settings, place.backend.device
+    config = Config(place.num_ranks, tokens, HIDDEN, TOPK, EXPERTS_PER_RANK * place.num_ranks, scheme=scheme)
+    case = Case(config, settings.seed, "uniform", (tokens,), quantize=quantize)
+    inputs = inputs_of(case, place.rank, 0).to(device)
+    iterations = QUICK_ITERATIONS if settings.quick else ITERATIONS
+    sent_bytes = tokens * TOPK * HIDDEN * (1 if quantize else 2)
+    source, target = (torch.ones(sent_bytes, dtype=torch.uint8).to(device) for _ in range(2))
+    clock = _Clock(place)
+    steps: Steps = {}
+    with make_buffer(case, backend=settings.backend, timeout_s=settings.wait_s) as buffer:
+        one = _Round(buffer, inputs, quantize)
+        kinds: tuple[tuple[Literal["dispatch", "combine"], Callable[[], None]], ...]
+        kinds = ("dispatch", one.dispatch), ("combine", one.combine)
+        for number in range(WARM_UP + iterations):
+            if number == WARM_UP:
+                clock.forget()
+            clock.take("dispatch", one.dispatch)
+            clock.take("combine", one.combine)
+            clock.take("both", one.both)
+            clock.take("memcpy", lambda: target.copy_(source))
+        note_durations(buffer, True)  # in rounds of their own: noting may take time
+        for _ in range(iterations):
+            for operator, call in kinds:
+                dist.barrier()
+                call()
+                finish(buffer, place.backend)
+                for step, us in buffer.durations_us(operator).items():
+                    steps.setdefault(f"{operator} step {step}", []).append(us)
+    figures = {f"{name}_us": statistics.median(times) for name, times in steps.items()}
+    for operator in ("dispatch", "combine"):
+        of_operator = [us for name, us in figures.items() if name.startswith(f"{operator} step ")]
+        figures[f"{operator}_kernels_us"] = sum(of_operator)
+    return Finding(figures={**figures, "bytes_sent": sent_bytes}, samples=clock.samples)
+
+
+class _Round:
+    """One dispatch and one combine, to be timed by themselves or in a row."""
+
+    def __init__(self, buffer: EPBuffer, inputs: Inputs, quantize: bool) -> None:
+        self.buffer = buffer
+        self._inputs = inputs
+        self._quantize: Literal["int8"] | None = "int8" if quantize else None
+        self.dispatch()
+        self._results = buffer.expert_output().zero_()
+
+    def dispatch(self) -> None:
+        """Sends this rank's tokens."""
+        output = self.buffer.dispatch(self._inputs.x, self._inputs.topk_idx, quantize=self._quantize)
+        self._handle = output.handle
+
+    def combine(self) -> None:
+        """Brings results back; experts would have left them where the scheme wants them."""
+        is_direct = self.buffer.config.scheme == "direct"
+        y = self.buffer.expert_output() if is_direct else self._results
+        self.buffer.combine(y, self._inputs.topk_weights, self._handle)
+
+    def both(self) -> None:
+        """One after the other."""
+        self.dispatch()
+        self.combine()
+
+
+def over_all_ranks(findings: Sequence[Finding]) -> Finding:
+    """Calls from the first rank in to the last rank out; kernels of rank 0."""
+    merged = of_rank_0(findings)
+    if merged.wrong:
+        return merged
+    figures = dict(merged.figures)
+    copy_us = statistics.median(_own_times(findings, "memcpy"))
+    figures["memcpy_p50_us"] = copy_us
+    figures["memcpy_gb_per_s"] = figures["bytes_sent"] / copy_us / 1e3
+    for operator in OPERATORS:
+        figures |= percentiles(f"{operator}_call", _spans(findings, operator))
+        figures[f"{operator}_call_over_memcpy"] = figures[f"{operator}_call_p50_us"] / copy_us
+    return Finding(figures=figures)
+
+
+def _spans(findings: Sequence[Finding], name: str) -> list[float]:
+    """From the first rank in to the last rank out."""
+    begins = zip(*(finding.samples[f"{name} begin"] for finding in findings), strict=True)
+    ends = zip(*(finding.samples[f"{name} end"] for finding in findings), strict=True)
+    return [max(last) - min(first) for first, last in zip(begins, ends, strict=True)]
+
+
+def _own_times(findings: Sequence[Finding], name: str) -> list[float]:
+    """Of each rank by itself."""
+    return [
+        end - begin
+        for finding in findings
+        for begin, end in zip(finding.samples[f"{name} begin"], finding.samples[f"{name} end"], strict=True)
+    ]

@@ -1,0 +1,58 @@
+"""Windows and flags by themselves: every rank writes to every peer, and says so."""
+
+from __future__ import annotations
+
+import torch
+
+from moe_triton.tools.selftest.check import Check, Finding, Place
+from moe_triton.tools.selftest.checks.environment import BACKEND, DEVICES
+from moe_triton.tools.selftest.wires import Wires
+
+STAGE = "windows"
+FLAGS, WRITES = "flags between all ranks", "rows between all ranks"
+ROW_BYTES, ROWS, FLAG_ROUNDS = 14336, 64, 20
+
+
+def window_checks(ranks: int) -> list[Check]:
+    """Flags first: rows need them to be announced."""
+    return [
+        Check(FLAGS, STAGE, exchange_flags, ranks=ranks, needs=(BACKEND, DEVICES)),
+        Check(WRITES, STAGE, exchange_rows, ranks=ranks, needs=(FLAGS,)),
+    ]
+
+
+def exchange_flags(place: Place) -> Finding:
+    """Whether the number that every rank sends with its flag arrives, in one round after the other."""
+    wires = Wires(place.backend, 32, 1, place.settings.wait_s)
+    try:
+        for number in range(FLAG_ROUNDS):
+            found = wires.barrier(1000 * number + place.rank)
+            if found != [1000 * number + rank for rank in range(place.num_ranks)]:
+                return Finding(wrong=(f"round {number}: the ranks' numbers came as {found}",), left=True)
+    finally:
+        wires.close()
+    return Finding(figures={"rounds": FLAG_ROUNDS})
+
+
+def exchange_rows(place: Place) -> Finding:
+    """Whether rows that a rank writes to any peer's window, its own included, are there behind a flag."""
+    wires = Wires(place.backend, ROW_BYTES, ROWS, place.settings.wait_s)
+    wrong = []
+    try:
+        for shift in range(place.num_ranks):
+            peer, source = (place.rank + shift) % place.num_ranks, (place.rank - shift) % place.num_ranks
+            wires.send(peer, _pattern(place.rank, peer).to(place.backend.device), zone=shift % 2)
+            wires.barrier()
+            different = (wires.slots(shift % 2) != _pattern(source, place.rank)).any(dim=1).nonzero()
+            if len(different):
+                first = int(different[0])
+                wrong.append(f"{len(different)} of {ROWS} rows from rank {source} differ, first row {first}")
+            wires.barrier()  # nobody writes to a zone that somebody still looks at
+    finally:
+        wires.close()
+    return Finding(wrong=tuple(wrong), figures={"bytes_per_pair": ROWS * ROW_BYTES})
+
+
+def _pattern(source: int, target: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(source * 1009 + target)
+    return torch.randint(0, 256, (ROWS, ROW_BYTES), generator=generator, dtype=torch.uint8)

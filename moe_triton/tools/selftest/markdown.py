@@ -1,0 +1,117 @@
+"""A report's document as Markdown, to be read or attached to an issue."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+TIMING = "timing"
+MOST_NAMES = 6
+CALLS = {
+    "dispatch call us, p10 / p50 / p90 / p99": "dispatch",
+    "combine call us": "combine",
+    "both us": "both",
+}
+
+
+def render(document: Mapping[str, Any]) -> str:
+    """The report of `moe_triton.tools.selftest.report.Report.document`."""
+    settings, summary = document["settings"], document["summary"]
+    counts = ", ".join(f"{number} {status}" for status, number in summary.items())
+    verdict = document["verdict"].upper() + ("" if document["complete"] else ", NOT COMPLETE")
+    parts = [
+        f"# moe_triton selftest: {verdict}",
+        f"Back end `{settings['backend']}`, {document['date']}: {counts}."
+        + (" Quick run." if settings["quick"] else "")
+        + (f" Only {', '.join(settings['only'])}." if settings["only"] else ""),
+        _section("Failed", [_failure(check) for check in _with_status(document, "failed")]),
+        _section("Skipped", [_skipped(_with_status(document, "skipped"))]),
+        _section("Machine", [_table(("", ""), document["machine"].items())]),
+        _section("Times", [_times(document)]),
+        _section("Constants", [_constants(document)]),
+        _section("Checks", [_checks(document)]),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _with_status(document: Mapping[str, Any], status: str) -> list[Mapping[str, Any]]:
+    return [check for check in document["checks"] if check["status"] == status]
+
+
+def _section(title: str, parts: Sequence[str]) -> str:
+    text = "\n\n".join(part for part in parts if part)
+    return f"## {title}\n\n{text}" if text else ""
+
+
+def _failure(check: Mapping[str, Any]) -> str:
+    page = f"\n\nDocumented: {_cell(check['page'])}." if check["page"] else ""
+    details = "\n".join(check["details"]).replace("```", "'''")
+    return f"### {check['stage']}: {check['name']}\n\n```text\n{details}\n```{page}"
+
+
+def _skipped(checks: Sequence[Mapping[str, Any]]) -> str:
+    """One line for each reason, with names, or with how many of which stage where those are many."""
+    by_reason: dict[str, list[Mapping[str, Any]]] = {}
+    for check in checks:
+        by_reason.setdefault(" ".join(check["details"]), []).append(check)
+    lines = []
+    for reason, skipped in by_reason.items():
+        names = [f"{check['stage']}: {check['name']}" for check in skipped]
+        if len(names) > MOST_NAMES:
+            stages = Counter(check["stage"] for check in skipped)
+            names = [f"{number} of {stage}" for stage, number in stages.items()]
+        lines.append(f"- {_cell(reason)}: {_cell('; '.join(names))}")
+    return "\n".join(lines)
+
+
+def _times(document: Mapping[str, Any]) -> str:
+    """Calls in percentiles, kernels, and both against a copy of the bytes that a rank sends."""
+    rows = []
+    for check in document["checks"]:
+        figures = check["figures"]
+        if check["stage"] != TIMING or check["status"] != "passed":
+            continue
+        calls = [
+            " / ".join(f"{figures[f'{operator}_call_p{p}_us']:.0f}" for p in (10, 50, 90, 99))
+            for operator in CALLS.values()
+        ]
+        kernels = f"{figures['dispatch_kernels_us']:.0f} / {figures['combine_kernels_us']:.0f}"
+        ratios = " / ".join(f"{figures[f'{name}_call_over_memcpy']:.2f}" for name in ("dispatch", "combine"))
+        rows.append((check["name"], *calls, kernels, f"{figures['memcpy_gb_per_s']:.1f}", ratios))
+    if not rows:
+        return ""
+    more = ("kernels us, dispatch / combine", "memcpy GB/s", "calls / memcpy of the bytes sent")
+    note = (
+        "A call is from the first rank in to the last rank out; kernels are the sum of rank 0's steps, their "
+        "waits included. Times of a machine that does something else as well mean little."
+    )
+    return f"{_table(('', *CALLS, *more), rows)}\n\n{note}"
+
+
+def _constants(document: Mapping[str, Any]) -> str:
+    constants: Mapping[str, Mapping[str, Any]] = document["constants"]["constants"]
+    rows = [(name, f"{entry['value']:.6g}", entry["provenance"]) for name, entry in constants.items()]
+    return _table(("", "value", "source"), rows)
+
+
+def _checks(document: Mapping[str, Any]) -> str:
+    rows = []
+    for check in document["checks"]:
+        few = check["figures"] if check["stage"] != TIMING else {}
+        figures = ", ".join(f"{name} {value:.6g}" for name, value in few.items())
+        facts = ", ".join(f"{name}: {value}" for name, value in check["facts"].items())
+        page = f"documented: {check['page']}" if check["page"] else ""
+        said = "; ".join(text for text in (figures, facts, page) if text)
+        rows.append((check["stage"], check["name"], check["status"], f"{check['seconds']:.1f}", said))
+    return _table(("stage", "check", "", "s", "figures"), rows)
+
+
+def _table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    headings = tuple(headings)
+    lines = [headings, ("---",) * len(headings), *rows]
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return str(text).replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,113 @@
+"""The report of a run: as JSON for programs, as Markdown for people, both fit to be shown to anybody."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from moe_triton.costs import MachineConstants
+from moe_triton.tools.selftest import markdown
+from moe_triton.tools.selftest.check import STATUSES, Result
+from moe_triton.tools.selftest.checks.environment import DEVICES
+from moe_triton.tools.selftest.measured import constants_of
+from moe_triton.tools.selftest.private import scrubbed
+from moe_triton.tools.selftest.settings import Settings
+
+FORMAT, VERSION = "moe_triton.selftest", 1
+JSON_NAME, MARKDOWN_NAME, CONSTANTS_NAME = "report.json", "report.md", "constants.json"
+VERSIONS = "versions"
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Report:
+    """Of one run, also while it goes on.
+
+    Attributes:
+        settings: what was asked for.
+        results: so far.
+        moment: when the run began, in UTC.
+        is_complete: whether it has ended.
+    """
+
+    settings: Settings
+    results: Sequence[Result]
+    moment: datetime
+    is_complete: bool
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether anything has failed, or has not been run to its end."""
+        return not self.is_complete or any(result.status == "failed" for result in self.results)
+
+    @property
+    def soc(self) -> str:
+        """What the devices call themselves."""
+        return self._facts(DEVICES).get("SoC", UNKNOWN)
+
+    def constants(self) -> MachineConstants:
+        """What was measured over what is assumed."""
+        date = self.moment.date().isoformat()
+        return constants_of(self.results, self.settings.backend, self.soc, date)
+
+    def document(self) -> dict[str, Any]:
+        """The report as JSON's types; docs/selftest.md describes them."""
+        count = Counter(result.status for result in self.results)
+        machine = {**self._facts(VERSIONS), "SoC": self.soc}
+        body: dict[str, Any] = {
+            "settings": asdict(self.settings),
+            "checks": [_entry(result) for result in self.results if result.name != VERSIONS],
+        }
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "date": self.moment.isoformat(timespec="seconds"),
+            "complete": self.is_complete,
+            "verdict": "failed" if self.has_failed else "passed",
+            "summary": {status: count[status] for status in STATUSES},
+            "machine": scrubbed(machine, addresses=False),
+            **scrubbed(body),
+            "constants": scrubbed(json.loads(self.constants().to_json()), addresses=False),
+        }
+
+    def write(self, folder: Path) -> None:
+        """Writes the report and the constants, so that at no moment a file is half there.
+
+        Raises:
+            OSError: the folder cannot be written to.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        document = self.document()
+        constants = json.dumps(document["constants"], indent=1) + "\n"
+        _replace(folder / JSON_NAME, json.dumps(document, indent=1) + "\n")
+        _replace(folder / MARKDOWN_NAME, markdown.render(document))
+        _replace(folder / CONSTANTS_NAME, constants)
+
+    def _facts(self, name: str) -> Mapping[str, str]:
+        return next((result.facts for result in self.results if result.name == name), {})
+
+
+def _entry(result: Result) -> dict[str, Any]:
+    """A check's result; figures that are no numbers are left out, since JSON has none."""
+    return {
+        "stage": result.stage,
+        "name": result.name,
+        "status": result.status,
+        "seconds": round(result.seconds, 3),
+        "details": list(result.details),
+        "figures": {name: value for name, value in result.figures.items() if math.isfinite(value)},
+        "facts": dict(result.facts),
+        "page": result.page,
+    }
+
+
+def _replace(path: Path, text: str) -> None:
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(path)

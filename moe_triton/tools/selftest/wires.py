@@ -1,0 +1,185 @@
+"""The shortest way from one rank's memory to another's: rows, flags with a number, and their window.
+
+What windows, flags and bandwidths are checked and measured with, before whole operators are.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from moe_triton.backends.base import Backend, Executable
+from moe_triton.core import ascendc
+from moe_triton.core.errors import CommunicationTimeoutError
+from moe_triton.core.kernel import AscendCKernel
+from moe_triton.core.plan import Hole, Launch, Plan, Value, launch
+from moe_triton.core.region import region_of
+from moe_triton.layout import NUM_ZONES, SLOT_ALIGN, STATUS_ENTRY_BYTES, align
+from moe_triton.layout.common import entry_per_rank
+from moe_triton.rendezvous.meeting import Meeting
+
+NO_HEADER: Value = (0,) * 5
+
+
+class Wires:
+    """A window with a status entry per rank and, for each of two zones, room for rows. Collective.
+
+    Args:
+        backend: with this rank's device selected.
+        row_bytes: of a row, a multiple of 32.
+        capacity: rows that there is room for.
+        wait_s: deadline of a wait, in seconds.
+        blocks: blocks that rows are sent by, None for what suits the machine.
+    """
+
+    def __init__(
+        self, backend: Backend, row_bytes: int, capacity: int, wait_s: float, blocks: int | None = None
+    ) -> None:
+        meeting = Meeting(None, wait_s)
+        self.rank, self.num_ranks = meeting.rank, meeting.num_ranks
+        self._backend, self._wait_us = backend, int(wait_s * 1e6)
+        self._blocks = blocks or backend.num_blocks(self.num_ranks)
+        stride = align(row_bytes, SLOT_ALIGN)
+        entries = align(self.num_ranks * STATUS_ENTRY_BYTES, SLOT_ALIGN)
+        self._status = entry_per_rank("wires_status", 0, entries, self.num_ranks)
+        self._slots = region_of(
+            "indexed_slots", NUM_ZONES * entries, stride, (NUM_ZONES, capacity * stride), (capacity, stride)
+        )
+        self._row_bytes, self._capacity = row_bytes, capacity
+        self._window = backend.make_window(self._slots.end, meeting)
+        device = backend.device
+        self._received = torch.zeros(self.num_ranks, dtype=torch.int32, device=device)
+        self._report = torch.zeros(self._blocks, ascendc.REPORT_WORDS, dtype=torch.int32, device=device)
+        self._fixed = {
+            "window": self._window.tensor(),
+            "peers": torch.tensor(self._window.peers, dtype=torch.int64, device=device),
+            "received": self._received,
+            "report": self._report,
+        }
+        self._executables: dict[object, Executable] = {}
+        self._rounds = 0
+
+    def barrier(self, number: int = 0) -> list[int]:
+        """A flag with a number to every rank, and the wait for every rank's.
+
+        Returns:
+            The ranks' numbers.
+
+        Raises:
+            CommunicationTimeoutError: a rank's flag did not come.
+        """
+        zone = self._rounds % NUM_ZONES
+        own = torch.tensor([number], dtype=torch.int32).to(self._backend.device)
+        self._run(("barrier", zone), {"own": own})
+        received: list[int] = self._received.cpu().tolist()
+        if min(received) < 0:  # which is how a wait says so on every back end
+            missing = [rank for rank, count in enumerate(received) if count < 0]
+            detail = f"no flag within {self._wait_us / 1e6:g} s"
+            raise CommunicationTimeoutError("barrier", self._rounds, zone, missing, detail)
+        self._rounds += 1
+        return received
+
+    def post_and_wait(self) -> None:
+        """A barrier of which nothing is read, to be timed: it is launches, flags and waits only."""
+        self._run(("barrier", self._rounds % NUM_ZONES), {"own": self._received[:1]})
+        self._rounds += 1
+
+    def send(self, peer: int, rows: torch.Tensor, zone: int = 0, number: torch.Tensor | None = None) -> None:
+        """Rows to the first slots of a peer's zone. No flag: a barrier follows.
+
+        Args:
+            peer: whose window.
+            rows: (n, row_bytes) uint8 on the device, n at most the capacity.
+            zone: which of the two.
+            number: (1,) int32 on the device, of rows to send; None for all of them.
+        """
+        if number is None:
+            number = torch.tensor([len(rows)], dtype=torch.int32).to(self._backend.device)
+        self._run(("send", peer, zone), {"rows": rows, "num_rows": number})
+
+    def slots(self, zone: int = 0) -> torch.Tensor:
+        """(capacity, row_bytes) uint8 on the host: what this rank's zone holds."""
+        start, stride = self._slots.offset(zone=zone), self._slots.stride("index")
+        flat = self._window.tensor()[start : start + self._capacity * stride].cpu()
+        return flat.view(self._capacity, stride)[:, : self._row_bytes]
+
+    def close(self) -> None:
+        """Gives the window back, once every rank is done with it."""
+        self._executables.clear()
+        self._fixed.clear()
+        self._window.close()
+
+    def _run(self, key: tuple[object, ...], bindings: dict[str, torch.Tensor]) -> None:
+        executable = self._executables.get(key)
+        if executable is None:
+            plan = self._plan(*key)
+            executable = self._executables[key] = self._backend.compile(plan, self._report, self._fixed)
+        executable.run(bindings)
+        self._backend.synchronize()
+
+    def _plan(self, what: object, *places: object) -> Plan:
+        if what == "send":
+            peer, zone = places
+            assert isinstance(peer, int)
+            assert isinstance(zone, int)
+            return Plan("selftest", zone, (self._send_launch(peer, zone),))
+        (zone,) = places
+        assert isinstance(zone, int)
+        return Plan("selftest", zone, (self._post_launch(zone), self._wait_launch(zone)))
+
+    def _send_launch(self, peer: int, zone: int) -> Launch:
+        return _launch(
+            ascendc.EXCHANGE_SEND,
+            self._blocks,
+            rows=Hole("rows"),
+            row_bytes=self._row_bytes,
+            scales=0,
+            scale_offset=0,
+            first_row=0,
+            num_rows=Hole("num_rows"),
+            capacity=self._capacity,
+            header=0,
+            header_words=0,
+            peers=Hole("peers"),
+            peer=peer,
+            zone=zone,
+            slots=self._slots.words(),
+            headers=NO_HEADER,
+            report=Hole("report"),
+        )
+
+    def _post_launch(self, zone: int) -> Launch:
+        return _launch(
+            ascendc.POST_STATUS,
+            1,
+            peers=Hole("peers"),
+            num_ranks=self.num_ranks,
+            count=Hole("own"),
+            call=0,
+            kind=0,
+            combine_kind=0,
+            rank=self.rank,
+            zone=zone,
+            status=self._status.words(),
+            report=Hole("report"),
+        )
+
+    def _wait_launch(self, zone: int) -> Launch:
+        return _launch(
+            ascendc.DISPATCH_WAIT,
+            1,
+            window=Hole("window"),
+            recv_counts=Hole("received"),
+            waited_us=0,
+            num_local_experts=1,
+            zone=zone,
+            timeout_us=self._wait_us,
+            call=0,
+            dispatch_word=0,
+            status=self._status.words(),
+            report=Hole("report"),
+        )
+
+
+def _launch(kernel: AscendCKernel, blocks: int, **values: Value) -> Launch:
+    zone: dict[str, Value] = {"zone_at": 0} if "zone" in values else {}
+    return launch(kernel.name, kernel, "communication", blocks, **zone, **values)
