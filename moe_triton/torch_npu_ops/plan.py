@@ -118,13 +118,15 @@ class OperatorPlan:
             CommunicationTimeoutError: a rank's data did not come in time.
         """
         communicator = self._find_communicator(named)
-        bindings = {hole: named[name] for hole, name in self.inputs}
+        bindings = self._constants.copy()
+        for hole, name in self.inputs:
+            bindings[hole] = named[name]
         for hole in self.strided:
             bindings[hole] = bindings[hole].contiguous()
         self._prepare(communicator, bindings)
         outputs = self._make_outputs(communicator)
-        bindings |= self._constants
-        bindings |= zip(self._output_holes, outputs, strict=True)
+        for hole, output in zip(self._output_holes, outputs, strict=True):
+            bindings[hole] = output
         communicator.run(self.variant, bindings, self._phase)
         return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
