@@ -10,6 +10,7 @@ A dispatch slot::
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from moe_triton.core.region import Region, region_of
 
@@ -25,6 +26,34 @@ WORD_BYTES = 4  # of the int32 words that rows are copied in
 # A slot with flags in band: 512-byte blocks, each 480 bytes of the slot and then its flag.
 BLOCK_BYTES = 512
 BLOCK_DATA_BYTES = 480
+
+
+class Layout(Protocol):
+    """What lies where in a scheme's own window."""
+
+    @property
+    def data_bytes(self) -> int:
+        """What HCCL_BUFFSIZE has to cover."""
+        ...
+
+    @property
+    def window_bytes(self) -> int:
+        """What one rank allocates."""
+        ...
+
+    @property
+    def zone_bytes(self) -> int:
+        """Bytes from one zone to the next."""
+        ...
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """All of them."""
+        ...
+
+    def region(self, name: str) -> Region:
+        """The region of this name."""
+        ...
 
 
 def align(size: int, to: int) -> int:
