@@ -24,10 +24,10 @@ from moe_triton.limits.rule import (
     absent,
     between,
 )
+from moe_triton.schemes import SCHEMES
 
 MAX_STATUS_ENTRIES = STATE_COMBINE_OFFSET // STATUS_ENTRY_BYTES
-# "direct" is not one of torch_npu's.
-SCHEMES = ("fullmesh_v1", "fullmesh_v2", "direct")
+DEFAULT, *OTHERS, LAST = SCHEMES["A3"]
 BANNED_REMEDY = "Use fullmesh_v1, or choose generation 'v4' or none."
 RELAXED_HIDDEN = f"relaxed=True allows {MIN_HIDDEN_RELAXED} and up for tests on the CPU."
 
@@ -53,16 +53,17 @@ shared_both_or_neither = Rule[[Config]](
 def _scheme_rule(c: Config) -> str:
     if c.scheme == "hierarchy":
         return "hierarchy, which crosses super nodes on A3, cannot be served"
-    return f"{c.product} has {list(SCHEMES)}"
+    return f"{c.product} has {list(SCHEMES[c.product])}"
 
 
 A3_RULES: tuple[ConfigRule, ...] = (
     Rule(
         "comm_alg",
-        '"", fullmesh_v1 (the default), fullmesh_v2 or direct; hierarchy (across super nodes) is not served',
-        lambda c: c.scheme in SCHEMES,
+        f'"", {", ".join([f"{DEFAULT} (the default)", *OTHERS])} or {LAST}; '
+        "hierarchy (across super nodes) is not served",
+        lambda c: c.scheme in SCHEMES[c.product],
         _scheme_rule,
-        "Use comm_alg='fullmesh_v1', or '' for the default.",
+        f"Use comm_alg={DEFAULT!r}, or '' for the default.",
     ),
     between("num_ranks", 2, 768, "Use a group of at least two ranks; on one rank there is nothing to send."),
     between("num_max_tokens_per_rank", 1, 512, "Split larger batches into several dispatches."),
