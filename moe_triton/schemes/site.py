@@ -63,13 +63,8 @@ class Site:
 
     @property
     def zones_on_device(self) -> bool:
-        """See `Scheme`."""
-        return self.scheme.zones_on_device
-
-    @property
-    def combine_waits_for_all(self) -> bool:
-        """See `Scheme`."""
-        return self.scheme.combine_waits_for_all
+        """See `RoundFacts`."""
+        return self.scheme.rounds.on_device
 
     @property
     def keeps_own(self) -> bool:
@@ -78,8 +73,10 @@ class Site:
 
     def zone_cell(self, operator: Operator) -> Hole:
         """Where an operator's zone stands."""
-        is_shared = self.scheme.shares_zones and operator == "combine"
-        return Hole("zones", ZONE_BYTES * OPERATORS.index("dispatch" if is_shared else operator))
+        shared = self.scheme.rounds.shared
+        return Hole(
+            "zones", ZONE_BYTES * min(map(OPERATORS.index, shared if operator in shared else (operator,)))
+        )
 
     def zone_of(self, operator: Operator, zone: int) -> dict[str, Value]:
         """How an Ascend C kernel finds an operator's zone."""

@@ -32,8 +32,8 @@ from moe_triton.layout import WORD_BYTES, DirectLayout
 from moe_triton.layout.call_word import call_word
 from moe_triton.schemes.common import steps as local
 from moe_triton.schemes.common.flags import barrier_plan, post, wait_for_ranks
-from moe_triton.schemes.scheme import Output, Refusal, Scheme
-from moe_triton.schemes.site import COMBINE_KIND, DISPATCH_WORD, Operator, launch_matching
+from moe_triton.schemes.scheme import Output, Refusal, RoundFacts, Scheme
+from moe_triton.schemes.site import COMBINE_KIND, DISPATCH_WORD, OPERATORS, Operator, launch_matching
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant, Variant
 
 
@@ -47,9 +47,6 @@ class Direct(Scheme):
     """
 
     layout_of = DirectLayout
-    combine_waits_for_all = True
-    # Outputs are another tensor in each zone.
-    zones_on_device = False
     refuses: ClassVar = {
         "torch_npu": Refusal(
             "torch_npu's functions have no way to place results in a window",
@@ -68,6 +65,15 @@ class Direct(Scheme):
         of_dispatch: tuple[tuple[Operator, Region], ...]
         of_dispatch = ("dispatch", layout.counts_status), ("dispatch", layout.rows_status)
         return (("barrier", layout.barrier_status), *of_dispatch, ("combine", layout.results_status))
+
+    @cached_property
+    def rounds(self) -> RoundFacts:
+        """See `Scheme`."""
+        return RoundFacts(
+            waiting=frozenset(OPERATORS),
+            no_graph=f"comm_alg={self.site.config.scheme!r} cannot be captured: its outputs are another "
+            "tensor in every other call. Use 'fullmesh_v1' or 'fullmesh_v2'.",
+        )
 
     def place(self, output: Output, itemsize: int) -> Region:
         """See `Scheme`."""
