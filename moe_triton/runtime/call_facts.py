@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from moe_triton.backends.base import WholeCall
-from moe_triton.layout import NUM_ZONES, TRAILER_WORDS, DirectLayout
+from moe_triton.layout import NUM_ZONES, TRAILER_WORDS
+from moe_triton.schemes.direct.layout import DirectLayout
 from moe_triton.schemes.site import Site
 from moe_triton.schemes.variants import DispatchVariant, Variant
 

@@ -18,11 +18,11 @@ import torch
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Plan
 from moe_triton.core.region import Region
-from moe_triton.layout import ExpertSlotsLayout, InbandLayout, WindowLayout
 from moe_triton.schemes.common.flags import barrier_plan
 from moe_triton.schemes.common.waits import ENTRY_FINDERS
 from moe_triton.schemes.fullmesh.combine import CombinePlans
 from moe_triton.schemes.fullmesh.dispatch import DispatchPlans
+from moe_triton.schemes.fullmesh.layout import ExpertSlotsLayout, InbandLayout, WindowLayout
 from moe_triton.schemes.fullmesh.waits import FINDERS
 from moe_triton.schemes.scheme import RoundFacts, SplitScheme, WindowSpec
 from moe_triton.schemes.site import OPERATORS, Operator, Site
