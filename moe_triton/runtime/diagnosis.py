@@ -17,12 +17,13 @@ from moe_triton.core.errors import (
     MoeTritonError,
 )
 from moe_triton.core.plan import Launch, Part
+from moe_triton.core.records import REPORT
 from moe_triton.layout import WindowLayout
 from moe_triton.runtime.disagreement import differing_fields, is_exchange, posted_instead
 from moe_triton.schemes.site import Site
 
 FLAG = 1.0
-REPORTED_ZONE = 3  # which word of a report
+REPORTED_ZONE = REPORT.word("zone")
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ import torch
 from moe_triton.core.ascendc import DISPATCH_WAIT, REPORT_MISMATCH
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Hole, Launch
+from moe_triton.core.records import REPORT
 from moe_triton.core.region import Region
 from moe_triton.layout import CALL_WORD, FLAG_BITS, NUM_ZONES, WORD_BYTES, DirectLayout, WindowLayout
 from moe_triton.layout.call_word import differences, operator_of
 from moe_triton.schemes.site import Site
 
-REPORTED_EXPECTED, REPORTED_FOUND = 4, 5  # which words of a report
+REPORTED_EXPECTED, REPORTED_FOUND = REPORT.word("expected_call"), REPORT.word("found_call")
 Memory = Mapping[str, torch.Tensor | int]
 
 
