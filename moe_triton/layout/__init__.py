@@ -22,6 +22,7 @@ from moe_triton.layout.common import (
     TRAILER_WORDS,
     UB_ALIGN,
     WORD_BYTES,
+    Layout,
     SlotLayout,
     align,
 )
@@ -35,8 +36,6 @@ from moe_triton.layout.fullmesh import (
     InbandLayout,
     WindowLayout,
 )
-
-Layout = WindowLayout | DirectLayout
 
 __all__ = [
     "BLOCK_BYTES",

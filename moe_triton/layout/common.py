@@ -10,6 +10,7 @@ A dispatch slot::
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from moe_triton.core import records
 from moe_triton.core.records import STAMP, STATUS_ENTRY, TRAILER
@@ -23,6 +24,34 @@ NUM_ZONES = 2
 STATUS_ENTRY_BYTES = STATUS_ENTRY.num_bytes
 STAMP_BYTES = STAMP.num_bytes
 TRAILER_MARK, TRAILER_WORDS = records.TRAILER_MARK, TRAILER.num_words
+
+
+class Layout(Protocol):
+    """What lies where in a scheme's own window."""
+
+    @property
+    def data_bytes(self) -> int:
+        """What HCCL_BUFFSIZE has to cover."""
+        ...
+
+    @property
+    def window_bytes(self) -> int:
+        """What one rank allocates."""
+        ...
+
+    @property
+    def zone_bytes(self) -> int:
+        """Bytes from one zone to the next."""
+        ...
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """All of them."""
+        ...
+
+    def region(self, name: str) -> Region:
+        """The region of this name."""
+        ...
 
 
 def align(size: int, to: int) -> int:

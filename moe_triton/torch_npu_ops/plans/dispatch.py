@@ -25,6 +25,7 @@ from moe_triton.limits import (
 )
 from moe_triton.runtime import arguments
 from moe_triton.runtime.communicator import Communicator
+from moe_triton.schemes import scheme_type
 from moe_triton.schemes.variants import DispatchVariant, Mask
 from moe_triton.torch_npu_ops import settings
 from moe_triton.torch_npu_ops.plans.base import OperatorPlan, call_site_of
@@ -103,13 +104,7 @@ def group_config(
             generation=chosen.generation,
         ).normalized()
         check_config(config)
-        if config.scheme == "direct":
-            raise ArgumentError(
-                "comm_alg",
-                repr(comm_alg),
-                "torch_npu's functions have no way to place results in a window",
-                "Use EPBuffer for it, or comm_alg='fullmesh_v1' here.",
-            )
+        scheme_type(config).check_offers("torch_npu", "comm_alg", comm_alg)
         check_call(config, call)
         check_buffer_size(config, buffer_megabytes(), tensor_parallel=call.tp_world_size == 2)
     except ArgumentError as error:
