@@ -24,7 +24,8 @@ import functools
 import torch
 
 from moe_triton.core.checks import check_positive, check_tensor
-from moe_triton.core.kernel import NAMES, Arg, TritonKernel
+from moe_triton.core.dtypes import NAMES
+from moe_triton.core.kernel import Arg, TritonKernel
 from moe_triton.kernels.checks import Launch, check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.rms_norm import LANES, row_columns, sum_in_lanes, sum_row

@@ -22,8 +22,9 @@ import functools
 import torch
 
 from moe_triton.core.checks import check_positive, check_tensor
+from moe_triton.core.dtypes import NAMES
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.kernel import NAMES, Arg, TritonKernel
+from moe_triton.core.kernel import Arg, TritonKernel
 from moe_triton.kernels.checks import Launch, check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
 

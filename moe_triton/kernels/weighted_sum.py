@@ -35,8 +35,9 @@ from dataclasses import dataclass
 import torch
 
 from moe_triton.core.checks import check_positive, check_tensor
+from moe_triton.core.dtypes import NAMES
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.kernel import NAMES, Arg, TritonKernel, chosen_args
+from moe_triton.core.kernel import Arg, TritonKernel, chosen_args
 from moe_triton.kernels.block_quantize import BLOCK_ELEMENTS
 from moe_triton.kernels.checks import Launch, check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton

@@ -20,6 +20,7 @@ from moe_triton.limits import (
     torch_npu_names,
 )
 from moe_triton.operators import Operator, Symbols, TensorArgument
+from moe_triton.schemes import scheme_type
 from moe_triton.torch_npu_ops import registry, settings
 from moe_triton.torch_npu_ops.elastic import deployment_of
 from moe_triton.torch_npu_ops.plan import CallSite, Named, OperatorPlan
@@ -117,13 +118,7 @@ def config_of(s: Symbols, call: Call) -> Config:
             generation=chosen.generation,
         ).normalized()
         check_config(config)
-        if config.scheme == "direct":
-            raise ArgumentError(
-                "comm_alg",
-                repr(comm_alg),
-                "torch_npu's functions have no way to place results in a window",
-                "Use EPBuffer for it, or comm_alg='fullmesh_v1' here.",
-            )
+        scheme_type(config).check_offers("torch_npu", "comm_alg", comm_alg)
         check_call(config, call)
         check_buffer_size(config, buffer_megabytes(), tensor_parallel=call.tp_world_size == 2)
     except ArgumentError as error:

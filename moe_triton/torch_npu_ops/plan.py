@@ -13,13 +13,13 @@ import torch
 from moe_triton.backends.base import TensorSpec
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError, BufferStateError
-from moe_triton.layout import exchange_layout_of, layout_of
 from moe_triton.operators import Symbols
 from moe_triton.operators.variants import Variant
 from moe_triton.runtime import arguments
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.executables import Phase
-from moe_triton.schemes.fullmesh import workspace_bytes
+from moe_triton.schemes.scheme import Scheme
+from moe_triton.schemes.site import Site
 from moe_triton.torch_npu_ops import registry
 from moe_triton.torch_npu_ops.elastic import Deployment
 
@@ -73,17 +73,18 @@ class OperatorPlan:
 
         HCCL_BUFFSIZE has to cover that of the group, and that between two tensor-parallel ranks by itself.
         """
-        config, rank = self.deployment.config, self.deployment.rank
-        group = layout_of(config).data_bytes
-        if self.site.exchange_rank is None:
-            return group
-        return group + exchange_layout_of(config, rank).data_bytes
+        return sum(window.layout.data_bytes for window in self._scheme.windows)
 
     @property
     def workspace_bytes(self) -> int:
         """Private bytes that this plan's kernels need between them."""
-        deployment = self.deployment
-        return workspace_bytes(deployment.config, deployment.rank, self.variant, self.site.exchange_rank)
+        return self._scheme.workspace_bytes(self.variant)
+
+    @cached_property
+    def _scheme(self) -> Scheme:
+        """To ask for sizes, before anything is made."""
+        place = self.deployment
+        return Site(place.config, place.rank, 1, 0, "cpu", self.site.exchange_rank).scheme
 
     @cached_property
     def access(self) -> registry.Access:

@@ -17,8 +17,9 @@ import torch
 
 from moe_triton import kernels
 from moe_triton.core.checks import check_choice, check_positive
+from moe_triton.core.dtypes import DTYPES
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.kernel import DTYPES, TritonKernel
+from moe_triton.core.kernel import TritonKernel
 from moe_triton.kernels import SumFeatures
 from moe_triton.layout import WORD_BYTES, SlotLayout
 
