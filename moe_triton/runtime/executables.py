@@ -6,11 +6,11 @@ from typing import Literal, cast
 
 import torch
 
-from moe_triton.backends.base import Backend, Calls, Executable, PreparedCalls, TraceLog
+from moe_triton.backends.base import Backend, Executable, PreparedCalls, TraceLog
 from moe_triton.core.errors import BufferStateError
 from moe_triton.core.plan import Plan
-from moe_triton.layout import DirectLayout
-from moe_triton.runtime.call_facts import whole_call
+from moe_triton.layout import NUM_ZONES, DirectLayout
+from moe_triton.runtime.buffer_calls import BufferCalls
 from moe_triton.runtime.plan_memory import PlanMemory
 from moe_triton.schemes import Scheme
 from moe_triton.schemes.site import Site
@@ -44,7 +44,7 @@ class Executables:
         self._memory, self.log = memory, log
         self._kept: dict[Key, Executable] = {}
         self._views: dict[tuple[str, int, torch.dtype], torch.Tensor] = {}
-        self.calls: Calls | None = None
+        self.calls: BufferCalls | None = None
 
     def operator(self, variant: Variant, zone: int, phase: Phase, parts: int) -> Executable:
         """A dispatch or combine, or a half of one."""
@@ -86,7 +86,7 @@ class Executables:
         tokens = None
         if isinstance(variant, DispatchVariant) and isinstance(self._site.layout, DirectLayout):
             tokens = self.window_view("rows", zone, variant.row_dtype)
-        self.calls.add(whole_call(variant, zone, parts, tokens), executable)
+        self.calls.add(variant, zone, parts, tokens, executable)
 
     def window_view(self, name: Literal["rows", "results"], zone: int, dtype: torch.dtype) -> torch.Tensor:
         """Direct: (A, H) elements of this rank's window, always by the same tensor.
@@ -113,13 +113,19 @@ class Executables:
             view = self._views[key] = flat.view(capacity, self._site.config.hidden)
         return view
 
+    def results_in_window(self) -> list[torch.Tensor]:
+        """Direct: where combine looks for results first, in each zone. Nowhere with other schemes."""
+        if not isinstance(self._site.layout, DirectLayout):
+            return []
+        return [self.window_view("results", zone, torch.bfloat16) for zone in range(NUM_ZONES)]
+
     def keys(self) -> list[Key]:
         """Of all that has been compiled."""
         return list(self._kept)
 
     def exchange(self, kept: Kept) -> Kept:
         """Others in place of those that have been compiled, which are returned. For benchmarks."""
-        before = self._kept, self.calls.exchange(kept[1]) if self.calls else ([], [])
+        before = self._kept, self.calls.exchange(kept[1]) if self.calls else {}
         self._kept = kept[0]
         return before
 
@@ -132,7 +138,7 @@ class Executables:
     def stop_calls(self) -> None:
         """Leaves every call to Python's way, which says why it cannot be."""
         if self.calls is not None:
-            self.calls.exchange(([], []))
+            self.calls.exchange({})
 
     def clear(self) -> None:
         """Forgets everything."""
