@@ -21,13 +21,13 @@ from moe_triton.core.config import Config, Product
 from moe_triton.core.errors import BufferStateError
 from moe_triton.core.tuning import Tuning
 from moe_triton.handle import DispatchHandle, DispatchOutput
-from moe_triton.layout import layout_of
 from moe_triton.limits import check_config, check_num_bytes, scheme_of
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.runtime import arguments, buffer_calls
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.construction import DEFAULT_TIMEOUT_S, Order, seconds_to_meet
 from moe_triton.runtime.trace import TracePath
+from moe_triton.schemes import layout_of
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant
 
 OPERATORS = ("dispatch", "combine")
@@ -123,7 +123,7 @@ class EPBuffer:
         self.config, self.rank = self._communicator.config, meeting.rank
         self.layout, self._backend = self._communicator.layout, self._communicator.backend
         self._id = next(_buffer_ids)
-        self._is_direct = self.config.scheme == "direct"
+        self._is_in_window = self._communicator.has_outputs_in_window
         self._kinds: dict[tuple[torch.dtype, str | None, bool, bool], buffer_calls.DispatchKind] = {}
         self._dispatch_arguments = buffer_calls.dispatch_arguments(self.config)
         of_dtype = functools.partial(buffer_calls.combine_arguments, self.config)
@@ -216,7 +216,7 @@ class EPBuffer:
         kind = self._kinds.get(key) or self._kind(*key)
         made = self._backend.empty_all([((num_ids,), torch.int32), *kind.specs])
         outputs = dict(zip(kind.names, made, strict=True))
-        if self._is_direct:
+        if self._is_in_window:
             outputs["tokens"] = self._communicator.window_tensor("rows", kind.variant.row_dtype)
         handle = DispatchHandle(
             buffer_id=self._id,
@@ -278,7 +278,7 @@ class EPBuffer:
         arguments.check_results(y, handle, self._communicator.capacity)
         arguments.check(wanted["topk_weights"], topk_weights, sizes, device)
         in_place = False
-        if self._is_direct:
+        if self._is_in_window:
             in_place = arguments.starts_at(self._communicator.window_tensor("results", y.dtype), y)
         out = self._backend.empty((handle.num_tokens, c.hidden), handle.dtype)
         bindings: dict[str, Any] = {
@@ -320,7 +320,7 @@ class EPBuffer:
             dtype = check_choice("dtype", dtype, buffer_calls.TOKEN_DTYPES)
         elif (dtype := self._latest_dtype) is None:
             raise BufferStateError("there was no dispatch yet. Pass a dtype.")
-        if self._is_direct:
+        if self._is_in_window:
             return self._communicator.window_tensor("results", dtype)
         return self._backend.empty((self._communicator.capacity, self.config.hidden), dtype)
 
@@ -329,7 +329,7 @@ class EPBuffer:
     ) -> buffer_calls.DispatchKind:
         smooth, weights = not is_plain, not is_unweighted
         variant = DispatchVariant(dtype, quantize is not None, smooth, weights, keeps_own=self._keeps_own)
-        kind = buffer_calls.DispatchKind.of(self._communicator.site, variant, not self._is_direct)
+        kind = buffer_calls.DispatchKind.of(self._communicator.site, variant, not self._is_in_window)
         self._kinds[dtype, quantize, is_plain, is_unweighted] = kind
         return kind
 

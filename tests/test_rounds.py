@@ -21,7 +21,8 @@ import pytest
 from moe_triton.backends.cpu.extension import extension
 from moe_triton.core.config import Config
 from moe_triton.core.errors import BufferStateError
-from moe_triton.runtime.rounds import RoundFacts, Rounds, round_facts
+from moe_triton.runtime.rounds import Rounds
+from moe_triton.schemes.scheme import RoundFacts
 from moe_triton.schemes.site import OPERATORS, Operator, Site
 from tests.headers import needs_headers
 
@@ -34,7 +35,7 @@ FLOWS = {"all": ALL, "own": OWN, "one way": ONE_WAY}
 
 def facts(scheme: str = "fullmesh_v1", target: str = "npu", num_zones: int = 2) -> RoundFacts:
     config = Config(2, 8, 64, 2, 4, scheme=scheme, relaxed=True).normalized()
-    return replace(round_facts(Site(config, 0, 1, timeout_us=1, target=target)), num_zones=num_zones)
+    return replace(Site(config, 0, 1, timeout_us=1, target=target).scheme.rounds, num_zones=num_zones)
 
 
 @functools.cache

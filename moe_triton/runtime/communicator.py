@@ -28,10 +28,9 @@ from moe_triton.runtime.exclusive import Exclusive
 from moe_triton.runtime.executables import Executables, Phase
 from moe_triton.runtime.halves import Halves
 from moe_triton.runtime.plan_memory import PlanMemory
-from moe_triton.runtime.rounds import Rounds, round_facts
+from moe_triton.runtime.rounds import Rounds
 from moe_triton.runtime.trace import Trace
 from moe_triton.runtime.unread import UnreadRuns
-from moe_triton.schemes import make_scheme
 from moe_triton.schemes.site import Operator
 from moe_triton.schemes.variants import DispatchVariant, Variant
 
@@ -81,23 +80,23 @@ class Communicator(Exclusive):
         self.config, self.rank = self.site.config, self.site.rank
         self.layout = self.site.layout
         self.capacity = self.site.capacity
-        self._scheme = make_scheme(self.site)
-        self._rounds = Rounds(round_facts(self.site))
+        self._scheme = self.site.scheme
+        self._rounds = Rounds(self._scheme.rounds)
         self.counts = self._rounds.counts
         self._trace = None
         if prepared.file:
             self._trace = Trace.start(prepared.file, self.site, self.backend, self.counts, meetings)
         self._windows: list[Window] = []
-        layouts = [self.layout, self.site.exchange] if len(meetings) > 1 else [self.layout]
-        for layout, meeting in zip(layouts, meetings, strict=True):
-            window = self.backend.make_window(layout.window_bytes, meeting)
+        of_group = dict(zip(("expert", "tensor"), meetings, strict=False))
+        for spec in self._scheme.windows:
+            window = self.backend.make_window(spec.layout.window_bytes, of_group[spec.group])
             made.callback(window.close)
             self._windows.append(window)
         self._memory = PlanMemory(self.site, self._windows, self.backend.device)
         self._fixed = self._memory.bindings
         made.callback(self._fixed.clear)
         log = self._trace.log if self._trace else None
-        self._executables = Executables(self.site, self._scheme, self.backend, self._memory, log)
+        self._executables = Executables(self._scheme, self.backend, self._memory, log)
         self._last: dict[str, Executable] = {}
         self._halves = Halves()
         self._is_in_graph = False
@@ -306,7 +305,14 @@ class Communicator(Exclusive):
             (A, H): memory of this rank's window.
         """
         zone = self._rounds.zone("dispatch" if name == "rows" else "combine")
-        return self._executables.window_view(name, zone, dtype)
+        view = self._executables.window_view(name, zone, dtype)
+        assert view is not None
+        return view
+
+    @property
+    def has_outputs_in_window(self) -> bool:
+        """Whether `window_tensor` has one: otherwise outputs are tensors of their own."""
+        return self._scheme.place("rows", 1) is not None
 
     @property
     def window_base(self) -> int:

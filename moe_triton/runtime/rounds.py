@@ -9,51 +9,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from moe_triton.core.errors import BufferStateError
-from moe_triton.layout import NUM_ZONES
-from moe_triton.schemes.site import OPERATORS, Operator, Site
+from moe_triton.schemes.scheme import RoundFacts
+from moe_triton.schemes.site import OPERATORS, Operator
 
 _NUMBERS: dict[str, int] = {operator: number for number, operator in enumerate(OPERATORS)}
 _PerOperator = ctypes.c_uint64 * len(OPERATORS)
-
-
-@dataclass(frozen=True)
-class RoundFacts:
-    """What a scheme says of its zones.
-
-    Attributes:
-        num_zones: how many zones an operator's runs alternate among.
-        waiting: operators that wait for every rank, and so separate the runs of those that do not.
-        shared: operators that take turns in the same zones; the others have zones of their own.
-        on_device: kernels look their zone up in device memory: plans are the same for all zones, and a graph
-            may run any number of times.
-        no_graph: why no graph may hold its operators; empty where one may.
-    """
-
-    num_zones: int = NUM_ZONES
-    waiting: frozenset[Operator] = frozenset({"dispatch", "barrier"})
-    shared: frozenset[Operator] = frozenset()
-    on_device: bool = False
-    no_graph: str = ""
-
-
-def round_facts(site: Site) -> RoundFacts:
-    """Those of the scheme that runs at a place."""
-    waiting: set[Operator] = {"dispatch", "barrier"}
-    if site.combine_waits_for_all:
-        waiting.add("combine")
-    no_graph = (
-        ""
-        if site.zones_on_device
-        else (
-            f"comm_alg={site.config.scheme!r} cannot be captured: its outputs are another tensor in every "
-            f"other call. Use 'fullmesh_v1' or 'fullmesh_v2'."
-        )
-    )
-    shared = frozenset[Operator](("dispatch", "combine") if site.is_version_1 else ())
-    return RoundFacts(NUM_ZONES, frozenset(waiting), shared, site.zones_on_device, no_graph)
 
 
 class RoundsRecord(ctypes.Structure):

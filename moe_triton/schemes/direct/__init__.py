@@ -1,0 +1,293 @@
+"""Direct dispatch and pull combine: rows go to their final place, results are read where they are.
+
+Dispatch: each rank sends its counts to all others (counts, flag, wait). From the counts of all it finds
+where its rows begin in every receiver's output, writes them there, and raises one flag for all of them.
+Combine: each rank says that its results are in its window, waits for every rank's word, and reads the rows
+that it needs out of the peers' windows as it sums them.
+
+What guards what, in zone z of round i:
+
+- the counts flag guards a source's counts. The same flag says that the receiver has entered dispatch i and
+  given up the output of dispatch i - 2, which lies in the same zone: no row is written before it is seen.
+- the rows flag guards all rows and stamps of a source.
+- the results flag guards all results of a rank.
+
+Two zones are enough because each of these waits is for every rank: a rank that has ended operator i + 1 has
+seen every peer's flag of i + 1, which that peer posted after it ended i. So whoever posts flags or counts of
+i + 2, or writes results for i + 2, comes after the last read of what i left in the same zone.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import ClassVar
+
+from moe_triton.core import ascendc
+from moe_triton.core.plan import Hole, Launch, Plan, Value, launch
+from moe_triton.core.region import Region
+from moe_triton.kernels.places import places_kernel, starts_kernel
+from moe_triton.kernels.stamps import stamps_kernel
+from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
+from moe_triton.layout import WORD_BYTES
+from moe_triton.layout.call_word import call_word
+from moe_triton.schemes.common import steps as local
+from moe_triton.schemes.common.flags import barrier_plan, post, wait_for_ranks
+from moe_triton.schemes.direct.layout import DirectLayout
+from moe_triton.schemes.scheme import Output, Refusal, RoundFacts, Scheme
+from moe_triton.schemes.site import COMBINE_KIND, DISPATCH_WORD, OPERATORS, Operator, launch_matching
+from moe_triton.schemes.variants import CombineVariant, DispatchVariant, Variant
+
+
+class Direct(Scheme):
+    """Builds the plans of one rank.
+
+    Holes: x, topk_idx, expand_idx, num_tokens, num_ids, peers, peer_offsets, window, recv_offsets,
+    tokens_per_expert, triples, report; smooth_scales, topk_weights, scales, weights where the variant has
+    them; combine: topk_idx, num_tokens, out, topk_weights, and y where results have to be copied; and names
+    of `Site.scratch`.
+    """
+
+    layout_of = DirectLayout
+    refuses: ClassVar = {
+        "torch_npu": Refusal(
+            "torch_npu's functions have no way to place results in a window",
+            "Use EPBuffer for it, or comm_alg='fullmesh_v1' here.",
+        ),
+    }
+
+    @cached_property
+    def _layout(self) -> DirectLayout:
+        return DirectLayout(self.site.config)
+
+    @property
+    def statuses(self) -> tuple[tuple[Operator, Region], ...]:
+        """See `Scheme`."""
+        layout = self._layout
+        of_dispatch: tuple[tuple[Operator, Region], ...]
+        of_dispatch = ("dispatch", layout.counts_status), ("dispatch", layout.rows_status)
+        return (("barrier", layout.barrier_status), *of_dispatch, ("combine", layout.results_status))
+
+    @cached_property
+    def rounds(self) -> RoundFacts:
+        """See `Scheme`."""
+        return RoundFacts(
+            waiting=frozenset(OPERATORS),
+            no_graph=f"comm_alg={self.site.config.scheme!r} cannot be captured: its outputs are another "
+            "tensor in every other call. Use 'fullmesh_v1' or 'fullmesh_v2'.",
+        )
+
+    def place(self, output: Output, itemsize: int) -> Region:
+        """See `Scheme`."""
+        return self._layout.rows(itemsize) if output == "rows" else self._layout.results
+
+    def whole(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
+        """The plan of the whole operator. Rows are packed while counts travel, in one part."""
+        if isinstance(variant, DispatchVariant):
+            return Plan("dispatch", zone, tuple(self._dispatch(variant, zone)))
+        return Plan("combine", zone, tuple(self._combine(variant, zone)))
+
+    def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:
+        """See `barrier_plan`."""
+        return barrier_plan(self.site, self._layout.barrier_status, zone, timeout_us)
+
+    def _dispatch(self, variant: DispatchVariant, zone: int) -> list[Launch]:
+        steps = [local.share(self.site, variant)] if self.site.config.num_shared_experts else []
+        steps += [local.route(self.site, variant), self._send_counts(variant, zone)]
+        if variant.quantize:
+            steps.append(local.pack(self.site, variant, Hole("packed_scales")))
+        return [
+            *steps,
+            self._wait_for_counts(variant, zone),
+            self._starts(zone),
+            self._places(),
+            self._send_rows(variant, zone),
+            post(self.site, "flag", self._layout.rows_status, "dispatch", zone, variant.kind),
+            local.offsets(self.site, variant),
+            wait_for_ranks(self.site, "wait", self._layout.rows_status, "dispatch", zone, variant.kind),
+            self._stamps(variant, zone),
+        ]
+
+    def _combine(self, variant: CombineVariant, zone: int) -> list[Launch]:
+        steps = [] if variant.in_place else [self._copy_results(zone)]
+        return [
+            *steps,
+            post(self.site, "flag", self._layout.results_status, "combine", zone, variant.kind, keep=True),
+            wait_for_ranks(self.site, "wait", self._layout.results_status, "combine", zone, variant.kind),
+            self._pull(variant, zone),
+        ]
+
+    def _wait_for_counts(self, variant: DispatchVariant, zone: int) -> Launch:
+        step, status = "wait for counts", self._layout.counts_status
+        return wait_for_ranks(self.site, step, status, "dispatch", zone, variant.kind, sent=DISPATCH_WORD)
+
+    def _send_counts(self, variant: DispatchVariant, zone: int) -> Launch:
+        c, layout = self.site.config, self._layout
+        return launch(
+            "send counts",
+            ascendc.COUNTS_SEND,
+            "communication",
+            1,
+            counts=Hole("counts"),
+            shared_counts=Hole("shared_counts") if c.num_shared_ranks else 0,
+            num_experts=c.num_experts,
+            num_shared_ranks=c.num_shared_ranks,
+            peers=Hole("peers"),
+            num_ranks=c.num_ranks,
+            rank=self.site.rank,
+            zone=zone,
+            call=call_word("dispatch", variant.kind),
+            combine_kind=COMBINE_KIND,
+            dispatch_word=DISPATCH_WORD,
+            slots=layout.counts.words(),
+            status=layout.counts_status.words(),
+            report=Hole("report"),
+        )
+
+    def _starts(self, zone: int) -> Launch:
+        c, site, counts = self.site.config, self.site, self._layout.counts
+        return launch(
+            "starts",
+            starts_kernel(site.target),
+            "compute",
+            1,
+            counts=Hole("window", counts.offset(zone=zone)),
+            starts=Hole("starts"),
+            recv_counts=Hole("recv_counts"),
+            num_ranks=c.num_ranks,
+            rank=site.rank,
+            num_shared_ranks=c.num_shared_ranks,
+            num_local_experts=c.num_local_experts,
+            count_stride=counts.stride("source") // WORD_BYTES,
+            max_count=c.num_max_tokens_per_rank,
+        )
+
+    def _places(self) -> Launch:
+        c = self.site.config
+        return launch_matching(
+            "places",
+            places_kernel(c.num_topk, c.num_shared_experts),
+            "compute",
+            1,
+            {
+                "topk_idx": Hole("topk_idx"),
+                "expand_idx": Hole("expand_idx"),
+                "starts": Hole("starts"),
+                "shared_ranks": Hole("shared_ranks"),
+                "shared_slots": Hole("shared_slots"),
+                "peer_offsets": Hole("peer_offsets"),
+                "places": Hole("places"),
+                "shared_places": Hole("shared_places"),
+                "offsets": Hole("result_offsets"),
+                "num_tokens": Hole("num_tokens"),
+                "num_experts": c.num_experts,
+                "num_shared_ranks": c.num_shared_ranks,
+                "num_local_experts": c.num_local_experts,
+                "capacity": self._layout.capacity,
+                "hidden": c.hidden,
+            },
+        )
+
+    def _send_rows(self, variant: DispatchVariant, zone: int) -> Launch:
+        c, layout, slot = self.site.config, self._layout, local.slot_of(self.site, variant)
+        has_shared = c.num_shared_experts > 0
+        return launch(
+            "send",
+            ascendc.DIRECT_SEND,
+            "communication",
+            self.site.num_blocks,
+            rows=local.packed_of(variant) if variant.quantize else Hole("x"),
+            row_stride=slot.packed_bytes if variant.quantize else slot.row_bytes,
+            row_bytes=slot.row_bytes,
+            scales=Hole("packed_scales") if variant.quantize else 0,
+            rows_per_token=c.num_results_per_token if variant.smooth else 1,
+            topk_idx=Hole("topk_idx"),
+            topk_weights=Hole("topk_weights") if variant.weights else 0,
+            expand_idx=Hole("places"),
+            shared_ranks=Hole("shared_ranks") if has_shared else 0,
+            shared_slots=Hole("shared_places") if has_shared else 0,
+            peers=Hole("peers"),
+            first_token=0,
+            num_tokens=Hole("num_tokens"),
+            topk=c.num_topk,
+            num_experts=c.num_experts,
+            num_local_experts=c.num_local_experts,
+            num_shared_experts=c.num_shared_experts,
+            num_shared_ranks=c.num_shared_ranks,
+            num_ranks=c.num_ranks,
+            rank=self.site.rank,
+            zone=zone,
+            slots=layout.rows(slot.itemsize).words(),
+            stamps=layout.stamps.words(),
+            report=Hole("report"),
+        )
+
+    def _stamps(self, variant: DispatchVariant, zone: int) -> Launch:
+        site, stamps = self.site, Hole("window", self._layout.stamps.offset(zone=zone))
+        return launch_matching(
+            "stamps",
+            stamps_kernel(variant.weights, variant.quantize),
+            "compute",
+            1,
+            {
+                "stamps": stamps,
+                "stamp_floats": stamps,
+                "num_rows": Hole("recv_offsets", WORD_BYTES * (site.num_entries - 1)),
+                "out_triples": Hole("triples"),
+                "out_weights": Hole("weights"),
+                "out_scales": Hole("scales"),
+                "capacity": site.capacity,
+            },
+        )
+
+    def _copy_results(self, zone: int) -> Launch:
+        """To our own window, where experts left them elsewhere: as many bytes as a push would move."""
+        site, layout = self.site, self._layout
+        no_header: Value = (0,) * 5
+        return launch(
+            "copy",
+            ascendc.EXCHANGE_SEND,
+            "communication",
+            site.num_blocks,
+            rows=Hole("y"),
+            row_bytes=layout.row_bytes,
+            scales=0,
+            scale_offset=0,
+            first_row=0,
+            num_rows=Hole("recv_offsets", WORD_BYTES * (site.num_entries - 1)),
+            capacity=Hole("num_rows"),
+            header=0,
+            header_words=0,
+            peers=Hole("peers"),
+            peer=site.rank,
+            **site.zone_of("combine", zone),
+            slots=layout.results.words(),
+            headers=no_header,
+            report=Hole("report"),
+        )
+
+    def _pull(self, variant: CombineVariant, zone: int) -> Launch:
+        c, site = self.site.config, self.site
+        return launch_matching(
+            "sum",
+            weighted_sum_kernel(
+                variant.dtype,
+                c.hidden,
+                c.num_topk,
+                c.num_shared_experts,
+                variant.weights,
+                site.target,
+                features=SumFeatures(by_offset=True),
+            ),
+            "compute",
+            site.num_blocks,
+            {
+                "slots": Hole("window", self._layout.results.offset(zone=zone)),
+                "topk_idx": Hole("topk_idx"),
+                "topk_weights": Hole("topk_weights") if variant.weights else 0,
+                "offsets": Hole("result_offsets"),
+                "out": Hole("out"),
+                "first_token": 0,
+                "num_tokens": Hole("num_tokens"),
+                "num_experts": c.num_experts,
+            },
+        )

@@ -1,0 +1,228 @@
+"""The windows of the slot schemes: every row has a place of its own, whoever sends what.
+
+The window of a rank, A3 fullmesh (sizes in bytes)::
+
+    0       state: zone 0 {dispatch entries, combine entries}, zone 1 {the same}     1 MB
+    1 MB    data:  zone 0 {combine slots, dispatch slots}, zone 1 {the same}
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from moe_triton.core.config import Config
+from moe_triton.core.region import Region, region_of
+from moe_triton.layout.common import (
+    BLOCK_BYTES,
+    BLOCK_DATA_BYTES,
+    NUM_ZONES,
+    SLOT_ALIGN,
+    STATE_BARRIER_OFFSET,
+    STATE_BYTES,
+    STATE_COMBINE_OFFSET,
+    STATE_PEER_OFFSET,
+    STATE_ZONE_STRIDE,
+    STATUS_ENTRY_BYTES,
+    SlotLayout,
+    align,
+    entry_per_rank,
+)
+
+# What a window of the A3 layouts holds.
+WINDOW_REGIONS = (
+    "dispatch_slots",
+    "combine_slots",
+    "dispatch_status",
+    "combine_status",
+    "barrier_status",
+    "peer_status",
+)
+
+
+@dataclass(frozen=True)
+class WindowLayout:
+    """The A3 fullmesh window of a `Config`. The same on every rank.
+
+    Sizes follow the published formula (docs/limits.md, "Window memory: HCCL_BUFFSIZE"): slots are strided
+    for 16-bit rows whether or not a call quantises, so that region bases stay fixed for the life of the
+    window.
+    """
+
+    config: Config
+
+    @cached_property
+    def slot_stride(self) -> int:
+        """Bytes from one dispatch slot to the next."""
+        return align(SlotLayout(self.config.hidden, 2).packed_bytes, SLOT_ALIGN)
+
+    @cached_property
+    def combine_stride(self) -> int:
+        """Bytes from one combine slot to the next."""
+        return align(2 * self.config.hidden, SLOT_ALIGN)
+
+    @cached_property
+    def combine_zone_bytes(self) -> int:
+        """Bytes of the combine slots of one zone."""
+        c = self.config
+        return c.num_max_tokens_per_rank * c.num_results_per_token * self.combine_stride
+
+    @cached_property
+    def dispatch_zone_bytes(self) -> int:
+        """Bytes of the dispatch slots of one zone."""
+        c = self.config
+        return c.num_local_experts * c.num_max_tokens_per_rank * c.num_ranks * self.slot_stride
+
+    @cached_property
+    def zone_bytes(self) -> int:
+        """Bytes from one zone to the next."""
+        return self.combine_zone_bytes + self.dispatch_zone_bytes
+
+    @property
+    def dispatch_base(self) -> int:
+        """First byte of zone 0's dispatch slots."""
+        return STATE_BYTES + self.combine_zone_bytes
+
+    @property
+    def data_bytes(self) -> int:
+        """What HCCL_BUFFSIZE has to cover."""
+        return NUM_ZONES * self.zone_bytes
+
+    @property
+    def window_bytes(self) -> int:
+        """State and data together: what one rank allocates."""
+        return STATE_BYTES + self.data_bytes
+
+    @cached_property
+    def dispatch_slots(self) -> Region:
+        """Slot of the ``index``-th row from ``source`` for local ``expert``."""
+        c, stride = self.config, self.slot_stride
+        rows = c.num_max_tokens_per_rank
+        return region_of(
+            "dispatch_slots",
+            self.dispatch_base,
+            stride,
+            (NUM_ZONES, self.zone_bytes),
+            (c.num_ranks, c.num_local_experts * rows * stride),
+            (c.num_local_experts, rows * stride),
+            (rows, stride),
+        )
+
+    @cached_property
+    def combine_slots(self) -> Region:
+        """Result ``k`` of a token: K routed ones, then S shared ones, contiguous per token."""
+        c, stride = self.config, self.combine_stride
+        return region_of(
+            "combine_slots",
+            STATE_BYTES,
+            stride,
+            (NUM_ZONES, self.zone_bytes),
+            (c.num_max_tokens_per_rank, c.num_results_per_token * stride),
+            (c.num_results_per_token, stride),
+        )
+
+    @cached_property
+    def dispatch_status(self) -> Region:
+        """Entry {1.0f, int32 count} that ``source`` posts for local ``expert``, expert-major."""
+        c = self.config
+        return region_of(
+            "dispatch_status",
+            0,
+            STATUS_ENTRY_BYTES,
+            (NUM_ZONES, STATE_ZONE_STRIDE),
+            (c.num_local_experts, c.num_ranks * STATUS_ENTRY_BYTES),
+            (c.num_ranks, STATUS_ENTRY_BYTES),
+        )
+
+    @cached_property
+    def combine_status(self) -> Region:
+        """Entry of eight 1.0f that announces result ``k`` of a token."""
+        c = self.config
+        return region_of(
+            "combine_status",
+            STATE_COMBINE_OFFSET,
+            STATUS_ENTRY_BYTES,
+            (NUM_ZONES, STATE_ZONE_STRIDE),
+            (c.num_max_tokens_per_rank, c.num_results_per_token * STATUS_ENTRY_BYTES),
+            (c.num_results_per_token, STATUS_ENTRY_BYTES),
+        )
+
+    @cached_property
+    def barrier_status(self) -> Region:
+        """Entry that ``source`` posts in a barrier (expert is 0)."""
+        return self._entry_per_rank("barrier_status", STATE_BARRIER_OFFSET)
+
+    @cached_property
+    def peer_status(self) -> Region:
+        """Entry that ``source`` posts once all its results are there (expert is 0): V1's combine."""
+        return self._entry_per_rank("peer_status", STATE_PEER_OFFSET)
+
+    def _entry_per_rank(self, name: str, base: int) -> Region:
+        return entry_per_rank(name, base, STATE_ZONE_STRIDE, self.config.num_ranks)
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """All of them."""
+        return tuple(self.region(name) for name in WINDOW_REGIONS)
+
+    def region(self, name: str) -> Region:
+        """The region of this name."""
+        if name not in WINDOW_REGIONS:
+            raise KeyError(name)
+        region: Region = getattr(self, name)
+        return region
+
+
+class InbandLayout(WindowLayout):
+    """fullmesh_v2: a dispatch slot is cut into blocks that carry their flags."""
+
+    @cached_property
+    def slot_stride(self) -> int:
+        """Bytes from one dispatch slot to the next."""
+        blocks = -(-SlotLayout(self.config.hidden, 2).packed_bytes // BLOCK_DATA_BYTES)
+        return blocks * BLOCK_BYTES
+
+
+class ExpertSlotsLayout(WindowLayout):
+    """V1: a result's slot is named by its expert and its number there, as ``expand_idx`` counts.
+
+    Dispatch and combine use the same bytes of a zone in turn: each of them waits for every rank, and one
+    toggle serves both. Sizes follow V1's formula (docs/limits.md, "Window memory: HCCL_BUFFSIZE"): slots of
+    2 * (H + 128) bytes.
+    """
+
+    @cached_property
+    def slot_stride(self) -> int:
+        """Bytes from one slot to the next."""
+        return 2 * (self.config.hidden + 128)
+
+    @property
+    def combine_stride(self) -> int:
+        """Bytes from one combine slot to the next."""
+        return self.slot_stride
+
+    @cached_property
+    def zone_bytes(self) -> int:
+        """Bytes from one zone to the next."""
+        c = self.config
+        slots = c.num_ranks * c.num_local_experts + c.num_topk + 1
+        return c.num_max_tokens_per_rank * self.slot_stride * slots
+
+    @property
+    def dispatch_base(self) -> int:
+        """First byte of zone 0's dispatch slots."""
+        return STATE_BYTES
+
+    @cached_property
+    def combine_slots(self) -> Region:
+        """Result number ``token`` of expert ``k``; expert M is the shared one, numbered by token."""
+        c, stride = self.config, self.slot_stride
+        rows = c.num_max_tokens_per_rank
+        return region_of(
+            "combine_slots",
+            STATE_BYTES,
+            stride,
+            (NUM_ZONES, self.zone_bytes),
+            (rows, stride),
+            (c.num_experts + 1, rows * stride),
+        )
