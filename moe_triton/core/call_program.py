@@ -197,6 +197,7 @@ class CallProgram:
         registers: of the checks on them.
         key: registers that tell the plans apart.
         objects: that choices are from.
+        label: tells programs of one operator apart; "" where there is one.
     """
 
     operator_id: int
@@ -205,6 +206,7 @@ class CallProgram:
     registers: Registers
     key: tuple[int, ...]
     objects: tuple[object, ...] = ()
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,7 @@ class PlanProgram:
     """How a call runs one plan.
 
     Attributes:
-        name: of the operator.
+        name: of the operator, or the label of its program.
         key: what the program's key registers hold for this plan.
         registers: behind the program's.
         holes: a register for each of the plan's.

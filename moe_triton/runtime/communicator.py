@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from moe_triton.backends.base import Bindings, CallSetting, Executable, Window
+from moe_triton.backends.base import Bindings, Calls, CallSetting, Executable, Window
 from moe_triton.backends.waits import Waiting
 from moe_triton.core.ascendc import REPORT_MISMATCH
 from moe_triton.core.errors import BufferStateError
@@ -25,7 +25,7 @@ from moe_triton.runtime.buffer_calls import BufferCalls
 from moe_triton.runtime.construction import Order, Prepared, prepare
 from moe_triton.runtime.diagnosis import Call, failure
 from moe_triton.runtime.exclusive import Exclusive
-from moe_triton.runtime.executables import Executables, Phase
+from moe_triton.runtime.executables import Executables, Phase, PlanCalls
 from moe_triton.runtime.halves import Halves
 from moe_triton.runtime.plan_memory import PlanMemory
 from moe_triton.runtime.rounds import Rounds
@@ -141,7 +141,9 @@ class Communicator(Exclusive):
                 self._full_wait()
             self._rounds.begin(operator)
         zone = self._rounds.zone(operator)
-        executable = self._executables.operator(variant, zone, phase, self._parts(operator, bindings))
+        tokens = bindings.get("num_tokens", 0)  # combine's setup works on rows
+        assert isinstance(tokens, int)
+        executable = self._executables.operator(variant, zone, phase, self.parts(operator, tokens))
         number = self.counts[operator]
         try:
             self._execute(operator, executable, bindings, turn=phase != "setup")
@@ -194,9 +196,8 @@ class Communicator(Exclusive):
             self._give_up(f"a wait for the device ended in {type(error).__name__}")
             raise
 
-    def _parts(self, operator: str, bindings: Bindings) -> int:
-        tokens = bindings.get("num_tokens", 0)  # combine's setup works on rows
-        assert isinstance(tokens, int)
+    def parts(self, operator: str, tokens: int) -> int:
+        """How many parts an operator on so many tokens is cut into."""
         tuning = self.site.tuning
         each = tuning.dispatch_tokens if operator == "dispatch" else tuning.combine_tokens
         return -(-tokens // each) if tokens > each else 1
@@ -242,6 +243,25 @@ class Communicator(Exclusive):
             output_type: what its dispatch returns.
             handle_type: of the handle in that.
         """
+        calls = self.native_calls(buffer_id, handle_type)
+        if calls is None:
+            return None
+        results = self._executables.results_in_window()
+        made = BufferCalls(self.site, calls, buffer_id, self.window_base, results, output_type)
+        self.use_calls(made)
+        return made
+
+    def use_calls(self, calls: PlanCalls) -> None:
+        """Lets a faster way have every plan that is compiled from now on."""
+        self._executables.calls = calls
+
+    def native_calls(self, owner: int, handle_type: type) -> Calls | None:
+        """The back end's native calls, for programs of this communicator; None where it has none.
+
+        Args:
+            owner: whose handles later calls take.
+            handle_type: of handles.
+        """
         me = weakref.ref(self)
 
         def failed(
@@ -252,13 +272,7 @@ class Communicator(Exclusive):
             communicator._end(operator, executable, code, bindings)
 
         shared = self._rounds.record, self._last, self._lock
-        calls = self.backend.make_calls(CallSetting(buffer_id, *shared, handle_type, self._waits, failed))
-        if calls is None:
-            return None
-        results = self._executables.results_in_window()
-        made = BufferCalls(self.site, calls, buffer_id, self.window_base, results, output_type)
-        self._executables.calls = made
-        return made
+        return self.backend.make_calls(CallSetting(owner, *shared, handle_type, self._waits, failed))
 
     def _end(
         self, operator: Operator, executable: Executable, report: Callable[[], int], bindings: Bindings
@@ -322,6 +336,15 @@ class Communicator(Exclusive):
     def in_flight(self, operator: str) -> Variant | None:
         """What an operator was set up for that is not torn down yet, or None."""
         return self._halves.variants.get(operator)
+
+    @property
+    def calls(self) -> PlanCalls | None:
+        """The faster way for whole calls, or None."""
+        return self._executables.calls
+
+    def note_use(self) -> None:
+        """Counts a call that has gone the faster way."""
+        self.last_use = next(_clock)
 
     @property
     def is_idle(self) -> bool:

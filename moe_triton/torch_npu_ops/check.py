@@ -161,7 +161,7 @@ def check_whole(plan: OperatorPlan, named: Named) -> None:
             f"this rank can have received {most}, whether or not it has",
             "Pass as many rows as dispatch's expand_x has.",
         )
-    index = "expand_idx" if s.is_given("expand_idx") else "assist_info_for_combine"
+    index = plan.index
     words, needed = math.prod(s.given[index]), s["A"] * 128
     if not v1 and s.operator.name != "combine_teardown" and words < needed:
         raise ArgumentError(

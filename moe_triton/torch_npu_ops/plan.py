@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from operator import itemgetter
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -22,6 +23,7 @@ from moe_triton.schemes.scheme import Scheme
 from moe_triton.schemes.site import Site
 from moe_triton.torch_npu_ops import registry
 from moe_triton.torch_npu_ops.elastic import Deployment
+from moe_triton.torch_npu_ops.native import NativeCalls, PlanCall
 
 Named = dict[str, Any]
 Bindings = dict[str, Any]
@@ -119,6 +121,14 @@ class OperatorPlan:
             CommunicationTimeoutError: a rank's data did not come in time.
         """
         communicator = self._find_communicator(named)
+        native = self.access.native
+        if native is None:
+            native = self.access.native = self._make_native(communicator)
+        if native and communicator.is_idle:
+            made = native(*self._get_inputs(named))
+            if made is not None:
+                communicator.note_use()
+                return made
         bindings = self._constants.copy()
         for hole, name in self.inputs:
             bindings[hole] = named[name]
@@ -137,6 +147,40 @@ class OperatorPlan:
     def _whole(self) -> str:
         """The operator that this is, or is a half of."""
         return self.symbols.operator.name.partition("_")[0]
+
+    @cached_property
+    def _get_inputs(self) -> Callable[[Named], tuple[Any, ...]]:
+        return itemgetter(*dict.fromkeys(name for _, name in self.inputs))
+
+    def _make_native(self, communicator: Communicator) -> Callable[..., Any] | Literal[False]:
+        """A native call for calls of this plan; False where there is none."""
+        calls = communicator.calls
+        # Masked ids are made, and tails of outputs set, in Python.
+        unusual = self._phase != "whole" or self.strided or self.variant.mask != "none" or self._unwritten
+        if unusual or not isinstance(calls, NativeCalls):
+            return False
+        s, operator = self.symbols, self._whole
+        dims = {name: len(s.given[name]) for name in dict.fromkeys(name for _, name in self.inputs)}
+        outputs = [(o.name, o.hole, *s.spec(o)) for o in s.operator.outputs]
+        bounds = None
+        constants = self._constants
+        if operator == "combine":
+            bounds = min(s["rows"], communicator.capacity), self.num_entries - 1
+            constants = constants | {"num_rows": self._num_rows(s["rows"])}
+        sizes = s["BS"], s["K"]
+        program = PlanCall(operator, self.inputs, dims, outputs, constants, self.num_ids, sizes, bounds)
+        return calls.call(program, self.variant, communicator.parts(operator, s["BS"]))
+
+    def _num_rows(self, known: int) -> int:
+        """How many results combine looks at, of so many: there is a triple for each in the second version."""
+        if self.symbols.operator.version == 1 or self.variant.exchange:
+            return known
+        return min(known, math.prod(self.symbols.given[self.index]) // 3)
+
+    @property
+    def index(self) -> str:
+        """The argument that says where combine's results go."""
+        return "expand_idx" if self.symbols.is_given("expand_idx") else "assist_info_for_combine"
 
     def _find_communicator(self, named: Named) -> Communicator:
         return self.access.communicator()
@@ -244,9 +288,7 @@ class CombinePlan(OperatorPlan):
                     f"expand_x has {rows} rows and at most {communicator.capacity} can have been received",
                     "Pass ep_recv_counts of the matching dispatch.",
                 )
-        if self.symbols.operator.version != 1 and not self.variant.exchange:
-            known = min(known, bindings["triples"].numel() // 3)
-        bindings["num_rows"] = known
+        bindings["num_rows"] = self._num_rows(known)
 
     @cached_property
     def _constants(self) -> Bindings:

@@ -6,7 +6,9 @@ be given with `register_group`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -18,7 +20,7 @@ from moe_triton.limits import MAX_GROUP_NAME
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.construction import Order, seconds_to_meet
-from moe_triton.torch_npu_ops import settings
+from moe_triton.torch_npu_ops import native, settings
 from moe_triton.torch_npu_ops.declared import check_group
 
 # Shapes that one group serves at a time. Every rank makes the same calls, so all drop the same one.
@@ -187,6 +189,7 @@ def communicator(place: Place) -> Communicator:
         trace=chosen.trace,
     )
     made = Communicator(meeting, order, exchange)
+    native.attach(made)
     if oldest is not None:
         kept.pop(oldest).close()
     kept[place, chosen] = made
@@ -219,6 +222,8 @@ class Access:
         self.place = place
         self._found: Communicator | None = None
         self._group: dist.ProcessGroup | None = None
+        # A native call for the plan there; False where there is none.
+        self.native: Callable[..., Any] | Literal[False] | None = None
 
     def communicator(self) -> Communicator:
         """Made, with all ranks of the group, when a call first needs it.
@@ -230,7 +235,7 @@ class Access:
         group = group_of(self.place.group_ep, "group_ep")
         if found is None or not found.is_usable or group is not self._group:
             found = self._found = communicator(self.place)
-            self._group = group
+            self._group, self.native = group, None
         return found
 
     @property

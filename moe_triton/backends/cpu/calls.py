@@ -58,7 +58,7 @@ class NativeCalls:
     def operator(self, program: CallProgram) -> Callable[..., Any]:
         """See `moe_triton.backends.base.Calls`."""
         try:
-            made = self._programs[program.name] = self._module.CallProgram(
+            made = self._programs[program.label or program.name] = self._module.CallProgram(
                 operator_id=program.operator_id,
                 name=program.name,
                 num_arguments=program.num_arguments,
