@@ -8,6 +8,7 @@ Ascend C kernels get it as a struct from the generated header (`moe_triton.tools
 from __future__ import annotations
 
 from moe_triton.core.config import Config
+from moe_triton.core.records import ORIGIN, STAMP
 from moe_triton.layout.call_word import CALL_WORD
 from moe_triton.layout.common import (
     BLOCK_BYTES,
@@ -43,8 +44,10 @@ __all__ = [
     "FLAG_BITS",
     "CALL_WORD",
     "NUM_ZONES",
+    "ORIGIN",
     "SCALE_BYTES",
     "SLOT_ALIGN",
+    "STAMP",
     "STAMP_BYTES",
     "STATE_BYTES",
     "STATE_COMBINE_OFFSET",
