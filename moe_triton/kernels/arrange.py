@@ -23,7 +23,7 @@ from moe_triton.kernels.cases import F32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import split_evenly
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.zones import NO_ZONE, ZONE, ZONE_STRIDE, in_zone, zone_offset
-from moe_triton.layout import SLOT_ALIGN, align
+from moe_triton.layout import SLOT_ALIGN, STAMP, align
 
 
 @triton.jit
@@ -46,6 +46,7 @@ def _arrange_kernel(
     ROW_WORDS: tl.constexpr,
     SCALE_WORD: tl.constexpr,
     TRIPLE_WORD: tl.constexpr,
+    WEIGHT_WORD: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
 ):
@@ -73,7 +74,7 @@ def _arrange_kernel(
             tl.store(out_triples + row * 3 + 1, tl.load(slots + slot + TRIPLE_WORD + 1))
             tl.store(out_triples + row * 3 + 2, tl.load(slots + slot + TRIPLE_WORD + 2))
             if HAS_WEIGHT:
-                tl.store(out_weights + row, tl.load(slot_scales + slot + TRIPLE_WORD + 3))
+                tl.store(out_weights + row, tl.load(slot_scales + slot + WEIGHT_WORD))
 
 
 def _arrange_fallback(
@@ -95,6 +96,7 @@ def _arrange_fallback(
     ROW_WORDS: int,
     SCALE_WORD: int,
     TRIPLE_WORD: int,
+    WEIGHT_WORD: int,
     HAS_SCALE: bool,
     HAS_WEIGHT: bool,
     zone: torch.Tensor | None = None,
@@ -119,7 +121,7 @@ def _arrange_fallback(
                 scales = slot_scales.as_strided((count,), (slot_stride,), floats + SCALE_WORD)
                 out_scales[start:stop] = scales
             if HAS_WEIGHT:
-                weights = slot_scales.as_strided((count,), (slot_stride,), floats + TRIPLE_WORD + 3)
+                weights = slot_scales.as_strided((count,), (slot_stride,), floats + WEIGHT_WORD)
                 out_weights[start:stop] = weights
 
 
@@ -143,7 +145,7 @@ def arrange_kernel(
 
     Args:
         row_words: H * element size / 4.
-        scale_word, triple_word: where scale and triple start within a slot, in words.
+        scale_word, triple_word: where scale and stamp start within a slot, in words.
         zoned: ``slots`` is zone 0's; the rows are in the zone that ``zone`` (1,) names, ``zone_stride``
             words from one to the next.
     """
@@ -172,7 +174,8 @@ def arrange_kernel(
             **({} if zoned else NO_ZONE),
             "ROW_WORDS": row_words,
             "SCALE_WORD": scale_word,
-            "TRIPLE_WORD": triple_word,
+            "TRIPLE_WORD": triple_word + STAMP.word("source"),
+            "WEIGHT_WORD": triple_word + STAMP.word("weight"),
             "HAS_SCALE": has_scale,
             "HAS_WEIGHT": has_weight,
         },
