@@ -2,13 +2,12 @@
 //
 // Between two layers of a model, megabytes go through the caches, and then each line of Python costs tens of times
 // what it costs in a loop. So the usual call is checked, given its outputs and run here: by programs that Python writes
-// (moe_triton/runtime/call_program.py), which say what an operator's arguments must be like, which plan that makes, its
+// (moe_triton/core/call_program.py), which say what an operator's arguments must be like, which plan that makes, its
 // outputs and what fills its holes. Whatever is not exactly as expected, wrong or only rare, makes a call return None
 // before it has changed anything: Python's way then says what is wrong, or does it.
 #ifndef MOE_CALLS_CALL_PROGRAM_H
 #define MOE_CALLS_CALL_PROGRAM_H
 
-#include <array>
 #include <cstdint>
 #include <memory>
 
