@@ -16,8 +16,10 @@ import functools
 import torch
 
 from moe_triton.core.checks import check_tensor
+from moe_triton.core.dtypes import NAMES
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.kernel import NAMES, Arg, TritonKernel
+from moe_triton.core.kernel import Arg, TritonKernel
+from moe_triton.kernels.cases import I32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import Launch, check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.zones import NO_ZONE, ZONE, ZONE_STRIDE, in_zone, zone_offset
@@ -138,3 +140,19 @@ def add_rows(
     kernel = add_rows_kernel(rows.dtype, hidden)
     launch(kernel, [rows, slots, counts, out, tp_rank, capacity, slots.stride(0)], programs)
     return out
+
+
+def _inputs(s: Shape, r: Draw) -> Inputs:
+    return {
+        "rows": r.rows(s.hidden, s.torch_dtype),
+        "slots": r.rows(s.hidden + 256, s.torch_dtype),
+        "counts": torch.tensor([r.tokens - 1, 3], dtype=I32),
+        "out": blank(r.tokens, s.hidden, dtype=s.torch_dtype),
+        "tp_rank": 0,
+        "capacity": r.tokens,
+        "slot_stride": s.hidden + 256,
+        "bytes_moved": (r.tokens - 1) * 6 * s.hidden,
+    }
+
+
+FAMILIES = (Family("add_rows", add_rows_kernel, _inputs),)

@@ -17,9 +17,12 @@ import torch
 from moe_triton.core.checks import check_choice, check_positive, check_tensor
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import Arg, TritonKernel
+from moe_triton.core.plan import Hole
+from moe_triton.kernels.cases import F32, I32, I64, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import Launch
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.zones import NO_ZONE, ZONE, ZONE_STRIDE, in_zone, zone_offset
+from moe_triton.layout import SLOT_ALIGN, align
 
 BLOCK = 64
 
@@ -276,3 +279,48 @@ def gather_counts(
     views = [header, counts, ep_recv_counts, tokens_per_expert]
     launch(gather_counts_kernel(), [*views, header.numel(), tp_rank, capacity], 1)
     return ep_recv_counts
+
+
+def _append_inputs(s: Shape, r: Draw) -> Inputs:
+    words, row_words = align(s.slot.packed_bytes, SLOT_ALIGN) // 4, s.slot.row_bytes // 4
+    return {
+        "slots": r.words(r.tokens, words),
+        "slot_scales": Hole("slots"),
+        "counts": torch.tensor([3, r.tokens - 1], dtype=I32),
+        "out_rows": blank(2 * r.tokens, row_words),
+        "out_scales": blank(2 * r.tokens, dtype=F32),
+        "tp_rank": 0,
+        "capacity": r.tokens,
+        "slot_stride": words,
+        "bytes_moved": 8 * (r.tokens - 1) * (row_words + s.has("int8")),
+    }
+
+
+def _build_append(s: Shape) -> TritonKernel:
+    return append_kernel(s.slot.row_bytes // 4, s.slot.scale_offset // 4, s.has("int8"), s.zoned)
+
+
+def _gather_counts_inputs(s: Shape, r: Draw) -> Inputs:
+    return {
+        "header": r.ends[: r.num_ranks].clone(),
+        "counts": r.integers(0, 20, 2),
+        "ep_recv_counts": blank(r.num_ranks),
+        "tokens_per_expert": r.integers(0, 9, 1, dtype=I64),
+        "num_ranks": r.num_ranks,
+        "tp_rank": 0,
+        "capacity": 15,
+    }
+
+
+FAMILIES = (
+    Family(
+        "append",
+        append_kernel,
+        _append_inputs,
+        _build_append,
+        axes=("hidden",),
+        features=("int8",),
+        computes=False,
+    ),
+    Family("gather_counts", gather_counts_kernel, _gather_counts_inputs, window="header"),
+)

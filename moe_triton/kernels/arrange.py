@@ -19,9 +19,12 @@ import torch
 from moe_triton.core.checks import check_positive, check_tensor
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import Arg, TritonKernel
+from moe_triton.core.plan import Hole
+from moe_triton.kernels.cases import F32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import Launch, split_evenly
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.zones import NO_ZONE, ZONE, ZONE_STRIDE, in_zone, zone_offset
+from moe_triton.layout import SLOT_ALIGN, align
 
 
 @triton.jit
@@ -226,3 +229,43 @@ def arrange(
     sizes = [num_ranks * num_experts, num_ranks, kept_rank, src_stride, expert_stride, slot_stride]
     launch(kernel, [*views, *sizes], programs)
     return rows, scales, triples, weights
+
+
+def _inputs(s: Shape, r: Draw) -> Inputs:
+    words = align(s.slot.packed_bytes, SLOT_ALIGN) // 4
+    rows, row_words = int(r.ends[-1]), s.slot.row_bytes // 4
+    copied = rows - r.rows_from(r.rank)
+    return {
+        "slots": r.words(r.num_ranks, r.num_local, r.most_rows, words),
+        "slot_scales": Hole("slots"),
+        "recv_offsets": r.ends,
+        "out_rows": blank(rows, row_words),
+        "out_scales": blank(rows, dtype=F32),
+        "out_triples": blank(rows, 3),
+        "out_weights": blank(rows, dtype=F32),
+        "num_entries": r.entries,
+        "num_ranks": r.num_ranks,
+        "kept_rank": r.rank,
+        "src_stride": r.num_local * r.most_rows * words,
+        "expert_stride": r.most_rows * words,
+        "slot_stride": words,
+        "bytes_moved": 8 * copied * (row_words + 3 + s.has("int8") + s.has("weights")),
+    }
+
+
+def _build(s: Shape) -> TritonKernel:
+    words = [n // 4 for n in (s.slot.row_bytes, s.slot.scale_offset, s.slot.stamp_offset)]
+    return arrange_kernel(*words, s.has("int8"), s.has("weights"), zoned=s.zoned)
+
+
+FAMILIES = (
+    Family(
+        "arrange",
+        arrange_kernel,
+        _inputs,
+        _build,
+        axes=("hidden",),
+        features=("int8", "weights"),
+        computes=False,
+    ),
+)

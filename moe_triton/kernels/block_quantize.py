@@ -21,10 +21,14 @@ import functools
 import torch
 
 from moe_triton.core.checks import check_tensor
+from moe_triton.core.dtypes import NAMES
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.kernel import NAMES, Arg, TritonKernel
+from moe_triton.core.kernel import Arg, TritonKernel
+from moe_triton.core.plan import Hole
+from moe_triton.kernels.cases import I8, I32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import Launch, check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
+from moe_triton.layout import SLOT_ALIGN, align
 
 BLOCK_ELEMENTS = 8
 
@@ -213,3 +217,21 @@ def block_quantize(
         kernel = block_quantize_kernel(rows.dtype, hidden)
         launch(kernel, [rows, count, packed, scales, 1, num_rows, *strides], programs)
     return packed
+
+
+def _inputs(s: Shape, r: Draw) -> Inputs:
+    stride = align(s.hidden * 5 // 4, SLOT_ALIGN)
+    return {
+        "rows": r.rows(s.hidden, s.torch_dtype),
+        "recv_offsets": torch.tensor([1, r.tokens - 1], dtype=I32),
+        "packed": blank(r.tokens, stride, dtype=I8),
+        "packed_scales": Hole("packed", s.hidden),
+        "num_entries": 2,
+        "capacity": r.tokens,
+        "row_stride": stride,
+        "scale_stride": stride // 2,
+        "bytes_moved": (r.tokens - 1) * (3 * s.hidden + s.hidden // 4),
+    }
+
+
+FAMILIES = (Family("block_quantize", block_quantize_kernel, _inputs),)

@@ -24,7 +24,9 @@ import functools
 import torch
 
 from moe_triton.core.checks import check_positive, check_tensor
-from moe_triton.core.kernel import NAMES, Arg, TritonKernel
+from moe_triton.core.dtypes import NAMES
+from moe_triton.core.kernel import Arg, TritonKernel
+from moe_triton.kernels.cases import F32, NUM_SPECIAL, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import Launch, check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.rms_norm import LANES, row_columns, sum_in_lanes, sum_row
@@ -230,3 +232,23 @@ def const_alphas(
         numbers = [0, num_tokens, first_const, alpha1.shape[0]]
         launch(kernel, [x, topk_idx, alpha1, alpha2, alphas, *numbers], programs)
     return alphas
+
+
+def _inputs(s: Shape, r: Draw) -> Inputs:
+    shape = (NUM_SPECIAL, s.hidden) if s.has("per_element") else (NUM_SPECIAL,)
+    moved = r.tokens * (12 * s.topk + (6 * s.hidden if s.has("per_element") else 4))
+    return {
+        "x": r.normal(r.tokens, s.hidden, dtype=s.torch_dtype),
+        "topk_idx": r.special_ids(),
+        "alpha1": (r.normal(*shape) / s.hidden**0.5).to(s.torch_dtype),
+        "alpha2": (r.normal(*shape) / s.hidden**0.5).to(s.torch_dtype),
+        "alphas": blank(r.tokens, s.topk, 2, dtype=F32),
+        "first_token": 0,
+        "num_tokens": r.tokens,
+        "first_const": r.num_experts + 2 * NUM_SPECIAL,
+        "num_const": NUM_SPECIAL,
+        "bytes_moved": moved,
+    }
+
+
+FAMILIES = (Family("const_alphas", const_alphas_kernel, _inputs, main=("per_element",)),)

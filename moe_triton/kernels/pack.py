@@ -22,10 +22,14 @@ import functools
 import torch
 
 from moe_triton.core.checks import check_positive, check_tensor
+from moe_triton.core.dtypes import NAMES
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.kernel import NAMES, Arg, TritonKernel
+from moe_triton.core.kernel import Arg, TritonKernel
+from moe_triton.core.plan import Hole
+from moe_triton.kernels.cases import AXES, I8, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import Launch, check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
+from moe_triton.layout import SlotLayout
 
 
 @triton.jit
@@ -340,3 +344,38 @@ def pack(
         views, strides = [slots, words[scale_offset // 4 :]], [slot_stride, slot_stride // 4]
         launch(kernel, [*before, *views, 0, num_tokens, *middle, *strides], programs)
     return slots
+
+
+def _inputs(s: Shape, r: Draw, rows_per_token: int) -> Inputs:
+    slot = SlotLayout(s.hidden, 1)
+    return {
+        "x": r.rows(s.hidden, s.torch_dtype),
+        "topk_idx": r.ids,
+        "smooth_scales": r.uniform(r.num_experts + s.shared, s.hidden) + 0.5,
+        "rows": blank(r.tokens * rows_per_token, slot.packed_bytes, dtype=I8),
+        "scales": Hole("rows", slot.scale_offset),
+        **r.range,
+        "scale_row_offset": s.shared,
+        "num_scale_rows": r.num_experts + s.shared,
+        "row_stride": slot.packed_bytes,
+        "scale_stride": slot.packed_bytes // 4,
+    }
+
+
+FAMILIES = (
+    Family(
+        "pack",
+        pack_kernel,
+        lambda s, r: _inputs(s, r, 1),
+        lambda s: pack_kernel(s.torch_dtype, s.hidden, target=s.target),
+        axes=("dtype", "hidden"),
+        streams=True,
+    ),
+    Family(
+        "pack_smooth",
+        pack_kernel,
+        lambda s, r: _inputs(s, r, s.topk + s.shared),
+        lambda s: pack_kernel(s.torch_dtype, s.hidden, s.topk, True, s.target, s.shared),
+        axes=AXES,
+    ),
+)

@@ -26,6 +26,7 @@ import torch
 
 from moe_triton.core.checks import check_positive, check_tensor
 from moe_triton.core.kernel import Arg, TritonKernel, chosen_args
+from moe_triton.kernels.cases import I64, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import Launch
 from moe_triton.kernels.language import tl, triton
 
@@ -356,3 +357,40 @@ def places(
     sizes = [tokens, num_experts, num_shared_ranks, local, capacity, hidden]
     launch(places_kernel(topk, num_shared), [*inputs, *outputs, *sizes], programs)
     return place, shared_place, offsets
+
+
+def _inputs(s: Shape, r: Draw) -> Inputs:
+    routed_ranks = r.num_ranks - r.num_shared_ranks
+    local = -(-r.num_experts // routed_ranks)
+    entries = r.num_shared_ranks + routed_ranks * local
+    return {
+        "num_ranks": r.num_ranks,
+        "num_experts": r.num_experts,
+        "num_shared_ranks": r.num_shared_ranks,
+        "num_local_experts": local,
+        "num_tokens": r.tokens,
+        # of starts
+        "counts": r.integers(-2, r.tokens + 2, r.num_ranks, entries),
+        "starts": r.integers(0, 40, entries),
+        "recv_counts": blank(local, r.num_ranks),
+        "rank": r.rank,
+        "count_stride": entries,
+        "max_count": r.tokens,
+        # of places
+        "topk_idx": r.ids,
+        "expand_idx": r.integers(0, 3, r.tokens, s.topk),
+        "shared_ranks": r.integers(0, r.num_shared_ranks, r.tokens, s.shared),
+        "shared_slots": r.integers(0, 9, r.tokens),
+        "peer_offsets": r.integers(-(2**40), 2**40, r.num_ranks, dtype=I64),
+        "places": blank(r.tokens, s.topk),
+        "shared_places": blank(r.tokens, s.shared),
+        "offsets": blank(r.tokens, s.topk + s.shared, dtype=I64),
+        "capacity": 30,
+        "hidden": 64,
+    }
+
+
+FAMILIES = (
+    Family("starts", starts_kernel, _inputs),
+    Family("places", places_kernel, _inputs),
+)

@@ -23,6 +23,7 @@ import torch
 from moe_triton.core.checks import check_positive, check_tensor
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import Arg, TritonKernel
+from moe_triton.kernels.cases import I32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import Launch
 from moe_triton.kernels.language import tl, triton
 
@@ -360,3 +361,50 @@ def own_offsets(
     sizes = [num_ranks, num_shared_ranks, rank, num_tokens]
     launch(own_offsets_kernel(), [recv_offsets, out, *sizes], 1)
     return out
+
+
+def _shared_inputs(s: Shape, r: Draw) -> Inputs:
+    """Of V1's shared rank: its own tokens first, then those of the other ranks."""
+    ends = (torch.arange(r.num_ranks, dtype=I32) - 1) * (r.tokens // 2) + r.tokens
+    ends[:2] = torch.tensor([r.tokens // 2, r.tokens])
+    rows = int(ends[-1])
+    return {
+        "recv_offsets": ends,
+        "triples": blank(rows, 3),
+        "out": blank(r.num_ranks),
+        "num_entries": r.num_ranks,
+        "num_ranks": r.num_ranks,
+        "capacity": rows,
+        "rank": 1,
+        "num_tokens": r.tokens,
+        "num_shared_ranks": 2,
+        "num_experts": r.num_experts,
+        "bytes_moved": 12 * rows + 4 * r.num_ranks,
+    }
+
+
+def _inputs(s: Shape, r: Draw) -> Inputs:
+    if s.has("shared_rank"):
+        return _shared_inputs(s, r)
+    rows = int(r.ends[-1])
+    return {
+        "recv_offsets": r.ends,
+        "triples": blank(rows, 3),
+        "num_entries": r.entries,
+        "num_ranks": r.num_ranks,
+        "capacity": rows,
+        "first_expert": r.num_local,
+        "bytes_moved": 12 * rows + 4 * r.entries,
+    }
+
+
+FAMILIES = (
+    Family(
+        "returns",
+        returns_kernel,
+        _inputs,
+        lambda s: returns_kernel(s.has("shared_rank"), s.target),
+        features=("shared_rank",),
+    ),
+    Family("own_offsets", own_offsets_kernel, _shared_inputs),
+)

@@ -27,6 +27,7 @@ import torch
 
 from moe_triton.core.checks import check_tensor
 from moe_triton.core.kernel import Arg, TritonKernel
+from moe_triton.kernels.cases import F32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import Launch, check_hidden
 from moe_triton.kernels.language import tl, triton
 
@@ -203,3 +204,23 @@ def rms_norm(
     if num_tokens:
         launch(kernel, [acc, residual, gamma, eps, y, rstd, x, 0, num_tokens], programs)
     return y, rstd, x
+
+
+BF16 = torch.bfloat16
+
+
+def _inputs(s: Shape, r: Draw) -> Inputs:
+    return {
+        "acc": r.normal(r.tokens, s.hidden),
+        "residual": r.normal(r.tokens, s.hidden, dtype=BF16),
+        "gamma": r.normal(s.hidden, dtype=BF16),
+        "active": r.active(),
+        "eps": torch.tensor([1e-6]),
+        "y": blank(r.tokens, s.hidden, dtype=BF16),
+        "rstd": blank(r.tokens, dtype=F32),
+        "x_out": blank(r.tokens, s.hidden, dtype=BF16),
+        **r.range,
+    }
+
+
+FAMILIES = (Family("rms_norm", rms_norm_kernel, _inputs, streams=True),)

@@ -22,6 +22,7 @@ import torch
 from moe_triton.core.checks import check_positive, check_tensor
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import Arg, TritonKernel
+from moe_triton.kernels.cases import I64, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import Launch
 from moe_triton.kernels.language import tl, triton
 from moe_triton.layout import TRAILER_MARK, TRAILER_WORDS
@@ -376,3 +377,32 @@ def offsets(
     sizes = [recv_counts.numel(), num_local_experts, max_count, capacity]
     launch(offsets_kernel(cumulative=cumulative), [*arguments, *sizes], 1)
     return recv_offsets, tokens_per_expert
+
+
+def _route_inputs(s: Shape, r: Draw) -> Inputs:
+    return {
+        "topk_idx": r.ids,
+        "expand_idx": blank(r.tokens * s.topk),
+        "counts": blank(r.num_experts),
+        "num_entries": r.tokens * s.topk,
+        "num_experts": r.num_experts,
+    }
+
+
+def _offsets_inputs(s: Shape, r: Draw) -> Inputs:
+    return {
+        "recv_counts": r.integers(-3, r.tokens + 3, r.entries),
+        "recv_offsets": blank(r.entries),
+        "tokens_per_expert": blank(r.num_local, dtype=I64),
+        "trailer": blank(TRAILER_WORDS),
+        "num_entries": r.entries,
+        "num_local_experts": r.num_local,
+        "max_count": r.tokens,
+        "capacity": r.entries * r.tokens // 2,
+    }
+
+
+FAMILIES = (
+    Family("route", route_kernel, _route_inputs),
+    Family("offsets", offsets_kernel, _offsets_inputs),
+)

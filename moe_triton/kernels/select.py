@@ -18,6 +18,7 @@ import torch
 
 from moe_triton.core.checks import check_positive, check_tensor
 from moe_triton.core.kernel import Arg, TritonKernel
+from moe_triton.kernels.cases import I8, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import Launch
 from moe_triton.kernels.language import tl, triton
 
@@ -200,3 +201,18 @@ def select(
     ]
     launch(select_kernel(topk, per_entry), arguments, 1)
     return topk_idx, active, int(num_active)
+
+
+def _inputs(s: Shape, r: Draw) -> Inputs:
+    by_token = (torch.arange(r.tokens) < r.tokens * 3 // 4).to(I8)
+    return {
+        "expert_ids": r.ids,
+        "mask": r.integers(0, 2, r.tokens, s.topk, dtype=I8) if s.has("per_entry") else by_token,
+        "topk_idx": blank(r.tokens, s.topk),
+        "active": blank(r.tokens),
+        "num_active": blank(1),
+        "num_tokens": r.tokens,
+    }
+
+
+FAMILIES = (Family("select", select_kernel, _inputs),)

@@ -23,6 +23,7 @@ import torch
 from moe_triton.core.checks import check_positive, check_tensor
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import Arg, TritonKernel
+from moe_triton.kernels.cases import Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import Launch
 from moe_triton.kernels.language import tl, triton
 
@@ -257,3 +258,21 @@ def share(
     }
     launch(kernel, [values[arg.name] for arg in kernel.args], programs)  # type: ignore[misc]
     return shared_ranks, shared_slots, shared_counts
+
+
+def _inputs(s: Shape, r: Draw) -> Inputs:
+    experts = 1 if s.has("by_position") else 2
+    return {
+        "active": r.active(),
+        "shared_ranks": blank(r.tokens, experts),
+        "shared_slots": blank(r.tokens),
+        "shared_counts": blank(4),
+        "num_tokens": r.tokens,
+        "num_shared_experts": experts,
+        "num_shared_ranks": 4,
+        "rank": 6,
+    }
+
+
+# by position, in V1, there is no mask
+FAMILIES = (Family("share", share_kernel, _inputs, variants=((), ("masked",), ("by_position",))),)

@@ -12,6 +12,8 @@ import torch
 
 from moe_triton.core.checks import check_tensor
 from moe_triton.core.kernel import Arg, TritonKernel, chosen_args
+from moe_triton.core.plan import Hole
+from moe_triton.kernels.cases import F32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import Launch
 from moe_triton.kernels.language import tl, triton
 from moe_triton.layout import STAMP_BYTES, WORD_BYTES
@@ -125,3 +127,28 @@ def split_stamps(
     inputs = [stamps, stamps.view(torch.float32), number]
     launch(stamps_kernel(has_weight, has_scale), [*inputs, triples, *extra, capacity], programs)
     return triples, weights, scales
+
+
+def _inputs(s: Shape, r: Draw) -> Inputs:
+    stamps = r.words(r.tokens, STAMP_WORDS)
+    stamps[:, WEIGHT_WORD : SCALE_WORD + 1] = r.uniform(r.tokens, 2).view(torch.int32)
+    return {
+        "stamps": stamps,
+        "stamp_floats": Hole("stamps"),
+        "num_rows": torch.tensor([r.tokens - 1], dtype=torch.int32),
+        "out_triples": blank(r.tokens, 3),
+        "out_weights": blank(r.tokens, dtype=F32),
+        "out_scales": blank(r.tokens, dtype=F32),
+        "capacity": r.tokens,
+    }
+
+
+FAMILIES = (
+    Family(
+        "stamps",
+        stamps_kernel,
+        _inputs,
+        lambda s: stamps_kernel(s.has("weights"), s.has("int8")),
+        features=("int8", "weights"),
+    ),
+)

@@ -26,6 +26,7 @@ import torch
 from moe_triton.core.checks import check_positive, check_tensor
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import Arg, TritonKernel
+from moe_triton.kernels.cases import I64, Draw, Family, Inputs, Shape
 from moe_triton.kernels.checks import Launch
 from moe_triton.kernels.language import tl, triton
 
@@ -375,3 +376,34 @@ def waits_of_combine(
     sizes = [num_tokens, topk, num_experts, num_experts // num_moe_ranks]
     ranks = [num_shared_experts, num_shared_ranks, table.numel(), rank, performance_info.numel()]
     launch(waits_of_combine_kernel(), [waited, topk_idx, table, performance_info, *sizes, *ranks], 1)
+
+
+def _dispatch_inputs(s: Shape, r: Draw) -> Inputs:
+    return {
+        "waited": r.integers(0, 1000, r.entries),
+        "table": torch.randperm(r.num_ranks, generator=r.generator).int(),
+        "performance_info": r.integers(0, 500, r.num_ranks, dtype=I64),
+        "num_local_experts": r.num_local,
+        "num_ranks": r.num_ranks,
+        "num_table": r.num_ranks,
+    }
+
+
+def _combine_inputs(s: Shape, r: Draw) -> Inputs:
+    return {
+        **_dispatch_inputs(s, r),
+        "waited": r.integers(0, 1000, r.tokens, s.topk),
+        "topk_idx": r.ids,
+        "num_tokens": r.tokens,
+        "topk": s.topk,
+        "num_experts": r.num_experts,
+        "num_shared_experts": 0,
+        "num_shared_ranks": 0,
+        "rank": 0,
+    }
+
+
+FAMILIES = (
+    Family("waits_of_dispatch", waits_of_dispatch_kernel, _dispatch_inputs),
+    Family("waits_of_combine", waits_of_combine_kernel, _combine_inputs),
+)

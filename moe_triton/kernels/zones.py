@@ -12,6 +12,7 @@ import torch
 
 from moe_triton.core.checks import check_tensor
 from moe_triton.core.kernel import Arg, TritonKernel
+from moe_triton.kernels.cases import Family
 from moe_triton.kernels.checks import Launch
 from moe_triton.kernels.language import tl, triton
 
@@ -64,3 +65,6 @@ def turn(zone: torch.Tensor, launch: Launch) -> None:
     """
     check_tensor("zone", zone, shape=[1], dtypes=[torch.int32])
     launch(turn_kernel(), [zone], 1)
+
+
+FAMILIES = (Family("turn", turn_kernel, lambda s, r: {"zone": torch.zeros(1, dtype=torch.int32)}),)

@@ -4,7 +4,7 @@ A dispatch slot::
 
     0             row, Align32(H * itemsize)
     scale_offset  32 bytes, the row's fp32 scale first
-    stamp_offset  32 bytes, int32 (source rank, token, k), then the fp32 routing weight
+    stamp_offset  32 bytes, `moe_triton.core.records.STAMP`
 """
 
 from __future__ import annotations
@@ -12,20 +12,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from moe_triton.core import records
+from moe_triton.core.records import STAMP, STATUS_ENTRY, TRAILER
 from moe_triton.core.region import Region, region_of
 
-UB_ALIGN = 32
+UB_ALIGN, WORD_BYTES, FLAG_BITS = records.UB_ALIGN, records.WORD_BYTES, records.FLAG_BITS
+BLOCK_BYTES, BLOCK_DATA_BYTES = records.BLOCK_BYTES, records.BLOCK_DATA_BYTES
 SLOT_ALIGN = 512
-STATUS_ENTRY_BYTES = 32
 SCALE_BYTES = 32
-STAMP_BYTES = 32
 NUM_ZONES = 2
-FLAG_BITS = 0x3F800000  # 1.0f, as kernels sum flags
-WORD_BYTES = 4  # of the int32 words that rows are copied in
-
-# A slot with flags in band: 512-byte blocks, each 480 bytes of the slot and then its flag.
-BLOCK_BYTES = 512
-BLOCK_DATA_BYTES = 480
+STATUS_ENTRY_BYTES = STATUS_ENTRY.num_bytes
+STAMP_BYTES = STAMP.num_bytes
+TRAILER_MARK, TRAILER_WORDS = records.TRAILER_MARK, TRAILER.num_words
 
 
 # The state window of A3: 1 MB, zones 500 KB apart, combine's entries 64 KB into a zone. The 64 KB is
@@ -69,10 +67,6 @@ class Layout(Protocol):
 def align(size: int, to: int) -> int:
     """``size`` rounded up to a multiple of ``to``."""
     return -(-size // to) * to
-
-
-# Behind the triples of received rows: a mark ("moe " in ASCII) that they are ours, and how many there are.
-TRAILER_MARK, TRAILER_WORDS = 0x6D6F6520, 2
 
 
 @dataclass(frozen=True)

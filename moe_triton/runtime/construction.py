@@ -13,8 +13,9 @@ import torch
 from moe_triton.backends.base import Backend
 from moe_triton.core.ascendc import MAX_BLOCKS
 from moe_triton.core.checks import check_integer, check_seconds
-from moe_triton.core.config import PROTOCOL_VERSION, Config
+from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
+from moe_triton.core.records import PROTOCOL_VERSION
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.limits import check_config, check_window_limit
 from moe_triton.rendezvous.agreement import agree

@@ -15,11 +15,12 @@ from moe_triton.core.errors import (
     MoeTritonError,
 )
 from moe_triton.core.plan import Launch
+from moe_triton.core.records import REPORT
 from moe_triton.runtime.disagreement import differing_fields, group_of, posted_instead
 from moe_triton.schemes.common.waits import GaveUp
 from moe_triton.schemes.site import Site
 
-REPORTED_ZONE = 3  # which word of a report
+REPORTED_ZONE = REPORT.word("zone")
 
 
 @dataclass(frozen=True)

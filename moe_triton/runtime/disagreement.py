@@ -8,13 +8,14 @@ import torch
 
 from moe_triton.core.ascendc import REPORT_MISMATCH
 from moe_triton.core.plan import Launch
+from moe_triton.core.records import REPORT
 from moe_triton.core.region import Region
 from moe_triton.layout import CALL_WORD, FLAG_BITS, WORD_BYTES
 from moe_triton.layout.call_word import differences, operator_of
 from moe_triton.schemes.common.waits import GaveUp, counts_of
 from moe_triton.schemes.site import Site
 
-REPORTED_EXPECTED, REPORTED_FOUND = 4, 5  # which words of a report
+REPORTED_EXPECTED, REPORTED_FOUND = REPORT.word("expected_call"), REPORT.word("found_call")
 
 
 def group_of(site: Site, launch: Launch) -> str:

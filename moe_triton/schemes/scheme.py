@@ -15,9 +15,9 @@ from moe_triton.core.errors import ArgumentError
 from moe_triton.core.plan import Hole, Launch, Plan
 from moe_triton.core.region import Region
 from moe_triton.layout import NUM_ZONES, Layout
+from moe_triton.operators.variants import Variant
 from moe_triton.schemes.common.waits import ENTRY_FINDERS, Finder, arguments_of
 from moe_triton.schemes.site import Operator, Site
-from moe_triton.schemes.variants import Variant
 
 Group = Literal["expert", "tensor"]
 Output = Literal["rows", "results"]

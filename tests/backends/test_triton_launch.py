@@ -14,8 +14,11 @@ from moe_triton.backends.cpu.triton.codegen import compile_object, link, undefin
 from moe_triton.backends.cpu.triton.toolchain import cpu_level
 from moe_triton.core.errors import ArgumentError, ToolchainError
 from moe_triton.core.kernel import Arg, TritonKernel
-from moe_triton.kernels import arrange_kernel, pack_kernel, route_kernel, weighted_sum_kernel
+from moe_triton.kernels.arrange import arrange_kernel
 from moe_triton.kernels.language import tl, triton
+from moe_triton.kernels.pack import pack_kernel
+from moe_triton.kernels.route import route_kernel
+from moe_triton.kernels.weighted_sum import weighted_sum_kernel
 
 
 @triton.jit
@@ -176,7 +179,7 @@ def test_an_error_in_a_kernel_names_the_kernel() -> None:
 
 _LOAD_IN_CHILD = """
 import torch
-from moe_triton.kernels import route_kernel, route
+from moe_triton.kernels.route import route_kernel, route
 from moe_triton.backends.cpu.triton import launch, load
 print(load(route_kernel()).path)
 assert route(torch.zeros((2, 2), dtype=torch.int32), 4, launch)[1].tolist() == [4, 0, 0, 0]
@@ -202,7 +205,7 @@ sys.modules["triton"] = None
 import torch
 from moe_triton.backends.cpu.triton import launch, launch_fallback, probe
 from moe_triton.core.errors import ToolchainError
-from moe_triton.kernels import route
+from moe_triton.kernels.route import route
 ids = torch.tensor([[1, 1], [0, 1]], dtype=torch.int32)
 print(route(ids, 2, launch_fallback)[0].tolist())
 assert not probe()[0].ok

@@ -14,6 +14,7 @@ from moe_triton.core.config import Config
 from moe_triton.core.errors import CommunicationTimeoutError
 from moe_triton.core.plan import Hole, Plan, Value
 from moe_triton.core.region import Region
+from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.schemes import SCHEMES
 from moe_triton.schemes.common.flags import barrier_plan
 from moe_triton.schemes.common.waits import ENTRY_FINDERS
@@ -23,7 +24,6 @@ from moe_triton.schemes.fullmesh.layout import WindowLayout
 from moe_triton.schemes.fullmesh.waits import FINDERS
 from moe_triton.schemes.scheme import Scheme, WindowSpec
 from moe_triton.schemes.site import Operator
-from moe_triton.schemes.variants import DispatchVariant, Variant
 from tests.distributed.cases import Case, experts_of, inputs_of
 from tests.distributed.workers import compare_rounds, make_buffer
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from moe_triton.backends.cpu.triton import launch
 from moe_triton.core.errors import ArgumentError
-from moe_triton.kernels import add_rows, add_rows_kernel
+from moe_triton.kernels.add_rows import add_rows, add_rows_kernel
 from tests.kernels.routes import DTYPES, LAUNCHES, Guarded, Launch, assert_same_bits, kernel_settings
 
 MONSTERS = [float("nan"), float("inf"), -float("inf"), -0.0, 6e-8, 65504.0, 1e-39]

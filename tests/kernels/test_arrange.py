@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from moe_triton.backends.cpu.triton import launch
 from moe_triton.core.errors import ArgumentError
-from moe_triton.kernels import arrange, arrange_kernel
+from moe_triton.kernels.arrange import arrange, arrange_kernel
 from tests.kernels.routes import LAUNCHES, Launch, assert_same_bits, kernel_settings
 
 

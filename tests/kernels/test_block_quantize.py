@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from moe_triton.backends.cpu.triton import launch
 from moe_triton.core.errors import ArgumentError
-from moe_triton.kernels import block_quantize, block_quantize_kernel, dequantize_blocks
+from moe_triton.kernels.block_quantize import block_quantize, block_quantize_kernel, dequantize_blocks
 from tests.kernels.models import quantize_block_model
 from tests.kernels.routes import (
     CANARY,

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from moe_triton.backends.cpu.triton import launch
 from moe_triton.core.errors import ArgumentError
-from moe_triton.kernels import const_alphas, const_alphas_kernel
-from moe_triton.kernels.const_experts import exp_of_negative
+from moe_triton.kernels.const_experts import const_alphas, const_alphas_kernel, exp_of_negative
 from tests.kernels.models import exp_model, softmax_of_two_model, sum_in_lanes_model
 from tests.kernels.routes import (
     DTYPES,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from moe_triton.backends.cpu.triton import launch
 from moe_triton.core.errors import ArgumentError
-from moe_triton.kernels import rms_norm, rms_norm_kernel
+from moe_triton.kernels.rms_norm import rms_norm, rms_norm_kernel
 from tests.kernels.models import rms_norm_sum_model
 from tests.kernels.routes import LAUNCHES, Guarded, Launch, assert_same_bits, kernel_settings
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from moe_triton.backends.cpu.triton import launch
 from moe_triton.core.errors import ArgumentError
-from moe_triton.kernels import offsets, offsets_kernel, route, route_kernel
+from moe_triton.kernels.route import offsets, offsets_kernel, route, route_kernel
 from moe_triton.layout import TRAILER_MARK
 from tests.kernels.models import route_model
 from tests.kernels.routes import FORMS, LAUNCHES, Guarded, Launch, kernel_settings

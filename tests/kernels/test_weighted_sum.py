@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from moe_triton.backends.cpu.triton import launch
 from moe_triton.core.errors import ArgumentError
-from moe_triton.kernels import weighted_sum, weighted_sum_kernel
+from moe_triton.kernels.weighted_sum import weighted_sum, weighted_sum_kernel
 from tests.kernels.models import weighted_sum_model
 from tests.kernels.routes import DTYPES, LAUNCHES, Launch, assert_same_bits, kernel_settings
 

@@ -8,20 +8,11 @@ import pytest
 import torch
 
 from moe_triton.core.kernel import TritonKernel
-from moe_triton.kernels import (
-    SumFeatures,
-    add_rows,
-    add_rows_kernel,
-    append,
-    append_kernel,
-    arrange,
-    arrange_kernel,
-    gather_counts,
-    gather_counts_kernel,
-    turn,
-    weighted_sum,
-    weighted_sum_kernel,
-)
+from moe_triton.kernels.add_rows import add_rows, add_rows_kernel
+from moe_triton.kernels.append import append, append_kernel, gather_counts, gather_counts_kernel
+from moe_triton.kernels.arrange import arrange, arrange_kernel
+from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum, weighted_sum_kernel
+from moe_triton.kernels.zones import turn
 from tests.kernels.routes import LAUNCHES, Launch, assert_same_bits
 
 ZONES = [0, 1]

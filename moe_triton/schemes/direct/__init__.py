@@ -30,12 +30,12 @@ from moe_triton.kernels.stamps import stamps_kernel
 from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
 from moe_triton.layout import WORD_BYTES
 from moe_triton.layout.call_word import call_word
+from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes.common import steps as local
 from moe_triton.schemes.common.flags import barrier_plan, post, wait_for_ranks
 from moe_triton.schemes.direct.layout import DirectLayout
 from moe_triton.schemes.scheme import Output, Refusal, RoundFacts, Scheme
 from moe_triton.schemes.site import COMBINE_KIND, DISPATCH_WORD, OPERATORS, Operator, launch_matching
-from moe_triton.schemes.variants import CombineVariant, DispatchVariant, Variant
 
 
 class Direct(Scheme):

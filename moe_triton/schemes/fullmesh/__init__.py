@@ -18,6 +18,7 @@ import torch
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Plan
 from moe_triton.core.region import Region
+from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.schemes.common.flags import barrier_plan
 from moe_triton.schemes.common.waits import ENTRY_FINDERS
 from moe_triton.schemes.fullmesh.combine import CombinePlans
@@ -26,7 +27,6 @@ from moe_triton.schemes.fullmesh.layout import ExpertSlotsLayout, InbandLayout, 
 from moe_triton.schemes.fullmesh.waits import FINDERS
 from moe_triton.schemes.scheme import RoundFacts, SplitScheme, WindowSpec
 from moe_triton.schemes.site import OPERATORS, Operator, Site
-from moe_triton.schemes.variants import DispatchVariant, Variant
 
 
 class Fullmesh(SplitScheme):
