@@ -97,8 +97,10 @@ class SlotLayout:
         return self.stamp_offset + STAMP_BYTES
 
 
-def entry_per_rank(name: str, base: int, zone_stride: int, num_ranks: int) -> Region:
+def entry_per_rank(
+    name: str, base: int, zone_stride: int, num_ranks: int, num_zones: int = NUM_ZONES
+) -> Region:
     """One status entry for each ``source`` (``expert`` is 0)."""
     entry = STATUS_ENTRY_BYTES
-    dims = (NUM_ZONES, zone_stride), (1, num_ranks * entry), (num_ranks, entry)
+    dims = (num_zones, zone_stride), (1, num_ranks * entry), (num_ranks, entry)
     return region_of("dispatch_status", base, entry, *dims, name=name)

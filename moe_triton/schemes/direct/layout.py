@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from moe_triton.core.config import Config
 from moe_triton.core.region import Region, region_of
@@ -38,6 +39,7 @@ class DirectLayout:
     """
 
     config: Config
+    num_zones: ClassVar[int] = NUM_ZONES
 
     @cached_property
     def capacity(self) -> int:
@@ -65,7 +67,7 @@ class DirectLayout:
             "direct_counts",
             0,
             WORD_BYTES,
-            (NUM_ZONES, self._state_zone_bytes),
+            (self.num_zones, self._state_zone_bytes),
             (self.config.num_ranks, self._count_stride),
             (self.num_entries, WORD_BYTES),
         )
@@ -73,7 +75,7 @@ class DirectLayout:
     def _status(self, name: str, number: int) -> Region:
         ranks = self.config.num_ranks
         base = ranks * self._count_stride + number * ranks * STATUS_ENTRY_BYTES
-        return entry_per_rank(name, base, self._state_zone_bytes, ranks)
+        return entry_per_rank(name, base, self._state_zone_bytes, ranks, self.num_zones)
 
     @cached_property
     def counts_status(self) -> Region:
@@ -98,7 +100,7 @@ class DirectLayout:
     @property
     def state_bytes(self) -> int:
         """Counts and entries of both zones."""
-        return NUM_ZONES * self._state_zone_bytes
+        return self.num_zones * self._state_zone_bytes
 
     @cached_property
     def row_bytes(self) -> int:
@@ -117,7 +119,7 @@ class DirectLayout:
     @property
     def data_bytes(self) -> int:
         """Rows, stamps and results of both zones."""
-        return NUM_ZONES * self.zone_bytes
+        return self.num_zones * self.zone_bytes
 
     @property
     def window_bytes(self) -> int:
@@ -139,7 +141,7 @@ class DirectLayout:
         return self._indexed("stamps", self.state_bytes + 2 * self._region_bytes, STAMP_BYTES)
 
     def _indexed(self, name: str, base: int, stride: int) -> Region:
-        dims = (NUM_ZONES, self.zone_bytes), (self.capacity, stride)
+        dims = (self.num_zones, self.zone_bytes), (self.capacity, stride)
         return region_of("indexed_slots", base, stride, *dims, name=name)
 
     @property
