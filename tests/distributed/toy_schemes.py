@@ -41,23 +41,24 @@ class TwoWindows(Scheme):
     layout_of = WindowLayout
 
     @cached_property
-    def _layout(self) -> WindowLayout:
+    def layout(self) -> WindowLayout:
         return WindowLayout(self.site.config)
 
     @cached_property
     def windows(self) -> tuple[WindowSpec, ...]:
-        return WindowSpec(self._layout), WindowSpec(self._layout, prefix=BACK)
+        (own,) = super().windows
+        return own, own._replace(peers=own.peers._replace(prefix=BACK))
 
     @property
     def statuses(self) -> tuple[tuple[Operator, Region], ...]:
-        return (("barrier", self._layout.barrier_status), ("dispatch", self._layout.dispatch_status))
+        return (("barrier", self.layout.barrier_status), ("dispatch", self.layout.dispatch_status))
 
     def whole(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
         if isinstance(variant, DispatchVariant):
-            dispatch = DispatchPlans(self.site, self._layout)
+            dispatch = DispatchPlans(self.site, self.layout)
             halves = dispatch.setup(variant, zone, parts), dispatch.teardown(variant, zone)
             return Plan("dispatch", zone, halves[0].launches + halves[1].launches)
-        combine = CombinePlans(self.site, self._layout)
+        combine = CombinePlans(self.site, self.layout)
         halves = combine.setup(variant, zone), combine.teardown(variant, zone, parts)
         launches = [
             replace(launch, values=tuple(map(_back, launch.values)))
@@ -67,7 +68,7 @@ class TwoWindows(Scheme):
         return Plan("combine", zone, tuple(launches))
 
     def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:
-        return barrier_plan(self.site, self._layout.barrier_status, zone, timeout_us)
+        return barrier_plan(self.site, self.layout.barrier_status, zone, timeout_us)
 
 
 class ThreeZonesLayout(DirectLayout):
@@ -82,7 +83,7 @@ class ThreeZones(Direct):
     layout_of = ThreeZonesLayout
 
     @cached_property
-    def _layout(self) -> DirectLayout:
+    def layout(self) -> DirectLayout:
         return ThreeZonesLayout(self.site.config)
 
     @cached_property

@@ -12,34 +12,27 @@ weight and the fp32 scale.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
-from moe_triton.core.config import Config
 from moe_triton.core.region import Region, region_of
 from moe_triton.layout.common import (
-    NUM_ZONES,
     SLOT_ALIGN,
     STAMP_BYTES,
     STATUS_ENTRY_BYTES,
     UB_ALIGN,
     WORD_BYTES,
+    Layout,
     align,
     entry_per_rank,
 )
 
 
-@dataclass(frozen=True)
-class DirectLayout:
+class DirectLayout(Layout):
     """The direct window of a `Config`. The same on every rank.
 
     Rows are strided for 16 bits an element in the region's size, and closely packed in a call, since the
     output is a tensor that users get.
     """
-
-    config: Config
-    num_zones: ClassVar[int] = NUM_ZONES
 
     @cached_property
     def capacity(self) -> int:
@@ -63,14 +56,8 @@ class DirectLayout:
     @cached_property
     def counts(self) -> Region:
         """Rows of ``source`` for each entry: shared ranks first, then routed experts."""
-        return region_of(
-            "direct_counts",
-            0,
-            WORD_BYTES,
-            (self.num_zones, self._state_zone_bytes),
-            (self.config.num_ranks, self._count_stride),
-            (self.num_entries, WORD_BYTES),
-        )
+        zones, sources = (self.num_zones, self._state_zone_bytes), (self.config.num_ranks, self._count_stride)
+        return region_of("direct_counts", 0, WORD_BYTES, zones, sources, (self.num_entries, WORD_BYTES))
 
     def _status(self, name: str, number: int) -> Region:
         ranks = self.config.num_ranks
@@ -116,16 +103,6 @@ class DirectLayout:
         """Bytes from one zone to the next."""
         return 2 * self._region_bytes + align(self.capacity * STAMP_BYTES, SLOT_ALIGN)
 
-    @property
-    def data_bytes(self) -> int:
-        """Rows, stamps and results of both zones."""
-        return self.num_zones * self.zone_bytes
-
-    @property
-    def window_bytes(self) -> int:
-        """What one rank allocates."""
-        return self.state_bytes + self.data_bytes
-
     def rows(self, itemsize: int = 2) -> Region:
         """Dispatched rows of ``itemsize`` bytes an element, in the order of the output."""
         return self._indexed("rows", self.state_bytes, itemsize * self.config.hidden)
@@ -149,7 +126,3 @@ class DirectLayout:
         """All of them."""
         status = self.counts_status, self.rows_status, self.results_status, self.barrier_status
         return (self.counts, *status, self.rows(), self.results, self.stamps)
-
-    def region(self, name: str) -> Region:
-        """The region of this name."""
-        return next(region for region in self.regions if region.name == name)
