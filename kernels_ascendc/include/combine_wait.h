@@ -111,8 +111,8 @@ private:
     }
 
     __aicore__ inline void ReceiveToken(int64_t token, int64_t expected) {
-        const uint64_t zone = static_cast<uint64_t>(args_.zone);
-        const uint64_t address = args_.window + args_.status.At(zone, static_cast<uint64_t>(token), 0);
+        const uint64_t zone = args_.zone;
+        const uint64_t address = args_.window + args_.status.At(zone, token, 0);
         if (timed_out_) {
             LookOnce(token, address);
         } else if (WaitForResults(token, address, expected)) {

@@ -107,15 +107,15 @@ private:
         const int64_t data_bytes = static_cast<int64_t>(BLOCK_DATA_BYTES);
         const int64_t begin = first * data_bytes;
         const int64_t bytes = Smaller(count * data_bytes, args_.row_bytes - begin);
-        const uint64_t source = row + static_cast<uint64_t>(begin);
+        const uint64_t source = row + begin;
         const int64_t whole = bytes > 0 ? bytes / data_bytes : 0;
         if (whole > 0) {
             const AscendC::DataCopyExtParams spread{static_cast<uint16_t>(whole), BLOCK_DATA_BYTES, 0, 1, 0};
             AscendC::DataCopyPad(blocks, GlobalAt<uint8_t>(source), spread, NoPadding<uint8_t>());
         }
         if (bytes > whole * data_bytes) {
-            AscendC::DataCopy(blocks[static_cast<uint32_t>(whole * static_cast<int64_t>(BLOCK_BYTES))],
-                              GlobalAt<uint8_t>(source + static_cast<uint64_t>(whole * data_bytes)),
+            AscendC::DataCopy(blocks[whole * static_cast<int64_t>(BLOCK_BYTES)],
+                              GlobalAt<uint8_t>(source + whole * data_bytes),
                               static_cast<uint32_t>(bytes - whole * data_bytes));
         }
     }

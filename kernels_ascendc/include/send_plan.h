@@ -83,10 +83,10 @@ struct Destination {
 
     __aicore__ static inline bool Locate(const Args& args, uint64_t expert, uint64_t index, uint64_t& slot,
                                          uint64_t& stamp) {
-        const uint64_t zone = static_cast<uint64_t>(args.zone);
-        const uint64_t source = static_cast<uint64_t>(args.rank);
+        const uint64_t zone = args.zone;
+        const uint64_t source = args.rank;
         slot = args.slots.At(zone, source, expert, index);
-        stamp = slot + static_cast<uint64_t>(args.stamp_offset);
+        stamp = slot + args.stamp_offset;
         return args.slots.Contains(zone, source, expert, index);
     }
 };
@@ -114,7 +114,7 @@ struct Destination<DirectSendArgs> {
 
     __aicore__ static inline bool Locate(const DirectSendArgs& args, uint64_t, uint64_t index, uint64_t& slot,
                                          uint64_t& stamp) {
-        const uint64_t zone = static_cast<uint64_t>(args.zone);
+        const uint64_t zone = args.zone;
         slot = args.slots.At(zone, index);
         stamp = args.stamps.At(zone, index);
         return args.slots.Contains(zone, index) && args.stamps.Contains(zone, index);
@@ -292,7 +292,7 @@ private:
         const int64_t indices = To::SharedIndices(*args_);
         const int32_t index = shared_slots_.At(indices == 1 ? token : token * indices + s);
         const bool is_rank = rank >= 0 && rank < args_->num_shared_ranks;
-        return is_rank && Locate(static_cast<uint64_t>(rank), 0, index, slot, stamp) ? true : Refuse(token, k);
+        return is_rank && Locate(rank, 0, index, slot, stamp) ? true : Refuse(token, k);
     }
 
     __aicore__ inline bool Locate(uint64_t rank, uint64_t expert, int32_t index, uint64_t& slot, uint64_t& stamp) {

@@ -31,16 +31,14 @@ public:
 
 private:
     __aicore__ inline void SendRow(const Visit& visit) {
-        const AscendC::LocalTensor<int32_t> stamps =
-            stamps_[static_cast<uint32_t>(halves_.Take() * MAX_VISIT * STAMP_WORDS)];
+        const AscendC::LocalTensor<int32_t> stamps = stamps_[halves_.Take() * MAX_VISIT * STAMP_WORDS];
         for (uint32_t i = 0; i < visit.num_slots; ++i) {
-            plan_.WriteStamp(stamps[static_cast<uint32_t>(i * STAMP_WORDS)], visit, i);
+            plan_.WriteStamp(stamps[i * STAMP_WORDS], visit, i);
         }
         Order<AscendC::HardEvent::S_MTE3>();
         rows_.Copy(visit.row, visit.slots, visit.num_slots);
         for (uint32_t i = 0; i < visit.num_slots; ++i) {
-            AscendC::DataCopy(GlobalAt<int32_t>(visit.stamps[i]), stamps[static_cast<uint32_t>(i * STAMP_WORDS)],
-                              STAMP_WORDS);
+            AscendC::DataCopy(GlobalAt<int32_t>(visit.stamps[i]), stamps[i * STAMP_WORDS], STAMP_WORDS);
         }
         halves_.Give();
     }

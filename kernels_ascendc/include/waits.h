@@ -143,7 +143,7 @@ public:
     }
 
     __aicore__ inline int32_t At(int64_t i) const {
-        return times_.GetValue(static_cast<uint32_t>(i));
+        return times_.GetValue(i);
     }
 
     __aicore__ inline void Load(int64_t first, int64_t count) {
@@ -154,7 +154,7 @@ public:
             return;
         }
         Order<AscendC::HardEvent::S_MTE2>();
-        AscendC::DataCopyPad(times_, GlobalAt<int32_t>(address_)[static_cast<uint64_t>(first)],
+        AscendC::DataCopyPad(times_, GlobalAt<int32_t>(address_)[first],
                              ExactBytes(count * static_cast<int64_t>(sizeof(int32_t))), NoPadding<int32_t>());
         Order<AscendC::HardEvent::MTE2_S>();
     }
@@ -164,13 +164,13 @@ public:
             return;
         }
         Order<AscendC::HardEvent::S_MTE3>();
-        AscendC::DataCopyPad(GlobalAt<int32_t>(address_)[static_cast<uint64_t>(first)], times_,
+        AscendC::DataCopyPad(GlobalAt<int32_t>(address_)[first], times_,
                              ExactBytes(count * static_cast<int64_t>(sizeof(int32_t))));
         Order<AscendC::HardEvent::MTE3_S>();
     }
 
     __aicore__ inline void Set(int64_t i, int32_t us) {
-        times_.SetValue(static_cast<uint32_t>(i), us);
+        times_.SetValue(i, us);
     }
 
     __aicore__ inline void Expect(int64_t i) {

@@ -185,13 +185,12 @@ INBAND_MUTANTS = (
                 "    __aicore__ inline bool WaitForRows() {\n",
                 "    __aicore__ inline bool WaitForRows() {\n"
                 "        for (int64_t i = 0; i < num_rows_; ++i) {\n"
-                "            CopyRow(slots_[i], args_.out_rows + (first_row_ + i) * args_.row_bytes);\n"
+                "            CopyRow(slots_[i], args_.out_rows + args_.row_bytes * (first_row_ + i));\n"
                 "        }\n",
             ),
             without(
                 INBAND_RECEIVE,
-                "            CopyRow(slots_[i], args_.out_rows + "
-                "static_cast<uint64_t>((first_row_ + i) * args_.row_bytes));\n",
+                "            CopyRow(slots_[i], args_.out_rows + (first_row_ + i) * args_.row_bytes);\n",
             ),
         ),
         _INBAND,
@@ -221,8 +220,7 @@ INBAND_MUTANTS = (
             ),
             Patch(
                 INBAND_RECEIVE,
-                "            CopyRow(slots_[i], args_.out_rows + "
-                "static_cast<uint64_t>((first_row_ + i) * args_.row_bytes));\n",
+                "            CopyRow(slots_[i], args_.out_rows + (first_row_ + i) * args_.row_bytes);\n",
                 "            for (int64_t b = 0; b * 480 < args_.row_bytes; ++b) {\n"
                 "                const AscendC::DataCopyExtParams bytes =\n"
                 "                    ExactBytes(Smaller<int64_t>(480, args_.row_bytes - b * 480));\n"
@@ -278,8 +276,8 @@ INBAND_MUTANTS = (
         (
             Patch(
                 INBAND_RECEIVE,
-                "static_cast<uint64_t>(done)), out, ExactBytes(bytes));",
-                "static_cast<uint64_t>(done)), out, ExactBytes((bytes + 31) / 32 * 32));",
+                "(to + done), out, ExactBytes(bytes));",
+                "(to + done), out, ExactBytes((bytes + 31) / 32 * 32));",
             ),
         ),
         case_of(inband=True, hidden=241, tokens=(3, 3)),
