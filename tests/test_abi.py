@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import ctypes
-import inspect
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 
-from moe_triton import kernels
 from moe_triton.backends.cpu import native
 from moe_triton.core import abi, ascendc
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import Arg, AscendCKernel, TritonKernel
 from moe_triton.core.plan import Hole, Launch, Part
+from moe_triton.kernels import Shape, families
+from moe_triton.kernels.add_rows import add_rows_kernel
 from moe_triton.kernels.language import HAVE_TRITON
 from moe_triton.tools import codegen
 
@@ -199,52 +200,14 @@ def test_a_struct_that_is_not_packed_so_does_not_compile(tmp_path: Path) -> None
 # Triton kernels: their arguments are words in the order of the function's parameters.
 
 BF16 = torch.bfloat16
-EXAMPLES: dict[str, list[tuple[object, ...]]] = {
-    "add_rows_kernel": [(BF16, 64), (BF16, 64, "cpu", True)],
-    "append_kernel": [(16, 16, True), (16, 16, False), (16, 16, True, True)],
-    "arrange_kernel": [
-        (16, 16, 24, True, True),
-        (16, 16, 24, False, False),
-        (16, 16, 24, True, True, True),
-    ],
-    "block_quantize_kernel": [(BF16, 256)],
-    "const_alphas_kernel": [(BF16, 64, 2, True), (BF16, 64, 2, False)],
-    "gather_counts_kernel": [(), ("cpu", True)],
-    "keep_kernel": [(16, 2, True, True), (16, 2, False, False, 3)],
-    "offsets_kernel": [(), ("cpu", True)],
-    "own_offsets_kernel": [()],
-    "pack_kernel": [(BF16, 64), (BF16, 64, 2, True), (BF16, 64, 2, True, "cpu", 1)],
-    "places_kernel": [(2,), (2, 1)],
-    "result_offsets_kernel": [(2,), (2, 1)],
-    "returns_kernel": [(False,), (True,)],
-    "rms_norm_kernel": [(64,)],
-    "route_kernel": [()],
-    "select_kernel": [(2, True), (2, False)],
-    "share_kernel": [(False, False), (False, True), (True, False)],
-    "stamps_kernel": [(True, True), (False, False)],
-    "starts_kernel": [()],
-    "turn_kernel": [()],
-    "waits_of_combine_kernel": [()],
-    "waits_of_dispatch_kernel": [()],
-    "weighted_sum_kernel": [
-        (BF16, 64, 2),
-        (BF16, 64, 2, 1, False),
-    ],
-}
 
 
 def built() -> Iterator[TritonKernel]:
-    for name, calls in EXAMPLES.items():
-        factory = getattr(kernels, name)
-        targets = ("cpu", "npu") if "target" in inspect.signature(factory).parameters else (None,)
-        for arguments in calls:
-            for target in targets:
-                given = inspect.signature(factory).bind(*arguments).arguments
-                yield factory(**{**given, "target": target} if target else given)
-
-
-def test_every_kernel_of_the_package_is_looked_at() -> None:
-    assert set(EXAMPLES) == {name for name in kernels.__all__ if name.endswith("_kernel")}
+    """Every variant of every kernel, in each form."""
+    for family, target, zoned in product(families().values(), ("cpu", "npu"), (False, True)):
+        for features, shared in product(family.variants, (0, 1)):
+            shape = Shape("bf16", 64, 2, shared, frozenset(features), target, zoned)
+            yield family.kernel(family.as_launched(shape))
 
 
 @pytest.mark.skipif(not HAVE_TRITON, reason="without Triton a kernel's parameters are not known")
@@ -255,18 +218,18 @@ def test_triton_arguments_are_the_parameters_in_order() -> None:
         bound = {arg.name for arg in kernel.args} | set(kernel.constants)
         assert bound == {parameter.name for parameter in kernel.fn.params}, kernel.name
         looked_at += 1
-    assert looked_at > 2 * len(EXAMPLES)
+    assert looked_at > 8 * len(families())
 
 
 @pytest.mark.skipif(not HAVE_TRITON, reason="without Triton a kernel's parameters are not known")
 def test_triton_arguments_in_another_order_are_seen() -> None:
-    kernel = kernels.add_rows_kernel(BF16, 64)
+    kernel = add_rows_kernel(BF16, 64)
     wrong = replace(kernel, args=kernel.args[::-1])
     assert abi.parameters_of(wrong) != tuple(arg.name for arg in wrong.args)
 
 
 def test_every_word_of_a_triton_launch_is_one_argument() -> None:
-    kernel = kernels.add_rows_kernel(BF16, 64)
+    kernel = add_rows_kernel(BF16, 64)
     words, holes = abi.words(launched(kernel, Hole("rows"), Hole("slots"), Hole("counts"), 16, 0, 5, 64))
     assert words == [0, 0, 0, 16, 0, 5, 64]
     assert [position for position, _ in holes] == [0, 1, 2]

@@ -17,14 +17,13 @@ from moe_triton.layout import (
     BLOCK_DATA_BYTES,
     NUM_ZONES,
     STATE_BYTES,
-    DirectLayout,
-    InbandLayout,
     Layout,
     SlotLayout,
-    WindowLayout,
     align,
-    layout_of,
 )
+from moe_triton.schemes import layout_of
+from moe_triton.schemes.direct.layout import DirectLayout
+from moe_triton.schemes.fullmesh.layout import InbandLayout, WindowLayout
 from moe_triton.tools import codegen
 
 SOURCES = Path(__file__).resolve().parents[1] / "kernels_ascendc"

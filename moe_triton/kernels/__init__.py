@@ -1,81 +1,47 @@
-"""Triton kernels, one operator per file: the kernel, its torch fallback, and one host function each."""
+"""Triton kernels, one operator per file: device code, argument table, model in torch, and cases."""
 
-from moe_triton.kernels.add_rows import add_rows, add_rows_kernel
-from moe_triton.kernels.append import append, append_kernel, gather_counts, gather_counts_kernel
-from moe_triton.kernels.arrange import arrange, arrange_kernel
-from moe_triton.kernels.block_quantize import block_quantize, block_quantize_kernel, dequantize_blocks
-from moe_triton.kernels.const_experts import const_alphas, const_alphas_kernel
-from moe_triton.kernels.keep import keep, keep_kernel, result_offsets_kernel
-from moe_triton.kernels.pack import pack, pack_kernel
-from moe_triton.kernels.places import places, places_kernel, starts, starts_kernel
-from moe_triton.kernels.returns import (
-    own_offsets,
-    own_offsets_kernel,
-    returns,
-    returns_kernel,
-    returns_shared,
-)
-from moe_triton.kernels.rms_norm import rms_norm, rms_norm_kernel
-from moe_triton.kernels.route import offsets, offsets_kernel, route, route_kernel
-from moe_triton.kernels.select import select, select_kernel
-from moe_triton.kernels.share import share, share_kernel
-from moe_triton.kernels.stamps import split_stamps, stamps_kernel
-from moe_triton.kernels.waits import (
-    waits_of_combine,
-    waits_of_combine_kernel,
-    waits_of_dispatch,
-    waits_of_dispatch_kernel,
-)
-from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum, weighted_sum_kernel
-from moe_triton.kernels.zones import turn, turn_kernel
+from __future__ import annotations
 
-__all__ = [
-    "SumFeatures",
-    "add_rows",
-    "add_rows_kernel",
-    "append",
-    "append_kernel",
-    "arrange",
-    "arrange_kernel",
-    "block_quantize",
-    "block_quantize_kernel",
-    "const_alphas",
-    "const_alphas_kernel",
-    "dequantize_blocks",
-    "gather_counts",
-    "gather_counts_kernel",
-    "keep",
-    "keep_kernel",
-    "offsets",
-    "offsets_kernel",
-    "own_offsets",
-    "own_offsets_kernel",
-    "pack",
-    "pack_kernel",
-    "places",
-    "places_kernel",
-    "result_offsets_kernel",
-    "returns",
-    "returns_kernel",
-    "returns_shared",
-    "rms_norm",
-    "rms_norm_kernel",
-    "route",
-    "route_kernel",
-    "select",
-    "select_kernel",
-    "share",
-    "share_kernel",
-    "split_stamps",
-    "stamps_kernel",
-    "starts",
-    "starts_kernel",
-    "turn",
-    "turn_kernel",
-    "waits_of_combine",
-    "waits_of_combine_kernel",
-    "waits_of_dispatch",
-    "waits_of_dispatch_kernel",
-    "weighted_sum",
-    "weighted_sum_kernel",
-]
+import functools
+import importlib
+import pkgutil
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from moe_triton.kernels.cases import Case, Draw, Family, Shape, Sizes, blank
+
+__all__ = ["Case", "Draw", "Family", "Shape", "Sizes", "blank", "families", "kernel_cases"]
+
+
+@functools.cache
+def families() -> Mapping[str, Family]:
+    """Every kernel by its family's name: what the modules of this package list as ``FAMILIES``."""
+    modules = (
+        importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)
+    )
+    listed = [family for module in modules for family in getattr(module, "FAMILIES", ())]
+    return {family.name: family for family in sorted(listed, key=lambda family: family.name)}
+
+
+def kernel_cases(sizes: Sizes, hidden: int, target: str) -> list[Case]:
+    """What a selftest and the benchmarks run: every kernel, in every variant that the docs show.
+
+    Inputs have what correctness hangs on: entries without an expert, masked tokens, ranges that begin
+    late, counts that nobody can have sent.
+
+    Args:
+        sizes: of each call.
+        hidden: H, a multiple of 256; 0 for the cases that have none.
+        target: what kernels are specialised for: the back end's name.
+    """
+    base = Shape(hidden=hidden, target=target, zoned=target == "npu")
+    chosen = [family for family in families().values() if ("hidden" in family.axes) == bool(hidden)]
+    cases = [Case(family, shape, sizes) for family in chosen for shape in _shapes(family, base)]
+    return list({id(case.kernel): case for case in cases}.values())
+
+
+def _shapes(family: Family, base: Shape) -> Iterator[Shape]:
+    """Every variant as plans have it, and the main one with what else there is; some are the same kernel."""
+    main = replace(base, features=frozenset(family.main))
+    yield from (replace(base, features=frozenset(features)) for features in ((), *family.shown))
+    yield from (replace(main, dtype="fp16"), replace(main, shared=2), replace(main, zoned=not main.zoned))

@@ -16,13 +16,14 @@ import functools
 
 import torch
 
-from moe_triton.core.checks import check_positive, check_tensor
-from moe_triton.core.errors import ArgumentError
+from moe_triton.core.checks import check_positive
 from moe_triton.core.kernel import Arg, TritonKernel
-from moe_triton.kernels.checks import Launch, split_evenly
+from moe_triton.core.plan import Hole
+from moe_triton.kernels.cases import F32, Draw, Family, Inputs, Shape, blank
+from moe_triton.kernels.checks import split_evenly
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.zones import NO_ZONE, ZONE, ZONE_STRIDE, in_zone, zone_offset
-from moe_triton.layout import STAMP
+from moe_triton.layout import SLOT_ALIGN, STAMP, align
 
 
 @triton.jit
@@ -182,51 +183,41 @@ def arrange_kernel(
     )
 
 
-def arrange(
-    slots: torch.Tensor,
-    recv_offsets: torch.Tensor,
-    launch: Launch,
-    *,
-    row_words: int,
-    scale_word: int,
-    triple_word: int,
-    has_scale: bool,
-    has_weight: bool = False,
-    kept_rank: int = -1,
-    programs: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gather rows from slots into expert order.
+def _inputs(s: Shape, r: Draw) -> Inputs:
+    words = align(s.slot.packed_bytes, SLOT_ALIGN) // 4
+    rows, row_words = int(r.ends[-1]), s.slot.row_bytes // 4
+    copied = rows - r.rows_from(r.rank)
+    return {
+        "slots": r.words(r.num_ranks, r.num_local, r.most_rows, words),
+        "slot_scales": Hole("slots"),
+        "recv_offsets": r.ends,
+        "out_rows": blank(rows, row_words),
+        "out_scales": blank(rows, dtype=F32),
+        "out_triples": blank(rows, 3),
+        "out_weights": blank(rows, dtype=F32),
+        "num_entries": r.entries,
+        "num_ranks": r.num_ranks,
+        "kept_rank": r.rank,
+        "src_stride": r.num_local * r.most_rows * words,
+        "expert_stride": r.most_rows * words,
+        "slot_stride": words,
+        "bytes_moved": 8 * copied * (row_words + 3 + s.has("int8") + s.has("weights")),
+    }
 
-    Args:
-        slots: (W, E, rows per block, slot words) int32.
-        recv_offsets: (E*W,) int32, from `offsets`.
 
-    Returns:
-        rows (A, row_words) int32, scales (A,) fp32 (empty without ``has_scale``), triples (A, 3) int32,
-        weights (A,) fp32 (empty without ``has_weight``), with A = recv_offsets[-1].
-    """
-    check_tensor("slots", slots, shape=["any", "any", "any", "any"], dtypes=[torch.int32])
-    num_ranks, num_experts, rows_per_block, slot_words = slots.shape
-    check_tensor("recv_offsets", recv_offsets, shape=[num_ranks * num_experts], dtypes=[torch.int32])
-    counts = torch.diff(recv_offsets, prepend=recv_offsets.new_zeros(1))
-    if bool((counts < 0).any()) or bool((counts > rows_per_block).any()):
-        rule = f"must rise by 0 to {rows_per_block} from entry to entry"
-        raise ArgumentError("recv_offsets", recv_offsets.tolist(), rule, "Take it from offsets().")
-    for name, value, words in (("scale_word", scale_word, 1), ("triple_word", triple_word, 4)):
-        if not 0 <= value <= slot_words - words:
-            raise ArgumentError(
-                name, value, f"must lie inside the {slot_words} words of a slot", "See layout."
-            )
-    if not 1 <= row_words <= slot_words:
-        raise ArgumentError("row_words", row_words, f"must be 1 to {slot_words}", "Take it from the layout.")
-    capacity = int(recv_offsets[-1])
-    rows = torch.empty((capacity, row_words), dtype=torch.int32)
-    scales = torch.empty(capacity if has_scale else 0, dtype=torch.float32)
-    triples = torch.empty((capacity, 3), dtype=torch.int32)
-    weights = torch.empty(capacity if has_weight else 0, dtype=torch.float32)
-    kernel = arrange_kernel(row_words, scale_word, triple_word, has_scale, has_weight)
-    src_stride, expert_stride, slot_stride, _ = slots.stride()
-    views = [slots, slots.view(torch.float32), recv_offsets, rows, scales, triples, weights]
-    sizes = [num_ranks * num_experts, num_ranks, kept_rank, src_stride, expert_stride, slot_stride]
-    launch(kernel, [*views, *sizes], programs)
-    return rows, scales, triples, weights
+def _build(s: Shape) -> TritonKernel:
+    words = [n // 4 for n in (s.slot.row_bytes, s.slot.scale_offset, s.slot.stamp_offset)]
+    return arrange_kernel(*words, s.has("int8"), s.has("weights"), zoned=s.zoned)
+
+
+FAMILIES = (
+    Family(
+        "arrange",
+        arrange_kernel,
+        _inputs,
+        _build,
+        axes=("hidden",),
+        features=("int8", "weights"),
+        computes=False,
+    ),
+)

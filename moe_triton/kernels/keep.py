@@ -20,12 +20,14 @@ left out, so that none lies outside the output.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import torch
 
-from moe_triton.core.checks import check_positive, check_tensor
+from moe_triton.core.checks import check_positive
 from moe_triton.core.kernel import Arg, TritonKernel, chosen_args
-from moe_triton.kernels.checks import Launch
+from moe_triton.core.plan import Hole
+from moe_triton.kernels.cases import F32, I32, I64, Draw, Family, Inputs, Shape, blank, subsets
 from moe_triton.kernels.language import tl, triton
 
 
@@ -269,44 +271,82 @@ def result_offsets_kernel(topk: int, num_shared: int = 0) -> TritonKernel:
     )
 
 
-def keep(
-    rows: torch.Tensor,
-    topk_idx: torch.Tensor,
-    expand_idx: torch.Tensor,
-    recv_offsets: torch.Tensor,
-    launch: Launch,
-    *,
-    first_expert: int,
-    num_ranks: int,
-    rank: int,
-    topk_weights: torch.Tensor | None = None,
-    programs: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Copy rows that stay on this rank.
+def _keep_inputs(s: Shape, r: Draw) -> Inputs:
+    """Rows to this rank's own experts: their numbers are true ones, so that no two have one place."""
+    expand_idx, counts = torch.zeros(r.tokens * s.topk, dtype=I32), [0] * r.num_experts
+    for entry, expert in enumerate(r.ids.flatten().tolist()):
+        if expert >= 0:
+            expand_idx[entry] = counts[expert]
+            counts[expert] += 1
+    first = r.rank * r.num_local
+    received = r.integers(0, 4, r.num_local, r.num_ranks)
+    received[:, r.rank] = torch.tensor(counts[first : first + r.num_local], dtype=I32)
+    ends = received.flatten().cumsum(0, dtype=I32)
+    words, row_words, rows = s.slot.packed_bytes // 4, s.slot.row_bytes // 4, int(ends[-1])
+    moved = 2 * (row_words + s.has("int8") + s.has("weights")) + 3
+    return {
+        "rows": r.words(r.tokens * (s.topk + s.shared if s.has("smooth") else 1), words),
+        "scales": Hole("rows", s.slot.scale_offset),
+        "topk_idx": r.ids,
+        "topk_weights": r.uniform(r.tokens, s.topk),
+        "expand_idx": expand_idx,
+        "recv_offsets": ends,
+        "out_rows": blank(rows, row_words),
+        "out_scales": blank(rows, dtype=F32),
+        "out_triples": blank(rows, 3),
+        "out_weights": blank(rows, dtype=F32),
+        "row_stride": words,
+        "first_expert": first,
+        "num_local_experts": r.num_local,
+        "num_ranks": r.num_ranks,
+        "rank": r.rank,
+        "num_tokens": r.tokens,
+        "bytes_moved": 4 * int(received[:, r.rank].sum()) * moved + 8 * r.tokens * s.topk,
+    }
 
-    Args:
-        rows: (T, words) int32; the last word is taken for the scale, the others for the row.
-        topk_idx: (T, K) int32.
-        expand_idx: (T*K,) int32, from `route`.
-        recv_offsets: (E*W,) int32, from `offsets`.
-        first_expert: the first of this rank's experts.
-        num_ranks: W.
-        rank: this one.
-        topk_weights: (T, K) fp32, or None.
 
-    Returns:
-        rows (A, words - 1) int32, scales (A,) fp32, triples (A, 3) int32; those of other sources are zero.
-    """
-    check_tensor("rows", rows, shape=["any", "any"], dtypes=[torch.int32])
-    tokens, topk = topk_idx.shape
-    words, capacity = rows.shape[1] - 1, int(recv_offsets[-1])
-    out = torch.zeros((capacity, words), dtype=torch.int32)
-    scales, weights = torch.zeros(capacity), torch.zeros(capacity)
-    triples = torch.zeros((capacity, 3), dtype=torch.int32)
-    has_weight = topk_weights is not None
-    routing = [topk_idx] if topk_weights is None else [topk_idx, topk_weights]
-    inputs = [rows, rows.view(torch.float32).view(-1)[words:], *routing, expand_idx, recv_offsets]
-    outputs = [out, scales, triples] + [weights] * has_weight
-    sizes = [rows.shape[1], first_expert, recv_offsets.numel() // num_ranks, num_ranks, rank, tokens]
-    launch(keep_kernel(words, topk, True, has_weight), [*inputs, *outputs, *sizes], programs)
-    return out, scales, triples
+def _build_keep(s: Shape) -> TritonKernel:
+    rows_per_token = s.topk + s.shared if s.has("smooth") else 1
+    return keep_kernel(s.slot.row_bytes // 4, s.topk, s.has("int8"), s.has("weights"), rows_per_token)
+
+
+def _as_kept(s: Shape) -> Shape:
+    """There are rows for shared experts if they are smoothed only."""
+    return s if s.has("smooth") else replace(s, shared=0)
+
+
+def _result_offsets_inputs(s: Shape, r: Draw) -> Inputs:
+    return {
+        "topk_idx": r.ids,
+        "expand_idx": r.integers(0, 3, r.tokens, s.topk),
+        "recv_offsets": r.ends,
+        "offsets": blank(r.tokens, s.topk + s.shared, dtype=I64),
+        "own_results": 2**40,
+        "token_stride": 1000,
+        "slot_stride": 100,
+        "hidden": 64,
+        "first_expert": r.rank * r.num_local,
+        "num_local_experts": r.num_local,
+        "num_ranks": r.num_ranks,
+        "rank": r.rank,
+        "num_tokens": r.tokens,
+    }
+
+
+FAMILIES = (
+    Family(
+        "keep",
+        keep_kernel,
+        _keep_inputs,
+        _build_keep,
+        axes=("hidden", "topk", "shared"),
+        features=("int8", "weights", "smooth"),
+        # smooth scales go with int8
+        variants=tuple(f for f in subsets(("int8", "weights", "smooth")) if "int8" in f or "smooth" not in f),
+        shown=((), ("weights",), ("int8", "weights"), ("int8", "weights", "smooth")),
+        main=("int8", "weights", "smooth"),
+        as_launched=_as_kept,
+        computes=False,
+    ),
+    Family("result_offsets", result_offsets_kernel, _result_offsets_inputs),
+)

@@ -10,9 +10,9 @@ import functools
 
 import torch
 
-from moe_triton.core.checks import check_tensor
 from moe_triton.core.kernel import Arg, TritonKernel, chosen_args
-from moe_triton.kernels.checks import Launch
+from moe_triton.core.plan import Hole
+from moe_triton.kernels.cases import F32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.language import tl, triton
 from moe_triton.layout import ORIGIN, STAMP
 
@@ -100,30 +100,26 @@ def stamps_kernel(has_weight: bool, has_scale: bool) -> TritonKernel:
     )
 
 
-def split_stamps(
-    stamps: torch.Tensor,
-    num_rows: int,
-    launch: Launch,
-    *,
-    has_weight: bool = True,
-    has_scale: bool = True,
-    programs: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Take stamps apart.
+def _inputs(s: Shape, r: Draw) -> Inputs:
+    stamps = r.words(r.tokens, STAMP_WORDS)
+    stamps[:, WEIGHT_WORD : SCALE_WORD + 1] = r.uniform(r.tokens, 2).view(torch.int32)
+    return {
+        "stamps": stamps,
+        "stamp_floats": Hole("stamps"),
+        "num_rows": torch.tensor([r.tokens - 1], dtype=torch.int32),
+        "out_triples": blank(r.tokens, 3),
+        "out_weights": blank(r.tokens, dtype=F32),
+        "out_scales": blank(r.tokens, dtype=F32),
+        "capacity": r.tokens,
+    }
 
-    Args:
-        stamps: (A, 8) int32.
-        num_rows: how many of them hold something.
 
-    Returns:
-        triples (A, 3) int32, weights (A,) fp32, scales (A,) fp32; rows from ``num_rows`` on are undefined.
-    """
-    check_tensor("stamps", stamps, shape=["any", STAMP_WORDS], dtypes=[torch.int32])
-    capacity = stamps.shape[0]
-    triples = torch.empty((capacity, 3), dtype=torch.int32)
-    weights, scales = (torch.empty(capacity, dtype=torch.float32) for _ in range(2))
-    extra = [tensor for tensor, wanted in ((weights, has_weight), (scales, has_scale)) if wanted]
-    number = torch.tensor([num_rows], dtype=torch.int32)
-    inputs = [stamps, stamps.view(torch.float32), number]
-    launch(stamps_kernel(has_weight, has_scale), [*inputs, triples, *extra, capacity], programs)
-    return triples, weights, scales
+FAMILIES = (
+    Family(
+        "stamps",
+        stamps_kernel,
+        _inputs,
+        lambda s: stamps_kernel(s.has("weights"), s.has("int8")),
+        features=("int8", "weights"),
+    ),
+)

@@ -30,23 +30,23 @@ An entry of any other id adds nothing, whatever its slot or its weight holds.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 
-from moe_triton.core.checks import check_positive, check_tensor
+from moe_triton.core.checks import check_positive
 from moe_triton.core.dtypes import NAMES
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import Arg, TritonKernel, chosen_args
-from moe_triton.kernels.block_quantize import BLOCK_ELEMENTS
-from moe_triton.kernels.checks import Launch, check_float_dtype, check_hidden
+from moe_triton.core.plan import Hole
+from moe_triton.kernels.cases import AXES, F32, I8, NUM_SPECIAL, Draw, Family, Inputs, Shape, blank, subsets
+from moe_triton.kernels.checks import check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.weighted_sum_fallback import weighted_sum_fallback
 from moe_triton.kernels.weighted_sum_terms import has_special, store_sum, sum_routed, sum_with_special
 from moe_triton.kernels.zones import ZONE, ZONE_STRIDE, zone_offset
-
-ALL_IDS = 2**31 - 1
-"""For ``num_experts``, where every id from 0 on has a slot."""
+from moe_triton.layout import SLOT_ALIGN, align
+from moe_triton.reference.arithmetic import BLOCK_ELEMENTS
 
 
 @dataclass(frozen=True)
@@ -276,43 +276,101 @@ def weighted_sum_kernel(
     )
 
 
-def weighted_sum(
-    slots: torch.Tensor,
-    topk_idx: torch.Tensor,
-    topk_weights: torch.Tensor | None,
-    launch: Launch,
-    *,
-    num_experts: int = ALL_IDS,
-    programs: int = 1,
-) -> torch.Tensor:
-    """Reduce each token's results.
+def _inputs(s: Shape, r: Draw) -> Inputs:
+    width, dtype, rows_of_expert = s.topk + s.shared, s.torch_dtype, r.most_rows
+    # by expert, a shared result of each token follows those of the last expert
+    number = r.num_experts * rows_of_expert + r.tokens if s.has("by_expert") else r.tokens * width
+    stride = s.hidden
+    if s.has("quantized"):
+        stride = align(s.hidden * 5 // 4, SLOT_ALIGN)
+        slots = r.integers(-127, 128, number, stride, dtype=I8)
+        scales = (r.uniform(number, s.hidden // BLOCK_ELEMENTS) / 64).to(dtype)
+        slots[:, s.hidden : s.hidden * 5 // 4] = scales.view(I8)
+    else:
+        slots = r.normal(number, s.hidden, dtype=dtype)
+    ids, active = r.special_ids() if s.has("special") else r.ids, r.active()
+    return {
+        "slots": slots,
+        "slot_scales": Hole("slots", s.hidden),
+        "topk_idx": ids,
+        "topk_weights": r.uniform(r.tokens, s.topk),
+        "expand_idx": r.integers(0, rows_of_expert, r.tokens, s.topk),
+        "offsets": (torch.randperm(r.tokens * width, generator=r.generator) * s.hidden).view(-1, width),
+        "active": active,
+        "shared_x": r.normal(r.tokens, s.hidden, dtype=dtype),
+        "ori_x": r.normal(r.tokens, s.hidden, dtype=dtype),
+        "alphas": r.uniform(r.tokens, s.topk, 2),
+        "const_v": r.normal(NUM_SPECIAL, s.hidden, dtype=dtype),
+        "out": blank(r.tokens, s.hidden, dtype=F32 if s.has("fp32_out") else dtype),
+        "token_stride": width * stride,
+        "slot_stride": stride,
+        "expert_stride": rows_of_expert * stride,
+        "index_stride": stride,
+        **r.range,
+        "num_experts": r.num_experts,
+        "max_index": rows_of_expert,
+        "num_zero": NUM_SPECIAL,
+        "num_copy": NUM_SPECIAL,
+        "num_const": NUM_SPECIAL,
+        "bytes_moved": _bytes_read_and_written(s, r, ids, active),
+    }
 
-    Args:
-        slots: (T, K+S, H) bf16 or fp16: K routed results, then S shared ones. The last dimension is
-            contiguous; the others may be strided.
-        topk_idx: (T, K) int32; negative: nothing was sent.
-        topk_weights: (T, K) fp32, or None for a plain sum.
-        num_experts: ids from here on add nothing.
 
-    Returns:
-        (T, H) in the dtype of ``slots``.
-    """
-    if slots.dim() != 3 or slots.stride(2) != 1:
-        rule = "must be (T, K+S, H) with a contiguous last dimension"
-        raise ArgumentError("slots.shape", tuple(slots.shape), rule, "Reshape slots first.")
-    check_float_dtype(slots.dtype)
-    num_tokens, num_slots, hidden = slots.shape
-    check_tensor("topk_idx", topk_idx, shape=[num_tokens, "any"], dtypes=[torch.int32])
-    topk = topk_idx.shape[1]
-    if num_slots < topk:
-        rule = f"must be at least topk ({topk})"
-        raise ArgumentError("slots.shape[1]", num_slots, rule, "Pass one slot per routed expert.")
-    if topk_weights is not None:
-        check_tensor("topk_weights", topk_weights, shape=[num_tokens, topk], dtypes=[torch.float32])
-    kernel = weighted_sum_kernel(slots.dtype, hidden, topk, num_slots - topk, topk_weights is not None)
-    out = torch.empty((num_tokens, hidden), dtype=slots.dtype)
-    if num_tokens:
-        weights = topk_weights if topk_weights is not None else torch.empty(0)
-        strides = [slots.stride(0), slots.stride(1)]
-        launch(kernel, [slots, topk_idx, weights, out, *strides, 0, num_tokens, num_experts], programs)
-    return out
+def _bytes_read_and_written(s: Shape, r: Draw, ids: torch.Tensor, active: torch.Tensor) -> int:
+    """What depends on the data: tokens that are left out, and entries that have no slot."""
+    slot_bytes = s.hidden * 5 // 4 if s.has("quantized") else 2 * s.hidden
+    if s.has("masked"):
+        ids = ids[active >= 0]
+    first_copy = r.num_experts + NUM_SPECIAL
+    first_const = first_copy + NUM_SPECIAL
+    slots = int(((ids >= 0) & (ids < r.num_experts)).sum()) + len(ids) * s.shared
+    rows = int((ids >= first_copy).sum()) + int((ids >= first_const).sum())
+    rows += len(ids) * (s.has("shared_x") + (2 if s.has("fp32_out") else 1))
+    return slots * slot_bytes + 2 * s.hidden * rows + 8 * r.tokens * s.topk
+
+
+def _build(s: Shape) -> TritonKernel:
+    # the host knows the zone of results that are found by offset
+    zoned = s.zoned and not s.has("by_offset")
+    features = SumFeatures(**{name: s.has(name) for name in _FEATURES}, zoned=zoned)
+    sizes = s.torch_dtype, s.hidden, s.topk, s.shared, s.has("weights"), s.target
+    return weighted_sum_kernel(*sizes, features=features)
+
+
+def _as_launched(s: Shape) -> Shape:
+    """V1, which finds results by expert, has one shared expert at most."""
+    return replace(s, shared=min(s.shared, 1)) if s.has("by_expert") else s
+
+
+_FEATURES = tuple(f.name for f in fields(SumFeatures) if f.name != "zoned")
+_WEIGHTED = ("weights",)
+# By token all combine; results found by expert (V1) or by offset have fewer features.
+_SUMS = (
+    *subsets(("masked", "shared_x", "special", "quantized", "fp32_out")),
+    *(("by_expert", *more) for more in subsets(("quantized", "fp32_out"))),
+    ("by_offset",),
+)
+
+FAMILIES = (
+    Family(
+        "weighted_sum",
+        weighted_sum_kernel,
+        _inputs,
+        _build,
+        axes=AXES,
+        features=("weights", *_FEATURES),
+        variants=tuple((*weights, *more) for weights in (_WEIGHTED, ()) for more in _SUMS),
+        # what is held at a time differs most between these
+        shown=(
+            _WEIGHTED,
+            *(("weights", name) for name in ("masked", "shared_x", "fp32_out", "special", "quantized")),
+            ("weights", "masked", "shared_x", "special", "quantized"),
+            ("weights", "by_expert"),
+            ("weights", "by_expert", "quantized"),
+            ("weights", "by_offset"),
+        ),
+        main=_WEIGHTED,
+        as_launched=_as_launched,
+        streams=True,
+    ),
+)

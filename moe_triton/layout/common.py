@@ -26,6 +26,16 @@ STAMP_BYTES = STAMP.num_bytes
 TRAILER_MARK, TRAILER_WORDS = records.TRAILER_MARK, TRAILER.num_words
 
 
+# The state window of A3: 1 MB, zones 500 KB apart, combine's entries 64 KB into a zone. The 64 KB is
+# where the rule localE * EP <= 2048 comes from.
+STATE_BYTES = 1 << 20
+STATE_ZONE_STRIDE = 500 * 1024
+STATE_COMBINE_OFFSET = 64 * 1024
+# Behind the most entries that a combine can have (512 tokens of 16 + 4 results).
+STATE_BARRIER_OFFSET = 400 * 1024
+STATE_PEER_OFFSET = 432 * 1024
+
+
 class Layout(Protocol):
     """What lies where in a scheme's own window."""
 

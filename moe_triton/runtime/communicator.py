@@ -14,14 +14,14 @@ from typing import Literal
 
 import torch
 
-from moe_triton.backends.base import Bindings, Calls, CallSetting, Executable, Window
+from moe_triton.backends.base import Bindings, CallSetting, Executable, Window
 from moe_triton.backends.waits import Waiting
 from moe_triton.core.ascendc import REPORT_MISMATCH
 from moe_triton.core.errors import BufferStateError
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.rendezvous.notes import Notes
 from moe_triton.runtime.awaited import patience_s, tell_of
-from moe_triton.runtime.call_facts import facts_of
+from moe_triton.runtime.buffer_calls import BufferCalls
 from moe_triton.runtime.construction import Order, Prepared, prepare
 from moe_triton.runtime.diagnosis import Call, failure
 from moe_triton.runtime.exclusive import Exclusive
@@ -81,7 +81,7 @@ class Communicator(Exclusive):
         self.layout = self.site.layout
         self.capacity = self.site.capacity
         self._scheme = self.site.scheme
-        self._rounds = Rounds(self.site)
+        self._rounds = Rounds(self._scheme.rounds)
         self.counts = self._rounds.counts
         self._trace = None
         if prepared.file:
@@ -130,25 +130,23 @@ class Communicator(Exclusive):
     def _run(self, variant: Variant, bindings: Bindings, phase: Phase) -> None:
         operator: Operator = "dispatch" if isinstance(variant, DispatchVariant) else "combine"
         self.last_use = next(_clock)
+        capturing = self.backend.is_capturing()
         if self._unread is not None:
             self._look_back()
-            self._rounds.check_graph(self.backend.is_capturing())
+            self._rounds.check_graph(capturing)
         if phase != "whole" or self._halves.variants:
-            self._halves.check(operator, phase == "teardown", self.backend.is_capturing())
-        if operator == "dispatch":
-            if phase != "teardown":
-                self._rounds.post()
-        elif phase != "teardown" and self._rounds.needs_wait(self.backend.is_capturing()):
-            self._full_wait()
+            self._halves.check(operator, phase == "teardown", capturing)
+        if phase != "teardown":
+            if self._rounds.needs_wait(operator, capturing):
+                self._full_wait()
+            self._rounds.begin(operator)
         zone = self._rounds.zone(operator)
         executable = self._executables.operator(variant, zone, phase, self._parts(operator, bindings))
         number = self.counts[operator]
         try:
             self._execute(operator, executable, bindings, turn=phase != "setup")
             if phase == "setup":
-                self._halves.begin(operator, variant, self.backend.is_capturing())
-            elif operator == "dispatch":
-                self._rounds.cover(self.backend.is_capturing())
+                self._halves.begin(operator, variant, capturing)
             self._last[operator] = executable
         except BaseException as error:
             self._give_up_at(operator, number, error)
@@ -204,12 +202,11 @@ class Communicator(Exclusive):
         return -(-tokens // each) if tokens > each else 1
 
     def _full_wait(self, timeout_us: int | None = None) -> None:
-        self._rounds.post()
+        self._rounds.begin("barrier")
         executable = self._executables.barrier(self._rounds.zone("barrier"), timeout_us)
         number = self.counts["barrier"]
         try:
             self._execute("barrier", executable, {}, turn=True, timeout_us=timeout_us)
-            self._rounds.cover(self.backend.is_capturing())
         except BaseException as error:
             self._give_up_at("barrier", number, error)
             raise
@@ -223,20 +220,21 @@ class Communicator(Exclusive):
         turn: bool,
         timeout_us: int | None = None,
     ) -> None:
-        number = self.counts[operator]
+        number, code = self.counts[operator], None
+        capturing = self.backend.is_capturing()
         try:
             code = executable.run(bindings)
         finally:
-            # The zone turns exactly once per operator, on failure too.
-            self.counts[operator] += turn
+            if turn:
+                self._rounds.end(operator, code == 0, capturing)
         us = timeout_us or self.site.timeout_us
         if self._unread is not None:
-            self._is_in_graph |= self.backend.is_capturing()
+            self._is_in_graph |= capturing
             self._unread.add(executable, operator, number, bindings, us)
         elif code:
             self._fail(Call(operator, number, bindings, us), executable, code)
 
-    def make_calls(self, buffer_id: int, output_type: type, handle_type: type) -> Calls | None:
+    def make_calls(self, buffer_id: int, output_type: type, handle_type: type) -> BufferCalls | None:
         """A faster way than `run` for a buffer's usual calls, or None where the back end has none.
 
         Args:
@@ -253,12 +251,14 @@ class Communicator(Exclusive):
             assert communicator is not None  # its lock is held
             communicator._end(operator, executable, code, bindings)
 
-        facts = facts_of(self.site, buffer_id, self.window_base)
-        shared = self.counts, self._rounds, self._last, self._lock
-        calls = self._executables.calls = self.backend.make_calls(
-            CallSetting(facts, *shared, output_type, handle_type, self._waits, failed)
-        )
-        return calls
+        shared = self._rounds.record, self._last, self._lock
+        calls = self.backend.make_calls(CallSetting(buffer_id, *shared, handle_type, self._waits, failed))
+        if calls is None:
+            return None
+        results = self._executables.results_in_window()
+        made = BufferCalls(self.site, calls, buffer_id, self.window_base, results, output_type)
+        self._executables.calls = made
+        return made
 
     def _end(
         self, operator: Operator, executable: Executable, report: Callable[[], int], bindings: Bindings
@@ -308,6 +308,11 @@ class Communicator(Exclusive):
         view = self._executables.window_view(name, zone, dtype)
         assert view is not None
         return view
+
+    @property
+    def has_outputs_in_window(self) -> bool:
+        """Whether `window_tensor` has one: otherwise outputs are tensors of their own."""
+        return self._scheme.place("rows", 1) is not None
 
     @property
     def window_base(self) -> int:

@@ -14,7 +14,7 @@ from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.plan import Hole, Launch, Plan
 from moe_triton.core.region import Region
-from moe_triton.layout import Layout
+from moe_triton.layout import NUM_ZONES, Layout
 from moe_triton.schemes.common.waits import ENTRY_FINDERS, Finder, arguments_of
 from moe_triton.schemes.site import Operator, Site
 from moe_triton.schemes.variants import Variant
@@ -53,6 +53,26 @@ class WindowSpec:
     prefix: str = ""
 
 
+@dataclass(frozen=True)
+class RoundFacts:
+    """What a scheme says of its zones.
+
+    Attributes:
+        num_zones: how many zones an operator's runs alternate among.
+        waiting: operators that wait for every rank, and so separate the runs of those that do not.
+        shared: operators that take turns in the same zones; the others have zones of their own.
+        on_device: kernels look their zone up in device memory: plans are the same for all zones, and a graph
+            may run any number of times.
+        no_graph: why no graph may hold its operators; empty where one may.
+    """
+
+    num_zones: int = NUM_ZONES
+    waiting: frozenset[Operator] = frozenset({"dispatch", "barrier"})
+    shared: frozenset[Operator] = frozenset()
+    on_device: bool = False
+    no_graph: str = ""
+
+
 class Refusal(NamedTuple):
     """Why a scheme lacks a feature, and what to do instead, for an `ArgumentError`."""
 
@@ -68,13 +88,9 @@ class Scheme(ABC):
     """
 
     refuses: ClassVar[Mapping[str, Refusal]] = {}
-    """What it cannot do: "torch_npu" (its functions) or "graphs" (capturing)."""
+    """What it cannot do: "torch_npu", its functions."""
     finders: ClassVar[Mapping[str, Finder]] = ENTRY_FINDERS
     """How whom a wait is for is found, by the name of the kernel that waits."""
-    shares_zones: bool = False
-    """Whether dispatch and combine take turns in the same zones."""
-    combine_waits_for_all: bool = False
-    """Whether combine waits for every rank, and so separates operators as dispatch does."""
     keeps_own: bool = False
     """Whether rows from this rank to itself need not go through its window."""
 
@@ -92,7 +108,7 @@ class Scheme(ABC):
 
         Args:
             variant: what it is specialised for.
-            zone: that it is built for; 0 where `zones_on_device`.
+            zone: that it is built for; 0 where kernels look it up.
             parts: that its tokens are cut into.
         """
 
@@ -115,10 +131,10 @@ class Scheme(ABC):
         """Every window that this rank needs; `layout` is the first one's."""
         return (WindowSpec(self.layout),)
 
-    @property
-    def zones_on_device(self) -> bool:
-        """Whether kernels look their zones up in device memory, so that plans are the same for all zones."""
-        return self.site.target == "npu"
+    @cached_property
+    def rounds(self) -> RoundFacts:
+        """Its zones, and which of its operators wait for every rank."""
+        return RoundFacts(on_device=self.site.target == "npu")
 
     def place(self, output: Output, itemsize: int) -> Region | None:
         """Where (A, H) elements of an output lie in this rank's window; None for a tensor of its own.

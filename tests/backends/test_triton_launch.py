@@ -14,8 +14,11 @@ from moe_triton.backends.cpu.triton.codegen import compile_object, link, undefin
 from moe_triton.backends.cpu.triton.toolchain import cpu_level
 from moe_triton.core.errors import ArgumentError, ToolchainError
 from moe_triton.core.kernel import Arg, TritonKernel
-from moe_triton.kernels import arrange_kernel, pack_kernel, route_kernel, weighted_sum_kernel
+from moe_triton.kernels.arrange import arrange_kernel
 from moe_triton.kernels.language import tl, triton
+from moe_triton.kernels.pack import pack_kernel
+from moe_triton.kernels.route import route_kernel
+from moe_triton.kernels.weighted_sum import weighted_sum_kernel
 
 
 @triton.jit
@@ -176,10 +179,12 @@ def test_an_error_in_a_kernel_names_the_kernel() -> None:
 
 _LOAD_IN_CHILD = """
 import torch
-from moe_triton.kernels import route_kernel, route
+from moe_triton.kernels.route import route_kernel
 from moe_triton.backends.cpu.triton import launch, load
 print(load(route_kernel()).path)
-assert route(torch.zeros((2, 2), dtype=torch.int32), 4, launch)[1].tolist() == [4, 0, 0, 0]
+ids, index, counts = (torch.zeros(4, dtype=torch.int32) for _ in range(3))
+launch(route_kernel(), [ids, index, counts, 4, 4])
+assert counts.tolist() == [4, 0, 0, 0]
 """
 
 
@@ -202,12 +207,14 @@ sys.modules["triton"] = None
 import torch
 from moe_triton.backends.cpu.triton import launch, launch_fallback, probe
 from moe_triton.core.errors import ToolchainError
-from moe_triton.kernels import route
-ids = torch.tensor([[1, 1], [0, 1]], dtype=torch.int32)
-print(route(ids, 2, launch_fallback)[0].tolist())
+from moe_triton.kernels.route import route_kernel
+ids = torch.tensor([1, 1, 0, 1], dtype=torch.int32)
+index, counts = torch.zeros(4, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+launch_fallback(route_kernel(), [ids, index, counts, 4, 2])
+print(index.tolist())
 assert not probe()[0].ok
 try:
-    route(ids, 2, launch)
+    launch(route_kernel(), [ids, index, counts, 4, 2])
 except ToolchainError as error:
     print(error)
 """

@@ -7,7 +7,7 @@ import pytest
 
 from moe_triton.backends.cpu.triton import lowering
 from moe_triton.core.errors import ToolchainError
-from moe_triton.kernels import route_kernel
+from moe_triton.kernels.route import route_kernel
 
 
 def test_an_operation_outside_the_llvm_dialect_is_refused() -> None:
@@ -33,7 +33,7 @@ def test_a_stack_buffer_inside_a_loop_is_refused() -> None:
 def test_the_interpreter_is_no_compiler(tmp_path: str) -> None:
     program = (
         "from moe_triton.backends.cpu.triton import load\n"
-        "from moe_triton.kernels import route_kernel\n"
+        "from moe_triton.kernels.route import route_kernel\n"
         "load(route_kernel())\n"
     )
     environment = {"TRITON_INTERPRET": "1", "MOE_TRITON_CACHE": f"{tmp_path}/cache", "PATH": "/usr/bin:/bin"}

@@ -47,11 +47,11 @@ def test_a_fork_while_a_thread_is_in_a_call(ranks: Groups) -> None:
 BLOCKS_IN_A_CHILD = """
 import os, sys
 from moe_triton.backends.cpu.backend import CpuBackend
-from moe_triton.tools.selftest.kernel_cases import kernel_cases
-from moe_triton.tools.selftest.kernel_cases.case import check_case
+from moe_triton.kernels import Sizes, kernel_cases
+from moe_triton.tools.selftest.kernel_cases import check_case
 
 backend = CpuBackend()
-case = next(c for c in kernel_cases(1, 8, 256, "cpu") if c.kernel.name == "pack")
+case = next(c for c in kernel_cases(Sizes(8), 256, "cpu") if c.kernel.name == "pack")
 wrong = check_case(case, backend, 2)
 child = os.fork()
 wrong += check_case(case, backend, 2)

@@ -17,9 +17,9 @@ from moe_triton.core.region import Region
 from moe_triton.schemes import SCHEMES
 from moe_triton.schemes.common.flags import barrier_plan
 from moe_triton.schemes.common.waits import ENTRY_FINDERS
-from moe_triton.schemes.fullmesh import WindowLayout
 from moe_triton.schemes.fullmesh.combine import CombinePlans
 from moe_triton.schemes.fullmesh.dispatch import DispatchPlans
+from moe_triton.schemes.fullmesh.layout import WindowLayout
 from moe_triton.schemes.fullmesh.waits import FINDERS
 from moe_triton.schemes.scheme import Scheme, WindowSpec
 from moe_triton.schemes.site import Operator

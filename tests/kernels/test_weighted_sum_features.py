@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from moe_triton.backends.cpu.triton import launch, load
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import TritonKernel
-from moe_triton.kernels import SumFeatures, weighted_sum_kernel
+from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
 from tests.kernels.models import entry_model, sum_of_entries_model
 from tests.kernels.routes import DTYPES, FORMS, Guarded, Launch, assert_same_bits, kernel_settings
 

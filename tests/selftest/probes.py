@@ -14,9 +14,9 @@ from moe_triton.backends.assumption import Assumption
 from moe_triton.backends.base import Backend, Bindings, Executable, TraceLog
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.plan import Plan
+from moe_triton.kernels import Case, kernel_cases
 from moe_triton.tools.selftest.check import Finding, Place
 from moe_triton.tools.selftest.checks import kernels
-from moe_triton.tools.selftest.kernel_cases import KernelCase, kernel_cases
 
 PID = "pid"
 
@@ -98,20 +98,21 @@ class FlippingBackend:
         return FlippingExecutable(self._inner.compile(plan, report, fixed, log), self._flipped, self._place)
 
 
-def wrong_by_one_bit(case: KernelCase) -> KernelCase:
+def wrong_by_one_bit(case: Case) -> Case:
     """A case whose fallback sets the lowest bit of a quantised row otherwise than its kernel."""
 
     def fallback(programs: int, **arguments: Any) -> None:
         case.kernel.fallback(programs, **arguments)
         arguments["rows"][arguments["row_stride"] + 3] ^= 1
 
-    return dataclasses.replace(case, kernel=dataclasses.replace(case.kernel, fallback=fallback))
+    kernel = dataclasses.replace(case.kernel, fallback=fallback)
+    return dataclasses.replace(case, family=dataclasses.replace(case.family, build=lambda shape: kernel))
 
 
 def check_kernel_with_wrong_pack(place: Place, name: str, hidden: int) -> Finding:
     """The kernels' check where `pack` does not do what its fallback says."""
 
-    def cases(*sizes: Any) -> list[KernelCase]:
+    def cases(*sizes: Any) -> list[Case]:
         return [wrong_by_one_bit(c) if c.kernel.name == "pack" else c for c in kernel_cases(*sizes)]
 
     kernels._cases.cache_clear()

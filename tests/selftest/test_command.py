@@ -115,7 +115,7 @@ def test_a_kernel_that_is_off_by_a_bit_fails_alone(tmp_path: Path, in_kernel_che
     failed = [check for check in document["checks"] if check["status"] == "failed"]
     assert code == 1, output
     assert [check["name"] for check in failed] == ["kernel pack, H 512"]
-    assert "pack (bfloat16): rows differs in 1 of" in failed[0]["details"][0]
+    assert "pack/bf16-h512: rows differs in 1 of" in failed[0]["details"][0]
     assert document["summary"]["passed"] == len(document["checks"])  # versions are one more
     assert "failed kernels: kernel pack" in output
     assert "### kernels: kernel pack, H 512" in (tmp_path / "report.md").read_text()

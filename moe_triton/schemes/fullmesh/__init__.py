@@ -9,6 +9,7 @@ two. V1's combine waits for every rank, and shares zones and toggle with its dis
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -17,14 +18,14 @@ import torch
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Plan
 from moe_triton.core.region import Region
-from moe_triton.layout import ExpertSlotsLayout, InbandLayout, WindowLayout
 from moe_triton.schemes.common.flags import barrier_plan
 from moe_triton.schemes.common.waits import ENTRY_FINDERS
 from moe_triton.schemes.fullmesh.combine import CombinePlans
 from moe_triton.schemes.fullmesh.dispatch import DispatchPlans
+from moe_triton.schemes.fullmesh.layout import ExpertSlotsLayout, InbandLayout, WindowLayout
 from moe_triton.schemes.fullmesh.waits import FINDERS
-from moe_triton.schemes.scheme import SplitScheme, WindowSpec
-from moe_triton.schemes.site import Operator, Site
+from moe_triton.schemes.scheme import RoundFacts, SplitScheme, WindowSpec
+from moe_triton.schemes.site import OPERATORS, Operator, Site
 from moe_triton.schemes.variants import DispatchVariant, Variant
 
 
@@ -40,7 +41,6 @@ class Fullmesh(SplitScheme):
         self._layout = self.layout_of(site.config)
         self._dispatch = DispatchPlans(site, self._layout, self.inband)
         self._combine = CombinePlans(site, self._layout)
-        self.shares_zones = self.combine_waits_for_all = site.is_version_1
         # On the NPU results in two allocations would be one more unproven assumption of the sum.
         is_plain = not self.inband and not site.is_version_1 and site.target == "cpu"
         self.keeps_own = is_plain and not site.config.is_shared_rank(site.rank)
@@ -57,6 +57,14 @@ class Fullmesh(SplitScheme):
         if self.site.exchange_rank is None:
             return (own,)
         return (own, WindowSpec(self.site.exchange, "tensor", "exchange_"))
+
+    @cached_property
+    def rounds(self) -> RoundFacts:
+        """See `Scheme`."""
+        facts = super().rounds
+        if not self.site.is_version_1:
+            return facts
+        return replace(facts, waiting=frozenset(OPERATORS), shared=frozenset({"dispatch", "combine"}))
 
     @property
     def statuses(self) -> tuple[tuple[Operator, Region], ...]:
@@ -86,7 +94,7 @@ class Fullmesh(SplitScheme):
 
     def wordless_flags(self, flagged: Callable[[Region], torch.Tensor]) -> list[Collection[int]]:
         """V2's combine has a flag for each result."""
-        if self.combine_waits_for_all:
+        if self.site.is_version_1:
             return []
         ks = flagged(self._layout.combine_status).any(dim=0).any(dim=0).nonzero().flatten().tolist()
         return [self._senders(k) for k in ks]

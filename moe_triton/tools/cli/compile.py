@@ -10,8 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from moe_triton.core.errors import MoeTritonError
+from moe_triton.kernels import Family, Shape
+from moe_triton.kernels.cases import AXES
 from moe_triton.tools.gate import GateReport, compile_for_npu, soc_named
-from moe_triton.tools.gate.families import AXES, Family, Shape, parse_case, with_sizes
+from moe_triton.tools.gate.families import parse_case, with_sizes
 from moe_triton.tools.gate.stages import STAGES, save_stages
 from moe_triton.tools.gate.table import table
 
@@ -43,7 +45,7 @@ def run_compile(settings: CompileSettings, console: Console) -> int:
     try:
         soc = soc_named(settings.soc)
         family, shape = _shape_of(settings)
-        kernel = family.build(shape)
+        kernel = family.kernel(shape)
         if settings.save is not None:
             _print_stages(save_stages(kernel, soc, settings.save), settings.save, console)
         report = compile_for_npu(kernel, soc.name)

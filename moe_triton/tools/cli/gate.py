@@ -11,9 +11,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from moe_triton.core.errors import ArgumentError, MoeTritonError
+from moe_triton.kernels import Case
 from moe_triton.tools.gate import SOCS, golden, page, runner, soc_named
 from moe_triton.tools.gate.families import family_named
-from moe_triton.tools.gate.table import Case, sample, table
+from moe_triton.tools.gate.table import sample, table
 
 MOST_SHOWN = 40
 SAMPLED_OTHERS = 6

@@ -11,10 +11,10 @@ from moe_triton.backends.cpu.triton.cache import sources_digest
 from moe_triton.backends.cpu.triton.toolchain import INSTALL, find_program, find_toolchain
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import TritonKernel
+from moe_triton.kernels import Case
 from moe_triton.tools.gate import cache, compile_for_npu, golden
 from moe_triton.tools.gate.compile import content_of, npu_ir
 from moe_triton.tools.gate.socs import soc_named
-from moe_triton.tools.gate.table import Case
 
 WORKERS = 2
 

@@ -14,17 +14,14 @@ import torch.distributed as dist
 from moe_triton.backends.base import Backend
 from moe_triton.core import ascendc
 from moe_triton.core.config import Config
-from moe_triton.core.plan import Hole, Plan, Value, launch
-from moe_triton.kernels import SumFeatures
+from moe_triton.core.plan import Hole, Plan, Value, launch_of_zeros
+from moe_triton.kernels import Case, Shape, Sizes, families, kernel_cases
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.schemes import layout_of
 from moe_triton.tools.selftest.check import Check, Finding, Place
 from moe_triton.tools.selftest.checks.environment import BACKEND
 from moe_triton.tools.selftest.checks.windows import FLAGS, WRITES
-from moe_triton.tools.selftest.kernel_cases import KernelCase, prepare
-from moe_triton.tools.selftest.kernel_cases.moves import pack_cases
-from moe_triton.tools.selftest.kernel_cases.sums import rms_norm_case, weighted_sum_case
-from moe_triton.tools.selftest.kernel_cases.tables import Routing, table_cases
+from moe_triton.tools.selftest.kernel_cases import prepare
 from moe_triton.tools.selftest.machine import cpu_ghz
 from moe_triton.tools.selftest.settings import Settings
 from moe_triton.tools.selftest.timing import Line, fit_line, median_us, note_durations
@@ -83,12 +80,11 @@ def measure_sync_all(place: Place) -> Finding:
     }
 
     def sending(post_status: int) -> Callable[[], int]:
-        values: dict[str, Value] = dict.fromkeys((arg.name for arg in ascendc.DISPATCH_SEND.args), 0)
-        values |= {"row_stride": 64, "row_bytes": 64, "rows_per_token": 1, "kept_rank": -1}
+        values: dict[str, Value] = {"row_stride": 64, "row_bytes": 64, "rows_per_token": 1, "kept_rank": -1}
         values |= {"slots": layout.region("dispatch_slots").words()}
         values |= {"status": layout.region("dispatch_status").words()}
         values |= {"peers": Hole("peers"), "report": Hole("report"), "post_status": post_status}
-        send = launch("send", ascendc.DISPATCH_SEND, "communication", blocks, **values)
+        send = launch_of_zeros("send", ascendc.DISPATCH_SEND, "communication", blocks, **values)
         executable = backend.compile(Plan("selftest", 0, (send,)), report, memory)
         return lambda: executable.run({})
 
@@ -124,10 +120,15 @@ def measure_streaming(place: Place) -> Finding:
     tokens = 64 if place.settings.quick else 512
     blocks = backend.num_blocks(1)
     figures: dict[str, float] = {"blocks": float(blocks)}
-    for case in _streaming_cases(place.settings.seed, tokens, backend.name):
+    shape = Shape(hidden=HIDDEN, target=backend.name, zoned=False)
+    sizes = Sizes(tokens, seed=place.settings.seed, unrouted=0)
+    for family in families().values():
+        if not family.streams:
+            continue
+        case = Case(family, shape, sizes)
         for number, rate in ((blocks, ALL_BLOCKS), (1, ONE_BLOCK)):
             gb_per_s = _rate_of(case, backend, number, _iterations(place.settings))
-            figures[f"{case.kernel.name} {case.variant}, {number} block(s): gb_per_s"] = gb_per_s
+            figures[f"{case.name}, {number} block(s): gb_per_s"] = gb_per_s
             figures[rate] = max(figures.get(rate, 0.0), gb_per_s)
     return Finding(figures=figures)
 
@@ -199,23 +200,13 @@ def _median_of(place: Place, call: Callable[[], object]) -> float:
 def _tiny_plan(place: Place, launches: int) -> Callable[[], int]:
     """Runs a plan of so many launches of a kernel that writes a few numbers."""
     backend = place.backend
-    cases = table_cases(place.settings.seed, 8, backend.name)
-    case = next(case for case in cases if case.kernel.name == "own_offsets")
+    cases = kernel_cases(Sizes(), 0, backend.name)
+    case = min(cases, key=lambda case: case.bytes_moved or HIDDEN)
     ready = prepare(case, backend, 1, launches)
     return lambda: ready.executable.run(ready.bindings)
 
 
-def _streaming_cases(seed: int, tokens: int, target: str) -> list[KernelCase]:
-    """Kernels that read or write whole rows and nothing twice: they run at the pace of memory."""
-    routing, dtype = Routing(seed, tokens), torch.bfloat16
-    return [
-        pack_cases(routing, dtype, HIDDEN, target)[0],
-        weighted_sum_case(routing, dtype, HIDDEN, target, SumFeatures()),
-        rms_norm_case(routing, HIDDEN, target, False),
-    ]
-
-
-def _rate_of(case: KernelCase, backend: Backend, blocks: int, iterations: int) -> float:
+def _rate_of(case: Case, backend: Backend, blocks: int, iterations: int) -> float:
     """1e9 bytes per second of the kernel itself."""
     ready = prepare(case, backend, blocks)
     us = []

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import functools
 
+from moe_triton.kernels import Case, Sizes, families, kernel_cases
 from moe_triton.tools.selftest.check import Check, Finding, Place
 from moe_triton.tools.selftest.checks.environment import BACKEND
-from moe_triton.tools.selftest.kernel_cases import KernelCase, check_case, kernel_cases
+from moe_triton.tools.selftest.kernel_cases import check_case
 from moe_triton.tools.selftest.settings import Settings
 
 STAGE = "kernels"
-TOKENS = 16
-SMALLEST = 256  # H that is enough to know the kernels by name
 MOST_DETAILS = 5
 
 
 def kernel_checks(settings: Settings) -> list[Check]:
     """A check for each kernel and hidden size: on an NPU, compiling one takes longer than running it."""
-    sizes = (0, *settings.hidden_sizes)
     return [
         Check(
             f"kernel {name}, H {hidden}" if hidden else f"kernel {name}",
@@ -26,18 +24,15 @@ def kernel_checks(settings: Settings) -> list[Check]:
             (name, hidden),
             needs=(BACKEND,),
         )
-        for hidden in sizes
-        for name in _names(min(hidden, SMALLEST), settings.backend)
+        for hidden in (0, *settings.hidden_sizes)
+        for name, family in families().items()
+        if ("hidden" in family.axes) == bool(hidden)
     ]
 
 
-def _names(hidden: int, target: str) -> list[str]:
-    return sorted({case.kernel.name for case in kernel_cases(0, TOKENS, hidden, target)})
-
-
 @functools.lru_cache(maxsize=1)
-def _cases(seed: int, hidden: int, target: str) -> list[KernelCase]:
-    return kernel_cases(seed, TOKENS, hidden, target)
+def _cases(seed: int, hidden: int, target: str) -> list[Case]:
+    return kernel_cases(Sizes(seed=seed), hidden, target)
 
 
 def check_kernel(place: Place, name: str, hidden: int) -> Finding:
@@ -45,14 +40,14 @@ def check_kernel(place: Place, name: str, hidden: int) -> Finding:
 
     Args:
         place: where it runs.
-        name: of the kernel.
+        name: of the kernel's family.
         hidden: H, or 0 for a kernel whose work does not depend on it.
     """
     backend = place.backend
     wrong: list[str] = []
     launches = 0
     for case in _cases(place.settings.seed, hidden, backend.name):
-        if case.kernel.name != name:
+        if case.family.name != name:
             continue
         for blocks in sorted({1, backend.num_blocks(1)}):
             launches += 1
