@@ -52,17 +52,17 @@ private:
         Order<AscendC::HardEvent::V_MTE2>();
         ExpectAll(count);
         int64_t noted = 0;
-        for (Looks looks(deadline_, args_.window, first, count); looks.Next();) {
+        for (PollLoop poll(deadline_, args_.window, first, count); poll.Next();) {
             AscendC::DataCopy(flags_.Entries(), EntriesFrom(first), static_cast<uint32_t>(count * STATUS_ENTRY_WORDS));
             const int64_t seen = flags_.SumFirstWords(repeats);
             if (waited_.IsWanted() && seen != noted) {
-                waited_.NoteArrivals(flags_.Entries(), 0, count, looks.WaitedUs());
+                waited_.NoteArrivals(flags_.Entries(), 0, count, poll.WaitedUs());
                 noted = seen;
             }
             if (seen == count) {
                 return true;
             }
-            looks.Miss(count - seen);
+            poll.Miss(count - seen);
         }
         return false;
     }

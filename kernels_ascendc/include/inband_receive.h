@@ -93,7 +93,7 @@ private:
         return {first, first + Smaller(last - first, most)};
     }
 
-    // Neighbouring rows are looked at and taken out together: a look costs a round trip, whatever it reads.
+    // Neighbouring rows are polled and taken out together: a poll costs a round trip, whatever it reads.
     __aicore__ inline void AddRow(int64_t entry, int64_t row, int64_t index) {
         if (num_rows_ == max_rows_ || row != first_row_ + num_rows_) {
             FinishRows();
@@ -123,16 +123,16 @@ private:
     __aicore__ inline bool WaitForRows() {
         seen_rows_ = 0;
         int64_t noted = -1;
-        for (Looks looks(deadline_, args_.window, first_row_, num_rows_); looks.Next();) {
+        for (PollLoop poll(deadline_, args_.window, first_row_, num_rows_); poll.Next();) {
             const int64_t seen = LookAtRows(0, num_rows_);
             if (waited_.IsWanted() && seen != noted) {
-                NoteArrivals(looks.WaitedUs(), seen);
+                NoteArrivals(poll.WaitedUs(), seen);
                 noted = seen;
             }
             if (seen == num_rows_ * static_cast<int64_t>(words_)) {
                 return true;
             }
-            looks.Miss((num_rows_ * static_cast<int64_t>(words_) - seen) / static_cast<int64_t>(FLAG_WORDS));
+            poll.Miss((num_rows_ * static_cast<int64_t>(words_) - seen) / static_cast<int64_t>(FLAG_WORDS));
         }
         return false;
     }
@@ -148,7 +148,7 @@ private:
     }
 
     __aicore__ inline void NoteArrivals(int32_t us, int64_t seen) {
-        // All were there at once, as most often: to find out about each would cost as much as the look itself.
+        // All were there at once, as most often: to find out about each would cost as much as the poll itself.
         if (us == 0 && seen == num_rows_ * static_cast<int64_t>(words_)) {
             return;
         }

@@ -19,8 +19,8 @@ struct Visit {
     int64_t ks[MAX_VISIT];
 };
 
-// Two halves of a buffer in turn: scalar code fills one while copies out of the other are under way.
-class Halves {
+// Scalar code fills one half of a buffer while copies out of the other are under way.
+class DoubleBuffer {
 public:
     __aicore__ inline void Init(AscendC::TPipe* pipe) {
         pipe_ = pipe;
@@ -28,7 +28,7 @@ public:
         free_[1] = pipe->AllocEventID<AscendC::HardEvent::MTE3_S>();
     }
 
-    // Number of a half that no copy reads any more.
+    // Index of a half that no copy reads any more.
     __aicore__ inline uint32_t Take() {
         if (given_ - waited_ == 2) {
             AscendC::WaitFlag<AscendC::HardEvent::MTE3_S>(free_[waited_ % 2]);
@@ -153,7 +153,7 @@ public:
         return NextOfTask(visit);
     }
 
-    // Of the i-th slot of the visit that `Next` gave last.
+    // For slot i of the visit that `Next` filled last.
     __aicore__ inline void WriteStamp(const AscendC::LocalTensor<int32_t>& stamp, const Visit& visit,
                                       uint32_t i) const {
         const bool weighted = args_->topk_weights != 0 && visit.ks[i] < args_->topk;

@@ -264,7 +264,7 @@ ROWS = (
     ),
     Mutant(
         "stamps of one visit written over those of the one before",
-        (Patch(SEND_ROWS, "halves_.Take() * MAX_VISIT", "halves_.Take() * 0"),),
+        (Patch(SEND_ROWS, "double_buffer_.Take() * MAX_VISIT", "double_buffer_.Take() * 0"),),
         case_of(tokens=(8, 8), blocks=1),
     ),
     Mutant(

@@ -35,7 +35,7 @@ INBAND_MUTANTS = (
         (
             Patch(
                 INBAND_SEND,
-                "        halves_.Give();\n",
+                "        double_buffer_.Give();\n",
                 # A pause that a block may make anywhere, here on one rank, so that the other is ahead.
                 "        AscendC::PipeBarrier<PIPE_ALL>();\n"
                 "        for (uint32_t nap = 0; args_.rank == 1 && nap < 40; ++nap) PollPause(30000, 0, 1);\n"
@@ -49,7 +49,7 @@ INBAND_MUTANTS = (
                 "            CopyBlocksInOrder(BlockOf(visit.slots[i], last_block_), LastBlock(half, i), "
                 "1);\n"
                 "        }\n"
-                "        halves_.Give();\n",
+                "        double_buffer_.Give();\n",
             ),
             Patch(
                 INBAND_SEND,
@@ -203,7 +203,7 @@ INBAND_MUTANTS = (
                 "    __aicore__ inline bool WaitForRows() {\n",
                 "    __aicore__ inline bool WaitForRows() {\n"
                 "        Order<AscendC::HardEvent::MTE3_MTE2>();\n"
-                "        for (Looks looks(deadline_, args_.window); looks.Next();) {\n"
+                "        for (PollLoop poll(deadline_, args_.window); poll.Next();) {\n"
                 "            AscendC::DataCopy(whole_, GlobalAt<float>(slots_[0]), num_blocks_ * 128);\n"
                 "            Order<AscendC::HardEvent::MTE2_S>();\n"
                 "            int64_t there = 0;\n"
