@@ -15,12 +15,10 @@ import functools
 
 import torch
 
-from moe_triton.core.checks import check_tensor
 from moe_triton.core.dtypes import NAMES
-from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import Arg, TritonKernel
 from moe_triton.kernels.cases import I32, Draw, Family, Inputs, Shape, blank
-from moe_triton.kernels.checks import Launch, check_float_dtype, check_hidden
+from moe_triton.kernels.checks import check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.zones import NO_ZONE, ZONE, ZONE_STRIDE, in_zone, zone_offset
 
@@ -105,41 +103,6 @@ def add_rows_kernel(
         constants={**({} if zoned else NO_ZONE), "HIDDEN": hidden},
         fallback=_add_rows_fallback,
     )
-
-
-def add_rows(
-    rows: torch.Tensor,
-    slots: torch.Tensor,
-    counts: torch.Tensor,
-    tp_rank: int,
-    launch: Launch,
-    *,
-    programs: int = 1,
-) -> torch.Tensor:
-    """Add what the peer sent to this rank's rows.
-
-    Args:
-        rows: (A, H) bf16 or fp16.
-        slots: (A, H) in the dtype of ``rows``. The last dimension is contiguous; the first may be strided.
-        counts: (2,) int32: the rows of each of the two ranks.
-        tp_rank: 0 or 1.
-
-    Returns:
-        (n, H) in the dtype of ``rows``, n = counts[tp_rank], at least 0 and at most A.
-    """
-    check_tensor("rows", rows, shape=["any", "any"], dtypes=[torch.bfloat16, torch.float16])
-    capacity, hidden = rows.shape
-    check_tensor("counts", counts, shape=[2], dtypes=[torch.int32])
-    if tp_rank not in (0, 1):
-        raise ArgumentError("tp_rank", tp_rank, "must be 0 or 1", "Pass the rank within the pair.")
-    if slots.shape != rows.shape or slots.dtype != rows.dtype or (capacity and slots.stride(1) != 1):
-        rule = f"must be {rows.dtype} of shape {tuple(rows.shape)} with a contiguous last dimension"
-        raise ArgumentError("slots", f"{slots.dtype} of shape {tuple(slots.shape)}", rule, "Reshape it.")
-    num_rows = min(max(int(counts[tp_rank]), 0), capacity)
-    out = torch.empty((num_rows, hidden), dtype=rows.dtype)
-    kernel = add_rows_kernel(rows.dtype, hidden)
-    launch(kernel, [rows, slots, counts, out, tp_rank, capacity, slots.stride(0)], programs)
-    return out
 
 
 def _inputs(s: Shape, r: Draw) -> Inputs:

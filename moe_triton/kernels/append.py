@@ -14,12 +14,10 @@ import functools
 
 import torch
 
-from moe_triton.core.checks import check_choice, check_positive, check_tensor
-from moe_triton.core.errors import ArgumentError
+from moe_triton.core.checks import check_positive
 from moe_triton.core.kernel import Arg, TritonKernel
 from moe_triton.core.plan import Hole
 from moe_triton.kernels.cases import F32, I32, I64, Draw, Family, Inputs, Shape, blank
-from moe_triton.kernels.checks import Launch
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.zones import NO_ZONE, ZONE, ZONE_STRIDE, in_zone, zone_offset
 from moe_triton.layout import SLOT_ALIGN, align
@@ -134,47 +132,6 @@ def append_kernel(row_words: int, scale_word: int, has_scale: bool, zoned: bool 
     )
 
 
-def append(
-    slots: torch.Tensor,
-    counts: torch.Tensor,
-    out_rows: torch.Tensor,
-    out_scales: torch.Tensor | None,
-    launch: Launch,
-    *,
-    tp_rank: int,
-    scale_word: int = 0,
-    programs: int = 1,
-) -> None:
-    """Put the peer's rows behind this rank's own.
-
-    Args:
-        slots: (A, slot words) int32, what came from the peer.
-        counts: (2,) int32, rows of each rank; untrusted.
-        out_rows: (2*A, row words) int32, this rank's own rows first.
-        out_scales: (2*A,) fp32, or None.
-        tp_rank: this rank's number, 0 or 1.
-        scale_word: where the scale starts within a slot, in words.
-    """
-    check_tensor("slots", slots, shape=["any", "any"], dtypes=[torch.int32])
-    capacity, slot_words = slots.shape
-    check_tensor("counts", counts, shape=[2], dtypes=[torch.int32])
-    check_tensor("out_rows", out_rows, shape=[2 * capacity, "any"], dtypes=[torch.int32])
-    check_choice("tp_rank", tp_rank, [0, 1])
-    row_words = out_rows.shape[1]
-    if not 1 <= row_words <= slot_words:
-        rule = f"must be 1 to {slot_words}"
-        raise ArgumentError("out_rows.shape[1]", row_words, rule, "Take it from the layout.")
-    if out_scales is not None:
-        check_tensor("out_scales", out_scales, shape=[2 * capacity], dtypes=[torch.float32])
-        if not row_words <= scale_word < slot_words:
-            rule = f"must lie behind the row, inside the {slot_words} words of a slot"
-            raise ArgumentError("scale_word", scale_word, rule, "Take it from the layout.")
-    kernel = append_kernel(row_words, scale_word, out_scales is not None)
-    scales = out_scales if out_scales is not None else torch.empty(0)
-    views = [slots, slots.view(torch.float32), counts, out_rows, scales]
-    launch(kernel, [*views, tp_rank, capacity, slots.stride(0)], programs)
-
-
 @triton.jit
 def _gather_counts_kernel(
     header,
@@ -248,37 +205,6 @@ def gather_counts_kernel(target: str = "cpu", zoned: bool = False) -> TritonKern
         fallback=_gather_counts_fallback,
         bytes_moved=lambda *, num_ranks, **_: 8 * num_ranks + 20,
     )
-
-
-def gather_counts(
-    header: torch.Tensor,
-    counts: torch.Tensor,
-    tokens_per_expert: torch.Tensor,
-    launch: Launch,
-    *,
-    tp_rank: int,
-    capacity: int,
-) -> torch.Tensor:
-    """Take over the counts that came from the peer.
-
-    Args:
-        header: (EP,) int32, the peer's ep_recv_counts; untrusted.
-        counts: (2,) int32, rows of each rank; untrusted.
-        tokens_per_expert: (1,) int64, raised by the peer's rows.
-        tp_rank: this rank's number, 0 or 1.
-        capacity: A.
-
-    Returns:
-        The peer's ep_recv_counts (EP,) int32, clamped to [0, A].
-    """
-    check_tensor("header", header, shape=["any"], dtypes=[torch.int32])
-    check_tensor("counts", counts, shape=[2], dtypes=[torch.int32])
-    check_tensor("tokens_per_expert", tokens_per_expert, shape=[1], dtypes=[torch.int64])
-    check_choice("tp_rank", tp_rank, [0, 1])
-    ep_recv_counts = torch.empty_like(header)
-    views = [header, counts, ep_recv_counts, tokens_per_expert]
-    launch(gather_counts_kernel(), [*views, header.numel(), tp_rank, capacity], 1)
-    return ep_recv_counts
 
 
 def _append_inputs(s: Shape, r: Draw) -> Inputs:

@@ -16,15 +16,14 @@ import functools
 
 import torch
 
-from moe_triton.core.checks import check_positive, check_tensor
-from moe_triton.core.errors import ArgumentError
+from moe_triton.core.checks import check_positive
 from moe_triton.core.kernel import Arg, TritonKernel
 from moe_triton.core.plan import Hole
 from moe_triton.kernels.cases import F32, Draw, Family, Inputs, Shape, blank
-from moe_triton.kernels.checks import Launch, split_evenly
+from moe_triton.kernels.checks import split_evenly
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.zones import NO_ZONE, ZONE, ZONE_STRIDE, in_zone, zone_offset
-from moe_triton.layout import SLOT_ALIGN, align
+from moe_triton.layout import SLOT_ALIGN, STAMP, align
 
 
 @triton.jit
@@ -47,6 +46,7 @@ def _arrange_kernel(
     ROW_WORDS: tl.constexpr,
     SCALE_WORD: tl.constexpr,
     TRIPLE_WORD: tl.constexpr,
+    WEIGHT_WORD: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
 ):
@@ -74,7 +74,7 @@ def _arrange_kernel(
             tl.store(out_triples + row * 3 + 1, tl.load(slots + slot + TRIPLE_WORD + 1))
             tl.store(out_triples + row * 3 + 2, tl.load(slots + slot + TRIPLE_WORD + 2))
             if HAS_WEIGHT:
-                tl.store(out_weights + row, tl.load(slot_scales + slot + TRIPLE_WORD + 3))
+                tl.store(out_weights + row, tl.load(slot_scales + slot + WEIGHT_WORD))
 
 
 def _arrange_fallback(
@@ -96,6 +96,7 @@ def _arrange_fallback(
     ROW_WORDS: int,
     SCALE_WORD: int,
     TRIPLE_WORD: int,
+    WEIGHT_WORD: int,
     HAS_SCALE: bool,
     HAS_WEIGHT: bool,
     zone: torch.Tensor | None = None,
@@ -120,7 +121,7 @@ def _arrange_fallback(
                 scales = slot_scales.as_strided((count,), (slot_stride,), floats + SCALE_WORD)
                 out_scales[start:stop] = scales
             if HAS_WEIGHT:
-                weights = slot_scales.as_strided((count,), (slot_stride,), floats + TRIPLE_WORD + 3)
+                weights = slot_scales.as_strided((count,), (slot_stride,), floats + WEIGHT_WORD)
                 out_weights[start:stop] = weights
 
 
@@ -144,7 +145,7 @@ def arrange_kernel(
 
     Args:
         row_words: H * element size / 4.
-        scale_word, triple_word: where scale and triple start within a slot, in words.
+        scale_word, triple_word: where scale and stamp start within a slot, in words.
         zoned: ``slots`` is zone 0's; the rows are in the zone that ``zone`` (1,) names, ``zone_stride``
             words from one to the next.
     """
@@ -173,62 +174,13 @@ def arrange_kernel(
             **({} if zoned else NO_ZONE),
             "ROW_WORDS": row_words,
             "SCALE_WORD": scale_word,
-            "TRIPLE_WORD": triple_word,
+            "TRIPLE_WORD": triple_word + STAMP.word("source"),
+            "WEIGHT_WORD": triple_word + STAMP.word("weight"),
             "HAS_SCALE": has_scale,
             "HAS_WEIGHT": has_weight,
         },
         fallback=_arrange_fallback,
     )
-
-
-def arrange(
-    slots: torch.Tensor,
-    recv_offsets: torch.Tensor,
-    launch: Launch,
-    *,
-    row_words: int,
-    scale_word: int,
-    triple_word: int,
-    has_scale: bool,
-    has_weight: bool = False,
-    kept_rank: int = -1,
-    programs: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gather rows from slots into expert order.
-
-    Args:
-        slots: (W, E, rows per block, slot words) int32.
-        recv_offsets: (E*W,) int32, from `offsets`.
-
-    Returns:
-        rows (A, row_words) int32, scales (A,) fp32 (empty without ``has_scale``), triples (A, 3) int32,
-        weights (A,) fp32 (empty without ``has_weight``), with A = recv_offsets[-1].
-    """
-    check_tensor("slots", slots, shape=["any", "any", "any", "any"], dtypes=[torch.int32])
-    num_ranks, num_experts, rows_per_block, slot_words = slots.shape
-    check_tensor("recv_offsets", recv_offsets, shape=[num_ranks * num_experts], dtypes=[torch.int32])
-    counts = torch.diff(recv_offsets, prepend=recv_offsets.new_zeros(1))
-    if bool((counts < 0).any()) or bool((counts > rows_per_block).any()):
-        rule = f"must rise by 0 to {rows_per_block} from entry to entry"
-        raise ArgumentError("recv_offsets", recv_offsets.tolist(), rule, "Take it from offsets().")
-    for name, value, words in (("scale_word", scale_word, 1), ("triple_word", triple_word, 4)):
-        if not 0 <= value <= slot_words - words:
-            raise ArgumentError(
-                name, value, f"must lie inside the {slot_words} words of a slot", "See layout."
-            )
-    if not 1 <= row_words <= slot_words:
-        raise ArgumentError("row_words", row_words, f"must be 1 to {slot_words}", "Take it from the layout.")
-    capacity = int(recv_offsets[-1])
-    rows = torch.empty((capacity, row_words), dtype=torch.int32)
-    scales = torch.empty(capacity if has_scale else 0, dtype=torch.float32)
-    triples = torch.empty((capacity, 3), dtype=torch.int32)
-    weights = torch.empty(capacity if has_weight else 0, dtype=torch.float32)
-    kernel = arrange_kernel(row_words, scale_word, triple_word, has_scale, has_weight)
-    src_stride, expert_stride, slot_stride, _ = slots.stride()
-    views = [slots, slots.view(torch.float32), recv_offsets, rows, scales, triples, weights]
-    sizes = [num_ranks * num_experts, num_ranks, kept_rank, src_stride, expert_stride, slot_stride]
-    launch(kernel, [*views, *sizes], programs)
-    return rows, scales, triples, weights
 
 
 def _inputs(s: Shape, r: Draw) -> Inputs:

@@ -20,17 +20,14 @@ import functools
 
 import torch
 
-from moe_triton.core.checks import check_tensor
 from moe_triton.core.dtypes import NAMES
-from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import Arg, TritonKernel
 from moe_triton.core.plan import Hole
 from moe_triton.kernels.cases import I8, I32, Draw, Family, Inputs, Shape, blank
-from moe_triton.kernels.checks import Launch, check_float_dtype, check_hidden
+from moe_triton.kernels.checks import check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
 from moe_triton.layout import SLOT_ALIGN, align
-
-BLOCK_ELEMENTS = 8
+from moe_triton.reference.arithmetic import BLOCK_ELEMENTS, quantize_blocks
 
 
 @triton.jit
@@ -100,34 +97,6 @@ def _block_quantize_kernel(
         tl.store(packed_scales + at * scale_stride + blocks, s.to(packed_scales.dtype.element_ty))
 
 
-def quantize_blocks(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The arithmetic in torch, on bf16 or fp16 (..., H): int8 (..., H), scales (..., H/B) in their dtype."""
-    x = _in_blocks(rows)
-    bits = x.contiguous().view(torch.int16) & 0x7FFF
-    peaks = bits.amax(-1, keepdim=True).view(rows.dtype).float()
-    s = peaks * torch.tensor(1 / 127, dtype=torch.float32)
-    q = torch.where((peaks > 0) & (peaks < float("inf")), (x.float() / s).half().float(), 0.0)
-    return torch.round(q).clamp(-128, 127).to(torch.int8).flatten(-2), s.to(rows.dtype).squeeze(-1)
-
-
-def dequantize_blocks(q: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """What the receiver makes of a row: ``f32(q) * f32(scale)``, rounded to the scales' dtype.
-
-    Args:
-        q: (..., H) int8.
-        scales: (..., H/B) bf16 or fp16.
-
-    Returns:
-        (..., H) in the dtype of ``scales``.
-    """
-    values = _in_blocks(q).float() * scales.float().unsqueeze(-1)
-    return values.flatten(-2).to(scales.dtype)
-
-
-def _in_blocks(rows: torch.Tensor) -> torch.Tensor:
-    return rows.reshape(*rows.shape[:-1], rows.shape[-1] // BLOCK_ELEMENTS, BLOCK_ELEMENTS)
-
-
 def _block_quantize_fallback(
     programs: int,
     *,
@@ -177,46 +146,6 @@ def block_quantize_kernel(dtype: torch.dtype, hidden: int, target: str = "cpu") 
         constants={"HIDDEN": hidden, "BLOCK": BLOCK_ELEMENTS, "FLOAT_MAX": target != "cpu"},
         fallback=_block_quantize_fallback,
     )
-
-
-def block_quantize(
-    rows: torch.Tensor,
-    launch: Launch,
-    *,
-    scale_offset: int | None = None,
-    row_stride: int | None = None,
-    programs: int = 1,
-) -> torch.Tensor:
-    """Quantise rows and lay each out as int8 row and scales.
-
-    Args:
-        rows: (A, H) bf16 or fp16.
-        scale_offset: where the scales start within a packed row, in bytes; H by default.
-        row_stride: of a packed row, in bytes; by default as long as row and scales.
-
-    Returns:
-        (A, row_stride) int8.
-    """
-    check_tensor("rows", rows, shape=["any", "any"], dtypes=[torch.bfloat16, torch.float16])
-    num_rows, hidden = rows.shape
-    check_hidden(hidden)
-    scale_bytes = hidden // BLOCK_ELEMENTS * rows.element_size()
-    scale_offset = hidden if scale_offset is None else scale_offset
-    row_stride = scale_offset + scale_bytes if row_stride is None else row_stride
-    if scale_offset < hidden or scale_offset % 2:
-        rule = f"must be even, past the row of {hidden} bytes"
-        raise ArgumentError("scale_offset", scale_offset, rule, "Take it from the layout.")
-    if row_stride < scale_offset + scale_bytes or row_stride % 2:
-        rule = f"must be even and hold row and scales, {scale_offset + scale_bytes} bytes"
-        raise ArgumentError("row_stride", row_stride, rule, "Take it from the layout.")
-    packed = torch.zeros((num_rows, row_stride), dtype=torch.int8)
-    if num_rows:
-        scales = packed.view(-1)[scale_offset:].view(rows.dtype)
-        count = torch.tensor([num_rows], dtype=torch.int32)
-        strides = [row_stride, row_stride // rows.element_size()]
-        kernel = block_quantize_kernel(rows.dtype, hidden)
-        launch(kernel, [rows, count, packed, scales, 1, num_rows, *strides], programs)
-    return packed
 
 
 def _inputs(s: Shape, r: Draw) -> Inputs:

@@ -14,7 +14,7 @@ A constant expert c gives ``a1 * x + a2 * v[c]``. Its alphas are numbers, ``a1 =
     a1 = e1 / (e1 + e2);  a2 = e2 / (e1 + e2)
 
 A product is rounded before it is summed; the order of the sum is that of `rms_norm`. `exp` is made of fp32
-sums and products here (`exp_of_negative`), so that the bits depend on no library. It is within 1 ulp.
+sums and products here (`_exp_of_negative`), so that the bits depend on no library. It is within 1 ulp.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ import functools
 
 import torch
 
-from moe_triton.core.checks import check_positive, check_tensor
+from moe_triton.core.checks import check_positive
 from moe_triton.core.dtypes import NAMES
 from moe_triton.core.kernel import Arg, TritonKernel
 from moe_triton.kernels.cases import F32, NUM_SPECIAL, Draw, Family, Inputs, Shape, blank
-from moe_triton.kernels.checks import Launch, check_float_dtype, check_hidden
+from moe_triton.kernels.checks import check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
-from moe_triton.kernels.rms_norm import LANES, row_columns, sum_in_lanes, sum_row
+from moe_triton.kernels.rms_norm import row_columns, sum_row
+from moe_triton.reference.arithmetic import LANES, softmax_of_two, sum_of_row
 
 
 @triton.jit
@@ -51,24 +52,6 @@ def _exp_of_negative(x):
     half = power >> 1
     first = ((half + 127) << 23).to(tl.float32, bitcast=True)
     second = ((power - half + 127) << 23).to(tl.float32, bitcast=True)
-    return p * first * second
-
-
-def exp_of_negative(x: torch.Tensor) -> torch.Tensor:
-    """exp of fp32 numbers up to 0, as the kernel computes it."""
-    x = torch.where(x < -104.0, torch.tensor(-104.0), x)
-    shifted = x * 1.44269504088896341 + 12582912.0
-    n = shifted - 12582912.0
-    r = x - n * 0.693359375
-    r = r - n * -2.12194440e-4
-    p = 1.9875691500e-4 * r + 1.3981999507e-3
-    for coefficient in (8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
-        p = p * r + coefficient
-    p = p * (r * r) + r + 1.0
-    power = shifted.view(torch.int32) - 0x4B400000
-    half = power >> 1
-    first = ((half + 127) << 23).view(torch.float32)
-    second = ((power - half + 127) << 23).view(torch.float32)
     return p * first * second
 
 
@@ -116,13 +99,6 @@ def _const_alphas_kernel(
             tl.store(alphas + entry * 2 + 1, a2)
 
 
-def softmax_of_two(l1: torch.Tensor, l2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The alphas of fp32 logits, as the kernel computes them."""
-    largest = torch.where(l1 > l2, l1, l2)
-    e1, e2 = exp_of_negative(l1 - largest), exp_of_negative(l2 - largest)
-    return e1 / (e1 + e2), e2 / (e1 + e2)
-
-
 def _const_alphas_fallback(
     programs: int,
     *,
@@ -151,10 +127,10 @@ def _const_alphas_fallback(
         tokens = torch.arange(first_token, first_token + num_tokens).repeat_interleave(TOPK)[is_const]
         rows = x[: (first_token + num_tokens) * HIDDEN].view(-1, HIDDEN)[tokens].float()
         logits = [
-            sum_in_lanes(alpha[: num_const * HIDDEN].view(-1, HIDDEN)[c].float() * rows)
+            sum_of_row((alpha[: num_const * HIDDEN].view(-1, HIDDEN)[c].float() * rows).numpy())
             for alpha in (alpha1, alpha2)
         ]
-        result[is_const] = torch.stack(softmax_of_two(logits[0], logits[1]), 1)
+        result[is_const] = torch.stack([torch.from_numpy(a) for a in softmax_of_two(*logits)], 1)
     else:
         result[is_const] = torch.stack([alpha1[c].float(), alpha2[c].float()], 1)
     alphas[2 * entries.start : 2 * entries.stop] = result.view(-1)
@@ -196,42 +172,6 @@ def const_alphas_kernel(
         },
         fallback=_const_alphas_fallback,
     )
-
-
-def const_alphas(
-    x: torch.Tensor,
-    topk_idx: torch.Tensor,
-    alpha1: torch.Tensor,
-    alpha2: torch.Tensor,
-    first_const: int,
-    launch: Launch,
-    *,
-    programs: int = 1,
-) -> torch.Tensor:
-    """Alphas of every entry.
-
-    Args:
-        x: (T, H) bf16 or fp16.
-        topk_idx: (T, K) int32.
-        alpha1, alpha2: (C,) or (C, H) in the dtype of ``x``.
-        first_const: id of the first constant expert.
-
-    Returns:
-        (T, K, 2) fp32, zeros where the id is of no constant expert.
-    """
-    check_tensor("x", x, shape=["any", "any"], dtypes=[torch.bfloat16, torch.float16])
-    num_tokens, hidden = x.shape
-    check_tensor("topk_idx", topk_idx, shape=[num_tokens, "any"], dtypes=[torch.int32])
-    per_element = alpha1.dim() == 2
-    check_tensor("alpha1", alpha1, shape=["any", hidden] if per_element else ["any"], dtypes=[x.dtype])
-    check_tensor("alpha2", alpha2, shape=list(alpha1.shape), dtypes=[x.dtype])
-    topk = topk_idx.shape[1]
-    alphas = torch.empty((num_tokens, topk, 2), dtype=torch.float32)
-    kernel = const_alphas_kernel(x.dtype, hidden, topk, per_element)
-    if num_tokens:
-        numbers = [0, num_tokens, first_const, alpha1.shape[0]]
-        launch(kernel, [x, topk_idx, alpha1, alpha2, alphas, *numbers], programs)
-    return alphas
 
 
 def _inputs(s: Shape, r: Draw) -> Inputs:

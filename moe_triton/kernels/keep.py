@@ -24,11 +24,10 @@ from dataclasses import replace
 
 import torch
 
-from moe_triton.core.checks import check_positive, check_tensor
+from moe_triton.core.checks import check_positive
 from moe_triton.core.kernel import Arg, TritonKernel, chosen_args
 from moe_triton.core.plan import Hole
 from moe_triton.kernels.cases import F32, I32, I64, Draw, Family, Inputs, Shape, blank, subsets
-from moe_triton.kernels.checks import Launch
 from moe_triton.kernels.language import tl, triton
 
 
@@ -270,49 +269,6 @@ def result_offsets_kernel(topk: int, num_shared: int = 0) -> TritonKernel:
         constants={"TOPK": topk, "NUM_SHARED": num_shared},
         fallback=_result_offsets_fallback,
     )
-
-
-def keep(
-    rows: torch.Tensor,
-    topk_idx: torch.Tensor,
-    expand_idx: torch.Tensor,
-    recv_offsets: torch.Tensor,
-    launch: Launch,
-    *,
-    first_expert: int,
-    num_ranks: int,
-    rank: int,
-    topk_weights: torch.Tensor | None = None,
-    programs: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Copy rows that stay on this rank.
-
-    Args:
-        rows: (T, words) int32; the last word is taken for the scale, the others for the row.
-        topk_idx: (T, K) int32.
-        expand_idx: (T*K,) int32, from `route`.
-        recv_offsets: (E*W,) int32, from `offsets`.
-        first_expert: the first of this rank's experts.
-        num_ranks: W.
-        rank: this one.
-        topk_weights: (T, K) fp32, or None.
-
-    Returns:
-        rows (A, words - 1) int32, scales (A,) fp32, triples (A, 3) int32; those of other sources are zero.
-    """
-    check_tensor("rows", rows, shape=["any", "any"], dtypes=[torch.int32])
-    tokens, topk = topk_idx.shape
-    words, capacity = rows.shape[1] - 1, int(recv_offsets[-1])
-    out = torch.zeros((capacity, words), dtype=torch.int32)
-    scales, weights = torch.zeros(capacity), torch.zeros(capacity)
-    triples = torch.zeros((capacity, 3), dtype=torch.int32)
-    has_weight = topk_weights is not None
-    routing = [topk_idx] if topk_weights is None else [topk_idx, topk_weights]
-    inputs = [rows, rows.view(torch.float32).view(-1)[words:], *routing, expand_idx, recv_offsets]
-    outputs = [out, scales, triples] + [weights] * has_weight
-    sizes = [rows.shape[1], first_expert, recv_offsets.numel() // num_ranks, num_ranks, rank, tokens]
-    launch(keep_kernel(words, topk, True, has_weight), [*inputs, *outputs, *sizes], programs)
-    return out, scales, triples
 
 
 def _keep_inputs(s: Shape, r: Draw) -> Inputs:

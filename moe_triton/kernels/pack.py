@@ -21,15 +21,16 @@ import functools
 
 import torch
 
-from moe_triton.core.checks import check_positive, check_tensor
+from moe_triton.core.checks import check_positive
 from moe_triton.core.dtypes import NAMES
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import Arg, TritonKernel
 from moe_triton.core.plan import Hole
 from moe_triton.kernels.cases import AXES, I8, Draw, Family, Inputs, Shape, blank
-from moe_triton.kernels.checks import Launch, check_float_dtype, check_hidden
+from moe_triton.kernels.checks import check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
 from moe_triton.layout import SlotLayout
+from moe_triton.reference.arithmetic import quantize_rows
 
 
 @triton.jit
@@ -139,19 +140,6 @@ def _pack_smooth_kernel(
             )
 
 
-def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The arithmetic of `pack` in torch, on fp32 rows (..., H): q int8 (..., H) and scale fp32 (...)."""
-    peak = (x.contiguous().view(torch.int32) & 0x7FFFFFFF).amax(-1).view(torch.float32)
-    # a tensor divides; a Python scalar over a tensor would multiply by a rounded reciprocal
-    s = torch.full_like(peak, 127.0) / peak
-    vanishes = s == float("inf")
-    s = torch.where(vanishes, 0.0, s)
-    scale = torch.where(vanishes, 0.0, torch.ones_like(s) / s)
-    scale = torch.where(peak.isnan(), float("nan"), scale)
-    q = torch.where((peak < float("inf"))[..., None], x * s[..., None], 0.0)
-    return torch.round(q).to(torch.int8), scale
-
-
 def _store_fallback(
     x: torch.Tensor,
     first_row: int,
@@ -160,7 +148,7 @@ def _store_fallback(
     strides: tuple[int, int],
 ) -> None:
     n, hidden = x.shape
-    q, scale = quantize_rows(x)
+    q, scale = map(torch.from_numpy, quantize_rows(x.numpy()))
     row_stride, scale_stride = strides
     rows.as_strided((n, hidden), (row_stride, 1), rows.storage_offset() + first_row * row_stride).copy_(q)
     scale_at = scales.storage_offset() + first_row * scale_stride
@@ -288,62 +276,6 @@ def pack_kernel(
             num_tokens * (2 * hidden + 4 * topk + (topk + num_shared) * (5 * hidden + 4))
         ),
     )
-
-
-def pack(
-    x: torch.Tensor,
-    launch: Launch,
-    *,
-    slot_stride: int,
-    scale_offset: int,
-    topk_idx: torch.Tensor | None = None,
-    smooth_scales: torch.Tensor | None = None,
-    scale_row_offset: int = 0,
-    num_shared: int = 0,
-    programs: int = 1,
-) -> torch.Tensor:
-    """Quantise tokens into rows laid out as in slots.
-
-    Args:
-        x: (T, H) bf16 or fp16.
-        slot_stride, scale_offset: of a slot, in bytes; from the layout.
-        topk_idx: (T, K) int32; with ``smooth_scales``, which of its rows each (token, k) takes.
-        smooth_scales: (rows, H) fp32.
-        scale_row_offset: which of its rows belongs to expert 0.
-        num_shared: S, with ``smooth_scales``: shared experts, which take its first rows.
-
-    Returns:
-        (T*R, slot_stride) int8; zero where neither row nor scale is.
-    """
-    check_tensor("x", x, shape=["any", "any"], dtypes=[torch.bfloat16, torch.float16])
-    num_tokens, hidden = x.shape
-    if scale_offset % 4 or not hidden <= scale_offset <= slot_stride - 4:
-        rule = f"must be a multiple of 4 inside the slot, past the row of {hidden} bytes"
-        raise ArgumentError("scale_offset", scale_offset, rule, "Take it from the layout.")
-    if slot_stride % 4:
-        raise ArgumentError("slot_stride", slot_stride, "must be a multiple of 4", "Take it from the layout.")
-    topk = rows_per_token = 1
-    before: list[torch.Tensor | int] = [x]
-    middle: list[torch.Tensor | int] = []
-    if smooth_scales is not None:
-        if topk_idx is None:
-            raise ArgumentError("topk_idx", None, "must be given with smooth_scales", "Pass the expert ids.")
-        check_tensor("topk_idx", topk_idx, shape=[num_tokens, "any"], dtypes=[torch.int32])
-        check_tensor("smooth_scales", smooth_scales, shape=["any", hidden], dtypes=[torch.float32])
-        if smooth_scales.shape[0] < max(num_shared, 1):
-            rule = f"must be at least {max(num_shared, 1)}"
-            raise ArgumentError("smooth_scales.shape[0]", smooth_scales.shape[0], rule, "Pass S + M rows.")
-        topk = topk_idx.shape[1]
-        rows_per_token = topk + num_shared
-        before += [topk_idx, smooth_scales]
-        middle = [scale_row_offset, smooth_scales.shape[0]]
-    slots = torch.zeros((num_tokens * rows_per_token, slot_stride), dtype=torch.int8)
-    words = slots.view(-1).view(torch.float32)
-    kernel = pack_kernel(x.dtype, hidden, topk, smooth_scales is not None, num_shared=num_shared)
-    if num_tokens:
-        views, strides = [slots, words[scale_offset // 4 :]], [slot_stride, slot_stride // 4]
-        launch(kernel, [*before, *views, 0, num_tokens, *middle, *strides], programs)
-    return slots
 
 
 def _inputs(s: Shape, r: Draw, rows_per_token: int) -> Inputs:

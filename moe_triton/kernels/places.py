@@ -24,10 +24,9 @@ import functools
 
 import torch
 
-from moe_triton.core.checks import check_positive, check_tensor
+from moe_triton.core.checks import check_positive
 from moe_triton.core.kernel import Arg, TritonKernel, chosen_args
 from moe_triton.kernels.cases import I64, Draw, Family, Inputs, Shape, blank
-from moe_triton.kernels.checks import Launch
 from moe_triton.kernels.language import tl, triton
 
 BLOCK = 64
@@ -157,38 +156,6 @@ def starts_kernel(target: str = "cpu") -> TritonKernel:
     )
 
 
-def starts(
-    counts: torch.Tensor,
-    rank: int,
-    launch: Launch,
-    *,
-    num_shared_ranks: int = 0,
-    max_count: int,
-    programs: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Find where this rank's rows begin.
-
-    Args:
-        counts: (W, N) int32, rows of each source for each entry; untrusted.
-        rank: this one.
-        num_shared_ranks: R.
-        max_count: rows that one source can send to one entry.
-
-    Returns:
-        starts (N,) int32, recv_counts (E, W) int32.
-    """
-    check_tensor("counts", counts, shape=["any", "any"], dtypes=[torch.int32])
-    check_positive("max_count", max_count)
-    num_ranks, num_entries = counts.shape
-    local = (num_entries - num_shared_ranks) // (num_ranks - num_shared_ranks)
-    own = 1 if rank < num_shared_ranks else local
-    out = torch.empty(num_entries, dtype=torch.int32)
-    recv_counts = torch.empty((own, num_ranks), dtype=torch.int32)
-    sizes = [num_ranks, rank, num_shared_ranks, local, counts.stride(0), max_count]
-    launch(starts_kernel(), [counts, out, recv_counts, *sizes], programs)
-    return out, recv_counts
-
-
 @triton.jit
 def _places_kernel(
     topk_idx,
@@ -313,50 +280,6 @@ def places_kernel(topk: int, num_shared: int = 0) -> TritonKernel:
         fallback=_places_fallback,
         bytes_moved=lambda *, num_tokens, **_: num_tokens * (topk * 20 + num_shared * 20),
     )
-
-
-def places(
-    topk_idx: torch.Tensor,
-    expand_idx: torch.Tensor,
-    starts: torch.Tensor,
-    peer_offsets: torch.Tensor,
-    launch: Launch,
-    *,
-    num_experts: int,
-    capacity: int,
-    hidden: int,
-    num_shared_ranks: int = 0,
-    shared: tuple[torch.Tensor, torch.Tensor] | None = None,
-    programs: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Find the place of each result.
-
-    Args:
-        topk_idx: (T, K) int32.
-        expand_idx: (T*K,) int32, from `route`.
-        starts: (N,) int32, from `starts`.
-        peer_offsets: (W,) int64, elements from this rank's first answer to that of each rank.
-        num_experts: M.
-        capacity: rows that a receiver has room for.
-        hidden: H.
-        num_shared_ranks: R.
-        shared: (T, S) int32 ranks and (T,) int32 numbers, from `share`, or None where S = 0.
-
-    Returns:
-        places (T, K) int32, shared_places (T, S) int32, offsets (T, K+S) int64.
-    """
-    check_tensor("topk_idx", topk_idx, shape=["any", "any"], dtypes=[torch.int32])
-    tokens, topk = topk_idx.shape
-    num_shared = 0 if shared is None else shared[0].shape[1]
-    local = num_experts // (peer_offsets.numel() - num_shared_ranks)
-    place = torch.empty((tokens, topk), dtype=torch.int32)
-    shared_place = torch.empty((tokens, num_shared), dtype=torch.int32)
-    offsets = torch.empty((tokens, topk + num_shared), dtype=torch.int64)
-    inputs = [topk_idx, expand_idx, starts, *(shared or ()), peer_offsets]
-    outputs = [place, *([shared_place] if shared else []), offsets]
-    sizes = [tokens, num_experts, num_shared_ranks, local, capacity, hidden]
-    launch(places_kernel(topk, num_shared), [*inputs, *outputs, *sizes], programs)
-    return place, shared_place, offsets
 
 
 def _inputs(s: Shape, r: Draw) -> Inputs:

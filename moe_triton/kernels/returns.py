@@ -20,11 +20,8 @@ import functools
 
 import torch
 
-from moe_triton.core.checks import check_positive, check_tensor
-from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import Arg, TritonKernel
 from moe_triton.kernels.cases import I32, Draw, Family, Inputs, Shape, blank
-from moe_triton.kernels.checks import Launch
 from moe_triton.kernels.language import tl, triton
 
 BLOCK = 64
@@ -201,77 +198,6 @@ def returns_kernel(shared: bool, target: str = "cpu") -> TritonKernel:
     )
 
 
-def returns(
-    recv_offsets: torch.Tensor,
-    num_ranks: int,
-    capacity: int,
-    launch: Launch,
-    *,
-    first_expert: int = 0,
-    programs: int = 1,
-) -> torch.Tensor:
-    """Name the slot that each row of a rank of routed experts goes back to.
-
-    Args:
-        recv_offsets: (E*EP,) int32, as dispatch reported it.
-        num_ranks: EP.
-        capacity: A; rows past it are dropped.
-        first_expert: number of this rank's first expert.
-
-    Returns:
-        triples (A, 3) int32; rows past the total are 0.
-    """
-    _check_offsets(recv_offsets, num_ranks, capacity)
-    triples = torch.zeros((capacity, 3), dtype=torch.int32)
-    sizes = [recv_offsets.numel(), num_ranks, capacity, first_expert]
-    launch(returns_kernel(shared=False), [recv_offsets, triples, *sizes], programs)
-    return triples
-
-
-def returns_shared(
-    recv_offsets: torch.Tensor,
-    capacity: int,
-    launch: Launch,
-    *,
-    rank: int,
-    num_tokens: int,
-    num_shared_ranks: int,
-    num_experts: int,
-    programs: int = 1,
-) -> torch.Tensor:
-    """Name the slot that each row of a rank of V1's shared expert goes back to.
-
-    Args:
-        recv_offsets: (EP,) int32, as dispatch reported it (`own_offsets`).
-        capacity: A; rows past it are dropped.
-        num_tokens: BS.
-        num_shared_ranks: R.
-        num_experts: M, which is the shared expert's number.
-
-    Returns:
-        triples (A, 3) int32; rows past the total are 0.
-    """
-    _check_offsets(recv_offsets, recv_offsets.numel(), capacity)
-    check_positive("num_shared_ranks", num_shared_ranks)
-    triples = torch.zeros((capacity, 3), dtype=torch.int32)
-    sizes = [recv_offsets.numel(), capacity, rank, num_tokens, num_shared_ranks, num_experts]
-    launch(returns_kernel(shared=True), [recv_offsets, triples, *sizes], programs)
-    return triples
-
-
-def _check_offsets(recv_offsets: torch.Tensor, num_ranks: int, capacity: int) -> None:
-    check_tensor("recv_offsets", recv_offsets, shape=["any"], dtypes=[torch.int32])
-    check_positive("num_ranks", num_ranks)
-    check_positive("capacity", capacity)
-    if recv_offsets.numel() % num_ranks:
-        raise ArgumentError(
-            "recv_offsets.numel()",
-            recv_offsets.numel(),
-            f"must be a multiple of num_ranks ({num_ranks})",
-            "Pass one entry per (local expert, source rank).",
-        )
-
-
 @triton.jit
 def _own_offsets_kernel(
     recv_offsets,
@@ -335,32 +261,6 @@ def own_offsets_kernel(target: str = "cpu") -> TritonKernel:
         fallback=_own_offsets_fallback,
         bytes_moved=lambda *, num_ranks, num_shared_ranks, **_: 4 * (2 * num_ranks - num_shared_ranks),
     )
-
-
-def own_offsets(
-    recv_offsets: torch.Tensor, num_shared_ranks: int, rank: int, num_tokens: int, launch: Launch
-) -> torch.Tensor:
-    """Report a shared rank's own tokens in R pieces.
-
-    Args:
-        recv_offsets: (EP,) int32, the true offsets.
-        num_shared_ranks: R.
-        rank: of this shared rank, below R.
-        num_tokens: BS.
-
-    Returns:
-        (EP,) int32.
-    """
-    check_tensor("recv_offsets", recv_offsets, shape=["any"], dtypes=[torch.int32])
-    num_ranks = recv_offsets.numel()
-    check_positive("num_shared_ranks", num_shared_ranks)
-    if num_shared_ranks > num_ranks:
-        rule = f"must be at most the number of ranks ({num_ranks})"
-        raise ArgumentError("num_shared_ranks", num_shared_ranks, rule, "Pass one offset per rank.")
-    out = torch.empty_like(recv_offsets)
-    sizes = [num_ranks, num_shared_ranks, rank, num_tokens]
-    launch(own_offsets_kernel(), [recv_offsets, out, *sizes], 1)
-    return out
 
 
 def _shared_inputs(s: Shape, r: Draw) -> Inputs:

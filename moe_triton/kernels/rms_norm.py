@@ -25,13 +25,11 @@ import functools
 
 import torch
 
-from moe_triton.core.checks import check_tensor
 from moe_triton.core.kernel import Arg, TritonKernel
 from moe_triton.kernels.cases import F32, Draw, Family, Inputs, Shape, blank
-from moe_triton.kernels.checks import Launch, check_hidden
+from moe_triton.kernels.checks import check_hidden
 from moe_triton.kernels.language import tl, triton
-
-LANES = 32
+from moe_triton.reference.arithmetic import LANES, sum_of_row
 
 
 @triton.jit
@@ -48,17 +46,6 @@ def row_columns(HIDDEN: tl.constexpr, LANES: tl.constexpr):
     else:
         cols = tl.arange(0, HIDDEN)
     return cols
-
-
-def sum_in_lanes(rows: torch.Tensor) -> torch.Tensor:
-    """The sum over the last dimension, of fp32 (..., H), in the order of a CPU."""
-    lanes = torch.zeros((*rows.shape[:-1], LANES))
-    for part in torch.split(rows, LANES, -1):
-        lanes = lanes + part
-    total = torch.zeros(rows.shape[:-1])
-    for lane in lanes.unbind(-1):
-        total = total + lane
-    return total
 
 
 @triton.jit
@@ -124,7 +111,8 @@ def _rms_norm_fallback(
         return flat[:end].view(-1, HIDDEN)
 
     xf = rows(acc)[tokens] + rows(residual)[tokens].float()
-    mean = sum_in_lanes(xf * xf * torch.tensor(RECIPROCAL, dtype=torch.float32))
+    squares = xf * xf * torch.tensor(RECIPROCAL, dtype=torch.float32)
+    mean = torch.from_numpy(sum_of_row(squares.numpy()))
     # torch's root of fp32 is not correctly rounded; that of fp64, rounded to fp32, is
     root = torch.sqrt((mean + eps[0]).double()).float()
     inverse = torch.ones_like(root) / root
@@ -171,39 +159,6 @@ def rms_norm_kernel(hidden: int, target: str = "cpu", *, masked: bool = False) -
         fallback=_rms_norm_fallback,
         bytes_moved=bytes_moved,
     )
-
-
-def rms_norm(
-    acc: torch.Tensor,
-    residual: torch.Tensor,
-    gamma: torch.Tensor,
-    launch: Launch,
-    *,
-    norm_eps: float = 1e-6,
-    programs: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Add a residual and normalise.
-
-    Args:
-        acc: (T, H) fp32, the sums.
-        residual: (T, H) bf16.
-        gamma: (H,) bf16.
-        norm_eps: added to the mean of the squares.
-
-    Returns:
-        y (T, H) bf16, rstd (T,) fp32, x (T, H) bf16.
-    """
-    check_tensor("acc", acc, shape=["any", "any"], dtypes=[torch.float32])
-    num_tokens, hidden = acc.shape
-    check_tensor("residual", residual, shape=[num_tokens, hidden], dtypes=[torch.bfloat16])
-    check_tensor("gamma", gamma, shape=[hidden], dtypes=[torch.bfloat16])
-    eps = torch.tensor([norm_eps], dtype=torch.float32)
-    y, x = torch.empty_like(residual), torch.empty_like(residual)
-    rstd = torch.empty(num_tokens, dtype=torch.float32)
-    kernel = rms_norm_kernel(hidden)
-    if num_tokens:
-        launch(kernel, [acc, residual, gamma, eps, y, rstd, x, 0, num_tokens], programs)
-    return y, rstd, x
 
 
 BF16 = torch.bfloat16

@@ -19,11 +19,8 @@ import functools
 
 import torch
 
-from moe_triton.core.checks import check_positive, check_tensor
-from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import Arg, TritonKernel
 from moe_triton.kernels.cases import I64, Draw, Family, Inputs, Shape, blank
-from moe_triton.kernels.checks import Launch
 from moe_triton.kernels.language import tl, triton
 from moe_triton.layout import TRAILER_MARK, TRAILER_WORDS
 
@@ -134,25 +131,6 @@ def route_kernel(target: str = "cpu") -> TritonKernel:
         fallback=_route_fallback,
         bytes_moved=lambda *, num_entries, num_experts, **_: 8 * num_entries + 4 * num_experts,
     )
-
-
-def route(topk_idx: torch.Tensor, num_experts: int, launch: Launch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Number the entries of each expert.
-
-    Args:
-        topk_idx: (T, K) int32, expert ids; -1 is no expert.
-        num_experts: M.
-
-    Returns:
-        expand_idx (T*K,) int32: how many earlier entries chose the same expert.
-        counts (M,) int32: entries per expert.
-    """
-    check_tensor("topk_idx", topk_idx, shape=["any", "any"], dtypes=[torch.int32])
-    check_positive("num_experts", num_experts)
-    expand_idx = torch.empty(topk_idx.numel(), dtype=torch.int32)
-    counts = torch.empty(num_experts, dtype=torch.int32)
-    launch(route_kernel(), [topk_idx, expand_idx, counts, topk_idx.numel(), num_experts], 1)
-    return expand_idx, counts
 
 
 @triton.jit
@@ -335,48 +313,6 @@ def offsets_kernel(target: str = "cpu", cumulative: bool = False) -> TritonKerne
         fallback=_offsets_fallback,
         bytes_moved=lambda *, num_entries, num_local_experts, **_: 8 * num_entries + 8 * num_local_experts,
     )
-
-
-def offsets(
-    recv_counts: torch.Tensor,
-    num_local_experts: int,
-    max_count: int,
-    launch: Launch,
-    *,
-    capacity: int | None = None,
-    cumulative: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Turn received counts into offsets.
-
-    Args:
-        recv_counts: (E*W,) int32, rows from each (local expert, source rank); untrusted.
-        num_local_experts: E.
-        max_count: rows that one source can send to one expert.
-        capacity: rows that there is room for; None: as many as the counts allow.
-        cumulative: running totals instead of counts per expert.
-
-    Returns:
-        recv_offsets (E*W,) int32: inclusive prefix sum of the clamped counts, ``capacity`` at most.
-        tokens_per_expert (E,) int64.
-    """
-    check_tensor("recv_counts", recv_counts, shape=["any"], dtypes=[torch.int32])
-    check_positive("num_local_experts", num_local_experts)
-    if recv_counts.numel() % num_local_experts:
-        raise ArgumentError(
-            "recv_counts.numel()",
-            recv_counts.numel(),
-            f"must be a multiple of num_local_experts ({num_local_experts})",
-            "Pass one count per (local expert, source rank).",
-        )
-    recv_offsets = torch.empty_like(recv_counts)
-    tokens_per_expert = torch.empty(num_local_experts, dtype=torch.int64)
-    trailer = torch.empty(TRAILER_WORDS, dtype=torch.int32)
-    arguments = [recv_counts, recv_offsets, tokens_per_expert, trailer]
-    if capacity is None:
-        capacity = max_count * recv_counts.numel()
-    sizes = [recv_counts.numel(), num_local_experts, max_count, capacity]
-    launch(offsets_kernel(cumulative=cumulative), [*arguments, *sizes], 1)
-    return recv_offsets, tokens_per_expert
 
 
 def _route_inputs(s: Shape, r: Draw) -> Inputs:

@@ -16,10 +16,9 @@ import functools
 
 import torch
 
-from moe_triton.core.checks import check_positive, check_tensor
+from moe_triton.core.checks import check_positive
 from moe_triton.core.kernel import Arg, TritonKernel
 from moe_triton.kernels.cases import I8, Draw, Family, Inputs, Shape, blank
-from moe_triton.kernels.checks import Launch
 from moe_triton.kernels.language import tl, triton
 
 BLOCK = 64
@@ -168,39 +167,6 @@ def select_kernel(topk: int, per_entry: bool, target: str = "cpu") -> TritonKern
         fallback=_select_fallback,
         bytes_moved=bytes_moved,
     )
-
-
-def select(
-    expert_ids: torch.Tensor, mask: torch.Tensor, launch: Launch
-) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Apply an active mask to the routing.
-
-    Args:
-        expert_ids: (T, K) int32.
-        mask: (T,) or (T, K) bool.
-
-    Returns:
-        topk_idx (T, K) int32: the id where active, else -1.
-        active (T,) int32: the token's number among those that take part, or -1.
-        How many tokens take part.
-    """
-    check_tensor("expert_ids", expert_ids, shape=["any", "any"], dtypes=[torch.int32])
-    num_tokens, topk = expert_ids.shape
-    per_entry = mask.dim() == 2
-    check_tensor("mask", mask, shape=[num_tokens, topk] if per_entry else [num_tokens], dtypes=[torch.bool])
-    topk_idx = torch.empty_like(expert_ids)
-    active = torch.empty(num_tokens, dtype=torch.int32)
-    num_active = torch.empty(1, dtype=torch.int32)
-    arguments: list[torch.Tensor | int] = [
-        expert_ids,
-        mask.view(torch.int8),
-        topk_idx,
-        active,
-        num_active,
-        num_tokens,
-    ]
-    launch(select_kernel(topk, per_entry), arguments, 1)
-    return topk_idx, active, int(num_active)
 
 
 def _inputs(s: Shape, r: Draw) -> Inputs:

@@ -20,11 +20,9 @@ import functools
 
 import torch
 
-from moe_triton.core.checks import check_positive, check_tensor
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import Arg, TritonKernel
 from moe_triton.kernels.cases import Draw, Family, Inputs, Shape, blank
-from moe_triton.kernels.checks import Launch
 from moe_triton.kernels.language import tl, triton
 
 BLOCK = 64
@@ -207,57 +205,6 @@ def share_kernel(by_position: bool, masked: bool, target: str = "cpu") -> Triton
         fallback=_share_fallback,
         bytes_moved=bytes_moved,
     )
-
-
-def share(
-    num_tokens: int,
-    num_shared_ranks: int,
-    rank: int,
-    launch: Launch,
-    *,
-    num_shared_experts: int = 1,
-    active: torch.Tensor | None = None,
-    by_position: bool = False,
-    programs: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Decide which ranks of shared experts tokens go to.
-
-    Args:
-        num_tokens: T.
-        num_shared_ranks: R, a multiple of ``num_shared_experts``.
-        rank: the source rank.
-        num_shared_experts: S.
-        active: (T,) int32, from `select`.
-        by_position: V1's rule.
-
-    Returns:
-        shared_ranks (T, S), shared_slots (T,), shared_counts (R,), int32.
-    """
-    check_positive("num_shared_experts", num_shared_experts)
-    check_positive("num_shared_ranks", num_shared_ranks)
-    if num_shared_ranks % num_shared_experts:
-        rule = f"must be a multiple of num_shared_experts ({num_shared_experts})"
-        raise ArgumentError("num_shared_ranks", num_shared_ranks, rule, "Every expert has as many ranks.")
-    if by_position and num_shared_experts != 1:
-        raise ArgumentError("num_shared_experts", num_shared_experts, "must be 1 by position", "Pass 1.")
-    if active is not None:
-        check_tensor("active", active, shape=[num_tokens], dtypes=[torch.int32])
-    shared_ranks = torch.empty((num_tokens, num_shared_experts), dtype=torch.int32)
-    shared_slots = torch.empty(num_tokens, dtype=torch.int32)
-    shared_counts = torch.empty(num_shared_ranks, dtype=torch.int32)
-    kernel = share_kernel(by_position, active is not None)
-    values: dict[str, torch.Tensor | int | None] = {
-        "active": active,
-        "shared_ranks": shared_ranks,
-        "shared_slots": shared_slots,
-        "shared_counts": shared_counts,
-        "num_tokens": num_tokens,
-        "num_shared_experts": num_shared_experts,
-        "num_shared_ranks": num_shared_ranks,
-        "rank": rank,
-    }
-    launch(kernel, [values[arg.name] for arg in kernel.args], programs)  # type: ignore[misc]
-    return shared_ranks, shared_slots, shared_counts
 
 
 def _inputs(s: Shape, r: Draw) -> Inputs:

@@ -23,11 +23,8 @@ import functools
 
 import torch
 
-from moe_triton.core.checks import check_positive, check_tensor
-from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import Arg, TritonKernel
 from moe_triton.kernels.cases import I64, Draw, Family, Inputs, Shape
-from moe_triton.kernels.checks import Launch
 from moe_triton.kernels.language import tl, triton
 
 BLOCK = 64
@@ -105,32 +102,6 @@ def waits_of_dispatch_kernel(target: str = "cpu") -> TritonKernel:
         fallback=_waits_of_dispatch_fallback,
         bytes_moved=lambda *, num_local_experts, num_ranks, **_: (4 * num_local_experts + 20) * num_ranks,
     )
-
-
-def waits_of_dispatch(
-    waited: torch.Tensor, table: torch.Tensor, performance_info: torch.Tensor, launch: Launch
-) -> None:
-    """Record how long dispatch waited for each source rank.
-
-    Args:
-        waited: (E*EP,) int32, microseconds.
-        table: (EP,) int32, each rank's entry of ``performance_info``.
-        performance_info: (ranks,) int64, raised in place.
-    """
-    _check_record(waited, table, performance_info)
-    num_ranks = table.numel()
-    if waited.numel() == 0 or waited.numel() % num_ranks:
-        rule = f"must be a positive multiple of the number of ranks ({num_ranks})"
-        raise ArgumentError("waited.numel()", waited.numel(), rule, "Pass one entry per (expert, rank).")
-    sizes = [waited.numel() // num_ranks, num_ranks, performance_info.numel()]
-    launch(waits_of_dispatch_kernel(), [waited, table, performance_info, *sizes], 1)
-
-
-def _check_record(waited: torch.Tensor, table: torch.Tensor, performance_info: torch.Tensor) -> None:
-    check_tensor("waited", waited, shape=["any"] * waited.dim(), dtypes=[torch.int32])
-    check_tensor("table", table, shape=["any"], dtypes=[torch.int32])
-    check_positive("table.numel()", table.numel())
-    check_tensor("performance_info", performance_info, shape=["any"], dtypes=[torch.int64])
 
 
 @triton.jit
@@ -337,45 +308,6 @@ def waits_of_combine_kernel(target: str = "cpu") -> TritonKernel:
         fallback=_waits_of_combine_fallback,
         bytes_moved=bytes_moved,
     )
-
-
-def waits_of_combine(
-    waited: torch.Tensor,
-    topk_idx: torch.Tensor,
-    table: torch.Tensor,
-    performance_info: torch.Tensor,
-    launch: Launch,
-    *,
-    num_experts: int,
-    rank: int,
-    num_shared_experts: int = 0,
-    num_shared_ranks: int = 0,
-) -> None:
-    """Record how long combine waited for results of each rank.
-
-    Args:
-        waited: (T, K+S) int32, microseconds.
-        topk_idx: (T, K) int32, expert ids; outside [0, M) nothing was waited for.
-        table: (EP,) int32, each rank's entry of ``performance_info``.
-        performance_info: (ranks,) int64, raised in place.
-        num_experts: M.
-        rank: this rank.
-        num_shared_experts: S.
-        num_shared_ranks: R.
-    """
-    _check_record(waited, table, performance_info)
-    check_tensor("topk_idx", topk_idx, shape=["any", "any"], dtypes=[torch.int32])
-    num_tokens, topk = topk_idx.shape
-    check_tensor("waited", waited, shape=[num_tokens, topk + num_shared_experts], dtypes=[torch.int32])
-    num_moe_ranks = table.numel() - num_shared_ranks
-    check_positive("number of ranks with routed experts", num_moe_ranks)
-    check_positive("num_experts", num_experts)
-    if num_experts % num_moe_ranks:
-        rule = f"must be a multiple of the ranks that hold them ({num_moe_ranks})"
-        raise ArgumentError("num_experts", num_experts, rule, "Every rank holds as many experts.")
-    sizes = [num_tokens, topk, num_experts, num_experts // num_moe_ranks]
-    ranks = [num_shared_experts, num_shared_ranks, table.numel(), rank, performance_info.numel()]
-    launch(waits_of_combine_kernel(), [waited, topk_idx, table, performance_info, *sizes, *ranks], 1)
 
 
 def _dispatch_inputs(s: Shape, r: Draw) -> Inputs:

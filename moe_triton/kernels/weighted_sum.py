@@ -34,22 +34,19 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
-from moe_triton.core.checks import check_positive, check_tensor
+from moe_triton.core.checks import check_positive
 from moe_triton.core.dtypes import NAMES
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import Arg, TritonKernel, chosen_args
 from moe_triton.core.plan import Hole
-from moe_triton.kernels.block_quantize import BLOCK_ELEMENTS
 from moe_triton.kernels.cases import AXES, F32, I8, NUM_SPECIAL, Draw, Family, Inputs, Shape, blank, subsets
-from moe_triton.kernels.checks import Launch, check_float_dtype, check_hidden
+from moe_triton.kernels.checks import check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.weighted_sum_fallback import weighted_sum_fallback
 from moe_triton.kernels.weighted_sum_terms import has_special, store_sum, sum_routed, sum_with_special
 from moe_triton.kernels.zones import ZONE, ZONE_STRIDE, zone_offset
 from moe_triton.layout import SLOT_ALIGN, align
-
-ALL_IDS = 2**31 - 1
-"""For ``num_experts``, where every id from 0 on has a slot."""
+from moe_triton.reference.arithmetic import BLOCK_ELEMENTS
 
 
 @dataclass(frozen=True)
@@ -277,48 +274,6 @@ def weighted_sum_kernel(
         fallback=weighted_sum_fallback,
         bytes_moved=None if features.special or features.masked else bytes_moved,
     )
-
-
-def weighted_sum(
-    slots: torch.Tensor,
-    topk_idx: torch.Tensor,
-    topk_weights: torch.Tensor | None,
-    launch: Launch,
-    *,
-    num_experts: int = ALL_IDS,
-    programs: int = 1,
-) -> torch.Tensor:
-    """Reduce each token's results.
-
-    Args:
-        slots: (T, K+S, H) bf16 or fp16: K routed results, then S shared ones. The last dimension is
-            contiguous; the others may be strided.
-        topk_idx: (T, K) int32; negative: nothing was sent.
-        topk_weights: (T, K) fp32, or None for a plain sum.
-        num_experts: ids from here on add nothing.
-
-    Returns:
-        (T, H) in the dtype of ``slots``.
-    """
-    if slots.dim() != 3 or slots.stride(2) != 1:
-        rule = "must be (T, K+S, H) with a contiguous last dimension"
-        raise ArgumentError("slots.shape", tuple(slots.shape), rule, "Reshape slots first.")
-    check_float_dtype(slots.dtype)
-    num_tokens, num_slots, hidden = slots.shape
-    check_tensor("topk_idx", topk_idx, shape=[num_tokens, "any"], dtypes=[torch.int32])
-    topk = topk_idx.shape[1]
-    if num_slots < topk:
-        rule = f"must be at least topk ({topk})"
-        raise ArgumentError("slots.shape[1]", num_slots, rule, "Pass one slot per routed expert.")
-    if topk_weights is not None:
-        check_tensor("topk_weights", topk_weights, shape=[num_tokens, topk], dtypes=[torch.float32])
-    kernel = weighted_sum_kernel(slots.dtype, hidden, topk, num_slots - topk, topk_weights is not None)
-    out = torch.empty((num_tokens, hidden), dtype=slots.dtype)
-    if num_tokens:
-        weights = topk_weights if topk_weights is not None else torch.empty(0)
-        strides = [slots.stride(0), slots.stride(1)]
-        launch(kernel, [slots, topk_idx, weights, out, *strides, 0, num_tokens, num_experts], programs)
-    return out
 
 
 def _inputs(s: Shape, r: Draw) -> Inputs:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from moe_triton.kernels.block_quantize import BLOCK_ELEMENTS, dequantize_blocks
 from moe_triton.kernels.memory import elements_at
 from moe_triton.kernels.zones import in_zone
+from moe_triton.reference.arithmetic import BLOCK_ELEMENTS, dequantize_blocks
 
 
 def weighted_sum_fallback(

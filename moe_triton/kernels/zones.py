@@ -10,10 +10,8 @@ import functools
 
 import torch
 
-from moe_triton.core.checks import check_tensor
 from moe_triton.core.kernel import Arg, TritonKernel
 from moe_triton.kernels.cases import Family
-from moe_triton.kernels.checks import Launch
 from moe_triton.kernels.language import tl, triton
 
 ZONE = Arg("zone", "*i32", "in")
@@ -55,16 +53,6 @@ def turn_kernel() -> TritonKernel:
         fallback=_turn_fallback,
         bytes_moved=lambda **_: 8,
     )
-
-
-def turn(zone: torch.Tensor, launch: Launch) -> None:
-    """Turn a cell to the other zone.
-
-    Args:
-        zone: (1,) int32, 0 or 1.
-    """
-    check_tensor("zone", zone, shape=[1], dtypes=[torch.int32])
-    launch(turn_kernel(), [zone], 1)
 
 
 FAMILIES = (Family("turn", turn_kernel, lambda s, r: {"zone": torch.zeros(1, dtype=torch.int32)}),)

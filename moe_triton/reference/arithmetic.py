@@ -56,18 +56,17 @@ def quantize_rows(rows: Floats) -> tuple[NDArray[np.int8], Floats]:
     return np.where(has_codes[:, None], codes, 0).astype(np.int8), scales.astype(np.float32)
 
 
-def through_blocks(rows: torch.Tensor) -> torch.Tensor:
-    """What is left of rows that travelled as int8 in blocks (docs/operators.md, "Results as int8 in blocks").
+def quantize_blocks(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows to int8 in blocks (docs/operators.md, "Results as int8 in blocks").
 
-    Per block ``s = max|x| * f32(1/127); q = rint(half(x / s))``; the receiver computes ``q * s`` with s
-    rounded to the rows' dtype, and rounds to that dtype. A block of zeros stays one, an infinity or a
-    NaN spoils its block.
+    Per block ``s = max|x| * f32(1/127); q = rint(half(x / s))``. A block of zeros has q = 0 and s = 0, one
+    with a NaN scale NaN, otherwise one with an infinity scale inf; q is then 0.
 
     Args:
         rows: (n, H) bf16 or fp16.
 
     Returns:
-        The same shape and dtype.
+        (n, H) int8, and s (n, H/8) rounded to the rows' dtype.
     """
     num_rows, hidden = rows.shape
     blocks = as_floats(rows).reshape(num_rows, hidden // BLOCK_ELEMENTS, BLOCK_ELEMENTS)
@@ -76,9 +75,27 @@ def through_blocks(rows: torch.Tensor) -> torch.Tensor:
     has_codes = np.isfinite(largest) & (largest > 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         quotients = np.where(has_codes, blocks / s, np.float32(0)).astype(np.float16)
-        stored = as_floats(rounded(s, rows.dtype))
-        values = np.rint(quotients).astype(np.int8).astype(np.float32) * stored
-    return rounded(values.reshape(num_rows, hidden), rows.dtype)
+    codes = np.rint(quotients).astype(np.int8).reshape(num_rows, hidden)
+    return torch.from_numpy(codes), rounded(s[..., 0], rows.dtype)
+
+
+def dequantize_blocks(q: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """What the receiver makes of rows in blocks: ``f32(q) * f32(scale)``, rounded to the scales' dtype.
+
+    Args:
+        q: (..., H) int8.
+        scales: (..., H/8) bf16 or fp16.
+
+    Returns:
+        (..., H) in the dtype of ``scales``.
+    """
+    values = q.float() * scales.float().repeat_interleave(BLOCK_ELEMENTS, -1)
+    return values.to(scales.dtype)
+
+
+def through_blocks(rows: torch.Tensor) -> torch.Tensor:
+    """What is left of (n, H) rows that travelled as int8 in blocks: an infinity or a NaN spoils its block."""
+    return dequantize_blocks(*quantize_blocks(rows))
 
 
 def sum_of_row(values: Floats) -> Floats:

@@ -179,10 +179,12 @@ def test_an_error_in_a_kernel_names_the_kernel() -> None:
 
 _LOAD_IN_CHILD = """
 import torch
-from moe_triton.kernels.route import route_kernel, route
+from moe_triton.kernels.route import route_kernel
 from moe_triton.backends.cpu.triton import launch, load
 print(load(route_kernel()).path)
-assert route(torch.zeros((2, 2), dtype=torch.int32), 4, launch)[1].tolist() == [4, 0, 0, 0]
+ids, index, counts = (torch.zeros(4, dtype=torch.int32) for _ in range(3))
+launch(route_kernel(), [ids, index, counts, 4, 4])
+assert counts.tolist() == [4, 0, 0, 0]
 """
 
 
@@ -205,12 +207,14 @@ sys.modules["triton"] = None
 import torch
 from moe_triton.backends.cpu.triton import launch, launch_fallback, probe
 from moe_triton.core.errors import ToolchainError
-from moe_triton.kernels.route import route
-ids = torch.tensor([[1, 1], [0, 1]], dtype=torch.int32)
-print(route(ids, 2, launch_fallback)[0].tolist())
+from moe_triton.kernels.route import route_kernel
+ids = torch.tensor([1, 1, 0, 1], dtype=torch.int32)
+index, counts = torch.zeros(4, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+launch_fallback(route_kernel(), [ids, index, counts, 4, 2])
+print(index.tolist())
 assert not probe()[0].ok
 try:
-    route(ids, 2, launch)
+    launch(route_kernel(), [ids, index, counts, 4, 2])
 except ToolchainError as error:
     print(error)
 """

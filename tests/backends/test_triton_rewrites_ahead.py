@@ -21,8 +21,9 @@ from moe_triton.backends.cpu.triton.rewrite_ahead import (
 )
 from moe_triton.backends.cpu.triton.rewrites import set_target_triple
 from moe_triton.backends.cpu.triton.toolchain import TARGET_TRIPLE, cpu_level
-from moe_triton.kernels.arrange import arrange, arrange_kernel
-from moe_triton.kernels.weighted_sum import weighted_sum, weighted_sum_kernel
+from moe_triton.kernels.arrange import arrange_kernel
+from moe_triton.kernels.weighted_sum import weighted_sum_kernel
+from tests.kernels.calls import arrange, weighted_sum
 from tests.kernels.routes import DTYPES, assert_same_bits
 
 PREFETCH = "llvm.intr.prefetch"

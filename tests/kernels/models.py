@@ -8,6 +8,8 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
+from moe_triton.reference.arithmetic import sum_of_row
+
 Float32 = npt.NDArray[np.float32]
 
 
@@ -45,21 +47,6 @@ def shared_piece_model(token: int, rank: int, num_tokens: int, num_shared_ranks:
     """The piece of a rank's tokens that a token lies in, by V1's formula as it was published."""
     tokens_per_rank = Fraction(num_tokens, num_shared_ranks)
     return math.ceil((token + 1 + math.floor(rank * tokens_per_rank)) / tokens_per_rank) - 1 - rank
-
-
-def quantize_model(row: Float32) -> tuple[npt.NDArray[np.int8], np.float32]:
-    """One fp32 row: int8 payload and scale."""
-    zeros = np.zeros(row.shape, np.int8)
-    with np.errstate(all="ignore"):
-        if np.isnan(row).any():
-            return zeros, np.float32(np.nan)
-        peak = np.abs(row).max()
-        if np.isinf(peak):
-            return zeros, np.float32(np.inf)
-        s = np.float32(127.0) / peak
-        if np.isinf(s):
-            return zeros, np.float32(0)
-        return np.rint(row * s).astype(np.int8), np.float32(1.0) / s
 
 
 def weighted_sum_model(
@@ -114,67 +101,12 @@ def sum_of_entries_model(
     return acc
 
 
-def quantize_block_model(block: Float32) -> tuple[npt.NDArray[np.int8], np.float32]:
-    """Eight fp32 numbers: int8 payload and the scale before it is rounded to 16 bits."""
-    zeros = np.zeros(block.shape, np.int8)
-    if np.isnan(block).any():
-        return zeros, np.float32(np.nan)
-    peak = np.abs(block).max()
-    if np.isinf(peak):
-        return zeros, np.float32(np.inf)
-    if peak == 0:
-        return zeros, np.float32(0)
-    s = peak * (np.float32(1) / np.float32(127))
-    return np.rint((block / s).astype(np.float16)).astype(np.int8), s
-
-
-def sum_in_lanes_model(row: Float32) -> np.float32:
-    """The sum of a row as a CPU takes it: 32 lanes, then the lanes."""
-    lanes = [np.float32(0)] * 32
-    total = np.float32(0)
-    with np.errstate(all="ignore"):
-        for column, value in enumerate(row):
-            lanes[column % 32] = lanes[column % 32] + value
-        for lane in lanes:
-            total = total + lane
-    return total
-
-
-def exp_model(x: np.float32) -> np.float32:
-    """exp of a number up to 0: 2^n times a polynomial in what is left, as Cephes has it."""
-    f = np.float32
-    if np.isnan(x):
-        return f(np.nan)
-    x = max(x, f(-104))
-    n = np.rint(x * f(1 / math.log(2)))
-    with np.errstate(under="ignore"):
-        rest = x - n * f(0.693359375) - n * f(-2.12194440e-4)
-        p = f(1.9875691500e-4)
-        for coefficient in (
-            1.3981999507e-3,
-            8.3334519073e-3,
-            4.1665795894e-2,
-            1.6666665459e-1,
-            0.50000001201,
-        ):
-            p = p * rest + f(coefficient)
-        p = p * (rest * rest) + rest + f(1)
-        return np.ldexp(p, int(n)).astype(np.float32)
-
-
-def softmax_of_two_model(l1: np.float32, l2: np.float32) -> tuple[np.float32, np.float32]:
-    with np.errstate(all="ignore"):
-        largest = l1 if l1 > l2 else l2
-        e1, e2 = exp_model(l1 - largest), exp_model(l2 - largest)
-        return e1 / (e1 + e2), e2 / (e1 + e2)
-
-
 def rms_norm_sum_model(acc: Float32, residual: Float32, eps: float) -> tuple[Float32, np.float32]:
     """One row: the sum with its residual, and the reciprocal of its root mean square."""
     with np.errstate(all="ignore"):
         xf = acc + residual
         reciprocal = np.float32(1) / np.float32(len(xf))
-        root = np.sqrt(sum_in_lanes_model(xf * xf * reciprocal) + np.float32(eps))
+        root = np.sqrt(sum_of_row(xf * xf * reciprocal) + np.float32(eps))
         return xf, np.float32(1) / root
 
 

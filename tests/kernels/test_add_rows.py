@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from moe_triton.backends.cpu.triton import launch
 from moe_triton.core.errors import ArgumentError
-from moe_triton.kernels.add_rows import add_rows, add_rows_kernel
+from moe_triton.kernels.add_rows import add_rows_kernel
+from tests.kernels.calls import add_rows
 from tests.kernels.routes import DTYPES, LAUNCHES, Guarded, Launch, assert_same_bits, kernel_settings
 
 MONSTERS = [float("nan"), float("inf"), -float("inf"), -0.0, 6e-8, 65504.0, 1e-39]
@@ -114,21 +115,7 @@ def test_sums_round_to_nearest_even(launch: Launch) -> None:
     assert_same_bits(out[:, 0], torch.tensor([want for _, _, want in pairs]).bfloat16())
 
 
-def test_add_rows_refuses_bad_arguments() -> None:
-    rows, slots = draw(7, 2, 32, 0, torch.bfloat16)
-    counts = torch.tensor([2, 2], dtype=torch.int32)
-    with pytest.raises(ArgumentError, match="rows"):
-        add_rows(rows.float(), slots, counts, 0, launch)
-    with pytest.raises(ArgumentError, match="slots"):
-        add_rows(rows, slots[:1], counts, 0, launch)
-    with pytest.raises(ArgumentError, match="slots"):
-        add_rows(rows, slots.half(), counts, 0, launch)
-    with pytest.raises(ArgumentError, match="slots"):
-        add_rows(rows, torch.zeros((32, 2), dtype=torch.bfloat16).T, counts, 0, launch)
-    with pytest.raises(ArgumentError, match="counts"):
-        add_rows(rows, slots, counts[:1], 0, launch)
-    with pytest.raises(ArgumentError, match="tp_rank"):
-        add_rows(rows, slots, counts, 2, launch)
+def test_add_rows_refuses_sizes_that_no_kernel_has() -> None:
     with pytest.raises(ArgumentError, match="hidden"):
         add_rows_kernel(torch.bfloat16, 33)
     with pytest.raises(ArgumentError, match="dtype"):

@@ -5,9 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe_triton.backends.cpu.triton import launch
-from moe_triton.core.errors import ArgumentError
-from moe_triton.kernels.append import append, append_kernel, gather_counts, gather_counts_kernel
+from moe_triton.kernels.append import append_kernel, gather_counts_kernel
+from tests.kernels.calls import append, gather_counts
 from tests.kernels.routes import FORMS, LAUNCHES, Guarded, Launch, assert_same_bits, kernel_settings
 
 I32 = torch.int32
@@ -106,18 +105,3 @@ def test_gather_counts(launch: Launch) -> None:
     ends = gather_counts(header, counts, tokens, launch, tp_rank=0, capacity=8)
     assert ends.tolist() == [2, 5, 8]
     assert tokens.tolist() == [12]
-
-
-def test_host_functions_refuse_bad_arguments() -> None:
-    slots, counts = torch.zeros((3, 16), dtype=I32), torch.zeros(2, dtype=I32)
-    rows, scales = torch.zeros((6, 8), dtype=I32), torch.zeros(6)
-    with pytest.raises(ArgumentError, match="out_rows is of shape"):
-        append(slots, counts, rows[:5], None, launch, tp_rank=0)
-    with pytest.raises(ArgumentError, match="tp_rank"):
-        append(slots, counts, rows, None, launch, tp_rank=2)
-    with pytest.raises(ArgumentError, match="scale_word"):
-        append(slots, counts, rows, scales, launch, tp_rank=0, scale_word=16)
-    with pytest.raises(ArgumentError, match=r"out_rows.shape\[1\] is 17"):
-        append(slots, counts, torch.zeros((6, 17), dtype=I32), None, launch, tp_rank=0)
-    with pytest.raises(ArgumentError, match="tokens_per_expert"):
-        gather_counts(counts, counts, counts, launch, tp_rank=0, capacity=4)

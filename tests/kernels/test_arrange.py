@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe_triton.backends.cpu.triton import launch
-from moe_triton.core.errors import ArgumentError
-from moe_triton.kernels.arrange import arrange, arrange_kernel
+from moe_triton.kernels.arrange import arrange_kernel
+from tests.kernels.calls import arrange
 from tests.kernels.routes import LAUNCHES, Launch, assert_same_bits, kernel_settings
 
 
@@ -93,13 +93,3 @@ def test_offsets_beyond_32_bits_of_words_are_reached() -> None:
     launch(arrange_kernel(8, 8, 16, True), [*views, 2, 2, -1, words, 128, 128], 1)
     assert rows.tolist() == [*range(8), *range(1000, 1008)]
     assert triples.tolist() == [16, 17, 18, 1016, 1017, 1018]
-
-
-def test_arrange_refuses_offsets_that_leave_the_slots() -> None:
-    slots = torch.zeros((1, 2, 3, 128), dtype=torch.int32)
-    layout = {"row_words": 8, "scale_word": 8, "triple_word": 16, "has_scale": True}
-    for ends in ([4, 4], [2, 1]):
-        with pytest.raises(ArgumentError, match="recv_offsets"):
-            arrange(slots, torch.tensor(ends, dtype=torch.int32), launch, **layout)
-    with pytest.raises(ArgumentError, match="triple_word"):
-        arrange(slots, torch.tensor([1, 2], dtype=torch.int32), launch, **{**layout, "triple_word": 126})

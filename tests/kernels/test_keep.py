@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe_triton.kernels.keep import keep, keep_kernel, result_offsets_kernel
+from moe_triton.kernels.keep import keep_kernel, result_offsets_kernel
+from tests.kernels.calls import keep
 from tests.kernels.routes import LAUNCHES, Guarded, Launch, assert_same_bits, kernel_settings
 
 I32, F32 = torch.int32, torch.float32

@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe_triton.backends.cpu.triton import launch
-from moe_triton.core.errors import ArgumentError
-from moe_triton.kernels.pack import pack, pack_kernel
-from tests.kernels.models import quantize_model
+from moe_triton.kernels.pack import pack_kernel
+from moe_triton.reference.arithmetic import quantize_rows
+from tests.kernels.calls import pack
 from tests.kernels.routes import DTYPES, LAUNCHES, Launch, assert_same_bits, kernel_settings
 
 SIZES = [32, 96, 2880]
@@ -26,16 +25,10 @@ def slot_of(hidden: int) -> dict[str, int]:
 
 def check_slots(slots: torch.Tensor, rows: torch.Tensor, hidden: int) -> None:
     """Slots hold these fp32 rows quantised, and nothing else."""
-    payloads, scales = [], []
-    for row in rows.numpy():
-        payload, scale = quantize_model(row)
-        payloads.append(payload)
-        scales.append(scale)
-    assert_same_bits(slots[:, :hidden], torch.from_numpy(np.array(payloads)))
-    assert_same_bits(
-        slots[:, hidden : hidden + 4].contiguous().view(torch.float32)[:, 0],
-        torch.tensor(np.array(scales, np.float32)),
-    )
+    payloads, scales = quantize_rows(rows.numpy())
+    assert_same_bits(slots[:, :hidden], torch.from_numpy(payloads))
+    got = slots[:, hidden : hidden + 4].contiguous().view(torch.float32)[:, 0]
+    assert_same_bits(got, torch.from_numpy(scales))
     assert not slots[:, hidden + 4 :].any()
 
 
@@ -240,22 +233,3 @@ def test_chunks_cover_their_own_tokens_only(launch: Launch) -> None:
         if first:
             assert not chunked[:first].any()
     assert torch.equal(chunked, whole)
-
-
-def test_pack_refuses_bad_arguments() -> None:
-    x = torch.zeros((2, 64), dtype=torch.bfloat16)
-    with pytest.raises(ArgumentError, match="x is of dtype"):
-        pack(x.float(), launch, **slot_of(64))
-    with pytest.raises(ArgumentError, match="multiple of 32"):
-        pack(x[:, :40].contiguous(), launch, **slot_of(40))
-    with pytest.raises(ArgumentError, match="contiguous"):
-        pack(x.t().contiguous().t(), launch, **slot_of(64))
-    with pytest.raises(ArgumentError, match="topk_idx"):
-        pack(x, launch, **slot_of(64), smooth_scales=torch.ones((4, 64)))
-    with pytest.raises(ArgumentError, match="num_shared"):
-        pack(x, launch, **slot_of(64), num_shared=1)
-    ids = torch.zeros((2, 2), dtype=torch.int32)
-    with pytest.raises(ArgumentError, match=r"smooth_scales.shape\[0\] is 1"):
-        pack(x, launch, **slot_of(64), topk_idx=ids, smooth_scales=torch.ones((1, 64)), num_shared=2)
-    with pytest.raises(ArgumentError, match="scale_offset"):
-        pack(x, launch, slot_stride=512, scale_offset=62)

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe_triton.backends.cpu.triton import launch
 from moe_triton.core.errors import ArgumentError
-from moe_triton.kernels.places import places, places_kernel, starts, starts_kernel
+from moe_triton.kernels.places import places_kernel, starts_kernel
+from tests.kernels.calls import places, starts
 from tests.kernels.models import starts_model
 from tests.kernels.routes import FORMS, LAUNCHES, Guarded, Launch, assert_same_bits, kernel_settings
 
@@ -192,11 +192,6 @@ def test_host_functions(launch: Launch) -> None:
     assert offsets.tolist() == [[-290, 10, -470], [0, 30, -460], [20, -260, -450]]
 
 
-def test_host_functions_refuse_bad_arguments() -> None:
-    counts = torch.zeros((2, 4), dtype=I32)
-    with pytest.raises(ArgumentError, match="dtype"):
-        starts(counts.long(), 0, launch, max_count=1)
-    with pytest.raises(ArgumentError, match="max_count is 0"):
-        starts(counts, 0, launch, max_count=0)
+def test_places_refuses_sizes_that_no_kernel_has() -> None:
     with pytest.raises(ArgumentError, match="topk"):
         places_kernel(0)

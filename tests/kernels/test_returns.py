@@ -5,15 +5,9 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from moe_triton.backends.cpu.triton import launch, launch_fallback
-from moe_triton.core.errors import ArgumentError
-from moe_triton.kernels.returns import (
-    own_offsets,
-    own_offsets_kernel,
-    returns,
-    returns_kernel,
-    returns_shared,
-)
+from moe_triton.backends.cpu.triton import launch_fallback
+from moe_triton.kernels.returns import own_offsets_kernel, returns_kernel
+from tests.kernels.calls import own_offsets, returns, returns_shared
 from tests.kernels.models import shared_piece_model
 from tests.kernels.routes import FORMS, LAUNCHES, Guarded, Launch, assert_same_bits, kernel_settings
 
@@ -140,17 +134,3 @@ def test_host_functions(launch: Launch) -> None:
         offsets, 6, launch, rank=0, num_tokens=3, num_shared_ranks=2, num_experts=9, programs=3
     )
     assert triples.tolist() == [[0, 0, 9], [0, 1, 9], [0, 2, 9], [2, 0, 9], [3, 0, 9], [3, 1, 9]]
-
-
-def test_host_functions_refuse_bad_arguments() -> None:
-    ends = torch.zeros(5, dtype=I32)
-    with pytest.raises(ArgumentError, match="multiple of num_ranks"):
-        returns(ends, 2, 4, launch)
-    with pytest.raises(ArgumentError, match="capacity"):
-        returns(ends, 5, 0, launch)
-    with pytest.raises(ArgumentError, match="num_shared_ranks is 0"):
-        returns_shared(ends, 4, launch, rank=0, num_tokens=1, num_shared_ranks=0, num_experts=4)
-    with pytest.raises(ArgumentError, match="num_shared_ranks is 6"):
-        own_offsets(ends, 6, 0, 4, launch)
-    with pytest.raises(ArgumentError, match="dtype"):
-        own_offsets(ends.long(), 2, 0, 4, launch)

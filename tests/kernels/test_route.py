@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe_triton.backends.cpu.triton import launch
-from moe_triton.core.errors import ArgumentError
-from moe_triton.kernels.route import offsets, offsets_kernel, route, route_kernel
+from moe_triton.kernels.route import offsets_kernel, route_kernel
 from moe_triton.layout import TRAILER_MARK
+from tests.kernels.calls import offsets, route
 from tests.kernels.models import route_model
 from tests.kernels.routes import FORMS, LAUNCHES, Guarded, Launch, kernel_settings
 
@@ -100,14 +100,3 @@ def test_cumulative_counts_of_the_worked_example() -> None:
     recv_offsets, tokens = offsets(counts, 16, 48, launch, cumulative=True)
     assert recv_offsets.tolist() == ends
     assert tokens.tolist() == [3, 6, 11, 16, 17, 22, 27, 30, 32, 34, 36, 41, 44, 46, 47, 50]
-
-
-def test_route_refuses_bad_arguments() -> None:
-    with pytest.raises(ArgumentError, match="topk_idx is of dtype"):
-        route(torch.zeros((2, 2), dtype=torch.int64), 4, launch)
-    with pytest.raises(ArgumentError, match="topk_idx is of shape"):
-        route(torch.zeros(4, dtype=torch.int32), 4, launch)
-    with pytest.raises(ArgumentError, match="num_experts"):
-        route(torch.zeros((2, 2), dtype=torch.int32), 0, launch)
-    with pytest.raises(ArgumentError, match="multiple of num_local_experts"):
-        offsets(torch.zeros(5, dtype=torch.int32), 2, 8, launch)

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe_triton.backends.cpu.triton import launch
 from moe_triton.core.errors import ArgumentError
-from moe_triton.kernels.select import select, select_kernel
+from moe_triton.kernels.select import select_kernel
+from tests.kernels.calls import select
 from tests.kernels.models import select_model
 from tests.kernels.routes import FORMS, LAUNCHES, Guarded, Launch, kernel_settings
 
@@ -106,13 +106,6 @@ def test_select(launch: Launch) -> None:
     assert num_active == 2
 
 
-def test_select_refuses_bad_arguments() -> None:
-    ids = torch.zeros((3, 2), dtype=I32)
-    with pytest.raises(ArgumentError, match="mask is of shape"):
-        select(ids, torch.ones((2, 2), dtype=torch.bool), launch)
-    with pytest.raises(ArgumentError, match="mask is of dtype"):
-        select(ids, torch.ones(3), launch)
-    with pytest.raises(ArgumentError, match="expert_ids"):
-        select(ids.long(), torch.ones(3, dtype=torch.bool), launch)
+def test_select_refuses_sizes_that_no_kernel_has() -> None:
     with pytest.raises(ArgumentError, match="topk"):
         select_kernel(0, False)

@@ -6,9 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe_triton.backends.cpu.triton import launch
-from moe_triton.core.errors import ArgumentError
-from moe_triton.kernels.stamps import split_stamps, stamps_kernel
+from moe_triton.kernels.stamps import stamps_kernel
+from tests.kernels.calls import split_stamps
 from tests.kernels.routes import LAUNCHES, Guarded, Launch, assert_same_bits, kernel_settings
 
 I32, F32 = torch.int32, torch.float32
@@ -61,8 +60,3 @@ def test_split_stamps(launch: Launch) -> None:
     assert triples[:2].tolist() == [[1, 4, 0], [0, 2, 1]]
     assert weights[:2].tolist() == [0.5, 2.0]
     assert scales[:2].tolist() == [0.25, 1.0]
-
-
-def test_stamps_have_eight_words() -> None:
-    with pytest.raises(ArgumentError, match="stamps is of shape"):
-        split_stamps(torch.zeros((3, 4), dtype=I32), 1, launch)

@@ -5,14 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe_triton.backends.cpu.triton import launch
-from moe_triton.core.errors import ArgumentError
-from moe_triton.kernels.waits import (
-    waits_of_combine,
-    waits_of_combine_kernel,
-    waits_of_dispatch,
-    waits_of_dispatch_kernel,
-)
+from moe_triton.kernels.waits import waits_of_combine_kernel, waits_of_dispatch_kernel
+from tests.kernels.calls import waits_of_combine, waits_of_dispatch
 from tests.kernels.routes import FORMS, LAUNCHES, Guarded, Launch, kernel_settings
 
 I32 = torch.int32
@@ -123,18 +117,3 @@ def test_host_functions(launch: Launch) -> None:
     waited = torch.tensor([[8, 6], [99, 10]], dtype=I32)
     waits_of_combine(waited, ids, table, performance_info, launch, num_experts=4, rank=0)
     assert performance_info.tolist() == [9, 5, 10]
-
-
-def test_host_functions_refuse_bad_arguments() -> None:
-    table, performance_info = torch.zeros(2, dtype=I32), torch.zeros(2, dtype=torch.int64)
-    with pytest.raises(ArgumentError, match="multiple of the number of ranks"):
-        waits_of_dispatch(torch.zeros(3, dtype=I32), table, performance_info, launch)
-    with pytest.raises(ArgumentError, match="performance_info is of dtype"):
-        waits_of_dispatch(torch.zeros(2, dtype=I32), table, table, launch)
-    ids = torch.zeros((2, 2), dtype=I32)
-    with pytest.raises(ArgumentError, match="waited is of shape"):
-        waits_of_combine(
-            ids, ids, table, performance_info, launch, num_experts=2, rank=0, num_shared_experts=1
-        )
-    with pytest.raises(ArgumentError, match="num_experts"):
-        waits_of_combine(ids, ids, table, performance_info, launch, num_experts=3, rank=0)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe_triton.backends.cpu.triton import launch
-from moe_triton.core.errors import ArgumentError
-from moe_triton.kernels.weighted_sum import weighted_sum, weighted_sum_kernel
+from moe_triton.kernels.weighted_sum import weighted_sum_kernel
+from tests.kernels.calls import weighted_sum
 from tests.kernels.models import weighted_sum_model
 from tests.kernels.routes import DTYPES, LAUNCHES, Launch, assert_same_bits, kernel_settings
 
@@ -137,13 +137,3 @@ def test_the_rolled_form_for_the_npu_agrees() -> None:
     kernel = weighted_sum_kernel(torch.bfloat16, 96, 8, 1, target="npu")
     launch(kernel, [slots, ids, weights, out, 9 * 96, 96, 0, 6, 10**6], 4)
     assert_same_bits(out, expected(slots, ids, weights, 8))
-
-
-def test_weighted_sum_refuses_bad_arguments() -> None:
-    slots, ids = torch.zeros((2, 3, 32), dtype=torch.bfloat16), torch.zeros((2, 3), dtype=torch.int32)
-    with pytest.raises(ArgumentError, match="dtype"):
-        weighted_sum(slots.float(), ids, None, launch)
-    with pytest.raises(ArgumentError, match="at least topk"):
-        weighted_sum(slots[:, :2], ids, None, launch)
-    with pytest.raises(ArgumentError, match="topk_weights is of shape"):
-        weighted_sum(slots, ids, torch.zeros((2, 2)), launch)

@@ -23,7 +23,7 @@ from moe_triton.core.ascendc import KERNELS
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.soc import soc_of
-from moe_triton.kernels.rms_norm import LANES
+from moe_triton.reference.arithmetic import LANES
 from tests.npu.device import Device, FakeCapture, FakeEvent, FakeGraph, FakeStream, Work
 
 SHM = Path("/dev/shm")
