@@ -156,13 +156,7 @@ class OperatorPlan:
         """A native call for calls of this plan; False where there is none."""
         calls = communicator.calls
         # Masked ids are made, and tails of outputs set, in Python.
-        unusual = (
-            self.symbols.operator.version == 1
-            or self._phase != "whole"
-            or self.strided
-            or self.variant.mask != "none"
-            or self._unwritten
-        )
+        unusual = self._phase != "whole" or self.strided or self.variant.mask != "none" or self._unwritten
         if unusual or not isinstance(calls, NativeCalls):
             return False
         s, operator = self.symbols, self._whole

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -51,6 +52,19 @@ def run_all(ranks: Groups, cases: Sequence[OperatorCase]) -> dict[str, list[str]
 @pytest.mark.parametrize("part", range(6))
 def test_every_pair_of_features(ranks: Groups, part: int) -> None:
     assert run_all(ranks, pairwise(**SHORT)[part::6]) == {}
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_native_calls_give_the_same(ranks: Groups, part: int) -> None:
+    """From the third round on a call goes to native code, where it is as usual."""
+    wrong = {}
+    for case in pairwise(**SHORT)[part::9]:
+        longer = replace(case, rounds=5)
+        run = functools.partial(run_rank, canaries=False)
+        found = check(longer, ranks(case.num_processes).run(run, longer, timeout_s=120), canaries=False)
+        if found:
+            wrong[described(longer)] = found
+    assert wrong == {}
 
 
 LARGE = [

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from moe_triton.backends.base import Bindings, CallSetting, Executable, TensorSpec, TraceLog
-from moe_triton.backends.cpu import native
+from moe_triton.backends.cpu import native, output_pool
 from moe_triton.backends.cpu.calls import NativeCalls
 from moe_triton.backends.cpu.executable import NativeExecutable, TorchExecutable
 from moe_triton.backends.cpu.extension import extension
@@ -126,7 +126,8 @@ class CpuBackend:
 
     def make_calls(self, setting: CallSetting) -> NativeCalls | None:
         """See `moe_triton.backends.base.Backend`."""
-        module = extension() if self.kernels == "triton" else None
+        # Native calls take their outputs from the pool, whoever looks.
+        module = extension() if self.kernels == "triton" and output_pool.ENABLED else None
         return NativeCalls(setting, self._outputs, module) if module else None
 
     def num_blocks(self, num_ranks: int) -> int:
