@@ -1,4 +1,4 @@
-"""Usual calls of torch_npu's functions are one native call each; the rest takes Python's path, with its errors."""
+"""Usual calls of torch_npu's functions are one native call each; the rest takes Python's path."""
 
 from __future__ import annotations
 
