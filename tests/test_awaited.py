@@ -12,11 +12,11 @@ from moe_triton.backends.waits import Waiting
 from moe_triton.core import abi, ascendc
 from moe_triton.core.config import Config
 from moe_triton.core.kernel import AscendCKernel
-from moe_triton.core.plan import Plan, Value, launch
+from moe_triton.core.plan import Hole, Plan, Value, launch
 from moe_triton.core.region import Region, region_of
 from moe_triton.core.tuning import Tuning
-from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, STAMP_BYTES, STATUS_ENTRY_BYTES
-from moe_triton.runtime.awaited import FLAG_BITS, MAX_PATIENCE_S, awaited_ranks, patience_s, tell_of
+from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, FLAG_BITS, STAMP_BYTES, STATUS_ENTRY_BYTES
+from moe_triton.runtime.awaited import MAX_PATIENCE_S, awaited_ranks, patience_s, tell_of
 from moe_triton.schemes.site import Site
 
 RANKS, EXPERTS, TOPK, ZONE = 4, 2, 2, 1
@@ -27,7 +27,6 @@ SITE = Site(CONFIG, 2, 2, 1_000_000, "cpu", None, Tuning())
 def waiting(
     kernel: AscendCKernel,
     awaited: dict[int, tuple[int, int]],
-    step: str = "wait",
     **values: Value | np.ndarray,
 ) -> Waiting:
     """A launch with these arguments, and 0 for all others."""
@@ -36,7 +35,7 @@ def waiting(
         for name, value in values.items()
     }
     rest = {arg.name: 0 for arg in kernel.args if arg.name not in given}
-    made = launch(step, kernel, "communication", 2, **given, **rest)
+    made = launch("wait", kernel, "communication", 2, **given, **rest)
     return Waiting(Plan("dispatch", ZONE, (made,)), made, abi.words(made)[0], awaited, 5.0, lambda: True)
 
 
@@ -135,9 +134,9 @@ def test_rows_that_are_missing() -> None:
 
 def test_a_tensor_parallel_exchange_is_between_two() -> None:
     site = Site(CONFIG, 2, 2, 1_000_000, "cpu", 0, Tuning())
-    window, status = entries()
-    arguments = {"window": window, "zone": ZONE, "status": status.words()}
-    made = waiting(ascendc.DISPATCH_WAIT, {0: (0, 4)}, "exchange: wait", **arguments)
+    _, status = entries()
+    arguments = {"window": Hole("exchange_window"), "zone": ZONE, "status": status.words()}
+    made = waiting(ascendc.DISPATCH_WAIT, {0: (0, 4)}, **arguments)
     assert awaited_ranks(site, made) == [1]
 
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe_triton.core.config import PROTOCOL_VERSION
+from moe_triton.core.records import PROTOCOL_VERSION
 from moe_triton.layout import CALL_WORD, STATUS_ENTRY_BYTES, WORD_BYTES
 from moe_triton.layout.call_word import (
     FIELDS,

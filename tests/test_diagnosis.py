@@ -169,7 +169,7 @@ def test_flags_of_what_is_in_flight_are_where_they_belong() -> None:
     missing(memory, [2])
     window = memory["window"]
     assert isinstance(window, torch.Tensor)
-    at = SITES[0].slots_layout.combine_status.offset(zone=1, token=1, k=1) // 4
+    at = SITES[0].layout.region("combine_status").offset(zone=1, token=1, k=1) // 4
     window.view(torch.int32)[at : at + 8] = FLAG_BITS
     assert "Instead, rank(s) [2] posted flags of a combine" in timed_out(memory)
     assert "Instead" not in timed_out(memory, ("combine",))

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from moe_triton import limits
 from moe_triton.core.checks import check_choice, check_positive, check_tensor
 from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT, TILING_FAILED, ArgumentError
@@ -19,6 +18,7 @@ from moe_triton.limits import (
     scheme_of,
     torch_npu_names,
 )
+from moe_triton.schemes import SCHEMES
 from tests.limits_cases import (
     A2,
     A2_V1,
@@ -51,7 +51,7 @@ def test_a_product_that_keeps_its_rules_but_cannot_be_served_is_refused(base: Co
 
 
 def test_a_scheme_that_cannot_be_served_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(limits.IMPLEMENTED, "A2", ("fullmesh",))
+    monkeypatch.setitem(SCHEMES, "A2", {"fullmesh": "nowhere:Nothing"})
     check_config(A2)
     with pytest.raises(ArgumentError, match="comm_alg is 'hierarchy'"):
         check_config(HIERARCHY)

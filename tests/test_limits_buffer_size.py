@@ -8,8 +8,9 @@ import pytest
 
 from moe_triton.core.config import Config
 from moe_triton.core.errors import TILING_FAILED, ArgumentError
-from moe_triton.layout import exchange_layout_of, layout_of
 from moe_triton.limits import check_buffer_size, needed_buffer_bytes, needed_exchange_bytes
+from moe_triton.schemes import layout_of
+from moe_triton.schemes.site import Site
 from tests.limits_cases import (
     A2,
     A2_V1,
@@ -102,7 +103,7 @@ PAIRS = replace(A3, num_experts=8)
 def test_the_window_between_tensor_parallel_ranks(config: Config, capacity: int) -> None:
     needed = 2 * capacity * (14848 + 14336)
     assert needed_exchange_bytes(config) == needed
-    assert max(exchange_layout_of(config, rank).data_bytes for rank in range(8)) == needed
+    assert max(Site(config, rank, 1, 0, "cpu").exchange.data_bytes for rank in range(8)) == needed
 
 
 def test_a_window_between_tensor_parallel_ranks_that_is_too_small() -> None:

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch.distributed as dist
 
-from moe_triton.rendezvous.meeting import notes as notes_module
+from moe_triton.rendezvous import notes as notes_module
 from moe_triton.rendezvous.notes import Notes
 
 RANKS = 4

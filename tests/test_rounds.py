@@ -1,24 +1,30 @@
-"""Two zones and graphs: every order of two ranks' steps, for every short programme of graphs and eager calls.
+"""Zones and graphs: every order of two ranks' steps, for every short programme of graphs and eager calls.
 
-What a programme's calls become (which barrier comes before which combine) is `Rounds`' own answer. What can
-go wrong: a rank writes where a peer has not read yet, or takes what was meant for another round.
+What a programme's calls become (which barrier comes before which combine, and in which zone each runs) is the
+answer of `Rounds`, and of the same rule in native code. What can go wrong: a rank writes where a peer has not
+read yet, or takes what was meant for another round.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
+from moe_triton.backends.cpu.extension import extension
 from moe_triton.core.config import Config
 from moe_triton.core.errors import BufferStateError
 from moe_triton.runtime.rounds import Rounds
-from moe_triton.schemes.site import Operator, Site
+from moe_triton.schemes.scheme import RoundFacts
+from moe_triton.schemes.site import OPERATORS, Operator, Site
+from tests.headers import needs_headers
 
 RANKS = (0, 1)
 # Whom a rank's combine sends to: both ranks to both, only to itself, or one way.
@@ -27,27 +33,68 @@ NAMES: dict[str, Operator] = {"D": "dispatch", "C": "combine"}
 FLOWS = {"all": ALL, "own": OWN, "one way": ONE_WAY}
 
 
-def rounds(scheme: str = "fullmesh_v1", target: str = "npu") -> Rounds:
+def facts(scheme: str = "fullmesh_v1", target: str = "npu", num_zones: int = 2) -> RoundFacts:
     config = Config(2, 8, 64, 2, 4, scheme=scheme, relaxed=True).normalized()
-    return Rounds(Site(config, 0, num_blocks=1, timeout_us=1, target=target))
+    return replace(Site(config, 0, 1, timeout_us=1, target=target).scheme.rounds, num_zones=num_zones)
 
 
-def record(rounds: Rounds, calls: str, capturing: bool) -> list[Operator]:
+@functools.cache
+def native_rule() -> ctypes.CDLL:
+    module = extension()
+    assert module is not None
+    library = ctypes.CDLL(module.__file__)
+    library.moe_rounds_zone.restype = ctypes.c_uint64
+    library.moe_rounds_needs_wait.restype = ctypes.c_bool
+    return library
+
+
+class NativeRounds(Rounds):
+    """The rule as native calls follow it, on the same record."""
+
+    def _call(self, name: str, operator: Operator, *flags: bool) -> int:
+        function = getattr(native_rule(), f"moe_rounds_{name}")
+        number = ctypes.c_uint32(OPERATORS.index(operator))
+        result: int = function(ctypes.byref(self.record), number, *map(ctypes.c_bool, flags))
+        return result
+
+    def zone(self, operator: Operator) -> int:
+        return self._call("zone", operator)
+
+    def needs_wait(self, operator: Operator, capturing: bool) -> bool:
+        return bool(self._call("needs_wait", operator, capturing))
+
+    def begin(self, operator: Operator) -> None:
+        self._call("begin", operator)
+
+    def end(self, operator: Operator, succeeded: bool, capturing: bool) -> None:
+        self._call("end", operator, succeeded, capturing)
+
+
+RULES = [Rounds, pytest.param(NativeRounds, marks=needs_headers)]
+Rule = Callable[[RoundFacts], Rounds]
+
+
+@dataclass(frozen=True)
+class Run:
+    """An operator, and the zone that the host chose for it; None where kernels look it up."""
+
+    operator: Operator
+    zone: int | None = None
+
+
+def record(rounds: Rounds, calls: str, capturing: bool) -> list[Run]:
     """The operators that these calls become: D is a dispatch, C a combine."""
-    made: list[Operator] = []
+    made: list[Run] = []
 
     def run(operator: Operator) -> None:
-        if operator != "combine":
-            rounds.post()
-        rounds.counts[operator] += 1
-        if operator != "combine":
-            rounds.cover(capturing)
-        made.append(operator)
+        rounds.begin(operator)
+        made.append(Run(operator, None if rounds.record.on_device else rounds.zone(operator)))
+        rounds.end(operator, succeeded=True, capturing=capturing)
 
     for call in calls:
-        if call == "C" and rounds.needs_wait(capturing):
+        if rounds.needs_wait(NAMES[call], capturing):
             run("barrier")
-        run("dispatch" if call == "D" else "combine")
+        run(NAMES[call])
     return made
 
 
@@ -71,15 +118,16 @@ class Step:
 
 
 def steps(
-    operators: Sequence[Operator], rank: int, flows: dict[int, tuple[int, ...]], is_shared: bool
+    runs: Sequence[Run], rank: int, flows: dict[int, tuple[int, ...]], is_shared: bool, num_zones: int
 ) -> list[Step]:
-    """A rank's steps. Zones turn as the kernels turn them: with every run."""
+    """A rank's steps. Zones that the host does not choose turn as the kernels turn them: with every run."""
     done: dict[str, int] = dict.fromkeys(("dispatch", "combine", "barrier", "both"), 0)
     found = []
-    for operator in operators:
+    for run in runs:
+        operator = run.operator
         region: Operator | Literal["both"] = "both" if is_shared else operator
         number = done[region]
-        zone = number % 2
+        zone = number % num_zones if run.zone is None else run.zone
         done[region] += 1
         to = flows[rank] if operator == "combine" else RANKS
         senders = tuple(r for r in RANKS if rank in flows[r]) if operator == "combine" else RANKS
@@ -91,15 +139,18 @@ def steps(
 State = tuple[tuple[int, int], frozenset[tuple[int, int, str, int, int]]]
 
 
-def trouble(operators: Sequence[Operator], flows: dict[int, tuple[int, ...]], is_shared: bool = False) -> str:
+def trouble(
+    runs: Sequence[Run], flows: dict[int, tuple[int, ...]], is_shared: bool = False, num_zones: int = 2
+) -> str:
     """What goes wrong in some order of the two ranks' steps; empty if nothing ever does.
 
     Args:
-        operators: of both ranks.
+        runs: of both ranks.
         flows: whom each rank's combine sends to.
         is_shared: dispatch and combine take turns in the same zones.
+        num_zones: of each operator.
     """
-    programmes = [steps(operators, rank, flows, is_shared) for rank in RANKS]
+    programmes = [steps(runs, rank, flows, is_shared, num_zones) for rank in RANKS]
     # What lies unread: (reader, writer, operator, zone, round).
     start: State = ((0, 0), frozenset())
     seen, waiting = {start}, [start]
@@ -144,48 +195,90 @@ def orders(graphs: Sequence[str], length: int) -> Iterator[tuple[str, ...]]:
     return itertools.product([*graphs, "eager DC", "eager C", "eager D"], repeat=length)
 
 
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("flows", FLOWS.values(), ids=FLOWS.keys())
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_graphs_run_any_number_of_times_with_anything_between(
-    graph: str, flows: dict[int, tuple[int, ...]]
+    graph: str, flows: dict[int, tuple[int, ...]], rule: Rule
 ) -> None:
     for order in orders([graph], 4):
-        made = rounds()
+        made = rule(facts())
         record(made, "DC", capturing=False)  # what every capture has before it
         captured = record(made, graph, capturing=True)
-        operators: list[Operator] = []
+        runs: list[Run] = []
         for part in order:
             is_eager = part.startswith("eager ")
-            operators += record(made, part.removeprefix("eager "), False) if is_eager else captured
-        assert trouble(operators, flows) == "", order
+            runs += record(made, part.removeprefix("eager "), False) if is_eager else captured
+        assert trouble(runs, flows) == "", order
 
 
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("pair", list(itertools.combinations(["DC", "D", "DCC", "CD"], 2)), ids=str)
-def test_two_graphs_in_any_order(pair: tuple[str, str]) -> None:
-    made = rounds()
+def test_two_graphs_in_any_order(pair: tuple[str, str], rule: Rule) -> None:
+    made = rule(facts())
     captured = {graph: record(made, graph, capturing=True) for graph in pair}
     for order in itertools.product(pair, repeat=4):
-        operators = [operator for graph in order for operator in captured[graph]]
-        assert trouble(operators, ONE_WAY) == "", order
+        runs = [run for graph in order for run in captured[graph]]
+        assert trouble(runs, ONE_WAY) == "", order
 
 
+@pytest.mark.parametrize("num_zones", [2, 3])
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("calls", ["".join(c) for c in itertools.product("DC", repeat=6)])
-def test_eager_calls_of_the_cpu_back_end(calls: str) -> None:
-    operators = record(rounds(target="cpu"), calls, capturing=False)
-    assert trouble(operators, ONE_WAY) == ""
-    assert trouble(operators, OWN) == ""
+def test_eager_calls_of_the_cpu_back_end(calls: str, rule: Rule, num_zones: int) -> None:
+    runs = record(rule(facts(target="cpu", num_zones=num_zones)), calls, capturing=False)
+    assert trouble(runs, ONE_WAY, num_zones=num_zones) == ""
+    assert trouble(runs, OWN, num_zones=num_zones) == ""
 
 
+@pytest.mark.parametrize("num_zones", [2, 3])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("calls", ["".join(c) for c in itertools.product("DC", repeat=5)])
+def test_operators_that_share_zones_and_all_wait_for_every_rank(
+    calls: str, rule: Rule, num_zones: int
+) -> None:
+    version_1 = RoundFacts(num_zones, frozenset(OPERATORS), shared=frozenset({"dispatch", "combine"}))
+    runs = record(rule(version_1), calls, capturing=False)
+    assert [run.operator for run in runs] == [NAMES[call] for call in calls]
+    assert trouble(runs, ALL, is_shared=True, num_zones=num_zones) == ""
+
+
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("target", ["cpu", "npu"])
-def test_the_usual_layer_needs_no_barrier(target: str) -> None:
-    assert record(rounds(target=target), "DC" * 3, capturing=False) == ["dispatch", "combine"] * 3
+def test_the_usual_layer_needs_no_barrier(target: str, rule: Rule) -> None:
+    runs = record(rule(facts(target=target)), "DC" * 3, capturing=False)
+    assert [run.operator for run in runs] == ["dispatch", "combine"] * 3
 
 
-def test_the_model_finds_what_barriers_are_for() -> None:
-    """Three combines with no dispatch between; and a graph of a combine alone."""
-    assert "over what was not read" in trouble(["dispatch", *["combine"] * 3], ONE_WAY)
-    assert "over what was not read" in trouble(["combine"] * 3, ONE_WAY)
-    assert trouble(["combine"] * 2, ONE_WAY) == ""
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("num_zones", [1, 2, 3])
+def test_each_zone_takes_one_combine_before_a_barrier(num_zones: int, rule: Rule) -> None:
+    runs = record(rule(facts(target="cpu", num_zones=num_zones)), "C" * 7, capturing=False)
+    combines = "".join(run.operator[0] for run in runs).split("b")
+    assert {len(found) for found in combines[:-1]} == {num_zones}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_full_wait_that_failed_covers_nothing(rule: Rule) -> None:
+    made = rule(facts(target="cpu"))
+    record(made, "CC", capturing=False)
+    made.begin("barrier")
+    made.end("barrier", succeeded=False, capturing=False)
+    assert made.needs_wait("combine", capturing=False)
+    assert dict(made.counts) == {"dispatch": 0, "combine": 2, "barrier": 1}
+
+
+def runs_of(letters: str) -> list[Run]:
+    return [Run(NAMES[letter]) for letter in letters]
+
+
+@pytest.mark.parametrize("num_zones", [2, 3])
+def test_the_model_finds_what_barriers_are_for(num_zones: int) -> None:
+    """A combine more than there are zones, with no dispatch between; and a graph of a combine alone."""
+    combines = "C" * (num_zones + 1)
+    for calls in (f"D{combines}", combines):
+        assert "over what was not read" in trouble(runs_of(calls), ONE_WAY, num_zones=num_zones)
+    assert trouble(runs_of("C" * num_zones), ONE_WAY, num_zones=num_zones) == ""
 
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "protocol.md"
@@ -198,10 +291,8 @@ def documented_programmes() -> list[list[str]]:
     return [row for row in rows if re.fullmatch("[DC ]+", row[0])]
 
 
-def verdict(
-    operators: Sequence[Operator], flows: Iterable[dict[int, tuple[int, ...]]], is_shared: bool
-) -> str:
-    return "overwrites" if any(trouble(operators, flow, is_shared) for flow in flows) else "safe"
+def verdict(runs: Sequence[Run], flows: Iterable[dict[int, tuple[int, ...]]], is_shared: bool) -> str:
+    return "overwrites" if any(trouble(runs, flow, is_shared) for flow in flows) else "safe"
 
 
 def test_the_programmes_that_are_documented_as_safe_are() -> None:
@@ -209,13 +300,13 @@ def test_the_programmes_that_are_documented_as_safe_are() -> None:
     rows = documented_programmes()
     assert len(rows) == 5
     for programme, *columns in rows:
-        operators: list[Operator] = [NAMES[letter] for letter in programme.split()]
-        found = [verdict(operators, FLOWS.values(), is_shared) for is_shared in (False, True)]
-        assert columns == [*found, verdict(operators, [ALL], is_shared=True)], programme
+        runs = runs_of(programme.replace(" ", ""))
+        found = [verdict(runs, FLOWS.values(), is_shared) for is_shared in (False, True)]
+        assert columns == [*found, verdict(runs, [ALL], is_shared=True)], programme
 
 
 def test_host_zones_cannot_be_captured() -> None:
     with pytest.raises(BufferStateError, match="comm_alg='direct' cannot be captured"):
-        rounds("direct").check_graph(capturing=True)
-    rounds("direct").check_graph(capturing=False)
-    rounds("fullmesh_v2").check_graph(capturing=True)
+        Rounds(facts("direct")).check_graph(capturing=True)
+    Rounds(facts("direct")).check_graph(capturing=False)
+    Rounds(facts("fullmesh_v2")).check_graph(capturing=True)

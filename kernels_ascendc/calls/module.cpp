@@ -12,12 +12,25 @@ bool Add(PyObject* module, const char* name, PyTypeObject* type) {
 
 }  // namespace
 
+// The rule on zones, for tests/test_rounds.py.
+#define MOE_EXPORT extern "C" __attribute__((visibility("default")))
+using moe::calls::Rounds;
+MOE_EXPORT uint64_t moe_rounds_zone(const Rounds* rounds, uint32_t id) { return rounds->Zone(id); }
+MOE_EXPORT bool moe_rounds_needs_wait(const Rounds* rounds, uint32_t id, bool capturing) {
+    return rounds->NeedsWait(id, capturing);
+}
+MOE_EXPORT void moe_rounds_begin(Rounds* rounds, uint32_t id) { rounds->Begin(id); }
+MOE_EXPORT void moe_rounds_end(Rounds* rounds, uint32_t id, bool succeeded, bool capturing) {
+    rounds->End(id, succeeded, capturing);
+}
+
 PyMODINIT_FUNC PyInit_moe_calls() {
     using namespace moe::calls;
     Ref module(PyModule_Create(&definition));
     if (!module || !InternNames() || PyType_Ready(&handle_memory_type) != 0 ||
         !Add(module.get(), "OutputPool", &output_pool_type) || !Add(module.get(), "RankCalls", &rank_calls_type) ||
         !Add(module.get(), "Prepared", &prepared_type) ||
+        PyModule_AddStringConstant(module.get(), "ROUNDS", MOE_ROUNDS_LAYOUT) != 0 ||
         PyModule_AddIntConstant(module.get(), "KEPT_PER_SIZE", KEPT_PER_SIZE) != 0 ||
         PyModule_AddIntConstant(module.get(), "MAX_SIZES", MAX_SIZES) != 0) {
         return nullptr;

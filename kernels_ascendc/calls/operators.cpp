@@ -11,21 +11,14 @@ using TakeIds = int64_t (*)(const void* ids, uint32_t id_bytes, int32_t* taken, 
 
 constexpr size_t MAX_HOLES = static_cast<size_t>(Value::COUNT);
 
-PyObject *name_dispatch, *name_combine, *name_covered, *name_buffer_id, *name_number, *name_dtype, *name_memory;
+PyObject *name_dispatch, *name_combine, *name_buffer_id, *name_number, *name_dtype, *name_memory;
 
 PyObject* PythonsWay() { Py_RETURN_NONE; }
 
-// -1 with a Python error.
-int64_t Count(const RankCalls& self, PyObject* operator_name) {
-    PyObject* const count = PyDict_GetItemWithError(self.python.counts.get(), operator_name);
-    return count == nullptr ? -1 : PyLong_AsLongLong(count);
-}
+// In the order of Python's operators.
+enum Operator : uint32_t { DISPATCH, COMBINE };
 
-// Whether an operator of so many runs before turned its zone: it does so once for each, failed or not.
-bool Turn(const RankCalls& self, PyObject* operator_name, int64_t count) {
-    const Ref turned(PyLong_FromLongLong(count + 1));
-    return turned && PyDict_SetItem(self.python.counts.get(), operator_name, turned.get()) == 0;
-}
+Rounds& RoundsOf(const RankCalls& self) { return *reinterpret_cast<Rounds*>(self.facts.rounds); }
 
 uint32_t PartsOf(int64_t num_tokens, int64_t each) {
     return num_tokens > each ? static_cast<uint32_t>((num_tokens + each - 1) / each) : 1;
@@ -136,15 +129,6 @@ const HandleMemory* MemoryOf(const RankCalls& self, PyObject* handle, int64_t nu
     return is_latest ? memory : nullptr;
 }
 
-// Whether a full wait has to come before the next combine (`Rounds.needs_wait`).
-bool NeedsWait(const RankCalls& self, int64_t num_combines) {
-    if (self.facts.uncovered_combines < 0) return false;
-    const Ref covered(PyObject_GetAttr(self.python.rounds.get(), name_covered));
-    const int64_t count = covered ? PyLong_AsLongLong(covered.get()) : -1;
-    if (count < 0) PyErr_Clear();
-    return count < 0 || num_combines - count > self.facts.uncovered_combines;
-}
-
 }  // namespace
 
 bool InternNames() {
@@ -152,7 +136,7 @@ bool InternNames() {
         PyObject** name;
         const char* text;
     } const names[] = {{&name_dispatch, "dispatch"},   {&name_combine, "combine"},
-                       {&name_covered, "_covered"},    {&name_buffer_id, "buffer_id"}, {&name_number, "number"},
+                       {&name_buffer_id, "buffer_id"}, {&name_number, "number"},
                        {&name_dtype, "dtype"},         {&name_memory, "_memory"}};
     for (const auto& each : names) {
         *each.name = PyUnicode_InternFromString(each.text);
@@ -187,10 +171,10 @@ PyObject* Dispatch(PyObject* object, PyObject* const* args, Py_ssize_t count) {
 
     const HeldLock lock(self.python.acquire.get(), self.python.release.get(), facts.holder);
     if (!lock.is_held()) return PythonsWay();
-    const int64_t number = Count(self, name_dispatch);
-    if (number < 0) return nullptr;
+    Rounds& rounds = RoundsOf(self);
+    const auto number = static_cast<int64_t>(rounds.counts[DISPATCH]);
     key.dtype = x.dtype;
-    key.zone = static_cast<uint8_t>(number % facts.num_zones);
+    key.zone = static_cast<uint8_t>(rounds.Zone(DISPATCH));
     key.parts = PartsOf(num_tokens, facts.dispatch_tokens);
     const Prepared* const prepared = Find(self.dispatches, key);
     if (prepared == nullptr) return PythonsWay();
@@ -227,17 +211,11 @@ PyObject* Dispatch(PyObject* object, PyObject* const* args, Py_ssize_t count) {
     values[Value::SCALES] = Address(memory.data() + small.scales);
     values[Value::WEIGHTS] = Address(memory.data() + small.weights);
     values[Value::TOKENS] = is_direct ? prepared->tokens_address : Address(rows.data());
-    // Its flags leave from here on: they speak for the combines that have ended by now.
-    PyObject* const combines = PyDict_GetItemWithError(self.python.counts.get(), name_combine);
-    if (combines == nullptr) return nullptr;
-    const Ref posted = Ref::Of(combines);
+    rounds.Begin(DISPATCH);
     const int64_t result = Run(self, *prepared, values);
-    if (!Turn(self, name_dispatch, number)) return nullptr;
+    rounds.End(DISPATCH, result == 0, false);
     if (result != 0) return Fail(self, name_dispatch, *prepared, result, memory, parts, num_tokens);
-    if (PyObject_SetAttr(self.python.rounds.get(), name_covered, posted.get()) != 0 ||
-        PyDict_SetItem(self.python.last.get(), name_dispatch, prepared->executable.get()) != 0) {
-        return nullptr;
-    }
+    if (PyDict_SetItem(self.python.last.get(), name_dispatch, prepared->executable.get()) != 0) return nullptr;
 
     const Ref handle_memory = NewHandleMemory();
     if (!handle_memory) return nullptr;
@@ -278,8 +256,8 @@ PyObject* Combine(PyObject* object, PyObject* const* args, Py_ssize_t count) {
     }
     const HeldLock lock(self.python.acquire.get(), self.python.release.get(), facts.holder);
     if (!lock.is_held()) return PythonsWay();
-    const int64_t num_dispatches = Count(self, name_dispatch), number = Count(self, name_combine);
-    if (num_dispatches < 0 || number < 0) return nullptr;
+    Rounds& rounds = RoundsOf(self);
+    const auto num_dispatches = static_cast<int64_t>(rounds.counts[DISPATCH]);
     Ref keep_memory;
     const HandleMemory* const memory = MemoryOf(self, args[2], num_dispatches, &keep_memory);
     if (memory == nullptr) return PythonsWay();
@@ -292,8 +270,8 @@ PyObject* Combine(PyObject* object, PyObject* const* args, Py_ssize_t count) {
     key.dtype = y.dtype;
     key.weights = args[1] != Py_None;
     if (key.weights && !SeeFloats(self, args[1], num_tokens, facts.topk, &weights)) return PythonsWay();
-    if (NeedsWait(self, number)) return PythonsWay();
-    key.zone = static_cast<uint8_t>(number % facts.num_zones);
+    if (rounds.NeedsWait(COMBINE, false)) return PythonsWay();
+    key.zone = static_cast<uint8_t>(rounds.Zone(COMBINE));
     key.parts = PartsOf(num_tokens, facts.combine_tokens);
     if (facts.results_bytes != 0) {
         const uint64_t results = key.zone == 0 ? facts.results_zone_0 : facts.results_zone_1;
@@ -320,8 +298,9 @@ PyObject* Combine(PyObject* object, PyObject* const* args, Py_ssize_t count) {
     // In elements, as the sum finds them beside those that came; the difference is a whole number of them.
     const auto from_window = static_cast<int64_t>(y.address - facts.window_base);
     values[Value::OWN_RESULTS] = static_cast<uint64_t>(from_window / static_cast<int64_t>(BytesOf(key.dtype)));
+    rounds.Begin(COMBINE);
     const int64_t result = Run(self, *prepared, values);
-    if (!Turn(self, name_combine, number)) return nullptr;
+    rounds.End(COMBINE, result == 0, false);
     if (result != 0) return Fail(self, name_combine, *prepared, result, memory->memory, memory->parts, num_tokens);
     if (PyDict_SetItem(self.python.last.get(), name_combine, prepared->executable.get()) != 0) return nullptr;
     return self.torch->Make(out, out.data(), key.dtype, Shape::Of(num_tokens, facts.hidden)).Release();

@@ -30,14 +30,13 @@ constexpr Number NUMBERS[] = {
     {"num_triples", offsetof(Facts, num_triples)},
     {"dispatch_tokens", offsetof(Facts, dispatch_tokens)},
     {"combine_tokens", offsetof(Facts, combine_tokens)},
-    {"num_zones", offsetof(Facts, num_zones)},
-    {"uncovered_combines", offsetof(Facts, uncovered_combines)},
     {"window_base", offsetof(Facts, window_base)},
     {"results_zone_0", offsetof(Facts, results_zone_0)},
     {"results_zone_1", offsetof(Facts, results_zone_1)},
     {"results_bytes", offsetof(Facts, results_bytes)},
     {"run_plan", offsetof(Facts, run_plan)},
     {"take_ids", offsetof(Facts, take_ids)},
+    {"rounds", offsetof(Facts, rounds)},
     {"holder", offsetof(Facts, holder)},
 };
 static_assert(std::size(NUMBERS) * sizeof(uint64_t) == sizeof(Facts));
@@ -62,11 +61,11 @@ bool ReadFacts(PyObject* numbers, Facts* facts) {
 }
 
 PyObject* New(PyTypeObject* type, PyObject* args, PyObject* keywords) {
-    static const char* const names[] = {"facts", "pool",        "counts",      "rounds", "last",
-                                        "lock",  "output_type", "handle_type", "failed", nullptr};
-    PyObject *numbers, *pool, *counts, *rounds, *last, *lock, *output_type, *handle_type, *failed;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "$O!O!O!OO!OO!O!O", const_cast<char**>(names), &PyDict_Type,
-                                     &numbers, &output_pool_type, &pool, &PyDict_Type, &counts, &rounds, &PyDict_Type,
+    static const char* const names[] = {"facts",       "pool",        "last",   "lock",
+                                        "output_type", "handle_type", "failed", nullptr};
+    PyObject *numbers, *pool, *last, *lock, *output_type, *handle_type, *failed;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "$O!O!O!OO!O!O", const_cast<char**>(names), &PyDict_Type,
+                                     &numbers, &output_pool_type, &pool, &PyDict_Type,
                                      &last, &lock, &PyType_Type, &output_type, &PyType_Type, &handle_type, &failed)) {
         return nullptr;
     }
@@ -79,7 +78,7 @@ PyObject* New(PyTypeObject* type, PyObject* args, PyObject* keywords) {
     if (!acquire || !release || !buffer_id || !dispatches || !combines || !self) return nullptr;
     auto* const made = reinterpret_cast<RankCalls*>(self.get());
     made->facts = facts;
-    new (&made->python) Python{Ref::Of(counts),      Ref::Of(rounds),      Ref::Of(last),
+    new (&made->python) Python{Ref::Of(last),
                                std::move(acquire),   std::move(release),   Ref::Of(output_type),
                                Ref::Of(handle_type), Ref::Of(failed),      std::move(buffer_id)};
     new (&made->torch) std::shared_ptr<const Torch>(outputs.torch);

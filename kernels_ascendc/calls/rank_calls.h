@@ -15,6 +15,7 @@
 #include "output_pool.h"
 #include "prepared.h"
 #include "references.h"
+#include "rounds.h"
 #include "tensors.h"
 
 namespace moe::calls {
@@ -33,21 +34,18 @@ struct Facts {
     int64_t num_triples;  // 3 A + trailer, in words
     int64_t dispatch_tokens;  // of a part
     int64_t combine_tokens;
-    int64_t num_zones;
-    int64_t uncovered_combines;  // that a combine may follow without a full wait; -1 for any number
     uint64_t window_base;
     uint64_t results_zone_0;  // direct: where results lie that peers can read; 0 for nowhere
     uint64_t results_zone_1;
     uint64_t results_bytes;
     uint64_t run_plan;  // moe_run_plan
     uint64_t take_ids;  // moe_take_ids
+    uint64_t rounds;  // address of the `Rounds`
     uint64_t holder;  // address of the number of the thread that holds the lock
 };
 
 // Names and types of Python's, looked up once.
 struct Python {
-    Ref counts;  // runs of each operator: a dict
-    Ref rounds;  // `Rounds`, to which those counts belong
     Ref last;  // the executable that each operator ran last: a dict
     Ref acquire, release;  // of the communicator's lock
     Ref output_type, handle_type;

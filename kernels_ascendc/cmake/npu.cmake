@@ -95,8 +95,8 @@ function(moe_add_npu_library requirement)
   set(source ${CMAKE_CURRENT_SOURCE_DIR}/launch/moe_kernels.asc)
   set(library ${CMAKE_CURRENT_BINARY_DIR}/${NPU_LIBRARY})
   set(command ${found_bisheng} -x asc -shared -fPIC -O2 -std=c++17 ${found_definitions} --npu-arch=${NPU_ARCH}
-      -I${CMAKE_CURRENT_SOURCE_DIR}/include ${source} -o ${library})
-  file(GLOB headers CONFIGURE_DEPENDS include/*.h launch/*.h)
+      -I${CMAKE_CURRENT_SOURCE_DIR}/include -I${GENERATED} ${source} -o ${library})
+  file(GLOB headers CONFIGURE_DEPENDS include/*.h launch/*.h ${GENERATED}/*.h)
   # A failure that is only warned of leaves no stamp: the next build tries again.
   set(stamp ${CMAKE_CURRENT_BINARY_DIR}/npu.stamp)
   add_custom_command(

@@ -20,7 +20,7 @@ struct LaunchSettings {
     uint32_t spins;         // looks at a flag with a pause between them
     uint32_t yields;        // then looks that let others run in between; then the waiter sleeps
     uint64_t num_groups;
-    WindowGroup groups[2];
+    const WindowGroup* groups;
     WaitControl* control;  // null: waits end at their deadlines only
 };
 
@@ -32,7 +32,7 @@ inline const LaunchSettings*& ThreadSettings() {
 
 // Nothing streams, nobody sleeps on a doorbell.
 inline const LaunchSettings& DefaultSettings() {
-    static constexpr LaunchSettings defaults{UINT64_MAX, 200, 20000, 0, {}, nullptr};
+    static constexpr LaunchSettings defaults{UINT64_MAX, 200, 20000, 0, nullptr, nullptr};
     return defaults;
 }
 

@@ -17,7 +17,7 @@ public:
         pipe->InitBuffer(flag_buffer_, STATUS_ENTRY_BYTES);
         flag_ = flag_buffer_.Get<float>();
         kept_.Init(pipe);
-        triples_.Init(pipe, TRIPLES_PER_CHUNK * TRIPLE_WORDS);
+        origins_.Init(pipe, ORIGINS_PER_CHUNK * ORIGIN_WORDS);
         report_.Init(pipe, args.report, args_.zone);
     }
 
@@ -27,9 +27,9 @@ public:
         AscendC::Duplicate(flag_, 1.0f, static_cast<int32_t>(STATUS_ENTRY_WORDS));
         Order<AscendC::HardEvent::V_MTE3>();
         const Share share = SplitEvenly(NumRows(), AscendC::GetBlockIdx(), AscendC::GetBlockNum());
-        for (int64_t first = share.first; first < share.last; first += TRIPLES_PER_CHUNK) {
-            const int64_t last = Smaller(first + TRIPLES_PER_CHUNK, share.last);
-            LoadTriples(first, last);
+        for (int64_t first = share.first; first < share.last; first += ORIGINS_PER_CHUNK) {
+            const int64_t last = Smaller(first + ORIGINS_PER_CHUNK, share.last);
+            LoadOrigins(first, last);
             for (int64_t row = first; row < last; ++row) {
                 SendRow(row);
             }
@@ -38,8 +38,7 @@ public:
     }
 
 private:
-    static constexpr int64_t TRIPLES_PER_CHUNK = 512;
-    static constexpr int64_t TRIPLE_WORDS = 3;
+    static constexpr int64_t ORIGINS_PER_CHUNK = 512;
 
     // The prefix sums came from memory that peers write: they cannot make us read past our own rows.
     __aicore__ inline int64_t NumRows() {
@@ -56,17 +55,21 @@ private:
         return rows < 0 ? 0 : args_.capacity;
     }
 
-    __aicore__ inline void LoadTriples(int64_t first, int64_t last) {
+    __aicore__ inline void LoadOrigins(int64_t first, int64_t last) {
         Order<AscendC::HardEvent::S_MTE2>();
-        triples_.Load(args_.triples, first * TRIPLE_WORDS, (last - first) * TRIPLE_WORDS);
+        origins_.Load(args_.triples, first * ORIGIN_WORDS, (last - first) * ORIGIN_WORDS);
         Order<AscendC::HardEvent::MTE2_S>();
     }
 
+    // A negative word becomes a huge unsigned number, which no extent holds.
+    __aicore__ inline uint64_t OriginOf(int64_t row, uint32_t word) const {
+        return static_cast<uint64_t>(static_cast<int64_t>(origins_.At(row * ORIGIN_WORDS + word)));
+    }
+
     __aicore__ inline void SendRow(int64_t row) {
-        // A negative word becomes a huge unsigned one, which no extent holds.
-        const uint64_t rank = static_cast<uint64_t>(static_cast<int64_t>(triples_.At(row * TRIPLE_WORDS)));
-        const uint64_t token = static_cast<uint64_t>(static_cast<int64_t>(triples_.At(row * TRIPLE_WORDS + 1)));
-        const uint64_t k = static_cast<uint64_t>(static_cast<int64_t>(triples_.At(row * TRIPLE_WORDS + 2)));
+        const uint64_t rank = OriginOf(row, Origin::SOURCE);
+        const uint64_t token = OriginOf(row, Origin::TOKEN);
+        const uint64_t k = OriginOf(row, Origin::K);
         const uint64_t zone = static_cast<uint64_t>(args_.zone);
         const bool is_flagged = args_.flag_rows != 0;
         if (rank >= static_cast<uint64_t>(args_.num_ranks) || !args_.slots.Contains(zone, token, k) ||
@@ -96,7 +99,7 @@ private:
     AscendC::TBuf<AscendC::TPosition::VECCALC> flag_buffer_;
     AscendC::LocalTensor<float> flag_;
     KeptWord kept_;
-    Table triples_;
+    Table origins_;
     Report report_;
 };
 

@@ -90,13 +90,13 @@ private:
         const AscendC::LocalTensor<int32_t> words = flags_.Entries().template ReinterpretCast<int32_t>();
         Order<AscendC::HardEvent::MTE3_S>();
         for (int64_t i = 0; i < count; ++i) {
-            const uint32_t word = static_cast<uint32_t>(i * STATUS_ENTRY_WORDS);
-            const bool arrived = words.GetValue(word) == FLAG_BITS;
-            counts_.SetValue(static_cast<uint32_t>(i), arrived ? words.GetValue(word + 1) : -1);
+            const uint32_t entry = static_cast<uint32_t>(i * STATUS_ENTRY_WORDS);
+            const bool arrived = words.GetValue(entry + StatusEntry::FLAG) == FLAG_BITS;
+            counts_.SetValue(static_cast<uint32_t>(i), arrived ? words.GetValue(entry + StatusEntry::COUNT) : -1);
             if (!arrived) {
                 report_.Add(REPORT_TIMEOUT, first + i);
-            } else if (words.GetValue(word + CALL_WORD) != call_) {
-                report_.AddMismatch(first + i, call_, words.GetValue(word + CALL_WORD));
+            } else if (words.GetValue(entry + StatusEntry::CALL) != call_) {
+                report_.AddMismatch(first + i, call_, words.GetValue(entry + StatusEntry::CALL));
                 same_call = false;
             }
         }

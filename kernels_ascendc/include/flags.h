@@ -18,7 +18,6 @@
 namespace moe {
 
 constexpr int32_t FLAG_BITS = 0x3F800000;  // 1.0f: flags are summed as floats
-constexpr uint32_t STATUS_ENTRY_WORDS = STATUS_ENTRY_BYTES / sizeof(int32_t);
 constexpr int64_t CYCLES_PER_US = 50;
 
 template <typename T>
@@ -159,7 +158,7 @@ public:
     __aicore__ inline void Init(AscendC::TPipe* pipe, uint64_t address, int64_t zone) {
         address_ = address;
         zone_ = zone;
-        pipe->InitBuffer(buffer_, static_cast<uint32_t>(REPORT_WORDS * sizeof(int32_t)));
+        pipe->InitBuffer(buffer_, BLOCK_REPORT_BYTES);
     }
 
     // Whether this block has reported before: then peers are gone, and nobody waits for them a second time.
@@ -183,8 +182,8 @@ public:
     // An entry with another call word.
     __aicore__ inline void AddMismatch(int64_t index, int32_t expected, int32_t found) {
         if (code_ != REPORT_MISMATCH) {
-            expected_word_ = expected;
-            found_word_ = found;
+            expected_call_ = expected;
+            found_call_ = found;
         }
         Add(REPORT_MISMATCH, index);
     }
@@ -195,22 +194,22 @@ public:
             return;
         }
         const AscendC::LocalTensor<int32_t> words = buffer_.Get<int32_t>();
-        for (uint32_t i = 0; i < REPORT_WORDS; ++i) {
+        for (uint32_t i = 0; i < BLOCK_REPORT_WORDS; ++i) {
             words.SetValue(i, 0);
         }
-        words.SetValue(0, static_cast<int32_t>(code_));
-        words.SetValue(1, static_cast<int32_t>(first_));
-        words.SetValue(2, static_cast<int32_t>(number_));
-        words.SetValue(3, static_cast<int32_t>(zone_));
-        words.SetValue(4, expected_word_);
-        words.SetValue(5, found_word_);
+        words.SetValue(BlockReport::CODE, static_cast<int32_t>(code_));
+        words.SetValue(BlockReport::FIRST, static_cast<int32_t>(first_));
+        words.SetValue(BlockReport::NUMBER, static_cast<int32_t>(number_));
+        words.SetValue(BlockReport::ZONE, static_cast<int32_t>(zone_));
+        words.SetValue(BlockReport::EXPECTED_CALL, expected_call_);
+        words.SetValue(BlockReport::FOUND_CALL, found_call_);
         Order<AscendC::HardEvent::S_MTE3>();
-        AscendC::DataCopy(GlobalAt<int32_t>(address_)[static_cast<uint64_t>(OffsetOfBlock())], words, REPORT_WORDS);
+        AscendC::DataCopy(GlobalAt<int32_t>(address_)[static_cast<uint64_t>(OffsetOfBlock())], words, BLOCK_REPORT_WORDS);
     }
 
 private:
     __aicore__ static inline int64_t OffsetOfBlock() {
-        return AscendC::GetBlockIdx() * static_cast<int64_t>(REPORT_WORDS);
+        return AscendC::GetBlockIdx() * static_cast<int64_t>(BLOCK_REPORT_WORDS);
     }
 
     AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
@@ -219,8 +218,8 @@ private:
     uint32_t code_ = 0;
     int64_t first_ = 0;
     int64_t number_ = 0;
-    int32_t expected_word_ = 0;
-    int32_t found_word_ = 0;
+    int32_t expected_call_ = 0;
+    int32_t found_call_ = 0;
 };
 
 }  // namespace moe

@@ -6,7 +6,6 @@
 
 namespace moe {
 
-constexpr int64_t STAMP_WORDS = STAMP_BYTES / sizeof(int32_t);
 constexpr uint32_t MAX_VISIT = 32;
 
 // One source row, and for each result that it is sent for the addresses of slot and stamp.
@@ -158,12 +157,12 @@ public:
     __aicore__ inline void WriteStamp(const AscendC::LocalTensor<int32_t>& stamp, const Visit& visit,
                                       uint32_t i) const {
         const bool weighted = args_->topk_weights != 0 && visit.ks[i] < args_->topk;
-        stamp.SetValue(0, static_cast<int32_t>(args_->rank));
-        stamp.SetValue(1, static_cast<int32_t>(visit.token));
-        stamp.SetValue(2, static_cast<int32_t>(visit.ks[i]));
-        stamp.SetValue(3, weighted ? weights_.At(visit.token * args_->topk + visit.ks[i]) : 0);
+        stamp.SetValue(Stamp::SOURCE, static_cast<int32_t>(args_->rank));
+        stamp.SetValue(Stamp::TOKEN, static_cast<int32_t>(visit.token));
+        stamp.SetValue(Stamp::K, static_cast<int32_t>(visit.ks[i]));
+        stamp.SetValue(Stamp::WEIGHT, weighted ? weights_.At(visit.token * args_->topk + visit.ks[i]) : 0);
         if constexpr (To::HAS_SCALES) {
-            stamp.SetValue(4, args_->scales != 0 ? scales_.At(visit.row_number) : 0);
+            stamp.SetValue(Stamp::SCALE, args_->scales != 0 ? scales_.At(visit.row_number) : 0);
         }
     }
 

@@ -20,9 +20,9 @@ public:
     }
 
     __aicore__ inline void Set(int64_t i, int32_t count, int32_t call) {
-        entries_.SetValue(WordOf(i), FLAG_BITS);
-        entries_.SetValue(WordOf(i) + 1, count);
-        entries_.SetValue(WordOf(i) + CALL_WORD, call);
+        entries_.SetValue(WordOf(i) + StatusEntry::FLAG, FLAG_BITS);
+        entries_.SetValue(WordOf(i) + StatusEntry::COUNT, count);
+        entries_.SetValue(WordOf(i) + StatusEntry::CALL, call);
     }
 
     __aicore__ inline void Send(int64_t i, uint64_t address) {

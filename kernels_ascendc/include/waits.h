@@ -186,7 +186,8 @@ public:
                                         int32_t us) {
         const AscendC::LocalTensor<int32_t> words = entries.template ReinterpretCast<int32_t>();
         for (int64_t i = 0; i < count; ++i) {
-            const bool is_there = words.GetValue(static_cast<uint32_t>(i * STATUS_ENTRY_WORDS)) == FLAG_BITS;
+            const uint32_t entry = static_cast<uint32_t>(i * STATUS_ENTRY_WORDS);
+            const bool is_there = words.GetValue(entry + StatusEntry::FLAG) == FLAG_BITS;
             if (is_there && IsMissing(first + i)) {
                 Set(first + i, us);
             }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -137,8 +138,7 @@ class CallSetting(NamedTuple):
 
     Attributes:
         facts: numbers that hold for every call, by name.
-        counts: runs of each operator.
-        rounds: the `Rounds` that they belong to.
+        rounds: the record of its `Rounds`.
         last: the executable that each operator ran last.
         lock: held while an operator runs.
         output_type: of what dispatch returns: a named tuple (tokens, scales, tokens_per_expert, weights,
@@ -150,8 +150,7 @@ class CallSetting(NamedTuple):
     """
 
     facts: Mapping[str, int]
-    counts: dict[str, int]
-    rounds: object
+    rounds: ctypes.Structure
     last: dict[str, Executable]
     lock: threading.Lock
     output_type: type

@@ -13,29 +13,26 @@ import ctypes
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
-from moe_triton import layout
-from moe_triton.core import ascendc
-from moe_triton.core.config import PROTOCOL_VERSION
+from moe_triton.core import ascendc, records
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import Arg, AscendCKernel, TritonKernel
 from moe_triton.core.plan import Hole, Launch
+from moe_triton.core.records import DEVICE_RECORDS, Record
 from moe_triton.core.region import REGION_DIMS
+
+if TYPE_CHECKING:  # `moe_triton.tools.codegen` runs where torch is not installed
+    import torch
 
 WORD_BYTES = 8
 
 # What both sides count with, beside the arguments. The generated header has them by these names.
 CONSTANTS: dict[str, int] = {
-    "PROTOCOL_VERSION": PROTOCOL_VERSION,
-    "UB_ALIGN": layout.UB_ALIGN,
-    "STATUS_ENTRY_BYTES": layout.STATUS_ENTRY_BYTES,
-    "CALL_WORD": layout.CALL_WORD,
-    "STAMP_BYTES": layout.STAMP_BYTES,
-    "BLOCK_BYTES": layout.BLOCK_BYTES,
-    "BLOCK_DATA_BYTES": layout.BLOCK_DATA_BYTES,
-    "REPORT_WORDS": ascendc.REPORT_WORDS,
+    "PROTOCOL_VERSION": records.PROTOCOL_VERSION,
+    "UB_ALIGN": records.UB_ALIGN,
+    "BLOCK_BYTES": records.BLOCK_BYTES,
+    "BLOCK_DATA_BYTES": records.BLOCK_DATA_BYTES,
     "REPORT_TIMEOUT": ascendc.REPORT_TIMEOUT,
     "REPORT_BAD_ROW": ascendc.REPORT_BAD_ROW,
     "REPORT_MISMATCH": ascendc.REPORT_MISMATCH,
@@ -69,10 +66,16 @@ def line_of(kernel: AscendCKernel) -> str:
     return _line(kernel.name, num_words, layout_of(kernel))
 
 
+def _line_of_record(record: Record) -> str:
+    fields = " ".join(f"{name}:{type_}" for name, type_ in record.fields)
+    return _line(record.name, record.num_words, fields)
+
+
 def text(kernels: Sequence[AscendCKernel] = ascendc.KERNELS) -> str:
-    """What ``moe_abi()`` of a library of these tables returns: a line of constants, and one per kernel."""
+    """What ``moe_abi()`` of a library of these tables returns: constants, and each record and kernel."""
     constants = " ".join(f"{name}={value}" for name, value in CONSTANTS.items())
-    lines = [_line(_CONSTANTS_LINE, len(CONSTANTS), constants), *map(line_of, kernels)]
+    lines = [_line(_CONSTANTS_LINE, len(CONSTANTS), constants)]
+    lines += [*map(_line_of_record, DEVICE_RECORDS), *map(line_of, kernels)]
     return "".join(f"{line}\n" for line in lines)
 
 

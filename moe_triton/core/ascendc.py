@@ -9,9 +9,13 @@ many times; null where it is ``zone``.
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from moe_triton.core.kernel import Arg, AscendCKernel
+from moe_triton.core.records import REPORT
+
+if TYPE_CHECKING:  # `moe_triton.tools.codegen` runs where torch is not installed
+    import torch
 
 # Rows of T tokens to K routed and S shared experts; R ranks hold shared experts; M routed experts.
 _SEND_ARGS = (
@@ -245,10 +249,8 @@ KERNELS: tuple[AscendCKernel, ...] = (
     EXCHANGE_SEND,
 )
 
-# A report is 16 int32 per block, {code, index of the first thing concerned, how many, zone, a, b, 0...}: a
-# cache line of its own, so that however it is written no block writes over another one's. Of calls that
-# differ, a is the call word that was expected and b that of the first entry which has another.
-REPORT_WORDS = 16
+# A report of a launch is one of `moe_triton.core.records.REPORT` per block. These are the codes in it.
+REPORT_WORDS = REPORT.num_words
 REPORT_TIMEOUT = 1
 REPORT_BAD_ROW = 2
 REPORT_MISMATCH = 3
@@ -263,7 +265,7 @@ def first_code(report: torch.Tensor) -> int:
 
     A call that differs comes first: it is why others wait in vain.
     """
-    codes = report[:, 0]
+    codes = report[:, REPORT.word("code")]
     if bool((codes == REPORT_MISMATCH).any()):
         return REPORT_MISMATCH
     return int(codes[codes != 0][0]) if bool(codes.any()) else 0

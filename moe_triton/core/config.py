@@ -11,9 +11,6 @@ from moe_triton.core.errors import ArgumentError
 Product = Literal["A2", "A3"]
 Generation = Literal["v3", "v4"]
 
-# Raised whenever window contents or flags change meaning: ranks with different numbers must not talk.
-PROTOCOL_VERSION = 2
-
 _END = 1 << 63
 _INTEGERS = (
     "num_ranks",

@@ -9,20 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
-# Triton's names of element types.
-DTYPES: dict[str, torch.dtype] = {
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp32": torch.float32,
-    "i8": torch.int8,
-    "i32": torch.int32,
-    "i64": torch.int64,
-}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
+if TYPE_CHECKING:  # `moe_triton.tools.codegen` runs where torch is not installed
+    import torch
 
 Direction = Literal["in", "out", "inout", "value"]
 
@@ -54,6 +44,8 @@ class Arg:
     @property
     def dtype(self) -> torch.dtype:
         """Of a number, or of what a pointer points to."""
+        from moe_triton.core.dtypes import DTYPES
+
         return DTYPES[self.type.removeprefix("*")]
 
 

@@ -15,7 +15,8 @@ import functools
 
 import torch
 
-from moe_triton.core.kernel import NAMES, Arg, TritonKernel
+from moe_triton.core.dtypes import NAMES
+from moe_triton.core.kernel import Arg, TritonKernel
 from moe_triton.kernels.cases import I32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton

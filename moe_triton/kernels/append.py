@@ -20,7 +20,6 @@ from moe_triton.core.plan import Hole
 from moe_triton.kernels.cases import F32, I32, I64, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.zones import NO_ZONE, ZONE, ZONE_STRIDE, in_zone, zone_offset
-from moe_triton.layout import SLOT_ALIGN, align
 
 BLOCK = 64
 
@@ -208,7 +207,7 @@ def gather_counts_kernel(target: str = "cpu", zoned: bool = False) -> TritonKern
 
 
 def _append_inputs(s: Shape, r: Draw) -> Inputs:
-    words, row_words = align(s.slot.packed_bytes, SLOT_ALIGN) // 4, s.slot.row_bytes // 4
+    words, row_words = s.slot_bytes // 4, s.slot.row_bytes // 4
     return {
         "slots": r.words(r.tokens, words),
         "slot_scales": Hole("slots"),

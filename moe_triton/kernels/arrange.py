@@ -23,7 +23,6 @@ from moe_triton.kernels.cases import F32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import split_evenly
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.zones import NO_ZONE, ZONE, ZONE_STRIDE, in_zone, zone_offset
-from moe_triton.layout import SLOT_ALIGN, align
 
 
 @triton.jit
@@ -181,7 +180,7 @@ def arrange_kernel(
 
 
 def _inputs(s: Shape, r: Draw) -> Inputs:
-    words = align(s.slot.packed_bytes, SLOT_ALIGN) // 4
+    words = s.slot_bytes // 4
     rows, row_words = int(r.ends[-1]), s.slot.row_bytes // 4
     copied = rows - r.rows_from(r.rank)
     return {

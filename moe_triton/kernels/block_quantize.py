@@ -20,12 +20,12 @@ import functools
 
 import torch
 
-from moe_triton.core.kernel import NAMES, Arg, TritonKernel
+from moe_triton.core.dtypes import NAMES
+from moe_triton.core.kernel import Arg, TritonKernel
 from moe_triton.core.plan import Hole
 from moe_triton.kernels.cases import I8, I32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
-from moe_triton.layout import SLOT_ALIGN, align
 from moe_triton.reference.arithmetic import BLOCK_ELEMENTS, quantize_blocks
 
 
@@ -148,7 +148,7 @@ def block_quantize_kernel(dtype: torch.dtype, hidden: int, target: str = "cpu") 
 
 
 def _inputs(s: Shape, r: Draw) -> Inputs:
-    stride = align(s.hidden * 5 // 4, SLOT_ALIGN)
+    stride = s.blocks_bytes
     return {
         "rows": r.rows(s.hidden, s.torch_dtype),
         "recv_offsets": torch.tensor([1, r.tokens - 1], dtype=I32),

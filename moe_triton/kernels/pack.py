@@ -18,17 +18,18 @@ A row with a NaN has scale NaN, otherwise one with an inf has scale inf; either 
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import torch
 
 from moe_triton.core.checks import check_positive
+from moe_triton.core.dtypes import NAMES
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.kernel import NAMES, Arg, TritonKernel
+from moe_triton.core.kernel import Arg, TritonKernel
 from moe_triton.core.plan import Hole
 from moe_triton.kernels.cases import AXES, I8, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
-from moe_triton.layout import SlotLayout
 from moe_triton.reference.arithmetic import quantize_rows
 
 
@@ -278,7 +279,7 @@ def pack_kernel(
 
 
 def _inputs(s: Shape, r: Draw, rows_per_token: int) -> Inputs:
-    slot = SlotLayout(s.hidden, 1)
+    slot = replace(s, features=frozenset({"int8"})).slot
     return {
         "x": r.rows(s.hidden, s.torch_dtype),
         "topk_idx": r.ids,

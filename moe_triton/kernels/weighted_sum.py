@@ -35,8 +35,9 @@ from dataclasses import dataclass, fields, replace
 import torch
 
 from moe_triton.core.checks import check_positive
+from moe_triton.core.dtypes import NAMES
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.kernel import NAMES, Arg, TritonKernel, chosen_args
+from moe_triton.core.kernel import Arg, TritonKernel, chosen_args
 from moe_triton.core.plan import Hole
 from moe_triton.kernels.cases import AXES, F32, I8, NUM_SPECIAL, Draw, Family, Inputs, Shape, blank, subsets
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
@@ -44,7 +45,6 @@ from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.weighted_sum_fallback import weighted_sum_fallback
 from moe_triton.kernels.weighted_sum_terms import has_special, store_sum, sum_routed, sum_with_special
 from moe_triton.kernels.zones import ZONE, ZONE_STRIDE, zone_offset
-from moe_triton.layout import SLOT_ALIGN, align
 from moe_triton.reference.arithmetic import BLOCK_ELEMENTS
 
 
@@ -281,7 +281,7 @@ def _inputs(s: Shape, r: Draw) -> Inputs:
     number = r.num_experts * rows_of_expert + r.tokens if s.has("by_expert") else r.tokens * width
     stride = s.hidden
     if s.has("quantized"):
-        stride = align(s.hidden * 5 // 4, SLOT_ALIGN)
+        stride = s.blocks_bytes
         slots = r.integers(-127, 128, number, stride, dtype=I8)
         scales = (r.uniform(number, s.hidden // BLOCK_ELEMENTS) / 64).to(dtype)
         slots[:, s.hidden : s.hidden * 5 // 4] = scales.view(I8)

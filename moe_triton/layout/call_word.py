@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from moe_triton.core.config import PROTOCOL_VERSION
+from moe_triton.core.records import PROTOCOL_VERSION, STATUS_ENTRY
 
-CALL_WORD = 2  # which word of an entry; word 0 is the flag, word 1 the count
+CALL_WORD = STATUS_ENTRY.word("call")
 WORD_BITS = 32
 
 OPERATORS = ("none", "dispatch", "combine", "barrier", "tensor-parallel exchange")

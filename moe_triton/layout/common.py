@@ -4,36 +4,69 @@ A dispatch slot::
 
     0             row, Align32(H * itemsize)
     scale_offset  32 bytes, the row's fp32 scale first
-    stamp_offset  32 bytes, int32 (source rank, token, k), then the fp32 routing weight
+    stamp_offset  32 bytes, `moe_triton.core.records.STAMP`
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
+from moe_triton.core import records
+from moe_triton.core.records import STAMP, STATUS_ENTRY, TRAILER
 from moe_triton.core.region import Region, region_of
 
-UB_ALIGN = 32
+UB_ALIGN, WORD_BYTES, FLAG_BITS = records.UB_ALIGN, records.WORD_BYTES, records.FLAG_BITS
+BLOCK_BYTES, BLOCK_DATA_BYTES = records.BLOCK_BYTES, records.BLOCK_DATA_BYTES
 SLOT_ALIGN = 512
-STATUS_ENTRY_BYTES = 32
 SCALE_BYTES = 32
-STAMP_BYTES = 32
 NUM_ZONES = 2
-FLAG_BITS = 0x3F800000  # 1.0f, as kernels sum flags
-WORD_BYTES = 4  # of the int32 words that rows are copied in
+STATUS_ENTRY_BYTES = STATUS_ENTRY.num_bytes
+STAMP_BYTES = STAMP.num_bytes
+TRAILER_MARK, TRAILER_WORDS = records.TRAILER_MARK, TRAILER.num_words
 
-# A slot with flags in band: 512-byte blocks, each 480 bytes of the slot and then its flag.
-BLOCK_BYTES = 512
-BLOCK_DATA_BYTES = 480
+
+# The state window of A3: 1 MB, zones 500 KB apart, combine's entries 64 KB into a zone. The 64 KB is
+# where the rule localE * EP <= 2048 comes from.
+STATE_BYTES = 1 << 20
+STATE_ZONE_STRIDE = 500 * 1024
+STATE_COMBINE_OFFSET = 64 * 1024
+# Behind the most entries that a combine can have (512 tokens of 16 + 4 results).
+STATE_BARRIER_OFFSET = 400 * 1024
+STATE_PEER_OFFSET = 432 * 1024
+
+
+class Layout(Protocol):
+    """What lies where in a scheme's own window."""
+
+    @property
+    def data_bytes(self) -> int:
+        """What HCCL_BUFFSIZE has to cover."""
+        ...
+
+    @property
+    def window_bytes(self) -> int:
+        """What one rank allocates."""
+        ...
+
+    @property
+    def zone_bytes(self) -> int:
+        """Bytes from one zone to the next."""
+        ...
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """All of them."""
+        ...
+
+    def region(self, name: str) -> Region:
+        """The region of this name."""
+        ...
 
 
 def align(size: int, to: int) -> int:
     """``size`` rounded up to a multiple of ``to``."""
     return -(-size // to) * to
-
-
-# Behind the triples of received rows: a mark ("moe " in ASCII) that they are ours, and how many there are.
-TRAILER_MARK, TRAILER_WORDS = 0x6D6F6520, 2
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from moe_triton.limits.buffer_size import (
 )
 from moe_triton.limits.call import Call, Operator
 from moe_triton.limits.check import (
-    IMPLEMENTED,
     RULE_SETS,
     TORCH_NPU_NAMES,
     call_rules_for,
@@ -42,7 +41,6 @@ __all__ = [
     "ConfigRule",
     "DEFAULT_MEGABYTES",
     "GENERATIONS",
-    "IMPLEMENTED",
     "MAX_GROUP_NAME",
     "MEGABYTE",
     "Operator",

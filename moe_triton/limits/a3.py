@@ -24,10 +24,10 @@ from moe_triton.limits.rule import (
     absent,
     between,
 )
+from moe_triton.schemes import SCHEMES
 
 MAX_STATUS_ENTRIES = STATE_COMBINE_OFFSET // STATUS_ENTRY_BYTES
-# "direct" is not one of torch_npu's.
-SCHEMES = ("fullmesh_v1", "fullmesh_v2", "direct")
+DEFAULT, *OTHERS, LAST = SCHEMES["A3"]
 BANNED_REMEDY = "Use fullmesh_v1, or choose generation 'v4' or none."
 RELAXED_HIDDEN = f"relaxed=True allows {MIN_HIDDEN_RELAXED} and up for tests on the CPU."
 
@@ -35,7 +35,6 @@ shared_ranks_of_group = Rule[[Config]](
     "num_shared_ranks",
     "0 to one less than the group's ranks",
     lambda c: 0 <= c.num_shared_ranks < c.num_ranks,
-    lambda c: c.num_shared_ranks,
     lambda c: f"at least one of the {c.num_ranks} ranks must hold routed experts",
     "Use fewer shared ranks.",
 )
@@ -44,7 +43,6 @@ shared_both_or_neither = Rule[[Config]](
     "num_shared_ranks",
     "0 without shared experts, positive with them; 1 shared expert on 0 ranks means none",
     lambda c: (c.num_shared_ranks == 0) == (c.num_shared_experts == 0),
-    lambda c: c.num_shared_ranks,
     lambda c: (
         f"it and the number of shared experts ({c.num_shared_experts}) must be both zero or both positive"
     ),
@@ -55,17 +53,17 @@ shared_both_or_neither = Rule[[Config]](
 def _scheme_rule(c: Config) -> str:
     if c.scheme == "hierarchy":
         return "hierarchy, which crosses super nodes on A3, cannot be served"
-    return f"{c.product} has {list(SCHEMES)}"
+    return f"{c.product} has {list(SCHEMES[c.product])}"
 
 
 A3_RULES: tuple[ConfigRule, ...] = (
     Rule(
         "comm_alg",
-        '"", fullmesh_v1 (the default), fullmesh_v2 or direct; hierarchy (across super nodes) is not served',
-        lambda c: c.scheme in SCHEMES,
-        lambda c: repr(c.scheme),
+        f'"", {", ".join([f"{DEFAULT} (the default)", *OTHERS])} or {LAST}; '
+        "hierarchy (across super nodes) is not served",
+        lambda c: c.scheme in SCHEMES[c.product],
         _scheme_rule,
-        "Use comm_alg='fullmesh_v1', or '' for the default.",
+        f"Use comm_alg={DEFAULT!r}, or '' for the default.",
     ),
     between("num_ranks", 2, 768, "Use a group of at least two ranks; on one rank there is nothing to send."),
     between("num_max_tokens_per_rank", 1, 512, "Split larger batches into several dispatches."),
@@ -81,7 +79,6 @@ A3_RULES: tuple[ConfigRule, ...] = (
         "num_shared_ranks",
         "a multiple of the shared experts",
         lambda c: c.num_shared_experts == 0 or c.num_shared_ranks % c.num_shared_experts == 0,
-        lambda c: c.num_shared_ranks,
         lambda c: f"each of the {c.num_shared_experts} shared experts needs the same number of replicas",
         "Make the shared ranks a multiple of the shared experts.",
     ),
@@ -90,7 +87,6 @@ A3_RULES: tuple[ConfigRule, ...] = (
         "num_experts",
         f"experts per rank times ranks at most {MAX_STATUS_ENTRIES}",
         lambda c: c.num_local_experts * c.num_ranks <= MAX_STATUS_ENTRIES,
-        lambda c: c.num_experts,
         lambda c: (
             f"experts per rank times ranks ({c.num_local_experts} * {c.num_ranks}) must be at most "
             f"{MAX_STATUS_ENTRIES}: the status area of a zone is {STATE_COMBINE_OFFSET // 1024} KB"
@@ -110,8 +106,7 @@ _PAIR_RULES: tuple[CallRule, ...] = (
         "group_tp",
         f"1 to {MAX_GROUP_NAME} characters where tp_world_size is 2; not looked at otherwise",
         lambda c, call: call.tp_world_size != 2 or 1 <= len(call.group_tp) <= MAX_GROUP_NAME,
-        lambda c, call: repr(call.group_tp),
-        lambda c, call: f"tp_world_size 2 needs a group, whose name has 1 to {MAX_GROUP_NAME} characters",
+        f"tp_world_size 2 needs a group, whose name has 1 to {MAX_GROUP_NAME} characters",
         "Pass torch_npu_ops.group_name(group).",
         code=INVALID_ARGUMENT,
     ),
@@ -119,8 +114,7 @@ _PAIR_RULES: tuple[CallRule, ...] = (
         "group_tp",
         "another group than group_ep where tp_world_size is 2",
         lambda c, call: call.tp_world_size != 2 or call.group_tp != call.group_ep,
-        lambda c, call: repr(call.group_tp),
-        lambda c, call: "it must not be the expert-parallel group",
+        "it must not be the expert-parallel group",
         "Make a group of the two tensor-parallel ranks.",
         code=INVALID_ARGUMENT,
     ),
@@ -128,7 +122,6 @@ _PAIR_RULES: tuple[CallRule, ...] = (
         "tp_world_size",
         "2 only with one routed expert per rank",
         lambda c, call: call.tp_world_size != 2 or c.num_local_experts == 1,
-        lambda c, call: call.tp_world_size,
         lambda c, call: f"2 needs one routed expert per rank, and there are {c.num_local_experts}",
         "Use as many routed experts as ranks that hold them, or no tensor parallelism.",
     ),
@@ -136,8 +129,7 @@ _PAIR_RULES: tuple[CallRule, ...] = (
         "comm_quant_mode",
         "0 where tp_world_size is 2",
         lambda c, call: call.tp_world_size != 2 or call.comm_quant_mode == 0,
-        lambda c, call: call.comm_quant_mode,
-        lambda c, call: "with tp_world_size 2 results are added before they are sent: it must be 0",
+        "with tp_world_size 2 results are added before they are sent: it must be 0",
         "Pass 0.",
     ),
 )
@@ -149,7 +141,6 @@ TP_RULES: tuple[CallRule, ...] = (
         "tp_world_size",
         "0 to 2; 0 and 1 mean none",
         lambda c, call: 0 <= call.tp_world_size <= 2,
-        lambda c, call: call.tp_world_size,
         lambda c, call: f"{c.product} takes 0 or 1 (none) or 2",
         "Use a tensor-parallel group of two, or none.",
     ),
@@ -157,15 +148,13 @@ TP_RULES: tuple[CallRule, ...] = (
         "tp_world_size",
         "0 or 1, which mean none",
         lambda c, call: call.tp_world_size != 2,
-        lambda c, call: call.tp_world_size,
-        lambda c, call: "the limits of v4 have no tensor parallelism",
+        "the limits of v4 have no tensor parallelism",
         "Pass 0, or choose generation 'v3' or none.",
     ).of(ONLY_V4),
     Rule(
         "tp_rank_id",
         "0, or 1 in a group of two",
         lambda c, call: 0 <= call.tp_rank_id < _tp_ranks(call),
-        lambda c, call: call.tp_rank_id,
         lambda c, call: f"with tp_world_size {call.tp_world_size} it is 0 to {_tp_ranks(call) - 1}",
         "Pass this rank's place in the tensor-parallel group, 0 where there is none.",
     ),
@@ -181,9 +170,9 @@ V2 = RuleSet(
             "elastic_info",
             "only with tp_world_size 0 or 1",
             lambda c, call: not (call.has_elastic_info and call.tp_world_size == 2),
-            lambda c, call: "given",
-            lambda c, call: "a group can lose ranks only without tensor parallelism",
+            "a group can lose ranks only without tensor parallelism",
             "Pass None, or tp_world_size=0.",
+            value="given",
         ).of(UNTIL_V3),
         absent(
             "elastic_info",
@@ -195,25 +184,25 @@ V2 = RuleSet(
             "scales",
             "only with quant_mode 2",
             lambda c, call: not call.has_scales or call.quant_mode != 0,
-            lambda c, call: "given",
-            lambda c, call: "only quantised rows are smoothed, and quant_mode is 0",
+            "only quantised rows are smoothed, and quant_mode is 0",
             "Use quant_mode=2, or no scales.",
+            value="given",
         ),
         Rule(
             "shared_expert_x",
             "only with shared_expert_rank_num 0",
             lambda c, call: not call.has_shared_expert_x or c.num_shared_ranks == 0,
-            lambda c, call: "given",
             lambda c, call: f"{c.num_shared_ranks} ranks compute the shared experts already",
             "Pass None, or use no shared ranks.",
+            value="given",
         ),
         Rule(
             "x_active_mask",
             "1-D (BS,) or 2-D (BS, K)",
             lambda c, call: not call.has_mask or call.mask_dims in (1, 2),
-            lambda c, call: f"of {call.mask_dims} dimensions",
-            lambda c, call: "it must have 1, by token, or 2, by token and expert",
+            "it must have 1, by token, or 2, by token and expert",
             "Reshape it.",
+            value=lambda c, call: f"of {call.mask_dims} dimensions",
         ),
     ),
 )
@@ -227,8 +216,7 @@ FULLMESH_V2 = RuleSet(
             "num_special_experts",
             "0",
             lambda c: c.num_special_experts == 0,
-            lambda c: c.num_special_experts,
-            lambda c: "fullmesh_v2 has no special experts in the limits of v3",
+            "fullmesh_v2 has no special experts in the limits of v3",
             BANNED_REMEDY,
         ).of(ONLY_V3),
     ),
@@ -246,7 +234,6 @@ FULLMESH_V2 = RuleSet(
             "global_bs",
             "0 or BS * ep_world_size",
             lambda c, call: not call.has_variable_batch(c.num_ranks),
-            lambda c, call: call.global_bs,
             lambda c, call: (
                 f"in the limits of v3 fullmesh_v2 has as many tokens on every rank, here {call.batch}"
             ),
@@ -256,8 +243,7 @@ FULLMESH_V2 = RuleSet(
             "tp_world_size",
             "0 or 1",
             lambda c, call: call.tp_world_size != 2,
-            lambda c, call: call.tp_world_size,
-            lambda c, call: "fullmesh_v2 has no tensor parallelism",
+            "fullmesh_v2 has no tensor parallelism",
             "Use fullmesh_v1.",
         ).of(UNTIL_V3),
     ),

@@ -18,8 +18,7 @@ V1 = RuleSet(
             "comm_alg",
             '"" or fullmesh_v1',
             lambda c: c.scheme == "fullmesh_v1",
-            lambda c: repr(c.scheme),
-            lambda c: "V1 has one scheme, fullmesh_v1",
+            "V1 has one scheme, fullmesh_v1",
             "Use V2 for another one.",
         ),
         one_of(
@@ -34,15 +33,13 @@ V1 = RuleSet(
             "num_special_experts",
             "0",
             lambda c: c.num_special_experts == 0,
-            lambda c: c.num_special_experts,
-            lambda c: "V1 has no special experts",
+            "V1 has no special experts",
             "Use V2.",
         ),
         Rule(
             "num_topk",
             "at most the number of routed experts",
             lambda c: c.num_topk <= c.num_experts,
-            lambda c: c.num_topk,
             lambda c: f"a token's experts are distinct and there are {c.num_experts}",
             "Send a token to fewer experts, or use more experts.",
         ),
@@ -50,8 +47,7 @@ V1 = RuleSet(
             "num_shared_experts",
             "1",
             lambda c: c.num_shared_experts == 1 or (c.num_shared_experts == 0 and c.num_shared_ranks == 0),
-            lambda c: c.num_shared_experts,
-            lambda c: "V1 has one shared expert, or none where it has no shared ranks",
+            "V1 has one shared expert, or none where it has no shared ranks",
             "Use shared_expert_num=1, or V2.",
         ),
         shared_ranks_of_group,
@@ -59,7 +55,6 @@ V1 = RuleSet(
             "num_shared_ranks",
             "a divisor of the group's ranks",
             lambda c: c.num_shared_ranks == 0 or c.num_ranks % c.num_shared_ranks == 0,
-            lambda c: c.num_shared_ranks,
             lambda c: f"the {c.num_ranks} ranks must be shared evenly among them",
             "Use a number of shared ranks that divides the group's size.",
         ),
@@ -83,11 +78,8 @@ V1 = RuleSet(
             "global_bs",
             "0 or BS * ep_world_size where shared_expert_rank_num > 0",
             lambda c, call: c.num_shared_ranks == 0 or not call.has_variable_batch(c.num_ranks),
-            lambda c, call: call.global_bs,
-            lambda c, call: (
-                "with shared ranks V1 needs the same number of tokens on every rank: "
-                "a shared rank could receive more rows than its output holds"
-            ),
+            "with shared ranks V1 needs the same number of tokens on every rank: "
+            "a shared rank could receive more rows than its output holds",
             "Use V2, or pad every rank to the same number of tokens.",
         ),
     ),

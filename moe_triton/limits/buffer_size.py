@@ -23,6 +23,7 @@ from moe_triton.layout import (
     align,
 )
 from moe_triton.limits.rule import EITHER, SINCE_V4, UNTIL_V3, Generations
+from moe_triton.schemes import layout_of
 
 MEGABYTE = 1 << 20
 DEFAULT_MEGABYTES = 200
@@ -142,9 +143,14 @@ EXCHANGE_FORMULA = Formula(
 
 
 def needed_buffer_bytes(config: Config) -> int:
-    """Bytes that HCCL_BUFFSIZE has to cover for a `Config` that keeps every rule."""
+    """Bytes that HCCL_BUFFSIZE has to cover for a `Config` that keeps every rule.
+
+    By the published formula, or of a scheme that has none what its layout takes.
+    """
     config = config.normalized()
-    formulas = FORMULAS[config.product, config.version, config.scheme]
+    formulas = FORMULAS.get((config.product, config.version, config.scheme))
+    if formulas is None:
+        return layout_of(config).data_bytes
     return min(f.needed(config) for f in formulas if config.generation in f.generations)
 
 

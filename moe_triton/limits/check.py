@@ -11,9 +11,7 @@ from moe_triton.limits import a2, a3, a3_v1
 from moe_triton.limits.call import Call
 from moe_triton.limits.common import COMMON, GENERATIONS
 from moe_triton.limits.rule import CallRule, ConfigRule, RuleSet
-
-# Schemes that can be served, by product. The rules know more than these.
-IMPLEMENTED: dict[str, tuple[str, ...]] = {"A3": ("fullmesh_v1", "fullmesh_v2", "direct")}
+from moe_triton.schemes import SCHEMES
 
 # Every set, in the order of the documentation.
 RULE_SETS: tuple[RuleSet, ...] = (
@@ -28,11 +26,19 @@ RULE_SETS: tuple[RuleSet, ...] = (
     a2.V1_HIERARCHY,
 )
 
-_A2_SCHEMES: dict[tuple[int, str], RuleSet] = {
-    (1, "fullmesh"): a2.V1_FULLMESH,
-    (1, "hierarchy"): a2.V1_HIERARCHY,
-    (2, "fullmesh"): a2.V2_FULLMESH,
-    (2, "hierarchy"): a2.V2_HIERARCHY,
+# What holds besides `COMMON`, by product and version, and besides that by scheme.
+_OF_VERSION: dict[tuple[str, int], RuleSet] = {
+    ("A3", 1): a3_v1.V1,
+    ("A3", 2): a3.V2,
+    ("A2", 1): a2.A2,
+    ("A2", 2): a2.A2,
+}
+_OF_SCHEME: dict[tuple[str, int, str], RuleSet] = {
+    ("A3", 2, "fullmesh_v2"): a3.FULLMESH_V2,
+    ("A2", 1, "fullmesh"): a2.V1_FULLMESH,
+    ("A2", 1, "hierarchy"): a2.V1_HIERARCHY,
+    ("A2", 2, "fullmesh"): a2.V2_FULLMESH,
+    ("A2", 2, "hierarchy"): a2.V2_HIERARCHY,
 }
 
 # What torch_npu calls the fields of a `Config` that it has an argument for.
@@ -70,21 +76,15 @@ def scheme_of(product: str, comm_alg: str | None, environment: Mapping[str, str]
     if comm_alg:
         return comm_alg
     if product != "A2":
-        return a3.SCHEMES[0]
+        return next(iter(SCHEMES["A3"]))
     inside = environment.get("HCCL_INTRA_PCIE_ENABLE"), environment.get("HCCL_INTRA_ROCE_ENABLE")
     return "hierarchy" if inside == ("1", "0") else "fullmesh"
 
 
 def rule_sets_for(product: str, version: int, scheme: str) -> tuple[RuleSet, ...]:
     """The sets that apply, in the order in which they are checked."""
-    if product == "A2":
-        found = _A2_SCHEMES.get((version, scheme))
-        return (COMMON, a2.A2, found) if found else (COMMON, a2.A2)
-    if product == "A3" and version == 1:
-        return (COMMON, a3_v1.V1)
-    if product == "A3":
-        return (COMMON, a3.V2, a3.FULLMESH_V2) if scheme == "fullmesh_v2" else (COMMON, a3.V2)
-    return (COMMON,)
+    found = _OF_VERSION.get((product, version)), _OF_SCHEME.get((product, version, scheme))
+    return (COMMON, *(rule_set for rule_set in found if rule_set))
 
 
 def rules_for(config: Config) -> tuple[ConfigRule, ...]:
@@ -125,19 +125,19 @@ def check_config(config: Config) -> None:
         ArgumentError: the first rule that does not hold, under the name of the field of `Config`.
     """
     check_rules(config)
-    schemes = IMPLEMENTED.get(config.product, ())
+    schemes = list(SCHEMES.get(config.product, ()))
     if not schemes:
         raise ArgumentError(
             "product",
             repr(config.product),
-            f"only {sorted(IMPLEMENTED)} can be served yet",
-            f"Use product={min(IMPLEMENTED)!r}.",
+            f"only {sorted(SCHEMES)} can be served yet",
+            f"Use product={min(SCHEMES)!r}.",
         )
     if config.scheme not in schemes:
         raise ArgumentError(
             "comm_alg",
             repr(config.scheme),
-            f"{config.product} has {list(schemes)} here yet",
+            f"{config.product} has {schemes} here yet",
             f"Use comm_alg={schemes[0]!r}.",
         )
 

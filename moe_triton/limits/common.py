@@ -23,8 +23,7 @@ hidden_step = Rule[[Config]](
     "hidden",
     f"a multiple of {HIDDEN_STEP}",
     lambda c: c.hidden % HIDDEN_STEP == 0,
-    lambda c: c.hidden,
-    lambda c: f"it must be a multiple of {HIDDEN_STEP}: rows move in 32-byte blocks",
+    f"it must be a multiple of {HIDDEN_STEP}: rows move in 32-byte blocks",
     "Pad the hidden dimension.",
 )
 
@@ -32,7 +31,6 @@ topk_of_experts = Rule[[Config]](
     "num_topk",
     "at most the number of experts, special ones included",
     lambda c: c.num_topk <= c.num_experts + c.num_special_experts,
-    lambda c: c.num_topk,
     lambda c: f"a token's experts are distinct and there are {c.num_experts + c.num_special_experts}",
     "Send a token to fewer experts, or use more experts.",
 )
@@ -41,7 +39,6 @@ experts_per_rank = Rule[[Config]](
     "num_experts",
     "a multiple of the ranks that hold routed experts",
     lambda c: c.num_experts % c.num_moe_ranks == 0,
-    lambda c: c.num_experts,
     lambda c: f"it must be a multiple of the {c.num_moe_ranks} ranks that hold routed experts",
     "Change the number of routed experts, the group's size or the number of shared ranks.",
 )
@@ -52,9 +49,9 @@ def _two_dimensional(argument: str, dims: Callable[[Call], int], applies: Callab
         argument,
         "2-D",
         lambda c, call: not applies(call) or dims(call) == 2,
-        lambda c, call: f"of {dims(call)} dimensions",
-        lambda c, call: "it must have 2",
+        "it must have 2",
         "Reshape it.",
+        value=lambda c, call: f"of {dims(call)} dimensions",
     )
 
 
@@ -67,9 +64,9 @@ def _fixed(
         argument,
         limit or " or ".join(str(choice) for choice in choices),
         lambda c, call: getattr(call, name) in choices,
-        lambda c, call: getattr(call, name),
-        lambda c, call: why,
+        why,
         remedy,
+        value=lambda c, call: getattr(call, name),
     )
 
 
@@ -84,7 +81,6 @@ def _quantization(argument: str, meaning: str, remedy: str) -> CallRule:
         argument,
         f"0 (none) or 2 ({meaning}); 1, 3, 4 and 5 exist only on Ascend 950",
         lambda c, call: getattr(call, argument) in (0, 2),
-        lambda c, call: getattr(call, argument),
         rule,
         remedy,
     )
@@ -95,9 +91,9 @@ def _not_negative(argument: str, field: str) -> CallRule:
         argument,
         "0 or more",
         lambda c, call: getattr(call, field) >= 0,
-        lambda c, call: getattr(call, field),
-        lambda c, call: "it counts experts",
+        "it counts experts",
         "Pass 0 where there are none.",
+        value=lambda c, call: getattr(call, field),
     )
 
 
@@ -107,9 +103,9 @@ def _needed_by(argument: str, count: str, field: str, has: str) -> CallRule:
         argument,
         f"combine needs it where {count} > 0",
         lambda c, call: not call.is_combine or getattr(call, field) == 0 or getattr(call, has),
-        lambda c, call: None,
         lambda c, call: f"{count} is {getattr(call, field)} and combine computes these experts from it",
         f"Pass it, or {count}=0.",
+        value="None",
         code=NULL_ARGUMENT,
     )
 
@@ -140,24 +136,21 @@ COMMON = RuleSet(
             "product",
             "A2 or A3",
             lambda c: c.product in PRODUCTS,
-            lambda c: repr(c.product),
-            lambda c: f"it must be one of {list(PRODUCTS)}",
+            f"it must be one of {list(PRODUCTS)}",
             "Name the product whose limits shall apply.",
         ),
         Rule(
             "version",
             "1 or 2",
             lambda c: c.version in VERSIONS,
-            lambda c: c.version,
-            lambda c: "it must be 1, or 2 for the operators whose names end in _v2",
+            "it must be 1, or 2 for the operators whose names end in _v2",
             "Use version=2.",
         ),
         Rule(
             "generation",
             "None, v3 or v4",
             lambda c: c.generation in GENERATIONS,
-            lambda c: repr(c.generation),
-            lambda c: f"it must be one of {list(GENERATIONS)}",
+            f"it must be one of {list(GENERATIONS)}",
             "Use generation=None for what either of the published limits accepts.",
         ),
     ),
@@ -166,8 +159,7 @@ COMMON = RuleSet(
             "group_ep",
             f"1 to {MAX_GROUP_NAME} characters",
             lambda c, call: 1 <= len(call.group_ep) <= MAX_GROUP_NAME,
-            lambda c, call: repr(call.group_ep),
-            lambda c, call: f"a group's name has 1 to {MAX_GROUP_NAME} characters",
+            f"a group's name has 1 to {MAX_GROUP_NAME} characters",
             "Pass torch_npu_ops.group_name(group).",
             code=NULL_ARGUMENT,
         ),
@@ -178,7 +170,6 @@ COMMON = RuleSet(
             "ep_rank_id",
             "0 to ep_world_size - 1",
             lambda c, call: 0 <= call.rank < c.num_ranks,
-            lambda c, call: call.rank,
             lambda c, call: f"ranks are 0 to {c.num_ranks - 1}",
             "Pass this rank's place in the group.",
         ),
@@ -197,7 +188,6 @@ COMMON = RuleSet(
                 call.global_bs == 0
                 or (call.global_bs % c.num_ranks == 0 and call.global_bs >= call.batch * c.num_ranks)
             ),
-            lambda c, call: call.global_bs,
             lambda c, call: (
                 f"it must be 0, or a multiple of the {c.num_ranks} ranks and at least "
                 f"{call.batch} * {c.num_ranks} = {call.batch * c.num_ranks}"
@@ -208,7 +198,6 @@ COMMON = RuleSet(
             "expert_ids.shape[0]",
             "1 to the tokens per rank that the group was made for",
             lambda c, call: 1 <= call.batch <= c.num_max_tokens_per_rank,
-            lambda c, call: call.batch,
             lambda c, call: f"a call takes 1 to {c.num_max_tokens_per_rank} tokens here",
             "Split the batch, or give a rank that has no tokens one that is masked out or of ids -1.",
         ),
@@ -236,7 +225,6 @@ COMMON = RuleSet(
             "moe_expert_num",
             "with the special experts below 2^31 - 1",
             lambda c, call: c.num_experts + call.num_zero + call.num_copy + call.num_const < MAX_IDS,
-            lambda c, call: c.num_experts,
             lambda c, call: (
                 f"with {call.num_zero + call.num_copy + call.num_const} special experts "
                 "the ids do not fit int32"
@@ -255,12 +243,12 @@ COMMON = RuleSet(
             "x_active_mask",
             "not with global_bs > BS * ep_world_size",
             lambda c, call: not (call.has_mask and call.has_variable_batch(c.num_ranks)),
-            lambda c, call: "given",
             lambda c, call: (
                 f"global_bs {call.global_bs} says that ranks have different numbers of tokens, "
                 "and then all of them are valid"
             ),
             "Pass the mask with global_bs=0, or only the valid tokens without a mask.",
+            value="given",
         ),
     ),
 )

@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from moe_triton.limits.buffer_size import DEFAULT_MEGABYTES, EXCHANGE_FORMULA, FORMULAS
-from moe_triton.limits.check import IMPLEMENTED, RULE_SETS, TORCH_NPU_NAMES
+from moe_triton.limits.check import RULE_SETS, TORCH_NPU_NAMES
 from moe_triton.limits.common import PRODUCTS
 from moe_triton.limits.rule import EITHER, CallRule, ConfigRule, Generations, RuleSet
+from moe_triton.schemes import SCHEMES
 
 HEADER = """\
 <!-- Written by `python -m moe_triton.limits > docs/limits.md`. Change the rules, not this page. -->
@@ -93,7 +94,7 @@ def _section(rule_set: RuleSet) -> Iterator[str]:
 
 def markdown() -> str:
     """The page docs/limits.md."""
-    served = "; ".join(f"{product} with {', '.join(schemes)}" for product, schemes in IMPLEMENTED.items())
+    served = "; ".join(f"{product} with {', '.join(schemes)}" for product, schemes in SCHEMES.items())
     lines = [HEADER.format(products=" and ".join(PRODUCTS), served=served)]
     for rule_set in RULE_SETS:
         lines.extend(_section(rule_set))

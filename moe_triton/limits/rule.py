@@ -22,6 +22,18 @@ UNTIL_V3: Generations = (None, "v3")
 SINCE_V4: Generations = (None, "v4")
 
 
+# What a `Config` or a `Call` calls an argument that rules know by its public name.
+FIELDS = {
+    "comm_alg": "scheme",
+    "ep_rank_id": "rank",
+    "expert_ids.shape[0]": "batch",
+    "moe_expert_num": "num_experts",
+    "zero_expert_num": "num_zero",
+    "copy_expert_num": "num_copy",
+    "const_expert_num": "num_const",
+}
+
+
 @dataclass(frozen=True, eq=False)
 class Rule(Generic[Subject]):
     """One rule: what it is about, when it holds, and what to say when it does not.
@@ -30,9 +42,9 @@ class Rule(Generic[Subject]):
         argument: what it is about: a field of `Config`, or an argument of the torch_npu functions.
         limit: the rule without any value in it, for the documentation.
         holds: whether it does.
-        value: what the argument is, for the message.
         rule: the rule as the message says it of this value, after "but".
         remedy: what to do about it.
+        value: what the argument is, for the message; "" for what the call or the `Config` has under its name.
         relaxed: the limit with ``relaxed=True``, where that is another one.
         code: status code of the error.
         generations: of the published limits that have it; None among them: it holds where none is chosen.
@@ -41,9 +53,9 @@ class Rule(Generic[Subject]):
     argument: str
     limit: str
     holds: Callable[Subject, bool]
-    value: Callable[Subject, object]
-    rule: Callable[Subject, str]
+    rule: Callable[Subject, str] | str
     remedy: str
+    value: Callable[Subject, object] | str = ""
     relaxed: str = ""
     code: int = TILING_FAILED
     generations: Generations = EITHER
@@ -55,8 +67,16 @@ class Rule(Generic[Subject]):
             ArgumentError: it does not hold.
         """
         if not self.holds(*subject, **named):
-            value, rule = self.value(*subject, **named), self.rule(*subject, **named)
-            raise ArgumentError(self.argument, value, rule, self.remedy, code=self.code)
+            value = self.value(*subject, **named) if callable(self.value) else self.value
+            rule = self.rule(*subject, **named) if callable(self.rule) else self.rule
+            raise ArgumentError(
+                self.argument, value or self._found(*subject), rule, self.remedy, code=self.code
+            )
+
+    def _found(self, *subject: object) -> object:
+        field = FIELDS.get(self.argument, self.argument)
+        value = next(getattr(each, field) for each in reversed(subject) if hasattr(each, field))
+        return repr(value) if isinstance(value, str) or value is None else value
 
     def of(self, generations: Generations) -> Rule[Subject]:
         """The same rule of fewer generations of the published limits."""
@@ -121,7 +141,6 @@ def between(
         field,
         span(*usual),
         holds,
-        lambda c: getattr(c, field),
         lambda c: f"{c.product} takes {span(*limits(c))}",
         remedy,
         relaxed="" if relaxed == usual else span(*relaxed),
@@ -145,7 +164,6 @@ def one_of(field: str, choices: tuple[int, ...], remedy: str, *, relaxed_low: in
         lambda c: (
             relaxed_low <= getattr(c, field) <= choices[-1] if c.relaxed else getattr(c, field) in choices
         ),
-        lambda c: getattr(c, field),
         lambda c: f"{c.product} takes {wide if c.relaxed else sizes} here",
         remedy,
         relaxed=wide,
@@ -164,12 +182,4 @@ def absent(
         remedy: what to do about it.
         code: status code of the error.
     """
-    return Rule(
-        argument,
-        "None",
-        lambda c, call: not given(call),
-        lambda c, call: "given",
-        lambda c, call: why,
-        remedy,
-        code=code,
-    )
+    return Rule(argument, "None", lambda c, call: not given(call), why, remedy, value="given", code=code)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from moe_triton.backends.base import WholeCall
-from moe_triton.layout import NUM_ZONES, TRAILER_WORDS, DirectLayout
+from moe_triton.layout import NUM_ZONES, TRAILER_WORDS
+from moe_triton.schemes.direct.layout import DirectLayout
 from moe_triton.schemes.site import Site
 from moe_triton.schemes.variants import DispatchVariant, Variant
 
@@ -38,8 +39,6 @@ def facts_of(site: Site, buffer_id: int, window_base: int) -> dict[str, int]:
         "num_triples": 3 * site.capacity + TRAILER_WORDS,
         "dispatch_tokens": site.tuning.dispatch_tokens,
         "combine_tokens": site.tuning.combine_tokens,
-        "num_zones": NUM_ZONES,
-        "uncovered_combines": -1 if site.combine_waits_for_all else NUM_ZONES - 1,
         "window_base": window_base,
         "results_zone_0": results[0],
         "results_zone_1": results[1],

@@ -31,7 +31,6 @@ from moe_triton.runtime.plan_memory import PlanMemory
 from moe_triton.runtime.rounds import Rounds
 from moe_triton.runtime.trace import Trace
 from moe_triton.runtime.unread import UnreadRuns
-from moe_triton.schemes import make_scheme
 from moe_triton.schemes.site import Operator
 from moe_triton.schemes.variants import DispatchVariant, Variant
 
@@ -81,23 +80,23 @@ class Communicator(Exclusive):
         self.config, self.rank = self.site.config, self.site.rank
         self.layout = self.site.layout
         self.capacity = self.site.capacity
-        self._scheme = make_scheme(self.site)
-        self._rounds = Rounds(self.site)
+        self._scheme = self.site.scheme
+        self._rounds = Rounds(self._scheme.rounds)
         self.counts = self._rounds.counts
         self._trace = None
         if prepared.file:
             self._trace = Trace.start(prepared.file, self.site, self.backend, self.counts, meetings)
         self._windows: list[Window] = []
-        layouts = [self.layout, self.site.exchange] if len(meetings) > 1 else [self.layout]
-        for layout, meeting in zip(layouts, meetings, strict=True):
-            window = self.backend.make_window(layout.window_bytes, meeting)
+        of_group = dict(zip(("expert", "tensor"), meetings, strict=False))
+        for spec in self._scheme.windows:
+            window = self.backend.make_window(spec.layout.window_bytes, of_group[spec.group])
             made.callback(window.close)
             self._windows.append(window)
         self._memory = PlanMemory(self.site, self._windows, self.backend.device)
         self._fixed = self._memory.bindings
         made.callback(self._fixed.clear)
         log = self._trace.log if self._trace else None
-        self._executables = Executables(self.site, self._scheme, self.backend, self._memory, log)
+        self._executables = Executables(self._scheme, self.backend, self._memory, log)
         self._last: dict[str, Executable] = {}
         self._halves = Halves()
         self._is_in_graph = False
@@ -131,25 +130,23 @@ class Communicator(Exclusive):
     def _run(self, variant: Variant, bindings: Bindings, phase: Phase) -> None:
         operator: Operator = "dispatch" if isinstance(variant, DispatchVariant) else "combine"
         self.last_use = next(_clock)
+        capturing = self.backend.is_capturing()
         if self._unread is not None:
             self._look_back()
-            self._rounds.check_graph(self.backend.is_capturing())
+            self._rounds.check_graph(capturing)
         if phase != "whole" or self._halves.variants:
-            self._halves.check(operator, phase == "teardown", self.backend.is_capturing())
-        if operator == "dispatch":
-            if phase != "teardown":
-                self._rounds.post()
-        elif phase != "teardown" and self._rounds.needs_wait(self.backend.is_capturing()):
-            self._full_wait()
+            self._halves.check(operator, phase == "teardown", capturing)
+        if phase != "teardown":
+            if self._rounds.needs_wait(operator, capturing):
+                self._full_wait()
+            self._rounds.begin(operator)
         zone = self._rounds.zone(operator)
         executable = self._executables.operator(variant, zone, phase, self._parts(operator, bindings))
         number = self.counts[operator]
         try:
             self._execute(operator, executable, bindings, turn=phase != "setup")
             if phase == "setup":
-                self._halves.begin(operator, variant, self.backend.is_capturing())
-            elif operator == "dispatch":
-                self._rounds.cover(self.backend.is_capturing())
+                self._halves.begin(operator, variant, capturing)
             self._last[operator] = executable
         except BaseException as error:
             self._give_up_at(operator, number, error)
@@ -205,12 +202,11 @@ class Communicator(Exclusive):
         return -(-tokens // each) if tokens > each else 1
 
     def _full_wait(self, timeout_us: int | None = None) -> None:
-        self._rounds.post()
+        self._rounds.begin("barrier")
         executable = self._executables.barrier(self._rounds.zone("barrier"), timeout_us)
         number = self.counts["barrier"]
         try:
             self._execute("barrier", executable, {}, turn=True, timeout_us=timeout_us)
-            self._rounds.cover(self.backend.is_capturing())
         except BaseException as error:
             self._give_up_at("barrier", number, error)
             raise
@@ -224,15 +220,16 @@ class Communicator(Exclusive):
         turn: bool,
         timeout_us: int | None = None,
     ) -> None:
-        number = self.counts[operator]
+        number, code = self.counts[operator], None
+        capturing = self.backend.is_capturing()
         try:
             code = executable.run(bindings)
         finally:
-            # The zone turns exactly once per operator, on failure too.
-            self.counts[operator] += turn
+            if turn:
+                self._rounds.end(operator, code == 0, capturing)
         us = timeout_us or self.site.timeout_us
         if self._unread is not None:
-            self._is_in_graph |= self.backend.is_capturing()
+            self._is_in_graph |= capturing
             self._unread.add(executable, operator, number, bindings, us)
         elif code:
             self._fail(Call(operator, number, bindings, us), executable, code)
@@ -255,7 +252,7 @@ class Communicator(Exclusive):
             communicator._end(operator, executable, code, bindings)
 
         facts = facts_of(self.site, buffer_id, self.window_base)
-        shared = self.counts, self._rounds, self._last, self._lock
+        shared = self._rounds.record, self._last, self._lock
         calls = self._executables.calls = self.backend.make_calls(
             CallSetting(facts, *shared, output_type, handle_type, self._waits, failed)
         )
@@ -306,7 +303,9 @@ class Communicator(Exclusive):
             (A, H): memory of this rank's window.
         """
         zone = self._rounds.zone("dispatch" if name == "rows" else "combine")
-        return self._executables.window_view(name, zone, dtype)
+        view = self._executables.window_view(name, zone, dtype)
+        assert view is not None
+        return view
 
     @property
     def window_base(self) -> int:

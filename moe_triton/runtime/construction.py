@@ -13,8 +13,9 @@ import torch
 from moe_triton.backends.base import Backend
 from moe_triton.core.ascendc import MAX_BLOCKS
 from moe_triton.core.checks import check_integer, check_seconds
-from moe_triton.core.config import PROTOCOL_VERSION, Config
+from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
+from moe_triton.core.records import PROTOCOL_VERSION
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.limits import check_config, check_window_limit
 from moe_triton.rendezvous.agreement import agree
@@ -32,7 +33,7 @@ class Order:
     Attributes:
         config: gives the group's settings, or raises.
         make: makes the back end.
-        check_window: called with the data window's bytes; raises if that is too much.
+        check_window: called with the bytes of the group's data windows; raises if that is too much.
         num_blocks: blocks per kernel, None for what suits the machine.
         timeout_s: seconds that one wait may take.
         tuning: how operators are cut into parts; None for the usual way.
@@ -129,8 +130,8 @@ def check(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
     exchange_rank = exchange.rank if exchange else None
     timeout_us = int(timeout_s * 1e6)
     site = Site(config, meeting.rank, blocks, timeout_us, backend.name, exchange_rank, tuning)
-    order.check_window(site.layout.data_bytes)
-    check_window_limit(backend.window_limit(), site.layout.data_bytes)
-    if exchange:
-        check_window_limit(backend.window_limit(), site.exchange.data_bytes)
+    windows = site.scheme.windows
+    order.check_window(sum(window.layout.data_bytes for window in windows if window.group == "expert"))
+    for window in windows:
+        check_window_limit(backend.window_limit(), window.layout.data_bytes)
     return Prepared(site, backend, file)

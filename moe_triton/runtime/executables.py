@@ -9,11 +9,9 @@ import torch
 from moe_triton.backends.base import Backend, Calls, Executable, PreparedCalls, TraceLog
 from moe_triton.core.errors import BufferStateError
 from moe_triton.core.plan import Plan
-from moe_triton.layout import DirectLayout
 from moe_triton.runtime.call_facts import whole_call
 from moe_triton.runtime.plan_memory import PlanMemory
-from moe_triton.schemes import Scheme
-from moe_triton.schemes.site import Site
+from moe_triton.schemes.scheme import Output, Scheme
 from moe_triton.schemes.variants import DispatchVariant, Variant
 
 Phase = Literal["whole", "setup", "teardown"]
@@ -26,7 +24,6 @@ class Executables:
     """Compiles each plan once, and lets a back end's faster way for whole calls have it too.
 
     Args:
-        site: where the plans run.
         scheme: which makes them.
         backend: which makes them ready.
         memory: that they share.
@@ -37,10 +34,8 @@ class Executables:
         calls: the faster way, or None.
     """
 
-    def __init__(
-        self, site: Site, scheme: Scheme, backend: Backend, memory: PlanMemory, log: TraceLog | None
-    ) -> None:
-        self._site, self._scheme, self._backend = site, scheme, backend
+    def __init__(self, scheme: Scheme, backend: Backend, memory: PlanMemory, log: TraceLog | None) -> None:
+        self._scheme, self._backend = scheme, backend
         self._memory, self.log = memory, log
         self._kept: dict[Key, Executable] = {}
         self._views: dict[tuple[str, int, torch.dtype], torch.Tensor] = {}
@@ -84,33 +79,34 @@ class Executables:
         if self.calls is None or phase != "whole" or variant is None or isinstance(variant, int):
             return
         tokens = None
-        if isinstance(variant, DispatchVariant) and isinstance(self._site.layout, DirectLayout):
+        if isinstance(variant, DispatchVariant):
             tokens = self.window_view("rows", zone, variant.row_dtype)
         self.calls.add(whole_call(variant, zone, parts, tokens), executable)
 
-    def window_view(self, name: Literal["rows", "results"], zone: int, dtype: torch.dtype) -> torch.Tensor:
-        """Direct: (A, H) elements of this rank's window, always by the same tensor.
+    def window_view(self, output: Output, zone: int, dtype: torch.dtype) -> torch.Tensor | None:
+        """Where an output lies in this rank's window, always by the same tensor.
 
         Args:
-            name: "rows" of dispatch, or "results" of combine.
+            output: which one.
             zone: of the operator.
             dtype: of the elements.
+
+        Returns:
+            (A, H), or None where the output is a tensor of its own.
 
         Raises:
             BufferStateError: the window is given back.
         """
-        key = name, zone, dtype
+        key = output, zone, dtype
         view = self._views.get(key)
-        if view is None:
-            layout, capacity = self._site.layout, self._site.capacity
-            assert isinstance(layout, DirectLayout)
-            region = layout.rows(dtype.itemsize) if name == "rows" else layout.results
-            start, num_bytes = region.offset(zone=zone), capacity * region.stride("index")
+        if view is None and (region := self._scheme.place(output, dtype.itemsize)):
+            site = self._scheme.site
+            start, num_bytes = region.offset(zone=zone), site.capacity * region.stride("index")
             window = self._memory.bindings.get("window")
             if window is None:  # another thread closes
                 raise BufferStateError("the buffer is closed. Construct a new one.")
             flat = window[start : start + num_bytes].view(dtype)
-            view = self._views[key] = flat.view(capacity, self._site.config.hidden)
+            view = self._views[key] = flat.view(site.capacity, site.config.hidden)
         return view
 
     def keys(self) -> list[Key]:

@@ -1,53 +1,125 @@
-"""How often each operator has run, which zone that makes it, and where a full wait must come between."""
+"""How often each operator has run, which zone that makes it, and where a full wait must come between.
+
+`RoundsRecord` is what there is to know. `Rounds` and ``moe::calls::Rounds`` (kernels_ascendc/calls/rounds.h)
+are the same four operations on it, in Python and for native calls; tests/test_rounds.py tries every order of
+two ranks' steps with both.
+"""
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Iterator, Mapping
+
 from moe_triton.core.errors import BufferStateError
-from moe_triton.layout import NUM_ZONES
-from moe_triton.schemes.site import Operator, Site
+from moe_triton.schemes.scheme import RoundFacts
+from moe_triton.schemes.site import OPERATORS, Operator
+
+_NUMBERS: dict[str, int] = {operator: number for number, operator in enumerate(OPERATORS)}
+_PerOperator = ctypes.c_uint64 * len(OPERATORS)
+
+
+class RoundsRecord(ctypes.Structure):
+    """``moe::calls::Rounds``.
+
+    Attributes:
+        counts: runs of each operator, failed ones too.
+        posted: the same when the flags left of the latest operator that waits for every rank.
+        covered: the same of the latest such operator that has ended.
+        num_zones: of each operator.
+        sharing: operators whose runs turn an operator's zone, itself among them: a bit for each.
+        waiting: operators that wait for every rank: a bit for each.
+        on_device: whether kernels look their zones up.
+        covered_in_graph: whether the latest full wait is in a graph.
+    """
+
+    _fields_ = (
+        ("counts", _PerOperator),
+        ("posted", _PerOperator),
+        ("covered", _PerOperator),
+        ("num_zones", _PerOperator),
+        ("sharing", _PerOperator),
+        ("waiting", ctypes.c_uint64),
+        ("on_device", ctypes.c_uint64),
+        ("covered_in_graph", ctypes.c_uint64),
+    )
+
+
+class Counts(Mapping[str, int]):
+    """Runs of each operator, by its name."""
+
+    def __init__(self, record: RoundsRecord) -> None:
+        self._counts = record.counts
+
+    def __getitem__(self, operator: str) -> int:
+        return int(self._counts[_NUMBERS[operator]])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(OPERATORS)
+
+    def __len__(self) -> int:
+        return len(OPERATORS)
 
 
 class Rounds:
     """One rank's count of its operators.
 
-    Two combines of one zone need a full wait between them (docs/protocol.md, "Which programmes are safe"): a
-    dispatch or a barrier, each of which waits for every rank. It covers the combines that a rank had ended
-    when it posted its own flags.
+    Two runs in one zone of an operator that does not wait for every rank need a full wait between them: one
+    that does (docs/protocol.md, "Which programmes are safe"). It covers the runs that a rank had ended when
+    it posted its own flags.
 
     Args:
-        site: where they run.
+        facts: of the scheme.
 
     Attributes:
-        counts: runs of each operator.
+        record: what there is to know.
+        counts: runs of each operator, failed ones too.
     """
 
-    def __init__(self, site: Site) -> None:
-        self.counts: dict[str, int] = {"dispatch": 0, "combine": 0, "barrier": 0}
-        self._site = site
-        self._posted = 0
-        self._covered, self._covered_in_graph = 0, False
+    def __init__(self, facts: RoundFacts) -> None:
+        self._facts = facts
+        self.record = RoundsRecord()
+        self.counts = Counts(self.record)
+        bits = {operator: 1 << number for operator, number in _NUMBERS.items()}
+        for operator, number in _NUMBERS.items():
+            sharing = facts.shared if operator in facts.shared else {operator}
+            self.record.num_zones[number] = facts.num_zones
+            self.record.sharing[number] = sum(bits[other] for other in sharing)
+        self.record.waiting = sum(bits[operator] for operator in facts.waiting)
+        self.record.on_device = facts.on_device
 
     def zone(self, operator: Operator) -> int:
         """The zone that the next plan of this operator is built for."""
-        if self._site.zones_on_device:
-            return 0  # plans are the same for both
-        counts = self.counts
-        if self._site.is_version_1 and operator != "barrier":
-            return (counts["dispatch"] + counts["combine"]) % NUM_ZONES
-        return counts[operator] % NUM_ZONES
+        facts, counts = self._facts, self.counts
+        if facts.on_device:
+            return 0  # plans are the same for all
+        sharing = facts.shared if operator in facts.shared else (operator,)
+        return sum(counts[other] for other in sharing) % facts.num_zones
 
-    def needs_wait(self, capturing: bool) -> bool:
-        """Whether a full wait has to come before the next combine.
+    def needs_wait(self, operator: Operator, capturing: bool) -> bool:
+        """Whether a full wait has to come before the next run of this operator.
 
         A graph may run any number of times, with anything in between: each combine in it has a full wait
         right before it, in the same graph.
         """
-        if self._site.combine_waits_for_all:
+        if operator in self._facts.waiting:
             return False
-        uncovered = self.counts["combine"] - self._covered
-        if self._site.zones_on_device:
-            return uncovered > 0 or self._covered_in_graph is not capturing
-        return uncovered >= NUM_ZONES
+        number = _NUMBERS[operator]
+        uncovered: int = self.counts[operator] - self.record.covered[number]
+        if self._facts.on_device:
+            return uncovered > 0 or bool(self.record.covered_in_graph) is not capturing
+        return uncovered >= self._facts.num_zones
+
+    def begin(self, operator: Operator) -> None:
+        """An operator begins. A full wait's flags leave now, and cover the runs that have ended."""
+        if operator in self._facts.waiting:
+            self.record.posted = self.record.counts
+
+    def end(self, operator: Operator, succeeded: bool, capturing: bool) -> None:
+        """An operator has ended. Its zone turns exactly once, on failure too."""
+        self.record.counts[_NUMBERS[operator]] += 1
+        if succeeded and operator in self._facts.waiting:
+            self.record.covered = self.record.posted
+            self.record.covered_in_graph = capturing
 
     def check_graph(self, capturing: bool) -> None:
         """Checks that what is captured can run more than once.
@@ -55,16 +127,5 @@ class Rounds:
         Raises:
             BufferStateError: it cannot.
         """
-        if capturing and not self._site.zones_on_device:
-            raise BufferStateError(
-                f"comm_alg={self._site.config.scheme!r} cannot be captured: its outputs are another "
-                f"tensor in every other call. Use 'fullmesh_v1' or 'fullmesh_v2'."
-            )
-
-    def post(self) -> None:
-        """A full wait begins: its flags leave now and cover the combines that have ended by now."""
-        self._posted = self.counts["combine"]
-
-    def cover(self, capturing: bool) -> None:
-        """The full wait has ended."""
-        self._covered, self._covered_in_graph = self._posted, capturing
+        if capturing and self._facts.no_graph:
+            raise BufferStateError(self._facts.no_graph)

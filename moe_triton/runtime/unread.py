@@ -8,7 +8,7 @@ from moe_triton.backends.base import Bindings, Executable
 from moe_triton.runtime.diagnosis import Call
 
 # What a message about a failed run is made from. The rest of a call's memory is not held on to.
-_READ_LATER = ("num_tokens", "topk_idx", "mask")
+_READ_LATER = ("num_tokens", "topk_idx")
 
 
 class UnreadRuns:

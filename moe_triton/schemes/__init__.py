@@ -1,14 +1,41 @@
-"""Communication schemes: each builds the plans of dispatch and combine."""
+"""How tokens travel: a folder for each scheme and a line here, which is all that the rest knows of one.
+
+docs/schemes.md tells how to add one. A scheme is imported when it is first asked for.
+"""
 
 from __future__ import annotations
 
-from moe_triton.schemes.direct import Direct
-from moe_triton.schemes.fullmesh import Fullmesh
-from moe_triton.schemes.site import Site
+import pkgutil
+from typing import TYPE_CHECKING
 
-Scheme = Fullmesh | Direct
+from moe_triton.core.config import Config
+
+if TYPE_CHECKING:
+    from moe_triton.layout import Layout
+    from moe_triton.schemes.scheme import Scheme
+    from moe_triton.schemes.site import Site
+
+# Where a `Scheme` is, by product and ``comm_alg``. A product's first one is its default.
+SCHEMES: dict[str, dict[str, str]] = {
+    "A3": {
+        "fullmesh_v1": "moe_triton.schemes.fullmesh:Fullmesh",
+        "fullmesh_v2": "moe_triton.schemes.fullmesh:InbandFullmesh",
+        "direct": "moe_triton.schemes.direct:Direct",
+    },
+}
+
+
+def scheme_type(config: Config) -> type[Scheme]:
+    """The class of the scheme that a config names."""
+    found: type[Scheme] = pkgutil.resolve_name(SCHEMES[config.product][config.scheme])
+    return found
 
 
 def make_scheme(site: Site) -> Scheme:
-    """The scheme that a site's config names."""
-    return Direct(site) if site.config.scheme == "direct" else Fullmesh(site)
+    """The scheme that a site's config names, on that site's rank."""
+    return scheme_type(site.config)(site)
+
+
+def layout_of(config: Config) -> Layout:
+    """What lies where in the window of the scheme that a config names; the same on every rank."""
+    return scheme_type(config).layout_of(config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -13,16 +13,11 @@ from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.core.plan import Hole, Launch, Part, Stream, Value, launch
 from moe_triton.core.tuning import Tuning
 from moe_triton.kernels.zones import turn_kernel
-from moe_triton.layout import (
-    UB_ALIGN,
-    ExchangeLayout,
-    Layout,
-    SlotLayout,
-    WindowLayout,
-    align,
-    exchange_layout_of,
-    layout_of,
-)
+from moe_triton.layout import UB_ALIGN, ExchangeLayout, Layout, SlotLayout, align
+from moe_triton.schemes import make_scheme
+
+if TYPE_CHECKING:
+    from moe_triton.schemes.scheme import Scheme
 
 BLOCK_QUANTIZE_ELEMENTS = 8
 Scratch = dict[str, tuple[int, torch.dtype]]
@@ -57,33 +52,31 @@ class Site:
     tuning: Tuning = field(default_factory=Tuning)
 
     @cached_property
+    def scheme(self) -> Scheme:
+        """How tokens travel."""
+        return make_scheme(self)
+
+    @property
     def layout(self) -> Layout:
-        """Where things lie in a window."""
-        return layout_of(self.config)
-
-    @property
-    def slots_layout(self) -> WindowLayout:
-        """The same, of a scheme that has slots."""
-        assert isinstance(self.layout, WindowLayout)
-        return self.layout
-
-    @property
-    def combine_waits_for_all(self) -> bool:
-        """Whether combine waits for every rank, and so separates operators as dispatch does."""
-        return self.is_version_1 or self.config.scheme == "direct"
+        """Where things lie in the scheme's own window."""
+        return self.scheme.layout
 
     @property
     def zones_on_device(self) -> bool:
-        """Whether kernels look their zones up in device memory, so that plans are the same for both.
+        """See `RoundFacts`."""
+        return self.scheme.rounds.on_device
 
-        Not with "direct", whose outputs are another tensor in each zone.
-        """
-        return self.target == "npu" and self.config.scheme != "direct"
+    @property
+    def keeps_own(self) -> bool:
+        """See `Scheme`."""
+        return self.scheme.keeps_own
 
     def zone_cell(self, operator: Operator) -> Hole:
-        """Where an operator's zone stands: V1's operators share theirs."""
-        is_shared = self.is_version_1 and operator == "combine"
-        return Hole("zones", ZONE_BYTES * OPERATORS.index("dispatch" if is_shared else operator))
+        """Where an operator's zone stands."""
+        shared = self.scheme.rounds.shared
+        return Hole(
+            "zones", ZONE_BYTES * min(map(OPERATORS.index, shared if operator in shared else (operator,)))
+        )
 
     def zone_of(self, operator: Operator, zone: int) -> dict[str, Value]:
         """How an Ascend C kernel finds an operator's zone."""
@@ -102,7 +95,8 @@ class Site:
     @cached_property
     def exchange(self) -> ExchangeLayout:
         """Where things lie in the window between tensor-parallel ranks."""
-        return exchange_layout_of(self.config, self.rank)
+        c = self.config
+        return ExchangeLayout(c.hidden, c.receive_capacity(self.rank), c.num_ranks)
 
     @property
     def overlaps(self) -> bool:
@@ -125,13 +119,6 @@ class Site:
     def first_expert(self) -> int:
         """The first of this rank's routed experts."""
         return (self.rank - self.config.num_shared_ranks) * self.config.num_local_experts
-
-    @property
-    def keeps_own(self) -> bool:
-        """Whether rows from this rank to itself need not go through its window."""
-        # On the NPU results in two allocations would be one more unproven assumption of the sum.
-        is_plain = self.config.scheme == "fullmesh_v1" and not self.is_version_1 and self.target == "cpu"
-        return is_plain and not self.config.is_shared_rank(self.rank)
 
     @property
     def num_entries(self) -> int:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import functools
 import inspect
-import marshal
 import types
 import typing
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from moe_triton.core.checks import check_integer, check_text, shown
+from moe_triton.core.checks import check_integer, check_number, check_text, shown
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
 
-# What attributes are called that the plans of two versions, or of both operators, have one name for.
-NAMES = {"num_zero": "zero_expert_num", "num_copy": "copy_expert_num", "num_const": "const_expert_num"}
-CHECKS: dict[str, Callable[[str, object], object]] = {"int": check_integer, "str": check_text}
+CHECKS: dict[type, Callable[[str, object], object]] = {
+    int: check_integer,
+    str: check_text,
+    float: check_number,
+}
 GROUPS = ("group_ep", "group_tp")
 
 
@@ -60,16 +61,6 @@ def _argument(parameter: inspect.Parameter, hint: Any) -> Argument:
     return Argument(parameter.name, kind, len(given) < len(kinds), parameter.default)
 
 
-def exactly(attributes: tuple[Any, ...]) -> bytes:
-    """What stands for attributes in the key of a plan: other bytes for 16, 16.0 and True, which are equal.
-
-    Raises:
-        ValueError: there is an object among them of a type that is not one of Python's own.
-    """
-    # Half as long as a tuple of types. Marshal's later formats write the same string in several ways.
-    return marshal.dumps(attributes, 2)
-
-
 def check_group(argument: str, name: object) -> str:
     """Checks that a group is given by its name, and returns it.
 
@@ -82,21 +73,13 @@ def check_group(argument: str, name: object) -> str:
     raise ArgumentError(argument, shown(name), rule, remedy, code=INVALID_ARGUMENT)
 
 
-def check_attributes(attributes: Sequence[Any], kind: type) -> tuple[Any, ...]:
-    """Checks the types of a call's attributes, and returns them as Python's own.
-
-    Args:
-        attributes: in the order of ``kind``'s fields from group_ep on.
-        kind: a dataclass of what plans depend on.
+def check_attribute(argument: Argument, value: Any) -> Any:
+    """Checks the type of an attribute of a call, and returns it as Python's own.
 
     Raises:
-        ArgumentError: one is of another type than its field (161002).
+        ArgumentError: it is of another type than its signature says (161002).
     """
-    declared = fields(kind)
-    names = [field.name for field in declared]
-    begin = names.index("group_ep")
-    checked = []
-    for field, value in zip(declared[begin:], attributes, strict=False):
-        check = check_group if field.name in GROUPS else CHECKS.get(str(field.type))
-        checked.append(check(NAMES.get(field.name, field.name), value) if check else value)
-    return tuple(checked)
+    if argument.name in GROUPS:
+        return check_group(argument.name, value)
+    # What may be left out is a dtype, or a number that stands for one: the rules refuse it.
+    return value if argument.optional else CHECKS[argument.kind](argument.name, value)

@@ -7,24 +7,84 @@ goes through the operator `torch.ops.moe_triton.<name>`, whose schema is the fun
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import has_side_effect
 
 from moe_triton.core.errors import ArgumentError
-from moe_triton.torch_npu_ops.dtypes import number_of
+from moe_triton.operators import Symbols
+from moe_triton.torch_npu_ops.calls import Calls
+from moe_triton.torch_npu_ops.dtypes import dtype_of, number_of
+from moe_triton.torch_npu_ops.plan import Named, OperatorPlan
 
 Tensor = torch.Tensor
 P = ParamSpec("P")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 NAMESPACE = "moe_triton"
 _library = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
 _is_compiling = torch.compiler.is_compiling
 _num_modes = torch._C._len_torch_dispatch_stack
+
+
+class PlannedOperator(Protocol[P, R_co]):
+    """A function of torch_npu's, and its plan."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Plans and executes."""
+        ...
+
+    def plan(self, *args: P.args, **kwargs: P.kwargs) -> OperatorPlan:
+        """Checks the arguments of a call by every rule that does not depend on data.
+
+        Nothing is sent, nothing is made, and no other rank has to do the same.
+
+        Returns:
+            The plan: ``window_bytes``, ``workspace_bytes``, and the group's ``config``.
+
+        Raises:
+            ArgumentError: an argument breaks a rule; it has the status code.
+        """
+        ...
+
+
+def planned(calls: Calls) -> Callable[[Callable[P, R]], PlannedOperator[P, R]]:
+    """Makes an operator of a function that runs ``calls``, and gives it its ``plan``."""
+
+    def define(function: Callable[P, R]) -> PlannedOperator[P, R]:
+        named = functools.partial(_named, inspect.signature(function))
+        calls.declare(function)
+        call = operator(lambda *args, **kwargs: fake(calls, named(*args, **kwargs)), calls.written)(function)
+        call.plan = lambda *args, **kwargs: calls.plan(named(*args, **kwargs))  # type: ignore[attr-defined]
+        return cast(PlannedOperator[P, R], call)
+
+    return define
+
+
+def _named(signature: inspect.Signature, *args: Any, **kwargs: Any) -> Named:
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def fake(calls: Calls, named: Named) -> Any:
+    """What a call returns, by shapes and dtypes alone. Sizes may be symbolic.
+
+    Where an argument breaks a rule the shapes are those of the nearest call that does not: the rules are for
+    the plan, which knows the product and the group. So y_dtype counts here, although A2 and A3 refuse it.
+    """
+    symbols = Symbols(calls.operator, named)
+    specs = symbols.specs()
+    if named.get("y_dtype") is not None:
+        specs[0] = specs[0][0], dtype_of("y_dtype", named["y_dtype"])
+    like = named[calls.operator.tensors[0].name]
+    outputs = tuple(like.new_empty(shape, dtype=dtype) for shape, dtype in specs)
+    return outputs if len(outputs) > 1 else outputs[0]
 
 
 def operator(

@@ -10,7 +10,8 @@ from typing import Literal
 import numpy as np
 
 from moe_triton.core.region import Dim, Region
-from moe_triton.layout import NUM_ZONES, DirectLayout, SlotLayout
+from moe_triton.layout import NUM_ZONES, SlotLayout
+from moe_triton.schemes.direct.layout import DirectLayout
 from tests.kernels.models import starts_model
 
 from .call_words import CallWords, expecting, posting

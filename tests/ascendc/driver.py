@@ -7,7 +7,8 @@ import time
 
 import numpy as np
 
-from moe_triton.layout import NUM_ZONES, STATE_BYTES, WindowLayout
+from moe_triton.layout import NUM_ZONES, STATE_BYTES
+from moe_triton.schemes.fullmesh.layout import WindowLayout
 
 from .call_words import CallWords, expecting, posting
 from .case import Case, Routing, WrongResultError, check_reports, draw_routing, results_of, sent_to

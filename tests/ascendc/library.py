@@ -18,6 +18,7 @@ import numpy as np
 from moe_triton.core.ascendc import KERNELS, REPORT_WORDS
 from moe_triton.core.kernel import AscendCKernel
 from moe_triton.core.region import REGION_DIMS, Region
+from moe_triton.tools import codegen
 
 SOURCES = Path(__file__).resolve().parents[2] / "kernels_ascendc"
 BUILDS = SOURCES.parent / "build" / "ascendc-tests"  # kept between runs; `make clean` removes it
@@ -49,7 +50,8 @@ def patched(patches: Sequence[Patch]) -> dict[str, str]:
     Raises:
         AssertionError: a patch does not apply exactly once.
     """
-    texts = {
+    texts = {f"include/{name}": text for name, text in codegen.headers().items()}
+    texts |= {
         str(path.relative_to(SOURCES)): path.read_text(encoding="utf-8")
         for folder in FOLDERS
         for path in sorted((SOURCES / folder).iterdir())

@@ -149,7 +149,7 @@ COUNTS = (
     ),
 )
 
-_FLOATS = "            stamp.SetValue(4, args_->scales != 0 ? scales_.At(visit.row_number) : 0);\n"
+_FLOATS = "            stamp.SetValue(Stamp::SCALE, args_->scales != 0 ? scales_.At(visit.row_number) : 0);\n"
 
 ROWS = (
     Mutant(
@@ -179,8 +179,8 @@ ROWS = (
     Mutant(
         "weight and scale changed over",
         (
-            Patch(SEND_PLAN, "        stamp.SetValue(3, weighted ?", "        stamp.SetValue(4, weighted ?"),
-            Patch(SEND_PLAN, _FLOATS, _FLOATS.replace("SetValue(4", "SetValue(3")),
+            Patch(SEND_PLAN, "SetValue(Stamp::WEIGHT, weighted", "SetValue(Stamp::SCALE, weighted"),
+            Patch(SEND_PLAN, _FLOATS, _FLOATS.replace("Stamp::SCALE", "Stamp::WEIGHT")),
         ),
         case_of(scaled=True),
     ),

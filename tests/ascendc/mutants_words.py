@@ -24,12 +24,12 @@ _BESIDE_MISSING = DisagreeingCase(tokens=(3, 2, 4), blocks=1, other=2, absent_ra
 WORD_MUTANTS = (
     Mutant(
         "call words not compared",
-        (Patch(DISPATCH_WAIT, "words.GetValue(word + CALL_WORD) != call_)", "false)"),),
+        (Patch(DISPATCH_WAIT, "words.GetValue(entry + StatusEntry::CALL) != call_)", "false)"),),
         _OTHER,
     ),
     Mutant(
         "no call word in entries",
-        (without(STATUS_ENTRIES, "        entries_.SetValue(WordOf(i) + CALL_WORD, call);\n"),),
+        (without(STATUS_ENTRIES, "        entries_.SetValue(WordOf(i) + StatusEntry::CALL, call);\n"),),
         case_of(),
     ),
     Mutant(

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 
 import pytest
 import torch
 
 from moe_triton.backends.base import CallSetting
-from moe_triton.backends.cpu.calls import NativeCalls
+from moe_triton.backends.cpu.calls import NativeCalls, layout_of
 from moe_triton.backends.cpu.extension import DTYPE_CODES, extension, new_pool, why_not
 from moe_triton.backends.cpu.output_pool import OutputPool
 from moe_triton.backends.waits import Waits
 from moe_triton.core.errors import ToolchainError
 from moe_triton.handle import DispatchHandle, DispatchOutput
+from moe_triton.runtime.rounds import RoundsRecord
 from tests.headers import needs_headers
 
 pytestmark = needs_headers
@@ -31,8 +33,6 @@ def rank_calls(facts: dict[str, int]) -> object:
     return MODULE.RankCalls(
         facts=facts,
         pool=make_pool(),
-        counts={},
-        rounds=object(),
         last={},
         lock=threading.Lock(),
         output_type=DispatchOutput,
@@ -54,10 +54,23 @@ def test_facts_that_are_missing_are_refused(facts: dict[str, int]) -> None:
 def test_a_module_of_other_sources_is_refused() -> None:
     lock = threading.Lock()
     setting = CallSetting(
-        {"hidden": 1}, {}, object(), {}, lock, DispatchOutput, DispatchHandle, Waits(), print
+        {"hidden": 1}, RoundsRecord(), {}, lock, DispatchOutput, DispatchHandle, Waits(), print
     )
     assert MODULE is not None
     with pytest.raises(ToolchainError, match=r"built from other sources.*moe-triton build"):
+        NativeCalls(setting, OutputPool(), MODULE)
+
+
+def test_a_record_of_rounds_that_is_laid_out_otherwise_is_refused() -> None:
+    assert MODULE is not None
+    assert layout_of(RoundsRecord) == MODULE.ROUNDS
+
+    class Other(ctypes.Structure):
+        _fields_ = (("counts", ctypes.c_uint32),)
+
+    lock = threading.Lock()
+    setting = CallSetting({}, Other(), {}, lock, DispatchOutput, DispatchHandle, Waits(), print)
+    with pytest.raises(ToolchainError, match="record of rounds"):
         NativeCalls(setting, OutputPool(), MODULE)
 
 

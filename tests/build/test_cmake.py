@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,17 +12,20 @@ import pytest
 from moe_triton.backends.npu import toolchain
 from moe_triton.backends.npu.library import LIBRARY
 from moe_triton.backends.npu.toolchain import WHY_OLDEST_CANN
+from moe_triton.tools import codegen
 from tests.build.fake_cann import SOURCES, FakeCann, cmake
 
-INCLUDE = f"-I{SOURCES}/include"
 KERNELS = f"{SOURCES}/launch/moe_kernels.asc"
 COMMON = ["-fPIC", "-O2", "-std=c++17"]
 MACRO = "-DMOE_KERNEL_TYPE_BY_MACRO"
 
 
 def commands(tree: Path, *definitions: str) -> list[list[str]]:
+    folders = [f"-I{SOURCES}/include", f"-I{tree}/generated"]
     output = ["-o", f"{tree}/{LIBRARY}"]
-    return [["-x", "asc", "-shared", *COMMON, *definitions, "--npu-arch=dav-2201", INCLUDE, KERNELS, *output]]
+    return [
+        ["-x", "asc", "-shared", *COMMON, *definitions, "--npu-arch=dav-2201", *folders, KERNELS, *output]
+    ]
 
 
 def configure(tree: Path, *options: str, home: Path | None = None, code: int = 0) -> str:
@@ -149,7 +154,15 @@ def test_the_sources_are_installed_and_can_be_built_from(tmp_path: Path) -> None
     cmake("--install", tree, "--component", "Unspecified", "--prefix", tmp_path / "prefix")
     installed = tmp_path / "prefix" / "moe_triton" / "_native" / "kernels_ascendc"
     here = {path.relative_to(SOURCES) for path in SOURCES.rglob("*") if path.is_file()}
-    assert {path.relative_to(installed) for path in installed.rglob("*") if path.is_file()} == here
+    headers = {Path("include", name) for name in codegen.headers()}
+    assert {path.relative_to(installed) for path in installed.rglob("*") if path.is_file()} == here | headers
     cmake("-S", installed, "-B", tmp_path / "later", "-DBACKEND=npu", home=cann.home)
     cmake("--build", tmp_path / "later")
     assert f"{installed}/launch/moe_kernels.asc" in cann.calls[0]
+
+
+def test_headers_are_made_without_any_package(tmp_path: Path) -> None:
+    """A build in isolation has no torch."""
+    words = [sys.executable, "-S", SOURCES / "cmake" / "generate.py", SOURCES.parent / "moe_triton", tmp_path]
+    subprocess.run(words, check=True, timeout=60)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == codegen.headers()

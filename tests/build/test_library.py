@@ -133,8 +133,7 @@ def test_without_the_library_the_error_says_how_to_build_it(
 def sources_of(kernels: Sequence[AscendCKernel], folder: Path) -> Path:
     copy = folder / "kernels_ascendc"
     shutil.copytree(SOURCES, copy)
-    (copy / "include" / "moe_layout.h").write_text(codegen.render(kernels))
-    (copy / "include" / "moe_abi.h").write_text(codegen.render_abi(kernels))
+    codegen.write(copy / "include", kernels)
     return copy
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from moe_triton.core import ascendc
+from moe_triton.tools import codegen
 from tests.build.fake_cann import SOURCES
 
 cindex: Any = pytest.importorskip("clang.cindex", reason="clang is missing: pip install 'moe_triton[dev]'")
@@ -36,11 +37,18 @@ def system_folders() -> list[str]:
     return [word for folder in listed for word in ("-isystem", folder)]
 
 
-def parse(sources: Path, dialect: str) -> tuple[Any, list[str]]:
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("generated")
+    codegen.write(folder)
+    return folder
+
+
+def parse(sources: Path, generated: Path, dialect: str) -> tuple[Any, list[str]]:
     """The parsed launchers and what clang says of them."""
     options = ["-x", "cuda", "--cuda-host-only", "-nocudainc", "-nocudalib", "-std=c++17"]
     warnings = ["-Wall", "-Wextra", "-Wno-unknown-cuda-version", "-ferror-limit=0"]
-    folders = ["-nostdinc", f"-I{API}", f"-I{sources}/include", *system_folders()]
+    folders = ["-nostdinc", f"-I{API}", f"-I{sources}/include", f"-I{generated}", *system_folders()]
     unit = cindex.Index.create().parse(
         str(sources / "launch" / "moe_kernels.asc"), args=[*options, *warnings, *folders, *DIALECTS[dialect]]
     )
@@ -61,22 +69,22 @@ def kernels_of(unit: Any) -> dict[str, Any]:
 
 
 @dialects
-def test_the_kernels_parse_without_the_emulation(dialect: str) -> None:
-    unit, said = parse(SOURCES, dialect)
+def test_the_kernels_parse_without_the_emulation(generated: Path, dialect: str) -> None:
+    unit, said = parse(SOURCES, generated, dialect)
     assert said == []
     assert set(kernels_of(unit)) == {kernel.name for kernel in ascendc.KERNELS}
 
 
-def test_every_kernel_is_of_mixed_type_and_starts_as_a_whole() -> None:
-    unit, _ = parse(SOURCES, "attributes")
+def test_every_kernel_is_of_mixed_type_and_starts_as_a_whole(generated: Path) -> None:
+    unit, _ = parse(SOURCES, generated, "attributes")
     for kernel in kernels_of(unit).values():
         children = kernel.get_children()
         notes = [c.spelling for c in children if c.kind == cindex.CursorKind.ANNOTATE_ATTR]
         assert notes == ["mix 0 1", "schedmode 1"]
 
 
-def test_every_kernel_is_of_mixed_type_where_a_macro_says_so() -> None:
-    unit, _ = parse(SOURCES, "macro")
+def test_every_kernel_is_of_mixed_type_where_a_macro_says_so(generated: Path) -> None:
+    unit, _ = parse(SOURCES, generated, "macro")
     for kernel in kernels_of(unit).values():
         references = [
             c.spelling
@@ -89,8 +97,8 @@ def test_every_kernel_is_of_mixed_type_where_a_macro_says_so() -> None:
 
 
 @dialects
-def test_every_launcher_launches_its_own_kernel(dialect: str) -> None:
-    unit, _ = parse(SOURCES, dialect)
+def test_every_launcher_launches_its_own_kernel(generated: Path, dialect: str) -> None:
+    unit, _ = parse(SOURCES, generated, dialect)
     names = kernels_of(unit)
     for kernel in ascendc.KERNELS:
         (launcher,) = [
@@ -106,8 +114,8 @@ def test_every_launcher_launches_its_own_kernel(dialect: str) -> None:
 
 
 @pytest.mark.parametrize(("dialect", "mode"), [("attributes", "1"), ("macro", "0")])
-def test_what_the_library_says_of_its_schedule(dialect: str, mode: str) -> None:
-    unit, _ = parse(SOURCES, dialect)
+def test_what_the_library_says_of_its_schedule(generated: Path, dialect: str, mode: str) -> None:
+    unit, _ = parse(SOURCES, generated, dialect)
     (function,) = [c for c in unit.cursor.walk_preorder() if c.spelling == "moe_schedule_mode"]
     (constant,) = [c.referenced for c in function.walk_preorder() if c.spelling == "SCHEDULE_MODE"][:1]
     assert [token.spelling for token in constant.get_tokens()][-2:] == ["=", mode]
@@ -156,12 +164,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_found(tmp_path: Path, name: str) -> None:
+def test_what_is_wrong_is_found(tmp_path: Path, generated: Path, name: str) -> None:
     file, old, new, message = WRONG[name]
     copy = tmp_path / "kernels_ascendc"
     shutil.copytree(SOURCES, copy)
     text = (copy / file).read_text()
     assert text.count(old) == 1
     (copy / file).write_text(text.replace(old, new))
-    _, said = parse(copy, "attributes")
+    _, said = parse(copy, generated, "attributes")
     assert any(message in line for line in said), said

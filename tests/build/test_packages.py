@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from moe_triton.backends.cpu import extension, native
 from moe_triton.core import abi
+from moe_triton.tools import codegen
 from moe_triton.tools.cli.app import app
 from tests.build.fake_cann import SOURCES
 from tests.headers import HAS_HEADERS
@@ -36,7 +37,8 @@ def test_the_wheel_holds_the_sources(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     native_folder = "moe_triton/_native"
-    assert {f"{native_folder}/{name}" for name in FILES} <= names
+    headers = {f"kernels_ascendc/include/{name}" for name in codegen.headers()}
+    assert {f"{native_folder}/{name}" for name in FILES | headers} <= names
     assert f"{native_folder}/{native.LIBRARY}" in names
     assert f"{native_folder}/{extension.FILE}" in names or not HAS_HEADERS
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from moe_triton import EPBuffer
 from moe_triton.core.config import Config
-from moe_triton.layout import DirectLayout
 from moe_triton.processes import RankFailedError, RankGroup, run_ranks
+from moe_triton.schemes.direct.layout import DirectLayout
 from tests.distributed.cases import Case, cases, small_case, with_scheme
 from tests.distributed.direct_workers import (
     Moment,

@@ -28,8 +28,8 @@ from moe_triton import (
 from moe_triton.backends.cpu import window as window_module
 from moe_triton.backends.cpu.triton import toolchain
 from moe_triton.core.config import Config
-from moe_triton.layout import WindowLayout
 from moe_triton.processes import RankFailedError, RankGroup, run_ranks
+from moe_triton.schemes.fullmesh.layout import WindowLayout
 from tests.distributed.cases import experts_of, inputs_of, small_case
 from tests.distributed.workers import compare_rounds, expected_round, make_buffer, one_round
 

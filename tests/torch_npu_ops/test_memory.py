@@ -35,7 +35,7 @@ def plans(rank: int, num_ranks: int, options: dict[str, Any]) -> tuple[Any, Any,
         scales=torch.ones(EXPERTS, HIDDEN) if options.get("smooth") else None,
         **common,
     )
-    outputs = tuple(torch.empty(shape, dtype=dtype) for shape, dtype in dispatch.shapes.outputs())
+    outputs = tuple(torch.empty(shape, dtype=dtype) for shape, dtype in dispatch.symbols.specs())
     y = torch.zeros(outputs[0].shape).bfloat16()
     combine = ops.npu_moe_distribute_combine_v2.plan(
         y,

@@ -31,6 +31,8 @@ class NativeCalls:
         facts = {name: native.symbol_address(symbol) for name, symbol in functions.items()}
         self._waits = setting.waits  # native code has an address in it
         facts["holder"] = ctypes.addressof(self._waits.holder)
+        self._rounds = setting.rounds  # as above
+        facts["rounds"] = ctypes.addressof(self._rounds)
         self._prepared_type, tell = native_module.Prepared, setting.failed
 
         # Not a method: native code holds it, and nothing is to lead from there back to here.
@@ -38,11 +40,11 @@ class NativeCalls:
             tell(operator, executable, functools.partial(executable.finish, result), bindings)
 
         try:
+            if layout_of(type(self._rounds)) != native_module.ROUNDS:
+                raise TypeError(f"its record of rounds is {native_module.ROUNDS}")
             self._calls = native_module.RankCalls(
                 facts={**setting.facts, **facts},
                 pool=pool.native,
-                counts=setting.counts,
-                rounds=setting.rounds,
                 last=setting.last,
                 lock=setting.lock,
                 output_type=setting.output_type,
@@ -83,3 +85,9 @@ class NativeCalls:
         before = self._calls.dispatches, self._calls.combines
         self._calls.dispatches, self._calls.combines = prepared
         return before
+
+
+def layout_of(record: type[ctypes.Structure]) -> str:
+    """Name, offset and size of each field, in bytes."""
+    fields = ((each[0], getattr(record, each[0])) for each in record._fields_)
+    return " ".join(f"{name}@{field.offset}+{field.size}" for name, field in fields)

@@ -221,20 +221,19 @@ class TorchExecutable:
 
 
 def settings_struct(settings: CpuSettings, fixed: Bindings, waits: NativeWaits) -> native.SettingsStruct:
-    """What native launches need to know: how to copy and wait, and where the group's doorbells are."""
+    """What native launches need to know: how to copy and wait, and where each group's doorbells are."""
     groups = []
-    for prefix in ("", "exchange_"):
-        if f"{prefix}peers" in fixed:
-            peers, window = fixed[f"{prefix}peers"], fixed[f"{prefix}window"]
-            assert isinstance(peers, torch.Tensor)
-            assert isinstance(window, torch.Tensor)
-            groups.append(native.WindowGroupStruct(peers.data_ptr(), peers.numel(), window.numel()))
+    for prefix in (name.removesuffix("peers") for name in fixed if name.endswith("peers")):
+        peers, window = fixed[f"{prefix}peers"], fixed[f"{prefix}window"]
+        assert isinstance(peers, torch.Tensor)
+        assert isinstance(window, torch.Tensor)
+        groups.append(native.WindowGroupStruct(peers.data_ptr(), peers.numel(), window.numel()))
     return native.SettingsStruct(
         settings.cached_bytes,
         settings.spins,
         settings.yields,
         len(groups),
-        (native.WindowGroupStruct * 2)(*groups),
+        (native.WindowGroupStruct * len(groups))(*groups),
         waits.address,
     )
 

@@ -53,7 +53,7 @@ class SettingsStruct(ctypes.Structure):
         ("spins", ctypes.c_uint32),
         ("yields", ctypes.c_uint32),
         ("num_groups", ctypes.c_uint64),
-        ("groups", WindowGroupStruct * 2),
+        ("groups", ctypes.POINTER(WindowGroupStruct)),
         ("control", ctypes.c_void_p),
     )
 

@@ -8,10 +8,12 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
+from moe_triton.schemes import SCHEMES
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 console = Console()
 
-COMM_ALG_HELP = "how tokens travel: fullmesh_v1, fullmesh_v2 or direct"
+COMM_ALG_HELP = f"how tokens travel: {', '.join(SCHEMES['A3'])}"
 
 
 @app.command()

@@ -8,9 +8,8 @@ from rich.table import Table
 
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
-from moe_triton.layout import layout_of
 from moe_triton.limits import check_config
-from moe_triton.schemes import make_scheme
+from moe_triton.schemes import layout_of, make_scheme
 from moe_triton.schemes.site import Site
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from moe_triton.torch_npu_ops.calls.combine import run_add_rms_norm, run_combine
-from moe_triton.torch_npu_ops.calls.common import has_peer
-from moe_triton.torch_npu_ops.fakes import fake_add_rms_norm, fake_combine
-from moe_triton.torch_npu_ops.operators import operator
-from moe_triton.torch_npu_ops.planning import planned
-from moe_triton.torch_npu_ops.plans.tensors import CombineTensors
+from moe_triton.operators import COMBINE, COMBINE_ADD_RMS_NORM, COMBINE_V1
+from moe_triton.torch_npu_ops.calls import Calls
+from moe_triton.torch_npu_ops.operators import planned
+from moe_triton.torch_npu_ops.plan import CombinePlan
+
+_combine_v1 = Calls(COMBINE_V1, CombinePlan)
+_combine = Calls(COMBINE, CombinePlan)
+_combine_add_rms_norm = Calls(COMBINE_ADD_RMS_NORM, CombinePlan)
 
 
-@planned
-@operator(fake_combine)
+@planned(_combine_v1)
 def npu_moe_distribute_combine(
     expand_x: Tensor,
     expert_ids: Tensor,
@@ -76,44 +77,10 @@ def npu_moe_distribute_combine(
     Returns:
         (BS, H) in expand_x's dtype.
     """
-    tensors = CombineTensors(
-        expand_x,
-        expert_ids,
-        expand_idx,
-        ep_send_counts,
-        expert_scales=expert_scales,
-        tp_send_counts=tp_send_counts if has_peer(tp_world_size) else None,
-        x_active_mask=x_active_mask,
-        shared_expert_x=shared_expert_x,
-    )
-    attributes = (
-        group_ep,
-        ep_world_size,
-        ep_rank_id,
-        moe_expert_num,
-        group_tp,
-        tp_world_size,
-        tp_rank_id,
-        expert_shard_type,
-        shared_expert_num,
-        shared_expert_rank_num,
-        global_bs,
-        out_dtype,
-        comm_quant_mode,
-        group_list_type,
-        "",
-        0,
-        0,
-        0,
-        0,
-    )
-    unused = (activation_scale is not None, weight_scale is not None, group_list is not None)
-    unread = (tp_send_counts, expand_scales)
-    return run_combine(1, "expand_idx", tensors, attributes, unread, unused)
+    return _combine_v1.run(locals())  # type: ignore[no-any-return]
 
 
-@planned
-@operator(fake_combine, mutates=("performance_info",))
+@planned(_combine)
 def npu_moe_distribute_combine_v2(
     expand_x: Tensor,
     expert_ids: Tensor,
@@ -187,51 +154,10 @@ def npu_moe_distribute_combine_v2(
     Returns:
         (BS, H) in expand_x's dtype.
     """
-    tensors = CombineTensors(
-        expand_x,
-        expert_ids,
-        assist_info_for_combine,
-        ep_send_counts,
-        expert_scales,
-        tp_send_counts if has_peer(tp_world_size) else None,
-        x_active_mask,
-        shared_expert_x,
-        ori_x,
-        const_expert_alpha_1,
-        const_expert_alpha_2,
-        const_expert_v,
-        None,
-        None,
-        performance_info,
-        elastic_info,
-    )
-    attributes = (
-        group_ep,
-        ep_world_size,
-        ep_rank_id,
-        moe_expert_num,
-        group_tp,
-        tp_world_size,
-        tp_rank_id,
-        expert_shard_type,
-        shared_expert_num,
-        shared_expert_rank_num,
-        global_bs,
-        0,
-        comm_quant_mode,
-        0,
-        comm_alg,
-        zero_expert_num,
-        copy_expert_num,
-        const_expert_num,
-        0,
-    )
-    unread = (tp_send_counts, expand_scales)
-    return run_combine(2, "assist_info_for_combine", tensors, attributes, unread)
+    return _combine.run(locals())  # type: ignore[no-any-return]
 
 
-@planned
-@operator(fake_add_rms_norm)
+@planned(_combine_add_rms_norm)
 def npu_moe_distribute_combine_add_rms_norm(
     expand_x: Tensor,
     expert_ids: Tensor,
@@ -288,44 +214,4 @@ def npu_moe_distribute_combine_add_rms_norm(
         y (BS, 1, H) bf16, rstd (BS, 1, 1) fp32, x (BS, 1, H) bf16: the normalised sum, the reciprocal of its
         root mean square, and the sum itself.
     """
-    tensors = CombineTensors(
-        expand_x,
-        expert_ids,
-        expand_idx,
-        ep_send_counts,
-        expert_scales=expert_scales,
-        tp_send_counts=tp_send_counts if has_peer(tp_world_size) else None,
-        x_active_mask=x_active_mask,
-        shared_expert_x=shared_expert_x,
-        elastic_info=elastic_info,
-        ori_x=ori_x,
-        const_expert_alpha_1=const_expert_alpha_1,
-        const_expert_alpha_2=const_expert_alpha_2,
-        const_expert_v=const_expert_v,
-        residual_x=residual_x,
-        gamma=gamma,
-    )
-    attributes = (
-        group_ep,
-        ep_world_size,
-        ep_rank_id,
-        moe_expert_num,
-        group_tp,
-        tp_world_size,
-        tp_rank_id,
-        expert_shard_type,
-        shared_expert_num,
-        shared_expert_rank_num,
-        global_bs,
-        out_dtype,
-        comm_quant_mode,
-        group_list_type,
-        comm_alg,
-        zero_expert_num,
-        copy_expert_num,
-        const_expert_num,
-        0,
-    )
-    unused = (activation_scale is not None, weight_scale is not None, group_list is not None)
-    unread = (tp_send_counts, expand_scales)
-    return run_add_rms_norm(tensors, attributes, unread, unused, norm_eps)
+    return _combine_add_rms_norm.run(locals())  # type: ignore[no-any-return]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from moe_triton.torch_npu_ops.calls.dispatch import run_dispatch
-from moe_triton.torch_npu_ops.fakes import fake_dispatch, fake_dispatch_v2
-from moe_triton.torch_npu_ops.operators import operator
-from moe_triton.torch_npu_ops.planning import planned
+from moe_triton.operators import DISPATCH, DISPATCH_V1
+from moe_triton.torch_npu_ops.calls import Calls
+from moe_triton.torch_npu_ops.operators import planned
+from moe_triton.torch_npu_ops.plan import DispatchPlan
 
 Seven = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
+_dispatch_v1 = Calls(DISPATCH_V1, DispatchPlan)
+_dispatch = Calls(DISPATCH, DispatchPlan)
 
-@planned
-@operator(fake_dispatch)
+
+@planned(_dispatch_v1)
 def npu_moe_distribute_dispatch(
     x: Tensor,
     expert_ids: Tensor,
@@ -62,34 +64,10 @@ def npu_moe_distribute_dispatch(
         expert_token_nums (localE,) int64, ep_recv_counts int32, tp_recv_counts (tp,) int32,
         expand_scales (A,) fp32.
     """
-    attributes = (
-        group_ep,
-        ep_world_size,
-        ep_rank_id,
-        moe_expert_num,
-        group_tp,
-        tp_world_size,
-        tp_rank_id,
-        expert_shard_type,
-        shared_expert_num,
-        shared_expert_rank_num,
-        quant_mode,
-        global_bs,
-        expert_token_nums_type,
-        "",
-        0,
-        0,
-        0,
-        (False, False, False),
-        0,
-    )
-    return run_dispatch(  # type: ignore[return-value]
-        1, x, expert_ids, scales, x_active_mask, expert_scales, None, None, attributes
-    )
+    return _dispatch_v1.run(locals())  # type: ignore[no-any-return]
 
 
-@planned
-@operator(fake_dispatch_v2, mutates=("performance_info",))
+@planned(_dispatch)
 def npu_moe_distribute_dispatch_v2(
     x: Tensor,
     expert_ids: Tensor,
@@ -155,35 +133,4 @@ def npu_moe_distribute_dispatch_v2(
         As `npu_moe_distribute_dispatch`, with assist_info_for_combine (max(BS * K, A * 128),) int32 in third
         place: triples (source rank, token, k) at 3 * row.
     """
-    attributes = (
-        group_ep,
-        ep_world_size,
-        ep_rank_id,
-        moe_expert_num,
-        group_tp,
-        tp_world_size,
-        tp_rank_id,
-        expert_shard_type,
-        shared_expert_num,
-        shared_expert_rank_num,
-        quant_mode,
-        global_bs,
-        expert_token_nums_type,
-        comm_alg,
-        zero_expert_num,
-        copy_expert_num,
-        const_expert_num,
-        (y_dtype is not None, x_dtype is not None, scales_dtype is not None),
-        0,
-    )
-    return run_dispatch(  # type: ignore[return-value]
-        2,
-        x,
-        expert_ids,
-        scales,
-        x_active_mask,
-        expert_scales,
-        elastic_info,
-        performance_info,
-        attributes,
-    )
+    return _dispatch.run(locals())  # type: ignore[no-any-return]

@@ -9,25 +9,23 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from moe_triton.torch_npu_ops.calls.halves import (
-    run_combine_setup,
-    run_combine_teardown,
-    run_dispatch_setup,
-    run_dispatch_teardown,
+from moe_triton.operators import COMBINE_SETUP, COMBINE_TEARDOWN, DISPATCH_SETUP, DISPATCH_TEARDOWN
+from moe_triton.torch_npu_ops.calls import Calls
+from moe_triton.torch_npu_ops.halves import (
+    CombineSetupPlan,
+    CombineTeardownPlan,
+    DispatchSetupPlan,
+    DispatchTeardownPlan,
 )
-from moe_triton.torch_npu_ops.fakes import (
-    fake_combine_setup,
-    fake_combine_teardown,
-    fake_dispatch_setup,
-    fake_dispatch_teardown,
-)
-from moe_triton.torch_npu_ops.operators import operator
-from moe_triton.torch_npu_ops.planning import planned
-from moe_triton.torch_npu_ops.plans.tensors import CombineTensors
+from moe_triton.torch_npu_ops.operators import planned
+
+_dispatch_setup = Calls(DISPATCH_SETUP, DispatchSetupPlan)
+_dispatch_teardown = Calls(DISPATCH_TEARDOWN, DispatchTeardownPlan)
+_combine_setup = Calls(COMBINE_SETUP, CombineSetupPlan)
+_combine_teardown = Calls(COMBINE_TEARDOWN, CombineTeardownPlan)
 
 
-@planned
-@operator(fake_dispatch_setup)
+@planned(_dispatch_setup)
 def npu_moe_distribute_dispatch_setup(
     x: Tensor,
     expert_ids: Tensor,
@@ -72,32 +70,10 @@ def npu_moe_distribute_dispatch_setup(
         comm_cmd_info ((BS * (K + S) + EP * localE) * 16,) int32, with localE = 1 on ranks of shared experts:
         the ticket for the teardown.
     """
-    attributes = (
-        group_ep,
-        ep_world_size,
-        ep_rank_id,
-        moe_expert_num,
-        "",
-        0,
-        0,
-        expert_shard_type,
-        shared_expert_num,
-        shared_expert_rank_num,
-        quant_mode,
-        global_bs,
-        1,
-        comm_alg,
-        0,
-        0,
-        0,
-        (y_dtype is not None, False, False),
-        comm_type,
-    )
-    return run_dispatch_setup(x, expert_ids, scales, x_active_mask, attributes)
+    return _dispatch_setup.run(locals())  # type: ignore[no-any-return]
 
 
-@planned
-@operator(fake_dispatch_teardown)
+@planned(_dispatch_teardown)
 def npu_moe_distribute_dispatch_teardown(
     x: Tensor,
     y: Tensor,
@@ -141,32 +117,10 @@ def npu_moe_distribute_dispatch_teardown(
         expand_x (A, H), dynamic_scales (A,) fp32, assist_info_for_combine (A * 128,) int32,
         expert_token_nums (localE,) int64: those of `npu_moe_distribute_dispatch_v2`, bit for bit.
     """
-    attributes = (
-        group_ep,
-        ep_world_size,
-        ep_rank_id,
-        moe_expert_num,
-        "",
-        0,
-        0,
-        expert_shard_type,
-        shared_expert_num,
-        shared_expert_rank_num,
-        quant_mode,
-        global_bs,
-        expert_token_nums_type,
-        comm_alg,
-        0,
-        0,
-        0,
-        (False, False, False),
-        comm_type,
-    )
-    return run_dispatch_teardown(x, y, expert_ids, comm_cmd_info, attributes)
+    return _dispatch_teardown.run(locals())  # type: ignore[no-any-return]
 
 
-@planned
-@operator(fake_combine_setup)
+@planned(_combine_setup)
 def npu_moe_distribute_combine_setup(
     expand_x: Tensor,
     expert_ids: Tensor,
@@ -206,32 +160,10 @@ def npu_moe_distribute_combine_setup(
         quant_expand_x (A, Align512(Align32(H) + Align8(H) / 8 * 4)) int8, without contents;
         comm_cmd_info ((A + EP) * 16,) int32: the ticket for the teardown.
     """
-    attributes = (
-        group_ep,
-        ep_world_size,
-        ep_rank_id,
-        moe_expert_num,
-        "",
-        0,
-        0,
-        expert_shard_type,
-        shared_expert_num,
-        shared_expert_rank_num,
-        global_bs,
-        0,
-        comm_quant_mode,
-        0,
-        comm_alg,
-        0,
-        0,
-        0,
-        comm_type,
-    )
-    return run_combine_setup(CombineTensors(expand_x, expert_ids, assist_info_for_combine), attributes)
+    return _combine_setup.run(locals())  # type: ignore[no-any-return]
 
 
-@planned
-@operator(fake_combine_teardown)
+@planned(_combine_teardown)
 def npu_moe_distribute_combine_teardown(
     expand_x: Tensor,
     quant_expand_x: Tensor,
@@ -280,33 +212,4 @@ def npu_moe_distribute_combine_teardown(
     Returns:
         (BS, H) in expand_x's dtype, that of `npu_moe_distribute_combine_v2` bit for bit.
     """
-    attributes = (
-        group_ep,
-        ep_world_size,
-        ep_rank_id,
-        moe_expert_num,
-        "",
-        0,
-        0,
-        expert_shard_type,
-        shared_expert_num,
-        shared_expert_rank_num,
-        global_bs,
-        0,
-        comm_quant_mode,
-        0,
-        comm_alg,
-        0,
-        0,
-        0,
-        comm_type,
-    )
-    tensors = CombineTensors(
-        expand_x,
-        expert_ids,
-        expand_idx,
-        expert_scales=expert_scales,
-        x_active_mask=x_active_mask,
-        shared_expert_x=shared_expert_x,
-    )
-    return run_combine_teardown(tensors, comm_cmd_info, quant_expand_x, attributes)
+    return _combine_teardown.run(locals())  # type: ignore[no-any-return]

@@ -16,8 +16,8 @@ from moe_triton.core import ascendc
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Hole, Plan, Value, launch
 from moe_triton.kernels import Case, Shape, Sizes, families, kernel_cases
-from moe_triton.layout import WindowLayout
 from moe_triton.rendezvous.meeting import Meeting
+from moe_triton.schemes import layout_of
 from moe_triton.tools.selftest.check import Check, Finding, Place
 from moe_triton.tools.selftest.checks.environment import BACKEND
 from moe_triton.tools.selftest.checks.windows import FLAGS, WRITES
@@ -68,7 +68,7 @@ def measure_sync_all(place: Place) -> Finding:
     """A dispatch without tokens, with and without the barrier in front of its flags, which are none."""
     backend, settings = place.backend, place.settings
     blocks = backend.num_blocks(1)
-    layout = WindowLayout(Config(place.num_ranks, 1, 32, 1, place.num_ranks, relaxed=True))
+    layout = layout_of(Config(place.num_ranks, 1, 32, 1, place.num_ranks, relaxed=True))
     meeting = Meeting(None, settings.wait_s)
     window = backend.make_window(layout.window_bytes, meeting)
     device = backend.device
@@ -82,7 +82,8 @@ def measure_sync_all(place: Place) -> Finding:
     def sending(post_status: int) -> Callable[[], int]:
         values: dict[str, Value] = dict.fromkeys((arg.name for arg in ascendc.DISPATCH_SEND.args), 0)
         values |= {"row_stride": 64, "row_bytes": 64, "rows_per_token": 1, "kept_rank": -1}
-        values |= {"slots": layout.dispatch_slots.words(), "status": layout.dispatch_status.words()}
+        values |= {"slots": layout.region("dispatch_slots").words()}
+        values |= {"status": layout.region("dispatch_status").words()}
         values |= {"peers": Hole("peers"), "report": Hole("report"), "post_status": post_status}
         send = launch("send", ascendc.DISPATCH_SEND, "communication", blocks, **values)
         executable = backend.compile(Plan("selftest", 0, (send,)), report, memory)

@@ -8,7 +8,7 @@ import torch
 
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
-from moe_triton.limits.check import IMPLEMENTED
+from moe_triton.schemes import SCHEMES as SERVED
 from moe_triton.tools.selftest.cases import (
     Case,
     expected_round,
@@ -27,7 +27,7 @@ STAGE = "operators"
 TOKENS, TOPK, EXPERTS_PER_RANK = 16, 8, 8
 DIFFERENT_INPUTS = 5  # of a case with more rounds than that; an odd number takes each through both zones
 MOST_DETAILS = 5
-SCHEMES = IMPLEMENTED["A3"]
+SCHEMES = tuple(SERVED["A3"])
 FIRST = f"{SCHEMES[0]}: bf16"  # what later stages stand on
 
 

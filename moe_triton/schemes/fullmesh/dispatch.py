@@ -13,33 +13,15 @@ from moe_triton.core import ascendc
 from moe_triton.core.plan import Hole, Launch, Plan, launch, pipelined
 from moe_triton.kernels.arrange import arrange_kernel
 from moe_triton.kernels.keep import keep_kernel
-from moe_triton.kernels.pack import pack_kernel
 from moe_triton.kernels.returns import own_offsets_kernel
-from moe_triton.kernels.route import offsets_kernel, route_kernel
-from moe_triton.kernels.select import select_kernel
-from moe_triton.kernels.share import share_kernel
 from moe_triton.kernels.waits import waits_of_dispatch_kernel
-from moe_triton.layout import WORD_BYTES, SlotLayout
+from moe_triton.layout import WORD_BYTES
 from moe_triton.layout.call_word import call_word
-from moe_triton.schemes.exchange import gather_steps
+from moe_triton.schemes.common import steps as local
+from moe_triton.schemes.common.exchange import gather_steps
+from moe_triton.schemes.fullmesh.layout import WindowLayout
 from moe_triton.schemes.site import COMBINE_KIND, DISPATCH_WORD, Site, launch_matching, tokens_of
-from moe_triton.schemes.variants import DispatchVariant, Mask
-
-
-def select_step(site: Site, mask: Mask) -> Launch:
-    """What an active mask leaves of the routing; dispatch and combine each ask."""
-    return launch(
-        "select",
-        select_kernel(site.config.num_topk, mask == "entries", site.target),
-        "compute",
-        1,
-        expert_ids=Hole("topk_idx"),
-        mask=Hole("mask"),
-        topk_idx=Hole("masked_ids"),
-        active=Hole("active"),
-        num_active=Hole("num_active"),
-        num_tokens=Hole("num_tokens"),
-    )
+from moe_triton.schemes.variants import DispatchVariant
 
 
 @dataclass(frozen=True)
@@ -50,23 +32,30 @@ class DispatchPlans:
     tokens, triples, report; mask, smooth_scales, topk_weights, scales, weights, performance_info and
     rank_table, exchange_counts, exchange_window and exchange_peers where the variant has them; and names
     of `Site.scratch`.
+
+    Attributes:
+        site: where they run.
+        layout: of the window.
+        inband: whether each row carries its flags.
     """
 
     site: Site
+    layout: WindowLayout
+    inband: bool = False
 
     def setup(self, variant: DispatchVariant, zone: int, parts: int = 1) -> Plan:
         """Up to and including the flags; rows are quantised and sent in this many parts."""
         steps = []
         if variant.mask != "none":
-            steps.append(select_step(self.site, variant.mask))
+            steps.append(local.select(self.site, variant.mask))
         if self.site.config.num_shared_experts:
-            steps.append(self.share(variant))
-        steps.append(self.route(variant))
+            steps.append(local.share(self.site, variant))
+        steps.append(local.route(self.site, variant))
         if not variant.quantize:
             parts = 1  # nothing to compute that sending could hide
         sends = [self._send_rows(variant, zone, part, parts) for part in range(parts)]
         if variant.quantize:
-            packs = [self.pack(variant, part=part, parts=parts) for part in range(parts)]
+            packs = [local.pack(self.site, variant, part=part, parts=parts) for part in range(parts)]
             steps += pipelined(packs, sends)
         else:
             steps += sends
@@ -74,8 +63,8 @@ class DispatchPlans:
 
     def teardown(self, variant: DispatchVariant, zone: int) -> Plan:
         """From the wait on."""
-        steps = [self._wait_status(variant, zone), self.offsets(variant)]
-        if self.site.config.scheme == "fullmesh_v2":
+        steps = [self._wait_status(variant, zone), local.offsets(self.site, variant)]
+        if self.inband:
             steps.append(self._receive_inband(variant, zone))
         else:
             if variant.keeps_own:
@@ -84,102 +73,27 @@ class DispatchPlans:
         if self.site.keeps_own_tokens:
             steps.append(self._report_own_tokens())
         if variant.exchange:
-            steps += gather_steps(self.site, self.slot(variant), variant, zone)
+            steps += gather_steps(self.site, local.slot_of(self.site, variant), variant, zone)
         if variant.waits:
             steps.append(self._record_waits())
         return Plan("dispatch", zone, (*steps, *self.site.turn("dispatch")))
 
-    def slot(self, variant: DispatchVariant) -> SlotLayout:
-        """How a slot of this variant is packed."""
-        return SlotLayout(self.site.config.hidden, 1 if variant.quantize else variant.dtype.itemsize)
-
-    def _ids(self, variant: DispatchVariant) -> Hole:
-        return Hole("topk_idx" if variant.mask == "none" else "masked_ids")
-
-    @property
-    def _offsets_hole(self) -> Hole:
-        return Hole("true_offsets" if self.site.keeps_own_tokens else "recv_offsets")
-
-    def share(self, variant: DispatchVariant) -> Launch:
-        """Which rank of shared experts each token goes to."""
-        c, site = self.site.config, self.site
-        return launch_matching(
-            "share",
-            share_kernel(site.is_version_1, variant.mask != "none", site.target),
-            "compute",
-            1,
-            {
-                "active": Hole("active"),
-                "shared_ranks": Hole("shared_ranks"),
-                "shared_slots": Hole("shared_slots"),
-                "shared_counts": Hole("shared_counts"),
-                "num_tokens": Hole("num_tokens"),
-                "num_shared_experts": c.num_shared_experts,
-                "num_shared_ranks": c.num_shared_ranks,
-                "rank": site.rank,
-            },
-        )
-
-    def route(self, variant: DispatchVariant) -> Launch:
-        """Numbers the results of each expert, and counts them."""
-        return launch(
-            "route",
-            route_kernel(self.site.target),
-            "compute",
-            1,
-            topk_idx=self._ids(variant),
-            expand_idx=Hole("expand_idx"),
-            counts=Hole("counts"),
-            num_entries=Hole("num_ids"),
-            num_experts=self.site.config.num_experts,
-        )
-
-    def _packed(self, variant: DispatchVariant) -> str:
-        return "packed_results" if variant.smooth else "packed"
-
-    def pack(
-        self, variant: DispatchVariant, scales: Hole | None = None, part: int = 0, parts: int = 1
-    ) -> Launch:
-        """Quantises rows; their scales go to ``scales`` one after the other, or behind each row."""
-        first_token, num_tokens = tokens_of(part, parts)
-        c, slot, packed = self.site.config, self.slot(variant), self._packed(variant)
-        shared = c.num_shared_experts if variant.smooth else 0
-        return launch_matching(
-            "pack",
-            pack_kernel(variant.dtype, c.hidden, c.num_topk, variant.smooth, self.site.target, shared),
-            "compute",
-            self.site.blocks("compute", parts),
-            {
-                "x": Hole("x"),
-                "topk_idx": self._ids(variant),
-                "smooth_scales": Hole("smooth_scales"),
-                "scale_row_offset": c.num_shared_experts,
-                "num_scale_rows": c.num_shared_experts + c.num_experts,
-                "rows": Hole(packed),
-                "scales": scales or Hole(packed, slot.scale_offset),
-                "first_token": first_token,
-                "num_tokens": num_tokens,
-                "row_stride": slot.packed_bytes,
-                "scale_stride": 1 if scales else slot.packed_bytes // WORD_BYTES,
-            },
-        )
-
     def _send_rows(self, variant: DispatchVariant, zone: int, part: int, parts: int) -> Launch:
         """Steps 1 and 2: rows to their slots; after the last part, a status entry to every expert's rank."""
         first_token, num_tokens = tokens_of(part, parts)
-        c, slot, layout = self.site.config, self.slot(variant), self.site.slots_layout
+        c, slot, layout = self.site.config, local.slot_of(self.site, variant), self.layout
         shared = c.num_shared_experts > 0
         return launch(
             "send",
-            ascendc.INBAND_SEND if c.scheme == "fullmesh_v2" else ascendc.DISPATCH_SEND,
+            ascendc.INBAND_SEND if self.inband else ascendc.DISPATCH_SEND,
             "communication",
             self.site.blocks("communication", parts),
-            rows=Hole(self._packed(variant)) if variant.quantize else Hole("x"),
+            rows=local.packed_of(variant) if variant.quantize else Hole("x"),
             row_stride=slot.packed_bytes if variant.quantize else slot.row_bytes,
             row_bytes=slot.stamp_offset if variant.quantize else slot.row_bytes,
             stamp_offset=slot.stamp_offset,
             rows_per_token=c.num_results_per_token if variant.smooth else 1,
-            topk_idx=self._ids(variant),
+            topk_idx=local.ids_of(variant),
             topk_weights=Hole("topk_weights") if variant.weights else 0,
             expand_idx=Hole("expand_idx"),
             counts=Hole("counts"),
@@ -220,35 +134,15 @@ class DispatchPlans:
             timeout_us=self.site.timeout_us,
             call=call_word("dispatch", variant.kind),
             dispatch_word=DISPATCH_WORD,
-            status=self.site.slots_layout.dispatch_status.words(),
+            status=self.layout.dispatch_status.words(),
             report=Hole("report"),
-        )
-
-    def offsets(self, variant: DispatchVariant) -> Launch:
-        """Where each block of received rows ends."""
-        site = self.site
-        return launch_matching(
-            "offsets",
-            offsets_kernel(site.target, variant.cumulative),
-            "compute",
-            1,
-            {
-                "recv_counts": Hole("recv_counts"),
-                "recv_offsets": self._offsets_hole,
-                "tokens_per_expert": Hole("tokens_per_expert"),
-                "trailer": Hole("triples", 3 * WORD_BYTES * site.capacity),
-                "num_entries": site.num_entries,
-                "num_local_experts": site.num_local_experts,
-                "max_count": site.config.num_max_tokens_per_rank,
-                "capacity": site.capacity,
-            },
         )
 
     def _keep(self, variant: DispatchVariant) -> Launch:
         """Rows of this rank for itself: from where they are to where they belong."""
-        c, site, slot = self.site.config, self.site, self.slot(variant)
+        c, site, slot = self.site.config, self.site, local.slot_of(self.site, variant)
         rows_per_token = c.num_results_per_token if variant.smooth else 1
-        packed = self._packed(variant)
+        packed = local.packed_of(variant)
         stride = slot.packed_bytes if variant.quantize else slot.row_bytes
         return launch_matching(
             "keep",
@@ -258,9 +152,9 @@ class DispatchPlans:
             "compute",
             site.num_blocks,
             {
-                "rows": Hole(packed) if variant.quantize else Hole("x"),
-                "scales": Hole(packed, slot.scale_offset),
-                "topk_idx": self._ids(variant),
+                "rows": packed if variant.quantize else Hole("x"),
+                "scales": Hole(packed.name, slot.scale_offset),
+                "topk_idx": local.ids_of(variant),
                 "topk_weights": Hole("topk_weights"),
                 "expand_idx": Hole("expand_idx"),
                 "recv_offsets": Hole("recv_offsets"),
@@ -279,7 +173,7 @@ class DispatchPlans:
 
     def _arrange(self, variant: DispatchVariant, zone: int) -> Launch:
         """Step 4: out of the window, into expert order."""
-        site, slot, slots = self.site, self.slot(variant), self.site.slots_layout.dispatch_slots
+        site, slot, slots = self.site, local.slot_of(self.site, variant), self.layout.dispatch_slots
         window = Hole("window", slots.offset(zone=zone))
         return launch_matching(
             "arrange",
@@ -296,7 +190,7 @@ class DispatchPlans:
             {
                 "slots": window,
                 "slot_scales": window,
-                "recv_offsets": self._offsets_hole,
+                "recv_offsets": local.true_offsets(self.site),
                 "out_rows": Hole("tokens"),
                 "out_scales": Hole("scales") if variant.quantize else 0,
                 "out_triples": Hole("triples"),
@@ -313,14 +207,14 @@ class DispatchPlans:
 
     def _receive_inband(self, variant: DispatchVariant, zone: int) -> Launch:
         """Steps 3 and 4 of fullmesh_v2: each row as soon as its own flags are there."""
-        site, slot = self.site, self.slot(variant)
+        site, slot = self.site, local.slot_of(self.site, variant)
         return launch(
             "arrange",
             ascendc.INBAND_RECEIVE,
             "communication",
             site.num_blocks,
             window=Hole("window"),
-            recv_offsets=self._offsets_hole,
+            recv_offsets=local.true_offsets(self.site),
             waited_us=Hole("waited") if variant.waits else 0,
             num_entries=site.num_entries,
             num_ranks=site.config.num_ranks,
@@ -334,7 +228,7 @@ class DispatchPlans:
             out_weights=Hole("weights") if variant.weights else 0,
             **self.site.zone_of("dispatch", zone),
             timeout_us=site.timeout_us,
-            slots=site.slots_layout.dispatch_slots.words(),
+            slots=self.layout.dispatch_slots.words(),
             report=Hole("report"),
         )
 

@@ -18,20 +18,16 @@ from moe_triton.layout.common import (
     BLOCK_DATA_BYTES,
     NUM_ZONES,
     SLOT_ALIGN,
+    STATE_BARRIER_OFFSET,
+    STATE_BYTES,
+    STATE_COMBINE_OFFSET,
+    STATE_PEER_OFFSET,
+    STATE_ZONE_STRIDE,
     STATUS_ENTRY_BYTES,
     SlotLayout,
     align,
     entry_per_rank,
 )
-
-# The state window of A3: 1 MB, zones 500 KB apart, combine's entries 64 KB into a zone. The 64 KB is
-# where the rule localE * EP <= 2048 comes from.
-STATE_BYTES = 1 << 20
-STATE_ZONE_STRIDE = 500 * 1024
-STATE_COMBINE_OFFSET = 64 * 1024
-# Behind the most entries that a combine can have (512 tokens of 16 + 4 results).
-STATE_BARRIER_OFFSET = 400 * 1024
-STATE_PEER_OFFSET = 432 * 1024
 
 # What a window of the A3 layouts holds.
 WINDOW_REGIONS = (

@@ -19,23 +19,26 @@ i + 2, or writes results for i + 2, comes after the last read of what i left in 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
 
 from moe_triton.core import ascendc
 from moe_triton.core.plan import Hole, Launch, Plan, Value, launch
+from moe_triton.core.region import Region
 from moe_triton.kernels.places import places_kernel, starts_kernel
 from moe_triton.kernels.stamps import stamps_kernel
 from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
-from moe_triton.layout import WORD_BYTES, DirectLayout
+from moe_triton.layout import WORD_BYTES
 from moe_triton.layout.call_word import call_word
-from moe_triton.schemes.dispatch import DispatchPlans
-from moe_triton.schemes.flags import barrier_plan, post, wait_for_ranks
-from moe_triton.schemes.site import COMBINE_KIND, DISPATCH_WORD, Site, launch_matching
+from moe_triton.schemes.common import steps as local
+from moe_triton.schemes.common.flags import barrier_plan, post, wait_for_ranks
+from moe_triton.schemes.direct.layout import DirectLayout
+from moe_triton.schemes.scheme import Output, Refusal, RoundFacts, Scheme
+from moe_triton.schemes.site import COMBINE_KIND, DISPATCH_WORD, OPERATORS, Operator, launch_matching
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant, Variant
 
 
-@dataclass(frozen=True)
-class Direct:
+class Direct(Scheme):
     """Builds the plans of one rank.
 
     Holes: x, topk_idx, expand_idx, num_tokens, num_ids, peers, peer_offsets, window, recv_offsets,
@@ -44,13 +47,38 @@ class Direct:
     of `Site.scratch`.
     """
 
-    site: Site
+    layout_of = DirectLayout
+    refuses: ClassVar = {
+        "torch_npu": Refusal(
+            "torch_npu's functions have no way to place results in a window",
+            "Use EPBuffer for it, or comm_alg='fullmesh_v1' here.",
+        ),
+    }
+
+    @cached_property
+    def _layout(self) -> DirectLayout:
+        return DirectLayout(self.site.config)
 
     @property
-    def _layout(self) -> DirectLayout:
-        layout = self.site.layout
-        assert isinstance(layout, DirectLayout)
-        return layout
+    def statuses(self) -> tuple[tuple[Operator, Region], ...]:
+        """See `Scheme`."""
+        layout = self._layout
+        of_dispatch: tuple[tuple[Operator, Region], ...]
+        of_dispatch = ("dispatch", layout.counts_status), ("dispatch", layout.rows_status)
+        return (("barrier", layout.barrier_status), *of_dispatch, ("combine", layout.results_status))
+
+    @cached_property
+    def rounds(self) -> RoundFacts:
+        """See `Scheme`."""
+        return RoundFacts(
+            waiting=frozenset(OPERATORS),
+            no_graph=f"comm_alg={self.site.config.scheme!r} cannot be captured: its outputs are another "
+            "tensor in every other call. Use 'fullmesh_v1' or 'fullmesh_v2'.",
+        )
+
+    def place(self, output: Output, itemsize: int) -> Region:
+        """See `Scheme`."""
+        return self._layout.rows(itemsize) if output == "rows" else self._layout.results
 
     def whole(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
         """The plan of the whole operator. Rows are packed while counts travel, in one part."""
@@ -63,11 +91,10 @@ class Direct:
         return barrier_plan(self.site, self._layout.barrier_status, zone, timeout_us)
 
     def _dispatch(self, variant: DispatchVariant, zone: int) -> list[Launch]:
-        shared = DispatchPlans(self.site)
-        steps = [shared.share(variant)] if self.site.config.num_shared_experts else []
-        steps += [shared.route(variant), self._send_counts(variant, zone)]
+        steps = [local.share(self.site, variant)] if self.site.config.num_shared_experts else []
+        steps += [local.route(self.site, variant), self._send_counts(variant, zone)]
         if variant.quantize:
-            steps.append(shared.pack(variant, Hole("packed_scales")))
+            steps.append(local.pack(self.site, variant, Hole("packed_scales")))
         return [
             *steps,
             self._wait_for_counts(variant, zone),
@@ -75,7 +102,7 @@ class Direct:
             self._places(),
             self._send_rows(variant, zone),
             post(self.site, "flag", self._layout.rows_status, "dispatch", zone, variant.kind),
-            shared.offsets(variant),
+            local.offsets(self.site, variant),
             wait_for_ranks(self.site, "wait", self._layout.rows_status, "dispatch", zone, variant.kind),
             self._stamps(variant, zone),
         ]
@@ -161,15 +188,14 @@ class Direct:
         )
 
     def _send_rows(self, variant: DispatchVariant, zone: int) -> Launch:
-        c, layout, slot = self.site.config, self._layout, DispatchPlans(self.site).slot(variant)
+        c, layout, slot = self.site.config, self._layout, local.slot_of(self.site, variant)
         has_shared = c.num_shared_experts > 0
-        packed = "packed_results" if variant.smooth else "packed"
         return launch(
             "send",
             ascendc.DIRECT_SEND,
             "communication",
             self.site.num_blocks,
-            rows=Hole(packed) if variant.quantize else Hole("x"),
+            rows=local.packed_of(variant) if variant.quantize else Hole("x"),
             row_stride=slot.packed_bytes if variant.quantize else slot.row_bytes,
             row_bytes=slot.row_bytes,
             scales=Hole("packed_scales") if variant.quantize else 0,

@@ -20,9 +20,10 @@ from moe_triton.kernels.waits import waits_of_combine_kernel
 from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
 from moe_triton.layout import UB_ALIGN, SlotLayout, align
 from moe_triton.layout.call_word import combine_bits
-from moe_triton.schemes.dispatch import select_step
-from moe_triton.schemes.exchange import reduce_steps
-from moe_triton.schemes.flags import post, wait_for_ranks
+from moe_triton.schemes.common.exchange import reduce_steps
+from moe_triton.schemes.common.flags import post, wait_for_ranks
+from moe_triton.schemes.common.steps import ids_of, select
+from moe_triton.schemes.fullmesh.layout import WindowLayout
 from moe_triton.schemes.site import COMBINE_KIND, Site, launch_matching, tokens_of
 from moe_triton.schemes.variants import CombineVariant
 
@@ -35,9 +36,14 @@ class CombinePlans:
     expand_idx (V1); topk_weights, mask, shared_x, ori_x, const_v, alpha1, alpha2, residual, gamma, eps,
     normed, rstd, exchange_counts, exchange_window, exchange_peers, performance_info and rank_table where the
     variant has them; and names of `Site.scratch`.
+
+    Attributes:
+        site: where they run.
+        layout: of the window.
     """
 
     site: Site
+    layout: WindowLayout
 
     def setup(self, variant: CombineVariant, zone: int) -> Plan:
         """Up to and including the flags."""
@@ -50,7 +56,7 @@ class CombinePlans:
             steps.append(self._block_quantize(variant))
         steps.append(self._send_results(variant, zone))
         if self.site.is_version_1:
-            status = self.site.slots_layout.peer_status
+            status = self.layout.peer_status
             steps.append(post(self.site, "flag", status, "combine", zone, variant.kind))
         return Plan("combine", zone, tuple(steps))
 
@@ -58,11 +64,11 @@ class CombinePlans:
         """From the wait on; tokens are waited for and summed in this many parts."""
         steps = []
         if variant.mask != "none":
-            steps.append(select_step(self.site, variant.mask))
+            steps.append(select(self.site, variant.mask))
         if variant.special[2]:
             steps.append(self._const_alphas(variant))
         if self.site.is_version_1:
-            parts, status = 1, self.site.slots_layout.peer_status
+            parts, status = 1, self.layout.peer_status
             blocks = self.site.num_blocks
             waits = [wait_for_ranks(self.site, "wait", status, "combine", zone, variant.kind, blocks=blocks)]
         else:
@@ -76,9 +82,6 @@ class CombinePlans:
         if variant.waits:
             steps.append(self._record_waits(variant))
         return Plan("combine", zone, (*steps, *self.site.turn("combine")), self.site.overlaps)
-
-    def _ids(self, variant: CombineVariant) -> Hole:
-        return Hole("topk_idx" if variant.mask == "none" else "masked_ids")
 
     def _returns(self) -> Launch:
         """V1: where each row goes, from the counts alone."""
@@ -132,7 +135,7 @@ class CombinePlans:
 
     def _send_results(self, variant: CombineVariant, zone: int) -> Launch:
         """Steps 1 and 2: each row to its token's slot; V2 sets its flag right after it."""
-        c, site, layout = self.site.config, self.site, self.site.slots_layout
+        c, site, layout = self.site.config, self.site, self.layout
         rows, capacity = self._rows(variant)
         row_bytes = SlotLayout(c.hidden, 2).row_bytes
         if variant.block_quantize:
@@ -170,7 +173,7 @@ class CombinePlans:
             "communication",
             self.site.blocks("communication", parts),
             window=Hole("window"),
-            topk_idx=self._ids(variant),
+            topk_idx=ids_of(variant),
             active=0 if variant.mask == "none" else Hole("active"),
             waited_us=Hole("waited") if variant.waits else 0,
             first_token=first_token,
@@ -180,7 +183,7 @@ class CombinePlans:
             num_shared_experts=c.num_shared_experts,
             **self.site.zone_of("combine", zone),
             timeout_us=self.site.timeout_us,
-            status=self.site.slots_layout.combine_status.words(),
+            status=self.layout.combine_status.words(),
             report=Hole("report"),
         )
 
@@ -194,7 +197,7 @@ class CombinePlans:
             site.num_blocks,
             {
                 "x": Hole("ori_x"),
-                "topk_idx": self._ids(variant),
+                "topk_idx": ids_of(variant),
                 "alpha1": Hole("alpha1"),
                 "alpha2": Hole("alpha2"),
                 "alphas": Hole("alphas"),
@@ -208,7 +211,7 @@ class CombinePlans:
     def _weighted_sum(self, variant: CombineVariant, zone: int, part: int, parts: int) -> Launch:
         """Step 4: out of the window, summed by weight."""
         first_token, num_tokens = tokens_of(part, parts)
-        c, slots = self.site.config, self.site.slots_layout.combine_slots
+        c, slots = self.site.config, self.layout.combine_slots
         itemsize = 1 if variant.block_quantize else variant.dtype.itemsize
         window = slots.offset(zone=zone)
         features = SumFeatures(
@@ -238,7 +241,7 @@ class CombinePlans:
             {
                 "slots": Hole("window", window),
                 "slot_scales": Hole("window", window + align(c.hidden, UB_ALIGN)),
-                "topk_idx": self._ids(variant),
+                "topk_idx": ids_of(variant),
                 "topk_weights": Hole("topk_weights") if variant.weights else 0,
                 "expand_idx": Hole("expand_idx"),
                 "offsets": Hole("result_offsets"),
@@ -266,14 +269,14 @@ class CombinePlans:
 
     def _result_offsets(self, variant: CombineVariant, zone: int) -> Launch:
         """Results of this rank's own experts are summed from where the experts left them."""
-        c, site, slots = self.site.config, self.site, self.site.slots_layout.combine_slots
+        c, site, slots = self.site.config, self.site, self.layout.combine_slots
         itemsize = variant.dtype.itemsize
         return launch(
             "find results",
             result_offsets_kernel(c.num_topk, c.num_shared_experts),
             "compute",
             1,
-            topk_idx=self._ids(variant),
+            topk_idx=ids_of(variant),
             expand_idx=Hole("expand_idx"),
             recv_offsets=Hole("recv_offsets"),
             offsets=Hole("result_offsets"),
@@ -317,7 +320,7 @@ class CombinePlans:
             1,
             {
                 "waited": Hole("waited"),
-                "topk_idx": self._ids(variant),
+                "topk_idx": ids_of(variant),
                 "table": Hole("rank_table"),
                 "performance_info": Hole("performance_info"),
                 "num_tokens": Hole("num_tokens"),

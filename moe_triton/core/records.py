@@ -1,0 +1,65 @@
+"""Records of 32-bit words that host, Triton kernels and C++ read: which word is what, by name; and sizes.
+
+`moe_triton.tools.codegen` gives C++ the same names (``Stamp::TOKEN``). This is not in `moe_triton.layout`
+because the headers are generated where torch is not installed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Raised whenever window contents or flags change meaning: ranks with different numbers must not talk.
+PROTOCOL_VERSION = 2
+
+WORD_BYTES = 4
+UB_ALIGN = 32
+FLAG_BITS = 0x3F800000  # 1.0f, as kernels sum flags
+
+# A slot with flags in band: 512-byte blocks, each 480 bytes of the slot and then its flag.
+BLOCK_BYTES = 512
+BLOCK_DATA_BYTES = 480
+
+
+@dataclass(frozen=True)
+class Record:
+    """Words in a row.
+
+    Attributes:
+        name: of the C++ struct, in snake case.
+        num_words: with those that stand for nothing yet.
+        fields: name and element type of each word that is used, from the first on.
+    """
+
+    name: str
+    num_words: int
+    fields: tuple[tuple[str, str], ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size."""
+        return WORD_BYTES * self.num_words
+
+    def word(self, field: str) -> int:
+        """Index of a field's word."""
+        return [name for name, _ in self.fields].index(field)
+
+
+# Where a row comes from, and so where its result goes.
+ORIGIN = Record("origin", 3, (("source", "i32"), ("token", "i32"), ("k", "i32")))
+# What travels with a row. The scale is behind it only where rows are followed by nothing else (direct).
+STAMP = Record("stamp", 8, (*ORIGIN.fields, ("weight", "fp32"), ("scale", "fp32")))
+# What a rank posts to another. The call word says of which call (`moe_triton.layout.call_word`).
+STATUS_ENTRY = Record("status_entry", 8, (("flag", "i32"), ("count", "i32"), ("call", "i32")))
+# What a block found wrong; code 0: nothing. A cache line of its own, so that however it is written no block
+# writes over another one's. Of calls that differ: the call word that was expected, and the first other one.
+REPORT = Record(
+    "block_report",
+    16,
+    tuple((name, "i32") for name in ("code", "first", "number", "zone", "expected_call", "found_call")),
+)
+# Behind the origins of received rows: a mark ("moe " in ASCII) that they are ours, and how many there are.
+TRAILER = Record("trailer", 2, (("mark", "i32"), ("num_rows", "i32")))
+TRAILER_MARK = 0x6D6F6520
+
+# Those that device code in C++ touches.
+DEVICE_RECORDS = (ORIGIN, STAMP, STATUS_ENTRY, REPORT)

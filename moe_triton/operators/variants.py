@@ -1,0 +1,113 @@
+"""What a plan is specialised for: the choices of a call that change which kernels run."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+
+from moe_triton.layout.call_word import Kind
+
+BLOCK_QUANTIZE_MODE = 2  # the comm_quant_mode of results that travel as int8
+_ROW_FORMATS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.int8: "int8"}
+Mask = Literal["none", "tokens", "entries"]
+
+
+@dataclass(frozen=True)
+class DispatchVariant:
+    """What a dispatch is specialised for.
+
+    Attributes:
+        dtype: of x.
+        quantize: whether rows travel as int8.
+        smooth: whether x is multiplied by its expert's smooth scales first: one packed row per result.
+        weights: whether routing weights travel along.
+        mask: what x_active_mask names, if there is one.
+        cumulative: tokens_per_expert as running totals.
+        exchange: rows and counts of the tensor-parallel peer follow.
+        waits: how long each source rank was waited for is recorded.
+        keeps_own: routed rows for this rank's own experts do not go through the window.
+        elastic: whether there is an elastic_info.
+    """
+
+    dtype: torch.dtype
+    quantize: bool
+    smooth: bool = False
+    weights: bool = False
+    mask: Mask = "none"
+    cumulative: bool = False
+    exchange: bool = False
+    waits: bool = False
+    keeps_own: bool = False
+    elastic: bool = False
+
+    @cached_property
+    def row_dtype(self) -> torch.dtype:
+        """Of the rows that travel."""
+        return torch.int8 if self.quantize else self.dtype
+
+    @property
+    def kind(self) -> Kind:
+        """What peers must have the same of."""
+        return Kind(_ROW_FORMATS[self.row_dtype], weights=self.weights, elastic=self.elastic)
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(astuple(self))
+
+    def __hash__(self) -> int:
+        """Computed once: every call looks its plan up by its variant."""
+        return self._hash
+
+
+@dataclass(frozen=True)
+class CombineVariant:
+    """What a combine is specialised for.
+
+    Attributes:
+        dtype: of the results.
+        weights: whether results are weighted.
+        mask: what x_active_mask names, if there is one.
+        shared_x: whether a shared expert's result is brought by the caller.
+        special: numbers of zero, copy and constant experts.
+        const_per_element: constant experts' alphas are (C, H) instead of (C,).
+        block_quantize: results travel as int8, quantised in blocks of 8.
+        exchange: results are first added with the tensor-parallel peer's.
+        norm: the sum is added to a residual and normalised.
+        waits: how long each source rank was waited for is recorded.
+        in_place: direct: the results are in this rank's window already.
+        keeps_own: results of this rank's own experts for its own tokens do not go through the window.
+        elastic: whether there is an elastic_info.
+    """
+
+    dtype: torch.dtype
+    weights: bool = False
+    mask: Mask = "none"
+    shared_x: bool = False
+    special: tuple[int, int, int] = (0, 0, 0)
+    const_per_element: bool = False
+    block_quantize: bool = False
+    exchange: bool = False
+    norm: bool = False
+    waits: bool = False
+    in_place: bool = False
+    keeps_own: bool = False
+    elastic: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        """What peers must have the same of."""
+        return Kind(_ROW_FORMATS[self.dtype], BLOCK_QUANTIZE_MODE * self.block_quantize, elastic=self.elastic)
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(astuple(self))
+
+    def __hash__(self) -> int:
+        """See `DispatchVariant`."""
+        return self._hash
+
+
+Variant = DispatchVariant | CombineVariant

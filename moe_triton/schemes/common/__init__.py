@@ -1,0 +1,1 @@
+"""Steps that several schemes have, and whom their waits are for."""

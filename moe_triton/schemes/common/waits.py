@@ -1,0 +1,108 @@
+"""Whom a wait is for: read from memory while it goes on, or from what it left behind when it gave up."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+
+from moe_triton.core.ascendc import DISPATCH_WAIT
+from moe_triton.core.plan import Launch
+from moe_triton.core.region import REGION_DIMS, Region, region_of
+from moe_triton.layout import FLAG_BITS
+from moe_triton.schemes.site import Site
+
+Memory = Mapping[str, torch.Tensor | int]
+
+
+@dataclass(frozen=True)
+class GaveUp:
+    """A wait whose deadline passed.
+
+    Attributes:
+        site: where it ran.
+        launch: the wait.
+        zone: of its operator.
+        memory: what its plan's holes held, by their names.
+        report: (blocks, words) int32 on the host: code, the first number concerned, how many from there on.
+    """
+
+    site: Site
+    launch: Launch
+    zone: int
+    memory: Memory
+    report: torch.Tensor
+
+    @cached_property
+    def arguments(self) -> dict[str, Any]:
+        """See `arguments_of`."""
+        return arguments_of(self.launch)
+
+    def tensor(self, argument: str) -> torch.Tensor:
+        """What an argument's hole held."""
+        held = self.memory[self.arguments[argument].name]
+        assert isinstance(held, torch.Tensor)
+        return held
+
+
+class Finder(NamedTuple):
+    """How the ranks that a wait is for are found.
+
+    Attributes:
+        gave_up: those whose flags did not come.
+        goes_on: called with the site, the launch's arguments (addresses, numbers and regions) and the numbers
+            that a block waits for; gives the rank of each flag that is not there yet.
+    """
+
+    gave_up: Callable[[GaveUp], list[int]]
+    goes_on: Callable[[Site, dict[str, Any], range], Iterator[int]]
+
+
+def arguments_of(launch: Launch) -> dict[str, Any]:
+    """A launch's arguments by name: holes, numbers and regions."""
+    pairs = zip(launch.kernel.args, launch.values, strict=True)
+    return {
+        arg.name: region_in(arg.type, value) if isinstance(value, tuple) else value for arg, value in pairs
+    }
+
+
+def region_in(kind: str, words: Sequence[int]) -> Region:
+    """The region that an argument's words stand for; see `Region.words`."""
+    assert kind in REGION_DIMS
+    base, *rest = words
+    dims = [(extent, stride) for stride, extent in zip(rest[::2], rest[1::2], strict=True)]
+    return region_of(kind, base, 0, *dims)
+
+
+def int32_at(address: int, index: int = 0) -> int:
+    """A number in memory of this process."""
+    return ctypes.c_int32.from_address(address + 4 * index).value
+
+
+def counts_of(arguments: Mapping[str, Any], memory: Memory) -> torch.Tensor:
+    """(experts, ranks) what came with the flags that a wait for entries saw, -1 where none came."""
+    counts = memory[arguments["recv_counts"].name]
+    assert isinstance(counts, torch.Tensor)
+    return counts.view(arguments["num_local_experts"], -1)
+
+
+def _entries_gave_up(wait: GaveUp) -> list[int]:
+    counts = counts_of(wait.arguments, wait.memory)
+    return [int(rank) for rank in (counts < 0).any(dim=0).nonzero().flatten()]
+
+
+def _entries_go_on(site: Site, arguments: dict[str, Any], entries: range) -> Iterator[int]:
+    status: Region = arguments["status"]
+    num_ranks = status.dims[-1].extent
+    for entry in entries:
+        expert, source = divmod(entry, num_ranks)
+        offset = status.offset(zone=arguments["zone"], expert=expert, source=source)
+        if int32_at(arguments["window"] + offset) != FLAG_BITS:
+            yield source
+
+
+ENTRY_FINDERS = {DISPATCH_WAIT.name: Finder(_entries_gave_up, _entries_go_on)}

@@ -1,0 +1,118 @@
+"""A3 fullmesh: the plans of one rank.
+
+Zones (see `moe_triton.runtime.communicator` for who turns them): dispatch waits for an entry from every rank,
+empty ones included, so a rank that starts dispatch i + 2 knows that nobody still reads what dispatch i
+left. V2's combine waits for its own tokens only; a full wait between combine i and i + 2 separates those
+two. V1's combine waits for every rank, and shares zones and toggle with its dispatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+
+from moe_triton.core.config import Config
+from moe_triton.core.plan import Plan
+from moe_triton.core.region import Region
+from moe_triton.schemes.common.flags import barrier_plan
+from moe_triton.schemes.common.waits import ENTRY_FINDERS
+from moe_triton.schemes.fullmesh.combine import CombinePlans
+from moe_triton.schemes.fullmesh.dispatch import DispatchPlans
+from moe_triton.schemes.fullmesh.layout import ExpertSlotsLayout, InbandLayout, WindowLayout
+from moe_triton.schemes.fullmesh.waits import FINDERS
+from moe_triton.schemes.scheme import RoundFacts, SplitScheme, WindowSpec
+from moe_triton.schemes.site import OPERATORS, Operator, Site
+from moe_triton.schemes.variants import DispatchVariant, Variant
+
+
+class Fullmesh(SplitScheme):
+    """fullmesh_v1: builds the plans of one rank."""
+
+    finders: ClassVar = ENTRY_FINDERS | FINDERS
+    inband: ClassVar = False
+    """Whether each row carries its flags."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self._layout = self.layout_of(site.config)
+        self._dispatch = DispatchPlans(site, self._layout, self.inband)
+        self._combine = CombinePlans(site, self._layout)
+        # On the NPU results in two allocations would be one more unproven assumption of the sum.
+        is_plain = not self.inband and not site.is_version_1 and site.target == "cpu"
+        self.keeps_own = is_plain and not site.config.is_shared_rank(site.rank)
+
+    @staticmethod
+    def layout_of(config: Config) -> WindowLayout:
+        """See `Scheme`."""
+        return ExpertSlotsLayout(config) if config.version == 1 else WindowLayout(config)
+
+    @cached_property
+    def windows(self) -> tuple[WindowSpec, ...]:
+        """The group's, and that between two tensor-parallel ranks where there are two."""
+        own = WindowSpec(self._layout)
+        if self.site.exchange_rank is None:
+            return (own,)
+        return (own, WindowSpec(self.site.exchange, "tensor", "exchange_"))
+
+    @cached_property
+    def rounds(self) -> RoundFacts:
+        """See `Scheme`."""
+        facts = super().rounds
+        if not self.site.is_version_1:
+            return facts
+        return replace(facts, waiting=frozenset(OPERATORS), shared=frozenset({"dispatch", "combine"}))
+
+    @property
+    def statuses(self) -> tuple[tuple[Operator, Region], ...]:
+        """See `Scheme`."""
+        layout = self._layout
+        return (
+            ("barrier", layout.barrier_status),
+            ("dispatch", layout.dispatch_status),
+            ("combine", layout.peer_status),
+        )
+
+    def setup(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
+        """See `SplitScheme`."""
+        if isinstance(variant, DispatchVariant):
+            return self._dispatch.setup(variant, zone, parts)
+        return self._combine.setup(variant, zone)
+
+    def teardown(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
+        """See `SplitScheme`."""
+        if isinstance(variant, DispatchVariant):
+            return self._dispatch.teardown(variant, zone)
+        return self._combine.teardown(variant, zone, parts)
+
+    def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:
+        """See `Scheme`."""
+        return barrier_plan(self.site, self._layout.barrier_status, zone, timeout_us)
+
+    def wordless_flags(self, flagged: Callable[[Region], torch.Tensor]) -> list[Collection[int]]:
+        """V2's combine has a flag for each result."""
+        if self.site.is_version_1:
+            return []
+        ks = flagged(self._layout.combine_status).any(dim=0).any(dim=0).nonzero().flatten().tolist()
+        return [self._senders(k) for k in ks]
+
+    def _senders(self, k: int) -> Collection[int]:
+        """Who may send result ``k`` of a token of this rank."""
+        config = self.site.config
+        if k >= config.num_topk:
+            return (config.rank_of_shared_expert(k - config.num_topk, self.site.rank),)
+        return range(config.num_shared_ranks, config.num_ranks)
+
+
+class InbandFullmesh(Fullmesh):
+    """fullmesh_v2: each row is received as soon as its own flags are there."""
+
+    inband: ClassVar = True
+
+    @staticmethod
+    def layout_of(config: Config) -> WindowLayout:
+        """See `Scheme`."""
+        return InbandLayout(config)

@@ -1,0 +1,96 @@
+"""Whom the waits for single results and for rows with flags in band are for."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from moe_triton.core.ascendc import COMBINE_WAIT, INBAND_RECEIVE, REPORT_TIMEOUT
+from moe_triton.core.config import Config
+from moe_triton.core.plan import Part
+from moe_triton.core.region import Region
+from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, FLAG_BITS, STAMP_BYTES
+from moe_triton.schemes.common.waits import Finder, GaveUp, int32_at
+from moe_triton.schemes.site import Site
+
+
+def _late(wait: GaveUp) -> Iterator[int]:
+    """The numbers that blocks did not get past."""
+    for code, first, count in wait.report[:, :3].tolist():
+        if code == REPORT_TIMEOUT:
+            yield from range(first, first + count)
+
+
+def _results_gave_up(wait: GaveUp) -> list[int]:
+    """Entries of a token that did not complete were not cleared."""
+    site, status = wait.site, wait.arguments["status"]
+    tokens = wait.memory["num_tokens"]
+    assert isinstance(tokens, int)
+    ids = wait.tensor("topk_idx").view(-1, site.config.num_topk)[:tokens]
+    part = wait.arguments["first_token"], wait.arguments["num_tokens"]
+    # Of the parts that come after this one nothing has been taken yet.
+    end = sum(value.of(tokens) for value in part) if isinstance(part[0], Part) else tokens
+    window, missing = wait.tensor("window"), set()
+    for token in itertools.chain(_late(wait), range(end, tokens)):
+        for k, owner in _owners(site.config, site.rank, ids[token].tolist()):
+            offset = status.offset(zone=wait.zone, token=token, k=k)
+            if int(window[offset : offset + 4].view(torch.int32)) != FLAG_BITS:
+                missing.add(owner)
+    return sorted(missing)
+
+
+def _results_go_on(site: Site, arguments: dict[str, Any], tokens: range) -> Iterator[int]:
+    status: Region = arguments["status"]
+    topk = arguments["topk"]
+    for token in tokens:
+        if arguments["active"] and int32_at(arguments["active"], token) < 0:
+            continue
+        ids = [int32_at(arguments["topk_idx"], token * topk + k) for k in range(topk)]
+        for k, owner in _owners(site.config, site.rank, ids):
+            offset = status.offset(zone=arguments["zone"], token=token, k=k)
+            if int32_at(arguments["window"] + offset) != FLAG_BITS:
+                yield owner
+
+
+def _owners(config: Config, rank: int, ids: list[int]) -> list[tuple[int, int]]:
+    """(k, rank that computes it) of each result that a token waits for."""
+    routed = [
+        (k, config.rank_of_expert(expert)) for k, expert in enumerate(ids) if 0 <= expert < config.num_experts
+    ]
+    shared = [
+        (config.num_topk + s, config.rank_of_shared_expert(s, rank)) for s in range(config.num_shared_experts)
+    ]
+    return routed + shared
+
+
+def _rows_gave_up(wait: GaveUp) -> list[int]:
+    """An entry (expert, rank) without rows waits for nobody."""
+    counts = wait.memory["recv_counts"]
+    assert isinstance(counts, torch.Tensor)
+    return sorted({entry % wait.site.config.num_ranks for entry in _late(wait) if int(counts[entry]) > 0})
+
+
+def _rows_go_on(site: Site, arguments: dict[str, Any], rows: range) -> Iterator[int]:
+    """In the order in which they are received."""
+    slots: Region = arguments["slots"]
+    num_ranks = arguments["num_ranks"]
+    ends = [int32_at(arguments["recv_offsets"], entry) for entry in range(arguments["num_entries"])]
+    blocks = range(-(-(arguments["stamp_offset"] + STAMP_BYTES) // BLOCK_DATA_BYTES))
+    for row in rows:
+        entry = bisect.bisect_right(ends, row)
+        first = ends[entry - 1] if entry else 0
+        expert, source = divmod(entry, num_ranks)
+        slot = slots.offset(zone=arguments["zone"], source=source, expert=expert, index=row - first)
+        flags = arguments["window"] + slot + BLOCK_DATA_BYTES
+        if any(int32_at(flags + block * BLOCK_BYTES) != FLAG_BITS for block in blocks):
+            yield source
+
+
+FINDERS = {
+    COMBINE_WAIT.name: Finder(_results_gave_up, _results_go_on),
+    INBAND_RECEIVE.name: Finder(_rows_gave_up, _rows_go_on),
+}

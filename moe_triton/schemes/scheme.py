@@ -1,0 +1,193 @@
+"""`Scheme`: all that the rest of the package may ask about how tokens travel (docs/schemes.md)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Literal, NamedTuple, Protocol
+
+import torch
+
+from moe_triton.core.config import Config
+from moe_triton.core.errors import ArgumentError
+from moe_triton.core.plan import Hole, Launch, Plan
+from moe_triton.core.region import Region
+from moe_triton.layout import NUM_ZONES, Layout
+from moe_triton.schemes.common.waits import ENTRY_FINDERS, Finder, arguments_of
+from moe_triton.schemes.site import Operator, Site
+from moe_triton.schemes.variants import Variant
+
+Group = Literal["expert", "tensor"]
+Output = Literal["rows", "results"]
+
+
+class WindowBytes(Protocol):
+    """How large a window is."""
+
+    @property
+    def data_bytes(self) -> int:
+        """What HCCL_BUFFSIZE has to cover."""
+        ...
+
+    @property
+    def window_bytes(self) -> int:
+        """What one rank allocates."""
+        ...
+
+
+@dataclass(frozen=True)
+class WindowSpec:
+    """A window that a scheme needs on this rank.
+
+    Attributes:
+        layout: what lies in it.
+        group: whose ranks reach it: those of the expert-parallel or of the tensor-parallel group.
+        prefix: of the holes that plans find it by: ``{prefix}window``, this rank's bytes; ``{prefix}peers``,
+            each rank's address; ``{prefix}peer_offsets``, elements of 16 bits from this rank's to each.
+    """
+
+    layout: WindowBytes
+    group: Group = "expert"
+    prefix: str = ""
+
+
+@dataclass(frozen=True)
+class RoundFacts:
+    """What a scheme says of its zones.
+
+    Attributes:
+        num_zones: how many zones an operator's runs alternate among.
+        waiting: operators that wait for every rank, and so separate the runs of those that do not.
+        shared: operators that take turns in the same zones; the others have zones of their own.
+        on_device: kernels look their zone up in device memory: plans are the same for all zones, and a graph
+            may run any number of times.
+        no_graph: why no graph may hold its operators; empty where one may.
+    """
+
+    num_zones: int = NUM_ZONES
+    waiting: frozenset[Operator] = frozenset({"dispatch", "barrier"})
+    shared: frozenset[Operator] = frozenset()
+    on_device: bool = False
+    no_graph: str = ""
+
+
+class Refusal(NamedTuple):
+    """Why a scheme lacks a feature, and what to do instead, for an `ArgumentError`."""
+
+    rule: str
+    remedy: str
+
+
+class Scheme(ABC):
+    """A scheme on one rank. The defaults are what most schemes have.
+
+    Args:
+        site: the rank.
+    """
+
+    refuses: ClassVar[Mapping[str, Refusal]] = {}
+    """What it cannot do: "torch_npu", its functions."""
+    finders: ClassVar[Mapping[str, Finder]] = ENTRY_FINDERS
+    """How whom a wait is for is found, by the name of the kernel that waits."""
+    keeps_own: bool = False
+    """Whether rows from this rank to itself need not go through its window."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    @staticmethod
+    @abstractmethod
+    def layout_of(config: Config) -> Layout:
+        """What lies where in the scheme's own window, the same on every rank."""
+
+    @abstractmethod
+    def whole(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
+        """The plan of an operator.
+
+        Args:
+            variant: what it is specialised for.
+            zone: that it is built for; 0 where kernels look it up.
+            parts: that its tokens are cut into.
+        """
+
+    @abstractmethod
+    def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:
+        """A flag to every rank, and the wait for every rank's; None for the site's deadline."""
+
+    @property
+    @abstractmethod
+    def statuses(self) -> tuple[tuple[Operator, Region], ...]:
+        """Entries that hold a call word, one for each rank, and the operator that posts them."""
+
+    @cached_property
+    def layout(self) -> Layout:
+        """See `layout_of`."""
+        return self.layout_of(self.site.config)
+
+    @cached_property
+    def windows(self) -> tuple[WindowSpec, ...]:
+        """Every window that this rank needs; `layout` is the first one's."""
+        return (WindowSpec(self.layout),)
+
+    @cached_property
+    def rounds(self) -> RoundFacts:
+        """Its zones, and which of its operators wait for every rank."""
+        return RoundFacts(on_device=self.site.target == "npu")
+
+    def place(self, output: Output, itemsize: int) -> Region | None:
+        """Where (A, H) elements of an output lie in this rank's window; None for a tensor of its own.
+
+        Args:
+            output: "rows" of dispatch, or "results" that combine takes.
+            itemsize: bytes of an element.
+        """
+        return None
+
+    def wordless_flags(self, flagged: Callable[[Region], torch.Tensor]) -> list[Collection[int]]:
+        """Flags of combines that hold no call word: the ranks that may have posted each.
+
+        Args:
+            flagged: which entries of a region have their flag: bool, of the region's extents.
+        """
+        return []
+
+    def window_of(self, launch: Launch) -> WindowSpec:
+        """Which window a launch looks at."""
+        hole = arguments_of(launch).get("window")
+        name = hole.name if isinstance(hole, Hole) else "window"
+        return next(spec for spec in self.windows if f"{spec.prefix}window" == name)
+
+    def workspace_bytes(self, variant: Variant) -> int:
+        """Private bytes between the kernels of an operator, without making anything."""
+        needed = self.site.scratch()
+        holes = set(self.whole(variant, 0).holes) & needed.keys()
+        return sum(elements * dtype.itemsize for elements, dtype in (needed[hole] for hole in holes))
+
+    @classmethod
+    def check_offers(cls, feature: str, argument: str, value: object) -> None:
+        """Checks that the scheme has a feature.
+
+        Raises:
+            ArgumentError: it does not.
+        """
+        if feature in cls.refuses:
+            raise ArgumentError(argument, repr(value), *cls.refuses[feature])
+
+
+class SplitScheme(Scheme):
+    """A scheme whose operators run in halves as well: up to their flags, and from the wait on."""
+
+    @abstractmethod
+    def setup(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
+        """The plan up to and including the flags."""
+
+    @abstractmethod
+    def teardown(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
+        """The plan from the wait on."""
+
+    def whole(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
+        """The plan of the whole operator."""
+        first, second = self.setup(variant, zone, parts), self.teardown(variant, zone, parts)
+        return Plan(first.operator, zone, first.launches + second.launches, self.site.overlaps)

@@ -1,0 +1,182 @@
+"""From the arguments of a call to its plan: every rule that does not depend on data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+
+import torch
+
+from moe_triton.core.checks import check_tensor
+from moe_triton.core.config import Config
+from moe_triton.core.errors import ArgumentError
+from moe_triton.limits import (
+    Call,
+    buffer_megabytes,
+    check_buffer_size,
+    check_call,
+    check_config,
+    scheme_of,
+    torch_npu_names,
+)
+from moe_triton.operators import Operator, Symbols, TensorArgument
+from moe_triton.schemes import scheme_type
+from moe_triton.torch_npu_ops import registry, settings
+from moe_triton.torch_npu_ops.elastic import deployment_of
+from moe_triton.torch_npu_ops.plan import CallSite, Named, OperatorPlan
+
+# Fields of a `Call` that have another name than the argument that they are about.
+ARGUMENTS = {
+    "rank": "ep_rank_id",
+    "num_zero": "zero_expert_num",
+    "num_copy": "copy_expert_num",
+    "num_const": "const_expert_num",
+    "has_mask": "x_active_mask",
+}
+CONST_ARGUMENTS = {"const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v"}
+
+
+def make_plan(
+    operator: Operator, kind: type[OperatorPlan], named: Named, words: tuple[int, ...] | None
+) -> OperatorPlan:
+    """Checks every argument of a call that does not depend on data.
+
+    Args:
+        operator: which one.
+        kind: of the plan.
+        named: the call's arguments: attributes of Python's own types, plain tensors, all that is needed.
+        words: contents of elastic_info.
+
+    Raises:
+        ArgumentError: a rule that does not hold, with its status code.
+    """
+    s = Symbols(operator, named)
+    for argument in operator.tensors[:2]:  # what the rules are about
+        _check(s, argument, named[argument.name])
+    call = call_of(s)
+    config = config_of(s, call)
+    site = call_site_of(s, config, words)
+    for argument in operator.tensors[2:]:
+        if s.is_given(argument.name) and argument.shape and not argument.of_setup:
+            _check(s, argument, named[argument.name])
+    inputs = {hole: t.name for t in operator.tensors if s.is_given(t.name) for hole in t.holes}
+    strided = tuple(hole for hole, name in inputs.items() if not named[name].is_contiguous())
+    plan = kind(config, site, s.variant(), s, tuple(inputs.items()), strided)
+    if call.is_combine:
+        check_whole(plan, named)
+    return plan
+
+
+def _check(s: Symbols, argument: TensorArgument, tensor: torch.Tensor) -> None:
+    """Checks a tensor that is made contiguous before it is used, unless it is written to."""
+    tensor = tensor if argument.is_written else tensor.contiguous()
+    shape, dtypes, device = s.expected(argument), s.dtypes(argument), settings.host().device
+    check_tensor(argument.name, tensor, shape=shape, dtypes=dtypes, device=device)
+
+
+def call_of(s: Symbols) -> Call:
+    """What the rules of calls are about."""
+    given = {*s.given, *(name for name in ("y_dtype", "x_dtype", "scales_dtype") if s.get(name) is not None)}
+    values = {
+        "version": s.operator.version,
+        "operator": s.operator.name,
+        "batch": s["BS"],
+        "quant_mode": s["quant_mode"] or 2 * s.get("quantize", False),
+        "mask_dims": len(s.given.get("x_active_mask", (1,))),
+        "has_const_args": given >= CONST_ARGUMENTS,
+    }
+    for field in fields(Call):
+        argument = ARGUMENTS.get(field.name, field.name.removeprefix("has_"))
+        if field.name.startswith("has_"):
+            values.setdefault(field.name, argument in given)
+        elif argument in s:
+            values.setdefault(field.name, s[argument])
+    return Call(**values)
+
+
+def config_of(s: Symbols, call: Call) -> Config:
+    """The group's settings, checked against every limit of the product and scheme.
+
+    Raises:
+        ArgumentError: the first rule that does not hold, with the argument's name in torch_npu.
+    """
+    chosen, size, comm_alg = settings.current(), s["ep_world_size"], s.get("comm_alg", "")
+    try:
+        config = Config(
+            num_ranks=size,
+            num_max_tokens_per_rank=(call.global_bs // size if call.global_bs and size > 0 else call.batch),
+            hidden=s["H"],
+            num_topk=s["K"],
+            num_experts=s["moe_expert_num"],
+            num_shared_experts=s["shared_expert_num"],
+            num_shared_ranks=s["shared_expert_rank_num"],
+            product=chosen.product,
+            scheme=scheme_of(chosen.product, comm_alg),
+            relaxed=chosen.relaxed,
+            version=call.version,
+            num_special_experts=call.num_zero + call.num_copy + call.num_const,
+            generation=chosen.generation,
+        ).normalized()
+        check_config(config)
+        scheme_type(config).check_offers("torch_npu", "comm_alg", comm_alg)
+        check_call(config, call)
+        check_buffer_size(config, buffer_megabytes(), tensor_parallel=call.tp_world_size == 2)
+    except ArgumentError as error:
+        raise error.renamed(torch_npu_names(call)) from None
+    return config
+
+
+def call_site_of(s: Symbols, config: Config, words: tuple[int, ...] | None) -> CallSite:
+    """Checks ranks and sizes against the groups, and what elastic_info says.
+
+    Raises:
+        ArgumentError: they contradict each other.
+    """
+    group, rank = s["group_ep"], s["ep_rank_id"]
+    registry.check_membership(group, "group_ep", s["EP"], rank, ("ep_world_size", "ep_rank_id"))
+    group_tp, exchange_rank = "", None
+    if s["exchange"]:
+        group_tp, exchange_rank = s["group_tp"], s["tp_rank_id"]
+        registry.check_membership(group_tp, "group_tp", 2, exchange_rank, ("tp_world_size", "tp_rank_id"))
+    deployment = deployment_of(config, rank, words)
+    place = registry.Place(group, group_tp, deployment.config, deployment.members)
+    return CallSite(deployment, place, exchange_rank)
+
+
+def check_whole(plan: OperatorPlan, named: Named) -> None:
+    """Checks that combine is given dispatch's outputs whole where the original demands it.
+
+    V2 does; so do two tensor-parallel ranks, whose rows are added before anybody knows how many there are.
+
+    Raises:
+        ArgumentError: expand_x has fewer rows than a rank can receive, there are too few triples or counts,
+            or none of the peer's. Nothing was sent.
+    """
+    s, v1 = plan.symbols, plan.symbols.operator.version == 1
+    rows, most = s["rows"], s["A"] * s["tp"]
+    if rows < most and (not v1 or s["exchange"]):
+        raise ArgumentError(
+            "expand_x",
+            f"of {rows} rows",
+            f"this rank can have received {most}, whether or not it has",
+            "Pass as many rows as dispatch's expand_x has.",
+        )
+    index = "expand_idx" if s.is_given("expand_idx") else "assist_info_for_combine"
+    words, needed = math.prod(s.given[index]), s["A"] * 128
+    if not v1 and s.operator.name != "combine_teardown" and words < needed:
+        raise ArgumentError(
+            index,
+            f"of {words} elements",
+            f"it must have at least {s['A']} * 128 = {needed}",
+            "Pass dispatch's third output whole.",
+        )
+    counts = s.given.get("ep_send_counts")
+    if counts is not None and math.prod(counts) < plan.num_entries:
+        raise ArgumentError(
+            "ep_send_counts",
+            f"of {math.prod(counts)} elements",
+            f"this rank has {plan.num_entries} pairs of local expert and source rank",
+            "Pass ep_recv_counts of the matching dispatch.",
+        )
+    if s["exchange"] and not s.is_given("tp_send_counts"):
+        check_tensor("tp_send_counts", named["tp_send_counts"], shape=(), dtypes=())

@@ -1,0 +1,296 @@
+"""Plans of operators: arguments checked once per shape, then executed as often as the shape comes again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+
+from moe_triton.backends.base import TensorSpec
+from moe_triton.core.config import Config
+from moe_triton.core.errors import ArgumentError, BufferStateError
+from moe_triton.operators import Symbols
+from moe_triton.operators.variants import Variant
+from moe_triton.runtime import arguments
+from moe_triton.runtime.communicator import Communicator
+from moe_triton.runtime.executables import Phase
+from moe_triton.schemes.scheme import Scheme
+from moe_triton.schemes.site import Site
+from moe_triton.torch_npu_ops import registry
+from moe_triton.torch_npu_ops.elastic import Deployment
+
+Named = dict[str, Any]
+Bindings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class CallSite:
+    """Where the calls of a plan run.
+
+    Attributes:
+        deployment: the ranks that take part.
+        place: names the communicator.
+        exchange_rank: this rank's number among two tensor-parallel ranks, or None.
+    """
+
+    deployment: Deployment
+    place: registry.Place
+    exchange_rank: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class OperatorPlan:
+    """A checked call of one shape. `execute` runs it.
+
+    Attributes:
+        config: the group's settings as called.
+        site: where it runs.
+        variant: which kernels run.
+        symbols: sizes and attributes of the call.
+        inputs: hole and argument of each tensor that kernels read.
+        strided: holes of those that have to be copied first.
+    """
+
+    config: Config
+    site: CallSite
+    variant: Variant
+    symbols: Symbols
+    inputs: tuple[tuple[str, str], ...]
+    strided: tuple[str, ...]
+
+    @property
+    def deployment(self) -> Deployment:
+        """The ranks that take part."""
+        return self.site.deployment
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes of the data windows that this plan works in.
+
+        HCCL_BUFFSIZE has to cover that of the group, and that between two tensor-parallel ranks by itself.
+        """
+        return sum(window.layout.data_bytes for window in self._scheme.windows)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Private bytes that this plan's kernels need between them."""
+        return self._scheme.workspace_bytes(self.variant)
+
+    @cached_property
+    def _scheme(self) -> Scheme:
+        """To ask for sizes, before anything is made."""
+        place = self.deployment
+        return Site(place.config, place.rank, 1, 0, "cpu", self.site.exchange_rank).scheme
+
+    @cached_property
+    def access(self) -> registry.Access:
+        """The way to the communicator."""
+        return registry.Access(self.site.place)
+
+    @property
+    def communicator(self) -> Communicator:
+        """Made, with all ranks of the group, when a call first needs it."""
+        return self.access.communicator()
+
+    @cached_property
+    def num_ids(self) -> int:
+        """Legal ids: those of the routed experts that are left, and of the special ones."""
+        return self.deployment.config.num_experts + self.deployment.config.num_special_experts
+
+    @cached_property
+    def num_entries(self) -> int:
+        """Pairs of an expert of this rank and a rank that it received rows from."""
+        config = self.deployment.config
+        return config.experts_on(self.deployment.rank) * config.num_ranks
+
+    def execute(self, named: Named) -> Any:
+        """Runs it, and returns its outputs.
+
+        Args:
+            named: the call's arguments. Tensors need not be contiguous.
+
+        Raises:
+            ArgumentError: their contents break a rule, where the host reads them. Nothing was sent.
+            BufferStateError: the communicator cannot be used.
+            CommunicationTimeoutError: a rank's data did not come in time.
+        """
+        communicator = self._find_communicator(named)
+        bindings = self._constants.copy()
+        for hole, name in self.inputs:
+            bindings[hole] = named[name]
+        for hole in self.strided:
+            bindings[hole] = bindings[hole].contiguous()
+        self._prepare(communicator, bindings)
+        outputs = self._make_outputs(communicator)
+        for hole, output in zip(self._output_holes, outputs, strict=True):
+            bindings[hole] = output
+        communicator.run(self.variant, bindings, self._phase)
+        return tuple(outputs) if len(outputs) > 1 else outputs[0]
+
+    _phase: ClassVar[Phase] = "whole"
+
+    @property
+    def _whole(self) -> str:
+        """The operator that this is, or is a half of."""
+        return self.symbols.operator.name.partition("_")[0]
+
+    def _find_communicator(self, named: Named) -> Communicator:
+        return self.access.communicator()
+
+    def _prepare(self, communicator: Communicator, bindings: Bindings) -> None:
+        """Checks what depends on data, and adds what does."""
+        check_routing(communicator, bindings["topk_idx"], bindings.get("mask"), self.num_ids)
+
+    @cached_property
+    def _output_holes(self) -> tuple[str, ...]:
+        return tuple(output.hole for output in self.symbols.operator.outputs)
+
+    @cached_property
+    def _output_specs(self) -> tuple[list[TensorSpec], list[tuple[int, torch.Tensor]]]:
+        """The outputs to make; and by position those without elements, which all calls share."""
+        specs, nothing = [], []
+        for position, (shape, dtype) in enumerate(self.symbols.specs()):
+            if math.prod(shape):
+                specs.append((shape, dtype))
+            else:
+                device = self.communicator.backend.device
+                nothing.append((position, torch.empty(shape, dtype=dtype, device=device)))
+        return specs, nothing
+
+    @cached_property
+    def _unwritten(self) -> list[tuple[int, int]]:
+        """Position of each output of counts that no kernel fills to its end, and what is written of it."""
+        written = {
+            "tokens_per_expert": self.deployment.config.experts_on(self.deployment.rank),
+            "recv_offsets": self.num_entries * self.symbols["tp"],
+            "exchange_counts": 2 * self.variant.exchange,
+        }
+        sizes = [
+            (hole, shape[0])
+            for hole, (shape, _) in zip(self._output_holes, self.symbols.specs(), strict=True)
+        ]
+        return [(i, written[hole]) for i, (hole, size) in enumerate(sizes) if size > written.get(hole, size)]
+
+    def _make_outputs(self, communicator: Communicator) -> list[torch.Tensor]:
+        """The outputs, with what no kernel writes set."""
+        specs, nothing = self._output_specs
+        made: list[torch.Tensor] = communicator.backend.empty_all(specs)
+        for position, output in nothing:
+            made.insert(position, output)
+        for position, written in self._unwritten:
+            made[position][written:] = 0
+        return made
+
+    @cached_property
+    def _constants(self) -> Bindings:
+        """What each call of this plan binds alike."""
+        s, empty = self.symbols, self.communicator.backend.empty
+        bindings: Bindings = {"num_tokens": s["BS"], "num_ids": s["BS"] * s["K"]}
+        for output in s.operator.unreturned:
+            bindings[output.hole] = empty(*s.spec(output))
+        if self.variant.waits:
+            members = self.deployment.members or tuple(range(self.config.num_ranks))
+            bindings["rank_table"] = self._table(members, torch.int32)
+            bindings["num_performance_entries"] = self.config.num_ranks
+        return bindings
+
+    def _table(self, values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
+        """Constants of this plan, on its device.
+
+        Raises:
+            BufferStateError: inside a graph, which would hold a copy from memory that is gone by then.
+        """
+        backend = self.communicator.backend
+        if backend.is_capturing():
+            raise BufferStateError(
+                "a call of this kind has not run before, and nothing can be prepared inside a graph. Run the "
+                "same calls once before the capture."
+            )
+        return torch.tensor(values, dtype=dtype, device=backend.device)
+
+
+class DispatchPlan(OperatorPlan):
+    """A checked dispatch of one shape."""
+
+
+class CombinePlan(OperatorPlan):
+    """A checked combine of one shape."""
+
+    def _prepare(self, communicator: Communicator, bindings: Bindings) -> None:
+        super()._prepare(communicator, bindings)
+        self._count_rows(communicator, bindings)
+
+    def _count_rows(self, communicator: Communicator, bindings: Bindings) -> None:
+        """Adds how many results there may be.
+
+        Raises:
+            ArgumentError: there are more results than rows.
+        """
+        rows = known = self.symbols["rows"]
+        if communicator.backend.is_asynchronous:
+            # Kernels may take so many whatever the counts say; they report a total that is beyond. With a
+            # peer there are as many rows as can have been received (`check_whole`).
+            known = rows if self.variant.exchange else min(rows, communicator.capacity)
+        else:
+            total = communicator.backend.read_int32(bindings["recv_offsets"], self.num_entries - 1)
+            if not 0 <= total <= rows or total > communicator.capacity:
+                raise ArgumentError(
+                    "ep_send_counts",
+                    f"one with a total of {total} rows",
+                    f"expand_x has {rows} rows and at most {communicator.capacity} can have been received",
+                    "Pass ep_recv_counts of the matching dispatch.",
+                )
+        if self.symbols.operator.version != 1 and not self.variant.exchange:
+            known = min(known, bindings["triples"].numel() // 3)
+        bindings["num_rows"] = known
+
+    @cached_property
+    def _constants(self) -> Bindings:
+        bindings = super()._constants
+        if "norm_eps" in self.symbols:
+            # A graph may hold it for as long as this plan lives.
+            bindings["eps"] = self._table([self.symbols["norm_eps"]], torch.float32)
+        return bindings
+
+
+def check_routing(
+    communicator: Communicator, ids: torch.Tensor, mask: torch.Tensor | None, num_ids: int
+) -> None:
+    """Checks that ids are below their number and distinct in a row, and that a mask of tokens has no holes.
+
+    A host whose device works on reads neither: kernels send no id that names no expert, and take the tokens
+    up to a mask's first False.
+
+    Raises:
+        ArgumentError: one is not, or it has one.
+    """
+    backend = communicator.backend
+    if mask is not None:
+        if backend.is_asynchronous:
+            return
+        _check_prefix(mask)
+        # What an inactive entry holds does not matter.
+        ids = torch.where(mask if mask.dim() == 2 else mask[:, None], ids, -1)
+    bad = backend.first_bad_id(ids, num_ids)
+    if bad is not None:
+        raise arguments.bad_id_error("expert_ids", ids, bad, num_ids)
+
+
+def _check_prefix(mask: torch.Tensor) -> None:
+    """Checks that the active tokens of a 1-D mask come first.
+
+    Raises:
+        ArgumentError: a True follows a False.
+    """
+    if mask.dim() == 1 and mask.numel() > 1 and bool((mask[1:] & ~mask[:-1]).any()):
+        token = int((mask[1:] & ~mask[:-1]).nonzero()[0]) + 1
+        raise ArgumentError(
+            "x_active_mask",
+            f"True at token {token} after a False",
+            "active tokens come first in a 1-D mask",
+            "Sort the tokens, or pass a (BS, K) mask.",
+        )
