@@ -37,7 +37,7 @@ import torch
 from moe_triton.core.checks import check_positive
 from moe_triton.core.dtypes import NAMES
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.kernel import Arg, TritonKernel, chosen_args
+from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers
 from moe_triton.core.plan import Hole
 from moe_triton.kernels.cases import AXES, F32, I8, NUM_SPECIAL, Draw, Family, Inputs, Shape, blank, subsets
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
@@ -246,9 +246,7 @@ def weighted_sum_kernel(
         (by_token, Arg("slot_stride", "i64", "value")),
         (features.by_expert, Arg("expert_stride", "i64", "value")),
         (features.by_expert, Arg("index_stride", "i64", "value")),
-        (True, Arg("first_token", "i32", "value")),
-        (True, Arg("num_tokens", "i32", "value")),
-        (True, Arg("num_experts", "i32", "value")),
+        *((True, arg) for arg in numbers("i32", "first_token num_tokens num_experts")),
         (features.by_expert, Arg("max_index", "i32", "value")),
         (features.special, Arg("num_zero", "i32", "value")),
         (features.special, Arg("num_copy", "i32", "value")),
