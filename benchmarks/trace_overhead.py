@@ -37,7 +37,7 @@ class Switch:
     def __init__(self, buffer: EPBuffer) -> None:
         self._communicator = buffer._communicator
         self._executables, self._log = self._communicator._executables, self._communicator._executables.log
-        self._kept: dict[str, Kept] = {name: ({}, ([], [])) for name in ROUTES}
+        self._kept: dict[str, Kept] = {name: ({}, {}) for name in ROUTES}
 
     def to(self, name: str) -> None:
         """The next calls are of this route."""

@@ -6,6 +6,7 @@ EP ranks, E experts on this rank, A rows that a dispatch can deliver here at mos
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
 from types import TracebackType
@@ -17,20 +18,18 @@ import torch.distributed as dist
 from moe_triton.backends import make_backend
 from moe_triton.core.checks import check_choice, check_flag, check_text
 from moe_triton.core.config import Config, Product
-from moe_triton.core.errors import ArgumentError, BufferStateError
+from moe_triton.core.errors import BufferStateError
 from moe_triton.core.tuning import Tuning
 from moe_triton.handle import DispatchHandle, DispatchOutput
 from moe_triton.limits import check_config, check_num_bytes, scheme_of
 from moe_triton.rendezvous.meeting import Meeting
-from moe_triton.runtime import arguments
+from moe_triton.runtime import arguments, buffer_calls
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.construction import DEFAULT_TIMEOUT_S, Order, seconds_to_meet
-from moe_triton.runtime.dispatch_outputs import DispatchOutputs
 from moe_triton.runtime.trace import TracePath
 from moe_triton.schemes import layout_of
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant
 
-QUANTIZE: tuple[Literal["int8"] | None, ...] = (None, "int8")
 OPERATORS = ("dispatch", "combine")
 
 _buffer_ids = itertools.count()
@@ -124,8 +123,11 @@ class EPBuffer:
         self.config, self.rank = self._communicator.config, meeting.rank
         self.layout, self._backend = self._communicator.layout, self._communicator.backend
         self._id = next(_buffer_ids)
-        self._is_direct = self.config.scheme == "direct"
-        self._kinds: dict[tuple[torch.dtype, str | None, bool, bool], DispatchOutputs] = {}
+        self._is_in_window = self._communicator.has_outputs_in_window
+        self._kinds: dict[tuple[torch.dtype, str | None, bool, bool], buffer_calls.DispatchKind] = {}
+        self._dispatch_arguments = buffer_calls.dispatch_arguments(self.config)
+        of_dtype = functools.partial(buffer_calls.combine_arguments, self.config)
+        self._combine_arguments = {dtype: of_dtype((dtype,)) for dtype in buffer_calls.TOKEN_DTYPES}
         self._combine_variants: dict[tuple[object, ...], CombineVariant] = {}
         self._latest_dtype: torch.dtype | None = None
         self._keeps_own = self._communicator.site.keeps_own
@@ -199,17 +201,23 @@ class EPBuffer:
                 return output
         self._communicator.check_usable()
         c, device = self.config, self._backend.device
-        quantize = check_choice("quantize", quantize, QUANTIZE)  # a key below: of one type, then
-        num_tokens = arguments.check_tokens(c, x, device)
-        ids = arguments.check_ids(c, topk_idx, num_tokens, self._backend)
-        arguments.check_weights(c, topk_weights, num_tokens, device)
-        arguments.check_smooth_scales(c, smooth_scales, quantize, device)
-        key = x.dtype, quantize, smooth_scales is None, topk_weights is None
-        kind = self._kinds.get(key)
-        if kind is None:
-            kind = self._kinds[key] = self._kind(*key)
+        check, wanted, sizes = arguments.check, self._dispatch_arguments, arguments.Sizes()
+        quantize = check_choice("quantize", quantize, buffer_calls.QUANTIZE)  # a key below: of one type, then
+        check(wanted["x"], x, sizes, device)
+        num_tokens = sizes["T"]
+        arguments.check_num_tokens("x", c, num_tokens)
+        check(wanted["topk_idx"], topk_idx, sizes, device)
+        ids = arguments.take_ids(c, topk_idx, self._backend)
+        check(wanted["topk_weights"], topk_weights, sizes, device)
+        arguments.check_smoothing(smooth_scales, quantize)
+        check(wanted["smooth_scales"], smooth_scales, sizes, device)
         num_ids = num_tokens * c.num_topk
-        outputs = kind.make(num_ids)
+        key = x.dtype, quantize, smooth_scales is None, topk_weights is None
+        kind = self._kinds.get(key) or self._kind(*key)
+        made = self._backend.empty_all([((num_ids,), torch.int32), *kind.specs])
+        outputs = dict(zip(kind.names, made, strict=True))
+        if self._is_in_window:
+            outputs["tokens"] = self._communicator.window_tensor("rows", kind.variant.row_dtype)
         handle = DispatchHandle(
             buffer_id=self._id,
             number=self._communicator.counts["dispatch"],
@@ -259,15 +267,19 @@ class EPBuffer:
             CommunicationTimeoutError: a rank's results did not come in time. The buffer is then broken.
         """
         if self._calls is not None:
-            result = self._calls.combine(y, topk_weights, handle)
+            result: torch.Tensor | None = self._calls.combine(y, topk_weights, handle)
             if result is not None:
                 return result
         self._communicator.check_usable()
         c, device = self.config, self._backend.device
         arguments.check_handle(handle, self._id, self._communicator)
-        arguments.check_results(c, y, handle, self._communicator.capacity, device)
-        arguments.check_weights(c, topk_weights, handle.num_tokens, device)
-        in_place = self._is_direct and self._is_in_place(y)
+        wanted, sizes = self._combine_arguments[handle.dtype], {"T": handle.num_tokens}
+        arguments.check(wanted["y"], y, sizes, device)
+        arguments.check_results(y, handle, self._communicator.capacity)
+        arguments.check(wanted["topk_weights"], topk_weights, sizes, device)
+        in_place = False
+        if self._is_in_window:
+            in_place = arguments.starts_at(self._communicator.window_tensor("results", y.dtype), y)
         out = self._backend.empty((handle.num_tokens, c.hidden), handle.dtype)
         bindings: dict[str, Any] = {
             "y": y,
@@ -305,41 +317,29 @@ class EPBuffer:
         """
         self._communicator.check_usable()
         if dtype is not None:
-            dtype = check_choice("dtype", dtype, arguments.TOKEN_DTYPES)
+            dtype = check_choice("dtype", dtype, buffer_calls.TOKEN_DTYPES)
         elif (dtype := self._latest_dtype) is None:
             raise BufferStateError("there was no dispatch yet. Pass a dtype.")
-        if self._is_direct:
+        if self._is_in_window:
             return self._communicator.window_tensor("results", dtype)
         return self._backend.empty((self._communicator.capacity, self.config.hidden), dtype)
 
     def _kind(
         self, dtype: torch.dtype, quantize: str | None, is_plain: bool, is_unweighted: bool
-    ) -> DispatchOutputs:
+    ) -> buffer_calls.DispatchKind:
         smooth, weights = not is_plain, not is_unweighted
         variant = DispatchVariant(dtype, quantize is not None, smooth, weights, keeps_own=self._keeps_own)
-        return DispatchOutputs.of(self._communicator, variant)
-
-    def _is_in_place(self, y: torch.Tensor) -> bool:
-        """Whether results are where peers will read them. Elsewhere there, copying would overwrite them."""
-        place = self._communicator.window_tensor("results", y.dtype)
-        ahead = y.data_ptr() - place.data_ptr()
-        if 0 < ahead < place.nbytes:
-            raise ArgumentError(
-                "y",
-                f"{ahead} bytes past the start of expert_output()",
-                "peers read results from its start on",
-                "Write them from its first row on, or pass a tensor of your own.",
-            )
-        return ahead == 0
+        kind = buffer_calls.DispatchKind.of(self._communicator.site, variant, not self._is_in_window)
+        self._kinds[dtype, quantize, is_plain, is_unweighted] = kind
+        return kind
 
     def _combine_variant(self, dtype: torch.dtype, weights: bool, in_place: bool) -> CombineVariant:
         key = dtype, weights, in_place
-        variant = self._combine_variants.get(key)
-        if variant is None:
-            variant = self._combine_variants[key] = CombineVariant(
+        if key not in self._combine_variants:
+            self._combine_variants[key] = CombineVariant(
                 dtype, weights, in_place=in_place, keeps_own=self._keeps_own
             )
-        return variant
+        return self._combine_variants[key]
 
     def durations_us(self, operator: Literal["dispatch", "combine"]) -> dict[str, float]:
         """Microseconds that each step of this rank's last dispatch or combine took.

@@ -1,5 +1,6 @@
-// The Python module `moe_calls`: see rank_calls.h.
-#include "rank_calls.h"
+// The Python module `moe_calls`: see call_program.h.
+#include "call_program.h"
+#include "output_pool.h"
 
 namespace {
 
@@ -8,6 +9,19 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "moe_calls", "Whole calls of a 
 
 bool Add(PyObject* module, const char* name, PyTypeObject* type) {
     return PyType_Ready(type) == 0 && PyModule_AddObjectRef(module, name, reinterpret_cast<PyObject*>(type)) == 0;
+}
+
+// Numbers of the operations, by name.
+bool AddOperations(PyObject* module) {
+    using moe::calls::Operation;
+    const moe::calls::Ref numbers(PyDict_New());
+    const auto add = [&numbers](const char* name, Operation operation) {
+        const moe::calls::Ref number(PyLong_FromLong(static_cast<long>(operation)));
+        return number && numbers && PyDict_SetItemString(numbers.get(), name, number.get()) == 0;
+    };
+#define MOE_EACH(name) add(#name, Operation::name) &&
+    return MOE_OPERATIONS(MOE_EACH) PyModule_AddObjectRef(module, "OPERATIONS", numbers.get()) == 0;
+#undef MOE_EACH
 }
 
 }  // namespace
@@ -27,9 +41,8 @@ MOE_EXPORT void moe_rounds_end(Rounds* rounds, uint32_t id, bool succeeded, bool
 PyMODINIT_FUNC PyInit_moe_calls() {
     using namespace moe::calls;
     Ref module(PyModule_Create(&definition));
-    if (!module || !InternNames() || PyType_Ready(&handle_memory_type) != 0 ||
-        !Add(module.get(), "OutputPool", &output_pool_type) || !Add(module.get(), "RankCalls", &rank_calls_type) ||
-        !Add(module.get(), "Prepared", &prepared_type) ||
+    if (!module || PyType_Ready(&product_type) != 0 || !AddOperations(module.get()) ||
+        !Add(module.get(), "CallProgram", &call_program_type) || !Add(module.get(), "OutputPool", &output_pool_type) ||
         PyModule_AddStringConstant(module.get(), "ROUNDS", MOE_ROUNDS_LAYOUT) != 0 ||
         PyModule_AddIntConstant(module.get(), "KEPT_PER_SIZE", KEPT_PER_SIZE) != 0 ||
         PyModule_AddIntConstant(module.get(), "MAX_SIZES", MAX_SIZES) != 0) {

@@ -6,6 +6,10 @@
 #include <Python.h>
 
 #include <cstddef>
+#include <new>
+#include <utility>
+
+#include "references.h"
 
 namespace moe::calls {
 
@@ -30,6 +34,32 @@ inline PyTypeObject MakeType(const char* name, const char* doc, size_t num_bytes
     type.tp_new = make;
     type.tp_members = members;
     return type;
+}
+
+// A Python object around one of ours.
+template <typename Body>
+struct Boxed {
+    PyObject_HEAD
+    Body body;
+};
+
+template <typename Body>
+Body& BodyOf(PyObject* object) {
+    return reinterpret_cast<Boxed<Body>*>(object)->body;
+}
+
+// Takes a body over. No object, with a Python error, if there is no memory.
+template <typename Body>
+Ref Box(PyTypeObject* type, Body body) {
+    Ref made(type->tp_alloc(type, 0));
+    if (made) new (&BodyOf<Body>(made.get())) Body(std::move(body));
+    return made;
+}
+
+template <typename Body>
+void Dealloc(PyObject* object) {
+    BodyOf<Body>(object).~Body();
+    Py_TYPE(object)->tp_free(object);
 }
 
 }  // namespace moe::calls

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from moe_triton.backends.waits import Waits
+from moe_triton.core.call_program import CallProgram, PlanProgram
 from moe_triton.core.plan import Launch, Plan
 from moe_triton.rendezvous.meeting import Meeting
 
@@ -137,80 +138,47 @@ class CallSetting(NamedTuple):
     """What whole calls of a buffer need to know of it, and share with Python's way of making them.
 
     Attributes:
-        facts: numbers that hold for every call, by name.
+        owner: which buffer it is.
         rounds: the record of its `Rounds`.
         last: the executable that each operator ran last.
         lock: held while an operator runs.
-        output_type: of what dispatch returns: a named tuple (tokens, scales, tokens_per_expert, weights,
-            handle).
-        handle_type: of that handle.
+        handle_type: of dispatch's handle.
         waits: those of its calls.
         failed: called when a run has failed, with operator, executable, what gives its report code or raises
             why there is none, and what holes held; raises.
     """
 
-    facts: Mapping[str, int]
+    owner: int
     rounds: ctypes.Structure
     last: dict[str, Executable]
     lock: threading.Lock
-    output_type: type
     handle_type: type
     waits: Waits
     failed: Callable[[Any, Executable, Callable[[], int], Bindings], None]
 
 
-class WholeCall(NamedTuple):
-    """Which calls a plan is for.
-
-    Attributes:
-        operator: "dispatch" or "combine".
-        dtype: of the tokens, or of the results.
-        quantize: whether rows travel as int8.
-        smooth: whether there are smooth scales.
-        weights: whether there are weights.
-        in_place: direct: whether the results are where peers read them.
-        zone: the zone that the plan is built for.
-        parts: into which the call is cut.
-        tokens: direct: where the rows arrive.
-    """
-
-    operator: str
-    dtype: torch.dtype
-    quantize: bool
-    smooth: bool
-    weights: bool
-    in_place: bool
-    zone: int
-    parts: int
-    tokens: torch.Tensor | None
-
-
-# Plans that have been prepared for calls: of dispatches, and of combines.
-PreparedCalls = tuple[list[object], list[object]]
+# Plans that have been prepared for calls, by the name of the operator.
+PreparedCalls = dict[str, list[object]]
 
 
 class Calls(Protocol):
     """Whole calls at less cost than Python's, where they are as usual."""
 
-    @property
-    def dispatch(self) -> Callable[..., Any]:
-        """Called with x, topk_idx, topk_weights, quantize and smooth_scales of `EPBuffer.dispatch`.
+    def operator(self, program: CallProgram) -> Callable[..., Any]:
+        """One operator.
 
-        Returns its output, or None where the call is anything but usual: nothing has happened then.
+        Returns:
+            Called with its arguments, what the operator returns; or None where the call is anything but
+            usual: nothing has happened then.
         """
         ...
 
-    @property
-    def combine(self) -> Callable[..., torch.Tensor | None]:
-        """Called with y, topk_weights and handle of `EPBuffer.combine`. Returns as `dispatch` does."""
-        ...
-
-    def add(self, call: WholeCall, executable: Executable) -> None:
+    def add(self, plan: PlanProgram, executable: Executable) -> None:
         """From now on calls like this one need not go Python's way."""
         ...
 
     def exchange(self, prepared: PreparedCalls) -> PreparedCalls:
-        """Other plans from now on; ``([], [])`` for none. Returns those until now."""
+        """Other plans from now on; ``{}`` for none. Returns those until now."""
         ...
 
 

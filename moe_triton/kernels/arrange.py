@@ -22,6 +22,7 @@ from moe_triton.core.plan import Hole
 from moe_triton.kernels.cases import F32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.zones import NO_ZONE, ZONE, ZONE_STRIDE, in_zone, zone_offset
+from moe_triton.layout import STAMP
 
 
 @triton.jit
@@ -44,6 +45,7 @@ def _arrange_kernel(
     ROW_WORDS: tl.constexpr,
     SCALE_WORD: tl.constexpr,
     TRIPLE_WORD: tl.constexpr,
+    WEIGHT_WORD: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
 ):
@@ -71,7 +73,7 @@ def _arrange_kernel(
             tl.store(out_triples + row * 3 + 1, tl.load(slots + slot + TRIPLE_WORD + 1))
             tl.store(out_triples + row * 3 + 2, tl.load(slots + slot + TRIPLE_WORD + 2))
             if HAS_WEIGHT:
-                tl.store(out_weights + row, tl.load(slot_scales + slot + TRIPLE_WORD + 3))
+                tl.store(out_weights + row, tl.load(slot_scales + slot + WEIGHT_WORD))
 
 
 def _arrange_fallback(
@@ -93,6 +95,7 @@ def _arrange_fallback(
     ROW_WORDS: int,
     SCALE_WORD: int,
     TRIPLE_WORD: int,
+    WEIGHT_WORD: int,
     HAS_SCALE: bool,
     HAS_WEIGHT: bool,
     zone: torch.Tensor | None = None,
@@ -116,7 +119,7 @@ def _arrange_fallback(
             scales = slot_scales.as_strided((count,), (slot_stride,), floats + SCALE_WORD)
             out_scales[start:stop] = scales
         if HAS_WEIGHT:
-            weights = slot_scales.as_strided((count,), (slot_stride,), floats + TRIPLE_WORD + 3)
+            weights = slot_scales.as_strided((count,), (slot_stride,), floats + WEIGHT_WORD)
             out_weights[start:stop] = weights
 
 
@@ -140,7 +143,7 @@ def arrange_kernel(
 
     Args:
         row_words: H * element size / 4.
-        scale_word, triple_word: where scale and triple start within a slot, in words.
+        scale_word, triple_word: where scale and stamp start within a slot, in words.
         zoned: ``slots`` is zone 0's; the rows are in the zone that ``zone`` (1,) names, ``zone_stride``
             words from one to the next.
     """
@@ -165,7 +168,8 @@ def arrange_kernel(
             **({} if zoned else NO_ZONE),
             "ROW_WORDS": row_words,
             "SCALE_WORD": scale_word,
-            "TRIPLE_WORD": triple_word,
+            "TRIPLE_WORD": triple_word + STAMP.word("source"),
+            "WEIGHT_WORD": triple_word + STAMP.word("weight"),
             "HAS_SCALE": has_scale,
             "HAS_WEIGHT": has_weight,
         },

@@ -14,10 +14,10 @@ from moe_triton.core.kernel import Arg, TritonKernel, chosen_args
 from moe_triton.core.plan import Hole
 from moe_triton.kernels.cases import F32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.language import tl, triton
-from moe_triton.layout import STAMP_BYTES, WORD_BYTES
+from moe_triton.layout import ORIGIN, STAMP
 
-STAMP_WORDS = STAMP_BYTES // WORD_BYTES
-WEIGHT_WORD, SCALE_WORD = 3, 4
+ORIGIN_WORDS, STAMP_WORDS = ORIGIN.num_words, STAMP.num_words
+WEIGHT_WORD, SCALE_WORD = STAMP.word("weight"), STAMP.word("scale")
 
 
 @triton.jit
@@ -29,6 +29,7 @@ def _stamps_kernel(
     out_weights,
     out_scales,
     capacity,
+    ORIGIN_WORDS: tl.constexpr,
     STAMP_WORDS: tl.constexpr,
     WEIGHT_WORD: tl.constexpr,
     SCALE_WORD: tl.constexpr,
@@ -38,8 +39,8 @@ def _stamps_kernel(
     begin = tl.program_id(0) * per_program
     for i in range(begin, tl.minimum(begin + per_program, rows)):
         row = tl.cast(i, tl.int64)
-        for word in tl.static_range(3):
-            tl.store(out_triples + row * 3 + word, tl.load(stamps + row * STAMP_WORDS + word))
+        for word in tl.static_range(ORIGIN_WORDS):
+            tl.store(out_triples + row * ORIGIN_WORDS + word, tl.load(stamps + row * STAMP_WORDS + word))
         if out_weights is not None:
             tl.store(out_weights + row, tl.load(stamp_floats + row * STAMP_WORDS + WEIGHT_WORD))
         if out_scales is not None:
@@ -61,7 +62,7 @@ def _stamps_fallback(
     rows = max(0, min(int(num_rows[0]), capacity))
     words = stamps[: rows * STAMP_WORDS].view(rows, STAMP_WORDS)
     floats = stamp_floats[: rows * STAMP_WORDS].view(rows, STAMP_WORDS)
-    out_triples[: rows * 3] = words[:, :3].reshape(-1)
+    out_triples[: rows * ORIGIN_WORDS] = words[:, :ORIGIN_WORDS].reshape(-1)
     if out_weights is not None:
         out_weights[:rows] = floats[:, WEIGHT_WORD]
     if out_scales is not None:
@@ -72,7 +73,7 @@ def _stamps_fallback(
 def stamps_kernel(has_weight: bool, has_scale: bool) -> TritonKernel:
     """Triples (A, 3), and weights and scales (A,) where wanted, of the rows that ``num_rows`` (1,) counts.
 
-    A stamp is 8 words: source rank, token, k, fp32 weight, fp32 scale.
+    A triple is where a row comes from, the first words of its stamp (`moe_triton.core.records.STAMP`).
     """
     arguments = (
         (True, Arg("stamps", "*i32", "in")),
@@ -90,6 +91,7 @@ def stamps_kernel(has_weight: bool, has_scale: bool) -> TritonKernel:
         args=args,
         constants={
             **absent,
+            "ORIGIN_WORDS": ORIGIN_WORDS,
             "STAMP_WORDS": STAMP_WORDS,
             "WEIGHT_WORD": WEIGHT_WORD,
             "SCALE_WORD": SCALE_WORD,

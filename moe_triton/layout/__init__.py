@@ -9,6 +9,7 @@ stride per dimension.
 
 from __future__ import annotations
 
+from moe_triton.core.records import ORIGIN, STAMP
 from moe_triton.layout.call_word import CALL_WORD
 from moe_triton.layout.common import (
     BLOCK_BYTES,
@@ -38,8 +39,10 @@ __all__ = [
     "CALL_WORD",
     "FLAG_BITS",
     "NUM_ZONES",
+    "ORIGIN",
     "SCALE_BYTES",
     "SLOT_ALIGN",
+    "STAMP",
     "STAMP_BYTES",
     "STATE_BYTES",
     "STATE_COMBINE_OFFSET",

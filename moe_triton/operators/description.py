@@ -72,7 +72,7 @@ class Output:
     with_argument: tuple[str, str] = ("", "")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Operator:
     """A dispatch or a combine, whole or a half, of one version.
 

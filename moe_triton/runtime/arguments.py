@@ -8,23 +8,34 @@ from typing import Any
 import torch
 
 from moe_triton.backends.base import Backend
+from moe_triton.core.call_program import Argument
 from moe_triton.core.checks import check_choice, check_integer, check_tensor
 from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
 from moe_triton.handle import DispatchHandle
-from moe_triton.layout import TRAILER_WORDS
+from moe_triton.runtime.buffer_calls import TOKEN_DTYPES, handle_arguments
 from moe_triton.runtime.communicator import Communicator
 
-TOKEN_DTYPES = (torch.bfloat16, torch.float16)
 HANDLE_FIELDS = tuple(field.name for field in fields(DispatchHandle))
+Sizes = dict[str, int]
 
 
-def check_tokens(config: Config, x: torch.Tensor, device: torch.device) -> int:
-    """Checks dispatch's tokens and returns how many there are."""
-    check_tensor("x", x, shape=("T", config.hidden), dtypes=TOKEN_DTYPES, device=device)
-    num_tokens = int(x.shape[0])
-    check_num_tokens("x", config, num_tokens)
-    return num_tokens
+def check(argument: Argument, value: object, sizes: Sizes, device: torch.device) -> None:
+    """Checks a tensor that a call was given.
+
+    Args:
+        argument: what it must be like.
+        value: what the user passed.
+        sizes: those that are known by now, by name; what this tensor is first to show is added.
+        device: where it must be.
+    """
+    if value is None and argument.optional:
+        return
+    shape = [sizes.get(size, size) if isinstance(size, str) else size for size in argument.shape]
+    tensor = check_tensor(argument.name, value, shape=shape, dtypes=argument.dtypes, device=device)
+    for want, size in zip(argument.shape, tensor.shape, strict=True):
+        if isinstance(want, str):
+            sizes[want] = size
 
 
 def check_num_tokens(name: str, config: Config, num_tokens: int) -> None:
@@ -38,18 +49,11 @@ def check_num_tokens(name: str, config: Config, num_tokens: int) -> None:
         )
 
 
-def check_ids(config: Config, topk_idx: torch.Tensor, num_tokens: int, backend: Backend) -> torch.Tensor:
-    """Checks the routing and returns it as int32.
+def take_ids(config: Config, topk_idx: torch.Tensor, backend: Backend) -> torch.Tensor:
+    """Checks the routing's ids and returns them as int32.
 
     A duplicate is refused for memory's sake: a source has as many slots per expert as it has tokens.
     """
-    check_tensor(
-        "topk_idx",
-        topk_idx,
-        shape=(num_tokens, config.num_topk),
-        dtypes=(torch.int32, torch.int64),
-        device=backend.device,
-    )
     # A private copy: combine reads it again, after the user may have written over theirs.
     ids, bad = backend.take_ids(topk_idx, config.num_experts)
     if bad is None:
@@ -76,30 +80,15 @@ def bad_id_error(name: str, ids: torch.Tensor, bad: tuple[int, str], num_experts
     return ArgumentError(name, value, f"ids are 0 to {num_experts - 1}, or -1 for none", "Check the gate.")
 
 
-def check_weights(
-    config: Config, topk_weights: torch.Tensor | None, num_tokens: int, device: torch.device
-) -> None:
-    """Checks the routing weights, where there are any."""
-    if topk_weights is not None:
-        shape = (num_tokens, config.num_topk)
-        check_tensor("topk_weights", topk_weights, shape=shape, dtypes=(torch.float32,), device=device)
-
-
-def check_smooth_scales(
-    config: Config, smooth_scales: torch.Tensor | None, quantize: str | None, device: torch.device
-) -> None:
-    """Checks the smooth scales, where there are any."""
-    if smooth_scales is None:
-        return
-    if quantize is None:
+def check_smoothing(smooth_scales: torch.Tensor | None, quantize: str | None) -> None:
+    """Checks that there are smooth scales for quantised rows only."""
+    if smooth_scales is not None and quantize is None:
         raise ArgumentError(
             "smooth_scales",
             "given",
             "only quantised rows are smoothed",
             "Pass quantize='int8', or no scales.",
         )
-    shape = (config.num_shared_experts + config.num_experts, config.hidden)
-    check_tensor("smooth_scales", smooth_scales, shape=shape, dtypes=(torch.float32,), device=device)
 
 
 def check_handle(handle: DispatchHandle, buffer_id: int, communicator: Communicator) -> None:
@@ -131,22 +120,12 @@ def check_handle(handle: DispatchHandle, buffer_id: int, communicator: Communica
             "Combine before the next dispatch.",
         )
     check_choice("handle.dtype", found["dtype"], TOKEN_DTYPES)
-    config, device = communicator.config, communicator.backend.device
-    ids = check_tensor(
-        "handle.topk_idx",
-        found["topk_idx"],
-        shape=("T", config.num_topk),
-        dtypes=(torch.int32,),
-        device=device,
-    )
-    lengths = {
-        "expand_idx": ids.numel(),
-        "recv_offsets": communicator.site.num_entries,
-        "assist_info": 3 * communicator.capacity + TRAILER_WORDS,
-    }
-    for name, length in lengths.items():
-        check_tensor(f"handle.{name}", found[name], shape=(length,), dtypes=(torch.int32,), device=device)
-    check_num_tokens("handle.topk_idx", config, int(ids.shape[0]))
+    sizes: Sizes = {}
+    for argument in handle_arguments(communicator.site):
+        check(argument, found[argument.name.removeprefix("handle.")], sizes, communicator.backend.device)
+        if "T" in sizes:
+            sizes["ids"] = sizes["T"] * communicator.config.num_topk
+    check_num_tokens("handle.topk_idx", communicator.config, sizes["T"])
 
 
 def _field(handle: DispatchHandle, name: str) -> Any:
@@ -162,11 +141,8 @@ def _field(handle: DispatchHandle, name: str) -> Any:
         ) from None
 
 
-def check_results(
-    config: Config, y: torch.Tensor, handle: DispatchHandle, capacity: int, device: torch.device
-) -> None:
-    """Checks the expert outputs: a row for each received one."""
-    check_tensor("y", y, shape=("n", config.hidden), dtypes=(handle.dtype,), device=device)
+def check_results(y: torch.Tensor, handle: DispatchHandle, capacity: int) -> None:
+    """Checks that there is an expert's output for each received row."""
     # Counting received rows waits for the device: a full-sized y needs no count.
     if y.shape[0] < capacity and y.shape[0] < handle.num_received():
         raise ArgumentError(
@@ -175,3 +151,16 @@ def check_results(
             f"{handle.num_received()} rows were received and each has to go back",
             "Pass one output row per received row, in the same order.",
         )
+
+
+def starts_at(place: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether results are where peers will read them. Elsewhere there, copying would overwrite them."""
+    ahead = y.data_ptr() - place.data_ptr()
+    if 0 < ahead < place.nbytes:
+        raise ArgumentError(
+            "y",
+            f"{ahead} bytes past the start of expert_output()",
+            "peers read results from its start on",
+            "Write them from its first row on, or pass a tensor of your own.",
+        )
+    return ahead == 0

@@ -14,14 +14,14 @@ from typing import Literal
 
 import torch
 
-from moe_triton.backends.base import Bindings, Calls, CallSetting, Executable, Window
+from moe_triton.backends.base import Bindings, CallSetting, Executable, Window
 from moe_triton.backends.waits import Waiting
 from moe_triton.core.ascendc import REPORT_MISMATCH
 from moe_triton.core.errors import BufferStateError
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.rendezvous.notes import Notes
 from moe_triton.runtime.awaited import patience_s, tell_of
-from moe_triton.runtime.call_facts import facts_of
+from moe_triton.runtime.buffer_calls import BufferCalls
 from moe_triton.runtime.construction import Order, Prepared, prepare
 from moe_triton.runtime.diagnosis import Call, failure
 from moe_triton.runtime.exclusive import Exclusive
@@ -234,7 +234,7 @@ class Communicator(Exclusive):
         elif code:
             self._fail(Call(operator, number, bindings, us), executable, code)
 
-    def make_calls(self, buffer_id: int, output_type: type, handle_type: type) -> Calls | None:
+    def make_calls(self, buffer_id: int, output_type: type, handle_type: type) -> BufferCalls | None:
         """A faster way than `run` for a buffer's usual calls, or None where the back end has none.
 
         Args:
@@ -251,12 +251,14 @@ class Communicator(Exclusive):
             assert communicator is not None  # its lock is held
             communicator._end(operator, executable, code, bindings)
 
-        facts = facts_of(self.site, buffer_id, self.window_base)
         shared = self._rounds.record, self._last, self._lock
-        calls = self._executables.calls = self.backend.make_calls(
-            CallSetting(facts, *shared, output_type, handle_type, self._waits, failed)
-        )
-        return calls
+        calls = self.backend.make_calls(CallSetting(buffer_id, *shared, handle_type, self._waits, failed))
+        if calls is None:
+            return None
+        results = self._executables.results_in_window()
+        made = BufferCalls(self.site, calls, buffer_id, self.window_base, results, output_type)
+        self._executables.calls = made
+        return made
 
     def _end(
         self, operator: Operator, executable: Executable, report: Callable[[], int], bindings: Bindings
@@ -306,6 +308,11 @@ class Communicator(Exclusive):
         view = self._executables.window_view(name, zone, dtype)
         assert view is not None
         return view
+
+    @property
+    def has_outputs_in_window(self) -> bool:
+        """Whether `window_tensor` has one: otherwise outputs are tensors of their own."""
+        return self._scheme.place("rows", 1) is not None
 
     @property
     def window_base(self) -> int:

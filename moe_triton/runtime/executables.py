@@ -6,10 +6,10 @@ from typing import Literal, cast
 
 import torch
 
-from moe_triton.backends.base import Backend, Calls, Executable, PreparedCalls, TraceLog
+from moe_triton.backends.base import Backend, Executable, PreparedCalls, TraceLog
 from moe_triton.core.errors import BufferStateError
 from moe_triton.core.plan import Plan
-from moe_triton.runtime.call_facts import whole_call
+from moe_triton.runtime.buffer_calls import BufferCalls
 from moe_triton.runtime.plan_memory import PlanMemory
 from moe_triton.schemes.scheme import Output, Scheme
 from moe_triton.schemes.variants import DispatchVariant, Variant
@@ -39,7 +39,7 @@ class Executables:
         self._memory, self.log = memory, log
         self._kept: dict[Key, Executable] = {}
         self._views: dict[tuple[str, int, torch.dtype], torch.Tensor] = {}
-        self.calls: Calls | None = None
+        self.calls: BufferCalls | None = None
 
     def operator(self, variant: Variant, zone: int, phase: Phase, parts: int) -> Executable:
         """A dispatch or combine, or a half of one."""
@@ -81,7 +81,7 @@ class Executables:
         tokens = None
         if isinstance(variant, DispatchVariant):
             tokens = self.window_view("rows", zone, variant.row_dtype)
-        self.calls.add(whole_call(variant, zone, parts, tokens), executable)
+        self.calls.add(variant, zone, parts, tokens, executable)
 
     def window_view(self, output: Output, zone: int, dtype: torch.dtype) -> torch.Tensor | None:
         """Where an output lies in this rank's window, always by the same tensor.
@@ -109,13 +109,19 @@ class Executables:
             view = self._views[key] = flat.view(site.capacity, site.config.hidden)
         return view
 
+    def results_in_window(self) -> list[torch.Tensor]:
+        """Where combine looks for results first, in each zone; nowhere with most schemes."""
+        zones = range(self._scheme.rounds.num_zones)
+        views = [self.window_view("results", zone, torch.bfloat16) for zone in zones]
+        return [view for view in views if view is not None]
+
     def keys(self) -> list[Key]:
         """Of all that has been compiled."""
         return list(self._kept)
 
     def exchange(self, kept: Kept) -> Kept:
         """Others in place of those that have been compiled, which are returned. For benchmarks."""
-        before = self._kept, self.calls.exchange(kept[1]) if self.calls else ([], [])
+        before = self._kept, self.calls.exchange(kept[1]) if self.calls else {}
         self._kept = kept[0]
         return before
 
@@ -128,7 +134,7 @@ class Executables:
     def stop_calls(self) -> None:
         """Leaves every call to Python's way, which says why it cannot be."""
         if self.calls is not None:
-            self.calls.exchange(([], []))
+            self.calls.exchange({})
 
     def clear(self) -> None:
         """Forgets everything."""

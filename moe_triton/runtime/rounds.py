@@ -79,21 +79,24 @@ class Rounds:
         self._facts = facts
         self.record = RoundsRecord()
         self.counts = Counts(self.record)
-        bits = {operator: 1 << number for operator, number in _NUMBERS.items()}
+        self._numbers = self.record.counts
+        self._sharing: dict[str, list[int]] = {}
         for operator, number in _NUMBERS.items():
             sharing = facts.shared if operator in facts.shared else {operator}
+            self._sharing[operator] = [_NUMBERS[other] for other in sharing]
             self.record.num_zones[number] = facts.num_zones
-            self.record.sharing[number] = sum(bits[other] for other in sharing)
-        self.record.waiting = sum(bits[operator] for operator in facts.waiting)
+            self.record.sharing[number] = sum(1 << other for other in self._sharing[operator])
+        self.record.waiting = sum(1 << _NUMBERS[operator] for operator in facts.waiting)
         self.record.on_device = facts.on_device
 
     def zone(self, operator: Operator) -> int:
         """The zone that the next plan of this operator is built for."""
-        facts, counts = self._facts, self.counts
-        if facts.on_device:
+        if self._facts.on_device:
             return 0  # plans are the same for all
-        sharing = facts.shared if operator in facts.shared else (operator,)
-        return sum(counts[other] for other in sharing) % facts.num_zones
+        turns = 0
+        for number in self._sharing[operator]:  # a loop: this runs in every call
+            turns += self._numbers[number]
+        return turns % self._facts.num_zones
 
     def needs_wait(self, operator: Operator, capturing: bool) -> bool:
         """Whether a full wait has to come before the next run of this operator.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
@@ -27,6 +27,22 @@ ZONE_BYTES = 4  # of one operator's zone, in device memory
 # Call words that this rank keeps for itself, in "call_words": a cache line for each.
 COMBINE_KIND, DISPATCH_WORD = Hole("call_words", 0), Hole("call_words", 64)
 CALL_WORDS = 32
+
+
+class Peers(NamedTuple):
+    """The ranks that a window is shared with.
+
+    Attributes:
+        num_ranks: how many, this one included.
+        rank: this rank's number among them.
+        prefix: see `WindowSpec`.
+        calls: what call words say of their flags; "" for the operator.
+    """
+
+    num_ranks: int
+    rank: int
+    prefix: str = ""
+    calls: str = ""
 
 
 @dataclass(frozen=True)
@@ -97,6 +113,17 @@ class Site:
         """Where things lie in the window between tensor-parallel ranks."""
         c = self.config
         return ExchangeLayout(c.hidden, c.receive_capacity(self.rank), c.num_ranks)
+
+    @property
+    def peers(self) -> Peers:
+        """The expert-parallel group."""
+        return Peers(self.config.num_ranks, self.rank)
+
+    @property
+    def exchange_peers(self) -> Peers:
+        """The two tensor-parallel ranks."""
+        assert self.exchange_rank is not None
+        return Peers(2, self.exchange_rank, "exchange_", "tensor-parallel exchange")
 
     @property
     def overlaps(self) -> bool:

@@ -13,8 +13,9 @@ from moe_triton.backends.cpu.calls import NativeCalls, layout_of
 from moe_triton.backends.cpu.extension import DTYPE_CODES, extension, new_pool, why_not
 from moe_triton.backends.cpu.output_pool import OutputPool
 from moe_triton.backends.waits import Waits
+from moe_triton.core.call_program import Argument, CallProgram, Registers
 from moe_triton.core.errors import ToolchainError
-from moe_triton.handle import DispatchHandle, DispatchOutput
+from moe_triton.handle import DispatchHandle
 from moe_triton.runtime.rounds import RoundsRecord
 from tests.headers import needs_headers
 
@@ -28,37 +29,17 @@ def make_pool() -> object:
     return new_pool(MODULE)
 
 
-def rank_calls(facts: dict[str, int]) -> object:
+def setting(rounds: ctypes.Structure | None = None) -> CallSetting:
+    return CallSetting(0, rounds or RoundsRecord(), {}, threading.Lock(), DispatchHandle, Waits(), print)
+
+
+def native_calls(rounds: ctypes.Structure | None = None) -> NativeCalls:
     assert MODULE is not None
-    return MODULE.RankCalls(
-        facts=facts,
-        pool=make_pool(),
-        last={},
-        lock=threading.Lock(),
-        output_type=DispatchOutput,
-        handle_type=DispatchHandle,
-        failed=print,
-    )
+    return NativeCalls(setting(rounds), OutputPool(), MODULE)
 
 
 def test_the_extension_is_there() -> None:
     assert why_not() == ""
-
-
-@pytest.mark.parametrize("facts", [{}, {"hidden": 1}, {f"fact {i}": i for i in range(20)}])
-def test_facts_that_are_missing_are_refused(facts: dict[str, int]) -> None:
-    with pytest.raises(TypeError, match="facts"):
-        rank_calls(facts)
-
-
-def test_a_module_of_other_sources_is_refused() -> None:
-    lock = threading.Lock()
-    setting = CallSetting(
-        {"hidden": 1}, RoundsRecord(), {}, lock, DispatchOutput, DispatchHandle, Waits(), print
-    )
-    assert MODULE is not None
-    with pytest.raises(ToolchainError, match=r"built from other sources.*moe-triton build"):
-        NativeCalls(setting, OutputPool(), MODULE)
 
 
 def test_a_record_of_rounds_that_is_laid_out_otherwise_is_refused() -> None:
@@ -68,45 +49,71 @@ def test_a_record_of_rounds_that_is_laid_out_otherwise_is_refused() -> None:
     class Other(ctypes.Structure):
         _fields_ = (("counts", ctypes.c_uint32),)
 
-    lock = threading.Lock()
-    setting = CallSetting({}, Other(), {}, lock, DispatchOutput, DispatchHandle, Waits(), print)
-    with pytest.raises(ToolchainError, match="record of rounds"):
-        NativeCalls(setting, OutputPool(), MODULE)
+    with pytest.raises(ToolchainError, match=r"built from other sources.*moe-triton build"):
+        native_calls(Other())
 
 
-def prepared(**changes: object) -> object:
+def program(registers: Registers, key: tuple[int, ...] = ()) -> CallProgram:
+    return CallProgram(0, "dispatch", 1, registers, key)
+
+
+def test_a_module_of_other_sources_is_refused() -> None:
+    registers = Registers()
+    registers.do("AN OPERATION THAT IT LACKS")
+    with pytest.raises(ToolchainError, match=r"built from other sources.*moe-triton build"):
+        native_calls().operator(program(registers))
+
+
+@pytest.mark.parametrize("operand", [1, 300])
+def test_a_register_that_is_not_there_is_refused(operand: int) -> None:
+    registers = Registers()
+    registers.do("MINIMUM", 0, operand)
+    with pytest.raises(ValueError, match="no register"):
+        native_calls().operator(program(registers))
+    with pytest.raises(ValueError, match="no register"):
+        native_calls().operator(program(Registers(), key=(operand,)))
+
+
+def test_a_program_that_needs_too_many_registers_is_refused() -> None:
+    registers = Registers()
+    for number in range(250):
+        registers.constant(number)
+    with pytest.raises(ValueError, match="too many registers"):
+        native_calls().operator(program(registers))
+
+
+def test_a_call_that_no_plan_is_for_is_left_to_python() -> None:
+    registers = Registers()
+    x = registers.tensor(0, Argument("x", ("T", 4), (torch.float32,)))
+    call = native_calls().operator(program(registers, (x.dtype,)))
+    for argument in (torch.ones(2, 4), torch.ones(2, 5), torch.ones(4), torch.ones(2, 4).int(), None, 5):
+        assert call(argument) is None
+    with pytest.raises(TypeError, match="dispatch takes 1 arguments"):
+        call()
+
+
+def test_a_plan_that_is_not_as_its_program_says_is_refused() -> None:
     assert MODULE is not None
-    values = {
-        "executable": None,
-        "plan": 0,
-        "holes": ("x",),
-        "dtype": torch.bfloat16,
-        "dtype_code": DTYPE_CODES[torch.bfloat16],
-        "quantize": False,
-        "smooth": False,
-        "weights": False,
-        "in_place": False,
-        "zone": 0,
-        "parts": 1,
-        "tokens": None,
-        "tokens_address": 0,
-    }
-    return MODULE.Prepared(**{**values, **changes})
-
-
-def test_a_hole_that_no_call_has_a_value_for_is_refused() -> None:
-    assert prepared() is not None
-    with pytest.raises(ValueError, match="the hole masked_ids"):
-        prepared(holes=("x", "masked_ids"))
+    calls = native_calls()
+    registers = Registers()
+    calls.operator(program(registers, (registers.constant(1),)))
+    made = calls._programs["dispatch"]
+    parts = [bytes(8), b"", b"", b"", bytes(8), None, (), None, (), b"", None, ()]
+    made.add(tuple(parts))
+    assert len(made.exchange([])) == 1
+    wrong = {0: b"", 2: b"x" * 16, 3: bytes([9, 9]), 6: [], 9: bytes(64)}
+    for position, part in wrong.items():
+        with pytest.raises((TypeError, ValueError)):
+            made.add((*parts[:position], part, *parts[position + 1 :]))
     with pytest.raises(TypeError):
-        prepared(holes=["x"])
+        made.exchange(())
 
 
-@pytest.mark.parametrize("kind", ["HandleMemory", "Prepared"])
+@pytest.mark.parametrize("kind", ["CallProgram", "Product"])
 def test_a_type_of_another_module_cannot_be_a_pool(kind: str) -> None:
     assert MODULE is not None
     with pytest.raises((TypeError, AttributeError)):
-        MODULE.RankCalls(facts={}, pool=getattr(MODULE, kind))
+        MODULE.CallProgram(pool=getattr(MODULE, kind))
 
 
 @pytest.mark.parametrize(

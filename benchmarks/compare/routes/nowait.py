@@ -41,7 +41,7 @@ class NoWait(Slots):
         self._zones: dict[str, int] = {}
         self._executables: Executables = self._communicator._executables
         keys = self._executables.keys()
-        usual = self._executables.exchange(({}, ([], [])))
+        usual = self._executables.exchange(({}, {}))
         for key in keys:
             self._split(key)
         self._waitless = self._executables.exchange(usual)

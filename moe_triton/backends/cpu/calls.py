@@ -4,90 +4,138 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import struct
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
+from typing import Any
 
-from moe_triton.backends.base import Bindings, CallSetting, Executable, PreparedCalls, WholeCall
+import torch
+
+from moe_triton.backends.base import Bindings, CallSetting, Executable, PreparedCalls
 from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.executable import NativeExecutable
 from moe_triton.backends.cpu.extension import DTYPE_CODES, FILE
 from moe_triton.backends.cpu.output_pool import OutputPool
+from moe_triton.core.call_program import CallProgram, Constant, PlanProgram, Registers, TensorAt
 from moe_triton.core.errors import ToolchainError
 
 
 class NativeCalls:
     """One native entry per call, for the calls that are as usual.
 
-    Attributes:
-        dispatch: ``(x, topk_idx, topk_weights, quantize, smooth_scales)``: its output, or None where the call
-            is anything but usual: nothing has happened then.
-        combine: ``(y, topk_weights, handle)``: its output, or None.
-
     Raises:
         ToolchainError: the module is of other sources than this package.
     """
 
     def __init__(self, setting: CallSetting, pool: OutputPool, native_module: ModuleType) -> None:
-        functions = {"run_plan": "moe_run_plan", "take_ids": "moe_take_ids"}
-        facts = {name: native.symbol_address(symbol) for name, symbol in functions.items()}
-        self._waits = setting.waits  # native code has an address in it
-        facts["holder"] = ctypes.addressof(self._waits.holder)
-        self._rounds = setting.rounds  # as above
-        facts["rounds"] = ctypes.addressof(self._rounds)
-        self._prepared_type, tell = native_module.Prepared, setting.failed
+        self._module, tell = native_module, setting.failed
+        if getattr(native_module, "ROUNDS", "") != layout_of(type(setting.rounds)):
+            raise ToolchainError(
+                f"{FILE} was built from other sources: its record of rounds differs. {native.REBUILD}"
+            )
 
         # Not a method: native code holds it, and nothing is to lead from there back to here.
         def failed(operator: str, executable: NativeExecutable, result: int, bindings: Bindings) -> None:
             tell(operator, executable, functools.partial(executable.finish, result), bindings)
 
+        self._addressed = setting.rounds, setting.waits  # native code has addresses in them
+        self._shared = {
+            "pool": pool.native,
+            "owner": setting.owner,
+            "rounds": ctypes.addressof(setting.rounds),
+            "run_plan": native.symbol_address("moe_run_plan"),
+            "take_ids": native.symbol_address("moe_take_ids"),
+            "holder": ctypes.addressof(setting.waits.holder),
+            "last": setting.last,
+            "lock": setting.lock,
+            "handle_type": setting.handle_type,
+            "number_name": "number",
+            "product_name": "_memory",
+            "failed": failed,
+        }
+        self._programs: dict[str, Any] = {}
+
+    def operator(self, program: CallProgram) -> Callable[..., Any]:
+        """See `moe_triton.backends.base.Calls`."""
         try:
-            if layout_of(type(self._rounds)) != native_module.ROUNDS:
-                raise TypeError(f"its record of rounds is {native_module.ROUNDS}")
-            self._calls = native_module.RankCalls(
-                facts={**setting.facts, **facts},
-                pool=pool.native,
-                last=setting.last,
-                lock=setting.lock,
-                output_type=setting.output_type,
-                handle_type=setting.handle_type,
-                failed=failed,
+            made = self._programs[program.name] = self._module.CallProgram(
+                operator_id=program.operator_id,
+                name=program.name,
+                num_arguments=program.num_arguments,
+                steps=self._steps(program.registers),
+                values=_words(program.registers.values),
+                key=_numbers(program.key),
+                objects=program.objects,
+                **self._shared,
             )
-        except TypeError as error:
+        except (TypeError, KeyError) as error:
             raise ToolchainError(
                 f"{FILE} was built from other sources ({error}). {native.REBUILD}"
             ) from error
-        self.dispatch = self._calls.dispatch
-        self.combine = self._calls.combine
+        call: Callable[..., Any] = made.call
+        return call
 
-    def add(self, call: WholeCall, executable: Executable) -> None:
+    def add(self, plan: PlanProgram, executable: Executable) -> None:
         """See `moe_triton.backends.base.Calls`."""
         if not isinstance(executable, NativeExecutable):
             return
-        prepared = self._prepared_type(
-            executable=executable,
-            plan=executable.address,
-            holes=executable.holes,
-            dtype=call.dtype,
-            dtype_code=DTYPE_CODES[call.dtype],
-            quantize=call.quantize,
-            smooth=call.smooth,
-            weights=call.weights,
-            in_place=call.in_place,
-            zone=call.zone,
-            parts=call.parts,
-            tokens=call.tokens,
-            tokens_address=0 if call.tokens is None else call.tokens.data_ptr(),
+        kept = plan.kept
+        tensors = {name: _spec(tensor) for name, tensor in kept.tensors.items()} if kept else None
+        prepared = (
+            _words(plan.key),
+            _words(plan.registers.values),
+            self._steps(plan.registers),
+            _numbers([plan.holes[name] for name in executable.holes]),
+            _words([executable.address]),
+            executable,
+            tuple(map(_spec, plan.outputs)),
+            plan.output_type,
+            tuple((name, _spec(item)) for name, item in plan.bindings.items()),
+            _numbers(kept.registers if kept else ()),
+            tensors,
+            tuple(kept.fields.items()) if kept else (),
         )
-        calls = self._calls.dispatches if call.operator == "dispatch" else self._calls.combines
-        calls.append(prepared)
+        self._programs[plan.name].add(prepared)
 
     def exchange(self, prepared: PreparedCalls) -> PreparedCalls:
         """See `moe_triton.backends.base.Calls`."""
-        before = self._calls.dispatches, self._calls.combines
-        self._calls.dispatches, self._calls.combines = prepared
-        return before
+        return {name: made.exchange(prepared.get(name, [])) for name, made in self._programs.items()}
+
+    def _steps(self, registers: Registers) -> bytes:
+        numbers = self._module.OPERATIONS
+        return b"".join(
+            _numbers([numbers[step.operation], step.target, *step.operands, *[0] * (6 - len(step.operands))])
+            for step in registers.steps
+        )
 
 
 def layout_of(record: type[ctypes.Structure]) -> str:
     """Name, offset and size of each field, in bytes."""
     fields = ((each[0], getattr(record, each[0])) for each in record._fields_)
     return " ".join(f"{name}@{field.offset}+{field.size}" for name, field in fields)
+
+
+def _words(values: Iterable[Constant]) -> bytes:
+    """64 bits for each: of dtypes their code, of tensors their address."""
+    words = [
+        DTYPE_CODES[value]
+        if isinstance(value, torch.dtype)
+        else value.data_ptr()
+        if isinstance(value, torch.Tensor)
+        else value
+        for value in values
+    ]
+    return struct.pack(f"<{len(words)}q", *words)
+
+
+def _numbers(values: Sequence[int]) -> bytes:
+    """16 bits for each."""
+    return struct.pack(f"<{len(values)}H", *values)
+
+
+def _spec(item: object) -> object:
+    """A tensor as native code has it (``TensorSpec``); any other object as it is."""
+    if not isinstance(item, TensorAt):
+        return item
+    sizes = [*item.sizes, *[0] * (4 - len(item.sizes))]
+    return _numbers([item.hold, DTYPE_CODES[item.dtype], item.address, len(item.sizes), *sizes])

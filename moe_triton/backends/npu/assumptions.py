@@ -18,7 +18,7 @@ from moe_triton.backends.npu.inband_check import blocks_arrive_in_order
 from moe_triton.backends.npu.runtime import Runtime
 from moe_triton.backends.npu.window import window_library
 from moe_triton.core import ascendc
-from moe_triton.core.plan import Hole, Launch, Plan, launch
+from moe_triton.core.plan import Hole, Launch, Plan, launch, launch_of_zeros
 from moe_triton.core.region import Region, region_of
 from moe_triton.core.soc import soc_of
 from moe_triton.kernels.zones import turn_kernel
@@ -74,7 +74,7 @@ class Bench:
 
     def post(self, rank: int = 0) -> Launch:
         """An entry {1.0, count} to the zone that the cell names, by an Ascend C kernel."""
-        return launch(
+        return launch_of_zeros(
             "post",
             ascendc.POST_STATUS,
             "communication",
@@ -82,11 +82,7 @@ class Bench:
             peers=Hole("peers"),
             num_ranks=1,
             count=Hole("count"),
-            call=0,
-            kind=0,
-            combine_kind=0,
             rank=rank,
-            zone=0,
             zone_at=Hole("zone"),
             status=self.status.words(),
             report=Hole("report"),
@@ -94,20 +90,16 @@ class Bench:
 
     def wait(self, us: int) -> Launch:
         """For both ranks' entries in that zone."""
-        return launch(
+        return launch_of_zeros(
             "wait",
             ascendc.DISPATCH_WAIT,
             "communication",
             1,
             window=Hole("window"),
             recv_counts=Hole("received"),
-            waited_us=0,
             num_local_experts=1,
-            zone=0,
             zone_at=Hole("zone"),
             timeout_us=us,
-            call=0,
-            dispatch_word=0,
             status=self.status.words(),
             report=Hole("report"),
         )

@@ -9,7 +9,7 @@ import torch
 from moe_triton.backends.npu.executable import NpuExecutable
 from moe_triton.backends.npu.runtime import Runtime
 from moe_triton.core import ascendc
-from moe_triton.core.plan import Hole, Launch, Plan, Stream, launch
+from moe_triton.core.plan import Hole, Launch, Plan, Stream, launch_of_zeros
 from moe_triton.core.region import Region, region_of
 from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, STATUS_ENTRY_BYTES, SlotLayout
 
@@ -74,7 +74,7 @@ class InbandExchange:
         return torch.zeros(shape, dtype=torch.int32, device=self.runtime.device)
 
     def _send(self) -> Launch:
-        return launch(
+        return launch_of_zeros(
             "send",
             ascendc.INBAND_SEND,
             "compute",
@@ -85,41 +85,25 @@ class InbandExchange:
             stamp_offset=SLOT.stamp_offset,
             rows_per_token=1,
             topk_idx=Hole("experts"),
-            topk_weights=0,
             expand_idx=Hole("places"),
-            counts=0,
-            shared_ranks=0,
-            shared_slots=0,
-            shared_counts=0,
             peers=Hole("peers"),
-            first_token=0,
             num_tokens=ROWS,
             topk=1,
             num_experts=ROWS,
-            num_shared_experts=0,
-            num_shared_ranks=0,
-            rank=0,
-            zone=0,
-            zone_at=0,
             kept_rank=-1,
-            post_status=0,
-            call=0,
-            combine_kind=0,
-            dispatch_word=0,
             slots=self.slots.words(),
             status=self.status.words(),
             report=Hole("report"),
         )
 
     def _receive(self, stream: Stream, us: int) -> Launch:
-        return launch(
+        return launch_of_zeros(
             "receive",
             ascendc.INBAND_RECEIVE,
             stream,
             ROWS,
             window=Hole("window"),
             recv_offsets=Hole("offsets"),
-            waited_us=0,
             num_entries=ROWS,
             num_ranks=1,
             capacity=ROWS,
@@ -127,11 +111,7 @@ class InbandExchange:
             scale_offset=SLOT.scale_offset,
             stamp_offset=SLOT.stamp_offset,
             out_rows=Hole("received"),
-            out_scales=0,
             out_triples=Hole("triples"),
-            out_weights=0,
-            zone=0,
-            zone_at=0,
             timeout_us=us,
             slots=self.slots.words(),
             report=Hole("report"),

@@ -5,27 +5,23 @@ Both are the four steps of an operator, between two ranks and over a window of t
 
 from __future__ import annotations
 
-from typing import Literal
-
 from moe_triton.core import ascendc
 from moe_triton.core.plan import Hole, Launch, launch
+from moe_triton.core.region import Region
 from moe_triton.kernels.add_rows import add_rows_kernel
 from moe_triton.kernels.append import append_kernel, gather_counts_kernel
 from moe_triton.layout import WORD_BYTES, SlotLayout
-from moe_triton.layout.call_word import Kind, call_word
+from moe_triton.layout.call_word import Kind
+from moe_triton.schemes.common.flags import post, wait_for_ranks
 from moe_triton.schemes.site import Operator, Site, launch_matching
 from moe_triton.schemes.variants import CombineVariant, DispatchVariant
 
-ExchangeStep = Literal["gather", "reduce"]
-_OPERATOR = "tensor-parallel exchange"
-_PART_OF: dict[ExchangeStep, Operator] = {"gather": "dispatch", "reduce": "combine"}
+_Guard = tuple[Region, Operator, int, Kind]
 
 
 def gather_steps(site: Site, slot: SlotLayout, variant: DispatchVariant, zone: int) -> list[Launch]:
     """The tensor-parallel peer's rows after our own: the same four steps between two ranks."""
-    exchange = site.exchange
-    assert site.exchange_rank is not None
-    peer = 1 - site.exchange_rank
+    exchange, peers = site.exchange, site.exchange_peers
     last = WORD_BYTES * (site.num_entries - 1)
     send = launch(
         "gather: send",
@@ -42,14 +38,15 @@ def gather_steps(site: Site, slot: SlotLayout, variant: DispatchVariant, zone: i
         header=Hole("recv_offsets"),
         header_words=site.config.num_ranks,
         peers=Hole("exchange_peers"),
-        peer=peer,
+        peer=1 - peers.rank,
         **site.zone_of("dispatch", zone),
         slots=exchange.dispatch_slots.words(),
         headers=exchange.headers.words(),
         report=Hole("report"),
     )
-    flag = _post(site, "gather", zone, Hole("recv_offsets", last), variant.kind)
-    wait = _wait(site, "gather", zone, variant.kind)
+    guard: _Guard = exchange.dispatch_status, "dispatch", zone, variant.kind
+    flag = post(site, "gather: flag", *guard, peers=peers, count=Hole("recv_offsets", last))
+    wait = wait_for_ranks(site, "gather: wait", *guard, peers=peers, counts="exchange_counts")
     slots = exchange.dispatch_slots.offset(zone=zone)
     arrange = launch_matching(
         "gather: arrange",
@@ -67,7 +64,7 @@ def gather_steps(site: Site, slot: SlotLayout, variant: DispatchVariant, zone: i
             "counts": Hole("exchange_counts"),
             "out_rows": Hole("tokens"),
             "out_scales": Hole("scales") if variant.quantize else 0,
-            "tp_rank": site.exchange_rank,
+            "tp_rank": peers.rank,
             "capacity": site.capacity,
             "slot_stride": exchange.dispatch_slots.stride("index") // WORD_BYTES,
             **site.zone_in_memory("dispatch", exchange.dispatch_slots.stride("zone") // WORD_BYTES),
@@ -84,7 +81,7 @@ def gather_steps(site: Site, slot: SlotLayout, variant: DispatchVariant, zone: i
             "ep_recv_counts": Hole("recv_offsets", WORD_BYTES * site.config.num_ranks),
             "tokens_per_expert": Hole("tokens_per_expert"),
             "num_ranks": site.config.num_ranks,
-            "tp_rank": site.exchange_rank,
+            "tp_rank": peers.rank,
             "capacity": site.capacity,
             **site.zone_in_memory("dispatch", exchange.headers.stride("zone") // WORD_BYTES),
         },
@@ -94,9 +91,8 @@ def gather_steps(site: Site, slot: SlotLayout, variant: DispatchVariant, zone: i
 
 def reduce_steps(site: Site, variant: CombineVariant, zone: int) -> list[Launch]:
     """The peer's half of the rows back to it, and its half of ours added to our own."""
-    exchange = site.exchange
-    assert site.exchange_rank is not None
-    own, others = WORD_BYTES * site.exchange_rank, WORD_BYTES * (1 - site.exchange_rank)
+    exchange, peers = site.exchange, site.exchange_peers
+    own, others = WORD_BYTES * peers.rank, WORD_BYTES * (1 - peers.rank)
     row_bytes = SlotLayout(site.config.hidden, 2).row_bytes
     send = launch(
         "reduce: send",
@@ -113,14 +109,15 @@ def reduce_steps(site: Site, variant: CombineVariant, zone: int) -> list[Launch]
         header=0,
         header_words=0,
         peers=Hole("exchange_peers"),
-        peer=1 - site.exchange_rank,
+        peer=1 - peers.rank,
         **site.zone_of("combine", zone),
         slots=exchange.combine_slots.words(),
         headers=exchange.headers.words(),
         report=Hole("report"),
     )
-    flag = _post(site, "reduce", zone, Hole("exchange_counts", others), variant.kind)
-    wait = _wait(site, "reduce", zone, variant.kind)
+    guard: _Guard = exchange.combine_status, "combine", zone, variant.kind
+    flag = post(site, "reduce: flag", *guard, peers=peers, count=Hole("exchange_counts", others))
+    wait = wait_for_ranks(site, "reduce: wait", *guard, peers=peers, counts="reduced_counts")
     add = launch_matching(
         "reduce: add",
         add_rows_kernel(variant.dtype, site.config.hidden, site.target, site.zones_on_device),
@@ -131,56 +128,10 @@ def reduce_steps(site: Site, variant: CombineVariant, zone: int) -> list[Launch]
             "slots": Hole("exchange_window", exchange.combine_slots.offset(zone=zone)),
             "counts": Hole("exchange_counts"),
             "out": Hole("reduced_rows"),
-            "tp_rank": site.exchange_rank,
+            "tp_rank": peers.rank,
             "capacity": site.capacity,
             "slot_stride": exchange.combine_slots.stride("index") // variant.dtype.itemsize,
             **site.zone_in_memory("combine", exchange.combine_slots.stride("zone") // variant.dtype.itemsize),
         },
     )
     return [send, flag, wait, add]
-
-
-def _post(site: Site, step: ExchangeStep, zone: int, count: Hole, kind: Kind) -> Launch:
-    """The flag of an exchange between tensor-parallel ranks, with the number of our own rows."""
-    exchange = site.exchange
-    status = exchange.dispatch_status if step == "gather" else exchange.combine_status
-    assert site.exchange_rank is not None
-    return launch(
-        f"{step}: flag",
-        ascendc.POST_STATUS,
-        "communication",
-        1,
-        peers=Hole("exchange_peers"),
-        num_ranks=2,
-        count=count,
-        call=call_word(_OPERATOR, kind),
-        kind=0,
-        combine_kind=0,
-        rank=site.exchange_rank,
-        **site.zone_of(_PART_OF[step], zone),
-        status=status.words(),
-        report=Hole("report"),
-    )
-
-
-def _wait(site: Site, step: ExchangeStep, zone: int, kind: Kind) -> Launch:
-    """The wait of an exchange: afterwards both ranks' numbers of rows are known."""
-    exchange = site.exchange
-    status = exchange.dispatch_status if step == "gather" else exchange.combine_status
-    counts = "exchange_counts" if step == "gather" else "reduced_counts"
-    return launch(
-        f"{step}: wait",
-        ascendc.DISPATCH_WAIT,
-        "communication",
-        1,
-        window=Hole("exchange_window"),
-        recv_counts=Hole(counts),
-        waited_us=0,
-        num_local_experts=1,
-        **site.zone_of(_PART_OF[step], zone),
-        timeout_us=site.timeout_us,
-        call=call_word(_OPERATOR, kind),
-        dispatch_word=0,
-        status=status.words(),
-        report=Hole("report"),
-    )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from moe_triton.core import ascendc
-from moe_triton.core.plan import Hole, Launch, Plan, launch
+from moe_triton.core.plan import Hole, Launch, Plan, Value, launch
 from moe_triton.core.region import Region
 from moe_triton.layout.call_word import Kind, call_word, combine_bits
-from moe_triton.schemes.site import COMBINE_KIND, Operator, Site
+from moe_triton.schemes.site import COMBINE_KIND, Operator, Peers, Site
 
 
 def post(
@@ -18,6 +18,8 @@ def post(
     kind: Kind | None = None,
     *,
     keep: bool = False,
+    peers: Peers | None = None,
+    count: Value = 0,
 ) -> Launch:
     """A flag to every rank, this one included: what earlier launches wrote is there.
 
@@ -29,19 +31,22 @@ def post(
         zone: of the operator.
         kind: of call.
         keep: whether the next dispatch has to hear of it.
+        peers: to whom; None for all ranks of the group.
+        count: that goes with it.
     """
+    peers = peers or site.peers
     return launch(
         step,
         ascendc.POST_STATUS,
         "communication",
         1,
-        peers=Hole("peers"),
-        num_ranks=site.config.num_ranks,
-        count=0,
-        call=call_word(operator, kind),
+        peers=Hole(f"{peers.prefix}peers"),
+        num_ranks=peers.num_ranks,
+        count=count,
+        call=call_word(peers.calls or operator, kind),
         kind=combine_bits(kind) if keep and kind else 0,
         combine_kind=COMBINE_KIND if keep else 0,
-        rank=site.rank,
+        rank=peers.rank,
         **site.zone_of(operator, zone),
         status=status.words(),
         report=Hole("report"),
@@ -59,8 +64,10 @@ def wait_for_ranks(
     sent: Hole | None = None,
     blocks: int = 1,
     timeout_us: int | None = None,
+    peers: Peers | None = None,
+    counts: str = "barrier_counts",
 ) -> Launch:
-    """Until every rank's flag is there, of the same kind of call; ``barrier_counts`` says whose is not.
+    """Until every rank's flag is there, of the same kind of call.
 
     Args:
         site: where it runs.
@@ -72,19 +79,22 @@ def wait_for_ranks(
         sent: where the whole call word stands, if it is not the same in every call.
         blocks: that look.
         timeout_us: its deadline; None for the site's.
+        peers: whose flags; None for all ranks of the group.
+        counts: the hole that takes what came with each flag, -1 where none came.
     """
+    peers = peers or site.peers
     return launch(
         step,
         ascendc.DISPATCH_WAIT,
         "communication",
         blocks,
-        window=Hole("window"),
-        recv_counts=Hole("barrier_counts"),
+        window=Hole(f"{peers.prefix}window"),
+        recv_counts=Hole(counts),
         waited_us=0,
         num_local_experts=1,
         **site.zone_of(operator, zone),
         timeout_us=site.timeout_us if timeout_us is None else timeout_us,
-        call=call_word(operator, kind),
+        call=call_word(peers.calls or operator, kind),
         dispatch_word=sent or 0,
         status=status.words(),
         report=Hole("report"),

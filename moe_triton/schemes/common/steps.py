@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moe_triton.core.plan import Hole, Launch, launch
+from moe_triton.core.plan import Hole, Launch, Value, launch
 from moe_triton.kernels.pack import pack_kernel
 from moe_triton.kernels.route import offsets_kernel, route_kernel
 from moe_triton.kernels.select import select_kernel
@@ -30,6 +30,31 @@ def packed_of(variant: DispatchVariant) -> Hole:
 def true_offsets(site: Site) -> Hole:
     """Where the blocks of received rows end, whatever is reported of them."""
     return Hole("true_offsets" if site.keeps_own_tokens else "recv_offsets")
+
+
+def rows_to_send(site: Site, variant: DispatchVariant, part: int = 0, parts: int = 1) -> dict[str, Value]:
+    """Of a kernel that sends rows: which rows, of which tokens, for which experts."""
+    first_token, num_tokens = tokens_of(part, parts)
+    c, slot = site.config, slot_of(site, variant)
+    shared = c.num_shared_experts > 0
+    return {
+        "rows": packed_of(variant) if variant.quantize else Hole("x"),
+        "row_stride": slot.packed_bytes if variant.quantize else slot.row_bytes,
+        "rows_per_token": c.num_results_per_token if variant.smooth else 1,
+        "topk_idx": ids_of(variant),
+        "topk_weights": Hole("topk_weights") if variant.weights else 0,
+        "shared_ranks": Hole("shared_ranks") if shared else 0,
+        "shared_slots": Hole("shared_slots") if shared else 0,
+        "peers": Hole("peers"),
+        "first_token": first_token,
+        "num_tokens": num_tokens,
+        "topk": c.num_topk,
+        "num_experts": c.num_experts,
+        "num_shared_experts": c.num_shared_experts,
+        "num_shared_ranks": c.num_shared_ranks,
+        "rank": site.rank,
+        "report": Hole("report"),
+    }
 
 
 def select(site: Site, mask: Mask) -> Launch:

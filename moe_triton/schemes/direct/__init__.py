@@ -189,37 +189,21 @@ class Direct(Scheme):
 
     def _send_rows(self, variant: DispatchVariant, zone: int) -> Launch:
         c, layout, slot = self.site.config, self._layout, local.slot_of(self.site, variant)
-        has_shared = c.num_shared_experts > 0
-        return launch(
-            "send",
-            ascendc.DIRECT_SEND,
-            "communication",
-            self.site.num_blocks,
-            rows=local.packed_of(variant) if variant.quantize else Hole("x"),
-            row_stride=slot.packed_bytes if variant.quantize else slot.row_bytes,
-            row_bytes=slot.row_bytes,
-            scales=Hole("packed_scales") if variant.quantize else 0,
-            rows_per_token=c.num_results_per_token if variant.smooth else 1,
-            topk_idx=Hole("topk_idx"),
-            topk_weights=Hole("topk_weights") if variant.weights else 0,
-            expand_idx=Hole("places"),
-            shared_ranks=Hole("shared_ranks") if has_shared else 0,
-            shared_slots=Hole("shared_places") if has_shared else 0,
-            peers=Hole("peers"),
-            first_token=0,
-            num_tokens=Hole("num_tokens"),
-            topk=c.num_topk,
-            num_experts=c.num_experts,
-            num_local_experts=c.num_local_experts,
-            num_shared_experts=c.num_shared_experts,
-            num_shared_ranks=c.num_shared_ranks,
-            num_ranks=c.num_ranks,
-            rank=self.site.rank,
-            zone=zone,
-            slots=layout.rows(slot.itemsize).words(),
-            stamps=layout.stamps.words(),
-            report=Hole("report"),
-        )
+        values: dict[str, Value] = {
+            **local.rows_to_send(self.site, variant),
+            "row_bytes": slot.row_bytes,
+            "scales": Hole("packed_scales") if variant.quantize else 0,
+            "expand_idx": Hole("places"),
+            "first_token": 0,
+            "num_tokens": Hole("num_tokens"),
+            "shared_slots": Hole("shared_places") if c.num_shared_experts else 0,
+            "num_local_experts": c.num_local_experts,
+            "num_ranks": c.num_ranks,
+            "zone": zone,
+            "slots": layout.rows(slot.itemsize).words(),
+            "stamps": layout.stamps.words(),
+        }
+        return launch("send", ascendc.DIRECT_SEND, "communication", self.site.num_blocks, **values)
 
     def _stamps(self, variant: DispatchVariant, zone: int) -> Launch:
         site, stamps = self.site, Hole("window", self._layout.stamps.offset(zone=zone))

@@ -20,7 +20,7 @@ from moe_triton.layout.call_word import call_word
 from moe_triton.schemes.common import steps as local
 from moe_triton.schemes.common.exchange import gather_steps
 from moe_triton.schemes.fullmesh.layout import WindowLayout
-from moe_triton.schemes.site import COMBINE_KIND, DISPATCH_WORD, Site, launch_matching, tokens_of
+from moe_triton.schemes.site import COMBINE_KIND, DISPATCH_WORD, Site, launch_matching
 from moe_triton.schemes.variants import DispatchVariant
 
 
@@ -80,34 +80,18 @@ class DispatchPlans:
 
     def _send_rows(self, variant: DispatchVariant, zone: int, part: int, parts: int) -> Launch:
         """Steps 1 and 2: rows to their slots; after the last part, a status entry to every expert's rank."""
-        first_token, num_tokens = tokens_of(part, parts)
         c, slot, layout = self.site.config, local.slot_of(self.site, variant), self.layout
-        shared = c.num_shared_experts > 0
         return launch(
             "send",
             ascendc.INBAND_SEND if self.inband else ascendc.DISPATCH_SEND,
             "communication",
             self.site.blocks("communication", parts),
-            rows=local.packed_of(variant) if variant.quantize else Hole("x"),
-            row_stride=slot.packed_bytes if variant.quantize else slot.row_bytes,
+            **local.rows_to_send(self.site, variant, part, parts),
             row_bytes=slot.stamp_offset if variant.quantize else slot.row_bytes,
             stamp_offset=slot.stamp_offset,
-            rows_per_token=c.num_results_per_token if variant.smooth else 1,
-            topk_idx=local.ids_of(variant),
-            topk_weights=Hole("topk_weights") if variant.weights else 0,
             expand_idx=Hole("expand_idx"),
             counts=Hole("counts"),
-            shared_ranks=Hole("shared_ranks") if shared else 0,
-            shared_slots=Hole("shared_slots") if shared else 0,
-            shared_counts=Hole("shared_counts") if shared else 0,
-            peers=Hole("peers"),
-            first_token=first_token,
-            num_tokens=num_tokens,
-            topk=c.num_topk,
-            num_experts=c.num_experts,
-            num_shared_experts=c.num_shared_experts,
-            num_shared_ranks=c.num_shared_ranks,
-            rank=self.site.rank,
+            shared_counts=Hole("shared_counts") if c.num_shared_experts else 0,
             **self.site.zone_of("dispatch", zone),
             kept_rank=self.site.rank if variant.keeps_own else -1,
             post_status=int(part == parts - 1),
@@ -116,7 +100,6 @@ class DispatchPlans:
             dispatch_word=DISPATCH_WORD,
             slots=layout.dispatch_slots.words(),
             status=layout.dispatch_status.words(),
-            report=Hole("report"),
         )
 
     def _wait_status(self, variant: DispatchVariant, zone: int) -> Launch:

@@ -11,7 +11,7 @@ from moe_triton.backends.base import Backend, Executable
 from moe_triton.core import ascendc
 from moe_triton.core.errors import CommunicationTimeoutError
 from moe_triton.core.kernel import AscendCKernel
-from moe_triton.core.plan import Hole, Launch, Plan, Value, launch
+from moe_triton.core.plan import Hole, Launch, Plan, Value, launch_of_zeros
 from moe_triton.core.region import region_of
 from moe_triton.layout import NUM_ZONES, SLOT_ALIGN, STATUS_ENTRY_BYTES, align
 from moe_triton.layout.common import entry_per_rank
@@ -132,13 +132,8 @@ class Wires:
             self._blocks,
             rows=Hole("rows"),
             row_bytes=self._row_bytes,
-            scales=0,
-            scale_offset=0,
-            first_row=0,
             num_rows=Hole("num_rows"),
             capacity=self._capacity,
-            header=0,
-            header_words=0,
             peers=Hole("peers"),
             peer=peer,
             zone=zone,
@@ -154,9 +149,6 @@ class Wires:
             peers=Hole("peers"),
             num_ranks=self.num_ranks,
             count=Hole("own"),
-            call=0,
-            kind=0,
-            combine_kind=0,
             rank=self.rank,
             zone=zone,
             status=self._status.words(),
@@ -169,17 +161,13 @@ class Wires:
             1,
             window=Hole("window"),
             recv_counts=Hole("received"),
-            waited_us=0,
             num_local_experts=1,
             zone=zone,
             timeout_us=self._wait_us,
-            call=0,
-            dispatch_word=0,
             status=self._status.words(),
             report=Hole("report"),
         )
 
 
 def _launch(kernel: AscendCKernel, blocks: int, **values: Value) -> Launch:
-    zone: dict[str, Value] = {"zone_at": 0} if "zone" in values else {}
-    return launch(kernel.name, kernel, "communication", blocks, **zone, **values)
+    return launch_of_zeros(kernel.name, kernel, "communication", blocks, **values)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from moe_triton.backends.base import Backend
 from moe_triton.core import ascendc
 from moe_triton.core.config import Config
-from moe_triton.core.plan import Hole, Plan, Value, launch
+from moe_triton.core.plan import Hole, Plan, Value, launch_of_zeros
 from moe_triton.kernels import Case, Shape, Sizes, families, kernel_cases
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.schemes import layout_of
@@ -80,12 +80,11 @@ def measure_sync_all(place: Place) -> Finding:
     }
 
     def sending(post_status: int) -> Callable[[], int]:
-        values: dict[str, Value] = dict.fromkeys((arg.name for arg in ascendc.DISPATCH_SEND.args), 0)
-        values |= {"row_stride": 64, "row_bytes": 64, "rows_per_token": 1, "kept_rank": -1}
+        values: dict[str, Value] = {"row_stride": 64, "row_bytes": 64, "rows_per_token": 1, "kept_rank": -1}
         values |= {"slots": layout.region("dispatch_slots").words()}
         values |= {"status": layout.region("dispatch_status").words()}
         values |= {"peers": Hole("peers"), "report": Hole("report"), "post_status": post_status}
-        send = launch("send", ascendc.DISPATCH_SEND, "communication", blocks, **values)
+        send = launch_of_zeros("send", ascendc.DISPATCH_SEND, "communication", blocks, **values)
         executable = backend.compile(Plan("selftest", 0, (send,)), report, memory)
         return lambda: executable.run({})
 

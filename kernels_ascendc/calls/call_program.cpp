@@ -1,0 +1,138 @@
+// The Python objects of call_program.h: how they are made of what Python writes.
+#include "call_program.h"
+
+#include "output_pool.h"
+
+namespace moe::calls {
+
+namespace {
+
+bool Refuse(const char* why) {
+    PyErr_SetString(PyExc_ValueError, why);
+    return false;
+}
+
+bool AreIn(Items<uint16_t> registers, size_t count) {
+    for (const uint16_t each : registers) {
+        if (each >= count) return Refuse("a program has no register of that number");
+    }
+    return true;
+}
+
+// Every number of a step is below the registers' but for how many are left out, and the highest leaves room for the
+// most that a step writes.
+bool AreSteps(Items<Step> steps, size_t num_registers) {
+    for (const Step& step : steps) {
+        if (step.operation >= Operation::COUNT) return Refuse("a program has no step of that kind");
+        for (const uint16_t number : step.operands) {
+            if (number >= num_registers) return Refuse("a program has no register of that number");
+        }
+        if (step.target >= num_registers) return Refuse("a program has no register of that number");
+    }
+    return num_registers + MAX_KEPT <= MAX_REGISTERS || Refuse("a program has too many registers");
+}
+
+PyObject* New(PyTypeObject* type, PyObject* args, PyObject* keywords) {
+    static const char* const names[] = {"operator_id", "name",     "num_arguments", "steps",    "values",
+                                        "key",         "objects",  "pool",          "owner",    "rounds",
+                                        "run_plan",    "take_ids", "holder",        "last",     "lock",
+                                        "handle_type", "number_name", "product_name", "failed", nullptr};
+    CallProgram made;
+    PyObject *name, *steps, *values, *key, *objects, *pool, *last, *lock, *handle_type, *number, *product, *failed;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "$IUHSSSO!O!KKKKKO!OO!UUO", const_cast<char**>(names), &made.id,
+                                     &name, &made.num_arguments, &steps, &values, &key, &PyTuple_Type, &objects,
+                                     &output_pool_type, &pool, &made.owner, &made.rounds, &made.run_plan,
+                                     &made.take_ids, &made.holder, &PyDict_Type, &last, &lock, &PyType_Type,
+                                     &handle_type, &number, &product, &failed)) {
+        return nullptr;
+    }
+    const size_t num_registers = Items<int64_t>(values).count;
+    if (!AreSteps(Items<Step>(steps), num_registers) || !AreIn(Items<uint16_t>(key), num_registers)) return nullptr;
+    const std::pair<Ref*, PyObject*> held[] = {
+        {&made.name, name},         {&made.values, values},           {&made.steps, steps},
+        {&made.key, key},           {&made.objects, objects},         {&made.last, last},
+        {&made.failed, failed},     {&made.handle_type, handle_type}, {&made.number_name, number},
+        {&made.product_name, product}};
+    for (const auto& [member, object] : held) *member = Ref::Of(object);
+    made.acquire = Ref(PyObject_GetAttrString(lock, "acquire"));
+    made.release = Ref(PyObject_GetAttrString(lock, "release"));
+    made.plans = Ref(PyList_New(0));
+    if (!made.acquire || !made.release || !made.plans) return nullptr;
+    made.torch = reinterpret_cast<OutputPool*>(pool)->torch;
+    made.pool = reinterpret_cast<OutputPool*>(pool)->pool;
+    return Box(type, std::move(made)).Release();
+}
+
+// What can be checked of a plan before it is added.
+PyObject* AddPlan(PyObject* object, PyObject* tuple) {
+    const auto& program = BodyOf<CallProgram>(object);
+    PyObject *key, *values, *steps, *holes, *plan, *executable, *outputs, *output_type, *bindings, *kept, *tensors,
+        *fields;
+    if (!PyArg_ParseTuple(tuple, "SSSSSOO!OO!SOO!", &key, &values, &steps, &holes, &plan, &executable, &PyTuple_Type,
+                          &outputs, &output_type, &PyTuple_Type, &bindings, &kept, &tensors, &PyTuple_Type, &fields)) {
+        return nullptr;
+    }
+    const PreparedPlan read(tuple);
+    const size_t count = Items<int64_t>(program.values.get()).count + read.values.count;
+    if (!AreSteps(read.steps, count) || !AreIn(read.holes, count) || !AreIn(read.kept, count)) return nullptr;
+    if (read.key.count != Items<uint16_t>(program.key.get()).count || read.kept.count > MAX_KEPT) {
+        Refuse("a plan's key is of another size, or its handle keeps too much");
+        return nullptr;
+    }
+    if (PyList_Append(program.plans.get(), tuple) != 0) return nullptr;
+    Py_RETURN_NONE;
+}
+
+// Those until now, which others take the place of.
+PyObject* Exchange(PyObject* object, PyObject* plans) {
+    if (!PyList_Check(plans)) return PyErr_Format(PyExc_TypeError, "plans come as a list");
+    Ref& mine = BodyOf<CallProgram>(object).plans;
+    Ref before = std::exchange(mine, Ref::Of(plans));
+    return before.Release();
+}
+
+PyObject* TensorOf(PyObject* object, PyObject* name) {
+    const auto& product = BodyOf<Product>(object);
+    PyObject* const spec = PyDict_GetItemWithError(product.tensors.get(), name);
+    if (spec == nullptr) {
+        if (!PyErr_Occurred()) PyErr_SetObject(PyExc_AttributeError, name);
+        return nullptr;
+    }
+    const auto memory = [&product](uint16_t) -> const Hold& { return product.memory; };
+    return MakeTensor(*product.torch, spec, product.values, memory).Release();
+}
+
+PyMethodDef methods[] = {
+    {"call", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Call)), METH_FASTCALL,
+     "call(*arguments): what the operator returns, or None for Python's way."},
+    {"add", AddPlan, METH_O, "add(plan): one more plan that it can run."},
+    {"exchange", Exchange, METH_O, "exchange(plans): runs these from now on; returns those until now."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyMethodDef product_methods[] = {
+    {"tensor", TensorOf, METH_O, "The tensor of a handle's attribute. AttributeError where it is another."},
+    {nullptr, nullptr, 0, nullptr}};
+
+}  // namespace
+
+PreparedPlan::PreparedPlan(PyObject* tuple)
+    : key(PyTuple_GET_ITEM(tuple, 0)),
+      values(PyTuple_GET_ITEM(tuple, 1)),
+      steps(PyTuple_GET_ITEM(tuple, 2)),
+      holes(PyTuple_GET_ITEM(tuple, 3)),
+      plan(PyTuple_GET_ITEM(tuple, 4)),
+      executable(PyTuple_GET_ITEM(tuple, 5)),
+      outputs(PyTuple_GET_ITEM(tuple, 6)),
+      output_type(PyTuple_GET_ITEM(tuple, 7)),
+      bindings(PyTuple_GET_ITEM(tuple, 8)),
+      kept(PyTuple_GET_ITEM(tuple, 9)),
+      kept_tensors(PyTuple_GET_ITEM(tuple, 10)),
+      handle_fields(PyTuple_GET_ITEM(tuple, 11)) {}
+
+PyTypeObject call_program_type = MakeType("moe_calls.CallProgram", "An operator of one rank in one native call.",
+                                          sizeof(Boxed<CallProgram>), Dealloc<CallProgram>, New, methods);
+PyTypeObject product_type =
+    MakeType("moe_calls.Product", "What a run's handle holds, before anybody asks for its tensors.",
+             sizeof(Boxed<Product>), Dealloc<Product>, product_methods);
+
+}  // namespace moe::calls

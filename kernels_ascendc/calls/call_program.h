@@ -1,0 +1,148 @@
+// Calls of a rank's operators in one native call each, where all is as it should be.
+//
+// Between two layers of a model, megabytes go through the caches, and then each line of Python costs tens of times
+// what it costs in a loop. So the usual call is checked, given its outputs and run here: by programs that Python writes
+// (moe_triton/runtime/call_program.py), which say what an operator's arguments must be like, which plan that makes, its
+// outputs and what fills its holes. Whatever is not exactly as expected, wrong or only rare, makes a call return None
+// before it has changed anything: Python's way then says what is wrong, or does it.
+#ifndef MOE_CALLS_CALL_PROGRAM_H
+#define MOE_CALLS_CALL_PROGRAM_H
+
+#include <array>
+#include <cstdint>
+#include <memory>
+
+#include "memory.h"
+#include "references.h"
+#include "rounds.h"
+#include "tensors.h"
+#include "types.h"
+
+namespace moe::calls {
+
+constexpr size_t MAX_REGISTERS = 256, MAX_KEPT = 16, MAX_HOLDS = 4;
+
+// What steps do, by the names that Python has for it. a to f are a step's operands: registers, or where it says so
+// numbers. A check that does not hold ends the walk.
+#define MOE_OPERATIONS(each)                                                                                     \
+    each(TENSOR)       /* target...: address, dtype and sizes of argument number a, which has b dimensions */     \
+    each(GIVEN)        /* target: whether argument number a is not None; if not, the next b steps are left out */ \
+    each(CHOICE)       /* target: which of the c objects from number b on argument number a is */                \
+    each(KEPT)         /* target...: what the latest run of operator number b left in argument number a, its */  \
+                       /* handle, whose memory becomes hold number c */                                          \
+    each(ZONE)         /* target: of this run; checks that no full wait has to come first */                     \
+    each(EQUAL)        /* checks a == b */                                                                       \
+    each(EITHER)       /* checks a == b or a == c */                                                             \
+    each(AT_MOST)      /* checks a <= b */                                                                       \
+    each(MULTIPLY_ADD) /* target: a * b + c */                                                                   \
+    each(DIVIDE)       /* target: a / b */                                                                       \
+    each(MINIMUM)      /* target: the smaller of a and b */                                                      \
+    each(PARTS)        /* target: parts of at most b that a is cut into, at least one */                         \
+    each(PICK)         /* target: the register that stands as many behind a as b says */                         \
+    each(STARTS)       /* target: whether address a is b; checks that it is not in the c bytes from there on */  \
+    each(LOAD)         /* target: the int32 at address a */                                                      \
+    each(RESERVE)      /* target: where a elements of b bytes begin in the next block */                         \
+    each(ALLOCATE)     /* target: address of a block for what is reserved, from now on hold number a */          \
+    each(TAKE_IDS)     /* copies ids at a of dtype b to c, d rows of e; checks that they name f experts */
+
+enum class Operation : uint16_t {
+#define MOE_EACH(name) name,
+    MOE_OPERATIONS(MOE_EACH)
+#undef MOE_EACH
+        COUNT
+};
+
+struct Step {
+    Operation operation;
+    uint16_t target;
+    uint16_t operands[6];
+};
+static_assert(sizeof(Step) == 16);
+
+// A tensor in a hold's memory, by the registers of its address and sizes.
+struct TensorSpec {
+    uint16_t hold;
+    Dtype dtype;
+    uint16_t address;
+    uint16_t ndim;
+    uint16_t sizes[4];
+};
+static_assert(sizeof(TensorSpec) == 16);
+
+// Items of a Python bytes object.
+template <typename Item>
+struct Items {
+    explicit Items(PyObject* bytes)
+        : data(reinterpret_cast<const Item*>(PyBytes_AS_STRING(bytes))), count(PyBytes_GET_SIZE(bytes) / sizeof(Item)) {}
+    const Item* begin() const { return data; }
+    const Item* end() const { return data + count; }
+    const Item& operator[](size_t i) const { return data[i]; }
+
+    const Item* data;
+    size_t count;
+};
+
+// One plan that a program can run: the Python tuple of these, borrowed. A spec is a `TensorSpec` as bytes.
+struct PreparedPlan {
+    explicit PreparedPlan(PyObject* tuple);
+
+    Items<int64_t> key;  // what the program's key registers hold then
+    Items<int64_t> values;  // of the registers behind the program's, at first
+    Items<Step> steps;
+    Items<uint16_t> holes;  // registers
+    Items<uint64_t> plan;  // address
+    PyObject* executable;  // owns the plan
+    PyObject* outputs;  // tuple of specs and of objects as they are; the handle follows where there is one
+    PyObject* output_type;  // of a tuple; None for the only output itself
+    PyObject* bindings;  // tuple of (name, spec or register): what tells why a run failed
+    Items<uint16_t> kept;  // registers that the handle keeps
+    PyObject* kept_tensors;  // dict of the handle's tensors: specs over what is kept; or None for no handle
+    PyObject* handle_fields;  // tuple of (name, object)
+};
+
+// What a run left for later ones, as memory: its tensors are made when somebody asks for them.
+struct Product {
+    Hold memory;
+    std::shared_ptr<const Torch> torch;
+    Ref tensors;  // as `PreparedPlan::kept_tensors`
+    uint64_t owner;
+    uint64_t operator_id;
+    uint64_t number;  // of the run
+    int64_t values[MAX_KEPT];
+};
+
+struct CallProgram {
+    unsigned int id;  // of the operator
+    unsigned short num_arguments;
+    unsigned long long owner;  // which buffer it is
+    unsigned long long rounds, run_plan, take_ids, holder;  // addresses; holder: of the number of who holds the lock
+    Ref name;
+    Ref values, steps, key;  // as a plan's; the key is of registers that tell plans apart
+    Ref objects;  // tuple that choices are from
+    Ref last;  // the executable that each operator ran last: a dict
+    Ref acquire, release;  // of the communicator's lock
+    Ref handle_type, number_name, product_name;  // of handles, and where they have their run's number and product
+    Ref failed;  // called with operator, executable, result and bindings of a run that failed; raises
+    Ref plans;  // list of `PreparedPlan`
+    std::shared_ptr<const Torch> torch;
+    std::shared_ptr<Pool> pool;
+};
+
+extern PyTypeObject call_program_type, product_type;
+
+// call(*arguments): what the operator returns, or None for Python's way.
+PyObject* Call(PyObject* self, PyObject* const* arguments, Py_ssize_t count);
+
+// The tensor of a spec, whose memory `memory(hold)` holds.
+template <typename Memory>
+Ref MakeTensor(const Torch& torch, PyObject* spec, const int64_t* registers, const Memory& memory) {
+    const TensorSpec& read = *Items<TensorSpec>(spec).data;
+    Shape shape;
+    shape.ndim = read.ndim;
+    for (int32_t i = 0; i < shape.ndim; ++i) shape.sizes[i] = registers[read.sizes[i]];
+    return torch.Make(memory(read.hold), reinterpret_cast<std::byte*>(registers[read.address]), read.dtype, shape);
+}
+
+}  // namespace moe::calls
+
+#endif  // MOE_CALLS_CALL_PROGRAM_H

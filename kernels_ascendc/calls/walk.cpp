@@ -1,0 +1,232 @@
+// A call: a walk over the steps of its program and of its plan.
+#include <cstring>
+
+#include "call_program.h"
+
+namespace moe::calls {
+
+namespace {
+
+using RunPlan = int64_t (*)(uint64_t plan, const uint64_t* holes);
+using TakeIds = int64_t (*)(int64_t ids, uint32_t id_bytes, int64_t taken, uint64_t num_tokens, uint64_t topk,
+                            int64_t num_experts, int32_t* rule);
+
+bool IsSame(PyObject* one, PyObject* other) {
+    return one == other || (PyUnicode_Check(one) && PyUnicode_Check(other) && PyUnicode_Compare(one, other) == 0);
+}
+
+// What one call has found out so far, in registers, and the memory that it holds.
+class Frame {
+public:
+    Frame(const CallProgram& program, PyObject* const* arguments)
+        : program_(program), rounds_(*reinterpret_cast<Rounds*>(program.rounds)), arguments_(arguments) {}
+
+    // Whether every check held. The values are of the registers behind those so far.
+    bool Walk(Items<int64_t> values, Items<Step> steps) {
+        std::memcpy(registers_ + size_, values.data, values.count * sizeof(int64_t));
+        size_ += values.count;
+        for (size_t i = 0; i < steps.count; ++i) {
+            const Step& step = steps[i];
+            if (step.operation == Operation::GIVEN) {
+                const bool is_given = arguments_[step.operands[0]] != Py_None;
+                registers_[step.target] = is_given;
+                if (!is_given) i += step.operands[1];
+            } else if (!Do(step, registers_ + step.target)) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    // The plan for what the key's registers hold. No object where there is none.
+    Ref FindPlan() const {
+        int64_t key[MAX_REGISTERS];
+        size_t count = 0;
+        for (const uint16_t each : Items<uint16_t>(program_.key.get())) key[count++] = registers_[each];
+        PyObject* const plans = program_.plans.get();
+        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(plans); ++i) {
+            PyObject* const plan = PyList_GET_ITEM(plans, i);
+            if (std::memcmp(PyBytes_AS_STRING(PyTuple_GET_ITEM(plan, 0)), key, count * sizeof(int64_t)) == 0) {
+                return Ref::Of(plan);
+            }
+        }
+        return Ref();
+    }
+
+    Rounds& rounds() const { return rounds_; }
+    int64_t operator[](size_t number) const { return registers_[number]; }
+    const Hold& hold(size_t number) const { return holds_[number]; }
+
+    // A tensor of a spec; any other object as it is.
+    Ref Make(PyObject* item) const {
+        if (!PyBytes_Check(item)) return Ref::Of(item);
+        const auto memory = [this](uint16_t number) -> const Hold& { return holds_[number]; };
+        return MakeTensor(*program_.torch, item, registers_, memory);
+    }
+
+private:
+    bool Do(const Step& step, int64_t* target) {
+        const uint16_t* const number = step.operands;
+        const auto in = [this, number](size_t operand) { return registers_[number[operand]]; };
+        switch (step.operation) {
+            case Operation::TENSOR: return See(arguments_[number[0]], number[1], target);
+            case Operation::CHOICE: return Choose(arguments_[number[0]], number[1], number[2], target);
+            case Operation::KEPT: return TakeKept(arguments_[number[0]], number[1], number[2], target);
+            case Operation::ZONE:
+                *target = static_cast<int64_t>(rounds_.Zone(program_.id));
+                return !rounds_.NeedsWait(program_.id, false);
+            case Operation::EQUAL: return in(0) == in(1);
+            case Operation::EITHER: return in(0) == in(1) || in(0) == in(2);
+            case Operation::AT_MOST: return in(0) <= in(1);
+            case Operation::MULTIPLY_ADD: *target = in(0) * in(1) + in(2); return true;
+            case Operation::DIVIDE: *target = in(0) / in(1); return true;
+            case Operation::MINIMUM: *target = in(0) < in(1) ? in(0) : in(1); return true;
+            case Operation::PARTS: *target = in(0) > in(1) ? (in(0) + in(1) - 1) / in(1) : 1; return true;
+            case Operation::PICK: *target = registers_[number[0] + in(1)]; return true;
+            case Operation::STARTS:
+                *target = in(0) == in(1);
+                return in(0) <= in(1) || in(0) - in(1) >= in(2);
+            case Operation::LOAD: *target = *reinterpret_cast<const int32_t*>(in(0)); return true;
+            case Operation::RESERVE:
+                *target = static_cast<int64_t>(reserved_);
+                reserved_ += Aligned(static_cast<size_t>(in(0) * in(1)));
+                return true;
+            case Operation::ALLOCATE: {
+                Hold& hold = holds_[number[0]] = Hold(program_.pool->Take(std::exchange(reserved_, 0)));
+                if (hold) *target = reinterpret_cast<int64_t>(hold.data());
+                return static_cast<bool>(hold);
+            }
+            case Operation::TAKE_IDS: {
+                int32_t rule = 0;
+                const auto id_bytes = static_cast<uint32_t>(BytesOf(static_cast<Dtype>(in(1))));
+                const auto take_ids = reinterpret_cast<TakeIds>(program_.take_ids);
+                return take_ids(in(0), id_bytes, in(2), in(3), in(4), in(5), &rule) < 0;
+            }
+            default: return false;
+        }
+    }
+
+    bool See(PyObject* argument, int32_t ndim, int64_t* target) const {
+        Seen seen;
+        if (!program_.torch->See(argument, &seen) || seen.ndim != ndim) return false;
+        target[0] = static_cast<int64_t>(seen.address);
+        target[1] = static_cast<int64_t>(seen.dtype);
+        for (int32_t i = 0; i < ndim; ++i) target[2 + i] = seen.shape[i];
+        return true;
+    }
+
+    bool Choose(PyObject* argument, size_t first, size_t count, int64_t* target) const {
+        for (size_t i = 0; i < count; ++i) {
+            if (!IsSame(argument, PyTuple_GET_ITEM(program_.objects.get(), first + i))) continue;
+            *target = static_cast<int64_t>(i);
+            return true;
+        }
+        return false;
+    }
+
+    bool TakeKept(PyObject* handle, size_t operator_id, size_t hold, int64_t* target) {
+        if (reinterpret_cast<PyObject*>(Py_TYPE(handle)) != program_.handle_type.get()) return false;
+        const Ref found(PyObject_GenericGetAttr(handle, program_.product_name.get()));
+        if (!found) PyErr_Clear();
+        if (!found || Py_TYPE(found.get()) != &product_type) return false;
+        const auto& product = BodyOf<Product>(found.get());
+        if (product.owner != program_.owner || product.operator_id != operator_id) return false;
+        if (product.number + 1 != rounds_.counts[operator_id]) return false;  // another has run since
+        holds_[hold] = product.memory;
+        std::memcpy(target, product.values, sizeof(product.values));
+        return true;
+    }
+
+    const CallProgram& program_;
+    Rounds& rounds_;
+    PyObject* const* arguments_;
+    size_t size_ = 0, reserved_ = 0;
+    Hold holds_[MAX_HOLDS];
+    int64_t registers_[MAX_REGISTERS];
+};
+
+int64_t Run(const CallProgram& program, const PreparedPlan& plan, const Frame& frame) {
+    uint64_t holes[MAX_REGISTERS];
+    uint64_t* next = holes;
+    for (const uint16_t hole : plan.holes) *next++ = static_cast<uint64_t>(frame[hole]);
+    const auto run = reinterpret_cast<RunPlan>(program.run_plan);
+    int64_t result = 0;
+    frame.rounds().Begin(program.id);
+    Py_BEGIN_ALLOW_THREADS;
+    result = run(plan.plan[0], holes);
+    Py_END_ALLOW_THREADS;
+    frame.rounds().End(program.id, result == 0, false);
+    return result;
+}
+
+// Raises what a result stands for.
+PyObject* Fail(const CallProgram& program, const PreparedPlan& plan, const Frame& frame, int64_t result) {
+    const Ref bindings(PyDict_New()), code(PyLong_FromLongLong(result));
+    if (!bindings || !code) return nullptr;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(plan.bindings); ++i) {
+        PyObject* const pair = PyTuple_GET_ITEM(plan.bindings, i);
+        PyObject *const name = PyTuple_GET_ITEM(pair, 0), *const item = PyTuple_GET_ITEM(pair, 1);
+        const Ref value = PyLong_Check(item) ? Ref(PyLong_FromLongLong(frame[PyLong_AsSize_t(item)])) : frame.Make(item);
+        if (!value || PyDict_SetItem(bindings.get(), name, value.get()) != 0) return nullptr;
+    }
+    const Ref nothing(PyObject_CallFunctionObjArgs(program.failed.get(), program.name.get(), plan.executable,
+                                                   code.get(), bindings.get(), nullptr));
+    if (nothing) PyErr_SetString(PyExc_RuntimeError, "a run that failed was not reported");
+    return nullptr;
+}
+
+// A handle without going through its constructor, or its ban on assignments.
+Ref MakeHandle(const CallProgram& program, const PreparedPlan& plan, const Frame& frame, uint64_t number) {
+    Product kept{frame.hold(0), program.torch, Ref::Of(plan.kept_tensors), program.owner, program.id, number, {}};
+    for (size_t i = 0; i < plan.kept.count; ++i) kept.values[i] = frame[plan.kept[i]];
+    const Ref product = Box(&product_type, std::move(kept)), count(PyLong_FromUnsignedLongLong(number));
+    auto* const type = reinterpret_cast<PyTypeObject*>(program.handle_type.get());
+    Ref handle(type->tp_alloc(type, 0));
+    if (!product || !count || !handle) return Ref();
+    const auto set = [&handle](PyObject* name, PyObject* value) {
+        return PyObject_GenericSetAttr(handle.get(), name, value) == 0;
+    };
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(plan.handle_fields); ++i) {
+        PyObject* const pair = PyTuple_GET_ITEM(plan.handle_fields, i);
+        if (!set(PyTuple_GET_ITEM(pair, 0), PyTuple_GET_ITEM(pair, 1))) return Ref();
+    }
+    if (!set(program.number_name.get(), count.get()) || !set(program.product_name.get(), product.get())) return Ref();
+    return handle;
+}
+
+PyObject* MakeOutput(const CallProgram& program, const PreparedPlan& plan, const Frame& frame, uint64_t number) {
+    if (plan.output_type == Py_None) return frame.Make(PyTuple_GET_ITEM(plan.outputs, 0)).Release();
+    const Py_ssize_t count = PyTuple_GET_SIZE(plan.outputs), handles = plan.kept_tensors != Py_None;
+    auto* const type = reinterpret_cast<PyTypeObject*>(plan.output_type);
+    Ref made(type->tp_alloc(type, count + handles));
+    for (Py_ssize_t i = 0; made && i < count + handles; ++i) {
+        Ref item = i < count ? frame.Make(PyTuple_GET_ITEM(plan.outputs, i)) : MakeHandle(program, plan, frame, number);
+        if (!item) return nullptr;
+        PyTuple_SET_ITEM(made.get(), i, item.Release());
+    }
+    return made.Release();
+}
+
+}  // namespace
+
+PyObject* Call(PyObject* object, PyObject* const* arguments, Py_ssize_t count) {
+    const auto& program = BodyOf<CallProgram>(object);
+    if (count != program.num_arguments) {
+        return PyErr_Format(PyExc_TypeError, "%U takes %d arguments", program.name.get(), int{program.num_arguments});
+    }
+    const HeldLock lock(program.acquire.get(), program.release.get(), program.holder);
+    if (!lock.is_held()) Py_RETURN_NONE;
+    Frame frame(program, arguments);
+    if (!frame.Walk(Items<int64_t>(program.values.get()), Items<Step>(program.steps.get()))) Py_RETURN_NONE;
+    const Ref found = frame.FindPlan();
+    if (!found) Py_RETURN_NONE;
+    const PreparedPlan plan(found.get());
+    if (!frame.Walk(plan.values, plan.steps)) Py_RETURN_NONE;
+    const uint64_t number = frame.rounds().counts[program.id];
+    const int64_t result = Run(program, plan, frame);
+    if (result != 0) return Fail(program, plan, frame, result);
+    if (PyDict_SetItem(program.last.get(), program.name.get(), plan.executable) != 0) return nullptr;
+    return MakeOutput(program, plan, frame, number);
+}
+
+}  // namespace moe::calls

@@ -1,0 +1,247 @@
+"""A call as data: checks on its arguments, which plan they make, its outputs, what fills the plan's holes.
+
+A back end's native code walks it instead of Python (kernels_ascendc/calls/call_program.h, which lists the
+operations) and knows no operator by name. Everything is a number in a register: sizes, addresses, dtypes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+# What a register can hold from the start; a tensor stands for its address.
+Constant = int | torch.dtype | torch.Tensor
+MAX_KEPT = 16  # registers that a handle can keep
+
+
+class Step(NamedTuple):
+    """One operation.
+
+    Attributes:
+        operation: its name.
+        target: first register that it writes.
+        operands: registers, or numbers where the operation says so.
+    """
+
+    operation: str
+    target: int
+    operands: tuple[int, ...]
+
+
+class TensorAt(NamedTuple):
+    """A tensor in memory that a step has allocated.
+
+    Attributes:
+        address: register.
+        sizes: registers.
+        dtype: of its elements.
+        hold: number of the allocation.
+    """
+
+    address: int
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+    hold: int = 0
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A tensor that an operator is given.
+
+    Attributes:
+        name: of the argument.
+        shape: its sizes; the same string stands for the same size in all arguments of a call.
+        dtypes: one or two that it can have.
+        optional: whether it may be None.
+    """
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtypes: tuple[torch.dtype, ...]
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class Output:
+    """A tensor that a call makes, with its sizes as in `Argument`.
+
+    Attributes:
+        own_block: whether its memory is allocated by itself, not together with other outputs'.
+    """
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: torch.dtype
+    own_block: bool = False
+
+
+class Registers:
+    """Steps, and the registers that they work on.
+
+    Args:
+        before: whose steps have run before these; or None.
+
+    Attributes:
+        values: what this part's registers hold at first.
+        steps: in order.
+        symbols: registers of the sizes that are known, by their names.
+    """
+
+    def __init__(self, before: Registers | None = None) -> None:
+        self._before = before
+        self._first = before.count if before else 0
+        self.values: list[Constant] = []
+        self.steps: list[Step] = []
+        self.symbols: dict[str, int] = dict(before.symbols) if before else {}
+        self._constants: dict[object, int] = dict(before._constants) if before else {}
+
+    @property
+    def count(self) -> int:
+        """How many there are, those before included."""
+        return self._first + len(self.values)
+
+    def new(self, *values: Constant) -> int:
+        """Registers one after the other that hold these at first. Returns the first."""
+        first = self.count
+        self.values += values
+        return first
+
+    def constant(self, value: int | torch.dtype) -> int:
+        """A register that holds a value."""
+        if value not in self._constants:
+            self._constants[value] = self.new(value)
+        return self._constants[value]
+
+    def do(self, operation: str, *operands: int, size: int = 1) -> int:
+        """One more step, which writes so many registers. Returns the first."""
+        target = self.new(*[0] * size)
+        self.steps.append(Step(operation, target, operands))
+        return target
+
+    def check(self, operation: str, *operands: int) -> None:
+        """One more step, which writes nothing."""
+        self.steps.append(Step(operation, 0, operands))
+
+    def size(self, size: int | str) -> int:
+        """The register of a size."""
+        return self.symbols[size] if isinstance(size, str) else self.constant(size)
+
+    def plus(self, one: int, other: int) -> int:
+        """The sum of two registers."""
+        return self.do("MULTIPLY_ADD", one, self.constant(1), other)
+
+    def elements(self, shape: Sequence[int | str]) -> int:
+        """How many elements a shape has."""
+        found = self.constant(math.prod(size for size in shape if isinstance(size, int)))
+        for size in shape:
+            if isinstance(size, str):
+                found = self.do("MULTIPLY_ADD", found, self.size(size), self.constant(0))
+        return found
+
+    def choice(self, slot: int, first: int, count: int) -> int:
+        """Which of so many of the program's objects from number ``first`` on an argument is."""
+        return self.do("CHOICE", slot, first, count)
+
+    def tensor(self, slot: int, argument: Argument) -> Seen:
+        """Checks an argument, and binds the sizes that its shape names first."""
+        given, before = self.constant(1), len(self.steps)
+        if argument.optional:
+            given = self.do("GIVEN", slot, 0)
+        first = self.do("TENSOR", slot, len(argument.shape), size=2 + len(argument.shape))
+        for position, size in enumerate(argument.shape, start=first + 2):
+            if isinstance(size, str) and size not in self.symbols:
+                self.symbols[size] = position
+            else:
+                self.check("EQUAL", position, self.size(size))
+        allowed = [self.constant(dtype) for dtype in argument.dtypes]
+        self.check("EQUAL" if len(allowed) == 1 else "EITHER", first + 1, *allowed)
+        if argument.optional:
+            self.steps[before] = Step("GIVEN", given, (slot, len(self.steps) - before - 1))
+        return Seen(given, first, first + 1)
+
+    def allocate(self, outputs: Sequence[Output], hold: int) -> dict[str, TensorAt]:
+        """Outputs in one block."""
+        offsets = [
+            self.do("RESERVE", self.elements(output.shape), self.constant(output.dtype.itemsize))
+            for output in outputs
+        ]
+        block = self.do("ALLOCATE", hold)
+        return {
+            output.name: TensorAt(
+                self.plus(offset, block), tuple(map(self.size, output.shape)), output.dtype, hold
+            )
+            for output, offset in zip(outputs, offsets, strict=True)
+        }
+
+
+class Seen(NamedTuple):
+    """Registers of a tensor that a call was given: whether it was, its address and its dtype."""
+
+    given: int
+    address: int
+    dtype: int
+
+
+@dataclass(frozen=True)
+class CallProgram:
+    """What calls of an operator have in common.
+
+    Attributes:
+        operator_id: its number in the record of rounds.
+        name: of the operator.
+        num_arguments: that a call has.
+        registers: of the checks on them.
+        key: registers that tell the plans apart.
+        objects: that choices are from.
+    """
+
+    operator_id: int
+    name: str
+    num_arguments: int
+    registers: Registers
+    key: tuple[int, ...]
+    objects: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a run leaves for later ones: a handle, the last of its outputs.
+
+    Attributes:
+        registers: that later runs are given again, in this order.
+        tensors: attributes of the handle that are made when somebody asks: over ``registers``.
+        fields: attributes that are there from the start.
+    """
+
+    registers: tuple[int, ...]
+    tensors: Mapping[str, TensorAt]
+    fields: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class PlanProgram:
+    """How a call runs one plan.
+
+    Attributes:
+        name: of the operator.
+        key: what the program's key registers hold for this plan.
+        registers: behind the program's.
+        holes: a register for each of the plan's.
+        outputs: tensors, and other objects as they are.
+        output_type: of the tuple of them; None for the only output itself.
+        bindings: what tells why a run failed: tensors, and registers of numbers.
+        kept: what it leaves for later runs, or None.
+    """
+
+    name: str
+    key: tuple[int | torch.dtype, ...]
+    registers: Registers
+    holes: Mapping[str, int]
+    outputs: tuple[Any, ...]
+    output_type: type | None = None
+    bindings: Mapping[str, TensorAt | int] = field(default_factory=dict)
+    kept: Kept | None = None
