@@ -2,7 +2,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-NATIVE_SOURCES := $(shell find kernels_ascendc moe_triton/core moe_triton/tools/codegen.py -type f -not -name '*.pyc')
+NATIVE_SOURCES := $(shell find kernels_ascendc moe_triton/core/abi.py moe_triton/core/ascendc.py moe_triton/core/records.py \
+    moe_triton/core/region.py moe_triton/tools/codegen.py -type f -not -name '*.pyc')
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo test test-long chaos-short chaos-long lint gate gate-update docs bench clean

@@ -22,13 +22,13 @@ from moe_triton.core.errors import BufferStateError
 from moe_triton.core.tuning import Tuning
 from moe_triton.handle import DispatchHandle, DispatchOutput
 from moe_triton.limits import check_config, check_num_bytes, scheme_of
+from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.runtime import arguments, buffer_calls
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.construction import DEFAULT_TIMEOUT_S, Order, seconds_to_meet
 from moe_triton.runtime.trace import TracePath
 from moe_triton.schemes import layout_of
-from moe_triton.schemes.variants import CombineVariant, DispatchVariant
 
 OPERATORS = ("dispatch", "combine")
 

@@ -25,7 +25,7 @@ from moe_triton.layout.call_word import (
     operator_of,
     values_of,
 )
-from moe_triton.schemes.variants import CombineVariant, DispatchVariant
+from moe_triton.operators.variants import CombineVariant, DispatchVariant
 
 kinds = st.builds(
     Kind,

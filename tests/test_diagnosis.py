@@ -20,11 +20,11 @@ from moe_triton.core.errors import CommunicationTimeoutError, ConfigMismatchErro
 from moe_triton.core.plan import Launch
 from moe_triton.layout import CALL_WORD, NUM_ZONES
 from moe_triton.layout.call_word import Kind, call_word
+from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.runtime.diagnosis import Call, failure
 from moe_triton.runtime.disagreement import FLAG_BITS
 from moe_triton.schemes import make_scheme
 from moe_triton.schemes.site import Site
-from moe_triton.schemes.variants import CombineVariant, DispatchVariant
 
 RANKS, TOKENS, TOPK = 4, 3, 2
 BF16 = torch.bfloat16

@@ -269,7 +269,7 @@ def test_the_shapes_of_the_halves_are_those_of_the_functions(
 ) -> None:
     aligns = {f"Align{n}": functools.partial(align, to=n) for n in (8, 32, 512)}
     ep, local = 8, 1 if rank < r else 24 // (8 - r)
-    names = {"BS": 3, "K": 2, "H": 96, "S": s, "EP": ep, "localE": local, "A": 5}
+    names = {"BS": 3, "K": 2, "H": 96, "S": s, "EP": ep, "localE": local, "A": 5, "rows": 5}
     text = page("operators.md")
     widths = re.findall(r"^W is (.+ // 2), or with `quant_mode=2` (.+\))\. S counts", text, flags=re.M)[0]
     names["W"] = eval(widths[quant_mode == 2], dict(aligns), names)

@@ -25,9 +25,7 @@ from moe_triton.schemes import layout_of
 from moe_triton.schemes.direct.layout import DirectLayout
 from moe_triton.schemes.fullmesh.layout import InbandLayout, WindowLayout
 from moe_triton.tools import codegen
-
-SOURCES = Path(__file__).resolve().parents[1] / "kernels_ascendc"
-HOST_FOLDERS = ["-I.", *(f"-I{SOURCES / name}" for name in ("emulation", "include"))]
+from tests.ascendc.library import include_options
 
 configs = st.builds(
     lambda moe_ranks, shared, replicas, tokens, hidden, topk, local: Config(
@@ -171,7 +169,7 @@ def test_an_index_outside_its_extent_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", [WindowLayout, DirectLayout])
 def test_cpp_computes_the_same_offsets(tmp_path: Path, kind: type[Layout]) -> None:
-    codegen.write(tmp_path)
+    include = include_options(tmp_path)
     layout = kind(Config(5, 3, 96, 2, 8, 1, 1, relaxed=True))
     checks, body = [], []
     for region in layout.regions:
@@ -190,7 +188,7 @@ def test_cpp_computes_the_same_offsets(tmp_path: Path, kind: type[Layout]) -> No
     lines = "\n".join(body)
     headers = '#include <cstdio>\n#include "kernel_operator.h"\n#include "moe_layout.h"\n'
     (tmp_path / "main.cpp").write_text(f"{headers}int main() {{\n{lines}\n    return 0;\n}}\n")
-    command = ["g++", "-std=c++17", "-pthread", *HOST_FOLDERS, "main.cpp", "-o", "main"]
+    command = ["g++", "-std=c++17", "-pthread", *include, "main.cpp", "-o", "main"]
     subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
     out = subprocess.run(["./main"], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=10)
     assert [int(line) for line in out.stdout.split()] == checks
@@ -199,11 +197,11 @@ def test_cpp_computes_the_same_offsets(tmp_path: Path, kind: type[Layout]) -> No
 @pytest.mark.parametrize("header", ["moe_layout.h", "moe_abi.h"])
 def test_no_generated_header_makes_up_a_keyword(tmp_path: Path, header: str) -> None:
     """An empty __aicore__ in front of CANN's own would take it away from the functions of its headers."""
-    codegen.write(tmp_path)
+    include = include_options(tmp_path)
     done = {}
     for first in ("", '#include "kernel_operator.h"\n'):
         (tmp_path / "main.cpp").write_text(f'{first}#include "{header}"\n')
-        command = ["g++", "-std=c++17", "-fsyntax-only", *HOST_FOLDERS, "main.cpp"]
+        command = ["g++", "-std=c++17", "-fsyntax-only", *include, "main.cpp"]
         done[first] = subprocess.run(
             command,
             cwd=tmp_path,

@@ -12,11 +12,11 @@ from moe_triton.core import ascendc
 from moe_triton.core.config import Config
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import Hole, Launch, Part, Plan, Value, launch
+from moe_triton.operators.variants import CombineVariant, DispatchVariant, Mask
 from moe_triton.schemes import make_scheme
 from moe_triton.schemes.fullmesh import Fullmesh
 from moe_triton.schemes.scheme import Scheme
 from moe_triton.schemes.site import Site
-from moe_triton.schemes.variants import CombineVariant, DispatchVariant, Mask
 
 SCHEME = Fullmesh(Site(Config(4, 8, 1024, 2, 8), rank=1, num_blocks=2, timeout_us=1000, target="cpu"))
 

@@ -13,9 +13,9 @@ from moe_triton import ArgumentError, Tuning
 from moe_triton.backends.cpu.tuning import ALL_BYTES, settings_of
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Part, Plan
+from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes.fullmesh import Fullmesh
 from moe_triton.schemes.site import Site
-from moe_triton.schemes.variants import CombineVariant, DispatchVariant, Variant
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,8 @@ PyObject* New(PyTypeObject* type, PyObject* args, PyObject* keywords) {
     made.release = Ref(PyObject_GetAttrString(lock, "release"));
     made.plans = Ref(PyList_New(0));
     if (!made.acquire || !made.release || !made.plans) return nullptr;
-    made.torch = reinterpret_cast<OutputPool*>(pool)->torch;
-    made.pool = reinterpret_cast<OutputPool*>(pool)->pool;
+    made.torch = BodyOf<OutputPool>(pool).torch;
+    made.pool = BodyOf<OutputPool>(pool).pool;
     return Box(type, std::move(made)).Release();
 }
 
@@ -129,10 +129,9 @@ PreparedPlan::PreparedPlan(PyObject* tuple)
       kept_tensors(PyTuple_GET_ITEM(tuple, 10)),
       handle_fields(PyTuple_GET_ITEM(tuple, 11)) {}
 
-PyTypeObject call_program_type = MakeType("moe_calls.CallProgram", "An operator of one rank in one native call.",
-                                          sizeof(Boxed<CallProgram>), Dealloc<CallProgram>, New, methods);
-PyTypeObject product_type =
-    MakeType("moe_calls.Product", "What a run's handle holds, before anybody asks for its tensors.",
-             sizeof(Boxed<Product>), Dealloc<Product>, product_methods);
+PyTypeObject call_program_type =
+    BoxType<CallProgram>("moe_calls.CallProgram", "An operator of one rank in one native call.", New, methods);
+PyTypeObject product_type = BoxType<Product>(
+    "moe_calls.Product", "What a run's handle holds, before anybody asks for its tensors.", nullptr, product_methods);
 
 }  // namespace moe::calls

@@ -2,13 +2,12 @@
 //
 // Between two layers of a model, megabytes go through the caches, and then each line of Python costs tens of times
 // what it costs in a loop. So the usual call is checked, given its outputs and run here: by programs that Python writes
-// (moe_triton/runtime/call_program.py), which say what an operator's arguments must be like, which plan that makes, its
+// (moe_triton/core/call_program.py), which say what an operator's arguments must be like, which plan that makes, its
 // outputs and what fills its holes. Whatever is not exactly as expected, wrong or only rare, makes a call return None
 // before it has changed anything: Python's way then says what is wrong, or does it.
 #ifndef MOE_CALLS_CALL_PROGRAM_H
 #define MOE_CALLS_CALL_PROGRAM_H
 
-#include <array>
 #include <cstdint>
 #include <memory>
 
@@ -28,8 +27,7 @@ constexpr size_t MAX_REGISTERS = 256, MAX_KEPT = 16, MAX_HOLDS = 4;
     each(TENSOR)       /* target...: address, dtype and sizes of argument number a, which has b dimensions */     \
     each(GIVEN)        /* target: whether argument number a is not None; if not, the next b steps are left out */ \
     each(CHOICE)       /* target: which of the c objects from number b on argument number a is */                \
-    each(KEPT)         /* target...: what the latest run of operator number b left in argument number a, its */  \
-                       /* handle, whose memory becomes hold number c */                                          \
+    each(KEPT)         /* target...: what the latest run of operator b left in its handle a; to hold number c */ \
     each(ZONE)         /* target: of this run; checks that no full wait has to come first */                     \
     each(EQUAL)        /* checks a == b */                                                                       \
     each(EITHER)       /* checks a == b or a == c */                                                             \
@@ -73,7 +71,8 @@ static_assert(sizeof(TensorSpec) == 16);
 template <typename Item>
 struct Items {
     explicit Items(PyObject* bytes)
-        : data(reinterpret_cast<const Item*>(PyBytes_AS_STRING(bytes))), count(PyBytes_GET_SIZE(bytes) / sizeof(Item)) {}
+        : data(reinterpret_cast<const Item*>(PyBytes_AS_STRING(bytes))),
+          count(static_cast<size_t>(PyBytes_GET_SIZE(bytes)) / sizeof(Item)) {}
     const Item* begin() const { return data; }
     const Item* end() const { return data + count; }
     const Item& operator[](size_t i) const { return data[i]; }

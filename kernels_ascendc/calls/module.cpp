@@ -43,7 +43,7 @@ PyMODINIT_FUNC PyInit_moe_calls() {
     Ref module(PyModule_Create(&definition));
     if (!module || PyType_Ready(&product_type) != 0 || !AddOperations(module.get()) ||
         !Add(module.get(), "CallProgram", &call_program_type) || !Add(module.get(), "OutputPool", &output_pool_type) ||
-        PyModule_AddStringConstant(module.get(), "ROUNDS", MOE_ROUNDS_LAYOUT) != 0 ||
+        PyModule_AddStringConstant(module.get(), "ROUNDS", Rounds::Layout().c_str()) != 0 ||
         PyModule_AddIntConstant(module.get(), "KEPT_PER_SIZE", KEPT_PER_SIZE) != 0 ||
         PyModule_AddIntConstant(module.get(), "MAX_SIZES", MAX_SIZES) != 0) {
         return nullptr;

@@ -1,7 +1,5 @@
 #include "output_pool.h"
 
-#include <new>
-
 #include "types.h"
 
 namespace moe::calls {
@@ -17,21 +15,7 @@ PyObject* New(PyTypeObject* type, PyObject* args, PyObject* keywords) {
     }
     auto torch = std::make_shared<Torch>();
     if (!torch->Load(tensor_type, functions)) return nullptr;
-    Ref self(type->tp_alloc(type, 0));
-    if (!self) return nullptr;
-    auto* const made = reinterpret_cast<OutputPool*>(self.get());
-    new (&made->pool) std::shared_ptr<Pool>(std::make_shared<Pool>());
-    new (&made->torch) std::shared_ptr<const Torch>(std::move(torch));
-    new (&made->codes) Ref(Ref::Of(codes));
-    return self.Release();
-}
-
-void Dealloc(PyObject* object) {
-    auto* const self = reinterpret_cast<OutputPool*>(object);
-    self->pool.~shared_ptr();
-    self->torch.~shared_ptr();
-    self->codes.~Ref();
-    Py_TYPE(object)->tp_free(object);
+    return Box(type, OutputPool{std::make_shared<Pool>(), std::move(torch), Ref::Of(codes)}).Release();
 }
 
 // One tensor from (shape, dtype). No object, with a Python error, where it cannot be.
@@ -74,7 +58,7 @@ PyObject* EmptyAll(PyObject* self, PyObject* specs) {
     Ref made(PyList_New(count));
     if (!made) return nullptr;
     for (Py_ssize_t i = 0; i < count; ++i) {
-        Ref tensor = Empty(*reinterpret_cast<OutputPool*>(self), PySequence_Fast_GET_ITEM(items.get(), i));
+        Ref tensor = Empty(BodyOf<OutputPool>(self), PySequence_Fast_GET_ITEM(items.get(), i));
         if (!tensor) return nullptr;
         PyList_SET_ITEM(made.get(), i, tensor.Release());
     }
@@ -82,12 +66,12 @@ PyObject* EmptyAll(PyObject* self, PyObject* specs) {
 }
 
 PyObject* KeptBytes(PyObject* self, PyObject*) {
-    return PyLong_FromSize_t(reinterpret_cast<OutputPool*>(self)->pool->KeptBytes());
+    return PyLong_FromSize_t(BodyOf<OutputPool>(self).pool->KeptBytes());
 }
 
 // What tells plans apart of the tensors that a call is given: None where one is not plain, or there are too many.
 PyObject* Describe(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-    const Torch& torch = *reinterpret_cast<OutputPool*>(self)->torch;
+    const Torch& torch = *BodyOf<OutputPool>(self).torch;
     if (count > MAX_DESCRIBED) Py_RETURN_NONE;
     Description description;
     for (Py_ssize_t i = 0; i < count; ++i) {
@@ -112,6 +96,6 @@ PyMethodDef methods[] = {
 }  // namespace
 
 PyTypeObject output_pool_type =
-    MakeType("moe_calls.OutputPool", "Tensors from recycled memory.", sizeof(OutputPool), Dealloc, New, methods);
+    BoxType<OutputPool>("moe_calls.OutputPool", "Tensors from recycled memory.", New, methods);
 
 }  // namespace moe::calls

@@ -1,4 +1,4 @@
-// The Python object `OutputPool`: a buffer's memory for outputs, shared by Python's calls and whole calls.
+// The body of Python's `OutputPool`: a buffer's memory for outputs, shared by Python's calls and whole calls.
 #ifndef MOE_CALLS_OUTPUT_POOL_H
 #define MOE_CALLS_OUTPUT_POOL_H
 
@@ -11,7 +11,6 @@
 namespace moe::calls {
 
 struct OutputPool {
-    PyObject_HEAD
     std::shared_ptr<Pool> pool;
     std::shared_ptr<const Torch> torch;
     Ref codes;  // a `Dtype` for each dtype of torch's: a dict

@@ -6,20 +6,21 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <string>
 
 namespace moe::calls {
 
 constexpr uint32_t NUM_OPERATORS = 3;
 
+using PerOperator = uint64_t[NUM_OPERATORS];
+#define MOE_ROUNDS(each)                                                                                  \
+    each(PerOperator, counts) each(PerOperator, posted) each(PerOperator, covered) each(PerOperator, num_zones) \
+    each(PerOperator, sharing) each(uint64_t, waiting) each(uint64_t, on_device) each(uint64_t, covered_in_graph)
+
 struct Rounds {
-    uint64_t counts[NUM_OPERATORS];
-    uint64_t posted[NUM_OPERATORS];
-    uint64_t covered[NUM_OPERATORS];
-    uint64_t num_zones[NUM_OPERATORS];
-    uint64_t sharing[NUM_OPERATORS];
-    uint64_t waiting;
-    uint64_t on_device;
-    uint64_t covered_in_graph;
+#define MOE_EACH(type, name) type name;
+    MOE_ROUNDS(MOE_EACH)
+#undef MOE_EACH
 
     uint64_t Zone(uint32_t id) const {
         if (on_device != 0) return 0;
@@ -48,18 +49,19 @@ struct Rounds {
         covered_in_graph = capturing ? 1 : 0;
     }
 
+    // Name, offset and size of each field, as Python tells its own.
+    static std::string Layout() {
+        std::string layout;
+#define MOE_EACH(type, name) \
+    layout += " " #name "@" + std::to_string(offsetof(Rounds, name)) + "+" + std::to_string(sizeof(type));
+        MOE_ROUNDS(MOE_EACH)
+#undef MOE_EACH
+        return layout.substr(1);
+    }
+
 private:
     bool IsWaiting(uint32_t id) const { return (waiting >> id & 1) != 0; }
 };
-
-// Name, offset and size, as Python tells its own.
-#define MOE_ROUNDS_LAYOUT                                                                                         \
-    "counts@0+24 posted@24+24 covered@48+24 num_zones@72+24 sharing@96+24 waiting@120+8 on_device@128+8 "        \
-    "covered_in_graph@136+8"
-static_assert(offsetof(Rounds, counts) == 0 && offsetof(Rounds, posted) == 24 && offsetof(Rounds, covered) == 48);
-static_assert(offsetof(Rounds, num_zones) == 72 && offsetof(Rounds, sharing) == 96);
-static_assert(offsetof(Rounds, waiting) == 120 && offsetof(Rounds, on_device) == 128);
-static_assert(offsetof(Rounds, covered_in_graph) == 136 && sizeof(Rounds) == 144);
 
 }  // namespace moe::calls
 

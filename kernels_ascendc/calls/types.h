@@ -1,4 +1,4 @@
-// Types of Python's: what all of ours have in common.
+// Python objects around ours, and their types.
 #ifndef MOE_CALLS_TYPES_H
 #define MOE_CALLS_TYPES_H
 
@@ -12,29 +12,6 @@
 #include "references.h"
 
 namespace moe::calls {
-
-// One that only we make objects of.
-inline PyTypeObject MakeType(const char* name, const char* doc, size_t num_bytes, destructor dealloc,
-                             PyMethodDef* methods = nullptr) {
-    PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
-    type.tp_name = name;
-    type.tp_doc = doc;
-    type.tp_basicsize = static_cast<Py_ssize_t>(num_bytes);
-    type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION;
-    type.tp_dealloc = dealloc;
-    type.tp_methods = methods;
-    return type;
-}
-
-// One that Python can make objects of.
-inline PyTypeObject MakeType(const char* name, const char* doc, size_t num_bytes, destructor dealloc, newfunc make,
-                             PyMethodDef* methods = nullptr, PyMemberDef* members = nullptr) {
-    PyTypeObject type = MakeType(name, doc, num_bytes, dealloc, methods);
-    type.tp_flags = Py_TPFLAGS_DEFAULT;
-    type.tp_new = make;
-    type.tp_members = members;
-    return type;
-}
 
 // A Python object around one of ours.
 template <typename Body>
@@ -56,10 +33,21 @@ Ref Box(PyTypeObject* type, Body body) {
     return made;
 }
 
+// Its type; where `make` is null, only we make objects of it.
 template <typename Body>
-void Dealloc(PyObject* object) {
-    BodyOf<Body>(object).~Body();
-    Py_TYPE(object)->tp_free(object);
+PyTypeObject BoxType(const char* name, const char* doc, newfunc make, PyMethodDef* methods) {
+    PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+    type.tp_name = name;
+    type.tp_doc = doc;
+    type.tp_basicsize = sizeof(Boxed<Body>);
+    type.tp_flags = Py_TPFLAGS_DEFAULT | (make == nullptr ? Py_TPFLAGS_DISALLOW_INSTANTIATION : 0);
+    type.tp_new = make;
+    type.tp_dealloc = [](PyObject* object) {
+        BodyOf<Body>(object).~Body();
+        Py_TYPE(object)->tp_free(object);
+    };
+    type.tp_methods = methods;
+    return type;
 }
 
 }  // namespace moe::calls

@@ -166,7 +166,8 @@ PyObject* Fail(const CallProgram& program, const PreparedPlan& plan, const Frame
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(plan.bindings); ++i) {
         PyObject* const pair = PyTuple_GET_ITEM(plan.bindings, i);
         PyObject *const name = PyTuple_GET_ITEM(pair, 0), *const item = PyTuple_GET_ITEM(pair, 1);
-        const Ref value = PyLong_Check(item) ? Ref(PyLong_FromLongLong(frame[PyLong_AsSize_t(item)])) : frame.Make(item);
+        const bool is_number = PyLong_Check(item);
+        const Ref value = is_number ? Ref(PyLong_FromLongLong(frame[PyLong_AsSize_t(item)])) : frame.Make(item);
         if (!value || PyDict_SetItem(bindings.get(), name, value.get()) != 0) return nullptr;
     }
     const Ref nothing(PyObject_CallFunctionObjArgs(program.failed.get(), program.name.get(), plan.executable,

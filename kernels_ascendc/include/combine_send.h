@@ -70,7 +70,7 @@ private:
         const uint64_t rank = OriginOf(row, Origin::SOURCE);
         const uint64_t token = OriginOf(row, Origin::TOKEN);
         const uint64_t k = OriginOf(row, Origin::K);
-        const uint64_t zone = static_cast<uint64_t>(args_.zone);
+        const uint64_t zone = args_.zone;
         const bool is_flagged = args_.flag_rows != 0;
         if (rank >= static_cast<uint64_t>(args_.num_ranks) || !args_.slots.Contains(zone, token, k) ||
             (is_flagged && !args_.status.Contains(zone, token, k))) {
@@ -80,7 +80,7 @@ private:
         const uint64_t window = peers_.WindowOf(rank);
         const uint64_t slot = window + args_.slots.At(zone, token, k);
         if (static_cast<int64_t>(rank) != args_.kept_rank) {
-            rows_.Copy(args_.rows + static_cast<uint64_t>(row * args_.row_bytes), &slot, 1);
+            rows_.Copy(args_.rows + row * args_.row_bytes, &slot, 1);
         }
         if (is_flagged) {
             FinishRow();

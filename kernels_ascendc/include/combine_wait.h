@@ -111,8 +111,8 @@ private:
     }
 
     __aicore__ inline void ReceiveToken(int64_t token, int64_t expected) {
-        const uint64_t zone = static_cast<uint64_t>(args_.zone);
-        const uint64_t address = args_.window + args_.status.At(zone, static_cast<uint64_t>(token), 0);
+        const uint64_t zone = args_.zone;
+        const uint64_t address = args_.window + args_.status.At(zone, token, 0);
         if (timed_out_) {
             LookOnce(token, address);
         } else if (WaitForResults(token, address, expected)) {
@@ -127,16 +127,16 @@ private:
 
     __aicore__ inline bool WaitForResults(int64_t token, uint64_t address, int64_t expected) {
         int64_t noted = 0;
-        for (Looks looks(deadline_, args_.window, token, end_ - token); looks.Next();) {
+        for (PollLoop poll(deadline_, args_.window, token, end_ - token); poll.Next();) {
             const int64_t seen = SumFlags(address);
             if (waited_.IsWanted() && seen != noted) {
-                waited_.NoteArrivals(flags_.Entries(), TimeOf(token), num_results_, looks.WaitedUs());
+                waited_.NoteArrivals(flags_.Entries(), TimeOf(token), num_results_, poll.WaitedUs());
                 noted = seen;
             }
             if (seen == expected * static_cast<int64_t>(STATUS_ENTRY_WORDS)) {
                 return true;
             }
-            looks.Miss(expected - seen / static_cast<int64_t>(STATUS_ENTRY_WORDS));
+            poll.Miss(expected - seen / static_cast<int64_t>(STATUS_ENTRY_WORDS));
         }
         return false;
     }

@@ -25,9 +25,9 @@ public:
         SendWords(args_.shared_counts, args_.num_shared_ranks, 0, ranks);
         SendWords(args_.counts, args_.num_experts, args_.num_shared_ranks, ranks);
         FinishCounts();
-        const uint64_t at = args_.status.At(static_cast<uint64_t>(args_.zone), 0, static_cast<uint64_t>(args_.rank));
+        const uint64_t at = args_.status.At(args_.zone, 0, args_.rank);
         for (int64_t rank = ranks.first; rank < ranks.last; ++rank) {
-            entry_.Send(0, peers_.WindowOf(static_cast<uint64_t>(rank)) + at);
+            entry_.Send(0, peers_.WindowOf(rank) + at);
         }
     }
 
@@ -40,14 +40,12 @@ private:
             const AscendC::DataCopyExtParams bytes = ExactBytes(
                 Smaller(WORDS_PER_PIECE, count - done) * static_cast<int64_t>(sizeof(int32_t)));
             AscendC::LocalTensor<int32_t> in = words_.AllocTensor<int32_t>();
-            AscendC::DataCopyPad(in, GlobalAt<int32_t>(source)[static_cast<uint64_t>(done)], bytes,
-                                 NoPadding<int32_t>());
+            AscendC::DataCopyPad(in, GlobalAt<int32_t>(source)[done], bytes, NoPadding<int32_t>());
             words_.EnQue(in);
             AscendC::LocalTensor<int32_t> out = words_.DeQue<int32_t>();
-            const uint64_t at = args_.slots.At(static_cast<uint64_t>(args_.zone), static_cast<uint64_t>(args_.rank),
-                                               static_cast<uint64_t>(first + done));
+            const uint64_t at = args_.slots.At(args_.zone, args_.rank, first + done);
             for (int64_t rank = ranks.first; rank < ranks.last; ++rank) {
-                AscendC::DataCopyPad(GlobalAt<int32_t>(peers_.WindowOf(static_cast<uint64_t>(rank)) + at), out, bytes);
+                AscendC::DataCopyPad(GlobalAt<int32_t>(peers_.WindowOf(rank) + at), out, bytes);
             }
             words_.FreeTensor(out);
         }

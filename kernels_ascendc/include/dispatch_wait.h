@@ -42,9 +42,8 @@ private:
     // Entries are expert-major without gaps: the share of a block is one contiguous piece.
     __aicore__ inline AscendC::GlobalTensor<float> EntriesFrom(int64_t first) const {
         const uint64_t ranks = args_.status.source_extent;
-        const uint64_t entry = static_cast<uint64_t>(first);
-        return GlobalAt<float>(args_.window + args_.status.At(static_cast<uint64_t>(args_.zone), entry / ranks,
-                                                              entry % ranks));
+        const uint64_t entry = first;
+        return GlobalAt<float>(args_.window + args_.status.At(args_.zone, entry / ranks, entry % ranks));
     }
 
     __aicore__ inline bool WaitForEntries(int64_t first, int64_t count) {
@@ -53,17 +52,17 @@ private:
         Order<AscendC::HardEvent::V_MTE2>();
         ExpectAll(count);
         int64_t noted = 0;
-        for (Looks looks(deadline_, args_.window, first, count); looks.Next();) {
+        for (PollLoop poll(deadline_, args_.window, first, count); poll.Next();) {
             AscendC::DataCopy(flags_.Entries(), EntriesFrom(first), static_cast<uint32_t>(count * STATUS_ENTRY_WORDS));
             const int64_t seen = flags_.SumFirstWords(repeats);
             if (waited_.IsWanted() && seen != noted) {
-                waited_.NoteArrivals(flags_.Entries(), 0, count, looks.WaitedUs());
+                waited_.NoteArrivals(flags_.Entries(), 0, count, poll.WaitedUs());
                 noted = seen;
             }
             if (seen == count) {
                 return true;
             }
-            looks.Miss(count - seen);
+            poll.Miss(count - seen);
         }
         return false;
     }
@@ -92,7 +91,7 @@ private:
         for (int64_t i = 0; i < count; ++i) {
             const uint32_t entry = static_cast<uint32_t>(i * STATUS_ENTRY_WORDS);
             const bool arrived = words.GetValue(entry + StatusEntry::FLAG) == FLAG_BITS;
-            counts_.SetValue(static_cast<uint32_t>(i), arrived ? words.GetValue(entry + StatusEntry::COUNT) : -1);
+            counts_.SetValue(i, arrived ? words.GetValue(entry + StatusEntry::COUNT) : -1);
             if (!arrived) {
                 report_.Add(REPORT_TIMEOUT, first + i);
             } else if (words.GetValue(entry + StatusEntry::CALL) != call_) {
@@ -101,7 +100,7 @@ private:
             }
         }
         Order<AscendC::HardEvent::S_MTE3>();
-        AscendC::DataCopyPad(GlobalAt<int32_t>(args_.recv_counts)[static_cast<uint64_t>(first)], counts_,
+        AscendC::DataCopyPad(GlobalAt<int32_t>(args_.recv_counts)[first], counts_,
                              ExactBytes(count * static_cast<int64_t>(sizeof(int32_t))));
         return same_call;
     }

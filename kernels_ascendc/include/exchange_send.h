@@ -64,11 +64,11 @@ private:
             LoadScales(first_row + first, last - first);
         }
         for (int64_t i = first; i < last; ++i) {
-            const uint64_t slot = window_ + args_.slots.At(static_cast<uint64_t>(args_.zone), static_cast<uint64_t>(i));
-            rows_.Copy(args_.rows + static_cast<uint64_t>((first_row + i) * args_.row_bytes), &slot, 1);
+            const uint64_t slot = window_ + args_.slots.At(args_.zone, i);
+            rows_.Copy(args_.rows + (first_row + i) * args_.row_bytes, &slot, 1);
             if (args_.scales != 0) {
-                AscendC::DataCopy(GlobalAt<float>(slot + static_cast<uint64_t>(args_.scale_offset)),
-                                  scales_[static_cast<uint32_t>((i - first) * WORDS_PER_UNIT)], WORDS_PER_UNIT);
+                AscendC::DataCopy(GlobalAt<float>(slot + args_.scale_offset),
+                                  scales_[(i - first) * WORDS_PER_UNIT], WORDS_PER_UNIT);
             }
         }
     }
@@ -77,15 +77,14 @@ private:
     __aicore__ inline void LoadScales(int64_t row, int64_t count) {
         const AscendC::DataCopyExtParams one_each{static_cast<uint16_t>(count), sizeof(float), 0, 0, 0};
         Order<AscendC::HardEvent::MTE3_MTE2>();
-        AscendC::DataCopyPad(scales_, GlobalAt<float>(args_.scales)[static_cast<uint64_t>(row)], one_each,
-                             NoPadding<float>());
+        AscendC::DataCopyPad(scales_, GlobalAt<float>(args_.scales)[row], one_each, NoPadding<float>());
         Order<AscendC::HardEvent::MTE2_MTE3>();
     }
 
     __aicore__ inline void SendHeader() {
-        const uint64_t zone = static_cast<uint64_t>(args_.zone);
+        const uint64_t zone = args_.zone;
         for (int64_t word = 0; word < args_.header_words; word += WORDS_PER_PIECE) {
-            const uint64_t at = static_cast<uint64_t>(word);
+            const uint64_t at = word;
             const AscendC::DataCopyExtParams bytes = ExactBytes(
                 Smaller(WORDS_PER_PIECE, args_.header_words - word) * static_cast<int64_t>(sizeof(int32_t)));
             AscendC::LocalTensor<int32_t> in = words_.AllocTensor<int32_t>();

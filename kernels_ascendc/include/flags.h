@@ -31,7 +31,7 @@ __aicore__ inline AscendC::GlobalTensor<T> GlobalAt(uint64_t address) {
 // "If the content may be changed from outside, call DataCacheCleanAndInvalid first": Ascend C, GlobalTensor.GetValue.
 template <typename T>
 __aicore__ inline T ReadFresh(uint64_t address, int64_t index = 0) {
-    const AscendC::GlobalTensor<T> value = GlobalAt<T>(address)[static_cast<uint64_t>(index)];
+    const AscendC::GlobalTensor<T> value = GlobalAt<T>(address)[index];
     DropCachedLine(value);
     return value.GetValue(0);
 }
@@ -44,7 +44,7 @@ public:
         windows_ = GlobalAt<uint64_t>(table);
         const int64_t first = static_cast<int64_t>(table / sizeof(uint64_t)) % WORDS_PER_LINE;
         for (int64_t rank = 0; rank < num_ranks; rank += WORDS_PER_LINE - (first + rank) % WORDS_PER_LINE) {
-            DropCachedLine(windows_[static_cast<uint64_t>(rank)]);
+            DropCachedLine(windows_[rank]);
         }
     }
 
@@ -116,12 +116,12 @@ public:
     // Between Order<S_MTE2> (earlier reads are over) and Order<MTE2_S> (the entries are there).
     __aicore__ inline void Load(uint64_t address, int64_t first, int64_t count) {
         first_ = first;
-        AscendC::DataCopyPad(entries_, GlobalAt<int32_t>(address)[static_cast<uint64_t>(first)],
+        AscendC::DataCopyPad(entries_, GlobalAt<int32_t>(address)[first],
                              ExactBytes(count * static_cast<int64_t>(sizeof(int32_t))), NoPadding<int32_t>());
     }
 
     __aicore__ inline int32_t At(int64_t index) const {
-        return entries_.GetValue(static_cast<uint32_t>(index - first_));
+        return entries_.GetValue(index - first_);
     }
 
 private:
@@ -204,7 +204,7 @@ public:
         words.SetValue(BlockReport::EXPECTED_CALL, expected_call_);
         words.SetValue(BlockReport::FOUND_CALL, found_call_);
         Order<AscendC::HardEvent::S_MTE3>();
-        AscendC::DataCopy(GlobalAt<int32_t>(address_)[static_cast<uint64_t>(OffsetOfBlock())], words, BLOCK_REPORT_WORDS);
+        AscendC::DataCopy(GlobalAt<int32_t>(address_)[OffsetOfBlock()], words, BLOCK_REPORT_WORDS);
     }
 
 private:

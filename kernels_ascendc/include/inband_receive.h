@@ -93,7 +93,7 @@ private:
         return {first, first + Smaller(last - first, most)};
     }
 
-    // Neighbouring rows are looked at and taken out together: a look costs a round trip, whatever it reads.
+    // Neighbouring rows are polled and taken out together: a poll costs a round trip, whatever it reads.
     __aicore__ inline void AddRow(int64_t entry, int64_t row, int64_t index) {
         if (num_rows_ == max_rows_ || row != first_row_ + num_rows_) {
             FinishRows();
@@ -104,10 +104,9 @@ private:
         if (num_rows_ == 0) {
             first_row_ = row;
         }
-        const uint64_t source = static_cast<uint64_t>(entry % args_.num_ranks);
-        const uint64_t expert = static_cast<uint64_t>(entry / args_.num_ranks);
-        slots_[num_rows_] = args_.window + args_.slots.At(static_cast<uint64_t>(args_.zone), source, expert,
-                                                          static_cast<uint64_t>(index));
+        const uint64_t source = entry % args_.num_ranks;
+        const uint64_t expert = entry / args_.num_ranks;
+        slots_[num_rows_] = args_.window + args_.slots.At(args_.zone, source, expert, index);
         entries_[num_rows_] = entry;
         ++num_rows_;
     }
@@ -124,16 +123,16 @@ private:
     __aicore__ inline bool WaitForRows() {
         seen_rows_ = 0;
         int64_t noted = -1;
-        for (Looks looks(deadline_, args_.window, first_row_, num_rows_); looks.Next();) {
+        for (PollLoop poll(deadline_, args_.window, first_row_, num_rows_); poll.Next();) {
             const int64_t seen = LookAtRows(0, num_rows_);
             if (waited_.IsWanted() && seen != noted) {
-                NoteArrivals(looks.WaitedUs(), seen);
+                NoteArrivals(poll.WaitedUs(), seen);
                 noted = seen;
             }
             if (seen == num_rows_ * static_cast<int64_t>(words_)) {
                 return true;
             }
-            looks.Miss((num_rows_ * static_cast<int64_t>(words_) - seen) / static_cast<int64_t>(FLAG_WORDS));
+            poll.Miss((num_rows_ * static_cast<int64_t>(words_) - seen) / static_cast<int64_t>(FLAG_WORDS));
         }
         return false;
     }
@@ -149,7 +148,7 @@ private:
     }
 
     __aicore__ inline void NoteArrivals(int32_t us, int64_t seen) {
-        // All were there at once, as most often: to find out about each would cost as much as the look itself.
+        // All were there at once, as most often: to find out about each would cost as much as the poll itself.
         if (us == 0 && seen == num_rows_ * static_cast<int64_t>(words_)) {
             return;
         }
@@ -188,7 +187,7 @@ private:
 
     __aicore__ inline void TakeRows(int64_t first, int64_t count) {
         for (int64_t i = first; i < first + count; ++i) {
-            CopyRow(slots_[i], args_.out_rows + static_cast<uint64_t>((first_row_ + i) * args_.row_bytes));
+            CopyRow(slots_[i], args_.out_rows + (first_row_ + i) * args_.row_bytes);
         }
         CopyScalesAndStamps(first, count);
         for (int64_t i = first; i < first + count; ++i) {
@@ -206,7 +205,7 @@ private:
             AscendC::DataCopyPad(in, GlobalAt<uint8_t>(slot + PlaceInBlocks(done)), gather, NoPadding<uint8_t>());
             pieces_.EnQue(in);
             AscendC::LocalTensor<uint8_t> out = pieces_.DeQue<uint8_t>();
-            AscendC::DataCopyPad(GlobalAt<uint8_t>(to + static_cast<uint64_t>(done)), out, ExactBytes(bytes));
+            AscendC::DataCopyPad(GlobalAt<uint8_t>(to + done), out, ExactBytes(bytes));
             pieces_.FreeTensor(out);
         }
     }
@@ -235,13 +234,13 @@ private:
     __aicore__ inline void StoreEach(uint32_t column, uint64_t to, uint32_t bytes, int64_t first, int64_t count) {
         if (to != 0) {
             const AscendC::DataCopyExtParams pack{static_cast<uint16_t>(count), bytes, 0, 0, 0};
-            const uint64_t row = static_cast<uint64_t>(first_row_ + first);
+            const uint64_t row = first_row_ + first;
             AscendC::DataCopyPad(GlobalAt<uint8_t>(to + row * bytes), Column(column), pack);
         }
     }
 
     __aicore__ inline AscendC::LocalTensor<uint8_t> Column(uint32_t column) {
-        return small_buffer_.Get<uint8_t>()[static_cast<uint32_t>(column * MAX_ROWS * UB_ALIGN)];
+        return small_buffer_.Get<uint8_t>()[column * MAX_ROWS * UB_ALIGN];
     }
 
     __aicore__ inline void ClearFlags(uint64_t slot) {

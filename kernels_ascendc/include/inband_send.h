@@ -20,7 +20,7 @@ public:
         pipe->InitBuffer(pieces_, 2, static_cast<uint32_t>(piece_blocks_ * BLOCK_BYTES));
         pipe->InitBuffer(last_buffer_, static_cast<uint32_t>(2 * MAX_VISIT * BLOCK_BYTES));
         last_blocks_ = last_buffer_.Get<uint8_t>();
-        halves_.Init(pipe);
+        double_buffer_.Init(pipe);
         report_.Init(pipe, args.report, args_.zone);
         plan_.Init(&args_, pipe, &report_);
         status_.Init(&args_, pipe);
@@ -36,7 +36,7 @@ public:
         while (plan_.Next(visit)) {
             SendRow(visit);
         }
-        halves_.Finish();
+        double_buffer_.Finish();
         report_.Write();
     }
 
@@ -85,7 +85,7 @@ private:
 
     // The last block holds the stamp and so is another one in every slot.
     __aicore__ inline void SendLastBlocks(const Visit& visit) {
-        const uint32_t half = halves_.Take();
+        const uint32_t half = double_buffer_.Take();
         const uint32_t stamp_at =
             static_cast<uint32_t>(args_.stamp_offset - last_block_ * static_cast<int64_t>(BLOCK_DATA_BYTES));
         for (uint32_t i = 0; i < visit.num_slots; ++i) {
@@ -98,7 +98,7 @@ private:
         for (uint32_t i = 0; i < visit.num_slots; ++i) {
             CopyBlocksInOrder(BlockOf(visit.slots[i], last_block_), LastBlock(half, i), 1);
         }
-        halves_.Give();
+        double_buffer_.Give();
     }
 
     // What the row has for these blocks, each piece to its block.
@@ -107,15 +107,15 @@ private:
         const int64_t data_bytes = static_cast<int64_t>(BLOCK_DATA_BYTES);
         const int64_t begin = first * data_bytes;
         const int64_t bytes = Smaller(count * data_bytes, args_.row_bytes - begin);
-        const uint64_t source = row + static_cast<uint64_t>(begin);
+        const uint64_t source = row + begin;
         const int64_t whole = bytes > 0 ? bytes / data_bytes : 0;
         if (whole > 0) {
             const AscendC::DataCopyExtParams spread{static_cast<uint16_t>(whole), BLOCK_DATA_BYTES, 0, 1, 0};
             AscendC::DataCopyPad(blocks, GlobalAt<uint8_t>(source), spread, NoPadding<uint8_t>());
         }
         if (bytes > whole * data_bytes) {
-            AscendC::DataCopy(blocks[static_cast<uint32_t>(whole * static_cast<int64_t>(BLOCK_BYTES))],
-                              GlobalAt<uint8_t>(source + static_cast<uint64_t>(whole * data_bytes)),
+            AscendC::DataCopy(blocks[whole * static_cast<int64_t>(BLOCK_BYTES)],
+                              GlobalAt<uint8_t>(source + whole * data_bytes),
                               static_cast<uint32_t>(bytes - whole * data_bytes));
         }
     }
@@ -132,7 +132,7 @@ private:
     AscendC::TQueBind<AscendC::TPosition::VECIN, AscendC::TPosition::VECOUT, 2> pieces_;
     AscendC::TBuf<AscendC::TPosition::VECCALC> last_buffer_;
     AscendC::LocalTensor<uint8_t> last_blocks_;
-    Halves halves_;
+    DoubleBuffer double_buffer_;
     SendPlan<InbandSendArgs> plan_;
     DispatchStatusPost<InbandSendArgs> status_;
     Report report_;

@@ -17,8 +17,8 @@ __aicore__ inline void DropCachedLine(const AscendC::GlobalTensor<T>& tensor) {
     __asm__ __volatile__("");
 }
 
-// Called between two looks at flags in the window at `window`, of which `missing` were not there yet: those of
-// `count` tokens or entries from `first` on. An AI core has nothing better to do than look again; on a host the rank
+// Called between two polls of flags in the window at `window`, of which `missing` were not there yet: those of
+// `count` tokens or entries from `first` on. An AI core has nothing better to do than poll again; on a host the rank
 // that will raise them may need this very core, and somebody may ask who is waited for.
 __aicore__ inline void PollPause(uint32_t attempt, uint64_t window, int64_t missing, int64_t first = 0,
                                  int64_t count = 0) {

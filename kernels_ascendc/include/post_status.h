@@ -24,10 +24,10 @@ public:
         entry_.Set(0, args_.count == 0 ? 0 : ReadFresh<int32_t>(args_.count), static_cast<int32_t>(args_.call));
         kept_.Keep(args_.combine_kind, static_cast<int32_t>(args_.kind));
         Order<AscendC::HardEvent::S_MTE3>();
-        const uint64_t at = args_.status.At(static_cast<uint64_t>(args_.zone), 0, static_cast<uint64_t>(args_.rank));
+        const uint64_t at = args_.status.At(args_.zone, 0, args_.rank);
         const Share share = SplitEvenly(args_.num_ranks, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
         for (int64_t rank = share.first; rank < share.last; ++rank) {
-            entry_.Send(0, peers_.WindowOf(static_cast<uint64_t>(rank)) + at);
+            entry_.Send(0, peers_.WindowOf(rank) + at);
         }
     }
 

@@ -17,7 +17,7 @@ public:
     // One row to several slots: it is loaded once.
     __aicore__ inline void Copy(uint64_t source, const uint64_t* slots, uint32_t num_slots) {
         for (int64_t done = 0; done < row_bytes_; done += piece_bytes_) {
-            const uint64_t at = static_cast<uint64_t>(done);
+            const uint64_t at = done;
             const uint32_t bytes = static_cast<uint32_t>(Smaller(piece_bytes_, row_bytes_ - done));
             AscendC::LocalTensor<uint8_t> in = rows_.AllocTensor<uint8_t>();
             AscendC::DataCopy(in, GlobalAt<uint8_t>(source + at), bytes);

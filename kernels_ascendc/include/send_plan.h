@@ -19,8 +19,8 @@ struct Visit {
     int64_t ks[MAX_VISIT];
 };
 
-// Two halves of a buffer in turn: scalar code fills one while copies out of the other are under way.
-class Halves {
+// Scalar code fills one half of a buffer while copies out of the other are under way.
+class DoubleBuffer {
 public:
     __aicore__ inline void Init(AscendC::TPipe* pipe) {
         pipe_ = pipe;
@@ -28,7 +28,7 @@ public:
         free_[1] = pipe->AllocEventID<AscendC::HardEvent::MTE3_S>();
     }
 
-    // Number of a half that no copy reads any more.
+    // Index of a half that no copy reads any more.
     __aicore__ inline uint32_t Take() {
         if (given_ - waited_ == 2) {
             AscendC::WaitFlag<AscendC::HardEvent::MTE3_S>(free_[waited_ % 2]);
@@ -83,10 +83,10 @@ struct Destination {
 
     __aicore__ static inline bool Locate(const Args& args, uint64_t expert, uint64_t index, uint64_t& slot,
                                          uint64_t& stamp) {
-        const uint64_t zone = static_cast<uint64_t>(args.zone);
-        const uint64_t source = static_cast<uint64_t>(args.rank);
+        const uint64_t zone = args.zone;
+        const uint64_t source = args.rank;
         slot = args.slots.At(zone, source, expert, index);
-        stamp = slot + static_cast<uint64_t>(args.stamp_offset);
+        stamp = slot + args.stamp_offset;
         return args.slots.Contains(zone, source, expert, index);
     }
 };
@@ -114,7 +114,7 @@ struct Destination<DirectSendArgs> {
 
     __aicore__ static inline bool Locate(const DirectSendArgs& args, uint64_t, uint64_t index, uint64_t& slot,
                                          uint64_t& stamp) {
-        const uint64_t zone = static_cast<uint64_t>(args.zone);
+        const uint64_t zone = args.zone;
         slot = args.slots.At(zone, index);
         stamp = args.stamps.At(zone, index);
         return args.slots.Contains(zone, index) && args.stamps.Contains(zone, index);
@@ -153,7 +153,7 @@ public:
         return NextOfTask(visit);
     }
 
-    // Of the i-th slot of the visit that `Next` gave last.
+    // For slot i of the visit that `Next` filled last.
     __aicore__ inline void WriteStamp(const AscendC::LocalTensor<int32_t>& stamp, const Visit& visit,
                                       uint32_t i) const {
         const bool weighted = args_->topk_weights != 0 && visit.ks[i] < args_->topk;
@@ -292,7 +292,7 @@ private:
         const int64_t indices = To::SharedIndices(*args_);
         const int32_t index = shared_slots_.At(indices == 1 ? token : token * indices + s);
         const bool is_rank = rank >= 0 && rank < args_->num_shared_ranks;
-        return is_rank && Locate(static_cast<uint64_t>(rank), 0, index, slot, stamp) ? true : Refuse(token, k);
+        return is_rank && Locate(rank, 0, index, slot, stamp) ? true : Refuse(token, k);
     }
 
     __aicore__ inline bool Locate(uint64_t rank, uint64_t expert, int32_t index, uint64_t& slot, uint64_t& stamp) {

@@ -14,7 +14,7 @@ public:
         rows_.Init(pipe, args->row_bytes);
         pipe->InitBuffer(stamp_buffer_, static_cast<uint32_t>(2 * MAX_VISIT * STAMP_BYTES));
         stamps_ = stamp_buffer_.Get<int32_t>();
-        halves_.Init(pipe);
+        double_buffer_.Init(pipe);
         plan_.Init(args, pipe, report);
     }
 
@@ -26,29 +26,27 @@ public:
         while (plan_.Next(visit)) {
             SendRow(visit);
         }
-        halves_.Finish();
+        double_buffer_.Finish();
     }
 
 private:
     __aicore__ inline void SendRow(const Visit& visit) {
-        const AscendC::LocalTensor<int32_t> stamps =
-            stamps_[static_cast<uint32_t>(halves_.Take() * MAX_VISIT * STAMP_WORDS)];
+        const AscendC::LocalTensor<int32_t> stamps = stamps_[double_buffer_.Take() * MAX_VISIT * STAMP_WORDS];
         for (uint32_t i = 0; i < visit.num_slots; ++i) {
-            plan_.WriteStamp(stamps[static_cast<uint32_t>(i * STAMP_WORDS)], visit, i);
+            plan_.WriteStamp(stamps[i * STAMP_WORDS], visit, i);
         }
         Order<AscendC::HardEvent::S_MTE3>();
         rows_.Copy(visit.row, visit.slots, visit.num_slots);
         for (uint32_t i = 0; i < visit.num_slots; ++i) {
-            AscendC::DataCopy(GlobalAt<int32_t>(visit.stamps[i]), stamps[static_cast<uint32_t>(i * STAMP_WORDS)],
-                              STAMP_WORDS);
+            AscendC::DataCopy(GlobalAt<int32_t>(visit.stamps[i]), stamps[i * STAMP_WORDS], STAMP_WORDS);
         }
-        halves_.Give();
+        double_buffer_.Give();
     }
 
     RowCopy rows_;
     AscendC::TBuf<AscendC::TPosition::VECCALC> stamp_buffer_;
     AscendC::LocalTensor<int32_t> stamps_;
-    Halves halves_;
+    DoubleBuffer double_buffer_;
     SendPlan<Args> plan_;
 };
 

@@ -109,9 +109,7 @@ private:
         const int64_t routed = entry - args_->num_shared_ranks;
         const int64_t rank = routed < 0 ? entry : args_->num_shared_ranks + routed / local_experts;
         const int64_t expert = routed < 0 ? 0 : routed % local_experts;
-        return peers_.WindowOf(static_cast<uint64_t>(rank)) +
-               args_->status.At(static_cast<uint64_t>(args_->zone), static_cast<uint64_t>(expert),
-                                static_cast<uint64_t>(args_->rank));
+        return peers_.WindowOf(rank) + args_->status.At(args_->zone, expert, args_->rank);
     }
 
     const Args* args_ = nullptr;

@@ -1,4 +1,4 @@
-// What the waiting kernels share: deadlines, looks at flags, sums of them, and times of arrival.
+// What the waiting kernels share: deadlines, polling of flags, sums of them, and times of arrival.
 #ifndef MOE_WAITS_H
 #define MOE_WAITS_H
 
@@ -31,12 +31,12 @@ private:
     int64_t end_ = 0;
 };
 
-// Looks at flags in a window until the deadline: `for (Looks looks(deadline, window); looks.Next();)`. The clock
-// is read before the flags, so that what came in time counts, and there is always a first look. `count` tokens or
-// entries from `first` on are what is waited for.
-class Looks {
+// Polls flags in a window until the deadline: `for (PollLoop poll(deadline, window); poll.Next();)`. The clock is read
+// before the flags, so that what came in time counts, and they are polled at least once. `count` tokens or entries
+// from `first` on are what is waited for.
+class PollLoop {
 public:
-    __aicore__ inline Looks(const Deadline& deadline, uint64_t window, int64_t first = 0, int64_t count = 0)
+    __aicore__ inline PollLoop(const Deadline& deadline, uint64_t window, int64_t first = 0, int64_t count = 0)
         : deadline_(deadline), window_(window), first_(first), count_(count) {}
 
     __aicore__ inline bool Next() {
@@ -51,12 +51,12 @@ public:
         return true;
     }
 
-    // How many flags this look did not find.
+    // How many flags this poll did not find.
     __aicore__ inline void Miss(int64_t flags) {
         missing_ = flags;
     }
 
-    // For what this look is the first to see: 0 if nothing had to be waited for.
+    // For flags that this poll is the first to find; 0 if they were there at once.
     __aicore__ inline int32_t WaitedUs() const {
         return number_ == 1 ? 0 : deadline_.WaitedUs();
     }
@@ -111,7 +111,7 @@ private:
     static constexpr uint64_t FIRST_WORDS = 0x0101010101010101ULL;
 
     // CANN's ReduceSum for these processors waits for the vector unit itself, since its last step is the scalar
-    // unit's. No page promises that, and a flag that is set already costs a look next to nothing.
+    // unit's. No page promises that, and a flag that is set already costs a poll next to nothing.
     __aicore__ inline int64_t Result() {
         Order<AscendC::HardEvent::V_S>();
         return static_cast<int64_t>(sum_.GetValue(0));
@@ -143,7 +143,7 @@ public:
     }
 
     __aicore__ inline int32_t At(int64_t i) const {
-        return times_.GetValue(static_cast<uint32_t>(i));
+        return times_.GetValue(i);
     }
 
     __aicore__ inline void Load(int64_t first, int64_t count) {
@@ -154,7 +154,7 @@ public:
             return;
         }
         Order<AscendC::HardEvent::S_MTE2>();
-        AscendC::DataCopyPad(times_, GlobalAt<int32_t>(address_)[static_cast<uint64_t>(first)],
+        AscendC::DataCopyPad(times_, GlobalAt<int32_t>(address_)[first],
                              ExactBytes(count * static_cast<int64_t>(sizeof(int32_t))), NoPadding<int32_t>());
         Order<AscendC::HardEvent::MTE2_S>();
     }
@@ -164,13 +164,13 @@ public:
             return;
         }
         Order<AscendC::HardEvent::S_MTE3>();
-        AscendC::DataCopyPad(GlobalAt<int32_t>(address_)[static_cast<uint64_t>(first)], times_,
+        AscendC::DataCopyPad(GlobalAt<int32_t>(address_)[first], times_,
                              ExactBytes(count * static_cast<int64_t>(sizeof(int32_t))));
         Order<AscendC::HardEvent::MTE3_S>();
     }
 
     __aicore__ inline void Set(int64_t i, int32_t us) {
-        times_.SetValue(static_cast<uint32_t>(i), us);
+        times_.SetValue(i, us);
     }
 
     __aicore__ inline void Expect(int64_t i) {

@@ -15,7 +15,7 @@ import torch
 
 # What a register can hold from the start; a tensor stands for its address.
 Constant = int | torch.dtype | torch.Tensor
-MAX_KEPT = 16  # registers that a handle can keep
+MAX_KEPT = 16  # registers that a handle can keep, as in call_program.h
 
 
 class Step(NamedTuple):

@@ -9,10 +9,12 @@ A dispatch slot::
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 from moe_triton.core import records
+from moe_triton.core.config import Config
 from moe_triton.core.records import STAMP, STATUS_ENTRY, TRAILER
 from moe_triton.core.region import Region, region_of
 
@@ -34,34 +36,6 @@ STATE_COMBINE_OFFSET = 64 * 1024
 # Behind the most entries that a combine can have (512 tokens of 16 + 4 results).
 STATE_BARRIER_OFFSET = 400 * 1024
 STATE_PEER_OFFSET = 432 * 1024
-
-
-class Layout(Protocol):
-    """What lies where in a scheme's own window."""
-
-    @property
-    def data_bytes(self) -> int:
-        """What HCCL_BUFFSIZE has to cover."""
-        ...
-
-    @property
-    def window_bytes(self) -> int:
-        """What one rank allocates."""
-        ...
-
-    @property
-    def zone_bytes(self) -> int:
-        """Bytes from one zone to the next."""
-        ...
-
-    @property
-    def regions(self) -> tuple[Region, ...]:
-        """All of them."""
-        ...
-
-    def region(self, name: str) -> Region:
-        """The region of this name."""
-        ...
 
 
 def align(size: int, to: int) -> int:
@@ -97,8 +71,47 @@ class SlotLayout:
         return self.stamp_offset + STAMP_BYTES
 
 
-def entry_per_rank(name: str, base: int, zone_stride: int, num_ranks: int) -> Region:
+def entry_per_rank(
+    name: str, base: int, zone_stride: int, num_ranks: int, num_zones: int = NUM_ZONES
+) -> Region:
     """One status entry for each ``source`` (``expert`` is 0)."""
     entry = STATUS_ENTRY_BYTES
-    dims = (NUM_ZONES, zone_stride), (1, num_ranks * entry), (num_ranks, entry)
+    dims = (num_zones, zone_stride), (1, num_ranks * entry), (num_ranks, entry)
     return region_of("dispatch_status", base, entry, *dims, name=name)
+
+
+@dataclass(frozen=True)
+class Layout(ABC):
+    """What lies where in a scheme's own window, the same on every rank: state, then the data of each zone."""
+
+    config: Config
+    num_zones: ClassVar[int] = NUM_ZONES
+
+    @property
+    @abstractmethod
+    def state_bytes(self) -> int:
+        """Bytes in front of the data: status entries and the like."""
+
+    @property
+    @abstractmethod
+    def zone_bytes(self) -> int:
+        """Bytes of data from one zone to the next."""
+
+    @property
+    @abstractmethod
+    def regions(self) -> tuple[Region, ...]:
+        """All of them."""
+
+    @property
+    def data_bytes(self) -> int:
+        """What HCCL_BUFFSIZE has to cover."""
+        return self.num_zones * self.zone_bytes
+
+    @property
+    def window_bytes(self) -> int:
+        """What one rank allocates."""
+        return self.state_bytes + self.data_bytes
+
+    def region(self, name: str) -> Region:
+        """The region of this name."""
+        return next(region for region in self.regions if region.name == name)

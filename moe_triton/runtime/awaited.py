@@ -61,9 +61,9 @@ def awaited_ranks(site: Site, waiting: Waiting) -> list[int] | None:
     finder = site.scheme.finders.get(waiting.launch.kernel.name)
     if finder is None:
         return None
-    if group_of(site, waiting.launch):
-        assert site.exchange_rank is not None
-        return [1 - site.exchange_rank]
+    peers = site.scheme.peers_of(waiting.launch)
+    if peers.group == "tensor":
+        return [1 - peers.rank]
     arguments = _arguments(waiting)
     if arguments["zone_at"]:
         arguments["zone"] = int32_at(arguments["zone_at"])

@@ -24,8 +24,8 @@ from moe_triton.core.call_program import (
 )
 from moe_triton.core.config import Config
 from moe_triton.layout import TRAILER_WORDS
+from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes.site import OPERATORS, Site
-from moe_triton.schemes.variants import CombineVariant, DispatchVariant, Variant
 
 TOKEN_DTYPES = (torch.bfloat16, torch.float16)
 I32, I64, F32 = torch.int32, torch.int64, torch.float32

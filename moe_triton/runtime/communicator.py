@@ -18,6 +18,7 @@ from moe_triton.backends.base import Bindings, CallSetting, Executable, Window
 from moe_triton.backends.waits import Waiting
 from moe_triton.core.ascendc import REPORT_MISMATCH
 from moe_triton.core.errors import BufferStateError
+from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.rendezvous.notes import Notes
 from moe_triton.runtime.awaited import patience_s, tell_of
@@ -32,7 +33,6 @@ from moe_triton.runtime.rounds import Rounds
 from moe_triton.runtime.trace import Trace
 from moe_triton.runtime.unread import UnreadRuns
 from moe_triton.schemes.site import Operator
-from moe_triton.schemes.variants import DispatchVariant, Variant
 
 # Orders the uses of a process's communicators: the same on every rank, since all make the same calls.
 _clock = itertools.count(1)
@@ -89,7 +89,7 @@ class Communicator(Exclusive):
         self._windows: list[Window] = []
         of_group = dict(zip(("expert", "tensor"), meetings, strict=False))
         for spec in self._scheme.windows:
-            window = self.backend.make_window(spec.layout.window_bytes, of_group[spec.group])
+            window = self.backend.make_window(spec.window_bytes, of_group[spec.peers.group])
             made.callback(window.close)
             self._windows.append(window)
         self._memory = PlanMemory(self.site, self._windows, self.backend.device)

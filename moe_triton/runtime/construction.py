@@ -131,7 +131,7 @@ def check(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
     timeout_us = int(timeout_s * 1e6)
     site = Site(config, meeting.rank, blocks, timeout_us, backend.name, exchange_rank, tuning)
     windows = site.scheme.windows
-    order.check_window(sum(window.layout.data_bytes for window in windows if window.group == "expert"))
+    order.check_window(sum(window.data_bytes for window in windows if window.peers.group == "expert"))
     for window in windows:
-        check_window_limit(backend.window_limit(), window.layout.data_bytes)
+        check_window_limit(backend.window_limit(), window.data_bytes)
     return Prepared(site, backend, file)

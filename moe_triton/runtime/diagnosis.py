@@ -102,8 +102,8 @@ def _mismatch(
 
 def missing_ranks(wait: GaveUp) -> list[int]:
     """Whom a launch waited for in vain, by their ranks in the group of its window."""
-    site = wait.site
-    if site.scheme.window_of(wait.launch).group == "tensor":
-        assert site.exchange_rank is not None
-        return [1 - site.exchange_rank]
-    return site.scheme.finders[wait.launch.kernel.name].gave_up(wait)
+    scheme = wait.site.scheme
+    peers = scheme.peers_of(wait.launch)
+    if peers.group == "tensor":
+        return [1 - peers.rank]
+    return scheme.finders[wait.launch.kernel.name].gave_up(wait)

@@ -20,7 +20,7 @@ REPORTED_EXPECTED, REPORTED_FOUND = REPORT.word("expected_call"), REPORT.word("f
 
 def group_of(site: Site, launch: Launch) -> str:
     """What messages put before the ranks that a launch waits for: nothing where they are the group's."""
-    return "tensor-parallel " if site.scheme.window_of(launch).group == "tensor" else ""
+    return "tensor-parallel " if site.scheme.peers_of(launch).group == "tensor" else ""
 
 
 def differing_fields(wait: GaveUp) -> list[str]:
@@ -37,7 +37,7 @@ def differing_fields(wait: GaveUp) -> list[str]:
     # The report tells as much of one rank, should later calls have written over its entry.
     words |= {row[1] % came.shape[1]: row[REPORTED_FOUND] for row in mismatches}
     words |= dict(_words_in(wait.arguments["status"], wait.zone, _window(wait)))
-    return differences({**words, _own_rank(wait): expected})
+    return differences({**words, wait.site.scheme.peers_of(wait.launch).rank: expected})
 
 
 def posted_instead(wait: GaveUp, operator: str, missing: Sequence[int], in_flight: Collection[str]) -> str:
@@ -79,13 +79,6 @@ def _wordless(senders: Sequence[Collection[int]], missing: Sequence[int]) -> lis
     unknown = [ranks for ranks in groups if len(ranks) > 1 and not set(ranks) & set(known)]
     said = [f"rank(s) {known} posted flags of a combine"] if known else []
     return said + [f"one of ranks {list(ranks)} posted flags of a combine" for ranks in sorted(unknown)]
-
-
-def _own_rank(wait: GaveUp) -> int:
-    if not group_of(wait.site, wait.launch):
-        return wait.site.rank
-    assert wait.site.exchange_rank is not None
-    return wait.site.exchange_rank
 
 
 def _window(wait: GaveUp) -> torch.Tensor:

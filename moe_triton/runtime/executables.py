@@ -9,10 +9,10 @@ import torch
 from moe_triton.backends.base import Backend, Executable, PreparedCalls, TraceLog
 from moe_triton.core.errors import BufferStateError
 from moe_triton.core.plan import Plan
+from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.runtime.buffer_calls import BufferCalls
 from moe_triton.runtime.plan_memory import PlanMemory
 from moe_triton.schemes.scheme import Output, Scheme
-from moe_triton.schemes.variants import DispatchVariant, Variant
 
 Phase = Literal["whole", "setup", "teardown"]
 # Variant, zone, phase and parts of an operator; of a barrier, its timeout in place of the variant.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moe_triton.core.errors import BufferStateError
-from moe_triton.schemes.variants import Variant
+from moe_triton.operators.variants import Variant
 
 
 class Halves:

@@ -29,11 +29,11 @@ class PlanMemory:
         self.report = torch.zeros(site.num_blocks, REPORT_WORDS, dtype=torch.int32, device=device)
         self.bindings: dict[str, torch.Tensor] = {}
         for spec, window in zip(site.scheme.windows, windows, strict=True):
-            self.bindings[f"{spec.prefix}window"] = window.tensor()
-            peers = torch.tensor(window.peers, dtype=torch.int64)
-            self.bindings[f"{spec.prefix}peers"] = peers.to(device)
+            prefix, peers = spec.peers.prefix, torch.tensor(window.peers, dtype=torch.int64)
+            self.bindings[f"{prefix}window"] = window.tensor()
+            self.bindings[f"{prefix}peers"] = peers.to(device)
             # For kernels that reach a peer's window from this one, in elements of 16 bits.
-            self.bindings[f"{spec.prefix}peer_offsets"] = ((peers - window.base) // 2).to(device)
+            self.bindings[f"{prefix}peer_offsets"] = ((peers - window.base) // 2).to(device)
         if site.zones_on_device:
             self.bindings["zones"] = torch.zeros(len(OPERATORS), dtype=torch.int32, device=device)
         self.bindings["call_words"] = torch.zeros(CALL_WORDS, dtype=torch.int32, device=device)
@@ -49,5 +49,5 @@ class PlanMemory:
 
     def private_bytes(self) -> int:
         """Bytes of all this, without the windows."""
-        windows = {f"{spec.prefix}window" for spec in self._site.scheme.windows}
+        windows = {f"{spec.peers.prefix}window" for spec in self._site.scheme.windows}
         return sum(t.numel() * t.element_size() for name, t in self.bindings.items() if name not in windows)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 
@@ -15,42 +15,25 @@ from moe_triton.core.errors import ArgumentError
 from moe_triton.core.plan import Hole, Launch, Plan
 from moe_triton.core.region import Region
 from moe_triton.layout import NUM_ZONES, Layout
+from moe_triton.operators.variants import Variant
 from moe_triton.schemes.common.waits import ENTRY_FINDERS, Finder, arguments_of
-from moe_triton.schemes.site import Operator, Site
-from moe_triton.schemes.variants import Variant
+from moe_triton.schemes.site import Operator, Peers, Site
 
-Group = Literal["expert", "tensor"]
 Output = Literal["rows", "results"]
 
 
-class WindowBytes(Protocol):
-    """How large a window is."""
-
-    @property
-    def data_bytes(self) -> int:
-        """What HCCL_BUFFSIZE has to cover."""
-        ...
-
-    @property
-    def window_bytes(self) -> int:
-        """What one rank allocates."""
-        ...
-
-
-@dataclass(frozen=True)
-class WindowSpec:
+class WindowSpec(NamedTuple):
     """A window that a scheme needs on this rank.
 
     Attributes:
-        layout: what lies in it.
-        group: whose ranks reach it: those of the expert-parallel or of the tensor-parallel group.
-        prefix: of the holes that plans find it by: ``{prefix}window``, this rank's bytes; ``{prefix}peers``,
-            each rank's address; ``{prefix}peer_offsets``, elements of 16 bits from this rank's to each.
+        window_bytes: what the rank allocates.
+        data_bytes: what HCCL_BUFFSIZE has to cover.
+        peers: who reaches it, and the names of its holes.
     """
 
-    layout: WindowBytes
-    group: Group = "expert"
-    prefix: str = ""
+    window_bytes: int
+    data_bytes: int
+    peers: Peers
 
 
 @dataclass(frozen=True)
@@ -129,7 +112,7 @@ class Scheme(ABC):
     @cached_property
     def windows(self) -> tuple[WindowSpec, ...]:
         """Every window that this rank needs; `layout` is the first one's."""
-        return (WindowSpec(self.layout),)
+        return (WindowSpec(self.layout.window_bytes, self.layout.data_bytes, self.site.peers),)
 
     @cached_property
     def rounds(self) -> RoundFacts:
@@ -153,11 +136,11 @@ class Scheme(ABC):
         """
         return []
 
-    def window_of(self, launch: Launch) -> WindowSpec:
-        """Which window a launch looks at."""
+    def peers_of(self, launch: Launch) -> Peers:
+        """Who reaches the window that a launch looks at."""
         hole = arguments_of(launch).get("window")
         name = hole.name if isinstance(hole, Hole) else "window"
-        return next(spec for spec in self.windows if f"{spec.prefix}window" == name)
+        return next(spec.peers for spec in self.windows if f"{spec.peers.prefix}window" == name)
 
     def workspace_bytes(self, variant: Variant) -> int:
         """Private bytes between the kernels of an operator, without making anything."""

@@ -30,17 +30,21 @@ CALL_WORDS = 32
 
 
 class Peers(NamedTuple):
-    """The ranks that a window is shared with.
+    """The ranks that reach a window of this rank.
 
     Attributes:
         num_ranks: how many, this one included.
         rank: this rank's number among them.
-        prefix: see `WindowSpec`.
+        group: of which group they are.
+        prefix: of the holes that plans find the window by: ``{prefix}window``, this rank's bytes;
+            ``{prefix}peers``, each rank's address; ``{prefix}peer_offsets``, elements of 16 bits from this
+            rank's to each.
         calls: what call words say of their flags; "" for the operator.
     """
 
     num_ranks: int
     rank: int
+    group: Literal["expert", "tensor"] = "expert"
     prefix: str = ""
     calls: str = ""
 
@@ -90,9 +94,8 @@ class Site:
     def zone_cell(self, operator: Operator) -> Hole:
         """Where an operator's zone stands."""
         shared = self.scheme.rounds.shared
-        return Hole(
-            "zones", ZONE_BYTES * min(map(OPERATORS.index, shared if operator in shared else (operator,)))
-        )
+        sharing = shared if operator in shared else {operator}
+        return Hole("zones", ZONE_BYTES * min(OPERATORS.index(other) for other in sharing))
 
     def zone_of(self, operator: Operator, zone: int) -> dict[str, Value]:
         """How an Ascend C kernel finds an operator's zone."""
@@ -123,7 +126,7 @@ class Site:
     def exchange_peers(self) -> Peers:
         """The two tensor-parallel ranks."""
         assert self.exchange_rank is not None
-        return Peers(2, self.exchange_rank, "exchange_", "tensor-parallel exchange")
+        return Peers(2, self.exchange_rank, "tensor", "exchange_", "tensor-parallel exchange")
 
     @property
     def overlaps(self) -> bool:

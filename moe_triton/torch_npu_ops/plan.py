@@ -73,7 +73,7 @@ class OperatorPlan:
 
         HCCL_BUFFSIZE has to cover that of the group, and that between two tensor-parallel ranks by itself.
         """
-        return sum(window.layout.data_bytes for window in self._scheme.windows)
+        return sum(window.data_bytes for window in self._scheme.windows)
 
     @property
     def workspace_bytes(self) -> int:

@@ -99,6 +99,12 @@ def build(*, strict: bool, patches: Sequence[Patch] = ()) -> Path:
     return library
 
 
+def include_options(folder: Path) -> list[str]:
+    """For a compiler: where the headers are. The generated ones are written to `folder`."""
+    codegen.write(folder)
+    return [f"-I{path}" for path in (SOURCES / "emulation", SOURCES / "include", folder)]
+
+
 class LaunchError(Exception):
     """A check of the emulation failed."""
 

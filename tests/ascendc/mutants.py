@@ -71,8 +71,8 @@ MUTANTS = (
             without(DISPATCH_SEND, "            FinishRowsOfAllBlocks();\n"),
             Patch(
                 SEND_ROWS,
-                "        halves_.Finish();\n    }\n",
-                "    }\n\n    __aicore__ inline void Finish() {\n        halves_.Finish();\n    }\n",
+                "        double_buffer_.Finish();\n    }\n",
+                "    }\n\n    __aicore__ inline void Finish() {\n        double_buffer_.Finish();\n    }\n",
             ),
             Patch(
                 DISPATCH_SEND,

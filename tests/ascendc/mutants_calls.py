@@ -194,8 +194,8 @@ EXCHANGE = (
         (
             Patch(
                 EXCHANGE_SEND,
-                "args_.slots.At(static_cast<uint64_t>(args_.zone), static_cast<uint64_t>(i));",
-                "args_.slots.At(static_cast<uint64_t>(args_.zone), static_cast<uint64_t>(i + 1));",
+                "args_.slots.At(args_.zone, i);",
+                "args_.slots.At(args_.zone, i + 1);",
             ),
         ),
         _EXCHANGE,

@@ -92,8 +92,8 @@ COUNTS = (
         (
             Patch(
                 COUNTS_SEND,
-                "args_.slots.At(static_cast<uint64_t>(args_.zone), static_cast<uint64_t>(args_.rank),",
-                "args_.slots.At(static_cast<uint64_t>(args_.zone), static_cast<uint64_t>(rank_),",
+                "args_.slots.At(args_.zone, args_.rank,",
+                "args_.slots.At(args_.zone, rank_,",
             ),
             Patch(
                 COUNTS_SEND,
@@ -128,12 +128,12 @@ COUNTS = (
     ),
     Mutant(
         "later pieces of the counts over the first",
-        (Patch(COUNTS_SEND, "static_cast<uint64_t>(first + done));", "static_cast<uint64_t>(first));"),),
+        (Patch(COUNTS_SEND, "args_.rank, first + done);", "args_.rank, first);"),),
         _MANY_EXPERTS,
     ),
     Mutant(
         "the same piece of the counts again",
-        (Patch(COUNTS_SEND, "[static_cast<uint64_t>(done)]", "[0]"),),
+        (Patch(COUNTS_SEND, "[done]", "[0]"),),
         _MANY_EXPERTS,
     ),
     Mutant(
@@ -264,7 +264,7 @@ ROWS = (
     ),
     Mutant(
         "stamps of one visit written over those of the one before",
-        (Patch(SEND_ROWS, "halves_.Take() * MAX_VISIT", "halves_.Take() * 0"),),
+        (Patch(SEND_ROWS, "double_buffer_.Take() * MAX_VISIT", "double_buffer_.Take() * 0"),),
         case_of(tokens=(8, 8), blocks=1),
     ),
     Mutant(

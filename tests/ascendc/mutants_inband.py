@@ -35,7 +35,7 @@ INBAND_MUTANTS = (
         (
             Patch(
                 INBAND_SEND,
-                "        halves_.Give();\n",
+                "        double_buffer_.Give();\n",
                 # A pause that a block may make anywhere, here on one rank, so that the other is ahead.
                 "        AscendC::PipeBarrier<PIPE_ALL>();\n"
                 "        for (uint32_t nap = 0; args_.rank == 1 && nap < 40; ++nap) PollPause(30000, 0, 1);\n"
@@ -49,7 +49,7 @@ INBAND_MUTANTS = (
                 "            CopyBlocksInOrder(BlockOf(visit.slots[i], last_block_), LastBlock(half, i), "
                 "1);\n"
                 "        }\n"
-                "        halves_.Give();\n",
+                "        double_buffer_.Give();\n",
             ),
             Patch(
                 INBAND_SEND,
@@ -185,13 +185,12 @@ INBAND_MUTANTS = (
                 "    __aicore__ inline bool WaitForRows() {\n",
                 "    __aicore__ inline bool WaitForRows() {\n"
                 "        for (int64_t i = 0; i < num_rows_; ++i) {\n"
-                "            CopyRow(slots_[i], args_.out_rows + (first_row_ + i) * args_.row_bytes);\n"
+                "            CopyRow(slots_[i], args_.out_rows + args_.row_bytes * (first_row_ + i));\n"
                 "        }\n",
             ),
             without(
                 INBAND_RECEIVE,
-                "            CopyRow(slots_[i], args_.out_rows + "
-                "static_cast<uint64_t>((first_row_ + i) * args_.row_bytes));\n",
+                "            CopyRow(slots_[i], args_.out_rows + (first_row_ + i) * args_.row_bytes);\n",
             ),
         ),
         _INBAND,
@@ -204,7 +203,7 @@ INBAND_MUTANTS = (
                 "    __aicore__ inline bool WaitForRows() {\n",
                 "    __aicore__ inline bool WaitForRows() {\n"
                 "        Order<AscendC::HardEvent::MTE3_MTE2>();\n"
-                "        for (Looks looks(deadline_, args_.window); looks.Next();) {\n"
+                "        for (PollLoop poll(deadline_, args_.window); poll.Next();) {\n"
                 "            AscendC::DataCopy(whole_, GlobalAt<float>(slots_[0]), num_blocks_ * 128);\n"
                 "            Order<AscendC::HardEvent::MTE2_S>();\n"
                 "            int64_t there = 0;\n"
@@ -221,8 +220,7 @@ INBAND_MUTANTS = (
             ),
             Patch(
                 INBAND_RECEIVE,
-                "            CopyRow(slots_[i], args_.out_rows + "
-                "static_cast<uint64_t>((first_row_ + i) * args_.row_bytes));\n",
+                "            CopyRow(slots_[i], args_.out_rows + (first_row_ + i) * args_.row_bytes);\n",
                 "            for (int64_t b = 0; b * 480 < args_.row_bytes; ++b) {\n"
                 "                const AscendC::DataCopyExtParams bytes =\n"
                 "                    ExactBytes(Smaller<int64_t>(480, args_.row_bytes - b * 480));\n"
@@ -278,8 +276,8 @@ INBAND_MUTANTS = (
         (
             Patch(
                 INBAND_RECEIVE,
-                "static_cast<uint64_t>(done)), out, ExactBytes(bytes));",
-                "static_cast<uint64_t>(done)), out, ExactBytes((bytes + 31) / 32 * 32));",
+                "(to + done), out, ExactBytes(bytes));",
+                "(to + done), out, ExactBytes((bytes + 31) / 32 * 32));",
             ),
         ),
         case_of(inband=True, hidden=241, tokens=(3, 3)),

@@ -72,7 +72,7 @@ CACHE = (
     ),
     Mutant(
         "the windows' addresses read from old cache lines",
-        (without(FLAGS, "            DropCachedLine(windows_[static_cast<uint64_t>(rank)]);\n"),),
+        (without(FLAGS, "            DropCachedLine(windows_[rank]);\n"),),
         case_of(),
     ),
     Mutant(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .library import COMPILE_SECONDS, SOURCES
+from .library import COMPILE_SECONDS, include_options
 
 PROGRAM = """
 #include <cstdio>
@@ -52,7 +52,7 @@ int main() {
 @pytest.mark.parametrize("options", [[], ["-DMOE_EMULATION_STRICT"]], ids=["fast", "strict"])
 def test_rows_loaded_ahead_arrive(tmp_path: Path, options: list[str]) -> None:
     (tmp_path / "main.cpp").write_text(PROGRAM, encoding="utf-8")
-    include = [f"-I{SOURCES / folder}" for folder in ("emulation", "include")]
+    include = include_options(tmp_path)
     command = ["g++", "-std=c++17", "-O1", "-pthread", *options, *include, "main.cpp", "-o", "main"]
     subprocess.run(command, cwd=tmp_path, check=True, timeout=COMPILE_SECONDS)
     done = subprocess.run(["./main"], cwd=tmp_path, capture_output=True, text=True, timeout=30)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .library import COMPILE_SECONDS, SOURCES
+from .library import COMPILE_SECONDS, include_options
 
 PROGRAM = """
 #include <cstdio>
@@ -110,7 +110,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What the strict emulation makes of each kernel."""
     folder = tmp_path_factory.mktemp("scalar_cache")
     (folder / "main.cpp").write_text(PROGRAM, encoding="utf-8")
-    include = [f"-I{SOURCES / name}" for name in ("emulation", "include")]
+    include = include_options(folder)
     options = ["-std=c++17", "-O1", "-pthread", "-DMOE_EMULATION_STRICT"]
     command = ["g++", *options, *include, "main.cpp", "-o", "main"]
     subprocess.run(command, cwd=folder, check=True, timeout=COMPILE_SECONDS)
@@ -133,7 +133,7 @@ def test_a_host_pays_nothing_for_an_invalidation(tmp_path: Path) -> None:
     for call in ("ReadFresh<int32_t>(address)", "GlobalAt<int32_t>(address).GetValue(0)"):
         function = f'extern "C" int Read(uint64_t address) {{ using namespace moe; return {call}; }}'
         (tmp_path / "read.cpp").write_text(f'#include "flags.h"\n{function}\n', encoding="utf-8")
-        include = [f"-I{SOURCES / name}" for name in ("emulation", "include")]
+        include = include_options(tmp_path)
         command = ["g++", "-std=c++17", "-O2", *include, "-S", "-o", "-", "read.cpp"]
         done = subprocess.run(
             command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=COMPILE_SECONDS

@@ -10,13 +10,19 @@ import torch
 
 from moe_triton.backends.base import CallSetting
 from moe_triton.backends.cpu.calls import NativeCalls, layout_of
+from moe_triton.backends.cpu.executable import NativeExecutable
 from moe_triton.backends.cpu.extension import DTYPE_CODES, extension, new_pool, why_not
 from moe_triton.backends.cpu.output_pool import OutputPool
+from moe_triton.backends.cpu.tuning import settings_of
+from moe_triton.backends.cpu.waits import NativeWaits
 from moe_triton.backends.waits import Waits
-from moe_triton.core.call_program import Argument, CallProgram, Registers
+from moe_triton.core.call_program import Argument, CallProgram, Output, PlanProgram, Registers
 from moe_triton.core.errors import ToolchainError
+from moe_triton.core.plan import Plan
+from moe_triton.core.tuning import Tuning
 from moe_triton.handle import DispatchHandle
-from moe_triton.runtime.rounds import RoundsRecord
+from moe_triton.runtime.rounds import Rounds, RoundsRecord
+from moe_triton.schemes.scheme import RoundFacts
 from tests.headers import needs_headers
 
 pytestmark = needs_headers
@@ -90,6 +96,38 @@ def test_a_call_that_no_plan_is_for_is_left_to_python() -> None:
         assert call(argument) is None
     with pytest.raises(TypeError, match="dispatch takes 1 arguments"):
         call()
+
+
+def test_an_operator_of_the_tests_own_runs() -> None:
+    """Native code knows no operator: this one gives two tensors in one block and an object as it is."""
+    calls, registers = native_calls(Rounds(RoundFacts()).record), Registers()
+    registers.tensor(0, Argument("x", ("T", 4), (torch.float32, torch.int8)))
+    weights = registers.tensor(1, Argument("weights", ("T",), (torch.float32,), optional=True))
+    mode = registers.choice(2, 0, 2)
+    key = weights.given, mode, registers.do("ZONE")
+    call = calls.operator(CallProgram(1, "toy", 3, registers, key, ("slow", None)))
+    of_plan = Registers(registers)
+    outputs = Output("twice", ("T", 2), torch.int64), Output("once", ("T",), torch.bfloat16)
+    made = of_plan.allocate(outputs, hold=0)
+    executable = NativeExecutable(
+        Plan("toy", 0, ()), torch.zeros(1, 16).int(), {}, settings_of(Tuning(), 1), NativeWaits()
+    )
+    results = made["twice"], "as it is", made["once"]
+    calls.add(PlanProgram("toy", (1, 1, 0), of_plan, {}, results, tuple), executable)
+    x, ones = torch.ones(3, 4), torch.ones(3)
+    for unlike in (
+        (x, None, None),
+        (x, ones[:2], None),
+        (x, ones, "slow"),
+        (x, ones, "fast"),
+        (x.int(), ones, None),
+    ):
+        assert call(*unlike) is None
+    twice, other, once = call(x, ones, None)
+    assert (twice.shape, twice.dtype, once.shape, once.dtype) == ((3, 2), torch.int64, (3,), torch.bfloat16)
+    assert other == "as it is"
+    assert once.data_ptr() - twice.data_ptr() == 64  # one block, each on a cache line of its own
+    assert call(x, ones, None) is None  # the other zone has no plan yet
 
 
 def test_a_plan_that_is_not_as_its_program_says_is_refused() -> None:

@@ -9,23 +9,27 @@ from functools import cached_property
 from typing import ClassVar
 
 import pytest
+import torch
 
-from moe_triton.core.config import Config
 from moe_triton.core.errors import CommunicationTimeoutError
 from moe_triton.core.plan import Hole, Plan, Value
 from moe_triton.core.region import Region
+from moe_triton.handle import DispatchOutput
+from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.schemes import SCHEMES
 from moe_triton.schemes.common.flags import barrier_plan
 from moe_triton.schemes.common.waits import ENTRY_FINDERS
+from moe_triton.schemes.direct import Direct
+from moe_triton.schemes.direct.layout import DirectLayout
 from moe_triton.schemes.fullmesh.combine import CombinePlans
 from moe_triton.schemes.fullmesh.dispatch import DispatchPlans
 from moe_triton.schemes.fullmesh.layout import WindowLayout
 from moe_triton.schemes.fullmesh.waits import FINDERS
-from moe_triton.schemes.scheme import Scheme, WindowSpec
+from moe_triton.schemes.scheme import RoundFacts, Scheme, WindowSpec
 from moe_triton.schemes.site import Operator
-from moe_triton.schemes.variants import DispatchVariant, Variant
+from moe_triton.tools.selftest.comparison import wrong_received
 from tests.distributed.cases import Case, experts_of, inputs_of
-from tests.distributed.workers import compare_rounds, make_buffer
+from tests.distributed.workers import compare_rounds, expected_round, make_buffer
 
 BACK = "back_"
 
@@ -37,23 +41,24 @@ class TwoWindows(Scheme):
     layout_of = WindowLayout
 
     @cached_property
-    def _layout(self) -> WindowLayout:
+    def layout(self) -> WindowLayout:
         return WindowLayout(self.site.config)
 
     @cached_property
     def windows(self) -> tuple[WindowSpec, ...]:
-        return WindowSpec(self._layout), WindowSpec(self._layout, prefix=BACK)
+        (own,) = super().windows
+        return own, own._replace(peers=own.peers._replace(prefix=BACK))
 
     @property
     def statuses(self) -> tuple[tuple[Operator, Region], ...]:
-        return (("barrier", self._layout.barrier_status), ("dispatch", self._layout.dispatch_status))
+        return (("barrier", self.layout.barrier_status), ("dispatch", self.layout.dispatch_status))
 
     def whole(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
         if isinstance(variant, DispatchVariant):
-            dispatch = DispatchPlans(self.site, self._layout)
+            dispatch = DispatchPlans(self.site, self.layout)
             halves = dispatch.setup(variant, zone, parts), dispatch.teardown(variant, zone)
             return Plan("dispatch", zone, halves[0].launches + halves[1].launches)
-        combine = CombinePlans(self.site, self._layout)
+        combine = CombinePlans(self.site, self.layout)
         halves = combine.setup(variant, zone), combine.teardown(variant, zone, parts)
         launches = [
             replace(launch, values=tuple(map(_back, launch.values)))
@@ -63,7 +68,27 @@ class TwoWindows(Scheme):
         return Plan("combine", zone, tuple(launches))
 
     def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:
-        return barrier_plan(self.site, self._layout.barrier_status, zone, timeout_us)
+        return barrier_plan(self.site, self.layout.barrier_status, zone, timeout_us)
+
+
+class ThreeZonesLayout(DirectLayout):
+    """`DirectLayout` with another zone."""
+
+    num_zones = 3
+
+
+class ThreeZones(Direct):
+    """Rows stay where they arrive, until the third dispatch after theirs begins."""
+
+    layout_of = ThreeZonesLayout
+
+    @cached_property
+    def layout(self) -> DirectLayout:
+        return ThreeZonesLayout(self.site.config)
+
+    @cached_property
+    def rounds(self) -> RoundFacts:
+        return replace(super().rounds, num_zones=3)
 
 
 def _back(value: Value) -> Value:
@@ -75,9 +100,10 @@ def _back(value: Value) -> Value:
 
 @contextlib.contextmanager
 def registered() -> Iterator[None]:
-    """The one line that a scheme takes in the package, for as long as this lasts."""
+    """The line that each scheme takes in the package, for as long as this lasts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SCHEMES["A3"], "two_windows", f"{__name__}:TwoWindows")
+        patch.setitem(SCHEMES["A3"], "three_zones", f"{__name__}:ThreeZones")
         yield
 
 
@@ -99,18 +125,25 @@ def leave_before_combine(rank: int, num_ranks: int, case: Case) -> tuple[str, tu
         return caught.value.operator, tuple(caught.value.missing_ranks)
 
 
-def sizes(case: Case) -> tuple[int, int]:
-    """Bytes of the data windows, by hand and as `EPBuffer` says."""
-    from moe_triton import EPBuffer
+def keep_outputs(rank: int, num_ranks: int, case: Case) -> list[str]:
+    """Rounds with results in the window; of the outputs, those that a zone has been given up for are checked.
 
-    c: Config = case.config
-    with registered():
-        hint = EPBuffer.get_buffer_size_hint(
-            c.num_ranks,
-            num_max_tokens_per_rank=c.num_max_tokens_per_rank,
-            hidden=c.hidden,
-            num_topk=c.num_topk,
-            num_experts=c.num_experts,
-            comm_alg=c.scheme,
-        )
-    return hint, WindowLayout(c).data_bytes
+    Returns:
+        What differs from the reference.
+    """
+    wrong = []
+    with registered(), make_buffer(case) as buffer:
+        assert isinstance(buffer.layout, DirectLayout)
+        kept: list[DispatchOutput] = []
+        for number in range(8):
+            inputs = inputs_of(case, rank, number)
+            kept.append(buffer.dispatch(inputs.x, inputs.topk_idx))
+            for age in range(min(number + 1, 3)):
+                received = expected_round(case, number - age)[0][rank]
+                wrong += [f"{number}, {age} ago: {name}" for name in wrong_received(kept[-1 - age], received)]
+            y = buffer.expert_output()
+            y[: len(kept[-1].tokens)] = experts_of(case, rank, kept[-1].tokens)
+            out = buffer.combine(y, None, kept[-1].handle)
+            if not torch.equal(out, expected_round(case, number)[1][rank]):
+                wrong.append(f"{number}: combined")
+    return wrong

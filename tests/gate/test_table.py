@@ -19,9 +19,9 @@ from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import Plan
 from moe_triton.kernels import Shape, families
 from moe_triton.kernels.cases import AXES
+from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes import make_scheme
 from moe_triton.schemes.site import Site
-from moe_triton.schemes.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.tools.gate import SOCS
 from moe_triton.tools.gate.families import parse_case
 from moe_triton.tools.gate.table import DTYPES, HIDDEN, SHARED, TOPK, sample, shown_cases, table

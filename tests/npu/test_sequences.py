@@ -12,10 +12,10 @@ from moe_triton.core.kernel import AscendCKernel
 from moe_triton.core.plan import Hole, Launch, Plan
 from moe_triton.core.region import REGION_DIMS
 from moe_triton.core.tuning import Tuning
+from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.processes import RankGroup
 from moe_triton.schemes import make_scheme
 from moe_triton.schemes.site import Site
-from moe_triton.schemes.variants import CombineVariant, DispatchVariant, Variant
 from tests.distributed.cases import Case
 from tests.npu import workers
 from tests.npu.test_dispatch_combine import config

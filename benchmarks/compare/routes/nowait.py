@@ -14,10 +14,10 @@ import torch.distributed as dist
 from benchmarks.compare.routes.ours import Slots
 from moe_triton.backends.base import Executable
 from moe_triton.core.plan import Launch
+from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.executables import Executables, Kept, Key
 from moe_triton.schemes.site import Operator
-from moe_triton.schemes.variants import CombineVariant, DispatchVariant
 
 
 def apart(launches: Sequence[Launch]) -> tuple[tuple[Launch, ...], tuple[Launch, ...]]:

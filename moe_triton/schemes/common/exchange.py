@@ -12,9 +12,9 @@ from moe_triton.kernels.add_rows import add_rows_kernel
 from moe_triton.kernels.append import append_kernel, gather_counts_kernel
 from moe_triton.layout import WORD_BYTES, SlotLayout
 from moe_triton.layout.call_word import Kind
+from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.schemes.common.flags import post, wait_for_ranks
 from moe_triton.schemes.site import Operator, Site, launch_matching
-from moe_triton.schemes.variants import CombineVariant, DispatchVariant
 
 _Guard = tuple[Region, Operator, int, Kind]
 

@@ -8,8 +8,8 @@ from moe_triton.kernels.route import offsets_kernel, route_kernel
 from moe_triton.kernels.select import select_kernel
 from moe_triton.kernels.share import share_kernel
 from moe_triton.layout import WORD_BYTES, SlotLayout
+from moe_triton.operators.variants import DispatchVariant, Mask, Variant
 from moe_triton.schemes.site import Site, launch_matching, tokens_of
-from moe_triton.schemes.variants import DispatchVariant, Mask, Variant
 
 
 def slot_of(site: Site, variant: DispatchVariant) -> SlotLayout:

@@ -30,12 +30,12 @@ from moe_triton.kernels.stamps import stamps_kernel
 from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
 from moe_triton.layout import WORD_BYTES
 from moe_triton.layout.call_word import call_word
+from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes.common import steps as local
 from moe_triton.schemes.common.flags import barrier_plan, post, wait_for_ranks
 from moe_triton.schemes.direct.layout import DirectLayout
 from moe_triton.schemes.scheme import Output, Refusal, RoundFacts, Scheme
 from moe_triton.schemes.site import COMBINE_KIND, DISPATCH_WORD, OPERATORS, Operator, launch_matching
-from moe_triton.schemes.variants import CombineVariant, DispatchVariant, Variant
 
 
 class Direct(Scheme):
@@ -56,13 +56,14 @@ class Direct(Scheme):
     }
 
     @cached_property
-    def _layout(self) -> DirectLayout:
+    def layout(self) -> DirectLayout:
+        """See `layout_of`."""
         return DirectLayout(self.site.config)
 
     @property
     def statuses(self) -> tuple[tuple[Operator, Region], ...]:
         """See `Scheme`."""
-        layout = self._layout
+        layout = self.layout
         of_dispatch: tuple[tuple[Operator, Region], ...]
         of_dispatch = ("dispatch", layout.counts_status), ("dispatch", layout.rows_status)
         return (("barrier", layout.barrier_status), *of_dispatch, ("combine", layout.results_status))
@@ -78,7 +79,7 @@ class Direct(Scheme):
 
     def place(self, output: Output, itemsize: int) -> Region:
         """See `Scheme`."""
-        return self._layout.rows(itemsize) if output == "rows" else self._layout.results
+        return self.layout.rows(itemsize) if output == "rows" else self.layout.results
 
     def whole(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
         """The plan of the whole operator. Rows are packed while counts travel, in one part."""
@@ -88,7 +89,7 @@ class Direct(Scheme):
 
     def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:
         """See `barrier_plan`."""
-        return barrier_plan(self.site, self._layout.barrier_status, zone, timeout_us)
+        return barrier_plan(self.site, self.layout.barrier_status, zone, timeout_us)
 
     def _dispatch(self, variant: DispatchVariant, zone: int) -> list[Launch]:
         steps = [local.share(self.site, variant)] if self.site.config.num_shared_experts else []
@@ -101,9 +102,9 @@ class Direct(Scheme):
             self._starts(zone),
             self._places(),
             self._send_rows(variant, zone),
-            post(self.site, "flag", self._layout.rows_status, "dispatch", zone, variant.kind),
+            post(self.site, "flag", self.layout.rows_status, "dispatch", zone, variant.kind),
             local.offsets(self.site, variant),
-            wait_for_ranks(self.site, "wait", self._layout.rows_status, "dispatch", zone, variant.kind),
+            wait_for_ranks(self.site, "wait", self.layout.rows_status, "dispatch", zone, variant.kind),
             self._stamps(variant, zone),
         ]
 
@@ -111,17 +112,17 @@ class Direct(Scheme):
         steps = [] if variant.in_place else [self._copy_results(zone)]
         return [
             *steps,
-            post(self.site, "flag", self._layout.results_status, "combine", zone, variant.kind, keep=True),
-            wait_for_ranks(self.site, "wait", self._layout.results_status, "combine", zone, variant.kind),
+            post(self.site, "flag", self.layout.results_status, "combine", zone, variant.kind, keep=True),
+            wait_for_ranks(self.site, "wait", self.layout.results_status, "combine", zone, variant.kind),
             self._pull(variant, zone),
         ]
 
     def _wait_for_counts(self, variant: DispatchVariant, zone: int) -> Launch:
-        step, status = "wait for counts", self._layout.counts_status
+        step, status = "wait for counts", self.layout.counts_status
         return wait_for_ranks(self.site, step, status, "dispatch", zone, variant.kind, sent=DISPATCH_WORD)
 
     def _send_counts(self, variant: DispatchVariant, zone: int) -> Launch:
-        c, layout = self.site.config, self._layout
+        c, layout = self.site.config, self.layout
         return launch(
             "send counts",
             ascendc.COUNTS_SEND,
@@ -144,7 +145,7 @@ class Direct(Scheme):
         )
 
     def _starts(self, zone: int) -> Launch:
-        c, site, counts = self.site.config, self.site, self._layout.counts
+        c, site, counts = self.site.config, self.site, self.layout.counts
         return launch(
             "starts",
             starts_kernel(site.target),
@@ -182,13 +183,13 @@ class Direct(Scheme):
                 "num_experts": c.num_experts,
                 "num_shared_ranks": c.num_shared_ranks,
                 "num_local_experts": c.num_local_experts,
-                "capacity": self._layout.capacity,
+                "capacity": self.layout.capacity,
                 "hidden": c.hidden,
             },
         )
 
     def _send_rows(self, variant: DispatchVariant, zone: int) -> Launch:
-        c, layout, slot = self.site.config, self._layout, local.slot_of(self.site, variant)
+        c, layout, slot = self.site.config, self.layout, local.slot_of(self.site, variant)
         values: dict[str, Value] = {
             **local.rows_to_send(self.site, variant),
             "row_bytes": slot.row_bytes,
@@ -206,7 +207,7 @@ class Direct(Scheme):
         return launch("send", ascendc.DIRECT_SEND, "communication", self.site.num_blocks, **values)
 
     def _stamps(self, variant: DispatchVariant, zone: int) -> Launch:
-        site, stamps = self.site, Hole("window", self._layout.stamps.offset(zone=zone))
+        site, stamps = self.site, Hole("window", self.layout.stamps.offset(zone=zone))
         return launch_matching(
             "stamps",
             stamps_kernel(variant.weights, variant.quantize),
@@ -225,7 +226,7 @@ class Direct(Scheme):
 
     def _copy_results(self, zone: int) -> Launch:
         """To our own window, where experts left them elsewhere: as many bytes as a push would move."""
-        site, layout = self.site, self._layout
+        site, layout = self.site, self.layout
         no_header: Value = (0,) * 5
         return launch(
             "copy",
@@ -265,7 +266,7 @@ class Direct(Scheme):
             "compute",
             site.num_blocks,
             {
-                "slots": Hole("window", self._layout.results.offset(zone=zone)),
+                "slots": Hole("window", self.layout.results.offset(zone=zone)),
                 "topk_idx": Hole("topk_idx"),
                 "topk_weights": Hole("topk_weights") if variant.weights else 0,
                 "offsets": Hole("result_offsets"),

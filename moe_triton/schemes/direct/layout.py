@@ -12,32 +12,27 @@ weight and the fp32 scale.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
-from moe_triton.core.config import Config
 from moe_triton.core.region import Region, region_of
 from moe_triton.layout.common import (
-    NUM_ZONES,
     SLOT_ALIGN,
     STAMP_BYTES,
     STATUS_ENTRY_BYTES,
     UB_ALIGN,
     WORD_BYTES,
+    Layout,
     align,
     entry_per_rank,
 )
 
 
-@dataclass(frozen=True)
-class DirectLayout:
+class DirectLayout(Layout):
     """The direct window of a `Config`. The same on every rank.
 
     Rows are strided for 16 bits an element in the region's size, and closely packed in a call, since the
     output is a tensor that users get.
     """
-
-    config: Config
 
     @cached_property
     def capacity(self) -> int:
@@ -61,19 +56,13 @@ class DirectLayout:
     @cached_property
     def counts(self) -> Region:
         """Rows of ``source`` for each entry: shared ranks first, then routed experts."""
-        return region_of(
-            "direct_counts",
-            0,
-            WORD_BYTES,
-            (NUM_ZONES, self._state_zone_bytes),
-            (self.config.num_ranks, self._count_stride),
-            (self.num_entries, WORD_BYTES),
-        )
+        zones, sources = (self.num_zones, self._state_zone_bytes), (self.config.num_ranks, self._count_stride)
+        return region_of("direct_counts", 0, WORD_BYTES, zones, sources, (self.num_entries, WORD_BYTES))
 
     def _status(self, name: str, number: int) -> Region:
         ranks = self.config.num_ranks
         base = ranks * self._count_stride + number * ranks * STATUS_ENTRY_BYTES
-        return entry_per_rank(name, base, self._state_zone_bytes, ranks)
+        return entry_per_rank(name, base, self._state_zone_bytes, ranks, self.num_zones)
 
     @cached_property
     def counts_status(self) -> Region:
@@ -98,7 +87,7 @@ class DirectLayout:
     @property
     def state_bytes(self) -> int:
         """Counts and entries of both zones."""
-        return NUM_ZONES * self._state_zone_bytes
+        return self.num_zones * self._state_zone_bytes
 
     @cached_property
     def row_bytes(self) -> int:
@@ -113,16 +102,6 @@ class DirectLayout:
     def zone_bytes(self) -> int:
         """Bytes from one zone to the next."""
         return 2 * self._region_bytes + align(self.capacity * STAMP_BYTES, SLOT_ALIGN)
-
-    @property
-    def data_bytes(self) -> int:
-        """Rows, stamps and results of both zones."""
-        return NUM_ZONES * self.zone_bytes
-
-    @property
-    def window_bytes(self) -> int:
-        """What one rank allocates."""
-        return self.state_bytes + self.data_bytes
 
     def rows(self, itemsize: int = 2) -> Region:
         """Dispatched rows of ``itemsize`` bytes an element, in the order of the output."""
@@ -139,7 +118,7 @@ class DirectLayout:
         return self._indexed("stamps", self.state_bytes + 2 * self._region_bytes, STAMP_BYTES)
 
     def _indexed(self, name: str, base: int, stride: int) -> Region:
-        dims = (NUM_ZONES, self.zone_bytes), (self.capacity, stride)
+        dims = (self.num_zones, self.zone_bytes), (self.capacity, stride)
         return region_of("indexed_slots", base, stride, *dims, name=name)
 
     @property
@@ -147,7 +126,3 @@ class DirectLayout:
         """All of them."""
         status = self.counts_status, self.rows_status, self.results_status, self.barrier_status
         return (self.counts, *status, self.rows(), self.results, self.stamps)
-
-    def region(self, name: str) -> Region:
-        """The region of this name."""
-        return next(region for region in self.regions if region.name == name)

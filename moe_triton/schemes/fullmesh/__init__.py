@@ -18,6 +18,7 @@ import torch
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Plan
 from moe_triton.core.region import Region
+from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.schemes.common.flags import barrier_plan
 from moe_triton.schemes.common.waits import ENTRY_FINDERS
 from moe_triton.schemes.fullmesh.combine import CombinePlans
@@ -26,7 +27,6 @@ from moe_triton.schemes.fullmesh.layout import ExpertSlotsLayout, InbandLayout, 
 from moe_triton.schemes.fullmesh.waits import FINDERS
 from moe_triton.schemes.scheme import RoundFacts, SplitScheme, WindowSpec
 from moe_triton.schemes.site import OPERATORS, Operator, Site
-from moe_triton.schemes.variants import DispatchVariant, Variant
 
 
 class Fullmesh(SplitScheme):
@@ -38,9 +38,8 @@ class Fullmesh(SplitScheme):
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
-        self._layout = self.layout_of(site.config)
-        self._dispatch = DispatchPlans(site, self._layout, self.inband)
-        self._combine = CombinePlans(site, self._layout)
+        self._dispatch = DispatchPlans(site, self.layout, self.inband)
+        self._combine = CombinePlans(site, self.layout)
         # On the NPU results in two allocations would be one more unproven assumption of the sum.
         is_plain = not self.inband and not site.is_version_1 and site.target == "cpu"
         self.keeps_own = is_plain and not site.config.is_shared_rank(site.rank)
@@ -51,12 +50,17 @@ class Fullmesh(SplitScheme):
         return ExpertSlotsLayout(config) if config.version == 1 else WindowLayout(config)
 
     @cached_property
+    def layout(self) -> WindowLayout:
+        """See `layout_of`."""
+        return self.layout_of(self.site.config)
+
+    @cached_property
     def windows(self) -> tuple[WindowSpec, ...]:
         """The group's, and that between two tensor-parallel ranks where there are two."""
-        own = WindowSpec(self._layout)
         if self.site.exchange_rank is None:
-            return (own,)
-        return (own, WindowSpec(self.site.exchange, "tensor", "exchange_"))
+            return super().windows
+        layout, peers = self.site.exchange, self.site.exchange_peers
+        return (*super().windows, WindowSpec(layout.window_bytes, layout.data_bytes, peers))
 
     @cached_property
     def rounds(self) -> RoundFacts:
@@ -69,7 +73,7 @@ class Fullmesh(SplitScheme):
     @property
     def statuses(self) -> tuple[tuple[Operator, Region], ...]:
         """See `Scheme`."""
-        layout = self._layout
+        layout = self.layout
         return (
             ("barrier", layout.barrier_status),
             ("dispatch", layout.dispatch_status),
@@ -90,13 +94,13 @@ class Fullmesh(SplitScheme):
 
     def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:
         """See `Scheme`."""
-        return barrier_plan(self.site, self._layout.barrier_status, zone, timeout_us)
+        return barrier_plan(self.site, self.layout.barrier_status, zone, timeout_us)
 
     def wordless_flags(self, flagged: Callable[[Region], torch.Tensor]) -> list[Collection[int]]:
         """V2's combine has a flag for each result."""
         if self.site.is_version_1:
             return []
-        ks = flagged(self._layout.combine_status).any(dim=0).any(dim=0).nonzero().flatten().tolist()
+        ks = flagged(self.layout.combine_status).any(dim=0).any(dim=0).nonzero().flatten().tolist()
         return [self._senders(k) for k in ks]
 
     def _senders(self, k: int) -> Collection[int]:

@@ -20,12 +20,12 @@ from moe_triton.kernels.waits import waits_of_combine_kernel
 from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
 from moe_triton.layout import UB_ALIGN, SlotLayout, align
 from moe_triton.layout.call_word import combine_bits
+from moe_triton.operators.variants import CombineVariant
 from moe_triton.schemes.common.exchange import reduce_steps
 from moe_triton.schemes.common.flags import post, wait_for_ranks
 from moe_triton.schemes.common.steps import ids_of, select
 from moe_triton.schemes.fullmesh.layout import WindowLayout
 from moe_triton.schemes.site import COMBINE_KIND, Site, launch_matching, tokens_of
-from moe_triton.schemes.variants import CombineVariant
 
 
 @dataclass(frozen=True)

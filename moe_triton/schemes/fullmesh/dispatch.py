@@ -17,11 +17,11 @@ from moe_triton.kernels.returns import own_offsets_kernel
 from moe_triton.kernels.waits import waits_of_dispatch_kernel
 from moe_triton.layout import WORD_BYTES
 from moe_triton.layout.call_word import call_word
+from moe_triton.operators.variants import DispatchVariant
 from moe_triton.schemes.common import steps as local
 from moe_triton.schemes.common.exchange import gather_steps
 from moe_triton.schemes.fullmesh.layout import WindowLayout
 from moe_triton.schemes.site import COMBINE_KIND, DISPATCH_WORD, Site, launch_matching
-from moe_triton.schemes.variants import DispatchVariant
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,12 @@ The window of a rank, A3 fullmesh (sizes in bytes)::
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
-from moe_triton.core.config import Config
 from moe_triton.core.region import Region, region_of
 from moe_triton.layout.common import (
     BLOCK_BYTES,
     BLOCK_DATA_BYTES,
-    NUM_ZONES,
     SLOT_ALIGN,
     STATE_BARRIER_OFFSET,
     STATE_BYTES,
@@ -24,24 +21,14 @@ from moe_triton.layout.common import (
     STATE_PEER_OFFSET,
     STATE_ZONE_STRIDE,
     STATUS_ENTRY_BYTES,
+    Layout,
     SlotLayout,
     align,
     entry_per_rank,
 )
 
-# What a window of the A3 layouts holds.
-WINDOW_REGIONS = (
-    "dispatch_slots",
-    "combine_slots",
-    "dispatch_status",
-    "combine_status",
-    "barrier_status",
-    "peer_status",
-)
 
-
-@dataclass(frozen=True)
-class WindowLayout:
+class WindowLayout(Layout):
     """The A3 fullmesh window of a `Config`. The same on every rank.
 
     Sizes follow the published formula (docs/limits.md, "Window memory: HCCL_BUFFSIZE"): slots are strided
@@ -49,7 +36,7 @@ class WindowLayout:
     window.
     """
 
-    config: Config
+    state_bytes = STATE_BYTES
 
     @cached_property
     def slot_stride(self) -> int:
@@ -73,7 +60,7 @@ class WindowLayout:
         c = self.config
         return c.num_local_experts * c.num_max_tokens_per_rank * c.num_ranks * self.slot_stride
 
-    @cached_property
+    @property
     def zone_bytes(self) -> int:
         """Bytes from one zone to the next."""
         return self.combine_zone_bytes + self.dispatch_zone_bytes
@@ -83,69 +70,38 @@ class WindowLayout:
         """First byte of zone 0's dispatch slots."""
         return STATE_BYTES + self.combine_zone_bytes
 
-    @property
-    def data_bytes(self) -> int:
-        """What HCCL_BUFFSIZE has to cover."""
-        return NUM_ZONES * self.zone_bytes
-
-    @property
-    def window_bytes(self) -> int:
-        """State and data together: what one rank allocates."""
-        return STATE_BYTES + self.data_bytes
-
     @cached_property
     def dispatch_slots(self) -> Region:
         """Slot of the ``index``-th row from ``source`` for local ``expert``."""
-        c, stride = self.config, self.slot_stride
-        rows = c.num_max_tokens_per_rank
-        return region_of(
-            "dispatch_slots",
-            self.dispatch_base,
-            stride,
-            (NUM_ZONES, self.zone_bytes),
-            (c.num_ranks, c.num_local_experts * rows * stride),
-            (c.num_local_experts, rows * stride),
-            (rows, stride),
-        )
+        c, stride, rows = self.config, self.slot_stride, self.config.num_max_tokens_per_rank
+        experts = c.num_local_experts, rows * stride
+        sources = c.num_ranks, c.num_local_experts * rows * stride
+        dims = (self.num_zones, self.zone_bytes), sources, experts, (rows, stride)
+        return region_of("dispatch_slots", self.dispatch_base, stride, *dims)
 
     @cached_property
     def combine_slots(self) -> Region:
         """Result ``k`` of a token: K routed ones, then S shared ones, contiguous per token."""
         c, stride = self.config, self.combine_stride
-        return region_of(
-            "combine_slots",
-            STATE_BYTES,
-            stride,
-            (NUM_ZONES, self.zone_bytes),
-            (c.num_max_tokens_per_rank, c.num_results_per_token * stride),
-            (c.num_results_per_token, stride),
-        )
+        tokens = c.num_max_tokens_per_rank, c.num_results_per_token * stride
+        dims = (self.num_zones, self.zone_bytes), tokens, (c.num_results_per_token, stride)
+        return region_of("combine_slots", STATE_BYTES, stride, *dims)
 
     @cached_property
     def dispatch_status(self) -> Region:
         """Entry {1.0f, int32 count} that ``source`` posts for local ``expert``, expert-major."""
-        c = self.config
-        return region_of(
-            "dispatch_status",
-            0,
-            STATUS_ENTRY_BYTES,
-            (NUM_ZONES, STATE_ZONE_STRIDE),
-            (c.num_local_experts, c.num_ranks * STATUS_ENTRY_BYTES),
-            (c.num_ranks, STATUS_ENTRY_BYTES),
-        )
+        c, entry = self.config, STATUS_ENTRY_BYTES
+        experts = c.num_local_experts, c.num_ranks * entry
+        dims = (self.num_zones, STATE_ZONE_STRIDE), experts, (c.num_ranks, entry)
+        return region_of("dispatch_status", 0, entry, *dims)
 
     @cached_property
     def combine_status(self) -> Region:
         """Entry of eight 1.0f that announces result ``k`` of a token."""
-        c = self.config
-        return region_of(
-            "combine_status",
-            STATE_COMBINE_OFFSET,
-            STATUS_ENTRY_BYTES,
-            (NUM_ZONES, STATE_ZONE_STRIDE),
-            (c.num_max_tokens_per_rank, c.num_results_per_token * STATUS_ENTRY_BYTES),
-            (c.num_results_per_token, STATUS_ENTRY_BYTES),
-        )
+        c, entry = self.config, STATUS_ENTRY_BYTES
+        tokens = c.num_max_tokens_per_rank, c.num_results_per_token * entry
+        dims = (self.num_zones, STATE_ZONE_STRIDE), tokens, (c.num_results_per_token, entry)
+        return region_of("combine_status", STATE_COMBINE_OFFSET, entry, *dims)
 
     @cached_property
     def barrier_status(self) -> Region:
@@ -163,14 +119,8 @@ class WindowLayout:
     @property
     def regions(self) -> tuple[Region, ...]:
         """All of them."""
-        return tuple(self.region(name) for name in WINDOW_REGIONS)
-
-    def region(self, name: str) -> Region:
-        """The region of this name."""
-        if name not in WINDOW_REGIONS:
-            raise KeyError(name)
-        region: Region = getattr(self, name)
-        return region
+        slots = self.dispatch_slots, self.combine_slots
+        return (*slots, self.dispatch_status, self.combine_status, self.barrier_status, self.peer_status)
 
 
 class InbandLayout(WindowLayout):
@@ -201,7 +151,7 @@ class ExpertSlotsLayout(WindowLayout):
         """Bytes from one combine slot to the next."""
         return self.slot_stride
 
-    @cached_property
+    @property
     def zone_bytes(self) -> int:
         """Bytes from one zone to the next."""
         c = self.config
@@ -216,13 +166,6 @@ class ExpertSlotsLayout(WindowLayout):
     @cached_property
     def combine_slots(self) -> Region:
         """Result number ``token`` of expert ``k``; expert M is the shared one, numbered by token."""
-        c, stride = self.config, self.slot_stride
-        rows = c.num_max_tokens_per_rank
-        return region_of(
-            "combine_slots",
-            STATE_BYTES,
-            stride,
-            (NUM_ZONES, self.zone_bytes),
-            (rows, stride),
-            (c.num_experts + 1, rows * stride),
-        )
+        c, stride, rows = self.config, self.slot_stride, self.config.num_max_tokens_per_rank
+        dims = (self.num_zones, self.zone_bytes), (rows, stride), (c.num_experts + 1, rows * stride)
+        return region_of("combine_slots", STATE_BYTES, stride, *dims)

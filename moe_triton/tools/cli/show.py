@@ -9,9 +9,9 @@ from rich.table import Table
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.limits import check_config
+from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.schemes import layout_of, make_scheme
 from moe_triton.schemes.site import Site
-from moe_triton.schemes.variants import CombineVariant, DispatchVariant
 
 
 def show_layout(config: Config, console: Console) -> None:

@@ -5,6 +5,8 @@ What windows, flags and bandwidths are checked and measured with, before whole o
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from moe_triton.backends.base import Backend, Executable
@@ -55,7 +57,7 @@ class Wires:
             "received": self._received,
             "report": self._report,
         }
-        self._executables: dict[object, Executable] = {}
+        self._executables: dict[tuple[int, int], Executable] = {}  # by zone and peer, -1 for all
         self._rounds = 0
 
     def barrier(self, number: int = 0) -> list[int]:
@@ -69,7 +71,7 @@ class Wires:
         """
         zone = self._rounds % NUM_ZONES
         own = torch.tensor([number], dtype=torch.int32).to(self._backend.device)
-        self._run(("barrier", zone), {"own": own})
+        self._run({"own": own}, zone, self._post, self._wait)
         received: list[int] = self._received.cpu().tolist()
         if min(received) < 0:  # which is how a wait says so on every back end
             missing = [rank for rank, count in enumerate(received) if count < 0]
@@ -80,7 +82,7 @@ class Wires:
 
     def post_and_wait(self) -> None:
         """A barrier of which nothing is read, to be timed: it is launches, flags and waits only."""
-        self._run(("barrier", self._rounds % NUM_ZONES), {"own": self._received[:1]})
+        self._run({"own": self._received[:1]}, self._rounds % NUM_ZONES, self._post, self._wait)
         self._rounds += 1
 
     def send(self, peer: int, rows: torch.Tensor, zone: int = 0, number: torch.Tensor | None = None) -> None:
@@ -94,7 +96,7 @@ class Wires:
         """
         if number is None:
             number = torch.tensor([len(rows)], dtype=torch.int32).to(self._backend.device)
-        self._run(("send", peer, zone), {"rows": rows, "num_rows": number})
+        self._run({"rows": rows, "num_rows": number}, zone, self._send, peer=peer)
 
     def slots(self, zone: int = 0) -> torch.Tensor:
         """(capacity, row_bytes) uint8 on the host: what this rank's zone holds."""
@@ -108,25 +110,17 @@ class Wires:
         self._fixed.clear()
         self._window.close()
 
-    def _run(self, key: tuple[object, ...], bindings: dict[str, torch.Tensor]) -> None:
-        executable = self._executables.get(key)
-        if executable is None:
-            plan = self._plan(*key)
-            executable = self._executables[key] = self._backend.compile(plan, self._report, self._fixed)
-        executable.run(bindings)
+    def _run(
+        self, bindings: dict[str, torch.Tensor], zone: int, *makers: Callable[..., Launch], peer: int = -1
+    ) -> None:
+        key = zone, peer
+        if key not in self._executables:
+            plan = Plan("selftest", zone, tuple(make(zone, peer) for make in makers))
+            self._executables[key] = self._backend.compile(plan, self._report, self._fixed)
+        self._executables[key].run(bindings)
         self._backend.synchronize()
 
-    def _plan(self, what: object, *places: object) -> Plan:
-        if what == "send":
-            peer, zone = places
-            assert isinstance(peer, int)
-            assert isinstance(zone, int)
-            return Plan("selftest", zone, (self._send_launch(peer, zone),))
-        (zone,) = places
-        assert isinstance(zone, int)
-        return Plan("selftest", zone, (self._post_launch(zone), self._wait_launch(zone)))
-
-    def _send_launch(self, peer: int, zone: int) -> Launch:
+    def _send(self, zone: int, peer: int) -> Launch:
         return _launch(
             ascendc.EXCHANGE_SEND,
             self._blocks,
@@ -142,7 +136,7 @@ class Wires:
             report=Hole("report"),
         )
 
-    def _post_launch(self, zone: int) -> Launch:
+    def _post(self, zone: int, peer: int) -> Launch:
         return _launch(
             ascendc.POST_STATUS,
             1,
@@ -155,7 +149,7 @@ class Wires:
             report=Hole("report"),
         )
 
-    def _wait_launch(self, zone: int) -> Launch:
+    def _wait(self, zone: int, peer: int) -> Launch:
         return _launch(
             ascendc.DISPATCH_WAIT,
             1,

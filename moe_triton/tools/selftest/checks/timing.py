@@ -136,8 +136,8 @@ class _Round:
 
     def combine(self) -> None:
         """Brings results back; experts would have left them where the scheme wants them."""
-        is_direct = self.buffer.config.scheme == "direct"
-        y = self.buffer.expert_output() if is_direct else self._results
+        in_window = self.buffer._communicator.has_outputs_in_window
+        y = self.buffer.expert_output() if in_window else self._results
         self.buffer.combine(y, self._inputs.topk_weights, self._handle)
 
     def both(self) -> None:
