@@ -49,6 +49,11 @@ class Arg:
         return DTYPES[self.type.removeprefix("*")]
 
 
+def numbers(type_name: str, names: str) -> tuple[Arg, ...]:
+    """Arguments that are numbers of one type: their names with spaces between them."""
+    return tuple(Arg(name, type_name, "value") for name in names.split())
+
+
 def chosen_args(
     arguments: Iterable[tuple[bool, Arg]],
 ) -> tuple[tuple[Arg, ...], dict[str, int | None]]:

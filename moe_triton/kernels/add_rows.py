@@ -16,7 +16,7 @@ import functools
 import torch
 
 from moe_triton.core.dtypes import NAMES
-from moe_triton.core.kernel import Arg, TritonKernel
+from moe_triton.core.kernel import Arg, TritonKernel, numbers
 from moe_triton.kernels.cases import I32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
@@ -95,8 +95,7 @@ def add_rows_kernel(
             Arg("counts", "*i32", "in"),
             Arg("out", f"*{element}", "out"),
             *([ZONE] if zoned else []),
-            Arg("tp_rank", "i32", "value"),
-            Arg("capacity", "i32", "value"),
+            *numbers("i32", "tp_rank capacity"),
             Arg("slot_stride", "i64", "value"),
             *([ZONE_STRIDE] if zoned else []),
         ),

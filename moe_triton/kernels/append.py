@@ -15,12 +15,11 @@ import functools
 import torch
 
 from moe_triton.core.checks import check_positive
-from moe_triton.core.kernel import Arg, TritonKernel
+from moe_triton.core.kernel import Arg, TritonKernel, numbers
 from moe_triton.core.plan import Hole
 from moe_triton.kernels.cases import F32, I32, I64, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.zones import NO_ZONE, ZONE, ZONE_STRIDE, in_zone, zone_offset
-from moe_triton.layout import SLOT_ALIGN, align
 
 BLOCK = 64
 
@@ -117,8 +116,7 @@ def append_kernel(row_words: int, scale_word: int, has_scale: bool, zoned: bool 
             Arg("out_rows", "*i32", "out"),
             Arg("out_scales", "*fp32", "out"),
             *([ZONE] if zoned else []),
-            Arg("tp_rank", "i32", "value"),
-            Arg("capacity", "i32", "value"),
+            *numbers("i32", "tp_rank capacity"),
             Arg("slot_stride", "i64", "value"),
             *([ZONE_STRIDE] if zoned else []),
         ),
@@ -170,9 +168,9 @@ def _gather_counts_fallback(
     num_ranks: int,
     tp_rank: int,
     capacity: int,
-    BLOCK: int = BLOCK,
     zone: torch.Tensor | None = None,
     zone_stride: int = 0,
+    **_: object,
 ) -> None:
     header = in_zone(header, zone, zone_stride)
     ep_recv_counts[:num_ranks] = header[:num_ranks].clamp(0, capacity)
@@ -196,9 +194,7 @@ def gather_counts_kernel(target: str = "cpu", zoned: bool = False) -> TritonKern
             Arg("ep_recv_counts", "*i32", "out"),
             Arg("tokens_per_expert", "*i64", "inout"),
             *([ZONE] if zoned else []),
-            Arg("num_ranks", "i32", "value"),
-            Arg("tp_rank", "i32", "value"),
-            Arg("capacity", "i32", "value"),
+            *numbers("i32", "num_ranks tp_rank capacity"),
             *([ZONE_STRIDE] if zoned else []),
         ),
         constants={**({} if zoned else NO_ZONE), "BLOCK": BLOCK},
@@ -208,7 +204,7 @@ def gather_counts_kernel(target: str = "cpu", zoned: bool = False) -> TritonKern
 
 
 def _append_inputs(s: Shape, r: Draw) -> Inputs:
-    words, row_words = align(s.slot.packed_bytes, SLOT_ALIGN) // 4, s.slot.row_bytes // 4
+    words, row_words = s.slot_bytes // 4, s.slot.row_bytes // 4
     return {
         "slots": r.words(r.tokens, words),
         "slot_scales": Hole("slots"),

@@ -17,13 +17,12 @@ import functools
 import torch
 
 from moe_triton.core.checks import check_positive
-from moe_triton.core.kernel import Arg, TritonKernel
+from moe_triton.core.kernel import Arg, TritonKernel, numbers
 from moe_triton.core.plan import Hole
 from moe_triton.kernels.cases import F32, Draw, Family, Inputs, Shape, blank
-from moe_triton.kernels.checks import split_evenly
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.zones import NO_ZONE, ZONE, ZONE_STRIDE, in_zone, zone_offset
-from moe_triton.layout import SLOT_ALIGN, STAMP, align
+from moe_triton.layout import STAMP
 
 
 @triton.jit
@@ -104,25 +103,24 @@ def _arrange_fallback(
 ) -> None:
     slots, slot_scales = (in_zone(memory, zone, zone_stride) for memory in (slots, slot_scales))
     ends = [0, *recv_offsets[:num_entries].tolist()]
-    for part in split_evenly(num_entries, programs):
-        for n in part:
-            start, stop = ends[n], ends[n + 1]
-            expert, source = divmod(n, num_ranks)
-            if stop <= start or source == kept_rank:
-                continue
-            block = slots.storage_offset() + source * src_stride + expert * expert_stride
-            count = stop - start
-            rows = slots.as_strided((count, ROW_WORDS), (slot_stride, 1), block)
-            out_rows[start * ROW_WORDS : stop * ROW_WORDS] = rows.reshape(-1)
-            triples = slots.as_strided((count, 3), (slot_stride, 1), block + TRIPLE_WORD)
-            out_triples[start * 3 : stop * 3] = triples.reshape(-1)
-            floats = block - slots.storage_offset() + slot_scales.storage_offset()
-            if HAS_SCALE:
-                scales = slot_scales.as_strided((count,), (slot_stride,), floats + SCALE_WORD)
-                out_scales[start:stop] = scales
-            if HAS_WEIGHT:
-                weights = slot_scales.as_strided((count,), (slot_stride,), floats + WEIGHT_WORD)
-                out_weights[start:stop] = weights
+    for n in range(num_entries):
+        start, stop = ends[n], ends[n + 1]
+        expert, source = divmod(n, num_ranks)
+        if stop <= start or source == kept_rank:
+            continue
+        block = slots.storage_offset() + source * src_stride + expert * expert_stride
+        count = stop - start
+        rows = slots.as_strided((count, ROW_WORDS), (slot_stride, 1), block)
+        out_rows[start * ROW_WORDS : stop * ROW_WORDS] = rows.reshape(-1)
+        triples = slots.as_strided((count, 3), (slot_stride, 1), block + TRIPLE_WORD)
+        out_triples[start * 3 : stop * 3] = triples.reshape(-1)
+        floats = block - slots.storage_offset() + slot_scales.storage_offset()
+        if HAS_SCALE:
+            scales = slot_scales.as_strided((count,), (slot_stride,), floats + SCALE_WORD)
+            out_scales[start:stop] = scales
+        if HAS_WEIGHT:
+            weights = slot_scales.as_strided((count,), (slot_stride,), floats + WEIGHT_WORD)
+            out_weights[start:stop] = weights
 
 
 @functools.cache
@@ -162,12 +160,8 @@ def arrange_kernel(
             Arg("out_triples", "*i32", "out"),
             Arg("out_weights", "*fp32", "out"),
             *([ZONE] if zoned else []),
-            Arg("num_entries", "i32", "value"),
-            Arg("num_ranks", "i32", "value"),
-            Arg("kept_rank", "i32", "value"),
-            Arg("src_stride", "i64", "value"),
-            Arg("expert_stride", "i64", "value"),
-            Arg("slot_stride", "i64", "value"),
+            *numbers("i32", "num_entries num_ranks kept_rank"),
+            *numbers("i64", "src_stride expert_stride slot_stride"),
             *([ZONE_STRIDE] if zoned else []),
         ),
         constants={
@@ -184,7 +178,7 @@ def arrange_kernel(
 
 
 def _inputs(s: Shape, r: Draw) -> Inputs:
-    words = align(s.slot.packed_bytes, SLOT_ALIGN) // 4
+    words = s.slot_bytes // 4
     rows, row_words = int(r.ends[-1]), s.slot.row_bytes // 4
     copied = rows - r.rows_from(r.rank)
     return {

@@ -21,12 +21,11 @@ import functools
 import torch
 
 from moe_triton.core.dtypes import NAMES
-from moe_triton.core.kernel import Arg, TritonKernel
+from moe_triton.core.kernel import Arg, TritonKernel, numbers
 from moe_triton.core.plan import Hole
 from moe_triton.kernels.cases import I8, I32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
-from moe_triton.layout import SLOT_ALIGN, align
 from moe_triton.reference.arithmetic import BLOCK_ELEMENTS, quantize_blocks
 
 
@@ -109,8 +108,7 @@ def _block_quantize_fallback(
     row_stride: int,
     scale_stride: int,
     HIDDEN: int,
-    BLOCK: int,
-    FLOAT_MAX: bool,
+    **_: object,
 ) -> None:
     num_rows = min(max(int(recv_offsets[num_entries - 1]), 0), capacity)
     if not num_rows:
@@ -138,10 +136,8 @@ def block_quantize_kernel(dtype: torch.dtype, hidden: int, target: str = "cpu") 
             Arg("recv_offsets", "*i32", "in"),
             Arg("packed", "*i8", "out"),
             Arg("packed_scales", f"*{element}", "out", interleaved_with="packed"),
-            Arg("num_entries", "i32", "value"),
-            Arg("capacity", "i32", "value"),
-            Arg("row_stride", "i64", "value"),
-            Arg("scale_stride", "i64", "value"),
+            *numbers("i32", "num_entries capacity"),
+            *numbers("i64", "row_stride scale_stride"),
         ),
         constants={"HIDDEN": hidden, "BLOCK": BLOCK_ELEMENTS, "FLOAT_MAX": target != "cpu"},
         fallback=_block_quantize_fallback,
@@ -149,7 +145,7 @@ def block_quantize_kernel(dtype: torch.dtype, hidden: int, target: str = "cpu") 
 
 
 def _inputs(s: Shape, r: Draw) -> Inputs:
-    stride = align(s.hidden * 5 // 4, SLOT_ALIGN)
+    stride = s.blocks_bytes
     return {
         "rows": r.rows(s.hidden, s.torch_dtype),
         "recv_offsets": torch.tensor([1, r.tokens - 1], dtype=I32),

@@ -21,7 +21,7 @@ from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import Hole
 from moe_triton.kernels.checks import Launch
-from moe_triton.layout import SlotLayout
+from moe_triton.layout import SLOT_ALIGN, SlotLayout, align
 
 I8, I32, I64, F32 = torch.int8, torch.int32, torch.int64, torch.float32
 AXES = ("dtype", "hidden", "topk", "shared")
@@ -67,6 +67,16 @@ class Shape:
     def slot(self) -> SlotLayout:
         """How a row of this shape is packed: feature ``int8`` says that rows travel quantised."""
         return SlotLayout(self.hidden, 1 if self.has("int8") else self.torch_dtype.itemsize)
+
+    @property
+    def slot_bytes(self) -> int:
+        """From one slot of a window to the next."""
+        return align(self.slot.packed_bytes, SLOT_ALIGN)
+
+    @property
+    def blocks_bytes(self) -> int:
+        """From one row of int8 in blocks, with its scales, to the next."""
+        return align(self.hidden * 5 // 4, SLOT_ALIGN)
 
 
 @dataclass(frozen=True)

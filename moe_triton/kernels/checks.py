@@ -1,4 +1,4 @@
-"""Argument rules that the host functions share."""
+"""Rules on sizes that the factories of kernels share, and what launches one kernel."""
 
 from __future__ import annotations
 
@@ -27,11 +27,3 @@ def check_float_dtype(dtype: torch.dtype) -> None:
         raise ArgumentError(
             "dtype", dtype, "must be torch.bfloat16 or torch.float16", "Convert the tokens first."
         )
-
-
-def split_evenly(num_items: int, programs: int) -> list[range]:
-    """The contiguous slice of each program: the same split as the kernels compute."""
-    per_program = -(-num_items // programs)
-    return [
-        range(min(p * per_program, num_items), min((p + 1) * per_program, num_items)) for p in range(programs)
-    ]

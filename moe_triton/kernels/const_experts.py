@@ -25,7 +25,7 @@ import torch
 
 from moe_triton.core.checks import check_positive
 from moe_triton.core.dtypes import NAMES
-from moe_triton.core.kernel import Arg, TritonKernel
+from moe_triton.core.kernel import Arg, TritonKernel, numbers
 from moe_triton.kernels.cases import F32, NUM_SPECIAL, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
@@ -114,7 +114,7 @@ def _const_alphas_fallback(
     HIDDEN: int,
     TOPK: int,
     PER_ELEMENT: bool,
-    LANES: int,
+    **_: object,
 ) -> None:
     if not num_tokens:
         return
@@ -159,10 +159,7 @@ def const_alphas_kernel(
             Arg("alpha1", f"*{element}", "in"),
             Arg("alpha2", f"*{element}", "in"),
             Arg("alphas", "*fp32", "out"),
-            Arg("first_token", "i32", "value"),
-            Arg("num_tokens", "i32", "value"),
-            Arg("first_const", "i32", "value"),
-            Arg("num_const", "i32", "value"),
+            *numbers("i32", "first_token num_tokens first_const num_const"),
         ),
         constants={
             "HIDDEN": hidden,

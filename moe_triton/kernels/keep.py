@@ -25,7 +25,7 @@ from dataclasses import replace
 import torch
 
 from moe_triton.core.checks import check_positive
-from moe_triton.core.kernel import Arg, TritonKernel, chosen_args
+from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers
 from moe_triton.core.plan import Hole
 from moe_triton.kernels.cases import F32, I32, I64, Draw, Family, Inputs, Shape, blank, subsets
 from moe_triton.kernels.language import tl, triton
@@ -129,15 +129,17 @@ def _keep_fallback(
     entries = num_tokens * TOPK
     place = (first_expert, num_local_experts, num_ranks, rank)
     kept, to = _own_rows(topk_idx[:entries], expand_idx[:entries], recv_offsets, *place)
+    if not len(kept):
+        return
     tokens, ks = kept // TOPK, kept % TOPK
-    for i, token, k, row in zip(kept.tolist(), tokens.tolist(), ks.tolist(), to.tolist(), strict=True):
-        source = (token * ROWS_PER_TOKEN + k if ROWS_PER_TOKEN > 1 else token) * row_stride
-        out_rows[row * ROW_WORDS : (row + 1) * ROW_WORDS] = rows[source : source + ROW_WORDS]
-        out_triples[row * 3 : row * 3 + 3] = torch.tensor([rank, token, k], dtype=torch.int32)
-        if out_scales is not None and scales is not None:
-            out_scales[row] = scales[source]
-        if out_weights is not None and topk_weights is not None:
-            out_weights[row] = topk_weights[i]
+    source = (tokens * ROWS_PER_TOKEN + ks if ROWS_PER_TOKEN > 1 else tokens) * row_stride
+    out_rows.unfold(0, ROW_WORDS, ROW_WORDS)[to] = rows[source[:, None] + torch.arange(ROW_WORDS)]
+    triples = torch.stack([torch.full_like(tokens, rank), tokens, ks], 1)
+    out_triples.unfold(0, 3, 3)[to] = triples.int()
+    if out_scales is not None and scales is not None:
+        out_scales[to] = scales[source]
+    if out_weights is not None and topk_weights is not None:
+        out_weights[to] = topk_weights[kept]
 
 
 @functools.cache
@@ -164,11 +166,7 @@ def keep_kernel(
         (True, Arg("out_triples", "*i32", "out")),
         (has_weight, Arg("out_weights", "*fp32", "out")),
         (True, Arg("row_stride", "i64", "value")),
-        (True, Arg("first_expert", "i32", "value")),
-        (True, Arg("num_local_experts", "i32", "value")),
-        (True, Arg("num_ranks", "i32", "value")),
-        (True, Arg("rank", "i32", "value")),
-        (True, Arg("num_tokens", "i32", "value")),
+        *((True, arg) for arg in numbers("i32", "first_expert num_local_experts num_ranks rank num_tokens")),
     )
     args, absent = chosen_args(arguments)
     return TritonKernel(
@@ -252,7 +250,6 @@ def result_offsets_kernel(topk: int, num_shared: int = 0) -> TritonKernel:
     ``start[e] + expand_idx[t, k]`` of the results, which begin ``own_results`` elements from the first slot.
     """
     check_positive("topk", topk)
-    values = ("hidden", "first_expert", "num_local_experts", "num_ranks", "rank", "num_tokens")
     return TritonKernel(
         name="result_offsets",
         fn=_result_offsets_kernel,
@@ -261,10 +258,8 @@ def result_offsets_kernel(topk: int, num_shared: int = 0) -> TritonKernel:
             Arg("expand_idx", "*i32", "in"),
             Arg("recv_offsets", "*i32", "in"),
             Arg("offsets", "*i64", "out"),
-            Arg("own_results", "i64", "value"),
-            Arg("token_stride", "i64", "value"),
-            Arg("slot_stride", "i64", "value"),
-            *(Arg(name, "i32", "value") for name in values),
+            *numbers("i64", "own_results token_stride slot_stride"),
+            *numbers("i32", "hidden first_expert num_local_experts num_ranks rank num_tokens"),
         ),
         constants={"TOPK": topk, "NUM_SHARED": num_shared},
         fallback=_result_offsets_fallback,

@@ -18,18 +18,18 @@ A row with a NaN has scale NaN, otherwise one with an inf has scale inf; either 
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import torch
 
 from moe_triton.core.checks import check_positive
 from moe_triton.core.dtypes import NAMES
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.kernel import Arg, TritonKernel
+from moe_triton.core.kernel import Arg, TritonKernel, numbers
 from moe_triton.core.plan import Hole
 from moe_triton.kernels.cases import AXES, I8, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
-from moe_triton.layout import SlotLayout
 from moe_triton.reference.arithmetic import quantize_rows
 
 
@@ -166,7 +166,7 @@ def _pack_fallback(
     row_stride: int,
     scale_stride: int,
     HIDDEN: int,
-    FLOAT_MAX: bool = False,
+    **_: object,
 ) -> None:
     if not num_tokens:
         return
@@ -191,7 +191,7 @@ def _pack_smooth_fallback(
     HIDDEN: int,
     TOPK: int,
     NUM_SHARED: int = 0,
-    FLOAT_MAX: bool = False,
+    **_: object,
 ) -> None:
     if not num_tokens:
         return
@@ -211,10 +211,7 @@ _DESTINATION = (
     Arg("rows", "*i8", "out"),
     Arg("scales", "*fp32", "out", interleaved_with="rows"),
 )
-_STRIDES = (
-    Arg("row_stride", "i64", "value"),
-    Arg("scale_stride", "i64", "value"),
-)
+_STRIDES = numbers("i64", "row_stride scale_stride")
 
 
 @functools.cache
@@ -240,10 +237,7 @@ def pack_kernel(
     check_hidden(hidden)
     element = NAMES[dtype]
     common = {"HIDDEN": hidden, "FLOAT_MAX": target != "cpu"}
-    tokens = (
-        Arg("first_token", "i32", "value"),
-        Arg("num_tokens", "i32", "value"),
-    )
+    tokens = numbers("i32", "first_token num_tokens")
     if num_shared and not smooth:
         rule = "must be 0 without smooth scales: a token then has one row for all experts"
         raise ArgumentError("num_shared", num_shared, rule, "Pass smooth_scales.")
@@ -266,8 +260,7 @@ def pack_kernel(
             Arg("smooth_scales", "*fp32", "in"),
             *_DESTINATION,
             *tokens,
-            Arg("scale_row_offset", "i32", "value"),
-            Arg("num_scale_rows", "i32", "value"),
+            *numbers("i32", "scale_row_offset num_scale_rows"),
             *_STRIDES,
         ),
         constants={**common, "TOPK": topk, "NUM_SHARED": num_shared},
@@ -279,7 +272,7 @@ def pack_kernel(
 
 
 def _inputs(s: Shape, r: Draw, rows_per_token: int) -> Inputs:
-    slot = SlotLayout(s.hidden, 1)
+    slot = replace(s, features=frozenset({"int8"})).slot
     return {
         "x": r.rows(s.hidden, s.torch_dtype),
         "topk_idx": r.ids,

@@ -25,7 +25,7 @@ import functools
 import torch
 
 from moe_triton.core.checks import check_positive
-from moe_triton.core.kernel import Arg, TritonKernel, chosen_args
+from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers
 from moe_triton.kernels.cases import I64, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.language import tl, triton
 
@@ -144,12 +144,7 @@ def starts_kernel(target: str = "cpu") -> TritonKernel:
             Arg("counts", "*i32", "in"),
             Arg("starts", "*i32", "out"),
             Arg("recv_counts", "*i32", "out"),
-            Arg("num_ranks", "i32", "value"),
-            Arg("rank", "i32", "value"),
-            Arg("num_shared_ranks", "i32", "value"),
-            Arg("num_local_experts", "i32", "value"),
-            Arg("count_stride", "i32", "value"),
-            Arg("max_count", "i32", "value"),
+            *numbers("i32", "num_ranks rank num_shared_ranks num_local_experts count_stride max_count"),
         ),
         constants={"SCALAR": target == "cpu", "BLOCK": BLOCK},
         fallback=_starts_fallback,
@@ -260,12 +255,8 @@ def places_kernel(topk: int, num_shared: int = 0) -> TritonKernel:
         (True, Arg("places", "*i32", "out")),
         (num_shared > 0, Arg("shared_places", "*i32", "out")),
         (True, Arg("offsets", "*i64", "out")),
-        (True, Arg("num_tokens", "i32", "value")),
-        (True, Arg("num_experts", "i32", "value")),
-        (True, Arg("num_shared_ranks", "i32", "value")),
-        (True, Arg("num_local_experts", "i32", "value")),
-        (True, Arg("capacity", "i32", "value")),
-        (True, Arg("hidden", "i32", "value")),
+        *((True, arg) for arg in numbers("i32", "num_tokens num_experts num_shared_ranks")),
+        *((True, arg) for arg in numbers("i32", "num_local_experts capacity hidden")),
     )
     args, absent = chosen_args(arguments)
     return TritonKernel(

@@ -20,7 +20,7 @@ import functools
 
 import torch
 
-from moe_triton.core.kernel import Arg, TritonKernel
+from moe_triton.core.kernel import Arg, TritonKernel, numbers
 from moe_triton.kernels.cases import I32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.language import tl, triton
 
@@ -119,8 +119,7 @@ def _returns_fallback(
     num_ranks: int,
     capacity: int,
     first_expert: int,
-    SCALAR: bool = True,
-    BLOCK: int = BLOCK,
+    **_: object,
 ) -> None:
     for n, (start, stop) in enumerate(_bounded(recv_offsets, num_entries, capacity)):
         if start < stop:
@@ -139,8 +138,7 @@ def _returns_shared_fallback(
     num_tokens: int,
     num_shared_ranks: int,
     num_experts: int,
-    SCALAR: bool = True,
-    BLOCK: int = BLOCK,
+    **_: object,
 ) -> None:
     for n, (start, stop) in enumerate(_bounded(recv_offsets, num_entries, capacity)):
         if start < stop and n < num_shared_ranks:
@@ -176,10 +174,7 @@ def returns_kernel(shared: bool, target: str = "cpu") -> TritonKernel:
             args=(
                 *head,
                 capacity,
-                Arg("rank", "i32", "value"),
-                Arg("num_tokens", "i32", "value"),
-                Arg("num_shared_ranks", "i32", "value"),
-                Arg("num_experts", "i32", "value"),
+                *numbers("i32", "rank num_tokens num_shared_ranks num_experts"),
             ),
             constants=constants,
             fallback=_returns_shared_fallback,
@@ -232,7 +227,7 @@ def _own_offsets_fallback(
     num_shared_ranks: int,
     rank: int,
     num_tokens: int,
-    BLOCK: int = BLOCK,
+    **_: object,
 ) -> None:
     pieces = torch.arange(rank, rank + num_shared_ranks + 1).mul(num_tokens).floor_divide(num_shared_ranks)
     out[:num_shared_ranks] = (pieces[1:] - pieces[0]).int()
@@ -252,10 +247,7 @@ def own_offsets_kernel(target: str = "cpu") -> TritonKernel:
         args=(
             Arg("recv_offsets", "*i32", "in"),
             Arg("out", "*i32", "out"),
-            Arg("num_ranks", "i32", "value"),
-            Arg("num_shared_ranks", "i32", "value"),
-            Arg("rank", "i32", "value"),
-            Arg("num_tokens", "i32", "value"),
+            *numbers("i32", "num_ranks num_shared_ranks rank num_tokens"),
         ),
         constants={"BLOCK": BLOCK},
         fallback=_own_offsets_fallback,

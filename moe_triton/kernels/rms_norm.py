@@ -25,7 +25,7 @@ import functools
 
 import torch
 
-from moe_triton.core.kernel import Arg, TritonKernel
+from moe_triton.core.kernel import Arg, TritonKernel, numbers
 from moe_triton.kernels.cases import F32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_hidden
 from moe_triton.kernels.language import tl, triton
@@ -97,8 +97,8 @@ def _rms_norm_fallback(
     num_tokens: int,
     HIDDEN: int,
     RECIPROCAL: float,
-    LANES: int,
     active: torch.Tensor | None = None,
+    **_: object,
 ) -> None:
     tokens = torch.arange(first_token, first_token + num_tokens)
     if active is not None:
@@ -147,8 +147,7 @@ def rms_norm_kernel(hidden: int, target: str = "cpu", *, masked: bool = False) -
             Arg("y", "*bf16", "out"),
             Arg("rstd", "*fp32", "out"),
             Arg("x_out", "*bf16", "out"),
-            Arg("first_token", "i32", "value"),
-            Arg("num_tokens", "i32", "value"),
+            *numbers("i32", "first_token num_tokens"),
         ),
         constants={
             "HIDDEN": hidden,

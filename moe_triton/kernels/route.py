@@ -19,7 +19,7 @@ import functools
 
 import torch
 
-from moe_triton.core.kernel import Arg, TritonKernel
+from moe_triton.core.kernel import Arg, TritonKernel, numbers
 from moe_triton.kernels.cases import I64, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.language import tl, triton
 from moe_triton.layout import TRAILER_MARK, TRAILER_WORDS
@@ -98,8 +98,7 @@ def _route_fallback(
     counts: torch.Tensor,
     num_entries: int,
     num_experts: int,
-    SCALAR: bool = True,
-    BLOCK: int = BLOCK,
+    **_: object,
 ) -> None:
     ids = topk_idx[:num_entries].long()
     valid = (ids >= 0) & (ids < num_experts)
@@ -124,8 +123,7 @@ def route_kernel(target: str = "cpu") -> TritonKernel:
             Arg("topk_idx", "*i32", "in"),
             Arg("expand_idx", "*i32", "out"),
             Arg("counts", "*i32", "inout"),
-            Arg("num_entries", "i32", "value"),
-            Arg("num_experts", "i32", "value"),
+            *numbers("i32", "num_entries num_experts"),
         ),
         constants={"SCALAR": target == "cpu", "BLOCK": BLOCK},
         fallback=_route_fallback,
@@ -272,9 +270,8 @@ def _offsets_fallback(
     max_count: int,
     capacity: int,
     CUMULATIVE: bool = False,
-    SCALAR: bool = True,
-    BLOCK: int = BLOCK,
     MARK: int = TRAILER_MARK,
+    **_: object,
 ) -> None:
     counts = recv_counts[:num_entries].clamp(0, max_count)
     ends = counts.cumsum(0, dtype=torch.int32).clamp(max=capacity)
@@ -304,10 +301,7 @@ def offsets_kernel(target: str = "cpu", cumulative: bool = False) -> TritonKerne
             Arg("recv_offsets", "*i32", "out"),
             Arg("tokens_per_expert", "*i64", "out"),
             Arg("trailer", "*i32", "out"),
-            Arg("num_entries", "i32", "value"),
-            Arg("num_local_experts", "i32", "value"),
-            Arg("max_count", "i32", "value"),
-            Arg("capacity", "i32", "value"),
+            *numbers("i32", "num_entries num_local_experts max_count capacity"),
         ),
         constants={"CUMULATIVE": cumulative, "SCALAR": target == "cpu", "BLOCK": BLOCK, "MARK": TRAILER_MARK},
         fallback=_offsets_fallback,

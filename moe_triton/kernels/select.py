@@ -123,8 +123,7 @@ def _select_fallback(
     num_tokens: int,
     TOPK: int,
     PER_ENTRY: bool,
-    SCALAR: bool = True,
-    BLOCK: int = BLOCK,
+    **_: object,
 ) -> None:
     num_entries = num_tokens * TOPK
     if PER_ENTRY:

@@ -110,7 +110,7 @@ def _share_fallback(
     rank: int,
     MASKED: bool,
     active: torch.Tensor | None = None,
-    BLOCK: int = BLOCK,
+    **_: object,
 ) -> None:
     replicas = num_shared_ranks // num_shared_experts
     slots = torch.arange(num_tokens, dtype=torch.int32)
@@ -135,7 +135,7 @@ def _share_by_position_fallback(
     num_tokens: int,
     num_shared_ranks: int,
     rank: int,
-    BLOCK: int = BLOCK,
+    **_: object,
 ) -> None:
     if rank < num_shared_ranks:
         counts = torch.zeros(num_shared_ranks, dtype=torch.int64)

@@ -23,7 +23,7 @@ import functools
 
 import torch
 
-from moe_triton.core.kernel import Arg, TritonKernel
+from moe_triton.core.kernel import Arg, TritonKernel, numbers
 from moe_triton.kernels.cases import I64, Draw, Family, Inputs, Shape
 from moe_triton.kernels.language import tl, triton
 
@@ -94,9 +94,7 @@ def waits_of_dispatch_kernel(target: str = "cpu") -> TritonKernel:
             Arg("waited", "*i32", "in"),
             Arg("table", "*i32", "in"),
             Arg("performance_info", "*i64", "inout"),
-            Arg("num_local_experts", "i32", "value"),
-            Arg("num_ranks", "i32", "value"),
-            Arg("num_table", "i32", "value"),
+            *numbers("i32", "num_local_experts num_ranks num_table"),
         ),
         constants={},
         fallback=_waits_of_dispatch_fallback,
@@ -255,9 +253,7 @@ def _waits_of_combine_fallback(
     num_ranks: int,
     rank: int,
     num_table: int,
-    SCALAR: bool = True,
-    BLOCK: int = BLOCK,
-    MAX_RESULTS: int = MAX_RESULTS,
+    **_: object,
 ) -> None:
     num_results = topk + num_shared_experts
     us = waited[: num_tokens * num_results].view(num_tokens, num_results)
@@ -294,15 +290,8 @@ def waits_of_combine_kernel(target: str = "cpu") -> TritonKernel:
             Arg("topk_idx", "*i32", "in"),
             Arg("table", "*i32", "in"),
             Arg("performance_info", "*i64", "inout"),
-            Arg("num_tokens", "i32", "value"),
-            Arg("topk", "i32", "value"),
-            Arg("num_experts", "i32", "value"),
-            Arg("num_local_experts", "i32", "value"),
-            Arg("num_shared_experts", "i32", "value"),
-            Arg("num_shared_ranks", "i32", "value"),
-            Arg("num_ranks", "i32", "value"),
-            Arg("rank", "i32", "value"),
-            Arg("num_table", "i32", "value"),
+            *numbers("i32", "num_tokens topk num_experts num_local_experts"),
+            *numbers("i32", "num_shared_experts num_shared_ranks num_ranks rank num_table"),
         ),
         constants={"SCALAR": target == "cpu", "BLOCK": BLOCK, "MAX_RESULTS": MAX_RESULTS},
         fallback=_waits_of_combine_fallback,

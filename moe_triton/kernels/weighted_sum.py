@@ -37,7 +37,7 @@ import torch
 from moe_triton.core.checks import check_positive
 from moe_triton.core.dtypes import NAMES
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.kernel import Arg, TritonKernel, chosen_args
+from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers
 from moe_triton.core.plan import Hole
 from moe_triton.kernels.cases import AXES, F32, I8, NUM_SPECIAL, Draw, Family, Inputs, Shape, blank, subsets
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
@@ -45,7 +45,6 @@ from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.weighted_sum_fallback import weighted_sum_fallback
 from moe_triton.kernels.weighted_sum_terms import has_special, store_sum, sum_routed, sum_with_special
 from moe_triton.kernels.zones import ZONE, ZONE_STRIDE, zone_offset
-from moe_triton.layout import SLOT_ALIGN, align
 from moe_triton.reference.arithmetic import BLOCK_ELEMENTS
 
 
@@ -247,9 +246,7 @@ def weighted_sum_kernel(
         (by_token, Arg("slot_stride", "i64", "value")),
         (features.by_expert, Arg("expert_stride", "i64", "value")),
         (features.by_expert, Arg("index_stride", "i64", "value")),
-        (True, Arg("first_token", "i32", "value")),
-        (True, Arg("num_tokens", "i32", "value")),
-        (True, Arg("num_experts", "i32", "value")),
+        *((True, arg) for arg in numbers("i32", "first_token num_tokens num_experts")),
         (features.by_expert, Arg("max_index", "i32", "value")),
         (features.special, Arg("num_zero", "i32", "value")),
         (features.special, Arg("num_copy", "i32", "value")),
@@ -282,7 +279,7 @@ def _inputs(s: Shape, r: Draw) -> Inputs:
     number = r.num_experts * rows_of_expert + r.tokens if s.has("by_expert") else r.tokens * width
     stride = s.hidden
     if s.has("quantized"):
-        stride = align(s.hidden * 5 // 4, SLOT_ALIGN)
+        stride = s.blocks_bytes
         slots = r.integers(-127, 128, number, stride, dtype=I8)
         scales = (r.uniform(number, s.hidden // BLOCK_ELEMENTS) / 64).to(dtype)
         slots[:, s.hidden : s.hidden * 5 // 4] = scales.view(I8)

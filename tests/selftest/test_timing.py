@@ -12,7 +12,7 @@ from moe_triton.tools.selftest.cases import finish
 from moe_triton.tools.selftest.check import Finding
 from moe_triton.tools.selftest.checks.stragglers import judge_waits
 from moe_triton.tools.selftest.checks.timing import over_all_ranks
-from moe_triton.tools.selftest.timing import fit_line, note_durations, percentiles
+from moe_triton.tools.selftest.timing import fit_line, percentiles
 
 SIZES = (4096, 65536, 1 << 20, 1 << 24)
 
@@ -75,13 +75,6 @@ def test_what_was_wrong_before_counts_more_than_times() -> None:
     broken = Finding(wrong=("lost",))
     assert judge_waits([broken, broken]).wrong == ("rank 0: lost", "rank 1: lost")
     assert over_all_ranks([broken, broken]).wrong == ("rank 0: lost", "rank 1: lost")
-
-
-def test_what_notes_durations_only_when_asked_is_asked() -> None:
-    asked: list[bool] = []
-    note_durations(SimpleNamespace(measure=asked.append), True)  # type: ignore[arg-type]
-    note_durations(SimpleNamespace(measure=asked.append), False)  # type: ignore[arg-type]
-    assert asked == [True, False]
 
 
 def test_a_buffer_whose_runs_return_early_is_asked_what_they_met() -> None:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from moe_triton.backends.base import Backend
-from moe_triton.buffer import EPBuffer
 
 PERCENTILES = (10, 50, 90, 99)
 WARM_UP = 3
@@ -46,11 +45,6 @@ def fit_line(us_by_bytes: Mapping[int, float]) -> Line | None:
 def percentiles(name: str, values: Sequence[float]) -> dict[str, float]:
     """Figures ``<name>_p50_us`` and so on, of microseconds."""
     return {f"{name}_p{p}_us": float(np.percentile(values, p)) for p in PERCENTILES}
-
-
-def note_durations(target: Backend | EPBuffer, on: bool) -> None:
-    """Has a back end or a buffer note how long each step takes, where it does so only when it is asked to."""
-    target.measure(on)
 
 
 def samples_us(call: Callable[[], object], backend: Backend, iterations: int) -> list[float]:

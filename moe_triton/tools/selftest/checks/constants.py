@@ -24,7 +24,7 @@ from moe_triton.tools.selftest.checks.windows import FLAGS, WRITES
 from moe_triton.tools.selftest.kernel_cases import prepare
 from moe_triton.tools.selftest.machine import cpu_ghz
 from moe_triton.tools.selftest.settings import Settings
-from moe_triton.tools.selftest.timing import Line, fit_line, median_us, note_durations
+from moe_triton.tools.selftest.timing import Line, fit_line, median_us
 from moe_triton.tools.selftest.wires import Wires
 
 STAGE = "constants"
@@ -210,11 +210,11 @@ def _rate_of(case: Case, backend: Backend, blocks: int, iterations: int) -> floa
     """1e9 bytes per second of the kernel itself."""
     ready = prepare(case, backend, blocks)
     us = []
-    note_durations(backend, True)
+    backend.measure(True)
     for _ in range(iterations):
         ready.executable.run(ready.bindings)
         backend.synchronize()
         us.append(ready.executable.durations_us()[case.kernel.name])
-    note_durations(backend, False)
+    backend.measure(False)
     assert case.bytes_moved is not None
     return case.bytes_moved / statistics.median(us) / 1e3

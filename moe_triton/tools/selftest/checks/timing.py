@@ -20,7 +20,7 @@ from moe_triton.tools.selftest.cases import Case, Inputs, finish, inputs_of, mak
 from moe_triton.tools.selftest.check import Check, Finding, Place, of_rank_0
 from moe_triton.tools.selftest.checks.operators import EXPERTS_PER_RANK, FIRST, TOPK
 from moe_triton.tools.selftest.settings import Settings
-from moe_triton.tools.selftest.timing import WARM_UP, note_durations, percentiles
+from moe_triton.tools.selftest.timing import WARM_UP, percentiles
 
 STAGE = "timing"
 HIDDEN = 7168
@@ -104,7 +104,7 @@ def time_rounds(place: Place, scheme: str, tokens: int, quantize: bool) -> Findi
             clock.take("combine", one.combine)
             clock.take("both", one.both)
             clock.take("memcpy", lambda: target.copy_(source))
-        note_durations(buffer, True)  # in rounds of their own: noting may take time
+        buffer.measure(True)  # in rounds of their own: noting may take time
         for _ in range(iterations):
             for operator, call in kinds:
                 dist.barrier()
