@@ -6,6 +6,7 @@ import torch
 
 from benchmarks.harness import Record, keep_freed_memory, parser, print_table, write_records
 from benchmarks.kernels.case import VS_MEMCPY, VS_TORCH, measure, meets_target
+from benchmarks.kernels.eager import eager_of
 from moe_triton.kernels import Case, Sizes, kernel_cases
 
 
@@ -31,7 +32,8 @@ def main() -> None:
             records += measured
             us, vs_torch, *known = (record["value"] for record in measured)
             met = meets_target(case, vs_torch, known[0] if known else None)
-            figures = [f"{us:.3f}", f"{vs_torch:.1f}", f"{known[0]:.2f}" if known else "-"]
+            ratio = f"{vs_torch:.1f}" if eager_of(case) else f"({vs_torch:.1f})"
+            figures = [f"{us:.3f}", ratio, f"{known[0]:.2f}" if known else "-"]
             does = "computes" if case.family.computes else "moves"
             lines.append([case.name, *figures, does, "yes" if met else "no"])
     title = f"Triton kernels, {sizes.tokens} tokens, one core{', from cold memory' if options.cold else ''}"

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.harness import Record, interleave, median_ratio
+from benchmarks.kernels.eager import eager_of
 from moe_triton.backends.cpu.triton import launch, prepare
 from moe_triton.kernels import Case
 
@@ -41,9 +42,12 @@ def measure(case: Case, iterations: int, *, cold: bool) -> list[Record]:
     """
     check(case)
     arguments = case.arguments(case.memory)
+    eager = eager_of(case)
     routes: dict[str, Callable[[], object]] = {
         "ours": prepare(case.kernel, list(arguments.values())),
-        "torch": lambda: case.kernel.fallback(1, **arguments, **case.kernel.constants),
+        "torch": (lambda: eager(case))
+        if eager
+        else lambda: case.kernel.fallback(1, **arguments, **case.kernel.constants),
     }
     half = (case.bytes_moved or 0) // 2
     if half:
@@ -64,6 +68,7 @@ def measure(case: Case, iterations: int, *, cold: bool) -> list[Record]:
         "tokens": tokens,
         "computes": case.family.computes,
         "cold": cold,
+        "baseline": "eager" if eager else "model",
     }
     return [
         {"benchmark": "kernels", "case": about, "metric": metric, "value": value, "unit": unit}
