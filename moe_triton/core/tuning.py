@@ -75,6 +75,11 @@ class Tuning:
                 "Pass 0, or more num_blocks.",
             )
 
+    def parts(self, operator: str, tokens: int) -> int:
+        """How many parts an operator on so many tokens is cut into."""
+        each = self.dispatch_tokens if operator == "dispatch" else self.combine_tokens
+        return -(-tokens // each) if tokens > each else 1
+
 
 def checked_tuning(tuning: object) -> Tuning:
     """What a user passed, or the usual settings for None.

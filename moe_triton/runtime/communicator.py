@@ -143,7 +143,8 @@ class Communicator(Exclusive):
         zone = self._rounds.zone(operator)
         tokens = bindings.get("num_tokens", 0)  # combine's setup works on rows
         assert isinstance(tokens, int)
-        executable = self._executables.operator(variant, zone, phase, self.parts(operator, tokens))
+        parts = self.site.tuning.parts(operator, tokens)
+        executable = self._executables.operator(variant, zone, phase, parts)
         number = self.counts[operator]
         try:
             self._execute(operator, executable, bindings, turn=phase != "setup")
@@ -195,12 +196,6 @@ class Communicator(Exclusive):
         except BaseException as error:
             self._give_up(f"a wait for the device ended in {type(error).__name__}")
             raise
-
-    def parts(self, operator: str, tokens: int) -> int:
-        """How many parts an operator on so many tokens is cut into."""
-        tuning = self.site.tuning
-        each = tuning.dispatch_tokens if operator == "dispatch" else tuning.combine_tokens
-        return -(-tokens // each) if tokens > each else 1
 
     def _full_wait(self, timeout_us: int | None = None) -> None:
         self._rounds.begin("barrier")

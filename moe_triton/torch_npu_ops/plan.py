@@ -169,7 +169,7 @@ class OperatorPlan:
             constants = constants | {"num_rows": self._num_rows(s["rows"])}
         sizes = s["BS"], s["K"]
         program = PlanCall(operator, self.inputs, dims, outputs, constants, self.num_ids, sizes, bounds)
-        return calls.call(program, self.variant, communicator.parts(operator, s["BS"]))
+        return calls.call(program, self.variant, communicator.site.tuning.parts(operator, s["BS"]))
 
     def _num_rows(self, known: int) -> int:
         """How many results combine looks at, of so many: there is a triple for each in the second version."""
