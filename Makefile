@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find kernels_ascendc moe_triton/core/abi.py moe_triton/core/ascendc.py moe_triton/core/records.py \
     moe_triton/core/region.py moe_triton/tools/codegen.py -type f -not -name '*.pyc')
+CPP_SOURCES := $(filter %.h %.cpp %.asc,$(NATIVE_SOURCES))
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo test test-long chaos-short chaos-long lint gate gate-update docs bench clean
@@ -38,6 +39,7 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(CPP_SOURCES)
 
 # By way of build/, so that a failure leaves the page as it was. The variable silences a notice about mkdocs 2.
 docs: $(VENV)/.installed $(VENV)/.docs
