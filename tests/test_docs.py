@@ -279,9 +279,9 @@ def test_the_shapes_of_the_halves_are_those_of_the_functions(
         x, ids = torch.empty(3, 96, dtype=torch.bfloat16), torch.empty(3, 2, dtype=torch.int32)
         setup = torch_npu_ops.npu_moe_distribute_dispatch_setup
         sent = setup(x, ids, *group, quant_mode=quant_mode, **options)
-        triples = torch.empty(5 * 128, dtype=torch.int32)
+        origins = torch.empty(5 * 128, dtype=torch.int32)
         back = torch_npu_ops.npu_moe_distribute_combine_setup(
-            torch.empty(5, 96, dtype=torch.bfloat16), ids, triples, *group, **options
+            torch.empty(5, 96, dtype=torch.bfloat16), ids, origins, *group, **options
         )
     assert described == [tuple(output.shape) for output in (*sent, *back)]
 
