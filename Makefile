@@ -40,6 +40,7 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(CPP_SOURCES)
+	$(MAKE) $(VENV)/.tidy
 
 # By way of build/, so that a failure leaves the page as it was. The variable silences a notice about mkdocs 2.
 docs: $(VENV)/.installed $(VENV)/.docs
@@ -47,6 +48,13 @@ docs: $(VENV)/.installed $(VENV)/.docs
 	$(BIN)/python -m moe_triton.limits > build/limits.md
 	mv build/limits.md docs/limits.md
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+COMPILED = $(firstword $(wildcard build/*/compile_commands.json))
+# Once for what it has found nothing in. Of all sources those that were compiled: without Python's headers, not all are.
+$(VENV)/.tidy: $(VENV)/.installed kernels_ascendc/.clang-tidy
+	$(BIN)/python -c 'import json; print(*{x["file"] for x in json.load(open("$(COMPILED)"))})' \
+	  | xargs -n 1 -P 2 $(BIN)/clang-tidy --quiet -p $(COMPILED)
+	@touch $@
 
 bench: $(VENV)/.installed $(VENV)/.bench
 	$(BIN)/python -m benchmarks.kernels

@@ -208,7 +208,7 @@ private:
             pieces.push_back({[=] { CopyBytes(to + begin, from + begin, length); }, {}});
             begin += length;
         }
-        const bool is_small = pipe == PIPE_MTE3 && bytes <= 2 * AscendC::BLOCK_BYTES;
+        const bool is_small = pipe == PIPE_MTE3 && bytes <= 2ULL * AscendC::BLOCK_BYTES;
         const Stalls stalls = is_small ? Stalls::WHEN_AHEAD : Stalls::BETWEEN_PIECES;
         if (!pieces.empty()) Put(pipe, {Kind::EFFECT, std::move(pieces), {}, stalls});
     }
