@@ -72,7 +72,7 @@ def measure(rank: int, num_ranks: int, tokens: int) -> dict[str, float]:
 def _pair(buffer: EPBuffer, inputs: Inputs) -> Callable[[], object]:
     def call() -> torch.Tensor:
         output = buffer.dispatch(inputs.x, inputs.ids)
-        return buffer.combine(buffer.expert_output(), inputs.weights, output.handle)
+        return buffer.combine(buffer.expert_output(), output.handle, inputs.weights)
 
     return call
 

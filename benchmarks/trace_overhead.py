@@ -69,7 +69,7 @@ def measure(
                 start, core = time.perf_counter(), time.thread_time()
                 received = buffer.dispatch(inputs.x, inputs.ids)
                 # The experts answer with what they got.
-                buffer.combine(received.tokens, inputs.weights, received.handle)
+                buffer.combine(received.tokens, received.handle, inputs.weights)
                 if iteration >= WARM_UP:
                     spans[name].append((start, time.perf_counter(), time.thread_time() - core))
         switch.to("traced")

@@ -225,7 +225,7 @@ class EPBuffer:
             topk_idx=ids,
             expand_idx=outputs["expand_idx"],
             recv_offsets=outputs["recv_offsets"],
-            assist_info=outputs["triples"],
+            assist_info=outputs["origins"],
         )
         bindings: dict[str, Any] = {
             "x": x,
@@ -244,7 +244,7 @@ class EPBuffer:
         )
 
     def combine(
-        self, y: torch.Tensor, topk_weights: torch.Tensor | None, handle: DispatchHandle
+        self, y: torch.Tensor, handle: DispatchHandle, topk_weights: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Sends each expert's output back to its token's rank and sums them there.
 
@@ -255,8 +255,9 @@ class EPBuffer:
         Args:
             y: (n, H) outputs in the order of ``DispatchOutput.tokens``, in the dispatched dtype, n at
                 least the number of rows received.
-            topk_weights: (T, K) fp32, or None for a sum without weights.
             handle: of the latest dispatch.
+            topk_weights: (T, K) fp32 to multiply with, or None for a sum without weights, even if dispatch
+                was given some.
 
         Returns:
             (T, H). A token without experts gives zeros.
@@ -267,7 +268,7 @@ class EPBuffer:
             CommunicationTimeoutError: a rank's results did not come in time. The buffer is then broken.
         """
         if self._calls is not None:
-            result: torch.Tensor | None = self._calls.combine(y, topk_weights, handle)
+            result: torch.Tensor | None = self._calls.combine(y, handle, topk_weights)
             if result is not None:
                 return result
         self._communicator.check_usable()
@@ -284,7 +285,7 @@ class EPBuffer:
         bindings: dict[str, Any] = {
             "y": y,
             "num_rows": y.shape[0],
-            "triples": handle.assist_info,
+            "origins": handle.assist_info,
             "recv_offsets": handle.recv_offsets,
             "topk_idx": handle.topk_idx,
             "topk_weights": topk_weights,

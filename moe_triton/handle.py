@@ -26,7 +26,7 @@ class DispatchHandle:
         expand_idx: (T * K,) int32, how many earlier entries of this rank chose the same expert.
         recv_offsets: (E * EP,) int32, inclusive prefix sums of the rows received, expert by expert and
             within an expert source by source (ep_recv_counts in torch_npu). The last one is the total.
-        assist_info: (3 A + 2,) int32, ``triples`` and behind them their trailer (`moe_triton.layout`).
+        assist_info: (3 A + 2,) int32, ``origins`` and behind them their trailer (`moe_triton.layout`).
     """
 
     buffer_id: int
@@ -57,7 +57,7 @@ class DispatchHandle:
         self.__dict__.update(state)
 
     @property
-    def triples(self) -> torch.Tensor:
+    def origins(self) -> torch.Tensor:
         """(A, 3) int32, (source rank, token, k) of each received row (assist_info_for_combine).
 
         Rows at and past the total are undefined.

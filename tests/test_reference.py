@@ -83,7 +83,7 @@ def test_combine_sums_in_the_stated_order() -> None:
     # In fp32 (2^25 + 1) - 2^25 is 0, while the other order gives 1: k ascending decides.
     value = {(0, 0): 2.0**25, (0, 1): 1.0, (0, 2): -(2.0**25)}
     y = [
-        torch.tensor([[value[t, k]] * 32 for _, t, k in r.triples.tolist()], dtype=torch.bfloat16).view(
+        torch.tensor([[value[t, k]] * 32 for _, t, k in r.origins.tolist()], dtype=torch.bfloat16).view(
             -1, 32
         )
         for r in received
@@ -96,9 +96,9 @@ def test_shared_ranks_receive_every_token_of_their_sources() -> None:
     ids = [torch.tensor([[0], [2]], dtype=torch.int32)] * 5
     x = [torch.full((2, 32), float(r), dtype=torch.bfloat16) for r in range(5)]
     received = reference.dispatch(config, x, ids)
-    assert received[0].triples[:, 0].tolist() == [0, 0, 2, 2, 4, 4]
-    assert received[1].triples[:, 0].tolist() == [1, 1, 3, 3]
-    assert received[0].triples[:, 2].eq(1).all()
+    assert received[0].origins[:, 0].tolist() == [0, 0, 2, 2, 4, 4]
+    assert received[1].origins[:, 0].tolist() == [1, 1, 3, 3]
+    assert received[0].origins[:, 2].eq(1).all()
     assert received[2].tokens_per_expert.tolist() == [5]
     assert received[3].tokens_per_expert.tolist() == [0]
     assert received[4].tokens_per_expert.tolist() == [5]

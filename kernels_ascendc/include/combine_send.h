@@ -57,7 +57,7 @@ private:
 
     __aicore__ inline void LoadOrigins(int64_t first, int64_t last) {
         Order<AscendC::HardEvent::S_MTE2>();
-        origins_.Load(args_.triples, first * ORIGIN_WORDS, (last - first) * ORIGIN_WORDS);
+        origins_.Load(args_.origins, first * ORIGIN_WORDS, (last - first) * ORIGIN_WORDS);
         Order<AscendC::HardEvent::MTE2_S>();
     }
 

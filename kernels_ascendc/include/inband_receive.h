@@ -214,11 +214,11 @@ private:
         Order<AscendC::HardEvent::MTE3_MTE2>();
         LoadEach(0, args_.out_scales, PlaceInBlocks(args_.scale_offset), WORD_BYTES, first, count);
         const uint64_t stamp = PlaceInBlocks(args_.stamp_offset);
-        LoadEach(1, args_.out_triples, stamp + Stamp::SOURCE * WORD_BYTES, ORIGIN_BYTES, first, count);
+        LoadEach(1, args_.out_origins, stamp + Stamp::SOURCE * WORD_BYTES, ORIGIN_BYTES, first, count);
         LoadEach(2, args_.out_weights, stamp + Stamp::WEIGHT * WORD_BYTES, WORD_BYTES, first, count);
         Order<AscendC::HardEvent::MTE2_MTE3>();
         StoreEach(0, args_.out_scales, WORD_BYTES, first, count);
-        StoreEach(1, args_.out_triples, ORIGIN_BYTES, first, count);
+        StoreEach(1, args_.out_origins, ORIGIN_BYTES, first, count);
         StoreEach(2, args_.out_weights, WORD_BYTES, first, count);
     }
 
@@ -248,7 +248,7 @@ private:
         AscendC::DataCopyPad(GlobalAt<float>(slot + BLOCK_DATA_BYTES), zeros_, scatter);
     }
 
-    static constexpr uint32_t WORD_BYTES = sizeof(int32_t);
+    static constexpr uint64_t WORD_BYTES = sizeof(int32_t);
 
     InbandReceiveArgs args_;
     FlagCounter flags_;

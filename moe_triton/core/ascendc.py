@@ -141,7 +141,7 @@ INBAND_RECEIVE = AscendCKernel(
         Arg("stamp_offset", "i64", "value"),
         Arg("out_rows", "*i8", "out"),  # (A, row_bytes)
         Arg("out_scales", "*fp32", "out"),  # (A,), or null
-        Arg("out_triples", "*i32", "out"),  # (A, 3)
+        Arg("out_origins", "*i32", "out"),  # (A, 3)
         Arg("out_weights", "*fp32", "out"),  # (A,), or null
         Arg("zone", "i64", "value"),
         Arg("zone_at", "*i32", "in"),
@@ -156,7 +156,7 @@ COMBINE_SEND = AscendCKernel(
     (
         Arg("rows", "*i8", "in"),  # expert outputs, contiguous
         Arg("row_bytes", "i64", "value"),
-        Arg("triples", "*i32", "in"),  # (A, 3): source rank, token, k
+        Arg("origins", "*i32", "in"),  # (A, 3): source rank, token, k
         Arg("recv_offsets", "*i32", "in"),  # inclusive prefix sums; the last one is the number of rows
         Arg("num_entries", "i64", "value"),
         Arg("capacity", "i64", "value"),  # rows in `rows`

@@ -1,4 +1,4 @@
-"""Arrange: received slot rows to expert order, taking row, scale, triple and weight apart.
+"""Arrange: received slot rows to expert order, taking row, scale, origin and weight apart.
 
 Shape symbols:
     E   experts of this rank
@@ -32,7 +32,7 @@ def _arrange_kernel(
     recv_offsets,
     out_rows,
     out_scales,
-    out_triples,
+    out_origins,
     out_weights,
     zone,
     num_entries,
@@ -44,7 +44,7 @@ def _arrange_kernel(
     zone_stride,
     ROW_WORDS: tl.constexpr,
     SCALE_WORD: tl.constexpr,
-    TRIPLE_WORD: tl.constexpr,
+    ORIGIN_WORD: tl.constexpr,
     WEIGHT_WORD: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
@@ -69,9 +69,9 @@ def _arrange_kernel(
             tl.store(out_rows + row * ROW_WORDS + words, tl.load(slots + slot + words))
             if HAS_SCALE:
                 tl.store(out_scales + row, tl.load(slot_scales + slot + SCALE_WORD))
-            tl.store(out_triples + row * 3, tl.load(slots + slot + TRIPLE_WORD))
-            tl.store(out_triples + row * 3 + 1, tl.load(slots + slot + TRIPLE_WORD + 1))
-            tl.store(out_triples + row * 3 + 2, tl.load(slots + slot + TRIPLE_WORD + 2))
+            tl.store(out_origins + row * 3, tl.load(slots + slot + ORIGIN_WORD))
+            tl.store(out_origins + row * 3 + 1, tl.load(slots + slot + ORIGIN_WORD + 1))
+            tl.store(out_origins + row * 3 + 2, tl.load(slots + slot + ORIGIN_WORD + 2))
             if HAS_WEIGHT:
                 tl.store(out_weights + row, tl.load(slot_scales + slot + WEIGHT_WORD))
 
@@ -84,7 +84,7 @@ def _arrange_fallback(
     recv_offsets: torch.Tensor,
     out_rows: torch.Tensor,
     out_scales: torch.Tensor,
-    out_triples: torch.Tensor,
+    out_origins: torch.Tensor,
     out_weights: torch.Tensor,
     num_entries: int,
     num_ranks: int,
@@ -94,7 +94,7 @@ def _arrange_fallback(
     slot_stride: int,
     ROW_WORDS: int,
     SCALE_WORD: int,
-    TRIPLE_WORD: int,
+    ORIGIN_WORD: int,
     WEIGHT_WORD: int,
     HAS_SCALE: bool,
     HAS_WEIGHT: bool,
@@ -112,8 +112,8 @@ def _arrange_fallback(
         count = stop - start
         rows = slots.as_strided((count, ROW_WORDS), (slot_stride, 1), block)
         out_rows[start * ROW_WORDS : stop * ROW_WORDS] = rows.reshape(-1)
-        triples = slots.as_strided((count, 3), (slot_stride, 1), block + TRIPLE_WORD)
-        out_triples[start * 3 : stop * 3] = triples.reshape(-1)
+        origins = slots.as_strided((count, 3), (slot_stride, 1), block + ORIGIN_WORD)
+        out_origins[start * 3 : stop * 3] = origins.reshape(-1)
         floats = block - slots.storage_offset() + slot_scales.storage_offset()
         if HAS_SCALE:
             scales = slot_scales.as_strided((count,), (slot_stride,), floats + SCALE_WORD)
@@ -127,7 +127,7 @@ def _arrange_fallback(
 def arrange_kernel(
     row_words: int,
     scale_word: int,
-    triple_word: int,
+    stamp_word: int,
     has_scale: bool,
     has_weight: bool = False,
     zoned: bool = False,
@@ -138,12 +138,12 @@ def arrange_kernel(
     fp32. The block of entry ``n = expert * num_ranks + source`` starts at
     ``source * src_stride + expert * expert_stride`` and holds one slot every ``slot_stride`` words.
     ``recv_offsets`` is the inclusive prefix sum of the rows per entry. The routing weight, fp32, stands
-    behind the triple. Without ``has_scale`` or ``has_weight``, ``out_scales`` or ``out_weights`` is not
+    behind the origin. Without ``has_scale`` or ``has_weight``, ``out_scales`` or ``out_weights`` is not
     written. Entries from ``kept_rank`` are left out: `keep` brings those rows; -1 leaves out none.
 
     Args:
         row_words: H * element size / 4.
-        scale_word, triple_word: where scale and stamp start within a slot, in words.
+        scale_word, stamp_word: where scale and stamp start within a slot, in words.
         zoned: ``slots`` is zone 0's; the rows are in the zone that ``zone`` (1,) names, ``zone_stride``
             words from one to the next.
     """
@@ -157,7 +157,7 @@ def arrange_kernel(
             Arg("recv_offsets", "*i32", "in"),
             Arg("out_rows", "*i32", "out"),
             Arg("out_scales", "*fp32", "out"),
-            Arg("out_triples", "*i32", "out"),
+            Arg("out_origins", "*i32", "out"),
             Arg("out_weights", "*fp32", "out"),
             *([ZONE] if zoned else []),
             *numbers("i32", "num_entries num_ranks kept_rank"),
@@ -168,8 +168,8 @@ def arrange_kernel(
             **({} if zoned else NO_ZONE),
             "ROW_WORDS": row_words,
             "SCALE_WORD": scale_word,
-            "TRIPLE_WORD": triple_word + STAMP.word("source"),
-            "WEIGHT_WORD": triple_word + STAMP.word("weight"),
+            "ORIGIN_WORD": stamp_word + STAMP.word("source"),
+            "WEIGHT_WORD": stamp_word + STAMP.word("weight"),
             "HAS_SCALE": has_scale,
             "HAS_WEIGHT": has_weight,
         },
@@ -187,7 +187,7 @@ def _inputs(s: Shape, r: Draw) -> Inputs:
         "recv_offsets": r.ends,
         "out_rows": blank(rows, row_words),
         "out_scales": blank(rows, dtype=F32),
-        "out_triples": blank(rows, 3),
+        "out_origins": blank(rows, 3),
         "out_weights": blank(rows, dtype=F32),
         "num_entries": r.entries,
         "num_ranks": r.num_ranks,

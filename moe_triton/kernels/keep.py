@@ -52,7 +52,7 @@ def _keep_kernel(
     recv_offsets,
     out_rows,
     out_scales,
-    out_triples,
+    out_origins,
     out_weights,
     row_stride,
     first_expert,
@@ -78,9 +78,9 @@ def _keep_kernel(
                 tl.store(out_rows + row * ROW_WORDS + words, tl.load(rows + source * row_stride + words))
                 if out_scales is not None:
                     tl.store(out_scales + row, tl.load(scales + source * row_stride))
-                tl.store(out_triples + row * 3, rank)
-                tl.store(out_triples + row * 3 + 1, token)
-                tl.store(out_triples + row * 3 + 2, k)
+                tl.store(out_origins + row * 3, rank)
+                tl.store(out_origins + row * 3 + 1, token)
+                tl.store(out_origins + row * 3 + 2, k)
                 if out_weights is not None:
                     tl.store(out_weights + row, tl.load(topk_weights + token * TOPK + k))
 
@@ -111,7 +111,7 @@ def _keep_fallback(
     expand_idx: torch.Tensor,
     recv_offsets: torch.Tensor,
     out_rows: torch.Tensor,
-    out_triples: torch.Tensor,
+    out_origins: torch.Tensor,
     row_stride: int,
     first_expert: int,
     num_local_experts: int,
@@ -134,8 +134,8 @@ def _keep_fallback(
     tokens, ks = kept // TOPK, kept % TOPK
     source = (tokens * ROWS_PER_TOKEN + ks if ROWS_PER_TOKEN > 1 else tokens) * row_stride
     out_rows.unfold(0, ROW_WORDS, ROW_WORDS)[to] = rows[source[:, None] + torch.arange(ROW_WORDS)]
-    triples = torch.stack([torch.full_like(tokens, rank), tokens, ks], 1)
-    out_triples.unfold(0, 3, 3)[to] = triples.int()
+    origins = torch.stack([torch.full_like(tokens, rank), tokens, ks], 1)
+    out_origins.unfold(0, 3, 3)[to] = origins.int()
     if out_scales is not None and scales is not None:
         out_scales[to] = scales[source]
     if out_weights is not None and topk_weights is not None:
@@ -150,7 +150,7 @@ def keep_kernel(
 
     Token t's row, of ``row_words`` words, starts ``t * row_stride`` words after ``rows``, its scale as far
     after ``scales``; with ``rows_per_token`` K + S, result k of t has row ``t * (K + S) + k``. The place in
-    the output is ``start[e] + expand_idx[t, k]``; triple (rank, t, k) and weight go there too.
+    the output is ``start[e] + expand_idx[t, k]``; origin (rank, t, k) and weight go there too.
     """
     check_positive("row_words", row_words)
     check_positive("topk", topk)
@@ -163,7 +163,7 @@ def keep_kernel(
         (True, Arg("recv_offsets", "*i32", "in")),
         (True, Arg("out_rows", "*i32", "out")),
         (has_scale, Arg("out_scales", "*fp32", "out")),
-        (True, Arg("out_triples", "*i32", "out")),
+        (True, Arg("out_origins", "*i32", "out")),
         (has_weight, Arg("out_weights", "*fp32", "out")),
         (True, Arg("row_stride", "i64", "value")),
         *((True, arg) for arg in numbers("i32", "first_expert num_local_experts num_ranks rank num_tokens")),
@@ -288,7 +288,7 @@ def _keep_inputs(s: Shape, r: Draw) -> Inputs:
         "recv_offsets": ends,
         "out_rows": blank(rows, row_words),
         "out_scales": blank(rows, dtype=F32),
-        "out_triples": blank(rows, 3),
+        "out_origins": blank(rows, 3),
         "out_weights": blank(rows, dtype=F32),
         "row_stride": words,
         "first_expert": first,

@@ -9,8 +9,8 @@ Shape symbols:
     A    rows of this rank at most
     BS   tokens of a rank
 
-V1's triples hold no token: rows are known by their expert and by their number among what their source sent
-it. A triple (rank, index, expert) names the slot that a result goes to; the shared expert has number M,
+V1's origins hold no token: rows are known by their expert and by their number among what their source sent
+it. An origin (rank, index, expert) names the slot that a result goes to; the shared expert has number M,
 and its results are numbered by token. See `moe_triton.kernels.share` for F(i) = i * BS // R.
 """
 
@@ -28,8 +28,8 @@ BLOCK = 64
 
 
 @triton.jit
-def _store_triples(
-    triples, recv_offsets, n, capacity, source, first_index, from_start, expert,
+def _store_origins(
+    origins, recv_offsets, n, capacity, source, first_index, from_start, expert,
     SCALAR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Rows of entry n: indices count from ``first_index``, or with ``from_start`` are row numbers."""
@@ -41,7 +41,7 @@ def _store_triples(
     if SCALAR:
         # an entry has few rows: a block of them would mostly be filled for nothing
         for row in range(start, stop):
-            at = triples + tl.cast(row, tl.int64) * 3
+            at = origins + tl.cast(row, tl.int64) * 3
             tl.store(at, source)
             tl.store(at + 1, row - start + first_index)
             tl.store(at + 2, expert)
@@ -50,7 +50,7 @@ def _store_triples(
         for b in range(0, tl.cdiv(tl.maximum(stop - start, 0), BLOCK)):
             i = b * BLOCK + lanes
             inside = i < stop - start
-            at = triples + tl.cast(start, tl.int64) * 3 + i * 3
+            at = origins + tl.cast(start, tl.int64) * 3 + i * 3
             tl.store(at, i * 0 + source, mask=inside)
             tl.store(at + 1, i + first_index, mask=inside)
             tl.store(at + 2, i * 0 + expert, mask=inside)
@@ -59,7 +59,7 @@ def _store_triples(
 @triton.jit
 def _returns_kernel(
     recv_offsets,
-    triples,
+    origins,
     num_entries,
     num_ranks,
     capacity,
@@ -71,13 +71,13 @@ def _returns_kernel(
     begin = tl.program_id(0) * per_program
     for n in range(begin, tl.minimum(begin + per_program, num_entries)):
         expert = first_expert + n // num_ranks
-        _store_triples(triples, recv_offsets, n, capacity, n % num_ranks, 0, False, expert, SCALAR, BLOCK)
+        _store_origins(origins, recv_offsets, n, capacity, n % num_ranks, 0, False, expert, SCALAR, BLOCK)
 
 
 @triton.jit
 def _returns_shared_kernel(
     recv_offsets,
-    triples,
+    origins,
     num_entries,
     capacity,
     rank,
@@ -95,11 +95,11 @@ def _returns_shared_kernel(
         before = n * num_tokens // num_shared_ranks
         token = (rank + n) * num_tokens // num_shared_ranks - before
         source = tl.where(is_own, rank, n)
-        _store_triples(triples, recv_offsets, n, capacity, source, token, is_own, num_experts, SCALAR, BLOCK)
+        _store_origins(origins, recv_offsets, n, capacity, source, token, is_own, num_experts, SCALAR, BLOCK)
 
 
-def _fill(triples: torch.Tensor, start: int, stop: int, source: int, first_index: int, expert: int) -> None:
-    rows = triples[3 * start : 3 * stop].view(-1, 3)
+def _fill(origins: torch.Tensor, start: int, stop: int, source: int, first_index: int, expert: int) -> None:
+    rows = origins[3 * start : 3 * stop].view(-1, 3)
     rows[:, 0] = source
     rows[:, 1] = torch.arange(first_index, first_index + stop - start, dtype=torch.int32)
     rows[:, 2] = expert
@@ -114,7 +114,7 @@ def _returns_fallback(
     programs: int,
     *,
     recv_offsets: torch.Tensor,
-    triples: torch.Tensor,
+    origins: torch.Tensor,
     num_entries: int,
     num_ranks: int,
     capacity: int,
@@ -124,14 +124,14 @@ def _returns_fallback(
     for n, (start, stop) in enumerate(_bounded(recv_offsets, num_entries, capacity)):
         if start < stop:
             expert, source = divmod(n, num_ranks)
-            _fill(triples, start, stop, source, 0, first_expert + expert)
+            _fill(origins, start, stop, source, 0, first_expert + expert)
 
 
 def _returns_shared_fallback(
     programs: int,
     *,
     recv_offsets: torch.Tensor,
-    triples: torch.Tensor,
+    origins: torch.Tensor,
     num_entries: int,
     capacity: int,
     rank: int,
@@ -142,16 +142,16 @@ def _returns_shared_fallback(
 ) -> None:
     for n, (start, stop) in enumerate(_bounded(recv_offsets, num_entries, capacity)):
         if start < stop and n < num_shared_ranks:
-            _fill(triples, start, stop, rank, start, num_experts)
+            _fill(origins, start, stop, rank, start, num_experts)
         elif start < stop:
             before = n * num_tokens // num_shared_ranks
             token = (rank + n) * num_tokens // num_shared_ranks - before
-            _fill(triples, start, stop, n, token, num_experts)
+            _fill(origins, start, stop, n, token, num_experts)
 
 
 @functools.cache
 def returns_kernel(shared: bool, target: str = "cpu") -> TritonKernel:
-    """Triples (destination rank, index, expert) of every row that a rank of V1 received.
+    """Origins (destination rank, index, expert) of every row that a rank of V1 received.
 
     ``recv_offsets`` is the inclusive prefix sum of the rows per entry, as dispatch reported it; from whoever
     calls, so rows outside [0, capacity) are never written. Entries may be split over programs.
@@ -163,7 +163,7 @@ def returns_kernel(shared: bool, target: str = "cpu") -> TritonKernel:
     constants = {"SCALAR": target == "cpu", "BLOCK": BLOCK}
     head = (
         Arg("recv_offsets", "*i32", "in"),
-        Arg("triples", "*i32", "out"),
+        Arg("origins", "*i32", "out"),
         Arg("num_entries", "i32", "value"),
     )
     capacity = Arg("capacity", "i32", "value")
@@ -262,7 +262,7 @@ def _shared_inputs(s: Shape, r: Draw) -> Inputs:
     rows = int(ends[-1])
     return {
         "recv_offsets": ends,
-        "triples": blank(rows, 3),
+        "origins": blank(rows, 3),
         "out": blank(r.num_ranks),
         "num_entries": r.num_ranks,
         "num_ranks": r.num_ranks,
@@ -281,7 +281,7 @@ def _inputs(s: Shape, r: Draw) -> Inputs:
     rows = int(r.ends[-1])
     return {
         "recv_offsets": r.ends,
-        "triples": blank(rows, 3),
+        "origins": blank(rows, 3),
         "num_entries": r.entries,
         "num_ranks": r.num_ranks,
         "capacity": rows,

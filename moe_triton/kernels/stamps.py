@@ -25,7 +25,7 @@ def _stamps_kernel(
     stamps,
     stamp_floats,
     num_rows,
-    out_triples,
+    out_origins,
     out_weights,
     out_scales,
     capacity,
@@ -40,7 +40,7 @@ def _stamps_kernel(
     for i in range(begin, tl.minimum(begin + per_program, rows)):
         row = tl.cast(i, tl.int64)
         for word in tl.static_range(ORIGIN_WORDS):
-            tl.store(out_triples + row * ORIGIN_WORDS + word, tl.load(stamps + row * STAMP_WORDS + word))
+            tl.store(out_origins + row * ORIGIN_WORDS + word, tl.load(stamps + row * STAMP_WORDS + word))
         if out_weights is not None:
             tl.store(out_weights + row, tl.load(stamp_floats + row * STAMP_WORDS + WEIGHT_WORD))
         if out_scales is not None:
@@ -53,7 +53,7 @@ def _stamps_fallback(
     stamps: torch.Tensor,
     stamp_floats: torch.Tensor,
     num_rows: torch.Tensor,
-    out_triples: torch.Tensor,
+    out_origins: torch.Tensor,
     capacity: int,
     out_weights: torch.Tensor | None = None,
     out_scales: torch.Tensor | None = None,
@@ -62,7 +62,7 @@ def _stamps_fallback(
     rows = max(0, min(int(num_rows[0]), capacity))
     words = stamps[: rows * STAMP_WORDS].view(rows, STAMP_WORDS)
     floats = stamp_floats[: rows * STAMP_WORDS].view(rows, STAMP_WORDS)
-    out_triples[: rows * ORIGIN_WORDS] = words[:, :ORIGIN_WORDS].reshape(-1)
+    out_origins[: rows * ORIGIN_WORDS] = words[:, :ORIGIN_WORDS].reshape(-1)
     if out_weights is not None:
         out_weights[:rows] = floats[:, WEIGHT_WORD]
     if out_scales is not None:
@@ -71,15 +71,15 @@ def _stamps_fallback(
 
 @functools.cache
 def stamps_kernel(has_weight: bool, has_scale: bool) -> TritonKernel:
-    """Triples (A, 3), and weights and scales (A,) where wanted, of the rows that ``num_rows`` (1,) counts.
+    """Origins (A, 3), and weights and scales (A,) where wanted, of the rows that ``num_rows`` (1,) counts.
 
-    A triple is where a row comes from, the first words of its stamp (`moe_triton.core.records.STAMP`).
+    An origin is where a row comes from, the first words of its stamp (`moe_triton.core.records.STAMP`).
     """
     arguments = (
         (True, Arg("stamps", "*i32", "in")),
         (True, Arg("stamp_floats", "*fp32", "in", interleaved_with="stamps")),
         (True, Arg("num_rows", "*i32", "in")),
-        (True, Arg("out_triples", "*i32", "out")),
+        (True, Arg("out_origins", "*i32", "out")),
         (has_weight, Arg("out_weights", "*fp32", "out")),
         (has_scale, Arg("out_scales", "*fp32", "out")),
         (True, Arg("capacity", "i32", "value")),
@@ -107,7 +107,7 @@ def _inputs(s: Shape, r: Draw) -> Inputs:
         "stamps": stamps,
         "stamp_floats": Hole("stamps"),
         "num_rows": torch.tensor([r.tokens - 1], dtype=torch.int32),
-        "out_triples": blank(r.tokens, 3),
+        "out_origins": blank(r.tokens, 3),
         "out_weights": blank(r.tokens, dtype=F32),
         "out_scales": blank(r.tokens, dtype=F32),
         "capacity": r.tokens,

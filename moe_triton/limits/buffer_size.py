@@ -28,7 +28,7 @@ from moe_triton.schemes import layout_of
 MEGABYTE = 1 << 20
 DEFAULT_MEGABYTES = 200
 ITEM_BYTES = 2  # bf16 and fp16
-EXCHANGE_TAIL_BYTES = 44  # a row's scale in a 32-byte unit, and its triple
+EXCHANGE_TAIL_BYTES = 44  # a row's scale in a 32-byte unit, and its origin
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from moe_triton.operators.dispatch import ELASTIC, FLOATS, IDS, MASK, TICKET, WA
 from moe_triton.operators.variants import BLOCK_QUANTIZE_MODE, CombineVariant
 
 RESULTS = TensorArgument("expand_x", "(rows, H)", FLOATS, ("y",))
-ROUTES = TensorArgument("assist_info_for_combine", "(n,)", torch.int32, ("triples", "expand_idx"))
+ORIGINS = TensorArgument("assist_info_for_combine", "(n,)", torch.int32, ("origins", "expand_idx"))
 ALPHA = TensorArgument(
     "const_expert_alpha_1",
     "(C,)",
@@ -25,8 +25,8 @@ ALPHA = TensorArgument(
 TENSORS = (
     RESULTS,
     IDS,
-    ROUTES,
-    replace(ROUTES, name="expand_idx"),
+    ORIGINS,
+    replace(ORIGINS, name="expand_idx"),
     TensorArgument("ep_send_counts", "(n,)", torch.int32, ("recv_offsets",)),
     WEIGHTS,
     TensorArgument("tp_send_counts", "(2,)", torch.int32, ("exchange_counts",), only_with="exchange"),

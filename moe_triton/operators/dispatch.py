@@ -51,7 +51,7 @@ ROWS = (
     Output("expand_x", "(A * tp, H)", "row", "tokens"),
     Output("dynamic_scales", "(A * tp,)", torch.float32, "scales"),
 )
-TRIPLES = Output("assist_info_for_combine", "(max(BS * K, 128 * A),)", torch.int32, "triples")
+ORIGINS = Output("assist_info_for_combine", "(max(BS * K, 128 * A),)", torch.int32, "origins")
 COUNTS = (
     Output("expert_token_nums", "(localE,)", torch.int64, "tokens_per_expert"),
     Output(
@@ -66,14 +66,14 @@ COUNTS = (
 )
 
 DISPATCH = Operator(
-    "dispatch", 2, DispatchVariant, TENSORS, (*ROWS, TRIPLES, *COUNTS), MODES, unreturned=(INDEX,)
+    "dispatch", 2, DispatchVariant, TENSORS, (*ROWS, ORIGINS, *COUNTS), MODES, unreturned=(INDEX,)
 )
 DISPATCH_V1 = replace(
     DISPATCH,
     version=1,
     outputs=(*ROWS, INDEX, *COUNTS),
     modes={**MODES, "quantize": lambda s: s["quant_mode"] == 2 or s.is_given("scales")},
-    unreturned=(replace(TRIPLES, shape="(3 * A + trailer,)"),),
+    unreturned=(replace(ORIGINS, shape="(3 * A + trailer,)"),),
 )
 DISPATCH_SETUP = replace(
     DISPATCH,

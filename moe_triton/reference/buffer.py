@@ -22,7 +22,7 @@ class Received:
         tokens: (rows, H), x's dtype or int8.
         scales: (rows,) fp32, or None.
         weights: (rows,) fp32, or None.
-        triples: (rows, 3) int32: source rank, token, k.
+        origins: (rows, 3) int32: source rank, token, k.
         recv_offsets: (E * EP,) int32, inclusive prefix sums, expert by expert, source by source.
         tokens_per_expert: (E,) int64.
         expand_idx: (T * K,) int32 of the rank's own routing.
@@ -31,7 +31,7 @@ class Received:
     tokens: torch.Tensor
     scales: torch.Tensor | None
     weights: torch.Tensor | None
-    triples: torch.Tensor
+    origins: torch.Tensor
     recv_offsets: torch.Tensor
     tokens_per_expert: torch.Tensor
     expand_idx: torch.Tensor
@@ -84,7 +84,7 @@ def dispatch(
                 tokens=own.expand_x,
                 scales=own.dynamic_scales,
                 weights=own.expand_scales,
-                triples=own.assist_info,
+                origins=own.assist_info,
                 recv_offsets=own.ep_recv_counts,
                 tokens_per_expert=own.expert_token_nums,
                 expand_idx=own.expand_idx,
@@ -113,8 +113,8 @@ def combine(
         (T, H) per rank, in y's dtype.
     """
     deployment = deployment_of(config)
-    origins = [own.triples for own in received]
-    rows = [outputs[: len(triples)] for outputs, triples in zip(y, origins, strict=True)]
+    origins = [own.origins for own in received]
+    rows = [outputs[: len(of_rank)] for outputs, of_rank in zip(y, origins, strict=True)]
     sums = []
     for rank, ids in enumerate(topk_idx):
         results = results_of(rank, origins, rows, ids.shape, deployment.num_shared_experts)

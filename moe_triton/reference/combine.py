@@ -223,10 +223,10 @@ def results_of(
     batch, topk = batch_and_topk
     values = np.zeros((batch, topk + num_shared_experts, rows[0].shape[1]), dtype=np.float32)
     sources = set()
-    for holder, (triples, y) in enumerate(zip(origins, rows, strict=True)):
-        mine = triples[:, 0] == rank
+    for holder, (of_rows, y) in enumerate(zip(origins, rows, strict=True)):
+        mine = of_rows[:, 0] == rank
         if mine.any():
-            _, tokens, ks = triples[mine].T.numpy()
+            _, tokens, ks = of_rows[mine].T.numpy()
             values[tokens, ks] = as_floats(y[mine])
             sources.add(holder)
     return Results(values, frozenset(sources))

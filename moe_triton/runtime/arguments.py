@@ -94,11 +94,12 @@ def check_smoothing(smooth_scales: torch.Tensor | None, quantize: str | None) ->
 def check_handle(handle: DispatchHandle, buffer_id: int, communicator: Communicator) -> None:
     """Checks that a handle is this buffer's own and of its latest dispatch, and in one piece."""
     if not isinstance(handle, DispatchHandle):
+        is_tensor = isinstance(handle, torch.Tensor)
         raise ArgumentError(
             "handle",
             f"a {type(handle).__name__}",
             "it must come from dispatch",
-            "Pass output.handle.",
+            "The order is combine(y, handle, topk_weights)." if is_tensor else "Pass output.handle.",
             code=INVALID_ARGUMENT,
         )
     found = {name: _field(handle, name) for name in HANDLE_FIELDS}

@@ -78,7 +78,7 @@ def dispatch_outputs(site: Site, variant: DispatchVariant, has_rows: bool) -> li
         Output("expand_idx", ("ids",), I32),
         Output("tokens_per_expert", (site.num_local_experts,), I64),
         Output("recv_offsets", (site.num_entries,), I32),
-        Output("triples", (3 * capacity + TRAILER_WORDS,), I32),
+        Output("origins", (3 * capacity + TRAILER_WORDS,), I32),
     ]
     optional = {"scales": variant.quantize, "weights": variant.weights}
     outputs += [Output(name, (capacity,), F32) for name, is_there in optional.items() if is_there]
@@ -122,7 +122,7 @@ class BufferCalls:
     Attributes:
         dispatch: called with x, topk_idx, topk_weights, quantize and smooth_scales of `EPBuffer.dispatch`:
             its output, or None where the call is anything but usual: nothing has happened then.
-        combine: called with y, topk_weights and handle of `EPBuffer.combine`, likewise.
+        combine: called with y, handle and topk_weights of `EPBuffer.combine`, likewise.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class BufferCalls:
         )
 
     def _handle(self, registers: Registers, variant: DispatchVariant, made: dict[str, TensorAt]) -> Kept:
-        tensors = [made["triples" if name == "assist_info" else name] for name in KEPT_TENSORS]
+        tensors = [made["origins" if name == "assist_info" else name] for name in KEPT_TENSORS]
         numbers = (
             registers.size("T"),
             registers.size("ids"),
@@ -229,11 +229,11 @@ class BufferCalls:
     def _combine_program(self, results: Sequence[torch.Tensor]) -> tuple[CallProgram, dict[str, int]]:
         site, registers = self._site, Registers()
         config = site.config
-        first = registers.do("KEPT", 2, DISPATCH, 0, size=MAX_KEPT)
+        first = registers.do("KEPT", 1, DISPATCH, 0, size=MAX_KEPT)
         kept = dict(zip((*KEPT, *KEPT_TENSORS), range(first, first + MAX_KEPT), strict=False))
         registers.symbols["T"] = kept["T"]
         arguments = combine_arguments(config, TOKEN_DTYPES)
-        weights = registers.tensor(1, arguments["topk_weights"])
+        weights = registers.tensor(2, arguments["topk_weights"])
         y = registers.tensor(0, arguments["y"])
         registers.check("EQUAL", y.dtype, kept["dtype"])
         last = registers.plus(kept["recv_offsets"], registers.constant(4 * (site.num_entries - 1)))
@@ -259,7 +259,7 @@ class BufferCalls:
         names = ("y", "topk_weights", "topk_idx", "expand_idx", "recv_offsets")
         holes = {name: kept[name] for name in names}
         holes |= {
-            "triples": kept["assist_info"],
+            "origins": kept["assist_info"],
             "num_rows": registers.size("n"),
             "num_tokens": registers.size("T"),
             "out": made["out"].address,

@@ -200,7 +200,7 @@ class Site:
             "waited": (max(self.num_entries, tokens * results), i32),
             "quantized_rows": (self.capacity * self.quantized_row_bytes, torch.uint8),
             "reduced_rows": (self.capacity * c.hidden, torch.int16),
-            "return_triples": (3 * self.capacity, i32),
+            "return_origins": (3 * self.capacity, i32),
             "sums": (tokens * c.hidden, torch.float32),
             "packed_scales": (tokens * results, torch.float32),
             "starts": (c.num_shared_ranks + c.num_experts, i32),

@@ -149,7 +149,7 @@ def check_whole(plan: OperatorPlan, named: Named) -> None:
     V2 does; so do two tensor-parallel ranks, whose rows are added before anybody knows how many there are.
 
     Raises:
-        ArgumentError: expand_x has fewer rows than a rank can receive, there are too few triples or counts,
+        ArgumentError: expand_x has fewer rows than a rank can receive, there are too few origins or counts,
             or none of the peer's. Nothing was sent.
     """
     s, v1 = plan.symbols, plan.symbols.operator.version == 1

@@ -126,7 +126,7 @@ class CombineSetupPlan(SetupPlan, CombinePlan):
         return {}  # it works on rows, not on tokens
 
     def _prepare(self, communicator: Communicator, bindings: Bindings) -> None:
-        index, backend = bindings["triples"], communicator.backend
+        index, backend = bindings["origins"], communicator.backend
         first = 3 * communicator.capacity
         if not backend.is_asynchronous and backend.read_int32(index, first) != TRAILER_MARK:
             raise ArgumentError(

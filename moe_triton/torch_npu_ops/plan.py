@@ -172,7 +172,7 @@ class OperatorPlan:
         return calls.call(program, self.variant, communicator.site.tuning.parts(operator, s["BS"]))
 
     def _num_rows(self, known: int) -> int:
-        """How many results combine looks at, of so many: there is a triple for each in the second version."""
+        """how many results combine looks at, of so many: the second version has an origin for each."""
         if self.symbols.operator.version == 1 or self.variant.exchange:
             return known
         return min(known, math.prod(self.symbols.given[self.index]) // 3)

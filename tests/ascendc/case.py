@@ -221,8 +221,8 @@ def sent_to(case: Case, seed: int, number: int, source: int, rank: int, expert: 
     return rows
 
 
-def results_of(case: Case, triples: np.ndarray, number: int) -> np.ndarray:
-    """What an expert makes of each received row: bytes that only depend on its triple."""
+def results_of(case: Case, origins: np.ndarray, number: int) -> np.ndarray:
+    """What an expert makes of each received row: bytes that only depend on its origin."""
     columns = np.arange(case.result_bytes)
-    key = triples.astype(np.int64) @ np.array([7919, 104729, 1299709]) + number * 15485863
+    key = origins.astype(np.int64) @ np.array([7919, 104729, 1299709]) + number * 15485863
     return ((key[:, None] + columns * columns) % 251).astype(np.uint8)

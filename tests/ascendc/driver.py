@@ -63,7 +63,7 @@ class World:
     # Dispatch.
 
     def dispatch(self, rank: int, number: int, zone: int, straggle: bool = False) -> dict[str, np.ndarray]:
-        """Sends, waits, and checks what came. Returns triples and offsets for combine."""
+        """Sends, waits, and checks what came. Returns origins and offsets for combine."""
         routing = draw_routing(self.case, self.seed, number, rank)
         check_reports(self.send_rows(rank, routing, zone, **self.calls.sending(rank, number)))
         waited = self.times(self.config.experts_on(rank) * self.config.num_ranks)
@@ -170,7 +170,7 @@ class World:
         outputs = {
             "out_rows": Guarded((capacity, case.slot.row_bytes)),
             "out_scales": Guarded((capacity,), np.float32),
-            "out_triples": Guarded((capacity, 3), np.int32),
+            "out_origins": Guarded((capacity, 3), np.int32),
             "out_weights": Guarded((capacity,), np.float32),
         }
         arrays: dict[str, object] = {name: output.array for name, output in outputs.items()}
@@ -203,15 +203,15 @@ class World:
                 raise WrongResultError(f"count {counts[expert, source]} instead of {want}")
 
     def expected_rows(self, rank: int, number: int) -> dict[str, np.ndarray]:
-        """Triples and offsets of what a rank receives."""
-        triples: list[tuple[int, int, int]] = []
+        """Origins and offsets of what a rank receives."""
+        origins: list[tuple[int, int, int]] = []
         sums: list[int] = []
         for expert, source in np.ndindex(self.config.experts_on(rank), self.config.num_ranks):
             rows = sent_to(self.case, self.seed, number, source, rank, expert)
-            triples += [(source, row.token, row.k) for row in rows]
-            sums.append(len(triples))
+            origins += [(source, row.token, row.k) for row in rows]
+            sums.append(len(origins))
         return {
-            "triples": np.array(triples, dtype=np.int32).reshape(-1, 3),
+            "origins": np.array(origins, dtype=np.int32).reshape(-1, 3),
             "offsets": np.array(sums, dtype=np.int32),
         }
 
@@ -236,7 +236,7 @@ class World:
         return self.expected_rows(rank, number)
 
     def check_outputs(self, rank: int, number: int, outputs: dict[str, Guarded]) -> None:
-        """Rows, scales, triples and weights where in-band rows were put."""
+        """Rows, scales, origins and weights where in-band rows were put."""
         case, row_bytes = self.case, self.case.slot.row_bytes
         sent = [
             (source, row)
@@ -246,8 +246,8 @@ class World:
         for n, (source, row) in enumerate(sent):
             if not np.array_equal(outputs["out_rows"].array[n], row.row[:row_bytes]):
                 raise WrongResultError(f"row {n} of rank {rank} differs")
-            if outputs["out_triples"].array[n].tolist() != [source, row.token, row.k]:
-                raise WrongResultError(f"triple {n} of rank {rank} differs")
+            if outputs["out_origins"].array[n].tolist() != [source, row.token, row.k]:
+                raise WrongResultError(f"origin {n} of rank {rank} differs")
             if case.weighted and outputs["out_weights"].array[n] != np.float32(row.weight):
                 raise WrongResultError(f"weight {n} of rank {rank} differs")
             at = case.slot.scale_offset
@@ -267,7 +267,7 @@ class World:
         straggle: bool = False,
     ) -> None:
         """Sends one row back per received one, waits, and checks what came."""
-        rows = results_of(self.case, received["triples"], number)
+        rows = results_of(self.case, received["origins"], number)
         kept = self.calls.combining(rank, number)
         check_reports(self.send_results(rank, rows, received, zone, **kept))
         routing = draw_routing(self.case, self.seed, dispatch_number, rank)
@@ -314,7 +314,7 @@ class World:
         arguments: dict[str, object] = {
             "rows": rows,
             "row_bytes": self.case.result_bytes,
-            "triples": received["triples"],
+            "origins": received["origins"],
             "recv_offsets": received["offsets"],
             "num_entries": c.experts_on(rank) * c.num_ranks,
             "capacity": len(rows),

@@ -101,7 +101,7 @@ MUTANTS = (
         case_of(),
     ),
     Mutant(
-        "no MTE2_S wait before reading triples",
+        "no MTE2_S wait before reading origins",
         (without(COMBINE_SEND, "        Order<AscendC::HardEvent::MTE2_S>();\n"),),
         case_of(),
     ),

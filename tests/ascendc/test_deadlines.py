@@ -143,10 +143,10 @@ def test_inband_receive_names_the_missing(library: Library) -> None:
     for n in range(6):
         assert (waited.array[n] >= SHORT_US) if n in missing else (waited.array[n] == EARLIER_US)
     # What is complete was taken out; the last flag of a row that is not tells that it had come.
-    triples = outputs["out_triples"].array
-    expected = world.expected_rows(0, 0)["triples"]
+    origins = outputs["out_origins"].array
+    expected = world.expected_rows(0, 0)["origins"]
     others = expected[:, 0] != 1
-    assert np.array_equal(triples[others], expected[others])
+    assert np.array_equal(origins[others], expected[others])
     for n in range(6):
         for index, row in enumerate(sent_to(case, 0, 0, n % 3, 0, n // 3)):
             at = world.slots.offset(zone=0, source=n % 3, expert=n // 3, index=index)
@@ -181,13 +181,13 @@ def test_combine_wait_names_the_missing(library: Library, timed: bool) -> None:
     case = Case(tokens=(4, 3), blocks=1, timeout_us=SHORT_US, timed=timed)
     world, received = dispatched(library, case)
     for rank in range(2):
-        triples = received[rank]["triples"]
-        missing = (triples == [0, 2, 1]).all(axis=1) | (triples == [0, 3, 0]).all(axis=1)
+        origins = received[rank]["origins"]
+        missing = (origins == [0, 2, 1]).all(axis=1) | (origins == [0, 3, 0]).all(axis=1)
         kept = {
-            "triples": np.ascontiguousarray(triples[~missing]),
+            "origins": np.ascontiguousarray(origins[~missing]),
             "offsets": np.array([(~missing).sum()] * len(received[rank]["offsets"]), dtype=np.int32),
         }
-        check_reports(world.send_results(rank, results_of(case, kept["triples"], 0), kept, zone=1))
+        check_reports(world.send_results(rank, results_of(case, kept["origins"], 0), kept, zone=1))
     waited = world.times(8)
     report = world.wait_for_results(0, draw_routing(case, 0, 0, 0), 1, waited)
     assert report[0, :3].tolist() == [REPORT_TIMEOUT, 2, 2]
@@ -209,7 +209,7 @@ def test_combine_wait_names_the_missing(library: Library, timed: bool) -> None:
 def test_combine_wait_times_the_late(library: Library) -> None:
     case = Case(tokens=(5, 4), topk=3, blocks=1, timed=True, absent=0.2, special=0.2)
     world, received = dispatched(library, case)
-    rows = [results_of(case, received[rank]["triples"], 0) for rank in range(2)]
+    rows = [results_of(case, received[rank]["origins"], 0) for rank in range(2)]
     check_reports(world.send_results(0, rows[0], received[0], zone=0))
     routing = draw_routing(case, 0, 0, 0)
     waited = world.times(15)

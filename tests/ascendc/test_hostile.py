@@ -21,17 +21,17 @@ SHORT_US = 20_000
 
 @pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize("flagged", [0, 1])
-def test_triples_are_not_sent(library: Library, blocks: int, flagged: int) -> None:
+def test_origins_are_not_sent(library: Library, blocks: int, flagged: int) -> None:
     case = Case(tokens=(6, 6), topk=3, blocks=blocks)
     world, received = dispatched(library, case)
-    triples = received[1]["triples"]
-    rows = results_of(case, triples, 0)
+    origins = received[1]["origins"]
+    rows = results_of(case, origins, 0)
     bad = 0
     for column in range(3):
-        for value in HOSTILE[: len(triples) // 3]:
-            triples[bad, column] = value
+        for value in HOSTILE[: len(origins) // 3]:
+            origins[bad, column] = value
             bad += 1
-    good = triples[bad:].copy()
+    good = origins[bad:].copy()
     before = [window.bytes.copy() for window in world.windows]
     report = world.send_results(1, rows, received[1], zone=1, flag_rows=flagged)
     reported = report[report[:, 0] == REPORT_BAD_ROW]
@@ -41,12 +41,12 @@ def test_triples_are_not_sent(library: Library, blocks: int, flagged: int) -> No
 
 
 def _assert_only_results_changed(
-    world: World, before: list[np.ndarray], triples: np.ndarray, flagged: int = 1
+    world: World, before: list[np.ndarray], origins: np.ndarray, flagged: int = 1
 ) -> None:
     for rank, window in enumerate(world.windows):
         window.check_guards()
         now, was = window.bytes.copy(), before[rank]
-        for source, token, k in triples:
+        for source, token, k in origins:
             if source == rank:
                 at = world.layout.combine_slots.offset(zone=1, token=token, k=k)
                 now[at : at + world.case.result_bytes] = was[at : at + world.case.result_bytes]
@@ -59,13 +59,13 @@ def _assert_only_results_changed(
 @pytest.mark.parametrize("total", [2**31 - 1, 1000, -5])
 def test_totals_read_no_further_than_the_rows(library: Library, total: int) -> None:
     world, received = dispatched(library, Case(tokens=(4, 4), blocks=2))
-    rows = results_of(world.case, received[1]["triples"], 0)
+    rows = results_of(world.case, received[1]["origins"], 0)
     received[1]["offsets"][-1] = total
     before = [window.bytes.copy() for window in world.windows]
     report = world.send_results(1, rows, received[1], zone=1)
     sent = len(rows) if total > 0 else 0
     assert report[0, :3].tolist() == [REPORT_BAD_ROW, sent, total - sent if total > 0 else 1]
-    _assert_only_results_changed(world, before, received[1]["triples"][:sent])
+    _assert_only_results_changed(world, before, received[1]["origins"][:sent])
 
 
 # Of each table: values, and how many of them are reported. Ids that no rank holds just stay at home.
@@ -146,5 +146,5 @@ def test_a_smaller_output_is_not_overrun(library: Library) -> None:
     capacity = int(offsets[-1]) - 2
     outputs, report = world.receive_inband(0, 0, offsets, capacity=capacity)
     assert report[report[:, 0] == REPORT_BAD_ROW][:, 2].sum() == 2
-    triples = world.expected_rows(0, 0)["triples"][:capacity]
-    assert np.array_equal(outputs["out_triples"].array, triples)
+    origins = world.expected_rows(0, 0)["origins"][:capacity]
+    assert np.array_equal(outputs["out_origins"].array, origins)

@@ -123,7 +123,7 @@ def test_results_for_the_kept_rank_are_flags_only(library: Library) -> None:
     slots, status = world.layout.combine_slots, world.layout.combine_status
     for rank in range(2):
         received = world.expected_rows(rank, 0)
-        rows = results_of(case, received["triples"], 0) | 1
+        rows = results_of(case, received["origins"], 0) | 1
         check_reports(world.send_results(rank, rows, received, zone=0, kept_rank=rank))
     for rank in range(2):
         window, ids = world.windows[rank].bytes, draw_routing(case, 0, 0, rank).ids

@@ -136,7 +136,7 @@ class Life:
         )
         y = experts_of(self.case, self.rank, output.tokens)
         self._struck_before("combine", number, buffer)
-        combined = buffer.combine(y, weights, output.handle)
+        combined = buffer.combine(y, output.handle, weights)
         if not torch.equal(combined, expected_round(self.case, number)[1][self.rank]):
             self.wrong.append(f"round {number} gave other bits than the reference")
 

@@ -115,7 +115,7 @@ def _call_badly(buffer: EPBuffer) -> None:
     ids = torch.zeros(4, buffer.config.num_topk, dtype=torch.int32)
     for call in (
         lambda: buffer.dispatch(wrong, ids),
-        lambda: buffer.combine(wrong, None, 7),  # type: ignore[arg-type]
+        lambda: buffer.combine(wrong, 7),  # type: ignore[arg-type]
         lambda: buffer.dispatch(wrong.bfloat16(), ids + 99),
     ):
         try:

@@ -112,7 +112,7 @@ def look_after_close(rank: int, num_ranks: int) -> bool:
     for number in range(3):
         inputs = inputs_of(case, rank, number)
         output = buffer.dispatch(inputs.x, inputs.topk_idx, inputs.topk_weights)
-        buffer.combine(output.tokens, inputs.topk_weights, output.handle)
+        buffer.combine(output.tokens, output.handle, inputs.topk_weights)
     rows = output.tokens[: output.handle.num_received()]
     before = rows.clone()
     dist.barrier()

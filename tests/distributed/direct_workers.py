@@ -52,7 +52,7 @@ def offer(buffer: EPBuffer, output: DispatchOutput, y: torch.Tensor, way: Way) -
 
 def combine(buffer: EPBuffer, case: Case, inputs: Inputs, output: DispatchOutput, way: Way) -> torch.Tensor:
     y = offer(buffer, output, experts_of(case, buffer.rank, output.tokens), way)
-    return buffer.combine(y, inputs.topk_weights if case.weights else None, output.handle)
+    return buffer.combine(y, output.handle, inputs.topk_weights if case.weights else None)
 
 
 def bits(tensor: torch.Tensor | None, rows: int | None = None) -> bytes:
@@ -62,7 +62,7 @@ def bits(tensor: torch.Tensor | None, rows: int | None = None) -> bytes:
 def everything(output: DispatchOutput, combined: torch.Tensor) -> list[bytes]:
     """All that a round gives its user, to the bit."""
     n, handle = output.handle.num_received(), output.handle
-    of_rows = [bits(t, n) for t in (output.tokens, output.scales, output.weights, handle.triples)]
+    of_rows = [bits(t, n) for t in (output.tokens, output.scales, output.weights, handle.origins)]
     whole = [bits(t) for t in (output.tokens_per_expert, handle.expand_idx, handle.recv_offsets, combined)]
     return [*of_rows, *whole]
 
@@ -123,7 +123,7 @@ def run_schedule(rank: int, num_ranks: int, case: Case, schedule: str, straggle_
                 pick, factor = (len(outputs) - 1) % different, (1.0, 2.0, 0.5)[number % 3]
                 inputs, output = inputs_of(case, rank, pick), outputs[-1]
                 y = offer(buffer, output, experts_of(case, rank, output.tokens) * factor, chance.choice(ways))
-                out = buffer.combine(y, inputs.topk_weights if case.weights else None, output.handle)
+                out = buffer.combine(y, output.handle, inputs.topk_weights if case.weights else None)
                 if not torch.equal(out, expected[pick][factor][1][rank]):
                     wrong.append(f"operator {number}: combined")
             check_outputs(1)
@@ -139,7 +139,7 @@ def combine_the_same_again(rank: int, num_ranks: int, way: Way, times: int) -> l
         inputs = inputs_of(case, rank, 0)
         output = dispatch(buffer, case, inputs)
         y = offer(buffer, output, experts_of(case, rank, output.tokens), way)
-        outs = [buffer.combine(y, inputs.topk_weights, output.handle) for _ in range(times)]
+        outs = [buffer.combine(y, output.handle, inputs.topk_weights) for _ in range(times)]
         want = expected_round(case, 0)[1][rank]
     return [n for n, out in enumerate(outs) if not torch.equal(out, want)]
 
@@ -158,7 +158,7 @@ def use_expert_output(rank: int, num_ranks: int) -> list[str]:
         output = dispatch(buffer, case, inputs)
         places = [early, buffer.expert_output()]
         for _ in range(2):
-            buffer.combine(buffer.expert_output().zero_(), None, output.handle)
+            buffer.combine(buffer.expert_output().zero_(), output.handle)
             places.append(buffer.expert_output())
         addresses = [place.data_ptr() for place in places]
         if not addresses[0] == addresses[1] == addresses[3] != addresses[2]:
@@ -166,14 +166,14 @@ def use_expert_output(rank: int, num_ranks: int) -> list[str]:
         if any(place.shape != output.tokens.shape or place.dtype != torch.bfloat16 for place in places):
             wrong.append("another shape or dtype than the tokens'")
         with pytest.raises(ArgumentError, match="y is of dtype"):
-            buffer.combine(buffer.expert_output(torch.float16), None, output.handle)
+            buffer.combine(buffer.expert_output(torch.float16), output.handle)
         with pytest.raises(ArgumentError, match="y is 128 bytes past the start of expert_output"):
-            buffer.combine(buffer.expert_output()[1:], None, output.handle)
+            buffer.combine(buffer.expert_output()[1:], output.handle)
         of_fullmesh = dispatch(fullmesh, case, inputs)
         place = fullmesh.expert_output()
         if place.data_ptr() == fullmesh.expert_output().data_ptr() or place.shape != of_fullmesh.tokens.shape:
             wrong.append("fullmesh's is no tensor of its own")
-        fullmesh.combine(place.zero_(), None, of_fullmesh.handle)
+        fullmesh.combine(place.zero_(), of_fullmesh.handle)
     with pytest.raises(BufferStateError, match="closed"):
         buffer.expert_output(torch.bfloat16)
     output.tokens.sum()  # outputs outlive their buffer

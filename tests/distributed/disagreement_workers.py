@@ -46,7 +46,7 @@ class BufferCalls:
     def combine(self, how: dict[str, Any]) -> None:
         """Of the latest dispatch."""
         handle = self._output.handle
-        self.buffer.combine(self._output.tokens.to(handle.dtype), None, handle)
+        self.buffer.combine(self._output.tokens.to(handle.dtype), handle)
 
     def barrier(self) -> None:
         """Of the buffer's own."""
@@ -232,7 +232,7 @@ def _one_smooth_round(
     output = buffer.dispatch(inputs.x, inputs.topk_idx, weights, quantize="int8", smooth_scales=scales)
     received, sums = expected_round(case, number)
     wrong = wrong_received(output, received[rank])
-    combined = buffer.combine(experts_of(case, rank, output.tokens), weights, output.handle)
+    combined = buffer.combine(experts_of(case, rank, output.tokens), output.handle, weights)
     return wrong if torch.equal(combined, sums[rank]) else [*wrong, "combined"]
 
 

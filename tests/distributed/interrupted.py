@@ -81,7 +81,7 @@ def prepared(way: Way, rank: int, num_ranks: int, **options: Any) -> tuple[EPBuf
     if way.operator == "dispatch":
         return buffer, dispatch
     output = dispatch()
-    return buffer, lambda: buffer.combine(output.tokens, inputs.topk_weights, output.handle)
+    return buffer, lambda: buffer.combine(output.tokens, output.handle, inputs.topk_weights)
 
 
 def torch_npu_call(rank: int, num_ranks: int) -> Callable[[], object]:
@@ -254,7 +254,7 @@ def wait_behind(rank: int, num_ranks: int) -> Any:
     said = None
     if rank < 2:
         try:
-            buffer.combine(output.tokens, weights, output.handle)
+            buffer.combine(output.tokens, output.handle, weights)
             buffer.dispatch(x, ids)
         except CommunicationTimeoutError as error:
             said = error.operator, error.missing_ranks, str(error)

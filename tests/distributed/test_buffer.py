@@ -84,7 +84,7 @@ def combine_twice(rank: int, num_ranks: int) -> bool:
     with make_buffer(case) as buffer:
         inputs = inputs_of(case, rank, 0)
         output, first = one_round(buffer, case, inputs, None)
-        again = buffer.combine(experts_of(case, rank, output.tokens), inputs.topk_weights, output.handle)
+        again = buffer.combine(experts_of(case, rank, output.tokens), output.handle, inputs.topk_weights)
         return torch.equal(first, again)
 
 

@@ -110,29 +110,32 @@ def refuse_everything(rank: int, num_ranks: int, scheme: str, before: int) -> li
         y = experts_of(case, rank, output.tokens)
         rows = output.handle.num_received()
         bad_combines = {
-            "handle is a int": lambda: buffer.combine(y, weights, 7),  # type: ignore[arg-type]
-            "handle is of another buffer": lambda: buffer.combine(y, weights, foreign.handle),
-            f"handle is of dispatch {before}": lambda: buffer.combine(y, weights, old.handle),
-            "y is of dtype torch.float16": lambda: buffer.combine(y.half(), weights, output.handle),
-            "y is of shape": lambda: buffer.combine(y[:, :32].contiguous(), weights, output.handle),
-            "y is strided": lambda: buffer.combine(y.t().contiguous().t(), weights, output.handle),
-            f"y is of {rows - 1} rows": lambda: buffer.combine(y[: rows - 1], weights, output.handle),
-            "topk_weights is of shape": lambda: buffer.combine(y, weights[:1], output.handle),
+            "handle is a int": lambda: buffer.combine(y, 7, weights),  # type: ignore[arg-type]
+            "handle is a Tensor, but it must come from dispatch. The order is combine(y, handle, topk_weights)": (
+                lambda: buffer.combine(y, weights, output.handle)  # type: ignore[arg-type]
+            ),
+            "handle is of another buffer": lambda: buffer.combine(y, foreign.handle, weights),
+            f"handle is of dispatch {before}": lambda: buffer.combine(y, old.handle, weights),
+            "y is of dtype torch.float16": lambda: buffer.combine(y.half(), output.handle, weights),
+            "y is of shape": lambda: buffer.combine(y[:, :32].contiguous(), output.handle, weights),
+            "y is strided": lambda: buffer.combine(y.t().contiguous().t(), output.handle, weights),
+            f"y is of {rows - 1} rows": lambda: buffer.combine(y[: rows - 1], output.handle, weights),
+            "topk_weights is of shape": lambda: buffer.combine(y, output.handle, weights[:1]),
         }
         for start, call in bad_combines.items():
             message = message_of(call)
             if not message.startswith(start):
                 wrong.append(f"expected {start!r}, got {message!r}")
         # Nothing of all that left a trace: the round that was begun ends well.
-        combined = buffer.combine(y[:rows].clone(), weights, output.handle)
+        combined = buffer.combine(y[:rows].clone(), output.handle, weights)
         if not torch.equal(combined, expected_round(case, 0)[1][rank]):
             wrong.append("the buffer gave other numbers after bad input")
         # More combines than there are zones: the buffer itself keeps them apart.
         for _ in range(3):
-            if not torch.equal(buffer.combine(y, weights, output.handle), combined):
+            if not torch.equal(buffer.combine(y, output.handle, weights), combined):
                 wrong.append("a handle that is combined again gave other numbers")
         one_round(buffer, case, inputs, None)
-    for call in (lambda: buffer.dispatch(x, ids), lambda: buffer.combine(y, weights, output.handle)):
+    for call in (lambda: buffer.dispatch(x, ids), lambda: buffer.combine(y, output.handle, weights)):
         if "closed" not in message_of(call, BufferStateError):
             wrong.append("a closed buffer took a call")
     buffer.close()
@@ -284,7 +287,7 @@ def absent_from_combine(rank: int, num_ranks: int, before: int) -> Any:
         if rank == 2:
             return None
         with pytest.raises(CommunicationTimeoutError) as caught:
-            buffer.combine(output.tokens, None, output.handle)
+            buffer.combine(output.tokens, output.handle)
         error = caught.value
         return error.operator, error.number, error.zone, error.missing_ranks
 

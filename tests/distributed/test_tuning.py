@@ -66,7 +66,7 @@ def missing_in_parts(rank: int, num_ranks: int, case: Case, stays_away: int) -> 
             time.sleep(2.5)  # past the others' deadline
             return [stays_away]
         with pytest.raises(CommunicationTimeoutError) as raised:
-            buffer.combine(output.tokens, inputs.topk_weights, output.handle)
+            buffer.combine(output.tokens, output.handle, inputs.topk_weights)
         return list(raised.value.missing_ranks)
 
 

@@ -55,7 +55,7 @@ def contents(output: DispatchOutput) -> dict[str, object]:
         "topk_idx": handle.topk_idx.clone(),
         "expand_idx": handle.expand_idx.clone(),
         "recv_offsets": handle.recv_offsets.clone(),
-        "triples": handle.triples[:rows].clone(),
+        "origins": handle.origins[:rows].clone(),
         "assist_info": (handle.assist_info.shape, handle.assist_info.dtype),
         "dtype": handle.dtype,
         "number": handle.number,
@@ -149,7 +149,7 @@ def mixed(rank: int, num_ranks: int, scheme: str) -> list[str]:
 
         def combined(output: DispatchOutput, handle: DispatchHandle) -> torch.Tensor:
             y = experts_of(case, rank, output.tokens)
-            return buffer.combine(y, inputs.topk_weights, handle)
+            return buffer.combine(y, handle, inputs.topk_weights)
 
         def copied_handle() -> torch.Tensor:
             output = buffer.dispatch(inputs.x, inputs.topk_idx, inputs.topk_weights)
@@ -278,7 +278,7 @@ def refuse_while_held(rank: int, num_ranks: int) -> list[str]:
         with buffer._communicator._lock:
             for call in (
                 lambda: buffer.dispatch(inputs.x, inputs.topk_idx),
-                lambda: buffer.combine(y, inputs.topk_weights, output.handle),
+                lambda: buffer.combine(y, output.handle, inputs.topk_weights),
             ):
                 with pytest.raises(BufferStateError, match="another thread") as caught:
                     call()

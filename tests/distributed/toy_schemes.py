@@ -121,7 +121,7 @@ def leave_before_combine(rank: int, num_ranks: int, case: Case) -> tuple[str, tu
         if rank == num_ranks - 1:
             return None
         with pytest.raises(CommunicationTimeoutError) as caught:
-            buffer.combine(experts_of(case, rank, output.tokens), None, output.handle)
+            buffer.combine(experts_of(case, rank, output.tokens), output.handle)
         return caught.value.operator, tuple(caught.value.missing_ranks)
 
 
@@ -143,7 +143,7 @@ def keep_outputs(rank: int, num_ranks: int, case: Case) -> list[str]:
                 wrong += [f"{number}, {age} ago: {name}" for name in wrong_received(kept[-1 - age], received)]
             y = buffer.expert_output()
             y[: len(kept[-1].tokens)] = experts_of(case, rank, kept[-1].tokens)
-            out = buffer.combine(y, None, kept[-1].handle)
+            out = buffer.combine(y, kept[-1].handle)
             if not torch.equal(out, expected_round(case, number)[1][rank]):
                 wrong.append(f"{number}: combined")
     return wrong

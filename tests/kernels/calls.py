@@ -126,7 +126,7 @@ def keep(
     num_ranks: int,
     rank: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """rows (A, words - 1), scales (A,), triples (A, 3); a row's last word is its scale."""
+    """rows (A, words - 1), scales (A,), origins (A, 3); a row's last word is its scale."""
     (tokens, topk), words, capacity = topk_idx.shape, rows.shape[1] - 1, int(recv_offsets[-1])
     outputs = ints(capacity, words), torch.zeros(capacity), ints(capacity, 3)
     inputs = [rows, rows.view(-1)[words:].view(F32), topk_idx, expand_idx, recv_offsets]
@@ -142,12 +142,12 @@ def arrange(
     *,
     row_words: int,
     scale_word: int,
-    triple_word: int,
+    stamp_word: int,
     has_scale: bool,
     has_weight: bool = False,
     programs: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """rows (A, row_words), scales (A,), triples (A, 3), weights (A,); slots are (W, E, rows, words)."""
+    """rows (A, row_words), scales (A,), origins (A, 3), weights (A,); slots are (W, E, rows, words)."""
     num_ranks, num_experts, _, _ = slots.shape
     capacity = int(recv_offsets[-1])
     outputs = (
@@ -156,7 +156,7 @@ def arrange(
         ints(capacity, 3),
         torch.zeros(capacity * has_weight),
     )
-    kernel = arrange_kernel(row_words, scale_word, triple_word, has_scale, has_weight)
+    kernel = arrange_kernel(row_words, scale_word, stamp_word, has_scale, has_weight)
     sizes = [num_ranks * num_experts, num_ranks, -1, *slots.stride()[:3]]
     launch(kernel, [slots, slots.view(F32), recv_offsets, *outputs, *sizes], programs)
     return outputs
@@ -243,7 +243,7 @@ def places(
 def split_stamps(
     stamps: Tensor, num_rows: int, launch: Launch, *, programs: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """triples (A, 3), weights (A,), scales (A,)"""
+    """origins (A, 3), weights (A,), scales (A,)"""
     capacity = len(stamps)
     outputs = ints(capacity, 3), torch.empty(capacity), torch.empty(capacity)
     number = torch.tensor([num_rows], dtype=I32)
@@ -280,22 +280,22 @@ def returns(
     first_expert: int,
     programs: int = 1,
 ) -> Tensor:
-    """triples (A, 3); zero past the last row."""
-    triples = ints(capacity, 3)
+    """origins (A, 3); zero past the last row."""
+    origins = ints(capacity, 3)
     sizes = [recv_offsets.numel(), num_ranks, capacity, first_expert]
-    launch(returns_kernel(shared=False), [recv_offsets, triples, *sizes], programs)
-    return triples
+    launch(returns_kernel(shared=False), [recv_offsets, origins, *sizes], programs)
+    return origins
 
 
 def returns_shared(
     recv_offsets: Tensor, capacity: int, launch: Launch, *, programs: int = 1, **sizes: int
 ) -> Tensor:
-    """triples (A, 3); zero past the last row."""
-    triples = ints(capacity, 3)
-    memory = {"recv_offsets": recv_offsets, "triples": triples}
+    """origins (A, 3); zero past the last row."""
+    origins = ints(capacity, 3)
+    memory = {"recv_offsets": recv_offsets, "origins": origins}
     more = {"num_entries": recv_offsets.numel(), "capacity": capacity, **sizes}
     call(launch, returns_kernel(shared=True), programs, **memory, **more)
-    return triples
+    return origins
 
 
 def own_offsets(

@@ -40,13 +40,13 @@ def test_arrange(
     entries = ranks * experts
     counts = data.draw(st.lists(st.integers(0, rows_per_block), min_size=entries, max_size=entries))
     recv_offsets = torch.tensor(counts, dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    rows, scales, triples, weights = arrange(
+    rows, scales, origins, weights = arrange(
         slots,
         recv_offsets,
         launch,
         row_words=row_words,
         scale_word=row_words,
-        triple_word=row_words + 8,
+        stamp_word=row_words + 8,
         has_scale=has_scale,
         has_weight=has_weight,
         programs=programs,
@@ -59,7 +59,7 @@ def test_arrange(
     ]
     want = torch.stack([slots[at] for at in order]) if order else slots.new_empty((0, slot_words))
     assert_same_bits(rows, want[:, :row_words])
-    assert_same_bits(triples, want[:, row_words + 8 : row_words + 11])
+    assert_same_bits(origins, want[:, row_words + 8 : row_words + 11])
     for present, floats, at in ((has_scale, scales, row_words), (has_weight, weights, row_words + 11)):
         if present:
             assert_same_bits(floats.view(torch.int32), want[:, at])
@@ -71,13 +71,13 @@ def test_arrange(
 def test_without_scale_and_weight_they_are_not_written(launch: Launch) -> None:
     slots = torch.arange(128, dtype=torch.int32)
     out_scales, out_weights = torch.full((1,), 7.0), torch.full((1,), 8.0)
-    rows, triples = torch.empty(8, dtype=torch.int32), torch.empty(3, dtype=torch.int32)
+    rows, origins = torch.empty(8, dtype=torch.int32), torch.empty(3, dtype=torch.int32)
     ends = torch.tensor([1], dtype=torch.int32)
-    views = [slots, slots.view(torch.float32), ends, rows, out_scales, triples, out_weights]
+    views = [slots, slots.view(torch.float32), ends, rows, out_scales, origins, out_weights]
     launch(arrange_kernel(8, 8, 16, False), [*views, 1, 1, -1, 128, 128, 128], 1)
     assert out_scales.tolist() == [7.0]
     assert out_weights.tolist() == [8.0]
-    assert triples.tolist() == [16, 17, 18]
+    assert origins.tolist() == [16, 17, 18]
 
 
 def test_offsets_beyond_32_bits_of_words_are_reached() -> None:
@@ -88,8 +88,8 @@ def test_offsets_beyond_32_bits_of_words_are_reached() -> None:
     slots[words : words + 128] = torch.arange(1000, 1128, dtype=torch.int32)
     ends = torch.tensor([1, 2], dtype=torch.int32)
     rows, scales = torch.empty(16, dtype=torch.int32), torch.empty(2)
-    triples = torch.empty(6, dtype=torch.int32)
-    views = [slots, slots.view(torch.float32), ends, rows, scales, triples, torch.empty(0)]
+    origins = torch.empty(6, dtype=torch.int32)
+    views = [slots, slots.view(torch.float32), ends, rows, scales, origins, torch.empty(0)]
     launch(arrange_kernel(8, 8, 16, True), [*views, 2, 2, -1, words, 128, 128], 1)
     assert rows.tolist() == [*range(8), *range(1000, 1008)]
-    assert triples.tolist() == [16, 17, 18, 1016, 1017, 1018]
+    assert origins.tolist() == [16, 17, 18, 1016, 1017, 1018]

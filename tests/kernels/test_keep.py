@@ -56,26 +56,26 @@ def test_rows_go_where_they_belong_and_nowhere_else(
     rows = rng.integers(-(2**31), 2**31, (tokens * rows_per_token + 1, stride), dtype=np.int32)
     weights = rng.random((tokens, TOPK), dtype=np.float32)
     capacity = int(ends[-1])
-    out, triples = Guarded((capacity, WORDS), I32), Guarded((capacity, 3), I32)
+    out, origins = Guarded((capacity, WORDS), I32), Guarded((capacity, 3), I32)
     floats = {name: Guarded((capacity,), F32) for name in ("scales", "weights")}
     source = torch.from_numpy(rows.reshape(-1).copy())
     tables = [torch.from_numpy(table.reshape(-1).copy()) for table in (ids, weights, index, ends)]
     arguments = [source, source.view(F32)[WORDS:], *tables, out.tensor, floats["scales"].tensor]
-    arguments += [triples.tensor, floats["weights"].tensor]
+    arguments += [origins.tensor, floats["weights"].tensor]
     sizes = [stride, FIRST, LOCAL, NUM_RANKS, RANK, tokens]
     launch(keep_kernel(WORDS, TOPK, True, True, rows_per_token), [*arguments, *sizes], programs)
-    want_rows, want_triples = out.untouched().clone(), triples.untouched().clone()
+    want_rows, want_origins = out.untouched().clone(), origins.untouched().clone()
     want = {name: output.untouched().clone() for name, output in floats.items()}
     for token, k in np.ndindex(ids.shape):
         row = own_row(int(ids[token, k]), int(index[token, k]), ends)
         if row >= 0:
             at = token * rows_per_token + k if rows_per_token > 1 else token
             want_rows[row] = torch.from_numpy(rows[at, :WORDS])
-            want_triples[row] = torch.tensor([RANK, token, k])
+            want_origins[row] = torch.tensor([RANK, token, k])
             want["scales"][row] = torch.from_numpy(rows[at, WORDS:].view(np.float32))[0]
             want["weights"][row] = float(weights[token, k])
     assert_same_bits(out.check(), want_rows)
-    assert_same_bits(triples.check(), want_triples)
+    assert_same_bits(origins.check(), want_origins)
     for name, output in floats.items():
         assert_same_bits(output.check(), want[name])
 
@@ -111,7 +111,7 @@ def test_keep_by_hand() -> None:
     rows = torch.arange(6, dtype=I32).view(2, 3)
     ids = torch.tensor([[2, 0], [3, 2]], dtype=I32)
     expand_idx, ends = torch.tensor([0, 0, 0, 1], dtype=I32), torch.tensor([1, 3, 3, 3, 4, 4], dtype=I32)
-    out, scales, triples = keep(rows, ids, expand_idx, ends, launch, first_expert=2, num_ranks=3, rank=1)
+    out, scales, origins = keep(rows, ids, expand_idx, ends, launch, first_expert=2, num_ranks=3, rank=1)
     assert out.tolist() == [[0, 0], [0, 1], [3, 4], [3, 4]]
     assert scales.view(I32).tolist() == [0, 2, 5, 5]
-    assert triples.tolist() == [[0, 0, 0], [1, 0, 0], [1, 1, 1], [1, 1, 0]]
+    assert origins.tolist() == [[0, 0, 0], [1, 0, 0], [1, 1, 1], [1, 1, 0]]

@@ -49,12 +49,12 @@ def test_rows_of_routed_experts_go_back_in_order_of_arrival(
         for source in range(ranks)
         for i in range(counts[expert * ranks + source])
     ]
-    triples = Guarded((len(want) + spare, 3), I32)
+    origins = Guarded((len(want) + spare, 3), I32)
     sizes = [entries, ranks, len(want) + spare, first_expert]
-    arguments = [prefix_sums(counts), triples.tensor, *sizes]
+    arguments = [prefix_sums(counts), origins.tensor, *sizes]
     launch(returns_kernel(False, target), arguments, programs)
-    assert triples.check()[: len(want)].tolist() == want
-    assert_same_bits(triples.check()[len(want) :], triples.untouched()[len(want) :])
+    assert origins.check()[: len(want)].tolist() == want
+    assert_same_bits(origins.check()[len(want) :], origins.untouched()[len(want) :])
 
 
 @pytest.mark.parametrize(("launch", "target"), FORMS)
@@ -99,10 +99,10 @@ def test_rows_of_the_shared_expert_go_back_to_their_tokens(
 
     capacity = len(own + others)
     for offsets in (reported.tensor, true_offsets):
-        triples = Guarded((capacity, 3), I32)
+        origins = Guarded((capacity, 3), I32)
         sizes = [ranks, capacity, rank, tokens, shared_ranks, 77]
-        launch(returns_kernel(True, target), [offsets, triples.tensor, *sizes], programs)
-        assert triples.check().tolist() == own + others
+        launch(returns_kernel(True, target), [offsets, origins.tensor, *sizes], programs)
+        assert origins.check().tolist() == own + others
 
 
 @pytest.mark.parametrize(("launch", "target"), FORMS)
@@ -115,22 +115,22 @@ def test_offsets_never_become_rows_outside_the_capacity(
 ) -> None:
     capacity, results = 9, []
     for run in (launch, launch_fallback):
-        triples = Guarded((capacity, 3), I32)
+        origins = Guarded((capacity, 3), I32)
         sizes = [6, capacity, 1, 8, 2, 77] if shared else [6, 3, capacity, 40]
-        arguments = [torch.tensor(offsets, dtype=I32), triples.tensor, *sizes]
+        arguments = [torch.tensor(offsets, dtype=I32), origins.tensor, *sizes]
         run(returns_kernel(shared, target), arguments, programs)
-        results.append(triples.check().tolist())
+        results.append(origins.check().tolist())
     assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_host_functions(launch: Launch) -> None:
-    triples = returns(torch.tensor([1, 3, 3, 4], dtype=I32), 2, 5, launch, first_expert=6, programs=2)
-    assert triples.tolist() == [[0, 0, 6], [1, 0, 6], [1, 1, 6], [1, 0, 7], [0, 0, 0]]
+    origins = returns(torch.tensor([1, 3, 3, 4], dtype=I32), 2, 5, launch, first_expert=6, programs=2)
+    assert origins.tolist() == [[0, 0, 6], [1, 0, 6], [1, 1, 6], [1, 0, 7], [0, 0, 0]]
     # 4 ranks, 2 of them shared, 3 tokens each: rank 2 sends token 0 to rank 0, rank 3 tokens 0 and 1
     offsets = own_offsets(torch.tensor([3, 3, 4, 6], dtype=I32), 2, 0, 3, launch)
     assert offsets.tolist() == [1, 3, 4, 6]
-    triples = returns_shared(
+    origins = returns_shared(
         offsets, 6, launch, rank=0, num_tokens=3, num_shared_ranks=2, num_experts=9, programs=3
     )
-    assert triples.tolist() == [[0, 0, 9], [0, 1, 9], [0, 2, 9], [2, 0, 9], [3, 0, 9], [3, 1, 9]]
+    assert origins.tolist() == [[0, 0, 9], [0, 1, 9], [0, 2, 9], [2, 0, 9], [3, 0, 9], [3, 1, 9]]

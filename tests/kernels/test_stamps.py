@@ -35,15 +35,15 @@ def test_stamps(
     """Any bits at all, of as many rows as there are and fit; nothing else is written."""
     words = np.random.default_rng(seed).integers(-(2**31), 2**31, (capacity, 8), dtype=np.int32)
     stamps = torch.from_numpy(words.copy())
-    triples = Guarded((capacity, 3), I32)
+    origins = Guarded((capacity, 3), I32)
     floats = {3: Guarded((capacity,), F32), 4: Guarded((capacity,), F32)}
     wanted = [word for word, is_wanted in ((3, has_weight), (4, has_scale)) if is_wanted]
-    outputs = [triples.tensor, *(floats[word].tensor for word in wanted)]
+    outputs = [origins.tensor, *(floats[word].tensor for word in wanted)]
     arguments = [stamps, stamps.view(F32), torch.tensor([number], dtype=I32), *outputs, capacity]
     launch(stamps_kernel(has_weight, has_scale), arguments, programs)
     rows = max(0, min(number, capacity))
-    assert np.array_equal(triples.check()[:rows].numpy(), words[:rows, :3])
-    assert_same_bits(triples.check()[rows:], triples.untouched()[rows:])
+    assert np.array_equal(origins.check()[:rows].numpy(), words[:rows, :3])
+    assert_same_bits(origins.check()[rows:], origins.untouched()[rows:])
     for word, output in floats.items():
         written = rows if word in wanted else 0
         got = output.check()
@@ -56,7 +56,7 @@ def test_split_stamps(launch: Launch) -> None:
     stamps = torch.zeros((3, 8), dtype=I32)
     stamps[:2, :3] = torch.tensor([[1, 4, 0], [0, 2, 1]])
     stamps.view(F32)[:2, 3:5] = torch.tensor([[0.5, 0.25], [2.0, 1.0]])
-    triples, weights, scales = split_stamps(stamps, 2, launch, programs=2)
-    assert triples[:2].tolist() == [[1, 4, 0], [0, 2, 1]]
+    origins, weights, scales = split_stamps(stamps, 2, launch, programs=2)
+    assert origins[:2].tolist() == [[1, 4, 0], [0, 2, 1]]
     assert weights[:2].tolist() == [0.5, 2.0]
     assert scales[:2].tolist() == [0.25, 1.0]

@@ -20,7 +20,7 @@ def _round(buffer: EPBuffer, case: Case, dtype: torch.dtype, *, int8: bool, weig
     given = inputs.topk_weights if weights else None
     output = buffer.dispatch(x, inputs.topk_idx, given, quantize="int8" if int8 else None)
     y = torch.ones(output.tokens.shape, dtype=dtype)
-    return [output, x, y, buffer.combine(y, None, output.handle)]
+    return [output, x, y, buffer.combine(y, output.handle)]
 
 
 def _what_comes_of_it(buffer: EPBuffer) -> Said:

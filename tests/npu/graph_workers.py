@@ -49,7 +49,7 @@ class Captured:
         output = self._buffer.dispatch(inputs.x, inputs.topk_idx, inputs.topk_weights)
         self._kept.append(output)
         for _ in range(combines):
-            self.outputs.append(self._buffer.combine(output.tokens, inputs.topk_weights, output.handle))
+            self.outputs.append(self._buffer.combine(output.tokens, output.handle, inputs.topk_weights))
 
     def replay(self, inputs: Inputs) -> None:
         """Runs it on other inputs of the same shape."""
@@ -66,7 +66,7 @@ def eager(buffer: EPBuffer, case: Case, number: int) -> bool:
     """A round outside of graphs. Whether it gave the right bits."""
     inputs = inputs_of(case, buffer.rank, number)
     output = buffer.dispatch(inputs.x, inputs.topk_idx, inputs.topk_weights)
-    sums = buffer.combine(output.tokens, inputs.topk_weights, output.handle)
+    sums = buffer.combine(output.tokens, output.handle, inputs.topk_weights)
     buffer.synchronize()
     return torch.equal(sums, expected_sums(case, number)[buffer.rank])
 

@@ -40,7 +40,7 @@ def compare_rounds(rank: int, num_ranks: int, case: Case, policy: str, tuning: T
             )
             buffer.synchronize()
             y = experts_of(case, rank, output.tokens)
-            combined = buffer.combine(y, weights, output.handle)
+            combined = buffer.combine(y, output.handle, weights)
             if number % 2:  # or the next dispatch comes while this combine is on its way
                 buffer.synchronize()
             received, sums = expected_round(case, number)
@@ -84,7 +84,7 @@ def sequences(
             buffer.synchronize()
             y = experts_of(case, rank, output.tokens)
             since = len(device.log)
-            combined = buffer.combine(y, inputs.topk_weights, output.handle)
+            combined = buffer.combine(y, output.handle, inputs.topk_weights)
             device.hand_over()
             said["combine"] = describe(device, since)
             buffer.synchronize()
@@ -109,7 +109,7 @@ def words_of_a_call(rank: int, num_ranks: int, case: Case) -> list[str]:
             "topk_weights": inputs.topk_weights,
             "expand_idx": output.handle.expand_idx,
             "recv_offsets": output.handle.recv_offsets,
-            "triples": output.handle.assist_info,
+            "origins": output.handle.assist_info,
             "tokens": output.tokens,
             "scales": output.scales,
             "tokens_per_expert": output.tokens_per_expert,

@@ -74,7 +74,7 @@ def straggle(
             dist.barrier()
             if number and rank == straggler:
                 time.sleep(NAP_S)
-            buffer.combine(y, inputs.topk_weights, out.handle)
+            buffer.combine(y, out.handle, inputs.topk_weights)
 
 
 STEPS = {

@@ -30,7 +30,7 @@ class Slots(Route):
         """Combines what the experts answered."""
         received = self._received
         assert received is not None
-        out = self.buffer.combine(rows, self.inputs.weights, received.handle)
+        out = self.buffer.combine(rows, received.handle, self.inputs.weights)
         self.delivered = Delivered(received.tokens, received.scales, received.tokens_per_expert, out)
         self._received = None
 

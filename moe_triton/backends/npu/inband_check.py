@@ -55,7 +55,7 @@ class InbandExchange:
             "places": self._words(ROWS),
             "offsets": experts + 1,
             "received": self.received,
-            "triples": self._words(ROWS, 3),
+            "origins": self._words(ROWS, 3),
         }
 
     def run(self, number: int) -> bool:
@@ -111,7 +111,7 @@ class InbandExchange:
             scale_offset=SLOT.scale_offset,
             stamp_offset=SLOT.stamp_offset,
             out_rows=Hole("received"),
-            out_triples=Hole("triples"),
+            out_origins=Hole("origins"),
             timeout_us=us,
             slots=self.slots.words(),
             report=Hole("report"),

@@ -148,7 +148,7 @@ def offsets(site: Site, variant: DispatchVariant) -> Launch:
             "recv_counts": Hole("recv_counts"),
             "recv_offsets": true_offsets(site),
             "tokens_per_expert": Hole("tokens_per_expert"),
-            "trailer": Hole("triples", 3 * WORD_BYTES * site.capacity),
+            "trailer": Hole("origins", 3 * WORD_BYTES * site.capacity),
             "num_entries": site.num_entries,
             "num_local_experts": site.num_local_experts,
             "max_count": site.config.num_max_tokens_per_rank,

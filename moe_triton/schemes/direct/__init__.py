@@ -42,7 +42,7 @@ class Direct(Scheme):
     """Builds the plans of one rank.
 
     Holes: x, topk_idx, expand_idx, num_tokens, num_ids, peers, peer_offsets, window, recv_offsets,
-    tokens_per_expert, triples, report; smooth_scales, topk_weights, scales, weights where the variant has
+    tokens_per_expert, origins, report; smooth_scales, topk_weights, scales, weights where the variant has
     them; combine: topk_idx, num_tokens, out, topk_weights, and y where results have to be copied; and names
     of `Site.scratch`.
     """
@@ -217,7 +217,7 @@ class Direct(Scheme):
                 "stamps": stamps,
                 "stamp_floats": stamps,
                 "num_rows": Hole("recv_offsets", WORD_BYTES * (site.num_entries - 1)),
-                "out_triples": Hole("triples"),
+                "out_origins": Hole("origins"),
                 "out_weights": Hole("weights"),
                 "out_scales": Hole("scales"),
                 "capacity": site.capacity,

@@ -32,7 +32,7 @@ from moe_triton.schemes.site import COMBINE_KIND, Site, launch_matching, tokens_
 class CombinePlans:
     """Builds the plans of combine on one rank.
 
-    Holes: y, num_rows, recv_offsets, peers, window, topk_idx, num_tokens, out, report; triples (V2) or
+    Holes: y, num_rows, recv_offsets, peers, window, topk_idx, num_tokens, out, report; origins (V2) or
     expand_idx (V1); topk_weights, mask, shared_x, ori_x, const_v, alpha1, alpha2, residual, gamma, eps,
     normed, rstd, exchange_counts, exchange_window, exchange_peers, performance_info and rank_table where the
     variant has them; and names of `Site.scratch`.
@@ -94,7 +94,7 @@ class CombinePlans:
             1,
             {
                 "recv_offsets": Hole("recv_offsets"),
-                "triples": Hole("return_triples"),
+                "origins": Hole("return_origins"),
                 "num_entries": site.num_entries,
                 "num_ranks": c.num_ranks,
                 "capacity": site.capacity,
@@ -147,7 +147,7 @@ class CombinePlans:
             site.num_blocks,
             rows=rows,
             row_bytes=row_bytes,
-            triples=Hole("return_triples" if site.is_version_1 else "triples"),
+            origins=Hole("return_origins" if site.is_version_1 else "origins"),
             recv_offsets=Hole("recv_offsets"),
             num_entries=site.num_entries,
             capacity=capacity,

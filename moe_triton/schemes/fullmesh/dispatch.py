@@ -29,7 +29,7 @@ class DispatchPlans:
     """Builds the plans of dispatch on one rank.
 
     Holes: x, topk_idx, expand_idx, num_tokens, num_ids, peers, window, recv_offsets, tokens_per_expert,
-    tokens, triples, report; mask, smooth_scales, topk_weights, scales, weights, performance_info and
+    tokens, origins, report; mask, smooth_scales, topk_weights, scales, weights, performance_info and
     rank_table, exchange_counts, exchange_window and exchange_peers where the variant has them; and names
     of `Site.scratch`.
 
@@ -143,7 +143,7 @@ class DispatchPlans:
                 "recv_offsets": Hole("recv_offsets"),
                 "out_rows": Hole("tokens"),
                 "out_scales": Hole("scales"),
-                "out_triples": Hole("triples"),
+                "out_origins": Hole("origins"),
                 "out_weights": Hole("weights"),
                 "row_stride": stride // WORD_BYTES,
                 "first_expert": site.first_expert,
@@ -176,7 +176,7 @@ class DispatchPlans:
                 "recv_offsets": local.true_offsets(self.site),
                 "out_rows": Hole("tokens"),
                 "out_scales": Hole("scales") if variant.quantize else 0,
-                "out_triples": Hole("triples"),
+                "out_origins": Hole("origins"),
                 "out_weights": Hole("weights") if variant.weights else 0,
                 "num_entries": site.num_entries,
                 "num_ranks": site.config.num_ranks,
@@ -207,7 +207,7 @@ class DispatchPlans:
             stamp_offset=slot.stamp_offset,
             out_rows=Hole("tokens"),
             out_scales=Hole("scales") if variant.quantize else 0,
-            out_triples=Hole("triples"),
+            out_origins=Hole("origins"),
             out_weights=Hole("weights") if variant.weights else 0,
             **self.site.zone_of("dispatch", zone),
             timeout_us=site.timeout_us,

@@ -151,7 +151,7 @@ def bytes_sent(inputs: RankInputs, rank: int, output: DispatchOutput, settings: 
         if config.rank_of_shared_expert(s, rank) != rank
     )
     entries = sum(config.experts_on(r) for r in range(config.num_ranks) if r != rank)
-    sources = output.handle.triples[: output.handle.num_received(), 0]
+    sources = output.handle.origins[: output.handle.num_received(), 0]
     back = int((sources != rank).sum())
     return (
         remote * (row + STAMP_BYTES)
@@ -188,7 +188,7 @@ def demo_rank(rank: int, num_ranks: int, settings: DemoSettings) -> dict[str, An
             computed = time.perf_counter()
             dist.barrier()
             ready = time.perf_counter()
-            combined = buffer.combine(y, inputs.topk_weights, output.handle)
+            combined = buffer.combine(y, output.handle, inputs.topk_weights)
             times["dispatch"].append(dispatched - start)
             times["experts"].append(computed - dispatched)
             times["combine"].append(time.perf_counter() - ready)

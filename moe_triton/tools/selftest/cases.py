@@ -134,7 +134,7 @@ def one_round(
         smooth_scales=smooth,
     )
     y = experts_of(case, buffer.rank, output.tokens)
-    return output, buffer.combine(y, weights, output.handle)
+    return output, buffer.combine(y, output.handle, weights)
 
 
 def finish(buffer: EPBuffer, backend: Backend) -> None:

@@ -31,7 +31,7 @@ def wrong_received(output: DispatchOutput, received: Received) -> list[str]:
         output: of dispatch.
         received: what it must give.
     """
-    n = len(received.triples)
+    n = len(received.origins)
     handle = output.handle
     pairs: dict[str, tuple[torch.Tensor | None, torch.Tensor | None]] = {
         "tokens": (output.tokens[:n], received.tokens),
@@ -39,7 +39,7 @@ def wrong_received(output: DispatchOutput, received: Received) -> list[str]:
         "weights": (None if output.weights is None else output.weights[:n], received.weights),
         "tokens_per_expert": (output.tokens_per_expert, received.tokens_per_expert),
         "recv_offsets": (handle.recv_offsets, received.recv_offsets),
-        "triples": (handle.triples[:n], received.triples),
+        "origins": (handle.origins[:n], received.origins),
         "expand_idx": (handle.expand_idx, received.expand_idx),
     }
     wrong = []

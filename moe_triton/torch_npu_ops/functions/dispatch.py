@@ -131,6 +131,6 @@ def npu_moe_distribute_dispatch_v2(
 
     Returns:
         As `npu_moe_distribute_dispatch`, with assist_info_for_combine (max(BS * K, A * 128),) int32 in third
-        place: triples (source rank, token, k) at 3 * row.
+        place: origins (source rank, token, k) at 3 * row.
     """
     return _dispatch.run(locals())  # type: ignore[no-any-return]

@@ -69,7 +69,7 @@ def come_late(place: Place, delay_ms: int) -> Finding:
             finish(buffer, place.backend)
             ends.append(time.monotonic() * 1000)
             y = experts_of(case, place.rank, output.tokens)
-            combined = buffer.combine(y, inputs.topk_weights, output.handle)
+            combined = buffer.combine(y, output.handle, inputs.topk_weights)
             found = wrong_parts(output, combined, received[place.rank], sums[place.rank])
             wrong += [f"rank {late} late: {text}" for text in found]
     return Finding(wrong=tuple(wrong), samples={"begin_ms": begins, "end_ms": ends})
