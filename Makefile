@@ -7,7 +7,7 @@ NATIVE_SOURCES := $(shell find kernels_ascendc moe_triton/core/abi.py moe_triton
 CPP_SOURCES := $(filter %.h %.cpp %.asc,$(NATIVE_SOURCES))
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-long chaos-short chaos-long lint gate gate-update docs bench clean
+.PHONY: demo test test-quick test-long chaos-short chaos-long lint gate gate-update docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/moe-triton demo
@@ -16,7 +16,12 @@ test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=25
 	$(MAKE) chaos-short
 
-test-long: $(VENV)/.installed
+# At every save: tests/tiers.py says which.
+test-quick: $(VENV)/.installed
+	$(BIN)/python -m pytest -n 2 --dist loadfile --timeout 60 $$($(BIN)/python -m tests.tiers)
+
+# The site is built there too.
+test-long: $(VENV)/.installed $(VENV)/.docs
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m long tests
 	$(MAKE) chaos-long
 
