@@ -1,7 +1,7 @@
-"""What the npu back end takes from documentation, and no machine has confirmed yet.
+"""What the npu back end takes from documentation, not yet confirmed on a machine.
 
-``moe-triton selftest --backend npu`` checks these before anything else, in this order: each is as small as it
-can be, so that what fails first says where to look.
+``moe-triton selftest --backend npu`` checks these first, in this order. Each is as small as possible, so that
+the first failure says where to look.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TORCH_NPU = "torch_npu 2.14.0"
 
 
 class Bench:
-    """One device, memory that stands for a window, and the launches that are tried on it."""
+    """One device, memory in place of a window, and the launches that are tried on it."""
 
     def __init__(self) -> None:
         self.runtime = Runtime()
@@ -61,7 +61,7 @@ class Bench:
         return code
 
     def executable(self, *launches: Launch, two_streams: bool = False) -> NpuExecutable:
-        """A plan made ready."""
+        """A compiled plan."""
         fixed = {
             "window": self.window,
             "peers": self.peers,
@@ -149,7 +149,7 @@ def _ascend_c() -> str | None:
 
 
 def _queue() -> str | None:
-    """A kernel that goes past torch_npu's queue sees what was put into it before."""
+    """A kernel that bypasses torch_npu's queue sees the effects of earlier work in the queue."""
     bench = Bench()
     for _ in range(200):
         bench.count.add_(1)
@@ -158,7 +158,7 @@ def _queue() -> str | None:
 
 
 def _scalar_cache() -> str | None:
-    """A scalar that a kernel has read before is read anew, also where a Triton kernel wrote it."""
+    """A scalar that a kernel has read before is read from memory again, also if a Triton kernel wrote it."""
     bench = Bench()
     found = []
     for number in range(8):
@@ -178,7 +178,7 @@ def _streams() -> str | None:
 
 
 def _deadline() -> str | None:
-    """A wait for nobody ends at its deadline, by the core's own clock of 50 ticks a microsecond."""
+    """A wait for missing flags ends at its deadline, by the core's clock of 50 ticks a microsecond."""
     bench = Bench()
     bench.run(bench.wait(0))
     begin = time.monotonic()
@@ -186,13 +186,13 @@ def _deadline() -> str | None:
     seconds = time.monotonic() - begin
     if code != ascendc.REPORT_TIMEOUT:
         return f"report {code} instead of {ascendc.REPORT_TIMEOUT}"
-    # Compiled and launched once before: what is left beside the wait is far less than it.
+    # It has been compiled and launched once: everything beside the wait takes far less.
     low, high = 0.5e-6 * WAIT_US, 20e-6 * WAIT_US
     return None if low < seconds < high else f"{seconds:.3f} s instead of {WAIT_US / 1e6:g} s"
 
 
 def _report_copy() -> str | None:
-    """Reports reach the host while it goes on."""
+    """Reports reach the host without a wait."""
     bench = Bench()
     executable = bench.executable(bench.wait(0))
     executable.run({})
@@ -201,7 +201,7 @@ def _report_copy() -> str | None:
 
 
 def _graph() -> str | None:
-    """What is launched while a stream is captured runs with the graph, as often as that runs."""
+    """Launches on a captured stream run each time that the graph is replayed."""
     import torch_npu
 
     bench = Bench()
@@ -222,7 +222,7 @@ def _graph() -> str | None:
 
 
 def _windows() -> str | None:
-    """The window library has what is used of it."""
+    """The window library has the functions that are used."""
     name = window_library()
     if name == "memfabric_hybrid":
         import memfabric_hybrid
