@@ -90,17 +90,6 @@ def launch(
     return Launch(step, kernel, tuple(values[name] for name in names), blocks, stream)
 
 
-def launch_of_zeros(
-    step: str, kernel: TritonKernel | AscendCKernel, stream: Stream, blocks: int, **values: Value
-) -> Launch:
-    """A launch with 0 for each argument that is not given: for trials of one kernel by itself.
-
-    Raises:
-        ValueError: a value without an argument.
-    """
-    return launch(step, kernel, stream, blocks, **{**{arg.name: 0 for arg in kernel.args}, **values})
-
-
 @dataclass(frozen=True)
 class Plan:
     """The launches of one operator.

@@ -6,14 +6,13 @@ owner too. Messages are JSON; nothing from a peer is unpickled.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import reprlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent import futures
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakSet
@@ -29,6 +28,7 @@ from moe_triton.core.errors import (
     ConfigMismatchError,
     MoeTritonError,
 )
+from moe_triton.core.threads import in_thread
 from moe_triton.rendezvous.attempts import Attempt, RefusedError, RoundGivenUpError, Store
 
 MAX_MESSAGE_BYTES = 1 << 16
@@ -89,7 +89,7 @@ class Meeting:
             raise _not_a_member()
         self.timeout_s = timeout_s
         self._attempt: Attempt | None = None
-        self._thread: threading.Thread | None = None
+        self._exchanging: futures.Future[list[bytes]] | None = None
         self._is_over = False
         self._last: tuple[str, float] | None = None  # purpose and time of the last exchange
 
@@ -174,9 +174,9 @@ class Meeting:
         if not isinstance(error, Exception):  # Ctrl-C
             linger_s = grace_s = _HURRY_S
 
-        def run() -> None:
-            if self._thread is not None:
-                self._thread.join()  # an exchange that was interrupted
+        def tell() -> None:
+            if self._exchanging is not None:
+                futures.wait([self._exchanging])  # an exchange that was interrupted
             attempt = self._attempt or self._make_attempt()
             if not (key := attempt.refuse(reason_of(error))):
                 return
@@ -184,34 +184,29 @@ class Meeting:
             while attempt.told(key) < self.num_ranks and time.monotonic() < deadline:
                 time.sleep(_LINGER_PAUSE_S)
 
-        # Where the store does not answer, nobody can be told.
-        telling = threading.Thread(target=_ignoring(run), name="moe_triton refusal", daemon=True)
-        telling.start()
-        telling.join(linger_s + grace_s)
+        # If the store does not answer, the others cannot be told.
+        futures.wait([in_thread(tell, "refusal")], linger_s + grace_s)
 
     def _make_attempt(self) -> Attempt:
         return Attempt(_store_of(self.group, self.members), self.rank, self.num_ranks)
 
     def _in_time(self, data: bytes, timeout_s: float) -> list[bytes]:
         """Runs an exchange in a thread, since requests to a store whose host has stopped never return."""
-        done: futures.Future[list[bytes]] = futures.Future()
         cancelled = threading.Event()
         deadline = time.monotonic() + timeout_s
 
-        def run() -> None:
-            try:
-                if self._attempt is None:
-                    self._attempt = self._make_attempt()
-                done.set_result(self._attempt.exchange(data, deadline, cancelled))
-            except BaseException as error:
-                done.set_exception(error)
+        def run() -> list[bytes]:
+            if self._attempt is None:
+                self._attempt = self._make_attempt()
+            return self._attempt.exchange(data, deadline, cancelled)
 
-        self._thread = threading.Thread(target=run, name="moe_triton rendezvous", daemon=True)
-        self._thread.start()
+        self._exchanging = in_thread(run, "rendezvous")
         try:
-            return done.result(timeout_s + _GRACE_S)
+            return self._exchanging.result(timeout_s + _GRACE_S)
         finally:
             cancelled.set()  # after Ctrl-C too, so that the others need not wait
+            if self._exchanging.done():  # an error in it would keep its callers' tensors alive
+                self._exchanging = None
 
 
 def reason_of(error: BaseException) -> str:
@@ -244,14 +239,6 @@ def values_of(messages: Sequence[Mapping[str, Any]], name: str, kind: type[Value
             raise ConfigMismatchError(f"rank {rank} sent {name} {shown}, which is no {kind.__name__}")
         values.append(value)
     return values
-
-
-def _ignoring(run: Callable[[], None]) -> Callable[[], None]:
-    def ignoring() -> None:
-        with contextlib.suppress(Exception):
-            run()
-
-    return ignoring
 
 
 def _checked(group: object) -> tuple[dist.ProcessGroup, int, int]:

@@ -5,14 +5,12 @@ They are kept in the group's store and no protocol depends on them: without a no
 
 from __future__ import annotations
 
-import contextlib
 import json
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent import futures
 from typing import NamedTuple
 
+from moe_triton.core.threads import in_thread
 from moe_triton.rendezvous.attempts import Store
 
 REPEAT_S = 1.0
@@ -61,13 +59,12 @@ class Notes:
         self._latest = mine = object()
 
         def run() -> None:
-            with contextlib.suppress(Exception):  # a store that is gone has no reader either
-                store = self._open_store()
-                while self._latest is mine and goes_on():
-                    store.set(str(self._rank), json.dumps([call, list(ranks), time.monotonic()]))
-                    time.sleep(REPEAT_S)
+            store = self._open_store()
+            while self._latest is mine and goes_on():
+                store.set(str(self._rank), json.dumps([call, list(ranks), time.monotonic()]))
+                time.sleep(REPEAT_S)
 
-        threading.Thread(target=run, name="moe_triton note", daemon=True).start()
+        in_thread(run, "note")  # its error is dropped: a store that is gone has no readers
 
     def gone(self, missing: Sequence[int]) -> tuple[list[int], str]:
         """The ranks that hold up the missing ones: missing ranks without a note, and those that the others
@@ -79,17 +76,9 @@ class Notes:
         Returns:
             The ranks, and a sentence about the ranks that are stuck themselves, or "".
         """
-        done: futures.Future[tuple[list[int], str]] = futures.Future()
-
-        def run() -> None:
-            try:
-                done.set_result(self._follow(missing))
-            except BaseException as error:
-                done.set_exception(error)
-
-        threading.Thread(target=run, name="moe_triton notes", daemon=True).start()
+        # In a thread, since requests to a store whose host has stopped never return.
         try:
-            return done.result(LOOK_UP_S)
+            return in_thread(lambda: self._follow(missing), "notes").result(LOOK_UP_S)
         except Exception:
             return list(missing), ""
 

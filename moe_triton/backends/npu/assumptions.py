@@ -18,9 +18,10 @@ from moe_triton.backends.npu.inband_check import blocks_arrive_in_order
 from moe_triton.backends.npu.runtime import Runtime
 from moe_triton.backends.npu.window import window_library
 from moe_triton.core import ascendc
-from moe_triton.core.plan import Hole, Launch, Plan, launch, launch_of_zeros
+from moe_triton.core.plan import Hole, Launch, Plan, launch
 from moe_triton.core.region import Region, region_of
 from moe_triton.core.soc import soc_of
+from moe_triton.core.trials import post_entry, wait_for_entries
 from moe_triton.kernels.zones import turn_kernel
 from moe_triton.layout import FLAG_BITS, NUM_ZONES, STATUS_ENTRY_BYTES
 
@@ -74,35 +75,11 @@ class Bench:
 
     def post(self, rank: int = 0) -> Launch:
         """An entry {1.0, count} to the zone that the cell names, by an Ascend C kernel."""
-        return launch_of_zeros(
-            "post",
-            ascendc.POST_STATUS,
-            "communication",
-            1,
-            peers=Hole("peers"),
-            num_ranks=1,
-            count=Hole("count"),
-            rank=rank,
-            zone_at=Hole("zone"),
-            status=self.status.words(),
-            report=Hole("report"),
-        )
+        return post_entry(self.status, "count", num_ranks=1, rank=rank, zone_at=Hole("zone"))
 
     def wait(self, us: int) -> Launch:
         """For both ranks' entries in that zone."""
-        return launch_of_zeros(
-            "wait",
-            ascendc.DISPATCH_WAIT,
-            "communication",
-            1,
-            window=Hole("window"),
-            recv_counts=Hole("received"),
-            num_local_experts=1,
-            zone_at=Hole("zone"),
-            timeout_us=us,
-            status=self.status.words(),
-            report=Hole("report"),
-        )
+        return wait_for_entries(self.status, us, zone_at=Hole("zone"))
 
     def turn(self) -> Launch:
         """The other zone, by a Triton kernel."""

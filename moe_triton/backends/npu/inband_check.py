@@ -9,9 +9,10 @@ import torch
 from moe_triton.backends.npu.executable import NpuExecutable
 from moe_triton.backends.npu.runtime import Runtime
 from moe_triton.core import ascendc
-from moe_triton.core.plan import Hole, Launch, Plan, Stream, launch_of_zeros
+from moe_triton.core.plan import Hole, Launch, Plan, Stream
 from moe_triton.core.records import ORIGIN
 from moe_triton.core.region import Region, region_of
+from moe_triton.core.trials import launch_of_zeros
 from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, STATUS_ENTRY_BYTES, SlotLayout
 
 ROUNDS = 32

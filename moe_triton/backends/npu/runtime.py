@@ -8,14 +8,14 @@ is not confirmed on a machine yet is listed in `moe_triton.backends.npu.assumpti
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
-from concurrent import futures
+from collections.abc import Hashable
 from typing import Any
 
 import torch
 
 from moe_triton.core import plain_tensors
 from moe_triton.core.errors import ToolchainError
+from moe_triton.core.threads import in_thread
 
 Stream = Any  # torch.npu.Stream
 Event = Any  # torch.npu.Event
@@ -35,25 +35,6 @@ def imported() -> Any:
             "Install it (pip install 'moe_triton[npu]') and source CANN's set_env.sh."
         ) from error
     return torch_npu
-
-
-def _interruptibly(wait: Callable[[], None]) -> None:
-    """Waits in another thread if this one handles signals, which it could not do inside the library."""
-    if threading.current_thread() is not threading.main_thread():
-        wait()
-        return
-    done: futures.Future[None] = futures.Future()
-
-    def run() -> None:
-        try:
-            wait()
-        except BaseException as error:
-            done.set_exception(error)
-        else:
-            done.set_result(None)
-
-    threading.Thread(target=run, name="moe_triton synchronize", daemon=True).start()
-    done.result()
 
 
 class Runtime:
@@ -112,8 +93,12 @@ class Runtime:
 
     def synchronize(self) -> None:
         """Waits for all streams of the device, or until a signal handler raises, as with Ctrl-C."""
-        # Another thread may have another device as its current one.
-        _interruptibly(lambda: self._npu.synchronize(self.device))
+        # The device is named, because another thread's current one may differ.
+        if threading.current_thread() is threading.main_thread():
+            # In another thread: this one handles signals, which it could not do inside the library.
+            in_thread(lambda: self._npu.synchronize(self.device), "synchronize").result()
+        else:
+            self._npu.synchronize(self.device)
 
     def host_copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """Pinned host memory of the same shape, which the device can copy to asynchronously."""
