@@ -41,9 +41,7 @@ inline const LaunchSettings& SettingsOfThread() {
 }
 
 // The control of this thread's waits, or null, as on threads that run blocks for another thread.
-inline WaitControl* ControlOfThread() {
-    return ThreadSettings() != nullptr ? ThreadSettings()->control : nullptr;
-}
+inline WaitControl* ControlOfThread() { return ThreadSettings() != nullptr ? ThreadSettings()->control : nullptr; }
 
 }  // namespace moe
 

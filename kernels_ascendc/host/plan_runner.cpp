@@ -154,9 +154,7 @@ int64_t Walk(const MoePlan* plan) {
 extern "C" {
 
 // Settings of this thread's launches from now on; null for the defaults. They must outlive their use.
-void moe_use_settings(const moe::LaunchSettings* settings) {
-    moe::ThreadSettings() = settings;
-}
+void moe_use_settings(const moe::LaunchSettings* settings) { moe::ThreadSettings() = settings; }
 
 // In a process that has just been forked: the calling thread's helper threads do not exist here.
 void moe_forget_threads() {
