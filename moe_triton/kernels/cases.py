@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
 from typing import TypeAlias
@@ -349,7 +349,3 @@ class Case:
         memory = {name: tensor.clone() for name, tensor in self.memory.items()}
         launch(self.kernel, list(self.arguments(memory).values()), programs)
         return memory
-
-    def with_shape(self, **changed: object) -> Case:
-        """The same call of another variant."""
-        return replace(self, shape=replace(self.shape, **changed))  # type: ignore[arg-type]
