@@ -229,7 +229,8 @@ private:
         for (int64_t i = 0; args_.out_scales != 0 && i < count; ++i) {
             for (int64_t done = 0; done < args_.scale_bytes;) {
                 const int64_t at = args_.scale_offset + done;
-                const int64_t left = static_cast<int64_t>(BLOCK_DATA_BYTES) - at % static_cast<int64_t>(BLOCK_DATA_BYTES);
+                const int64_t left =
+                    static_cast<int64_t>(BLOCK_DATA_BYTES) - at % static_cast<int64_t>(BLOCK_DATA_BYTES);
                 const int64_t bytes = Smaller(left, args_.scale_bytes - done);
                 AscendC::DataCopyPad(Column(SCALES)[static_cast<uint32_t>(i * scale_stride_ + done)],
                                      GlobalAt<uint8_t>(slots_[first + i] + PlaceInBlocks(at)), ExactBytes(bytes),
@@ -265,7 +266,7 @@ private:
         AscendC::DataCopyPad(GlobalAt<float>(slot + BLOCK_DATA_BYTES), zeros_, scatter);
     }
 
-    static constexpr uint32_t WORD_BYTES = sizeof(int32_t);
+    static constexpr uint64_t WORD_BYTES = sizeof(int32_t);
 
     InbandReceiveArgs args_;
     FlagCounter flags_;

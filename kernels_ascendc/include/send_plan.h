@@ -192,8 +192,8 @@ private:
         }
         const int64_t routed = args_->num_tokens * args_->topk;
         Begin({0, args_->topk, {Smaller(share.first, routed), Smaller(share.last, routed)}});
-        shared_task_ = {args_->topk, num_shared_,
-                        {Larger(share.first, routed) - routed, Larger(share.last, routed) - routed}};
+        shared_task_ = {
+            args_->topk, num_shared_, {Larger(share.first, routed) - routed, Larger(share.last, routed) - routed}};
     }
 
     // The tables of another task do not serve this one.

@@ -104,7 +104,7 @@ def test_a_copy_asks_for_both_sides_of_each_piece() -> None:
 @pytest.mark.parametrize(
     "kernel",
     [
-        arrange_kernel(3584, 3584, 3592, False),
+        arrange_kernel(3584, 3584, 3592, 0),
         weighted_sum_kernel(torch.bfloat16, 7168, 8),
         weighted_sum_kernel(torch.float16, 7168, 2),
     ],
@@ -128,7 +128,7 @@ def test_rows_of_any_length_are_copied_whole(row_words: int) -> None:
     layout = {
         "row_words": row_words,
         "scale_word": row_words,
-        "triple_word": row_words + 8,
+        "stamp_word": row_words + 8,
         "has_scale": False,
     }
     ends = torch.tensor([3, 4, 4, 6], dtype=torch.int32)
