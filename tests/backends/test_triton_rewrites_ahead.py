@@ -117,7 +117,7 @@ def test_a_copy_asks_for_both_sides_of_each_piece() -> None:
 @pytest.mark.parametrize(
     "kernel",
     [
-        arrange_kernel(3584, 3584, 3592, False),
+        arrange_kernel(3584, 3584, 3592, 0),
         weighted_sum_kernel(torch.bfloat16, 7168, 8),
         weighted_sum_kernel(torch.float16, 7168, 2),
     ],
