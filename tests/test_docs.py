@@ -146,13 +146,18 @@ def test_every_page_is_in_the_navigation() -> None:
     listed = re.findall(
         r"^  - [^:]+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.M
     )
-    assert sorted(listed) == sorted(path.name for path in DOCS.glob("**/*.md"))
+    assert sorted(listed) == sorted([*(path.name for path in DOCS.glob("*.md")), "decisions/index.md"])
+
+
+def test_every_decision_is_in_the_index() -> None:
+    listed = re.findall(r"^\| \[(\d{4})\]\((\1-[\w-]+\.md)\) \|", page("decisions/index.md"), flags=re.M)
+    assert sorted(name for _, name in listed) == sorted(path.name for path in DOCS.glob("decisions/0*.md"))
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    for path in DOCS.glob("*.md"):
+    for path in DOCS.glob("**/*.md"):
         for target in re.findall(r"\]\(([^)#:]+\.md)[^)]*\)", path.read_text(encoding="utf-8")):
-            assert (DOCS / target).is_file(), f"{path.name}: {target}"
+            assert (path.parent / target).is_file(), f"{path.name}: {target}"
 
 
 FOLDERS = ("moe_triton", "kernels_ascendc", "tests", "benchmarks", "examples")
