@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
 from typing import TypeAlias
@@ -20,6 +20,7 @@ from moe_triton.core.dtypes import DTYPES
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import Hole
+from moe_triton.core.row_formats import AS_THEY_ARE, QUANTIZED, RowFormat, row_format_of
 from moe_triton.kernels.checks import Launch
 from moe_triton.layout import SLOT_ALIGN, SlotLayout, align
 
@@ -64,9 +65,14 @@ class Shape:
         return feature in self.features
 
     @property
+    def row_format(self) -> RowFormat:
+        """How rows travel: a feature may name it."""
+        return next((r for name, r in QUANTIZED.items() if self.has(name)), AS_THEY_ARE)
+
+    @property
     def slot(self) -> SlotLayout:
-        """How a row of this shape is packed: feature ``int8`` says that rows travel quantised."""
-        return SlotLayout(self.hidden, 1 if self.has("int8") else self.torch_dtype.itemsize)
+        """How a row of this shape is packed."""
+        return SlotLayout.of(self.hidden, self.row_format, self.torch_dtype)
 
     @property
     def slot_bytes(self) -> int:
@@ -171,9 +177,10 @@ def blank(*shape: int, dtype: torch.dtype = I32) -> torch.Tensor:
 
 
 def subsets(names: Iterable[str]) -> Iterator[Features]:
-    """Every set of features."""
+    """Every set of features; rows have one format."""
     pool = tuple(names)
-    return (chosen for size in range(len(pool) + 1) for chosen in combinations(pool, size))
+    every = (chosen for size in range(len(pool) + 1) for chosen in combinations(pool, size))
+    return (chosen for chosen in every if len(QUANTIZED.keys() & set(chosen)) <= 1)
 
 
 # Parameters of factories that are no features.
@@ -251,10 +258,12 @@ class Family:
         """Refuses what this family does not have.
 
         Raises:
-            ArgumentError: a dtype that tokens have not, too few experts, or an unknown feature.
+            ArgumentError: a dtype that tokens have not, too few experts, an unknown feature, or rows of a size
+                that does not fit their format.
         """
         check_choice("dtype", shape.dtype, ["bf16", "fp16"])
         check_positive("topk", shape.topk)
+        row_format_of(shape.row_format.name, shape.hidden)
         if shape.shared < 0:
             raise ArgumentError("shared", shape.shared, "must be 0 or more", "Pass 0 where there are none.")
         for name in sorted(shape.features.difference(self.features)):
@@ -349,7 +358,3 @@ class Case:
         memory = {name: tensor.clone() for name, tensor in self.memory.items()}
         launch(self.kernel, list(self.arguments(memory).values()), programs)
         return memory
-
-    def with_shape(self, **changed: object) -> Case:
-        """The same call of another variant."""
-        return replace(self, shape=replace(self.shape, **changed))  # type: ignore[arg-type]

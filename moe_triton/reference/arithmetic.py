@@ -1,17 +1,21 @@
-"""Arithmetic whose order decides bits: quantisation, softmax of two, sums of a row.
+"""Arithmetic whose order decides bits: quantisation, weighted sums, norms, softmax of two.
 
 NumPy in fp32, one rounding per operation. Rows are (..., H).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from moe_triton.core.row_formats import INT8, RowFormat
+
 Floats: TypeAlias = NDArray[np.float32]
+Mask: TypeAlias = NDArray[np.bool_]
 
 LANES = 32
 BLOCK_ELEMENTS = 8
@@ -28,8 +32,8 @@ def rounded(values: Floats, dtype: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(values)).to(dtype)
 
 
-def quantize_row(row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """One row to int8 and its dynamic scale (docs/operators.md, "Quantisation").
+def quantize_row(row: torch.Tensor, row_format: RowFormat = INT8) -> tuple[torch.Tensor, torch.Tensor]:
+    """One row to int8 and its dynamic scales (docs/operators.md, "Quantisation").
 
     ``s = 127 / max|x|; q = rint(x * s); scale = 1 / s``, each step rounded to fp32. A row whose maximum
     is 0 or so small that s overflows gives q = 0, scale = 0. A row with a NaN gives scale NaN, one with
@@ -37,12 +41,23 @@ def quantize_row(row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     Args:
         row: (H,) fp32.
+        row_format: how it travels.
 
     Returns:
         (H,) int8 and () fp32.
     """
-    q, scale = quantize_rows(row.numpy()[None])
+    q, scale = QUANTIZERS[row_format](row.numpy()[None])
     return torch.from_numpy(q[0]), torch.tensor(scale[0])
+
+
+def dequantize(q: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """fp32 values of quantised rows.
+
+    Args:
+        q: (..., H) int8.
+        scales: fp32, one for each row or several: of the same leading sizes.
+    """
+    return (q.float().view(*scales.shape, -1) * scales[..., None]).view(q.shape)
 
 
 def quantize_rows(rows: Floats) -> tuple[NDArray[np.int8], Floats]:
@@ -54,6 +69,9 @@ def quantize_rows(rows: Floats) -> tuple[NDArray[np.int8], Floats]:
         codes = np.rint(rows * s[:, None])
         scales = np.where(has_codes, np.float32(1) / s, np.where(np.isfinite(largest), 0, largest))
     return np.where(has_codes[:, None], codes, 0).astype(np.int8), scales.astype(np.float32)
+
+
+QUANTIZERS = {INT8: quantize_rows}
 
 
 def quantize_blocks(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -144,3 +162,49 @@ def softmax_of_two(a: Floats, b: Floats) -> tuple[Floats, Floats]:
         largest = np.where(a > b, a, b)
         exp_a, exp_b = exp_of_nonpositive(a - largest), exp_of_nonpositive(b - largest)
         return exp_a / (exp_a + exp_b), exp_b / (exp_a + exp_b)
+
+
+def weighted_sum(
+    shape: tuple[int, int], entries: Iterable[tuple[Mask | None, Floats, Floats | None]]
+) -> Floats:
+    """Sums in fp32, entry after entry: each value times its weight, rounded, and then added.
+
+    Args:
+        shape: (n, H) of the sums.
+        entries: in order; of each, (n,) bool for the sums that it is added to, None for all of them; (n, H)
+            fp32 values; and (n,) fp32 weights or None.
+    """
+    sums = np.zeros(shape, dtype=np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for applies, values, weights in entries:
+            weighted = values if weights is None else values * weights[:, None]
+            if applies is not None:  # adding +0 changes no sum that started from +0
+                weighted = np.where(applies[:, None], weighted, np.float32(0))
+            sums = sums + weighted
+    return sums
+
+
+def add_rms_norm(
+    sums: Floats, residual: torch.Tensor, gamma: torch.Tensor, norm_eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A sum and its residual, normalised.
+
+    ``xf = sum + residual; rstd = 1 / sqrt(sum(xf * xf * f32(1/H)) + eps); y = bf16(f32(bf16(xf * rstd)) *
+    gamma)``, and ``x = bf16(xf)``.
+
+    Args:
+        sums: (n, H) fp32.
+        residual: (n, H) bf16.
+        gamma: (H,) bf16.
+        norm_eps: rounded to fp32 before it is added.
+
+    Returns:
+        y (n, H) bf16, rstd (n,) fp32, x (n, H) bf16.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        xf = sums + as_floats(residual)
+        mean_square = sum_of_row(xf * xf * np.float32(1 / xf.shape[1]))
+        rstd = np.float32(1) / np.sqrt(mean_square + np.float32(norm_eps))
+        normed = as_floats(rounded(xf * rstd[:, None], torch.bfloat16))
+    y = rounded(normed * as_floats(gamma), torch.bfloat16)
+    return y, torch.from_numpy(rstd), rounded(xf, torch.bfloat16)
