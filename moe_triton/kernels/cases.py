@@ -258,8 +258,8 @@ class Family:
         """Refuses what this family does not have.
 
         Raises:
-            ArgumentError: a dtype that tokens have not, too few experts, an unknown feature, or rows of a size
-                that does not fit their format.
+            ArgumentError: a dtype that tokens have not, too few experts, an unknown feature, or a size that
+                does not fit the format of rows.
         """
         check_choice("dtype", shape.dtype, ["bf16", "fp16"])
         check_positive("topk", shape.topk)
