@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
 from typing import TypeAlias
@@ -258,8 +258,8 @@ class Family:
         """Refuses what this family does not have.
 
         Raises:
-            ArgumentError: a dtype that tokens have not, too few experts, an unknown feature, or a size that
-                does not fit the format of rows.
+            ArgumentError: a dtype that tokens have not, too few experts, an unknown feature, or rows of a
+                size that does not fit their format.
         """
         check_choice("dtype", shape.dtype, ["bf16", "fp16"])
         check_positive("topk", shape.topk)
@@ -358,7 +358,3 @@ class Case:
         memory = {name: tensor.clone() for name, tensor in self.memory.items()}
         launch(self.kernel, list(self.arguments(memory).values()), programs)
         return memory
-
-    def with_shape(self, **changed: object) -> Case:
-        """The same call of another variant."""
-        return replace(self, shape=replace(self.shape, **changed))  # type: ignore[arg-type]
