@@ -178,8 +178,8 @@ class EPBuffer:
             x: (T, H) bf16 or fp16, T at most num_max_tokens_per_rank and 0 allowed.
             topk_idx: (T, K) int32 or int64, distinct in a row; -1 for no expert.
             topk_weights: (T, K) fp32; given here, each received row comes with its weight.
-            quantize: "int8" sends rows as int8 with one fp32 scale each: s = 127 / max|x|,
-                q = rint(x * s), scale = 1 / s.
+            quantize: "int8" sends rows as int8 with one fp32 scale each, "int8_128" with one for every 128
+                elements (H % 128 == 0): s = 127 / max|x|, q = rint(x * s), scale = 1 / s.
             smooth_scales: (S + M, H) fp32, multiplied into a row before it is quantised: a row for each
                 shared expert, then one for each routed one.
 

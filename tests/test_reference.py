@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from moe_triton import reference
 from moe_triton.core.config import Config
+from moe_triton.core.row_formats import INT8_128
 
 # EP 2, 32 experts, 48 ids of rank 0 (docs/operators.md, "Worked example").
 RANK0_IDS = """
@@ -72,6 +73,19 @@ def test_rows_that_cannot_be_quantised() -> None:
     assert reference.quantize_row(row)[1].isnan()
     row = torch.full((32,), 3.74e-37)
     assert reference.quantize_row(row)[0].eq(127).all()
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 5))
+def test_rows_in_blocks_are_rows_by_themselves(seed: int, blocks: int) -> None:
+    row = torch.randn(128 * blocks, generator=torch.Generator().manual_seed(seed))
+    row[:128] *= seed % 3  # zeros, at times
+    q, scales = reference.quantize_row(row, INT8_128)
+    assert scales.shape == (blocks,)
+    for number, block in enumerate(row.view(blocks, 128)):
+        own_q, own_scale = reference.quantize_row(block)
+        assert torch.equal(q.view(blocks, 128)[number], own_q)
+        assert torch.equal(scales[number], own_scale)
+    assert (reference.dequantize(q, scales) - row).abs().max() <= scales.max()
 
 
 def test_combine_sums_in_the_stated_order() -> None:

@@ -53,7 +53,8 @@ class RowFormat:
 
 AS_THEY_ARE = RowFormat(None, quant_mode=0)
 INT8 = RowFormat("int8", torch.int8, quant_mode=2)
-ROW_FORMATS = {row_format.name: row_format for row_format in (AS_THEY_ARE, INT8)}
+INT8_128 = RowFormat("int8_128", torch.int8, block=128)
+ROW_FORMATS = {row_format.name: row_format for row_format in (AS_THEY_ARE, INT8, INT8_128)}
 QUANTIZED = {name: row_format for name, row_format in ROW_FORMATS.items() if name is not None}
 BY_QUANT_MODE = {r.quant_mode: r for r in ROW_FORMATS.values() if r.quant_mode is not None}
 

@@ -34,13 +34,9 @@ def kernel_cases(sizes: Sizes, hidden: int, target: str) -> list[Case]:
         hidden: H, a multiple of 256; 0 for the cases that have none.
         target: what kernels are specialised for: the back end's name.
     """
-    base = Shape(target=target, zoned=target == "npu")
+    base = Shape(hidden=hidden, target=target, zoned=target == "npu")
     chosen = [family for family in families().values() if ("hidden" in family.axes) == bool(hidden)]
-    cases = [
-        Case(family, shape, sizes)
-        for family in chosen
-        for shape in _shapes(family, replace(base, hidden=hidden or base.hidden))
-    ]
+    cases = [Case(family, shape, sizes) for family in chosen for shape in _shapes(family, base)]
     return list({id(case.kernel): case for case in cases}.values())
 
 

@@ -1,4 +1,4 @@
-"""Pack: quantise tokens to int8 and lay each out as in a slot: int8 row, then fp32 scale.
+"""Pack: quantise tokens to int8 and lay each out as in a slot: int8 row, then fp32 scales.
 
 Shape symbols:
     T   tokens of this rank
@@ -7,12 +7,14 @@ Shape symbols:
     S   shared experts
     R   rows per token: 1, or K + S with smooth scales, which differ from expert to expert
 
-For a row x (after the smooth scale)::
+    B   elements that share a scale: H, or a divisor of it
+
+For B elements x of a row (after the smooth scale)::
 
     s = 127 / max|x|;  q = rint(x * s);  scale = 1 / s
 
-A row of zeros, or one whose maximum is so small that 127 / max overflows, has q = 0 and scale = 0.
-A row with a NaN has scale NaN, otherwise one with an inf has scale inf; either has q = 0 throughout.
+Zeros, or elements whose maximum is so small that 127 / max overflows, have q = 0 and scale = 0.
+Those with a NaN have scale NaN, otherwise those with an inf scale inf; either have q = 0 throughout.
 """
 
 from __future__ import annotations
@@ -27,9 +29,11 @@ from moe_triton.core.dtypes import NAMES
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import Arg, TritonKernel, numbers
 from moe_triton.core.plan import Hole
+from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.kernels.cases import AXES, I8, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
+from moe_triton.kernels.rms_norm import row_columns
 from moe_triton.reference.arithmetic import quantize_rows
 
 
@@ -40,17 +44,18 @@ def _larger(a, b):
 
 @triton.jit
 def _peak(row, FLOAT_MAX: tl.constexpr):
-    """max|row| in fp32, NaN if any element is.
+    """max|row| in fp32 of its last dimension, NaN if any element is.
 
     The bits of |x|, as an integer, order like |x| and put NaN on top; an integer maximum may be taken
     in any order, which lets the CPU use every lane. AI cores reduce floats only.
     """
+    last: tl.constexpr = len(row.shape) - 1
     if FLOAT_MAX:
-        peak = tl.max(tl.abs(row.to(tl.float32)), 0)
+        peak = tl.max(tl.abs(row.to(tl.float32)), last)
     elif row.dtype == tl.float32:
-        peak = tl.max(row.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0).to(tl.float32, bitcast=True)
+        peak = tl.max(row.to(tl.int32, bitcast=True) & 0x7FFFFFFF, last).to(tl.float32, bitcast=True)
     else:
-        bits = tl.reduce(row.to(tl.int16, bitcast=True) & 0x7FFF, 0, _larger)
+        bits = tl.reduce(row.to(tl.int16, bitcast=True) & 0x7FFF, last, _larger)
         peak = bits.to(row.dtype, bitcast=True).to(tl.float32)
     return peak
 
@@ -62,7 +67,11 @@ def _store_row(row, peak, rows, scale_at, cols):
     s = tl.where(vanishes, 0.0, s)
     scale = tl.where(vanishes, 0.0, 1.0 / s)
     scale = tl.where(peak != peak, float("nan"), scale)
-    q = tl.where(peak < float("inf"), row * s, 0.0)
+    if len(row.shape) == 2:
+        scale_at += tl.arange(0, row.shape[0])
+        q = tl.where((peak < float("inf"))[:, None], row * s[:, None], 0.0)
+    else:
+        q = tl.where(peak < float("inf"), row * s, 0.0)
     q = (q + 12582912.0) - 12582912.0
     tl.store(rows + cols, tl.cast(q, tl.int8, overflow_mode="saturate"))
     tl.store(scale_at, scale)
@@ -78,11 +87,12 @@ def _pack_kernel(
     row_stride,
     scale_stride,
     HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
     FLOAT_MAX: tl.constexpr,
 ):
     per_program = tl.cdiv(num_tokens, tl.num_programs(0))
     begin = tl.program_id(0) * per_program
-    cols = tl.arange(0, HIDDEN)
+    cols = row_columns(HIDDEN, BLOCK)
     for i in range(begin, tl.minimum(begin + per_program, num_tokens)):
         token = first_token + i
         at = token.to(tl.int64)
@@ -110,13 +120,14 @@ def _pack_smooth_kernel(
     row_stride,
     scale_stride,
     HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
     TOPK: tl.constexpr,
     NUM_SHARED: tl.constexpr,
     FLOAT_MAX: tl.constexpr,
 ):
     per_program = tl.cdiv(num_tokens, tl.num_programs(0))
     begin = tl.program_id(0) * per_program
-    cols = tl.arange(0, HIDDEN)
+    cols = row_columns(HIDDEN, BLOCK)
     for i in range(begin, tl.minimum(begin + per_program, num_tokens)):
         token = first_token + i
         for k in range(0, TOPK + NUM_SHARED):
@@ -146,13 +157,17 @@ def _store_fallback(
     rows: torch.Tensor,
     scales: torch.Tensor,
     strides: tuple[int, int],
+    block: int,
 ) -> None:
     n, hidden = x.shape
-    q, scale = map(torch.from_numpy, quantize_rows(x.numpy()))
+    q, found = map(torch.from_numpy, quantize_rows(x.view(-1, block or hidden).numpy()))
     row_stride, scale_stride = strides
-    rows.as_strided((n, hidden), (row_stride, 1), rows.storage_offset() + first_row * row_stride).copy_(q)
+    rows.as_strided((n, hidden), (row_stride, 1), rows.storage_offset() + first_row * row_stride).copy_(
+        q.view(n, hidden)
+    )
     scale_at = scales.storage_offset() + first_row * scale_stride
-    scales.as_strided((n,), (scale_stride,), scale_at).copy_(scale)
+    found = found.view(n, -1)
+    scales.as_strided(found.shape, (scale_stride, 1), scale_at).copy_(found)
 
 
 def _pack_fallback(
@@ -166,12 +181,13 @@ def _pack_fallback(
     row_stride: int,
     scale_stride: int,
     HIDDEN: int,
+    BLOCK: int,
     **_: object,
 ) -> None:
     if not num_tokens:
         return
     chosen = x[first_token * HIDDEN : (first_token + num_tokens) * HIDDEN].view(num_tokens, HIDDEN)
-    _store_fallback(chosen.float(), first_token, rows, scales, (row_stride, scale_stride))
+    _store_fallback(chosen.float(), first_token, rows, scales, (row_stride, scale_stride), BLOCK)
 
 
 def _pack_smooth_fallback(
@@ -189,6 +205,7 @@ def _pack_smooth_fallback(
     row_stride: int,
     scale_stride: int,
     HIDDEN: int,
+    BLOCK: int,
     TOPK: int,
     NUM_SHARED: int = 0,
     **_: object,
@@ -204,7 +221,7 @@ def _pack_smooth_fallback(
     chosen = x[first_token * HIDDEN : last_token * HIDDEN].view(num_tokens, HIDDEN).float()
     chosen = chosen.repeat_interleave(num_rows, 0)
     chosen = chosen * smooth_scales[: num_scale_rows * HIDDEN].view(-1, HIDDEN)[scale_rows]
-    _store_fallback(chosen, first_token * num_rows, rows, scales, (row_stride, scale_stride))
+    _store_fallback(chosen, first_token * num_rows, rows, scales, (row_stride, scale_stride), BLOCK)
 
 
 _DESTINATION = (
@@ -222,13 +239,14 @@ def pack_kernel(
     smooth: bool = False,
     target: str = "cpu",
     num_shared: int = 0,
+    block: int = 0,
 ) -> TritonKernel:
     """Quantise and pack tokens [first_token, first_token + num_tokens).
 
-    ``rows`` and ``scales`` are where token 0's row and scale go; the strides, in elements of each
-    pointer's type, lead from one packed row to the next. Nothing else is written: what sends a row adds
-    its stamp. Without ``smooth`` there is one row per token. With ``smooth`` there are ``topk +
-    num_shared`` rows, k = 0, 1, ... Row k < ``topk`` is
+    ``rows`` and ``scales`` are where token 0's row and scales go; the strides, in elements of each
+    pointer's type, lead from one packed row to the next. A row has a scale for every ``block`` elements, or
+    with 0 a single one. Nothing else is written: what sends a row adds its stamp. Without ``smooth`` there is
+    one row per token. With ``smooth`` there are ``topk + num_shared`` rows, k = 0, 1, ... Row k < ``topk`` is
     multiplied by row ``scale_row_offset + topk_idx[token, k]`` of the smooth scales; ids that name no such
     row take row 0. Row ``topk + s``, for shared expert s, takes row s, so there are at least
     ``num_shared`` of them.
@@ -236,7 +254,8 @@ def pack_kernel(
     check_float_dtype(dtype)
     check_hidden(hidden)
     element = NAMES[dtype]
-    common = {"HIDDEN": hidden, "FLOAT_MAX": target != "cpu"}
+    common = {"HIDDEN": hidden, "BLOCK": block, "FLOAT_MAX": target != "cpu"}
+    scale_bytes = 4 * (hidden // (block or hidden))
     tokens = numbers("i32", "first_token num_tokens")
     if num_shared and not smooth:
         rule = "must be 0 without smooth scales: a token then has one row for all experts"
@@ -248,7 +267,7 @@ def pack_kernel(
             args=(Arg("x", f"*{element}", "in"), *_DESTINATION, *tokens, *_STRIDES),
             constants=common,
             fallback=_pack_fallback,
-            bytes_moved=lambda *, num_tokens, **_: num_tokens * (3 * hidden + 4),
+            bytes_moved=lambda *, num_tokens, **_: num_tokens * (3 * hidden + scale_bytes),
         )
     check_positive("topk", topk)
     return TritonKernel(
@@ -266,13 +285,13 @@ def pack_kernel(
         constants={**common, "TOPK": topk, "NUM_SHARED": num_shared},
         fallback=_pack_smooth_fallback,
         bytes_moved=lambda *, num_tokens, **_: (
-            num_tokens * (2 * hidden + 4 * topk + (topk + num_shared) * (5 * hidden + 4))
+            num_tokens * (2 * hidden + 4 * topk + (topk + num_shared) * (5 * hidden + scale_bytes))
         ),
     )
 
 
 def _inputs(s: Shape, r: Draw, rows_per_token: int) -> Inputs:
-    slot = replace(s, features=frozenset({"int8"})).slot
+    slot = replace(s, features=s.features or frozenset({"int8"})).slot
     return {
         "x": r.rows(s.hidden, s.torch_dtype),
         "topk_idx": r.ids,
@@ -287,20 +306,26 @@ def _inputs(s: Shape, r: Draw, rows_per_token: int) -> Inputs:
     }
 
 
+_IN_BLOCKS = tuple(name for name, r in QUANTIZED.items() if r.block)
+
 FAMILIES = (
     Family(
         "pack",
         pack_kernel,
         lambda s, r: _inputs(s, r, 1),
-        lambda s: pack_kernel(s.torch_dtype, s.hidden, target=s.target),
+        lambda s: pack_kernel(s.torch_dtype, s.hidden, target=s.target, block=s.row_format.block or 0),
         axes=("dtype", "hidden"),
+        features=_IN_BLOCKS,
         streams=True,
     ),
     Family(
         "pack_smooth",
         pack_kernel,
         lambda s, r: _inputs(s, r, s.topk + s.shared),
-        lambda s: pack_kernel(s.torch_dtype, s.hidden, s.topk, True, s.target, s.shared),
+        lambda s: pack_kernel(
+            s.torch_dtype, s.hidden, s.topk, True, s.target, s.shared, s.row_format.block or 0
+        ),
         axes=AXES,
+        features=_IN_BLOCKS,
     ),
 )

@@ -140,6 +140,7 @@ FAMILIES = (
         stamps_kernel,
         _inputs,
         lambda s: stamps_kernel(s.has("weights"), s.slot.num_scales),
+        axes=("hidden",),
         features=(*QUANTIZED, "weights"),
     ),
 )

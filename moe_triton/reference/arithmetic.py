@@ -5,16 +5,17 @@ NumPy in fp32, one rounding per operation. Rows are (..., H).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from moe_triton.core.row_formats import INT8, RowFormat
+from moe_triton.core.row_formats import INT8, INT8_128, RowFormat
 
 Floats: TypeAlias = NDArray[np.float32]
+Quantizer: TypeAlias = Callable[[Floats], tuple[NDArray[np.int8], Floats]]
 Mask: TypeAlias = NDArray[np.bool_]
 
 LANES = 32
@@ -44,10 +45,10 @@ def quantize_row(row: torch.Tensor, row_format: RowFormat = INT8) -> tuple[torch
         row_format: how it travels.
 
     Returns:
-        (H,) int8 and () fp32.
+        (H,) int8 and fp32 scales, () or, of several, (n,).
     """
-    q, scale = QUANTIZERS[row_format](row.numpy()[None])
-    return torch.from_numpy(q[0]), torch.tensor(scale[0])
+    q, scales = QUANTIZERS[row_format](row.numpy()[None])
+    return torch.from_numpy(q[0]), torch.tensor(scales[0])
 
 
 def dequantize(q: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -71,7 +72,19 @@ def quantize_rows(rows: Floats) -> tuple[NDArray[np.int8], Floats]:
     return np.where(has_codes[:, None], codes, 0).astype(np.int8), scales.astype(np.float32)
 
 
-QUANTIZERS = {INT8: quantize_rows}
+def _in_blocks(row_format: RowFormat) -> Quantizer:
+    """`quantize_rows` for formats with several scales a row: (n, H) and (n, scales of a row)."""
+
+    def quantize(rows: Floats) -> tuple[NDArray[np.int8], Floats]:
+        num_rows, hidden = rows.shape
+        num_scales = row_format.num_scales(hidden)
+        q, scales = quantize_rows(rows.reshape(num_rows * num_scales, hidden // num_scales))
+        return q.reshape(num_rows, hidden), scales.reshape(num_rows, num_scales)
+
+    return quantize
+
+
+QUANTIZERS: dict[RowFormat, Quantizer] = {INT8: quantize_rows, INT8_128: _in_blocks(INT8_128)}
 
 
 def quantize_blocks(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

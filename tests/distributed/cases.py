@@ -23,7 +23,7 @@ __all__ = [
     "with_scheme",
 ]
 
-HIDDEN = (32, 64, 160, 512)
+HIDDEN = (32, 64, 128, 160, 384, 512)
 
 
 @st.composite
@@ -34,10 +34,11 @@ def cases(draw: st.DrawFn, num_ranks: int) -> Case:
     moe_ranks = num_ranks - shared_ranks
     num_experts = moe_ranks * draw(st.integers(1, 4))
     max_tokens = draw(st.integers(1, 9))
+    quantize = draw(st.sampled_from(tuple(ROW_FORMATS)))
     config = Config(
         num_ranks=num_ranks,
         num_max_tokens_per_rank=max_tokens,
-        hidden=draw(st.sampled_from(HIDDEN)),
+        hidden=draw(st.sampled_from([h for h in HIDDEN if ROW_FORMATS[quantize].fits(h)])),
         num_topk=draw(st.integers(1, min(num_experts, 8))),
         num_experts=num_experts,
         num_shared_experts=num_shared,
@@ -45,7 +46,6 @@ def cases(draw: st.DrawFn, num_ranks: int) -> Case:
         scheme=draw(st.sampled_from(["fullmesh_v1", "fullmesh_v1", "fullmesh_v2", "direct"])),
         relaxed=True,
     )
-    quantize = draw(st.sampled_from(tuple(ROW_FORMATS)))
     return Case(
         config=config,
         seed=draw(st.integers(0, 2**20)),
@@ -66,8 +66,11 @@ def with_scheme(case: Case, scheme: str) -> Case:
     return replace(case, config=replace(case.config, scheme=scheme))
 
 
-def small_case(num_ranks: int, scheme: str = "fullmesh_v1", **changes: object) -> Case:
+def small_case(
+    num_ranks: int, scheme: str = "fullmesh_v1", quantize: str | None = None, **changes: object
+) -> Case:
     """A plain case to vary."""
-    config = Config(num_ranks, 4, 64, 2, 2 * num_ranks, scheme=scheme, relaxed=True)
-    case = Case(config=config, seed=1, routing="uniform", tokens=(4,) * num_ranks)
+    hidden = ROW_FORMATS[quantize].block or 64
+    config = Config(num_ranks, 4, hidden, 2, 2 * num_ranks, scheme=scheme, relaxed=True)
+    case = Case(config, 1, "uniform", (4,) * num_ranks, quantize)
     return replace(case, **changes)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from moe_triton import EPBuffer
 from moe_triton.core.config import Config
+from moe_triton.core.row_formats import ROW_FORMATS
 from moe_triton.processes import RankFailedError, RankGroup, run_ranks
 from moe_triton.schemes.direct.layout import DirectLayout
 from tests.distributed.cases import Case, cases, small_case, with_scheme
@@ -44,7 +45,7 @@ def test_any_case(ranks: Groups, num_ranks: int, data: st.DataObject, way: Way) 
     assert_equal(ranks, data.draw(cases(num_ranks)), [way])
 
 
-@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("quantize", ROW_FORMATS)
 @pytest.mark.parametrize("weights", [False, True])
 def test_every_way_to_hold_results(ranks: Groups, quantize: str | None, weights: bool) -> None:
     case = small_case(3, quantize=quantize, weights=weights, num_blocks=2)
@@ -60,6 +61,12 @@ EDGES = {
     "halves": {"dtype": torch.float16, "quantize": "int8"},
     "torch_kernels": {"kernels": "torch", "quantize": "int8", "routing": "sparse", "tokens": (4, 0, 2)},
     "torch_kernels_bf16": {"kernels": "torch", "tokens": (1, 4, 0)},
+    "scales_in_blocks": {
+        "num_blocks": 3,
+        "quantize": "int8_128",
+        "routing": "sparse",
+        "dtype": torch.float16,
+    },
     "three_blocks": {"num_blocks": 3, "quantize": "int8", "smooth": True},
 }
 
@@ -74,14 +81,14 @@ SHARED = {"one": (4, 1, 1), "one_on_two_ranks": (4, 1, 2), "two": (6, 2, 2)}
 
 
 @pytest.mark.parametrize("kernels", ["triton", "torch"])
-@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("quantize", ROW_FORMATS)
 @pytest.mark.parametrize("sizes", list(SHARED.values()), ids=list(SHARED))
 def test_shared_experts(
     ranks: Groups, sizes: tuple[int, int, int], quantize: str | None, kernels: str
 ) -> None:
     experts, shared, shared_ranks = sizes
     num_ranks = 3 if shared_ranks == 1 else 4
-    config = Config(num_ranks, 4, 64, 2, experts, shared, shared_ranks, relaxed=True)
+    config = Config(num_ranks, 4, 128, 2, experts, shared, shared_ranks, relaxed=True)
     tokens = (4, 2, 0, 3)[:num_ranks]
     case = Case(
         config, 7, "uniform", tokens, quantize, smooth=quantize is not None, kernels=kernels, num_blocks=2
@@ -97,7 +104,7 @@ def test_all_tokens_to_one_expert(ranks: Groups) -> None:
 
 def test_real_sizes(ranks: Groups) -> None:
     config = Config(4, 16, 7168, 8, 32)
-    for quantize in (None, "int8"):
+    for quantize in ROW_FORMATS:
         case = Case(config, seed=3, routing="uniform", tokens=(16, 15, 16, 1), quantize=quantize)
         assert_equal(ranks, case, ["in place", "elsewhere"])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -48,11 +49,20 @@ def test_torch_kernels_give_the_same_bits(ranks: Groups, case: Case) -> None:
     assert_bit_equal(ranks, replace(case, kernels="torch"))
 
 
-@pytest.mark.parametrize("quantize", [None, "int8"])
-@pytest.mark.parametrize("hidden", [2880, 7168])
+@pytest.mark.parametrize(("quantize", "hidden"), [*product([None, "int8"], [2880, 7168]), ("int8_128", 7168)])
 def test_real_sizes(ranks: Groups, hidden: int, quantize: str | None) -> None:
     config = Config(4, 16, hidden, 8, 32)
     case = Case(config, seed=3, routing="uniform", tokens=(16, 15, 16, 1), quantize=quantize)
+    assert_bit_equal(ranks, case)
+
+
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct"])
+@pytest.mark.parametrize("smooth", [False, True])
+@pytest.mark.parametrize("hidden", [128, 640, 7168])
+def test_a_scale_for_every_128_elements(ranks: Groups, scheme: str, smooth: bool, hidden: int) -> None:
+    """Of 7168 elements, the scales lie in two of fullmesh_v2's blocks of 480 bytes."""
+    config = Config(3, 5, hidden, 2, 4, 1, 1, scheme=scheme, relaxed=True)
+    case = Case(config, 11, "sparse", (5, 0, 3), "int8_128", smooth=smooth, rounds=4)
     assert_bit_equal(ranks, case)
 
 

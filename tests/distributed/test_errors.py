@@ -88,6 +88,9 @@ def bad_dispatches(
         "topk_weights is of dtype torch.float64": lambda: d(x, ids, weights.double()),
         "topk_weights is of shape (4, 1)": lambda: d(x, ids, weights[:, :1].contiguous()),
         "quantize is 'fp8'": lambda: d(x, ids, quantize="fp8"),
+        "quantize is 'int8_128', but hidden must be a multiple of 128, and is 64. Pass one of None, 'int8'": (
+            lambda: d(x, ids, quantize="int8_128")
+        ),
         "smooth_scales is given": lambda: d(x, ids, smooth_scales=torch.ones(4, 64)),
     }
 

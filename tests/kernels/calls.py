@@ -99,6 +99,7 @@ def pack(
     smooth_scales: Tensor | None = None,
     scale_row_offset: int = 0,
     num_shared: int = 0,
+    block: int = 0,
     programs: int = 1,
 ) -> Tensor:
     """(T*R, slot_stride) int8; zero where neither row nor scale is."""
@@ -110,7 +111,7 @@ def pack(
     if topk_idx is not None and smooth_scales is not None:
         views = [topk_idx, smooth_scales, *views]
         numbers += [scale_row_offset, smooth_scales.shape[0]]
-    kernel = pack_kernel(x.dtype, hidden, topk, topk_idx is not None, num_shared=num_shared)
+    kernel = pack_kernel(x.dtype, hidden, topk, topk_idx is not None, num_shared=num_shared, block=block)
     launch(kernel, [x, *views, *numbers, slot_stride, slot_stride // 4], programs)
     return slots
 

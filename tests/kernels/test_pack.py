@@ -19,17 +19,18 @@ MONSTERS = [float("nan"), float("inf"), -float("inf"), -0.0, 1e-45, 6e-8, 65504.
 def slot_of(hidden: int) -> dict[str, int]:
     return {
         "scale_offset": hidden,
-        "slot_stride": -(-(hidden + 44) // 512) * 512,
+        "slot_stride": -(-(hidden + hidden // 32 + 44) // 512) * 512,
     }
 
 
-def check_slots(slots: torch.Tensor, rows: torch.Tensor, hidden: int) -> None:
-    """Slots hold these fp32 rows quantised, and nothing else."""
-    payloads, scales = quantize_rows(rows.numpy())
-    assert_same_bits(slots[:, :hidden], torch.from_numpy(payloads))
-    got = slots[:, hidden : hidden + 4].contiguous().view(torch.float32)[:, 0]
-    assert_same_bits(got, torch.from_numpy(scales))
-    assert not slots[:, hidden + 4 :].any()
+def check_slots(slots: torch.Tensor, rows: torch.Tensor, hidden: int, block: int = 0) -> None:
+    """Slots hold these fp32 rows quantised, each block as a row by itself is, and nothing else."""
+    payloads, scales = quantize_rows(rows.reshape(-1, block or hidden).numpy())
+    assert_same_bits(slots[:, :hidden], torch.from_numpy(payloads).view(len(rows), hidden))
+    end = hidden + 4 * (hidden // (block or hidden))
+    got = slots[:, hidden:end].contiguous().view(torch.float32)
+    assert_same_bits(got, torch.from_numpy(scales).view(len(rows), -1))
+    assert not slots[:, end:].any()
 
 
 def draw_tokens(data: st.DataObject, tokens: int, hidden: int, dtype: torch.dtype) -> torch.Tensor:
@@ -48,6 +49,32 @@ def draw_tokens(data: st.DataObject, tokens: int, hidden: int, dtype: torch.dtyp
     for token, column, value in monsters:
         x[token, column] = value
     return x
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("hidden", [128, 896])
+@kernel_settings
+@given(data=st.data(), tokens=st.integers(1, 5), programs=st.integers(1, 3), smooth=st.booleans())
+def test_pack_in_blocks(
+    launch: Launch,
+    dtype: torch.dtype,
+    hidden: int,
+    data: st.DataObject,
+    tokens: int,
+    programs: int,
+    smooth: bool,
+) -> None:
+    """A scale for every 128 elements, of rows that differ in magnitude from one block to the next."""
+    x = draw_tokens(data, tokens, hidden, dtype)
+    x *= 10.0 ** torch.arange(hidden // 128).remainder(5).sub(3).repeat_interleave(128).to(dtype)
+    rows, how = x.float(), {}
+    if smooth:
+        scales, ids = torch.rand((4, hidden)) * 3 - 1, torch.randint(0, 4, (tokens, 2), dtype=torch.int32)
+        rows = rows.repeat_interleave(2, 0) * scales[ids.flatten().long()]
+        how = {"topk_idx": ids, "smooth_scales": scales}
+    slots = pack(x, launch, **slot_of(hidden), programs=programs, block=128, **how)  # type: ignore[arg-type]
+    check_slots(slots, rows, hidden, 128)
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from moe_triton.core.config import Config
+from moe_triton.core.row_formats import QUANTIZED, ROW_FORMATS
 from moe_triton.core.tuning import Tuning
 from moe_triton.processes import RankGroup
 from tests.distributed.cases import Case
@@ -30,10 +31,10 @@ def check(ranks: Ranks, case: Case, policy: str, tuning: Tuning | None = None) -
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("quantize", ROW_FORMATS)
 @pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct"])
 def test_bits_are_the_references(ranks: Ranks, scheme: str, quantize: str | None, policy: str) -> None:
-    case = Case(config(scheme=scheme), 3, "sparse", (5, 8), quantize, rounds=3, num_blocks=2)
+    case = Case(config(scheme=scheme, hidden=384), 3, "sparse", (5, 8), quantize, rounds=3, num_blocks=2)
     check(ranks, case, policy)
 
 
@@ -47,10 +48,11 @@ def test_two_streams_give_the_same_bits(ranks: Ranks, parts: int, policy: str) -
 
 
 @pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2"])
-def test_shared_experts_and_smooth_scales(ranks: Ranks, scheme: str) -> None:
-    sizes = {"num_experts": 4, "num_shared_experts": 1, "num_shared_ranks": 1}
+@pytest.mark.parametrize("quantize", QUANTIZED)
+def test_shared_experts_and_smooth_scales(ranks: Ranks, scheme: str, quantize: str) -> None:
+    sizes = {"hidden": 128, "num_experts": 4, "num_shared_experts": 1, "num_shared_ranks": 1}
     case = Case(
-        config(3, scheme, **sizes), 7, "skewed", (4, 0, 8), "int8", smooth=True, rounds=2, num_blocks=2
+        config(3, scheme, **sizes), 7, "skewed", (4, 0, 8), quantize, smooth=True, rounds=2, num_blocks=2
     )
     check(ranks, case, "random")
 

@@ -115,10 +115,10 @@ def pack(
     """Quantises rows; their scales go to ``scales`` one after the other, or behind each row."""
     first_token, num_tokens = tokens_of(part, parts)
     c, slot, packed = site.config, slot_of(site, variant), packed_of(variant)
-    shared = c.num_shared_experts if variant.smooth else 0
+    shared, block = c.num_shared_experts if variant.smooth else 0, variant.row_format.block or 0
     return launch_matching(
         "pack",
-        pack_kernel(variant.dtype, c.hidden, c.num_topk, variant.smooth, site.target, shared),
+        pack_kernel(variant.dtype, c.hidden, c.num_topk, variant.smooth, site.target, shared, block),
         "compute",
         site.blocks("compute", parts),
         {
