@@ -1,4 +1,4 @@
-"""``moe-triton doctor``: what of the toolchain is present."""
+"""``moe-triton doctor``: which components of the toolchain are present."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _extension() -> Row:
 
 
 def _library(component: str, path: Path | None, load: Callable[[], object], remedy: str) -> Row:
-    """A library that is there, can be loaded and has this package's argument tables."""
+    """Whether a library exists, can be loaded and has this package's argument tables."""
     if path is None:
         return (component, False, "", remedy)
     try:

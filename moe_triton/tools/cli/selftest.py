@@ -1,4 +1,4 @@
-"""``moe-triton selftest``: what it shows while it runs, and at its end."""
+"""``moe-triton selftest``: its output while it runs, and at the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MARKS: dict[Status, str] = {"passed": "green", "failed": "red", "skipped": "yell
 
 
 def run(settings: Settings, folder: Path, console: Console) -> int:
-    """Runs the battery, shows how it gets on, and says where the report is.
+    """Runs the battery, shows its progress, and prints where the report is.
 
     Returns:
         0 if nothing has failed, else 1.

@@ -121,20 +121,31 @@ def make_buffer(case: Case, **options: Any) -> EPBuffer:
     )
 
 
+def dispatched(
+    buffer: EPBuffer, case: Case, inputs: Inputs, smooth: torch.Tensor | None = None
+) -> DispatchOutput:
+    """Dispatches a rank's inputs as the case says."""
+    return buffer.dispatch(
+        inputs.x,
+        inputs.topk_idx,
+        inputs.topk_weights if case.weights else None,
+        quantize="int8" if case.quantize else None,
+        smooth_scales=smooth,
+    )
+
+
+def combined(buffer: EPBuffer, case: Case, inputs: Inputs, output: DispatchOutput) -> torch.Tensor:
+    """Runs the experts on what a dispatch has delivered, and combines their results."""
+    y = experts_of(case, buffer.rank, output.tokens)
+    return buffer.combine(y, output.handle, inputs.topk_weights if case.weights else None)
+
+
 def one_round(
     buffer: EPBuffer, case: Case, inputs: Inputs, smooth: torch.Tensor | None
 ) -> tuple[DispatchOutput, torch.Tensor]:
     """Dispatch, experts, combine."""
-    weights = inputs.topk_weights if case.weights else None
-    output = buffer.dispatch(
-        inputs.x,
-        inputs.topk_idx,
-        weights,
-        quantize="int8" if case.quantize else None,
-        smooth_scales=smooth,
-    )
-    y = experts_of(case, buffer.rank, output.tokens)
-    return output, buffer.combine(y, output.handle, weights)
+    output = dispatched(buffer, case, inputs, smooth)
+    return output, combined(buffer, case, inputs, output)
 
 
 def finish(buffer: EPBuffer, backend: Backend) -> None:

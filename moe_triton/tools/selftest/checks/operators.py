@@ -7,7 +7,6 @@ import dataclasses
 import torch
 
 from moe_triton.core.config import Config
-from moe_triton.core.errors import ArgumentError
 from moe_triton.schemes import SCHEMES as SERVED
 from moe_triton.tools.selftest.cases import (
     Case,
@@ -56,13 +55,7 @@ def compare_rounds(place: Place, case: Case) -> Finding:
     expected = [expected_round(case, number) for number in range(different)]
     inputs = [inputs_of(case, place.rank, number).to(device) for number in range(different)]
     wrong: list[str] = []
-    try:
-        buffer = make_buffer(case, **options)
-    except ArgumentError as error:
-        if error.argument == "comm_alg":  # the back end does not offer it, and says why
-            return Finding(skipped=str(error))
-        raise
-    with buffer:
+    with make_buffer(case, **options) as buffer:
         for number in range(case.rounds):
             output, combined = one_round(buffer, case, inputs[number % different], smooth)
             finish(buffer, place.backend)
