@@ -5,14 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from moe_triton.reference import (
-    Deployment,
-    DispatchInputs,
-    DispatchReference,
-    dispatch_all,
-    dispatch_shapes,
-    elastic_info_of,
-)
+from moe_triton.reference import Deployment, DispatchInputs, DispatchReference, dispatch_all
+from tests.reference_helpers import dispatch_shapes, elastic_info_of
 
 HIDDEN = 32
 

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from moe_triton import reference, torch_npu_ops
 from moe_triton.backends.cpu import output_pool
 from tests.distributed.operator_cases import SPECIAL, OperatorCase, Tensors, experts_of, tensors_of
+from tests.reference_helpers import dispatch_shapes
 
 DISPATCH_TENSORS = ("scales", "x_active_mask", "expert_scales")
 COMBINE_TENSORS = (
@@ -284,7 +285,7 @@ def _combine_inputs(
 
 def _wrong_shapes(case: OperatorCase, rank: int, given: Tensors, out: Tensors) -> list[str]:
     batch, hidden = given["x"].shape
-    expected = reference.dispatch_shapes(
+    expected = dispatch_shapes(
         case.deployment(),
         rank,
         batch=batch,

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from moe_triton import reference
 from moe_triton.buffer import EPBuffer
@@ -249,19 +249,11 @@ def run_demo(settings: DemoSettings, console: Console) -> int:
 
 
 def _table(ranks: Sequence[dict[str, Any]]) -> Table:
-    table = Table()
-    columns = (
-        "rank",
-        "tokens in",
-        "rows received",
-        "MB sent",
-        "dispatch us",
-        "experts us",
-        "combine us",
-        "check",
+    sizes, times = (
+        ("rank", "tokens in", "rows received", "MB sent"),
+        ("dispatch us", "experts us", "combine us"),
     )
-    for column in columns:
-        table.add_column(column, justify="right")
+    table = Table(*(Column(name, justify="right") for name in (*sizes, *times, "check")))
     for rank, result in enumerate(ranks):
         us = result["us"]
         table.add_row(

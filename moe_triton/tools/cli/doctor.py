@@ -36,9 +36,7 @@ def run_doctor(console: Console) -> int:
         0 if the CPU back end can run, else 1.
     """
     rows = components()
-    table = Table(title="moe_triton doctor")
-    for column in ("component", "", "found", "how to get it"):
-        table.add_column(column)
+    table = Table("component", "", "found", "how to get it", title="moe_triton doctor")
     for name, present, found, remedy in rows:
         mark = "[green]ok[/green]" if present else "[red]missing[/red]"
         table.add_row(name, mark, escape(found), "" if present else escape(remedy))
