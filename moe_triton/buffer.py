@@ -19,6 +19,7 @@ from moe_triton.backends import make_backend
 from moe_triton.core.checks import check_choice, check_flag, check_text
 from moe_triton.core.config import Config, Product
 from moe_triton.core.errors import BufferStateError
+from moe_triton.core.row_formats import ROW_FORMATS, row_format_of
 from moe_triton.core.tuning import Tuning
 from moe_triton.handle import DispatchHandle, DispatchOutput
 from moe_triton.limits import check_config, check_num_bytes, scheme_of
@@ -168,7 +169,7 @@ class EPBuffer:
         topk_idx: torch.Tensor,
         topk_weights: torch.Tensor | None = None,
         *,
-        quantize: Literal["int8"] | None = None,
+        quantize: str | None = None,
         smooth_scales: torch.Tensor | None = None,
     ) -> DispatchOutput:
         """Sends each token to its experts' ranks and returns what this rank's experts received.
@@ -202,17 +203,17 @@ class EPBuffer:
         self._communicator.check_usable()
         c, device = self.config, self._backend.device
         check, wanted, sizes = arguments.check, self._dispatch_arguments, arguments.Sizes()
-        quantize = check_choice("quantize", quantize, buffer_calls.QUANTIZE)  # a key below: of one type, then
+        row_format = row_format_of(quantize, c.hidden)
         check(wanted["x"], x, sizes, device)
         num_tokens = sizes["T"]
         arguments.check_num_tokens("x", c, num_tokens)
         check(wanted["topk_idx"], topk_idx, sizes, device)
         ids = arguments.take_ids(c, topk_idx, self._backend)
         check(wanted["topk_weights"], topk_weights, sizes, device)
-        arguments.check_smoothing(smooth_scales, quantize)
+        arguments.check_smoothing(smooth_scales, row_format)
         check(wanted["smooth_scales"], smooth_scales, sizes, device)
         num_ids = num_tokens * c.num_topk
-        key = x.dtype, quantize, smooth_scales is None, topk_weights is None
+        key = x.dtype, row_format.name, smooth_scales is None, topk_weights is None
         kind = self._kinds.get(key) or self._kind(*key)
         made = self._backend.empty_all([((num_ids,), torch.int32), *kind.specs])
         outputs = dict(zip(kind.names, made, strict=True))
@@ -329,7 +330,7 @@ class EPBuffer:
         self, dtype: torch.dtype, quantize: str | None, is_plain: bool, is_unweighted: bool
     ) -> buffer_calls.DispatchKind:
         smooth, weights = not is_plain, not is_unweighted
-        variant = DispatchVariant(dtype, quantize is not None, smooth, weights, keeps_own=self._keeps_own)
+        variant = DispatchVariant(dtype, ROW_FORMATS[quantize], smooth, weights, keeps_own=self._keeps_own)
         kind = buffer_calls.DispatchKind.of(self._communicator.site, variant, not self._is_in_window)
         self._kinds[dtype, quantize, is_plain, is_unweighted] = kind
         return kind

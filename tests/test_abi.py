@@ -211,7 +211,7 @@ def built() -> Iterator[TritonKernel]:
     """Every variant of every kernel, in each form."""
     for family, target, zoned in product(families().values(), ("cpu", "npu"), (False, True)):
         for features, shared in product(family.variants, (0, 1)):
-            shape = Shape("bf16", 64, 2, shared, frozenset(features), target, zoned)
+            shape = Shape("bf16", 128, 2, shared, frozenset(features), target, zoned)
             yield family.kernel(family.as_launched(shape))
 
 

@@ -21,6 +21,7 @@ from moe_triton.core.dtypes import DTYPES
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import Hole
+from moe_triton.core.row_formats import AS_THEY_ARE, QUANTIZED, RowFormat, row_format_of
 from moe_triton.kernels.checks import Launch
 from moe_triton.layout import SLOT_ALIGN, SlotLayout, align
 
@@ -65,9 +66,14 @@ class Shape:
         return feature in self.features
 
     @property
+    def row_format(self) -> RowFormat:
+        """How rows travel: a feature may name it."""
+        return next((r for name, r in QUANTIZED.items() if self.has(name)), AS_THEY_ARE)
+
+    @property
     def slot(self) -> SlotLayout:
-        """How a row of this shape is packed: feature ``int8`` says that rows travel quantised."""
-        return SlotLayout(self.hidden, 1 if self.has("int8") else self.torch_dtype.itemsize)
+        """How a row of this shape is packed."""
+        return SlotLayout.of(self.hidden, self.row_format, self.torch_dtype)
 
     @property
     def slot_bytes(self) -> int:
@@ -172,9 +178,10 @@ def blank(*shape: int, dtype: torch.dtype = I32) -> torch.Tensor:
 
 
 def subsets(names: Iterable[str]) -> Iterator[Features]:
-    """Every set of features."""
+    """Every set of features; rows have one format."""
     pool = tuple(names)
-    return (chosen for size in range(len(pool) + 1) for chosen in combinations(pool, size))
+    every = (chosen for size in range(len(pool) + 1) for chosen in combinations(pool, size))
+    return (chosen for chosen in every if len(QUANTIZED.keys() & set(chosen)) <= 1)
 
 
 # Parameters of factories that are no features.
@@ -252,10 +259,12 @@ class Family:
         """Refuses shapes that this family does not have.
 
         Raises:
-            ArgumentError: a dtype that tokens cannot have, too few experts, or an unknown feature.
+            ArgumentError: a dtype that tokens cannot have, too few experts, an unknown feature, or rows of a
+                size that does not fit their format.
         """
         check_choice("dtype", shape.dtype, ["bf16", "fp16"])
         check_positive("topk", shape.topk)
+        row_format_of(shape.row_format.name, shape.hidden)
         if shape.shared < 0:
             raise ArgumentError("shared", shape.shared, "must be 0 or more", "Pass 0 where there are none.")
         for name in sorted(shape.features.difference(self.features)):

@@ -247,9 +247,7 @@ def _checked(group: object) -> tuple[dist.ProcessGroup, int, int]:
     if not dist.is_available() or not dist.is_initialized():
         remedy = "Call torch.distributed.init_process_group('gloo', ...) first."
         raise ArgumentError("group", shown, "torch.distributed must be initialised", remedy)
-    if (
-        type(group) is int and group == dist.GroupMember.NON_GROUP_MEMBER
-    ):  # new_group on other ranks
+    if type(group) is int and group == dist.GroupMember.NON_GROUP_MEMBER:  # new_group on other ranks
         raise _not_a_member()
     found = dist.group.WORLD if group is None else group
     if not isinstance(found, dist.ProcessGroup):

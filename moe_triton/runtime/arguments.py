@@ -12,6 +12,7 @@ from moe_triton.core.call_program import Argument
 from moe_triton.core.checks import check_choice, check_integer, check_tensor
 from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
+from moe_triton.core.row_formats import RowFormat
 from moe_triton.handle import DispatchHandle
 from moe_triton.runtime.buffer_calls import TOKEN_DTYPES, handle_arguments
 from moe_triton.runtime.communicator import Communicator
@@ -80,9 +81,9 @@ def bad_id_error(name: str, ids: torch.Tensor, bad: tuple[int, str], num_experts
     return ArgumentError(name, value, f"ids are 0 to {num_experts - 1}, or -1 for none", "Check the gate.")
 
 
-def check_smoothing(smooth_scales: torch.Tensor | None, quantize: str | None) -> None:
+def check_smoothing(smooth_scales: torch.Tensor | None, row_format: RowFormat) -> None:
     """Checks that there are smooth scales for quantised rows only."""
-    if smooth_scales is not None and quantize is None:
+    if smooth_scales is not None and not row_format.is_quantized:
         raise ArgumentError(
             "smooth_scales",
             "given",

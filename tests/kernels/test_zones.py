@@ -15,7 +15,7 @@ GARBAGE = 0x7B
 
 
 def cases(family: Family) -> list[Case]:
-    shapes = [Shape(hidden=64, topk=2, features=frozenset(f), target="cpu") for f in family.shown]
+    shapes = [Shape(hidden=128, topk=2, features=frozenset(f), target="cpu") for f in family.shown]
     found = [Case(family, shape, Sizes(9)) for shape in shapes]
     return [case for case in found if any(arg.name == "zone_stride" for arg in case.kernel.args)]
 

@@ -5,6 +5,7 @@ Shapes: T tokens of a rank, K experts per token, H hidden, S shared experts, M r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,7 +29,7 @@ class Case:
         seed: of tokens, routing and weights.
         routing: how experts are chosen; "sparse" and "none" have ids of -1.
         tokens: of each rank in round 0; in the next round each rank has its neighbour's number.
-        quantize: rows travel as int8.
+        quantize: how rows travel, as `EPBuffer.dispatch` takes it.
         weights: routing weights are given.
         smooth: smooth scales are given.
         dtype: of the tokens.
@@ -41,7 +42,7 @@ class Case:
     seed: int
     routing: Routing
     tokens: tuple[int, ...]
-    quantize: bool = False
+    quantize: str | None = None
     weights: bool = True
     smooth: bool = False
     dtype: torch.dtype = torch.bfloat16
@@ -129,14 +130,17 @@ def dispatched(
         inputs.x,
         inputs.topk_idx,
         inputs.topk_weights if case.weights else None,
-        quantize="int8" if case.quantize else None,
+        quantize=case.quantize,
         smooth_scales=smooth,
     )
 
 
-def combined(buffer: EPBuffer, case: Case, inputs: Inputs, output: DispatchOutput) -> torch.Tensor:
-    """Runs the experts on what a dispatch has delivered, and combines their results."""
-    y = experts_of(case, buffer.rank, output.tokens)
+def combined(
+    buffer: EPBuffer, case: Case, inputs: Inputs, output: DispatchOutput, y: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Combines the experts' results for a dispatch; those of `experts_of` if none are given."""
+    if y is None:
+        y = experts_of(case, buffer.rank, output.tokens)
     return buffer.combine(y, output.handle, inputs.topk_weights if case.weights else None)
 
 
@@ -159,18 +163,23 @@ def finish(buffer: EPBuffer, backend: Backend) -> None:
     buffer.synchronize()
 
 
+def expected_dispatch(case: Case, everyone: Sequence[Inputs]) -> list[reference.Received]:
+    """What every rank must receive of all ranks' inputs, by the reference model."""
+    return reference.dispatch(
+        case.config,
+        [i.x for i in everyone],
+        [i.topk_idx for i in everyone],
+        [i.topk_weights for i in everyone] if case.weights else None,
+        quantize=case.quantize,
+        smooth_scales=smooth_scales_of(case),
+    )
+
+
 def expected_round(case: Case, round_number: int) -> tuple[list[reference.Received], list[torch.Tensor]]:
     """What every rank must receive, and what it must get back, by the reference model."""
     everyone = [inputs_of(case, rank, round_number) for rank in range(case.config.num_ranks)]
     weights = [i.topk_weights for i in everyone] if case.weights else None
     ids = [i.topk_idx for i in everyone]
-    received = reference.dispatch(
-        case.config,
-        [i.x for i in everyone],
-        ids,
-        weights,
-        quantize=case.quantize,
-        smooth_scales=smooth_scales_of(case),
-    )
+    received = expected_dispatch(case, everyone)
     y = [experts_of(case, rank, r.tokens) for rank, r in enumerate(received)]
     return received, reference.combine(case.config, y, received, ids, weights)
