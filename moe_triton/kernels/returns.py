@@ -162,8 +162,9 @@ def _returns_shared_fallback(
 def returns_kernel(shared: bool, target: str = "cpu") -> TritonKernel:
     """Origins (destination rank, index, expert) of every row that a rank of V1 received.
 
-    ``recv_offsets`` is the inclusive prefix sum of the rows per entry, as dispatch reported it; from whoever
-    calls, so rows outside [0, capacity) are never written. Entries may be split over programs.
+    ``recv_offsets`` is the inclusive prefix sum of the rows per entry, as dispatch reported it. It is an
+    argument of the caller, so rows outside [0, capacity) are never written. Entries may be split over
+    programs.
 
     Args:
         shared: on a rank of the shared expert, whose first rows are its own tokens; otherwise

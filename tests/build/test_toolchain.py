@@ -79,7 +79,7 @@ def test_cann_is_found_where_the_environment_says(
     monkeypatch.setenv("ASCEND_HOME_PATH", str(fake.home))
     found = toolchain.check_cann()
     assert (found.home, found.bisheng) == (fake.home, fake.bisheng)
-    assert found.version == (8, 3, "8.3.RC1")
+    assert found.version == ((8, 3), "8.3.RC1")
 
 
 def test_cann_is_found_where_it_is_installed_by_default(tmp_path: Path) -> None:
