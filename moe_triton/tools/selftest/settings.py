@@ -17,6 +17,9 @@ STAGES = (
 )
 """In the order in which they run: later ones depend on earlier ones."""
 
+HIDDEN, QUICK_HIDDEN = 7168, 512
+"""H of whole runs and of quick ones."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -46,7 +49,7 @@ class Settings:
     @property
     def hidden_sizes(self) -> tuple[int, ...]:
         """H of the kernels' cases."""
-        return (512,) if self.quick else (512, 4096, 7168)
+        return (QUICK_HIDDEN,) if self.quick else (QUICK_HIDDEN, 4096, HIDDEN)
 
     def runs(self, stage: str) -> bool:
         """Whether a stage is part of this run."""

@@ -12,14 +12,12 @@ import torch
 from moe_triton.backends.base import Backend, Executable
 from moe_triton.core import ascendc
 from moe_triton.core.errors import CommunicationTimeoutError
-from moe_triton.core.plan import Hole, Launch, Plan, Value
+from moe_triton.core.plan import Hole, Launch, Plan
 from moe_triton.core.region import region_of
 from moe_triton.core.trials import launch_of_zeros, post_entry, wait_for_entries
 from moe_triton.layout import NUM_ZONES, SLOT_ALIGN, STATUS_ENTRY_BYTES, align
 from moe_triton.layout.common import entry_per_rank
 from moe_triton.rendezvous.meeting import Meeting
-
-NO_HEADER: Value = (0,) * 5
 
 
 class Wires:
@@ -134,7 +132,6 @@ class Wires:
             peer=peer,
             zone=zone,
             slots=self._slots.words(),
-            headers=NO_HEADER,
             report=Hole("report"),
         )
 

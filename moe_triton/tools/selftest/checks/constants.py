@@ -24,13 +24,12 @@ from moe_triton.tools.selftest.checks.environment import BACKEND
 from moe_triton.tools.selftest.checks.windows import FLAGS, WRITES
 from moe_triton.tools.selftest.kernel_cases import prepare
 from moe_triton.tools.selftest.machine import cpu_ghz
-from moe_triton.tools.selftest.settings import Settings
+from moe_triton.tools.selftest.settings import HIDDEN, Settings
 from moe_triton.tools.selftest.timing import Line, fit_line, median_us
 from moe_triton.tools.selftest.wires import Wires
 
 STAGE = "constants"
 MANY_LAUNCHES = 33
-HIDDEN = 7168
 ROW_BYTES = 2 * HIDDEN
 COPY_BYTES = tuple(1 << n for n in range(16, 27, 2))
 WRITE_ROWS = (1, 4, 16, 64, 256)

@@ -21,7 +21,7 @@ from moe_triton.tools.selftest.cases import (
 from moe_triton.tools.selftest.check import Check, Finding, Place
 from moe_triton.tools.selftest.checks.windows import FLAGS, WRITES
 from moe_triton.tools.selftest.comparison import wrong_parts
-from moe_triton.tools.selftest.settings import Settings
+from moe_triton.tools.selftest.settings import HIDDEN, QUICK_HIDDEN, Settings
 
 STAGE = "operators"
 TOKENS, TOPK, EXPERTS_PER_RANK = 16, 8, 8
@@ -71,7 +71,7 @@ def compare_rounds(place: Place, case: Case) -> Finding:
 
 def plain_case(settings: Settings, ranks: int, scheme: str = SCHEMES[0]) -> Case:
     """Uniform routing, bf16, as many tokens on every rank."""
-    hidden = 512 if settings.quick else 7168
+    hidden = QUICK_HIDDEN if settings.quick else HIDDEN
     config = Config(ranks, TOKENS, hidden, TOPK, EXPERTS_PER_RANK * ranks, scheme=scheme, relaxed=True)
     return Case(config, settings.seed, "uniform", (TOKENS,) * ranks, rounds=3)
 

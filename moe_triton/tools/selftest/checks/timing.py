@@ -19,11 +19,10 @@ from moe_triton.core.config import Config
 from moe_triton.tools.selftest.cases import Case, Inputs, finish, inputs_of, make_buffer
 from moe_triton.tools.selftest.check import Check, Finding, Place, of_rank_0
 from moe_triton.tools.selftest.checks.operators import EXPERTS_PER_RANK, FIRST, SCHEMES, TOPK
-from moe_triton.tools.selftest.settings import Settings
+from moe_triton.tools.selftest.settings import HIDDEN, Settings
 from moe_triton.tools.selftest.timing import WARM_UP, percentiles
 
 STAGE = "timing"
-HIDDEN = 7168
 BATCHES, QUICK_BATCHES = (1, 16, 64, 128), (1, 64)
 ITERATIONS, QUICK_ITERATIONS = 50, 10
 OPERATORS = ("dispatch", "combine", "both")

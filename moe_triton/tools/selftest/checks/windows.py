@@ -6,11 +6,12 @@ import torch
 
 from moe_triton.tools.selftest.check import Check, Finding, Place
 from moe_triton.tools.selftest.checks.environment import BACKEND, DEVICES
+from moe_triton.tools.selftest.settings import HIDDEN
 from moe_triton.tools.selftest.wires import Wires
 
 STAGE = "windows"
 FLAGS, WRITES = "flags between all ranks", "rows between all ranks"
-ROW_BYTES, ROWS, FLAG_ROUNDS = 14336, 64, 20
+ROW_BYTES, ROWS, FLAG_ROUNDS = 2 * HIDDEN, 64, 20
 
 
 def window_checks(ranks: int) -> list[Check]:
