@@ -1,4 +1,4 @@
-"""Deployments of the reference: shapes of dispatch's outputs (docs/operators.md), and ranks that are lost."""
+"""Deployments of the reference: shapes of outputs (docs/operators.md, "Outputs"), and ranks that are lost."""
 
 from __future__ import annotations
 
