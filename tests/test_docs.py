@@ -27,6 +27,7 @@ from moe_triton.limits.check import RULE_SETS
 from moe_triton.limits.document import markdown
 from moe_triton.processes import RankGroup
 from tests import test_reference
+from tests.reference_helpers import dispatch_shapes
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -258,7 +259,7 @@ def test_the_shapes_of_the_page_are_those_of_the_reference(
         version=version,
     )
     plain, weighted = (
-        reference.dispatch_shapes(deployment, rank, batch=batch, hidden=64, topk=2, has_expert_scales=given)
+        dispatch_shapes(deployment, rank, batch=batch, hidden=64, topk=2, has_expert_scales=given)
         for given in (False, True)
     )
     text, is_shared = page("operators.md"), rank < r

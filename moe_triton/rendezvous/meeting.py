@@ -243,60 +243,39 @@ def values_of(messages: Sequence[Mapping[str, Any]], name: str, kind: type[Value
 
 def _checked(group: object) -> tuple[dist.ProcessGroup, int, int]:
     """A group, this process's rank in it, and its size."""
+    shown = "None" if group is None else f"a {type(group).__name__}"
     if not dist.is_available() or not dist.is_initialized():
-        raise ArgumentError(
-            "group",
-            _shown(group),
-            "torch.distributed must be initialised",
-            "Call torch.distributed.init_process_group('gloo', ...) first.",
-        )
-    if (
-        type(group) is int and group == dist.GroupMember.NON_GROUP_MEMBER
-    ):  # what new_group returns on other ranks
+        remedy = "Call torch.distributed.init_process_group('gloo', ...) first."
+        raise ArgumentError("group", shown, "torch.distributed must be initialised", remedy)
+    if type(group) is int and group == dist.GroupMember.NON_GROUP_MEMBER:  # new_group on other ranks
         raise _not_a_member()
     found = dist.group.WORLD if group is None else group
     if not isinstance(found, dist.ProcessGroup):
-        raise ArgumentError(
-            "group",
-            _shown(group),
-            "it must be a torch.distributed process group, or None for the default one",
-            "Pass what new_group returned, or a mesh's get_group().",
-            code=INVALID_ARGUMENT,
-        )
+        rule = "it must be a torch.distributed process group, or None for the default one"
+        raise _invalid(shown, rule, "Pass what new_group returned, or a mesh's get_group().")
     if found in _of_parent:
-        raise ArgumentError(
-            "group",
+        raise _invalid(
             "of the process that this one was forked from",
             "its connections are that process's",
             "Start processes that use groups by spawn or forkserver, or initialise torch.distributed here.",
-            code=INVALID_ARGUMENT,
         )
     try:
         rank, size = dist.get_rank(found), dist.get_world_size(found)
-    except (ValueError, RuntimeError, KeyError):  # destroyed, or never made known
-        raise ArgumentError(
-            "group",
-            "not one of torch.distributed's",
-            "it must be a process group that is not destroyed",
-            "Pass what new_group returned.",
-            code=INVALID_ARGUMENT,
-        ) from None
+    except (ValueError, RuntimeError, KeyError):  # destroyed, or never registered
+        rule = "it must be a process group that is not destroyed"
+        raise _invalid("not one of torch.distributed's", rule, "Pass what new_group returned.") from None
     if rank < 0:
         raise _not_a_member()
     return found, rank, size
 
 
+def _invalid(value: str, rule: str, remedy: str) -> ArgumentError:
+    return ArgumentError("group", value, rule, remedy, code=INVALID_ARGUMENT)
+
+
 def _not_a_member() -> ArgumentError:
-    return ArgumentError(
-        "group",
-        "a group without this process",
-        "every caller must be a member",
-        "Pass its own group.",
-    )
-
-
-def _shown(group: object) -> str:
-    return "None" if group is None else f"a {type(group).__name__}"
+    rule = "every caller must be a member"
+    return ArgumentError("group", "a group without this process", rule, "Pass its own group.")
 
 
 def _decode(rank: int, data: bytes, purpose: str) -> dict[str, Any]:

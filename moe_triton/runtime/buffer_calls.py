@@ -146,7 +146,7 @@ class BufferCalls:
     def add(
         self, variant: Variant, zone: int, parts: int, tokens: torch.Tensor | None, executable: Executable
     ) -> None:
-        """From now on calls like this one need not go Python's way.
+        """Registers a plan: from now on calls that need it take the native path.
 
         Args:
             variant: what the plan is specialised for: nothing that only torch_npu's functions have.

@@ -22,6 +22,7 @@ from moe_triton import reference, torch_npu_ops
 from moe_triton.backends.cpu import output_pool
 from moe_triton.core.row_formats import BY_QUANT_MODE
 from tests.distributed.operator_cases import SPECIAL, OperatorCase, Tensors, experts_of, tensors_of
+from tests.reference_helpers import dispatch_shapes
 
 DISPATCH_TENSORS = ("scales", "x_active_mask", "expert_scales")
 COMBINE_TENSORS = (
@@ -285,7 +286,7 @@ def _combine_inputs(
 
 def _wrong_shapes(case: OperatorCase, rank: int, given: Tensors, out: Tensors) -> list[str]:
     batch, hidden = given["x"].shape
-    expected = reference.dispatch_shapes(
+    expected = dispatch_shapes(
         case.deployment(),
         rank,
         batch=batch,
