@@ -13,7 +13,7 @@ import reprlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent import futures
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakSet
@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from moe_triton.core.checks import check_integer, shown
 from moe_triton.core.errors import (
     INVALID_ARGUMENT,
     ArgumentError,
@@ -71,6 +72,11 @@ class Meeting:
         group: a torch.distributed group.
         timeout_s: seconds that one exchange may take.
         members: the group's ranks that take part, in the order of their numbers here; None for all.
+        lost: the group's ranks that do not, instead of ``members``.
+
+    Attributes:
+        of_group: every rank of the group.
+        lost: those that take no part.
 
     Raises:
         ArgumentError: that is no group, it is not initialised, it is of the process that this one was forked
@@ -78,10 +84,17 @@ class Meeting:
     """
 
     def __init__(
-        self, group: dist.ProcessGroup | None, timeout_s: float, members: Sequence[int] | None = None
+        self,
+        group: dist.ProcessGroup | None,
+        timeout_s: float,
+        members: Sequence[int] | None = None,
+        lost: Collection[int] = (),
     ) -> None:
         self.group, rank, size = _checked(group)
-        self.members = tuple(range(size) if members is None else members)
+        self.of_group, self.lost = range(size), _checked_lost(lost, size)
+        if members is None:
+            members = [number for number in self.of_group if number not in self.lost]
+        self.members = tuple(members)
         self.num_ranks = len(self.members)
         self.rank = self.members.index(rank) if rank in self.members else -1
         if self.rank < 0:
@@ -294,6 +307,18 @@ def _checked(group: object) -> tuple[dist.ProcessGroup, int, int]:
     if rank < 0:
         raise _not_a_member()
     return found, rank, size
+
+
+def _checked_lost(lost: object, size: int) -> frozenset[int]:
+    """Numbers of lost ranks."""
+    try:
+        ranks = [check_integer("lost_ranks", rank) for rank in lost]  # type: ignore[attr-defined]
+    except TypeError:
+        ranks = [-1]
+    if not all(0 <= rank < size for rank in ranks):
+        rule = f"these are ranks of the group, 0 to {size - 1}"
+        raise ArgumentError("lost_ranks", shown(lost), rule, "Name those that take no part any more.")
+    return frozenset(ranks)
 
 
 def _not_a_member() -> ArgumentError:
