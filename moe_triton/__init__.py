@@ -14,7 +14,7 @@ from moe_triton.core.errors import (
     WindowError,
 )
 from moe_triton.core.tuning import Tuning
-from moe_triton.handle import DispatchHandle, DispatchOutput
+from moe_triton.handle import DispatchHandle, DispatchOutput, Pending
 
 __all__ = [
     "ArgumentError",
@@ -26,6 +26,7 @@ __all__ = [
     "DispatchOutput",
     "EPBuffer",
     "MoeTritonError",
+    "Pending",
     "Tuning",
     "ToolchainError",
     "WindowError",

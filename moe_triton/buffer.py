@@ -52,7 +52,7 @@ class EPBuffer(Owner):
         tp_group: a group of two tensor-parallel ranks, each of another expert-parallel group, whose rows are
             exchanged; None for none. It takes one routed expert a rank.
         lost_ranks: ranks of ``group`` that take no part any more. Sizes are those of the whole group; ranks
-            are then numbered anew, without them.
+            and experts are then numbered anew, without them (docs/operators.md, "Lost ranks").
         num_bytes: bytes that the data window may take, None for what is needed
             (`get_buffer_size_hint`), on the NPU at most HCCL_BUFFSIZE where that is set.
         product: whose limits apply: "A3".

@@ -63,13 +63,13 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Meeting:
-    """Exchanges of small messages among the ranks of a group, or some of them.
+    """Exchanges of small messages among the ranks of a group, or some of them; or of one process by itself.
 
     The first exchange joins an attempt (`moe_triton.rendezvous.attempts`), so a meeting that timed out is of
     no more use: those who try again construct a new one, and meet whoever comes late there.
 
     Args:
-        group: a torch.distributed group.
+        group: a torch.distributed group; None for the default one, or without any for this process alone.
         timeout_s: seconds that one exchange may take.
         members: the group's ranks that take part, in the order of their numbers here; None for all.
         lost: the group's ranks that do not, instead of ``members``.
@@ -113,6 +113,8 @@ class Meeting:
 
     def world_ranks(self) -> tuple[int, ...]:
         """Each rank's number in torch.distributed's world, by its number here."""
+        if self.group is None:
+            return self.members
         return tuple(dist.get_global_rank(self.group, member) for member in self.members)
 
     def exchange(
@@ -266,8 +268,15 @@ def _ignoring(run: Callable[[], None]) -> Callable[[], None]:
     return ignoring
 
 
-def _checked(group: object) -> tuple[dist.ProcessGroup, int, int]:
-    """A group, this process's rank in it, and its size."""
+def _is_alone() -> bool:
+    """Whether there are no other ranks: nothing is initialised, and no launcher says that there will be."""
+    return dist.is_available() and not dist.is_initialized() and os.environ.get("WORLD_SIZE", "1") == "1"
+
+
+def _checked(group: object) -> tuple[dist.ProcessGroup | None, int, int]:
+    """A group, this process's rank in it, and its size; no group for one process by itself."""
+    if group is None and _is_alone():
+        return None, 0, 1
     if not dist.is_available() or not dist.is_initialized():
         raise ArgumentError(
             "group",
@@ -349,8 +358,10 @@ def _decode(rank: int, data: bytes, purpose: str) -> dict[str, Any]:
     return message
 
 
-def _store_of(group: dist.ProcessGroup, members: Sequence[int]) -> Store:
+def _store_of(group: dist.ProcessGroup | None, members: Sequence[int]) -> Store:
     """The group's store, or one of ours where it has none, for these members alone."""
+    if group is None:
+        return cast(Store, dist.HashStore())  # type: ignore[attr-defined]
     if group not in _stores:
         found = distributed_c10d._get_process_group_store(group)
         # A connection of its own: requests of the group's owner do not queue behind ours.

@@ -51,7 +51,8 @@ def left_of(whole: Config, lost: Collection[int], exchange: bool) -> Config:
         offers("special experts", "num_special_experts", whole.num_special_experts)
     if exchange:
         offers("tp_group", "tp_group", "given")
-        call = Call(batch=1, group_ep="expert-parallel", group_tp="tensor-parallel", tp_world_size=2)
+        groups = "expert-parallel", "tensor-parallel"
+        call = Call(batch=1, tp_world_size=2, is_of_buffer=True, group_ep=groups[0], group_tp=groups[1])
         try:
             check_call(whole, call)
         except ArgumentError as error:

@@ -144,18 +144,23 @@ class BufferCalls:
     def add(
         self, variant: Variant, zone: int, parts: int, tokens: torch.Tensor | None, executable: Executable
     ) -> None:
-        """From now on calls like this one need not go Python's way.
+        """Lets native code run calls like this one, where they are usual.
 
         Args:
-            variant: what the plan is specialised for: nothing that only torch_npu's functions have.
+            variant: what the plan is specialised for.
             zone: what it is built for.
             parts: what it is cut into.
             tokens: where a dispatch's rows arrive, where that is in the window.
             executable: the plan.
         """
+        own = self._site.keeps_own
         if isinstance(variant, DispatchVariant):
-            self._calls.add(self._dispatch_plan(variant, zone, parts, tokens), executable)
-        else:
+            rows = variant.dtype, variant.quantize, variant.smooth, variant.weights
+            if variant == DispatchVariant(*rows, keeps_own=own):
+                self._calls.add(self._dispatch_plan(variant, zone, parts, tokens), executable)
+        elif variant == CombineVariant(
+            variant.dtype, variant.weights, in_place=variant.in_place, keeps_own=own
+        ):
             self._calls.add(self._combine_plan(variant, zone, parts), executable)
 
     def exchange(self, prepared: PreparedCalls) -> PreparedCalls:

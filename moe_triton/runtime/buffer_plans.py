@@ -155,8 +155,9 @@ class BufferPlans:
         if communicator.has_outputs_in_window:
             given["tokens"] = communicator.window_tensor("rows", plan.specs["tokens"][1])
         if out is not None:
+            communicator.site.scheme.check_offers("out", "out", "given")
             shape, dtype = plan.specs["tokens"]
-            given["tokens"] = check_tensor("out", out, shape=shape, dtypes=(dtype,), device=out.device)
+            given["tokens"] = check_tensor("out", out, shape=shape, dtypes=(dtype,), device=self._host.device)
             _check_apart("x", tensors["x"], out)
         outputs = plan.make(given)
         handle = DispatchHandle(
@@ -264,8 +265,7 @@ class BufferPlans:
             if position == 0 and argument.name == "x":
                 arguments.check_num_tokens("x", config, s["BS"])
         try:
-            # Ranks may have any number of tokens each, masked or not.
-            check_call(config, replace(call_of(s), global_bs=0))
+            check_call(config, replace(call_of(s), is_of_buffer=True))
         except ArgumentError as error:
             raise error.renamed({**operator.names, **RULED}) from None
         self._check_offered(s)
@@ -276,7 +276,7 @@ class BufferPlans:
         for name in s.given:
             scheme.check_offers(s.operator.called(name), s.operator.called(name), "given")
         if s["comm_quant_mode"]:
-            scheme.check_offers("comm_quantize", "comm_quantize", "int8")
+            scheme.check_offers("comm_quantize", "comm_quantize", "'int8'")
 
     def _run(self, plan: BufferPlan, bindings: Bindings, made: Any, wait: bool) -> Any:
         run, variant = self._communicator.run, plan.variant

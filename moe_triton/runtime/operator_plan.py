@@ -178,7 +178,7 @@ class OperatorPlan:
         for hole, name in self.inputs:
             bindings[hole] = named[name]
         for hole, dtype in self.copied:
-            bindings[hole] = bindings[hole].to(dtype, memory_format=torch.contiguous_format)
+            bindings[hole] = bindings[hole].to(dtype).contiguous()
         self._prepare(communicator, bindings)
         return bindings
 

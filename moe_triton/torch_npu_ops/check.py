@@ -77,7 +77,7 @@ def config_of(s: Symbols, call: Call) -> Config:
             generation=chosen.generation,
         ).normalized()
         check_config(config)
-        scheme_type(config).check_offers("torch_npu", "comm_alg", comm_alg)
+        scheme_type(config).check_offers("torch_npu", "comm_alg", repr(comm_alg))
         check_call(config, call)
         check_buffer_size(config, buffer_megabytes(), tensor_parallel=call.tp_world_size == 2)
     except ArgumentError as error:
