@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find kernels_ascendc moe_triton/core/abi.py moe_triton/core/ascendc.py moe_triton/core/records.py \
     moe_triton/core/region.py moe_triton/tools/codegen.py -type f -not -name '*.pyc')
+CPP_SOURCES := $(filter %.h %.cpp %.asc,$(NATIVE_SOURCES))
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-long chaos-short chaos-long lint gate gate-update docs bench clean
+.PHONY: demo test test-quick test-long chaos-short chaos-long lint gate gate-update docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/moe-triton demo
@@ -15,7 +16,12 @@ test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 	$(MAKE) chaos-short
 
-test-long: $(VENV)/.installed
+# At every save: tests/tiers.py says which.
+test-quick: $(VENV)/.installed
+	$(BIN)/python -m pytest -n 2 --dist loadfile --timeout 60 $$($(BIN)/python -m tests.tiers)
+
+# The site is built there too.
+test-long: $(VENV)/.installed $(VENV)/.docs
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m long tests
 	$(MAKE) chaos-long
 
@@ -38,6 +44,8 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(CPP_SOURCES)
+	$(MAKE) $(VENV)/.tidy
 
 # By way of build/, so that a failure leaves the page as it was. The variable silences a notice about mkdocs 2.
 docs: $(VENV)/.installed $(VENV)/.docs
@@ -45,6 +53,13 @@ docs: $(VENV)/.installed $(VENV)/.docs
 	$(BIN)/python -m moe_triton.limits > build/limits.md
 	mv build/limits.md docs/limits.md
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+COMPILED = $(firstword $(wildcard build/*/compile_commands.json))
+# Once for what it has found nothing in. Of all sources those that were compiled: without Python's headers, not all are.
+$(VENV)/.tidy: $(VENV)/.installed kernels_ascendc/.clang-tidy
+	$(BIN)/python -c 'import json; print(*{x["file"] for x in json.load(open("$(COMPILED)"))})' \
+	  | xargs -n 1 -P 2 $(BIN)/clang-tidy --quiet -p $(COMPILED)
+	@touch $@
 
 bench: $(VENV)/.installed $(VENV)/.bench
 	$(BIN)/python -m benchmarks.kernels

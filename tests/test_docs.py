@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import inspect
 import math
 import os
@@ -69,11 +68,17 @@ def test_the_first_examples_run_on_four_ranks(ranks: Callable[[int], RankGroup])
             assert error < 0.06
 
 
-def test_the_torch_npu_example_runs_on_four_ranks(ranks: Callable[[int], RankGroup]) -> None:
-    (code,) = examples("from-torch-npu.md")
-    for shape, error in ranks(4).run(run_example, code):
-        assert shape == (16, 7168)
-        assert error < 0.06
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [("from-torch-npu.md", [16] * 4), ("from-deepep.md", [16] * 4), ("serving.md", [10, 11, 12, 13])],
+)
+def test_the_example_of_a_page_runs_on_four_ranks(
+    ranks: Callable[[int], RankGroup], name: str, tokens: list[int]
+) -> None:
+    (code,) = examples(name)
+    results = ranks(4).run(run_example, code)
+    assert [shape for shape, _ in results] == [(count, 7168) for count in tokens]
+    assert max(error for _, error in results) < 0.06
 
 
 def test_both_sides_of_the_example_call_the_same() -> None:
@@ -112,7 +117,8 @@ def test_the_error_that_is_shown_is_the_error_that_is_raised() -> None:
     call = limits.Call(batch=64, group_ep="ep")
     with pytest.raises(ArgumentError) as caught:
         limits.check_config(config)
-    assert str(caught.value.renamed(limits.torch_npu_names(call))) in page("from-torch-npu.md")
+    text = " ".join(page("from-torch-npu.md").split())
+    assert str(caught.value.renamed(limits.torch_npu_names(call))) in text
 
 
 def test_the_page_of_limits_is_the_table_of_rules() -> None:
@@ -320,7 +326,7 @@ def test_a_literal_127_over_a_tensor_is_not_the_division_that_the_page_gives() -
     assert torch.equal(literal, amax.reciprocal() * 127)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="the docs extra is not installed")
+@pytest.mark.long  # installs nothing by itself: `make test-long` has what it takes
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
@@ -331,3 +337,6 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     api = (tmp_path / "api.html").read_text(encoding="utf-8")
     names = [f"moe_triton.torch_npu_ops.{name}" for name in torch_npu_ops.__all__]
     assert not [name for name in (*names, "moe_triton.EPBuffer.dispatch") if f'id="{name}"' not in api]
+    # What the search box needs where the site is read from a folder.
+    assert (tmp_path / "search" / "search_index.js").is_file()
+    assert '<script src="assets/iframe-worker.js">' in (tmp_path / "index.html").read_text(encoding="utf-8")

@@ -33,10 +33,10 @@ bool AreSteps(Items<Step> steps, size_t num_registers) {
 }
 
 PyObject* New(PyTypeObject* type, PyObject* args, PyObject* keywords) {
-    static const char* const names[] = {"operator_id", "name",     "num_arguments", "steps",    "values",
-                                        "key",         "objects",  "pool",          "owner",    "rounds",
-                                        "run_plan",    "take_ids", "holder",        "last",     "lock",
-                                        "handle_type", "number_name", "product_name", "failed", nullptr};
+    static const char* const names[] = {"operator_id", "name",        "num_arguments", "steps",  "values",
+                                        "key",         "objects",     "pool",          "owner",  "rounds",
+                                        "run_plan",    "take_ids",    "holder",        "last",   "lock",
+                                        "handle_type", "number_name", "product_name",  "failed", nullptr};
     CallProgram made;
     PyObject *name, *steps, *values, *key, *objects, *pool, *last, *lock, *handle_type, *number, *product, *failed;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "$IUHSSSO!O!KKKKKO!OO!UUO", const_cast<char**>(names), &made.id,
@@ -48,11 +48,11 @@ PyObject* New(PyTypeObject* type, PyObject* args, PyObject* keywords) {
     }
     const size_t num_registers = Items<int64_t>(values).count;
     if (!AreSteps(Items<Step>(steps), num_registers) || !AreIn(Items<uint16_t>(key), num_registers)) return nullptr;
-    const std::pair<Ref*, PyObject*> held[] = {
-        {&made.name, name},         {&made.values, values},           {&made.steps, steps},
-        {&made.key, key},           {&made.objects, objects},         {&made.last, last},
-        {&made.failed, failed},     {&made.handle_type, handle_type}, {&made.number_name, number},
-        {&made.product_name, product}};
+    const std::pair<Ref*, PyObject*> held[] = {{&made.name, name},          {&made.values, values},
+                                               {&made.steps, steps},        {&made.key, key},
+                                               {&made.objects, objects},    {&made.last, last},
+                                               {&made.failed, failed},      {&made.handle_type, handle_type},
+                                               {&made.number_name, number}, {&made.product_name, product}};
     for (const auto& [member, object] : held) *member = Ref::Of(object);
     made.acquire = Ref(PyObject_GetAttrString(lock, "acquire"));
     made.release = Ref(PyObject_GetAttrString(lock, "release"));

@@ -23,6 +23,7 @@ constexpr size_t MAX_REGISTERS = 256, MAX_KEPT = 16, MAX_HOLDS = 4;
 
 // What steps do, by the names that Python has for it. a to f are a step's operands: registers, or where it says so
 // numbers. A check that does not hold ends the walk.
+// clang-format off
 #define MOE_OPERATIONS(each)                                                                                     \
     each(TENSOR)       /* target...: address, dtype and sizes of argument number a, which has b dimensions */     \
     each(GIVEN)        /* target: whether argument number a is not None; if not, the next b steps are left out */ \
@@ -42,6 +43,7 @@ constexpr size_t MAX_REGISTERS = 256, MAX_KEPT = 16, MAX_HOLDS = 4;
     each(RESERVE)      /* target: where a elements of b bytes begin in the next block */                         \
     each(ALLOCATE)     /* target: address of a block for what is reserved, from now on hold number a */          \
     each(TAKE_IDS)     /* copies ids at a of dtype b to c, d rows of e; checks that they name f experts */
+// clang-format on
 
 enum class Operation : uint16_t {
 #define MOE_EACH(name) name,

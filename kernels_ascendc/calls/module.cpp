@@ -4,8 +4,7 @@
 
 namespace {
 
-PyModuleDef definition = {PyModuleDef_HEAD_INIT, "moe_calls", "Whole calls of a rank, natively.", -1, nullptr,
-                          nullptr,               nullptr,     nullptr,                            nullptr};
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "moe_calls", "Whole calls of a rank, natively.", -1};
 
 bool Add(PyObject* module, const char* name, PyTypeObject* type) {
     return PyType_Ready(type) == 0 && PyModule_AddObjectRef(module, name, reinterpret_cast<PyObject*>(type)) == 0;

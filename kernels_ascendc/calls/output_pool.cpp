@@ -65,9 +65,7 @@ PyObject* EmptyAll(PyObject* self, PyObject* specs) {
     return made.Release();
 }
 
-PyObject* KeptBytes(PyObject* self, PyObject*) {
-    return PyLong_FromSize_t(BodyOf<OutputPool>(self).pool->KeptBytes());
-}
+PyObject* KeptBytes(PyObject* self, PyObject*) { return PyLong_FromSize_t(BodyOf<OutputPool>(self).pool->KeptBytes()); }
 
 // What tells plans apart of the tensors that a call is given: None where one is not plain, or there are too many.
 PyObject* Describe(PyObject* self, PyObject* const* args, Py_ssize_t count) {
@@ -88,8 +86,8 @@ PyMethodDef methods[] = {
     {"empty_all", EmptyAll, METH_O,
      "empty_all(specs): a contiguous tensor, of undefined contents, for each (shape, dtype)."},
     {"describe", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Describe)), METH_FASTCALL,
-     "describe(*objects): bytes for the dtype, sizes and contiguity of each; None where one is neither None nor a plain "
-     "tensor on the CPU (moe_triton/core/plain_tensors.py)."},
+     "describe(*objects): bytes for the dtype, sizes and contiguity of each; None where one is neither None nor a "
+     "plain tensor on the CPU (moe_triton/core/plain_tensors.py)."},
     {"kept_bytes", KeptBytes, METH_NOARGS, "kept_bytes(): bytes that wait to be used again."},
     {nullptr, nullptr, 0, nullptr}};
 

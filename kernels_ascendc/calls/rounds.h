@@ -13,9 +13,11 @@ namespace moe::calls {
 constexpr uint32_t NUM_OPERATORS = 3;
 
 using PerOperator = uint64_t[NUM_OPERATORS];
+// clang-format off
 #define MOE_ROUNDS(each)                                                                                  \
     each(PerOperator, counts) each(PerOperator, posted) each(PerOperator, covered) each(PerOperator, num_zones) \
     each(PerOperator, sharing) each(uint64_t, waiting) each(uint64_t, on_device) each(uint64_t, covered_in_graph)
+// clang-format on
 
 struct Rounds {
 #define MOE_EACH(type, name) type name;

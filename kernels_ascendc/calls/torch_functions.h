@@ -39,7 +39,9 @@ public:
     }
 
 private:
-    static const void* Handle(PyObject* tensor) { return reinterpret_cast<const std::byte*>(tensor) + sizeof(PyObject); }
+    static const void* Handle(PyObject* tensor) {
+        return reinterpret_cast<const std::byte*>(tensor) + sizeof(PyObject);
+    }
 
     template <typename Function>
     static bool Read(PyObject* addresses, const char* name, Function* function) {

@@ -35,7 +35,7 @@ Ref Box(PyTypeObject* type, Body body) {
 
 // Its type; where `make` is null, only we make objects of it.
 template <typename Body>
-PyTypeObject BoxType(const char* name, const char* doc, newfunc make, PyMethodDef* methods) {
+PyTypeObject BoxType(const char* name, const char* doc, newfunc make, PyMethodDef* methods) noexcept {
     PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
     type.tp_name = name;
     type.tp_doc = doc;

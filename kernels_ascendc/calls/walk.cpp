@@ -83,9 +83,7 @@ private:
             case Operation::MINIMUM: *target = in(0) < in(1) ? in(0) : in(1); return true;
             case Operation::PARTS: *target = in(0) > in(1) ? (in(0) + in(1) - 1) / in(1) : 1; return true;
             case Operation::PICK: *target = registers_[number[0] + in(1)]; return true;
-            case Operation::STARTS:
-                *target = in(0) == in(1);
-                return in(0) <= in(1) || in(0) - in(1) >= in(2);
+            case Operation::STARTS: *target = in(0) == in(1); return in(0) <= in(1) || in(0) - in(1) >= in(2);
             case Operation::LOAD: *target = *reinterpret_cast<const int32_t*>(in(0)); return true;
             case Operation::RESERVE:
                 *target = static_cast<int64_t>(reserved_);

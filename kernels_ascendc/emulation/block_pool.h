@@ -137,9 +137,7 @@ inline std::unique_ptr<BlockPool>& ThreadPool() {
 }
 
 // In a process that was forked its threads are gone: nobody could join them, or would serve.
-inline void ForgetThreadPool() {
-    (void)ThreadPool().release();
-}
+inline void ForgetThreadPool() { (void)ThreadPool().release(); }
 
 // Runs body(0) .. body(blocks - 1) at the same time and returns when all have ended.
 template <typename Body>

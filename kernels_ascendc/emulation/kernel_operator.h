@@ -13,9 +13,9 @@
 #else
 #include "fast_core.h"
 #endif
-#include "tensors.h"
-#include "queues.h"
 #include "operations.h"
+#include "queues.h"
 #include "run_blocks.h"
+#include "tensors.h"
 
 #endif  // MOE_EMULATION_KERNEL_OPERATOR_H

@@ -41,9 +41,7 @@ inline const LaunchSettings& SettingsOfThread() {
 }
 
 // What controls the waits of this thread's launches, or null. Null on threads that run blocks for another one.
-inline WaitControl* ControlOfThread() {
-    return ThreadSettings() != nullptr ? ThreadSettings()->control : nullptr;
-}
+inline WaitControl* ControlOfThread() { return ThreadSettings() != nullptr ? ThreadSettings()->control : nullptr; }
 
 }  // namespace moe
 

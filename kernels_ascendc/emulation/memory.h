@@ -89,9 +89,7 @@ inline void StreamBytes(uint8_t* to, const uint8_t* from, uint64_t bytes) {
     _mm_sfence();
 }
 #else
-inline void StreamBytes(uint8_t* to, const uint8_t* from, uint64_t bytes) {
-    std::memcpy(to, from, bytes);
-}
+inline void StreamBytes(uint8_t* to, const uint8_t* from, uint64_t bytes) { std::memcpy(to, from, bytes); }
 #endif
 
 inline void CopyBytes(uint8_t* to, const uint8_t* from, uint64_t bytes) {

@@ -123,7 +123,7 @@ void Duplicate(const LocalTensor<T>& dst, const T& value, uint64_t mask, const u
                const uint16_t dstBlockStride, const uint8_t dstRepeatStride) {
     auto& core = detail::Core();
     const uint64_t step = uint64_t{dstRepeatStride} * BLOCK_BYTES;
-    core.Require(mask > 0 && mask * sizeof(T) <= 8 * BLOCK_BYTES, "Duplicate: a mask of 1 to 64 elements");
+    core.Require(mask > 0 && mask * sizeof(T) <= 8ULL * BLOCK_BYTES, "Duplicate: a mask of 1 to 64 elements");
     core.Require(repeatTime > 0, "Duplicate: 1 to 255 repeats");
     core.Require(dstBlockStride == 1, "Duplicate: gaps inside a repeat are not emulated");
     core.Require((repeatTime - uint64_t{1}) * step + mask * sizeof(T) <= uint64_t{dst.GetSize()} * sizeof(T),

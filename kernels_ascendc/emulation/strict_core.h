@@ -64,9 +64,7 @@ public:
 
     uint8_t* Ub(UbAddress address) { return ub_ + address.offset; }
 
-    void Issue(pipe_t pipe, Effect effect) {
-        Put(pipe, {Kind::EFFECT, {{std::move(effect), {}}}, {}, Stalls::NEVER});
-    }
+    void Issue(pipe_t pipe, Effect effect) { Put(pipe, {Kind::EFFECT, {{std::move(effect), {}}}, {}, Stalls::NEVER}); }
 
     void CopyIn(UbAddress to, const uint8_t* from, uint64_t bytes) { Copy(PIPE_MTE2, ub_ + to.offset, from, bytes); }
     void CopyOut(uint8_t* to, UbAddress from, uint64_t bytes) { Copy(PIPE_MTE3, to, ub_ + from.offset, bytes); }
@@ -77,10 +75,9 @@ public:
         const uint8_t* source = ub_ + from.offset;
         std::vector<Piece> pieces;
         for (uint32_t b = 0; b < blocks; ++b, to += block.bytes, source += block.bytes) {
-            pieces.push_back({[=] { CopyBytes(to, source, block.data_bytes); }, [=] {
-                                  CopyBytes(to + block.data_bytes, source + block.data_bytes,
-                                            block.bytes - block.data_bytes);
-                              }});
+            pieces.push_back(
+                {[=] { CopyBytes(to, source, block.data_bytes); },
+                 [=] { CopyBytes(to + block.data_bytes, source + block.data_bytes, block.bytes - block.data_bytes); }});
         }
         Put(PIPE_MTE3, {Kind::EFFECT, std::move(pieces), {}, Stalls::BETWEEN_PIECES});
     }
@@ -211,7 +208,7 @@ private:
             pieces.push_back({[=] { CopyBytes(to + begin, from + begin, length); }, {}});
             begin += length;
         }
-        const bool is_small = pipe == PIPE_MTE3 && bytes <= 2 * AscendC::BLOCK_BYTES;
+        const bool is_small = pipe == PIPE_MTE3 && bytes <= 2ULL * AscendC::BLOCK_BYTES;
         const Stalls stalls = is_small ? Stalls::WHEN_AHEAD : Stalls::BETWEEN_PIECES;
         if (!pieces.empty()) Put(pipe, {Kind::EFFECT, std::move(pieces), {}, stalls});
     }

@@ -74,8 +74,8 @@ public:
         const uint64_t number = log.num_calls;
         const int32_t tokens = plan_->tokens_hole < 0 ? -1 : static_cast<int32_t>(holes_[plan_->tokens_hole]);
         const int32_t rows = plan_->rows_hole < 0 || result != 0 ? -1 : Rows();
-        log.calls[number % log.max_calls] = {begin_ns_, MonotonicNs(),  number, plan_->number,
-                                             tokens,    rows,           static_cast<int32_t>(result)};
+        log.calls[number % log.max_calls] = {
+            begin_ns_, MonotonicNs(), number, plan_->number, tokens, rows, static_cast<int32_t>(result)};
         return result;
     }
 

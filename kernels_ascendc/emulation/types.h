@@ -64,18 +64,14 @@ constexpr pipe_t TargetPipe(HardEvent event) {
     switch (event) {
         case HardEvent::V_S:
         case HardEvent::MTE2_S:
-        case HardEvent::MTE3_S:
-            return PIPE_S;
+        case HardEvent::MTE3_S: return PIPE_S;
         case HardEvent::S_V:
         case HardEvent::MTE2_V:
-        case HardEvent::MTE3_V:
-            return PIPE_V;
+        case HardEvent::MTE3_V: return PIPE_V;
         case HardEvent::S_MTE2:
         case HardEvent::V_MTE2:
-        case HardEvent::MTE3_MTE2:
-            return PIPE_MTE2;
-        default:
-            return PIPE_MTE3;
+        case HardEvent::MTE3_MTE2: return PIPE_MTE2;
+        default: return PIPE_MTE3;
     }
 }
 

@@ -154,9 +154,7 @@ int64_t Walk(const MoePlan* plan) {
 extern "C" {
 
 // For what this thread launches from now on; null for the defaults. They must outlive their use.
-void moe_use_settings(const moe::LaunchSettings* settings) {
-    moe::ThreadSettings() = settings;
-}
+void moe_use_settings(const moe::LaunchSettings* settings) { moe::ThreadSettings() = settings; }
 
 // In a process that has just been forked: the threads that the calling thread had are not there.
 void moe_forget_threads() {

@@ -67,8 +67,8 @@ private:
             const uint64_t slot = window_ + args_.slots.At(args_.zone, i);
             rows_.Copy(args_.rows + (first_row + i) * args_.row_bytes, &slot, 1);
             if (args_.scales != 0) {
-                AscendC::DataCopy(GlobalAt<float>(slot + args_.scale_offset),
-                                  scales_[(i - first) * WORDS_PER_UNIT], WORDS_PER_UNIT);
+                AscendC::DataCopy(GlobalAt<float>(slot + args_.scale_offset), scales_[(i - first) * WORDS_PER_UNIT],
+                                  WORDS_PER_UNIT);
             }
         }
     }
@@ -85,8 +85,8 @@ private:
         const uint64_t zone = args_.zone;
         for (int64_t word = 0; word < args_.header_words; word += WORDS_PER_PIECE) {
             const uint64_t at = word;
-            const AscendC::DataCopyExtParams bytes = ExactBytes(
-                Smaller(WORDS_PER_PIECE, args_.header_words - word) * static_cast<int64_t>(sizeof(int32_t)));
+            const AscendC::DataCopyExtParams bytes =
+                ExactBytes(Smaller(WORDS_PER_PIECE, args_.header_words - word) * static_cast<int64_t>(sizeof(int32_t)));
             AscendC::LocalTensor<int32_t> in = words_.AllocTensor<int32_t>();
             AscendC::DataCopyPad(in, GlobalAt<int32_t>(args_.header)[at], bytes, NoPadding<int32_t>());
             words_.EnQue(in);

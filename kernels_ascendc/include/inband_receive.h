@@ -248,7 +248,7 @@ private:
         AscendC::DataCopyPad(GlobalAt<float>(slot + BLOCK_DATA_BYTES), zeros_, scatter);
     }
 
-    static constexpr uint32_t WORD_BYTES = sizeof(int32_t);
+    static constexpr uint64_t WORD_BYTES = sizeof(int32_t);
 
     InbandReceiveArgs args_;
     FlagCounter flags_;

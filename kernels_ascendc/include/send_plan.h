@@ -189,8 +189,8 @@ private:
         }
         const int64_t routed = args_->num_tokens * args_->topk;
         Begin({0, args_->topk, {Smaller(share.first, routed), Smaller(share.last, routed)}});
-        shared_task_ = {args_->topk, num_shared_,
-                        {Larger(share.first, routed) - routed, Larger(share.last, routed) - routed}};
+        shared_task_ = {
+            args_->topk, num_shared_, {Larger(share.first, routed) - routed, Larger(share.last, routed) - routed}};
     }
 
     // The tables of another task do not serve this one.
@@ -256,7 +256,8 @@ private:
         for (int64_t k = first_k; k < first_k + count; ++k) {
             uint64_t& slot = visit.slots[visit.num_slots];
             uint64_t& stamp = visit.stamps[visit.num_slots];
-            const bool is_sent = k < args_->topk ? FindRouted(token, k, slot, stamp) : FindShared(token, k, slot, stamp);
+            const bool is_sent =
+                k < args_->topk ? FindRouted(token, k, slot, stamp) : FindShared(token, k, slot, stamp);
             if (is_sent) {
                 visit.ks[visit.num_slots] = k;
                 ++visit.num_slots;

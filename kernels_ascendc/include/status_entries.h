@@ -66,8 +66,7 @@ public:
     __aicore__ inline void Post() {
         TraceStep(TRACE_FLAG);
         const int64_t shared = args_->num_shared_ranks;
-        const Share share =
-            SplitEvenly(shared + args_->num_experts, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
+        const Share share = SplitEvenly(shared + args_->num_experts, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
         call_ = WordOfDispatch(*args_, kept_);
         entries_.Clear();
         for (int64_t first = share.first; first < share.last;) {

@@ -141,8 +141,8 @@ COUNTS = (
         (
             Patch(
                 COUNTS_SEND,
-                "                Smaller(WORDS_PER_PIECE, count - done) * static_cast",
-                "                WORDS_PER_PIECE * static_cast",
+                "ExactBytes(Smaller(WORDS_PER_PIECE, count - done) * static_cast",
+                "ExactBytes(WORDS_PER_PIECE * static_cast",
             ),
         ),
         _SHARED,

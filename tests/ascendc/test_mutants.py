@@ -35,12 +35,7 @@ KINDS = (
     WORD_MUTANTS,
 )
 ALL = tuple(mutant for kind in KINDS for mutant in kind)
-# Seconds to compile each: `make test` has the first of each kind, `make test-long` the others.
-PARAMETERS = [
-    pytest.param(mutant, marks=[pytest.mark.long] if number else [], id=mutant.name.replace(" ", "_"))
-    for kind in KINDS
-    for number, mutant in enumerate(kind)
-]
+PARAMETERS = [pytest.param(mutant, id=mutant.name.replace(" ", "_")) for mutant in ALL]
 
 
 def _run(library: Library, case: Case | ExchangeCase, seed: int) -> None:
@@ -56,6 +51,7 @@ def _run(library: Library, case: Case | ExchangeCase, seed: int) -> None:
         Exchange(library, case, seed).run()
 
 
+@pytest.mark.long  # seconds to compile each
 @pytest.mark.parametrize("mutant", PARAMETERS)
 def test_is_killed(mutant: Mutant) -> None:
     library = Library(build(strict=True, patches=mutant.patches))

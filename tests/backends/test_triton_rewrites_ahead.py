@@ -128,7 +128,7 @@ def test_rows_of_any_length_are_copied_whole(row_words: int) -> None:
     layout = {
         "row_words": row_words,
         "scale_word": row_words,
-        "triple_word": row_words + 8,
+        "stamp_word": row_words + 8,
         "has_scale": False,
     }
     ends = torch.tensor([3, 4, 4, 6], dtype=torch.int32)
