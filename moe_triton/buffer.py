@@ -17,6 +17,7 @@ from moe_triton.backends import make_backend, make_host
 from moe_triton.core.checks import check_choice, check_flag, check_text
 from moe_triton.core.config import Config, Product
 from moe_triton.core.errors import BufferStateError
+from moe_triton.core.row_formats import row_format_of
 from moe_triton.core.tuning import Tuning
 from moe_triton.handle import DispatchHandle, DispatchOutput, Pending
 from moe_triton.limits import check_config, check_num_bytes, scheme_of
@@ -197,7 +198,7 @@ class EPBuffer(Owner):
         topk_idx: torch.Tensor,
         topk_weights: torch.Tensor | None = None,
         *,
-        quantize: Literal["int8"] | None = None,
+        quantize: str | None = None,
         smooth_scales: torch.Tensor | None = None,
         active_mask: torch.Tensor | None = None,
         performance_info: torch.Tensor | None = None,
@@ -214,7 +215,7 @@ class EPBuffer(Owner):
         topk_idx: torch.Tensor,
         topk_weights: torch.Tensor | None = None,
         *,
-        quantize: Literal["int8"] | None = None,
+        quantize: str | None = None,
         smooth_scales: torch.Tensor | None = None,
         active_mask: torch.Tensor | None = None,
         performance_info: torch.Tensor | None = None,
@@ -255,8 +256,8 @@ class EPBuffer(Owner):
                 self._latest_dtype = output.handle.dtype
                 return output
         self._communicator.check_usable()
-        quantize = check_choice("quantize", quantize, buffer_calls.QUANTIZE)  # a key below: of one type, then
-        arguments.check_smoothing(smooth_scales, quantize)
+        row_format = row_format_of(quantize, self.config.hidden)
+        arguments.check_smoothing(smooth_scales, row_format)
         tensors = {
             "x": x,
             "expert_ids": topk_idx,
@@ -265,7 +266,7 @@ class EPBuffer(Owner):
             "expert_scales": topk_weights,
             "performance_info": performance_info,
         }
-        made = self._plans.dispatch(tensors, quantize, out, check_flag("wait", wait))
+        made = self._plans.dispatch(tensors, row_format, out, check_flag("wait", wait))
         self._latest_dtype = x.dtype
         return made
 

@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe_triton.core.records import PROTOCOL_VERSION
+from moe_triton.core.row_formats import AS_THEY_ARE, INT8
 from moe_triton.layout import CALL_WORD, STATUS_ENTRY_BYTES, WORD_BYTES
 from moe_triton.layout.call_word import (
     FIELDS,
     OPERATORS,
-    ROW_FORMATS,
+    ROWS,
     SHIFTS,
     Field,
     Kind,
@@ -29,7 +30,7 @@ from moe_triton.operators.variants import CombineVariant, DispatchVariant
 
 kinds = st.builds(
     Kind,
-    rows=st.sampled_from(ROW_FORMATS),
+    rows=st.sampled_from(ROWS),
     comm_quant_mode=st.integers(0, 7),
     weights=st.booleans(),
     elastic=st.booleans(),
@@ -53,7 +54,7 @@ def test_what_goes_in_comes_out(operator: str, kind: Kind, before: Kind) -> None
     values = values_of(word)
     assert values["version"] == PROTOCOL_VERSION
     for prefix, expected in (("", kind), ("before_", before)):
-        rows = ROW_FORMATS[values[f"{prefix}rows"]]
+        rows = ROWS[values[f"{prefix}rows"]]
         numbers = [values[f"{prefix}{name}"] for name in ("comm_quant_mode", "weights", "elastic")]
         assert Kind(rows, numbers[0], bool(numbers[1]), bool(numbers[2])) == expected
     assert values["spare"] == 0
@@ -91,18 +92,18 @@ def test_messages_name_fields_values_and_ranks() -> None:
 def test_unknown_values_are_shown_as_such() -> None:
     operator = next(field for field in FIELDS if field.key == "operator")
     assert operator.show(6) == "unknown (6)"
-    assert Field("", "", 4, ROW_FORMATS).show(9) == "unknown (9)"
+    assert Field("", "", 4, ROWS).show(9) == "unknown (9)"
 
 
-DISPATCH = DispatchVariant(torch.bfloat16, quantize=False, smooth=False, weights=False)
+DISPATCH = DispatchVariant(torch.bfloat16, row_format=AS_THEY_ARE, smooth=False, weights=False)
 COMBINE = CombineVariant(torch.bfloat16, weights=False)
 LOCAL = [
     (DISPATCH, {"mask": "tokens"}),
     (DISPATCH, {"cumulative": True}),
     (DISPATCH, {"waits": True}),
     (DISPATCH, {"keeps_own": True}),
-    (replace(DISPATCH, quantize=True), {"smooth": True}),
-    (replace(DISPATCH, quantize=True), {"dtype": torch.float16}),
+    (replace(DISPATCH, row_format=INT8), {"smooth": True}),
+    (replace(DISPATCH, row_format=INT8), {"dtype": torch.float16}),
     (COMBINE, {"weights": True}),
     (COMBINE, {"mask": "entries"}),
     (COMBINE, {"shared_x": True}),
@@ -113,7 +114,7 @@ LOCAL = [
     (COMBINE, {"keeps_own": True}),
 ]
 COMMON = [
-    (DISPATCH, {"quantize": True}),
+    (DISPATCH, {"row_format": INT8}),
     (DISPATCH, {"dtype": torch.float16}),
     (DISPATCH, {"weights": True}),
     (DISPATCH, {"elastic": True}),

@@ -18,6 +18,7 @@ from moe_triton.core.ascendc import (
 from moe_triton.core.config import Config
 from moe_triton.core.errors import CommunicationTimeoutError, ConfigMismatchError
 from moe_triton.core.plan import Launch
+from moe_triton.core.row_formats import AS_THEY_ARE
 from moe_triton.layout import CALL_WORD, NUM_ZONES
 from moe_triton.layout.call_word import Kind, call_word
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
@@ -28,7 +29,7 @@ from moe_triton.schemes.site import Site
 
 RANKS, TOKENS, TOPK = 4, 3, 2
 BF16 = torch.bfloat16
-DISPATCH = DispatchVariant(BF16, quantize=False, smooth=False, weights=False)
+DISPATCH = DispatchVariant(BF16, row_format=AS_THEY_ARE, smooth=False, weights=False)
 COMBINE = CombineVariant(BF16, weights=False)
 USUAL = call_word("dispatch", DISPATCH.kind)
 
@@ -42,7 +43,7 @@ def waits_of(site: Site) -> list[tuple[str, int, Launch]]:
     """Operator, zone and launch of every wait for flags."""
     scheme = make_scheme(site)
     exchange = site.exchange_rank is not None
-    dispatch = DispatchVariant(BF16, quantize=False, smooth=False, weights=False, exchange=exchange)
+    dispatch = DispatchVariant(BF16, row_format=AS_THEY_ARE, smooth=False, weights=False, exchange=exchange)
     combine = CombineVariant(BF16, weights=False, exchange=exchange)
     plans = [plan for zone in range(NUM_ZONES) for plan in (
         scheme.whole(dispatch, zone), scheme.whole(combine, zone), scheme.barrier(zone)

@@ -12,6 +12,7 @@ from moe_triton.core import ascendc
 from moe_triton.core.config import Config
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import Hole, Launch, Part, Plan, Value, launch
+from moe_triton.core.row_formats import AS_THEY_ARE, INT8, QUANTIZED, RowFormat
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Mask
 from moe_triton.schemes import make_scheme
 from moe_triton.schemes.fullmesh import Fullmesh
@@ -21,31 +22,31 @@ from moe_triton.schemes.site import Site
 SCHEME = Fullmesh(Site(Config(4, 8, 1024, 2, 8), rank=1, num_blocks=2, timeout_us=1000, target="cpu"))
 
 
-def dispatch_plan(quantize: bool, smooth: bool = False, weights: bool = True, zone: int = 0) -> Plan:
-    return SCHEME.whole(DispatchVariant(torch.bfloat16, quantize, smooth, weights), zone)
+def dispatch_plan(row_format: RowFormat, smooth: bool = False, weights: bool = True, zone: int = 0) -> Plan:
+    return SCHEME.whole(DispatchVariant(torch.bfloat16, row_format, smooth, weights), zone)
 
 
 def test_a_plan_is_the_same_each_time_it_is_built() -> None:
-    assert str(dispatch_plan(True)) == str(dispatch_plan(True))
+    assert str(dispatch_plan(INT8)) == str(dispatch_plan(INT8))
 
 
 def test_zones_differ_in_addresses_only() -> None:
-    first, second = str(dispatch_plan(True, zone=0)), str(dispatch_plan(True, zone=1))
+    first, second = str(dispatch_plan(INT8, zone=0)), str(dispatch_plan(INT8, zone=1))
     assert first != second
     assert re.sub(r"\d+", "#", first) == re.sub(r"\d+", "#", second)
 
 
 def test_a_call_brings_only_what_its_variant_needs() -> None:
-    plain = set(dispatch_plan(False, weights=False).holes)
+    plain = set(dispatch_plan(AS_THEY_ARE, weights=False).holes)
     assert "packed" not in plain
     assert "scales" not in plain
-    assert set(dispatch_plan(False, weights=True).holes) - plain == {"topk_weights", "weights"}
-    assert set(dispatch_plan(True, weights=False).holes) - plain == {"packed", "scales"}
-    assert "smooth_scales" in dispatch_plan(True, smooth=True).holes
+    assert set(dispatch_plan(AS_THEY_ARE, weights=True).holes) - plain == {"topk_weights", "weights"}
+    assert set(dispatch_plan(INT8, weights=False).holes) - plain == {"packed", "scales"}
+    assert "smooth_scales" in dispatch_plan(INT8, smooth=True).holes
 
 
 def test_rows_leave_before_anything_waits() -> None:
-    for plan in (dispatch_plan(True), SCHEME.whole(CombineVariant(torch.bfloat16, True), 0)):
+    for plan in (dispatch_plan(INT8), SCHEME.whole(CombineVariant(torch.bfloat16, True), 0)):
         steps = [launched.step for launched in plan.launches]
         assert steps.index("send") < steps.index("wait")
         streams = {launched.step: launched.stream for launched in plan.launches}
@@ -80,7 +81,7 @@ def steps_and_statuses(plan: Plan) -> tuple[list[str], list[Value]]:
 
 
 def test_direct_rows_leave_once_every_receiver_has_sent_its_counts() -> None:
-    plan = direct().whole(DispatchVariant(torch.bfloat16, True, False, True), 0)
+    plan = direct().whole(DispatchVariant(torch.bfloat16, INT8, False, True), 0)
     steps, statuses = steps_and_statuses(plan)
     order = ["send counts", "wait for counts", "starts", "places", "send", "flag", "wait", "stamps"]
     assert [step for step in steps if step in order] == order
@@ -108,11 +109,12 @@ def sites() -> Iterator[Site]:
 
 def variants(site: Site) -> Iterator[DispatchVariant | CombineVariant]:
     exchange, bf16 = site.exchange_rank is not None, torch.bfloat16
-    for quantize, smooth in ((False, False), (True, False), (True, True)):
+    quantized = itertools.product(QUANTIZED.values(), (False, True))
+    for row_format, smooth in ((AS_THEY_ARE, False), *quantized):
         mask: Mask = "none" if site.is_version_1 else "entries"
         kept = site.keeps_own
         yield DispatchVariant(
-            bf16, quantize, smooth, True, mask, exchange=exchange, waits=True, keeps_own=kept
+            bf16, row_format, smooth, True, mask, exchange=exchange, waits=True, keeps_own=kept
         )
     for in_place in (False, True):
         yield CombineVariant(bf16, True, in_place=in_place, keeps_own=site.keeps_own)
@@ -166,7 +168,7 @@ def test_packed_rows_are_made_without_stamps() -> None:
     """Whatever sends a row writes its stamp."""
     for smooth in (False, True):
         for scheme in (SCHEME, direct()):
-            plan = scheme.whole(DispatchVariant(torch.bfloat16, True, smooth, True), 0)
+            plan = scheme.whole(DispatchVariant(torch.bfloat16, INT8, smooth, True), 0)
             (pack,) = (step for step in plan.launches if step.step == "pack")
             assert [arg.name for arg in pack.kernel.args if arg.direction == "out"] == ["rows", "scales"]
 

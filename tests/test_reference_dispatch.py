@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from moe_triton.core.row_formats import BY_QUANT_MODE
 from moe_triton.reference import (
     Deployment,
     DispatchInputs,
@@ -36,7 +37,9 @@ def inputs_of(*ids: list[list[int]], **changes: list[torch.Tensor]) -> list[Disp
 def dispatched(
     deployment: Deployment, inputs: list[DispatchInputs], quant_mode: int = 0, nums_type: int = 1
 ) -> list[DispatchReference]:
-    outputs = dispatch_all(deployment, inputs, quant_mode=quant_mode, expert_token_nums_type=nums_type)
+    outputs = dispatch_all(
+        deployment, inputs, row_format=BY_QUANT_MODE[quant_mode], expert_token_nums_type=nums_type
+    )
     return [own for own in outputs if own is not None]
 
 

@@ -13,6 +13,7 @@ from moe_triton import ArgumentError, Tuning
 from moe_triton.backends.cpu.tuning import ALL_BYTES, settings_of
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Part, Plan
+from moe_triton.core.row_formats import INT8
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes.fullmesh import Fullmesh
 from moe_triton.schemes.site import Site
@@ -65,7 +66,7 @@ def steps_of(plan: Plan) -> list[str]:
 
 
 def test_a_part_is_packed_beside_the_sending_of_the_one_before() -> None:
-    variant = DispatchVariant(torch.bfloat16, quantize=True, smooth=False, weights=True)
+    variant = DispatchVariant(torch.bfloat16, row_format=INT8, smooth=False, weights=True)
     steps = steps_of(plan(variant, 3, Tuning()))
     assert steps == ["route", "pack", "send", "&pack", "send", "&pack", "send", "wait", "offsets", "arrange"]
     sends = [launch for launch in plan(variant, 3, Tuning()).launches if launch.step == "send"]

@@ -14,7 +14,9 @@ public:
         FindZone(args_);
         window_ = ReadFresh<uint64_t>(args.peers, args.peer);
         rows_.Init(pipe, args.row_bytes);
-        pipe->InitBuffer(scale_buffer_, static_cast<uint32_t>(ROWS_PER_CHUNK * UB_ALIGN));
+        scale_stride_ = WholeUnits(Larger<int64_t>(1, args.scale_bytes));
+        rows_per_chunk_ = Larger<int64_t>(1, SCALES_PER_CHUNK_BYTES / scale_stride_);
+        pipe->InitBuffer(scale_buffer_, static_cast<uint32_t>(rows_per_chunk_ * scale_stride_));
         scales_ = scale_buffer_.Get<float>();
         pipe->InitBuffer(words_, 2, static_cast<uint32_t>(WORDS_PER_PIECE * sizeof(int32_t)));
         report_.Init(pipe, args.report, args_.zone);
@@ -26,16 +28,15 @@ public:
         }
         const Share rows = RowsToSend();
         const Share share = SplitEvenly(rows.last - rows.first, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
-        for (int64_t first = share.first; first < share.last; first += ROWS_PER_CHUNK) {
-            SendRows(rows.first, first, Smaller(first + ROWS_PER_CHUNK, share.last));
+        for (int64_t first = share.first; first < share.last; first += rows_per_chunk_) {
+            SendRows(rows.first, first, Smaller(first + rows_per_chunk_, share.last));
         }
         report_.Write();
     }
 
 private:
-    static constexpr int64_t ROWS_PER_CHUNK = 512;
+    static constexpr int64_t SCALES_PER_CHUNK_BYTES = 16 * 1024;
     static constexpr int64_t WORDS_PER_PIECE = 1024;
-    static constexpr int64_t WORDS_PER_UNIT = UB_ALIGN / sizeof(float);
 
     // Both numbers depend on what peers sent: they cannot make us read past our rows or write past the slots.
     __aicore__ inline Share RowsToSend() {
@@ -67,17 +68,19 @@ private:
             const uint64_t slot = window_ + args_.slots.At(args_.zone, i);
             rows_.Copy(args_.rows + (first_row + i) * args_.row_bytes, &slot, 1);
             if (args_.scales != 0) {
-                AscendC::DataCopy(GlobalAt<float>(slot + args_.scale_offset), scales_[(i - first) * WORDS_PER_UNIT],
-                                  WORDS_PER_UNIT);
+                const int64_t words = scale_stride_ / static_cast<int64_t>(sizeof(float));
+                AscendC::DataCopy(GlobalAt<float>(slot + args_.scale_offset), scales_[(i - first) * words],
+                                  static_cast<uint32_t>(words));
             }
         }
     }
 
-    // Every scale to a 32-byte unit of its own, as it lies in a slot.
+    // Every row's scales to 32-byte units of their own, as they lie in a slot.
     __aicore__ inline void LoadScales(int64_t row, int64_t count) {
-        const AscendC::DataCopyExtParams one_each{static_cast<uint16_t>(count), sizeof(float), 0, 0, 0};
+        const uint32_t bytes = static_cast<uint32_t>(args_.scale_bytes);
+        const AscendC::DataCopyExtParams each{static_cast<uint16_t>(count), bytes, 0, 0, 0};
         Order<AscendC::HardEvent::MTE3_MTE2>();
-        AscendC::DataCopyPad(scales_, GlobalAt<float>(args_.scales)[row], one_each, NoPadding<float>());
+        AscendC::DataCopyPad(scales_, GlobalAt<float>(args_.scales + row * bytes), each, NoPadding<float>());
         Order<AscendC::HardEvent::MTE2_MTE3>();
     }
 
@@ -103,6 +106,8 @@ private:
     AscendC::TQueBind<AscendC::TPosition::VECIN, AscendC::TPosition::VECOUT, 2> words_;
     Report report_;
     uint64_t window_ = 0;
+    int64_t scale_stride_ = 0;
+    int64_t rows_per_chunk_ = 1;
 };
 
 }  // namespace moe

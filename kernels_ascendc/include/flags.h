@@ -77,6 +77,12 @@ __aicore__ inline T Larger(T a, T b) {
     return a < b ? b : a;
 }
 
+// Bytes in UB of a copy that ends anywhere.
+__aicore__ inline int64_t WholeUnits(int64_t bytes) {
+    constexpr int64_t UNIT = UB_ALIGN;
+    return (bytes + UNIT - 1) / UNIT * UNIT;
+}
+
 // [first, last) of a block.
 struct Share {
     int64_t first;

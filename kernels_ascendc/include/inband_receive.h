@@ -29,7 +29,8 @@ public:
         zeros_ = zero_buffer_.Get<float>();
         piece_blocks_ = Smaller(NumBlocks(args.row_bytes), MAX_PIECE_BLOCKS);
         pipe->InitBuffer(pieces_, 2, static_cast<uint32_t>(piece_blocks_ * BLOCK_DATA_BYTES));
-        pipe->InitBuffer(small_buffer_, static_cast<uint32_t>(3 * MAX_ROWS * UB_ALIGN));
+        scale_stride_ = WholeUnits(args.scale_bytes);
+        pipe->InitBuffer(small_buffer_, static_cast<uint32_t>(MAX_ROWS * (2 * UB_ALIGN + scale_stride_)));
         offsets_.Init(pipe, ENTRIES_PER_CHUNK + 1);
         waited_.Init(pipe, args.waited_us, ENTRIES_PER_CHUNK);
         report_.Init(pipe, args.report, args_.zone);
@@ -51,6 +52,7 @@ private:
     static constexpr int64_t MAX_PIECE_BLOCKS = 96;
     static constexpr int64_t MAX_FLAG_WORDS = 8 * 1024;
     static constexpr int64_t MAX_ROWS = 32;
+    static constexpr uint32_t SCALES = 2;  // the column behind origins and weights, the only one of several units
 
     __aicore__ inline void ReceiveEntries(int64_t first, int64_t last) {
         LoadOffsets(first, last);
@@ -212,14 +214,30 @@ private:
 
     __aicore__ inline void CopyScalesAndStamps(int64_t first, int64_t count) {
         Order<AscendC::HardEvent::MTE3_MTE2>();
-        LoadEach(0, args_.out_scales, PlaceInBlocks(args_.scale_offset), WORD_BYTES, first, count);
+        LoadScales(first, count);
         const uint64_t stamp = PlaceInBlocks(args_.stamp_offset);
-        LoadEach(1, args_.out_origins, stamp + Stamp::SOURCE * WORD_BYTES, ORIGIN_BYTES, first, count);
-        LoadEach(2, args_.out_weights, stamp + Stamp::WEIGHT * WORD_BYTES, WORD_BYTES, first, count);
+        LoadEach(0, args_.out_origins, stamp + Stamp::SOURCE * WORD_BYTES, ORIGIN_BYTES, first, count);
+        LoadEach(1, args_.out_weights, stamp + Stamp::WEIGHT * WORD_BYTES, WORD_BYTES, first, count);
         Order<AscendC::HardEvent::MTE2_MTE3>();
-        StoreEach(0, args_.out_scales, WORD_BYTES, first, count);
-        StoreEach(1, args_.out_origins, ORIGIN_BYTES, first, count);
-        StoreEach(2, args_.out_weights, WORD_BYTES, first, count);
+        StoreEach(SCALES, args_.out_scales, static_cast<uint32_t>(args_.scale_bytes), first, count);
+        StoreEach(0, args_.out_origins, ORIGIN_BYTES, first, count);
+        StoreEach(1, args_.out_weights, WORD_BYTES, first, count);
+    }
+
+    // Each row's scales to 32-byte units of their own in UB, as many as they need: a piece out of each block.
+    __aicore__ inline void LoadScales(int64_t first, int64_t count) {
+        for (int64_t i = 0; args_.out_scales != 0 && i < count; ++i) {
+            for (int64_t done = 0; done < args_.scale_bytes;) {
+                const int64_t at = args_.scale_offset + done;
+                const int64_t left =
+                    static_cast<int64_t>(BLOCK_DATA_BYTES) - at % static_cast<int64_t>(BLOCK_DATA_BYTES);
+                const int64_t bytes = Smaller(left, args_.scale_bytes - done);
+                AscendC::DataCopyPad(Column(SCALES)[static_cast<uint32_t>(i * scale_stride_ + done)],
+                                     GlobalAt<uint8_t>(slots_[first + i] + PlaceInBlocks(at)), ExactBytes(bytes),
+                                     NoPadding<uint8_t>());
+                done += bytes;
+            }
+        }
     }
 
     // From each row's slot the bytes at `place`, to a 32-byte unit of their own in UB.
@@ -262,6 +280,7 @@ private:
     Deadline deadline_;
     int64_t num_blocks_ = 0;
     int64_t piece_blocks_ = 1;
+    int64_t scale_stride_ = 0;
     int64_t max_rows_ = 1;
     uint32_t words_ = 0;
     int64_t first_entry_ = 0;

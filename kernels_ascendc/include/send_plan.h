@@ -8,7 +8,8 @@ namespace moe {
 
 constexpr uint32_t MAX_VISIT = 32;
 
-// One source row, and for each result that it is sent for the addresses of slot and stamp.
+// One source row, and for each result that it is sent for the addresses of slot, stamp and, where they lie
+// apart, several scales.
 struct Visit {
     uint64_t row;
     int64_t row_number;
@@ -16,6 +17,7 @@ struct Visit {
     uint32_t num_slots;
     uint64_t slots[MAX_VISIT];
     uint64_t stamps[MAX_VISIT];
+    uint64_t scales[MAX_VISIT];
     int64_t ks[MAX_VISIT];
 };
 
@@ -82,7 +84,7 @@ struct Destination {
     }
 
     __aicore__ static inline bool Locate(const Args& args, uint64_t expert, uint64_t index, uint64_t& slot,
-                                         uint64_t& stamp) {
+                                         uint64_t& stamp, uint64_t&) {
         const uint64_t zone = args.zone;
         const uint64_t source = args.rank;
         slot = args.slots.At(zone, source, expert, index);
@@ -113,10 +115,11 @@ struct Destination<DirectSendArgs> {
     }
 
     __aicore__ static inline bool Locate(const DirectSendArgs& args, uint64_t, uint64_t index, uint64_t& slot,
-                                         uint64_t& stamp) {
+                                         uint64_t& stamp, uint64_t& scales) {
         const uint64_t zone = args.zone;
         slot = args.slots.At(zone, index);
         stamp = args.stamps.At(zone, index);
+        scales = args.scale_slots.At(zone, index);
         return args.slots.Contains(zone, index) && args.stamps.Contains(zone, index);
     }
 };
@@ -254,11 +257,7 @@ private:
         visit.token = token;
         visit.num_slots = 0;
         for (int64_t k = first_k; k < first_k + count; ++k) {
-            uint64_t& slot = visit.slots[visit.num_slots];
-            uint64_t& stamp = visit.stamps[visit.num_slots];
-            const bool is_sent =
-                k < args_->topk ? FindRouted(token, k, slot, stamp) : FindShared(token, k, slot, stamp);
-            if (is_sent) {
+            if (k < args_->topk ? FindRouted(token, k, visit) : FindShared(token, k, visit)) {
                 visit.ks[visit.num_slots] = k;
                 ++visit.num_slots;
             }
@@ -266,8 +265,8 @@ private:
         return visit.num_slots > 0;
     }
 
-    // Addresses for a result; false when nothing is to be sent.
-    __aicore__ inline bool FindRouted(int64_t token, int64_t k, uint64_t& slot, uint64_t& stamp) {
+    // The visit's next addresses, for a result; false when nothing is to be sent.
+    __aicore__ inline bool FindRouted(int64_t token, int64_t k, Visit& visit) {
         const int32_t id = ids_.At(token * args_->topk + k);
         // Absent, masked, or an expert that needs no communication.
         if (id < 0 || id >= args_->num_experts) {
@@ -281,10 +280,10 @@ private:
         }
         const uint64_t expert = static_cast<uint32_t>(id) % local_experts;
         const int32_t index = indices_.At(token * args_->topk + k);
-        return rank < To::NumRanks(*args_) && Locate(rank, expert, index, slot, stamp) ? true : Refuse(token, k);
+        return rank < To::NumRanks(*args_) && Locate(rank, expert, index, visit) ? true : Refuse(token, k);
     }
 
-    __aicore__ inline bool FindShared(int64_t token, int64_t k, uint64_t& slot, uint64_t& stamp) {
+    __aicore__ inline bool FindShared(int64_t token, int64_t k, Visit& visit) {
         const int64_t s = k - args_->topk;
         const int32_t rank = shared_ranks_.At(token * num_shared_ + s);
         if (rank == -1) {
@@ -293,18 +292,23 @@ private:
         const int64_t indices = To::SharedIndices(*args_);
         const int32_t index = shared_slots_.At(indices == 1 ? token : token * indices + s);
         const bool is_rank = rank >= 0 && rank < args_->num_shared_ranks;
-        return is_rank && Locate(rank, 0, index, slot, stamp) ? true : Refuse(token, k);
+        return is_rank && Locate(rank, 0, index, visit) ? true : Refuse(token, k);
     }
 
-    __aicore__ inline bool Locate(uint64_t rank, uint64_t expert, int32_t index, uint64_t& slot, uint64_t& stamp) {
+    __aicore__ inline bool Locate(uint64_t rank, uint64_t expert, int32_t index, Visit& visit) {
+        uint64_t& slot = visit.slots[visit.num_slots];
+        uint64_t& stamp = visit.stamps[visit.num_slots];
         // A negative index becomes a huge unsigned one, which no extent holds.
         const uint64_t at = static_cast<uint64_t>(static_cast<int64_t>(index));
-        if (!To::Locate(*args_, expert, at, slot, stamp)) {
+        if (!To::Locate(*args_, expert, at, slot, stamp, visit.scales[visit.num_slots])) {
             return false;
         }
         const uint64_t window = peers_.WindowOf(rank);
         slot += window;
         stamp += window;
+        if constexpr (To::HAS_SCALES) {
+            visit.scales[visit.num_slots] += window;
+        }
         return true;
     }
 

@@ -12,6 +12,13 @@ class SendRows {
 public:
     __aicore__ inline void Init(const Args* args, AscendC::TPipe* pipe, Report* report) {
         rows_.Init(pipe, args->row_bytes);
+        if constexpr (Destination<Args>::HAS_SCALES) {
+            scale_offset_ = args->scale_offset;
+            scale_bytes_ = args->scale_bytes;
+            if (scale_bytes_ > 0) {
+                scales_.Init(pipe, scale_bytes_);
+            }
+        }
         pipe->InitBuffer(stamp_buffer_, static_cast<uint32_t>(2 * MAX_VISIT * STAMP_BYTES));
         stamps_ = stamp_buffer_.Get<int32_t>();
         double_buffer_.Init(pipe);
@@ -37,6 +44,9 @@ private:
         }
         Order<AscendC::HardEvent::S_MTE3>();
         rows_.Copy(visit.row, visit.slots, visit.num_slots);
+        if (scale_bytes_ > 0) {
+            scales_.Copy(visit.row + static_cast<uint64_t>(scale_offset_), visit.scales, visit.num_slots);
+        }
         for (uint32_t i = 0; i < visit.num_slots; ++i) {
             AscendC::DataCopy(GlobalAt<int32_t>(visit.stamps[i]), stamps[i * STAMP_WORDS], STAMP_WORDS);
         }
@@ -44,6 +54,9 @@ private:
     }
 
     RowCopy rows_;
+    RowCopy scales_;  // where they go elsewhere than rows
+    int64_t scale_offset_ = 0;
+    int64_t scale_bytes_ = 0;
     AscendC::TBuf<AscendC::TPosition::VECCALC> stamp_buffer_;
     AscendC::LocalTensor<int32_t> stamps_;
     DoubleBuffer double_buffer_;

@@ -81,7 +81,9 @@ DIRECT_SEND = AscendCKernel(
         Arg("rows", "*i8", "in"),
         Arg("row_stride", "i64", "value"),  # bytes from one row to the next
         Arg("row_bytes", "i64", "value"),  # bytes of a row to send; a multiple of 32
-        Arg("scales", "*fp32", "in"),  # one per row, or null
+        Arg("scales", "*fp32", "in"),  # one per row, for its stamp, or null
+        Arg("scale_offset", "i64", "value"),  # where several scales begin, from the row's beginning on
+        Arg("scale_bytes", "i64", "value"),  # bytes of them, a multiple of 32; 0 where there are none
         Arg("rows_per_token", "i64", "value"),  # 1, or K + S when every result has a row of its own
         Arg("topk_idx", "*i32", "in"),  # (T, K); ids outside [0, M) are not sent
         Arg("topk_weights", "*fp32", "in"),  # (T, K), or null
@@ -100,6 +102,7 @@ DIRECT_SEND = AscendCKernel(
         Arg("rank", "i64", "value"),
         Arg("zone", "i64", "value"),
         Arg("slots", "indexed_slots", "value"),
+        Arg("scale_slots", "indexed_slots", "value"),  # where several scales go
         Arg("stamps", "indexed_slots", "value"),
         Arg("report", "*i32", "out"),
     ),
@@ -138,9 +141,10 @@ INBAND_RECEIVE = AscendCKernel(
         Arg("capacity", "i64", "value"),  # rows in `out_rows`
         Arg("row_bytes", "i64", "value"),
         Arg("scale_offset", "i64", "value"),
+        Arg("scale_bytes", "i64", "value"),  # of a row
         Arg("stamp_offset", "i64", "value"),
         Arg("out_rows", "*i8", "out"),  # (A, row_bytes)
-        Arg("out_scales", "*fp32", "out"),  # (A,), or null
+        Arg("out_scales", "*fp32", "out"),  # (A, scale_bytes / 4), or null
         Arg("out_origins", "*i32", "out"),  # (A, 3)
         Arg("out_weights", "*fp32", "out"),  # (A,), or null
         Arg("zone", "i64", "value"),
@@ -219,8 +223,9 @@ EXCHANGE_SEND = AscendCKernel(
     (
         Arg("rows", "*i8", "in"),  # contiguous
         Arg("row_bytes", "i64", "value"),  # a multiple of 32
-        Arg("scales", "*fp32", "in"),  # one per row, or null
-        Arg("scale_offset", "i64", "value"),  # where the scale goes in a slot
+        Arg("scales", "*fp32", "in"),  # those of each row, or null
+        Arg("scale_offset", "i64", "value"),  # where they go in a slot
+        Arg("scale_bytes", "i64", "value"),  # of a row
         Arg("first_row", "*i32", "in"),  # the first row to send, or null for 0
         Arg("num_rows", "*i32", "in"),  # how many
         Arg("capacity", "i64", "value"),  # rows in `rows`

@@ -17,8 +17,10 @@ import torch
 from moe_triton.core.checks import check_positive
 from moe_triton.core.kernel import Arg, TritonKernel, numbers
 from moe_triton.core.plan import Hole
+from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.kernels.cases import F32, I32, I64, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.language import tl, triton
+from moe_triton.kernels.scales import copy_scales
 from moe_triton.kernels.zones import NO_ZONE, ZONE, ZONE_STRIDE, in_zone, zone_offset
 
 BLOCK = 64
@@ -43,7 +45,7 @@ def _append_kernel(
     zone_stride,
     ROW_WORDS: tl.constexpr,
     SCALE_WORD: tl.constexpr,
-    HAS_SCALE: tl.constexpr,
+    NUM_SCALES: tl.constexpr,
 ):
     if zone is not None:
         slots += zone_offset(zone, zone_stride)
@@ -57,8 +59,7 @@ def _append_kernel(
         slot = tl.cast(i, tl.int64) * slot_stride
         row = tl.cast(own + i, tl.int64)
         tl.store(out_rows + row * ROW_WORDS + words, tl.load(slots + slot + words))
-        if HAS_SCALE:
-            tl.store(out_scales + row, tl.load(slot_scales + slot + SCALE_WORD))
+        copy_scales(slot_scales + slot + SCALE_WORD, out_scales, row, NUM_SCALES)
 
 
 def _append_fallback(
@@ -74,7 +75,7 @@ def _append_fallback(
     slot_stride: int,
     ROW_WORDS: int,
     SCALE_WORD: int,
-    HAS_SCALE: bool,
+    NUM_SCALES: int,
     zone: torch.Tensor | None = None,
     zone_stride: int = 0,
 ) -> None:
@@ -85,23 +86,25 @@ def _append_fallback(
     stop = own + num_rows
     rows = slots.as_strided((num_rows, ROW_WORDS), (slot_stride, 1), slots.storage_offset())
     out_rows[own * ROW_WORDS : stop * ROW_WORDS] = rows.reshape(-1)
-    if HAS_SCALE:
+    if NUM_SCALES:
         at = slot_scales.storage_offset() + SCALE_WORD
-        out_scales[own:stop] = slot_scales.as_strided((num_rows,), (slot_stride,), at)
+        scales = slot_scales.as_strided((num_rows, NUM_SCALES), (slot_stride, 1), at)
+        out_scales[own * NUM_SCALES : stop * NUM_SCALES] = scales.reshape(-1)
 
 
 @functools.cache
-def append_kernel(row_words: int, scale_word: int, has_scale: bool, zoned: bool = False) -> TritonKernel:
+def append_kernel(row_words: int, scale_word: int, num_scales: int, zoned: bool = False) -> TritonKernel:
     """Copy the peer's rows from its slots to behind this rank's own.
 
     ``slots`` are the rows that came from the peer as int32 words, one slot every ``slot_stride`` words, and
     ``slot_scales`` the same memory as fp32. ``counts`` holds the rows of both ranks by their number
-    in the tensor-parallel group; ``out_rows`` has room for 2*A rows. Without ``has_scale``,
+    in the tensor-parallel group; ``out_rows`` has room for 2*A rows. Without ``num_scales``,
     ``out_scales`` is not written.
 
     Args:
         row_words: H * element size / 4.
-        scale_word: where the scale starts within a slot, in words.
+        scale_word: where the scales start within a slot, in words.
+        num_scales: of a row.
         zoned: ``slots`` is zone 0's; the rows are in the zone that ``zone`` (1,) names, ``zone_stride``
             words from one to the next.
     """
@@ -124,7 +127,7 @@ def append_kernel(row_words: int, scale_word: int, has_scale: bool, zoned: bool 
             **({} if zoned else NO_ZONE),
             "ROW_WORDS": row_words,
             "SCALE_WORD": scale_word,
-            "HAS_SCALE": has_scale,
+            "NUM_SCALES": num_scales,
         },
         fallback=_append_fallback,
     )
@@ -210,16 +213,16 @@ def _append_inputs(s: Shape, r: Draw) -> Inputs:
         "slot_scales": Hole("slots"),
         "counts": torch.tensor([3, r.tokens - 1], dtype=I32),
         "out_rows": blank(2 * r.tokens, row_words),
-        "out_scales": blank(2 * r.tokens, dtype=F32),
+        "out_scales": blank(2 * r.tokens, s.slot.num_scales, dtype=F32),
         "tp_rank": 0,
         "capacity": r.tokens,
         "slot_stride": words,
-        "bytes_moved": 8 * (r.tokens - 1) * (row_words + s.has("int8")),
+        "bytes_moved": 8 * (r.tokens - 1) * (row_words + s.slot.num_scales),
     }
 
 
 def _build_append(s: Shape) -> TritonKernel:
-    return append_kernel(s.slot.row_bytes // 4, s.slot.scale_offset // 4, s.has("int8"), s.zoned)
+    return append_kernel(s.slot.row_bytes // 4, s.slot.scale_offset // 4, s.slot.num_scales, s.zoned)
 
 
 def _gather_counts_inputs(s: Shape, r: Draw) -> Inputs:
@@ -241,7 +244,7 @@ FAMILIES = (
         _append_inputs,
         _build_append,
         axes=("hidden",),
-        features=("int8",),
+        features=tuple(QUANTIZED),
         computes=False,
     ),
     Family("gather_counts", gather_counts_kernel, _gather_counts_inputs, window="header"),

@@ -19,8 +19,10 @@ import torch
 from moe_triton.core.checks import check_positive
 from moe_triton.core.kernel import Arg, TritonKernel, numbers
 from moe_triton.core.plan import Hole
+from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.kernels.cases import F32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.language import tl, triton
+from moe_triton.kernels.scales import copy_scales
 from moe_triton.kernels.zones import NO_ZONE, ZONE, ZONE_STRIDE, in_zone, zone_offset
 from moe_triton.layout import STAMP
 
@@ -46,7 +48,7 @@ def _arrange_kernel(
     SCALE_WORD: tl.constexpr,
     ORIGIN_WORD: tl.constexpr,
     WEIGHT_WORD: tl.constexpr,
-    HAS_SCALE: tl.constexpr,
+    NUM_SCALES: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
 ):
     if zone is not None:
@@ -67,8 +69,7 @@ def _arrange_kernel(
             slot = block + tl.cast(i, tl.int64) * slot_stride
             row = tl.cast(start + i, tl.int64)
             tl.store(out_rows + row * ROW_WORDS + words, tl.load(slots + slot + words))
-            if HAS_SCALE:
-                tl.store(out_scales + row, tl.load(slot_scales + slot + SCALE_WORD))
+            copy_scales(slot_scales + slot + SCALE_WORD, out_scales, row, NUM_SCALES)
             tl.store(out_origins + row * 3, tl.load(slots + slot + ORIGIN_WORD))
             tl.store(out_origins + row * 3 + 1, tl.load(slots + slot + ORIGIN_WORD + 1))
             tl.store(out_origins + row * 3 + 2, tl.load(slots + slot + ORIGIN_WORD + 2))
@@ -96,7 +97,7 @@ def _arrange_fallback(
     SCALE_WORD: int,
     ORIGIN_WORD: int,
     WEIGHT_WORD: int,
-    HAS_SCALE: bool,
+    NUM_SCALES: int,
     HAS_WEIGHT: bool,
     zone: torch.Tensor | None = None,
     zone_stride: int = 0,
@@ -115,9 +116,9 @@ def _arrange_fallback(
         origins = slots.as_strided((count, 3), (slot_stride, 1), block + ORIGIN_WORD)
         out_origins[start * 3 : stop * 3] = origins.reshape(-1)
         floats = block - slots.storage_offset() + slot_scales.storage_offset()
-        if HAS_SCALE:
-            scales = slot_scales.as_strided((count,), (slot_stride,), floats + SCALE_WORD)
-            out_scales[start:stop] = scales
+        if NUM_SCALES:
+            scales = slot_scales.as_strided((count, NUM_SCALES), (slot_stride, 1), floats + SCALE_WORD)
+            out_scales[start * NUM_SCALES : stop * NUM_SCALES] = scales.reshape(-1)
         if HAS_WEIGHT:
             weights = slot_scales.as_strided((count,), (slot_stride,), floats + WEIGHT_WORD)
             out_weights[start:stop] = weights
@@ -128,7 +129,7 @@ def arrange_kernel(
     row_words: int,
     scale_word: int,
     stamp_word: int,
-    has_scale: bool,
+    num_scales: int,
     has_weight: bool = False,
     zoned: bool = False,
 ) -> TritonKernel:
@@ -138,12 +139,13 @@ def arrange_kernel(
     fp32. The block of entry ``n = expert * num_ranks + source`` starts at
     ``source * src_stride + expert * expert_stride`` and holds one slot every ``slot_stride`` words.
     ``recv_offsets`` is the inclusive prefix sum of the rows per entry. The routing weight, fp32, stands
-    behind the origin. Without ``has_scale`` or ``has_weight``, ``out_scales`` or ``out_weights`` is not
+    behind the origin. Without ``num_scales`` or ``has_weight``, ``out_scales`` or ``out_weights`` is not
     written. Entries from ``kept_rank`` are left out: `keep` brings those rows; -1 leaves out none.
 
     Args:
         row_words: H * element size / 4.
-        scale_word, stamp_word: where scale and stamp start within a slot, in words.
+        scale_word, stamp_word: where scales and stamp start within a slot, in words.
+        num_scales: of a row.
         zoned: ``slots`` is zone 0's; the rows are in the zone that ``zone`` (1,) names, ``zone_stride``
             words from one to the next.
     """
@@ -170,7 +172,7 @@ def arrange_kernel(
             "SCALE_WORD": scale_word,
             "ORIGIN_WORD": stamp_word + STAMP.word("source"),
             "WEIGHT_WORD": stamp_word + STAMP.word("weight"),
-            "HAS_SCALE": has_scale,
+            "NUM_SCALES": num_scales,
             "HAS_WEIGHT": has_weight,
         },
         fallback=_arrange_fallback,
@@ -186,7 +188,7 @@ def _inputs(s: Shape, r: Draw) -> Inputs:
         "slot_scales": Hole("slots"),
         "recv_offsets": r.ends,
         "out_rows": blank(rows, row_words),
-        "out_scales": blank(rows, dtype=F32),
+        "out_scales": blank(rows, s.slot.num_scales, dtype=F32),
         "out_origins": blank(rows, 3),
         "out_weights": blank(rows, dtype=F32),
         "num_entries": r.entries,
@@ -195,13 +197,13 @@ def _inputs(s: Shape, r: Draw) -> Inputs:
         "src_stride": r.num_local * r.most_rows * words,
         "expert_stride": r.most_rows * words,
         "slot_stride": words,
-        "bytes_moved": 8 * copied * (row_words + 3 + s.has("int8") + s.has("weights")),
+        "bytes_moved": 8 * copied * (row_words + 3 + s.slot.num_scales + s.has("weights")),
     }
 
 
 def _build(s: Shape) -> TritonKernel:
     words = [n // 4 for n in (s.slot.row_bytes, s.slot.scale_offset, s.slot.stamp_offset)]
-    return arrange_kernel(*words, s.has("int8"), s.has("weights"), zoned=s.zoned)
+    return arrange_kernel(*words, s.slot.num_scales, s.has("weights"), zoned=s.zoned)
 
 
 FAMILIES = (
@@ -211,7 +213,7 @@ FAMILIES = (
         _inputs,
         _build,
         axes=("hidden",),
-        features=("int8", "weights"),
+        features=(*QUANTIZED, "weights"),
         computes=False,
     ),
 )

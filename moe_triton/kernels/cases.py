@@ -20,6 +20,7 @@ from moe_triton.core.dtypes import DTYPES
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import Hole
+from moe_triton.core.row_formats import AS_THEY_ARE, QUANTIZED
 from moe_triton.kernels.checks import Launch
 from moe_triton.layout import SLOT_ALIGN, SlotLayout, align
 
@@ -65,8 +66,9 @@ class Shape:
 
     @property
     def slot(self) -> SlotLayout:
-        """How a row of this shape is packed: feature ``int8`` says that rows travel quantised."""
-        return SlotLayout(self.hidden, 1 if self.has("int8") else self.torch_dtype.itemsize)
+        """How a row of this shape is packed: a feature may name its format."""
+        named = [row_format for name, row_format in QUANTIZED.items() if self.has(name)]
+        return SlotLayout.of(self.hidden, named[0] if named else AS_THEY_ARE, self.torch_dtype)
 
     @property
     def slot_bytes(self) -> int:
@@ -171,9 +173,10 @@ def blank(*shape: int, dtype: torch.dtype = I32) -> torch.Tensor:
 
 
 def subsets(names: Iterable[str]) -> Iterator[Features]:
-    """Every set of features."""
+    """Every set of features; rows have one format."""
     pool = tuple(names)
-    return (chosen for size in range(len(pool) + 1) for chosen in combinations(pool, size))
+    every = (chosen for size in range(len(pool) + 1) for chosen in combinations(pool, size))
+    return (chosen for chosen in every if len(QUANTIZED.keys() & set(chosen)) <= 1)
 
 
 # Parameters of factories that are no features.

@@ -27,8 +27,10 @@ import torch
 from moe_triton.core.checks import check_positive
 from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers
 from moe_triton.core.plan import Hole
+from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.kernels.cases import F32, I32, I64, Draw, Family, Inputs, Shape, blank, subsets
 from moe_triton.kernels.language import tl, triton
+from moe_triton.kernels.scales import copy_scales
 
 
 @triton.jit
@@ -63,6 +65,7 @@ def _keep_kernel(
     ROW_WORDS: tl.constexpr,
     TOPK: tl.constexpr,
     ROWS_PER_TOKEN: tl.constexpr,
+    NUM_SCALES: tl.constexpr,
 ):
     per_program = tl.cdiv(num_tokens, tl.num_programs(0))
     begin = tl.program_id(0) * per_program
@@ -77,7 +80,7 @@ def _keep_kernel(
                     source = source * ROWS_PER_TOKEN + k
                 tl.store(out_rows + row * ROW_WORDS + words, tl.load(rows + source * row_stride + words))
                 if out_scales is not None:
-                    tl.store(out_scales + row, tl.load(scales + source * row_stride))
+                    copy_scales(scales + source * row_stride, out_scales, row, NUM_SCALES)
                 tl.store(out_origins + row * 3, rank)
                 tl.store(out_origins + row * 3 + 1, token)
                 tl.store(out_origins + row * 3 + 2, k)
@@ -121,6 +124,7 @@ def _keep_fallback(
     ROW_WORDS: int,
     TOPK: int,
     ROWS_PER_TOKEN: int,
+    NUM_SCALES: int,
     scales: torch.Tensor | None = None,
     topk_weights: torch.Tensor | None = None,
     out_scales: torch.Tensor | None = None,
@@ -137,18 +141,19 @@ def _keep_fallback(
     origins = torch.stack([torch.full_like(tokens, rank), tokens, ks], 1)
     out_origins.unfold(0, 3, 3)[to] = origins.int()
     if out_scales is not None and scales is not None:
-        out_scales[to] = scales[source]
+        words = scales[source[:, None] + torch.arange(NUM_SCALES)]
+        out_scales.unfold(0, NUM_SCALES, NUM_SCALES)[to] = words
     if out_weights is not None and topk_weights is not None:
         out_weights[to] = topk_weights[kept]
 
 
 @functools.cache
 def keep_kernel(
-    row_words: int, topk: int, has_scale: bool, has_weight: bool, rows_per_token: int = 1
+    row_words: int, topk: int, num_scales: int, has_weight: bool, rows_per_token: int = 1
 ) -> TritonKernel:
     """Copy the rows of results that stay on this rank to where they belong in its own output.
 
-    Token t's row, of ``row_words`` words, starts ``t * row_stride`` words after ``rows``, its scale as far
+    Token t's row, of ``row_words`` words, starts ``t * row_stride`` words after ``rows``, its scales as far
     after ``scales``; with ``rows_per_token`` K + S, result k of t has row ``t * (K + S) + k``. The place in
     the output is ``start[e] + expand_idx[t, k]``; origin (rank, t, k) and weight go there too.
     """
@@ -156,13 +161,13 @@ def keep_kernel(
     check_positive("topk", topk)
     arguments = (
         (True, Arg("rows", "*i32", "in")),
-        (has_scale, Arg("scales", "*fp32", "in", interleaved_with="rows")),
+        (num_scales > 0, Arg("scales", "*fp32", "in", interleaved_with="rows")),
         (True, Arg("topk_idx", "*i32", "in")),
         (has_weight, Arg("topk_weights", "*fp32", "in")),
         (True, Arg("expand_idx", "*i32", "in")),
         (True, Arg("recv_offsets", "*i32", "in")),
         (True, Arg("out_rows", "*i32", "out")),
-        (has_scale, Arg("out_scales", "*fp32", "out")),
+        (num_scales > 0, Arg("out_scales", "*fp32", "out")),
         (True, Arg("out_origins", "*i32", "out")),
         (has_weight, Arg("out_weights", "*fp32", "out")),
         (True, Arg("row_stride", "i64", "value")),
@@ -178,6 +183,7 @@ def keep_kernel(
             "ROW_WORDS": row_words,
             "TOPK": topk,
             "ROWS_PER_TOKEN": rows_per_token,
+            "NUM_SCALES": num_scales,
         },
         fallback=_keep_fallback,
     )
@@ -278,7 +284,7 @@ def _keep_inputs(s: Shape, r: Draw) -> Inputs:
     received[:, r.rank] = torch.tensor(counts[first : first + r.num_local], dtype=I32)
     ends = received.flatten().cumsum(0, dtype=I32)
     words, row_words, rows = s.slot.packed_bytes // 4, s.slot.row_bytes // 4, int(ends[-1])
-    moved = 2 * (row_words + s.has("int8") + s.has("weights")) + 3
+    moved = 2 * (row_words + s.slot.num_scales + s.has("weights")) + 3
     return {
         "rows": r.words(r.tokens * (s.topk + s.shared if s.has("smooth") else 1), words),
         "scales": Hole("rows", s.slot.scale_offset),
@@ -287,7 +293,7 @@ def _keep_inputs(s: Shape, r: Draw) -> Inputs:
         "expand_idx": expand_idx,
         "recv_offsets": ends,
         "out_rows": blank(rows, row_words),
-        "out_scales": blank(rows, dtype=F32),
+        "out_scales": blank(rows, s.slot.num_scales, dtype=F32),
         "out_origins": blank(rows, 3),
         "out_weights": blank(rows, dtype=F32),
         "row_stride": words,
@@ -302,7 +308,7 @@ def _keep_inputs(s: Shape, r: Draw) -> Inputs:
 
 def _build_keep(s: Shape) -> TritonKernel:
     rows_per_token = s.topk + s.shared if s.has("smooth") else 1
-    return keep_kernel(s.slot.row_bytes // 4, s.topk, s.has("int8"), s.has("weights"), rows_per_token)
+    return keep_kernel(s.slot.row_bytes // 4, s.topk, s.slot.num_scales, s.has("weights"), rows_per_token)
 
 
 def _as_kept(s: Shape) -> Shape:
@@ -328,6 +334,8 @@ def _result_offsets_inputs(s: Shape, r: Draw) -> Inputs:
     }
 
 
+_FEATURES = (*QUANTIZED, "weights", "smooth")
+
 FAMILIES = (
     Family(
         "keep",
@@ -335,9 +343,9 @@ FAMILIES = (
         _keep_inputs,
         _build_keep,
         axes=("hidden", "topk", "shared"),
-        features=("int8", "weights", "smooth"),
-        # smooth scales go with int8
-        variants=tuple(f for f in subsets(("int8", "weights", "smooth")) if "int8" in f or "smooth" not in f),
+        features=_FEATURES,
+        # smooth scales go with quantised rows
+        variants=tuple(f for f in subsets(_FEATURES) if "smooth" not in f or QUANTIZED.keys() & set(f)),
         shown=((), ("weights",), ("int8", "weights"), ("int8", "weights", "smooth")),
         main=("int8", "weights", "smooth"),
         as_launched=_as_kept,

@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moe_triton.core.records import PROTOCOL_VERSION, STATUS_ENTRY
+from moe_triton.core.row_formats import QUANTIZED
 
 CALL_WORD = STATUS_ENTRY.word("call")
 WORD_BITS = 32
 
 OPERATORS = ("none", "dispatch", "combine", "barrier", "tensor-parallel exchange")
-ROW_FORMATS = ("none", "bf16", "fp16", "int8")
+ROWS = ("none", "bf16", "fp16", *QUANTIZED)
 YES_NO = ("no", "yes")
 
 
@@ -49,7 +50,7 @@ class Kind:
     """What ranks have to agree on in a dispatch or a combine.
 
     Attributes:
-        rows: row format, of `ROW_FORMATS`.
+        rows: row format, of `ROWS`.
         comm_quant_mode: of combine: how results are quantised on their way.
         weights: whether routing weights travel with a dispatch.
         elastic: whether there is an elastic_info.
@@ -63,7 +64,7 @@ class Kind:
 
 def _fields_of_kind(suffix: str, prefix: str) -> tuple[Field, ...]:
     return (
-        Field(f"{prefix}rows", f"row format{suffix}", 4, ROW_FORMATS),
+        Field(f"{prefix}rows", f"row format{suffix}", 4, ROWS),
         Field(f"{prefix}comm_quant_mode", f"comm_quant_mode{suffix}", 3),
         Field(f"{prefix}weights", f"weights{suffix}", 1, YES_NO),
         Field(f"{prefix}elastic", f"elastic_info{suffix}", 1, YES_NO),
@@ -130,7 +131,7 @@ def _bits_of(kind: Kind | None, prefix: str) -> int:
     if kind is None:
         return 0
     values = {name: int(getattr(kind, name)) for name in ("comm_quant_mode", "weights", "elastic")}
-    values["rows"] = ROW_FORMATS.index(kind.rows)
+    values["rows"] = ROWS.index(kind.rows)
     return _pack({f"{prefix}{name}": value for name, value in values.items()})
 
 

@@ -3,7 +3,7 @@
 A dispatch slot::
 
     0             row, Align32(H * itemsize)
-    scale_offset  32 bytes, the row's fp32 scale first
+    scale_offset  the row's fp32 scales, Align32(4 * n); 32 bytes where it has none
     stamp_offset  32 bytes, `moe_triton.core.records.STAMP`
 """
 
@@ -13,15 +13,17 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from moe_triton.core import records
 from moe_triton.core.config import Config
 from moe_triton.core.records import STAMP, STATUS_ENTRY, TRAILER
 from moe_triton.core.region import Region, region_of
+from moe_triton.core.row_formats import RowFormat
 
 UB_ALIGN, WORD_BYTES, FLAG_BITS = records.UB_ALIGN, records.WORD_BYTES, records.FLAG_BITS
 BLOCK_BYTES, BLOCK_DATA_BYTES = records.BLOCK_BYTES, records.BLOCK_DATA_BYTES
 SLOT_ALIGN = 512
-SCALE_BYTES = 32
 NUM_ZONES = 2
 STATUS_ENTRY_BYTES = STATUS_ENTRY.num_bytes
 STAMP_BYTES = STAMP.num_bytes
@@ -45,10 +47,17 @@ def align(size: int, to: int) -> int:
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """How one dispatch slot is packed, for rows of ``itemsize`` bytes an element."""
+    """How one dispatch slot is packed, for rows of ``itemsize`` bytes an element and their scales."""
 
     hidden: int
     itemsize: int
+    num_scales: int = 0
+
+    @staticmethod
+    def of(hidden: int, row_format: RowFormat, dtype: torch.dtype) -> SlotLayout:
+        """That of tokens of this dtype."""
+        itemsize = (row_format.dtype or dtype).itemsize
+        return SlotLayout(hidden, itemsize, row_format.num_scales(hidden))
 
     @property
     def row_bytes(self) -> int:
@@ -57,13 +66,23 @@ class SlotLayout:
 
     @property
     def scale_offset(self) -> int:
-        """Where the 32 bytes of the scale begin."""
+        """Where the scales begin."""
         return align(self.row_bytes, UB_ALIGN)
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of the scales themselves."""
+        return WORD_BYTES * self.num_scales
+
+    @property
+    def scale_stride(self) -> int:
+        """Bytes that are there for the scales: those of one at least."""
+        return align(max(self.scale_bytes, WORD_BYTES), UB_ALIGN)
 
     @property
     def stamp_offset(self) -> int:
         """Where the 32 bytes of the stamp begin."""
-        return self.scale_offset + SCALE_BYTES
+        return self.scale_offset + self.scale_stride
 
     @property
     def packed_bytes(self) -> int:

@@ -16,10 +16,9 @@ from moe_triton.core.errors import ArgumentError
 from moe_triton.layout import (
     BLOCK_BYTES,
     BLOCK_DATA_BYTES,
-    SCALE_BYTES,
     SLOT_ALIGN,
-    STAMP_BYTES,
     UB_ALIGN,
+    SlotLayout,
     align,
 )
 from moe_triton.limits.rule import EITHER, SINCE_V4, UNTIL_V3, Generations
@@ -50,7 +49,7 @@ class Formula:
 
 def _packed_bytes(c: Config) -> int:
     """A row, its scale and its stamp, before they are cut into blocks or rounded up to a slot."""
-    return align(ITEM_BYTES * c.hidden, UB_ALIGN) + SCALE_BYTES + STAMP_BYTES
+    return SlotLayout(c.hidden, ITEM_BYTES).packed_bytes
 
 
 def _two_zones(c: Config, dispatch_slot: int) -> int:

@@ -41,7 +41,7 @@ DISPATCH_OF_BUFFER = replace(
         replace(COUNTS[0], name="tokens_per_expert"),
         Output("recv_offsets", OFFSETS, torch.int32, "recv_offsets"),
         replace(COUNTS[2], name="exchange_counts", only_with="exchange"),
-        replace(ROWS[1], name="scales", only_with="quantize"),
+        replace(ROWS[1], name="scales", shape="scales_of(A * tp)", only_with="row_format.is_quantized"),
         Output("weights", "(A,)", torch.float32, "weights", only_with="weights"),
         replace(ROWS[0], name="tokens"),
     ),

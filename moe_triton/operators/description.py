@@ -65,7 +65,7 @@ class Output:
         dtype: of it.
         hole: of a plan that it fills; "" where no kernel writes it.
         with_argument: an argument with which its shape is another, and that shape.
-        only_with: field of the variant without which there is none.
+        only_with: attribute of the variant without which there is none.
     """
 
     name: str

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from moe_triton.core.row_formats import AS_THEY_ARE, BY_QUANT_MODE, INT8
 from moe_triton.operators.description import Modes, Operator, Output, TensorArgument
 from moe_triton.operators.variants import DispatchVariant
 
@@ -48,7 +49,7 @@ TENSORS = (
 )
 
 MODES: Modes = {
-    "quantize": lambda s: s["quant_mode"] == 2,
+    "row_format": lambda s: BY_QUANT_MODE.get(s["quant_mode"], AS_THEY_ARE),
     "cumulative": lambda s: s["expert_token_nums_type"] == 0,
     "exchange": lambda s: s["tp_world_size"] == 2,
 }
@@ -79,7 +80,7 @@ DISPATCH_V1 = replace(
     DISPATCH,
     version=1,
     outputs=(*ROWS, INDEX, *COUNTS),
-    modes={**MODES, "quantize": lambda s: s["quant_mode"] == 2 or s.is_given("scales")},
+    modes={**MODES, "row_format": lambda s: INT8 if s.is_given("scales") else MODES["row_format"](s)},
     unreturned=(replace(ORIGINS, shape="(3 * A + trailer,)"),),
 )
 DISPATCH_SETUP = replace(

@@ -78,7 +78,10 @@ _DERIVED: dict[str, Callable[[Symbols], Any]] = {
     "routed localE": lambda s: s["M"] // (s["EP"] - s["R"]),
     "localE": _reported_experts,
     "A": _capacity,
-    "W": lambda s: s.size("Align512(Align32(H) + 4)" if s["quantize"] else "Align512(Align32(2 * H)) // 2"),
+    "W": lambda s: s.size(
+        "Align512(Align32(H) + 4)" if s["row_format"].is_quantized else "Align512(Align32(2 * H)) // 2"
+    ),
+    "scales_of": lambda s: lambda rows: s["row_format"].scales_shape(rows, s["H"]),
     "trailer": lambda s: TRAILER_WORDS,
     "max": lambda s: _larger,
     "Align8": lambda s: _align(8),
@@ -142,7 +145,7 @@ class Symbols(Mapping[str, Any]):
     def dtype_of(self, dtype: Dtype) -> torch.dtype:
         """What a dtype of a description is."""
         if dtype == "row":
-            return torch.int8 if self["quantize"] else self.dtype
+            return self["row_format"].dtype or self.dtype
         return dtype if isinstance(dtype, torch.dtype) else self.dtype
 
     def dtypes(self, argument: TensorArgument) -> tuple[torch.dtype, ...]:

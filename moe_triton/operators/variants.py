@@ -8,10 +8,11 @@ from typing import Literal
 
 import torch
 
+from moe_triton.core.dtypes import NAMES
+from moe_triton.core.row_formats import AS_THEY_ARE, RowFormat
 from moe_triton.layout.call_word import Kind
 
 BLOCK_QUANTIZE_MODE = 2  # the comm_quant_mode of results that travel as int8
-_ROW_FORMATS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.int8: "int8"}
 Mask = Literal["none", "tokens", "entries"]
 
 
@@ -21,7 +22,7 @@ class DispatchVariant:
 
     Attributes:
         dtype: of x.
-        quantize: whether rows travel as int8.
+        row_format: how rows travel.
         smooth: whether x is multiplied by its expert's smooth scales first: one packed row per result.
         weights: whether routing weights travel along.
         mask: what x_active_mask names, if there is one.
@@ -33,7 +34,7 @@ class DispatchVariant:
     """
 
     dtype: torch.dtype
-    quantize: bool
+    row_format: RowFormat = AS_THEY_ARE
     smooth: bool = False
     weights: bool = False
     mask: Mask = "none"
@@ -46,12 +47,12 @@ class DispatchVariant:
     @cached_property
     def row_dtype(self) -> torch.dtype:
         """Of the rows that travel."""
-        return torch.int8 if self.quantize else self.dtype
+        return self.row_format.dtype or self.dtype
 
     @property
     def kind(self) -> Kind:
         """What peers must have the same of."""
-        return Kind(_ROW_FORMATS[self.row_dtype], weights=self.weights, elastic=self.elastic)
+        return Kind(self.row_format.name or NAMES[self.dtype], weights=self.weights, elastic=self.elastic)
 
     @cached_property
     def _hash(self) -> int:
@@ -99,7 +100,7 @@ class CombineVariant:
     @property
     def kind(self) -> Kind:
         """What peers must have the same of."""
-        return Kind(_ROW_FORMATS[self.dtype], BLOCK_QUANTIZE_MODE * self.block_quantize, elastic=self.elastic)
+        return Kind(NAMES[self.dtype], BLOCK_QUANTIZE_MODE * self.block_quantize, elastic=self.elastic)
 
     @cached_property
     def _hash(self) -> int:

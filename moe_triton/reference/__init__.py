@@ -11,7 +11,7 @@ determined part does.
 
 from __future__ import annotations
 
-from moe_triton.reference.arithmetic import quantize_row, through_blocks
+from moe_triton.reference.arithmetic import dequantize, quantize_row, through_blocks
 from moe_triton.reference.buffer import Received, combine, dispatch
 from moe_triton.reference.combine import (
     AddRmsNormReference,
@@ -40,6 +40,7 @@ __all__ = [
     "dispatch_shapes",
     "elastic_info_of",
     "expand_index",
+    "dequantize",
     "quantize_row",
     "through_blocks",
 ]

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from moe_triton.core.row_formats import INT8, RowFormat
+
 Floats: TypeAlias = NDArray[np.float32]
 
 LANES = 32
@@ -28,8 +30,8 @@ def rounded(values: Floats, dtype: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(values)).to(dtype)
 
 
-def quantize_row(row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """One row to int8 and its dynamic scale (docs/operators.md, "Quantisation").
+def quantize_row(row: torch.Tensor, row_format: RowFormat = INT8) -> tuple[torch.Tensor, torch.Tensor]:
+    """One row to int8 and its dynamic scales (docs/operators.md, "Quantisation").
 
     ``s = 127 / max|x|; q = rint(x * s); scale = 1 / s``, each step rounded to fp32. A row whose maximum
     is 0 or so small that s overflows gives q = 0, scale = 0. A row with a NaN gives scale NaN, one with
@@ -37,12 +39,23 @@ def quantize_row(row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     Args:
         row: (H,) fp32.
+        row_format: how it travels.
 
     Returns:
         (H,) int8 and () fp32.
     """
-    q, scale = quantize_rows(row.numpy()[None])
+    q, scale = QUANTIZERS[row_format](row.numpy()[None])
     return torch.from_numpy(q[0]), torch.tensor(scale[0])
+
+
+def dequantize(q: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """fp32 values of quantised rows.
+
+    Args:
+        q: (..., H) int8.
+        scales: fp32, one for each row or several: of the same leading sizes.
+    """
+    return (q.float().view(*scales.shape, -1) * scales[..., None]).view(q.shape)
 
 
 def quantize_rows(rows: Floats) -> tuple[NDArray[np.int8], Floats]:
@@ -54,6 +67,9 @@ def quantize_rows(rows: Floats) -> tuple[NDArray[np.int8], Floats]:
         codes = np.rint(rows * s[:, None])
         scales = np.where(has_codes, np.float32(1) / s, np.where(np.isfinite(largest), 0, largest))
     return np.where(has_codes[:, None], codes, 0).astype(np.int8), scales.astype(np.float32)
+
+
+QUANTIZERS = {INT8: quantize_rows}
 
 
 def quantize_blocks(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

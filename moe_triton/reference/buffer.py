@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from moe_triton.core.config import Config
+from moe_triton.core.row_formats import row_format_of
 from moe_triton.reference.arithmetic import rounded
 from moe_triton.reference.combine import CombineInputs, results_of, weighted_sums
 from moe_triton.reference.deployment import Deployment
@@ -20,7 +21,7 @@ class Received:
 
     Attributes:
         tokens: (rows, H), x's dtype or int8.
-        scales: (rows,) fp32, or None.
+        scales: (rows,) fp32 or, of rows with several, (rows, n); or None.
         weights: (rows,) fp32, or None.
         origins: (rows, 3) int32: source rank, token, k.
         recv_offsets: (E * EP,) int32, inclusive prefix sums, expert by expert, source by source.
@@ -54,7 +55,7 @@ def dispatch(
     topk_idx: Sequence[torch.Tensor],
     topk_weights: Sequence[torch.Tensor] | None = None,
     *,
-    quantize: bool = False,
+    quantize: str | None = None,
     smooth_scales: torch.Tensor | None = None,
 ) -> list[Received]:
     """What every rank receives.
@@ -64,20 +65,21 @@ def dispatch(
         x: (T, H) bf16 or fp16, per rank; T may differ.
         topk_idx: (T, K) int32, per rank.
         topk_weights: (T, K) fp32, per rank.
-        quantize: as int8.
+        quantize: as what, by the names that `EPBuffer.dispatch` takes.
         smooth_scales: (S + M, H) fp32, shared experts first.
     """
+    row_format = row_format_of(quantize, config.hidden)
     inputs = [
         DispatchInputs(
             x=x[rank],
             expert_ids=topk_idx[rank],
-            scales=smooth_scales if quantize else None,
+            scales=smooth_scales if row_format.is_quantized else None,
             expert_scales=topk_weights[rank] if topk_weights is not None else None,
         )
         for rank in range(config.num_ranks)
     ]
     received = []
-    for own in dispatch_all(deployment_of(config), inputs, quant_mode=2 if quantize else 0):
+    for own in dispatch_all(deployment_of(config), inputs, row_format=row_format):
         assert own is not None
         received.append(
             Received(

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from moe_triton.reference.arithmetic import as_floats, quantize_rows
+from moe_triton.core.row_formats import AS_THEY_ARE, INT8, RowFormat
+from moe_triton.reference.arithmetic import QUANTIZERS, as_floats
 from moe_triton.reference.deployment import Deployment
 
 Entries = list[tuple[int, int]]  # (token, k)
@@ -43,7 +44,7 @@ class DispatchReference:
 
     Attributes:
         expand_x: (n, H), with the tensor-parallel peer's rows behind the own ones.
-        dynamic_scales: a fp32 scale for each of these rows, or None where they are not quantised.
+        dynamic_scales: the fp32 scales of these rows, or None where they are not quantised.
         assist_info: (n, 3) int32 of the own rows: source rank, token, k, as V2 returns them.
         expand_idx: (BS * K,) int32, as V1 returns it.
         expert_token_nums: (localE,) int64.
@@ -68,7 +69,7 @@ def dispatch_all(
     deployment: Deployment,
     inputs: Sequence[DispatchInputs | None],
     *,
-    quant_mode: int = 0,
+    row_format: RowFormat = AS_THEY_ARE,
     expert_token_nums_type: int = 1,
 ) -> list[DispatchReference | None]:
     """What every process gets.
@@ -76,7 +77,7 @@ def dispatch_all(
     Args:
         deployment: what all pass alike.
         inputs: by process (`Deployment`), None for ranks that are lost.
-        quant_mode: 0, or 2 for int8. V1 quantises wherever scales are given.
+        row_format: how rows travel; as int8 in V1 wherever scales are given.
         expert_token_nums_type: 1 counts, 0 running totals.
 
     Returns:
@@ -88,7 +89,7 @@ def dispatch_all(
         processes = [rank * tp + tp_rank for rank in deployment.survivors]
         group = [_present(inputs[process]) for process in processes]
         for rank, process in enumerate(processes):
-            received = _receive(left, group, rank, quant_mode, expert_token_nums_type)
+            received = _receive(left, group, rank, row_format, expert_token_nums_type)
             own[process] = replace(received, performance_ranks=deployment.survivors)
     if tp == 2:
         own = {process: _with_peer(own, process) for process in own}
@@ -146,7 +147,7 @@ def _receive(
     deployment: Deployment,
     group: Sequence[DispatchInputs],
     rank: int,
-    quant_mode: int,
+    row_format: RowFormat,
     expert_token_nums_type: int,
 ) -> DispatchReference:
     """The outputs of one rank of an expert-parallel group."""
@@ -163,7 +164,7 @@ def _receive(
             counts.append(len(entries))
             tokens = torch.tensor([token for token, _ in entries], dtype=torch.int64)
             ks = torch.tensor([k for _, k in entries], dtype=torch.int64)
-            x, x_scales = _travelled(deployment, source, tokens, ks, quant_mode)
+            x, x_scales = _travelled(deployment, source, tokens, ks, row_format)
             rows.append(x)
             scales.append(x_scales)
             weights.append(_weights(source, tokens, ks))
@@ -185,11 +186,17 @@ def _receive(
 
 
 def _travelled(
-    deployment: Deployment, source: DispatchInputs, tokens: torch.Tensor, ks: torch.Tensor, quant_mode: int
+    deployment: Deployment,
+    source: DispatchInputs,
+    tokens: torch.Tensor,
+    ks: torch.Tensor,
+    row_format: RowFormat,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows as they arrive, and their dynamic scales (without quantisation: none)."""
     rows = source.x[tokens]
-    if quant_mode != 2 and not (deployment.version == 1 and source.scales is not None):
+    if deployment.version == 1 and source.scales is not None:
+        row_format = INT8
+    if not row_format.is_quantized:
         return rows, torch.empty(0)
     values = as_floats(rows)
     if source.scales is not None:
@@ -199,7 +206,7 @@ def _travelled(
         scale_rows = source.scales[torch.where(ks < topk, shared + experts, ks - topk)]
         with np.errstate(over="ignore"):
             values = values * scale_rows.numpy()
-    q, scales = quantize_rows(values)
+    q, scales = QUANTIZERS[row_format](values)
     return torch.from_numpy(q), torch.from_numpy(scales)
 
 

@@ -11,6 +11,7 @@ import torch
 from moe_triton.core.checks import check_choice, check_integer
 from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
+from moe_triton.core.row_formats import RowFormat
 from moe_triton.handle import DispatchHandle
 from moe_triton.limits import Call, check_call, check_config
 from moe_triton.runtime.buffer_calls import TOKEN_DTYPES
@@ -97,9 +98,9 @@ def bad_id_error(name: str, ids: torch.Tensor, bad: tuple[int, str], num_experts
     return ArgumentError(name, value, f"ids are 0 to {num_experts - 1}, or -1 for none", "Check the gate.")
 
 
-def check_smoothing(smooth_scales: torch.Tensor | None, quantize: str | None) -> None:
+def check_smoothing(smooth_scales: torch.Tensor | None, row_format: RowFormat) -> None:
     """Checks that there are smooth scales for quantised rows only."""
-    if smooth_scales is not None and quantize is None:
+    if smooth_scales is not None and not row_format.is_quantized:
         raise ArgumentError(
             "smooth_scales",
             "given",

@@ -6,7 +6,7 @@ Sizes by name: T tokens, n rows of results, "ids" entries of the routing. The re
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -23,13 +23,13 @@ from moe_triton.core.call_program import (
     TensorAt,
 )
 from moe_triton.core.config import Config
+from moe_triton.core.row_formats import ROW_FORMATS
 from moe_triton.layout import TRAILER_WORDS
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes.site import OPERATORS, Site
 
 TOKEN_DTYPES = (torch.bfloat16, torch.float16)
 I32, I64, F32 = torch.int32, torch.int64, torch.float32
-QUANTIZE: tuple[Literal["int8"] | None, ...] = (None, "int8")
 DISPATCH, COMBINE = OPERATORS.index("dispatch"), OPERATORS.index("combine")
 # What a dispatch's handle keeps for combine, in this order.
 KEPT = ("T", "ids", "topk", "num_offsets", "num_assist", "dtype")
@@ -80,8 +80,10 @@ def dispatch_outputs(site: Site, variant: DispatchVariant, has_rows: bool) -> li
         Output("recv_offsets", (site.num_entries,), I32),
         Output("origins", (3 * capacity + TRAILER_WORDS,), I32),
     ]
-    optional = {"scales": variant.quantize, "weights": variant.weights}
-    outputs += [Output(name, (capacity,), F32) for name, is_there in optional.items() if is_there]
+    if variant.row_format.is_quantized:
+        outputs.append(Output("scales", variant.row_format.scales_shape(capacity, site.config.hidden), F32))
+    if variant.weights:
+        outputs.append(Output("weights", (capacity,), F32))
     if has_rows:
         outputs.append(Output("tokens", (capacity, site.config.hidden), variant.row_dtype, own_block=True))
     return outputs
@@ -155,7 +157,7 @@ class BufferCalls:
         """
         own = self._site.keeps_own
         if isinstance(variant, DispatchVariant):
-            rows = variant.dtype, variant.quantize, variant.smooth, variant.weights
+            rows = variant.dtype, variant.row_format, variant.smooth, variant.weights
             if variant == DispatchVariant(*rows, keeps_own=own):
                 self._calls.add(self._dispatch_plan(variant, zone, parts, tokens), executable)
         elif variant == CombineVariant(
@@ -170,7 +172,8 @@ class BufferCalls:
     def _dispatch_program(self) -> tuple[CallProgram, dict[str, Seen]]:
         config, registers = self._site.config, Registers()
         order = ("x", "topk_idx", "topk_weights", "smooth_scales")
-        quantize = registers.choice(3, 0, len(QUANTIZE))
+        names = [r.name for r in ROW_FORMATS.values() if r.fits(config.hidden)]
+        quantize = registers.choice(3, 0, len(names))
         seen = {
             name: registers.tensor(slot, dispatch_arguments(config)[name])
             for name, slot in zip(order, (0, 1, 2, 4), strict=True)
@@ -181,7 +184,7 @@ class BufferCalls:
         given = seen["topk_weights"].given, seen["smooth_scales"].given
         each = registers.constant(self._site.tuning.dispatch_tokens)
         key = seen["x"].dtype, quantize, *given, registers.do("ZONE"), self._parts(registers, each)
-        return CallProgram(DISPATCH, "dispatch", 5, registers, key, QUANTIZE), seen
+        return CallProgram(DISPATCH, "dispatch", 5, registers, key, tuple(names)), seen
 
     def _dispatch_plan(
         self, variant: DispatchVariant, zone: int, parts: int, tokens: torch.Tensor | None
@@ -203,9 +206,10 @@ class BufferCalls:
         if tokens is not None:
             holes["tokens"] = registers.new(tokens)
         names = ("scales", "tokens_per_expert", "weights")
+        quantize = self._dispatch.objects.index(variant.row_format.name)
         return PlanProgram(
             "dispatch",
-            (variant.dtype, int(variant.quantize), int(variant.weights), int(variant.smooth), zone, parts),
+            (variant.dtype, quantize, int(variant.weights), int(variant.smooth), zone, parts),
             registers,
             holes,
             (made["tokens"] if tokens is None else tokens, *map(made.get, names)),

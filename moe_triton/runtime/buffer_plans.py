@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from moe_triton.backends.base import Host, TensorSpec
 from moe_triton.core import plain_tensors
 from moe_triton.core.checks import check_tensor, not_plain_error
 from moe_triton.core.errors import ArgumentError
+from moe_triton.core.row_formats import RowFormat
 from moe_triton.handle import DispatchHandle, DispatchOutput, Pending
 from moe_triton.limits import check_call
 from moe_triton.operators import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, Operator, Symbols
@@ -73,7 +75,7 @@ class BufferPlan(OperatorPlan):
     def specs(self) -> dict[str, TensorSpec]:
         """Shapes and dtypes of the outputs, by name."""
         s, variant = self.symbols, self.variant
-        there = [o for o in s.operator.outputs if not o.only_with or getattr(variant, o.only_with)]
+        there = [o for o in s.operator.outputs if not o.only_with or attrgetter(o.only_with)(variant)]
         return {output.name: s.spec(output) for output in there}
 
 
@@ -134,13 +136,13 @@ class BufferPlans:
         self._plans: dict[Any, BufferPlan] = {}
 
     def dispatch(
-        self, tensors: Named, quantize: str | None, out: torch.Tensor | None, wait: bool
+        self, tensors: Named, row_format: RowFormat, out: torch.Tensor | None, wait: bool
     ) -> DispatchOutput | Pending[DispatchOutput]:
         """A dispatch.
 
         Args:
             tensors: every one that it takes, by torch_npu's names.
-            quantize: of `EPBuffer.dispatch`.
+            row_format: how rows travel.
             out: where tokens are to arrive, or None.
             wait: whether for the rows too, or only until they are sent.
 
@@ -148,7 +150,11 @@ class BufferPlans:
             ArgumentError: a bad argument. Nothing was sent.
         """
         communicator = self._communicator
-        modes = {"quant_mode": 0 if quantize is None else 2, "keeps_own": self._keeps_own(tensors, wait)}
+        modes = {
+            "row_format": row_format,
+            "quant_mode": 2 * row_format.is_quantized,  # to rules, one quantisation is as good as another
+            "keeps_own": self._keeps_own(tensors, wait),
+        }
         plan = self._find(DISPATCH_OF_BUFFER, DispatchOfBuffer, tensors, modes)
         bindings = plan.bind(tensors)
         given = {}

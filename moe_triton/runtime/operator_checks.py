@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from moe_triton.core.checks import check_tensor
+from moe_triton.core.row_formats import AS_THEY_ARE
 from moe_triton.limits import Call
 from moe_triton.operators import Symbols, TensorArgument
 
@@ -58,7 +59,7 @@ def call_of(s: Symbols) -> Call:
         "version": s.operator.version,
         "operator": s.operator.name,
         "batch": s["BS"],
-        "quant_mode": s["quant_mode"] or 2 * s.get("quantize", False),
+        "quant_mode": s["quant_mode"] or s.get("row_format", AS_THEY_ARE).quant_mode,
         "mask_dims": len(s.given.get("x_active_mask", (1,))),
         "has_const_args": given >= CONST_ARGUMENTS,
     }

@@ -11,6 +11,7 @@ import torch
 from moe_triton.core.config import Config
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.core.plan import Hole, Launch, Part, Stream, Value, launch
+from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.core.tuning import Tuning
 from moe_triton.kernels.zones import turn_kernel
 from moe_triton.layout import UB_ALIGN, ExchangeLayout, Layout, SlotLayout, align
@@ -181,7 +182,7 @@ class Site:
         """Elements and dtype of what plans keep between their launches, by the name of its hole."""
         c = self.config
         tokens, results = c.num_max_tokens_per_rank, c.num_results_per_token
-        packed = SlotLayout(c.hidden, 1).packed_bytes
+        packed = max(SlotLayout.of(c.hidden, r, torch.bfloat16).packed_bytes for r in QUANTIZED.values())
         i32 = torch.int32
         return {
             "counts": (c.num_experts, i32),

@@ -22,7 +22,7 @@ from moe_triton.runtime.operator_plan import Bindings, CombinePlan, DispatchPlan
 
 TICKET_WORDS = 2
 # What both halves take alike: fields of a variant, by the arguments that decide them.
-ALIKE = {"quantize": "quant_mode", "block_quantize": "comm_quant_mode", "dtype": "x"}
+ALIKE = {"row_format": "quant_mode", "block_quantize": "comm_quant_mode", "dtype": "x"}
 
 
 class SetupPlan(OperatorPlan):

@@ -56,7 +56,8 @@ class Case:
         launches: launches that a dispatch's tokens are split over.
         row_per_result: whether every (token, k) has a source row of its own.
         weighted: whether routing weights travel along.
-        scaled: whether each row has a scale.
+        scaled: whether each row has scales.
+        num_scales: how many; rows with several are of bytes, so that there is room for them.
         inband: whether rows travel in blocks that carry their flags.
         full_wait: whether combine waits for whole ranks instead of single results.
         timed: whether waits keep the times of arrival.
@@ -81,6 +82,7 @@ class Case:
     row_per_result: bool = False
     weighted: bool = True
     scaled: bool = False
+    num_scales: int = 1
     inband: bool = False
     full_wait: bool = False
     timed: bool = False
@@ -103,11 +105,11 @@ class Case:
 
     @property
     def slot(self) -> SlotLayout:
-        return SlotLayout(self.hidden, 2)
+        return SlotLayout(self.hidden, 1 if self.num_scales > 1 else 2, self.num_scales * self.scaled)
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of a row on its way: whole 32-byte units, and its scale where it has one."""
+        """Bytes of a row on its way: whole 32-byte units, and its scales where it has any."""
         return self.slot.stamp_offset if self.scaled else self.slot.scale_offset
 
     @property

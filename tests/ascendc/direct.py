@@ -40,7 +40,11 @@ class DirectCase(Case):
 
     @property
     def slot(self) -> SlotLayout:
-        return SlotLayout(self.hidden, 1 if self.scaled else 2)
+        return SlotLayout(self.hidden, 1 if self.scaled else 2, self.num_scales * self.scaled)
+
+    @property
+    def stamps_scales(self) -> bool:
+        return self.scaled and self.num_scales == 1
 
     @property
     def result_bytes(self) -> int:
@@ -199,7 +203,9 @@ class DirectWorld:
             "rows": routing.rows,
             "row_stride": case.sent_bytes,
             "row_bytes": case.slot.row_bytes,
-            "scales": np.ascontiguousarray(routing.rows[:, at : at + 4]) if case.scaled else 0,
+            "scales": np.ascontiguousarray(routing.rows[:, at : at + 4]) if case.stamps_scales else 0,
+            "scale_offset": at,
+            "scale_bytes": 0 if case.stamps_scales else case.slot.scale_stride * case.scaled,
             "rows_per_token": c.num_results_per_token if case.row_per_result else 1,
             "topk_idx": routing.sent_ids,
             "topk_weights": routing.weights if case.weighted else 0,
@@ -218,6 +224,7 @@ class DirectWorld:
             "rank": rank,
             "zone": zone,
             "slots": self.rows,
+            "scale_slots": self.layout.scales(case.slot),
             "stamps": self.layout.stamps,
         }
         return self.library.launch("direct_send", case.blocks, **{**arguments, **changes})
@@ -263,9 +270,16 @@ class DirectWorld:
         # At once, and looked at later: what has not come by now has come too late.
         rows = self._first(rank, self.rows, zone, len(want))
         stamps = self._first(rank, self.layout.stamps, zone, len(want)).view(np.int32)
+        scales = self._first(rank, self.layout.scales(self.case.slot), zone, len(want))
         row_bytes, scale_at = self.case.slot.row_bytes, self.case.slot.scale_offset
+        scale_end = scale_at + self.case.slot.scale_bytes
         for n, (source, row) in enumerate(want):
-            scale = row.row[scale_at : scale_at + 4].view(np.int32)[0] if self.case.scaled else 0
+            is_stamped = self.case.stamps_scales
+            scale = row.row[scale_at : scale_at + 4].view(np.int32)[0] if is_stamped else 0
+            if not is_stamped and not np.array_equal(
+                scales[n][: scale_end - scale_at], row.row[scale_at:scale_end]
+            ):
+                raise WrongResultError(f"scales of row {n} of dispatch {number} on rank {rank} differ")
             weight = np.float32(row.weight).view(np.int32)
             if not np.array_equal(rows[n], row.row[:row_bytes]):
                 raise WrongResultError(f"row {n} of dispatch {number} on rank {rank} differs")
@@ -308,9 +322,9 @@ class DirectWorld:
     def copy_results(self, rank: int, rows: np.ndarray, zone: int) -> np.ndarray:
         return self.library.launch(
             "exchange_send", self.case.blocks, rows=rows, row_bytes=self.case.result_bytes, scales=0,
-            scale_offset=0, first_row=0, num_rows=np.array([len(rows)], dtype=np.int32), capacity=len(rows),
-            header=0, header_words=0, peers=self.peers, peer=rank, zone=zone, slots=self.layout.results,
-            headers=NO_HEADERS,
+            scale_offset=0, scale_bytes=0, first_row=0, num_rows=np.array([len(rows)], dtype=np.int32),
+            capacity=len(rows), header=0, header_words=0, peers=self.peers, peer=rank, zone=zone,
+            slots=self.layout.results, headers=NO_HEADERS,
         )  # fmt: skip
 
     def check_results(self, rank: int, number: int, dispatch_number: int) -> None:

@@ -169,7 +169,7 @@ class World:
         assert isinstance(capacity, int)
         outputs = {
             "out_rows": Guarded((capacity, case.slot.row_bytes)),
-            "out_scales": Guarded((capacity,), np.float32),
+            "out_scales": Guarded((capacity, case.num_scales), np.float32),
             "out_origins": Guarded((capacity, 3), np.int32),
             "out_weights": Guarded((capacity,), np.float32),
         }
@@ -183,6 +183,7 @@ class World:
             "capacity": capacity,
             "row_bytes": case.slot.row_bytes,
             "scale_offset": case.slot.scale_offset,
+            "scale_bytes": case.slot.scale_bytes,
             "stamp_offset": case.slot.stamp_offset,
             **arrays,
             "out_scales": arrays["out_scales"] if case.scaled else 0,
@@ -251,9 +252,9 @@ class World:
             if case.weighted and outputs["out_weights"].array[n] != np.float32(row.weight):
                 raise WrongResultError(f"weight {n} of rank {rank} differs")
             at = case.slot.scale_offset
-            scale = outputs["out_scales"].array[n : n + 1].view(np.uint8)
-            if case.scaled and not np.array_equal(scale, row.row[at : at + 4]):
-                raise WrongResultError(f"scale {n} of rank {rank} differs")
+            scales = outputs["out_scales"].array[n].view(np.uint8)
+            if case.scaled and not np.array_equal(scales, row.row[at : at + case.slot.scale_bytes]):
+                raise WrongResultError(f"scales {n} of rank {rank} differ")
 
     # Combine.
 

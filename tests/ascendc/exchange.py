@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moe_triton.core.region import Dim, Region
-from moe_triton.layout import NUM_ZONES, STATUS_ENTRY_BYTES
+from moe_triton.layout import NUM_ZONES, STATUS_ENTRY_BYTES, UB_ALIGN, align
 
 from .call_words import expecting, posting
 from .case import WrongResultError, check_reports
@@ -16,7 +16,6 @@ from .memory import GARBAGE, Guarded, across_lines
 from .ranks import Ranks
 
 STATUS_BYTES = 1024
-SCALE_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class ExchangeCase:
         rows: rows that each of them sends.
         first_row: the first of them; None passes no pointer.
         row_bytes: a multiple of 32.
-        scaled: whether each row has a scale.
+        num_scales: of each row.
         header_words: words that go along.
         spare: rows behind those that are sent, and slots behind those that are filled.
     """
@@ -35,7 +34,7 @@ class ExchangeCase:
     rows: tuple[int, int] = (5, 3)
     first_row: int | None = 2
     row_bytes: int = 160
-    scaled: bool = True
+    num_scales: int = 1
     header_words: int = 5
     spare: int = 2
     blocks: int = 2
@@ -46,6 +45,10 @@ class ExchangeCase:
     def capacity(self) -> int:
         """Rows that each rank has, and slots."""
         return max(self.rows) + (self.first_row or 0) + self.spare
+
+    @property
+    def scale_stride(self) -> int:
+        return align(4 * self.num_scales, UB_ALIGN)
 
     @property
     def headers(self) -> Region:
@@ -60,7 +63,7 @@ class ExchangeCase:
     @property
     def slots(self) -> Region:
         base = -(-(STATUS_BYTES + NUM_ZONES * self.headers.stride("zone")) // 512) * 512
-        stride = self.row_bytes + SCALE_BYTES + 32
+        stride = self.row_bytes + self.scale_stride + 64
         return Region(
             "indexed_slots",
             base,
@@ -118,7 +121,7 @@ class Exchange:
         window[:STATUS_BYTES] = GARBAGE
         for zone, index in np.ndindex(NUM_ZONES, case.rows[1 - rank]):
             at = case.slots.offset(zone=zone, index=index)
-            window[at : at + case.row_bytes + (SCALE_BYTES if case.scaled else 0)] = GARBAGE
+            window[at : at + case.row_bytes + case.scale_stride] = GARBAGE
         for zone in range(NUM_ZONES):
             at = case.headers.offset(zone=zone)
             window[at : at + 4 * case.header_words] = GARBAGE
@@ -140,7 +143,7 @@ class Exchange:
         rng = np.random.default_rng((self.seed, number, rank))
         return Load(
             rows=rng.integers(0, 256, (case.capacity, case.row_bytes), dtype=np.uint8),
-            scales=rng.random(case.capacity, dtype=np.float32),
+            scales=rng.random((case.capacity, case.num_scales), dtype=np.float32),
             header=rng.integers(0, 1 << 30, case.header_words, dtype=np.int32),
             first=np.array([case.first_row or 0], dtype=np.int32),
             number=np.array([case.rows[rank]], dtype=np.int32),
@@ -151,8 +154,9 @@ class Exchange:
         arguments: dict[str, object] = {
             "rows": load.rows,
             "row_bytes": case.row_bytes,
-            "scales": load.scales if case.scaled else 0,
+            "scales": load.scales if case.num_scales else 0,
             "scale_offset": case.row_bytes,
+            "scale_bytes": 4 * case.num_scales,
             "first_row": 0 if case.first_row is None else load.first,
             "num_rows": load.number,
             "capacity": case.capacity,
@@ -211,8 +215,7 @@ class Exchange:
         for i in range(number):
             at = case.slots.offset(zone=zone, index=i)
             window[at : at + case.row_bytes] = load.rows[first + i]
-            if case.scaled:
-                at += case.row_bytes
-                window[at : at + 4] = load.scales[first + i : first + i + 1].view(np.uint8)
+            at += case.row_bytes
+            window[at : at + 4 * case.num_scales] = load.scales[first + i].reshape(-1).view(np.uint8)
         at = case.headers.offset(zone=zone)
         window[at : at + 4 * case.header_words] = load.header.view(np.uint8)

@@ -27,6 +27,7 @@ CASES = {
     "skewed": DirectCase(tokens=(2, 3, 1, 2), blocks=4, topk=2, skewed=True),
     "scaled": DirectCase(tokens=(4, 3), topk=3, scaled=True, hidden=96, absent=0.2),
     "shared": DirectCase(tokens=(3, 2, 4, 1), blocks=3, topk=3, shared=(1, 2), inactive=0.2),
+    "several_scales": DirectCase(tokens=(4, 3), topk=3, scaled=True, num_scales=9, hidden=96, absent=0.2),
     "two_shared": DirectCase(tokens=(2, 3, 2, 2), blocks=1, shared=(2, 2), row_per_result=True, scaled=True),
     "more_shared_than_routed": DirectCase(tokens=(2, 1, 2), topk=1, shared=(2, 2), scaled=True),
     "row_per_result": DirectCase(tokens=(5, 4), topk=4, row_per_result=True, scaled=True, weighted=False),

@@ -15,7 +15,8 @@ CASES = {
     "one_block": ExchangeCase(blocks=1, rows=(4, 1)),
     "empty": ExchangeCase(rows=(0, 3), blocks=3),
     "no_first_row": ExchangeCase(first_row=None, rounds=4),
-    "no_scales": ExchangeCase(scaled=False, spare=0),
+    "no_scales": ExchangeCase(num_scales=0, spare=0),
+    "several_scales": ExchangeCase(rows=(70, 75), num_scales=57, blocks=1),
     "no_header": ExchangeCase(header_words=0, row_bytes=32),
 }
 LARGE_CASES = {

@@ -33,6 +33,8 @@ CASES = {
     "inband": Case(tokens=(3, 2), blocks=1, topk=1, inband=True),
     "inband_split": Case(tokens=(4, 3), topk=3, inband=True, scaled=True, absent=0.2, timed=True, hidden=300),
     "inband_odd_rows": Case(tokens=(2, 3, 2), inband=True, hidden=241, scaled=True, weighted=False),
+    "several_scales": Case(tokens=(3, 4), topk=3, scaled=True, num_scales=9, hidden=96),
+    "inband_several_scales": Case(tokens=(9, 8), topk=3, inband=True, scaled=True, num_scales=57, hidden=900),
     "inband_shared": Case(
         tokens=(3, 2, 4, 1), blocks=3, inband=True, shared=(1, 2), inactive=0.2, special=0.2, hidden=250
     ),

@@ -80,7 +80,7 @@ def new_buffer(num_ranks: int) -> EPBuffer:
 
 
 def _of_buffer(rank: int, num_ranks: int, buffer: EPBuffer) -> Chain:
-    case = small_case(num_ranks, quantize=True, smooth=True)
+    case = small_case(num_ranks, quantize="int8", smooth=True)
     own = inputs_of(case, rank, 0)
 
     def dispatch(outputs: Outputs) -> Arguments:

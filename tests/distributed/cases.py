@@ -8,6 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 from moe_triton.core.config import Config
+from moe_triton.core.row_formats import ROW_FORMATS
 from moe_triton.tools.selftest.cases import Case, Inputs, experts_of, ids_of, inputs_of, smooth_scales_of
 
 __all__ = [
@@ -44,7 +45,7 @@ def cases(draw: st.DrawFn, num_ranks: int) -> Case:
         scheme=draw(st.sampled_from(["fullmesh_v1", "fullmesh_v1", "fullmesh_v2", "direct"])),
         relaxed=True,
     )
-    quantize = draw(st.booleans())
+    quantize = draw(st.sampled_from(tuple(ROW_FORMATS)))
     return Case(
         config=config,
         seed=draw(st.integers(0, 2**20)),
@@ -52,7 +53,7 @@ def cases(draw: st.DrawFn, num_ranks: int) -> Case:
         tokens=tuple(draw(st.lists(st.integers(0, max_tokens), min_size=num_ranks, max_size=num_ranks))),
         quantize=quantize,
         weights=draw(st.booleans()),
-        smooth=quantize and draw(st.booleans()),
+        smooth=quantize is not None and draw(st.booleans()),
         dtype=draw(st.sampled_from([torch.bfloat16, torch.float16])),
         # Native code takes over once there is a plan for either zone: from the third round on.
         rounds=draw(st.sampled_from([1, 2, 4])),

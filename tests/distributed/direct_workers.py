@@ -35,7 +35,7 @@ def dispatch(buffer: EPBuffer, case: Case, inputs: Inputs) -> DispatchOutput:
         inputs.x,
         inputs.topk_idx,
         inputs.topk_weights if case.weights else None,
-        quantize="int8" if case.quantize else None,
+        quantize=case.quantize,
         smooth_scales=smooth_scales_of(case),
     )
 

@@ -44,9 +44,9 @@ def test_any_case(ranks: Groups, num_ranks: int, data: st.DataObject, way: Way) 
     assert_equal(ranks, data.draw(cases(num_ranks)), [way])
 
 
-@pytest.mark.parametrize("quantize", [False, True])
+@pytest.mark.parametrize("quantize", [None, "int8"])
 @pytest.mark.parametrize("weights", [False, True])
-def test_every_way_to_hold_results(ranks: Groups, quantize: bool, weights: bool) -> None:
+def test_every_way_to_hold_results(ranks: Groups, quantize: str | None, weights: bool) -> None:
     case = small_case(3, quantize=quantize, weights=weights, num_blocks=2)
     assert_equal(ranks, replace(case, tokens=(4, 3, 2)), WAYS)
 
@@ -56,11 +56,11 @@ EDGES = {
     "tokens_on_one_rank": {"tokens": (0, 4, 0)},
     "nobody_sends": {"routing": "none"},
     "one_set_of_experts": {"routing": "one expert set"},
-    "sparse": {"routing": "sparse", "quantize": True, "smooth": True},
-    "halves": {"dtype": torch.float16, "quantize": True},
-    "torch_kernels": {"kernels": "torch", "quantize": True, "routing": "sparse", "tokens": (4, 0, 2)},
+    "sparse": {"routing": "sparse", "quantize": "int8", "smooth": True},
+    "halves": {"dtype": torch.float16, "quantize": "int8"},
+    "torch_kernels": {"kernels": "torch", "quantize": "int8", "routing": "sparse", "tokens": (4, 0, 2)},
     "torch_kernels_bf16": {"kernels": "torch", "tokens": (1, 4, 0)},
-    "three_blocks": {"num_blocks": 3, "quantize": True, "smooth": True},
+    "three_blocks": {"num_blocks": 3, "quantize": "int8", "smooth": True},
 }
 
 
@@ -74,14 +74,18 @@ SHARED = {"one": (4, 1, 1), "one_on_two_ranks": (4, 1, 2), "two": (6, 2, 2)}
 
 
 @pytest.mark.parametrize("kernels", ["triton", "torch"])
-@pytest.mark.parametrize("quantize", [False, True])
+@pytest.mark.parametrize("quantize", [None, "int8"])
 @pytest.mark.parametrize("sizes", list(SHARED.values()), ids=list(SHARED))
-def test_shared_experts(ranks: Groups, sizes: tuple[int, int, int], quantize: bool, kernels: str) -> None:
+def test_shared_experts(
+    ranks: Groups, sizes: tuple[int, int, int], quantize: str | None, kernels: str
+) -> None:
     experts, shared, shared_ranks = sizes
     num_ranks = 3 if shared_ranks == 1 else 4
     config = Config(num_ranks, 4, 64, 2, experts, shared, shared_ranks, relaxed=True)
     tokens = (4, 2, 0, 3)[:num_ranks]
-    case = Case(config, 7, "uniform", tokens, quantize, smooth=quantize, kernels=kernels, num_blocks=2)
+    case = Case(
+        config, 7, "uniform", tokens, quantize, smooth=quantize is not None, kernels=kernels, num_blocks=2
+    )
     assert_equal(ranks, case, ["in place", "elsewhere"])
 
 
@@ -93,21 +97,21 @@ def test_all_tokens_to_one_expert(ranks: Groups) -> None:
 
 def test_real_sizes(ranks: Groups) -> None:
     config = Config(4, 16, 7168, 8, 32)
-    for quantize in (False, True):
+    for quantize in (None, "int8"):
         case = Case(config, seed=3, routing="uniform", tokens=(16, 15, 16, 1), quantize=quantize)
         assert_equal(ranks, case, ["in place", "elsewhere"])
 
 
 @pytest.mark.parametrize("schedule", ["D", "DC", "DCC", "DDC", "DCCCCC", "DDDCCC"])
-@pytest.mark.parametrize("quantize", [False, True])
-def test_any_order_of_operators_with_stragglers(ranks: Groups, schedule: str, quantize: bool) -> None:
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_any_order_of_operators_with_stragglers(ranks: Groups, schedule: str, quantize: str | None) -> None:
     case = small_case(3, "direct", tokens=(4, 1, 3), quantize=quantize)
     long = schedule * (120 // len(schedule))
     assert ranks(3).run(run_schedule, case, long, 6, timeout_s=120.0) == [[]] * 3
 
 
 def test_many_rounds_with_stragglers(ranks: Groups) -> None:
-    case = small_case(4, "direct", tokens=(4, 0, 3, 1), quantize=True)
+    case = small_case(4, "direct", tokens=(4, 0, 3, 1), quantize="int8")
     assert ranks(4).run(run_schedule, case, "DC" * 700, 40, timeout_s=240.0) == [[]] * 4
 
 

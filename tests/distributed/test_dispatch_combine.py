@@ -48,9 +48,9 @@ def test_torch_kernels_give_the_same_bits(ranks: Groups, case: Case) -> None:
     assert_bit_equal(ranks, replace(case, kernels="torch"))
 
 
-@pytest.mark.parametrize("quantize", [False, True])
+@pytest.mark.parametrize("quantize", [None, "int8"])
 @pytest.mark.parametrize("hidden", [2880, 7168])
-def test_real_sizes(ranks: Groups, hidden: int, quantize: bool) -> None:
+def test_real_sizes(ranks: Groups, hidden: int, quantize: str | None) -> None:
     config = Config(4, 16, hidden, 8, 32)
     case = Case(config, seed=3, routing="uniform", tokens=(16, 15, 16, 1), quantize=quantize)
     assert_bit_equal(ranks, case)
@@ -79,7 +79,7 @@ def test_worked_example_to_the_digit(ranks: Groups) -> None:
 
 
 def test_two_thousand_rounds_with_stragglers(ranks: Groups) -> None:
-    case = small_case(4, rounds=2000, tokens=(4, 0, 3, 1), quantize=True)
+    case = small_case(4, rounds=2000, tokens=(4, 0, 3, 1), quantize="int8")
     results = ranks(4).run(many_rounds, case, 40, timeout_s=240.0)
     assert results == [[]] * 4
 

@@ -202,7 +202,7 @@ def test_a_rank_that_cannot_start_tells_the_others(ranks: Groups) -> None:
 
 
 def without_toolchain(rank: int, num_ranks: int) -> tuple[str, list[str]]:
-    case = small_case(num_ranks, quantize=True)
+    case = small_case(num_ranks, quantize="int8")
     real = toolchain.find_program
     toolchain.find_program = lambda package, relative: None
     toolchain.find_toolchain.cache_clear()

@@ -14,8 +14,8 @@ from tests.distributed.toy_schemes import compare, keep_outputs, leave_before_co
 Groups = Callable[[int], RankGroup]
 
 
-@pytest.mark.parametrize("quantize", [False, True])
-def test_two_windows(ranks: Groups, quantize: bool) -> None:
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_two_windows(ranks: Groups, quantize: str | None) -> None:
     case = replace(small_case(3, "two_windows", quantize=quantize), rounds=6)
     assert ranks(3).run(compare, case, timeout_s=120.0) == [[]] * 3
 
@@ -27,7 +27,7 @@ def test_who_is_missing_in_the_second_window(ranks: Groups) -> None:
 
 
 def test_three_zones(ranks: Groups) -> None:
-    case = replace(small_case(3, "three_zones", quantize=True, weights=True), rounds=8)
+    case = replace(small_case(3, "three_zones", quantize="int8", weights=True), rounds=8)
     assert ranks(3).run(compare, case, timeout_s=120.0) == [[]] * 3
 
 

@@ -39,7 +39,7 @@ def wrong_bits(rank: int, num_ranks: int, case: Case, tuning: Tuning, num_blocks
 @pytest.mark.parametrize("name", TUNINGS)
 def test_every_setting_gives_the_same_bits(ranks: Groups, name: str, scheme: str) -> None:
     config = Config(3, 9, 64, 2, 6, scheme=scheme, relaxed=True)
-    case = Case(config, seed=3, routing="sparse", tokens=(9, 0, 8), quantize=True, rounds=4)
+    case = Case(config, seed=3, routing="sparse", tokens=(9, 0, 8), quantize="int8", rounds=4)
     assert ranks(3).run(wrong_bits, case, *TUNINGS[name]) == [[]] * 3
 
 

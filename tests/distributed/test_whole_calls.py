@@ -15,6 +15,7 @@ import torch
 
 from moe_triton import BufferStateError, DispatchHandle, DispatchOutput
 from moe_triton.backends.cpu import extension
+from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.core.tuning import Tuning
 from moe_triton.processes import RankGroup
 from moe_triton.runtime.communicator import Communicator
@@ -96,14 +97,20 @@ def both_ways(rank: int, num_ranks: int, case: Case, wide: bool) -> list[str]:
 @pytest.mark.parametrize(
     ("quantize", "smooth", "weights", "dtype", "wide"),
     [
-        (False, False, True, torch.bfloat16, False),
-        (False, False, False, torch.float16, True),
-        (True, False, True, torch.float16, False),
-        (True, True, False, torch.bfloat16, True),
+        (None, False, True, torch.bfloat16, False),
+        (None, False, False, torch.float16, True),
+        *((name, False, True, torch.float16, False) for name in QUANTIZED),
+        *((name, True, False, torch.bfloat16, True) for name in QUANTIZED),
     ],
 )
 def test_native_calls_give_what_pythons_give(
-    ranks: Groups, scheme: str, quantize: bool, smooth: bool, weights: bool, dtype: torch.dtype, wide: bool
+    ranks: Groups,
+    scheme: str,
+    quantize: str | None,
+    smooth: bool,
+    weights: bool,
+    dtype: torch.dtype,
+    wide: bool,
 ) -> None:
     case = small_case(
         3,
@@ -131,7 +138,7 @@ def in_parts(rank: int, num_ranks: int, case: Case) -> list[int]:
 
 
 def test_each_number_of_parts_has_a_plan_of_its_own(ranks: Groups) -> None:
-    counts = ranks(3).run(in_parts, small_case(3, tokens=(4, 2, 1), quantize=True))
+    counts = ranks(3).run(in_parts, small_case(3, tokens=(4, 2, 1), quantize="int8"))
     # Sizes come round every third round, zones every second: the seventh has all.
     assert all(of_rank[:3] == [2, 2, 2] and of_rank[6:] == [0, 0, 0] for of_rank in counts)
 
@@ -216,7 +223,7 @@ def test_outputs_are_their_holders(ranks: Groups) -> None:
 
 def references(rank: int, num_ranks: int, scheme: str) -> dict[str, int]:
     """By how much references grow in many rounds, and in how many places outputs lie."""
-    case = small_case(num_ranks, scheme, quantize=True)
+    case = small_case(num_ranks, scheme, quantize="int8")
     with make_buffer(case) as buffer:
         inputs = inputs_of(case, rank, 0)
         watched = {

@@ -80,7 +80,7 @@ def test_the_front_end_is_asked_once_for_all_chips(runs: list[Any], monkeypatch:
     assert npu_ir(kernel) == 'mix_mode = "none"'
     npu_ir(add_rows_kernel(torch.bfloat16, 96, "npu"))
     npu_ir(add_rows_kernel(torch.float16, 96, "npu"))
-    npu_ir(arrange_kernel(64, 64, 72, True))
+    npu_ir(arrange_kernel(64, 64, 72, 1))
     assert len(asked) == 4
 
 

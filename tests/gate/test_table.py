@@ -17,6 +17,7 @@ from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import Plan
+from moe_triton.core.row_formats import AS_THEY_ARE, QUANTIZED
 from moe_triton.kernels import Shape, families
 from moe_triton.kernels.cases import AXES
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
@@ -68,12 +69,13 @@ def variants(config: Config, rank: int) -> Iterator[Variant]:
     is_plain = config.version == 1 or config.scheme != "fullmesh_v1"
     masks = ("none",) if is_plain else ("none", "tokens", "entries")
     exchanges = (False,) if config.scheme == "direct" else BOTH
-    for (quantize, smooth), weights, mask, cumulative, exchange, waits in product(
-        [(False, False), (True, False), (True, True)], BOTH, masks, BOTH, exchanges, BOTH
+    quantized = product(QUANTIZED.values(), BOTH)
+    for (row_format, smooth), weights, mask, cumulative, exchange, waits in product(
+        [(AS_THEY_ARE, False), *quantized], BOTH, masks, BOTH, exchanges, BOTH
     ):
         yield DispatchVariant(
             torch.bfloat16,
-            quantize,
+            row_format,
             smooth,
             weights,
             mask,

@@ -131,7 +131,7 @@ def keep(
     outputs = ints(capacity, words), torch.zeros(capacity), ints(capacity, 3)
     inputs = [rows, rows.view(-1)[words:].view(F32), topk_idx, expand_idx, recv_offsets]
     sizes = [words + 1, first_expert, recv_offsets.numel() // num_ranks, num_ranks, rank, tokens]
-    launch(keep_kernel(words, topk, True, False), [*inputs, *outputs, *sizes], 1)
+    launch(keep_kernel(words, topk, 1, False), [*inputs, *outputs, *sizes], 1)
     return outputs
 
 
@@ -156,7 +156,7 @@ def arrange(
         ints(capacity, 3),
         torch.zeros(capacity * has_weight),
     )
-    kernel = arrange_kernel(row_words, scale_word, stamp_word, has_scale, has_weight)
+    kernel = arrange_kernel(row_words, scale_word, stamp_word, int(has_scale), has_weight)
     sizes = [num_ranks * num_experts, num_ranks, -1, *slots.stride()[:3]]
     launch(kernel, [slots, slots.view(F32), recv_offsets, *outputs, *sizes], programs)
     return outputs
@@ -173,7 +173,7 @@ def append(
     scale_word: int = 0,
     programs: int = 1,
 ) -> None:
-    kernel = append_kernel(out_rows.shape[1], scale_word, out_scales is not None)
+    kernel = append_kernel(out_rows.shape[1], scale_word, int(out_scales is not None))
     scales = torch.empty(0) if out_scales is None else out_scales
     sizes = [tp_rank, len(slots), slots.stride(0)]
     launch(kernel, [slots, slots.view(F32), counts, out_rows, scales, *sizes], programs)
@@ -247,7 +247,7 @@ def split_stamps(
     capacity = len(stamps)
     outputs = ints(capacity, 3), torch.empty(capacity), torch.empty(capacity)
     number = torch.tensor([num_rows], dtype=I32)
-    launch(stamps_kernel(True, True), [stamps, stamps.view(F32), number, *outputs, capacity], programs)
+    launch(stamps_kernel(True, 1), [stamps, stamps.view(F32), number, *outputs, capacity], programs)
     return outputs
 
 

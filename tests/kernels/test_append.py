@@ -37,7 +37,7 @@ def test_the_peer_s_rows_follow_this_rank_s_own(
     generator = torch.Generator().manual_seed(seed)
     slots = torch.randint(-(2**31), 2**31, (capacity, slot_words), generator=generator, dtype=I32)
     rows, scales = Guarded((2 * capacity, row_words), I32), Guarded((2 * capacity,), torch.float32)
-    kernel = append_kernel(row_words, row_words, has_scale)
+    kernel = append_kernel(row_words, row_words, int(has_scale))
     views = [slots, slots.view(torch.float32), torch.tensor(counts, dtype=I32), rows.tensor, scales.tensor]
     launch(kernel, [*views, tp_rank, capacity, slot_words], programs)
 

@@ -74,7 +74,7 @@ def test_without_scale_and_weight_they_are_not_written(launch: Launch) -> None:
     rows, origins = torch.empty(8, dtype=torch.int32), torch.empty(3, dtype=torch.int32)
     ends = torch.tensor([1], dtype=torch.int32)
     views = [slots, slots.view(torch.float32), ends, rows, out_scales, origins, out_weights]
-    launch(arrange_kernel(8, 8, 16, False), [*views, 1, 1, -1, 128, 128, 128], 1)
+    launch(arrange_kernel(8, 8, 16, 0), [*views, 1, 1, -1, 128, 128, 128], 1)
     assert out_scales.tolist() == [7.0]
     assert out_weights.tolist() == [8.0]
     assert origins.tolist() == [16, 17, 18]
@@ -90,6 +90,6 @@ def test_offsets_beyond_32_bits_of_words_are_reached() -> None:
     rows, scales = torch.empty(16, dtype=torch.int32), torch.empty(2)
     origins = torch.empty(6, dtype=torch.int32)
     views = [slots, slots.view(torch.float32), ends, rows, scales, origins, torch.empty(0)]
-    launch(arrange_kernel(8, 8, 16, True), [*views, 2, 2, -1, words, 128, 128], 1)
+    launch(arrange_kernel(8, 8, 16, 1), [*views, 2, 2, -1, words, 128, 128], 1)
     assert rows.tolist() == [*range(8), *range(1000, 1008)]
     assert origins.tolist() == [16, 17, 18, 1016, 1017, 1018]

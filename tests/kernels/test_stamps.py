@@ -40,7 +40,7 @@ def test_stamps(
     wanted = [word for word, is_wanted in ((3, has_weight), (4, has_scale)) if is_wanted]
     outputs = [origins.tensor, *(floats[word].tensor for word in wanted)]
     arguments = [stamps, stamps.view(F32), torch.tensor([number], dtype=I32), *outputs, capacity]
-    launch(stamps_kernel(has_weight, has_scale), arguments, programs)
+    launch(stamps_kernel(has_weight, int(has_scale)), arguments, programs)
     rows = max(0, min(number, capacity))
     assert np.array_equal(origins.check()[:rows].numpy(), words[:rows, :3])
     assert_same_bits(origins.check()[rows:], origins.untouched()[rows:])

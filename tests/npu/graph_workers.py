@@ -20,7 +20,7 @@ def expected_sums(case: Case, number: int) -> list[torch.Tensor]:
     """What combine gives each rank if every expert returns what it gets."""
     everyone = [inputs_of(case, rank, number) for rank in range(case.config.num_ranks)]
     ids, weights = [i.topk_idx for i in everyone], [i.topk_weights for i in everyone]
-    received = reference.dispatch(case.config, [i.x for i in everyone], ids, weights, quantize=False)
+    received = reference.dispatch(case.config, [i.x for i in everyone], ids, weights, quantize=None)
     return reference.combine(case.config, [r.tokens for r in received], received, ids, weights)
 
 

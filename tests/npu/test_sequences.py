@@ -11,6 +11,7 @@ from moe_triton.core import abi, ascendc
 from moe_triton.core.kernel import AscendCKernel
 from moe_triton.core.plan import Hole, Launch, Plan
 from moe_triton.core.region import REGION_DIMS
+from moe_triton.core.row_formats import AS_THEY_ARE, INT8
 from moe_triton.core.tuning import Tuning
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.processes import RankGroup
@@ -90,7 +91,7 @@ HALVES = Tuning(dispatch_tokens=4, combine_tokens=4, communication_blocks=1)
     ("tuning", "expected"), [(None, ONE_STREAM), (HALVES, TWO_STREAMS)], ids=["one", "two"]
 )
 def test_what_reaches_the_streams(ranks: Ranks, tuning: Tuning | None, expected: dict[str, str]) -> None:
-    case = Case(config(), 3, "uniform", (8, 8), True, num_blocks=2)
+    case = Case(config(), 3, "uniform", (8, 8), "int8", num_blocks=2)
     for said in ranks(2).run(workers.sequences, case, tuning):
         for operator, lines in expected.items():
             assert said[operator] == [line.strip() for line in lines.split("\n") if line.strip()]
@@ -98,7 +99,7 @@ def test_what_reaches_the_streams(ranks: Ranks, tuning: Tuning | None, expected:
 
 def test_before_cann_9_parts_follow_each_other_on_one_stream(ranks: Ranks) -> None:
     """The library says that it was built where no word for the schedule mode exists."""
-    case = Case(config(), 3, "uniform", (8, 8), True, num_blocks=2)
+    case = Case(config(), 3, "uniform", (8, 8), "int8", num_blocks=2)
     for said in ranks(2).run(workers.sequences, case, HALVES, 0):
         for operator, lines in TWO_STREAMS.items():
             launches = [line.split(": ")[1] for line in said[operator] if "launch" in line]
@@ -121,8 +122,8 @@ def remote(plan: Plan) -> list[Launch]:
 
 
 VARIANTS = [
-    DispatchVariant(torch.bfloat16, quantize=True, smooth=False, weights=True),
-    DispatchVariant(torch.float16, quantize=False, smooth=False, weights=False),
+    DispatchVariant(torch.bfloat16, row_format=INT8, smooth=False, weights=True),
+    DispatchVariant(torch.float16, row_format=AS_THEY_ARE, smooth=False, weights=False),
     CombineVariant(torch.bfloat16, weights=True),
 ]
 
@@ -166,6 +167,6 @@ def test_regions_are_passed_whole() -> None:
 
 def test_the_words_of_a_call_are_the_plans(ranks: Ranks) -> None:
     """Holes are filled with the call's addresses and numbers, everything else stands as the plan has it."""
-    case = Case(config(), 3, "uniform", (8, 5), True, num_blocks=2)
+    case = Case(config(), 3, "uniform", (8, 5), "int8", num_blocks=2)
     for rank, wrong in enumerate(ranks(2).run(workers.words_of_a_call, case)):
         assert wrong == [], rank

@@ -35,7 +35,7 @@ def compare_rounds(rank: int, num_ranks: int, case: Case, policy: str, tuning: T
                 inputs.x,
                 inputs.topk_idx,
                 weights,
-                quantize="int8" if case.quantize else None,
+                quantize=case.quantize,
                 smooth_scales=smooth,
             )
             buffer.synchronize()

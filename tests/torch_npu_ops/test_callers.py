@@ -10,6 +10,7 @@ import torch
 
 from moe_triton import reference
 from moe_triton import torch_npu_ops as ops
+from moe_triton.core.row_formats import BY_QUANT_MODE
 from moe_triton.processes import RankGroup
 from tests.torch_npu_ops.setting import HIDDEN, experts_of, fresh
 
@@ -108,7 +109,7 @@ def test_calls_of_serving_frameworks(ranks: Groups, option: str, quant_mode: int
             )
             for given in everyone
         ],
-        quant_mode=quant_mode,
+        row_format=BY_QUANT_MODE[quant_mode],
     )
     combined = reference.combine_all(
         deployment,

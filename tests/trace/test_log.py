@@ -12,6 +12,7 @@ from moe_triton.backends.cpu.trace_log import EVENTS_PER_CALL, NativeTraceLog
 from moe_triton.core import ascendc
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Plan
+from moe_triton.core.row_formats import INT8
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.runtime.trace.chrome import Place, metadata, spans
 from moe_triton.schemes.fullmesh import Fullmesh
@@ -21,7 +22,7 @@ CONFIG = Config(3, 4, 64, 2, 4, 1, 1, relaxed=True)
 SITE = Site(CONFIG, 2, 2, 1000, "cpu")
 RANKS = (5, 6, 7)
 PLACE = Place(CONFIG, 2, 2, RANKS)
-DISPATCH = DispatchVariant(torch.bfloat16, True, False, False)
+DISPATCH = DispatchVariant(torch.bfloat16, INT8, False, False)
 COMBINE = CombineVariant(torch.bfloat16, True)
 
 

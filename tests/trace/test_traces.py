@@ -61,7 +61,7 @@ def straggle(
     tuning: Tuning | None = None,
 ) -> None:
     """Two rounds; one rank comes late to the second dispatch and to the second combine."""
-    case = small_case(num_ranks, quantize=True, **changes)
+    case = small_case(num_ranks, quantize="int8", **changes)
     case = replace(case, config=replace(case.config, scheme=comm_alg))
     with make_buffer(case, trace=path, tuning=tuning) as buffer:
         for number in range(2):

@@ -109,6 +109,7 @@ class InbandExchange:
             capacity=ROWS,
             row_bytes=SLOT.row_bytes,
             scale_offset=SLOT.scale_offset,
+            scale_bytes=SLOT.scale_bytes,
             stamp_offset=SLOT.stamp_offset,
             out_rows=Hole("received"),
             out_origins=Hole("origins"),

@@ -14,7 +14,7 @@ from moe_triton.schemes.site import Site, launch_matching, tokens_of
 
 def slot_of(site: Site, variant: DispatchVariant) -> SlotLayout:
     """How a slot of this variant is packed."""
-    return SlotLayout(site.config.hidden, 1 if variant.quantize else variant.dtype.itemsize)
+    return SlotLayout.of(site.config.hidden, variant.row_format, variant.dtype)
 
 
 def ids_of(variant: Variant) -> Hole:
@@ -38,8 +38,8 @@ def rows_to_send(site: Site, variant: DispatchVariant, part: int = 0, parts: int
     c, slot = site.config, slot_of(site, variant)
     shared = c.num_shared_experts > 0
     return {
-        "rows": packed_of(variant) if variant.quantize else Hole("x"),
-        "row_stride": slot.packed_bytes if variant.quantize else slot.row_bytes,
+        "rows": packed_of(variant) if variant.row_format.is_quantized else Hole("x"),
+        "row_stride": slot.packed_bytes if variant.row_format.is_quantized else slot.row_bytes,
         "rows_per_token": c.num_results_per_token if variant.smooth else 1,
         "topk_idx": ids_of(variant),
         "topk_weights": Hole("topk_weights") if variant.weights else 0,

@@ -100,8 +100,8 @@ class Direct(Scheme):
     def _dispatch(self, variant: DispatchVariant, zone: int) -> list[Launch]:
         steps = [local.share(self.site, variant)] if self.site.config.num_shared_experts else []
         steps += [local.route(self.site, variant), self._send_counts(variant, zone)]
-        if variant.quantize:
-            steps.append(local.pack(self.site, variant, Hole("packed_scales")))
+        if variant.row_format.is_quantized:
+            steps.append(local.pack(self.site, variant, self._stamped_scales(variant)))
         return [
             *steps,
             self._wait_for_counts(variant, zone),
@@ -199,7 +199,9 @@ class Direct(Scheme):
         values: dict[str, Value] = {
             **local.rows_to_send(self.site, variant),
             "row_bytes": slot.row_bytes,
-            "scales": Hole("packed_scales") if variant.quantize else 0,
+            "scales": self._stamped_scales(variant) or 0,
+            "scale_offset": slot.scale_offset,
+            "scale_bytes": slot.scale_stride if slot.num_scales > 1 else 0,
             "expand_idx": Hole("places"),
             "first_token": 0,
             "num_tokens": Hole("num_tokens"),
@@ -208,25 +210,35 @@ class Direct(Scheme):
             "num_ranks": c.num_ranks,
             "zone": zone,
             "slots": layout.rows(slot.itemsize).words(),
+            "scale_slots": layout.scales(slot).words() if slot.num_scales > 1 else (0,) * 5,
             "stamps": layout.stamps.words(),
         }
         return launch("send", ascendc.DIRECT_SEND, "communication", self.site.num_blocks, **values)
 
+    def _stamped_scales(self, variant: DispatchVariant) -> Hole | None:
+        """Where scales lie closely packed that travel in stamps: those of formats with one for each row."""
+        num_scales = variant.row_format.num_scales(self.site.config.hidden)
+        return Hole("packed_scales") if num_scales == 1 else None
+
     def _stamps(self, variant: DispatchVariant, zone: int) -> Launch:
         site, stamps = self.site, Hole("window", self.layout.stamps.offset(zone=zone))
+        slot = local.slot_of(site, variant)
+        scales = self.layout.scales(slot)
         return launch_matching(
             "stamps",
-            stamps_kernel(variant.weights, variant.quantize),
+            stamps_kernel(variant.weights, slot.num_scales),
             "compute",
             1,
             {
                 "stamps": stamps,
                 "stamp_floats": stamps,
+                "scales": Hole("window", scales.offset(zone=zone)),
                 "num_rows": Hole("recv_offsets", WORD_BYTES * (site.num_entries - 1)),
                 "out_origins": Hole("origins"),
                 "out_weights": Hole("weights"),
                 "out_scales": Hole("scales"),
                 "capacity": site.capacity,
+                "scale_stride": scales.stride("index") // WORD_BYTES,
             },
         )
 
@@ -243,6 +255,7 @@ class Direct(Scheme):
             row_bytes=layout.row_bytes,
             scales=0,
             scale_offset=0,
+            scale_bytes=0,
             first_row=0,
             num_rows=Hole("recv_offsets", WORD_BYTES * (site.num_entries - 1)),
             capacity=Hole("num_rows"),

@@ -3,11 +3,12 @@
 Sizes in bytes; A is what a dispatch can deliver to any rank at most::
 
     state   zone 0 {counts of every source, entries}, zone 1 {the same}, Align512
-    data    zone 0 {rows, stamps, results}, zone 1 {the same}
+    data    zone 0 {rows, scales; results; stamps}, zone 1 {the same}
 
 A row's place is its place in the output: where it starts follows from the counts of all ranks, which each
 rank sends to all others before any row. A stamp is 32 bytes, int32 (source rank, token, k), the fp32 routing
-weight and the fp32 scale.
+weight and the fp32 scale of rows that have one. Where rows have several scales, those lie behind the last
+row: rows that have any are of half as many bytes as there is room for.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from moe_triton.layout.common import (
     UB_ALIGN,
     WORD_BYTES,
     Layout,
+    SlotLayout,
     align,
     entry_per_rank,
 )
@@ -106,6 +108,11 @@ class DirectLayout(Layout):
     def rows(self, itemsize: int = 2) -> Region:
         """Dispatched rows of ``itemsize`` bytes an element, in the order of the output."""
         return self._indexed("rows", self.state_bytes, itemsize * self.config.hidden)
+
+    def scales(self, slot: SlotLayout) -> Region:
+        """Scales of the dispatched rows, where rows have several."""
+        behind_rows = self.state_bytes + align(self.capacity * slot.row_bytes, UB_ALIGN)
+        return self._indexed("scales", behind_rows, slot.scale_stride)
 
     @cached_property
     def results(self) -> Region:

@@ -51,10 +51,10 @@ class DispatchPlans:
         if self.site.config.num_shared_experts:
             steps.append(local.share(self.site, variant))
         steps.append(local.route(self.site, variant))
-        if not variant.quantize:
+        if not variant.row_format.is_quantized:
             parts = 1  # nothing to compute that sending could hide
         sends = [self._send_rows(variant, zone, part, parts) for part in range(parts)]
-        if variant.quantize:
+        if variant.row_format.is_quantized:
             packs = [local.pack(self.site, variant, part=part, parts=parts) for part in range(parts)]
             steps += pipelined(packs, sends)
         else:
@@ -87,7 +87,7 @@ class DispatchPlans:
             "communication",
             self.site.blocks("communication", parts),
             **local.rows_to_send(self.site, variant, part, parts),
-            row_bytes=slot.stamp_offset if variant.quantize else slot.row_bytes,
+            row_bytes=slot.stamp_offset if variant.row_format.is_quantized else slot.row_bytes,
             stamp_offset=slot.stamp_offset,
             expand_idx=Hole("expand_idx"),
             counts=Hole("counts"),
@@ -126,16 +126,16 @@ class DispatchPlans:
         c, site, slot = self.site.config, self.site, local.slot_of(self.site, variant)
         rows_per_token = c.num_results_per_token if variant.smooth else 1
         packed = local.packed_of(variant)
-        stride = slot.packed_bytes if variant.quantize else slot.row_bytes
+        stride = slot.packed_bytes if variant.row_format.is_quantized else slot.row_bytes
         return launch_matching(
             "keep",
             keep_kernel(
-                slot.row_bytes // WORD_BYTES, c.num_topk, variant.quantize, variant.weights, rows_per_token
+                slot.row_bytes // WORD_BYTES, c.num_topk, slot.num_scales, variant.weights, rows_per_token
             ),
             "compute",
             site.num_blocks,
             {
-                "rows": packed if variant.quantize else Hole("x"),
+                "rows": packed if variant.row_format.is_quantized else Hole("x"),
                 "scales": Hole(packed.name, slot.scale_offset),
                 "topk_idx": local.ids_of(variant),
                 "topk_weights": Hole("topk_weights"),
@@ -164,7 +164,7 @@ class DispatchPlans:
                 slot.row_bytes // WORD_BYTES,
                 slot.scale_offset // WORD_BYTES,
                 slot.stamp_offset // WORD_BYTES,
-                variant.quantize,
+                slot.num_scales,
                 variant.weights,
                 site.zones_on_device,
             ),
@@ -175,7 +175,7 @@ class DispatchPlans:
                 "slot_scales": window,
                 "recv_offsets": local.true_offsets(self.site),
                 "out_rows": Hole("tokens"),
-                "out_scales": Hole("scales") if variant.quantize else 0,
+                "out_scales": Hole("scales") if slot.num_scales else 0,
                 "out_origins": Hole("origins"),
                 "out_weights": Hole("weights") if variant.weights else 0,
                 "num_entries": site.num_entries,
@@ -204,9 +204,10 @@ class DispatchPlans:
             capacity=site.capacity,
             row_bytes=slot.row_bytes,
             scale_offset=slot.scale_offset,
+            scale_bytes=slot.scale_bytes,
             stamp_offset=slot.stamp_offset,
             out_rows=Hole("tokens"),
-            out_scales=Hole("scales") if variant.quantize else 0,
+            out_scales=Hole("scales") if slot.num_scales else 0,
             out_origins=Hole("origins"),
             out_weights=Hole("weights") if variant.weights else 0,
             **self.site.zone_of("dispatch", zone),

@@ -13,6 +13,7 @@ from moe_triton.schemes import SCHEMES
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 console = Console()
 
+ROWS_HELP = "how rows travel: as EPBuffer.dispatch takes it, or none"
 COMM_ALG_HELP = f"how tokens travel: {', '.join(SCHEMES['A3'])}"
 
 
@@ -25,7 +26,7 @@ def demo(
     experts: Annotated[int, typer.Option(help="routed experts in the group")] = 32,
     shared: Annotated[int, typer.Option(help="shared experts that every token goes to")] = 0,
     shared_ranks: Annotated[int, typer.Option(help="ranks for them; one each if not given")] = 0,
-    quantize: Annotated[Literal["int8", "none"], typer.Option(help="how rows travel")] = "int8",
+    quantize: Annotated[str, typer.Option(help=ROWS_HELP)] = "int8",
     intermediate: Annotated[int, typer.Option(help="width of an expert")] = 64,
     rounds: Annotated[int, typer.Option(help="dispatch + combine rounds; the table shows medians")] = 5,
     seed: Annotated[int, typer.Option(help="of tokens, routing and experts")] = 0,
@@ -103,7 +104,7 @@ def plan(
     hidden: int = 7168,
     topk: int = 8,
     experts: int = 64,
-    quantize: Annotated[bool, typer.Option(help="rows travel as int8")] = True,
+    quantize: Annotated[str, typer.Option(help=ROWS_HELP)] = "int8",
     comm_alg: Annotated[str, typer.Option(help=COMM_ALG_HELP)] = "fullmesh_v1",
     backend: Annotated[Literal["cpu", "npu"], typer.Option(help="whose plans")] = "cpu",
 ) -> None:
@@ -112,7 +113,7 @@ def plan(
     from moe_triton.tools.cli.show import show_plans
 
     config = Config(ranks, tokens, hidden, topk, experts, scheme=comm_alg, relaxed=True)
-    show_plans(config, quantize, backend, console)
+    show_plans(config, None if quantize == "none" else quantize, backend, console)
 
 
 @app.command()

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,8 +18,9 @@ from moe_triton import reference
 from moe_triton.buffer import EPBuffer
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
+from moe_triton.core.row_formats import ROW_FORMATS, row_format_of
 from moe_triton.handle import DispatchOutput
-from moe_triton.layout import SCALE_BYTES, STAMP_BYTES, STATUS_ENTRY_BYTES
+from moe_triton.layout import STAMP_BYTES, STATUS_ENTRY_BYTES, SlotLayout
 from moe_triton.limits import check_config
 from moe_triton.processes import RankFailedError, run_ranks
 from moe_triton.tools.selftest.comparison import wrong_received
@@ -38,7 +39,7 @@ class DemoSettings:
     experts: int
     shared: int
     shared_ranks: int
-    quantize: Literal["int8"] | None
+    quantize: str | None
     intermediate: int
     rounds: int
     seed: int
@@ -103,8 +104,8 @@ def run_experts(output: DispatchOutput, experts: Sequence[SwiGLU]) -> torch.Tens
     row = 0
     for expert, count in zip(experts, output.tokens_per_expert.tolist(), strict=True):
         for _ in range(count):
-            token = output.tokens[row].float()
-            y[row] = expert(token if output.scales is None else token * output.scales[row])
+            token, scales = output.tokens[row], output.scales
+            y[row] = expert(token.float() if scales is None else reference.dequantize(token, scales[row]))
             row += 1
     return y
 
@@ -117,8 +118,7 @@ def dense_output(inputs: RankInputs, rank: int, settings: DemoSettings) -> torch
     for token in range(settings.tokens):
         row = inputs.x[token].float()
         if settings.quantize:
-            q, scale = reference.quantize_row(row)
-            row = q.float() * scale
+            row = reference.dequantize(*reference.quantize_row(row, ROW_FORMATS[settings.quantize]))
         for k, number in enumerate(inputs.topk_idx[token].tolist()):
             out[token] += expert(number)(row).float() * inputs.topk_weights[token, k]
         for s in range(config.num_shared_experts):
@@ -142,7 +142,7 @@ def experts_of(rank: int, settings: DemoSettings) -> list[SwiGLU]:
 def bytes_sent(inputs: RankInputs, rank: int, output: DispatchOutput, settings: DemoSettings) -> int:
     """Bytes that this rank wrote into other ranks' windows in one dispatch and one combine."""
     config = settings.config()
-    row = settings.hidden + SCALE_BYTES if settings.quantize else settings.hidden * DTYPE.itemsize
+    slot = SlotLayout.of(settings.hidden, ROW_FORMATS[settings.quantize], DTYPE)
     owners = config.num_shared_ranks + inputs.topk_idx // config.num_local_experts
     remote = int((owners != rank).sum())
     remote += sum(
@@ -154,7 +154,7 @@ def bytes_sent(inputs: RankInputs, rank: int, output: DispatchOutput, settings: 
     sources = output.handle.origins[: output.handle.num_received(), 0]
     back = int((sources != rank).sum())
     return (
-        remote * (row + STAMP_BYTES)
+        remote * (slot.row_bytes + slot.scale_stride * (slot.num_scales > 0) + STAMP_BYTES)
         + entries * STATUS_ENTRY_BYTES
         + back * (settings.hidden * DTYPE.itemsize + STATUS_ENTRY_BYTES)
     )
@@ -198,7 +198,7 @@ def demo_rank(rank: int, num_ranks: int, settings: DemoSettings) -> dict[str, An
         [i.x for i in everyone],
         [i.topk_idx for i in everyone],
         [i.topk_weights for i in everyone],
-        quantize=settings.quantize is not None,
+        quantize=settings.quantize,
     )
     wrong = wrong_received(output, expected[rank])
     if not torch.equal(combined, dense_output(inputs, rank, settings)):
@@ -221,10 +221,12 @@ def run_demo(settings: DemoSettings, console: Console) -> int:
     config = settings.config()
     try:
         check_config(config)
+        row_format = row_format_of(settings.quantize, config.hidden)
     except ArgumentError as error:
         console.print(f"[red]{error}[/red]")
         return 1
-    travel = "int8 with a scale per token" if settings.quantize else "bf16"
+    scales = row_format.num_scales(config.hidden)
+    travel = f"{row_format.name}, {scales} scale(s) per token" if row_format.is_quantized else "bf16"
     console.print(
         f"{settings.ranks} ranks as processes, {settings.tokens} tokens each, hidden {settings.hidden}, "
         f"top {settings.topk} of {settings.experts} experts, {settings.shared} shared; "

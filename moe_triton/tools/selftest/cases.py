@@ -28,7 +28,7 @@ class Case:
         seed: of tokens, routing and weights.
         routing: how experts are chosen; "sparse" and "none" have ids of -1.
         tokens: of each rank in round 0; in the next round each rank has its neighbour's number.
-        quantize: rows travel as int8.
+        quantize: how rows travel, as `EPBuffer.dispatch` takes it.
         weights: routing weights are given.
         smooth: smooth scales are given.
         dtype: of the tokens.
@@ -41,7 +41,7 @@ class Case:
     seed: int
     routing: Routing
     tokens: tuple[int, ...]
-    quantize: bool = False
+    quantize: str | None = None
     weights: bool = True
     smooth: bool = False
     dtype: torch.dtype = torch.bfloat16
@@ -130,7 +130,7 @@ def one_round(
         inputs.x,
         inputs.topk_idx,
         weights,
-        quantize="int8" if case.quantize else None,
+        quantize=case.quantize,
         smooth_scales=smooth,
     )
     y = experts_of(case, buffer.rank, output.tokens)

@@ -8,6 +8,7 @@ import torch
 
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
+from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.schemes import SCHEMES as SERVED
 from moe_triton.tools.selftest.cases import (
     Case,
@@ -34,9 +35,10 @@ FIRST = f"{SCHEMES[0]}: bf16"  # what later stages stand on
 def operator_checks(settings: Settings, ranks: int) -> list[Check]:
     """All features by each scheme; of a quick run the later schemes take those that pack differently."""
     checks = []
+    quick = {"bf16", *(f"{name}, smooth scales" for name in QUANTIZED)}
     for scheme in SCHEMES:
         for name, case in _cases(settings, scheme, max(ranks, 2)).items():
-            if settings.quick and scheme != SCHEMES[0] and name not in ("bf16", "int8, smooth scales"):
+            if settings.quick and scheme != SCHEMES[0] and name not in quick:
                 continue
             needs = (FLAGS, WRITES)
             checks.append(
@@ -98,16 +100,18 @@ def _cases(settings: Settings, scheme: str, ranks: int) -> dict[str, Case]:
     return {
         "bf16": plain,
         "fp16": like(dtype=torch.float16, weights=False),
-        "int8": like(quantize=True),
-        "int8, fp16": like(quantize=True, dtype=torch.float16),
-        "int8, smooth scales": like(quantize=True, smooth=True, routing="skewed"),
+        **{name: like(quantize=name) for name in QUANTIZED},
+        **{f"{name}, fp16": like(quantize=name, dtype=torch.float16) for name in QUANTIZED},
+        **{
+            f"{name}, smooth scales": like(quantize=name, smooth=True, routing="skewed") for name in QUANTIZED
+        },
         "entries without an expert, ranks without tokens": like(
-            routing="sparse", tokens=some_empty, quantize=True
+            routing="sparse", tokens=some_empty, quantize="int8"
         ),
         "no expert at all": like(routing="none"),
         "the same experts for all tokens": like(routing="one expert set"),
-        "a shared expert on ranks of its own": like(config=shared, quantize=True, smooth=True),
+        "a shared expert on ranks of its own": like(config=shared, quantize="int8", smooth=True),
         "many rounds": like(
-            rounds=20 if settings.quick else 200, tokens=(5, 0, TOKENS, 9), routing="skewed", quantize=True
+            rounds=20 if settings.quick else 200, tokens=(5, 0, TOKENS, 9), routing="skewed", quantize="int8"
         ),
     }

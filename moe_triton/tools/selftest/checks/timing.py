@@ -36,7 +36,7 @@ def timing_checks(settings: Settings, ranks: int) -> list[Check]:
     schemes = ("fullmesh_v1",) if settings.quick else ("fullmesh_v1", "direct")
     return [
         Check(
-            f"{scheme}, BS {tokens}, {'int8' if quantize else 'bf16'}",
+            f"{scheme}, BS {tokens}, {quantize or 'bf16'}",
             STAGE,
             time_rounds,
             (scheme, tokens, quantize),
@@ -45,7 +45,7 @@ def timing_checks(settings: Settings, ranks: int) -> list[Check]:
             merge=over_all_ranks,
         )
         for scheme in schemes
-        for quantize in (False, True)
+        for quantize in (None, "int8")
         for tokens in (QUICK_BATCHES if settings.quick else BATCHES)
     ]
 
@@ -82,7 +82,7 @@ def _start_together() -> None:
         pass
 
 
-def time_rounds(place: Place, scheme: str, tokens: int, quantize: bool) -> Finding:
+def time_rounds(place: Place, scheme: str, tokens: int, quantize: str | None) -> Finding:
     """Dispatch, combine, and both in a row; the kernels' own times; a copy of the same bytes."""
     settings, device = place.settings, place.backend.device
     config = Config(place.num_ranks, tokens, HIDDEN, TOPK, EXPERTS_PER_RANK * place.num_ranks, scheme=scheme)
@@ -122,10 +122,10 @@ def time_rounds(place: Place, scheme: str, tokens: int, quantize: bool) -> Findi
 class _Round:
     """One dispatch and one combine, to be timed by themselves or in a row."""
 
-    def __init__(self, buffer: EPBuffer, inputs: Inputs, quantize: bool) -> None:
+    def __init__(self, buffer: EPBuffer, inputs: Inputs, quantize: str | None) -> None:
         self.buffer = buffer
         self._inputs = inputs
-        self._quantize: Literal["int8"] | None = "int8" if quantize else None
+        self._quantize = quantize
         self.dispatch()
         self._results = buffer.expert_output().zero_()
 

@@ -5,26 +5,27 @@ from __future__ import annotations
 import dataclasses
 
 from moe_triton import reference, torch_npu_ops
+from moe_triton.core.row_formats import BY_QUANT_MODE
 from moe_triton.tools.selftest.cases import Inputs, experts_of, inputs_of
 from moe_triton.tools.selftest.check import Check, Finding, Place
 from moe_triton.tools.selftest.checks.operators import FIRST, plain_case
 from moe_triton.tools.selftest.comparison import difference
 
 STAGE = "torch_npu"
-QUANTIZED = 2  # quant_mode
 
 
 def torch_npu_checks(ranks: int) -> list[Check]:
     """Not quantised and quantised."""
     return [
         Check(f"quant_mode {mode}", STAGE, compare_round, (mode,), ranks=ranks, needs=(FIRST,))
-        for mode in (0, QUANTIZED)
+        for mode in BY_QUANT_MODE
     ]
 
 
 def compare_round(place: Place, quant_mode: int) -> Finding:
     """Dispatch and combine of the second version."""
-    case = dataclasses.replace(plain_case(place.settings, place.num_ranks), quantize=quant_mode == QUANTIZED)
+    plain = plain_case(place.settings, place.num_ranks)
+    case = dataclasses.replace(plain, quantize=BY_QUANT_MODE[quant_mode].name)
     settings = place.settings
     torch_npu_ops.configure(backend=settings.backend, relaxed=True, timeout_s=settings.wait_s)
     group_name = torch_npu_ops.group_name()
@@ -70,7 +71,7 @@ def _expected(
         ep_world_size=place.num_ranks, moe_expert_num=case.config.num_experts, shared_expert_num=1
     )
     inputs = [reference.DispatchInputs(x=i.x, expert_ids=i.topk_idx) for i in case_inputs]
-    dispatched = reference.dispatch_all(deployment, inputs, quant_mode=quant_mode)
+    dispatched = reference.dispatch_all(deployment, inputs, row_format=BY_QUANT_MODE[quant_mode])
     results = []
     for rank, (i, received) in enumerate(zip(case_inputs, dispatched, strict=True)):
         assert received is not None

@@ -1,0 +1,76 @@
+"""Row formats: of what the elements of a dispatched row are, and which fp32 scales come with them.
+
+A format is a record here and its arithmetic, once in `moe_triton.kernels.pack` and once in
+`moe_triton.reference.arithmetic`. All else asks the record: how rows are packed and received, the outputs'
+dtypes and shapes, what peers must have the same of, and the names that callers choose from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from moe_triton.core.checks import check_choice
+from moe_triton.core.errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """How dispatched rows travel.
+
+    Attributes:
+        name: what `EPBuffer.dispatch` takes as ``quantize``; None for rows as they are.
+        dtype: of the elements; None for that of the tokens.
+        block: elements that share a scale; None for the whole row.
+        quant_mode: torch_npu's number; None where its functions do not have the format.
+    """
+
+    name: str | None
+    dtype: torch.dtype | None = None
+    block: int | None = None
+    quant_mode: int | None = None
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether rows are packed, with scales, before they are sent."""
+        return self.dtype is not None
+
+    def fits(self, hidden: int) -> bool:
+        """Whether rows of so many elements can travel like this."""
+        return self.block is None or hidden % self.block == 0
+
+    def num_scales(self, hidden: int) -> int:
+        """Scales of a row of so many elements."""
+        if not self.is_quantized:
+            return 0
+        return 1 if self.block is None else hidden // self.block
+
+    def scales_shape(self, num_rows: int, hidden: int) -> tuple[int, ...]:
+        """Of the scales of so many rows, as a dispatch returns them."""
+        return (num_rows,) if self.block is None else (num_rows, self.num_scales(hidden))
+
+
+AS_THEY_ARE = RowFormat(None, quant_mode=0)
+INT8 = RowFormat("int8", torch.int8, quant_mode=2)
+ROW_FORMATS = {row_format.name: row_format for row_format in (AS_THEY_ARE, INT8)}
+QUANTIZED = {name: row_format for name, row_format in ROW_FORMATS.items() if name is not None}
+BY_QUANT_MODE = {r.quant_mode: r for r in ROW_FORMATS.values() if r.quant_mode is not None}
+
+
+def row_format_of(quantize: object, hidden: int) -> RowFormat:
+    """The format that a caller chose for rows of so many elements.
+
+    Raises:
+        ArgumentError: there is no such format, or it does not fit.
+    """
+    row_format = ROW_FORMATS[check_choice("quantize", quantize, tuple(ROW_FORMATS))]
+    if not row_format.fits(hidden):
+        others = ", ".join(repr(name) for name, other in ROW_FORMATS.items() if other.fits(hidden))
+        raise ArgumentError(
+            "quantize",
+            repr(quantize),
+            f"hidden must be a multiple of {row_format.block}, and is {hidden}",
+            f"Pass one of {others}, or pad the hidden size.",
+        )
+    return row_format
