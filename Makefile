@@ -13,7 +13,7 @@ demo: $(VENV)/.installed
 	$(BIN)/moe-triton demo
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=25
 	$(MAKE) chaos-short
 
 # At every save: tests/tiers.py says which.
@@ -60,6 +60,11 @@ $(VENV)/.tidy: $(VENV)/.installed kernels_ascendc/.clang-tidy
 	$(BIN)/python -c 'import json; print(*{x["file"] for x in json.load(open("$(COMPILED)"))})' \
 	  | xargs -n 1 -P 2 $(BIN)/clang-tidy --quiet -p $(COMPILED)
 	@touch $@
+
+# A package for this machine's Python and processor, in dist/.
+.PHONY: wheel
+wheel: $(VENV)/.installed
+	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 
 bench: $(VENV)/.installed $(VENV)/.bench
 	$(BIN)/python -m benchmarks.kernels

@@ -60,7 +60,7 @@ def measure(rank: int, num_ranks: int, tokens: int) -> dict[str, float]:
     for communicator in (one_communicator(group[0]), *communicators):
         executables = communicator._executables
         keys = executables.keys()
-        executables.exchange(({}, {}))
+        executables.swap(({}, {}))
         for key in keys:
             executables.put(key, replace(executables.plan(key), launches=()))
     return {

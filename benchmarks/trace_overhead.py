@@ -42,7 +42,7 @@ class Switch:
     def to(self, name: str) -> None:
         """The next calls are of this route."""
         self._executables.log = self._log if name == "traced" else None
-        self._executables.exchange(self._kept[name])
+        self._executables.swap(self._kept[name])
 
 
 def measure(

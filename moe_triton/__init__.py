@@ -16,6 +16,9 @@ from moe_triton.core.errors import (
 from moe_triton.core.tuning import Tuning
 from moe_triton.handle import DispatchHandle, DispatchOutput, Pending
 
+# The one place where it stands: packages read it from here.
+__version__ = "0.1.0"
+
 __all__ = [
     "ArgumentError",
     "BufferStateError",

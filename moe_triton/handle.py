@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from moe_triton.layout import TRAILER_WORDS
+from moe_triton.core.records import ORIGIN, TRAILER
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -47,7 +47,7 @@ class DispatchHandle:
         self.__dict__.update(values)
 
     def __getattr__(self, name: str) -> Any:
-        # Native calls keep what combine needs as memory, and tensors of it are made for who asks.
+        # Native calls keep combine's inputs as memory, and make tensors of it on first access.
         memory = self.__dict__.get("_memory")
         if memory is None:
             raise AttributeError(name, name=name, obj=self)
@@ -67,7 +67,7 @@ class DispatchHandle:
 
         Rows at and past the total are undefined.
         """
-        return self.assist_info[:-TRAILER_WORDS].view(-1, 3)
+        return self.assist_info[: -TRAILER.num_words].view(-1, ORIGIN.num_words)
 
     @property
     def num_tokens(self) -> int:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 PRELOAD = ["torch", "torch.distributed", "moe_triton.buffer"]
-GRACE_S = 2.0  # that a process gets to leave by itself before it is killed
+GRACE_S = 2.0  # for a process to exit by itself before it is killed
 
 
 class RankFailedError(RuntimeError):
@@ -27,7 +27,7 @@ class RankFailedError(RuntimeError):
 
 
 class RankGroup:
-    """Processes joined by gloo that run what they are told, one function at a time.
+    """Processes in one gloo group that run functions, one at a time.
 
     They are forked from a server that has imported torch once, so that starting one takes milliseconds.
     A context manager: leaving it ends the processes.
@@ -77,7 +77,7 @@ class RankGroup:
             RankFailedError: with every failed rank's traceback.
         """
         for pipe in self._pipes:
-            with contextlib.suppress(BrokenPipeError):  # it died: collecting says so
+            with contextlib.suppress(BrokenPipeError):  # it died: reported below
                 pipe.send((function, arguments))
         deadline = time.monotonic() + timeout_s
         results: dict[int, Any] = {}
@@ -93,7 +93,7 @@ class RankGroup:
                 try:
                     good, value = self._pipes[rank].recv()
                 except (EOFError, ConnectionResetError):
-                    good, value = False, "died without a word"
+                    good, value = False, "died without an error"
                 (results if good else failures)[rank] = value
         if failures and not allow_failures:
             raise RankFailedError(failures)
@@ -103,7 +103,7 @@ class RankGroup:
         ]
 
     def close(self) -> None:
-        """Ends the processes, by force where they do not leave by themselves."""
+        """Ends the processes, by force if they do not exit by themselves."""
         for pipe in self._pipes:
             with contextlib.suppress(OSError):
                 pipe.send(None)
@@ -112,7 +112,7 @@ class RankGroup:
             process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():
                 process.kill()
-                process.join(GRACE_S)  # one that sits in a driver's call cannot be killed
+                process.join(GRACE_S)  # one inside a driver's call cannot be killed
         self._folder.cleanup()
 
     def __enter__(self) -> RankGroup:
@@ -151,7 +151,7 @@ def _serve(
         world_size=num_ranks,
         timeout=timedelta(seconds=timeout_s),
     )
-    with contextlib.suppress(EOFError, OSError):  # the parent is gone: nobody is left to tell
+    with contextlib.suppress(EOFError, OSError):  # the parent is gone
         while (task := pipe.recv()) is not None:
             function, arguments = task
             try:

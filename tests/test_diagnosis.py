@@ -22,7 +22,7 @@ from moe_triton.core.row_formats import AS_THEY_ARE
 from moe_triton.layout import CALL_WORD, NUM_ZONES
 from moe_triton.layout.call_word import Kind, call_word
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
-from moe_triton.runtime.diagnosis import Call, failure
+from moe_triton.runtime.diagnosis import Run, failure
 from moe_triton.runtime.disagreement import FLAG_BITS
 from moe_triton.schemes import make_scheme
 from moe_triton.schemes.site import Site
@@ -108,7 +108,7 @@ def test_any_memory_gives_an_error_of_ours(
             held.copy_(torch.randint(-2, 3, held.shape, generator=generator))
     memory["topk_idx"] = memory_of(site)["topk_idx"]  # this rank's own
     for operator, zone, launch in waits_of(site):
-        call = Call(operator, 7, memory, 5)
+        call = Run(operator, 7, memory, 5)
         codes = [REPORT_TIMEOUT] + [REPORT_MISMATCH] * (launch.kernel is DISPATCH_WAIT)
         for code in codes:
             report = report_of(code, zone, seed % 3, expected, found)
@@ -138,7 +138,7 @@ def test_cleared_entries_were_this_ranks_own_kind() -> None:
     memory = memory_of(site)
     post(site, "dispatch_status", 0, 3, other, memory)
     report = report_of(REPORT_MISMATCH, 0, 3, USUAL, other)
-    call = Call("dispatch", 5, memory, 5)
+    call = Run("dispatch", 5, memory, 5)
     why, error = failure(site, call, wait_of(site, "dispatch"), REPORT_MISMATCH, report, {}, ())
     assert why == "dispatch number 5: ranks made different calls"
     assert "  row format: bf16 on rank(s) [0, 1, 2], int8 on rank(s) [3]\n" in str(error)
@@ -152,7 +152,7 @@ def missing(memory: dict[str, torch.Tensor | int], ranks: list[int]) -> None:
 
 
 def timed_out(memory: dict[str, torch.Tensor | int], in_flight: tuple[str, ...] = ()) -> str:
-    site, call = SITES[0], Call("dispatch", 5, memory, 5)
+    site, call = SITES[0], Run("dispatch", 5, memory, 5)
     report = report_of(REPORT_TIMEOUT, 0)
     return str(failure(site, call, wait_of(site, "dispatch"), REPORT_TIMEOUT, report, {}, in_flight)[1])
 

@@ -10,14 +10,8 @@ import torch
 from moe_triton.core.checks import check_choice, check_positive, check_tensor
 from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT, TILING_FAILED, ArgumentError
-from moe_triton.limits import (
-    RULE_SETS,
-    check_config,
-    check_rules,
-    rule_sets_for,
-    scheme_of,
-    torch_npu_names,
-)
+from moe_triton.limits import check_config, scheme_of, torch_npu_names
+from moe_triton.limits.check import RULE_SETS, check_rules, rule_sets_for
 from moe_triton.schemes import SCHEMES
 from tests.limits_cases import (
     A2,

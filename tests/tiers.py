@@ -3,13 +3,14 @@
     python -m tests.tiers      # the files, for pytest's command line
 
 `make test` runs all files, these too; what is marked `long` only `make test-long` runs. A file is quick if it
-takes a core for 10 s at most and does not build the kernels.
+takes a core for 15 s at most and does not build the kernels.
 """
 
 # Those that take longest first, so that two workers end together.
 QUICK = (
     "tests/test_readme.py",
     "tests/torch_npu_ops/test_worked_example.py",
+    "tests/test_rounds.py",
     "tests/test_layout.py",
     "tests/kernels/test_weighted_sum.py",
     "tests/kernels/test_route.py",
@@ -27,6 +28,8 @@ QUICK = (
     "tests/test_reference_dispatch.py",
     "tests/test_tuning.py",
     "tests/test_plan.py",
+    "tests/backends/test_room.py",
+    "tests/backends/test_output_pool.py",
     "tests/backends/test_triton_rewrites.py",
     "tests/gate/test_cache.py",
     "tests/gate/test_costs.py",

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import one_hot
 
+from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.kernels import Case
 from moe_triton.reference.arithmetic import BLOCK_ELEMENTS
 
@@ -32,13 +33,21 @@ def _quantize(rows: torch.Tensor) -> Outputs:
     return {"rows": (rows * scales).round().to(torch.int8), "scales": 1.0 / scales[..., 0]}
 
 
+def _packed(case: Case, rows: torch.Tensor) -> Outputs:
+    block = case.shape.row_format.block
+    if block is None:
+        return _quantize(rows)
+    outputs = _quantize(rows.view(*rows.shape[:-1], -1, block))
+    return outputs | {"rows": outputs["rows"].view(rows.shape)}
+
+
 def _pack(case: Case) -> Outputs:
-    return _quantize(_rows(case, "x").float())
+    return _packed(case, _rows(case, "x").float())
 
 
 def _pack_smooth(case: Case) -> Outputs:
     smooth = _rows(case, "smooth_scales")[case.memory["topk_idx"].long()]
-    return _quantize(_rows(case, "x").float()[:, None] * smooth)
+    return _packed(case, _rows(case, "x").float()[:, None] * smooth)
 
 
 def _block_quantize(case: Case) -> Outputs:
@@ -101,7 +110,7 @@ _EAGER: dict[str, Eager] = {
     "offsets": _offsets,
 }
 # They leave to the model: masks, special experts, int8 blocks, rows found by expert or offset or in a zone.
-_PLAIN = {"weights", "shared_x", "fp32_out", "per_element"}
+_PLAIN = {"weights", "shared_x", "fp32_out", "per_element", *QUANTIZED}
 
 
 def eager_of(case: Case) -> Eager | None:

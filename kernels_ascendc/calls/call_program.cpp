@@ -83,8 +83,8 @@ PyObject* AddPlan(PyObject* object, PyObject* tuple) {
     Py_RETURN_NONE;
 }
 
-// Those until now, which others take the place of.
-PyObject* Exchange(PyObject* object, PyObject* plans) {
+// Replaces the plans, and returns the previous ones.
+PyObject* Swap(PyObject* object, PyObject* plans) {
     if (!PyList_Check(plans)) return PyErr_Format(PyExc_TypeError, "plans come as a list");
     Ref& mine = BodyOf<CallProgram>(object).plans;
     Ref before = std::exchange(mine, Ref::Of(plans));
@@ -102,12 +102,11 @@ PyObject* TensorOf(PyObject* object, PyObject* name) {
     return MakeTensor(*product.torch, spec, product.values, memory).Release();
 }
 
-PyMethodDef methods[] = {
-    {"call", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Call)), METH_FASTCALL,
-     "call(*arguments): what the operator returns, or None for Python's way."},
-    {"add", AddPlan, METH_O, "add(plan): one more plan that it can run."},
-    {"exchange", Exchange, METH_O, "exchange(plans): runs these from now on; returns those until now."},
-    {nullptr, nullptr, 0, nullptr}};
+PyMethodDef methods[] = {{"call", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Call)), METH_FASTCALL,
+                          "call(*arguments): what the operator returns, or None where Python has to run the call."},
+                         {"add", AddPlan, METH_O, "add(plan): one more plan that it can run."},
+                         {"swap", Swap, METH_O, "swap(plans): replaces the plans, and returns the previous ones."},
+                         {nullptr, nullptr, 0, nullptr}};
 
 PyMethodDef product_methods[] = {
     {"tensor", TensorOf, METH_O, "The tensor of a handle's attribute. AttributeError where it is another."},

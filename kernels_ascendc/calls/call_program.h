@@ -1,10 +1,10 @@
-// Calls of a rank's operators in one native call each, where all is as it should be.
+// The native path: calls of a rank's operators that run without Python.
 //
 // Between two layers of a model, megabytes go through the caches, and then each line of Python costs tens of times
-// what it costs in a loop. So the usual call is checked, given its outputs and run here: by programs that Python writes
-// (moe_triton/core/call_program.py), which say what an operator's arguments must be like, which plan that makes, its
-// outputs and what fills its holes. Whatever is not exactly as expected, wrong or only rare, makes a call return None
-// before it has changed anything: Python's way then says what is wrong, or does it.
+// what it costs in a loop. So common calls are checked, given outputs and run here, by programs that Python writes
+// (moe_triton/core/call_program.py): what an operator's arguments must be, which plan they select, its outputs and
+// the contents of its holes. Any other call, wrong or only rare, returns None before it has changed anything; Python
+// then raises the error, or runs it.
 #ifndef MOE_CALLS_CALL_PROGRAM_H
 #define MOE_CALLS_CALL_PROGRAM_H
 
@@ -21,8 +21,8 @@ namespace moe::calls {
 
 constexpr size_t MAX_REGISTERS = 256, MAX_KEPT = 16, MAX_HOLDS = 4;
 
-// What steps do, by the names that Python has for it. a to f are a step's operands: registers, or where it says so
-// numbers. A check that does not hold ends the walk.
+// The operations, by their names in Python. a to f are a step's operands: registers, or numbers where it says so. A
+// check that fails ends the walk.
 // clang-format off
 #define MOE_OPERATIONS(each)                                                                                     \
     each(TENSOR)       /* target...: address, dtype and sizes of argument number a, which has b dimensions */     \
@@ -101,7 +101,7 @@ struct PreparedPlan {
     PyObject* handle_fields;  // tuple of (name, object)
 };
 
-// What a run left for later ones, as memory: its tensors are made when somebody asks for them.
+// What a run keeps for later ones, as memory: tensors are made from it on first access.
 struct Product {
     Hold memory;
     std::shared_ptr<const Torch> torch;
@@ -131,7 +131,7 @@ struct CallProgram {
 
 extern PyTypeObject call_program_type, product_type;
 
-// call(*arguments): what the operator returns, or None for Python's way.
+// call(*arguments): what the operator returns, or None where Python has to run the call.
 PyObject* Call(PyObject* self, PyObject* const* arguments, Py_ssize_t count);
 
 // The tensor of a spec, whose memory `memory(hold)` holds.

@@ -5,7 +5,6 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
-#include <initializer_list>
 
 #include "dlpack.h"
 #include "memory.h"
@@ -29,9 +28,6 @@ constexpr size_t BytesOf(Dtype dtype) { return (static_cast<uint16_t>(dtype) & 0
 struct Shape {
     std::array<int64_t, 4> sizes{};
     int32_t ndim = 0;
-
-    static Shape Of(int64_t elements) { return {{elements}, 1}; }
-    static Shape Of(int64_t rows, int64_t columns) { return {{rows, columns}, 2}; }
 };
 
 // A contiguous tensor in the host's memory.
@@ -40,15 +36,6 @@ struct Seen {
     Dtype dtype{};
     int32_t ndim = 0;
     const int64_t* shape = nullptr;
-
-    bool Has(std::initializer_list<int64_t> sizes) const {
-        if (ndim != static_cast<int32_t>(sizes.size())) return false;
-        const int64_t* have = shape;
-        for (const int64_t want : sizes) {
-            if (*have++ != want) return false;
-        }
-        return true;
-    }
 };
 
 constexpr int32_t MAX_DIMENSIONS = 4;

@@ -24,8 +24,8 @@ inline void CpuPause() {
 #endif
 }
 
-// Spin first, for what comes within a microsecond; then let others run, since ranks may outnumber cores;
-// then sleep, since what takes this long is no matter of microseconds any more.
+// Spin first, for waits of a microsecond; then yield, since ranks may outnumber cores; then sleep, since such a long
+// wait can afford the wake-up time.
 inline void Backoff(uint32_t attempt) {
     constexpr uint32_t SPINS = 200;
     constexpr uint32_t YIELDS = 20000;
@@ -40,7 +40,7 @@ inline void Backoff(uint32_t attempt) {
     }
 }
 
-// The threads of one caller. Block 0 runs on the caller itself, so one block costs no thread.
+// The threads of one caller. Block 0 runs on the caller itself, so a single block needs no thread.
 class BlockPool {
 public:
     ~BlockPool() {
@@ -60,7 +60,7 @@ public:
             const auto index = static_cast<uint32_t>(threads_.size() + 1);
             threads_.emplace_back([this, index, seen = round_.load()] { Serve(index, seen); });
         }
-        // Every thread of the pool answers every round, so that none still reads the round before.
+        // Every thread of the pool takes part in every round, so that none is still reading the previous one.
         running_.store(static_cast<uint32_t>(threads_.size()), std::memory_order_relaxed);
         body_ = &body;
         blocks_ = blocks;
@@ -83,7 +83,7 @@ public:
 private:
     static constexpr uint32_t ATTEMPTS_PER_LOOK = 256;
 
-    // Other blocks may wait for peers while this thread's own has ended.
+    // Other blocks may be waiting for peers after this thread's own block has ended.
     static void LookUp() {
         WaitControl* const control = ControlOfThread();
         if (control != nullptr) LookUpFromWait(*control);
@@ -129,14 +129,14 @@ private:
     bool stopping_ = false;
 };
 
-// The calling thread's, for all that it launches. Not in the template below: every kernel would get threads of
-// its own, and a library has room for little in the static block of each thread.
+// The calling thread's pool, for all its launches. It is not in the template below, where every kernel would get its
+// own threads, and because a library has little room in the static thread-local block.
 inline std::unique_ptr<BlockPool>& ThreadPool() {
     thread_local std::unique_ptr<BlockPool> pool;
     return pool;
 }
 
-// In a process that was forked its threads are gone: nobody could join them, or would serve.
+// In a forked process its threads do not exist, and cannot be joined.
 inline void ForgetThreadPool() { (void)ThreadPool().release(); }
 
 // Runs body(0) .. body(blocks - 1) at the same time and returns when all have ended.

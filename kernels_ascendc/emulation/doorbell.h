@@ -1,8 +1,8 @@
-// Sleeping until flags are there, and waking who sleeps: between processes, over the windows' memory.
+// Doorbells: sleeping until flags arrive, and waking sleepers in other processes, through the windows' memory.
 //
-// A flag is written first and counted afterwards. A sleeper notes the count before it looks at its flags, says
-// at which count it wants to be woken, and looks at the count once more before it sleeps. All of this is
-// sequentially consistent, so either the sleeper sees the last count or the writer sees the wish.
+// A writer counts a flag after writing it. A sleeper reads the count before it polls its flags, publishes the count at
+// which to wake it, and reads the count once more before it sleeps. All of this is sequentially consistent, so either
+// the sleeper sees the last count or the writer sees the request.
 #ifndef MOE_EMULATION_DOORBELL_H
 #define MOE_EMULATION_DOORBELL_H
 
@@ -40,11 +40,11 @@ struct Doorbell {
         syscall(SYS_futex, reinterpret_cast<uint32_t*>(&wakes), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
     }
 
-    // Until `wanted` flags have been counted, or a moment has passed: a deadline is near at any time, and what a
-    // peer writes here must not keep anyone asleep.
+    // Until `wanted` flags have been counted, or for a short time at most: deadlines must be checked, and nothing that
+    // a peer writes here may keep a rank asleep.
     void SleepUntil(uint64_t wanted, timespec longest = {0, LONGEST_NAP_NS}) {
         const uint32_t seen = wakes.load();
-        // Several threads may sleep: the first of them to be served wakes all.
+        // Several threads may sleep: the earliest request wakes all of them.
         for (uint64_t other = wake_at.load(); other == NOBODY || wanted < other;) {
             if (wake_at.compare_exchange_weak(other, wanted)) break;
         }
@@ -56,13 +56,13 @@ struct Doorbell {
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "a futex is a plain word");
 static_assert(sizeof(Doorbell) <= Doorbell::BYTES, "it has a page");
 
-// Of the window that an address lies in; null if it lies in none.
+// The doorbell of the window that contains an address; null for other addresses.
 inline Doorbell* DoorbellOf(const LaunchSettings& settings, const void* pointer) {
     const auto address = reinterpret_cast<uint64_t>(pointer);
     for (uint64_t g = 0; g < settings.num_groups; ++g) {
         const WindowGroup& group = settings.groups[g];
         for (uint64_t i = 0; i < group.count; ++i) {
-            // Unsigned: an address before the window is far behind it too.
+            // Unsigned: an address before the window becomes one far behind it.
             if (address - group.addresses[i] < group.window_bytes) {
                 const uint64_t end = group.addresses[i] + group.window_bytes;
                 return reinterpret_cast<Doorbell*>((end + Doorbell::ALIGN - 1) / Doorbell::ALIGN * Doorbell::ALIGN);

@@ -1,4 +1,4 @@
-// A block in the fast build: every operation happens at once, in the order of the program.
+// A block in the fast build: every operation takes effect at once, in program order.
 #ifndef MOE_EMULATION_FAST_CORE_H
 #define MOE_EMULATION_FAST_CORE_H
 
@@ -38,8 +38,8 @@ public:
         effect();
     }
 
-    // A row on its way through UB is not touched there: the host reads it where it lies, and saves one of
-    // two passes over it. Whatever else looks at UB finds it there all the same (`Settle`).
+    // A row that only passes through UB is not copied there: copying straight from its source saves one of two passes.
+    // Any other access to UB copies it first (`Settle`).
     void CopyIn(UbAddress to, const uint8_t* from, uint64_t bytes) {
         Settle();
         if (bytes >= ROW_BYTES) {
@@ -73,7 +73,7 @@ public:
         }
     }
 
-    // Each block's flag after its data: the fences of `Copy` are all the order that peers need.
+    // Each block's flag after its data: the fences of `Copy` are the only ordering that peers need.
     void CopyBlocksOut(uint8_t* to, UbAddress from, uint32_t blocks, FlaggedBlock block) {
         Settle();
         const uint8_t* source = ub_ + from.offset;
@@ -85,7 +85,7 @@ public:
 
     void Spoil(UbAddress, uint32_t) {}
 
-    // What a freed buffer holds is of no interest any more.
+    // The contents of a freed buffer are not needed any more.
     void Discard(UbAddress buffer, uint32_t bytes) {
         if (lazy_.offset >= buffer.offset && lazy_.offset < buffer.offset + bytes) lazy_.bytes = 0;
     }
@@ -112,8 +112,8 @@ public:
         if (blocks > 1) meeting_.Wait();
     }
 
-    // Between two looks at flags in the window that `window` points into, `missing` of which were not there: those
-    // of `awaited`.
+    // Between two polls of the flags of `awaited`, of which `missing` were not set, in the window that `window` points
+    // into.
     void Poll(uint32_t attempt, const void* window, uint64_t missing, Awaited awaited) {
         meeting_.ThrowIfFailed();
         if (settings_.control != nullptr && IsTimeToLookUp(attempt)) {
@@ -136,7 +136,7 @@ public:
         is_count_known_ = true;
     }
 
-    // Whether no wait is to go on.
+    // Whether all waits are to end.
     bool IsStopped() const { return settings_.control != nullptr && settings_.control->IsStopped(); }
 
     void Notify(const void* flags, uint64_t number) {
@@ -144,14 +144,13 @@ public:
     }
     void Finish() {}
 
-    static constexpr bool CHECKS = false;
     void Require(bool, const char*) {}
 
 private:
-    // From here on it is a row, which is worth some thought.
+    // The size from which a copy counts as a row.
     static constexpr uint64_t ROW_BYTES = 1024;
 
-    // A flag that comes soon is not to wait for any of this.
+    // Not in the first polls, so that a flag that arrives soon is seen without delay.
     bool IsTimeToLookUp(uint32_t attempt) const {
         constexpr uint32_t SPINS_PER_LOOK = 4096;
         constexpr uint32_t YIELDS_PER_LOOK = 64;
@@ -162,7 +161,7 @@ private:
 
     void LookUp(WaitControl& control, Awaited awaited) const {
         control.Note(block, awaited);
-        // Blocks on other threads are in the middle of their caller's launch, and have no Python of their own.
+        // Blocks on other threads run inside their caller's launch, and must not enter Python.
         if (ThreadSettings() == &settings_) LookUpFromWait(control);
     }
 
@@ -179,8 +178,8 @@ private:
         }
     }
 
-    // Peers read and write the same memory: a copy that follows in the program follows in memory too,
-    // which is all that "data before flag" asks for.
+    // Peers read and write the same memory: copies become visible in program order, which is all that "data before
+    // flag" needs.
     static void Copy(uint8_t* to, const uint8_t* from, uint64_t bytes) {
         std::atomic_thread_fence(std::memory_order_acq_rel);
         CopyBytes(to, from, bytes);
@@ -196,8 +195,8 @@ private:
     Lazy lazy_{};
 };
 
-// Read several times per row, so it is worth one of the few words that a loaded library may have at a
-// fixed place in every thread.
+// Read several times per row, so it is worth one of the few words that a loaded library may have at a fixed
+// thread-local offset.
 #if defined(__GNUC__)
 __attribute__((tls_model("initial-exec")))
 #endif

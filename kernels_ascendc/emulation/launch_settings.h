@@ -1,4 +1,4 @@
-// What a host says about its launches: how to wait, how to copy, and where the windows of the group are.
+// The host's settings of its launches: how to wait, how to copy, and where the windows of the group are.
 #ifndef MOE_EMULATION_LAUNCH_SETTINGS_H
 #define MOE_EMULATION_LAUNCH_SETTINGS_H
 
@@ -16,21 +16,21 @@ struct WindowGroup {
 };
 
 struct LaunchSettings {
-    uint64_t cached_bytes;  // rows that a launch writes by way of the caches, before it streams past them
-    uint32_t spins;         // looks at a flag with a pause between them
-    uint32_t yields;        // then looks that let others run in between; then the waiter sleeps
+    uint64_t cached_bytes;  // bytes of rows that a launch writes through the caches before it uses streaming stores
+    uint32_t spins;         // polls with a pause between them
+    uint32_t yields;        // then polls that yield in between; then the waiter sleeps
     uint64_t num_groups;
     const WindowGroup* groups;
     WaitControl* control;  // null: waits end at their deadlines only
 };
 
-// Of what the calling thread launches from now on; null for the defaults.
+// The settings of the calling thread's launches; null for the defaults.
 inline const LaunchSettings*& ThreadSettings() {
     thread_local const LaunchSettings* settings = nullptr;
     return settings;
 }
 
-// Nothing streams, nobody sleeps on a doorbell.
+// No streaming stores, no sleeping on doorbells.
 inline const LaunchSettings& DefaultSettings() {
     static constexpr LaunchSettings defaults{UINT64_MAX, 200, 20000, 0, nullptr, nullptr};
     return defaults;
@@ -40,7 +40,7 @@ inline const LaunchSettings& SettingsOfThread() {
     return ThreadSettings() != nullptr ? *ThreadSettings() : DefaultSettings();
 }
 
-// What controls the waits of this thread's launches, or null. Null on threads that run blocks for another one.
+// The control of this thread's waits, or null, as on threads that run blocks for another thread.
 inline WaitControl* ControlOfThread() { return ThreadSettings() != nullptr ? ThreadSettings()->control : nullptr; }
 
 }  // namespace moe

@@ -20,8 +20,8 @@ class Meeting {
 public:
     explicit Meeting(uint32_t blocks) : blocks_(blocks) {}
 
-    // Waits until every block is here. On hardware a block that never comes hangs the launch: here that
-    // is an error, as soon as one block has ended while another waits.
+    // Waits until every block has arrived. On hardware a missing block hangs the launch; here it is an error, as soon
+    // as one block has ended while another waits.
     void Wait() {
         const uint64_t round = round_.load(std::memory_order_acquire);
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == blocks_) {
@@ -32,7 +32,7 @@ public:
         for (uint32_t attempt = 0; round_.load(std::memory_order_acquire) == round; ++attempt) {
             ThrowIfFailed();
             const bool one_ended = ended_.load(std::memory_order_acquire) != 0;
-            // Looked at again: the last block may have come, and one of us ended, since the loop's test.
+            // Read again: the last block may have arrived, and one may have ended, since the loop's test.
             if (one_ended && round_.load(std::memory_order_acquire) == round) {
                 throw CheckFailed("SyncAll: some blocks ended without calling it");
             }
@@ -40,10 +40,10 @@ public:
         }
     }
 
-    // A block has ended well.
+    // A block has ended without an error.
     void End() { ended_.fetch_add(1, std::memory_order_acq_rel); }
 
-    // A block failed a check: all others stop where they next look.
+    // A block failed a check: all others stop at their next check of it.
     void Fail(const std::string& why) {
         {
             std::lock_guard<std::mutex> lock(mutex_);

@@ -25,7 +25,7 @@ uint64_t CheckedBytes(const LocalTensor<T>& local, const GlobalTensor<T>& global
     return bytes;
 }
 
-// Block b of a padded copy: where it lies on either side. UB blocks start on 32-byte boundaries.
+// The offsets of block b of a padded copy on either side. UB blocks start on 32-byte boundaries.
 struct PadBlock {
     uint64_t global_at;
     uint64_t local_at;
@@ -47,7 +47,7 @@ void CheckPad(const LocalTensor<T>& local, const GlobalTensor<T>& global, const 
     Core().Require(p.blockLen <= MAX_BLOCK_LEN, "DataCopyPad: blocks of at most 2 MB - 1");
     Core().Require(p.blockLen % sizeof(T) == 0, "DataCopyPad: a block of broken elements");
     Core().Require(local.GetPhyAddr().offset % BLOCK_BYTES == 0, "DataCopyPad: UB address not aligned to 32 bytes");
-    // A load fills its last 32-byte unit, with what is nobody's business.
+    // A load fills its last 32-byte unit with undefined bytes.
     Core().Require(last.local_at + RoundedUp(p.blockLen) <= uint64_t{local.GetSize()} * sizeof(T),
                    "DataCopyPad beyond the end of a LocalTensor");
     Core().Require(last.global_at + p.blockLen <= global.GetSize() * sizeof(T),
@@ -86,7 +86,7 @@ void DataCopy(const GlobalTensor<T>& dst, const LocalTensor<T>& src, uint32_t co
 template <typename T>
 void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const DataCopyExtParams& p,
                  const DataCopyPadExtParams<T>& pad) {
-    // The kernels need no padding values; leaving them out silently would be worse than refusing them.
+    // The kernels need no padding values; ignoring them silently would be worse than refusing them.
     detail::Core().Require(!pad.isPad, "DataCopyPad: padding values are not emulated");
     detail::CheckPad(dst, src, p, detail::BlockAt(p.blockCount - 1U, p, p.srcStride, p.dstStride));
     for (uint32_t b = 0; b < p.blockCount; ++b) {

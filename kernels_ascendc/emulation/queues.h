@@ -9,7 +9,7 @@
 
 namespace AscendC {
 
-// Ids of the flags that queues use among themselves lie above those that a kernel can name.
+// Ids of the flags that queues use internally, above those that a kernel can name.
 inline uint64_t QueueEventId(uint32_t offset) { return NUM_EVENT_IDS + offset; }
 
 template <TPosition source, TPosition target, int32_t depth>
@@ -20,7 +20,7 @@ class TQueBind {
 public:
     ~TQueBind() noexcept(false) {
         auto& core = moe::emulation::ThisCore();
-        // A check that fails while another one unwinds would end the process.
+        // Throwing during unwinding would end the process.
         if (std::uncaught_exceptions() == 0) {
             core.Require(used_ == 0, "a tensor was never freed");
         }

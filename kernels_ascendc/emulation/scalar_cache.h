@@ -1,11 +1,11 @@
 // The data cache through which one core's scalar unit reads and writes GM, in the strict build. Nothing keeps it
 // coherent (Ascend C: "Reading/Writing Data by the Scalar Unit", "DataCacheCleanAndInvalid", "SetValue"):
 //
-// - a line goes on giving what it held when it was filled;
-// - of a line that nobody invalidated in this launch, it may hold what an earlier kernel left there, of whatever
-//   the memory was used for then: reading it is an error;
-// - what is stored stays here until it is cleaned, or until a line is written back at a moment of its own; and a
-//   line is written back whole, over what others wrote beside it.
+// - a line keeps the contents that it was filled with;
+// - a line that was not invalidated in this launch may still hold data of an earlier kernel, for any earlier use of
+//   the memory: reading it is an error;
+// - stores stay here until they are cleaned, or until the line is written back at any time; a line is written back
+//   whole, over what others have written beside it.
 #ifndef MOE_EMULATION_SCALAR_CACHE_H
 #define MOE_EMULATION_SCALAR_CACHE_H
 
@@ -115,7 +115,7 @@ private:
         line.held = ALL;
     }
 
-    // By the largest aligned pieces that `bits` has: who reads a number there sees all of it or nothing.
+    // In the largest aligned pieces that `bits` has, so that readers of a number see all of it or nothing.
     static void WriteBack(const Line& line, const void* address, uint64_t bits) {
         auto* to = reinterpret_cast<uint8_t*>(Begin(address));
         const uint8_t* from = line.bytes.data();

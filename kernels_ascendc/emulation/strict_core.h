@@ -1,5 +1,5 @@
-// A block in the strict build. Each pipe takes its instructions in order; what they do happens late, in
-// pieces, and in any order that flags and barriers leave open. A seed decides which.
+// A block in the strict build. Each pipe takes its instructions in order; their effects happen late, in pieces, and
+// in any order that flags and barriers allow. A seed decides which.
 #ifndef MOE_EMULATION_STRICT_CORE_H
 #define MOE_EMULATION_STRICT_CORE_H
 
@@ -45,7 +45,7 @@ public:
 
     Core(uint32_t index, uint32_t count, Meeting& meeting, uint8_t* ub, uint64_t seed)
         : block(index), blocks(count), meeting_(meeting), ub_(ub), random_(seed * AscendC::UB_BYTES + index) {
-        // What UB holds at the start is nobody's business: make sure that nobody relies on it.
+        // UB is undefined at the start: filled with garbage, so that no kernel relies on it.
         for (uint32_t at = 0; at < AscendC::UB_BYTES; at += sizeof(uint64_t)) {
             const uint64_t garbage = random_();
             std::memcpy(ub_ + at, &garbage, sizeof(garbage));
@@ -82,7 +82,7 @@ public:
         Put(PIPE_MTE3, {Kind::EFFECT, std::move(pieces), {}, Stalls::BETWEEN_PIECES});
     }
 
-    // What a load leaves beside its last bytes is not to be relied on.
+    // The bytes that a load leaves behind its last ones are undefined.
     void Spoil(UbAddress at, uint32_t bytes) {
         if (bytes == 0) return;
         uint8_t* to = ub_ + at.offset;
@@ -148,8 +148,8 @@ public:
     }
     bool IsStopped() const { return false; }
 
-    // A kernel ends with nothing under way: the barrier at TPipe's end does not exist in a super kernel, where the
-    // next kernel begins at once. It leaves no flag behind for that one either, nor anything in its cache.
+    // A kernel must end with nothing in flight: the barrier at TPipe's end does not exist in a super kernel, where the
+    // next kernel begins at once. It must not leave flags set for that one either, nor dirty lines in its cache.
     void Finish() {
         for (const std::deque<Instruction>& queue : pipes_) {
             for (const Instruction& instruction : queue) {
@@ -164,7 +164,6 @@ public:
         }
     }
 
-    static constexpr bool CHECKS = true;
     void Require(bool holds, const char* rule) {
         if (!holds) throw CheckFailed(rule);
     }
@@ -178,14 +177,14 @@ private:
         bool operator<(const Flag& other) const { return std::tie(event, id) < std::tie(other.event, other.id); }
     };
 
-    // A part of an instruction, and what may happen only after it.
+    // A part of an instruction, and an effect that must come after it.
     struct Piece {
         Effect effect;
         Effect then;
     };
 
-    // Where a block may pause for long: when a copy as small as a flag overtook another one; when a row is
-    // there in part.
+    // Where a block may pause for long: when a copy as small as a flag has overtaken another one; when a row has
+    // arrived in part.
     enum class Stalls : uint8_t { NEVER, WHEN_AHEAD, BETWEEN_PIECES };
 
     struct Instruction {
@@ -197,8 +196,8 @@ private:
 
     using Candidate = std::pair<uint32_t, size_t>;  // pipe, position in it
 
-    // A copy arrives in pieces, in any order: who looks early sees half a row. It also reads its source
-    // late: who reuses the source early sends something else.
+    // A copy arrives in pieces, in any order: a reader that is too early sees half a row. It also reads its source
+    // late: reusing the source too early sends other data.
     void Copy(pipe_t pipe, uint8_t* to, const uint8_t* from, uint64_t bytes) {
         std::vector<Piece> pieces;
         for (uint64_t begin = 0; begin < bytes;) {
@@ -215,7 +214,7 @@ private:
 
     void Put(pipe_t pipe, Instruction instruction) {
         pipes_[pipe].push_back(std::move(instruction));
-        // Mostly nothing happens yet; now and then something that was given earlier does.
+        // Usually nothing takes effect yet; sometimes an earlier instruction does.
         if (random_.OneIn(4)) Step();
     }
 
@@ -239,8 +238,8 @@ private:
         }
     }
 
-    // Chance alone rarely finds the one bad order. So in half of the launches one pipe lags behind all
-    // others, and in half of them what was given last comes first.
+    // Chance alone rarely finds the one bad order. So in some launches one pipe lags behind all others, and in half of
+    // them the newest instruction comes first.
     Candidate Choose(const std::vector<Candidate>& found) {
         const Candidate any = found[random_() % found.size()];
         if (any.first == slow_pipe_ && !random_.OneIn(16)) {
@@ -302,7 +301,7 @@ private:
         }
     }
 
-    // Long enough for peers to act on what is already visible, while the rest is still on its way.
+    // Long enough for peers to act on what is already visible, while the rest is still in flight.
     static void Stall() {
         constexpr long STALL_NS = 1500 * 1000;
         const timespec stall{0, STALL_NS};

@@ -11,8 +11,6 @@ namespace AscendC {
 template <typename T>
 class GlobalTensor {
 public:
-    using PrimType = T;
-
     void SetGlobalBuffer(__gm__ T* address, uint64_t size) {
         address_ = address;
         size_ = size;
@@ -52,8 +50,6 @@ private:
 template <typename T>
 class LocalTensor {
 public:
-    using PrimType = T;
-
     LocalTensor() = default;
     LocalTensor(moe::emulation::UbAddress address, uint32_t bytes) : address_(address), bytes_(bytes) {}
 

@@ -1,6 +1,6 @@
-// Traces: when each block ran which launch, what it did in it, and for whom it waited.
+// Traces: when each block ran which launch, the steps in it, and the peers that it waited for.
 //
-// Where nothing is traced, a block looks at a null pointer and that is all.
+// Without a trace, a block only checks a null pointer.
 #ifndef MOE_EMULATION_TRACE_H
 #define MOE_EMULATION_TRACE_H
 
@@ -35,7 +35,7 @@ struct TraceCall {
     int32_t result;  // as of moe_run_plan
 };
 
-// Two rings: of each, the newest are there.
+// Two rings, which keep the newest entries.
 struct TraceLog {
     TraceEvent* events;
     uint64_t max_events;
@@ -50,7 +50,7 @@ struct TraceLog {
     }
 };
 
-// A plan whose runs are traced, and where its holes bring what a trace shows; -1: nowhere.
+// A plan whose runs are traced, and the holes with the numbers that a trace shows; -1 for none.
 struct TracedPlan {
     TraceLog* log;
     uint32_t number;
@@ -59,7 +59,7 @@ struct TracedPlan {
     uint32_t last_entry;  // which of the sums counts all of them
 };
 
-// A call of a traced plan, or of one that is not: then the plan is null and nothing is noted.
+// A call of a plan; if that is not traced, the plan is null and nothing is recorded.
 class CallTrace {
 public:
     CallTrace(const TracedPlan* plan, const uint64_t* holes) : plan_(plan), holes_(holes) {
@@ -87,11 +87,11 @@ private:
     uint64_t begin_ns_ = 0;
 };
 
-// Which launch of the log's call one is. On a host this is a launch's stream; null for no trace.
+// A traced launch: passed as the launch's stream; null without a trace.
 struct TracedLaunch {
     TraceLog* log;
     uint32_t number;
-    uint32_t first_core;  // others are for the launch beside this one
+    uint32_t first_core;  // the cores before it belong to the launch that runs in parallel
 };
 
 // Adds the spans of one block of a launch, on the thread that runs the block.
@@ -120,7 +120,7 @@ public:
         step_ns_ = now;
     }
 
-    // A wait that began at `begin_ns` waited this long for one flag of a peer. The longest counts.
+    // A wait that began at `begin_ns` waited `ns` for one flag of a peer. The longest one is kept.
     void WaitedFor(uint32_t peer, uint64_t begin_ns, uint64_t ns) {
         if (peer >= waits_ns_.size()) waits_ns_.resize(peer + 1);
         if (waits_ns_[peer] < ns) waits_ns_[peer] = ns;

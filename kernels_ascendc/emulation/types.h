@@ -4,21 +4,16 @@
 
 #include <cstdint>
 
-#define MOE_ASCENDC_EMULATION
 #define MOE_EMULATION 1
 
 #define __aicore__
-#define __global__ static
-#define __mix__(cube, vector)
-#define __schedmode__(mode)
-// A qualifier is all that a macro can put on a pointee in standard C++. `volatile` makes a GM address
-// another type than a host or UB address: passing one where plain memory is expected does not compile.
+// In standard C++ a macro can only add a qualifier to a pointee. `volatile` makes a GM address a different type from a
+// host or UB address: passing one where plain memory is expected does not compile.
 #ifdef MOE_EMULATION_STRICT
 #define __gm__ volatile
 #else
 #define __gm__
 #endif
-#define GM_ADDR __gm__ uint8_t*
 
 enum pipe_t { PIPE_S = 0, PIPE_V = 1, PIPE_MTE2 = 2, PIPE_MTE3 = 3, PIPE_ALL = 4 };
 
@@ -32,48 +27,29 @@ constexpr uint32_t UB_BYTES = 184 * 1024;
 constexpr uint32_t BLOCK_BYTES = 32;
 constexpr uint32_t MAX_VECTOR_CORES = 48;
 constexpr uint32_t NUM_PIPES = 4;
-constexpr uint32_t NUM_EVENTS = 12;
+constexpr uint32_t NUM_EVENTS = NUM_PIPES * NUM_PIPES;
 constexpr uint32_t NUM_EVENT_IDS = 8;  // of each event
 
 enum class TPosition : uint8_t { GM, VECIN, VECOUT, VECCALC };
 
-// "A_B": set when what pipe A was given before has completed; holds up what pipe B is given after.
+// "A_B": set when earlier work of pipe A has completed; holds up later work of pipe B. Its number is 4 A + B.
 enum class HardEvent : uint8_t {
-    S_V,
-    S_MTE2,
-    S_MTE3,
-    V_S,
-    V_MTE2,
-    V_MTE3,
-    MTE2_S,
-    MTE2_V,
-    MTE2_MTE3,
-    MTE3_S,
-    MTE3_V,
-    MTE3_MTE2,
+    S_V = NUM_PIPES * PIPE_S + PIPE_V,
+    S_MTE2 = NUM_PIPES * PIPE_S + PIPE_MTE2,
+    S_MTE3 = NUM_PIPES * PIPE_S + PIPE_MTE3,
+    V_S = NUM_PIPES * PIPE_V + PIPE_S,
+    V_MTE2 = NUM_PIPES * PIPE_V + PIPE_MTE2,
+    V_MTE3 = NUM_PIPES * PIPE_V + PIPE_MTE3,
+    MTE2_S = NUM_PIPES * PIPE_MTE2 + PIPE_S,
+    MTE2_V = NUM_PIPES * PIPE_MTE2 + PIPE_V,
+    MTE2_MTE3 = NUM_PIPES * PIPE_MTE2 + PIPE_MTE3,
+    MTE3_S = NUM_PIPES * PIPE_MTE3 + PIPE_S,
+    MTE3_V = NUM_PIPES * PIPE_MTE3 + PIPE_V,
+    MTE3_MTE2 = NUM_PIPES * PIPE_MTE3 + PIPE_MTE2,
 };
 
-constexpr pipe_t SourcePipe(HardEvent event) {
-    if (event <= HardEvent::S_MTE3) return PIPE_S;
-    if (event <= HardEvent::V_MTE3) return PIPE_V;
-    if (event <= HardEvent::MTE2_MTE3) return PIPE_MTE2;
-    return PIPE_MTE3;
-}
-
-constexpr pipe_t TargetPipe(HardEvent event) {
-    switch (event) {
-        case HardEvent::V_S:
-        case HardEvent::MTE2_S:
-        case HardEvent::MTE3_S: return PIPE_S;
-        case HardEvent::S_V:
-        case HardEvent::MTE2_V:
-        case HardEvent::MTE3_V: return PIPE_V;
-        case HardEvent::S_MTE2:
-        case HardEvent::V_MTE2:
-        case HardEvent::MTE3_MTE2: return PIPE_MTE2;
-        default: return PIPE_MTE3;
-    }
-}
+constexpr pipe_t SourcePipe(HardEvent event) { return static_cast<pipe_t>(static_cast<uint32_t>(event) / NUM_PIPES); }
+constexpr pipe_t TargetPipe(HardEvent event) { return static_cast<pipe_t>(static_cast<uint32_t>(event) % NUM_PIPES); }
 
 struct DataCopyExtParams {
     uint16_t blockCount = 1;

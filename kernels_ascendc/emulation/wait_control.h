@@ -1,8 +1,8 @@
-// What a host does while its launches wait for peers: it ends waits early, lets Python handle signals, and lets it
-// say whom the wait is for.
+// What a host does while its launches wait for peers: it ends waits early, and lets Python handle signals and report
+// long waits.
 //
-// Only the thread that launched looks up from its wait, and only once flags have not come for a while. What it needs
-// of Python comes as addresses: programs without Python load this library too.
+// Only the thread that launched does this, and only after some time without flags. Python's functions are passed as
+// addresses, since programs without Python load this library too.
 #ifndef MOE_EMULATION_WAIT_CONTROL_H
 #define MOE_EMULATION_WAIT_CONTROL_H
 
@@ -20,7 +20,7 @@ struct Awaited {
     int64_t count;
 };
 
-// What a block last waited for, and when it looked.
+// What a block last waited for, and when it last polled.
 struct BlockWait {
     uint64_t looked_ns;
     Awaited awaited;
@@ -36,23 +36,23 @@ struct PythonCalls {
     void (*fetch_error)(void** type, void** value, void** trace);
 };
 
-// One of each communicator. All but `stop` belongs to the thread that is in a call.
+// One per communicator. All fields but `stop` belong to the thread that is in a call.
 struct WaitControl {
     static constexpr uint32_t MAX_BLOCKS = 48;
 
-    uint64_t stop;    // set by anybody and never taken back: waits end as at their deadline
+    uint64_t stop;    // set by any thread and never cleared: waits end as if at their deadline
     uint64_t holder;  // the thread that is in a call
-    // Which launch runs, of which plan: that of `moe_run_plan`, or any other number.
+    // The running launch and its plan: that of `moe_run_plan`, or a number that Python gave.
     uint64_t plan;
     uint64_t launch;
     uint64_t began_ns;  // when this launch's wait was first noticed; 0: not yet
     uint64_t look_ns;   // when to look for signals next
-    uint64_t tell_ns;   // when to tell next whom the wait is for
-    uint64_t patience_ns;  // of a wait, before that is told first; 0: never
+    uint64_t tell_ns;   // when to report the wait next
+    uint64_t patience_ns;  // of a wait before its first report; 0: never
     uint64_t main_thread;  // the one that handles signals
     PythonCalls python;
     void* tell;      // a callable
-    void* error[3];  // what a signal's handler raised: type, value and trace; the launch's caller is to raise it
+    void* error[3];  // raised by a signal handler: type, value and traceback; the launch's caller raises it again
     BlockWait blocks[MAX_BLOCKS];
 
     void Begin(uint64_t of_plan, uint64_t number) {
@@ -69,7 +69,7 @@ struct WaitControl {
     }
 };
 
-// On the thread that launched, again and again while it waits; without the lock of Python's.
+// Called repeatedly by the launching thread while it waits, without the GIL.
 inline void LookUpFromWait(WaitControl& control) {
     constexpr uint64_t NS_BETWEEN_LOOKS = 50'000'000;
     const uint64_t now = MonotonicNs();

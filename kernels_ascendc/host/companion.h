@@ -1,4 +1,4 @@
-// A second thread for what runs beside its owner's own work.
+// A second thread for work that runs in parallel to its owner's.
 #ifndef MOE_HOST_COMPANION_H
 #define MOE_HOST_COMPANION_H
 

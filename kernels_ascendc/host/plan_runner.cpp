@@ -44,8 +44,8 @@ struct MoeLaunch {
     uint64_t alongside;  // needs nothing of the launch before it
 };
 
-// Puts hole `hole` plus `offset` into `*word` before the walk; or, of a number, where one of `parts` parts
-// begins or how much it is.
+// Sets `*word` to hole `hole` plus `offset` before the walk; or, for a number, to the begin or the size of one of its
+// `parts` parts.
 struct MoePatch {
     uint64_t* word;
     uint64_t hole;
@@ -108,7 +108,7 @@ std::unique_ptr<moe::Companion>& ThreadCompanion() {
     return companion;
 }
 
-// Computing goes to the companion: it cannot fail, and the caller keeps the word of what did.
+// The computing launch goes to the companion: it cannot fail, and the error of the other one is the caller's.
 bool RunBoth(const MoePlan* plan, uint64_t communication, uint64_t compute) {
     std::unique_ptr<moe::Companion>& companion = ThreadCompanion();
     if (!companion) companion = std::make_unique<moe::Companion>();
@@ -129,7 +129,7 @@ int64_t Walk(const MoePlan* plan) {
         if (IsStopped(plan)) return 1 + static_cast<int64_t>(i);
         uint64_t communication = i;
         bool is_good = true;
-        // Two at a time only where each has a thread of its own: one core gains nothing from taking turns.
+        // In parallel only where each has a core of its own: taking turns on one core gains nothing.
         if (plan->overlap != 0 && i + 1 < plan->num_launches && plan->launches[i + 1].alongside != 0) {
             communication = plan->launches[i].kind == ASCEND_C ? i : i + 1;
             is_good = RunBoth(plan, communication, communication == i ? i + 1 : i);
@@ -145,7 +145,7 @@ int64_t Walk(const MoePlan* plan) {
             return 1 + static_cast<int64_t>(communication);
         }
     }
-    // Whoever stopped it has something to say, be the last launch as good as it may.
+    // A stop is reported even if the last launch has succeeded.
     return IsStopped(plan) ? static_cast<int64_t>(plan->num_launches) : 0;
 }
 
@@ -153,18 +153,17 @@ int64_t Walk(const MoePlan* plan) {
 
 extern "C" {
 
-// For what this thread launches from now on; null for the defaults. They must outlive their use.
+// Settings of this thread's launches from now on; null for the defaults. They must outlive their use.
 void moe_use_settings(const moe::LaunchSettings* settings) { moe::ThreadSettings() = settings; }
 
-// In a process that has just been forked: the threads that the calling thread had are not there.
+// In a process that has just been forked: the calling thread's helper threads do not exist here.
 void moe_forget_threads() {
     moe::ForgetThreadPool();
     (void)ThreadCompanion().release();
 }
 
-// Returns 0; 1 + i when launch i reported something (its report stands in plan->report), or did not begin or end
-// because the plan's control was stopped; -1 - i when launch i failed in itself (moe_last_error says why). Launches
-// after it have not run.
+// Returns 0; 1 + i if launch i reported something (in plan->report), or did not begin or end because the plan's
+// control was stopped; -1 - i if launch i itself failed (moe_last_error says why). Later launches have not run.
 int64_t moe_run_plan(const MoePlan* plan, const uint64_t* holes) {
     for (uint64_t i = 0; i < plan->num_patches; ++i) {
         const MoePatch& patch = plan->patches[i];
@@ -202,8 +201,8 @@ int64_t moe_first_bad_id(const int32_t* ids, uint64_t num_tokens, uint64_t topk,
     return -1;
 }
 
-// Copies ids to 32 bits and checks them, like `moe_first_bad_id`: a call reads its ids once. A wide id is clamped
-// first: it must not come back as a good one.
+// Copies ids to 32 bits and checks them like `moe_first_bad_id`, so that a call reads its ids once. Wide ids are
+// clamped, so that an invalid one stays invalid.
 int64_t moe_take_ids(const void* ids, uint32_t id_bytes, int32_t* taken, uint64_t num_tokens, uint64_t topk,
                      int64_t num_experts, int32_t* rule) {
     const uint64_t count = num_tokens * topk;

@@ -58,7 +58,7 @@ private:
         }
     }
 
-    // By expert: who holds it is not known here. Shared experts come after the routed ones.
+    // By expert, since its rank is not known here. Shared experts come after the routed ones.
     __aicore__ inline void TraceWaits(int64_t token) {
         for (int64_t k = 0; k < num_results_; ++k) {
             if (IsExpected(token, k)) {
@@ -78,7 +78,7 @@ private:
         Order<AscendC::HardEvent::MTE2_S>();
     }
 
-    // How many results come back for a token.
+    // The number of results that come back for a token.
     __aicore__ inline int64_t Expect(int64_t token) {
         int64_t expected = 0;
         for (int64_t k = 0; k < num_results_; ++k) {
@@ -94,7 +94,7 @@ private:
         return expected;
     }
 
-    // What was sent nowhere does not come back.
+    // Entries that were sent nowhere get no result.
     __aicore__ inline bool IsExpected(int64_t token, int64_t k) const {
         if (args_.active != 0 && active_.At(token) < 0) {
             return false;
@@ -119,7 +119,7 @@ private:
             ClearFlags(address);
         } else {
             timed_out_ = true;
-            // The entries from here on stay as they are and tell the host who is missing.
+            // The entries from here on are left as they are, and tell the host who is missing.
             report_.Add(REPORT_TIMEOUT, token, end_ - token);
             NoteMissing(token);
         }
@@ -141,7 +141,7 @@ private:
         return false;
     }
 
-    // After the deadline: only for the times of what is missing.
+    // After the deadline: only to record the times of missing results.
     __aicore__ inline void LookOnce(int64_t token, uint64_t address) {
         if (waited_.IsWanted()) {
             SumFlags(address);

@@ -1,4 +1,4 @@
-// Direct dispatch, step 1: every row to its place in its receiver's output.
+// Direct dispatch, step 1: writes every row to its place in its receiver's output.
 //
 // No flags: the post_status after it is a launch of its own, and a kernel ends when its copies have (MOE_LAUNCHER).
 #ifndef MOE_DIRECT_SEND_H

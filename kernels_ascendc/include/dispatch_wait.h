@@ -1,5 +1,5 @@
-// Dispatch, step 3: waits for a status entry from every rank for every local expert, takes the counts
-// out, and clears the entries; unless one has another call word: its rows are not what this rank expects.
+// Dispatch, step 3: waits for a status entry from every rank for every local expert, reads the counts, and clears the
+// entries, unless one has another call word: its rows are not those that this rank expects.
 #ifndef MOE_DISPATCH_WAIT_H
 #define MOE_DISPATCH_WAIT_H
 
@@ -83,7 +83,7 @@ private:
         }
     }
 
-    // Whether all that came is of the same call.
+    // Whether all entries that arrived are of the same call.
     __aicore__ inline bool StoreCounts(int64_t first, int64_t count) {
         bool same_call = true;
         const AscendC::LocalTensor<int32_t> words = flags_.Entries().template ReinterpretCast<int32_t>();

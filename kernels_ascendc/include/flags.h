@@ -1,4 +1,4 @@
-// What the kernels share: flags, orderings between pipes, tables of indices, words that stay, reports.
+// What the kernels share: flags, orderings between pipes, tables of indices, kept words, reports.
 //
 // The protocol has one invariant: a flag is never visible before the data that it announces. It is made
 // in five places only:
@@ -17,7 +17,6 @@
 
 namespace moe {
 
-constexpr int32_t FLAG_BITS = 0x3F800000;  // 1.0f: flags are summed as floats
 constexpr int64_t CYCLES_PER_US = 50;
 
 template <typename T>
@@ -36,8 +35,8 @@ __aicore__ inline T ReadFresh(uint64_t address, int64_t index = 0) {
     return value.GetValue(0);
 }
 
-// Where each rank's window is. The host writes the table once, before any kernel that reads it; but the memory was
-// something else before, perhaps the table of a buffer that is closed. So its lines are dropped once in a kernel.
+// The addresses of all ranks' windows. The host writes the table once, before any kernel that reads it; but the memory
+// had other contents before, perhaps the table of a closed buffer. So each kernel drops its cached lines once.
 class Peers {
 public:
     __aicore__ inline void Init(uint64_t table, int64_t num_ranks) {
@@ -58,8 +57,8 @@ private:
     AscendC::GlobalTensor<uint64_t> windows_;
 };
 
-// The zone of kernels that can find it in memory: launches that were captured once and run many times all have
-// the same arguments.
+// Reads the zone from memory, if the arguments say where: the launches of a captured graph have the same arguments
+// in every replay.
 template <typename Args>
 __aicore__ inline void FindZone(Args& args) {
     if (args.zone_at != 0) {
@@ -93,7 +92,7 @@ __aicore__ inline Share SplitEvenly(int64_t total, int64_t part, int64_t parts) 
     return {total * part / parts, total * (part + 1) / parts};
 }
 
-// Work that follows on the event's second pipe waits for the work before it on the first.
+// Later work on the event's second pipe waits for earlier work on its first pipe.
 template <AscendC::HardEvent event>
 __aicore__ inline void Order() {
     const AscendC::TEventID id = GetTPipePtr()->FetchEventID(event);
@@ -101,7 +100,7 @@ __aicore__ inline void Order() {
     AscendC::WaitFlag<event>(id);
 }
 
-// One stretch of this many bytes, not one more: neighbours may belong to another block.
+// Exactly this many contiguous bytes: the neighbouring ones may belong to another block.
 __aicore__ inline AscendC::DataCopyExtParams ExactBytes(int64_t bytes) {
     return {1, static_cast<uint32_t>(bytes), 0, 0, 0};
 }
@@ -111,7 +110,7 @@ __aicore__ inline AscendC::DataCopyPadExtParams<T> NoPadding() {
     return {false, 0, 0, 0};
 }
 
-// A stretch of an int32 array that scalar code reads: one copy to UB instead of a slow load per index.
+// A contiguous part of an int32 array for scalar reads: one copy to UB instead of a slow load per index.
 class Table {
 public:
     __aicore__ inline void Init(AscendC::TPipe* pipe, uint32_t max_entries) {
@@ -136,7 +135,7 @@ private:
     int64_t first_ = 0;
 };
 
-// A word of this rank's own that later launches read: block 0 leaves it in memory.
+// A word in this rank's own memory that later launches read. Block 0 writes it.
 class KeptWord {
 public:
     __aicore__ inline void Init(AscendC::TPipe* pipe) {
@@ -157,8 +156,8 @@ private:
     AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
 };
 
-// What went wrong in this block. The host zeroes reports, so a block in order writes nothing; before every run or,
-// where it does not wait for runs to end, once.
+// What went wrong in this block. A block without an error writes nothing: the host zeroes reports, before every run or,
+// if it does not wait for runs to end, once.
 class Report {
 public:
     __aicore__ inline void Init(AscendC::TPipe* pipe, uint64_t address, int64_t zone) {
@@ -167,12 +166,12 @@ public:
         pipe->InitBuffer(buffer_, BLOCK_REPORT_BYTES);
     }
 
-    // Whether this block has reported before: then peers are gone, and nobody waits for them a second time.
+    // Whether this block has reported in an earlier run: then peers are gone, and it does not wait for them again.
     __aicore__ inline bool IsOld() const {
         return ReadFresh<int32_t>(address_, OffsetOfBlock()) != 0;
     }
 
-    // There is room for one kind of trouble: the first, or calls that differ.
+    // There is room for one code: the first, or a mismatch.
     __aicore__ inline void Add(uint32_t code, int64_t index, int64_t number = 1) {
         const bool is_first_mismatch = code == REPORT_MISMATCH && code_ != REPORT_MISMATCH;
         if (number_ == 0 || is_first_mismatch) {
@@ -194,7 +193,7 @@ public:
         Add(REPORT_MISMATCH, index);
     }
 
-    // Where reports stay, calls that differed once are why later waits ended: that is not written over.
+    // If reports are kept, an earlier mismatch is the cause of later timeouts: it is not overwritten.
     __aicore__ inline void Write() {
         if (number_ == 0 || ReadFresh<int32_t>(address_, OffsetOfBlock()) == static_cast<int32_t>(REPORT_MISMATCH)) {
             return;

@@ -30,7 +30,8 @@ public:
         piece_blocks_ = Smaller(NumBlocks(args.row_bytes), MAX_PIECE_BLOCKS);
         pipe->InitBuffer(pieces_, 2, static_cast<uint32_t>(piece_blocks_ * BLOCK_DATA_BYTES));
         scale_stride_ = WholeUnits(args.scale_bytes);
-        pipe->InitBuffer(small_buffer_, static_cast<uint32_t>(MAX_ROWS * (2 * UB_ALIGN + scale_stride_)));
+        pipe->InitBuffer(small_buffer_,
+                         static_cast<uint32_t>(MAX_ROWS * (2 * static_cast<int64_t>(UB_ALIGN) + scale_stride_)));
         offsets_.Init(pipe, ENTRIES_PER_CHUNK + 1);
         waited_.Init(pipe, args.waited_us, ENTRIES_PER_CHUNK);
         report_.Init(pipe, args.report, args_.zone);

@@ -7,8 +7,8 @@
 
 namespace moe {
 
-// What a scalar read through this tensor finds is in memory, not in the core's data cache: the bytes from its
-// first one to the end of their line of 64. The empty statements keep the compiler from moving reads across.
+// Later scalar reads through this tensor read memory, not the core's data cache: for the bytes from its first one to
+// the end of their line of 64. The empty statements keep the compiler from moving reads across.
 template <typename T>
 __aicore__ inline void DropCachedLine(const AscendC::GlobalTensor<T>& tensor) {
     __asm__ __volatile__("");
@@ -18,8 +18,8 @@ __aicore__ inline void DropCachedLine(const AscendC::GlobalTensor<T>& tensor) {
 }
 
 // Called between two polls of flags in the window at `window`, of which `missing` were not there yet: those of
-// `count` tokens or entries from `first` on. An AI core has nothing better to do than poll again; on a host the rank
-// that will raise them may need this very core, and somebody may ask who is waited for.
+// `count` tokens or entries from `first` on. An AI core simply polls again; on a host the rank that will set them may
+// need this core, and long waits are reported.
 __aicore__ inline void PollPause(uint32_t attempt, uint64_t window, int64_t missing, int64_t first = 0,
                                  int64_t count = 0) {
 #ifdef MOE_EMULATION
@@ -33,7 +33,7 @@ __aicore__ inline void PollPause(uint32_t attempt, uint64_t window, int64_t miss
 #endif
 }
 
-// Whether waits are to end as at their deadline: on a host, Ctrl-C or `close` asks for that.
+// Whether waits are to end as if at their deadline: on a host, because of Ctrl-C or `close`.
 __aicore__ inline bool WaitsAreStopped() {
 #ifdef MOE_EMULATION
     return emulation::WaitsAreStopped();
@@ -42,7 +42,7 @@ __aicore__ inline bool WaitsAreStopped() {
 #endif
 }
 
-// A copy that raises `number` flags. On a host, who waits for them may be asleep.
+// A copy that sets `number` flags. On a host, a rank that waits for them may be asleep.
 template <typename T>
 __aicore__ inline void RaiseFlags(const AscendC::GlobalTensor<T>& to, const AscendC::LocalTensor<T>& from,
                                   uint32_t count, uint32_t number) {
@@ -54,7 +54,7 @@ __aicore__ inline void RaiseFlags(const AscendC::GlobalTensor<T>& to, const Asce
 #endif
 }
 
-// Traces, which a host keeps of the blocks that it emulates. A profiler does that for an AI core.
+// Whether this block is traced, which only a host does; an AI core has a profiler.
 __aicore__ inline bool IsTraced() {
 #ifdef MOE_EMULATION
     return emulation::IsTraced();
@@ -63,7 +63,7 @@ __aicore__ inline bool IsTraced() {
 #endif
 }
 
-// From here on this block does what TRACE_WRITE, TRACE_SYNC, ... says.
+// The block begins a step: TRACE_WRITE, TRACE_SYNC, ...
 __aicore__ inline void TraceStep(uint32_t kind) {
 #ifdef MOE_EMULATION
     emulation::TraceStep(kind);
@@ -72,7 +72,7 @@ __aicore__ inline void TraceStep(uint32_t kind) {
 #endif
 }
 
-// A wait that started at this cycle waited so long for one flag of a peer; 0 us: it was there at once.
+// A wait that started at this cycle took `us` for one flag of a peer; 0: the flag was already set.
 __aicore__ inline void TraceWait(int64_t peer, int64_t start, int32_t us) {
 #ifdef MOE_EMULATION
     emulation::TraceWait(peer, start, us);

@@ -39,7 +39,7 @@ private:
     int64_t max_entries_ = 0;
 };
 
-// What a dispatch says of itself: its call word, with the kind of the combine before it. It stays for the wait, which
+// The word that a dispatch posts: its call word and the kind of the combine before it. It is kept for the wait, which
 // may come after the next combine has begun.
 template <typename Args>
 __aicore__ inline int32_t WordOfDispatch(const Args& args, KeptWord& kept) {
@@ -49,8 +49,8 @@ __aicore__ inline int32_t WordOfDispatch(const Args& args, KeptWord& kept) {
     return word;
 }
 
-// A dispatch's entries: one per shared rank, then one per routed expert; empty ones too, since every rank
-// waits for an entry from every rank.
+// A dispatch's entries: one per shared rank, then one per routed expert; also for counts of 0, since every rank waits
+// for an entry from every rank.
 template <typename Args>
 class DispatchStatusPost {
 public:

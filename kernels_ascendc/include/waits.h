@@ -17,7 +17,7 @@ public:
         return AscendC::GetSystemCycle() > end_ || WaitsAreStopped();
     }
 
-    // Microseconds since the start, at least 1: 0 is for what was there at once.
+    // Microseconds since the start, at least 1: 0 means that the flag was already set.
     __aicore__ inline int32_t WaitedUs() const {
         return static_cast<int32_t>(Larger<int64_t>(1, (AscendC::GetSystemCycle() - start_) / CYCLES_PER_US));
     }
@@ -32,8 +32,8 @@ private:
 };
 
 // Polls flags in a window until the deadline: `for (PollLoop poll(deadline, window); poll.Next();)`. The clock is read
-// before the flags, so that what came in time counts, and they are polled at least once. `count` tokens or entries
-// from `first` on are what is waited for.
+// before the flags, so that flags that were in time count, and flags are polled at least once. It waits for `count`
+// tokens or entries from `first` on.
 class PollLoop {
 public:
     __aicore__ inline PollLoop(const Deadline& deadline, uint64_t window, int64_t first = 0, int64_t count = 0)
@@ -51,12 +51,12 @@ public:
         return true;
     }
 
-    // How many flags this poll did not find.
+    // The number of flags that this poll did not find.
     __aicore__ inline void Miss(int64_t flags) {
         missing_ = flags;
     }
 
-    // For flags that this poll is the first to find; 0 if they were there at once.
+    // For flags that this poll is the first to find; 0 if they were already set.
     __aicore__ inline int32_t WaitedUs() const {
         return number_ == 1 ? 0 : deadline_.WaitedUs();
     }
@@ -125,8 +125,8 @@ private:
     AscendC::LocalTensor<float> sum_;
 };
 
-// Microseconds until each of a stretch of entries was seen. Kept only where somebody asks for them: the
-// caller, who gets them at an address, or a trace.
+// Microseconds until each of some contiguous entries was seen. Recorded only if the caller wants them, at an address,
+// or for a trace.
 class WaitedTimes {
 public:
     __aicore__ inline void Init(AscendC::TPipe* pipe, uint64_t address, uint32_t max_entries) {
@@ -181,7 +181,7 @@ public:
         Set(i, Larger(us, At(i)));
     }
 
-    // What is there in `entries` and was expected but not seen until now.
+    // Records the time of entries that are set in `entries` and were expected but not seen before.
     __aicore__ inline void NoteArrivals(const AscendC::LocalTensor<float>& entries, int64_t first, int64_t count,
                                         int32_t us) {
         const AscendC::LocalTensor<int32_t> words = entries.template ReinterpretCast<int32_t>();

@@ -30,7 +30,7 @@ def make_backend(name: str, kernels: str, tuning: Tuning | None = None) -> Backe
 
 
 def select_device(name: str, local_rank: int) -> None:
-    """Makes one of the machine's devices this process's, before anything else uses one.
+    """Selects this process's device, before anything else uses one.
 
     Args:
         name: of the back end. The CPU's ranks have no devices to choose from.
@@ -49,7 +49,7 @@ def select_device(name: str, local_rank: int) -> None:
 
 
 def make_host(name: str) -> Host:
-    """What calls ask of the back end of this name before there is one.
+    """What calls need of the back end of this name before it is made.
 
     Raises:
         ArgumentError: there is none.

@@ -1,4 +1,4 @@
-"""What a back end takes from documentation and nobody has seen hold: to be checked before all else."""
+"""Assumptions of a back end that are documented but not confirmed on a machine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Assumption:
     Attributes:
         name: what is assumed, in a few words; unique.
         page: the documentation that says so: a title, or an address.
-        check: returns None where it holds, else what was found instead. It runs in a process of its own,
-            with the first device selected.
+        check: returns None if it holds, else what was found instead. It runs in its own process, with the
+            first device selected.
     """
 
     name: str

@@ -50,8 +50,8 @@ class TraceEvent(NamedTuple):
         call: number of the call.
         launch: in which launch of the call's plan.
         block: on which block.
-        kind: what it is (``moe_triton.core.ascendc.TRACE_BLOCK`` and on).
-        peer: for whom a wait was, as its kernel numbers its peers: by rank, or by expert; else -1.
+        kind: one of ``moe_triton.core.ascendc.TRACE_BLOCK`` and the like.
+        peer: that a wait was for, as its kernel numbers peers: by rank, or by expert; else -1.
     """
 
     begin_ns: int
@@ -68,11 +68,11 @@ class TracedCall(NamedTuple):
 
     Attributes:
         plan: what ran.
-        number: the how many-th run of any plan, from 1.
+        number: index of the run among those of all plans, from 1.
         begin_ns: when it began.
         end_ns: when it ended.
-        tokens: that the rank passed, or -1.
-        rows: that were received (dispatch) or sent back (combine), where that is known, or -1.
+        tokens: of the rank, or -1.
+        rows: received (dispatch) or sent back (combine), or -1 if that is not known.
         failed: the launch that reported something or failed, or None.
     """
 
@@ -86,24 +86,24 @@ class TracedCall(NamedTuple):
 
 
 class TraceLog(Protocol):
-    """What the plans of one communicator did, in memory. There is room for so much; the newest is kept."""
+    """What the plans of one communicator did, in rings of memory that keep the newest."""
 
     def take(self) -> tuple[list[TracedCall], list[TraceEvent], int]:
-        """Calls with all of their events, and how many have been dropped; then forgets them."""
+        """Returns and forgets the calls with all of their events, and the number of dropped calls."""
         ...
 
 
 class Executable(Protocol):
-    """A plan made ready for one back end."""
+    """A plan compiled for one back end."""
 
     @property
     def failed_launch(self) -> Launch | None:
-        """The one that reported something in the last run that failed, or None."""
+        """The launch that reported something in the last failed run, or None."""
         ...
 
     @property
     def failed_report(self) -> torch.Tensor:
-        """What it reported, (blocks, words) int32 on the host."""
+        """Its report, (blocks, words) int32 on the host."""
         ...
 
     def run(self, bindings: Bindings) -> int:
@@ -114,18 +114,18 @@ class Executable(Protocol):
 
         Returns:
             0, or a report code (`moe_triton.core.ascendc`) of the first launch that reported one; later
-            launches have then not run. Of an asynchronous back end always 0: see `outcome`.
+            launches have then not run. Always 0 on an asynchronous back end: see `outcome`.
         """
         ...
 
     def outcome(self, wait: bool) -> int | None:
-        """What the runs so far have reported, where `run` does not wait for their end.
+        """What the runs so far have reported, if `run` does not wait for them to end.
 
         Args:
-            wait: for the runs to end; and look at runs that were captured, too.
+            wait: wait for the runs to end, and check runs that were captured, too.
 
         Returns:
-            0 or a report code, or None where the last run has not ended yet.
+            0 or a report code, or None if the last run has not ended yet.
         """
         ...
 
@@ -135,17 +135,17 @@ class Executable(Protocol):
 
 
 class CallSetting(NamedTuple):
-    """What whole calls of a buffer need to know of it, and share with Python's way of making them.
+    """State of a buffer that native calls share with the calls that Python runs.
 
     Attributes:
         owner: which buffer it is.
         rounds: the record of its `Rounds`.
-        last: the executable that each operator ran last.
+        last: each operator's last executable.
         lock: held while an operator runs.
         handle_type: of dispatch's handle.
-        waits: those of its calls.
-        failed: called when a run has failed, with operator, executable, what gives its report code or raises
-            why there is none, and what holes held; raises.
+        waits: of its calls.
+        failed: raises the error of a failed run. Called with the operator, the executable, a function that
+            returns the report code or raises why there is none, and the contents of holes.
     """
 
     owner: int
@@ -157,56 +157,56 @@ class CallSetting(NamedTuple):
     failed: Callable[[Any, Executable, Callable[[], int], Bindings], None]
 
 
-# Plans that have been prepared for calls, by the name of the operator.
+# Plans prepared for native calls, by the name of the operator.
 PreparedCalls = dict[str, list[object]]
 
 
 class Calls(Protocol):
-    """Whole calls at less cost than Python's, where they are as usual."""
+    """Native calls: they check, allocate and run the common calls of operators without Python."""
 
     def operator(self, program: CallProgram) -> Callable[..., Any]:
         """One operator.
 
         Returns:
-            Called with its arguments, what the operator returns; or None where the call is anything but
-            usual: nothing has happened then.
+            A function of the operator's arguments that returns its outputs, or None for a call that native
+            code does not handle; nothing has happened then.
         """
         ...
 
     def add(self, plan: PlanProgram, executable: Executable) -> None:
-        """From now on calls like this one need not go Python's way."""
+        """Registers a plan: from now on calls that need it take the native path."""
         ...
 
-    def exchange(self, prepared: PreparedCalls) -> PreparedCalls:
-        """Other plans from now on; ``{}`` for none. Returns those until now."""
+    def swap(self, prepared: PreparedCalls) -> PreparedCalls:
+        """Replaces the registered plans, ``{}`` for none, and returns the previous ones."""
         ...
 
 
 class Host(Protocol):
-    """What calls ask of a back end before there is one: where tensors are, and what the host may read."""
+    """What calls need before there is a back end: where tensors are, and what the host may read."""
 
     @property
     def device(self) -> torch.device:
-        """Where tensors have to be."""
+        """The device that tensors must be on."""
         ...
 
     def describe(self, *tensors: object) -> Hashable | None:
-        """What tells the dtypes, sizes, contiguity and devices of a call's tensors from those of another.
+        """A key of the dtypes, sizes, contiguity and devices of a call's tensors.
 
         Args:
             tensors: each may be None.
 
         Returns:
-            A key; None where one may be no plain tensor (`moe_triton.core.plain_tensors`).
+            The key, or None if one of them may not be a plain tensor (`moe_triton.core.plain_tensors`).
         """
         ...
 
     def is_capturing(self) -> bool:
-        """Whether what runs now goes into a graph instead."""
+        """Whether the current stream is being captured into a graph."""
         ...
 
     def on_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor's contents in memory of the host, which waits for them; not while `is_capturing`."""
+        """A tensor's contents in host memory; waits for the device. Not allowed while `is_capturing`."""
         ...
 
 
@@ -222,19 +222,19 @@ class Backend(Protocol):
 
     @property
     def waits(self) -> Waits:
-        """Those of its runs: a back end serves one communicator."""
+        """The waits of its runs: a back end serves one communicator."""
         ...
 
     def is_capturing(self) -> bool:
-        """Whether what runs now goes into a graph instead."""
+        """Whether the current stream is being captured into a graph."""
         ...
 
     def measure(self, on: bool) -> None:
-        """Whether runs note how long each step took, where that costs something."""
+        """Whether runs measure each step, if that costs something."""
         ...
 
     def window_limit(self) -> int | None:
-        """Bytes that a data window may take where the user names no limit; None for any number."""
+        """The default limit of a data window in bytes; None for none."""
         ...
 
     def identity(self) -> dict[str, str]:
@@ -242,18 +242,18 @@ class Backend(Protocol):
         ...
 
     def synchronize(self) -> None:
-        """Waits until everything that was run has ended: a run may return before it has.
+        """Waits until all runs have ended: a run may return before it has ended.
 
-        What is read with torch's own operators is in order without it; the host's clock is not.
+        Reads through torch's own operators are ordered without it; timings on the host are not.
         """
         ...
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """An uninitialised tensor on the device, from memory that is recycled."""
+        """An uninitialised tensor on the device, from recycled memory."""
         ...
 
     def empty_all(self, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
-        """`empty` for each, at less cost than one by one."""
+        """`empty` for each, cheaper than one by one."""
         ...
 
     def make_window(self, num_bytes: int, meeting: Meeting) -> Window:
@@ -261,29 +261,29 @@ class Backend(Protocol):
         ...
 
     def make_trace_log(self, max_events: int, last_entry: int) -> TraceLog:
-        """Room for a trace.
+        """Allocates a trace log.
 
         Args:
-            max_events: that are kept.
-            last_entry: where in ``recv_offsets`` the number of all rows stands.
+            max_events: number of events that it keeps.
+            last_entry: index of the total number of rows in ``recv_offsets``.
         """
         ...
 
     def compile(
         self, plan: Plan, report: torch.Tensor, fixed: Bindings, log: TraceLog | None = None
     ) -> Executable:
-        """Makes a plan ready to run.
+        """Compiles a plan.
 
         Args:
             plan: what to run.
-            report: the tensor that its kernels report to, one run after the other.
-            fixed: what some of its holes hold in every call.
-            log: of `make_trace_log`, where its runs are to be traced.
+            report: the tensor that its kernels report to, shared by all plans.
+            fixed: contents of the holes that are the same in every call.
+            log: of `make_trace_log`, to trace its runs.
         """
         ...
 
     def make_calls(self, setting: CallSetting) -> Calls | None:
-        """A faster way for a buffer's usual calls, or None where this machine has none."""
+        """The native calls of a buffer, or None if this machine has none."""
         ...
 
     def num_blocks(self, num_ranks: int) -> int:
@@ -297,12 +297,12 @@ class Backend(Protocol):
     def take_ids(
         self, topk_idx: torch.Tensor, num_experts: int
     ) -> tuple[torch.Tensor, tuple[int, str] | None]:
-        """A copy of contiguous ids, (T, K) int32 or int64, as int32, and what `first_bad_id` says of it.
+        """Copies contiguous ids, (T, K) int32 or int64, to int32; and returns `first_bad_id` of the copy.
 
-        Ids that 32 bits cannot hold become others that are as bad.
+        Ids that do not fit 32 bits become other invalid ids.
         """
         ...
 
     def first_bad_id(self, topk_idx: torch.Tensor, num_experts: int) -> tuple[int, str] | None:
-        """Position in the flattened ids of the first one that breaks a rule, and which rule."""
+        """Index in the flattened ids of the first one that breaks a rule, and the rule."""
         ...

@@ -1,4 +1,4 @@
-"""How the waits of one communicator end before their deadline, and who hears of them before that."""
+"""How the waits of one communicator are stopped before their deadline, and how long waits are reported."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Waiting(NamedTuple):
     Attributes:
         plan: what runs.
         launch: which of its launches.
-        words: of its arguments (`moe_triton.core.abi`), as they are in this call. They hold until the wait
-            ends.
-        awaited: first and number of the tokens, entries or rows that each block waits for which still does.
+        words: of its arguments in this call (`moe_triton.core.abi`); valid until the wait ends.
+        awaited: by block that is still waiting, the first and the number of the tokens, entries or rows that
+            it waits for.
         seconds: that it has waited.
-        goes_on: whether it still does; any thread may ask.
+        goes_on: whether it still waits; callable from any thread.
     """
 
     plan: Plan
@@ -32,11 +32,11 @@ class Waiting(NamedTuple):
 
 
 class Waits:
-    """The waits of one communicator. These are a device's, which the host can neither end nor look at.
+    """The waits of one communicator. This base is for a device, whose waits the host can neither end nor see.
 
     Attributes:
-        holder: which thread is in a call, by `threading.get_ident`; 0 for none.
-        is_stopped: whether they end as at their deadline from now on.
+        holder: the thread that is in a call, by `threading.get_ident`; 0 for none.
+        is_stopped: whether all waits end at once, as if at their deadline.
     """
 
     def __init__(self) -> None:
@@ -44,23 +44,23 @@ class Waits:
         self.is_stopped = False
 
     def stop(self) -> None:
-        """Ends them, now and for good. Any thread may ask for it."""
+        """Ends all waits, now and later. Callable from any thread."""
         self.is_stopped = True
 
     def raise_stopped(self, operator: str) -> None:
-        """Raises what has stopped the waits of an operator; nothing where nothing has.
+        """Raises the reason why the waits of an operator were stopped, if they were.
 
         Raises:
-            BaseException: what a signal's handler raised, KeyboardInterrupt usually.
+            BaseException: raised by a signal handler, usually KeyboardInterrupt.
             BufferStateError: the buffer was closed.
         """
         if self.is_stopped:
             raise BufferStateError(f"the buffer was closed while it was in a {operator}")
 
     def tell_after(self, seconds: float, tell: Callable[[Waiting], None]) -> None:
-        """Has a wait told of once it has lasted so long, and again whenever it has lasted twice as long.
+        """Has long waits reported: after some seconds, and again each time that the wait has doubled.
 
         Args:
-            seconds: of one wait.
-            tell: called on the thread that is in the call.
+            seconds: before the first report of a wait.
+            tell: reports it; called on the thread that is in the call.
         """

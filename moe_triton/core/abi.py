@@ -1,4 +1,4 @@
-"""The launch boundary: what stands for an argument in memory, and whether a library agrees.
+"""The launch boundary: arguments as words in memory, and whether a library agrees about them.
 
 Both sides pass arguments as 64-bit words, in the order of the kernel's table (`moe_triton.core.ascendc`,
 `moe_triton.core.kernel.TritonKernel.args`): one word per number or address, and the words of `Region.words`
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from moe_triton.core import ascendc, records
 from moe_triton.core.errors import ToolchainError
-from moe_triton.core.kernel import Arg, AscendCKernel, TritonKernel
+from moe_triton.core.kernel import Arg, AscendCKernel
 from moe_triton.core.plan import Hole, Launch
 from moe_triton.core.records import DEVICE_RECORDS, Record
 from moe_triton.core.region import REGION_DIMS
@@ -33,6 +33,7 @@ CONSTANTS: dict[str, int] = {
     "UB_ALIGN": records.UB_ALIGN,
     "BLOCK_BYTES": records.BLOCK_BYTES,
     "BLOCK_DATA_BYTES": records.BLOCK_DATA_BYTES,
+    "FLAG_BITS": records.FLAG_BITS,
     "REPORT_TIMEOUT": ascendc.REPORT_TIMEOUT,
     "REPORT_BAD_ROW": ascendc.REPORT_BAD_ROW,
     "REPORT_MISMATCH": ascendc.REPORT_MISMATCH,
@@ -47,8 +48,8 @@ def words_of(arg: Arg) -> int:
     return 1 + 2 * len(REGION_DIMS[arg.type]) if arg.type in REGION_DIMS else 1
 
 
-def places(args: Sequence[Arg]) -> Iterator[tuple[Arg, int]]:
-    """Every argument with the number of its first word."""
+def word_offsets(args: Sequence[Arg]) -> Iterator[tuple[Arg, int]]:
+    """Every argument with the index of its first word."""
     first = 0
     for arg in args:
         yield arg, first
@@ -57,7 +58,7 @@ def places(args: Sequence[Arg]) -> Iterator[tuple[Arg, int]]:
 
 def layout_of(kernel: AscendCKernel) -> str:
     """An argument list as text: names, types and first words, and the dimensions of regions, in order."""
-    return " ".join(f"{arg.name}:{_type(arg)}@{first}" for arg, first in places(kernel.args))
+    return " ".join(f"{arg.name}:{_type(arg)}@{first}" for arg, first in word_offsets(kernel.args))
 
 
 def line_of(kernel: AscendCKernel) -> str:
@@ -84,8 +85,8 @@ def check(library: ctypes.CDLL, path: Path, remedy: str) -> None:
 
     Args:
         library: what was loaded.
-        path: from where, for the error.
-        remedy: how to build it anew, as a sentence.
+        path: of its file, for the error.
+        remedy: how to rebuild it, as a sentence.
 
     Raises:
         ToolchainError: it was built from other tables, or before libraries said from which.
@@ -145,16 +146,8 @@ def words(launch: Launch) -> tuple[list[int], list[tuple[int, Hole]]]:
 
 
 def word_of(bound: torch.Tensor | int) -> int:
-    """What stands for what a hole holds: an address, or the number itself."""
+    """The word of a hole's content: its address, or the number itself."""
     return bound if isinstance(bound, int) else bound.data_ptr()
-
-
-def parameters_of(kernel: TritonKernel) -> tuple[str, ...]:
-    """The parameters of a Triton kernel's function that a launch passes, in order; needs Triton itself.
-
-    Constexpr parameters are not among them, nor those that the kernel's constants bind to None.
-    """
-    return tuple(p.name for p in kernel.fn.params if not p.is_constexpr and p.name not in kernel.constants)
 
 
 def _type(arg: Arg) -> str:

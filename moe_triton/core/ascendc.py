@@ -3,8 +3,8 @@
 Pointers are device addresses. An argument whose type is the name of a region is passed by value, as the
 words of `Region.words`. Every argument is one 64-bit word or several; the struct has no padding.
 
-``zone_at`` is where the zone stands in device memory, for a list of launches that is captured once and runs
-many times; null where it is ``zone``.
+``zone_at`` is the address of the zone in device memory, for launches that are captured once and replayed;
+null if the zone is ``zone``.
 """
 
 from __future__ import annotations
@@ -261,14 +261,14 @@ REPORT_BAD_ROW = 2
 REPORT_MISMATCH = 3
 MAX_BLOCKS = 48
 
-# What the events of a trace are about: a block of a launch; in it, a wait for a peer and what the block does.
+# Kinds of a trace's events: a block of a launch; in it, a wait for a peer, and the block's steps.
 TRACE_BLOCK, TRACE_WAIT, TRACE_WRITE, TRACE_SYNC, TRACE_FLAG, TRACE_WRITE_AND_FLAG = range(6)
 
 
 def first_code(report: torch.Tensor) -> int:
     """The first code other than 0 in a report of (blocks, words) on the host; 0 if there is none.
 
-    A call that differs comes first: it is why others wait in vain.
+    A mismatch comes first: it is why others time out.
     """
     codes = report[:, REPORT.word("code")]
     if bool((codes == REPORT_MISMATCH).any()):

@@ -1,6 +1,6 @@
-"""A call as data: checks on its arguments, which plan they make, its outputs, what fills the plan's holes.
+"""A call as data: checks on its arguments, the plan that they select, its outputs, the contents of holes.
 
-A back end's native code walks it instead of Python (kernels_ascendc/calls/call_program.h, which lists the
+A back end's native code runs it in place of Python (kernels_ascendc/calls/call_program.h, which lists the
 operations) and knows no operator by name. Everything is a number in a register: sizes, addresses, dtypes.
 """
 
@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-# What a register can hold from the start; a tensor stands for its address.
+# Initial values of registers; a tensor stands for its address.
 Constant = int | torch.dtype | torch.Tensor
-MAX_KEPT = 16  # registers that a handle can keep, as in call_program.h
+MAX_KEPT = 16  # most registers that a handle keeps, as in call_program.h
 
 
 class Step(NamedTuple):
@@ -50,12 +50,12 @@ class TensorAt(NamedTuple):
 
 @dataclass(frozen=True)
 class Argument:
-    """A tensor that an operator is given.
+    """A tensor argument of an operator.
 
     Attributes:
         name: of the argument.
         shape: its sizes; the same string stands for the same size in all arguments of a call.
-        dtypes: one or two that it can have.
+        dtypes: the one or two that it may have.
         optional: whether it may be None.
     """
 
@@ -70,7 +70,7 @@ class Output:
     """A tensor that a call makes, with its sizes as in `Argument`.
 
     Attributes:
-        own_block: whether its memory is allocated by itself, not together with other outputs'.
+        own_block: whether its memory is allocated separately from that of other outputs.
     """
 
     name: str
@@ -83,12 +83,12 @@ class Registers:
     """Steps, and the registers that they work on.
 
     Args:
-        before: whose steps have run before these; or None.
+        before: steps that run before these, or None.
 
     Attributes:
-        values: what this part's registers hold at first.
+        values: initial values of this part's registers.
         steps: in order.
-        symbols: registers of the sizes that are known, by their names.
+        symbols: registers of known sizes, by their names.
     """
 
     def __init__(self, before: Registers | None = None) -> None:
@@ -101,29 +101,29 @@ class Registers:
 
     @property
     def count(self) -> int:
-        """How many there are, those before included."""
+        """Number of registers, including those before."""
         return self._first + len(self.values)
 
     def new(self, *values: Constant) -> int:
-        """Registers one after the other that hold these at first. Returns the first."""
+        """New consecutive registers with these initial values. Returns the first."""
         first = self.count
         self.values += values
         return first
 
     def constant(self, value: int | torch.dtype) -> int:
-        """A register that holds a value."""
+        """A register with this value."""
         if value not in self._constants:
             self._constants[value] = self.new(value)
         return self._constants[value]
 
     def do(self, operation: str, *operands: int, size: int = 1) -> int:
-        """One more step, which writes so many registers. Returns the first."""
+        """Appends a step that writes ``size`` registers. Returns the first."""
         target = self.new(*[0] * size)
         self.steps.append(Step(operation, target, operands))
         return target
 
     def check(self, operation: str, *operands: int) -> None:
-        """One more step, which writes nothing."""
+        """Appends a step that writes no registers."""
         self.steps.append(Step(operation, 0, operands))
 
     def size(self, size: int | str) -> int:
@@ -135,7 +135,7 @@ class Registers:
         return self.do("MULTIPLY_ADD", one, self.constant(1), other)
 
     def elements(self, shape: Sequence[int | str]) -> int:
-        """How many elements a shape has."""
+        """The register of a shape's number of elements."""
         found = self.constant(math.prod(size for size in shape if isinstance(size, int)))
         for size in shape:
             if isinstance(size, str):
@@ -143,11 +143,11 @@ class Registers:
         return found
 
     def choice(self, slot: int, first: int, count: int) -> int:
-        """Which of so many of the program's objects from number ``first`` on an argument is."""
+        """The register of an argument's index among ``count`` of the program's objects, from ``first`` on."""
         return self.do("CHOICE", slot, first, count)
 
     def tensor(self, slot: int, argument: Argument) -> Seen:
-        """Checks an argument, and binds the sizes that its shape names first."""
+        """Checks an argument, and binds the sizes that its shape is the first to name."""
         given, before = self.constant(1), len(self.steps)
         if argument.optional:
             given = self.do("GIVEN", slot, 0)
@@ -164,7 +164,7 @@ class Registers:
         return Seen(given, first, first + 1)
 
     def allocate(self, outputs: Sequence[Output], hold: int) -> dict[str, TensorAt]:
-        """Outputs in one block."""
+        """Allocates outputs in one block."""
         offsets = [
             self.do("RESERVE", self.elements(output.shape), self.constant(output.dtype.itemsize))
             for output in outputs
@@ -179,7 +179,7 @@ class Registers:
 
 
 class Seen(NamedTuple):
-    """Registers of a tensor that a call was given: whether it was, its address and its dtype."""
+    """Registers of a tensor argument: whether it was given, its address and its dtype."""
 
     given: int
     address: int
@@ -193,11 +193,11 @@ class CallProgram:
     Attributes:
         operator_id: its number in the record of rounds.
         name: of the operator.
-        num_arguments: that a call has.
-        registers: of the checks on them.
-        key: registers that tell the plans apart.
-        objects: that choices are from.
-        label: tells programs of one operator apart; "" where there is one.
+        num_arguments: of a call.
+        registers: of the checks on the arguments.
+        key: registers that select the plan.
+        objects: that arguments are chosen from.
+        label: distinguishes programs of one operator; "" if there is only one.
     """
 
     operator_id: int
@@ -211,12 +211,12 @@ class CallProgram:
 
 @dataclass(frozen=True)
 class Kept:
-    """What a run leaves for later ones: a handle, the last of its outputs.
+    """What a run keeps for later ones: a handle, the last of its outputs.
 
     Attributes:
-        registers: that later runs are given again, in this order.
-        tensors: attributes of the handle that are made when somebody asks: over ``registers``.
-        fields: attributes that are there from the start.
+        registers: passed to later runs, in this order.
+        tensors: attributes of the handle that are made on first access, over ``registers``.
+        fields: attributes that are set from the start.
     """
 
     registers: tuple[int, ...]
@@ -230,13 +230,13 @@ class PlanProgram:
 
     Attributes:
         name: of the operator, or the label of its program.
-        key: what the program's key registers hold for this plan.
-        registers: behind the program's.
-        holes: a register for each of the plan's.
-        outputs: tensors, and other objects as they are.
-        output_type: of the tuple of them; None for the only output itself.
-        bindings: what tells why a run failed: tensors, and registers of numbers.
-        kept: what it leaves for later runs, or None.
+        key: contents of the program's key registers for this plan.
+        registers: following the program's.
+        holes: the register of each of the plan's holes.
+        outputs: tensors, and other objects unchanged.
+        output_type: type of the tuple of outputs; None for a single output.
+        bindings: what the error of a failed run needs: tensors, and registers of numbers.
+        kept: for later runs, or None.
     """
 
     name: str

@@ -19,7 +19,7 @@ Choice = TypeVar("Choice")
 CPU = torch.device("cpu")
 # Kernels count microseconds and clock cycles in 64 bits; this is 31 years.
 MIN_SECONDS, MAX_SECONDS = 1e-6, 1e9
-# Of what is no wrapper: these say truly where they are.
+# Types that report their own device correctly, unlike wrappers.
 _OF_DEVICES = (torch.Tensor, torch.nn.Parameter)
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = 80
@@ -102,15 +102,15 @@ def _reason(
 
 
 def not_plain_error(name: str, value: object, device: torch.device | None = None) -> ArgumentError | None:
-    """What is wrong with an argument that is to be a tensor with memory, whatever its dtype and shape.
+    """The error of an argument that must be a tensor with memory, of any dtype and shape.
 
     Args:
         name: of the argument.
         value: what the user passed.
-        device: where its memory must be; None for anywhere.
+        device: of its memory; None for any.
 
     Returns:
-        The error, or None where nothing is wrong.
+        The error, or None.
     """
     if value is None:
         return ArgumentError(name, None, "it is needed", "Pass a tensor.", code=NULL_ARGUMENT)
@@ -143,7 +143,7 @@ def check_choice(name: str, value: object, choices: Sequence[Choice]) -> Choice:
     Raises:
         ArgumentError: it is not.
     """
-    for choice in choices:  # nearly always: some calls come here while tokens wait
+    for choice in choices:  # the common case: this runs in calls
         if value is choice:
             return choice
     given = str.__str__(value) if isinstance(value, str) else value
@@ -206,7 +206,7 @@ def check_text(name: str, value: object, *, code: int = INVALID_ARGUMENT) -> str
         ArgumentError: it is something else.
     """
     if isinstance(value, str):
-        return str.__str__(value)  # of a subclass, what it is a string of: it may compare as it likes
+        return str.__str__(value)  # a subclass may define its own comparison
     raise ArgumentError(name, shown(value), "it must be a string", "Pass a str.", code=code)
 
 
@@ -237,10 +237,10 @@ def check_seconds(name: str, value: object) -> float:
 
 
 def shown(value: object) -> str:
-    """What an error says of a value, in a few characters; with its type unless it is a string or None."""
+    """A value as errors show it, in a few characters; with its type unless it is a string or None."""
     if value is None or type(value) is str:
         return _repr.repr(value)
     try:
         return f"{_repr.repr(value)} (a {type(value).__name__})"
-    except Exception:  # its own, as of a wrapper that has no contents
+    except Exception:  # raised by its own repr, as by a wrapper without contents
         return f"a {type(value).__name__}"

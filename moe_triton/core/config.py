@@ -1,4 +1,4 @@
-"""What a communicator is built for: sizes and ranks, the same on every rank of the group."""
+"""The settings of a communicator: sizes and ranks, the same on every rank of the group."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _INTEGERS = (
 
 @dataclass(frozen=True)
 class Config:
-    """Settings that every rank of a group shares. Which rank one is, is not part of it.
+    """Settings that every rank of a group shares; a rank's own number is not part of it.
 
     Attributes:
         num_ranks: ranks in the expert-parallel group (EP).

@@ -20,7 +20,7 @@ def _shown(value: object) -> str:
     """A value in a message, whatever it is."""
     try:
         text = str(value)
-    except Exception:  # an integer of more digits than Python shows, or a caller's own class
+    except Exception:  # raised by a caller's own class, or for an integer with too many digits
         return f"a {type(value).__name__} that cannot be shown"
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
 
@@ -37,8 +37,8 @@ class ArgumentError(MoeTritonError, ValueError):
         value: what it was.
         rule: what it must be.
         remedy: what to do about it.
-        code: published status code: 161001 where something needed is missing, or the name of a group is empty
-            or too long; 161002 for a wrong type, dtype, device or group; 561002 for a wrong shape or number.
+        code: published status code: 161001 if something required is missing, or a group's name is empty or
+            too long; 161002 for a wrong type, dtype, device or group; 561002 for a wrong shape or number.
     """
 
     def __init__(

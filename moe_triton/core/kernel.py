@@ -57,10 +57,10 @@ def numbers(type_name: str, names: str) -> tuple[Arg, ...]:
 def chosen_args(
     arguments: Iterable[tuple[bool, Arg]],
 ) -> tuple[tuple[Arg, ...], dict[str, int | None]]:
-    """The arguments that a variant of a kernel has, and what stands for the others among its constants.
+    """The arguments of a variant of a kernel, and constants in place of its other arguments.
 
     Args:
-        arguments: all of the function's, in its order, each with whether this variant has it.
+        arguments: all arguments of the function, in order, each with whether this variant has it.
     """
     table = tuple(arguments)
     absent = {arg.name: None if arg.is_pointer else 0 for is_present, arg in table if not is_present}
@@ -79,8 +79,8 @@ class TritonKernel:
         fallback: the same computation in plain torch. Called as ``fallback(programs, **arguments)``
             with each run-time argument by name (pointers as flat tensors of the declared type that
             start at the address), constants included.
-        bytes_moved: bytes read and written, from the run-time integers by name (further keywords are
-            ignored). None where it depends on data.
+        bytes_moved: bytes read and written, from the run-time integers by name (other keywords are ignored).
+            None if it depends on data.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""Whether a tensor is what kernels take it for: memory that holds its values.
+"""Whether a tensor is plain: memory that holds its values.
 
-Kernels get addresses. A tensor may have none, as wrappers, fake and functional tensors do; or its values may
-not be what stands there, as in a negated view; or its storage may have been given back. All of these look
+Kernels get addresses. A tensor may have none, like wrappers, fake and functional tensors; its values may
+differ from its memory, like those of a negated view; or its storage may have been freed. All of these look
 like tensors to Python: they have shapes, dtypes and devices.
 """
 
@@ -37,7 +37,7 @@ def fault_of(tensor: torch.Tensor) -> Fault | None:
     try:
         if _is_plain(tensor):
             return None
-    except Exception:  # what a wrapper raises is its own affair
+    except Exception:  # wrappers may raise anything
         return Fault(f"a {_name_of(tensor)} without memory", OF_ITS_OWN, _remedy(tensor))
     return _fault(tensor)
 
@@ -76,7 +76,7 @@ def _is_plain_type(kind: type) -> bool:
 
 
 def _last_byte(tensor: torch.Tensor) -> int:
-    """Where in its storage a tensor with elements ends."""
+    """Offset of the end of a tensor, with elements, in its storage."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in sizes)
     return int((last + 1) * tensor.element_size())
@@ -110,7 +110,7 @@ def _fault(tensor: torch.Tensor) -> Fault:
 
 
 def _name_of(tensor: torch.Tensor) -> str:
-    """What kind of tensor it is, in a word."""
+    """The kind of a tensor, for messages."""
     if type(tensor) is not torch.Tensor:
         return type(tensor).__name__
     if _is_wrapped(tensor):

@@ -1,4 +1,4 @@
-"""A plan: the launches of one operator, in order, with holes for what a call brings.
+"""A plan: the launches of one operator, in order, with holes that a call fills.
 
 Nothing in a plan depends on data, so it is built once, handed to a back end once, and can be printed,
 costed and compared without running anything.
@@ -25,12 +25,12 @@ class Hole:
 
 @dataclass(frozen=True)
 class Part(Hole):
-    """Where one of several parts of a call's number begins, or how much it is.
+    """The begin or the size of one of several parts of a number that a call brings.
 
     Attributes:
-        index: which part.
-        parts: how many there are; they differ by one at most.
-        is_count: how much, not where.
+        index: of the part.
+        parts: number of parts; their sizes differ by one at most.
+        is_count: the size, not the begin.
     """
 
     index: int = 0
@@ -38,7 +38,7 @@ class Part(Hole):
     is_count: bool = False
 
     def of(self, total: int) -> int:
-        """The number, of what the call brings."""
+        """The begin or size, from the call's number."""
         first = total * self.index // self.parts
         return total * (self.index + 1) // self.parts - first if self.is_count else first
 
@@ -56,8 +56,8 @@ class Launch:
         values: one per argument of the kernel; a tuple where the argument is a region.
         blocks: programs (Triton) or blocks (Ascend C).
         stream: where it runs.
-        alongside: it needs nothing of the launch right before it, which is on the other stream, and may
-            run at the same time. Otherwise a launch waits for all that stand before it.
+        alongside: it does not depend on the launch right before it, which is on the other stream, and may run
+            at the same time. Otherwise a launch waits for all launches before it.
     """
 
     step: str
@@ -90,17 +90,6 @@ def launch(
     return Launch(step, kernel, tuple(values[name] for name in names), blocks, stream)
 
 
-def launch_of_zeros(
-    step: str, kernel: TritonKernel | AscendCKernel, stream: Stream, blocks: int, **values: Value
-) -> Launch:
-    """A launch with 0 for each argument that is not given: for trials of one kernel by itself.
-
-    Raises:
-        ValueError: a value without an argument.
-    """
-    return launch(step, kernel, stream, blocks, **{**{arg.name: 0 for arg in kernel.args}, **values})
-
-
 @dataclass(frozen=True)
 class Plan:
     """The launches of one operator.
@@ -109,7 +98,7 @@ class Plan:
         operator: "dispatch" or "combine".
         zone: the window zone that it is bound to.
         launches: in an order in which they may run one after the other.
-        overlap: whether each stream has cores of its own, so that launches may run beside each other.
+        overlap: whether each stream has its own cores, so that launches may overlap.
     """
 
     operator: str
@@ -119,12 +108,12 @@ class Plan:
 
     @property
     def holes(self) -> tuple[str, ...]:
-        """Names of what a call must bring, in order of first use."""
+        """Names of the holes, in order of first use."""
         values: Iterable[Value] = (value for launch in self.launches for value in launch.values)
         return tuple(dict.fromkeys(value.name for value in values if isinstance(value, Hole)))
 
     def by_step(self, durations: Iterable[float]) -> dict[str, float]:
-        """Sums of what each launch took, by the name of the step."""
+        """Total duration by the name of the step."""
         steps: dict[str, float] = {}
         for launch, duration in zip(self.launches, durations, strict=True):
             steps[launch.step] = steps.get(launch.step, 0.0) + duration

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Raised whenever window contents or flags change meaning: ranks with different numbers must not talk.
+# Increased whenever window contents or flags change meaning: ranks with different versions must not
+# communicate.
 PROTOCOL_VERSION = 2
 
 WORD_BYTES = 4
@@ -50,16 +51,17 @@ ORIGIN = Record("origin", 3, (("source", "i32"), ("token", "i32"), ("k", "i32"))
 STAMP = Record("stamp", 8, (*ORIGIN.fields, ("weight", "fp32"), ("scale", "fp32")))
 # What a rank posts to another. The call word says of which call (`moe_triton.layout.call_word`).
 STATUS_ENTRY = Record("status_entry", 8, (("flag", "i32"), ("count", "i32"), ("call", "i32")))
-# What a block found wrong; code 0: nothing. A cache line of its own, so that however it is written no block
-# writes over another one's. Of calls that differ: the call word that was expected, and the first other one.
+# The error of a block; code 0 for none. It fills a cache line, so that no write of a block can overwrite
+# another block's report. For a mismatch: the expected call word, and the first other one.
 REPORT = Record(
     "block_report",
     16,
     tuple((name, "i32") for name in ("code", "first", "number", "zone", "expected_call", "found_call")),
 )
-# Behind the origins of received rows: a mark ("moe " in ASCII) that they are ours, and how many there are.
+# Behind the origins of received rows: a mark ("moe " in ASCII) that identifies them as ours, and their
+# number.
 TRAILER = Record("trailer", 2, (("mark", "i32"), ("num_rows", "i32")))
 TRAILER_MARK = 0x6D6F6520
 
-# Those that device code in C++ touches.
+# Records that device code in C++ uses.
 DEVICE_RECORDS = (ORIGIN, STAMP, STATUS_ENTRY, REPORT)

@@ -24,7 +24,7 @@ class Soc:
     Attributes:
         name: as ``Ascend910B3``.
         product: "A2" or "A3".
-        vector_cores: of one die: as many blocks may meet in SyncAll.
+        vector_cores: of one die: the most blocks that may meet in SyncAll.
         arch: for ``bisheng --npu-arch``.
     """
 
@@ -76,8 +76,8 @@ def check_blocks(blocks: int, soc: Soc | str, argument: str = "num_blocks") -> N
         argument: what the caller calls it.
 
     Raises:
-        ArgumentError: more blocks than vector cores, or none. Started in turns, the blocks of the first
-            turn would wait in SyncAll for those of the second for ever.
+        ArgumentError: more blocks than vector cores, or none. Those that start first would wait forever in
+            SyncAll for the others, which get no core.
     """
     found = soc_of(soc) if isinstance(soc, str) else soc
     if not 1 <= blocks <= found.vector_cores:

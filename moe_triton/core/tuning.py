@@ -26,11 +26,11 @@ class Tuning:
         combine_tokens: tokens of a part that is summed while the results of the next one come in.
         communication_blocks: of a rank's blocks, those that communicate while the others compute; 0 lets
             all of them do both in turn.
-        cached_bytes: CPU: rows that one launch writes by way of the caches; it streams what comes after
-            them. None: all of them, which is fastest where the machine could be measured.
-        spins: CPU: looks at missing flags with only a pause in between. None: what suits the machine.
-        yields: CPU: looks after those that let other threads run in between; then the waiter sleeps. None:
-            many where ranks have cores of their own, few where they share them.
+        cached_bytes: CPU: bytes of rows that a launch writes through the caches before it uses streaming
+            stores. None: all of them, which was fastest wherever it was measured.
+        spins: CPU: polls of missing flags with only a pause in between. None: the default of the machine.
+        yields: CPU: polls after those that yield in between; then the waiter sleeps. None: many if ranks have
+            cores of their own, few if they share them.
     """
 
     dispatch_tokens: int = 64
@@ -76,13 +76,13 @@ class Tuning:
             )
 
     def parts(self, operator: str, tokens: int) -> int:
-        """How many parts an operator on so many tokens is cut into."""
+        """The number of parts that an operator on these tokens is cut into."""
         each = self.dispatch_tokens if operator == "dispatch" else self.combine_tokens
         return -(-tokens // each) if tokens > each else 1
 
 
 def checked_tuning(tuning: object) -> Tuning:
-    """What a user passed, or the usual settings for None.
+    """The user's settings, or the defaults for None.
 
     Raises:
         ArgumentError: it is something else.

@@ -96,10 +96,6 @@ class MachineConstants:
         sources = {**self.provenance, **dict.fromkeys(measured, f"measured on {where}")}
         return MachineConstants(machine=self.machine, provenance=sources, **values)
 
-    def is_measured(self, name: str) -> bool:
-        """Whether a constant was measured."""
-        return self.provenance[name].startswith("measured")
-
     def to_json(self) -> str:
         """The constants as a JSON document that `from_json` reads."""
         constants = {

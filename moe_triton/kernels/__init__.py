@@ -34,9 +34,13 @@ def kernel_cases(sizes: Sizes, hidden: int, target: str) -> list[Case]:
         hidden: H, a multiple of 256; 0 for the cases that have none.
         target: what kernels are specialised for: the back end's name.
     """
-    base = Shape(hidden=hidden, target=target, zoned=target == "npu")
+    base = Shape(target=target, zoned=target == "npu")
     chosen = [family for family in families().values() if ("hidden" in family.axes) == bool(hidden)]
-    cases = [Case(family, shape, sizes) for family in chosen for shape in _shapes(family, base)]
+    cases = [
+        Case(family, shape, sizes)
+        for family in chosen
+        for shape in _shapes(family, replace(base, hidden=hidden or base.hidden))
+    ]
     return list({id(case.kernel): case for case in cases}.values())
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
 from typing import TypeAlias
@@ -20,7 +20,7 @@ from moe_triton.core.dtypes import DTYPES
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import Hole
-from moe_triton.core.row_formats import AS_THEY_ARE, QUANTIZED
+from moe_triton.core.row_formats import AS_THEY_ARE, QUANTIZED, RowFormat, row_format_of
 from moe_triton.kernels.checks import Launch
 from moe_triton.layout import SLOT_ALIGN, SlotLayout, align
 
@@ -65,10 +65,14 @@ class Shape:
         return feature in self.features
 
     @property
+    def row_format(self) -> RowFormat:
+        """How rows travel: a feature may name it."""
+        return next((r for name, r in QUANTIZED.items() if self.has(name)), AS_THEY_ARE)
+
+    @property
     def slot(self) -> SlotLayout:
-        """How a row of this shape is packed: a feature may name its format."""
-        named = [row_format for name, row_format in QUANTIZED.items() if self.has(name)]
-        return SlotLayout.of(self.hidden, named[0] if named else AS_THEY_ARE, self.torch_dtype)
+        """How a row of this shape is packed."""
+        return SlotLayout.of(self.hidden, self.row_format, self.torch_dtype)
 
     @property
     def slot_bytes(self) -> int:
@@ -254,10 +258,12 @@ class Family:
         """Refuses what this family does not have.
 
         Raises:
-            ArgumentError: a dtype that tokens have not, too few experts, or an unknown feature.
+            ArgumentError: a dtype that tokens have not, too few experts, an unknown feature, or rows of a
+                size that does not fit their format.
         """
         check_choice("dtype", shape.dtype, ["bf16", "fp16"])
         check_positive("topk", shape.topk)
+        row_format_of(shape.row_format.name, shape.hidden)
         if shape.shared < 0:
             raise ArgumentError("shared", shape.shared, "must be 0 or more", "Pass 0 where there are none.")
         for name in sorted(shape.features.difference(self.features)):
@@ -352,7 +358,3 @@ class Case:
         memory = {name: tensor.clone() for name, tensor in self.memory.items()}
         launch(self.kernel, list(self.arguments(memory).values()), programs)
         return memory
-
-    def with_shape(self, **changed: object) -> Case:
-        """The same call of another variant."""
-        return replace(self, shape=replace(self.shape, **changed))  # type: ignore[arg-type]

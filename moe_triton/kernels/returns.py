@@ -21,16 +21,18 @@ import functools
 import torch
 
 from moe_triton.core.kernel import Arg, TritonKernel, numbers
+from moe_triton.core.records import ORIGIN
 from moe_triton.kernels.cases import I32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.language import tl, triton
 
 BLOCK = 64
+ORIGIN_WORDS = ORIGIN.num_words
 
 
 @triton.jit
 def _store_origins(
     origins, recv_offsets, n, capacity, source, first_index, from_start, expert,
-    SCALAR: tl.constexpr, BLOCK: tl.constexpr,
+    SCALAR: tl.constexpr, BLOCK: tl.constexpr, ORIGIN_WORDS: tl.constexpr,
 ):  # fmt: skip
     """Rows of entry n: indices count from ``first_index``, or with ``from_start`` are row numbers."""
     # the offsets come from the caller: no row lies outside [0, capacity)
@@ -41,7 +43,7 @@ def _store_origins(
     if SCALAR:
         # an entry has few rows: a block of them would mostly be filled for nothing
         for row in range(start, stop):
-            at = origins + tl.cast(row, tl.int64) * 3
+            at = origins + tl.cast(row, tl.int64) * ORIGIN_WORDS
             tl.store(at, source)
             tl.store(at + 1, row - start + first_index)
             tl.store(at + 2, expert)
@@ -50,7 +52,7 @@ def _store_origins(
         for b in range(0, tl.cdiv(tl.maximum(stop - start, 0), BLOCK)):
             i = b * BLOCK + lanes
             inside = i < stop - start
-            at = origins + tl.cast(start, tl.int64) * 3 + i * 3
+            at = origins + tl.cast(start, tl.int64) * ORIGIN_WORDS + i * ORIGIN_WORDS
             tl.store(at, i * 0 + source, mask=inside)
             tl.store(at + 1, i + first_index, mask=inside)
             tl.store(at + 2, i * 0 + expert, mask=inside)
@@ -66,12 +68,15 @@ def _returns_kernel(
     first_expert,
     SCALAR: tl.constexpr,
     BLOCK: tl.constexpr,
+    ORIGIN_WORDS: tl.constexpr,
 ):
     per_program = tl.cdiv(num_entries, tl.num_programs(0))
     begin = tl.program_id(0) * per_program
     for n in range(begin, tl.minimum(begin + per_program, num_entries)):
         expert = first_expert + n // num_ranks
-        _store_origins(origins, recv_offsets, n, capacity, n % num_ranks, 0, False, expert, SCALAR, BLOCK)
+        _store_origins(
+            origins, recv_offsets, n, capacity, n % num_ranks, 0, False, expert, SCALAR, BLOCK, ORIGIN_WORDS
+        )
 
 
 @triton.jit
@@ -86,6 +91,7 @@ def _returns_shared_kernel(
     num_experts,
     SCALAR: tl.constexpr,
     BLOCK: tl.constexpr,
+    ORIGIN_WORDS: tl.constexpr,
 ):
     per_program = tl.cdiv(num_entries, tl.num_programs(0))
     begin = tl.program_id(0) * per_program
@@ -95,11 +101,14 @@ def _returns_shared_kernel(
         before = n * num_tokens // num_shared_ranks
         token = (rank + n) * num_tokens // num_shared_ranks - before
         source = tl.where(is_own, rank, n)
-        _store_origins(origins, recv_offsets, n, capacity, source, token, is_own, num_experts, SCALAR, BLOCK)
+        _store_origins(
+            origins, recv_offsets, n, capacity, source, token, is_own, num_experts, SCALAR, BLOCK,
+            ORIGIN_WORDS,
+        )  # fmt: skip
 
 
 def _fill(origins: torch.Tensor, start: int, stop: int, source: int, first_index: int, expert: int) -> None:
-    rows = origins[3 * start : 3 * stop].view(-1, 3)
+    rows = origins[ORIGIN_WORDS * start : ORIGIN_WORDS * stop].view(-1, ORIGIN_WORDS)
     rows[:, 0] = source
     rows[:, 1] = torch.arange(first_index, first_index + stop - start, dtype=torch.int32)
     rows[:, 2] = expert
@@ -160,7 +169,7 @@ def returns_kernel(shared: bool, target: str = "cpu") -> TritonKernel:
         shared: on a rank of the shared expert, whose first rows are its own tokens; otherwise
             experts are numbered from ``first_expert`` on.
     """
-    constants = {"SCALAR": target == "cpu", "BLOCK": BLOCK}
+    constants = {"SCALAR": target == "cpu", "BLOCK": BLOCK, "ORIGIN_WORDS": ORIGIN_WORDS}
     head = (
         Arg("recv_offsets", "*i32", "in"),
         Arg("origins", "*i32", "out"),
@@ -262,7 +271,7 @@ def _shared_inputs(s: Shape, r: Draw) -> Inputs:
     rows = int(ends[-1])
     return {
         "recv_offsets": ends,
-        "origins": blank(rows, 3),
+        "origins": blank(rows, ORIGIN_WORDS),
         "out": blank(r.num_ranks),
         "num_entries": r.num_ranks,
         "num_ranks": r.num_ranks,
@@ -281,7 +290,7 @@ def _inputs(s: Shape, r: Draw) -> Inputs:
     rows = int(r.ends[-1])
     return {
         "recv_offsets": r.ends,
-        "origins": blank(rows, 3),
+        "origins": blank(rows, ORIGIN_WORDS),
         "num_entries": r.entries,
         "num_ranks": r.num_ranks,
         "capacity": rows,

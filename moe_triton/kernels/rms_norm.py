@@ -29,7 +29,7 @@ from moe_triton.core.kernel import Arg, TritonKernel, numbers
 from moe_triton.kernels.cases import F32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_hidden
 from moe_triton.kernels.language import tl, triton
-from moe_triton.reference.arithmetic import LANES, sum_of_row
+from moe_triton.reference.arithmetic import LANES, add_rms_norm
 
 
 @triton.jit
@@ -96,7 +96,6 @@ def _rms_norm_fallback(
     first_token: int,
     num_tokens: int,
     HIDDEN: int,
-    RECIPROCAL: float,
     active: torch.Tensor | None = None,
     **_: object,
 ) -> None:
@@ -110,16 +109,10 @@ def _rms_norm_fallback(
     def rows(flat: torch.Tensor) -> torch.Tensor:
         return flat[:end].view(-1, HIDDEN)
 
-    xf = rows(acc)[tokens] + rows(residual)[tokens].float()
-    squares = xf * xf * torch.tensor(RECIPROCAL, dtype=torch.float32)
-    mean = torch.from_numpy(sum_of_row(squares.numpy()))
-    # torch's root of fp32 is not correctly rounded; that of fp64, rounded to fp32, is
-    root = torch.sqrt((mean + eps[0]).double()).float()
-    inverse = torch.ones_like(root) / root
-    normed = (xf * inverse[:, None]).to(y.dtype).float() * gamma[:HIDDEN].float()
-    rstd[tokens] = inverse
-    rows(x_out)[tokens] = xf.to(x_out.dtype)
-    rows(y)[tokens] = normed.to(y.dtype)
+    sums, weights = rows(acc)[tokens].numpy(), gamma[:HIDDEN]
+    rows(y)[tokens], rstd[tokens], rows(x_out)[tokens] = add_rms_norm(
+        sums, rows(residual)[tokens], weights, float(eps[0])
+    )
 
 
 @functools.cache

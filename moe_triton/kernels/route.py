@@ -20,9 +20,9 @@ import functools
 import torch
 
 from moe_triton.core.kernel import Arg, TritonKernel, numbers
+from moe_triton.core.records import TRAILER, TRAILER_MARK
 from moe_triton.kernels.cases import I64, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.language import tl, triton
-from moe_triton.layout import TRAILER_MARK, TRAILER_WORDS
 
 BLOCK = 64
 
@@ -145,6 +145,8 @@ def _offsets_kernel(
     SCALAR: tl.constexpr,
     BLOCK: tl.constexpr,
     MARK: tl.constexpr,
+    MARK_WORD: tl.constexpr,
+    TOTAL_WORD: tl.constexpr,
 ):
     num_ranks = num_entries // num_local_experts
     if SCALAR:
@@ -172,8 +174,8 @@ def _offsets_kernel(
         )
     # the scalar form works in the first program; of the others the last has seen every count
     if tl.program_id(0) == (0 if SCALAR else tl.num_programs(0) - 1):
-        tl.store(trailer, MARK)
-        tl.store(trailer + 1, total)
+        tl.store(trailer + MARK_WORD, MARK)
+        tl.store(trailer + TOTAL_WORD, total)
 
 
 @triton.jit
@@ -270,13 +272,13 @@ def _offsets_fallback(
     max_count: int,
     capacity: int,
     CUMULATIVE: bool = False,
-    MARK: int = TRAILER_MARK,
     **_: object,
 ) -> None:
     counts = recv_counts[:num_entries].clamp(0, max_count)
     ends = counts.cumsum(0, dtype=torch.int32).clamp(max=capacity)
     recv_offsets[:num_entries] = ends
-    trailer[0], trailer[1] = MARK, ends[-1]
+    trailer[TRAILER.word("mark")] = TRAILER_MARK
+    trailer[TRAILER.word("num_rows")] = ends[-1]
     totals = ends.view(num_local_experts, -1)[:, -1].long()
     before = torch.zeros_like(totals)
     if not CUMULATIVE:
@@ -303,7 +305,14 @@ def offsets_kernel(target: str = "cpu", cumulative: bool = False) -> TritonKerne
             Arg("trailer", "*i32", "out"),
             *numbers("i32", "num_entries num_local_experts max_count capacity"),
         ),
-        constants={"CUMULATIVE": cumulative, "SCALAR": target == "cpu", "BLOCK": BLOCK, "MARK": TRAILER_MARK},
+        constants={
+            "CUMULATIVE": cumulative,
+            "SCALAR": target == "cpu",
+            "BLOCK": BLOCK,
+            "MARK": TRAILER_MARK,
+            "MARK_WORD": TRAILER.word("mark"),
+            "TOTAL_WORD": TRAILER.word("num_rows"),
+        },
         fallback=_offsets_fallback,
         bytes_moved=lambda *, num_entries, num_local_experts, **_: 8 * num_entries + 8 * num_local_experts,
     )
@@ -324,7 +333,7 @@ def _offsets_inputs(s: Shape, r: Draw) -> Inputs:
         "recv_counts": r.integers(-3, r.tokens + 3, r.entries),
         "recv_offsets": blank(r.entries),
         "tokens_per_expert": blank(r.num_local, dtype=I64),
-        "trailer": blank(TRAILER_WORDS),
+        "trailer": blank(TRAILER.num_words),
         "num_entries": r.entries,
         "num_local_experts": r.num_local,
         "max_count": r.tokens,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from moe_triton.kernels.memory import elements_at
 from moe_triton.kernels.zones import in_zone
-from moe_triton.reference.arithmetic import BLOCK_ELEMENTS, dequantize_blocks
+from moe_triton.reference.arithmetic import BLOCK_ELEMENTS, Floats, Mask, dequantize_blocks, weighted_sum
 
 
 def weighted_sum_fallback(
@@ -77,23 +79,28 @@ def weighted_sum_fallback(
         shared = num_experts * expert_stride + tokens[:, None] * index_stride
         routed = torch.where(is_routed, ids, 0) * expert_stride + index * index_stride
         places = torch.cat([routed, shared], 1)
-    acc = torch.zeros((len(tokens), HIDDEN), dtype=torch.float32)
-    for k in range(TOPK):
-        terms = [(is_routed[:, k], load(places[:, k]))]
-        constant = ids[:, k] - num_experts - num_zero - num_copy
-        if ori_x is not None and num_copy:
-            terms.append(((constant < 0) & (constant >= -num_copy), of_tokens(ori_x, HIDDEN).float()))
-        if ori_x is not None and alphas is not None and const_v is not None and num_const:
-            is_constant = (constant >= 0) & (constant < num_const)
-            a1, a2 = of_tokens(alphas, 2 * TOPK)[:, 2 * k : 2 * k + 2, None].unbind(1)
-            v = const_v[: num_const * HIDDEN].view(-1, HIDDEN)[torch.where(is_constant, constant, 0)]
-            terms.append((is_constant, a1 * of_tokens(ori_x, HIDDEN).float() + a2 * v.float()))
-        for applies, value in terms:
-            if HAS_WEIGHTS:
-                value = value * of_tokens(topk_weights, TOPK)[:, k, None]
-            acc = acc + torch.where(applies[:, None], value, 0.0)
-    for s in range(NUM_SHARED):
-        acc = acc + load(places[:, TOPK + s])
-    if shared_x is not None:
-        acc = acc + of_tokens(shared_x, HIDDEN).float()
-    out[: (first_token + num_tokens) * HIDDEN].view(-1, HIDDEN)[tokens] = acc.to(out.dtype)
+
+    def entries() -> Iterator[tuple[Mask | None, Floats, Floats | None]]:
+        weights = of_tokens(topk_weights, TOPK).numpy() if HAS_WEIGHTS else None
+        for k in range(TOPK):
+            values, applies = load(places[:, k]), is_routed[:, k]
+            constant = ids[:, k] - num_experts - num_zero - num_copy
+            if ori_x is not None and num_copy:
+                is_copy = (constant < 0) & (constant >= -num_copy)
+                values = torch.where(is_copy[:, None], of_tokens(ori_x, HIDDEN).float(), values)
+                applies = applies | is_copy
+            if ori_x is not None and alphas is not None and const_v is not None and num_const:
+                is_constant = (constant >= 0) & (constant < num_const)
+                a1, a2 = of_tokens(alphas, 2 * TOPK)[:, 2 * k : 2 * k + 2, None].unbind(1)
+                v = const_v[: num_const * HIDDEN].view(-1, HIDDEN)[torch.where(is_constant, constant, 0)]
+                made = a1 * of_tokens(ori_x, HIDDEN).float() + a2 * v.float()
+                values = torch.where(is_constant[:, None], made, values)
+                applies = applies | is_constant
+            yield applies.numpy(), values.numpy(), None if weights is None else weights[:, k]
+        for shared in range(TOPK, TOPK + NUM_SHARED):
+            yield None, load(places[:, shared]).numpy(), None
+        if shared_x is not None:
+            yield None, of_tokens(shared_x, HIDDEN).float().numpy(), None
+
+    sums = torch.from_numpy(weighted_sum((len(tokens), HIDDEN), entries()))
+    out[: (first_token + num_tokens) * HIDDEN].view(-1, HIDDEN)[tokens] = sums.to(out.dtype)

@@ -25,10 +25,12 @@ from moe_triton.limits.rule import (
     absent,
     between,
     one_of,
+    only,
 )
 
 SCHEMES = ("fullmesh", "hierarchy")
 MAX_LOCAL_EXPERTS = 24
+NO_PAIRS = "A2 has no tensor parallelism"
 
 # Halves that a routing weight cannot be given to.
 WITHOUT_EXPERT_SCALES = ("dispatch_teardown", "combine_setup")
@@ -83,22 +85,9 @@ A2 = RuleSet(
         between("num_shared_ranks", 0, 0, "A2 has no ranks of shared experts: compute them on every rank."),
     ),
     call=(
-        Rule(
-            "tp_world_size",
-            "0 or 1, which mean none",
-            lambda c, call: call.tp_world_size in (0, 1),
-            lambda c, call: f"{c.product} has no tensor parallelism",
-            "Pass 0.",
-        ),
+        only("tp_world_size", (0, 1), NO_PAIRS, "Pass 0.", limit="0 or 1, which mean none"),
         # Host checks of A2 want it empty.
-        Rule[[Config, Call]](
-            "group_tp",
-            '""',
-            lambda c, call: call.group_tp == "",
-            lambda c, call: f"{c.product} has no tensor parallelism",
-            'Pass "".',
-            code=INVALID_ARGUMENT,
-        ).of(ONLY_V4),
+        only("group_tp", ("",), NO_PAIRS, 'Pass "".', limit='""', code=INVALID_ARGUMENT).of(ONLY_V4),
         Rule[[Config, Call]](
             "combine_add_rms_norm",
             "not there",
@@ -107,20 +96,9 @@ A2 = RuleSet(
             "Use combine, and add and normalise afterwards.",
             value="called",
         ).of(ONLY_V4),
-        absent("elastic_info", lambda call: call.has_elastic_info, "A2 takes none", "Pass None."),
-        absent(
-            "shared_expert_x",
-            lambda call: call.has_shared_expert_x,
-            "A2 takes no shared experts",
-            "Add it to the result.",
-        ),
-        Rule(
-            "const_expert_num",
-            "0",
-            lambda c, call: call.num_const == 0,
-            lambda c, call: f"{c.product} has no constant experts",
-            "Pass 0.",
-        ),
+        absent("elastic_info", "A2 takes none", "Pass None."),
+        absent("shared_expert_x", "A2 takes no shared experts", "Add it to the result."),
+        only("const_expert_num", (0,), "A2 has no constant experts", "Pass 0."),
     ),
 )
 
@@ -132,13 +110,7 @@ _local_experts = Rule[[Config]](
     "Use more ranks, fewer experts, or hierarchy.",
 )
 
-_no_special_experts = Rule[[Config]](
-    "num_special_experts",
-    "0",
-    lambda c: c.num_special_experts == 0,
-    "hierarchy has no special experts",
-    "Use fullmesh.",
-)
+_no_special_experts = only("num_special_experts", (0,), "hierarchy has no special experts", "Use fullmesh.")
 
 _FULLMESH_CALL: tuple[CallRule, ...] = (
     Rule(
@@ -149,13 +121,7 @@ _FULLMESH_CALL: tuple[CallRule, ...] = (
         "Use ids of -1 for single experts.",
         value=lambda c, call: f"of {call.mask_dims} dimensions",
     ),
-    Rule(
-        "comm_quant_mode",
-        "0",
-        lambda c, call: call.comm_quant_mode == 0,
-        "A2 quantises results with hierarchy only",
-        "Pass 0, or use hierarchy.",
-    ),
+    only("comm_quant_mode", (0,), "A2 quantises results with hierarchy only", "Pass 0, or use hierarchy."),
 )
 
 _HIERARCHY_CALL: tuple[CallRule, ...] = (
@@ -168,10 +134,8 @@ _HIERARCHY_CALL: tuple[CallRule, ...] = (
         value="None",
         code=NULL_ARGUMENT,
     ),
-    absent("scales", lambda call: call.has_scales, "hierarchy takes none", "Pass None, or use fullmesh."),
-    absent(
-        "x_active_mask", lambda call: call.has_mask, "hierarchy takes none", "Pass None, or use fullmesh."
-    ),
+    absent("scales", "hierarchy takes none", "Pass None, or use fullmesh."),
+    absent("x_active_mask", "hierarchy takes none", "Pass None, or use fullmesh."),
 )
 
 V1_FULLMESH = RuleSet(

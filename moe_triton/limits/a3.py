@@ -23,6 +23,7 @@ from moe_triton.limits.rule import (
     RuleSet,
     absent,
     between,
+    only,
 )
 from moe_triton.schemes import SCHEMES
 
@@ -137,19 +138,19 @@ _PAIR_RULES: tuple[CallRule, ...] = (
 # Tensor parallelism, in both versions. Without it group_tp is not looked at: serving frameworks pass
 # group_ep's name there.
 TP_RULES: tuple[CallRule, ...] = (
-    Rule(
+    only(
         "tp_world_size",
-        "0 to 2; 0 and 1 mean none",
-        lambda c, call: 0 <= call.tp_world_size <= 2,
-        lambda c, call: f"{c.product} takes 0 or 1 (none) or 2",
+        (0, 1, 2),
+        "A3 takes 0 or 1 (none) or 2",
         "Use a tensor-parallel group of two, or none.",
+        limit="0 to 2; 0 and 1 mean none",
     ),
-    Rule[[Config, Call]](
+    only(
         "tp_world_size",
-        "0 or 1, which mean none",
-        lambda c, call: call.tp_world_size != 2,
+        (0, 1),
         "the limits of v4 have no tensor parallelism",
         "Pass 0, or choose generation 'v3' or none.",
+        limit="0 or 1, which mean none",
     ).of(ONLY_V4),
     Rule(
         "tp_rank_id",
@@ -184,7 +185,6 @@ V2 = RuleSet(
         ).of(UNTIL_V3),
         absent(
             "elastic_info",
-            lambda call: call.has_elastic_info,
             "the limits of v4 have none on A3",
             "Pass None, or choose generation 'v3' or none.",
         ).of(ONLY_V4),
@@ -220,24 +220,16 @@ FULLMESH_V2 = RuleSet(
     config=(
         between("num_max_tokens_per_rank", 1, 256, "Use fullmesh_v1 for larger batches, or split them."),
         between("num_topk", 1, 12, "Use fullmesh_v1, or send a token to fewer experts."),
-        Rule[[Config]](
+        only(
             "num_special_experts",
-            "0",
-            lambda c: c.num_special_experts == 0,
+            (0,),
             "fullmesh_v2 has no special experts in the limits of v3",
             BANNED_REMEDY,
         ).of(ONLY_V3),
     ),
     call=(
-        absent(
-            "x_active_mask",
-            lambda call: call.has_mask,
-            "fullmesh_v2 takes no mask in the limits of v3",
-            BANNED_REMEDY,
-        ).of(ONLY_V3),
-        absent(
-            "elastic_info", lambda call: call.has_elastic_info, "fullmesh_v2 takes none", "Use fullmesh_v1."
-        ).of(UNTIL_V3),
+        absent("x_active_mask", "fullmesh_v2 takes no mask in the limits of v3", BANNED_REMEDY).of(ONLY_V3),
+        absent("elastic_info", "fullmesh_v2 takes none", "Use fullmesh_v1.").of(UNTIL_V3),
         Rule[[Config, Call]](
             "global_bs",
             "0 or BS * ep_world_size",
@@ -247,12 +239,8 @@ FULLMESH_V2 = RuleSet(
             ),
             BANNED_REMEDY,
         ).of(ONLY_V3),
-        Rule[[Config, Call]](
-            "tp_world_size",
-            "0 or 1",
-            lambda c, call: call.tp_world_size != 2,
-            "fullmesh_v2 has no tensor parallelism",
-            "Use fullmesh_v1.",
-        ).of(UNTIL_V3),
+        only("tp_world_size", (0, 1), "fullmesh_v2 has no tensor parallelism", "Use fullmesh_v1.").of(
+            UNTIL_V3
+        ),
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moe_triton.limits.a3 import RELAXED_HIDDEN, TP_RULES, shared_ranks_of_group
 from moe_triton.limits.common import MIN_HIDDEN_RELAXED, experts_per_rank, hidden_step
-from moe_triton.limits.rule import Rule, RuleSet, absent, between, one_of
+from moe_triton.limits.rule import Rule, RuleSet, absent, between, one_of, only
 
 RANKS = (8, 16, 32, 64, 128, 144, 256, 288)
 HIDDEN = 7168
@@ -14,12 +14,12 @@ MAX_TOPK_RELAXED = 16
 V1 = RuleSet(
     "A3, V1",
     config=(
-        Rule(
+        only(
             "comm_alg",
-            '"" or fullmesh_v1',
-            lambda c: c.scheme == "fullmesh_v1",
+            ("fullmesh_v1",),
             "V1 has one scheme, fullmesh_v1",
             "Use V2 for another one.",
+            limit='"" or fullmesh_v1',
         ),
         one_of(
             "num_ranks", RANKS, "Use one of these group sizes, V2, or relaxed=True for tests.", relaxed_low=2
@@ -29,13 +29,7 @@ V1 = RuleSet(
         hidden_step,
         between("num_topk", 1, 8, "Send a token to fewer experts, or use V2.", relaxed_high=MAX_TOPK_RELAXED),
         between("num_experts", 1, 512, "Use fewer routed experts, or V2."),
-        Rule(
-            "num_special_experts",
-            "0",
-            lambda c: c.num_special_experts == 0,
-            "V1 has no special experts",
-            "Use V2.",
-        ),
+        only("num_special_experts", (0,), "V1 has no special experts", "Use V2."),
         Rule(
             "num_topk",
             "at most the number of routed experts",
@@ -62,15 +56,9 @@ V1 = RuleSet(
     ),
     call=(
         *TP_RULES,
-        absent(
-            "x_active_mask",
-            lambda call: call.has_mask,
-            "V1 takes no mask",
-            "Use V2, or ids of -1 for no expert.",
-        ),
+        absent("x_active_mask", "V1 takes no mask", "Use V2, or ids of -1 for no expert."),
         absent(
             "shared_expert_x",
-            lambda call: call.has_shared_expert_x,
             "V1 of the original accepts it and does not add it: the result would be without it",
             "Use V2, or add it to the result.",
         ),

@@ -45,7 +45,6 @@ class Call:
         has_shared_expert_x: shared_expert_x given.
         has_ori_x: ori_x given.
         has_const_args: const_expert_alpha_1, const_expert_alpha_2 and const_expert_v all given.
-        has_performance_info: performance_info given.
         has_activation_scale: activation_scale given.
         has_weight_scale: weight_scale given.
         has_group_list: group_list given.
@@ -84,7 +83,6 @@ class Call:
     has_shared_expert_x: bool = False
     has_ori_x: bool = False
     has_const_args: bool = False
-    has_performance_info: bool = False
     has_activation_scale: bool = False
     has_weight_scale: bool = False
     has_group_list: bool = False

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT
 from moe_triton.limits.call import Call
-from moe_triton.limits.rule import EITHER, CallRule, Rule, RuleSet, absent
+from moe_triton.limits.rule import EITHER, CallRule, Rule, RuleSet, absent, only, value_of
 
 PRODUCTS = ("A2", "A3")
-VERSIONS = (1, 2)
 GENERATIONS = EITHER
 MIN_HIDDEN_RELAXED, HIDDEN_STEP = 32, 32
 MAX_GROUP_NAME = 127
@@ -55,21 +54,6 @@ def _two_dimensional(argument: str, dims: Callable[[Call], int], applies: Callab
     )
 
 
-def _fixed(
-    argument: str, choices: tuple[int, ...], why: str, remedy: str, *, field: str = "", limit: str = ""
-) -> CallRule:
-    """A number of a call that must be one of a few."""
-    name = field or argument
-    return Rule(
-        argument,
-        limit or " or ".join(str(choice) for choice in choices),
-        lambda c, call: getattr(call, name) in choices,
-        why,
-        remedy,
-        value=lambda c, call: getattr(call, name),
-    )
-
-
 def _quantization(argument: str, meaning: str, remedy: str) -> CallRule:
     def rule(c: Config, call: Call) -> str:
         mode = getattr(call, argument)
@@ -86,72 +70,46 @@ def _quantization(argument: str, meaning: str, remedy: str) -> CallRule:
     )
 
 
-def _not_negative(argument: str, field: str) -> CallRule:
+def _not_negative(argument: str) -> CallRule:
     return Rule(
         argument,
         "0 or more",
-        lambda c, call: getattr(call, field) >= 0,
+        lambda c, call: value_of(argument, call) >= 0,
         "it counts experts",
         "Pass 0 where there are none.",
-        value=lambda c, call: getattr(call, field),
     )
 
 
-def _needed_by(argument: str, count: str, field: str, has: str) -> CallRule:
+def _needed_by(argument: str, count: str, has: str) -> CallRule:
     """What combine must be given where there are special experts of a kind."""
     return Rule(
         argument,
         f"combine needs it where {count} > 0",
-        lambda c, call: not call.is_combine or getattr(call, field) == 0 or getattr(call, has),
-        lambda c, call: f"{count} is {getattr(call, field)} and combine computes these experts from it",
+        lambda c, call: not call.is_combine or value_of(count, call) == 0 or getattr(call, has),
+        lambda c, call: f"{count} is {value_of(count, call)} and combine computes these experts from it",
         f"Pass it, or {count}=0.",
         value="None",
         code=NULL_ARGUMENT,
     )
 
 
-def _of_950(argument: str, field: str) -> CallRule:
-    return absent(
-        argument,
-        lambda call: bool(getattr(call, field)),
-        "only Ascend 950 has formats to choose from",
-        "Leave it out.",
-        code=INVALID_ARGUMENT,
-    )
-
-
-def _of_fused_experts(argument: str, field: str) -> CallRule:
-    return absent(
-        argument,
-        lambda call: bool(getattr(call, field)),
-        "the original reserves it and computes nothing with it",
-        "Leave it out.",
-    )
-
+_LEAVE_OUT = "Leave it out."
+_RESERVED = "the original reserves it and computes nothing with it"
+_OF_950 = "only Ascend 950 has formats to choose from"
 
 COMMON = RuleSet(
     "Every product",
     config=(
-        Rule(
-            "product",
-            "A2 or A3",
-            lambda c: c.product in PRODUCTS,
-            f"it must be one of {list(PRODUCTS)}",
-            "Name the product whose limits shall apply.",
+        only("product", PRODUCTS, f"it must be one of {list(PRODUCTS)}", "Name the product."),
+        only(
+            "version", (1, 2), "it must be 1, or 2 for the operators whose names end in _v2", "Use version=2."
         ),
-        Rule(
-            "version",
-            "1 or 2",
-            lambda c: c.version in VERSIONS,
-            "it must be 1, or 2 for the operators whose names end in _v2",
-            "Use version=2.",
-        ),
-        Rule(
+        only(
             "generation",
-            "None, v3 or v4",
-            lambda c: c.generation in GENERATIONS,
+            GENERATIONS,
             f"it must be one of {list(GENERATIONS)}",
             "Use generation=None for what either of the published limits accepts.",
+            limit="None, v3 or v4",
         ),
     ),
     call=(
@@ -173,8 +131,8 @@ COMMON = RuleSet(
             lambda c, call: f"ranks are 0 to {c.num_ranks - 1}",
             "Pass this rank's place in the group.",
         ),
-        _fixed("expert_shard_type", (0,), "ranks of shared experts come first, which is 0", "Pass 0."),
-        _fixed(
+        only("expert_shard_type", (0,), "ranks of shared experts come first, which is 0", "Pass 0."),
+        only(
             "expert_token_nums_type",
             (0, 1),
             "it must be 0 (cumulative) or 1 (counts)",
@@ -203,24 +161,21 @@ COMMON = RuleSet(
         ),
         _quantization("quant_mode", "int8, dynamic per token", "Use quant_mode=2 for int8."),
         _quantization("comm_quant_mode", "int8 in blocks of 8", "Use comm_quant_mode=2 for int8."),
-        _fixed("out_dtype", (0,), "it must be 0: the result has the dtype of the input", "Pass 0."),
-        _fixed("group_list_type", (0,), "the original reserves it", "Pass 0."),
-        _fixed(
+        only("out_dtype", (0,), "it must be 0: the result has the dtype of the input", "Pass 0."),
+        only("group_list_type", (0,), "the original reserves it", "Pass 0."),
+        only(
             "comm_type",
             (0,),
             "only 0 (as the scheme does) exists here; 2 exists only on Ascend 950",
             "Pass 0.",
             limit="0; 2 exists only on Ascend 950",
         ),
-        _of_fused_experts("activation_scale", "has_activation_scale"),
-        _of_fused_experts("weight_scale", "has_weight_scale"),
-        _of_fused_experts("group_list", "has_group_list"),
-        _of_950("y_dtype", "has_y_dtype"),
-        _of_950("x_dtype", "has_x_dtype"),
-        _of_950("scales_dtype", "has_scales_dtype"),
-        _not_negative("zero_expert_num", "num_zero"),
-        _not_negative("copy_expert_num", "num_copy"),
-        _not_negative("const_expert_num", "num_const"),
+        *(absent(name, _RESERVED, _LEAVE_OUT) for name in ("activation_scale", "weight_scale", "group_list")),
+        *(
+            absent(name, _OF_950, _LEAVE_OUT, code=INVALID_ARGUMENT)
+            for name in ("y_dtype", "x_dtype", "scales_dtype")
+        ),
+        *map(_not_negative, ("zero_expert_num", "copy_expert_num", "const_expert_num")),
         Rule(
             "moe_expert_num",
             "with the special experts below 2^31 - 1",
@@ -231,12 +186,11 @@ COMMON = RuleSet(
             ),
             "Use fewer special experts.",
         ),
-        _needed_by("ori_x", "copy_expert_num", "num_copy", "has_ori_x"),
-        _needed_by("ori_x", "const_expert_num", "num_const", "has_ori_x"),
+        _needed_by("ori_x", "copy_expert_num", "has_ori_x"),
+        _needed_by("ori_x", "const_expert_num", "has_ori_x"),
         _needed_by(
             "const_expert_alpha_1, const_expert_alpha_2 or const_expert_v",
             "const_expert_num",
-            "num_const",
             "has_const_args",
         ),
         Rule(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, ParamSpec, TypeAlias
+from typing import Any, Generic, ParamSpec, TypeAlias
 
 from moe_triton.core.config import Config, Generation
 from moe_triton.core.errors import TILING_FAILED, ArgumentError
@@ -74,8 +74,7 @@ class Rule(Generic[Subject]):
             )
 
     def _found(self, *subject: object) -> object:
-        field = FIELDS.get(self.argument, self.argument)
-        value = next(getattr(each, field) for each in reversed(subject) if hasattr(each, field))
+        value = value_of(self.argument, *subject)
         return repr(value) if isinstance(value, str) or value is None else value
 
     def of(self, generations: Generations) -> Rule[Subject]:
@@ -103,6 +102,12 @@ class RuleSet:
     title: str
     config: tuple[ConfigRule, ...] = ()
     call: tuple[CallRule, ...] = ()
+
+
+def value_of(argument: str, *subject: object) -> Any:
+    """An argument's value in a `Config`, or in a `Config` and a `Call`."""
+    field = FIELDS.get(argument, argument)
+    return next(getattr(each, field) for each in reversed(subject) if hasattr(each, field))
 
 
 def between(
@@ -170,16 +175,41 @@ def one_of(field: str, choices: tuple[int, ...], remedy: str, *, relaxed_low: in
     )
 
 
-def absent(
-    argument: str, given: Callable[[Call], bool], why: str, remedy: str, *, code: int = TILING_FAILED
-) -> CallRule:
+def only(
+    argument: str,
+    choices: Sequence[object],
+    rule: Callable[..., str] | str,
+    remedy: str,
+    *,
+    limit: str = "",
+    code: int = TILING_FAILED,
+) -> Rule[...]:
+    """The rule that an argument has one of a few values.
+
+    Args:
+        argument: its name.
+        choices: the values.
+        rule: as in `Rule`.
+        remedy: as in `Rule`.
+        limit: for the documentation; the values if not given.
+        code: status code of the error.
+    """
+    limit = limit or " or ".join(str(choice) for choice in choices)
+    return Rule(
+        argument, limit, lambda *subject: value_of(argument, *subject) in choices, rule, remedy, code=code
+    )
+
+
+def absent(argument: str, why: str, remedy: str, *, code: int = TILING_FAILED) -> CallRule:
     """The rule that an argument is left out.
 
     Args:
         argument: its name in torch_npu.
-        given: whether it was given.
         why: the reason, after "but".
         remedy: what to do about it.
         code: status code of the error.
     """
-    return Rule(argument, "None", lambda c, call: not given(call), why, remedy, value="given", code=code)
+    field = "has_mask" if argument == "x_active_mask" else f"has_{argument}"
+    return Rule(
+        argument, "None", lambda c, call: not getattr(call, field), why, remedy, value="given", code=code
+    )

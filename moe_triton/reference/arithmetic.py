@@ -1,10 +1,11 @@
-"""Arithmetic whose order decides bits: quantisation, softmax of two, sums of a row.
+"""Arithmetic whose order decides bits: quantisation, weighted sums, norms, softmax of two.
 
 NumPy in fp32, one rounding per operation. Rows are (..., H).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from moe_triton.core.row_formats import INT8, RowFormat
 
 Floats: TypeAlias = NDArray[np.float32]
+Mask: TypeAlias = NDArray[np.bool_]
 
 LANES = 32
 BLOCK_ELEMENTS = 8
@@ -160,3 +162,49 @@ def softmax_of_two(a: Floats, b: Floats) -> tuple[Floats, Floats]:
         largest = np.where(a > b, a, b)
         exp_a, exp_b = exp_of_nonpositive(a - largest), exp_of_nonpositive(b - largest)
         return exp_a / (exp_a + exp_b), exp_b / (exp_a + exp_b)
+
+
+def weighted_sum(
+    shape: tuple[int, int], entries: Iterable[tuple[Mask | None, Floats, Floats | None]]
+) -> Floats:
+    """Sums in fp32, entry after entry: each value times its weight, rounded, and then added.
+
+    Args:
+        shape: (n, H) of the sums.
+        entries: in order; of each, (n,) bool for the sums that it is added to, None for all of them; (n, H)
+            fp32 values; and (n,) fp32 weights or None.
+    """
+    sums = np.zeros(shape, dtype=np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for applies, values, weights in entries:
+            weighted = values if weights is None else values * weights[:, None]
+            if applies is not None:  # adding +0 changes no sum that started from +0
+                weighted = np.where(applies[:, None], weighted, np.float32(0))
+            sums = sums + weighted
+    return sums
+
+
+def add_rms_norm(
+    sums: Floats, residual: torch.Tensor, gamma: torch.Tensor, norm_eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A sum and its residual, normalised.
+
+    ``xf = sum + residual; rstd = 1 / sqrt(sum(xf * xf * f32(1/H)) + eps); y = bf16(f32(bf16(xf * rstd)) *
+    gamma)``, and ``x = bf16(xf)``.
+
+    Args:
+        sums: (n, H) fp32.
+        residual: (n, H) bf16.
+        gamma: (H,) bf16.
+        norm_eps: rounded to fp32 before it is added.
+
+    Returns:
+        y (n, H) bf16, rstd (n,) fp32, x (n, H) bf16.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        xf = sums + as_floats(residual)
+        mean_square = sum_of_row(xf * xf * np.float32(1 / xf.shape[1]))
+        rstd = np.float32(1) / np.sqrt(mean_square + np.float32(norm_eps))
+        normed = as_floats(rounded(xf * rstd[:, None], torch.bfloat16))
+    y = rounded(normed * as_floats(gamma), torch.bfloat16)
+    return y, torch.from_numpy(rstd), rounded(xf, torch.bfloat16)

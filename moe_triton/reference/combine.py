@@ -6,22 +6,29 @@ that a rank received. Sums are fp32, in the order of docs/operators.md, "Arithme
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from moe_triton.reference.arithmetic import (
     Floats,
+    Mask,
+    add_rms_norm,
     as_floats,
     rounded,
     softmax_of_two,
     sum_of_row,
     through_blocks,
+    weighted_sum,
 )
 from moe_triton.reference.deployment import Deployment
 from moe_triton.reference.dispatch import DispatchReference, ids_that_take_part, tokens_that_take_part
+
+Indices: TypeAlias = NDArray[np.integer]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,42 +253,36 @@ def weighted_sums(
     ids = ids_that_take_part(inputs.expert_ids, inputs.x_active_mask)
     written = tokens_that_take_part(ids, inputs.x_active_mask)
     tokens = written.nonzero().flatten().numpy()
-    hidden, topk = results.values.shape[2], ids.shape[1]
-    sums = np.zeros((len(tokens), hidden), dtype=np.float32)
-    with np.errstate(invalid="ignore", over="ignore"):
-        for row, token in enumerate(tokens):
-            for k, expert in enumerate(ids[token].tolist()):
-                value = _value(deployment, inputs, results, token, k, expert)
-                if value is None:
-                    continue
-                if inputs.expert_scales is not None:
-                    value = value * np.float32(inputs.expert_scales[token, k].item())
-                sums[row] = sums[row] + value
-        for s in range(results.values.shape[1] - topk):
-            sums = sums + results.values[tokens, topk + s]
+
+    def entries() -> Iterator[tuple[Mask | None, Floats, Floats | None]]:
+        scales = None if inputs.expert_scales is None else as_floats(inputs.expert_scales)[tokens]
+        for k in range(ids.shape[1]):
+            applies, values = _entry(deployment, inputs, results, tokens, k, ids[tokens, k].numpy())
+            yield applies, values, None if scales is None else scales[:, k]
+        for shared in range(ids.shape[1], results.values.shape[1]):
+            yield None, results.values[tokens, shared], None
         if inputs.shared_expert_x is not None:
-            sums = sums + as_floats(inputs.shared_expert_x)[tokens]
-    return written, sums
+            yield None, as_floats(inputs.shared_expert_x)[tokens], None
+
+    return written, weighted_sum((len(tokens), results.values.shape[2]), entries())
 
 
-def _value(
-    deployment: Deployment, inputs: CombineInputs, results: Results, token: int, k: int, expert: int
-) -> Floats | None:
-    """What an entry adds, before its weight: a routed expert's result, a special expert's, or nothing."""
-    special = expert - deployment.moe_expert_num
-    if expert < 0:
-        return None
-    if special < 0:
-        value: Floats = results.values[token, k]
-        return value
-    copy = special - deployment.zero_expert_num
+def _entry(
+    deployment: Deployment, inputs: CombineInputs, results: Results, tokens: Indices, k: int, experts: Indices
+) -> tuple[Mask, Floats]:
+    """Which tokens' entries ``k`` add something, and what, before its weight.
+
+    That is a routed expert's result, a copy of the token, or what a constant expert makes of it.
+    """
+    copy = experts - deployment.moe_expert_num - deployment.zero_expert_num
     const = copy - deployment.copy_expert_num
-    if copy < 0:
-        return None
-    assert inputs.ori_x is not None
-    assert const < deployment.const_expert_num
-    x = as_floats(inputs.ori_x[token])
-    return x if const < 0 else _constant(inputs, x, const)
+    assert (const < deployment.const_expert_num).all()
+    values = results.values[tokens, k]
+    for row in np.flatnonzero(copy >= 0):
+        assert inputs.ori_x is not None
+        x = as_floats(inputs.ori_x[tokens[row]])
+        values[row] = x if const[row] < 0 else _constant(inputs, x, const[row])
+    return (experts >= 0) & ((experts < deployment.moe_expert_num) | (copy >= 0)), values
 
 
 def _constant(inputs: CombineInputs, x: Floats, const: int) -> Floats:
@@ -294,29 +295,3 @@ def _constant(inputs: CombineInputs, x: Floats, const: int) -> Floats:
         a1, a2 = softmax_of_two(sum_of_row(a1 * x), sum_of_row(a2 * x))
     value: Floats = a1 * x + a2 * as_floats(inputs.const_expert_v[const])
     return value
-
-
-def add_rms_norm(
-    sums: Floats, residual: torch.Tensor, gamma: torch.Tensor, norm_eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A sum and its residual, normalised.
-
-    ``xf = sum + residual; rstd = 1 / sqrt(sum(xf * xf * f32(1/H)) + eps); y = bf16(f32(bf16(xf * rstd)) *
-    gamma)``, and ``x = bf16(xf)``.
-
-    Args:
-        sums: (n, H) fp32.
-        residual: (n, H) bf16.
-        gamma: (H,) bf16.
-        norm_eps: rounded to fp32 before it is added.
-
-    Returns:
-        y (n, H) bf16, rstd (n,) fp32, x (n, H) bf16.
-    """
-    with np.errstate(invalid="ignore", over="ignore"):
-        xf = sums + as_floats(residual)
-        mean_square = sum_of_row(xf * xf * np.float32(1 / xf.shape[1]))
-        rstd = np.float32(1) / np.sqrt(mean_square + np.float32(norm_eps))
-        normed = as_floats(rounded(xf * rstd[:, None], torch.bfloat16))
-    y = rounded(normed * as_floats(gamma), torch.bfloat16)
-    return y, torch.from_numpy(rstd), rounded(xf, torch.bfloat16)

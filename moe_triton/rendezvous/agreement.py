@@ -1,4 +1,4 @@
-"""Ranks compare what they were constructed with, before any of them takes memory."""
+"""Ranks compare their settings before any of them allocates memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from moe_triton.rendezvous.meeting import MAX_REASON, Meeting, values_of
 
 logger = logging.getLogger("moe_triton")
 
-# Settings that may differ. No flag that is posted or waited for and no bit of a result depends on them: the
-# flags of an operator are one for each expert and source, row or rank, whichever block sends them and in
-# however many parts.
+# Settings that may differ: neither flags nor results depend on them. An operator has one flag per expert and
+# source, row or rank, whichever block sends it and however many parts there are.
 MAY_DIFFER: dict[str, str] = {
     "num_blocks": "calls take as long as on the slowest rank",
     "timeout_s": "the rank that waits least gives up first, and the others only when their own time is up",
@@ -28,11 +27,11 @@ MAY_DIFFER: dict[str, str] = {
 
 
 def agree(meeting: Meeting, settings: Mapping[str, Any], purpose: str = "settings") -> None:
-    """Compares settings. What differs and must not is an error on every rank, anything else a warning.
+    """Compares settings. A difference is an error on every rank, or a warning where it is allowed.
 
     Args:
         meeting: the group.
-        settings: by name; whatever JSON can carry.
+        settings: by name; JSON's types.
         purpose: for the error.
 
     Raises:
@@ -80,15 +79,15 @@ def check_same(settings: Sequence[Mapping[str, Any]], may_differ: Collection[str
 
 
 def raise_together(meeting: Meeting, failure: str, purpose: str = "windows") -> None:
-    """Raises on every rank what any of them met.
+    """Raises on every rank if any of them has failed.
 
     Args:
         meeting: the group.
-        failure: what this rank met; empty if nothing.
+        failure: of this rank; empty if it has not failed.
         purpose: for errors.
 
     Raises:
-        WindowError: a rank met something; it names each with what it says.
+        WindowError: a rank has failed; it lists each failure with its rank.
         CommunicationTimeoutError: a rank did not come.
     """
     messages = meeting.exchange({"failure": failure[:MAX_REASON]}, purpose)

@@ -1,27 +1,27 @@
 """Exchanges of messages over a torch store, in numbered attempts that late ranks can join.
 
-Ranks that meet begin an *attempt*, in which they exchange messages one round after the other. Who waits too
-long gives its round up, and everybody who comes later meets in the next attempt, whichever was late and by
-how much. So ranks that both raise and both try again find each other, and nothing that an attempt left behind
-is taken for news.
+Ranks that meet begin an *attempt*, in which they exchange messages round by round. A rank that waits too long
+gives its round up, and all later ranks meet in the next attempt, however late they are. So ranks that raised
+and try again find each other, and messages left over from an earlier attempt are never read.
 
-A rank that cannot take part *refuses* the round: it says why and goes on at once. That ends the attempt, and
-every other rank is told once, those that come later too: what it tries next, it tries in the attempt after.
+A rank that cannot take part *refuses* the round: it gives a reason and goes on at once. That ends the
+attempt. Every other rank, including later ones, gets the reason once, and makes its next try in the following
+attempt.
 
-In the store, under a prefix of the ranks that meet::
+Keys in the store, under a prefix of the ranks that meet::
 
     open                       the attempt to join
     next/<rank>                the first attempt that a rank has not seen the end of
     <attempt>/<round>/<rank>   a rank's message
-    <attempt>/<round>/state    how the round ended: DONE; who gave it up and whom it missed, "2 0,1"; or who
-                               refused it and why, 'refused 2 "reason"'
-    <attempt>/<round>/left     how many ranks have read all messages; the last one deletes them
-    <attempt>/<round>/told     how many ranks know of a refusal
-    ended, ended/<i>           the rounds whose state is still there, until all ranks are in a later attempt
+    <attempt>/<round>/state    how the round ended: DONE; which rank gave it up and which it missed, "2 0,1";
+                               or which rank refused it and why, 'refused 2 "reason"'
+    <attempt>/<round>/left     number of ranks that have read all messages; the last one deletes them
+    <attempt>/<round>/told     number of ranks that know of a refusal
+    ended, ended/<i>           the rounds whose state is kept until all ranks are in a later attempt
 
-A round ends once, by compare_set: either all messages are there and every rank takes them, or it is given up
-or refused and no rank does. Keys are asked for by `check` and never waited for: a store serves one caller at
-a time, and its user's own calls would wait behind ours.
+A round ends once, by compare_set: either all messages are there and every rank reads them, or it is given up
+or refused and no rank does. Keys are polled with `check` and never waited for: a store serves one caller at a
+time, and its user's own calls would queue behind ours.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
 
 
 class Store(Protocol):
-    """What is asked of a torch store."""
+    """The functions of a torch store that are used."""
 
     def set(self, key: str, value: bytes | str, /) -> None: ...  # noqa: D102
     def get(self, key: str, /) -> bytes: ...  # noqa: D102
@@ -66,7 +66,7 @@ class RefusedError(Exception):
 
     Attributes:
         by: that rank.
-        reason: as it said it.
+        reason: that it gave.
     """
 
     def __init__(self, by: int, reason: str) -> None:
@@ -78,7 +78,7 @@ class Attempt:
     """One rank's part in an attempt; joined by its first exchange.
 
     Args:
-        store: of the ranks that meet, and of nobody else.
+        store: used by no others than the ranks that meet.
         rank: this one's number among them.
         num_ranks: of them.
     """
@@ -91,14 +91,14 @@ class Attempt:
 
     @property
     def number(self) -> int:
-        """Which attempt it is, once it has been joined."""
+        """Number of the attempt, once it has been joined."""
         return self._number
 
     def exchange(self, message: bytes, deadline: float, cancelled: threading.Event) -> list[bytes]:
         """Sends a message to every rank and returns all of them, by rank.
 
         Args:
-            message: the same number of rounds has to come before it on every rank.
+            message: of this rank; all ranks must be in the same round.
             deadline: of `time.monotonic`.
             cancelled: gives the round up when set.
 
@@ -113,13 +113,13 @@ class Attempt:
             raise
 
     def refuse(self, reason: str) -> str:
-        """Ends the round that the others are in, or come to. Nothing happens where it has ended otherwise.
+        """Ends the round that the others are in, or will join, unless it has already ended.
 
         Args:
-            reason: what they are told.
+            reason: for the others.
 
         Returns:
-            The round, for `told`; empty where nobody is told.
+            The round, for `told`; empty if it had already ended.
         """
         said = f"{REFUSED} {self._rank} {json.dumps(reason)}"
         while not self._is_over:
@@ -127,7 +127,7 @@ class Attempt:
             try:
                 if is_first:
                     self._number = self._join()
-            except RefusedError:  # they have another rank's reason
+            except RefusedError:  # the others have another rank's reason
                 break
             key = f"{self._number}/{self._round}"
             state = self._end(key, said)
@@ -139,12 +139,12 @@ class Attempt:
                 self._is_over = True
                 self._take_note(key, state)
                 return key
-            # Where a first round was given up, the others come to the next attempt.
+            # If a first round was given up, the others join the next attempt.
             self._is_over = not is_first
         return ""
 
     def told(self, key: str) -> int:
-        """How many ranks know of a refusal, this one included."""
+        """Number of ranks that know of a refusal, this one included."""
         return self._store.add(f"{key}/told", 0)
 
     def _exchange(self, message: bytes, deadline: float, cancelled: threading.Event) -> list[bytes]:
@@ -171,13 +171,13 @@ class Attempt:
                 self._gave_up |= set(by)
 
     def _wait(self, key: str, messages: list[str], deadline: float, cancelled: threading.Event) -> str:
-        """How the round ended; empty where its attempt is no longer the one to join."""
+        """How the round ended; empty if its attempt is not the open one any more."""
         pause = _FIRST_PAUSE_S
         while True:
             if self._store.check(messages):
                 return self._end(key, DONE)
-            # In this order: the next attempt opens only when this one has ended. So where it is open, a state
-            # that is missing was deleted, after all ranks, this one too, had taken its messages.
+            # In this order: the next attempt opens only after this one has ended. So if that is open, a
+            # missing state was deleted, after all ranks, this one included, had read its messages.
             is_open = self._round > 0 or self._open() == self._number
             state = self._read(f"{key}/state")
             if state or not is_open:
@@ -188,13 +188,13 @@ class Attempt:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _end(self, key: str, state: str) -> str:
-        """Ends a round, unless another rank has ended it: how it ended."""
+        """Ends a round unless another rank has; returns how it ended."""
         return self._store.compare_set(f"{key}/state", "", state).decode()
 
     def _give_up(self, key: str, messages: list[str]) -> str:
         missing = {rank for rank, name in enumerate(messages) if not self._store.check([name])}
-        # Who gave an earlier attempt up was there, and missed others. And all may have come by now, and
-        # nobody has taken note yet.
+        # Ranks that gave up an earlier attempt are here, and miss others. And all may have arrived by now,
+        # without the round being marked as done.
         named = missing - self._gave_up or missing or {self._rank}
         said = f"{self._rank} {','.join(map(str, sorted(named)))}"
         state = self._end(key, said)
@@ -206,7 +206,7 @@ class Attempt:
         self._store.set(f"ended/{self._store.add('ended', 1)}", key)
 
     def _take_note(self, key: str, state: str) -> RefusedError:
-        """What is raised for a refusal. This rank is not told again."""
+        """The error of a refusal, which this rank gets once."""
         if self._round == 0:
             self._store.set(f"next/{self._rank}", str(int(key.split("/")[0]) + 1))
         self._store.add(f"{key}/told", 1)
@@ -217,10 +217,10 @@ class Attempt:
         return int(self._store.compare_set("open", "", "0"))
 
     def _join(self) -> int:
-        """The attempt that is open; the next one where that has ended.
+        """The open attempt, or the next one if that has ended.
 
         Raises:
-            RefusedError: an attempt before it was refused, and this rank has not heard of that yet.
+            RefusedError: an earlier attempt was refused, and this rank does not know yet.
         """
         number = int(self._read(f"next/{self._rank}") or 0)
         if self._open() < number:
@@ -239,7 +239,7 @@ class Attempt:
             number += 1
 
     def _open_after(self, number: int) -> None:
-        """Opens the next attempt. Whoever still looks at this one sees that, and joins the next too."""
+        """Opens the next attempt. Ranks that still poll this one see that, and join the next one."""
         self._store.compare_set("open", str(number), str(number + 1))
 
     def _read(self, name: str) -> str:
@@ -258,7 +258,7 @@ class Attempt:
             self._store.delete_key(name)
 
     def _forget_ends(self) -> None:
-        """Deletes how rounds of earlier attempts ended: every rank is in this one, and none looks there."""
+        """Deletes the states of earlier attempts: every rank is in this one, and reads none of them."""
         for i in range(1, self._store.add("ended", 0) + 1):
             key = self._read(f"ended/{i}")
             if key and int(key.split("/")[0]) < self._number:

@@ -1,19 +1,18 @@
 """How ranks meet: small messages over the torch store of their group, each wait with a deadline.
 
 Nothing is sent over the group itself: a receive that times out there breaks the connection for the group's
-owner too. Messages are JSON. Nothing that a peer sends is unpickled.
+owner too. Messages are JSON; nothing from a peer is unpickled.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import reprlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent import futures
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakSet
@@ -30,19 +29,20 @@ from moe_triton.core.errors import (
     ConfigMismatchError,
     MoeTritonError,
 )
+from moe_triton.core.threads import in_thread
 from moe_triton.rendezvous.attempts import Attempt, RefusedError, RoundGivenUpError, Store
 
 MAX_MESSAGE_BYTES = 1 << 16
 MAX_REASON = 2000  # characters of one
-# What the store may take for an answer once a deadline has passed.
+# Time for the store's answer after a deadline has passed.
 _GRACE_S = 1.0
 _ADDRESS_BYTES = 256
-# What a rank that refuses waits for the others to have heard of it: its process may host the store, and end.
+# How long a refusing rank waits until the others know: its process may host the store, and exit.
 _LINGER_S, _HURRY_S, _LINGER_PAUSE_S = 1.0, 0.2, 0.005
 
-# Ours of each group that has met.
+# Our connection of each group that has met.
 _stores: WeakKeyDictionary[dist.ProcessGroup, Any] = WeakKeyDictionary()
-# Of the process that this one was forked from.
+# Connections of the process that this one was forked from.
 _stores_of_parent: list[object] = []
 _of_parent: WeakSet[dist.ProcessGroup] = WeakSet()
 
@@ -50,9 +50,9 @@ Value = TypeVar("Value")
 
 
 def _after_fork() -> None:
-    """Connections are the parent's: requests of both would mix, so that none of them is used here again."""
+    """Connections belong to the parent: requests of both would mix, so they are not used here."""
     global _stores
-    # Not given up either: a store that is hosted here would wait for its thread, which this process lacks.
+    # Nor destroyed: a store hosted by the parent would wait for its thread, which does not exist here.
     _stores_of_parent.append(_stores)
     _stores = WeakKeyDictionary()
     if dist.is_available() and dist.is_initialized():
@@ -65,8 +65,9 @@ os.register_at_fork(after_in_child=_after_fork)
 class Meeting:
     """Exchanges of small messages among the ranks of a group, or some of them; or of one process by itself.
 
-    The first exchange joins an attempt (`moe_triton.rendezvous.attempts`), so a meeting that timed out is of
-    no more use: those who try again construct a new one, and meet whoever comes late there.
+    The first exchange joins an attempt (`moe_triton.rendezvous.attempts`), so a meeting that has timed out
+    cannot be
+    used again: ranks that try again construct a new one, and meet late ranks there.
 
     Args:
         group: a torch.distributed group; None for the default one, or without any for this process alone.
@@ -79,8 +80,8 @@ class Meeting:
         lost: those that take no part.
 
     Raises:
-        ArgumentError: that is no group, it is not initialised, it is of the process that this one was forked
-            from, or this rank is no member.
+        ArgumentError: it is no group, is not initialised, belongs to the process that this one was forked
+            from, or does not contain this rank.
     """
 
     def __init__(
@@ -101,12 +102,12 @@ class Meeting:
             raise _not_a_member()
         self.timeout_s = timeout_s
         self._attempt: Attempt | None = None
-        self._thread: threading.Thread | None = None
+        self._exchanging: futures.Future[list[bytes]] | None = None
         self._is_over = False
-        self._last: tuple[str, float] | None = None  # what all ranks have met for, and when
+        self._last: tuple[str, float] | None = None  # purpose and time of the last exchange
 
     def store(self) -> Store:
-        """Where the ranks of this attempt, and nobody else, may leave something for each other."""
+        """A store for the ranks of this attempt only."""
         assert self._attempt is not None  # they have met
         ours = cast(Any, _store_of(self.group, self.members))
         return cast(Store, dist.PrefixStore(f"left/{self._attempt.number}", ours))  # type: ignore[attr-defined]
@@ -124,12 +125,12 @@ class Meeting:
 
         Args:
             message: what JSON can carry.
-            purpose: for the error, and compared: ranks that meet for different ends are told so.
-            timeout_s: seconds that it may take; None for the usual time.
+            purpose: for errors; also compared between ranks.
+            timeout_s: seconds that it may take; None for the meeting's.
 
         Raises:
             CommunicationTimeoutError: some ranks sent nothing in time, or the store did not answer.
-            ConfigMismatchError: a rank cannot go on; or sent what is no message, or met for another purpose.
+            ConfigMismatchError: a rank cannot go on, sent an invalid message, or meets for another purpose.
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         data = json.dumps({"purpose": purpose, "message": message}).encode()
@@ -163,23 +164,23 @@ class Meeting:
         return [_decode(rank, data, purpose) for rank, data in enumerate(received)]
 
     def _since(self) -> str:
-        """When this rank last saw all others, for an error."""
+        """The time since the last exchange, for an error."""
         if self._last is None:
             return ""
         purpose, at = self._last
         return f"; all ranks had met {time.monotonic() - at:.1f} s before ({purpose})"
 
     def end(self) -> None:
-        """No rank waits for this one any more: `refuse` does nothing from now on."""
+        """Marks that no rank waits for this one any more: `refuse` does nothing from now on."""
         self._is_over = True
 
     def refuse(self, error: BaseException) -> None:
-        """Tells the ranks that wait for this one, or will come to, why it does not go on.
+        """Tells the other ranks, which wait for this one now or later, why it does not go on.
 
-        It returns when all have heard of it, or after a moment.
+        Returns once all know, or after `_LINGER_S`.
 
         Args:
-            error: what keeps it from that.
+            error: the reason.
         """
         if self._is_over:
             return
@@ -188,9 +189,9 @@ class Meeting:
         if not isinstance(error, Exception):  # Ctrl-C
             linger_s = grace_s = _HURRY_S
 
-        def run() -> None:
-            if self._thread is not None:
-                self._thread.join()  # an exchange that was interrupted
+        def tell() -> None:
+            if self._exchanging is not None:
+                futures.wait([self._exchanging])  # an exchange that was interrupted
             attempt = self._attempt or self._make_attempt()
             if not (key := attempt.refuse(reason_of(error))):
                 return
@@ -198,38 +199,33 @@ class Meeting:
             while attempt.told(key) < self.num_ranks and time.monotonic() < deadline:
                 time.sleep(_LINGER_PAUSE_S)
 
-        # Where the store does not answer, nobody can be told.
-        telling = threading.Thread(target=_ignoring(run), name="moe_triton refusal", daemon=True)
-        telling.start()
-        telling.join(linger_s + grace_s)
+        # If the store does not answer, the others cannot be told.
+        futures.wait([in_thread(tell, "refusal")], linger_s + grace_s)
 
     def _make_attempt(self) -> Attempt:
         return Attempt(_store_of(self.group, self.members), self.rank, self.num_ranks)
 
     def _in_time(self, data: bytes, timeout_s: float) -> list[bytes]:
-        """Runs an exchange in a thread: a store whose host is stopped does not even give an error."""
-        done: futures.Future[list[bytes]] = futures.Future()
+        """Runs an exchange in a thread, since requests to a store whose host has stopped never return."""
         cancelled = threading.Event()
         deadline = time.monotonic() + timeout_s
 
-        def run() -> None:
-            try:
-                if self._attempt is None:
-                    self._attempt = self._make_attempt()
-                done.set_result(self._attempt.exchange(data, deadline, cancelled))
-            except BaseException as error:
-                done.set_exception(error)
+        def run() -> list[bytes]:
+            if self._attempt is None:
+                self._attempt = self._make_attempt()
+            return self._attempt.exchange(data, deadline, cancelled)
 
-        self._thread = threading.Thread(target=run, name="moe_triton rendezvous", daemon=True)
-        self._thread.start()
+        self._exchanging = in_thread(run, "rendezvous")
         try:
-            return done.result(timeout_s + _GRACE_S)
+            return self._exchanging.result(timeout_s + _GRACE_S)
         finally:
-            cancelled.set()  # Ctrl-C: the others are told, and need not wait
+            cancelled.set()  # after Ctrl-C too, so that the others need not wait
+            if self._exchanging.done():  # an error in it would keep its callers' tensors alive
+                self._exchanging = None
 
 
 def reason_of(error: BaseException) -> str:
-    """What peers are told of an error."""
+    """An error as peers report it."""
     try:
         text = str(error)
     except Exception:
@@ -240,15 +236,15 @@ def reason_of(error: BaseException) -> str:
 
 
 def values_of(messages: Sequence[Mapping[str, Any]], name: str, kind: type[Value]) -> list[Value]:
-    """What each rank has sent by a name.
+    """The value of a name in each rank's message.
 
     Args:
         messages: of an exchange.
-        name: which of their values.
-        kind: what each has to be.
+        name: of the value.
+        kind: type that each value must have.
 
     Raises:
-        ConfigMismatchError: a rank sent something else, or nothing.
+        ConfigMismatchError: a rank sent a value of another type, or none.
     """
     values: list[Value] = []
     for rank, message in enumerate(messages):
@@ -258,14 +254,6 @@ def values_of(messages: Sequence[Mapping[str, Any]], name: str, kind: type[Value
             raise ConfigMismatchError(f"rank {rank} sent {name} {shown}, which is no {kind.__name__}")
         values.append(value)
     return values
-
-
-def _ignoring(run: Callable[[], None]) -> Callable[[], None]:
-    def ignoring() -> None:
-        with contextlib.suppress(Exception):
-            run()
-
-    return ignoring
 
 
 def _is_alone() -> bool:
@@ -284,7 +272,9 @@ def _checked(group: object) -> tuple[dist.ProcessGroup | None, int, int]:
             "torch.distributed must be initialised",
             "Call torch.distributed.init_process_group('gloo', ...) first.",
         )
-    if type(group) is int and group == dist.GroupMember.NON_GROUP_MEMBER:  # what new_group gives the others
+    if (
+        type(group) is int and group == dist.GroupMember.NON_GROUP_MEMBER
+    ):  # what new_group returns on other ranks
         raise _not_a_member()
     found = dist.group.WORLD if group is None else group
     if not isinstance(found, dist.ProcessGroup):
@@ -359,19 +349,19 @@ def _decode(rank: int, data: bytes, purpose: str) -> dict[str, Any]:
 
 
 def _store_of(group: dist.ProcessGroup | None, members: Sequence[int]) -> Store:
-    """The group's store, or one of ours where it has none, for these members alone."""
+    """The group's store, or our own if it has none, for these members only."""
     if group is None:
         return cast(Store, dist.HashStore())  # type: ignore[attr-defined]
     if group not in _stores:
         found = distributed_c10d._get_process_group_store(group)
-        # A connection of its own: requests of the group's owner do not queue behind ours.
+        # A separate connection, so that requests of the group's owner do not queue behind ours.
         _stores[group] = _make_store(group) if found is None else found.clone()  # type: ignore[attr-defined]
     prefix = f"moe_triton/{'.'.join(str(member) for member in members)}"
     return cast(Store, dist.PrefixStore(prefix, _stores[group]))  # type: ignore[attr-defined]
 
 
 def _make_store(group: dist.ProcessGroup) -> Any:
-    """A store that the group's first rank hosts; its address goes over the group, once."""
+    """A store hosted by the group's first rank; its address is broadcast over the group, once."""
     address = torch.zeros(_ADDRESS_BYTES, dtype=torch.uint8)
     hosted = None
     if dist.get_rank(group) == 0:

@@ -1,35 +1,32 @@
-"""Notes that ranks leave for each other while they wait: who waits for a rank sees that it is stuck itself.
+"""Notes that ranks leave while they wait, so that others see that a missing rank is stuck itself.
 
-They lie in the group's store and are no part of any protocol: a note that is not there, or late, only makes
-an error say less.
+They are kept in the group's store and no protocol depends on them: without a note an error only says less.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent import futures
 from typing import NamedTuple
 
+from moe_triton.core.threads import in_thread
 from moe_triton.rendezvous.attempts import Store
 
 REPEAT_S = 1.0
-# A rank that raises leaves its last note. Ranks that wait for each other raise within about this time.
+# The last note of a rank that has raised stays. Ranks that wait for each other raise within about this time.
 FRESH_S = 5.0
-# What an error may take longer to find out about others.
+# How long an error may be delayed to read notes.
 LOOK_UP_S = 1.0
 
 
 class Note(NamedTuple):
-    """What a rank waits for.
+    """The wait of a rank.
 
     Attributes:
         call: operator and number.
-        ranks: whom it waits for.
-        at: when it was left, by `time.monotonic` of a machine that all ranks share.
+        ranks: that it waits for.
+        at: time of the note, by `time.monotonic`, which all ranks of a machine share.
     """
 
     call: str
@@ -38,10 +35,10 @@ class Note(NamedTuple):
 
 
 class Notes:
-    """One rank's notes, and its way to those of its peers.
+    """One rank's notes, and its access to those of its peers.
 
     Args:
-        open_store: gives the store, of these ranks and this buffer only.
+        open_store: returns the store of these ranks and this buffer.
         rank: this one's number.
         num_ranks: of the group.
     """
@@ -51,46 +48,37 @@ class Notes:
         self._latest: object = None
 
     def leave(self, call: str, ranks: Sequence[int], goes_on: Callable[[], bool]) -> None:
-        """Leaves a note, renewed until the wait has ended. Returns at once.
+        """Leaves a note, and renews it until the wait has ended. Returns at once.
 
         Args:
             call: operator and number.
-            ranks: whom it waits for.
-            goes_on: whether the wait does.
+            ranks: that this rank waits for.
+            goes_on: whether it still waits.
         """
 
         self._latest = mine = object()
 
         def run() -> None:
-            with contextlib.suppress(Exception):  # a store that is gone has no reader either
-                store = self._open_store()
-                while self._latest is mine and goes_on():
-                    store.set(str(self._rank), json.dumps([call, list(ranks), time.monotonic()]))
-                    time.sleep(REPEAT_S)
+            store = self._open_store()
+            while self._latest is mine and goes_on():
+                store.set(str(self._rank), json.dumps([call, list(ranks), time.monotonic()]))
+                time.sleep(REPEAT_S)
 
-        threading.Thread(target=run, name="moe_triton note", daemon=True).start()
+        in_thread(run, "note")  # its error is dropped: a store that is gone has no readers
 
     def gone(self, missing: Sequence[int]) -> tuple[list[int], str]:
-        """Those of the ranks that are missing which are not known to be stuck behind others.
+        """The ranks that hold up the missing ones: missing ranks without a note, and those that the others
+        wait for.
 
         Args:
-            missing: whom this rank waited for in vain.
+            missing: ranks that this rank has timed out waiting for.
 
         Returns:
-            The ranks, which may be others that those wait for; and a sentence of those that are stuck, or "".
+            The ranks, and a sentence about the ranks that are stuck themselves, or "".
         """
-        done: futures.Future[tuple[list[int], str]] = futures.Future()
-
-        def run() -> None:
-            try:
-                done.set_result(self._follow(missing))
-            except BaseException as error:
-                done.set_exception(error)
-
-        # In a thread: a store whose host is stopped does not even give an error.
-        threading.Thread(target=run, name="moe_triton notes", daemon=True).start()
+        # In a thread, since requests to a store whose host has stopped never return.
         try:
-            return done.result(LOOK_UP_S)
+            return in_thread(lambda: self._follow(missing), "notes").result(LOOK_UP_S)
         except Exception:
             return list(missing), ""
 

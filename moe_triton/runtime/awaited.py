@@ -1,4 +1,4 @@
-"""Whom a wait that goes on is for, read from where it looks, and the line that says so."""
+"""Warnings about long waits: which ranks a launch is still waiting for, read from the flags that it polls."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _log = logging.getLogger("moe_triton")
 
 
 def patience_s(timeout_s: float) -> float:
-    """Seconds that a wait may take in silence."""
+    """Seconds before a wait is reported."""
     return min(MAX_PATIENCE_S, timeout_s / 2)
 
 
 def tell_of(site: Site, waiting: Waiting, counts: Mapping[str, int], notes: Notes) -> None:
-    """Logs a warning of a wait that lasts: operator, number, zone, time and ranks; and tells the peers.
+    """Logs a warning about a long wait: operator, number, zone, time and ranks; and leaves a note for peers.
 
     Args:
         site: where it waits.
-        waiting: the launch; one that waits for no peer is passed by.
+        waiting: the launch; nothing is logged if it does not wait for peers.
         counts: runs of each operator that have ended.
-        notes: for those who wait for this rank.
+        notes: of this rank, read by ranks that wait for it.
     """
     ranks = awaited_ranks(site, waiting)
     if ranks is None:
@@ -52,11 +52,11 @@ def tell_of(site: Site, waiting: Waiting, counts: Mapping[str, int], notes: Note
 
 
 def awaited_ranks(site: Site, waiting: Waiting) -> list[int] | None:
-    """Ranks whose flags are not there yet, or None of a launch that waits for nobody.
+    """Ranks whose flags have not arrived yet, or None for a launch that does not wait for peers.
 
     Args:
         site: where it waits.
-        waiting: the launch, in the middle of a run.
+        waiting: the launch, which is still running.
     """
     finder = site.scheme.finders.get(waiting.launch.kernel.name)
     if finder is None:
@@ -76,7 +76,7 @@ def awaited_ranks(site: Site, waiting: Waiting) -> list[int] | None:
 def _arguments(waiting: Waiting) -> dict[str, Any]:
     """A launch's arguments by name: numbers, addresses and regions."""
     found: dict[str, Any] = {}
-    for arg, first in abi.places(waiting.launch.kernel.args):
+    for arg, first in abi.word_offsets(waiting.launch.kernel.args):
         words = waiting.words[first : first + abi.words_of(arg)]
         found[arg.name] = region_in(arg.type, words) if arg.type in REGION_DIMS else words[0]
     return found

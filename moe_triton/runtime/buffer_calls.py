@@ -165,9 +165,9 @@ class BufferCalls:
         ):
             self._calls.add(self._combine_plan(variant, zone, parts), executable)
 
-    def exchange(self, prepared: PreparedCalls) -> PreparedCalls:
+    def swap(self, prepared: PreparedCalls) -> PreparedCalls:
         """See `moe_triton.backends.base.Calls`."""
-        return self._calls.exchange(prepared)
+        return self._calls.swap(prepared)
 
     def _dispatch_program(self) -> tuple[CallProgram, dict[str, Seen]]:
         config, registers = self._site.config, Registers()

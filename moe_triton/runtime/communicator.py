@@ -24,17 +24,17 @@ from moe_triton.rendezvous.notes import Notes
 from moe_triton.runtime.awaited import patience_s, tell_of
 from moe_triton.runtime.buffer_calls import BufferCalls
 from moe_triton.runtime.construction import Order, Prepared, prepare
-from moe_triton.runtime.diagnosis import Call, failure
+from moe_triton.runtime.diagnosis import Run, failure
 from moe_triton.runtime.exclusive import Exclusive
 from moe_triton.runtime.executables import Executables, Phase, PlanCalls
-from moe_triton.runtime.halves import Halves
+from moe_triton.runtime.pending import Pending
 from moe_triton.runtime.plan_memory import PlanMemory
 from moe_triton.runtime.rounds import Rounds
 from moe_triton.runtime.trace import Trace
 from moe_triton.runtime.unread import UnreadRuns
 from moe_triton.schemes.site import Operator
 
-# Orders the uses of a process's communicators: the same on every rank, since all make the same calls.
+# Orders the uses of a process's communicators; it is the same on every rank, since all make the same calls.
 _clock = itertools.count(1)
 
 
@@ -61,7 +61,7 @@ class Communicator(Exclusive):
         with contextlib.ExitStack() as made:
             try:
                 self._construct(meetings, prepare(order, meeting, exchange), made)
-                for one in meetings:  # until here any rank may fail, and then all do
+                for one in meetings:  # any rank may have failed before this, and then all do
                     one.exchange({}, "construction is done")
             except BaseException as error:
                 for one in meetings:
@@ -98,7 +98,7 @@ class Communicator(Exclusive):
         log = self._trace.log if self._trace else None
         self._executables = Executables(self._scheme, self.backend, self._memory, log)
         self._last: dict[str, Executable] = {}
-        self._halves = Halves()
+        self._pending = Pending()
         self._is_in_graph = False
         self._unread = UnreadRuns() if self.backend.is_asynchronous else None
         self.last_use = 0
@@ -106,7 +106,7 @@ class Communicator(Exclusive):
         super().__init__(self.backend.waits)
 
     def _meet(self) -> None:
-        """Shows that flags reach every peer, and has the barrier ready that a graph may need."""
+        """Checks that flags reach every peer, and compiles the barrier that a graph may need."""
         try:
             self.barrier()
         except BaseException:
@@ -134,8 +134,8 @@ class Communicator(Exclusive):
         if self._unread is not None:
             self._look_back()
             self._rounds.check_graph(capturing)
-        if phase != "whole" or self._halves.variants:
-            self._halves.check(operator, phase == "teardown", capturing)
+        if phase != "whole" or self._pending.variants:
+            self._pending.check(operator, phase == "teardown", capturing)
         if phase != "teardown":
             if self._rounds.needs_wait(operator, capturing):
                 self._full_wait()
@@ -149,14 +149,14 @@ class Communicator(Exclusive):
         try:
             self._execute(operator, executable, bindings, turn=phase != "setup")
             if phase == "setup":
-                self._halves.begin(operator, variant, capturing)
+                self._pending.begin(operator, variant, capturing)
             self._last[operator] = executable
         except BaseException as error:
             self._give_up_at(operator, number, error)
             raise
 
     def barrier(self, timeout_us: int | None = None) -> None:
-        """Waits for every rank of the group, at most so many microseconds; None for the usual time.
+        """Waits for every rank of the group, ``timeout_us`` at most; None for the buffer's timeout.
 
         Raises:
             BufferStateError: closed, broken or in use by another thread.
@@ -171,10 +171,10 @@ class Communicator(Exclusive):
             self._look_back(wait=True)
 
     def synchronize(self) -> None:
-        """Waits for all that this rank has started, graphs included, and looks at what was reported.
+        """Waits for everything that this rank has started, graphs included, and checks the reports.
 
         Raises:
-            BufferStateError: closed, broken or in use by another thread; or a row named no place here.
+            BufferStateError: closed, broken or in use by another thread; or a row had an invalid origin.
             CommunicationTimeoutError: a rank's data did not come in time; the communicator is then broken.
         """
         self._alone(self._synchronize)
@@ -185,14 +185,14 @@ class Communicator(Exclusive):
             self._look_back(wait=True)
 
     def _look_back(self, wait: bool = False) -> None:
-        """Raises what an earlier run has reported since."""
+        """Raises what earlier runs have reported in the meantime."""
         assert self._unread is not None
         if self.backend.is_capturing():
             return
         try:
-            failures = sorted(self._unread.failures(wait=wait), key=lambda run: run[2] != REPORT_MISMATCH)
-            for executable, call, code in failures:  # calls that differ are why others waited in vain
-                self._fail(call, executable, code)
+            failures = sorted(self._unread.failures(wait=wait), key=lambda found: found[2] != REPORT_MISMATCH)
+            for executable, run, code in failures:  # calls that differ are why others timed out
+                self._fail(run, executable, code)
         except BaseException as error:
             self._give_up(f"a wait for the device ended in {type(error).__name__}")
             raise
@@ -228,10 +228,10 @@ class Communicator(Exclusive):
             self._is_in_graph |= capturing
             self._unread.add(executable, operator, number, bindings, us)
         elif code:
-            self._fail(Call(operator, number, bindings, us), executable, code)
+            self._fail(Run(operator, number, bindings, us), executable, code)
 
     def make_calls(self, buffer_id: int, output_type: type, handle_type: type) -> BufferCalls | None:
-        """A faster way than `run` for a buffer's usual calls, or None where the back end has none.
+        """The native calls of a buffer, or None if the back end has none.
 
         Args:
             buffer_id: which buffer it is.
@@ -247,15 +247,15 @@ class Communicator(Exclusive):
         return made
 
     def use_calls(self, calls: PlanCalls) -> None:
-        """Lets a faster way have every plan that is compiled from now on."""
+        """Registers native calls: they get every plan that is compiled from now on."""
         self._executables.calls = calls
 
     def native_calls(self, owner: int, handle_type: type) -> Calls | None:
-        """The back end's native calls, for programs of this communicator; None where it has none.
+        """The back end's native calls, for programs of this communicator; None if it has none.
 
         Args:
-            owner: whose handles later calls take.
-            handle_type: of handles.
+            owner: the buffer whose handles later calls accept.
+            handle_type: of those handles.
         """
         me = weakref.ref(self)
 
@@ -272,10 +272,10 @@ class Communicator(Exclusive):
     def _end(
         self, operator: Operator, executable: Executable, report: Callable[[], int], bindings: Bindings
     ) -> None:
-        """Raises what a run on the faster way has ended in: it has turned its zone, and is still inside."""
+        """Raises the error of a native call, which has already counted its run and still holds the lock."""
         number = self.counts[operator] - 1
         try:
-            self._fail(Call(operator, number, bindings, self.site.timeout_us), executable, report())
+            self._fail(Run(operator, number, bindings, self.site.timeout_us), executable, report())
         except BaseException as error:
             self._give_up_at(operator, number, error)
             raise
@@ -287,24 +287,24 @@ class Communicator(Exclusive):
         self._give_up(f"{operator} number {number} ended in {type(error).__name__}")
 
     def _give_up(self, why: str) -> None:
-        """Refuses every call from now on, for the first reason that was given."""
+        """Refuses every call from now on; the first reason given is the one reported."""
         self._broken = self._broken or why
         self._executables.stop_calls()
 
-    def _fail(self, call: Call, executable: Executable, code: int) -> None:
+    def _fail(self, run: Run, executable: Executable, code: int) -> None:
         launch = executable.failed_launch
         assert launch is not None
-        report, in_flight = executable.failed_report, self._halves.variants
-        why, error = failure(self.site, call, launch, code, report, self._fixed, in_flight, self._notes.gone)
+        report, in_flight = executable.failed_report, self._pending.variants
+        why, error = failure(self.site, run, launch, code, report, self._fixed, in_flight, self._notes.gone)
         self._give_up(why)
         try:
             raise error
         finally:
-            # Its traceback holds this frame, and those of callers who hold tensors of the window.
+            # Its traceback references this frame and those of callers, which hold tensors of the window.
             del error
 
     def window_tensor(self, name: Literal["rows", "results"], dtype: torch.dtype) -> torch.Tensor:
-        """Direct: where the next dispatch puts its rows, or the next combine looks for results first.
+        """The window memory that the next dispatch writes rows to, or the next combine reads results from.
 
         Args:
             name: "rows" of dispatch, or "results" of combine.
@@ -320,7 +320,7 @@ class Communicator(Exclusive):
 
     @property
     def has_outputs_in_window(self) -> bool:
-        """Whether `window_tensor` has one: otherwise outputs are tensors of their own."""
+        """Whether the scheme places outputs in the window; otherwise they are separate tensors."""
         return self._scheme.place("rows", 1) is not None
 
     @property
@@ -329,22 +329,22 @@ class Communicator(Exclusive):
         return self._windows[0].base
 
     def in_flight(self, operator: str) -> Variant | None:
-        """What an operator was set up for that is not torn down yet, or None."""
-        return self._halves.variants.get(operator)
+        """What a pending operator was set up for, or None."""
+        return self._pending.variants.get(operator)
 
     @property
     def calls(self) -> PlanCalls | None:
-        """The faster way for whole calls, or None."""
+        """The native calls, or None."""
         return self._executables.calls
 
     def note_use(self) -> None:
-        """Counts a call that has gone the faster way."""
+        """Counts a native call."""
         self.last_use = next(_clock)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is set up that is not torn down, and no graph has its memory's addresses."""
-        return not (self._halves.variants or self._is_in_graph)
+        """Whether nothing is pending and no graph has captured addresses of its memory."""
+        return not (self._pending.variants or self._is_in_graph)
 
     def durations_us(self, operator: str) -> dict[str, float]:
         """Microseconds that each step of this rank's last dispatch or combine took.
@@ -357,7 +357,7 @@ class Communicator(Exclusive):
         return self._last[operator].durations_us()
 
     def write_trace(self) -> None:
-        """Adds what has happened since the last time to the trace.
+        """Appends what has happened since the last write to the trace file.
 
         Raises:
             BufferStateError: there is none, or another thread is inside.
@@ -368,12 +368,12 @@ class Communicator(Exclusive):
         self._alone(self._trace.write)
 
     def scratch_bytes(self) -> int:
-        """Private memory that plans have asked for so far, in bytes."""
+        """Private memory that plans have needed so far, in bytes."""
         return self._memory.private_bytes()
 
     def _give_back(self) -> None:
         if self._unread is not None:
-            self.backend.synchronize()  # what still runs uses what is given up here
+            self.backend.synchronize()  # running kernels use the memory that is released here
         self._executables.clear()
         self._last.clear()
         self._fixed.clear()
@@ -386,10 +386,10 @@ class Communicator(Exclusive):
         super()._leave_to_parent()
         self._executables.stop_calls()
         if self._write_at_end:
-            self._write_at_end.detach()  # the parent writes what there was until now
+            self._write_at_end.detach()  # the parent writes what was traced so far
 
     def _tell_of_waits(self) -> None:
-        """Has this rank's long waits told of."""
+        """Has long waits of this rank reported."""
         me = weakref.ref(self)
 
         def tell(waiting: Waiting) -> None:

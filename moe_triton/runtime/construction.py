@@ -1,4 +1,4 @@
-"""What a communicator is made from: everything that can refuse it, checked before the first exchange."""
+"""Construction of a communicator: everything that can fail on one rank, checked before ranks meet."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ DEFAULT_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class Order:
-    """What a rank was asked for, before anything of it is checked.
+    """What a rank was asked for, before any of it is checked.
 
     Attributes:
-        config: gives the group's settings, or raises.
+        config: returns the group's settings, or raises.
         make: makes the back end.
-        check_window: called with the bytes of the group's data windows; raises if that is too much.
-        num_blocks: blocks per kernel, None for what suits the machine.
+        check_window: called with the bytes of the group's data windows; raises if they are too many.
+        num_blocks: blocks per kernel, None for the machine's default.
         timeout_s: seconds that one wait may take.
-        tuning: how operators are cut into parts; None for the usual way.
+        tuning: how operators are cut into parts; None for the defaults.
         trace: file for a trace of all ranks, None for none.
     """
 
@@ -51,7 +51,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What an order comes to on this rank.
+    """An order, checked and resolved on this rank.
 
     Attributes:
         site: where plans run.
@@ -79,7 +79,7 @@ class Prepared:
 
 
 def seconds_to_meet(timeout_s: object) -> float:
-    """How long a rank waits for others at construction, which it does not where its ``timeout_s`` is none."""
+    """How long a rank waits for others at construction: ``timeout_s``, or the default if that is invalid."""
     try:
         return check_seconds("timeout_s", timeout_s)
     except ArgumentError:
@@ -87,17 +87,17 @@ def seconds_to_meet(timeout_s: object) -> float:
 
 
 def prepare(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
-    """Checks an order, makes the back end, and compares both with what the other ranks have.
+    """Checks an order, makes the back end, and compares both with those of the other ranks.
 
     Args:
         order: of this rank.
         meeting: the group.
-        exchange: the tensor-parallel group of two, where there is one.
+        exchange: the tensor-parallel group of two, if there is one.
 
     Raises:
-        MoeTritonError: this rank cannot be constructed. The others are not told yet.
-        ConfigMismatchError: another rank cannot be, or settings differ.
-        CommunicationTimeoutError: a rank did not come.
+        MoeTritonError: this rank cannot be constructed. The others have not been told yet.
+        ConfigMismatchError: another rank cannot be constructed, or settings differ.
+        CommunicationTimeoutError: a rank did not arrive.
     """
     prepared = check(order, meeting, exchange)
     settings, file = prepared.settings(), prepared.file
@@ -108,7 +108,7 @@ def prepare(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepare
 
 
 def check(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
-    """Checks all that this rank can check by itself.
+    """Checks everything that this rank can check by itself.
 
     Raises:
         MoeTritonError: it cannot be constructed.

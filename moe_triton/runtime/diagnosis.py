@@ -1,4 +1,4 @@
-"""What to say of a failed run: who is missing, read from what a timed-out wait left behind."""
+"""Errors for failed runs: who is missing, read from what a timed-out wait left behind."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ REPORTED_ZONE = REPORT.word("zone")
 
 
 @dataclass(frozen=True)
-class Call:
+class Run:
     """One run of an operator.
 
     Attributes:
         operator: "dispatch", "combine" or "barrier".
-        number: the how many-th, from 0.
-        memory: what holes of its plan held: those that `missing_ranks` looks at.
+        number: index of the run among those of its operator, from 0.
+        memory: contents of its plan's holes, at least of those that `missing_ranks` reads.
         timeout_us: deadline of its waits.
     """
 
@@ -42,7 +42,7 @@ class Call:
 
 def failure(
     site: Site,
-    call: Call,
+    run: Run,
     launch: Launch,
     code: int,
     report: torch.Tensor,
@@ -54,17 +54,17 @@ def failure(
 
     Args:
         site: where it ran.
-        call: what ran.
-        launch: what reported something.
-        code: what it reported first.
+        run: the failed run.
+        launch: the launch that reported.
+        code: the first code that it reported.
         report: (blocks, words) int32, on the host.
-        fixed: what the holes held that are the same in every call.
-        in_flight: operators that are set up and not torn down.
-        gone: of ranks that are missing, those who are not stuck themselves
+        fixed: contents of the holes that are the same in every call.
+        in_flight: pending operators.
+        gone: returns those of the missing ranks that are not stuck themselves
             (`moe_triton.rendezvous.notes.Notes.gone`).
     """
-    name = f"{call.operator} number {call.number}"
-    memory = {**fixed, **call.memory}
+    name = f"{run.operator} number {run.number}"
+    memory = {**fixed, **run.memory}
     if code == REPORT_MISMATCH:
         return _mismatch(site, name, launch, memory, report)
     if code != REPORT_TIMEOUT:
@@ -73,17 +73,17 @@ def failure(
     zone = int(report[report[:, 0] != 0][0, REPORTED_ZONE])
     wait = GaveUp(site, launch, zone, memory, report)
     missing = missing_ranks(wait)
-    instead = posted_instead(wait, call.operator, missing, in_flight)
+    instead = posted_instead(wait, run.operator, missing, in_flight)
     group, stuck = group_of(site, launch), ""
     if not group:
         missing, stuck = gone(missing)
     why = f"{name} timed out waiting for {group}rank(s) {missing}"
     return why, CommunicationTimeoutError(
-        call.operator,
-        call.number,
+        run.operator,
+        run.number,
         zone,
         missing,
-        f"their flags did not come within {call.timeout_us / 1e6:g} s. {instead}{stuck}"
+        f"their flags did not come within {run.timeout_us / 1e6:g} s. {instead}{stuck}"
         f"Rebuild the buffer once they are back.",
     )
 
@@ -101,7 +101,7 @@ def _mismatch(
 
 
 def missing_ranks(wait: GaveUp) -> list[int]:
-    """Whom a launch waited for in vain, by their ranks in the group of its window."""
+    """The ranks that a launch waited for until its deadline, as numbered in the group of its window."""
     scheme = wait.site.scheme
     peers = scheme.peers_of(wait.launch)
     if peers.group == "tensor":

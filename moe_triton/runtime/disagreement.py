@@ -19,7 +19,7 @@ REPORTED_EXPECTED, REPORTED_FOUND = REPORT.word("expected_call"), REPORT.word("f
 
 
 def group_of(site: Site, launch: Launch) -> str:
-    """What messages put before the ranks that a launch waits for: nothing where they are the group's."""
+    """The group's name as messages put it before ranks; empty for the expert-parallel group."""
     return "tensor-parallel " if site.scheme.peers_of(launch).group == "tensor" else ""
 
 
@@ -27,33 +27,33 @@ def differing_fields(wait: GaveUp) -> list[str]:
     """Each field in which calls differ, with its values and their ranks.
 
     Args:
-        wait: one that reported it.
+        wait: one that reported a mismatch.
     """
     mismatches = wait.report[wait.report[:, 0] == REPORT_MISMATCH].tolist()
     expected = mismatches[0][REPORTED_EXPECTED]
     # Entries like this rank's own may have been cleared already.
     came = counts_of(wait.arguments, wait.memory) >= 0
     words = dict.fromkeys(came.any(dim=0).nonzero().flatten().tolist(), expected)
-    # The report tells as much of one rank, should later calls have written over its entry.
+    # The report still has one rank's word if later calls have overwritten its entry.
     words |= {row[1] % came.shape[1]: row[REPORTED_FOUND] for row in mismatches}
     words |= dict(_words_in(wait.arguments["status"], wait.zone, _window(wait)))
     return differences({**words, wait.site.scheme.peers_of(wait.launch).rank: expected})
 
 
 def posted_instead(wait: GaveUp, operator: str, missing: Sequence[int], in_flight: Collection[str]) -> str:
-    """What missing ranks have posted of other operators, as sentences; empty if nothing.
+    """What missing ranks have posted for other operators, as sentences; empty if nothing.
 
     Args:
-        wait: one that reported that its deadline passed.
+        wait: one that reported a timeout.
         operator: whose flags are missing.
-        missing: ranks whose flags are.
-        in_flight: operators that are set up and not torn down: their flags are where they belong.
+        missing: ranks whose flags are missing.
+        in_flight: pending operators, whose flags are expected.
     """
     scheme, status = wait.site.scheme, wait.arguments.get("status")
     if status is None or group_of(wait.site, wait.launch):
         return ""
     window = _window(wait)
-    if status.kind == "dispatch_status":  # who came since then was late, no more
+    if status.kind == "dispatch_status":  # a rank that has arrived since then was only late
         late = dict(_words_in(status, wait.zone, window))
         missing = [rank for rank in missing if rank not in late]
     said: dict[str, list[int]] = {}
@@ -73,7 +73,7 @@ def posted_instead(wait: GaveUp, operator: str, missing: Sequence[int], in_fligh
 
 
 def _wordless(senders: Sequence[Collection[int]], missing: Sequence[int]) -> list[str]:
-    """What is said of flags that carry no word: they name their rank only where no other sends them."""
+    """Sentences about flags without a call word: they identify a rank only if no other rank sends them."""
     groups = {tuple(rank for rank in ranks if rank in missing) for ranks in senders}
     known = sorted({ranks[0] for ranks in groups if len(ranks) == 1})
     unknown = [ranks for ranks in groups if len(ranks) > 1 and not set(ranks) & set(known)]

@@ -1,4 +1,4 @@
-"""Objects that one thread at a time is inside of, and that any thread may close at any time."""
+"""Objects that one thread at a time may use, and that any thread may close at any time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ FORKED = "this process was forked from the one that made the buffer. Construct o
 
 
 class Exclusive(ABC):
-    """Lets one thread in at a time, and nobody once it is closed, broken or in a forked child.
+    """Lets one thread in at a time, and none once it is closed, broken or in a forked child.
 
     Args:
-        waits: of the thread inside; it knows which thread that is, whoever let it in.
+        waits: of the thread inside; its holder says which thread that is.
     """
 
     def __init__(self, waits: Waits) -> None:
@@ -40,8 +40,8 @@ class Exclusive(ABC):
         if lock.locked():
             self._check_open()
             raise BufferStateError("another thread is inside this buffer; calls must not overlap")
-        # A signal's handler runs between any two calls, and may close. It finds the lock either free or
-        # with its holder's name: `with` takes it and gives it back without a gap.
+        # A signal handler may run between any two calls, and may close. It finds the lock either free or held
+        # by a known thread: `with` leaves no gap between taking the lock and its `try`.
         with lock:
             holder.value = me
             try:
@@ -63,11 +63,11 @@ class Exclusive(ABC):
 
     @property
     def is_usable(self) -> bool:
-        """Whether it is open, and no failure has put the ranks out of step."""
+        """Whether it is open and not broken."""
         return not (self._closed or self._broken)
 
     def check_usable(self) -> None:
-        """Checks that nobody is inside, and that it is neither closed nor broken.
+        """Checks that no thread is inside, and that it is neither closed nor broken.
 
         Raises:
             BufferStateError: it is.
@@ -78,9 +78,9 @@ class Exclusive(ABC):
     def close(self) -> None:
         """Gives everything back. Closing again does nothing.
 
-        While another thread is inside, its wait ends at once in a `BufferStateError`, and this one waits
-        until it has left: what it uses is there until then. Inside a call of this very thread, as in a
-        signal's handler, the end of that call gives everything back.
+        If another thread is inside, its wait ends at once with a `BufferStateError`, and this call returns
+        once that thread has left. Called from inside a call of the same thread, as by a signal handler, the
+        end of that call gives everything back.
         """
         self._closed = True
         if self._forked:
@@ -92,19 +92,19 @@ class Exclusive(ABC):
             self._give_back_once()
 
     def _give_back_once(self) -> None:
-        """By the only thread that is inside."""
+        """Called by the only thread inside."""
         if not self._given_back:
             self._give_back()
             self._given_back = True
 
     @abstractmethod
     def _give_back(self) -> None:
-        """Gives up what calls use."""
+        """Releases what calls use."""
 
     def _leave_to_parent(self) -> None:
-        """In a child that has just been forked: what is here is the parent's."""
+        """In a child that has just been forked: everything here belongs to the parent."""
         self._forked, self._broken = True, FORKED
-        self._lock = threading.Lock()  # a thread that held it is not here to release it
+        self._lock = threading.Lock()  # a thread that held it does not exist here
         self._holder.value = 0
 
 

@@ -1,4 +1,4 @@
-"""The plans of one communicator, made ready when a call first needs them."""
+"""The plans of one communicator, compiled when a call first needs them."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from moe_triton.runtime.plan_memory import PlanMemory
 from moe_triton.schemes.scheme import Output, Scheme
 
 Phase = Literal["whole", "setup", "teardown"]
-# Variant, zone, phase and parts of an operator; of a barrier, its timeout in place of the variant.
+# Variant, zone, phase and parts of an operator; for a barrier, its timeout in place of the variant.
 Key = tuple[Variant | int | None, int, Phase, int]
 Kept = tuple[dict[Key, Executable], PreparedCalls]
 
 
 class PlanCalls(Protocol):
-    """A faster way for whole calls than Python's."""
+    """Native calls, which get every plan that they may run."""
 
     def add(
         self, variant: Variant, zone: int, parts: int, tokens: torch.Tensor | None, executable: Executable
     ) -> None:
-        """From now on calls like this one need not go Python's way."""
+        """Registers a plan: from now on calls that need it take the native path."""
         ...
 
-    def exchange(self, prepared: PreparedCalls) -> PreparedCalls:
+    def swap(self, prepared: PreparedCalls) -> PreparedCalls:
         """See `moe_triton.backends.base.Calls`."""
         ...
 
 
 class Executables:
-    """Compiles each plan once, and lets a back end's faster way for whole calls have it too.
+    """Compiles each plan once, and registers it with the native calls.
 
     Args:
-        scheme: which makes them.
-        backend: which makes them ready.
-        memory: that they share.
+        scheme: builds the plans.
+        backend: compiles them.
+        memory: shared by all of them.
         log: of a trace, or None.
 
     Attributes:
         log: for the plans that are compiled from now on.
-        calls: the faster way, or None.
+        calls: the native calls, or None.
     """
 
     def __init__(self, scheme: Scheme, backend: Backend, memory: PlanMemory, log: TraceLog | None) -> None:
@@ -59,7 +59,7 @@ class Executables:
         return self._found((variant, zone, phase, parts))
 
     def barrier(self, zone: int, timeout_us: int | None) -> Executable:
-        """A full wait, of at most so many microseconds; None for the usual time."""
+        """A full wait of ``timeout_us`` at most; None for the buffer's timeout."""
         return self._found((timeout_us, zone, "whole", 1))
 
     def _found(self, key: Key) -> Executable:
@@ -67,17 +67,17 @@ class Executables:
         return self.put(key, self.plan(key)) if found is None else found
 
     def plan(self, key: Key) -> Plan:
-        """What is compiled for a key."""
+        """The plan of a key."""
         of, zone, phase, parts = key
         if of is None or isinstance(of, int):
             return self._scheme.barrier(zone, of)
         return cast(Plan, getattr(self._scheme, phase)(of, zone, parts))
 
     def compile(self, plan: Plan) -> Executable:
-        """Makes a plan ready, and the memory that it needs.
+        """Compiles a plan, and allocates the scratch memory that it needs.
 
         Raises:
-            BufferStateError: what runs now goes into a graph, where nothing can be prepared.
+            BufferStateError: a graph is being captured, where nothing can be compiled.
         """
         if self._backend.is_capturing():
             raise BufferStateError(
@@ -97,7 +97,7 @@ class Executables:
         self.calls.add(variant, zone, parts, tokens, executable)
 
     def window_view(self, output: Output, zone: int, dtype: torch.dtype) -> torch.Tensor | None:
-        """Where an output lies in this rank's window, always by the same tensor.
+        """The view of an output in this rank's window, the same tensor every time.
 
         Args:
             output: which one.
@@ -105,7 +105,7 @@ class Executables:
             dtype: of the elements.
 
         Returns:
-            (A, H), or None where the output is a tensor of its own.
+            (A, H), or None if the output is a separate tensor.
 
         Raises:
             BufferStateError: the window is given back.
@@ -123,31 +123,31 @@ class Executables:
         return view
 
     def results_in_window(self) -> list[torch.Tensor]:
-        """Where combine looks for results first, in each zone; nowhere with most schemes."""
+        """Where combine reads this rank's results, by zone; empty unless they are in the window."""
         zones = range(self._scheme.rounds.num_zones)
         views = [self.window_view("results", zone, torch.bfloat16) for zone in zones]
         return [view for view in views if view is not None]
 
     def keys(self) -> list[Key]:
-        """Of all that has been compiled."""
+        """Of everything compiled so far."""
         return list(self._kept)
 
-    def exchange(self, kept: Kept) -> Kept:
-        """Others in place of those that have been compiled, which are returned. For benchmarks."""
-        before = self._kept, self.calls.exchange(kept[1]) if self.calls else {}
+    def swap(self, kept: Kept) -> Kept:
+        """Replaces everything compiled so far, and returns it. For benchmarks."""
+        before = self._kept, self.calls.swap(kept[1]) if self.calls else {}
         self._kept = kept[0]
         return before
 
     def put(self, key: Key, plan: Plan) -> Executable:
-        """Compiles a plan for a key, and lets the faster way have it: its own, or in benchmarks another."""
+        """Compiles a plan for a key and registers it; benchmarks pass other plans than the key's own."""
         executable = self._kept[key] = self.compile(plan)
         self._prepare(key, executable)
         return executable
 
     def stop_calls(self) -> None:
-        """Leaves every call to Python's way, which says why it cannot be."""
+        """Disables native calls, so that Python raises why no call is possible any more."""
         if self.calls is not None:
-            self.calls.exchange({})
+            self.calls.swap({})
 
     def clear(self) -> None:
         """Forgets everything."""

@@ -43,9 +43,9 @@ class NativeCalls:
         for program in self._programs[variant, parts]:
             self._calls.add(program.plan_program(zone), executable)
 
-    def exchange(self, prepared: PreparedCalls) -> PreparedCalls:
+    def swap(self, prepared: PreparedCalls) -> PreparedCalls:
         """See `moe_triton.backends.base.Calls`."""
-        return self._calls.exchange(prepared)
+        return self._calls.swap(prepared)
 
     def call(self, program: PlanCall, variant: Variant, parts: int) -> Callable[..., Any]:
         """What runs a program: called with its tensors, its outputs; or None, and nothing has happened."""

@@ -12,12 +12,12 @@ from moe_triton.schemes.site import CALL_WORDS, OPERATORS, Site
 
 
 class PlanMemory:
-    """What the holes of plans hold that are the same in every call.
+    """The contents of holes that are the same in every call.
 
     Args:
-        site: where they run.
-        windows: those of the scheme, in its order.
-        device: of all that is made here.
+        site: where plans run.
+        windows: in the scheme's order.
+        device: of all tensors made here.
 
     Attributes:
         bindings: by the name of the hole.
@@ -32,7 +32,7 @@ class PlanMemory:
             prefix, peers = spec.peers.prefix, torch.tensor(window.peers, dtype=torch.int64)
             self.bindings[f"{prefix}window"] = window.tensor()
             self.bindings[f"{prefix}peers"] = peers.to(device)
-            # For kernels that reach a peer's window from this one, in elements of 16 bits.
+            # For kernels that address a peer's window relative to this one, in elements of 16 bits.
             self.bindings[f"{prefix}peer_offsets"] = ((peers - window.base) // 2).to(device)
         if site.zones_on_device:
             self.bindings["zones"] = torch.zeros(len(OPERATORS), dtype=torch.int32, device=device)
@@ -40,7 +40,7 @@ class PlanMemory:
         self.bindings["report"] = self.report
 
     def add_scratch(self, holes: Iterable[str]) -> None:
-        """Makes what these holes need and no plan has asked for yet."""
+        """Allocates the scratch memory of these holes that does not exist yet."""
         scratch = self._site.scratch()
         for hole in holes:
             if hole in scratch and hole not in self.bindings:
@@ -48,6 +48,6 @@ class PlanMemory:
                 self.bindings[hole] = torch.empty(elements, dtype=dtype, device=self._device)
 
     def private_bytes(self) -> int:
-        """Bytes of all this, without the windows."""
+        """Bytes of all tensors, without the windows."""
         windows = {f"{spec.peers.prefix}window" for spec in self._site.scheme.windows}
         return sum(t.numel() * t.element_size() for name, t in self.bindings.items() if name not in windows)

@@ -1,6 +1,6 @@
-"""How often each operator has run, which zone that makes it, and where a full wait must come between.
+"""How often each operator has run, which zone its next run uses, and when a full wait must come first.
 
-`RoundsRecord` is what there is to know. `Rounds` and ``moe::calls::Rounds`` (kernels_ascendc/calls/rounds.h)
+`RoundsRecord` is the whole state. `Rounds` and ``moe::calls::Rounds`` (kernels_ascendc/calls/rounds.h)
 are the same four operations on it, in Python and for native calls; tests/test_rounds.py tries every order of
 two ranks' steps with both.
 """
@@ -23,11 +23,11 @@ class RoundsRecord(ctypes.Structure):
 
     Attributes:
         counts: runs of each operator, failed ones too.
-        posted: the same when the flags left of the latest operator that waits for every rank.
-        covered: the same of the latest such operator that has ended.
+        posted: `counts` when the latest operator that waits for every rank posted its flags.
+        covered: `posted` of the latest such operator that has ended.
         num_zones: of each operator.
-        sharing: operators whose runs turn an operator's zone, itself among them: a bit for each.
-        waiting: operators that wait for every rank: a bit for each.
+        sharing: bit mask of the operators whose runs turn an operator's zone, its own included.
+        waiting: bit mask of the operators that wait for every rank.
         on_device: whether kernels look their zones up.
         covered_in_graph: whether the latest full wait is in a graph.
     """
@@ -71,7 +71,7 @@ class Rounds:
         facts: of the scheme.
 
     Attributes:
-        record: what there is to know.
+        record: the state, shared with native calls.
         counts: runs of each operator, failed ones too.
     """
 
@@ -92,7 +92,7 @@ class Rounds:
     def zone(self, operator: Operator) -> int:
         """The zone that the next plan of this operator is built for."""
         if self._facts.on_device:
-            return 0  # plans are the same for all
+            return 0  # one plan serves all zones
         turns = 0
         for number in self._sharing[operator]:  # a loop: this runs in every call
             turns += self._numbers[number]
@@ -113,7 +113,7 @@ class Rounds:
         return uncovered >= self._facts.num_zones
 
     def begin(self, operator: Operator) -> None:
-        """An operator begins. A full wait's flags leave now, and cover the runs that have ended."""
+        """An operator begins. A full wait posts its flags now, which cover the runs that have ended."""
         if operator in self._facts.waiting:
             self.record.posted = self.record.counts
 

@@ -1,13 +1,13 @@
-"""Runs that nobody has looked at yet: of back ends whose runs end later than the calls that start them."""
+"""Runs whose outcome has not been read yet, on back ends that run asynchronously."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from moe_triton.backends.base import Bindings, Executable
-from moe_triton.runtime.diagnosis import Call
+from moe_triton.runtime.diagnosis import Run
 
-# What a message about a failed run is made from. The rest of a call's memory is not held on to.
+# What an error about a failed run needs. The rest of a call's memory is not kept alive.
 _READ_LATER = ("num_tokens", "topk_idx")
 
 
@@ -15,24 +15,24 @@ class UnreadRuns:
     """The last run of each plan, until its outcome is known."""
 
     def __init__(self) -> None:
-        self._calls: dict[Executable, Call] = {}
-        self._ever: dict[Executable, Call] = {}
+        self._runs: dict[Executable, Run] = {}
+        self._ever: dict[Executable, Run] = {}
 
     def add(self, executable: Executable, operator: str, number: int, bindings: Bindings, us: int) -> None:
-        """Takes note of a run that has just been started or captured."""
+        """Records a run that has just been started or captured."""
         memory = {name: bindings[name] for name in _READ_LATER if name in bindings}
-        self._calls[executable] = self._ever[executable] = Call(operator, number, memory, us)
+        self._runs[executable] = self._ever[executable] = Run(operator, number, memory, us)
 
-    def failures(self, *, wait: bool) -> Iterator[tuple[Executable, Call, int]]:
-        """Plans that have reported something, with their last call and the report's code.
+    def failures(self, *, wait: bool) -> Iterator[tuple[Executable, Run, int]]:
+        """Plans that have reported something, with their last run and the report's code.
 
         Args:
-            wait: look at all plans that ever ran: graphs run them without a word to anybody.
+            wait: check all plans that ever ran, since replayed graphs run them without a call.
         """
-        for executable, call in list((self._ever if wait else self._calls).items()):
+        for executable, run in list((self._ever if wait else self._runs).items()):
             code = executable.outcome(wait)
             if code is None:
                 continue
-            self._calls.pop(executable, None)
+            self._runs.pop(executable, None)
             if code:
-                yield executable, call, code
+                yield executable, run, code

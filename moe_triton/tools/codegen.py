@@ -73,7 +73,7 @@ def _region_checks(name: str, dims: tuple[str, ...]) -> str:
 
 def _struct_checks(kernel: AscendCKernel) -> str:
     struct = f"{camel(kernel.name)}Args"
-    return "".join(_offset_check(struct, arg.name, word) for arg, word in abi.places(kernel.args))
+    return "".join(_offset_check(struct, arg.name, word) for arg, word in abi.word_offsets(kernel.args))
 
 
 def _literal(line: str) -> str:
@@ -84,7 +84,11 @@ def _literal(line: str) -> str:
 
 def render(kernels: Sequence[AscendCKernel] = ascendc.KERNELS) -> str:
     """The text of ``moe_layout.h``."""
-    constants = "".join(f"constexpr uint32_t {n} = {v};\n" for n, v in abi.CONSTANTS.items())
+    # Flags are compared with words of windows, which are signed.
+    constants = "".join(
+        f"constexpr {'int32_t' if n == 'FLAG_BITS' else 'uint32_t'} {n} = {v};\n"
+        for n, v in abi.CONSTANTS.items()
+    )
     records = "\n".join(_record(record) for record in DEVICE_RECORDS)
     regions = "\n".join(_region(name, dims) for name, dims in region.REGION_DIMS.items())
     structs = "\n".join(_struct(kernel) for kernel in kernels)

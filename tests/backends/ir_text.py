@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from moe_triton.backends.cpu.triton import ir
 from moe_triton.backends.cpu.triton.toolchain import find_toolchain, run_tool
 
 MAP = "#map = affine_map<(d0) -> (d0)>\n"
@@ -11,6 +14,26 @@ STRIDED = "memref<64x{}, strided<[1], offset: ?>>"
 
 def opt(text: str, *passes: str) -> str:
     return run_tool([find_toolchain().bishengir_opt, "--mlir-print-unique-ssa-ids", *passes, "-"], text)
+
+
+def module(text: str) -> ir.Operation:
+    """As rewrites are given it."""
+    return ir.read(opt(text, "--mlir-print-op-generic"))
+
+
+def rewritten(rewrite: Callable[..., None], text: str, *arguments: object) -> str:
+    """What a rewrite makes of a module, in the short form. The compiler has to take it."""
+    tree = module(text)
+    rewrite(tree, *arguments)
+    return opt(str(tree))
+
+
+def is_left(rewrite: Callable[..., None], text: str, *arguments: object) -> bool:
+    """Whether a rewrite leaves a module as it is."""
+    tree = module(text)
+    before = str(tree)
+    rewrite(tree, *arguments)
+    return str(tree) == before
 
 
 def function(arguments: str, body: str) -> str:

@@ -138,13 +138,13 @@ def test_a_plan_that_is_not_as_its_program_says_is_refused() -> None:
     made = calls._programs["dispatch"]
     parts = [bytes(8), b"", b"", b"", bytes(8), None, (), None, (), b"", None, ()]
     made.add(tuple(parts))
-    assert len(made.exchange([])) == 1
+    assert len(made.swap([])) == 1
     wrong = {0: b"", 2: b"x" * 16, 3: bytes([9, 9]), 6: [], 9: bytes(64)}
     for position, part in wrong.items():
         with pytest.raises((TypeError, ValueError)):
             made.add((*parts[:position], part, *parts[position + 1 :]))
     with pytest.raises(TypeError):
-        made.exchange(())
+        made.swap(())
 
 
 @pytest.mark.parametrize("kind", ["CallProgram", "Product"])

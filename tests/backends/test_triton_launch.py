@@ -77,7 +77,7 @@ def test_overlaps() -> None:
     fields: list[tuple[int, int] | None] = [(1000, 64), (0, 512), (32, 480)]
     assert not overlaps(slots, fields + [None] * 4)
     assert overlaps(slots, [(500, 64), *fields[1:]] + [None] * 4)
-    inputs = arrange_kernel(8, 8, 16, True)
+    inputs = arrange_kernel(8, 8, 16, 1)
     assert not overlaps(
         inputs, [(0, 512), (0, 512), (0, 8), (600, 8), (700, 8), (800, 8), (900, 8)] + [None] * 6
     )

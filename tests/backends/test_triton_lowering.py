@@ -5,29 +5,35 @@ import sys
 
 import pytest
 
-from moe_triton.backends.cpu.triton import lowering
+from moe_triton.backends.cpu.triton import ir, lowering
 from moe_triton.core.errors import ToolchainError
 from moe_triton.kernels.route import route_kernel
+from tests.backends.ir_text import function, module
 
 
 def test_an_operation_outside_the_llvm_dialect_is_refused() -> None:
     text = (
-        "module {\n  llvm.func @f() {\n    %0, %1 = hivm.hir.sync_block : i32, i32\n    llvm.return\n  }\n}\n"
+        '"builtin.module"() ({\n  "llvm.func"() ({\n    %0:2 = "hivm.hir.sync_block"() : () -> (i32, i32)\n'
+        '    "llvm.return"() : () -> ()\n  }) : () -> ()\n}) : () -> ()\n'
     )
     with pytest.raises(ToolchainError, match=r"hivm\.hir\.sync_block"):
-        lowering._check_dialect(text, route_kernel())
-    lowering._check_dialect(text.replace("hivm.hir", "llvm.x"), route_kernel())
+        lowering._check_dialect(ir.read(text), route_kernel())
+    lowering._check_dialect(ir.read(text.replace("hivm.hir", "llvm.x")), route_kernel())
 
 
 def test_a_buffer_that_nothing_frees_is_refused() -> None:
     with pytest.raises(ToolchainError, match="never freed"):
-        lowering._check_buffers("    %alloc = memref.alloc() : memref<4xi8>\n", route_kernel())
+        lowering._check_buffers(
+            module(function("", "%alloc = memref.alloc() : memref<4xi8>")), route_kernel()
+        )
 
 
 def test_a_stack_buffer_inside_a_loop_is_refused() -> None:
-    lowering._check_buffers("    %alloca = memref.alloca() : memref<4xi8>\n", route_kernel())
+    buffer = "%alloca = memref.alloca() : memref<4xi8>"
+    lowering._check_buffers(module(function("", buffer)), route_kernel())
+    in_a_loop = f"scf.for %i = %arg0 to %arg0 step %arg0 {{\n  {buffer}\n}}"
     with pytest.raises(ToolchainError, match="inside a loop"):
-        lowering._check_buffers("      %alloca = memref.alloca() : memref<4xi8>\n", route_kernel())
+        lowering._check_buffers(module(function("%arg0: index", in_a_loop)), route_kernel())
 
 
 def test_the_interpreter_is_no_compiler(tmp_path: str) -> None:

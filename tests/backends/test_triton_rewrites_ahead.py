@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from moe_triton.backends.cpu.triton import launch
+from moe_triton.backends.cpu.triton import ir, launch
 from moe_triton.backends.cpu.triton import launch_fallback as fallback
 from moe_triton.backends.cpu.triton.codegen import compile_object
 from moe_triton.backends.cpu.triton.frontend import tensor_ir
@@ -19,10 +19,11 @@ from moe_triton.backends.cpu.triton.rewrite_ahead import (
     copy_ahead,
     read_ahead,
 )
-from moe_triton.backends.cpu.triton.rewrites import set_target_triple
+from moe_triton.backends.cpu.triton.rewrite_llvm import set_target_triple
 from moe_triton.backends.cpu.triton.toolchain import TARGET_TRIPLE, cpu_level
 from moe_triton.kernels.arrange import arrange_kernel
 from moe_triton.kernels.weighted_sum import weighted_sum_kernel
+from tests.backends.ir_text import is_left, module
 from tests.kernels.calls import arrange, weighted_sum
 from tests.kernels.routes import DTYPES, assert_same_bits
 
@@ -55,8 +56,9 @@ FUNCTION = """module {{
 """
 
 
-def compiles(text: str) -> None:
-    assert compile_object(set_target_triple(text, TARGET_TRIPLE), cpu_level())
+def compiles(tree: ir.Operation) -> None:
+    set_target_triple(tree, TARGET_TRIPLE)
+    assert compile_object(str(tree), cpu_level())
 
 
 def function(start: int = 0, stop: int = ITERATIONS, base: str = "%arg0[%arg2]", index: str = "%5") -> str:
@@ -64,11 +66,19 @@ def function(start: int = 0, stop: int = ITERATIONS, base: str = "%arg0[%arg2]",
 
 
 def test_a_loop_asks_for_the_next_strip_of_a_row_once_per_strip() -> None:
-    text = read_ahead(function())
-    assert text.count(PREFETCH) == STRIP_ITERATIONS * 2 // LINE_BYTES
-    for offset in range(2 * STRIP_ITERATIONS, 4 * STRIP_ITERATIONS, LINE_BYTES):
-        assert f"llvm.getelementptr %ahead_7_at[{offset}]" in text
-    compiles(text)
+    tree = module(function())
+    read_ahead(tree)
+    asked = [ask.operands[0] for ask in tree.walk(PREFETCH)]
+    makers = tree.makers()
+    offsets = {makers[address].attributes["rawConstantIndices"] for address in asked}
+    assert len(asked) == STRIP_ITERATIONS * 2 // LINE_BYTES
+    assert offsets == {
+        f"array<i32: {offset}>" for offset in range(2 * STRIP_ITERATIONS, 4 * STRIP_ITERATIONS, LINE_BYTES)
+    }
+    (strip,) = {makers[address].operands[0] for address in asked}
+    row, _ = makers[strip].operands
+    assert makers[row].operands == ["%arg0", "%arg2"]
+    compiles(tree)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +95,7 @@ def test_a_loop_asks_for_the_next_strip_of_a_row_once_per_strip() -> None:
     ],
 )
 def test_other_loops_stay_as_they_are(text: str) -> None:
-    assert read_ahead(text) == text
+    assert is_left(read_ahead, text)
 
 
 def test_a_copy_asks_for_both_sides_of_each_piece() -> None:
@@ -94,17 +104,20 @@ def test_a_copy_asks_for_both_sides_of_each_piece() -> None:
     )
     head = "module {\n  llvm.func @f(%arg0: !llvm.ptr, %arg1: !llvm.ptr, %arg2: i64) {\n"
     plain = f"{head}    {copy}\n    llvm.return\n  }}\n}}\n"
-    text = copy_ahead(plain)
-    assert f"llvm.call @{COPY_SYMBOL}(%arg0, %arg1, %arg2)" in text
-    assert text.count(PREFETCH) == 2 * (AHEAD_BYTES + PIECE_BYTES) // LINE_BYTES
-    compiles(text)
-    assert copy_ahead(function()) == function()
+    tree = module(plain)
+    copy_ahead(tree)
+    (call,) = tree.walk("llvm.call")
+    assert call.attributes["callee"] == f"@{COPY_SYMBOL}"
+    assert call.operands == ["%arg0", "%arg1", "%arg2"]
+    assert len(tree.walk(PREFETCH)) == 2 * (AHEAD_BYTES + PIECE_BYTES) // LINE_BYTES
+    compiles(tree)
+    assert is_left(copy_ahead, function())
 
 
 @pytest.mark.parametrize(
     "kernel",
     [
-        arrange_kernel(3584, 3584, 3592, False),
+        arrange_kernel(3584, 3584, 3592, 0),
         weighted_sum_kernel(torch.bfloat16, 7168, 8),
         weighted_sum_kernel(torch.float16, 7168, 2),
     ],

@@ -9,7 +9,7 @@ from benchmarks.kernels.eager import eager_of
 from moe_triton.kernels import Case, Sizes, kernel_cases
 
 SIZES = Sizes(16, num_experts=16, num_ranks=4, unrouted=0, first_token=0)
-LISTED = [case for hidden in (0, 64) for case in kernel_cases(SIZES, hidden, "cpu")]
+LISTED = [case for hidden in (0, 256) for case in kernel_cases(SIZES, hidden, "cpu")]
 CASES = {case.name: case for case in LISTED if eager_of(case)}
 
 
@@ -19,7 +19,8 @@ def placed(case: Case, model: dict[str, torch.Tensor], name: str, like: torch.Te
     assert isinstance(found, torch.Tensor)
     if case.family.name in ("pack", "pack_smooth", "block_quantize"):
         name = {"packed": "row_stride", "rows": "row_stride"}.get(name, "scale_stride")
-        flat = like.reshape(-1, like.shape[-1]) if name == "row_stride" else like.reshape(-1, 1)
+        num_scales = case.shape.slot.num_scales or 1
+        flat = like.reshape(-1, like.shape[-1] if name == "row_stride" else num_scales)
         stride = case.values[name]
         assert isinstance(stride, int)
         return torch.as_strided(found, flat.shape, (stride, 1)).reshape(like.shape)

@@ -7,12 +7,15 @@ import os
 import subprocess
 import sys
 import tarfile
+import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+import moe_triton
 from moe_triton.backends.cpu import extension, native
 from moe_triton.core import abi
 from moe_triton.tools import codegen
@@ -23,7 +26,7 @@ from tests.headers import HAS_HEADERS
 pytestmark = pytest.mark.long  # each compiles the kernels with all optimisations, or packs a checkout
 
 ROOT = SOURCES.parent
-FILES = {str(path.relative_to(ROOT)) for path in SOURCES.rglob("*") if path.is_file()}
+FILES = {str(path.relative_to(ROOT)) for path in SOURCES.rglob("[!.]*") if path.is_file()}
 
 
 def run_hook(code: str) -> None:
@@ -32,15 +35,57 @@ def run_hook(code: str) -> None:
     subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, timeout=280)
 
 
-def test_the_wheel_holds_the_sources(tmp_path: Path) -> None:
-    run_hook(f"build.build_wheel({str(tmp_path)!r})")
-    (wheel,) = tmp_path.glob("*.whl")
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    run_hook(f"build.build_wheel({str(folder)!r})")
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def test_the_wheel_holds_the_sources(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     native_folder = "moe_triton/_native"
     headers = {f"kernels_ascendc/include/{name}" for name in codegen.headers()}
     assert {f"{native_folder}/{name}" for name in FILES | headers} <= names
     assert f"{native_folder}/{native.LIBRARY}" in names
     assert f"{native_folder}/{extension.FILE}" in names or not HAS_HEADERS
+    assert "moe_triton/py.typed" in names
+
+
+@pytest.fixture
+def outside() -> Iterator[Path]:
+    """A folder that is gone afterwards: two gigabytes are installed there, and pytest would keep them."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@pytest.mark.timeout(900)
+def test_the_wheel_runs_the_demo_in_an_environment_of_its_own(wheel: Path, outside: Path) -> None:
+    assert wheel.name.startswith(f"moe_triton-{moe_triton.__version__}-")
+    python = outside / "environment" / "bin" / "python"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def run(*command: object, seconds: float) -> str:
+        done = subprocess.run(
+            [str(part) for part in command],
+            cwd=outside,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run(sys.executable, "-m", "venv", python.parents[1], seconds=120)
+    versions = ("--constraint", ROOT / "constraints.txt")
+    run(python, "-m", "pip", "install", *versions, f"{wheel}[cpu]", seconds=600)
+    where = run(python, "-c", "import moe_triton; print(moe_triton.__file__)", seconds=60)
+    assert Path(where.strip()).is_relative_to(python.parents[1])
+    small = ("--ranks", 2, "--tokens", 4, "--hidden", 512, "--topk", 2, "--experts", 4, "--rounds", 2)
+    said = run(python.with_name("moe-triton"), "demo", *small, seconds=120)
+    assert "equals the dense reference bit for bit" in " ".join(said.split())
 
 
 def test_the_source_package_holds_the_sources(tmp_path: Path) -> None:

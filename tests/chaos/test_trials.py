@@ -11,7 +11,7 @@ from tests.chaos.trial import FAULTS, LAST_STRIKE, Account, Seen, Trial, complai
 
 LATE = Seen("CommunicationTimeoutError", "dispatch number 3 timed out waiting for rank(s) [1]", 1.5)
 KILL = Trial("kill", "direct", 3, 1, 3, "dispatch", 0)
-DEAD = RankFailedError({1: "died without a word"})
+DEAD = RankFailedError({1: "died without an error"})
 FINE = Account((LATE,))
 
 
@@ -23,7 +23,7 @@ def test_a_trial_that_goes_as_it_should_is_survived() -> None:
 @pytest.mark.parametrize(
     ("account", "said"),
     [
-        (DEAD, "died without a word"),
+        (DEAD, "died without an error"),
         (Account(), "met None"),
         (Account((Seen("BufferStateError", "the buffer is closed", 0.0),)), "not CommunicationTimeoutError"),
         (Account((Seen(LATE.kind, "timed out waiting for rank(s) [2]", 1.0),)), "does not name rank 1"),

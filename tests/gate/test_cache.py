@@ -12,9 +12,10 @@ import torch
 from moe_triton.core.errors import ToolchainError
 from moe_triton.kernels.add_rows import add_rows_kernel
 from moe_triton.kernels.arrange import arrange_kernel
-from moe_triton.tools.gate import SOCS, Soc, cache, compile_for_npu
+from moe_triton.tools.gate import SOCS, cache, compile_for_npu
 from moe_triton.tools.gate import compile as gate_compile
 from moe_triton.tools.gate.compile import Compiled, compile_ir, notes_of, npu_ir, reason_of
+from moe_triton.tools.gate.socs import Soc
 
 A2, A3, OUTLOOK = SOCS.values()
 

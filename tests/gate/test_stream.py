@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from moe_triton.core.errors import ToolchainError
-from moe_triton.tools.gate import UB_BYTES, Transfer, tile_transfers
-from moe_triton.tools.gate.report import buffered_ub_bytes, report_of
+from moe_triton.core.soc import UB_BYTES
+from moe_triton.tools.gate.report import Transfer, buffered_ub_bytes, report_of
 from moe_triton.tools.gate.stream import Branch, Buffer, Instruction, Loop, Sync, parse, walk
 from tests.gate.modules import (
     CONSTANTS,
@@ -37,17 +37,24 @@ VIEWS = {
 }
 
 
+def transfers(text: str) -> tuple[Transfer, ...]:
+    return report_of("kernel", "Ascend910B3", text).transfers
+
+
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
 @pytest.mark.parametrize("twice", [False, True])
 def test_a_copy_is_followed_through_a_view_to_its_buffer(view: str, twice: bool) -> None:
     tile = two_buffers("%tile", "896x8xf32") if twice else buffer("%tile", 0, "896x8xf32")
-    assert tile_transfers(module(*tile, view, load("%v"))) == (Transfer("load", "896x8xf32", twice),)
+    assert transfers(module(*tile, view, load("%v"))) == (Transfer("load", "896x8xf32", twice),)
 
 
 def test_a_copy_is_followed_through_views_of_views() -> None:
     cast = f"%w = memref.cast %v : memref<7168xf32, {UB}> to memref<?xf32, strided<[?], offset: ?>, {UB}>"
     text = module(*two_buffers("%tile", "896x8xf32"), VIEWS["collapse_shape"], cast, load("%w"), store("%w"))
-    assert tile_transfers(text) == (Transfer("load", "896x8xf32", True), Transfer("store", "896x8xf32", True))
+    assert transfers(text) == (
+        Transfer("load", "896x8xf32", True),
+        Transfer("store", "896x8xf32", True),
+    )
 
 
 def test_a_choice_between_buffers_of_950_is_found() -> None:
@@ -58,12 +65,12 @@ def test_a_choice_between_buffers_of_950_is_found() -> None:
         f"%60 = llvm.select %57, %26, %26 : i1, {struct}",
         f"%61 = builtin.unrealized_conversion_cast %60 : {struct} to memref<64xf32, {UB}>",
     ]
-    assert tile_transfers(module(*lines, load("%61"))) == (Transfer("load", "64xf32", True),)
+    assert transfers(module(*lines, load("%61"))) == (Transfer("load", "64xf32", True),)
 
 
 def test_a_name_stands_for_its_latest_definition() -> None:
     lines = ["scf.if %a {", *buffer("%1", 0, "8xf32"), "}", "scf.if %b {", *buffer("%1", 64, "16xf32")]
-    assert tile_transfers(module(*lines, load("%1"), "}")) == (Transfer("load", "16xf32", False),)
+    assert transfers(module(*lines, load("%1"), "}")) == (Transfer("load", "16xf32", False),)
 
 
 def test_what_a_loop_carries_is_followed_to_where_it_starts() -> None:

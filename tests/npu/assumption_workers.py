@@ -89,7 +89,7 @@ def _flags_first(device: Device) -> Any:
 
 def _send_flags(work: Work) -> None:
     work.run()
-    places = {arg.name: 1 + word for arg, word in abi.places(INBAND_SEND.args)}
+    places = {arg.name: 1 + word for arg, word in abi.word_offsets(INBAND_SEND.args)}
     window = ctypes.c_uint64.from_address(work.words[places["peers"]]).value
     ctypes.memset(window + work.words[places["slots"]], 0, BLOCK_DATA_BYTES)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe_triton.backends.npu.schedule import BEGIN, Place, schedule
+from moe_triton.backends.npu.schedule import BEGIN, ScheduledLaunch, schedule
 from moe_triton.core.kernel import AscendCKernel
 from moe_triton.core.plan import Launch, Stream
 from tests.npu.device import Device, FakeEvent, FakeStream, Work
@@ -44,7 +44,9 @@ class Run:
     done: set[int]
 
 
-def run(launches: list[Launch], places: tuple[Place, ...], begin: bool, end: int | None, seed: int) -> Run:
+def run(
+    launches: list[Launch], places: tuple[ScheduledLaunch, ...], begin: bool, end: int | None, seed: int
+) -> Run:
     device = Device("random", seed)
     streams = {"compute": device.user_stream, "communication": FakeStream(device)}
     events = {number: FakeEvent(device) for number in [BEGIN, *range(len(launches))]}
@@ -74,8 +76,8 @@ def run(launches: list[Launch], places: tuple[Place, ...], begin: bool, end: int
 @given(launches=launch_lists(), seed=st.integers(0, 2**31))
 def test_nothing_starts_before_what_it_needs(launches: list[Launch], seed: int) -> None:
     made = schedule(launches, two_streams=True)
-    assert [place.stream for place in made.places] == [launch.stream for launch in launches]
-    seen = run(launches, made.places, made.begin_is_awaited, made.end, seed)
+    assert [place.stream for place in made.launches] == [launch.stream for launch in launches]
+    seen = run(launches, made.launches, made.begin_is_awaited, made.end, seed)
     for number in range(len(launches)):
         assert needed_by(launches, number) | {BEGIN} <= seen.started[number]
     # The user's next work comes after everything.
@@ -86,13 +88,13 @@ def test_nothing_starts_before_what_it_needs(launches: list[Launch], seed: int) 
 def test_no_wait_is_superfluous(launches: list[Launch], drop: int) -> None:
     """Without any one of the waits, some order of the streams is wrong."""
     made = schedule(launches, two_streams=True)
-    waits = [number for number, place in enumerate(made.places) if place.waits_for is not None]
+    waits = [number for number, place in enumerate(made.launches) if place.waits_for is not None]
     if not waits:
         return
     without = waits[drop % len(waits)]
     places = tuple(
         replace(place, waits_for=None) if number == without else place
-        for number, place in enumerate(made.places)
+        for number, place in enumerate(made.launches)
     )
     for seed in range(400):
         seen = run(launches, places, made.begin_is_awaited, made.end, seed)
@@ -106,7 +108,7 @@ def test_alongside_really_is() -> None:
     launches = [launch("compute"), launch("communication"), launch("compute", True), launch("communication")]
     made = schedule(launches, two_streams=True)
     orders = {
-        1 in run(launches, made.places, made.begin_is_awaited, made.end, seed).started[2]
+        1 in run(launches, made.launches, made.begin_is_awaited, made.end, seed).started[2]
         for seed in range(50)
     }
     assert orders == {True, False}
@@ -117,4 +119,4 @@ def test_one_stream_needs_no_events(kinds: list[Literal["compute", "communicatio
     made = schedule([launch(kind) for kind in kinds], two_streams=False)
     assert not made.begin_is_awaited
     assert made.end is None
-    assert all(place == Place("compute", None, False) for place in made.places)
+    assert all(place == ScheduledLaunch("compute", None, False) for place in made.launches)

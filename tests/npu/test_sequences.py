@@ -159,7 +159,7 @@ def test_regions_are_passed_whole() -> None:
     launch = remote(make_scheme(site).whole(VARIANTS[0], 0))[0]
     assert launch.kernel is ascendc.DISPATCH_SEND
     words, _ = abi.words(launch)
-    for arg, first in abi.places(launch.kernel.args):
+    for arg, first in abi.word_offsets(launch.kernel.args):
         if arg.type in REGION_DIMS:
             region = site.layout.region(arg.type)
             assert tuple(words[first : first + abi.words_of(arg)]) == region.words()

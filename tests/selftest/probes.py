@@ -14,6 +14,7 @@ from moe_triton.backends.assumption import Assumption
 from moe_triton.backends.base import Backend, Bindings, Executable, TraceLog
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.plan import Plan
+from moe_triton.costs import MachineConstants
 from moe_triton.kernels import Case, kernel_cases
 from moe_triton.tools.selftest.check import Finding, Place
 from moe_triton.tools.selftest.checks import kernels
@@ -125,3 +126,8 @@ def check_kernel_with_wrong_pack(place: Place, name: str, hidden: int) -> Findin
 
 def check_that_stumbles(place: Place, name: str, hidden: int) -> Finding:
     return stumble(place)
+
+
+def is_measured(constants: MachineConstants, name: str) -> bool:
+    """Whether a constant was measured."""
+    return constants.provenance[name].startswith("measured")

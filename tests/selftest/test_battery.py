@@ -53,7 +53,7 @@ def test_a_check_that_fails_does_not_stop_the_others_nor_spoil_their_processes()
     )
     assert [r.status for r in results] == ["passed", "failed", "failed", "failed", "passed", "passed"]
     _, crash, stumble, lack, two, three = results
-    assert "died without a word" in crash.details[0]
+    assert "died without an error" in crash.details[0]
     assert "IndexError" in stumble.details[0]
     assert lack.details == ("ToolchainError: the gold compiler is missing",)
     assert two.figures[probes.PID] == three.figures[probes.PID]

@@ -10,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+from moe_triton.backends.npu import toolchain
 from moe_triton.tools.selftest import machine
 from moe_triton.tools.selftest.check import Place
 from moe_triton.tools.selftest.checks.environment import count_devices, find_toolchain, use_device
@@ -93,7 +94,7 @@ def test_a_device_that_loses_numbers_is_told(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("name", "text", "version"),
     [
-        ("version.cfg", "# version: 1.0\nruntime_running_version=[8.0.RC1:8.0.RC1]\n", "8.0.RC1:8.0.RC1"),
+        ("version.cfg", "# version: 1.0\ntoolkit_running_version=[7.3.0.1:8.0.RC1]\n", "8.0.RC1"),
         (
             "aarch64-linux/ascend_toolkit_install.info",
             "package_name=x\nversion=8.2.RC1\ninnerversion=V1\n",
@@ -113,13 +114,14 @@ def test_the_toolkit_is_asked_for_its_version(
 
 def test_the_driver_is_asked_for_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "info").write_text("Version=24.1.rc3\nascendhal_version=7.35\n")
-    monkeypatch.setattr(machine, "DRIVER_VERSION", tmp_path / "info")
+    monkeypatch.setattr(toolchain, "DRIVER_INFO", tmp_path / "info")
     assert machine.versions()["driver"] == "24.1.rc3"
 
 
 def test_what_is_not_there_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
-    monkeypatch.setattr(machine, "DRIVER_VERSION", Path("/nowhere/version.info"))
+    monkeypatch.setattr(toolchain, "DRIVER_INFO", Path("/nowhere/version.info"))
+    monkeypatch.setattr(toolchain, "HOMES", ())
     monkeypatch.setattr(machine, "_read", lambda path: "")
     facts = machine.versions()
     assert facts["CANN"] == facts["driver"] == "not installed"

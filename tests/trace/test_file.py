@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from moe_triton import ArgumentError
+from moe_triton.processes import PRELOAD
 from moe_triton.runtime.trace.file import MAX_PATH, TraceFile
 
 
@@ -70,6 +71,7 @@ def test_processes_add_at_the_same_time_and_readers_see_json(tmp_path: Path) -> 
     TraceFile(path).start(is_first=True)
     writers, times = 4, 8
     context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)  # else each process imports torch by itself
     processes = [context.Process(target=add_some, args=(path, w, times)) for w in range(writers)]
     ended = threading.Event()
     seen = []

@@ -14,14 +14,14 @@ from moe_triton.core.config import Config
 from moe_triton.core.plan import Plan
 from moe_triton.core.row_formats import INT8
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
-from moe_triton.runtime.trace.chrome import Place, metadata, spans
+from moe_triton.runtime.trace.chrome import TracedRank, metadata, spans
 from moe_triton.schemes.fullmesh import Fullmesh
 from moe_triton.schemes.site import Site
 
 CONFIG = Config(3, 4, 64, 2, 4, 1, 1, relaxed=True)
 SITE = Site(CONFIG, 2, 2, 1000, "cpu")
 RANKS = (5, 6, 7)
-PLACE = Place(CONFIG, 2, 2, RANKS)
+PLACE = TracedRank(CONFIG, 2, 2, RANKS)
 DISPATCH = DispatchVariant(torch.bfloat16, INT8, False, False)
 COMBINE = CombineVariant(torch.bfloat16, True)
 

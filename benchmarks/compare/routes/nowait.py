@@ -41,10 +41,10 @@ class NoWait(Slots):
         self._zones: dict[str, int] = {}
         self._executables: Executables = self._communicator._executables
         keys = self._executables.keys()
-        usual = self._executables.exchange(({}, {}))
+        usual = self._executables.swap(({}, {}))
         for key in keys:
             self._split(key)
-        self._waitless = self._executables.exchange(usual)
+        self._waitless = self._executables.swap(usual)
 
     def _split(self, key: Key) -> None:
         """Compiles a plan without its waits, and its waits alone."""
@@ -92,7 +92,7 @@ class _Exchanged:
         self._executables, self._others = executables, others
 
     def __enter__(self) -> None:
-        self._saved = self._executables.exchange(self._others)
+        self._saved = self._executables.swap(self._others)
 
     def __exit__(self, *_: object) -> None:
-        self._executables.exchange(self._saved)
+        self._executables.swap(self._saved)

@@ -41,7 +41,7 @@ class CpuBackend:
     Args:
         kernels: ``"triton"`` compiles the Triton kernels to machine code; ``"torch"`` runs their torch
             fallbacks, for machines without the toolchain. The Ascend C kernels are native either way.
-        tuning: how to copy and to wait; None for what suits the machine and the group.
+        tuning: how to copy and to wait; None for the defaults of machine and group.
 
     Raises:
         ArgumentError: an unknown ``kernels``.
@@ -63,13 +63,13 @@ class CpuBackend:
         self.device = CPU
         self._library = native.library()
         if kernels == "triton":
-            # Now, and not in the middle of the first dispatch.
+            # At construction rather than in the first dispatch.
             find_toolchain()
             cache.check_usable()
             extension()
         self._outputs = OutputPool()
         self.waits = NativeWaits()
-        # Nearly all ids are good, and then nobody asks which rule was broken.
+        # Ids are nearly always valid, and then the rule is not read.
         self._unread_rule = ctypes.byref(ctypes.c_int32(0))
 
     def is_capturing(self) -> bool:
@@ -77,7 +77,7 @@ class CpuBackend:
         return False
 
     def measure(self, on: bool) -> None:
-        """Nothing: it costs nothing here, and every run does it."""
+        """Nothing: every run measures, at no cost."""
 
     def window_limit(self) -> int | None:
         """See `moe_triton.backends.base.Backend`."""
@@ -126,7 +126,7 @@ class CpuBackend:
 
     def make_calls(self, setting: CallSetting) -> NativeCalls | None:
         """See `moe_triton.backends.base.Backend`."""
-        # Native calls take their outputs from the pool, whoever looks.
+        # Native calls always take their outputs from the pool.
         module = extension() if self.kernels == "triton" and output_pool.ENABLED else None
         return NativeCalls(setting, self._outputs, module) if module else None
 

@@ -1,4 +1,4 @@
-"""Whole calls of a rank in native code."""
+"""Calls of operators in native code."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from moe_triton.core.errors import ToolchainError
 
 
 class NativeCalls:
-    """One native entry per call, for the calls that are as usual.
+    """See `moe_triton.backends.base.Calls`.
 
     Raises:
-        ToolchainError: the module is of other sources than this package.
+        ToolchainError: the module was built from other sources than this package.
     """
 
     def __init__(self, setting: CallSetting, pool: OutputPool, native_module: ModuleType) -> None:
@@ -34,11 +34,11 @@ class NativeCalls:
                 f"{FILE} was built from other sources: its record of rounds differs. {native.REBUILD}"
             )
 
-        # Not a method: native code holds it, and nothing is to lead from there back to here.
+        # Not a method: native code keeps it, and must not keep this object alive.
         def failed(operator: str, executable: NativeExecutable, result: int, bindings: Bindings) -> None:
             tell(operator, executable, functools.partial(executable.finish, result), bindings)
 
-        self._addressed = setting.rounds, setting.waits  # native code has addresses in them
+        self._addressed = setting.rounds, setting.waits  # native code has addresses inside them
         self._shared = {
             "pool": pool.native,
             "owner": setting.owner,
@@ -97,9 +97,9 @@ class NativeCalls:
         )
         self._programs[plan.name].add(prepared)
 
-    def exchange(self, prepared: PreparedCalls) -> PreparedCalls:
+    def swap(self, prepared: PreparedCalls) -> PreparedCalls:
         """See `moe_triton.backends.base.Calls`."""
-        return {name: made.exchange(prepared.get(name, [])) for name, made in self._programs.items()}
+        return {name: made.swap(prepared.get(name, [])) for name, made in self._programs.items()}
 
     def _steps(self, registers: Registers) -> bytes:
         numbers = self._module.OPERATIONS
@@ -116,7 +116,7 @@ def layout_of(record: type[ctypes.Structure]) -> str:
 
 
 def _words(values: Iterable[Constant]) -> bytes:
-    """64 bits for each: of dtypes their code, of tensors their address."""
+    """64 bits each: a dtype as its code, a tensor as its address."""
     words = [
         DTYPE_CODES[value]
         if isinstance(value, torch.dtype)
@@ -129,12 +129,12 @@ def _words(values: Iterable[Constant]) -> bytes:
 
 
 def _numbers(values: Sequence[int]) -> bytes:
-    """16 bits for each."""
+    """16 bits each."""
     return struct.pack(f"<{len(values)}H", *values)
 
 
 def _spec(item: object) -> object:
-    """A tensor as native code has it (``TensorSpec``); any other object as it is."""
+    """A tensor as native code's ``TensorSpec``; any other object unchanged."""
     if not isinstance(item, TensorAt):
         return item
     sizes = [*item.sizes, *[0] * (4 - len(item.sizes))]

@@ -1,4 +1,4 @@
-"""Plans made ready for the CPU: natively in one call, or step by step with torch in place of Triton."""
+"""Plans compiled for the CPU: run natively in one call, or step by step with torch in place of Triton."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class NativeExecutable:
     """A plan as arrays of C structs. A call fills the holes and enters native code once.
 
     Attributes:
-        holes: names of those that differ from call to call, in the order of their values.
+        holes: names of those that calls fill, in the order of their values.
         address: of the ``MoePlan``.
     """
 
@@ -42,9 +42,9 @@ class NativeExecutable:
     ) -> None:
         self.plan = plan
         self.failed_launch: Launch | None = None
-        self._waits = waits  # whose address stands in the settings
+        self._waits = waits  # the settings hold its address
         self._settings = settings_struct(settings, fixed, waits)
-        self._fixed = fixed  # keeps the memory alive whose addresses stand in the words
+        self._fixed = fixed  # the words hold addresses of its memory
         self.holes = tuple(name for name in plan.holes if name not in fixed)
         self._trace = log.add_plan(plan, self.holes) if log else None
         self._values = (ctypes.c_uint64 * max(len(self.holes), 1))()
@@ -100,7 +100,7 @@ class NativeExecutable:
         return self.finish(self._run(self.address, self._values_address))
 
     def finish(self, result: int) -> int:
-        """What `run` returns or raises, for a result of ``moe_run_plan``."""
+        """Turns a result of ``moe_run_plan`` into what `run` returns or raises."""
         if result > 0:
             self._waits.raise_stopped(self.plan.operator)
         if result < 0:
@@ -126,7 +126,7 @@ class NativeExecutable:
 
 
 class TorchExecutable:
-    """The same plan with each Triton kernel's torch fallback: slow, for machines without the toolchain."""
+    """A plan that runs each Triton kernel's torch fallback: slow, for machines without the toolchain."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class TorchExecutable:
         self._log = log
         self._trace = log.add_plan(plan, ()) if log else None
         self.failed_launch: Launch | None = None
-        self._waits = waits  # whose address stands in the settings
+        self._waits = waits  # the settings hold its address
         self._settings = settings_struct(settings, fixed, waits)
         self._report = report
         self._fixed = fixed
@@ -221,7 +221,7 @@ class TorchExecutable:
 
 
 def settings_struct(settings: CpuSettings, fixed: Bindings, waits: NativeWaits) -> native.SettingsStruct:
-    """What native launches need to know: how to copy and wait, and where each group's doorbells are."""
+    """Settings of native launches: how to copy and wait, and where each group's doorbells are."""
     groups = []
     for prefix in (name.removesuffix("peers") for name in fixed if name.endswith("peers")):
         peers, window = fixed[f"{prefix}peers"], fixed[f"{prefix}window"]
@@ -239,7 +239,7 @@ def settings_struct(settings: CpuSettings, fixed: Bindings, waits: NativeWaits) 
 
 
 def _filled(hole: Hole, bindings: Bindings) -> int:
-    """What stands for a hole in an argument list, in a call."""
+    """The argument word of a hole, in a call."""
     bound = bindings[hole.name]
     if isinstance(hole, Part):
         assert isinstance(bound, int)
@@ -248,7 +248,7 @@ def _filled(hole: Hole, bindings: Bindings) -> int:
 
 
 def patch_struct(word: int, number: int, hole: Hole) -> native.PatchStruct:
-    """How native code fills a hole."""
+    """A hole as native code fills it."""
     if isinstance(hole, Part):
         return native.PatchStruct(word, number, 0, hole.index, hole.parts, hole.is_count)
     return native.PatchStruct(word, number, hole.offset, 0, 0, 0)
@@ -257,7 +257,7 @@ def patch_struct(word: int, number: int, hole: Hole) -> native.PatchStruct:
 def _entry(kernel: TritonKernel | AscendCKernel) -> tuple[int, int]:
     if isinstance(kernel, AscendCKernel):
         return native.symbol_address(kernel.symbol), KIND_ASCEND_C
-    # Built on the promise that no output overlaps an input: outputs are always fresh tensors of ours.
+    # Compiled on the promise that no output overlaps an input: outputs are always our own fresh tensors.
     return load(kernel).entry, KIND_TRITON
 
 

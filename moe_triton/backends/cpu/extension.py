@@ -1,8 +1,8 @@
-"""`moe_calls`, the extension module for what costs too much in Python (kernels_ascendc/calls).
+"""`moe_calls`, the extension module for work that costs too much in Python (kernels_ascendc/calls).
 
-It exchanges tensors with torch by way of DLPack's table of C functions (``__dlpack_c_exchange_api__``), and
-calls some functions of torch's libraries for what that does not tell (`SYMBOLS`): it needs nothing of torch's
-to be built, and works with every torch that has both.
+It exchanges tensors with torch through DLPack's table of C functions (``__dlpack_c_exchange_api__``), and
+calls some functions of torch's libraries for what the table lacks (`SYMBOLS`). So it is built without torch,
+and works with every torch that has both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MODULE = "moe_calls"
 FILE = f"{MODULE}.so"
 TABLE = "__dlpack_c_exchange_api__"
 
-# Symbols of torch's libraries by what kernels_ascendc/calls/torch_functions.h calls them.
+# Symbols of torch's libraries, by their names in kernels_ascendc/calls/torch_functions.h.
 SYMBOLS = {
     "aoti_torch_get_storage_size": "aoti_torch_get_storage_size",
     "aoti_torch_get_storage_offset": "aoti_torch_get_storage_offset",
@@ -46,7 +46,7 @@ DTYPE_CODES = {
 
 @functools.cache
 def extension() -> ModuleType | None:
-    """The module, or None where `why_not` says why."""
+    """The module, or None if `why_not` gives a reason."""
     if why_not():
         return None
     path = str(native_files.find(FILE))
@@ -67,7 +67,7 @@ def new_pool(module: ModuleType) -> Any:
 
 
 def why_not() -> str:
-    """What is missing for it; empty where nothing is."""
+    """Why the module cannot be used; empty if it can."""
     if not hasattr(torch.Tensor, TABLE):
         return f"torch {torch.__version__} has no torch.Tensor.{TABLE}; torch 2.13 has"
     try:
@@ -83,7 +83,7 @@ def why_not() -> str:
 
 @functools.cache
 def torch_functions() -> dict[str, int]:
-    """Addresses of the functions of torch's that the module calls.
+    """Addresses of torch's functions that the module calls.
 
     Raises:
         AttributeError: this torch lacks one.
@@ -94,7 +94,7 @@ def torch_functions() -> dict[str, int]:
 
 
 def _tensors_are_as_expected() -> bool:
-    """Whether a tensor's C++ object stands right behind the head of its Python object."""
+    """Whether a tensor's C++ object lies right behind the head of its Python object."""
     tensor = torch.empty(0)
     pointer = ctypes.c_void_p.from_address(id(tensor) + object.__basicsize__)
     return pointer.value == tensor._cdata

@@ -1,8 +1,8 @@
-"""Outputs whose memory is used again once nobody holds them.
+"""Recycled memory for outputs.
 
-A fresh output of some megabytes costs more in page faults, and again in giving its pages back, than the
-copy into it; and a fresh tensor of any size costs more than one of memory that is there. On an NPU torch's
-caching allocator does what this does here.
+A fresh output of some megabytes costs more in page faults, and again when its pages are returned, than the
+copy into it; and a fresh tensor of any size costs more than one from existing memory. On an NPU torch's
+caching allocator does the same.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 from moe_triton.backends.base import TensorSpec
 from moe_triton.backends.cpu.extension import extension, new_pool
 
-# Tests that look at what was never written switch it off.
+# Switched off by tests that look at memory that was never written.
 ENABLED = True
 
 
 class OutputPool:
-    """Tensors from recycled memory. What a user holds, through whatever view, is never handed out again.
+    """Tensors from recycled memory. Memory that a user still holds, through any view, is not reused.
 
     Without the extension (`moe_triton.backends.cpu.extension`) they are torch's own.
 

@@ -1,4 +1,4 @@
-"""How much memory is left for windows: of the machine, and of the control groups that a process is in."""
+"""How much memory is left for windows: on the machine, and in the control groups of this process."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import NamedTuple
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
-# Version 1 says "no limit" with the largest multiple of a page that 63 bits hold.
+# Version 1 writes "no limit" as the largest multiple of a page that 63 bits hold.
 _NO_LIMIT = 1 << 62
-# Pages of files leave when others need room. Shared memory is not among them.
+# Pages of files are evicted when memory is needed; shared memory is not among them.
 _RECLAIMABLE = ("inactive_file", "active_file")
 
 
 class Limit(NamedTuple):
-    """What a control group leaves to all of its processes together.
+    """The memory that a control group leaves to all of its processes together.
 
     Attributes:
-        key: the same for all processes in it, and for none of another one of this machine.
+        key: identifies the group among those of this machine.
         name: of its folder.
         free: bytes.
     """
@@ -30,7 +30,7 @@ class Limit(NamedTuple):
 
 
 def available_memory(proc: Path = PROC) -> int:
-    """Bytes that this machine can give without swapping."""
+    """Bytes available on this machine without swapping."""
     for line in _lines(proc / "meminfo"):
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
@@ -61,9 +61,9 @@ def cgroup_limits(proc: Path = PROC, mount: Path = CGROUPS) -> list[Limit]:
 
 
 def _around(root: Path, path: str) -> Iterator[Path]:
-    """A control group's folder and those around it, as far as they can be seen from in here.
+    """A control group's folder and those of its ancestors, as far as they are visible to this process.
 
-    A container may see its own group as the root, and yet be told its place among all of them.
+    A container may see its own group as the root, although its path names it from the real root.
     """
     inside = Path(path.strip("/"))
     if ".." not in inside.parts:

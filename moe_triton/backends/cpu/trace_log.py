@@ -1,4 +1,4 @@
-"""The rings that native code writes a trace to."""
+"""The rings that native code writes traces to."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class NativeTraceLog:
     """See `moe_triton.backends.base.TraceLog`.
 
     Args:
-        max_events: that are kept.
-        last_entry: where in ``recv_offsets`` the number of all rows stands.
+        max_events: number of events that are kept.
+        last_entry: index of the total number of rows in ``recv_offsets``.
     """
 
     def __init__(self, max_events: int, last_entry: int) -> None:
         max_calls = -(-max_events // EVENTS_PER_CALL)
-        # Memory that is touched when it is needed.
+        # Pages are only touched when they are needed.
         self._events, self._calls = np.empty(max_events, _EVENT), np.empty(max_calls, _CALL)
         self._struct = native.TraceLogStruct(
             self._events.ctypes.data, max_events, 0, self._calls.ctypes.data, max_calls, 0
@@ -42,11 +42,11 @@ class NativeTraceLog:
         self._num_dropped = 0
 
     def add_plan(self, plan: Plan, holes: Sequence[str]) -> native.TracedPlanStruct:
-        """What native code needs to know of a plan that is to be traced.
+        """Registers a plan, and describes it for native code.
 
         Args:
-            plan: the plan.
-            holes: what its calls bring, in order.
+            plan: to be traced.
+            holes: names of those that calls fill, in order.
         """
         self._plans.append(plan)
         tokens, rows = (holes.index(name) if name in holes else -1 for name in ("num_tokens", "recv_offsets"))
@@ -54,11 +54,11 @@ class NativeTraceLog:
         return native.TracedPlanStruct(self.address, number, tokens, rows, self._last_entry)
 
     def begin_call(self) -> None:
-        """A call begins that Python runs."""
+        """A call begins that runs from Python."""
         self._struct.num_calls += 1
 
     def end_call(self, plan: native.TracedPlanStruct, begin_ns: int, bindings: Bindings, result: int) -> None:
-        """A call ends that Python ran, with a result like that of ``moe_run_plan``."""
+        """A call that ran from Python ends, with a result like that of ``moe_run_plan``."""
         number, rows = self._struct.num_calls, bindings.get("recv_offsets")
         num_rows = int(rows[self._last_entry]) if isinstance(rows, torch.Tensor) and not result else -1
         entry = (
@@ -73,7 +73,7 @@ class NativeTraceLog:
         self._calls[number % len(self._calls)] = entry
 
     def add_launch(self, launch: int, begin_ns: int) -> None:
-        """A launch ends that Python ran, as one block."""
+        """A launch that ran from Python, as one block, ends."""
         entry = begin_ns, time.monotonic_ns(), self._struct.num_calls, launch, 0, TRACE_BLOCK, -1
         self._events[self._struct.num_events % len(self._events)] = entry
         self._struct.num_events += 1
@@ -85,7 +85,7 @@ class NativeTraceLog:
         events = self._events[:num_events]
         if num_events > len(self._events):
             events = np.roll(self._events, -(num_events % len(self._events)))
-            # Of the oldest call that is there some events may be gone.
+            # Some events of the oldest call may be overwritten.
             first = max(first, int(events[_CALL_OF_EVENT].min()) + 1)
         calls = [self._call(number) for number in range(first, num_calls + 1)]
         kept = events[events[_CALL_OF_EVENT] >= first].tolist()

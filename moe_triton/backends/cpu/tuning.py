@@ -12,7 +12,7 @@ ALL_BYTES = 1 << 62
 
 
 class CpuSettings(NamedTuple):
-    """The settings of `Tuning` that only this back end has, none of them left open."""
+    """The settings of `Tuning` that only this back end has, all of them decided."""
 
     cached_bytes: int
     spins: int
@@ -29,7 +29,7 @@ def settings_of(tuning: Tuning, num_ranks: int) -> CpuSettings:
 @functools.cache
 def _usual(num_ranks: int) -> CpuSettings:
     cores = len(os.sched_getaffinity(0))
-    # A rank with a core of its own disturbs nobody by waiting awake, and is there at once.
+    # A rank with a core of its own can keep polling without disturbing others, and reacts at once.
     yields = 2000 if num_ranks <= cores else 20
-    # Asked for ahead of the stores, lines come into the caches faster than stores go past them.
+    # With prefetches ahead of the stores, cached writes are faster than streaming stores.
     return CpuSettings(cached_bytes=ALL_BYTES, spins=200, yields=yields)

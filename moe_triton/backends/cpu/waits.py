@@ -15,7 +15,7 @@ from moe_triton.core.ascendc import MAX_BLOCKS
 from moe_triton.core.plan import Plan
 
 _NS = 1_000_000_000
-# A block looks every few milliseconds. One that has not for so long waits no more.
+# A block polls every few milliseconds: one that has not for this long is no longer waiting.
 _STILL_WAITING_NS = _NS
 _log = logging.getLogger("moe_triton")
 _restore = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(
@@ -74,7 +74,7 @@ class Runner(Protocol):
         ...
 
     def words_of(self, launch: int) -> ctypes.Array[ctypes.c_uint64]:
-        """The argument words of one of its launches, as they are now."""
+        """The current argument words of one of its launches."""
         ...
 
 
@@ -96,7 +96,7 @@ class NativeWaits(Waits):
         self._tell: Callable[[Waiting], None] | None = None
         me = weakref.ref(self)
 
-        # Native code holds its address, and nothing is to lead from there back to here.
+        # Native code keeps it, and must not keep this object alive.
         def tell() -> None:
             waits = me()
             if waits is not None:
@@ -127,15 +127,15 @@ class NativeWaits(Waits):
         self._tell, self._struct.patience_ns = tell, int(seconds * _NS)
 
     def add(self, number: int, runner: Runner) -> None:
-        """Takes note of the runner of a plan that its launches name by this number."""
+        """Registers the runner of the plan that native code knows by this number."""
         self._runners[number] = runner
 
     def begin(self, number: int, launch: int) -> None:
-        """A launch begins that Python makes by itself."""
+        """A launch begins that Python makes."""
         self._struct.plan, self._struct.launch, self._struct.began_ns = number, launch, 0
 
     def _tell_now(self) -> None:
-        """On the thread that waits. What a signal's handler raises here ends the wait."""
+        """Called on the waiting thread. An exception of a signal handler in here ends the wait."""
         runner, now = self._runners.get(self._struct.plan), time.monotonic_ns()
         if runner is None or self._tell is None:
             return
@@ -155,4 +155,4 @@ class NativeWaits(Waits):
         try:
             self._tell(Waiting(runner.plan, launch, words, awaited, (now - began_ns) / _NS, goes_on))
         except Exception:
-            _log.exception("nothing can be said of a wait that lasts")
+            _log.exception("a long wait cannot be reported")

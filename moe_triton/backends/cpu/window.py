@@ -1,4 +1,4 @@
-"""Windows in POSIX shared memory: private to the user, and nameless as soon as every peer has mapped them."""
+"""Windows in POSIX shared memory: private to the user, and unlinked once every peer has mapped them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from moe_triton.rendezvous.meeting import Meeting, values_of
 
 SHM = Path("/dev/shm")
 PREFIX = "moe_triton-"
-# Behind each window: where its rank sleeps until its flags have come (`doorbell.h`).
+# Behind each window: the doorbell that its rank sleeps on until flags arrive (`doorbell.h`).
 DOORBELL_BYTES = 4096
 SUFFIX = re.compile(r"\d+-[0-9a-f]{24}")
-# What a window is called until it is locked. It takes no memory then.
+# Suffix of a window's name until it is locked; until then it takes no memory.
 UNLOCKED = ".new"
 STALE_AFTER_S = 60.0  # of what is not locked yet
 REMEDY = (
@@ -37,12 +37,12 @@ REMEDY = (
 class SharedWindow:
     """This rank's window and its view of every peer's.
 
-    The file has a name only from its creation until every rank has mapped it: after that, whatever ends
-    a process gives the memory back. Inside that gap each rank knows all names and removes them all if
-    the rendezvous fails; names that a killed group left are removed by the next one (`remove_stale`).
+    The file has a name only from its creation until every rank has mapped it; after that the memory is freed
+    however the processes end. Until then each rank knows all names, and removes all of them if the rendezvous
+    fails; names left by a killed group are removed by the next one (`remove_stale`).
 
-    The size of a peer's file is checked when it is mapped. A process of the same user that makes a file
-    shorter later ends all that touch the part that is gone (SIGBUS).
+    The size of a peer's file is checked when it is mapped. If a process of the same user truncates a file
+    later, every process that touches the missing part gets a SIGBUS.
 
     Args:
         num_bytes: the window's size, the same on every rank.
@@ -71,7 +71,7 @@ class SharedWindow:
             self._views = []
             raise
         finally:
-            # On success every rank has its own mapping by now; on failure no name may outlive us.
+            # On success every rank has mapped all windows; on failure no name may be left behind.
             _unlink(names)
         self.base = self._views[meeting.rank].data_ptr()
         self.peers = tuple(view.data_ptr() for view in self._views)
@@ -80,7 +80,7 @@ class SharedWindow:
         meeting = self._meeting
         failure, fd = "", -1
         try:
-            # Before any rank takes memory: the last page of a tmpfs costs some process its life.
+            # Before any rank takes memory: whoever touches a page that a full tmpfs lacks is killed.
             raise_together(meeting, shortage, "there is room for windows")
             try:
                 fd = _create(name, num_bytes)
@@ -110,7 +110,7 @@ class SharedWindow:
 
 
 def _is_name(name: str) -> bool:
-    """Whether this is a window's: a peer must not make us open or remove anything else."""
+    """Whether this is the name of a window: a peer must not make us open or remove other files."""
     return name.startswith(PREFIX) and SUFFIX.fullmatch(name.removeprefix(PREFIX)) is not None
 
 
@@ -138,7 +138,7 @@ def _create(name: str, num_bytes: int) -> int:
     except OSError as error:
         raise WindowError(f"cannot create a window in {SHM}: {error}") from error
     try:
-        # Reserves the pages: running out of them later would be a SIGBUS inside a kernel.
+        # Reserves the pages: running out of memory later would be a SIGBUS inside a kernel.
         os.posix_fallocate(fd, 0, num_bytes + DOORBELL_BYTES)
     except OSError as error:
         os.close(fd)
@@ -152,7 +152,7 @@ def _create(name: str, num_bytes: int) -> int:
 
 
 def _create_locked(name: str) -> int:
-    """An empty file. It has its name only when it is locked, so that without a lock its owner is dead."""
+    """An empty file. It is locked before it gets its name, so a file without a lock has no living owner."""
     path, unlocked = SHM / name, SHM / f"{name}{UNLOCKED}"
     fd = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -169,10 +169,10 @@ def _shortage(num_bytes: int, num_ranks: int, limits: Iterable[Limit], shared: M
     """Why the windows of all ranks do not fit on this machine; empty if they do.
 
     Args:
-        num_bytes: of one.
-        num_ranks: of the machine.
+        num_bytes: of one window.
+        num_ranks: on this machine.
         limits: on this rank's memory.
-        shared: how many ranks each of them is for, by its key.
+        shared: by key of a limit, the number of ranks under it.
     """
     usage = os.statvfs(SHM)
     room = [

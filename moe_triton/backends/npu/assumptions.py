@@ -1,7 +1,7 @@
-"""What the npu back end takes from documentation, and no machine has confirmed yet.
+"""What the npu back end takes from documentation, not yet confirmed on a machine.
 
-``moe-triton selftest --backend npu`` checks these before anything else, in this order: each is as small as it
-can be, so that what fails first says where to look.
+``moe-triton selftest --backend npu`` checks these first, in this order. Each is as small as possible, so that
+the first failure says where to look.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from moe_triton.backends.npu.inband_check import blocks_arrive_in_order
 from moe_triton.backends.npu.runtime import Runtime
 from moe_triton.backends.npu.window import window_library
 from moe_triton.core import ascendc
-from moe_triton.core.plan import Hole, Launch, Plan, launch, launch_of_zeros
+from moe_triton.core.plan import Hole, Launch, Plan, launch
 from moe_triton.core.region import Region, region_of
 from moe_triton.core.soc import soc_of
+from moe_triton.core.trials import post_entry, wait_for_entries
 from moe_triton.kernels.zones import turn_kernel
 from moe_triton.layout import FLAG_BITS, NUM_ZONES, STATUS_ENTRY_BYTES
 
@@ -30,7 +31,7 @@ TORCH_NPU = "torch_npu 2.14.0"
 
 
 class Bench:
-    """One device, memory that stands for a window, and the launches that are tried on it."""
+    """One device, memory in place of a window, and the launches that are tried on it."""
 
     def __init__(self) -> None:
         self.runtime = Runtime()
@@ -61,7 +62,7 @@ class Bench:
         return code
 
     def executable(self, *launches: Launch, two_streams: bool = False) -> NpuExecutable:
-        """A plan made ready."""
+        """A compiled plan."""
         fixed = {
             "window": self.window,
             "peers": self.peers,
@@ -74,35 +75,11 @@ class Bench:
 
     def post(self, rank: int = 0) -> Launch:
         """An entry {1.0, count} to the zone that the cell names, by an Ascend C kernel."""
-        return launch_of_zeros(
-            "post",
-            ascendc.POST_STATUS,
-            "communication",
-            1,
-            peers=Hole("peers"),
-            num_ranks=1,
-            count=Hole("count"),
-            rank=rank,
-            zone_at=Hole("zone"),
-            status=self.status.words(),
-            report=Hole("report"),
-        )
+        return post_entry(self.status, "count", num_ranks=1, rank=rank, zone_at=Hole("zone"))
 
     def wait(self, us: int) -> Launch:
         """For both ranks' entries in that zone."""
-        return launch_of_zeros(
-            "wait",
-            ascendc.DISPATCH_WAIT,
-            "communication",
-            1,
-            window=Hole("window"),
-            recv_counts=Hole("received"),
-            num_local_experts=1,
-            zone_at=Hole("zone"),
-            timeout_us=us,
-            status=self.status.words(),
-            report=Hole("report"),
-        )
+        return wait_for_entries(self.status, us, zone_at=Hole("zone"))
 
     def turn(self) -> Launch:
         """The other zone, by a Triton kernel."""
@@ -149,7 +126,7 @@ def _ascend_c() -> str | None:
 
 
 def _queue() -> str | None:
-    """A kernel that goes past torch_npu's queue sees what was put into it before."""
+    """A kernel that bypasses torch_npu's queue sees the effects of earlier work in the queue."""
     bench = Bench()
     for _ in range(200):
         bench.count.add_(1)
@@ -158,7 +135,7 @@ def _queue() -> str | None:
 
 
 def _scalar_cache() -> str | None:
-    """A scalar that a kernel has read before is read anew, also where a Triton kernel wrote it."""
+    """A scalar that a kernel has read before is read from memory again, also if a Triton kernel wrote it."""
     bench = Bench()
     found = []
     for number in range(8):
@@ -178,7 +155,7 @@ def _streams() -> str | None:
 
 
 def _deadline() -> str | None:
-    """A wait for nobody ends at its deadline, by the core's own clock of 50 ticks a microsecond."""
+    """A wait for missing flags ends at its deadline, by the core's clock of 50 ticks a microsecond."""
     bench = Bench()
     bench.run(bench.wait(0))
     begin = time.monotonic()
@@ -186,13 +163,13 @@ def _deadline() -> str | None:
     seconds = time.monotonic() - begin
     if code != ascendc.REPORT_TIMEOUT:
         return f"report {code} instead of {ascendc.REPORT_TIMEOUT}"
-    # Compiled and launched once before: what is left beside the wait is far less than it.
+    # It has been compiled and launched once: everything beside the wait takes far less.
     low, high = 0.5e-6 * WAIT_US, 20e-6 * WAIT_US
     return None if low < seconds < high else f"{seconds:.3f} s instead of {WAIT_US / 1e6:g} s"
 
 
 def _report_copy() -> str | None:
-    """Reports reach the host while it goes on."""
+    """Reports reach the host without a wait."""
     bench = Bench()
     executable = bench.executable(bench.wait(0))
     executable.run({})
@@ -201,7 +178,7 @@ def _report_copy() -> str | None:
 
 
 def _graph() -> str | None:
-    """What is launched while a stream is captured runs with the graph, as often as that runs."""
+    """Launches on a captured stream run each time that the graph is replayed."""
     import torch_npu
 
     bench = Bench()
@@ -222,7 +199,7 @@ def _graph() -> str | None:
 
 
 def _windows() -> str | None:
-    """The window library has what is used of it."""
+    """The window library has the functions that are used."""
     name = window_library()
     if name == "memfabric_hybrid":
         import memfabric_hybrid

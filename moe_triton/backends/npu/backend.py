@@ -30,8 +30,8 @@ class NpuBackend:
 
     Args:
         kernels: "triton".
-        tuning: how operators are cut into parts, and how many blocks communicate; None for the usual way.
-            What it says of copying and waiting is the CPU's.
+        tuning: how operators are cut into parts, and how many blocks communicate; None for the defaults. Its
+            settings for copying and waiting are the CPU's.
 
     Raises:
         ArgumentError: an unknown ``kernels``.
@@ -55,7 +55,7 @@ class NpuBackend:
         self._versions = toolchain.check_versions()
         self.soc = soc_of(self.runtime.soc_name())
         self._windows_by = window_library()
-        library.library()  # now, and not in the middle of the first dispatch
+        library.library()  # at construction rather than in the first dispatch
         self._communication = self.runtime.make_stream()
         self._executables: list[NpuExecutable] = []
         self._measures = False
@@ -72,7 +72,7 @@ class NpuBackend:
         return self.runtime.is_capturing()
 
     def window_limit(self) -> int | None:
-        """HCCL_BUFFSIZE in bytes, where it is set: what a user of torch_npu gives a group's window."""
+        """HCCL_BUFFSIZE in bytes if it is set: the limit that torch_npu's users set for a group's window."""
         return buffer_megabytes() * MEGABYTE if "HCCL_BUFFSIZE" in os.environ else None
 
     def synchronize(self) -> None:
@@ -114,7 +114,7 @@ class NpuBackend:
         assert log is None
         for launch in plan.launches:
             check_blocks(launch.blocks, self.soc)
-        # Launches with SyncAll that start with some of their blocks would wait for each other's cores.
+        # Launches with SyncAll whose blocks do not start together would wait for each other's cores.
         two_streams = plan.overlap and library.blocks_start_together()
         made = NpuExecutable(plan, fixed, self.runtime, self._communication, two_streams)
         made.measures = self._measures
@@ -122,7 +122,7 @@ class NpuBackend:
         return made
 
     def make_calls(self, setting: CallSetting) -> None:
-        """None: a call returns before it has run, and nothing here evicts the host's caches."""
+        """None: calls are asynchronous, and the host's caches stay warm between them."""
 
     def num_blocks(self, num_ranks: int) -> int:
         """One block per vector core: each rank has a device to itself."""
@@ -135,7 +135,7 @@ class NpuBackend:
     def take_ids(
         self, topk_idx: torch.Tensor, num_experts: int
     ) -> tuple[torch.Tensor, tuple[int, str] | None]:
-        """A copy, unread: the host does not wait for ids, and kernels send none that names no expert."""
+        """A copy, unchecked: the host does not wait for ids, and kernels do not send invalid ones."""
         taken = self.empty(topk_idx.shape, torch.int32)
         self.runtime.copy(taken, topk_idx)
         return taken, None

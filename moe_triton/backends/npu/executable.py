@@ -22,16 +22,16 @@ REPORT = "report"
 class NpuExecutable:
     """A plan as launches on two streams. A call fills the holes and launches all of them.
 
-    Nothing waits for the device, and nothing is allocated but what torch's allocator keeps for outputs; so a
-    call can be captured. Each launch that can report has a report of its own, which stays once something has
-    been reported: a copy of all of them goes to the host behind each run.
+    A call never waits for the device and allocates nothing but outputs, from torch's allocator, so it can be
+    captured. Each launch that can report has its own report, which is kept once something has been reported;
+    all of them are copied to the host after each run.
 
     Args:
         plan: what to run.
-        fixed: what some of its holes hold in every call.
+        fixed: contents of the holes that are the same in every call.
         runtime: torch_npu.
-        communication: the stream for what moves data between ranks.
-        two_streams: whether both streams are used; otherwise all runs on the user's.
+        communication: the stream of launches that move data between ranks.
+        two_streams: whether both streams are used; otherwise everything runs on the user's.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class NpuExecutable:
         )
         self._reporting = [plan.launches[i] for i in reporting]
         self._fixed = fixed  # keeps the memory alive whose addresses stand in the launches
-        place = {number: index for index, number in enumerate(reporting)}
+        index_of = {number: index for index, number in enumerate(reporting)}
         self._steps = [
-            make_step(_reporting_to(launch, self._reports, place.get(i)), fixed, self._holes)
+            make_step(_reporting_to(launch, self._reports, index_of.get(i)), fixed, self._holes)
             for i, launch in enumerate(plan.launches)
         ]
         self._schedule = schedule(plan.launches, two_streams)
@@ -61,7 +61,7 @@ class NpuExecutable:
         self.measures = False
 
     def _make_events(self) -> dict[int, Event]:
-        numbers = [i for i, place in enumerate(self._schedule.places) if place.is_awaited]
+        numbers = [i for i, launch in enumerate(self._schedule.launches) if launch.is_awaited]
         if self._schedule.begin_is_awaited:
             numbers.append(BEGIN)
         return {number: self._runtime.make_event() for number in numbers}
@@ -81,17 +81,18 @@ class NpuExecutable:
         if BEGIN in events:
             events[BEGIN].record(streams["compute"])
         measured = self._begin_measuring() if self.measures and not capturing else None
-        for number, (step, place) in enumerate(zip(self._steps, self._schedule.places, strict=True)):
-            stream = streams[place.stream]
-            if place.waits_for is not None:
-                stream.wait_event(events[place.waits_for])
+        for number, (step, launch) in enumerate(zip(self._steps, self._schedule.launches, strict=True)):
+            stream = streams[launch.stream]
+            if launch.waits_for is not None:
+                stream.wait_event(events[launch.waits_for])
             if measured:
                 measured[number][0].record(stream)
-            # What goes past torch_npu's queue must find it empty: events and kernels before it are in there.
-            step.launch(values, runtime.handle(stream) if step.is_direct else handles[place.stream])
+            # A launch that bypasses torch_npu's queue must find it empty: earlier events and kernels are in
+            # it.
+            step.launch(values, runtime.handle(stream) if step.is_direct else handles[launch.stream])
             if measured:
                 measured[number][1].record(stream)
-            if place.is_awaited:
+            if launch.is_awaited:
                 events[number].record(stream)
         if self._schedule.end is not None:
             streams["compute"].wait_event(events[self._schedule.end])
@@ -100,7 +101,7 @@ class NpuExecutable:
         return 0
 
     def _copy_reports(self, stream: Stream) -> None:
-        # Reports stay: while a copy is under way, the next one will tell as much.
+        # Reports are kept: if a copy is still under way, the next one brings the same.
         if self._copied is None:
             self._copied = self._runtime.make_event()
         elif not self._copied.query():

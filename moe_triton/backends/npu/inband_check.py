@@ -1,4 +1,4 @@
-"""Whether a copy's aligned 512 bytes arrive with their last 32 last, as flags in band need."""
+"""Whether the last 32 of a copy's 512 aligned bytes arrive last, as in-band flags need."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import torch
 from moe_triton.backends.npu.executable import NpuExecutable
 from moe_triton.backends.npu.runtime import Runtime
 from moe_triton.core import ascendc
-from moe_triton.core.plan import Hole, Launch, Plan, Stream, launch_of_zeros
+from moe_triton.core.plan import Hole, Launch, Plan, Stream
+from moe_triton.core.records import ORIGIN
 from moe_triton.core.region import Region, region_of
+from moe_triton.core.trials import launch_of_zeros
 from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, STATUS_ENTRY_BYTES, SlotLayout
 
 ROUNDS = 32
 ROWS = 8
 SLOT = SlotLayout(hidden=7168, itemsize=2)
 SLOT_BYTES = -(-SLOT.packed_bytes // BLOCK_DATA_BYTES) * BLOCK_BYTES
-# Enough for kernels on two streams to start beside each other. Where they do not, a second receive takes what
-# is there.
+# Enough for kernels on two streams to overlap. If they do not, a second receive takes the rows.
 WAIT_US = 5_000
 
 
@@ -55,7 +56,7 @@ class InbandExchange:
             "places": self._words(ROWS),
             "offsets": experts + 1,
             "received": self.received,
-            "origins": self._words(ROWS, 3),
+            "origins": self._words(ROWS, ORIGIN.num_words),
         }
 
     def run(self, number: int) -> bool:
@@ -64,7 +65,7 @@ class InbandExchange:
         self.rows.copy_(words.view_as(self.rows) + number * words.numel())
         beside = replace(self._receive("communication", WAIT_US), alongside=True)
         launches = (self._send(), beside, self._receive("compute", 0))
-        # One of its own in each round: a receive that was too late once does not wait again.
+        # A new executable for each round: a receive that has timed out once does not wait again.
         plan = Plan("assumption", 0, launches, overlap=True)
         NpuExecutable(plan, self._fixed, self.runtime, self.communication, two_streams=True).run({})
         self.runtime.synchronize()
@@ -120,7 +121,7 @@ class InbandExchange:
 
 
 def blocks_arrive_in_order() -> str | None:
-    """None where every row holds what was sent once its flags are there, else what was found."""
+    """None if every row was complete when its flags were set, else what was found."""
     exchange = InbandExchange()
     wrong = [number for number in range(ROUNDS) if not exchange.run(number)]
     return f"flags were there before their data in {len(wrong)} of {ROUNDS} rounds" if wrong else None

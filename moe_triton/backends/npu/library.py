@@ -69,7 +69,7 @@ def symbol_address(name: str) -> int:
 def blocks_start_together() -> bool:
     """Whether a launch waits until all its blocks have cores.
 
-    Where not (CANN before 9 cannot say it), launches with SyncAll must not run beside others: two of them
+    If not (CANN before 9 has no such option), launches with SyncAll must not overlap with others: two of them
     would wait for each other's cores.
     """
     return bool(library().moe_schedule_mode())

@@ -1,6 +1,6 @@
-"""Memory of all ranks from memfabric-hybrid: one address range, a rank's part behind another's.
+"""Memory of all ranks from memfabric-hybrid: one address range with a part per rank, in rank order.
 
-Followed here: doc/pythonAPI.md of the project, and ``memfabric_hybrid.shm`` and ``smem_shm.h`` as release
+Sources: doc/pythonAPI.md of the project, and ``memfabric_hybrid.shm`` and ``smem_shm.h`` as release
 1.3.0 installs them. An object's id is 0 to 63; a rank's part is 2 MB to 4 GB, a multiple of 2 MB.
 """
 
@@ -35,8 +35,8 @@ class MemfabricMemory:
     Args:
         handle: of the object.
         number: its id.
-        stride: bytes from one rank's part to the next one's.
-        num_ranks: that have a part.
+        stride: bytes from one rank's part to the next.
+        num_ranks: ranks that have a part.
     """
 
     def __init__(self, handle: Any, number: int, stride: int, num_ranks: int) -> None:
@@ -118,7 +118,7 @@ def _config(memfabric: Any, meeting: Meeting) -> Any:
 
 
 def _store_url(meeting: Meeting) -> str:
-    """Where the ranks' control connection is: on rank 0, whose address torch.distributed may know."""
+    """Address of the ranks' control connection: on rank 0, by torch.distributed's MASTER_ADDR if set."""
     url = ""
     if meeting.rank == 0:
         host = os.environ.get("MASTER_ADDR", "127.0.0.1")
@@ -129,15 +129,15 @@ def _store_url(meeting: Meeting) -> str:
 
 
 def _in_store(number: int, change: int) -> int:
-    """How many groups of the world hold an id, after a change."""
+    """Number of groups of the world that hold an id, after a change."""
     store = distributed_c10d._get_default_store()  # type: ignore[attr-defined]
     return int(store.add(f"moe_triton/memfabric/{number}", change))
 
 
 def _agree_on_id(meeting: Meeting) -> int:
-    """An id that no rank uses yet, and no other group of the world: all share memfabric's one store.
+    """An id that no rank and no other group of the world uses: all share memfabric's store.
 
-    A group's first rank takes it, from the store that torch.distributed's world has.
+    The group's first rank reserves it in the store of torch.distributed's world.
     """
     said = meeting.exchange({"used": sorted(_used_ids)}, "memfabric's ids")
     used = {number for numbers in values_of(said, "used", list) for number in map(str, numbers)}
@@ -162,7 +162,7 @@ def _reserve(number: int) -> bool:
 def _give_back(number: int) -> None:
     if number in _reserved_ids:
         _reserved_ids.discard(number)
-        # A world that has ended has taken its store along.
+        # A world that has ended has no store any more.
         with contextlib.suppress(RuntimeError, ValueError):
             _in_store(number, -1)
 

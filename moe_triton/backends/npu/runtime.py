@@ -1,21 +1,21 @@
-"""All that the back end asks of torch_npu, in one place: streams, events, graphs, memory.
+"""Everything that the back end uses of torch_npu: streams, events, graphs, memory.
 
-Followed here: torch_npu's own Python sources, release 2.14.0 (``npu/streams.py``, ``npu/graphs.py``,
-``npu/utils.py``, ``dynamo/torchair/_acl_concrete_graph/utils.py``) and its header ``NPUStream.h``. What of
-that no machine has confirmed yet is listed in `moe_triton.backends.npu.assumptions`.
+Sources: torch_npu's own Python sources, release 2.14.0 (``npu/streams.py``, ``npu/graphs.py``,
+``npu/utils.py``, ``dynamo/torchair/_acl_concrete_graph/utils.py``) and its header ``NPUStream.h``. What
+is not confirmed on a machine yet is listed in `moe_triton.backends.npu.assumptions`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
-from concurrent import futures
+from collections.abc import Hashable
 from typing import Any
 
 import torch
 
 from moe_triton.core import plain_tensors
 from moe_triton.core.errors import ToolchainError
+from moe_triton.core.threads import in_thread
 
 Stream = Any  # torch.npu.Stream
 Event = Any  # torch.npu.Event
@@ -37,27 +37,8 @@ def imported() -> Any:
     return torch_npu
 
 
-def _interruptibly(wait: Callable[[], None]) -> None:
-    """Waits in another thread where this one handles signals: in a wait of the library's it could not."""
-    if threading.current_thread() is not threading.main_thread():
-        wait()
-        return
-    done: futures.Future[None] = futures.Future()
-
-    def run() -> None:
-        try:
-            wait()
-        except BaseException as error:
-            done.set_exception(error)
-        else:
-            done.set_result(None)
-
-    threading.Thread(target=run, name="moe_triton synchronize", daemon=True).start()
-    done.result()
-
-
 class Runtime:
-    """torch_npu, of the device that is current when this is made.
+    """torch_npu on the device that is current at construction.
 
     Raises:
         ToolchainError: torch_npu is missing, or finds no device.
@@ -83,7 +64,7 @@ class Runtime:
         return str(self._npu.get_device_name(self.device_index))
 
     def current_stream(self) -> Stream:
-        """What the user's own work is on."""
+        """The stream of the user's own work."""
         return self._npu.current_stream()
 
     def make_stream(self) -> Stream:
@@ -91,14 +72,14 @@ class Runtime:
         return self._npu.Stream()
 
     def make_event(self, timed: bool = False) -> Event:
-        """An event; one that is timed can be asked how long after another it was."""
+        """An event; a timed one can measure the time since another."""
         return self._npu.Event(enable_timing=timed)
 
     def handle(self, stream: Stream) -> int:
         """The stream as CANN's run time knows it.
 
-        torch_npu hands work to its streams in a thread of its own. Asking for the handle waits until that
-        thread has handed over all it has, so that what is launched with the handle comes after it.
+        torch_npu submits work to its streams from a thread of its own. Asking for the handle waits until that
+        thread has submitted everything, so that launches through the handle come after it.
         """
         return int(stream.npu_stream)
 
@@ -111,24 +92,28 @@ class Runtime:
         return bool(self._npu.is_current_stream_capturing())
 
     def synchronize(self) -> None:
-        """Waits for all streams of the device; or until a signal's handler raises, as with Ctrl-C."""
-        # Another thread may have another device as its current one.
-        _interruptibly(lambda: self._npu.synchronize(self.device))
+        """Waits for all streams of the device, or until a signal handler raises, as with Ctrl-C."""
+        # The device is named, because another thread's current one may differ.
+        if threading.current_thread() is threading.main_thread():
+            # In another thread: this one handles signals, which it could not do inside the library.
+            in_thread(lambda: self._npu.synchronize(self.device), "synchronize").result()
+        else:
+            self._npu.synchronize(self.device)
 
     def host_copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Host memory of the same shape that the device can copy to while the host goes on."""
+        """Pinned host memory of the same shape, which the device can copy to asynchronously."""
         return torch.empty(tensor.shape, dtype=tensor.dtype).pin_memory()
 
     def on_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor's contents in memory of the host, which waits for the current stream."""
+        """A tensor's contents in host memory; waits for the current stream."""
         return tensor.cpu()
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
-        """Copies on the current stream; the host goes on."""
+        """Copies on the current stream, asynchronously."""
         to.copy_(source, non_blocking=True)
 
     def tensor_at(self, address: int, num_bytes: int) -> torch.Tensor:
-        """Device memory that is not torch's, as a flat uint8 tensor. It is never freed by torch."""
+        """Device memory that torch does not own, as a flat uint8 tensor."""
         storage = self._c._construct_storage_from_data_pointer(address, self.device, num_bytes)
         metadata = {
             "data_ptr": address,

@@ -1,8 +1,8 @@
-"""On which stream each launch of a plan goes, and which events keep the two in order.
+"""Which stream each launch of a plan goes to, and which events keep two streams in order.
 
-A launch waits for all that stand before it in the plan, but for its neighbour where it runs `alongside`. On
-one stream that holds by itself; between two it takes an event, recorded after the last launch that has to be
-over, and waited for before the one that needs it.
+A launch waits for all launches before it in the plan, except its neighbour if it runs `alongside`. One stream
+keeps that order by itself; across two it takes an event, recorded after the last launch that must have ended
+and waited for before the launch that needs it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ BEGIN = -1  # of the call: what the user's stream held before
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a launch goes.
+class ScheduledLaunch:
+    """The stream of a launch, and its events.
 
     Attributes:
-        stream: on which stream.
-        waits_for: number of the other stream's launch that has to be over first, `BEGIN`, or None.
-        is_awaited: whether somebody waits for this one, so that an event follows it.
+        stream: that it runs on.
+        waits_for: index of the other stream's launch that must have ended first, `BEGIN`, or None.
+        is_awaited: whether another launch waits for this one, so that an event is recorded after it.
     """
 
     stream: Stream
@@ -35,13 +35,13 @@ class Schedule:
     """A plan on streams.
 
     Attributes:
-        places: one per launch.
-        begin_is_awaited: whether an event has to be recorded before the first launch.
-        end: the communication stream's last launch, which the user's stream has to wait for; None where
+        launches: in the plan's order.
+        begin_is_awaited: whether an event must be recorded before the first launch.
+        end: index of the communication stream's last launch, which the user's stream must wait for; None if
             nothing runs there.
     """
 
-    places: tuple[Place, ...]
+    launches: tuple[ScheduledLaunch, ...]
     begin_is_awaited: bool
     end: int | None
 
@@ -54,9 +54,9 @@ def schedule(launches: Sequence[Launch], two_streams: bool) -> Schedule:
         two_streams: use both; otherwise all goes on the user's own, in the plan's order.
     """
     if not two_streams:
-        return Schedule(tuple(Place("compute", None, False) for _ in launches), False, None)
+        return Schedule(tuple(ScheduledLaunch("compute", None, False) for _ in launches), False, None)
     last: dict[Stream, int | None] = {"compute": None, "communication": None}
-    # What each stream has waited for on the other one already.
+    # What each stream has already waited for on the other one.
     known: dict[Stream, int] = {"compute": BEGIN, "communication": BEGIN - 1}
     waits: list[int | None] = []
     for number, launch in enumerate(launches):
@@ -74,15 +74,15 @@ def schedule(launches: Sequence[Launch], two_streams: bool) -> Schedule:
         awaited.add(end)
     else:
         end = None
-    places = tuple(
-        Place(launch.stream, wait, number in awaited)
+    scheduled = tuple(
+        ScheduledLaunch(launch.stream, wait, number in awaited)
         for number, (launch, wait) in enumerate(zip(launches, waits, strict=True))
     )
-    return Schedule(places, BEGIN in awaited, end)
+    return Schedule(scheduled, BEGIN in awaited, end)
 
 
 def _last_before(launches: Sequence[Launch], number: int, stream: Stream) -> int | None:
-    """The last launch on a stream that has to be over before this one starts."""
+    """The last launch on a stream that must have ended before this one starts."""
     first = number - 1
     if launches[number].alongside and launches[first].stream == stream:
         first -= 1

@@ -1,6 +1,6 @@
-"""Memory of all ranks from CANN SHMEM, where memfabric-hybrid is not installed.
+"""Memory of all ranks from CANN SHMEM, if memfabric-hybrid is not installed.
 
-Followed here: docs/api/pythonAPI_en.md of cann/shmem (``shmem.core``). A process has one symmetric heap per
+Source: docs/api/pythonAPI_en.md of cann/shmem (``shmem.core``). A process has one symmetric heap per
 instance, and its size is given at initialisation: each window is an instance of its own.
 """
 
@@ -27,9 +27,9 @@ class ShmemMemory:
 
     Args:
         core: ``shmem.core``.
-        buffer: what it gave.
-        instance: whose.
-        num_ranks: that have a part.
+        buffer: that it allocated.
+        instance: that the buffer belongs to.
+        num_ranks: ranks that have a part.
     """
 
     def __init__(self, core: Any, buffer: Any, instance: int, num_ranks: int) -> None:

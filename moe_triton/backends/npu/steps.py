@@ -1,4 +1,4 @@
-"""Launches made ready: all that does not change from call to call is worked out once."""
+"""Prepared launches: everything that does not change from call to call is computed once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from moe_triton.core.plan import Hole, Launch, Part
 
 
 class Step(Protocol):
-    """A launch that lacks only what a call brings.
+    """A launch that lacks only the values of a call.
 
     Attributes:
-        is_direct: it goes to the stream at once, past torch_npu's queue of work that is yet to go there.
+        is_direct: it goes straight to the stream, bypassing torch_npu's queue.
     """
 
     is_direct: bool
@@ -37,7 +37,7 @@ class Step(Protocol):
 
 
 Fill = tuple[int, int, Callable[[int], int]]
-"""Which argument, which of a call's values, and what of it."""
+"""Index of the argument, index of the call's value, and the function from one to the other."""
 
 
 class AscendCStep:
@@ -102,11 +102,11 @@ class TritonStep:
 
 
 def make_step(launch: Launch, fixed: Bindings, holes: Sequence[str]) -> Step:
-    """A launch made ready.
+    """Prepares a launch.
 
     Args:
         launch: of a plan.
-        fixed: what some holes hold in every call.
+        fixed: contents of the holes that are the same in every call.
         holes: names of the others, in the order of a call's values.
     """
     kind = AscendCStep if isinstance(launch.kernel, AscendCKernel) else TritonStep

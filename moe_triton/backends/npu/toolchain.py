@@ -1,6 +1,6 @@
-"""CANN, its compiler, the driver and the processor: where they are, which versions, and whether they fit.
+"""CANN, its compiler, the driver and the processor: locations, versions, and whether they fit together.
 
-Nothing here needs an NPU or torch_npu to be imported. kernels_ascendc/cmake/npu.cmake reads the same files
+Nothing here needs an NPU or torch_npu. kernels_ascendc/cmake/npu.cmake reads the same files
 when CMake runs alone; tests/build keeps the two in step.
 """
 
@@ -38,7 +38,7 @@ _VERSION = re.compile(r"^version=(\d+\.\d+.*)$|^toolkit_running_version=.*:(\d+\
 
 
 class Version(NamedTuple):
-    """A version of which the first two numbers count."""
+    """A version, compared by its first two numbers."""
 
     major: int
     minor: int
@@ -46,7 +46,7 @@ class Version(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int, int]:
-        """To be compared."""
+        """The numbers that are compared."""
         return (self.major, self.minor)
 
 
@@ -56,8 +56,8 @@ class Cann:
 
     Attributes:
         home: its folder, ``ASCEND_HOME_PATH``.
-        version: from a file of it; None where none tells.
-        bisheng: the compiler; None where the package has none.
+        version: read from its files; None if they do not have it.
+        bisheng: the compiler; None if the package has none.
     """
 
     home: Path
@@ -75,7 +75,7 @@ class Versions:
 
 
 def find_cann(home: Path | None = None) -> Cann | None:
-    """CANN in a folder; None for that of ``ASCEND_HOME_PATH``, or else where it is installed by default."""
+    """CANN in a folder; by default that of ``ASCEND_HOME_PATH``, or else the default installation."""
     named = [Path(value) for value in (os.environ.get("ASCEND_HOME_PATH"),) if value]
     candidates = [home] if home else named or list(HOMES)
     found = next((candidate for candidate in candidates if candidate.is_dir()), None)
@@ -83,7 +83,7 @@ def find_cann(home: Path | None = None) -> Cann | None:
 
 
 def cann_version(home: Path) -> Version | None:
-    """The version that the files of a CANN tell."""
+    """The version in the files of a CANN."""
     files = [
         *sorted(home.glob("*-linux/ascend_toolkit_install.info")),
         home / "ascend_toolkit_install.info",
@@ -107,20 +107,20 @@ def find_bisheng(home: Path) -> Path | None:
 
 
 def parse_version(text: str) -> Version | None:
-    """``8.2.RC1`` -> (8, 2, "8.2.RC1"); None for what is no version."""
+    """``8.2.RC1`` -> (8, 2, "8.2.RC1"); None if it is no version."""
     numbers = re.match(r"\s*(\d+)\.(\d+)", text)
     return Version(int(numbers[1]), int(numbers[2]), text.strip()) if numbers else None
 
 
 def driver_version(info: Path | None = None) -> Version | None:
-    """The driver's version, ``Version=`` in its ``version.info``; None where there is no driver."""
+    """The driver's version, ``Version=`` in its ``version.info``; None without a driver."""
     file = info or DRIVER_INFO
     found = re.search(r"^Version=(.*)$", file.read_text(errors="replace"), re.M) if file.is_file() else None
     return parse_version(found[1]) if found else None
 
 
 def soc_name() -> str | None:
-    """The processor's name as torch_npu tells it, or else ``npu-smi``; None where neither can."""
+    """The processor's name by torch_npu, or else by ``npu-smi``; None if neither knows it."""
     return _soc_of_torch_npu() or _soc_of_npu_smi()
 
 
@@ -151,7 +151,7 @@ def check_cann(home: Path | None = None) -> Cann:
 
 
 def check_versions(home: Path | None = None) -> Versions:
-    """What the NPU back end runs on, checked.
+    """Checks and returns what the NPU back end runs on.
 
     Raises:
         ToolchainError: CANN, the driver or the processor is missing, or its version does not fit.

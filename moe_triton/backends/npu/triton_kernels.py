@@ -1,8 +1,8 @@
-"""Triton kernels compiled for the NPU by triton-ascend, ready to be launched with addresses and numbers.
+"""Triton kernels compiled for the NPU by triton-ascend, launched with addresses and numbers.
 
-Compiled ahead of the call, as ``triton.compile`` does, and launched as triton-ascend's own
-``JITFunction.run`` does it (triton-ascend 3.2.0: ``runtime/jit.py``, ``backends/ascend/driver.py``): without
-the work that the usual ``kernel[grid](...)`` does in every call to find out which variant is wanted.
+They are compiled ahead of time with ``triton.compile``, and launched as triton-ascend's own
+``JITFunction.run`` does it (triton-ascend 3.2.0: ``runtime/jit.py``, ``backends/ascend/driver.py``), but
+without the search for the right variant that ``kernel[grid](...)`` does in every call.
 """
 
 from __future__ import annotations

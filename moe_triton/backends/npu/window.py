@@ -1,4 +1,4 @@
-"""Windows on the NPU: what all kinds have in common, and which kind is used."""
+"""Windows on the NPU: the common part, and the choice of the window library."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class NpuWindow:
             )
         self.base = self.peers[meeting.rank]
         self._tensor = runtime.tensor_at(self.base, num_bytes)
-        # Flags that an earlier owner of this memory left would be taken for arrivals.
+        # Flags left in this memory by an earlier owner would be taken for new ones.
         self._tensor.zero_()
         runtime.synchronize()
         self.barrier()
@@ -76,12 +76,12 @@ class NpuWindow:
         self._meeting.exchange({}, "barrier")
 
     def close(self) -> None:
-        """Gives the memory back, once no peer reads or writes it any more, or after a while."""
+        """Gives the memory back once no peer uses it any more, or after `CLOSE_SECONDS`."""
         if self._closed:
             return
         self._closed = True
         self._runtime.synchronize()
-        # A peer that is gone does not come: then there is nobody left to wait for either.
+        # A peer that has died never comes: there is nothing to wait for then.
         with contextlib.suppress(CommunicationTimeoutError, ConfigMismatchError):
             self._meeting.exchange({}, "windows are given up", CLOSE_SECONDS)
         self._tensor = self._tensor[:0]
@@ -114,7 +114,7 @@ def _boot_id() -> str:
 
 
 def make_window(num_bytes: int, meeting: Meeting, runtime: Runtime, soc: Soc) -> NpuWindow:
-    """A window over memfabric-hybrid, or where that is missing over CANN SHMEM.
+    """A window from memfabric-hybrid, or from CANN SHMEM if that is missing.
 
     Raises:
         ToolchainError: both are missing.
@@ -137,7 +137,7 @@ def make_window(num_bytes: int, meeting: Meeting, runtime: Runtime, soc: Soc) ->
 
 
 def window_library() -> str:
-    """Which library windows are made with: the first that is installed.
+    """The first installed window library.
 
     Raises:
         ToolchainError: none is.

@@ -21,15 +21,15 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where events come from, and what their numbers of peers mean.
+class TracedRank:
+    """The rank that events come from, and what their peer numbers mean.
 
     Attributes:
         config: the group's.
         rank: this rank in the group.
         num_blocks: blocks per kernel.
-        ranks: the number in torch.distributed's world of each rank of the group.
-        exchange_ranks: the same of the two tensor-parallel ranks, where there are two.
+        ranks: each rank's number in torch.distributed's world.
+        exchange_ranks: likewise of the two tensor-parallel ranks, if there are two.
     """
 
     config: Config
@@ -40,7 +40,7 @@ class Place:
 
     @property
     def num_entries(self) -> int:
-        """Status entries that a dispatch waits for; as many are the sums of rows."""
+        """Status entries that a dispatch waits for, and prefix sums of rows."""
         return self.config.experts_on(self.rank) * self.config.num_ranks
 
     @property
@@ -49,7 +49,7 @@ class Place:
         return self.ranks[self.rank]
 
     def rank_of_peer(self, launch: Launch, peer: int) -> int:
-        """The rank, in the world, that a wait names by its number in a kernel."""
+        """The rank, as numbered in the world, of a peer number in a kernel."""
         if ":" in launch.step:  # an exchange between two
             return self.exchange_ranks[peer]
         if launch.kernel is not ascendc.COMBINE_WAIT:
@@ -60,32 +60,32 @@ class Place:
         return self.ranks[c.rank_of_shared_expert(peer - c.num_experts, self.rank)]
 
 
-def metadata(place: Place, num_dropped: int) -> Iterator[Json]:
-    """Names of the process and its threads, and how many calls were dropped."""
-    yield _meta(place.pid, 0, "process_name", name=f"rank {place.pid}")
-    yield _meta(place.pid, 0, "process_sort_index", sort_index=place.pid)
+def metadata(traced: TracedRank, num_dropped: int) -> Iterator[Json]:
+    """Names of the process and its threads, and the number of dropped calls."""
+    yield _meta(traced.pid, 0, "process_name", name=f"rank {traced.pid}")
+    yield _meta(traced.pid, 0, "process_sort_index", sort_index=traced.pid)
     if num_dropped:
         labels = f"{num_dropped} oldest calls dropped"
-        yield _meta(place.pid, 0, "process_labels", labels=labels, dropped_calls=num_dropped)
-    for block in range(place.num_blocks):
-        yield _meta(place.pid, block, "thread_name", name=f"core {block}")
+        yield _meta(traced.pid, 0, "process_labels", labels=labels, dropped_calls=num_dropped)
+    for block in range(traced.num_blocks):
+        yield _meta(traced.pid, block, "thread_name", name=f"core {block}")
 
 
 def spans(
-    place: Place, calls: Sequence[TracedCall], events: Iterable[TraceEvent], counts: Mapping[str, int]
+    traced: TracedRank, calls: Sequence[TracedCall], events: Iterable[TraceEvent], counts: Mapping[str, int]
 ) -> list[Json]:
-    """Spans of calls, of their launches' blocks and what these did, and of their waits for each rank.
+    """Spans of calls, of the blocks of their launches, of the blocks' steps, and of waits for each rank.
 
     Args:
-        place: where they come from.
-        calls: all calls up to now, but for the oldest.
+        traced: the rank that they come from.
+        calls: all calls up to now, except the oldest.
         events: of these calls.
-        counts: how many dispatches, combines and barriers there were.
+        counts: runs of each operator so far.
     """
     named = dict(zip((call.number for call in calls), _names(calls, counts), strict=True))
     by_number = {call.number: call for call in calls}
     made = [
-        _complete(place, 0, call, named[call.number], "operator", _call_arguments(call)) for call in calls
+        _complete(traced, 0, call, named[call.number], "operator", _call_arguments(call)) for call in calls
     ]
     waits: list[tuple[TraceEvent, Launch]] = []
     for event in events:
@@ -94,17 +94,21 @@ def spans(
         if event.kind == ascendc.TRACE_WAIT:
             waits.append((event, launch))
         elif event.kind == ascendc.TRACE_BLOCK:
-            arguments = {"of": name, "kernel": launch.kernel.name, **_bytes_moved(place, launch, call.tokens)}
-            made.append(_complete(place, event.block, event, launch.step, launch.stream, arguments))
+            arguments = {
+                "of": name,
+                "kernel": launch.kernel.name,
+                **_bytes_moved(traced, launch, call.tokens),
+            }
+            made.append(_complete(traced, event.block, event, launch.step, launch.stream, arguments))
         else:
-            made.append(_complete(place, event.block, event, STEPS[event.kind], "step", {"of": name}))
-    made += _waits(place, named, waits)
-    # A span before those inside it.
+            made.append(_complete(traced, event.block, event, STEPS[event.kind], "step", {"of": name}))
+    made += _waits(traced, named, waits)
+    # A span comes before those nested in it.
     return sorted(made, key=lambda span: (span["ts"], -span["dur"]))
 
 
 def _names(calls: Sequence[TracedCall], counts: Mapping[str, int]) -> list[str]:
-    """As in "dispatch #3", or "dispatch #3 setup" of a half. Counted from the end: old calls may be gone."""
+    """Like "dispatch #3", or "dispatch #3 setup". Counted from the end, since old calls may be dropped."""
     left, names = dict(counts), []
     for call in reversed(calls):
         operator, half = call.plan.operator, _half(call.plan)
@@ -118,15 +122,17 @@ def _half(plan: Plan) -> str:
     return " setup" if "wait" not in steps else " teardown" if not steps & {"send", "flag"} else ""
 
 
-def _waits(place: Place, named: Mapping[int, str], waits: Iterable[tuple[TraceEvent, Launch]]) -> list[Json]:
+def _waits(
+    traced: TracedRank, named: Mapping[int, str], waits: Iterable[tuple[TraceEvent, Launch]]
+) -> list[Json]:
     """One span for each rank that a block waited for. Combine waits by expert: the longest counts."""
     longest: dict[tuple[int, int, int, int], TraceEvent] = {}
     for event, launch in waits:
-        key = (event.call, event.launch, event.block, place.rank_of_peer(launch, event.peer))
+        key = (event.call, event.launch, event.block, traced.rank_of_peer(launch, event.peer))
         if key not in longest or longest[key].end_ns < event.end_ns:
             longest[key] = event
     return [
-        _complete(place, block, event, f"wait for rank {rank}", "wait", {"of": named[call], "rank": rank})
+        _complete(traced, block, event, f"wait for rank {rank}", "wait", {"of": named[call], "rank": rank})
         for (call, _, block, rank), event in longest.items()
     ]
 
@@ -142,12 +148,12 @@ def _call_arguments(call: TracedCall) -> Json:
     return found
 
 
-def _bytes_moved(place: Place, launch: Launch, tokens: int) -> Json:
-    """Bytes that all blocks of a launch move, where its kernel knows."""
+def _bytes_moved(traced: TracedRank, launch: Launch, tokens: int) -> Json:
+    """Bytes that all blocks of a launch move, if its kernel can tell."""
     count = getattr(launch.kernel, "bytes_moved", None)
     if count is None:
         return {}
-    brought = {"num_tokens": tokens, "num_ids": tokens * place.config.num_topk}
+    brought = {"num_tokens": tokens, "num_ids": tokens * traced.config.num_topk}
     known: dict[str, int] = {}
     for arg, value in zip(launch.kernel.args, launch.values, strict=True):
         if isinstance(value, int):
@@ -159,7 +165,7 @@ def _bytes_moved(place: Place, launch: Launch, tokens: int) -> Json:
 
 
 def _complete(
-    place: Place, block: int, span: TraceEvent | TracedCall, name: str, category: str, arguments: Json
+    traced: TracedRank, block: int, span: TraceEvent | TracedCall, name: str, category: str, arguments: Json
 ) -> Json:
     return {
         "name": name,
@@ -167,7 +173,7 @@ def _complete(
         "ph": "X",
         "ts": span.begin_ns / 1e3,  # microseconds
         "dur": (span.end_ns - span.begin_ns) / 1e3,
-        "pid": place.pid,
+        "pid": traced.pid,
         "tid": block,
         "args": arguments,
     }

@@ -1,4 +1,4 @@
-"""The file of a trace: valid JSON at every moment, whoever adds to it and whoever reads it.
+"""The file of a trace: valid JSON at every moment, while ranks append to it and others read it.
 
 It is ``{"displayTimeUnit": "ns", "traceEvents": [...]}`` with an event on each line. A rank that adds its
 events locks the file, writes the old and the new ones to another file, and renames that over the first.
@@ -27,8 +27,8 @@ MAX_PATH = 1024  # ranks tell each other
 # Somebody may put a link there after the check.
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
-# Files that this process has added to. They are of this run, so that a buffer that is made anew, after a
-# rank was lost say, does not wipe out what the one before it has to tell.
+# Files that this process has added to: a buffer that replaces another one, after a rank was lost say, keeps
+# its events.
 _of_this_run: set[Path] = set()
 
 
@@ -36,10 +36,10 @@ class TraceFile:
     """The file that all ranks of a run add their events to.
 
     Args:
-        path: where it is to be.
+        path: of the file.
 
     Raises:
-        ArgumentError: that is no path, or that of a symbolic link.
+        ArgumentError: it is no path, or a symbolic link.
     """
 
     def __init__(self, path: TracePath) -> None:
@@ -84,7 +84,7 @@ class TraceFile:
         return ArgumentError("trace", repr(str(self.path)), rule, remedy, code=INVALID_ARGUMENT)
 
     def start(self, *, is_first: bool) -> None:
-        """Takes the file for this run's.
+        """Marks the file as this run's.
 
         Args:
             is_first: whether this is the rank that replaces what an earlier run left.
@@ -116,7 +116,7 @@ class TraceFile:
                 if self._is_current(file):
                     yield file
                     return
-                # Another rank has put a new file in this one's place while we waited for it.
+                # Another rank has replaced the file while this one waited for the lock.
 
     def _is_current(self, file: BinaryIO) -> bool:
         try:
@@ -142,7 +142,7 @@ class TraceFile:
 
 
 def _copy_events(old: BinaryIO, new: BinaryIO) -> bool:
-    """Copies a file of ours up to its tail; False where it is none."""
+    """Copies a trace file up to its tail; False if it is not one."""
     end = os.fstat(old.fileno()).st_size - len(TAIL)
     if end < len(HEAD) or old.read(len(HEAD)) != HEAD:
         return False

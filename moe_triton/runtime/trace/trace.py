@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from moe_triton.backends.base import Backend
 from moe_triton.rendezvous.meeting import Meeting
-from moe_triton.runtime.trace.chrome import Place, metadata, spans
+from moe_triton.runtime.trace.chrome import TracedRank, metadata, spans
 from moe_triton.runtime.trace.file import TraceFile
 from moe_triton.schemes.site import Site
 
@@ -15,19 +15,21 @@ MAX_EVENTS = 1 << 17  # that a rank keeps: 5 MB, and about 20 MB of JSON
 
 
 class Trace:
-    """What the calls of one rank did. Native code keeps it; Python does nothing in a call.
+    """What the calls of one rank did. Native code records it; Python does nothing in a call.
 
     Args:
-        file: where it goes.
-        place: where its events come from.
+        file: where it is written.
+        traced: the rank that its events come from.
         backend: whose kernels are traced.
-        counts: how many dispatches, combines and barriers there were, at any time.
+        counts: runs of each operator so far; kept up to date.
     """
 
-    def __init__(self, file: TraceFile, place: Place, backend: Backend, counts: Mapping[str, int]) -> None:
-        self.file, self.place = file, place
+    def __init__(
+        self, file: TraceFile, traced: TracedRank, backend: Backend, counts: Mapping[str, int]
+    ) -> None:
+        self.file, self._traced = file, traced
         self._counts = counts
-        self.log = backend.make_trace_log(MAX_EVENTS, place.num_entries - 1)
+        self.log = backend.make_trace_log(MAX_EVENTS, traced.num_entries - 1)
         self._closed = False
 
     @classmethod
@@ -42,32 +44,34 @@ class Trace:
         """The trace of a rank of a group, which replaces the file if it is the group's first.
 
         Args:
-            file: where it goes.
+            file: where it is written.
             site: where plans run.
             backend: whose kernels are traced.
-            counts: how many dispatches, combines and barriers there were, at any time.
-            meetings: the group, and the tensor-parallel group where there is one.
+            counts: runs of each operator so far; kept up to date.
+            meetings: the group, and the tensor-parallel group if there is one.
 
         Raises:
             ArgumentError: the file cannot be written, or the back end has no traces.
         """
         ranks, *others = (meeting.world_ranks() for meeting in meetings)
-        place = Place(site.config, site.rank, site.num_blocks, ranks, others[0] if others else ())
-        trace = cls(file, place, backend, counts)
-        file.start(is_first=site.rank == 0)  # last: where there are no traces, no file is touched
+        traced = TracedRank(site.config, site.rank, site.num_blocks, ranks, others[0] if others else ())
+        trace = cls(file, traced, backend, counts)
+        file.start(is_first=site.rank == 0)  # last: a back end without traces leaves the file alone
         return trace
 
     def write(self) -> None:
-        """Adds what has happened since the last time to the file.
+        """Appends what has happened since the last write to the file.
 
         Raises:
             OSError: it cannot be written.
         """
         calls, events, num_dropped = self.log.take()
-        self.file.add([*metadata(self.place, num_dropped), *spans(self.place, calls, events, self._counts)])
+        self.file.add(
+            [*metadata(self._traced, num_dropped), *spans(self._traced, calls, events, self._counts)]
+        )
 
     def close(self) -> None:
-        """Writes for the last time. A failure only warns: there is more to be closed."""
+        """Writes for the last time. A failure is only a warning, so that closing goes on."""
         if self._closed:
             return
         self._closed = True

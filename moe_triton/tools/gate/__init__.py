@@ -11,23 +11,11 @@ from __future__ import annotations
 
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import TritonKernel
-from moe_triton.core.soc import UB_BYTES
 from moe_triton.tools.gate.compile import compile_ir, notes_of, npu_ir, reason_of
-from moe_triton.tools.gate.report import GateReport, Transfer, planned_ub_bytes, report_of, tile_transfers
-from moe_triton.tools.gate.socs import SOC_OF_PRODUCT, SOCS, Soc, soc_named
+from moe_triton.tools.gate.report import GateReport, report_of
+from moe_triton.tools.gate.socs import SOCS, soc_named
 
-__all__ = [
-    "SOCS",
-    "SOC_OF_PRODUCT",
-    "UB_BYTES",
-    "GateReport",
-    "Soc",
-    "Transfer",
-    "compile_for_npu",
-    "planned_ub_bytes",
-    "soc_named",
-    "tile_transfers",
-]
+__all__ = ["SOCS", "GateReport", "compile_for_npu", "soc_named"]
 
 
 def compile_for_npu(kernel: TritonKernel, soc: str = "Ascend910B3") -> GateReport:

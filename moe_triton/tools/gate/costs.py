@@ -18,7 +18,6 @@ from moe_triton.costs import assumed_constants
 from moe_triton.tools.gate.stream import Branch, Instruction, Loop, Node, Sync
 
 _CORE = assumed_constants("A2")
-CLOCK_GHZ = _CORE.clock_ghz
 BANDWIDTH = _CORE.stream_bytes_per_cycle
 """Bytes a cycle between global memory and one core while 40 cores stream, both directions together."""
 

@@ -95,8 +95,3 @@ def inserted(page: str, text: str) -> str:
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{text}\n{END}{after}"
-
-
-def shown_part(page: str) -> str:
-    """What stands between a page's markers."""
-    return page.partition(BEGIN)[2].partition(END)[0].strip("\n")

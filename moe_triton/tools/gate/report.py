@@ -140,11 +140,6 @@ def _is_scalar(loop: Loop) -> bool:
     return bool(inside) and not on_tiles
 
 
-def tile_transfers(module: str) -> tuple[Transfer, ...]:
-    """Every copy between global memory and the unified buffer, in program order."""
-    return _transfers(list(walk(parse(module))))
-
-
 def _transfers(nodes: list[Node]) -> tuple[Transfer, ...]:
     copies = (node for node in nodes if isinstance(node, Instruction) and node.pipe in ("MTE2", "MTE3"))
     found = [("load" if node.pipe == "MTE2" else "store", _tile_of(node)) for node in copies]

@@ -8,18 +8,18 @@ import re
 from importlib import metadata
 from pathlib import Path
 
+from moe_triton.backends.npu import toolchain
+
 PACKAGES = ("moe_triton", "torch", "torch_npu", "triton-ascend", "ascendnpu-ir", "memfabric-hybrid", "numpy")
-# CANN documentation, "Querying software versions": a file of the toolkit, and one of the driver.
-DRIVER_VERSION = Path("/usr/local/Ascend/driver/version.info")
-TOOLKIT_VERSIONS = ("version.cfg", "ascend_toolkit_install.info", "*/ascend_toolkit_install.info")
 MISSING = "not installed"
 
 
 def versions() -> dict[str, str]:
     """Names and versions, without any of the machine's own name, its users or its addresses."""
     facts = {package: _package(package) for package in PACKAGES}
-    facts["CANN"] = _toolkit()
-    facts["driver"] = _version_in(DRIVER_VERSION) or MISSING
+    cann, driver = toolchain.find_cann(), toolchain.driver_version()
+    facts["CANN"] = MISSING if cann is None else cann.version.text if cann.version else "version unknown"
+    facts["driver"] = driver.text if driver else MISSING
     facts["Python"] = platform.python_version()
     facts["OS"] = _distribution()
     facts["kernel"] = f"{platform.system()} {platform.release()} {platform.machine()}"
@@ -46,23 +46,6 @@ def _package(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return MISSING
-
-
-def _toolkit() -> str:
-    home = os.environ.get("ASCEND_HOME_PATH")
-    if not home:
-        return MISSING
-    for pattern in TOOLKIT_VERSIONS:
-        for path in sorted(Path(home).glob(pattern)):
-            if version := _version_in(path):
-                return version
-    return "version unknown"
-
-
-def _version_in(path: Path) -> str | None:
-    """The value of a line like ``Version=8.2`` or ``[runtime_running_version=[8.2]]``."""
-    found = re.search(r"version\w*\s*=\s*\[?([\w.:\-]+)", _read(path), flags=re.I)
-    return found[1] if found else None
 
 
 def _distribution() -> str:

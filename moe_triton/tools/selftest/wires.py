@@ -12,9 +12,9 @@ import torch
 from moe_triton.backends.base import Backend, Executable
 from moe_triton.core import ascendc
 from moe_triton.core.errors import CommunicationTimeoutError
-from moe_triton.core.kernel import AscendCKernel
-from moe_triton.core.plan import Hole, Launch, Plan, Value, launch_of_zeros
+from moe_triton.core.plan import Hole, Launch, Plan, Value
 from moe_triton.core.region import region_of
+from moe_triton.core.trials import launch_of_zeros, post_entry, wait_for_entries
 from moe_triton.layout import NUM_ZONES, SLOT_ALIGN, STATUS_ENTRY_BYTES, align
 from moe_triton.layout.common import entry_per_rank
 from moe_triton.rendezvous.meeting import Meeting
@@ -121,8 +121,10 @@ class Wires:
         self._backend.synchronize()
 
     def _send(self, zone: int, peer: int) -> Launch:
-        return _launch(
+        return launch_of_zeros(
+            "send",
             ascendc.EXCHANGE_SEND,
+            "communication",
             self._blocks,
             rows=Hole("rows"),
             row_bytes=self._row_bytes,
@@ -137,31 +139,8 @@ class Wires:
         )
 
     def _post(self, zone: int, peer: int) -> Launch:
-        return _launch(
-            ascendc.POST_STATUS,
-            1,
-            peers=Hole("peers"),
-            num_ranks=self.num_ranks,
-            count=Hole("own"),
-            rank=self.rank,
-            zone=zone,
-            status=self._status.words(),
-            report=Hole("report"),
-        )
+        values = {"num_ranks": self.num_ranks, "rank": self.rank, "zone": zone}
+        return post_entry(self._status, "own", **values)
 
     def _wait(self, zone: int, peer: int) -> Launch:
-        return _launch(
-            ascendc.DISPATCH_WAIT,
-            1,
-            window=Hole("window"),
-            recv_counts=Hole("received"),
-            num_local_experts=1,
-            zone=zone,
-            timeout_us=self._wait_us,
-            status=self._status.words(),
-            report=Hole("report"),
-        )
-
-
-def _launch(kernel: AscendCKernel, blocks: int, **values: Value) -> Launch:
-    return launch_of_zeros(kernel.name, kernel, "communication", blocks, **values)
+        return wait_for_entries(self._status, self._wait_us, zone=zone)

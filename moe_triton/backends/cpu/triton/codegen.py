@@ -6,7 +6,7 @@ import struct
 import tempfile
 from pathlib import Path
 
-from moe_triton.backends.cpu.triton.rewrites import ENTRY_SYMBOL
+from moe_triton.backends.cpu.triton.rewrite_llvm import ENTRY_SYMBOL
 from moe_triton.backends.cpu.triton.toolchain import TARGET_TRIPLE, find_toolchain, run_tool
 from moe_triton.core.errors import ToolchainError
 

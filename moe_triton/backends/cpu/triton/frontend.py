@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from moe_triton.backends.cpu.triton.ir import AS_READ
 from moe_triton.backends.cpu.triton.toolchain import find_program, run_tool
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import TritonKernel
@@ -53,7 +54,8 @@ def tensor_ir(kernel: TritonKernel, *, named_ops: bool) -> str:
     """Linalg on tensors, as the Ascend adapter makes it.
 
     Args:
-        named_ops: keep named linalg operations, which the NPU compiler wants and the CPU path does not.
+        named_ops: keep named linalg operations, as the NPU compiler wants; otherwise in the generic form, as
+            the CPU path reads it.
     """
     adapter = find_program("triton", "backends/ascend/triton-adapter-opt")
     if adapter is None:
@@ -65,4 +67,5 @@ def tensor_ir(kernel: TritonKernel, *, named_ops: bool) -> str:
     with tempfile.TemporaryDirectory(prefix="moe_triton_") as folder:
         source = Path(folder) / "kernel.ttir.mlir"
         source.write_text(triton_ir(kernel))
-        return run_tool([adapter, source, *_ADAPTER_PASSES, final, "--mlir-print-unique-ssa-ids"])
+        form = ["--mlir-print-unique-ssa-ids"] if named_ops else AS_READ
+        return run_tool([adapter, source, *_ADAPTER_PASSES, final, *form])

@@ -13,7 +13,7 @@ from moe_triton.backends.cpu.triton import cache
 from moe_triton.backends.cpu.triton.codegen import compile_object, link
 from moe_triton.backends.cpu.triton.frontend import tensor_ir
 from moe_triton.backends.cpu.triton.lowering import lower
-from moe_triton.backends.cpu.triton.rewrites import ENTRY_SYMBOL
+from moe_triton.backends.cpu.triton.rewrite_llvm import ENTRY_SYMBOL
 from moe_triton.backends.cpu.triton.toolchain import cpu_level, find_toolchain, versions
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import TritonKernel

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
-from moe_triton.backends.cpu.triton import rewrites
+from moe_triton.backends.cpu.triton import ir
+from moe_triton.backends.cpu.triton import rewrite_ahead as ahead
+from moe_triton.backends.cpu.triton import rewrite_buffers as buffers
+from moe_triton.backends.cpu.triton import rewrite_llvm as llvm
+from moe_triton.backends.cpu.triton import rewrite_tensors as tensors
+from moe_triton.backends.cpu.triton.rewrite_vectors import vectorize_rows
 from moe_triton.backends.cpu.triton.toolchain import TARGET_TRIPLE, find_toolchain, run_tool
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import TritonKernel
@@ -58,52 +62,56 @@ _TO_LLVM = (
 def lower(text: str, kernel: TritonKernel, *, noalias: bool) -> str:
     """LLVM-dialect text with the packed entry, from the adapter's text (``named_ops=False``).
 
+    Between passes, no pass does these things, or one drops information.
+
     Args:
         noalias: no two pointer arguments of any call overlap, unless none of them is written.
     """
-    function = kernel.fn.__name__
-    text = rewrites.drop_annotations(rewrites.unique_names(text))
+    module = ir.read(text)
+    tensors.drop_annotations(module)
     if noalias:
-        text = rewrites.forward_loads(text)
-    text = _run(_FUSE, text)
-    text = rewrites.clone_cheap_producers(text)
-    text = rewrites.store_bfloat16_as_integers(text)
-    text = rewrites.round_through_bits(text)
-    text = _run(_BUFFERIZE, text)
-    text = rewrites.carry_in_place(text)
-    text = rewrites.hoist_buffers(text)
-    text = rewrites.copy_partial_blocks_with_loops(text)
-    _check_buffers(text, kernel)
+        tensors.forward_loads(module)
+    module = _run(_FUSE, module)
+    tensors.clone_cheap_producers(module)
+    tensors.round_through_bits(module)
+    tensors.store_bfloat16_as_integers(module)
+    module = _run(_BUFFERIZE, module)
+    buffers.carry_in_place(module)
+    buffers.hoist_buffers(module)
+    buffers.copy_partial_blocks_with_loops(module)
+    _check_buffers(module, kernel)
     if noalias:
-        text = rewrites.store_in_place(text)
-    text = rewrites.vectorize_rows(text)
-    text = _run(_TO_LLVM, text)
-    _check_dialect(text, kernel)
+        buffers.store_in_place(module)
+    vectorize_rows(module)
+    module = _run(_TO_LLVM, module)
+    _check_dialect(module, kernel)
     if noalias:
-        text = rewrites.mark_noalias(text, function)
-    text = rewrites.copy_ahead(rewrites.read_ahead(text))
-    text = rewrites.append_packed_entry(text, function, [arg.type for arg in kernel.args])
-    text = rewrites.widen_fp16_loops(text)
-    text = rewrites.prefer_wide_vectors(text)
-    return rewrites.set_target_triple(text, TARGET_TRIPLE)
+        llvm.mark_noalias(module)
+    ahead.read_ahead(module)
+    ahead.copy_ahead(module)
+    llvm.append_packed_entry(module, kernel.fn.__name__, [arg.type for arg in kernel.args])
+    llvm.widen_fp16_loops(module)
+    llvm.prefer_wide_vectors(module)
+    llvm.set_target_triple(module, TARGET_TRIPLE)
+    return str(module)
 
 
-def _run(passes: tuple[str, ...], text: str) -> str:
-    command: list[str | Path] = [find_toolchain().bishengir_opt, "--mlir-print-unique-ssa-ids", *passes, "-"]
-    return rewrites.unique_names(run_tool(command, text))
+def _run(passes: tuple[str, ...], module: ir.Operation) -> ir.Operation:
+    command: list[str | Path] = [find_toolchain().bishengir_opt, *ir.AS_READ, *passes, "-"]
+    return ir.read(run_tool(command, str(module)))
 
 
-def _check_buffers(text: str, kernel: TritonKernel) -> None:
+def _check_buffers(module: ir.Operation, kernel: TritonKernel) -> None:
     """Refuse code that would leak memory or grow the stack with every row."""
-    if "memref.alloc(" in text:
+    if module.walk("memref.alloc"):
         raise ToolchainError(f"kernel {kernel.name}: a buffer would be allocated and never freed")
-    if re.search(r"^ {6,}%[\w-]+ = memref\.alloca", text, flags=re.M):
+    outermost = [function.body for function in module.walk("func.func")]
+    if any(buffer.block not in outermost for buffer in module.walk("memref.alloca")):
         raise ToolchainError(f"kernel {kernel.name}: a buffer inside a loop would grow the stack")
 
 
-def _check_dialect(text: str, kernel: TritonKernel) -> None:
+def _check_dialect(module: ir.Operation, kernel: TritonKernel) -> None:
     """Refuse operations outside the LLVM dialect: translating them ends the process."""
-    operations = set(re.findall(r"^\s*(?:%[\w:, %-]+ = )?\"?([a-z_]+\.[\w.]+)", text, flags=re.M))
-    foreign = sorted(operation for operation in operations if not operation.startswith("llvm."))
+    foreign = sorted({each.name for each in module.walk() if not each.name.startswith("llvm.")})
     if foreign:
         raise ToolchainError(f"kernel {kernel.name}: no lowering to LLVM for {', '.join(foreign)}")

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from moe_triton.backends.base import Backend
 from moe_triton.core import ascendc
 from moe_triton.core.config import Config
-from moe_triton.core.plan import Hole, Plan, Value, launch_of_zeros
+from moe_triton.core.plan import Hole, Plan, Value
+from moe_triton.core.trials import launch_of_zeros
 from moe_triton.kernels import Case, Shape, Sizes, families, kernel_cases
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.schemes import layout_of

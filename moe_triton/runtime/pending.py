@@ -1,4 +1,4 @@
-"""Operators in halves: which of them are set up and not torn down yet."""
+"""Pending operators: set up and not yet torn down."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from moe_triton.core.errors import BufferStateError
 from moe_triton.operators.variants import Variant
 
 
-class Halves:
-    """The setups of one communicator that are in flight, at most one of each operator.
+class Pending:
+    """The pending setups of one communicator, at most one of each operator.
 
     Attributes:
-        variants: what each was set up for, by operator.
+        variants: by operator, what each was set up for.
     """
 
     def __init__(self) -> None:
@@ -18,15 +18,15 @@ class Halves:
         self._in_graph: dict[str, bool] = {}
 
     def begin(self, operator: str, variant: Variant, capturing: bool) -> None:
-        """A setup has run, or went into a graph."""
+        """A setup has run, or has been captured."""
         self.variants[operator] = variant
         self._in_graph[operator] = capturing
 
     def check(self, operator: str, is_teardown: bool, capturing: bool) -> None:
-        """Checks that a half, or a whole operator, comes in its turn; a teardown ends what is in flight.
+        """Checks that an operator, whole or one half of it, may run now; a teardown ends its setup.
 
         Raises:
-            BufferStateError: it does not; or one half would run whenever a graph does, and the other once.
+            BufferStateError: it may not, or only one of setup and teardown is inside a graph.
         """
         pending = self.variants.get(operator)
         if not is_teardown:
