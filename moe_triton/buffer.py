@@ -21,11 +21,10 @@ from moe_triton.core.row_formats import row_format_of
 from moe_triton.core.tuning import Tuning
 from moe_triton.handle import DispatchHandle, DispatchOutput, Pending
 from moe_triton.limits import check_config, check_num_bytes, scheme_of
-from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.runtime import arguments, buffer_calls
 from moe_triton.runtime.buffer_plans import BufferPlans
 from moe_triton.runtime.communicator import Communicator
-from moe_triton.runtime.construction import DEFAULT_TIMEOUT_S, Order, seconds_to_meet
+from moe_triton.runtime.construction import DEFAULT_TIMEOUT_S, Order, meet, seconds_to_meet
 from moe_triton.runtime.owner import Owner
 from moe_triton.runtime.trace import TracePath
 from moe_triton.schemes import layout_of
@@ -126,8 +125,7 @@ class EPBuffer(Owner):
             ).normalized()
             return arguments.left_of(whole, meeting.lost, tp_group is not None)
 
-        meeting = Meeting(group, seconds_to_meet(timeout_s), lost=lost_ranks)
-        exchange = None if tp_group is None else Meeting(tp_group, meeting.timeout_s)
+        meeting, exchange = meet(group, tp_group, lost_ranks, seconds_to_meet(timeout_s))
         order = Order(
             make_config,
             lambda: make_backend(backend, kernels, tuning),

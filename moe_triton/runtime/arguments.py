@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from moe_triton.core.checks import check_choice, check_integer
+from moe_triton.core.checks import check_choice, check_integer, not_plain_error
 from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
 from moe_triton.core.row_formats import RowFormat
 from moe_triton.handle import DispatchHandle
 from moe_triton.limits import Call, check_call, check_config
-from moe_triton.runtime.buffer_calls import TOKEN_DTYPES
+from moe_triton.runtime.buffer_calls import KEPT_TENSORS, TOKEN_DTYPES
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.schemes import scheme_type
 
@@ -139,6 +139,10 @@ def check_handle(handle: DispatchHandle, buffer_id: int, communicator: Communica
             "Combine before the next dispatch.",
         )
     check_choice("handle.dtype", found["dtype"], TOKEN_DTYPES)
+    for name in KEPT_TENSORS:
+        error = not_plain_error(f"handle.{name}", found[name], communicator.backend.device)
+        if error is not None:
+            raise error
 
 
 def _field(handle: DispatchHandle, name: str) -> Any:

@@ -255,7 +255,8 @@ class BufferPlans:
         config, device = self._communicator.config, self._host.device
         for position, argument in enumerate(operator.tensors):
             value: Any = tensors.get(argument.name)
-            if value is None and position >= 2:  # no call does without the first two
+            needed = position < 2 or (argument.only_with == "exchange" and self._attributes["tp_world_size"])
+            if value is None and not needed:
                 continue
             error = not_plain_error(operator.called(argument.name), value, device)
             if error is not None:
