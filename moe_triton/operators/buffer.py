@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
+from moe_triton.core.config import Config
 from moe_triton.operators.combine import COMBINE, ORIGINS
 from moe_triton.operators.description import Output
 from moe_triton.operators.dispatch import COUNTS, DISPATCH, INDEX, ROWS
@@ -28,6 +30,36 @@ OF_HANDLE = {
 }
 NOT_TAKEN = {"elastic_info", "comm_cmd_info", "quant_expand_x", "expand_scales", "activation_scale"}
 NOT_TAKEN |= {"weight_scale", "group_list", "residual_x", "gamma"}
+
+
+def attributes_of(
+    config: Config, rank: int, exchange_rank: int | None = None, special: tuple[int, int, int] = (0, 0, 0)
+) -> dict[str, Any]:
+    """What all calls of a buffer have for attributes, by torch_npu's names, and its sizes.
+
+    Args:
+        config: of the buffer.
+        rank: this one.
+        exchange_rank: this rank's number among two tensor-parallel ranks, or None.
+        special: numbers of zero, copy and constant experts.
+    """
+    return {
+        "ep_world_size": config.num_ranks,
+        "ep_rank_id": rank,
+        "moe_expert_num": config.num_experts,
+        "shared_expert_num": config.num_shared_experts,
+        "shared_expert_rank_num": config.num_shared_ranks,
+        "global_bs": config.num_max_tokens_per_rank * config.num_ranks,
+        "tp_world_size": 0 if exchange_rank is None else 2,
+        "tp_rank_id": exchange_rank or 0,
+        **dict(zip(("zero_expert_num", "copy_expert_num", "const_expert_num"), special, strict=True)),
+        "group_ep": "expert-parallel",
+        "group_tp": "tensor-parallel",
+        "H": config.hidden,
+        "K": config.num_topk,
+    }
+
+
 OFFSETS = "(EP * localE * tp,)"
 ASSIST_INFO = "(3 * A + trailer,)"
 

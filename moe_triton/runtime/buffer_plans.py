@@ -18,7 +18,7 @@ from moe_triton.core.row_formats import RowFormat
 from moe_triton.handle import DispatchHandle, DispatchOutput, Pending
 from moe_triton.limits import check_call
 from moe_triton.operators import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, Operator, Symbols
-from moe_triton.operators.buffer import OF_HANDLE
+from moe_triton.operators.buffer import OF_HANDLE, attributes_of
 from moe_triton.runtime import arguments
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.operator_checks import call_of, check_argument, inputs_of
@@ -118,21 +118,7 @@ class BufferPlans:
         self._communicator, self._host, self._buffer_id = communicator, host, buffer_id
         site, c = communicator.site, communicator.config
         self._site = CallSite(Deployment(c, site.rank), BufferAccess(communicator), site.exchange_rank)
-        self._attributes = {
-            "ep_world_size": c.num_ranks,
-            "ep_rank_id": site.rank,
-            "moe_expert_num": c.num_experts,
-            "shared_expert_num": c.num_shared_experts,
-            "shared_expert_rank_num": c.num_shared_ranks,
-            "global_bs": c.num_max_tokens_per_rank * c.num_ranks,
-            "tp_world_size": 0 if site.exchange_rank is None else 2,
-            "tp_rank_id": site.exchange_rank or 0,
-            **dict(zip(("zero_expert_num", "copy_expert_num", "const_expert_num"), special, strict=True)),
-            "group_ep": "expert-parallel",
-            "group_tp": "tensor-parallel",
-            "H": c.hidden,
-            "K": c.num_topk,
-        }
+        self._attributes = attributes_of(c, site.rank, site.exchange_rank, special)
         self._plans: dict[Any, BufferPlan] = {}
 
     def dispatch(
