@@ -33,7 +33,7 @@ class TensorArgument:
         by_dims: values of ``mode`` for ``shape`` and for ``other_shape``, instead of True.
         dims_of: another argument that decides between the two shapes; "" for itself.
         only_with: mode without which nobody looks at it, and with which it is needed.
-        empty_is_none: whether one without elements counts as not given.
+        empty_is_none: whether one without elements counts as not given, where there are tokens.
         on_any_device: the host reads it.
         is_written: whether the operator writes to it.
         of_setup: what the matching setup has returned. It is checked once there is one in flight.
