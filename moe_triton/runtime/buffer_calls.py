@@ -31,7 +31,7 @@ from moe_triton.operators.variants import CombineVariant, DispatchVariant, Varia
 from moe_triton.schemes.site import OPERATORS, Site
 
 TOKEN_DTYPES = (torch.bfloat16, torch.float16)
-T = Size("T")
+T, ROWS = Size("T"), Size("rows")
 DISPATCH, COMBINE = OPERATORS.index("dispatch"), OPERATORS.index("combine")
 # What a dispatch's handle keeps for combine, in this order.
 KEPT = ("T", "ids", "topk", "num_offsets", "num_assist", "dtype")
@@ -117,7 +117,13 @@ class BufferCalls:
     def _symbols(self, operator: Operator, dtype: torch.dtype, **modes: Any) -> Symbols:
         """Sizes of a call whose number of tokens is not known yet."""
         config = self._site.config
-        sizes = {"BS": T, "row_format": AS_THEY_ARE, **attributes_of(config, self._site.rank), **modes}
+        sizes = {
+            "BS": T,
+            "rows": ROWS,
+            "row_format": AS_THEY_ARE,
+            **attributes_of(config, self._site.rank),
+            **modes,
+        }
         likes = {
             argument.name: torch.empty(1, columns, dtype=dtype, device="meta")
             for argument, columns in zip(operator.tensors[:2], (config.hidden, config.num_topk), strict=True)
@@ -197,7 +203,7 @@ class BufferCalls:
         registers.check("EQUAL", y.dtype, kept["dtype"])
         last = registers.plus(kept["recv_offsets"], registers.constant(4 * (site.num_entries - 1)))
         rows = registers.do("MINIMUM", registers.do("LOAD", last), registers.constant(site.capacity))
-        registers.check("AT_MOST", rows, registers.size("rows"))
+        registers.check("AT_MOST", rows, registers.size(ROWS))
         zone = registers.do("ZONE")
         in_place = registers.constant(0)
         if results:
@@ -219,7 +225,7 @@ class BufferCalls:
         holes = {name: kept[name] for name in names}
         holes |= {
             "origins": kept["assist_info"],
-            "num_rows": registers.size("rows"),
+            "num_rows": registers.size(ROWS),
             "num_tokens": registers.size(T),
             "out": made["out"].address,
             "own_results": own_results,
