@@ -118,8 +118,9 @@ def test_the_settings_that_are_listed_are_those_of_configure() -> None:
 def test_the_error_that_is_shown_is_the_error_that_is_raised() -> None:
     config = Config(num_ranks=1, num_max_tokens_per_rank=64, hidden=7168, num_topk=8, num_experts=64)
     call = limits.Call(batch=64, group_ep="ep")
-    with pytest.raises(ArgumentError) as caught:
+    with pytest.raises(ArgumentError) as caught:  # noqa: PT012 - by whichever of the two
         limits.check_config(config)
+        limits.check_call(config, call)
     text = " ".join(page("from-torch-npu.md").split())
     assert str(caught.value.renamed(limits.torch_npu_names(call))) in text
 
