@@ -248,7 +248,7 @@ class EPBuffer(Owner):
         """
         if self._calls is not None and active_mask is performance_info is out is None and wait is True:
             output: DispatchOutput | None = self._calls.dispatch(
-                x, topk_idx, topk_weights, quantize, smooth_scales
+                quantize, x, topk_idx, smooth_scales, topk_weights
             )
             if output is not None:
                 self._latest_dtype = output.handle.dtype

@@ -36,6 +36,7 @@ class TensorArgument:
         empty_is_none: whether one without elements counts as not given, where there are tokens.
         on_any_device: the host reads it.
         is_written: whether the operator writes to it.
+        is_usual: whether `EPBuffer`'s native calls take it: its mode is then True where it is given.
         of_setup: what the matching setup has returned. It is checked once there is one in flight.
     """
 
@@ -52,6 +53,7 @@ class TensorArgument:
     empty_is_none: bool = False
     on_any_device: bool = False
     is_written: bool = False
+    is_usual: bool = False
     of_setup: bool = False
 
 

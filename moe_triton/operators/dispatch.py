@@ -12,7 +12,7 @@ from moe_triton.operators.variants import DispatchVariant
 
 FLOATS = (torch.bfloat16, torch.float16)
 
-IDS = TensorArgument("expert_ids", "(BS, K)", (torch.int32, torch.int64), holes=("topk_idx",))
+IDS = TensorArgument("expert_ids", "(BS, K)", (torch.int32, torch.int64), holes=("topk_idx",), is_usual=True)
 MASK = TensorArgument(
     "x_active_mask",
     "(BS,)",
@@ -29,6 +29,7 @@ WEIGHTS = TensorArgument(
     read_as=torch.float32,
     holes=("topk_weights",),
     mode="weights",
+    is_usual=True,
 )
 ELASTIC = TensorArgument("elastic_info", mode="elastic", on_any_device=True)
 WAITS = TensorArgument(
@@ -37,9 +38,11 @@ WAITS = TensorArgument(
 TICKET = TensorArgument("comm_cmd_info", "(n,)", torch.int32, of_setup=True)
 
 TENSORS = (
-    TensorArgument("x", "(BS, H)", FLOATS, holes=("x",)),
+    TensorArgument("x", "(BS, H)", FLOATS, holes=("x",), is_usual=True),
     IDS,
-    TensorArgument("scales", "(S + M, H)", torch.float32, holes=("smooth_scales",), mode="smooth"),
+    TensorArgument(
+        "scales", "(S + M, H)", torch.float32, holes=("smooth_scales",), mode="smooth", is_usual=True
+    ),
     MASK,
     replace(WEIGHTS, empty_is_none=True),
     ELASTIC,

@@ -6,6 +6,7 @@ Sizes by name: T tokens, "rows" of results. The rest are numbers of the site.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -31,11 +32,17 @@ from moe_triton.operators.variants import CombineVariant, DispatchVariant, Varia
 from moe_triton.schemes.site import OPERATORS, Site
 
 TOKEN_DTYPES = (torch.bfloat16, torch.float16)
+# The tensors that native code takes of a dispatch, in this order.
+USUAL = tuple(tensor for tensor in DISPATCH_OF_BUFFER.tensors if tensor.is_usual)
 T, ROWS = Size("T"), Size("rows")
 DISPATCH, COMBINE = OPERATORS.index("dispatch"), OPERATORS.index("combine")
 # What a dispatch's handle keeps for combine, in this order.
 KEPT = ("T", "ids", "topk", "num_offsets", "num_assist", "dtype")
 KEPT_TENSORS = ("topk_idx", "expand_idx", "recv_offsets", "assist_info")
+
+
+def _usual_modes(variant: DispatchVariant) -> dict[str, Any]:
+    return {tensor.mode: getattr(variant, tensor.mode) for tensor in USUAL if tensor.mode}
 
 
 class BufferCalls:
@@ -50,8 +57,8 @@ class BufferCalls:
         output_type: what dispatch returns.
 
     Attributes:
-        dispatch: called with x, topk_idx, topk_weights, quantize and smooth_scales of `EPBuffer.dispatch`:
-            its output, or None where the call is anything but usual: nothing has happened then.
+        dispatch: called with quantize of `EPBuffer.dispatch` and the tensors of `USUAL`: its output, or None
+            where the call is anything but usual: nothing has happened then.
         combine: called with y, handle and topk_weights of `EPBuffer.combine`, likewise.
     """
 
@@ -85,8 +92,8 @@ class BufferCalls:
         """
         own = self._site.keeps_own
         if isinstance(variant, DispatchVariant):
-            rows = variant.dtype, variant.row_format, variant.smooth, variant.weights
-            if variant == DispatchVariant(*rows, keeps_own=own):
+            plain = DispatchVariant(variant.dtype, variant.row_format, keeps_own=own)
+            if variant == replace(plain, **_usual_modes(variant)):
                 self._calls.add(self._dispatch_plan(variant, zone, parts, tokens), executable)
         elif variant == CombineVariant(
             variant.dtype, variant.weights, in_place=variant.in_place, keeps_own=own
@@ -100,19 +107,18 @@ class BufferCalls:
     def _dispatch_program(self) -> tuple[CallProgram, dict[str, Seen]]:
         config, registers = self._site.config, Registers()
         arguments = self._arguments(DISPATCH_OF_BUFFER)
-        order = ("x", "topk_idx", "topk_weights", "smooth_scales")
         names = [r.name for r in ROW_FORMATS.values() if r.fits(config.hidden)]
-        quantize = registers.choice(3, 0, len(names))
+        quantize = registers.choice(0, 0, len(names))
         seen = {
-            name: registers.tensor(slot, arguments[name])
-            for name, slot in zip(order, (0, 1, 2, 4), strict=True)
+            tensor.holes[0]: registers.tensor(slot, arguments[tensor.holes[0]])
+            for slot, tensor in enumerate(USUAL, start=1)
         }
         registers.check("AT_MOST", registers.size(T), registers.constant(config.num_max_tokens_per_rank))
         registers.check("AT_MOST", seen["smooth_scales"].given, quantize)
-        given = seen["topk_weights"].given, seen["smooth_scales"].given
+        given = (seen[tensor.holes[0]].given for tensor in USUAL if tensor.mode)
         each = registers.constant(self._site.tuning.dispatch_tokens)
         key = seen["x"].dtype, quantize, *given, registers.do("ZONE"), self._parts(registers, each)
-        return CallProgram(DISPATCH, "dispatch", 5, registers, key, tuple(names)), seen
+        return CallProgram(DISPATCH, "dispatch", 1 + len(USUAL), registers, key, tuple(names)), seen
 
     def _symbols(self, operator: Operator, dtype: torch.dtype, **modes: Any) -> Symbols:
         """Sizes of a call whose number of tokens is not known yet."""
@@ -166,7 +172,7 @@ class BufferCalls:
         quantize = self._dispatch.objects.index(variant.row_format.name)
         return PlanProgram(
             "dispatch",
-            (variant.dtype, quantize, int(variant.weights), int(variant.smooth), zone, parts),
+            (variant.dtype, quantize, *map(int, _usual_modes(variant).values()), zone, parts),
             registers,
             holes,
             (made["tokens"] if tokens is None else tokens, *map(made.get, names)),
