@@ -195,6 +195,7 @@ class EPBuffer(Owner):
         x: torch.Tensor,
         topk_idx: torch.Tensor,
         topk_weights: torch.Tensor | None = None,
+        cumulative_local_expert_recv_stats: torch.Tensor | None = None,
         *,
         quantize: str | None = None,
         smooth_scales: torch.Tensor | None = None,
@@ -212,6 +213,7 @@ class EPBuffer(Owner):
         x: torch.Tensor,
         topk_idx: torch.Tensor,
         topk_weights: torch.Tensor | None = None,
+        cumulative_local_expert_recv_stats: torch.Tensor | None = None,
         *,
         quantize: str | None = None,
         smooth_scales: torch.Tensor | None = None,
@@ -226,6 +228,8 @@ class EPBuffer(Owner):
             x: (T, H) bf16 or fp16, T at most num_max_tokens_per_rank and 0 allowed.
             topk_idx: (T, K) int32 or int64, distinct in a row; -1 for no expert.
             topk_weights: (T, K) fp32, bf16 or fp16; given here, each received row comes with its weight.
+            cumulative_local_expert_recv_stats: (E,) int32, to which the number of rows of each local expert
+                is added, without those of a tensor-parallel peer.
             quantize: "int8" sends rows as int8 with one fp32 scale each, "int8_128" with one for every 128
                 elements (H % 128 == 0): s = 127 / max|x|, q = rint(x * s), scale = 1 / s.
             smooth_scales: (S + M, H) fp32, multiplied into a row before it is quantised: a row for each
@@ -248,7 +252,7 @@ class EPBuffer(Owner):
         """
         if self._calls is not None and active_mask is performance_info is out is None and wait is True:
             output: DispatchOutput | None = self._calls.dispatch(
-                quantize, x, topk_idx, smooth_scales, topk_weights
+                quantize, x, topk_idx, smooth_scales, topk_weights, cumulative_local_expert_recv_stats
             )
             if output is not None:
                 self._latest_dtype = output.handle.dtype
@@ -263,6 +267,7 @@ class EPBuffer(Owner):
             "x_active_mask": active_mask,
             "expert_scales": topk_weights,
             "performance_info": performance_info,
+            "cumulative_local_expert_recv_stats": cumulative_local_expert_recv_stats,
         }
         made = self._plans.dispatch(tensors, row_format, out, check_flag("wait", wait))
         self._latest_dtype = x.dtype

@@ -19,7 +19,7 @@ import functools
 
 import torch
 
-from moe_triton.core.kernel import Arg, TritonKernel, numbers
+from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers
 from moe_triton.core.records import TRAILER, TRAILER_MARK
 from moe_triton.kernels.cases import I64, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.language import tl, triton
@@ -136,12 +136,14 @@ def _offsets_kernel(
     recv_counts,
     recv_offsets,
     tokens_per_expert,
+    recv_stats,
     trailer,
     num_entries,
     num_local_experts,
     max_count,
     capacity,
     CUMULATIVE: tl.constexpr,
+    HAS_STATS: tl.constexpr,
     SCALAR: tl.constexpr,
     BLOCK: tl.constexpr,
     MARK: tl.constexpr,
@@ -154,22 +156,26 @@ def _offsets_kernel(
             recv_counts,
             recv_offsets,
             tokens_per_expert,
+            recv_stats,
             num_ranks,
             num_local_experts,
             max_count,
             capacity,
             CUMULATIVE,
+            HAS_STATS,
         )
     else:
         total = _offsets_compare(
             recv_counts,
             recv_offsets,
             tokens_per_expert,
+            recv_stats,
             num_ranks,
             num_local_experts,
             max_count,
             capacity,
             CUMULATIVE,
+            HAS_STATS,
             BLOCK,
         )
     # the scalar form works in the first program; of the others the last has seen every count
@@ -183,11 +189,13 @@ def _offsets_scalar(
     recv_counts,
     recv_offsets,
     tokens_per_expert,
+    recv_stats,
     num_ranks,
     num_local_experts,
     max_count,
     capacity,
     CUMULATIVE: tl.constexpr,
+    HAS_STATS: tl.constexpr,
 ):
     is_first = (tl.program_id(0) == 0).to(tl.int32)
     total = 0
@@ -197,6 +205,8 @@ def _offsets_scalar(
             count = tl.load(recv_counts + n)
             total = tl.minimum(total + tl.minimum(tl.maximum(count, 0), max_count), capacity)
             tl.store(recv_offsets + n, total)
+        if HAS_STATS:
+            tl.store(recv_stats + e, tl.load(recv_stats + e) + total - before)
         if CUMULATIVE:
             tl.store(tokens_per_expert + e, tl.cast(total, tl.int64))
         else:
@@ -209,11 +219,13 @@ def _offsets_compare(
     recv_counts,
     recv_offsets,
     tokens_per_expert,
+    recv_stats,
     num_ranks,
     num_local_experts,
     max_count,
     capacity,
     CUMULATIVE: tl.constexpr,
+    HAS_STATS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     lanes = tl.arange(0, BLOCK)
@@ -239,6 +251,8 @@ def _offsets_compare(
     for e in range(first_expert, last_expert):
         before = tl.minimum(total, capacity)
         total += _sum_clamped(recv_counts, e * num_ranks, (e + 1) * num_ranks, max_count, BLOCK)
+        if HAS_STATS:
+            tl.store(recv_stats + e, tl.load(recv_stats + e) + tl.minimum(total, capacity) - before)
         if CUMULATIVE:
             before = 0
         tl.store(tokens_per_expert + e, tl.cast(tl.minimum(total, capacity) - before, tl.int64))
@@ -266,6 +280,7 @@ def _offsets_fallback(
     recv_counts: torch.Tensor,
     recv_offsets: torch.Tensor,
     tokens_per_expert: torch.Tensor,
+    recv_stats: torch.Tensor | None = None,
     trailer: torch.Tensor,
     num_entries: int,
     num_local_experts: int,
@@ -284,29 +299,37 @@ def _offsets_fallback(
     if not CUMULATIVE:
         before[1:] = totals[:-1]
     tokens_per_expert[:num_local_experts] = totals - before
+    if recv_stats is not None:
+        recv_stats[:num_local_experts] += totals.diff(prepend=totals.new_zeros(1)).int()
 
 
 @functools.cache
-def offsets_kernel(target: str = "cpu", cumulative: bool = False) -> TritonKernel:
+def offsets_kernel(target: str = "cpu", cumulative: bool = False, recv_stats: bool = False) -> TritonKernel:
     """Where each block of received rows ends, from the counts that peers sent.
 
     The counts come from other processes: each is clamped to [0, max_count] and the running sums to
     ``capacity``, so that nothing that reads the offsets can leave its buffers. Entry
     ``n = e * W + source``, expert-major. With ``cumulative``, ``tokens_per_expert[e]`` is the running total
-    up to and including e. The trailer, (2,), gets a mark and the total.
+    up to and including e. The trailer, (2,), gets a mark and the total. With ``recv_stats`` each expert's
+    count is added to what stands there.
     """
+    arguments = (
+        (True, Arg("recv_counts", "*i32", "in")),
+        (True, Arg("recv_offsets", "*i32", "out")),
+        (True, Arg("tokens_per_expert", "*i64", "out")),
+        (recv_stats, Arg("recv_stats", "*i32", "inout")),
+        (True, Arg("trailer", "*i32", "out")),
+        *((True, arg) for arg in numbers("i32", "num_entries num_local_experts max_count capacity")),
+    )
+    args, absent = chosen_args(arguments)
     return TritonKernel(
         name="offsets",
         fn=_offsets_kernel,
-        args=(
-            Arg("recv_counts", "*i32", "in"),
-            Arg("recv_offsets", "*i32", "out"),
-            Arg("tokens_per_expert", "*i64", "out"),
-            Arg("trailer", "*i32", "out"),
-            *numbers("i32", "num_entries num_local_experts max_count capacity"),
-        ),
+        args=args,
         constants={
+            **absent,
             "CUMULATIVE": cumulative,
+            "HAS_STATS": recv_stats,
             "SCALAR": target == "cpu",
             "BLOCK": BLOCK,
             "MARK": TRAILER_MARK,
@@ -333,6 +356,7 @@ def _offsets_inputs(s: Shape, r: Draw) -> Inputs:
         "recv_counts": r.integers(-3, r.tokens + 3, r.entries),
         "recv_offsets": blank(r.entries),
         "tokens_per_expert": blank(r.num_local, dtype=I64),
+        "recv_stats": r.integers(0, 1000, r.num_local),
         "trailer": blank(TRAILER.num_words),
         "num_entries": r.entries,
         "num_local_experts": r.num_local,
@@ -343,5 +367,10 @@ def _offsets_inputs(s: Shape, r: Draw) -> Inputs:
 
 FAMILIES = (
     Family("route", route_kernel, _route_inputs),
-    Family("offsets", offsets_kernel, _offsets_inputs),
+    Family(
+        "offsets",
+        offsets_kernel,
+        _offsets_inputs,
+        variants=((), ("cumulative",), ("recv_stats",)),  # no caller has both
+    ),
 )

@@ -35,6 +35,15 @@ ELASTIC = TensorArgument("elastic_info", mode="elastic", on_any_device=True)
 WAITS = TensorArgument(
     "performance_info", "(EP,)", torch.int64, holes=("performance_info",), mode="waits", is_written=True
 )
+STATS = TensorArgument(
+    "cumulative_local_expert_recv_stats",
+    "(localE,)",
+    torch.int32,
+    holes=("recv_stats",),
+    mode="recv_stats",
+    is_written=True,
+    is_usual=True,
+)
 TICKET = TensorArgument("comm_cmd_info", "(n,)", torch.int32, of_setup=True)
 
 TENSORS = (
@@ -47,6 +56,7 @@ TENSORS = (
     replace(WEIGHTS, empty_is_none=True),
     ELASTIC,
     WAITS,
+    STATS,
     TensorArgument("y", "(BS * (K + S), Hs)", ("x", torch.int8), of_setup=True),
     TICKET,
 )

@@ -29,6 +29,7 @@ class DispatchVariant:
         cumulative: tokens_per_expert as running totals.
         exchange: rows and counts of the tensor-parallel peer follow.
         waits: how long each source rank was waited for is recorded.
+        recv_stats: whether counts of rows are added to the caller's.
         keeps_own: routed rows for this rank's own experts do not go through the window.
         elastic: whether there is an elastic_info.
     """
@@ -41,6 +42,7 @@ class DispatchVariant:
     cumulative: bool = False
     exchange: bool = False
     waits: bool = False
+    recv_stats: bool = False
     keeps_own: bool = False
     elastic: bool = False
 

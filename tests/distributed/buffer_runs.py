@@ -110,6 +110,9 @@ def _one_round(case: OperatorCase, process: int, buffer: EPBuffer, number: int) 
     if own_out:
         rows = buffer.capacity * max(case.tp, 1)
         options["out"] = torch.empty(rows, case.hidden, dtype=torch.int8 if quantize else case.dtype)
+    if case.seed & 16:
+        before = torch.arange(buffer.num_local_experts, dtype=torch.int32)
+        options["cumulative_local_expert_recv_stats"] = stats = before.clone()
     waits = performance("dispatch")
     call: Any = buffer.dispatch
     received = ended(call(tensors["x"], ids, quantize=quantize, wait=not halves, **options, **waits))
@@ -117,6 +120,12 @@ def _one_round(case: OperatorCase, process: int, buffer: EPBuffer, number: int) 
     if own_out and received.tokens is not options["out"]:
         raise AssertionError("tokens are elsewhere")
     handle = received.handle
+    if case.seed & 16:
+        counts = received.tokens_per_expert
+        if case.tp == 2:  # one expert, and the peer's rows are there too
+            counts = handle.exchange_counts[process % 2].view(1)
+        if not torch.equal(stats, before + counts):
+            raise AssertionError(f"{stats} is not {before} + {counts}")
     nothing = torch.empty(0)
     out |= {
         "expand_x": received.tokens,

@@ -141,13 +141,14 @@ def offsets(site: Site, variant: DispatchVariant) -> Launch:
     """Where each block of received rows ends."""
     return launch_matching(
         "offsets",
-        offsets_kernel(site.target, variant.cumulative),
+        offsets_kernel(site.target, variant.cumulative, variant.recv_stats),
         "compute",
         1,
         {
             "recv_counts": Hole("recv_counts"),
             "recv_offsets": true_offsets(site),
             "tokens_per_expert": Hole("tokens_per_expert"),
+            "recv_stats": Hole("recv_stats"),
             "trailer": Hole("origins", 3 * WORD_BYTES * site.capacity),
             "num_entries": site.num_entries,
             "num_local_experts": site.num_local_experts,
