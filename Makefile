@@ -48,11 +48,18 @@ lint: $(VENV)/.installed
 	$(MAKE) $(VENV)/.tidy
 
 # By way of build/, so that a failure leaves the page as it was. The variable silences a notice about mkdocs 2.
-docs: $(VENV)/.installed $(VENV)/.docs
+docs: $(VENV)/.installed $(VENV)/.docs docs/assets/mermaid.min.js
 	@mkdir -p build
 	$(BIN)/python -m moe_triton.limits > build/limits.md
 	mv build/limits.md docs/limits.md
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# What draws the pages' pictures. Without npm, browsers fetch it themselves, and show the pictures' text where they cannot.
+MERMAID := mermaid-11.17.2
+docs/assets/mermaid.min.js:
+	@mkdir -p build
+	if command -v npm >/dev/null; then npm pack --silent --pack-destination build $(subst -,@,$(MERMAID)) && \
+	  tar -xzOf build/$(MERMAID).tgz package/dist/mermaid.min.js > $@.new && mv $@.new $@; fi
 
 COMPILED = $(firstword $(wildcard build/*/compile_commands.json))
 # Once for what it has found nothing in. Of all sources those that were compiled: without Python's headers, not all are.

@@ -14,7 +14,7 @@ from moe_triton.core.errors import (
     WindowError,
 )
 from moe_triton.core.tuning import Tuning
-from moe_triton.handle import DispatchHandle, DispatchOutput
+from moe_triton.handle import DispatchHandle, DispatchOutput, Pending
 
 # The one place where it stands: packages read it from here.
 __version__ = "0.1.0"
@@ -29,6 +29,7 @@ __all__ = [
     "DispatchOutput",
     "EPBuffer",
     "MoeTritonError",
+    "Pending",
     "Tuning",
     "ToolchainError",
     "WindowError",

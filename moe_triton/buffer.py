@@ -6,37 +6,33 @@ EP ranks, E experts on this rank, A rows that a dispatch can deliver here at mos
 
 from __future__ import annotations
 
-import functools
 import itertools
-import warnings
-from types import TracebackType
-from typing import Any, Literal
+from collections.abc import Collection
+from typing import Any, Literal, overload
 
 import torch
 import torch.distributed as dist
 
-from moe_triton.backends import make_backend
+from moe_triton.backends import make_backend, make_host
 from moe_triton.core.checks import check_choice, check_flag, check_text
 from moe_triton.core.config import Config, Product
 from moe_triton.core.errors import BufferStateError
-from moe_triton.core.row_formats import ROW_FORMATS, row_format_of
+from moe_triton.core.row_formats import row_format_of
 from moe_triton.core.tuning import Tuning
-from moe_triton.handle import DispatchHandle, DispatchOutput
+from moe_triton.handle import DispatchHandle, DispatchOutput, Pending
 from moe_triton.limits import check_config, check_num_bytes, scheme_of
-from moe_triton.operators.variants import CombineVariant, DispatchVariant
-from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.runtime import arguments, buffer_calls
+from moe_triton.runtime.buffer_plans import BufferPlans
 from moe_triton.runtime.communicator import Communicator
-from moe_triton.runtime.construction import DEFAULT_TIMEOUT_S, Order, seconds_to_meet
+from moe_triton.runtime.construction import DEFAULT_TIMEOUT_S, Order, meet, seconds_to_meet
+from moe_triton.runtime.owner import Owner
 from moe_triton.runtime.trace import TracePath
 from moe_triton.schemes import layout_of
-
-OPERATORS = ("dispatch", "combine")
 
 _buffer_ids = itertools.count()
 
 
-class EPBuffer:
+class EPBuffer(Owner):
     """Dispatch and combine for one expert-parallel group.
 
     Collective: every rank of the group constructs it, with the same settings, and calls `dispatch` and
@@ -50,6 +46,13 @@ class EPBuffer:
         num_experts: M, routed experts in the whole group; expert e lives on rank R + e // (M / (EP - R)).
         num_shared_experts: S, experts that every token goes to as well.
         num_shared_ranks: R, ranks [0, R) that hold shared experts only.
+        num_zero_experts: experts that give nothing, with the ids behind the routed ones.
+        num_copy_experts: experts that give the token itself, with the ids behind those.
+        num_const_experts: constant experts (C), with the ids behind those.
+        tp_group: a group of two tensor-parallel ranks, each of another expert-parallel group, whose rows are
+            exchanged; None for none. It takes one routed expert a rank.
+        lost_ranks: ranks of ``group`` that take no part any more. Sizes are those of the whole group; ranks
+            and experts are then numbered anew, without them (docs/operators.md, "Lost ranks").
         num_bytes: bytes that the data window may take, None for what is needed
             (`get_buffer_size_hint`), on the NPU at most HCCL_BUFFSIZE where that is set.
         product: whose limits apply: "A3".
@@ -85,6 +88,11 @@ class EPBuffer:
         num_experts: int,
         num_shared_experts: int = 0,
         num_shared_ranks: int = 0,
+        num_zero_experts: int = 0,
+        num_copy_experts: int = 0,
+        num_const_experts: int = 0,
+        tp_group: dist.ProcessGroup | None = None,
+        lost_ranks: Collection[int] = (),
         num_bytes: int | None = None,
         product: Product = "A3",
         comm_alg: str = "",
@@ -97,20 +105,27 @@ class EPBuffer:
         explicitly_destroy: bool = False,
         trace: TracePath | None = None,
     ) -> None:
-        self._closed = True  # until construction has succeeded
-        self._explicitly_destroy = False
+
+        special = num_zero_experts, num_copy_experts, num_const_experts
 
         def make_config() -> Config:
             self._explicitly_destroy = check_flag("explicitly_destroy", explicitly_destroy)
-            sizes = num_max_tokens_per_rank, hidden, num_topk, num_experts
-            return Config(
-                *(meeting.num_ranks, *sizes, num_shared_experts, num_shared_ranks),
+            whole = Config(
+                len(meeting.of_group),
+                num_max_tokens_per_rank,
+                hidden,
+                num_topk,
+                num_experts,
+                num_shared_experts,
+                num_shared_ranks,
                 product=product,
                 scheme=scheme_of(check_text("product", product), check_text("comm_alg", comm_alg)),
                 relaxed=relaxed,
+                num_special_experts=arguments.check_special(special),
             ).normalized()
+            return arguments.left_of(whole, meeting.lost, tp_group is not None)
 
-        meeting = Meeting(group, seconds_to_meet(timeout_s))
+        meeting, exchange = meet(group, tp_group, lost_ranks, seconds_to_meet(timeout_s))
         order = Order(
             make_config,
             lambda: make_backend(backend, kernels, tuning),
@@ -120,25 +135,36 @@ class EPBuffer:
             tuning,
             trace,
         )
-        self._communicator = Communicator(meeting, order)
-        self.config, self.rank = self._communicator.config, meeting.rank
+        self._communicator = Communicator(meeting, order, exchange)
+        self.config, self.rank, self.group = self._communicator.config, meeting.rank, meeting.group
         self.layout, self._backend = self._communicator.layout, self._communicator.backend
         self._id = next(_buffer_ids)
         self._is_in_window = self._communicator.has_outputs_in_window
-        self._kinds: dict[tuple[torch.dtype, str | None, bool, bool], buffer_calls.DispatchKind] = {}
-        self._dispatch_arguments = buffer_calls.dispatch_arguments(self.config)
-        of_dtype = functools.partial(buffer_calls.combine_arguments, self.config)
-        self._combine_arguments = {dtype: of_dtype((dtype,)) for dtype in buffer_calls.TOKEN_DTYPES}
-        self._combine_variants: dict[tuple[object, ...], CombineVariant] = {}
         self._latest_dtype: torch.dtype | None = None
-        self._keeps_own = self._communicator.site.keeps_own
-        self._window_base = self._communicator.window_base
+        self._plans = BufferPlans(self._communicator, make_host(backend), self._id, special)
         try:
-            self._calls = self._communicator.make_calls(self._id, DispatchOutput, DispatchHandle)
+            self._calls = None
+            if exchange is None and not self.config.num_special_experts:
+                self._calls = self._communicator.make_calls(self._id, DispatchOutput, DispatchHandle)
         except BaseException:
             self._communicator.close()
             raise
         self._closed = False
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the group (EP), without lost ones."""
+        return self.config.num_ranks
+
+    @property
+    def num_local_experts(self) -> int:
+        """Experts whose rows this rank receives: 1 on a rank of shared experts."""
+        return self._communicator.site.num_local_experts
+
+    @property
+    def capacity(self) -> int:
+        """Rows that a dispatch can deliver here at most (A)."""
+        return self._communicator.capacity
 
     @staticmethod
     def get_buffer_size_hint(
@@ -163,6 +189,7 @@ class EPBuffer:
         check_config(config)
         return layout_of(config).data_bytes
 
+    @overload
     def dispatch(
         self,
         x: torch.Tensor,
@@ -171,17 +198,43 @@ class EPBuffer:
         *,
         quantize: str | None = None,
         smooth_scales: torch.Tensor | None = None,
-    ) -> DispatchOutput:
+        active_mask: torch.Tensor | None = None,
+        performance_info: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        wait: Literal[True] = True,
+    ) -> DispatchOutput: ...
+
+    @overload
+    def dispatch(self, *args: Any, wait: Literal[False], **options: Any) -> Pending[DispatchOutput]: ...
+
+    def dispatch(  # type: ignore[misc]
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor | None = None,
+        *,
+        quantize: str | None = None,
+        smooth_scales: torch.Tensor | None = None,
+        active_mask: torch.Tensor | None = None,
+        performance_info: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        wait: bool = True,
+    ) -> DispatchOutput | Pending[DispatchOutput]:
         """Sends each token to its experts' ranks and returns what this rank's experts received.
 
         Args:
             x: (T, H) bf16 or fp16, T at most num_max_tokens_per_rank and 0 allowed.
             topk_idx: (T, K) int32 or int64, distinct in a row; -1 for no expert.
-            topk_weights: (T, K) fp32; given here, each received row comes with its weight.
+            topk_weights: (T, K) fp32, bf16 or fp16; given here, each received row comes with its weight.
             quantize: "int8" sends rows as int8 with one fp32 scale each, "int8_128" with one for every 128
                 elements (H % 128 == 0): s = 127 / max|x|, q = rint(x * s), scale = 1 / s.
             smooth_scales: (S + M, H) fp32, multiplied into a row before it is quantised: a row for each
                 shared expert, then one for each routed one.
+            active_mask: bool, which take part: (T,) with its True first, or (T, K), each entry by itself.
+                Combine goes by the same one.
+            performance_info: (EP,) int64, raised to the microseconds that each source rank was waited for.
+            out: (A, H), where tokens are to arrive; None for a new tensor.
+            wait: False to return as soon as all is sent, with what waits for the rows: `Pending`.
 
         Returns:
             Tokens in expert order, with counts and the handle that combine takes. With "direct", the tokens
@@ -193,7 +246,7 @@ class EPBuffer:
             BufferStateError: the buffer is closed, broken or in use by another thread.
             CommunicationTimeoutError: a rank's tokens did not come in time. The buffer is then broken.
         """
-        if self._calls is not None:
+        if self._calls is not None and active_mask is performance_info is out is None and wait is True:
             output: DispatchOutput | None = self._calls.dispatch(
                 x, topk_idx, topk_weights, quantize, smooth_scales
             )
@@ -201,52 +254,57 @@ class EPBuffer:
                 self._latest_dtype = output.handle.dtype
                 return output
         self._communicator.check_usable()
-        c, device = self.config, self._backend.device
-        check, wanted, sizes = arguments.check, self._dispatch_arguments, arguments.Sizes()
-        row_format = row_format_of(quantize, c.hidden)
-        check(wanted["x"], x, sizes, device)
-        num_tokens = sizes["T"]
-        arguments.check_num_tokens("x", c, num_tokens)
-        check(wanted["topk_idx"], topk_idx, sizes, device)
-        ids = arguments.take_ids(c, topk_idx, self._backend)
-        check(wanted["topk_weights"], topk_weights, sizes, device)
+        row_format = row_format_of(quantize, self.config.hidden)
         arguments.check_smoothing(smooth_scales, row_format)
-        check(wanted["smooth_scales"], smooth_scales, sizes, device)
-        num_ids = num_tokens * c.num_topk
-        key = x.dtype, row_format.name, smooth_scales is None, topk_weights is None
-        kind = self._kinds.get(key) or self._kind(*key)
-        made = self._backend.empty_all([((num_ids,), torch.int32), *kind.specs])
-        outputs = dict(zip(kind.names, made, strict=True))
-        if self._is_in_window:
-            outputs["tokens"] = self._communicator.window_tensor("rows", kind.variant.row_dtype)
-        handle = DispatchHandle(
-            buffer_id=self._id,
-            number=self._communicator.counts["dispatch"],
-            dtype=x.dtype,
-            topk_idx=ids,
-            expand_idx=outputs["expand_idx"],
-            recv_offsets=outputs["recv_offsets"],
-            assist_info=outputs["origins"],
-        )
-        bindings: dict[str, Any] = {
+        tensors = {
             "x": x,
-            "topk_idx": ids,
-            "topk_weights": topk_weights,
-            "smooth_scales": smooth_scales,
-            "num_tokens": num_tokens,
-            "num_ids": num_ids,
-            **outputs,
+            "expert_ids": topk_idx,
+            "scales": smooth_scales,
+            "x_active_mask": active_mask,
+            "expert_scales": topk_weights,
+            "performance_info": performance_info,
         }
-        self._communicator.run(kind.variant, bindings)
+        made = self._plans.dispatch(tensors, row_format, out, check_flag("wait", wait))
         self._latest_dtype = x.dtype
-        get = outputs.get
-        return DispatchOutput(
-            outputs["tokens"], get("scales"), outputs["tokens_per_expert"], get("weights"), handle
-        )
+        return made
 
+    @overload
     def combine(
-        self, y: torch.Tensor, handle: DispatchHandle, topk_weights: torch.Tensor | None = None
-    ) -> torch.Tensor:
+        self,
+        y: torch.Tensor,
+        handle: DispatchHandle,
+        topk_weights: torch.Tensor | None = None,
+        *,
+        comm_quantize: Literal["int8"] | None = None,
+        shared_expert_x: torch.Tensor | None = None,
+        ori_x: torch.Tensor | None = None,
+        const_expert_alpha_1: torch.Tensor | None = None,
+        const_expert_alpha_2: torch.Tensor | None = None,
+        const_expert_v: torch.Tensor | None = None,
+        performance_info: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        wait: Literal[True] = True,
+    ) -> torch.Tensor: ...
+
+    @overload
+    def combine(self, *args: Any, wait: Literal[False], **options: Any) -> Pending[torch.Tensor]: ...
+
+    def combine(  # type: ignore[misc]
+        self,
+        y: torch.Tensor,
+        handle: DispatchHandle,
+        topk_weights: torch.Tensor | None = None,
+        *,
+        comm_quantize: Literal["int8"] | None = None,
+        shared_expert_x: torch.Tensor | None = None,
+        ori_x: torch.Tensor | None = None,
+        const_expert_alpha_1: torch.Tensor | None = None,
+        const_expert_alpha_2: torch.Tensor | None = None,
+        const_expert_v: torch.Tensor | None = None,
+        performance_info: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        wait: bool = True,
+    ) -> torch.Tensor | Pending[torch.Tensor]:
         """Sends each expert's output back to its token's rank and sums them there.
 
         ``out[t] = sum_k f32(y_k) * topk_weights[t, k] + sum_s f32(y_s)``: in fp32, k and then s ascending,
@@ -257,47 +315,53 @@ class EPBuffer:
             y: (n, H) outputs in the order of ``DispatchOutput.tokens``, in the dispatched dtype, n at
                 least the number of rows received.
             handle: of the latest dispatch.
-            topk_weights: (T, K) fp32 to multiply with, or None for a sum without weights, even if dispatch
-                was given some.
+            topk_weights: (T, K) fp32, bf16 or fp16 to multiply with, or None for a sum without weights, even
+                if dispatch was given some.
+            comm_quantize: "int8" sends results as int8, in blocks of 8 with a scale each.
+            shared_expert_x: (T, H), or (a, b, H) with a * b = T, a shared expert's results, added without
+                weight; not with ranks of shared experts.
+            ori_x: (T, H), the tokens: copy and constant experts compute with them.
+            const_expert_alpha_1: (C,) or (C, H), of each constant expert (docs/operators.md, "Zero, copy and
+                constant experts").
+            const_expert_alpha_2: like const_expert_alpha_1.
+            const_expert_v: (C, H).
+            performance_info: (EP,) int64, raised to the microseconds that each rank was waited for.
+            out: (T, H), where sums are to go; None for a new tensor.
+            wait: False to return as soon as all is sent, with what waits for the results: `Pending`.
 
         Returns:
-            (T, H). A token without experts gives zeros.
+            (T, H). A token without experts gives zeros, and one that a mask leaves out leaves its row of
+            ``out`` as it was, zeros where there is none.
 
         Raises:
             ArgumentError: a bad argument. Nothing was sent and the buffer stays usable.
             BufferStateError: the buffer is closed, broken or in use by another thread.
             CommunicationTimeoutError: a rank's results did not come in time. The buffer is then broken.
         """
-        if self._calls is not None:
+        if (
+            self._calls is not None
+            and comm_quantize is None
+            and performance_info is out is shared_expert_x is ori_x is None
+            and const_expert_alpha_1 is const_expert_alpha_2 is const_expert_v is None
+            and wait is True
+        ):
             result: torch.Tensor | None = self._calls.combine(y, handle, topk_weights)
             if result is not None:
                 return result
         self._communicator.check_usable()
-        c, device = self.config, self._backend.device
         arguments.check_handle(handle, self._id, self._communicator)
-        wanted, sizes = self._combine_arguments[handle.dtype], {"T": handle.num_tokens}
-        arguments.check(wanted["y"], y, sizes, device)
-        arguments.check_results(y, handle, self._communicator.capacity)
-        arguments.check(wanted["topk_weights"], topk_weights, sizes, device)
-        in_place = False
-        if self._is_in_window:
-            in_place = arguments.starts_at(self._communicator.window_tensor("results", y.dtype), y)
-        out = self._backend.empty((handle.num_tokens, c.hidden), handle.dtype)
-        bindings: dict[str, Any] = {
-            "y": y,
-            "num_rows": y.shape[0],
-            "origins": handle.assist_info,
-            "recv_offsets": handle.recv_offsets,
-            "topk_idx": handle.topk_idx,
-            "topk_weights": topk_weights,
-            "num_tokens": handle.num_tokens,
-            "out": out,
+        tensors = {
+            "expand_x": y,
+            "expert_scales": topk_weights,
+            "performance_info": performance_info,
+            "shared_expert_x": shared_expert_x,
+            "ori_x": ori_x,
+            "const_expert_alpha_1": const_expert_alpha_1,
+            "const_expert_alpha_2": const_expert_alpha_2,
+            "const_expert_v": const_expert_v,
         }
-        if self._keeps_own:
-            bindings["expand_idx"] = handle.expand_idx
-            bindings["own_results"] = (y.data_ptr() - self._window_base) // y.element_size()
-        self._communicator.run(self._combine_variant(y.dtype, topk_weights is not None, in_place), bindings)
-        return out
+        comm_quantize = check_choice("comm_quantize", comm_quantize, (None, "int8"))
+        return self._plans.combine(tensors, handle, comm_quantize, out, check_flag("wait", wait))
 
     def expert_output(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A tensor for the experts' outputs of the next combine: what combine moves least from.
@@ -325,78 +389,3 @@ class EPBuffer:
         if self._is_in_window:
             return self._communicator.window_tensor("results", dtype)
         return self._backend.empty((self._communicator.capacity, self.config.hidden), dtype)
-
-    def _kind(
-        self, dtype: torch.dtype, quantize: str | None, is_plain: bool, is_unweighted: bool
-    ) -> buffer_calls.DispatchKind:
-        smooth, weights = not is_plain, not is_unweighted
-        variant = DispatchVariant(dtype, ROW_FORMATS[quantize], smooth, weights, keeps_own=self._keeps_own)
-        kind = buffer_calls.DispatchKind.of(self._communicator.site, variant, not self._is_in_window)
-        self._kinds[dtype, quantize, is_plain, is_unweighted] = kind
-        return kind
-
-    def _combine_variant(self, dtype: torch.dtype, weights: bool, in_place: bool) -> CombineVariant:
-        key = dtype, weights, in_place
-        if key not in self._combine_variants:
-            self._combine_variants[key] = CombineVariant(
-                dtype, weights, in_place=in_place, keeps_own=self._keeps_own
-            )
-        return self._combine_variants[key]
-
-    def durations_us(self, operator: Literal["dispatch", "combine"]) -> dict[str, float]:
-        """Microseconds that each step of this rank's last dispatch or combine took.
-
-        Raises:
-            BufferStateError: it has not run yet.
-            ArgumentError: there is no such operator.
-        """
-        check_choice("operator", operator, OPERATORS)
-        return self._communicator.durations_us(operator)
-
-    def measure(self, on: bool = True) -> None:
-        """Whether calls from now on note how long each step takes, for `durations_us`.
-
-        The CPU back end always does; on an NPU it costs two events per step.
-        """
-        self._backend.measure(check_flag("on", on))
-
-    def synchronize(self) -> None:
-        """Waits for every call of this rank to end, those in graphs too, and raises what went wrong in one.
-
-        The CPU back end's calls have ended when they return, and raise by themselves.
-
-        Raises:
-            BufferStateError: the buffer is closed, broken or in use by another thread.
-            CommunicationTimeoutError: a rank's data did not come in time. The buffer is then broken.
-        """
-        self._communicator.synchronize()
-
-    def write_trace(self) -> None:
-        """Adds what this rank has done since the last time to the trace. `close` does so too.
-
-        Raises:
-            BufferStateError: the buffer has no trace, is closed, or is in use by another thread.
-            OSError: the file cannot be written.
-        """
-        self._communicator.write_trace()
-
-    def close(self) -> None:
-        """Gives the window back. Other calls raise afterwards; closing again does nothing.
-
-        A call that another thread is inside of ends at once in a `BufferStateError`, and `close` waits for
-        it. Tensors of the window, as dispatch returns them with "direct", hold what they held.
-        """
-        self._closed = True
-        self._communicator.close()
-
-    def __enter__(self) -> EPBuffer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if not self._closed and self._explicitly_destroy:
-            warnings.warn("EPBuffer was dropped without close()", ResourceWarning, stacklevel=2)

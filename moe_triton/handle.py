@@ -6,8 +6,9 @@ rank of shared experts), A rows that a dispatch can deliver here at most (`Confi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -27,6 +28,8 @@ class DispatchHandle:
         recv_offsets: (E * EP,) int32, inclusive prefix sums of the rows received, expert by expert and
             within an expert source by source (ep_recv_counts in torch_npu). The last one is the total.
         assist_info: (3 A + 2,) int32, ``origins`` and behind them their trailer (`moe_triton.layout`).
+        exchange_counts: (2,) int32, rows of each tensor-parallel rank, or None where there is one only.
+        active_mask: (T,) or (T, K) bool, a copy of what dispatch was given, or None.
     """
 
     buffer_id: int
@@ -36,6 +39,8 @@ class DispatchHandle:
     expand_idx: torch.Tensor = field(repr=False)
     recv_offsets: torch.Tensor = field(repr=False)
     assist_info: torch.Tensor = field(repr=False)
+    exchange_counts: torch.Tensor | None = field(default=None, repr=False)
+    active_mask: torch.Tensor | None = field(default=None, repr=False)
 
     def __init__(self, **values: Any) -> None:
         # Frozen dataclasses set field by field, which costs three times as much, in every dispatch.
@@ -79,7 +84,8 @@ class DispatchOutput(NamedTuple):
 
     Attributes:
         tokens: (A, H), the dispatched dtype or int8, by local expert, then source rank, then the source's
-            token order. Rows at and past the total are undefined.
+            token order. Rows at and past the total are undefined. With a tensor-parallel group (2 A, H): the
+            rows of its first rank, and right behind them those of its second one.
         scales: (A,) fp32 so that ``tokens * scales[:, None]`` approximates the input, with "int8_128"
             (A, H/128), one for every 128 elements; or None if not quantised.
         tokens_per_expert: (E,) int64 on the device: rows of each local expert.
@@ -93,3 +99,33 @@ class DispatchOutput(NamedTuple):
     tokens_per_expert: torch.Tensor
     weights: torch.Tensor | None
     handle: DispatchHandle
+
+
+Result = TypeVar("Result")
+
+
+class Pending(Generic[Result]):
+    """A dispatch or a combine that has been sent: what `wait=False` returns.
+
+    Its inputs are free again; what it gives back is valid after `wait`. Until then the buffer takes no other
+    call of the same operator.
+
+    Args:
+        finish: waits for the rows, and returns what they become.
+    """
+
+    def __init__(self, finish: Callable[[], Result]) -> None:
+        self._finish: Callable[[], Result] | None = finish
+        self._result: Result
+
+    def wait(self) -> Result:
+        """Waits until all is there. Waiting again gives the same.
+
+        Raises:
+            BufferStateError: the buffer is closed, broken or in use by another thread.
+            CommunicationTimeoutError: a rank's rows did not come in time. The buffer is then broken.
+        """
+        if self._finish is not None:
+            self._result = self._finish()
+            self._finish = None
+        return self._result

@@ -1,4 +1,4 @@
-"""Whom a wait is for, read from where it looks while it goes on."""
+"""The ranks that a wait is for, read from the flags that it polls."""
 
 from __future__ import annotations
 

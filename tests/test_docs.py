@@ -27,6 +27,7 @@ from moe_triton.limits.check import RULE_SETS
 from moe_triton.limits.document import markdown
 from moe_triton.processes import RankGroup
 from tests import test_reference
+from tests.reference_helpers import dispatch_shapes
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -118,8 +119,9 @@ def test_the_settings_that_are_listed_are_those_of_configure() -> None:
 def test_the_error_that_is_shown_is_the_error_that_is_raised() -> None:
     config = Config(num_ranks=1, num_max_tokens_per_rank=64, hidden=7168, num_topk=8, num_experts=64)
     call = limits.Call(batch=64, group_ep="ep")
-    with pytest.raises(ArgumentError) as caught:
+    with pytest.raises(ArgumentError) as caught:  # noqa: PT012 - by whichever of the two
         limits.check_config(config)
+        limits.check_call(config, call)
     text = " ".join(page("from-torch-npu.md").split())
     assert str(caught.value.renamed(limits.torch_npu_names(call))) in text
 
@@ -146,13 +148,18 @@ def test_every_page_is_in_the_navigation() -> None:
     listed = re.findall(
         r"^  - [^:]+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.M
     )
-    assert sorted(listed) == sorted(path.name for path in DOCS.glob("**/*.md"))
+    assert sorted(listed) == sorted([*(path.name for path in DOCS.glob("*.md")), "decisions/index.md"])
+
+
+def test_every_decision_is_in_the_index() -> None:
+    listed = re.findall(r"^\| \[(\d{4})\]\((\1-[\w-]+\.md)\) \|", page("decisions/index.md"), flags=re.M)
+    assert sorted(name for _, name in listed) == sorted(path.name for path in DOCS.glob("decisions/0*.md"))
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    for path in DOCS.glob("*.md"):
+    for path in DOCS.glob("**/*.md"):
         for target in re.findall(r"\]\(([^)#:]+\.md)[^)]*\)", path.read_text(encoding="utf-8")):
-            assert (DOCS / target).is_file(), f"{path.name}: {target}"
+            assert (path.parent / target).is_file(), f"{path.name}: {target}"
 
 
 FOLDERS = ("moe_triton", "kernels_ascendc", "tests", "benchmarks", "examples")
@@ -252,7 +259,7 @@ def test_the_shapes_of_the_page_are_those_of_the_reference(
         version=version,
     )
     plain, weighted = (
-        reference.dispatch_shapes(deployment, rank, batch=batch, hidden=64, topk=2, has_expert_scales=given)
+        dispatch_shapes(deployment, rank, batch=batch, hidden=64, topk=2, has_expert_scales=given)
         for given in (False, True)
     )
     text, is_shared = page("operators.md"), rank < r

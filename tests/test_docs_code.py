@@ -61,7 +61,7 @@ def test_what_deepep_has_is_called_as_the_page_says() -> None:
     """The second column of its tables names our arguments, methods and outputs."""
     calls = (EPBuffer.__init__, EPBuffer.dispatch, EPBuffer.combine)
     arguments = {name for call in calls for name in inspect.signature(call).parameters}
-    known = {*arguments, *vars(EPBuffer), *DispatchOutput._fields}
+    known = {*arguments, *dir(EPBuffer), *DispatchOutput._fields}
     for section in page("from-deepep.md").split("| DeepEP | Here |")[1:]:
         cells = [row[1] for row in table_after("| DeepEP | Here |" + section, "DeepEP | Here")]
         named = {word for cell in cells for word in re.findall(r"\w+", cell)}

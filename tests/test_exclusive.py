@@ -1,4 +1,4 @@
-"""One thread at a time, whoever closes and whenever a signal comes."""
+"""One thread at a time, with closes from any thread and signals at any time."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_receive_capacity() -> None:
 
 def test_an_error_is_renamed_for_the_caller() -> None:
     with pytest.raises(ArgumentError) as caught:
-        check_config(replace(A3, num_ranks=1))
+        check_config(replace(A3, num_ranks=0))
     renamed = caught.value.renamed(torch_npu_names(CALL))
     assert str(renamed) == str(caught.value).replace("num_ranks", "ep_world_size")
     assert renamed.code == caught.value.code

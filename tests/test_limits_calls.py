@@ -76,7 +76,7 @@ def common_calls(base: Config) -> list[CallCase]:
         argument("global_bs", total, total - ep, base),
         argument("global_bs", 0, -ep, base),
         argument("global_bs", total + (0 if is_restricted(base) else ep), total + 4, base),
-        argument("batch", 1, 0, base, shown="expert_ids.shape[0] is 0"),
+        argument("batch", 0, -1, base, shown="expert_ids.shape[0] is -1"),
         argument("batch", 64, 65, base, shown="expert_ids.shape[0] is 65"),
         *(argument("quant_mode", 2, mode, base) for mode in (1, 3, 4, 5, 6)),
         argument("quant_mode", 0, -1, base),
@@ -153,6 +153,9 @@ def a3_calls(base: Config) -> list[CallCase]:
     # Without v4 they are refused together with a pair, and in v4 alone.
     pair = {} if base.generation == "v4" else PAIR
     return [
+        argument(
+            "is_of_buffer", True, False, replace(base, num_ranks=1), shown="ep_world_size is 1", global_bs=0
+        ),
         arguments(
             "elastic_info is given",
             {"has_elastic_info": takes_elastic},

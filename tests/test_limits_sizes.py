@@ -49,8 +49,8 @@ def a3_sizes(base: Config) -> list[ConfigCase]:
     return [
         sizes("comm_alg is 'fullmesh'", {}, {"scheme": "fullmesh"}, base),
         sizes("comm_alg is 'hierarchy'", {}, {"scheme": "hierarchy"}, base),
-        size("num_ranks", 2, 1, base),
-        size("num_ranks", 2, 1, base, relaxed=True),
+        size("num_ranks", 1, 0, base),
+        size("num_ranks", 1, 0, base, relaxed=True),
         sizes(
             "num_ranks is 769",
             {"num_ranks": 768, "num_experts": 768},

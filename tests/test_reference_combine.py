@@ -19,10 +19,10 @@ from moe_triton.reference import (
     combine_add_rms_norm_all,
     combine_all,
     dispatch_all,
-    elastic_info_of,
     through_blocks,
 )
 from moe_triton.reference.arithmetic import exp_of_nonpositive, sum_of_row
+from tests.reference_helpers import elastic_info_of
 
 HIDDEN = 32
 TWO = Deployment(ep_world_size=2, moe_expert_num=4)

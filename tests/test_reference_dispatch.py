@@ -6,14 +6,8 @@ import pytest
 import torch
 
 from moe_triton.core.row_formats import BY_QUANT_MODE
-from moe_triton.reference import (
-    Deployment,
-    DispatchInputs,
-    DispatchReference,
-    dispatch_all,
-    dispatch_shapes,
-    elastic_info_of,
-)
+from moe_triton.reference import Deployment, DispatchInputs, DispatchReference, dispatch_all
+from tests.reference_helpers import dispatch_shapes, elastic_info_of
 
 HIDDEN = 32
 

@@ -27,7 +27,7 @@ from moe_triton.schemes.site import OPERATORS, Operator, Site
 from tests.headers import needs_headers
 
 RANKS = (0, 1)
-# Whom a rank's combine sends to: both ranks to both, only to itself, or one way.
+# The ranks that a rank's combine sends to: both ranks to both, only to itself, or one way.
 ALL, OWN, ONE_WAY = {0: (0, 1), 1: (0, 1)}, {0: (0,), 1: (1,)}, {0: (0, 1), 1: (1,)}
 NAMES: dict[str, Operator] = {"D": "dispatch", "C": "combine"}
 FLOWS = {"all": ALL, "own": OWN, "one way": ONE_WAY}
@@ -106,7 +106,7 @@ class Step:
         kind: "write" to one peer's zone, or "take" what has come into its own, once all of it has.
         operator: whose region, or "both" where dispatch and combine share one.
         zone: which.
-        round: the how many-th of that operator.
+        round: index of the run among those of that operator.
         peers: written to, or waited for.
     """
 

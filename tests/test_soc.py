@@ -6,7 +6,7 @@ import pytest
 
 from moe_triton.core import ascendc
 from moe_triton.core.errors import ArgumentError, ToolchainError
-from moe_triton.core.soc import ARCHS, SOCS, check_blocks, max_blocks, soc_of
+from moe_triton.core.soc import ARCHS, SOCS, check_blocks, soc_of
 from moe_triton.tools.gate.socs import SOC_OF_PRODUCT
 
 CORES = {
@@ -25,18 +25,18 @@ CORES = {
 
 @pytest.mark.parametrize(("name", "cores"), CORES.items())
 def test_as_many_blocks_as_vector_cores(name: str, cores: int) -> None:
-    assert max_blocks(name) == cores
-    check_blocks(1, name)
-    check_blocks(cores, SOCS[name])
+    soc = soc_of(name)
+    assert soc.vector_cores == cores
+    check_blocks(1, soc)
+    check_blocks(cores, soc)
     for blocks in (0, cores + 1):
         with pytest.raises(ArgumentError, match=f"num_blocks is {blocks}, but it must be 1 to {cores}"):
-            check_blocks(blocks, name)
+            check_blocks(blocks, soc)
 
 
-def test_the_error_names_what_the_caller_passed() -> None:
+def test_the_error_names_the_processor() -> None:
     with pytest.raises(ArgumentError) as caught:
-        check_blocks(48, "Ascend910B4", "tuning.communication_blocks")
-    assert "tuning.communication_blocks is 48" in str(caught.value)
+        check_blocks(48, soc_of("Ascend910B4"))
     assert "Ascend910B4" in str(caught.value)
     assert "SyncAll" in str(caught.value)
 

@@ -154,7 +154,7 @@ class _GroupRanks:
         return not self._done.done()
 
     def stop(self) -> None:
-        self._group.close()  # whoever waits for them then hears that they are gone
+        self._group.close()  # ranks that wait for them get an error then
         self._pool.shutdown()
 
     def check(self) -> None:

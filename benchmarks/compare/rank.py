@@ -29,7 +29,7 @@ from benchmarks.harness import keep_freed_memory
 from benchmarks.starting_line import StartingLine
 
 REFERENCE = "gloo_alltoallv"
-# Dispatch and combine are timed apart in one of so many iterations: they take as long as both together.
+# Dispatch and combine are timed apart in a share of the iterations: that takes as long as both together.
 APART_EVERY = 2
 WARM_UP = Direct.FILLED_RUNS
 GLOO_TIMEOUT_S = 120.0

@@ -103,7 +103,7 @@ def plan_ranks(rank: int, num_ranks: int, job: Job, quantize: str, stack: contex
 
 
 def _largest_buffer(name: str, tokens: int) -> EPBuffer:
-    """One that takes so many tokens at once, or else as many as the limits allow."""
+    """One that takes these tokens at once, or else as many as the limits allow."""
     try:
         return _buffer(name, tokens)
     except ArgumentError as error:

@@ -41,7 +41,7 @@ class Run:
         route: a name.
         case: of the samples.
         go: does it and times it; no spans on a rank that takes no part.
-        every: it runs in one of so many iterations.
+        every: number of iterations from one run to the next.
     """
 
     route: str

@@ -86,7 +86,7 @@ def combine_traffic(
 def group_bytes(
     scheme: Scheme, phase: Phase, *, ranks: int, tokens: int, topk: int, hidden: int, quantize: str
 ) -> int:
-    """Bytes read and written by all ranks together, each with so many tokens."""
+    """Bytes read and written by all ranks together, by tokens per rank."""
     rows = tokens * topk  # received on average, which is what the sum over ranks needs
     sizes = {"tokens": tokens, "sent": rows, "received": rows, "kept": rows // ranks, "hidden": hidden}
     to = dispatch_traffic(scheme, quantize=quantize, **sizes).moved

@@ -31,7 +31,7 @@ public:
         return requires_grad_(*static_cast<void* const*>(Handle(tensor))) && grad_mode_is_enabled_();
     }
 
-    // Whether a tensor's storage holds so many elements from its first on.
+    // Whether a tensor's storage holds this many elements, from the tensor's first one on.
     bool Covers(PyObject* tensor, int64_t elements, int64_t element_bytes) const {
         int64_t num_bytes = 0, offset = 0;
         return storage_size_(Handle(tensor), &num_bytes) == 0 && storage_offset_(Handle(tensor), &offset) == 0 &&

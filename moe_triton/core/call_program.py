@@ -67,16 +67,20 @@ class Argument:
 
 @dataclass(frozen=True)
 class Output:
-    """A tensor that a call makes, with its sizes as in `Argument`.
-
-    Attributes:
-        own_block: whether its memory is allocated separately from that of other outputs.
-    """
+    """A tensor that a call makes, with its sizes as in `Argument`."""
 
     name: str
     shape: tuple[int | str, ...]
     dtype: torch.dtype
-    own_block: bool = False
+
+
+class Size(str):
+    """A size that only a call knows, by its name. A multiple of it is "T * 8"."""
+
+    __slots__ = ()
+
+    def __mul__(self, factor: Any) -> Size:
+        return Size(f"{self} * {factor}")
 
 
 class Registers:
@@ -128,7 +132,13 @@ class Registers:
 
     def size(self, size: int | str) -> int:
         """The register of a size."""
-        return self.symbols[size] if isinstance(size, str) else self.constant(size)
+        if not isinstance(size, str):
+            return self.constant(size)
+        if size not in self.symbols:
+            name, factor = size.split(" * ")
+            multiple = self.symbols[name], self.constant(int(factor)), self.constant(0)
+            self.symbols[size] = self.do("MULTIPLY_ADD", *multiple)
+        return self.symbols[size]
 
     def plus(self, one: int, other: int) -> int:
         """The sum of two registers."""

@@ -1,8 +1,8 @@
-"""Row formats: of what the elements of a dispatched row are, and which fp32 scales come with them.
+"""Row formats: the dtype of a dispatched row's elements, and its fp32 scales.
 
-A format is a record here and its arithmetic, once in `moe_triton.kernels.pack` and once in
-`moe_triton.reference.arithmetic`. All else asks the record: how rows are packed and received, the outputs'
-dtypes and shapes, what peers must have the same of, and the names that callers choose from.
+A format is a record here, and its arithmetic, once in `moe_triton.kernels.pack` and once in
+`moe_triton.reference.arithmetic`. Everything else follows from the record: how rows are packed and received,
+the outputs' dtypes and shapes, what peers must agree on, and the names that callers choose from.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class RowFormat:
         return self.dtype is not None
 
     def fits(self, hidden: int) -> bool:
-        """Whether rows of so many elements can travel like this."""
+        """Whether rows of ``hidden`` elements can have this format."""
         return self.block is None or hidden % self.block == 0
 
     def num_scales(self, hidden: int) -> int:
-        """Scales of a row of so many elements."""
+        """Number of scales of a row of ``hidden`` elements."""
         if not self.is_quantized:
             return 0
         return 1 if self.block is None else hidden // self.block
 
     def scales_shape(self, num_rows: int, hidden: int) -> tuple[int, ...]:
-        """Of the scales of so many rows, as a dispatch returns them."""
+        """Shape of the scales of ``num_rows`` rows, as a dispatch returns them."""
         return (num_rows,) if self.block is None else (num_rows, self.num_scales(hidden))
 
 
@@ -60,7 +60,7 @@ BY_QUANT_MODE = {r.quant_mode: r for r in ROW_FORMATS.values() if r.quant_mode i
 
 
 def row_format_of(quantize: object, hidden: int) -> RowFormat:
-    """The format that a caller chose for rows of so many elements.
+    """The format that a caller chose for rows of ``hidden`` elements.
 
     Raises:
         ArgumentError: there is no such format, or it does not fit.

@@ -62,29 +62,22 @@ def soc_of(name: str) -> Soc:
     )
 
 
-def max_blocks(soc: Soc | str) -> int:
-    """The most blocks of one launch: SyncAll needs a vector core of its own for each."""
-    return (soc_of(soc) if isinstance(soc, str) else soc).vector_cores
-
-
-def check_blocks(blocks: int, soc: Soc | str, argument: str = "num_blocks") -> None:
+def check_blocks(blocks: int, soc: Soc) -> None:
     """Checks a launch's blocks against a processor's cores.
 
     Args:
-        blocks: of one launch, or of all that run beside each other.
-        soc: the processor or its name.
-        argument: what the caller calls it.
+        blocks: of one launch, or of all launches that overlap.
+        soc: the processor.
 
     Raises:
         ArgumentError: more blocks than vector cores, or none. Those that start first would wait forever in
             SyncAll for the others, which get no core.
     """
-    found = soc_of(soc) if isinstance(soc, str) else soc
-    if not 1 <= blocks <= found.vector_cores:
+    if not 1 <= blocks <= soc.vector_cores:
         raise ArgumentError(
-            argument,
+            "num_blocks",
             blocks,
-            f"it must be 1 to {found.vector_cores}, the vector cores of {found.name}: "
+            f"it must be 1 to {soc.vector_cores}, the vector cores of {soc.name}: "
             "blocks that meet in SyncAll need a core each",
-            f"Pass at most {found.vector_cores}.",
+            f"Pass at most {soc.vector_cores}.",
         )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from moe_triton.core import ascendc
+from moe_triton.core.abi import words_of
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.core.plan import Hole, Launch, Stream, Value, launch
-from moe_triton.core.region import Region
+from moe_triton.core.region import REGION_DIMS, Region
 
 
 def launch_of_zeros(
@@ -16,7 +17,10 @@ def launch_of_zeros(
     Raises:
         ValueError: a value without an argument.
     """
-    return launch(step, kernel, stream, blocks, **{**{arg.name: 0 for arg in kernel.args}, **values})
+    zeros: dict[str, Value] = {
+        arg.name: (0,) * words_of(arg) if arg.type in REGION_DIMS else 0 for arg in kernel.args
+    }
+    return launch(step, kernel, stream, blocks, **{**zeros, **values})
 
 
 def post_entry(status: Region, count: str, **values: Value) -> Launch:

@@ -1,4 +1,5 @@
-"""What a kernel's module says beside its code: the shapes that decide the code, and inputs to run it on.
+"""What a kernel's module declares beside its code: the shapes that determine the code, and inputs to run it
+on.
 
 A family is one kernel, or one of the kernels that a factory makes; a case is a family in one shape, with
 the sizes of one call. Compiler gate, selftest, benchmarks and tests draw their cases from here.
@@ -27,7 +28,7 @@ from moe_triton.layout import SLOT_ALIGN, SlotLayout, align
 I8, I32, I64, F32 = torch.int8, torch.int32, torch.int64, torch.float32
 AXES = ("dtype", "hidden", "topk", "shared")
 NUM_SPECIAL = 2  # of each kind: zero, copy and constant experts
-CANARY = 0x5A  # in every byte that nobody has written yet
+CANARY = 0x5A  # in every byte that has not been written
 
 Features: TypeAlias = tuple[str, ...]
 Inputs: TypeAlias = dict[str, torch.Tensor | Hole | int]
@@ -44,7 +45,7 @@ class Shape:
         shared: S, shared experts.
         features: what the variant does beyond the plain kernel, by the names of its family.
         target: back end that it is specialised for.
-        zoned: it looks its zone up in device memory, as plans of an NPU have it, where it reads a window.
+        zoned: it reads its zone from device memory, as in plans of an NPU, if it reads a window.
     """
 
     dtype: str = "bf16"
@@ -112,9 +113,9 @@ class Draw:
         num_local: experts of each rank.
         num_shared_ranks: ranks of shared experts, for kernels that know any.
         rank: this one, of routed experts.
-        entries: rows that one rank sends to one expert come in so many blocks, expert-major.
+        entries: number of (expert, source rank) pairs, whose rows are received in expert-major order.
         ids: (T, K) int32, the chosen experts, -1 for none.
-        ends: (entries,) int32, the inclusive prefix sum of the rows that came.
+        ends: (entries,) int32, the inclusive prefix sum of the received rows.
     """
 
     num_shared_ranks, rank = 2, 3
@@ -165,7 +166,7 @@ class Draw:
         return ids
 
     def rows_from(self, rank: int) -> int:
-        """How many of the rows that came are from one rank."""
+        """The number of received rows that are from one rank."""
         counts = self.ends.diff(prepend=self.ends.new_zeros(1))
         return int(counts.view(self.num_local, self.num_ranks)[:, rank].sum())
 
@@ -196,8 +197,8 @@ class Family:
         name: in the compiler gate's table.
         factory: makes the kernel. Its parameters are attributes of `Shape` (``num_shared`` is S), every
             other one a feature, unless `build` says how it is called.
-        inputs: makes every argument that any variant has, in memory of its own or at a place in another
-            argument's. Where the kernel cannot know how much it moves, ``bytes_moved`` is among them.
+        inputs: makes every argument of any variant, in its own memory or inside another argument's. If the
+            kernel cannot tell how much it moves, ``bytes_moved`` is among them.
         build: of another factory.
         axes: sizes that the code depends on, of `AXES`; from the factory if `build` is not given.
         features: names of what variants do, in the order in which a case's name has them; likewise.
@@ -205,9 +206,9 @@ class Family:
         shown: the variants that stand for all in the docs and in a selftest; all if not given.
         main: the variant whose sizes are crossed in the gate's table.
         as_launched: a shape with no more shared experts than plans launch it with.
-        window: the argument that begins in a zone, if the kernel looks its zone up.
-        computes: it does arithmetic on rows; otherwise it moves them.
-        streams: it reads and writes whole rows, and nothing twice: it runs at the pace of memory.
+        window: the argument that begins in a zone, if the kernel reads its zone from memory.
+        computes: it does arithmetic on rows; otherwise it only moves them.
+        streams: it reads and writes whole rows once, so it is bound by memory.
     """
 
     name: str
@@ -255,10 +256,10 @@ class Family:
         return f"{self.name}/{'-'.join(parts)}" if parts else self.name
 
     def check(self, shape: Shape) -> None:
-        """Refuses what this family does not have.
+        """Refuses shapes that this family does not have.
 
         Raises:
-            ArgumentError: a dtype that tokens have not, too few experts, an unknown feature, or rows of a
+            ArgumentError: a dtype that tokens cannot have, too few experts, an unknown feature, or rows of a
                 size that does not fit their format.
         """
         check_choice("dtype", shape.dtype, ["bf16", "fp16"])
@@ -286,7 +287,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Family, sizes and features: what decides the code, but for the target and zones."""
+        """Family, sizes and features: everything that determines the code, except target and zones."""
         return self.family.case_name(self.shape)
 
     @cached_property
@@ -296,9 +297,9 @@ class Case:
 
     @cached_property
     def inputs(self) -> Inputs:
-        """Every argument, and those that only other variants have.
+        """Every argument, including those that only other variants have.
 
-        A kernel that looks its zone up finds the second of two; the first one is full of canaries.
+        A kernel that reads its zone from memory gets the second of two; the first one is full of canaries.
         """
         made = {**self.family.inputs(self.shape, Draw(self.shape.topk, self.sizes)), **self.given}
         if any(arg.name == "zone_stride" for arg in self.kernel.args) and "zone" not in self.given:
@@ -328,7 +329,7 @@ class Case:
 
     @property
     def bytes_moved(self) -> int | None:
-        """Bytes read and written, where kernel or inputs know."""
+        """Bytes read and written, if kernel or inputs can tell."""
         if self.kernel.bytes_moved is None:
             moved = self.inputs.get("bytes_moved")
             return moved if isinstance(moved, int) else None
@@ -348,13 +349,13 @@ class Case:
         return arguments
 
     def model(self, programs: int = 1) -> dict[str, torch.Tensor]:
-        """What the memory holds once the kernel has run, by its model in torch."""
+        """The memory after the kernel has run, by its model in torch."""
         memory = {name: tensor.clone() for name, tensor in self.memory.items()}
         self.kernel.fallback(programs, **self.arguments(memory), **self.kernel.constants)
         return memory
 
     def run(self, launch: Launch, programs: int = 1) -> dict[str, torch.Tensor]:
-        """What the memory holds once the kernel has run."""
+        """The memory after the kernel has run."""
         memory = {name: tensor.clone() for name, tensor in self.memory.items()}
         launch(self.kernel, list(self.arguments(memory).values()), programs)
         return memory

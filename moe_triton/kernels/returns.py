@@ -1,4 +1,4 @@
-"""Returns: where V1's combine sends each row back to, from the counts of dispatch alone.
+"""Returns: where V1's combine sends each row back to, computed from the counts of dispatch alone.
 
 Shape symbols:
     E    experts of this rank
@@ -9,8 +9,8 @@ Shape symbols:
     A    rows of this rank at most
     BS   tokens of a rank
 
-V1's origins hold no token: rows are known by their expert and by their number among what their source sent
-it. An origin (rank, index, expert) names the slot that a result goes to; the shared expert has number M,
+V1's origins have no token: rows are identified by their expert and their number among those from their
+source. An origin (rank, index, expert) names the slot that a result goes to; the shared expert has number M,
 and its results are numbered by token. See `moe_triton.kernels.share` for F(i) = i * BS // R.
 """
 
@@ -41,7 +41,7 @@ def _store_origins(
     stop = tl.minimum(tl.maximum(tl.load(recv_offsets + n), 0), capacity)
     first_index = tl.where(from_start, start, first_index)
     if SCALAR:
-        # an entry has few rows: a block of them would mostly be filled for nothing
+        # an entry has few rows: most of a block would be unused
         for row in range(start, stop):
             at = origins + tl.cast(row, tl.int64) * ORIGIN_WORDS
             tl.store(at, source)
@@ -162,8 +162,9 @@ def _returns_shared_fallback(
 def returns_kernel(shared: bool, target: str = "cpu") -> TritonKernel:
     """Origins (destination rank, index, expert) of every row that a rank of V1 received.
 
-    ``recv_offsets`` is the inclusive prefix sum of the rows per entry, as dispatch reported it; from whoever
-    calls, so rows outside [0, capacity) are never written. Entries may be split over programs.
+    ``recv_offsets`` is the inclusive prefix sum of the rows per entry, as dispatch reported it. It is an
+    argument of the caller, so rows outside [0, capacity) are never written. Entries may be split over
+    programs.
 
     Args:
         shared: on a rank of the shared expert, whose first rows are its own tokens; otherwise

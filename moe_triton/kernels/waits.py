@@ -1,4 +1,4 @@
-"""Waits: how long each source rank was waited for, kept at the maximum ever seen.
+"""Waits: the longest time that each source rank was ever waited for.
 
 Shape symbols:
     T    tokens of this rank
@@ -9,12 +9,12 @@ Shape symbols:
     R    ranks of shared experts, [0, R)
     EP   ranks
 
-The caller's ``performance_info`` has an entry per rank of its own numbering, and ``table`` leads there from a
-rank of the group. Ranks whose entry lies outside it are not recorded, no two ranks share one, and a negative
-wait is none.
+The caller's ``performance_info`` has an entry per rank of its own numbering; ``table`` maps a rank of the
+group to its entry. Ranks without a valid entry are not recorded, no two ranks share one, and negative waits
+are ignored.
 
-On a CPU every result raises its source's entry. An AI core may not see what it stored a moment ago
-when it loads it again, so there each entry is loaded once, and stored once with all its results in it.
+On a CPU every result raises its source's entry. An AI core may not see its own recent store when it loads the
+entry again, so there each entry is loaded once, and stored once with all its results.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ MAX_RESULTS = 32  # K + S, rounded up: 16 + 4 at most
 @triton.jit
 def _raise_entry(performance_info, table, num_table, source, waited):
     at = tl.load(table + source)
-    # a loop of one turn or none: in a branch, the CPU's compiler would give a store a buffer never freed
+    # a loop of one iteration or none: in a branch, the CPU's compiler would allocate a buffer that it never
+    # frees
     is_recorded = ((at >= 0) & (at < num_table) & (waited >= 0)).to(tl.int32)
     for _ in range(0, is_recorded):
         seen = tl.load(performance_info + at)

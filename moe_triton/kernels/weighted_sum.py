@@ -63,9 +63,8 @@ class SumFeatures:
         by_expert: a slot is found by its expert and by ``expand_idx`` (T, K), its number among those of
             that expert. A token's shared result, of one expert at most, stands behind those of the last
             expert.
-        by_offset: a slot starts as many elements after ``slots`` as ``offsets`` (T, K + S) says: in any
-            rank's memory. The offsets are trusted, those of ids that no expert has as well. Neither
-            quantized nor by_expert.
+        by_offset: a slot starts ``offsets`` (T, K + S) elements after ``slots``, in any rank's memory. The
+            offsets are trusted, also those of ids without an expert. Neither quantized nor by_expert.
         fp32_out: the sum is not rounded.
         zoned: ``slots`` and ``slot_scales`` are zone 0's; results are in the zone that ``zone`` (1,) names,
             ``zone_stride`` elements of ``slots`` from one to the next.

@@ -66,7 +66,7 @@ A3_RULES: tuple[ConfigRule, ...] = (
         _scheme_rule,
         f"Use comm_alg={DEFAULT!r}, or '' for the default.",
     ),
-    between("num_ranks", 2, 768, "Use a group of at least two ranks; on one rank there is nothing to send."),
+    between("num_ranks", 1, 768, "Use a smaller group."),
     between("num_max_tokens_per_rank", 1, 512, "Split larger batches into several dispatches."),
     between("hidden", 1024, 8192, RELAXED_HIDDEN, relaxed_low=MIN_HIDDEN_RELAXED),
     hidden_step,
@@ -166,6 +166,14 @@ V2 = RuleSet(
     "A3, V2",
     config=A3_RULES,
     call=(
+        Rule(
+            "ep_world_size",
+            "at least 2 for torch_npu's functions",
+            lambda c, call: call.is_of_buffer or c.num_ranks > 1,
+            lambda c, call: f"{c.product} takes 2 to 768",
+            "Use a group of at least two ranks; on one rank there is nothing to send.",
+            value=lambda c, call: c.num_ranks,
+        ),
         *TP_RULES,
         Rule[[Config, Call]](
             "elastic_info",

@@ -57,6 +57,7 @@ class Call:
         out_dtype: 0, the dtype of the input.
         group_list_type: 0.
         comm_type: 0, as the scheme does.
+        is_of_buffer: whether `EPBuffer` asks: what only torch_npu's functions refuse does not count.
         group_ep: name of the expert-parallel group.
         group_tp: name of the tensor-parallel group.
     """
@@ -94,6 +95,7 @@ class Call:
     out_dtype: int = 0
     group_list_type: int = 0
     comm_type: int = 0
+    is_of_buffer: bool = False
     group_ep: str
     group_tp: str = ""
 
@@ -104,4 +106,4 @@ class Call:
 
     def has_variable_batch(self, num_ranks: int) -> bool:
         """Whether global_bs says that ranks have different numbers of tokens, as seen from this rank."""
-        return self.global_bs > self.batch * num_ranks
+        return not self.is_of_buffer and self.global_bs > self.batch * num_ranks

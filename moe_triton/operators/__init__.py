@@ -6,6 +6,7 @@ Arguments have torch_npu's names here, and the names of the holes that they fill
 
 from __future__ import annotations
 
+from moe_triton.operators.buffer import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER
 from moe_triton.operators.combine import (
     COMBINE,
     COMBINE_ADD_RMS_NORM,
@@ -20,10 +21,12 @@ from moe_triton.operators.symbols import Symbols
 __all__ = [
     "COMBINE",
     "COMBINE_ADD_RMS_NORM",
+    "COMBINE_OF_BUFFER",
     "COMBINE_SETUP",
     "COMBINE_TEARDOWN",
     "COMBINE_V1",
     "DISPATCH",
+    "DISPATCH_OF_BUFFER",
     "DISPATCH_SETUP",
     "DISPATCH_TEARDOWN",
     "DISPATCH_V1",

@@ -10,13 +10,13 @@ from moe_triton.operators.description import Modes, Operator, Output, TensorArgu
 from moe_triton.operators.dispatch import ELASTIC, FLOATS, IDS, MASK, TICKET, WAITS, WEIGHTS
 from moe_triton.operators.variants import BLOCK_QUANTIZE_MODE, CombineVariant
 
-RESULTS = TensorArgument("expand_x", "(rows, H)", FLOATS, ("y",))
-ORIGINS = TensorArgument("assist_info_for_combine", "(n,)", torch.int32, ("origins", "expand_idx"))
+RESULTS = TensorArgument("expand_x", "(rows, H)", FLOATS, holes=("y",))
+ORIGINS = TensorArgument("assist_info_for_combine", "(n,)", torch.int32, holes=("origins", "expand_idx"))
 ALPHA = TensorArgument(
     "const_expert_alpha_1",
     "(C,)",
     "x",
-    ("alpha1",),
+    holes=("alpha1",),
     mode="const_per_element",
     other_shape="(C, H)",
     by_dims=(False, True),
@@ -27,19 +27,19 @@ TENSORS = (
     IDS,
     ORIGINS,
     replace(ORIGINS, name="expand_idx"),
-    TensorArgument("ep_send_counts", "(n,)", torch.int32, ("recv_offsets",)),
+    TensorArgument("ep_send_counts", "(n,)", torch.int32, holes=("recv_offsets",)),
     WEIGHTS,
-    TensorArgument("tp_send_counts", "(2,)", torch.int32, ("exchange_counts",), only_with="exchange"),
+    TensorArgument("tp_send_counts", "(2,)", torch.int32, holes=("exchange_counts",), only_with="exchange"),
     MASK,
     TensorArgument(
-        "shared_expert_x", "(BS, H)", "x", ("shared_x",), mode="shared_x", other_shape="(a, BS // a, H)"
+        "shared_expert_x", "(BS, H)", "x", holes=("shared_x",), mode="shared_x", other_shape="(a, BS // a, H)"
     ),
-    TensorArgument("ori_x", "(BS, H)", "x", ("ori_x",)),
+    TensorArgument("ori_x", "(BS, H)", "x", holes=("ori_x",)),
     ALPHA,
     replace(ALPHA, name="const_expert_alpha_2", holes=("alpha2",), mode="", dims_of=ALPHA.name),
-    TensorArgument("const_expert_v", "(C, H)", "x", ("const_v",)),
-    TensorArgument("residual_x", "(BS, 1, H)", torch.bfloat16, ("residual",)),
-    TensorArgument("gamma", "(H,)", torch.bfloat16, ("gamma",)),
+    TensorArgument("const_expert_v", "(C, H)", "x", holes=("const_v",)),
+    TensorArgument("residual_x", "(BS, 1, H)", torch.bfloat16, holes=("residual",)),
+    TensorArgument("gamma", "(H,)", torch.bfloat16, holes=("gamma",)),
     ELASTIC,
     WAITS,
     TensorArgument("quant_expand_x", "(n, Hs)", torch.int8, of_setup=True),

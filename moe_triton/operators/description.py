@@ -7,7 +7,7 @@ computes them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,13 +26,14 @@ class TensorArgument:
         name: torch_npu's.
         shape: that it must have; "" where nobody looks at the tensor, or other code checks it.
         dtype: that it must have, or several.
+        read_as: dtype that kernels read; a tensor of another one is converted.
         holes: of a plan that it fills. EPBuffer's argument has the name of the first.
         mode: field of the variant that is True where it is given.
         other_shape: that it may have instead, where it has as many dimensions.
         by_dims: values of ``mode`` for ``shape`` and for ``other_shape``, instead of True.
         dims_of: another argument that decides between the two shapes; "" for itself.
         only_with: mode without which nobody looks at it, and with which it is needed.
-        empty_is_none: whether one without elements counts as not given.
+        empty_is_none: whether one without elements counts as not given, where there are tokens.
         on_any_device: the host reads it.
         is_written: whether the operator writes to it.
         of_setup: what the matching setup has returned. It is checked once there is one in flight.
@@ -41,6 +42,7 @@ class TensorArgument:
     name: str
     shape: str = ""
     dtype: Dtype | tuple[Dtype, ...] = ()
+    read_as: torch.dtype | None = None
     holes: tuple[str, ...] = ()
     mode: str = ""
     other_shape: str = ""
@@ -63,6 +65,7 @@ class Output:
         dtype: of it.
         hole: of a plan that it fills; "" where no kernel writes it.
         with_argument: an argument with which its shape is another, and that shape.
+        only_with: attribute of the variant without which there is none.
     """
 
     name: str
@@ -70,6 +73,7 @@ class Output:
     dtype: Dtype
     hole: str = ""
     with_argument: tuple[str, str] = ("", "")
+    only_with: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +88,7 @@ class Operator:
         outputs: what it returns.
         modes: fields of the variant that attributes decide.
         unreturned: what kernels write and no caller sees.
+        names: what the caller calls arguments that have other names here.
     """
 
     name: str
@@ -93,3 +98,8 @@ class Operator:
     outputs: tuple[Output, ...]
     modes: Modes
     unreturned: tuple[Output, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def called(self, argument: str) -> str:
+        """What the caller calls an argument."""
+        return self.names.get(argument, argument)

@@ -12,27 +12,34 @@ from moe_triton.operators.variants import DispatchVariant
 
 FLOATS = (torch.bfloat16, torch.float16)
 
-IDS = TensorArgument("expert_ids", "(BS, K)", torch.int32, ("topk_idx",))
+IDS = TensorArgument("expert_ids", "(BS, K)", (torch.int32, torch.int64), holes=("topk_idx",))
 MASK = TensorArgument(
     "x_active_mask",
     "(BS,)",
     torch.bool,
-    ("mask",),
+    holes=("mask",),
     mode="mask",
     other_shape="(BS, K)",
     by_dims=("tokens", "entries"),
 )
-WEIGHTS = TensorArgument("expert_scales", "(BS, K)", torch.float32, ("topk_weights",), mode="weights")
+WEIGHTS = TensorArgument(
+    "expert_scales",
+    "(BS, K)",
+    (torch.float32, *FLOATS),
+    read_as=torch.float32,
+    holes=("topk_weights",),
+    mode="weights",
+)
 ELASTIC = TensorArgument("elastic_info", mode="elastic", on_any_device=True)
 WAITS = TensorArgument(
-    "performance_info", "(EP,)", torch.int64, ("performance_info",), mode="waits", is_written=True
+    "performance_info", "(EP,)", torch.int64, holes=("performance_info",), mode="waits", is_written=True
 )
 TICKET = TensorArgument("comm_cmd_info", "(n,)", torch.int32, of_setup=True)
 
 TENSORS = (
-    TensorArgument("x", "(BS, H)", FLOATS, ("x",)),
+    TensorArgument("x", "(BS, H)", FLOATS, holes=("x",)),
     IDS,
-    TensorArgument("scales", "(S + M, H)", torch.float32, ("smooth_scales",), mode="smooth"),
+    TensorArgument("scales", "(S + M, H)", torch.float32, holes=("smooth_scales",), mode="smooth"),
     MASK,
     replace(WEIGHTS, empty_is_none=True),
     ELASTIC,

@@ -81,6 +81,7 @@ _DERIVED: dict[str, Callable[[Symbols], Any]] = {
     "W": lambda s: s.size(
         "Align512(Align32(H) + 4)" if s["row_format"].is_quantized else "Align512(Align32(2 * H)) // 2"
     ),
+    "scales_of": lambda s: lambda rows: s["row_format"].scales_shape(rows, s["H"]),
     "trailer": lambda s: TRAILER_WORDS,
     "max": lambda s: _larger,
     "Align8": lambda s: _align(8),
@@ -105,7 +106,7 @@ class Symbols(Mapping[str, Any]):
         self.given: dict[str, Shape] = {
             t.name: named[t.name].shape
             for t in operator.tensors
-            if named.get(t.name) is not None and not (t.empty_is_none and not named[t.name].numel())
+            if named.get(t.name) is not None and not (t.empty_is_none and self._is_nothing(t, named))
         }
         tensors = {t.name for t in operator.tensors}
         self._known: dict[str, Any] = {**ABSENT, **{k: v for k, v in named.items() if k not in tensors}}
@@ -117,6 +118,13 @@ class Symbols(Mapping[str, Any]):
             if len(names) == len(shape):
                 self._known = dict(zip(names, shape, strict=True)) | self._known
         self.dtype: torch.dtype = named[operator.tensors[0].name].dtype
+
+    def _is_nothing(self, argument: TensorArgument, named: Mapping[str, Any]) -> bool:
+        """Whether a tensor has no elements though there are tokens, or not even a row for each of none."""
+        tensor, tokens = named[argument.name], named[self.operator.tensors[0].name]
+        if tensor.numel():
+            return False
+        return bool(tokens.shape[0]) or tensor.dim() != len(_sizes_in(argument.shape))
 
     def __getitem__(self, name: str) -> Any:
         known = self._known

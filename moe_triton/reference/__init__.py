@@ -20,9 +20,8 @@ from moe_triton.reference.combine import (
     combine_add_rms_norm_all,
     combine_all,
 )
-from moe_triton.reference.deployment import Deployment, elastic_info_of
+from moe_triton.reference.deployment import Deployment
 from moe_triton.reference.dispatch import DispatchInputs, DispatchReference, dispatch_all, expand_index
-from moe_triton.reference.shapes import dispatch_shapes
 
 __all__ = [
     "AddRmsNormReference",
@@ -37,8 +36,6 @@ __all__ = [
     "combine_all",
     "dispatch",
     "dispatch_all",
-    "dispatch_shapes",
-    "elastic_info_of",
     "expand_index",
     "dequantize",
     "quantize_row",

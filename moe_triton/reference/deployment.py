@@ -6,7 +6,6 @@ docs/operators.md, "Symbols", are in brackets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -120,17 +119,3 @@ class Deployment:
     def num_tp_ranks(self) -> int:
         """Processes with the same rank of the expert-parallel group."""
         return max(self.tp_world_size, 1)
-
-
-def elastic_info_of(deployment: Deployment, lost: Sequence[int]) -> tuple[int, ...]:
-    """The words of elastic_info for a deployment that loses ranks and renumbers the others in order.
-
-    Each rank takes its experts with it; the routed ones are renumbered.
-    """
-    size = deployment.ep_world_size
-    left = [rank for rank in range(size) if rank not in set(lost)]
-    shared = sum(deployment.is_shared_rank(rank) for rank in left)
-    experts = deployment.num_local_experts * (len(left) - shared)
-    to_new = [left.index(rank) if rank in left else -1 for rank in range(size)]
-    to_original = left + [-1] * (size - len(left))
-    return (1, len(left), shared, experts, *to_new, *to_original)

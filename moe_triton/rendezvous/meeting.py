@@ -12,7 +12,7 @@ import reprlib
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent import futures
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakSet
@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from moe_triton.core.checks import check_integer, shown
 from moe_triton.core.errors import (
     INVALID_ARGUMENT,
     ArgumentError,
@@ -62,16 +63,21 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Meeting:
-    """Exchanges of small messages among the ranks of a group, or some of them.
+    """Exchanges of small messages among the ranks of a group, or some of them; or of one process by itself.
 
     The first exchange joins an attempt (`moe_triton.rendezvous.attempts`), so a meeting that has timed out
     cannot be
     used again: ranks that try again construct a new one, and meet late ranks there.
 
     Args:
-        group: a torch.distributed group.
+        group: a torch.distributed group; None for the default one, or without any for this process alone.
         timeout_s: seconds that one exchange may take.
         members: the group's ranks that take part, in the order of their numbers here; None for all.
+        lost: the group's ranks that do not, instead of ``members``.
+
+    Attributes:
+        of_group: every rank of the group.
+        lost: those that take no part.
 
     Raises:
         ArgumentError: it is no group, is not initialised, belongs to the process that this one was forked
@@ -79,10 +85,17 @@ class Meeting:
     """
 
     def __init__(
-        self, group: dist.ProcessGroup | None, timeout_s: float, members: Sequence[int] | None = None
+        self,
+        group: dist.ProcessGroup | None,
+        timeout_s: float,
+        members: Sequence[int] | None = None,
+        lost: Collection[int] = (),
     ) -> None:
         self.group, rank, size = _checked(group)
-        self.members = tuple(range(size) if members is None else members)
+        self.of_group, self.lost = range(size), _checked_lost(lost, size)
+        if members is None:
+            members = [number for number in self.of_group if number not in self.lost]
+        self.members = tuple(members)
         self.num_ranks = len(self.members)
         self.rank = self.members.index(rank) if rank in self.members else -1
         if self.rank < 0:
@@ -101,6 +114,8 @@ class Meeting:
 
     def world_ranks(self) -> tuple[int, ...]:
         """Each rank's number in torch.distributed's world, by its number here."""
+        if self.group is None:
+            return self.members
         return tuple(dist.get_global_rank(self.group, member) for member in self.members)
 
     def exchange(
@@ -241,62 +256,60 @@ def values_of(messages: Sequence[Mapping[str, Any]], name: str, kind: type[Value
     return values
 
 
-def _checked(group: object) -> tuple[dist.ProcessGroup, int, int]:
-    """A group, this process's rank in it, and its size."""
+def _is_alone() -> bool:
+    """Whether there are no other ranks: nothing is initialised, and no launcher says that there will be."""
+    return dist.is_available() and not dist.is_initialized() and os.environ.get("WORLD_SIZE", "1") == "1"
+
+
+def _checked(group: object) -> tuple[dist.ProcessGroup | None, int, int]:
+    """A group, this process's rank in it, and its size; no group for one process by itself."""
+    if group is None and _is_alone():
+        return None, 0, 1
+    shown = "None" if group is None else f"a {type(group).__name__}"
     if not dist.is_available() or not dist.is_initialized():
-        raise ArgumentError(
-            "group",
-            _shown(group),
-            "torch.distributed must be initialised",
-            "Call torch.distributed.init_process_group('gloo', ...) first.",
-        )
-    if (
-        type(group) is int and group == dist.GroupMember.NON_GROUP_MEMBER
-    ):  # what new_group returns on other ranks
+        remedy = "Call torch.distributed.init_process_group('gloo', ...) first."
+        raise ArgumentError("group", shown, "torch.distributed must be initialised", remedy)
+    if type(group) is int and group == dist.GroupMember.NON_GROUP_MEMBER:  # new_group on other ranks
         raise _not_a_member()
     found = dist.group.WORLD if group is None else group
     if not isinstance(found, dist.ProcessGroup):
-        raise ArgumentError(
-            "group",
-            _shown(group),
-            "it must be a torch.distributed process group, or None for the default one",
-            "Pass what new_group returned, or a mesh's get_group().",
-            code=INVALID_ARGUMENT,
-        )
+        rule = "it must be a torch.distributed process group, or None for the default one"
+        raise _invalid(shown, rule, "Pass what new_group returned, or a mesh's get_group().")
     if found in _of_parent:
-        raise ArgumentError(
-            "group",
+        raise _invalid(
             "of the process that this one was forked from",
             "its connections are that process's",
             "Start processes that use groups by spawn or forkserver, or initialise torch.distributed here.",
-            code=INVALID_ARGUMENT,
         )
     try:
         rank, size = dist.get_rank(found), dist.get_world_size(found)
-    except (ValueError, RuntimeError, KeyError):  # destroyed, or never made known
-        raise ArgumentError(
-            "group",
-            "not one of torch.distributed's",
-            "it must be a process group that is not destroyed",
-            "Pass what new_group returned.",
-            code=INVALID_ARGUMENT,
-        ) from None
+    except (ValueError, RuntimeError, KeyError):  # destroyed, or never registered
+        rule = "it must be a process group that is not destroyed"
+        raise _invalid("not one of torch.distributed's", rule, "Pass what new_group returned.") from None
     if rank < 0:
         raise _not_a_member()
     return found, rank, size
 
 
+def _invalid(value: str, rule: str, remedy: str) -> ArgumentError:
+    return ArgumentError("group", value, rule, remedy, code=INVALID_ARGUMENT)
+
+
+def _checked_lost(lost: object, size: int) -> frozenset[int]:
+    """Numbers of lost ranks."""
+    try:
+        ranks = [check_integer("lost_ranks", rank) for rank in lost]  # type: ignore[attr-defined]
+    except TypeError:
+        ranks = [-1]
+    if not all(0 <= rank < size for rank in ranks):
+        rule = f"these are ranks of the group, 0 to {size - 1}"
+        raise ArgumentError("lost_ranks", shown(lost), rule, "Name those that take no part any more.")
+    return frozenset(ranks)
+
+
 def _not_a_member() -> ArgumentError:
-    return ArgumentError(
-        "group",
-        "a group without this process",
-        "every caller must be a member",
-        "Pass its own group.",
-    )
-
-
-def _shown(group: object) -> str:
-    return "None" if group is None else f"a {type(group).__name__}"
+    rule = "every caller must be a member"
+    return ArgumentError("group", "a group without this process", rule, "Pass its own group.")
 
 
 def _decode(rank: int, data: bytes, purpose: str) -> dict[str, Any]:
@@ -314,8 +327,10 @@ def _decode(rank: int, data: bytes, purpose: str) -> dict[str, Any]:
     return message
 
 
-def _store_of(group: dist.ProcessGroup, members: Sequence[int]) -> Store:
+def _store_of(group: dist.ProcessGroup | None, members: Sequence[int]) -> Store:
     """The group's store, or our own if it has none, for these members only."""
+    if group is None:
+        return cast(Store, dist.HashStore())  # type: ignore[attr-defined]
     if group not in _stores:
         found = distributed_c10d._get_process_group_store(group)
         # A separate connection, so that requests of the group's owner do not queue behind ours.

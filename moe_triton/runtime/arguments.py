@@ -2,41 +2,70 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Collection, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 
-from moe_triton.backends.base import Backend
-from moe_triton.core.call_program import Argument
-from moe_triton.core.checks import check_choice, check_integer, check_tensor
+from moe_triton.core.checks import check_choice, check_integer, not_plain_error
 from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
 from moe_triton.core.row_formats import RowFormat
 from moe_triton.handle import DispatchHandle
-from moe_triton.runtime.buffer_calls import TOKEN_DTYPES, handle_arguments
+from moe_triton.limits import Call, check_call, check_config
+from moe_triton.runtime.buffer_calls import KEPT_TENSORS, TOKEN_DTYPES
 from moe_triton.runtime.communicator import Communicator
+from moe_triton.schemes import scheme_type
 
 HANDLE_FIELDS = tuple(field.name for field in fields(DispatchHandle))
-Sizes = dict[str, int]
 
 
-def check(argument: Argument, value: object, sizes: Sizes, device: torch.device) -> None:
-    """Checks a tensor that a call was given.
+def check_special(counts: Sequence[object]) -> int:
+    """Checks the numbers of zero, copy and constant experts, and returns their sum.
+
+    Raises:
+        ArgumentError: one is no integer, or negative.
+    """
+    names = "num_zero_experts", "num_copy_experts", "num_const_experts"
+    numbers = [check_integer(name, count) for name, count in zip(names, counts, strict=True)]
+    for name, number in zip(names, numbers, strict=True):
+        if number < 0:
+            raise ArgumentError(name, number, "it counts experts", "Pass 0 where there are none.")
+    return sum(numbers)
+
+
+def left_of(whole: Config, lost: Collection[int], exchange: bool) -> Config:
+    """Settings without the ranks that are lost, once those of the whole group keep every rule.
 
     Args:
-        argument: what it must be like.
-        value: what the user passed.
-        sizes: those that are known by now, by name; what this tensor is first to show is added.
-        device: where it must be.
+        whole: of the group.
+        lost: ranks of it.
+        exchange: whether there is a tensor-parallel group.
+
+    Raises:
+        ArgumentError: they do not, or the scheme lacks what they ask for.
     """
-    if value is None and argument.optional:
-        return
-    shape = [sizes.get(size, size) if isinstance(size, str) else size for size in argument.shape]
-    tensor = check_tensor(argument.name, value, shape=shape, dtypes=argument.dtypes, device=device)
-    for want, size in zip(argument.shape, tensor.shape, strict=True):
-        if isinstance(want, str):
-            sizes[want] = size
+    check_config(whole)
+    offers = scheme_type(whole).check_offers
+    if whole.num_special_experts:
+        offers("special experts", "num_special_experts", whole.num_special_experts)
+    if exchange:
+        offers("tp_group", "tp_group", "given")
+        groups = "expert-parallel", "tensor-parallel"
+        call = Call(batch=1, tp_world_size=2, is_of_buffer=True, group_ep=groups[0], group_tp=groups[1])
+        try:
+            check_call(whole, call)
+        except ArgumentError as error:
+            raise error.renamed({"tp_world_size": "tp_group"}) from None
+    shared = sum(whole.is_shared_rank(rank) for rank in lost)
+    routed_ranks = whole.num_moe_ranks - (len(lost) - shared)
+    return replace(
+        whole,
+        num_ranks=whole.num_ranks - len(lost),
+        num_shared_ranks=whole.num_shared_ranks - shared,
+        num_experts=whole.num_local_experts * routed_ranks,
+    )
 
 
 def check_num_tokens(name: str, config: Config, num_tokens: int) -> None:
@@ -48,18 +77,6 @@ def check_num_tokens(name: str, config: Config, num_tokens: int) -> None:
             f"the buffer was made for at most {config.num_max_tokens_per_rank} per rank",
             "Split the batch, or rebuild the buffer with a larger num_max_tokens_per_rank.",
         )
-
-
-def take_ids(config: Config, topk_idx: torch.Tensor, backend: Backend) -> torch.Tensor:
-    """Checks the routing's ids and returns them as int32.
-
-    A duplicate is refused for memory's sake: a source has as many slots per expert as it has tokens.
-    """
-    # A private copy: combine reads it again, after the user may have written over theirs.
-    ids, bad = backend.take_ids(topk_idx, config.num_experts)
-    if bad is None:
-        return ids
-    raise bad_id_error("topk_idx", topk_idx, bad, config.num_experts)
 
 
 def bad_id_error(name: str, ids: torch.Tensor, bad: tuple[int, str], num_experts: int) -> ArgumentError:
@@ -122,12 +139,10 @@ def check_handle(handle: DispatchHandle, buffer_id: int, communicator: Communica
             "Combine before the next dispatch.",
         )
     check_choice("handle.dtype", found["dtype"], TOKEN_DTYPES)
-    sizes: Sizes = {}
-    for argument in handle_arguments(communicator.site):
-        check(argument, found[argument.name.removeprefix("handle.")], sizes, communicator.backend.device)
-        if "T" in sizes:
-            sizes["ids"] = sizes["T"] * communicator.config.num_topk
-    check_num_tokens("handle.topk_idx", communicator.config, sizes["T"])
+    for name in KEPT_TENSORS:
+        error = not_plain_error(f"handle.{name}", found[name], communicator.backend.device)
+        if error is not None:
+            raise error
 
 
 def _field(handle: DispatchHandle, name: str) -> Any:
@@ -143,14 +158,25 @@ def _field(handle: DispatchHandle, name: str) -> Any:
         ) from None
 
 
-def check_results(y: torch.Tensor, handle: DispatchHandle, capacity: int) -> None:
-    """Checks that there is an expert's output for each received row."""
-    # Counting received rows waits for the device: a full-sized y needs no count.
-    if y.shape[0] < capacity and y.shape[0] < handle.num_received():
+def check_results(y: torch.Tensor, handle: DispatchHandle, communicator: Communicator) -> None:
+    """Checks that there is an expert's output for each received row.
+
+    Raises:
+        ArgumentError: there is not. Tensor-parallel ranks add their rows before anybody knows how many there
+            are, and so need all.
+    """
+    capacity = communicator.capacity
+    if communicator.site.exchange_rank is not None:
+        needed, rule = 2 * capacity, "tensor-parallel ranks add all {} rows that dispatch's tokens have"
+    elif y.shape[0] >= capacity:
+        return  # counting received rows waits for the device
+    else:
+        needed, rule = handle.num_received(), "{} rows were received and each has to go back"
+    if y.shape[0] < needed:
         raise ArgumentError(
             "y",
             f"of {y.shape[0]} rows",
-            f"{handle.num_received()} rows were received and each has to go back",
+            rule.format(needed),
             "Pass one output row per received row, in the same order.",
         )
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from moe_triton.backends.base import Backend
 from moe_triton.core.ascendc import MAX_BLOCKS
@@ -84,6 +85,28 @@ def seconds_to_meet(timeout_s: object) -> float:
         return check_seconds("timeout_s", timeout_s)
     except ArgumentError:
         return DEFAULT_TIMEOUT_S
+
+
+def meet(
+    group: dist.ProcessGroup | None,
+    tp_group: dist.ProcessGroup | None,
+    lost_ranks: Collection[int],
+    timeout_s: float,
+) -> tuple[Meeting, Meeting | None]:
+    """The meeting of a group without its lost ranks, and that of a tensor-parallel group where there is one.
+
+    Raises:
+        ArgumentError: one of them is no group of this process's, or these are no ranks of it. The others are
+            told.
+    """
+    meeting = Meeting(group, timeout_s)
+    try:
+        exchange = None if tp_group is None else Meeting(tp_group, timeout_s)
+        return Meeting(group, timeout_s, lost=lost_ranks), exchange
+    except ArgumentError as error:
+        told = error.renamed({} if error.argument == "lost_ranks" else {"group": "tp_group"})
+        meeting.refuse(told)
+        raise told from None
 
 
 def prepare(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:

@@ -156,7 +156,7 @@ class Scheme(ABC):
             ArgumentError: it does not.
         """
         if feature in cls.refuses:
-            raise ArgumentError(argument, repr(value), *cls.refuses[feature])
+            raise ArgumentError(argument, value, *cls.refuses[feature])
 
 
 class SplitScheme(Scheme):

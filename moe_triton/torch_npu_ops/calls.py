@@ -13,11 +13,11 @@ from moe_triton.core import plain_tensors
 from moe_triton.core.checks import check_number, not_plain_error
 from moe_triton.core.errors import ArgumentError
 from moe_triton.operators import Operator, TensorArgument
+from moe_triton.runtime.operator_plan import Named, OperatorPlan
 from moe_triton.torch_npu_ops import settings
 from moe_triton.torch_npu_ops.check import make_plan
 from moe_triton.torch_npu_ops.declared import Argument, arguments_of, check_attribute
 from moe_triton.torch_npu_ops.elastic import words_of
-from moe_triton.torch_npu_ops.plan import Named, OperatorPlan
 
 # More shapes than a server has; a plan is a few small objects.
 MAX_PLANS = 4096

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
-
-import torch
 
 from moe_triton.core.checks import check_tensor
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.row_formats import AS_THEY_ARE
 from moe_triton.limits import (
     Call,
     buffer_megabytes,
@@ -20,21 +16,12 @@ from moe_triton.limits import (
     scheme_of,
     torch_npu_names,
 )
-from moe_triton.operators import Operator, Symbols, TensorArgument
+from moe_triton.operators import Operator, Symbols
+from moe_triton.runtime.operator_checks import call_of, check_argument, inputs_of
+from moe_triton.runtime.operator_plan import CallSite, Named, OperatorPlan
 from moe_triton.schemes import scheme_type
 from moe_triton.torch_npu_ops import registry, settings
 from moe_triton.torch_npu_ops.elastic import deployment_of
-from moe_triton.torch_npu_ops.plan import CallSite, Named, OperatorPlan
-
-# Fields of a `Call` that have another name than the argument that they are about.
-ARGUMENTS = {
-    "rank": "ep_rank_id",
-    "num_zero": "zero_expert_num",
-    "num_copy": "copy_expert_num",
-    "num_const": "const_expert_num",
-    "has_mask": "x_active_mask",
-}
-CONST_ARGUMENTS = {"const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v"}
 
 
 def make_plan(
@@ -52,47 +39,18 @@ def make_plan(
         ArgumentError: a rule that does not hold, with its status code.
     """
     s = Symbols(operator, named)
+    device = settings.host().device
     for argument in operator.tensors[:2]:  # what the rules are about
-        _check(s, argument, named[argument.name])
+        check_argument(s, argument, named.get(argument.name), device)
     call = call_of(s)
     config = config_of(s, call)
     site = call_site_of(s, config, words)
     for argument in operator.tensors[2:]:
-        if s.is_given(argument.name) and argument.shape and not argument.of_setup:
-            _check(s, argument, named[argument.name])
-    inputs = {hole: t.name for t in operator.tensors if s.is_given(t.name) for hole in t.holes}
-    strided = tuple(hole for hole, name in inputs.items() if not named[name].is_contiguous())
-    plan = kind(config, site, s.variant(), s, tuple(inputs.items()), strided)
+        check_argument(s, argument, named.get(argument.name), device)
+    plan = kind(config, site, s.variant(), s, *inputs_of(s, named))
     if call.is_combine:
         check_whole(plan, named)
     return plan
-
-
-def _check(s: Symbols, argument: TensorArgument, tensor: torch.Tensor) -> None:
-    """Checks a tensor that is made contiguous before it is used, unless it is written to."""
-    tensor = tensor if argument.is_written else tensor.contiguous()
-    shape, dtypes, device = s.expected(argument), s.dtypes(argument), settings.host().device
-    check_tensor(argument.name, tensor, shape=shape, dtypes=dtypes, device=device)
-
-
-def call_of(s: Symbols) -> Call:
-    """What the rules of calls are about."""
-    given = {*s.given, *(name for name in ("y_dtype", "x_dtype", "scales_dtype") if s.get(name) is not None)}
-    values = {
-        "version": s.operator.version,
-        "operator": s.operator.name,
-        "batch": s["BS"],
-        "quant_mode": s["quant_mode"] or s.get("row_format", AS_THEY_ARE).quant_mode,
-        "mask_dims": len(s.given.get("x_active_mask", (1,))),
-        "has_const_args": given >= CONST_ARGUMENTS,
-    }
-    for field in fields(Call):
-        argument = ARGUMENTS.get(field.name, field.name.removeprefix("has_"))
-        if field.name.startswith("has_"):
-            values.setdefault(field.name, argument in given)
-        elif argument in s:
-            values.setdefault(field.name, s[argument])
-    return Call(**values)
 
 
 def config_of(s: Symbols, call: Call) -> Config:
@@ -119,7 +77,7 @@ def config_of(s: Symbols, call: Call) -> Config:
             generation=chosen.generation,
         ).normalized()
         check_config(config)
-        scheme_type(config).check_offers("torch_npu", "comm_alg", comm_alg)
+        scheme_type(config).check_offers("torch_npu", "comm_alg", repr(comm_alg))
         check_call(config, call)
         check_buffer_size(config, buffer_megabytes(), tensor_parallel=call.tp_world_size == 2)
     except ArgumentError as error:
@@ -141,7 +99,7 @@ def call_site_of(s: Symbols, config: Config, words: tuple[int, ...] | None) -> C
         registry.check_membership(group_tp, "group_tp", 2, exchange_rank, ("tp_world_size", "tp_rank_id"))
     deployment = deployment_of(config, rank, words)
     place = registry.Place(group, group_tp, deployment.config, deployment.members)
-    return CallSite(deployment, place, exchange_rank)
+    return CallSite(deployment, registry.Access(place), exchange_rank)
 
 
 def check_whole(plan: OperatorPlan, named: Named) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -10,24 +10,10 @@ from moe_triton.core.checks import check_tensor
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.limits import check_config
+from moe_triton.runtime.operator_plan import Deployment
 from moe_triton.torch_npu_ops import settings
 
 HEADER_WORDS = 4
-
-
-@dataclass(frozen=True)
-class Deployment:
-    """The ranks that take part in a call.
-
-    Attributes:
-        config: their settings.
-        rank: this rank's number among them.
-        members: their original ranks by new number, or None where nothing changed.
-    """
-
-    config: Config
-    rank: int
-    members: tuple[int, ...] | None = None
 
 
 def words_of(elastic_info: torch.Tensor) -> tuple[int, ...]:

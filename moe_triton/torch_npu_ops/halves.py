@@ -18,7 +18,7 @@ from moe_triton.core.errors import ArgumentError, BufferStateError
 from moe_triton.layout import TRAILER_MARK, TRAILER_WORDS
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.executables import Phase
-from moe_triton.torch_npu_ops.plan import Bindings, CombinePlan, DispatchPlan, Named, OperatorPlan
+from moe_triton.runtime.operator_plan import Bindings, CombinePlan, DispatchPlan, Named, OperatorPlan
 
 TICKET_WORDS = 2
 # What both halves take alike: fields of a variant, by the arguments that decide them.

@@ -17,9 +17,9 @@ from torch.fx.node import has_side_effect
 
 from moe_triton.core.errors import ArgumentError
 from moe_triton.operators import Symbols
+from moe_triton.runtime.operator_plan import Named, OperatorPlan
 from moe_triton.torch_npu_ops.calls import Calls
 from moe_triton.torch_npu_ops.dtypes import dtype_of, number_of
-from moe_triton.torch_npu_ops.plan import Named, OperatorPlan
 
 Tensor = torch.Tensor
 P = ParamSpec("P")

@@ -6,9 +6,7 @@ be given with `register_group`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -18,9 +16,11 @@ from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError, BufferStateError
 from moe_triton.limits import MAX_GROUP_NAME
 from moe_triton.rendezvous.meeting import Meeting
+from moe_triton.runtime import plan_calls
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.construction import Order, seconds_to_meet
-from moe_triton.torch_npu_ops import native, settings
+from moe_triton.runtime.operator_plan import Native
+from moe_triton.torch_npu_ops import settings
 from moe_triton.torch_npu_ops.declared import check_group
 
 # Shapes that one group serves at a time. Every rank makes the same calls, so all drop the same one.
@@ -189,7 +189,7 @@ def communicator(place: Place) -> Communicator:
         trace=chosen.trace,
     )
     made = Communicator(meeting, order, exchange)
-    native.attach(made)
+    plan_calls.attach(made)
     if oldest is not None:
         kept.pop(oldest).close()
     kept[place, chosen] = made
@@ -216,14 +216,13 @@ def _oldest_idle(name: str, kept: Kept) -> tuple[Place, settings.Settings]:
 
 
 class Access:
-    """A plan's way to its communicator, short where the communicator is there already."""
+    """See `moe_triton.runtime.operator_plan.Access`; short where the communicator is there already."""
 
     def __init__(self, place: Place) -> None:
-        self.place = place
+        self._place = place
         self._found: Communicator | None = None
         self._group: dist.ProcessGroup | None = None
-        # A native call for the plan there; False where there is none.
-        self.native: Callable[..., Any] | Literal[False] | None = None
+        self.native: Native | None = None
 
     def communicator(self) -> Communicator:
         """Made, with all ranks of the group, when a call first needs it.
@@ -232,19 +231,19 @@ class Access:
             MoeTritonError: what `communicator` raises.
         """
         found = self._found
-        group = group_of(self.place.group_ep, "group_ep")
+        group = group_of(self._place.group_ep, "group_ep")
         if found is None or not found.is_usable or group is not self._group:
-            found = self._found = communicator(self.place)
+            found = self._found = communicator(self._place)
             self._group, self.native = group, None
         return found
 
     @property
     def is_made(self) -> bool:
         """Whether a call has needed it before."""
-        name = self.place.group_ep
+        name = self._place.group_ep
         if _made_for.get(name) is not group_of(name, "group_ep"):
             return False
-        return (self.place, settings.current()) in _communicators.get(name, {})
+        return (self._place, settings.current()) in _communicators.get(name, {})
 
 
 def _refuse_broken(found: Communicator) -> None:

@@ -156,7 +156,7 @@ class DirectWorld:
         self.check_earlier_rows(rank, number, 1)
 
     def check_earlier_rows(self, rank: int, number: int, how_many: int) -> None:
-        """That what so many dispatches before this one delivered is still there."""
+        """That the rows of an earlier dispatch are still there."""
         for earlier in range(max(0, number - how_many), number):
             self.check_rows(rank, earlier)
 

@@ -109,7 +109,7 @@ INBAND = Case(tokens=(4, 3, 4), topk=3, blocks=2, inband=True, scaled=True, time
 
 
 def _rows_from(world: World, sources: dict[int, int]) -> np.ndarray:
-    """Entries of all; rows of so many tokens of each source. Returns the offsets at rank 0."""
+    """Entries of all ranks; rows of some tokens of each source. Returns the offsets at rank 0."""
     for source, tokens in sources.items():
         routing = draw_routing(world.case, 0, 0, source)
         check_reports(world.send_rows(source, routing, zone=0, num_tokens=tokens))

@@ -44,7 +44,7 @@ def run_chain(rank: int, num_ranks: int, name: str, alone: bool, stride: int = 1
         name: of the chain.
         alone: one rank makes each bad call and then the good one, which the others make at once; otherwise
             all ranks make the bad calls.
-        stride: of the bad calls, only every so many-th is made.
+        stride: only every ``stride``-th of the bad calls is made.
     """
     with _everything(rank, num_ranks) as known:
         chain = known[name]

@@ -79,7 +79,7 @@ def test_cann_is_found_where_the_environment_says(
     monkeypatch.setenv("ASCEND_HOME_PATH", str(fake.home))
     found = toolchain.check_cann()
     assert (found.home, found.bisheng) == (fake.home, fake.bisheng)
-    assert found.version == (8, 3, "8.3.RC1")
+    assert found.version == ((8, 3), "8.3.RC1")
 
 
 def test_cann_is_found_where_it_is_installed_by_default(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_the_driver_has_to_serve_the_cann(
 
 def test_without_a_driver_the_error_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ToolchainError, match=r"driver is missing.*mount /usr/local/Ascend/driver"):
-        toolchain.check_driver(toolchain.Version(9, 0, "9.0.0"))
+        toolchain.check_driver(toolchain.Version((9, 0), "9.0.0"))
 
 
 @pytest.mark.parametrize("soc", ["Ascend910B4", "Ascend910_9392"])

@@ -33,7 +33,7 @@ class Way:
     Attributes:
         name: "native", "python" or "torch" (in place of Triton).
         scheme: how tokens travel.
-        operator: what waits in vain.
+        operator: that waits until its deadline.
         num_blocks: of each kernel.
     """
 

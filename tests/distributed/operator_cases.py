@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from moe_triton.reference import Deployment, elastic_info_of
+from moe_triton.reference import Deployment
+from tests.reference_helpers import elastic_info_of
 
 Tensors = dict[str, torch.Tensor]
 

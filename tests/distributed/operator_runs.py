@@ -22,6 +22,7 @@ from moe_triton import reference, torch_npu_ops
 from moe_triton.backends.cpu import output_pool
 from moe_triton.core.row_formats import BY_QUANT_MODE
 from tests.distributed.operator_cases import SPECIAL, OperatorCase, Tensors, experts_of, tensors_of
+from tests.reference_helpers import dispatch_shapes
 
 DISPATCH_TENSORS = ("scales", "x_active_mask", "expert_scales")
 COMBINE_TENSORS = (
@@ -96,22 +97,31 @@ def run_rank(
     return file.getvalue()
 
 
-def check(case: OperatorCase, results: Sequence[bytes], canaries: bool = True) -> list[str]:
+def check(
+    case: OperatorCase,
+    results: Sequence[bytes],
+    canaries: bool = True,
+    given: Callable[[OperatorCase, int, int], Tensors] = tensors_of,
+    of_buffer: bool = False,
+) -> list[str]:
     """Names of everything that differs from the reference in any bit, or was written and must not be.
 
     Args:
         case: what was run.
         results: what `run_rank` returned, by process.
         canaries: as it was told.
+        given: what a process passed in a round.
+        of_buffer: whether `EPBuffer` ran it, whose outputs have other shapes, and zeros for tokens that are
+            left out.
     """
     outputs = [torch.load(io.BytesIO(saved)) for saved in results]
     wrong = []
     for number in range(case.rounds):
         tensors = [
-            None if process in case.lost else tensors_of(case, process, number)
+            None if process in case.lost else given(case, process, number)
             for process in range(case.num_processes)
         ]
-        for process, found in _check_round(case, number, tensors, outputs):
+        for process, found in _check_round(case, number, tensors, outputs, of_buffer):
             wrong += [f"round {number}, process {process}: {text}" for text in found]
     return wrong if canaries else [text for text in wrong if not text.endswith(UNDEFINED)]
 
@@ -236,7 +246,11 @@ def _one_round(
 
 
 def _check_round(
-    case: OperatorCase, number: int, tensors: Sequence[Tensors | None], outputs: Sequence[Any]
+    case: OperatorCase,
+    number: int,
+    tensors: Sequence[Tensors | None],
+    outputs: Sequence[Any],
+    of_buffer: bool,
 ) -> Iterator[tuple[int, list[str]]]:
     """What is wrong in a round, by process."""
     deployment = case.deployment()
@@ -256,8 +270,11 @@ def _check_round(
         if given is not None and own is not None and end is not None:
             out = outputs[process][number]
             rank = process // max(case.tp, 1)
-            wrong = _wrong_shapes(case, rank, given, out) + _wrong_rows(case, own, out)
-            wrong += _wrong_sums(case, end, out)
+            wrong = _wrong_rows(case, own, out) + _wrong_sums(case, end, out)
+            if of_buffer:
+                wrong += ["tokens left out"] if out["x"][~end.written].any() else []
+            else:
+                wrong += _wrong_shapes(case, rank, given, out)
             for operator, expected in (("dispatch", own), ("combine", end)):
                 if f"{operator} performance_info" in out:
                     wrong += _wrong_waits(case, operator, expected.performance_ranks, out)
@@ -285,7 +302,7 @@ def _combine_inputs(
 
 def _wrong_shapes(case: OperatorCase, rank: int, given: Tensors, out: Tensors) -> list[str]:
     batch, hidden = given["x"].shape
-    expected = reference.dispatch_shapes(
+    expected = dispatch_shapes(
         case.deployment(),
         rank,
         batch=batch,

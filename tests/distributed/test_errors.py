@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -224,14 +226,46 @@ def test_without_the_toolchain_torch_is_offered_by_name(ranks: Groups) -> None:
         assert wrong == []
 
 
-def group_of_one(rank: int, num_ranks: int) -> str:
-    return message_of(
-        lambda: EPBuffer(num_max_tokens_per_rank=4, hidden=64, num_topk=2, num_experts=8, relaxed=True)
+ALONE = """
+import torch
+from moe_triton import EPBuffer
+with EPBuffer(num_max_tokens_per_rank=4, hidden=1024, num_topk=2, num_experts=8) as buffer:
+    x = torch.arange(4 * 1024).view(4, 1024).bfloat16()
+    for _ in range(4):
+        out = buffer.dispatch(x, torch.tensor([[0, 3], [7, 1], [2, -1], [-1, -1]]))
+        sums = buffer.combine(out.tokens, out.handle, torch.full((4, 2), 0.5))
+    assert out.tokens_per_expert.tolist() == [1, 1, 1, 1, 0, 0, 0, 1], out.tokens_per_expert
+    assert torch.equal(sums, x * torch.tensor([[1.0], [1.0], [0.5], [0.0]]).bfloat16())
+print(buffer.num_ranks, buffer.num_local_experts, buffer.capacity, buffer.group is None)
+"""
+
+
+def alone(**environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", ALONE]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=os.environ | environment, check=False
     )
 
 
-def test_a_group_of_one_is_refused() -> None:
-    assert run_ranks(group_of_one, 1)[0].startswith("num_ranks is 1")
+def test_one_process_needs_no_group() -> None:
+    done = alone()
+    assert done.stdout == "1 8 8 True\n", done.stderr
+
+
+def test_one_process_of_several_needs_a_group() -> None:
+    done = alone(WORLD_SIZE="2")
+    assert "torch.distributed must be initialised" in done.stderr
+
+
+def group_of_one(rank: int, num_ranks: int) -> bool:
+    case = small_case(1)
+    with make_buffer(case) as buffer:
+        inputs = inputs_of(case, 0, 0)
+        return torch.equal(one_round(buffer, case, inputs, None)[1], expected_round(case, 0)[1][0])
+
+
+def test_a_group_of_one_is_a_group() -> None:
+    assert run_ranks(group_of_one, 1) == [True]
 
 
 def window_too_large(rank: int, num_ranks: int, prefix: str) -> tuple[str, bool]:

@@ -109,5 +109,5 @@ def test_reasons_and_notes_are_read_off_the_log() -> None:
     assert notes_of(log) == ("enable-code-motion", "enable-auto-multi-buffer")
     assert reason_of("error: Failed to run it") == "Failed to run it"
     assert reason_of("dies\nof something") == "of something"
-    assert reason_of("") == "it says nothing"
+    assert reason_of("") == "no message"
     assert notes_of("") == ()

@@ -3,12 +3,12 @@
 It stands in for what torch_npu and CANN's run time do with streams, so that the back end's own code can be
 watched. Work is real: kernels run as they do on the CPU. What it is strict about:
 
-- torch_npu hands work to streams in a thread of its own. Here it stays in `Device.queue` until somebody asks
-  for a stream's handle; what is launched past that queue overtakes what is still in it.
-- nothing has run before somebody waits, and then streams run in the order that the `policy` likes best.
-- memory that a launch was given is not used for anything else before the launch has run, whoever lets go of
-  it; that of a graph as long as the graph lives. torch_npu's allocator goes by streams, with the same effect.
-- what is captured does not run; a graph that waits for an event from outside of it is refused.
+- torch_npu submits work to streams from a thread of its own. Here it stays in `Device.queue` until a stream's
+  handle is asked for; launches that bypass the queue overtake the work in it.
+- nothing runs before a wait, and then streams run in the order that the `policy` prefers. - memory of a
+launch is not reused before the launch has run, even if it is freed; that of a graph as long as the
+  graph lives. torch_npu's allocator goes by streams, with the same effect.
+- captured work does not run; a graph that waits for an event from outside of it is refused.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Work:
         stream: where it goes.
         run: what it does.
         event: that it records or waits for.
-        version: the how many-th record of that event.
+        version: index of the record among those of that event.
         words: of a launch: blocks, then its arguments.
     """
 

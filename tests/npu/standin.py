@@ -183,9 +183,9 @@ def fake_memfabric() -> types.ModuleType:
 
 def fake_versions(soc: str) -> toolchain.Versions:
     """What a machine with this processor would say."""
-    version = toolchain.Version(9, 0, "9.0.0")
+    version = toolchain.Version((9, 0), "9.0.0")
     cann = toolchain.Cann(Path("/cann"), version, Path("/cann/bin/bisheng"))
-    return toolchain.Versions(cann, toolchain.Version(25, 5, "25.5.0"), soc_of(soc))
+    return toolchain.Versions(cann, toolchain.Version((25, 5), "25.5.0"), soc_of(soc))
 
 
 def install(policy: str = "random", seed: int = 0, soc: str = "Ascend910_9391") -> Device:

@@ -10,6 +10,7 @@ from moe_triton import EPBuffer
 from moe_triton.backends.npu import library
 from moe_triton.core.plan import Hole, Part
 from moe_triton.core.tuning import Tuning
+from moe_triton.tools.selftest.cases import combined, dispatched
 from moe_triton.tools.selftest.comparison import wrong_received
 from tests.distributed.cases import Case, experts_of, inputs_of, smooth_scales_of
 from tests.distributed.workers import expected_round, make_buffer
@@ -30,29 +31,21 @@ def compare_rounds(rank: int, num_ranks: int, case: Case, policy: str, tuning: T
     with buffer:
         for number in range(case.rounds):
             inputs = inputs_of(case, rank, number)
-            weights = inputs.topk_weights if case.weights else None
-            output = buffer.dispatch(
-                inputs.x,
-                inputs.topk_idx,
-                weights,
-                quantize=case.quantize,
-                smooth_scales=smooth,
-            )
+            output = dispatched(buffer, case, inputs, smooth)
             buffer.synchronize()
-            y = experts_of(case, rank, output.tokens)
-            combined = buffer.combine(y, output.handle, weights)
+            out = combined(buffer, case, inputs, output)
             if number % 2:  # or the next dispatch comes while this combine is on its way
                 buffer.synchronize()
             received, sums = expected_round(case, number)
             wrong += [f"round {number}: {name}" for name in wrong_received(output, received[rank])]
             buffer.synchronize()
-            if not torch.equal(combined, sums[rank]):
+            if not torch.equal(out, sums[rank]):
                 wrong.append(f"round {number}: combined")
     return wrong
 
 
 def describe(device: Device, since: int = 0) -> list[str]:
-    """What reached the streams, a line each: stream, what, and the event as how many-th of the call."""
+    """What reached the streams, a line each: stream, kind, and the index of an event in the call."""
     events: dict[int, int] = {}
     lines = []
     for work in device.log[since:]:
@@ -84,11 +77,11 @@ def sequences(
             buffer.synchronize()
             y = experts_of(case, rank, output.tokens)
             since = len(device.log)
-            combined = buffer.combine(y, output.handle, inputs.topk_weights)
+            out = buffer.combine(y, output.handle, inputs.topk_weights)
             device.hand_over()
             said["combine"] = describe(device, since)
             buffer.synchronize()
-        assert combined.shape == inputs.x.shape
+        assert out.shape == inputs.x.shape
     return said
 
 

@@ -76,7 +76,7 @@ def test_a_device_that_loses_numbers_is_told(monkeypatch: pytest.MonkeyPatch) ->
     assert use_device(here).wrong == ()
 
     def memory(shape: torch.Size, dtype: torch.dtype) -> SimpleNamespace:
-        """Memory that is written to in vain."""
+        """Memory that ignores writes."""
         zeros = torch.zeros(shape, dtype=dtype)
         return SimpleNamespace(copy_=lambda source: None, cpu=lambda: zeros)
 

@@ -15,7 +15,7 @@ class Exchange(Protocol):
     def all_to_all(
         self, out: torch.Tensor, rows: torch.Tensor, receive_splits: list[int], send_splits: list[int]
     ) -> None:
-        """Rows to every rank and rows from every rank, so many each."""
+        """Sends the same number of rows to every rank, and receives them from every rank."""
         ...
 
     def all_gather(self, rows: torch.Tensor) -> torch.Tensor:

@@ -80,7 +80,7 @@ class SharedWindow:
         meeting = self._meeting
         failure, fd = "", -1
         try:
-            # Before any rank takes memory: whoever touches a page that a full tmpfs lacks is killed.
+            # Before any rank takes memory: a process that touches a page of a full tmpfs is killed.
             raise_together(meeting, shortage, "there is room for windows")
             try:
                 fd = _create(name, num_bytes)

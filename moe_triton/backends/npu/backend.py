@@ -16,7 +16,7 @@ from moe_triton.backends.waits import Waits
 from moe_triton.core.ascendc import MAX_BLOCKS
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.plan import Plan
-from moe_triton.core.soc import check_blocks, max_blocks, soc_of
+from moe_triton.core.soc import check_blocks, soc_of
 from moe_triton.core.tuning import Tuning
 from moe_triton.limits import MEGABYTE, buffer_megabytes
 from moe_triton.rendezvous.meeting import Meeting
@@ -126,7 +126,7 @@ class NpuBackend:
 
     def num_blocks(self, num_ranks: int) -> int:
         """One block per vector core: each rank has a device to itself."""
-        return min(max_blocks(self.soc), MAX_BLOCKS)
+        return min(self.soc.vector_cores, MAX_BLOCKS)
 
     def read_int32(self, tensor: torch.Tensor, index: int) -> int:
         """Waits for the device. See `moe_triton.backends.base.Backend`."""

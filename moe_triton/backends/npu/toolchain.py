@@ -40,14 +40,8 @@ _VERSION = re.compile(r"^version=(\d+\.\d+.*)$|^toolkit_running_version=.*:(\d+\
 class Version(NamedTuple):
     """A version, compared by its first two numbers."""
 
-    major: int
-    minor: int
+    numbers: tuple[int, int]
     text: str
-
-    @property
-    def numbers(self) -> tuple[int, int]:
-        """The numbers that are compared."""
-        return (self.major, self.minor)
 
 
 @dataclass(frozen=True)
@@ -107,9 +101,9 @@ def find_bisheng(home: Path) -> Path | None:
 
 
 def parse_version(text: str) -> Version | None:
-    """``8.2.RC1`` -> (8, 2, "8.2.RC1"); None if it is no version."""
+    """``8.2.RC1`` -> ((8, 2), "8.2.RC1"); None if it is no version."""
     numbers = re.match(r"\s*(\d+)\.(\d+)", text)
-    return Version(int(numbers[1]), int(numbers[2]), text.strip()) if numbers else None
+    return Version((int(numbers[1]), int(numbers[2])), text.strip()) if numbers else None
 
 
 def driver_version(info: Path | None = None) -> Version | None:

@@ -37,6 +37,10 @@ from moe_triton.schemes.direct.layout import DirectLayout
 from moe_triton.schemes.scheme import Output, Refusal, RoundFacts, Scheme
 from moe_triton.schemes.site import COMBINE_KIND, DISPATCH_WORD, OPERATORS, Operator, launch_matching
 
+FULLMESH = "Use comm_alg='fullmesh_v1' or 'fullmesh_v2' for it."
+# Features of `EPBuffer` that no plan of this scheme has.
+LACKS = "active_mask", "special experts", "tp_group", "comm_quantize", "shared_expert_x", "performance_info"
+
 
 class Direct(Scheme):
     """Builds the plans of one rank.
@@ -48,11 +52,13 @@ class Direct(Scheme):
     """
 
     layout_of = DirectLayout
-    refuses: ClassVar = {
+    refuses: ClassVar = dict.fromkeys(LACKS, Refusal("comm_alg='direct' has none", FULLMESH)) | {
         "torch_npu": Refusal(
             "torch_npu's functions have no way to place results in a window",
             "Use EPBuffer for it, or comm_alg='fullmesh_v1' here.",
         ),
+        "wait": Refusal("comm_alg='direct' has no halves", FULLMESH),
+        "out": Refusal("with comm_alg='direct' rows arrive in the window", FULLMESH),
     }
 
     @cached_property

@@ -57,7 +57,7 @@ def run_build(settings: BuildSettings, console: Console) -> int:
 
 
 def build(settings: BuildSettings, console: Console) -> Path:
-    """Configures, builds and puts the library in its place, whole or not at all.
+    """Configures, builds and installs the library, atomically.
 
     Raises:
         ArgumentError: an architecture that the kernels are not for, or no jobs.
@@ -123,7 +123,7 @@ def _run(command: list[str | Path], console: Console) -> None:
 
 
 def _place(built: Path, folder: Path) -> Path:
-    """Moves the library, in one step: a process that has the old one loaded keeps it."""
+    """Installs the library atomically: processes that have loaded the old one keep it."""
     if not built.is_file():
         raise ToolchainError(f"The build left no {built.name}. What it said stands above.")
     folder.mkdir(parents=True, exist_ok=True)

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from moe_triton import reference
-from moe_triton.buffer import EPBuffer
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.row_formats import ROW_FORMATS, row_format_of
@@ -23,6 +22,7 @@ from moe_triton.handle import DispatchOutput
 from moe_triton.layout import STAMP_BYTES, STATUS_ENTRY_BYTES, SlotLayout
 from moe_triton.limits import check_config
 from moe_triton.processes import RankFailedError, run_ranks
+from moe_triton.tools.selftest.cases import Case, Inputs, combined, dispatched, expected_dispatch, make_buffer
 from moe_triton.tools.selftest.comparison import wrong_received
 
 DTYPE = torch.bfloat16
@@ -59,6 +59,11 @@ class DemoSettings:
             relaxed=True,
         ).normalized()
 
+    def case(self) -> Case:
+        """The group and its rounds."""
+        tokens = (self.tokens,)
+        return Case(self.config(), self.seed, "uniform", tokens, quantize=self.quantize, kernels=self.kernels)
+
 
 class SwiGLU:
     """An expert: ``w2 (silu(w1 x) * w3 x)`` in fp32, rounded to bf16.
@@ -80,22 +85,13 @@ class SwiGLU:
         return out.to(DTYPE)
 
 
-@dataclass(frozen=True)
-class RankInputs:
-    """One rank's tokens and routing."""
-
-    x: torch.Tensor
-    topk_idx: torch.Tensor
-    topk_weights: torch.Tensor
-
-
-def make_inputs(rank: int, settings: DemoSettings) -> RankInputs:
+def make_inputs(rank: int, settings: DemoSettings) -> Inputs:
     """Tokens and a random gate's choice: top K of the softmax over all experts."""
     generator = torch.Generator().manual_seed(settings.seed * 1_009 + rank)
     x = torch.randn(settings.tokens, settings.hidden, generator=generator).to(DTYPE)
     logits = torch.randn(settings.tokens, settings.experts, generator=generator)
     weights, ids = logits.softmax(dim=1).topk(settings.topk, dim=1)
-    return RankInputs(x, ids.int(), weights / weights.sum(dim=1, keepdim=True))
+    return Inputs(x, ids.int(), weights / weights.sum(dim=1, keepdim=True))
 
 
 def run_experts(output: DispatchOutput, experts: Sequence[SwiGLU]) -> torch.Tensor:
@@ -110,7 +106,7 @@ def run_experts(output: DispatchOutput, experts: Sequence[SwiGLU]) -> torch.Tens
     return y
 
 
-def dense_output(inputs: RankInputs, rank: int, settings: DemoSettings) -> torch.Tensor:
+def dense_output(inputs: Inputs, rank: int, settings: DemoSettings) -> torch.Tensor:
     """What combine must give for this rank's tokens, computed without any communication."""
     config = settings.config()
     expert = functools.cache(lambda number: SwiGLU(number, settings))
@@ -139,7 +135,7 @@ def experts_of(rank: int, settings: DemoSettings) -> list[SwiGLU]:
     return [SwiGLU(first + e, settings) for e in range(config.num_local_experts)]
 
 
-def bytes_sent(inputs: RankInputs, rank: int, output: DispatchOutput, settings: DemoSettings) -> int:
+def bytes_sent(inputs: Inputs, rank: int, output: DispatchOutput, settings: DemoSettings) -> int:
     """Bytes that this rank wrote into other ranks' windows in one dispatch and one combine."""
     config = settings.config()
     slot = SlotLayout.of(settings.hidden, ROW_FORMATS[settings.quantize], DTYPE)
@@ -162,46 +158,26 @@ def bytes_sent(inputs: RankInputs, rank: int, output: DispatchOutput, settings: 
 
 def demo_rank(rank: int, num_ranks: int, settings: DemoSettings) -> dict[str, Any]:
     """One rank of the demo: what the table shows of it."""
-    config = settings.config()
-    inputs = make_inputs(rank, settings)
+    case, inputs = settings.case(), make_inputs(rank, settings)
     experts = experts_of(rank, settings)
     times: dict[str, list[float]] = {"dispatch": [], "experts": [], "combine": []}
-    with EPBuffer(
-        num_max_tokens_per_rank=settings.tokens,
-        hidden=settings.hidden,
-        num_topk=settings.topk,
-        num_experts=settings.experts,
-        num_shared_experts=settings.shared,
-        num_shared_ranks=settings.shared_ranks,
-        relaxed=True,
-        kernels=settings.kernels,
-        timeout_s=settings.timeout_s,
-    ) as buffer:
+    with make_buffer(case, timeout_s=settings.timeout_s) as buffer:
         for _ in range(settings.rounds):
             dist.barrier()
             start = time.perf_counter()
-            output = buffer.dispatch(
-                inputs.x, inputs.topk_idx, inputs.topk_weights, quantize=settings.quantize
-            )
-            dispatched = time.perf_counter()
+            output = dispatched(buffer, case, inputs)
+            received = time.perf_counter()
             y = run_experts(output, experts)
             computed = time.perf_counter()
             dist.barrier()
             ready = time.perf_counter()
-            combined = buffer.combine(y, output.handle, inputs.topk_weights)
-            times["dispatch"].append(dispatched - start)
-            times["experts"].append(computed - dispatched)
+            out = combined(buffer, case, inputs, output, y)
+            times["dispatch"].append(received - start)
+            times["experts"].append(computed - received)
             times["combine"].append(time.perf_counter() - ready)
-    everyone = [make_inputs(r, settings) for r in range(num_ranks)]
-    expected = reference.dispatch(
-        config,
-        [i.x for i in everyone],
-        [i.topk_idx for i in everyone],
-        [i.topk_weights for i in everyone],
-        quantize=settings.quantize,
-    )
+    expected = expected_dispatch(case, [make_inputs(r, settings) for r in range(num_ranks)])
     wrong = wrong_received(output, expected[rank])
-    if not torch.equal(combined, dense_output(inputs, rank, settings)):
+    if not torch.equal(out, dense_output(inputs, rank, settings)):
         wrong.append("combined output differs from the dense one")
     return {
         "sent": settings.tokens,
@@ -251,19 +227,11 @@ def run_demo(settings: DemoSettings, console: Console) -> int:
 
 
 def _table(ranks: Sequence[dict[str, Any]]) -> Table:
-    table = Table()
-    columns = (
-        "rank",
-        "tokens in",
-        "rows received",
-        "MB sent",
-        "dispatch us",
-        "experts us",
-        "combine us",
-        "check",
+    sizes, times = (
+        ("rank", "tokens in", "rows received", "MB sent"),
+        ("dispatch us", "experts us", "combine us"),
     )
-    for column in columns:
-        table.add_column(column, justify="right")
+    table = Table(*(Column(name, justify="right") for name in (*sizes, *times, "check")))
     for rank, result in enumerate(ranks):
         us = result["us"]
         table.add_row(

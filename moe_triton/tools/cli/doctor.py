@@ -1,4 +1,4 @@
-"""``moe-triton doctor``: what of the toolchain is present."""
+"""``moe-triton doctor``: which components of the toolchain are present."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ def run_doctor(console: Console) -> int:
         0 if the CPU back end can run, else 1.
     """
     rows = components()
-    table = Table(title="moe_triton doctor")
-    for column in ("component", "", "found", "how to get it"):
-        table.add_column(column)
+    table = Table("component", "", "found", "how to get it", title="moe_triton doctor")
     for name, present, found, remedy in rows:
         mark = "[green]ok[/green]" if present else "[red]missing[/red]"
         table.add_row(name, mark, escape(found), "" if present else escape(remedy))
@@ -69,7 +67,7 @@ def _extension() -> Row:
 
 
 def _library(component: str, path: Path | None, load: Callable[[], object], remedy: str) -> Row:
-    """A library that is there, can be loaded and has this package's argument tables."""
+    """Whether a library exists, can be loaded and has this package's argument tables."""
     if path is None:
         return (component, False, "", remedy)
     try:

@@ -27,9 +27,9 @@ class GateSettings:
     Attributes:
         socs: names of chips or products; all if empty.
         kernels: families; all if empty.
-        is_sample: what the tests compile, instead of the whole table.
+        is_sample: compile the cases of the tests instead of the whole table.
         seed: of the sample.
-        update: keep what was found.
+        update: keep the new figures.
     """
 
     socs: Sequence[str] = ()
@@ -43,7 +43,7 @@ def run_gate(settings: GateSettings, console: Console) -> int:
     """Compiles, compares and prints.
 
     Returns:
-        0 if everything is as it is kept, or was kept now; else 1.
+        0 if all figures equal the kept ones, or were kept now; else 1.
     """
     try:
         _check_checkout()
@@ -102,9 +102,7 @@ def _compile(pairs: Sequence[tuple[str, Case]], console: Console) -> dict[str, l
 
 
 def _summary(found: dict[str, list[golden.Row]], changes: dict[str, list[golden.Difference]]) -> Table:
-    summary = Table(title="compiler gate")
-    for column in ("chip", "cases", "rejected", "least UB free", "changed", ""):
-        summary.add_column(column)
+    summary = Table("chip", "cases", "rejected", "least UB free", "changed", "", title="compiler gate")
     for soc, rows in found.items():
         compiled = [row for row in rows if not row["rejected"]]
         fullest = max((float(row["ub_percent"]) for row in compiled), default=0.0)

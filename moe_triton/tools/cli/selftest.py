@@ -1,4 +1,4 @@
-"""``moe-triton selftest``: what it shows while it runs, and at its end."""
+"""``moe-triton selftest``: its output while it runs, and at the end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from moe_triton.tools.selftest.check import Check, Result, Status
 from moe_triton.tools.selftest.private import scrubbed
@@ -20,7 +20,7 @@ MARKS: dict[Status, str] = {"passed": "green", "failed": "red", "skipped": "yell
 
 
 def run(settings: Settings, folder: Path, console: Console) -> int:
-    """Runs the battery, shows how it gets on, and says where the report is.
+    """Runs the battery, shows its progress, and prints where the report is.
 
     Returns:
         0 if nothing has failed, else 1.
@@ -58,16 +58,15 @@ def _show_failure(result: Result, console: Console) -> None:
 
 
 def _show_summary(report: Report, console: Console) -> None:
-    table = Table(title=f"moe_triton selftest, back end {report.settings.backend}")
-    for heading in ("stage", *MARKS, "seconds"):
-        table.add_column(heading, justify="left" if heading == "stage" else "right")
+    numbers = (Column(heading, justify="right") for heading in (*MARKS, "seconds"))
+    table = Table("stage", *numbers, title=f"moe_triton selftest, back end {report.settings.backend}")
     for stage in STAGES:
         of_stage = [result for result in report.results if result.stage == stage]
         if not of_stage:
             continue
         count = Counter(result.status for result in of_stage)
-        numbers = [f"[{color}]{count[status]}[/]" if count[status] else "" for status, color in MARKS.items()]
-        table.add_row(stage, *numbers, f"{sum(result.seconds for result in of_stage):.1f}")
+        shown = [f"[{color}]{count[status]}[/]" if count[status] else "" for status, color in MARKS.items()]
+        table.add_row(stage, *shown, f"{sum(result.seconds for result in of_stage):.1f}")
     console.print(table)
     if report.has_failed:
         console.print("[red]Something is not as it should be: the report says what.[/red]")

@@ -1,4 +1,4 @@
-"""``moe-triton layout`` and ``moe-triton plan``: print what is otherwise only in memory."""
+"""``moe-triton layout`` and ``moe-triton plan``: print layouts and plans."""
 
 from __future__ import annotations
 

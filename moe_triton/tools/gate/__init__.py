@@ -1,9 +1,9 @@
-"""The compiler gate: what the NPU's compiler makes of every Triton kernel, on a machine without an NPU.
+"""The compiler gate: compiles every Triton kernel for the NPU, on a machine without one.
 
-- `gate.compile` takes a kernel to the compiler's last module, `gate.cache` keeps that;
-- `gate.stream` reads the module, `gate.report` counts what is in it, and
+- `gate.compile` compiles a kernel to the compiler's last module, `gate.cache` caches that;
+- `gate.stream` parses the module, `gate.report` counts its instructions, and
   `gate.costs` estimates which pipe bounds it;
-- `gate.families` and `gate.table` say which kernels there are, in which sizes;
+- `gate.families` and `gate.table` list the kernels and sizes;
 - `gate.golden` keeps and compares the figures, `gate.page` writes them into the docs.
 """
 
@@ -19,7 +19,7 @@ __all__ = ["SOCS", "GateReport", "compile_for_npu", "soc_named"]
 
 
 def compile_for_npu(kernel: TritonKernel, soc: str = "Ascend910B3") -> GateReport:
-    """Take a kernel through the NPU compiler up to the program that only CANN has.
+    """Compile a kernel with the NPU compiler, up to the last step, whose program only CANN has.
 
     Args:
         kernel: built for the NPU (``target="npu"`` where its factory knows targets).

@@ -1,6 +1,6 @@
-"""Results of compilers on disk, by the content that they were made from.
+"""Results of compilers on disk, by the content of their inputs.
 
-Entries lie beside the CPU back end's, under ``gate``, and are deflated text: a thousand final modules take
+Entries are kept beside the CPU back end's, under ``gate``, as compressed text: a thousand final modules take
 some 10 MB.
 """
 
@@ -19,19 +19,19 @@ SUFFIX = ".json.z"
 
 
 def folder() -> Path:
-    """Where entries lie, created if absent."""
+    """The folder of entries, created if absent."""
     path = files.cache_folder() / "gate"
-    with contextlib.suppress(OSError):  # then the cache is passed by
+    with contextlib.suppress(OSError):  # then the cache is bypassed
         path.mkdir(mode=0o700, exist_ok=True)
     return path
 
 
 def fetch(parts: object, build: Callable[[], Any]) -> Any:
-    """What ``build`` returns for these parts, from the disk where it was built before.
+    """The result of ``build`` for these parts, read from disk if it was built before.
 
     Args:
-        parts: everything that decides the result; its ``repr`` is the key.
-        build: returns something that JSON can hold.
+        parts: everything that determines the result; its ``repr`` is the key.
+        build: returns a value of JSON's types.
     """
     path = files.fetch(folder(), files.entry_key(parts), lambda: _packed(build()), SUFFIX)
     return json.loads(zlib.decompress(files.body_of(path)))

@@ -2,7 +2,7 @@
 
 ``bishengir-compile`` runs all of its own passes (HFusion, HIVM, memory planning, synchronisation) and only
 then calls ``hivmc``, a program that comes with CANN alone. The module that it leaves just before that
-is the criterion: it holds the AI vector core's instruction stream with every UB offset decided.
+is the criterion: it has the AI vector core's instruction stream with all UB offsets.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ OPTIONS = (
 )
 MODULE, PLAN, LOG = "module.hivm.opt.mlir", "memory_info_aiv.json", "bishengir.log"
 
-# Triton's front end keeps state in its functions: one thread at a time.
+# Triton's front end keeps global state: one thread at a time.
 _front_end = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler left.
+    """The output of the compiler.
 
     Attributes:
-        module: the final module, empty where the compiler gave up before it.
-        plan: the memory plan as JSON, empty where the compiler writes none (950).
+        module: the final module, empty if the compiler failed before it.
+        plan: the memory plan as JSON, empty if the compiler writes none (950).
         log: its messages.
     """
 
@@ -51,7 +51,7 @@ class Compiled:
 
 
 def npu_ir(kernel: TritonKernel) -> str:
-    """A kernel as the NPU compiler takes it: linalg on tensors, the same for every chip."""
+    """A kernel as input of the NPU compiler: linalg on tensors, the same for every chip."""
     source = getattr(kernel.fn, "cache_key", None)
     key = ("ir", kernel.name, source, kernel.args, sorted(kernel.constants.items(), key=str), versions())
     with _front_end:
@@ -63,12 +63,12 @@ def _fresh_ir(kernel: TritonKernel) -> str:
 
 
 def compile_ir(text: str, soc: Soc) -> Compiled:
-    """Take a kernel's IR through the NPU compiler, or take from the disk what that gave before."""
+    """Compile a kernel's IR with the NPU compiler, or read the result of an earlier run from disk."""
     return Compiled(**cache.fetch(("module", *content_of(text, soc)), lambda: asdict(_compile(text, soc))))
 
 
 def content_of(text: str, soc: Soc) -> tuple[object, ...]:
-    """All that decides what the compiler makes of a kernel's IR."""
+    """Everything that determines the result of compiling a kernel's IR."""
     return text, soc.name, soc.compiler, soc.options, OPTIONS, compiler_version()
 
 
@@ -83,13 +83,13 @@ def _compile(text: str, soc: Soc) -> Compiled:
         folder = Path(name)
         compiled = run_compiler(text, soc, folder, soc.options)
         if not compiled.module and soc.options:
-            # a single attempt says nothing about why; several may also end in a plan that fits
+            # a single attempt does not log a reason; and several attempts may find a plan that fits
             compiled = run_compiler(text, soc, folder, ())
         return compiled
 
 
 def run_compiler(text: str, soc: Soc, folder: Path, options: tuple[str, ...]) -> Compiled:
-    """One run of the compiler in a folder, which keeps all that it writes.
+    """One run of the compiler in a folder, which keeps all of its files.
 
     Raises:
         ToolchainError: the compiler is missing.
@@ -111,13 +111,13 @@ def _text_of(path: Path) -> str:
 
 
 def reason_of(log: str) -> str:
-    """Why a compiler gave up: the last of its errors, without its place in the source."""
+    """Why a compiler failed: its last error, without the source location."""
     errors = re.findall(r"error: (.*)", log)
-    told = [error for error in errors if not error.startswith("Failed to run")]
-    found = told or errors or [line for line in log.splitlines() if line.strip()] or ["it says nothing"]
+    specific = [error for error in errors if not error.startswith("Failed to run")]
+    found = specific or errors or [line for line in log.splitlines() if line.strip()] or ["no message"]
     return str(found[-1]).split(" (possible reason")[0].strip()
 
 
 def notes_of(log: str) -> tuple[str, ...]:
-    """What the compiler switched off on its own to stay within the unified buffer, in order."""
+    """Options that the compiler switched off by itself to fit the unified buffer, in order."""
     return tuple(dict.fromkeys(re.findall(r"overflow detected; automatically set (\S+) to false", log)))

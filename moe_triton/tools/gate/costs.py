@@ -1,13 +1,13 @@
 """A lower bound on a kernel's cycles, from its instruction stream alone. Nothing here is measured.
 
-Every constant is an assumption about an A2 vector core (`moe_triton.costs`). The bound knows no order between
-pipes: each is charged with its own work as if it never waited for another one, so that a kernel takes at
-least as long as the busiest. What it is good for is to tell which pipe that is.
+Every constant is an assumption about an A2 vector core (`moe_triton.costs`). The bound ignores dependences
+between pipes: each is charged with its own work as if it never waited for another, so a kernel takes at least
+as long as the busiest pipe. Its purpose is to tell which pipe that is.
 
-Charged is one turn of every loop whose length is known at run time only, a token or a row mostly, with the
-turns of all loops of constant length inside it. Work outside loops, done once a program, is left out, as is
-what the compiler takes for unlikely: filling up the last tile of a masked load. Of two branches the dearer
-one counts, for each pipe.
+It counts one iteration of every loop whose length is only known at run time, usually a token or a row, with
+all iterations of the loops of constant length in it. Work outside loops, done once per program, is left out,
+and so are branches that the compiler marks as unlikely, which fill up the last tile of a masked load. Of two
+branches the more expensive one counts, for each pipe.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from moe_triton.tools.gate.stream import Branch, Instruction, Loop, Node, Sync
 
 _CORE = assumed_constants("A2")
 BANDWIDTH = _CORE.stream_bytes_per_cycle
-"""Bytes a cycle between global memory and one core while 40 cores stream, both directions together."""
+"""Bytes per cycle between global memory and one core while 40 cores stream, both directions together."""
 
 START_CYCLES = {"MTE2": int(_CORE.load_latency_cycles), "MTE3": int(_CORE.store_latency_cycles)}
-"""From a copy's issue to its end, without its bytes; a barrier exposes it to the next copy."""
+"""Latency of a copy without its bytes; a barrier delays the next copy by it."""
 
 VECTOR_START, VECTOR_BYTES = int(_CORE.vector_latency_cycles), int(_CORE.vector_bytes_per_cycle)
-"""Cycles before an instruction of V does anything, and bytes of its widest tile a cycle."""
+"""Latency of an instruction of V, and bytes of its widest tile per cycle."""
 
 DIVIDE_FACTOR, REDUCE_FACTOR = int(_CORE.vector_divide_factor), int(_CORE.vector_reduce_factor)
 SCALAR_GLOBAL, SCALAR_UB = int(_CORE.scalar_global_cycles), int(_CORE.scalar_local_cycles)
@@ -36,11 +36,11 @@ FLAG_CYCLES = int(_CORE.flag_cycles)
 
 @dataclass(frozen=True)
 class Estimate:
-    """Cycles at least.
+    """Lower bounds in cycles.
 
     Attributes:
         bandwidth: for all bytes between global memory and the unified buffer.
-        mte2, mte3: of the two pipes that copy, the time that barriers make them wait included.
+        mte2, mte3: of the two copying pipes, with the time that barriers make them wait.
         v: vector pipe.
         s: scalar pipe; only accesses to memory and flags.
     """
@@ -55,7 +55,7 @@ class Estimate:
         return Estimate(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def times(self, turns: int) -> Estimate:
-        """Of that many turns."""
+        """The estimate of that many iterations."""
         return Estimate(*(a * turns for a in astuple(self)))
 
     def larger(self, other: Estimate) -> Estimate:
@@ -64,7 +64,7 @@ class Estimate:
 
     @property
     def bound(self) -> str:
-        """What takes longest: bandwidth, or a pipe; MTE2 and MTE3 only if they mostly wait for themselves."""
+        """What takes longest: bandwidth, or a pipe; MTE2 and MTE3 only if they mostly wait at barriers."""
         figures = dict(zip(("bandwidth", "MTE2", "MTE3", "V", "S"), astuple(self), strict=True))
         longest = max(figures, key=figures.__getitem__)
         mostly_bytes = longest in START_CYCLES and 2 * self.bandwidth >= figures[longest]
@@ -72,19 +72,19 @@ class Estimate:
 
     @property
     def cycles(self) -> float:
-        """Of what takes longest."""
+        """Of the largest figure."""
         return max(float(figure) for figure in astuple(self))
 
 
 def estimate(body: list[Node]) -> Estimate:
-    """One turn of a kernel's loops; of everything where it has none."""
+    """One iteration of a kernel's loops; the whole kernel if it has none."""
     if any(isinstance(node, Loop) for node in _outside(body)):
         return _loops(body)
     return _all(body)
 
 
 def _outside(body: list[Node]) -> list[Node]:
-    """Nodes that are in no loop, those of branches included."""
+    """Nodes outside loops, those in branches included."""
     inner = [node for branch in body if isinstance(branch, Branch) for node in branch.then + branch.otherwise]
     return body + (_outside(inner) if inner else [])
 
@@ -112,7 +112,7 @@ def _of(node: Node) -> Estimate:
 
 
 def _of_sync(sync: Sync) -> Estimate:
-    # V pays for its start with every instruction already
+    # V's latency is counted with every instruction already
     cycles = START_CYCLES.get(sync.pipe, 0) if sync.kind == "barrier" else FLAG_CYCLES
     return Estimate(**{sync.pipe.lower(): cycles}) if sync.pipe in ("MTE2", "MTE3", "V", "S") else Estimate()
 
@@ -125,7 +125,7 @@ def _of_instruction(instruction: Instruction) -> Estimate:
         cycles = sizes[0] / BANDWIDTH
         return Estimate(bandwidth=cycles, **{instruction.pipe.lower(): cycles})
     if "reduce" in instruction.name:
-        # the last tile of a reduction is room that it works in
+        # the last tile of a reduction is its scratch
         return Estimate(v=VECTOR_START + REDUCE_FACTOR * sizes[0] / VECTOR_BYTES)
     factor = DIVIDE_FACTOR if "div" in instruction.name else 1
     return Estimate(v=VECTOR_START + factor * max(sizes) / VECTOR_BYTES)

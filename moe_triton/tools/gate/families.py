@@ -1,6 +1,6 @@
 """Kernels and shapes by their names in the table, as the command line takes them.
 
-Run-time arguments (tokens, ranks, strides) decide nothing about a kernel's code on the NPU.
+A kernel's code on the NPU does not depend on run-time arguments (tokens, ranks, strides).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _SIZES = {"h": "hidden", "k": "topk", "s": "shared"}
 
 
 def parse_case(name: str) -> tuple[Family, Shape]:
-    """A family and a shape from what `Family.case_name` writes; what is left out is as in `Shape`.
+    """Parses a name of `Family.case_name`; parts that are left out are those of `Shape`.
 
     Raises:
-        ArgumentError: the name says something that the family does not know.
+        ArgumentError: the family does not know a part of the name.
     """
     head, _, tail = name.partition("/")
     family = family_named(head)
@@ -56,7 +56,7 @@ def with_sizes(family: Family, shape: Shape, sizes: Mapping[str, Any], features:
         sizes: by the names of `AXES`.
 
     Raises:
-        ArgumentError: a size or a feature that decides nothing about this kernel, or that no kernel takes.
+        ArgumentError: a size or a feature that this kernel does not depend on, or that is invalid.
     """
     for axis, value in sizes.items():
         if axis not in family.axes:

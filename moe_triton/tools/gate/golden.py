@@ -1,7 +1,7 @@
-"""The figures of the whole table, kept as text, so that a change of the compiler's schedule shows in review.
+"""The figures of the whole table as text files, so that a change in the compiler's schedule shows in review.
 
-One file for each chip, one line for each case. The estimates stand there too: the docs are made from
-these files, on machines without the compiler.
+One file per chip, one line per case. They contain the estimates too: the docs are made from these files, on
+machines without the compiler.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Row = dict[str, str]
 
 @dataclass(frozen=True)
 class Difference:
-    """What changed in one case: ``column`` is empty for a case that is new or gone."""
+    """A change in one case; ``column`` is empty for a new or missing case."""
 
     case: str
     column: str
@@ -99,7 +99,7 @@ def text_of(rows: Iterable[Row]) -> str:
 
 
 def read(soc: str, folder: Path = FOLDER) -> dict[str, Row]:
-    """The kept lines of a chip by case; none where there is no file yet."""
+    """The kept lines of a chip by case; empty if there is no file yet."""
     path = folder / f"{soc}.csv"
     if not path.is_file():
         return {}
@@ -118,7 +118,7 @@ def compare(kept: Mapping[str, Row], found: Iterable[Row], *, is_whole: bool = T
     """What differs, by case.
 
     Args:
-        is_whole: every case was compiled, so that one which was not found is gone.
+        is_whole: every case was compiled, so that a kept case which was not found is gone.
     """
     differences, seen = [], set()
     for row in sorted(found, key=lambda row: row["case"]):

@@ -27,7 +27,7 @@ Kept = Mapping[str, Mapping[str, golden.Row]]
 
 
 def tables(kept: Kept | None = None) -> str:
-    """Markdown between the markers: the kernels that are shown, for A3, and what differs on other chips.
+    """Markdown between the markers: the shown kernels for A3, and the differences on other chips.
 
     Args:
         kept: rows by soc and case; the golden files if not given.
@@ -91,7 +91,7 @@ def _is_double_buffered(row: golden.Row) -> bool:
 
 
 def inserted(page: str, text: str) -> str:
-    """A page with what stands between its markers replaced."""
+    """A page with the text between its markers replaced."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{text}\n{END}{after}"

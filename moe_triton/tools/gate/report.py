@@ -33,8 +33,8 @@ class Transfer(NamedTuple):
 
     Attributes:
         tile: type of the tile in the unified buffer, as ``"7168xbf16"``.
-        double_buffered: two tiles are used in turn, so that the copy overlaps with the work on the other.
-            The compiler drops this without a word when the unified buffer is short.
+        double_buffered: two tiles are used in turn, so that the copy overlaps with the work on the other one.
+            The compiler drops this silently if the unified buffer is too small.
     """
 
     kind: Literal["load", "store"]
@@ -49,20 +49,20 @@ class Transfer(NamedTuple):
 
 @dataclass(frozen=True)
 class GateReport:
-    """What the NPU compiler planned. Instructions are counted as they stand in the program, not as they run.
+    """What the NPU compiler planned. Instructions are counted statically.
 
     Attributes:
         kernel: name.
         soc: target.
-        ub_bytes: unified buffer in use, by the highest planned byte.
+        ub_bytes: unified buffer in use: the end of the highest planned buffer.
         ub_capacity: unified buffer of a vector core of this target, in bytes.
         transfers: copies between global memory and the unified buffer.
         instructions: by pipe: MTE2, MTE3, V and S. Of S only loads and stores of single elements.
         flags_set, flags_waited: between pipes.
         barriers: by the pipe that waits for itself; ALL ends every kernel.
         loops: in the program.
-        scalar_loops: those that work element by element: nothing for V in them, and no copy of a whole tile.
-        switched_off: options that the compiler gave up to stay within the unified buffer.
+        scalar_loops: loops over single elements: without instructions of V or copies of whole tiles.
+        switched_off: options that the compiler switched off to fit the unified buffer.
         estimate: cycles, None for an outlook.
         module: the final module (``module.hivm.opt.mlir``).
     """
@@ -83,16 +83,16 @@ class GateReport:
     estimate: Estimate | None = None
 
     def double_buffered(self, kind: Literal["load", "store"]) -> tuple[int, int]:
-        """How many copies of whole tiles use two of them in turn, and how many such copies there are.
+        """The number of double-buffered copies of whole tiles, and the number of all copies of whole tiles.
 
-        Single elements are left out: what they hold up is S.
+        Copies of single elements are left out: only S waits for them.
         """
         found = [t.double_buffered for t in self.transfers if t.kind == kind and not t.is_element]
         return sum(found), len(found)
 
     @property
     def ub_share(self) -> float:
-        """Part of the unified buffer in use, 0 to 1."""
+        """Share of the unified buffer in use, 0 to 1."""
         return self.ub_bytes / self.ub_capacity
 
     @property
@@ -104,10 +104,10 @@ class GateReport:
 def report_of(
     kernel: str, soc: str, module: str, plan: str = "", switched_off: tuple[str, ...] = ()
 ) -> GateReport:
-    """Counts what a final module holds.
+    """Counts the instructions of a final module.
 
     Args:
-        plan: the memory plan as JSON; without it, UB in use is read off the module's buffers.
+        plan: the memory plan as JSON; without it, the UB in use is computed from the module's buffers.
     """
     body = parse(module)
     nodes = list(walk(body))
@@ -155,7 +155,7 @@ def _tile_of(copy: Instruction) -> Buffer:
 
 
 def planned_ub_bytes(plan: str) -> int:
-    """Highest byte that a memory plan (``memory_info_aiv.json``) uses."""
+    """The end of the highest buffer of a memory plan (``memory_info_aiv.json``)."""
     highest = 0
     for record in json.loads(plan)["Record"]:
         if record["error_info"]:
@@ -167,7 +167,7 @@ def planned_ub_bytes(plan: str) -> int:
 
 
 def buffered_ub_bytes(module: str) -> int:
-    """Highest byte of the buffers that a final module names: the plan, for compilers that print none."""
+    """The end of the highest buffer of a final module, for compilers that print no memory plan."""
     constants = dict(re.findall(r"(%\w+) = \w+(?:\.mlir)?\.constant\(?\s*(\d+) : i64", module))
     pattern = r"hivm\.hir\.pointer_cast\((%\w+)\) : memref<((?:\d+x)*(?:" + "|".join(ELEMENT_BITS) + r"))\b"
     ends = [

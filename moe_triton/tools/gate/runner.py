@@ -22,10 +22,10 @@ WORKERS = 2
 def run(
     pairs: Iterable[tuple[str, Case]], done: Callable[[str, golden.Row], None] = lambda soc, row: None
 ) -> dict[str, list[golden.Row]]:
-    """Lines of every (soc, case) by soc. A case that is rejected is a line as well.
+    """Lines of every (soc, case) by soc, those of rejected cases included.
 
     Args:
-        done: told of each line as it comes, from one thread at a time.
+        done: called with each line, from one thread at a time.
 
     Raises:
         ToolchainError: a tool is missing.
@@ -41,7 +41,7 @@ def run(
 
 
 def line_of(soc: str, case: Case) -> golden.Row:
-    """One case's line, counted again only where the kernel, the compiler or this package changed."""
+    """One case's line, computed again only if the kernel, the compiler or this package has changed."""
     kernel = case.kernel
     try:
         key = ("line", *content_of(npu_ir(kernel), soc_named(soc)), _reader_version())
@@ -63,7 +63,7 @@ def _reader_version() -> str:
 
 
 def _check_tools(socs: Iterable[str]) -> None:
-    """A tool that is missing must not be taken for a kernel that is rejected."""
+    """Raises for missing tools, which would look like rejected kernels otherwise."""
     find_toolchain()
     for soc in socs:
         if find_program("ascendnpuir", soc_named(soc).compiler) is None:

@@ -15,11 +15,11 @@ class Soc:
 
     Attributes:
         name: as ``--target`` takes it.
-        product: whose chip it is.
+        product: of the chip.
         compiler: program of ascendnpu-ir that compiles for it.
-        options: for this compiler alone.
-        is_outlook: no product that this project supports. Nothing is estimated for it: its vector cores
-            work on registers, and the constants of `moe_triton.tools.gate.costs` are not theirs.
+        options: of this compiler.
+        is_outlook: not supported by this project. Nothing is estimated for it: its vector cores work on
+            registers, for which the constants of `moe_triton.tools.gate.costs` do not hold.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Soc:
     is_outlook: bool = False
 
 
-# Without tuning mode the compiler of 950 takes the missing hivmc for a plan that failed and tries five times.
+# Without tuning mode the compiler for 950 treats the missing hivmc as a failed plan and tries five times.
 _ONE_ATTEMPT = "--enable-tuning-mode=true"
 
 SOCS = {
@@ -43,7 +43,7 @@ SOCS = {
 
 
 def soc_named(name: str) -> Soc:
-    """A target by its name or its product's.
+    """A target by its name or its product.
 
     Raises:
         ArgumentError: there is none of that name.

@@ -13,7 +13,7 @@ TTIR, LINALG, PASSES = "kernel.ttir.mlir", "kernel.mlir", "passes"
 
 STAGES = {
     TTIR: "Triton IR, after the passes that all of Triton's back ends share",
-    LINALG: "linalg on tensors, as the Ascend adapter makes it: what the NPU compiler is given",
+    LINALG: "linalg on tensors, from the Ascend adapter: the input of the NPU compiler",
     PASSES: "the NPU compiler's IR after each of its passes that changed anything, by number",
     MODULE: "its last module: the instruction stream, every UB offset decided",
     PLAN: "its memory plan",
@@ -24,10 +24,11 @@ _PRINT = ("--mlir-print-ir-after-all", "--mlir-print-ir-after-change")
 
 
 def save_stages(kernel: TritonKernel, soc: Soc, folder: Path) -> list[str]:
-    """Compiles a kernel once more, with all stages kept.
+    """Compiles a kernel again, and keeps all stages.
 
     Returns:
-        Names of `STAGES` that there are: a compiler that gives up leaves no module, and 950's no plan.
+        The names of `STAGES` that were written: a compiler that fails writes no module, and that for 950 no
+            plan.
     """
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,10 @@
-"""The instruction stream of a final module: what each pipe of an AI vector core is given, and in which loops.
+"""The instruction stream of a final module: the instructions of each pipe of an AI vector core, with their
+loops.
 
-An AI vector core has four queues that work side by side: MTE2 brings tiles from global memory into the
-unified buffer, V computes on them, MTE3 takes them back, and S runs scalars and all control. In
-``module.hivm.opt.mlir`` an instruction of MTE2, V or MTE3 is a call of a library function, or, on 950, of
-a vector function; one of S, as far as it matters here, is a load or a store of a single element.
+An AI vector core has four queues that work in parallel: MTE2 copies tiles from global memory into the unified
+buffer, V computes on them, MTE3 copies them back, and S runs scalars and all control flow. In
+``module.hivm.opt.mlir`` an instruction of MTE2, V or MTE3 is a call of a library function, or, on 950, of a
+vector function; those of S that matter here are loads and stores of single elements.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from moe_triton.core.errors import ToolchainError
 Pipe = Literal["MTE2", "MTE3", "V", "S"]
 
 ELEMENT_BITS = {"bf16": 16, "f16": 16, "f32": 32, "i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64}
-# What a value is a view of: one step towards its buffer.
+# Operations whose result is a view of their operand.
 _VIEWS = (
     "memref.cast",
     "memref.collapse_shape",
@@ -28,7 +29,7 @@ _VIEWS = (
     "memref.extract_strided_metadata",
     "builtin.unrealized_conversion_cast",
 )
-# Library functions by how their names begin.
+# Library functions by the prefix of their names.
 _FUNCTIONS: dict[str, Pipe] = {
     "load_gm_to_ubuf": "MTE2",
     "store_ubuf_to_gm": "MTE3",
@@ -49,9 +50,9 @@ class Buffer:
     """A tile in the unified buffer.
 
     Attributes:
-        tile: its type, as ``"7168xbf16"``; ``"?"`` where it cannot be told.
+        tile: its type, as ``"7168xbf16"``; ``"?"`` if it is unknown.
         double_buffered: two tiles are used in turn.
-        part: type of what is used of it, where that is less and its size is known: a row, say.
+        part: type of the part in use, if that is smaller and its size is known: a row, say.
     """
 
     tile: str
@@ -77,10 +78,10 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Instruction:
-    """Something that a pipe does.
+    """An instruction of a pipe.
 
     Attributes:
-        pipe: which one.
+        pipe: that executes it.
         name: of the library function, or of the operation.
         buffers: tiles in the unified buffer that it works on, in the order of its operands.
         is_global: S: the element lies in global memory.
@@ -94,11 +95,11 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Sync:
-    """A pipe waits: for a flag, or for all that it was given itself.
+    """A synchronisation: of a flag, or a barrier of a pipe with itself.
 
     Attributes:
         kind: a flag is set or waited for, or a barrier.
-        pipe: the one that executes it.
+        pipe: that executes it.
     """
 
     kind: Literal["set", "wait", "barrier"]
@@ -107,7 +108,7 @@ class Sync:
 
 @dataclass
 class Loop:
-    """Attributes: ``trips`` is how often it turns, None where that is known at run time only."""
+    """Attributes: ``trips`` is the number of iterations, None if that is only known at run time."""
 
     trips: int | None
     body: list[Node] = field(default_factory=list)
@@ -115,7 +116,7 @@ class Loop:
 
 @dataclass
 class Branch:
-    """Attributes: ``is_unlikely`` says that the compiler takes the condition for false."""
+    """Attributes: ``is_unlikely`` says that the compiler marks the condition as unlikely."""
 
     then: list[Node] = field(default_factory=list)
     otherwise: list[Node] = field(default_factory=list)
@@ -126,7 +127,7 @@ Node = Instruction | Sync | Loop | Branch
 
 
 def walk(nodes: list[Node]) -> Iterator[Node]:
-    """Every node, inner ones after the one that holds them."""
+    """Every node, each before the nodes inside it."""
     for node in nodes:
         yield node
         if isinstance(node, Loop):
@@ -156,7 +157,7 @@ def _kernel_lines(module: str) -> list[str]:
 
 
 class _Reader:
-    """Reads a function line by line. Names are reused from scope to scope: the latest definition holds."""
+    """Reads a function line by line. Names are reused between scopes: the latest definition counts."""
 
     def __init__(self) -> None:
         self.root: list[Node] = []
@@ -182,7 +183,7 @@ class _Reader:
             self._turn_back(target)
 
     def _turn_back(self, label: str) -> None:
-        """A jump to a block that stands before it ends a loop (950 has no loops any more, only jumps)."""
+        """A jump to an earlier block ends a loop (modules for 950 have no loops any more, only jumps)."""
         start = self._labels.get(label)
         if start is not None:
             self._body[start:] = [Loop(None, self._body[start:])]

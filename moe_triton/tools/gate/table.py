@@ -1,8 +1,8 @@
 """The whole table: every kernel in the sizes that are supported, as the gate compiles it.
 
-H is crossed with both ends and the middle of K; otherwise one size changes at a time from H = 7168, K = 8,
-bf16. Every variant that a plan can launch is there at H = 8192, where the unified buffer is fullest, the main
-ones are in every H.
+H is combined with the ends and the middle of K; otherwise one size changes at a time from H = 7168, K = 8,
+bf16. Every variant that a plan can launch is included at H = 8192, where the unified buffer is fullest, and
+the main ones at every H.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def _with(features: tuple[str, ...], **sizes: object) -> Shape:
 
 
 def _shapes(family: Family) -> Iterator[Shape]:
-    """May yield shapes that differ in nothing that matters to the family."""
+    """May yield shapes that only differ in sizes that the family does not depend on."""
     main = family.main
-    # tiles are of H elements, loops of K turns
+    # tiles have H elements, loops K iterations
     yield from (_with(main, hidden=h, topk=k) for h, k in product(HIDDEN, (TOPK[0], BASE.topk, TOPK[-1])))
     yield from (_with(main, dtype=d, hidden=h) for d, h in product(DTYPES, HIDDEN))
     yield from (_with(main, topk=k, shared=s) for k, s in product(TOPK, SHARED))
@@ -41,7 +41,7 @@ def _shapes(family: Family) -> Iterator[Shape]:
         yield from (_with(features, topk=k) for k in (TOPK[0], TOPK[-1]))
         yield from (_with(features, dtype=d, shared=s) for d, s in product(DTYPES, SHARED[:2]))
         yield _with(features, hidden=HIDDEN[-1], topk=TOPK[-1], shared=SHARED[-1])
-    # where the most is held at a time
+    # where the unified buffer is fullest
     yield from (_with(features, hidden=HIDDEN[-1], shared=1) for features in family.variants)
 
 
@@ -56,15 +56,16 @@ def table() -> dict[str, Case]:
 
 @functools.cache
 def shown_cases() -> tuple[Case, ...]:
-    """The kernels at H = 7168, K = 8, bf16, without shared experts: what the docs show."""
+    """The kernels of the docs: H = 7168, K = 8, bf16, without shared experts."""
     return tuple(Case(family, _with(features)) for family in families().values() for features in family.shown)
 
 
 def sample(seed: int, others: int) -> list[tuple[str, Case]]:
-    """What a quick test compiles: the cases of the docs for A3, and some of the whole table for every chip.
+    """The cases that a quick test compiles: those of the docs for A3, and some of the whole table for every
+    chip.
 
     Args:
-        others: how many of the latter, for each chip.
+        others: number of the latter, for each chip.
 
     Returns:
         (soc, case), in order.

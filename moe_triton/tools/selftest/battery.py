@@ -30,13 +30,13 @@ class Battery:
         self._begin, self._end = begin, end
         self._group: RankGroup | None = None
         self._size = 0
-        # What lies at the bottom of it, for each check that has not passed.
+        # The root causes of each check that has not passed.
         self._causes: dict[str, tuple[str, ...]] = {}
 
     def run(self, checks: Iterable[Check]) -> None:
-        """Runs the checks of the stages that were asked for.
+        """Runs the checks of the selected stages.
 
-        A check whose needs were not met is skipped. Needs that are no part of the run are taken as met.
+        A check whose needs were not met is skipped. Needs that are not part of the run count as met.
         """
         for check in checks:
             if not self.settings.runs(check.stage):
@@ -86,7 +86,8 @@ class Battery:
         deadline_s = check.timeout_s or self.settings.timeout_s
         if self._group is None or self._size != check.ranks:
             self._drop_group()
-            # gloo gives up earlier than we do: where one rank fails, the others say whom they waited for
+            # gloo times out earlier than the check: if one rank fails, the others say which ranks they waited
+            # for
             self._group, self._size = RankGroup(check.ranks, timeout_s=self.settings.wait_s), check.ranks
         order = (check.function, check.arguments, self.settings, check.on_device)
         return self._group.run(run_on_rank, *order, timeout_s=deadline_s)
@@ -108,7 +109,7 @@ class Battery:
 
 
 def _by_failure(error: RankFailedError) -> tuple[str, ...]:
-    """A line for each thing that happened, and to which ranks; their processes have been ended."""
+    """A line for each failure, with its ranks; their processes have been ended."""
     ranks: dict[str, list[int]] = {}
     for rank, failure in sorted(error.failures.items()):
         ranks.setdefault(failure.strip(), []).append(rank)

@@ -5,6 +5,7 @@ Shapes: T tokens of a rank, K experts per token, H hidden, S shared experts, M r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -121,20 +122,34 @@ def make_buffer(case: Case, **options: Any) -> EPBuffer:
     )
 
 
+def dispatched(
+    buffer: EPBuffer, case: Case, inputs: Inputs, smooth: torch.Tensor | None = None
+) -> DispatchOutput:
+    """Dispatches a rank's inputs as the case says."""
+    return buffer.dispatch(
+        inputs.x,
+        inputs.topk_idx,
+        inputs.topk_weights if case.weights else None,
+        quantize=case.quantize,
+        smooth_scales=smooth,
+    )
+
+
+def combined(
+    buffer: EPBuffer, case: Case, inputs: Inputs, output: DispatchOutput, y: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Combines the experts' results for a dispatch; those of `experts_of` if none are given."""
+    if y is None:
+        y = experts_of(case, buffer.rank, output.tokens)
+    return buffer.combine(y, output.handle, inputs.topk_weights if case.weights else None)
+
+
 def one_round(
     buffer: EPBuffer, case: Case, inputs: Inputs, smooth: torch.Tensor | None
 ) -> tuple[DispatchOutput, torch.Tensor]:
     """Dispatch, experts, combine."""
-    weights = inputs.topk_weights if case.weights else None
-    output = buffer.dispatch(
-        inputs.x,
-        inputs.topk_idx,
-        weights,
-        quantize=case.quantize,
-        smooth_scales=smooth,
-    )
-    y = experts_of(case, buffer.rank, output.tokens)
-    return output, buffer.combine(y, output.handle, weights)
+    output = dispatched(buffer, case, inputs, smooth)
+    return output, combined(buffer, case, inputs, output)
 
 
 def finish(buffer: EPBuffer, backend: Backend) -> None:
@@ -148,18 +163,23 @@ def finish(buffer: EPBuffer, backend: Backend) -> None:
     buffer.synchronize()
 
 
+def expected_dispatch(case: Case, everyone: Sequence[Inputs]) -> list[reference.Received]:
+    """What every rank must receive of all ranks' inputs, by the reference model."""
+    return reference.dispatch(
+        case.config,
+        [i.x for i in everyone],
+        [i.topk_idx for i in everyone],
+        [i.topk_weights for i in everyone] if case.weights else None,
+        quantize=case.quantize,
+        smooth_scales=smooth_scales_of(case),
+    )
+
+
 def expected_round(case: Case, round_number: int) -> tuple[list[reference.Received], list[torch.Tensor]]:
     """What every rank must receive, and what it must get back, by the reference model."""
     everyone = [inputs_of(case, rank, round_number) for rank in range(case.config.num_ranks)]
     weights = [i.topk_weights for i in everyone] if case.weights else None
     ids = [i.topk_idx for i in everyone]
-    received = reference.dispatch(
-        case.config,
-        [i.x for i in everyone],
-        ids,
-        weights,
-        quantize=case.quantize,
-        smooth_scales=smooth_scales_of(case),
-    )
+    received = expected_dispatch(case, everyone)
     y = [experts_of(case, rank, r.tokens) for rank, r in enumerate(received)]
     return received, reference.combine(case.config, y, received, ids, weights)

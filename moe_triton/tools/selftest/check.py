@@ -10,7 +10,7 @@ from typing import Literal
 
 from moe_triton.backends import make_backend, select_device
 from moe_triton.backends.base import Backend
-from moe_triton.core.errors import MoeTritonError
+from moe_triton.core.errors import ArgumentError, MoeTritonError
 from moe_triton.tools.selftest.settings import Settings
 
 Status = Literal["passed", "failed", "skipped"]
@@ -19,15 +19,15 @@ STATUSES: tuple[Status, ...] = ("passed", "failed", "skipped")
 
 @dataclass(frozen=True)
 class Finding:
-    """What one process found. Everything is of plain types: it goes through a pipe.
+    """The result of one process, of plain types since it is sent through a pipe.
 
     Attributes:
-        wrong: what is not as it should be; nothing where the check has passed.
+        wrong: errors; empty if the check has passed.
         skipped: why there was nothing to check, or "".
         figures: numbers, with their units in their names.
         facts: texts by name.
-        samples: numbers of which figures are made once all ranks' are there.
-        left: whether the process left its group in the middle of something.
+        samples: numbers from which figures are computed over all ranks.
+        left: whether the process left its group in an undefined state.
     """
 
     wrong: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class Place:
 
     @property
     def backend(self) -> Backend:
-        """The back end, with this rank's device selected; made when first asked for."""
+        """The back end, with this rank's device selected; made on first use."""
         return _backend(self.settings.backend, self.rank)
 
 
@@ -65,7 +65,7 @@ def _backend(name: str, rank: int) -> Backend:
 
 
 def of_rank_0(findings: Sequence[Finding]) -> Finding:
-    """What is wrong on any rank, and the rest of rank 0."""
+    """The errors of all ranks, and everything else of rank 0."""
     wrong = [
         f"rank {rank}: {text}" if len(findings) > 1 else text
         for rank, finding in enumerate(findings)
@@ -78,7 +78,7 @@ def of_rank_0(findings: Sequence[Finding]) -> Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """One question to the machine.
+    """One check of the machine.
 
     Attributes:
         name: unique.
@@ -86,9 +86,9 @@ class Check:
         function: called as ``function(place, *arguments)`` on each rank; importable from its module.
         arguments: picklable.
         ranks: processes, one per device.
-        needs: names of checks without which this one would say nothing new.
-        merge: makes one finding of all ranks'.
-        page: documentation of what is assumed, if it is an assumption.
+        needs: names of checks that must have passed for this one to tell anything new.
+        merge: merges the findings of all ranks.
+        page: documentation of an assumption.
         timeout_s: seconds until its processes are killed, None for the run's.
         on_device: whether the rank's device is selected first.
     """
@@ -107,13 +107,13 @@ class Check:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a check.
+    """The result of a check.
 
     Attributes:
         name: of the check.
         stage: of the check.
         status: "passed", "failed" or "skipped".
-        details: what was wrong, or why it was skipped.
+        details: errors, or why it was skipped.
         figures: numbers, with their units in their names.
         facts: texts by name.
         seconds: that it took.
@@ -138,13 +138,15 @@ def run_on_rank(
     settings: Settings,
     on_device: bool,
 ) -> Finding:
-    """What each process of a check runs. An exception is a finding, and its ranks are out of step."""
+    """Runs a check in one of its processes. An exception is a finding, and leaves ranks out of step."""
     place = Place(rank, num_ranks, settings)
     try:
         if on_device:
             _ = place.backend
         return function(place, *arguments)
-    except (MoeTritonError, ImportError) as error:  # these say what is the matter themselves
+    except (MoeTritonError, ImportError) as error:  # these explain themselves
+        if isinstance(error, ArgumentError) and error.argument == "comm_alg":
+            return Finding(skipped=str(error))  # the back end does not offer the scheme
         return Finding(wrong=(f"{type(error).__name__}: {error}",), left=True)
     except Exception:
         return Finding(wrong=(traceback.format_exc().strip(),), left=True)

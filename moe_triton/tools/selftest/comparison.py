@@ -1,4 +1,4 @@
-"""What a round gave against what the reference says, to the bit."""
+"""Bitwise comparison of a round with the reference."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def wrong_parts(
     Args:
         output: of dispatch.
         combined: (T, H), of combine.
-        received: what dispatch must give.
-        expected: what combine must give.
+        received: the expected result of dispatch.
+        expected: the expected result of combine.
     """
     wrong = wrong_received(output, received)
     text = difference("combined", combined.cpu(), expected)
@@ -29,7 +29,7 @@ def wrong_received(output: DispatchOutput, received: Received) -> list[str]:
 
     Args:
         output: of dispatch.
-        received: what it must give.
+        received: the expected result.
     """
     n = len(received.origins)
     handle = output.handle
@@ -54,7 +54,7 @@ def wrong_received(output: DispatchOutput, received: Received) -> list[str]:
 
 
 def difference(name: str, have: torch.Tensor, want: torch.Tensor) -> str | None:
-    """How a tensor differs in its bits, or None. Zeros of either sign are different."""
+    """How a tensor differs in its bits, or None. Zeros of different signs differ."""
     if have.shape != want.shape or have.dtype != want.dtype:
         return f"{name} is {have.dtype} {tuple(have.shape)} instead of {want.dtype} {tuple(want.shape)}"
     ours, theirs = (t.contiguous().view(-1).view(torch.uint8) for t in (have, want))

@@ -12,7 +12,7 @@ from moe_triton.core.plan import Plan, launch
 from moe_triton.kernels import Case
 from moe_triton.tools.selftest.comparison import difference
 
-# Where an AI core sums a row in the order of its reduction instruction, the last bits are its own.
+# An AI core sums a row in the order of its reduction instruction, so the last bits differ from the model's.
 SUM_TOLERANCE = 2e-2
 
 
@@ -30,7 +30,7 @@ class ReadyCase:
 
 
 def prepare(case: Case, backend: Backend, blocks: int, launches: int = 1) -> ReadyCase:
-    """Makes a plan of the launch, repeated as often as asked for, and a copy of the memory on the device."""
+    """Compiles a plan of ``launches`` launches, and copies the memory to the device."""
     step = launch(case.kernel.name, case.kernel, "compute", blocks, **case.values)
     report = torch.zeros(blocks, REPORT_WORDS, dtype=torch.int32, device=backend.device)
     executable = backend.compile(Plan("kernel", 0, (step,) * launches), report, {})
@@ -42,7 +42,7 @@ def check_case(case: Case, backend: Backend, blocks: int) -> list[str]:
     """Runs a case once.
 
     Returns:
-        What differs from the model in any bit: outputs, or inputs and memory that must not change.
+        Differences from the model in any bit: of outputs, and of inputs and memory that must not change.
     """
     ready = prepare(case, backend, blocks)
     code = ready.executable.run(ready.bindings)

@@ -1,4 +1,4 @@
-"""What is installed and what it runs on. Each fact is looked up by itself: none may keep the others away."""
+"""What is installed, and the machine. Each fact is looked up separately: failures hide no others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MISSING = "not installed"
 
 
 def versions() -> dict[str, str]:
-    """Names and versions, without any of the machine's own name, its users or its addresses."""
+    """Names and versions, without the machine's name, users or addresses."""
     facts = {package: _package(package) for package in PACKAGES}
     cann, driver = toolchain.find_cann(), toolchain.driver_version()
     facts["CANN"] = MISSING if cann is None else cann.version.text if cann.version else "version unknown"
@@ -36,7 +36,7 @@ def cpu_model() -> str:
 
 
 def cpu_ghz() -> float | None:
-    """The clock that the kernel reports for the first core, where it does."""
+    """The clock of the first core, if the kernel reports it."""
     found = re.search(r"^cpu MHz\s*:\s*([\d.]+)$", _read(Path("/proc/cpuinfo")), flags=re.M)
     return float(found[1]) / 1000 if found and float(found[1]) > 0 else None
 

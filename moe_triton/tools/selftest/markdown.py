@@ -1,4 +1,4 @@
-"""A report's document as Markdown, to be read or attached to an issue."""
+"""A report's document as Markdown, to read or to attach to an issue."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _failure(check: Mapping[str, Any]) -> str:
 
 
 def _skipped(checks: Sequence[Mapping[str, Any]]) -> str:
-    """One line for each reason, with names, or with how many of which stage where those are many."""
+    """One line per reason, with the checks' names, or with numbers per stage if there are many."""
     by_reason: dict[str, list[Mapping[str, Any]]] = {}
     for check in checks:
         by_reason.setdefault(" ".join(check["details"]), []).append(check)
@@ -66,7 +66,7 @@ def _skipped(checks: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _times(document: Mapping[str, Any]) -> str:
-    """Calls in percentiles, kernels, and both against a copy of the bytes that a rank sends."""
+    """Percentiles of calls, times of kernels, and calls relative to a copy of the bytes that a rank sends."""
     rows = []
     for check in document["checks"]:
         figures = check["figures"]

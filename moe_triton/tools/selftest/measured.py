@@ -1,4 +1,4 @@
-"""The machine's constants: what was measured over what is assumed of its product."""
+"""The machine's constants: measured ones in place of those assumed for its product."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from moe_triton.costs import FIELDS, MachineConstants, assumed_constants
 from moe_triton.tools.selftest.check import Result
 from moe_triton.tools.selftest.checks.constants import ALL_BLOCKS, ONE_BLOCK, STAGE
 
-# Parts of what torch_npu calls a device, and whose constants those of its product are.
+# Parts of torch_npu's device names, and the products whose constants apply.
 PRODUCTS = {"910_93": "A3", "910C": "A3", "910B": "A2"}
 
 
 def product_of(backend: str, soc: str) -> str:
-    """The machine whose assumed constants fill the gaps; A3 for a device that we do not know."""
+    """The machine whose assumed constants fill the gaps; A3 for an unknown device."""
     if backend == "cpu":
         return "cpu"
     return next((product for part, product in PRODUCTS.items() if part.lower() in soc.lower()), "A3")
 
 
 def constants_of(results: Sequence[Result], backend: str, soc: str, date: str) -> MachineConstants:
-    """Constants of the machine that these results are of.
+    """The constants of the machine of these results.
 
     Args:
         results: of a run.
         backend: that it ran on.
-        soc: what its devices call themselves.
+        soc: name of its devices.
         date: of the run.
     """
     assumed = assumed_constants(product_of(backend, soc))

@@ -1,4 +1,4 @@
-"""Takes names of hosts and users, addresses, and places in a file system out of a report."""
+"""Removes names of hosts and users, addresses, and file paths from a report."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# Names that are words as well: they tell nothing about a machine, and texts are full of them.
+# Names that are common words: they identify no machine, and occur in texts.
 WORDS = {"root", "user", "admin", "test", "localhost"}
 SHORTEST = 3
 ADDRESS = "<address>"
 PATHS = re.compile(r"(?<![\w.~<>/])/[^\s:'\",;()\[\]]+")
-# What a path may keep, from there on: where it lies in a package, in Python, or in the system.
+# Parts from which on a path is kept: inside a package, or Python's library; and paths of the system.
 KEPT = ("site-packages/", "moe_triton/", "lib/python3")
 SYSTEM = ("/usr/", "/dev/", "/proc/", "/etc/", "/lib/", "/lib64/")
 IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])")
@@ -25,11 +25,11 @@ MAC = re.compile(r"(?<![\w:])(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}(?![\w:])")
 
 
 def scrubbed(value: Any, *, addresses: bool = True) -> Any:
-    """The same without secrets: in texts, and in lists and mappings of them.
+    """A value without private data, in texts and in lists and mappings of them.
 
     Args:
         value: of JSON's types.
-        addresses: whether IP addresses may be in it; four numbers with dots can be a version as well.
+        addresses: whether to remove IP addresses; four numbers with dots may also be a version.
     """
     if isinstance(value, str):
         return _scrub(value, addresses)
@@ -51,7 +51,7 @@ def _scrub(text: str, addresses: bool) -> str:
 
 
 def _shortened(path: str) -> str:
-    """A path without what lies outside of packages and the system."""
+    """A path without its parts outside of packages and the system."""
     for start in KEPT:
         if start in path:
             return path[path.index(start) :]
@@ -69,7 +69,7 @@ def _is_ipv6(text: str) -> bool:
 
 
 def _names() -> list[tuple[str, str]]:
-    """What stands for this machine and its user, the longest first."""
+    """Names of this machine and its user, with their replacements, the longest first."""
     host = socket.gethostname()
     found = [(host, "<host>"), (host.split(".")[0], "<host>"), (Path.home().name, "<user>")]
     with contextlib.suppress(KeyError, OSError):  # a user without a name

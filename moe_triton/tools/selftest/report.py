@@ -1,4 +1,4 @@
-"""The report of a run: as JSON for programs, as Markdown for people, both fit to be shown to anybody."""
+"""The report of a run: JSON for programs, Markdown for people, both without private data."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class Report:
-    """Of one run, also while it goes on.
+    """The report of one run, also while it is running.
 
     Attributes:
-        settings: what was asked for.
+        settings: of the run.
         results: so far.
         moment: when the run began, in UTC.
         is_complete: whether it has ended.
@@ -43,16 +43,16 @@ class Report:
 
     @property
     def has_failed(self) -> bool:
-        """Whether anything has failed, or has not been run to its end."""
+        """Whether a check has failed, or the run has not ended."""
         return not self.is_complete or any(result.status == "failed" for result in self.results)
 
     @property
     def soc(self) -> str:
-        """What the devices call themselves."""
+        """Name of the devices."""
         return self._facts(DEVICES).get("SoC", UNKNOWN)
 
     def constants(self) -> MachineConstants:
-        """What was measured over what is assumed."""
+        """Measured constants, and assumed ones in place of missing ones."""
         date = self.moment.date().isoformat()
         return constants_of(self.results, self.settings.backend, self.soc, date)
 
@@ -77,7 +77,7 @@ class Report:
         }
 
     def write(self, folder: Path) -> None:
-        """Writes the report and the constants, so that at no moment a file is half there.
+        """Writes the report and the constants, each file atomically.
 
         Raises:
             OSError: the folder cannot be written to.
@@ -94,7 +94,7 @@ class Report:
 
 
 def _entry(result: Result) -> dict[str, Any]:
-    """A check's result; figures that are no numbers are left out, since JSON has none."""
+    """A check's result, without NaN and infinite figures, which JSON does not have."""
     return {
         "stage": result.stage,
         "name": result.name,

@@ -1,4 +1,4 @@
-"""The whole battery: the environment first, then what it allows, and a report after every check."""
+"""The whole battery: the environment first, then the checks that it allows; a report after each check."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ def run_selftest(
     begin: Callable[[Check, int], None] = lambda check, number: None,
     end: Callable[[Result], None] = lambda result: None,
 ) -> Report:
-    """Runs all checks and writes the report, again after each check: a machine that stops leaves one too.
+    """Runs all checks and writes the report after each of them, so that there is one even if the machine
+    stops.
 
     Args:
         settings: what to run.
-        folder: where the report goes.
-        begin: called with each check that begins, and how many are known by then.
+        folder: for the report.
+        begin: called with each check that begins, and the number of checks known so far.
         end: called with each result.
 
     Raises:
@@ -60,11 +61,11 @@ def run_selftest(
 
 
 def checks_of(settings: Settings, ranks: int) -> list[Check]:
-    """Everything but the environment, in the order in which it runs.
+    """All checks but those of the environment, in order.
 
     Args:
-        settings: what was asked for.
-        ranks: of the group; 0 where nobody knows, and all that needs one will be skipped.
+        settings: of the run.
+        ranks: of the group; 0 if unknown: checks that need a group are then skipped.
     """
     return [
         *window_checks(ranks),

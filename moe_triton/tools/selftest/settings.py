@@ -1,4 +1,4 @@
-"""What a selftest is asked to do."""
+"""Settings of a selftest."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ STAGES = (
     "timing",
     "constants",
 )
-"""In the order in which they run: what later ones stand on comes first."""
+"""In the order in which they run: later ones depend on earlier ones."""
+
+HIDDEN, QUICK_HIDDEN = 7168, 512
+"""H of whole runs and of quick ones."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one run.
+    """Settings of one run.
 
     Attributes:
         backend: "cpu" or "npu".
         ranks: one per device; None for all devices of the machine.
         quick: fewer sizes, cases and repetitions.
-        only: stages to run beside the environment; none for all.
-        timeout_s: seconds that one check may take, the start of its processes included.
+        only: stages to run in addition to the environment; empty for all.
+        timeout_s: seconds that one check may take, including the start of its processes.
         seed: of all data.
     """
 
@@ -40,13 +43,13 @@ class Settings:
 
     @property
     def wait_s(self) -> float:
-        """Deadline of one wait inside an operator: a check sees it pass, and says who was missing."""
+        """Timeout of one wait in an operator, shorter than a check's, which reports the missing ranks."""
         return self.timeout_s / 4
 
     @property
     def hidden_sizes(self) -> tuple[int, ...]:
         """H of the kernels' cases."""
-        return (512,) if self.quick else (512, 4096, 7168)
+        return (QUICK_HIDDEN,) if self.quick else (QUICK_HIDDEN, 4096, HIDDEN)
 
     def runs(self, stage: str) -> bool:
         """Whether a stage is part of this run."""

@@ -29,11 +29,11 @@ class Line(NamedTuple):
 
 
 def fit_line(us_by_bytes: Mapping[int, float]) -> Line | None:
-    """The line whose relative errors are smallest in their squares; None if time does not grow with bytes."""
+    """Least-squares fit of the relative errors; None if time does not grow with bytes."""
     sizes = np.array(list(us_by_bytes), dtype=np.float64)
     us = np.array(list(us_by_bytes.values()), dtype=np.float64)
     slope, latency = np.polyfit(sizes, us, 1, w=1 / us)
-    if latency < 0:  # no write takes less than nothing: the line through the origin
+    if latency < 0:  # a latency cannot be negative: the line through the origin
         latency = 0.0
         slope = np.sum(sizes / us) / np.sum((sizes / us) ** 2)
     if slope <= 0:

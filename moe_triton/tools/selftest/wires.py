@@ -1,6 +1,6 @@
-"""The shortest way from one rank's memory to another's: rows, flags with a number, and their window.
+"""The simplest transfers between ranks: rows, flags with a number, and a window for them.
 
-What windows, flags and bandwidths are checked and measured with, before whole operators are.
+Used to check and measure windows, flags and bandwidths before whole operators.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ import torch
 from moe_triton.backends.base import Backend, Executable
 from moe_triton.core import ascendc
 from moe_triton.core.errors import CommunicationTimeoutError
-from moe_triton.core.plan import Hole, Launch, Plan, Value
+from moe_triton.core.plan import Hole, Launch, Plan
 from moe_triton.core.region import region_of
 from moe_triton.core.trials import launch_of_zeros, post_entry, wait_for_entries
 from moe_triton.layout import NUM_ZONES, SLOT_ALIGN, STATUS_ENTRY_BYTES, align
 from moe_triton.layout.common import entry_per_rank
 from moe_triton.rendezvous.meeting import Meeting
-
-NO_HEADER: Value = (0,) * 5
 
 
 class Wires:
@@ -28,9 +26,9 @@ class Wires:
     Args:
         backend: with this rank's device selected.
         row_bytes: of a row, a multiple of 32.
-        capacity: rows that there is room for.
-        wait_s: deadline of a wait, in seconds.
-        blocks: blocks that rows are sent by, None for what suits the machine.
+        capacity: number of rows of a zone.
+        wait_s: timeout of a wait, in seconds.
+        blocks: blocks that send rows, None for the machine's default.
     """
 
     def __init__(
@@ -61,7 +59,7 @@ class Wires:
         self._rounds = 0
 
     def barrier(self, number: int = 0) -> list[int]:
-        """A flag with a number to every rank, and the wait for every rank's.
+        """Posts a flag with a number to every rank, and waits for those of all ranks.
 
         Returns:
             The ranks' numbers.
@@ -73,7 +71,7 @@ class Wires:
         own = torch.tensor([number], dtype=torch.int32).to(self._backend.device)
         self._run({"own": own}, zone, self._post, self._wait)
         received: list[int] = self._received.cpu().tolist()
-        if min(received) < 0:  # which is how a wait says so on every back end
+        if min(received) < 0:  # set by a wait that has timed out, on every back end
             missing = [rank for rank, count in enumerate(received) if count < 0]
             detail = f"no flag within {self._wait_us / 1e6:g} s"
             raise CommunicationTimeoutError("barrier", self._rounds, zone, missing, detail)
@@ -81,25 +79,25 @@ class Wires:
         return received
 
     def post_and_wait(self) -> None:
-        """A barrier of which nothing is read, to be timed: it is launches, flags and waits only."""
+        """A barrier without reading its result, for timing: only launches, flags and waits."""
         self._run({"own": self._received[:1]}, self._rounds % NUM_ZONES, self._post, self._wait)
         self._rounds += 1
 
     def send(self, peer: int, rows: torch.Tensor, zone: int = 0, number: torch.Tensor | None = None) -> None:
-        """Rows to the first slots of a peer's zone. No flag: a barrier follows.
+        """Sends rows to the first slots of a peer's zone, without a flag: a barrier follows.
 
         Args:
-            peer: whose window.
+            peer: owner of the window.
             rows: (n, row_bytes) uint8 on the device, n at most the capacity.
             zone: which of the two.
-            number: (1,) int32 on the device, of rows to send; None for all of them.
+            number: (1,) int32 on the device, the number of rows to send; None for all.
         """
         if number is None:
             number = torch.tensor([len(rows)], dtype=torch.int32).to(self._backend.device)
         self._run({"rows": rows, "num_rows": number}, zone, self._send, peer=peer)
 
     def slots(self, zone: int = 0) -> torch.Tensor:
-        """(capacity, row_bytes) uint8 on the host: what this rank's zone holds."""
+        """(capacity, row_bytes) uint8 on the host: the contents of this rank's zone."""
         start, stride = self._slots.offset(zone=zone), self._slots.stride("index")
         flat = self._window.tensor()[start : start + self._capacity * stride].cpu()
         return flat.view(self._capacity, stride)[:, : self._row_bytes]
@@ -134,7 +132,6 @@ class Wires:
             peer=peer,
             zone=zone,
             slots=self._slots.words(),
-            headers=NO_HEADER,
             report=Hole("report"),
         )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from moe_triton.operators import COMBINE, COMBINE_ADD_RMS_NORM, COMBINE_V1
+from moe_triton.runtime.operator_plan import CombinePlan
 from moe_triton.torch_npu_ops.calls import Calls
 from moe_triton.torch_npu_ops.operators import planned
-from moe_triton.torch_npu_ops.plan import CombinePlan
 
 _combine_v1 = Calls(COMBINE_V1, CombinePlan)
 _combine = Calls(COMBINE, CombinePlan)

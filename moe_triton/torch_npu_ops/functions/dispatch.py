@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from moe_triton.operators import DISPATCH, DISPATCH_V1
+from moe_triton.runtime.operator_plan import DispatchPlan
 from moe_triton.torch_npu_ops.calls import Calls
 from moe_triton.torch_npu_ops.operators import planned
-from moe_triton.torch_npu_ops.plan import DispatchPlan
 
 Seven = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 

@@ -63,9 +63,13 @@ class Operation:
 
     def walk(self, *names: str) -> list[Operation]:
         """The operations in it, in the order of the text: all, or those of some names."""
-        children = [child for block in itertools.chain(*self.regions) for child in block.operations]
-        inside = (each for child in children for each in (child, *child.walk()))
-        return [each for each in inside if not names or each.name in names]
+        inside: list[Operation] = []
+        for block in itertools.chain(*self.regions):
+            for child in block.operations:
+                inside.append(child)
+                if child.regions:
+                    inside += child.walk()
+        return [each for each in inside if each.name in names] if names else inside
 
     def makers(self) -> dict[str, Operation]:
         """By value the operation in it that makes it."""

@@ -8,7 +8,6 @@ from moe_triton.backends.cpu.triton.ir import Operation, read_blocks
 
 ENTRY_SYMBOL = "moe_triton_entry"
 
-_PROGRAM_WORDS = 6  # programs x, y, z and program ids x, y, z, appended by the Triton adapter
 _HIDDEN_POINTERS = 2  # lock and workspace, put first by the Triton adapter
 
 
@@ -116,8 +115,8 @@ def append_packed_entry(module: Operation, kernel: str, types: Sequence[str]) ->
             f'%word{i} = "llvm.load"(%address{i}) <{{ordering = 0 : i64}}> : (!llvm.ptr) -> {loaded}'
         )
         values.append((f"%word{i}", type_))
+    # programs x, y, z and program ids x, y, z, appended by the Triton adapter
     program = ("%programs", "%one_program", "%one_program", "%program", "%first_program", "%first_program")
-    assert len(program) == _PROGRAM_WORDS
     values += [(name, "i32") for name in program]
     passed: list[tuple[str, str]] = []
     for value, type_ in values:

@@ -8,6 +8,7 @@ largest of a row is found by exchanging lanes. Nothing is added in another order
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 
@@ -106,9 +107,8 @@ def _shape(type_: str) -> list[int]:
 
 def _tile_shape(num_dims: int, placed: list[tuple[str, str, str]]) -> tuple[int, int]:
     """Rows, and elements of each: the first and the last dimension, others being of one turn; 0 if not so."""
-    extents: dict[str, int] = {}
-    for _, type_, result in placed:
-        extents |= zip(result.split(", "), _shape(type_), strict=False)
+    pairs = [zip(result.split(", "), _shape(type_), strict=False) for _, type_, result in placed]
+    extents = dict(itertools.chain(*pairs))
     sizes = [extents.get(f"d{i}", 0) for i in range(num_dims)]
     if num_dims < 2 or any(size != 1 for size in sizes[1:-1]) or sizes[-1] not in _ROW_ELEMENTS:
         return 0, 0

@@ -1,1 +1,1 @@
-"""What is checked, a module for each stage: what ranks run, and the list of checks that run it."""
+"""The checks, a module for each stage: the functions that ranks run, and the list of checks."""

@@ -1,4 +1,4 @@
-"""What the cost models need to know of a machine, measured through the back end.
+"""The constants of cost models, measured through the back end.
 
 Each figure that has the name of a field of `moe_triton.costs.MachineConstants` is that constant.
 """
@@ -24,13 +24,12 @@ from moe_triton.tools.selftest.checks.environment import BACKEND
 from moe_triton.tools.selftest.checks.windows import FLAGS, WRITES
 from moe_triton.tools.selftest.kernel_cases import prepare
 from moe_triton.tools.selftest.machine import cpu_ghz
-from moe_triton.tools.selftest.settings import Settings
+from moe_triton.tools.selftest.settings import HIDDEN, Settings
 from moe_triton.tools.selftest.timing import Line, fit_line, median_us
 from moe_triton.tools.selftest.wires import Wires
 
 STAGE = "constants"
 MANY_LAUNCHES = 33
-HIDDEN = 7168
 ROW_BYTES = 2 * HIDDEN
 COPY_BYTES = tuple(1 << n for n in range(16, 27, 2))
 WRITE_ROWS = (1, 4, 16, 64, 256)
@@ -50,7 +49,7 @@ def constant_checks(ranks: int) -> list[Check]:
 
 
 def measure_launches(place: Place) -> Finding:
-    """A plan of one launch that does next to nothing, and what each further launch adds."""
+    """The time of a plan of one nearly empty launch, and of each further launch."""
     one, two_and_more = (_tiny_plan(place, launches) for launches in (1, MANY_LAUNCHES))
     n = _iterations(place.settings)
     one_us, many_us = median_us(one, place.backend, n), median_us(two_and_more, place.backend, n)
@@ -66,7 +65,7 @@ def measure_launches(place: Place) -> Finding:
 
 
 def measure_sync_all(place: Place) -> Finding:
-    """A dispatch without tokens, with and without the barrier in front of its flags, which are none."""
+    """A dispatch without tokens and flags, with and without the barrier before its flags."""
     backend, settings = place.backend, place.settings
     blocks = backend.num_blocks(1)
     layout = layout_of(Config(place.num_ranks, 1, 32, 1, place.num_ranks, relaxed=True))
@@ -95,7 +94,7 @@ def measure_sync_all(place: Place) -> Finding:
     finally:
         window.close()
     if blocks == 1:
-        return Finding(skipped="one block has nobody to wait for")
+        return Finding(skipped="one block has no others to wait for")
     return Finding(figures={"without_us": us[0], "with_us": us[1], "sync_all_us": max(0.0, us[1] - us[0])})
 
 
@@ -116,7 +115,7 @@ def measure_memcpy(place: Place) -> Finding:
 
 
 def measure_streaming(place: Place) -> Finding:
-    """Bytes per second of kernels that run at the pace of memory, on all blocks and on one."""
+    """Bandwidth of kernels that are bound by memory, on all blocks and on one."""
     backend = place.backend
     tokens = 64 if place.settings.quick else 512
     blocks = backend.num_blocks(1)
@@ -135,13 +134,13 @@ def measure_streaming(place: Place) -> Finding:
 
 
 def measure_flags(place: Place) -> Finding:
-    """Barriers in a row: flags from every rank to every rank, and two launches, which are taken off."""
+    """Consecutive barriers: flags from every rank to every rank, less the time of two launches."""
     wires = Wires(place.backend, 32, 1, place.settings.wait_s)
     n = _iterations(place.settings)
     try:
         dist.barrier()
         barrier_us = median_us(wires.post_and_wait, place.backend, n)
-        wires.barrier()  # none of those may have ended for want of a flag
+        wires.barrier()  # raises if one of those has timed out
     finally:
         wires.close()
     launches_us = median_us(_tiny_plan(place, 2), place.backend, n)
@@ -175,7 +174,7 @@ def measure_writes(place: Place) -> Finding:
             else:
                 figures = {
                     "remote_write_gb_per_s": line.gb_per_s,
-                    # what a launch takes that writes nothing is not the wire's
+                    # without the time of a launch that writes nothing
                     "remote_write_latency_us": max(0.0, line.latency_us - us[0]),
                     "no_rows_us": us[0],
                     **_fit(line),
@@ -199,7 +198,7 @@ def _median_of(place: Place, call: Callable[[], object]) -> float:
 
 
 def _tiny_plan(place: Place, launches: int) -> Callable[[], int]:
-    """Runs a plan of so many launches of a kernel that writes a few numbers."""
+    """Runs a plan of launches of the kernel that moves the fewest bytes."""
     backend = place.backend
     cases = kernel_cases(Sizes(), 0, backend.name)
     case = min(cases, key=lambda case: case.bytes_moved or HIDDEN)

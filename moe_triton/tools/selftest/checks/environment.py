@@ -1,4 +1,4 @@
-"""What is installed, what the back end assumes of it, how many devices there are, and whether one answers."""
+"""What is installed, the back end's assumptions about it, the number of devices, and whether one works."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ON_BOTH = ("triton-ascend", "pybind11")  # of the components that the doctor kno
 
 
 def environment_checks(settings: Settings) -> list[Check]:
-    """What has to hold before anything can run. Assumptions come before everything that uses a device."""
+    """Checks before anything else can run. Assumptions come before everything that uses a device."""
     return [
         Check("versions", STAGE, find_versions, on_device=False),
         Check(TOOLCHAIN, STAGE, find_toolchain, on_device=False),
@@ -37,7 +37,7 @@ def find_versions(place: Place) -> Finding:
 
 
 def find_toolchain(place: Place) -> Finding:
-    """Whether the back end's components are there; for each that is not, how to get it."""
+    """Whether the back end's components are installed; for each missing one, how to get it."""
     from moe_triton.tools.cli.doctor import components
 
     is_npu = place.settings.backend == "npu"
@@ -53,7 +53,7 @@ def find_toolchain(place: Place) -> Finding:
 
 
 def count_devices(place: Place) -> Finding:
-    """How many devices there are, and how many ranks the group gets: as many, or what was asked for."""
+    """The number of devices, and of the group's ranks: the same, or the one in the settings."""
     asked = place.settings.ranks
     if place.settings.backend == "cpu":
         devices, name = len(os.sched_getaffinity(0)), cpu_model()
@@ -75,7 +75,7 @@ def count_devices(place: Place) -> Finding:
 
 
 def use_device(place: Place) -> Finding:
-    """Whether the back end can be made, and memory of its device holds what is put there."""
+    """Whether the back end can be made, and memory of its device keeps what is written."""
     backend = place.backend
     sent = torch.arange(1 << 16, dtype=torch.int32)
     on_device = sent.to(backend.device)
@@ -89,7 +89,7 @@ def use_device(place: Place) -> Finding:
 
 
 def _assumptions() -> list[Check]:
-    """A check for each assumption; one that fails where the back end has none to offer."""
+    """A check for each assumption; a single failing one if there is no npu back end."""
     try:
         assumptions = _declared()
     except ImportError as error:
@@ -109,18 +109,18 @@ def _assumptions() -> list[Check]:
 
 
 def refuse(place: Place, reason: str) -> Finding:
-    """What stands in the way."""
+    """Fails with a reason."""
     return Finding(wrong=(reason,))
 
 
 def check_assumption(place: Place, name: str) -> Finding:
-    """Whether one of the back end's assumptions holds. The back end itself is not made: it stands on them."""
+    """Whether one of the back end's assumptions holds, without making the back end, which needs them."""
     # torch_npu documentation, torch_npu.npu: set_device (as in torch.cuda)
     importlib.import_module("torch_npu").npu.set_device(0)
     assumption = next(known for known in _declared() if known.name == name)
     try:
         found = assumption.check()
-    except Exception as error:  # whatever it is, it is what was found
+    except Exception as error:  # any error is a finding
         return Finding(wrong=(f"{type(error).__name__}: {error}",), left=True)
     return Finding(wrong=() if found is None else (found,))
 

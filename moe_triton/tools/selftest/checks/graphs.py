@@ -14,14 +14,14 @@ REPLAYS = 4
 
 
 def graph_checks(ranks: int) -> list[Check]:
-    """One check, of a back end whose runs can be captured."""
+    """One check, for back ends that can capture graphs."""
     # torch_npu documentation, "torch_npu.npu.NPUGraph" and "torch_npu.npu.graph" (as in torch.cuda)
     page = "torch_npu: torch_npu.npu.NPUGraph, torch_npu.npu.graph"
     return [Check("capture and replay", STAGE, replay, ranks=ranks, needs=(FIRST,), page=page)]
 
 
 def replay(place: Place) -> Finding:
-    """Three rounds are captured, so that every other run begins in the other zone; the inputs change."""
+    """Captures three rounds, so that every other replay begins in the other zone, and changes the inputs."""
     backend = place.backend
     if not backend.captures_graphs:
         return Finding(skipped=f"the {backend.name} back end captures no graphs")
@@ -30,7 +30,7 @@ def replay(place: Place) -> Finding:
     own = inputs_of(case, place.rank, 0).to(backend.device)
     wrong: list[str] = []
     with make_buffer(case, backend=place.settings.backend, timeout_s=place.settings.wait_s) as buffer:
-        for _ in range(2):  # what is compiled on first use is not to be captured
+        for _ in range(2):  # compiles everything before the capture
             one_round(buffer, case, own, None)
         finish(buffer, backend)
         graph = npu.NPUGraph()

@@ -15,7 +15,7 @@ MOST_DETAILS = 5
 
 
 def kernel_checks(settings: Settings) -> list[Check]:
-    """A check for each kernel and hidden size: on an NPU, compiling one takes longer than running it."""
+    """A check for each kernel and hidden size: on an NPU, compiling a kernel takes long."""
     return [
         Check(
             f"kernel {name}, H {hidden}" if hidden else f"kernel {name}",
@@ -41,7 +41,7 @@ def check_kernel(place: Place, name: str, hidden: int) -> Finding:
     Args:
         place: where it runs.
         name: of the kernel's family.
-        hidden: H, or 0 for a kernel whose work does not depend on it.
+        hidden: H, or 0 for a kernel that does not depend on it.
     """
     backend = place.backend
     wrong: list[str] = []

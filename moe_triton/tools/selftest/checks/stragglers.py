@@ -1,4 +1,4 @@
-"""Ranks that come late, and one that never does."""
+"""Ranks that are late, and one that never arrives."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch.distributed as dist
 
 from moe_triton.core.errors import CommunicationTimeoutError
 from moe_triton.tools.selftest.cases import (
+    combined,
+    dispatched,
     expected_round,
-    experts_of,
     finish,
     inputs_of,
     make_buffer,
@@ -26,12 +27,12 @@ from moe_triton.tools.selftest.settings import Settings
 STAGE = "stragglers"
 DELAYS_MS, QUICK_DELAYS_MS = (50, 200, 500), (50, 200)
 NEVER_WAIT_S, QUICK_NEVER_WAIT_S = 3.0, 1.0
-# An error is made, and processes are woken, after the deadline of the wait itself.
+# The error is raised some time after the deadline of the wait itself.
 NEVER_GRACE_S = 20.0
 
 
 def straggler_checks(settings: Settings, ranks: int) -> list[Check]:
-    """Late ranks, then an absent one, which spoils its buffers."""
+    """Late ranks, then an absent one, after which its buffers are broken."""
     delays = QUICK_DELAYS_MS if settings.quick else DELAYS_MS
     return [
         *(
@@ -51,7 +52,7 @@ def straggler_checks(settings: Settings, ranks: int) -> list[Check]:
 
 
 def come_late(place: Place, delay_ms: int) -> Finding:
-    """Each rank in turn is late for a round; what everybody gets must not show it."""
+    """Each rank in turn is late for a round; the results must be the same."""
     case = dataclasses.replace(plain_case(place.settings, place.num_ranks), rounds=1)
     received, sums = expected_round(case, 0)
     inputs = inputs_of(case, place.rank, 0).to(place.backend.device)
@@ -65,18 +66,17 @@ def come_late(place: Place, delay_ms: int) -> Finding:
             if place.rank == late:
                 time.sleep(delay_ms / 1000)
             begins.append(time.monotonic() * 1000)
-            output = buffer.dispatch(inputs.x, inputs.topk_idx, inputs.topk_weights)
+            output = dispatched(buffer, case, inputs)
             finish(buffer, place.backend)
             ends.append(time.monotonic() * 1000)
-            y = experts_of(case, place.rank, output.tokens)
-            combined = buffer.combine(y, output.handle, inputs.topk_weights)
-            found = wrong_parts(output, combined, received[place.rank], sums[place.rank])
+            out = combined(buffer, case, inputs, output)
+            found = wrong_parts(output, out, received[place.rank], sums[place.rank])
             wrong += [f"rank {late} late: {text}" for text in found]
     return Finding(wrong=tuple(wrong), samples={"begin_ms": begins, "end_ms": ends})
 
 
 def judge_waits(findings: Sequence[Finding]) -> Finding:
-    """Nobody may have ended a dispatch before the late rank began it; and how long the others waited."""
+    """No rank may have ended a dispatch before the late rank began it; and how long the others waited."""
     merged = of_rank_0(findings)
     if merged.wrong:
         return merged
@@ -94,7 +94,7 @@ def judge_waits(findings: Sequence[Finding]) -> Finding:
 
 
 def never_come(place: Place) -> Finding:
-    """The last rank leaves out a dispatch: all others must name it, and soon."""
+    """The last rank leaves out a dispatch: all others must name it in an error, soon after the timeout."""
     case = plain_case(place.settings, place.num_ranks)
     absent = place.num_ranks - 1
     wait_s = QUICK_NEVER_WAIT_S if place.settings.quick else NEVER_WAIT_S
@@ -114,14 +114,14 @@ def never_come(place: Place) -> Finding:
             start = time.monotonic()
             wrong = _miss(call, absent)
             seconds = time.monotonic() - start
-        dist.barrier()  # its window stays until nobody looks for it any more
+        dist.barrier()  # its window stays until no rank uses it any more
     if seconds > wait_s + NEVER_GRACE_S:
         wrong = (*wrong, f"the error came after {seconds:.1f} s; a wait may take {wait_s:g} s")
     return Finding(wrong=wrong, figures={"wait_s": wait_s, "error_after_s": seconds})
 
 
 def _miss(call: Callable[[], object], absent: int) -> tuple[str, ...]:
-    """What is wrong with how a call ends that waits for a rank that does not come."""
+    """What is wrong with the end of a call that waits for an absent rank."""
     try:
         call()
     except CommunicationTimeoutError as error:

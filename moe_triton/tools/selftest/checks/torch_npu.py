@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from moe_triton import reference, torch_npu_ops
+from moe_triton.core.records import ORIGIN
 from moe_triton.core.row_formats import BY_QUANT_MODE
 from moe_triton.tools.selftest.cases import Inputs, experts_of, inputs_of
 from moe_triton.tools.selftest.check import Check, Finding, Place
@@ -47,11 +48,11 @@ def compare_round(place: Place, quant_mode: int) -> Finding:
         sums = combined[place.rank]
         assert want is not None
         assert sums is not None
-        rows = len(want.assist_info)
+        rows, words = len(want.assist_info), ORIGIN.num_words
         pairs = {
             "expand_x": (expand_x[:rows], want.expand_x),
             "dynamic_scales": (scales[:rows], want.dynamic_scales),
-            "assist_info_for_combine": (assist_info[: 3 * rows].view(-1, 3), want.assist_info),
+            "assist_info_for_combine": (assist_info[: words * rows].view(-1, words), want.assist_info),
             "expert_token_nums": (token_nums, want.expert_token_nums),
             "ep_recv_counts": (recv_counts[: len(want.ep_recv_counts)], want.ep_recv_counts),
             "combined": (out, sums.x),

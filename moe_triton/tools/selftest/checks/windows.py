@@ -1,4 +1,4 @@
-"""Windows and flags by themselves: every rank writes to every peer, and says so."""
+"""Windows and flags: every rank writes to every peer, and posts a flag."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import torch
 
 from moe_triton.tools.selftest.check import Check, Finding, Place
 from moe_triton.tools.selftest.checks.environment import BACKEND, DEVICES
+from moe_triton.tools.selftest.settings import HIDDEN
 from moe_triton.tools.selftest.wires import Wires
 
 STAGE = "windows"
 FLAGS, WRITES = "flags between all ranks", "rows between all ranks"
-ROW_BYTES, ROWS, FLAG_ROUNDS = 14336, 64, 20
+ROW_BYTES, ROWS, FLAG_ROUNDS = 2 * HIDDEN, 64, 20
 
 
 def window_checks(ranks: int) -> list[Check]:
-    """Flags first: rows need them to be announced."""
+    """Flags first, since rows are announced by them."""
     return [
         Check(FLAGS, STAGE, exchange_flags, ranks=ranks, needs=(BACKEND, DEVICES)),
         Check(WRITES, STAGE, exchange_rows, ranks=ranks, needs=(FLAGS,)),
@@ -22,7 +23,7 @@ def window_checks(ranks: int) -> list[Check]:
 
 
 def exchange_flags(place: Place) -> Finding:
-    """Whether the number that every rank sends with its flag arrives, in one round after the other."""
+    """Whether the number that every rank sends with its flag arrives, in each of several rounds."""
     wires = Wires(place.backend, 32, 1, place.settings.wait_s)
     try:
         for number in range(FLAG_ROUNDS):
@@ -35,7 +36,7 @@ def exchange_flags(place: Place) -> Finding:
 
 
 def exchange_rows(place: Place) -> Finding:
-    """Whether rows that a rank writes to any peer's window, its own included, are there behind a flag."""
+    """Whether rows written to any window, a rank's own included, are complete once the flag has arrived."""
     wires = Wires(place.backend, ROW_BYTES, ROWS, place.settings.wait_s)
     wrong = []
     try:
@@ -47,7 +48,7 @@ def exchange_rows(place: Place) -> Finding:
             if len(different):
                 first = int(different[0])
                 wrong.append(f"{len(different)} of {ROWS} rows from rank {source} differ, first row {first}")
-            wires.barrier()  # nobody writes to a zone that somebody still looks at
+            wires.barrier()  # no rank writes to a zone that another one still reads
     finally:
         wires.close()
     return Finding(wrong=tuple(wrong), figures={"bytes_per_pair": ROWS * ROW_BYTES})

@@ -120,7 +120,7 @@ class PlanCall:
         ids, taken = self._holes["topk_idx"], made["topk_idx"]
         rows, columns = (registers.constant(size) for size in self._ids)
         limit = registers.constant(self._num_ids)
-        registers.check("TAKE_IDS", ids, registers.constant(topk), taken.address, rows, columns, limit)
+        registers.check("TAKE_IDS", ids, ids + 1, taken.address, rows, columns, limit)  # the dtype follows
         holes = {hole: registers.new(value) for hole, value in self._constants.items()}
         holes |= self._holes
         for name, hole, _, _ in self._outputs:

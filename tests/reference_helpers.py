@@ -1,8 +1,10 @@
-"""Shapes of what dispatch returns (docs/operators.md, "Outputs"), by torch_npu's names."""
+"""Deployments of the reference: shapes of outputs (docs/operators.md, "Outputs"), and ranks that are lost."""
 
 from __future__ import annotations
 
-from moe_triton.reference.deployment import Deployment
+from collections.abc import Sequence
+
+from moe_triton.reference import Deployment
 
 
 def receive_capacity(deployment: Deployment, rank: int, *, batch: int, topk: int, global_bs: int = 0) -> int:
@@ -60,3 +62,17 @@ def dispatch_shapes(
         "tp_recv_counts": (deployment.tp_world_size,),
         "expand_scales": (capacity if has_expert_scales else 0,),
     }
+
+
+def elastic_info_of(deployment: Deployment, lost: Sequence[int]) -> tuple[int, ...]:
+    """The words of elastic_info for a deployment that loses ranks and renumbers the others in order.
+
+    Each rank takes its experts with it; the routed ones are renumbered.
+    """
+    size = deployment.ep_world_size
+    left = [rank for rank in range(size) if rank not in set(lost)]
+    shared = sum(deployment.is_shared_rank(rank) for rank in left)
+    experts = deployment.num_local_experts * (len(left) - shared)
+    to_new = [left.index(rank) if rank in left else -1 for rank in range(size)]
+    to_original = left + [-1] * (size - len(left))
+    return (1, len(left), shared, experts, *to_new, *to_original)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 
@@ -19,14 +19,49 @@ from moe_triton.operators.variants import Variant
 from moe_triton.runtime import arguments
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.executables import Phase
+from moe_triton.runtime.plan_calls import NativeCalls, PlanCall
 from moe_triton.schemes.scheme import Scheme
 from moe_triton.schemes.site import Site
-from moe_triton.torch_npu_ops import registry
-from moe_triton.torch_npu_ops.elastic import Deployment
-from moe_triton.torch_npu_ops.native import NativeCalls, PlanCall
 
 Named = dict[str, Any]
 Bindings = dict[str, Any]
+
+
+Native = Callable[..., Any] | Literal[False]
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """The ranks that take part in a call.
+
+    Attributes:
+        config: their settings.
+        rank: this rank's number among them.
+        members: their original ranks by new number, or None where nothing changed.
+    """
+
+    config: Config
+    rank: int
+    members: tuple[int, ...] | None = None
+
+
+class Access(Protocol):
+    """A plan's way to its communicator.
+
+    Attributes:
+        native: a native call for the plan there; False where there is none, None where nobody has looked.
+    """
+
+    native: Native | None
+
+    def communicator(self) -> Communicator:
+        """Made, with all ranks of the group, when a call first needs it."""
+        ...
+
+    @property
+    def is_made(self) -> bool:
+        """Whether a call has needed it before."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -35,12 +70,12 @@ class CallSite:
 
     Attributes:
         deployment: the ranks that take part.
-        place: names the communicator.
+        access: the way to their communicator.
         exchange_rank: this rank's number among two tensor-parallel ranks, or None.
     """
 
     deployment: Deployment
-    place: registry.Place
+    access: Access
     exchange_rank: int | None
 
 
@@ -54,7 +89,8 @@ class OperatorPlan:
         variant: which kernels run.
         symbols: sizes and attributes of the call.
         inputs: hole and argument of each tensor that kernels read.
-        strided: holes of those that have to be copied first.
+        copied: holes of those that have to be copied first: they are not contiguous, or of a dtype that no
+            kernel reads.
     """
 
     config: Config
@@ -62,7 +98,7 @@ class OperatorPlan:
     variant: Variant
     symbols: Symbols
     inputs: tuple[tuple[str, str], ...]
-    strided: tuple[str, ...]
+    copied: tuple[tuple[str, torch.dtype], ...]
 
     @property
     def deployment(self) -> Deployment:
@@ -88,10 +124,10 @@ class OperatorPlan:
         place = self.deployment
         return Site(place.config, place.rank, 1, 0, "cpu", self.site.exchange_rank).scheme
 
-    @cached_property
-    def access(self) -> registry.Access:
+    @property
+    def access(self) -> Access:
         """The way to the communicator."""
-        return registry.Access(self.site.place)
+        return self.site.access
 
     @property
     def communicator(self) -> Communicator:
@@ -129,17 +165,22 @@ class OperatorPlan:
             if made is not None:
                 communicator.note_use()
                 return made
-        bindings = self._constants.copy()
-        for hole, name in self.inputs:
-            bindings[hole] = named[name]
-        for hole in self.strided:
-            bindings[hole] = bindings[hole].contiguous()
-        self._prepare(communicator, bindings)
+        bindings = self._bind(communicator, named)
         outputs = self._make_outputs(communicator)
         for hole, output in zip(self._output_holes, outputs, strict=True):
             bindings[hole] = output
         communicator.run(self.variant, bindings, self._phase)
         return tuple(outputs) if len(outputs) > 1 else outputs[0]
+
+    def _bind(self, communicator: Communicator, named: Named) -> Bindings:
+        """What the plan's holes hold, outputs aside."""
+        bindings = self._constants.copy()
+        for hole, name in self.inputs:
+            bindings[hole] = named[name]
+        for hole, dtype in self.copied:
+            bindings[hole] = bindings[hole].to(dtype).contiguous()
+        self._prepare(communicator, bindings)
+        return bindings
 
     _phase: ClassVar[Phase] = "whole"
 
@@ -156,7 +197,7 @@ class OperatorPlan:
         """A native call for calls of this plan; False where there is none."""
         calls = communicator.calls
         # Masked ids are made, and tails of outputs set, in Python.
-        unusual = self._phase != "whole" or self.strided or self.variant.mask != "none" or self._unwritten
+        unusual = self._phase != "whole" or self.copied or self.variant.mask != "none" or self._unwritten
         if unusual or not isinstance(calls, NativeCalls):
             return False
         s, operator = self.symbols, self._whole
@@ -187,7 +228,10 @@ class OperatorPlan:
 
     def _prepare(self, communicator: Communicator, bindings: Bindings) -> None:
         """Checks what depends on data, and adds what does."""
-        check_routing(communicator, bindings["topk_idx"], bindings.get("mask"), self.num_ids)
+        name = self.symbols.operator.called("expert_ids")
+        bindings["topk_idx"] = taken_ids(
+            communicator, bindings["topk_idx"], bindings.get("mask"), self.num_ids, name
+        )
 
     @cached_property
     def _output_holes(self) -> tuple[str, ...]:
@@ -299,27 +343,46 @@ class CombinePlan(OperatorPlan):
         return bindings
 
 
-def check_routing(
-    communicator: Communicator, ids: torch.Tensor, mask: torch.Tensor | None, num_ids: int
-) -> None:
-    """Checks that ids are below their number and distinct in a row, and that a mask of tokens has no holes.
+def taken_ids(
+    communicator: Communicator,
+    ids: torch.Tensor,
+    mask: torch.Tensor | None,
+    num_ids: int,
+    name: str,
+    keep: bool = False,
+) -> torch.Tensor:
+    """Ids as kernels read them, int32, once they are below their number and distinct in a row.
 
-    A host whose device works on reads neither: kernels send no id that names no expert, and take the tokens
-    up to a mask's first False.
+    A duplicate is refused for memory's sake: a source has as many slots per expert as it has tokens. A host
+    whose device works on reads neither ids nor mask: kernels send no id that names no expert, and take the
+    tokens up to a mask's first False.
+
+    Args:
+        communicator: which calls.
+        ids: (T, K) int32 or int64.
+        mask: (T,) or (T, K) bool, or None.
+        num_ids: legal ids.
+        name: of the ids, for the caller.
+        keep: whether the caller may write over ``ids`` before they are read for the last time.
 
     Raises:
-        ArgumentError: one is not, or it has one.
+        ArgumentError: an id is not, or a mask of tokens has a True after a False.
     """
-    backend = communicator.backend
-    if mask is not None:
-        if backend.is_asynchronous:
-            return
+    backend, bad = communicator.backend, None
+    taken = ids
+    if keep or ids.dtype != torch.int32:
+        taken, bad = backend.take_ids(ids, num_ids)
+    elif mask is None:
+        bad = backend.first_bad_id(ids, num_ids)
+    if mask is not None and not backend.is_asynchronous:
         _check_prefix(mask)
         # What an inactive entry holds does not matter.
-        ids = torch.where(mask if mask.dim() == 2 else mask[:, None], ids, -1)
-    bad = backend.first_bad_id(ids, num_ids)
+        bad = backend.first_bad_id(
+            torch.where(mask if mask.dim() == 2 else mask[:, None], taken, -1), num_ids
+        )
     if bad is not None:
-        raise arguments.bad_id_error("expert_ids", ids, bad, num_ids)
+        raise arguments.bad_id_error(name, ids, bad, num_ids)
+    return taken
 
 
 def _check_prefix(mask: torch.Tensor) -> None:

@@ -1,0 +1,303 @@
+"""`EPBuffer`'s calls that native code leaves to Python: checked once per shape, whole or in halves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+from moe_triton.backends.base import Host, TensorSpec
+from moe_triton.core import plain_tensors
+from moe_triton.core.checks import check_tensor, not_plain_error
+from moe_triton.core.errors import ArgumentError
+from moe_triton.core.row_formats import RowFormat
+from moe_triton.handle import DispatchHandle, DispatchOutput, Pending
+from moe_triton.limits import check_call
+from moe_triton.operators import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, Operator, Symbols
+from moe_triton.operators.buffer import OF_HANDLE, attributes_of
+from moe_triton.runtime import arguments
+from moe_triton.runtime.communicator import Communicator
+from moe_triton.runtime.operator_checks import call_of, check_argument, inputs_of
+from moe_triton.runtime.operator_plan import (
+    Bindings,
+    CallSite,
+    Deployment,
+    Named,
+    Native,
+    OperatorPlan,
+    taken_ids,
+)
+
+# More shapes than a server has; a plan is a few small objects.
+MAX_PLANS = 4096
+# Large tensors are not copied in silence.
+LARGE = ("x", "expand_x")
+# Without these a rank's rows for itself need not go through its window.
+UNUSUAL = ("x_active_mask", "performance_info", "shared_expert_x")
+
+
+@dataclass
+class BufferAccess:
+    """A buffer's own communicator: see `moe_triton.runtime.operator_plan.Access`."""
+
+    found: Communicator
+    native: Native | None = False
+    is_made: bool = True
+
+    def communicator(self) -> Communicator:
+        """The buffer's."""
+        return self.found
+
+
+class BufferPlan(OperatorPlan):
+    """A checked call of a buffer."""
+
+    def bind(self, named: Named) -> Bindings:
+        """What the holes hold, outputs aside."""
+        return self._bind(self.communicator, named)
+
+    def make(self, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The outputs by their names, those among them that are there already."""
+        names = [name for name in self.specs if name not in given]
+        made = self.communicator.backend.empty_all([self.specs[name] for name in names])
+        return {**given, **dict(zip(names, made, strict=True))}
+
+    def bound(self, outputs: Mapping[str, torch.Tensor]) -> Bindings:
+        """Outputs by their holes."""
+        operator = self.symbols.operator
+        return {output.hole: outputs[output.name] for output in operator.outputs if output.name in outputs}
+
+    @cached_property
+    def specs(self) -> dict[str, TensorSpec]:
+        """Shapes and dtypes of the outputs, by name."""
+        s, variant = self.symbols, self.variant
+        there = [o for o in s.operator.outputs if not o.only_with or attrgetter(o.only_with)(variant)]
+        return {output.name: s.spec(output) for output in there}
+
+
+class DispatchOfBuffer(BufferPlan):
+    """A checked dispatch of a buffer."""
+
+    def _prepare(self, communicator: Communicator, bindings: Bindings) -> None:
+        """Private copies of what combine reads again, after users may have written over theirs."""
+        mask = bindings.get("mask")
+        ids = taken_ids(communicator, bindings["topk_idx"], mask, self.num_ids, "topk_idx", keep=True)
+        bindings["topk_idx"] = ids
+        if mask is not None:
+            bindings["mask"] = mask.clone()
+
+
+class CombineOfBuffer(BufferPlan):
+    """A checked combine of a buffer."""
+
+    def _prepare(self, communicator: Communicator, bindings: Bindings) -> None:
+        """Its ids are the buffer's own."""
+        y = bindings["y"]
+        bindings["num_rows"] = y.shape[0]
+        if self.variant.keeps_own:
+            bindings["own_results"] = (y.data_ptr() - communicator.window_base) // y.element_size()
+
+
+class BufferPlans:
+    """The plans of one buffer, and calls by them.
+
+    Args:
+        communicator: the buffer's.
+        host: of its back end.
+        buffer_id: which buffer it is.
+        special: numbers of zero, copy and constant experts.
+    """
+
+    def __init__(
+        self, communicator: Communicator, host: Host, buffer_id: int, special: tuple[int, int, int]
+    ) -> None:
+        self._communicator, self._host, self._buffer_id = communicator, host, buffer_id
+        site, c = communicator.site, communicator.config
+        self._site = CallSite(Deployment(c, site.rank), BufferAccess(communicator), site.exchange_rank)
+        self._attributes = attributes_of(c, site.rank, site.exchange_rank, special)
+        self._plans: dict[Any, BufferPlan] = {}
+
+    def dispatch(
+        self, tensors: Named, row_format: RowFormat, out: torch.Tensor | None, wait: bool
+    ) -> DispatchOutput | Pending[DispatchOutput]:
+        """A dispatch.
+
+        Args:
+            tensors: every one that it takes, by torch_npu's names.
+            row_format: how rows travel.
+            out: where tokens are to arrive, or None.
+            wait: whether for the rows too, or only until they are sent.
+
+        Raises:
+            ArgumentError: a bad argument. Nothing was sent.
+        """
+        communicator = self._communicator
+        modes = {
+            "row_format": row_format,
+            "quant_mode": 2 * row_format.is_quantized,  # to rules, one quantisation is as good as another
+            "keeps_own": self._keeps_own(tensors, wait),
+        }
+        plan = self._find(DISPATCH_OF_BUFFER, DispatchOfBuffer, tensors, modes)
+        bindings = plan.bind(tensors)
+        given = {}
+        if communicator.has_outputs_in_window:
+            given["tokens"] = communicator.window_tensor("rows", plan.specs["tokens"][1])
+        if out is not None:
+            communicator.site.scheme.check_offers("out", "out", "given")
+            shape, dtype = plan.specs["tokens"]
+            given["tokens"] = check_tensor("out", out, shape=shape, dtypes=(dtype,), device=self._host.device)
+            _check_apart("x", tensors["x"], out)
+        outputs = plan.make(given)
+        handle = DispatchHandle(
+            buffer_id=self._buffer_id,
+            number=communicator.counts["dispatch"],
+            dtype=tensors["x"].dtype,
+            topk_idx=bindings["topk_idx"],
+            expand_idx=outputs["expand_idx"],
+            recv_offsets=outputs["recv_offsets"],
+            assist_info=outputs["assist_info"],
+            exchange_counts=outputs.get("exchange_counts"),
+            active_mask=bindings.get("mask"),
+        )
+        get = outputs.get
+        made = DispatchOutput(
+            outputs["tokens"], get("scales"), outputs["tokens_per_expert"], get("weights"), handle
+        )
+        answer: DispatchOutput | Pending[DispatchOutput]
+        answer = self._run(plan, bindings | plan.bound(outputs), made, wait)
+        return answer
+
+    def combine(
+        self, tensors: Named, handle: DispatchHandle, comm_quantize: str | None, out: Any, wait: bool
+    ) -> torch.Tensor | Pending[torch.Tensor]:
+        """A combine.
+
+        Args:
+            tensors: every one that it takes besides those of the handle, by torch_npu's names.
+            handle: a checked one.
+            comm_quantize: of `EPBuffer.combine`.
+            out: where sums are to go, or None.
+            wait: whether for the results too, or only until they are sent.
+
+        Raises:
+            ArgumentError: a bad argument. Nothing was sent.
+        """
+        communicator, y = self._communicator, tensors["expand_x"]
+        tensors = tensors | {name: getattr(handle, field) for name, field in OF_HANDLE.items()}
+        modes = {
+            "comm_quant_mode": 0 if comm_quantize is None else 2,
+            "keeps_own": comm_quantize is None and self._keeps_own(tensors, wait),
+            "in_place": False,
+        }
+        if not modes["keeps_own"]:
+            tensors["expand_idx"] = None
+        shape = "n", communicator.config.hidden
+        check_tensor("y", y, shape=shape, dtypes=(handle.dtype,), device=self._host.device)
+        if communicator.has_outputs_in_window:
+            place = communicator.window_tensor("results", y.dtype)
+            modes["in_place"] = arguments.starts_at(place, y)
+        plan = self._find(COMBINE_OF_BUFFER, CombineOfBuffer, tensors, modes)
+        arguments.check_results(y, handle, communicator)
+        bindings = plan.bind(tensors)
+        if out is not None:
+            sizes, dtype = plan.specs["out"]
+            check_tensor("out", out, shape=sizes, dtypes=(dtype,), device=self._host.device)
+            _check_apart("y", y, out)
+        outputs = plan.make({} if out is None else {"out": out})
+        if out is None and handle.active_mask is not None:
+            outputs["out"].zero_()  # nothing is written for tokens that take no part
+        answer: torch.Tensor | Pending[torch.Tensor]
+        answer = self._run(plan, bindings | plan.bound(outputs), outputs["out"], wait)
+        return answer
+
+    def _keeps_own(self, tensors: Named, wait: bool) -> bool:
+        """Whether rows of this rank for itself may go straight to their places: in plain calls only."""
+        site = self._communicator.site
+        if not (wait and site.keeps_own) or site.exchange_rank is not None or site.config.num_special_experts:
+            return False
+        return all(tensors.get(name) is None for name in UNUSUAL)
+
+    def _find(
+        self, operator: Operator, kind: type[BufferPlan], tensors: Named, modes: dict[str, Any]
+    ) -> BufferPlan:
+        described = self._host.describe(*tensors.values())
+        key = operator.name, described, *modes.values()
+        plan = self._plans.get(key) if described is not None else None
+        if plan is None:
+            plan = self._make(operator, kind, tensors, modes)
+            if len(self._plans) < MAX_PLANS:
+                described = described or plain_tensors.describe(*tensors.values())
+                self._plans[operator.name, described, *modes.values()] = plan
+        return plan
+
+    def _make(
+        self, operator: Operator, kind: type[BufferPlan], tensors: Named, modes: dict[str, Any]
+    ) -> BufferPlan:
+        """Checks every argument by every rule that does not depend on data."""
+        config, device = self._communicator.config, self._host.device
+        for position, argument in enumerate(operator.tensors):
+            value: Any = tensors.get(argument.name)
+            needed = position < 2 or (argument.only_with == "exchange" and self._attributes["tp_world_size"])
+            if value is None and not needed:
+                continue
+            error = not_plain_error(operator.called(argument.name), value, device)
+            if error is not None:
+                raise error
+            if argument.name in LARGE and not value.is_contiguous():
+                name = operator.called(argument.name)
+                raise ArgumentError(
+                    name, f"strided {value.stride()}", "it must be contiguous", f"Pass {name}.contiguous()."
+                )
+        s = Symbols(operator, {**self._attributes, **modes, **tensors})
+        for position, argument in enumerate(operator.tensors):
+            check_argument(s, argument, tensors.get(argument.name), device)
+            if position == 0 and argument.name == "x":
+                arguments.check_num_tokens("x", config, s["BS"])
+        try:
+            check_call(config, replace(call_of(s), is_of_buffer=True))
+        except ArgumentError as error:
+            raise error.renamed({**operator.names, **RULED}) from None
+        self._check_offered(s)
+        return kind(config, self._site, s.variant(), s, *inputs_of(s, tensors))
+
+    def _check_offered(self, s: Symbols) -> None:
+        scheme = self._communicator.site.scheme
+        for name in s.given:
+            scheme.check_offers(s.operator.called(name), s.operator.called(name), "given")
+        if s["comm_quant_mode"]:
+            scheme.check_offers("comm_quantize", "comm_quantize", "'int8'")
+
+    def _run(self, plan: BufferPlan, bindings: Bindings, made: Any, wait: bool) -> Any:
+        run, variant = self._communicator.run, plan.variant
+        if wait:
+            run(variant, bindings)
+            return made
+
+        def finish() -> Any:
+            run(variant, bindings, "teardown")
+            return made
+
+        self._communicator.site.scheme.check_offers("wait", "wait", False)
+        run(variant, bindings, "setup")
+        return Pending(finish)
+
+
+# What an `EPBuffer` calls what rules call otherwise.
+RULED = {"comm_quant_mode": "comm_quantize", "tp_world_size": "tp_group", "group_tp": "tp_group"}
+RULED |= {"quant_mode": "quantize", "moe_expert_num": "num_experts"}
+
+
+def _check_apart(name: str, given: torch.Tensor, out: torch.Tensor) -> None:
+    """Checks that an output does not lie in an input.
+
+    Raises:
+        ArgumentError: it does.
+    """
+    begin, end = given.data_ptr(), given.data_ptr() + given.nbytes
+    if out.nbytes and given.nbytes and out.data_ptr() < end and begin < out.data_ptr() + out.nbytes:
+        rule = f"it must not lie in {name}, which is read while it is written"
+        raise ArgumentError("out", f"in the memory of {name}", rule, "Pass a tensor of its own.")

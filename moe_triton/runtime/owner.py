@@ -1,0 +1,78 @@
+"""What every owner of a communicator can ask of it: times, traces, an end."""
+
+from __future__ import annotations
+
+import warnings
+from types import TracebackType
+from typing import Literal, Self
+
+from moe_triton.core.checks import check_choice, check_flag
+from moe_triton.runtime.communicator import Communicator
+
+OPERATORS = ("dispatch", "combine")
+
+
+class Owner:
+    """Holds a communicator, and closes it."""
+
+    _communicator: Communicator
+    _closed = True  # until construction has succeeded
+    _explicitly_destroy = False
+
+    def durations_us(self, operator: Literal["dispatch", "combine"]) -> dict[str, float]:
+        """Microseconds that each step of this rank's last dispatch or combine took.
+
+        Raises:
+            BufferStateError: it has not run yet.
+            ArgumentError: there is no such operator.
+        """
+        check_choice("operator", operator, OPERATORS)
+        return self._communicator.durations_us(operator)
+
+    def measure(self, on: bool = True) -> None:
+        """Whether calls from now on note how long each step takes, for `durations_us`.
+
+        The CPU back end always does; on an NPU it costs two events per step.
+        """
+        self._communicator.backend.measure(check_flag("on", on))
+
+    def synchronize(self) -> None:
+        """Waits for every call of this rank to end, those in graphs too, and raises what went wrong in one.
+
+        The CPU back end's calls have ended when they return, and raise by themselves.
+
+        Raises:
+            BufferStateError: the buffer is closed, broken or in use by another thread.
+            CommunicationTimeoutError: a rank's data did not come in time. The buffer is then broken.
+        """
+        self._communicator.synchronize()
+
+    def write_trace(self) -> None:
+        """Adds what this rank has done since the last time to the trace. `close` does so too.
+
+        Raises:
+            BufferStateError: the buffer has no trace, is closed, or is in use by another thread.
+            OSError: the file cannot be written.
+        """
+        self._communicator.write_trace()
+
+    def close(self) -> None:
+        """Gives the window back. Other calls raise afterwards; closing again does nothing.
+
+        A call that another thread is inside of ends at once in a `BufferStateError`, and `close` waits for
+        it. Tensors of the window, as dispatch returns them with "direct", hold what they held.
+        """
+        self._closed = True
+        self._communicator.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not self._closed and self._explicitly_destroy:
+            warnings.warn(f"{type(self).__name__} was dropped without close()", ResourceWarning, stacklevel=2)
