@@ -217,7 +217,7 @@ def _one_round(
         tensors["x"],
         ids,
         *place,
-        row_format=BY_QUANT_MODE[case.quant_mode],
+        quant_mode=case.quant_mode,
         expert_token_nums_type=case.nums_type,
         **_dispatch_tensors(case, tensors),
         **performance("dispatch"),
