@@ -321,8 +321,8 @@ class EPBuffer(Owner):
             shared_expert_x: (T, H), or (a, b, H) with a * b = T, a shared expert's results, added without
                 weight; not with ranks of shared experts.
             ori_x: (T, H), the tokens: copy and constant experts compute with them.
-            const_expert_alpha_1: (C,) or (C, H), of each constant expert (docs/operators.md, "Zero, copy and
-                constant experts").
+            const_expert_alpha_1: (C,) or (C, H), of each constant expert (docs/operators.md, "Special
+                experts").
             const_expert_alpha_2: like const_expert_alpha_1.
             const_expert_v: (C, H).
             performance_info: (EP,) int64, raised to the microseconds that each rank was waited for.
