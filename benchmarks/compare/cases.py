@@ -36,19 +36,19 @@ class Case:
     Attributes:
         ranks: W.
         tokens: T, on every rank.
-        quantize: whether rows are dispatched as int8.
+        quantize: how rows are dispatched: a name of `moe_triton.core.row_formats`, "" for as they are.
     """
 
     ranks: int
     tokens: int
-    quantize: bool
+    quantize: str
 
     def as_record(self) -> dict[str, object]:
         """For `benchmarks.harness.Record`."""
         return asdict(self)
 
     def __str__(self) -> str:
-        return f"W {self.ranks}, BS {self.tokens}, {'int8' if self.quantize else 'bf16'}"
+        return f"W {self.ranks}, BS {self.tokens}, {self.quantize or 'bf16'}"
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Job:
     kind: Literal["compare", "tokens", "ranks"]
     ranks: int
     tokens: tuple[int, ...]
-    quantize: tuple[bool, ...]
+    quantize: tuple[str, ...]
     routes: tuple[str, ...]
     iterations: int | None
     seconds: float

@@ -23,9 +23,12 @@ from benchmarks.compare.scaling import SCALED, SWEEPS, SweepKind, scaling_record
 from benchmarks.compare.shares import share_records
 from benchmarks.compare.tables import console
 from benchmarks.harness import parser
+from moe_triton.core.row_formats import QUANTIZED
 
 CASE_SECONDS, SWEEP_SECONDS = 10.0, 40.0
 NO_MPI_NEEDED = Mpi(None, "not asked for")
+# What every route knows: those of others have a scale for each row.
+FORMATS = ["none", *(name for name, row_format in QUANTIZED.items() if row_format.block is None)]
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -94,7 +97,7 @@ def _run_parser() -> argparse.ArgumentParser:
     options.add_argument("--tokens", type=int, nargs="+", default=[16, 64, 256], help="per rank")
     options.add_argument("--routes", nargs="+", choices=ROUTES, default=list(ROUTES), metavar="ROUTE",
                          help=f"of {', '.join(ROUTES)}")  # fmt: skip
-    _add_quantize(options, [False, True])
+    _add_quantize(options, FORMATS)
     return options
 
 
@@ -104,7 +107,7 @@ def _scaling_parser() -> argparse.ArgumentParser:
     options.add_argument("--tokens", type=int, nargs="+", default=tokens, help="per rank, of two ranks")
     options.add_argument("--ranks", type=_ranks, default=16, help="most; powers of two from 2 on")
     options.add_argument("--tokens-of-ranks", type=int, default=64, help="per rank, over the ranks")
-    _add_quantize(options, [False])
+    _add_quantize(options, ["none"])
     return options
 
 
@@ -119,14 +122,17 @@ def _parser(description: str, seconds: float) -> argparse.ArgumentParser:
     return options
 
 
-def _add_quantize(options: argparse.ArgumentParser, default: list[bool]) -> None:
-    options.set_defaults(quantize=default)
-    for flag, value, text in (
-        ("--quantize", [True], "only rows as int8"),
-        ("--no-quantize", [False], "only rows as bf16"),
-        ("--both", [False, True], "one after the other"),
-    ):
-        options.add_argument(flag, dest="quantize", action="store_const", const=value, help=text)
+def _add_quantize(options: argparse.ArgumentParser, default: list[str]) -> None:
+    options.add_argument(
+        "--quantize",
+        nargs="+",
+        choices=FORMATS,
+        default=default,
+        help="how rows are dispatched; none: as bf16",
+    )
+    options.add_argument(
+        "--both", dest="quantize", action="store_const", const=FORMATS, help="one after the other"
+    )
 
 
 def _ranks(text: str) -> int:
@@ -137,7 +143,7 @@ def _ranks(text: str) -> int:
 
 
 def _job(kind: Any, ranks: int, tokens: Sequence[int], options: Any, routes: Any, seconds: float) -> Job:
-    chosen = tuple(tokens), tuple(options.quantize), tuple(routes)
+    chosen = tuple(tokens), tuple("" if name == "none" else name for name in options.quantize), tuple(routes)
     memory = not options.default_malloc
     return Job(kind, ranks, *chosen, options.iterations, seconds, results="", keeps_memory=memory)
 

@@ -84,12 +84,12 @@ def _legend(figure: Any, axes: Any) -> None:
     figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=3, frameon=False)
 
 
-def _variants(samples: Samples) -> list[bool]:
+def _variants(samples: Samples) -> list[str]:
     return sorted({case.quantize for case in samples.cases})
 
 
-def _rows_of(quantize: bool) -> str:
-    return "rows as int8" if quantize else "rows as bf16"
+def _rows_of(quantize: str) -> str:
+    return f"rows as {quantize or 'bf16'}"
 
 
 def _error(spread: Spread) -> list[list[float]]:

@@ -33,7 +33,7 @@ class Sample:
     phase: Phase
     ranks: int
     tokens: int
-    quantize: bool
+    quantize: str
     iteration: int
     order: int
     us: float | None
@@ -92,7 +92,7 @@ def _sample(row: dict[str, str]) -> Sample:
         phase=cast(Phase, row["phase"]),
         ranks=int(row["ranks"]),
         tokens=int(row["tokens"]),
-        quantize=bool(int(row["quantize"])),
+        quantize=row["quantize"],
         iteration=int(row["iteration"]),
         order=int(row["order"]),
         us=float(row["us"]) if row["us"] else None,

@@ -32,7 +32,7 @@ class Sweep:
 
     kind: SweepKind
     route: str
-    quantize: bool
+    quantize: str
     cases: tuple[Case, ...]
     per_byte: dict[Case, Spread]
 
@@ -107,7 +107,7 @@ def scaling_table(kind: SweepKind, samples: Samples) -> Table:
 
 
 def _cells(route: str, case: Case) -> tuple[str, ...]:
-    return ROUTES[route], "int8" if case.quantize else "bf16", str(case.ranks), str(case.tokens)
+    return ROUTES[route], case.quantize or "bf16", str(case.ranks), str(case.tokens)
 
 
 def scaling_records(kind: SweepKind, samples: Samples) -> list[Record]:

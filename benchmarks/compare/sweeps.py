@@ -38,7 +38,7 @@ def serve(rank: int, num_ranks: int, job: Job, send: Callable[..., None]) -> Non
     plan = plan_tokens if job.kind == "tokens" else plan_ranks
     for quantize in job.quantize:
         with contextlib.ExitStack() as stack:
-            send(kind="start", case=f"sweep of {job.kind}, {'int8' if quantize else 'bf16'}")
+            send(kind="start", case=f"sweep of {job.kind}, {quantize or 'bf16'}")
             runs, absent = plan(rank, num_ranks, job, quantize, stack)
             line = StartingLine()
             for _ in range(WARM_UP):
@@ -58,7 +58,7 @@ def serve(rank: int, num_ranks: int, job: Job, send: Callable[..., None]) -> Non
 Planned = tuple[list[Run], list[Sample]]
 
 
-def plan_tokens(rank: int, num_ranks: int, job: Job, quantize: bool, stack: contextlib.ExitStack) -> Planned:
+def plan_tokens(rank: int, num_ranks: int, job: Job, quantize: str, stack: contextlib.ExitStack) -> Planned:
     """Every batch size on one buffer."""
     runs: list[Run] = []
     absent: list[Sample] = []
@@ -78,7 +78,7 @@ def plan_tokens(rank: int, num_ranks: int, job: Job, quantize: bool, stack: cont
     return runs, absent
 
 
-def plan_ranks(rank: int, num_ranks: int, job: Job, quantize: bool, stack: contextlib.ExitStack) -> Planned:
+def plan_ranks(rank: int, num_ranks: int, job: Job, quantize: str, stack: contextlib.ExitStack) -> Planned:
     """Groups of 2, 4, ... ranks, each with buffers of its own."""
     runs: list[Run] = []
     absent: list[Sample] = []

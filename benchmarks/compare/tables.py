@@ -131,7 +131,7 @@ def _list(cases: Sequence[Case], total: int) -> str:
 
 def case_cells(case: Case) -> tuple[str, str, str]:
     """Ranks, tokens and rows."""
-    return str(case.ranks), str(case.tokens), "int8" if case.quantize else "bf16"
+    return str(case.ranks), str(case.tokens), case.quantize or "bf16"
 
 
 def _spread_cells(spread: Spread | None) -> tuple[str, str, str]:

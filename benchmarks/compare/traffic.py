@@ -58,7 +58,7 @@ class Traffic:
 
 
 def dispatch_traffic(
-    scheme: Scheme, *, tokens: int, sent: int, received: int, kept: int, hidden: int, quantize: bool
+    scheme: Scheme, *, tokens: int, sent: int, received: int, kept: int, hidden: int, quantize: str
 ) -> Traffic:
     """Bytes that a dispatch moves on one rank, which sends itself ``kept`` of the rows."""
     full = hidden * ANSWER_ITEMSIZE
@@ -84,7 +84,7 @@ def combine_traffic(
 
 
 def group_bytes(
-    scheme: Scheme, phase: Phase, *, ranks: int, tokens: int, topk: int, hidden: int, quantize: bool
+    scheme: Scheme, phase: Phase, *, ranks: int, tokens: int, topk: int, hidden: int, quantize: str
 ) -> int:
     """Bytes read and written by all ranks together, by tokens per rank."""
     rows = tokens * topk  # received on average, which is what the sum over ranks needs

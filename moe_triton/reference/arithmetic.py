@@ -58,7 +58,9 @@ def dequantize(q: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         q: (..., H) int8.
         scales: fp32, one for each row or several: of the same leading sizes.
     """
-    return (q.float().view(*scales.shape, -1) * scales[..., None]).view(q.shape)
+    num_scales = scales.shape[-1] if scales.dim() == q.dim() else 1
+    values = q.float().view(*scales.shape, q.shape[-1] // num_scales)
+    return (values * scales[..., None]).view(q.shape)
 
 
 def quantize_rows(rows: Floats) -> tuple[NDArray[np.int8], Floats]:

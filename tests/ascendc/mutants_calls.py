@@ -206,6 +206,17 @@ EXCHANGE = (
         _EXCHANGE,
     ),
     Mutant(
+        "one scale where rows have several",
+        (
+            Patch(
+                EXCHANGE_SEND,
+                "bytes = static_cast<uint32_t>(args_.scale_bytes);",
+                "bytes = sizeof(float);",
+            ),
+        ),
+        ExchangeCase(timeout_us=MUTANT_TIMEOUT_US, num_scales=57),
+    ),
+    Mutant(
         "scales loaded over those being sent",
         (without(EXCHANGE_SEND, "        Order<AscendC::HardEvent::MTE3_MTE2>();\n"),),
         _MANY_SCALES,

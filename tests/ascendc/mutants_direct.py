@@ -185,6 +185,11 @@ ROWS = (
         case_of(scaled=True),
     ),
     Mutant(
+        "several scales to the first row's",
+        (Patch(SEND_PLAN, "args.scale_slots.At(zone, index)", "args.scale_slots.At(zone, 0)"),),
+        case_of(scaled=True, num_scales=9),
+    ),
+    Mutant(
         "scales of tokens where results have their own",
         (Patch(SEND_PLAN, "scales_.At(visit.row_number)", "scales_.At(visit.token)"),),
         _RESULTS,

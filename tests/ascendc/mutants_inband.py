@@ -249,6 +249,17 @@ INBAND_MUTANTS = (
         _ONE_BLOCK_SLOTS,
     ),
     Mutant(
+        "a row's scales as if they lay in one block",
+        (
+            Patch(
+                INBAND_RECEIVE,
+                "Smaller(left, args_.scale_bytes - done)",
+                "args_.scale_bytes - done",
+            ),
+        ),
+        case_of(inband=True, hidden=900, scaled=True, num_scales=57, tokens=(3, 3)),
+    ),
+    Mutant(
         "scales and stamps stored before they are loaded",
         (without(INBAND_RECEIVE, "        Order<AscendC::HardEvent::MTE2_MTE3>();\n"),),
         _INBAND,

@@ -30,7 +30,7 @@ from benchmarks.compare.traffic import combine_traffic, dispatch_traffic, group_
 from moe_triton.core.ascendc import DISPATCH_WAIT
 from moe_triton.core.plan import Launch
 
-CASE = Case(2, 16, True)
+CASE = Case(2, 16, "int8")
 NO_MPI = "there is no mpirun"
 # us of both operators together, in three iterations
 TIMES = {
@@ -74,8 +74,8 @@ def some_samples(case: Case = CASE) -> list[Sample]:
 def test_shares_are_of_all_cores_and_leave_waiting_out() -> None:
     steps = {"dispatch: pack": 5.0, "dispatch: wait": 70.0, "combine: find results": 2.0}
     steps["combine: sum"] = 10.0
-    case = Case(4, 16, True)
-    made = [Sample("slots", "both", 4, 16, True, i, 0, 100.0, steps=steps, core_us=150.0) for i in range(3)]
+    case = Case(4, 16, "int8")
+    made = [Sample("slots", "both", 4, 16, "int8", i, 0, 100.0, steps=steps, core_us=150.0) for i in range(3)]
     samples = Samples(made)
     assert shares(samples, case, "slots", 2) == {"busy": 0.75}
     found = shares(samples, case, "slots", 8)
@@ -92,9 +92,9 @@ def test_shares_are_of_all_cores_and_leave_waiting_out() -> None:
 
 def test_bytes_of_slots_are_those_of_the_table() -> None:
     sizes = {"tokens": 10, "sent": 80, "received": 70, "kept": 30, "hidden": 100}
-    plain = dispatch_traffic("slots", quantize=False, **sizes)
+    plain = dispatch_traffic("slots", quantize="", **sizes)
     assert (plain.read, plain.written) == ((10 + 40 + 10) * 200, (50 + 40 + 30) * 200)
-    packed = dispatch_traffic("slots", quantize=True, **sizes)
+    packed = dispatch_traffic("slots", quantize="int8", **sizes)
     assert packed.read == 10 * 200 + (10 + 40 + 10) * 100
     assert packed.written == (10 + 50 + 40 + 30) * 100
     back = combine_traffic("slots", **sizes)
@@ -103,7 +103,7 @@ def test_bytes_of_slots_are_those_of_the_table() -> None:
 
 def test_direct_neither_arranges_nor_sends_results() -> None:
     sizes = {"tokens": 10, "sent": 80, "received": 70, "kept": 30, "hidden": 100}
-    plain = dispatch_traffic("direct", quantize=False, **sizes)
+    plain = dispatch_traffic("direct", quantize="", **sizes)
     assert (plain.read, plain.written, plain.row) == (10 * 200, 80 * 200, 200)
     back = combine_traffic("direct", **sizes)
     assert (back.read, back.written) == (80 * 200, 10 * 200)
@@ -111,7 +111,7 @@ def test_direct_neither_arranges_nor_sends_results() -> None:
 
 
 def test_bytes_of_a_group_are_the_sum_over_its_ranks() -> None:
-    sizes = {"tokens": 4, "topk": 8, "hidden": 64, "quantize": True}
+    sizes = {"tokens": 4, "topk": 8, "hidden": 64, "quantize": "int8"}
     two = group_bytes("slots", "both", ranks=2, **sizes)
     # Of more ranks' rows fewer stay where they are; direct moves all of them alike.
     assert group_bytes("slots", "both", ranks=8, **sizes) > 4 * two
@@ -182,7 +182,7 @@ def test_records_carry_the_agreed_names() -> None:
     assert {"vs_gloo_alltoallv", "vs_mpi_best", "vs_nowait", "direct_vs_slots", "fraction_of_memcpy"} <= set(
         named
     )
-    assert named["vs_mpi_best"]["case"] == {"ranks": 2, "tokens": 16, "quantize": True}
+    assert named["vs_mpi_best"]["case"] == {"ranks": 2, "tokens": 16, "quantize": "int8"}
     assert "vs_mpi_native" not in named
     times = {
         (r["case"]["route"], r["case"]["phase"], r["metric"]): r["value"] for r in found if r["unit"] == "us"
@@ -195,17 +195,17 @@ def test_records_carry_the_agreed_names() -> None:
 @pytest.mark.parametrize(
     ("metric", "case", "value", "expected"),
     [
-        ("vs_gloo_alltoallv", Case(2, 16, True), 10.0, "met"),
-        ("vs_gloo_alltoallv", Case(2, 16, True), 9.9, "missed"),
-        ("vs_gloo_alltoallv", Case(8, 256, False), 5.0, "met"),
-        ("vs_gloo_alltoallv", Case(2, 17, True), 1.0, ""),
-        ("vs_nowait", Case(4, 16, True), 1.3, "met"),
-        ("vs_nowait", Case(4, 64, True), 1.3, "missed"),
-        ("direct_vs_slots", Case(4, 256, True), 1.8, "met"),
-        ("fraction_of_memcpy", Case(2, 256, False), 0.74, "missed"),
-        ("fraction_of_memcpy", Case(4, 256, False), 0.1, ""),
-        ("direct_vs_mpi_best", Case(2, 16, True), 0.1, ""),
-        ("vs_mpi_best", Case(2, 16, True), None, "absent"),
+        ("vs_gloo_alltoallv", Case(2, 16, "int8"), 10.0, "met"),
+        ("vs_gloo_alltoallv", Case(2, 16, "int8"), 9.9, "missed"),
+        ("vs_gloo_alltoallv", Case(8, 256, ""), 5.0, "met"),
+        ("vs_gloo_alltoallv", Case(2, 17, "int8"), 1.0, ""),
+        ("vs_nowait", Case(4, 16, "int8"), 1.3, "met"),
+        ("vs_nowait", Case(4, 64, "int8"), 1.3, "missed"),
+        ("direct_vs_slots", Case(4, 256, "int8"), 1.8, "met"),
+        ("fraction_of_memcpy", Case(2, 256, ""), 0.74, "missed"),
+        ("fraction_of_memcpy", Case(4, 256, ""), 0.1, ""),
+        ("direct_vs_mpi_best", Case(2, 16, "int8"), 0.1, ""),
+        ("vs_mpi_best", Case(2, 16, "int8"), None, "absent"),
     ],
 )
 def test_verdicts(metric: str, case: Case, value: float | None, expected: str) -> None:
@@ -299,7 +299,7 @@ def test_absent_routes_are_reported_everywhere(tmp_path: Path) -> None:
     assert found.why_absent(CASE, metric) == NO_MPI
     assert metric_table(found, metric).rows[0][-1] == "absent"
     write_csv(tmp_path / "samples.csv", samples)
-    assert f"mpi_native,both,2,16,1,0,0,,,{NO_MPI}" in (tmp_path / "samples.csv").read_text()
+    assert f"mpi_native,both,2,16,int8,0,0,,,{NO_MPI}" in (tmp_path / "samples.csv").read_text()
 
 
 def test_without_mpi4py_there_is_no_mpi(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ needs_matplotlib = pytest.mark.skipif(
 
 
 def save_runs(folder: Path) -> None:
-    cases = [Case(ranks, tokens, True) for ranks in (2, 4) for tokens in (16, 64)]
+    cases = [Case(ranks, tokens, "int8") for ranks in (2, 4) for tokens in (16, 64)]
     samples = [sample for case in cases for sample in some_samples(case)]
     found = Samples(samples)
     Files(folder).save(samples, Report.of(records(found), found, {"iterations": 3}))
@@ -38,9 +38,9 @@ def sweep_samples(kind: str, slower: float = 1.0) -> list[Sample]:
     sizes = (64, 128, 256) if kind == "tokens" else (2, 4, 8)
     samples = []
     for size in sizes:
-        case = Case(2, size, False) if kind == "tokens" else Case(size, 64, False)
+        case = Case(2, size, "") if kind == "tokens" else Case(size, 64, "")
         us = bytes_of("slots", case) / 1e3 * (slower if size == sizes[-1] else 1)
-        samples += [Sample("slots", "both", case.ranks, case.tokens, False, i, 0, us) for i in range(3)]
+        samples += [Sample("slots", "both", case.ranks, case.tokens, "", i, 0, us) for i in range(3)]
     return samples
 
 

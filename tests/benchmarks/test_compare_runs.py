@@ -20,7 +20,7 @@ WITHOUT_MPI = [name for name in ROUTES if not name.startswith("mpi_")]
 
 
 def job(kind: str, ranks: int, tokens: tuple[int, ...], routes: tuple[str, ...]) -> Job:
-    return Job(kind, ranks, tokens, (False, True), routes, ITERATIONS, 1.0, results="")
+    return Job(kind, ranks, tokens, ("", "int8"), routes, ITERATIONS, 1.0, results="")
 
 
 def samples_of(messages: list[Message]) -> list[Sample]:
@@ -29,7 +29,7 @@ def samples_of(messages: list[Message]) -> list[Sample]:
 
 def check_samples(samples: list[Sample], routes: list[str]) -> None:
     """Every route has every phase, in its own place of each iteration."""
-    for quantize in (False, True):
+    for quantize in ("", "int8"):
         mine = [s for s in samples if s.quantize == quantize and not s.absent]
         # dispatch and combine apart: in every other iteration
         wanted = {(r, "both", i) for r in routes for i in range(ITERATIONS)}
@@ -51,7 +51,7 @@ def test_two_ranks_without_mpi() -> None:
     check_samples(samples, WITHOUT_MPI)
     absent = {(s.route, s.case, s.absent) for s in samples if s.us is None}
     missing = [name for name in ROUTES if name.startswith("mpi_")]
-    assert absent == {(n, Case(2, TOKENS, q), NO_MPI.absent) for n in missing for q in (False, True)}
+    assert absent == {(n, Case(2, TOKENS, q), NO_MPI.absent) for n in missing for q in ("", "int8")}
     assert sum(m["kind"] == "iteration" for m in messages) == 2 * ITERATIONS
 
 
@@ -87,7 +87,7 @@ def test_sweeps(kind: str, ranks: int, tokens: tuple[int, ...], sizes: list[int]
     assert found == {
         (route, quantize, size, i)
         for route in ("slots", "direct")
-        for quantize in (False, True)
+        for quantize in ("", "int8")
         for size in sizes
         for i in range(ITERATIONS)
     }

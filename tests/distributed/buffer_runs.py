@@ -106,7 +106,7 @@ def _one_round(case: OperatorCase, process: int, buffer: EPBuffer, number: int) 
     if "smooth_scales" in options:  # a row for each expert that is left
         rows = buffer.config.num_shared_experts + buffer.config.num_experts
         options["smooth_scales"] = options["smooth_scales"][:rows]
-    quantize = None if case.quantize == "none" else "int8"
+    quantize = case.row_format.name
     if own_out:
         rows = buffer.capacity * max(case.tp, 1)
         options["out"] = torch.empty(rows, case.hidden, dtype=torch.int8 if quantize else case.dtype)

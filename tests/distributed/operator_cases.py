@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from moe_triton import reference
+from moe_triton.core.row_formats import BY_QUANT_MODE, INT8_128, RowFormat
 from moe_triton.reference import Deployment
 from tests.reference_helpers import elastic_info_of
 
@@ -74,6 +76,7 @@ class OperatorCase:
             "variable".
         mask: "none", by "tokens" (1-D) or by "entries" (2-D).
         quantize: "none"; "dynamic"; "smooth" with scales; or "scales only", without quant_mode.
+        in_blocks: of a buffer: quantised with a scale for every 128 elements.
         dispatch_weights: expert_scales given to dispatch.
         combine_weights: expert_scales given to combine.
         nums_type: expert_token_nums_type.
@@ -107,6 +110,7 @@ class OperatorCase:
     tokens: str = "equal"
     mask: str = "none"
     quantize: str = "none"
+    in_blocks: bool = False
     dispatch_weights: bool = True
     combine_weights: bool = True
     nums_type: int = 1
@@ -146,6 +150,11 @@ class OperatorCase:
     def quant_mode(self) -> int:
         """As passed to dispatch."""
         return 2 if self.quantize in ("dynamic", "smooth") else 0
+
+    @property
+    def row_format(self) -> RowFormat:
+        """As passed to dispatch of a buffer, and as the reference takes it."""
+        return INT8_128 if self.in_blocks else BY_QUANT_MODE[self.quant_mode]
 
     @property
     def global_bs(self) -> int:
@@ -318,5 +327,5 @@ def experts_of(
     """A stand-in for a process's experts: other numbers on each, and exact wherever it is computed."""
     rows = expand_x.float()
     if dynamic_scales is not None:
-        rows = rows * dynamic_scales[: len(rows), None]
+        rows = reference.dequantize(expand_x, dynamic_scales[: len(rows)])
     return (rows * (0.25 + process) + process).to(case.dtype)

@@ -20,7 +20,6 @@ import torch.distributed as dist
 
 from moe_triton import reference, torch_npu_ops
 from moe_triton.backends.cpu import output_pool
-from moe_triton.core.row_formats import BY_QUANT_MODE
 from tests.distributed.operator_cases import SPECIAL, OperatorCase, Tensors, experts_of, tensors_of
 from tests.reference_helpers import dispatch_shapes
 
@@ -217,7 +216,7 @@ def _one_round(
         tensors["x"],
         ids,
         *place,
-        row_format=BY_QUANT_MODE[case.quant_mode],
+        quant_mode=case.quant_mode,
         expert_token_nums_type=case.nums_type,
         **_dispatch_tensors(case, tensors),
         **performance("dispatch"),
@@ -257,7 +256,7 @@ def _check_round(
     dispatched = reference.dispatch_all(
         deployment,
         [None if given is None else _dispatch_inputs(case, given) for given in tensors],
-        row_format=BY_QUANT_MODE[case.quant_mode],
+        row_format=case.row_format,
         expert_token_nums_type=case.nums_type,
     )
     given_back = [

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from moe_triton.processes import RankGroup
 from tests.distributed import buffer_runs
@@ -46,3 +47,18 @@ def test_every_way_to_pass_tensors(ranks: Groups, bits: int) -> None:
     """Halves, outputs of the caller's, ids of 64 bits, weights of 16: by the lowest bits of the seed."""
     case = OperatorCase(ranks=2, seed=16 * 5 + 2 * bits, mask="entries", quantize="smooth", special="all")
     assert run_all(ranks, [case, replace(case, seed=case.seed + 1)]) == {}
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        {"tp": 2, "experts_per_rank": 1},
+        {"tp": 2, "experts_per_rank": 1, "hidden": 1280, "dtype": torch.float16},
+        {"comm_alg": "fullmesh_v2", "mask": "entries", "special": "all"},
+        {"quantize": "smooth", "shared": (1, 1), "ranks": 3},
+    ],
+)
+def test_a_scale_for_every_128_elements(ranks: Groups, features: dict[str, Any]) -> None:
+    """What is EPBuffer's alone: with a tensor-parallel peer too, from whom scales come by another kernel."""
+    case = OperatorCase(**{"ranks": 2, "hidden": 256, "quantize": "dynamic", **features}, in_blocks=True)
+    assert run_all(ranks, [case, replace(case, seed=1)]) == {}

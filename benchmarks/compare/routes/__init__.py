@@ -54,7 +54,7 @@ class Buffers:
 
 
 def make_routes(
-    inputs: Inputs, quantize: bool, wanted: set[str], buffers: Buffers, comm: Any, no_mpi: str
+    inputs: Inputs, quantize: str, wanted: set[str], buffers: Buffers, comm: Any, no_mpi: str
 ) -> tuple[dict[str, Route], dict[str, str]]:
     """Routes by name, and the reasons for those that are absent.
 

@@ -18,7 +18,7 @@ from benchmarks.compare.routes.exchanges import Exchange
 class AllGather(Route):
     """Every row to every rank."""
 
-    def __init__(self, inputs: Inputs, exchange: Exchange, quantize: bool) -> None:
+    def __init__(self, inputs: Inputs, exchange: Exchange, quantize: str) -> None:
         self._inputs, self._exchange, self._quantize = inputs, exchange, quantize
         self._tokens = self._counts = self._token_of_row = self._weights = torch.empty(0)
         self._scales: torch.Tensor | None = None

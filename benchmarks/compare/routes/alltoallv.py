@@ -35,7 +35,7 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 class AllToAllV(Route):
     """Rows to the ranks that they go to."""
 
-    def __init__(self, inputs: Inputs, exchange: Exchange, quantize: bool) -> None:
+    def __init__(self, inputs: Inputs, exchange: Exchange, quantize: str) -> None:
         self._inputs, self._exchange, self._quantize = inputs, exchange, quantize
         self._sent: Sent | None = None
         self._tokens = self._counts = torch.empty(0)

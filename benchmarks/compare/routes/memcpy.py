@@ -77,7 +77,7 @@ class Memcpy(Route):
     """
 
     def __init__(
-        self, inputs: Inputs, scheme: Scheme, quantize: bool, arena: Arena, whole: bool = False
+        self, inputs: Inputs, scheme: Scheme, quantize: str, arena: Arena, whole: bool = False
     ) -> None:
         sizes = {
             "tokens": inputs.num_tokens,

@@ -37,7 +37,7 @@ class MpiNative(Route):
         comm: an ``mpi4py.MPI.Comm``.
     """
 
-    def __init__(self, inputs: Inputs, comm: Any, quantize: bool) -> None:
+    def __init__(self, inputs: Inputs, comm: Any, quantize: str) -> None:
         self._inputs, self._comm, self._quantize = inputs, comm, quantize
         mpi: Any = importlib.import_module("mpi4py.MPI")
         self._byte, self._int = mpi.BYTE, mpi.INT

@@ -13,14 +13,14 @@ from moe_triton.handle import DispatchOutput
 class Slots(Route):
     """Dispatch and combine through slots in the windows."""
 
-    def __init__(self, inputs: Inputs, buffer: EPBuffer, quantize: bool) -> None:
+    def __init__(self, inputs: Inputs, buffer: EPBuffer, quantize: str) -> None:
         self.inputs, self.buffer, self.quantize = inputs, buffer, quantize
         self._received: DispatchOutput | None = None
 
     def dispatch(self) -> None:
         """See `Route`."""
         x, ids = self.inputs.x, self.inputs.ids32
-        self._received = self.buffer.dispatch(x, ids, quantize="int8" if self.quantize else None)
+        self._received = self.buffer.dispatch(x, ids, quantize=self.quantize or None)
 
     def combine(self) -> None:
         """See `Route`."""
@@ -51,7 +51,7 @@ class Direct(Slots):
 
     FILLED_RUNS = 2
 
-    def __init__(self, inputs: Inputs, buffer: EPBuffer, quantize: bool) -> None:
+    def __init__(self, inputs: Inputs, buffer: EPBuffer, quantize: str) -> None:
         super().__init__(inputs, buffer, quantize)
         self._runs = 0
 
