@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from moe_triton.backends.cpu.triton import rewrite_buffers as rewrites
 from tests.backends.ir_text import INPUT, MAP, OUTPUT, STRIDED, function, is_left, rewritten
 
@@ -116,9 +118,11 @@ def test_carry_in_place_keeps_an_initial_value_that_is_needed_later() -> None:
     assert is_left(rewrites.carry_in_place, text)
 
 
-def test_copy_partial_blocks_with_loops() -> None:
-    partial = "memref.copy %arg0, %arg1 : memref<?xi32, strided<[1], offset: ?>> to memref<?xi32>"
-    text = function("%arg0: memref<?xi32, strided<[1], offset: ?>>, %arg1: memref<?xi32>", partial)
+@pytest.mark.parametrize(("shape", "strides"), [("?xi32", "[1]"), ("?xbf16", "[1]"), ("?x2xi32", "[2, 1]")])
+def test_copy_partial_blocks_with_loops(shape: str, strides: str) -> None:
+    types = f"memref<{shape}, strided<{strides}, offset: ?>>", f"memref<{shape}>"
+    partial = f"memref.copy %arg0, %arg1 : {types[0]} to {types[1]}"
+    text = function(f"%arg0: {types[0]}, %arg1: {types[1]}", partial)
     assert "linalg.copy" in rewritten(rewrites.copy_partial_blocks_with_loops, text)
     whole = function(
         "%arg0: memref<4xi32>, %arg1: memref<4xi32>",

@@ -85,7 +85,8 @@ def copy_partial_blocks_with_loops(module: Operation) -> None:
     """
     for copy in module.walk("memref.copy"):
         if all(type_.startswith("memref<?") for type_ in copy.operand_types):
-            element = re.findall(r"\w+", copy.operand_types[0].split(",")[0])[-1].removeprefix("x")
+            shape = copy.operand_types[0].partition(",")[0].rstrip(">")
+            element = re.split("x(?=[a-z])", shape)[-1]
             copy.replace(f"""
                 "linalg.copy"({", ".join(copy.operands)}) <{{operandSegmentSizes = array<i32: 1, 1>}}> ({{
                 ^bb0(%from{copy.operands[0][1:]}: {element}, %to{copy.operands[1][1:]}: {element}):
