@@ -18,6 +18,7 @@ from moe_triton.runtime.buffer_calls import KEPT_TENSORS, TOKEN_DTYPES
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.schemes import scheme_type
 
+SPECIAL = "num_zero_experts + num_copy_experts + num_const_experts"
 HANDLE_FIELDS = tuple(field.name for field in fields(DispatchHandle))
 
 
@@ -49,7 +50,7 @@ def left_of(whole: Config, lost: Collection[int], exchange: bool) -> Config:
     check_config(whole)
     offers = scheme_type(whole).check_offers
     if whole.num_special_experts:
-        offers("special experts", "num_special_experts", whole.num_special_experts)
+        offers("special experts", SPECIAL, whole.num_special_experts)
     if exchange:
         offers("tp_group", "tp_group", "given")
         groups = "expert-parallel", "tensor-parallel"
@@ -57,7 +58,7 @@ def left_of(whole: Config, lost: Collection[int], exchange: bool) -> Config:
         try:
             check_call(whole, call)
         except ArgumentError as error:
-            raise error.renamed({"tp_world_size": "tp_group"}) from None
+            raise ArgumentError("tp_group", "given", error.rule, error.remedy) from None
     shared = sum(whole.is_shared_rank(rank) for rank in lost)
     routed_ranks = whole.num_moe_ranks - (len(lost) - shared)
     return replace(

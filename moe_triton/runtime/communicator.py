@@ -27,7 +27,7 @@ from moe_triton.runtime.construction import Order, Prepared, prepare
 from moe_triton.runtime.diagnosis import Run, failure
 from moe_triton.runtime.exclusive import Exclusive
 from moe_triton.runtime.executables import Executables, Phase, PlanCalls
-from moe_triton.runtime.pending import Pending
+from moe_triton.runtime.in_flight import InFlight
 from moe_triton.runtime.plan_memory import PlanMemory
 from moe_triton.runtime.rounds import Rounds
 from moe_triton.runtime.trace import Trace
@@ -98,7 +98,7 @@ class Communicator(Exclusive):
         log = self._trace.log if self._trace else None
         self._executables = Executables(self._scheme, self.backend, self._memory, log)
         self._last: dict[str, Executable] = {}
-        self._pending = Pending()
+        self._in_flight = InFlight()
         self._is_in_graph = False
         self._unread = UnreadRuns() if self.backend.is_asynchronous else None
         self.last_use = 0
@@ -134,8 +134,8 @@ class Communicator(Exclusive):
         if self._unread is not None:
             self._look_back()
             self._rounds.check_graph(capturing)
-        if phase != "whole" or self._pending.variants:
-            self._pending.check(operator, phase == "teardown", capturing)
+        if phase != "whole" or self._in_flight.variants:
+            self._in_flight.check(operator, phase == "teardown", capturing)
         if phase != "teardown":
             if self._rounds.needs_wait(operator, capturing):
                 self._full_wait()
@@ -149,7 +149,7 @@ class Communicator(Exclusive):
         try:
             self._execute(operator, executable, bindings, turn=phase != "setup")
             if phase == "setup":
-                self._pending.begin(operator, variant, capturing)
+                self._in_flight.begin(operator, variant, capturing)
             self._last[operator] = executable
         except BaseException as error:
             self._give_up_at(operator, number, error)
@@ -294,7 +294,7 @@ class Communicator(Exclusive):
     def _fail(self, run: Run, executable: Executable, code: int) -> None:
         launch = executable.failed_launch
         assert launch is not None
-        report, in_flight = executable.failed_report, self._pending.variants
+        report, in_flight = executable.failed_report, self._in_flight.variants
         why, error = failure(self.site, run, launch, code, report, self._fixed, in_flight, self._notes.gone)
         self._give_up(why)
         try:
@@ -330,7 +330,7 @@ class Communicator(Exclusive):
 
     def in_flight(self, operator: str) -> Variant | None:
         """What a pending operator was set up for, or None."""
-        return self._pending.variants.get(operator)
+        return self._in_flight.variants.get(operator)
 
     @property
     def calls(self) -> PlanCalls | None:
@@ -344,7 +344,7 @@ class Communicator(Exclusive):
     @property
     def is_idle(self) -> bool:
         """Whether nothing is pending and no graph has captured addresses of its memory."""
-        return not (self._pending.variants or self._is_in_graph)
+        return not (self._in_flight.variants or self._is_in_graph)
 
     def durations_us(self, operator: str) -> dict[str, float]:
         """Microseconds that each step of this rank's last dispatch or combine took.

@@ -243,7 +243,7 @@ def tensors_of(case: OperatorCase, process: int, number: int) -> Tensors:
     own = torch.Generator().manual_seed(case.seed * 1_000_003 + (process + 1) * 1_009 + number)
     batch, num_const = case.batch, SPECIAL[case.special][2]
     if case.tokens == "variable":
-        batch = int(torch.randint(1, case.batch + 1, (), generator=own))
+        batch = int(torch.randint(0, case.batch + 1, (), generator=own))
 
     def rows(*shape: int, generator: torch.Generator = own) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(case.dtype)

@@ -159,7 +159,7 @@ def misuse(rank: int, num_ranks: int) -> list[str]:
         )
         refused(setup, BufferStateError, "only one may be")
         whole = lambda: ops.npu_moe_distribute_dispatch_v2(r.x, r.ids, *r.group)  # noqa: E731
-        refused(whole, BufferStateError, "Call dispatch_teardown first")
+        refused(whole, BufferStateError, "call dispatch_teardown")
         refused(lambda: down(first, quant_mode=2), ArgumentError, "quant_mode is not what dispatch_setup had")
         refused(lambda: down(torch.zeros_like(first)), ArgumentError, "comm_cmd_info is one that begins with")
         refused(

@@ -42,7 +42,7 @@ def bad_dispatches(rank: int, num_ranks: int) -> list[Case]:
         ("x is of dtype torch.float32", INVALID, lambda: v2(r.x.float(), r.ids, *r.group)),
         ("x is on meta", INVALID, lambda: v2(r.x.to("meta"), r.ids, *r.group)),
         ("x is of shape (64,)", TILING, lambda: v2(r.x[0], r.ids, *r.group)),
-        ("expert_ids is of dtype torch.int64", INVALID, lambda: v2(r.x, r.ids.long(), *r.group)),
+        ("expert_ids is of dtype torch.int16", INVALID, lambda: v2(r.x, r.ids.short(), *r.group)),
         ("expert_ids is of shape (3, 2)", TILING, lambda: v2(r.x, r.ids[:3], *r.group)),
         (f"expert_ids is {experts} at token 2, k 1", TILING, lambda: v2(r.x, beyond, *r.group)),
         ("expert_ids is 3 at token 1, k 1", TILING, lambda: v2(r.x, twice, *r.group)),

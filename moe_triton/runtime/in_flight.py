@@ -6,7 +6,7 @@ from moe_triton.core.errors import BufferStateError
 from moe_triton.operators.variants import Variant
 
 
-class Pending:
+class InFlight:
     """The pending setups of one communicator, at most one of each operator.
 
     Attributes:
@@ -33,7 +33,7 @@ class Pending:
             if pending is not None:
                 raise BufferStateError(
                     f"a {operator} is set up and not yet torn down, and only one may be. "
-                    f"Call {operator}_teardown first."
+                    f"Wait for it first, or call {operator}_teardown."
                 )
         elif pending is None:
             raise BufferStateError(f"no {operator} is set up. Call {operator}_setup first.")

@@ -1,0 +1,151 @@
+"""What `EPBuffer` refuses of the features that few calls have, and what its halves and outputs promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from moe_triton import ArgumentError, BufferStateError, EPBuffer, Pending
+from moe_triton.processes import RankGroup
+from moe_triton.tools.selftest.cases import expected_round, make_buffer, one_round
+from tests.distributed.cases import experts_of, inputs_of, small_case
+
+Groups = Callable[[int], RankGroup]
+
+
+def refusals(rank: int, num_ranks: int, scheme: str) -> list[str]:
+    """Wrong messages of features that the scheme lacks, or that contradict a call."""
+    case, wrong = small_case(num_ranks, scheme), []
+    own = inputs_of(case, rank, 0)
+    with make_buffer(case) as buffer:
+        one_round(buffer, case, own, None)
+        output = buffer.dispatch(own.x, own.topk_idx)
+        y = experts_of(case, rank, output.tokens)
+
+        def d(**options: Any) -> Callable[[], object]:
+            return lambda: buffer.dispatch(own.x, own.topk_idx, **options)
+
+        def c(**options: Any) -> Callable[[], object]:
+            return lambda: buffer.combine(y, output.handle, **options)
+
+        mask, waits = torch.ones(4, dtype=torch.bool), torch.zeros(num_ranks, dtype=torch.int64)
+        calls = {
+            "active_mask is of shape": d(active_mask=mask[:3]),
+            "active_mask is of dtype": d(active_mask=mask.int()),
+            "performance_info is of shape": d(performance_info=waits[1:]),
+            "performance_info is strided": d(performance_info=waits.repeat(2)[::2]),
+            "cumulative_local_expert_recv_stats is of dtype": d(cumulative_local_expert_recv_stats=waits),
+            "cumulative_local_expert_recv_stats is of shape": d(
+                cumulative_local_expert_recv_stats=torch.zeros(9, dtype=torch.int32)
+            ),
+            "wait is 'no'": d(wait="no"),
+            "comm_quantize is 'fp8'": c(comm_quantize="fp8"),
+            "shared_expert_x is of shape": c(shared_expert_x=own.x[:1]),
+            "out is of shape": c(out=own.x[:1].clone()),
+            "out is in the memory of y": c(out=y[:4]),
+        }
+        if scheme == "direct":
+            lacks = {"active_mask": mask, "performance_info": waits}
+            calls = {f"{name} is given, but comm_alg='direct'": d(**{name: t}) for name, t in lacks.items()}
+            calls |= {
+                "wait is False, but comm_alg='direct' has no halves": d(wait=False),
+                "out is given, but with comm_alg='direct'": d(out=torch.empty_like(output.tokens)),
+                "comm_quantize is 'int8', but comm_alg='direct'": c(comm_quantize="int8"),
+                "shared_expert_x is given, but comm_alg='direct'": c(shared_expert_x=own.x),
+            }
+        for start, call in calls.items():
+            try:
+                call()
+                wrong.append(f"{start!r} was taken")
+            except ArgumentError as error:
+                if not str(error).startswith(start):
+                    wrong.append(f"expected {start!r}, got {error}")
+        if not torch.equal(buffer.combine(y, output.handle), buffer.combine(y, output.handle)):
+            wrong.append("other bits after what was refused")
+    return wrong
+
+
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct"])
+def test_features_are_refused_by_name_before_anything_is_sent(ranks: Groups, scheme: str) -> None:
+    assert ranks(2).run(refusals, scheme) == [[], []]
+
+
+def constructions(rank: int, num_ranks: int) -> list[str]:
+    """Messages of what cannot be constructed, the same mistake on every rank."""
+    sizes = {"num_max_tokens_per_rank": 4, "hidden": 64, "num_topk": 2, "num_experts": 4, "relaxed": True}
+    messages = []
+    pair = dist.new_group([0, 1])
+    for options in (
+        {"num_zero_experts": -1},
+        {"num_copy_experts": 1, "comm_alg": "direct"},
+        {"tp_group": pair, "comm_alg": "direct"},
+        {"tp_group": pair},
+        {"lost_ranks": [5]},
+        {"lost_ranks": 0},
+        {"tp_group": "pair"},
+    ):
+        with pytest.raises(ArgumentError) as caught:
+            EPBuffer(**sizes, **options)
+        messages.append(str(caught.value).partition(",")[0])
+    return messages
+
+
+def test_constructions_are_refused_by_name(ranks: Groups) -> None:
+    for messages in ranks(2).run(constructions):
+        assert messages == [
+            "num_zero_experts is -1",
+            "num_zero_experts + num_copy_experts + num_const_experts is 1",
+            "tp_group is given",
+            "tp_group is given",
+            "lost_ranks is [5] (a list)",
+            "lost_ranks is 0 (a int)",
+            "tp_group is a str",
+        ]
+
+
+def halves(rank: int, num_ranks: int) -> list[bool]:
+    """What is true of a dispatch and a combine in halves, and of the calls between them."""
+    case = small_case(num_ranks)
+    own = inputs_of(case, rank, 0)
+    with make_buffer(case) as buffer:
+        x, ids = own.x.clone(), own.topk_idx.clone()
+        pending = buffer.dispatch(x, ids, own.topk_weights, wait=False)
+        x.zero_()  # what was sent is free again
+        ids.zero_()
+        with pytest.raises(BufferStateError, match="a dispatch is set up and not yet torn down"):
+            buffer.dispatch(own.x, own.topk_idx)
+        output = pending.wait()
+        good = [isinstance(pending, Pending), pending.wait() is output]
+        y = experts_of(case, rank, output.tokens)
+        out = torch.empty_like(own.x)
+        summing = buffer.combine(y, output.handle, own.topk_weights, out=out, wait=False)
+        y.zero_()
+        good += [summing.wait() is out, torch.equal(out, expected_round(case, 0)[1][rank])]
+        # Whole calls go on, natively too.
+        again = [one_round(buffer, case, own, None)[1] for _ in range(4)]
+        return [*good, all(torch.equal(each, out) for each in again)]
+
+
+def test_halves_give_the_same_and_free_their_inputs(ranks: Groups) -> None:
+    assert ranks(2).run(halves) == [[True] * 5] * 2
+
+
+def counted(rank: int, num_ranks: int) -> bool:
+    """Whether counts add up over calls in Python and native ones."""
+    case = small_case(num_ranks)
+    own = inputs_of(case, rank, 0)
+    with make_buffer(case) as buffer:
+        stats, total = torch.zeros(2, dtype=torch.int32), torch.zeros(2, dtype=torch.int64)
+        for _ in range(6):
+            output = buffer.dispatch(own.x, own.topk_idx, None, stats)
+            total += output.tokens_per_expert
+            buffer.combine(output.tokens, output.handle)
+        return torch.equal(stats.long(), total) and bool(total.sum())
+
+
+def test_counts_add_up_over_calls(ranks: Groups) -> None:
+    assert ranks(2).run(counted) == [True, True]
