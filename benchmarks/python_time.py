@@ -41,7 +41,8 @@ def measure(rank: int, num_ranks: int, tokens: int) -> dict[str, float]:
 
     routes: dict[str, Callable[[], object]] = {"dispatch": dispatch, "dispatch and combine": both}
     communicators = []
-    for scheme in ("fullmesh_v1", "direct"):
+    some = torch.ones(tokens, dtype=torch.bool)
+    for scheme, mask in (("fullmesh_v1", None), ("direct", None), ("fullmesh_v1", some)):
         buffer = EPBuffer(
             num_max_tokens_per_rank=tokens,
             hidden=HIDDEN,
@@ -49,7 +50,8 @@ def measure(rank: int, num_ranks: int, tokens: int) -> dict[str, float]:
             num_experts=EXPERTS,
             comm_alg=scheme,
         )
-        routes[f"EPBuffer, dispatch and combine, {scheme}"] = _pair(buffer, inputs)
+        what = "dispatch and combine" if mask is None else "the same with a mask"  # not a native call
+        routes[f"EPBuffer, {what}, {scheme}"] = _pair(buffer, inputs, mask)
         communicators.append(buffer._communicator)
     for _ in range(4):  # both zones of both
         out = dispatch()
@@ -69,9 +71,9 @@ def measure(rank: int, num_ranks: int, tokens: int) -> dict[str, float]:
     }
 
 
-def _pair(buffer: EPBuffer, inputs: Inputs) -> Callable[[], object]:
+def _pair(buffer: EPBuffer, inputs: Inputs, mask: torch.Tensor | None = None) -> Callable[[], object]:
     def call() -> torch.Tensor:
-        output = buffer.dispatch(inputs.x, inputs.ids)
+        output = buffer.dispatch(inputs.x, inputs.ids, active_mask=mask)
         return buffer.combine(buffer.expert_output(), output.handle, inputs.weights)
 
     return call

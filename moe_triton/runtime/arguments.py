@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from moe_triton.core.checks import check_choice, check_integer, not_plain_error
+from moe_triton.core.checks import check_choice, check_integer
 from moe_triton.core.config import Config
-from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
+from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT, ArgumentError
 from moe_triton.core.row_formats import RowFormat
 from moe_triton.handle import DispatchHandle
 from moe_triton.limits import Call, check_call, check_config
@@ -141,9 +141,10 @@ def check_handle(handle: DispatchHandle, buffer_id: int, communicator: Communica
         )
     check_choice("handle.dtype", found["dtype"], TOKEN_DTYPES)
     for name in KEPT_TENSORS:
-        error = not_plain_error(f"handle.{name}", found[name], communicator.backend.device)
-        if error is not None:
-            raise error
+        if found[name] is None:  # what else it may be, plans look at
+            raise ArgumentError(
+                f"handle.{name}", None, "it is needed", "Pass output.handle.", code=NULL_ARGUMENT
+            )
 
 
 def _field(handle: DispatchHandle, name: str) -> Any:

@@ -85,8 +85,8 @@ class DispatchOfBuffer(BufferPlan):
     def _prepare(self, communicator: Communicator, bindings: Bindings) -> None:
         """Private copies of what combine reads again, after users may have written over theirs."""
         mask = bindings.get("mask")
-        ids = taken_ids(communicator, bindings["topk_idx"], mask, self.num_ids, "topk_idx", keep=True)
-        bindings["topk_idx"] = ids
+        ids, called = bindings["topk_idx"], self.symbols.operator.called
+        bindings["topk_idx"] = taken_ids(communicator, ids, mask, self.num_ids, called, keep=True)
         if mask is not None:
             bindings["mask"] = mask.clone()
 
@@ -209,10 +209,18 @@ class BufferPlans:
             _check_apart("y", y, out)
         outputs = plan.make({} if out is None else {"out": out})
         if out is None and handle.active_mask is not None:
-            outputs["out"].zero_()  # nothing is written for tokens that take no part
+            self._clear(outputs["out"], handle.active_mask)
         answer: torch.Tensor | Pending[torch.Tensor]
         answer = self._run(plan, bindings | plan.bound(outputs), outputs["out"], wait)
         return answer
+
+    def _clear(self, out: torch.Tensor, mask: torch.Tensor) -> None:
+        """Zeros for tokens that take no part: nothing else is written there."""
+        idle = ~(mask if mask.dim() == 1 else mask.any(1))
+        if self._communicator.backend.is_asynchronous:
+            out.masked_fill_(idle[:, None], 0)
+        elif bool(idle.any()):
+            out[idle] = 0
 
     def _keeps_own(self, tensors: Named, wait: bool) -> bool:
         """Whether rows of this rank for itself may go straight to their places: in plain calls only."""

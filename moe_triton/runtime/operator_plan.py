@@ -228,10 +228,8 @@ class OperatorPlan:
 
     def _prepare(self, communicator: Communicator, bindings: Bindings) -> None:
         """Checks what depends on data, and adds what does."""
-        name = self.symbols.operator.called("expert_ids")
-        bindings["topk_idx"] = taken_ids(
-            communicator, bindings["topk_idx"], bindings.get("mask"), self.num_ids, name
-        )
+        ids, mask, called = bindings["topk_idx"], bindings.get("mask"), self.symbols.operator.called
+        bindings["topk_idx"] = taken_ids(communicator, ids, mask, self.num_ids, called)
 
     @cached_property
     def _output_holes(self) -> tuple[str, ...]:
@@ -348,7 +346,7 @@ def taken_ids(
     ids: torch.Tensor,
     mask: torch.Tensor | None,
     num_ids: int,
-    name: str,
+    called: Callable[[str], str],
     keep: bool = False,
 ) -> torch.Tensor:
     """Ids as kernels read them, int32, once they are below their number and distinct in a row.
@@ -362,7 +360,7 @@ def taken_ids(
         ids: (T, K) int32 or int64.
         mask: (T,) or (T, K) bool, or None.
         num_ids: legal ids.
-        name: of the ids, for the caller.
+        called: what the caller calls an argument.
         keep: whether the caller may write over ``ids`` before they are read for the last time.
 
     Raises:
@@ -375,27 +373,27 @@ def taken_ids(
     elif mask is None:
         bad = backend.first_bad_id(ids, num_ids)
     if mask is not None and not backend.is_asynchronous:
-        _check_prefix(mask)
         # What an inactive entry holds does not matter.
-        bad = backend.first_bad_id(
-            torch.where(mask if mask.dim() == 2 else mask[:, None], taken, -1), num_ids
-        )
+        active = taken[: _active_tokens(mask, called)] if mask.dim() == 1 else torch.where(mask, taken, -1)
+        bad = backend.first_bad_id(active, num_ids)
     if bad is not None:
-        raise arguments.bad_id_error(name, ids, bad, num_ids)
+        raise arguments.bad_id_error(called("expert_ids"), ids, bad, num_ids)
     return taken
 
 
-def _check_prefix(mask: torch.Tensor) -> None:
-    """Checks that the active tokens of a 1-D mask come first.
+def _active_tokens(mask: torch.Tensor, called: Callable[[str], str]) -> int:
+    """How many tokens a 1-D mask leaves.
 
     Raises:
-        ArgumentError: a True follows a False.
+        ArgumentError: they do not come first.
     """
-    if mask.dim() == 1 and mask.numel() > 1 and bool((mask[1:] & ~mask[:-1]).any()):
+    active = int(mask.sum())
+    if not bool(mask[:active].all()):
         token = int((mask[1:] & ~mask[:-1]).nonzero()[0]) + 1
         raise ArgumentError(
-            "x_active_mask",
+            called("x_active_mask"),
             f"True at token {token} after a False",
             "active tokens come first in a 1-D mask",
             "Sort the tokens, or pass a (BS, K) mask.",
         )
+    return active

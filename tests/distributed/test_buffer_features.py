@@ -36,6 +36,7 @@ def refusals(rank: int, num_ranks: int, scheme: str) -> list[str]:
         calls = {
             "active_mask is of shape": d(active_mask=mask[:3]),
             "active_mask is of dtype": d(active_mask=mask.int()),
+            "active_mask is True at token 1 after a False": d(active_mask=torch.arange(4) > 0),
             "performance_info is of shape": d(performance_info=waits[1:]),
             "performance_info is strided": d(performance_info=waits.repeat(2)[::2]),
             "cumulative_local_expert_recv_stats is of dtype": d(cumulative_local_expert_recv_stats=waits),
@@ -49,6 +50,7 @@ def refusals(rank: int, num_ranks: int, scheme: str) -> list[str]:
             "out is in the memory of y": c(out=y[:4]),
         }
         if scheme == "direct":
+            del calls["active_mask is True at token 1 after a False"]
             lacks = {"active_mask": mask, "performance_info": waits}
             calls = {f"{name} is given, but comm_alg='direct'": d(**{name: t}) for name, t in lacks.items()}
             calls |= {
