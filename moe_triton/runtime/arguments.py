@@ -14,6 +14,7 @@ from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT, ArgumentErro
 from moe_triton.core.row_formats import RowFormat
 from moe_triton.handle import DispatchHandle
 from moe_triton.limits import Call, check_call, check_config
+from moe_triton.limits.common import MAX_IDS
 from moe_triton.runtime.buffer_calls import KEPT_TENSORS, TOKEN_DTYPES
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.schemes import scheme_type
@@ -31,8 +32,9 @@ def check_special(counts: Sequence[object]) -> int:
     names = "num_zero_experts", "num_copy_experts", "num_const_experts"
     numbers = [check_integer(name, count) for name, count in zip(names, counts, strict=True)]
     for name, number in zip(names, numbers, strict=True):
-        if number < 0:
-            raise ArgumentError(name, number, "it counts experts", "Pass 0 where there are none.")
+        if not 0 <= number < MAX_IDS:
+            rule = "it counts experts, whose ids are of 32 bits"
+            raise ArgumentError(name, number, rule, "Pass 0 where there are none.")
     return sum(numbers)
 
 

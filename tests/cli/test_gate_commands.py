@@ -73,9 +73,9 @@ def test_compile_fails_where_the_kernel_does_not_fit() -> None:
         (["--kernel", "places", "--shared", "-1"], "shared is -1, but must be 0 or more"),
         (
             ["--kernel", "arrange", "--feature", "masked"],
-            "feature is 'masked', but arrange has int8, weights",
+            "feature is 'masked', but arrange has int8, int8_128, weights",
         ),
-        (["--kernel", "pack/bf16-h64-fast"], "feature is 'fast', but pack has none"),
+        (["--kernel", "pack/bf16-h64-fast"], "feature is 'fast', but pack has int8_128"),
         (["--kernel", "pack/k8"], "topk is 8, but pack does not depend on it; it depends on dtype, hidden"),
     ],
 )

@@ -73,11 +73,15 @@ ODD: dict[str, list[Any]] = {
     "Product": [None, 3, True, 2.5, *TEXTS],
     "Tuning | None": [3, True, "fast", *NOT_FINITE],
     "TracePath | None": [3, True, *NOT_FINITE, *(t for t in TEXTS if t not in ("64", "\udcff"))],
+    "Collection[int]": [None, 3, True, -1.0, *NOT_FINITE, *TEXTS[1:]],
     "dist.ProcessGroup | None": [3, True, *NOT_FINITE, *TEXTS],
 }
 # A number of its kind that is none of these arguments': 0 shared experts, and any bound on bytes, are fine.
 FINE: dict[str, list[Any]] = {
     "num_shared_experts": [0],
+    "num_zero_experts": [0],
+    "num_copy_experts": [0],
+    "num_const_experts": [0],
     "num_shared_ranks": [0],
 }
 
