@@ -50,8 +50,8 @@ def measure(rank: int, num_ranks: int, tokens: int) -> dict[str, float]:
             num_experts=EXPERTS,
             comm_alg=scheme,
         )
-        what = "dispatch and combine" if mask is None else "the same with a mask"  # not a native call
-        routes[f"EPBuffer, {what}, {scheme}"] = _pair(buffer, inputs, mask)
+        name = "EPBuffer, dispatch and combine" if mask is None else "EPBuffer with a mask"  # not native
+        routes[f"{name}, {scheme}"] = _pair(buffer, inputs, mask)
         communicators.append(buffer._communicator)
     for _ in range(4):  # both zones of both
         out = dispatch()

@@ -216,11 +216,11 @@ class BufferPlans:
 
     def _clear(self, out: torch.Tensor, mask: torch.Tensor) -> None:
         """Zeros for tokens that take no part: nothing else is written there."""
-        idle = ~(mask if mask.dim() == 1 else mask.any(1))
+        active = mask if mask.dim() == 1 else mask.any(1)
         if self._communicator.backend.is_asynchronous:
-            out.masked_fill_(idle[:, None], 0)
-        elif bool(idle.any()):
-            out[idle] = 0
+            out.masked_fill_(~active[:, None], 0)
+        elif False in active.tolist():
+            out[~active] = 0
 
     def _keeps_own(self, tensors: Named, wait: bool) -> bool:
         """Whether rows of this rank for itself may go straight to their places: in plain calls only."""

@@ -387,9 +387,10 @@ def _active_tokens(mask: torch.Tensor, called: Callable[[str], str]) -> int:
     Raises:
         ArgumentError: they do not come first.
     """
-    active = int(mask.sum())
-    if not bool(mask[:active].all()):
-        token = int((mask[1:] & ~mask[:-1]).nonzero()[0]) + 1
+    flags = mask.tolist()  # so few that torch's operators would take longer
+    active = flags.count(True)
+    if False in flags[:active]:
+        token = flags.index(True, flags.index(False))
         raise ArgumentError(
             called("x_active_mask"),
             f"True at token {token} after a False",
