@@ -59,13 +59,13 @@ def buffer_of(case: OperatorCase, process: int, **options: Any) -> EPBuffer:
     )
 
 
-def run_rank(process: int, num_processes: int, case: OperatorCase) -> bytes:
+def run_rank(process: int, num_processes: int, case: OperatorCase, backend: str = "cpu") -> bytes:
     """What `tests.distributed.operator_runs.run_rank` returns, by way of a buffer."""
     rounds: list[Tensors] = []
     if process in case.lost:
         _groups(case.ranks, max(case.tp, 1))
     else:
-        with buffer_of(case, process) as buffer:
+        with buffer_of(case, process, backend=backend) as buffer:
             for number in range(case.rounds):
                 rounds.append(_one_round(case, process, buffer, number))
     file = io.BytesIO()
@@ -116,6 +116,7 @@ def _one_round(case: OperatorCase, process: int, buffer: EPBuffer, number: int) 
     waits = performance("dispatch")
     call: Any = buffer.dispatch
     received = ended(call(tensors["x"], ids, quantize=quantize, wait=not halves, **options, **waits))
+    buffer.synchronize()
     keep("dispatch", waits)
     if own_out and received.tokens is not options["out"]:
         raise AssertionError("tokens are elsewhere")
@@ -153,5 +154,6 @@ def _one_round(case: OperatorCase, process: int, buffer: EPBuffer, number: int) 
     given = weights if case.combine_weights else None
     answer = combine(y, handle, given, wait=order.random() < 0.5, **more, **waits)
     out["x"] = ended(answer)
+    buffer.synchronize()
     keep("combine", waits)
     return out

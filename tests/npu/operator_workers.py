@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from moe_triton import torch_npu_ops as ops
+from tests.distributed import buffer_runs
 from tests.distributed.operator_cases import OperatorCase
 from tests.distributed.operator_runs import run_rank
 from tests.npu import standin
@@ -23,3 +24,12 @@ def run_case(process: int, num_processes: int, case: OperatorCase, policy: str) 
         ops.release(ops.group_name())
         dist.barrier()  # and nobody makes the next windows while these are given up
         ops.configure()
+
+
+def run_buffer(process: int, num_processes: int, case: OperatorCase, policy: str) -> bytes:
+    """The same by way of an `EPBuffer`."""
+    standin.install(policy, seed=case.seed + process)
+    try:
+        return buffer_runs.run_rank(process, num_processes, case, backend="npu")
+    finally:
+        dist.barrier()

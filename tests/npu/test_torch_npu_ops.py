@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from moe_triton.processes import RankGroup
+from tests.distributed import buffer_runs
 from tests.distributed.operator_cases import OperatorCase, is_valid
 from tests.distributed.operator_runs import check
 from tests.npu import layer_workers, layers, operator_workers
@@ -42,6 +43,23 @@ def test_bits_are_the_references(ranks: Ranks, options: dict[str, Any]) -> None:
     case = OperatorCase(**{"ranks": 2, "num_blocks": 2, **options})
     assert is_valid(case)
     assert check(case, ranks(case.num_processes).run(operator_workers.run_case, case, "random")) == []
+
+
+BUFFERS: list[dict[str, Any]] = [
+    {"quantize": "smooth", "mask": "tokens", "combine_weights": False},
+    {"mask": "entries", "special": "all", "shared_expert_x": "3-D", "values": "extreme"},
+    {"shared": (1, 2), "ranks": 4, "comm_quant_mode": 2, "performance_info": True},
+    {"comm_alg": "fullmesh_v2", "quantize": "dynamic", "comm_quant_mode": 2, "tokens": "variable"},
+]
+
+
+@pytest.mark.parametrize("seed", [26, 31])  # whole calls with outputs of the caller's; halves
+@pytest.mark.parametrize("options", BUFFERS, ids=str)
+def test_a_buffer_gives_the_same(ranks: Ranks, options: dict[str, Any], seed: int) -> None:
+    case = OperatorCase(**{"ranks": 2, "num_blocks": 2, "seed": seed, **options})
+    assert is_valid(case)
+    results = ranks(case.num_processes).run(operator_workers.run_buffer, case, "random")
+    assert check(case, results, canaries=False, given=buffer_runs.given_to, of_buffer=True) == []
 
 
 @pytest.mark.parametrize("policy", POLICIES)
