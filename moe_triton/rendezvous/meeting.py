@@ -92,7 +92,7 @@ class Meeting:
         lost: Collection[int] = (),
     ) -> None:
         self.group, rank, size = _checked(group)
-        self.of_group, self.lost = range(size), _checked_lost(lost, size)
+        self.of_group, self.lost = range(size), frozenset(lost)
         if members is None:
             members = [number for number in self.of_group if number not in self.lost]
         self.members = tuple(members)
@@ -295,10 +295,15 @@ def _invalid(value: str, rule: str, remedy: str) -> ArgumentError:
     return ArgumentError("group", value, rule, remedy, code=INVALID_ARGUMENT)
 
 
-def _checked_lost(lost: object, size: int) -> frozenset[int]:
-    """Numbers of lost ranks."""
+def lost_of(lost: object, size: int) -> frozenset[int]:
+    """Numbers of lost ranks of a group of this size.
+
+    Raises:
+        ArgumentError: they are none.
+    """
+    is_text = isinstance(lost, (str, bytes, Mapping))
     try:
-        ranks = [check_integer("lost_ranks", rank) for rank in lost]  # type: ignore[attr-defined]
+        ranks = [-1] if is_text else [check_integer("lost_ranks", rank) for rank in cast(Any, lost)]
     except TypeError:
         ranks = [-1]
     if not all(0 <= rank < size for rank in ranks):

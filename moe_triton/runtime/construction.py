@@ -20,7 +20,7 @@ from moe_triton.core.records import PROTOCOL_VERSION
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.limits import check_config, check_window_limit
 from moe_triton.rendezvous.agreement import agree
-from moe_triton.rendezvous.meeting import Meeting
+from moe_triton.rendezvous.meeting import Meeting, lost_of
 from moe_triton.runtime.trace import TraceFile, TracePath
 from moe_triton.schemes.site import Site
 
@@ -96,17 +96,27 @@ def meet(
     """The meeting of a group without its lost ranks, and that of a tensor-parallel group where there is one.
 
     Raises:
-        ArgumentError: one of them is no group of this process's, or these are no ranks of it. The others are
-            told.
+        ArgumentError: one of them is no group of this process's, or these are no ranks of it: the others are
+            told. Or this rank is lost.
     """
     meeting = Meeting(group, timeout_s)
     try:
         exchange = None if tp_group is None else Meeting(tp_group, timeout_s)
-        return Meeting(group, timeout_s, lost=lost_ranks), exchange
+        if exchange and (exchange.num_ranks != 2 or exchange.group is meeting.group):
+            value = (
+                "the group itself" if exchange.group is meeting.group else f"of {exchange.num_ranks} ranks"
+            )
+            rule = "it has two ranks, each of another expert-parallel group"
+            raise ArgumentError("tp_group", value, rule, "Pass a group of the two ranks, or None.")
+        lost = lost_of(lost_ranks, meeting.num_ranks)
     except ArgumentError as error:
-        told = error.renamed({} if error.argument == "lost_ranks" else {"group": "tp_group"})
+        told = error.renamed({"group": "tp_group"})
         meeting.refuse(told)
         raise told from None
+    if meeting.rank in lost:  # the others do not ask this rank
+        rule, remedy = f"this rank, {meeting.rank}, is one of them", "Ranks that are lost construct none."
+        raise ArgumentError("lost_ranks", sorted(lost), rule, remedy)
+    return Meeting(group, timeout_s, lost=lost), exchange
 
 
 def prepare(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:

@@ -80,7 +80,7 @@ def constructions(rank: int, num_ranks: int) -> list[str]:
     """Messages of what cannot be constructed, the same mistake on every rank."""
     sizes = {"num_max_tokens_per_rank": 4, "hidden": 64, "num_topk": 2, "num_experts": 4, "relaxed": True}
     messages = []
-    pair = dist.new_group([0, 1])
+    pair, alone = dist.new_group([0, 1]), [dist.new_group([each]) for each in range(2)][rank]
     for options in (
         {"num_zero_experts": -1},
         {"num_copy_experts": 1, "comm_alg": "direct"},
@@ -89,6 +89,8 @@ def constructions(rank: int, num_ranks: int) -> list[str]:
         {"lost_ranks": [5]},
         {"lost_ranks": 0},
         {"tp_group": "pair"},
+        {"tp_group": dist.group.WORLD},
+        {"tp_group": alone},
     ):
         with pytest.raises(ArgumentError) as caught:
             EPBuffer(**sizes, **options)
@@ -106,6 +108,8 @@ def test_constructions_are_refused_by_name(ranks: Groups) -> None:
             "lost_ranks is [5] (a list)",
             "lost_ranks is 0 (a int)",
             "tp_group is a str",
+            "tp_group is the group itself",
+            "tp_group is of 1 ranks",
         ]
 
 
