@@ -105,7 +105,6 @@ class EPBuffer(Owner):
         explicitly_destroy: bool = False,
         trace: TracePath | None = None,
     ) -> None:
-
         special = num_zero_experts, num_copy_experts, num_const_experts
 
         def make_config() -> Config:
@@ -139,10 +138,9 @@ class EPBuffer(Owner):
         self.config, self.rank, self.group = self._communicator.config, meeting.rank, meeting.group
         self.layout, self._backend = self._communicator.layout, self._communicator.backend
         self._id = next(_buffer_ids)
-        self._is_in_window = self._communicator.has_outputs_in_window
         self._latest_dtype: torch.dtype | None = None
-        self._plans = BufferPlans(self._communicator, make_host(backend), self._id, special)
         try:
+            self._plans = BufferPlans(self._communicator, make_host(backend), self._id, special)
             self._calls = None
             if exchange is None and not self.config.num_special_experts:
                 self._calls = self._communicator.make_calls(self._id, DispatchOutput, DispatchHandle)
@@ -391,6 +389,6 @@ class EPBuffer(Owner):
             dtype = check_choice("dtype", dtype, buffer_calls.TOKEN_DTYPES)
         elif (dtype := self._latest_dtype) is None:
             raise BufferStateError("there was no dispatch yet. Pass a dtype.")
-        if self._is_in_window:
+        if self._communicator.has_outputs_in_window:
             return self._communicator.window_tensor("results", dtype)
         return self._backend.empty((self._communicator.capacity, self.config.hidden), dtype)

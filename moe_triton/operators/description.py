@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -105,3 +106,7 @@ class Operator:
     def called(self, argument: str) -> str:
         """What the caller calls an argument."""
         return self.names.get(argument, argument)
+
+    def returned(self, variant: object) -> tuple[Output, ...]:
+        """The outputs that there are, of a call that is specialised for a variant."""
+        return tuple(o for o in self.outputs if not o.only_with or attrgetter(o.only_with)(variant))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -152,7 +151,7 @@ class BufferCalls:
         seen, registers = self._seen, Registers(self._dispatch.registers)
         config, operator = self._site.config, DISPATCH_OF_BUFFER
         s = self._symbols(operator, variant.dtype, row_format=variant.row_format)
-        described = [o for o in operator.outputs if not o.only_with or attrgetter(o.only_with)(variant)]
+        described = operator.returned(variant)
         *small, rows = (Output(o.name, *s.spec(o)) for o in described)
         ids = Output("topk_idx", (T, config.num_topk), torch.int32)
         made = registers.allocate([ids, *small], hold=0)

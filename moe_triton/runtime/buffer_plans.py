@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -21,19 +20,17 @@ from moe_triton.operators import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, Operator
 from moe_triton.operators.buffer import OF_HANDLE, attributes_of
 from moe_triton.runtime import arguments
 from moe_triton.runtime.communicator import Communicator
-from moe_triton.runtime.operator_checks import call_of, check_argument, inputs_of
+from moe_triton.runtime.operator_checks import call_of, check_argument, inputs_of, taken_ids
 from moe_triton.runtime.operator_plan import (
+    MAX_PLANS,
     Bindings,
     CallSite,
     Deployment,
     Named,
     Native,
     OperatorPlan,
-    taken_ids,
 )
 
-# More shapes than a server has; a plan is a few small objects.
-MAX_PLANS = 4096
 # Large tensors are not copied in silence.
 LARGE = ("x", "expand_x")
 # Without these a rank's rows for itself need not go through its window.
@@ -74,9 +71,8 @@ class BufferPlan(OperatorPlan):
     @cached_property
     def specs(self) -> dict[str, TensorSpec]:
         """Shapes and dtypes of the outputs, by name."""
-        s, variant = self.symbols, self.variant
-        there = [o for o in s.operator.outputs if not o.only_with or attrgetter(o.only_with)(variant)]
-        return {output.name: s.spec(output) for output in there}
+        s = self.symbols
+        return {output.name: s.spec(output) for output in s.operator.returned(self.variant)}
 
 
 class DispatchOfBuffer(BufferPlan):

@@ -1,4 +1,4 @@
-"""Pending operators: set up and not yet torn down."""
+"""Operators that are set up and not yet torn down."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError, BufferStateError
 from moe_triton.operators import Symbols
 from moe_triton.operators.variants import Variant
-from moe_triton.runtime import arguments
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.executables import Phase
+from moe_triton.runtime.operator_checks import taken_ids
 from moe_triton.runtime.plan_calls import NativeCalls, PlanCall
 from moe_triton.schemes.scheme import Scheme
 from moe_triton.schemes.site import Site
@@ -27,6 +27,8 @@ Named = dict[str, Any]
 Bindings = dict[str, Any]
 
 
+# Of one cache: more shapes than a server has, and a plan is a few small objects.
+MAX_PLANS = 4096
 Native = Callable[..., Any] | Literal[False]
 
 
@@ -339,62 +341,3 @@ class CombinePlan(OperatorPlan):
             # A graph may hold it for as long as this plan lives.
             bindings["eps"] = self._table([self.symbols["norm_eps"]], torch.float32)
         return bindings
-
-
-def taken_ids(
-    communicator: Communicator,
-    ids: torch.Tensor,
-    mask: torch.Tensor | None,
-    num_ids: int,
-    called: Callable[[str], str],
-    keep: bool = False,
-) -> torch.Tensor:
-    """Ids as kernels read them, int32, once they are below their number and distinct in a row.
-
-    A duplicate is refused for memory's sake: a source has as many slots per expert as it has tokens. A host
-    whose device works on reads neither ids nor mask: kernels send no id that names no expert, and take the
-    tokens up to a mask's first False.
-
-    Args:
-        communicator: which calls.
-        ids: (T, K) int32 or int64.
-        mask: (T,) or (T, K) bool, or None.
-        num_ids: legal ids.
-        called: what the caller calls an argument.
-        keep: whether the caller may write over ``ids`` before they are read for the last time.
-
-    Raises:
-        ArgumentError: an id is not, or a mask of tokens has a True after a False.
-    """
-    backend, bad = communicator.backend, None
-    taken = ids
-    if keep or ids.dtype != torch.int32:
-        taken, bad = backend.take_ids(ids, num_ids)
-    elif mask is None:
-        bad = backend.first_bad_id(ids, num_ids)
-    if mask is not None and not backend.is_asynchronous:
-        # What an inactive entry holds does not matter.
-        active = taken[: _active_tokens(mask, called)] if mask.dim() == 1 else torch.where(mask, taken, -1)
-        bad = backend.first_bad_id(active, num_ids)
-    if bad is not None:
-        raise arguments.bad_id_error(called("expert_ids"), ids, bad, num_ids)
-    return taken
-
-
-def _active_tokens(mask: torch.Tensor, called: Callable[[str], str]) -> int:
-    """How many tokens a 1-D mask leaves.
-
-    Raises:
-        ArgumentError: they do not come first.
-    """
-    flags = mask.tolist()  # so few that torch's operators would take longer
-    active = flags.count(True)
-    if False in flags[:active]:
-        token = flags.index(True, flags.index(False))
-        raise ArgumentError(
-            called("x_active_mask"),
-            f"True at token {token} after a False",
-            "active tokens come first in a 1-D mask",
-            "Sort the tokens, or pass a (BS, K) mask.",
-        )
-    return active

@@ -13,14 +13,12 @@ from moe_triton.core import plain_tensors
 from moe_triton.core.checks import check_number, not_plain_error
 from moe_triton.core.errors import ArgumentError
 from moe_triton.operators import Operator, TensorArgument
-from moe_triton.runtime.operator_plan import Named, OperatorPlan
+from moe_triton.runtime.operator_plan import MAX_PLANS, Named, OperatorPlan
 from moe_triton.torch_npu_ops import settings
 from moe_triton.torch_npu_ops.check import make_plan
 from moe_triton.torch_npu_ops.declared import Argument, arguments_of, check_attribute
 from moe_triton.torch_npu_ops.elastic import words_of
 
-# More shapes than a server has; a plan is a few small objects.
-MAX_PLANS = 4096
 MIN_EPS, MAX_EPS = torch.finfo(torch.float32).smallest_normal, torch.finfo(torch.float32).max
 
 _plans: dict[tuple[Any, ...], OperatorPlan] = {}
