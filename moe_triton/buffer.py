@@ -122,7 +122,7 @@ class EPBuffer(Owner):
                 relaxed=relaxed,
                 num_special_experts=arguments.check_special(special),
             ).normalized()
-            return arguments.left_of(whole, meeting.lost, tp_group is not None)
+            return arguments.left_of(whole, meeting.members, tp_group is not None)
 
         meeting, exchange = meet(group, tp_group, lost_ranks, seconds_to_meet(timeout_s))
         order = Order(

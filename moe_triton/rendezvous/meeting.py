@@ -12,7 +12,7 @@ import reprlib
 import socket
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent import futures
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakSet
@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from moe_triton.core.checks import check_integer, shown
 from moe_triton.core.errors import (
     INVALID_ARGUMENT,
     ArgumentError,
@@ -73,11 +72,9 @@ class Meeting:
         group: a torch.distributed group; None for the default one, or without any for this process alone.
         timeout_s: seconds that one exchange may take.
         members: the group's ranks that take part, in the order of their numbers here; None for all.
-        lost: the group's ranks that do not, instead of ``members``.
 
     Attributes:
         of_group: every rank of the group.
-        lost: those that take no part.
 
     Raises:
         ArgumentError: it is no group, is not initialised, belongs to the process that this one was forked
@@ -89,13 +86,10 @@ class Meeting:
         group: dist.ProcessGroup | None,
         timeout_s: float,
         members: Sequence[int] | None = None,
-        lost: Collection[int] = (),
     ) -> None:
         self.group, rank, size = _checked(group)
-        self.of_group, self.lost = range(size), frozenset(lost)
-        if members is None:
-            members = [number for number in self.of_group if number not in self.lost]
-        self.members = tuple(members)
+        self.of_group = range(size)
+        self.members = tuple(self.of_group if members is None else members)
         self.num_ranks = len(self.members)
         self.rank = self.members.index(rank) if rank in self.members else -1
         if self.rank < 0:
@@ -293,23 +287,6 @@ def _checked(group: object) -> tuple[dist.ProcessGroup | None, int, int]:
 
 def _invalid(value: str, rule: str, remedy: str) -> ArgumentError:
     return ArgumentError("group", value, rule, remedy, code=INVALID_ARGUMENT)
-
-
-def lost_of(lost: object, size: int) -> frozenset[int]:
-    """Numbers of lost ranks of a group of this size.
-
-    Raises:
-        ArgumentError: they are none.
-    """
-    is_text = isinstance(lost, (str, bytes, Mapping))
-    try:
-        ranks = [-1] if is_text else [check_integer("lost_ranks", rank) for rank in cast(Any, lost)]
-    except TypeError:
-        ranks = [-1]
-    if not all(0 <= rank < size for rank in ranks):
-        rule = f"these are ranks of the group, 0 to {size - 1}"
-        raise ArgumentError("lost_ranks", shown(lost), rule, "Name those that take no part any more.")
-    return frozenset(ranks)
 
 
 def _not_a_member() -> ArgumentError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -38,12 +38,12 @@ def check_special(counts: Sequence[object]) -> int:
     return sum(numbers)
 
 
-def left_of(whole: Config, lost: Collection[int], exchange: bool) -> Config:
+def left_of(whole: Config, members: Sequence[int], exchange: bool) -> Config:
     """Settings without the ranks that are lost, once those of the whole group keep every rule.
 
     Args:
         whole: of the group.
-        lost: ranks of it.
+        members: its ranks that are left.
         exchange: whether there is a tensor-parallel group.
 
     Raises:
@@ -61,13 +61,12 @@ def left_of(whole: Config, lost: Collection[int], exchange: bool) -> Config:
             check_call(whole, call)
         except ArgumentError as error:
             raise ArgumentError("tp_group", "given", error.rule, error.remedy) from None
-    shared = sum(whole.is_shared_rank(rank) for rank in lost)
-    routed_ranks = whole.num_moe_ranks - (len(lost) - shared)
+    shared = sum(map(whole.is_shared_rank, members))
     return replace(
         whole,
-        num_ranks=whole.num_ranks - len(lost),
-        num_shared_ranks=whole.num_shared_ranks - shared,
-        num_experts=whole.num_local_experts * routed_ranks,
+        num_ranks=len(members),
+        num_shared_ranks=shared,
+        num_experts=whole.num_local_experts * (len(members) - shared),
     )
 
 

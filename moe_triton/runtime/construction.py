@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
 from moe_triton.backends.base import Backend
 from moe_triton.core.ascendc import MAX_BLOCKS
-from moe_triton.core.checks import check_integer, check_seconds
+from moe_triton.core.checks import check_integer, check_seconds, shown
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.records import PROTOCOL_VERSION
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.limits import check_config, check_window_limit
 from moe_triton.rendezvous.agreement import agree
-from moe_triton.rendezvous.meeting import Meeting, lost_of
+from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.runtime.trace import TraceFile, TracePath
 from moe_triton.schemes.site import Site
 
@@ -87,6 +87,23 @@ def seconds_to_meet(timeout_s: object) -> float:
         return DEFAULT_TIMEOUT_S
 
 
+def _lost_of(lost: object, size: int) -> frozenset[int]:
+    """Numbers of lost ranks of a group of this size.
+
+    Raises:
+        ArgumentError: they are none.
+    """
+    is_text = isinstance(lost, (str, bytes, Mapping))
+    try:
+        ranks = [-1] if is_text else [check_integer("lost_ranks", rank) for rank in cast(Any, lost)]
+    except TypeError:
+        ranks = [-1]
+    if not all(0 <= rank < size for rank in ranks):
+        rule = f"these are ranks of the group, 0 to {size - 1}"
+        raise ArgumentError("lost_ranks", shown(lost), rule, "Name those that take no part any more.")
+    return frozenset(ranks)
+
+
 def meet(
     group: dist.ProcessGroup | None,
     tp_group: dist.ProcessGroup | None,
@@ -108,7 +125,7 @@ def meet(
             )
             rule = "it has two ranks, each of another expert-parallel group"
             raise ArgumentError("tp_group", value, rule, "Pass a group of the two ranks, or None.")
-        lost = lost_of(lost_ranks, meeting.num_ranks)
+        lost = _lost_of(lost_ranks, meeting.num_ranks)
     except ArgumentError as error:
         told = error.renamed({"group": "tp_group"})
         meeting.refuse(told)
@@ -116,7 +133,8 @@ def meet(
     if meeting.rank in lost:  # the others do not ask this rank
         rule, remedy = f"this rank, {meeting.rank}, is one of them", "Ranks that are lost construct none."
         raise ArgumentError("lost_ranks", sorted(lost), rule, remedy)
-    return Meeting(group, timeout_s, lost=lost), exchange
+    left = [rank for rank in meeting.of_group if rank not in lost]
+    return Meeting(group, timeout_s, left), exchange
 
 
 def prepare(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
