@@ -1,4 +1,4 @@
-"""The command line: ``moe-triton demo | build | doctor | layout | plan | compile | gate | selftest``."""
+"""The command line: ``moe-triton demo | build | doctor | layout | plan | compile | gate | selftest | model ...``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import typer
 from rich.console import Console
 
 from moe_triton.schemes import SCHEMES
+from moe_triton.tools.cli import model
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 console = Console()
+app.add_typer(model.app, name="model")
 
 ROWS_HELP = "how rows travel: as EPBuffer.dispatch takes it, or none"
 COMM_ALG_HELP = f"how tokens travel: {', '.join(SCHEMES['A3'])}"

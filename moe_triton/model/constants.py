@@ -1,0 +1,209 @@
+"""`Constant`: one number that the model believes of a machine, and `Machine`: all of them.
+
+The numbers are in ``constants.toml``. A selftest writes the same as JSON, with what it has measured in the
+place of what was assumed.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from importlib import resources
+from typing import Any, Literal, cast, get_args
+
+from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT, ArgumentError
+
+FORMAT, VERSION = "moe_triton.machine_constants", 2
+REMEDY = "Write it with moe-triton selftest, or Machine.to_json()."
+MACHINES = ("A2", "A3", "cpu")
+
+Kind = Literal["published", "fitted", "assumed", "measured"]
+
+
+@dataclass(frozen=True)
+class Constant:
+    """One number, and why it is believed.
+
+    Attributes:
+        value: in the unit that the constant's name ends with.
+        kind: whether somebody has published it, it was fitted to published times, nobody knows, or a selftest
+            measured it.
+        source: where it comes from.
+        low, high: between which the true value lies.
+    """
+
+    value: float
+    kind: Kind
+    source: str
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        for name in ("value", "low", "high"):
+            _check_number(name, getattr(self, name))
+        if self.kind not in get_args(Kind):
+            raise _bad("kind", self.kind, f"it must be one of {', '.join(get_args(Kind))}")
+        if not isinstance(self.source, str) or not self.source:
+            raise _bad("source", self.source, "every constant says where it comes from")
+        if not self.low <= self.value <= self.high:
+            raise _bad("value", self.value, f"it must lie between low, {self.low}, and high, {self.high}")
+
+
+class Machine:
+    """What the model takes a machine to be: ``machine.clock_ghz`` is a number.
+
+    Cycles are of the vector cores' clock. A core is one vector core (AIV) of an NPU, or one core of a CPU.
+
+    Args:
+        name: what it is of: a product, or what a selftest ran on.
+        constants: by name, as `constants_of` lists them.
+
+    Raises:
+        ArgumentError: a constant is unknown or missing, or is 0 where others are divided by it.
+    """
+
+    def __init__(self, name: str, constants: Mapping[str, Constant]) -> None:
+        known = _tables()
+        if unknown := sorted(constants.keys() - known.keys()):
+            raise _bad("constants", unknown, f"there are these only: {', '.join(known)}")
+        for constant, entry in constants.items():
+            if entry.value == 0 and (constant in _NEVER_ZERO or "_per_" in constant):
+                raise _bad(constant, entry.value, "it must be above 0: others are divided by it")
+        self.name = name
+        self.constants = dict(constants)
+
+    def __getattr__(self, name: str) -> float:
+        """A constant's value.
+
+        Raises:
+            AttributeError: the machine has no such constant.
+        """
+        constants: dict[str, Constant] = self.__dict__.get("constants", {})
+        if name not in constants:
+            raise AttributeError(f"{self.__dict__.get('name')} has no constant {name!r}")
+        return constants[name].value
+
+    def replaced(self, values: Mapping[str, float]) -> Machine:
+        """This machine with other values, as a fit or a sensitivity tries them: ranges give way."""
+        self._check_known(values)
+        changed = {
+            name: replace(
+                entry := self.constants[name],
+                value=value,
+                low=min(entry.low, value),
+                high=max(entry.high, value),
+            )
+            for name, value in values.items()
+        }
+        return Machine(self.name, {**self.constants, **changed})
+
+    def measured(self, values: Mapping[str, float], where: str) -> Machine:
+        """This machine with measured values in the place of assumed ones.
+
+        Args:
+            values: numbers by constant.
+            where: SoC and date, for the source.
+
+        Raises:
+            ArgumentError: there is no such constant, or a number is none.
+        """
+        self._check_known(values)
+        for name, value in values.items():
+            _check_number(name, value)
+        changed = {
+            name: Constant(value, "measured", f"on {where}", value, value) for name, value in values.items()
+        }
+        return Machine(self.name, {**self.constants, **changed})
+
+    def to_json(self) -> str:
+        """A document that `from_json` reads."""
+        constants = {name: asdict(entry) for name, entry in self.constants.items()}
+        document = {"format": FORMAT, "version": VERSION, "machine": self.name, "constants": constants}
+        return json.dumps(document, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Machine:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            ArgumentError: not such a document, another version of it, or a constant that is unknown or no
+                finite number of at least 0.
+        """
+        try:
+            document = json.loads(text)
+        except ValueError as error:
+            raise _bad("constants", f"no JSON ({error})", "they are a JSON document") from None
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            raise _bad("constants", "another document", f'its "format" must be "{FORMAT}"')
+        if document.get("version") != VERSION:
+            raise _bad("version", document.get("version"), f"this moe_triton reads version {VERSION}")
+        name, constants = document.get("machine"), document.get("constants")
+        if not isinstance(name, str) or not isinstance(constants, dict) or not constants:
+            raise _bad("constants", "incomplete", 'it must have "machine" and "constants"', NULL_ARGUMENT)
+        wanted = {field.name for field in fields(Constant)}
+        for constant, entry in constants.items():
+            if not isinstance(entry, dict) or entry.keys() != wanted:
+                raise _bad(constant, entry, f"it must have {', '.join(sorted(wanted))}, and nothing else")
+        return cls(name, {constant: Constant(**entry) for constant, entry in constants.items()})
+
+    def _check_known(self, values: Mapping[str, float]) -> None:
+        if unknown := sorted(values.keys() - self.constants.keys()):
+            raise _bad("constants", unknown, f"{self.name} has these only: {', '.join(self.constants)}")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Machine) and (self.name, self.constants) == (other.name, other.constants)
+
+    def __hash__(self) -> int:
+        return hash((self.name, tuple(self.constants.items())))
+
+
+_NEVER_ZERO = ("clock_ghz", "cores", "vector_divide_factor", "vector_reduce_factor", "queue_entries")
+
+
+@functools.cache
+def machine_named(name: str) -> Machine:
+    """What is taken to hold of a machine until it is measured.
+
+    Args:
+        name: "A2", "A3", or "cpu", which has A3's numbers: what a CPU has of them, a selftest measures.
+
+    Raises:
+        ArgumentError: there are none for this machine.
+    """
+    if name not in MACHINES:
+        raise ArgumentError("machine", repr(name), f"it must be one of {list(MACHINES)}", "Name one of them.")
+    product = "A3" if name == "cpu" else name
+    return Machine(name, {constant: _entry(table, product) for constant, table in _of(product).items()})
+
+
+def _of(product: str) -> dict[str, dict[str, Any]]:
+    return {name: table for name, table in _tables().items() if product in table.get("machines", MACHINES)}
+
+
+def _entry(table: Mapping[str, Any], product: str) -> Constant:
+    def number(key: str) -> float:
+        given = table[key]
+        return float(given[product] if isinstance(given, dict) else given)
+
+    kind = cast(Kind, table["kind"])
+    return Constant(number("value"), kind, table["source"], number("low"), number("high"))
+
+
+@functools.cache
+def _tables() -> dict[str, dict[str, Any]]:
+    text = resources.files("moe_triton.model").joinpath("constants.toml").read_text()
+    return tomllib.loads(text)
+
+
+def _check_number(name: str, value: Any) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value < 0:
+        raise _bad(name, value, "it must be a finite number of at least 0")
+
+
+def _bad(argument: str, value: object, rule: str, code: int = INVALID_ARGUMENT) -> ArgumentError:
+    return ArgumentError(argument, value, rule, REMEDY, code=code)

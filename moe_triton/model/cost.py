@@ -1,0 +1,111 @@
+"""`Work`: a launch with its holes filled. `Cost`: what it takes. `Body`: the function between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from moe_triton.core.kernel import AscendCKernel, TritonKernel
+from moe_triton.core.plan import Hole, Launch, Part, Value
+from moe_triton.model.constants import Machine
+from moe_triton.model.traffic import Traffic
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a launch takes, from its first block's begin to its last one's end, without waits for other ranks.
+
+    Attributes:
+        parts: microseconds by what took them; their sum is the time.
+        read, written: bytes of this device's global memory.
+        sent: bytes written to other devices.
+        detail: by pipe of the slowest core, cycles busy; empty where nothing was replayed.
+    """
+
+    parts: Mapping[str, float]
+    read: int = 0
+    written: int = 0
+    sent: int = 0
+    detail: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def us(self) -> float:
+        """Microseconds."""
+        return sum(self.parts.values())
+
+    @property
+    def bound(self) -> str:
+        """What takes the largest part of it."""
+        return max(self.parts, key=lambda name: self.parts[name], default="nothing")
+
+
+@dataclass(frozen=True)
+class Table:
+    """What the model knows of memory that an argument points to.
+
+    Attributes:
+        values: the integers from the argument's address on; None where they are not known, such as rows.
+    """
+
+    values: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """One launch with its holes filled.
+
+    Attributes:
+        kernel: that is launched.
+        blocks: on how many cores.
+        arguments: a number or a table for each argument of the kernel; a tuple of numbers for a region.
+        traffic: what this rank's call moves.
+    """
+
+    kernel: TritonKernel | AscendCKernel
+    blocks: int
+    arguments: Mapping[str, int | tuple[int, ...] | Table]
+    traffic: Traffic
+
+    def number(self, name: str) -> int:
+        """The value of an argument that is a number."""
+        value = self.arguments[name]
+        assert isinstance(value, int), name
+        return value
+
+    def has(self, name: str) -> bool:
+        """Whether a pointer is given."""
+        return isinstance(self.arguments[name], Table)
+
+
+Body = Callable[[Work, Machine], Cost]
+"""The time of one launch on a machine, from its blocks and what it has to move."""
+
+
+def work_of(launch: Launch, traffic: Traffic) -> Work:
+    """A launch of a plan with the numbers and tables of one rank's call.
+
+    Args:
+        launch: of a plan.
+        traffic: its `Traffic.numbers` and `Traffic.tables` fill the holes.
+    """
+
+    def filled(value: Value, is_pointer: bool) -> int | tuple[int, ...] | Table:
+        if isinstance(value, tuple | int):
+            return value
+        if is_pointer:
+            return Table(_from(traffic.tables.get(value.name), value.offset))
+        number = traffic.numbers[value.name]
+        return value.of(number) if isinstance(value, Part) else number
+
+    pairs = zip(launch.kernel.args, launch.values, strict=True)
+    arguments = {arg.name: filled(value, isinstance(value, Hole) and arg.is_pointer) for arg, value in pairs}
+    return Work(launch.kernel, launch.blocks, arguments, traffic)
+
+
+def _from(values: np.ndarray | None, offset: int) -> np.ndarray | None:
+    """The integers from a byte on."""
+    if values is None or offset % values.itemsize or not 0 <= offset // values.itemsize <= values.size:
+        return None
+    return values[offset // values.itemsize :]
