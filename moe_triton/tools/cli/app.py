@@ -1,4 +1,4 @@
-"""The command line: ``moe-triton demo | build | doctor | layout | plan | compile | gate | selftest | model ...``."""
+"""The command line ``moe-triton``: demo, build, doctor, layout, plan, compile, gate, selftest, model."""
 
 from __future__ import annotations
 
