@@ -60,7 +60,8 @@ def fit(predict: Predict, measured: np.ndarray, constants: Mapping[str, Constant
 
     def errors(at: np.ndarray) -> np.ndarray:
         values = dict(zip(constants, np.exp(at).tolist(), strict=True))
-        return np.log(predict(values) / measured)
+        found: np.ndarray = np.log(predict(values) / measured)
+        return found
 
     at = np.log([entry.value for entry in constants.values()])
     damping, now = 1e-3, errors(at)

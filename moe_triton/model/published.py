@@ -24,6 +24,10 @@ DRAWS = 4
 """Routings over which the busiest rank's rows are averaged."""
 
 
+Operator = Literal["dispatch", "combine"]
+OPERATORS: tuple[Operator, ...] = ("dispatch", "combine")
+
+
 @dataclass(frozen=True)
 class Published:
     """One published time.
@@ -40,7 +44,7 @@ class Published:
     """
 
     system: str
-    operator: Literal["dispatch", "combine"]
+    operator: Operator
     product: str
     ranks: int
     tokens: int
@@ -69,7 +73,7 @@ _PAIRS = (
 ROWS: tuple[Published, ...] = tuple(
     Published(system, operator, product, ranks, tokens, us, scheme, on_stream)
     for system, product, ranks, tokens, dispatch, combine, scheme, on_stream in _PAIRS
-    for operator, us in (("dispatch", dispatch), ("combine", combine))
+    for operator, us in zip(OPERATORS, (dispatch, combine), strict=True)
 )
 """CANN's are secondary: taken from notes about the paper, not from its table."""
 

@@ -72,12 +72,14 @@ class Validation:
     @property
     def errors(self) -> np.ndarray:
         """Of the predictions, relative to the published times."""
-        return self.us / _measured(ROWS) - 1
+        errors: np.ndarray = self.us / _measured(ROWS) - 1
+        return errors
 
     @property
     def null_errors(self) -> np.ndarray:
         """The same of the null model."""
-        return self.null_us / _measured(ROWS) - 1
+        errors: np.ndarray = self.null_us / _measured(ROWS) - 1
+        return errors
 
     @property
     def may_choose_core_splits(self) -> bool:

@@ -21,7 +21,8 @@ ROW = 7168 * 2
 
 @pytest.fixture
 def machine() -> Machine:
-    return machine_named("A2")
+    """With the rate that the published example was computed with; the fitted one is of measured operators."""
+    return machine_named("A2").replaced({"rdma_gb_per_s": 20.97})
 
 
 @pytest.fixture
