@@ -91,8 +91,11 @@ def _times(document: Mapping[str, Any]) -> str:
 
 def _constants(document: Mapping[str, Any]) -> str:
     constants: Mapping[str, Mapping[str, Any]] = document["constants"]["constants"]
-    rows = [(name, f"{entry['value']:.6g}", entry["provenance"]) for name, entry in constants.items()]
-    return _table(("", "value", "source"), rows)
+    rows = [
+        (name, *(f"{entry[key]:.6g}" for key in ("value", "low", "high")), entry["kind"], entry["source"])
+        for name, entry in constants.items()
+    ]
+    return _table(("", "value", "low", "high", "", "source"), rows)
 
 
 def _checks(document: Mapping[str, Any]) -> str:
