@@ -15,7 +15,7 @@ import numpy as np
 
 from moe_triton.core.errors import ArgumentError
 from moe_triton.model.constants import Constant, Machine
-from moe_triton.model.least_squares import jacobian, minimise
+from moe_triton.model.fit import fit, slopes_of
 
 M = TypeVar("M")
 Predict = Callable[[Machine, M], float]
@@ -151,44 +151,34 @@ class _Model(Generic[M]):
         widths = (self.high - self.low) / (2 * DEVIATIONS)
         self.before = dict(zip(self.names, widths.tolist(), strict=True))
 
-    def machine_at(self, at: np.ndarray) -> Machine:
-        """The machine with these logarithms."""
-        values = np.exp(at).clip(np.exp(self.low), np.exp(self.high))
-        moved = {
-            name: value
-            for name, value, was, is_at in zip(self.names, values.tolist(), self.start, at, strict=True)
-            if is_at != was
-        }
-        return self.machine.replaced(moved)
-
-    def predicted(self, at: np.ndarray) -> np.ndarray:
-        """(m,) us."""
-        machine = self.machine_at(at)
+    def predicted(self, values: Mapping[str, float]) -> np.ndarray:
+        """(m,) us, with other values of some constants."""
+        machine = self.machine.replaced(values)
         return np.array([self._predict(machine, measurement) for measurement in self._measurements])
 
     def residuals(self, at: np.ndarray) -> np.ndarray:
         """(m,) logarithms of predicted over measured."""
-        return np.asarray(np.log(self.predicted(at) / self.measured))
+        moved = {
+            name: float(np.exp(is_at))
+            for name, was, is_at in zip(self.names, self.start, at, strict=True)
+            if is_at != was
+        }
+        return np.asarray(np.log(self.predicted(moved) / self.measured))
 
     def fit(self, chosen: Sequence[str]) -> np.ndarray:
         """The best values of some constants, the others as they were."""
-        index = [self.names.index(name) for name in chosen]
-
-        def residuals(some: np.ndarray) -> np.ndarray:
-            at = self.start.copy()
-            at[index] = some
-            return self.residuals(at)
-
         found = self.start.copy()
-        if index:
-            found[index] = minimise(residuals, self.start[index], self.low[index], self.high[index])
+        if chosen:
+            best = fit(self.predicted, self.measured, {name: self.machine.constants[name] for name in chosen})
+            index = [self.names.index(name) for name in best.values]
+            found[index] = np.log(list(best.values.values())).clip(self.low[index], self.high[index])
         return found
 
     def spread(self, at: np.ndarray, sigma: float) -> _Spread:
         """What the times leave unknown of all constants, where none of the others is known for sure."""
         if not self.names:
             return _Spread({}, {}, np.zeros((len(self.measured), 0)))
-        slopes = jacobian(self.residuals, at, self.low, self.high)
+        slopes = slopes_of(self.residuals, at, self.residuals(at))
         widths = np.array([self.before[name] for name in self.names])
         covariance = np.linalg.inv(slopes.T @ slopes / sigma**2 + np.diag(1 / widths**2))
         deviation = np.sqrt(np.diag(covariance))
@@ -215,7 +205,7 @@ class _Model(Generic[M]):
         machine = Machine(self.machine.name, {name: outcome.after for name, outcome in outcomes.items()})
         slopes = spread.slopes[:, [self.names.index(name) for name in chosen]]
         condition = float(np.linalg.cond(slopes)) if chosen else 1.0
-        before, after = self.predicted(self.start), self.predicted(at)
+        before, after = (np.exp(self.residuals(x)) * self.measured for x in (self.start, at))
         return Calibration(machine, outcomes, self.measured, before, after, condition)
 
     def _outcome(self, name: str, at: float, is_fitted: bool, spread: _Spread, where: str) -> Outcome:

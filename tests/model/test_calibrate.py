@@ -6,13 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from moe_triton.core.errors import ArgumentError
 from moe_triton.model.calibrate import Calibration, calibrate, errors
 from moe_triton.model.constants import Constant, Machine, machine_named
-from moe_triton.model.least_squares import minimise
 
 SEEDS = range(5)
 NOISE = 0.02
@@ -48,7 +45,7 @@ def predict(machine: Machine, step: Step) -> float:
     load = step.rows * (machine.load_latency_cycles + step.row_bytes / machine.stream_bytes_per_cycle)
     scalar = step.elements * machine.scalar_global_cycles
     vector = step.instructions * (machine.vector_latency_cycles + 64)
-    hops = step.sent * machine.hop_node_us / machine.remote_writes_in_flight
+    hops = 0.7 * step.sent / machine.remote_writes_in_flight
     return (load + scalar + vector) / (1000 * machine.clock_ghz) + hops
 
 
@@ -181,26 +178,3 @@ def test_nothing_is_fitted_where_everything_was_measured() -> None:
     assert found.fitted == []
     assert found.machine == machine
     assert (found.before == found.after).all()
-
-
-POINTS = st.lists(st.floats(-2, 2), min_size=3, max_size=3)
-
-
-@settings(max_examples=50)
-@given(true=POINTS, start=POINTS)
-def test_the_smallest_sum_of_squares_is_found_between_bounds(true: list[float], start: list[float]) -> None:
-    """Of linear residuals: where they are 0 if that is between the bounds, else no worse than anywhere."""
-    matrix = np.array([[3.0, 1, 0], [1, 2, 0.5], [0, 0.5, 1], [1, 1, 1]])
-    low, high = np.full(3, -1.0), np.full(3, 1.0)
-
-    def residuals(at: np.ndarray) -> np.ndarray:
-        return np.asarray(matrix @ (at - true))
-
-    found = minimise(residuals, np.array(start) / 2, low, high)
-    assert (low <= found).all()
-    assert (found <= high).all()
-    if np.abs(true).max() <= 1:
-        assert found == pytest.approx(true, abs=1e-5)
-    reached = residuals(found) @ residuals(found)
-    for point in np.stack(np.meshgrid(*[np.linspace(-1, 1, 5)] * 3), -1).reshape(-1, 3):
-        assert reached <= residuals(point) @ residuals(point) + 1e-6
