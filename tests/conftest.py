@@ -21,8 +21,9 @@ settings.register_profile(
 )
 settings.load_profile("moe_triton")
 
-# A shell starts commands in the background with Ctrl-C ignored, and processes inherit that: tests interrupt
-# theirs. signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell starts commands in the background with Ctrl-C ignored, and processes inherit that; but tests
+# interrupt theirs.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
