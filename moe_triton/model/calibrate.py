@@ -27,7 +27,6 @@ NOISE = 0.02
 DEVIATIONS = 2  # to each side: 95 % of a normal distribution
 HALF = 0.5  # a constant is determined if the times leave no more than this of what was unknown of it
 ALIKE = 0.9  # correlation from which on two constants cannot be told apart
-MOST_ROUNDS = 4
 
 Verdict = Literal["measured", "fitted", "alike", "weak", "unused", "fixed"]
 """Measured directly; fitted; or left: it cannot be told apart from another one; the times say too little of
@@ -61,6 +60,7 @@ class Calibration(Generic[M]):
     Attributes:
         machine: with the constants that were fitted.
         outcomes: of each constant.
+        measurements: what was measured.
         measured, before, after: (m,) us of each measurement, and what the model gives.
         condition: of the fitted constants' Jacobian: how much larger the error of their worst combination is
             than that of their best one. 1 if nothing was fitted.
@@ -68,6 +68,7 @@ class Calibration(Generic[M]):
 
     machine: Machine
     outcomes: Mapping[str, Outcome]
+    measurements: Sequence[M]
     measured: np.ndarray
     before: np.ndarray
     after: np.ndarray
@@ -109,20 +110,18 @@ def calibrate(
     if not len(measured) or not (measured > 0).all() or not np.isfinite(measured).all():
         raise ArgumentError("us", us, "there must be times, all above 0", "Pass what a selftest measured.")
     model = _Model(machine, measurements, measured, predict)
-    chosen, at = model.names, model.start
-    sigma = noise
-    for _ in range(MOST_ROUNDS):
-        spread = model.spread(at, sigma)
-        determined = [name for name in model.names if spread.deviation[name] <= HALF * model.before[name]]
-        determined = [name for name in determined if name in chosen]
-        at = model.fit(determined)
+    before, at = model.widths, model.start
+    spread = model.spread(at, (), noise)
+    chosen = [name for name in model.names if spread.deviation[name] <= HALF * before[name]]
+    while True:
+        at = model.fit(chosen)
         left = model.residuals(at)
-        freedom = max(1, len(left) - len(determined))
-        sigma = max(noise, float(np.sqrt(left @ left / freedom)))
-        if determined == chosen:
-            break
-        chosen = determined
-    return model.calibration(at, chosen, model.spread(at, sigma), where)
+        sigma = float(np.sqrt(left @ left / max(1, len(left) - len(chosen))))
+        spread = model.spread(at, chosen, max(noise, sigma))
+        worst = max(chosen, key=lambda name: spread.deviation[name] / before[name], default=None)
+        if worst is None or spread.deviation[worst] <= HALF * before[worst]:
+            return model.calibration(at, chosen, spread, where)
+        chosen.remove(worst)
 
 
 @dataclass(frozen=True)
@@ -147,9 +146,10 @@ class _Model(Generic[M]):
         self.start, self.low, self.high = (
             np.log([getattr(entry, key) for entry in entries]) for key in ("value", "low", "high")
         )
-        # The range is taken as 95 % of what was believed.
-        widths = (self.high - self.low) / (2 * DEVIATIONS)
-        self.before = dict(zip(self.names, widths.tolist(), strict=True))
+        # Root mean square distance from the value, if anything in the range is as likely.
+        middle = (self.low + self.high) / 2
+        widths = np.sqrt((self.high - self.low) ** 2 / 12 + (middle - self.start) ** 2)
+        self.widths = dict(zip(self.names, widths.tolist(), strict=True))
 
     def predicted(self, values: Mapping[str, float]) -> np.ndarray:
         """(m,) us, with other values of some constants."""
@@ -174,12 +174,18 @@ class _Model(Generic[M]):
             found[index] = np.log(list(best.values.values())).clip(self.low[index], self.high[index])
         return found
 
-    def spread(self, at: np.ndarray, sigma: float) -> _Spread:
-        """What the times leave unknown of all constants, where none of the others is known for sure."""
+    def spread(self, at: np.ndarray, chosen: Sequence[str], sigma: float) -> _Spread:
+        """What the times leave unknown, where nothing else is known of the other constants than their ranges.
+
+        Args:
+            at: where.
+            chosen: what was fitted; the others are as they were, which the fit takes for true.
+            sigma: share by which times repeat.
+        """
         if not self.names:
             return _Spread({}, {}, np.zeros((len(self.measured), 0)))
         slopes = slopes_of(self.residuals, at, self.residuals(at))
-        widths = np.array([self.before[name] for name in self.names])
+        widths = np.array([self.widths[name] for name in self.names])
         covariance = np.linalg.inv(slopes.T @ slopes / sigma**2 + np.diag(1 / widths**2))
         deviation = np.sqrt(np.diag(covariance))
         correlation = np.abs(covariance / np.outer(deviation, deviation))
@@ -189,6 +195,11 @@ class _Model(Generic[M]):
             for name, row in zip(self.names, correlation, strict=True)
             if row.max() >= ALIKE
         }
+        if chosen:
+            is_chosen = np.isin(self.names, chosen)
+            fit = np.linalg.pinv(slopes[:, is_chosen])
+            by_times, by_others = sigma * fit, fit @ slopes[:, ~is_chosen] * widths[~is_chosen]
+            deviation[is_chosen] = np.sqrt((by_times**2).sum(axis=1) + (by_others**2).sum(axis=1))
         return _Spread(dict(zip(self.names, deviation.tolist(), strict=True)), alike, slopes)
 
     def calibration(
@@ -206,7 +217,7 @@ class _Model(Generic[M]):
         slopes = spread.slopes[:, [self.names.index(name) for name in chosen]]
         condition = float(np.linalg.cond(slopes)) if chosen else 1.0
         before, after = (np.exp(self.residuals(x)) * self.measured for x in (self.start, at))
-        return Calibration(machine, outcomes, self.measured, before, after, condition)
+        return Calibration(machine, outcomes, self._measurements, self.measured, before, after, condition)
 
     def _outcome(self, name: str, at: float, is_fitted: bool, spread: _Spread, where: str) -> Outcome:
         entry, index = self.machine.constants[name], self.names.index(name)
