@@ -82,6 +82,12 @@ class Validation:
         return errors
 
     @property
+    def is_within_bounds(self) -> bool:
+        """Whether its errors are as small as they have to be."""
+        errors = np.abs(self.errors)
+        return bool(errors.mean() <= MOST_MEAN and errors.max() <= MOST_WORST)
+
+    @property
     def may_choose_core_splits(self) -> bool:
         """Whether it says of cores what is published."""
         return max(self.gains.values()) <= MOST_GAIN
