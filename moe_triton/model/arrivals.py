@@ -41,23 +41,25 @@ class _Told:
 
 
 class Group:
-    """The ranks of a walk: all of a group, or one that stands for ranks that are like it.
+    """The ranks of a walk: all of a group, or some that stand for ranks that are like them.
 
     Args:
-        traffics: what each rank of the walk sends and receives; by rank, or one.
+        traffics: what each rank of the walk sends and receives.
         machine: that each of them is.
+        stands_for_others: whether they are not all. Then each is sent to as the slowest of them sends, and
+            from as far away as the farthest rank.
     """
 
-    def __init__(self, traffics: Sequence[Traffic], machine: Machine) -> None:
+    def __init__(self, traffics: Sequence[Traffic], machine: Machine, stands_for_others: bool) -> None:
         ranks = [traffic.rank for traffic in traffics]
-        self.is_alike = len(traffics) == 1
+        self.is_alike = stands_for_others
         if not self.is_alike and ranks != list(range(traffics[0].config.num_ranks)):
             raise ValueError(f"the ranks of a group are walked all, in order, not {ranks}")
         self.traffics, self.machine = traffics, machine
         self._told: dict[Channel, _Told] = {}
         self._link_free = np.zeros(len(traffics))
         hops = {tier: hop_us(machine, tier) for traffic in traffics for tier in set(traffic.tiers)}
-        # (sender, receiver); of the one that stands for all, from each to it
+        # (sender, receiver); of those that stand for others, from each to them
         self._hops = np.array([[hops[tier] for tier in traffic.tiers] for traffic in traffics])
 
     def send(
@@ -83,7 +85,7 @@ class Group:
         else:
             leaving, entering = self._combined, self._dispatched
         per_row = sent / np.maximum(1, leaving.sum(axis=1))
-        arriving: np.ndarray = per_row * entering.sum(axis=1) if self.is_alike else per_row @ leaving
+        arriving: np.ndarray = per_row.max() * entering.sum(axis=1) if self.is_alike else per_row @ leaving
         return arriving
 
     @cached_property
@@ -141,7 +143,7 @@ def _shares_sent(senders: Sequence[Work], waits: Sequence[Work]) -> np.ndarray:
         assert isinstance(origins, Table)
         assert origins.values is not None
         source, token = origins.values[: 3 * sender.traffic.num_rows].reshape(-1, 3).T[:2]
-        wait = source if len(waits) > 1 else np.zeros_like(source)
+        wait = source if len(waits) == len(found) else np.zeros_like(source)
         is_awaited = (first[wait] <= token) & (token < end[wait])
         np.maximum.at(found, source[is_awaited], _progress(len(source), sender.blocks)[is_awaited])
     return shares

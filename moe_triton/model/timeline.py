@@ -135,8 +135,36 @@ def walk(
     Raises:
         UnknownLaunchError: a launch waits for something that nobody has described, or that nothing sends.
     """
-    (only,) = _walk(plan, [traffic], machine, mode, bodies, streams, [0.0], arrivals)
+    (only,) = _walk(plan, Group([traffic], machine, True), mode, bodies, streams, [0.0], arrivals)
     return only
+
+
+def walk_some(
+    plan: Plan,
+    traffics: Sequence[Traffic],
+    machine: Machine,
+    *,
+    mode: Mode = "graph",
+    bodies: Bodies,
+    streams: Streams = npu_streams,
+) -> list[Timeline]:
+    """The timelines of some ranks of a group that stand for the others.
+
+    Their waits end when the slowest of them has sent, and the farthest rank's write has come.
+
+    Args:
+        plan: every rank's launches; their numbers of ranks make no difference.
+        traffics: of these ranks, the slowest sender's among them.
+        machine: that each rank is.
+        mode: how launches come to the device.
+        bodies: of kernels: `moe_triton.model.body.body_of`, or others.
+        streams: how the back end runs the plan.
+
+    Raises:
+        UnknownLaunchError: a launch waits for something that nobody has described, or that nothing sends.
+    """
+    begins = [0.0] * len(traffics)
+    return _walk(plan, Group(traffics, machine, True), mode, bodies, streams, begins, None)
 
 
 def walk_ranks(
@@ -168,7 +196,7 @@ def walk_ranks(
         ValueError: the traffics are not those of all ranks.
     """
     begins = [0.0] * len(traffics) if begins_us is None else begins_us
-    return _walk(plan, traffics, machine, mode, bodies, streams, begins, None)
+    return _walk(plan, Group(traffics, machine, False), mode, bodies, streams, begins, None)
 
 
 def operator_us(
@@ -186,15 +214,14 @@ def operator_us(
 
 def _walk(
     plan: Plan,
-    traffics: Sequence[Traffic],
-    machine: Machine,
+    group: Group,
     mode: Mode,
     bodies: Bodies,
     streams: Streams,
     begins_us: Sequence[float],
     given: Arrivals | None,
 ) -> list[Timeline]:
-    walker = _Walker(plan, traffics, machine, mode, bodies, streams(plan), begins_us, given)
+    walker = _Walker(plan, group, mode, bodies, streams(plan), begins_us, given)
     for index in range(len(plan.launches)):
         walker.place(index)
     return walker.timelines()
@@ -206,21 +233,21 @@ class _Walker:
     def __init__(
         self,
         plan: Plan,
-        traffics: Sequence[Traffic],
-        machine: Machine,
+        group: Group,
         mode: Mode,
         bodies: Bodies,
         order: Order,
         begins_us: Sequence[float],
         given: Arrivals | None,
     ) -> None:
-        self.plan, self.traffics, self.machine, self.order = plan, traffics, machine, order
-        self.launch_us = machine.launch_graph_us if mode == "graph" else machine.launch_stream_us
+        self.plan, self.group, self.order = plan, group, order
+        self.traffics, self.machine = group.traffics, group.machine
+        graph, stream = self.machine.launch_graph_us, self.machine.launch_stream_us
+        self.launch_us = graph if mode == "graph" else stream
         self.bodies, self.given = bodies, given
-        self.group = Group(traffics, machine)
         self.begins = np.array(begins_us, dtype=float)
         self.ends: list[np.ndarray] = []
-        self.spans: list[list[Span]] = [[] for _ in traffics]
+        self.spans: list[list[Span]] = [[] for _ in group.traffics]
         self.num_waits = 0
 
     def place(self, index: int) -> None:
