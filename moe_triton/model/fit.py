@@ -65,7 +65,7 @@ def fit(predict: Predict, measured: np.ndarray, constants: Mapping[str, Constant
 
     at = np.log([entry.value for entry in constants.values()])
     damping, now = 1e-3, errors(at)
-    slopes = _slopes(errors, at, now)
+    slopes = slopes_of(errors, at, now)
     for _ in range(MOST_STEPS):
         free = _free(at, slopes.T @ now, low, high)
         normal = slopes.T @ slopes
@@ -81,7 +81,7 @@ def fit(predict: Predict, measured: np.ndarray, constants: Mapping[str, Constant
         if then @ then < now @ now:
             is_done = now @ now - then @ then < ENOUGH * (now @ now)
             at, now, damping = tried, then, damping / 5
-            slopes = _slopes(errors, at, now)
+            slopes = slopes_of(errors, at, now)
             if is_done:
                 break
         else:
@@ -91,7 +91,14 @@ def fit(predict: Predict, measured: np.ndarray, constants: Mapping[str, Constant
     return Fit(dict(zip(constants, np.exp(at).tolist(), strict=True)), now, slopes)
 
 
-def _slopes(errors: Callable[[np.ndarray], np.ndarray], at: np.ndarray, now: np.ndarray) -> np.ndarray:
+def slopes_of(errors: Callable[[np.ndarray], np.ndarray], at: np.ndarray, now: np.ndarray) -> np.ndarray:
+    """(N, P) derivatives of (N,) errors by the logarithms of (P,) constants, P at least 1.
+
+    Args:
+        errors: by the logarithms.
+        at: (P,) where.
+        now: (N,) the errors there.
+    """
     columns = [(errors(at + STEP * unit) - now) / STEP for unit in np.eye(at.size)]
     return np.stack(columns, axis=1)
 

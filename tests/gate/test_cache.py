@@ -12,10 +12,11 @@ import torch
 from moe_triton.core.errors import ToolchainError
 from moe_triton.kernels.add_rows import add_rows_kernel
 from moe_triton.kernels.arrange import arrange_kernel
-from moe_triton.tools.gate import SOCS, cache, compile_for_npu
-from moe_triton.tools.gate import compile as gate_compile
-from moe_triton.tools.gate.compile import Compiled, compile_ir, notes_of, npu_ir, reason_of
-from moe_triton.tools.gate.socs import Soc
+from moe_triton.npu_compiler import cache
+from moe_triton.npu_compiler import compile as npu_compile
+from moe_triton.npu_compiler.compile import Compiled, compile_ir, notes_of, npu_ir, reason_of
+from moe_triton.npu_compiler.socs import Soc
+from moe_triton.tools.gate import SOCS, compile_for_npu
 
 A2, A3, OUTLOOK = SOCS.values()
 
@@ -30,7 +31,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, tup
         return Compiled("" if options and "reject" in text else text, "", "log")
 
     monkeypatch.setenv("MOE_TRITON_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(gate_compile, "run_compiler", run)
+    monkeypatch.setattr(npu_compile, "run_compiler", run)
     return found
 
 
@@ -45,9 +46,9 @@ def test_other_text_another_chip_and_other_options_are_compiled(
     for text, soc in (("text", A3), ("other", A3), ("text", A2), ("text", OUTLOOK)):
         compile_ir(text, soc)
     assert [soc for soc, _ in runs] == [A3.name, A3.name, A2.name, OUTLOOK.name]
-    monkeypatch.setattr(gate_compile, "OPTIONS", ("--other",))
+    monkeypatch.setattr(npu_compile, "OPTIONS", ("--other",))
     compile_ir("text", A3)
-    monkeypatch.setattr(gate_compile, "compiler_version", lambda: "another")
+    monkeypatch.setattr(npu_compile, "compiler_version", lambda: "another")
     compile_ir("text", A3)
     compile_ir("text", dataclasses.replace(A3, options=("--more",)))
     assert len(runs) == 7
@@ -73,7 +74,7 @@ def test_the_front_end_is_asked_once_for_all_chips(runs: list[Any], monkeypatch:
         asked.append(named_ops)
         return 'mix_mode = "none", mix_mode = "aiv"'
 
-    monkeypatch.setattr(gate_compile, "tensor_ir", front_end)
+    monkeypatch.setattr(npu_compile, "tensor_ir", front_end)
     kernel = add_rows_kernel(torch.bfloat16, 64, "npu")
     for soc in SOCS:
         compile_for_npu(kernel, soc)
@@ -91,8 +92,8 @@ def test_a_rejected_kernel_is_an_error_with_the_compilers_reason(
     log = (
         'loc("k.mlir":2:3): error: ub overflow, requires 2 bits while 1 bits available! (possible reason: x)'
     )
-    monkeypatch.setattr(gate_compile, "run_compiler", lambda *_: Compiled("", "", log))
-    monkeypatch.setattr(gate_compile, "tensor_ir", lambda kernel, *, named_ops: "text")
+    monkeypatch.setattr(npu_compile, "run_compiler", lambda *_: Compiled("", "", log))
+    monkeypatch.setattr(npu_compile, "tensor_ir", lambda kernel, *, named_ops: "text")
     with pytest.raises(ToolchainError, match=r"rejects add_rows for Ascend910B3: ub overflow.*available!$"):
         compile_for_npu(add_rows_kernel(torch.bfloat16, 64, "npu"))
 

@@ -8,8 +8,8 @@ from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import Arg, TritonKernel
 from moe_triton.core.soc import UB_BYTES
 from moe_triton.kernels.language import tl, triton
+from moe_triton.npu_compiler.compile import compile_ir, npu_ir
 from moe_triton.tools.gate import SOCS, compile_for_npu
-from moe_triton.tools.gate.compile import compile_ir, npu_ir
 from moe_triton.tools.gate.report import buffered_ub_bytes, planned_ub_bytes
 from moe_triton.tools.gate.table import shown_cases, table
 

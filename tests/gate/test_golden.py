@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from moe_triton.core.errors import ToolchainError
+from moe_triton.npu_compiler.socs import SOC_OF_PRODUCT
 from moe_triton.tools.gate import SOCS, golden, page, runner
 from moe_triton.tools.gate.costs import Estimate
 from moe_triton.tools.gate.golden import Difference, Row, compare, row_of
 from moe_triton.tools.gate.report import GateReport, Transfer
-from moe_triton.tools.gate.socs import SOC_OF_PRODUCT
 from moe_triton.tools.gate.table import sample, shown_cases, table
 
 A2, A3 = SOC_OF_PRODUCT.values()

@@ -12,9 +12,9 @@ from rich.table import Table
 from moe_triton.core.errors import MoeTritonError
 from moe_triton.kernels import Family, Shape
 from moe_triton.kernels.cases import AXES
+from moe_triton.npu_compiler.stages import STAGES, save_stages
 from moe_triton.tools.gate import GateReport, compile_for_npu, soc_named
 from moe_triton.tools.gate.families import parse_case, with_sizes
-from moe_triton.tools.gate.stages import STAGES, save_stages
 from moe_triton.tools.gate.table import table
 
 

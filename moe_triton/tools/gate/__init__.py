@@ -1,7 +1,6 @@
 """The compiler gate: compiles every Triton kernel for the NPU, on a machine without one.
 
-- `gate.compile` compiles a kernel to the compiler's last module, `gate.cache` caches that;
-- `gate.stream` parses the module, `gate.report` counts its instructions, and
+- `gate.stream` parses the compiler's last module, `gate.report` counts its instructions, and
   `gate.costs` estimates which pipe bounds it;
 - `gate.families` and `gate.table` list the kernels and sizes;
 - `gate.golden` keeps and compares the figures, `gate.page` writes them into the docs.
@@ -11,9 +10,9 @@ from __future__ import annotations
 
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import TritonKernel
-from moe_triton.tools.gate.compile import compile_ir, notes_of, npu_ir, reason_of
+from moe_triton.npu_compiler.compile import compile_ir, notes_of, npu_ir, reason_of
+from moe_triton.npu_compiler.socs import SOCS, soc_named
 from moe_triton.tools.gate.report import GateReport, report_of
-from moe_triton.tools.gate.socs import SOCS, soc_named
 
 __all__ = ["SOCS", "GateReport", "compile_for_npu", "soc_named"]
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from moe_triton.kernels import Case
+from moe_triton.npu_compiler.socs import SOC_OF_PRODUCT, SOCS
 from moe_triton.tools.gate import golden
 from moe_triton.tools.gate.report import PIPES
-from moe_triton.tools.gate.socs import SOC_OF_PRODUCT, SOCS
 from moe_triton.tools.gate.table import shown_cases
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "compiler-gate.md"

@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple
 
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.soc import UB_BYTES
+from moe_triton.npu_compiler.socs import SOCS
 from moe_triton.tools.gate.costs import Estimate, estimate
-from moe_triton.tools.gate.socs import SOCS
 from moe_triton.tools.gate.stream import (
     ELEMENT_BITS,
     Buffer,

@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from moe_triton import npu_compiler
 from moe_triton.backends.cpu.triton.cache import sources_digest
 from moe_triton.backends.cpu.triton.toolchain import INSTALL, find_program, find_toolchain
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.kernels import Case
-from moe_triton.tools.gate import cache, compile_for_npu, golden
-from moe_triton.tools.gate.compile import content_of, npu_ir
-from moe_triton.tools.gate.socs import soc_named
+from moe_triton.npu_compiler import cache
+from moe_triton.npu_compiler.compile import content_of, npu_ir
+from moe_triton.npu_compiler.socs import soc_named
+from moe_triton.tools.gate import compile_for_npu, golden
 
 WORKERS = 2
 
@@ -59,7 +61,8 @@ def _fresh_line(kernel: TritonKernel, soc: str) -> golden.Row:
 
 @functools.cache
 def _reader_version() -> str:
-    return sources_digest(Path(__file__).parent)
+    folders = (Path(__file__).parent, Path(npu_compiler.__file__).parent)
+    return "".join(map(sources_digest, folders))
 
 
 def _check_tools(socs: Iterable[str]) -> None:

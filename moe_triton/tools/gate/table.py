@@ -14,7 +14,7 @@ from itertools import product
 from random import Random
 
 from moe_triton.kernels import Case, Family, Shape, families
-from moe_triton.tools.gate.socs import SOC_OF_PRODUCT, SOCS
+from moe_triton.npu_compiler.socs import SOC_OF_PRODUCT, SOCS
 
 HIDDEN = (1024, 2048, 2880, 4096, 5120, 7168, 8192)
 TOPK = (1, 2, 4, 6, 8, 16)

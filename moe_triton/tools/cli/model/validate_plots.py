@@ -53,7 +53,7 @@ def _left_out(found: Validation) -> np.ndarray:
 
 
 def _parts(figure: Any, found: Validation) -> None:
-    """Microseconds by phase, a bar for each row; the published time is a line across it."""
+    """What the predictions are made of, as shares of the published times."""
     figure.set_size_inches(8.5, 5.6)
     names: list[str] = []
     for row in ROWS:
@@ -68,18 +68,16 @@ def _parts(figure: Any, found: Validation) -> None:
                 for name, us in parts.items():
                     by_name[name] = by_name.get(name, 0.0) + us
             for name in names:
-                us = by_name.get(name, 0.0)
+                share = by_name.get(name, 0.0) / row.us
                 colour = COLOURS[names.index(name) % len(COLOURS)]
                 hatch = None if names.index(name) < len(COLOURS) else "//"
-                axis.bar(place, us, 0.7, bottom, color=colour, label=name, hatch=hatch)
-                bottom += us
-            axis.plot(
-                [place - 0.45, place + 0.45], [row.us] * 2, color="#888888", linewidth=2, label="published"
-            )
+                axis.bar(place, share, 0.7, bottom, color=colour, label=name, hatch=hatch)
+                bottom += share
         labels = [f"{row.system}, EP {row.ranks}" for row in rows]
         axis.set_xticks(range(len(rows)), labels, rotation=60, ha="right")
         axis.set_title(operator)
-        axis.set_ylabel("us")
+        axis.axhline(1, color="#888888", linewidth=1)
+        axis.set_ylabel("of the published time")
     shown: dict[str, Any] = {}
     for axis in figure.axes:
         handles, labels = axis.get_legend_handles_labels()

@@ -19,8 +19,8 @@ from moe_triton.backends.cpu.triton.frontend import tensor_ir
 from moe_triton.backends.cpu.triton.toolchain import INSTALL, distribution_version, find_program, versions
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import TritonKernel
-from moe_triton.tools.gate import cache
-from moe_triton.tools.gate.socs import Soc
+from moe_triton.npu_compiler import cache
+from moe_triton.npu_compiler.socs import Soc
 
 OPTIONS = (
     "--enable-auto-multi-buffer=true",

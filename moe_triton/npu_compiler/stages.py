@@ -6,8 +6,8 @@ from pathlib import Path
 
 from moe_triton.backends.cpu.triton.frontend import triton_ir
 from moe_triton.core.kernel import TritonKernel
-from moe_triton.tools.gate.compile import LOG, MODULE, PLAN, npu_ir, run_compiler
-from moe_triton.tools.gate.socs import Soc
+from moe_triton.npu_compiler.compile import LOG, MODULE, PLAN, npu_ir, run_compiler
+from moe_triton.npu_compiler.socs import Soc
 
 TTIR, LINALG, PASSES = "kernel.ttir.mlir", "kernel.mlir", "passes"
 

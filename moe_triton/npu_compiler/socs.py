@@ -19,7 +19,7 @@ class Soc:
         compiler: program of ascendnpu-ir that compiles for it.
         options: of this compiler.
         is_outlook: not supported by this project. Nothing is estimated for it: its vector cores work on
-            registers, for which the constants of `moe_triton.tools.gate.costs` do not hold.
+            registers, for which the constants of `moe_triton.model` do not hold.
     """
 
     name: str
