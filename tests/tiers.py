@@ -34,6 +34,7 @@ QUICK = (
     "tests/gate/test_cache.py",
     "tests/gate/test_costs.py",
     "tests/gate/test_stream.py",
+    "tests/model/test_constants.py",
     "tests/selftest/test_report.py",
     "tests/selftest/test_timing.py",
     "tests/test_awaited.py",

@@ -59,11 +59,11 @@ class Machine:
     Cycles are of the vector cores' clock. A core is one vector core (AIV) of an NPU, or one core of a CPU.
 
     Args:
-        name: what it is of: a product, or what a selftest ran on.
-        constants: by name, as `constants_of` lists them.
+        name: what it is of: one of `MACHINES`.
+        constants: by name, as ``constants.toml`` has them.
 
     Raises:
-        ArgumentError: a constant is unknown or missing, or is 0 where others are divided by it.
+        ArgumentError: a constant is unknown, or is 0 where others are divided by it.
     """
 
     def __init__(self, name: str, constants: Mapping[str, Constant]) -> None:
@@ -101,21 +101,26 @@ class Machine:
         }
         return Machine(self.name, {**self.constants, **changed})
 
-    def measured(self, values: Mapping[str, float], where: str) -> Machine:
+    def measured(
+        self, values: Mapping[str, float], where: str, ranges: Mapping[str, tuple[float, float]] | None = None
+    ) -> Machine:
         """This machine with measured values in the place of assumed ones.
 
         Args:
             values: numbers by constant.
             where: SoC and date, for the source.
+            ranges: low and high by constant, of samples; the value itself where there is none.
 
         Raises:
-            ArgumentError: there is no such constant, or a number is none.
+            ArgumentError: there is no such constant, a number is none, or a value is outside its range.
         """
         self._check_known(values)
         for name, value in values.items():
             _check_number(name, value)
+        known = ranges or {}
         changed = {
-            name: Constant(value, "measured", f"on {where}", value, value) for name, value in values.items()
+            name: Constant(value, "measured", f"on {where}", *known.get(name, (value, value)))
+            for name, value in values.items()
         }
         return Machine(self.name, {**self.constants, **changed})
 
@@ -130,8 +135,8 @@ class Machine:
         """Reads what `to_json` wrote.
 
         Raises:
-            ArgumentError: not such a document, another version of it, or a constant that is unknown or no
-                finite number of at least 0.
+            ArgumentError: not such a document, another version of it, an unknown machine, or a constant that
+                is unknown, missing, or no finite number of at least 0.
         """
         try:
             document = json.loads(text)
@@ -144,11 +149,11 @@ class Machine:
         name, constants = document.get("machine"), document.get("constants")
         if not isinstance(name, str) or not isinstance(constants, dict) or not constants:
             raise _bad("constants", "incomplete", 'it must have "machine" and "constants"', NULL_ARGUMENT)
-        wanted = {field.name for field in fields(Constant)}
-        for constant, entry in constants.items():
-            if not isinstance(entry, dict) or entry.keys() != wanted:
-                raise _bad(constant, entry, f"it must have {', '.join(sorted(wanted))}, and nothing else")
-        return cls(name, {constant: Constant(**entry) for constant, entry in constants.items()})
+        if name not in MACHINES:
+            raise _bad("machine", repr(name), f"it must be one of {list(MACHINES)}")
+        if missing := sorted(machine_named(name).constants.keys() - constants.keys()):
+            raise _bad("constants", f"without {', '.join(missing)}", "none may be missing", NULL_ARGUMENT)
+        return cls(name, {constant: _constant_of(constant, entry) for constant, entry in constants.items()})
 
     def _check_known(self, values: Mapping[str, float]) -> None:
         if unknown := sorted(values.keys() - self.constants.keys()):
@@ -158,7 +163,7 @@ class Machine:
         return isinstance(other, Machine) and (self.name, self.constants) == (other.name, other.constants)
 
     def __hash__(self) -> int:
-        return hash((self.name, tuple(self.constants.items())))
+        return hash((self.name, frozenset(self.constants.items())))
 
 
 _NEVER_ZERO = ("clock_ghz", "cores", "vector_divide_factor", "vector_reduce_factor", "queue_entries")
@@ -176,21 +181,38 @@ def machine_named(name: str) -> Machine:
     """
     if name not in MACHINES:
         raise ArgumentError("machine", repr(name), f"it must be one of {list(MACHINES)}", "Name one of them.")
-    product = "A3" if name == "cpu" else name
-    return Machine(name, {constant: _entry(table, product) for constant, table in _of(product).items()})
+    return Machine(name, {constant: _entry(table, name) for constant, table in _of(name).items()})
 
 
-def _of(product: str) -> dict[str, dict[str, Any]]:
-    return {name: table for name, table in _tables().items() if product in table.get("machines", MACHINES)}
+def _constant_of(name: str, entry: Any) -> Constant:
+    """A constant of a document, or an error that names it."""
+    wanted = sorted(field.name for field in fields(Constant))
+    if not isinstance(entry, dict) or sorted(entry) != wanted:
+        raise _bad(name, entry, f"it must have {', '.join(wanted)}, and nothing else")
+    try:
+        return Constant(**entry)
+    except ArgumentError as error:
+        raise error.renamed({error.argument: f"{error.argument} of {name}"}) from None
 
 
-def _entry(table: Mapping[str, Any], product: str) -> Constant:
+def _of(machine: str) -> dict[str, dict[str, Any]]:
+    of = (machine, "A3") if machine == "cpu" else (machine,)
+    return {
+        name: table for name, table in _tables().items() if set(of) & set(table.get("machines", MACHINES))
+    }
+
+
+def _entry(table: Mapping[str, Any], machine: str) -> Constant:
+    is_borrowed = machine == "cpu" and "cpu" not in table.get("machines", ())
+    product = "A3" if machine == "cpu" else machine
+
     def number(key: str) -> float:
         given = table[key]
         return float(given[product] if isinstance(given, dict) else given)
 
-    kind = cast(Kind, table["kind"])
-    return Constant(number("value"), kind, table["source"], number("low"), number("high"))
+    kind = cast(Kind, "assumed" if is_borrowed else table["kind"])
+    source = f"A3's, not of a CPU: {table['source']}" if is_borrowed else table["source"]
+    return Constant(number("value"), kind, source, number("low"), number("high"))
 
 
 @functools.cache

@@ -24,7 +24,8 @@ class Traffic:
         tiers: (EP,) how far each rank is from this one.
         topk_idx: (T, K) int32, the experts of this rank's tokens.
         recv_counts: (localE, EP) int32, rows that each expert of this rank gets from each rank.
-        numbers: integers that a call brings, by the name of the hole: num_tokens, num_ids, num_rows.
+        numbers: integers that a call brings, by the name of the hole: num_tokens, num_ids, num_rows; and
+            own_results, an address, which is 0.
         tables: integers in memory, by the name of the hole: topk_idx, expand_idx, counts, recv_counts,
             recv_offsets, true_offsets, origins, zones.
     """
@@ -91,6 +92,7 @@ def traffic_of(config: Config, rank: int, ids: np.ndarray, tiers: tuple[Tier, ..
         "num_tokens": num_tokens,
         "num_ids": own.size,
         "num_rows": int(offsets[-1]),
+        "own_results": 0,
     }
     counts = recv_counts.reshape(config.num_local_experts, config.num_ranks)
     return Traffic(config, rank, tiers, own, counts, numbers, tables)

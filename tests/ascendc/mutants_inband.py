@@ -15,6 +15,8 @@ INBAND_RECEIVE = "include/inband_receive.h"
 PLATFORM = "include/platform.h"
 
 _INBAND = case_of(inband=True, hidden=900, scaled=True, tokens=(3, 3))
+# More blocks to a row: one of them is later than the last one more often.
+_LONG_ROWS = case_of(inband=True, hidden=6000, scaled=True, tokens=(3, 3))
 _INBAND_TIMED = case_of(inband=True, hidden=300, scaled=True, timed=True, straggle=0.4)
 _ONE_BLOCK_SLOTS = case_of(inband=True, hidden=128, tokens=(2, 2), topk=1, blocks=1, schedule="D", rounds=8)
 
@@ -159,7 +161,7 @@ INBAND_MUTANTS = (
                 "            }\n",
             ),
         ),
-        _INBAND,
+        _LONG_ROWS,
     ),
     Mutant(
         "flags not cleared",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moe_triton.costs import assumed_constants
+from moe_triton.model.constants import machine_named
 from moe_triton.tools.gate import costs
 from moe_triton.tools.gate.costs import Estimate, estimate
 from moe_triton.tools.gate.page import PAGE
@@ -80,7 +80,7 @@ def test_the_busiest_bounds(figures: tuple[int, ...], bound: str) -> None:
 def test_the_constants_are_those_of_the_docs() -> None:
     text, starts = PAGE.read_text(), costs.START_CYCLES
     pairs = {
-        "Clock": f"{assumed_constants('A2').clock_ghz} GHz",
+        "Clock": f"{machine_named('A2').clock_ghz} GHz",
         "Bandwidth": f"{costs.BANDWIDTH} bytes",
         "Start of a copy": f"{starts['MTE2']} cycles on MTE2, {starts['MTE3']} on MTE3",
         "Instruction of V": f"{costs.VECTOR_START} cycles and one for every {costs.VECTOR_BYTES} bytes",

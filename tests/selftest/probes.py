@@ -14,8 +14,8 @@ from moe_triton.backends.assumption import Assumption
 from moe_triton.backends.base import Backend, Bindings, Executable, TraceLog
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.plan import Plan
-from moe_triton.costs import MachineConstants
 from moe_triton.kernels import Case, kernel_cases
+from moe_triton.model.constants import Machine
 from moe_triton.tools.selftest.check import Finding, Place
 from moe_triton.tools.selftest.checks import kernels
 
@@ -128,6 +128,6 @@ def check_that_stumbles(place: Place, name: str, hidden: int) -> Finding:
     return stumble(place)
 
 
-def is_measured(constants: MachineConstants, name: str) -> bool:
-    """Whether a constant was measured."""
-    return constants.provenance[name].startswith("measured")
+def measured_constants(machine: Machine) -> set[str]:
+    """Names of the constants that were measured."""
+    return {name for name, entry in machine.constants.items() if entry.kind == "measured"}

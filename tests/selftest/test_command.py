@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from moe_triton.costs import FIELDS, MachineConstants
+from moe_triton.model.constants import Machine, machine_named
 from moe_triton.tools.cli.app import app
 from moe_triton.tools.selftest import private, run
 from moe_triton.tools.selftest.check import Check
 from moe_triton.tools.selftest.checks import environment
 from moe_triton.tools.selftest.settings import STAGES, Settings
 from tests.selftest import probes
-from tests.selftest.probes import is_measured
+from tests.selftest.probes import measured_constants
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -69,12 +69,14 @@ def test_the_report_is_of_every_stage_and_every_check(quick: tuple[int, str, dic
 
 
 def test_the_constants_that_a_cpu_has_are_measured(quick: tuple[int, str, dict[str, Any], Path]) -> None:
-    constants = MachineConstants.from_json((quick[3] / "constants.json").read_text())
-    for name in ("memcpy_gb_per_s", "remote_write_gb_per_s", "flag_latency_us", "launch_overhead_us"):
-        assert is_measured(constants, name)
-    for name in ("stream_bytes_per_cycle", "sync_all_us", "cores", "call_overhead_us"):
-        assert is_measured(constants, name)
-    assert not is_measured(constants, "ub_bytes")
+    machine = Machine.from_json((quick[3] / "constants.json").read_text())
+    written = {"remote_write_gb_per_s", "flag_latency_us", "hop_sibling_us", "sync_all_us"}
+    launched = {"launch_stream_us", "call_overhead_us", "cores"}
+    read = {"memcpy_gb_per_s", "stream_bytes_per_cycle", "stream_bytes_per_cycle_alone"}
+    assert measured_constants(machine) - {"clock_ghz"} == written | launched | read
+    for name in ("memcpy_gb_per_s", "stream_bytes_per_cycle", "call_overhead_us"):
+        entry = machine.constants[name]
+        assert 0 < entry.low < entry.high, f"{name} was the same in every pass"
 
 
 def test_the_report_tells_nothing_about_who_and_where(quick: tuple[int, str, dict[str, Any], Path]) -> None:
@@ -150,8 +152,8 @@ def test_without_an_npu_the_report_says_what_is_missing(
     assert len(skipped) > 50
     assert all("because of 'toolchain'" in check["details"][0] for check in skipped)
     assert document["machine"]["torch_npu"] == "not installed"
-    constants = MachineConstants.from_json((tmp_path / "constants.json").read_text())
-    assert not any(is_measured(constants, name) for name in constants.provenance)
+    machine = Machine.from_json((tmp_path / "constants.json").read_text())
+    assert not measured_constants(machine)
 
 
 def test_assumptions_are_checked_before_anything_uses_a_device(
@@ -201,4 +203,4 @@ def test_the_page_names_every_stage_and_every_option() -> None:
     options = set(re.findall(r"--[a-z-]+", shown)) - {"--help"}
     assert options == set(re.findall(r"^\| `(--[a-z-]+)` \|", page, flags=re.M))
     constants = page.split("| Constant |")[1].split("\n\n")[0]
-    assert set(re.findall(r"`(\w+)`", constants)) <= set(FIELDS)
+    assert set(re.findall(r"`(\w+)`", constants)) <= machine_named("cpu").constants.keys()

@@ -1,8 +1,8 @@
 """A lower bound on a kernel's cycles, from its instruction stream alone. Nothing here is measured.
 
-Every constant is an assumption about an A2 vector core (`moe_triton.costs`). The bound ignores dependences
-between pipes: each is charged with its own work as if it never waited for another, so a kernel takes at least
-as long as the busiest pipe. Its purpose is to tell which pipe that is.
+Every constant is an assumption about an A2 vector core (`moe_triton.model.constants`). The bound ignores
+dependences between pipes: each is charged with its own work as if it never waited for another, so a kernel
+takes at least as long as the busiest pipe. Its purpose is to tell which pipe that is.
 
 It counts one iteration of every loop whose length is only known at run time, usually a token or a row, with
 all iterations of the loops of constant length in it. Work outside loops, done once per program, is left out,
@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass
 
-from moe_triton.costs import assumed_constants
+from moe_triton.model.constants import machine_named
 from moe_triton.tools.gate.stream import Branch, Instruction, Loop, Node, Sync
 
-_CORE = assumed_constants("A2")
+_CORE = machine_named("A2")
 BANDWIDTH = _CORE.stream_bytes_per_cycle
 """Bytes per cycle between global memory and one core while 40 cores stream, both directions together."""
 

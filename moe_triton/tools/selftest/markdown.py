@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from moe_triton.tools.markdown import cell, table
 
 TIMING = "timing"
 MOST_NAMES = 6
@@ -27,7 +29,7 @@ def render(document: Mapping[str, Any]) -> str:
         + (f" Only {', '.join(settings['only'])}." if settings["only"] else ""),
         _section("Failed", [_failure(check) for check in _with_status(document, "failed")]),
         _section("Skipped", [_skipped(_with_status(document, "skipped"))]),
-        _section("Machine", [_table(("", ""), document["machine"].items())]),
+        _section("Machine", [table(("", ""), document["machine"].items())]),
         _section("Times", [_times(document)]),
         _section("Constants", [_constants(document)]),
         _section("Checks", [_checks(document)]),
@@ -45,7 +47,7 @@ def _section(title: str, parts: Sequence[str]) -> str:
 
 
 def _failure(check: Mapping[str, Any]) -> str:
-    page = f"\n\nDocumented: {_cell(check['page'])}." if check["page"] else ""
+    page = f"\n\nDocumented: {cell(check['page'])}." if check["page"] else ""
     details = "\n".join(check["details"]).replace("```", "'''")
     return f"### {check['stage']}: {check['name']}\n\n```text\n{details}\n```{page}"
 
@@ -61,7 +63,7 @@ def _skipped(checks: Sequence[Mapping[str, Any]]) -> str:
         if len(names) > MOST_NAMES:
             stages = Counter(check["stage"] for check in skipped)
             names = [f"{number} of {stage}" for stage, number in stages.items()]
-        lines.append(f"- {_cell(reason)}: {_cell('; '.join(names))}")
+        lines.append(f"- {cell(reason)}: {cell('; '.join(names))}")
     return "\n".join(lines)
 
 
@@ -86,13 +88,16 @@ def _times(document: Mapping[str, Any]) -> str:
         "A call is from the first rank in to the last rank out; kernels are the sum of rank 0's steps, their "
         "waits included. Times of a machine that does something else as well mean little."
     )
-    return f"{_table(('', *CALLS, *more), rows)}\n\n{note}"
+    return f"{table(('', *CALLS, *more), rows)}\n\n{note}"
 
 
 def _constants(document: Mapping[str, Any]) -> str:
     constants: Mapping[str, Mapping[str, Any]] = document["constants"]["constants"]
-    rows = [(name, f"{entry['value']:.6g}", entry["provenance"]) for name, entry in constants.items()]
-    return _table(("", "value", "source"), rows)
+    rows = [
+        (name, *(f"{entry[key]:.6g}" for key in ("value", "low", "high")), entry["kind"], entry["source"])
+        for name, entry in constants.items()
+    ]
+    return table(("", "value", "low", "high", "", "source"), rows)
 
 
 def _checks(document: Mapping[str, Any]) -> str:
@@ -104,14 +109,4 @@ def _checks(document: Mapping[str, Any]) -> str:
         page = f"documented: {check['page']}" if check["page"] else ""
         said = "; ".join(text for text in (figures, facts, page) if text)
         rows.append((check["stage"], check["name"], check["status"], f"{check['seconds']:.1f}", said))
-    return _table(("stage", "check", "", "s", "figures"), rows)
-
-
-def _table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    headings = tuple(headings)
-    lines = [headings, ("---",) * len(headings), *rows]
-    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return str(text).replace("|", "\\|").replace("\n", " ")
+    return table(("stage", "check", "", "s", "figures"), rows)

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from moe_triton.costs import MachineConstants
+from moe_triton.model.constants import Machine
 from moe_triton.tools.selftest import markdown
 from moe_triton.tools.selftest.check import STATUSES, Result
 from moe_triton.tools.selftest.checks.environment import DEVICES
@@ -19,7 +19,7 @@ from moe_triton.tools.selftest.measured import constants_of
 from moe_triton.tools.selftest.private import scrubbed
 from moe_triton.tools.selftest.settings import Settings
 
-FORMAT, VERSION = "moe_triton.selftest", 1
+FORMAT, VERSION = "moe_triton.selftest", 2
 JSON_NAME, MARKDOWN_NAME, CONSTANTS_NAME = "report.json", "report.md", "constants.json"
 VERSIONS = "versions"
 UNKNOWN = "unknown"
@@ -51,7 +51,7 @@ class Report:
         """Name of the devices."""
         return self._facts(DEVICES).get("SoC", UNKNOWN)
 
-    def constants(self) -> MachineConstants:
+    def constants(self) -> Machine:
         """Measured constants, and assumed ones in place of missing ones."""
         date = self.moment.date().isoformat()
         return constants_of(self.results, self.settings.backend, self.soc, date)

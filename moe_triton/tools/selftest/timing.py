@@ -12,6 +12,8 @@ from moe_triton.backends.base import Backend
 
 PERCENTILES = (10, 50, 90, 99)
 WARM_UP = 3
+PASSES = 5
+LOW, HIGH = " low", " high"
 
 
 class Line(NamedTuple):
@@ -45,6 +47,21 @@ def fit_line(us_by_bytes: Mapping[int, float]) -> Line | None:
 def percentiles(name: str, values: Sequence[float]) -> dict[str, float]:
     """Figures ``<name>_p50_us`` and so on, of microseconds."""
     return {f"{name}_p{p}_us": float(np.percentile(values, p)) for p in PERCENTILES}
+
+
+def over_passes(measure: Callable[[], Mapping[str, float]], constants: Sequence[str]) -> dict[str, float]:
+    """Figures of several passes of a measurement: medians, and for constants the lowest and the highest.
+
+    Args:
+        measure: one pass; its figures.
+        constants: names of those figures whose spread is kept, as "<name> low" and "<name> high".
+    """
+    passes = [measure() for _ in range(PASSES)]
+    figures = {name: float(np.median([found[name] for found in passes])) for name in passes[0]}
+    for name in constants:
+        values = [found[name] for found in passes]
+        figures |= {name + LOW: min(values), name + HIGH: max(values)}
+    return figures
 
 
 def samples_us(call: Callable[[], object], backend: Backend, iterations: int) -> list[float]:

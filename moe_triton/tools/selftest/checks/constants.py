@@ -1,12 +1,13 @@
-"""The constants of cost models, measured through the back end.
+"""The model's constants that can be measured through the back end.
 
-Each figure that has the name of a field of `moe_triton.costs.MachineConstants` is that constant.
+Each figure that has the name of a constant of `moe_triton.model.constants` is that constant: the median of
+several passes, with the lowest and the highest.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -22,10 +23,10 @@ from moe_triton.schemes import layout_of
 from moe_triton.tools.selftest.check import Check, Finding, Place
 from moe_triton.tools.selftest.checks.environment import BACKEND
 from moe_triton.tools.selftest.checks.windows import FLAGS, WRITES
-from moe_triton.tools.selftest.kernel_cases import prepare
+from moe_triton.tools.selftest.kernel_cases import ReadyCase, prepare
 from moe_triton.tools.selftest.machine import cpu_ghz
 from moe_triton.tools.selftest.settings import HIDDEN, Settings
-from moe_triton.tools.selftest.timing import Line, fit_line, median_us
+from moe_triton.tools.selftest.timing import Line, fit_line, median_us, over_passes
 from moe_triton.tools.selftest.wires import Wires
 
 STAGE = "constants"
@@ -34,6 +35,7 @@ ROW_BYTES = 2 * HIDDEN
 COPY_BYTES = tuple(1 << n for n in range(16, 27, 2))
 WRITE_ROWS = (1, 4, 16, 64, 256)
 ALL_BLOCKS, ONE_BLOCK = "stream_gb_per_s", "stream_alone_gb_per_s"
+HOP = "hop_us"  # of a write to the nearest neighbour; which one that is, the product says
 
 
 def constant_checks(ranks: int) -> list[Check]:
@@ -51,12 +53,13 @@ def constant_checks(ranks: int) -> list[Check]:
 def measure_launches(place: Place) -> Finding:
     """The time of a plan of one nearly empty launch, and of each further launch."""
     one, two_and_more = (_tiny_plan(place, launches) for launches in (1, MANY_LAUNCHES))
-    n = _iterations(place.settings)
-    one_us, many_us = median_us(one, place.backend, n), median_us(two_and_more, place.backend, n)
-    figures = {
-        "call_overhead_us": one_us,
-        "launch_overhead_us": max(0.0, (many_us - one_us) / (MANY_LAUNCHES - 1)),
-    }
+
+    def measure() -> dict[str, float]:
+        one_us, many_us = _median_of(place, one), _median_of(place, two_and_more)
+        added_us = max(0.0, (many_us - one_us) / (MANY_LAUNCHES - 1))
+        return {"call_overhead_us": one_us, "launch_stream_us": added_us}
+
+    figures = over_passes(measure, ("call_overhead_us", "launch_stream_us"))
     if place.settings.backend == "cpu":
         figures["cores"] = float(place.backend.num_blocks(1))
         if ghz := cpu_ghz():
@@ -88,30 +91,36 @@ def measure_sync_all(place: Place) -> Finding:
         executable = backend.compile(Plan("selftest", 0, (send,)), report, memory)
         return lambda: executable.run({})
 
+    without, with_barrier = sending(0), sending(1)
+
+    def measure() -> dict[str, float]:
+        us = [_median_of(place, send) for send in (without, with_barrier)]
+        return {"without_us": us[0], "with_us": us[1], "sync_all_us": max(0.0, us[1] - us[0])}
+
     try:
-        us = [_median_of(place, sending(post)) if place.rank == 0 else 0.0 for post in (0, 1)]
+        figures = over_passes(measure, ("sync_all_us",)) if place.rank == 0 else {}
         dist.barrier()
     finally:
         window.close()
     if blocks == 1:
         return Finding(skipped="one block has no others to wait for")
-    return Finding(figures={"without_us": us[0], "with_us": us[1], "sync_all_us": max(0.0, us[1] - us[0])})
+    return Finding(figures=figures)
 
 
 def measure_memcpy(place: Place) -> Finding:
     """Copies on the device, of growing size."""
     sizes = COPY_BYTES[:-1] if place.settings.quick else COPY_BYTES
     source, target = (torch.ones(sizes[-1], dtype=torch.uint8, device=place.backend.device) for _ in range(2))
-    us = {
-        size: _median_of(place, lambda n=size: target[:n].copy_(source[:n]))  # type: ignore[misc]
-        for size in sizes
-    }
-    line = fit_line(us)
-    if line is None:
-        return Finding(wrong=(f"copies do not take longer the larger they are: {us} (bytes: us)",))
-    return Finding(
-        figures={"memcpy_gb_per_s": line.gb_per_s, "memcpy_latency_us": line.latency_us, **_fit(line)}
-    )
+
+    def measure() -> dict[str, float]:
+        us = {
+            size: _median_of(place, lambda n=size: target[:n].copy_(source[:n]))  # type: ignore[misc]
+            for size in sizes
+        }
+        line = _line("copies", us)
+        return {"memcpy_gb_per_s": line.gb_per_s, "memcpy_latency_us": line.latency_us, **_fit(line)}
+
+    return _finding(measure, ("memcpy_gb_per_s",))
 
 
 def measure_streaming(place: Place) -> Finding:
@@ -119,37 +128,47 @@ def measure_streaming(place: Place) -> Finding:
     backend = place.backend
     tokens = 64 if place.settings.quick else 512
     blocks = backend.num_blocks(1)
-    figures: dict[str, float] = {"blocks": float(blocks)}
     shape = Shape(hidden=HIDDEN, target=backend.name, zoned=False)
     sizes = Sizes(tokens, seed=place.settings.seed, unrouted=0)
-    for family in families().values():
-        if not family.streams:
-            continue
-        case = Case(family, shape, sizes)
-        for number, rate in ((blocks, ALL_BLOCKS), (1, ONE_BLOCK)):
-            gb_per_s = _rate_of(case, backend, number, _iterations(place.settings))
+    cases = [Case(family, shape, sizes) for family in families().values() if family.streams]
+    ready = [
+        (case, number, rate, prepare(case, backend, number))
+        for case in cases
+        for number, rate in ((blocks, ALL_BLOCKS), (1, ONE_BLOCK))
+    ]
+
+    def measure() -> dict[str, float]:
+        figures = {"blocks": float(blocks), ALL_BLOCKS: 0.0, ONE_BLOCK: 0.0}
+        for case, number, rate, prepared in ready:
+            gb_per_s = _rate_of(case, prepared, backend, _iterations(place.settings))
             figures[f"{case.name}, {number} block(s): gb_per_s"] = gb_per_s
-            figures[rate] = max(figures.get(rate, 0.0), gb_per_s)
-    return Finding(figures=figures)
+            figures[rate] = max(figures[rate], gb_per_s)
+        return figures
+
+    return Finding(figures=over_passes(measure, (ALL_BLOCKS, ONE_BLOCK)))
 
 
 def measure_flags(place: Place) -> Finding:
     """Consecutive barriers: flags from every rank to every rank, less the time of two launches."""
     wires = Wires(place.backend, 32, 1, place.settings.wait_s)
-    n = _iterations(place.settings)
-    try:
+    two_launches = _tiny_plan(place, 2)
+
+    def measure() -> dict[str, float]:
         dist.barrier()
-        barrier_us = median_us(wires.post_and_wait, place.backend, n)
+        barrier_us = _median_of(place, wires.post_and_wait)
         wires.barrier()  # raises if one of those has timed out
+        launches_us = _median_of(place, two_launches)
+        return {
+            "barrier_us": barrier_us,
+            "two_launches_us": launches_us,
+            "flag_latency_us": max(0.0, barrier_us - launches_us),
+        }
+
+    try:
+        figures = over_passes(measure, ("flag_latency_us",))
+        dist.barrier()
     finally:
         wires.close()
-    launches_us = median_us(_tiny_plan(place, 2), place.backend, n)
-    dist.barrier()
-    figures = {
-        "barrier_us": barrier_us,
-        "two_launches_us": launches_us,
-        "flag_latency_us": max(0.0, barrier_us - launches_us),
-    }
     return Finding(figures=figures)
 
 
@@ -157,32 +176,47 @@ def measure_writes(place: Place) -> Finding:
     """Rank 0 writes to rank 1's window, of growing size, while all others wait."""
     backend = place.backend
     wires = Wires(backend, ROW_BYTES, WRITE_ROWS[-1], place.settings.wait_s)
-    figures: dict[str, float] = {}
-    wrong: tuple[str, ...] = ()
+    rows = torch.ones(WRITE_ROWS[-1], ROW_BYTES, dtype=torch.uint8, device=backend.device)
+    numbers = torch.tensor((0, *WRITE_ROWS), dtype=torch.int32).to(backend.device)
+
+    def write(i: int) -> float:
+        return _median_of(place, lambda: wires.send(1, rows, number=numbers[i : i + 1]))
+
+    def measure() -> dict[str, float]:
+        nothing_us = write(0)
+        line = _line("writes", {n * ROW_BYTES: write(i) for i, n in enumerate(WRITE_ROWS, 1)})
+        return {
+            "remote_write_gb_per_s": line.gb_per_s,
+            HOP: max(0.0, line.latency_us - nothing_us),  # without a launch that writes nothing
+            "no_rows_us": nothing_us,
+            **_fit(line),
+        }
+
     try:
-        if place.rank == 0:
-            rows = torch.ones(WRITE_ROWS[-1], ROW_BYTES, dtype=torch.uint8, device=backend.device)
-
-            def write(number: torch.Tensor) -> Callable[[], None]:
-                return lambda: wires.send(1, rows, number=number)
-
-            numbers = torch.tensor((0, *WRITE_ROWS), dtype=torch.int32).to(backend.device)
-            us = [_median_of(place, write(numbers[i : i + 1])) for i in range(len(numbers))]
-            line = fit_line(dict(zip((n * ROW_BYTES for n in WRITE_ROWS), us[1:], strict=True)))
-            if line is None:
-                wrong = (f"writes do not take longer the larger they are: {us} us",)
-            else:
-                figures = {
-                    "remote_write_gb_per_s": line.gb_per_s,
-                    # without the time of a launch that writes nothing
-                    "remote_write_latency_us": max(0.0, line.latency_us - us[0]),
-                    "no_rows_us": us[0],
-                    **_fit(line),
-                }
+        found = _finding(measure, ("remote_write_gb_per_s", HOP)) if place.rank == 0 else Finding()
         dist.barrier()
     finally:
         wires.close()
-    return Finding(wrong=wrong, figures=figures)
+    return found
+
+
+class _NoLineError(Exception):
+    """Times that do not grow with bytes."""
+
+
+def _line(what: str, us_by_bytes: Mapping[int, float]) -> Line:
+    line = fit_line(us_by_bytes)
+    if line is None:
+        raise _NoLineError(f"{what} do not take longer the larger they are: {us_by_bytes} (bytes: us)")
+    return line
+
+
+def _finding(measure: Callable[[], Mapping[str, float]], constants: Sequence[str]) -> Finding:
+    """Figures over all passes; what is wrong if times are no line."""
+    try:
+        return Finding(figures=over_passes(measure, constants))
+    except _NoLineError as error:
+        return Finding(wrong=(str(error),))
 
 
 def _fit(line: Line) -> dict[str, float]:
@@ -190,7 +224,8 @@ def _fit(line: Line) -> dict[str, float]:
 
 
 def _iterations(settings: Settings) -> int:
-    return 20 if settings.quick else 200
+    """Of one pass."""
+    return 4 if settings.quick else 40
 
 
 def _median_of(place: Place, call: Callable[[], object]) -> float:
@@ -206,9 +241,8 @@ def _tiny_plan(place: Place, launches: int) -> Callable[[], int]:
     return lambda: ready.executable.run(ready.bindings)
 
 
-def _rate_of(case: Case, backend: Backend, blocks: int, iterations: int) -> float:
+def _rate_of(case: Case, ready: ReadyCase, backend: Backend, iterations: int) -> float:
     """1e9 bytes per second of the kernel itself."""
-    ready = prepare(case, backend, blocks)
     us = []
     backend.measure(True)
     for _ in range(iterations):

@@ -28,6 +28,9 @@ ITERATIONS, QUICK_ITERATIONS = 50, 10
 OPERATORS = ("dispatch", "combine", "both")
 START_IN_NS = 1_000_000  # later than the slowest rank has heard of it
 Steps = dict[str, list[float]]
+# Names of a report's figures and facts.
+STEP, TOKENS, RANKS = " step ", "tokens", "ranks"
+SCHEME, ROWS, BF16 = "scheme", "rows", "bf16"
 
 
 def timing_checks(settings: Settings, ranks: int) -> list[Check]:
@@ -46,6 +49,12 @@ def timing_checks(settings: Settings, ranks: int) -> list[Check]:
         for quantize in (None, "int8")
         for tokens in (QUICK_BATCHES if settings.quick else BATCHES)
     ]
+
+
+def timed_case(scheme: str, tokens: int, quantize: str | None, ranks: int, seed: int) -> Case:
+    """What is timed: every rank has as many tokens, and experts are chosen uniformly."""
+    config = Config(ranks, tokens, HIDDEN, TOPK, EXPERTS_PER_RANK * ranks, scheme=scheme)
+    return Case(config, seed, "uniform", (tokens,), quantize=quantize)
 
 
 class _Clock:
@@ -83,8 +92,7 @@ def _start_together() -> None:
 def time_rounds(place: Place, scheme: str, tokens: int, quantize: str | None) -> Finding:
     """Dispatch, combine, and both in a row; the kernels' own times; a copy of the same bytes."""
     settings, device = place.settings, place.backend.device
-    config = Config(place.num_ranks, tokens, HIDDEN, TOPK, EXPERTS_PER_RANK * place.num_ranks, scheme=scheme)
-    case = Case(config, settings.seed, "uniform", (tokens,), quantize=quantize)
+    case = timed_case(scheme, tokens, quantize, place.num_ranks, settings.seed)
     inputs = inputs_of(case, place.rank, 0).to(device)
     iterations = QUICK_ITERATIONS if settings.quick else ITERATIONS
     sent_bytes = tokens * TOPK * HIDDEN * (1 if quantize else 2)
@@ -109,12 +117,13 @@ def time_rounds(place: Place, scheme: str, tokens: int, quantize: str | None) ->
                 call()
                 finish(buffer, place.backend)
                 for step, us in buffer.durations_us(operator).items():
-                    steps.setdefault(f"{operator} step {step}", []).append(us)
+                    steps.setdefault(f"{operator}{STEP}{step}", []).append(us)
     figures = {f"{name}_us": statistics.median(times) for name, times in steps.items()}
     for operator in ("dispatch", "combine"):
-        of_operator = [us for name, us in figures.items() if name.startswith(f"{operator} step ")]
+        of_operator = [us for name, us in figures.items() if name.startswith(f"{operator}{STEP}")]
         figures[f"{operator}_kernels_us"] = sum(of_operator)
-    return Finding(figures={**figures, "bytes_sent": sent_bytes}, samples=clock.samples)
+    figures |= {"bytes_sent": sent_bytes, TOKENS: tokens, RANKS: place.num_ranks}
+    return Finding(figures=figures, facts={SCHEME: scheme, ROWS: quantize or BF16}, samples=clock.samples)
 
 
 class _Round:
@@ -156,7 +165,7 @@ def over_all_ranks(findings: Sequence[Finding]) -> Finding:
     for operator in OPERATORS:
         figures |= percentiles(f"{operator}_call", _spans(findings, operator))
         figures[f"{operator}_call_over_memcpy"] = figures[f"{operator}_call_p50_us"] / copy_us
-    return Finding(figures=figures)
+    return Finding(figures=figures, facts=merged.facts)
 
 
 def _spans(findings: Sequence[Finding], name: str) -> list[float]:

@@ -1,0 +1,64 @@
+"""Figures as SVG: the same bytes for the same figures, readable on light and dark pages."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from moe_triton.core.errors import ToolchainError
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#882255", "#F0E442")
+"""Of the palette of Okabe and Ito."""
+
+STYLE = {
+    "svg.hashsalt": "moe_triton",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "font.size": 9,
+    "axes.titlesize": 10,
+}
+
+
+def draw(path: Path, paint: Callable[[Any], None]) -> Path:
+    """Paints a figure and writes it.
+
+    Args:
+        path: of the file; its folder is made.
+        paint: draws on a matplotlib figure.
+
+    Raises:
+        ToolchainError: matplotlib is missing.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ToolchainError("matplotlib is missing, which plots need. Run: pip install 'moe_triton[bench]'")
+    matplotlib: Any = importlib.import_module("matplotlib")
+    figures: Any = importlib.import_module("matplotlib.figure")
+    with matplotlib.rc_context(STYLE):
+        figure = figures.Figure(layout="constrained")
+        figure.patch.set_facecolor("white")
+        paint(figure)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
+    return path
+
+
+def write_plots(console: Console, plots: Callable[[], Iterable[Path]]) -> None:
+    """Draws, and says which files there are now; ends the command with 1 where matplotlib is missing.
+
+    Args:
+        console: to say it on.
+        plots: draws them.
+    """
+    try:
+        paths = list(plots())
+    except ToolchainError as error:
+        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+    for path in paths:
+        console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,197 @@
+"""The times of steps in a selftest's report, and what the model says of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
+from moe_triton.core.kernel import AscendCKernel, TritonKernel
+from moe_triton.core.plan import Plan
+from moe_triton.core.row_formats import ROW_FORMATS
+from moe_triton.model.constants import Machine
+from moe_triton.model.cost import Body, Work, work_of
+from moe_triton.model.signals import awaited_by
+from moe_triton.model.topology import tiers
+from moe_triton.model.traffic import Traffic, traffic_of
+from moe_triton.operators.variants import CombineVariant, DispatchVariant
+from moe_triton.schemes.site import Site
+from moe_triton.tools.selftest import report
+from moe_triton.tools.selftest.cases import inputs_of
+from moe_triton.tools.selftest.checks import timing
+
+REMEDY = "Pass the folder that moe-triton selftest --backend npu wrote, or its report.json."
+TIMEOUT_US = 60_000_000  # of a plan's waits: nothing depends on it here
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """How long a step of an operator took on rank 0.
+
+    Attributes:
+        scheme: how tokens travelled.
+        rows: how they were quantised, or "bf16".
+        tokens: of each rank.
+        ranks: of the group.
+        seed: of the routing.
+        operator: "dispatch" or "combine".
+        step: of its plan.
+        us: the median.
+    """
+
+    scheme: str
+    rows: str
+    tokens: int
+    ranks: int
+    seed: int
+    operator: str
+    step: str
+    us: float
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.scheme}, BS {self.tokens}, {self.rows}: {self.operator}, {self.step}"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a report says of a machine.
+
+    Attributes:
+        machine: with what was measured directly.
+        where: SoC and date.
+        times: of steps.
+    """
+
+    machine: Machine
+    where: str
+    times: tuple[StepTime, ...]
+
+
+def read_report(path: Path) -> Measured:
+    """Reads a selftest's report.
+
+    Args:
+        path: of its folder, or of its JSON.
+
+    Raises:
+        ArgumentError: there is none, it cannot be read, it is of a CPU, or it has no times.
+    """
+    file = path / report.JSON_NAME if path.is_dir() else path
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _bad(str(path), f"it must be a report that can be read ({error})") from None
+    if not isinstance(document, dict) or document.get("format") != report.FORMAT:
+        raise _bad(str(path), f'its "format" must be "{report.FORMAT}"')
+    if document.get("version") != report.VERSION:
+        raise _bad(f"of version {document.get('version')}", f"this moe_triton reads version {report.VERSION}")
+    try:
+        machine = Machine.from_json(json.dumps(document["constants"]))
+        where = f"{document['machine']['SoC']} {document['date'].partition('T')[0]}"
+        seed = int(document["settings"]["seed"])
+        times = tuple(
+            time for check in document["checks"] if _is_timing(check) for time in _times_of(check, seed)
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _bad(str(path), f"it must be complete ({type(error).__name__}: {error})") from None
+    if machine.name == "cpu":
+        raise _bad("of a CPU", "only an NPU has steps that the model describes")
+    if not times:
+        raise _bad(str(path), f'its stage "{timing.STAGE}" must have passed: the times of steps are there')
+    return Measured(machine, where, times)
+
+
+def _is_timing(check: Mapping[str, Any]) -> bool:
+    return bool(check["stage"] == timing.STAGE and check["status"] == "passed")
+
+
+def _times_of(check: Mapping[str, Any], seed: int) -> list[StepTime]:
+    """Those above 0: a clock may not see the shortest steps."""
+    figures, facts = check["figures"], check["facts"]
+    found = []
+    for name, us in figures.items():
+        operator, is_step, step = name.removesuffix("_us").partition(timing.STEP)
+        if is_step and us > 0:
+            sizes = int(figures[timing.TOKENS]), int(figures[timing.RANKS])
+            found.append(StepTime(facts[timing.SCHEME], facts[timing.ROWS], *sizes, seed, operator, step, us))
+    return found
+
+
+class StepModel:
+    """What the model says of steps: the sum of the bodies of a step's launches.
+
+    Args:
+        bodies: of kernels.
+        blocks: that each kernel ran on.
+    """
+
+    def __init__(self, bodies: Callable[[AscendCKernel | TritonKernel], Body], blocks: int) -> None:
+        self._bodies, self._blocks = bodies, blocks
+        self._works: dict[tuple[object, ...], dict[tuple[str, str], list[Work]]] = {}
+
+    def waits(self, time: StepTime) -> bool:
+        """Whether a step takes as long as other ranks do, so that it says nothing of this one.
+
+        Raises:
+            ArgumentError: the plan has no such step.
+        """
+        return not self._of(time)
+
+    def __call__(self, machine: Machine, time: StepTime) -> float:
+        """Microseconds of a step that does not wait.
+
+        Raises:
+            ArgumentError: the plan has no such step.
+        """
+        return sum(self._bodies(work.kernel)(work, machine).us for work in self._of(time))
+
+    def _of(self, time: StepTime) -> list[Work]:
+        key = time.scheme, time.rows, time.tokens, time.ranks, time.seed
+        if key not in self._works:
+            self._works[key] = _works_of(time, self._blocks)
+        found = self._works[key].get((time.operator, time.step))
+        if found is None:
+            names = [f"{operator}, {step}" for operator, step in self._works[key]]
+            raise _bad(f"with a step {time.name}", f"this moe_triton's plans have: {'; '.join(names)}")
+        return found
+
+
+def _works_of(time: StepTime, blocks: int) -> dict[tuple[str, str], list[Work]]:
+    """By operator and step: its launches with their holes filled; none for a step that waits."""
+    plans, traffic = _plans_and_traffic(time, blocks)
+    works: dict[tuple[str, str], list[Work]] = {}
+    for plan in plans:
+        for launch in plan.launches:
+            step = works.setdefault((plan.operator, launch.step), [])
+            if awaited_by(launch) is None:
+                step.append(work_of(launch, traffic))
+    return works
+
+
+def _plans_and_traffic(time: StepTime, blocks: int) -> tuple[list[Plan], Traffic]:
+    """What the stage "timing" ran on rank 0."""
+    quantize = None if time.rows == timing.BF16 else time.rows
+    case = timing.timed_case(time.scheme, time.tokens, quantize, time.ranks, time.seed)
+    config = case.config
+    ids = np.stack([inputs_of(case, rank, 0).topk_idx.numpy() for rank in range(time.ranks)])
+    traffic = traffic_of(config, 0, ids, tiers(config.product, time.ranks, 0))
+    site = Site(config, 0, blocks, TIMEOUT_US, "npu")
+    dispatch = DispatchVariant(case.dtype, ROW_FORMATS[quantize], keeps_own=site.keeps_own)
+    in_place = site.scheme.place("results", case.dtype.itemsize) is not None
+    combine = CombineVariant(case.dtype, weights=True, in_place=in_place, keeps_own=site.keeps_own)
+    plans = [
+        site.scheme.whole(dispatch, 0, site.tuning.parts("dispatch", time.tokens)),
+        site.scheme.whole(combine, 0, site.tuning.parts("combine", time.tokens)),
+    ]
+    return plans, traffic
+
+
+def _bad(value: object, rule: str) -> ArgumentError:
+    return ArgumentError("report", value, rule, REMEDY, code=INVALID_ARGUMENT)

@@ -1,0 +1,151 @@
+"""Formulas of the Ascend C kernels: bytes that they say they move, what they grow with, what they refuse."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from moe_triton.core import ascendc
+from moe_triton.core.plan import Hole
+from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, STAMP_BYTES, STATUS_ENTRY_BYTES
+from moe_triton.model.ascendc import FORMULAS
+from moe_triton.model.constants import machine_named
+from moe_triton.model.cost import Cost, Table, Work, work_of
+from moe_triton.model.traffic import Traffic
+from tests.model.calls import config, launch_of, traffic
+
+A3 = machine_named("A3")
+KERNELS = ("dispatch_send", "dispatch_wait", "combine_send", "combine_wait", "inband_send", "inband_receive")
+
+
+def cost(
+    kernel: str,
+    ranks: int = 8,
+    tokens: int = 64,
+    blocks: int = 48,
+    quantize: str | None = "int8",
+    rank: int = 0,
+) -> Cost:
+    scheme = "fullmesh_v2" if kernel.startswith("inband") else "fullmesh_v1"
+    settings = config(ranks, tokens, scheme=scheme)
+    work = work_of(launch_of(kernel, settings, quantize, blocks), traffic(settings, rank))
+    return FORMULAS[kernel](work, A3)
+
+
+def test_every_kernel_has_a_formula() -> None:
+    assert FORMULAS.keys() == {kernel.name for kernel in ascendc.KERNELS}
+
+
+@pytest.mark.parametrize(("quantize", "row_bytes"), [("int8", 7168 + 32), (None, 2 * 7168)])
+def test_dispatch_sends_a_row_and_a_stamp_for_each_result(quantize: str | None, row_bytes: int) -> None:
+    sent = traffic(config(8, 64)).sent
+    assert cost("dispatch_send", quantize=quantize).sent == sent[1:].sum() * (row_bytes + STAMP_BYTES)
+    assert cost("dispatch_send", quantize=quantize).written == sent[0] * (row_bytes + STAMP_BYTES)
+
+
+def test_flags_in_band_add_a_flag_to_each_block() -> None:
+    blocks = -(-(7168 + 32 + STAMP_BYTES) // BLOCK_DATA_BYTES)
+    sent = traffic(config(8, 64, scheme="fullmesh_v2")).sent
+    assert cost("inband_send").sent == sent[1:].sum() * blocks * BLOCK_BYTES
+
+
+def test_combine_returns_what_came() -> None:
+    received = traffic(config(8, 64)).received
+    assert cost("combine_send").sent == received[1:].sum() * (2 * 7168 + STATUS_ENTRY_BYTES)
+    assert cost("combine_send").read == received.sum() * 2 * 7168
+
+
+def test_only_dispatch_has_a_barrier_of_all_cores() -> None:
+    with_barrier = {kernel for kernel in KERNELS if "barrier" in cost(kernel).parts}
+    assert with_barrier == {"dispatch_send"}
+    assert cost("dispatch_send").parts["barrier"] == A3.sync_all_us
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_more_tokens_never_take_less(kernel: str) -> None:
+    times = [cost(kernel, tokens=tokens).us for tokens in (8, 16, 32, 64, 128)]
+    assert all(a <= b for a, b in itertools.pairwise(times))
+    if kernel != "dispatch_wait":  # its entries do not depend on tokens
+        assert times[0] < times[-1]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_more_bytes_never_take_less(kernel: str) -> None:
+    def us(hidden: int) -> float:
+        scheme = "fullmesh_v2" if kernel.startswith("inband") else "fullmesh_v1"
+        settings = config(8, 64, hidden, scheme)
+        return FORMULAS[kernel](work_of(launch_of(kernel, settings), traffic(settings)), A3).us
+
+    times = [us(hidden) for hidden in (1024, 2048, 4096, 7168)]
+    assert all(a <= b for a, b in itertools.pairwise(times))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_more_cores_never_take_longer(kernel: str) -> None:
+    times = [cost(kernel, tokens=128, blocks=blocks).us for blocks in (1, 2, 4, 8, 16, 24, 48)]
+    assert all(a >= b for a, b in itertools.pairwise(times))
+    assert times[0] > times[-1]
+
+
+@pytest.mark.parametrize("kernel", ["dispatch_send", "combine_send", "inband_send"])
+def test_farther_ranks_take_longer(kernel: str) -> None:
+    near, far = cost(kernel, ranks=16).parts["hops"], cost(kernel, ranks=256).parts["hops"]
+    assert near < far
+
+
+def test_rows_that_stay_are_neither_sent_nor_waited_for() -> None:
+    settings = config(8, 64)
+    launch = launch_of("combine_send", settings)
+    names = [arg.name for arg in launch.kernel.args]
+    values = list(launch.values)
+    values[names.index("kept_rank")] = 0
+    kept = FORMULAS["combine_send"](work_of(replace(launch, values=tuple(values)), traffic(settings)), A3)
+    assert kept.written == 0
+    assert kept.sent == cost("combine_send").sent
+
+
+def test_a_number_of_rows_that_is_not_known_is_an_error() -> None:
+    settings = config(8, 64)
+    bare = replace(traffic(settings), tables={})
+    with pytest.raises(NotImplementedError, match="recv_offsets of combine_send"):
+        FORMULAS["combine_send"](work_of(launch_of("combine_send", settings), bare), A3)
+
+
+def test_direct_and_exchange_kernels() -> None:
+    settings = config(8, 64)
+    known = traffic(settings)
+
+    def work(kernel: str, **values: int | Table) -> Work:
+        described = next(each for each in ascendc.KERNELS if each.name == kernel)
+        zeros: dict[str, int | tuple[int, ...] | Table] = {arg.name: 0 for arg in described.args}
+        return Work(described, 48, {**zeros, **values}, known)
+
+    rows = {"row_bytes": 7168, "rows_per_token": 1, "num_tokens": 64, "topk": 8}
+    plain = FORMULAS["direct_send"](work("direct_send", **rows), A3)
+    scaled = FORMULAS["direct_send"](work("direct_send", **rows, scale_bytes=224), A3)
+    assert plain.sent == known.sent[1:].sum() * (7168 + STAMP_BYTES)
+    assert scaled.sent == known.sent[1:].sum() * (7168 + 224 + STAMP_BYTES)
+    one = Table(np.array([64]))
+    inside = FORMULAS["exchange_send"](work("exchange_send", row_bytes=14336, num_rows=one, peer=0), A3)
+    outside = FORMULAS["exchange_send"](work("exchange_send", row_bytes=14336, num_rows=one, peer=2), A3)
+    assert (inside.sent, inside.written) == (0, 64 * 14336)
+    assert (outside.sent, outside.written) == (64 * 14336, 0)
+    few = FORMULAS["post_status"](work("post_status", num_ranks=8), A3)
+    counts = FORMULAS["counts_send"](work("counts_send", num_ranks=8, num_experts=256), A3)
+    assert few.sent == 7 * STATUS_ENTRY_BYTES
+    assert counts.sent == 7 * (256 * 4 + STATUS_ENTRY_BYTES)
+    assert few.us < counts.us
+
+
+def test_a_part_of_the_tokens_sends_a_part_of_the_rows() -> None:
+    settings = config(8, 64)
+    launch = launch_of("dispatch_send", settings)
+    known: Traffic = traffic(settings)
+    names = [arg.name for arg in launch.kernel.args]
+    assert isinstance(launch.values[names.index("num_tokens")], Hole)
+    half = replace(known, numbers={**known.numbers, "num_tokens": 32})
+    wire = FORMULAS["dispatch_send"](work_of(launch, known), A3).parts["wire"]
+    assert FORMULAS["dispatch_send"](work_of(launch, half), A3).parts["wire"] == pytest.approx(wire / 2)

@@ -1,0 +1,128 @@
+"""Operators on groups: representatives against all ranks, conservation, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moe_triton.core.errors import ArgumentError
+from moe_triton.model.cluster import OPERATORS, Load, Setting, plans, price
+from moe_triton.model.constants import machine_named
+from moe_triton.model.pulls import with_pulls
+from moe_triton.model.routing import KINDS
+from moe_triton.model.timeline import walk_ranks
+from moe_triton.model.topology import tiers
+from moe_triton.model.traffic import traffic_of
+from tests.model.simple_bodies import simple_bodies
+
+MACHINE = machine_named("A3")
+SCHEMES = ("fullmesh_v1", "fullmesh_v2", "direct")
+
+
+def _small(scheme: str, ranks: int, tokens: int = 16, **more: object) -> Setting:
+    return Setting(scheme, ranks, tokens, **{"hidden": 1024, **more})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("routing", KINDS)
+@pytest.mark.parametrize("ranks", [8, 16])
+def test_representatives_say_what_all_ranks_say(scheme: str, routing: str, ranks: int) -> None:
+    setting = _small(scheme, ranks, routing=routing)
+    some = price(setting, MACHINE, simple_bodies)
+    ids = setting.draw()
+    traffics = [traffic_of(setting.config, r, ids, tiers("A3", ranks, r)) for r in range(ranks)]
+    for operator, plan in plans(setting, MACHINE).items():
+        lines = walk_ranks(plan, traffics, MACHINE, bodies=with_pulls(simple_bodies))
+        slowest = max(line.total_us for line in lines)
+        # Waits of some are as if every sender was the slowest, and as far away as the farthest.
+        assert some.operators[operator].us == pytest.approx(slowest, rel=0.005)
+    every = price(setting, MACHINE, simple_bodies, ids, range(ranks))
+    assert [some.operators[o].us for o in OPERATORS] == pytest.approx(
+        [every.operators[o].us for o in OPERATORS]
+    )
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.sampled_from(KINDS), st.sampled_from([2, 4, 8, 24]), st.integers(1, 12), st.integers(0, 9))
+def test_what_is_sent_is_received(routing: str, ranks: int, tokens: int, seed: int) -> None:
+    setting = _small("fullmesh_v1", ranks, tokens, routing=routing, seed=seed, experts=ranks * 8)
+    ids = setting.draw()
+    load = Load.of(setting, ids, MACHINE)
+    assert (load.sent.sum(axis=1) == tokens * setting.topk).all()
+    assert load.received.sum() == ids.size
+    assert load.imbalance >= 1
+    for rank in range(ranks):
+        traffic = traffic_of(setting.config, rank, ids, tiers("A3", ranks, rank))
+        assert np.array_equal(load.sent[rank], traffic.sent)
+        assert np.array_equal(load.sent[:, rank], traffic.received)
+    assert {int(load.received.argmax()), int(load.away.sum(axis=1).argmax())} <= set(load.representatives())
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_bytes_are_those_that_launches_send(scheme: str) -> None:
+    """One row between ranks: what the slot of a scheme takes, and the flags."""
+    setting = Setting(scheme, 16, 128)
+    point = price(setting, MACHINE, simple_bodies)
+    load = Load.of(setting, setting.draw(), MACHINE)
+    rows = int(load.away.sum(axis=1).max())
+    # int8 and a scale, with a stamp; in-band 512 bytes for each 480 of them.
+    least = {"fullmesh_v1": 7168 + 32 + 32, "fullmesh_v2": 512 * -(-(7168 + 64) // 480), "direct": 7168 + 32}
+    dispatch, combine = (point.operators[operator] for operator in OPERATORS)
+    # A launch that has a part of the tokens counts whole rows.
+    assert least[scheme] * 0.999 <= dispatch.egress_bytes / rows < least[scheme] * 1.02
+    assert 2 * 7168 <= combine.ingress_bytes / rows < 2 * 7168 * 1.02
+    assert dispatch.ingress_bytes >= dispatch.egress_bytes
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_more_is_never_faster(scheme: str) -> None:
+    def took(machine: object = MACHINE, **change: object) -> float:
+        return price(_small(scheme, 16, **change), machine, simple_bodies).us  # type: ignore[arg-type]
+
+    assert took(tokens=64) > took(tokens=16)
+    assert took(mode="stream") > took(mode="graph")
+    assert took(hidden=2048) > took(hidden=1024)
+    assert took(MACHINE.replaced({"remote_write_gb_per_s": 20.0})) > took()
+    assert took(MACHINE.replaced({"hop_node_us": 5.0})) > took()
+    assert took(MACHINE.replaced({"cores": 24.0}), tokens=128) > took(tokens=128)
+
+
+def test_the_most_loaded_rank_is_the_slowest() -> None:
+    """Zipf loads the ranks of popular experts; the imbalance says how much."""
+    even, uneven = (
+        price(_small("fullmesh_v1", 16, 64, routing="zipf", exponent=e), MACHINE, simple_bodies)
+        for e in (0.0, 1.5)
+    )
+    assert even.imbalance < 1.3 < uneven.imbalance
+    assert uneven.us > even.us
+    load = Load.of(uneven.setting, uneven.setting.draw(), MACHINE)
+    assert uneven.operators["dispatch"].slowest == int(load.received.argmax())
+
+
+def test_experts_are_those_of_a_published_model_or_the_next_multiple() -> None:
+    assert Setting("fullmesh_v1", 64, 1).num_experts == 256
+    assert Setting("fullmesh_v1", 768, 1).num_experts == 768
+    assert Setting("fullmesh_v1", 48, 1).num_experts == 288
+
+
+@pytest.mark.parametrize(
+    ("argument", "change"),
+    [
+        ("ep", {"ranks": 1}),
+        ("ep", {"ranks": 769}),
+        ("tokens", {"tokens": 0}),
+        ("experts", {"experts": 65}),
+        ("mode", {"mode": "async"}),
+        ("routing", {"routing": "random"}),
+        ("topk", {"topk": 300}),
+        ("quantize", {"quantize": "int4"}),
+        ("comm_alg", {"scheme": "ring"}),
+    ],
+)
+def test_what_is_not_there_is_refused(argument: str, change: dict) -> None:
+    usual = {"scheme": "fullmesh_v1", "ranks": 8, "tokens": 4}
+    with pytest.raises(ArgumentError) as error:
+        price(Setting(**{**usual, **change}), MACHINE, simple_bodies)
+    assert (error.value.argument, bool(error.value.rule), bool(error.value.remedy)) == (argument, True, True)

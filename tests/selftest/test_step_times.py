@@ -1,0 +1,220 @@
+"""Step times of a selftest's report: read, predicted, and refitted by the command; bad files are refused."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from moe_triton.core.errors import ArgumentError
+from moe_triton.core.kernel import AscendCKernel, TritonKernel
+from moe_triton.model import ascendc
+from moe_triton.model.constants import Machine, machine_named
+from moe_triton.model.cost import Body, Cost, Work
+from moe_triton.tools.cli.model.calibrate_tables import fitted, run_calibrate
+from moe_triton.tools.selftest.check import Result
+from moe_triton.tools.selftest.report import Report
+from moe_triton.tools.selftest.settings import Settings
+from moe_triton.tools.selftest.step_times import Measured, StepModel, StepTime, read_report
+
+MOMENT = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
+SOC = "Ascend910_9391"
+TRUE = {"store_latency_cycles": 400.0, "scalar_cycles": 2.2, "vector_latency_cycles": 30.0}
+WAITS = {("dispatch", "wait"), ("dispatch", "wait for counts"), ("combine", "wait")}
+ROWS_PER_US = 50
+
+
+def toy_bodies(kernel: AscendCKernel | TritonKernel) -> Body:
+    """Of Ascend C kernels the formulas; of Triton kernels a time that depends on two constants."""
+    if isinstance(kernel, AscendCKernel):
+        return ascendc.FORMULAS[kernel.name]
+
+    def body(work: Work, machine: Machine) -> Cost:
+        tokens = work.traffic.topk_idx.shape[0]
+        cycles = 50 * machine.vector_latency_cycles + 400 * tokens
+        return Cost({"V": cycles / machine.clock_ghz / 1000})
+
+    return body
+
+
+def times_of(scheme: str, rows: str, tokens: int) -> StepTime:
+    return StepTime(scheme, rows, tokens, 4, 20260101, "dispatch", "route", 1.0)
+
+
+def results(noise: float, seed: int = 0) -> list[Result]:
+    """A report's results, with times that the model gives for a machine with other constants."""
+    model = StepModel(toy_bodies, 48)
+    machine = machine_named("A3").replaced(TRUE)
+    random = np.random.default_rng(seed)
+    found = [Result("devices", "environment", "passed", facts={"SoC": SOC})]
+    for scheme in ("fullmesh_v1", "direct"):
+        for rows in ("bf16", "int8"):
+            for tokens in (1, 16, 64):
+                time = times_of(scheme, rows, tokens)
+                model.waits(time)
+                figures = {"tokens": tokens, "ranks": 4}
+                for (operator, step), works in model._works[scheme, rows, tokens, 4, 20260101].items():
+                    us = sum(toy_bodies(work.kernel)(work, machine).us for work in works) if works else 77.0
+                    figures[f"{operator} step {step}_us"] = us * float(random.lognormal(0, noise))
+                facts = {"scheme": scheme, "rows": rows}
+                name = f"{scheme}, BS {tokens}, {rows}"
+                found.append(Result(name, "timing", "passed", figures=figures, facts=facts))
+    return found
+
+
+def write(folder: Path, backend: str, found: list[Result]) -> None:
+    document = Report(Settings(backend=backend), found, MOMENT, True).document()
+    (folder / "report.json").write_text(json.dumps(document))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("report")
+    write(made, "npu", results(0.02))
+    return made
+
+
+def test_a_report_gives_the_times_of_all_steps(folder: Path) -> None:
+    for path in (folder, folder / "report.json"):
+        read = read_report(path)
+        assert (read.machine, read.where) == (machine_named("A3"), f"{SOC} 2026-03-04")
+        assert {time.scheme for time in read.times} == {"fullmesh_v1", "direct"}
+        assert {time.tokens for time in read.times} == {1, 16, 64}
+        sends = [t for t in read.times if (t.operator, t.step) == ("combine", "send") and t.rows == "int8"]
+        assert sends[0].name == "fullmesh_v1, BS 1, int8: combine, send"
+        assert sends[0].us < sends[-1].us
+
+
+def test_steps_that_wait_for_others_are_told_from_those_that_do_not(folder: Path) -> None:
+    model = StepModel(toy_bodies, 48)
+    waiting = {(t.operator, t.step) for t in read_report(folder).times if model.waits(t)}
+    assert waiting == WAITS
+
+
+def test_a_step_in_parts_is_the_sum_of_its_launches() -> None:
+    model = StepModel(toy_bodies, 48)
+    time = StepTime("fullmesh_v1", "int8", 128, 2, 1, "dispatch", "pack", 1.0)
+    packs = model._of(time)
+    assert [work.number("num_tokens") for work in packs] == [64, 64]
+    one = toy_bodies(packs[0].kernel)(packs[0], machine_named("A3")).us
+    assert model(machine_named("A3"), time) == pytest.approx(2 * one)
+
+
+def test_a_step_that_plans_do_not_have_is_named() -> None:
+    time = StepTime("fullmesh_v1", "int8", 16, 2, 1, "dispatch", "teleport", 1.0)
+    with pytest.raises(ArgumentError, match=r"dispatch, teleport.*plans have: dispatch, route"):
+        StepModel(toy_bodies, 48)(machine_named("A3"), time)
+
+
+def run(path: Path, output: Path | None = None, bodies: Callable[..., Body] = toy_bodies) -> tuple[int, str]:
+    console = Console(width=200, record=True, file=io.StringIO())
+    code = run_calibrate(path, output, 0.02, bodies, console)
+    return code, console.export_text()
+
+
+def test_the_command_brings_back_the_constants_and_writes_the_machine(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "machine.json"
+    code, said = run(folder, file)
+    machine = Machine.from_json(file.read_text())
+    assert code == 0
+    assert machine.vector_latency_cycles == pytest.approx(TRUE["vector_latency_cycles"], rel=0.05), said
+    true = machine_named("A3").replaced(TRUE)
+    for name, entry in machine.constants.items():
+        if entry != true.constants[name] and name not in TRUE:
+            assert entry.source.endswith(f"on {SOC} 2026-03-04")
+            assert entry.low <= getattr(true, name) <= entry.high, said
+    assert machine.constants["flag_latency_us"] == machine_named("A3").constants["flag_latency_us"]
+    for text in ("left: no time depends on it", "constants fitted", "Error before", "Error after", str(file)):
+        assert text in said
+    before, after = (float(said.split(f"Error {when}: ")[1].split("%")[0]) for when in ("before", "after"))
+    assert after < 5 < before
+
+
+def test_fits_of_machines_with_all_constants_unknown_say_how_far_they_can_be_trusted(folder: Path) -> None:
+    """Nineteen of twenty true values are to be in their interval, in all machines together, or nearly so."""
+    read, model = read_report(folder), StepModel(toy_bodies, 48)
+    times = [time for time in read.times if not model.waits(time)]
+    assumed = machine_named("A3")
+    inside = []
+    for seed in range(4):
+        random = np.random.default_rng(seed)
+        true = assumed.replaced(
+            {
+                name: float(np.exp(random.uniform(np.log(entry.low), np.log(entry.high))))
+                for name, entry in assumed.constants.items()
+            }
+        )
+        noisy = [replace(t, us=model(true, t) * float(random.lognormal(0, 0.02))) for t in times]
+        found = fitted(Measured(assumed, "x", tuple(noisy)), 0.02, toy_bodies)
+        assert found.fitted
+        assert np.abs(np.log(found.after / found.measured)).mean() < 0.1
+        for name in found.fitted:
+            low, high = found.outcomes[name].interval
+            inside.append(low <= getattr(true, name) <= high)
+    assert len(inside) >= 12
+    assert np.mean(inside) >= 0.85
+
+
+Damage = Callable[[dict[str, Any]], object]
+
+
+@pytest.mark.parametrize(
+    ("damage", "rule"),
+    [
+        (lambda d: d.update(format="other"), '"format" must be "moe_triton.selftest"'),
+        (lambda d: d.update(version=1), "of version 1"),
+        (lambda d: d.pop("constants"), "must be complete .*constants"),
+        (lambda d: d["constants"].update(version=1), "version is 1"),
+        (lambda d: d["constants"].update(machine="cpu"), "without|of a CPU"),
+        (lambda d: d.pop("machine"), "must be complete"),
+        (lambda d: d.update(checks=[]), '"timing" must have passed'),
+        (lambda d: d.update(checks=[3]), "must be complete"),
+        (lambda d: d["checks"][1]["facts"].pop("scheme"), "must be complete .*scheme"),
+        (lambda d: [check.update(status="failed") for check in d["checks"]], '"timing" must have passed'),
+    ],
+)
+def test_a_report_with_a_mistake_is_refused(folder: Path, tmp_path: Path, damage: Damage, rule: str) -> None:
+    document = json.loads((folder / "report.json").read_text())
+    damage(document)
+    (tmp_path / "report.json").write_text(json.dumps(document))
+    with pytest.raises(ArgumentError, match=rule):
+        read_report(tmp_path)
+    code, said = run(tmp_path)
+    assert code == 1
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]", "3", "\0"])
+def test_what_is_no_report_is_refused(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "report.json").write_text(content)
+    with pytest.raises(ArgumentError, match=r"^report is"):
+        read_report(tmp_path)
+
+
+def test_a_report_of_a_cpu_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "cpu", results(0))
+    with pytest.raises(ArgumentError, match="of a CPU"):
+        read_report(tmp_path)
+
+
+def test_a_machine_that_cannot_be_written_is_told(folder: Path, tmp_path: Path) -> None:
+    code, said = run(folder, tmp_path / "none" / "machine.json")
+    assert code == 1
+    assert "cannot be written" in said
+
+
+def test_a_kernel_without_a_body_is_named(folder: Path) -> None:
+    def none(kernel: AscendCKernel | TritonKernel) -> Body:
+        raise LookupError(f"no body of {kernel.name}")
+
+    with pytest.raises(LookupError, match="no body of route"):
+        run(folder, bodies=none)
