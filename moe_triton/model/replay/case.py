@@ -29,9 +29,7 @@ def _integers(tensor: torch.Tensor) -> Any:
     return tensor.numpy() if tensor.dtype in _INTEGERS else None
 
 
-def replay_case(
-    case: Case, soc: str, machine: Machine, blocks: int, with_spans: bool = False
-) -> Replayed:
+def replay_case(case: Case, soc: str, machine: Machine, blocks: int, with_spans: bool = False) -> Replayed:
     """Replays one call of a case.
 
     Args:

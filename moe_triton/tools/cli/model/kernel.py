@@ -60,14 +60,13 @@ def kernel(
 
 def _print(name: str, blocks: int, found: Replayed, machine: Machine, console: Console) -> None:
     replay, us = found.slowest, 1e-3 / machine.clock_ghz
-    console.print(
-        f"{name} on {blocks} cores of {machine.name}: {replay.cycles:.0f} cycles, {replay.cycles * us:.2f} us "
-        f"on the slowest core, bound by {replay.bound}. {replay.turns} turns of its longest loop, "
-        f"{replay.cycles_per_turn:.0f} cycles each. {found.read} bytes read and {found.written} written by all "
-        f"cores, of which {found.active} copy, with {found.bytes_per_cycle:.1f} bytes per cycle each.",
-        markup=False,
-        soft_wrap=True,
+    told = (
+        f"{name} on {blocks} cores of {machine.name}: {replay.cycles:.0f} cycles, {replay.cycles * us:.2f} us",
+        f"on the slowest core, bound by {replay.bound}. {replay.turns} turns of its longest loop,",
+        f"{replay.cycles_per_turn:.0f} cycles each. {found.read} bytes read and {found.written} written by",
+        f"all cores, of which {found.active} copy, {found.bytes_per_cycle:.1f} bytes a cycle each.",
     )
+    console.print(" ".join(told), markup=False, soft_wrap=True)
     path = Table("critical path", "cycles", "us", "share")
     for part, cycles in replay.parts.items():
         path.add_row(part, f"{cycles:.0f}", f"{cycles * us:.2f}", f"{cycles / (replay.cycles or 1):.0%}")
@@ -75,6 +74,6 @@ def _print(name: str, blocks: int, found: Replayed, machine: Machine, console: C
     pipes = Table("pipe", "busy", "stalls")
     for pipe, busy in replay.busy.items():
         causes = sorted(replay.stalls[pipe].items(), key=lambda each: -each[1])
-        told = ", ".join(f"{cause} {cycles:.0f}" for cause, cycles in causes if cycles)
-        pipes.add_row(pipe, f"{busy:.0f}", told)
+        named = ", ".join(f"{cause} {cycles:.0f}" for cause, cycles in causes if cycles)
+        pipes.add_row(pipe, f"{busy:.0f}", named)
     console.print(pipes)
