@@ -1,0 +1,169 @@
+"""What the plans of a group cost: sizes, a scheme and a machine in, priced plans out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from moe_triton.core.config import Config
+from moe_triton.core.errors import ArgumentError
+from moe_triton.core.plan import Plan
+from moe_triton.core.row_formats import row_format_of
+from moe_triton.core.tuning import Tuning
+from moe_triton.limits import check_config
+from moe_triton.model.constants import Machine
+from moe_triton.model.floor import Floor, floor_of
+from moe_triton.model.remembered import Bodies
+from moe_triton.model.routing import draw_ids
+from moe_triton.model.sensitivity import Judged, judged
+from moe_triton.model.timeline import Mode, Timeline, walk
+from moe_triton.model.topology import tiers
+from moe_triton.model.traffic import Traffic, traffic_of
+from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
+from moe_triton.schemes import make_scheme
+from moe_triton.schemes.scheme import Scheme
+from moe_triton.schemes.site import Site
+
+DTYPE = torch.bfloat16
+TIMEOUT_US = 60_000_000  # of waits in plans; it makes no difference here
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A group, what its ranks bring, and how it is dispatched.
+
+    Attributes:
+        ranks: EP.
+        tokens: of each rank, in a call (BS).
+        hidden: elements of a row.
+        topk: experts of each token.
+        experts: of the group.
+        quantize: how rows travel, as `EPBuffer.dispatch` takes it.
+        comm_alg: the scheme.
+        parts: that operators are cut into, where they can be.
+        communication_blocks: blocks that communicate while the others compute; half of them if there are
+            parts and this is None.
+        routing: how experts are drawn (`moe_triton.model.routing`).
+        seed: of the draw.
+    """
+
+    ranks: int = 16
+    tokens: int = 128
+    hidden: int = 7168
+    topk: int = 8
+    experts: int = 256
+    quantize: str | None = "int8"
+    comm_alg: str = "fullmesh_v1"
+    parts: int = 1
+    communication_blocks: int | None = None
+    routing: str = "uniform"
+    seed: int = 0
+
+    @property
+    def config(self) -> Config:
+        """The group's settings.
+
+        Raises:
+            ArgumentError: there is no such group.
+        """
+        sizes = self.ranks, self.tokens, self.hidden, self.topk, self.experts
+        config = Config(*sizes, scheme=self.comm_alg, relaxed=True)
+        check_config(config)
+        if not 1 <= self.parts <= self.tokens:
+            rule = f"it must be 1 to the {self.tokens} tokens"
+            raise ArgumentError("parts", self.parts, rule, "Name a number of parts.")
+        return config
+
+    def traffic(self) -> Traffic:
+        """That of a typical rank: of all ranks it receives the median number of rows."""
+        config = self.config
+        ids = draw_ids(self.routing, self.ranks, self.tokens, self.topk, self.experts, self.seed)
+        received = np.bincount(ids.ravel() // (self.experts // self.ranks), minlength=self.ranks)
+        rank = int(np.argsort(received, kind="stable")[self.ranks // 2])
+        return traffic_of(config, rank, ids, tiers("A3", self.ranks, rank))
+
+    def scheme(self, machine: Machine, rank: int) -> Scheme:
+        """How tokens travel from a rank of an NPU."""
+        blocks, each = int(machine.cores), -(-self.tokens // self.parts)
+        communication = self.communication_blocks
+        if communication is None:
+            communication = blocks // 2 if self.parts > 1 else 0
+        tuning = Tuning(each, each, communication)
+        tuning.check(blocks)
+        return make_scheme(Site(self.config, rank, blocks, TIMEOUT_US, "npu", tuning=tuning))
+
+    def variants(self) -> tuple[Variant, Variant]:
+        """What dispatch and combine are specialised for: weighted results of bfloat16 tokens."""
+        row_format = row_format_of(self.quantize, self.hidden)
+        return DispatchVariant(DTYPE, row_format, weights=True), CombineVariant(DTYPE, weights=True)
+
+
+@dataclass(frozen=True)
+class PricedPlan:
+    """One operator of one rank.
+
+    Attributes:
+        plan: its launches.
+        timeline: when they run.
+        floor: bytes that must move.
+        floor_us: how long those take.
+    """
+
+    plan: Plan
+    timeline: Timeline
+    floor: Floor
+    floor_us: float
+
+    @property
+    def us(self) -> float:
+        """Of the whole operator."""
+        return self.timeline.total_us
+
+
+@dataclass(frozen=True)
+class Call:
+    """Dispatch and combine of one rank of a group of ranks alike, ready to be priced on machines.
+
+    Attributes:
+        sizes: of the group.
+        traffic: of the rank.
+        bodies: of kernels.
+    """
+
+    sizes: Sizes
+    traffic: Traffic
+    bodies: Bodies
+
+    def priced(self, variant: Variant, machine: Machine, mode: Mode) -> PricedPlan:
+        """The price of one operator.
+
+        Args:
+            variant: of `Sizes.variants`.
+            machine: that each rank is.
+            mode: how launches come to the device.
+
+        Raises:
+            ArgumentError: the scheme's operators cannot be in a graph.
+        """
+        scheme = self.sizes.scheme(machine, self.traffic.rank)
+        if mode == "graph" and scheme.rounds.no_graph:
+            rule = scheme.rounds.no_graph.removesuffix(".")
+            raise ArgumentError("mode", repr(mode), rule, "Or take mode 'stream'.")
+        plan = scheme.whole(variant, 0, self.sizes.parts)
+        timeline = walk(plan, self.traffic, machine, mode=mode, bodies=self.bodies)
+        floor = floor_of(variant, self.traffic)
+        return PricedPlan(plan, timeline, floor, floor.us(machine))
+
+    def judged(self, variant: Variant, machine: Machine, mode: Mode) -> Judged:
+        """What the price of an operator depends on, and how far off it may be. See `priced`.
+
+        Settings of the plan stay those of the machine: blocks do not change with a constant.
+        """
+        plan = self.priced(variant, machine, mode).plan
+
+        def answer(tried: Machine) -> float:
+            return walk(plan, self.traffic, tried, mode=mode, bodies=self.bodies).total_us
+
+        return judged(answer, machine)

@@ -1,0 +1,122 @@
+"""Priced plans of every scheme: as long as their parts, not below the floor, refused where there are none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from moe_triton.core.errors import ArgumentError
+from moe_triton.core.kernel import AscendCKernel, TritonKernel
+from moe_triton.model.ascendc import FORMULAS
+from moe_triton.model.constants import Machine, machine_named
+from moe_triton.model.cost import Body, Cost, Work
+from moe_triton.model.prices import Call, PricedPlan, Sizes
+from moe_triton.model.pull import with_pulls
+from moe_triton.model.remembered import Remembered
+from moe_triton.model.timeline import Mode
+
+A3 = machine_named("A3")
+SMALL = Sizes(ranks=16, tokens=16)
+TRITON_US = 2.0
+
+
+def body_of(kernel: AscendCKernel | TritonKernel) -> Body:
+    """The formulas, and as long for every Triton kernel."""
+
+    def fixed(work: Work, machine: Machine) -> Cost:
+        return Cost({"fixed": TRITON_US})
+
+    return FORMULAS[kernel.name] if isinstance(kernel, AscendCKernel) else fixed
+
+
+def call_of(sizes: Sizes) -> Call:
+    return Call(sizes, sizes.traffic(), Remembered(with_pulls(body_of)))
+
+
+def priced(sizes: Sizes, operator: int, mode: Mode = "stream") -> PricedPlan:
+    return call_of(sizes).priced(sizes.variants()[operator], A3, mode)
+
+
+@pytest.mark.parametrize("comm_alg", ["fullmesh_v1", "fullmesh_v2", "direct"])
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_plans_take_as_long_as_their_parts_and_no_less_than_their_floor(
+    comm_alg: str, quantize: str | None
+) -> None:
+    for sizes in (SMALL, Sizes(ranks=8, tokens=128), Sizes(ranks=64, tokens=64, parts=4)):
+        for operator in (0, 1):
+            found = priced(replace(sizes, comm_alg=comm_alg, quantize=quantize), operator)
+            assert found.us == pytest.approx(sum(found.timeline.parts.values()))
+            assert found.us > found.floor_us > 0
+
+
+def test_more_tokens_and_parts_that_cannot_overlap_take_longer() -> None:
+    for operator in (0, 1):
+        few, many = priced(SMALL, operator), priced(replace(SMALL, tokens=64), operator)
+        assert few.us < many.us
+        assert few.floor_us < many.floor_us
+        in_turn = priced(replace(SMALL, tokens=64, parts=4, communication_blocks=0), operator)
+        assert in_turn.us > many.us
+
+
+def test_parts_have_cores_of_their_own() -> None:
+    found = priced(replace(SMALL, parts=2, communication_blocks=16), 0)
+    blocks = {(span.launch.step, span.launch.blocks) for span in found.timeline.spans}
+    assert {("pack", 32), ("send", 16), ("arrange", 48)} <= blocks
+    assert {span.stream for span in found.timeline.spans} == {"compute", "communication"}
+
+
+def test_a_graph_is_faster_by_its_launches_and_refused_where_there_can_be_none() -> None:
+    graph, stream = priced(SMALL, 0, "graph"), priced(SMALL, 0, "stream")
+    launches = len(graph.plan.launches)
+    assert stream.us - graph.us == pytest.approx(launches * (A3.launch_stream_us - A3.launch_graph_us))
+    with pytest.raises(ArgumentError, match="cannot be captured") as caught:
+        priced(replace(SMALL, comm_alg="direct"), 0, "graph")
+    assert caught.value.argument == "mode"
+
+
+def test_results_that_are_pulled_cross_the_link() -> None:
+    pulled = priced(replace(SMALL, comm_alg="direct"), 1).timeline.spans[-1]
+    assert pulled.launch.step == "sum"
+    assert pulled.cost.sent > 0
+    assert pulled.cost.parts["wire"] == pytest.approx(pulled.cost.sent / A3.remote_write_gb_per_s / 1e3)
+    summed = next(s for s in priced(SMALL, 1).timeline.spans if s.launch.step == "sum")
+    assert summed.cost.parts == {"fixed": TRITON_US}
+
+
+@pytest.mark.parametrize(
+    ("changes", "argument"),
+    [
+        ({"experts": 250}, "num_experts"),
+        ({"experts": 8}, "num_experts"),
+        ({"parts": 17}, "parts"),
+        ({"parts": 0}, "parts"),
+        ({"communication_blocks": 48}, "tuning.communication_blocks"),
+        ({"quantize": "int9"}, "quantize"),
+        ({"comm_alg": "hierarchy"}, "comm_alg"),
+        ({"routing": "best"}, "routing"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes: dict[str, object], argument: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        priced(replace(SMALL, **changes), 0)  # type: ignore[arg-type]
+    assert caught.value.argument == argument
+
+
+def test_a_judged_price_has_the_same_value_and_a_bar_around_it() -> None:
+    call = call_of(SMALL)
+    for variant in SMALL.variants():
+        value = call.priced(variant, A3, "graph").us
+        found = call.judged(variant, A3, "graph")
+        assert found.value == value
+        assert 0 < found.below < value
+        assert found.above > 0
+        assert {"launch_graph_us", "remote_writes_in_flight", "remote_write_gb_per_s", "cores"} <= found.read
+        assert "launch_stream_us" not in found.read
+
+
+def test_the_rank_is_one_that_receives_as_many_rows_as_most() -> None:
+    ids = Sizes(ranks=8, tokens=128, routing="zipf")
+    typical, mean = ids.traffic().num_rows, 128 * 8
+    assert mean / 3 < typical < mean
+    assert Sizes(ranks=8, tokens=128).traffic().num_rows == pytest.approx(mean, rel=0.05)
