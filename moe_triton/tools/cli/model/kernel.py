@@ -61,8 +61,9 @@ def kernel(
 def _print(name: str, blocks: int, found: Replayed, machine: Machine, console: Console) -> None:
     replay, us = found.slowest, 1e-3 / machine.clock_ghz
     told = (
-        f"{name} on {blocks} cores of {machine.name}: {replay.cycles:.0f} cycles, {replay.cycles * us:.2f} us",
-        f"on the slowest core, bound by {replay.bound}. {replay.turns} turns of its longest loop,",
+        f"{name} on {blocks} cores of {machine.name}: {replay.cycles:.0f} cycles,",
+        f"{replay.cycles * us:.2f} us on the slowest core, bound by {replay.bound}.",
+        f"{replay.turns} turns of its longest loop,",
         f"{replay.cycles_per_turn:.0f} cycles each. {found.read} bytes read and {found.written} written by",
         f"all cores, of which {found.active} copy, {found.bytes_per_cycle:.1f} bytes a cycle each.",
     )
