@@ -27,7 +27,7 @@ from moe_triton.core.plan import Plan
 from moe_triton.core.row_formats import row_format_of
 from moe_triton.model.constants import Machine
 from moe_triton.model.prices import DTYPE, Sizes
-from moe_triton.model.pull import PULLS, with_pulls
+from moe_triton.model.pulls import is_pulling, with_pulls
 from moe_triton.model.remembered import Bodies
 from moe_triton.model.routing import GROUPS, TOP_GROUPS, draw_ids
 from moe_triton.model.timeline import Mode, Timeline, walk_some
@@ -40,9 +40,6 @@ EXPERTS = 256
 """Of DeepSeek-V3: as many, or the next multiple of a group's ranks."""
 FIRST = 2
 """Ranks that stand for the others, for each number that ranks differ in."""
-
-PULLING = frozenset(scheme for scheme, _ in PULLS)
-"""Schemes whose combine reads rows where their experts left them."""
 
 OperatorName = Literal["dispatch", "combine"]
 OPERATORS: tuple[OperatorName, ...] = ("dispatch", "combine")
@@ -328,8 +325,9 @@ def _row_bytes(operator: str, lines: Sequence[Timeline], traffics: Sequence[Traf
     total, rows = 0, 0
     for line, traffic in zip(lines, traffics, strict=True):
         is_other = np.array(traffic.tiers) != "self"
-        pulls = operator == "combine" and traffic.config.scheme in PULLING
-        counts = traffic.sent if operator == "dispatch" or pulls else traffic.received
+        counts = traffic.sent if operator == "dispatch" else traffic.received
         total += sum(span.cost.sent for span in line.spans)
+        if any(is_pulling(span.launch.kernel) for span in line.spans):
+            counts = traffic.sent
         rows += int(counts[is_other].sum())
     return total / rows if rows else 0.0

@@ -11,7 +11,7 @@ from moe_triton.core.errors import ArgumentError
 from moe_triton.model import a2, cluster_a2, fused
 from moe_triton.model.cluster import OPERATORS, Load, Setting, plans, price
 from moe_triton.model.constants import machine_named
-from moe_triton.model.pull import with_pulls
+from moe_triton.model.pulls import with_pulls
 from moe_triton.model.routing import KINDS
 from moe_triton.model.timeline import walk_ranks
 from moe_triton.model.topology import tiers
