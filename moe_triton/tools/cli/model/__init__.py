@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from moe_triton.tools.cli.model.calibrate import calibrate
+from moe_triton.tools.cli.model.cluster import cluster
 from moe_triton.tools.cli.model.plan import plan, prices
 from moe_triton.tools.cli.model.validate import validate
 
@@ -13,3 +14,4 @@ app.command()(validate)
 app.command()(plan)
 app.command()(prices)
 app.command()(calibrate)
+app.command()(cluster)
