@@ -16,17 +16,18 @@ PICTURES = "assets/model"
 PRICED = "fullmesh_v1", "fullmesh_v2"
 
 HEADER = """\
-<!-- Written by `python -m moe_triton.tools.cli.model.page > docs/model-figures.md`. Change the model, not this page. -->
+<!-- Written by `python -m moe_triton.tools.cli.model.page > docs/model-figures.md`: change the model. -->
 
 # Figures of the model
 
-What [the model](model.md) says, and what is published. Times in microseconds; H = 7168, 8 experts per token, of 256.
+What [the model](model.md) says, and what is published. Times in microseconds; H = 7168, 8 experts per
+token, of 256.
 
 ## Against published times
 
-Dispatch of int8 rows and combine of bf16 rows, by Ascend's own fused operators. "May lie in": with each constant moved to
-either end of its range. "Left out": the error of a fit to all other rows. "Null model": bytes over the link's published
-rate, and one fitted constant.
+Dispatch of int8 rows and combine of bf16 rows, by Ascend's own fused operators. "May lie in": with each
+constant moved to either end of its range. "Left out": the error of a fit to all other rows. "Null model":
+bytes over the link's published rate, and one fitted constant.
 """
 
 PLOTS = f"""\
@@ -38,9 +39,10 @@ PLOTS = f"""\
 PRICES = """\
 ## What today's plans take
 
-Plans as they are, on all 48 cores of a die, by a rank that receives as many rows as most; launched inside a captured graph,
-or by the host ("stream"). The floor is the time of the bytes that must move: a row once over the wire for each result, or
-what its own memory has to move, whichever is longer. With error bars and by step: `moe-triton model plan`.
+Plans as they are, on all 48 cores of a die, by a rank that receives as many rows as most; launched inside a
+captured graph, or by the host ("stream"). The floor is the time of the bytes that must move: a row once
+over the wire for each result, or what its own memory has to move, whichever is longer. With error bars and
+by step: `moe-triton model plan`.
 """
 
 
