@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -235,24 +236,20 @@ def main() -> None:
     off: dict[int, list[float]] = {}
     for ranks in options.ranks:
         with RankGroup(ranks) as group, tempfile.TemporaryDirectory() as folder:
-            for scheme in options.schemes:
-                for quantize in (None, "int8"):
-                    for tokens in options.tokens:
-                        case = {
-                            "ranks": ranks,
-                            "tokens": tokens,
-                            "rows": quantize or "bf16",
-                            "scheme": scheme,
-                        }
-                        path = str(Path(folder) / "trace.json")
-                        arguments = (scheme, tokens, quantize, options.rounds, path)
-                        rounds: list[Round] = group.run(measure, *arguments, timeout_s=600)[0]
-                        cells = [cell for operator in OPERATORS for cell in _cells(rounds, operator)]
-                        rows.append([*map(str, case.values()), *cells])
-                        records += _records(dict(case), rounds)
-                        off.setdefault(ranks, []).extend(
-                            statistics.median(_ratios(rounds, operator)) - 1 for operator in OPERATORS
-                        )
+            path = str(Path(folder) / "trace.json")
+            for scheme, quantize, tokens in product(options.schemes, (None, "int8"), options.tokens):
+                before = _busy_s()
+                arguments = (scheme, tokens, quantize, options.rounds, path)
+                per_rank: list[tuple[list[Round], float]] = group.run(measure, *arguments, timeout_s=600)
+                busy, all_cores = (now - was for now, was in zip(_busy_s(), before, strict=True))
+                others = max(0.0, busy - sum(taken_s for _, taken_s in per_rank)) / all_cores
+                rounds, _ = per_rank[0]
+                case = {"ranks": ranks, "tokens": tokens, "rows": quantize or "bf16", "scheme": scheme}
+                cells = [cell for operator in OPERATORS for cell in _cells(rounds, operator)]
+                rows.append([*map(str, case.values()), f"{others:.0%}", *cells])
+                records += _records({**case, "others": others}, rounds)
+                ratios = [statistics.median(_ratios(rounds, operator)) for operator in OPERATORS]
+                off.setdefault(ranks, []).extend(ratio - 1 for ratio in ratios)
     page = _page(rows, off)
     print(page)
     if options.markdown is not None:

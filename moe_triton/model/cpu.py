@@ -9,7 +9,7 @@ It is a second machine for `moe_triton.model.timeline`, whose walk and waits it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from moe_triton.core import ascendc
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
@@ -23,8 +23,6 @@ from moe_triton.model.traffic import Tier, Traffic
 
 TIMES = (
     "launch_stream_us",
-    "flag_latency_us",
-    "hop_sibling_us",
     "cpu_start_us",
     "cpu_entry_ns",
     "cpu_id_ns",
@@ -33,8 +31,10 @@ RATES = ("cpu_send_gb_per_s", "cpu_gather_gb_per_s", "cpu_pack_gb_per_s", "cpu_s
 
 
 def shared(machine: Machine, ranks: int) -> Machine:
-    """A CPU as one of several ranks has it: where they are more than its cores, each takes turns with others,
-    and everything takes ranks / cores times as long.
+    """A CPU as one of several ranks has it.
+
+    Where they are more than its cores, each takes turns with others, and all that it does takes ranks / cores
+    times as long. How long a flag takes to be seen is measured among as many ranks, so it stays.
 
     Args:
         machine: the CPU.
@@ -180,7 +180,7 @@ def _results_awaited(work: Work, machine: Machine) -> Cost:
     return _emulated(work, machine, work.number("num_tokens") * work.number("topk"))
 
 
-_ASCENDC: dict[str, Callable[[Work, Machine], Cost]] = {
+_ASCENDC: dict[str, Body] = {
     ascendc.DISPATCH_SEND.name: _rows_sent,
     ascendc.DIRECT_SEND.name: _rows_sent,
     ascendc.COMBINE_SEND.name: _results_sent,

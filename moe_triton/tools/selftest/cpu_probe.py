@@ -35,7 +35,7 @@ CONSTANTS = (
 
 
 class CpuProbe:
-    """Kernels and windows to measure, on the ranks that have a core each. Collective.
+    """Kernels and windows to measure, on as many ranks as there are cores, and flags of all. Collective.
 
     Args:
         backend: the CPU's.
@@ -50,6 +50,7 @@ class CpuProbe:
     def __init__(self, backend: Backend, rank: int, num_ranks: int, wait_s: float) -> None:
         self._rank, self._active = rank, min(num_ranks, backend.num_blocks(1))
         self._group = dist.new_group(range(self._active))
+        self._flags = Wires(backend, ENTRY_BYTES, 1, wait_s)
         self.works = rank < self._active
         if not self.works:
             return
@@ -85,7 +86,10 @@ class CpuProbe:
             dist.barrier()
             if self.works:
                 taken.append(self._turn())
-        dist.barrier()
+            dist.barrier()
+            flags_us = self._flag_us()
+            if self.works:
+                taken[-1]["flags"] = flags_us
         if not taken:
             return {}
         warm = taken[1:]
@@ -94,6 +98,7 @@ class CpuProbe:
     def close(self) -> None:
         """Gives the windows back. Collective."""
         dist.barrier()
+        self._flags.close()
         if self.works:
             self._wires.close()
             self._entries.close()
@@ -105,7 +110,6 @@ class CpuProbe:
         us["send"] = self._sent(self._wires, self._rows, self._number)
         us["nothing"] = self._sent(self._entries, self._smallest, self._none)
         us["entries"] = self._sent(self._entries, self._smallest, self._number)
-        us["flags"] = self._flags()
         us |= {f"{number} launches": _wall_us(run) for number, run in self._launches.items()}
         us["gather"] = self._kernel("gather")
         us["sum"] = self._kernel("sum")
@@ -146,11 +150,11 @@ class CpuProbe:
         wires.send((self._rank + 1) % self._active, rows, number=number)
         return _last_us(wires.last)
 
-    def _flags(self) -> float:
-        """A barrier right after another one, which has brought the ranks together."""
-        self._entries.post_and_wait()
-        self._entries.post_and_wait()
-        return _last_us(self._entries.last)
+    def _flag_us(self) -> float:
+        """A barrier of all ranks, right after one that has brought them together."""
+        self._flags.post_and_wait()
+        self._flags.post_and_wait()
+        return _last_us(self._flags.last)
 
 
 def _last_us(executable: Executable) -> float:
