@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moe_triton.core.errors import ArgumentError
+from moe_triton.model import fused
 from moe_triton.model.constants import Machine
 from moe_triton.model.cost import Cost
 
@@ -191,6 +192,23 @@ def operator_cost(
     if operator == "dispatch":
         return _hierarchy_dispatch(scheme, used, machine, row_bytes, between)
     return _hierarchy_combine(scheme, used, machine, row_bytes, between)
+
+
+def phases(scheme: str, operator: str, call: fused.Call, flow: Flow, machine: Machine) -> fused.Phases:
+    """What a whole operator across servers takes on one rank, with int8 rows in dispatch.
+
+    What its cores compute before they send is that of Ascend's operators inside a server.
+
+    Args:
+        scheme, operator, flow, machine: as in `operator_cost`.
+        call: sizes.
+    """
+    is_dispatch = operator == "dispatch"
+    row_bytes = call.slot_bytes if is_dispatch else 2 * call.hidden
+    between = token_bytes(row_bytes, call.topk) if is_dispatch else row_bytes
+    cost = operator_cost(scheme, operator, flow, machine, row_bytes=row_bytes, token_bytes=between)
+    computing = fused.counting(call, machine) + fused.quantising(call, machine) if is_dispatch else 0.0
+    return {"start": {"start": machine.fused_start_us, "cores": computing}, scheme: cost.parts}
 
 
 def rdma_us(num_bytes: float, machine: Machine) -> float:

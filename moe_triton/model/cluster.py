@@ -28,8 +28,7 @@ from moe_triton.core.plan import Plan
 from moe_triton.core.row_formats import row_format_of
 from moe_triton.limits import check_config
 from moe_triton.model.constants import Machine
-from moe_triton.model.cost import work_of
-from moe_triton.model.pulls import is_pulling, pulled, with_pulls
+from moe_triton.model.pulls import is_pulling, with_pulls
 from moe_triton.model.remembered import Bodies
 from moe_triton.model.routing import GROUPS, TOP_GROUPS, draw_ids
 from moe_triton.model.timeline import Mode, Timeline, walk_some
@@ -312,10 +311,8 @@ def _row_bytes(operator: str, lines: Sequence[Timeline], traffics: Sequence[Traf
     for line, traffic in zip(lines, traffics, strict=True):
         is_other = np.array(traffic.tiers) != "self"
         counts = traffic.sent if operator == "dispatch" else traffic.received
-        for span in line.spans:
-            total += span.cost.sent
-            if is_pulling(span.launch.kernel):
-                counts, row_bytes = pulled(work_of(span.launch, traffic))
-                total += round(float(counts[is_other].sum()) * row_bytes)
+        total += sum(span.cost.sent for span in line.spans)
+        if any(is_pulling(span.launch.kernel) for span in line.spans):
+            counts = traffic.sent
         rows += round(float(counts[is_other].sum()))
     return total / rows if rows else 0.0

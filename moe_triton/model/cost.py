@@ -20,7 +20,7 @@ class Cost:
     Attributes:
         parts: microseconds by what took them; their sum is the time.
         read, written: bytes of this device's global memory.
-        sent: bytes written to other devices.
+        sent: bytes written to other devices, or read from them.
         detail: by pipe of the slowest core, cycles busy; empty where nothing was replayed.
     """
 

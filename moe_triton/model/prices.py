@@ -121,6 +121,10 @@ class PricedPlan:
         """Of the whole operator."""
         return self.timeline.total_us
 
+    def seen_by_host_us(self, machine: Machine) -> float:
+        """From the host's call until it has seen the operator's end, where it waits for that."""
+        return self.us + machine.call_overhead_us
+
 
 @dataclass(frozen=True)
 class Call:

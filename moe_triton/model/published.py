@@ -105,24 +105,9 @@ def predict(row: Published, machine: Machine, cores: int = 0) -> float:
 
 
 def _between_servers(row: Published, call: Call, ids: np.ndarray, machine: Machine) -> fused.Phases:
-    """A2's schemes across servers, by their closed forms; what cores do beside is that of the other
-    operators.
-    """
-    row_bytes = call.slot_bytes if row.operator == "dispatch" else 2 * HIDDEN
+    """A2's schemes across servers, by their closed forms, on the slowest rank."""
     flows = a2.flows_of(ids, EXPERTS, RANKS_PER_NODE["A2"])
-    between = a2.token_bytes(row_bytes, TOPK) if row.operator == "dispatch" else row_bytes
-    costs = [
-        a2.operator_cost(row.scheme, row.operator, flow, machine, row_bytes=row_bytes, token_bytes=between)
-        for flow in flows
-    ]
-    slowest = max(costs, key=lambda cost: cost.us)
-    computing = (
-        fused.counting(call, machine) + fused.quantising(call, machine) if row.operator == "dispatch" else 0.0
-    )
-    return {
-        "start": {"start": machine.fused_start_us, "cores": computing},
-        row.scheme: slowest.parts,
-    }
+    return max((a2.phases(row.scheme, row.operator, call, flow, machine) for flow in flows), key=fused.total)
 
 
 @functools.cache

@@ -49,12 +49,12 @@ def _pulling(body: Body) -> Body:
         cost = body(work, machine)
         rows, row_bytes = pulled(work)
         tiers, away = work.traffic.tiers, movement.remote(rows, work.traffic.tiers)
-        wire_us = movement.wire(machine, float(away.sum()) * row_bytes)
+        num_bytes = round(float(away.sum()) * row_bytes)
+        wire_us = movement.wire(machine, num_bytes)
         hops_us = movement.hops(machine, _THERE_AND_BACK * away, tiers, work.blocks)
         # As for rows that are sent: what cores do is hidden behind both.
         cores = {"cores": max(0.0, cost.us - wire_us - hops_us)}
-        return Cost(
-            {"wire": wire_us, "hops": hops_us, **cores}, cost.read, cost.written, cost.sent, cost.detail
-        )
+        read = max(0, cost.read - num_bytes)
+        return Cost({"wire": wire_us, "hops": hops_us, **cores}, read, cost.written, num_bytes, cost.detail)
 
     return pulls

@@ -242,8 +242,8 @@ class _Walker:
     ) -> None:
         self.plan, self.group, self.order = plan, group, order
         self.traffics, self.machine = group.traffics, group.machine
-        graph, stream = self.machine.launch_graph_us, self.machine.launch_stream_us
-        self.launch_us = graph if mode == "graph" else stream
+        machine = group.machine
+        self.launch_us = machine.launch_graph_us if mode == "graph" else machine.launch_stream_us
         self.bodies, self.given = bodies, given
         self.begins = np.array(begins_us, dtype=float)
         self.ends: list[np.ndarray] = []

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe_triton.core.errors import ArgumentError
+from moe_triton.model import a2, cluster_a2, fused
 from moe_triton.model.cluster import OPERATORS, Load, Setting, plans, price
 from moe_triton.model.constants import machine_named
 from moe_triton.model.pulls import with_pulls
@@ -17,7 +18,7 @@ from moe_triton.model.topology import tiers
 from moe_triton.model.traffic import traffic_of
 from tests.model.simple_bodies import simple_bodies
 
-MACHINE = machine_named("A3")
+MACHINE, A2 = machine_named("A3"), machine_named("A2")
 SCHEMES = ("fullmesh_v1", "fullmesh_v2", "direct")
 
 
@@ -126,3 +127,57 @@ def test_what_is_not_there_is_refused(argument: str, change: dict) -> None:
     with pytest.raises(ArgumentError) as error:
         price(Setting(**{**usual, **change}), MACHINE, simple_bodies)
     assert (error.value.argument, bool(error.value.rule), bool(error.value.remedy)) == (argument, True, True)
+
+
+class TestA2:
+    """Closed forms on a group."""
+
+    def test_every_rank_is_computed(self) -> None:
+        setting = Setting("hierarchy", 32, 16, product="A2", routing="zipf")
+        point = cluster_a2.price(setting, A2)
+        assert point.walked == tuple(range(32))
+        flows = a2.flows_of(setting.draw(), 256, 8)
+        call = fused.Call("A2", 32, 16, 8, 256, 7168, 0)
+        for operator in OPERATORS:
+            times = [fused.total(a2.phases("hierarchy", operator, call, flow, A2)) for flow in flows]
+            assert point.operators[operator].us == pytest.approx(max(times))
+            assert point.operators[operator].slowest == int(np.argmax(times))
+
+    def test_bytes_of_fullmesh_are_rows_to_others(self) -> None:
+        setting = Setting("fullmesh", 32, 16, product="A2")
+        load = Load.of(setting, setting.draw(), A2)
+        dispatch, combine = (cluster_a2.price(setting, A2).operators[o] for o in OPERATORS)
+        assert dispatch.egress_bytes == load.away.sum(axis=1).max() * (7168 + 64)
+        assert dispatch.ingress_bytes == load.away.sum(axis=0).max() * (7168 + 64)
+        assert combine.egress_bytes == load.away.sum(axis=0).max() * 2 * 7168
+
+    def test_node_limited_routing_helps_the_hierarchy_only(self) -> None:
+        took = {
+            (scheme, routing): cluster_a2.price(Setting(scheme, 64, 64, product="A2", routing=routing), A2).us
+            for scheme in a2.SCHEMES
+            for routing in ("uniform", "node-limited")
+        }
+        for scheme in a2.SCHEMES:
+            gain = took[scheme, "uniform"] / took[scheme, "node-limited"]
+            assert (gain > 1.1) == (scheme != "fullmesh")
+
+    def test_a_launch_by_the_host_is_added(self) -> None:
+        graph, stream = (
+            cluster_a2.price(Setting("fullmesh", 8, 8, product="A2", mode=mode), A2).us  # type: ignore[arg-type]
+            for mode in ("graph", "stream")
+        )
+        assert stream - graph == pytest.approx(2 * A2.launch_stream_us)
+
+    @pytest.mark.parametrize(
+        ("argument", "change"),
+        [
+            ("comm_alg", {"scheme": "fullmesh_v1"}),
+            ("quantize", {"quantize": None}),
+            ("ranks", {"ranks": 12}),
+        ],
+    )
+    def test_what_is_not_there_is_refused(self, argument: str, change: dict) -> None:
+        usual = {"scheme": "hierarchy", "ranks": 16, "tokens": 4, "product": "A2"}
+        with pytest.raises(ArgumentError) as error:
+            cluster_a2.price(Setting(**{**usual, **change}), A2)
+        assert error.value.argument == argument

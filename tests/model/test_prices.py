@@ -12,7 +12,7 @@ from moe_triton.model.ascendc import FORMULAS
 from moe_triton.model.constants import Machine, machine_named
 from moe_triton.model.cost import Body, Cost, Work
 from moe_triton.model.prices import Call, PricedPlan, Sizes
-from moe_triton.model.pull import with_pulls
+from moe_triton.model.pulls import with_pulls
 from moe_triton.model.remembered import Remembered
 from moe_triton.model.timeline import Mode
 

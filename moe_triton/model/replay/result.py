@@ -1,0 +1,90 @@
+"""`Replay`: what one program of a kernel does with its core's time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from moe_triton.model.constants import Machine
+from moe_triton.model.replay.instructions import Stream
+from moe_triton.model.replay.pipes import Core, Mark, Span, idle
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One core's time, in cycles.
+
+    Attributes:
+        cycles: until everything is complete.
+        parts: cycles on the critical path, by what they went to (`moe_triton.model.replay.pipes.PARTS`);
+            their sum is `cycles`.
+        busy: by pipe: occupied.
+        stalls: by pipe and cause: not occupied. With `busy` they sum to `cycles`, for each pipe.
+        turns: of the innermost loop of run-time length that takes longest: a row, for most kernels.
+        cycles_per_turn: how much longer one more turn takes: the slope over the second half of the turns.
+            Without such a loop it is 0.
+        spans: instructions on their pipes, if they were asked for.
+    """
+
+    cycles: float
+    parts: Mapping[str, float]
+    busy: Mapping[str, float]
+    stalls: Mapping[str, Mapping[str, float]]
+    turns: int
+    cycles_per_turn: float
+    spans: Sequence[Span] = ()
+
+    @property
+    def bound(self) -> str:
+        """What takes the largest part of the critical path."""
+        return max(self.parts, key=lambda part: self.parts[part])
+
+
+def timed(
+    streams: Sequence[Stream], machine: Machine, bytes_per_cycle: float, with_spans: bool = False
+) -> Replay:
+    """Replays programs on one core, one after the other.
+
+    Args:
+        bytes_per_cycle: of one copy.
+        with_spans: keep every instruction.
+
+    Raises:
+        ToolchainError: a flag is waited for that is not set, or one is set twice.
+    """
+    spans: list[Span] | None = [] if with_spans else None
+    core = Core(machine, bytes_per_cycle, spans)
+    for stream in streams:
+        core.run(stream)
+    end = core.end
+    idle(core.units.values(), end.at)
+    turns, slope = _slope(core.marks, {loop for stream in streams for loop in stream.innermost})
+    return Replay(
+        end.at,
+        end.parts(),
+        {pipe: unit.busy for pipe, unit in core.units.items()},
+        {pipe: unit.stalls for pipe, unit in core.units.items()},
+        turns,
+        slope,
+        spans or (),
+    )
+
+
+def _slope(marks: Sequence[Mark], innermost: Set[int]) -> tuple[int, float]:
+    """Turns of the loop that takes longest, and cycles for one of them.
+
+    A mark's time is that of a replay that ends there.
+
+    Args:
+        innermost: loops without another one of run-time length in them.
+    """
+    longest, turns, slope = 0.0, 0, 0.0
+    for loop in innermost:
+        begins = [mark.at for mark in marks if mark.loop == loop and not mark.is_end]
+        if not begins:
+            continue
+        end = max(mark.at for mark in marks if mark.loop == loop)
+        if end - begins[0] > longest:
+            longest, turns = end - begins[0], len(begins)
+            slope = (end - begins[turns // 2]) / (turns - turns // 2)
+    return turns, slope

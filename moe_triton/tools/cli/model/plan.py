@@ -1,0 +1,278 @@
+"""``moe-triton model plan``: where the time of one plan goes; ``model prices``: what all of them take."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from moe_triton.schemes import SCHEMES
+
+if TYPE_CHECKING:
+    from moe_triton.model.constants import Machine
+    from moe_triton.model.prices import Call, PricedPlan, Sizes
+    from moe_triton.model.sensitivity import Judged
+    from moe_triton.model.timeline import Mode, Span
+
+COMM_ALGS = f"how tokens travel: {', '.join(SCHEMES['A3'])}"
+ROWS = "how rows travel: as EPBuffer.dispatch takes it, or none"
+MACHINE = "A3, or a file that Machine.to_json() wrote"
+LAUNCHED = "whether a captured graph runs, or the host launches every time"
+STEP_HEADINGS = (
+    "stream",
+    "step",
+    "kernel x blocks",
+    "begin us",
+    "us",
+    "most of it",
+    "waited us",
+    "KB here",
+    "KB sent",
+    "floor us",
+)
+PRICE_HEADINGS = (
+    "EP",
+    "BS",
+    "rows",
+    "dispatch, graph",
+    "stream",
+    "floor",
+    "combine, graph",
+    "stream",
+    "floor",
+)
+TABLE_RANKS, TABLE_TOKENS, TABLE_ROWS = (8, 16, 64, 256), (8, 16, 32, 64, 128), ("int8", None)
+MOST_SHOWN = 3
+
+
+def plan(
+    ranks: Annotated[int, typer.Option(help="ranks in the group")] = 16,
+    tokens: Annotated[int, typer.Option(help="tokens of each rank")] = 128,
+    hidden: Annotated[int, typer.Option(help="elements of a token's row")] = 7168,
+    topk: Annotated[int, typer.Option(help="routed experts per token")] = 8,
+    experts: Annotated[int, typer.Option(help="routed experts in the group")] = 256,
+    quantize: Annotated[str, typer.Option(help=ROWS)] = "int8",
+    comm_alg: Annotated[str, typer.Option(help=COMM_ALGS)] = "fullmesh_v1",
+    parts: Annotated[int, typer.Option(help="parts that overlap, where an operator has them")] = 1,
+    communication_blocks: Annotated[
+        int | None,
+        typer.Option(help="cores that communicate while the others compute; half if parts overlap"),
+    ] = None,
+    mode: Annotated[Literal["graph", "stream"], typer.Option(help=LAUNCHED)] = "graph",
+    machine: Annotated[str, typer.Option(help=MACHINE)] = "A3",
+    routing: Annotated[str, typer.Option(help="uniform, node-limited or zipf")] = "uniform",
+    seed: Annotated[int, typer.Option(help="of the routing")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="everything, as JSON")] = False,
+    trace: Annotated[Path | None, typer.Option(help="file for Perfetto: streams, waits, pipes")] = None,
+) -> None:
+    """Say where the time of dispatch and combine goes on an NPU, by the model: nothing is run."""
+    from moe_triton.core.errors import ArgumentError
+    from moe_triton.model.prices import Sizes
+
+    rows = None if quantize == "none" else quantize
+    console = Console()
+    try:
+        sizes = Sizes(
+            ranks, tokens, hidden, topk, experts, rows, comm_alg, parts, communication_blocks, routing, seed
+        )
+        _plan(console, sizes, _machine(machine), mode, as_json, trace)
+    except ArgumentError as error:
+        console.print(f"[red]{error}[/red]")
+        raise typer.Exit(2) from None
+
+
+def prices(
+    comm_alg: Annotated[str, typer.Option(help=COMM_ALGS)] = "fullmesh_v1",
+    machine: Annotated[str, typer.Option(help=MACHINE)] = "A3",
+    as_csv: Annotated[bool, typer.Option("--csv", help="commas between the columns")] = False,
+) -> None:
+    """Price the plans of all sizes that the documentation shows; H is 7168, of 256 experts 8 per token."""
+    from moe_triton.core.errors import ArgumentError
+    from moe_triton.tools.markdown import table
+
+    console = Console()
+    try:
+        lines = price_table(comm_alg, _machine(machine))
+    except ArgumentError as error:
+        console.print(f"[red]{error}[/red]")
+        raise typer.Exit(2) from None
+    if as_csv:
+        made = io.StringIO()
+        csv.writer(made, lineterminator="\n").writerows([PRICE_HEADINGS, *lines])
+        console.print(made.getvalue(), end="", markup=False, highlight=False, soft_wrap=True)
+    else:
+        console.print(table(PRICE_HEADINGS, lines), markup=False, highlight=False, soft_wrap=True)
+
+
+def price_table(comm_alg: str, machine: Machine) -> list[tuple[object, ...]]:
+    """A line of `PRICE_HEADINGS` for each size: us, "" where a scheme's operators cannot be in a graph."""
+    from moe_triton.model.prices import Sizes
+
+    lines = []
+    for ranks in TABLE_RANKS:
+        for tokens in TABLE_TOKENS:
+            base = Sizes(ranks, tokens, comm_alg=comm_alg)
+            call = _call(base)
+            for rows in TABLE_ROWS:
+                of_rows = replace(call, sizes=replace(base, quantize=rows))
+                figures = [figure for operator in (0, 1) for figure in _figures(of_rows, machine, operator)]
+                lines.append((ranks, tokens, rows or "bf16", *figures))
+    return lines
+
+
+def _figures(call: Call, machine: Machine, operator: int) -> tuple[str, str, str]:
+    """Of one operator: in a graph, launched by the host, and its floor."""
+    variant = call.sizes.variants()[operator]
+    stream = call.priced(variant, machine, "stream")
+    scheme = call.sizes.scheme(machine, call.traffic.rank)
+    graph = "" if scheme.rounds.no_graph else f"{call.priced(variant, machine, 'graph').us:.0f}"
+    return graph, f"{stream.us:.0f}", f"{stream.floor_us:.1f}"
+
+
+def _machine(name: str) -> Machine:
+    from moe_triton.core.errors import ArgumentError
+    from moe_triton.model.constants import MACHINES, Machine, machine_named
+
+    if name in MACHINES:
+        if name not in SCHEMES:
+            rule = f"plans of an NPU are there for {', '.join(SCHEMES)} only"
+            raise ArgumentError("machine", repr(name), rule, "Name one of them.")
+        return machine_named(name)
+    try:
+        return Machine.from_json(Path(name).read_text(encoding="utf-8"))
+    except OSError as error:
+        rule = f"it must be one of {list(SCHEMES)}, or a file ({error.strerror})"
+        raise ArgumentError("machine", repr(name), rule, "Name a file of Machine.to_json().") from None
+
+
+def _call(sizes: Sizes) -> Call:
+    from moe_triton.model.body import body_of
+    from moe_triton.model.prices import Call
+    from moe_triton.model.pulls import with_pulls
+    from moe_triton.model.remembered import Remembered
+
+    return Call(sizes, sizes.traffic(), Remembered(with_pulls(body_of)))
+
+
+def _plan(
+    console: Console, sizes: Sizes, machine: Machine, mode: Mode, as_json: bool, trace: Path | None
+) -> None:
+    call = _call(sizes)
+    found = [
+        (call.priced(variant, machine, mode), call.judged(variant, machine, mode))
+        for variant in sizes.variants()
+    ]
+    if as_json:
+        console.print_json(json.dumps(document(sizes, machine, mode, found)))
+    else:
+        text = "\n\n".join(_text(priced, judged, machine) for priced, judged in found)
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    if trace is not None:
+        from moe_triton.tools.cli.model.plan_trace import write_trace
+
+        write_trace(trace, [priced for priced, _ in found], call.traffic, machine)
+
+
+def _text(priced: PricedPlan, judged: Judged, machine: Machine) -> str:
+    from moe_triton.tools.markdown import table
+
+    timeline = priced.timeline
+    parts = ", ".join(f"{name} {us:.1f}" for name, us in timeline.parts.items())
+    hangs = "; ".join(
+        f"{each.name} ({each.at_low:.1f} to {each.at_high:.1f} us, elasticity {each.elasticity:.2f})"
+        for each in judged.sensitivities[:MOST_SHOWN]
+    )
+    return "\n\n".join(
+        (
+            f"{priced.plan.operator}: {priced.us:.1f} us, between {judged.value - judged.below:.1f} and "
+            f"{judged.value + judged.above:.1f}; floor {priced.floor_us:.1f} us "
+            f"({priced.floor.local_bytes / 1e3:.0f} KB here, {priced.floor.remote_bytes / 1e3:.0f} KB sent)",
+            table(STEP_HEADINGS, [_row(span, machine) for span in timeline.spans]),
+            f"The time is made of, in us: {parts}. A host that waits for its end sees "
+            f"{priced.seen_by_host_us(machine):.1f} us.",
+            f"It depends most on: {hangs}",
+        )
+    )
+
+
+def _row(span: Span, machine: Machine) -> tuple[object, ...]:
+    from moe_triton.model.floor import floor_of_cost
+
+    cost = span.cost
+    return (
+        f"{'& ' if span.launch.alongside else ''}{span.stream}",
+        span.launch.step,
+        f"{span.launch.kernel.name} x {span.launch.blocks}",
+        f"{span.begin_us:.1f}",
+        f"{cost.us:.1f}",
+        cost.bound,
+        f"{span.waited_us:.1f}",
+        f"{(cost.read + cost.written) / 1e3:.1f}",
+        f"{cost.sent / 1e3:.1f}",
+        f"{floor_of_cost(cost).us(machine):.2f}",
+    )
+
+
+def document(
+    sizes: Sizes, machine: Machine, mode: Mode, found: list[tuple[PricedPlan, Judged]]
+) -> dict[str, Any]:
+    """Everything that the model says of a call, as JSON's types."""
+    operators = {priced.plan.operator: _operator(priced, judged, machine) for priced, judged in found}
+    return {"machine": machine.name, "mode": mode, **asdict(sizes), "operators": operators}
+
+
+def _operator(priced: PricedPlan, judged: Judged, machine: Machine) -> dict[str, Any]:
+    from moe_triton.model.floor import floor_of_cost
+
+    timeline = priced.timeline
+    spans = [
+        {
+            "step": span.launch.step,
+            "kernel": span.launch.kernel.name,
+            "blocks": span.launch.blocks,
+            "alongside": span.launch.alongside,
+            "stream": span.stream,
+            "begin_us": span.begin_us,
+            "end_us": span.end_us,
+            "launch_us": span.launch_us,
+            "event_us": span.event_us,
+            "waited_us": span.waited_us,
+            "follows": span.follows,
+            "us": span.cost.us,
+            "bound": span.cost.bound,
+            "parts_us": dict(span.cost.parts),
+            "detail_cycles": dict(span.cost.detail),
+            "read_bytes": int(span.cost.read),
+            "written_bytes": int(span.cost.written),
+            "sent_bytes": int(span.cost.sent),
+            "floor_us": floor_of_cost(span.cost).us(machine),
+        }
+        for span in timeline.spans
+    ]
+    return {
+        "us": priced.us,
+        "seen_by_host_us": priced.seen_by_host_us(machine),
+        "low_us": judged.value - judged.below,
+        "high_us": judged.value + judged.above,
+        "floor_us": priced.floor_us,
+        "floor": {key: int(value) for key, value in asdict(priced.floor).items()},
+        "parts_us": timeline.parts,
+        "critical": list(timeline.critical),
+        "launches": spans,
+        "sensitivities": [
+            {
+                "constant": each.name,
+                "kind": each.constant.kind,
+                "elasticity": each.elasticity,
+                "low_us": each.at_low,
+                "high_us": each.at_high,
+            }
+            for each in judged.sensitivities
+        ],
+    }

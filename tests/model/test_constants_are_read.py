@@ -1,0 +1,67 @@
+"""Every constant of the data file decides some answer: what nobody reads has no place there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from moe_triton.model import a2
+from moe_triton.model.body import body_of
+from moe_triton.model.constants import Machine, machine_named
+from moe_triton.model.prices import Call, Sizes
+from moe_triton.model.published import ROWS, predict
+from moe_triton.model.pulls import with_pulls
+from moe_triton.model.remembered import Remembered
+from moe_triton.model.sensitivity import constants_read
+from moe_triton.model.timeline import Mode
+
+SIZES = Sizes(ranks=32, tokens=16)
+NOT_OF_PLANS = {
+    "call_overhead_us"
+}  # what a host waits for after a call; `moe-triton model calibrate` takes it off
+
+
+def _reads_of_plans(sizes: Sizes, mode: Mode) -> frozenset[str]:
+    call = Call(sizes, sizes.traffic(), Remembered(with_pulls(body_of)))
+    machine = machine_named("A3")
+
+    def total(tried: Machine) -> float:
+        return sum(call.priced(variant, tried, mode).us for variant in sizes.variants())
+
+    return constants_read(total, machine)
+
+
+def _reads_of_a2(scheme: str) -> frozenset[str]:
+    flow = a2.mean_flow(servers=2, cards=8, tokens=16, topk=8, servers_per_token=2)
+
+    def cost(machine: Machine) -> float:
+        return sum(
+            a2.operator_cost(scheme, operator, flow, machine, row_bytes=14336).us
+            for operator in ("dispatch", "combine")
+        )
+
+    return constants_read(cost, machine_named("A2"))
+
+
+@pytest.fixture(scope="module")
+def read() -> frozenset[str]:
+    found = [
+        _reads_of_plans(SIZES, "graph"),
+        _reads_of_plans(SIZES, "stream"),
+        _reads_of_plans(replace(SIZES, comm_alg="fullmesh_v2"), "stream"),
+        _reads_of_plans(replace(SIZES, parts=2), "stream"),
+        *(constants_read(partial(predict, row), machine_named(row.product)) for row in ROWS),
+        *(_reads_of_a2(scheme) for scheme in a2.SCHEMES),
+    ]
+    return frozenset().union(*found)
+
+
+@pytest.mark.parametrize("product", ["A2", "A3"])
+def test_every_constant_is_read(product: str, read: frozenset[str]) -> None:
+    assert machine_named(product).constants.keys() - read == NOT_OF_PLANS
+
+
+def test_nothing_else_is_read(read: frozenset[str]) -> None:
+    assert read <= machine_named("A2").constants.keys() | machine_named("A3").constants.keys()

@@ -1,0 +1,131 @@
+"""``moe-triton model plan`` and ``model prices``, as a user meets them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from moe_triton.model.constants import machine_named
+from moe_triton.tools.cli.app import app
+
+# Small rows: what the compiler makes of them is soon replayed.
+SMALL = "--ranks", "8", "--tokens", "8", "--hidden", "1024", "--experts", "16", "--topk", "4"
+# The package has its command under the same name.
+module = import_module("moe_triton.tools.cli.model.plan")
+COMM_ALGS = "fullmesh_v1", "fullmesh_v2", "direct"
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["model", *arguments], catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def document(*arguments: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run("plan", *SMALL, "--json", *arguments))
+    return found
+
+
+@pytest.mark.parametrize("comm_alg", COMM_ALGS)
+def test_every_scheme_is_priced_step_by_step(comm_alg: str) -> None:
+    found = document("--comm-alg", comm_alg, "--mode", "stream")
+    assert (found["comm_alg"], found["ranks"], found["mode"]) == (comm_alg, 8, "stream")
+    for operator in found["operators"].values():
+        assert operator["us"] == pytest.approx(sum(operator["parts_us"].values()))
+        assert operator["low_us"] < operator["us"] < operator["high_us"]
+        assert operator["us"] > operator["floor_us"] > 0
+        assert operator["seen_by_host_us"] > operator["us"]
+        launches = operator["launches"]
+        assert all(a["end_us"] <= b["begin_us"] for a, b in pairwise(launches))  # on one stream
+        for launch in launches:
+            assert launch["us"] == pytest.approx(sum(launch["parts_us"].values()))
+            assert launch["us"] >= launch["floor_us"] * (1 - 1e-9)
+        swings = [abs(each["high_us"] - each["low_us"]) for each in operator["sensitivities"]]
+        assert swings == sorted(swings, reverse=True)
+        assert swings[2] > 0
+
+
+def test_the_text_says_the_same_as_the_document() -> None:
+    output, found = run("plan", *SMALL), document()
+    for name, operator in found["operators"].items():
+        assert f"{name}: {operator['us']:.1f} us, between {operator['low_us']:.1f} and" in output
+        for launch in operator["launches"]:
+            assert f"| {launch['kernel']} x {launch['blocks']} | {launch['begin_us']:.1f} |" in output
+        for each in operator["sensitivities"][: module.MOST_SHOWN]:
+            assert f"{each['constant']} ({each['low_us']:.1f} to" in output
+
+
+def test_parts_run_on_two_streams() -> None:
+    launches = document("--parts", "2")["operators"]["dispatch"]["launches"]
+    assert [launch["step"] for launch in launches].count("pack") == 2
+    assert {launch["stream"] for launch in launches} == {"compute", "communication"}
+    assert [launch["alongside"] for launch in launches].count(True) == 1
+
+
+def test_a_trace_has_streams_and_pipes(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    run("plan", *SMALL, "--parts", "2", "--trace", str(path))
+    events = json.loads(path.read_text())["traceEvents"]
+    threads = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    spans = [e for e in events if e["ph"] == "X"]
+    assert {threads[e["tid"]] for e in spans} >= {"compute", "communication", "slowest core: MTE2"}
+    for tid in threads:
+        mine = sorted((e for e in spans if e["tid"] == tid), key=lambda e: e["ts"])
+        assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-6 for a, b in pairwise(mine)), threads[tid]
+    launched = [(e["name"], e["ts"], e["ts"] + e["dur"]) for e in spans if threads[e["tid"]] == "compute"]
+    pipes = [e for e in spans if e["cat"] == "pipe"]
+    assert {e["args"]["of"] for e in pipes} >= {"pack", "arrange", "sum"}
+    for e in pipes:
+        assert any(
+            name == e["args"]["of"] and begin - 1e-6 <= e["ts"] and e["ts"] + e["dur"] <= end + 1e-6
+            for name, begin, end in launched
+        )
+
+
+def test_a_file_of_constants_is_another_machine(tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    machine = machine_named("A3").replaced({"launch_graph_us": 14})
+    path.write_text(machine.to_json())
+    slow, usual = (document(*options)["operators"] for options in (("--machine", str(path)), ()))
+    for operator in ("dispatch", "combine"):
+        launches = len(usual[operator]["launches"])
+        assert slow[operator]["us"] == pytest.approx(usual[operator]["us"] + 10 * launches)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--comm-alg", "direct"], "cannot be captured"),
+        (["--machine", "A2"], "plans of an NPU are there for A3 only"),
+        (["--machine", "no/such/file"], "or a file"),
+        (["--experts", "9"], "num_experts"),
+        (["--quantize", "int9"], "quantize"),
+        (["--parts", "99"], "parts"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: list[str], said: str) -> None:
+    assert said in run("plan", *SMALL, *options, code=2)
+
+
+def test_prices_are_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TABLE_RANKS", (8, 16))
+    monkeypatch.setattr(module, "TABLE_TOKENS", (8,))
+    lines = list(csv.reader(run("prices", "--csv").splitlines()))
+    assert tuple(lines[0]) == module.PRICE_HEADINGS
+    assert [line[:3] for line in lines[1:]] == [
+        [ranks, "8", rows] for ranks in ("8", "16") for rows in ("int8", "bf16")
+    ]
+    for line in lines[1:]:
+        graph, stream, floor, combine_graph, combine_stream, combine_floor = map(float, line[3:])
+        assert floor < graph < stream
+        assert combine_floor < combine_graph < combine_stream
+    assert f"| {' | '.join(lines[1])} |" in run("prices")
+    direct = list(csv.reader(run("prices", "--csv", "--comm-alg", "direct").splitlines()))
+    assert [line[3] for line in direct[1:]] == [""] * 4  # no graph may hold it
