@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from moe_triton.model.constants import machine_named
 from moe_triton.tools.cli.app import app
 
 SMALL = ["--tokens", "16", "--ranks", "4", "--experts", "32", "--blocks", "4"]
@@ -32,7 +33,7 @@ def test_what_takes_the_time_is_named() -> None:
 
 
 def test_the_same_as_json() -> None:
-    found = json.loads(run("pack/bf16-h7168", *SMALL, "--json", "--machine", "A2"))
+    found = json.loads(run("pack/bf16-h7168", *SMALL, "--json", "--soc", "A2"))
     assert (found["case"], found["blocks"], found["machine"]) == ("pack/bf16-h7168", 4, "A2")
     assert sum(found["parts"].values()) == pytest.approx(found["cycles"])
     assert found["us"] == pytest.approx(found["cycles"] / 1850)
@@ -61,8 +62,20 @@ def test_a_trace_has_every_pipe(tmp_path: Path) -> None:
     [
         (["nothing"], "kernel is 'nothing'"),
         (["pack/exotic"], "exotic"),
-        (["pack", "--machine", "A9"], "machine is 'A9'"),
+        (["pack", "--soc", "A9"], "soc is 'A9'"),
+        (["pack", "--machine", "nowhere.json"], "machine is 'nowhere.json'"),
+        (["pack", "--soc", "950", "--machine", "A3"], "950"),
+        (["pack", *SMALL, "--trace", "/nowhere/at/all.json"], "trace"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: list[str], told: str) -> None:
     assert told in run(*arguments, code=1)
+
+
+def test_constants_may_be_measured_ones(tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    path.write_text(machine_named("A3").measured({"scalar_global_cycles": 3500}, "a test").to_json())
+    slow, usual = (
+        json.loads(run("arrange/h1024", *SMALL, "--json", *more)) for more in (["--machine", str(path)], [])
+    )
+    assert slow["parts"]["scalar loads"] > 5 * usual["parts"]["scalar loads"]
