@@ -35,6 +35,8 @@ QUICK = (
     "tests/gate/test_costs.py",
     "tests/gate/test_stream.py",
     "tests/model/test_constants.py",
+    "tests/model/test_replay_pipes.py",
+    "tests/model/test_replay_programs.py",
     "tests/model/test_floor.py",
     "tests/model/test_sensitivity.py",
     "tests/model/test_timeline.py",

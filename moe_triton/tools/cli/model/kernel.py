@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 def kernel(
     case: Annotated[str, typer.Argument(help="a kernel, or a case of the compiler gate's table")],
-    machine: Annotated[str, typer.Option(help="A2 or A3")] = "A3",
+    soc: Annotated[str, typer.Option(help="chip, or its product: A2 or A3")] = "A3",
+    machine: Annotated[str, typer.Option(help="file that a selftest wrote; what is assumed if none")] = "",
     tokens: Annotated[int, typer.Option(help="of this rank", min=8)] = 128,
     ranks: Annotated[int, typer.Option(help="of the group", min=1)] = 16,
     experts: Annotated[int, typer.Option(help="of all ranks", min=1)] = 256,
@@ -32,26 +33,28 @@ def kernel(
 
     from moe_triton.core.errors import MoeTritonError
     from moe_triton.kernels import Case, Sizes
-    from moe_triton.model.constants import machine_named
     from moe_triton.model.replay import case as cases
     from moe_triton.npu_compiler.socs import soc_named
+    from moe_triton.runtime.trace import TraceFile
+    from moe_triton.tools.cli.model.cluster import machine_of
     from moe_triton.tools.gate.families import parse_case
 
     console = Console()
     try:
-        constants = machine_named(machine)
+        chip = soc_named(soc)
+        constants = machine_of(machine or chip.product)
         family, shape = parse_case(case)
         sizes = Sizes(tokens=tokens, num_experts=experts, num_ranks=ranks, unrouted=0.0, first_token=0)
         one = Case(family, shape, sizes)
         num_blocks = blocks or int(constants.cores)
-        soc = soc_named(machine)
-        found = cases.replay_case(one, soc.name, constants, num_blocks, with_spans=trace is not None)
+        found = cases.replay_case(one, chip.name, constants, num_blocks, with_spans=trace is not None)
+        if trace is not None:
+            file = TraceFile(trace)
+            file.start(is_first=True)
+            file.add(cases.trace_events(found.slowest, constants, one.name))
     except MoeTritonError as error:
         console.print(str(error), style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
-    if trace is not None:
-        events = cases.trace_events(found.slowest, constants, one.name)
-        trace.write_text(json.dumps({"displayTimeUnit": "ns", "traceEvents": events}))
     if as_json:
         typer.echo(json.dumps({"case": one.name, "blocks": num_blocks, **cases.as_json(found, constants)}))
     else:
@@ -61,8 +64,9 @@ def kernel(
 def _print(name: str, blocks: int, found: Replayed, machine: Machine, console: Console) -> None:
     replay, us = found.slowest, 1e-3 / machine.clock_ghz
     told = (
-        f"{name} on {blocks} cores of {machine.name}: {replay.cycles:.0f} cycles, {replay.cycles * us:.2f} us",
-        f"on the slowest core, bound by {replay.bound}. {replay.turns} turns of its longest loop,",
+        f"{name} on {blocks} cores of {machine.name}: {replay.cycles:.0f} cycles,",
+        f"{replay.cycles * us:.2f} us on the slowest core, bound by {replay.bound}.",
+        f"{replay.turns} turns of its longest loop,",
         f"{replay.cycles_per_turn:.0f} cycles each. {found.read} bytes read and {found.written} written by",
         f"all cores, of which {found.active} copy, {found.bytes_per_cycle:.1f} bytes a cycle each.",
     )
