@@ -150,10 +150,11 @@ def _replay(launch: _Launch, machine: Machine, with_spans: bool) -> Replayed:
 
 
 def _not_below(replay: Replay, cycles: float) -> Replay:
-    """A replay in which pipes also wait for the memory that all cores share."""
+    """A replay in which pipes also wait for the memory that all cores share, each turn as long."""
+    slope = max(replay.cycles_per_turn, cycles / replay.turns if replay.turns else 0.0)
     missing = cycles - replay.cycles
     if missing <= 0:
-        return replay
+        return replace(replay, cycles_per_turn=slope)
     stalls = {pipe: {**causes, BYTES: missing} for pipe, causes in replay.stalls.items()}
     parts = {**replay.parts, BYTES: replay.parts[BYTES] + missing}
-    return replace(replay, cycles=cycles, parts=parts, stalls=stalls)
+    return replace(replay, cycles=cycles, parts=parts, stalls=stalls, cycles_per_turn=slope)
