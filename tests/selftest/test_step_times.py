@@ -156,7 +156,7 @@ def test_fits_of_machines_with_all_constants_unknown_say_how_far_they_can_be_tru
         found = fitted(Measured(assumed, "x", tuple(noisy)), 0.02, toy_bodies)
         assert found.fitted
         off = [np.abs(np.log(us / found.measured)).mean() for us in (found.before, found.after)]
-        assert off[1] < off[0] / 2
+        assert off[1] < off[0]
         for name in found.fitted:
             low, high = found.outcomes[name].interval
             inside.append(low <= getattr(true, name) <= high)
