@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe_triton.core.errors import ArgumentError
+from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.model import a2, cluster_a2, fused
 from moe_triton.model.cluster import OPERATORS, Load, Setting, plans, price
-from moe_triton.model.constants import machine_named
+from moe_triton.model.constants import Machine, machine_named
+from moe_triton.model.cost import Body, Cost, Work
 from moe_triton.model.pulls import with_pulls
+from moe_triton.model.remembered import OfArguments
 from moe_triton.model.routing import KINDS
 from moe_triton.model.timeline import walk_ranks
 from moe_triton.model.topology import tiers
@@ -183,3 +188,32 @@ class TestA2:
         with pytest.raises(ArgumentError) as error:
             cluster_a2.price(Setting(**{**usual, **change}), A2)
         assert error.value.argument == argument
+
+
+class TestOfArguments:
+    """A kernel is priced once for all ranks that bring the same."""
+
+    def test_the_same_arguments_are_priced_once(self) -> None:
+        seen: list[tuple[str, int]] = []
+
+        def counted(kernel: AscendCKernel | TritonKernel) -> Body:
+            def body(work: Work, machine: Machine) -> Cost:
+                seen.append((kernel.name, work.traffic.rank))
+                return simple_bodies(kernel)(work, machine)
+
+            return body
+
+        setting = _small("fullmesh_v1", 8)
+        plain = price(setting, MACHINE, counted)
+        ranks, seen[:] = len(plain.walked), []
+        assert price(setting, MACHINE, OfArguments(counted)) == plain
+        names = Counter(name for name, _ in seen)
+        assert ranks > 2
+        # pack has the same numbers on all ranks and no table; route has each rank's experts; and Ascend C
+        # kernels ask for the traffic, whatever their arguments are.
+        assert (names["pack"], names["route"], names["dispatch_send"]) == (1, ranks, ranks)
+
+    def test_another_machine_is_priced_again(self) -> None:
+        setting, bodies = _small("fullmesh_v1", 8, 64), OfArguments(simple_bodies)
+        slower = MACHINE.replaced({"stream_bytes_per_cycle": 9.0})
+        assert price(setting, slower, bodies).us > price(setting, MACHINE, bodies).us

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import io
 import json
 from collections.abc import Sequence
@@ -20,8 +19,9 @@ if TYPE_CHECKING:
     from moe_triton.model.cluster import Point, Setting
     from moe_triton.model.constants import Machine
     from moe_triton.model.crossings import Crossing
+    from moe_triton.model.remembered import Bodies
 
-SCHEMES_HELP = "schemes, with commas between; all of the machine's if not given"
+SCHEMES_HELP = "schemes, with commas between; if not given, all that may be launched so"
 QUANTIZE_HELP = "how dispatched rows travel: as EPBuffer.dispatch takes it, or none"
 CSV_HEADINGS = (
     "scheme",
@@ -58,7 +58,9 @@ def cluster(
 ) -> None:
     """Price schemes on groups of sampled routing: the slowest rank, the imbalance, where lines cross."""
     from moe_triton.core.errors import ArgumentError
+    from moe_triton.model.body import body_of
     from moe_triton.model.cluster import Setting
+    from moe_triton.model.remembered import OfArguments
 
     console = Console()
     try:
@@ -79,11 +81,10 @@ def cluster(
             top_groups=top_groups,
             exponent=exponent,
         )
-        sizes = [(ranks, count) for ranks in _numbers("ep", ep) for count in _numbers("tokens", tokens)]
-        settings = [replace(first, ranks=r, tokens=count, experts=experts) for r, count in sizes]
-        points = [
-            point for one in settings for point in price_schemes(one, _schemes(product, comm_alg), used)
-        ]
+        groups_of = [(ranks, count) for ranks in _numbers("ep", ep) for count in _numbers("tokens", tokens)]
+        settings = [replace(first, ranks=r, tokens=count, experts=experts) for r, count in groups_of]
+        schemes, bodies = _schemes(product, mode, comm_alg), OfArguments(body_of)
+        points = [point for one in settings for point in price_schemes(one, schemes, used, bodies)]
     except ArgumentError as error:
         console.print(f"[red]{error}[/red]")
         raise typer.Exit(2) from None
@@ -118,15 +119,13 @@ def machine_of(name: str) -> Machine:
         raise ArgumentError("machine", repr(name), rule, "Name a file of Machine.to_json().") from None
 
 
-def price_schemes(setting: Setting, schemes: Sequence[str], machine: Machine) -> list[Point]:
+def price_schemes(setting: Setting, schemes: Sequence[str], machine: Machine, bodies: Bodies) -> list[Point]:
     """The same group and routing by each scheme; one that no graph may hold is launched by the host."""
     from moe_triton.model import cluster, cluster_a2
-    from moe_triton.model.remembered import Remembered
 
     ids = setting.draw()
     if setting.product == "A2":
         return [cluster_a2.price(replace(setting, scheme=scheme), machine, ids) for scheme in schemes]
-    bodies = Remembered(importlib.import_module("moe_triton.model.body").body_of)
     found = []
     for scheme in schemes:
         one = replace(setting, scheme=scheme)
@@ -230,13 +229,15 @@ def _name(point: Point) -> str:
     return point.setting.scheme if point.setting.mode == "graph" else f"{point.setting.scheme} (stream)"
 
 
-def _schemes(product: str, given: str) -> list[str]:
+def _schemes(product: str, mode: str, given: str) -> list[str]:
+    """The schemes named, or all of the product that may be launched so."""
     from moe_triton.model.a2 import SCHEMES as CLOSED_FORMS
     from moe_triton.schemes import SCHEMES
 
     if given:
         return [name.strip() for name in given.split(",")]
-    return list(SCHEMES.get(product, CLOSED_FORMS))
+    known = list(SCHEMES.get(product, CLOSED_FORMS))
+    return [name for name in known if mode == "stream" or name != "direct"]
 
 
 def _numbers(argument: str, given: str) -> list[int]:

@@ -31,22 +31,22 @@ def _panels(figure: Any, points: Sequence[Point], along: str, across: str) -> No
     columns = min(len(values), MOST_IN_A_ROW)
     rows = -(-len(values) // columns)
     figure.set_size_inches(max(PANEL_WIDTH * columns, 7.5), PANEL_HEIGHT * rows + 0.7)
-    axes = figure.subplots(rows, columns, squeeze=False, sharey=True).flat
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten()
     for axis, value in zip(axes, values, strict=False):
         _lines(axis, [point for point in points if getattr(point.setting, across) == value], along)
         axis.set_title(f"{'EP' if across == 'ranks' else 'BS'} {value}")
         axis.set_xlabel(SIZES[along])
-    for axis in list(axes)[len(values) :]:
+    for axis in axes[len(values) :]:
         axis.set_visible(False)
-    for row in range(rows):
-        figure.axes[row * columns].set_ylabel("us, slowest rank")
-    handles, labels = figure.axes[0].get_legend_handles_labels()
+    for axis in axes[::columns]:
+        axis.set_ylabel("us, slowest rank")
+    handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(STYLES), frameon=False)
 
 
 def _lines(axis: Any, points: Sequence[Point], along: str) -> None:
     schemes = list(dict.fromkeys(point.setting.scheme for point in points))
-    for scheme, colour in zip(schemes, COLOURS, strict=False):
+    for number, scheme in enumerate(schemes):
         of = sorted(
             (point for point in points if point.setting.scheme == scheme),
             key=lambda point: int(getattr(point.setting, along)),
@@ -58,11 +58,15 @@ def _lines(axis: Any, points: Sequence[Point], along: str) -> None:
                 line,
                 marker=marker,
                 markersize=3,
-                color=colour,
+                color=COLOURS[number],
+                # The same operator of two schemes may take the same: the first one shows around the others.
+                linewidth=1.2 + 1.6 * (len(schemes) - 1 - number),
                 label=f"{scheme}, {operator}",
             )
     sizes = sorted({getattr(point.setting, along) for point in points})
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.set_xticks(sizes, [str(size) for size in sizes])
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter("{x:g}")
     axis.grid(visible=True, which="major", axis="y", linewidth=0.4, alpha=0.6)
