@@ -40,6 +40,7 @@ FULLMESH = {
     "row_per_result": Case(tokens=(9, 10), blocks=3, topk=4, row_per_result=True),
     "many_scales": Case(tokens=(5, 8), blocks=3, topk=3, scaled=True, num_scales=9, hidden=96),
     "full_wait": Case(tokens=(5, 8, 2), blocks=2, topk=3, full_wait=True, timed=True),
+    "many_results": Case(tokens=(3, 2), blocks=2, topk=40, experts_per_rank=24, hidden=32),
     "many_ranks": Case(tokens=(4,) * 18, blocks=4, topk=6, experts_per_rank=4),
     "many_blocks": Case(tokens=(40, 16), blocks=48, topk=8, experts_per_rank=16, hidden=128),
     "tables_in_chunks": Case(tokens=(300, 150), blocks=2, topk=8, experts_per_rank=8, hidden=32, timed=True),
@@ -57,7 +58,7 @@ INBAND = {
     "several_launches": Case(tokens=(9, 10), blocks=3, topk=4, launches=3, row_per_result=True),
     "many_rows": Case(tokens=(300, 200), blocks=2, topk=8, experts_per_rank=8, hidden=32, timed=True),
     "entries_in_chunks": Case(tokens=(2, 3), blocks=1, experts_per_rank=1100, hidden=32, timed=True),
-    "row_in_pieces": Case(tokens=(2, 3), blocks=2, hidden=48 * 1024, scaled=True),
+    "row_in_pieces": Case(tokens=(7, 8), blocks=1, hidden=48 * 1024, scaled=True),
 }
 DIRECT = {
     "plain": DirectCase(tokens=(7, 9), blocks=3, topk=3, experts_per_rank=4),
