@@ -24,6 +24,7 @@ Predict = Callable[[Machine, M], float]
 NOISE = 0.02
 """Times are taken to repeat within 2 %, unless they do not fit any better than that."""
 
+ENOUGH = 1e-3  # of the sum of squares: no fit to times with noise is worth another step for less
 DEVIATIONS = 2  # to each side: 95 % of a normal distribution
 HALF = 0.5  # a constant is determined if the times leave no more than this of what was unknown of it
 ALIKE = 0.9  # correlation from which on two constants cannot be told apart
@@ -110,18 +111,16 @@ def calibrate(
     if not len(measured) or not (measured > 0).all() or not np.isfinite(measured).all():
         raise ArgumentError("us", us, "there must be times, all above 0", "Pass what a selftest measured.")
     model = _Model(machine, measurements, measured, predict)
-    before, at = model.widths, model.start
-    spread = model.spread(at, (), noise)
-    chosen = [name for name in model.names if spread.deviation[name] <= HALF * before[name]]
+    slopes = model.slopes(model.start)
+    chosen = model.kept(model.determined(slopes, noise), slopes, noise)
     while True:
         at = model.fit(chosen)
-        left = model.residuals(at)
-        sigma = float(np.sqrt(left @ left / max(1, len(left) - len(chosen))))
-        spread = model.spread(at, chosen, max(noise, sigma))
-        worst = max(chosen, key=lambda name: spread.deviation[name] / before[name], default=None)
-        if worst is None or spread.deviation[worst] <= HALF * before[worst]:
-            return model.calibration(at, chosen, spread, where)
-        chosen.remove(worst)
+        left, slopes = model.residuals(at), model.slopes(at)
+        sigma = max(noise, float(np.sqrt(left @ left / max(1, len(left) - len(chosen)))))
+        kept = model.kept(chosen, slopes, sigma)
+        if kept == chosen:
+            return model.calibration(at, chosen, slopes, sigma, where)
+        chosen = kept
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,6 @@ class _Spread:
 
     deviation: Mapping[str, float]
     alike: Mapping[str, str]
-    slopes: np.ndarray
 
 
 class _Model(Generic[M]):
@@ -169,22 +167,44 @@ class _Model(Generic[M]):
         """The best values of some constants, the others as they were."""
         found = self.start.copy()
         if chosen:
-            best = fit(self.predicted, self.measured, {name: self.machine.constants[name] for name in chosen})
+            constants = {name: self.machine.constants[name] for name in chosen}
+            best = fit(self.predicted, self.measured, constants, ENOUGH)
             index = [self.names.index(name) for name in best.values]
             found[index] = np.log(list(best.values.values())).clip(self.low[index], self.high[index])
         return found
 
-    def spread(self, at: np.ndarray, chosen: Sequence[str], sigma: float) -> _Spread:
-        """What the times leave unknown, where nothing else is known of the other constants than their ranges.
+    def slopes(self, at: np.ndarray) -> np.ndarray:
+        """(m, n) derivatives of `residuals`."""
+        if not self.names:
+            return np.zeros((len(self.measured), 0))
+        return slopes_of(self.residuals, at, self.residuals(at))
+
+    def determined(self, slopes: np.ndarray, sigma: float) -> list[str]:
+        """What the times determine, if nothing else is known of the other constants than their ranges."""
+        spread = self.spread(slopes, (), sigma)
+        return [name for name in self.names if spread.deviation[name] <= HALF * self.widths[name]]
+
+    def kept(self, chosen: Sequence[str], slopes: np.ndarray, sigma: float) -> list[str]:
+        """Those whose fit is worth it, with the others as they were: the worst ones leave, one at a time."""
+        kept = list(chosen)
+        while kept:
+            deviation = self.spread(slopes, kept, sigma).deviation
+            worst = max(kept, key=lambda name: deviation[name] / self.widths[name])
+            if deviation[worst] <= HALF * self.widths[worst]:
+                break
+            kept.remove(worst)
+        return kept
+
+    def spread(self, slopes: np.ndarray, chosen: Sequence[str], sigma: float) -> _Spread:
+        """What the times leave unknown, where nothing else is known of constants than their ranges.
 
         Args:
-            at: where.
-            chosen: what was fitted; the others are as they were, which the fit takes for true.
+            slopes: of the residuals.
+            chosen: what is fitted; the others are as they were, which the fit takes for true.
             sigma: share by which times repeat.
         """
         if not self.names:
-            return _Spread({}, {}, np.zeros((len(self.measured), 0)))
-        slopes = slopes_of(self.residuals, at, self.residuals(at))
+            return _Spread({}, {})
         widths = np.array([self.widths[name] for name in self.names])
         covariance = np.linalg.inv(slopes.T @ slopes / sigma**2 + np.diag(1 / widths**2))
         deviation = np.sqrt(np.diag(covariance))
@@ -200,40 +220,45 @@ class _Model(Generic[M]):
             fit = np.linalg.pinv(slopes[:, is_chosen])
             by_times, by_others = sigma * fit, fit @ slopes[:, ~is_chosen] * widths[~is_chosen]
             deviation[is_chosen] = np.sqrt((by_times**2).sum(axis=1) + (by_others**2).sum(axis=1))
-        return _Spread(dict(zip(self.names, deviation.tolist(), strict=True)), alike, slopes)
+        return _Spread(dict(zip(self.names, deviation.tolist(), strict=True)), alike)
 
     def calibration(
-        self, at: np.ndarray, chosen: Sequence[str], spread: _Spread, where: str
+        self, at: np.ndarray, chosen: Sequence[str], slopes: np.ndarray, sigma: float, where: str
     ) -> Calibration[M]:
         """The result, with `chosen` fitted."""
-        outcomes = {}
-        for name, entry in self.machine.constants.items():
-            outcomes[name] = (
-                self._outcome(name, float(at[self.names.index(name)]), name in chosen, spread, where)
-                if name in self.names
-                else _unmoved(entry)
-            )
+        spread = self.spread(slopes, chosen, sigma)
+        outcomes = {name: _unmoved(entry) for name, entry in self.machine.constants.items()}
+        for name, is_at, column in zip(self.names, at.tolist(), slopes.T, strict=True):
+            if name in chosen:
+                outcomes[name] = self._fitted(name, is_at, spread, where)
+            else:
+                outcomes[name] = self._left(name, column.any(), spread)
         machine = Machine(self.machine.name, {name: outcome.after for name, outcome in outcomes.items()})
-        slopes = spread.slopes[:, [self.names.index(name) for name in chosen]]
-        condition = float(np.linalg.cond(slopes)) if chosen else 1.0
+        of_chosen = slopes[:, [self.names.index(name) for name in chosen]]
+        condition = float(np.linalg.cond(of_chosen)) if chosen else 1.0
         before, after = (np.exp(self.residuals(x)) * self.measured for x in (self.start, at))
         return Calibration(machine, outcomes, self._measurements, self.measured, before, after, condition)
 
-    def _outcome(self, name: str, at: float, is_fitted: bool, spread: _Spread, where: str) -> Outcome:
+    def _fitted(self, name: str, at: float, spread: _Spread, where: str) -> Outcome:
         entry, index = self.machine.constants[name], self.names.index(name)
-        width = DEVIATIONS * spread.deviation[name]
-        interval = tuple(float(np.exp(at + sign * width)) for sign in (-1, 1))
+        interval = _interval(at, spread.deviation[name])
         value = min(max(float(np.exp(at)), entry.low), entry.high)
-        if is_fitted:
-            source = f"to {len(self.measured)} step times on {where}"
-            after = Constant(value, "fitted", source, min(interval[0], value), max(interval[1], value))
-            is_at_bound = at in (self.low[index], self.high[index])
-            return Outcome(entry, after, "fitted", (interval[0], interval[1]), is_at_bound=is_at_bound)
-        if not spread.slopes[:, index].any():
+        source = f"to {len(self.measured)} step times on {where}"
+        after = Constant(value, "fitted", source, min(interval[0], value), max(interval[1], value))
+        is_at_bound = at in (self.low[index], self.high[index])
+        return Outcome(entry, after, "fitted", interval, is_at_bound=is_at_bound)
+
+    def _left(self, name: str, is_used: bool, spread: _Spread) -> Outcome:
+        entry, alike = self.machine.constants[name], spread.alike.get(name, "")
+        if not is_used:
             return Outcome(entry, entry, "unused", (entry.low, entry.high))
-        other = spread.alike.get(name, "")
-        verdict: Verdict = "alike" if other else "weak"
-        return Outcome(entry, entry, verdict, (interval[0], interval[1]), alike=other)
+        interval = _interval(float(np.log(entry.value)), spread.deviation[name])
+        return Outcome(entry, entry, "alike" if alike else "weak", interval, alike=alike)
+
+
+def _interval(at: float, deviation: float) -> tuple[float, float]:
+    width = DEVIATIONS * deviation
+    return float(np.exp(at - width)), float(np.exp(at + width))
 
 
 def _may_move(entry: Constant) -> bool:

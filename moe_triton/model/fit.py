@@ -46,7 +46,9 @@ class Fit:
         return dict(zip(self.values, errors.tolist(), strict=True))
 
 
-def fit(predict: Predict, measured: np.ndarray, constants: Mapping[str, Constant]) -> Fit:
+def fit(
+    predict: Predict, measured: np.ndarray, constants: Mapping[str, Constant], enough: float = ENOUGH
+) -> Fit:
     """Values within their ranges whose predictions are nearest to measured times (Levenberg and Marquardt's
     steps).
 
@@ -54,6 +56,7 @@ def fit(predict: Predict, measured: np.ndarray, constants: Mapping[str, Constant
         predict: the model.
         measured: (N,) microseconds, above 0.
         constants: where to begin, and the ranges.
+        enough: share of the sum of squares; a step that gains less is the last.
     """
     low = np.log([entry.low for entry in constants.values()])
     high = np.log([entry.high for entry in constants.values()])
@@ -79,7 +82,7 @@ def fit(predict: Predict, measured: np.ndarray, constants: Mapping[str, Constant
         tried = np.clip(at + step, low, high)
         then = errors(tried)
         if then @ then < now @ now:
-            is_done = now @ now - then @ then < ENOUGH * (now @ now)
+            is_done = now @ now - then @ then < enough * (now @ now)
             at, now, damping = tried, then, damping / 5
             slopes = slopes_of(errors, at, now)
             if is_done:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,11 +10,12 @@ import torch
 from moe_triton.backends.base import Backend, Executable
 from moe_triton.core.ascendc import REPORT_WORDS
 from moe_triton.core.plan import Plan, launch
-from moe_triton.kernels import Case
+from moe_triton.kernels import Case, Sizes, kernel_cases
 from moe_triton.tools.selftest.comparison import difference
 
 # An AI core sums a row in the order of its reduction instruction, so the last bits differ from the model's.
 SUM_TOLERANCE = 2e-2
+MANY_LAUNCHES = 33  # of a plan that shows what one more launch adds
 
 
 def sums_in_its_own_order(case: Case) -> bool:
@@ -36,6 +38,14 @@ def prepare(case: Case, backend: Backend, blocks: int, launches: int = 1) -> Rea
     executable = backend.compile(Plan("kernel", 0, (step,) * launches), report, {})
     bindings = {name: tensor.clone().to(backend.device) for name, tensor in case.memory.items()}
     return ReadyCase(executable, bindings)
+
+
+def tiny_plan(backend: Backend, launches: int) -> Callable[[], int]:
+    """Runs a plan of launches of the kernel that moves the fewest bytes."""
+    cases = kernel_cases(Sizes(), 0, backend.name)
+    case = min((case for case in cases if case.bytes_moved), key=lambda case: case.bytes_moved or 0)
+    ready = prepare(case, backend, 1, launches)
+    return lambda: ready.executable.run(ready.bindings)
 
 
 def check_case(case: Case, backend: Backend, blocks: int) -> list[str]:

@@ -75,5 +75,5 @@ def checks_of(settings: Settings, ranks: int) -> list[Check]:
         *torch_npu_checks(ranks),
         *graph_checks(ranks),
         *timing_checks(settings, ranks),
-        *constant_checks(ranks),
+        *constant_checks(settings, ranks),
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 
 from moe_triton.backends.base import Backend, Executable
 from moe_triton.core import ascendc
@@ -29,12 +30,19 @@ class Wires:
         capacity: number of rows of a zone.
         wait_s: timeout of a wait, in seconds.
         blocks: blocks that send rows, None for the machine's default.
+        group: the ranks, None for all.
     """
 
     def __init__(
-        self, backend: Backend, row_bytes: int, capacity: int, wait_s: float, blocks: int | None = None
+        self,
+        backend: Backend,
+        row_bytes: int,
+        capacity: int,
+        wait_s: float,
+        blocks: int | None = None,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
-        meeting = Meeting(None, wait_s)
+        meeting = Meeting(group, wait_s)
         self.rank, self.num_ranks = meeting.rank, meeting.num_ranks
         self._backend, self._wait_us = backend, int(wait_s * 1e6)
         self._blocks = blocks or backend.num_blocks(self.num_ranks)
@@ -102,6 +110,15 @@ class Wires:
         flat = self._window.tensor()[start : start + self._capacity * stride].cpu()
         return flat.view(self._capacity, stride)[:, : self._row_bytes]
 
+    def zone_of(self, zone: int) -> torch.Tensor:
+        """(bytes,) uint8 on the device: this rank's window from a zone's first slot on."""
+        return self._window.tensor()[self._slots.offset(zone=zone) :]
+
+    @property
+    def last(self) -> Executable:
+        """What ran last, for its times."""
+        return self._last
+
     def close(self) -> None:
         """Gives the window back, once every rank is done with it."""
         self._executables.clear()
@@ -115,7 +132,8 @@ class Wires:
         if key not in self._executables:
             plan = Plan("selftest", zone, tuple(make(zone, peer) for make in makers))
             self._executables[key] = self._backend.compile(plan, self._report, self._fixed)
-        self._executables[key].run(bindings)
+        self._last = self._executables[key]
+        self._last.run(bindings)
         self._backend.synchronize()
 
     def _send(self, zone: int, peer: int) -> Launch:

@@ -17,20 +17,21 @@ from moe_triton.core import ascendc
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Hole, Plan, Value
 from moe_triton.core.trials import launch_of_zeros
-from moe_triton.kernels import Case, Shape, Sizes, families, kernel_cases
+from moe_triton.kernels import Case, Shape, Sizes, families
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.schemes import layout_of
 from moe_triton.tools.selftest.check import Check, Finding, Place
 from moe_triton.tools.selftest.checks.environment import BACKEND
 from moe_triton.tools.selftest.checks.windows import FLAGS, WRITES
-from moe_triton.tools.selftest.kernel_cases import ReadyCase, prepare
+from moe_triton.tools.selftest.cpu_probe import CONSTANTS as CPU_CONSTANTS
+from moe_triton.tools.selftest.cpu_probe import CpuProbe
+from moe_triton.tools.selftest.kernel_cases import MANY_LAUNCHES, ReadyCase, prepare, tiny_plan
 from moe_triton.tools.selftest.machine import cpu_ghz
 from moe_triton.tools.selftest.settings import HIDDEN, Settings
 from moe_triton.tools.selftest.timing import Line, fit_line, median_us, over_passes
 from moe_triton.tools.selftest.wires import Wires
 
 STAGE = "constants"
-MANY_LAUNCHES = 33
 ROW_BYTES = 2 * HIDDEN
 COPY_BYTES = tuple(1 << n for n in range(16, 27, 2))
 WRITE_ROWS = (1, 4, 16, 64, 256)
@@ -38,8 +39,9 @@ ALL_BLOCKS, ONE_BLOCK = "stream_gb_per_s", "stream_alone_gb_per_s"
 HOP = "hop_us"  # of a write to the nearest neighbour; which one that is, the product says
 
 
-def constant_checks(ranks: int) -> list[Check]:
+def constant_checks(settings: Settings, ranks: int) -> list[Check]:
     """One device first, then two of them."""
+    of_cpu = Check("work of ranks that share a CPU", STAGE, measure_cpu, ranks=ranks, needs=(WRITES,))
     return [
         Check("launches", STAGE, measure_launches, needs=(BACKEND,)),
         Check("memcpy", STAGE, measure_memcpy, needs=(BACKEND,)),
@@ -47,12 +49,13 @@ def constant_checks(ranks: int) -> list[Check]:
         Check("barrier of all cores", STAGE, measure_sync_all, ranks=ranks, needs=(FLAGS,)),
         Check("flag latency", STAGE, measure_flags, ranks=ranks, needs=(FLAGS,)),
         Check("writes to a peer", STAGE, measure_writes, ranks=ranks, needs=(WRITES,)),
+        *([of_cpu] if settings.backend == "cpu" else []),
     ]
 
 
 def measure_launches(place: Place) -> Finding:
     """The time of a plan of one nearly empty launch, and of each further launch."""
-    one, two_and_more = (_tiny_plan(place, launches) for launches in (1, MANY_LAUNCHES))
+    one, two_and_more = (tiny_plan(place.backend, launches) for launches in (1, MANY_LAUNCHES))
 
     def measure() -> dict[str, float]:
         one_us, many_us = _median_of(place, one), _median_of(place, two_and_more)
@@ -151,7 +154,7 @@ def measure_streaming(place: Place) -> Finding:
 def measure_flags(place: Place) -> Finding:
     """Consecutive barriers: flags from every rank to every rank, less the time of two launches."""
     wires = Wires(place.backend, 32, 1, place.settings.wait_s)
-    two_launches = _tiny_plan(place, 2)
+    two_launches = tiny_plan(place.backend, 2)
 
     def measure() -> dict[str, float]:
         dist.barrier()
@@ -200,6 +203,15 @@ def measure_writes(place: Place) -> Finding:
     return found
 
 
+def measure_cpu(place: Place) -> Finding:
+    """What ranks of a CPU take for each row, byte, entry and id, all at once."""
+    probe = CpuProbe(place.backend, place.rank, place.num_ranks, place.settings.wait_s)
+    try:
+        return Finding(figures=over_passes(probe.measure, CPU_CONSTANTS if probe.works else ()))
+    finally:
+        probe.close()
+
+
 class _NoLineError(Exception):
     """Times that do not grow with bytes."""
 
@@ -230,15 +242,6 @@ def _iterations(settings: Settings) -> int:
 
 def _median_of(place: Place, call: Callable[[], object]) -> float:
     return median_us(call, place.backend, _iterations(place.settings))
-
-
-def _tiny_plan(place: Place, launches: int) -> Callable[[], int]:
-    """Runs a plan of launches of the kernel that moves the fewest bytes."""
-    backend = place.backend
-    cases = kernel_cases(Sizes(), 0, backend.name)
-    case = min(cases, key=lambda case: case.bytes_moved or HIDDEN)
-    ready = prepare(case, backend, 1, launches)
-    return lambda: ready.executable.run(ready.bindings)
 
 
 def _rate_of(case: Case, ready: ReadyCase, backend: Backend, iterations: int) -> float:

@@ -1,0 +1,57 @@
+"""The constants of a CPU that ranks share: every one is measured, on as many ranks as there are cores."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+
+from moe_triton.model import cpu
+from moe_triton.model.constants import machine_named
+from moe_triton.processes import RankGroup
+from moe_triton.tools.selftest.check import Place
+from moe_triton.tools.selftest.checks import constants
+from moe_triton.tools.selftest.cpu_probe import CONSTANTS, CpuProbe
+from moe_triton.tools.selftest.settings import Settings
+
+SETTINGS = Settings(quick=True, timeout_s=60.0)
+
+
+def measured(rank: int, num_ranks: int, cores: int) -> tuple[dict[str, float], int]:
+    """A pass on a machine of so many cores, and the blocks of a kernel."""
+    backend = Place(rank, num_ranks, SETTINGS).backend
+    with mock.patch.object(type(backend), "num_blocks", lambda self, ranks: max(1, cores // ranks)):
+        probe = CpuProbe(backend, rank, num_ranks, SETTINGS.wait_s)
+        try:
+            return probe.measure(), backend.num_blocks(1)
+        finally:
+            probe.close()
+
+
+def found_by_check(rank: int, num_ranks: int) -> dict[str, float]:
+    return dict(constants.measure_cpu(Place(rank, num_ranks, SETTINGS)).figures)
+
+
+@pytest.mark.parametrize(("ranks", "cores"), [(2, 2), (3, 2), (2, 4)])
+def test_every_rank_with_a_core_measures_every_constant(ranks: int, cores: int) -> None:
+    with RankGroup(ranks) as group:
+        found = group.run(measured, cores, timeout_s=90)
+    for rank, (figures, _) in enumerate(found):
+        assert set(figures) == (set(CONSTANTS) if rank < cores else set()), rank
+        assert all(value > 0 for name, value in figures.items() if "_per_s" in name)
+        assert all(value >= 0 for value in figures.values())
+    assert found[0][0]["cpu_start_us"] > 0
+    machine_named("cpu").measured(found[0][0], "a test")
+
+
+def test_the_check_gives_each_constant_with_its_range() -> None:
+    with RankGroup(2) as group:
+        figures = group.run(found_by_check, timeout_s=90)[0]
+    for name in CONSTANTS:
+        assert figures[f"{name} low"] <= figures[name] <= figures[f"{name} high"]
+
+
+def test_what_the_model_reads_of_a_cpu_is_what_is_measured() -> None:
+    own = {name for name in machine_named("cpu").constants if name.startswith("cpu_")}
+    assert own <= set(CONSTANTS)
+    assert {*cpu.TIMES, *cpu.RATES, "flag_latency_us"} == set(CONSTANTS)
