@@ -77,10 +77,8 @@ def _tables(machine: Machine, counted: Counted) -> float:
 
 def _loop(machine: Machine, did: Counts, pipes: tuple[np.ndarray, np.ndarray, np.ndarray]) -> float:
     """Microseconds of the slowest block's double-buffered loop, from the cycles of each pipe."""
-    turns = zip(did.turns, *pipes, strict=True)
-    return max(
-        float(core_loop(machine, n, [each / n for each in cycles])) if n else 0.0 for n, *cycles in turns
-    )
+    turns = zip(did.turns.tolist(), *(cycles.tolist() for cycles in pipes), strict=True)
+    return max(core_loop(machine, n, [each / n for each in cycles]) if n else 0.0 for n, *cycles in turns)
 
 
 def _rows(work: Work, machine: Machine, counted: Counted, row_bytes: int, loop_us: float) -> dict[str, float]:

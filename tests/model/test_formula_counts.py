@@ -26,6 +26,8 @@ from tests.ascendc.driver import World
 from tests.ascendc.exchange import Exchange, ExchangeCase
 from tests.ascendc.memory import CACHE_LINE_BYTES, Guarded
 
+pytestmark = pytest.mark.long  # compiles a build of the kernels that no other test needs
+
 A3 = machine_named("A3")
 
 FULLMESH = {
