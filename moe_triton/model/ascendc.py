@@ -289,6 +289,18 @@ FORMULAS: dict[str, Body] = {
 }
 
 COUNTS: dict[str, Callable[[Work], Counted]] = {
-    name: getattr(ascendc_waits if hasattr(ascendc_waits, name) else ascendc_sends, name) for name in FORMULAS
+    counts.__name__: counts
+    for counts in (
+        ascendc_sends.dispatch_send,
+        ascendc_sends.counts_send,
+        ascendc_sends.direct_send,
+        ascendc_waits.dispatch_wait,
+        ascendc_sends.inband_send,
+        ascendc_waits.inband_receive,
+        ascendc_sends.combine_send,
+        ascendc_waits.combine_wait,
+        ascendc_sends.post_status,
+        ascendc_sends.exchange_send,
+    )
 }
 """What is priced, by kernel."""

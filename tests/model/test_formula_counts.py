@@ -45,6 +45,7 @@ FULLMESH = {
     "many_results": Case(tokens=(3, 2), blocks=2, topk=40, experts_per_rank=24, hidden=32),
     "many_ranks": Case(tokens=(4,) * 18, blocks=4, topk=6, experts_per_rank=4),
     "many_blocks": Case(tokens=(40, 16), blocks=48, topk=8, experts_per_rank=16, hidden=128),
+    "real_rows": Case(tokens=(16, 8), blocks=24, topk=8, experts_per_rank=16, hidden=7168, scaled=True),
     "tables_in_chunks": Case(tokens=(300, 150), blocks=2, topk=8, experts_per_rank=8, hidden=32, timed=True),
     "entries_in_chunks": Case(tokens=(2, 3), blocks=1, experts_per_rank=1100, hidden=32, timed=True),
     "row_in_pieces": Case(tokens=(3, 2), blocks=2, hidden=48 * 1024),
@@ -52,6 +53,7 @@ FULLMESH = {
 INBAND = {
     "one_block": Case(tokens=(3, 2), blocks=1, topk=1),
     "scales": Case(tokens=(40, 30), blocks=3, topk=3, scaled=True, absent=0.2, timed=True, hidden=300),
+    "real_rows": Case(tokens=(16, 8), blocks=24, topk=8, experts_per_rank=16, hidden=7168, scaled=True),
     "no_scales": Case(tokens=(9, 5, 7), blocks=4, hidden=241, weighted=False, experts_per_rank=3),
     "many_scales": Case(tokens=(9, 8), topk=3, scaled=True, num_scales=57, hidden=900),
     "scales_over_blocks": Case(tokens=(9, 8), topk=3, scaled=True, num_scales=150, hidden=460),
@@ -70,6 +72,7 @@ DIRECT = {
     "many_experts": DirectCase(tokens=(2, 3), blocks=1, experts_per_rank=1100, hidden=32),
     "no_rows": DirectCase(tokens=(3, 2), absent=1.0),
     "more_blocks_than_ranks": DirectCase(tokens=(3, 2), blocks=6),
+    "real_rows": DirectCase(tokens=(16, 8), blocks=24, topk=8, experts_per_rank=16, hidden=7168, scaled=True),
     "long_rows": DirectCase(tokens=(2, 3), hidden=48 * 1024),
 }
 EXCHANGE = {
