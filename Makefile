@@ -52,6 +52,8 @@ docs: $(VENV)/.installed $(VENV)/.docs docs/assets/mermaid.min.js
 	@mkdir -p build
 	$(BIN)/python -m moe_triton.limits > build/limits.md
 	mv build/limits.md docs/limits.md
+	$(BIN)/python -m moe_triton.tools.cli.model.page > build/model-figures.md
+	mv build/model-figures.md docs/model-figures.md
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # What draws the pages' pictures. Without npm, browsers fetch it themselves, and show the pictures' text where they cannot.

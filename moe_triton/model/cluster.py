@@ -15,28 +15,25 @@ theirs is computed, in closed form (`moe_triton.model.cluster_a2`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
-import torch
 
 from moe_triton.core.config import Config, Product
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.plan import Plan
 from moe_triton.core.row_formats import row_format_of
-from moe_triton.limits import check_config
 from moe_triton.model.constants import Machine
+from moe_triton.model.prices import DTYPE, Sizes
 from moe_triton.model.pulls import is_pulling, with_pulls
 from moe_triton.model.remembered import Bodies
 from moe_triton.model.routing import GROUPS, TOP_GROUPS, draw_ids
 from moe_triton.model.timeline import Mode, Timeline, walk_some
 from moe_triton.model.topology import hop_us, tiers
 from moe_triton.model.traffic import Traffic, traffic_of
-from moe_triton.operators.variants import CombineVariant, DispatchVariant
-from moe_triton.schemes import make_scheme
-from moe_triton.schemes.site import Site
+from moe_triton.operators.variants import CombineVariant
 
 MOST_RANKS = 768
 EXPERTS = 256
@@ -110,6 +107,21 @@ class Setting:
         """M."""
         return self.experts or -(-EXPERTS // self.ranks) * self.ranks
 
+    @property
+    def sizes(self) -> Sizes:
+        """As one rank's plans are priced from them; operators are in one part."""
+        return Sizes(
+            self.ranks,
+            self.tokens,
+            self.hidden,
+            self.topk,
+            self.num_experts,
+            self.quantize,
+            self.scheme,
+            routing=self.routing,
+            seed=self.seed,
+        )
+
     @cached_property
     def config(self) -> Config:
         """Of a buffer of this group, whose scheme has plans.
@@ -117,10 +129,8 @@ class Setting:
         Raises:
             ArgumentError: its sizes are none that the scheme takes.
         """
-        sizes = self.ranks, self.tokens, self.hidden, self.topk, self.num_experts
-        config = Config(*sizes, product=self.product, scheme=self.scheme, relaxed=True)
         try:
-            check_config(config)
+            config = self.sizes.config
         except ArgumentError as error:
             raise error.renamed(_NAMES) from None
         row_format_of(self.quantize, self.hidden)
@@ -288,21 +298,26 @@ def price(
     return Point(setting, operators, load.imbalance, walked)
 
 
+def may_be_captured(setting: Setting, machine: Machine) -> bool:
+    """Whether a graph may hold the scheme's operators."""
+    return not setting.sizes.scheme(machine, 0).rounds.no_graph
+
+
 def plans(setting: Setting, machine: Machine) -> dict[OperatorName, Plan]:
-    """The plans of both operators, on as many cores as the machine has."""
-    site = Site(setting.config, 0, int(machine.cores), timeout_us=1, target="npu")
-    scheme = make_scheme(site)
-    dtype = torch.bfloat16
-    dispatch = DispatchVariant(dtype, row_format_of(setting.quantize, setting.hidden), weights=False)
-    parts = {operator: site.tuning.parts(operator, setting.tokens) for operator in OPERATORS}
+    """The plans of both operators, on as many cores as the machine has.
+
+    Raises:
+        ArgumentError: the scheme's operators cannot be in a graph.
+    """
+    scheme = setting.sizes.scheme(machine, 0)
+    if setting.mode == "graph" and scheme.rounds.no_graph:
+        rule = scheme.rounds.no_graph.removesuffix(".")
+        raise ArgumentError("mode", repr(setting.mode), rule, "Or take mode 'stream'.")
+    dispatch, combine = setting.sizes.variants()
+    assert isinstance(combine, CombineVariant)
     # Where a scheme has a place for results in its window, experts leave them there.
-    combine = CombineVariant(
-        dtype, weights=True, in_place=scheme.place("results", dtype.itemsize) is not None
-    )
-    return {
-        "dispatch": scheme.whole(dispatch, 0, parts["dispatch"]),
-        "combine": scheme.whole(combine, 0, parts["combine"]),
-    }
+    combine = replace(combine, in_place=scheme.place("results", DTYPE.itemsize) is not None)
+    return {"dispatch": scheme.whole(dispatch, 0), "combine": scheme.whole(combine, 0)}
 
 
 def _row_bytes(operator: str, lines: Sequence[Timeline], traffics: Sequence[Traffic]) -> float:
@@ -314,5 +329,5 @@ def _row_bytes(operator: str, lines: Sequence[Timeline], traffics: Sequence[Traf
         total += sum(span.cost.sent for span in line.spans)
         if any(is_pulling(span.launch.kernel) for span in line.spans):
             counts = traffic.sent
-        rows += round(float(counts[is_other].sum()))
+        rows += int(counts[is_other].sum())
     return total / rows if rows else 0.0

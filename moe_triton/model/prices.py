@@ -42,9 +42,9 @@ class Sizes:
         experts: of the group.
         quantize: how rows travel, as `EPBuffer.dispatch` takes it.
         comm_alg: the scheme.
-        parts: that operators are cut into, where they can be.
-        communication_blocks: blocks that communicate while the others compute; half of them if there are
-            parts and this is None.
+        parts: that operators are cut into, where they can be; as buffers do by themselves if None.
+        communication_blocks: blocks that communicate while the others compute; if None, none of them, or half
+            of them where parts are asked for.
         routing: how experts are drawn (`moe_triton.model.routing`).
         seed: of the draw.
     """
@@ -56,7 +56,7 @@ class Sizes:
     experts: int = 256
     quantize: str | None = "int8"
     comm_alg: str = "fullmesh_v1"
-    parts: int = 1
+    parts: int | None = None
     communication_blocks: int | None = None
     routing: str = "uniform"
     seed: int = 0
@@ -71,7 +71,7 @@ class Sizes:
         sizes = self.ranks, self.tokens, self.hidden, self.topk, self.experts
         config = Config(*sizes, scheme=self.comm_alg, relaxed=True)
         check_config(config)
-        if not 1 <= self.parts <= self.tokens:
+        if self.parts is not None and not 1 <= self.parts <= self.tokens:
             rule = f"it must be 1 to the {self.tokens} tokens"
             raise ArgumentError("parts", self.parts, rule, "Name a number of parts.")
         return config
@@ -86,18 +86,24 @@ class Sizes:
 
     def scheme(self, machine: Machine, rank: int) -> Scheme:
         """How tokens travel from a rank of an NPU."""
-        blocks, each = int(machine.cores), -(-self.tokens // self.parts)
-        communication = self.communication_blocks
-        if communication is None:
-            communication = blocks // 2 if self.parts > 1 else 0
-        tuning = Tuning(each, each, communication)
+        blocks = int(machine.cores)
+        tuning = Tuning(communication_blocks=self.communication_blocks or 0)
+        if self.parts is not None:
+            each = -(-self.tokens // self.parts)
+            half = blocks // 2 if self.parts > 1 and self.communication_blocks is None else 0
+            tuning = Tuning(each, each, half or self.communication_blocks or 0)
         tuning.check(blocks)
         return make_scheme(Site(self.config, rank, blocks, TIMEOUT_US, "npu", tuning=tuning))
 
     def variants(self) -> tuple[Variant, Variant]:
-        """What dispatch and combine are specialised for: weighted results of bfloat16 tokens."""
-        row_format = row_format_of(self.quantize, self.hidden)
-        return DispatchVariant(DTYPE, row_format, weights=True), CombineVariant(DTYPE, weights=True)
+        """Dispatch of bfloat16 tokens, and combine of their weighted results.
+
+        Where a scheme has a place for results in its window, experts leave them there.
+        """
+        scheme = make_scheme(Site(self.config, 0, 1, TIMEOUT_US, "npu"))
+        in_place = scheme.place("results", DTYPE.itemsize) is not None
+        dispatch = DispatchVariant(DTYPE, row_format_of(self.quantize, self.hidden))
+        return dispatch, CombineVariant(DTYPE, weights=True, in_place=in_place)
 
 
 @dataclass(frozen=True)
@@ -155,7 +161,8 @@ class Call:
         if mode == "graph" and scheme.rounds.no_graph:
             rule = scheme.rounds.no_graph.removesuffix(".")
             raise ArgumentError("mode", repr(mode), rule, "Or take mode 'stream'.")
-        plan = scheme.whole(variant, 0, self.sizes.parts)
+        operator = "dispatch" if isinstance(variant, DispatchVariant) else "combine"
+        plan = scheme.whole(variant, 0, scheme.site.tuning.parts(operator, self.sizes.tokens))
         timeline = walk(plan, self.traffic, machine, mode=mode, bodies=self.bodies)
         floor = floor_of(variant, self.traffic)
         return PricedPlan(plan, timeline, floor, floor.us(machine))

@@ -75,6 +75,38 @@ class Remembered:
         return cost
 
 
+class OfArguments:
+    """Bodies of Triton kernels, each computed once for the same arguments: numbers, and what tables hold.
+
+    For many ranks: what their kernels do follows from their arguments alone, which are often the same.
+
+    Args:
+        bodies: of kernels, which ask Triton kernels' traffic for nothing.
+    """
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies = bodies
+        self._known: dict[Hashable, Cost] = {}
+
+    def __call__(self, kernel: AscendCKernel | TritonKernel) -> Body:
+        """The body of a kernel, with a memory if it is Triton's."""
+        return self._price if isinstance(kernel, TritonKernel) else self._bodies(kernel)
+
+    def _price(self, work: Work, machine: Machine) -> Cost:
+        arguments = tuple((name, _content(value)) for name, value in work.arguments.items())
+        key = machine, work.kernel, work.blocks, arguments
+        if key not in self._known:
+            self._known[key] = self._bodies(work.kernel)(work, machine)
+        return self._known[key]
+
+
+def _content(value: int | tuple[int, ...] | Table) -> Hashable:
+    """A number as it is, a table as what it holds."""
+    if not isinstance(value, Table):
+        return value
+    return Table, None if value.values is None else (value.values.dtype.str, value.values.tobytes())
+
+
 def _note(machine: Machine, names: set[str] | dict[str, Constant]) -> None:
     if isinstance(machine, NotedMachine):
         machine.read.update(names)

@@ -28,6 +28,8 @@ def kernel_function(kernel: TritonKernel, soc: Soc) -> Operation:
         ToolchainError: Triton or the compiler rejects it, a tool is missing, or the module has no such
             function.
     """
+    if soc.is_outlook:
+        raise ToolchainError(f"modules for {soc.name} are of dialects that are not read here")
     text = npu_ir(kernel)
     compiled = compile_ir(text, soc)
     if not compiled.module:

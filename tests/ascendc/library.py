@@ -78,7 +78,8 @@ def build(*, strict: bool, patches: Sequence[Patch] = ()) -> Path:
     library = BUILDS / f"{digest}.so"
     if library.exists():
         return library
-    parsed = _parsed_emulation(options, texts) if patches else []
+    changes_emulation = any(patch.file.startswith("emulation/") for patch in patches)
+    parsed = _parsed_emulation(options, texts) if patches and not changes_emulation else []
     return _compile(texts, [*options, *parsed, "-xc++", "launch/moe_kernels.asc"], library)
 
 
@@ -192,7 +193,10 @@ class Library:
                 cell[0] = arguments["zone"]
                 # Who does not look there takes the other one.
                 arguments |= {"zone": 1 - int(cell[0]), "zone_at": cell}
-        words = pack(BY_NAME[name], {**arguments, "report": report})
+        self._run(name, blocks, {**arguments, "report": report})
+        return report
+
+    def _run(self, name: str, blocks: int, arguments: dict[str, object]) -> None:
+        words = pack(BY_NAME[name], arguments)
         if getattr(self._library, f"moe_{name}")(blocks, None, address(words)) != 0:
             raise LaunchError(f"{name}: {self._library.moe_last_error().decode()}")
-        return report

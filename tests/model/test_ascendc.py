@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from moe_triton.core import ascendc
-from moe_triton.core.plan import Hole
-from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, STAMP_BYTES, STATUS_ENTRY_BYTES
+from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, STAMP_BYTES, STATUS_ENTRY_BYTES, WORD_BYTES
 from moe_triton.model.ascendc import FORMULAS
 from moe_triton.model.constants import machine_named
 from moe_triton.model.cost import Cost, Table, Work, work_of
 from moe_triton.model.traffic import Traffic
-from tests.model.calls import config, launch_of, traffic
+from tests.model.calls import config, launch_of, plan, traffic
 
 A3 = machine_named("A3")
 KERNELS = ("dispatch_send", "dispatch_wait", "combine_send", "combine_wait", "inband_send", "inband_receive")
@@ -41,21 +40,24 @@ def test_every_kernel_has_a_formula() -> None:
 
 @pytest.mark.parametrize(("quantize", "row_bytes"), [("int8", 7168 + 32), (None, 2 * 7168)])
 def test_dispatch_sends_a_row_and_a_stamp_for_each_result(quantize: str | None, row_bytes: int) -> None:
-    sent = traffic(config(8, 64)).sent
-    assert cost("dispatch_send", quantize=quantize).sent == sent[1:].sum() * (row_bytes + STAMP_BYTES)
-    assert cost("dispatch_send", quantize=quantize).written == sent[0] * (row_bytes + STAMP_BYTES)
+    """And an entry for each of 256 experts, a word to its own memory."""
+    sent, found = traffic(config(8, 64)).sent, cost("dispatch_send", quantize=quantize)
+    assert found.sent == sent[1:].sum() * (row_bytes + STAMP_BYTES) + 7 * 32 * STATUS_ENTRY_BYTES
+    own = sent[0] * (row_bytes + STAMP_BYTES)
+    assert found.written == own + 32 * STATUS_ENTRY_BYTES + WORD_BYTES
 
 
 def test_flags_in_band_add_a_flag_to_each_block() -> None:
     blocks = -(-(7168 + 32 + STAMP_BYTES) // BLOCK_DATA_BYTES)
     sent = traffic(config(8, 64, scheme="fullmesh_v2")).sent
-    assert cost("inband_send").sent == sent[1:].sum() * blocks * BLOCK_BYTES
+    entries = 7 * 32 * STATUS_ENTRY_BYTES
+    assert cost("inband_send").sent == sent[1:].sum() * blocks * BLOCK_BYTES + entries
 
 
 def test_combine_returns_what_came() -> None:
     received = traffic(config(8, 64)).received
     assert cost("combine_send").sent == received[1:].sum() * (2 * 7168 + STATUS_ENTRY_BYTES)
-    assert cost("combine_send").read == received.sum() * 2 * 7168
+    assert cost("combine_send").read == received.sum() * (2 * 7168 + 3 * WORD_BYTES)
 
 
 def test_only_dispatch_has_a_barrier_of_all_cores() -> None:
@@ -85,8 +87,9 @@ def test_more_bytes_never_take_less(kernel: str) -> None:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_more_cores_never_take_longer(kernel: str) -> None:
+    """Where others bound them, the core that has most may have a few bytes more than its share: not 0.1%."""
     times = [cost(kernel, tokens=128, blocks=blocks).us for blocks in (1, 2, 4, 8, 16, 24, 48)]
-    assert all(a >= b for a, b in itertools.pairwise(times))
+    assert all(a >= b * 0.999 for a, b in itertools.pairwise(times))
     assert times[0] > times[-1]
 
 
@@ -103,7 +106,7 @@ def test_rows_that_stay_are_neither_sent_nor_waited_for() -> None:
     values = list(launch.values)
     values[names.index("kept_rank")] = 0
     kept = FORMULAS["combine_send"](work_of(replace(launch, values=tuple(values)), traffic(settings)), A3)
-    assert kept.written == 0
+    assert kept.written == traffic(settings).received[0] * STATUS_ENTRY_BYTES + WORD_BYTES
     assert kept.sent == cost("combine_send").sent
 
 
@@ -140,12 +143,30 @@ def test_direct_and_exchange_kernels() -> None:
     assert few.us < counts.us
 
 
-def test_a_part_of_the_tokens_sends_a_part_of_the_rows() -> None:
+def test_two_parts_of_the_tokens_send_the_rows_of_all() -> None:
     settings = config(8, 64)
-    launch = launch_of("dispatch_send", settings)
     known: Traffic = traffic(settings)
-    names = [arg.name for arg in launch.kernel.args]
-    assert isinstance(launch.values[names.index("num_tokens")], Hole)
-    half = replace(known, numbers={**known.numbers, "num_tokens": 32})
-    wire = FORMULAS["dispatch_send"](work_of(launch, known), A3).parts["wire"]
-    assert FORMULAS["dispatch_send"](work_of(launch, half), A3).parts["wire"] == pytest.approx(wire / 2)
+
+    def sent(parts: int) -> list[int]:
+        launches = plan(settings, "dispatch", parts=parts).launches
+        works = [work_of(each, known) for each in launches if each.kernel.name == "dispatch_send"]
+        return [FORMULAS["dispatch_send"](work, A3).sent for work in works]
+
+    assert len(sent(2)) == 2
+    assert all(0 < each < sum(sent(1)) for each in sent(2))
+    assert sum(sent(2)) == sum(sent(1))
+
+
+def test_tokens_that_the_model_does_not_know_are_an_error() -> None:
+    settings = config(8, 64)
+    more = replace(traffic(settings), numbers={**traffic(settings).numbers, "num_tokens": 65})
+    with pytest.raises(NotImplementedError, match="dispatch_send: the call has"):
+        FORMULAS["dispatch_send"](work_of(launch_of("dispatch_send", settings), more), A3)
+
+
+def test_results_of_shared_experts_are_an_error() -> None:
+    settings = config(8, 64)
+    known = work_of(launch_of("dispatch_send", settings), traffic(settings))
+    shared = replace(known, arguments={**known.arguments, "num_shared_ranks": 1})
+    with pytest.raises(NotImplementedError, match="shared experts"):
+        FORMULAS["dispatch_send"](shared, A3)

@@ -70,15 +70,19 @@ def test_parts_run_on_two_streams() -> None:
 
 
 def test_a_trace_has_streams_and_pipes(tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    run("plan", *SMALL, "--parts", "2", "--trace", str(path))
+    path, slow = tmp_path / "plan.json", tmp_path / "machine.json"
+    slow.write_text(machine_named("A3").replaced({"flag_latency_us": 50}).to_json())
+    run("plan", *SMALL, "--parts", "2", "--machine", str(slow), "--trace", str(path))
     events = json.loads(path.read_text())["traceEvents"]
     threads = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     spans = [e for e in events if e["ph"] == "X"]
-    assert {threads[e["tid"]] for e in spans} >= {"compute", "communication", "slowest core: MTE2"}
+    assert {threads[e["tid"]] for e in spans} == set(threads.values())
     for tid in threads:
         mine = sorted((e for e in spans if e["tid"] == tid), key=lambda e: e["ts"])
         assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-6 for a, b in pairwise(mine)), threads[tid]
+    waits = [e for e in spans if e["cat"] == "wait"]
+    assert {(e["name"], e["args"]["of"]) for e in waits} == {("wait", "dispatch"), ("wait", "combine")}
+    assert all(40 < e["dur"] < 50 for e in waits[:2])
     launched = [(e["name"], e["ts"], e["ts"] + e["dur"]) for e in spans if threads[e["tid"]] == "compute"]
     pipes = [e for e in spans if e["cat"] == "pipe"]
     assert {e["args"]["of"] for e in pipes} >= {"pack", "arrange", "sum"}

@@ -55,8 +55,16 @@ def test_more_tokens_and_parts_that_cannot_overlap_take_longer() -> None:
         few, many = priced(SMALL, operator), priced(replace(SMALL, tokens=64), operator)
         assert few.us < many.us
         assert few.floor_us < many.floor_us
+        assert priced(replace(SMALL, tokens=64, parts=1), operator).us == many.us
         in_turn = priced(replace(SMALL, tokens=64, parts=4, communication_blocks=0), operator)
         assert in_turn.us > many.us
+
+
+def test_parts_are_a_buffer_s_own_unless_they_are_named() -> None:
+    whole, own = (priced(Sizes(tokens=128, parts=parts), 1) for parts in (1, None))
+    assert [span.launch.step for span in whole.timeline.spans].count("sum") == 1
+    assert [span.launch.step for span in own.timeline.spans].count("sum") == 2
+    assert {span.stream for span in own.timeline.spans} == {"compute"}
 
 
 def test_parts_have_cores_of_their_own() -> None:

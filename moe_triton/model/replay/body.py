@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.model.constants import Machine
@@ -83,8 +83,7 @@ def replay_of(
         ToolchainError, ReplayError: see `replayed`.
     """
     key = tuple(_key_of(arguments[arg.name]) for arg in kernel.args)
-    launch = _launches(kernel, soc, key, blocks, _Held(arguments))
-    return _replay(launch, machine, with_spans)
+    return _replay(_launch(_Call(kernel, soc, blocks, key, arguments)), machine, with_spans)
 
 
 def _key_of(value: Argument) -> int | bytes | None:
@@ -93,17 +92,19 @@ def _key_of(value: Argument) -> int | bytes | None:
     return None if value.values is None else value.values.tobytes()
 
 
-class _Held:
-    """Arguments, which their key stands for."""
+@dataclass(frozen=True)
+class _Call:
+    """A launch's kernel and arguments.
 
-    def __init__(self, arguments: Mapping[str, Argument]) -> None:
-        self.arguments = arguments
+    Attributes:
+        key: stands for the arguments.
+    """
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Held)
-
-    def __hash__(self) -> int:
-        return 0
+    kernel: TritonKernel
+    soc: str
+    blocks: int
+    key: tuple[int | bytes | None, ...]
+    arguments: Mapping[str, Argument] = field(compare=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,8 +134,8 @@ class _Launch:
 
 
 @functools.lru_cache(maxsize=KEPT_LAUNCHES)
-def _launches(kernel: TritonKernel, soc: str, _key: object, blocks: int, held: _Held) -> _Launch:
-    return _Launch(streams_of(kernel, soc, held.arguments, blocks))
+def _launch(call: _Call) -> _Launch:
+    return _Launch(streams_of(call.kernel, call.soc, call.arguments, call.blocks))
 
 
 @functools.lru_cache(maxsize=KEPT_REPLAYS)
@@ -150,10 +151,11 @@ def _replay(launch: _Launch, machine: Machine, with_spans: bool) -> Replayed:
 
 
 def _not_below(replay: Replay, cycles: float) -> Replay:
-    """A replay in which pipes also wait for the memory that all cores share."""
+    """A replay in which pipes also wait for the memory that all cores share, each turn as long."""
+    slope = max(replay.cycles_per_turn, cycles / replay.turns if replay.turns else 0.0)
     missing = cycles - replay.cycles
     if missing <= 0:
-        return replay
+        return replace(replay, cycles_per_turn=slope)
     stalls = {pipe: {**causes, BYTES: missing} for pipe, causes in replay.stalls.items()}
     parts = {**replay.parts, BYTES: replay.parts[BYTES] + missing}
-    return replace(replay, cycles=cycles, parts=parts, stalls=stalls)
+    return replace(replay, cycles=cycles, parts=parts, stalls=stalls, cycles_per_turn=slope)

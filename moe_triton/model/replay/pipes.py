@@ -106,11 +106,12 @@ class Unit:
 
     def stall(self, cause: str, until: Moment) -> None:
         """Stands still until a moment, if that is yet to come."""
-        if until.at > self.free.at:
-            self.stalls[cause] = self.stalls.get(cause, 0.0) + until.at - self.free.at
+        gap = until.at - self.free.at
+        if gap > 0:
+            self.stalls[cause] = self.stalls.get(cause, 0.0) + gap
             self.free = until
-        if self.free.at > self.done.at:
-            self.done = self.free
+            if until.at > self.done.at:
+                self.done = until
 
 
 class Core:
@@ -129,7 +130,7 @@ class Core:
         self.marks: list[Mark] = []
         self._scalar = self.units["S"]
         self._flags: dict[tuple[str, str, int], Moment] = {}
-        self._latency = {"MTE2": machine.load_latency_cycles, "MTE3": machine.store_latency_cycles}
+        self._issue_cycles = machine.issue_cycles
 
     @property
     def end(self) -> Moment:
@@ -169,14 +170,18 @@ class Core:
         scalar = self._scalar
         if len(unit.begun) == unit.begun.maxlen:
             scalar.stall(f"full queue of {pipe}", unit.begun[0])
-        self._work("S", SCALAR, self.machine.issue_cycles)
+        cycles = self._issue_cycles
+        scalar.busy += cycles
+        scalar.done = scalar.free = scalar.free.later(SCALAR, cycles)
         unit.stall(EMPTY, scalar.free)
         unit.begun.append(unit.free)
         return unit.free
 
     def _copy(self, one: Instruction) -> Callable[[], None]:
         cycles = one.num_bytes / self.bytes_per_cycle
-        return partial(self._occupy, one, cycles, BYTES, self._latency[one.pipe], one.pipe)
+        m = self.machine
+        latency = m.load_latency_cycles if one.pipe == "MTE2" else m.store_latency_cycles
+        return partial(self._occupy, one, cycles, BYTES, latency, one.pipe)
 
     def _vector(self, one: Instruction) -> Callable[[], None]:
         m = self.machine
@@ -208,13 +213,14 @@ class Core:
             self.spans.append(Span("S", one.name, begin, begin + cycles, one.num_bytes))
 
     def _set(self, one: Instruction) -> Callable[[], None]:
-        return partial(self._raise, one.pipe, (one.pipe, one.other, one.event))
+        key = one.pipe, one.other, one.event
+        return partial(self._raise, one.pipe, key, self.machine.flag_cycles)
 
-    def _raise(self, pipe: str, key: tuple[str, str, int]) -> None:
+    def _raise(self, pipe: str, key: tuple[str, str, int], cycles: float) -> None:
         unit = self._taken(pipe)
         if key in self._flags:
             raise ToolchainError(f"the flag {key} is set again before it is waited for")
-        self._flags[key] = unit.done.later(FLAGS, self.machine.flag_cycles)
+        self._flags[key] = unit.done.later(FLAGS, cycles)
 
     def _wait(self, one: Instruction) -> Callable[[], None]:
         return partial(self._await, one.pipe, (one.other, one.pipe, one.event))

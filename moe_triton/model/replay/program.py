@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -88,7 +88,7 @@ def recorded(
     return [recorder.stream(program, grid) for program in range(programs)]
 
 
-def _value(arg: Arg, given: Argument) -> int | Sequence[int] | None:
+def _value(arg: Arg, given: Argument) -> int | np.ndarray | None:
     if not isinstance(given, Table):
         return int(given)
     element = _INTEGERS.get(arg.type)
@@ -96,7 +96,7 @@ def _value(arg: Arg, given: Argument) -> int | Sequence[int] | None:
         return None
     flat = np.ascontiguousarray(given.values).reshape(-1).view(np.uint8)
     whole = flat[: flat.size // element.itemsize * element.itemsize]
-    return cast(list[int], whole.view(element).tolist())
+    return whole.view(element)
 
 
 @dataclass
@@ -109,7 +109,7 @@ class _Recorder:
 
     kernel: TritonKernel
     translation: Translation
-    values: list[int | Sequence[int] | None]
+    values: list[int | np.ndarray | None]
 
     def __post_init__(self) -> None:
         self._instructions = list(self.translation.instructions)
@@ -161,9 +161,9 @@ class _Recorder:
         values = self.values[index] if 0 <= index < len(self.values) else None
         if values is None or isinstance(values, int) or place is UNKNOWN:
             return UNKNOWN
-        if not 0 <= cast(int, place) < len(values):
+        if not 0 <= cast(int, place) < values.size:
             name = self.kernel.args[index].name
             raise ReplayError(
-                f"{self.kernel.name} reads element {place} of {name}, of which {len(values)} are known"
+                f"{self.kernel.name} reads element {place} of {name}, of which {values.size} are known"
             )
-        return values[cast(int, place)]
+        return int(values.item(cast(int, place)))

@@ -22,7 +22,7 @@ class Replay:
         stalls: by pipe and cause: not occupied. With `busy` they sum to `cycles`, for each pipe.
         turns: of the innermost loop of run-time length that takes longest: a row, for most kernels.
         cycles_per_turn: how much longer one more turn takes: the slope over the second half of the turns.
-            Without such a loop it is 0.
+            Without such a loop it is 0; and a turn takes no less than its share of the launch's bytes.
         spans: instructions on their pipes, if they were asked for.
     """
 

@@ -70,6 +70,11 @@ def select(condition: Number, first: Any, second: Any) -> Any:
     return first if condition else second
 
 
+def turns_if(condition: Number) -> int:
+    """Turns of a loop that stands for a branch: one, if the condition is not known."""
+    return 1 if condition is UNKNOWN else int(condition)
+
+
 GLOBALS = {
     "UNKNOWN": UNKNOWN,
     "divide": divide,
@@ -77,6 +82,7 @@ GLOBALS = {
     "largest": largest,
     "smallest": smallest,
     "select": select,
+    "turns_if": turns_if,
 }
 """What generated code sees."""
 

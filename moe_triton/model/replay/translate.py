@@ -81,6 +81,7 @@ class _Writer:
         pending: scalar instructions since the last recorded one.
         around: loops of run-time length around the current operation.
         innermost: such loops without another one in them.
+        conditions: numbers that a condition was extended to.
     """
 
     lines: list[str] = field(default_factory=list)
@@ -92,6 +93,7 @@ class _Writer:
     num_loops: int = 0
     around: list[int] = field(default_factory=list)
     innermost: set[int] = field(default_factory=set)
+    conditions: set[str] = field(default_factory=set)
     _codes: dict[Instruction, int] = field(default_factory=dict)
     _current: str = ""
 
@@ -156,6 +158,8 @@ class _Writer:
         else:
             self.values[operation.result] = self.assigned(operation)
             self.pending += operation.name not in FREE
+            if operation.name == "arith.extui":
+                self.conditions.add(operation.result)
 
     def assigned(self, operation: Operation) -> str:
         """The Python text for a result: a literal, or a variable that is assigned."""
@@ -268,8 +272,12 @@ def _access(writer: _Writer, operation: Operation) -> None:
 
 
 def _for(writer: _Writer, operation: Operation) -> None:
+    """A loop. Kernels write some branches as loops up to a condition: one that is not known is taken to hold,
+    which is the longer of the two ways."""
     low, high, step, *starts = operation.operands
     bounds = [writer.number(bound) for bound in (low, high, step)]
+    if high in writer.conditions:
+        bounds[1] = f"turns_if({bounds[1]})"
     (index, _), *carried = operation.body.arguments.items()
     variables = writer.named([name for name, _ in carried], [type_ for _, type_ in carried])
     writer.assign(variables, starts)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import typer
 
 from moe_triton.tools.cli.model.calibrate import calibrate
+from moe_triton.tools.cli.model.cluster import cluster
+from moe_triton.tools.cli.model.kernel import kernel
 from moe_triton.tools.cli.model.plan import plan, prices
 from moe_triton.tools.cli.model.validate import validate
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
-app.command()(validate)
-app.command()(plan)
-app.command()(prices)
-app.command()(calibrate)
+for command in (validate, plan, prices, cluster, kernel, calibrate):
+    app.command()(command)

@@ -59,10 +59,13 @@ def plan(
     experts: Annotated[int, typer.Option(help="routed experts in the group")] = 256,
     quantize: Annotated[str, typer.Option(help=ROWS)] = "int8",
     comm_alg: Annotated[str, typer.Option(help=COMM_ALGS)] = "fullmesh_v1",
-    parts: Annotated[int, typer.Option(help="parts that overlap, where an operator has them")] = 1,
+    parts: Annotated[
+        int | None,
+        typer.Option(help="parts that overlap, where an operator has any; by default a buffer's"),
+    ] = None,
     communication_blocks: Annotated[
         int | None,
-        typer.Option(help="cores that communicate while the others compute; half if parts overlap"),
+        typer.Option(help="cores that communicate while the others compute; half with --parts"),
     ] = None,
     mode: Annotated[Literal["graph", "stream"], typer.Option(help=LAUNCHED)] = "graph",
     machine: Annotated[str, typer.Option(help=MACHINE)] = "A3",

@@ -64,7 +64,7 @@ def _of_launch(priced: PricedPlan, span: Span) -> Iterator[Json]:
     yield _span(step, span.stream, span.stream, span.begin_us, span.end_us - span.begin_us, **arguments)
     if span.waited_us > 0:
         begin = span.end_us - span.waited_us
-        yield _span(f"{step} waits", "wait", THREADS[-1], begin, span.waited_us, of=operator)
+        yield _span(step, "wait", THREADS[-1], begin, span.waited_us, of=operator)
 
 
 def _of_pipes(span: Span, traffic: Traffic, machine: Machine) -> Iterator[Json]:

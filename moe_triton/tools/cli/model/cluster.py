@@ -1,0 +1,250 @@
+"""``moe-triton model cluster``: schemes against each other over EP and BS, and where their lines cross."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from moe_triton.tools.plots import write_plots
+
+if TYPE_CHECKING:
+    from moe_triton.model.cluster import Point, Setting
+    from moe_triton.model.constants import Machine
+    from moe_triton.model.crossings import Crossing
+    from moe_triton.model.remembered import Bodies
+
+SCHEMES_HELP = "schemes, with commas between; if not given, all that may be launched so"
+QUANTIZE_HELP = "how dispatched rows travel: as EPBuffer.dispatch takes it, or none"
+CSV_HEADINGS = (
+    "scheme",
+    "ep",
+    "tokens",
+    "mode",
+    "operator",
+    "us",
+    "slowest_rank",
+    "egress_bytes",
+    "ingress_bytes",
+    "imbalance",
+)
+
+
+def cluster(
+    ep: Annotated[str, typer.Option(help="ranks of groups, 2 to 768, with commas between")] = "8,16,64,256",
+    tokens: Annotated[str, typer.Option(help="tokens of each rank, with commas between")] = "8,16,32,64,128",
+    routing: Annotated[str, typer.Option(help="uniform, node-limited or zipf")] = "uniform",
+    machine: Annotated[str, typer.Option(help="A3, A2, or a file that a selftest wrote")] = "A3",
+    comm_alg: Annotated[str, typer.Option(help=SCHEMES_HELP)] = "",
+    mode: Annotated[Literal["graph", "stream"], typer.Option(help="how launches come to a device")] = "graph",
+    quantize: Annotated[str, typer.Option(help=QUANTIZE_HELP)] = "int8",
+    hidden: Annotated[int, typer.Option(help="elements of a token's row")] = 7168,
+    topk: Annotated[int, typer.Option(help="routed experts per token")] = 8,
+    experts: Annotated[int, typer.Option(help="of the group; 256 or more if not given")] = 0,
+    groups: Annotated[int, typer.Option(help="node-limited: into which experts are cut")] = 8,
+    top_groups: Annotated[int, typer.Option(help="node-limited: for each token")] = 4,
+    exponent: Annotated[float, typer.Option(help="zipf: how fast popularity falls")] = 1.0,
+    seed: Annotated[int, typer.Option(help="of the routing")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="everything, as JSON")] = False,
+    to_csv: Annotated[Path | None, typer.Option("--csv", help="file for a table of all operators")] = None,
+    plot: Annotated[Path | None, typer.Option(help="folder for the plots")] = None,
+) -> None:
+    """Price schemes on groups of sampled routing: the slowest rank, the imbalance, where lines cross."""
+    from moe_triton.core.errors import ArgumentError
+    from moe_triton.model.body import body_of
+    from moe_triton.model.cluster import Setting
+    from moe_triton.model.remembered import OfArguments
+
+    console = Console()
+    try:
+        used = machine_of(machine)
+        product: Literal["A2", "A3"] = "A2" if "rdma_gb_per_s" in used.constants else "A3"
+        first = Setting(
+            "",
+            2,
+            1,
+            product,
+            routing,
+            None if quantize == "none" else quantize,
+            hidden,
+            topk,
+            mode=mode,
+            seed=seed,
+            groups=groups,
+            top_groups=top_groups,
+            exponent=exponent,
+        )
+        groups_of = [(ranks, count) for ranks in _numbers("ep", ep) for count in _numbers("tokens", tokens)]
+        settings = [replace(first, ranks=r, tokens=count, experts=experts) for r, count in groups_of]
+        schemes, bodies = _schemes(product, mode, comm_alg), OfArguments(body_of)
+        points = [point for one in settings for point in price_schemes(one, schemes, used, bodies)]
+    except ArgumentError as error:
+        console.print(f"[red]{error}[/red]")
+        raise typer.Exit(2) from None
+    if as_json:
+        console.print_json(json.dumps(document(points)))
+    else:
+        console.print(text(points), markup=False, highlight=False, soft_wrap=True)
+    if to_csv is not None:
+        to_csv.write_text(csv_text(points), encoding="utf-8")
+    if plot is not None:
+        from moe_triton.tools.cli.model.cluster_plots import plot_cluster
+
+        write_plots(console, lambda: plot_cluster(points, plot))
+
+
+def machine_of(name: str) -> Machine:
+    """A product's machine, or that in a file.
+
+    Raises:
+        ArgumentError: there is none of this name, or the file holds none.
+    """
+    from moe_triton.core.errors import ArgumentError
+    from moe_triton.model.constants import Machine, machine_named
+
+    products = ("A2", "A3")
+    if name in products:
+        return machine_named(name)
+    try:
+        return Machine.from_json(Path(name).read_text(encoding="utf-8"))
+    except OSError as error:
+        rule = f"it must be one of {list(products)}, or a file ({error.strerror})"
+        raise ArgumentError("machine", repr(name), rule, "Name a file of Machine.to_json().") from None
+
+
+def price_schemes(setting: Setting, schemes: Sequence[str], machine: Machine, bodies: Bodies) -> list[Point]:
+    """The same group and routing by each scheme; one that no graph may hold is launched by the host."""
+    from moe_triton.model import cluster, cluster_a2
+
+    ids = setting.draw()
+    if setting.product == "A2":
+        return [cluster_a2.price(replace(setting, scheme=scheme), machine, ids) for scheme in schemes]
+    found = []
+    for scheme in schemes:
+        one = replace(setting, scheme=scheme)
+        if one.mode == "graph" and not cluster.may_be_captured(one, machine):
+            one = replace(one, mode="stream")
+        found.append(cluster.price(one, machine, bodies, ids))
+    return found
+
+
+def text(points: Sequence[Point]) -> str:
+    """The table, and where lines cross, in Markdown."""
+    from moe_triton.tools.markdown import table
+
+    schemes = _names(points)
+    headings = ("EP", "BS", *(f"{name}: dispatch + combine, us" for name in schemes), "fastest", "imbalance")
+    rows = []
+    for (ranks, count), of in _by_size(points).items():
+        cells = [" + ".join(f"{operator.us:.0f}" for operator in point.operators.values()) for point in of]
+        fastest = _name(min(of, key=lambda point: point.us))
+        rows.append((ranks, count, *cells, fastest, f"{of[0].imbalance:.2f}"))
+    lines = [
+        f"{fixed}: {crossing.below} is faster below {along} {crossing.size:.0f}, {crossing.above} above"
+        for fixed, along, crossing in all_crossings(points)
+    ]
+    said = "Where lines of dispatch + combine cross:\n\n" + "\n".join(f"- {line}" for line in lines)
+    crossing = said if lines else "No lines of dispatch + combine cross."
+    meaning = "Imbalance: rows that the most loaded rank receives, over the mean."
+    return "\n\n".join((table(headings, rows), meaning, crossing))
+
+
+def all_crossings(points: Sequence[Point]) -> list[tuple[str, str, Crossing]]:
+    """Of dispatch + combine: what is fixed, along what, and where. BS for each EP, and EP for each BS."""
+    found = []
+    for along, fixed in (("BS", "EP"), ("EP", "BS")):
+        values = sorted({_sizes(point)[fixed] for point in points})
+        for value in values:
+            of = [point for point in points if _sizes(point)[fixed] == value]
+            found += [(f"{fixed} {value}", along, crossing) for crossing in _along(of, along)]
+    return found
+
+
+def _along(points: Sequence[Point], along: str) -> list[Crossing]:
+    from moe_triton.model.crossings import crossings
+
+    ordered = sorted(points, key=lambda point: _sizes(point)[along])
+    sizes = sorted({_sizes(point)[along] for point in points})
+    lines = {name: [point.us for point in ordered if _name(point) == name] for name in _names(points)}
+    return crossings(sizes, lines)
+
+
+def document(points: Sequence[Point]) -> dict[str, Any]:
+    """Everything, as JSON's types."""
+    return {
+        "points": [
+            {
+                **asdict(point.setting),
+                "experts": point.setting.num_experts,
+                "imbalance": point.imbalance,
+                "operators": {name: asdict(operator) for name, operator in point.operators.items()},
+            }
+            for point in points
+        ],
+        "crossings": [
+            {"at": fixed, "along": along, **asdict(crossing)}
+            for fixed, along, crossing in all_crossings(points)
+        ],
+    }
+
+
+def csv_text(points: Sequence[Point]) -> str:
+    """A line of `CSV_HEADINGS` for each operator."""
+    made = io.StringIO()
+    writer = csv.writer(made, lineterminator="\n")
+    writer.writerow(CSV_HEADINGS)
+    for point in points:
+        one = point.setting
+        for name, found in point.operators.items():
+            bytes_moved = found.egress_bytes, found.ingress_bytes
+            figures = f"{found.us:.3f}", found.slowest, *bytes_moved, f"{point.imbalance:.4f}"
+            writer.writerow((one.scheme, one.ranks, one.tokens, one.mode, name, *figures))
+    return made.getvalue()
+
+
+def _by_size(points: Sequence[Point]) -> dict[tuple[int, int], list[Point]]:
+    found: dict[tuple[int, int], list[Point]] = {}
+    for point in points:
+        found.setdefault((point.setting.ranks, point.setting.tokens), []).append(point)
+    return found
+
+
+def _sizes(point: Point) -> dict[str, int]:
+    return {"EP": point.setting.ranks, "BS": point.setting.tokens}
+
+
+def _names(points: Sequence[Point]) -> list[str]:
+    return list(dict.fromkeys(_name(point) for point in points))
+
+
+def _name(point: Point) -> str:
+    """The scheme, and how it is launched if that is not as usual."""
+    return point.setting.scheme if point.setting.mode == "graph" else f"{point.setting.scheme} (stream)"
+
+
+def _schemes(product: str, mode: str, given: str) -> list[str]:
+    """The schemes named, or all of the product that may be launched so."""
+    from moe_triton.model.a2 import SCHEMES as CLOSED_FORMS
+    from moe_triton.schemes import SCHEMES
+
+    if given:
+        return [name.strip() for name in given.split(",")]
+    known = list(SCHEMES.get(product, CLOSED_FORMS))
+    return [name for name in known if mode == "stream" or name != "direct"]
+
+
+def _numbers(argument: str, given: str) -> list[int]:
+    from moe_triton.core.errors import ArgumentError
+
+    try:
+        return sorted({int(number) for number in given.split(",")})
+    except ValueError:
+        rule = "it must be integers with commas between"
+        raise ArgumentError(argument, repr(given), rule, "Write 8,16,64.") from None
