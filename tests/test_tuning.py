@@ -40,7 +40,8 @@ def test_a_setting_out_of_range_is_refused(values: dict[str, Any], num_blocks: i
 def test_what_is_left_open_suits_the_machine() -> None:
     usual = settings_of(Tuning(), 2)
     assert settings_of(Tuning(spins=3), 2) == usual._replace(spins=3)
-    assert settings_of(Tuning(cached_bytes=0, spins=0, yields=0), 2) == (0, 0, 0)
+    assert settings_of(Tuning(cached_bytes=0, spins=0, yields=0), 2)[:3] == (0, 0, 0)
+    assert usual.link is None
     assert usual.cached_bytes == ALL_BYTES
     # More ranks share, from some number on, the same cores.
     assert settings_of(Tuning(), 1024).yields < settings_of(Tuning(), 1).yields

@@ -3,11 +3,13 @@
 #define MOE_EMULATION_FAST_CORE_H
 
 #include <atomic>
+#include <memory>
 
 #include "doorbell.h"
 #include "launch_settings.h"
 #include "meeting.h"
 #include "memory.h"
+#include "paced_writes.h"
 #include "trace.h"
 #include "types.h"
 
@@ -21,7 +23,8 @@ public:
           meeting_(meeting),
           ub_(ub),
           settings_(settings),
-          cached_left_(settings.cached_bytes / count) {}
+          cached_left_(settings.cached_bytes / count),
+          paced_(settings.link == nullptr ? nullptr : std::make_unique<PacedWrites>(settings, meeting)) {}
 
     const uint32_t block;
     const uint32_t blocks;
@@ -62,7 +65,9 @@ public:
                 Settle();
             }
         }
-        if (bytes < ROW_BYTES) {
+        if (paced_ != nullptr && paced_->Pace(to, bytes) && bytes <= LONGEST_POLLED_BYTES) {
+            paced_->Hold(to, source, bytes);
+        } else if (bytes < ROW_BYTES) {
             Copy(to, source, bytes);
         } else if (bytes <= cached_left_) {
             cached_left_ -= bytes;
@@ -77,9 +82,14 @@ public:
     void CopyBlocksOut(uint8_t* to, UbAddress from, uint32_t blocks, FlaggedBlock block) {
         Settle();
         const uint8_t* source = ub_ + from.offset;
+        const bool held = paced_ != nullptr && paced_->Pace(to, uint64_t{blocks} * block.bytes);
         for (uint32_t b = 0; b < blocks; ++b, to += block.bytes, source += block.bytes) {
             Copy(to, source, block.data_bytes);
-            Copy(to + block.data_bytes, source + block.data_bytes, block.bytes - block.data_bytes);
+            if (held) {
+                paced_->Hold(to + block.data_bytes, source + block.data_bytes, block.bytes - block.data_bytes);
+            } else {
+                Copy(to + block.data_bytes, source + block.data_bytes, block.bytes - block.data_bytes);
+            }
         }
     }
 
@@ -109,6 +119,7 @@ public:
     void Barrier(pipe_t) { std::atomic_thread_fence(std::memory_order_seq_cst); }
     void DrainScalar() {}
     void SyncAll() {
+        if (paced_ != nullptr) paced_->Drain();
         if (blocks > 1) meeting_.Wait();
     }
 
@@ -116,6 +127,7 @@ public:
     // into.
     void Poll(uint32_t attempt, const void* window, uint64_t missing, Awaited awaited) {
         meeting_.ThrowIfFailed();
+        if (paced_ != nullptr) paced_->Drain();
         if (settings_.control != nullptr && IsTimeToLookUp(attempt)) {
             LookUp(*settings_.control, awaited);
         }
@@ -140,9 +152,12 @@ public:
     bool IsStopped() const { return settings_.control != nullptr && settings_.control->IsStopped(); }
 
     void Notify(const void* flags, uint64_t number) {
+        if (paced_ != nullptr && paced_->HoldsRing(flags, number)) return;
         if (Doorbell* const bell = DoorbellOf(settings_, flags)) bell->Ring(number);
     }
-    void Finish() {}
+    void Finish() {
+        if (paced_ != nullptr) paced_->Drain();
+    }
 
     void Require(bool, const char*) {}
 
@@ -190,6 +205,7 @@ private:
     uint8_t* ub_;
     const LaunchSettings& settings_;
     uint64_t cached_left_;
+    const std::unique_ptr<PacedWrites> paced_;  // null without a paced link
     uint64_t count_before_look_ = 0;
     bool is_count_known_ = false;
     Lazy lazy_{};

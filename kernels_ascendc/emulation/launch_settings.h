@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "paced_link.h"
 #include "wait_control.h"
 
 namespace moe {
@@ -13,6 +14,7 @@ struct WindowGroup {
     const uint64_t* addresses;
     uint64_t count;
     uint64_t window_bytes;
+    uint64_t own;  // address of this rank's
 };
 
 struct LaunchSettings {
@@ -22,6 +24,7 @@ struct LaunchSettings {
     uint64_t num_groups;
     const WindowGroup* groups;
     WaitControl* control;  // null: waits end at their deadlines only
+    PacedLink* link;  // what carries writes to peers; null: they take what the core takes
 };
 
 // The settings of the calling thread's launches; null for the defaults.
@@ -30,9 +33,9 @@ inline const LaunchSettings*& ThreadSettings() {
     return settings;
 }
 
-// No streaming stores, no sleeping on doorbells.
+// No streaming stores, no sleeping on doorbells, no paced link.
 inline const LaunchSettings& DefaultSettings() {
-    static constexpr LaunchSettings defaults{UINT64_MAX, 200, 20000, 0, nullptr, nullptr};
+    static constexpr LaunchSettings defaults{UINT64_MAX, 200, 20000, 0, nullptr, nullptr, nullptr};
     return defaults;
 }
 

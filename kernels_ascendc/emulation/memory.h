@@ -92,12 +92,13 @@ inline void StreamBytes(uint8_t* to, const uint8_t* from, uint64_t bytes) {
 inline void StreamBytes(uint8_t* to, const uint8_t* from, uint64_t bytes) { std::memcpy(to, from, bytes); }
 #endif
 
+// Short copies are entries, which peers poll; rows are longer, and are not read before their flag is set.
+constexpr uint64_t LONGEST_POLLED_BYTES = 2048;
+
 inline void CopyBytes(uint8_t* to, const uint8_t* from, uint64_t bytes) {
     constexpr uint64_t BLOCK = 32;
-    constexpr uint64_t FEW_BLOCKS = 64;
     const bool aligned = ((reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from)) & 7) == 0;
-    // Short copies are entries, which peers poll; rows are longer, and are not read before their flag is set.
-    if (aligned && bytes % BLOCK == 0 && bytes <= FEW_BLOCKS * BLOCK) {
+    if (aligned && bytes % BLOCK == 0 && bytes <= LONGEST_POLLED_BYTES) {
         for (uint64_t at = 0; at < bytes; at += BLOCK) {
             CopyBlock(to + at, from + at);
         }

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from moe_triton.backends.base import Bindings, CallSetting, Executable, TensorSpec, TraceLog
-from moe_triton.backends.cpu import native, output_pool
+from moe_triton.backends.cpu import native, output_pool, paced_link
 from moe_triton.backends.cpu.calls import NativeCalls
 from moe_triton.backends.cpu.executable import NativeExecutable, TorchExecutable
 from moe_triton.backends.cpu.extension import extension
@@ -68,6 +68,7 @@ class CpuBackend:
             cache.check_usable()
             extension()
         self._outputs = OutputPool()
+        self._link = paced_link.in_use()
         self.waits = NativeWaits()
         # Ids are nearly always valid, and then the rule is not read.
         self._unread_rule = ctypes.byref(ctypes.c_int32(0))
@@ -122,7 +123,8 @@ class CpuBackend:
 
     def _settings(self, fixed: Bindings) -> CpuSettings:
         peers = fixed.get("peers")
-        return settings_of(self.tuning, peers.numel() if isinstance(peers, torch.Tensor) else 1)
+        num_ranks = peers.numel() if isinstance(peers, torch.Tensor) else 1
+        return settings_of(self.tuning, num_ranks, self._link)
 
     def make_calls(self, setting: CallSetting) -> NativeCalls | None:
         """See `moe_triton.backends.base.Backend`."""

@@ -42,7 +42,7 @@ class NativeExecutable:
     ) -> None:
         self.plan = plan
         self.failed_launch: Launch | None = None
-        self._waits = waits  # the settings hold its address
+        self._waits, self._link = waits, settings.link  # the native settings hold their addresses
         self._settings = settings_struct(settings, fixed, waits)
         self._fixed = fixed  # the words hold addresses of its memory
         self.holes = tuple(name for name in plan.holes if name not in fixed)
@@ -141,7 +141,7 @@ class TorchExecutable:
         self._log = log
         self._trace = log.add_plan(plan, ()) if log else None
         self.failed_launch: Launch | None = None
-        self._waits = waits  # the settings hold its address
+        self._waits, self._link = waits, settings.link  # the native settings hold their addresses
         self._settings = settings_struct(settings, fixed, waits)
         self._report = report
         self._fixed = fixed
@@ -221,13 +221,14 @@ class TorchExecutable:
 
 
 def settings_struct(settings: CpuSettings, fixed: Bindings, waits: NativeWaits) -> native.SettingsStruct:
-    """Settings of native launches: how to copy and wait, and where each group's doorbells are."""
+    """Settings of native launches: how to copy, send and wait, and where each group's windows are."""
     groups = []
     for prefix in (name.removesuffix("peers") for name in fixed if name.endswith("peers")):
         peers, window = fixed[f"{prefix}peers"], fixed[f"{prefix}window"]
         assert isinstance(peers, torch.Tensor)
         assert isinstance(window, torch.Tensor)
-        groups.append(native.WindowGroupStruct(peers.data_ptr(), peers.numel(), window.numel()))
+        places = peers.data_ptr(), peers.numel(), window.numel(), window.data_ptr()
+        groups.append(native.WindowGroupStruct(*places))
     return native.SettingsStruct(
         settings.cached_bytes,
         settings.spins,
@@ -235,6 +236,7 @@ def settings_struct(settings: CpuSettings, fixed: Bindings, waits: NativeWaits) 
         len(groups),
         (native.WindowGroupStruct * len(groups))(*groups),
         waits.address,
+        settings.link.address if settings.link else None,
     )
 
 

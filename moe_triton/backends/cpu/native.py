@@ -42,7 +42,12 @@ class PatchStruct(ctypes.Structure):
 class WindowGroupStruct(ctypes.Structure):
     """``moe::WindowGroup``."""
 
-    _fields_ = (("addresses", ctypes.c_void_p), ("count", ctypes.c_uint64), ("window_bytes", ctypes.c_uint64))
+    _fields_ = (
+        ("addresses", ctypes.c_void_p),
+        ("count", ctypes.c_uint64),
+        ("window_bytes", ctypes.c_uint64),
+        ("own", ctypes.c_uint64),
+    )
 
 
 class SettingsStruct(ctypes.Structure):
@@ -55,6 +60,7 @@ class SettingsStruct(ctypes.Structure):
         ("num_groups", ctypes.c_uint64),
         ("groups", ctypes.POINTER(WindowGroupStruct)),
         ("control", ctypes.c_void_p),
+        ("link", ctypes.c_void_p),
     )
 
 

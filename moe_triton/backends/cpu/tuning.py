@@ -6,24 +6,26 @@ import functools
 import os
 from typing import NamedTuple
 
+from moe_triton.backends.cpu.paced_link import PacedLink
 from moe_triton.core.tuning import Tuning
 
 ALL_BYTES = 1 << 62
 
 
 class CpuSettings(NamedTuple):
-    """The settings of `Tuning` that only this back end has, all of them decided."""
+    """The settings of `Tuning` that only this back end has, all of them decided; and a paced link, if any."""
 
     cached_bytes: int
     spins: int
     yields: int
+    link: PacedLink | None = None
 
 
-def settings_of(tuning: Tuning, num_ranks: int) -> CpuSettings:
+def settings_of(tuning: Tuning, num_ranks: int, link: PacedLink | None = None) -> CpuSettings:
     """A rank's settings, when ``num_ranks`` ranks share the machine."""
     usual = _usual(num_ranks)
-    chosen = (tuning.cached_bytes, tuning.spins, tuning.yields)
-    return CpuSettings(*(u if c is None else c for c, u in zip(chosen, usual, strict=True)))
+    chosen = {name: getattr(tuning, name) for name in ("cached_bytes", "spins", "yields")}
+    return usual._replace(link=link, **{name: value for name, value in chosen.items() if value is not None})
 
 
 @functools.cache

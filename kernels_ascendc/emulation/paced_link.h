@@ -1,0 +1,59 @@
+// A slow link between this rank and its peers: bytes per second, a latency, and who sends sleeps meanwhile.
+//
+// Windows in shared memory are written at the speed of the core that writes, so nothing else can use that core until
+// the bytes are there. Over a link a device sends while it computes. A sleeping sender leaves the core in the same way.
+#ifndef MOE_EMULATION_PACED_LINK_H
+#define MOE_EMULATION_PACED_LINK_H
+
+#include <sys/prctl.h>
+#include <time.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+
+#include "clock.h"
+
+namespace moe {
+
+// A token bucket that all threads of a rank share. Whoever takes first passes first, so nobody starves. It is kept as
+// the time at which the link will have carried all bytes that were taken: N bytes that are taken from now on pass no
+// sooner than (N - bucket) / rate from now, whatever was sent before and however late sleepers wake.
+struct PacedLink {
+    static constexpr uint64_t NS_PER_S = 1'000'000'000;
+
+    uint64_t bytes_per_second;  // at least 1
+    uint64_t latency_ns;
+    uint64_t bucket_bytes;
+    std::atomic<uint64_t> idle_at_ns;
+    std::atomic<uint64_t> taken_bytes;
+
+    // When these bytes have passed. Sleeping until then is the caller's part.
+    uint64_t Take(uint64_t bytes, uint64_t now_ns) {
+        taken_bytes.fetch_add(bytes, std::memory_order_relaxed);
+        const uint64_t takes_ns = (bytes * NS_PER_S + bytes_per_second - 1) / bytes_per_second;
+        uint64_t before = idle_at_ns.load(std::memory_order_relaxed);
+        uint64_t after = 0;
+        do {
+            after = std::max(before, now_ns) + takes_ns;
+        } while (!idle_at_ns.compare_exchange_weak(before, after, std::memory_order_relaxed));
+        const uint64_t ahead_ns = bucket_bytes * NS_PER_S / bytes_per_second;
+        return after > ahead_ns ? after - ahead_ns : 0;
+    }
+};
+
+static_assert(sizeof(std::atomic<uint64_t>) == sizeof(uint64_t), "Python allocates it as plain words");
+
+// Sleeps until a time of `MonotonicNs`; a signal may end it early. The usual slack of 50 us would be most of a nap.
+inline void NapUntil(uint64_t ns) {
+    constexpr unsigned long SLACK_NS = 1000;
+    constexpr unsigned long USUAL = 0;
+    const timespec until{static_cast<time_t>(ns / PacedLink::NS_PER_S), static_cast<long>(ns % PacedLink::NS_PER_S)};
+    prctl(PR_SET_TIMERSLACK, SLACK_NS);
+    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, nullptr);
+    prctl(PR_SET_TIMERSLACK, USUAL);
+}
+
+}  // namespace moe
+
+#endif  // MOE_EMULATION_PACED_LINK_H

@@ -1,0 +1,109 @@
+// A block's writes to peers' windows over a paced link.
+//
+// Bytes are written when the link has carried them: the block sleeps until then. What peers poll is held back for the
+// latency as well, in the order of its writing, while the block goes on; longer copies are not read before a later
+// flag (`CopyBytes`), so they need no holding. A block that meets others, polls or ends has nothing held back any more.
+#ifndef MOE_EMULATION_PACED_WRITES_H
+#define MOE_EMULATION_PACED_WRITES_H
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <vector>
+
+#include "doorbell.h"
+#include "launch_settings.h"
+#include "meeting.h"
+#include "memory.h"
+#include "paced_link.h"
+
+namespace moe::emulation {
+
+class PacedWrites {
+public:
+    PacedWrites(const LaunchSettings& settings, const Meeting& meeting) : settings_(settings), meeting_(meeting) {}
+
+    // Before a write: returns when the link has carried it, at once for memory that is no peer's. True if the write is
+    // to be given to `Hold` should peers poll it.
+    bool Pace(const void* to, uint64_t bytes) {
+        if (!IsOfPeer(to)) return false;
+        SleepUntil(settings_.link->Take(bytes, MonotonicNs()));
+        return settings_.link->latency_ns != 0 && !IsStopped();
+    }
+
+    void Hold(uint8_t* to, const uint8_t* from, uint64_t bytes) {
+        held_.push_back({to, MonotonicNs() + settings_.link->latency_ns, {from, from + bytes}, 0});
+    }
+
+    // Whether these flags are held back, and their doorbell with them.
+    bool HoldsRing(const void* flags, uint64_t number) {
+        if (held_.empty() || !IsOfPeer(flags)) return false;
+        auto* const at = static_cast<uint8_t*>(const_cast<void*>(flags));
+        held_.push_back({at, held_.back().due_ns, {}, number});
+        return true;
+    }
+
+    // Returns when nothing is held back.
+    void Drain() {
+        if (held_.empty()) return;
+        SleepUntil(held_.back().due_ns);
+        Release(UINT64_MAX);
+    }
+
+private:
+    struct Held {
+        uint8_t* to;
+        uint64_t due_ns;
+        std::vector<uint8_t> bytes;
+        uint64_t flags;  // to ring for
+    };
+
+    // Signals, stops and the failures of other blocks are seen this often.
+    static constexpr uint64_t LONGEST_NAP_NS = 2'000'000;
+
+    bool IsOfPeer(const void* pointer) const {
+        const auto address = reinterpret_cast<uint64_t>(pointer);
+        for (uint64_t g = 0; g < settings_.num_groups; ++g) {
+            const WindowGroup& group = settings_.groups[g];
+            for (uint64_t i = 0; i < group.count; ++i) {
+                // Unsigned: an address before the window becomes one far behind it.
+                if (address - group.addresses[i] < group.window_bytes) return group.addresses[i] != group.own;
+            }
+        }
+        return false;
+    }
+
+    bool IsStopped() const { return settings_.control != nullptr && settings_.control->IsStopped(); }
+
+    void SleepUntil(uint64_t until_ns) {
+        for (;;) {
+            const uint64_t now = MonotonicNs();
+            Release(now);
+            if (now >= until_ns || IsStopped()) return;
+            meeting_.ThrowIfFailed();
+            const uint64_t next = held_.empty() ? until_ns : std::min(until_ns, held_.front().due_ns);
+            NapUntil(std::min(next, now + LONGEST_NAP_NS));
+            // Blocks on other threads must not enter Python.
+            if (settings_.control != nullptr && ThreadSettings() == &settings_) LookUpFromWait(*settings_.control);
+        }
+    }
+
+    void Release(uint64_t now_ns) {
+        for (; !held_.empty() && held_.front().due_ns <= now_ns; held_.pop_front()) {
+            const Held& first = held_.front();
+            std::atomic_thread_fence(std::memory_order_acq_rel);
+            CopyBytes(first.to, first.bytes.data(), first.bytes.size());
+            std::atomic_thread_fence(std::memory_order_acq_rel);
+            if (first.flags == 0) continue;
+            if (Doorbell* const bell = DoorbellOf(settings_, first.to)) bell->Ring(first.flags);
+        }
+    }
+
+    const LaunchSettings& settings_;
+    const Meeting& meeting_;
+    std::deque<Held> held_;
+};
+
+}  // namespace moe::emulation
+
+#endif  // MOE_EMULATION_PACED_WRITES_H

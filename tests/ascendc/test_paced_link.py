@@ -1,0 +1,41 @@
+"""The token bucket of a paced link: its rate is never exceeded, and all who send get their turn."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+EMULATION = Path(__file__).resolve().parents[2] / "kernels_ascendc" / "emulation"
+MEGABYTE = 10**6
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("paced_link") / "paced_link"
+    source = Path(__file__).with_name("paced_link.cpp")
+    command = ["g++", "-std=c++17", "-O2", "-pthread", f"-I{EMULATION}", str(source), "-o", str(path)]
+    subprocess.run(command, check=True, timeout=120)
+    return path
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    ("rate", "bucket", "writes", "size"),
+    [
+        (100 * MEGABYTE, 0, 1000, 10_000),
+        (100 * MEGABYTE, 100_000, 1000, 10_000),
+        (10 * MEGABYTE, 50_000, 20_000, 64),  # writes that take less than a nap
+        (7 * MEGABYTE + 1, 1000, 20, 60_000),  # of more than the bucket each
+    ],
+)
+def test_n_bytes_take_their_time(
+    program: Path, threads: int, rate: int, bucket: int, writes: int, size: int
+) -> None:
+    arguments = [str(value) for value in (rate, bucket, threads, writes, size)]
+    done = subprocess.run([str(program), *arguments], check=True, capture_output=True, text=True, timeout=120)
+    took_ns, taken, fewest = map(int, done.stdout.split())
+    assert taken == threads * writes * size
+    assert took_ns * rate >= (taken - bucket) * 10**9
+    assert fewest > 0  # nobody waits until others are done
