@@ -46,7 +46,7 @@ SERIES, AGAIN, OVERLAPPED, ONE_PART = "series", "again", "overlapped", "one part
 ROUTES = (SERIES, AGAIN, OVERLAPPED, ONE_PART)
 WARM_UP, CALIBRATION = 3, 10
 FAST = 10_000.0  # GB/s
-BUCKET_SHARE = 0.01  # of a call's bytes
+BUCKET_SHARE = 0.018  # of a call's bytes
 Span = tuple[float, float]
 
 
@@ -284,7 +284,7 @@ def main() -> None:
     arguments = parser("Overlapped parts against the same parts in series, over a paced link.")
     arguments.add_argument("--iterations", type=int, default=60)
     arguments.add_argument("--ranks", type=int, default=2, help="no more than cores, to have one each")
-    arguments.add_argument("--tokens", type=int, default=128, help="per rank")
+    arguments.add_argument("--tokens", type=int, default=512, help="per rank; with few, naps are short")
     arguments.add_argument("--parts", type=int, default=4)
     arguments.add_argument("--comm-alg", nargs="+", default=["fullmesh_v1", "fullmesh_v2"])
     arguments.add_argument("--latency-us", type=float, default=5.0)

@@ -28,8 +28,15 @@ struct PacedLink {
     std::atomic<uint64_t> idle_at_ns;
     std::atomic<uint64_t> taken_bytes;
 
-    // When these bytes have passed. Sleeping until then is the caller's part.
-    uint64_t Take(uint64_t bytes, uint64_t now_ns) {
+    // When bytes have passed; and until when to sleep if that is still to come: until half of the bucket is full again.
+    // Shorter naps would be as many as writes, and a nap costs a core up to 20 us, during which it runs nothing else.
+    struct Turn {
+        uint64_t passed_ns;
+        uint64_t wake_ns;
+    };
+
+    // Sleeping is the caller's part.
+    Turn Take(uint64_t bytes, uint64_t now_ns) {
         taken_bytes.fetch_add(bytes, std::memory_order_relaxed);
         const uint64_t takes_ns = (bytes * NS_PER_S + bytes_per_second - 1) / bytes_per_second;
         uint64_t before = idle_at_ns.load(std::memory_order_relaxed);
@@ -38,7 +45,7 @@ struct PacedLink {
             after = std::max(before, now_ns) + takes_ns;
         } while (!idle_at_ns.compare_exchange_weak(before, after, std::memory_order_relaxed));
         const uint64_t ahead_ns = bucket_bytes * NS_PER_S / bytes_per_second;
-        return after > ahead_ns ? after - ahead_ns : 0;
+        return {after - std::min(after, ahead_ns), after - std::min(after, ahead_ns / 2)};
     }
 };
 

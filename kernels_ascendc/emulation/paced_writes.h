@@ -27,7 +27,13 @@ public:
     // to be given to `Hold` should peers poll it.
     bool Pace(const void* to, uint64_t bytes) {
         if (!IsOfPeer(to)) return false;
-        SleepUntil(settings_.link->Take(bytes, MonotonicNs()));
+        const uint64_t now = MonotonicNs();
+        const PacedLink::Turn turn = settings_.link->Take(bytes, now);
+        if (turn.passed_ns > now) {
+            SleepUntil(turn.wake_ns);
+        } else {
+            Release(now);
+        }
         return settings_.link->latency_ns != 0 && !IsStopped();
     }
 
@@ -60,6 +66,8 @@ private:
 
     // Signals, stops and the failures of other blocks are seen this often.
     static constexpr uint64_t LONGEST_NAP_NS = 2'000'000;
+    // What is held back may come later by this much, rather than wake the block for each flag.
+    static constexpr uint64_t SHORTEST_NAP_NS = 50'000;
 
     bool IsOfPeer(const void* pointer) const {
         const auto address = reinterpret_cast<uint64_t>(pointer);
@@ -81,8 +89,8 @@ private:
             Release(now);
             if (now >= until_ns || IsStopped()) return;
             meeting_.ThrowIfFailed();
-            const uint64_t next = held_.empty() ? until_ns : std::min(until_ns, held_.front().due_ns);
-            NapUntil(std::min(next, now + LONGEST_NAP_NS));
+            const uint64_t due = held_.empty() ? until_ns : std::max(held_.front().due_ns, now + SHORTEST_NAP_NS);
+            NapUntil(std::min({until_ns, due, now + LONGEST_NAP_NS}));
             // Blocks on other threads must not enter Python.
             if (settings_.control != nullptr && ThreadSettings() == &settings_) LookUpFromWait(*settings_.control);
         }

@@ -39,8 +39,8 @@ class PacedLink:
     Args:
         gigabytes_per_s: 10**9 bytes a second, more than 0 and at most 10,000.
         latency_us: from the end of a write to its arrival, 0 to 1,000,000.
-        bucket_bytes: that may pass at once, 0 to 2**30. A sleeper that wakes late makes up for no more than
-            this, so a bucket that is carried in less than 100 us or so lowers the rate.
+        bucket_bytes: that may pass at once, 0 to 2**30. A sender sleeps until half of it is there again. Naps
+            of less than some 50 us take the core instead of leaving it, and lower the rate.
 
     Attributes:
         address: of the ``moe::PacedLink``.
