@@ -16,9 +16,10 @@
 
 namespace moe {
 
-// A token bucket that all threads of a rank share. Whoever takes first passes first, so nobody starves. It is kept as
-// the time at which the link will have carried all bytes that were taken: N bytes that are taken from now on pass no
-// sooner than (N - bucket) / rate from now, whatever was sent before and however late sleepers wake.
+// A token bucket that all threads of a rank share: the bytes that senders may be ahead of the wire. Whoever takes first
+// passes first, so nobody starves. It is kept as the time at which the link will have carried all bytes that were
+// taken: N bytes that are taken from now on arrive no sooner than N / rate from now, and their senders have passed no
+// sooner than (N - bucket) / rate from now, however late sleepers wake.
 struct PacedLink {
     static constexpr uint64_t NS_PER_S = 1'000'000'000;
 
@@ -28,9 +29,11 @@ struct PacedLink {
     std::atomic<uint64_t> idle_at_ns;
     std::atomic<uint64_t> taken_bytes;
 
-    // When bytes have passed; and until when to sleep if that is still to come: until half of the bucket is full again.
-    // Shorter naps would be as many as writes, and a nap costs a core up to 20 us, during which it runs nothing else.
+    // Of some bytes: when the link has carried them; when their sender may go on; and until when it is to sleep if that
+    // is still to come: until half of the bucket is full again. Shorter naps would be as many as writes, and a nap
+    // costs a core up to 20 us, during which it runs nothing else.
     struct Turn {
+        uint64_t arrived_ns;
         uint64_t passed_ns;
         uint64_t wake_ns;
     };
@@ -45,7 +48,7 @@ struct PacedLink {
             after = std::max(before, now_ns) + takes_ns;
         } while (!idle_at_ns.compare_exchange_weak(before, after, std::memory_order_relaxed));
         const uint64_t ahead_ns = bucket_bytes * NS_PER_S / bytes_per_second;
-        return {after - std::min(after, ahead_ns), after - std::min(after, ahead_ns / 2)};
+        return {after, after - std::min(after, ahead_ns), after - std::min(after, ahead_ns / 2)};
     }
 };
 

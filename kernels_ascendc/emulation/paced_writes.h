@@ -1,8 +1,8 @@
 // A block's writes to peers' windows over a paced link.
 //
-// Bytes are written when the link has carried them: the block sleeps until then. What peers poll is held back for the
-// latency as well, in the order of its writing, while the block goes on; longer copies are not read before a later
-// flag (`CopyBytes`), so they need no holding. A block that meets others, polls or ends has nothing held back any more.
+// A block that is too far ahead of the link sleeps. What peers poll is held back until the link has carried it and the
+// latency is over, in the order of its writing, while the block goes on; longer copies are not read before a later
+// flag (`CopyBytes`), so they need no holding. Before a block meets others, polls or ends, all that it wrote arrives.
 #ifndef MOE_EMULATION_PACED_WRITES_H
 #define MOE_EMULATION_PACED_WRITES_H
 
@@ -23,8 +23,8 @@ class PacedWrites {
 public:
     PacedWrites(const LaunchSettings& settings, const Meeting& meeting) : settings_(settings), meeting_(meeting) {}
 
-    // Before a write: returns when the link has carried it, at once for memory that is no peer's. True if the write is
-    // to be given to `Hold` should peers poll it.
+    // Before a write: returns when the block may go on, at once for memory that is no peer's. True if the write is to
+    // be given to `Hold` should peers poll it.
     bool Pace(const void* to, uint64_t bytes) {
         if (!IsOfPeer(to)) return false;
         const uint64_t now = MonotonicNs();
@@ -34,11 +34,14 @@ public:
         } else {
             Release(now);
         }
-        return settings_.link->latency_ns != 0 && !IsStopped();
+        due_ns_ = turn.arrived_ns + settings_.link->latency_ns;
+        if (!IsStopped()) return true;
+        Release(UINT64_MAX);  // before what is not held any more
+        return false;
     }
 
     void Hold(uint8_t* to, const uint8_t* from, uint64_t bytes) {
-        held_.push_back({to, MonotonicNs() + settings_.link->latency_ns, {from, from + bytes}, 0});
+        held_.push_back({to, due_ns_, {from, from + bytes}, 0});
     }
 
     // Whether these flags are held back, and their doorbell with them.
@@ -49,11 +52,12 @@ public:
         return true;
     }
 
-    // Returns when nothing is held back.
+    // Returns when all has arrived.
     void Drain() {
-        if (held_.empty()) return;
-        SleepUntil(held_.back().due_ns);
+        if (due_ns_ == 0) return;
+        SleepUntil(due_ns_);
         Release(UINT64_MAX);
+        due_ns_ = 0;
     }
 
 private:
@@ -110,6 +114,7 @@ private:
     const LaunchSettings& settings_;
     const Meeting& meeting_;
     std::deque<Held> held_;
+    uint64_t due_ns_ = 0;  // when the last write arrives; 0 if nothing was written since the last `Drain`
 };
 
 }  // namespace moe::emulation

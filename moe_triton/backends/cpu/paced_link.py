@@ -33,14 +33,15 @@ class PacedLinkStruct(ctypes.Structure):
 class PacedLink:
     """The link of one emulated device: writes to peers' windows sleep until it has carried them.
 
-    N bytes take at least (N - bucket) / rate, whatever number of blocks sends them; what peers poll arrives a
-    latency later. Reads of peers' windows are not paced: those of combine with ``comm_alg="direct"``.
+    N bytes arrive no sooner than N / rate and a latency, whatever number of blocks sends them. Reads of
+    peers' windows are not paced: those of combine with ``comm_alg="direct"``.
 
     Args:
         gigabytes_per_s: 10**9 bytes a second, more than 0 and at most 10,000.
         latency_us: from the end of a write to its arrival, 0 to 1,000,000.
-        bucket_bytes: that may pass at once, 0 to 2**30. A sender sleeps until half of it is there again. Naps
-            of less than some 50 us take the core instead of leaving it, and lower the rate.
+        bucket_bytes: that senders may be ahead of the wire, 0 to 2**30. One who is further ahead sleeps until
+            half of them are carried. Naps of less than some 50 us take the core instead of leaving it, and
+            lower the rate.
 
     Attributes:
         address: of the ``moe::PacedLink``.
