@@ -87,9 +87,14 @@ def test_bits_are_the_same(ranks: Groups, way: str, scheme: str) -> None:
 
 
 def times_of_a_pair(
-    rank: int, num_ranks: int, comm_alg: str, num_blocks: int, numbers: tuple[float, float, int]
+    rank: int,
+    num_ranks: int,
+    comm_alg: str,
+    num_blocks: int,
+    numbers: tuple[float, float, int],
+    late_s: float,
 ) -> dict[str, tuple[float, float, int]]:
-    """Begin, end and bytes that this rank sent, by operator."""
+    """Begin, end and bytes that this rank sent, by operator. The last rank comes late."""
     x = torch.randn(TOKENS, HIDDEN).bfloat16()
     ids = torch.arange(TOKENS * TOPK).view(TOKENS, TOPK).int() % (2 * num_ranks)
     weights = torch.ones(TOKENS, TOPK)
@@ -111,6 +116,7 @@ def times_of_a_pair(
         found = {}
         for operator in ("dispatch", "combine"):
             dist.barrier()
+            time.sleep(late_s if rank == num_ranks - 1 else 0.0)
             begin, before = time.monotonic(), link.taken_bytes
             if operator == "dispatch":
                 received = buffer.dispatch(x, ids)
@@ -125,7 +131,7 @@ def times_of_a_pair(
 def test_no_operator_is_faster_than_the_link(ranks: Groups, comm_alg: str, num_blocks: int) -> None:
     num_ranks, bucket = 2, 2000
     payload = TOKENS * TOPK * HIDDEN * 2 // num_ranks  # to the other rank
-    for found in ranks(num_ranks).run(times_of_a_pair, comm_alg, num_blocks, (SLOW / 4, 0.0, bucket)):
+    for found in ranks(num_ranks).run(times_of_a_pair, comm_alg, num_blocks, (SLOW / 4, 0.0, bucket), 0.0):
         for begin, end, sent in found.values():
             assert payload <= sent < 2 * payload
             assert end - begin >= sent / (SLOW / 4 * 1e9)
@@ -135,7 +141,9 @@ def test_no_operator_is_faster_than_the_link(ranks: Groups, comm_alg: str, num_b
 @pytest.mark.parametrize("comm_alg", ["fullmesh_v1", "fullmesh_v2"])
 def test_nothing_arrives_before_the_latency(ranks: Groups, comm_alg: str, num_blocks: int) -> None:
     latency_s = 0.1
-    found = ranks(3).run(times_of_a_pair, comm_alg, num_blocks, (10_000.0, latency_s * 1e6, 1 << 20))
+    link = 10_000.0, latency_s * 1e6, 1 << 20
+    # So late that the others have long sent all of theirs.
+    found = ranks(3).run(times_of_a_pair, comm_alg, num_blocks, link, 3 * latency_s)
     for operator in ("dispatch", "combine"):
         last_in = max(times[operator][0] for times in found)
         first_out = min(times[operator][1] for times in found)
