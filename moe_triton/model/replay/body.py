@@ -16,9 +16,9 @@ from moe_triton.core.kernel import TritonKernel
 from moe_triton.model.constants import Machine
 from moe_triton.model.cost import Cost, Work
 from moe_triton.model.replay.instructions import Stream
-from moe_triton.model.replay.pipes import BYTES
 from moe_triton.model.replay.program import Argument, ReplayError, named, streams_of
 from moe_triton.model.replay.result import Replay, timed
+from moe_triton.model.replay.times import BYTES
 from moe_triton.npu_compiler.socs import SOC_OF_PRODUCT
 
 KEPT_LAUNCHES, KEPT_REPLAYS = 256, 1024
@@ -114,6 +114,7 @@ class _Launch:
     """What the programs of a launch issue, in their order."""
 
     streams: Sequence[Stream]
+    _by_core: dict[int, list[list[Stream]]] = field(default_factory=dict)
 
     @functools.cached_property
     def read(self) -> int:
@@ -130,6 +131,11 @@ class _Launch:
 
     def by_core(self, cores: int) -> list[list[Stream]]:
         """The programs of each core, in order; of cores that do the same, one."""
+        if cores not in self._by_core:
+            self._by_core[cores] = self._different(cores)
+        return self._by_core[cores]
+
+    def _different(self, cores: int) -> list[list[Stream]]:
         given = [list(self.streams[core::cores]) for core in range(min(cores, len(self.streams)))]
         different = {tuple(stream.codes.tobytes() for stream in streams): streams for streams in given}
         return list(different.values())

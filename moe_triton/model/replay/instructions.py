@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from moe_triton.model.replay.folding import Piece, folded
 from moe_triton.model.replay.functions import Factor
 
 Kind = Literal["scalar", "element", "copy", "vector", "set", "wait", "barrier", "turn", "end"]
@@ -53,6 +56,12 @@ class Stream:
     codes: array[int]
     instructions: list[Instruction] = field(repr=False)
     innermost: frozenset[int] = frozenset()
+
+    @functools.cached_property
+    def pieces(self) -> Sequence[Piece]:
+        """The codes, with what repeats written once."""
+        loops = {one.count: code for code, one in enumerate(self.instructions) if one.kind == "turn"}
+        return folded(self.codes, [loops[number] for number in sorted(loops)])  # outer ones first
 
     def bytes_of(self, pipe: str) -> int:
         """Bytes of global memory that a pipe moves; S its elements."""

@@ -10,60 +10,30 @@ their queues. A pipe takes its queue in order. What an instruction takes:
   complete; a pipe that waits for a flag stands still until then;
 - a barrier makes a pipe wait until all that was before it is complete; one of all pipes makes S wait too.
 
-An instruction leaves its queue when it begins, and S waits while a queue is full. Time is kept with what it
-was spent on: every moment is the end of a chain of spans, of which each began when the one before it ended.
-The chain that ends last is the critical path.
+An instruction leaves its queue when it begins, and S waits while a queue is full. Every time is the end of a
+chain of spans, of which each began when the one before it ended, and knows what those were
+(`moe_triton.model.replay.times`). The chain that ends last is the critical path.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from moe_triton.core.errors import ToolchainError
 from moe_triton.model.constants import Machine
 from moe_triton.model.replay.attributes import EVERY_PIPE, PIPES
+from moe_triton.model.replay.folding import Piece, Repeat
 from moe_triton.model.replay.instructions import Instruction, Stream
-
-SCALAR, GLOBAL, BYTES, VECTOR, FLAGS = "scalar", "scalar loads", "memory bandwidth", "vector", "flags"
-PARTS = (SCALAR, GLOBAL, "MTE2", BYTES, VECTOR, "MTE3", FLAGS)
-"""What time on the critical path goes to: instructions of S and their issue; scalar accesses to global
-memory; latency of loads; bytes of copies; vector instructions; latency of stores; flags between pipes."""
+from moe_triton.model.replay.times import BYTES, FLAGS, GLOBAL, SCALAR, SUM, VECTOR, cycles_of, span
 
 EMPTY, BARRIER, TAIL = "empty queue", "barrier", "end of the program"
 
-
-class Moment:
-    """A time in cycles, and what it was spent on.
-
-    Attributes:
-        at: cycles from the begin of the program.
-        before: the moment at which the last span began.
-        part: what the last span went to, one of `PARTS`.
-    """
-
-    __slots__ = ("at", "before", "part")  # a replay makes one for every instruction
-
-    def __init__(self, at: float, before: Moment | None = None, part: str = "") -> None:
-        self.at, self.before, self.part = at, before, part
-
-    def later(self, part: str, cycles: float) -> Moment:
-        """This many cycles on."""
-        return Moment(self.at + cycles, self, part)
-
-    def parts(self) -> dict[str, float]:
-        """Cycles by what they went to; their sum is `at`."""
-        found = dict.fromkeys(PARTS, 0.0)
-        moment = self
-        while moment.before is not None:
-            found[moment.part] += moment.at - moment.before.at
-            moment = moment.before
-        return found
-
-
-BEGIN = Moment(0.0)
+Step = Callable[[], None]
+Name = tuple[str | int, ...]
+"""Of a time: a flag's pipes and number, or a pipe and which of its times."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +47,17 @@ class Span:
     num_bytes: int = 0
 
 
-@dataclass(frozen=True)
-class Mark:
-    """Where a turn of a loop begins, or the loop ends: when all that was issued before would be complete."""
+@dataclass
+class Marks:
+    """Turns of a loop, by when all that was issued before would be complete, in ticks.
 
-    loop: int
-    is_end: bool
-    at: float
+    Attributes:
+        begins: of each turn.
+        end: of the loop, the last time that it ended.
+    """
+
+    begins: list[int] = field(default_factory=list)
+    end: int = 0
 
 
 @dataclass
@@ -91,51 +65,95 @@ class Unit:
     """One pipe.
 
     Attributes:
+        begun: when the last instructions began, as many as the queue has entries.
         free: when it can begin with the next instruction.
         done: when all that it has begun is complete.
-        begun: when the last instructions began, as many as the queue has entries.
-        busy: cycles occupied.
-        stalls: cycles in which it could have worked, by cause.
+        busy: ticks occupied.
+        stalls: ticks in which it could have worked, by cause.
     """
 
-    begun: deque[Moment]
-    free: Moment = BEGIN
-    done: Moment = BEGIN
-    busy: float = 0.0
-    stalls: dict[str, float] = field(default_factory=dict)
+    begun: deque[int]
+    free: int = 0
+    done: int = 0
+    busy: int = 0
+    stalls: dict[str, int] = field(default_factory=dict)
 
-    def stall(self, cause: str, until: Moment) -> None:
-        """Stands still until a moment, if that is yet to come."""
-        gap = until.at - self.free.at
-        if gap > 0:
-            self.stalls[cause] = self.stalls.get(cause, 0.0) + gap
+    def stall(self, cause: str, until: int) -> None:
+        """Stands still until a time, if that is yet to come."""
+        if until > self.free:
+            gap = (until >> SUM) - (self.free >> SUM)
+            self.stalls[cause] = self.stalls.get(cause, 0) + gap
             self.free = until
-            if until.at > self.done.at:
+            if until > self.done:
                 self.done = until
+
+
+@dataclass(frozen=True)
+class _State:
+    """A core between two turns of a loop.
+
+    Attributes:
+        now: when S is free.
+        times: all that may decide when later instructions begin, by what it is of. Of the entries of a queue
+            those after `now`, counted from the last one: S does not wait for the others.
+    """
+
+    now: int
+    times: dict[Name, int]
+
+    def is_later_than(self, other: _State) -> bool:
+        """Whether this is the other state, only later: what follows is then as after the other one.
+
+        Either a time is later by as much as S is; or nothing has changed it, and it lies before all that is
+        compared with it.
+        """
+        shift, before, times = self.now - other.now, other.now, other.times
+        return self.times.keys() == times.keys() and all(
+            time - (was := times[name]) == shift or time == was <= before for name, time in self.times.items()
+        )
+
+
+@dataclass(frozen=True)
+class _Totals:
+    """What a core has counted so far."""
+
+    busy: dict[str, int]
+    stalls: dict[str, dict[str, int]]
+    num_begins: dict[int, int]
+    ends: dict[int, int]
 
 
 class Core:
     """Runs streams, one after the other.
 
+    Turns of a loop that issue the same instructions sooner or later take the same time: when the state after
+    a turn is one that was there before, only later, the turns in between repeat. They are then multiplied
+    instead of run, which gives the same numbers exactly.
+
     Args:
-        machine: its constants, in cycles.
+        machine: its constants, in cycles. Each is read when the first instruction needs it.
         bytes_per_cycle: of one pipe's copies.
-        spans: gets every instruction, if given.
+        spans: gets every instruction, if given; no turn is skipped then.
+        skips: whether repeated turns are multiplied.
     """
 
-    def __init__(self, machine: Machine, bytes_per_cycle: float, spans: list[Span] | None = None) -> None:
+    def __init__(
+        self, machine: Machine, bytes_per_cycle: float, spans: list[Span] | None = None, skips: bool = True
+    ) -> None:
         self.machine, self.bytes_per_cycle, self.spans = machine, bytes_per_cycle, spans
         entries = int(machine.queue_entries)
         self.units = {pipe: Unit(deque(maxlen=entries)) for pipe in PIPES}
-        self.marks: list[Mark] = []
+        self.marks: dict[int, Marks] = {}
+        self._skips = skips and spans is None
         self._scalar = self.units["S"]
-        self._flags: dict[tuple[str, str, int], Moment] = {}
-        self._issue_cycles = machine.issue_cycles
+        self._flags: dict[Name, int] = {}
+        self._issue_span = span(SCALAR, machine.issue_cycles)
+        self._steps: list[Step | None] = []
 
     @property
-    def end(self) -> Moment:
+    def end(self) -> int:
         """When everything is complete."""
-        return max((unit.done for unit in self.units.values()), key=lambda moment: moment.at)
+        return max(unit.done for unit in self.units.values())
 
     def run(self, stream: Stream) -> None:
         """Runs a program.
@@ -143,119 +161,212 @@ class Core:
         Raises:
             ToolchainError: it waits for a flag that is not set, sets one twice, or leaves one set.
         """
-        steps: dict[int, Callable[[], None]] = {}
-        for code in stream.codes:
-            step = steps.get(code)
-            if step is None:
-                step = steps[code] = self._step(stream.instructions[code])
-            step()
+        self._stream, self._steps = stream, [None] * len(stream.instructions)
+        self._play(stream.pieces if self._skips else [stream.codes])
         if self._flags:
             raise ToolchainError(f"flags are still set at the end: {sorted(self._flags)}")
 
-    def _step(self, one: Instruction) -> Callable[[], None]:
-        return _STEPS[one.kind](self, one)
+    def _play(self, pieces: Sequence[Piece]) -> None:
+        steps = self._steps
+        for piece in pieces:
+            if isinstance(piece, Repeat):
+                self._repeat(piece)
+                continue
+            for code in piece:
+                step = steps[code]
+                if step is None:
+                    one = self._stream.instructions[code]
+                    step = steps[code] = _STEPS[one.kind](self, one)
+                step()
 
-    def _work(self, pipe: str, part: str, cycles: float) -> None:
+    def _repeat(self, repeat: Repeat) -> None:
+        """Runs turns until one leaves the core as an earlier one did, after 1, 2, 4, ... turns; the rest are
+        multiplied."""
+        turn, first, before, totals = 0, 0, self._state(), self._totals()
+        while turn < repeat.count:
+            self._play(repeat.body)
+            turn += 1
+            state, each = self._state(), turn - first
+            if state.is_later_than(before):
+                times = (repeat.count - turn) // each
+                self._skip(before, state, totals, times)
+                for _ in range(repeat.count - turn - times * each):
+                    self._play(repeat.body)
+                return
+            if turn & (turn - 1) == 0:
+                first, before, totals = turn, state, self._totals()
+
+    def _state(self) -> _State:
+        now = self._scalar.free
+        times: dict[Name, int] = {**self._flags}
+        for pipe, unit in self.units.items():
+            times[pipe, "free"], times[pipe, "done"] = unit.free, unit.done
+            for place, begun in enumerate(reversed(unit.begun)):
+                if begun <= now:
+                    break
+                times[pipe, place] = begun
+        return _State(now, times)
+
+    def _totals(self) -> _Totals:
+        return _Totals(
+            {pipe: unit.busy for pipe, unit in self.units.items()},
+            {pipe: dict(unit.stalls) for pipe, unit in self.units.items()},
+            {loop: len(marks.begins) for loop, marks in self.marks.items()},
+            {loop: marks.end for loop, marks in self.marks.items()},
+        )
+
+    def _skip(self, before: _State, after: _State, totals: _Totals, times: int) -> None:
+        """Goes on by a number of times what was done between two states."""
+        shift = after.now - before.now
+        by, ticks = times * shift, (after.now >> SUM) - (before.now >> SUM)
+        changed = {name for name, time in after.times.items() if time != before.times[name]}
+        for pipe, unit in self.units.items():
+            unit.free += by if (pipe, "free") in changed else 0
+            unit.done += by if (pipe, "done") in changed else 0
+            begun = (one + by if one > after.now else one for one in unit.begun)
+            unit.begun = deque(begun, maxlen=unit.begun.maxlen)
+            unit.busy += times * (unit.busy - totals.busy[pipe])
+            for cause, gap in unit.stalls.items():
+                unit.stalls[cause] += times * (gap - totals.stalls[pipe].get(cause, 0))
+        for flag in self._flags.keys() & changed:
+            self._flags[flag] += by
+        for loop, marks in self.marks.items():
+            new = marks.begins[totals.num_begins.get(loop, 0) :]
+            marks.begins += [at + number * ticks for number in range(1, times + 1) for at in new]
+            marks.end += times * ticks if marks.end != totals.ends.get(loop, 0) else 0
+
+    def _work(self, by: int) -> None:
         """S works."""
-        unit = self.units[pipe]
-        unit.busy += cycles
-        unit.done = unit.free = unit.free.later(part, cycles)
+        unit = self._scalar
+        unit.busy += by >> SUM
+        unit.done = unit.free = unit.free + by
 
-    def _issue(self, unit: Unit, pipe: str) -> Moment:
+    def _issue(self, unit: Unit, full: str) -> int:
         """S hands an instruction to a queue.
+
+        Args:
+            unit: whose queue.
+            full: the cause of a stall while it has no place.
 
         Returns:
             When the pipe has it in front of itself: S is ready, and the pipe has done what was before it.
         """
-        scalar = self._scalar
-        if len(unit.begun) == unit.begun.maxlen:
-            scalar.stall(f"full queue of {pipe}", unit.begun[0])
-        cycles = self._issue_cycles
-        scalar.busy += cycles
-        scalar.done = scalar.free = scalar.free.later(SCALAR, cycles)
-        unit.stall(EMPTY, scalar.free)
-        unit.begun.append(unit.free)
+        begun = unit.begun
+        if len(begun) == begun.maxlen:
+            self._scalar.stall(full, begun[0])
+        self._work(self._issue_span)
+        unit.stall(EMPTY, self._scalar.free)
+        begun.append(unit.free)
         return unit.free
 
-    def _copy(self, one: Instruction) -> Callable[[], None]:
-        cycles = one.num_bytes / self.bytes_per_cycle
+    def _copy(self, one: Instruction) -> Step:
         m = self.machine
         latency = m.load_latency_cycles if one.pipe == "MTE2" else m.store_latency_cycles
-        return partial(self._occupy, one, cycles, BYTES, latency, one.pipe)
+        return self._occupying(
+            one, span(BYTES, one.num_bytes / self.bytes_per_cycle), span(one.pipe, latency)
+        )
 
-    def _vector(self, one: Instruction) -> Callable[[], None]:
+    def _vector(self, one: Instruction) -> Step:
         m = self.machine
         factor = getattr(m, one.factor) if one.factor else 1.0
         cycles = m.vector_latency_cycles + factor * one.num_bytes / m.vector_bytes_per_cycle
-        return partial(self._occupy, one, cycles, VECTOR, 0.0, VECTOR)
+        return self._occupying(one, span(VECTOR, cycles), 0)
 
-    def _occupy(self, one: Instruction, cycles: float, part: str, latency: float, then: str) -> None:
-        unit = self.units[one.pipe]
-        begin = self._issue(unit, one.pipe)
-        unit.free = begin.later(part, cycles)
-        unit.busy += cycles
-        unit.done = unit.free.later(then, latency) if latency else unit.free
-        if self.spans is not None:
-            self.spans.append(Span(one.pipe, one.name, begin.at, unit.free.at, one.num_bytes))
+    def _occupying(self, one: Instruction, by: int, latency: int) -> Step:
+        unit, full, ticks = self.units[one.pipe], _full(one.pipe), by >> SUM
 
-    def _scalars(self, one: Instruction) -> Callable[[], None]:
-        return partial(self._work, "S", SCALAR, one.count * self.machine.scalar_cycles)
+        def occupy() -> None:
+            begin = self._issue(unit, full)
+            unit.free = free = begin + by
+            unit.done = free + latency
+            unit.busy += ticks
+            if self.spans is not None:
+                self._note(one, begin, free)
 
-    def _access(self, one: Instruction) -> Callable[[], None]:
+        return occupy
+
+    def _scalars(self, one: Instruction) -> Step:
+        return partial(self._work, span(SCALAR, one.count * self.machine.scalar_cycles))
+
+    def _access(self, one: Instruction) -> Step:
         m = self.machine
-        cycles, part = (m.scalar_global_cycles, GLOBAL) if one.is_global else (m.scalar_local_cycles, SCALAR)
-        return partial(self._load, one, cycles, part)
+        by = span(GLOBAL, m.scalar_global_cycles) if one.is_global else span(SCALAR, m.scalar_local_cycles)
 
-    def _load(self, one: Instruction, cycles: float, part: str) -> None:
-        begin = self._scalar.free.at
-        self._work("S", part, cycles)
-        if self.spans is not None:
-            self.spans.append(Span("S", one.name, begin, begin + cycles, one.num_bytes))
+        def load() -> None:
+            begin = self._scalar.free
+            self._work(by)
+            if self.spans is not None:
+                self._note(one, begin, begin + by)
 
-    def _set(self, one: Instruction) -> Callable[[], None]:
-        key = one.pipe, one.other, one.event
-        return partial(self._raise, one.pipe, key, self.machine.flag_cycles)
+        return load
 
-    def _raise(self, pipe: str, key: tuple[str, str, int], cycles: float) -> None:
-        unit = self._taken(pipe)
-        if key in self._flags:
-            raise ToolchainError(f"the flag {key} is set again before it is waited for")
-        self._flags[key] = unit.done.later(FLAGS, cycles)
+    def _note(self, one: Instruction, begin: int, end: int) -> None:
+        assert self.spans is not None
+        begin_end = cycles_of(begin >> SUM), cycles_of(end >> SUM)
+        self.spans.append(Span(one.pipe, one.name, *begin_end, one.num_bytes))
 
-    def _wait(self, one: Instruction) -> Callable[[], None]:
-        return partial(self._await, one.pipe, (one.other, one.pipe, one.event))
+    def _set(self, one: Instruction) -> Step:
+        flag, by, unit = (
+            (one.pipe, one.other, one.event),
+            span(FLAGS, self.machine.flag_cycles),
+            self.units[one.pipe],
+        )
+        take = self._taking(one.pipe)
 
-    def _await(self, pipe: str, key: tuple[str, str, int]) -> None:
-        unit = self._taken(pipe)
-        if key not in self._flags:
-            raise ToolchainError(f"the flag {key} is waited for before it is set")
-        unit.stall(f"flag of {key[0]}", self._flags.pop(key))
+        def set_flag() -> None:
+            take()
+            if flag in self._flags:
+                raise ToolchainError(f"the flag {flag} is set again before it is waited for")
+            self._flags[flag] = unit.done + by
 
-    def _taken(self, pipe: str) -> Unit:
-        """The pipe, with a flag or barrier in front of it."""
-        unit = self.units[pipe]
+        return set_flag
+
+    def _wait(self, one: Instruction) -> Step:
+        flag, unit, cause = (one.other, one.pipe, one.event), self.units[one.pipe], f"flag of {one.other}"
+        take = self._taking(one.pipe)
+
+        def wait() -> None:
+            take()
+            if flag not in self._flags:
+                raise ToolchainError(f"the flag {flag} is waited for before it is set")
+            unit.stall(cause, self._flags.pop(flag))
+
+        return wait
+
+    def _taking(self, pipe: str) -> Callable[[], object]:
+        """Puts a flag or a barrier in front of a pipe."""
         if pipe == "S":
-            self._work("S", SCALAR, self.machine.scalar_cycles)
-        else:
-            self._issue(unit, pipe)
-        return unit
+            return partial(self._work, span(SCALAR, self.machine.scalar_cycles))
+        return partial(self._issue, self.units[pipe], _full(pipe))
 
-    def _barrier(self, one: Instruction) -> Callable[[], None]:
-        return self._all if one.pipe == EVERY_PIPE else partial(self._alone, one.pipe)
+    def _barrier(self, one: Instruction) -> Step:
+        every = one.pipe == EVERY_PIPE
+        take, unit = self._taking("S" if every else one.pipe), self.units["S" if every else one.pipe]
 
-    def _alone(self, pipe: str) -> None:
-        unit = self._taken(pipe)
-        unit.stall(BARRIER, unit.done)
+        def barrier() -> None:
+            take()
+            unit.stall(BARRIER, self.end if every else unit.done)
 
-    def _all(self) -> None:
-        self._work("S", SCALAR, self.machine.scalar_cycles)
-        self._scalar.stall(BARRIER, self.end)
+        return barrier
 
-    def _mark(self, one: Instruction) -> Callable[[], None]:
-        return lambda: self.marks.append(Mark(one.count, one.kind == "end", self.end.at))
+    def _turn(self, one: Instruction) -> Step:
+        marks = self.marks.setdefault(one.count, Marks())
+        return lambda: marks.begins.append(self.end >> SUM)
+
+    def _end(self, one: Instruction) -> Step:
+        marks = self.marks.setdefault(one.count, Marks())
+
+        def end() -> None:
+            marks.end = self.end >> SUM
+
+        return end
 
 
-_STEPS: dict[str, Callable[[Core, Instruction], Callable[[], None]]] = {
+def _full(pipe: str) -> str:
+    return f"full queue of {pipe}"
+
+
+_STEPS: dict[str, Callable[[Core, Instruction], Step]] = {
     "scalar": Core._scalars,
     "element": Core._access,
     "copy": Core._copy,
@@ -263,12 +374,12 @@ _STEPS: dict[str, Callable[[Core, Instruction], Callable[[], None]]] = {
     "set": Core._set,
     "wait": Core._wait,
     "barrier": Core._barrier,
-    "turn": Core._mark,
-    "end": Core._mark,
+    "turn": Core._turn,
+    "end": Core._end,
 }
 
 
-def idle(units: Iterable[Unit], end: float) -> None:
+def idle(units: Iterable[Unit], end: int) -> None:
     """Charges each pipe with the time from its last instruction to the end of the program."""
     for unit in units:
-        unit.stalls[TAIL] = end - unit.free.at
+        unit.stalls[TAIL] = (end >> SUM) - (unit.free >> SUM)

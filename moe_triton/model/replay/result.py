@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from moe_triton.model.constants import Machine
 from moe_triton.model.replay.instructions import Stream
-from moe_triton.model.replay.pipes import Core, Mark, Span, idle
+from moe_triton.model.replay.pipes import Core, Marks, Span, idle
+from moe_triton.model.replay.times import SUM, cycles_of, parts_of
 
 
 @dataclass(frozen=True)
@@ -41,36 +42,38 @@ class Replay:
 
 
 def timed(
-    streams: Sequence[Stream], machine: Machine, bytes_per_cycle: float, with_spans: bool = False
+    streams: Sequence[Stream],
+    machine: Machine,
+    bytes_per_cycle: float,
+    with_spans: bool = False,
+    skips: bool = True,
 ) -> Replay:
     """Replays programs on one core, one after the other.
 
     Args:
         bytes_per_cycle: of one copy.
         with_spans: keep every instruction.
+        skips: multiply turns that repeat instead of running them all, which changes no number.
 
     Raises:
         ToolchainError: a flag is waited for that is not set, or one is set twice.
     """
     spans: list[Span] | None = [] if with_spans else None
-    core = Core(machine, bytes_per_cycle, spans)
+    core = Core(machine, bytes_per_cycle, spans, skips)
     for stream in streams:
         core.run(stream)
     end = core.end
-    idle(core.units.values(), end.at)
+    idle(core.units.values(), end)
     turns, slope = _slope(core.marks, {loop for stream in streams for loop in stream.innermost})
-    return Replay(
-        end.at,
-        end.parts(),
-        {pipe: unit.busy for pipe, unit in core.units.items()},
-        {pipe: unit.stalls for pipe, unit in core.units.items()},
-        turns,
-        slope,
-        spans or (),
-    )
+    stalls = {
+        pipe: {cause: cycles_of(ticks) for cause, ticks in unit.stalls.items()}
+        for pipe, unit in core.units.items()
+    }
+    busy = {pipe: cycles_of(unit.busy) for pipe, unit in core.units.items()}
+    return Replay(cycles_of(end >> SUM), parts_of(end), busy, stalls, turns, slope, spans or ())
 
 
-def _slope(marks: Sequence[Mark], innermost: Set[int]) -> tuple[int, float]:
+def _slope(marks: Mapping[int, Marks], innermost: Set[int]) -> tuple[int, float]:
     """Turns of the loop that takes longest, and cycles for one of them.
 
     A mark's time is that of a replay that ends there.
@@ -78,13 +81,10 @@ def _slope(marks: Sequence[Mark], innermost: Set[int]) -> tuple[int, float]:
     Args:
         innermost: loops without another one of run-time length in them.
     """
-    longest, turns, slope = 0.0, 0, 0.0
-    for loop in innermost:
-        begins = [mark.at for mark in marks if mark.loop == loop and not mark.is_end]
-        if not begins:
-            continue
-        end = max(mark.at for mark in marks if mark.loop == loop)
-        if end - begins[0] > longest:
+    longest, turns, slope = 0, 0, 0.0
+    for loop in innermost & marks.keys():
+        begins, end = marks[loop].begins, marks[loop].end
+        if begins and end - begins[0] > longest:
             longest, turns = end - begins[0], len(begins)
-            slope = (end - begins[turns // 2]) / (turns - turns // 2)
+            slope = cycles_of(end - begins[turns // 2]) / (turns - turns // 2)
     return turns, slope
