@@ -137,12 +137,12 @@ class Results:
         return filled(self.work, self.blocks[self.is_sent], self.ranks[self.is_sent])
 
     def tables(self) -> Counts:
-        """Loads of tables of indices: all tokens that fit, from a block's next one to the last."""
+        """Loads of tables of indices: all tokens that fit, from a block's next one to its last."""
         work, topk, rows = self.work, self.work.number("topk"), self.work.number("rows_per_token")
         share = bounds(work, self.ranks.size)
         first, per_chunk = share[:-1] // topk, TABLE_ENTRIES // max(rows, topk)
-        loads = np.where(np.diff(share), chunks(chunks(share[1:], topk) - first, per_chunk), 0)
-        tokens = np.minimum(work.number("num_tokens"), first + loads * per_chunk) - first
+        tokens = np.where(np.diff(share), chunks(share[1:], topk) - first, 0)
+        loads = chunks(tokens, per_chunk)
         tables, words = 2 + work.has("topk_weights"), topk * (2 + work.has("topk_weights"))
         if "scales" in work.arguments and work.has("scales"):
             tables, words = tables + 1, words + rows
