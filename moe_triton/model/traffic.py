@@ -24,10 +24,10 @@ class Traffic:
         tiers: (EP,) how far each rank is from this one.
         topk_idx: (T, K) int32, the experts of this rank's tokens.
         recv_counts: (localE, EP) int32, rows that each expert of this rank gets from each rank.
-        numbers: integers that a call brings, by the name of the hole: num_tokens, num_ids, num_rows; and
-            own_results, an address, which is 0.
-        tables: integers in memory, by the name of the hole: topk_idx, expand_idx, counts, recv_counts,
-            recv_offsets, true_offsets, origins, zones.
+        numbers: integers that a call brings, by the name of the hole: num_tokens, num_ids, num_rows,
+            num_performance_entries; and own_results, an address, which is 0.
+        tables: integers in memory, by the name of the hole: topk_idx, masked_ids, active, expand_idx, counts,
+            recv_counts, recv_offsets, true_offsets, origins, zones. A mask, where there is one, leaves all.
     """
 
     config: Config
@@ -79,6 +79,8 @@ def traffic_of(config: Config, rank: int, ids: np.ndarray, tiers: tuple[Tier, ..
     offsets = recv_counts.cumsum(dtype=np.int32)
     tables = {
         "topk_idx": own.reshape(-1),
+        "masked_ids": own.reshape(-1),
+        "active": np.arange(len(own), dtype=np.int32),
         "expand_idx": _index_within_expert(own.reshape(-1)),
         "counts": np.bincount(own[own >= 0], minlength=config.num_experts).astype(np.int32),
         "recv_counts": recv_counts,
@@ -93,6 +95,7 @@ def traffic_of(config: Config, rank: int, ids: np.ndarray, tiers: tuple[Tier, ..
         "num_ids": own.size,
         "num_rows": int(offsets[-1]),
         "own_results": 0,
+        "num_performance_entries": config.num_ranks,
     }
     counts = recv_counts.reshape(config.num_local_experts, config.num_ranks)
     return Traffic(config, rank, tiers, own, counts, numbers, tables)

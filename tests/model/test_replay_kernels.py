@@ -8,11 +8,13 @@ from dataclasses import replace
 import pytest
 
 from moe_triton.backends.cpu.triton.ir import read
+from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.kernels import Case, Sizes
 from moe_triton.model.constants import Machine, machine_named
 from moe_triton.model.replay import replay_of
 from moe_triton.model.replay.case import case_arguments, replay_case
+from moe_triton.model.replay.functions import FUNCTIONS
 from moe_triton.model.replay.program import recorded
 from moe_triton.model.replay.result import timed
 from moe_triton.model.replay.translate import translated
@@ -171,6 +173,16 @@ def test_an_extra_barrier_is_slower(name: str) -> None:
             if "load_gm_to_ubuf" in operation.attributes["callee"]:
                 operation.insert_before(f"{barrier('ALL')}\n")
     assert times[1] > 1.2 * times[0]
+
+
+def test_a_function_that_the_model_does_not_know_is_named_with_its_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = case_named("add_rows/bf16-h1024")
+    new = replace(case.kernel, name="new_kernel")  # not translated before
+    monkeypatch.delitem(FUNCTIONS, "vadd_")
+    with pytest.raises(ToolchainError, match=r"^new_kernel cannot be replayed: .*vadd_1d_float"):
+        replay_of(new, SOC.name, case_arguments(case), 1, A3)
 
 
 def test_a_wait_of_a_peer_that_is_not_known_is_taken_to_be_recorded() -> None:

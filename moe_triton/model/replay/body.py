@@ -17,7 +17,7 @@ from moe_triton.model.constants import Machine
 from moe_triton.model.cost import Cost, Work
 from moe_triton.model.replay.instructions import Stream
 from moe_triton.model.replay.pipes import BYTES
-from moe_triton.model.replay.program import Argument, ReplayError, streams_of
+from moe_triton.model.replay.program import Argument, ReplayError, named, streams_of
 from moe_triton.model.replay.result import Replay, timed
 from moe_triton.npu_compiler.socs import SOC_OF_PRODUCT
 
@@ -83,7 +83,9 @@ def replay_of(
         ToolchainError, ReplayError: see `replayed`.
     """
     key = tuple(_key_of(arguments[arg.name]) for arg in kernel.args)
-    return _replay(_launch(_Call(kernel, soc, blocks, key, arguments)), machine, with_spans)
+    launch = _launch(_Call(kernel, soc, blocks, key, arguments))
+    with named(kernel.name):
+        return _replay(launch, machine, with_spans)
 
 
 def _key_of(value: Argument) -> int | bytes | None:

@@ -1,7 +1,9 @@
 """The library functions that the NPU compiler calls: pipe, which operands are data, and how dear they are.
 
-Their source is not public, so each is taken to be one instruction of its pipe over the whole tile. Operands
-that are only scratch do not count.
+The compiler's package has them as LLVM bitcode only (``lib/meta_op.aiv.c220.bc``). Each is taken to be one
+instruction of its pipe over the whole tile; operands that are only scratch do not count. For an integer
+reduction, which in the bitcode halves its tile step by step, `vector_reduce_factor` makes up for the steps:
+146 cycles for 64 x 64 instead of six latencies and a tile, 172.
 """
 
 from __future__ import annotations

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
 
-from moe_triton.core.errors import MoeTritonError
+from moe_triton.core.errors import MoeTritonError, ToolchainError
 from moe_triton.core.kernel import Arg, TritonKernel
 from moe_triton.model.cost import Table
 from moe_triton.model.replay.instructions import Instruction, Stream
@@ -35,6 +36,15 @@ class ReplayError(MoeTritonError):
     """A kernel cannot be replayed: the message names it and its operation."""
 
 
+@contextmanager
+def named(kernel: str) -> Iterator[None]:
+    """Has errors say which kernel they are about."""
+    try:
+        yield
+    except ToolchainError as error:
+        raise ToolchainError(f"{kernel} cannot be replayed: {error}") from None
+
+
 @functools.cache
 def translation_of(kernel: TritonKernel, soc: str) -> Translation:
     """A kernel as the NPU compiler made it, as Python.
@@ -47,7 +57,9 @@ def translation_of(kernel: TritonKernel, soc: str) -> Translation:
         ToolchainError: the compiler rejects it, or the model does not know something that is in it.
         ReplayError: the compiled function takes other arguments.
     """
-    found = translated(kernel_function(kernel, soc_named(soc)))
+    function = kernel_function(kernel, soc_named(soc))
+    with named(kernel.name):
+        found = translated(function)
     if found.num_arguments != len(kernel.args):
         raise ReplayError(
             f"the NPU's {kernel.name} takes {found.num_arguments} arguments beside the system's, not "
