@@ -2,11 +2,11 @@
 
 ``python -m benchmarks.model_on_cpu [--json FILE] [--markdown FILE]``. In every round the constants of the CPU
 are measured first (`moe_triton.tools.selftest.cpu_probe`), then a dispatch and a combine; the timeline of
-each is computed from that round's constants, so that other work on the machine changes both. Times are of the
-plan, without Python: from the first rank's begin to the last rank's end. When each rank began is given to the
-timeline, unless ranks share cores: then one that began late waited for a core, and that is for the model to
-say. What other programs took of the cores stands beside: where that is much, ranks wait for cores in a way
-that nothing here knows of.
+each is computed from that round's constants, so that a machine that is slower for a while is so for both.
+Times are of the plan, without Python: from the first rank's begin to the last rank's end. When each rank
+began is given to the timeline, unless ranks share cores: then one that began late waited for a core, and that
+is for the model to say. What other programs took of the cores stands beside: where that is more than a few
+percent, ranks are interrupted and wait for cores, of which the model knows nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch.distributed as dist
@@ -62,6 +61,19 @@ class Round:
     predicted_steps_us: Mapping[str, float]
 
 
+@dataclass(frozen=True)
+class Taken:
+    """One round on one rank.
+
+    Attributes:
+        constants: by name; none of a rank without a core.
+        spans: by operator.
+    """
+
+    constants: Mapping[str, float]
+    spans: Mapping[str, Spans]
+
+
 def measure(
     rank: int, num_ranks: int, scheme: str, tokens: int, quantize: str | None, rounds: int, path: str
 ) -> tuple[list[Round], float]:
@@ -71,43 +83,46 @@ def measure(
         The rounds, on rank 0; and the seconds of cores that this rank took.
     """
     before_s = time.process_time()
-    settings = Settings()
-    case = timed_case(scheme, tokens, quantize, num_ranks, settings.seed)
-    inputs = inputs_of(case, rank, 0)
-    line = StartingLine()
+    case = timed_case(scheme, tokens, quantize, num_ranks, Settings().seed)
+    own, plans = _taken(case, rank, WARM_UP + rounds, path)
+    everyone: list[list[Taken]] = [[]] * num_ranks
+    dist.all_gather_object(everyone, own[WARM_UP:])
+    found = []
+    if rank == 0:
+        traffics = _traffics(case)
+        for number in range(rounds):
+            machine = _machine([taken[number].constants for taken in everyone])
+            for operator in OPERATORS:
+                spans = [taken[number].spans[operator] for taken in everyone]
+                found.append(_round(plans[operator], traffics, machine, spans))
+    return found, time.process_time() - before_s
+
+
+def _taken(case: Case, rank: int, rounds: int, path: str) -> tuple[list[Taken], dict[str, Plan]]:
+    """What each round took on this rank, and the plans that ran."""
+    inputs, line = inputs_of(case, rank, 0), StartingLine()
+    taken: list[Taken] = []
+    plans: dict[str, Plan] = {}
     with make_buffer(case, trace=path) as buffer:
         log = buffer._communicator._executables.log
         assert log is not None
-        probe = CpuProbe(buffer._communicator.backend, rank, num_ranks, settings.wait_s)
-        constants: list[dict[str, float]] = []
-        spans: list[list[Spans]] = []
-        plans: dict[str, Plan] = {}
-        for _ in range(WARM_UP + rounds):
-            constants.append(probe.measure())
+        probe = CpuProbe(buffer._communicator.backend, rank, case.config.num_ranks, Settings().wait_s)
+        for _ in range(rounds):
+            constants = probe.measure()
             line.wait()
-            received = buffer.dispatch(inputs.x, inputs.topk_idx, quantize=quantize)
+            received = buffer.dispatch(inputs.x, inputs.topk_idx, quantize=case.quantize)
+            # Who is done must not take a core from those who are not.
+            line.wait()
             y = buffer.expert_output()
-            if not buffer._communicator.has_outputs_in_window:
-                y = y.zero_()
+            y[: received.handle.num_received()].zero_()  # as experts would have written it
             line.wait()
             buffer.combine(y, received.handle, inputs.topk_weights)
+            line.wait()
             calls, events, _ = log.take()
             plans |= {call.plan.operator: call.plan for call in calls}
-            spans.append([_spans(call, events) for call in calls])
+            taken.append(Taken(constants, {call.plan.operator: _spans(call, events) for call in calls}))
         probe.close()
-    everyone: list[Any] = [None] * num_ranks
-    dist.all_gather_object(everyone, (constants, spans))
-    taken_s = time.process_time() - before_s
-    if rank:
-        return [], taken_s
-    traffics = _traffics(case)
-    found = []
-    for number in range(WARM_UP, WARM_UP + rounds):
-        machine = _machine([measured[number] for measured, _ in everyone])
-        for index, operator in enumerate(OPERATORS):
-            of_ranks = [taken[number][index] for _, taken in everyone]
-            found.append(_round(plans[operator], traffics, machine, of_ranks))
-    return found, time.process_time() - before_s
+    return taken, plans
 
 
 def _spans(call: TracedCall, events: Sequence[TraceEvent]) -> Spans:
@@ -126,7 +141,7 @@ def _traffics(case: Case) -> list[Traffic]:
     return [traffic_of(case.config, rank, ids, cpu.tiers(ranks, rank)) for rank in range(ranks)]
 
 
-def _machine(measured: Sequence[dict[str, float]]) -> Machine:
+def _machine(measured: Sequence[Mapping[str, float]]) -> Machine:
     """The CPU by the figures of all ranks that measured: their medians."""
     have = [figures for figures in measured if figures]
     medians = {name: statistics.median(figures[name] for figures in have) for name in have[0]}
@@ -222,7 +237,7 @@ def _busy_s() -> tuple[float, float]:
 def _options() -> argparse.Namespace:
     arguments = parser("The model's timeline on this CPU, against measured times.")
     arguments.add_argument("--markdown", type=Path, help="write the table to this file")
-    arguments.add_argument("--rounds", type=int, default=15)
+    arguments.add_argument("--rounds", type=int, default=12)
     arguments.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
     arguments.add_argument("--tokens", type=int, nargs="+", default=[16, 64, 128], help="per rank")
     arguments.add_argument("--schemes", nargs="+", default=["fullmesh_v1", "direct"])

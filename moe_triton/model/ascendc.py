@@ -77,10 +77,8 @@ def _tables(machine: Machine, counted: Counted) -> float:
 
 def _loop(machine: Machine, did: Counts, pipes: tuple[np.ndarray, np.ndarray, np.ndarray]) -> float:
     """Microseconds of the slowest block's double-buffered loop, from the cycles of each pipe."""
-    turns = zip(did.turns, *pipes, strict=True)
-    return max(
-        float(core_loop(machine, n, [each / n for each in cycles])) if n else 0.0 for n, *cycles in turns
-    )
+    turns = zip(did.turns.tolist(), *(cycles.tolist() for cycles in pipes), strict=True)
+    return max(core_loop(machine, n, [each / n for each in cycles]) if n else 0.0 for n, *cycles in turns)
 
 
 def _rows(work: Work, machine: Machine, counted: Counted, row_bytes: int, loop_us: float) -> dict[str, float]:
@@ -291,6 +289,18 @@ FORMULAS: dict[str, Body] = {
 }
 
 COUNTS: dict[str, Callable[[Work], Counted]] = {
-    name: getattr(ascendc_waits if hasattr(ascendc_waits, name) else ascendc_sends, name) for name in FORMULAS
+    counts.__name__: counts
+    for counts in (
+        ascendc_sends.dispatch_send,
+        ascendc_sends.counts_send,
+        ascendc_sends.direct_send,
+        ascendc_waits.dispatch_wait,
+        ascendc_sends.inband_send,
+        ascendc_waits.inband_receive,
+        ascendc_sends.combine_send,
+        ascendc_waits.combine_wait,
+        ascendc_sends.post_status,
+        ascendc_sends.exchange_send,
+    )
 }
 """What is priced, by kernel."""

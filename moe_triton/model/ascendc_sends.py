@@ -2,7 +2,7 @@
 ``kernels_ascendc/include/<kernel>.h`` run: copies, bytes, scalar accesses, barriers.
 ``tests/model/test_formula_counts.py`` compares every number with a run of the kernel itself.
 
-Taken for granted: nothing is refused or reported, and all that a kernel waits for is there at its first look.
+Taken for granted: nothing is refused or reported.
 """
 
 from __future__ import annotations
@@ -66,8 +66,6 @@ WORDS_PER_PIECE = 1024
 
 SCALES_BYTES = 16 * 1024
 """Room for scales of rows (exchange_send.h)."""
-
-ORIGIN_BYTES = ORIGIN.num_words * WORD_BYTES
 
 
 @dataclass(frozen=True)
@@ -139,12 +137,12 @@ class Results:
         return filled(self.work, self.blocks[self.is_sent], self.ranks[self.is_sent])
 
     def tables(self) -> Counts:
-        """Loads of tables of indices: all tokens that fit, from a block's next one to the last."""
+        """Loads of tables of indices: all tokens that fit, from a block's next one to its last."""
         work, topk, rows = self.work, self.work.number("topk"), self.work.number("rows_per_token")
         share = bounds(work, self.ranks.size)
         first, per_chunk = share[:-1] // topk, TABLE_ENTRIES // max(rows, topk)
-        loads = np.where(np.diff(share), chunks(chunks(share[1:], topk) - first, per_chunk), 0)
-        tokens = np.minimum(work.number("num_tokens"), first + loads * per_chunk) - first
+        tokens = np.where(np.diff(share), chunks(share[1:], topk) - first, 0)
+        loads = chunks(tokens, per_chunk)
         tables, words = 2 + work.has("topk_weights"), topk * (2 + work.has("topk_weights"))
         if "scales" in work.arguments and work.has("scales"):
             tables, words = tables + 1, words + rows
@@ -157,12 +155,19 @@ def _kept(work: Work, argument: str) -> Counts:
     return counts(work, scalar_local=one, stores=one, store_bytes=WORD_BYTES * one)
 
 
+def _words(work: Work, results: Results) -> np.ndarray:
+    """(blocks,) scalar accesses for addresses and stamps: of each result its id; of those that are sent an
+    index, rank, token and k, and a weight, which is read where there is one.
+    """
+    words: np.ndarray = each_block(work, results.blocks) + (5 + work.has("topk_weights")) * results.slots
+    return words
+
+
 def _rows(work: Work, results: Results, lines: np.ndarray, extra_words: int = 0) -> Counts:
     """Rows that go out of one buffer to all their slots, each with a stamp."""
     scale_bytes = work.number("scale_bytes") if "scale_bytes" in work.arguments else 0
     copies = int(chunks(work.number("row_bytes"), PIECE_BYTES) + chunks(scale_bytes, PIECE_BYTES))
     source_bytes = work.number("row_bytes") + scale_bytes
-    words = 6 + work.has("topk_weights") - 1 + extra_words
     return counts(
         work,
         loads=results.visits * copies,
@@ -170,7 +175,7 @@ def _rows(work: Work, results: Results, lines: np.ndarray, extra_words: int = 0)
         stores=results.slots * (copies + 1),
         store_bytes=results.slots * (source_bytes + STAMP_BYTES),
         sent_bytes=results.remote_slots * (source_bytes + STAMP_BYTES),
-        scalar_local=each_block(work, results.blocks) + words * results.slots,
+        scalar_local=_words(work, results) + extra_words * results.slots,
         scalar_global=results.slots,
         lines=filled_by(work, lines),
         turns=results.visits,
@@ -268,7 +273,7 @@ def inband_send(work: Work) -> Counted:
         stores=results.slots * (pieces + 1),
         store_bytes=results.slots * inband_slot_bytes(work),
         sent_bytes=results.remote_slots * inband_slot_bytes(work),
-        scalar_local=each_block(work, results.blocks) + (5 + work.has("topk_weights")) * results.slots,
+        scalar_local=_words(work, results),
         scalar_global=results.slots,
         lines=filled_by(work, lines),
         turns=results.visits,
@@ -323,10 +328,10 @@ def combine_send(work: Work) -> Counted:
     if sources.size != number_at(work, "recv_offsets"):
         raise NotImplementedError("combine_send: the model knows of another number of rows than recv_offsets")
     blocks = block_of(work, sources.size)
-    own, share = each_block(work, blocks), bounds(work, sources.size)
-    copied = sources != work.number("kept_rank")
-    away = each_block(work, blocks[is_remote(work)[sources]])
-    moved, moved_away = (each_block(work, blocks[copied & each]) for each in (True, is_remote(work)[sources]))
+    own = each_block(work, blocks)
+    copied, remote = sources != work.number("kept_rank"), is_remote(work)[sources]
+    away = each_block(work, blocks[remote])
+    moved, moved_away = each_block(work, blocks[copied]), each_block(work, blocks[copied & remote])
     pieces = int(chunks(row_bytes, PIECE_BYTES))
     flag_bytes = is_flagged * STATUS_ENTRY_BYTES
     rows = counts(
@@ -343,11 +348,10 @@ def combine_send(work: Work) -> Counted:
         turns=own,
         items=own,
     )
-    loads = chunks(np.diff(share), ENTRIES_PER_POST)
-    tables = counts(work, loads=loads, load_bytes=own * ORIGIN_BYTES, turns=loads)
-    dropped = lines_of_table(work.number("num_ranks"))
+    loads = chunks(own, ENTRIES_PER_POST)
+    tables = counts(work, loads=loads, load_bytes=own * ORIGIN.num_bytes, turns=loads)
     start = found_zone(work) + fresh(work, work.number("num_entries") > 0) + _kept(work, "combine_kind")
-    start += counts(work, dropped=dropped, vector=1) + end(work)
+    start += counts(work, dropped=lines_of_table(work.number("num_ranks")), vector=1) + end(work)
     written = np.bincount(sources[copied], minlength=ranks)
     return Counted({"start": start, "tables": tables, "rows": rows}, written, no_ranks(work))
 
@@ -366,8 +370,8 @@ def exchange_send(work: Work) -> Counted:
     leaves = bool(is_remote(work)[peer])
     start = found_zone(work) + fresh(work, 2 + work.has("first_row")) + end(work)
     words = work.number("header_words") if work.has("header") else 0
-    copies, header_bytes = first_block(work, int(chunks(words, WORDS_PER_PIECE))), first_block(work, words)
-    header_bytes = header_bytes * WORD_BYTES
+    copies = first_block(work, int(chunks(words, WORDS_PER_PIECE)))
+    header_bytes = first_block(work, words * WORD_BYTES)
     header = counts(
         work,
         loads=copies,

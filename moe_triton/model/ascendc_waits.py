@@ -170,8 +170,7 @@ def _rows_of_slots(work: Work, rows: np.ndarray, polls: np.ndarray, flag_bytes: 
     last = (work.number("scale_offset") + scale_bytes - 1) // BLOCK_DATA_BYTES
     of_scales = last - first + 1 if scale_bytes else 0
     weights = int(work.has("out_weights"))
-    origin_bytes = ORIGIN.num_words * WORD_BYTES
-    small_bytes = scale_bytes + origin_bytes + weights * WORD_BYTES
+    small_bytes = scale_bytes + ORIGIN.num_bytes + weights * WORD_BYTES
     return counts(
         work,
         loads=rows * (pieces + of_scales + 1 + weights),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import cached_property, reduce
+from functools import cache, cached_property, reduce
 
 import numpy as np
 
@@ -54,7 +54,20 @@ class Counts:
     items: np.ndarray
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Counts)))
+        pairs = ((getattr(self, name), getattr(other, name)) for name in NAMES)
+        nothing = _zeros(len(self.loads))
+        return Counts(*(b if a is nothing else a if b is nothing else a + b for a, b in pairs))
+
+
+NAMES = tuple(field.name for field in fields(Counts))
+
+
+@cache
+def _zeros(blocks: int) -> np.ndarray:
+    """One array for all that is nothing: most of a stage is."""
+    zeros = np.zeros(blocks, np.int64)
+    zeros.flags.writeable = False
+    return zeros
 
 
 @dataclass(frozen=True)
@@ -79,10 +92,9 @@ class Counted:
 
 def counts(work: Work, **numbers: int | np.ndarray) -> Counts:
     """Of a stage of a launch: an array for each block, or a number for all of them; what is left out is 0."""
-    names = {f.name for f in fields(Counts)}
-    assert numbers.keys() <= names, numbers.keys() - names
-    zero = np.zeros(work.blocks, np.int64)
-    return Counts(**{name: zero + numbers.get(name, 0) for name in names})
+    assert numbers.keys() <= set(NAMES), numbers.keys() - set(NAMES)
+    zeros = _zeros(work.blocks)
+    return Counts(*(zeros + numbers[name] if name in numbers else zeros for name in NAMES))
 
 
 def fresh(work: Work, reads: int) -> Counts:

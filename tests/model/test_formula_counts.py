@@ -26,6 +26,8 @@ from tests.ascendc.driver import World
 from tests.ascendc.exchange import Exchange, ExchangeCase
 from tests.ascendc.memory import CACHE_LINE_BYTES, Guarded
 
+pytestmark = pytest.mark.long  # compiles a build of the kernels that no other test needs
+
 A3 = machine_named("A3")
 
 FULLMESH = {
@@ -40,8 +42,10 @@ FULLMESH = {
     "row_per_result": Case(tokens=(9, 10), blocks=3, topk=4, row_per_result=True),
     "many_scales": Case(tokens=(5, 8), blocks=3, topk=3, scaled=True, num_scales=9, hidden=96),
     "full_wait": Case(tokens=(5, 8, 2), blocks=2, topk=3, full_wait=True, timed=True),
+    "many_results": Case(tokens=(3, 2), blocks=2, topk=40, experts_per_rank=24, hidden=32),
     "many_ranks": Case(tokens=(4,) * 18, blocks=4, topk=6, experts_per_rank=4),
     "many_blocks": Case(tokens=(40, 16), blocks=48, topk=8, experts_per_rank=16, hidden=128),
+    "real_rows": Case(tokens=(16, 8), blocks=24, topk=8, experts_per_rank=16, hidden=7168, scaled=True),
     "tables_in_chunks": Case(tokens=(300, 150), blocks=2, topk=8, experts_per_rank=8, hidden=32, timed=True),
     "entries_in_chunks": Case(tokens=(2, 3), blocks=1, experts_per_rank=1100, hidden=32, timed=True),
     "row_in_pieces": Case(tokens=(3, 2), blocks=2, hidden=48 * 1024),
@@ -49,6 +53,7 @@ FULLMESH = {
 INBAND = {
     "one_block": Case(tokens=(3, 2), blocks=1, topk=1),
     "scales": Case(tokens=(40, 30), blocks=3, topk=3, scaled=True, absent=0.2, timed=True, hidden=300),
+    "real_rows": Case(tokens=(16, 8), blocks=24, topk=8, experts_per_rank=16, hidden=7168, scaled=True),
     "no_scales": Case(tokens=(9, 5, 7), blocks=4, hidden=241, weighted=False, experts_per_rank=3),
     "many_scales": Case(tokens=(9, 8), topk=3, scaled=True, num_scales=57, hidden=900),
     "scales_over_blocks": Case(tokens=(9, 8), topk=3, scaled=True, num_scales=150, hidden=460),
@@ -57,7 +62,7 @@ INBAND = {
     "several_launches": Case(tokens=(9, 10), blocks=3, topk=4, launches=3, row_per_result=True),
     "many_rows": Case(tokens=(300, 200), blocks=2, topk=8, experts_per_rank=8, hidden=32, timed=True),
     "entries_in_chunks": Case(tokens=(2, 3), blocks=1, experts_per_rank=1100, hidden=32, timed=True),
-    "row_in_pieces": Case(tokens=(2, 3), blocks=2, hidden=48 * 1024, scaled=True),
+    "row_in_pieces": Case(tokens=(7, 8), blocks=1, hidden=48 * 1024, scaled=True),
 }
 DIRECT = {
     "plain": DirectCase(tokens=(7, 9), blocks=3, topk=3, experts_per_rank=4),
@@ -67,6 +72,7 @@ DIRECT = {
     "many_experts": DirectCase(tokens=(2, 3), blocks=1, experts_per_rank=1100, hidden=32),
     "no_rows": DirectCase(tokens=(3, 2), absent=1.0),
     "more_blocks_than_ranks": DirectCase(tokens=(3, 2), blocks=6),
+    "real_rows": DirectCase(tokens=(16, 8), blocks=24, topk=8, experts_per_rank=16, hidden=7168, scaled=True),
     "long_rows": DirectCase(tokens=(2, 3), hidden=48 * 1024),
 }
 EXCHANGE = {
