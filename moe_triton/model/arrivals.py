@@ -40,7 +40,7 @@ class _Told:
     works: Sequence[Work]
 
 
-class Group:
+class WalkedRanks:
     """The ranks of a walk: all of a group, or some that stand for ranks that are like them.
 
     Args:

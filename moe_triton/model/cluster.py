@@ -15,140 +15,22 @@ theirs is computed, in closed form (`moe_triton.model.cluster_a2`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
-from moe_triton.core.config import Config, Product
-from moe_triton.core.errors import ArgumentError
-from moe_triton.core.plan import Plan
-from moe_triton.core.row_formats import row_format_of
 from moe_triton.model.constants import Machine
-from moe_triton.model.prices import DTYPE, Sizes
-from moe_triton.model.pulls import is_pulling, with_pulls
+from moe_triton.model.group import OPERATORS, Group, middle
+from moe_triton.model.prices import Call
+from moe_triton.model.pulls import is_pulling
 from moe_triton.model.remembered import Bodies
-from moe_triton.model.routing import GROUPS, TOP_GROUPS, draw_ids
-from moe_triton.model.timeline import Mode, Timeline, walk_some
+from moe_triton.model.timeline import Timeline
 from moe_triton.model.topology import hop_us, tiers
-from moe_triton.model.traffic import Traffic, traffic_of
-from moe_triton.operators.variants import CombineVariant
+from moe_triton.model.traffic import Traffic
 
-MOST_RANKS = 768
-EXPERTS = 256
-"""Of DeepSeek-V3: as many, or the next multiple of a group's ranks."""
 FIRST = 2
 """Ranks that stand for the others, for each number that ranks differ in."""
-
-OperatorName = Literal["dispatch", "combine"]
-OPERATORS: tuple[OperatorName, ...] = ("dispatch", "combine")
-
-_NAMES = {
-    "num_ranks": "ep",
-    "num_max_tokens_per_rank": "tokens",
-    "num_topk": "topk",
-    "num_experts": "experts",
-}
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One group and its routing.
-
-    Attributes:
-        scheme: ``comm_alg``.
-        ranks: EP.
-        tokens: T, of each rank.
-        product: "A3", or "A2" for its closed forms.
-        routing: as `draw_ids` takes it, with seed, groups, top_groups and exponent.
-        quantize: how dispatched rows travel; combine's are 16 bits.
-        hidden: H.
-        topk: K.
-        experts: M; 0 for `EXPERTS`, or the next multiple of the ranks.
-        mode: how launches come to the device.
-    """
-
-    scheme: str
-    ranks: int
-    tokens: int
-    product: Product = "A3"
-    routing: str = "uniform"
-    quantize: str | None = "int8"
-    hidden: int = 7168
-    topk: int = 8
-    experts: int = 0
-    mode: Mode = "graph"
-    seed: int = 0
-    groups: int = GROUPS
-    top_groups: int = TOP_GROUPS
-    exponent: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Checks the group.
-
-        Raises:
-            ArgumentError: too few or too many ranks, or experts that they do not share evenly.
-        """
-        if not 2 <= self.ranks <= MOST_RANKS:
-            rule = f"a group has 2 to {MOST_RANKS} ranks"
-            raise ArgumentError("ep", self.ranks, rule, "Pass a size in between.")
-        if self.tokens < 1:
-            raise ArgumentError("tokens", self.tokens, "it must be at least 1", "Pass 1 or more.")
-        if self.experts < 0 or self.experts % self.ranks:
-            rule = f"experts are shared evenly by {self.ranks} ranks"
-            raise ArgumentError("experts", self.experts, rule, "Pass a multiple of the ranks, or 0.")
-        if self.mode not in ("graph", "stream"):
-            rule = "launches come from a captured graph or from the host's stream"
-            raise ArgumentError("mode", repr(self.mode), rule, "Pass 'graph' or 'stream'.")
-
-    @property
-    def num_experts(self) -> int:
-        """M."""
-        return self.experts or -(-EXPERTS // self.ranks) * self.ranks
-
-    @property
-    def sizes(self) -> Sizes:
-        """As one rank's plans are priced from them; operators are in one part."""
-        return Sizes(
-            self.ranks,
-            self.tokens,
-            self.hidden,
-            self.topk,
-            self.num_experts,
-            self.quantize,
-            self.scheme,
-            routing=self.routing,
-            seed=self.seed,
-        )
-
-    @cached_property
-    def config(self) -> Config:
-        """Of a buffer of this group, whose scheme has plans.
-
-        Raises:
-            ArgumentError: its sizes are none that the scheme takes.
-        """
-        try:
-            config = self.sizes.config
-        except ArgumentError as error:
-            raise error.renamed(_NAMES) from None
-        row_format_of(self.quantize, self.hidden)
-        return config
-
-    def draw(self) -> np.ndarray:
-        """(EP, T, K) int32 experts; see `draw_ids`."""
-        return draw_ids(
-            self.routing,
-            self.ranks,
-            self.tokens,
-            self.topk,
-            self.num_experts,
-            self.seed,
-            groups=self.groups,
-            top_groups=self.top_groups,
-            exponent=self.exponent,
-        )
 
 
 @dataclass(frozen=True)
@@ -174,13 +56,13 @@ class Point:
     """Dispatch and combine on a group.
 
     Attributes:
-        setting: the group.
+        group: the group.
         operators: by name.
         imbalance: rows that the most loaded rank receives, over the mean.
         walked: ranks that were computed.
     """
 
-    setting: Setting
+    group: Group
     operators: dict[str, OperatorPoint]
     imbalance: float
     walked: tuple[int, ...] = ()
@@ -206,13 +88,13 @@ class Load:
     busiest: np.ndarray = field(repr=False)
 
     @staticmethod
-    def of(setting: Setting, ids: np.ndarray, machine: Machine) -> Load:
+    def of(group: Group, ids: np.ndarray, machine: Machine) -> Load:
         """That of drawn experts."""
-        ranks, experts = setting.ranks, setting.num_experts
+        ranks, experts = group.ranks, group.num_experts
         entries = ids * ranks + np.arange(ranks)[:, None, None]
         counts = np.bincount(entries.ravel(), minlength=experts * ranks).reshape(ranks, -1, ranks)
-        hops = {tier: hop_us(machine, tier) for tier in set(tiers(setting.product, ranks, 0))}
-        rows = [[hops[tier] for tier in tiers(setting.product, ranks, rank)] for rank in range(ranks)]
+        hops = {tier: hop_us(machine, tier) for tier in set(tiers(group.product, ranks, 0))}
+        rows = [[hops[tier] for tier in tiers(group.product, ranks, rank)] for rank in range(ranks)]
         return Load(counts.sum(axis=1).T, np.array(rows), _busiest(counts, int(machine.cores)))
 
     @cached_property
@@ -246,7 +128,7 @@ class Load:
             self.busiest,
         )
         found = {int(rank) for number in numbers for rank in np.argsort(-number, kind="stable")[:first]}
-        found.add(int(np.argsort(self.received, kind="stable")[len(self.received) // 2]))
+        found.add(middle(self.received))
         return tuple(sorted(found))
 
     def most(self, operator: str, row_bytes: float) -> tuple[int, int]:
@@ -266,16 +148,16 @@ def _busiest(counts: np.ndarray, cores: int) -> np.ndarray:
 
 
 def price(
-    setting: Setting,
+    group: Group,
     machine: Machine,
     bodies: Bodies,
     ids: np.ndarray | None = None,
     ranks: Sequence[int] | None = None,
 ) -> Point:
-    """What an operator of a scheme with plans takes.
+    """What operators of a scheme with plans take.
 
     Args:
-        setting: the group.
+        group: the group.
         machine: that each rank is.
         bodies: of kernels.
         ids: (EP, T, K) experts, if they are drawn already.
@@ -284,40 +166,17 @@ def price(
     Raises:
         ArgumentError: sizes that the scheme does not take, or a routing that cannot be drawn.
     """
-    config = setting.config
-    ids = setting.draw() if ids is None else ids
-    load = Load.of(setting, ids, machine)
+    ids = group.draw() if ids is None else ids
+    load = Load.of(group, ids, machine)
     walked = load.representatives() if ranks is None else tuple(ranks)
-    traffics = [traffic_of(config, rank, ids, tiers(setting.product, setting.ranks, rank)) for rank in walked]
+    call = Call.of(group, bodies, ids, *walked)
     operators: dict[str, OperatorPoint] = {}
-    for operator, plan in plans(setting, machine).items():
-        lines = walk_some(plan, traffics, machine, mode=setting.mode, bodies=with_pulls(bodies))
+    for operator in OPERATORS:
+        lines = [priced.timeline for priced in call.priced(operator, machine)]
         slowest = max(lines, key=lambda line: line.total_us)
-        leaving, entering = load.most(operator, _row_bytes(operator, lines, traffics))
+        leaving, entering = load.most(operator, _row_bytes(operator, lines, call.traffics))
         operators[operator] = OperatorPoint(slowest.total_us, slowest.rank, slowest.parts, leaving, entering)
-    return Point(setting, operators, load.imbalance, walked)
-
-
-def may_be_captured(setting: Setting, machine: Machine) -> bool:
-    """Whether a graph may hold the scheme's operators."""
-    return not setting.sizes.scheme(machine, 0).rounds.no_graph
-
-
-def plans(setting: Setting, machine: Machine) -> dict[OperatorName, Plan]:
-    """The plans of both operators, on as many cores as the machine has.
-
-    Raises:
-        ArgumentError: the scheme's operators cannot be in a graph.
-    """
-    scheme = setting.sizes.scheme(machine, 0)
-    if setting.mode == "graph" and scheme.rounds.no_graph:
-        rule = scheme.rounds.no_graph.removesuffix(".")
-        raise ArgumentError("mode", repr(setting.mode), rule, "Or take mode 'stream'.")
-    dispatch, combine = setting.sizes.variants()
-    assert isinstance(combine, CombineVariant)
-    # Where a scheme has a place for results in its window, experts leave them there.
-    combine = replace(combine, in_place=scheme.place("results", DTYPE.itemsize) is not None)
-    return {"dispatch": scheme.whole(dispatch, 0), "combine": scheme.whole(combine, 0)}
+    return Point(group, operators, load.imbalance, walked)
 
 
 def _row_bytes(operator: str, lines: Sequence[Timeline], traffics: Sequence[Traffic]) -> float:

@@ -16,7 +16,7 @@ import numpy as np
 
 from moe_triton.backends.npu.schedule import BEGIN
 from moe_triton.core.plan import Launch, Plan, Stream
-from moe_triton.model.arrivals import Group
+from moe_triton.model.arrivals import WalkedRanks
 from moe_triton.model.constants import Machine
 from moe_triton.model.cost import Cost, work_of
 from moe_triton.model.remembered import Bodies
@@ -135,7 +135,7 @@ def walk(
     Raises:
         UnknownLaunchError: a launch waits for something that nobody has described, or that nothing sends.
     """
-    (only,) = _walk(plan, Group([traffic], machine, True), mode, bodies, streams, [0.0], arrivals)
+    (only,) = _walk(plan, WalkedRanks([traffic], machine, True), mode, bodies, streams, [0.0], arrivals)
     return only
 
 
@@ -164,7 +164,7 @@ def walk_some(
         UnknownLaunchError: a launch waits for something that nobody has described, or that nothing sends.
     """
     begins = [0.0] * len(traffics)
-    return _walk(plan, Group(traffics, machine, True), mode, bodies, streams, begins, None)
+    return _walk(plan, WalkedRanks(traffics, machine, True), mode, bodies, streams, begins, None)
 
 
 def walk_ranks(
@@ -196,7 +196,7 @@ def walk_ranks(
         ValueError: the traffics are not those of all ranks.
     """
     begins = [0.0] * len(traffics) if begins_us is None else begins_us
-    return _walk(plan, Group(traffics, machine, False), mode, bodies, streams, begins, None)
+    return _walk(plan, WalkedRanks(traffics, machine, False), mode, bodies, streams, begins, None)
 
 
 def operator_us(
@@ -214,7 +214,7 @@ def operator_us(
 
 def _walk(
     plan: Plan,
-    group: Group,
+    group: WalkedRanks,
     mode: Mode,
     bodies: Bodies,
     streams: Streams,
@@ -233,7 +233,7 @@ class _Walker:
     def __init__(
         self,
         plan: Plan,
-        group: Group,
+        group: WalkedRanks,
         mode: Mode,
         bodies: Bodies,
         order: Order,

@@ -36,7 +36,7 @@ def kernel(
     from moe_triton.model.replay import case as cases
     from moe_triton.npu_compiler.socs import soc_named
     from moe_triton.runtime.trace import TraceFile
-    from moe_triton.tools.cli.model.cluster import machine_of
+    from moe_triton.tools.cli.model.machines import machine_of
     from moe_triton.tools.gate.families import parse_case
 
     console = Console()
