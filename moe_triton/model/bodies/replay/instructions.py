@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -65,8 +66,12 @@ class Stream:
 
     def bytes_of(self, pipe: str) -> int:
         """Bytes of global memory that a pipe moves; S its elements."""
-        each = [
-            one.num_bytes if one.pipe == pipe and (one.kind == "copy" or one.is_global) else 0
-            for one in self.instructions
-        ]
-        return sum(each[code] for code in self.codes)
+        return sum(
+            count * one.num_bytes
+            for code, count in self._counts.items()
+            if (one := self.instructions[code]).pipe == pipe and (one.kind == "copy" or one.is_global)
+        )
+
+    @functools.cached_property
+    def _counts(self) -> Counter[int]:
+        return Counter(self.codes)
