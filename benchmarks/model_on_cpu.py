@@ -29,8 +29,8 @@ from benchmarks.starting_line import StartingLine
 from moe_triton.backends.base import TracedCall, TraceEvent
 from moe_triton.core.ascendc import TRACE_BLOCK
 from moe_triton.core.plan import Plan
-from moe_triton.model import cpu
 from moe_triton.model.constants import Machine, machine_named
+from moe_triton.model.timelines import cpu
 from moe_triton.model.traffic import Traffic, traffic_of
 from moe_triton.processes import RankGroup
 from moe_triton.tools.markdown import table

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
-from moe_triton.model import a2, cluster_a2, fused
-from moe_triton.model.cluster import Load, price
+from moe_triton.model.bodies.pulls import with_pulls
+from moe_triton.model.bodies.remembered import OfArguments
+from moe_triton.model.clusters import a2, cluster_a2, fused
+from moe_triton.model.clusters.cluster import Load, price
+from moe_triton.model.clusters.group import OPERATORS, Group, Routing
+from moe_triton.model.clusters.routing import KINDS
 from moe_triton.model.constants import Machine, machine_named
 from moe_triton.model.cost import Body, Cost, Work
-from moe_triton.model.group import OPERATORS, Group, Routing
-from moe_triton.model.pulls import with_pulls
-from moe_triton.model.remembered import OfArguments
-from moe_triton.model.routing import KINDS
-from moe_triton.model.timeline import Mode, walk_ranks
+from moe_triton.model.timelines.timeline import Mode, walk_ranks
 from tests.model.simple_bodies import simple_bodies
 
 MACHINE, A2 = machine_named("A3"), machine_named("A2")

@@ -7,13 +7,13 @@ from functools import partial
 
 import pytest
 
-from moe_triton.model import a2
-from moe_triton.model.body import body_of
+from moe_triton.model.bodies.body import body_of
+from moe_triton.model.bodies.remembered import Remembered
+from moe_triton.model.clusters import a2
+from moe_triton.model.clusters.group import OPERATORS, Group
+from moe_triton.model.clusters.prices import Call
 from moe_triton.model.constants import Machine, machine_named
-from moe_triton.model.group import OPERATORS, Group
-from moe_triton.model.prices import Call
-from moe_triton.model.published import ROWS, predict
-from moe_triton.model.remembered import Remembered
+from moe_triton.model.fits.published import ROWS, predict
 from moe_triton.model.sensitivity import constants_read
 
 GROUP = Group(ranks=32, tokens=16)

@@ -14,9 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from moe_triton.core.errors import ArgumentError
-from moe_triton.model import a2, cluster, cluster_a2
+from moe_triton.model.clusters import a2, cluster, cluster_a2
+from moe_triton.model.clusters.group import Group, Routing
 from moe_triton.model.constants import machine_named
-from moe_triton.model.group import Group, Routing
 from moe_triton.tools.cli.app import app
 from moe_triton.tools.cli.model.machines import machine_of
 from tests.model.simple_bodies import simple_bodies
@@ -40,7 +40,7 @@ def run(*arguments: str, code: int = 0) -> str:
 @pytest.fixture
 def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton kernels by bytes, not by replay."""
-    monkeypatch.setattr("moe_triton.model.body.body_of", simple_bodies)
+    monkeypatch.setattr("moe_triton.model.bodies.body.body_of", simple_bodies)
 
 
 def priced(scheme: str, ranks: int, tokens: int) -> cluster.Point:

@@ -8,13 +8,13 @@ import pytest
 
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
-from moe_triton.model.ascendc import FORMULAS
+from moe_triton.model.bodies.ascendc import FORMULAS
+from moe_triton.model.bodies.remembered import Remembered
+from moe_triton.model.clusters.group import OPERATORS, Group, Routing
+from moe_triton.model.clusters.prices import Call, PricedPlan
 from moe_triton.model.constants import Machine, machine_named
 from moe_triton.model.cost import Body, Cost, Work
-from moe_triton.model.group import OPERATORS, Group, Routing
-from moe_triton.model.prices import Call, PricedPlan
-from moe_triton.model.remembered import Remembered
-from moe_triton.model.timeline import Mode
+from moe_triton.model.timelines.timeline import Mode
 
 A3 = machine_named("A3")
 SMALL = Group(ranks=16, tokens=16)

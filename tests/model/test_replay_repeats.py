@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import pytest
 
 from moe_triton.kernels import Case, Sizes
+from moe_triton.model.bodies.replay.case import case_arguments
+from moe_triton.model.bodies.replay.folding import Piece, Repeat, folded
+from moe_triton.model.bodies.replay.instructions import Stream
+from moe_triton.model.bodies.replay.pipes import Core
+from moe_triton.model.bodies.replay.program import streams_of
+from moe_triton.model.bodies.replay.result import timed
 from moe_triton.model.constants import Machine, machine_named
-from moe_triton.model.replay.case import case_arguments
-from moe_triton.model.replay.folding import Piece, Repeat, folded
-from moe_triton.model.replay.instructions import Stream
-from moe_triton.model.replay.pipes import Core
-from moe_triton.model.replay.program import streams_of
-from moe_triton.model.replay.result import timed
 from moe_triton.npu_compiler.socs import SOC_OF_PRODUCT
 from moe_triton.tools.gate.families import parse_case
 from moe_triton.tools.gate.table import shown_cases

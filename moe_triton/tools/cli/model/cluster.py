@@ -17,11 +17,11 @@ from moe_triton.tools.cli.model.machines import MACHINE, machine_of
 from moe_triton.tools.plots import write_plots
 
 if TYPE_CHECKING:
-    from moe_triton.model.cluster import Point
+    from moe_triton.model.bodies.remembered import Bodies
+    from moe_triton.model.clusters.cluster import Point
+    from moe_triton.model.clusters.crossings import Crossing
+    from moe_triton.model.clusters.group import Group
     from moe_triton.model.constants import Machine
-    from moe_triton.model.crossings import Crossing
-    from moe_triton.model.group import Group
-    from moe_triton.model.remembered import Bodies
 
 SCHEMES_HELP = "schemes, with commas between; if not given, all that may be launched so"
 QUANTIZE_HELP = "how dispatched rows travel: as EPBuffer.dispatch takes it, or none"
@@ -60,9 +60,9 @@ def cluster(
 ) -> None:
     """Price schemes on groups of sampled routing: the slowest rank, the imbalance, where lines cross."""
     from moe_triton.core.errors import ArgumentError
-    from moe_triton.model.body import body_of
-    from moe_triton.model.group import Group, Routing
-    from moe_triton.model.remembered import OfArguments
+    from moe_triton.model.bodies.body import body_of
+    from moe_triton.model.bodies.remembered import OfArguments
+    from moe_triton.model.clusters.group import Group, Routing
 
     console = Console()
     try:
@@ -93,7 +93,7 @@ def cluster(
 
 def price_schemes(groups: Sequence[Group], machine: Machine, bodies: Bodies) -> list[Point]:
     """A group with one routing by several schemes; one that no graph may hold is launched by the host."""
-    from moe_triton.model import cluster, cluster_a2
+    from moe_triton.model.clusters import cluster, cluster_a2
 
     ids = groups[0].draw()
     if machine.product == "A2":
@@ -138,7 +138,7 @@ def all_crossings(points: Sequence[Point]) -> list[tuple[str, str, Crossing]]:
 
 
 def _along(points: Sequence[Point], along: str) -> list[Crossing]:
-    from moe_triton.model.crossings import crossings
+    from moe_triton.model.clusters.crossings import crossings
 
     ordered = sorted(points, key=lambda point: _sizes(point)[along])
     sizes = sorted({_sizes(point)[along] for point in points})
@@ -200,7 +200,7 @@ def _name(point: Point) -> str:
 
 def _schemes(product: str, mode: str, given: str) -> list[str]:
     """The schemes named, or all of the product that may be launched so."""
-    from moe_triton.model.a2 import SCHEMES as CLOSED_FORMS
+    from moe_triton.model.clusters.a2 import SCHEMES as CLOSED_FORMS
     from moe_triton.schemes import SCHEMES
 
     if given:

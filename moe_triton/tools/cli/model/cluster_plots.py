@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from moe_triton.tools.plots import COLOURS, draw
 
 if TYPE_CHECKING:
-    from moe_triton.model.cluster import Point
+    from moe_triton.model.clusters.cluster import Point
 
 BY_TOKENS, BY_RANKS = "cluster_by_tokens.svg", "cluster_by_ranks.svg"
 STYLES = {"dispatch": ("-", "o"), "combine": ("--", "s")}

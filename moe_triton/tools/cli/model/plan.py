@@ -16,11 +16,11 @@ from moe_triton.schemes import SCHEMES
 from moe_triton.tools.cli.model.machines import MACHINE, machine_of
 
 if TYPE_CHECKING:
+    from moe_triton.model.clusters.group import Group, OperatorName
+    from moe_triton.model.clusters.prices import Call, PricedPlan
     from moe_triton.model.constants import Machine
-    from moe_triton.model.group import Group, OperatorName
-    from moe_triton.model.prices import Call, PricedPlan
     from moe_triton.model.sensitivity import Judged
-    from moe_triton.model.timeline import Span
+    from moe_triton.model.timelines.timeline import Span
 
 COMM_ALGS = f"how tokens travel: {', '.join(SCHEMES['A3'])}"
 ROWS = "how rows travel: as EPBuffer.dispatch takes it, or none"
@@ -77,7 +77,7 @@ def plan(
 ) -> None:
     """Say where the time of dispatch and combine goes on an NPU, by the model: nothing is run."""
     from moe_triton.core.errors import ArgumentError
-    from moe_triton.model.group import Group, Routing
+    from moe_triton.model.clusters.group import Group, Routing
 
     rows = None if quantize == "none" else quantize
     console = Console()
@@ -116,7 +116,7 @@ def prices(
 
 def price_table(comm_alg: str, machine: Machine) -> list[tuple[object, ...]]:
     """A line of `PRICE_HEADINGS` for each size: us, "" where a scheme's operators cannot be in a graph."""
-    from moe_triton.model.group import OPERATORS, Group
+    from moe_triton.model.clusters.group import OPERATORS, Group
 
     lines = []
     for ranks in TABLE_RANKS:
@@ -141,15 +141,15 @@ def _figures(call: Call, machine: Machine, operator: OperatorName) -> tuple[str,
 
 
 def _call(group: Group) -> Call:
-    from moe_triton.model.body import body_of
-    from moe_triton.model.prices import Call
-    from moe_triton.model.remembered import Remembered
+    from moe_triton.model.bodies.body import body_of
+    from moe_triton.model.bodies.remembered import Remembered
+    from moe_triton.model.clusters.prices import Call
 
     return Call.typical(group, Remembered(body_of))
 
 
 def _plan(console: Console, group: Group, machine: Machine, as_json: bool, trace: Path | None) -> None:
-    from moe_triton.model.group import OPERATORS
+    from moe_triton.model.clusters.group import OPERATORS
 
     call = _call(group)
     found = [(call.priced(name, machine)[0], call.judged(name, machine)) for name in OPERATORS]
