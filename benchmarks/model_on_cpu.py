@@ -2,11 +2,11 @@
 
 ``python -m benchmarks.model_on_cpu [--json FILE] [--markdown FILE]``. In every round the constants of the CPU
 are measured first (`moe_triton.tools.selftest.cpu_probe`), then a dispatch and a combine; the timeline of
-each is computed from that round's constants, so that other work on the machine changes both. Times are of the
-plan, without Python: from the first rank's begin to the last rank's end. When each rank began is given to the
-timeline, unless ranks share cores: then one that began late waited for a core, and that is for the model to
-say. What other programs took of the cores stands beside: where that is much, ranks wait for cores in a way
-that nothing here knows of.
+each is computed from that round's constants, so that a machine that is slower for a while is so for both.
+Times are of the plan, without Python: from the first rank's begin to the last rank's end. When each rank
+began is given to the timeline, unless ranks share cores: then one that began late waited for a core, and that
+is for the model to say. What other programs took of the cores stands beside: where that is more than a few
+percent, ranks are interrupted and wait for cores, of which the model knows nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from benchmarks.starting_line import StartingLine
 from moe_triton.backends.base import TracedCall, TraceEvent
 from moe_triton.core.ascendc import TRACE_BLOCK
 from moe_triton.core.plan import Plan
-from moe_triton.model import cpu
 from moe_triton.model.constants import Machine, machine_named
+from moe_triton.model.timelines import cpu
 from moe_triton.model.traffic import Traffic, traffic_of
 from moe_triton.processes import RankGroup
 from moe_triton.tools.markdown import table
@@ -237,7 +237,7 @@ def _busy_s() -> tuple[float, float]:
 def _options() -> argparse.Namespace:
     arguments = parser("The model's timeline on this CPU, against measured times.")
     arguments.add_argument("--markdown", type=Path, help="write the table to this file")
-    arguments.add_argument("--rounds", type=int, default=15)
+    arguments.add_argument("--rounds", type=int, default=12)
     arguments.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
     arguments.add_argument("--tokens", type=int, nargs="+", default=[16, 64, 128], help="per rank")
     arguments.add_argument("--schemes", nargs="+", default=["fullmesh_v1", "direct"])

@@ -219,10 +219,11 @@ private:
         return false;
     }
 
-    // As many tokens from this one on as fit; of the tables, those that the task needs.
+    // As many tokens from this one on as fit, up to the last one of the task; of the tables, those that it needs.
     __aicore__ inline void LoadTables(int64_t token) {
         const int64_t per_token = Larger(args_->rows_per_token, Larger(args_->topk, num_shared_));
-        tables_end_ = Smaller(token + TABLE_ENTRIES / per_token, args_->num_tokens);
+        const int64_t end = (task_.results.last - 1) / task_.num_k + 1;
+        tables_end_ = Smaller(token + TABLE_ENTRIES / per_token, end);
         const int64_t first = args_->first_token + token;
         const int64_t count = tables_end_ - token;
         Order<AscendC::HardEvent::S_MTE2>();

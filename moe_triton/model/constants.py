@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from importlib import resources
 from typing import Any, Literal, cast, get_args
 
+from moe_triton.core.config import Product
 from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT, ArgumentError
 
 FORMAT, VERSION = "moe_triton.machine_constants", 2
@@ -86,6 +87,11 @@ class Machine:
         if name not in constants:
             raise AttributeError(f"{self.__dict__.get('name')} has no constant {name!r}")
         return constants[name].value
+
+    @property
+    def product(self) -> Product:
+        """Whose limits and distances it has: A2 has a network."""
+        return "A2" if "rdma_gb_per_s" in self.constants else "A3"
 
     def replaced(self, values: Mapping[str, float]) -> Machine:
         """This machine with other values, as a fit or a sensitivity tries them: ranges give way."""

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from moe_triton.model.bodies.remembered import NotedMachine
 from moe_triton.model.constants import Constant, Machine
-from moe_triton.model.remembered import NotedMachine
 
 Answer = Callable[[Machine], float]
 """Something in us that depends on a machine."""

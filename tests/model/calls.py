@@ -9,7 +9,7 @@ import torch
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Launch, Plan
 from moe_triton.core.row_formats import ROW_FORMATS
-from moe_triton.model.routing import draw_ids
+from moe_triton.model.clusters.routing import draw_ids
 from moe_triton.model.topology import tiers
 from moe_triton.model.traffic import Traffic, traffic_of
 from moe_triton.operators.variants import CombineVariant, DispatchVariant

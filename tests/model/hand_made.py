@@ -10,9 +10,9 @@ from moe_triton.core import ascendc
 from moe_triton.core.config import Config
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.core.plan import Hole, Launch, Plan, Stream, Value
+from moe_triton.model.bodies.remembered import Bodies
 from moe_triton.model.constants import Machine, machine_named
 from moe_triton.model.cost import Body, Cost, Work
-from moe_triton.model.remembered import Bodies
 from moe_triton.model.traffic import Traffic, traffic_of
 from moe_triton.schemes.site import tokens_of
 

@@ -8,12 +8,12 @@ import numpy as np
 
 from moe_triton.backends.cpu.triton.ir import read
 from moe_triton.core.kernel import Arg, TritonKernel
+from moe_triton.model.bodies.replay.instructions import Stream
+from moe_triton.model.bodies.replay.program import Argument, recorded
+from moe_triton.model.bodies.replay.result import Replay, timed
+from moe_triton.model.bodies.replay.translate import translated
 from moe_triton.model.constants import Machine, machine_named
 from moe_triton.model.cost import Table
-from moe_triton.model.replay.instructions import Stream
-from moe_triton.model.replay.program import Argument, recorded
-from moe_triton.model.replay.result import Replay, timed
-from moe_triton.model.replay.translate import translated
 from moe_triton.npu_compiler.generic import entry_of
 
 BYTES_PER_CYCLE = 8.0

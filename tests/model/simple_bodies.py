@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
-from moe_triton.model import movement
-from moe_triton.model.ascendc import FORMULAS
+from moe_triton.model.bodies import movement
+from moe_triton.model.bodies.ascendc import FORMULAS
 from moe_triton.model.constants import Machine
 from moe_triton.model.cost import Body, Cost, Work
 

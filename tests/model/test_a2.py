@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe_triton.core.errors import ArgumentError
-from moe_triton.model import a2
-from moe_triton.model.a2 import OPERATORS, SCHEMES, Flow, flows_of, mean_flow, operator_cost
+from moe_triton.model.clusters import a2
+from moe_triton.model.clusters.a2 import OPERATORS, SCHEMES, Flow, flows_of, mean_flow, operator_cost
+from moe_triton.model.clusters.routing import KINDS, draw_ids
 from moe_triton.model.constants import Machine, machine_named
-from moe_triton.model.routing import KINDS, draw_ids
 
 MIB = 1 << 20
 ROW = 7168 * 2

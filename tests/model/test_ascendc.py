@@ -10,7 +10,7 @@ import pytest
 
 from moe_triton.core import ascendc
 from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, STAMP_BYTES, STATUS_ENTRY_BYTES, WORD_BYTES
-from moe_triton.model.ascendc import FORMULAS
+from moe_triton.model.bodies.ascendc import FORMULAS
 from moe_triton.model.constants import machine_named
 from moe_triton.model.cost import Cost, Table, Work, work_of
 from moe_triton.model.traffic import Traffic

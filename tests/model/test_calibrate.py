@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from moe_triton.core.errors import ArgumentError
-from moe_triton.model.calibrate import Calibration, calibrate, errors
 from moe_triton.model.constants import Constant, Machine, machine_named
+from moe_triton.model.fits.calibrate import Calibration, calibrate, errors
 
 SEEDS = range(5)
 NOISE = 0.02

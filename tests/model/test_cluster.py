@@ -11,40 +11,44 @@ from hypothesis import strategies as st
 
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
-from moe_triton.model import a2, cluster_a2, fused
-from moe_triton.model.cluster import OPERATORS, Load, Setting, plans, price
+from moe_triton.model.bodies.pulls import with_pulls
+from moe_triton.model.bodies.remembered import OfArguments
+from moe_triton.model.clusters import a2, cluster_a2, fused
+from moe_triton.model.clusters.cluster import Load, price
+from moe_triton.model.clusters.group import OPERATORS, Group, Routing
+from moe_triton.model.clusters.routing import KINDS
 from moe_triton.model.constants import Machine, machine_named
 from moe_triton.model.cost import Body, Cost, Work
-from moe_triton.model.pulls import with_pulls
-from moe_triton.model.remembered import OfArguments
-from moe_triton.model.routing import KINDS
-from moe_triton.model.timeline import walk_ranks
-from moe_triton.model.topology import tiers
-from moe_triton.model.traffic import traffic_of
+from moe_triton.model.timelines.timeline import Mode, walk_ranks
 from tests.model.simple_bodies import simple_bodies
 
 MACHINE, A2 = machine_named("A3"), machine_named("A2")
 SCHEMES = ("fullmesh_v1", "fullmesh_v2", "direct")
 
 
-def _small(scheme: str, ranks: int, tokens: int = 16, **more: object) -> Setting:
-    return Setting(scheme, ranks, tokens, **{"hidden": 1024, "mode": "stream", **more})  # type: ignore[arg-type]
+def _small(scheme: str, ranks: int, tokens: int = 16, **more: object) -> Group:
+    given = {"hidden": 1024, "comm_alg": scheme, "mode": "stream", **more}
+    return Group(ranks, tokens, **given)  # type: ignore[arg-type]
+
+
+def _a2(scheme: str, ranks: int, tokens: int, routing: str = "uniform", mode: Mode = "graph") -> Group:
+    return Group(ranks, tokens, comm_alg=scheme, product="A2", mode=mode, routing=Routing(routing))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("routing", KINDS)
 @pytest.mark.parametrize("ranks", [8, 16])
 def test_representatives_say_what_all_ranks_say(scheme: str, routing: str, ranks: int) -> None:
-    setting = _small(scheme, ranks, routing=routing)
-    some = price(setting, MACHINE, simple_bodies)
-    ids = setting.draw()
-    traffics = [traffic_of(setting.config, r, ids, tiers("A3", ranks, r)) for r in range(ranks)]
-    for operator, plan in plans(setting, MACHINE).items():
-        lines = walk_ranks(plan, traffics, MACHINE, mode=setting.mode, bodies=with_pulls(simple_bodies))
+    group = _small(scheme, ranks, routing=Routing(routing))
+    some = price(group, MACHINE, simple_bodies)
+    ids = group.draw()
+    traffics = [group.traffic(ids, r) for r in range(ranks)]
+    for operator, plan in group.plans(MACHINE).items():
+        lines = walk_ranks(plan, traffics, MACHINE, mode=group.mode, bodies=with_pulls(simple_bodies))
         slowest = max(line.total_us for line in lines)
         # Waits of some are as if every sender was the slowest, and as far away as the farthest.
         assert some.operators[operator].us == pytest.approx(slowest, rel=0.005)
-    every = price(setting, MACHINE, simple_bodies, ids, range(ranks))
+    every = price(group, MACHINE, simple_bodies, ids, range(ranks))
     assert [some.operators[o].us for o in OPERATORS] == pytest.approx(
         [every.operators[o].us for o in OPERATORS]
     )
@@ -53,14 +57,14 @@ def test_representatives_say_what_all_ranks_say(scheme: str, routing: str, ranks
 @settings(deadline=None, max_examples=40)
 @given(st.sampled_from(KINDS), st.sampled_from([2, 4, 8, 24]), st.integers(1, 12), st.integers(0, 9))
 def test_what_is_sent_is_received(routing: str, ranks: int, tokens: int, seed: int) -> None:
-    setting = _small("fullmesh_v1", ranks, tokens, routing=routing, seed=seed, experts=ranks * 8)
-    ids = setting.draw()
-    load = Load.of(setting, ids, MACHINE)
-    assert (load.sent.sum(axis=1) == tokens * setting.topk).all()
+    group = _small("fullmesh_v1", ranks, tokens, routing=Routing(routing, seed), experts=ranks * 8)
+    ids = group.draw()
+    load = Load.of(group, ids, MACHINE)
+    assert (load.sent.sum(axis=1) == tokens * group.topk).all()
     assert load.received.sum() == ids.size
     assert load.imbalance >= 1
     for rank in range(ranks):
-        traffic = traffic_of(setting.config, rank, ids, tiers("A3", ranks, rank))
+        traffic = group.traffic(ids, rank)
         assert np.array_equal(load.sent[rank], traffic.sent)
         assert np.array_equal(load.sent[:, rank], traffic.received)
     assert {int(load.received.argmax()), int(load.away.sum(axis=1).argmax())} <= set(load.representatives())
@@ -69,9 +73,9 @@ def test_what_is_sent_is_received(routing: str, ranks: int, tokens: int, seed: i
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_bytes_are_those_that_launches_send(scheme: str) -> None:
     """One row between ranks: what the slot of a scheme takes, and the flags."""
-    setting = Setting(scheme, 16, 128, mode="stream")
-    point = price(setting, MACHINE, simple_bodies)
-    load = Load.of(setting, setting.draw(), MACHINE)
+    group = Group(16, 128, comm_alg=scheme, mode="stream")
+    point = price(group, MACHINE, simple_bodies)
+    load = Load.of(group, group.draw(), MACHINE)
     rows = int(load.away.sum(axis=1).max())
     # int8 and a scale, with a stamp; in-band 512 bytes for each 480 of them.
     least = {"fullmesh_v1": 7168 + 32 + 32, "fullmesh_v2": 512 * -(-(7168 + 64) // 480), "direct": 7168 + 32}
@@ -99,40 +103,40 @@ def test_more_is_never_faster(scheme: str) -> None:
 def test_the_most_loaded_rank_is_the_slowest() -> None:
     """Zipf loads the ranks of popular experts; the imbalance says how much."""
     even, uneven = (
-        price(_small("fullmesh_v1", 16, 64, routing="zipf", exponent=e), MACHINE, simple_bodies)
+        price(_small("fullmesh_v1", 16, 64, routing=Routing("zipf", exponent=e)), MACHINE, simple_bodies)
         for e in (0.0, 1.5)
     )
     assert even.imbalance < 1.3 < uneven.imbalance
     assert uneven.us > even.us
-    load = Load.of(uneven.setting, uneven.setting.draw(), MACHINE)
+    load = Load.of(uneven.group, uneven.group.draw(), MACHINE)
     assert uneven.operators["dispatch"].slowest == int(load.received.argmax())
 
 
 def test_experts_are_those_of_a_published_model_or_the_next_multiple() -> None:
-    assert Setting("fullmesh_v1", 64, 1).num_experts == 256
-    assert Setting("fullmesh_v1", 768, 1).num_experts == 768
-    assert Setting("fullmesh_v1", 48, 1).num_experts == 288
+    assert Group(64, 1).num_experts == 256
+    assert Group(768, 1).num_experts == 768
+    assert Group(48, 1).num_experts == 288
 
 
 @pytest.mark.parametrize(
     ("argument", "change"),
     [
-        ("ep", {"ranks": 1}),
-        ("ep", {"ranks": 769}),
+        ("ranks", {"ranks": 1}),
+        ("ranks", {"ranks": 769}),
         ("tokens", {"tokens": 0}),
         ("experts", {"experts": 65}),
         ("mode", {"mode": "async"}),
-        ("routing", {"routing": "random"}),
+        ("routing", {"routing": Routing("random")}),
         ("topk", {"topk": 300}),
         ("quantize", {"quantize": "int4"}),
-        ("comm_alg", {"scheme": "ring"}),
-        ("mode", {"scheme": "direct", "mode": "graph"}),
+        ("comm_alg", {"comm_alg": "ring"}),
+        ("mode", {"comm_alg": "direct", "mode": "graph"}),
     ],
 )
 def test_what_is_not_there_is_refused(argument: str, change: dict) -> None:
-    usual = {"scheme": "fullmesh_v1", "ranks": 8, "tokens": 4}
+    usual = {"ranks": 8, "tokens": 4}
     with pytest.raises(ArgumentError) as error:
-        price(Setting(**{**usual, **change}), MACHINE, simple_bodies)
+        price(Group(**{**usual, **change}), MACHINE, simple_bodies)
     assert (error.value.argument, bool(error.value.rule), bool(error.value.remedy)) == (argument, True, True)
 
 
@@ -140,10 +144,10 @@ class TestA2:
     """Closed forms on a group."""
 
     def test_every_rank_is_computed(self) -> None:
-        setting = Setting("hierarchy", 32, 16, product="A2", routing="zipf")
-        point = cluster_a2.price(setting, A2)
+        group = _a2("hierarchy", 32, 16, "zipf")
+        point = cluster_a2.price(group, A2)
         assert point.walked == tuple(range(32))
-        flows = a2.flows_of(setting.draw(), 256, 8)
+        flows = a2.flows_of(group.draw(), 256, 8)
         call = fused.Call("A2", 32, 16, 8, 256, 7168, 0)
         for operator in OPERATORS:
             times = [fused.total(a2.phases("hierarchy", operator, call, flow, A2)) for flow in flows]
@@ -151,16 +155,16 @@ class TestA2:
             assert point.operators[operator].slowest == int(np.argmax(times))
 
     def test_bytes_of_fullmesh_are_rows_to_others(self) -> None:
-        setting = Setting("fullmesh", 32, 16, product="A2")
-        load = Load.of(setting, setting.draw(), A2)
-        dispatch, combine = (cluster_a2.price(setting, A2).operators[o] for o in OPERATORS)
+        group = _a2("fullmesh", 32, 16)
+        load = Load.of(group, group.draw(), A2)
+        dispatch, combine = (cluster_a2.price(group, A2).operators[o] for o in OPERATORS)
         assert dispatch.egress_bytes == load.away.sum(axis=1).max() * (7168 + 64)
         assert dispatch.ingress_bytes == load.away.sum(axis=0).max() * (7168 + 64)
         assert combine.egress_bytes == load.away.sum(axis=0).max() * 2 * 7168
 
     def test_node_limited_routing_helps_the_hierarchy_only(self) -> None:
         took = {
-            (scheme, routing): cluster_a2.price(Setting(scheme, 64, 64, product="A2", routing=routing), A2).us
+            (scheme, routing): cluster_a2.price(_a2(scheme, 64, 64, routing), A2).us
             for scheme in a2.SCHEMES
             for routing in ("uniform", "node-limited")
         }
@@ -170,23 +174,22 @@ class TestA2:
 
     def test_a_launch_by_the_host_is_added(self) -> None:
         graph, stream = (
-            cluster_a2.price(Setting("fullmesh", 8, 8, product="A2", mode=mode), A2).us  # type: ignore[arg-type]
-            for mode in ("graph", "stream")
+            cluster_a2.price(_a2("fullmesh", 8, 8, mode=mode), A2).us for mode in ("graph", "stream")
         )
         assert stream - graph == pytest.approx(2 * A2.launch_stream_us)
 
     @pytest.mark.parametrize(
         ("argument", "change"),
         [
-            ("comm_alg", {"scheme": "fullmesh_v1"}),
+            ("comm_alg", {"comm_alg": "fullmesh_v1"}),
             ("quantize", {"quantize": None}),
             ("ranks", {"ranks": 12}),
         ],
     )
     def test_what_is_not_there_is_refused(self, argument: str, change: dict) -> None:
-        usual = {"scheme": "hierarchy", "ranks": 16, "tokens": 4, "product": "A2"}
+        usual = {"comm_alg": "hierarchy", "ranks": 16, "tokens": 4, "product": "A2"}
         with pytest.raises(ArgumentError) as error:
-            cluster_a2.price(Setting(**{**usual, **change}), A2)
+            cluster_a2.price(Group(**{**usual, **change}), A2)
         assert error.value.argument == argument
 
 
@@ -203,10 +206,10 @@ class TestOfArguments:
 
             return body
 
-        setting = _small("fullmesh_v1", 8)
-        plain = price(setting, MACHINE, counted)
+        group = _small("fullmesh_v1", 8)
+        plain = price(group, MACHINE, counted)
         ranks, seen[:] = len(plain.walked), []
-        assert price(setting, MACHINE, OfArguments(counted)) == plain
+        assert price(group, MACHINE, OfArguments(counted)) == plain
         names = Counter(name for name, _ in seen)
         assert ranks > 2
         # pack has the same numbers on all ranks and no table; route has each rank's experts; and Ascend C
@@ -214,6 +217,6 @@ class TestOfArguments:
         assert (names["pack"], names["route"], names["dispatch_send"]) == (1, ranks, ranks)
 
     def test_another_machine_is_priced_again(self) -> None:
-        setting, bodies = _small("fullmesh_v1", 8, 64), OfArguments(simple_bodies)
+        group, bodies = _small("fullmesh_v1", 8, 64), OfArguments(simple_bodies)
         slower = MACHINE.replaced({"stream_bytes_per_cycle": 9.0})
-        assert price(setting, slower, bodies).us > price(setting, MACHINE, bodies).us
+        assert price(group, slower, bodies).us > price(group, MACHINE, bodies).us

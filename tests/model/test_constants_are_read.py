@@ -7,30 +7,28 @@ from functools import partial
 
 import pytest
 
-from moe_triton.model import a2
-from moe_triton.model.body import body_of
+from moe_triton.model.bodies.body import body_of
+from moe_triton.model.bodies.remembered import Remembered
+from moe_triton.model.clusters import a2
+from moe_triton.model.clusters.group import OPERATORS, Group
+from moe_triton.model.clusters.prices import Call
 from moe_triton.model.constants import Machine, machine_named
-from moe_triton.model.prices import Call, Sizes
-from moe_triton.model.published import ROWS, predict
-from moe_triton.model.pulls import with_pulls
-from moe_triton.model.remembered import Remembered
+from moe_triton.model.fits.published import ROWS, predict
 from moe_triton.model.sensitivity import constants_read
-from moe_triton.model.timeline import Mode
 
-SIZES = Sizes(ranks=32, tokens=16)
+GROUP = Group(ranks=32, tokens=16)
 NOT_OF_PLANS = {
     "call_overhead_us"
 }  # what a host waits for after a call; `moe-triton model calibrate` takes it off
 
 
-def _reads_of_plans(sizes: Sizes, mode: Mode) -> frozenset[str]:
-    call = Call(sizes, sizes.traffic(), Remembered(with_pulls(body_of)))
-    machine = machine_named("A3")
+def _reads_of_plans(group: Group) -> frozenset[str]:
+    call = Call.typical(group, Remembered(body_of))
 
     def total(tried: Machine) -> float:
-        return sum(call.priced(variant, tried, mode).us for variant in sizes.variants())
+        return sum(call.priced(operator, tried)[0].us for operator in OPERATORS)
 
-    return constants_read(total, machine)
+    return constants_read(total, machine_named("A3"))
 
 
 def _reads_of_a2(scheme: str) -> frozenset[str]:
@@ -48,10 +46,10 @@ def _reads_of_a2(scheme: str) -> frozenset[str]:
 @pytest.fixture(scope="module")
 def read() -> frozenset[str]:
     found = [
-        _reads_of_plans(SIZES, "graph"),
-        _reads_of_plans(SIZES, "stream"),
-        _reads_of_plans(replace(SIZES, comm_alg="fullmesh_v2"), "stream"),
-        _reads_of_plans(replace(SIZES, parts=2), "stream"),
+        _reads_of_plans(GROUP),
+        _reads_of_plans(replace(GROUP, mode="stream")),
+        _reads_of_plans(replace(GROUP, comm_alg="fullmesh_v2")),
+        _reads_of_plans(replace(GROUP, parts=2)),
         *(constants_read(partial(predict, row), machine_named(row.product)) for row in ROWS),
         *(_reads_of_a2(scheme) for scheme in a2.SCHEMES),
     ]

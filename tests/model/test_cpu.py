@@ -13,10 +13,10 @@ from moe_triton.core.config import Config
 from moe_triton.core.kernel import AscendCKernel
 from moe_triton.core.plan import Plan
 from moe_triton.core.row_formats import ROW_FORMATS
-from moe_triton.model import cpu
+from moe_triton.model.clusters.routing import draw_ids
 from moe_triton.model.constants import Machine, machine_named
 from moe_triton.model.cost import Work, work_of
-from moe_triton.model.routing import draw_ids
+from moe_triton.model.timelines import cpu
 from moe_triton.model.traffic import Traffic, traffic_of
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.schemes.site import Site

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe_triton.model.crossings import Crossing, crossings
+from moe_triton.model.clusters.crossings import Crossing, crossings
 
 SIZES = (8, 16, 32, 64)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe_triton.model.constants import Constant
-from moe_triton.model.fit import fit
+from moe_triton.model.fits.fit import fit
 
 SIZES = np.array([1.0, 2.0, 5.0, 10.0, 40.0, 100.0])
 

@@ -13,7 +13,7 @@ import pytest
 from moe_triton.core import ascendc
 from moe_triton.core.config import Config
 from moe_triton.core.region import Region
-from moe_triton.model.ascendc import COUNTS, FORMULAS
+from moe_triton.model.bodies.ascendc import COUNTS, FORMULAS
 from moe_triton.model.constants import machine_named
 from moe_triton.model.cost import Table, Work
 from moe_triton.model.topology import tiers

@@ -14,10 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 from moe_triton.core.errors import ArgumentError
-from moe_triton.model import a2, cluster, cluster_a2
+from moe_triton.model.clusters import a2, cluster, cluster_a2
+from moe_triton.model.clusters.group import Group, Routing
 from moe_triton.model.constants import machine_named
 from moe_triton.tools.cli.app import app
-from moe_triton.tools.cli.model.cluster import machine_of
+from moe_triton.tools.cli.model.machines import machine_of
 from tests.model.simple_bodies import simple_bodies
 
 A2 = ("--machine", "A2", "--routing", "node-limited", "--ep", "16,32,64", "--tokens", "8,64")
@@ -39,12 +40,12 @@ def run(*arguments: str, code: int = 0) -> str:
 @pytest.fixture
 def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton kernels by bytes, not by replay."""
-    monkeypatch.setattr("moe_triton.model.body.body_of", simple_bodies)
+    monkeypatch.setattr("moe_triton.model.bodies.body.body_of", simple_bodies)
 
 
 def priced(scheme: str, ranks: int, tokens: int) -> cluster.Point:
-    setting = cluster.Setting(scheme, ranks, tokens, product="A2", routing="node-limited")
-    return cluster_a2.price(setting, machine_named("A2"))
+    group = Group(ranks, tokens, comm_alg=scheme, product="A2", routing=Routing("node-limited"))
+    return cluster_a2.price(group, machine_named("A2"))
 
 
 def test_the_table_says_what_the_model_says() -> None:
@@ -56,7 +57,7 @@ def test_the_table_says_what_the_model_says() -> None:
         assert cells == [
             " + ".join(f"{operator.us:.0f}" for operator in p.operators.values()) for p in points
         ]
-        assert fastest == min(points, key=lambda point: point.us).setting.scheme
+        assert fastest == min(points, key=lambda point: point.us).group.comm_alg
         assert imbalance == f"{points[0].imbalance:.2f}"
 
 
@@ -85,7 +86,7 @@ def test_json_and_csv_hold_every_operator(tmp_path: Path) -> None:
     assert len(rows) == 2 * len(points)
     flat = [(point, name, found) for point in points for name, found in point["operators"].items()]
     for row, (point, name, found) in zip(rows, flat, strict=True):
-        assert (row["scheme"], row["operator"]) == (point["scheme"], name)
+        assert (row["comm_alg"], row["operator"]) == (point["comm_alg"], name)
         assert (int(row["ep"]), int(row["tokens"])) == (point["ranks"], point["tokens"])
         assert float(row["us"]) == pytest.approx(found["us"], abs=1e-3)
         assert int(row["egress_bytes"]) == found["egress_bytes"] > 0
@@ -95,15 +96,15 @@ def test_json_and_csv_hold_every_operator(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("without_compiler")
 def test_plans_are_priced_in_graphs_and_streams() -> None:
     graph = json.loads(run(*A3, "--json"))["points"]
-    assert {point["scheme"] for point in graph} == {"fullmesh_v1", "fullmesh_v2"}
+    assert {point["comm_alg"] for point in graph} == {"fullmesh_v1", "fullmesh_v2"}
     stream = json.loads(run(*A3, "--json", "--mode", "stream"))["points"]
-    assert {point["scheme"] for point in stream} == {"fullmesh_v1", "fullmesh_v2", "direct"}
+    assert {point["comm_alg"] for point in stream} == {"fullmesh_v1", "fullmesh_v2", "direct"}
     for point in graph:
-        setting = cluster.Setting(point["scheme"], point["ranks"], point["tokens"], hidden=1024, experts=32)
-        expected = cluster.price(setting, machine_named("A3"), simple_bodies)
+        group = Group(point["ranks"], point["tokens"], 1024, experts=32, comm_alg=point["comm_alg"])
+        expected = cluster.price(group, machine_named("A3"), simple_bodies)
         for name, found in point["operators"].items():
             assert found["us"] == pytest.approx(expected.operators[name].us)
-        launched = cluster.price(replace(setting, mode="stream"), machine_named("A3"), simple_bodies)
+        launched = cluster.price(replace(group, mode="stream"), machine_named("A3"), simple_bodies)
         assert launched.us > expected.us
 
 
@@ -149,7 +150,7 @@ def test_a_file_is_a_machine(tmp_path: Path) -> None:
         ("machine", ["--machine", "A9"]),
         ("comm_alg", ["--comm-alg", "ring"]),
         ("comm_alg", ["--machine", "A2", "--comm-alg", "direct"]),
-        ("ranks", ["--machine", "A2", "--ep", "12"]),
+        ("ep", ["--machine", "A2", "--ep", "12"]),
         ("quantize", ["--quantize", "int4"]),
         ("experts", ["--experts", "100"]),
         ("groups", ["--routing", "node-limited", "--groups", "7"]),

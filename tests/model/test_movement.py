@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moe_triton.model import movement
+from moe_triton.model.bodies import movement
 from moe_triton.model.constants import machine_named
 
 A3 = machine_named("A3").replaced({"clock_ghz": 1.0, "remote_writes_in_flight": 10})

@@ -8,16 +8,16 @@ import pytest
 
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
-from moe_triton.model.ascendc import FORMULAS
+from moe_triton.model.bodies.ascendc import FORMULAS
+from moe_triton.model.bodies.remembered import Remembered
+from moe_triton.model.clusters.group import OPERATORS, Group, Routing
+from moe_triton.model.clusters.prices import Call, PricedPlan
 from moe_triton.model.constants import Machine, machine_named
 from moe_triton.model.cost import Body, Cost, Work
-from moe_triton.model.prices import Call, PricedPlan, Sizes
-from moe_triton.model.pulls import with_pulls
-from moe_triton.model.remembered import Remembered
-from moe_triton.model.timeline import Mode
+from moe_triton.model.timelines.timeline import Mode
 
 A3 = machine_named("A3")
-SMALL = Sizes(ranks=16, tokens=16)
+SMALL = Group(ranks=16, tokens=16)
 TRITON_US = 2.0
 
 
@@ -30,12 +30,13 @@ def body_of(kernel: AscendCKernel | TritonKernel) -> Body:
     return FORMULAS[kernel.name] if isinstance(kernel, AscendCKernel) else fixed
 
 
-def call_of(sizes: Sizes) -> Call:
-    return Call(sizes, sizes.traffic(), Remembered(with_pulls(body_of)))
+def call_of(group: Group) -> Call:
+    return Call.typical(group, Remembered(body_of))
 
 
-def priced(sizes: Sizes, operator: int, mode: Mode = "stream") -> PricedPlan:
-    return call_of(sizes).priced(sizes.variants()[operator], A3, mode)
+def priced(group: Group, operator: int, mode: Mode = "stream") -> PricedPlan:
+    (only,) = call_of(replace(group, mode=mode)).priced(OPERATORS[operator], A3)
+    return only
 
 
 @pytest.mark.parametrize("comm_alg", ["fullmesh_v1", "fullmesh_v2", "direct"])
@@ -43,9 +44,9 @@ def priced(sizes: Sizes, operator: int, mode: Mode = "stream") -> PricedPlan:
 def test_plans_take_as_long_as_their_parts_and_no_less_than_their_floor(
     comm_alg: str, quantize: str | None
 ) -> None:
-    for sizes in (SMALL, Sizes(ranks=8, tokens=128), Sizes(ranks=64, tokens=64, parts=4)):
+    for group in (SMALL, Group(ranks=8, tokens=128), Group(ranks=64, tokens=64, parts=4)):
         for operator in (0, 1):
-            found = priced(replace(sizes, comm_alg=comm_alg, quantize=quantize), operator)
+            found = priced(replace(group, comm_alg=comm_alg, quantize=quantize), operator)
             assert found.us == pytest.approx(sum(found.timeline.parts.values()))
             assert found.us > found.floor_us > 0
 
@@ -61,7 +62,7 @@ def test_more_tokens_and_parts_that_cannot_overlap_take_longer() -> None:
 
 
 def test_parts_are_a_buffer_s_own_unless_they_are_named() -> None:
-    whole, own = (priced(Sizes(tokens=128, parts=parts), 1) for parts in (1, None))
+    whole, own = (priced(Group(tokens=128, parts=parts), 1) for parts in (1, None))
     assert [span.launch.step for span in whole.timeline.spans].count("sum") == 1
     assert [span.launch.step for span in own.timeline.spans].count("sum") == 2
     assert {span.stream for span in own.timeline.spans} == {"compute"}
@@ -95,14 +96,14 @@ def test_results_that_are_pulled_cross_the_link() -> None:
 @pytest.mark.parametrize(
     ("changes", "argument"),
     [
-        ({"experts": 250}, "num_experts"),
-        ({"experts": 8}, "num_experts"),
+        ({"experts": 250}, "experts"),
+        ({"experts": 8}, "experts"),
         ({"parts": 17}, "parts"),
         ({"parts": 0}, "parts"),
         ({"communication_blocks": 48}, "tuning.communication_blocks"),
         ({"quantize": "int9"}, "quantize"),
         ({"comm_alg": "hierarchy"}, "comm_alg"),
-        ({"routing": "best"}, "routing"),
+        ({"routing": Routing("best")}, "routing"),
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict[str, object], argument: str) -> None:
@@ -113,9 +114,9 @@ def test_what_cannot_be_is_refused(changes: dict[str, object], argument: str) ->
 
 def test_a_judged_price_has_the_same_value_and_a_bar_around_it() -> None:
     call = call_of(SMALL)
-    for variant in SMALL.variants():
-        value = call.priced(variant, A3, "graph").us
-        found = call.judged(variant, A3, "graph")
+    for operator in OPERATORS:
+        value = call.priced(operator, A3)[0].us
+        found = call.judged(operator, A3)
         assert found.value == value
         assert 0 < found.below < value
         assert found.above > 0
@@ -124,7 +125,16 @@ def test_a_judged_price_has_the_same_value_and_a_bar_around_it() -> None:
 
 
 def test_the_rank_is_one_that_receives_as_many_rows_as_most() -> None:
-    ids = Sizes(ranks=8, tokens=128, routing="zipf")
-    typical, mean = ids.traffic().num_rows, 128 * 8
-    assert mean / 3 < typical < mean
-    assert Sizes(ranks=8, tokens=128).traffic().num_rows == pytest.approx(mean, rel=0.05)
+    def rows(kind: str) -> int:
+        return call_of(Group(ranks=8, routing=Routing(kind))).traffics[0].num_rows
+
+    mean = 128 * 8
+    assert mean / 3 < rows("zipf") < mean
+    assert rows("uniform") == pytest.approx(mean, rel=0.05)
+
+
+def test_of_some_ranks_the_slowest_is_judged() -> None:
+    group = replace(SMALL, routing=Routing("zipf"))
+    call = Call.of(group, Remembered(body_of), group.draw(), 0, 7)
+    slowest = max(priced.us for priced in call.priced("dispatch", A3))
+    assert call.judged("dispatch", A3).value == slowest

@@ -12,10 +12,10 @@ import torch
 from moe_triton.core.config import Config
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.row_formats import ROW_FORMATS
+from moe_triton.model.bodies.replay import ReplayError, replayed
+from moe_triton.model.bodies.replay.times import PARTS
 from moe_triton.model.constants import machine_named
 from moe_triton.model.cost import Table, Work, work_of
-from moe_triton.model.replay import ReplayError, replayed
-from moe_triton.model.replay.pipes import PARTS
 from moe_triton.model.traffic import Traffic, traffic_of
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.schemes import make_scheme

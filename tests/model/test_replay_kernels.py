@@ -11,13 +11,13 @@ from moe_triton.backends.cpu.triton.ir import read
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.kernels import Case, Sizes
+from moe_triton.model.bodies.replay import replay_of
+from moe_triton.model.bodies.replay.case import case_arguments, replay_case
+from moe_triton.model.bodies.replay.functions import FUNCTIONS
+from moe_triton.model.bodies.replay.program import recorded
+from moe_triton.model.bodies.replay.result import timed
+from moe_triton.model.bodies.replay.translate import translated
 from moe_triton.model.constants import Machine, machine_named
-from moe_triton.model.replay import replay_of
-from moe_triton.model.replay.case import case_arguments, replay_case
-from moe_triton.model.replay.functions import FUNCTIONS
-from moe_triton.model.replay.program import recorded
-from moe_triton.model.replay.result import timed
-from moe_triton.model.replay.translate import translated
 from moe_triton.npu_compiler import compile as npu_compile
 from moe_triton.npu_compiler.compile import compile_ir, npu_ir
 from moe_triton.npu_compiler.generic import entry_of, generic_form, kernel_function

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moe_triton.core.errors import ToolchainError
-from moe_triton.model.replay.result import Replay
+from moe_triton.model.bodies.replay.result import Replay
 from tests.model.replay_ir import (
     COPY,
     MACHINE,

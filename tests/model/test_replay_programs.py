@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from moe_triton.core.errors import ToolchainError
-from moe_triton.model.replay.attributes import affine_of, integers_of, memref_of, pipe_of
-from moe_triton.model.replay.instructions import Stream
-from moe_triton.model.replay.program import ReplayError
+from moe_triton.model.bodies.replay.attributes import affine_of, integers_of, memref_of, pipe_of
+from moe_triton.model.bodies.replay.instructions import Stream
+from moe_triton.model.bodies.replay.program import ReplayError
 from tests.model.replay_ir import (
     GM,
     TILE_BYTES,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe_triton.core.errors import ArgumentError
-from moe_triton.model.routing import KINDS, draw_ids, parts_per_token
+from moe_triton.model.clusters.routing import KINDS, draw_ids, parts_per_token
 
 
 @st.composite

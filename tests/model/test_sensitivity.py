@@ -6,10 +6,10 @@ import math
 
 import pytest
 
+from moe_triton.model.bodies.remembered import NotedMachine, Remembered
 from moe_triton.model.constants import Constant, Machine, machine_named
-from moe_triton.model.remembered import NotedMachine, Remembered
 from moe_triton.model.sensitivity import constants_read, judged
-from moe_triton.model.timeline import walk
+from moe_triton.model.timelines.timeline import walk
 from tests.model.hand_made import TWO_RANKS, bodies_of, compute, plan_of, send, traffics_of, wait
 
 

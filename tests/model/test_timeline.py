@@ -10,9 +10,9 @@ import pytest
 from moe_triton.core import ascendc
 from moe_triton.core.kernel import Arg, AscendCKernel
 from moe_triton.core.plan import Hole, Launch, Plan
-from moe_triton.model.signals import UnknownLaunchError
-from moe_triton.model.streams import cpu_walk, npu_streams, one_stream
-from moe_triton.model.timeline import Timeline, operator_us, walk, walk_ranks
+from moe_triton.model.timelines.signals import UnknownLaunchError
+from moe_triton.model.timelines.streams import cpu_walk, npu_streams, one_stream
+from moe_triton.model.timelines.timeline import Timeline, operator_us, walk, walk_ranks
 from tests.model.hand_made import (
     EVENT_US,
     LATENCY_US,

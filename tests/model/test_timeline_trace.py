@@ -25,9 +25,9 @@ from moe_triton.core.plan import Plan
 from moe_triton.core.tuning import Tuning
 from moe_triton.model.constants import Machine, machine_named
 from moe_triton.model.cost import Body, Cost, Work
-from moe_triton.model.signals import awaited_by, signals_of
-from moe_triton.model.streams import Streams, cpu_walk, one_stream
-from moe_triton.model.timeline import Timeline, walk_ranks
+from moe_triton.model.timelines.signals import awaited_by, signals_of
+from moe_triton.model.timelines.streams import Streams, cpu_walk, one_stream
+from moe_triton.model.timelines.timeline import Timeline, walk_ranks
 from moe_triton.model.traffic import traffic_of
 from moe_triton.processes import RankGroup
 from moe_triton.tools.selftest.cases import combined, dispatched

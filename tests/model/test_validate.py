@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moe_triton.model import fused, validate
+from moe_triton.model.clusters import fused
 from moe_triton.model.constants import machine_named
-from moe_triton.model.published import ROWS, predict
+from moe_triton.model.fits import validate
+from moe_triton.model.fits.published import ROWS, predict
 
 
 @pytest.fixture(scope="module")

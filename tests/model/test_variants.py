@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from moe_triton.core.row_formats import ROW_FORMATS
-from moe_triton.model.body import body_of
+from moe_triton.model.bodies.body import body_of
 from moe_triton.model.constants import machine_named
-from moe_triton.model.timeline import walk
+from moe_triton.model.timelines.timeline import walk
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes import make_scheme
 from moe_triton.schemes.site import Site

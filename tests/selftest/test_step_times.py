@@ -16,11 +16,11 @@ from rich.console import Console
 
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
-from moe_triton.model import ascendc
-from moe_triton.model.body import body_of
+from moe_triton.model.bodies import ascendc
+from moe_triton.model.bodies.body import body_of
+from moe_triton.model.bodies.remembered import Remembered
 from moe_triton.model.constants import Machine, machine_named
 from moe_triton.model.cost import Body, Cost, Work
-from moe_triton.model.remembered import Remembered
 from moe_triton.tools.cli.model.calibrate_tables import fitted, run_calibrate
 from moe_triton.tools.selftest.check import Result
 from moe_triton.tools.selftest.report import Report

@@ -1,4 +1,6 @@
-"""Measures by itself what a CPU does in dispatch and combine: the constants of `moe_triton.model.cpu`."""
+"""Measures by itself what a CPU does in dispatch and combine: the constants of
+`moe_triton.model.timelines.cpu`.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from moe_triton.core.plan import Plan
 from moe_triton.core.row_formats import ROW_FORMATS
 from moe_triton.model.constants import Machine
 from moe_triton.model.cost import Body, Work, work_of
-from moe_triton.model.signals import awaited_by
+from moe_triton.model.timelines.signals import awaited_by
 from moe_triton.model.topology import tiers
 from moe_triton.model.traffic import Traffic, traffic_of
 from moe_triton.operators.variants import CombineVariant, DispatchVariant

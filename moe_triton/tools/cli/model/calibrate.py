@@ -15,8 +15,8 @@ def calibrate(
     noise: Annotated[float, typer.Option(help="share by which times repeat", min=1e-4, max=1)] = 0.02,
 ) -> None:
     """Refit the model's constants to the step times of a selftest on an NPU, where they determine them."""
-    from moe_triton.model.body import body_of
-    from moe_triton.model.remembered import Remembered
+    from moe_triton.model.bodies.body import body_of
+    from moe_triton.model.bodies.remembered import Remembered
     from moe_triton.tools.cli.model.calibrate_tables import run_calibrate
 
     raise typer.Exit(run_calibrate(report, output, noise, Remembered(body_of), Console()))

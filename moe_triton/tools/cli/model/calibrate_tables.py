@@ -12,8 +12,8 @@ from rich.table import Table
 
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
-from moe_triton.model.calibrate import Calibration, Outcome, calibrate, errors
 from moe_triton.model.cost import Body
+from moe_triton.model.fits.calibrate import Calibration, Outcome, calibrate, errors
 from moe_triton.tools.selftest.step_times import Measured, StepModel, StepTime, read_report
 
 MOST_SHOWN = 12

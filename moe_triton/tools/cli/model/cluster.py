@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
+from moe_triton.tools.cli.model.machines import MACHINE, machine_of
 from moe_triton.tools.plots import write_plots
 
 if TYPE_CHECKING:
-    from moe_triton.model.cluster import Point, Setting
+    from moe_triton.model.bodies.remembered import Bodies
+    from moe_triton.model.clusters.cluster import Point
+    from moe_triton.model.clusters.crossings import Crossing
+    from moe_triton.model.clusters.group import Group
     from moe_triton.model.constants import Machine
-    from moe_triton.model.crossings import Crossing
-    from moe_triton.model.remembered import Bodies
 
 SCHEMES_HELP = "schemes, with commas between; if not given, all that may be launched so"
 QUANTIZE_HELP = "how dispatched rows travel: as EPBuffer.dispatch takes it, or none"
 CSV_HEADINGS = (
-    "scheme",
+    "comm_alg",
     "ep",
     "tokens",
     "mode",
@@ -41,7 +43,7 @@ def cluster(
     ep: Annotated[str, typer.Option(help="ranks of groups, 2 to 768, with commas between")] = "8,16,64,256",
     tokens: Annotated[str, typer.Option(help="tokens of each rank, with commas between")] = "8,16,32,64,128",
     routing: Annotated[str, typer.Option(help="uniform, node-limited or zipf")] = "uniform",
-    machine: Annotated[str, typer.Option(help="A3, A2, or a file that a selftest wrote")] = "A3",
+    machine: Annotated[str, typer.Option(help=MACHINE)] = "A3",
     comm_alg: Annotated[str, typer.Option(help=SCHEMES_HELP)] = "",
     mode: Annotated[Literal["graph", "stream"], typer.Option(help="how launches come to a device")] = "graph",
     quantize: Annotated[str, typer.Option(help=QUANTIZE_HELP)] = "int8",
@@ -58,35 +60,24 @@ def cluster(
 ) -> None:
     """Price schemes on groups of sampled routing: the slowest rank, the imbalance, where lines cross."""
     from moe_triton.core.errors import ArgumentError
-    from moe_triton.model.body import body_of
-    from moe_triton.model.cluster import Setting
-    from moe_triton.model.remembered import OfArguments
+    from moe_triton.model.bodies.body import body_of
+    from moe_triton.model.bodies.remembered import OfArguments
+    from moe_triton.model.clusters.group import Group, Routing
 
     console = Console()
     try:
         used = machine_of(machine)
-        product: Literal["A2", "A3"] = "A2" if "rdma_gb_per_s" in used.constants else "A3"
-        first = Setting(
-            "",
-            2,
-            1,
-            product,
-            routing,
-            None if quantize == "none" else quantize,
-            hidden,
-            topk,
-            mode=mode,
-            seed=seed,
-            groups=groups,
-            top_groups=top_groups,
-            exponent=exponent,
-        )
-        groups_of = [(ranks, count) for ranks in _numbers("ep", ep) for count in _numbers("tokens", tokens)]
-        settings = [replace(first, ranks=r, tokens=count, experts=experts) for r, count in groups_of]
-        schemes, bodies = _schemes(product, mode, comm_alg), OfArguments(body_of)
-        points = [point for one in settings for point in price_schemes(one, schemes, used, bodies)]
+        schemes, bodies = _schemes(used.product, mode, comm_alg), OfArguments(body_of)
+        rows = None if quantize == "none" else quantize
+        drawn = Routing(routing, seed, groups, top_groups, exponent)
+        points: list[Point] = []
+        for ranks in _numbers("ep", ep):
+            for count in _numbers("tokens", tokens):
+                fixed = ranks, count, hidden, topk, experts, rows
+                each = [Group(*fixed, name, used.product, mode, routing=drawn) for name in schemes]
+                points += price_schemes(each, used, bodies)
     except ArgumentError as error:
-        console.print(f"[red]{error}[/red]")
+        console.print(f"[red]{error.renamed({'ranks': 'ep'})}[/red]")
         raise typer.Exit(2) from None
     if as_json:
         console.print_json(json.dumps(document(points)))
@@ -100,37 +91,16 @@ def cluster(
         write_plots(console, lambda: plot_cluster(points, plot))
 
 
-def machine_of(name: str) -> Machine:
-    """A product's machine, or that in a file.
+def price_schemes(groups: Sequence[Group], machine: Machine, bodies: Bodies) -> list[Point]:
+    """A group with one routing by several schemes; one that no graph may hold is launched by the host."""
+    from moe_triton.model.clusters import cluster, cluster_a2
 
-    Raises:
-        ArgumentError: there is none of this name, or the file holds none.
-    """
-    from moe_triton.core.errors import ArgumentError
-    from moe_triton.model.constants import Machine, machine_named
-
-    products = ("A2", "A3")
-    if name in products:
-        return machine_named(name)
-    try:
-        return Machine.from_json(Path(name).read_text(encoding="utf-8"))
-    except OSError as error:
-        rule = f"it must be one of {list(products)}, or a file ({error.strerror})"
-        raise ArgumentError("machine", repr(name), rule, "Name a file of Machine.to_json().") from None
-
-
-def price_schemes(setting: Setting, schemes: Sequence[str], machine: Machine, bodies: Bodies) -> list[Point]:
-    """The same group and routing by each scheme; one that no graph may hold is launched by the host."""
-    from moe_triton.model import cluster, cluster_a2
-
-    ids = setting.draw()
-    if setting.product == "A2":
-        return [cluster_a2.price(replace(setting, scheme=scheme), machine, ids) for scheme in schemes]
+    ids = groups[0].draw()
+    if machine.product == "A2":
+        return [cluster_a2.price(group, machine, ids) for group in groups]
     found = []
-    for scheme in schemes:
-        one = replace(setting, scheme=scheme)
-        if one.mode == "graph" and not cluster.may_be_captured(one, machine):
-            one = replace(one, mode="stream")
+    for group in groups:
+        one = group if group.may_be_captured(machine) else replace(group, mode="stream")
         found.append(cluster.price(one, machine, bodies, ids))
     return found
 
@@ -168,7 +138,7 @@ def all_crossings(points: Sequence[Point]) -> list[tuple[str, str, Crossing]]:
 
 
 def _along(points: Sequence[Point], along: str) -> list[Crossing]:
-    from moe_triton.model.crossings import crossings
+    from moe_triton.model.clusters.crossings import crossings
 
     ordered = sorted(points, key=lambda point: _sizes(point)[along])
     sizes = sorted({_sizes(point)[along] for point in points})
@@ -181,8 +151,7 @@ def document(points: Sequence[Point]) -> dict[str, Any]:
     return {
         "points": [
             {
-                **asdict(point.setting),
-                "experts": point.setting.num_experts,
+                **point.group.document,
                 "imbalance": point.imbalance,
                 "operators": {name: asdict(operator) for name, operator in point.operators.items()},
             }
@@ -201,23 +170,23 @@ def csv_text(points: Sequence[Point]) -> str:
     writer = csv.writer(made, lineterminator="\n")
     writer.writerow(CSV_HEADINGS)
     for point in points:
-        one = point.setting
+        one = point.group
         for name, found in point.operators.items():
             bytes_moved = found.egress_bytes, found.ingress_bytes
             figures = f"{found.us:.3f}", found.slowest, *bytes_moved, f"{point.imbalance:.4f}"
-            writer.writerow((one.scheme, one.ranks, one.tokens, one.mode, name, *figures))
+            writer.writerow((one.comm_alg, one.ranks, one.tokens, one.mode, name, *figures))
     return made.getvalue()
 
 
 def _by_size(points: Sequence[Point]) -> dict[tuple[int, int], list[Point]]:
     found: dict[tuple[int, int], list[Point]] = {}
     for point in points:
-        found.setdefault((point.setting.ranks, point.setting.tokens), []).append(point)
+        found.setdefault((point.group.ranks, point.group.tokens), []).append(point)
     return found
 
 
 def _sizes(point: Point) -> dict[str, int]:
-    return {"EP": point.setting.ranks, "BS": point.setting.tokens}
+    return {"EP": point.group.ranks, "BS": point.group.tokens}
 
 
 def _names(points: Sequence[Point]) -> list[str]:
@@ -226,12 +195,12 @@ def _names(points: Sequence[Point]) -> list[str]:
 
 def _name(point: Point) -> str:
     """The scheme, and how it is launched if that is not as usual."""
-    return point.setting.scheme if point.setting.mode == "graph" else f"{point.setting.scheme} (stream)"
+    return point.group.comm_alg if point.group.mode == "graph" else f"{point.group.comm_alg} (stream)"
 
 
 def _schemes(product: str, mode: str, given: str) -> list[str]:
     """The schemes named, or all of the product that may be launched so."""
-    from moe_triton.model.a2 import SCHEMES as CLOSED_FORMS
+    from moe_triton.model.clusters.a2 import SCHEMES as CLOSED_FORMS
     from moe_triton.schemes import SCHEMES
 
     if given:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from moe_triton.tools.plots import COLOURS, draw
 
 if TYPE_CHECKING:
-    from moe_triton.model.cluster import Point
+    from moe_triton.model.clusters.cluster import Point
 
 BY_TOKENS, BY_RANKS = "cluster_by_tokens.svg", "cluster_by_ranks.svg"
 STYLES = {"dispatch": ("-", "o"), "combine": ("--", "s")}
@@ -27,13 +27,13 @@ def plot_cluster(points: Sequence[Point], folder: Path) -> list[Path]:
 
 def _panels(figure: Any, points: Sequence[Point], along: str, across: str) -> None:
     """A panel for each size across; lines over the other one, by scheme and operator."""
-    values = sorted({getattr(point.setting, across) for point in points})
+    values = sorted({getattr(point.group, across) for point in points})
     columns = min(len(values), MOST_IN_A_ROW)
     rows = -(-len(values) // columns)
     figure.set_size_inches(max(PANEL_WIDTH * columns, 7.5), PANEL_HEIGHT * rows + 0.7)
     axes = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten()
     for axis, value in zip(axes, values, strict=False):
-        _lines(axis, [point for point in points if getattr(point.setting, across) == value], along)
+        _lines(axis, [point for point in points if getattr(point.group, across) == value], along)
         axis.set_title(f"{'EP' if across == 'ranks' else 'BS'} {value}")
         axis.set_xlabel(SIZES[along])
     for axis in axes[len(values) :]:
@@ -45,15 +45,15 @@ def _panels(figure: Any, points: Sequence[Point], along: str, across: str) -> No
 
 
 def _lines(axis: Any, points: Sequence[Point], along: str) -> None:
-    schemes = list(dict.fromkeys(point.setting.scheme for point in points))
+    schemes = list(dict.fromkeys(point.group.comm_alg for point in points))
     for number, scheme in enumerate(schemes):
         of = sorted(
-            (point for point in points if point.setting.scheme == scheme),
-            key=lambda point: int(getattr(point.setting, along)),
+            (point for point in points if point.group.comm_alg == scheme),
+            key=lambda point: int(getattr(point.group, along)),
         )
         for operator, (line, marker) in STYLES.items():
             axis.plot(
-                [getattr(point.setting, along) for point in of],
+                [getattr(point.group, along) for point in of],
                 [point.operators[operator].us for point in of],
                 line,
                 marker=marker,
@@ -63,7 +63,7 @@ def _lines(axis: Any, points: Sequence[Point], along: str) -> None:
                 linewidth=1.2 + 1.6 * (len(schemes) - 1 - number),
                 label=f"{scheme}, {operator}",
             )
-    sizes = sorted({getattr(point.setting, along) for point in points})
+    sizes = sorted({getattr(point.group, along) for point in points})
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.set_xticks(sizes, [str(size) for size in sizes])

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from moe_triton.model.bodies.replay import Replayed
     from moe_triton.model.constants import Machine
-    from moe_triton.model.replay import Replayed
 
 
 def kernel(
@@ -33,10 +33,10 @@ def kernel(
 
     from moe_triton.core.errors import MoeTritonError
     from moe_triton.kernels import Case, Sizes
-    from moe_triton.model.replay import case as cases
+    from moe_triton.model.bodies.replay import case as cases
     from moe_triton.npu_compiler.socs import soc_named
     from moe_triton.runtime.trace import TraceFile
-    from moe_triton.tools.cli.model.cluster import machine_of
+    from moe_triton.tools.cli.model.machines import machine_of
     from moe_triton.tools.gate.families import parse_case
 
     console = Console()

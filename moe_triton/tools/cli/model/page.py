@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from moe_triton.model.constants import machine_named
-from moe_triton.model.validate import validate
+from moe_triton.model.fits.validate import validate
 from moe_triton.tools.cli.model.plan import PRICE_HEADINGS, price_table
 from moe_triton.tools.cli.model.validate import error_bars, text
 from moe_triton.tools.cli.model.validate_plots import plot_validation

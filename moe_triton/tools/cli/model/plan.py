@@ -13,16 +13,17 @@ import typer
 from rich.console import Console
 
 from moe_triton.schemes import SCHEMES
+from moe_triton.tools.cli.model.machines import MACHINE, machine_of
 
 if TYPE_CHECKING:
+    from moe_triton.model.clusters.group import Group, OperatorName
+    from moe_triton.model.clusters.prices import Call, PricedPlan
     from moe_triton.model.constants import Machine
-    from moe_triton.model.prices import Call, PricedPlan, Sizes
     from moe_triton.model.sensitivity import Judged
-    from moe_triton.model.timeline import Mode, Span
+    from moe_triton.model.timelines.timeline import Span
 
 COMM_ALGS = f"how tokens travel: {', '.join(SCHEMES['A3'])}"
 ROWS = "how rows travel: as EPBuffer.dispatch takes it, or none"
-MACHINE = "A3, or a file that Machine.to_json() wrote"
 LAUNCHED = "whether a captured graph runs, or the host launches every time"
 STEP_HEADINGS = (
     "stream",
@@ -56,7 +57,7 @@ def plan(
     tokens: Annotated[int, typer.Option(help="tokens of each rank")] = 128,
     hidden: Annotated[int, typer.Option(help="elements of a token's row")] = 7168,
     topk: Annotated[int, typer.Option(help="routed experts per token")] = 8,
-    experts: Annotated[int, typer.Option(help="routed experts in the group")] = 256,
+    experts: Annotated[int, typer.Option(help="of the group; 256 or more if not given")] = 0,
     quantize: Annotated[str, typer.Option(help=ROWS)] = "int8",
     comm_alg: Annotated[str, typer.Option(help=COMM_ALGS)] = "fullmesh_v1",
     parts: Annotated[
@@ -76,15 +77,15 @@ def plan(
 ) -> None:
     """Say where the time of dispatch and combine goes on an NPU, by the model: nothing is run."""
     from moe_triton.core.errors import ArgumentError
-    from moe_triton.model.prices import Sizes
+    from moe_triton.model.clusters.group import Group, Routing
 
     rows = None if quantize == "none" else quantize
     console = Console()
     try:
-        sizes = Sizes(
-            ranks, tokens, hidden, topk, experts, rows, comm_alg, parts, communication_blocks, routing, seed
-        )
-        _plan(console, sizes, _machine(machine), mode, as_json, trace)
+        used = machine_of(machine)
+        fixed = ranks, tokens, hidden, topk, experts, rows, comm_alg, used.product, mode
+        group = Group(*fixed, parts, communication_blocks, Routing(routing, seed))
+        _plan(console, group, used, as_json, trace)
     except ArgumentError as error:
         console.print(f"[red]{error}[/red]")
         raise typer.Exit(2) from None
@@ -101,7 +102,7 @@ def prices(
 
     console = Console()
     try:
-        lines = price_table(comm_alg, _machine(machine))
+        lines = price_table(comm_alg, machine_of(machine))
     except ArgumentError as error:
         console.print(f"[red]{error}[/red]")
         raise typer.Exit(2) from None
@@ -115,71 +116,52 @@ def prices(
 
 def price_table(comm_alg: str, machine: Machine) -> list[tuple[object, ...]]:
     """A line of `PRICE_HEADINGS` for each size: us, "" where a scheme's operators cannot be in a graph."""
-    from moe_triton.model.prices import Sizes
+    from moe_triton.model.clusters.group import OPERATORS, Group
 
     lines = []
     for ranks in TABLE_RANKS:
         for tokens in TABLE_TOKENS:
-            base = Sizes(ranks, tokens, comm_alg=comm_alg)
-            call = _call(base)
+            call = _call(Group(ranks, tokens, comm_alg=comm_alg, product=machine.product))
             for rows in TABLE_ROWS:
-                of_rows = replace(call, sizes=replace(base, quantize=rows))
-                figures = [figure for operator in (0, 1) for figure in _figures(of_rows, machine, operator)]
+                of_rows = replace(call, group=replace(call.group, quantize=rows))
+                figures = [
+                    figure for operator in OPERATORS for figure in _figures(of_rows, machine, operator)
+                ]
                 lines.append((ranks, tokens, rows or "bf16", *figures))
     return lines
 
 
-def _figures(call: Call, machine: Machine, operator: int) -> tuple[str, str, str]:
+def _figures(call: Call, machine: Machine, operator: OperatorName) -> tuple[str, str, str]:
     """Of one operator: in a graph, launched by the host, and its floor."""
-    variant = call.sizes.variants()[operator]
-    stream = call.priced(variant, machine, "stream")
-    scheme = call.sizes.scheme(machine, call.traffic.rank)
-    graph = "" if scheme.rounds.no_graph else f"{call.priced(variant, machine, 'graph').us:.0f}"
+    in_stream = replace(call, group=replace(call.group, mode="stream"))
+    (stream,), graph = in_stream.priced(operator, machine), ""
+    if call.group.may_be_captured(machine):
+        graph = f"{call.priced(operator, machine)[0].us:.0f}"
     return graph, f"{stream.us:.0f}", f"{stream.floor_us:.1f}"
 
 
-def _machine(name: str) -> Machine:
-    from moe_triton.core.errors import ArgumentError
-    from moe_triton.model.constants import MACHINES, Machine, machine_named
+def _call(group: Group) -> Call:
+    from moe_triton.model.bodies.body import body_of
+    from moe_triton.model.bodies.remembered import Remembered
+    from moe_triton.model.clusters.prices import Call
 
-    if name in MACHINES:
-        if name not in SCHEMES:
-            rule = f"plans of an NPU are there for {', '.join(SCHEMES)} only"
-            raise ArgumentError("machine", repr(name), rule, "Name one of them.")
-        return machine_named(name)
-    try:
-        return Machine.from_json(Path(name).read_text(encoding="utf-8"))
-    except OSError as error:
-        rule = f"it must be one of {list(SCHEMES)}, or a file ({error.strerror})"
-        raise ArgumentError("machine", repr(name), rule, "Name a file of Machine.to_json().") from None
+    return Call.typical(group, Remembered(body_of))
 
 
-def _call(sizes: Sizes) -> Call:
-    from moe_triton.model.body import body_of
-    from moe_triton.model.prices import Call
-    from moe_triton.model.pulls import with_pulls
-    from moe_triton.model.remembered import Remembered
+def _plan(console: Console, group: Group, machine: Machine, as_json: bool, trace: Path | None) -> None:
+    from moe_triton.model.clusters.group import OPERATORS
 
-    return Call(sizes, sizes.traffic(), Remembered(with_pulls(body_of)))
-
-
-def _plan(
-    console: Console, sizes: Sizes, machine: Machine, mode: Mode, as_json: bool, trace: Path | None
-) -> None:
-    call = _call(sizes)
-    found = [
-        (call.priced(variant, machine, mode), call.judged(variant, machine, mode))
-        for variant in sizes.variants()
-    ]
+    call = _call(group)
+    found = [(call.priced(name, machine)[0], call.judged(name, machine)) for name in OPERATORS]
     if as_json:
-        console.print_json(json.dumps(document(sizes, machine, mode, found)))
+        console.print_json(json.dumps(document(group, machine, found)))
     else:
         text = "\n\n".join(_text(priced, judged, machine) for priced, judged in found)
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     if trace is not None:
         from moe_triton.tools.cli.model.plan_trace import write_trace
 
-        write_trace(trace, [priced for priced, _ in found], call.traffic, machine)
+        write_trace(trace, [priced for priced, _ in found], call.traffics[0], machine)
 
 
 def _text(priced: PricedPlan, judged: Judged, machine: Machine) -> str:
@@ -222,12 +204,10 @@ def _row(span: Span, machine: Machine) -> tuple[object, ...]:
     )
 
 
-def document(
-    sizes: Sizes, machine: Machine, mode: Mode, found: list[tuple[PricedPlan, Judged]]
-) -> dict[str, Any]:
+def document(group: Group, machine: Machine, found: list[tuple[PricedPlan, Judged]]) -> dict[str, Any]:
     """Everything that the model says of a call, as JSON's types."""
     operators = {priced.plan.operator: _operator(priced, judged, machine) for priced, judged in found}
-    return {"machine": machine.name, "mode": mode, **asdict(sizes), "operators": operators}
+    return {"machine": machine.name, **group.document, "operators": operators}
 
 
 def _operator(priced: PricedPlan, judged: Judged, machine: Machine) -> dict[str, Any]:

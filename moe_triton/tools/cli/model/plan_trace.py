@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from moe_triton.core.kernel import TritonKernel
+from moe_triton.model.bodies.movement import us_of
+from moe_triton.model.bodies.replay import replay_of
+from moe_triton.model.clusters.prices import PricedPlan
 from moe_triton.model.constants import Machine
 from moe_triton.model.cost import work_of
-from moe_triton.model.movement import us_of
-from moe_triton.model.prices import PricedPlan
-from moe_triton.model.replay import replay_of
-from moe_triton.model.timeline import Span
+from moe_triton.model.timelines.timeline import Span
 from moe_triton.model.traffic import Traffic
 from moe_triton.npu_compiler.socs import SOC_OF_PRODUCT
 from moe_triton.runtime.trace import TraceFile

@@ -14,8 +14,8 @@ from rich.console import Console
 from moe_triton.tools.plots import write_plots
 
 if TYPE_CHECKING:
+    from moe_triton.model.fits.validate import Validation
     from moe_triton.model.sensitivity import Judged, Sensitivity
-    from moe_triton.model.validate import Validation
 
 HEADINGS = (
     "operator",
@@ -39,7 +39,7 @@ def validate(
     plot: Annotated[Path | None, typer.Option(help="folder for the plots")] = None,
 ) -> None:
     """Compare the model with published times of Ascend's own operators; exits with 1 out of bounds."""
-    from moe_triton.model.validate import validate as compare
+    from moe_triton.model.fits.validate import validate as compare
 
     found, console = compare(), Console()
     bars = error_bars(found)
@@ -56,7 +56,7 @@ def validate(
 
 def error_bars(found: Validation) -> list[Judged]:
     """Of every published time, from the ranges of the constants that its prediction depends on."""
-    from moe_triton.model.published import ROWS, predict
+    from moe_triton.model.fits.published import ROWS, predict
     from moe_triton.model.sensitivity import judged
 
     return [judged(partial(predict, row), found.machines[row.product]) for row in ROWS]
@@ -83,7 +83,7 @@ def text(found: Validation, bars: list[Judged]) -> str:
 
 def document(found: Validation, bars: list[Judged]) -> dict[str, Any]:
     """The same as JSON's types."""
-    from moe_triton.model.published import ROWS
+    from moe_triton.model.fits.published import ROWS
 
     rows = [
         {
@@ -118,7 +118,7 @@ def document(found: Validation, bars: list[Judged]) -> dict[str, Any]:
 
 
 def _rows(found: Validation, bars: list[Judged]) -> list[tuple[object, ...]]:
-    from moe_triton.model.published import ROWS, phases
+    from moe_triton.model.fits.published import ROWS, phases
 
     lines: list[tuple[object, ...]] = []
     for row, bar, error, null, left in zip(
@@ -152,7 +152,7 @@ def _rows(found: Validation, bars: list[Judged]) -> list[tuple[object, ...]]:
 def _summary(found: Validation) -> str:
     import numpy as np
 
-    from moe_triton.model.validate import MOST_MEAN, MOST_WORST
+    from moe_triton.model.fits.validate import MOST_MEAN, MOST_WORST
 
     left = [each.error for each in found.left_out]
     figures = (("model", found.errors), ("each left out", np.array(left)), ("null model", found.null_errors))
@@ -185,7 +185,7 @@ def _fitted(found: Validation) -> list[tuple[object, ...]]:
 
 
 def _cores(found: Validation) -> str:
-    from moe_triton.model.validate import FEW_CORES, MANY_CORES, MOST_GAIN
+    from moe_triton.model.fits.validate import FEW_CORES, MANY_CORES, MOST_GAIN
 
     low, high = min(found.gains.values()), max(found.gains.values())
     may = "may" if found.may_choose_core_splits else "may NOT"

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moe_triton.model.published import OPERATORS, ROWS, phases
+from moe_triton.model.fits.published import OPERATORS, ROWS, phases
 from moe_triton.tools.plots import COLOURS, draw
 
 if TYPE_CHECKING:
+    from moe_triton.model.fits.validate import Validation
     from moe_triton.model.sensitivity import Judged
-    from moe_triton.model.validate import Validation
 
 ERRORS, PARTS = "published.svg", "published_parts.svg"
 

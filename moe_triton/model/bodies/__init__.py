@@ -1,0 +1,1 @@
+"""What one launch takes: replayed Triton kernels, counted Ascend C kernels."""

@@ -1,0 +1,21 @@
+"""`Body`: the time of one launch, as a function of its cores and of what it has to move.
+
+Those of Triton kernels replay the NPU compiler's own output (`moe_triton.model.bodies.replay`); those of
+Ascend C kernels are formulas, one each (`moe_triton.model.bodies.ascendc`).
+"""
+
+from __future__ import annotations
+
+from moe_triton.core.kernel import AscendCKernel, TritonKernel
+from moe_triton.model.bodies.ascendc import FORMULAS
+from moe_triton.model.bodies.replay import replayed
+from moe_triton.model.cost import Body
+
+
+def body_of(kernel: AscendCKernel | TritonKernel) -> Body:
+    """The body of a kernel.
+
+    Raises:
+        KeyError: an Ascend C kernel without a formula.
+    """
+    return FORMULAS[kernel.name] if isinstance(kernel, AscendCKernel) else replayed

@@ -1,0 +1,399 @@
+"""What the blocks of the sending Ascend C kernels do, counted as the loops of
+``kernels_ascendc/include/<kernel>.h`` run: copies, bytes, scalar accesses, barriers.
+``tests/model/test_formula_counts.py`` compares every number with a run of the kernel itself.
+
+Taken for granted: nothing is refused or reported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from moe_triton.layout import (
+    BLOCK_BYTES,
+    BLOCK_DATA_BYTES,
+    ORIGIN,
+    STAMP_BYTES,
+    STATUS_ENTRY_BYTES,
+    UB_ALIGN,
+    WORD_BYTES,
+    align,
+)
+from moe_triton.model.bodies.counts import (
+    Counted,
+    Counts,
+    block_of,
+    bounds,
+    chunks,
+    counts,
+    each_block,
+    end,
+    filled,
+    filled_by,
+    first_block,
+    found_zone,
+    fresh,
+    is_remote,
+    lines_of_table,
+    no_ranks,
+    number_at,
+)
+from moe_triton.model.cost import Work
+
+MAX_VISIT = 32
+"""Slots that a row, once loaded, is written to (send_plan.h)."""
+
+TABLE_ENTRIES = 1024
+"""Indices that a core keeps in its local memory at a time (send_plan.h)."""
+
+ENTRIES_PER_POST = 512
+"""Status entries, or origins of results, that a core has at a time (status_entries.h, combine_send.h)."""
+
+PIECE_BYTES = 64 * 1024
+"""Of a row that is copied at once (row_copy.h)."""
+
+PIECE_BLOCKS = 96
+"""Of a row with flags in band that are copied at once (inband_send.h)."""
+
+COUNTS_PER_PIECE = 2048
+"""Counts that are copied at once (counts_send.h)."""
+
+WORDS_PER_PIECE = 1024
+"""Words of a header that are copied at once (exchange_send.h)."""
+
+SCALES_BYTES = 16 * 1024
+"""Room for scales of rows (exchange_send.h)."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """What the blocks of a dispatch look at: results of a launch's tokens, in shares (send_plan.h)."""
+
+    work: Work
+
+    @cached_property
+    def ranks(self) -> np.ndarray:
+        """(N,) to which rank each result goes, -1 for nowhere.
+
+        Raises:
+            NotImplementedError: there are shared experts, or tokens that the model does not know.
+        """
+        work, config = self.work, self.work.traffic.config
+        if work.number("num_shared_ranks"):
+            raise NotImplementedError(
+                f"{work.kernel.name}: the model knows nothing of shared experts' results"
+            )
+        first, tokens = work.number("first_token"), work.number("num_tokens")
+        ids = work.traffic.topk_idx[first : first + tokens]
+        if ids.shape != (tokens, work.number("topk")):
+            raise NotImplementedError(
+                f"{work.kernel.name}: the call has {work.traffic.topk_idx.shape} ids only"
+            )
+        ranks = np.where((ids >= 0) & (ids < config.num_experts), ids // config.num_local_experts, -1)
+        kept = work.number("kept_rank") if "kept_rank" in work.arguments else -1
+        return np.where(ranks == kept, -1, ranks).reshape(-1)
+
+    @property
+    def is_sent(self) -> np.ndarray:
+        """(N,) whether a result goes anywhere."""
+        return self.ranks >= 0
+
+    @property
+    def blocks(self) -> np.ndarray:
+        """(N,) the block that looks at each of them."""
+        return block_of(self.work, self.ranks.size)
+
+    @cached_property
+    def slots(self) -> np.ndarray:
+        """(blocks,) slots that each block fills."""
+        return each_block(self.work, self.blocks[self.is_sent])
+
+    @cached_property
+    def remote_slots(self) -> np.ndarray:
+        """(blocks,) of these, those of other devices."""
+        remote = is_remote(self.work)[self.ranks] & self.is_sent
+        return each_block(self.work, self.blocks[remote])
+
+    @cached_property
+    def visits(self) -> np.ndarray:
+        """(blocks,) how many source rows each block loads: one for all of a token's results that it has."""
+        topk, each = self.work.number("topk"), np.arange(self.ranks.size)
+        most = MAX_VISIT if self.work.number("rows_per_token") == 1 else 1
+        share = bounds(self.work, self.ranks.size)[self.blocks]
+        begins = (each - np.maximum(each // topk * topk, share)) % most == 0
+        slots = np.bincount(np.cumsum(begins) - 1, self.is_sent, minlength=begins.sum())
+        return each_block(self.work, self.blocks[begins][slots > 0])
+
+    @property
+    def rows(self) -> np.ndarray:
+        """(EP,) rows to each rank."""
+        return np.bincount(self.ranks[self.is_sent], minlength=self.work.traffic.config.num_ranks)
+
+    def lines(self) -> np.ndarray:
+        """Keys of the lines of the table of windows that are read for them."""
+        return filled(self.work, self.blocks[self.is_sent], self.ranks[self.is_sent])
+
+    def tables(self) -> Counts:
+        """Loads of tables of indices: all tokens that fit, from a block's next one to its last."""
+        work, topk, rows = self.work, self.work.number("topk"), self.work.number("rows_per_token")
+        share = bounds(work, self.ranks.size)
+        first, per_chunk = share[:-1] // topk, TABLE_ENTRIES // max(rows, topk)
+        tokens = np.where(np.diff(share), chunks(share[1:], topk) - first, 0)
+        loads = chunks(tokens, per_chunk)
+        tables, words = 2 + work.has("topk_weights"), topk * (2 + work.has("topk_weights"))
+        if "scales" in work.arguments and work.has("scales"):
+            tables, words = tables + 1, words + rows
+        return counts(work, loads=loads * tables, load_bytes=tokens * words * WORD_BYTES, turns=loads)
+
+
+def _kept(work: Work, argument: str) -> Counts:
+    """A word that later launches read."""
+    one = first_block(work, work.has(argument))
+    return counts(work, scalar_local=one, stores=one, store_bytes=WORD_BYTES * one)
+
+
+def _words(work: Work, results: Results) -> np.ndarray:
+    """(blocks,) scalar accesses for addresses and stamps: of each result its id; of those that are sent an
+    index, rank, token and k, and a weight, which is read where there is one.
+    """
+    words: np.ndarray = each_block(work, results.blocks) + (5 + work.has("topk_weights")) * results.slots
+    return words
+
+
+def _rows(work: Work, results: Results, lines: np.ndarray, extra_words: int = 0) -> Counts:
+    """Rows that go out of one buffer to all their slots, each with a stamp."""
+    scale_bytes = work.number("scale_bytes") if "scale_bytes" in work.arguments else 0
+    copies = int(chunks(work.number("row_bytes"), PIECE_BYTES) + chunks(scale_bytes, PIECE_BYTES))
+    source_bytes = work.number("row_bytes") + scale_bytes
+    return counts(
+        work,
+        loads=results.visits * copies,
+        load_bytes=results.visits * source_bytes,
+        stores=results.slots * (copies + 1),
+        store_bytes=results.slots * (source_bytes + STAMP_BYTES),
+        sent_bytes=results.remote_slots * (source_bytes + STAMP_BYTES),
+        scalar_local=_words(work, results) + extra_words * results.slots,
+        scalar_global=results.slots,
+        lines=filled_by(work, lines),
+        turns=results.visits,
+        items=results.slots,
+    )
+
+
+def _status_entries(work: Work, before: np.ndarray) -> tuple[Counts, np.ndarray, np.ndarray]:
+    """A status entry for every shared rank and expert (status_entries.h).
+
+    Args:
+        work: a launch that posts them.
+        before: lines of the table of windows that have been read.
+
+    Returns:
+        what it takes, entries to each rank, and the lines that it reads.
+    """
+    shared, experts = work.number("num_shared_ranks"), work.number("num_experts")
+    entries = np.arange(shared + experts)
+    local = work.traffic.config.num_local_experts
+    ranks = np.where(entries < shared, entries, shared + (entries - shared) // local)
+    blocks, share = block_of(work, entries.size), bounds(work, entries.size)
+    own, lines = np.diff(share), filled(work, blocks, ranks, before)
+    of_shared = np.diff(np.minimum(share, shared))
+    away = each_block(work, blocks[is_remote(work)[ranks]])
+    entry = counts(
+        work,
+        loads=chunks(of_shared, ENTRIES_PER_POST) + chunks(own - of_shared, ENTRIES_PER_POST),
+        load_bytes=own * WORD_BYTES,
+        stores=own,
+        store_bytes=own * STATUS_ENTRY_BYTES,
+        sent_bytes=away * STATUS_ENTRY_BYTES,
+        scalar_local=4 * own,
+        scalar_global=own,
+        lines=filled_by(work, lines),
+        vector=1,
+        items=own,
+    )
+    word = fresh(work, work.has("combine_kind")) + _kept(work, "dispatch_word")
+    return entry + word, np.bincount(ranks, minlength=work.traffic.config.num_ranks), lines
+
+
+def _send_start(work: Work, vector: int) -> Counts:
+    """Two objects each drop the table of windows: that which sends rows, and that which posts entries."""
+    dropped = 2 * lines_of_table(work.traffic.config.num_ranks)
+    return found_zone(work) + counts(work, dropped=dropped, vector=vector) + end(work)
+
+
+def dispatch_send(work: Work) -> Counted:
+    """Rows with stamps, a barrier of all cores, a status entry for every expert."""
+    results = Results(work)
+    lines = results.lines()
+    rows = _rows(work, results, lines)
+    stages = {"start": _send_start(work, vector=1), "tables": results.tables(), "rows": rows}
+    if not work.number("post_status"):
+        return Counted(stages, results.rows, no_ranks(work))
+    entries, flags, _ = _status_entries(work, lines)
+    stages |= {"barrier": counts(work, barriers=1, syncs=1), "flags": entries}
+    return Counted(stages, results.rows, flags)
+
+
+def direct_send(work: Work) -> Counted:
+    """Rows to their places in the receivers' outputs, stamps and several scales apart."""
+    results = Results(work)
+    start = counts(work, dropped=lines_of_table(work.number("num_ranks")), vector=1) + end(work)
+    rows = _rows(work, results, results.lines(), 1 + work.has("scales"))
+    return Counted({"start": start, "tables": results.tables(), "rows": rows}, results.rows, no_ranks(work))
+
+
+def inband_slot_bytes(work: Work) -> int:
+    """Bytes that are written for each result: whole blocks, the last one with the stamp."""
+    return -(-(work.number("stamp_offset") + STAMP_BYTES) // BLOCK_DATA_BYTES) * BLOCK_BYTES
+
+
+def inband_send(work: Work) -> Counted:
+    """Status entries first, then rows in blocks that carry their flags."""
+    results, row_bytes = Results(work), work.number("row_bytes")
+    stages, flags, before = {"start": _send_start(work, vector=3)}, no_ranks(work), None
+    if work.number("post_status"):
+        stages["flags"], flags, before = _status_entries(work, np.empty(0, np.int64))
+    last = inband_slot_bytes(work) // BLOCK_BYTES - 1
+    shared_bytes = min(last * BLOCK_DATA_BYTES, row_bytes)
+    pieces = int(chunks(last, PIECE_BLOCKS))
+    # Of each piece one load of its whole blocks, another one of what is behind them.
+    ends = [min(shared_bytes, (i + 1) * PIECE_BLOCKS * BLOCK_DATA_BYTES) for i in range(pieces)]
+    sizes = np.diff([0, *ends])
+    loads = int((sizes >= BLOCK_DATA_BYTES).sum() + (sizes % BLOCK_DATA_BYTES > 0).sum())
+    last_bytes = row_bytes - shared_bytes
+    stages["tables"] = results.tables()
+    lines = filled(work, results.blocks[results.is_sent], results.ranks[results.is_sent], before)
+    stages["rows"] = counts(
+        work,
+        loads=results.visits * loads + results.slots * (last_bytes > 0),
+        load_bytes=results.visits * shared_bytes + results.slots * last_bytes,
+        stores=results.slots * (pieces + 1),
+        store_bytes=results.slots * inband_slot_bytes(work),
+        sent_bytes=results.remote_slots * inband_slot_bytes(work),
+        scalar_local=_words(work, results),
+        scalar_global=results.slots,
+        lines=filled_by(work, lines),
+        turns=results.visits,
+        items=results.slots,
+    )
+    return Counted(stages, results.rows, flags)
+
+
+def _to_ranks(work: Work, copies: int, num_bytes: int) -> Counts:
+    """So many copies, of so many bytes together, to each rank; a block has its share of ranks."""
+    ranks = np.arange(work.number("num_ranks"))
+    blocks = block_of(work, ranks.size)
+    own, away = each_block(work, blocks), each_block(work, blocks[is_remote(work)[ranks]])
+    return counts(
+        work,
+        stores=own * copies,
+        store_bytes=own * num_bytes,
+        sent_bytes=away * num_bytes,
+        scalar_global=own * copies,
+        lines=filled_by(work, filled(work, blocks, ranks)),
+        items=own,
+    )
+
+
+def counts_send(work: Work) -> Counted:
+    """All counts to every rank, a barrier of the pipe, a flag each."""
+    tables = [work.number("num_shared_ranks"), work.number("num_experts")]
+    pieces, words = int(sum(chunks(each, COUNTS_PER_PIECE) for each in tables)), sum(tables)
+    dropped = lines_of_table(work.number("num_ranks"))
+    start = counts(work, dropped=dropped, vector=1, scalar_local=3) + end(work)
+    start += fresh(work, work.has("combine_kind")) + _kept(work, "dispatch_word")
+    to_ranks = _to_ranks(work, pieces + 1, words * WORD_BYTES + STATUS_ENTRY_BYTES)
+    entries = to_ranks + counts(work, loads=pieces, load_bytes=words * WORD_BYTES, barriers=1)
+    ones = np.ones(work.number("num_ranks"), np.int64)
+    return Counted({"start": start, "entries": entries}, no_ranks(work), 2 * ones)
+
+
+def post_status(work: Work) -> Counted:
+    """One entry to every rank."""
+    dropped = lines_of_table(work.number("num_ranks"))
+    start = found_zone(work) + fresh(work, work.has("count")) + _kept(work, "combine_kind") + end(work)
+    start += counts(work, dropped=dropped, vector=1, scalar_local=3)
+    stages = {"start": start, "flags": _to_ranks(work, 1, STATUS_ENTRY_BYTES)}
+    return Counted(stages, no_ranks(work), np.ones(work.number("num_ranks"), np.int64))
+
+
+def combine_send(work: Work) -> Counted:
+    """Each result to its token's slot, a barrier of the copying pipe, its flag."""
+    row_bytes, is_flagged = work.number("row_bytes"), work.number("flag_rows") != 0
+    experts, ranks = work.traffic.recv_counts.shape
+    sources = np.repeat(np.tile(np.arange(ranks), experts), work.traffic.recv_counts.reshape(-1))
+    if sources.size != number_at(work, "recv_offsets"):
+        raise NotImplementedError("combine_send: the model knows of another number of rows than recv_offsets")
+    blocks = block_of(work, sources.size)
+    own = each_block(work, blocks)
+    copied, remote = sources != work.number("kept_rank"), is_remote(work)[sources]
+    away = each_block(work, blocks[remote])
+    moved, moved_away = each_block(work, blocks[copied]), each_block(work, blocks[copied & remote])
+    pieces = int(chunks(row_bytes, PIECE_BYTES))
+    flag_bytes = is_flagged * STATUS_ENTRY_BYTES
+    rows = counts(
+        work,
+        loads=moved * pieces,
+        load_bytes=moved * row_bytes,
+        stores=moved * pieces + own * is_flagged,
+        store_bytes=moved * row_bytes + own * flag_bytes,
+        sent_bytes=moved_away * row_bytes + away * flag_bytes,
+        scalar_local=3 * own,
+        scalar_global=own,
+        lines=filled_by(work, filled(work, blocks, sources)),
+        barriers=own * is_flagged,
+        turns=own,
+        items=own,
+    )
+    loads = chunks(own, ENTRIES_PER_POST)
+    tables = counts(work, loads=loads, load_bytes=own * ORIGIN.num_bytes, turns=loads)
+    start = found_zone(work) + fresh(work, work.number("num_entries") > 0) + _kept(work, "combine_kind")
+    start += counts(work, dropped=lines_of_table(work.number("num_ranks")), vector=1) + end(work)
+    written = np.bincount(sources[copied], minlength=ranks)
+    return Counted({"start": start, "tables": tables, "rows": rows}, written, no_ranks(work))
+
+
+def exchange_slot_bytes(work: Work) -> int:
+    """Bytes that are written for each row: scales in whole units."""
+    scales = align(max(1, work.number("scale_bytes")), UB_ALIGN) if work.has("scales") else 0
+    return work.number("row_bytes") + scales
+
+
+def exchange_send(work: Work) -> Counted:
+    """Consecutive rows to one rank's slots, with their scales and a header."""
+    row_bytes, peer = work.number("row_bytes"), work.number("peer")
+    pieces = int(chunks(row_bytes, PIECE_BYTES))
+    own = np.diff(bounds(work, number_at(work, "num_rows")))
+    leaves = bool(is_remote(work)[peer])
+    start = found_zone(work) + fresh(work, 2 + work.has("first_row")) + end(work)
+    words = work.number("header_words") if work.has("header") else 0
+    copies = first_block(work, int(chunks(words, WORDS_PER_PIECE)))
+    header_bytes = first_block(work, words * WORD_BYTES)
+    header = counts(
+        work,
+        loads=copies,
+        load_bytes=header_bytes,
+        stores=copies,
+        store_bytes=header_bytes,
+        sent_bytes=header_bytes * leaves,
+    )
+    scales = work.number("scale_bytes") if work.has("scales") else 0
+    slot_bytes = exchange_slot_bytes(work)
+    room = max(1, SCALES_BYTES // align(max(1, work.number("scale_bytes")), UB_ALIGN))
+    loads = chunks(own, room) * work.has("scales")
+    rows = counts(
+        work,
+        loads=own * pieces + loads,
+        load_bytes=own * (row_bytes + scales),
+        stores=own * (pieces + work.has("scales")),
+        store_bytes=own * slot_bytes,
+        sent_bytes=own * slot_bytes * leaves,
+        turns=own,
+        items=own,
+    )
+    written = no_ranks(work)
+    written[peer] = own.sum()
+    return Counted({"start": start, "header": header, "rows": rows}, written, no_ranks(work))

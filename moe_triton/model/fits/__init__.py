@@ -1,0 +1,1 @@
+"""The model against published times, and its constants from measured ones."""
