@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from moe_triton.model.bodies.replay import replayed
 from moe_triton.model.constants import machine_named
 from moe_triton.model.cost import work_of
-from moe_triton.model.replay import replayed
 from tests.model.calls import config, launch_of, traffic
 
 # a machine of this test's own: the bounds are about the kernels, whatever constants are fitted later
