@@ -20,7 +20,7 @@ from moe_triton.core.plan import Hole
 from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.kernels.cases import F32, I32, I64, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.language import tl, triton
-from moe_triton.kernels.scales import copy_scales
+from moe_triton.kernels.scales import copy_words
 from moe_triton.kernels.zones import NO_ZONE, ZONE, ZONE_STRIDE, in_zone, zone_offset
 
 BLOCK = 64
@@ -59,7 +59,7 @@ def _append_kernel(
         slot = tl.cast(i, tl.int64) * slot_stride
         row = tl.cast(own + i, tl.int64)
         tl.store(out_rows + row * ROW_WORDS + words, tl.load(slots + slot + words))
-        copy_scales(slot_scales + slot + SCALE_WORD, out_scales, row, NUM_SCALES)
+        copy_words(slot_scales + slot + SCALE_WORD, out_scales, row, NUM_SCALES)
 
 
 def _append_fallback(

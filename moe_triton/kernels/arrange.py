@@ -22,9 +22,9 @@ from moe_triton.core.plan import Hole
 from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.kernels.cases import F32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.language import tl, triton
-from moe_triton.kernels.scales import copy_scales
+from moe_triton.kernels.scales import copy_words
 from moe_triton.kernels.zones import NO_ZONE, ZONE, ZONE_STRIDE, in_zone, zone_offset
-from moe_triton.layout import STAMP
+from moe_triton.layout import ORIGIN, STAMP
 
 
 @triton.jit
@@ -50,31 +50,27 @@ def _arrange_kernel(
     WEIGHT_WORD: tl.constexpr,
     NUM_SCALES: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
+    ORIGIN_WORDS: tl.constexpr,
 ):
     if zone is not None:
         slots += zone_offset(zone, zone_stride)
         slot_scales += zone_offset(zone, zone_stride)
     per_program = tl.cdiv(num_entries, tl.num_programs(0))
-    begin = tl.program_id(0) * per_program
-    words = tl.arange(0, ROW_WORDS)
+    begin = tl.minimum(tl.program_id(0) * per_program, num_entries)
+    start = tl.where(begin > 0, tl.load(recv_offsets + tl.maximum(begin - 1, 0)), 0)
     for n in range(begin, tl.minimum(begin + per_program, num_entries)):
-        start = tl.where(n > 0, tl.load(recv_offsets + tl.maximum(n - 1, 0)), 0)
         stop = tl.load(recv_offsets + n)
         expert = (n // num_ranks).to(tl.int64)
         source = (n % num_ranks).to(tl.int64)
         block = source * src_stride + expert * expert_stride
-        if source == kept_rank:
-            stop = start
-        for i in range(0, stop - start):
+        for i in range(0, tl.where(source == kept_rank, 0, stop - start)):
             slot = block + tl.cast(i, tl.int64) * slot_stride
             row = tl.cast(start + i, tl.int64)
-            tl.store(out_rows + row * ROW_WORDS + words, tl.load(slots + slot + words))
-            copy_scales(slot_scales + slot + SCALE_WORD, out_scales, row, NUM_SCALES)
-            tl.store(out_origins + row * 3, tl.load(slots + slot + ORIGIN_WORD))
-            tl.store(out_origins + row * 3 + 1, tl.load(slots + slot + ORIGIN_WORD + 1))
-            tl.store(out_origins + row * 3 + 2, tl.load(slots + slot + ORIGIN_WORD + 2))
-            if HAS_WEIGHT:
-                tl.store(out_weights + row, tl.load(slot_scales + slot + WEIGHT_WORD))
+            copy_words(slots + slot, out_rows, row, ROW_WORDS)
+            copy_words(slot_scales + slot + SCALE_WORD, out_scales, row, NUM_SCALES)
+            copy_words(slots + slot + ORIGIN_WORD, out_origins, row, ORIGIN_WORDS)
+            copy_words(slot_scales + slot + WEIGHT_WORD, out_weights, row, HAS_WEIGHT)
+        start = stop
 
 
 def _arrange_fallback(
@@ -101,6 +97,7 @@ def _arrange_fallback(
     HAS_WEIGHT: bool,
     zone: torch.Tensor | None = None,
     zone_stride: int = 0,
+    **_: object,
 ) -> None:
     slots, slot_scales = (in_zone(memory, zone, zone_stride) for memory in (slots, slot_scales))
     ends = [0, *recv_offsets[:num_entries].tolist()]
@@ -174,6 +171,7 @@ def arrange_kernel(
             "WEIGHT_WORD": stamp_word + STAMP.word("weight"),
             "NUM_SCALES": num_scales,
             "HAS_WEIGHT": has_weight,
+            "ORIGIN_WORDS": ORIGIN.num_words,
         },
         fallback=_arrange_fallback,
     )

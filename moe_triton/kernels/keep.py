@@ -30,7 +30,7 @@ from moe_triton.core.plan import Hole
 from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.kernels.cases import F32, I32, I64, Draw, Family, Inputs, Shape, blank, subsets
 from moe_triton.kernels.language import tl, triton
-from moe_triton.kernels.scales import copy_scales
+from moe_triton.kernels.scales import copy_words
 
 
 @triton.jit
@@ -80,7 +80,7 @@ def _keep_kernel(
                     source = source * ROWS_PER_TOKEN + k
                 tl.store(out_rows + row * ROW_WORDS + words, tl.load(rows + source * row_stride + words))
                 if out_scales is not None:
-                    copy_scales(scales + source * row_stride, out_scales, row, NUM_SCALES)
+                    copy_words(scales + source * row_stride, out_scales, row, NUM_SCALES)
                 tl.store(out_origins + row * 3, rank)
                 tl.store(out_origins + row * 3 + 1, token)
                 tl.store(out_origins + row * 3 + 2, k)

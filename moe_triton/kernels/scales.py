@@ -1,4 +1,4 @@
-"""Scales of a received row, beside it in the output: what the kernels that move rows share."""
+"""Words of a received row, beside it in the output: what the kernels that move rows share."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from moe_triton.kernels.language import tl, triton
 
 
 @triton.jit
-def copy_scales(source, out_scales, row, NUM_SCALES: tl.constexpr):
-    """The scales of output row ``row``; nothing where rows have none."""
-    if NUM_SCALES == 1:
-        tl.store(out_scales + row, tl.load(source))
-    elif NUM_SCALES > 1:
-        words = tl.arange(0, NUM_SCALES)
-        tl.store(out_scales + row * NUM_SCALES + words, tl.load(source + words))
+def copy_words(source, target, row, NUM_WORDS: tl.constexpr):
+    """``NUM_WORDS`` words of row ``row``, such as its scales; nothing where rows have none."""
+    # a tile also of one word: an AI core copies it beside the others, and waits for a load of a single word
+    if NUM_WORDS > 0:
+        words = tl.arange(0, NUM_WORDS)
+        tl.store(target + row * NUM_WORDS + words, tl.load(source + words))

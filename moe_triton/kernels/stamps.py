@@ -15,7 +15,7 @@ from moe_triton.core.plan import Hole
 from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.kernels.cases import F32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.language import tl, triton
-from moe_triton.kernels.scales import copy_scales
+from moe_triton.kernels.scales import copy_words
 from moe_triton.layout import ORIGIN, STAMP
 
 ORIGIN_WORDS, STAMP_WORDS = ORIGIN.num_words, STAMP.num_words
@@ -44,14 +44,13 @@ def _stamps_kernel(
     begin = tl.program_id(0) * per_program
     for i in range(begin, tl.minimum(begin + per_program, rows)):
         row = tl.cast(i, tl.int64)
-        for word in tl.static_range(ORIGIN_WORDS):
-            tl.store(out_origins + row * ORIGIN_WORDS + word, tl.load(stamps + row * STAMP_WORDS + word))
+        copy_words(stamps + row * STAMP_WORDS, out_origins, row, ORIGIN_WORDS)
         if out_weights is not None:
-            tl.store(out_weights + row, tl.load(stamp_floats + row * STAMP_WORDS + WEIGHT_WORD))
+            copy_words(stamp_floats + row * STAMP_WORDS + WEIGHT_WORD, out_weights, row, 1)
         if scales is not None:
-            copy_scales(scales + row * scale_stride, out_scales, row, NUM_SCALES)
+            copy_words(scales + row * scale_stride, out_scales, row, NUM_SCALES)
         else:
-            copy_scales(stamp_floats + row * STAMP_WORDS + SCALE_WORD, out_scales, row, NUM_SCALES)
+            copy_words(stamp_floats + row * STAMP_WORDS + SCALE_WORD, out_scales, row, NUM_SCALES)
 
 
 def _stamps_fallback(

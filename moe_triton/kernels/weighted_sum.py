@@ -43,7 +43,13 @@ from moe_triton.kernels.cases import AXES, F32, I8, NUM_SPECIAL, Draw, Family, I
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.weighted_sum_fallback import weighted_sum_fallback
-from moe_triton.kernels.weighted_sum_terms import has_special, store_sum, sum_routed, sum_with_special
+from moe_triton.kernels.weighted_sum_terms import (
+    has_special,
+    store_sum,
+    sum_routed,
+    sum_with_special,
+    tile_of,
+)
 from moe_triton.kernels.zones import ZONE, ZONE_STRIDE, zone_offset
 from moe_triton.reference.arithmetic import BLOCK_ELEMENTS
 
@@ -133,6 +139,10 @@ def _weighted_sum_kernel(
             else:
                 first_shared = num_experts.to(tl.int64) * expert_stride + token * index_stride
                 shared_stride = 0
+            id_tile = tile_of(topk_idx, token, TOPK, const_v is None and not UNROLL)
+            weight_tile = tile_of(topk_weights, token, TOPK, HAS_WEIGHTS and not UNROLL)
+            index_tile = tile_of(expand_idx, token, TOPK, not UNROLL)
+            offset_tile = tile_of(offsets, token, TOPK + NUM_SHARED, not UNROLL)
             for start in tl.static_range(0, HIDDEN, TILE):
                 if slot_scales is None:
                     blocks = 0
@@ -145,32 +155,34 @@ def _weighted_sum_kernel(
                     acc = sum_routed(
                         token, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets,
                         token_stride, slot_stride, expert_stride, index_stride, num_experts, max_index,
-                        cols, blocks, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL,
+                        cols, blocks, id_tile, weight_tile, index_tile, offset_tile, TOPK, NUM_SHARED,
+                        HAS_WEIGHTS, UNROLL,
                     )  # fmt: skip
                     store_sum(
                         acc, token, slots, slot_scales, shared_x, out, offsets, first_shared,
-                        shared_stride, cols, blocks, HIDDEN, TOPK, NUM_SHARED,
+                        shared_stride, cols, blocks, offset_tile, HIDDEN, TOPK, NUM_SHARED,
                     )  # fmt: skip
                 elif has_special(topk_idx, token, num_experts, TOPK):
                     acc = sum_with_special(
                         token, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets,
                         token_stride, slot_stride, expert_stride, index_stride, num_experts, max_index,
-                        ori_x, alphas, const_v, num_zero, num_copy, num_const, cols, blocks, HIDDEN, TOPK,
-                        NUM_SHARED, HAS_WEIGHTS,
+                        ori_x, alphas, const_v, num_zero, num_copy, num_const, cols, blocks, weight_tile,
+                        index_tile, offset_tile, HIDDEN, TOPK, NUM_SHARED, HAS_WEIGHTS,
                     )  # fmt: skip
                     store_sum(
                         acc, token, slots, slot_scales, shared_x, out, offsets, first_shared,
-                        shared_stride, cols, blocks, HIDDEN, TOPK, NUM_SHARED,
+                        shared_stride, cols, blocks, offset_tile, HIDDEN, TOPK, NUM_SHARED,
                     )  # fmt: skip
                 else:
                     acc = sum_routed(
                         token, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets,
                         token_stride, slot_stride, expert_stride, index_stride, num_experts, max_index,
-                        cols, blocks, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL,
+                        cols, blocks, id_tile, weight_tile, index_tile, offset_tile, TOPK, NUM_SHARED,
+                        HAS_WEIGHTS, UNROLL,
                     )  # fmt: skip
                     store_sum(
                         acc, token, slots, slot_scales, shared_x, out, offsets, first_shared,
-                        shared_stride, cols, blocks, HIDDEN, TOPK, NUM_SHARED,
+                        shared_stride, cols, blocks, offset_tile, HIDDEN, TOPK, NUM_SHARED,
                     )  # fmt: skip
 
 

@@ -10,6 +10,22 @@ from moe_triton.kernels.language import tl, triton
 
 
 @triton.jit
+def tile_of(table, token, NUM: tl.constexpr, WANTED: tl.constexpr):
+    """A token's numbers of a table, all in one load; None where not wanted or without a table."""
+    if table is None or not WANTED:  # noqa: SIM108 - a conditional expression compiles to a tensor
+        tile = None
+    else:
+        tile = tl.load(table + token * NUM + tl.arange(0, NUM))
+    return tile
+
+
+@triton.jit
+def _number(table, tile, token, k, NUM: tl.constexpr):
+    """Number k of a token: from its tile, where there is one, otherwise from memory."""
+    return tl.load(table + token * NUM + k) if tile is None else tl.get_element(tile, (k,))
+
+
+@triton.jit
 def _load_slot(slots, slot_scales, offset, cols, blocks):
     value = tl.load(slots + offset + cols).to(tl.float32)
     if slot_scales is not None:
@@ -22,35 +38,38 @@ def _load_slot(slots, slot_scales, offset, cols, blocks):
 def _add_routed(
     acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, offsets, token_stride, slot_stride,
     expert_stride, index_stride, num_experts, max_index, cols, blocks,
+    weight_tile, index_tile, offset_tile,
     TOPK: tl.constexpr, NUM_SHARED: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
 ):  # fmt: skip
     is_routed = (expert >= 0) & (expert < num_experts)
     if offsets is not None:
-        offset = tl.load(offsets + token * (TOPK + NUM_SHARED) + k)
+        offset = _number(offsets, offset_tile, token, k, TOPK + NUM_SHARED)
     elif expand_idx is None:
         offset = token * token_stride + k * slot_stride
     else:
         # neither an id nor an index may become an address outside the slots
         row = tl.where(is_routed, expert, 0).to(tl.int64)
-        index = tl.minimum(tl.maximum(tl.load(expand_idx + token * TOPK + k), 0), max_index - 1)
+        index = _number(expand_idx, index_tile, token, k, TOPK)
+        index = tl.minimum(tl.maximum(index, 0), max_index - 1)
         offset = row * expert_stride + index.to(tl.int64) * index_stride
     # adding +0 changes no sum that started from +0, so it stands for adding nothing
     value = tl.where(is_routed, _load_slot(slots, slot_scales, offset, cols, blocks), 0.0)
     if HAS_WEIGHTS:
-        value = value * tl.where(is_routed, tl.load(topk_weights + token * TOPK + k), 0.0)
+        value = value * tl.where(is_routed, _number(topk_weights, weight_tile, token, k, TOPK), 0.0)
     return acc + value
 
 
 @triton.jit
 def _add_special(
     acc, token, k, special, topk_weights, ori_x, alphas, const_v, num_zero, num_copy, num_const, cols,
+    weight_tile,
     HIDDEN: tl.constexpr, TOPK: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
 ):  # fmt: skip
     entry = token * TOPK + k
     constant = special - num_zero - num_copy
     weight = 1.0
     if HAS_WEIGHTS:
-        weight = tl.load(topk_weights + entry)
+        weight = _number(topk_weights, weight_tile, token, k, TOPK)
     if (special < num_zero) | (constant >= num_const):
         acc += 0.0
     elif constant < 0:
@@ -67,6 +86,7 @@ def _add_special(
 def sum_routed(
     token, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets, token_stride, slot_stride,
     expert_stride, index_stride, num_experts, max_index, cols, blocks,
+    id_tile, weight_tile, index_tile, offset_tile,
     TOPK: tl.constexpr, NUM_SHARED: tl.constexpr, HAS_WEIGHTS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """The sum over a token's entries, special experts adding nothing."""
@@ -78,15 +98,15 @@ def sum_routed(
             acc = _add_routed(
                 acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, offsets, token_stride,
                 slot_stride, expert_stride, index_stride, num_experts, max_index, cols, blocks,
-                TOPK, NUM_SHARED, HAS_WEIGHTS,
+                weight_tile, index_tile, offset_tile, TOPK, NUM_SHARED, HAS_WEIGHTS,
             )  # fmt: skip
     else:
         for k in range(TOPK):
-            expert = tl.load(topk_idx + token * TOPK + k)
+            expert = _number(topk_idx, id_tile, token, k, TOPK)
             acc = _add_routed(
                 acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, offsets, token_stride,
                 slot_stride, expert_stride, index_stride, num_experts, max_index, cols, blocks,
-                TOPK, NUM_SHARED, HAS_WEIGHTS,
+                weight_tile, index_tile, offset_tile, TOPK, NUM_SHARED, HAS_WEIGHTS,
             )  # fmt: skip
     return acc
 
@@ -95,7 +115,7 @@ def sum_routed(
 def sum_with_special(
     token, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets, token_stride, slot_stride,
     expert_stride, index_stride, num_experts, max_index, ori_x, alphas, const_v, num_zero, num_copy,
-    num_const, cols, blocks,
+    num_const, cols, blocks, weight_tile, index_tile, offset_tile,
     HIDDEN: tl.constexpr, TOPK: tl.constexpr, NUM_SHARED: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
 ):  # fmt: skip
     """The sum over a token's entries, special experts included."""
@@ -106,12 +126,12 @@ def sum_with_special(
             acc = _add_routed(
                 acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, offsets, token_stride,
                 slot_stride, expert_stride, index_stride, num_experts, max_index, cols, blocks,
-                TOPK, NUM_SHARED, HAS_WEIGHTS,
+                weight_tile, index_tile, offset_tile, TOPK, NUM_SHARED, HAS_WEIGHTS,
             )  # fmt: skip
         else:
             acc = _add_special(
                 acc, token, k, expert - num_experts, topk_weights, ori_x, alphas, const_v,
-                num_zero, num_copy, num_const, cols, HIDDEN, TOPK, HAS_WEIGHTS,
+                num_zero, num_copy, num_const, cols, weight_tile, HIDDEN, TOPK, HAS_WEIGHTS,
             )  # fmt: skip
     return acc
 
@@ -119,6 +139,7 @@ def sum_with_special(
 @triton.jit
 def store_sum(
     acc, token, slots, slot_scales, shared_x, out, offsets, first_shared, shared_stride, cols, blocks,
+    offset_tile,
     HIDDEN: tl.constexpr, TOPK: tl.constexpr, NUM_SHARED: tl.constexpr,
 ):  # fmt: skip
     """Add what has no weight, and write the token's result."""
@@ -126,7 +147,7 @@ def store_sum(
         if offsets is None:
             offset = first_shared + s * shared_stride
         else:
-            offset = tl.load(offsets + token * (TOPK + NUM_SHARED) + TOPK + s)
+            offset = _number(offsets, offset_tile, token, TOPK + s, TOPK + NUM_SHARED)
         acc += _load_slot(slots, slot_scales, offset, cols, blocks)
     if shared_x is not None:
         acc += tl.load(shared_x + token * HIDDEN + cols).to(tl.float32)
