@@ -13,6 +13,10 @@ from moe_triton.model.constants import Machine
 from moe_triton.model.traffic import Traffic
 
 
+class UnknownWorkError(LookupError):
+    """The model does not know what a launch has to do: a number, a table or a feature of its call."""
+
+
 @dataclass(frozen=True)
 class Cost:
     """What a launch takes, from its first block's begin to its last one's end, without waits for other ranks.

@@ -12,7 +12,7 @@ from moe_triton.core import ascendc
 from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, STAMP_BYTES, STATUS_ENTRY_BYTES, WORD_BYTES
 from moe_triton.model.bodies.ascendc import FORMULAS
 from moe_triton.model.constants import machine_named
-from moe_triton.model.cost import Cost, Table, Work, work_of
+from moe_triton.model.cost import Cost, Table, UnknownWorkError, Work, work_of
 from moe_triton.model.traffic import Traffic
 from tests.model.calls import config, launch_of, plan, traffic
 
@@ -113,7 +113,7 @@ def test_rows_that_stay_are_neither_sent_nor_waited_for() -> None:
 def test_a_number_of_rows_that_is_not_known_is_an_error() -> None:
     settings = config(8, 64)
     bare = replace(traffic(settings), tables={})
-    with pytest.raises(NotImplementedError, match="recv_offsets of combine_send"):
+    with pytest.raises(UnknownWorkError, match="recv_offsets of combine_send"):
         FORMULAS["combine_send"](work_of(launch_of("combine_send", settings), bare), A3)
 
 
@@ -160,7 +160,7 @@ def test_two_parts_of_the_tokens_send_the_rows_of_all() -> None:
 def test_tokens_that_the_model_does_not_know_are_an_error() -> None:
     settings = config(8, 64)
     more = replace(traffic(settings), numbers={**traffic(settings).numbers, "num_tokens": 65})
-    with pytest.raises(NotImplementedError, match="dispatch_send: the call has"):
+    with pytest.raises(UnknownWorkError, match="dispatch_send: the call has"):
         FORMULAS["dispatch_send"](work_of(launch_of("dispatch_send", settings), more), A3)
 
 
@@ -168,5 +168,5 @@ def test_results_of_shared_experts_are_an_error() -> None:
     settings = config(8, 64)
     known = work_of(launch_of("dispatch_send", settings), traffic(settings))
     shared = replace(known, arguments={**known.arguments, "num_shared_ranks": 1})
-    with pytest.raises(NotImplementedError, match="shared experts"):
+    with pytest.raises(UnknownWorkError, match="shared experts"):
         FORMULAS["dispatch_send"](shared, A3)

@@ -9,7 +9,7 @@ from functools import cache, cached_property, reduce
 import numpy as np
 
 from moe_triton.core.region import REGION_DIMS
-from moe_triton.model.cost import Table, Work
+from moe_triton.model.cost import Table, UnknownWorkError, Work
 
 CACHE_LINE_BYTES = 64
 ADDRESS_BYTES = 8
@@ -154,12 +154,12 @@ def extent(work: Work, argument: str, dim: str) -> int:
     """How many there are along a dimension of a region, which an argument holds.
 
     Raises:
-        NotImplementedError: the argument is no region.
+        UnknownWorkError: the argument is no region.
     """
     kind = next(arg.type for arg in work.kernel.args if arg.name == argument)
     words = work.arguments[argument]
     if not isinstance(words, tuple):
-        raise NotImplementedError(f"{argument} of {work.kernel.name} has to be a region")
+        raise UnknownWorkError(f"{argument} of {work.kernel.name} has to be a region")
     return words[2 + 2 * REGION_DIMS[kind].index(dim)]
 
 
@@ -167,11 +167,11 @@ def number_at(work: Work, name: str) -> int:
     """A number that stands in memory.
 
     Raises:
-        NotImplementedError: the model does not know what stands there.
+        UnknownWorkError: the model does not know what stands there.
     """
     value = work.arguments[name]
     if not isinstance(value, Table) or value.values is None or not value.values.size:
-        raise NotImplementedError(f"the model does not know what {name} of {work.kernel.name} points to")
+        raise UnknownWorkError(f"the model does not know what {name} of {work.kernel.name} points to")
     return int(value.values[-1] if name == "recv_offsets" else value.values[0])
 
 

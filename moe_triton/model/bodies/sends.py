@@ -41,7 +41,7 @@ from moe_triton.model.bodies.counts import (
     no_ranks,
     number_at,
 )
-from moe_triton.model.cost import Work
+from moe_triton.model.cost import UnknownWorkError, Work
 
 MAX_VISIT = 32
 """Slots that a row, once loaded, is written to (send_plan.h)."""
@@ -79,19 +79,15 @@ class Results:
         """(N,) to which rank each result goes, -1 for nowhere.
 
         Raises:
-            NotImplementedError: there are shared experts, or tokens that the model does not know.
+            UnknownWorkError: there are shared experts, or tokens that the model does not know.
         """
         work, config = self.work, self.work.traffic.config
         if work.number("num_shared_ranks"):
-            raise NotImplementedError(
-                f"{work.kernel.name}: the model knows nothing of shared experts' results"
-            )
+            raise UnknownWorkError(f"{work.kernel.name}: the model knows nothing of shared experts' results")
         first, tokens = work.number("first_token"), work.number("num_tokens")
         ids = work.traffic.topk_idx[first : first + tokens]
         if ids.shape != (tokens, work.number("topk")):
-            raise NotImplementedError(
-                f"{work.kernel.name}: the call has {work.traffic.topk_idx.shape} ids only"
-            )
+            raise UnknownWorkError(f"{work.kernel.name}: the call has {work.traffic.topk_idx.shape} ids only")
         ranks = np.where((ids >= 0) & (ids < config.num_experts), ids // config.num_local_experts, -1)
         kept = work.number("kept_rank") if "kept_rank" in work.arguments else -1
         return np.where(ranks == kept, -1, ranks).reshape(-1)
@@ -326,7 +322,7 @@ def combine_send(work: Work) -> Counted:
     experts, ranks = work.traffic.recv_counts.shape
     sources = np.repeat(np.tile(np.arange(ranks), experts), work.traffic.recv_counts.reshape(-1))
     if sources.size != number_at(work, "recv_offsets"):
-        raise NotImplementedError("combine_send: the model knows of another number of rows than recv_offsets")
+        raise UnknownWorkError("combine_send: the model knows of another number of rows than recv_offsets")
     blocks = block_of(work, sources.size)
     own = each_block(work, blocks)
     copied, remote = sources != work.number("kept_rank"), is_remote(work)[sources]

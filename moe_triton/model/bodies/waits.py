@@ -32,7 +32,7 @@ from moe_triton.model.bodies.counts import (
     fresh,
     no_ranks,
 )
-from moe_triton.model.cost import Table, Work
+from moe_triton.model.cost import Table, UnknownWorkError, Work
 
 TABLE_ENTRIES = 1024
 """Indices or entries that a core keeps in its local memory at a time (dispatch_wait.h, combine_wait.h,
@@ -121,9 +121,7 @@ def inband_receive(work: Work) -> Counted:
     """
     entries, each_entry = work.number("num_entries"), work.traffic.recv_counts.reshape(-1)
     if each_entry.size != entries:
-        raise NotImplementedError(
-            f"inband_receive: the model knows of {each_entry.size} entries, not {entries}"
-        )
+        raise UnknownWorkError(f"inband_receive: the model knows of {each_entry.size} entries, not {entries}")
     blocks_of_row = -(-(work.number("stamp_offset") + STAMP_BYTES) // BLOCK_DATA_BYTES)
     flag_bytes, noted = blocks_of_row * UB_ALIGN, int(work.has("waited_us"))
     share = bounds(work, entries)
