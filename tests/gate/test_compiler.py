@@ -30,8 +30,8 @@ def test_a_loop_over_a_tokens_results_turns_k_times() -> None:
         report = compile_for_npu(table()[name].kernel)
         assert report.estimate is not None
         estimates.append(report.estimate)
-    # an id and a weight for each result, from global memory
-    assert [round(estimate.s) for estimate in estimates] == [4 * 2 * 350, 8 * 2 * 350]
+    # an id and a weight for each result, from the unified buffer, and two flags
+    assert [round(estimate.s) for estimate in estimates] == [4 * 2 * 12 + 2 * 6, 8 * 2 * 12 + 2 * 6]
 
 
 def test_chips_have_the_unified_buffer_that_the_compiler_says() -> None:
