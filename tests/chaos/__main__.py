@@ -11,6 +11,7 @@ import itertools
 import os
 import random
 import secrets
+import signal
 import sys
 import tempfile
 import time
@@ -116,4 +117,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    # A background job begins with Ctrl-C ignored, and ranks would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main())
