@@ -173,12 +173,12 @@ def test_times_by_the_models_own_bodies_bring_back_their_constants(folder: Path)
     model = StepModel(bodies, 48)
     times = [t for t in read_report(folder).times if t.tokens > 1 and t.scheme == "fullmesh_v1"]
     times = [time for time in times if not model.waits(time)]
-    truth = {"store_latency_cycles": 400.0, "scalar_global_cycles": 250.0, "sync_all_us": 6.0}
+    truth = {"stream_bytes_per_cycle": 16.5, "load_latency_cycles": 600.0, "sync_all_us": 6.0}
     true = machine_named("A3").replaced(truth)
     random = np.random.default_rng(0)
     noisy = [replace(t, us=model(true, t) * float(random.lognormal(0, 0.02))) for t in times]
     found = fitted(Measured(machine_named("A3"), "x", tuple(noisy)), 0.02, bodies)
-    assert {"scalar_global_cycles", "sync_all_us"} <= set(found.fitted)
+    assert {"load_latency_cycles", "sync_all_us"} <= set(found.fitted)
     for name in found.fitted:
         low, high = found.outcomes[name].interval
         assert low <= getattr(true, name) <= high, name
