@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from benchmarks.compare.cases import ROUTES, Case
 from benchmarks.compare.figures import Samples, Spread
 from benchmarks.compare.scaling import SweepKind, sweeps_of
 from benchmarks.compare.targets import GROWTH_PER_BYTE, TIME_PER_BYTE_SPREAD
+from moe_triton.tools.plots import draw, legend
 
 PEERS = ("gloo_alltoallv", "gloo_allgather", "mpi_alltoallv", "mpi_allgather", "mpi_native")
 LINES = ("slots", "direct", *PEERS)
@@ -41,47 +41,20 @@ def is_available() -> bool:
 def plot_comparison(samples: Samples, folder: Path) -> list[Path]:
     """Speed-ups, and times against tokens and against ranks."""
     return [
-        _draw(folder / SPEEDUPS, lambda figure: _speedups(figure, samples)),
-        _draw(folder / BY_TOKENS, lambda figure: _times(figure, samples, "tokens")),
-        _draw(folder / BY_RANKS, lambda figure: _times(figure, samples, "ranks")),
+        draw(folder / SPEEDUPS, lambda figure: _speedups(figure, samples)),
+        draw(folder / BY_TOKENS, lambda figure: _times(figure, samples, "tokens")),
+        draw(folder / BY_RANKS, lambda figure: _times(figure, samples, "ranks")),
     ]
 
 
 def plot_scaling(sweeps: Mapping[SweepKind, Samples], folder: Path) -> list[Path]:
     """Time per byte against both sizes."""
-    return [_draw(folder / SCALING, lambda figure: _scaling(figure, sweeps))]
-
-
-def _draw(path: Path, paint: Callable[[Any], None]) -> Path:
-    """A figure as SVG: the same bytes for the same samples."""
-    matplotlib: Any = importlib.import_module("matplotlib")
-    figures: Any = importlib.import_module("matplotlib.figure")
-    style = {
-        "svg.hashsalt": "moe_triton",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "font.size": 9,
-        "axes.titlesize": 10,
-    }
-    with matplotlib.rc_context(style):
-        figure = figures.Figure(layout="constrained")
-        paint(figure)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
-    return path
+    return [draw(folder / SCALING, lambda figure: _scaling(figure, sweeps))]
 
 
 def _panels(figure: Any, rows: int, columns: int, width: float, height: float) -> Any:
     figure.set_size_inches(max(width * columns, 7.5), height * rows + 0.6)
     return figure.subplots(max(rows, 1), max(columns, 1), squeeze=False, sharey=True)
-
-
-def _legend(figure: Any, axes: Any) -> None:
-    shown: dict[str, Any] = {}
-    for axis in axes.flat:
-        handles, labels = axis.get_legend_handles_labels()
-        shown |= dict(zip(labels, handles, strict=True))
-    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=3, frameon=False)
 
 
 def _variants(samples: Samples) -> list[str]:
@@ -110,7 +83,7 @@ def _speedups(figure: Any, samples: Samples) -> None:
         axis.set_yticks(RATIO_TICKS, [f"{tick:g}" for tick in RATIO_TICKS])
         axis.set_xticks(range(len(cases)), [f"W {c.ranks}\nBS {c.tokens}" for c in cases])
         axis.set_title(f"time / time of slots, {_rows_of(quantize)}")
-    _legend(figure, axes)
+    legend(figure, columns=3)
 
 
 def _bar(axis: Any, samples: Samples, case: Case, route: str, x: float) -> None:
@@ -137,7 +110,7 @@ def _times(figure: Any, samples: Samples, along: str) -> None:
             axis.set_title(f"{'W' if across == 'ranks' else 'BS'} {value}, {_rows_of(quantize)}")
             axis.set_xlabel("tokens per rank" if along == "tokens" else "ranks")
         row[0].set_ylabel("dispatch + combine, ms")
-    _legend(figure, axes)
+    legend(figure, columns=3)
 
 
 def _line(axis: Any, samples: Samples, cases: Sequence[Case], route: str, along: str) -> None:
@@ -194,4 +167,4 @@ def _scaling(figure: Any, sweeps: Mapping[SweepKind, Samples]) -> None:
         axis.set_xlabel("tokens per rank, 2 ranks" if kind == "tokens" else "ranks")
         axis.set_title("time per byte / that of the smallest size")
         axis.set_ylim(bottom=0)
-    _legend(figure, axes)
+    legend(figure, columns=3)

@@ -48,6 +48,15 @@ def draw(path: Path, paint: Callable[[Any], None]) -> Path:
     return path
 
 
+def legend(figure: Any, columns: int) -> None:
+    """One legend below all axes of a figure: each name once."""
+    shown: dict[str, Any] = {}
+    for axis in figure.axes:
+        handles, labels = axis.get_legend_handles_labels()
+        shown |= dict(zip(labels, handles, strict=True))
+    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=columns, frameon=False)
+
+
 def write_plots(console: Console, plots: Callable[[], Iterable[Path]]) -> None:
     """Draws, and says which files there are now; ends the command with 1 where matplotlib is missing.
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe_triton.core.errors import ArgumentError
+from moe_triton.model.bodies import movement
 from moe_triton.model.clusters import a2
 from moe_triton.model.clusters.a2 import OPERATORS, SCHEMES, Flow, flows_of, mean_flow, operator_cost
 from moe_triton.model.clusters.routing import KINDS, draw_ids
@@ -48,7 +49,7 @@ class TestPublishedExample:
         assert between / MIB == pytest.approx(0.7656, abs=5e-5)
         assert inside / MIB == pytest.approx(1.53125)
         assert a2.rdma_us(between, peak) == pytest.approx(38.3, abs=0.05)
-        assert a2.hccs_us(inside, peak) == pytest.approx(8.0, abs=0.05)
+        assert movement.wire(peak, inside) == pytest.approx(8.0, abs=0.05)
         cost = operator_cost("hierarchy", "dispatch", example, peak, row_bytes=ROW)
         assert cost.parts["rdma"] + cost.parts["hccs"] == pytest.approx(46.3, abs=0.05)
         assert cost.sent == between + inside
@@ -165,7 +166,7 @@ class TestEveryForm:
         flow = mean_flow(1, 8, 64, 8, 1)
         cost = operator_cost(scheme, operator, flow, machine, row_bytes=ROW)
         assert not {"rdma", "posts"} & cost.parts.keys()
-        assert cost.parts["hccs"] == a2.hccs_us(64 * 7 * ROW, machine)
+        assert cost.parts["hccs"] == movement.wire(machine, 64 * 7 * ROW)
 
     def test_nobody_sends(self, scheme: str, operator: str, machine: Machine) -> None:
         empty = mean_flow(2, 8, 0, 8, 2)

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moe_triton.core.errors import ArgumentError
+from moe_triton.model.bodies import movement
 from moe_triton.model.clusters import fused
 from moe_triton.model.constants import Machine
 from moe_triton.model.cost import Cost
@@ -216,11 +217,6 @@ def rdma_us(num_bytes: float, machine: Machine) -> float:
     return num_bytes / (machine.rdma_gb_per_s * _GB_PER_S)
 
 
-def hccs_us(num_bytes: float, machine: Machine) -> float:
-    """Wire time inside a server, of one card over all its links."""
-    return num_bytes / (machine.remote_write_gb_per_s * _GB_PER_S)
-
-
 def memory_us(num_bytes: float, machine: Machine) -> float:
     """Time of bytes read or written in a device's own memory, by all its cores."""
     return num_bytes / 2 / (machine.memcpy_gb_per_s * _GB_PER_S)
@@ -231,7 +227,7 @@ def _fullmesh(operator: str, flow: Flow, machine: Machine, row_bytes: float) -> 
     out, back = np.delete(flow.sent, me) * row_bytes, np.delete(flow.received, me) * row_bytes
     parts = {"pack": memory_us(2 * flow.sent.sum() * row_bytes, machine), "sync": machine.sync_all_us}
     if flow.is_single_server:
-        parts["hccs"] = hccs_us(max(out.sum(), back.sum()), machine)
+        parts["hccs"] = movement.wire(machine, max(out.sum(), back.sum()))
         latency = machine.hop_node_us
     else:
         posts = machine.post_aicpu_us * out.size, machine.post_aicpu_us
@@ -244,7 +240,7 @@ def _fullmesh(operator: str, flow: Flow, machine: Machine, row_bytes: float) -> 
 def _hierarchy_dispatch(scheme: str, flow: Flow, machine: Machine, row_bytes: float, between: float) -> Cost:
     copies, arriving = _to_others(flow.copies, flow.server), _to_others(flow.arriving, flow.server)
     handed, busier = _inside(flow)
-    relay = hccs_us(busier * row_bytes, machine), hccs_us(row_bytes, machine)
+    relay = movement.wire(machine, busier * row_bytes), movement.wire(machine, row_bytes)
     parts = {"pack": memory_us(2 * flow.tokens * between, machine), "sync": machine.sync_all_us}
     if flow.is_single_server:
         parts |= {"hccs": relay[0]}
@@ -262,7 +258,7 @@ def _hierarchy_combine(scheme: str, flow: Flow, machine: Machine, row_bytes: flo
     copies, arriving = _to_others(flow.copies, flow.server), _to_others(flow.arriving, flow.server)
     handed, busier = _inside(flow)
     partial = flow.copies.sum()  # sums for the tokens of this card and of those with its number
-    parts = {"sync": machine.sync_all_us, "hccs": hccs_us(busier * row_bytes, machine)}
+    parts = {"sync": machine.sync_all_us, "hccs": movement.wire(machine, busier * row_bytes)}
     collected = memory_us((flow.gathered.sum() + partial) * row_bytes, machine)
     if flow.is_single_server:
         return _cost(

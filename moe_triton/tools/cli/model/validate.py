@@ -118,16 +118,14 @@ def document(found: Validation, bars: list[Judged]) -> dict[str, Any]:
 
 
 def _rows(found: Validation, bars: list[Judged]) -> list[tuple[object, ...]]:
+    from moe_triton.model.bodies.movement import merged
     from moe_triton.model.fits.published import ROWS, phases
 
     lines: list[tuple[object, ...]] = []
     for row, bar, error, null, left in zip(
         ROWS, bars, found.errors, found.null_errors, found.left_out, strict=True
     ):
-        by_part: dict[str, float] = {}
-        for parts in phases(row, found.machines[row.product]).values():
-            for name, us in parts.items():
-                by_part[name] = by_part.get(name, 0.0) + us
+        by_part = merged(*phases(row, found.machines[row.product]).values())
         most = sorted(by_part, key=lambda name: -by_part[name])[:2]
         shares = ", ".join(f"{name} {by_part[name] / bar.value:.0%}" for name in most)
         low, high = bar.value - bar.below, bar.value + bar.above

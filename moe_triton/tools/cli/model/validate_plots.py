@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moe_triton.model.bodies.movement import merged
 from moe_triton.model.fits.published import OPERATORS, ROWS, phases
-from moe_triton.tools.plots import COLOURS, draw
+from moe_triton.tools.plots import COLOURS, draw, legend
 
 if TYPE_CHECKING:
     from moe_triton.model.fits.validate import Validation
@@ -55,20 +56,14 @@ def _left_out(found: Validation) -> np.ndarray:
 def _parts(figure: Any, found: Validation) -> None:
     """What the predictions are made of, as shares of the published times."""
     figure.set_size_inches(8.5, 5.6)
-    names: list[str] = []
-    for row in ROWS:
-        for parts in phases(row, found.machines[row.product]).values():
-            names += [name for name in parts if name not in names]
+    us_of = {row: merged(*phases(row, found.machines[row.product]).values()) for row in ROWS}
+    names = list(dict.fromkeys(name for parts in us_of.values() for name in parts))
     for axis, operator in zip(figure.subplots(1, len(OPERATORS), sharey=False), OPERATORS, strict=True):
         rows = [row for row in ROWS if row.operator == operator]
         for place, row in enumerate(rows):
             bottom = 0.0
-            by_name: dict[str, float] = {}
-            for parts in phases(row, found.machines[row.product]).values():
-                for name, us in parts.items():
-                    by_name[name] = by_name.get(name, 0.0) + us
             for name in names:
-                share = by_name.get(name, 0.0) / row.us
+                share = us_of[row].get(name, 0.0) / row.us
                 colour = COLOURS[names.index(name) % len(COLOURS)]
                 hatch = None if names.index(name) < len(COLOURS) else "//"
                 axis.bar(place, share, 0.7, bottom, color=colour, label=name, hatch=hatch)
@@ -78,8 +73,4 @@ def _parts(figure: Any, found: Validation) -> None:
         axis.set_title(operator)
         axis.axhline(1, color="#888888", linewidth=1)
         axis.set_ylabel("of the published time")
-    shown: dict[str, Any] = {}
-    for axis in figure.axes:
-        handles, labels = axis.get_legend_handles_labels()
-        shown |= dict(zip(labels, handles, strict=True))
-    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=6, frameon=False)
+    legend(figure, columns=6)
