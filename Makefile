@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-NATIVE_SOURCES := $(shell find kernels_ascendc moe_triton/core/abi.py moe_triton/core/ascendc.py moe_triton/core/records.py \
+NATIVE_SOURCES := $(shell find kernels_ascendc moe_triton/core/abi.py moe_triton/core/ascendc.py moe_triton/core/fused.py moe_triton/core/records.py \
     moe_triton/core/region.py moe_triton/tools/codegen.py -type f -not -name '*.pyc')
 CPP_SOURCES := $(filter %.h %.cpp %.asc,$(NATIVE_SOURCES))
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -91,7 +91,7 @@ $(VENV)/.packages: pyproject.toml constraints.txt
 	  { echo "moe_triton needs a C++17 compiler: apt-get install g++ (or set CXX)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0 scikit-build-core cmake ninja
-	$(PIP) --no-build-isolation --editable '.[cpu,dev]'
+	$(PIP) --no-build-isolation --editable '.[cpu,dev,tune]'
 	@touch $@
 
 # Only C++ changed: build it again, nothing to resolve.

@@ -25,7 +25,6 @@ import numpy as np
 import torch.distributed as dist
 
 from benchmarks.harness import Record, parser, write_records
-from benchmarks.starting_line import StartingLine
 from moe_triton.backends.base import TracedCall, TraceEvent
 from moe_triton.core.ascendc import TRACE_BLOCK
 from moe_triton.core.plan import Plan
@@ -33,6 +32,7 @@ from moe_triton.model.constants import Machine, machine_named
 from moe_triton.model.timelines import cpu
 from moe_triton.model.traffic import Traffic, traffic_of
 from moe_triton.processes import RankGroup
+from moe_triton.starting_line import StartingLine
 from moe_triton.tools.markdown import table
 from moe_triton.tools.selftest.cases import Case, inputs_of, make_buffer
 from moe_triton.tools.selftest.checks.timing import timed_case

@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.harness import Record, parser, print_table, write_records
-from benchmarks.starting_line import StartingLine
 from moe_triton import torch_npu_ops as ops
 from moe_triton.processes import RankGroup
+from moe_triton.starting_line import StartingLine
 
 HIDDEN, TOPK, EXPERTS = 7168, 8, 64
 ROW = 2 * HIDDEN  # bytes of a bf16 row

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from benchmarks.harness import Record, parser, print_table, write_records
 from benchmarks.operators import EXPERTS, HIDDEN, TOPK, Inputs
-from benchmarks.starting_line import StartingLine
 from moe_triton import EPBuffer
 from moe_triton.processes import RankGroup
 from moe_triton.runtime.executables import Kept
+from moe_triton.starting_line import StartingLine
 
 ALLOWED = 1.03
 WARM_UP = 5

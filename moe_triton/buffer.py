@@ -8,26 +8,30 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection
+from functools import partial
 from typing import Any, Literal, overload
 
 import torch
 import torch.distributed as dist
 
 from moe_triton.backends import make_backend, make_host
-from moe_triton.core.checks import check_choice, check_flag, check_text
+from moe_triton.core.checks import check_choice, check_flag
 from moe_triton.core.config import Config, Product
 from moe_triton.core.errors import BufferStateError
 from moe_triton.core.row_formats import row_format_of
-from moe_triton.core.tuning import Tuning
+from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.handle import DispatchHandle, DispatchOutput, Pending
-from moe_triton.limits import check_config, check_num_bytes, scheme_of
+from moe_triton.limits import check_num_bytes
 from moe_triton.runtime import arguments, buffer_calls
 from moe_triton.runtime.buffer_plans import BufferPlans
+from moe_triton.runtime.chosen_scheme import AUTO, Asked, choose_scheme
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.construction import DEFAULT_TIMEOUT_S, Order, meet, seconds_to_meet
 from moe_triton.runtime.owner import Owner
 from moe_triton.runtime.trace import TracePath
+from moe_triton.runtime.tuning_source import tuning_source
 from moe_triton.schemes import layout_of
+from moe_triton.tables.schemes import Outputs
 
 _buffer_ids = itertools.count()
 
@@ -56,9 +60,10 @@ class EPBuffer(Owner):
         num_bytes: bytes that the data window may take, None for what is needed
             (`get_buffer_size_hint`), on the NPU at most HCCL_BUFFSIZE where that is set.
         product: whose limits apply: "A3".
-        comm_alg: how tokens travel: "fullmesh_v1" (also ""); "fullmesh_v2", with flags in band; or
-            "direct", which writes rows straight into the receivers' outputs and reads results where they
-            are. It moves the fewest bytes. Its outputs lie in the window: see `dispatch`.
+        comm_alg: how tokens travel: "fullmesh_v1" (also ""); "fullmesh_v2", with flags in band; "direct",
+            which moves the fewest bytes, and whose outputs lie in the window: see `dispatch`; or "auto", what
+            is fastest for these sizes on this machine (docs/speed.md): ``config.scheme`` has its name.
+        outputs: what "auto" may leave outputs in: "own", tensors of their own; or "window", there too.
         relaxed: allow sizes below the product's minimum, for tests and demos.
         backend: "cpu"; or "npu" for the device that is current in this process (docs/npu.md): calls then
             return before they have run, the host reads no ids, and a later call raises what went wrong.
@@ -95,7 +100,8 @@ class EPBuffer(Owner):
         lost_ranks: Collection[int] = (),
         num_bytes: int | None = None,
         product: Product = "A3",
-        comm_alg: str = "",
+        comm_alg: str = AUTO,
+        outputs: Outputs = "own",
         relaxed: bool = False,
         backend: str = "cpu",
         kernels: str = "triton",
@@ -105,35 +111,23 @@ class EPBuffer(Owner):
         explicitly_destroy: bool = False,
         trace: TracePath | None = None,
     ) -> None:
+        sizes = num_max_tokens_per_rank, hidden, num_topk, num_experts, num_shared_experts, num_shared_ranks
         special = num_zero_experts, num_copy_experts, num_const_experts
 
         def make_config() -> Config:
             self._explicitly_destroy = check_flag("explicitly_destroy", explicitly_destroy)
+            counted = arguments.check_special(special)
             whole = Config(
-                len(meeting.of_group),
-                num_max_tokens_per_rank,
-                hidden,
-                num_topk,
-                num_experts,
-                num_shared_experts,
-                num_shared_ranks,
-                product=product,
-                scheme=scheme_of(check_text("product", product), check_text("comm_alg", comm_alg)),
-                relaxed=relaxed,
-                num_special_experts=arguments.check_special(special),
-            ).normalized()
-            return arguments.left_of(whole, meeting.members, tp_group is not None)
+                len(meeting.of_group), *sizes, product=product, relaxed=relaxed, num_special_experts=counted
+            )
+            asked = Asked(comm_alg, outputs, backend, checked_tuning(tuning).tables)
+            chosen = choose_scheme(asked, whole, meeting.members, tp_group is not None)
+            self._comm_alg_source = chosen.source
+            return chosen.config
 
         meeting, exchange = meet(group, tp_group, lost_ranks, seconds_to_meet(timeout_s))
-        order = Order(
-            make_config,
-            lambda: make_backend(backend, kernels, tuning),
-            lambda needed: check_num_bytes(num_bytes, needed),
-            num_blocks,
-            timeout_s,
-            tuning,
-            trace,
-        )
+        make, check = partial(make_backend, backend, kernels, tuning), partial(check_num_bytes, num_bytes)
+        order = Order(make_config, make, check, num_blocks, timeout_s, tuning, trace)
         self._communicator = Communicator(meeting, order, exchange)
         self.config, self.rank, self.group = self._communicator.config, meeting.rank, meeting.group
         self.layout, self._backend = self._communicator.layout, self._communicator.backend
@@ -164,6 +158,10 @@ class EPBuffer(Owner):
         """Rows that a dispatch can deliver here at most (A)."""
         return self._communicator.capacity
 
+    def tuning_source(self, dtype: torch.dtype = torch.bfloat16) -> dict[str, str]:
+        """Which settings plain calls on tokens of ``dtype`` run with, by name, and who says so."""
+        return {"comm_alg": self._comm_alg_source} | tuning_source(self._communicator.site, dtype)
+
     @staticmethod
     def get_buffer_size_hint(
         num_ranks: int,
@@ -174,18 +172,26 @@ class EPBuffer(Owner):
         num_experts: int,
         num_shared_experts: int = 0,
         num_shared_ranks: int = 0,
-        comm_alg: str = "",
+        num_zero_experts: int = 0,
+        num_copy_experts: int = 0,
+        num_const_experts: int = 0,
+        tp_group: dist.ProcessGroup | None = None,
+        comm_alg: str = AUTO,
+        outputs: Outputs = "own",
+        backend: str = "cpu",
+        tuning: Tuning | None = None,
     ) -> int:
-        """Bytes of the data window that one rank needs, before anything is constructed.
+        """Bytes of the data window of one rank of a buffer that is constructed with these arguments.
 
         Raises:
-            ArgumentError: a size breaks a limit.
+            ArgumentError: a size breaks a limit, or a table cannot be used.
         """
-        scheme = scheme_of("A3", check_text("comm_alg", comm_alg))
         sizes = num_max_tokens_per_rank, hidden, num_topk, num_experts, num_shared_experts, num_shared_ranks
-        config = Config(num_ranks, *sizes, scheme=scheme).normalized()
-        check_config(config)
-        return layout_of(config).data_bytes
+        special = arguments.check_special((num_zero_experts, num_copy_experts, num_const_experts))
+        whole, folder = Config(num_ranks, *sizes, num_special_experts=special), checked_tuning(tuning).tables
+        is_paired = arguments.is_group("tp_group", tp_group)
+        asked = Asked(comm_alg, outputs, backend, folder)
+        return layout_of(choose_scheme(asked, whole, range(whole.num_ranks), is_paired).config).data_bytes
 
     @overload
     def dispatch(

@@ -23,7 +23,8 @@ class DispatchHandle:
         buffer_id: which buffer made it.
         number: which dispatch of that buffer, from 0. Only the latest one can be combined.
         dtype: of the tokens that were dispatched, and so of combine's input and result.
-        topk_idx: (T, K) int32, this rank's routing, -1 for no expert.
+        topk_idx: (T, K) int32, this rank's routing, -1 for no expert; on an NPU also for entries that
+            ``active_mask`` leaves out.
         expand_idx: (T * K,) int32, how many earlier entries of this rank chose the same expert.
         recv_offsets: (E * EP,) int32, inclusive prefix sums of the rows received, expert by expert and
             within an expert source by source (ep_recv_counts in torch_npu). The last one is the total.

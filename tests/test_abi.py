@@ -16,6 +16,7 @@ import torch
 from moe_triton.backends.cpu import native
 from moe_triton.core import abi, ascendc
 from moe_triton.core.errors import ToolchainError
+from moe_triton.core.fused import FUSED
 from moe_triton.core.kernel import Arg, AscendCKernel, TritonKernel
 from moe_triton.core.plan import Hole, Launch, Part
 from moe_triton.kernels import Shape, families
@@ -162,7 +163,7 @@ def test_a_library_of_other_tables_is_refused_by_name(
 
 def test_all_kernels_that_differ_are_named() -> None:
     message = refused(abi.text([renamed(k) if "combine" in k.name else k for k in ascendc.KERNELS]))
-    assert "combine_send, combine_wait differ." in message
+    assert "combine_send, combine_wait, combine_ready differ." in message
 
 
 def test_kernels_that_one_side_lacks_are_named() -> None:
@@ -244,4 +245,6 @@ def test_the_launchers_have_the_shape_that_is_declared() -> None:
     source = (SOURCES / "launch" / "moe_kernels.asc").read_text()
     launchers = re.findall(r"^MOE_LAUNCHER\((\w+), (\w+)\)$", source, flags=re.M)
     assert launchers == [(codegen.camel(kernel.name), kernel.name) for kernel in ascendc.KERNELS]
+    fused = re.findall(r"^MOE_FUSED_LAUNCHER\((\w+), (\w+)\)$", source, flags=re.M)
+    assert fused == [(codegen.camel(kernel.name), kernel.name) for kernel in FUSED]
     assert "int moe_##name(uint32_t blocks, void* stream, const moe::Name##Args* args)" in source

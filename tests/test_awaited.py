@@ -46,7 +46,7 @@ def raise_flag(window: np.ndarray, region: Region, **index: int) -> None:
 
 def entries() -> tuple[np.ndarray, Region]:
     e = STATUS_ENTRY_BYTES
-    sizes = (2, EXPERTS * RANKS * e), (EXPERTS, RANKS * e), (RANKS, e)
+    sizes = (2, EXPERTS * RANKS * e), (EXPERTS, e), (RANKS, EXPERTS * e)
     region = region_of("dispatch_status", 64, e, *sizes)
     return np.zeros(region.end, np.uint8), region
 
@@ -62,9 +62,9 @@ def test_entries_that_are_missing(missing: tuple[int, ...]) -> None:
     found = awaited_ranks(SITE, waiting(ascendc.DISPATCH_WAIT, blocks, **arguments))
     assert found == list(missing)
     # A block that has ended its wait has cleared what it waited for.
-    window[status.offset(zone=ZONE) : status.offset(zone=ZONE, expert=1)] = 0
+    window[status.offset(zone=ZONE) : status.offset(zone=ZONE, source=2)] = 0
     found = awaited_ranks(SITE, waiting(ascendc.DISPATCH_WAIT, {1: (4, 4)}, **arguments))
-    assert found == list(missing)
+    assert found == [rank for rank in missing if rank >= 2]
     cell = np.array([1 - ZONE], np.int32)
     other = waiting(ascendc.DISPATCH_WAIT, blocks, **arguments, zone_at=cell)
     assert awaited_ranks(SITE, other) == [0, 1, 2, 3]
@@ -114,6 +114,7 @@ def test_rows_that_are_missing() -> None:
         "num_ranks": RANKS,
         "stamp_offset": stamp_offset,
         "zone": ZONE,
+        "status": entries()[1].words(),
         "slots": slots.words(),
     }
 
@@ -160,8 +161,8 @@ def test_what_is_said(caplog: pytest.LogCaptureFixture) -> None:
         others = waiting(ascendc.POST_STATUS, {}, status=status.words())
         tell_of(SITE, others, {"dispatch": 12}, notes)  # type: ignore[arg-type]
     (record,) = caplog.records
-    assert notes.left == [("dispatch number 12", [1, 2])]
-    assert record.getMessage() == "dispatch number 12 (zone 1) has waited 5.0 s for rank(s) [1, 2]"
+    assert notes.left == [("dispatch number 12", [0, 1])]
+    assert record.getMessage() == "dispatch number 12 (zone 1) has waited 5.0 s for rank(s) [0, 1]"
 
 
 def test_patience_ends_before_the_wait() -> None:

@@ -13,11 +13,11 @@ from moe_triton.core.ascendc import (
     REPORT_MISMATCH,
     REPORT_TIMEOUT,
     REPORT_WORDS,
-    first_code,
 )
 from moe_triton.core.config import Config
 from moe_triton.core.errors import CommunicationTimeoutError, ConfigMismatchError
 from moe_triton.core.plan import Launch
+from moe_triton.core.reports import first_code
 from moe_triton.core.row_formats import AS_THEY_ARE
 from moe_triton.layout import CALL_WORD, NUM_ZONES
 from moe_triton.layout.call_word import Kind, call_word
@@ -187,6 +187,8 @@ def test_who_was_late_has_posted_nothing_instead() -> None:
 
 
 def test_calls_that_differ_come_first() -> None:
-    report = torch.zeros(3, REPORT_WORDS, dtype=torch.int32)
-    report[1, 0], report[2, 0] = REPORT_TIMEOUT, REPORT_MISMATCH
-    assert first_code(report) == REPORT_MISMATCH
+    report = torch.zeros(2, 3, REPORT_WORDS, dtype=torch.int32)
+    report[0, 1, 0], report[1, 2, 0] = REPORT_TIMEOUT, REPORT_MISMATCH
+    assert first_code(report) == (REPORT_MISMATCH, 1)
+    report[1] = 0
+    assert first_code(report) == (REPORT_TIMEOUT, 0)

@@ -21,11 +21,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from moe_triton import limits, reference, torch_npu_ops
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.tuning import Tuning
 from moe_triton.layout import align
 from moe_triton.limits.check import RULE_SETS
 from moe_triton.limits.document import markdown
 from moe_triton.processes import RankGroup
+from moe_triton.schemes.part_tokens import CPU_TOKENS
 from tests import test_reference
 from tests.reference_helpers import dispatch_shapes
 
@@ -313,7 +313,7 @@ def test_the_tokens_of_a_part_are_those_that_the_pages_say() -> None:
     said["docs/protocol.md"] = "`Tuning.combine_tokens` tokens, {} unless"
     for path, words in said.items():
         text = (ROOT / path).read_text(encoding="utf-8")
-        assert words.format(Tuning().combine_tokens) in text, path
+        assert words.format(CPU_TOKENS) in text, path
 
 
 def test_v1_takes_no_mask_as_the_pages_say() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,14 +17,16 @@ from moe_triton.layout import (
     BLOCK_BYTES,
     BLOCK_DATA_BYTES,
     NUM_ZONES,
+    SLOT_ALIGN,
     STATE_BYTES,
+    UB_ALIGN,
     Layout,
     SlotLayout,
     align,
 )
 from moe_triton.schemes import layout_of
 from moe_triton.schemes.direct.layout import DirectLayout
-from moe_triton.schemes.fullmesh.layout import InbandLayout, WindowLayout
+from moe_triton.schemes.fullmesh.layout import ExpertSlotsLayout, InbandLayout, WindowLayout
 from moe_triton.tools import codegen
 from tests.ascendc.library import include_options
 
@@ -87,6 +90,17 @@ def test_blocks_with_flags_in_band_lie_on_boundaries_of_512_bytes(config: Config
     assert layout.dispatch_slots.stride("index") % BLOCK_BYTES == 0
     data = layout.slot_stride // BLOCK_BYTES * BLOCK_DATA_BYTES
     assert SlotLayout(config.hidden, 2).packed_bytes <= data
+
+
+@given(configs)
+def test_slots_can_be_counted_in_units(config: Config) -> None:
+    """As `dispatch_offsets` writes them. Those of V1, 2 * (H + 128) bytes each, need a smaller unit."""
+    units = {WindowLayout: SLOT_ALIGN, InbandLayout: SLOT_ALIGN, ExpertSlotsLayout: UB_ALIGN}
+    for kind, unit in units.items():
+        slots = kind(config).dispatch_slots
+        assert slots.in_units(unit).offset(zone=1, source=1) * unit == slots.offset(zone=1, source=1)
+    with pytest.raises(ValueError, match="multiples of 512"):
+        ExpertSlotsLayout(replace(config, hidden=7168)).dispatch_slots.in_units(SLOT_ALIGN)
 
 
 @given(configs)

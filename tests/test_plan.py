@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from moe_triton.core.config import Config
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import Hole, Launch, Part, Plan, Value, launch
 from moe_triton.core.row_formats import AS_THEY_ARE, INT8, QUANTIZED, RowFormat
+from moe_triton.core.tuning import Tuning
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Mask
 from moe_triton.schemes import make_scheme
 from moe_triton.schemes.fullmesh import Fullmesh
@@ -33,7 +35,10 @@ def test_a_plan_is_the_same_each_time_it_is_built() -> None:
 def test_zones_differ_in_addresses_only() -> None:
     first, second = str(dispatch_plan(INT8, zone=0)), str(dispatch_plan(INT8, zone=1))
     assert first != second
-    assert re.sub(r"\d+", "#", first) == re.sub(r"\d+", "#", second)
+    # the entries of zone 0 begin the window
+    assert re.sub(r"\+?\d+", "#", first.replace("<window>", "<window+0>")) == re.sub(
+        r"\+?\d+", "#", second.replace("<window>", "<window+0>")
+    )
 
 
 def test_a_call_brings_only_what_its_variant_needs() -> None:
@@ -83,7 +88,7 @@ def steps_and_statuses(plan: Plan) -> tuple[list[str], list[Value]]:
 def test_direct_rows_leave_once_every_receiver_has_sent_its_counts() -> None:
     plan = direct().whole(DispatchVariant(torch.bfloat16, INT8, False, True), 0)
     steps, statuses = steps_and_statuses(plan)
-    order = ["send counts", "wait for counts", "starts", "places", "send", "flag", "wait", "stamps"]
+    order = ["send counts", "wait for counts", "send", "flag", "wait", "stamps"]
     assert [step for step in steps if step in order] == order
     counts_sent, counts_waited, rows_posted, rows_waited = statuses
     assert counts_sent == counts_waited != rows_posted == rows_waited
@@ -124,8 +129,14 @@ def variants(site: Site) -> Iterator[DispatchVariant | CombineVariant]:
 
 
 def plans(site: Site) -> list[Plan]:
-    scheme = make_scheme(site)
-    return [*(scheme.whole(variant, 0) for variant in variants(site)), scheme.barrier(0)]
+    """In one part, in parts that overlap, and received while it is sent."""
+    scheme, beside = make_scheme(site), make_scheme(replace(site, tuning=Tuning(communication_blocks=1)))
+    receiving = make_scheme(replace(site, tuning=Tuning(receiving_blocks=1)))
+    found = [scheme.barrier(0)]
+    for variant in variants(site):
+        found += [scheme.whole(variant, 0), beside.whole(variant, 0, parts=3)]
+        found.append(receiving.whole(replace(variant, keeps_own=False), 0))
+    return found
 
 
 def test_whatever_is_kept_between_launches_is_used_by_some_plan() -> None:
@@ -161,7 +172,8 @@ def test_local_steps_in_ascend_c_are_those_that_the_page_names() -> None:
                 for step in plan.launches
                 if not isinstance(step.kernel, TritonKernel) and step.step in ("arrange", "copy")
             }
-    assert local == {("fullmesh_v2", "inband_receive"), ("direct", "exchange_send")}
+    received = {("fullmesh_v1", "dispatch_receive"), ("fullmesh_v2", "inband_receive")}
+    assert local == {*received, ("direct", "exchange_send")}
 
 
 def test_packed_rows_are_made_without_stamps() -> None:
@@ -169,8 +181,45 @@ def test_packed_rows_are_made_without_stamps() -> None:
     for smooth in (False, True):
         for scheme in (SCHEME, direct()):
             plan = scheme.whole(DispatchVariant(torch.bfloat16, INT8, smooth, True), 0)
-            (pack,) = (step for step in plan.launches if step.step == "pack")
-            assert [arg.name for arg in pack.kernel.args if arg.direction == "out"] == ["rows", "scales"]
+            (pack,) = (step for step in plan.launches if step.step == "route + pack")
+            written = [arg.name for arg in pack.kernel.args if arg.direction != "in" and arg.is_pointer]
+            assert written == ["expand_idx", "counts", "rows", "scales"]
+
+
+READERS = "topk_idx", "given", "expert_ids"
+
+
+MASKS = "none", "tokens", "entries"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "mask"),
+    [*itertools.product(["fullmesh_v1", "fullmesh_v2"], MASKS), ("direct", "none")],
+)
+@pytest.mark.parametrize("row_format", [AS_THEY_ARE, INT8])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_the_first_launch_that_reads_ids_copies_them_for_all_others(
+    scheme: str, row_format: RowFormat, mask: Mask, dtype: torch.dtype
+) -> None:
+    config = Config(4, 8, 1024, 2, 6, 1, 1, scheme=scheme)
+    tuning = Tuning(communication_blocks=1)
+    built = make_scheme(Site(config, 1, 2, 1000, "npu", tuning=tuning))
+    variant = DispatchVariant(torch.bfloat16, row_format, mask=mask, given_ids=dtype)
+    plan = built.whole(variant, 0, parts=3) if scheme != "direct" else built.whole(variant, 0)
+    assert "masked_ids" not in plan.holes
+    found = [
+        (launched.step, arg.name, arg.direction, arg.type, value.name)
+        for launched in plan.launches
+        for arg, value in zip(launched.kernel.args, launched.values, strict=True)
+        if arg.name in READERS and isinstance(value, Hole)
+    ]
+    first, copied, *later = found
+    route = "route" if row_format is AS_THEY_ARE else "route + pack"
+    step, name = (route, "given") if mask == "none" else ("select", "expert_ids")
+    assert first == (step, name, "in", "*i32" if dtype == torch.int32 else "*i64", "given_ids")
+    assert copied == (step, "topk_idx", "out", "*i32", "topk_idx")
+    assert later
+    assert all(of[1:] == ("topk_idx", "in", "*i32", "topk_idx") for of in later)
 
 
 def test_a_launch_needs_a_value_for_each_argument() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from moe_triton import ArgumentError, Tuning
 from moe_triton.backends.cpu.tuning import ALL_BYTES, settings_of
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Part, Plan
-from moe_triton.core.row_formats import INT8
+from moe_triton.core.row_formats import AS_THEY_ARE, INT8
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes.fullmesh import Fullmesh
 from moe_triton.schemes.site import Site
@@ -69,10 +70,20 @@ def steps_of(plan: Plan) -> list[str]:
 def test_a_part_is_packed_beside_the_sending_of_the_one_before() -> None:
     variant = DispatchVariant(torch.bfloat16, row_format=INT8, smooth=False, weights=True)
     steps = steps_of(plan(variant, 3, Tuning()))
-    assert steps == ["route", "pack", "send", "&pack", "send", "&pack", "send", "wait", "offsets", "arrange"]
+    packed = ["route + pack", "send", "&pack", "send", "&pack", "send"]
+    assert steps == [*packed, "wait", "offsets", "rows", "arrange"]
     sends = [launch for launch in plan(variant, 3, Tuning()).launches if launch.step == "send"]
     posts = [dict(zip((a.name for a in s.kernel.args), s.values, strict=True))["post_status"] for s in sends]
-    assert posts == [0, 0, 1]
+    assert posts == [1, 0, 0]
+
+
+def test_a_part_is_arranged_beside_the_sending_of_the_next() -> None:
+    plain = DispatchVariant(torch.bfloat16, row_format=AS_THEY_ARE, smooth=False, weights=True)
+    split = Tuning(communication_blocks=1)
+    steps = steps_of(plan(plain, 2, split))
+    assert steps == ["route", "send", "wait", "offsets", "rows", "arrange", "&send", "rows", "arrange"]
+    packed = steps_of(plan(replace(plain, row_format=INT8), 2, split))
+    assert packed == ["route + pack", *steps[1:]]
 
 
 def test_a_part_is_summed_beside_the_wait_for_the_next() -> None:
@@ -87,4 +98,4 @@ def test_streams_share_the_blocks_or_have_their_own() -> None:
     assert {launch.blocks for launch in taking_turns.launches} == {4}
     assert split.overlap
     blocks = {launch.step: launch.blocks for launch in split.launches}
-    assert blocks == {"send": 4, "wait": 1, "sum": 3}
+    assert blocks == {"send": 1, "wait": 1, "sum": 3}

@@ -27,6 +27,8 @@ QUICK = (
     "tests/test_docs_code.py",
     "tests/test_reference_dispatch.py",
     "tests/test_tuning.py",
+    "tests/test_part_tokens.py",
+    "tests/test_tables.py",
     "tests/test_plan.py",
     "tests/backends/test_room.py",
     "tests/backends/test_output_pool.py",

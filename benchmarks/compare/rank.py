@@ -26,7 +26,7 @@ from benchmarks.compare.routes import COMM_ALGS, Buffers, Route, make_routes
 from benchmarks.compare.routes.ours import Direct
 from benchmarks.compare.samples import Sample, absent_sample
 from benchmarks.harness import keep_freed_memory
-from benchmarks.starting_line import StartingLine
+from moe_triton.starting_line import StartingLine
 
 REFERENCE = "gloo_alltoallv"
 # Dispatch and combine are timed apart in a share of the iterations: that takes as long as both together.

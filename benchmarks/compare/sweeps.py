@@ -22,9 +22,9 @@ from benchmarks.compare.routes import COMM_ALGS
 from benchmarks.compare.routes.ours import Direct, Slots
 from benchmarks.compare.samples import Sample, absent_sample
 from benchmarks.compare.timing import Run, Span
-from benchmarks.starting_line import StartingLine
 from moe_triton import EPBuffer
 from moe_triton.core.errors import ArgumentError, WindowError
+from moe_triton.starting_line import StartingLine
 
 ROUTES = {"slots": Slots, "direct": Direct}
 # What one dispatch takes at most where the limits of A3 hold; larger batches go in several.

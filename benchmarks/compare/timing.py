@@ -16,7 +16,7 @@ import torch.distributed as dist
 from benchmarks.compare.cases import Case, Phase
 from benchmarks.compare.routes.base import Route, Steps
 from benchmarks.compare.samples import Sample
-from benchmarks.starting_line import StartingLine
+from moe_triton.starting_line import StartingLine
 
 FEWEST_ITERATIONS, MOST_ITERATIONS = 5, 60
 

@@ -7,8 +7,7 @@ Counted are the rows, each time that a kernel has to read one from memory or wri
 =================  =====================================  ==========================================
 quantise and pack  T rows of x                            T packed rows
 send, dispatch     T rows (packed ones if quantised)      T*K rows, into the peers' windows; slots: T*K-O
-arrange (slots)    N-O rows                               N-O rows
-keep (slots)       T rows                                 O rows
+arrange (slots)    N-O rows, and T of its own             N rows
 send, combine      N-O rows (slots)                       N-O rows (slots)
 sum                T*K rows                               T rows
 =================  =====================================  ==========================================

@@ -94,11 +94,6 @@ def _route(case: Case) -> Outputs:
     return {"expand_idx": index.int(), "counts": chosen.sum(0).int()}
 
 
-def _offsets(case: Case) -> Outputs:
-    counts = case.memory["recv_counts"].clamp(0, _number(case, "max_count"))
-    return {"recv_offsets": counts.cumsum(0).int()}
-
-
 _EAGER: dict[str, Eager] = {
     "pack": _pack,
     "pack_smooth": _pack_smooth,
@@ -107,7 +102,6 @@ _EAGER: dict[str, Eager] = {
     "weighted_sum": _weighted_sum,
     "const_alphas": _const_alphas,
     "route": _route,
-    "offsets": _offsets,
 }
 # They leave to the model: masks, special experts, int8 blocks, rows found by expert or offset or in a zone.
 _PLAIN = {"weights", "shared_x", "fp32_out", "per_element", *QUANTIZED}

@@ -148,7 +148,91 @@ T ElementAt(const uint8_t* from, int64_t index) {
     return value;
 }
 
+// A vector instruction on the first `count` elements: each of `dst` from the one of `src`.
+template <typename T, typename U, typename Function>
+void Transform(const LocalTensor<T>& dst, const LocalTensor<U>& src, int64_t count, Function&& function) {
+    Core().Require(count > 0 && count <= src.GetSize() && count <= dst.GetSize(),
+                   "a vector instruction beyond the end of a LocalTensor");
+    RequireAligned(dst);
+    RequireAligned(src);
+    uint8_t* to = dst.Host();
+    const uint8_t* from = src.Host();
+    Core().Issue(PIPE_V, [=] {
+        for (int64_t i = 0; i < count; ++i) {
+            const T value = function(ElementAt<U>(from, i));
+            std::memcpy(to + i * static_cast<int64_t>(sizeof(T)), &value, sizeof(T));
+        }
+    });
+}
+
 }  // namespace detail
+
+// The greater of each of the first `count` elements and a scalar.
+template <typename T>
+void Maxs(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalar, const int32_t& count) {
+    detail::Transform(dst, src, count, [=](T value) { return value < scalar ? scalar : value; });
+}
+
+// The smaller of each of the first `count` elements and a scalar.
+template <typename T>
+void Mins(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalar, const int32_t& count) {
+    detail::Transform(dst, src, count, [=](T value) { return scalar < value ? scalar : value; });
+}
+
+// The first `count` elements of two tensors.
+template <typename T>
+void Add(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, const int32_t& count) {
+    detail::Core().Require(count > 0 && static_cast<uint32_t>(count) <= dst.GetSize() &&
+                               static_cast<uint32_t>(count) <= src0.GetSize() &&
+                               static_cast<uint32_t>(count) <= src1.GetSize(),
+                           "Add beyond the end of a LocalTensor");
+    detail::RequireAligned(dst);
+    detail::RequireAligned(src0);
+    detail::RequireAligned(src1);
+    uint8_t* to = dst.Host();
+    const uint8_t* first = src0.Host();
+    const uint8_t* second = src1.Host();
+    detail::Core().Issue(PIPE_V, [=, n = count] {
+        for (int64_t i = 0; i < n; ++i) {
+            const T sum = detail::ElementAt<T>(first, i) + detail::ElementAt<T>(second, i);
+            std::memcpy(to + i * static_cast<int64_t>(sizeof(T)), &sum, sizeof(T));
+        }
+    });
+}
+
+// The sum of each of the first `count` elements and a scalar.
+template <typename T>
+void Adds(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalar, const int32_t& count) {
+    detail::Transform(dst, src, count, [=](T value) { return static_cast<T>(value + scalar); });
+}
+
+// The product of each of the first `count` elements and a scalar.
+template <typename T>
+void Muls(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalar, const int32_t& count) {
+    detail::Transform(dst, src, count, [=](T value) { return static_cast<T>(value * scalar); });
+}
+
+// `count` numbers, one greater each, from the first one on.
+template <typename T>
+void CreateVecIndex(LocalTensor<T> dst, const T& firstValue, uint32_t count) {
+    detail::Core().Require(count > 0 && count <= dst.GetSize(), "CreateVecIndex beyond the end of a LocalTensor");
+    detail::RequireAligned(dst);
+    uint8_t* to = dst.Host();
+    detail::Core().Issue(PIPE_V, [=, first = firstValue] {
+        for (uint32_t i = 0; i < count; ++i) {
+            const T value = static_cast<T>(first + static_cast<T>(i));
+            std::memcpy(to + i * sizeof(T), &value, sizeof(T));
+        }
+    });
+}
+
+// The first `count` elements in another type.
+template <typename T, typename U>
+void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const RoundMode& mode, const uint32_t count) {
+    static_assert(sizeof(T) == sizeof(U), "only conversions that keep the width are emulated");
+    detail::Core().Require(mode == RoundMode::CAST_NONE, "Cast: roundings are not emulated");
+    detail::Transform(dst, src, count, [](U value) { return static_cast<T>(value); });
+}
 
 // Sums the first `count` elements.
 template <typename T>
@@ -260,6 +344,15 @@ void NotifyFlags(const AscendC::GlobalTensor<T>& to, uint64_t number) {
 }
 
 inline bool IsTraced() { return ThisCore().traced != nullptr; }
+
+// The host and its traces number phases like launches.
+inline void BeginPhase(uint32_t number) {
+    if (number == 0) return;
+    WaitControl* const control = ControlOfThread();
+    if (control != nullptr) control->Begin(control->plan, control->launch + 1);
+    TracedBlock* const traced = ThisCore().traced;
+    if (traced != nullptr) traced->NextPhase();
+}
 
 inline void TraceStep(uint32_t kind) {
     TracedBlock* const traced = ThisCore().traced;

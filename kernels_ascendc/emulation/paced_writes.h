@@ -70,7 +70,7 @@ private:
 
     // Signals, stops and the failures of other blocks are seen this often.
     static constexpr uint64_t LONGEST_NAP_NS = 2'000'000;
-    // What is held back may come later by this much, rather than wake the block for each flag.
+    // What is held back may come later by this or by what the bucket lasts, rather than wake the block for each flag.
     static constexpr uint64_t SHORTEST_NAP_NS = 50'000;
 
     bool IsOfPeer(const void* pointer) const {
@@ -93,7 +93,8 @@ private:
             Release(now);
             if (now >= until_ns || IsStopped()) return;
             meeting_.ThrowIfFailed();
-            const uint64_t due = held_.empty() ? until_ns : std::max(held_.front().due_ns, now + SHORTEST_NAP_NS);
+            const uint64_t soonest = now + std::max(SHORTEST_NAP_NS, settings_.link->AheadNs());
+            const uint64_t due = held_.empty() ? until_ns : std::max(held_.front().due_ns, soonest);
             NapUntil(std::min({until_ns, due, now + LONGEST_NAP_NS}));
             // Blocks on other threads must not enter Python.
             if (settings_.control != nullptr && ThreadSettings() == &settings_) LookUpFromWait(*settings_.control);

@@ -134,6 +134,14 @@ public:
         }
     }
 
+    // Gives back all memory and events. Nothing may use them any more: a barrier of all pipes comes first.
+    void Reset() {
+        for (const uint8_t ids : allocated_) {
+            moe::emulation::ThisCore().Require(ids == 0, "Reset without ReleaseEventID");
+        }
+        used_ = 0;
+    }
+
     // An id for the moment: the next one that is not allocated.
     TEventID FetchEventID(HardEvent event) const {
         const uint8_t ids = allocated_[static_cast<uint32_t>(event)];

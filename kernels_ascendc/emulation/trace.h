@@ -100,16 +100,24 @@ public:
     TracedBlock(const TracedLaunch* launch, uint32_t block) : launch_(launch) {
         if (launch_ == nullptr) return;
         block_ = launch->first_core + block;
+        number_ = launch->number;
         begin_ns_ = MonotonicNs();
     }
     TracedBlock(const TracedBlock&) = delete;
     TracedBlock& operator=(const TracedBlock&) = delete;
     ~TracedBlock() {
         if (launch_ == nullptr) return;
+        End(MonotonicNs());
+    }
+
+    // From here on the block runs the next phase of its launch.
+    void NextPhase() {
         const uint64_t now = MonotonicNs();
-        EndStep(now);
-        EndWaits(now);
-        Add(begin_ns_, now, TRACE_BLOCK);
+        End(now);
+        waits_ns_.clear();
+        step_ = TRACE_BLOCK;
+        begin_ns_ = now;
+        ++number_;
     }
 
     // From here on the block does this.
@@ -130,6 +138,12 @@ public:
     bool IsOn() const { return launch_ != nullptr; }
 
 private:
+    void End(uint64_t now) {
+        EndStep(now);
+        EndWaits(now);
+        Add(begin_ns_, now, TRACE_BLOCK);
+    }
+
     void EndStep(uint64_t now) {
         if (step_ != TRACE_BLOCK) Add(step_ns_, now, step_);
     }
@@ -143,11 +157,12 @@ private:
     }
 
     void Add(uint64_t begin_ns, uint64_t end_ns, uint32_t kind, int32_t peer = -1) {
-        launch_->log->Add({begin_ns, end_ns, launch_->log->num_calls, launch_->number, block_, kind, peer});
+        launch_->log->Add({begin_ns, end_ns, launch_->log->num_calls, number_, block_, kind, peer});
     }
 
     const TracedLaunch* launch_;
     uint32_t block_ = 0;
+    uint32_t number_ = 0;
     uint64_t begin_ns_ = 0;
     uint32_t step_ = TRACE_BLOCK;  // none yet
     uint64_t step_ns_ = 0;

@@ -67,6 +67,9 @@ struct DataCopyPadExtParams {
     T paddingValue{};
 };
 
+// How a conversion rounds; CAST_NONE where nothing is lost, and to the nearest even where something is.
+enum class RoundMode : uint8_t { CAST_NONE, CAST_RINT, CAST_FLOOR, CAST_CEIL, CAST_ROUND, CAST_TRUNC, CAST_ODD };
+
 enum class CacheLine : uint8_t { SINGLE_CACHE_LINE, ENTIRE_DATA_CACHE };
 enum class DcciDst : uint8_t { CACHELINE_ALL, CACHELINE_UB, CACHELINE_OUT, CACHELINE_ATOMIC };
 

@@ -2,6 +2,8 @@
 #ifndef MOE_HOST_COMPANION_H
 #define MOE_HOST_COMPANION_H
 
+#include <sched.h>
+
 #include <condition_variable>
 #include <functional>
 #include <mutex>
@@ -38,6 +40,10 @@ public:
 
 private:
     void Serve() {
+        // Where both share a core, who communicates sleeps in between and must be let in at once: the scheduler lets
+        // what wakes preempt a thread of this class. A batch thread would end its time slice first, and the wire wait.
+        const sched_param none{};
+        sched_setscheduler(0, SCHED_IDLE, &none);
         std::unique_lock<std::mutex> lock(mutex_);
         for (;;) {
             changed_.wait(lock, [this] { return work_ != nullptr || stopping_; });

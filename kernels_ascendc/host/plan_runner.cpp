@@ -24,14 +24,6 @@ double MicrosecondsSince(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
 }
 
-bool AnyReported(const int32_t* report, uint32_t words) {
-    int32_t seen = 0;
-    for (uint32_t i = 0; i < words; ++i) {
-        seen |= report[i];
-    }
-    return seen != 0;
-}
-
 }  // namespace
 
 extern "C" {
@@ -41,7 +33,8 @@ struct MoeLaunch {
     uint32_t kind;
     uint32_t blocks;
     uint64_t* words;
-    uint64_t alongside;  // needs nothing of the launch before it
+    uint32_t alongside;  // needs nothing of the launch before it
+    uint32_t first;      // number of its first phase among the plan's
 };
 
 // Sets `*word` to hole `hole` plus `offset` before the walk; or, for a number, to the begin or the size of one of its
@@ -62,7 +55,8 @@ struct MoePlan {
     uint64_t num_patches;
     int32_t* report;
     uint64_t report_words;
-    double* durations_us;  // one per launch
+    uint64_t phase_words;  // of these, those of each phase of a launch
+    double* durations_us;  // of each launch, at the number of its first phase
     const moe::LaunchSettings* settings;
     uint64_t overlap;  // whether launches may run beside each other
     const moe::TracedPlan* trace;  // null for none
@@ -80,11 +74,10 @@ uint64_t ValueOf(const MoePatch& patch, uint64_t hole) {
 
 bool RunLaunch(const MoePlan* plan, uint64_t i, uint32_t first_core = 0) {
     const MoeLaunch& launch = plan->launches[i];
-    const moe::TracedLaunch traced{plan->trace != nullptr ? plan->trace->log : nullptr, static_cast<uint32_t>(i),
-                                   first_core};
+    const moe::TracedLaunch traced{plan->trace != nullptr ? plan->trace->log : nullptr, launch.first, first_core};
     const moe::TracedLaunch* const stream = traced.log != nullptr ? &traced : nullptr;
     if (moe::WaitControl* const control = moe::ControlOfThread()) {
-        control->Begin(reinterpret_cast<uint64_t>(plan), i);
+        control->Begin(reinterpret_cast<uint64_t>(plan), launch.first);
     }
     const auto start = std::chrono::steady_clock::now();
     bool is_good = true;
@@ -99,7 +92,7 @@ bool RunLaunch(const MoePlan* plan, uint64_t i, uint32_t first_core = 0) {
         const auto entry = reinterpret_cast<AscendCEntry>(launch.entry);
         is_good = entry(launch.blocks, stream, launch.words) == 0;
     }
-    plan->durations_us[i] = MicrosecondsSince(start);
+    plan->durations_us[launch.first] = MicrosecondsSince(start);
     return is_good;
 }
 
@@ -119,6 +112,14 @@ bool RunBoth(const MoePlan* plan, uint64_t communication, uint64_t compute) {
     return is_good;
 }
 
+// The first phase of a launch that reported something, as the plan numbers phases; -1 if none did.
+int64_t FirstReported(const MoePlan* plan, const MoeLaunch& launch) {
+    for (uint64_t i = 0; i < plan->report_words; ++i) {
+        if (plan->report[i] != 0) return launch.first + static_cast<int64_t>(i / plan->phase_words);
+    }
+    return -1;
+}
+
 bool IsStopped(const MoePlan* plan) {
     return plan->settings != nullptr && plan->settings->control != nullptr && plan->settings->control->IsStopped();
 }
@@ -126,7 +127,7 @@ bool IsStopped(const MoePlan* plan) {
 // See `moe_run_plan`.
 int64_t Walk(const MoePlan* plan) {
     for (uint64_t i = 0; i < plan->num_launches; ++i) {
-        if (IsStopped(plan)) return 1 + static_cast<int64_t>(i);
+        if (IsStopped(plan)) return 1 + static_cast<int64_t>(plan->launches[i].first);
         uint64_t communication = i;
         bool is_good = true;
         // In parallel only where each has a core of its own: taking turns on one core gains nothing.
@@ -137,16 +138,13 @@ int64_t Walk(const MoePlan* plan) {
         } else {
             is_good = RunLaunch(plan, i);
         }
-        if (!is_good) {
-            return -1 - static_cast<int64_t>(communication);
-        }
-        if (plan->launches[communication].kind == ASCEND_C &&
-            AnyReported(plan->report, static_cast<uint32_t>(plan->report_words))) {
-            return 1 + static_cast<int64_t>(communication);
-        }
+        const MoeLaunch& launch = plan->launches[communication];
+        if (!is_good) return -1 - static_cast<int64_t>(launch.first);
+        const int64_t reported = launch.kind == ASCEND_C ? FirstReported(plan, launch) : -1;
+        if (reported >= 0) return 1 + reported;
     }
     // A stop is reported even if the last launch has succeeded.
-    return IsStopped(plan) ? static_cast<int64_t>(plan->num_launches) : 0;
+    return IsStopped(plan) ? 1 + static_cast<int64_t>(plan->launches[plan->num_launches - 1].first) : 0;
 }
 
 }  // namespace
@@ -162,8 +160,9 @@ void moe_forget_threads() {
     (void)ThreadCompanion().release();
 }
 
-// Returns 0; 1 + i if launch i reported something (in plan->report), or did not begin or end because the plan's
-// control was stopped; -1 - i if launch i itself failed (moe_last_error says why). Later launches have not run.
+// Returns 0; 1 + i if phase i reported something (in plan->report), or did not begin or end because the plan's control
+// was stopped; -1 - i if the launch that begins with phase i failed (moe_last_error says why). Phases are counted over
+// the whole plan. Later launches have not run.
 int64_t moe_run_plan(const MoePlan* plan, const uint64_t* holes) {
     for (uint64_t i = 0; i < plan->num_patches; ++i) {
         const MoePatch& patch = plan->patches[i];

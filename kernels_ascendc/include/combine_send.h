@@ -7,34 +7,92 @@
 
 namespace moe {
 
-class CombineSend {
-public:
-    __aicore__ inline void Init(const CombineSendArgs& args, AscendC::TPipe* pipe) {
-        args_ = args;
-        FindZone(args_);
-        peers_.Init(args.peers, args.num_ranks);
-        rows_.Init(pipe, args.row_bytes);
-        pipe->InitBuffer(flag_buffer_, STATUS_ENTRY_BYTES);
-        flag_ = flag_buffer_.Get<float>();
-        kept_.Init(pipe);
-        origins_.Init(pipe, ORIGINS_PER_CHUNK * ORIGIN_WORDS);
-        report_.Init(pipe, args.report, args_.zone);
+// Tokens of the ranks that rows go back to, however many those have.
+struct TokenRange {
+    static constexpr uint64_t END = UINT64_MAX;
+
+    uint64_t first;
+    uint64_t last;
+
+    // Of a part; the last one has all that are left.
+    template <typename Args>
+    __aicore__ static inline TokenRange OfPart(const Args& args, int64_t part) {
+        const uint64_t first = part * args.part_tokens;
+        return {first, part + 1 < args.num_parts ? first + args.part_tokens : END};
     }
 
-    __aicore__ inline void Process() {
-        TraceStep(args_.flag_rows != 0 ? TRACE_WRITE_AND_FLAG : TRACE_WRITE);
-        kept_.Keep(args_.combine_kind, static_cast<int32_t>(args_.kind));
+    // A negative token is a huge number, and in the last part.
+    __aicore__ inline bool Contains(uint64_t token) const {
+        return token >= first && (token < last || last == END);
+    }
+};
+
+// How far this block is, in memory from one launch of a combine in parts to the next.
+class PartsProgress {
+public:
+    __aicore__ inline void Init(AscendC::TPipe* pipe, uint64_t address) {
+        address_ = address;
+        words_.Init(pipe, PART_PROGRESS_WORDS);
+    }
+
+    __aicore__ inline int64_t Read(uint32_t word) const {
+        return ReadFresh<int32_t>(address_, FirstWord() + word);
+    }
+
+    // Neighbouring words, from one on.
+    template <typename... Values>
+    __aicore__ inline void Keep(uint32_t first, Values... values) {
+        int64_t word = FirstWord() + first;
+        words_.Begin(word);
+        (words_.Set(word++, static_cast<int32_t>(values)), ...);
+        words_.Store(address_, sizeof...(Values));
+    }
+
+private:
+    __aicore__ static inline int64_t FirstWord() {
+        return AscendC::GetBlockIdx() * static_cast<int64_t>(PART_PROGRESS_WORDS);
+    }
+
+    uint64_t address_ = 0;
+    Table words_;
+};
+
+// A block's share of the rows, each to its slot.
+template <typename Args>
+class ResultRows {
+public:
+    __aicore__ inline void Init(const Args* args, AscendC::TPipe* pipe, Report* report, bool is_flagged) {
+        args_ = args;
+        report_ = report;
+        is_flagged_ = is_flagged;
+        peers_.Init(args->peers, args->num_ranks);
+        rows_.Init(pipe, args->row_bytes);
+        pipe->InitBuffer(flag_buffer_, STATUS_ENTRY_BYTES);
+        flag_ = flag_buffer_.Get<float>();
+        origins_.Init(pipe, ORIGINS_PER_CHUNK * ORIGIN_WORDS);
+    }
+
+    __aicore__ inline void Begin() {
         AscendC::Duplicate(flag_, 1.0f, static_cast<int32_t>(STATUS_ENTRY_WORDS));
         Order<AscendC::HardEvent::V_MTE3>();
-        const Share share = SplitEvenly(NumRows(), AscendC::GetBlockIdx(), AscendC::GetBlockNum());
-        for (int64_t first = share.first; first < share.last; first += ORIGINS_PER_CHUNK) {
-            const int64_t last = Smaller(first + ORIGINS_PER_CHUNK, share.last);
+        share_ = SplitEvenly(NumRows(), AscendC::GetBlockIdx(), AscendC::GetBlockNum());
+    }
+
+    // The rows of these tokens. Returns how long it took.
+    __aicore__ inline int64_t Send(const TokenRange& tokens) {
+        const int64_t start = AscendC::GetSystemCycle();
+        TraceStep(is_flagged_ ? TRACE_WRITE_AND_FLAG : TRACE_WRITE);
+        for (int64_t first = share_.first; first < share_.last; first += ORIGINS_PER_CHUNK) {
+            const int64_t last = Smaller(first + ORIGINS_PER_CHUNK, share_.last);
             LoadOrigins(first, last);
             for (int64_t row = first; row < last; ++row) {
-                SendRow(row);
+                const uint64_t token = OriginOf(row, Origin::TOKEN);
+                if (tokens.Contains(token)) {
+                    SendRow(row, token);
+                }
             }
         }
-        report_.Write();
+        return (AscendC::GetSystemCycle() - start) / CYCLES_PER_US;
     }
 
 private:
@@ -42,22 +100,22 @@ private:
 
     // The prefix sums came from memory that peers write: they cannot make us read past our own rows.
     __aicore__ inline int64_t NumRows() {
-        if (args_.num_entries <= 0) {
+        if (args_->num_entries <= 0) {
             return 0;
         }
-        const int64_t rows = ReadFresh<int32_t>(args_.recv_offsets, args_.num_entries - 1);
-        if (rows >= 0 && rows <= args_.capacity) {
+        const int64_t rows = ReadFresh<int32_t>(args_->recv_offsets, args_->num_entries - 1);
+        if (rows >= 0 && rows <= args_->capacity) {
             return rows;
         }
         if (AscendC::GetBlockIdx() == 0) {
-            report_.Add(REPORT_BAD_ROW, rows < 0 ? 0 : args_.capacity, rows < 0 ? 1 : rows - args_.capacity);
+            report_->Add(REPORT_BAD_ROW, rows < 0 ? 0 : args_->capacity, rows < 0 ? 1 : rows - args_->capacity);
         }
-        return rows < 0 ? 0 : args_.capacity;
+        return rows < 0 ? 0 : args_->capacity;
     }
 
     __aicore__ inline void LoadOrigins(int64_t first, int64_t last) {
         Order<AscendC::HardEvent::S_MTE2>();
-        origins_.Load(args_.origins, first * ORIGIN_WORDS, (last - first) * ORIGIN_WORDS);
+        origins_.Load(args_->origins, first * ORIGIN_WORDS, (last - first) * ORIGIN_WORDS);
         Order<AscendC::HardEvent::MTE2_S>();
     }
 
@@ -66,25 +124,23 @@ private:
         return static_cast<uint64_t>(static_cast<int64_t>(origins_.At(row * ORIGIN_WORDS + word)));
     }
 
-    __aicore__ inline void SendRow(int64_t row) {
+    __aicore__ inline void SendRow(int64_t row, uint64_t token) {
         const uint64_t rank = OriginOf(row, Origin::SOURCE);
-        const uint64_t token = OriginOf(row, Origin::TOKEN);
         const uint64_t k = OriginOf(row, Origin::K);
-        const uint64_t zone = args_.zone;
-        const bool is_flagged = args_.flag_rows != 0;
-        if (rank >= static_cast<uint64_t>(args_.num_ranks) || !args_.slots.Contains(zone, token, k) ||
-            (is_flagged && !args_.status.Contains(zone, token, k))) {
-            report_.Add(REPORT_BAD_ROW, row);
+        const uint64_t zone = args_->zone;
+        if (rank >= static_cast<uint64_t>(args_->num_ranks) || !args_->slots.Contains(zone, token, k) ||
+            (is_flagged_ && !args_->status.Contains(zone, token, k))) {
+            report_->Add(REPORT_BAD_ROW, row);
             return;
         }
         const uint64_t window = peers_.WindowOf(rank);
-        const uint64_t slot = window + args_.slots.At(zone, token, k);
-        if (static_cast<int64_t>(rank) != args_.kept_rank) {
-            rows_.Copy(args_.rows + row * args_.row_bytes, &slot, 1);
+        const uint64_t slot = window + args_->slots.At(zone, token, k);
+        if (static_cast<int64_t>(rank) != args_->kept_rank) {
+            rows_.Copy(args_->rows + row * args_->row_bytes, &slot, 1);
         }
-        if (is_flagged) {
+        if (is_flagged_) {
             FinishRow();
-            RaiseFlags(GlobalAt<float>(window + args_.status.At(zone, token, k)), flag_, STATUS_ENTRY_WORDS, 1);
+            RaiseFlags(GlobalAt<float>(window + args_->status.At(zone, token, k)), flag_, STATUS_ENTRY_WORDS, 1);
         }
     }
 
@@ -93,13 +149,50 @@ private:
         AscendC::PipeBarrier<PIPE_MTE3>();
     }
 
-    CombineSendArgs args_;
+    const Args* args_ = nullptr;
+    Report* report_ = nullptr;
+    bool is_flagged_ = false;
     Peers peers_;
     RowCopy rows_;
     AscendC::TBuf<AscendC::TPosition::VECCALC> flag_buffer_;
     AscendC::LocalTensor<float> flag_;
-    KeptWord kept_;
     Table origins_;
+    Share share_{0, 0};
+};
+
+class CombineSend {
+public:
+    __aicore__ inline void Init(const CombineSendArgs& args, AscendC::TPipe* pipe) {
+        args_ = args;
+        FindZone(args_);
+        results_.Init(&args_, pipe, &report_, args.flag_rows != 0);
+        kept_.Init(pipe);
+        progress_.Init(pipe, args.progress);
+        report_.Init(pipe, args.report, args_.zone);
+    }
+
+    __aicore__ inline void Process() {
+        if (args_.part == 0) {
+            kept_.Keep(args_.combine_kind, static_cast<int32_t>(args_.kind));
+        }
+        // An earlier part may have sent this one while it waited.
+        const bool is_sent = args_.part > 0 && progress_.Read(PartProgress::SENT) > args_.part;
+        int64_t send_us = 0;
+        if (!is_sent) {
+            results_.Begin();
+            send_us = results_.Send(TokenRange::OfPart(args_, args_.part));
+        }
+        if (args_.progress != 0) {
+            progress_.Keep(PartProgress::SEND_US, send_us);
+        }
+        report_.Write();
+    }
+
+private:
+    CombineSendArgs args_;
+    ResultRows<CombineSendArgs> results_;
+    KeptWord kept_;
+    PartsProgress progress_;
     Report report_;
 };
 

@@ -20,9 +20,11 @@ public:
         active_.Init(pipe, TABLE_ENTRIES);
         waited_.Init(pipe, args.waited_us, TABLE_ENTRIES);
         report_.Init(pipe, args.report, args_.zone);
+        kept_zone_.Init(pipe);
     }
 
     __aicore__ inline void Process() {
+        kept_zone_.Keep(args_.kept_zone, static_cast<int32_t>(args_.zone));
         AscendC::Duplicate(zeros_, 0.0f, static_cast<int32_t>(words_));
         Order<AscendC::HardEvent::V_MTE3>();
         const Share share = SplitEvenly(args_.num_tokens, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
@@ -174,6 +176,7 @@ private:
     Table active_;
     WaitedTimes waited_;
     Report report_;
+    KeptWord kept_zone_;
     Deadline deadline_;
     int64_t num_results_ = 0;
     uint32_t words_ = 0;

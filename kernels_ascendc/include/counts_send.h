@@ -14,12 +14,11 @@ public:
         peers_.Init(args.peers, args.num_ranks);
         pipe->InitBuffer(words_, 2, static_cast<uint32_t>(WORDS_PER_PIECE * sizeof(int32_t)));
         entry_.Init(pipe, 1);
-        kept_.Init(pipe);
     }
 
     __aicore__ inline void Process() {
         entry_.Clear();
-        entry_.Set(0, 0, WordOfDispatch(args_, kept_));
+        entry_.Set(0, 0, WordOfDispatch(args_));
         Order<AscendC::HardEvent::S_MTE3>();
         const Share ranks = SplitEvenly(args_.num_ranks, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
         SendWords(args_.shared_counts, args_.num_shared_ranks, 0, ranks);
@@ -60,7 +59,6 @@ private:
     Peers peers_;
     AscendC::TQueBind<AscendC::TPosition::VECIN, AscendC::TPosition::VECOUT, 2> words_;
     StatusEntries entry_;
-    KeptWord kept_;
 };
 
 }  // namespace moe

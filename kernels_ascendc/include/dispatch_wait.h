@@ -3,60 +3,115 @@
 #ifndef MOE_DISPATCH_WAIT_H
 #define MOE_DISPATCH_WAIT_H
 
+#include "entry_order.h"
 #include "waits.h"
 
 namespace moe {
 
 class DispatchWait {
 public:
+    // Instead of all of the launch; before `Init`.
+    __aicore__ inline void UseBlocks(const Blocks& blocks) {
+        blocks_ = blocks;
+    }
+
     __aicore__ inline void Init(const DispatchWaitArgs& args, AscendC::TPipe* pipe) {
         args_ = args;
         FindZone(args_);
         flags_.Init(pipe, static_cast<uint32_t>(ENTRIES_PER_CHUNK * STATUS_ENTRY_WORDS));
-        pipe->InitBuffer(count_buffer_, static_cast<uint32_t>(ENTRIES_PER_CHUNK * sizeof(int32_t)));
-        counts_ = count_buffer_.Get<int32_t>();
+        order_.Init(args.num_local_experts, static_cast<int64_t>(args.status.source_extent));
+        if (WaitsForAll()) {
+            pipe->InitBuffer(unit_buffer_, static_cast<uint32_t>(ENTRIES_PER_CHUNK * UB_ALIGN));
+        }
         waited_.Init(pipe, args.waited_us, ENTRIES_PER_CHUNK);
         report_.Init(pipe, args.report, args_.zone);
+        kept_zone_.Init(pipe, blocks_);
+        turned_.Init(pipe, blocks_);
     }
 
     __aicore__ inline void Process() {
         const int64_t total = args_.num_local_experts * static_cast<int64_t>(args_.status.source_extent);
-        const Share share = SplitEvenly(total, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
-        call_ = args_.dispatch_word == 0 ? static_cast<int32_t>(args_.call) : ReadFresh<int32_t>(args_.dispatch_word);
+        const Share share = blocks_.ShareOf(total);
+        call_ = ExpectedCall();
+        kept_zone_.Keep(args_.kept_zone, static_cast<int32_t>(args_.zone));
+        turned_.Keep(args_.turned, static_cast<int32_t>(1 - args_.zone));
         deadline_.Start(report_.IsOld() ? 0 : args_.timeout_us);
-        for (int64_t first = share.first; first < share.last; first += ENTRIES_PER_CHUNK) {
-            const int64_t count = Smaller(ENTRIES_PER_CHUNK, share.last - first);
-            const bool complete = WaitForEntries(first, count);
-            StoreTimes(first, count);
-            const bool same_call = StoreCounts(first, count);
-            if (complete && same_call) {
-                ClearEntries(first, count);
-            }
+        const Share awaited = WaitsForAll() ? Share{0, total} : share;
+        for (int64_t first = awaited.first; first < awaited.last; first += ENTRIES_PER_CHUNK) {
+            const Share chunk = {first, Smaller(first + ENTRIES_PER_CHUNK, awaited.last)};
+            const Share own = {Larger(first, share.first), Smaller(chunk.last, share.last)};
+            Receive(chunk, {own.first, Larger(own.first, own.last)});
+        }
+        // A block that gave up for another one's entries has to know it as well when it comes back.
+        if (missing_place_ >= 0 && !report_.IsWanted()) {
+            report_.Add(REPORT_TIMEOUT, order_.NumberAt(missing_place_));
         }
         report_.Write();
+    }
+
+    // Whether something is missing or wrong, of this block's entries or of those that it waited for.
+    __aicore__ inline bool HasFailed() const {
+        return has_failed_;
     }
 
 private:
     static constexpr int64_t ENTRIES_PER_CHUNK = 1024;
 
-    // Entries are expert-major without gaps: the share of a block is one contiguous piece.
-    __aicore__ inline AscendC::GlobalTensor<float> EntriesFrom(int64_t first) const {
-        const uint64_t ranks = args_.status.source_extent;
-        const uint64_t entry = first;
-        return GlobalAt<float>(args_.window + args_.status.At(args_.zone, entry / ranks, entry % ranks));
+    // What this launch itself keeps, another block may not have kept yet.
+    __aicore__ inline int32_t ExpectedCall() const {
+        if (args_.dispatch_word != 0) {
+            return ReadFresh<int32_t>(args_.dispatch_word);
+        }
+        const int32_t before = args_.combine_kind == 0 ? 0 : ReadFresh<int32_t>(args_.combine_kind);
+        return static_cast<int32_t>(args_.call) | before;
     }
 
-    __aicore__ inline bool WaitForEntries(int64_t first, int64_t count) {
+    // Shares and chunks are contiguous in the window.
+    __aicore__ inline uint64_t AddressOf(int64_t place) const {
+        const uint64_t expert = order_.ExpertAt(place);
+        const uint64_t source = order_.SourceAt(place);
+        return args_.window + args_.status.At(args_.zone, expert, source);
+    }
+
+    __aicore__ inline AscendC::GlobalTensor<float> EntriesFrom(int64_t first) const {
+        return GlobalAt<float>(AddressOf(first));
+    }
+
+    // The prefix sums of a block need the counts of all entries: it waits for all of them and leaves them to a later
+    // launch to clear, since other blocks may not have seen them yet. Otherwise each waits for its own.
+    __aicore__ inline bool WaitsForAll() const {
+        return args_.all_counts != 0;
+    }
+
+    __aicore__ inline void Receive(const Share& chunk, const Share& own) {
+        const bool complete = WaitForEntries(chunk, own);
+        if (!complete && missing_place_ < 0) {
+            missing_place_ = FirstMissing(chunk);
+        }
+        if (complete && WaitsForAll()) {
+            CopyCounts(chunk);
+        }
+        const bool same_call = StoreCounts(chunk, own);
+        has_failed_ = has_failed_ || !complete || !same_call;
+        StoreTimes(chunk, own);
+        if (complete && same_call && !WaitsForAll()) {
+            ClearEntries(chunk.first, chunk.last - chunk.first);
+        }
+    }
+
+    __aicore__ inline bool WaitForEntries(const Share& chunk, const Share& own) {
+        const int64_t count = chunk.last - chunk.first;
         const int64_t repeats = (count + FlagCounter::ENTRIES_PER_REPEAT - 1) / FlagCounter::ENTRIES_PER_REPEAT;
         ZeroEntries(repeats * FlagCounter::ENTRIES_PER_REPEAT);
         Order<AscendC::HardEvent::V_MTE2>();
-        ExpectAll(count);
+        ExpectAll(own.last - own.first);
         int64_t noted = 0;
-        for (PollLoop poll(deadline_, args_.window, first, count); poll.Next();) {
-            AscendC::DataCopy(flags_.Entries(), EntriesFrom(first), static_cast<uint32_t>(count * STATUS_ENTRY_WORDS));
-            const int64_t seen = flags_.SumFirstWords(repeats);
+        for (PollLoop poll(deadline_, args_.window, chunk.first, count); poll.Next();) {
+            AscendC::DataCopy(flags_.Entries(), EntriesFrom(chunk.first),
+                              static_cast<uint32_t>(count * STATUS_ENTRY_WORDS));
+            const int64_t seen = flags_.SumWordOfEach(StatusEntry::FLAG, repeats);
             if (waited_.IsWanted() && seen != noted) {
-                waited_.NoteArrivals(flags_.Entries(), 0, count, poll.WaitedUs());
+                waited_.NoteArrivals(EntriesOf(chunk, own), 0, own.last - own.first, poll.WaitedUs());
                 noted = seen;
             }
             if (seen == count) {
@@ -67,64 +122,113 @@ private:
         return false;
     }
 
+    __aicore__ inline int64_t FirstMissing(const Share& chunk) const {
+        const AscendC::LocalTensor<int32_t> words = WordsOf(chunk, chunk);
+        int64_t i = 0;
+        while (words.GetValue(static_cast<uint32_t>(i * STATUS_ENTRY_WORDS) + StatusEntry::FLAG) == FLAG_BITS) {
+            ++i;
+        }
+        return chunk.first + i;
+    }
+
+    // In UB.
+    __aicore__ inline AscendC::LocalTensor<float> EntriesOf(const Share& chunk, const Share& own) const {
+        return flags_.Entries()[static_cast<uint32_t>((own.first - chunk.first) * STATUS_ENTRY_WORDS)];
+    }
+
+    __aicore__ inline AscendC::LocalTensor<int32_t> WordsOf(const Share& chunk, const Share& own) const {
+        return EntriesOf(chunk, own).template ReinterpretCast<int32_t>();
+    }
+
+    // Out of the entries: each word fills a unit of UB on its way.
+    __aicore__ inline void CopyCounts(const Share& chunk) {
+        constexpr int64_t COUNT_BYTES = StatusEntry::COUNT * sizeof(int32_t);
+        const uint16_t count = static_cast<uint16_t>(chunk.last - chunk.first);
+        const AscendC::LocalTensor<int32_t> units = unit_buffer_.Get<int32_t>();
+        const AscendC::DataCopyExtParams gather{count, sizeof(int32_t), STATUS_ENTRY_BYTES - sizeof(int32_t), 0, 0};
+        Order<AscendC::HardEvent::MTE3_MTE2>();
+        AscendC::DataCopyPad(units, GlobalAt<int32_t>(AddressOf(chunk.first) + COUNT_BYTES), gather,
+                             NoPadding<int32_t>());
+        Order<AscendC::HardEvent::MTE2_MTE3>();
+        order_.Store(args_.all_counts, units, chunk);
+    }
+
     __aicore__ inline void ExpectAll(int64_t count) {
         for (int64_t i = 0; waited_.IsWanted() && i < count; ++i) {
             waited_.Expect(i);
         }
     }
 
-    __aicore__ inline void StoreTimes(int64_t first, int64_t count) {
-        if (waited_.IsWanted()) {
-            waited_.NoteMissing(0, count, deadline_.WaitedUs());
-            waited_.Store(first, count);
+    // The entries give up their first words to the times.
+    __aicore__ inline void StoreTimes(const Share& chunk, const Share& own) {
+        const int64_t count = own.last - own.first;
+        if (count == 0 || !waited_.IsWanted()) {
+            return;
         }
+        waited_.NoteMissing(0, count, deadline_.WaitedUs());
         for (int64_t i = 0; IsTraced() && i < count; ++i) {
-            deadline_.TraceWait((first + i) % static_cast<int64_t>(args_.status.source_extent), waited_.At(i));
+            deadline_.TraceWait(order_.SourceAt(own.first + i), waited_.At(i));
+        }
+        if (args_.waited_us != 0) {
+            const AscendC::LocalTensor<int32_t> words = WordsOf(chunk, own);
+            Order<AscendC::HardEvent::MTE3_S>();
+            for (int64_t i = 0; i < count; ++i) {
+                words.SetValue(static_cast<uint32_t>(i * STATUS_ENTRY_WORDS), waited_.At(i));
+            }
+            Order<AscendC::HardEvent::S_MTE3>();
+            order_.Store(args_.waited_us, words, own);
         }
     }
 
-    // Whether all entries that arrived are of the same call.
-    __aicore__ inline bool StoreCounts(int64_t first, int64_t count) {
+    // Whether all entries that arrived are of the same call. They give up their first words to the counts.
+    __aicore__ inline bool StoreCounts(const Share& chunk, const Share& own) {
         bool same_call = true;
-        const AscendC::LocalTensor<int32_t> words = flags_.Entries().template ReinterpretCast<int32_t>();
-        Order<AscendC::HardEvent::MTE3_S>();
-        for (int64_t i = 0; i < count; ++i) {
-            const uint32_t entry = static_cast<uint32_t>(i * STATUS_ENTRY_WORDS);
+        if (own.first == own.last) {
+            return same_call;
+        }
+        const AscendC::LocalTensor<int32_t> words = WordsOf(chunk, own);
+        for (int64_t place = own.first; place < own.last; ++place) {
+            const uint32_t entry = static_cast<uint32_t>((place - own.first) * STATUS_ENTRY_WORDS);
             const bool arrived = words.GetValue(entry + StatusEntry::FLAG) == FLAG_BITS;
-            counts_.SetValue(i, arrived ? words.GetValue(entry + StatusEntry::COUNT) : -1);
+            words.SetValue(entry, arrived ? words.GetValue(entry + StatusEntry::COUNT) : -1);
             if (!arrived) {
-                report_.Add(REPORT_TIMEOUT, first + i);
+                report_.Add(REPORT_TIMEOUT, order_.NumberAt(place));
             } else if (words.GetValue(entry + StatusEntry::CALL) != call_) {
-                report_.AddMismatch(first + i, call_, words.GetValue(entry + StatusEntry::CALL));
+                report_.AddMismatch(order_.NumberAt(place), call_, words.GetValue(entry + StatusEntry::CALL));
                 same_call = false;
             }
         }
         Order<AscendC::HardEvent::S_MTE3>();
-        AscendC::DataCopyPad(GlobalAt<int32_t>(args_.recv_counts)[first], counts_,
-                             ExactBytes(count * static_cast<int64_t>(sizeof(int32_t))));
+        order_.Store(args_.recv_counts, words, own);
         return same_call;
     }
 
     __aicore__ inline void ClearEntries(int64_t first, int64_t count) {
-        Order<AscendC::HardEvent::S_V>();
         ZeroEntries(count);
         Order<AscendC::HardEvent::V_MTE3>();
         AscendC::DataCopy(EntriesFrom(first), flags_.Entries(), static_cast<uint32_t>(count * STATUS_ENTRY_WORDS));
-        Order<AscendC::HardEvent::MTE3_S>();
     }
 
+    // Words of theirs may be on their way to tables.
     __aicore__ inline void ZeroEntries(int64_t count) {
+        Order<AscendC::HardEvent::S_V>();
+        Order<AscendC::HardEvent::MTE3_V>();
         AscendC::Duplicate(flags_.Entries(), 0.0f, static_cast<int32_t>(count * STATUS_ENTRY_WORDS));
     }
 
     DispatchWaitArgs args_;
+    Blocks blocks_ = Blocks::OfLaunch();
     FlagCounter flags_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> count_buffer_;
-    AscendC::LocalTensor<int32_t> counts_;
+    EntryOrder order_;
+    AscendC::TBuf<AscendC::TPosition::VECCALC> unit_buffer_;
     WaitedTimes waited_;
     Report report_;
+    KeptWord kept_zone_;
+    KeptWord turned_;
     Deadline deadline_;
     int32_t call_ = 0;
+    bool has_failed_ = false;
+    int64_t missing_place_ = -1;
 };
 
 }  // namespace moe

@@ -2,12 +2,13 @@
 //
 // The protocol has one invariant: a flag is never visible before the data that it announces. It is made
 // in five places only:
-//   DispatchSend::FinishRowsOfAllBlocks   many rows, one flag that all blocks' copies precede;
+//   SendRows::FinishRow                   a flag in the stamp of a row;
 //   CountsSend::FinishCounts              a rank's counts, and a flag of the same block;
-//   CombineSend::FinishRow                a flag per row;
+//   ResultRows::FinishRow                 a flag per row;
 //   CopyBlocksInOrder (platform.h)        a flag in each 512-byte block: the copy itself keeps the order;
-//   MOE_LAUNCHER (moe_kernels.asc)        what post_status announces was written by earlier launches, each of
-//                                         which ends with a barrier of all pipes.
+//   PhaseRunner (phases.h)                what post_status announces was written by earlier phases, each of which
+//                                         ends with a barrier of all pipes, and a SyncAll precedes it; or by
+//                                         earlier launches, which end with one, too (MOE_LAUNCHER).
 #ifndef MOE_FLAGS_H
 #define MOE_FLAGS_H
 
@@ -92,6 +93,20 @@ __aicore__ inline Share SplitEvenly(int64_t total, int64_t part, int64_t parts) 
     return {total * part / parts, total * (part + 1) / parts};
 }
 
+// The blocks that share a kernel's work: those of its launch, or of its phase (phases.h).
+struct Blocks {
+    int64_t index;  // of this one
+    int64_t number;
+
+    __aicore__ static inline Blocks OfLaunch() {
+        return {AscendC::GetBlockIdx(), AscendC::GetBlockNum()};
+    }
+
+    __aicore__ inline Share ShareOf(int64_t total) const {
+        return SplitEvenly(total, index, number);
+    }
+};
+
 // Later work on the event's second pipe waits for earlier work on its first pipe.
 template <AscendC::HardEvent event>
 __aicore__ inline void Order() {
@@ -103,6 +118,11 @@ __aicore__ inline void Order() {
 // Exactly this many contiguous bytes: the neighbouring ones may belong to another block.
 __aicore__ inline AscendC::DataCopyExtParams ExactBytes(int64_t bytes) {
     return {1, static_cast<uint32_t>(bytes), 0, 0, 0};
+}
+
+// The same of 32-bit words.
+__aicore__ inline AscendC::DataCopyExtParams ExactWords(int64_t count) {
+    return ExactBytes(count * static_cast<int64_t>(sizeof(int32_t)));
 }
 
 template <typename T>
@@ -118,6 +138,11 @@ public:
         entries_ = buffer_.Get<int32_t>();
     }
 
+    // In memory that somebody else has.
+    __aicore__ inline void Use(const AscendC::LocalTensor<int32_t>& entries) {
+        entries_ = entries;
+    }
+
     // Between Order<S_MTE2> (earlier reads are over) and Order<MTE2_S> (the entries are there).
     __aicore__ inline void Load(uint64_t address, int64_t first, int64_t count) {
         first_ = first;
@@ -129,21 +154,44 @@ public:
         return entries_.GetValue(index - first_);
     }
 
+    // Entries from here on are set, none are loaded.
+    __aicore__ inline void Begin(int64_t first) {
+        first_ = first;
+    }
+
+    __aicore__ inline void Set(int64_t index, int32_t value) const {
+        entries_.SetValue(index - first_, value);
+    }
+
+    // The first entries. When it returns they may be set again, or others loaded.
+    __aicore__ inline void Store(uint64_t address, int64_t count) const {
+        Order<AscendC::HardEvent::S_MTE3>();
+        AscendC::DataCopyPad(GlobalAt<int32_t>(address)[first_], entries_,
+                             ExactBytes(count * static_cast<int64_t>(sizeof(int32_t))));
+        Order<AscendC::HardEvent::MTE3_S>();
+    }
+
+    // For vector instructions: from the first one that is loaded.
+    __aicore__ inline const AscendC::LocalTensor<int32_t>& Entries() const {
+        return entries_;
+    }
+
 private:
     AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
     AscendC::LocalTensor<int32_t> entries_;
     int64_t first_ = 0;
 };
 
-// A word in this rank's own memory that later launches read. Block 0 writes it.
+// A word in this rank's own memory that later launches read. The first of the blocks writes it.
 class KeptWord {
 public:
-    __aicore__ inline void Init(AscendC::TPipe* pipe) {
+    __aicore__ inline void Init(AscendC::TPipe* pipe, const Blocks& blocks = Blocks::OfLaunch()) {
         pipe->InitBuffer(buffer_, UB_ALIGN);
+        is_first_ = blocks.index == 0;
     }
 
     __aicore__ inline void Keep(uint64_t address, int32_t word) {
-        if (address == 0 || AscendC::GetBlockIdx() != 0) {
+        if (address == 0 || !is_first_) {
             return;
         }
         const AscendC::LocalTensor<int32_t> words = buffer_.Get<int32_t>();
@@ -154,6 +202,7 @@ public:
 
 private:
     AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
+    bool is_first_ = false;
 };
 
 // What went wrong in this block. A block without an error writes nothing: the host zeroes reports, before every run or,
@@ -169,6 +218,11 @@ public:
     // Whether this block has reported in an earlier run: then peers are gone, and it does not wait for them again.
     __aicore__ inline bool IsOld() const {
         return ReadFresh<int32_t>(address_, OffsetOfBlock()) != 0;
+    }
+
+    // Whether there is something to report.
+    __aicore__ inline bool IsWanted() const {
+        return number_ != 0;
     }
 
     // There is room for one code: the first, or a mismatch.

@@ -35,16 +35,19 @@ public:
         offsets_.Init(pipe, ENTRIES_PER_CHUNK + 1);
         waited_.Init(pipe, args.waited_us, ENTRIES_PER_CHUNK);
         report_.Init(pipe, args.report, args_.zone);
+        turned_.Init(pipe);
     }
 
     __aicore__ inline void Process() {
         AscendC::Duplicate(zeros_, 0.0f, static_cast<int32_t>(words_));
         Order<AscendC::HardEvent::V_MTE3>();
         const Share share = SplitEvenly(args_.num_entries, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
+        ClearEntries(share);
         deadline_.Start(report_.IsOld() ? 0 : args_.timeout_us);
         for (int64_t first = share.first; first < share.last; first += ENTRIES_PER_CHUNK) {
             ReceiveEntries(first, Smaller(first + ENTRIES_PER_CHUNK, share.last));
         }
+        turned_.Keep(args_.turned, static_cast<int32_t>(1 - args_.zone));
         report_.Write();
     }
 
@@ -54,6 +57,21 @@ private:
     static constexpr int64_t MAX_FLAG_WORDS = 8 * 1024;
     static constexpr int64_t MAX_ROWS = 32;
     static constexpr uint32_t SCALES = 2;  // the column behind origins and weights, the only one of several units
+
+    // Status entries of the launch before, in which every block has seen them. They lie one behind the other, here in
+    // the order of the window. A region without any has none to clear.
+    __aicore__ inline void ClearEntries(const Share& share) {
+        const int64_t most = static_cast<int64_t>(words_ / STATUS_ENTRY_WORDS);
+        if (args_.status.source_extent == 0) {
+            return;
+        }
+        const uint64_t entries = args_.window + args_.status.At(args_.zone, 0, 0);
+        for (int64_t first = share.first; first < share.last; first += most) {
+            const int64_t count = Smaller(most, share.last - first);
+            AscendC::DataCopy(GlobalAt<float>(entries)[first * STATUS_ENTRY_WORDS], zeros_,
+                              static_cast<uint32_t>(count * STATUS_ENTRY_WORDS));
+        }
+    }
 
     __aicore__ inline void ReceiveEntries(int64_t first, int64_t last) {
         LoadOffsets(first, last);
@@ -278,6 +296,7 @@ private:
     Table offsets_;
     WaitedTimes waited_;
     Report report_;
+    KeptWord turned_;
     Deadline deadline_;
     int64_t num_blocks_ = 0;
     int64_t piece_blocks_ = 1;

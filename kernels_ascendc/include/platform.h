@@ -42,6 +42,12 @@ __aicore__ inline bool WaitsAreStopped() {
 #endif
 }
 
+// Of flags in one copy. A host takes longer copies for rows, and orders nothing inside them.
+constexpr int64_t MAX_POLLED_BYTES = 2048;
+#ifdef MOE_EMULATION
+static_assert(MAX_POLLED_BYTES <= emulation::LONGEST_POLLED_BYTES, "a flag is not seen before the count beside it");
+#endif
+
 // A copy that sets `number` flags. On a host, a rank that waits for them may be asleep.
 template <typename T>
 __aicore__ inline void RaiseFlags(const AscendC::GlobalTensor<T>& to, const AscendC::LocalTensor<T>& from,
@@ -60,6 +66,15 @@ __aicore__ inline bool IsTraced() {
     return emulation::IsTraced();
 #else
     return false;
+#endif
+}
+
+// The block begins phase `number`, from 0, of those that run in its launch.
+__aicore__ inline void BeginPhase(uint32_t number) {
+#ifdef MOE_EMULATION
+    emulation::BeginPhase(number);
+#else
+    (void)number;
 #endif
 }
 

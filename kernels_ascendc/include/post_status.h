@@ -1,7 +1,8 @@
-// One entry to every rank, this one included: what earlier launches of the stream wrote is there.
+// One entry to every rank, this one included: what earlier phases of the launch, and earlier launches of the stream,
+// wrote is there.
 //
-// No barrier is needed before it: a kernel starts when the one before it on the stream has ended, and each of
-// ours ends when its copies have (MOE_LAUNCHER).
+// It needs no barrier of its own: a phase comes after all blocks' copies (PhaseRunner), and a kernel starts when the
+// one before it on the stream has ended, and each of ours ends when its copies have (MOE_LAUNCHER).
 #ifndef MOE_POST_STATUS_H
 #define MOE_POST_STATUS_H
 

@@ -2,7 +2,7 @@
 #ifndef MOE_SEND_PLAN_H
 #define MOE_SEND_PLAN_H
 
-#include "flags.h"
+#include "direct_starts.h"
 
 namespace moe {
 
@@ -60,10 +60,11 @@ private:
     uint32_t waited_ = 0;
 };
 
-// Where a row goes in its receiver's window: to a slot of its own, with its stamp behind it.
+// Where a row goes in its receiver's window: to a slot of its own, which its stamp is in as well.
 template <typename Args>
 struct Destination {
     static constexpr bool HAS_SCALES = false;
+    static constexpr bool HAS_FLAGS = true;
 
     // Whose routed rows stay where they are.
     __aicore__ static inline bool IsKept(const Args& args, uint64_t rank) {
@@ -78,12 +79,7 @@ struct Destination {
         return args.slots.expert_extent;
     }
 
-    // One index serves all shared experts of a token: each of their ranks numbers tokens alike.
-    __aicore__ static inline int64_t SharedIndices(const Args&) {
-        return 1;
-    }
-
-    __aicore__ static inline bool Locate(const Args& args, uint64_t expert, uint64_t index, uint64_t& slot,
+    __aicore__ static inline bool Locate(const Args& args, uint64_t, uint64_t expert, uint64_t index, uint64_t& slot,
                                          uint64_t& stamp, uint64_t&) {
         const uint64_t zone = args.zone;
         const uint64_t source = args.rank;
@@ -97,6 +93,9 @@ struct Destination {
 template <>
 struct Destination<DirectSendArgs> {
     static constexpr bool HAS_SCALES = true;
+    static constexpr bool HAS_FLAGS = false;  // one for a rank's rows
+
+    const DirectStarts* starts = nullptr;
 
     __aicore__ static inline bool IsKept(const DirectSendArgs&, uint64_t) {
         return false;
@@ -110,17 +109,17 @@ struct Destination<DirectSendArgs> {
         return static_cast<uint64_t>(args.num_local_experts);
     }
 
-    __aicore__ static inline int64_t SharedIndices(const DirectSendArgs& args) {
-        return args.num_shared_experts;
-    }
-
-    __aicore__ static inline bool Locate(const DirectSendArgs& args, uint64_t, uint64_t index, uint64_t& slot,
-                                         uint64_t& stamp, uint64_t& scales) {
+    __aicore__ inline bool Locate(const DirectSendArgs& args, uint64_t rank, uint64_t expert, uint64_t index,
+                                  uint64_t& slot, uint64_t& stamp, uint64_t& scales) const {
         const uint64_t zone = args.zone;
-        slot = args.slots.At(zone, index);
-        stamp = args.stamps.At(zone, index);
-        scales = args.scale_slots.At(zone, index);
-        return args.slots.Contains(zone, index) && args.stamps.Contains(zone, index);
+        if (!args.slots.Contains(zone, index)) {
+            return false;
+        }
+        const uint64_t place = static_cast<uint64_t>(starts->Of(rank, expert)) + index;
+        slot = args.slots.At(zone, place);
+        stamp = args.stamps.At(zone, place);
+        scales = args.scale_slots.At(zone, place);
+        return args.slots.Contains(zone, place) && args.stamps.Contains(zone, place);
     }
 };
 
@@ -129,9 +128,15 @@ class SendPlan {
     using To = Destination<Args>;
 
 public:
-    __aicore__ inline void Init(const Args* args, AscendC::TPipe* pipe, Report* report) {
+    // Instead of all of the launch; before `Init`.
+    __aicore__ inline void UseBlocks(const Blocks& blocks) {
+        blocks_ = blocks;
+    }
+
+    __aicore__ inline void Init(const Args* args, AscendC::TPipe* pipe, Report* report, const To& to = {}) {
         args_ = args;
         report_ = report;
+        to_ = to;
         peers_.Init(args->peers, static_cast<int64_t>(To::NumRanks(*args)));
         num_shared_ = args->num_shared_ranks > 0 ? args->num_shared_experts : 0;
         PlanTasks();
@@ -183,10 +188,9 @@ private:
     // routed ones, so that they have blocks of their own, which keeps the traffic to them steady, and one block
     // at most has both kinds. A block that has everything reads a row once for all its results instead.
     __aicore__ inline void PlanTasks() {
-        const int64_t blocks = AscendC::GetBlockNum();
         const int64_t results = args_->topk + num_shared_;
-        const Share share = SplitEvenly(args_->num_tokens * results, AscendC::GetBlockIdx(), blocks);
-        if (num_shared_ == 0 || blocks == 1) {
+        const Share share = blocks_.ShareOf(args_->num_tokens * results);
+        if (num_shared_ == 0 || blocks_.number == 1) {
             Begin({0, results, share});
             return;
         }
@@ -236,8 +240,7 @@ private:
         }
         if (task_.first_k + task_.num_k > args_->topk) {
             shared_ranks_.Load(args_->shared_ranks, first * num_shared_, count * num_shared_);
-            const int64_t indices = To::SharedIndices(*args_);
-            shared_slots_.Load(args_->shared_slots, first * indices, count * indices);
+            shared_slots_.Load(args_->shared_slots, first, count);
         }
         if constexpr (To::HAS_SCALES) {
             if (args_->scales != 0) {
@@ -290,8 +293,8 @@ private:
         if (rank == -1) {
             return false;
         }
-        const int64_t indices = To::SharedIndices(*args_);
-        const int32_t index = shared_slots_.At(indices == 1 ? token : token * indices + s);
+        // One index serves all shared experts of a token: each of their ranks numbers tokens alike.
+        const int32_t index = shared_slots_.At(token);
         const bool is_rank = rank >= 0 && rank < args_->num_shared_ranks;
         return is_rank && Locate(rank, 0, index, visit) ? true : Refuse(token, k);
     }
@@ -301,7 +304,7 @@ private:
         uint64_t& stamp = visit.stamps[visit.num_slots];
         // A negative index becomes a huge unsigned one, which no extent holds.
         const uint64_t at = static_cast<uint64_t>(static_cast<int64_t>(index));
-        if (!To::Locate(*args_, expert, at, slot, stamp, visit.scales[visit.num_slots])) {
+        if (!to_.Locate(*args_, rank, expert, at, slot, stamp, visit.scales[visit.num_slots])) {
             return false;
         }
         const uint64_t window = peers_.WindowOf(rank);
@@ -324,6 +327,8 @@ private:
 
     const Args* args_ = nullptr;
     Report* report_ = nullptr;
+    Blocks blocks_ = Blocks::OfLaunch();
+    To to_;
     Peers peers_;
     Table ids_;
     Table indices_;

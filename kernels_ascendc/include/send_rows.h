@@ -1,4 +1,5 @@
-// Dispatch, step 1: each row, with a stamp, to every place that it goes to.
+// Dispatch, steps 1 and 2: each row, with a stamp, to every place that it goes to. In a slot of its own the stamp is
+// the row's flag as well.
 #ifndef MOE_SEND_ROWS_H
 #define MOE_SEND_ROWS_H
 
@@ -10,7 +11,13 @@ namespace moe {
 template <typename Args>
 class SendRows {
 public:
-    __aicore__ inline void Init(const Args* args, AscendC::TPipe* pipe, Report* report) {
+    // Instead of all of the launch; before `Init`.
+    __aicore__ inline void UseBlocks(const Blocks& blocks) {
+        plan_.UseBlocks(blocks);
+    }
+
+    __aicore__ inline void Init(const Args* args, AscendC::TPipe* pipe, Report* report,
+                                const Destination<Args>& to = {}) {
         rows_.Init(pipe, args->row_bytes);
         if constexpr (Destination<Args>::HAS_SCALES) {
             scale_offset_ = args->scale_offset;
@@ -22,11 +29,11 @@ public:
         pipe->InitBuffer(stamp_buffer_, static_cast<uint32_t>(2 * MAX_VISIT * STAMP_BYTES));
         stamps_ = stamp_buffer_.Get<int32_t>();
         double_buffer_.Init(pipe);
-        plan_.Init(args, pipe, report);
+        plan_.Init(args, pipe, report, to);
     }
 
     __aicore__ inline void Process() {
-        TraceStep(TRACE_WRITE);
+        TraceStep(IS_FLAGGED ? TRACE_WRITE_AND_FLAG : TRACE_WRITE);
         AscendC::Duplicate(stamps_, 0, static_cast<int32_t>(2 * MAX_VISIT * STAMP_WORDS));
         Order<AscendC::HardEvent::V_S>();
         Visit visit;
@@ -37,20 +44,41 @@ public:
     }
 
 private:
+    static constexpr bool IS_FLAGGED = Destination<Args>::HAS_FLAGS;
+
     __aicore__ inline void SendRow(const Visit& visit) {
         const AscendC::LocalTensor<int32_t> stamps = stamps_[double_buffer_.Take() * MAX_VISIT * STAMP_WORDS];
         for (uint32_t i = 0; i < visit.num_slots; ++i) {
             plan_.WriteStamp(stamps[i * STAMP_WORDS], visit, i);
+            if constexpr (IS_FLAGGED) {
+                stamps.SetValue(i * STAMP_WORDS + Stamp::FLAG, FLAG_BITS);
+            }
         }
         Order<AscendC::HardEvent::S_MTE3>();
         rows_.Copy(visit.row, visit.slots, visit.num_slots);
         if (scale_bytes_ > 0) {
             scales_.Copy(visit.row + static_cast<uint64_t>(scale_offset_), visit.scales, visit.num_slots);
         }
+        if constexpr (IS_FLAGGED) {
+            FinishRow();
+        }
         for (uint32_t i = 0; i < visit.num_slots; ++i) {
-            AscendC::DataCopy(GlobalAt<int32_t>(visit.stamps[i]), stamps[i * STAMP_WORDS], STAMP_WORDS);
+            SendStamp(visit.stamps[i], stamps[i * STAMP_WORDS]);
         }
         double_buffer_.Give();
+    }
+
+    // MTE3 starts copies in order and may end them in another: the flag starts when the row has ended.
+    __aicore__ inline void FinishRow() {
+        AscendC::PipeBarrier<PIPE_MTE3>();
+    }
+
+    __aicore__ inline void SendStamp(uint64_t to, const AscendC::LocalTensor<int32_t>& stamp) {
+        if constexpr (IS_FLAGGED) {
+            RaiseFlags(GlobalAt<int32_t>(to), stamp, STAMP_WORDS, 1);
+        } else {
+            AscendC::DataCopy(GlobalAt<int32_t>(to), stamp, STAMP_WORDS);
+        }
     }
 
     RowCopy rows_;

@@ -25,8 +25,10 @@ public:
         entries_.SetValue(WordOf(i) + StatusEntry::CALL, call);
     }
 
-    __aicore__ inline void Send(int64_t i, uint64_t address) {
-        RaiseFlags(GlobalAt<int32_t>(address), entries_[WordOf(i)], STATUS_ENTRY_WORDS, 1);
+    // The one with this number, and those behind it.
+    __aicore__ inline void Send(int64_t i, uint64_t address, int64_t number = 1) {
+        const uint32_t words = static_cast<uint32_t>(number * STATUS_ENTRY_WORDS);
+        RaiseFlags(GlobalAt<int32_t>(address), entries_[WordOf(i)], words, static_cast<uint32_t>(number));
     }
 
 private:
@@ -39,38 +41,45 @@ private:
     int64_t max_entries_ = 0;
 };
 
-// The word that a dispatch posts: its call word and the kind of the combine before it. It is kept for the wait, which
-// may come after the next combine has begun.
+// The word that a dispatch posts: its call word and the kind of the combine before it.
 template <typename Args>
-__aicore__ inline int32_t WordOfDispatch(const Args& args, KeptWord& kept) {
+__aicore__ inline int32_t WordOfDispatch(const Args& args) {
     const int32_t before = args.combine_kind == 0 ? 0 : ReadFresh<int32_t>(args.combine_kind);
-    const int32_t word = static_cast<int32_t>(args.call) | before;
-    kept.Keep(args.dispatch_word, word);
-    return word;
+    return static_cast<int32_t>(args.call) | before;
 }
 
 // A dispatch's entries: one per shared rank, then one per routed expert; also for counts of 0, since every rank waits
-// for an entry from every rank.
+// for an entry from every rank. Those of one receiver are neighbours in its window, and go in one copy: each copy is a
+// trip of its own. A receiver looks at each entry by itself, so that the order in which they arrive does not matter.
 template <typename Args>
 class DispatchStatusPost {
 public:
+    // Instead of all of the launch; before `Init`.
+    __aicore__ inline void UseBlocks(const Blocks& blocks) {
+        blocks_ = blocks;
+    }
+
     __aicore__ inline void Init(const Args* args, AscendC::TPipe* pipe) {
         args_ = args;
         peers_.Init(args->peers, static_cast<int64_t>(args->status.source_extent));
         entries_.Init(pipe, ENTRIES_PER_CHUNK);
-        kept_.Init(pipe);
+        kept_.Init(pipe, blocks_);
         counts_.Init(pipe, ENTRIES_PER_CHUNK);
     }
 
-    // Each block its share.
+    // Each block those of its share of ranks.
     __aicore__ inline void Post() {
         TraceStep(TRACE_FLAG);
         const int64_t shared = args_->num_shared_ranks;
-        const Share share = SplitEvenly(shared + args_->num_experts, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
-        call_ = WordOfDispatch(*args_, kept_);
+        const int64_t ranks = shared + args_->num_experts / LocalExperts();
+        const Share share = blocks_.ShareOf(ranks);
+        const Share entries = {FirstEntryOf(share.first), FirstEntryOf(share.last)};
+        call_ = WordOfDispatch(*args_);
+        // For a wait that may come after the next combine has begun.
+        kept_.Keep(args_->dispatch_word, call_);
         entries_.Clear();
-        for (int64_t first = share.first; first < share.last;) {
-            const int64_t end = first < shared ? Smaller(shared, share.last) : share.last;
+        for (int64_t first = entries.first; first < entries.last;) {
+            const int64_t end = first < shared ? Smaller(shared, entries.last) : entries.last;
             const int64_t last = Smaller(first + ENTRIES_PER_CHUNK, end);
             if (first < shared) {
                 LoadCounts(args_->shared_counts, first, last - first);
@@ -84,6 +93,22 @@ public:
 
 private:
     static constexpr int64_t ENTRIES_PER_CHUNK = 512;
+    static constexpr int64_t ENTRIES_PER_COPY = MAX_POLLED_BYTES / STATUS_ENTRY_BYTES;
+
+    struct Receiver {
+        int64_t rank;
+        int64_t num_experts;
+        int64_t expert;
+    };
+
+    __aicore__ inline int64_t LocalExperts() const {
+        return static_cast<int64_t>(args_->slots.expert_extent);
+    }
+
+    __aicore__ inline int64_t FirstEntryOf(int64_t rank) const {
+        const int64_t routed = rank - args_->num_shared_ranks;
+        return routed <= 0 ? rank : args_->num_shared_ranks + routed * LocalExperts();
+    }
 
     __aicore__ inline void LoadCounts(uint64_t table, int64_t first, int64_t count) {
         first_count_ = first;
@@ -98,20 +123,32 @@ private:
             entries_.Set(i, counts_.At(first_count_ + i), call_);
         }
         Order<AscendC::HardEvent::S_MTE3>();
-        for (int64_t i = 0; i < last - first; ++i) {
-            entries_.Send(i, EntryAddress(first + i));
+        for (int64_t entry = first; entry < last;) {
+            const Receiver to = ReceiverOf(entry);
+            const int64_t left = Smaller(to.num_experts - to.expert, last - entry);
+            const int64_t number = Smaller(left, ENTRIES_PER_COPY);
+            entries_.Send(entry - first, AddressAt(to), number);
+            entry += number;
         }
     }
 
-    __aicore__ inline uint64_t EntryAddress(int64_t entry) const {
-        const int64_t local_experts = static_cast<int64_t>(args_->slots.expert_extent);
+    __aicore__ inline Receiver ReceiverOf(int64_t entry) const {
         const int64_t routed = entry - args_->num_shared_ranks;
-        const int64_t rank = routed < 0 ? entry : args_->num_shared_ranks + routed / local_experts;
-        const int64_t expert = routed < 0 ? 0 : routed % local_experts;
-        return peers_.WindowOf(rank) + args_->status.At(args_->zone, expert, args_->rank);
+        if (routed < 0) {
+            return {entry, 1, 0};
+        }
+        const int64_t local_experts = LocalExperts();
+        return {args_->num_shared_ranks + routed / local_experts, local_experts, routed % local_experts};
+    }
+
+    // Entries lie by source, as many of each as the receiver has experts: a shared rank has one.
+    __aicore__ inline uint64_t AddressAt(const Receiver& to) const {
+        const int64_t place = args_->rank * to.num_experts + to.expert;
+        return peers_.WindowOf(to.rank) + args_->status.At(args_->zone, 0, 0) + place * STATUS_ENTRY_BYTES;
     }
 
     const Args* args_ = nullptr;
+    Blocks blocks_ = Blocks::OfLaunch();
     Peers peers_;
     StatusEntries entries_;
     KeptWord kept_;

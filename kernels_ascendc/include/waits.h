@@ -51,6 +51,12 @@ public:
         return true;
     }
 
+    // From now on it waits for others.
+    __aicore__ inline void AwaitFrom(int64_t first, int64_t count) {
+        first_ = first;
+        count_ = count;
+    }
+
     // The number of flags that this poll did not find.
     __aicore__ inline void Miss(int64_t flags) {
         missing_ = flags;
@@ -64,8 +70,8 @@ public:
 private:
     const Deadline& deadline_;
     const uint64_t window_;
-    const int64_t first_;
-    const int64_t count_;
+    int64_t first_;
+    int64_t count_;
     int64_t missing_ = 1;
     uint32_t number_ = 0;
     bool is_last_ = false;
@@ -97,9 +103,9 @@ public:
         return Result();
     }
 
-    // Of entries whose first word is the flag and the next one a count, no float.
-    __aicore__ inline int64_t SumFirstWords(int64_t repeats) {
-        const uint64_t mask[2] = {FIRST_WORDS, 0};
+    // Of entries that have other words, no floats, beside the one that is the flag.
+    __aicore__ inline int64_t SumWordOfEach(uint32_t word, int64_t repeats) {
+        const uint64_t mask[2] = {FIRST_WORDS << word, 0};
         Order<AscendC::HardEvent::MTE2_V>();
         AscendC::ReduceSum(sum_, entries_, work_, mask, static_cast<int32_t>(repeats),
                            static_cast<int32_t>(ENTRIES_PER_REPEAT));
@@ -202,12 +208,12 @@ public:
         }
     }
 
-private:
-    static constexpr int32_t NOT_SEEN = -1;
-
     __aicore__ inline bool IsMissing(int64_t i) const {
         return At(i) == NOT_SEEN;
     }
+
+private:
+    static constexpr int32_t NOT_SEEN = -1;
 
     AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
     AscendC::LocalTensor<int32_t> times_;

@@ -10,6 +10,17 @@ from moe_triton.core.tuning import Tuning
 BACKENDS = ("cpu", "npu")
 
 
+def check_name(name: object) -> str:
+    """Checks that there is a back end of this name.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    if (text := check_text("backend", name)) not in BACKENDS:
+        raise _unknown(text)
+    return text
+
+
 def make_backend(name: str, kernels: str, tuning: Tuning | None = None) -> Backend:
     """The back end of this name, with its own share of the tuning.
 
@@ -17,8 +28,7 @@ def make_backend(name: str, kernels: str, tuning: Tuning | None = None) -> Backe
         ArgumentError: there is none.
         ToolchainError: something that it needs is missing.
     """
-    if check_text("backend", name) not in BACKENDS:
-        raise _unknown(name)
+    check_name(name)
     check_text("kernels", kernels)
     if name == "cpu":
         from moe_triton.backends.cpu.backend import CpuBackend

@@ -12,6 +12,7 @@ import torch
 from moe_triton.backends.waits import Waits
 from moe_triton.core.call_program import CallProgram, PlanProgram
 from moe_triton.core.plan import Launch, Plan
+from moe_triton.core.tuning import Tuning
 from moe_triton.rendezvous.meeting import Meeting
 
 Bindings = Mapping[str, torch.Tensor | int]
@@ -185,6 +186,9 @@ class Calls(Protocol):
 class Host(Protocol):
     """What calls need before there is a back end: where tensors are, and what the host may read."""
 
+    is_asynchronous: bool
+    """See `Backend`."""
+
     @property
     def device(self) -> torch.device:
         """The device that tensors must be on."""
@@ -219,6 +223,10 @@ class Backend(Protocol):
     """Whether runs end later than the calls that start them."""
     captures_graphs: bool
     """Whether runs can be captured in a graph."""
+    overlaps: bool
+    """Whether launches can run beside each other."""
+    tuning: Tuning
+    """What it was made with; construction fills in what tables say, before anything is compiled."""
 
     @property
     def waits(self) -> Waits:
@@ -284,6 +292,10 @@ class Backend(Protocol):
 
     def make_calls(self, setting: CallSetting) -> Calls | None:
         """The native calls of a buffer, or None if this machine has none."""
+        ...
+
+    def cores(self) -> int:
+        """Cores that the ranks of this machine share; where each has a device, those of its own."""
         ...
 
     def num_blocks(self, num_ranks: int) -> int:

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from moe_triton.core import ascendc, records
 from moe_triton.core.errors import ToolchainError
-from moe_triton.core.kernel import Arg, AscendCKernel
-from moe_triton.core.plan import Hole, Launch
+from moe_triton.core.fused import FUSED
+from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel
+from moe_triton.core.plan import Hole, Launch, Phases, fused_kernel_of, num_first_blocks
 from moe_triton.core.records import DEVICE_RECORDS, Record
 from moe_triton.core.region import REGION_DIMS
 
@@ -26,6 +29,8 @@ if TYPE_CHECKING:  # `moe_triton.tools.codegen` runs where torch is not installe
     import torch
 
 WORD_BYTES = 8
+REPORT = "report"
+"""The hole for where an Ascend C kernel reports."""
 
 # What both sides count with, beside the arguments. The generated header has them by these names.
 CONSTANTS: dict[str, int] = {
@@ -34,6 +39,7 @@ CONSTANTS: dict[str, int] = {
     "BLOCK_BYTES": records.BLOCK_BYTES,
     "BLOCK_DATA_BYTES": records.BLOCK_DATA_BYTES,
     "FLAG_BITS": records.FLAG_BITS,
+    "TRAILER_MARK": records.TRAILER_MARK,
     "REPORT_TIMEOUT": ascendc.REPORT_TIMEOUT,
     "REPORT_BAD_ROW": ascendc.REPORT_BAD_ROW,
     "REPORT_MISMATCH": ascendc.REPORT_MISMATCH,
@@ -63,8 +69,24 @@ def layout_of(kernel: AscendCKernel) -> str:
 
 def line_of(kernel: AscendCKernel) -> str:
     """One kernel in `text`: its name, the number of words, a digest of its layout, and the layout."""
-    num_words = sum(words_of(arg) for arg in kernel.args)
-    return _line(kernel.name, num_words, layout_of(kernel))
+    return _line(kernel.name, struct_words(kernel), layout_of(kernel))
+
+
+def struct_words(kernel: AscendCKernel) -> int:
+    """64-bit words of an argument struct."""
+    return sum(words_of(arg) for arg in kernel.args)
+
+
+def first_words(kernel: FusedKernel) -> list[int]:
+    """The first word of each phase's struct, and the number of words of all of them."""
+    sizes = (struct_words(phase) for phase in kernel.phases)
+    return list(itertools.accumulate(sizes, initial=struct_words(kernel.HEAD)))
+
+
+def _line_of_fused(kernel: FusedKernel) -> str:
+    *firsts, size = first_words(kernel)
+    phases = " ".join(f"{phase.name}@{first}" for phase, first in zip(kernel.phases, firsts, strict=True))
+    return _line(kernel.name, size, f"{layout_of(kernel.HEAD)} {phases}")
 
 
 def _line_of_record(record: Record) -> str:
@@ -77,6 +99,7 @@ def text(kernels: Sequence[AscendCKernel] = ascendc.KERNELS) -> str:
     constants = " ".join(f"{name}={value}" for name, value in CONSTANTS.items())
     lines = [_line(_CONSTANTS_LINE, len(CONSTANTS), constants)]
     lines += [*map(_line_of_record, DEVICE_RECORDS), *map(line_of, kernels)]
+    lines += map(_line_of_fused, FUSED)
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -143,6 +166,56 @@ def words(launch: Launch) -> tuple[list[int], list[tuple[int, Hole]]]:
                 raise ValueError(f"{launch.kernel.name}: {arg.name} is {value}, more than 64 bits")
             packed.append(word % (1 << 64))
     return packed, holes
+
+
+TIMES = "times"
+"""The hole for where a launch of several phases writes their times: see `FusedKernel.HEAD`."""
+
+
+class PhaseWords(NamedTuple):
+    """The words of a launch with its phases.
+
+    Attributes:
+        symbol: name of the launcher.
+        words: unsigned 64-bit integers, 0 where a hole is.
+        holes: with their positions; `TIMES` among them where there are several phases.
+        firsts: the first word of each phase.
+    """
+
+    symbol: str
+    words: list[int]
+    holes: list[tuple[int, Hole]]
+    firsts: list[int]
+
+
+def phase_words(phases: Phases, report_bytes: int = 0) -> PhaseWords:
+    """The words of a launch's arguments with all of its phases: see `words`.
+
+    Args:
+        phases: of Ascend C.
+        report_bytes: from one phase's report to the next one's.
+
+    Raises:
+        ValueError: as `words` does; or no kernel has these phases.
+    """
+    first = phases[0].kernel
+    assert isinstance(first, AscendCKernel)
+    if len(phases) == 1:
+        packed, holes = words(phases[0])
+        return PhaseWords(first.symbol, packed, holes, [0])
+    kernel, mask = fused_kernel_of(phases)
+    *places, size = first_words(kernel)
+    running = [place for number, place in enumerate(places) if mask >> number & 1]
+    packed, holes = [0] * size, [(1, Hole(TIMES))]
+    packed[0], packed[2] = mask, num_first_blocks(phases)
+    for number, (phase, place) in enumerate(zip(phases, running, strict=True)):
+        own, unfilled = words(phase)
+        packed[place : place + len(own)] = own
+        for position, hole in unfilled:
+            if hole.name == REPORT:
+                hole = replace(hole, offset=hole.offset + number * report_bytes)
+            holes.append((place + position, hole))
+    return PhaseWords(kernel.symbol, packed, holes, running)
 
 
 def word_of(bound: torch.Tensor | int) -> int:

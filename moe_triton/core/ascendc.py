@@ -9,20 +9,15 @@ null if the zone is ``zone``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from moe_triton.core.kernel import Arg, AscendCKernel
 from moe_triton.core.records import REPORT
-
-if TYPE_CHECKING:  # `moe_triton.tools.codegen` runs where torch is not installed
-    import torch
 
 # Rows of T tokens to K routed and S shared experts; R ranks hold shared experts; M routed experts.
 _SEND_ARGS = (
     Arg("rows", "*i8", "in"),  # rows to send, as they start a slot
     Arg("row_stride", "i64", "value"),  # bytes from one row to the next
     Arg("row_bytes", "i64", "value"),  # bytes of a row to send, scale included; a multiple of 32
-    Arg("stamp_offset", "i64", "value"),  # where the stamp goes in a slot
+    Arg("stamp_offset", "i64", "value"),  # where the stamp, which is the row's flag, goes in a slot
     Arg("rows_per_token", "i64", "value"),  # 1, or K + S when every result has a row of its own
     Arg("topk_idx", "*i32", "in"),  # (T, K); ids outside [0, M) are not sent
     Arg("topk_weights", "*fp32", "in"),  # (T, K), or null
@@ -42,10 +37,11 @@ _SEND_ARGS = (
     Arg("zone", "i64", "value"),
     Arg("zone_at", "*i32", "in"),
     Arg("kept_rank", "i64", "value"),  # its routed rows are not sent; -1 for none
-    Arg("post_status", "i64", "value"),  # 1 on the operator's last launch
+    Arg("post_status", "i64", "value"),  # 1: an entry to each expert's rank goes before the rows
     Arg("call", "i64", "value"),  # the call word (`moe_triton.layout.call_word`) of its entries
     Arg("combine_kind", "*i32", "in"),  # what the combine before adds to that, or null
     Arg("dispatch_word", "*i32", "out"),  # the word as it was posted, for the wait; or null
+    Arg("begun", "*fp32", "out"),  # as in dispatch_receive, or null
     Arg("slots", "dispatch_slots", "value"),
     Arg("status", "dispatch_status", "value"),
     Arg("report", "*i32", "out"),
@@ -67,14 +63,14 @@ COUNTS_SEND = AscendCKernel(
         Arg("zone", "i64", "value"),
         Arg("call", "i64", "value"),  # as in dispatch_send
         Arg("combine_kind", "*i32", "in"),
-        Arg("dispatch_word", "*i32", "out"),
         Arg("slots", "direct_counts", "value"),
         Arg("status", "dispatch_status", "value"),
         Arg("report", "*i32", "out"),
     ),
 )
 
-# Rows to their places in the receivers' outputs, a stamp for each. No flags: a post_status follows.
+# Rows to their places in the receivers' outputs, a stamp for each; the places follow from the counts of all
+# ranks. No flags: a post_status follows.
 DIRECT_SEND = AscendCKernel(
     "direct_send",
     (
@@ -87,9 +83,9 @@ DIRECT_SEND = AscendCKernel(
         Arg("rows_per_token", "i64", "value"),  # 1, or K + S when every result has a row of its own
         Arg("topk_idx", "*i32", "in"),  # (T, K); ids outside [0, M) are not sent
         Arg("topk_weights", "*fp32", "in"),  # (T, K), or null
-        Arg("expand_idx", "*i32", "in"),  # (T, K) place in the receiver's output
+        Arg("expand_idx", "*i32", "in"),  # (T, K) index of a row among this rank's for the expert
         Arg("shared_ranks", "*i32", "in"),  # (T, S) rank of each shared result, -1: not sent; null if S = 0
-        Arg("shared_slots", "*i32", "in"),  # (T, S) place in the receiver's output
+        Arg("shared_slots", "*i32", "in"),  # (T,) index of a token among those sent to a shared rank
         Arg("peers", "*i64", "in"),
         Arg("first_token", "i64", "value"),
         Arg("num_tokens", "i64", "value"),
@@ -100,6 +96,12 @@ DIRECT_SEND = AscendCKernel(
         Arg("num_shared_ranks", "i64", "value"),
         Arg("num_ranks", "i64", "value"),
         Arg("rank", "i64", "value"),
+        Arg("window", "*i8", "in"),  # this rank's own, where the counts of all ranks are
+        Arg("counts", "direct_counts", "value"),
+        Arg("max_count", "i64", "value"),  # of rows from a rank for an entry; what is above counts as this
+        Arg("recv_counts", "*i32", "out"),  # (localE, EP) this rank's counts, as they were sent
+        Arg("result_offsets", "*i64", "out"),  # (T, K + S) elements of 16 bits from this rank's first result
+        Arg("result_bytes", "i64", "value"),  # from one result to the next
         Arg("zone", "i64", "value"),
         Arg("slots", "indexed_slots", "value"),
         Arg("scale_slots", "indexed_slots", "value"),  # where several scales go
@@ -117,15 +119,95 @@ DISPATCH_WAIT = AscendCKernel(
     (
         Arg("window", "*i8", "inout"),  # this rank's own
         Arg("recv_counts", "*i32", "out"),  # (localE, EP); -1 where nothing came in time
+        # (localE, EP), or null: what every block has seen when it ends its wait, of all entries. They stay.
+        Arg("all_counts", "*i32", "out"),
         Arg("waited_us", "*i32", "out"),  # (localE, EP) until an entry was seen; 0 at once; or null
         Arg("num_local_experts", "i64", "value"),
         Arg("zone", "i64", "value"),
         Arg("zone_at", "*i32", "in"),
         Arg("timeout_us", "i64", "value"),
         Arg("call", "i64", "value"),  # the call word that entries must have
-        Arg("dispatch_word", "*i32", "in"),  # where it stands instead, or null
+        Arg("combine_kind", "*i32", "in"),  # what the combine before adds to that, or null
+        Arg("dispatch_word", "*i32", "in"),  # where both stand together, kept by an earlier launch; or null
+        Arg("kept_zone", "*i32", "out"),  # where the zone is kept for later launches, or null
+        Arg("turned", "*i32", "out"),  # where the other zone is written, or null; for a single block
         Arg("status", "dispatch_status", "value"),
         Arg("report", "*i32", "out"),
+    ),
+)
+
+# From the counts: where the rows of each expert and source end, how many each expert has, the slot of each.
+DISPATCH_OFFSETS = AscendCKernel(
+    "dispatch_offsets",
+    (
+        Arg("recv_counts", "*i32", "in"),  # (localE, EP); below 0 where nothing came in time
+        Arg("recv_offsets", "*i32", "out"),  # (localE, EP) inclusive prefix sums
+        Arg("tokens_per_expert", "*i64", "out"),  # (localE,)
+        Arg("recv_stats", "*i32", "inout"),  # (localE,) to which each expert's rows are added, or null
+        Arg("trailer", "*i32", "out"),  # `moe_triton.core.records.TRAILER`
+        Arg("row_slots", "*i32", "out"),  # (A,), or null: the slot of each row, as `slots` counts it
+        Arg("num_local_experts", "i64", "value"),
+        Arg("num_ranks", "i64", "value"),
+        Arg("max_count", "i64", "value"),  # of rows from a rank for an expert; what is above counts as this
+        Arg("capacity", "i64", "value"),  # of the output, in rows: no sum is above it
+        Arg("cumulative", "i64", "value"),  # 1: `tokens_per_expert` with those of the experts before
+        Arg("zone", "i64", "value"),
+        Arg("zone_at", "*i32", "in"),
+        Arg("kept_rank", "i64", "value"),  # `row_slots` has -1 for each row of it; -1 for none
+        Arg("slots", "dispatch_slots", "value"),  # offsets in units (`Region.in_units`), not in bytes
+        Arg("report", "*i32", "out"),  # nothing is reported
+    ),
+)
+
+# Of a phase that looks at the flags of rows, in their stamps, and clears them.
+_ROWS_ARGS = (
+    Arg("window", "*i8", "inout"),
+    Arg("recv_counts", "*i32", "inout"),  # (localE, EP); -1 is written where a row did not come in time
+    Arg("waited_us", "*i32", "inout"),  # (localE, EP): raised to when the last row came; or null
+    Arg("num_local_experts", "i64", "value"),
+    Arg("num_ranks", "i64", "value"),
+    Arg("kept_rank", "i64", "value"),  # its rows are not waited for; -1 for none
+    Arg("stamp_offset", "i64", "value"),
+    Arg("zone", "i64", "value"),
+    Arg("zone_at", "*i32", "in"),
+    Arg("timeout_us", "i64", "value"),
+    Arg("slots", "dispatch_slots", "value"),
+    Arg("report", "*i32", "out"),
+)
+
+# Waits for all rows.
+DISPATCH_ROWS = AscendCKernel("dispatch_rows", _ROWS_ARGS)
+
+# Of a dispatch in parts: takes the rows that have come; only the last part waits, for all of them.
+DISPATCH_TAKE = AscendCKernel(
+    "dispatch_take",
+    (
+        Arg("part", "i64", "value"),
+        Arg("num_parts", "i64", "value"),
+        Arg("rows_before", "*i32", "inout"),  # (EP, localE) how many of each entry's rows earlier parts took
+        Arg("rows_taken", "*i32", "out"),  # (EP, localE) the same with this part
+        *_ROWS_ARGS,
+    ),
+)
+
+# Takes each row out of its slot as it comes. Clears entries and turns the zone when all blocks have begun.
+DISPATCH_RECEIVE = AscendCKernel(
+    "dispatch_receive",
+    (
+        *_ROWS_ARGS,
+        Arg("all_counts", "*i32", "in"),  # (localE, EP) as dispatch_wait left them
+        Arg("max_count", "i64", "value"),  # of rows from a rank for an entry; what is above counts as this
+        Arg("begun", "*fp32", "inout"),  # (blocks, 8): 1.0 where one has begun; zero between launches
+        Arg("turned", "*i32", "out"),  # as in inband_receive, from here on
+        Arg("status", "dispatch_status", "value"),
+        Arg("capacity", "i64", "value"),
+        Arg("row_bytes", "i64", "value"),
+        Arg("scale_offset", "i64", "value"),
+        Arg("scale_bytes", "i64", "value"),
+        Arg("out_rows", "*i8", "out"),
+        Arg("out_scales", "*fp32", "out"),
+        Arg("out_origins", "*i32", "out"),
+        Arg("out_weights", "*fp32", "out"),
     ),
 )
 
@@ -149,7 +231,9 @@ INBAND_RECEIVE = AscendCKernel(
         Arg("out_weights", "*fp32", "out"),  # (A,), or null
         Arg("zone", "i64", "value"),
         Arg("zone_at", "*i32", "in"),
+        Arg("turned", "*i32", "out"),  # where the other zone is written, not `zone_at`; or null
         Arg("timeout_us", "i64", "value"),
+        Arg("status", "dispatch_status", "value"),  # entries to clear, all of them seen; or none
         Arg("slots", "dispatch_slots", "value"),
         Arg("report", "*i32", "out"),
     ),
@@ -170,6 +254,10 @@ COMBINE_SEND = AscendCKernel(
         Arg("zone_at", "*i32", "in"),
         Arg("kept_rank", "i64", "value"),  # gets flags without rows; -1 for none
         Arg("flag_rows", "i64", "value"),  # 1: a flag after each row; 0: none, a post_status follows
+        Arg("part", "i64", "value"),  # results of tokens [part, part + 1) * part_tokens of each rank,
+        Arg("num_parts", "i64", "value"),  # with the last part those of all that are left
+        Arg("part_tokens", "i64", "value"),
+        Arg("progress", "*i32", "inout"),  # (blocks,) records `part_progress`, or null for one part
         Arg("kind", "i64", "value"),  # what this combine adds to the next dispatch's call word
         Arg("combine_kind", "*i32", "out"),  # where that is kept
         Arg("slots", "combine_slots", "value"),
@@ -181,6 +269,7 @@ COMBINE_SEND = AscendCKernel(
 COMBINE_WAIT = AscendCKernel(
     "combine_wait",
     (
+        Arg("kept_zone", "*i32", "out"),  # as in dispatch_wait
         Arg("window", "*i8", "inout"),
         Arg("topk_idx", "*i32", "in"),  # ids outside [0, M): nothing comes back
         Arg("active", "*i32", "in"),  # (T,), negative: nothing comes back for this token; or null
@@ -198,8 +287,49 @@ COMBINE_WAIT = AscendCKernel(
     ),
 )
 
+# Of a combine in parts: waits until a share of this rank's tokens is complete, whichever they are, lists
+# them, and clears their flags. A block that waits long sends the results of later parts meanwhile.
+COMBINE_READY = AscendCKernel(
+    "combine_ready",
+    (
+        Arg("rows", "*i8", "in"),  # as in combine_send, up to `progress`
+        Arg("row_bytes", "i64", "value"),
+        Arg("origins", "*i32", "in"),
+        Arg("recv_offsets", "*i32", "in"),
+        Arg("num_entries", "i64", "value"),  # 0: there is nothing to send
+        Arg("capacity", "i64", "value"),
+        Arg("peers", "*i64", "in"),
+        Arg("num_ranks", "i64", "value"),
+        Arg("kept_rank", "i64", "value"),
+        Arg("part", "i64", "value"),
+        Arg("num_parts", "i64", "value"),
+        Arg("part_tokens", "i64", "value"),
+        Arg("progress", "*i32", "inout"),
+        Arg("window", "*i8", "inout"),  # as in combine_wait, up to `waited_us`
+        Arg("topk_idx", "*i32", "in"),
+        Arg("active", "*i32", "in"),
+        Arg("waited_us", "*i32", "inout"),
+        Arg("is_timed", "i64", "value"),  # 1: `waited_us` is wanted; otherwise it is used in a trace only
+        Arg("num_tokens", "i64", "value"),  # T, of all parts
+        Arg("topk", "i64", "value"),
+        Arg("num_experts", "i64", "value"),
+        Arg("num_shared_experts", "i64", "value"),
+        Arg("pending", "*i32", "inout"),  # (T,) results that a token waits for; -1: it has been taken
+        Arg("ready_tokens", "*i32", "out"),  # (T,): from T * part / parts on, before T * (part + 1) / parts
+        Arg("first_part", "i64", "value"),  # up to `part`: those that are taken together
+        Arg("bounds", "*i32", "out"),  # (2,) where the tokens of those begin and end in the list
+        Arg("zone", "i64", "value"),
+        Arg("zone_at", "*i32", "in"),
+        Arg("kept_zone", "*i32", "out"),  # as in dispatch_wait
+        Arg("timeout_us", "i64", "value"),
+        Arg("slots", "combine_slots", "value"),
+        Arg("status", "combine_status", "value"),
+        Arg("report", "*i32", "out"),
+    ),
+)
+
 # An entry {1.0f, count, call word} to every rank, at (zone, 0, this rank). What earlier launches of the
-# stream wrote is there before it: a kernel's end is the ordering.
+# stream wrote is there before it, and what all blocks wrote in earlier phases: their end is the ordering.
 POST_STATUS = AscendCKernel(
     "post_status",
     (
@@ -246,15 +376,20 @@ KERNELS: tuple[AscendCKernel, ...] = (
     COUNTS_SEND,
     DIRECT_SEND,
     DISPATCH_WAIT,
+    DISPATCH_OFFSETS,
+    DISPATCH_ROWS,
+    DISPATCH_TAKE,
+    DISPATCH_RECEIVE,
     INBAND_SEND,
     INBAND_RECEIVE,
     COMBINE_SEND,
     COMBINE_WAIT,
+    COMBINE_READY,
     POST_STATUS,
     EXCHANGE_SEND,
 )
 
-# A report of a launch is one of `moe_triton.core.records.REPORT` per block. These are the codes in it.
+# A report of a phase is one of `moe_triton.core.records.REPORT` per block. These are the codes in it.
 REPORT_WORDS = REPORT.num_words
 REPORT_TIMEOUT = 1
 REPORT_BAD_ROW = 2
@@ -262,15 +397,4 @@ REPORT_MISMATCH = 3
 MAX_BLOCKS = 48
 
 # Kinds of a trace's events: a block of a launch; in it, a wait for a peer, and the block's steps.
-TRACE_BLOCK, TRACE_WAIT, TRACE_WRITE, TRACE_SYNC, TRACE_FLAG, TRACE_WRITE_AND_FLAG = range(6)
-
-
-def first_code(report: torch.Tensor) -> int:
-    """The first code other than 0 in a report of (blocks, words) on the host; 0 if there is none.
-
-    A mismatch comes first: it is why others time out.
-    """
-    codes = report[:, REPORT.word("code")]
-    if bool((codes == REPORT_MISMATCH).any()):
-        return REPORT_MISMATCH
-    return int(codes[codes != 0][0]) if bool(codes.any()) else 0
+TRACE_BLOCK, TRACE_WAIT, TRACE_WRITE, TRACE_SYNC, TRACE_FLAG, TRACE_WRITE_AND_FLAG, TRACE_POLL = range(7)

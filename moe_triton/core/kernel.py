@@ -7,9 +7,11 @@ argument structs are generated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from moe_triton.core.space import MULTIBUFFER, PROGRAMS, Settings, Space
 
 if TYPE_CHECKING:  # `moe_triton.tools.codegen` runs where torch is not installed
     import torch
@@ -81,6 +83,9 @@ class TritonKernel:
             start at the address), constants included.
         bytes_moved: bytes read and written, from the run-time integers by name (other keywords are ignored).
             None if it depends on data.
+        space: settings that change its speed and no result; None if there is nothing to choose.
+        multibuffer: whether an NPU's compiler double-buffers what its loops load and store.
+        programs: most programs of a launch; 0 for as many as there are blocks.
     """
 
     name: str
@@ -89,6 +94,37 @@ class TritonKernel:
     constants: Mapping[str, Any] = field(hash=False)
     fallback: Callable[..., None] = field(hash=False)
     bytes_moved: Callable[..., int] | None = field(default=None, hash=False)
+    space: Space | None = field(default=None, hash=False, compare=False)
+    multibuffer: bool = True
+    programs: int = 0
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """Its values of what its space lets one choose."""
+        others = {PROGRAMS: self.programs, MULTIBUFFER: int(self.multibuffer)}
+        return self.space.own({**self.constants, **others}) if self.space else {}
+
+    def with_settings(self, values: Settings) -> TritonKernel:
+        """The same kernel with other settings.
+
+        Args:
+            values: of all of them or some, by name.
+
+        Raises:
+            ArgumentError: it has no such setting, or they do not go together.
+        """
+        whole, space = {**self.settings, **values}, self.space or Space({})
+        space.check(self.name, whole)
+        if whole == self.settings:
+            return self
+        constants = {name: value for name, value in whole.items() if name in self.constants}
+        constants |= space.derived(whole)
+        return replace(
+            self,
+            constants={**self.constants, **constants},
+            multibuffer=bool(whole.get(MULTIBUFFER, self.multibuffer)),
+            programs=whole.get(PROGRAMS, self.programs),
+        )
 
 
 @dataclass(frozen=True)
@@ -105,3 +141,55 @@ class AscendCKernel:
     def symbol(self) -> str:
         """Name of its launcher in the library."""
         return f"moe_{self.name}"
+
+
+@dataclass(frozen=True)
+class FusedKernel:
+    """Ascend C functions that one launch runs one after the other, each of them or not.
+
+    Its argument struct is that of `HEAD`, followed by the structs of all phases.
+
+    Attributes:
+        name: its launcher is ``moe_<name>``, with the same signature as an `AscendCKernel`'s.
+        phases: in the order in which they run.
+        synced: numbers of the phases that read what other blocks wrote in the phases before: they begin when
+            every block has ended those.
+        guarded: numbers of the phases that are left out if a block reported something in the phase before,
+            or where one before was left out. The first of them is synced.
+        continuing: numbers of the phases that a block leaves out whose own waits gave up before.
+        on_first: numbers of the phases that a split launch has its first blocks run, beside the others on the
+            blocks behind those. None of the phases is synced or guarded where there are any.
+    """
+
+    name: str
+    phases: tuple[AscendCKernel, ...]
+    synced: frozenset[int] = frozenset()
+    guarded: frozenset[int] = frozenset()
+    continuing: frozenset[int] = frozenset()
+    on_first: frozenset[int] = frozenset()
+
+    HEAD: ClassVar[AscendCKernel] = AscendCKernel(
+        "fused_head",
+        (
+            Arg("phases", "i64", "value"),  # a bit for each phase that runs, from the lowest on
+            Arg("times", "*i64", "out"),  # cycles at the begin and after each phase that ran; or null
+            Arg("first_blocks", "i64", "value"),  # that run what is `on_first`; 0: all run all
+        ),
+    )
+
+    @property
+    def symbol(self) -> str:
+        """Name of its launcher in the library."""
+        return f"moe_{self.name}"
+
+    def mask_of(self, phases: Sequence[AscendCKernel]) -> int | None:
+        """The bits of these phases, in this order; None if they are not among its own."""
+        mask = number = 0
+        for phase in phases:
+            while number < len(self.phases) and self.phases[number] is not phase:
+                number += 1
+            if number == len(self.phases):
+                return None
+            mask |= 1 << number
+            number += 1
+        return mask

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from moe_triton.core.kernel import AscendCKernel, TritonKernel
+from moe_triton.core.fused import fused
+from moe_triton.core.kernel import AscendCKernel, FusedKernel, TritonKernel
 
 Stream = Literal["compute", "communication"]
 
@@ -48,7 +49,7 @@ Value = Hole | int | tuple[int, ...]
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel on one stream.
+    """One kernel on one stream, or a phase of one.
 
     Attributes:
         step: what it does in the operator, for traces and errors.
@@ -58,6 +59,8 @@ class Launch:
         stream: where it runs.
         alongside: it does not depend on the launch right before it, which is on the other stream, and may run
             at the same time. Otherwise a launch waits for all launches before it.
+        joined: a phase of the launch before it: the same blocks go on with it (`FusedKernel`).
+        on_first: a phase on the first blocks of a split launch, beside those on the blocks behind.
     """
 
     step: str
@@ -66,13 +69,98 @@ class Launch:
     blocks: int
     stream: Stream
     alongside: bool = False
+    joined: bool = False
+    on_first: bool = False
 
 
-def pipelined(first: Sequence[Launch], second: Sequence[Launch]) -> list[Launch]:
+Phases = Sequence[Launch]
+"""Launches that are one on the device: the first, and those that are joined to it."""
+
+
+def joined(phases: Phases) -> list[Launch]:
+    """Phases of one launch, from launches of their own: the same blocks do one after the other.
+
+    Raises:
+        ValueError: no kernel has these phases, or they differ in blocks or stream.
+    """
+    first, *others = phases
+    if others:
+        fused_kernel_of(phases)
+    blocks = {(phase.stream, phase.on_first, phase.blocks) for phase in phases}
+    if len(blocks) != len({phase.on_first for phase in phases}):
+        raise ValueError(f"phases of one launch differ in blocks or stream: {[p.step for p in phases]}")
+    return [first, *(replace(other, joined=True) for other in others)]
+
+
+def split(phases: Phases, first_blocks: int) -> list[Launch]:
+    """Phases of one launch, from launches of their own: so many blocks, the first ones, do some of them, the
+    others the rest at the same time.
+
+    Raises:
+        ValueError: no kernel has these phases, or none of them is for other blocks; or no block is left.
+    """
+    kernel, mask = fused_kernel_of(phases)
+    others = phases[0].blocks - first_blocks
+    running = [number for number in range(len(kernel.phases)) if mask >> number & 1]
+    is_first = [number in kernel.on_first for number in running]
+    if len(set(is_first)) != 2 or is_first[0] or min(first_blocks, others) < 1:
+        raise ValueError(f"no split of {phases[0].blocks} blocks: {[phase.step for phase in phases]}")
+    return joined(
+        [
+            replace(phase, blocks=first_blocks if on_first else others, on_first=on_first)
+            for phase, on_first in zip(phases, is_first, strict=True)
+        ]
+    )
+
+
+def num_first_blocks(phases: Phases) -> int:
+    """Blocks of a split launch that run what is `Launch.on_first`; 0 of any other launch."""
+    return next((phase.blocks for phase in phases if phase.on_first), 0)
+
+
+def num_blocks(phases: Phases) -> int:
+    """Blocks of a launch with all its phases."""
+    return phases[0].blocks + num_first_blocks(phases)
+
+
+def fused_kernel_of(phases: Phases) -> tuple[FusedKernel, int]:
+    """The kernel that has several phases, and their bits in it.
+
+    Raises:
+        ValueError: there is none.
+    """
+    return fused([phase.kernel for phase in phases if isinstance(phase.kernel, AscendCKernel)])
+
+
+def device_launches(launches: Sequence[Launch]) -> list[list[Launch]]:
+    """What is launched: each with its phases."""
+    found: list[list[Launch]] = []
+    for each in launches:
+        if each.joined:
+            found[-1].append(each)
+        else:
+            found.append([each])
+    return found
+
+
+def synced_phases(launches: Sequence[Launch]) -> set[int]:
+    """Numbers of the phases that begin when every block has ended those before them in their launch."""
+    found: set[int] = set()
+    first = 0
+    for phases in device_launches(launches):
+        if len(phases) > 1:
+            kernel, mask = fused_kernel_of(phases)
+            running = [number for number in range(len(kernel.phases)) if mask >> number & 1]
+            found |= {first + i for i, number in enumerate(running) if i and number in kernel.synced}
+        first += len(phases)
+    return found
+
+
+def pipelined(first: Sequence[Phases], second: Sequence[Phases]) -> list[Launch]:
     """Two stages of parts on two streams: a part's second stage beside the next part's first."""
-    steps = [first[0], second[0]]
-    for earlier, later in zip(first[1:], second[1:], strict=True):
-        steps += [replace(earlier, alongside=True), later]
+    steps = [*first[0], *second[0]]
+    for (earlier, *phases), later in zip(first[1:], second[1:], strict=True):
+        steps += [replace(earlier, alongside=True), *phases, *later]
     return steps
 
 
@@ -97,7 +185,7 @@ class Plan:
     Attributes:
         operator: "dispatch" or "combine".
         zone: the window zone that it is bound to.
-        launches: in an order in which they may run one after the other.
+        launches: in an order in which they may run one after the other; phases count one by one.
         overlap: whether each stream has its own cores, so that launches may overlap.
     """
 
@@ -105,6 +193,11 @@ class Plan:
     zone: int
     launches: tuple[Launch, ...]
     overlap: bool = False
+
+    @property
+    def two_streams(self) -> bool:
+        """Whether it gains by a second stream: without a launch alongside another, events would only cost."""
+        return self.overlap and any(launch.alongside for launch in self.launches)
 
     @property
     def holes(self) -> tuple[str, ...]:
@@ -127,8 +220,9 @@ class Plan:
                 f"{arg.name}={_show(value)}"
                 for arg, value in zip(launch.kernel.args, launch.values, strict=True)
             )
+            mark = "&" if launch.alongside else "+" if launch.joined else " "
             rows.append(
-                f"{'&' if launch.alongside else ' '} {launch.stream:13} {launch.step:{width}} "
+                f"{mark} {launch.stream:13} {launch.step:{width}} "
                 f"{launch.kernel.name}x{launch.blocks}({values})"
             )
         return "\n".join(rows)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 # Increased whenever window contents or flags change meaning: ranks with different versions must not
 # communicate.
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 WORD_BYTES = 4
 UB_ALIGN = 32
@@ -47,8 +47,9 @@ class Record:
 
 # Where a row comes from, and so where its result goes.
 ORIGIN = Record("origin", 3, (("source", "i32"), ("token", "i32"), ("k", "i32")))
-# What travels with a row. The scale is behind it only where rows are followed by nothing else (direct).
-STAMP = Record("stamp", 8, (*ORIGIN.fields, ("weight", "fp32"), ("scale", "fp32")))
+# What travels with a row. The scale is behind it only where rows are followed by nothing else (direct), the
+# flag says that row and stamp are there where nothing else does (fullmesh_v1).
+STAMP = Record("stamp", 8, (*ORIGIN.fields, ("weight", "fp32"), ("scale", "fp32"), ("flag", "i32")))
 # What a rank posts to another. The call word says of which call (`moe_triton.layout.call_word`).
 STATUS_ENTRY = Record("status_entry", 8, (("flag", "i32"), ("count", "i32"), ("call", "i32")))
 # The error of a block; code 0 for none. It fills a cache line, so that no write of a block can overwrite
@@ -63,5 +64,9 @@ REPORT = Record(
 TRAILER = Record("trailer", 2, (("mark", "i32"), ("num_rows", "i32")))
 TRAILER_MARK = 0x6D6F6520
 
+# How far a block of a combine in parts is, in parts: those that it sent, those of whose tokens it has taken
+# all, those of whose tokens it knows what they wait for; and how long it last sent. Whole 32-byte units.
+PART_PROGRESS = Record("part_progress", 8, tuple((n, "i32") for n in ("sent", "taken", "noted", "send_us")))
+
 # Records that device code in C++ uses.
-DEVICE_RECORDS = (ORIGIN, STAMP, STATUS_ENTRY, REPORT)
+DEVICE_RECORDS = (ORIGIN, STAMP, STATUS_ENTRY, REPORT, TRAILER, PART_PROGRESS)

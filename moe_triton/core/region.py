@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MAX_INT32 = 2**31 - 1
+
 
 @dataclass(frozen=True)
 class Dim:
@@ -45,10 +47,28 @@ class Region:
         """Bytes between neighbours along a dimension."""
         return next(d.stride for d in self.dims if d.name == dim)
 
+    def extent(self, dim: str) -> int:
+        """How many there are along a dimension."""
+        return next(d.extent for d in self.dims if d.name == dim)
+
     @property
     def end(self) -> int:
         """First byte after the last entry."""
         return self.base + sum((d.extent - 1) * d.stride for d in self.dims) + self.item_bytes
+
+    def in_units(self, num_bytes: int) -> Region:
+        """The same region, its offsets counted in units of so many bytes.
+
+        Raises:
+            ValueError: an offset is no whole number of units, or one that int32 cannot hold.
+        """
+        steps = (self.base, *(dim.stride for dim in self.dims))
+        if any(step % num_bytes for step in steps):
+            raise ValueError(f"{self.name}: offsets {steps} are not multiples of {num_bytes} bytes")
+        if self.end // num_bytes > MAX_INT32:
+            raise ValueError(f"{self.name}: {self.end} bytes are too many for int32 in units of {num_bytes}")
+        dims = tuple(Dim(dim.name, dim.extent, dim.stride // num_bytes) for dim in self.dims)
+        return Region(self.name, self.base // num_bytes, -(-self.item_bytes // num_bytes), dims, self.kind)
 
     def words(self) -> tuple[int, ...]:
         """The region as the generated C++ struct holds it: base, then stride and extent per dimension."""

@@ -43,6 +43,9 @@ SOCS: dict[str, Soc] = {
     for product, models in _CORES.items()
     for model, cores in models.items()
 }
+SOC_OF_PRODUCT: dict[str, str] = {"A2": "Ascend910B3", "A3": "Ascend910_9391"}
+"""The processor that stands for each product."""
+
 ARCHS: tuple[str, ...] = tuple(sorted({soc.arch for soc in SOCS.values()}))
 
 

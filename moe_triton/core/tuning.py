@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from moe_triton.core.checks import check_integer
@@ -22,33 +23,47 @@ class Tuning:
     """How an operator is cut into parts, how rows are copied and how flags are waited for.
 
     Attributes:
-        dispatch_tokens: tokens of a part that is quantised while the part before it is sent.
-        combine_tokens: tokens of a part that is summed while the results of the next one come in.
+        dispatch_tokens: tokens of a part that is sent while what has come before is arranged, or, with
+            fullmesh_v2 and in halves, while the next part is quantised. None: 64 on a CPU, on an NPU what the
+            table of parts says (`moe-triton plan` shows it).
+        combine_tokens: tokens of a part that is summed while the results of the next one come in. None: as
+            in dispatch.
         communication_blocks: of a rank's blocks, those that communicate while the others compute; 0 lets
-            all of them do both in turn.
+            all of them do both in turn. On an NPU there is one part then, and before CANN 9 always.
         cached_bytes: CPU: bytes of rows that a launch writes through the caches before it uses streaming
             stores. None: all of them, which was fastest wherever it was measured.
         spins: CPU: polls of missing flags with only a pause in between. None: the default of the machine.
         yields: CPU: polls after those that yield in between; then the waiter sleeps. None: many if ranks have
             cores of their own, few if they share them.
+        receiving_blocks: of a rank's blocks, those that put received rows in their places while the others
+            send, in a dispatch of fullmesh_v1; 0 lets all of them do one after the other. None: 0 on a CPU,
+            on an NPU what `moe_triton.schemes.site.Site.receiving_blocks` says.
+        tables: folder of tables of kernels' settings that go before those of the package. None:
+            $MOE_TRITON_TABLES, or where `moe-triton tune kernels` writes them.
     """
 
-    dispatch_tokens: int = 64
-    combine_tokens: int = 64
+    dispatch_tokens: int | None = None
+    combine_tokens: int | None = None
     communication_blocks: int = 0
     cached_bytes: int | None = None
     spins: int | None = None
     yields: int | None = None
+    receiving_blocks: int | None = None
+    tables: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         """Makes every integer Python's.
 
         Raises:
-            ArgumentError: a setting is no integer.
+            ArgumentError: a setting is no integer, or the folder no path.
         """
-        for name in ("dispatch_tokens", "combine_tokens", "communication_blocks"):
-            self._set(name, check_integer(f"tuning.{name}", getattr(self, name)))
-        for name in ("cached_bytes", "spins", "yields"):
+        if self.tables is not None and not isinstance(self.tables, str | os.PathLike):
+            rule = "it must be a path or None"
+            given = f"a {type(self.tables).__name__}"
+            raise ArgumentError("tuning.tables", given, rule, "Pass a folder.", code=INVALID_ARGUMENT)
+        blocks = check_integer("tuning.communication_blocks", self.communication_blocks)
+        self._set("communication_blocks", blocks)
+        for name in ("receiving_blocks", *_RANGES):
             value = getattr(self, name)
             if value is not None:
                 self._set(name, check_integer(f"tuning.{name}", value))
@@ -67,18 +82,11 @@ class Tuning:
             if value is not None and not low <= value <= high:
                 rule = f"it must be {low} to {high}"
                 raise ArgumentError(f"tuning.{name}", value, rule, "Leave it out.")
-        if not 0 <= self.communication_blocks < num_blocks:
-            raise ArgumentError(
-                "tuning.communication_blocks",
-                self.communication_blocks,
-                f"it must be 0, or less than the rank's {num_blocks} blocks",
-                "Pass 0, or more num_blocks.",
-            )
-
-    def parts(self, operator: str, tokens: int) -> int:
-        """The number of parts that an operator on these tokens is cut into."""
-        each = self.dispatch_tokens if operator == "dispatch" else self.combine_tokens
-        return -(-tokens // each) if tokens > each else 1
+        for name in ("communication_blocks", "receiving_blocks"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < num_blocks:
+                rule = f"it must be 0, or less than the rank's {num_blocks} blocks"
+                raise ArgumentError(f"tuning.{name}", value, rule, "Pass 0, or more num_blocks.")
 
 
 def checked_tuning(tuning: object) -> Tuning:

@@ -21,8 +21,9 @@ import functools
 import torch
 
 from moe_triton.core.dtypes import NAMES
-from moe_triton.core.kernel import Arg, TritonKernel, numbers
+from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers
 from moe_triton.core.plan import Hole
+from moe_triton.core.records import ORIGIN
 from moe_triton.kernels.cases import I8, I32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
@@ -64,8 +65,28 @@ def _quotients(row, peaks, s):
 
 
 @triton.jit
+def _quantize_row(
+    i, rows, packed, packed_scales, row_stride, scale_stride,
+    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, FLOAT_MAX: tl.constexpr,
+):  # fmt: skip
+    blocks = tl.arange(0, HIDDEN // BLOCK)
+    cols = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    at = tl.cast(i, tl.int64)
+    row = tl.load(rows + at * HIDDEN + cols)
+    peaks = _peaks(row, FLOAT_MAX)
+    s = peaks * 0.007874015748031496
+    q = _quotients(row, peaks, s)
+    # where s is 0, inf or NaN, a quotient is 0 or NaN
+    q = tl.where(q == q, q, 0.0).to(tl.float16).to(tl.float32)
+    q = (q + 12582912.0) - 12582912.0
+    tl.store(packed + at * row_stride + cols, tl.cast(q, tl.int8, overflow_mode="saturate"))
+    tl.store(packed_scales + at * scale_stride + blocks, s.to(packed_scales.dtype.element_ty))
+
+
+@triton.jit
 def _block_quantize_kernel(
     rows,
+    origins,
     recv_offsets,
     packed,
     packed_scales,
@@ -73,27 +94,27 @@ def _block_quantize_kernel(
     capacity,
     row_stride,
     scale_stride,
+    first_token,
+    end_token,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
     FLOAT_MAX: tl.constexpr,
+    ORIGIN_WORDS: tl.constexpr,
+    TOKEN_WORD: tl.constexpr,
 ):
     # a count that came from another rank must not lead past the end
     num_rows = tl.minimum(tl.maximum(tl.load(recv_offsets + num_entries - 1), 0), capacity)
     per_program = tl.cdiv(num_rows, tl.num_programs(0))
     begin = tl.program_id(0) * per_program
-    blocks = tl.arange(0, HIDDEN // BLOCK)
-    cols = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     for i in range(begin, tl.minimum(begin + per_program, num_rows)):
-        at = tl.cast(i, tl.int64)
-        row = tl.load(rows + at * HIDDEN + cols)
-        peaks = _peaks(row, FLOAT_MAX)
-        s = peaks * 0.007874015748031496
-        q = _quotients(row, peaks, s)
-        # where s is 0, inf or NaN, a quotient is 0 or NaN
-        q = tl.where(q == q, q, 0.0).to(tl.float16).to(tl.float32)
-        q = (q + 12582912.0) - 12582912.0
-        tl.store(packed + at * row_stride + cols, tl.cast(q, tl.int8, overflow_mode="saturate"))
-        tl.store(packed_scales + at * scale_stride + blocks, s.to(packed_scales.dtype.element_ty))
+        if origins is not None:
+            token = tl.load(origins + i * ORIGIN_WORDS + TOKEN_WORD)
+            if (token >= first_token) & (token < end_token):
+                _quantize_row(
+                    i, rows, packed, packed_scales, row_stride, scale_stride, HIDDEN, BLOCK, FLOAT_MAX
+                )
+        else:
+            _quantize_row(i, rows, packed, packed_scales, row_stride, scale_stride, HIDDEN, BLOCK, FLOAT_MAX)
 
 
 def _block_quantize_fallback(
@@ -108,38 +129,62 @@ def _block_quantize_fallback(
     row_stride: int,
     scale_stride: int,
     HIDDEN: int,
+    ORIGIN_WORDS: int,
+    TOKEN_WORD: int,
+    origins: torch.Tensor | None = None,
+    first_token: int = 0,
+    end_token: int = 0,
     **_: object,
 ) -> None:
     num_rows = min(max(int(recv_offsets[num_entries - 1]), 0), capacity)
     if not num_rows:
         return
     q, scales = quantize_blocks(rows[: num_rows * HIDDEN].view(num_rows, HIDDEN))
-    packed.as_strided(q.shape, (row_stride, 1)).copy_(q)
-    packed_scales.as_strided(scales.shape, (scale_stride, 1)).copy_(scales)
+    wanted = torch.ones(num_rows, dtype=torch.bool)
+    if origins is not None:
+        tokens = origins[: num_rows * ORIGIN_WORDS].view(num_rows, ORIGIN_WORDS)[:, TOKEN_WORD]
+        wanted = (tokens >= first_token) & (tokens < end_token)
+    packed.as_strided(q.shape, (row_stride, 1))[wanted] = q[wanted]
+    packed_scales.as_strided(scales.shape, (scale_stride, 1))[wanted] = scales[wanted]
 
 
 @functools.cache
-def block_quantize_kernel(dtype: torch.dtype, hidden: int, target: str = "cpu") -> TritonKernel:
+def block_quantize_kernel(
+    dtype: torch.dtype, hidden: int, target: str = "cpu", parted: bool = False
+) -> TritonKernel:
     """Quantise rows [0, n), n being ``recv_offsets[num_entries - 1]``, at least 0 and at most ``capacity``.
 
     ``rows`` is contiguous. ``packed`` and ``packed_scales`` are where row 0 and its scales go; the strides,
-    in elements of each pointer's type, lead from one packed row to the next.
+    in elements of each pointer's type, lead from one packed row to the next. Where ``parted``, only rows
+    whose token, by ``origins`` (A, 3), is at least ``first_token`` and less than ``end_token``.
     """
     check_float_dtype(dtype)
     check_hidden(hidden)
     element = NAMES[dtype]
+    args, absent = chosen_args(
+        (
+            (True, Arg("rows", f"*{element}", "in")),
+            (parted, Arg("origins", "*i32", "in")),
+            (True, Arg("recv_offsets", "*i32", "in")),
+            (True, Arg("packed", "*i8", "out")),
+            (True, Arg("packed_scales", f"*{element}", "out", interleaved_with="packed")),
+            *((True, arg) for arg in numbers("i32", "num_entries capacity")),
+            *((True, arg) for arg in numbers("i64", "row_stride scale_stride")),
+            *((parted, arg) for arg in numbers("i32", "first_token end_token")),
+        )
+    )
     return TritonKernel(
-        name="block_quantize",
+        name=f"block_quantize{'_part' * parted}",
         fn=_block_quantize_kernel,
-        args=(
-            Arg("rows", f"*{element}", "in"),
-            Arg("recv_offsets", "*i32", "in"),
-            Arg("packed", "*i8", "out"),
-            Arg("packed_scales", f"*{element}", "out", interleaved_with="packed"),
-            *numbers("i32", "num_entries capacity"),
-            *numbers("i64", "row_stride scale_stride"),
-        ),
-        constants={"HIDDEN": hidden, "BLOCK": BLOCK_ELEMENTS, "FLOAT_MAX": target != "cpu"},
+        args=args,
+        constants={
+            **absent,
+            "HIDDEN": hidden,
+            "BLOCK": BLOCK_ELEMENTS,
+            "FLOAT_MAX": target != "cpu",
+            "ORIGIN_WORDS": ORIGIN.num_words,
+            "TOKEN_WORD": ORIGIN.word("token"),
+        },
         fallback=_block_quantize_fallback,
     )
 
@@ -148,6 +193,9 @@ def _inputs(s: Shape, r: Draw) -> Inputs:
     stride = s.blocks_bytes
     return {
         "rows": r.rows(s.hidden, s.torch_dtype),
+        "origins": torch.stack([torch.arange(r.tokens, dtype=I32)] * ORIGIN.num_words, 1),
+        "first_token": r.range["first_token"],
+        "end_token": r.tokens,
         "recv_offsets": torch.tensor([1, r.tokens - 1], dtype=I32),
         "packed": blank(r.tokens, stride, dtype=I8),
         "packed_scales": Hole("packed", s.hidden),
@@ -159,4 +207,17 @@ def _inputs(s: Shape, r: Draw) -> Inputs:
     }
 
 
-FAMILIES = (Family("block_quantize", block_quantize_kernel, _inputs),)
+def _build_part(s: Shape) -> TritonKernel:
+    return block_quantize_kernel(s.torch_dtype, s.hidden, s.target, parted=True)
+
+
+FAMILIES = (
+    Family(
+        "block_quantize",
+        block_quantize_kernel,
+        _inputs,
+        lambda s: block_quantize_kernel(s.torch_dtype, s.hidden, s.target),
+        axes=("dtype", "hidden"),
+    ),
+    Family("block_quantize_part", block_quantize_kernel, _inputs, _build_part, axes=("dtype", "hidden")),
+)

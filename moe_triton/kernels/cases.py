@@ -78,7 +78,7 @@ class Shape:
     @property
     def slot_bytes(self) -> int:
         """From one slot of a window to the next."""
-        return align(self.slot.packed_bytes, SLOT_ALIGN)
+        return align(SlotLayout(self.hidden, 2).packed_bytes, SLOT_ALIGN)
 
     @property
     def blocks_bytes(self) -> int:

@@ -33,6 +33,7 @@ from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.kernels.cases import AXES, I8, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
+from moe_triton.kernels.numbering import ID_LIMIT, load_id
 from moe_triton.kernels.rms_norm import row_columns
 from moe_triton.reference.arithmetic import quantize_rows
 
@@ -78,6 +79,75 @@ def _store_row(row, peak, rows, scale_at, cols):
 
 
 @triton.jit
+def pack_tokens(
+    x,
+    rows,
+    scales,
+    first_token,
+    begin,
+    end,
+    row_stride,
+    scale_stride,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    FLOAT_MAX: tl.constexpr,
+):
+    """One row for each token of [first_token + begin, first_token + end)."""
+    cols = row_columns(HIDDEN, BLOCK)
+    for i in range(begin, end):
+        token = first_token + i
+        at = token.to(tl.int64)
+        row = tl.load(x + at * HIDDEN + cols)
+        _store_row(
+            row.to(tl.float32),
+            _peak(row, FLOAT_MAX),
+            rows + at * row_stride,
+            scales + at * scale_stride,
+            cols,
+        )
+
+
+@triton.jit
+def pack_tokens_smooth(
+    x,
+    ids,
+    smooth_scales,
+    rows,
+    scales,
+    first_token,
+    begin,
+    end,
+    scale_row_offset,
+    num_scale_rows,
+    row_stride,
+    scale_stride,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOPK: tl.constexpr,
+    NUM_SHARED: tl.constexpr,
+    FLOAT_MAX: tl.constexpr,
+    ID_LIMIT: tl.constexpr,
+):
+    """A row for each expert, routed or shared, of each token of [first_token + begin, first_token + end)."""
+    cols = row_columns(HIDDEN, BLOCK)
+    for i in range(begin, end):
+        token = first_token + i
+        for k in range(0, TOPK + NUM_SHARED):
+            at = token.to(tl.int64) * (TOPK + NUM_SHARED) + k
+            entry = token.to(tl.int64) * TOPK + tl.minimum(k, TOPK - 1)
+            scale_row = load_id(ids, entry, ID_LIMIT) + scale_row_offset
+            # an id that is no expert must not become an address; its row is never sent
+            inside = (scale_row >= scale_row_offset) & (scale_row < num_scale_rows)
+            scale_row = tl.where(inside, scale_row, 0)
+            if NUM_SHARED > 0:
+                scale_row = tl.where(k < TOPK, scale_row, k - TOPK)
+            scale_row = scale_row.to(tl.int64)
+            row = tl.load(x + token.to(tl.int64) * HIDDEN + cols).to(tl.float32)
+            row = row * tl.load(smooth_scales + scale_row * HIDDEN + cols)
+            _store_row(row, _peak(row, FLOAT_MAX), rows + at * row_stride, scales + at * scale_stride, cols)
+
+
+@triton.jit
 def _pack_kernel(
     x,
     rows,
@@ -92,18 +162,8 @@ def _pack_kernel(
 ):
     per_program = tl.cdiv(num_tokens, tl.num_programs(0))
     begin = tl.program_id(0) * per_program
-    cols = row_columns(HIDDEN, BLOCK)
-    for i in range(begin, tl.minimum(begin + per_program, num_tokens)):
-        token = first_token + i
-        at = token.to(tl.int64)
-        row = tl.load(x + at * HIDDEN + cols)
-        _store_row(
-            row.to(tl.float32),
-            _peak(row, FLOAT_MAX),
-            rows + at * row_stride,
-            scales + at * scale_stride,
-            cols,
-        )
+    end = tl.minimum(begin + per_program, num_tokens)
+    pack_tokens(x, rows, scales, first_token, begin, end, row_stride, scale_stride, HIDDEN, BLOCK, FLOAT_MAX)
 
 
 @triton.jit
@@ -124,31 +184,31 @@ def _pack_smooth_kernel(
     TOPK: tl.constexpr,
     NUM_SHARED: tl.constexpr,
     FLOAT_MAX: tl.constexpr,
+    ID_LIMIT: tl.constexpr,
 ):
     per_program = tl.cdiv(num_tokens, tl.num_programs(0))
     begin = tl.program_id(0) * per_program
-    cols = row_columns(HIDDEN, BLOCK)
-    for i in range(begin, tl.minimum(begin + per_program, num_tokens)):
-        token = first_token + i
-        for k in range(0, TOPK + NUM_SHARED):
-            at = token.to(tl.int64) * (TOPK + NUM_SHARED) + k
-            entry = token.to(tl.int64) * TOPK + tl.minimum(k, TOPK - 1)
-            scale_row = tl.load(topk_idx + entry) + scale_row_offset
-            # an id that is no expert must not become an address; its row is never sent
-            inside = (scale_row >= scale_row_offset) & (scale_row < num_scale_rows)
-            scale_row = tl.where(inside, scale_row, 0)
-            if NUM_SHARED > 0:
-                scale_row = tl.where(k < TOPK, scale_row, k - TOPK)
-            scale_row = scale_row.to(tl.int64)
-            row = tl.load(x + token.to(tl.int64) * HIDDEN + cols).to(tl.float32)
-            row = row * tl.load(smooth_scales + scale_row * HIDDEN + cols)
-            _store_row(
-                row,
-                _peak(row, FLOAT_MAX),
-                rows + at * row_stride,
-                scales + at * scale_stride,
-                cols,
-            )
+    end = tl.minimum(begin + per_program, num_tokens)
+    pack_tokens_smooth(
+        x,
+        topk_idx,
+        smooth_scales,
+        rows,
+        scales,
+        first_token,
+        begin,
+        end,
+        scale_row_offset,
+        num_scale_rows,
+        row_stride,
+        scale_stride,
+        HIDDEN,
+        BLOCK,
+        TOPK,
+        NUM_SHARED,
+        FLOAT_MAX,
+        ID_LIMIT,
+    )
 
 
 def _store_fallback(
@@ -282,7 +342,7 @@ def pack_kernel(
             *numbers("i32", "scale_row_offset num_scale_rows"),
             *_STRIDES,
         ),
-        constants={**common, "TOPK": topk, "NUM_SHARED": num_shared},
+        constants={**common, "TOPK": topk, "NUM_SHARED": num_shared, "ID_LIMIT": ID_LIMIT},
         fallback=_pack_smooth_fallback,
         bytes_moved=lambda *, num_tokens, **_: (
             num_tokens * (2 * hidden + 4 * topk + (topk + num_shared) * (5 * hidden + scale_bytes))
@@ -290,7 +350,8 @@ def pack_kernel(
     )
 
 
-def _inputs(s: Shape, r: Draw, rows_per_token: int) -> Inputs:
+def pack_inputs(s: Shape, r: Draw, rows_per_token: int) -> Inputs:
+    """Every argument of either form."""
     slot = replace(s, features=s.features or frozenset({"int8"})).slot
     return {
         "x": r.rows(s.hidden, s.torch_dtype),
@@ -306,26 +367,27 @@ def _inputs(s: Shape, r: Draw, rows_per_token: int) -> Inputs:
     }
 
 
-_IN_BLOCKS = tuple(name for name, r in QUANTIZED.items() if r.block)
+IN_BLOCKS = tuple(name for name, r in QUANTIZED.items() if r.block)
+"""Features: rows with a scale for each of their blocks."""
 
 FAMILIES = (
     Family(
         "pack",
         pack_kernel,
-        lambda s, r: _inputs(s, r, 1),
+        lambda s, r: pack_inputs(s, r, 1),
         lambda s: pack_kernel(s.torch_dtype, s.hidden, target=s.target, block=s.row_format.block or 0),
         axes=("dtype", "hidden"),
-        features=_IN_BLOCKS,
+        features=IN_BLOCKS,
         streams=True,
     ),
     Family(
         "pack_smooth",
         pack_kernel,
-        lambda s, r: _inputs(s, r, s.topk + s.shared),
+        lambda s, r: pack_inputs(s, r, s.topk + s.shared),
         lambda s: pack_kernel(
             s.torch_dtype, s.hidden, s.topk, True, s.target, s.shared, s.row_format.block or 0
         ),
         axes=AXES,
-        features=_IN_BLOCKS,
+        features=IN_BLOCKS,
     ),
 )

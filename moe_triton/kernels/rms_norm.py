@@ -25,10 +25,11 @@ import functools
 
 import torch
 
-from moe_triton.core.kernel import Arg, TritonKernel, numbers
-from moe_triton.kernels.cases import F32, Draw, Family, Inputs, Shape, blank
+from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers
+from moe_triton.kernels.cases import F32, I32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_hidden
 from moe_triton.kernels.language import tl, triton
+from moe_triton.kernels.zones import TURNED, ZONE, turn_cell, turn_zone
 from moe_triton.reference.arithmetic import LANES, add_rms_norm
 
 
@@ -58,6 +59,8 @@ def _rms_norm_kernel(
     y,
     rstd,
     x_out,
+    zone,
+    turned,
     first_token,
     num_tokens,
     HIDDEN: tl.constexpr,
@@ -81,6 +84,7 @@ def _rms_norm_kernel(
             normed = (xf * inverse).to(y.dtype.element_ty).to(tl.float32)
             normed = normed * tl.load(gamma + cols).to(tl.float32)
             tl.store(y + at, normed.to(y.dtype.element_ty))
+    turn_zone(zone, turned)
 
 
 def _rms_norm_fallback(
@@ -97,8 +101,11 @@ def _rms_norm_fallback(
     num_tokens: int,
     HIDDEN: int,
     active: torch.Tensor | None = None,
+    zone: torch.Tensor | None = None,
+    turned: torch.Tensor | None = None,
     **_: object,
 ) -> None:
+    turn_cell(zone, turned)
     tokens = torch.arange(first_token, first_token + num_tokens)
     if active is not None:
         tokens = tokens[active[first_token : first_token + num_tokens] >= 0]
@@ -116,37 +123,44 @@ def _rms_norm_fallback(
 
 
 @functools.cache
-def rms_norm_kernel(hidden: int, target: str = "cpu", *, masked: bool = False) -> TritonKernel:
+def rms_norm_kernel(
+    hidden: int, target: str = "cpu", *, masked: bool = False, turns: bool = False
+) -> TritonKernel:
     """Normalise tokens [first_token, first_token + num_tokens).
 
     ``acc`` (T, H) is fp32; ``residual`` (T, H), ``gamma`` (H,), ``y`` and ``x_out`` (T, H) are bf16;
     ``eps`` (1,) and ``rstd`` (T,) are fp32. With ``masked``, nothing is written for tokens whose entry of
-    ``active`` (T,) is negative.
+    ``active`` (T,) is negative. With ``turns``, the operator ends here: ``turned`` (1,) becomes the zone that
+    ``zone`` (1,) does not name.
     """
     check_hidden(hidden)
 
     def bytes_moved(*, num_tokens: int, **_: int) -> int:
         return num_tokens * (10 * hidden + 4 + 4 * masked)
 
+    arguments = (
+        (True, Arg("acc", "*fp32", "in")),
+        (True, Arg("residual", "*bf16", "in")),
+        (True, Arg("gamma", "*bf16", "in")),
+        (masked, Arg("active", "*i32", "in")),
+        (True, Arg("eps", "*fp32", "in")),
+        (True, Arg("y", "*bf16", "out")),
+        (True, Arg("rstd", "*fp32", "out")),
+        (True, Arg("x_out", "*bf16", "out")),
+        (turns, ZONE),
+        (turns, TURNED),
+        *((True, arg) for arg in numbers("i32", "first_token num_tokens")),
+    )
+    args, absent = chosen_args(arguments)
     return TritonKernel(
         name="rms_norm",
         fn=_rms_norm_kernel,
-        args=(
-            Arg("acc", "*fp32", "in"),
-            Arg("residual", "*bf16", "in"),
-            Arg("gamma", "*bf16", "in"),
-            *([Arg("active", "*i32", "in")] if masked else []),
-            Arg("eps", "*fp32", "in"),
-            Arg("y", "*bf16", "out"),
-            Arg("rstd", "*fp32", "out"),
-            Arg("x_out", "*bf16", "out"),
-            *numbers("i32", "first_token num_tokens"),
-        ),
+        args=args,
         constants={
+            **absent,
             "HIDDEN": hidden,
             "RECIPROCAL": 1.0 / hidden,
             "LANES": LANES if target == "cpu" else 0,
-            **({} if masked else {"active": None}),
         },
         fallback=_rms_norm_fallback,
         bytes_moved=bytes_moved,
@@ -166,6 +180,8 @@ def _inputs(s: Shape, r: Draw) -> Inputs:
         "y": blank(r.tokens, s.hidden, dtype=BF16),
         "rstd": blank(r.tokens, dtype=F32),
         "x_out": blank(r.tokens, s.hidden, dtype=BF16),
+        "zone": torch.ones(1, dtype=I32),
+        "turned": blank(1),
         **r.range,
     }
 

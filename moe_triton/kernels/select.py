@@ -20,6 +20,7 @@ from moe_triton.core.checks import check_positive
 from moe_triton.core.kernel import Arg, TritonKernel
 from moe_triton.kernels.cases import I8, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.language import tl, triton
+from moe_triton.kernels.numbering import ID_LIMIT, far_ids, load_id, narrowed, taken_ids
 
 BLOCK = 64
 
@@ -36,14 +37,17 @@ def _select_kernel(
     PER_ENTRY: tl.constexpr,
     SCALAR: tl.constexpr,
     BLOCK: tl.constexpr,
+    ID_LIMIT: tl.constexpr,
 ):
     # numbering is one chain of dependences: the first program walks it alone
     is_first = (tl.program_id(0) == 0).to(tl.int32)
     if SCALAR:
-        total = _select_scalar(expert_ids, mask, topk_idx, active, num_tokens * is_first, TOPK, PER_ENTRY)
+        total = _select_scalar(
+            expert_ids, mask, topk_idx, active, num_tokens * is_first, TOPK, PER_ENTRY, ID_LIMIT
+        )
     else:
         total = _select_blocks(
-            expert_ids, mask, topk_idx, active, num_tokens, is_first, TOPK, PER_ENTRY, BLOCK
+            expert_ids, mask, topk_idx, active, num_tokens, is_first, TOPK, PER_ENTRY, BLOCK, ID_LIMIT
         )
     # a loop of one turn or none: in a branch, the CPU's compiler would give the store a buffer never freed
     for _ in range(0, is_first):
@@ -52,7 +56,14 @@ def _select_kernel(
 
 @triton.jit
 def _select_scalar(
-    expert_ids, mask, topk_idx, active, num_tokens, TOPK: tl.constexpr, PER_ENTRY: tl.constexpr
+    expert_ids,
+    mask,
+    topk_idx,
+    active,
+    num_tokens,
+    TOPK: tl.constexpr,
+    PER_ENTRY: tl.constexpr,
+    ID_LIMIT: tl.constexpr,
 ):
     total = 0
     for t in range(0, num_tokens):
@@ -61,12 +72,12 @@ def _select_scalar(
             for k in range(0, TOPK):
                 is_active = (tl.load(mask + t * TOPK + k) != 0).to(tl.int32)
                 takes_part = tl.maximum(takes_part, is_active)
-                expert = tl.load(expert_ids + t * TOPK + k)
+                expert = load_id(expert_ids, t * TOPK + k, ID_LIMIT)
                 tl.store(topk_idx + t * TOPK + k, tl.where(is_active > 0, expert, -1))
         else:
             takes_part = ((tl.load(mask + t) != 0) & (total == t)).to(tl.int32)
             for k in range(0, TOPK):
-                expert = tl.load(expert_ids + t * TOPK + k)
+                expert = load_id(expert_ids, t * TOPK + k, ID_LIMIT)
                 tl.store(topk_idx + t * TOPK + k, tl.where(takes_part > 0, expert, -1))
         tl.store(active + t, tl.where(takes_part > 0, total, -1))
         total += takes_part
@@ -84,6 +95,7 @@ def _select_blocks(
     TOPK: tl.constexpr,
     PER_ENTRY: tl.constexpr,
     BLOCK: tl.constexpr,
+    ID_LIMIT: tl.constexpr,
 ):
     lanes = tl.arange(0, BLOCK)
     ks = tl.arange(0, TOPK)
@@ -94,7 +106,7 @@ def _select_blocks(
         tokens = b * BLOCK + lanes
         inside = tokens < num_tokens
         at = tokens[:, None] * TOPK + ks[None, :]
-        experts = tl.load(expert_ids + at, mask=inside[:, None], other=-1)
+        experts = narrowed(tl.load(expert_ids + at, mask=inside[:, None], other=-1), ID_LIMIT)
         if PER_ENTRY:
             entries = (tl.load(mask + at, mask=inside[:, None], other=0).to(tl.int32) != 0).to(tl.int32)
             takes_part = (tl.sum(entries, 1) > 0).to(tl.int32)
@@ -132,37 +144,46 @@ def _select_fallback(
     else:
         takes_part = (mask[:num_tokens] != 0).to(torch.int8).cumprod(0) > 0
         entries = takes_part[:, None].expand(num_tokens, TOPK)
-    topk_idx[:num_entries] = torch.where(entries.reshape(-1), expert_ids[:num_entries], -1)
+    topk_idx[:num_entries] = torch.where(entries.reshape(-1), taken_ids(expert_ids[:num_entries]), -1)
     number = takes_part.cumsum(0, dtype=torch.int32)
     active[:num_tokens] = torch.where(takes_part, number - 1, -1)
     num_active[0] = takes_part.sum()
 
 
 @functools.cache
-def select_kernel(topk: int, per_entry: bool, target: str = "cpu") -> TritonKernel:
+def select_kernel(topk: int, per_entry: bool, target: str = "cpu", int64: bool = False) -> TritonKernel:
     """Ids that an active mask leaves, and numbers of the tokens that take part.
 
     ``topk_idx`` gets the id of each entry that is active and -1 for the others; ``active`` the number of
     each token among those that take part, or -1; ``num_active`` how many those are. ``mask`` is the
-    memory of a bool tensor, (T, K) with ``per_entry`` and (T,) without. The first program does all.
+    memory of a bool tensor, (T, K) with ``per_entry`` and (T,) without. The first program does all. Ids are
+    int32, or ``int64``, of which those of `ID_LIMIT` or more, of either sign, become -1.
     """
     check_positive("topk", topk)
 
+    id_bytes = 4 + (8 if int64 else 4)
+
     def bytes_moved(*, num_tokens: int, **_: int) -> int:
-        return num_tokens * (8 * topk + 4 + (topk if per_entry else 1)) + 4
+        return num_tokens * (id_bytes * topk + 4 + (topk if per_entry else 1)) + 4
 
     return TritonKernel(
         name="select",
         fn=_select_kernel,
         args=(
-            Arg("expert_ids", "*i32", "in"),
+            Arg("expert_ids", "*i64" if int64 else "*i32", "in"),
             Arg("mask", "*i8", "in"),
             Arg("topk_idx", "*i32", "out"),
             Arg("active", "*i32", "out"),
             Arg("num_active", "*i32", "out"),
             Arg("num_tokens", "i32", "value"),
         ),
-        constants={"TOPK": topk, "PER_ENTRY": per_entry, "SCALAR": target == "cpu", "BLOCK": BLOCK},
+        constants={
+            "TOPK": topk,
+            "PER_ENTRY": per_entry,
+            "SCALAR": target == "cpu",
+            "BLOCK": BLOCK,
+            "ID_LIMIT": ID_LIMIT,
+        },
         fallback=_select_fallback,
         bytes_moved=bytes_moved,
     )
@@ -171,7 +192,7 @@ def select_kernel(topk: int, per_entry: bool, target: str = "cpu") -> TritonKern
 def _inputs(s: Shape, r: Draw) -> Inputs:
     by_token = (torch.arange(r.tokens) < r.tokens * 3 // 4).to(I8)
     return {
-        "expert_ids": r.ids,
+        "expert_ids": far_ids(s, r),
         "mask": r.integers(0, 2, r.tokens, s.topk, dtype=I8) if s.has("per_entry") else by_token,
         "topk_idx": blank(r.tokens, s.topk),
         "active": blank(r.tokens),

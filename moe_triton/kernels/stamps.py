@@ -2,6 +2,10 @@
 
 Shape symbols:
     A   receive capacity in rows
+    B   rows that the NPU form has at a time
+
+One source serves two machines: a CPU copies a row's few words one after the other, an AI core waits for each
+such copy, and takes words of B rows as one tile. ``SCALAR`` chooses.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import torch
 from moe_triton.core.kernel import Arg, TritonKernel, chosen_args
 from moe_triton.core.plan import Hole
 from moe_triton.core.row_formats import QUANTIZED
+from moe_triton.core.space import Space, named_features
 from moe_triton.kernels.cases import F32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.scales import copy_words
@@ -20,6 +25,7 @@ from moe_triton.layout import ORIGIN, STAMP
 
 ORIGIN_WORDS, STAMP_WORDS = ORIGIN.num_words, STAMP.num_words
 WEIGHT_WORD, SCALE_WORD = STAMP.word("weight"), STAMP.word("scale")
+BLOCK = 32
 
 
 @triton.jit
@@ -38,19 +44,41 @@ def _stamps_kernel(
     WEIGHT_WORD: tl.constexpr,
     SCALE_WORD: tl.constexpr,
     NUM_SCALES: tl.constexpr,
+    SCALAR: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     rows = tl.minimum(tl.load(num_rows), capacity)
     per_program = tl.cdiv(rows, tl.num_programs(0))
     begin = tl.program_id(0) * per_program
-    for i in range(begin, tl.minimum(begin + per_program, rows)):
-        row = tl.cast(i, tl.int64)
-        copy_words(stamps + row * STAMP_WORDS, out_origins, row, ORIGIN_WORDS)
-        if out_weights is not None:
-            copy_words(stamp_floats + row * STAMP_WORDS + WEIGHT_WORD, out_weights, row, 1)
-        if scales is not None:
-            copy_words(scales + row * scale_stride, out_scales, row, NUM_SCALES)
-        else:
-            copy_words(stamp_floats + row * STAMP_WORDS + SCALE_WORD, out_scales, row, NUM_SCALES)
+    end = tl.minimum(begin + per_program, rows)
+    scale_words = stamp_floats + SCALE_WORD if scales is None else scales
+    stride = STAMP_WORDS if scales is None else scale_stride
+    if SCALAR:
+        for i in range(begin, end):
+            row = tl.cast(i, tl.int64)
+            copy_words(stamps + row * STAMP_WORDS, out_origins, row, ORIGIN_WORDS)
+            if out_weights is not None:
+                copy_words(stamp_floats + row * STAMP_WORDS + WEIGHT_WORD, out_weights, row, 1)
+            copy_words(scale_words + row * stride, out_scales, row, NUM_SCALES)
+    else:
+        for b in range(0, tl.cdiv(end - begin, BLOCK)):
+            first = begin + b * BLOCK
+            _copy_columns(stamps, STAMP_WORDS, out_origins, first, end, ORIGIN_WORDS, BLOCK)
+            if out_weights is not None:
+                _copy_columns(stamp_floats + WEIGHT_WORD, STAMP_WORDS, out_weights, first, end, 1, BLOCK)
+            if out_scales is not None:
+                _copy_columns(scale_words, stride, out_scales, first, end, NUM_SCALES, BLOCK)
+
+
+@triton.jit
+def _copy_columns(source, stride, target, first, end, NUM_WORDS: tl.constexpr, BLOCK: tl.constexpr):
+    """The first words of rows of ``stride`` words, one row's behind the other's."""
+    row = (first + tl.arange(0, BLOCK))[:, None]
+    word = tl.arange(0, NUM_WORDS)[None, :]
+    is_row = row < end
+    row = row.to(tl.int64)
+    words = tl.load(source + row * stride + word, mask=is_row)
+    tl.store(target + row * NUM_WORDS + word, words, mask=is_row)
 
 
 def _stamps_fallback(
@@ -82,7 +110,7 @@ def _stamps_fallback(
 
 
 @functools.cache
-def stamps_kernel(has_weight: bool, num_scales: int) -> TritonKernel:
+def stamps_kernel(has_weight: bool, num_scales: int, target: str = "cpu") -> TritonKernel:
     """Origins (A, 3), weights (A,) where wanted and scales (A, n) of the rows that ``num_rows`` (1,) counts.
 
     An origin is where a row comes from, the first words of its stamp (`moe_triton.core.records.STAMP`). A
@@ -112,8 +140,11 @@ def stamps_kernel(has_weight: bool, num_scales: int) -> TritonKernel:
             "WEIGHT_WORD": WEIGHT_WORD,
             "SCALE_WORD": SCALE_WORD,
             "NUM_SCALES": num_scales,
+            "SCALAR": target == "cpu",
+            "BLOCK": BLOCK,
         },
         fallback=_stamps_fallback,
+        space=Space({"BLOCK": (16, 32, 64, 128)}, named_features(weights=has_weight, scales=num_scales)),
     )
 
 
@@ -138,7 +169,7 @@ FAMILIES = (
         "stamps",
         stamps_kernel,
         _inputs,
-        lambda s: stamps_kernel(s.has("weights"), s.slot.num_scales),
+        lambda s: stamps_kernel(s.has("weights"), s.slot.num_scales, s.target),
         axes=("hidden",),
         features=(*QUANTIZED, "weights"),
     ),

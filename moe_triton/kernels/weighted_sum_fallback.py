@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from moe_triton.kernels.memory import elements_at
-from moe_triton.kernels.zones import in_zone
+from moe_triton.kernels.own_rows import own_rows
+from moe_triton.kernels.zones import in_zone, turn_cell
 from moe_triton.reference.arithmetic import BLOCK_ELEMENTS, Floats, Mask, dequantize_blocks, weighted_sum
 
 
@@ -18,17 +19,20 @@ def weighted_sum_fallback(
     topk_idx: torch.Tensor,
     topk_weights: torch.Tensor,
     out: torch.Tensor,
-    first_token: int,
     num_tokens: int,
     num_experts: int,
     HIDDEN: int,
     TOPK: int,
     NUM_SHARED: int,
     HAS_WEIGHTS: bool,
+    first_token: int = 0,
     slot_scales: torch.Tensor | None = None,
     expand_idx: torch.Tensor | None = None,
     offsets: torch.Tensor | None = None,
+    recv_offsets: torch.Tensor | None = None,
     active: torch.Tensor | None = None,
+    tokens: torch.Tensor | None = None,
+    bounds: torch.Tensor | None = None,
     shared_x: torch.Tensor | None = None,
     ori_x: torch.Tensor | None = None,
     alphas: torch.Tensor | None = None,
@@ -37,21 +41,33 @@ def weighted_sum_fallback(
     slot_stride: int = 0,
     expert_stride: int = 0,
     index_stride: int = 0,
+    own_results: int = 0,
     max_index: int = 0,
+    first_expert: int = 0,
+    num_local_experts: int = 0,
+    num_ranks: int = 0,
+    rank: int = 0,
     num_zero: int = 0,
     num_copy: int = 0,
     num_const: int = 0,
     zone: torch.Tensor | None = None,
+    turned: torch.Tensor | None = None,
     zone_stride: int = 0,
     **_: object,
 ) -> None:
     """See `moe_triton.kernels.weighted_sum.weighted_sum_kernel`."""
+    turn_cell(zone, turned)
     slots = in_zone(slots, zone, zone_stride)
     if slot_scales is not None:
         slot_scales = in_zone(slot_scales, zone, zone_stride // 2)
-    tokens = torch.arange(first_token, first_token + num_tokens)
+    if tokens is not None and bounds is not None:
+        begin, end = (min(max(bound, 0), num_tokens) for bound in bounds[:2].tolist())
+        tokens = tokens[begin:end].long()
+        tokens = tokens[(tokens >= 0) & (tokens < num_tokens)]
+    else:
+        tokens = torch.arange(first_token, first_token + num_tokens)
     if active is not None:
-        tokens = tokens[active[first_token : first_token + num_tokens] >= 0]
+        tokens = tokens[active[tokens] >= 0]
     if not len(tokens):
         return
 
@@ -59,7 +75,7 @@ def weighted_sum_fallback(
         return flat[: (first_token + num_tokens) * width].view(-1, width)[tokens]
 
     def load(places: torch.Tensor) -> torch.Tensor:
-        if offsets is not None:  # not all in this tensor's memory
+        if offsets is not None or recv_offsets is not None:  # not all in this tensor's memory
             rows = [elements_at(slots, place, HIDDEN) for place in places.tolist()]
             return torch.stack(rows).float() if rows else torch.zeros((0, HIDDEN))
         values = slots.unfold(0, HIDDEN, 1)[places]
@@ -72,13 +88,18 @@ def weighted_sum_fallback(
     is_routed = (ids >= 0) & (ids < num_experts)
     if offsets is not None:
         places = of_tokens(offsets, TOPK + NUM_SHARED)
-    elif expand_idx is None:
+    elif expand_idx is None or recv_offsets is not None:
         places = tokens[:, None] * token_stride + torch.arange(TOPK + NUM_SHARED) * slot_stride
     else:
         index = of_tokens(expand_idx, TOPK).long().clamp(0, max_index - 1)
         shared = num_experts * expert_stride + tokens[:, None] * index_stride
         routed = torch.where(is_routed, ids, 0) * expert_stride + index * index_stride
         places = torch.cat([routed, shared], 1)
+    if expand_idx is not None and recv_offsets is not None:
+        numbers = of_tokens(expand_idx, TOPK).reshape(-1)
+        place = (first_expert, num_local_experts, num_ranks, rank)
+        kept, rows_of_kept = own_rows(ids.reshape(-1), numbers, recv_offsets, *place)
+        places[kept // TOPK, kept % TOPK] = own_results + rows_of_kept * HIDDEN
 
     def entries() -> Iterator[tuple[Mask | None, Floats, Floats | None]]:
         weights = of_tokens(topk_weights, TOPK).numpy() if HAS_WEIGHTS else None

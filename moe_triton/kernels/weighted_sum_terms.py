@@ -7,6 +7,7 @@ numbers of its quantised blocks.
 from __future__ import annotations
 
 from moe_triton.kernels.language import tl, triton
+from moe_triton.kernels.own_rows import own_row
 
 
 @triton.jit
@@ -36,14 +37,18 @@ def _load_slot(slots, slot_scales, offset, cols, blocks):
 
 @triton.jit
 def _add_routed(
-    acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, offsets, token_stride, slot_stride,
-    expert_stride, index_stride, num_experts, max_index, cols, blocks,
-    weight_tile, index_tile, offset_tile,
-    TOPK: tl.constexpr, NUM_SHARED: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
+    acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, offsets, recv_offsets, token_stride,
+    slot_stride, expert_stride, index_stride, own_results, num_experts, max_index, first_expert,
+    num_local_experts, num_ranks, rank, cols, blocks, weight_tile, index_tile, offset_tile,
+    HIDDEN: tl.constexpr, TOPK: tl.constexpr, NUM_SHARED: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
 ):  # fmt: skip
     is_routed = (expert >= 0) & (expert < num_experts)
     if offsets is not None:
         offset = _number(offsets, offset_tile, token, k, TOPK + NUM_SHARED)
+    elif recv_offsets is not None:
+        index = _number(expand_idx, index_tile, token, k, TOPK)
+        row = own_row(expert, index, recv_offsets, first_expert, num_local_experts, num_ranks, rank)
+        offset = tl.where(row >= 0, own_results + row * HIDDEN, token * token_stride + k * slot_stride)
     elif expand_idx is None:
         offset = token * token_stride + k * slot_stride
     else:
@@ -84,10 +89,11 @@ def _add_special(
 
 @triton.jit
 def sum_routed(
-    token, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets, token_stride, slot_stride,
-    expert_stride, index_stride, num_experts, max_index, cols, blocks,
-    id_tile, weight_tile, index_tile, offset_tile,
-    TOPK: tl.constexpr, NUM_SHARED: tl.constexpr, HAS_WEIGHTS: tl.constexpr, UNROLL: tl.constexpr,
+    token, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets, recv_offsets, token_stride,
+    slot_stride, expert_stride, index_stride, own_results, num_experts, max_index, first_expert,
+    num_local_experts, num_ranks, rank, cols, blocks, id_tile, weight_tile, index_tile, offset_tile,
+    HIDDEN: tl.constexpr, TOPK: tl.constexpr, NUM_SHARED: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):  # fmt: skip
     """The sum over a token's entries, special experts adding nothing."""
     acc = tl.zeros(cols.shape, tl.float32)
@@ -96,26 +102,29 @@ def sum_routed(
         for k in tl.static_range(TOPK):
             expert = tl.load(topk_idx + token * TOPK + k)
             acc = _add_routed(
-                acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, offsets, token_stride,
-                slot_stride, expert_stride, index_stride, num_experts, max_index, cols, blocks,
-                weight_tile, index_tile, offset_tile, TOPK, NUM_SHARED, HAS_WEIGHTS,
+                acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, offsets, recv_offsets,
+                token_stride, slot_stride, expert_stride, index_stride, own_results, num_experts, max_index,
+                first_expert, num_local_experts, num_ranks, rank, cols, blocks, weight_tile, index_tile,
+                offset_tile, HIDDEN, TOPK, NUM_SHARED, HAS_WEIGHTS,
             )  # fmt: skip
     else:
         for k in range(TOPK):
             expert = _number(topk_idx, id_tile, token, k, TOPK)
             acc = _add_routed(
-                acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, offsets, token_stride,
-                slot_stride, expert_stride, index_stride, num_experts, max_index, cols, blocks,
-                weight_tile, index_tile, offset_tile, TOPK, NUM_SHARED, HAS_WEIGHTS,
+                acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, offsets, recv_offsets,
+                token_stride, slot_stride, expert_stride, index_stride, own_results, num_experts, max_index,
+                first_expert, num_local_experts, num_ranks, rank, cols, blocks, weight_tile, index_tile,
+                offset_tile, HIDDEN, TOPK, NUM_SHARED, HAS_WEIGHTS,
             )  # fmt: skip
     return acc
 
 
 @triton.jit
 def sum_with_special(
-    token, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets, token_stride, slot_stride,
-    expert_stride, index_stride, num_experts, max_index, ori_x, alphas, const_v, num_zero, num_copy,
-    num_const, cols, blocks, weight_tile, index_tile, offset_tile,
+    token, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets, recv_offsets, token_stride,
+    slot_stride, expert_stride, index_stride, own_results, num_experts, max_index, first_expert,
+    num_local_experts, num_ranks, rank, ori_x, alphas, const_v, num_zero, num_copy, num_const, cols, blocks,
+    weight_tile, index_tile, offset_tile,
     HIDDEN: tl.constexpr, TOPK: tl.constexpr, NUM_SHARED: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
 ):  # fmt: skip
     """The sum over a token's entries, special experts included."""
@@ -124,14 +133,15 @@ def sum_with_special(
         expert = tl.load(topk_idx + token * TOPK + k)
         if expert < num_experts:
             acc = _add_routed(
-                acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, offsets, token_stride,
-                slot_stride, expert_stride, index_stride, num_experts, max_index, cols, blocks,
-                weight_tile, index_tile, offset_tile, TOPK, NUM_SHARED, HAS_WEIGHTS,
+                acc, token, k, expert, slots, slot_scales, topk_weights, expand_idx, offsets, recv_offsets,
+                token_stride, slot_stride, expert_stride, index_stride, own_results, num_experts, max_index,
+                first_expert, num_local_experts, num_ranks, rank, cols, blocks, weight_tile, index_tile,
+                offset_tile, HIDDEN, TOPK, NUM_SHARED, HAS_WEIGHTS,
             )  # fmt: skip
         else:
             acc = _add_special(
-                acc, token, k, expert - num_experts, topk_weights, ori_x, alphas, const_v,
-                num_zero, num_copy, num_const, cols, weight_tile, HIDDEN, TOPK, HAS_WEIGHTS,
+                acc, token, k, expert - num_experts, topk_weights, ori_x, alphas, const_v, num_zero, num_copy,
+                num_const, cols, weight_tile, HIDDEN, TOPK, HAS_WEIGHTS,
             )  # fmt: skip
     return acc
 
@@ -161,3 +171,98 @@ def has_special(topk_idx, token, num_experts, TOPK: tl.constexpr):
     for k in tl.static_range(1, TOPK):
         largest = tl.maximum(largest, tl.load(topk_idx + token * TOPK + k))
     return largest >= num_experts
+
+
+@triton.jit
+def _sum_columns(
+    token, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets, recv_offsets, shared_x, ori_x,
+    alphas, const_v, out, token_stride, slot_stride, expert_stride, index_stride, own_results, num_experts,
+    max_index, first_expert, num_local_experts, num_ranks, rank, num_zero, num_copy, num_const, first_shared,
+    shared_stride, cols, blocks, id_tile, weight_tile, index_tile, offset_tile,
+    HIDDEN: tl.constexpr, TOPK: tl.constexpr, NUM_SHARED: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
+    UNROLL: tl.constexpr,
+):  # fmt: skip
+    # tokens with special experts take a branch of their own: the others stay fast
+    if const_v is None:
+        acc = sum_routed(
+            token, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets, recv_offsets,
+            token_stride, slot_stride, expert_stride, index_stride, own_results, num_experts, max_index,
+            first_expert, num_local_experts, num_ranks, rank, cols, blocks, id_tile, weight_tile, index_tile,
+            offset_tile, HIDDEN, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL,
+        )  # fmt: skip
+        store_sum(
+            acc, token, slots, slot_scales, shared_x, out, offsets, first_shared, shared_stride, cols, blocks,
+            offset_tile, HIDDEN, TOPK, NUM_SHARED,
+        )  # fmt: skip
+    elif has_special(topk_idx, token, num_experts, TOPK):
+        acc = sum_with_special(
+            token, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets, recv_offsets,
+            token_stride, slot_stride, expert_stride, index_stride, own_results, num_experts, max_index,
+            first_expert, num_local_experts, num_ranks, rank, ori_x, alphas, const_v, num_zero, num_copy,
+            num_const, cols, blocks, weight_tile, index_tile, offset_tile, HIDDEN, TOPK, NUM_SHARED,
+            HAS_WEIGHTS,
+        )  # fmt: skip
+        store_sum(
+            acc, token, slots, slot_scales, shared_x, out, offsets, first_shared, shared_stride, cols, blocks,
+            offset_tile, HIDDEN, TOPK, NUM_SHARED,
+        )  # fmt: skip
+    else:
+        acc = sum_routed(
+            token, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets, recv_offsets,
+            token_stride, slot_stride, expert_stride, index_stride, own_results, num_experts, max_index,
+            first_expert, num_local_experts, num_ranks, rank, cols, blocks, id_tile, weight_tile, index_tile,
+            offset_tile, HIDDEN, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL,
+        )  # fmt: skip
+        store_sum(
+            acc, token, slots, slot_scales, shared_x, out, offsets, first_shared, shared_stride, cols, blocks,
+            offset_tile, HIDDEN, TOPK, NUM_SHARED,
+        )  # fmt: skip
+
+
+@triton.jit
+def token_at(tokens, place):
+    """The token at a place of a list, of all tokens where there is none."""
+    return (place if tokens is None else tl.load(tokens + place)).to(tl.int64)
+
+
+@triton.jit
+def sum_token(
+    token, num_tokens, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets, recv_offsets, active,
+    tokens, shared_x, ori_x, alphas, const_v, out, token_stride, slot_stride, expert_stride, index_stride,
+    own_results, num_experts, max_index, first_expert, num_local_experts, num_ranks, rank, num_zero, num_copy,
+    num_const, first_column,
+    COLUMNS: tl.constexpr, TILE: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, TOPK: tl.constexpr,
+    NUM_SHARED: tl.constexpr, HAS_WEIGHTS: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """Columns [first_column, first_column + COLUMNS) of a token's result, TILE at a time."""
+    is_active = True
+    if tokens is not None:  # no entry of a list may become an address outside the tables
+        is_active = (token >= 0) & (token < num_tokens)
+        token = tl.where(is_active, token, 0)
+    if active is not None:
+        is_active = is_active & (tl.load(active + token) >= 0)
+    if is_active:
+        if expand_idx is None or recv_offsets is not None:
+            first_shared = token * token_stride + TOPK * slot_stride
+            shared_stride = slot_stride
+        else:
+            first_shared = num_experts.to(tl.int64) * expert_stride + token * index_stride
+            shared_stride = 0
+        id_tile = tile_of(topk_idx, token, TOPK, const_v is None and not UNROLL)
+        weight_tile = tile_of(topk_weights, token, TOPK, HAS_WEIGHTS and not UNROLL)
+        index_tile = tile_of(expand_idx, token, TOPK, not UNROLL)
+        offset_tile = tile_of(offsets, token, TOPK + NUM_SHARED, not UNROLL)
+        for start in tl.static_range(0, COLUMNS, TILE):
+            if slot_scales is None:
+                blocks = 0
+                cols = first_column + start + tl.arange(0, TILE)
+            else:
+                blocks = ((first_column + start) // BLOCK + tl.arange(0, TILE // BLOCK))[:, None]
+                cols = blocks * BLOCK + tl.arange(0, BLOCK)[None, :]
+            _sum_columns(
+                token, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets, recv_offsets,
+                shared_x, ori_x, alphas, const_v, out, token_stride, slot_stride, expert_stride, index_stride,
+                own_results, num_experts, max_index, first_expert, num_local_experts, num_ranks, rank,
+                num_zero, num_copy, num_const, first_shared, shared_stride, cols, blocks, id_tile,
+                weight_tile, index_tile, offset_tile, HIDDEN, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL,
+            )  # fmt: skip

@@ -6,16 +6,16 @@ from run to run is read from memory by the kernels themselves: the zone, 0 or 1,
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
-from moe_triton.core.kernel import Arg, TritonKernel
-from moe_triton.kernels.cases import Family
+from moe_triton.core.kernel import Arg
 from moe_triton.kernels.language import tl, triton
 
 ZONE = Arg("zone", "*i32", "in")
 ZONE_STRIDE = Arg("zone_stride", "i64", "value")
+# Where the launch that ends an operator leaves the other zone. It reads the zone from a copy: when its last
+# programs start, its first one may have turned this already.
+TURNED = Arg("turned", "*i32", "out")
 # Constants of a kernel whose memory is given with its zone.
 NO_ZONE: dict[str, int | None] = {"zone": None, "zone_stride": 0}
 
@@ -32,27 +32,15 @@ def in_zone(memory: torch.Tensor, zone: torch.Tensor | None, zone_stride: int) -
 
 
 @triton.jit
-def _turn_kernel(zone):
-    # a loop of one turn or none: in a branch, the CPU's compiler would give the store a buffer never freed
-    for _ in range(0, (tl.program_id(0) == 0).to(tl.int32)):
-        tl.store(zone, 1 - tl.load(zone))
+def turn_zone(zone, turned):
+    """``turned[0] = 1 - zone[0]``, by program 0. Without a cell to turn, nothing."""
+    if turned is not None:
+        # a loop of one turn or none: in a branch, the CPU's compiler would never free the store's buffer
+        for _ in range(0, (tl.program_id(0) == 0).to(tl.int32)):
+            tl.store(turned, 1 - tl.load(zone))
 
 
-def _turn_fallback(programs: int, *, zone: torch.Tensor) -> None:
-    zone[0] = 1 - zone[0]
-
-
-@functools.cache
-def turn_kernel() -> TritonKernel:
-    """``zone[0] = 1 - zone[0]``: an operator's last launch. The same form serves every target."""
-    return TritonKernel(
-        name="turn",
-        fn=_turn_kernel,
-        args=(Arg("zone", "*i32", "inout"),),
-        constants={},
-        fallback=_turn_fallback,
-        bytes_moved=lambda **_: 8,
-    )
-
-
-FAMILIES = (Family("turn", turn_kernel, lambda s, r: {"zone": torch.zeros(1, dtype=torch.int32)}),)
+def turn_cell(zone: torch.Tensor | None, turned: torch.Tensor | None) -> None:
+    """`turn_zone`, for fallbacks."""
+    if zone is not None and turned is not None:
+        turned[0] = 1 - zone[0]

@@ -5,6 +5,9 @@ A dispatch slot::
     0             row, Align32(H * itemsize)
     scale_offset  the row's fp32 scales, Align32(4 * n); 32 bytes where it has none
     stamp_offset  32 bytes, `moe_triton.core.records.STAMP`
+
+A stamp that is the flag of its row is where that of a 16-bit row is, whatever the row: no row of any format
+has a byte there, and what another call has left can look like no flag.
 """
 
 from __future__ import annotations
@@ -47,17 +50,22 @@ def align(size: int, to: int) -> int:
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """How one dispatch slot is packed, for rows of ``itemsize`` bytes an element and their scales."""
+    """How one dispatch slot is packed, for rows of ``itemsize`` bytes an element and their scales.
+
+    Attributes:
+        is_flagged: the stamp is the row's flag.
+    """
 
     hidden: int
     itemsize: int
     num_scales: int = 0
+    is_flagged: bool = False
 
     @staticmethod
-    def of(hidden: int, row_format: RowFormat, dtype: torch.dtype) -> SlotLayout:
+    def of(hidden: int, row_format: RowFormat, dtype: torch.dtype, *, is_flagged: bool = False) -> SlotLayout:
         """That of tokens of this dtype."""
         itemsize = (row_format.dtype or dtype).itemsize
-        return SlotLayout(hidden, itemsize, row_format.num_scales(hidden))
+        return SlotLayout(hidden, itemsize, row_format.num_scales(hidden), is_flagged)
 
     @property
     def row_bytes(self) -> int:
@@ -80,14 +88,19 @@ class SlotLayout:
         return align(max(self.scale_bytes, WORD_BYTES), UB_ALIGN)
 
     @property
+    def scaled_bytes(self) -> int:
+        """Bytes of the row with what is there for its scales."""
+        return self.scale_offset + self.scale_stride
+
+    @property
     def stamp_offset(self) -> int:
         """Where the 32 bytes of the stamp begin."""
-        return self.scale_offset + self.scale_stride
+        return SlotLayout(self.hidden, 2).scaled_bytes if self.is_flagged else self.scaled_bytes
 
     @property
     def packed_bytes(self) -> int:
         """Bytes in use, a multiple of 32."""
-        return self.stamp_offset + STAMP_BYTES
+        return self.scaled_bytes + STAMP_BYTES
 
 
 def entry_per_rank(

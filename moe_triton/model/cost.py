@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -26,6 +27,8 @@ class Cost:
         read, written: bytes of this device's global memory.
         sent: bytes written to other devices, or read from them.
         detail: by pipe of the slowest core, cycles busy; empty where nothing was replayed.
+        look_us: of one look at all that is still missing, where a launch takes what comes as it comes.
+        taking_us: of these parts, what is done with what has come.
     """
 
     parts: Mapping[str, float]
@@ -33,11 +36,37 @@ class Cost:
     written: int = 0
     sent: int = 0
     detail: Mapping[str, float] = field(default_factory=dict)
+    look_us: float = 0.0
+    taking_us: float = 0.0
+
+    def after_last_us(self, coming_us: float) -> float:
+        """Microseconds from the arrival of the last thing that a launch waits for to the launch's end.
+
+        Of a launch that takes what comes as it comes, at an even rate: it looks at all that is missing and
+        takes what it finds, round after round. Where that keeps up, a round lasts ``look / (1 - rate)``, if
+        they get as far: each lasts longer than the one before by a look at most. The last thing comes right
+        behind its look in the worst case, so that this round is ended, and another one. Where it does not
+        keep up, the rest is left. Never more than a look and all that there is to take.
+
+        Args:
+            coming_us: in which everything came.
+        """
+        if not self.look_us:
+            return 0.0
+        left = max(0.0, self.taking_us - coming_us)
+        turn = math.sqrt(2 * max(0.0, coming_us) * self.look_us)
+        if coming_us > self.taking_us:
+            turn = min(turn, self.look_us / (1 - self.taking_us / coming_us))
+        return min(self.look_us + self.taking_us, left + 2 * max(turn, self.look_us))
 
     @property
     def us(self) -> float:
         """Microseconds."""
         return sum(self.parts.values())
+
+    def after_sync(self, sync_us: float) -> Cost:
+        """The same for a phase that begins with a SyncAll."""
+        return replace(self, parts={**self.parts, "barrier": self.parts.get("barrier", 0.0) + sync_us})
 
     @property
     def bound(self) -> str:

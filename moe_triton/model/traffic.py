@@ -26,8 +26,9 @@ class Traffic:
         recv_counts: (localE, EP) int32, rows that each expert of this rank gets from each rank.
         numbers: integers that a call brings, by the name of the hole: num_tokens, num_ids, num_rows,
             num_performance_entries; and own_results, an address, which is 0.
-        tables: integers in memory, by the name of the hole: topk_idx, masked_ids, active, expand_idx, counts,
-            recv_counts, recv_offsets, true_offsets, origins, zones. A mask, where there is one, leaves all.
+        tables: integers in memory, by the name of the hole: topk_idx, given_ids, masked_ids, active,
+            expand_idx, counts, recv_counts, recv_offsets, true_offsets, row_slots, origins, zones. A mask,
+            where there is one, leaves all; every received row is in the window.
     """
 
     config: Config
@@ -79,6 +80,7 @@ def traffic_of(config: Config, rank: int, ids: np.ndarray, tiers: tuple[Tier, ..
     offsets = recv_counts.cumsum(dtype=np.int32)
     tables = {
         "topk_idx": own.reshape(-1),
+        "given_ids": own.reshape(-1),
         "masked_ids": own.reshape(-1),
         "active": np.arange(len(own), dtype=np.int32),
         "expand_idx": _index_within_expert(own.reshape(-1)),
@@ -86,8 +88,10 @@ def traffic_of(config: Config, rank: int, ids: np.ndarray, tiers: tuple[Tier, ..
         "recv_counts": recv_counts,
         "recv_offsets": offsets,
         "true_offsets": offsets,
+        # one after the other: a copy takes as long from any slot
+        "row_slots": np.arange(offsets[-1], dtype=np.int32),
         "origins": np.stack([source, token, k], axis=1)[order].astype(np.int32).reshape(-1),
-        "zones": np.zeros(3, np.int32),
+        "zones": np.zeros(6, np.int32),  # of three operators, and as kept
     }
     num_tokens = own.shape[0]
     numbers = {

@@ -12,7 +12,7 @@ import re
 import subprocess
 import tempfile
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from moe_triton.backends.cpu.triton.frontend import tensor_ir
@@ -22,8 +22,9 @@ from moe_triton.core.kernel import TritonKernel
 from moe_triton.npu_compiler import cache
 from moe_triton.npu_compiler.socs import Soc
 
+_MULTIBUFFER = "--enable-auto-multi-buffer=true"
 OPTIONS = (
-    "--enable-auto-multi-buffer=true",
+    _MULTIBUFFER,
     "--enable-hfusion-compile=true",
     "--enable-hivm-compile=true",
     "--enable-triton-kernel-compile=true",
@@ -62,6 +63,20 @@ def _fresh_ir(kernel: TritonKernel) -> str:
     return tensor_ir(kernel, named_ops=True).replace(', mix_mode = "aiv"', "")
 
 
+def compile_kernel(kernel: TritonKernel, soc: Soc) -> Compiled:
+    """Compile a kernel with the NPU compiler, with the options that it is launched with.
+
+    Raises:
+        ToolchainError: Triton rejects it, or a tool is missing.
+    """
+    return compile_ir(npu_ir(kernel), compiled_for(kernel, soc))
+
+
+def compiled_for(kernel: TritonKernel, soc: Soc) -> Soc:
+    """A target with what a kernel asks of its compiler."""
+    return soc if kernel.multibuffer else replace(soc, left_out=(*soc.left_out, _MULTIBUFFER))
+
+
 def compile_ir(text: str, soc: Soc) -> Compiled:
     """Compile a kernel's IR with the NPU compiler, or read the result of an earlier run from disk."""
     return Compiled(**cache.fetch(("module", *content_of(text, soc)), lambda: asdict(_compile(text, soc))))
@@ -69,7 +84,11 @@ def compile_ir(text: str, soc: Soc) -> Compiled:
 
 def content_of(text: str, soc: Soc) -> tuple[object, ...]:
     """Everything that determines the result of compiling a kernel's IR."""
-    return text, soc.name, soc.compiler, soc.options, OPTIONS, compiler_version()
+    return text, soc.name, soc.compiler, soc.options, _options(soc), compiler_version()
+
+
+def _options(soc: Soc) -> tuple[str, ...]:
+    return tuple(option for option in OPTIONS if option not in soc.left_out)
 
 
 @functools.cache
@@ -99,7 +118,7 @@ def run_compiler(text: str, soc: Soc, folder: Path, options: tuple[str, ...]) ->
         raise ToolchainError(f"{Path(soc.compiler).name} is missing: {INSTALL}")
     source = folder / "kernel.mlir"
     source.write_text(text)
-    command = [compiler, source, f"--target={soc.name}", *OPTIONS, *options]
+    command = [compiler, source, f"--target={soc.name}", *_options(soc), *options]
     command += [f"--save-temps={folder}", "-o", folder / "kernel"]
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, cwd=folder)
     module, plan = (_text_of(folder / file) for file in (MODULE, PLAN))

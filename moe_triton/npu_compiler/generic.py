@@ -11,7 +11,7 @@ from moe_triton.backends.cpu.triton.toolchain import INSTALL, find_program, run_
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.npu_compiler import cache
-from moe_triton.npu_compiler.compile import compile_ir, compiler_version, npu_ir, reason_of
+from moe_triton.npu_compiler.compile import compile_kernel, compiler_version, reason_of
 from moe_triton.npu_compiler.socs import Soc
 
 PRINTER = "bin/bishengir-opt"
@@ -30,8 +30,7 @@ def kernel_function(kernel: TritonKernel, soc: Soc) -> Operation:
     """
     if soc.is_outlook:
         raise ToolchainError(f"modules for {soc.name} are of dialects that are not read here")
-    text = npu_ir(kernel)
-    compiled = compile_ir(text, soc)
+    compiled = compile_kernel(kernel, soc)
     if not compiled.module:
         raise ToolchainError(
             f"the NPU compiler rejects {kernel.name} for {soc.name}: {reason_of(compiled.log)}"

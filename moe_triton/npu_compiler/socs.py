@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moe_triton.core.errors import ArgumentError
+from moe_triton.core.soc import SOC_OF_PRODUCT
 
-SOC_OF_PRODUCT = {"A2": "Ascend910B3", "A3": "Ascend910_9391"}
+__all__ = ["SOCS", "SOC_OF_PRODUCT", "Soc", "soc_named"]
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Soc:
         product: of the chip.
         compiler: program of ascendnpu-ir that compiles for it.
         options: of this compiler.
+        left_out: options that it usually gets.
         is_outlook: not supported by this project. Nothing is estimated for it: its vector cores work on
             registers, for which the constants of `moe_triton.model` do not hold.
     """
@@ -26,6 +28,7 @@ class Soc:
     product: str
     compiler: str = "bin/bishengir-compile"
     options: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     is_outlook: bool = False
 
 

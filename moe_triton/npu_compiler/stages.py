@@ -6,7 +6,7 @@ from pathlib import Path
 
 from moe_triton.backends.cpu.triton.frontend import triton_ir
 from moe_triton.core.kernel import TritonKernel
-from moe_triton.npu_compiler.compile import LOG, MODULE, PLAN, npu_ir, run_compiler
+from moe_triton.npu_compiler.compile import LOG, MODULE, PLAN, compiled_for, npu_ir, run_compiler
 from moe_triton.npu_compiler.socs import Soc
 
 TTIR, LINALG, PASSES = "kernel.ttir.mlir", "kernel.mlir", "passes"
@@ -34,6 +34,6 @@ def save_stages(kernel: TritonKernel, soc: Soc, folder: Path) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / TTIR).write_text(triton_ir(kernel))
     printing = (*_PRINT, f"--mlir-print-ir-tree-dir={folder / PASSES}")
-    compiled = run_compiler(npu_ir(kernel), soc, folder, (*soc.options, *printing))
+    compiled = run_compiler(npu_ir(kernel), compiled_for(kernel, soc), folder, (*soc.options, *printing))
     (folder / LOG).write_text(compiled.log)
     return [name for name in STAGES if (folder / name).exists()]

@@ -65,6 +65,7 @@ MODES: Modes = {
     "row_format": lambda s: BY_QUANT_MODE.get(s["quant_mode"], AS_THEY_ARE),
     "cumulative": lambda s: s["expert_token_nums_type"] == 0,
     "exchange": lambda s: s["tp_world_size"] == 2,
+    "given_ids": lambda s: s["given_ids"],
 }
 
 INDEX = Output("expand_idx", "(BS * K,)", torch.int32, "expand_idx")

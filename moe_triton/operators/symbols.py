@@ -25,6 +25,7 @@ ABSENT = {
     "quant_mode": 0,
     "comm_quant_mode": 0,
     "expert_token_nums_type": 1,
+    "given_ids": None,
 }
 ABSENT |= {"zero_expert_num": 0, "copy_expert_num": 0, "const_expert_num": 0}
 

@@ -20,9 +20,11 @@ MAY_DIFFER: dict[str, str] = {
     "tuning.dispatch_tokens": "calls take as long as on the slowest rank",
     "tuning.combine_tokens": "calls take as long as on the slowest rank",
     "tuning.communication_blocks": "calls take as long as on the slowest rank",
+    "tuning.receiving_blocks": "calls take as long as on the slowest rank",
     "tuning.cached_bytes": "calls take as long as on the slowest rank",
     "tuning.spins": "calls take as long as on the slowest rank",
     "tuning.yields": "calls take as long as on the slowest rank",
+    "tuning.tables": "calls take as long as on the slowest rank",
 }
 
 

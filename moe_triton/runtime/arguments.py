@@ -7,8 +7,9 @@ from dataclasses import fields, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from moe_triton.core.checks import check_choice, check_integer
+from moe_triton.core.checks import check_choice, check_integer, shown
 from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT, ArgumentError
 from moe_triton.core.row_formats import RowFormat
@@ -36,6 +37,18 @@ def check_special(counts: Sequence[object]) -> int:
             rule = "it counts experts, whose ids are of 32 bits"
             raise ArgumentError(name, number, rule, "Pass 0 where there are none.")
     return sum(numbers)
+
+
+def is_group(name: str, value: object) -> bool:
+    """Whether a group is given.
+
+    Raises:
+        ArgumentError: something else is.
+    """
+    if value is not None and not isinstance(value, dist.ProcessGroup):
+        rule = "it must be a torch.distributed group or None"
+        raise ArgumentError(name, shown(value), rule, "Pass a group.", code=INVALID_ARGUMENT)
+    return value is not None
 
 
 def left_of(whole: Config, members: Sequence[int], exchange: bool) -> Config:

@@ -115,7 +115,7 @@ class BufferCalls:
         registers.check("AT_MOST", registers.size(T), registers.constant(config.num_max_tokens_per_rank))
         registers.check("AT_MOST", seen["smooth_scales"].given, quantize)
         given = (seen[tensor.holes[0]].given for tensor in USUAL if tensor.mode)
-        each = registers.constant(self._site.tuning.dispatch_tokens)
+        each = registers.constant(self._site.part_tokens["dispatch"].tokens)
         key = seen["x"].dtype, quantize, *given, registers.do("ZONE"), self._parts(registers, each)
         return CallProgram(DISPATCH, "dispatch", 1 + len(USUAL), registers, key, tuple(names)), seen
 
@@ -214,7 +214,7 @@ class BufferCalls:
         if results:
             place = registers.do("PICK", registers.new(*results), zone)
             in_place = registers.do("STARTS", y.address, place, registers.constant(results[0].nbytes))
-        each = registers.constant(site.tuning.combine_tokens)
+        each = registers.constant(site.part_tokens["combine"].tokens)
         key = y.dtype, weights.given, in_place, zone, self._parts(registers, each)
         kept |= {"y": y.address, "topk_weights": weights.address}
         return CallProgram(COMBINE, "combine", 3, registers, key), kept

@@ -20,7 +20,7 @@ from moe_triton.operators import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, Operator
 from moe_triton.operators.buffer import OF_HANDLE, attributes_of
 from moe_triton.runtime import arguments
 from moe_triton.runtime.communicator import Communicator
-from moe_triton.runtime.operator_checks import call_of, check_argument, inputs_of, taken_ids
+from moe_triton.runtime.operator_checks import call_of, check_argument, inputs_of
 from moe_triton.runtime.operator_plan import (
     MAX_PLANS,
     Bindings,
@@ -80,9 +80,8 @@ class DispatchOfBuffer(BufferPlan):
 
     def _prepare(self, communicator: Communicator, bindings: Bindings) -> None:
         """Private copies of what combine reads again, after users may have written over theirs."""
+        self._bind_ids(communicator, bindings, keep=True)
         mask = bindings.get("mask")
-        ids, called = bindings["topk_idx"], self.symbols.operator.called
-        bindings["topk_idx"] = taken_ids(communicator, ids, mask, self.num_ids, called, keep=True)
         if mask is not None:
             bindings["mask"] = mask.clone()
 
@@ -136,6 +135,10 @@ class BufferPlans:
             "row_format": row_format,
             "quant_mode": 2 * row_format.is_quantized,  # to rules, one quantisation is as good as another
             "keeps_own": self._keeps_own(tensors, wait),
+            # a host that does not read ids leaves their copy to a kernel
+            "given_ids": getattr(tensors["expert_ids"], "dtype", None)
+            if self._host.is_asynchronous
+            else None,
         }
         plan = self._find(DISPATCH_OF_BUFFER, DispatchOfBuffer, tensors, modes)
         bindings = plan.bind(tensors)

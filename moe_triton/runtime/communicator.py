@@ -143,7 +143,7 @@ class Communicator(Exclusive):
         zone = self._rounds.zone(operator)
         tokens = bindings.get("num_tokens", 0)  # combine's setup works on rows
         assert isinstance(tokens, int)
-        parts = self.site.tuning.parts(operator, tokens)
+        parts = self.site.parts(operator, tokens)
         executable = self._executables.operator(variant, zone, phase, parts)
         number = self.counts[operator]
         try:

@@ -23,6 +23,8 @@ from moe_triton.rendezvous.agreement import agree
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.runtime.trace import TraceFile, TracePath
 from moe_triton.schemes.site import Site
+from moe_triton.tables import machine_of
+from moe_triton.tables.pipelines import filled
 
 DEFAULT_TIMEOUT_S = 60.0
 
@@ -67,6 +69,8 @@ class Prepared:
     def settings(self) -> dict[str, Any]:
         """What the ranks of a group compare, by name."""
         site = self.site
+        sizes = {f"{operator}_tokens": part.tokens for operator, part in site.part_tokens.items()}
+        tuning = dataclasses.asdict(site.tuning) | sizes | {"tables": site.kernel_settings.digest}
         return {
             "protocol": PROTOCOL_VERSION,
             "moe_triton": metadata.version("moe_triton"),
@@ -75,7 +79,7 @@ class Prepared:
             **self.backend.identity(),
             "num_blocks": site.num_blocks,
             "timeout_s": site.timeout_us / 1e6,
-            **{f"tuning.{name}": value for name, value in dataclasses.asdict(site.tuning).items()},
+            **{f"tuning.{name}": value for name, value in tuning.items()},
         }
 
 
@@ -174,13 +178,19 @@ def check(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
         file = TraceFile(order.trace)
         file.check_writable()
     backend = order.make()
-    blocks = backend.num_blocks(meeting.num_ranks) if num_blocks is None else num_blocks
+    machine = machine_of(backend.name, config.product)
+    pipeline = filled(machine, config, backend.cores(), order.tuning and tuning, num_blocks)
+    backend.tuning = tuning = pipeline.tuning
+    blocks = backend.num_blocks(meeting.num_ranks) if pipeline.num_blocks is None else pipeline.num_blocks
     if not 1 <= blocks <= MAX_BLOCKS:
         raise ArgumentError("num_blocks", blocks, f"it must be 1 to {MAX_BLOCKS}", "Pass None.")
     tuning.check(blocks)
+    if not backend.overlaps:
+        tuning = dataclasses.replace(tuning, communication_blocks=0)
     exchange_rank = exchange.rank if exchange else None
     timeout_us = int(timeout_s * 1e6)
-    site = Site(config, meeting.rank, blocks, timeout_us, backend.name, exchange_rank, tuning)
+    at = meeting.rank, blocks, timeout_us, backend.name, exchange_rank, tuning, pipeline.sources
+    site = Site(config, *at)
     windows = site.scheme.windows
     order.check_window(sum(window.data_bytes for window in windows if window.peers.group == "expert"))
     for window in windows:

@@ -67,11 +67,12 @@ class Executables:
         return self.put(key, self.plan(key)) if found is None else found
 
     def plan(self, key: Key) -> Plan:
-        """The plan of a key."""
+        """The plan of a key, with the settings of the tables."""
         of, zone, phase, parts = key
         if of is None or isinstance(of, int):
             return self._scheme.barrier(zone, of)
-        return cast(Plan, getattr(self._scheme, phase)(of, zone, parts))
+        plan = cast(Plan, getattr(self._scheme, phase)(of, zone, parts))
+        return self._scheme.site.kernel_settings.tuned(plan)
 
     def compile(self, plan: Plan) -> Executable:
         """Compiles a plan, and allocates the scratch memory that it needs.

@@ -15,7 +15,7 @@ from moe_triton.backends.base import TensorSpec
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError, BufferStateError
 from moe_triton.operators import Symbols
-from moe_triton.operators.variants import Variant
+from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.executables import Phase
 from moe_triton.runtime.operator_checks import taken_ids
@@ -212,7 +212,7 @@ class OperatorPlan:
             constants = constants | {"num_rows": self._num_rows(s["rows"])}
         sizes = s["BS"], s["K"]
         program = PlanCall(operator, self.inputs, dims, outputs, constants, self.num_ids, sizes, bounds)
-        return calls.call(program, self.variant, communicator.site.tuning.parts(operator, s["BS"]))
+        return calls.call(program, self.variant, communicator.site.parts(operator, s["BS"]))
 
     def _num_rows(self, known: int) -> int:
         """how many results combine looks at, of so many: the second version has an origin for each."""
@@ -230,8 +230,16 @@ class OperatorPlan:
 
     def _prepare(self, communicator: Communicator, bindings: Bindings) -> None:
         """Checks what depends on data, and adds what does."""
+        self._bind_ids(communicator, bindings)
+
+    def _bind_ids(self, communicator: Communicator, bindings: Bindings, keep: bool = False) -> None:
+        """Ids as kernels read them; see `taken_ids`. Or where the first kernel makes its copy of them."""
         ids, mask, called = bindings["topk_idx"], bindings.get("mask"), self.symbols.operator.called
-        bindings["topk_idx"] = taken_ids(communicator, ids, mask, self.num_ids, called)
+        if isinstance(self.variant, DispatchVariant) and self.variant.given_ids:
+            bindings["given_ids"] = ids
+            bindings["topk_idx"] = communicator.backend.empty(ids.shape, torch.int32)
+        else:
+            bindings["topk_idx"] = taken_ids(communicator, ids, mask, self.num_ids, called, keep)
 
     @cached_property
     def _output_holes(self) -> tuple[str, ...]:

@@ -8,7 +8,8 @@ import torch
 
 from moe_triton.backends.base import Window
 from moe_triton.core.ascendc import REPORT_WORDS
-from moe_triton.schemes.site import CALL_WORDS, OPERATORS, Site
+from moe_triton.core.fused import MAX_PHASES
+from moe_triton.schemes.site import CALL_WORDS, OPERATORS, ZEROED, Site
 
 
 class PlanMemory:
@@ -21,21 +22,19 @@ class PlanMemory:
 
     Attributes:
         bindings: by the name of the hole.
-        report: (blocks, words) int32.
+        report: (phases of a launch, blocks, words) int32.
     """
 
     def __init__(self, site: Site, windows: Sequence[Window], device: torch.device) -> None:
         self._site, self._device = site, device
-        self.report = torch.zeros(site.num_blocks, REPORT_WORDS, dtype=torch.int32, device=device)
+        self.report = torch.zeros(MAX_PHASES, site.num_blocks, REPORT_WORDS, dtype=torch.int32, device=device)
         self.bindings: dict[str, torch.Tensor] = {}
         for spec, window in zip(site.scheme.windows, windows, strict=True):
             prefix, peers = spec.peers.prefix, torch.tensor(window.peers, dtype=torch.int64)
             self.bindings[f"{prefix}window"] = window.tensor()
             self.bindings[f"{prefix}peers"] = peers.to(device)
-            # For kernels that address a peer's window relative to this one, in elements of 16 bits.
-            self.bindings[f"{prefix}peer_offsets"] = ((peers - window.base) // 2).to(device)
         if site.zones_on_device:
-            self.bindings["zones"] = torch.zeros(len(OPERATORS), dtype=torch.int32, device=device)
+            self.bindings["zones"] = torch.zeros(2 * len(OPERATORS), dtype=torch.int32, device=device)
         self.bindings["call_words"] = torch.zeros(CALL_WORDS, dtype=torch.int32, device=device)
         self.bindings["report"] = self.report
 
@@ -45,7 +44,8 @@ class PlanMemory:
         for hole in holes:
             if hole in scratch and hole not in self.bindings:
                 elements, dtype = scratch[hole]
-                self.bindings[hole] = torch.empty(elements, dtype=dtype, device=self._device)
+                make = torch.zeros if hole in ZEROED else torch.empty
+                self.bindings[hole] = make(elements, dtype=dtype, device=self._device)
 
     def private_bytes(self) -> int:
         """Bytes of all tensors, without the windows."""

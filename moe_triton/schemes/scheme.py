@@ -14,8 +14,10 @@ from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.plan import Hole, Launch, Plan
 from moe_triton.core.region import Region
+from moe_triton.core.space import Space
 from moe_triton.layout import NUM_ZONES, Layout
 from moe_triton.operators.variants import Variant
+from moe_triton.schemes.common.space import waiting_space
 from moe_triton.schemes.common.waits import ENTRY_FINDERS, Finder, arguments_of
 from moe_triton.schemes.site import Operator, Peers, Site
 
@@ -79,6 +81,20 @@ class Scheme(ABC):
 
     def __init__(self, site: Site) -> None:
         self.site = site
+
+    @classmethod
+    def space(cls, config: Config, target: str, cores: int) -> Space:
+        """The settings of a rank that change how long its operators take, which `autotune` searches.
+
+        Args:
+            config: the group's settings.
+            target: name of the back end.
+            cores: that a rank's blocks run on, on a CPU those of the machine.
+
+        Returns:
+            Values by the names of `Tuning`'s fields, and "num_blocks".
+        """
+        return waiting_space(config, target, cores)
 
     @staticmethod
     @abstractmethod

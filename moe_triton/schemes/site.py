@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
+from moe_triton.core.ascendc import MAX_BLOCKS
 from moe_triton.core.config import Config
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.core.plan import Hole, Launch, Part, Stream, Value, launch
+from moe_triton.core.records import PART_PROGRESS, STATUS_ENTRY
 from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.core.tuning import Tuning
-from moe_triton.kernels.zones import turn_kernel
 from moe_triton.layout import UB_ALIGN, ExchangeLayout, Layout, SlotLayout, align
 from moe_triton.schemes import make_scheme
+from moe_triton.schemes.part_tokens import PartTokens, part_tokens
+from moe_triton.tables import KernelSettings, machine_of
 
 if TYPE_CHECKING:
     from moe_triton.schemes.scheme import Scheme
 
 BLOCK_QUANTIZE_ELEMENTS = 8
+ZEROED = frozenset({"begun"})  # scratch that is zero at first
 Scratch = dict[str, tuple[int, torch.dtype]]
 Operator = Literal["dispatch", "combine", "barrier"]
 OPERATORS: tuple[Operator, ...] = ("dispatch", "combine", "barrier")
@@ -28,6 +33,13 @@ ZONE_BYTES = 4  # of one operator's zone, in device memory
 # Call words that this rank keeps for itself, in "call_words": a cache line for each.
 COMBINE_KIND, DISPATCH_WORD = Hole("call_words", 0), Hole("call_words", 64)
 CALL_WORDS = 32
+
+SENDING_BLOCKS = 24
+"""Cores of a device with two rows under way each: as many as are published to gain almost nothing from 24
+more (`moe_triton/model/constants.toml`, remote_writes_in_flight).
+"""
+MAX_RECEIVED_ENTRIES = 1024
+"""Status entries of which a block that receives finds every row's place (dispatch_receive.h)."""
 
 
 class Peers(NamedTuple):
@@ -38,8 +50,7 @@ class Peers(NamedTuple):
         rank: this rank's number among them.
         group: of which group they are.
         prefix: of the holes that plans find the window by: ``{prefix}window``, this rank's bytes;
-            ``{prefix}peers``, each rank's address; ``{prefix}peer_offsets``, elements of 16 bits from this
-            rank's to each.
+            ``{prefix}peers``, each rank's address.
         calls: what call words say of their flags; "" for the operator.
     """
 
@@ -62,6 +73,7 @@ class Site:
         target: what the Triton kernels are specialised for: the back end's name.
         exchange_rank: this rank's number among two tensor-parallel ranks, or None.
         tuning: how operators are cut into parts.
+        sources: where settings come from that a table has filled in, by name.
     """
 
     config: Config
@@ -71,6 +83,7 @@ class Site:
     target: str
     exchange_rank: int | None = None
     tuning: Tuning = field(default_factory=Tuning)
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @cached_property
     def scheme(self) -> Scheme:
@@ -98,19 +111,28 @@ class Site:
         sharing = shared if operator in shared else {operator}
         return Hole("zones", ZONE_BYTES * min(OPERATORS.index(other) for other in sharing))
 
-    def zone_of(self, operator: Operator, zone: int) -> dict[str, Value]:
-        """How an Ascend C kernel finds an operator's zone."""
-        return {"zone": zone, "zone_at": self.zone_cell(operator) if self.zones_on_device else 0}
+    def kept_zone(self, operator: Operator) -> Hole:
+        """Where the zone of an operator's run is kept by its wait: what turns the zone must not read it."""
+        cell = self.zone_cell(operator)
+        return Hole(cell.name, cell.offset + ZONE_BYTES * len(OPERATORS))
 
-    def zone_in_memory(self, operator: Operator, stride: int) -> dict[str, Value]:
+    def zone_of(self, operator: Operator, zone: int, *, kept: bool = False) -> dict[str, Value]:
+        """How an Ascend C kernel finds an operator's zone; with ``kept``, one that comes after its wait."""
+        cell = self.kept_zone(operator) if kept else self.zone_cell(operator)
+        return {"zone": zone, "zone_at": cell if self.zones_on_device else 0}
+
+    def zone_in_memory(self, operator: Operator, stride: int, *, kept: bool = True) -> dict[str, Value]:
         """How a Triton kernel that is given zone 0 finds the right one, ``stride`` elements from it."""
-        return {"zone": self.zone_cell(operator), "zone_stride": stride}
+        cell = self.kept_zone(operator) if kept else self.zone_cell(operator)
+        return {"zone": cell, "zone_stride": stride}
 
-    def turn(self, operator: Operator) -> list[Launch]:
-        """The end of an operator, where zones are in device memory."""
-        if not self.zones_on_device:
-            return []
-        return [launch("turn", turn_kernel(), "compute", 1, zone=self.zone_cell(operator))]
+    def keeping_zone(self, operator: Operator) -> Value:
+        """Where the wait of an operator that turns its zone later keeps it; 0 where hosts know zones."""
+        return self.kept_zone(operator) if self.zones_on_device else 0
+
+    def turning_zone(self, operator: Operator) -> Value:
+        """Where a kernel writes the next run's zone; 0 where hosts know zones."""
+        return self.zone_cell(operator) if self.zones_on_device else 0
 
     @cached_property
     def exchange(self) -> ExchangeLayout:
@@ -134,12 +156,54 @@ class Site:
         """Whether computing and communicating have blocks of their own."""
         return self.tuning.communication_blocks > 0
 
+    def by_readiness(self, parts: int) -> bool:
+        """Whether a part of a combine is what is complete first, and not the next tokens."""
+        return parts > 1 and self.overlaps and not self.is_version_1
+
+    @cached_property
+    def part_tokens(self) -> Mapping[str, PartTokens]:
+        """The size of an operator's parts, by its name.
+
+        Raises:
+            ArgumentError: the table of parts is damaged.
+        """
+        given = self.config, self.target, self.tuning, self.sources
+        return {operator: part_tokens(operator, *given) for operator in ("dispatch", "combine")}
+
+    @cached_property
+    def kernel_settings(self) -> KernelSettings:
+        """What tables say of this site's Triton kernels.
+
+        Raises:
+            ArgumentError: a table cannot be used.
+        """
+        return KernelSettings(machine_of(self.target, self.config.product), self.config, self.tuning.tables)
+
+    def parts(self, operator: str, tokens: int) -> int:
+        """The number of parts that an operator on these tokens is cut into."""
+        each = self.part_tokens[operator].tokens
+        return -(-tokens // each) if tokens > each else 1
+
     def blocks(self, stream: Stream, parts: int) -> int:
         """Blocks of a launch that is one of ``parts``."""
         if parts == 1 or not self.overlaps:
             return self.num_blocks
         communication = self.tuning.communication_blocks
         return communication if stream == "communication" else self.num_blocks - communication
+
+    @property
+    def receiving_blocks(self) -> int:
+        """Blocks that put received rows in their places while the others send; 0: all do both in turn.
+
+        Of a device's blocks more than `SENDING_BLOCKS` hardly send faster, and one that receives copies rows
+        at half of the rate at which one sends them on average: there are at least as many.
+        """
+        given = self.tuning.receiving_blocks
+        if given is None:
+            is_split = self.target == "npu" and self.num_blocks >= 2 * SENDING_BLOCKS
+            given = self.num_blocks - SENDING_BLOCKS if is_split else 0
+        # Whose entries each of them has.
+        return given if given <= self.num_entries <= MAX_RECEIVED_ENTRIES else 0
 
     @property
     def num_local_experts(self) -> int:
@@ -187,6 +251,8 @@ class Site:
         return {
             "counts": (c.num_experts, i32),
             "recv_counts": (self.num_entries, i32),
+            "all_counts": (self.num_entries, i32),
+            "row_slots": (self.capacity, i32),
             "true_offsets": (self.num_entries, i32),
             "barrier_counts": (c.num_ranks, i32),
             "reduced_counts": (2, i32),
@@ -204,10 +270,14 @@ class Site:
             "return_origins": (3 * self.capacity, i32),
             "sums": (tokens * c.hidden, torch.float32),
             "packed_scales": (tokens * results, torch.float32),
-            "starts": (c.num_shared_ranks + c.num_experts, i32),
-            "places": (tokens * c.num_topk, i32),
-            "shared_places": (tokens * c.num_shared_experts, i32),
             "result_offsets": (tokens * results, torch.int64),
+            "pending_results": (tokens, i32),
+            "rows_taken": ((1 + self.parts("dispatch", tokens)) * self.num_entries, i32),
+            "unread_zone": (1, i32),
+            "ready_tokens": (tokens, i32),
+            "ready_bounds": (2 * tokens, i32),
+            "part_progress": (self.num_blocks * PART_PROGRESS.num_words, i32),
+            "begun": (MAX_BLOCKS * STATUS_ENTRY.num_words, torch.float32),
             "alphas": (2 * tokens * c.num_topk, torch.float32),
         }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from moe_triton.core.checks import check_tensor
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
@@ -38,8 +40,13 @@ def make_plan(
     Raises:
         ArgumentError: a rule that does not hold, with its status code.
     """
-    s = Symbols(operator, named)
-    device = settings.host().device
+    host = settings.host()
+    ids = named["expert_ids"].dtype
+    # no kernel but the one that copies them reads int64
+    s = Symbols(
+        operator, {**named, "given_ids": ids if host.is_asynchronous and ids == torch.int64 else None}
+    )
+    device = host.device
     for argument in operator.tensors[:2]:  # what the rules are about
         check_argument(s, argument, named.get(argument.name), device)
     call = call_of(s)

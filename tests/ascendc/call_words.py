@@ -36,11 +36,17 @@ class CallWords:
         }
 
     def waiting(self, rank: int, number: int) -> dict[str, object]:
-        """Arguments of the wait for them: every other time the word itself, in place of where it stands."""
-        word = word_of("D", number) | self._before[rank]
-        if number % 2:
-            return {"call": -1, "dispatch_word": self._words[rank]}
-        return {"call": word, "dispatch_word": 0}
+        """Arguments of the wait for them: the word itself, where it stands, or what it is made of."""
+        word = word_of("D", number)
+        if number % 3 == 1:
+            return {"call": -1, "combine_kind": 0, "dispatch_word": self._words[rank]}
+        if number % 3 == 2:
+            return {"call": word, "combine_kind": self._kinds[rank], "dispatch_word": 0}
+        return {"call": word | self._before[rank], "combine_kind": 0, "dispatch_word": 0}
+
+    def in_one_launch(self, rank: int, number: int) -> dict[str, object]:
+        """Arguments of a dispatch's first entries, and of the wait for them in the same launch."""
+        return {"call": word_of("D", number), "combine_kind": self._kinds[rank]}
 
     def combining(self, rank: int, number: int) -> dict[str, object]:
         """Arguments of the kernel that keeps a combine's kind."""
@@ -61,4 +67,4 @@ def posting(operator: str, number: int) -> dict[str, object]:
 
 def expecting(operator: str, number: int) -> dict[str, object]:
     """Arguments of the wait for those."""
-    return {"call": word_of(operator, number), "dispatch_word": 0}
+    return {"call": word_of(operator, number), "combine_kind": 0, "dispatch_word": 0}

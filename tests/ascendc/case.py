@@ -61,6 +61,7 @@ class Case:
         inband: whether rows travel in blocks that carry their flags.
         full_wait: whether combine waits for whole ranks instead of single results.
         timed: whether waits keep the times of arrival.
+        part_tokens: tokens of a part of a combine; 0 where it is in one part.
         timeout_us: deadline of each wait.
         slots_read_from: zone to look for slots in, where it is not the one that was asked for.
     """
@@ -79,6 +80,7 @@ class Case:
     schedule: str = "DC"
     straggle: float = 0.0
     launches: int = 1
+    takes: int = 1
     row_per_result: bool = False
     weighted: bool = True
     scaled: bool = False
@@ -86,6 +88,7 @@ class Case:
     inband: bool = False
     full_wait: bool = False
     timed: bool = False
+    part_tokens: int = 0
     timeout_us: int = 5_000_000
     slots_read_from: int | None = None
 
@@ -105,12 +108,13 @@ class Case:
 
     @property
     def slot(self) -> SlotLayout:
-        return SlotLayout(self.hidden, 1 if self.num_scales > 1 else 2, self.num_scales * self.scaled)
+        itemsize, scales = 1 if self.num_scales > 1 else 2, self.num_scales * self.scaled
+        return SlotLayout(self.hidden, itemsize, scales, is_flagged=not self.inband)
 
     @property
     def sent_bytes(self) -> int:
         """Bytes of a row on its way: whole 32-byte units, and its scales where it has any."""
-        return self.slot.stamp_offset if self.scaled else self.slot.scale_offset
+        return self.slot.scaled_bytes if self.scaled else self.slot.scale_offset
 
     @property
     def result_bytes(self) -> int:

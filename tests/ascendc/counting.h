@@ -20,7 +20,6 @@ enum Counter : uint32_t {
     DROPPED,
     VECTOR,
     BARRIERS,
-    SYNCS,
     NUM_COUNTERS,
 };
 

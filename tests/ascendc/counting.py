@@ -23,7 +23,6 @@ NAMES = (
     "dropped",
     "vector",
     "barriers",
-    "syncs",
 )
 MOST_BLOCKS = 48
 MOST_WINDOWS = 64
@@ -71,7 +70,6 @@ def patches() -> tuple[Patch, ...]:
             "Count(block, VECTOR, pipe == PIPE_V ? 1 : 0);",
         ),
         after(CORE, "void Barrier(pipe_t pipe) {", "Count(block, BARRIERS);"),
-        after(CORE, "void SyncAll() {", "Count(block, SYNCS);"),
         after(LAUNCHERS, "    moe::emulation::Seed() = seed;\n}\n", EXPORTED),
     )
 

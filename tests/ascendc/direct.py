@@ -12,11 +12,11 @@ import numpy as np
 from moe_triton.core.region import Dim, Region
 from moe_triton.layout import NUM_ZONES, SlotLayout
 from moe_triton.schemes.direct.layout import DirectLayout
-from tests.kernels.models import starts_model
 
 from .call_words import CallWords, expecting, posting
 from .case import Case, Routing, Sent, WrongResultError, check_reports, draw_routing, results_of, sent_to
-from .library import Library, address
+from .direct_tables import Places, Tables, counts_of, offsets_of, places_of
+from .library import Library, Phase, address
 from .memory import GARBAGE, Guarded, across_lines
 from .ranks import Ranks
 
@@ -26,7 +26,7 @@ Mistake = Literal["", "rows before counts", "reads before rows", "pulls before r
 
 @dataclass(frozen=True)
 class DirectCase(Case):
-    """What the ranks do. Rows with scales are of 8 bits an element, others of 16.
+    """Rows with scales are of 8 bits an element, others of 16.
 
     Attributes:
         in_place: chance that results are written where peers read them, and not copied there.
@@ -52,14 +52,6 @@ class DirectCase(Case):
         return 2 * self.hidden
 
 
-@dataclass
-class Places:
-    """Where a rank's rows belong in its receivers' outputs: (T, K) and (T, S)."""
-
-    routed: np.ndarray
-    shared: np.ndarray
-
-
 class DirectWorld:
     """All ranks of one case."""
 
@@ -77,6 +69,8 @@ class DirectWorld:
         self.most_rows = np.zeros((len(case.tokens), NUM_ZONES), dtype=np.int64)
         self.most_results = np.zeros((len(case.tokens), NUM_ZONES), dtype=np.int64)
         self.calls = CallWords(len(case.tokens))
+        # What the last dispatch of each rank left for later steps.
+        self.tables = [Tables(self.config, rank, case.tokens[rank]) for rank in range(len(case.tokens))]
         self._ranks = Ranks(library, seed, len(case.tokens))
 
     def run(self) -> None:
@@ -134,26 +128,43 @@ class DirectWorld:
         zone, routing = number % self.case.zones, draw_routing(self.case, self.seed, number, rank)
         self._pause(straggle)
         self.check_earlier_rows(rank, number, 2)
-        check_reports(self.send_counts(rank, routing, zone, **self.calls.sending(rank, number)))
-
-        def wait_for_counts() -> None:
-            expected = self.calls.waiting(rank, number)
-            check_reports(self.wait(rank, self.layout.counts_status, zone, **expected)[1])
-            self.check_counts(rank, number, zone)
-
-        def send() -> None:
-            check_reports(self.send_rows(rank, routing, self.places(rank, number), zone))
-
-        self._in_order(wait_for_counts, send, "rows before counts")
-        check_reports(self.post(rank, self.layout.rows_status, zone, **posting("D", number)))
-
-        def wait_for_rows() -> None:
-            expected = expecting("D", number)
-            check_reports(self.wait(rank, self.layout.rows_status, zone, **expected)[1])
-
-        self._in_order(wait_for_rows, lambda: self.check_rows(rank, number), "reads before rows")
+        phases = self.phases(rank, routing, zone, number)
+        if self.case.mistake or number % 2:
+            self._dispatch_in_steps(phases, lambda: self.check_rows(rank, number))
+        else:
+            self._run(phases)
+            self.check_rows(rank, number)
+        self.check_counts(rank, number, zone)
+        self.check_tables(rank, number)
         self._pause(straggle)
         self.check_earlier_rows(rank, number, 1)
+
+    def phases(self, rank: int, routing: Routing, zone: int, number: int) -> list[Phase]:
+        """Those of a whole dispatch."""
+        counts, rows = self.layout.counts_status, self.layout.rows_status
+        call = self.calls.in_one_launch(rank, number)
+        return [
+            self.counts_phase(rank, routing, zone, **call),
+            self.wait_phase(rank, counts, zone, **call, dispatch_word=0),
+            self.rows_phase(rank, routing, zone),
+            self.post_phase(rank, rows, zone, **posting("D", number)),
+            self.wait_phase(rank, rows, zone, **expecting("D", number)),
+        ]
+
+    def _run(self, phases: list[Phase]) -> None:
+        for report in self.library.launch_phases(self.case.blocks, phases):
+            check_reports(report)
+
+    def _dispatch_in_steps(self, phases: list[Phase], read: Callable[[], None]) -> None:
+        """One launch after the other, perhaps two of them in the wrong order."""
+
+        def run(number: int) -> None:
+            check_reports(self.library.launch(phases[number][0], self.case.blocks, **phases[number][1]))
+
+        run(0)
+        self._in_order(lambda: run(1), lambda: run(2), "rows before counts")
+        run(3)
+        self._in_order(lambda: run(4), read, "reads before rows")
 
     def check_earlier_rows(self, rank: int, number: int, how_many: int) -> None:
         """That the rows of an earlier dispatch are still there."""
@@ -166,20 +177,12 @@ class DirectWorld:
         return np.array([[*r.shared_counts, *r.counts] for r in routings], dtype=np.int32)
 
     def places(self, rank: int, number: int) -> Places:
-        c, routing = self.config, draw_routing(self.case, self.seed, number, rank)
-        shared_ranks = c.num_shared_ranks
-        counts = self.counts(number).tolist()
-        starts = np.array(starts_model(counts, rank, shared_ranks, c.num_local_experts), dtype=np.int32)
-        is_routed = (routing.sent_ids >= 0) & (routing.sent_ids < c.num_experts)
-        first = starts[shared_ranks + np.where(is_routed, routing.sent_ids, 0)]
-        return Places(
-            np.where(is_routed, first + routing.expand_idx, -1).astype(np.int32),
-            np.ascontiguousarray(starts[routing.shared_ranks] + routing.shared_slots[:, None]),
-        )
+        routing = draw_routing(self.case, self.seed, number, rank)
+        return places_of(self.config, self.counts(number), routing, rank)
 
-    def send_counts(self, rank: int, routing: Routing, zone: int, **changes: object) -> np.ndarray:
+    def counts_phase(self, rank: int, routing: Routing, zone: int, **call: object) -> Phase:
         c = self.config
-        arguments: dict[str, object] = {
+        return "counts_send", {
             "counts": routing.counts,
             "shared_counts": routing.shared_counts if c.num_shared_ranks else 0,
             "num_experts": c.num_experts,
@@ -188,15 +191,16 @@ class DirectWorld:
             "num_ranks": c.num_ranks,
             "rank": rank,
             "zone": zone,
-            **self.calls.sending(rank, 0),
+            **(call or self.calls.in_one_launch(rank, 0)),
             "slots": self.layout.counts,
             "status": self.layout.counts_status,
         }
-        return self.library.launch("counts_send", self.case.blocks, **{**arguments, **changes})
 
-    def send_rows(
-        self, rank: int, routing: Routing, places: Places, zone: int, **changes: object
-    ) -> np.ndarray:
+    def send_counts(self, rank: int, routing: Routing, zone: int, **call: object) -> np.ndarray:
+        name, arguments = self.counts_phase(rank, routing, zone, **call)
+        return self.library.launch(name, self.case.blocks, **arguments)
+
+    def rows_phase(self, rank: int, routing: Routing, zone: int, **changes: object) -> Phase:
         c, case = self.config, self.case
         at, has_shared = case.slot.scale_offset, c.num_shared_experts > 0
         arguments: dict[str, object] = {
@@ -209,9 +213,9 @@ class DirectWorld:
             "rows_per_token": c.num_results_per_token if case.row_per_result else 1,
             "topk_idx": routing.sent_ids,
             "topk_weights": routing.weights if case.weighted else 0,
-            "expand_idx": places.routed,
+            "expand_idx": routing.expand_idx,
             "shared_ranks": routing.shared_ranks if has_shared else 0,
-            "shared_slots": places.shared if has_shared else 0,
+            "shared_slots": routing.shared_slots if has_shared else 0,
             "peers": self.peers,
             "first_token": 0,
             "num_tokens": case.tokens[rank],
@@ -222,28 +226,56 @@ class DirectWorld:
             "num_shared_ranks": c.num_shared_ranks,
             "num_ranks": c.num_ranks,
             "rank": rank,
+            "window": self.windows[rank],
+            "counts": self.layout.counts,
+            "max_count": c.num_max_tokens_per_rank,
+            "recv_counts": self.tables[rank].recv_counts,
+            "result_offsets": self.tables[rank].result_offsets,
+            "result_bytes": case.result_bytes,
             "zone": zone,
             "slots": self.rows,
             "scale_slots": self.layout.scales(case.slot),
             "stamps": self.layout.stamps,
         }
-        return self.library.launch("direct_send", case.blocks, **{**arguments, **changes})
+        return "direct_send", {**arguments, **changes}
+
+    def send_rows(self, rank: int, routing: Routing, zone: int, **changes: object) -> np.ndarray:
+        name, arguments = self.rows_phase(rank, routing, zone, **changes)
+        return self.library.launch(name, self.case.blocks, **arguments)
+
+    def post_phase(self, rank: int, status: Region, zone: int, **call: object) -> Phase:
+        return "post_status", {
+            "peers": self.peers,
+            "num_ranks": self.config.num_ranks,
+            "count": 0,
+            "rank": rank,
+            "zone": zone,
+            "status": status,
+            **(call or posting("D", 0)),
+        }
 
     def post(self, rank: int, status: Region, zone: int, **call: object) -> np.ndarray:
-        c = self.config
-        return self.library.launch(
-            "post_status", 1, peers=self.peers, num_ranks=c.num_ranks, count=0, rank=rank, zone=zone,
-            status=status, **(call or posting("D", 0)),
-        )  # fmt: skip
+        name, arguments = self.post_phase(rank, status, zone, **call)
+        return self.library.launch(name, 1, **arguments)
+
+    def wait_phase(self, rank: int, status: Region, zone: int, **call: object) -> Phase:
+        return "dispatch_wait", {
+            "window": self.windows[rank],
+            "recv_counts": np.empty((1, self.config.num_ranks), np.int32),
+            "all_counts": 0,
+            "waited_us": 0,
+            "num_local_experts": 1,
+            "zone": zone,
+            "timeout_us": self.case.timeout_us,
+            "status": status,
+            **(call or expecting("D", 0)),
+        }
 
     def wait(self, rank: int, status: Region, zone: int, **call: object) -> tuple[list[int], np.ndarray]:
         """What came with the flags, -1 for those that did not come, and the report."""
+        name, arguments = self.wait_phase(rank, status, zone, **call)
         counts = Guarded((1, self.config.num_ranks), np.int32)
-        report = self.library.launch(
-            "dispatch_wait", 1, window=self.windows[rank], recv_counts=counts.array, waited_us=0,
-            num_local_experts=1, zone=zone, timeout_us=self.case.timeout_us, status=status,
-            **(call or expecting("D", 0)),
-        )  # fmt: skip
+        report = self.library.launch(name, 1, **{**arguments, "recv_counts": counts.array})
         counts.check_guards()
         return counts.array[0].tolist(), report
 
@@ -253,6 +285,13 @@ class DirectWorld:
         got = table.reshape(-1, stride).view(np.int32)[:, : self.layout.num_entries]
         if not np.array_equal(got, self.counts(number)):
             raise WrongResultError(f"counts {got.tolist()} instead of {self.counts(number).tolist()}")
+
+    def check_tables(self, rank: int, number: int) -> None:
+        """What later steps of this rank read."""
+        c, windows = self.config, self.peers - self.peers[rank]
+        routing = draw_routing(self.case, self.seed, number, rank)
+        offsets = offsets_of(c, routing, self.places(rank, number), windows, self.case.result_bytes)
+        self.tables[rank].check(counts_of(c, self.counts(number), rank), offsets)
 
     def received(self, rank: int, number: int) -> list[tuple[int, Sent]]:
         """What a rank receives, in order, each with its source."""
@@ -301,31 +340,46 @@ class DirectWorld:
         rows = results_of(self.case, np.array(stamps, dtype=np.int32).reshape(-1, 3), number)
         self.most_results[rank, zone] = max(self.most_results[rank, zone], len(rows))
         self._pause(straggle)
+        phases = []
         if in_place:
             first = results.offset(zone=zone)
             self.windows[rank][first : first + rows.size] = rows.reshape(-1)
         else:
-            check_reports(self.copy_results(rank, rows, zone))
-        kept = self.calls.combining(rank, number)
-        check_reports(self.post(rank, self.layout.results_status, zone, **{**posting("C", number), **kept}))
-
-        def wait() -> None:
-            expected = expecting("C", number)
-            check_reports(self.wait(rank, self.layout.results_status, zone, **expected)[1])
-            self._pause(straggle)
+            phases.append(self.copy_phase(rank, rows, zone))
+        call = {**posting("C", number), **self.calls.combining(rank, number)}
+        phases.append(self.post_phase(rank, self.layout.results_status, zone, **call))
+        wait = self.wait_phase(rank, self.layout.results_status, zone, **expecting("C", number))
 
         def pull() -> None:
+            self._pause(straggle)
             self.check_results(rank, number, dispatch_number)
 
-        self._in_order(wait, pull, "pulls before results")
+        if self.case.mistake:
+            self._run(phases)
+            self._in_order(lambda: self._run([wait]), pull, "pulls before results")
+        else:
+            self._run([*phases, wait])
+            pull()
+
+    def copy_phase(self, rank: int, rows: np.ndarray, zone: int) -> Phase:
+        return "exchange_send", {
+            **dict.fromkeys(
+                ("scales", "scale_offset", "scale_bytes", "first_row", "header", "header_words"), 0
+            ),
+            "rows": rows,
+            "row_bytes": self.case.result_bytes,
+            "num_rows": np.array([len(rows)], dtype=np.int32),
+            "capacity": len(rows),
+            "peers": self.peers,
+            "peer": rank,
+            "zone": zone,
+            "slots": self.layout.results,
+            "headers": NO_HEADERS,
+        }
 
     def copy_results(self, rank: int, rows: np.ndarray, zone: int) -> np.ndarray:
-        return self.library.launch(
-            "exchange_send", self.case.blocks, rows=rows, row_bytes=self.case.result_bytes, scales=0,
-            scale_offset=0, scale_bytes=0, first_row=0, num_rows=np.array([len(rows)], dtype=np.int32),
-            capacity=len(rows), header=0, header_words=0, peers=self.peers, peer=rank, zone=zone,
-            slots=self.layout.results, headers=NO_HEADERS,
-        )  # fmt: skip
+        name, arguments = self.copy_phase(rank, rows, zone)
+        return self.library.launch(name, self.case.blocks, **arguments)
 
     def check_results(self, rank: int, number: int, dispatch_number: int) -> None:
         """Results of this rank's tokens, read where they are: in all ranks' windows."""

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
+from moe_triton.core.records import STAMP, STATUS_ENTRY
 from moe_triton.layout import NUM_ZONES, STATE_BYTES
 from moe_triton.schemes.fullmesh.layout import WindowLayout
 
 from .call_words import CallWords, expecting, posting
 from .case import Case, Routing, WrongResultError, check_reports, draw_routing, results_of, sent_to
+from .inband import check_outputs, receive_inband
 from .library import Library, address
 from .memory import Guarded, Window, across_lines, inband_slots, peer_status, without_extents
+from .parts import CombineInParts
 from .ranks import Ranks
+from .takes import dispatch_in_parts
 
 UNTOUCHED = -7
+FLAG_WORD = STAMP.word("flag")
 
 
 class World:
@@ -65,19 +71,27 @@ class World:
     def dispatch(self, rank: int, number: int, zone: int, straggle: bool = False) -> dict[str, np.ndarray]:
         """Sends, waits, and checks what came. Returns origins and offsets for combine."""
         routing = draw_routing(self.case, self.seed, number, rank)
+        if self.case.takes > 1:
+            counts, waited = dispatch_in_parts(self, rank, number, routing, zone, straggle)
+            self.check_counts(rank, number, counts)
+            self.check_flags(rank, zone, counts)
+            self.check_times(waited)
+            return self.check_slots(rank, number, zone)
         check_reports(self.send_rows(rank, routing, zone, **self.calls.sending(rank, number)))
         waited = self.times(self.config.experts_on(rank) * self.config.num_ranks)
-        counts, report = self.wait_for_status(rank, zone, waited, **self.calls.waiting(rank, number))
+        calls = self.calls.waiting(rank, number)
+        counts, report = self.wait_for_status(rank, zone, waited, sees_all=self.sees_all(number), **calls)
         check_reports(report)
         if straggle:
             time.sleep(0.002)
         self.check_counts(rank, number, counts)
         if self.case.inband:
             received = self.expected_rows(rank, number)
-            outputs, report = self.receive_inband(rank, zone, received["offsets"], waited)
+            outputs, report = receive_inband(self, rank, zone, received["offsets"], waited)
             check_reports(report)
-            self.check_outputs(rank, number, outputs)
+            check_outputs(self, rank, number, outputs)
         else:
+            check_reports(self.wait_for_rows(rank, zone, counts, waited))
             received = self.check_slots(rank, number, zone)
         self.check_times(waited)
         return received
@@ -111,7 +125,7 @@ class World:
                 "rank": rank,
                 "zone": zone,
                 "kept_rank": -1,
-                "post_status": int(last == tokens),
+                "post_status": int(first == 0),
                 **self.calls.sending(rank, 0),
                 "slots": self.slots,
                 "status": self.layout.dispatch_status,
@@ -138,8 +152,18 @@ class World:
         if (times.array < 0).any() or (times.array > self.case.timeout_us).any():
             raise WrongResultError(f"waited {times.array.tolist()} us")
 
+    def sees_all(self, number: int) -> bool:
+        """Whether every block waits for all entries in this dispatch: that which takes rows clears them."""
+        return self.case.inband or number % 2 == 1
+
     def wait_for_status(
-        self, rank: int, zone: int, waited: Guarded | None = None, **changes: object
+        self,
+        rank: int,
+        zone: int,
+        waited: Guarded | None = None,
+        *,
+        sees_all: bool = False,
+        **changes: object,
     ) -> tuple[np.ndarray, np.ndarray]:
         """(experts, W) counts and the report."""
         c = self.config
@@ -149,53 +173,68 @@ class World:
             "waited_us": waited.array if waited else 0,
             "zone": zone,
             "timeout_us": self.case.timeout_us,
-            "status": self.layout.dispatch_status,
+            "status": self.layout.dispatch_status_on(rank),
             **self.calls.waiting(rank, 0),
             **changes,
         }
         experts = arguments["num_local_experts"]
         assert isinstance(experts, int)
-        counts = Guarded((experts, c.num_ranks), np.int32)
-        report = self.library.launch("dispatch_wait", self.case.blocks, recv_counts=counts.array, **arguments)
+        counts, seen = (Guarded((experts, c.num_ranks), np.int32) for _ in range(2))
+        arguments |= {"recv_counts": counts.array, "all_counts": seen.array if sees_all else 0}
+        report = self.library.launch("dispatch_wait", self.case.blocks, **arguments)
         counts.check_guards()
+        seen.check_guards()
+        if sees_all and not report.any():
+            if (seen.array != counts.array).any():
+                raise WrongResultError(f"every block has seen {seen.array}, not {counts.array}")
+            if not self.case.inband:
+                self.clear_status(rank, zone)
         return counts.array, report
 
-    def receive_inband(
-        self, rank: int, zone: int, offsets: np.ndarray, waited: Guarded | None = None, **changes: object
-    ) -> tuple[dict[str, Guarded], np.ndarray]:
-        """Outputs and the report."""
-        case = self.case
-        capacity = changes.get("capacity", int(offsets[-1]))
-        assert isinstance(capacity, int)
-        outputs = {
-            "out_rows": Guarded((capacity, case.slot.row_bytes)),
-            "out_scales": Guarded((capacity, case.num_scales), np.float32),
-            "out_origins": Guarded((capacity, 3), np.int32),
-            "out_weights": Guarded((capacity,), np.float32),
-        }
-        arrays: dict[str, object] = {name: output.array for name, output in outputs.items()}
+    def wait_for_rows(
+        self, rank: int, zone: int, counts: np.ndarray, waited: Guarded | None = None, **changes: object
+    ) -> np.ndarray:
+        """The report. No flag is left of what came."""
+        c = self.config
         arguments: dict[str, object] = {
             "window": self.windows[rank].bytes,
-            "recv_offsets": offsets,
+            "recv_counts": counts,
             "waited_us": waited.array if waited else 0,
-            "num_entries": self.config.experts_on(rank) * self.config.num_ranks,
-            "num_ranks": self.config.num_ranks,
-            "capacity": capacity,
-            "row_bytes": case.slot.row_bytes,
-            "scale_offset": case.slot.scale_offset,
-            "scale_bytes": case.slot.scale_bytes,
-            "stamp_offset": case.slot.stamp_offset,
-            **arrays,
-            "out_scales": arrays["out_scales"] if case.scaled else 0,
-            "out_weights": arrays["out_weights"] if case.weighted else 0,
+            "num_local_experts": c.experts_on(rank),
+            "num_ranks": c.num_ranks,
+            "kept_rank": -1,
+            "stamp_offset": self.case.slot.stamp_offset,
             "zone": zone,
-            "timeout_us": case.timeout_us,
+            "timeout_us": self.case.timeout_us,
             "slots": self.slots,
         }
-        report = self.library.launch("inband_receive", case.blocks, **{**arguments, **changes})
-        for output in outputs.values():
-            output.check_guards()
-        return outputs, report
+        report = self.library.launch("dispatch_rows", self.case.blocks, **{**arguments, **changes})
+        if not report.any():
+            self.check_flags(rank, zone, counts, changes.get("kept_rank"))
+        return report
+
+    def check_flags(self, rank: int, zone: int, counts: np.ndarray, kept_rank: object = None) -> None:
+        """None is left of a row that has come."""
+        for expert, source in np.ndindex(counts.shape):
+            for index in range(int(counts[expert, source]) if source != kept_rank else 0):
+                if self.stamp(rank, zone=zone, source=source, expert=expert, index=index)[FLAG_WORD]:
+                    raise WrongResultError(f"row {index} of expert {expert} from {source} still has its flag")
+
+    def stamp(self, rank: int, **index: int) -> np.ndarray:
+        """(8,) words of a row's stamp in a rank's window."""
+        first = self.slots.offset(**index) + self.case.slot.stamp_offset
+        words: np.ndarray = self.windows[rank].bytes[first : first + STAMP.num_bytes].view(np.int32)
+        return words
+
+    def clear_status(self, rank: int, zone: int) -> None:
+        """What no kernel has cleared yet."""
+        status, c = self.layout.dispatch_status_on(rank), self.config
+        first = status.offset(zone=zone)
+        last = first + c.experts_on(rank) * c.num_ranks * STATUS_ENTRY.num_bytes
+        entries = self.windows[rank].bytes[first:last]
+        if not entries.reshape(-1, STATUS_ENTRY.num_bytes).any(axis=1).all():
+            raise WrongResultError("an entry is cleared before every block can have seen it")
+        entries[:] = 0
 
     def check_counts(self, rank: int, number: int, counts: np.ndarray) -> None:
         for expert, source in np.ndindex(counts.shape):
@@ -227,34 +266,14 @@ class World:
             want = sent_to(self.case, self.seed, number, source, rank, expert)
             for index, (token, k, weight, row) in enumerate(want):
                 at = self.slots.offset(zone=zone, source=source, expert=expert, index=index) - first
-                got = slots[at : at + slot.packed_bytes]
+                got = slots[at : at + slot.stamp_offset + STAMP.num_bytes]
                 if not np.array_equal(got[: len(row)], row):
                     raise WrongResultError(f"row {index} of expert {expert} from rank {source} differs")
                 stamp = got[slot.stamp_offset :].view(np.int32)
-                want_stamp = [source, token, k, int(np.float32(weight).view(np.int32)), 0, 0, 0, 0]
-                if stamp.tolist() != want_stamp:
+                want_stamp = [source, token, k, int(np.float32(weight).view(np.int32)), 0]
+                if stamp[:FLAG_WORD].tolist() != want_stamp:
                     raise WrongResultError(f"stamp {stamp.tolist()} instead of {want_stamp}")
         return self.expected_rows(rank, number)
-
-    def check_outputs(self, rank: int, number: int, outputs: dict[str, Guarded]) -> None:
-        """Rows, scales, origins and weights where in-band rows were put."""
-        case, row_bytes = self.case, self.case.slot.row_bytes
-        sent = [
-            (source, row)
-            for expert, source in np.ndindex(self.config.experts_on(rank), self.config.num_ranks)
-            for row in sent_to(case, self.seed, number, source, rank, expert)
-        ]
-        for n, (source, row) in enumerate(sent):
-            if not np.array_equal(outputs["out_rows"].array[n], row.row[:row_bytes]):
-                raise WrongResultError(f"row {n} of rank {rank} differs")
-            if outputs["out_origins"].array[n].tolist() != [source, row.token, row.k]:
-                raise WrongResultError(f"origin {n} of rank {rank} differs")
-            if case.weighted and outputs["out_weights"].array[n] != np.float32(row.weight):
-                raise WrongResultError(f"weight {n} of rank {rank} differs")
-            at = case.slot.scale_offset
-            scales = outputs["out_scales"].array[n].view(np.uint8)
-            if case.scaled and not np.array_equal(scales, row.row[at : at + case.slot.scale_bytes]):
-                raise WrongResultError(f"scales {n} of rank {rank} differ")
 
     # Combine.
 
@@ -270,8 +289,12 @@ class World:
         """Sends one row back per received one, waits, and checks what came."""
         rows = results_of(self.case, received["origins"], number)
         kept = self.calls.combining(rank, number)
-        check_reports(self.send_results(rank, rows, received, zone, **kept))
         routing = draw_routing(self.case, self.seed, dispatch_number, rank)
+        if self.case.part_tokens:
+            parts = CombineInParts(self, rank, number, zone)
+            parts.run(rows, received, routing, straggle=straggle, **kept)
+            return
+        check_reports(self.send_results(rank, rows, received, zone, **kept))
         if self.case.full_wait:
             self.post_and_wait(rank, zone, number)
         else:
@@ -324,6 +347,10 @@ class World:
             "zone": zone,
             "kept_rank": -1,
             "flag_rows": int(not self.case.full_wait),
+            "part": 0,
+            "num_parts": 1,
+            "part_tokens": 0,
+            "progress": 0,
             "kind": 0,
             "combine_kind": 0,
             "slots": self.layout.combine_slots,
@@ -351,12 +378,16 @@ class World:
         }
         return self.library.launch("combine_wait", case.blocks, **{**arguments, **changes})
 
-    def check_results(self, rank: int, number: int, zone: int, routing: Routing) -> None:
+    def check_results(
+        self, rank: int, number: int, zone: int, routing: Routing, tokens: Sequence[int] | None = None
+    ) -> None:
+        """Of these tokens, or of all."""
         c = self.config
         zone = zone if self.case.slots_read_from is None else self.case.slots_read_from
         first = self.layout.combine_slots.offset(zone=zone)
         slots = self.windows[rank].bytes[first : first + self.layout.combine_zone_bytes].copy()
-        for token, k in np.ndindex(self.case.tokens[rank], c.num_results_per_token):
+        tokens = range(self.case.tokens[rank]) if tokens is None else tokens
+        for token, k in itertools.product(tokens, range(c.num_results_per_token)):
             if not routing.is_expected(token, k, c):
                 continue
             at = self.layout.combine_slots.offset(zone=zone, token=token, k=k)

@@ -9,13 +9,15 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from moe_triton.core.abi import first_words
 from moe_triton.core.ascendc import KERNELS, REPORT_WORDS
+from moe_triton.core.fused import LAUNCHED, fused
 from moe_triton.core.kernel import AscendCKernel
 from moe_triton.core.region import REGION_DIMS, Region
 from moe_triton.tools import codegen
@@ -24,9 +26,12 @@ SOURCES = Path(__file__).resolve().parents[2] / "kernels_ascendc"
 BUILDS = SOURCES.parent / "build" / "ascendc-tests"  # kept between runs; `make clean` removes it
 FOLDERS = ("include", "emulation", "launch")
 COMPILE_SECONDS = 120
+NOT_KEPT = -7
 FLAGS = ("-std=c++17", "-shared", "-fPIC", "-pthread", "-fvisibility-inlines-hidden", "-fno-gnu-unique")
 
 BY_NAME = {kernel.name: kernel for kernel in KERNELS}
+Phase = tuple[str, Mapping[str, object]]
+"""A kernel's name and its arguments."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +160,28 @@ def pack(kernel: AscendCKernel, arguments: dict[str, object]) -> np.ndarray:
     return np.array(words, dtype=np.int64)
 
 
+@dataclass(frozen=True)
+class Completed:
+    """A launch with everything that a test need not say.
+
+    Attributes:
+        name: of its kernel.
+        arguments: all of them.
+        report: (blocks, words).
+        kept: cells for zones, and what has to be in each.
+    """
+
+    name: str
+    arguments: dict[str, object]
+    report: np.ndarray
+    kept: list[tuple[np.ndarray, int]]
+
+    def check(self) -> None:
+        """Raises unless the zones were kept."""
+        if any(int(cell[0]) != zone for cell, zone in self.kept):
+            raise LaunchError(f"{self.name}: zones kept: {self.kept}")
+
+
 class Library:
     """One build of the kernels."""
 
@@ -162,8 +189,8 @@ class Library:
         self._library = ctypes.CDLL(str(path))
         self._launches = itertools.count()
         self._library.moe_last_error.restype = ctypes.c_char_p
-        for name in BY_NAME:
-            function = getattr(self._library, f"moe_{name}")
+        for kernel in LAUNCHED:
+            function = getattr(self._library, kernel.symbol)
             function.argtypes = (ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
             function.restype = ctypes.c_int
         self.is_strict = hasattr(self._library, "moe_emulation_seed")
@@ -178,25 +205,66 @@ class Library:
     def launch(self, name: str, blocks: int, **arguments: object) -> np.ndarray:
         """Runs a kernel and returns its report, (blocks, words).
 
-        A kernel that can look its zone up in memory has to do so every other time. A report that is passed
-        is what is there already.
+        A kernel that can look its zone up in memory has to do so every other time, or where it is told to. A
+        report that is passed is what is there already.
 
         Raises:
             LaunchError: the emulation found the kernel doing something it must not.
         """
-        report = arguments.pop("report", np.zeros((blocks, REPORT_WORDS), dtype=np.int32))
+        completed = self._completed(name, blocks, arguments)
+        self._run(name, blocks, completed.arguments)
+        completed.check()
+        return completed.report
+
+    def launch_phases(self, blocks: int, phases: Sequence[Phase], first_blocks: int = 0) -> list[np.ndarray]:
+        """Runs kernels as the phases of one launch, and returns the report of each: see `launch`.
+
+        Args:
+            blocks: of the launch.
+            phases: in their order.
+            first_blocks: of these, those that run the phases which are for them; 0: all run all.
+        """
+        completed = [self._completed(name, blocks, arguments) for name, arguments in phases]
+        kernel, mask = fused([BY_NAME[name] for name, _ in phases])
+        *firsts, size = first_words(kernel)
+        words = np.zeros(size, dtype=np.int64)
+        words[0], words[2] = mask, first_blocks
+        running = [first for number, first in enumerate(firsts) if mask >> number & 1]
+        for first, phase in zip(running, completed, strict=True):
+            own = pack(BY_NAME[phase.name], phase.arguments)
+            words[first : first + len(own)] = own
+        self._call(kernel.symbol, blocks, words)
+        # Where a phase reports, those after it may be left out.
+        if not any(phase.report.any() for phase in completed):
+            for phase in completed:
+                phase.check()
+        return [phase.report for phase in completed]
+
+    def _completed(self, name: str, blocks: int, arguments: Mapping[str, object]) -> Completed:
+        """With a report, cells for zones, and the zone where it is to be looked up."""
+        names = {arg.name for arg in BY_NAME[name].args}
+        zone = arguments.get("zone", 0)
+        report = arguments.get("report", np.zeros((blocks, REPORT_WORDS), dtype=np.int32))
+        assert isinstance(zone, int)
         assert isinstance(report, np.ndarray)
-        cell = np.zeros(1, dtype=np.int32)
-        if "zone_at" in {arg.name for arg in BY_NAME[name].args}:
+        cells = {"kept_zone": zone, "turned": 1 - zone}
+        kept = {
+            word: np.full(1, NOT_KEPT, dtype=np.int32) for word in cells.keys() & names - arguments.keys()
+        }
+        optional = {name: 0 for name in ("all_counts", "begun") if name in names}
+        arguments = {**kept, **optional, **arguments, "report": report}
+        if "zone_at" in names:
+            cell = arguments.get("zone_at", np.array([zone], dtype=np.int32))
+            is_told = "zone_at" in arguments
             arguments = {"zone_at": 0, **arguments}
-            if next(self._launches) % 2:
-                cell[0] = arguments["zone"]
+            if is_told or next(self._launches) % 2:
                 # Who does not look there takes the other one.
-                arguments |= {"zone": 1 - int(cell[0]), "zone_at": cell}
-        self._run(name, blocks, {**arguments, "report": report})
-        return report
+                arguments |= {"zone": 1 - zone, "zone_at": cell}
+        return Completed(name, arguments, report, [(kept[word], cells[word]) for word in kept])
 
     def _run(self, name: str, blocks: int, arguments: dict[str, object]) -> None:
-        words = pack(BY_NAME[name], arguments)
-        if getattr(self._library, f"moe_{name}")(blocks, None, address(words)) != 0:
-            raise LaunchError(f"{name}: {self._library.moe_last_error().decode()}")
+        self._call(BY_NAME[name].symbol, blocks, pack(BY_NAME[name], arguments))
+
+    def _call(self, symbol: str, blocks: int, words: np.ndarray) -> None:
+        if getattr(self._library, symbol)(blocks, None, address(words)) != 0:
+            raise LaunchError(f"{symbol}: {self._library.moe_last_error().decode()}")

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from .case import Case
 from .exchange import ExchangeCase
 from .library import Patch
+from .offsets import OffsetsCase
 
 DISPATCH_SEND = "include/dispatch_send.h"
 DISPATCH_WAIT = "include/dispatch_wait.h"
+DISPATCH_ROWS = "include/dispatch_rows.h"
+ENTRY_ORDER = "include/entry_order.h"
 COMBINE_SEND = "include/combine_send.h"
 COMBINE_WAIT = "include/combine_wait.h"
 SEND_PLAN = "include/send_plan.h"
@@ -18,6 +21,8 @@ ROW_COPY = "include/row_copy.h"
 STATUS_ENTRIES = "include/status_entries.h"
 WAITS = "include/waits.h"
 FLAGS = "include/flags.h"
+
+AnyCase = Case | ExchangeCase | OffsetsCase
 
 # A wait that can no longer end should not take long to say so; the true kernels pass with it too.
 MUTANT_TIMEOUT_US = 1_000_000
@@ -35,7 +40,7 @@ class Mutant:
 
     name: str
     patches: tuple[Patch, ...]
-    case: Case | ExchangeCase
+    case: AnyCase
 
 
 def without(file: str, line: str) -> Patch:
@@ -51,7 +56,7 @@ def case_of(**changes: object) -> Case:
 
 _ONE_ZONE = tuple(
     Patch(file, "        FindZone(args_);\n", "        args_.zone = 0;\n")
-    for file in (DISPATCH_SEND, DISPATCH_WAIT, COMBINE_SEND, COMBINE_WAIT)
+    for file in (DISPATCH_SEND, DISPATCH_WAIT, DISPATCH_ROWS, COMBINE_SEND, COMBINE_WAIT)
 )
 
 MUTANTS = (
@@ -59,29 +64,6 @@ MUTANTS = (
         "no PipeBarrier<PIPE_MTE3> before a flag",
         (without(COMBINE_SEND, "        AscendC::PipeBarrier<PIPE_MTE3>();\n"),),
         case_of(blocks=1),
-    ),
-    Mutant(
-        "no SyncAll before a flag",
-        (without(DISPATCH_SEND, "        AscendC::SyncAll<true>();\n"),),
-        case_of(blocks=2, experts_per_rank=1),
-    ),
-    Mutant(
-        "a core's flag without any barrier",
-        (
-            without(DISPATCH_SEND, "            FinishRowsOfAllBlocks();\n"),
-            Patch(
-                SEND_ROWS,
-                "        double_buffer_.Finish();\n    }\n",
-                "    }\n\n    __aicore__ inline void Finish() {\n        double_buffer_.Finish();\n    }\n",
-            ),
-            Patch(
-                DISPATCH_SEND,
-                "        report_.Write();\n",
-                "        rows_.Finish();\n        report_.Write();\n",
-            ),
-            without(STATUS_ENTRIES, "        Order<AscendC::HardEvent::MTE3_S>();\n"),
-        ),
-        case_of(blocks=1, tokens=(2, 2), rounds=6),
     ),
     Mutant(
         "no EnQue",
@@ -200,24 +182,60 @@ MUTANTS = (
         "counts stored by whole 32 bytes",
         (
             Patch(
-                DISPATCH_WAIT,
-                "counts_,\n                             ExactBytes(count * static_cast<int64_t>(sizeof("
-                "int32_t))));",
-                "counts_, ExactBytes((count + 7) / 8 * 32));",
+                ENTRY_ORDER,
+                "static constexpr uint32_t LENGTH = sizeof(int32_t);",
+                "static constexpr uint32_t LENGTH = UB_ALIGN;",
             ),
         ),
         case_of(blocks=2),
     ),
     Mutant(
-        "SyncAll on one core only",
+        "counts in the order of the window",
         (
             Patch(
-                DISPATCH_SEND,
-                "        AscendC::SyncAll<true>();\n",
-                "        if (AscendC::GetBlockIdx() == 0) AscendC::SyncAll<true>();\n",
+                ENTRY_ORDER,
+                "return ExpertAt(place) * num_ranks_ + SourceAt(place);",
+                "return place;",
             ),
         ),
-        case_of(blocks=3),
+        case_of(blocks=5, tokens=(4, 4, 4), experts_per_rank=3),
+    ),
+    Mutant(
+        "counts of many entries in the order of the window",
+        (
+            Patch(
+                ENTRY_ORDER,
+                "const uint32_t gap = static_cast<uint32_t>(num_experts_ - 1);",
+                "const uint32_t gap = 0;",
+            ),
+        ),
+        case_of(blocks=1),
+    ),
+    Mutant(
+        "entries of shared ranks as far apart as those of others",
+        (Patch(STATUS_ENTRIES, "return {entry, 1, 0};", "return {entry, LocalExperts(), 0};"),),
+        case_of(tokens=(4, 4, 4), shared=(1, 1), hidden=64),
+    ),
+    Mutant(
+        "one flag for all entries of a rank",
+        (
+            Patch(
+                STATUS_ENTRIES,
+                "        for (int64_t i = 0; i < last - first; ++i) {\n            entries_.Set(",
+                "        for (int64_t i = 0; i < last - first; i += 2) {\n            entries_.Set(",
+            ),
+        ),
+        case_of(blocks=1),
+    ),
+    Mutant(
+        "zeros over words on their way to a table",
+        (without(DISPATCH_WAIT, "        Order<AscendC::HardEvent::MTE3_V>();\n"),),
+        case_of(),
+    ),
+    Mutant(
+        "entries cleared before other blocks have seen them",
+        (Patch(DISPATCH_WAIT, "same_call && !WaitsForAll()) {", "same_call) {"),),
+        case_of(blocks=2),
     ),
     Mutant(
         "a zone used again too early",

@@ -7,7 +7,6 @@ from .library import Patch
 from .mutants import (
     COMBINE_SEND,
     COMBINE_WAIT,
-    DISPATCH_SEND,
     DISPATCH_WAIT,
     MUTANT_TIMEOUT_US,
     SEND_PLAN,
@@ -43,8 +42,8 @@ TABLES = (
         (
             Patch(
                 SEND_PLAN,
-                "shared_slots_.At(indices == 1 ? token : token * indices + s);",
-                "static_cast<int32_t>(indices == 1 ? token : token * indices + s);",
+                "shared_slots_.At(token);",
+                "static_cast<int32_t>(token);",
             ),
         ),
         case_of(tokens=(5, 4, 5), shared=(1, 1), inactive=0.4, hidden=64),
@@ -81,17 +80,6 @@ TABLES = (
         case_of(inactive=0.5, rounds=1),
     ),
     Mutant(
-        "status posted before the rows are complete",
-        (
-            Patch(
-                DISPATCH_SEND,
-                "            FinishRowsOfAllBlocks();\n            status_.Post();\n",
-                "            status_.Post();\n            FinishRowsOfAllBlocks();\n",
-            ),
-        ),
-        case_of(blocks=2, experts_per_rank=1),
-    ),
-    Mutant(
         "times stored before they are written",
         (
             Patch(
@@ -116,7 +104,7 @@ TABLES = (
     ),
     Mutant(
         "times of what never came not kept apart",
-        (without(DISPATCH_WAIT, "        ExpectAll(count);\n"),),
+        (without(DISPATCH_WAIT, "        ExpectAll(own.last - own.first);\n"),),
         case_of(timed=True, hidden=64),
     ),
 )
@@ -128,18 +116,18 @@ FULL_WAIT = (
             # The status is posted by the same launch, before the barrier at its end.
             Patch(
                 COMBINE_SEND,
-                "        report_.Write();\n    }\n",
-                "        if (args_.flag_rows == 0) {\n"
-                "            const uint64_t at = 400 * 1024 + static_cast<uint64_t>(args_.zone) * 500 * "
+                "                    SendRow(row, token);\n                }\n            }\n        }\n",
+                "                    SendRow(row, token);\n                }\n            }\n        }\n"
+                "        if (!is_flagged_) {\n"
+                "            const uint64_t at = 400 * 1024 + static_cast<uint64_t>(args_->zone) * 500 * "
                 "1024;\n"
-                "            for (int64_t r = 0; r < args_.num_ranks; ++r) {\n"
-                "                for (int64_t s = 0; s < args_.num_ranks; ++s) {\n"
+                "            for (int64_t r = 0; r < args_->num_ranks; ++r) {\n"
+                "                for (int64_t s = 0; s < args_->num_ranks; ++s) {\n"
                 "                    AscendC::DataCopy(GlobalAt<float>(peers_.WindowOf(r) + at + s * 32), "
                 "flag_, 8);\n"
                 "                }\n"
                 "            }\n"
-                "        }\n"
-                "        report_.Write();\n    }\n",
+                "        }\n",
             ),
         ),
         _FULL_WAIT,
@@ -167,7 +155,7 @@ FULL_WAIT = (
     ),
     Mutant(
         "the status area's extents looked at without flags",
-        (Patch(COMBINE_SEND, "(is_flagged && !args_.status", "(!args_.status"),),
+        (Patch(COMBINE_SEND, "(is_flagged_ && !args_->status", "(!args_->status"),),
         _FULL_WAIT,
     ),
 )

@@ -9,6 +9,7 @@ from .mutants_calls import POST_STATUS
 
 COUNTS_SEND = "include/counts_send.h"
 DIRECT_SEND = "include/direct_send.h"
+DIRECT_STARTS = "include/direct_starts.h"
 _ARGS = "        args_ = args;\n"
 _SHARED_WORDS = "        SendWords(args_.shared_counts, args_.num_shared_ranks, 0, ranks);\n"
 _ROUTED_WORDS = "        SendWords(args_.counts, args_.num_experts, args_.num_shared_ranks, ranks);\n"
@@ -154,21 +155,21 @@ _FLOATS = "            stamp.SetValue(Stamp::SCALE, args_->scales != 0 ? scales_
 ROWS = (
     Mutant(
         "rows one place further",
-        (Patch(SEND_PLAN, "slot = args.slots.At(zone, index);", "slot = args.slots.At(zone, index + 1);"),),
+        (Patch(SEND_PLAN, "slot = args.slots.At(zone, place);", "slot = args.slots.At(zone, place + 1);"),),
         case_of(),
     ),
     Mutant(
         "stamps one place further",
         (
             Patch(
-                SEND_PLAN, "stamp = args.stamps.At(zone, index);", "stamp = args.stamps.At(zone, index + 1);"
+                SEND_PLAN, "stamp = args.stamps.At(zone, place);", "stamp = args.stamps.At(zone, place + 1);"
             ),
         ),
         case_of(),
     ),
     Mutant(
         "stamps of zone 0",
-        (Patch(SEND_PLAN, "stamp = args.stamps.At(zone, index);", "stamp = args.stamps.At(0, index);"),),
+        (Patch(SEND_PLAN, "stamp = args.stamps.At(zone, place);", "stamp = args.stamps.At(0, place);"),),
         case_of(),
     ),
     Mutant(
@@ -186,7 +187,7 @@ ROWS = (
     ),
     Mutant(
         "several scales to the first row's",
-        (Patch(SEND_PLAN, "args.scale_slots.At(zone, index)", "args.scale_slots.At(zone, 0)"),),
+        (Patch(SEND_PLAN, "args.scale_slots.At(zone, place)", "args.scale_slots.At(zone, 0)"),),
         case_of(scaled=True, num_scales=9),
     ),
     Mutant(
@@ -230,9 +231,15 @@ ROWS = (
         ),
     ),
     Mutant(
-        "one place for all shared results of a token",
-        (Patch(SEND_PLAN, "return args.num_shared_experts;", "return 1;"),),
-        _SHARED,
+        "rows for all shared ranks as for the first",
+        (
+            Patch(
+                DIRECT_STARTS,
+                "return earlier_.GetValue(static_cast<uint32_t>(rank));",
+                "return earlier_.GetValue(0);",
+            ),
+        ),
+        case_of(tokens=(3, 2, 4, 1), shared=(1, 2), hidden=64),
     ),
     Mutant(
         "routed rows as if there were no shared ranks",

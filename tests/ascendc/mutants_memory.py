@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .case import Case
 from .direct import DirectCase
 from .exchange import ExchangeCase
 from .library import Patch
-from .mutants import COMBINE_SEND, FLAGS, MUTANT_TIMEOUT_US, Mutant, case_of, without
+from .mutants import COMBINE_SEND, FLAGS, MUTANT_TIMEOUT_US, AnyCase, Mutant, case_of, without
 from .mutants_calls import EXCHANGE_SEND, POST_STATUS
+from .offsets import OffsetsCase
 
 LAUNCHERS = "launch/moe_kernels.asc"
 
@@ -16,7 +16,7 @@ _EXCHANGE = ExchangeCase(timeout_us=MUTANT_TIMEOUT_US)
 _DIRECT = DirectCase(tokens=(4, 4), hidden=512, timeout_us=MUTANT_TIMEOUT_US)
 
 
-def _old(what: str, file: str, fresh: str, old: str, case: Case | ExchangeCase) -> Mutant:
+def _old(what: str, file: str, fresh: str, old: str, case: AnyCase) -> Mutant:
     return Mutant(f"{what} read from an old cache line", (Patch(file, fresh, old),), case)
 
 
@@ -38,8 +38,8 @@ CACHE = (
     _old(
         "the number of results",
         COMBINE_SEND,
-        "ReadFresh<int32_t>(args_.recv_offsets, args_.num_entries - 1);",
-        "GlobalAt<int32_t>(args_.recv_offsets).GetValue(static_cast<uint64_t>(args_.num_entries - 1));",
+        "ReadFresh<int32_t>(args_->recv_offsets, args_->num_entries - 1);",
+        "GlobalAt<int32_t>(args_->recv_offsets).GetValue(static_cast<uint64_t>(args_->num_entries - 1));",
         case_of(),
     ),
     _old(
@@ -83,7 +83,7 @@ CACHE = (
 )
 
 
-def _without_barrier(name: str, case: Case | ExchangeCase) -> Mutant:
+def _without_barrier(name: str, case: AnyCase) -> Mutant:
     """The launcher as the macro writes it, less its last statement."""
     kernel = "".join(part.capitalize() for part in name.split("_"))
     launcher = f"""
@@ -102,10 +102,14 @@ extern "C" int moe_{name}(uint32_t blocks, void* stream, const moe::{kernel}Args
     return Mutant(f"{name} ends before its copies", (patch,), case)
 
 
-# direct_send, inband_send and dispatch_wait have waited for their copies before, to use a buffer again.
+# inband_send, dispatch_wait and combine_ready have waited for their copies before, to use a buffer again; and
+# so has dispatch_send if it has rows.
 ENDS = (
-    _without_barrier("dispatch_send", case_of()),
+    _without_barrier("dispatch_send", case_of(tokens=(0, 3))),
+    _without_barrier("dispatch_rows", case_of()),
     _without_barrier("counts_send", _DIRECT),
+    _without_barrier("direct_send", _DIRECT),
+    _without_barrier("dispatch_offsets", OffsetsCase()),
     _without_barrier("inband_receive", case_of(inband=True)),
     _without_barrier("combine_send", case_of()),
     _without_barrier("combine_wait", case_of()),

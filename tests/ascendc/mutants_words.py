@@ -63,7 +63,7 @@ WORD_MUTANTS = (
     ),
     Mutant(
         "a dispatch's word not kept for its wait",
-        (without(STATUS_ENTRIES, "    kept.Keep(args.dispatch_word, word);\n"),),
+        (without(STATUS_ENTRIES, "        kept_.Keep(args_->dispatch_word, call_);\n"),),
         case_of(),
     ),
     Mutant(
@@ -90,7 +90,13 @@ WORD_MUTANTS = (
     ),
     Mutant(
         "entries of another call cleared",
-        (Patch(DISPATCH_WAIT, "if (complete && same_call) {", "if (complete) {"),),
+        (
+            Patch(
+                DISPATCH_WAIT,
+                "if (complete && same_call && !WaitsForAll()) {",
+                "if (complete && !WaitsForAll()) {",
+            ),
+        ),
         _OTHER,
     ),
     Mutant(

@@ -17,8 +17,10 @@ def _mutant(kernel: str, case: Case | ExchangeCase) -> Mutant:
 ZONE_MUTANTS = (
     _mutant("dispatch_send", case_of()),
     _mutant("dispatch_wait", case_of()),
+    _mutant("dispatch_rows", case_of()),
     _mutant("combine_send", case_of()),
     _mutant("combine_wait", case_of()),
+    _mutant("combine_ready", case_of(tokens=(9, 8), part_tokens=3, hidden=64)),
     _mutant("inband_send", _INBAND),
     _mutant("inband_receive", _INBAND),
     _mutant("exchange_send", ExchangeCase(timeout_us=MUTANT_TIMEOUT_US)),

@@ -10,7 +10,7 @@ import numpy as np
 from moe_triton.core.ascendc import MAX_BLOCKS, REPORT_BAD_ROW
 
 from .case import Case, WrongResultError, draw_routing
-from .direct import DirectCase, DirectWorld, Places
+from .direct import DirectCase, DirectWorld
 from .driver import World
 from .library import Library
 
@@ -40,10 +40,9 @@ def check_split(library: Library, case: SplitCase, seed: int = 0) -> None:
 
 def _report(library: Library, case: SplitCase, seed: int) -> np.ndarray:
     routing = copy.deepcopy(draw_routing(case, seed, 0, 0))
-    if case.direct:
-        fields = {name: value for name, value in vars(case).items() if name != "direct"}
-        nowhere = Places(np.full_like(routing.ids, -1), np.full_like(routing.shared_ranks, -1))
-        return DirectWorld(library, DirectCase(**fields), seed).send_rows(0, routing, nowhere, 0)
     routing.expand_idx[:] = -1
     routing.shared_slots[:] = -1
+    if case.direct:
+        fields = {name: value for name, value in vars(case).items() if name != "direct"}
+        return DirectWorld(library, DirectCase(**fields), seed).send_rows(0, routing, 0)
     return World(library, case, seed).send_rows(0, routing, 0, post_status=0)

@@ -14,11 +14,12 @@ from moe_triton.layout import BLOCK_DATA_BYTES, STATUS_ENTRY_BYTES
 
 from .case import Case, check_reports, draw_routing, results_of, sent_to
 from .driver import World
+from .inband import check_outputs, receive_inband
 from .library import Library
 from .memory import Guarded
 
 SHORT_US = 20_000
-LATE_S = 0.03
+LATE_S = 0.2
 LATE_US = 20_000
 EARLIER_US = 7
 
@@ -32,6 +33,7 @@ def dispatched(library: Library, case: Case) -> tuple[World, list[dict[str, np.n
         counts, report = world.wait_for_status(rank, zone=0)
         check_reports(report)
         world.check_counts(rank, 0, counts)
+        check_reports(world.wait_for_rows(rank, 0, counts))
     return world, [world.check_slots(rank, 0, 0) for rank in ranks]
 
 
@@ -133,7 +135,7 @@ def test_inband_receive_names_the_missing(library: Library) -> None:
     # Of rank 1's three tokens only the first has come.
     offsets = _rows_from(world, {0: 4, 1: 1, 2: 4})
     waited = _earlier(world)
-    outputs, report = world.receive_inband(0, 0, offsets, waited)
+    outputs, report = receive_inband(world, 0, 0, offsets, waited)
     late = [len([r for r in sent_to(case, 0, 0, 1, 0, e) if r.token > 0]) for e in range(2)]
     missing = [e * 3 + 1 for e in range(2) if late[e]]
     assert missing
@@ -161,9 +163,9 @@ def test_inband_receive_times_the_late(library: Library) -> None:
     waited = _earlier(world)
     routing = draw_routing(INBAND, 0, 0, 1)
     with Later(library, lambda: world.send_rows(1, routing, zone=0, post_status=0)):
-        outputs, report = world.receive_inband(0, 0, offsets, waited)
+        outputs, report = receive_inband(world, 0, 0, offsets, waited)
     check_reports(report)
-    world.check_outputs(0, 0, outputs)
+    check_outputs(world, 0, 0, outputs)
     waited.check_guards()
     times = waited.array.reshape(2, 3)
     assert (times[:, [0, 2]] == EARLIER_US).all()
@@ -268,7 +270,7 @@ def test_inband_receive_does_not_wait_again(library: Library) -> None:
     case = Case(**{**INBAND.__dict__, "timeout_us": AN_HOUR_US})
     world = World(library, case)
     offsets = _rows_from(world, {0: 4, 1: 1, 2: 4})
-    _, report = world.receive_inband(0, 0, offsets, _earlier(world), report=reported(case.blocks))
+    _, report = receive_inband(world, 0, 0, offsets, _earlier(world), report=reported(case.blocks))
     assert (report[:, 0] == REPORT_TIMEOUT).all()
 
 

@@ -11,7 +11,9 @@ import pytest
 from moe_triton.core.ascendc import REPORT_BAD_ROW, REPORT_TIMEOUT
 
 from .case import WrongResultError, check_reports, draw_routing
-from .direct import DirectCase, DirectWorld, Places
+from .direct import DirectCase, DirectWorld
+from .direct_missing import MissingCountsCase, check_missing_counts
+from .direct_tables import Places, counts_of, offsets_of, places_of
 from .library import Library
 
 SHORT_US = 20_000
@@ -117,23 +119,30 @@ def test_each_wait_names_the_missing(library: Library, name: str) -> None:
 HOSTILE = [-1, -2, 2**31 - 1, -(2**31), 1000]
 TABLES = {
     "sent_ids": (HOSTILE, 0),
-    "routed": (HOSTILE, 5),
+    "expand_idx": (HOSTILE, 5),
     "shared_ranks": ([-2, 1, 2**31 - 1, -(2**31), 7], 5),
-    "shared": (HOSTILE, 5),
+    "shared_slots": (HOSTILE, 5),
 }
+
+
+def with_counts(library: Library, case: DirectCase) -> DirectWorld:
+    """All ranks have sent their counts."""
+    world = DirectWorld(library, case)
+    for rank in range(len(case.tokens)):
+        check_reports(world.send_counts(rank, draw_routing(case, 0, 0, rank), 0))
+    return world
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize("table", list(TABLES))
 def test_what_has_no_place_is_not_sent(library: Library, table: str, blocks: int) -> None:
     case = DirectCase(tokens=(6, 6, 6), topk=3, blocks=blocks, shared=(1, 1))
-    world = DirectWorld(library, case)
+    world = with_counts(library, case)
     routing, places = copy.deepcopy(draw_routing(case, 0, 0, 1)), world.places(1, 0)
     values, bad = TABLES[table]
-    hostile = places if table in ("routed", "shared") else routing
-    getattr(hostile, table).flat[: len(values)] = values
+    getattr(routing, table).flat[: len(values)] = values
     before = [window.copy() for window in world.windows]
-    report = world.send_rows(1, routing, places, zone=0)
+    report = world.send_rows(1, routing, zone=0)
     reported = report[report[:, 0] == REPORT_BAD_ROW]
     assert reported[:, 2].sum() == bad
     is_shared = table.startswith("shared")
@@ -141,7 +150,8 @@ def test_what_has_no_place_is_not_sent(library: Library, table: str, blocks: int
         assert reported[0, 1] == (case.topk if is_shared else 0)
     changed = range(len(values))
     is_sent = [n not in changed for n in range(routing.ids.size)]
-    _check_only_changed(world, before, routing.ids, places, is_sent, is_shared)
+    ids = draw_routing(case, 0, 0, 1).ids
+    _check_only_changed(world, before, ids, places, is_sent, is_shared)
 
 
 def _check_only_changed(
@@ -173,28 +183,67 @@ def _check_only_changed(
 
 def test_an_expert_beyond_the_ranks_is_reported(library: Library) -> None:
     case = DirectCase(tokens=(3, 3))
-    world = DirectWorld(library, case)
+    world = with_counts(library, case)
     routing = copy.deepcopy(draw_routing(case, 0, 0, 0))
     routing.sent_ids[0, 0] = 4
-    report = world.send_rows(0, routing, world.places(0, 0), zone=0, num_experts=5)
+    report = world.send_rows(0, routing, zone=0, num_experts=5)
     assert report[0, :3].tolist() == [REPORT_BAD_ROW, 0, 1]
 
 
 def test_more_results_than_rows_are_reported(library: Library) -> None:
-    world = DirectWorld(library, DirectCase(tokens=(3, 3), topk=3, blocks=1))
-    report = world.send_rows(
-        0, draw_routing(world.case, 0, 0, 0), world.places(0, 0), zone=0, rows_per_token=2
-    )
+    world = with_counts(library, DirectCase(tokens=(3, 3), topk=3, blocks=1))
+    report = world.send_rows(0, draw_routing(world.case, 0, 0, 0), zone=0, rows_per_token=2)
     assert report[0, :3].tolist() == [REPORT_BAD_ROW, 2, 3]
 
 
+def counts_in(world: DirectWorld, rank: int) -> np.ndarray:
+    """(W, R + M) of zone 0 of a rank's window."""
+    region = world.layout.counts
+    first, stride = region.offset(), region.stride("source")
+    table = world.windows[rank][first : first + len(world.windows) * stride].view(np.int32)
+    return table.reshape(len(world.windows), -1)[:, : world.layout.num_entries]
+
+
+WILD = (-1, -(2**31), 2**31 - 1, 5, 100)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_counts_of_peers_lead_to_no_other_places(library: Library, seed: int) -> None:
+    """Whatever they say: what is more than a rank can have counts as so much, what is below 0 as nothing."""
+    rng = np.random.default_rng(seed)
+    case = DirectCase(tokens=(4, 3, 4), topk=1, experts_per_rank=8, blocks=1 + seed % 3, shared=(1, 1))
+    world, rank = with_counts(library, case), 1 + seed % 2
+    table, last = counts_in(world, rank), world.layout.capacity - 1
+    is_wild = rng.random(table.shape) < 0.6
+    table[is_wild] = rng.choice(WILD, is_wild.sum())
+    counts, routing = table.copy(), draw_routing(case, 0, 0, rank)
+    places = places_of(world.config, counts.clip(0, max(case.tokens)), routing, rank)
+    report = world.send_rows(rank, routing, zone=0)
+    beyond = int((places.routed > last).sum() + (places.shared > last).sum())
+    assert report[report[:, 0] == REPORT_BAD_ROW][:, 2].sum() == beyond
+    for memory in world.memory:
+        memory.check_guards()
+    seen = Places(places.routed.clip(-1, last), places.shared.clip(-1, last))
+    windows = world.peers - world.peers[rank]
+    offsets = offsets_of(world.config, routing, seen, windows, case.result_bytes)
+    world.tables[rank].check(counts_of(world.config, counts, rank), offsets)
+
+
 def test_places_past_the_last_row_are_reported(library: Library) -> None:
-    """As they follow from counts that nobody can keep."""
-    world = DirectWorld(library, DirectCase(tokens=(4, 4)))
-    routing, places = draw_routing(world.case, 0, 0, 0), world.places(0, 0)
-    places.routed += world.layout.capacity - 1
-    report = world.send_rows(0, routing, places, zone=1)
+    """As they follow from counts that nobody can keep: there are more experts than a token has."""
+    world = with_counts(library, DirectCase(tokens=(4, 4), topk=1, experts_per_rank=8))
+    counts_in(world, 1)[:] = 4
+    routing = draw_routing(world.case, 0, 0, 1)
+    places = places_of(world.config, counts_in(world, 1), routing, 1)
+    report = world.send_rows(1, routing, zone=0)
     bad = (places.routed >= world.layout.capacity).sum()
     assert 0 < bad == report[report[:, 0] == REPORT_BAD_ROW][:, 2].sum()
     for memory in world.memory:
         memory.check_guards()
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 5])
+def test_nothing_is_sent_before_all_counts_are_there(library: Library, blocks: int) -> None:
+    case = MissingCountsCase(tokens=(4, 4, 4), timeout_us=SHORT_US, blocks=blocks)
+    for seed in range(3):
+        check_missing_counts(library, case, seed)

@@ -12,6 +12,7 @@ from moe_triton.layout import STATUS_ENTRY_BYTES
 
 from .case import Case, check_reports, draw_routing, results_of
 from .driver import World
+from .inband import receive_inband
 from .library import Library
 from .test_deadlines import dispatched
 
@@ -127,7 +128,7 @@ def test_offsets_stay_in_bounds(library: Library, value: int, entry: int) -> Non
     offsets = world.expected_rows(0, 0)["offsets"]
     capacity = int(offsets[-1])
     offsets[entry] = value
-    _, report = world.receive_inband(0, 0, offsets, capacity=capacity)
+    _, report = receive_inband(world, 0, 0, offsets, capacity=capacity)
     assert report[0, :2].tolist() == [REPORT_BAD_ROW, entry]
     for window in world.windows:
         window.check_guards()
@@ -144,7 +145,7 @@ def test_a_smaller_output_is_not_overrun(library: Library) -> None:
     check_reports(world.wait_for_status(0, zone=0)[1])
     offsets = world.expected_rows(0, 0)["offsets"]
     capacity = int(offsets[-1]) - 2
-    outputs, report = world.receive_inband(0, 0, offsets, capacity=capacity)
+    outputs, report = receive_inband(world, 0, 0, offsets, capacity=capacity)
     assert report[report[:, 0] == REPORT_BAD_ROW][:, 2].sum() == 2
     origins = world.expected_rows(0, 0)["origins"][:capacity]
     assert np.array_equal(outputs["out_origins"].array, origins)

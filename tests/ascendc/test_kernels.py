@@ -10,7 +10,8 @@ from .driver import World
 from .library import LaunchError, Library
 from .memory import GARBAGE
 
-SEEDS = 100
+# Most orders of arrival are for `make test-long`.
+SEEDS = [range(30), pytest.param(range(30, 100), marks=pytest.mark.long)]
 FEW_SEEDS = 10
 
 CASES = {
@@ -20,6 +21,8 @@ CASES = {
     "masked_tokens": Case(tokens=(5, 4, 3), blocks=2, inactive=0.4, shared=(1, 1), timed=True),
     "empty_rank": Case(tokens=(4, 0, 5), blocks=3, topk=3, absent=0.2, straggle=0.2),
     "skewed": Case(tokens=(2, 3, 1, 2), blocks=4, topk=2, skewed=True),
+    "taken_in_parts": Case(tokens=(9, 8, 0), takes=3, blocks=2, topk=3, timed=True, straggle=0.3, hidden=64),
+    "taken_by_one": Case(tokens=(5, 7), takes=4, topk=2, absent=0.3, rounds=4, blocks=1, hidden=64),
     "shared": Case(tokens=(3, 2, 4, 1), blocks=3, topk=3, shared=(1, 2), inactive=0.2),
     "two_shared": Case(tokens=(2, 3, 2, 2), blocks=1, shared=(2, 2), row_per_result=True),
     "more_shared_than_routed": Case(tokens=(2, 1, 2), topk=1, shared=(2, 2), scaled=True),
@@ -30,6 +33,12 @@ CASES = {
     "two_dispatches": Case(tokens=(2, 3), straggle=0.4, schedule="DDC"),
     "long_row": Case(tokens=(1, 2), blocks=1, hidden=512 * 7),
     "full_wait": Case(tokens=(3, 2, 1), full_wait=True, schedule="DCCC", straggle=0.4, timed=True),
+    "parts": Case(tokens=(7, 5, 4), topk=3, part_tokens=2, timed=True, straggle=0.3),
+    "parts_one_token": Case(tokens=(3, 2), blocks=1, part_tokens=1),
+    "parts_masked": Case(tokens=(5, 4, 3), inactive=0.4, shared=(1, 1), timed=True, part_tokens=2),
+    "parts_uneven": Case(tokens=(4, 0, 9), blocks=3, topk=3, absent=0.2, straggle=0.2, part_tokens=2),
+    "parts_two_combines": Case(tokens=(13, 10), blocks=4, part_tokens=4, schedule="DCC"),
+    "parts_few_tokens": Case(tokens=(3, 9), blocks=5, special=0.4, part_tokens=3),
     "inband": Case(tokens=(3, 2), blocks=1, topk=1, inband=True),
     "inband_split": Case(tokens=(4, 3), topk=3, inband=True, scaled=True, absent=0.2, timed=True, hidden=300),
     "inband_odd_rows": Case(tokens=(2, 3, 2), inband=True, hidden=241, scaled=True, weighted=False),
@@ -61,6 +70,10 @@ LARGE_CASES = {
     "many_shared": Case(tokens=(300, 200, 9), topk=2, shared=(2, 2), hidden=32, rounds=1, inactive=0.1),
     "many_experts": Case(tokens=(2, 3), blocks=1, experts_per_rank=1024, hidden=32, timed=True),
     "row_in_pieces": Case(tokens=(2, 1), blocks=2, hidden=48 * 1024),
+    "many_tokens_in_parts": Case(
+        tokens=(300, 200), topk=8, experts_per_rank=8, hidden=32, rounds=1, part_tokens=140, timed=True
+    ),
+    "row_in_pieces_in_parts": Case(tokens=(2, 3), blocks=2, hidden=48 * 1024, part_tokens=1),
     "inband_many_tokens": Case(
         tokens=(300, 200), topk=8, experts_per_rank=8, hidden=32, rounds=1, inband=True, timed=True
     ),
@@ -75,9 +88,10 @@ def _by_name(cases: dict[str, Case]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", list(cases.values()), ids=list(cases))
 
 
+@pytest.mark.parametrize("seeds", SEEDS, ids=["few", "many"])
 @_by_name(CASES)
-def test_strict(strict: Library, case: Case) -> None:
-    for seed in range(SEEDS):
+def test_strict(strict: Library, case: Case, seeds: range) -> None:
+    for seed in seeds:
         World(strict, case, seed).run()
 
 

@@ -22,7 +22,7 @@ from moe_triton.backends.cpu.triton import cache, loader
 from moe_triton.backends.cpu.triton.loader import load
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import TritonKernel
-from moe_triton.kernels.zones import turn_kernel
+from moe_triton.kernels.returns import own_offsets_kernel
 
 Said = Callable[[], list[str]]
 
@@ -318,7 +318,7 @@ def test_an_entry_that_cannot_be_loaded_is_passed_by(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has the right digest, but is no library."""
-    kernel = turn_kernel()
+    kernel = own_offsets_kernel()
     made = anew(kernel)
     assert made.path.parent == folder
     # Elsewhere: of a path that is loaded already, the loader does not look at the file.

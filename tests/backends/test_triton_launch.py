@@ -19,6 +19,7 @@ from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.pack import pack_kernel
 from moe_triton.kernels.route import route_kernel
 from moe_triton.kernels.weighted_sum import weighted_sum_kernel
+from moe_triton.layout import SlotLayout
 
 
 @triton.jit
@@ -77,10 +78,10 @@ def test_overlaps() -> None:
     fields: list[tuple[int, int] | None] = [(1000, 64), (0, 512), (32, 480)]
     assert not overlaps(slots, fields + [None] * 4)
     assert overlaps(slots, [(500, 64), *fields[1:]] + [None] * 4)
-    inputs = arrange_kernel(8, 8, 16, 1)
-    assert not overlaps(
-        inputs, [(0, 512), (0, 512), (0, 8), (600, 8), (700, 8), (800, 8), (900, 8)] + [None] * 6
-    )
+    inputs = arrange_kernel(SlotLayout(32, 1, 1), has_weight=False)
+    memory = [(0, 512), (0, 512), (0, 8), (600, 4), (64, 64), (700, 8), (800, 8), (900, 8)]
+    assert not overlaps(inputs, [*memory, None, None])
+    assert overlaps(inputs, [*memory[:5], (64, 8), *memory[6:], None, None])
 
 
 def test_stack_does_not_grow_with_the_number_of_rows() -> None:

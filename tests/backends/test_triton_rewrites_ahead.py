@@ -23,6 +23,7 @@ from moe_triton.backends.cpu.triton.rewrite_llvm import set_target_triple
 from moe_triton.backends.cpu.triton.toolchain import TARGET_TRIPLE, cpu_level
 from moe_triton.kernels.arrange import arrange_kernel
 from moe_triton.kernels.weighted_sum import weighted_sum_kernel
+from moe_triton.layout import SlotLayout
 from tests.backends.ir_text import is_left, module
 from tests.kernels.calls import arrange, weighted_sum
 from tests.kernels.routes import DTYPES, assert_same_bits
@@ -117,7 +118,7 @@ def test_a_copy_asks_for_both_sides_of_each_piece() -> None:
 @pytest.mark.parametrize(
     "kernel",
     [
-        arrange_kernel(3584, 3584, 3592, 0),
+        arrange_kernel(SlotLayout(7168, 2), False),
         weighted_sum_kernel(torch.bfloat16, 7168, 8),
         weighted_sum_kernel(torch.float16, 7168, 2),
     ],
@@ -137,17 +138,9 @@ REACH_WORDS = (AHEAD_BYTES + PIECE_BYTES) // 4
 )
 def test_rows_of_any_length_are_copied_whole(row_words: int) -> None:
     slot_words = -(-(row_words + 12) // 128) * 128
-    slots = torch.randint(-(2**31), 2**31, (2, 2, 3, slot_words), dtype=torch.int32)
-    layout = {
-        "row_words": row_words,
-        "scale_word": row_words,
-        "stamp_word": row_words + 8,
-        "has_scale": False,
-    }
-    ends = torch.tensor([3, 4, 4, 6], dtype=torch.int32)
-    for got, want in zip(
-        arrange(slots, ends, launch, **layout), arrange(slots, ends, fallback, **layout), strict=True
-    ):
+    slots = torch.randint(-(2**31), 2**31, (6, slot_words), dtype=torch.int32)
+    slot = SlotLayout(row_words * 2, 2)
+    for got, want in zip(arrange(slots, slot, launch), arrange(slots, slot, fallback), strict=True):
         assert_same_bits(got, want)
 
 

@@ -36,7 +36,7 @@ REWRITES = [
 ]
 CASES = {
     "share/by_position": {"copy_partial_blocks_with_loops", "mark_noalias", "copy_ahead"},
-    "keep/h7168-k8-s0": {"forward_loads", "hoist_buffers", "mark_noalias", "copy_ahead"},
+    "arrange_own/h7168-k8-s0": {"forward_loads", "hoist_buffers", "mark_noalias", "copy_ahead"},
     "add_rows/bf16-h7168": {"forward_loads", "store_bfloat16_as_integers", "store_in_place", "read_ahead"},
     "block_quantize/fp16-h7168": {
         "drop_annotations",

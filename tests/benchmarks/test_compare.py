@@ -72,7 +72,7 @@ def some_samples(case: Case = CASE) -> list[Sample]:
 
 
 def test_shares_are_of_all_cores_and_leave_waiting_out() -> None:
-    steps = {"dispatch: pack": 5.0, "dispatch: wait": 70.0, "combine: find results": 2.0}
+    steps = {"dispatch: route + pack": 5.0, "dispatch: wait": 70.0, "dispatch: offsets": 2.0}
     steps["combine: sum"] = 10.0
     case = Case(4, 16, "int8")
     made = [Sample("slots", "both", 4, 16, "int8", i, 0, 100.0, steps=steps, core_us=150.0) for i in range(3)]

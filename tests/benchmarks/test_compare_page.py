@@ -55,8 +55,8 @@ def test_the_page_shows_the_last_run(tmp_path: Path) -> None:
     assert f"- {ROUTES['mpi_native']}: absent: {NO_MPI}" in text
     assert "### At the pace of memcpy" in text
     assert "## Where the time goes" in text
-    assert "| 2 | 16 | int8 | 90 | 0 | 50 | 0 | 0 | 0 | 25 | 0 | 25 |" in text
-    assert "| 4 | 16 | int8 | 90 |  |  |  |  |  |  |  |  |" in text
+    assert "| 2 | 16 | int8 | 90 | 0 | 50 | 0 | 0 | 25 | 0 | 25 |" in text
+    assert "| 4 | 16 | int8 | 90 |  |  |  |  |  |  |  |" in text
     assert "## Scaling" in text
     images = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
     assert len(images) == 4

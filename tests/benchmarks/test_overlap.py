@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
 
-from benchmarks.overlap import hidden, median_with_interval, overlap_us
+from benchmarks.overlap import PACK, hidden, median_with_interval, overlap_us
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,9 +35,10 @@ def test_hidden_work_is_what_ran_beside_communication(tmp_path: Path) -> None:
         return {"ph": "X", "pid": 0, "tid": 0, "name": name, "ts": begin, "dur": end - begin, "args": of}
 
     events = [span("pack", 0, 10, 1), span("send", 10, 20, 1), span("pack", 16, 26, 1), span("pack", 0, 1, 0)]
+    events.append(span("pack", 2, 9, 1))  # another block of the first one
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"traceEvents": events}))
-    assert hidden(path, "dispatch", 1) == (20, 4, 10)
+    assert hidden(path, "dispatch", PACK, 1) == (20, 4, 10)
 
 
 def test_it_runs(tmp_path: Path) -> None:
@@ -45,11 +47,11 @@ def test_it_runs(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.overlap", *options]
     subprocess.run(command, cwd=ROOT, check=True, timeout=300)
     found = {
-        (r["case"]["operator"], r["case"]["route"], r["metric"]): r["value"]
+        (r["case"]["rows"], r["case"]["operator"], r["case"]["route"], r["metric"]): r["value"]
         for r in json.loads(path.read_text())
     }
-    for operator in ("dispatch", "combine"):
-        assert found[operator, "series", "time_vs_series"] == 1
-        assert 0 <= found[operator, "overlapped", "hidden_of_work"] <= 1
+    for case in product(("int8", "plain"), ("dispatch", "combine")):
+        assert found[*case, "series", "time_vs_series"] == 1
+        assert 0 <= found[*case, "overlapped", "hidden_of_work"] <= 1
         # The same launches one after the other: nothing runs beside anything.
-        assert found[operator, "series", "hidden_of_work"] == 0
+        assert found[*case, "series", "hidden_of_work"] == 0

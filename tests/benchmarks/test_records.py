@@ -31,7 +31,7 @@ RUNS = {
     "python_time": (["--tokens", "1"], {"python_us"}, {"call", "tokens"}),
 }
 # They compile kernels of sizes that no other test has: `make test-long`.
-SLOW = ("kernels", "memory")
+SLOW = ("kernels", "memory", "operators")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from moe_triton.backends.cpu import native
 from moe_triton.backends.npu import library
 from moe_triton.core import abi, ascendc, native_files
 from moe_triton.core.errors import ToolchainError
+from moe_triton.core.fused import LAUNCHED
 from moe_triton.core.kernel import AscendCKernel
 from moe_triton.layout import CALL_WORD
 from moe_triton.tools import codegen
@@ -68,7 +69,7 @@ def test_the_library_is_loaded_and_agrees(
     loaded.moe_abi.restype = ctypes.c_char_p
     assert loaded.moe_abi().decode() == abi.text()
     assert library.blocks_start_together()
-    for kernel in ascendc.KERNELS:
+    for kernel in LAUNCHED:
         address = library.symbol_address(kernel.symbol)
         assert address == ctypes.cast(getattr(loaded, kernel.symbol), ctypes.c_void_p).value
     with pytest.raises(AttributeError):

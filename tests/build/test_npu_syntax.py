@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from moe_triton.core import ascendc
+from moe_triton.core.fused import LAUNCHED
 from moe_triton.tools import codegen
 from tests.build.fake_cann import SOURCES
 
@@ -55,7 +55,7 @@ def parse(sources: Path, generated: Path, dialect: str) -> tuple[Any, list[str]]
     said = [f"{d.location.file}:{d.location.line}: {d.spelling}" for d in unit.diagnostics]
     # To CUDA a function is for the device or a kernel; in Ascend C a kernel is written as both.
     both = [line for line in said if line.endswith("'device' and 'global' attributes are not compatible")]
-    assert len(both) == len(ascendc.KERNELS)
+    assert len(both) == len(LAUNCHED)
     return unit, [line for line in said if line not in both]
 
 
@@ -72,7 +72,7 @@ def kernels_of(unit: Any) -> dict[str, Any]:
 def test_the_kernels_parse_without_the_emulation(generated: Path, dialect: str) -> None:
     unit, said = parse(SOURCES, generated, dialect)
     assert said == []
-    assert set(kernels_of(unit)) == {kernel.name for kernel in ascendc.KERNELS}
+    assert set(kernels_of(unit)) == {kernel.name for kernel in LAUNCHED}
 
 
 def test_every_kernel_is_of_mixed_type_and_starts_as_a_whole(generated: Path) -> None:
@@ -100,7 +100,7 @@ def test_every_kernel_is_of_mixed_type_where_a_macro_says_so(generated: Path) ->
 def test_every_launcher_launches_its_own_kernel(generated: Path, dialect: str) -> None:
     unit, _ = parse(SOURCES, generated, dialect)
     names = kernels_of(unit)
-    for kernel in ascendc.KERNELS:
+    for kernel in LAUNCHED:
         (launcher,) = [
             c for c in unit.cursor.walk_preorder() if c.spelling == kernel.symbol and c.is_definition()
         ]

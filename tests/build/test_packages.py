@@ -51,6 +51,7 @@ def test_the_wheel_holds_the_sources(wheel: Path) -> None:
     assert f"{native_folder}/{native.LIBRARY}" in names
     assert f"{native_folder}/{extension.FILE}" in names or not HAS_HEADERS
     assert "moe_triton/py.typed" in names
+    assert "autotune/cli/kernels.py" in names
 
 
 @pytest.fixture

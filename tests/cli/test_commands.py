@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from moe_triton.backends.cpu import extension, native
 from moe_triton.tools.cli import demo as demo_module
 from moe_triton.tools.cli import doctor as doctor_module
 from moe_triton.tools.cli.app import app
+from tests.test_scheme_tables import write
 
 SMALL = [
     "--tokens",
@@ -133,6 +135,17 @@ def test_layout_prints_every_region() -> None:
     assert "num_ranks is 0" in run("layout", "--ranks", "0")
 
 
+def test_layout_and_plan_say_which_scheme_is_taken_and_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOE_TRITON_TABLES", str(tmp_path))
+    write(tmp_path, {("own", 64): "fullmesh_v2", ("window", 64): "direct"})
+    for command in ("layout", "plan"):
+        assert run(command).startswith("scheme fullmesh_v2: table schemes-cpu-")
+        assert run(command, "--outputs", "window").startswith("scheme direct: table schemes-cpu-")
+        assert run(command, "--comm-alg", "fullmesh_v1").startswith("scheme fullmesh_v1: comm_alg=")
+
+
 def test_layout_prints_what_a_scheme_has() -> None:
     output = run("layout", "--ranks", "4", "--comm-alg", "direct")
     for region in ("direct_counts", "rows_status", "results_status", "rows", "stamps", "results"):
@@ -142,10 +155,10 @@ def test_layout_prints_what_a_scheme_has() -> None:
 
 
 STEPS = {
-    "fullmesh_v1": ["route", "pack", "send", "wait", "offsets", "arrange", "send", "wait", "sum"],
+    "fullmesh_v1": ["route + pack", "send", "wait", "offsets", "rows", "arrange", "send", "wait", "sum"],
     "direct": [
-        *("route", "send counts", "pack", "wait for counts", "starts", "places", "send", "flag", "offsets"),
-        *("wait", "stamps", "copy", "flag", "wait", "sum"),
+        *("route + pack", "send counts", "wait for counts", "send", "flag", "offsets", "wait", "stamps"),
+        *("copy", "flag", "wait", "sum"),
     ],
 }
 
@@ -153,7 +166,9 @@ STEPS = {
 @pytest.mark.parametrize("comm_alg", list(STEPS))
 def test_plan_prints_the_steps_in_order(comm_alg: str) -> None:
     output = run("plan", "--comm-alg", comm_alg)
-    steps = re.findall(r"^\s+(?:compute|communication)\s+(\w+(?: \w+)*?)\s+\w+x\d+\(", output, flags=re.M)
+    steps = re.findall(
+        r"^[+&]?\s+(?:compute|communication)\s+(\w+(?: [\w+]+)*?)\s+\w+x\d+\(", output, flags=re.M
+    )
     assert steps == STEPS[comm_alg]
 
 
@@ -162,3 +177,33 @@ def test_the_npu_back_ends_plan_finds_its_zone_in_memory() -> None:
     assert "zone_at=<zones+4>" in npu
     assert "turn" in npu
     assert "<zones" not in cpu
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--tokens", "64"), "dispatch: 1 part of 64 tokens; 64 tokens a part, unless set"),
+        (("--tokens", "130"), "combine: 3 parts of 130 tokens; 64 tokens a part, unless set"),
+        (("--dispatch-tokens", "32"), "dispatch: 2 parts of 64 tokens; Tuning(dispatch_tokens=32)"),
+        (
+            ("--combine-tokens", "16", "--comm-alg", "direct"),
+            "combine: 1 part of 64 tokens; it cannot be cut",
+        ),
+        (("--backend", "npu"), "combine: 1 part of 64 tokens; without communication_blocks nothing overlaps"),
+        (
+            ("--backend", "npu", "--blocks", "48", "--communication-blocks", "24"),
+            "combine: 1 part of 64 tokens; table parts, row of product A3, scheme fullmesh_v1, "
+            "operator combine, hidden 7168, ranks 8, tokens 64 (moe_triton.model, constants ",
+        ),
+    ],
+)
+def test_plan_says_in_how_many_parts_and_why(options: tuple[str, ...], said: str) -> None:
+    output = run("plan", *options)
+    assert said in output
+    operator, _, rest = said.partition(": ")
+    if options[0] == "--tokens" and operator == "combine":
+        assert len(re.findall(r"^&?\s+compute\s+sum", output, flags=re.M)) == int(rest[0])
+
+
+def test_plan_refuses_blocks_that_do_not_fit() -> None:
+    assert "tuning.communication_blocks is 1" in run("plan", "--communication-blocks", "1")

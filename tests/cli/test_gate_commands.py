@@ -70,7 +70,7 @@ def test_compile_fails_where_the_kernel_does_not_fit() -> None:
         (["--kernel", "pack", "--hidden", "65"], "hidden is 65, but must be a positive multiple of 32"),
         (["--kernel", "pack", "--dtype", "fp32"], "dtype is 'fp32', but it must be one of"),
         (["--kernel", "pack_smooth", "--topk", "0"], "topk is 0, but it must be positive"),
-        (["--kernel", "places", "--shared", "-1"], "shared is -1, but must be 0 or more"),
+        (["--kernel", "weighted_sum", "--shared", "-1"], "shared is -1, but must be 0 or more"),
         (
             ["--kernel", "arrange", "--feature", "masked"],
             "feature is 'masked', but arrange has int8, int8_128, weights",
@@ -84,7 +84,7 @@ def test_compile_names_what_is_wrong(arguments: list[str], told: str) -> None:
 
 
 def test_gate_keeps_compares_and_tells(kept: Path) -> None:
-    only = ["--kernel", "gather_counts", "--kernel", "starts"]
+    only = ["--kernel", "gather_counts", "--kernel", "waits_of_dispatch"]
     output = run("gate", *only, code=1)
     assert "gather_counts: new" in output
     assert "make gate-update" in output
@@ -92,24 +92,24 @@ def test_gate_keeps_compares_and_tells(kept: Path) -> None:
 
     run("gate", *only, "--update")
     assert {path.stem for path in kept.iterdir()} == SOCS.keys()
-    assert golden.read("Ascend910B3", kept).keys() == {"gather_counts", "starts"}
+    assert golden.read("Ascend910B3", kept).keys() == {"gather_counts", "waits_of_dispatch"}
     assert "old" not in page.PAGE.read_text()
     assert "| `gather_counts` |" in page.PAGE.read_text()
     assert "as kept" in run("gate", *only)
 
     rows = golden.read("Ascend910_9391", kept)
-    before = rows["starts"]["V"]
-    rows["starts"]["V"] = "1"
+    before = rows["waits_of_dispatch"]["V"]
+    rows["waits_of_dispatch"]["V"] = "1"
     golden.write("Ascend910_9391", rows.values(), kept)
     output = run("gate", *only, code=1)
-    assert f"Ascend910_9391 starts: V 1 -> {before}" in output
+    assert f"Ascend910_9391 waits_of_dispatch: V 1 -> {before}" in output
     assert "as kept" in run("gate", *only, "--soc", "A2")
 
 
 def test_gate_updates_one_kernel_and_leaves_the_others(kept: Path) -> None:
-    for kernel in ("gather_counts", "starts"):
+    for kernel in ("gather_counts", "waits_of_dispatch"):
         run("gate", "--soc", "A2", "--kernel", kernel, "--update")
-    assert golden.read("Ascend910B3", kept).keys() == {"gather_counts", "starts"}
+    assert golden.read("Ascend910B3", kept).keys() == {"gather_counts", "waits_of_dispatch"}
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ class OperatorCase:
         batch: most tokens of a rank.
         hidden: H.
         dtype: of x.
+        long_ids: of torch_npu's functions: ids are int64.
         routing: "uniform", "skewed" to few experts, "sparse" with ids of -1 between, or "none" at all.
         values: "usual", or "extreme": rows of zeros, of tiny and of huge numbers, infinities and NaN,
             negative weights, and rubbish where nothing may look.
@@ -105,6 +106,7 @@ class OperatorCase:
     batch: int = 4
     hidden: int = 64
     dtype: torch.dtype = torch.bfloat16
+    long_ids: bool = False
     routing: str = "uniform"
     values: str = "usual"
     tokens: str = "equal"

@@ -195,7 +195,8 @@ def _one_round(
     case: OperatorCase, process: int, tensors: Tensors, group_ep: str, group_tp: str, late: random.Random
 ) -> Tensors:
     """Dispatch, experts, combine of one process."""
-    ids, weights = tensors["expert_ids"], tensors["expert_scales"] if case.combine_weights else None
+    weights = tensors["expert_scales"] if case.combine_weights else None
+    ids = tensors["expert_ids"].long() if case.long_ids else tensors["expert_ids"]
     place: tuple[Any, ...] = (group_ep, case.ranks, process // max(case.tp, 1), case.num_experts)
     attributes = _attributes(case, process, group_tp)
     out: Tensors = {}

@@ -37,7 +37,10 @@ def run_all(ranks: Groups, cases: Sequence[OperatorCase]) -> dict[str, list[str]
     return wrong
 
 
-@pytest.mark.parametrize("part", range(6))
+PARTS = [*range(3), *(pytest.param(part, marks=pytest.mark.long) for part in range(3, 6))]
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_every_pair_of_features(ranks: Groups, part: int) -> None:
     assert run_all(ranks, pairwise(**SHORT, **TAKEN)[part::6]) == {}
 

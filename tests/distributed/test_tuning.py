@@ -20,6 +20,8 @@ TUNINGS = {
     "parts": (Tuning(2, 3), 1),
     "parts on two blocks": (Tuning(2, 3), 2),
     "streams beside each other": (Tuning(2, 3, communication_blocks=1), 3),
+    "one block receives": (Tuning(receiving_blocks=1), 2),
+    "two blocks receive": (Tuning(receiving_blocks=2), 3),
     "all rows streamed": (Tuning(cached_bytes=0), 1),
     "asleep at once": (Tuning(spins=0, yields=0), 2),
 }
@@ -56,6 +58,21 @@ def share_of_a_core_while_waiting(rank: int, num_ranks: int, case: Case) -> floa
 def test_who_waits_long_sleeps(ranks: Groups) -> None:
     shares = ranks(3).run(share_of_a_core_while_waiting, small_case(3))
     assert max(shares[1:]) < 0.5
+
+
+def missing_where_rows_are_received(rank: int, num_ranks: int, case: Case, stays_away: int) -> list[int]:
+    with make_buffer(case, tuning=Tuning(receiving_blocks=1), num_blocks=2, timeout_s=1.0) as buffer:
+        inputs = inputs_of(case, rank, 0)
+        if rank == stays_away:
+            time.sleep(2.5)  # past the others' deadline
+            return [stays_away]
+        with pytest.raises(CommunicationTimeoutError) as raised:
+            buffer.dispatch(inputs.x, inputs.topk_idx)
+        return list(raised.value.missing_ranks)
+
+
+def test_a_late_rank_is_named_by_those_that_receive(ranks: Groups) -> None:
+    assert ranks(3).run(missing_where_rows_are_received, small_case(3), 2) == [[2]] * 3
 
 
 def missing_in_parts(rank: int, num_ranks: int, case: Case, stays_away: int) -> list[int]:

@@ -12,6 +12,7 @@ import torch
 from moe_triton.core.errors import ToolchainError
 from moe_triton.kernels.add_rows import add_rows_kernel
 from moe_triton.kernels.arrange import arrange_kernel
+from moe_triton.layout import SlotLayout
 from moe_triton.npu_compiler import cache
 from moe_triton.npu_compiler import compile as npu_compile
 from moe_triton.npu_compiler.compile import Compiled, compile_ir, notes_of, npu_ir, reason_of
@@ -82,7 +83,7 @@ def test_the_front_end_is_asked_once_for_all_chips(runs: list[Any], monkeypatch:
     assert npu_ir(kernel) == 'mix_mode = "none"'
     npu_ir(add_rows_kernel(torch.bfloat16, 96, "npu"))
     npu_ir(add_rows_kernel(torch.float16, 96, "npu"))
-    npu_ir(arrange_kernel(64, 64, 72, 1))
+    npu_ir(arrange_kernel(SlotLayout(128, 1, 1), False))
     assert len(asked) == 4
 
 

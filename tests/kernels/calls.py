@@ -7,21 +7,20 @@ import torch
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.kernels.add_rows import add_rows_kernel
 from moe_triton.kernels.append import append_kernel, gather_counts_kernel
-from moe_triton.kernels.arrange import arrange_kernel
+from moe_triton.kernels.arrange import SLOT_WORDS, arrange_kernel
 from moe_triton.kernels.block_quantize import block_quantize_kernel
 from moe_triton.kernels.checks import Launch
 from moe_triton.kernels.const_experts import const_alphas_kernel
-from moe_triton.kernels.keep import keep_kernel
 from moe_triton.kernels.pack import pack_kernel
-from moe_triton.kernels.places import places_kernel, starts_kernel
 from moe_triton.kernels.returns import own_offsets_kernel, returns_kernel
 from moe_triton.kernels.rms_norm import rms_norm_kernel
-from moe_triton.kernels.route import offsets_kernel, route_kernel
+from moe_triton.kernels.route import route_kernel
 from moe_triton.kernels.select import select_kernel
 from moe_triton.kernels.share import share_kernel
 from moe_triton.kernels.stamps import stamps_kernel
 from moe_triton.kernels.waits import waits_of_combine_kernel, waits_of_dispatch_kernel
 from moe_triton.kernels.weighted_sum import weighted_sum_kernel
+from moe_triton.layout import WORD_BYTES, SlotLayout
 
 I32, I64, F32 = torch.int32, torch.int64, torch.float32
 Tensor = torch.Tensor
@@ -41,16 +40,6 @@ def route(topk_idx: Tensor, num_experts: int, launch: Launch) -> tuple[Tensor, T
     index, counts = ints(topk_idx.numel()), ints(num_experts)
     launch(route_kernel(), [topk_idx, index, counts, topk_idx.numel(), num_experts], 1)
     return index, counts
-
-
-def offsets(
-    received: Tensor, num_local: int, max_count: int, launch: Launch, *, cumulative: bool = False
-) -> tuple[Tensor, Tensor]:
-    """recv_offsets (E*W,), tokens_per_expert (E,)"""
-    outputs = [torch.empty_like(received), torch.empty(num_local, dtype=I64), ints(2)]
-    sizes = [received.numel(), num_local, max_count, max_count * received.numel()]
-    launch(offsets_kernel(cumulative=cumulative), [received, *outputs, *sizes], 1)
-    return outputs[0], outputs[1]
 
 
 def select(expert_ids: Tensor, mask: Tensor, launch: Launch) -> tuple[Tensor, Tensor, int]:
@@ -116,51 +105,23 @@ def pack(
     return slots
 
 
-def keep(
-    rows: Tensor,
-    topk_idx: Tensor,
-    expand_idx: Tensor,
-    recv_offsets: Tensor,
-    launch: Launch,
-    *,
-    first_expert: int,
-    num_ranks: int,
-    rank: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """rows (A, words - 1), scales (A,), origins (A, 3); a row's last word is its scale."""
-    (tokens, topk), words, capacity = topk_idx.shape, rows.shape[1] - 1, int(recv_offsets[-1])
-    outputs = ints(capacity, words), torch.zeros(capacity), ints(capacity, 3)
-    inputs = [rows, rows.view(-1)[words:].view(F32), topk_idx, expand_idx, recv_offsets]
-    sizes = [words + 1, first_expert, recv_offsets.numel() // num_ranks, num_ranks, rank, tokens]
-    launch(keep_kernel(words, topk, 1, False), [*inputs, *outputs, *sizes], 1)
-    return outputs
-
-
-def arrange(
-    slots: Tensor,
-    recv_offsets: Tensor,
-    launch: Launch,
-    *,
-    row_words: int,
-    scale_word: int,
-    stamp_word: int,
-    has_scale: bool,
-    has_weight: bool = False,
-    programs: int = 1,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """rows (A, row_words), scales (A,), origins (A, 3), weights (A,); slots are (W, E, rows, words)."""
-    num_ranks, num_experts, _, _ = slots.shape
-    capacity = int(recv_offsets[-1])
-    outputs = (
-        ints(capacity, row_words),
-        torch.zeros(capacity * has_scale),
-        ints(capacity, 3),
-        torch.zeros(capacity * has_weight),
+def arrange(slots: Tensor, slot: SlotLayout, launch: Launch) -> tuple[Tensor, Tensor]:
+    """Every slot of (A, words) in turn, words a multiple of 8: rows (A, row words) and origins (A, 3)."""
+    rows, words = slots.shape
+    outputs = {"out_rows": ints(rows, slot.row_bytes // WORD_BYTES), "out_origins": ints(rows, 3)}
+    call(
+        launch,
+        arrange_kernel(slot, has_weight=False),
+        slots=slots,
+        slot_scales=slots.view(F32),
+        row_slots=torch.arange(rows, dtype=I32) * (words // SLOT_WORDS),
+        num_rows=torch.tensor([rows], dtype=I32),
+        entries=ints(0),
+        **outputs,
+        capacity=rows,
+        num_entries=0,
     )
-    kernel = arrange_kernel(row_words, scale_word, stamp_word, int(has_scale), has_weight)
-    sizes = [num_ranks * num_experts, num_ranks, -1, *slots.stride()[:3]]
-    launch(kernel, [slots, slots.view(F32), recv_offsets, *outputs, *sizes], programs)
-    return outputs
+    return outputs["out_rows"], outputs["out_origins"]
 
 
 def append(
@@ -199,46 +160,6 @@ def add_rows(
     kernel = add_rows_kernel(rows.dtype, hidden)
     launch(kernel, [rows, slots, counts, out, tp_rank, capacity, slots.stride(0)], programs)
     return out
-
-
-def starts(
-    counts: Tensor, rank: int, launch: Launch, *, num_shared_ranks: int = 0, max_count: int, programs: int = 1
-) -> tuple[Tensor, Tensor]:
-    """starts (N,), recv_counts (E, W)"""
-    num_ranks, entries = counts.shape
-    local = (entries - num_shared_ranks) // (num_ranks - num_shared_ranks)
-    outputs = ints(entries), ints(1 if rank < num_shared_ranks else local, num_ranks)
-    sizes = [num_ranks, rank, num_shared_ranks, local, counts.stride(0), max_count]
-    launch(starts_kernel(), [counts, *outputs, *sizes], programs)
-    return outputs
-
-
-def places(
-    topk_idx: Tensor,
-    expand_idx: Tensor,
-    starts: Tensor,
-    peer_offsets: Tensor,
-    launch: Launch,
-    *,
-    num_experts: int,
-    capacity: int,
-    hidden: int,
-    num_shared_ranks: int,
-    shared: tuple[Tensor, Tensor],
-    programs: int = 1,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """places (T, K), shared_places (T, S), offsets (T, K+S)"""
-    (tokens, topk), num_shared = topk_idx.shape, shared[0].shape[1]
-    local = num_experts // (peer_offsets.numel() - num_shared_ranks)
-    outputs = (
-        ints(tokens, topk),
-        ints(tokens, num_shared),
-        torch.empty((tokens, topk + num_shared), dtype=I64),
-    )
-    inputs = [topk_idx, expand_idx, starts, *shared, peer_offsets]
-    sizes = [tokens, num_experts, num_shared_ranks, local, capacity, hidden]
-    launch(places_kernel(topk, num_shared), [*inputs, *outputs, *sizes], programs)
-    return outputs
 
 
 def split_stamps(

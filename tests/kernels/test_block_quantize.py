@@ -93,6 +93,34 @@ def test_rows_up_to_the_count_are_quantised(
     assert (packed.tensor[:, scale_offset + hidden // 4 :] == CANARY).all()
 
 
+@pytest.mark.parametrize(("launch", "target"), FORMS)
+@kernel_settings
+@given(
+    seed=st.integers(0, 2**31),
+    tokens=st.lists(st.integers(-2, 6), min_size=1, max_size=7),
+    first=st.integers(0, 6),
+    count=st.integers(0, 6),
+    programs=st.integers(1, 4),
+)
+def test_a_part_has_the_rows_of_its_tokens(
+    launch: Launch, target: str, seed: int, tokens: list[int], first: int, count: int, programs: int
+) -> None:
+    rows = draw(seed, len(tokens), 96, torch.bfloat16)
+    origins = torch.tensor([[9, token, 9] for token in tokens], dtype=torch.int32)
+    packed = Guarded((len(tokens), 128), torch.int8)
+    scales, ends = (
+        packed.tensor.view(-1)[96:].view(rows.dtype),
+        torch.tensor([len(tokens)], dtype=torch.int32),
+    )
+    sizes = [1, len(tokens), 128, 64, first, first + count]
+    kernel = block_quantize_kernel(rows.dtype, 96, target, parted=True)
+    launch(kernel, [rows, origins, ends, packed.tensor, scales, *sizes], programs)
+    is_of_part = torch.tensor([first <= token < first + count for token in tokens])
+    for got, want in zip(split(packed.check(), 96, 96, rows.dtype), quantize_blocks(rows), strict=True):
+        assert_same_bits(got[is_of_part], want[is_of_part])
+    assert (packed.tensor[~is_of_part] == CANARY).all()
+
+
 @settings(kernel_settings, max_examples=10)
 @given(hidden=st.integers(1, 256).map(lambda n: 32 * n), dtype=st.sampled_from(DTYPES))
 def test_any_hidden_size(hidden: int, dtype: torch.dtype) -> None:

@@ -147,6 +147,21 @@ def test_chunks_write_their_own_tokens_only(launch: Launch) -> None:
         assert_same_bits(output.tensor[outside], output.untouched()[outside])
 
 
+@pytest.mark.parametrize("launch", LAUNCHES)
+@pytest.mark.parametrize("zone", [0, 1])
+@pytest.mark.parametrize("tokens", [0, 3])
+def test_the_last_launch_of_an_operator_turns_its_zone(launch: Launch, zone: int, tokens: int) -> None:
+    acc, residual, gamma = draw(4, tokens, 32)
+    y, rstd, x = torch.empty_like(residual), torch.empty(tokens), torch.empty_like(residual)
+    turned = Guarded((1,), torch.int32)
+    cells = [torch.tensor([zone], dtype=torch.int32), turned.tensor]
+    inputs = [acc, residual, gamma, torch.tensor([1e-6])]
+    launch(rms_norm_kernel(32, turns=True), [*inputs, y, rstd, x, *cells, 0, tokens], 4)
+    assert turned.check().tolist() == [1 - zone]
+    for output, want in zip((y, rstd, x), expected(acc, residual, gamma, 1e-6), strict=True):
+        assert_same_bits(output, want)
+
+
 def test_the_form_for_the_npu_differs_by_the_order_of_the_sum_only() -> None:
     acc, residual, gamma = draw(3, 6, 2880)
     y, x, rstd = torch.empty((6, 2880), dtype=BF16), torch.empty((6, 2880), dtype=BF16), torch.empty(6)

@@ -10,7 +10,7 @@ from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.kernels import Case, Shape, Sizes, families
 from tests.kernels.routes import LAUNCHES, Launch, assert_same_bits, kernel_settings
 
-MOVING = ("arrange", "append", "keep", "stamps")
+MOVING = ("arrange", "arrange_own", "append", "stamps")
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)

@@ -23,7 +23,7 @@ def run_select(
         Guarded((num_tokens,), I32),
         Guarded((1,), I32),
     )
-    kernel = select_kernel(topk, mask.dim() == 2, target)
+    kernel = select_kernel(topk, mask.dim() == 2, target, ids.dtype == torch.int64)
     outputs = [topk_idx, active, num_active]
     arguments = [ids, mask.view(torch.int8), *(output.tensor for output in outputs), num_tokens]
     launch(kernel, arguments, programs)
@@ -104,6 +104,18 @@ def test_select(launch: Launch) -> None:
     assert topk_idx.tolist() == [[-1, 5], [-1, -1], [8, 9]]
     assert active.tolist() == [0, -1, 1]
     assert num_active == 2
+
+
+@pytest.mark.parametrize(("launch", "target"), FORMS)
+@pytest.mark.parametrize("per_entry", [False, True])
+def test_select_takes_int64(launch: Launch, target: str, per_entry: bool) -> None:
+    """As a plan of an NPU has them: what is beyond any expert is none, whatever its low half."""
+    given = torch.tensor([[3, 2**32 + 3], [-(2**40), 2**24], [2**24 - 1, -1], [7, 8]])
+    mask = torch.tensor([True, True, True, False])
+    mask = mask[:, None].expand(4, 2).contiguous() if per_entry else mask
+    topk_idx, active, num_active = run_select(launch, target, given, mask, 2)
+    assert topk_idx == [[3, -1], [-1, -1], [2**24 - 1, -1], [-1, -1]]
+    assert (active, num_active) == ([0, 1, 2, -1], 3)
 
 
 def test_select_refuses_sizes_that_no_kernel_has() -> None:

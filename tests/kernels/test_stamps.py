@@ -8,23 +8,24 @@ from hypothesis import strategies as st
 
 from moe_triton.kernels.stamps import stamps_kernel
 from tests.kernels.calls import split_stamps
-from tests.kernels.routes import LAUNCHES, Guarded, Launch, assert_same_bits, kernel_settings
+from tests.kernels.routes import FORMS, LAUNCHES, Guarded, Launch, assert_same_bits, kernel_settings
 
 I32, F32 = torch.int32, torch.float32
 
 
-@pytest.mark.parametrize("launch", LAUNCHES)
+@pytest.mark.parametrize(("launch", "target"), FORMS)
 @pytest.mark.parametrize("has_weight", [False, True])
 @pytest.mark.parametrize("has_scale", [False, True])
 @kernel_settings
 @given(
     seed=st.integers(0, 2**31),
-    capacity=st.integers(1, 40),
-    number=st.integers(-2, 44) | st.sampled_from([-(2**31), 2**31 - 1]),
+    capacity=st.integers(1, 90),
+    number=st.integers(-2, 94) | st.sampled_from([-(2**31), 2**31 - 1]),
     programs=st.integers(1, 4),
 )
 def test_stamps(
     launch: Launch,
+    target: str,
     has_weight: bool,
     has_scale: bool,
     seed: int,
@@ -40,7 +41,7 @@ def test_stamps(
     wanted = [word for word, is_wanted in ((3, has_weight), (4, has_scale)) if is_wanted]
     outputs = [origins.tensor, *(floats[word].tensor for word in wanted)]
     arguments = [stamps, stamps.view(F32), torch.tensor([number], dtype=I32), *outputs, capacity]
-    launch(stamps_kernel(has_weight, int(has_scale)), arguments, programs)
+    launch(stamps_kernel(has_weight, int(has_scale), target), arguments, programs)
     rows = max(0, min(number, capacity))
     assert np.array_equal(origins.check()[:rows].numpy(), words[:rows, :3])
     assert_same_bits(origins.check()[rows:], origins.untouched()[rows:])

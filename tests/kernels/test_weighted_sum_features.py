@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,12 +12,10 @@ from hypothesis import strategies as st
 
 from moe_triton.backends.cpu.triton import launch, load
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.kernel import TritonKernel
 from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
-from tests.kernels.models import entry_model, sum_of_entries_model
-from tests.kernels.routes import DTYPES, FORMS, Guarded, Launch, assert_same_bits, kernel_settings
+from tests.kernels.routes import DTYPES, FORMS, Launch, assert_same_bits, kernel_settings
+from tests.kernels.weighted_sum_case import NUM_EXPERTS, Case
 
-NUM_EXPERTS, MAX_INDEX = 5, 7
 FEATURES = [
     SumFeatures(masked=True),
     SumFeatures(shared_x=True),
@@ -35,6 +32,13 @@ FEATURES = [
     SumFeatures(masked=True, shared_x=True, special=True, quantized=True, fp32_out=True),
     SumFeatures(masked=True, shared_x=True, special=True, by_offset=True, fp32_out=True),
     SumFeatures(True, True, True, True, by_expert=True, fp32_out=True),
+    SumFeatures(own=True),
+    SumFeatures(masked=True, shared_x=True, special=True, own=True, fp32_out=True),
+    SumFeatures(listed=True),
+    SumFeatures(own=True, listed=True, masked=True),
+    SumFeatures(masked=True, shared_x=True, special=True, quantized=True, listed=True, turns=True),
+    SumFeatures(turns=True),
+    SumFeatures(masked=True, shared_x=True, special=True, turns=True),
 ]
 
 
@@ -58,185 +62,12 @@ def with_forms(*features: SumFeatures) -> pytest.MarkDecorator:
     )
 
 
-class Case:
-    """Every argument of a sum with features, by its name in the kernel, and each token's sum.
-
-    What no sum should hold is NaN by the time the kernel runs.
-    """
-
-    def __init__(
-        self,
-        features: SumFeatures,
-        dtype: torch.dtype,
-        hidden: int,
-        topk: int,
-        num_shared: int,
-        has_weights: bool,
-        seed: int,
-        tokens: int,
-        special: tuple[int, int, int] = (2, 1, 2),
-        gap: int = 0,
-    ) -> None:
-        self.features, self.dtype, self.hidden = features, dtype, hidden
-        self.topk, self.num_shared, self.has_weights = topk, num_shared, has_weights
-        self.special = special if features.special else (0, 0, 0)
-        self.generator = torch.Generator().manual_seed(seed)
-        self.tokens = tokens
-        # -2 and the ids behind the special experts are of no expert
-        self.ids = self.integers(-2, NUM_EXPERTS + sum(self.special) + 2, tokens, topk)
-        self.weights = torch.rand((tokens, topk), generator=self.generator) * 2 - 0.5
-        self.active = self.integers(-2, 3, tokens)
-        self.expand_idx = self.integers(-3, MAX_INDEX + 3, tokens, topk)  # clamped
-        self.shared_x, self.ori_x = self.rows(tokens), self.rows(tokens)
-        self.alphas = torch.randn((tokens, topk, 2), generator=self.generator)
-        self.const_v = self.rows(self.special[2])
-        self.make_slots(gap)
-
-    def integers(self, low: int, high: int, *shape: int) -> torch.Tensor:
-        return torch.randint(low, high, shape, generator=self.generator, dtype=torch.int32)
-
-    def rows(self, *shape: int) -> torch.Tensor:
-        return torch.randn((*shape, self.hidden), generator=self.generator).to(self.dtype)
-
-    def make_slots(self, gap: int) -> None:
-        """Slots, packed as they lie in a window, and what the receiver reads in each of them."""
-        width = self.topk + self.num_shared
-        # by offset, results lie anywhere before and behind where the sum starts to count
-        self.order = torch.randperm(self.tokens * width, generator=self.generator).view(self.tokens, width)
-        self.origin = self.tokens * width // 2 if self.features.by_offset else 0
-        if self.features.by_expert:
-            shape: tuple[int, ...] = (NUM_EXPERTS + self.num_shared, max(MAX_INDEX, self.tokens))
-        else:
-            shape = (self.tokens, self.topk + self.num_shared)
-        if self.features.quantized:
-            self.scale_offset = self.hidden + gap
-            self.slot_width = self.scale_offset + self.hidden // 4 + gap
-            self.slots = self.integers(-128, 128, *shape, self.slot_width).to(torch.int8)
-            scales = torch.rand((*shape, self.hidden // 8), generator=self.generator).to(self.dtype)
-            end = self.scale_offset + self.hidden // 4
-            self.slots[..., self.scale_offset : end] = scales.view(torch.int8)
-            products = self.slots[..., : self.hidden].float() * scales.float().repeat_interleave(8, -1)
-            self.values = products.to(self.dtype).float()
-        else:
-            self.slot_width = self.hidden + gap
-            self.slots = torch.randn((*shape, self.slot_width), generator=self.generator).to(self.dtype)
-            self.values = self.slots[..., : self.hidden].float()
-
-    def where(self, token: int, k: int) -> tuple[int, int]:
-        """The slot of entry k, or of a shared result from topk on."""
-        if self.features.by_offset:
-            first, second = divmod(int(self.order[token, k]), self.topk + self.num_shared)
-            return first, second
-        if not self.features.by_expert:
-            return token, k
-        if k >= self.topk:
-            return NUM_EXPERTS, token
-        return int(self.ids[token, k]), int(self.expand_idx[token, k].clamp(0, MAX_INDEX - 1))
-
-    def spoil(self) -> None:
-        """NaN where nothing was sent, and for weights and alphas of ids that have no use for them."""
-        read = {
-            self.where(t, k)
-            for t in range(self.tokens)
-            for k in range(self.topk + self.num_shared)
-            if (k >= self.topk or 0 <= self.ids[t, k] < NUM_EXPERTS) and self.takes_part(t)
-        }
-        spoiled = self.slots.view(self.dtype) if self.features.quantized else self.slots
-        for i in range(spoiled.shape[0]):
-            for j in range(spoiled.shape[1]):
-                if (i, j) not in read:
-                    spoiled[i, j] = float("nan")
-        is_expert = (self.ids >= 0) & (self.ids < NUM_EXPERTS + sum(self.special))
-        self.weights[~is_expert] = float("nan")
-        first_const = NUM_EXPERTS + sum(self.special[:2])
-        self.alphas[(self.ids < first_const) | ~is_expert] = float("nan")
-
-    def takes_part(self, token: int) -> bool:
-        return not self.features.masked or int(self.active[token]) >= 0
-
-    def arguments(self, out: torch.Tensor, first_token: int, num_tokens: int) -> list[torch.Tensor | int]:
-        slots = self.slots.view(-1)[self.origin * self.slot_width :]
-        outer, inner = self.slots.stride(0), self.slots.stride(1)
-        by_name: dict[str, torch.Tensor | int] = {
-            "slots": slots,
-            "slot_scales": slots[self.scale_offset :].view(self.dtype) if self.features.quantized else 0,
-            "topk_idx": self.ids,
-            "topk_weights": self.weights,
-            "expand_idx": self.expand_idx,
-            "offsets": (self.order - self.origin) * self.slot_width,
-            "active": self.active,
-            "shared_x": self.shared_x,
-            "ori_x": self.ori_x,
-            "alphas": self.alphas,
-            "const_v": self.const_v,
-            "out": out,
-            "token_stride": outer,
-            "slot_stride": inner,
-            "expert_stride": outer,
-            "index_stride": inner,
-            "first_token": first_token,
-            "num_tokens": num_tokens,
-            "num_experts": NUM_EXPERTS,
-            "max_index": MAX_INDEX,
-            "num_zero": self.special[0],
-            "num_copy": self.special[1],
-            "num_const": self.special[2],
-        }
-        return [by_name[arg.name] for arg in self.kernel("cpu").args]
-
-    def kernel(self, target: str) -> TritonKernel:
-        return weighted_sum_kernel(
-            self.dtype,
-            self.hidden,
-            self.topk,
-            self.num_shared,
-            self.has_weights,
-            target,
-            features=self.features,
-        )
-
-    def expected(self) -> torch.Tensor:
-        """(T, H) in the output's dtype, as if all tokens took part."""
-        sums = np.zeros((self.tokens, self.hidden), np.float32)
-        for t in range(self.tokens):
-            x = self.ori_x[t].float().numpy()
-            entries = []
-            for k in range(self.topk):
-                expert = int(self.ids[t, k])
-                slot = self.values[self.where(t, k)].numpy() if 0 <= expert < NUM_EXPERTS else x
-                constants = self.alphas[t, k].numpy(), self.const_v.float().numpy()
-                entries.append(entry_model(expert, slot, x, *constants, NUM_EXPERTS, *self.special[:2]))
-            unweighted = [self.values[self.where(t, self.topk + s)].numpy() for s in range(self.num_shared)]
-            if self.features.shared_x:
-                unweighted.append(self.shared_x[t].float().numpy())
-            weights = self.weights[t].numpy() if self.has_weights else None
-            sums[t] = sum_of_entries_model(entries, weights, unweighted, self.hidden)
-        return torch.from_numpy(sums).to(self.out_dtype)
-
-    @property
-    def out_dtype(self) -> torch.dtype:
-        return torch.float32 if self.features.fp32_out else self.dtype
-
-    def check(self, launch: Launch, target: str, programs: int, first_token: int, num_tokens: int) -> None:
-        """Run tokens [first_token, first_token + num_tokens), and compare the whole output."""
-        out = Guarded((self.tokens, self.hidden), self.out_dtype)
-        want = self.expected()
-        self.spoil()
-        launch(self.kernel(target), self.arguments(out.tensor, first_token, num_tokens), programs)
-        written = [
-            first_token <= t < first_token + num_tokens and self.takes_part(t) for t in range(self.tokens)
-        ]
-        untouched = out.untouched()
-        for t in range(self.tokens):
-            assert_same_bits(out.check()[t], (want if written[t] else untouched)[t])
-
-
 @with_forms(*FEATURES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @settings(kernel_settings, max_examples=12)
 @given(
     seed=st.integers(0, 2**31), tokens=st.integers(0, 7), chunk=st.tuples(*[st.integers(0, 7)] * 2),
-    programs=st.integers(1, 4), gap=st.sampled_from([0, 32]),
+    programs=st.integers(1, 8), gap=st.sampled_from([0, 32]),
     special=st.sampled_from([(2, 1, 2), (0, 2, 1), (1, 0, 3), (0, 0, 2), (0, 2, 0), (3, 0, 0)]),
 )  # fmt: skip
 def test_features(
@@ -251,7 +82,8 @@ def test_features(
     gap: int,
     special: tuple[int, int, int],
 ) -> None:
-    case = Case(features, dtype, 96, 4, 1, True, seed, tokens, special, gap)
+    hidden = 128 if target == "npu" else 96  # two programs may share a token: a half is a multiple of 32
+    case = Case(features, dtype, hidden, 4, 1, True, seed, tokens, special, gap)
     first_token = min(chunk[0], tokens)
     case.check(launch, target, programs, first_token, min(chunk[1], tokens - first_token))
 
@@ -261,6 +93,7 @@ def test_features(
     SumFeatures(quantized=True),
     SumFeatures(by_expert=True),
     SumFeatures(by_offset=True),
+    SumFeatures(own=True),
 )
 def test_features_without_weights_and_shared_experts(
     launch: Launch, target: str, features: SumFeatures
@@ -269,7 +102,12 @@ def test_features_without_weights_and_shared_experts(
         Case(features, torch.bfloat16, 32, 3, 0, False, seed, 6).check(launch, target, 2, 0, 6)
 
 
-@with_forms(SumFeatures(), SumFeatures(special=True, quantized=True), SumFeatures(by_offset=True))
+@with_forms(
+    SumFeatures(),
+    SumFeatures(special=True, quantized=True),
+    SumFeatures(by_offset=True),
+    SumFeatures(own=True),
+)
 def test_several_shared_experts(launch: Launch, target: str, features: SumFeatures) -> None:
     for seed in range(6):
         Case(features, torch.float16, 32, 2, 4, True, seed, 6).check(launch, target, 3, 0, 6)
@@ -347,11 +185,19 @@ def test_a_bad_token_leaves_its_neighbours_alone(launch: Launch, target: str, fe
     case.check(launch, target, 2, 0, 4)
 
 
+@pytest.mark.parametrize("features", [f for f in FEATURES if not f.quantized], ids=names_of)
+@pytest.mark.parametrize("programs", [5, 6, 48])
+def test_programs_that_outnumber_tokens_share_them(features: SumFeatures, programs: int) -> None:
+    """The form for the NPU, with too few programs for all halves, just enough, and more."""
+    case = Case(features, torch.bfloat16, 192, 3, 1, True, programs, 4)
+    case.check(launch, "npu", programs, 1, 3)
+
+
 def test_bytes_moved_count_every_row_once() -> None:
     def moved(features: SumFeatures, num_shared: int = 1) -> int:
         kernel = weighted_sum_kernel(torch.bfloat16, 64, 2, num_shared, features=features)
         assert kernel.bytes_moved is not None
-        return int(kernel.bytes_moved(num_tokens=3, first_token=0))
+        return int(kernel.bytes_moved(num_tokens=3, first_token=0, num_local_experts=5 * features.own))
 
     entries = 2 * (4 + 4)
     assert moved(SumFeatures()) == 3 * (3 * 128 + 128 + entries)
@@ -359,14 +205,44 @@ def test_bytes_moved_count_every_row_once() -> None:
     assert moved(SumFeatures(fp32_out=True)) == 3 * (3 * 128 + 256 + entries)
     assert moved(SumFeatures(quantized=True)) == 3 * (3 * (64 + 16) + 128 + entries)
     assert moved(SumFeatures(by_expert=True)) == 3 * (3 * 128 + 128 + entries + 2 * 4)
+    assert moved(SumFeatures(own=True)) == 3 * (3 * 128 + 128 + entries + 2 * 4) + 5 * 2 * 4
     assert moved(SumFeatures(by_offset=True)) == 3 * (3 * 128 + 128 + entries + 3 * 8)
-    for features in (SumFeatures(masked=True), SumFeatures(special=True)):  # the data decide
+    # the data decide
+    for features in (SumFeatures(masked=True), SumFeatures(special=True), SumFeatures(listed=True)):
         assert weighted_sum_kernel(torch.bfloat16, 64, 2, features=features).bytes_moved is None
 
 
 def test_by_expert_there_is_one_shared_expert_at_most() -> None:
     with pytest.raises(ArgumentError, match="num_shared"):
         weighted_sum_kernel(torch.bfloat16, 32, 2, 2, features=SumFeatures(by_expert=True))
+
+
+@pytest.mark.parametrize("other", ["by_expert", "by_offset"])
+def test_listed_tokens_have_slots_by_token(other: str) -> None:
+    features = dataclasses.replace(SumFeatures(listed=True), **{other: True})
+    with pytest.raises(ArgumentError, match=f"listed is True.*Leave out features.{other}"):
+        weighted_sum_kernel(torch.bfloat16, 32, 2, features=features)
+
+
+@with_forms(SumFeatures(listed=True), SumFeatures(listed=True, masked=True, own=True))
+@pytest.mark.parametrize("programs", [1, 3, 16])
+@pytest.mark.parametrize("bounds", [(1, 7), (0, 8), (-(2**31), 2**31 - 1), (3, 3), (5, 2), (2**31 - 1, -1)])
+def test_only_tokens_that_are_listed_are_summed(
+    launch: Launch, target: str, features: SumFeatures, programs: int, bounds: tuple[int, int]
+) -> None:
+    """What is no token is no address either, nor are bounds beyond the list."""
+    case = Case(features, torch.bfloat16, 64, 3, 1, True, 7, 8)
+    case.listed = torch.tensor([7, -1, 2, 2**31 - 1, 0, -(2**31), 8, 5], dtype=torch.int32)
+    case.bounds = torch.tensor(bounds, dtype=torch.int32)
+    case.active[:] = torch.tensor([0, -1, 0, 0, 0, 0, 0, -1])
+    case.check(launch, target, programs, 0, 8)
+
+
+@pytest.mark.parametrize("other", ["by_expert", "by_offset", "quantized", "zoned"])
+def test_own_results_are_found_beside_slots_by_token_only(other: str) -> None:
+    features = dataclasses.replace(SumFeatures(own=True), **{other: True})
+    with pytest.raises(ArgumentError, match=f"own is True.*Leave out features.{other}"):
+        weighted_sum_kernel(torch.bfloat16, 32, 2, features=features)
 
 
 @pytest.mark.parametrize("other", ["by_expert", "quantized"])

@@ -9,6 +9,7 @@ import torch
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Launch, Plan
 from moe_triton.core.row_formats import ROW_FORMATS
+from moe_triton.core.tuning import Tuning
 from moe_triton.model.clusters.routing import draw_ids
 from moe_triton.model.topology import tiers
 from moe_triton.model.traffic import Traffic, traffic_of
@@ -33,10 +34,16 @@ def traffic(settings: Config, rank: int = 0, seed: int = 0) -> Traffic:
 
 
 def plan(
-    settings: Config, operator: str, quantize: str | None = "int8", blocks: int = CORES, parts: int = 1
+    settings: Config,
+    operator: str,
+    quantize: str | None = "int8",
+    blocks: int = CORES,
+    parts: int = 1,
+    receiving: int | None = None,
 ) -> Plan:
-    """As an NPU has it."""
-    scheme = make_scheme(Site(settings, 0, blocks, 60_000_000, "npu"))
+    """As an NPU has it, with so many receiving blocks if they are given."""
+    tuning = Tuning(receiving_blocks=receiving)
+    scheme = make_scheme(Site(settings, 0, blocks, 60_000_000, "npu", tuning=tuning))
     dispatch = DispatchVariant(torch.bfloat16, ROW_FORMATS[quantize], False, True)
     return scheme.whole(
         dispatch if operator == "dispatch" else CombineVariant(torch.bfloat16, True), 0, parts
@@ -44,7 +51,8 @@ def plan(
 
 
 def launch_of(kernel: str, settings: Config, quantize: str | None = "int8", blocks: int = CORES) -> Launch:
-    """The launch of a kernel in dispatch or combine."""
-    launches = [*plan(settings, "dispatch", quantize, blocks).launches]
+    """The launch of a kernel in dispatch or combine, on so many blocks."""
+    receiving = blocks if kernel == "dispatch_receive" else 0
+    launches = [*plan(settings, "dispatch", quantize, blocks + bool(receiving), 1, receiving).launches]
     launches += plan(settings, "combine", quantize, blocks).launches
     return next(launch for launch in launches if launch.kernel.name == kernel)

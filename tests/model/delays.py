@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from moe_triton.backends.cpu.executable import NativeExecutable
+from moe_triton.core.plan import device_launches
 
 Delays = Mapping[tuple[str, str, int], float]
 """Seconds by operator, step, and how many launches of this step come before it."""
@@ -58,10 +59,13 @@ def delayed(library: Path, delays: Delays) -> Iterator[None]:
     def make_late(self: NativeExecutable, *args: object, **kwargs: object) -> None:
         make(self, *args, **kwargs)  # type: ignore[arg-type]
         before: dict[str, int] = {}
-        for struct, launch in zip(self._launches, self.plan.launches, strict=True):
+        for struct, (launch, *others) in zip(
+            self._launches, device_launches(self.plan.launches), strict=True
+        ):
             number = before.get(launch.step, 0)
             before[launch.step] = number + 1
             seconds = delays.get((self.plan.operator, launch.step, number), 0)
+            assert not (seconds and others), "only launches of Triton kernels can be delayed"
             if seconds:
                 struct.entry = lengthen(struct.entry, int(seconds * 1e9))
                 assert struct.entry, "more delays than there is room for"

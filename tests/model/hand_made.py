@@ -49,13 +49,13 @@ def communicate(
 
 
 def send(step: str = "send", alongside: bool = False, last: bool = True) -> Launch:
-    """Rows, and with the last of them a flag."""
+    """Rows with flags; the first of them, counts."""
     return communicate(step, ascendc.DISPATCH_SEND, alongside, post_status=int(last))
 
 
 def wait(step: str = "wait", alongside: bool = False) -> Launch:
-    """For the flag of `send`."""
-    return communicate(step, ascendc.DISPATCH_WAIT, alongside)
+    """For the rows of `send`."""
+    return communicate(step, ascendc.DISPATCH_ROWS, alongside)
 
 
 def send_results(blocks: int = 1) -> Launch:

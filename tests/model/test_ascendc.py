@@ -14,10 +14,14 @@ from moe_triton.model.bodies.ascendc import FORMULAS
 from moe_triton.model.constants import machine_named
 from moe_triton.model.cost import Cost, Table, UnknownWorkError, Work, work_of
 from moe_triton.model.traffic import Traffic
+from moe_triton.schemes.direct.layout import DirectLayout
 from tests.model.calls import config, launch_of, plan, traffic
 
 A3 = machine_named("A3")
-KERNELS = ("dispatch_send", "dispatch_wait", "combine_send", "combine_wait", "inband_send", "inband_receive")
+KERNELS = (
+    *("dispatch_send", "dispatch_wait", "dispatch_rows", "dispatch_receive", "inband_send", "inband_receive"),
+    *("combine_send", "combine_wait"),
+)
 
 
 def cost(
@@ -58,12 +62,6 @@ def test_combine_returns_what_came() -> None:
     received = traffic(config(8, 64)).received
     assert cost("combine_send").sent == received[1:].sum() * (2 * 7168 + STATUS_ENTRY_BYTES)
     assert cost("combine_send").read == received.sum() * (2 * 7168 + 3 * WORD_BYTES)
-
-
-def test_only_dispatch_has_a_barrier_of_all_cores() -> None:
-    with_barrier = {kernel for kernel in KERNELS if "barrier" in cost(kernel).parts}
-    assert with_barrier == {"dispatch_send"}
-    assert cost("dispatch_send").parts["barrier"] == A3.sync_all_us
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -121,14 +119,16 @@ def test_direct_and_exchange_kernels() -> None:
     settings = config(8, 64)
     known = traffic(settings)
 
-    def work(kernel: str, **values: int | Table) -> Work:
+    def work(kernel: str, **values: int | tuple[int, ...] | Table) -> Work:
         described = next(each for each in ascendc.KERNELS if each.name == kernel)
         zeros: dict[str, int | tuple[int, ...] | Table] = {arg.name: 0 for arg in described.args}
         return Work(described, 48, {**zeros, **values}, known)
 
     rows = {"row_bytes": 7168, "rows_per_token": 1, "num_tokens": 64, "topk": 8}
-    plain = FORMULAS["direct_send"](work("direct_send", **rows), A3)
-    scaled = FORMULAS["direct_send"](work("direct_send", **rows, scale_bytes=224), A3)
+    rows |= {"num_ranks": 8, "num_local_experts": settings.num_local_experts, "max_count": 64}
+    counts = {"counts": DirectLayout(settings).counts.words()}
+    plain = FORMULAS["direct_send"](work("direct_send", **rows, **counts), A3)
+    scaled = FORMULAS["direct_send"](work("direct_send", **rows, **counts, scale_bytes=224), A3)
     assert plain.sent == known.sent[1:].sum() * (7168 + STAMP_BYTES)
     assert scaled.sent == known.sent[1:].sum() * (7168 + 224 + STAMP_BYTES)
     one = Table(np.array([64]))
@@ -137,10 +137,10 @@ def test_direct_and_exchange_kernels() -> None:
     assert (inside.sent, inside.written) == (0, 64 * 14336)
     assert (outside.sent, outside.written) == (64 * 14336, 0)
     few = FORMULAS["post_status"](work("post_status", num_ranks=8), A3)
-    counts = FORMULAS["counts_send"](work("counts_send", num_ranks=8, num_experts=256), A3)
+    many = FORMULAS["counts_send"](work("counts_send", num_ranks=8, num_experts=256), A3)
     assert few.sent == 7 * STATUS_ENTRY_BYTES
-    assert counts.sent == 7 * (256 * 4 + STATUS_ENTRY_BYTES)
-    assert few.us < counts.us
+    assert many.sent == 7 * (256 * 4 + STATUS_ENTRY_BYTES)
+    assert few.us < many.us
 
 
 def test_two_parts_of_the_tokens_send_the_rows_of_all() -> None:

@@ -39,18 +39,19 @@ def _a2(scheme: str, ranks: int, tokens: int, routing: str = "uniform", mode: Mo
 @pytest.mark.parametrize("routing", KINDS)
 @pytest.mark.parametrize("ranks", [8, 16])
 def test_representatives_say_what_all_ranks_say(scheme: str, routing: str, ranks: int) -> None:
-    group = _small(scheme, ranks, routing=Routing(routing))
+    group, is_direct = _small(scheme, ranks, routing=Routing(routing)), scheme == "direct"
     some = price(group, MACHINE, simple_bodies)
     ids = group.draw()
     traffics = [group.traffic(ids, r) for r in range(ranks)]
     for operator, plan in group.plans(MACHINE).items():
         lines = walk_ranks(plan, traffics, MACHINE, mode=group.mode, bodies=with_pulls(simple_bodies))
         slowest = max(line.total_us for line in lines)
-        # Waits of some are as if every sender was the slowest, and as far away as the farthest.
-        assert some.operators[operator].us == pytest.approx(slowest, rel=0.005)
+        # Waits of some are as if every sender was the slowest, and as far away as the farthest. What a rank's
+        # blocks add up for a direct send, by the receivers that each happens on, is in no number of its load.
+        assert some.operators[operator].us == pytest.approx(slowest, rel=0.01 if is_direct else 0.005)
     every = price(group, MACHINE, simple_bodies, ids, range(ranks))
     assert [some.operators[o].us for o in OPERATORS] == pytest.approx(
-        [every.operators[o].us for o in OPERATORS]
+        [every.operators[o].us for o in OPERATORS], rel=0.01 if is_direct else None
     )
 
 
@@ -207,14 +208,16 @@ class TestOfArguments:
             return body
 
         group = _small("fullmesh_v1", 8)
-        plain = price(group, MACHINE, counted)
-        ranks, seen[:] = len(plain.walked), []
-        assert price(group, MACHINE, OfArguments(counted)) == plain
-        names = Counter(name for name, _ in seen)
-        assert ranks > 2
-        # pack has the same numbers on all ranks and no table; route has each rank's experts; and Ascend C
-        # kernels ask for the traffic, whatever their arguments are.
-        assert (names["pack"], names["route"], names["dispatch_send"]) == (1, ranks, ranks)
+        drawn, ranks = group.draw(), group.ranks
+        alike = np.repeat(drawn[:1], ranks, axis=0)
+        for ids, most in ((drawn, ranks), (alike, 1)):
+            plain = price(group, MACHINE, counted, ids, range(ranks))
+            seen.clear()
+            assert price(group, MACHINE, OfArguments(counted), ids, range(ranks)) == plain
+            names = Counter(name for name, _ in seen)
+            # route_pack reads each rank's experts; Ascend C kernels ask for the traffic, whatever their
+            # arguments are.
+            assert (names["route_pack"], names["dispatch_send"]) == (most, ranks)
 
     def test_another_machine_is_priced_again(self) -> None:
         group, bodies = _small("fullmesh_v1", 8, 64), OfArguments(simple_bodies)

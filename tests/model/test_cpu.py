@@ -64,10 +64,8 @@ def test_rows_take_their_bytes_over_the_rate_and_a_little_each() -> None:
     c = MACHINE
     send = c.cpu_start_us + (away + 16) * c.cpu_entry_ns / 1e3 + away * 2 * HIDDEN / c.cpu_send_gb_per_s / 1e3
     assert us_of(work(dispatch, "send", group[0])) == pytest.approx(send)
-    keep = 2 * own * 2 * HIDDEN / c.cpu_gather_gb_per_s / 1e3
-    assert us_of(work(dispatch, "keep", group[0])) == pytest.approx(keep)
     come = int(group[0].received[1])
-    arrange = 2 * come * 2 * HIDDEN / c.cpu_gather_gb_per_s / 1e3
+    arrange = 2 * (come + own) * 2 * HIDDEN / c.cpu_gather_gb_per_s / 1e3
     assert us_of(work(dispatch, "arrange", group[0])) == pytest.approx(arrange)
     rows = group[0].num_rows
     back = c.cpu_start_us + 2 * rows * c.cpu_entry_ns / 1e3 + come * 2 * HIDDEN / c.cpu_send_gb_per_s / 1e3
@@ -79,8 +77,10 @@ def test_rows_take_their_bytes_over_the_rate_and_a_little_each() -> None:
 
 def test_kernels_that_know_their_bytes_take_them_over_their_rate() -> None:
     (dispatch, combine), group = plans("fullmesh_v1", 2, 16, "int8"), traffics(2, 16)
-    pack, added = work(dispatch, "pack", group[0]), work(combine, "sum", group[0])
-    assert us_of(pack) == pytest.approx(16 * (3 * HIDDEN + 4) / MACHINE.cpu_pack_gb_per_s / 1e3, rel=0.02)
+    pack, added = work(dispatch, "route + pack", group[0]), work(combine, "sum", group[0])
+    ids = 16 * TOPK * MACHINE.cpu_id_ns / 1e3
+    packed = 16 * (3 * HIDDEN + 4) / MACHINE.cpu_pack_gb_per_s / 1e3
+    assert us_of(pack) == pytest.approx(ids + packed, rel=0.02)
     read = 16 * 2 * HIDDEN * (TOPK + 1)
     assert us_of(added) == pytest.approx(read / MACHINE.cpu_sum_gb_per_s / 1e3, rel=0.02)
 
@@ -133,13 +133,14 @@ def test_a_late_rank_is_waited_for_and_only_where_something_is_awaited() -> None
     dispatch, _ = plans("fullmesh_v1", 2, 16)
     on_time, late = (cpu.timelines(dispatch, group, MACHINE, begins) for begins in (None, [0.0, late_us]))
     steps = [span.launch.step for span in late[0].spans]
-    wait = steps.index("wait")
+    send, wait = steps.index("send"), steps.index("wait")
     for before, after in zip(on_time[0].spans[:wait], late[0].spans[:wait], strict=True):
         assert (before.begin_us, before.end_us) == (after.begin_us, after.end_us)
-    sent_us = late[1].spans[steps.index("send")].end_us
-    assert sent_us > late_us
-    assert late[0].spans[wait].end_us == pytest.approx(sent_us + MACHINE.flag_latency_us)
-    assert late[0].spans[wait].waited_us > late_us / 2
+    sender, (counts, rows) = late[1].spans[send], (late[0].spans[steps.index(s)] for s in ("wait", "rows"))
+    assert sender.begin_us > late_us
+    assert counts.end_us == pytest.approx(sender.begin_us + MACHINE.flag_latency_us)
+    assert counts.waited_us > late_us / 2
+    assert rows.end_us == pytest.approx(sender.end_us + MACHINE.flag_latency_us)
 
 
 def test_a_kernel_that_nobody_has_described_is_an_error_that_names_it() -> None:
@@ -154,7 +155,7 @@ def test_a_kernel_that_nobody_has_described_is_an_error_that_names_it() -> None:
 
 
 def test_a_kernel_that_does_not_know_its_bytes_is_an_error_that_names_it() -> None:
-    done = work(plans("fullmesh_v1", 2, 16, "int8")[0], "pack", traffics(2, 16)[0])
+    done = work(plans("fullmesh_v1", 2, 16, "int8")[0], "route + pack", traffics(2, 16)[0])
     silent = dataclasses.replace(done, kernel=dataclasses.replace(done.kernel, bytes_moved=None))
-    with pytest.raises(LookupError, match="pack does not know"):
+    with pytest.raises(LookupError, match="route_pack does not know"):
         us_of(silent)

@@ -13,6 +13,7 @@ import pytest
 from moe_triton.core import ascendc
 from moe_triton.core.config import Config
 from moe_triton.core.region import Region
+from moe_triton.layout import NUM_ZONES
 from moe_triton.model.bodies.ascendc import COUNTS, FORMULAS
 from moe_triton.model.constants import machine_named
 from moe_triton.model.cost import Table, Work
@@ -24,64 +25,19 @@ from tests.ascendc.counting import NAMES, CountingLibrary, Launched
 from tests.ascendc.direct import DirectCase, DirectWorld
 from tests.ascendc.driver import World
 from tests.ascendc.exchange import Exchange, ExchangeCase
+from tests.ascendc.inband import check_outputs, receive_inband
 from tests.ascendc.memory import CACHE_LINE_BYTES, Guarded
+from tests.ascendc.offsets import OffsetsCase, Received
+from tests.ascendc.offsets import launch as launch_offsets
+from tests.ascendc.parts import CombineInParts
+from tests.ascendc.receiving import ReceivingCase, ReceivingWorld
+from tests.ascendc.takes import check_taken, take_rows
+
+from .formula_cases import DIRECT, EXCHANGE, FULLMESH, IN_PARTS, INBAND, OFFSETS, RECEIVED, TAKEN
 
 pytestmark = pytest.mark.long  # compiles a build of the kernels that no other test needs
 
 A3 = machine_named("A3")
-
-FULLMESH = {
-    "one_block": Case(tokens=(3, 2), blocks=1, topk=1),
-    "weights_and_scales": Case(tokens=(13, 8, 1), blocks=3, topk=4, scaled=True, timed=True, absent=0.2),
-    "special_ids": Case(tokens=(7, 9), blocks=5, topk=4, experts_per_rank=3, special=0.3, weighted=False),
-    "masked": Case(tokens=(11, 9), blocks=3, topk=3, experts_per_rank=4, inactive=0.4, timed=True),
-    "no_rows": Case(tokens=(0, 4), blocks=2, topk=2, absent=0.9),
-    "nothing_at_all": Case(tokens=(3, 2), blocks=2, absent=1.0, timed=True),
-    "skewed": Case(tokens=(6, 3, 1, 2), blocks=4, topk=2, skewed=True),
-    "several_launches": Case(tokens=(9, 10), blocks=3, topk=4, launches=3),
-    "row_per_result": Case(tokens=(9, 10), blocks=3, topk=4, row_per_result=True),
-    "many_scales": Case(tokens=(5, 8), blocks=3, topk=3, scaled=True, num_scales=9, hidden=96),
-    "full_wait": Case(tokens=(5, 8, 2), blocks=2, topk=3, full_wait=True, timed=True),
-    "many_results": Case(tokens=(3, 2), blocks=2, topk=40, experts_per_rank=24, hidden=32),
-    "many_ranks": Case(tokens=(4,) * 18, blocks=4, topk=6, experts_per_rank=4),
-    "many_blocks": Case(tokens=(40, 16), blocks=48, topk=8, experts_per_rank=16, hidden=128),
-    "real_rows": Case(tokens=(16, 8), blocks=24, topk=8, experts_per_rank=16, hidden=7168, scaled=True),
-    "tables_in_chunks": Case(tokens=(300, 150), blocks=2, topk=8, experts_per_rank=8, hidden=32, timed=True),
-    "entries_in_chunks": Case(tokens=(2, 3), blocks=1, experts_per_rank=1100, hidden=32, timed=True),
-    "row_in_pieces": Case(tokens=(3, 2), blocks=2, hidden=48 * 1024),
-}
-INBAND = {
-    "one_block": Case(tokens=(3, 2), blocks=1, topk=1),
-    "scales": Case(tokens=(40, 30), blocks=3, topk=3, scaled=True, absent=0.2, timed=True, hidden=300),
-    "real_rows": Case(tokens=(16, 8), blocks=24, topk=8, experts_per_rank=16, hidden=7168, scaled=True),
-    "no_scales": Case(tokens=(9, 5, 7), blocks=4, hidden=241, weighted=False, experts_per_rank=3),
-    "many_scales": Case(tokens=(9, 8), topk=3, scaled=True, num_scales=57, hidden=900),
-    "scales_over_blocks": Case(tokens=(9, 8), topk=3, scaled=True, num_scales=150, hidden=460),
-    "stamp_alone": Case(tokens=(2, 3), hidden=240 * 3),
-    "no_rows": Case(tokens=(3, 2), absent=1.0, timed=True),
-    "several_launches": Case(tokens=(9, 10), blocks=3, topk=4, launches=3, row_per_result=True),
-    "many_rows": Case(tokens=(300, 200), blocks=2, topk=8, experts_per_rank=8, hidden=32, timed=True),
-    "entries_in_chunks": Case(tokens=(2, 3), blocks=1, experts_per_rank=1100, hidden=32, timed=True),
-    "row_in_pieces": Case(tokens=(7, 8), blocks=1, hidden=48 * 1024, scaled=True),
-}
-DIRECT = {
-    "plain": DirectCase(tokens=(7, 9), blocks=3, topk=3, experts_per_rank=4),
-    "one_scale": DirectCase(tokens=(7, 9, 2), blocks=2, topk=3, scaled=True, absent=0.2),
-    "many_scales": DirectCase(tokens=(7, 9), blocks=3, topk=4, scaled=True, num_scales=9, hidden=96),
-    "row_per_result": DirectCase(tokens=(7, 3), blocks=3, row_per_result=True, scaled=True, weighted=False),
-    "many_experts": DirectCase(tokens=(2, 3), blocks=1, experts_per_rank=1100, hidden=32),
-    "no_rows": DirectCase(tokens=(3, 2), absent=1.0),
-    "more_blocks_than_ranks": DirectCase(tokens=(3, 2), blocks=6),
-    "real_rows": DirectCase(tokens=(16, 8), blocks=24, topk=8, experts_per_rank=16, hidden=7168, scaled=True),
-    "long_rows": DirectCase(tokens=(2, 3), hidden=48 * 1024),
-}
-EXCHANGE = {
-    "plain": ExchangeCase(),
-    "no_first_row": ExchangeCase(first_row=None, header_words=0, num_scales=0),
-    "scales": ExchangeCase(rows=(700, 90), num_scales=12, blocks=1),
-    "header": ExchangeCase(rows=(0, 33), header_words=3000, blocks=4),
-    "long_rows": ExchangeCase(rows=(3, 4), row_bytes=96 * 1024, num_scales=0),
-}
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +87,6 @@ def check(launched: Launched, traffic: Traffic) -> None:
     sent = numbers["sent_bytes"].sum()
     assert (cost.read, cost.sent) == (numbers["load_bytes"].sum(), sent)
     assert cost.written == numbers["store_bytes"].sum() - sent
-    assert ("barrier" in cost.parts) == bool(numbers["syncs"].any())
 
 
 @dataclass
@@ -172,10 +127,13 @@ def run_fullmesh(kernels: CountingLibrary, case: Case, is_kept: bool = False) ->
     world.peers = own_lines(world.peers)
     ranks = ranks_of(kernels, case, [window.bytes for window in world.windows])
     routings = [draw_routing(case, 0, 0, rank) for rank in range(len(case.tokens))]
+
+    def kept_rank_of(rank: int) -> int:
+        return rank if is_kept else -1
+
     for rank in ranks:
         call = world.calls.sending(rank, 0)
-        kept_rank = rank if is_kept else -1
-        check_reports(world.send_rows(rank, routings[rank], 0, **call, kept_rank=kept_rank))
+        check_reports(world.send_rows(rank, routings[rank], 0, **call, kept_rank=kept_rank_of(rank)))
     for rank in ranks:
         waited = world.times(case.config.experts_on(rank) * case.config.num_ranks)
         counts, report = world.wait_for_status(rank, 0, waited, **world.calls.waiting(rank, 0))
@@ -183,7 +141,9 @@ def run_fullmesh(kernels: CountingLibrary, case: Case, is_kept: bool = False) ->
         world.check_counts(rank, 0, counts)
         if case.inband and not is_kept:
             offsets = world.expected_rows(rank, 0)["offsets"]
-            check_reports(world.receive_inband(rank, 0, offsets, waited)[1])
+            check_reports(receive_inband(world, rank, 0, offsets, waited)[1])
+        if not case.inband:
+            check_reports(world.wait_for_rows(rank, 0, counts, waited, kept_rank=kept_rank_of(rank)))
     if not case.inband:
         run_combine(world, ranks, is_kept)
 
@@ -213,6 +173,71 @@ def test_fullmesh(kernels: CountingLibrary, case: Case) -> None:
     run_fullmesh(kernels, case)
 
 
+@pytest.mark.parametrize("case", TAKEN.values(), ids=list(TAKEN))
+def test_dispatch_in_parts(kernels: CountingLibrary, case: Case) -> None:
+    """All ranks' rows of a part are there before anybody takes them."""
+    world = World(kernels, case)
+    world.peers = own_lines(world.peers)
+    ranks = ranks_of(kernels, case, [window.bytes for window in world.windows])
+    routings = [draw_routing(case, 0, 0, rank) for rank in range(len(case.tokens))]
+    sizes = [(case.config.num_ranks, case.config.experts_on(rank)) for rank in range(len(case.tokens))]
+    tables = [[Guarded(size, np.int32) for _ in range(case.takes + 1)] for size in sizes]
+    counts: dict[int, np.ndarray] = {}
+    for part in range(case.takes):
+        for rank in ranks:
+            first, last = (case.tokens[rank] * (part + i) // case.takes for i in range(2))
+            call = world.calls.sending(rank, 0) | {"post_status": int(part == 0)}
+            call |= {"first_token": first, "num_tokens": last - first}
+            check_reports(world.send_rows(rank, routings[rank], 0, **call))
+        for rank in ranks:
+            waited = world.times(case.config.experts_on(rank) * case.config.num_ranks)
+            if part == 0:
+                wait = world.calls.waiting(rank, 0)
+                counts[rank], report = world.wait_for_status(rank, 0, waited, **wait)
+                check_reports(report)
+            check_reports(take_rows(world, rank, 0, counts[rank], tables[rank], part, waited))
+            check_taken(world, counts[rank], tables[rank], part)
+
+
+@pytest.mark.parametrize("case", RECEIVED.values(), ids=list(RECEIVED))
+def test_received_while_others_send(kernels: CountingLibrary, case: ReceivingCase) -> None:
+    """All rows are there before they are received, and all blocks' flags before one looks."""
+    world = ReceivingWorld(kernels, case)
+    world.peers = own_lines(world.peers)
+    ranks = ranks_of(kernels, case, [window.bytes for window in world.windows])
+    for rank in ranks:
+        call = {**world.calls.sending(rank, 0), "begun": world.begun[rank].array}
+        check_reports(world.send_rows(rank, draw_routing(case, 0, 0, rank), 0, **call))
+    for rank in ranks:
+        waited = world.times(case.config.experts_on(rank) * case.config.num_ranks)
+        wait = world.calls.waiting(rank, 0)
+        counts, report = world.wait_for_status(rank, 0, waited, sees_all=True, **wait)
+        check_reports(report)
+        rows = world.room_for(int(counts.sum()))
+        world.begun[rank].array[: case.blocks] = 1.0
+        arguments = world.receiving(rank, 0, waited, (counts, counts), rows)
+        world._zones[rank][0] = 0
+        check_reports(kernels.launch("dispatch_receive", case.blocks, **arguments))
+        check_outputs(world, rank, 0, rows)
+
+
+@pytest.mark.parametrize("case", IN_PARTS.values(), ids=list(IN_PARTS))
+def test_combine_in_parts(kernels: CountingLibrary, case: Case) -> None:
+    """All results are there before a part asks for them: they are sent once more in parts."""
+    world = World(kernels, case)
+    world.peers = own_lines(world.peers)
+    ranks = ranks_of(kernels, case, [window.bytes for window in world.windows])
+    received = [world.expected_rows(rank, 0) for rank in range(len(case.tokens))]
+    rows = [results_of(case, of_rank["origins"], 0) for of_rank in received]
+    for rank in ranks:
+        check_reports(world.send_results(rank, rows[rank], received[rank], 0))
+    for rank in ranks:
+        parts = CombineInParts(world, rank, 0, 0)
+        for part in range(parts.num_parts):
+            check_reports(parts.launch(part, rows[rank], received[rank], draw_routing(case, 0, 0, rank)))
+        assert parts.ready.array.tolist() == list(range(case.tokens[rank]))
+
+
 @pytest.mark.parametrize("case", INBAND.values(), ids=list(INBAND))
 def test_in_band(kernels: CountingLibrary, case: Case) -> None:
     run_fullmesh(kernels, replace(case, inband=True))
@@ -231,16 +256,33 @@ def test_direct(kernels: CountingLibrary, case: DirectCase) -> None:
     ranks = ranks_of(kernels, case, world.windows)
     routings = [draw_routing(case, 0, 0, rank) for rank in range(len(case.tokens))]
     for rank in ranks:
-        check_reports(world.send_counts(rank, routings[rank], 0, **world.calls.sending(rank, 0)))
+        check_reports(world.send_counts(rank, routings[rank], 0))
     for rank in ranks:
-        check_reports(world.wait(rank, world.layout.counts_status, 0, **world.calls.waiting(rank, 0))[1])
-        check_reports(world.send_rows(rank, routings[rank], world.places(rank, 0), 0))
+        call = world.calls.in_one_launch(rank, 0)
+        check_reports(world.wait(rank, world.layout.counts_status, 0, **call, dispatch_word=0)[1])
+        check_reports(world.send_rows(rank, routings[rank], 0))
+        world.check_tables(rank, 0)
         check_reports(world.post(rank, world.layout.rows_status, 0, **posting("D", 0)))
     for rank in ranks:
         check_reports(world.wait(rank, world.layout.rows_status, 0, **expecting("D", 0))[1])
         world.check_rows(rank, 0)
         sources = world.received(rank, 0)
         check_reports(world.copy_results(rank, np.zeros((len(sources), case.result_bytes), np.uint8), 0))
+
+
+@pytest.mark.parametrize(("case", "asked"), OFFSETS.values(), ids=list(OFFSETS))
+def test_offsets(kernels: CountingLibrary, case: Case, asked: dict[str, object]) -> None:
+    c = case.config
+    size = {"experts": c.num_local_experts, "tokens": c.num_max_tokens_per_rank}
+    offsets = OffsetsCase(c.num_ranks, **size, **asked)  # type: ignore[arg-type]
+    routings = [draw_routing(case, 0, 0, rank) for rank in range(c.num_ranks)]
+    traffic = traffic_on(c, offsets.rank, [routing.sent_ids for routing in routings])
+    stats = np.zeros(c.num_local_experts, np.int32)
+    received = Received(traffic.recv_counts, stats)
+    kernels.run_on(offsets.rank, [])
+    for zone in range(NUM_ZONES):
+        launch_offsets(kernels, offsets, received, zone)
+        check(kernels.launched[-1], traffic)
 
 
 @pytest.mark.parametrize("case", EXCHANGE.values(), ids=list(EXCHANGE))

@@ -8,6 +8,7 @@ import pytest
 
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
+from moe_triton.core.plan import device_launches
 from moe_triton.model.bodies.ascendc import FORMULAS
 from moe_triton.model.bodies.remembered import Remembered
 from moe_triton.model.clusters.group import OPERATORS, Group, Routing
@@ -51,33 +52,34 @@ def test_plans_take_as_long_as_their_parts_and_no_less_than_their_floor(
             assert found.us > found.floor_us > 0
 
 
-def test_more_tokens_and_parts_that_cannot_overlap_take_longer() -> None:
+def test_more_tokens_take_longer_and_there_are_no_parts_that_cannot_overlap() -> None:
     for operator in (0, 1):
         few, many = priced(SMALL, operator), priced(replace(SMALL, tokens=64), operator)
         assert few.us < many.us
         assert few.floor_us < many.floor_us
         assert priced(replace(SMALL, tokens=64, parts=1), operator).us == many.us
         in_turn = priced(replace(SMALL, tokens=64, parts=4, communication_blocks=0), operator)
-        assert in_turn.us > many.us
+        assert in_turn.plan == many.plan
 
 
-def test_parts_are_a_buffer_s_own_unless_they_are_named() -> None:
-    whole, own = (priced(Group(tokens=128, parts=parts), 1) for parts in (1, None))
-    assert [span.launch.step for span in whole.timeline.spans].count("sum") == 1
-    assert [span.launch.step for span in own.timeline.spans].count("sum") == 2
+def test_a_plan_is_in_one_part_unless_streams_overlap() -> None:
+    group = Group(tokens=128, parts=2)
+    own, overlapped = (priced(replace(group, communication_blocks=blocks), 1) for blocks in (0, 24))
+    assert [span.launch.step for span in own.timeline.spans].count("sum") == 1
     assert {span.stream for span in own.timeline.spans} == {"compute"}
+    assert [span.launch.step for span in overlapped.timeline.spans].count("sum") == 2
 
 
 def test_parts_have_cores_of_their_own() -> None:
     found = priced(replace(SMALL, parts=2, communication_blocks=16), 0)
     blocks = {(span.launch.step, span.launch.blocks) for span in found.timeline.spans}
-    assert {("pack", 32), ("send", 16), ("arrange", 48)} <= blocks
+    assert {("route + pack", 48), ("send", 16), ("rows", 16), ("arrange", 32)} <= blocks
     assert {span.stream for span in found.timeline.spans} == {"compute", "communication"}
 
 
 def test_a_graph_is_faster_by_its_launches_and_refused_where_there_can_be_none() -> None:
     graph, stream = priced(SMALL, 0, "graph"), priced(SMALL, 0, "stream")
-    launches = len(graph.plan.launches)
+    launches = len(device_launches(graph.plan.launches))
     assert stream.us - graph.us == pytest.approx(launches * (A3.launch_stream_us - A3.launch_graph_us))
     with pytest.raises(ArgumentError, match="cannot be captured") as caught:
         priced(replace(SMALL, comm_alg="direct"), 0, "graph")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -25,7 +26,7 @@ from moe_triton.npu_compiler.socs import SOC_OF_PRODUCT, SOCS
 from moe_triton.tools.gate import compile_for_npu, costs
 from moe_triton.tools.gate.costs import Estimate, estimate
 from moe_triton.tools.gate.families import parse_case
-from moe_triton.tools.gate.stream import Loop, parse, walk
+from moe_triton.tools.gate.stream import Branch, Loop, Node, parse
 from moe_triton.tools.gate.table import shown_cases
 from tests.model.replay_ir import barrier
 
@@ -62,13 +63,19 @@ def test_no_kernel_is_faster_than_the_gates_lower_bound(
     compared = 0
     for name, case in CASES.items():
         nodes = parse(compile_for_npu(case.kernel, SOC.name).module)
-        loops = [node for node in walk(nodes) if isinstance(node, Loop) and node.trips is None]
         found = replay_case(case, SOC.name, same_constants, 1).slowest
         assert found.cycles >= estimate(nodes).cycles, name
-        if len(loops) == 1:
+        if _num_loops(nodes) == 1:
             assert found.cycles_per_turn >= estimate(nodes).cycles * (1 - 1e-9), name
             compared += 1
-    assert compared > len(CASES) / 2
+    assert compared > len(CASES) / 3  # others have a loop more, if only to turn the zone
+
+
+def _num_loops(nodes: Sequence[Node]) -> int:
+    """Loops of unknown length on the way through a kernel that has most of them."""
+    ways = [max(_num_loops(n.then), _num_loops(n.otherwise)) for n in nodes if isinstance(n, Branch)]
+    loops = [n for n in nodes if isinstance(n, Loop)]
+    return sum(ways) + sum((n.trips is None) + _num_loops(n.body) for n in loops)
 
 
 def _smaller(left: Estimate, right: Estimate) -> Estimate:
@@ -143,7 +150,7 @@ def worse(case: Case, kernel: TritonKernel) -> float:
 def test_small_tiles_are_slower() -> None:
     summed, routed = case_named("weighted_sum/bf16-h7168-k8-s0-weights"), case_named("route")
     assert worse(summed, with_constants(summed, TILE=1024)) > 1.5
-    assert worse(routed, with_constants(routed, BLOCK=16)) > 1.5
+    assert worse(routed, with_constants(routed, COLS=16)) > 1.5
 
 
 def test_a_kernel_without_double_buffering_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:

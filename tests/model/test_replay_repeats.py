@@ -37,9 +37,9 @@ from tests.model.replay_ir import (
 
 A3 = machine_named("A3")
 UNEVEN = MACHINE.replaced({"issue_cycles": 1.7, "load_latency_cycles": 99.9, "queue_entries": 3})
-KERNELS = ("route", "append", "arrange", "starts", "places", "stamps", "pack", "weighted_sum", "rms_norm")
-# Their loops have few turns, rows of experts in no order, or no state that comes again within these turns.
-UNLIKE = ("route", "arrange", "stamps")
+KERNELS = ("route", "append", "arrange", "stamps", "pack", "weighted_sum", "rms_norm")
+# Their loops have few turns, or no state that comes again within these turns.
+UNLIKE = ("route", "stamps")
 
 
 def ran(kernel: Sequence[Stream], machine: Machine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -190,7 +190,9 @@ def test_real_kernels(kernel: str, ranks: int, monkeypatch: pytest.MonkeyPatch) 
     sizes = Sizes(tokens=64, num_experts=64, num_ranks=ranks, unrouted=0.0, first_token=0)
     names = [case.name for case in shown_cases() if case.name.split("/")[0] == kernel]
     assert names
-    for name in names[-2:]:
+    skipped: list[int] = []
+    for name in names[-2:]:  # one of them may have a branch that depends on the data of each turn
         case = Case(*parse_case(name), sizes)
         found = streams_of(case.kernel, SOC_OF_PRODUCT["A3"], case_arguments(case), 2)
-        assert ran(found, A3, monkeypatch) or kernel in UNLIKE
+        skipped += ran(found, A3, monkeypatch)
+    assert bool(skipped) == (kernel not in UNLIKE)

@@ -55,11 +55,19 @@ def test_a_host_that_launches_takes_longer_than_a_graph() -> None:
 
 
 def test_a_launch_on_the_other_stream_waits_for_an_event_and_so_does_the_end() -> None:
-    plan = plan_of(compute("a"), compute("b", stream="communication"))
-    timeline = walk(plan, ONE, MACHINE, bodies=bodies_of({"a": 10, "b": 5}))
-    assert times(timeline) == [(4, 14), (14 + EVENT_US + LAUNCH_US, 25)]
+    launches = compute("a"), compute("b", stream="communication")
+    bodies = bodies_of({"a": 10, "b": 5, "c": 1})
+    timeline = walk(plan_of(*launches, compute("c", alongside=True)), ONE, MACHINE, bodies=bodies)
+    assert times(timeline)[:2] == [(4, 14), (14 + EVENT_US + LAUNCH_US, 25)]
     assert timeline.total_us == 25 + EVENT_US
     assert timeline.parts == {"launches": 8, "events": 2 * EVENT_US, "waits": 0, "a": 10, "b": 5}
+
+
+def test_without_a_launch_alongside_one_stream_does_and_costs_no_events() -> None:
+    plan = plan_of(compute("a"), compute("b", stream="communication"))
+    timeline = walk(plan, ONE, MACHINE, bodies=bodies_of({"a": 10, "b": 5}))
+    assert times(timeline) == [(4, 14), (18, 23)]
+    assert timeline.total_us == 23
 
 
 def test_launches_alongside_overlap_and_the_next_one_waits_for_both() -> None:
@@ -97,7 +105,7 @@ def test_the_cpu_runs_neighbours_in_pairs_and_an_npu_as_far_as_its_streams_go() 
 
 def test_a_wait_ends_when_the_last_peer_s_flag_is_there() -> None:
     plan = plan_of(send(), wait(), overlap=False)
-    bodies = bodies_of({"dispatch_send": 10, "dispatch_wait": 3})
+    bodies = bodies_of({"dispatch_send": 10, "dispatch_rows": 3})
     early, late = walk_ranks(plan, RANKS, MACHINE, bodies=bodies, begins_us=[0, 100])
     assert times(early) == [(4, 14), (18, 114 + LATENCY_US)]
     assert early.spans[1].waited_us == 114 + LATENCY_US - 21
@@ -109,7 +117,7 @@ def test_a_wait_ends_when_the_last_peer_s_flag_is_there() -> None:
 
 def test_ranks_alike_wait_for_the_last_hop_only() -> None:
     plan = plan_of(send(), wait(), overlap=False)
-    bodies = bodies_of({"dispatch_send": 10, "dispatch_wait": 0})
+    bodies = bodies_of({"dispatch_send": 10, "dispatch_rows": 0})
     quick = MACHINE.replaced({"launch_graph_us": 0})
     alone = walk(plan, ONE, quick, bodies=bodies)
     assert times(alone) == [(0, 10), (10, 10 + LATENCY_US)]
@@ -125,7 +133,7 @@ def test_arrivals_can_be_given() -> None:
         asked.append((launch.step, number))
         return 50.0
 
-    timeline = walk(plan, ONE, MACHINE, bodies=bodies_of({"dispatch_wait": 1}), arrivals=arrivals)
+    timeline = walk(plan, ONE, MACHINE, bodies=bodies_of({"dispatch_rows": 1}), arrivals=arrivals)
     assert times(timeline) == [(4, 50), (54, 55)]
     assert asked == [("first", 0), ("second", 1)]
 
@@ -133,7 +141,7 @@ def test_arrivals_can_be_given() -> None:
 def test_a_receiver_s_link_takes_its_time() -> None:
     """Each rank sends 20000 bytes to the other one: 20 us at a thousand bytes a microsecond."""
     plan = plan_of(send(), wait(), overlap=False)
-    bodies = bodies_of({"dispatch_send": 10, "dispatch_wait": 3}, {"dispatch_send": 20_000})
+    bodies = bodies_of({"dispatch_send": 10, "dispatch_rows": 3}, {"dispatch_send": 20_000})
     begin = LAUNCH_US
     for timeline in (
         walk(plan, ONE, MACHINE, bodies=bodies),
@@ -146,7 +154,7 @@ def test_bytes_that_all_send_to_one_rank_queue_at_its_link() -> None:
     """Both ranks' rows go to rank 0: it receives rank 1's only, and rank 1 nothing."""
     ranks = traffics_of([[[0], [0]], [[0], [0]]])
     plan = plan_of(send(), wait(), overlap=False)
-    bodies = bodies_of({"dispatch_send": 10, "dispatch_wait": 3}, {"dispatch_send": 20_000})
+    bodies = bodies_of({"dispatch_send": 10, "dispatch_rows": 3}, {"dispatch_send": 20_000})
     crowded, idle = walk_ranks(plan, ranks, MACHINE, bodies=bodies)
     assert crowded.spans[1].end_us == LAUNCH_US + 20 + 0.25
     assert idle.spans[1].end_us == 21
@@ -165,7 +173,7 @@ def test_two_parts_are_packed_and_sent_beside_each_other() -> None:
         wait(),
         compute("arrange"),
     )
-    us = {"pack": 20, "dispatch_send": 30, "dispatch_wait": 1, "arrange": 5}
+    us = {"pack": 20, "dispatch_send": 30, "dispatch_rows": 1, "arrange": 5}
     timeline = walk(plan, ONE, MACHINE, bodies=bodies_of(us))
     assert times(timeline) == [
         (4, 24),
@@ -216,7 +224,7 @@ def test_results_of_a_part_are_there_before_all_of_them() -> None:
 def test_flags_in_band_come_with_rows_and_counts_before_them() -> None:
     plan = plan_of(
         communicate("send", ascendc.INBAND_SEND, post_status=1),
-        wait(),
+        communicate("wait", ascendc.DISPATCH_WAIT),
         communicate("arrange", ascendc.INBAND_RECEIVE),
         overlap=False,
     )
@@ -279,7 +287,7 @@ def test_order_holds_the_sum_is_the_total_and_longer_bodies_take_no_less(streams
 
 
 def test_a_launch_that_nobody_described_is_an_error_that_names_it() -> None:
-    bodies = bodies_of({"mystery": 1, "dispatch_wait": 1, "post_status": 1, "poller": 1})
+    bodies = bodies_of({"mystery": 1, "dispatch_rows": 1, "post_status": 1, "poller": 1})
     silent = Launch("guess", AscendCKernel("mystery", ()), (), 1, "communication")
     with pytest.raises(UnknownLaunchError, match=r"'guess'.*mystery"):
         walk(plan_of(silent), ONE, MACHINE, bodies=bodies)
@@ -290,7 +298,7 @@ def test_a_launch_that_nobody_described_is_an_error_that_names_it() -> None:
 
 
 def test_a_wait_that_nothing_is_sent_for_is_an_error() -> None:
-    bodies = bodies_of({"dispatch_wait": 1, "post_status": 1})
+    bodies = bodies_of({"dispatch_rows": 1, "dispatch_wait": 1, "post_status": 1})
     post = communicate("flag", ascendc.POST_STATUS, status=(3,))
     with pytest.raises(UnknownLaunchError, match="nothing before it"):
         walk(plan_of(post, wait()), ONE, MACHINE, bodies=bodies)

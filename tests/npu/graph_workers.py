@@ -12,6 +12,7 @@ import torch
 
 from moe_triton import EPBuffer, reference
 from moe_triton.core.errors import BufferStateError, CommunicationTimeoutError
+from moe_triton.core.tuning import Tuning
 from tests.distributed.cases import Case, Inputs, inputs_of
 from tests.npu.workers import start
 
@@ -71,10 +72,17 @@ def eager(buffer: EPBuffer, case: Case, number: int) -> bool:
     return torch.equal(sums, expected_sums(case, number)[buffer.rank])
 
 
-def replay_graphs(rank: int, num_ranks: int, case: Case, policy: str, layers: Sequence[int]) -> list[str]:
+def replay_graphs(
+    rank: int,
+    num_ranks: int,
+    case: Case,
+    policy: str,
+    layers: Sequence[int],
+    tuning: Tuning | None = None,
+) -> list[str]:
     """Graphs and eager rounds in turn; names what is not bit-equal to the reference."""
     wrong = []
-    _, buffer = start(case, policy, rank)
+    _, buffer = start(case, policy, rank, tuning=tuning)
     with buffer:
         if not eager(buffer, case, 1):
             wrong.append("first eager round")
@@ -98,9 +106,11 @@ def replay_graphs(rank: int, num_ranks: int, case: Case, policy: str, layers: Se
     return wrong
 
 
-def replay_without_a_peer(rank: int, num_ranks: int, case: Case) -> tuple[str, list[int]]:
+def replay_without_a_peer(
+    rank: int, num_ranks: int, case: Case, tuning: Tuning | None
+) -> tuple[str, list[int]]:
     """Rank 1 runs the graph once less."""
-    _, buffer = start(case, "random", rank, timeout_s=0.5)
+    _, buffer = start(case, "random", rank, timeout_s=4.0, tuning=tuning)
     eager(buffer, case, 1)
     captured = Captured(buffer, case, [1])
     inputs = inputs_of(case, rank, 2)

@@ -18,9 +18,10 @@ from moe_triton.backends.base import Bindings
 from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.triton import load
 from moe_triton.backends.npu import executable, library, memfabric, runtime, toolchain, triton_kernels
-from moe_triton.core.abi import words_of
+from moe_triton.core.abi import first_words, struct_words
 from moe_triton.core.ascendc import KERNELS
 from moe_triton.core.errors import ToolchainError
+from moe_triton.core.fused import FUSED
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.soc import soc_of
 from moe_triton.reference.arithmetic import LANES
@@ -65,10 +66,10 @@ class FakeLibrary:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        for kernel in KERNELS:
-            setattr(
-                self, kernel.symbol, self._launcher(kernel.name, sum(words_of(arg) for arg in kernel.args))
-            )
+        sizes = {kernel.name: struct_words(kernel) for kernel in KERNELS}
+        sizes |= {kernel.name: first_words(kernel)[-1] for kernel in FUSED}
+        for name, words in sizes.items():
+            setattr(self, f"moe_{name}", self._launcher(name, words))
 
     def _launcher(self, name: str, num_words: int) -> Callable[[int, int, int], int]:
         device, function = self._device, getattr(native.library(), f"moe_{name}")

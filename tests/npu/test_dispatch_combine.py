@@ -10,6 +10,7 @@ import torch
 from moe_triton.core.config import Config
 from moe_triton.core.row_formats import QUANTIZED, ROW_FORMATS
 from moe_triton.core.tuning import Tuning
+from moe_triton.operators.variants import Mask
 from moe_triton.processes import RankGroup
 from tests.distributed.cases import Case
 from tests.npu import workers
@@ -39,6 +40,13 @@ def test_bits_are_the_references(ranks: Ranks, scheme: str, quantize: str | None
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("quantize", [None, "int8", "int8_128"])
+def test_blocks_that_receive_give_the_same_bits(ranks: Ranks, quantize: str | None, policy: str) -> None:
+    case = Case(config(hidden=384), 3, "sparse", (5, 8), quantize, rounds=3, num_blocks=3)
+    check(ranks, case, policy, Tuning(receiving_blocks=2))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("parts", [1, 3])
 def test_two_streams_give_the_same_bits(ranks: Ranks, parts: int, policy: str) -> None:
     """Rows are packed beside the sending of those before them, on a stream of its own."""
@@ -60,3 +68,13 @@ def test_shared_experts_and_smooth_scales(ranks: Ranks, scheme: str, quantize: s
 def test_fp16_without_weights(ranks: Ranks) -> None:
     case = Case(config(), 9, "uniform", (8, 8), weights=False, dtype=torch.float16, num_blocks=2)
     check(ranks, case, "random")
+
+
+@pytest.mark.parametrize("mask", ["none", "tokens", "entries"])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_callers_may_write_over_ids_once_dispatch_has_run(
+    ranks: Ranks, dtype: torch.dtype, mask: Mask
+) -> None:
+    """The first kernel copies them, as what the mask leaves; combine reads the copy."""
+    case = Case(config(), 3, "sparse", (8, 6), None, num_blocks=2)
+    assert ranks(2).run(workers.copied_ids, case, dtype, mask) == [[], []]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from moe_triton.core.tuning import Tuning
 from moe_triton.processes import RankGroup, run_ranks
 from tests.distributed.cases import Case
 from tests.npu import graph_workers
@@ -28,6 +29,15 @@ def test_graphs_give_the_references_bits(
         assert wrong == []
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("layers", LAYERS, ids=str)
+def test_graphs_of_blocks_that_receive(ranks: Ranks, layers: tuple[int, ...], policy: str) -> None:
+    case = Case(config(), 11, "sparse", (8, 8), num_blocks=3)
+    tuning = Tuning(receiving_blocks=2)
+    for wrong in ranks(2).run(graph_workers.replay_graphs, case, policy, layers, tuning):
+        assert wrong == []
+
+
 def test_nothing_is_prepared_inside_a_graph(ranks: Ranks) -> None:
     case = Case(config(), 11, "uniform", (8, 8), num_blocks=2)
     for said in ranks(2).run(graph_workers.refusals, case):
@@ -43,9 +53,10 @@ def test_direct_is_not_captured(ranks: Ranks) -> None:
         assert all("comm_alg='direct' cannot be captured" in message for message in said)
 
 
-def test_a_missing_peer_of_a_graph_is_named() -> None:
+@pytest.mark.parametrize("tuning", [None, Tuning(receiving_blocks=1)], ids=["in turn", "received"])
+def test_a_missing_peer_of_a_graph_is_named(tuning: Tuning | None) -> None:
     case = Case(config(), 11, "uniform", (8, 8), num_blocks=2)
-    assert run_ranks(graph_workers.replay_without_a_peer, 2, (case,))[0] == ("dispatch", [1])
+    assert run_ranks(graph_workers.replay_without_a_peer, 2, (case, tuning))[0] == ("dispatch", [1])
 
 
 @pytest.mark.parametrize("wait", ["synchronize", "the next call"])

@@ -25,61 +25,47 @@ Ranks = Callable[[int], RankGroup]
 
 ONE_STREAM = {
     "dispatch": """
-        compute: copy
-        compute: launch route
-        compute: launch pack
-        compute: launch dispatch_send
-        compute: launch dispatch_wait
-        compute: launch offsets
+        compute: launch route_pack
+        compute: launch dispatch
         compute: launch arrange
-        compute: launch turn
         compute: copy
         compute: record event 0
     """,
     "combine": """
-        compute: launch combine_send
-        compute: launch combine_wait
+        compute: launch combine
         compute: launch weighted_sum
-        compute: launch turn
         compute: copy
         compute: record event 0
     """,
 }
-# Two parts: the second is packed, or waited for, while the first is sent, or summed.
+# Two parts: the second is sent and taken, or waited for, while the first is arranged, or summed.
 TWO_STREAMS = {
     "dispatch": """
-        compute: copy
-        compute: launch route
-        compute: launch pack
+        compute: launch route_pack
         compute: record event 0
         communication: wait event 0
-        communication: launch dispatch_send
-        compute: launch pack
-        compute: record event 1
-        communication: wait event 1
-        communication: launch dispatch_send
-        communication: launch dispatch_wait
+        communication: launch dispatch_in_parts
+        communication: record event 1
+        compute: wait event 1
+        compute: launch arrange_part
+        communication: launch dispatch_in_parts
         communication: record event 2
         compute: wait event 2
-        compute: launch offsets
-        compute: launch arrange
-        compute: launch turn
+        compute: launch arrange_part
         compute: copy
         compute: record event 3
     """,
     "combine": """
         compute: record event 0
         communication: wait event 0
-        communication: launch combine_send
-        communication: launch combine_wait
+        communication: launch combine_in_parts
         communication: record event 1
         compute: wait event 1
         compute: launch weighted_sum
-        communication: launch combine_wait
+        communication: launch combine_in_parts
         communication: record event 2
         compute: wait event 2
         compute: launch weighted_sum
-        compute: launch turn
         compute: copy
         compute: record event 3
     """,
@@ -97,16 +83,19 @@ def test_what_reaches_the_streams(ranks: Ranks, tuning: Tuning | None, expected:
             assert said[operator] == [line.strip() for line in lines.split("\n") if line.strip()]
 
 
-def test_before_cann_9_parts_follow_each_other_on_one_stream(ranks: Ranks) -> None:
+def test_before_cann_9_there_is_one_part_on_one_stream(ranks: Ranks) -> None:
     """The library says that it was built where no word for the schedule mode exists."""
     case = Case(config(), 3, "uniform", (8, 8), "int8", num_blocks=2)
     for said in ranks(2).run(workers.sequences, case, HALVES, 0):
-        for operator, lines in TWO_STREAMS.items():
-            launches = [line.split(": ")[1] for line in said[operator] if "launch" in line]
-            assert all(line.startswith("compute: ") for line in said[operator])
-            assert not [line for line in said[operator] if "wait event" in line]
-            assert len(launches) == lines.count("launch")
-            assert len(launches) > ONE_STREAM[operator].count("launch")
+        for operator, lines in ONE_STREAM.items():
+            assert said[operator] == [line.strip() for line in lines.split("\n") if line.strip()]
+
+
+def test_parts_need_cores_that_communicate(ranks: Ranks) -> None:
+    case = Case(config(), 3, "uniform", (8, 8), "int8", num_blocks=2)
+    for said in ranks(2).run(workers.sequences, case, Tuning(dispatch_tokens=4, combine_tokens=4)):
+        for operator, lines in ONE_STREAM.items():
+            assert said[operator] == [line.strip() for line in lines.split("\n") if line.strip()]
 
 
 def plans(target: str, scheme: str, variant: Variant, rank: int) -> list[Plan]:
@@ -119,6 +108,15 @@ def plans(target: str, scheme: str, variant: Variant, rank: int) -> list[Plan]:
 def remote(plan: Plan) -> list[Launch]:
     """The launches that write to windows or read them there."""
     return [launch for launch in plan.launches if isinstance(launch.kernel, AscendCKernel)]
+
+
+def cell_of(argument: str, launch: Launch) -> Hole | int:
+    """Where an NPU's launch finds its zone, keeps it and turns it: three words, and the three behind them."""
+    operator = 1 if launch.kernel.name.startswith("combine") else 0
+    own, kept = Hole("zones", 4 * operator), Hole("zones", 4 * (3 + operator))
+    if launch.kernel is ascendc.INBAND_RECEIVE:
+        return {"zone_at": kept, "turned": own}[argument]
+    return {"zone_at": own, "kept_zone": kept, "turned": 0}[argument]
 
 
 VARIANTS = [
@@ -145,10 +143,9 @@ def test_remote_addresses_are_those_of_the_cpu_back_end(scheme: str, variant: Va
                 if arg.name == "zone":
                     assert here == zone
                     assert there == (0 if len(npu) == 1 else zone)
-                elif arg.name == "zone_at":
-                    operator = 1 if plan.operator == "combine" else 0
+                elif arg.name in ("zone_at", "kept_zone", "turned"):
                     assert here == 0
-                    assert there == (Hole("zones", 4 * operator) if len(npu) == 1 else 0)
+                    assert there == (cell_of(arg.name, other) if len(npu) == 1 else 0)
                 else:
                     assert here == there, arg.name
 

@@ -35,6 +35,8 @@ CASES: list[dict[str, Any]] = [
     {"tp": 2, "experts_per_rank": 1, "version": 1, "rounds": 3},
     {"tp": 1, "elastic": "routed", "ranks": 3, "routing": "skewed"},
     {"version": 1, "rounds": 3, "shared": (1, 1), "quantize": "scales only"},
+    {"long_ids": True, "mask": "entries", "quantize": "dynamic"},
+    {"long_ids": True, "quantize": "smooth", "shared": (1, 1), "routing": "sparse"},
 ]
 
 
@@ -53,7 +55,8 @@ BUFFERS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("seed", [26, 31])  # whole calls with outputs of the caller's; halves
+# whole calls with outputs of the caller's, with ids of 32 and of 64 bits; halves
+@pytest.mark.parametrize("seed", [26, 22, 31])
 @pytest.mark.parametrize("options", BUFFERS, ids=str)
 def test_a_buffer_gives_the_same(ranks: Ranks, options: dict[str, Any], seed: int) -> None:
     case = OperatorCase(**{"ranks": 2, "num_blocks": 2, "seed": seed, **options})

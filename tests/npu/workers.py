@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from moe_triton import EPBuffer
 from moe_triton.backends.npu import library
-from moe_triton.core.plan import Hole, Part
+from moe_triton.core.abi import struct_words
+from moe_triton.core.plan import (
+    Hole,
+    Launch,
+    Part,
+    device_launches,
+    fused_kernel_of,
+    num_blocks,
+    num_first_blocks,
+)
 from moe_triton.core.tuning import Tuning
+from moe_triton.operators.variants import Mask
 from moe_triton.tools.selftest.cases import combined, dispatched
 from moe_triton.tools.selftest.comparison import wrong_received
 from tests.distributed.cases import Case, experts_of, inputs_of, smooth_scales_of
@@ -44,6 +55,34 @@ def compare_rounds(rank: int, num_ranks: int, case: Case, policy: str, tuning: T
     return wrong
 
 
+def copied_ids(rank: int, num_ranks: int, case: Case, dtype: torch.dtype, mask: Mask) -> list[str]:
+    """What is wrong in a round after whose dispatch the caller writes over ids and mask."""
+    _, buffer = start(case, "random", rank)
+    inputs = inputs_of(case, rank, 0)
+    taken, given = inputs.topk_idx.clone(), inputs.topk_idx.to(dtype)
+    far = torch.iinfo(dtype).min + torch.arange(given.numel()).view(given.shape)
+    given = torch.where(given < 0, far.to(dtype), given)
+    left = torch.ones(len(taken) if mask == "tokens" else taken.shape, dtype=torch.bool)
+    if mask != "none":
+        left[-2:] = False
+        taken[-2:] = -1
+    with buffer:
+        call = {"active_mask": left} if mask != "none" else {}
+        weights = inputs.topk_weights
+        output = buffer.dispatch(inputs.x, given, weights, quantize=case.quantize, **call)
+        buffer.synchronize()
+        for written in (given, left):
+            written.fill_(1)
+        out = buffer.combine(experts_of(case, rank, output.tokens), output.handle, weights)
+        buffer.synchronize()
+    _, sums = expected_round(case, 0)
+    wanted = torch.where((taken >= 0).any(1)[:, None], sums[rank], 0)
+    copy = output.handle.topk_idx
+    is_same = (copy < 0) == (taken < 0), copy.clamp(min=-1) == taken
+    wrong = [] if all(bool(same.all()) for same in is_same) else [f"{copy} instead of {taken}"]
+    return wrong if torch.equal(out, wanted) else [*wrong, "combined"]
+
+
 def describe(device: Device, since: int = 0) -> list[str]:
     """What reached the streams, a line each: stream, kind, and the index of an event in the call."""
     events: dict[int, int] = {}
@@ -63,8 +102,8 @@ def sequences(
     rank: int, num_ranks: int, case: Case, tuning: Tuning | None, schedule_mode: int = 1
 ) -> dict[str, list[str]]:
     """What one dispatch and one combine put on the streams, after both have run before."""
+    library.blocks_start_together = lambda: schedule_mode == 1
     device, buffer = start(case, "random", rank, tuning=tuning)
-    library.library().moe_schedule_mode = lambda: schedule_mode  # type: ignore[method-assign]
     said = {}
     with buffer:
         for number in range(2):
@@ -85,6 +124,40 @@ def sequences(
     return said
 
 
+ANY = -1  # each phase has a report of its own
+
+
+def _expected_words(
+    phases: Sequence[Launch], brought: Mapping[str, torch.Tensor | int], num_tokens: int
+) -> list[int]:
+    """Blocks and arguments; of several phases, their bits, no place for times, and each phase's arguments."""
+    own = [_expected_arguments(launch, brought, num_tokens) for launch in phases]
+    if len(phases) == 1:
+        return [num_blocks(phases), *own[0]]
+    kernel, mask = fused_kernel_of(phases)
+    words = [mask, 0, num_first_blocks(phases)]
+    for number, phase in enumerate(kernel.phases):
+        words += own.pop(0) if mask >> number & 1 else [0] * struct_words(phase)
+    return [num_blocks(phases), *words]
+
+
+def _expected_arguments(
+    launch: Launch, brought: Mapping[str, torch.Tensor | int], num_tokens: int
+) -> list[int]:
+    expected: list[int] = []
+    for value in launch.values:
+        if isinstance(value, Hole) and value.name == "report":
+            expected.append(ANY)
+        elif isinstance(value, Part):
+            expected.append(value.of(num_tokens))
+        elif isinstance(value, Hole):
+            held = brought[value.name]
+            expected.append((held if isinstance(held, int) else held.data_ptr()) + value.offset)
+        else:
+            expected.extend(value if isinstance(value, tuple) else (value % (1 << 64),))
+    return expected
+
+
 def words_of_a_call(rank: int, num_ranks: int, case: Case) -> list[str]:
     """Which words of a dispatch's launches are not what its plan and its tensors say."""
     device, buffer = start(case, "random", rank)
@@ -99,6 +172,7 @@ def words_of_a_call(rank: int, num_ranks: int, case: Case) -> list[str]:
         brought: dict[str, torch.Tensor | int] = {
             "x": inputs.x,
             "topk_idx": output.handle.topk_idx,
+            "given_ids": inputs.topk_idx,
             "topk_weights": inputs.topk_weights,
             "expand_idx": output.handle.expand_idx,
             "recv_offsets": output.handle.recv_offsets,
@@ -112,22 +186,11 @@ def words_of_a_call(rank: int, num_ranks: int, case: Case) -> list[str]:
         }
         if output.weights is not None:
             brought["weights"] = output.weights
-        for launch, work in zip(plan.launches, device.launches()[since:], strict=True):
-            expected = [launch.blocks]
-            for value in launch.values:
-                if isinstance(value, Hole) and value.name == "report":
-                    expected.append(-1)  # each launch has one of its own
-                elif isinstance(value, Part):
-                    expected.append(value.of(len(inputs.x)))
-                elif isinstance(value, Hole):
-                    held = brought[value.name]
-                    address = held if isinstance(held, int) else held.data_ptr()
-                    expected.append(address + value.offset)
-                else:
-                    expected.extend(value if isinstance(value, tuple) else (value % (1 << 64),))
+        for phases, work in zip(device_launches(plan.launches), device.launches()[since:], strict=True):
+            expected = _expected_words(phases, brought, len(inputs.x))
             got = list(work.words)
             if len(got) != len(expected) or any(
-                word not in (have, -1) for word, have in zip(expected, got, strict=True)
+                word not in (have, ANY) for word, have in zip(expected, got, strict=True)
             ):
-                wrong.append(f"{launch.step}: {got} instead of {expected}")
+                wrong.append(f"{phases[0].step}: {got} instead of {expected}")
     return wrong

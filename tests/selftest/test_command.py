@@ -126,7 +126,7 @@ def test_a_kernel_that_is_off_by_a_bit_fails_alone(tmp_path: Path, in_kernel_che
 
 
 def test_a_traceback_in_the_report_has_no_places(tmp_path: Path, in_kernel_checks: Replace) -> None:
-    in_kernel_checks("kernel route", probes.check_that_stumbles)
+    in_kernel_checks("kernel select", probes.check_that_stumbles)
     code, output, document = selftest(tmp_path, "--quick", "--only", "kernels")
     assert code == 1
     (check,) = [check for check in document["checks"] if check["status"] == "failed"]

@@ -84,4 +84,4 @@ def test_the_check_of_a_kernel_runs_all_its_cases_on_one_block_and_on_all() -> N
 def test_bytes_that_a_kernel_moves_are_counted_by_kernel_or_inputs() -> None:
     pack = next(case for case in cases() if case.kernel.name == "pack")
     assert pack.bytes_moved == (SIZES.tokens - 1) * (3 * HIDDEN + 4)
-    assert next(case for case in cases() if case.kernel.name == "starts").bytes_moved is None
+    assert next(case for case in cases() if case.kernel.name == "stamps").bytes_moved is None

@@ -98,7 +98,7 @@ def test_calls_are_numbered_from_the_end() -> None:
 
 def test_spans_say_what_where_and_how_long() -> None:
     plan = plan_of("dispatch")
-    pack, send = step_of(plan, "pack"), step_of(plan, "send")
+    pack, send = step_of(plan, "route + pack"), step_of(plan, "send")
     failed = plan.launches[step_of(plan, "wait")]
     calls = [TracedCall(plan, 1, 1_000, 9_500, 4, -1, failed)]
     events = [
@@ -118,7 +118,8 @@ def test_spans_say_what_where_and_how_long() -> None:
         "tid": 0,
         "args": {"zone": 0, "tokens": 4, "failed": "wait"},
     }
-    assert packed["args"] == {"of": "dispatch #0", "kernel": "pack", "launch_bytes": 4 * (3 * 64 + 4)}
+    ids, rows = 8 * 8 + 4 * 4, 4 * (3 * 64 + 4)
+    assert packed["args"] == {"of": "dispatch #0", "kernel": "route_pack", "launch_bytes": ids + rows}
     assert [span["name"] for span in (sent, written, flagged)] == ["send", "write", "flag"]
     assert {span["tid"] for span in (sent, written, flagged)} == {1}
     assert sent["ts"] == written["ts"]  # what is inside comes after

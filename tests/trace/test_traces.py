@@ -78,9 +78,19 @@ def straggle(
 
 
 STEPS = {
-    "fullmesh_v1": {"route", "pack", "send", "write", "sync", "flag", "wait", "offsets", "arrange", "sum"},
-    "fullmesh_v2": {"route", "pack", "send", "flag", "write + flag", "wait", "offsets", "arrange", "sum"},
-    "direct": {"route", "pack", "send", "write", "flag", "wait", "wait for counts", "offsets", "sum"},
+    "fullmesh_v1": {
+        "route + pack",
+        "send",
+        "flag",
+        "write + flag",
+        "wait",
+        "offsets",
+        "rows",
+        "arrange",
+        "sum",
+    },
+    "fullmesh_v2": {"route + pack", "send", "flag", "write + flag", "wait", "offsets", "arrange", "sum"},
+    "direct": {"route + pack", "send", "write", "flag", "wait", "wait for counts", "offsets", "sum"},
 }
 
 

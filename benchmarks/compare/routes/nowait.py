@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from benchmarks.compare.routes.ours import Slots
 from moe_triton.backends.base import Executable
-from moe_triton.core.plan import Launch
+from moe_triton.core.plan import Launch, device_launches
+from moe_triton.core.records import STATUS_ENTRY
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.executables import Executables, Kept, Key
@@ -24,10 +25,14 @@ def apart(launches: Sequence[Launch]) -> tuple[tuple[Launch, ...], tuple[Launch,
     """The waits of a plan, and everything else. What was to run beside a launch that is gone, runs alone."""
     found: dict[bool, list[Launch]] = {True: [], False: []}
     was_wait = None
-    for launch in launches:
-        is_wait = launch.step == "wait"
-        found[is_wait].append(launch if is_wait == was_wait else replace(launch, alongside=False))
-        was_wait = is_wait
+    for phases in device_launches(launches):
+        began: set[bool] = set()  # whether a launch of waits, or of others, has its first phase
+        for launch in phases:
+            is_wait = launch.step == "wait"
+            alongside = launch.alongside and is_wait == was_wait
+            found[is_wait].append(replace(launch, alongside=alongside, joined=is_wait in began))
+            began.add(is_wait)
+            was_wait = is_wait
     return tuple(found[True]), tuple(found[False])
 
 
@@ -77,12 +82,22 @@ class NoWait(Slots):
         dist.barrier()
         inputs = self.inputs
         for operator, zone in self._zones.items():
+            if operator == "dispatch":
+                self._clear_entries(zone)
+                continue
             code = self._waits[operator, zone].run(
                 {"topk_idx": inputs.ids32, "num_tokens": inputs.num_tokens}
             )
             if code:
                 raise RuntimeError(f"{operator}: a flag of a run without waiting is missing (code {code})")
         self._zones.clear()
+
+    def _clear_entries(self, zone: int) -> None:
+        """Its last launch has cleared those that were there by then; the others came too late for it."""
+        site = self._communicator.site
+        first = site.layout.region("dispatch_status").offset(zone=zone)
+        last = first + site.num_entries * STATUS_ENTRY.num_bytes
+        self._communicator._windows[0].tensor()[first:last] = 0
 
 
 class _Exchanged:

@@ -52,6 +52,7 @@ class CpuBackend:
     name = "cpu"
     is_asynchronous = False
     captures_graphs = False
+    overlaps = True
 
     def __init__(self, kernels: str = "triton", tuning: Tuning | None = None) -> None:
         if kernels not in KERNELS:
@@ -134,7 +135,11 @@ class CpuBackend:
 
     def num_blocks(self, num_ranks: int) -> int:
         """One block per core that this rank can have to itself, at least one."""
-        return max(1, len(os.sched_getaffinity(0)) // num_ranks)
+        return max(1, self.cores() // num_ranks)
+
+    def cores(self) -> int:
+        """See `moe_triton.backends.base.Backend`."""
+        return len(os.sched_getaffinity(0))
 
     def read_int32(self, tensor: torch.Tensor, index: int) -> int:
         """See `moe_triton.backends.base.Backend`."""

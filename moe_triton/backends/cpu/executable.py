@@ -14,11 +14,12 @@ from moe_triton.backends.cpu.trace_log import NativeTraceLog
 from moe_triton.backends.cpu.triton import load
 from moe_triton.backends.cpu.tuning import CpuSettings
 from moe_triton.backends.cpu.waits import NativeWaits
+from moe_triton.backends.phases import PhaseTimes, names_of
 from moe_triton.core import abi
-from moe_triton.core.ascendc import first_code
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import Arg, AscendCKernel, TritonKernel
-from moe_triton.core.plan import Hole, Launch, Part, Plan
+from moe_triton.core.plan import Hole, Launch, Part, Phases, Plan, num_blocks
+from moe_triton.core.reports import first_code
 
 KIND_TRITON, KIND_ASCEND_C = 0, 1
 
@@ -42,6 +43,7 @@ class NativeExecutable:
     ) -> None:
         self.plan = plan
         self.failed_launch: Launch | None = None
+        self._failed_report = report[0]
         self._waits, self._link = waits, settings.link  # the native settings hold their addresses
         self._settings = settings_struct(settings, fixed, waits)
         self._fixed = fixed  # the words hold addresses of its memory
@@ -50,34 +52,22 @@ class NativeExecutable:
         self._values = (ctypes.c_uint64 * max(len(self.holes), 1))()
         self._values_address = ctypes.addressof(self._values)
         self._durations = (ctypes.c_double * len(plan.launches))()
+        self._times = PhaseTimes(plan)
         self._report = report
-        self._words: list[ctypes.Array[ctypes.c_uint64]] = []
-        self._launches = (native.LaunchStruct * len(plan.launches))()
+        self._words: list[ctypes.Array[ctypes.c_uint64]] = []  # of each phase
+        self._launches = (native.LaunchStruct * len(self._times.launches))()
         patches: list[native.PatchStruct] = []
-        for struct, launch in zip(self._launches, plan.launches, strict=True):
-            words, holes = abi.words(launch)
-            for position, hole in holes:
-                if hole.name in fixed:
-                    words[position] = abi.word_of(fixed[hole.name]) + hole.offset
-            array = (ctypes.c_uint64 * len(words))(*words)
-            self._words.append(array)
-            struct.entry, struct.kind = _entry(launch.kernel)
-            struct.blocks = launch.blocks
-            struct.words = ctypes.addressof(array)
-            struct.alongside = launch.alongside
-            patches += [
-                patch_struct(ctypes.addressof(array) + 8 * position, self.holes.index(hole.name), hole)
-                for position, hole in holes
-                if hole.name not in fixed
-            ]
+        for struct, phases in zip(self._launches, self._times.launches, strict=True):
+            patches += self._pack(struct, phases, {**fixed, abi.TIMES: self._times.of(len(self._words))})
         self._patches = (native.PatchStruct * max(len(patches), 1))(*patches)
         self._struct = native.PlanStruct(
             ctypes.addressof(self._launches),
-            len(plan.launches),
+            len(self._launches),
             ctypes.addressof(self._patches),
             len(patches),
             report.data_ptr(),
             report.numel(),
+            report[0].numel(),
             ctypes.addressof(self._durations),
             ctypes.addressof(self._settings),
             plan.overlap,
@@ -86,6 +76,27 @@ class NativeExecutable:
         self.address = ctypes.addressof(self._struct)
         self._run = native.library().moe_run_plan
         waits.add(self.address, self)
+
+    def _pack(self, struct: native.LaunchStruct, phases: Phases, fixed: Bindings) -> list[native.PatchStruct]:
+        """Fills in a launch, and returns what calls change in it."""
+        (entry, kind), words, holes, firsts = _packed(phases, _report_bytes(self._report))
+        for position, hole in holes:
+            if hole.name in fixed:
+                words[position] = abi.word_of(fixed[hole.name]) + hole.offset
+        array = (ctypes.c_uint64 * len(words))(*words)
+        struct.entry, struct.kind = entry, kind
+        struct.blocks = num_blocks(phases)
+        struct.words = ctypes.addressof(array)
+        struct.alongside = phases[0].alongside
+        struct.first = len(self._words)
+        self._words += [
+            (ctypes.c_uint64 * (len(words) - first)).from_buffer(array, 8 * first) for first in firsts
+        ]
+        return [
+            patch_struct(ctypes.addressof(array) + 8 * position, self.holes.index(hole.name), hole)
+            for position, hole in holes
+            if hole.name not in fixed
+        ]
 
     def words_of(self, launch: int) -> ctypes.Array[ctypes.c_uint64]:
         """See `moe_triton.backends.cpu.waits.Runner`."""
@@ -104,17 +115,19 @@ class NativeExecutable:
         if result > 0:
             self._waits.raise_stopped(self.plan.operator)
         if result < 0:
-            step = self.plan.launches[-1 - result].step
-            raise ToolchainError(f"{self.plan.operator}: {step} failed: {native.last_error()}")
+            phases = self._times.phases_with(-1 - result)
+            raise ToolchainError(f"{self.plan.operator}: {names_of(phases)} failed: {native.last_error()}")
         if result == 0:
             return 0
-        self.failed_launch = self.plan.launches[result - 1]
-        return first_code(self._report)
+        code, phase = first_code(self._report)
+        self.failed_launch = self._times.phases_with(result - 1)[phase]
+        self._failed_report = self._report[phase]
+        return code
 
     @property
     def failed_report(self) -> torch.Tensor:
         """See `moe_triton.backends.base.Executable`."""
-        return self._report
+        return self._failed_report
 
     def outcome(self, wait: bool) -> int | None:
         """See `moe_triton.backends.base.Executable`."""
@@ -122,7 +135,7 @@ class NativeExecutable:
 
     def durations_us(self) -> dict[str, float]:
         """See `moe_triton.backends.base.Executable`."""
-        return self.plan.by_step(list(self._durations))
+        return self.plan.by_step(self._times.durations_us(list(self._durations)))
 
 
 class TorchExecutable:
@@ -143,15 +156,16 @@ class TorchExecutable:
         self.failed_launch: Launch | None = None
         self._waits, self._link = waits, settings.link  # the native settings hold their addresses
         self._settings = settings_struct(settings, fixed, waits)
-        self._report = report
+        self._report, self._failed_report = report, report[0]
         self._fixed = fixed
         self._durations = [0.0] * len(plan.launches)
-        self._words = (ctypes.c_uint64 * 0)()  # of the launch that runs
+        self._times = PhaseTimes(plan)
+        self._words: list[ctypes.Array[ctypes.c_uint64]] = []  # of each phase, up to the launch that runs
         waits.add(id(self), self)
 
     def words_of(self, launch: int) -> ctypes.Array[ctypes.c_uint64]:
         """See `moe_triton.backends.cpu.waits.Runner`."""
-        return self._words
+        return self._words[launch]
 
     def run(self, bindings: Bindings) -> int:
         """See `moe_triton.backends.base.Executable`."""
@@ -169,47 +183,58 @@ class TorchExecutable:
 
     def _run(self, bindings: Bindings) -> int:
         self._report.zero_()
-        for i, launch in enumerate(self.plan.launches):
-            start = time.perf_counter()
-            if isinstance(launch.kernel, TritonKernel):
-                arguments = {
-                    arg.name: _argument(arg, value, bindings)
-                    for arg, value in zip(launch.kernel.args, launch.values, strict=True)
-                }
-                begin = time.monotonic_ns()
-                launch.kernel.fallback(launch.blocks, **arguments, **launch.kernel.constants)
-                if self._log:
-                    self._log.add_launch(i, begin)
+        self._words.clear()
+        for phases in self._times.launches:
+            number, start = len(self._words), time.perf_counter()
+            if isinstance(phases[0].kernel, TritonKernel):
+                self._run_triton(phases[0], bindings)
             else:
-                self._launch_ascend_c(i, launch, bindings)
+                self._launch_ascend_c(phases, {**bindings, abi.TIMES: self._times.of(number)})
                 self._waits.raise_stopped(self.plan.operator)
-                if self._report.any():
-                    self.failed_launch = launch
-                    return first_code(self._report)
-            self._durations[i] = (time.perf_counter() - start) * 1e6
+                code, phase = first_code(self._report)
+                if code:
+                    self.failed_launch, self._failed_report = phases[phase], self._report[phase]
+                    return code
+            self._durations[number] = (time.perf_counter() - start) * 1e6
         return 0
 
-    def _launch_ascend_c(self, number: int, launch: Launch, bindings: Bindings) -> None:
-        words, holes = abi.words(launch)
-        for position, hole in holes:
-            words[position] = _filled(hole, bindings)
-        self._words = (ctypes.c_uint64 * len(words))(*words)
+    def _run_triton(self, launch: Launch, bindings: Bindings) -> None:
+        assert isinstance(launch.kernel, TritonKernel)
+        number, begin = len(self._words), time.monotonic_ns()
+        self._words.append((ctypes.c_uint64 * 0)())
+        arguments = {
+            arg.name: _argument(arg, value, bindings)
+            for arg, value in zip(launch.kernel.args, launch.values, strict=True)
+        }
+        launch.kernel.fallback(launch.blocks, **arguments, **launch.kernel.constants)
+        if self._log:
+            self._log.add_launch(number, begin)
+
+    def _launch_ascend_c(self, phases: Phases, bindings: Bindings) -> None:
+        number = len(self._words)
+        packed = abi.phase_words(phases, _report_bytes(self._report))
+        for position, hole in packed.holes:
+            packed.words[position] = _filled(hole, bindings)
+        array = (ctypes.c_uint64 * len(packed.words))(*packed.words)
+        self._words += [
+            (ctypes.c_uint64 * (len(array) - first)).from_buffer(array, 8 * first) for first in packed.firsts
+        ]
         library = native.library()
-        function = getattr(library, cast(AscendCKernel, launch.kernel).symbol)
+        function = getattr(library, packed.symbol)
         stream = ctypes.byref(native.TracedLaunchStruct(self._log.address, number, 0)) if self._log else None
         self._waits.begin(id(self), number)
         try:
             library.moe_use_settings(ctypes.addressof(self._settings))
-            failed: int = function(ctypes.c_uint32(launch.blocks), stream, ctypes.byref(self._words))
+            failed: int = function(ctypes.c_uint32(num_blocks(phases)), stream, ctypes.byref(array))
         finally:
             library.moe_use_settings(None)
         if failed:
-            raise ToolchainError(f"{self.plan.operator}: {launch.step} failed: {native.last_error()}")
+            raise ToolchainError(f"{self.plan.operator}: {names_of(phases)} failed: {native.last_error()}")
 
     @property
     def failed_report(self) -> torch.Tensor:
         """See `moe_triton.backends.base.Executable`."""
-        return self._report
+        return self._failed_report
 
     def outcome(self, wait: bool) -> int | None:
         """See `moe_triton.backends.base.Executable`."""
@@ -217,7 +242,7 @@ class TorchExecutable:
 
     def durations_us(self) -> dict[str, float]:
         """See `moe_triton.backends.base.Executable`."""
-        return self.plan.by_step(self._durations)
+        return self.plan.by_step(self._times.durations_us(self._durations))
 
 
 def settings_struct(settings: CpuSettings, fixed: Bindings, waits: NativeWaits) -> native.SettingsStruct:
@@ -256,11 +281,21 @@ def patch_struct(word: int, number: int, hole: Hole) -> native.PatchStruct:
     return native.PatchStruct(word, number, hole.offset, 0, 0, 0)
 
 
-def _entry(kernel: TritonKernel | AscendCKernel) -> tuple[int, int]:
+def _packed(
+    phases: Phases, report_bytes: int
+) -> tuple[tuple[int, int], list[int], list[tuple[int, Hole]], list[int]]:
+    """A launch's entry and kind, its words, the holes in them, and the first word of each phase."""
+    kernel = phases[0].kernel
     if isinstance(kernel, AscendCKernel):
-        return native.symbol_address(kernel.symbol), KIND_ASCEND_C
+        symbol, words, holes, firsts = abi.phase_words(phases, report_bytes)
+        return (native.symbol_address(symbol), KIND_ASCEND_C), words, holes, firsts
     # Compiled on the promise that no output overlaps an input: outputs are always our own fresh tensors.
-    return load(kernel).entry, KIND_TRITON
+    return (load(kernel).entry, KIND_TRITON), *abi.words(phases[0]), [0]
+
+
+def _report_bytes(report: torch.Tensor) -> int:
+    """From one phase's report to the next one's."""
+    return report[0].numel() * report.element_size()
 
 
 def _argument(arg: Arg, value: object, bindings: Bindings) -> torch.Tensor | int:

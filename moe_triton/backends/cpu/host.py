@@ -15,6 +15,7 @@ class CpuHost:
     """See `moe_triton.backends.base.Host`."""
 
     device = CPU
+    is_asynchronous = False
 
     def __init__(self) -> None:
         module = extension()

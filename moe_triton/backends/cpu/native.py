@@ -22,7 +22,8 @@ class LaunchStruct(ctypes.Structure):
         ("kind", ctypes.c_uint32),
         ("blocks", ctypes.c_uint32),
         ("words", ctypes.c_void_p),
-        ("alongside", ctypes.c_uint64),
+        ("alongside", ctypes.c_uint32),
+        ("first", ctypes.c_uint32),
     )
 
 
@@ -74,6 +75,7 @@ class PlanStruct(ctypes.Structure):
         ("num_patches", ctypes.c_uint64),
         ("report", ctypes.c_void_p),
         ("report_words", ctypes.c_uint64),
+        ("phase_words", ctypes.c_uint64),
         ("durations_us", ctypes.c_void_p),
         ("settings", ctypes.c_void_p),
         ("overlap", ctypes.c_uint64),

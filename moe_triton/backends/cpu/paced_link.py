@@ -40,8 +40,8 @@ class PacedLink:
         gigabytes_per_s: 10**9 bytes a second, more than 0 and at most 10,000.
         latency_us: from the end of a write to its arrival, 0 to 1,000,000.
         bucket_bytes: that senders may be ahead of the wire, 0 to 2**30. One who is further ahead sleeps until
-            half of them are carried. Naps of less than some 50 us take the core instead of leaving it, and
-            lower the rate.
+            seven eighths of them are carried, and flags may arrive later by as much. A nap costs its core 20
+            to 40 us, so naps of less than some 50 us take the core instead of leaving it, and lower the rate.
 
     Attributes:
         address: of the ``moe::PacedLink``.

@@ -18,15 +18,17 @@ from moe_triton.backends.npu.inband_check import blocks_arrive_in_order
 from moe_triton.backends.npu.runtime import Runtime
 from moe_triton.backends.npu.window import window_library
 from moe_triton.core import ascendc
+from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import Hole, Launch, Plan, launch
 from moe_triton.core.region import Region, region_of
 from moe_triton.core.soc import soc_of
 from moe_triton.core.trials import post_entry, wait_for_entries
-from moe_triton.kernels.zones import turn_kernel
-from moe_triton.layout import FLAG_BITS, NUM_ZONES, STATUS_ENTRY_BYTES
+from moe_triton.kernels.arrange import arrange_kernel
+from moe_triton.layout import FLAG_BITS, NUM_ZONES, STATUS_ENTRY_BYTES, SlotLayout
 
 NUMBER = 4242
 WAIT_US = 100_000
+HIDDEN = 32
 TORCH_NPU = "torch_npu 2.14.0"
 
 
@@ -48,6 +50,7 @@ class Bench:
         self.peers = torch.tensor([self.window.data_ptr()] * 2, dtype=torch.int64).to(self.runtime.device)
         self.count = self.tensor(1)
         self.zone = self.tensor(1)
+        self.none = self.tensor(1)
 
     def tensor(self, elements: int) -> torch.Tensor:
         """Zeros, int32."""
@@ -68,6 +71,7 @@ class Bench:
             "peers": self.peers,
             "count": self.count,
             "zone": self.zone,
+            "none": self.none,
             "received": self.tensor(2),
         }
         plan = Plan("assumption", 0, launches, two_streams)
@@ -82,8 +86,14 @@ class Bench:
         return wait_for_entries(self.status, us, zone_at=Hole("zone"))
 
     def turn(self) -> Launch:
-        """The other zone, by a Triton kernel."""
-        return launch("turn", turn_kernel(), "compute", 1, zone=Hole("zone"))
+        """The other zone, by the Triton kernel that ends a dispatch; here, one without any row.
+
+        A single program may read the cell that it turns.
+        """
+        kernel = arrange_kernel(SlotLayout(HIDDEN, 2), has_weight=False, zoned=True)
+        values: dict[str, Hole | int] = {a.name: Hole("none") if a.is_pointer else 0 for a in kernel.args}
+        values |= {"kept_zone": Hole("zone"), "zone": Hole("zone")}
+        return launch("turn", kernel, "compute", 1, **values)
 
     def entry(self, zone: int, rank: int = 0) -> list[int]:
         """The first two words of a posted entry: the flag's bits, and the number."""
@@ -112,7 +122,10 @@ def _tensor_at() -> str | None:
 def _triton() -> str | None:
     bench = Bench()
     stream = bench.runtime.handle(bench.runtime.current_stream())
-    triton_kernels.launcher(turn_kernel())(1, stream, [bench.zone.data_ptr()])
+    turn, cells = bench.turn(), {Hole("zone"): bench.zone, Hole("none"): bench.none}
+    assert isinstance(turn.kernel, TritonKernel)
+    words = [cells[value].data_ptr() if isinstance(value, Hole) else 0 for value in turn.values]
+    triton_kernels.launcher(turn.kernel)(1, stream, words)
     bench.runtime.synchronize()
     return _differs(int(bench.zone[0]), 1)
 

@@ -15,7 +15,7 @@ from moe_triton.backends.npu.window import NpuWindow, make_window, window_librar
 from moe_triton.backends.waits import Waits
 from moe_triton.core.ascendc import MAX_BLOCKS
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.plan import Plan
+from moe_triton.core.plan import Plan, device_launches, num_blocks
 from moe_triton.core.soc import check_blocks, soc_of
 from moe_triton.core.tuning import Tuning
 from moe_triton.limits import MEGABYTE, buffer_megabytes
@@ -56,6 +56,8 @@ class NpuBackend:
         self.soc = soc_of(self.runtime.soc_name())
         self._windows_by = window_library()
         library.library()  # at construction rather than in the first dispatch
+        # Launches with SyncAll whose blocks do not start together would wait for each other's cores.
+        self.overlaps = library.blocks_start_together()
         self._communication = self.runtime.make_stream()
         self._executables: list[NpuExecutable] = []
         self._measures = False
@@ -83,7 +85,7 @@ class NpuBackend:
         """See `moe_triton.backends.base.Backend`."""
         self._measures = on
         for executable in self._executables:
-            executable.measures = on
+            executable.measure(on)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """See `moe_triton.backends.base.Backend`."""
@@ -112,17 +114,20 @@ class NpuBackend:
     ) -> Executable:
         """See `moe_triton.backends.base.Backend`."""
         assert log is None
-        for launch in plan.launches:
-            check_blocks(launch.blocks, self.soc)
-        # Launches with SyncAll whose blocks do not start together would wait for each other's cores.
-        two_streams = plan.overlap and library.blocks_start_together()
+        for phases in device_launches(plan.launches):
+            check_blocks(num_blocks(phases), self.soc)
+        two_streams = plan.two_streams and self.overlaps
         made = NpuExecutable(plan, fixed, self.runtime, self._communication, two_streams)
-        made.measures = self._measures
+        made.measure(self._measures)
         self._executables.append(made)
         return made
 
     def make_calls(self, setting: CallSetting) -> None:
         """None: calls are asynchronous, and the host's caches stay warm between them."""
+
+    def cores(self) -> int:
+        """Vector cores of the device."""
+        return self.soc.vector_cores
 
     def num_blocks(self, num_ranks: int) -> int:
         """One block per vector core: each rank has a device to itself."""

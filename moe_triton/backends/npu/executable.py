@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from moe_triton.backends.base import Bindings
 from moe_triton.backends.npu.runtime import Event, Runtime, Stream
 from moe_triton.backends.npu.schedule import BEGIN, schedule
-from moe_triton.backends.npu.steps import make_step
-from moe_triton.core.abi import word_of
-from moe_triton.core.ascendc import REPORT_WORDS, first_code
+from moe_triton.backends.npu.steps import Step, make_step
+from moe_triton.backends.phases import PhaseTimes
+from moe_triton.core.abi import REPORT, TIMES, word_of
+from moe_triton.core.ascendc import REPORT_WORDS
 from moe_triton.core.errors import BufferStateError
+from moe_triton.core.fused import MAX_PHASES
 from moe_triton.core.kernel import AscendCKernel
-from moe_triton.core.plan import Hole, Launch, Plan
-
-REPORT = "report"
+from moe_triton.core.plan import Launch, Plan, num_blocks
+from moe_triton.core.reports import first_code
 
 
 class NpuExecutable:
@@ -39,26 +38,36 @@ class NpuExecutable:
     ) -> None:
         self._plan, self._runtime, self._communication = plan, runtime, communication
         self.failed_launch: Launch | None = None
+        self._failed_report = torch.zeros(0, REPORT_WORDS, dtype=torch.int32)
         self._holes = tuple(name for name in plan.holes if name not in fixed and name != REPORT)
-        reporting = [i for i, launch in enumerate(plan.launches) if _reports(launch)]
-        blocks = max((plan.launches[i].blocks for i in reporting), default=1)
+        self._times = PhaseTimes(plan, runtime.device)
+        self._reporting = [phases for phases in self._times.launches if _reports(phases[0])]
+        blocks = max((num_blocks(phases) for phases in self._reporting), default=1)
         self._reports = torch.zeros(
-            (len(reporting), blocks, REPORT_WORDS), dtype=torch.int32, device=runtime.device
+            (len(self._reporting), MAX_PHASES, blocks, REPORT_WORDS), dtype=torch.int32, device=runtime.device
         )
-        self._reporting = [plan.launches[i] for i in reporting]
         self._fixed = fixed  # keeps the memory alive whose addresses stand in the launches
-        index_of = {number: index for index, number in enumerate(reporting)}
-        self._steps = [
-            make_step(_reporting_to(launch, self._reports, index_of.get(i)), fixed, self._holes)
-            for i, launch in enumerate(plan.launches)
-        ]
-        self._schedule = schedule(plan.launches, two_streams)
+        self._steps = self._make_steps()
+        self._schedule = schedule([phases[0] for phases in self._times.launches], two_streams)
         self._events = self._make_events()
         self._host_reports = runtime.host_copy(self._reports)
         self._copied: Event | None = None
         self._timed: list[tuple[Event, Event]] = []
         self._graph_events: list[dict[int, Event]] = []
-        self.measures = False
+        self._measures = False
+
+    def _make_steps(self) -> list[Step]:
+        reports, first = iter(self._reports), 0
+        steps = []
+        for phases in self._times.launches:
+            bound = {**self._fixed, TIMES: self._times.of(first)}
+            report_bytes = 0
+            if _reports(phases[0]):
+                bound[REPORT] = report = next(reports)
+                report_bytes = report[0].numel() * report.element_size()
+            steps.append(make_step(phases, bound, self._holes, report_bytes))
+            first += len(phases)
+        return steps
 
     def _make_events(self) -> dict[int, Event]:
         numbers = [i for i, launch in enumerate(self._schedule.launches) if launch.is_awaited]
@@ -80,7 +89,7 @@ class NpuExecutable:
         handles = {name: runtime.handle(stream) for name, stream in streams.items()}
         if BEGIN in events:
             events[BEGIN].record(streams["compute"])
-        measured = self._begin_measuring() if self.measures and not capturing else None
+        measured = self._begin_measuring() if self._measures and not capturing else None
         for number, (step, launch) in enumerate(zip(self._steps, self._schedule.launches, strict=True)):
             stream = streams[launch.stream]
             if launch.waits_for is not None:
@@ -118,18 +127,24 @@ class NpuExecutable:
             self._host_reports.copy_(self._reports)
         elif self._copied is None or not self._copied.query():
             return None
-        for index, launch in enumerate(self._reporting):
-            if code := first_code(self._host_reports[index]):
-                self.failed_launch = launch
+        for index, phases in enumerate(self._reporting):
+            code, phase = first_code(self._host_reports[index])
+            if code:
+                self.failed_launch = phases[phase]
+                self._failed_report = self._host_reports[index, phase, : num_blocks(phases)]
                 return code
         return 0
 
     @property
     def failed_report(self) -> torch.Tensor:
         """See `moe_triton.backends.base.Executable`."""
-        assert self.failed_launch is not None
-        number = next(i for i, launch in enumerate(self._reporting) if launch is self.failed_launch)
-        return self._host_reports[number, : self.failed_launch.blocks]
+        return self._failed_report
+
+    def measure(self, on: bool) -> None:
+        """Whether runs measure each step from now on. Not for graphs that were captured before."""
+        self._measures = on
+        for step in self._steps:
+            step.note_times(on)
 
     def _begin_measuring(self) -> list[tuple[Event, Event]]:
         if not self._timed:
@@ -146,19 +161,13 @@ class NpuExecutable:
         if not self._timed:
             raise BufferStateError("no run was measured: call measure(True) before it")
         self._runtime.synchronize()
-        return self._plan.by_step([begin.elapsed_time(end) * 1e3 for begin, end in self._timed])
+        durations = [0.0] * len(self._plan.launches)
+        first = 0
+        for phases, (begin, end) in zip(self._times.launches, self._timed, strict=True):
+            durations[first] = begin.elapsed_time(end) * 1e3
+            first += len(phases)
+        return self._plan.by_step(self._times.durations_us(durations))
 
 
 def _reports(launch: Launch) -> bool:
     return isinstance(launch.kernel, AscendCKernel)
-
-
-def _reporting_to(launch: Launch, reports: torch.Tensor, index: int | None) -> Launch:
-    """The launch with the address of its own report."""
-    if index is None:
-        return launch
-    address = reports.data_ptr() + index * reports[0].numel() * reports.element_size()
-    values = tuple(
-        address if isinstance(value, Hole) and value.name == REPORT else value for value in launch.values
-    )
-    return replace(launch, values=values)

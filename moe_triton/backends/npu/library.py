@@ -6,8 +6,9 @@ import ctypes
 import functools
 from pathlib import Path
 
-from moe_triton.core import abi, ascendc, native_files
+from moe_triton.core import abi, native_files
 from moe_triton.core.errors import ToolchainError
+from moe_triton.core.fused import LAUNCHED
 
 LIBRARY = "libmoe_kernels_npu.so"
 _REBUILD = "Build it anew: moe-triton build --backend npu."
@@ -36,7 +37,7 @@ def load(path: Path) -> ctypes.CDLL:
             "or build it anew: moe-triton build --backend npu."
         ) from error
     abi.check(library, path, _REBUILD)
-    for kernel in ascendc.KERNELS:
+    for kernel in LAUNCHED:
         launcher = getattr(library, kernel.symbol)
         launcher.argtypes = (ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
         launcher.restype = ctypes.c_int

@@ -44,6 +44,8 @@ class Runtime:
         ToolchainError: torch_npu is missing, or finds no device.
     """
 
+    is_asynchronous = True
+
     def __init__(self) -> None:
         self._c = imported()._C
         self._npu: Any = torch.npu  # type: ignore[attr-defined]

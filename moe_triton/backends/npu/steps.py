@@ -8,10 +8,11 @@ from typing import Protocol
 
 from moe_triton.backends.base import Bindings
 from moe_triton.backends.npu import library, triton_kernels
+from moe_triton.backends.phases import names_of
 from moe_triton.core import abi
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
-from moe_triton.core.plan import Hole, Launch, Part
+from moe_triton.core.plan import Hole, Launch, Part, Phases, num_blocks
 
 
 class Step(Protocol):
@@ -22,6 +23,10 @@ class Step(Protocol):
     """
 
     is_direct: bool
+
+    def note_times(self, on: bool) -> None:
+        """Whether launches of several phases note their times from now on, which takes a store for each."""
+        ...
 
     def launch(self, values: Sequence[int], stream: int) -> None:
         """Puts it on a stream.
@@ -45,17 +50,25 @@ class AscendCStep:
 
     is_direct = True
 
-    def __init__(self, launch: Launch, fixed: Bindings, holes: Sequence[str]) -> None:
-        words, unfilled = abi.words(launch)
-        for position, hole in unfilled:
+    def __init__(self, phases: Phases, fixed: Bindings, holes: Sequence[str], report_bytes: int) -> None:
+        packed = abi.phase_words(phases, report_bytes)
+        words = packed.words
+        for position, hole in packed.holes:
             if hole.name in fixed:
                 words[position] = abi.word_of(fixed[hole.name]) + hole.offset
         self._words = (ctypes.c_uint64 * len(words))(*words)
         self._address = ctypes.addressof(self._words)
-        self._fills = _fills(unfilled, fixed, holes)
-        assert isinstance(launch.kernel, AscendCKernel)
-        self._kernel, self._blocks = launch.kernel, launch.blocks
-        self._function = getattr(library.library(), launch.kernel.symbol)
+        self._fills = _fills(packed.holes, fixed, holes)
+        times = [position for position, hole in packed.holes if hole.name == abi.TIMES]
+        self._times = [(position, words[position]) for position in times]
+        self.note_times(False)
+        self._steps, self._blocks = names_of(phases), num_blocks(phases)
+        self._function = getattr(library.library(), packed.symbol)
+
+    def note_times(self, on: bool) -> None:
+        """See `Step`."""
+        for position, address in self._times:
+            self._words[position] = address if on else 0
 
     def launch(self, values: Sequence[int], stream: int) -> None:
         """See `Step`."""
@@ -65,7 +78,7 @@ class AscendCStep:
         error: int = self._function(self._blocks, stream, self._address)
         if error:
             raise ToolchainError(
-                f"{self._kernel.name}: the launch of {self._blocks} blocks failed with error {error} of "
+                f"{self._steps}: the launch of {self._blocks} blocks failed with error {error} of "
                 f"CANN's run time. See plog in $ASCEND_PROCESS_LOG_PATH, or ~/ascend/log."
             )
 
@@ -93,6 +106,9 @@ class TritonStep:
         self._programs = launch.blocks
         self._launch = triton_kernels.launcher(launch.kernel)
 
+    def note_times(self, on: bool) -> None:
+        """See `Step`: it has one phase."""
+
     def launch(self, values: Sequence[int], stream: int) -> None:
         """See `Step`."""
         arguments = self._arguments
@@ -101,16 +117,18 @@ class TritonStep:
         self._launch(self._programs, stream, arguments)
 
 
-def make_step(launch: Launch, fixed: Bindings, holes: Sequence[str]) -> Step:
+def make_step(phases: Phases, fixed: Bindings, holes: Sequence[str], report_bytes: int) -> Step:
     """Prepares a launch.
 
     Args:
-        launch: of a plan.
+        phases: of a launch of a plan.
         fixed: contents of the holes that are the same in every call.
         holes: names of the others, in the order of a call's values.
+        report_bytes: from one phase's report to the next one's.
     """
-    kind = AscendCStep if isinstance(launch.kernel, AscendCKernel) else TritonStep
-    return kind(launch, fixed, holes)
+    if isinstance(phases[0].kernel, AscendCKernel):
+        return AscendCStep(phases, fixed, holes, report_bytes)
+    return TritonStep(phases[0], fixed, holes)
 
 
 def _fills(unfilled: Sequence[tuple[int, Hole]], fixed: Bindings, holes: Sequence[str]) -> list[Fill]:

@@ -46,7 +46,7 @@ def _compile(kernel: TritonKernel) -> Any:
         ) from error
     source = ASTSource(kernel.fn, {arg.name: arg.type for arg in kernel.args}, dict(kernel.constants))
     try:
-        compiled = triton.compile(source)
+        compiled = triton.compile(source, options=None if kernel.multibuffer else {"multibuffer": False})
         compiled._init_handles()
     except Exception as error:  # the compiler's errors have no common class
         raise ToolchainError(f"triton-ascend cannot compile kernel {kernel.name}: {error}") from error

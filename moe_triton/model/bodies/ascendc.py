@@ -1,5 +1,6 @@
-"""The bodies of the Ascend C kernels: what `moe_triton.model.bodies.sends` and
-`moe_triton.model.bodies.waits` count, priced for a machine.
+"""The bodies of the Ascend C kernels: what `moe_triton.model.bodies.sends`,
+`moe_triton.model.bodies.direct`, `moe_triton.model.bodies.waits`, `moe_triton.model.bodies.offsets` and
+`moe_triton.model.bodies.combines` count, priced for a machine.
 
 Each stage takes as long as the block that takes longest in it. Copies take their latencies and their bytes,
 scalar code its accesses and the instructions around them; an access to global memory that finds its line in
@@ -10,78 +11,36 @@ the rest).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from moe_triton.layout import STAMP_BYTES, STATUS_ENTRY_BYTES
+from moe_triton.model.bodies import combines as ascendc_combines
+from moe_triton.model.bodies import direct as ascendc_direct
 from moe_triton.model.bodies import movement
+from moe_triton.model.bodies import offsets as ascendc_offsets
+from moe_triton.model.bodies import receives as ascendc_receives
 from moe_triton.model.bodies import sends as ascendc_sends
 from moe_triton.model.bodies import waits as ascendc_waits
 from moe_triton.model.bodies.counts import Counted, Counts
-from moe_triton.model.bodies.movement import core_loop, merged, us_of
+from moe_triton.model.bodies.movement import merged
+from moe_triton.model.bodies.pricing import (
+    SCALAR_PER_ENTRY,
+    SCALAR_PER_SLOT,
+    cost_of,
+    loaded_cycles,
+    pipelined_us,
+    polled_cycles,
+    scalar_cycles,
+    slowest,
+    start_us,
+    stored_cycles,
+    tables_us,
+)
 from moe_triton.model.constants import Machine
 from moe_triton.model.cost import Body, Cost, Work
-
-SCALAR_PER_SLOT = 60
-"""Instructions on registers for the address of one slot: a division, products by strides, checks of
-extents. Assumed: the emulation does not see instructions on registers.
-"""
-
-SCALAR_PER_ENTRY = 20
-"""Instructions on registers for one status entry. Assumed, too."""
-
-
-def _scalar(machine: Machine, did: Counts, per_item: int = 0) -> np.ndarray:
-    """Cycles of each block's scalar pipe; every instruction of another pipe is issued by it."""
-    near = did.scalar_local + did.scalar_global - did.lines
-    issued = did.loads + did.stores + did.dropped + did.vector + did.barriers
-    cycles: np.ndarray = (
-        near * machine.scalar_local_cycles
-        + did.lines * machine.scalar_global_cycles
-        + issued * machine.issue_cycles
-        + did.items * per_item * machine.scalar_cycles
-    )
-    return cycles
-
-
-def _loads(machine: Machine, did: Counts, latencies: np.ndarray) -> np.ndarray:
-    """Cycles of each block's copies from global memory, so many of which something waits for."""
-    rate = movement.bytes_per_cycle(machine, len(did.loads))
-    cycles: np.ndarray = latencies * machine.load_latency_cycles + did.load_bytes / rate
-    return cycles
-
-
-def _stores(machine: Machine, did: Counts, latencies: np.ndarray) -> np.ndarray:
-    """Cycles of each block's copies to global memory, so many of which something waits for."""
-    rate = movement.bytes_per_cycle(machine, len(did.stores))
-    cycles: np.ndarray = latencies * machine.store_latency_cycles + did.store_bytes / rate
-    return cycles
-
-
-def _slowest(machine: Machine, cycles: np.ndarray) -> float:
-    """Microseconds of the block that takes longest."""
-    return us_of(machine, float(cycles.max()))
-
-
-def _start(machine: Machine, counted: Counted) -> float:
-    """Microseconds before the first loop: words in global memory, the table of windows, kept words."""
-    did = counted.stages["start"]
-    cycles = _scalar(machine, did) + did.vector * machine.vector_latency_cycles
-    return _slowest(machine, cycles + _stores(machine, did, np.minimum(did.stores, 1)))
-
-
-def _tables(machine: Machine, counted: Counted) -> float:
-    """Microseconds of tables of indices; a core waits for each of its chunks."""
-    did = counted.stages["tables"]
-    flags = did.turns * 2 * machine.flag_cycles
-    return _slowest(machine, _scalar(machine, did) + _loads(machine, did, did.turns) + flags)
-
-
-def _loop(machine: Machine, did: Counts, pipes: tuple[np.ndarray, np.ndarray, np.ndarray]) -> float:
-    """Microseconds of the slowest block's double-buffered loop, from the cycles of each pipe."""
-    turns = zip(did.turns.tolist(), *(cycles.tolist() for cycles in pipes), strict=True)
-    return max(core_loop(machine, n, [each / n for each in cycles]) if n else 0.0 for n, *cycles in turns)
 
 
 def _rows(work: Work, machine: Machine, counted: Counted, row_bytes: int, loop_us: float) -> dict[str, float]:
@@ -96,47 +55,36 @@ def _hops(work: Work, machine: Machine, counted: Counted) -> float:
     return movement.hops(machine, movement.remote(counted.flags, tiers), tiers, work.blocks)
 
 
-def _cost(counted: Counted, parts: Mapping[str, float]) -> Cost:
-    total = counted.total
-    sent = int(total.sent_bytes.sum())
-    return Cost(parts, int(total.load_bytes.sum()), int(total.store_bytes.sum()) - sent, sent)
-
-
 def _flags(work: Work, machine: Machine, counted: Counted) -> dict[str, float]:
     """Status entries to all ranks; where they were counted at the receivers, or were not, nothing."""
     if "flags" not in counted.stages:
         return {}
     did = counted.stages["flags"]
-    cycles = _scalar(machine, did, SCALAR_PER_ENTRY) + _loads(machine, did, did.loads)
-    cycles += _stores(machine, did, np.minimum(did.stores, 1))
-    return {"flags": _slowest(machine, cycles), "hops": _hops(work, machine, counted)}
-
-
-def _barrier(machine: Machine, counted: Counted) -> dict[str, float]:
-    syncs = int(counted.total.syncs.max())
-    return {"barrier": syncs * machine.sync_all_us} if syncs else {}
+    cycles = scalar_cycles(machine, did, SCALAR_PER_ENTRY) + loaded_cycles(machine, did, did.loads)
+    cycles += stored_cycles(machine, did, np.minimum(did.stores, 1))
+    return {"flags": slowest(machine, cycles), "hops": _hops(work, machine, counted)}
 
 
 def _priced_sends(work: Work, machine: Machine, counted: Counted, slot_bytes: int) -> Cost:
     """Rows of tokens to slots: a row is loaded once for all of a token's results that a block has."""
     did = counted.stages["rows"]
     # Copies of one visit to its slots follow one another; the next visit's buffer waits for the last of them.
+    # The barrier before its flags waits for the row.
     pipes = (
-        _scalar(machine, did, SCALAR_PER_SLOT),
-        _loads(machine, did, did.loads),
-        _stores(machine, did, did.turns),
+        scalar_cycles(machine, did, SCALAR_PER_SLOT),
+        loaded_cycles(machine, did, did.loads),
+        stored_cycles(machine, did, did.turns + did.barriers),
     )
     parts = merged(
-        {"scalar": _start(machine, counted), "tables": _tables(machine, counted)},
-        _rows(work, machine, counted, slot_bytes, _loop(machine, did, pipes)),
-        _barrier(machine, counted),
+        {"scalar": start_us(machine, counted), "tables": tables_us(machine, counted)},
+        _rows(work, machine, counted, slot_bytes, pipelined_us(machine, did, pipes)),
         _flags(work, machine, counted),
     )
-    return _cost(counted, parts)
+    return cost_of(counted, parts)
 
 
 def dispatch_send(work: Work, machine: Machine) -> Cost:
-    """Rows with stamps, a barrier of all cores, a status entry for every expert."""
+    """A status entry for every expert, then rows; behind each, once it is there, a stamp with its flag."""
     counted = ascendc_sends.dispatch_send(work)
     return _priced_sends(work, machine, counted, work.number("row_bytes") + STAMP_BYTES)
 
@@ -150,9 +98,24 @@ def inband_send(work: Work, machine: Machine) -> Cost:
 
 def direct_send(work: Work, machine: Machine) -> Cost:
     """Rows to their places in the receivers' outputs, stamps and several scales apart."""
-    counted = ascendc_sends.direct_send(work)
+    counted = ascendc_direct.direct_send(work)
     slot_bytes = work.number("row_bytes") + work.number("scale_bytes") + STAMP_BYTES
-    return _priced_sends(work, machine, counted, slot_bytes)
+    cost = _priced_sends(work, machine, counted, slot_bytes)
+    return replace(cost, parts={**cost.parts, **_direct_tables(machine, counted)})
+
+
+def _direct_tables(machine: Machine, counted: Counted) -> dict[str, float]:
+    """Sums of counts before the rows, tables for later steps behind them."""
+    starts, offsets, received = (counted.stages[name] for name in ("starts", "offsets", "counts"))
+    # Two clamps and at most one sum of all counts; each instruction waits for the one before.
+    summed = 3 * starts.load_bytes / machine.vector_bytes_per_cycle
+    summed += starts.vector * machine.vector_latency_cycles + 2 * starts.turns * machine.flag_cycles
+    cycles = scalar_cycles(machine, starts) + loaded_cycles(machine, starts, starts.turns) + summed
+    parts = {"starts": slowest(machine, cycles)}
+    for name, did in (("offsets", offsets), ("counts", received)):
+        cycles = scalar_cycles(machine, did, SCALAR_PER_SLOT) + loaded_cycles(machine, did, did.turns)
+        parts[name] = slowest(machine, cycles + stored_cycles(machine, did, did.turns))
+    return parts
 
 
 def counts_send(work: Work, machine: Machine) -> Cost:
@@ -160,40 +123,42 @@ def counts_send(work: Work, machine: Machine) -> Cost:
     counted = ascendc_sends.counts_send(work)
     did = counted.stages["entries"]
     # The barrier waits for the counts, the kernel's end for the flags.
-    cycles = _scalar(machine, did, SCALAR_PER_ENTRY) + _loads(machine, did, np.minimum(did.loads, 1))
-    cycles += _stores(machine, did, np.minimum(did.stores, 2))
-    cost = _cost(counted, {})
+    cycles = scalar_cycles(machine, did, SCALAR_PER_ENTRY) + loaded_cycles(
+        machine, did, np.minimum(did.loads, 1)
+    )
+    cycles += stored_cycles(machine, did, np.minimum(did.stores, 2))
+    cost = cost_of(counted, {})
     parts = {
-        "scalar": _start(machine, counted),
-        "cores": _slowest(machine, cycles),
+        "scalar": start_us(machine, counted),
+        "cores": slowest(machine, cycles),
         "wire": movement.wire(machine, cost.sent),
         "hops": _hops(work, machine, counted),
     }
-    return _cost(counted, parts)
+    return cost_of(counted, parts)
 
 
 def post_status(work: Work, machine: Machine) -> Cost:
     """One entry to every rank."""
     counted = ascendc_sends.post_status(work)
-    return _cost(counted, {"scalar": _start(machine, counted), **_flags(work, machine, counted)})
+    return cost_of(counted, {"scalar": start_us(machine, counted), **_flags(work, machine, counted)})
 
 
 def combine_send(work: Work, machine: Machine) -> Cost:
     """Each result to its token's slot, a barrier of the copying pipe, its flag."""
-    counted = ascendc_sends.combine_send(work)
+    counted = ascendc_combines.combine_send(work)
     did = counted.stages["rows"]
     # The barrier before a flag waits for its row.
     pipes = (
-        _scalar(machine, did, SCALAR_PER_SLOT),
-        _loads(machine, did, did.loads),
-        _stores(machine, did, did.turns + did.barriers),
+        scalar_cycles(machine, did, SCALAR_PER_SLOT),
+        loaded_cycles(machine, did, did.loads),
+        stored_cycles(machine, did, did.turns + did.barriers),
     )
     row_bytes = work.number("row_bytes") + STATUS_ENTRY_BYTES * (work.number("flag_rows") != 0)
     parts = merged(
-        {"scalar": _start(machine, counted), "tables": _tables(machine, counted)},
-        _rows(work, machine, counted, row_bytes, _loop(machine, did, pipes)),
+        {"scalar": start_us(machine, counted), "tables": tables_us(machine, counted)},
+        _rows(work, machine, counted, row_bytes, pipelined_us(machine, did, pipes)),
     )
-    return _cost(counted, parts)
+    return cost_of(counted, parts)
 
 
 def exchange_send(work: Work, machine: Machine) -> Cost:
@@ -202,26 +167,18 @@ def exchange_send(work: Work, machine: Machine) -> Cost:
     did, header = counted.stages["rows"], counted.stages["header"]
     # Scales come in a copy for many rows, which the first of them waits for.
     pipes = (
-        _scalar(machine, did, SCALAR_PER_ENTRY),
-        _loads(machine, did, did.loads),
-        _stores(machine, did, did.turns),
+        scalar_cycles(machine, did, SCALAR_PER_ENTRY),
+        loaded_cycles(machine, did, did.loads),
+        stored_cycles(machine, did, did.turns),
     )
-    head = _scalar(machine, header) + _loads(machine, header, header.loads)
-    head += _stores(machine, header, np.minimum(header.stores, 1))
+    head = scalar_cycles(machine, header) + loaded_cycles(machine, header, header.loads)
+    head += stored_cycles(machine, header, np.minimum(header.stores, 1))
     slot_bytes = ascendc_sends.exchange_slot_bytes(work)
     parts = merged(
-        {"scalar": _start(machine, counted) + _slowest(machine, head)},
-        _rows(work, machine, counted, slot_bytes, _loop(machine, did, pipes)),
+        {"scalar": start_us(machine, counted) + slowest(machine, head)},
+        _rows(work, machine, counted, slot_bytes, pipelined_us(machine, did, pipes)),
     )
-    return _cost(counted, parts)
-
-
-def _polls(machine: Machine, did: Counts, per_item: int = 0) -> np.ndarray:
-    """Cycles of loading flags and reducing them to a number, which scalar code reads."""
-    each = _loads(machine, did, did.turns) + _scalar(machine, did, per_item)
-    reduced = did.turns * machine.vector_latency_cycles + did.load_bytes / machine.vector_bytes_per_cycle
-    cycles: np.ndarray = each + machine.vector_reduce_factor * reduced + did.turns * 2 * machine.flag_cycles
-    return cycles
+    return cost_of(counted, parts)
 
 
 def dispatch_wait(work: Work, machine: Machine) -> Cost:
@@ -230,28 +187,108 @@ def dispatch_wait(work: Work, machine: Machine) -> Cost:
     poll, store = counted.stages["poll"], counted.stages["store"]
     # Zeros before a poll and after it, over all entries each time.
     zeros = poll.turns * machine.vector_latency_cycles + poll.load_bytes / machine.vector_bytes_per_cycle
-    stores = 2 * zeros + _stores(machine, store, store.turns + np.minimum(store.turns, 1))
+    stores = 2 * zeros + stored_cycles(machine, store, store.turns + np.minimum(store.turns, 1))
     parts = {
-        "scalar": _start(machine, counted) + _slowest(machine, _scalar(machine, store, SCALAR_PER_ENTRY)),
-        "poll": _slowest(machine, _polls(machine, poll)),
-        "store": _slowest(machine, stores),
+        "scalar": start_us(machine, counted)
+        + slowest(machine, scalar_cycles(machine, store, SCALAR_PER_ENTRY)),
+        "poll": slowest(machine, polled_cycles(machine, poll)),
+        "store": slowest(machine, stores),
     }
-    return _cost(counted, parts)
+    return cost_of(counted, parts)
+
+
+def _summed(machine: Machine, did: Counts) -> np.ndarray:
+    """Cycles of clamping what was loaded, three instructions one after the other, and of reducing it to a
+    number, which scalar code reads.
+    """
+    clamped = (
+        did.vector - did.barriers
+    )  # each time with two barriers in between, and one before each reduction
+    reduced = did.barriers - 2 * clamped
+    num_bytes = did.load_bytes / machine.vector_bytes_per_cycle
+    sums = reduced * machine.vector_latency_cycles + np.minimum(reduced, 2) * num_bytes
+    clamps = clamped * machine.vector_latency_cycles + np.minimum(clamped, 1) * num_bytes
+    flags = (did.turns + clamped + reduced) * machine.flag_cycles
+    cycles: np.ndarray = 3 * clamps + machine.vector_reduce_factor * sums + flags
+    return cycles
+
+
+def dispatch_offsets(work: Work, machine: Machine) -> Cost:
+    """Sums of the counts before a block's own entries, those entries, the slots of their rows."""
+    counted = ascendc_offsets.dispatch_offsets(work)
+    did, entries = counted.stages["sums"], counted.stages["entries"]
+    sums = scalar_cycles(machine, did) + loaded_cycles(machine, did, did.turns) + _summed(machine, did)
+    # Nothing waits for the sums' stores but the next chunk, or that of the slots; these end last.
+    own = scalar_cycles(machine, entries, SCALAR_PER_ENTRY)
+    last = counted.stages.get("slots", entries)
+    written = stored_cycles(machine, last, last.turns)
+    parts = {
+        "scalar": start_us(machine, counted) + slowest(machine, own),
+        "sums": slowest(machine, sums),
+    }
+    if "slots" in counted.stages:
+        added = (
+            last.vector * machine.vector_latency_cycles + last.store_bytes / machine.vector_bytes_per_cycle
+        )
+        written += scalar_cycles(machine, last, SCALAR_PER_SLOT) + np.where(last.vector > 0, added, 0)
+    return cost_of(counted, {**parts, "store": slowest(machine, written)})
+
+
+def dispatch_rows(work: Work, machine: Machine) -> Cost:
+    """A look at the flags of rows, and zeros in their places."""
+    return _priced_rows(machine, ascendc_waits.dispatch_rows(work))
+
+
+def dispatch_take(work: Work, machine: Machine) -> Cost:
+    """The same for rows that no part has taken."""
+    return _priced_rows(machine, ascendc_waits.dispatch_take(work))
+
+
+def _priced_rows(machine: Machine, counted: Counted) -> Cost:
+    poll, store = counted.stages["poll"], counted.stages["store"]
+    # Nothing waits for zeros but the kernel's end.
+    stores = scalar_cycles(machine, store) + stored_cycles(machine, store, np.minimum(store.stores, 1))
+    parts = {
+        "scalar": start_us(machine, counted),
+        "tables": tables_us(machine, counted),
+        "poll": slowest(machine, polled_cycles(machine, poll, SCALAR_PER_ENTRY)),
+        "store": slowest(machine, stores),
+    }
+    return cost_of(counted, parts)
 
 
 def combine_wait(work: Work, machine: Machine) -> Cost:
     """For each token a look at its results' flags, and zeros in their places."""
-    counted = ascendc_waits.combine_wait(work)
+    counted = ascendc_combines.combine_wait(work)
     poll, store = counted.stages["poll"], counted.stages["store"]
     # Nothing waits for zeros but the kernel's end.
-    stores = _scalar(machine, store) + _stores(machine, store, np.minimum(store.stores, 1))
+    stores = scalar_cycles(machine, store) + stored_cycles(machine, store, np.minimum(store.stores, 1))
     parts = {
-        "scalar": _start(machine, counted),
-        "tables": _tables(machine, counted),
-        "poll": _slowest(machine, _polls(machine, poll, 2 * SCALAR_PER_ENTRY)),
-        "store": _slowest(machine, stores),
+        "scalar": start_us(machine, counted),
+        "tables": tables_us(machine, counted),
+        "poll": slowest(machine, polled_cycles(machine, poll, 2 * SCALAR_PER_ENTRY)),
+        "store": slowest(machine, stores),
     }
-    return _cost(counted, parts)
+    return cost_of(counted, parts)
+
+
+def combine_ready(work: Work, machine: Machine) -> Cost:
+    """A look at the flags of a part's tokens, and for each its number, and zeros in their places."""
+    counted = ascendc_combines.combine_ready(work)
+    poll, store = counted.stages["poll"], counted.stages["store"]
+    # One copy brings the flags of many tokens; each token's are summed by themselves.
+    sums = poll.vector * machine.vector_latency_cycles + poll.load_bytes / machine.vector_bytes_per_cycle
+    polls = loaded_cycles(machine, poll, poll.turns) + scalar_cycles(machine, poll, 2 * SCALAR_PER_ENTRY)
+    polls += machine.vector_reduce_factor * sums + (poll.turns + poll.vector) * 2 * machine.flag_cycles
+    # Tables are stored before they are used again.
+    stores = scalar_cycles(machine, store) + stored_cycles(machine, store, store.turns)
+    parts = {
+        "scalar": start_us(machine, counted),
+        "tables": tables_us(machine, counted),
+        "poll": slowest(machine, polls),
+        "store": slowest(machine, stores),
+    }
+    return cost_of(counted, parts)
 
 
 def inband_receive(work: Work, machine: Machine) -> Cost:
@@ -262,17 +299,50 @@ def inband_receive(work: Work, machine: Machine) -> Cost:
     did, poll = counted.stages["rows"], counted.stages["poll"]
     # Loads of small things follow one another, and are waited for once for rows that are polled together.
     pipes = (
-        _scalar(machine, did, SCALAR_PER_SLOT),
-        _loads(machine, did, did.turns + poll.turns),
-        _stores(machine, did, did.turns),
+        scalar_cycles(machine, did, SCALAR_PER_SLOT),
+        loaded_cycles(machine, did, did.turns + poll.turns),
+        stored_cycles(machine, did, did.turns),
     )
     parts = {
-        "scalar": _start(machine, counted),
-        "tables": _tables(machine, counted),
-        "poll": _slowest(machine, _polls(machine, poll)),
-        "cores": _loop(machine, did, pipes),
+        "scalar": start_us(machine, counted),
+        "tables": tables_us(machine, counted),
+        "poll": slowest(machine, polled_cycles(machine, poll)),
+        "cores": pipelined_us(machine, did, pipes),
     }
-    return _cost(counted, parts)
+    return cost_of(counted, parts)
+
+
+def dispatch_receive(work: Work, machine: Machine) -> Cost:
+    """Places of rows, a look at their flags, and each row that is there from its slot to its place.
+
+    All cores of the device share the memory's rate: those that do not receive send meanwhile.
+    """
+    counted, cores = ascendc_receives.dispatch_receive(work), int(machine.cores)
+    entries, did, poll = (counted.stages[name] for name in ("entries", "tables", "poll"))
+    tidy = scalar_cycles(machine, entries) + loaded_cycles(machine, entries, entries.loads)
+    tidy += stored_cycles(machine, entries, np.minimum(entries.stores, 1))
+    tidy += entries.vector * machine.vector_latency_cycles
+    # Each sum of counts waits for the one before; three clamps before the first.
+    num_bytes = 3 * did.load_bytes + machine.vector_reduce_factor * did.vector * did.load_bytes
+    sums = did.vector * (machine.vector_latency_cycles + machine.flag_cycles)
+    sums = sums + num_bytes / machine.vector_bytes_per_cycle
+    tables = scalar_cycles(machine, did, SCALAR_PER_ENTRY) + loaded_cycles(machine, did, 2 * did.turns)
+    rows = counted.stages["rows"]
+    pipes = (
+        scalar_cycles(machine, rows, SCALAR_PER_SLOT),
+        loaded_cycles(machine, rows, rows.turns, cores),
+        stored_cycles(machine, rows, rows.turns, cores),
+    )
+    look = slowest(machine, polled_cycles(machine, poll, SCALAR_PER_ENTRY))
+    taking = pipelined_us(machine, rows, pipes)
+    parts = {
+        "scalar": start_us(machine, counted),
+        "entries": slowest(machine, tidy),
+        "tables": slowest(machine, tables + sums),
+        "poll": look,
+        "cores": taking,
+    }
+    return replace(cost_of(counted, parts), look_us=look, taking_us=taking)
 
 
 FORMULAS: dict[str, Body] = {
@@ -282,28 +352,29 @@ FORMULAS: dict[str, Body] = {
         counts_send,
         direct_send,
         dispatch_wait,
+        dispatch_offsets,
+        dispatch_rows,
+        dispatch_take,
+        dispatch_receive,
         inband_send,
         inband_receive,
         combine_send,
         combine_wait,
+        combine_ready,
         post_status,
         exchange_send,
     )
 }
 
+_COUNTING = (
+    ascendc_sends,
+    ascendc_direct,
+    ascendc_waits,
+    ascendc_receives,
+    ascendc_offsets,
+    ascendc_combines,
+)
 COUNTS: dict[str, Callable[[Work], Counted]] = {
-    counts.__name__: counts
-    for counts in (
-        ascendc_sends.dispatch_send,
-        ascendc_sends.counts_send,
-        ascendc_sends.direct_send,
-        ascendc_waits.dispatch_wait,
-        ascendc_sends.inband_send,
-        ascendc_waits.inband_receive,
-        ascendc_sends.combine_send,
-        ascendc_waits.combine_wait,
-        ascendc_sends.post_status,
-        ascendc_sends.exchange_send,
-    )
+    name: next(getattr(module, name) for module in _COUNTING if hasattr(module, name)) for name in FORMULAS
 }
 """What is priced, by kernel."""

@@ -9,6 +9,7 @@ from functools import cache, cached_property, reduce
 import numpy as np
 
 from moe_triton.core.region import REGION_DIMS
+from moe_triton.layout import WORD_BYTES
 from moe_triton.model.cost import Table, UnknownWorkError, Work
 
 CACHE_LINE_BYTES = 64
@@ -33,7 +34,6 @@ class Counts:
         dropped: lines of the cache that are cleaned and invalidated.
         vector: vector instructions.
         barriers: barriers of one pipe or of all pipes of a core.
-        syncs: barriers of all cores.
         turns: of the loop that the kernel is in, for its price.
         items: slots or entries whose addresses are computed, for their price.
     """
@@ -49,7 +49,6 @@ class Counts:
     dropped: np.ndarray
     vector: np.ndarray
     barriers: np.ndarray
-    syncs: np.ndarray
     turns: np.ndarray
     items: np.ndarray
 
@@ -100,6 +99,12 @@ def counts(work: Work, **numbers: int | np.ndarray) -> Counts:
 def fresh(work: Work, reads: int) -> Counts:
     """Scalars that others may have written: each read drops its line first."""
     return counts(work, scalar_global=reads, lines=reads, dropped=reads)
+
+
+def kept(work: Work, argument: str) -> Counts:
+    """A word that later launches read."""
+    one = first_block(work, work.has(argument))
+    return counts(work, scalar_local=one, stores=one, store_bytes=WORD_BYTES * one)
 
 
 def lines_of_table(ranks: int) -> int:

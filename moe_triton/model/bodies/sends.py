@@ -7,6 +7,7 @@ Taken for granted: nothing is refused or reported.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,7 +16,6 @@ import numpy as np
 from moe_triton.layout import (
     BLOCK_BYTES,
     BLOCK_DATA_BYTES,
-    ORIGIN,
     STAMP_BYTES,
     STATUS_ENTRY_BYTES,
     UB_ALIGN,
@@ -37,6 +37,7 @@ from moe_triton.model.bodies.counts import (
     found_zone,
     fresh,
     is_remote,
+    kept,
     lines_of_table,
     no_ranks,
     number_at,
@@ -51,6 +52,9 @@ TABLE_ENTRIES = 1024
 
 ENTRIES_PER_POST = 512
 """Status entries, or origins of results, that a core has at a time (status_entries.h, combine_send.h)."""
+
+ENTRIES_PER_COPY = 64
+"""Status entries that go to their receiver at once (status_entries.h)."""
 
 PIECE_BYTES = 64 * 1024
 """Of a row that is copied at once (row_copy.h)."""
@@ -128,9 +132,9 @@ class Results:
         """(EP,) rows to each rank."""
         return np.bincount(self.ranks[self.is_sent], minlength=self.work.traffic.config.num_ranks)
 
-    def lines(self) -> np.ndarray:
-        """Keys of the lines of the table of windows that are read for them."""
-        return filled(self.work, self.blocks[self.is_sent], self.ranks[self.is_sent])
+    def lines(self, before: np.ndarray | None = None) -> np.ndarray:
+        """Keys of the lines of the table of windows that are read for them, without those read before."""
+        return filled(self.work, self.blocks[self.is_sent], self.ranks[self.is_sent], before)
 
     def tables(self) -> Counts:
         """Loads of tables of indices: all tokens that fit, from a block's next one to its last."""
@@ -145,12 +149,6 @@ class Results:
         return counts(work, loads=loads * tables, load_bytes=tokens * words * WORD_BYTES, turns=loads)
 
 
-def _kept(work: Work, argument: str) -> Counts:
-    """A word that later launches read."""
-    one = first_block(work, work.has(argument))
-    return counts(work, scalar_local=one, stores=one, store_bytes=WORD_BYTES * one)
-
-
 def _words(work: Work, results: Results) -> np.ndarray:
     """(blocks,) scalar accesses for addresses and stamps: of each result its id; of those that are sent an
     index, rank, token and k, and a weight, which is read where there is one.
@@ -159,7 +157,7 @@ def _words(work: Work, results: Results) -> np.ndarray:
     return words
 
 
-def _rows(work: Work, results: Results, lines: np.ndarray, extra_words: int = 0) -> Counts:
+def sent_rows(work: Work, results: Results, lines: np.ndarray, extra_words: int = 0) -> Counts:
     """Rows that go out of one buffer to all their slots, each with a stamp."""
     scale_bytes = work.number("scale_bytes") if "scale_bytes" in work.arguments else 0
     copies = int(chunks(work.number("row_bytes"), PIECE_BYTES) + chunks(scale_bytes, PIECE_BYTES))
@@ -180,65 +178,68 @@ def _rows(work: Work, results: Results, lines: np.ndarray, extra_words: int = 0)
 
 
 def _status_entries(work: Work, before: np.ndarray) -> tuple[Counts, np.ndarray, np.ndarray]:
-    """A status entry for every shared rank and expert (status_entries.h).
+    """A status entry for every shared rank and expert, those of a rank in one copy (status_entries.h).
 
     Args:
         work: a launch that posts them.
         before: lines of the table of windows that have been read.
 
     Returns:
-        what it takes, entries to each rank, and the lines that it reads.
+        what it takes, copies to each rank, and the lines that it reads.
     """
-    shared, experts = work.number("num_shared_ranks"), work.number("num_experts")
-    entries = np.arange(shared + experts)
-    local = work.traffic.config.num_local_experts
-    ranks = np.where(entries < shared, entries, shared + (entries - shared) // local)
-    blocks, share = block_of(work, entries.size), bounds(work, entries.size)
-    own, lines = np.diff(share), filled(work, blocks, ranks, before)
-    of_shared = np.diff(np.minimum(share, shared))
-    away = each_block(work, blocks[is_remote(work)[ranks]])
+    shared, num_ranks = work.number("num_shared_ranks"), work.traffic.config.num_ranks
+    local = work.number("num_experts") // (num_ranks - shared)
+    of_rank = np.where(np.arange(num_ranks) < shared, 1, local)
+    first = np.r_[0, of_rank.cumsum()]
+    blocks, share = block_of(work, num_ranks), first[bounds(work, num_ranks)]
+    own, of_shared = np.diff(share), np.diff(np.minimum(share, shared))
+    copied = np.unique(np.r_[first, _chunks_of_posts(share, shared)])
+    ranks = np.searchsorted(first, copied[:-1], "right") - 1
+    copies = chunks(np.diff(copied), ENTRIES_PER_COPY)
+    each = each_block(work, blocks[ranks], copies)
+    lines = filled(work, blocks, np.arange(num_ranks), before)
+    away = each_block(work, blocks, of_rank * is_remote(work))
     entry = counts(
         work,
         loads=chunks(of_shared, ENTRIES_PER_POST) + chunks(own - of_shared, ENTRIES_PER_POST),
         load_bytes=own * WORD_BYTES,
-        stores=own,
+        stores=each,
         store_bytes=own * STATUS_ENTRY_BYTES,
         sent_bytes=away * STATUS_ENTRY_BYTES,
         scalar_local=4 * own,
-        scalar_global=own,
+        scalar_global=each,
         lines=filled_by(work, lines),
         vector=1,
-        items=own,
+        items=each,
     )
-    word = fresh(work, work.has("combine_kind")) + _kept(work, "dispatch_word")
-    return entry + word, np.bincount(ranks, minlength=work.traffic.config.num_ranks), lines
+    word = fresh(work, work.has("combine_kind")) + kept(work, "dispatch_word")
+    return entry + word, np.bincount(ranks, copies, num_ranks).astype(np.int64), lines
+
+
+def _chunks_of_posts(share: np.ndarray, shared: int) -> np.ndarray:
+    """Where chunks of entries begin: those of shared ranks and of experts are apart."""
+    ends = np.unique(np.r_[share, shared])
+    return np.concatenate([np.arange(a, b, ENTRIES_PER_POST) for a, b in itertools.pairwise(ends)])
 
 
 def _send_start(work: Work, vector: int) -> Counts:
     """Two objects each drop the table of windows: that which sends rows, and that which posts entries."""
     dropped = 2 * lines_of_table(work.traffic.config.num_ranks)
-    return found_zone(work) + counts(work, dropped=dropped, vector=vector) + end(work)
+    begun = int("begun" in work.arguments and work.has("begun"))
+    said = counts(work, vector=begun, stores=begun, store_bytes=begun * STATUS_ENTRY_BYTES)
+    return found_zone(work) + counts(work, dropped=dropped, vector=vector) + said + end(work)
 
 
 def dispatch_send(work: Work) -> Counted:
-    """Rows with stamps, a barrier of all cores, a status entry for every expert."""
-    results = Results(work)
-    lines = results.lines()
-    rows = _rows(work, results, lines)
-    stages = {"start": _send_start(work, vector=1), "tables": results.tables(), "rows": rows}
-    if not work.number("post_status"):
-        return Counted(stages, results.rows, no_ranks(work))
-    entries, flags, _ = _status_entries(work, lines)
-    stages |= {"barrier": counts(work, barriers=1, syncs=1), "flags": entries}
+    """A status entry for every expert, then rows; behind each, once it is there, a stamp with its flag."""
+    results, flags, before = Results(work), no_ranks(work), None
+    stages = {"start": _send_start(work, vector=1)}
+    if work.number("post_status"):
+        stages["flags"], flags, before = _status_entries(work, np.empty(0, np.int64))
+    stages["tables"] = results.tables()
+    rows = sent_rows(work, results, results.lines(before), extra_words=1)
+    stages["rows"] = rows + counts(work, barriers=results.visits)
     return Counted(stages, results.rows, flags)
-
-
-def direct_send(work: Work) -> Counted:
-    """Rows to their places in the receivers' outputs, stamps and several scales apart."""
-    results = Results(work)
-    start = counts(work, dropped=lines_of_table(work.number("num_ranks")), vector=1) + end(work)
-    rows = _rows(work, results, results.lines(), 1 + work.has("scales"))
-    return Counted({"start": start, "tables": results.tables(), "rows": rows}, results.rows, no_ranks(work))
 
 
 def inband_slot_bytes(work: Work) -> int:
@@ -261,7 +262,7 @@ def inband_send(work: Work) -> Counted:
     loads = int((sizes >= BLOCK_DATA_BYTES).sum() + (sizes % BLOCK_DATA_BYTES > 0).sum())
     last_bytes = row_bytes - shared_bytes
     stages["tables"] = results.tables()
-    lines = filled(work, results.blocks[results.is_sent], results.ranks[results.is_sent], before)
+    lines = results.lines(before)
     stages["rows"] = counts(
         work,
         loads=results.visits * loads + results.slots * (last_bytes > 0),
@@ -300,7 +301,7 @@ def counts_send(work: Work) -> Counted:
     pieces, words = int(sum(chunks(each, COUNTS_PER_PIECE) for each in tables)), sum(tables)
     dropped = lines_of_table(work.number("num_ranks"))
     start = counts(work, dropped=dropped, vector=1, scalar_local=3) + end(work)
-    start += fresh(work, work.has("combine_kind")) + _kept(work, "dispatch_word")
+    start += fresh(work, work.has("combine_kind"))
     to_ranks = _to_ranks(work, pieces + 1, words * WORD_BYTES + STATUS_ENTRY_BYTES)
     entries = to_ranks + counts(work, loads=pieces, load_bytes=words * WORD_BYTES, barriers=1)
     ones = np.ones(work.number("num_ranks"), np.int64)
@@ -310,46 +311,10 @@ def counts_send(work: Work) -> Counted:
 def post_status(work: Work) -> Counted:
     """One entry to every rank."""
     dropped = lines_of_table(work.number("num_ranks"))
-    start = found_zone(work) + fresh(work, work.has("count")) + _kept(work, "combine_kind") + end(work)
+    start = found_zone(work) + fresh(work, work.has("count")) + kept(work, "combine_kind") + end(work)
     start += counts(work, dropped=dropped, vector=1, scalar_local=3)
     stages = {"start": start, "flags": _to_ranks(work, 1, STATUS_ENTRY_BYTES)}
     return Counted(stages, no_ranks(work), np.ones(work.number("num_ranks"), np.int64))
-
-
-def combine_send(work: Work) -> Counted:
-    """Each result to its token's slot, a barrier of the copying pipe, its flag."""
-    row_bytes, is_flagged = work.number("row_bytes"), work.number("flag_rows") != 0
-    experts, ranks = work.traffic.recv_counts.shape
-    sources = np.repeat(np.tile(np.arange(ranks), experts), work.traffic.recv_counts.reshape(-1))
-    if sources.size != number_at(work, "recv_offsets"):
-        raise UnknownWorkError("combine_send: the model knows of another number of rows than recv_offsets")
-    blocks = block_of(work, sources.size)
-    own = each_block(work, blocks)
-    copied, remote = sources != work.number("kept_rank"), is_remote(work)[sources]
-    away = each_block(work, blocks[remote])
-    moved, moved_away = each_block(work, blocks[copied]), each_block(work, blocks[copied & remote])
-    pieces = int(chunks(row_bytes, PIECE_BYTES))
-    flag_bytes = is_flagged * STATUS_ENTRY_BYTES
-    rows = counts(
-        work,
-        loads=moved * pieces,
-        load_bytes=moved * row_bytes,
-        stores=moved * pieces + own * is_flagged,
-        store_bytes=moved * row_bytes + own * flag_bytes,
-        sent_bytes=moved_away * row_bytes + away * flag_bytes,
-        scalar_local=3 * own,
-        scalar_global=own,
-        lines=filled_by(work, filled(work, blocks, sources)),
-        barriers=own * is_flagged,
-        turns=own,
-        items=own,
-    )
-    loads = chunks(own, ENTRIES_PER_POST)
-    tables = counts(work, loads=loads, load_bytes=own * ORIGIN.num_bytes, turns=loads)
-    start = found_zone(work) + fresh(work, work.number("num_entries") > 0) + _kept(work, "combine_kind")
-    start += counts(work, dropped=lines_of_table(work.number("num_ranks")), vector=1) + end(work)
-    written = np.bincount(sources[copied], minlength=ranks)
-    return Counted({"start": start, "tables": tables, "rows": rows}, written, no_ranks(work))
 
 
 def exchange_slot_bytes(work: Work) -> int:

@@ -30,6 +30,7 @@ from moe_triton.model.bodies.counts import (
     extent,
     found_zone,
     fresh,
+    kept,
     no_ranks,
 )
 from moe_triton.model.cost import Table, UnknownWorkError, Work
@@ -42,6 +43,15 @@ inband_receive.h).
 MAX_ROWS = 32
 """Rows that are polled together, and taken out (inband_receive.h)."""
 
+MAX_STAMPS = 1024
+"""Stamps that are polled together (dispatch_rows.h),"""
+
+MAX_PIECES = 64
+"""from so many entries at most,"""
+
+MAX_CLEARED = 256
+"""and flags that are cleared at once."""
+
 FLAG_WORDS = 8 * 1024
 """Words of flags that are polled together, at most (inband_receive.h)."""
 
@@ -51,68 +61,192 @@ PIECE_BLOCKS = 96
 
 def dispatch_wait(work: Work) -> Counted:
     """A look at the status entries, their counts, and zeros in their places."""
-    own = np.diff(bounds(work, work.number("num_local_experts") * extent(work, "status", "source")))
-    looks, noted = chunks(own, TABLE_ENTRIES), int(work.has("waited_us"))
-    start = found_zone(work) + fresh(work, 1 + work.has("dispatch_word")) + end(work)
+    experts = work.number("num_local_experts")
+    entries = experts * extent(work, "status", "source")
+    share, sees_all, noted = bounds(work, entries), work.has("all_counts"), int(work.has("waited_us"))
+    own = np.diff(share)
+    awaited = np.full_like(own, entries) if sees_all else own
+    looks = chunks(awaited, TABLE_ENTRIES)
+    begins = np.where(sees_all, 0, share[:-1])
+    stored = stores_by_number(begins, share[:-1], share[1:], experts)
+    copied = stores_by_number(begins, begins, begins + awaited, experts) * sees_all
+    cleared = looks * (not sees_all)
+    start = found_zone(work) + end(work)
+    start += fresh(work, 1 + (work.has("dispatch_word") or work.has("combine_kind")))
+    start += kept(work, "kept_zone") + kept(work, "turned")
     poll = counts(
         work,
-        loads=looks,
-        load_bytes=own * STATUS_ENTRY_BYTES,
+        loads=looks * (1 + sees_all),
+        load_bytes=awaited * (STATUS_ENTRY_BYTES + sees_all * WORD_BYTES),
         vector=2 * looks,
         scalar_local=looks,
         turns=looks,
     )
     store = counts(
         work,
-        stores=(2 + noted) * looks,
-        store_bytes=own * (STATUS_ENTRY_BYTES + (1 + noted) * WORD_BYTES),
-        vector=looks,
-        scalar_local=(4 + 5 * noted) * own,
+        stores=(1 + noted) * stored + copied + cleared,
+        store_bytes=own * (1 + noted) * WORD_BYTES
+        + (awaited * WORD_BYTES if sees_all else own * STATUS_ENTRY_BYTES),
+        vector=cleared,
+        scalar_local=(4 + 7 * noted) * own,
         turns=looks,
         items=own,
     )
     return Counted({"start": start, "poll": poll, "store": store}, no_ranks(work), no_ranks(work))
 
 
-def combine_wait(work: Work) -> Counted:
-    """For each token a look at its results' flags, and zeros in their places."""
-    topk, tokens, first = work.number("topk"), work.number("num_tokens"), work.number("first_token")
-    results, noted = topk + work.number("num_shared_experts"), int(work.has("waited_us"))
-    ids = work.traffic.topk_idx[first : first + tokens]
-    active = np.ones(tokens, bool)
-    mask = work.arguments["active"]
-    # Where nobody knows the mask no token is masked, as in `traffic_of`.
-    if isinstance(mask, Table) and mask.values is not None:
-        active = mask.values[first : first + tokens] >= 0
-    expected = ((ids >= 0) & (ids < work.traffic.config.num_experts)).sum(axis=1) + results - topk
-    expected = np.where(active, expected, 0)
-    blocks, share = block_of(work, tokens), bounds(work, tokens)
-    own, waiting = each_block(work, blocks), each_block(work, blocks[expected > 0])
-    loads = chunks(np.diff(share), TABLE_ENTRIES // results)
-    masks = int(work.has("active"))
-    looked = results * masks + np.where(active, topk, 0)
-    times = noted * (results + np.where(expected > 0, results + 3 * expected, 0))
+def dispatch_rows(work: Work) -> Counted:
+    """A look at the flags in the stamps of rows, and zeros in their places."""
+    # In the order of the window: by source, then by expert.
+    each_entry, kept_rank = work.traffic.recv_counts.T.copy(), work.number("kept_rank")
+    if kept_rank >= 0:
+        each_entry[kept_rank] = 0
+    experts = work.number("num_local_experts")
+    share, noted = bounds(work, each_entry.size), int(work.has("waited_us"))
+    own, looks = np.diff(share), chunks(np.diff(share), TABLE_ENTRIES)
+    sources = np.arange(each_entry.size) // experts
+    looked = each_block(work, block_of(work, each_entry.size), sources != kept_rank)
     tables = counts(
-        work, loads=loads * (1 + masks), load_bytes=own * (topk + masks) * WORD_BYTES, turns=loads
+        work,
+        loads=(1 + noted) * stores_by_number(share[:-1], share[:-1], share[1:], experts),
+        load_bytes=(1 + noted) * own * WORD_BYTES,
+        scalar_local=looked + 2 * noted * own,
+        turns=looks,
     )
+    found = [_pieces(each_entry.reshape(-1)[a:b]) for a, b in itertools.pairwise(share)]
+    polls, pieces, padded, cleared = (np.array(column) for column in zip(*found, strict=True))
+    rows = each_block(work, block_of(work, each_entry.size), each_entry.reshape(-1))
     poll = counts(
         work,
-        loads=waiting,
-        load_bytes=waiting * results * STATUS_ENTRY_BYTES,
-        vector=waiting,
-        scalar_local=each_block(work, blocks, looked + times) + waiting,
-        turns=waiting,
-        items=own,
-    )
-    store = counts(
-        work,
-        stores=waiting + noted * loads,
-        store_bytes=waiting * results * STATUS_ENTRY_BYTES + noted * own * results * WORD_BYTES,
-        turns=waiting,
+        loads=pieces,
+        load_bytes=rows * STAMP_BYTES,
+        vector=polls + padded,
+        scalar_local=polls,
+        turns=polls,
+        items=pieces,
     )
     start = found_zone(work) + fresh(work, 1) + counts(work, vector=1) + end(work)
+    store = counts(work, stores=cleared, store_bytes=rows * WORD_BYTES)
     stages = {"start": start, "tables": tables, "poll": poll, "store": store}
     return Counted(stages, no_ranks(work), no_ranks(work))
+
+
+def rows_of_part(work: Work) -> np.ndarray:
+    """(EP * localE,) how many rows of each entry, as they lie in the window, a part of a dispatch takes.
+
+    Raises:
+        UnknownWorkError: the model does not know it.
+    """
+    rows: np.ndarray = _of_entries(work, "rows_taken") - _of_entries(work, "rows_before")
+    return rows
+
+
+def _of_entries(work: Work, name: str) -> np.ndarray:
+    table = work.arguments[name]
+    if not isinstance(table, Table) or table.values is None:
+        raise UnknownWorkError(f"{work.kernel.name}: the model does not know {name}")
+    numbers: np.ndarray = table.values[: work.traffic.recv_counts.size].astype(np.int64)
+    return numbers
+
+
+def dispatch_take(work: Work) -> Counted:
+    """Of each entry a look at the flags of the rows that no part has taken, and zeros in the places of those
+    that this one takes.
+    """
+    each_entry, kept_rank = work.traffic.recv_counts.T.copy(), work.number("kept_rank")
+    if kept_rank >= 0:
+        each_entry[kept_rank] = 0
+    rows, experts, is_first = (
+        each_entry.reshape(-1),
+        work.number("num_local_experts"),
+        work.number("part") == 0,
+    )
+    before = np.zeros_like(rows) if is_first else _of_entries(work, "rows_before")
+    taken, blocks = _of_entries(work, "rows_taken"), block_of(work, rows.size)
+    share, noted = bounds(work, rows.size), int(work.has("waited_us"))
+    own, looks = np.diff(share), chunks(np.diff(share), TABLE_ENTRIES)
+    looked = each_block(work, blocks, np.repeat(np.arange(each_entry.shape[0]) != kept_rank, experts))
+    tables = counts(
+        work,
+        loads=(1 + noted) * stores_by_number(share[:-1], share[:-1], share[1:], experts)
+        + looks * (not is_first),
+        load_bytes=(1 + noted + (not is_first)) * own * WORD_BYTES,
+        stores=looks * (1 + is_first),
+        store_bytes=own * (1 + is_first) * WORD_BYTES,
+        # What is compared, and in the first part set and checked.
+        scalar_local=(1 + is_first) * (looked + own) + 2 * noted * own,
+        turns=looks,
+    )
+    found = np.array([_looks(*each) for each in zip(rows, before, taken, strict=True)]).reshape(-1, 5)
+    polls, padded, stamps, scanned, cleared = (each_block(work, blocks, column) for column in found.T)
+    poll = counts(
+        work,
+        loads=polls,
+        load_bytes=stamps * STAMP_BYTES,
+        vector=polls + padded,
+        scalar_local=polls + scanned + 2 * each_block(work, blocks[before < rows]),
+        turns=polls,
+        items=polls,
+    )
+    start = found_zone(work) + fresh(work, 1) + counts(work, vector=1) + end(work)
+    store = counts(work, stores=cleared, store_bytes=each_block(work, blocks, taken - before) * WORD_BYTES)
+    stages = {"start": start, "tables": tables, "poll": poll, "store": store}
+    return Counted(stages, no_ranks(work), no_ranks(work))
+
+
+def _looks(rows: int, before: int, taken: int) -> tuple[int, int, int, int, int]:
+    """Of an entry: looks at stamps, how many of them do not fill whole repeats, stamps, those that are looked
+    at one by one, and copies that clear flags.
+    """
+    looks = padded = stamps = scanned = cleared = 0
+    while before < rows:
+        count = min(rows - before, MAX_STAMPS)
+        there = min(count, taken - before)
+        looks, padded, stamps = looks + 1, padded + (count % 8 > 0), stamps + count
+        cleared += -(-there // MAX_CLEARED)
+        before += there
+        if there < count:
+            scanned += there + 1
+            break
+    return looks, padded, stamps, scanned, cleared
+
+
+def _pieces(each_entry: np.ndarray) -> tuple[int, int, int, int]:
+    """Of a block's entries: groups of stamps that are polled together, their pieces, how many of the groups
+    do not fill whole repeats, and copies that clear flags.
+    """
+    groups, cleared = [], 0
+    for begin in range(0, each_entry.size, TABLE_ENTRIES):
+        pieces = stamps = 0
+        for left in each_entry[begin : begin + TABLE_ENTRIES].tolist():
+            while left:
+                if pieces == MAX_PIECES or stamps == MAX_STAMPS:
+                    groups.append((pieces, stamps))
+                    pieces = stamps = 0
+                more = min(left, MAX_STAMPS - stamps)
+                pieces, stamps, left = pieces + 1, stamps + more, left - more
+                cleared += -(-more // MAX_CLEARED)
+        if pieces:
+            groups.append((pieces, stamps))
+    return len(groups), sum(p for p, _ in groups), sum(s % 8 > 0 for _, s in groups), cleared
+
+
+def stores_by_number(begins: np.ndarray, first: np.ndarray, last: np.ndarray, experts: int) -> np.ndarray:
+    """(blocks,) copies of a word of each entry, as they lie in the window, to or from a table by expert
+    (entry_order.h): one for each source of few entries, one for each expert of many.
+
+    Args:
+        begins: (blocks,) where the first chunk begins.
+        first, last: (blocks,) the entries whose words are copied.
+        experts: of the receiver.
+    """
+    steps = TABLE_ENTRIES * np.arange(1 + int((last - begins).max()) // TABLE_ENTRIES)
+    begin = np.maximum(begins[:, None] + steps, first[:, None])
+    end = np.minimum(begins[:, None] + steps + TABLE_ENTRIES, last[:, None])
+    sources = chunks(end, experts) - begin // experts
+    copies = np.where(end - begin > experts, experts, sources) * (end > begin)
+    total: np.ndarray = copies.sum(axis=1)
+    return total
 
 
 def inband_receive(work: Work) -> Counted:
@@ -142,9 +276,17 @@ def inband_receive(work: Work) -> Counted:
     poll = counts(
         work, loads=rows, load_bytes=rows * flag_bytes, vector=polls, scalar_local=polls, turns=polls
     )
-    stages = {"start": found_zone(work) + fresh(work, 1) + counts(work, vector=1) + end(work)}
+    start = found_zone(work) + fresh(work, 1) + counts(work, vector=1) + kept(work, "turned") + end(work)
+    start += _cleared_entries(work, own, flag_bytes)
+    stages = {"start": start}
     stages |= {"tables": tables, "poll": poll, "rows": _rows_of_slots(work, rows, polls, flag_bytes)}
     return Counted(stages, no_ranks(work), no_ranks(work))
+
+
+def _cleared_entries(work: Work, own: np.ndarray, zero_bytes: int) -> Counts:
+    """Status entries in pieces as long as there are zeros."""
+    stores = chunks(own, zero_bytes // STATUS_ENTRY_BYTES)
+    return counts(work, stores=stores, store_bytes=own * STATUS_ENTRY_BYTES)
 
 
 def _polls(share: np.ndarray, each_entry: np.ndarray, most: int) -> np.ndarray:

@@ -16,8 +16,8 @@ import numpy as np
 
 from moe_triton.layout import STATUS_ENTRY_BYTES, UB_ALIGN, WORD_BYTES, align
 from moe_triton.model.bodies import movement
-from moe_triton.model.bodies.ascendc import SCALAR_PER_ENTRY, SCALAR_PER_SLOT
 from moe_triton.model.bodies.movement import core_loop, load_cycles, store_cycles, us_of, vector_cycles
+from moe_triton.model.bodies.pricing import SCALAR_PER_ENTRY, SCALAR_PER_SLOT
 from moe_triton.model.constants import Machine
 from moe_triton.model.topology import hop_us, tiers
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -24,11 +24,13 @@ from moe_triton.operators.variants import CombineVariant, DispatchVariant, Varia
 from moe_triton.schemes import SCHEMES, make_scheme
 from moe_triton.schemes.scheme import Scheme
 from moe_triton.schemes.site import Site
+from moe_triton.tables import FOLDER
 
 MOST_RANKS = 768
 EXPERTS = 256
 """Of DeepSeek-V3: as many, or the next multiple of a group's ranks."""
 DTYPE = torch.bfloat16
+IDS = torch.int32  # of the ids that callers give
 TIMEOUT_US = 60_000_000  # of waits in plans; it makes no difference here
 
 OperatorName = Literal["dispatch", "combine"]
@@ -155,6 +157,7 @@ class Group:
             each = -(-self.tokens // self.parts)
             half = blocks // 2 if self.parts > 1 and self.communication_blocks is None else 0
             tuning = Tuning(each, each, half or self.communication_blocks or 0)
+        tuning = replace(tuning, tables=FOLDER)  # a user's own are no part of the model
         tuning.check(blocks)
         return make_scheme(Site(self.config, rank, blocks, TIMEOUT_US, "npu", tuning=tuning))
 
@@ -165,7 +168,8 @@ class Group:
         """
         scheme = make_scheme(Site(self.config, 0, 1, TIMEOUT_US, "npu"))
         in_place = scheme.place("results", DTYPE.itemsize) is not None
-        dispatch = DispatchVariant(DTYPE, row_format_of(self.quantize, self.hidden))
+        row_format = row_format_of(self.quantize, self.hidden)
+        dispatch = DispatchVariant(DTYPE, row_format, given_ids=IDS)
         return {"dispatch": dispatch, "combine": CombineVariant(DTYPE, weights=True, in_place=in_place)}
 
     def may_be_captured(self, machine: Machine) -> bool:
@@ -182,9 +186,9 @@ class Group:
         if self.mode == "graph" and scheme.rounds.no_graph:
             rule = scheme.rounds.no_graph.removesuffix(".")
             raise ArgumentError("mode", repr(self.mode), rule, "Or take mode 'stream'.")
-        parts = scheme.site.tuning.parts
+        parts, settings = scheme.site.parts, scheme.site.kernel_settings
         return {
-            operator: scheme.whole(variant, 0, parts(operator, self.tokens))
+            operator: settings.tuned(scheme.whole(variant, 0, parts(operator, self.tokens)))
             for operator, variant in self.variants().items()
         }
 

@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from moe_triton.core.plan import Launch
+from moe_triton.model.bodies.combines import sent_in_part, tokens_of_part
 from moe_triton.model.constants import Machine
 from moe_triton.model.cost import Cost, Table, Work
 from moe_triton.model.timelines.signals import Channel, Moment, UnknownLaunchError, signals_of
@@ -133,10 +134,11 @@ def _shares_sent(senders: Sequence[Work], waits: Sequence[Work]) -> np.ndarray:
 
     -1 where there is none.
 
-    Blocks send even shares of the rows, in their order (``combine_send.h``).
+    Blocks send even shares of the rows, in their order (``combine_send.h``); of a part, what is not sent has
+    been sent before.
     """
-    first = np.array([wait.number("first_token") for wait in waits])
-    end = first + [wait.number("num_tokens") for wait in waits]
+    first, count = np.array([_awaited_tokens(wait) for wait in waits]).T
+    end = first + count
     shares = np.full((len(senders), len(senders[0].traffic.tiers)), -1.0)
     for sender, found in zip(senders, shares, strict=True):
         origins = sender.arguments["origins"]
@@ -144,14 +146,23 @@ def _shares_sent(senders: Sequence[Work], waits: Sequence[Work]) -> np.ndarray:
         assert origins.values is not None
         source, token = origins.values[: 3 * sender.traffic.num_rows].reshape(-1, 3).T[:2]
         wait = source if len(waits) == len(found) else np.zeros_like(source)
-        is_awaited = (first[wait] <= token) & (token < end[wait])
-        np.maximum.at(found, source[is_awaited], _progress(len(source), sender.blocks)[is_awaited])
+        is_sent = sent_in_part(sender)
+        is_awaited = is_sent & (first[wait] <= token) & (token < end[wait])
+        np.maximum.at(found, source[is_awaited], _progress(is_sent, sender.blocks)[is_awaited])
     return shares
 
 
-def _progress(rows: int, blocks: int) -> np.ndarray:
+def _awaited_tokens(wait: Work) -> tuple[int, int]:
+    """First token and number of those that a launch waits for."""
+    if "num_parts" in wait.arguments:
+        return tokens_of_part(wait)
+    return wait.number("first_token"), wait.number("num_tokens")
+
+
+def _progress(is_sent: np.ndarray, blocks: int) -> np.ndarray:
     """(rows,) the part of the longest block's rows that is sent when a row is."""
-    bounds = rows * np.arange(blocks + 1) // blocks
-    number = np.arange(rows)
-    block = np.searchsorted(bounds, number, side="right") - 1
-    return np.asarray((number - bounds[block] + 1) / np.diff(bounds).max(initial=1))
+    bounds = len(is_sent) * np.arange(blocks + 1) // blocks
+    sent = np.r_[0, is_sent.cumsum()]
+    each = sent[bounds]
+    block = np.searchsorted(bounds, np.arange(len(is_sent)), side="right") - 1
+    return np.asarray((sent[1:] - each[block]) / np.diff(each).max(initial=1))

@@ -16,6 +16,8 @@ from moe_triton.core import ascendc
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.core.plan import Plan
 from moe_triton.layout import WORD_BYTES
+from moe_triton.model.bodies.combines import sent_in_part, tokens_of_part
+from moe_triton.model.bodies.waits import rows_of_part
 from moe_triton.model.constants import Machine
 from moe_triton.model.cost import Body, Cost, Work
 from moe_triton.model.timelines.streams import cpu_walk
@@ -68,7 +70,8 @@ def timelines(
     return walk_ranks(
         plan,
         traffics,
-        shared(machine, len(traffics)),
+        # A rank's blocks are threads that meet: not as cores do, and no time of it has been measured.
+        shared(machine, len(traffics)).replaced({"sync_all_us": 0.0}),
         mode="stream",
         bodies=body_of,
         streams=cpu_walk,
@@ -98,6 +101,12 @@ def _of_ids(work: Work, machine: Machine, ids: float) -> Cost:
     return Cost({"ids": ids * machine.cpu_id_ns / 1e3})
 
 
+def _route_pack(work: Work, machine: Machine) -> Cost:
+    ids = work.number("num_entries")
+    packed = _copied(work, _moved(work) - 2 * WORD_BYTES * ids, machine.cpu_pack_gb_per_s)
+    return Cost({**packed.parts, **_of_ids(work, machine, ids).parts})
+
+
 def _moved(work: Work) -> int:
     """Bytes that a kernel reads and writes, as it knows itself."""
     moved = work.kernel.bytes_moved if isinstance(work.kernel, TritonKernel) else None
@@ -117,25 +126,25 @@ def _own(work: Work) -> int:
 
 
 def _arrange(work: Work, machine: Machine) -> Cost:
-    rows = work.traffic.num_rows - (_own(work) if work.number("kept_rank") >= 0 else 0)
-    return _copied(work, 2 * rows * _row_bytes(work), machine.cpu_gather_gb_per_s)
+    return _copied(work, 2 * work.traffic.num_rows * _row_bytes(work), machine.cpu_gather_gb_per_s)
 
 
-def _keep(work: Work, machine: Machine) -> Cost:
-    return _copied(work, 2 * _own(work) * _row_bytes(work), machine.cpu_gather_gb_per_s)
+def _arrange_part(work: Work, machine: Machine) -> Cost:
+    share = work.number("num_tokens") / max(1, len(work.traffic.topk_idx)) if "rows" in work.arguments else 0
+    rows = rows_of_part(work).sum() + share * _own(work)
+    return _copied(work, 2 * float(rows) * _row_bytes(work), machine.cpu_gather_gb_per_s)
 
 
 _TRITON: dict[str, Body] = {
     "route": lambda work, machine: _of_ids(work, machine, work.number("num_entries")),
-    "offsets": lambda work, machine: _of_ids(work, machine, work.number("num_entries")),
-    "starts": lambda work, machine: _of_ids(work, machine, work.traffic.recv_counts.size),
-    "places": lambda work, machine: _of_ids(work, machine, work.traffic.topk_idx.size),
-    "result_offsets": lambda work, machine: _of_ids(work, machine, work.traffic.topk_idx.size),
     "stamps": lambda work, machine: _of_ids(work, machine, work.traffic.num_rows),
+    "route_pack": _route_pack,
     "pack": lambda work, machine: _copied(work, _moved(work), machine.cpu_pack_gb_per_s),
     "weighted_sum": lambda work, machine: _copied(work, _moved(work), machine.cpu_sum_gb_per_s),
     "arrange": _arrange,
-    "keep": _keep,
+    "arrange_own": _arrange,
+    "arrange_part": _arrange_part,
+    "arrange_own_part": _arrange_part,
 }
 
 
@@ -162,9 +171,18 @@ def _rows_sent(work: Work, machine: Machine) -> Cost:
     return _emulated(work, machine, rows + entries, rows * work.number("row_bytes"))
 
 
+def _rows_placed(work: Work, machine: Machine) -> Cost:
+    """The same, after all ranks' counts; results' offsets, and own counts, follow."""
+    counts = work.traffic.config.num_experts * work.traffic.config.num_ranks
+    ids = counts + work.traffic.topk_idx.size + work.traffic.recv_counts.size
+    sent = _rows_sent(work, machine)
+    return Cost({**sent.parts, "ids": ids / work.blocks * machine.cpu_id_ns / 1e3})
+
+
 def _results_sent(work: Work, machine: Machine) -> Cost:
-    rows = work.traffic.num_rows
-    kept = _own(work) if work.number("kept_rank") >= 0 else 0
+    share = sent_in_part(work).mean() if work.traffic.num_rows else 0.0
+    rows = share * work.traffic.num_rows
+    kept = share * _own(work) if work.number("kept_rank") >= 0 else 0
     entries = rows * (1 + work.number("flag_rows"))
     return _emulated(work, machine, entries, (rows - kept) * work.number("row_bytes"))
 
@@ -177,16 +195,46 @@ def _entries_awaited(work: Work, machine: Machine) -> Cost:
     return _emulated(work, machine, work.number("num_local_experts") * work.traffic.config.num_ranks)
 
 
+def _rows_awaited(work: Work, machine: Machine) -> Cost:
+    rows = work.traffic.num_rows - (_own(work) if work.number("kept_rank") >= 0 else 0)
+    return _emulated(work, machine, rows)
+
+
+def _rows_taken(work: Work, machine: Machine) -> Cost:
+    return _emulated(work, machine, float(rows_of_part(work).sum()))
+
+
+def _rows_received(work: Work, machine: Machine) -> Cost:
+    rows = work.traffic.num_rows
+    copied = _copied(work, 2 * rows * work.number("row_bytes"), machine.cpu_gather_gb_per_s)
+    return Cost({**_emulated(work, machine, 2 * rows).parts, **copied.parts})
+
+
+def _offsets(work: Work, machine: Machine) -> Cost:
+    ids = work.number("num_local_experts") * work.number("num_ranks")
+    ids += work.traffic.num_rows * work.has("row_slots")
+    return Cost({"start": machine.cpu_start_us, "ids": ids / work.blocks * machine.cpu_id_ns / 1e3})
+
+
 def _results_awaited(work: Work, machine: Machine) -> Cost:
     return _emulated(work, machine, work.number("num_tokens") * work.number("topk"))
 
 
+def _ready_awaited(work: Work, machine: Machine) -> Cost:
+    return _emulated(work, machine, tokens_of_part(work)[1] * work.number("topk"))
+
+
 _ASCENDC: dict[str, Body] = {
     ascendc.DISPATCH_SEND.name: _rows_sent,
-    ascendc.DIRECT_SEND.name: _rows_sent,
+    ascendc.DIRECT_SEND.name: _rows_placed,
     ascendc.COMBINE_SEND.name: _results_sent,
     ascendc.COUNTS_SEND.name: _every_rank,
     ascendc.POST_STATUS.name: _every_rank,
     ascendc.DISPATCH_WAIT.name: _entries_awaited,
+    ascendc.DISPATCH_OFFSETS.name: _offsets,
+    ascendc.DISPATCH_ROWS.name: _rows_awaited,
+    ascendc.DISPATCH_TAKE.name: _rows_taken,
+    ascendc.DISPATCH_RECEIVE.name: _rows_received,
     ascendc.COMBINE_WAIT.name: _results_awaited,
+    ascendc.COMBINE_READY.name: _ready_awaited,
 }

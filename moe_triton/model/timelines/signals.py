@@ -42,17 +42,22 @@ class UnknownLaunchError(LookupError):
 
 SENDERS: dict[str, tuple[tuple[str, Moment, str], ...]] = {
     # Per signal: the argument that names the channel; when; the argument that is 0 where there is none.
-    ascendc.DISPATCH_SEND.name: (("status", "end", "post_status"),),
-    ascendc.INBAND_SEND.name: (("status", "begin", "post_status"), ("slots", "end", "post_status")),
+    ascendc.DISPATCH_SEND.name: (("status", "begin", "post_status"), ("slots", "end", "")),
+    ascendc.INBAND_SEND.name: (("status", "begin", "post_status"), ("slots", "end", "")),
     ascendc.COUNTS_SEND.name: (("status", "end", ""),),
     ascendc.COMBINE_SEND.name: (("status", "rows", "flag_rows"),),
     ascendc.POST_STATUS.name: (("status", "end", ""),),
     ascendc.DIRECT_SEND.name: (),
+    ascendc.DISPATCH_OFFSETS.name: (),
     ascendc.EXCHANGE_SEND.name: (),
 }
 WAITERS = {
     ascendc.DISPATCH_WAIT.name: "status",
     ascendc.COMBINE_WAIT.name: "status",
+    ascendc.COMBINE_READY.name: "status",
+    ascendc.DISPATCH_ROWS.name: "slots",
+    ascendc.DISPATCH_RECEIVE.name: "slots",
+    ascendc.DISPATCH_TAKE.name: "slots",
     ascendc.INBAND_RECEIVE.name: "slots",
 }
 
@@ -82,6 +87,8 @@ def awaited_by(launch: Launch) -> Channel | None:
         UnknownLaunchError: it has a deadline, so it waits, but it is in no table here.
     """
     values = _values(launch)
+    if launch.kernel is ascendc.DISPATCH_TAKE and values["part"] != int(str(values["num_parts"])) - 1:
+        return None
     if launch.kernel.name in WAITERS:
         return _channel(launch, values, "window", WAITERS[launch.kernel.name])
     if "timeout_us" in values:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from moe_triton.backends.npu.schedule import schedule
-from moe_triton.core.plan import Plan, Stream
+from moe_triton.backends.npu.schedule import BEGIN, schedule
+from moe_triton.core.plan import Phases, Plan, Stream, device_launches
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ Streams = Callable[[Plan], Order]
 
 def npu_streams(plan: Plan) -> Order:
     """An NPU's: two streams where the plan overlaps (CANN 9 and later), kept in order by events."""
-    return _npu(plan, plan.overlap)
+    return _npu(plan, plan.two_streams)
 
 
 def one_stream(plan: Plan) -> Order:
@@ -55,23 +56,43 @@ def cpu_walk(plan: Plan) -> Order:
     """The CPU back end's (``host/plan_runner.cpp``): neighbours in pairs where the second runs alongside."""
     steps: list[Step] = []
     before: tuple[int, ...] = ()
-    launches = plan.launches
-    while len(steps) < len(launches):
-        first = len(steps)
-        is_pair = plan.overlap and first + 1 < len(launches) and launches[first + 1].alongside
-        group = tuple(range(first, first + 1 + is_pair))
-        steps += [Step(launches[number].stream, before) for number in group]
-        before = group
+    launches = device_launches(plan.launches)
+    done = 0
+    while done < len(launches):
+        is_pair = plan.overlap and done + 1 < len(launches) and launches[done + 1][0].alongside
+        last: list[int] = []
+        for phases in launches[done : done + 1 + is_pair]:
+            last += _ends(phases, len(steps))
+            steps += _phases(phases, Step(phases[0].stream, before), len(steps))
+        before, done = tuple(last), done + 1 + is_pair
     return Order(tuple(steps))
 
 
+def _phases(phases: Phases, first: Step, number: int) -> list[Step]:
+    """A launch: each phase follows the one before it on the same blocks, of which a split launch has two."""
+    steps = [first]
+    for before, (earlier, phase) in enumerate(itertools.pairwise(phases), number):
+        steps.append(first if phase.on_first != earlier.on_first else Step(first.stream, (before,)))
+    return steps
+
+
+def _ends(phases: Phases, number: int) -> tuple[int, ...]:
+    """The phases that a launch ends with: the last one on each of its blocks."""
+    pairs = enumerate(itertools.pairwise(phases), number)
+    switched = (before for before, (earlier, phase) in pairs if phase.on_first != earlier.on_first)
+    return *switched, number + len(phases) - 1
+
+
 def _npu(plan: Plan, two_streams: bool) -> Order:
-    scheduled = schedule(plan.launches, two_streams)
-    last: dict[Stream, int] = {}
-    steps = []
-    for number, launch in enumerate(scheduled.launches):
-        after = (last[launch.stream],) if launch.stream in last else ()
-        events = () if launch.waits_for is None else (launch.waits_for,)
-        steps.append(Step(launch.stream, after, events))
-        last[launch.stream] = number
-    return Order(tuple(steps), scheduled.end)
+    launches = device_launches(plan.launches)
+    scheduled = schedule([phases[0] for phases in launches], two_streams)
+    last_of: list[tuple[int, ...]] = [(BEGIN,)]  # phases of each launch, from the call's begin on
+    last: dict[Stream, tuple[int, ...]] = {}
+    steps: list[Step] = []
+    for phases, launch in zip(launches, scheduled.launches, strict=True):
+        after = last.get(launch.stream, ())
+        events = () if launch.waits_for is None else last_of[launch.waits_for + 1]
+        last[launch.stream] = _ends(phases, len(steps))
+        last_of.append(last[launch.stream])
+        steps += _phases(phases, Step(launch.stream, after, events), len(steps))
+    return Order(tuple(steps), None if scheduled.end is None else last_of[scheduled.end + 1][-1])

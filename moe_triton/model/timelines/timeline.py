@@ -8,14 +8,15 @@ their data is there (`moe_triton.model.timelines.arrivals`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
 from moe_triton.backends.npu.schedule import BEGIN
-from moe_triton.core.plan import Launch, Plan, Stream
+from moe_triton.core.ascendc import COMBINE_READY, DISPATCH_TAKE
+from moe_triton.core.plan import Launch, Plan, Stream, synced_phases
 from moe_triton.model.bodies.remembered import Bodies
 from moe_triton.model.constants import Machine
 from moe_triton.model.cost import Cost, work_of
@@ -41,7 +42,8 @@ class Span:
         launch: of the plan.
         stream: that it runs on.
         begin_us, end_us: from its first block's begin to its last one's end.
-        waited_us: of these, how long it only waited for other ranks: the last part of them.
+        waited_us: of these, how long it only waited for other ranks: the last part of them, or of a launch
+            that takes what comes as it comes all that it has nothing to do.
         event_us, launch_us: how long before its begin it waited for an event, and was launched.
         follows: index of the span that it began after; None for the call's begin.
         cost: of its body.
@@ -135,7 +137,9 @@ def walk(
     Raises:
         UnknownLaunchError: a launch waits for something that nobody has described, or that nothing sends.
     """
-    (only,) = _walk(plan, WalkedRanks([traffic], machine, True), mode, bodies, streams, [0.0], arrivals)
+    (only,) = _walk(
+        plan, WalkedRanks(in_parts(plan, [traffic]), machine, True), mode, bodies, streams, [0.0], arrivals
+    )
     return only
 
 
@@ -164,7 +168,9 @@ def walk_some(
         UnknownLaunchError: a launch waits for something that nobody has described, or that nothing sends.
     """
     begins = [0.0] * len(traffics)
-    return _walk(plan, WalkedRanks(traffics, machine, True), mode, bodies, streams, begins, None)
+    return _walk(
+        plan, WalkedRanks(in_parts(plan, traffics), machine, True), mode, bodies, streams, begins, None
+    )
 
 
 def walk_ranks(
@@ -196,7 +202,9 @@ def walk_ranks(
         ValueError: the traffics are not those of all ranks.
     """
     begins = [0.0] * len(traffics) if begins_us is None else begins_us
-    return _walk(plan, WalkedRanks(traffics, machine, False), mode, bodies, streams, begins, None)
+    return _walk(
+        plan, WalkedRanks(in_parts(plan, traffics), machine, False), mode, bodies, streams, begins, None
+    )
 
 
 def operator_us(
@@ -210,6 +218,40 @@ def operator_us(
     """(EP,) us that an operator takes on each rank of a group; see `walk_ranks`."""
     timelines = walk_ranks(plan, traffics, machine, mode=mode, bodies=bodies)
     return np.array([timeline.total_us for timeline in timelines])
+
+
+def in_parts(plan: Plan, traffics: Sequence[Traffic]) -> list[Traffic]:
+    """The same, with the tokens that each part of a combine by readiness takes, in their order, or the rows
+    of each entry that each part of a dispatch does: even shares.
+    """
+    kernels = (COMBINE_READY, DISPATCH_TAKE)
+    first = next((launch for launch in plan.launches if launch.kernel in kernels), None)
+    if first is None:
+        return list(traffics)
+    found, parts = [], _number(first, "num_parts")
+    for traffic in traffics:
+        if first.kernel is DISPATCH_TAKE:
+            counts = traffic.recv_counts.T.copy()
+            if (kept_rank := _number(first, "kept_rank")) >= 0:
+                counts[kept_rank] = 0
+            rows = np.stack([counts * part // parts for part in range(parts + 1)])
+            taken = {"rows_taken": rows.astype(np.int32).reshape(-1)}
+            found.append(replace(traffic, tables={**traffic.tables, **taken}))
+            continue
+        tokens = traffic.topk_idx.shape[0]
+        bounds = np.zeros((parts, 2), np.int32)
+        for launch in plan.launches:
+            if launch.kernel is COMBINE_READY:
+                part, group = _number(launch, "part"), _number(launch, "first_part")
+                bounds[group] = tokens * group // parts, tokens * (part + 1) // parts
+        tables = {"ready_tokens": np.arange(tokens, dtype=np.int32), "ready_bounds": bounds.reshape(-1)}
+        found.append(replace(traffic, tables={**traffic.tables, **tables}))
+    return found
+
+
+def _number(launch: Launch, name: str) -> int:
+    values = zip(launch.kernel.args, launch.values, strict=True)
+    return next(value for arg, value in values if arg.name == name and isinstance(value, int))
 
 
 def _walk(
@@ -246,6 +288,7 @@ class _Walker:
         self.launch_us = machine.launch_graph_us if mode == "graph" else machine.launch_stream_us
         self.bodies, self.given = bodies, given
         self.begins = np.array(begins_us, dtype=float)
+        self.synced = synced_phases(plan.launches)
         self.ends: list[np.ndarray] = []
         self.spans: list[list[Span]] = [[] for _ in group.traffics]
         self.num_waits = 0
@@ -255,15 +298,20 @@ class _Walker:
         launch = self.plan.launches[index]
         works = [work_of(launch, traffic) for traffic in self.traffics]
         costs = [self.bodies(launch.kernel)(work, self.machine) for work in works]
+        if index in self.synced:
+            costs = [cost.after_sync(self.machine.sync_all_us) for cost in costs]
         ready, event_us, follows = self._ready(index)
-        begin = ready + event_us + self.launch_us
+        goes_on = launch.joined and launch.on_first == self.plan.launches[index - 1].on_first
+        launch_us = 0.0 if goes_on else self.launch_us
+        begin = ready + event_us + launch_us
         done = begin + np.array([cost.us for cost in costs])
         end = done
         channel = awaited_by(launch)
         if channel is not None:
             number, self.num_waits = self.num_waits, self.num_waits + 1
             there = self.given(launch, number) if self.given else self.group.arrivals(launch, channel, works)
-            end = np.maximum(done, there)
+            looks = [cost.after_last_us(us) for cost, us in zip(costs, (there - begin).tolist(), strict=True)]
+            end = np.maximum(done, there + np.array(looks))
         self.group.send(launch, works, costs, begin, end)
         self.ends.append(end)
         stream = self.order.steps[index].stream
@@ -271,9 +319,7 @@ class _Walker:
             begin_us, end_us, done_us, event = (float(a[rank]) for a in (begin, end, done, event_us))
             before = None if follows[rank] == BEGIN else int(follows[rank])
             waited_us, cost = end_us - done_us, costs[rank]
-            spans.append(
-                Span(launch, stream, begin_us, end_us, waited_us, event, self.launch_us, before, cost)
-            )
+            spans.append(Span(launch, stream, begin_us, end_us, waited_us, event, launch_us, before, cost))
 
     def _ready(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """When what a launch follows has ended, what an event takes after that, and which launch it is."""

@@ -16,6 +16,7 @@ STEPS = {
     ascendc.TRACE_SYNC: "sync",
     ascendc.TRACE_FLAG: "flag",
     ascendc.TRACE_WRITE_AND_FLAG: "write + flag",
+    ascendc.TRACE_POLL: "poll",
 }
 Json = dict[str, Any]
 
@@ -52,7 +53,7 @@ class TracedRank:
         """The rank, as numbered in the world, of a peer number in a kernel."""
         if ":" in launch.step:  # an exchange between two
             return self.exchange_ranks[peer]
-        if launch.kernel is not ascendc.COMBINE_WAIT:
+        if launch.kernel not in (ascendc.COMBINE_WAIT, ascendc.COMBINE_READY):
             return self.ranks[peer]
         c = self.config
         if peer < c.num_experts:

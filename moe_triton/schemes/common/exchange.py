@@ -6,7 +6,7 @@ Both are the four steps of an operator, between two ranks and over a window of t
 from __future__ import annotations
 
 from moe_triton.core import ascendc
-from moe_triton.core.plan import Hole, Launch, launch
+from moe_triton.core.plan import Hole, Launch, joined, launch
 from moe_triton.core.region import Region
 from moe_triton.kernels.add_rows import add_rows_kernel
 from moe_triton.kernels.append import append_kernel, gather_counts_kernel
@@ -40,14 +40,15 @@ def gather_steps(site: Site, slot: SlotLayout, variant: DispatchVariant, zone: i
         header_words=site.config.num_ranks,
         peers=Hole("exchange_peers"),
         peer=1 - peers.rank,
-        **site.zone_of("dispatch", zone),
+        **site.zone_of("dispatch", zone, kept=True),
         slots=exchange.dispatch_slots.words(),
         headers=exchange.headers.words(),
         report=Hole("report"),
     )
     guard: _Guard = exchange.dispatch_status, "dispatch", zone, variant.kind
-    flag = post(site, "gather: flag", *guard, peers=peers, count=Hole("recv_offsets", last))
-    wait = wait_for_ranks(site, "gather: wait", *guard, peers=peers, counts="exchange_counts")
+    blocks, count = site.num_blocks, Hole("recv_offsets", last)
+    flag = post(site, "gather: flag", *guard, peers=peers, count=count, blocks=blocks)
+    wait = wait_for_ranks(site, "gather: wait", *guard, peers=peers, counts="exchange_counts", blocks=blocks)
     slots = exchange.dispatch_slots.offset(zone=zone)
     arrange = launch_matching(
         "gather: arrange",
@@ -87,7 +88,7 @@ def gather_steps(site: Site, slot: SlotLayout, variant: DispatchVariant, zone: i
             **site.zone_in_memory("dispatch", exchange.headers.stride("zone") // WORD_BYTES),
         },
     )
-    return [send, flag, wait, arrange, counts]
+    return [*joined([send, flag, wait]), arrange, counts]
 
 
 def reduce_steps(site: Site, variant: CombineVariant, zone: int) -> list[Launch]:
@@ -118,8 +119,9 @@ def reduce_steps(site: Site, variant: CombineVariant, zone: int) -> list[Launch]
         report=Hole("report"),
     )
     guard: _Guard = exchange.combine_status, "combine", zone, variant.kind
-    flag = post(site, "reduce: flag", *guard, peers=peers, count=Hole("exchange_counts", others))
-    wait = wait_for_ranks(site, "reduce: wait", *guard, peers=peers, counts="reduced_counts")
+    blocks, count = site.num_blocks, Hole("exchange_counts", others)
+    flag = post(site, "reduce: flag", *guard, peers=peers, count=count, blocks=blocks)
+    wait = wait_for_ranks(site, "reduce: wait", *guard, peers=peers, counts="reduced_counts", blocks=blocks)
     add = launch_matching(
         "reduce: add",
         add_rows_kernel(variant.dtype, site.config.hidden, site.target, site.zones_on_device),
@@ -133,7 +135,9 @@ def reduce_steps(site: Site, variant: CombineVariant, zone: int) -> list[Launch]
             "tp_rank": peers.rank,
             "capacity": site.capacity,
             "slot_stride": exchange.combine_slots.stride("index") // variant.dtype.itemsize,
-            **site.zone_in_memory("combine", exchange.combine_slots.stride("zone") // variant.dtype.itemsize),
+            **site.zone_in_memory(
+                "combine", exchange.combine_slots.stride("zone") // variant.dtype.itemsize, kept=False
+            ),
         },
     )
-    return [send, flag, wait, add]
+    return [*joined([send, flag, wait]), add]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moe_triton.core import ascendc
-from moe_triton.core.plan import Hole, Launch, Plan, Value, launch
+from moe_triton.core.plan import Hole, Launch, Plan, Value, joined, launch
 from moe_triton.core.region import Region
 from moe_triton.layout.call_word import Kind, call_word, combine_bits
 from moe_triton.schemes.site import COMBINE_KIND, Operator, Peers, Site
@@ -20,6 +20,7 @@ def post(
     keep: bool = False,
     peers: Peers | None = None,
     count: Value = 0,
+    blocks: int = 1,
 ) -> Launch:
     """A flag to every rank, this one included: what earlier launches wrote is there.
 
@@ -33,13 +34,14 @@ def post(
         keep: whether the next dispatch has to hear of it.
         peers: to whom; None for all ranks of the group.
         count: that goes with it.
+        blocks: that post.
     """
     peers = peers or site.peers
     return launch(
         step,
         ascendc.POST_STATUS,
         "communication",
-        1,
+        blocks,
         peers=Hole(f"{peers.prefix}peers"),
         num_ranks=peers.num_ranks,
         count=count,
@@ -61,11 +63,13 @@ def wait_for_ranks(
     zone: int,
     kind: Kind | None = None,
     *,
-    sent: Hole | None = None,
+    before: Hole | None = None,
     blocks: int = 1,
     timeout_us: int | None = None,
     peers: Peers | None = None,
     counts: str = "barrier_counts",
+    keeps_zone: bool = False,
+    turns: bool = False,
 ) -> Launch:
     """Until every rank's flag is there, of the same kind of call.
 
@@ -76,11 +80,13 @@ def wait_for_ranks(
         operator: of which one, with its zone.
         zone: of the operator.
         kind: of call.
-        sent: where the whole call word stands, if it is not the same in every call.
+        before: where the kind of the combine before stands, if it is part of the call word.
         blocks: that look.
         timeout_us: its deadline; None for the site's.
         peers: whose flags; None for all ranks of the group.
         counts: the hole that takes what came with each flag, -1 where none came.
+        keeps_zone: whether it keeps the zone for a later launch that turns it.
+        turns: whether it turns the zone: the end of an operator, with one block.
     """
     peers = peers or site.peers
     return launch(
@@ -90,12 +96,16 @@ def wait_for_ranks(
         blocks,
         window=Hole(f"{peers.prefix}window"),
         recv_counts=Hole(counts),
+        all_counts=0,
         waited_us=0,
         num_local_experts=1,
         **site.zone_of(operator, zone),
         timeout_us=site.timeout_us if timeout_us is None else timeout_us,
         call=call_word(peers.calls or operator, kind),
-        dispatch_word=sent or 0,
+        combine_kind=before or 0,
+        dispatch_word=0,
+        kept_zone=site.keeping_zone(operator) if keeps_zone else 0,
+        turned=site.turning_zone(operator) if turns else 0,
         status=status.words(),
         report=Hole("report"),
     )
@@ -104,5 +114,5 @@ def wait_for_ranks(
 def barrier_plan(site: Site, status: Region, zone: int, timeout_us: int | None) -> Plan:
     """A flag to every rank, and the wait for every rank's; None for the site's deadline."""
     flag = post(site, "flag", status, "barrier", zone)
-    wait = wait_for_ranks(site, "wait", status, "barrier", zone, timeout_us=timeout_us)
-    return Plan("barrier", zone, (flag, wait, *site.turn("barrier")))
+    wait = wait_for_ranks(site, "wait", status, "barrier", zone, timeout_us=timeout_us, turns=True)
+    return Plan("barrier", zone, tuple(joined([flag, wait])))

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import torch
+
+from moe_triton.core import ascendc
 from moe_triton.core.plan import Hole, Launch, Value, launch
+from moe_triton.core.region import REGION_DIMS, Region
 from moe_triton.kernels.pack import pack_kernel
-from moe_triton.kernels.route import offsets_kernel, route_kernel
+from moe_triton.kernels.route import route_kernel
+from moe_triton.kernels.route_pack import route_pack_kernel
 from moe_triton.kernels.select import select_kernel
 from moe_triton.kernels.share import share_kernel
-from moe_triton.layout import WORD_BYTES, SlotLayout
-from moe_triton.operators.variants import DispatchVariant, Mask, Variant
+from moe_triton.layout import ORIGIN, UB_ALIGN, WORD_BYTES, SlotLayout
+from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.schemes.site import Site, launch_matching, tokens_of
 
+NO_SLOTS = (0,) * (1 + 2 * len(REGION_DIMS["dispatch_slots"]))
 
-def slot_of(site: Site, variant: DispatchVariant) -> SlotLayout:
+
+def slot_of(site: Site, variant: DispatchVariant, *, is_flagged: bool = False) -> SlotLayout:
     """How a slot of this variant is packed."""
-    return SlotLayout.of(site.config.hidden, variant.row_format, variant.dtype)
+    return SlotLayout.of(site.config.hidden, variant.row_format, variant.dtype, is_flagged=is_flagged)
+
+
+def _given_ids(variant: Variant) -> torch.dtype | None:
+    return variant.given_ids if isinstance(variant, DispatchVariant) else None
 
 
 def ids_of(variant: Variant) -> Hole:
-    """The expert ids that count: those that a mask leaves, where there is one."""
-    return Hole("topk_idx" if variant.mask == "none" else "masked_ids")
+    """The expert ids that count: those that a mask leaves, where there is one.
+
+    A copy of the caller's holds no others: what combine does with it is the same.
+    """
+    return Hole("topk_idx" if variant.mask == "none" or _given_ids(variant) else "masked_ids")
 
 
 def packed_of(variant: DispatchVariant) -> Hole:
@@ -57,16 +71,17 @@ def rows_to_send(site: Site, variant: DispatchVariant, part: int = 0, parts: int
     }
 
 
-def select(site: Site, mask: Mask) -> Launch:
+def select(site: Site, variant: Variant) -> Launch:
     """What an active mask leaves of the routing; dispatch and combine each ask."""
+    given, per_entry = _given_ids(variant), variant.mask == "entries"
     return launch(
         "select",
-        select_kernel(site.config.num_topk, mask == "entries", site.target),
+        select_kernel(site.config.num_topk, per_entry, site.target, given == torch.int64),
         "compute",
         1,
-        expert_ids=Hole("topk_idx"),
+        expert_ids=Hole("given_ids" if given else "topk_idx"),
         mask=Hole("mask"),
-        topk_idx=Hole("masked_ids"),
+        topk_idx=ids_of(variant),
         active=Hole("active"),
         num_active=Hole("num_active"),
         num_tokens=Hole("num_tokens"),
@@ -96,63 +111,106 @@ def share(site: Site, variant: DispatchVariant) -> Launch:
 
 def route(site: Site, variant: DispatchVariant) -> Launch:
     """Numbers the results of each expert, and counts them."""
-    return launch(
-        "route",
-        route_kernel(site.target),
-        "compute",
-        1,
-        topk_idx=ids_of(variant),
-        expand_idx=Hole("expand_idx"),
-        counts=Hole("counts"),
-        num_entries=Hole("num_ids"),
-        num_experts=site.config.num_experts,
-    )
+    blocks = 1 if site.target == "cpu" else site.num_blocks
+    kernel = route_kernel(site.target, **_taking(variant))
+    return launch_matching("route", kernel, "compute", blocks, _routing(site, variant))
+
+
+def _taking(variant: DispatchVariant) -> dict[str, bool]:
+    """Whether the kernel that routes copies the ids: with a mask, `select` has. And what of."""
+    given = variant.given_ids if variant.mask == "none" else None
+    return {"takes": given is not None, "int64": given == torch.int64}
+
+
+def _routing(site: Site, variant: DispatchVariant) -> dict[str, Value]:
+    return {
+        "given": Hole("given_ids"),
+        "topk_idx": ids_of(variant),
+        "expand_idx": Hole("expand_idx"),
+        "counts": Hole("counts"),
+        "num_entries": Hole("num_ids"),
+        "num_experts": site.config.num_experts,
+    }
 
 
 def pack(
     site: Site, variant: DispatchVariant, scales: Hole | None = None, part: int = 0, parts: int = 1
 ) -> Launch:
     """Quantises rows; their scales go to ``scales`` one after the other, or behind each row."""
+    c = site.config
+    shared, block = _shared_and_block(site, variant)
+    kernel = pack_kernel(variant.dtype, c.hidden, c.num_topk, variant.smooth, site.target, shared, block)
+    values = _packing(site, variant, scales, part, parts)
+    return launch_matching("pack", kernel, "compute", site.blocks("compute", parts), values)
+
+
+def route_pack(site: Site, variant: DispatchVariant, scales: Hole | None = None, parts: int = 1) -> Launch:
+    """`route`, and `pack` of the first part: neither reads what the other writes."""
+    c = site.config
+    shared, block = _shared_and_block(site, variant)
+    rows = c.num_topk, variant.smooth, site.target, shared, block
+    kernel = route_pack_kernel(variant.dtype, c.hidden, *rows, **_taking(variant))
+    values = _packing(site, variant, scales, 0, parts) | _routing(site, variant)
+    return launch_matching("route + pack", kernel, "compute", site.num_blocks, values)
+
+
+def _shared_and_block(site: Site, variant: DispatchVariant) -> tuple[int, int]:
+    """Shared experts that have rows of their own, and elements that share a scale; 0 for all of a row's."""
+    return site.config.num_shared_experts if variant.smooth else 0, variant.row_format.block or 0
+
+
+def _packing(
+    site: Site, variant: DispatchVariant, scales: Hole | None, part: int, parts: int
+) -> dict[str, Value]:
     first_token, num_tokens = tokens_of(part, parts)
     c, slot, packed = site.config, slot_of(site, variant), packed_of(variant)
-    shared, block = c.num_shared_experts if variant.smooth else 0, variant.row_format.block or 0
-    return launch_matching(
-        "pack",
-        pack_kernel(variant.dtype, c.hidden, c.num_topk, variant.smooth, site.target, shared, block),
-        "compute",
-        site.blocks("compute", parts),
-        {
-            "x": Hole("x"),
-            "topk_idx": ids_of(variant),
-            "smooth_scales": Hole("smooth_scales"),
-            "scale_row_offset": c.num_shared_experts,
-            "num_scale_rows": c.num_shared_experts + c.num_experts,
-            "rows": packed,
-            "scales": scales or Hole(packed.name, slot.scale_offset),
-            "first_token": first_token,
-            "num_tokens": num_tokens,
-            "row_stride": slot.packed_bytes,
-            "scale_stride": 1 if scales else slot.packed_bytes // WORD_BYTES,
-        },
-    )
+    return {
+        "x": Hole("x"),
+        "topk_idx": ids_of(variant),
+        "smooth_scales": Hole("smooth_scales"),
+        "scale_row_offset": c.num_shared_experts,
+        "num_scale_rows": c.num_shared_experts + c.num_experts,
+        "rows": packed,
+        "scales": scales or Hole(packed.name, slot.scale_offset),
+        "first_token": first_token,
+        "num_tokens": num_tokens,
+        "row_stride": slot.packed_bytes,
+        "scale_stride": 1 if scales else slot.packed_bytes // WORD_BYTES,
+    }
 
 
-def offsets(site: Site, variant: DispatchVariant) -> Launch:
-    """Where each block of received rows ends."""
-    return launch_matching(
+def last_offset(site: Site) -> Hole:
+    """Where the number of received rows stands."""
+    return Hole(true_offsets(site).name, WORD_BYTES * (site.num_entries - 1))
+
+
+def offsets(
+    site: Site, variant: DispatchVariant, zone: int, slots: Region | None, *, sees_all: bool
+) -> Launch:
+    """Where each block of received rows ends, and, given the region of slots, in which slot each row is.
+
+    With ``sees_all`` it follows a wait whose every block has seen all counts; otherwise one in which each has
+    seen its share, and all have ended it.
+    """
+    c = site.config
+    return launch(
         "offsets",
-        offsets_kernel(site.target, variant.cumulative, variant.recv_stats),
-        "compute",
-        1,
-        {
-            "recv_counts": Hole("recv_counts"),
-            "recv_offsets": true_offsets(site),
-            "tokens_per_expert": Hole("tokens_per_expert"),
-            "recv_stats": Hole("recv_stats"),
-            "trailer": Hole("origins", 3 * WORD_BYTES * site.capacity),
-            "num_entries": site.num_entries,
-            "num_local_experts": site.num_local_experts,
-            "max_count": site.config.num_max_tokens_per_rank,
-            "capacity": site.capacity,
-        },
+        ascendc.DISPATCH_OFFSETS,
+        "communication",
+        site.num_blocks,
+        recv_counts=Hole("all_counts" if sees_all else "recv_counts"),
+        recv_offsets=true_offsets(site),
+        tokens_per_expert=Hole("tokens_per_expert"),
+        recv_stats=Hole("recv_stats") if variant.recv_stats else 0,
+        trailer=Hole("origins", ORIGIN.num_bytes * site.capacity),
+        row_slots=Hole("row_slots") if slots else 0,
+        num_local_experts=site.num_local_experts,
+        num_ranks=c.num_ranks,
+        max_count=c.num_max_tokens_per_rank,
+        capacity=site.capacity,
+        cumulative=int(variant.cumulative),
+        **site.zone_of("dispatch", zone),
+        kept_rank=site.rank if variant.keeps_own else -1,
+        slots=slots.in_units(UB_ALIGN).words() if slots else NO_SLOTS,
+        report=Hole("report"),
     )

@@ -90,19 +90,20 @@ def counts_of(arguments: Mapping[str, Any], memory: Memory) -> torch.Tensor:
     return counts.view(arguments["num_local_experts"], -1)
 
 
-def _entries_gave_up(wait: GaveUp) -> list[int]:
+def entries_gave_up(wait: GaveUp) -> list[int]:
+    """Ranks of the entries without a count."""
     counts = counts_of(wait.arguments, wait.memory)
     return [int(rank) for rank in (counts < 0).any(dim=0).nonzero().flatten()]
 
 
-def _entries_go_on(site: Site, arguments: dict[str, Any], entries: range) -> Iterator[int]:
+def _entries_go_on(site: Site, arguments: dict[str, Any], places: range) -> Iterator[int]:
+    """In the order in which they lie in the window: by source, then by expert."""
     status: Region = arguments["status"]
-    num_ranks = status.dims[-1].extent
-    for entry in entries:
-        expert, source = divmod(entry, num_ranks)
+    for place in places:
+        source, expert = divmod(place, status.extent("expert"))
         offset = status.offset(zone=arguments["zone"], expert=expert, source=source)
         if int32_at(arguments["window"] + offset) != FLAG_BITS:
             yield source
 
 
-ENTRY_FINDERS = {DISPATCH_WAIT.name: Finder(_entries_gave_up, _entries_go_on)}
+ENTRY_FINDERS = {DISPATCH_WAIT.name: Finder(entries_gave_up, _entries_go_on)}

@@ -1,7 +1,8 @@
 """Direct dispatch and pull combine: rows go to their final place, results are read where they are.
 
 Dispatch: each rank sends its counts to all others (counts, flag, wait). From the counts of all it finds
-where its rows begin in every receiver's output, writes them there, and raises one flag for all of them.
+where its rows begin in every receiver's output, writes them there, and raises one flag for all of them; all
+in one launch, which ends when every rank's rows are here.
 Combine: each rank says that its results are in its window, waits for every rank's word, and reads the rows
 that it needs out of the peers' windows as it sums them.
 
@@ -23,9 +24,8 @@ from functools import cached_property
 from typing import ClassVar
 
 from moe_triton.core import ascendc
-from moe_triton.core.plan import Hole, Launch, Plan, Value, launch
+from moe_triton.core.plan import Hole, Launch, Plan, Value, joined, launch
 from moe_triton.core.region import Region
-from moe_triton.kernels.places import places_kernel, starts_kernel
 from moe_triton.kernels.stamps import stamps_kernel
 from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
 from moe_triton.layout import WORD_BYTES
@@ -35,7 +35,7 @@ from moe_triton.schemes.common import steps as local
 from moe_triton.schemes.common.flags import barrier_plan, post, wait_for_ranks
 from moe_triton.schemes.direct.layout import DirectLayout
 from moe_triton.schemes.scheme import Output, Refusal, RoundFacts, Scheme
-from moe_triton.schemes.site import COMBINE_KIND, DISPATCH_WORD, OPERATORS, Operator, launch_matching
+from moe_triton.schemes.site import COMBINE_KIND, OPERATORS, Operator, launch_matching
 
 FULLMESH = "Use comm_alg='fullmesh_v1' or 'fullmesh_v2' for it."
 # Features of `EPBuffer` that no plan of this scheme has.
@@ -45,8 +45,8 @@ LACKS = "active_mask", "special experts", "tp_group", "comm_quantize", "shared_e
 class Direct(Scheme):
     """Builds the plans of one rank.
 
-    Holes: x, topk_idx, expand_idx, num_tokens, num_ids, peers, peer_offsets, window, recv_offsets,
-    tokens_per_expert, origins, report; smooth_scales, topk_weights, scales, weights where the variant has
+    Holes: x, topk_idx, expand_idx, num_tokens, num_ids, peers, window, recv_offsets, tokens_per_expert,
+    origins, report; given_ids, smooth_scales, topk_weights, scales, weights where the variant has
     them; combine: topk_idx, num_tokens, out, topk_weights, and y where results have to be copied; and names
     of `Site.scratch`.
     """
@@ -88,7 +88,7 @@ class Direct(Scheme):
         return self.layout.rows(itemsize) if output == "rows" else self.layout.results
 
     def whole(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
-        """The plan of the whole operator. Rows are packed while counts travel, in one part."""
+        """The plan of the whole operator, in one part."""
         if isinstance(variant, DispatchVariant):
             return Plan("dispatch", zone, tuple(self._dispatch(variant, zone)))
         return Plan("combine", zone, tuple(self._combine(variant, zone)))
@@ -98,34 +98,40 @@ class Direct(Scheme):
         return barrier_plan(self.site, self.layout.barrier_status, zone, timeout_us)
 
     def _dispatch(self, variant: DispatchVariant, zone: int) -> list[Launch]:
+        counts, rows = self.layout.counts_status, self.layout.rows_status
         steps = [local.share(self.site, variant)] if self.site.config.num_shared_experts else []
-        steps += [local.route(self.site, variant), self._send_counts(variant, zone)]
         if variant.row_format.is_quantized:
-            steps.append(local.pack(self.site, variant, self._stamped_scales(variant)))
-        return [
-            *steps,
-            self._wait_for_counts(variant, zone),
-            self._starts(zone),
-            self._places(),
+            steps.append(local.route_pack(self.site, variant, self._stamped_scales(variant)))
+        else:
+            steps.append(local.route(self.site, variant))
+        phases = [
+            self._send_counts(variant, zone),
+            self._wait("wait for counts", counts, variant, zone, before=COMBINE_KIND),
             self._send_rows(variant, zone),
-            post(self.site, "flag", self.layout.rows_status, "dispatch", zone, variant.kind),
-            local.offsets(self.site, variant),
-            wait_for_ranks(self.site, "wait", self.layout.rows_status, "dispatch", zone, variant.kind),
-            self._stamps(variant, zone),
+            self._post("flag", rows, variant, zone),
+            local.offsets(self.site, variant, zone, None, sees_all=False),
+            self._wait("wait", rows, variant, zone),
         ]
+        return [*steps, *joined(phases), self._stamps(variant, zone)]
 
     def _combine(self, variant: CombineVariant, zone: int) -> list[Launch]:
-        steps = [] if variant.in_place else [self._copy_results(zone)]
-        return [
-            *steps,
-            post(self.site, "flag", self.layout.results_status, "combine", zone, variant.kind, keep=True),
-            wait_for_ranks(self.site, "wait", self.layout.results_status, "combine", zone, variant.kind),
-            self._pull(variant, zone),
-        ]
+        results = self.layout.results_status
+        phases = [self._post("flag", results, variant, zone), self._wait("wait", results, variant, zone)]
+        copy = [] if variant.in_place else [self._copy_results(zone)]
+        return [*joined([*copy, *phases]), self._pull(variant, zone)]
 
-    def _wait_for_counts(self, variant: DispatchVariant, zone: int) -> Launch:
-        step, status = "wait for counts", self.layout.counts_status
-        return wait_for_ranks(self.site, step, status, "dispatch", zone, variant.kind, sent=DISPATCH_WORD)
+    def _post(self, step: str, status: Region, variant: Variant, zone: int) -> Launch:
+        operator, blocks = _operator_of(variant), self.site.num_blocks
+        keep = operator == "combine"
+        return post(self.site, step, status, operator, zone, variant.kind, keep=keep, blocks=blocks)
+
+    def _wait(
+        self, step: str, status: Region, variant: Variant, zone: int, before: Hole | None = None
+    ) -> Launch:
+        operator, blocks = _operator_of(variant), self.site.num_blocks
+        return wait_for_ranks(
+            self.site, step, status, operator, zone, variant.kind, before=before, blocks=blocks
+        )
 
     def _send_counts(self, variant: DispatchVariant, zone: int) -> Launch:
         c, layout = self.site.config, self.layout
@@ -133,7 +139,7 @@ class Direct(Scheme):
             "send counts",
             ascendc.COUNTS_SEND,
             "communication",
-            1,
+            self.site.num_blocks,
             counts=Hole("counts"),
             shared_counts=Hole("shared_counts") if c.num_shared_ranks else 0,
             num_experts=c.num_experts,
@@ -144,54 +150,9 @@ class Direct(Scheme):
             zone=zone,
             call=call_word("dispatch", variant.kind),
             combine_kind=COMBINE_KIND,
-            dispatch_word=DISPATCH_WORD,
             slots=layout.counts.words(),
             status=layout.counts_status.words(),
             report=Hole("report"),
-        )
-
-    def _starts(self, zone: int) -> Launch:
-        c, site, counts = self.site.config, self.site, self.layout.counts
-        return launch(
-            "starts",
-            starts_kernel(site.target),
-            "compute",
-            1,
-            counts=Hole("window", counts.offset(zone=zone)),
-            starts=Hole("starts"),
-            recv_counts=Hole("recv_counts"),
-            num_ranks=c.num_ranks,
-            rank=site.rank,
-            num_shared_ranks=c.num_shared_ranks,
-            num_local_experts=c.num_local_experts,
-            count_stride=counts.stride("source") // WORD_BYTES,
-            max_count=c.num_max_tokens_per_rank,
-        )
-
-    def _places(self) -> Launch:
-        c = self.site.config
-        return launch_matching(
-            "places",
-            places_kernel(c.num_topk, c.num_shared_experts),
-            "compute",
-            1,
-            {
-                "topk_idx": Hole("topk_idx"),
-                "expand_idx": Hole("expand_idx"),
-                "starts": Hole("starts"),
-                "shared_ranks": Hole("shared_ranks"),
-                "shared_slots": Hole("shared_slots"),
-                "peer_offsets": Hole("peer_offsets"),
-                "places": Hole("places"),
-                "shared_places": Hole("shared_places"),
-                "offsets": Hole("result_offsets"),
-                "num_tokens": Hole("num_tokens"),
-                "num_experts": c.num_experts,
-                "num_shared_ranks": c.num_shared_ranks,
-                "num_local_experts": c.num_local_experts,
-                "capacity": self.layout.capacity,
-                "hidden": c.hidden,
-            },
         )
 
     def _send_rows(self, variant: DispatchVariant, zone: int) -> Launch:
@@ -202,12 +163,17 @@ class Direct(Scheme):
             "scales": self._stamped_scales(variant) or 0,
             "scale_offset": slot.scale_offset,
             "scale_bytes": slot.scale_stride if slot.num_scales > 1 else 0,
-            "expand_idx": Hole("places"),
+            "expand_idx": Hole("expand_idx"),
             "first_token": 0,
             "num_tokens": Hole("num_tokens"),
-            "shared_slots": Hole("shared_places") if c.num_shared_experts else 0,
             "num_local_experts": c.num_local_experts,
             "num_ranks": c.num_ranks,
+            "window": Hole("window"),
+            "counts": layout.counts.words(),
+            "max_count": c.num_max_tokens_per_rank,
+            "recv_counts": Hole("recv_counts"),
+            "result_offsets": Hole("result_offsets"),
+            "result_bytes": layout.row_bytes,
             "zone": zone,
             "slots": layout.rows(slot.itemsize).words(),
             "scale_slots": layout.scales(slot).words() if slot.num_scales > 1 else (0,) * 5,
@@ -226,9 +192,9 @@ class Direct(Scheme):
         scales = self.layout.scales(slot)
         return launch_matching(
             "stamps",
-            stamps_kernel(variant.weights, slot.num_scales),
+            stamps_kernel(variant.weights, slot.num_scales, site.target),
             "compute",
-            1,
+            site.num_blocks,
             {
                 "stamps": stamps,
                 "stamp_floats": stamps,
@@ -295,3 +261,7 @@ class Direct(Scheme):
                 "num_experts": c.num_experts,
             },
         )
+
+
+def _operator_of(variant: Variant) -> Operator:
+    return "dispatch" if isinstance(variant, DispatchVariant) else "combine"

@@ -18,8 +18,10 @@ import torch
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Plan
 from moe_triton.core.region import Region
+from moe_triton.core.space import Space
 from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.schemes.common.flags import barrier_plan
+from moe_triton.schemes.common.space import waiting_space, with_parts
 from moe_triton.schemes.common.waits import ENTRY_FINDERS
 from moe_triton.schemes.fullmesh.combine import CombinePlans
 from moe_triton.schemes.fullmesh.dispatch import DispatchPlans
@@ -42,7 +44,14 @@ class Fullmesh(SplitScheme):
         self._combine = CombinePlans(site, self.layout)
         # On the NPU results in two allocations would be one more unproven assumption of the sum.
         is_plain = not self.inband and not site.is_version_1 and site.target == "cpu"
+        # Blocks that receive take rows out of slots only.
+        is_plain = is_plain and not site.receiving_blocks
         self.keeps_own = is_plain and not site.config.is_shared_rank(site.rank)
+
+    @classmethod
+    def space(cls, config: Config, target: str, cores: int) -> Space:
+        """See `Scheme`. Operators are cut into parts as well."""
+        return with_parts(waiting_space(config, target, cores), config, cores)
 
     @staticmethod
     def layout_of(config: Config) -> WindowLayout:
@@ -76,9 +85,15 @@ class Fullmesh(SplitScheme):
         layout = self.layout
         return (
             ("barrier", layout.barrier_status),
-            ("dispatch", layout.dispatch_status),
+            ("dispatch", layout.dispatch_status_on(self.site.rank)),
             ("combine", layout.peer_status),
         )
+
+    def whole(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
+        """See `Scheme`."""
+        if isinstance(variant, DispatchVariant):
+            return self._dispatch.whole(variant, zone, parts)
+        return self._combine.whole(variant, zone, parts)
 
     def setup(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
         """See `SplitScheme`."""

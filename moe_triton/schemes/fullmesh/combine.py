@@ -7,13 +7,13 @@ and waits for all ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moe_triton.core import ascendc
-from moe_triton.core.plan import Hole, Launch, Plan, Value, launch, pipelined
+from moe_triton.core.plan import Hole, Launch, Plan, Value, joined, launch, pipelined
+from moe_triton.core.region import MAX_INT32
 from moe_triton.kernels.block_quantize import block_quantize_kernel
 from moe_triton.kernels.const_experts import const_alphas_kernel
-from moe_triton.kernels.keep import result_offsets_kernel
 from moe_triton.kernels.returns import returns_kernel
 from moe_triton.kernels.rms_norm import rms_norm_kernel
 from moe_triton.kernels.waits import waits_of_combine_kernel
@@ -25,6 +25,7 @@ from moe_triton.schemes.common.exchange import reduce_steps
 from moe_triton.schemes.common.flags import post, wait_for_ranks
 from moe_triton.schemes.common.steps import ids_of, select
 from moe_triton.schemes.fullmesh.layout import WindowLayout
+from moe_triton.schemes.fullmesh.parts import bounds_of, by_readiness
 from moe_triton.schemes.site import COMBINE_KIND, Site, launch_matching, tokens_of
 
 
@@ -45,43 +46,86 @@ class CombinePlans:
     site: Site
     layout: WindowLayout
 
+    def whole(self, variant: CombineVariant, zone: int, parts: int = 1) -> Plan:
+        """All of it: the launch that sends goes on with the first wait."""
+        before = [*self._before_send(variant, zone, parts), *self._before_wait(variant)]
+        return self._plan(zone, before, self._send(variant, zone), variant, parts)
+
     def setup(self, variant: CombineVariant, zone: int) -> Plan:
         """Up to and including the flags."""
-        steps = []
-        if variant.exchange:
-            steps += reduce_steps(self.site, variant, zone)
-        if self.site.is_version_1:
-            steps.append(self._returns())
-        if variant.block_quantize:
-            steps.append(self._block_quantize(variant))
-        steps.append(self._send_results(variant, zone))
-        if self.site.is_version_1:
-            status = self.layout.peer_status
-            steps.append(post(self.site, "flag", status, "combine", zone, variant.kind))
+        steps = [*self._before_send(variant, zone), *joined(self._send(variant, zone))]
         return Plan("combine", zone, tuple(steps))
 
     def teardown(self, variant: CombineVariant, zone: int, parts: int = 1) -> Plan:
         """From the wait on; tokens are waited for and summed in this many parts."""
-        steps = []
-        if variant.mask != "none":
-            steps.append(select(self.site, variant.mask))
-        if variant.special[2]:
-            steps.append(self._const_alphas(variant))
-        if self.site.is_version_1:
-            parts, status = 1, self.layout.peer_status
-            blocks = self.site.num_blocks
-            waits = [wait_for_ranks(self.site, "wait", status, "combine", zone, variant.kind, blocks=blocks)]
+        return self._plan(zone, self._before_wait(variant), [], variant, parts)
+
+    def _plan(
+        self, zone: int, before: list[Launch], send: list[Launch], variant: CombineVariant, parts: int
+    ) -> Plan:
+        steps, parts = list(before), 1 if self.site.is_version_1 else parts
+        if send and self._quantizes_in_parts(variant, parts):
+            steps += self._quantized_in_parts(variant, zone, send, parts)
         else:
-            waits = [self._wait_results(variant, zone, part, parts) for part in range(parts)]
-        if variant.keeps_own:
-            steps.append(self._result_offsets(variant, zone))
-        sums = [self._weighted_sum(variant, zone, part, parts) for part in range(parts)]
-        steps += pipelined(waits, sums)
+            if self.site.by_readiness(parts):
+                wait, summed = self._wait_results(variant, zone, 0, 1), [[part] for part in range(parts)]
+                waits = by_readiness(self.site, variant, send, wait, parts, summed)
+            else:
+                waits = [[self._wait(variant, zone, part, parts)] for part in range(parts)]
+                waits[0] = joined([*send, *waits[0]])
+            sums = [[self._weighted_sum(variant, zone, part, parts)] for part in range(parts)]
+            steps += pipelined(waits, sums)
         if variant.norm:
             steps.append(self._rms_norm(variant))
         if variant.waits:
             steps.append(self._record_waits(variant))
-        return Plan("combine", zone, (*steps, *self.site.turn("combine")), self.site.overlaps)
+        return Plan("combine", zone, tuple(steps), self.site.overlaps)
+
+    def _quantizes_in_parts(self, variant: CombineVariant, parts: int) -> bool:
+        return variant.block_quantize and self.site.by_readiness(parts)
+
+    def _quantized_in_parts(
+        self, variant: CombineVariant, zone: int, send: list[Launch], parts: int
+    ) -> list[Launch]:
+        """Beside each part that is sent, the next one is quantised, and beside the last one what has come
+        before it is summed: one launch beside each, as with results that travel as they are.
+        """
+        wait, summed = self._wait_results(variant, zone, 0, 1), [list(range(parts - 1)), [parts - 1]]
+        sent = by_readiness(self.site, variant, send, wait, parts, summed)
+        quantized = [[self._block_quantize(variant, part, parts)] for part in range(parts)]
+        early, last = (self._weighted_sum(variant, zone, group[0], parts) for group in summed)
+        return [*pipelined(quantized, sent), replace(early, alongside=True), last]
+
+    def _before_send(self, variant: CombineVariant, zone: int, parts: int = 1) -> list[Launch]:
+        steps = reduce_steps(self.site, variant, zone) if variant.exchange else []
+        if self.site.is_version_1:
+            steps.append(self._returns())
+        if variant.block_quantize and not self._quantizes_in_parts(variant, parts):
+            steps.append(self._block_quantize(variant))
+        return steps
+
+    def _before_wait(self, variant: CombineVariant) -> list[Launch]:
+        steps = [select(self.site, variant)] if variant.mask != "none" else []
+        if variant.special[2]:
+            steps.append(self._const_alphas(variant))
+        return steps
+
+    def _send(self, variant: CombineVariant, zone: int) -> list[Launch]:
+        """Steps 1 and 2, the phases of one launch."""
+        send = self._send_results(variant, zone)
+        if not self.site.is_version_1:
+            return [send]
+        status, blocks = self.layout.peer_status, self.site.num_blocks
+        return [send, post(self.site, "flag", status, "combine", zone, variant.kind, blocks=blocks)]
+
+    def _wait(self, variant: CombineVariant, zone: int, part: int, parts: int) -> Launch:
+        """Step 3."""
+        if not self.site.is_version_1:
+            return self._wait_results(variant, zone, part, parts)
+        status, blocks = self.layout.peer_status, self.site.num_blocks
+        return wait_for_ranks(
+            self.site, "wait", status, "combine", zone, variant.kind, blocks=blocks, keeps_zone=True
+        )
 
     def _returns(self) -> Launch:
         """V1: where each row goes, from the counts alone."""
@@ -112,17 +156,22 @@ class CombinePlans:
             return Hole("reduced_rows"), self.site.capacity
         return Hole("y"), Hole("num_rows")
 
-    def _block_quantize(self, variant: CombineVariant) -> Launch:
+    def _block_quantize(self, variant: CombineVariant, part: int = 0, parts: int = 1) -> Launch:
+        """Rows for the tokens that `by_readiness` sends results of in this part."""
         site = self.site
         rows, capacity = self._rows(variant)
+        tokens = site.part_tokens["combine"].tokens
         row_bytes, scale_offset = site.quantized_row_bytes, align(site.config.hidden, UB_ALIGN)
         return launch_matching(
             "quantize",
-            block_quantize_kernel(variant.dtype, site.config.hidden, site.target),
+            block_quantize_kernel(variant.dtype, site.config.hidden, site.target, parted=parts > 1),
             "compute",
-            site.num_blocks,
+            site.blocks("compute", parts) if part else site.num_blocks,
             {
                 "rows": rows,
+                "origins": Hole("origins"),
+                "first_token": part * tokens,
+                "end_token": (part + 1) * tokens if part + 1 < parts else MAX_INT32,
                 "recv_offsets": Hole("recv_offsets"),
                 "packed": Hole("quantized_rows"),
                 "packed_scales": Hole("quantized_rows", scale_offset),
@@ -156,6 +205,10 @@ class CombinePlans:
             **site.zone_of("combine", zone),
             kept_rank=site.rank if variant.keeps_own else -1,
             flag_rows=0 if site.is_version_1 else 1,
+            part=0,
+            num_parts=1,
+            part_tokens=0,
+            progress=0,
             kind=combine_bits(variant.kind),
             combine_kind=COMBINE_KIND,
             slots=layout.combine_slots.words(),
@@ -171,7 +224,8 @@ class CombinePlans:
             "wait",
             ascendc.COMBINE_WAIT,
             "communication",
-            self.site.blocks("communication", parts),
+            self.site.blocks("communication", parts) if part else self.site.num_blocks,
+            kept_zone=self.site.keeping_zone("combine"),
             window=Hole("window"),
             topk_idx=ids_of(variant),
             active=0 if variant.mask == "none" else Hole("active"),
@@ -211,18 +265,21 @@ class CombinePlans:
     def _weighted_sum(self, variant: CombineVariant, zone: int, part: int, parts: int) -> Launch:
         """Step 4: out of the window, summed by weight."""
         first_token, num_tokens = tokens_of(part, parts)
+        is_listed = self.site.by_readiness(parts)
         c, slots = self.site.config, self.layout.combine_slots
         itemsize = 1 if variant.block_quantize else variant.dtype.itemsize
-        window = slots.offset(zone=zone)
+        window, site = slots.offset(zone=zone), self.site
         features = SumFeatures(
             masked=variant.mask != "none",
             shared_x=variant.shared_x,
             special=any(variant.special),
             quantized=variant.block_quantize,
             by_expert=self.site.is_version_1,
-            by_offset=variant.keeps_own,
+            own=variant.keeps_own,
             fp32_out=variant.norm,
-            zoned=self.site.zones_on_device,
+            zoned=site.zones_on_device,
+            listed=is_listed,
+            turns=site.zones_on_device and part == parts - 1 and not variant.norm,
         )
         token, k = slots.stride("token"), slots.stride("k")
         return launch_matching(
@@ -244,8 +301,15 @@ class CombinePlans:
                 "topk_idx": ids_of(variant),
                 "topk_weights": Hole("topk_weights") if variant.weights else 0,
                 "expand_idx": Hole("expand_idx"),
-                "offsets": Hole("result_offsets"),
+                "recv_offsets": Hole("recv_offsets"),
+                "own_results": Hole("own_results", -(window // itemsize)),
+                "first_expert": site.first_expert,
+                "num_local_experts": site.num_local_experts,
+                "num_ranks": c.num_ranks,
+                "rank": site.rank,
                 "active": Hole("active"),
+                "tokens": Hole("ready_tokens"),
+                "bounds": bounds_of(part),
                 "shared_x": Hole("shared_x"),
                 "ori_x": Hole("ori_x") if any(variant.special[1:]) else 0,
                 "alphas": Hole("alphas") if variant.special[2] else 0,
@@ -258,43 +322,25 @@ class CombinePlans:
                 "expert_stride": k // itemsize,
                 "max_index": c.num_max_tokens_per_rank,
                 "first_token": first_token,
-                "num_tokens": num_tokens,
+                "num_tokens": Hole("num_tokens") if is_listed else num_tokens,
                 "num_experts": c.num_experts,
                 "num_zero": variant.special[0],
                 "num_copy": variant.special[1],
                 "num_const": variant.special[2],
+                "turned": site.zone_cell("combine"),
                 **self.site.zone_in_memory("combine", slots.stride("zone") // itemsize),
             },
-        )
-
-    def _result_offsets(self, variant: CombineVariant, zone: int) -> Launch:
-        """Results of this rank's own experts are summed from where the experts left them."""
-        c, site, slots = self.site.config, self.site, self.layout.combine_slots
-        itemsize = variant.dtype.itemsize
-        return launch(
-            "find results",
-            result_offsets_kernel(c.num_topk, c.num_shared_experts),
-            "compute",
-            1,
-            topk_idx=ids_of(variant),
-            expand_idx=Hole("expand_idx"),
-            recv_offsets=Hole("recv_offsets"),
-            offsets=Hole("result_offsets"),
-            own_results=Hole("own_results", -(slots.offset(zone=zone) // itemsize)),
-            token_stride=slots.stride("token") // itemsize,
-            slot_stride=slots.stride("k") // itemsize,
-            hidden=c.hidden,
-            first_expert=site.first_expert,
-            num_local_experts=site.num_local_experts,
-            num_ranks=c.num_ranks,
-            rank=site.rank,
-            num_tokens=Hole("num_tokens"),
         )
 
     def _rms_norm(self, variant: CombineVariant) -> Launch:
         return launch_matching(
             "norm",
-            rms_norm_kernel(self.site.config.hidden, self.site.target, masked=variant.mask != "none"),
+            rms_norm_kernel(
+                self.site.config.hidden,
+                self.site.target,
+                masked=variant.mask != "none",
+                turns=self.site.zones_on_device,
+            ),
             "compute",
             self.site.num_blocks,
             {
@@ -308,6 +354,8 @@ class CombinePlans:
                 "x_out": Hole("out"),
                 "first_token": 0,
                 "num_tokens": Hole("num_tokens"),
+                "zone": self.site.kept_zone("combine"),
+                "turned": self.site.zone_cell("combine"),
             },
         )
 

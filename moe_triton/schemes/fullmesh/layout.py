@@ -89,10 +89,16 @@ class WindowLayout(Layout):
 
     @cached_property
     def dispatch_status(self) -> Region:
-        """Entry {1.0f, int32 count} that ``source`` posts for local ``expert``, expert-major."""
-        c, entry = self.config, STATUS_ENTRY_BYTES
-        experts = c.num_local_experts, c.num_ranks * entry
-        dims = (self.num_zones, STATE_ZONE_STRIDE), experts, (c.num_ranks, entry)
+        """Entry {1.0f, int32 count} that ``source`` posts for ``expert`` of a rank of routed ones."""
+        return self._dispatch_status(self.config.num_local_experts)
+
+    def dispatch_status_on(self, rank: int) -> Region:
+        """Those in the window of a rank: by source, without gaps, one each where there is one expert."""
+        return self._dispatch_status(self.config.experts_on(rank))
+
+    def _dispatch_status(self, num_experts: int) -> Region:
+        entry, ranks = STATUS_ENTRY_BYTES, self.config.num_ranks
+        dims = (self.num_zones, STATE_ZONE_STRIDE), (num_experts, entry), (ranks, num_experts * entry)
         return region_of("dispatch_status", 0, entry, *dims)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Whom the waits for single results and for rows with flags in band are for."""
+"""Whom the waits for single results and for rows with flags of their own are for."""
 
 from __future__ import annotations
 
@@ -9,12 +9,20 @@ from typing import Any
 
 import torch
 
-from moe_triton.core.ascendc import COMBINE_WAIT, INBAND_RECEIVE, REPORT_TIMEOUT
+from moe_triton.core.ascendc import (
+    COMBINE_READY,
+    COMBINE_WAIT,
+    DISPATCH_RECEIVE,
+    DISPATCH_ROWS,
+    DISPATCH_TAKE,
+    INBAND_RECEIVE,
+    REPORT_TIMEOUT,
+)
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Part
 from moe_triton.core.region import Region
-from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, FLAG_BITS, STAMP_BYTES
-from moe_triton.schemes.common.waits import Finder, GaveUp, int32_at
+from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, FLAG_BITS, STAMP, STAMP_BYTES, WORD_BYTES
+from moe_triton.schemes.common.waits import Finder, GaveUp, entries_gave_up, int32_at
 from moe_triton.schemes.site import Site
 
 
@@ -56,6 +64,27 @@ def _results_go_on(site: Site, arguments: dict[str, Any], tokens: range) -> Iter
                 yield owner
 
 
+def _ready_gave_up(wait: GaveUp) -> list[int]:
+    """A token that has been taken waits for nothing any more."""
+    site, status = wait.site, wait.arguments["status"]
+    tokens = wait.memory["num_tokens"]
+    assert isinstance(tokens, int)
+    ids = wait.tensor("topk_idx").view(-1, site.config.num_topk)[:tokens]
+    pending, window, missing = wait.tensor("pending")[:tokens], wait.tensor("window"), set()
+    for token in (pending > 0).nonzero().flatten().tolist():
+        for k, owner in _owners(site.config, site.rank, ids[token].tolist()):
+            offset = status.offset(zone=wait.zone, token=token, k=k)
+            if int(window[offset : offset + 4].view(torch.int32)) != FLAG_BITS:
+                missing.add(owner)
+    return sorted(missing)
+
+
+def _ready_go_on(site: Site, arguments: dict[str, Any], tokens: range) -> Iterator[int]:
+    for token in tokens:
+        if int32_at(arguments["pending"], token) > 0:
+            yield from _results_go_on(site, arguments, range(token, token + 1))
+
+
 def _owners(config: Config, rank: int, ids: list[int]) -> list[tuple[int, int]]:
     """(k, rank that computes it) of each result that a token waits for."""
     routed = [
@@ -90,7 +119,27 @@ def _rows_go_on(site: Site, arguments: dict[str, Any], rows: range) -> Iterator[
             yield source
 
 
+def _flagged_rows_go_on(site: Site, arguments: dict[str, Any], places: range) -> Iterator[int]:
+    """By source, then by expert. Counts that are out of bounds are clamped as the kernel does."""
+    slots: Region = arguments["slots"]
+    flag = arguments["window"] + arguments["stamp_offset"] + STAMP.word("flag") * WORD_BYTES
+    for place in places:
+        source, expert = divmod(place, arguments["num_local_experts"])
+        entry = expert * arguments["num_ranks"] + source
+        count = 0 if source == arguments["kept_rank"] else int32_at(arguments["recv_counts"], entry)
+        taken = int32_at(arguments["rows_taken"], place) if "rows_taken" in arguments else 0
+        for index in range(taken, min(count, slots.extent("index"))):
+            slot = slots.offset(zone=arguments["zone"], source=source, expert=expert, index=index)
+            if int32_at(flag + slot) != FLAG_BITS:
+                yield source
+
+
 FINDERS = {
+    DISPATCH_ROWS.name: Finder(entries_gave_up, _flagged_rows_go_on),
+    # The flags of rows that have been taken are gone: it says of one entry only that it waits for it.
+    DISPATCH_RECEIVE.name: Finder(entries_gave_up, _flagged_rows_go_on),
+    DISPATCH_TAKE.name: Finder(entries_gave_up, _flagged_rows_go_on),
     COMBINE_WAIT.name: Finder(_results_gave_up, _results_go_on),
+    COMBINE_READY.name: Finder(_ready_gave_up, _ready_go_on),
     INBAND_RECEIVE.name: Finder(_rows_gave_up, _rows_go_on),
 }

@@ -1,4 +1,7 @@
-"""The command line ``moe-triton``: demo, build, doctor, layout, plan, compile, gate, selftest, model."""
+"""The command line ``moe-triton``: try, build and check it, look at layouts, plans and traces, model it.
+
+Other packages add groups of commands, as `autotune` adds ``tune``.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,17 @@ from rich.console import Console
 
 from moe_triton.schemes import SCHEMES
 from moe_triton.tools.cli import model
+from moe_triton.tools.cli.extensions import add_extensions
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 console = Console()
 app.add_typer(model.app, name="model")
+add_extensions(app)
 
 ROWS_HELP = "how rows travel: as EPBuffer.dispatch takes it, or none"
-COMM_ALG_HELP = f"how tokens travel: {', '.join(SCHEMES['A3'])}"
+COMM_ALG_HELP = f"how tokens travel: auto, {', '.join(SCHEMES['A3'])}"
+OUTPUTS_HELP = "where auto may leave outputs, as EPBuffer takes it"
+Outputs = Literal["own", "window"]
 
 
 @app.command()
@@ -89,14 +96,17 @@ def layout(
     experts: int = 64,
     shared: int = 0,
     shared_ranks: int = 0,
-    comm_alg: Annotated[str, typer.Option(help=COMM_ALG_HELP)] = "fullmesh_v1",
+    comm_alg: Annotated[str, typer.Option(help=COMM_ALG_HELP)] = "auto",
+    outputs: Annotated[Outputs, typer.Option(help=OUTPUTS_HELP)] = "own",
+    backend: Annotated[Literal["cpu", "npu"], typer.Option(help="that auto chooses for")] = "cpu",
 ) -> None:
     """Print where everything lies in a window of these sizes."""
     from moe_triton.core.config import Config
+    from moe_triton.runtime.chosen_scheme import Asked
     from moe_triton.tools.cli.show import show_layout
 
     sizes = (ranks, tokens, hidden, topk, experts, shared, shared_ranks)
-    show_layout(Config(*sizes, scheme=comm_alg, relaxed=True), console)
+    show_layout(Config(*sizes, relaxed=True), Asked(comm_alg, outputs, backend), console)
 
 
 @app.command()
@@ -107,15 +117,48 @@ def plan(
     topk: int = 8,
     experts: int = 64,
     quantize: Annotated[str, typer.Option(help=ROWS_HELP)] = "int8",
-    comm_alg: Annotated[str, typer.Option(help=COMM_ALG_HELP)] = "fullmesh_v1",
+    comm_alg: Annotated[str, typer.Option(help=COMM_ALG_HELP)] = "auto",
+    outputs: Annotated[Outputs, typer.Option(help=OUTPUTS_HELP)] = "own",
     backend: Annotated[Literal["cpu", "npu"], typer.Option(help="whose plans")] = "cpu",
+    blocks: Annotated[int, typer.Option(help="per kernel")] = 1,
+    communication_blocks: Annotated[int, typer.Option(help="of those, see Tuning")] = 0,
+    dispatch_tokens: Annotated[int | None, typer.Option(help="of a part, see Tuning")] = None,
+    combine_tokens: Annotated[int | None, typer.Option(help="of a part, see Tuning")] = None,
 ) -> None:
-    """Print the launches of dispatch and combine on rank 0, in zone 0 where plans are of one zone."""
+    """Print the launches of dispatch and combine on rank 0, in zone 0 where plans are of one zone.
+
+    Above each stands in how many parts a call of that many tokens is cut, and where the number comes from.
+    """
     from moe_triton.core.config import Config
+    from moe_triton.core.tuning import Tuning
+    from moe_triton.runtime.chosen_scheme import Asked
     from moe_triton.tools.cli.show import show_plans
 
-    config = Config(ranks, tokens, hidden, topk, experts, scheme=comm_alg, relaxed=True)
-    show_plans(config, None if quantize == "none" else quantize, backend, console)
+    config = Config(ranks, tokens, hidden, topk, experts, relaxed=True)
+    tuning = Tuning(dispatch_tokens, combine_tokens, communication_blocks)
+    asked = Asked(comm_alg, outputs, backend)
+    show_plans(config, asked, None if quantize == "none" else quantize, blocks, tuning, console)
+
+
+@app.command()
+def trace(
+    picture: Annotated[Path, typer.Argument(help="the SVG to write")],
+    traces: Annotated[list[Path], typer.Argument(help="files that buffers wrote; one below the other")],
+    operator: Annotated[list[str] | None, typer.Option(help="one only: dispatch or combine")] = None,
+    rank: Annotated[int, typer.Option(help="whose calls, as numbered in the trace")] = 0,
+    calls: Annotated[int, typer.Option(help="of the last so many, the one of median duration", min=1)] = 1,
+) -> None:
+    """Draw a call of each operator: launches that communicate above those that compute."""
+    from moe_triton.core.errors import ArgumentError
+    from moe_triton.tools.cli.trace import draw_calls
+    from moe_triton.tools.plots import write_plots
+
+    operators = operator or ["dispatch", "combine"]
+    try:
+        write_plots(console, lambda: [draw_calls(picture, traces, operators, rank, calls)])
+    except ArgumentError as error:
+        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from None
 
 
 @app.command()

@@ -1,6 +1,8 @@
-"""``moe-triton layout`` and ``moe-triton plan``: print layouts and plans."""
+"""``moe-triton layout`` and ``moe-triton plan``: print layouts, plans, and why they have so many parts."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from rich.console import Console
@@ -9,17 +11,19 @@ from rich.table import Table
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.row_formats import ROW_FORMATS, row_format_of
-from moe_triton.limits import check_config
-from moe_triton.operators.variants import CombineVariant, DispatchVariant
+from moe_triton.core.tuning import Tuning
+from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
+from moe_triton.runtime.chosen_scheme import Asked, choose_scheme
 from moe_triton.schemes import layout_of, make_scheme
 from moe_triton.schemes.site import Site
 
 
-def show_layout(config: Config, console: Console) -> None:
+def show_layout(config: Config, asked: Asked, console: Console) -> None:
     """Every region of a window: base, and extent x stride of each dimension."""
-    if not _good(config, console):
+    found = _chosen(config, asked, console)
+    if found is None:
         return
-    layout = layout_of(config)
+    layout = layout_of(found)
     table = Table(
         title=f"window of {layout.window_bytes} bytes, data {layout.data_bytes}, zone {layout.zone_bytes}"
     )
@@ -31,23 +35,54 @@ def show_layout(config: Config, console: Console) -> None:
     console.print(table)
 
 
-def show_plans(config: Config, quantize: str | None, target: str, console: Console) -> None:
-    """The launches of dispatch and combine."""
-    if not _good(config, console, quantize):
+def show_plans(
+    config: Config, asked: Asked, quantize: str | None, blocks: int, tuning: Tuning, console: Console
+) -> None:
+    """The launches of dispatch and combine of as many tokens as there may be, and who says in how many parts.
+
+    Args:
+        config: the group's settings, with any scheme.
+        asked: how tokens are to travel, and on which back end.
+        quantize: how dispatched rows travel.
+        blocks: per kernel.
+        tuning: how operators are cut into parts.
+        console: to print to.
+    """
+    found = _chosen(config, asked, console, quantize, lambda: tuning.check(blocks))
+    if found is None:
         return
-    scheme = make_scheme(Site(config, rank=0, num_blocks=1, timeout_us=60_000_000, target=target))
-    dtype = torch.bfloat16
-    console.print(
-        str(scheme.whole(DispatchVariant(dtype, ROW_FORMATS[quantize], False, True), zone=0)), markup=False
+    config, target = found, asked.backend
+    site = Site(config, 0, blocks, timeout_us=60_000_000, target=target, tuning=tuning)
+    scheme, dtype, tokens = make_scheme(site), torch.bfloat16, config.num_max_tokens_per_rank
+    given = None if target == "cpu" else torch.int32  # the CPU's host has copied them
+    variants: tuple[Variant, ...] = (
+        DispatchVariant(dtype, ROW_FORMATS[quantize], False, True, given_ids=given),
+        CombineVariant(dtype, True),
     )
-    console.print(str(scheme.whole(CombineVariant(dtype, True), zone=0)), markup=False)
+    for operator, variant in zip(site.part_tokens, variants, strict=True):
+        parts, source = site.parts(operator, tokens), site.part_tokens[operator].source
+        plan, uncut = scheme.whole(variant, 0, parts), scheme.whole(variant, 0)
+        if parts > 1 and len(plan.launches) == len(uncut.launches):
+            parts, source = 1, "it cannot be cut"
+        said = f"{operator}: {parts} part{'s' if parts > 1 else ''} of {tokens} tokens; {source}"
+        console.print(said, markup=False, highlight=False, soft_wrap=True)
+        console.print(str(plan), markup=False)
 
 
-def _good(config: Config, console: Console, quantize: str | None = None) -> bool:
+def _chosen(
+    config: Config,
+    asked: Asked,
+    console: Console,
+    quantize: str | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> Config | None:
+    """The settings with the scheme that is taken, printed with who says so; None if they are refused."""
     try:
-        check_config(config)
+        chosen = choose_scheme(asked, config, range(config.num_ranks), exchange=False)
         row_format_of(quantize, config.hidden)
+        check()
     except ArgumentError as error:
         console.print(f"[red]{error}[/red]")
-        return False
-    return True
+        return None
+    console.print(f"scheme {chosen.source}", markup=False, highlight=False, soft_wrap=True)
+    return chosen.config

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import TritonKernel
-from moe_triton.npu_compiler.compile import compile_ir, notes_of, npu_ir, reason_of
+from moe_triton.npu_compiler.compile import compile_kernel, notes_of, reason_of
 from moe_triton.npu_compiler.socs import SOCS, soc_named
 from moe_triton.tools.gate.report import GateReport, report_of
 
@@ -27,7 +27,7 @@ def compile_for_npu(kernel: TritonKernel, soc: str = "Ascend910B3") -> GateRepor
     Raises:
         ToolchainError: Triton or the compiler rejects it, or a tool is missing.
     """
-    compiled = compile_ir(npu_ir(kernel), soc_named(soc))
+    compiled = compile_kernel(kernel, soc_named(soc))
     if not compiled.module:
         reason = reason_of(compiled.log)
         raise ToolchainError(f"the NPU compiler rejects {kernel.name} for {soc}: {reason}")

@@ -14,7 +14,7 @@ from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.kernels import Case
 from moe_triton.npu_compiler import cache
-from moe_triton.npu_compiler.compile import content_of, npu_ir
+from moe_triton.npu_compiler.compile import compiled_for, content_of, npu_ir
 from moe_triton.npu_compiler.socs import soc_named
 from moe_triton.tools.gate import compile_for_npu, golden
 
@@ -46,7 +46,7 @@ def line_of(soc: str, case: Case) -> golden.Row:
     """One case's line, computed again only if the kernel, the compiler or this package has changed."""
     kernel = case.kernel
     try:
-        key = ("line", *content_of(npu_ir(kernel), soc_named(soc)), _reader_version())
+        key = ("line", *content_of(npu_ir(kernel), compiled_for(kernel, soc_named(soc))), _reader_version())
     except ToolchainError as error:
         return golden.row_of(case.name, str(error))
     return {**cache.fetch(key, lambda: _fresh_line(kernel, soc)), "case": case.name}

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
-from moe_triton.core.plan import Plan
+from moe_triton.core.plan import Plan, synced_phases
 from moe_triton.core.row_formats import ROW_FORMATS
 from moe_triton.model.constants import Machine
 from moe_triton.model.cost import Body, Work, work_of
@@ -134,7 +135,7 @@ class StepModel:
 
     def __init__(self, bodies: Callable[[AscendCKernel | TritonKernel], Body], blocks: int) -> None:
         self._bodies, self._blocks = bodies, blocks
-        self._works: dict[tuple[object, ...], dict[tuple[str, str], list[Work]]] = {}
+        self._works: dict[tuple[object, ...], dict[tuple[str, str], list[_Phase]]] = {}
 
     def waits(self, time: StepTime) -> bool:
         """Whether a step takes as long as other ranks do, so that it says nothing of this one.
@@ -150,9 +151,13 @@ class StepModel:
         Raises:
             ArgumentError: the plan has no such step.
         """
-        return sum(self._bodies(work.kernel)(work, machine).us for work in self._of(time))
+        found = 0.0
+        for phase in self._of(time):
+            cost = self._bodies(phase.work.kernel)(phase.work, machine)
+            found += (cost.after_sync(machine.sync_all_us) if phase.is_synced else cost).us
+        return found
 
-    def _of(self, time: StepTime) -> list[Work]:
+    def _of(self, time: StepTime) -> list[_Phase]:
         key = time.scheme, time.rows, time.tokens, time.ranks, time.seed
         if key not in self._works:
             self._works[key] = _works_of(time, self._blocks)
@@ -163,15 +168,24 @@ class StepModel:
         return found
 
 
-def _works_of(time: StepTime, blocks: int) -> dict[tuple[str, str], list[Work]]:
-    """By operator and step: its launches with their holes filled; none for a step that waits."""
+@dataclass(frozen=True)
+class _Phase:
+    """A launch or a phase of one with its holes filled, and whether it begins with a SyncAll."""
+
+    work: Work
+    is_synced: bool
+
+
+def _works_of(time: StepTime, blocks: int) -> dict[tuple[str, str], list[_Phase]]:
+    """By operator and step: its launches and phases; none for a step that waits."""
     plans, traffic = _plans_and_traffic(time, blocks)
-    works: dict[tuple[str, str], list[Work]] = {}
+    works: dict[tuple[str, str], list[_Phase]] = {}
     for plan in plans:
-        for launch in plan.launches:
+        synced = synced_phases(plan.launches)
+        for number, launch in enumerate(plan.launches):
             step = works.setdefault((plan.operator, launch.step), [])
             if awaited_by(launch) is None:
-                step.append(work_of(launch, traffic))
+                step.append(_Phase(work_of(launch, traffic), number in synced))
     return works
 
 
@@ -183,12 +197,13 @@ def _plans_and_traffic(time: StepTime, blocks: int) -> tuple[list[Plan], Traffic
     ids = np.stack([inputs_of(case, rank, 0).topk_idx.numpy() for rank in range(time.ranks)])
     traffic = traffic_of(config, 0, ids, tiers(config.product, time.ranks, 0))
     site = Site(config, 0, blocks, TIMEOUT_US, "npu")
-    dispatch = DispatchVariant(case.dtype, ROW_FORMATS[quantize], keeps_own=site.keeps_own)
+    plain = DispatchVariant(case.dtype, ROW_FORMATS[quantize], keeps_own=site.keeps_own)
+    dispatch = replace(plain, given_ids=torch.int32)
     in_place = site.scheme.place("results", case.dtype.itemsize) is not None
     combine = CombineVariant(case.dtype, weights=True, in_place=in_place, keeps_own=site.keeps_own)
     plans = [
-        site.scheme.whole(dispatch, 0, site.tuning.parts("dispatch", time.tokens)),
-        site.scheme.whole(combine, 0, site.tuning.parts("combine", time.tokens)),
+        site.scheme.whole(dispatch, 0, site.parts("dispatch", time.tokens)),
+        site.scheme.whole(combine, 0, site.parts("combine", time.tokens)),
     ]
     return plans, traffic
 

@@ -45,6 +45,7 @@ enum class HardEvent : uint8_t {
     MTE3_MTE2
 };
 
+enum class RoundMode { CAST_NONE, CAST_RINT, CAST_FLOOR, CAST_CEIL, CAST_ROUND, CAST_TRUNC, CAST_ODD };
 enum class CacheLine : uint64_t { SINGLE_CACHE_LINE, ENTIRE_DATA_CACHE };
 enum class DcciDst : uint64_t { CACHELINE_ALL, CACHELINE_UB, CACHELINE_OUT, CACHELINE_ATOMIC };
 
@@ -115,6 +116,7 @@ public:
 class TPipe {
 public:
     __aicore__ TPipe();
+    __aicore__ void Reset();
     template <TPosition source, TPosition target, int32_t depth>
     __aicore__ bool InitBuffer(TQueBind<source, target, depth>& queue, uint8_t num, uint32_t bytes);
     template <TPosition position>
@@ -156,6 +158,21 @@ __aicore__ void Duplicate(const LocalTensor<T>& dst, const T& value, const int32
 template <typename T, bool sets_mask = true>
 __aicore__ void Duplicate(const LocalTensor<T>& dst, const T& value, uint64_t mask, uint8_t repeat_times,
                           uint16_t block_stride, uint8_t repeat_stride);
+template <typename T, bool sets_mask = true>
+__aicore__ void Maxs(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalar, const int32_t& count);
+template <typename T, bool sets_mask = true>
+__aicore__ void Mins(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalar, const int32_t& count);
+template <typename T>
+__aicore__ void Add(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1,
+                    const int32_t& count);
+template <typename T, bool sets_mask = true>
+__aicore__ void Adds(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalar, const int32_t& count);
+template <typename T, bool sets_mask = true>
+__aicore__ void Muls(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalar, const int32_t& count);
+template <typename T>
+__aicore__ void CreateVecIndex(LocalTensor<T> dst, const T& first, uint32_t count);
+template <typename T, typename U>
+__aicore__ void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const RoundMode& mode, uint32_t count);
 template <typename T, bool sets_mask = true>
 __aicore__ void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTensor<T>& work,
                           int32_t count);

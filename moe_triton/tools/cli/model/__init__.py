@@ -7,9 +7,10 @@ import typer
 from moe_triton.tools.cli.model.calibrate import calibrate
 from moe_triton.tools.cli.model.cluster import cluster
 from moe_triton.tools.cli.model.kernel import kernel
+from moe_triton.tools.cli.model.parts import parts
 from moe_triton.tools.cli.model.plan import plan, prices
 from moe_triton.tools.cli.model.validate import validate
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
-for command in (validate, plan, prices, cluster, kernel, calibrate):
+for command in (validate, plan, prices, cluster, parts, kernel, calibrate):
     app.command()(command)

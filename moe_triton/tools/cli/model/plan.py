@@ -191,7 +191,7 @@ def _row(span: Span, machine: Machine) -> tuple[object, ...]:
 
     cost = span.cost
     return (
-        f"{'& ' if span.launch.alongside else ''}{span.stream}",
+        f"{'& ' if span.launch.alongside else '+ ' if span.launch.joined else ''}{span.stream}",
         span.launch.step,
         f"{span.launch.kernel.name} x {span.launch.blocks}",
         f"{span.begin_us:.1f}",
@@ -220,6 +220,7 @@ def _operator(priced: PricedPlan, judged: Judged, machine: Machine) -> dict[str,
             "kernel": span.launch.kernel.name,
             "blocks": span.launch.blocks,
             "alongside": span.launch.alongside,
+            "joined": span.launch.joined,
             "stream": span.stream,
             "begin_us": span.begin_us,
             "end_us": span.end_us,

@@ -12,7 +12,7 @@ from moe_triton.model.bodies.replay import replay_of
 from moe_triton.model.clusters.prices import PricedPlan
 from moe_triton.model.constants import Machine
 from moe_triton.model.cost import work_of
-from moe_triton.model.timelines.timeline import Span
+from moe_triton.model.timelines.timeline import Span, in_parts
 from moe_triton.model.traffic import Traffic
 from moe_triton.npu_compiler.socs import SOC_OF_PRODUCT
 from moe_triton.runtime.trace import TraceFile
@@ -41,8 +41,9 @@ def events_of(operators: Sequence[PricedPlan], traffic: Traffic, machine: Machin
         yield _meta(traffic.rank, number, "thread_name", name)
     begin = 0.0
     for priced in operators:
+        (known,) = in_parts(priced.plan, [traffic])
         for span in priced.timeline.spans:
-            for event in (*_of_launch(priced, span), *_of_pipes(span, traffic, machine)):
+            for event in (*_of_launch(priced, span), *_of_pipes(span, known, machine)):
                 tid = threads.index(event["tid"])
                 yield {**event, "ph": "X", "pid": traffic.rank, "tid": tid, "ts": begin + event["ts"]}
         begin += priced.us

@@ -14,12 +14,10 @@ import torch.distributed as dist
 
 from moe_triton.backends.base import Backend
 from moe_triton.core import ascendc
-from moe_triton.core.config import Config
-from moe_triton.core.plan import Hole, Plan, Value
+from moe_triton.core.kernel import AscendCKernel
+from moe_triton.core.plan import Hole, Plan, joined
 from moe_triton.core.trials import launch_of_zeros
 from moe_triton.kernels import Case, Shape, Sizes, families
-from moe_triton.rendezvous.meeting import Meeting
-from moe_triton.schemes import layout_of
 from moe_triton.tools.selftest.check import Check, Finding, Place
 from moe_triton.tools.selftest.checks.environment import BACKEND
 from moe_triton.tools.selftest.checks.windows import FLAGS, WRITES
@@ -71,42 +69,29 @@ def measure_launches(place: Place) -> Finding:
 
 
 def measure_sync_all(place: Place) -> Finding:
-    """A dispatch without tokens and flags, with and without the barrier before its flags."""
-    backend, settings = place.backend, place.settings
-    blocks = backend.num_blocks(1)
-    layout = layout_of(Config(place.num_ranks, 1, 32, 1, place.num_ranks, relaxed=True))
-    meeting = Meeting(None, settings.wait_s)
-    window = backend.make_window(layout.window_bytes, meeting)
-    device = backend.device
-    report = torch.zeros(blocks, ascendc.REPORT_WORDS, dtype=torch.int32, device=device)
-    memory = {
-        "window": window.tensor(),
-        "peers": torch.tensor(window.peers, dtype=torch.int64, device=device),
-        "report": report,
-    }
+    """Two phases that find nothing to do, with a barrier of all cores between them and without."""
+    backend, blocks = place.backend, place.backend.num_blocks(1)
+    if blocks == 1:
+        return Finding(skipped="one block has no others to wait for")
+    report = torch.zeros(2, blocks, ascendc.REPORT_WORDS, dtype=torch.int32, device=backend.device)
 
-    def sending(post_status: int) -> Callable[[], int]:
-        values: dict[str, Value] = {"row_stride": 64, "row_bytes": 64, "rows_per_token": 1, "kept_rank": -1}
-        values |= {"slots": layout.region("dispatch_slots").words()}
-        values |= {"status": layout.region("dispatch_status").words()}
-        values |= {"peers": Hole("peers"), "report": Hole("report"), "post_status": post_status}
-        send = launch_of_zeros("send", ascendc.DISPATCH_SEND, "communication", blocks, **values)
-        executable = backend.compile(Plan("selftest", 0, (send,)), report, memory)
+    def sending(then: AscendCKernel) -> Callable[[], int]:
+        phases = [
+            launch_of_zeros(kernel.name, kernel, "communication", blocks, report=Hole("report"))
+            for kernel in (ascendc.COMBINE_SEND, then)
+        ]
+        plan = Plan("selftest", 0, tuple(joined(phases)))
+        executable = backend.compile(plan, report, {"report": report})
         return lambda: executable.run({})
 
-    without, with_barrier = sending(0), sending(1)
+    without, with_barrier = sending(ascendc.DISPATCH_WAIT), sending(ascendc.POST_STATUS)
 
     def measure() -> dict[str, float]:
         us = [_median_of(place, send) for send in (without, with_barrier)]
         return {"without_us": us[0], "with_us": us[1], "sync_all_us": max(0.0, us[1] - us[0])}
 
-    try:
-        figures = over_passes(measure, ("sync_all_us",)) if place.rank == 0 else {}
-        dist.barrier()
-    finally:
-        window.close()
-    if blocks == 1:
-        return Finding(skipped="one block has no others to wait for")
+    figures = over_passes(measure, ("sync_all_us",)) if place.rank == 0 else {}
+    dist.barrier()
     return Finding(figures=figures)
 
 

@@ -1,0 +1,128 @@
+"""``moe-triton tune explain``: why a kernel has the settings that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from autotune.cli import options
+from autotune.cli.kernels import least_bytes, searched
+from autotune.cli.options import DEFAULT, console
+from autotune.kernels.modelled import ModelledTask, floor_ns
+from autotune.search import Found, Trial
+from autotune.tuning import BUDGET
+from moe_triton.core.errors import ArgumentError
+from moe_triton.core.space import text_of
+
+NEAR = 1.3
+"""Of the floor: a kernel within it is as fast as one may ask."""
+
+
+def explain(
+    kernel: Annotated[str, typer.Argument(help="name of a Triton kernel")],
+    soc: options.Soc = DEFAULT.soc,
+    hidden: options.Hidden = list(DEFAULT.hidden),
+    topk: options.Topk = list(DEFAULT.topk),
+    ranks: options.Ranks = list(DEFAULT.ranks),
+    tokens: options.Tokens = [128],
+    dtype: options.Dtype = ["bf16"],
+    variant: Annotated[str, typer.Option(help="only this one, as tables have it")] = "",
+    machine: options.Constants = "",
+    budget: options.Budget = BUDGET,
+    workers: options.Workers = 1,
+    seed: options.Seed = 0,
+    study: options.Study = None,
+    plot: Annotated[Path | None, typer.Option(help="folder for pictures")] = None,
+) -> None:
+    """Say why these settings: the best, the runner-up and the default, pipe by pipe, and the floor."""
+    with options.errors_shown():
+        scope = options.scope_of(soc, hidden, topk, ranks, tokens, dtype, [kernel], machine, seed)
+        if scope.is_cpu:
+            rule = "what pipes do is known of an NPU's candidates only"
+            raise ArgumentError("soc", soc, rule, "See tune kernels --soc cpu for what was measured.")
+        tuned = searched(scope, budget, workers, seed, True, study)
+        for found in tuned.found:
+            if not variant or variant == found.task.subject.keys[1]:  # type: ignore[attr-defined]
+                _explain(found, plot)
+
+
+def _explain(found: Found, plot: Path | None) -> None:
+    task = found.task
+    assert isinstance(task, ModelledTask)
+    console.print(f"\n{task.subject.label}, on {task.chip}", markup=False, highlight=False, soft_wrap=True)
+    if found.best is None or found.default is None:
+        for trial in found.trials:
+            console.print(f"{text_of(trial.settings)}: {trial.outcome.reason}", markup=False, soft_wrap=True)
+        return
+    ranked = _ranked(found)
+    for heading, of in (("critical path", "parts"), ("pipes, occupied", "busy")):
+        console.print(_table(heading, of, ranked))
+    for line in (*_runner_up(found), *_floor(found, task), *_refused(found)):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if plot is not None:
+        from autotune.plots import draw
+
+        for path in draw(found, plot):
+            console.print(f"kept: {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _ranked(found: Found) -> dict[str, Trial]:
+    """The candidates that are compared, by their headings."""
+    assert found.best is not None
+    assert found.default is not None
+    shown = {"best": found.best}
+    if len(found.ranking) > 1:
+        shown["runner-up"] = found.ranking[1]
+    if found.default not in shown.values():
+        shown["default"] = found.default
+    return {f"{name}: {text_of(trial.settings)}": trial for name, trial in shown.items()}
+
+
+def _table(heading: str, of: str, ranked: dict[str, Trial]) -> Table:
+    shown = Table(f"{heading}, us", *ranked)
+    facts = [trial.outcome.facts for trial in ranked.values()]
+    for name in facts[0][of]:
+        shown.add_row(name, *(f"{each[of].get(name, 0.0) / 1e3:.2f}" for each in facts))
+    if of == "parts":
+        shown.add_row("all", *(f"{each['ns'] / 1e3:.2f}" for each in facts))
+        shown.add_row("unified buffer, KB", *(f"{each['ub_bytes'] / 1024:.1f}" for each in facts))
+    return shown
+
+
+def _runner_up(found: Found) -> Iterator[str]:
+    if len(found.ranking) < 2:
+        yield "There is no other candidate that can be had."
+        return
+    best, second = (trial.outcome.facts for trial in found.ranking[:2])
+    lost = {name: second["parts"][name] - best["parts"].get(name, 0.0) for name in second["parts"]}
+    most = max(lost, key=lambda name: lost[name])
+    loses = (second["ns"] - best["ns"]) / best["ns"]
+    yield f"The runner-up loses {loses:.1%}" + (f", most of it to {most}." if lost[most] > 0 else ".")
+
+
+def _floor(found: Found, task: ModelledTask) -> Iterator[str]:
+    assert found.best is not None
+    facts = found.best.outcome.facts
+    floor = floor_ns(least_bytes(found), task.machine)
+    ratio = facts["ns"] / floor
+    yield f"Its bytes take {floor / 1e3:.2f} us at the machine's bandwidth; it takes {ratio:.2f} times that."
+    if ratio > NEAR:
+        yield f"What forbids {NEAR:g} times: {forbids(found)}."
+
+
+def forbids(found: Found) -> str:
+    """What the best candidate's time goes to beside the bytes, the largest part first."""
+    assert found.best is not None
+    parts = found.best.outcome.facts["parts"]
+    others = sorted((name for name in parts if name != "memory bandwidth"), key=lambda name: -parts[name])
+    return ", ".join(f"{name} {parts[name] / 1e3:.2f} us" for name in others[:2])
+
+
+def _refused(found: Found) -> Iterator[str]:
+    refused = [trial for trial in found.trials if trial.outcome.value is None]
+    for trial in refused:
+        yield f"not to be had: {text_of(trial.settings)}: {trial.outcome.reason}"

@@ -1,0 +1,57 @@
+"""Options that commands share, and how they end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from autotune.kernels.scope import Scope
+from moe_triton.core.errors import MoeTritonError
+
+console = Console()
+
+Soc = Annotated[str, typer.Option(help="chip or product, as A3; cpu measures on this machine")]
+Hidden = Annotated[list[int], typer.Option(help="elements of a row; may be repeated")]
+Topk = Annotated[list[int], typer.Option(help="routed experts per token; may be repeated")]
+Ranks = Annotated[list[int], typer.Option(help="of the group; may be repeated")]
+Tokens = Annotated[list[int], typer.Option(help="of each rank; may be repeated")]
+Dtype = Annotated[list[str], typer.Option(help="of tokens: bf16 or fp16; may be repeated")]
+Constants = Annotated[str, typer.Option("--machine", help="file of constants that a selftest wrote")]
+Workers = Annotated[int, typer.Option(help="processes; 0 for what suits", min=0)]
+Budget = Annotated[int, typer.Option(help="most candidates of one kernel", min=1)]
+Seed = Annotated[int, typer.Option(help="of drawn experts and of sampled candidates")]
+
+Study = Annotated[Path | None, typer.Option(help="file that keeps candidates, if not in the cache")]
+
+DEFAULT = Scope()
+
+
+def scope_of(
+    soc: str,
+    hidden: list[int],
+    topk: list[int],
+    ranks: list[int],
+    tokens: list[int],
+    dtype: list[str],
+    kernels: list[str],
+    constants: str,
+    seed: int,
+) -> Scope:
+    """What a command is asked about."""
+    h, k, ep, bs = (tuple(dict.fromkeys(each)) for each in (hidden, topk, ranks, tokens))
+    return Scope(soc, h, k, ep, bs, tuple(dict.fromkeys(dtype)), tuple(kernels), constants, seed)
+
+
+@contextlib.contextmanager
+def errors_shown() -> Iterator[None]:
+    """An error of ours is a line on the console, and ends the command with 1."""
+    try:
+        yield
+    except MoeTritonError as error:
+        console.print(str(error), style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(1) from None

@@ -1,0 +1,203 @@
+"""What a candidate takes on this machine's CPU: by stop-watch, against the default, in turns.
+
+One round runs both once, so that both see the same state of the machine, and gives one ratio. Rounds go on
+until the 95% interval of the ratios' median is narrow, or the candidate is clearly worse.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import product
+
+import torch
+
+from autotune.kernels.subjects import Subject
+from autotune.search.task import Outcome, Task, WrongBitsError
+from moe_triton import __version__, tables
+from moe_triton.backends.cpu.triton import prepare
+from moe_triton.backends.cpu.triton.toolchain import versions
+from moe_triton.core.cpu_family import cpu_family
+from moe_triton.core.dtypes import DTYPES
+from moe_triton.core.errors import ToolchainError
+from moe_triton.core.kernel import TritonKernel
+from moe_triton.core.space import Settings, text_of
+from moe_triton.kernels import Case, Shape, Sizes, families
+
+NARROW = 0.02
+"""Of the ratio: how wide its 95% interval may be for it to count as known."""
+CLEARLY_WORSE = 1.1
+FEWEST, MOST = 15, 301  # rounds
+BATCH_S = 200e-6  # of calls that are timed together: the clock costs nothing then
+LEAST_TOKENS = 8  # of a kernel's inputs
+_Z = 1.96  # of the normal distribution: 2.5% are beyond it on each side
+_DIGITS = 12
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A candidate's time over the default's.
+
+    Attributes:
+        low, middle, high: 95% interval of the median, and the median.
+        rounds: that it took.
+        default_ns: median of the default.
+    """
+
+    low: float
+    middle: float
+    high: float
+    rounds: int
+    default_ns: float
+
+
+def interval(samples: Sequence[float]) -> tuple[float, float]:
+    """The 95% interval of the median: order statistics, by the normal approximation of the binomial."""
+    ordered, number = sorted(samples), len(samples)
+    half = _Z * math.sqrt(number) / 2
+    low = max(0, math.floor(number / 2 - half))
+    high = min(number - 1, math.ceil(number / 2 + half))
+    return ordered[low], ordered[high]
+
+
+def is_enough(ratios: Sequence[float]) -> bool:
+    """The stop rule."""
+    if len(ratios) < FEWEST:
+        return False
+    low, high = interval(ratios)
+    return high - low <= NARROW or low > CLEARLY_WORSE or len(ratios) >= MOST
+
+
+def compared(candidate: Callable[[], float], default: Callable[[], float]) -> Ratio:
+    """Runs both in turns until the stop rule holds.
+
+    Args:
+        candidate, default: run once, and give the seconds of a call.
+    """
+    ratios: list[float] = []
+    times: list[float] = []
+    while not is_enough(ratios):
+        if len(ratios) % 2:
+            seconds, usual = candidate(), default()
+        else:
+            usual, seconds = default(), candidate()
+        ratios.append(seconds / usual)
+        times.append(usual)
+    low, high = interval(ratios)
+    return Ratio(low, statistics.median(ratios), high, len(ratios), 1e9 * statistics.median(times))
+
+
+def case_of(subject: Subject) -> Case:
+    """Inputs of a subject's kernel.
+
+    Raises:
+        ToolchainError: none of the kernels' cases is of it.
+    """
+    *_, ranks, tokens = subject.sizes
+    dtype = subject.keys[2] if subject.keys[2] in DTYPES else "bf16"
+    config = subject.situations[0].works[0][0].traffic.config
+    sizes = Sizes(max(tokens, LEAST_TOKENS), config.num_experts, ranks, unrouted=0.0, first_token=0)
+    named = tuple(subject.keys[1].split("-"))
+    for family in families().values():
+        of_name = tuple(name for name in named if name in family.features)
+        for features, zoned in product((*family.variants, of_name), (False, True)):
+            given = dtype, config.hidden, config.num_topk, 0, frozenset(features)
+            shape = Shape(*given, target="cpu", zoned=zoned)
+            if shape.row_format.fits(config.hidden) and _same(family.kernel(shape), subject.kernel):
+                return Case(family, shape, sizes)
+    raise ToolchainError(f"no case has inputs for {subject.label}")
+
+
+def _same(one: TritonKernel, other: TritonKernel) -> bool:
+    return (one.name, one.args, dict(one.constants)) == (other.name, other.args, dict(other.constants))
+
+
+@dataclass(frozen=True)
+class MeasuredTask(Task):
+    """A kernel's settings, measured here. A value is the high end of the ratio to the default.
+
+    Attributes:
+        subject: the kernel and its sizes.
+    """
+
+    subject: Subject = field(kw_only=True)
+
+    def evaluate(self, settings: Settings, best: float | None) -> Outcome:
+        """See `Task`."""
+        default = self.subject.kernel
+        case = case_of(self.subject)
+        try:
+            usual, expected = _stop_watch(case, default)
+            if dict(settings) == dict(self.own):
+                ns = 1e9 * statistics.median(usual() for _ in range(FEWEST))
+                return Outcome(1.0, facts={"ns": ns, "default_ns": ns, "ratio": 1.0})
+            candidate, found = _stop_watch(case, default.with_settings(settings))
+        except ToolchainError as error:
+            return Outcome.infeasible(str(error).partition("\n")[0])
+        check_bits(f"{self.subject.label} with {text_of(settings)}", found, expected)
+        ratio = compared(candidate, usual)
+        facts = {
+            "ns": ratio.middle * ratio.default_ns,
+            "default_ns": ratio.default_ns,
+            "ratio": ratio.middle,
+            "low": ratio.low,
+            "high": ratio.high,
+            "rounds": ratio.rounds,
+        }
+        reason = "given up: clearly slower than the default" if ratio.low > CLEARLY_WORSE else ""
+        return Outcome(ratio.high, reason, facts)
+
+
+def _stop_watch(case: Case, kernel: TritonKernel) -> tuple[Callable[[], float], dict[str, torch.Tensor]]:
+    """What runs a kernel and gives the seconds of a call, and the memory after its first call."""
+    memory = {name: tensor.clone() for name, tensor in case.memory.items()}
+    call = prepare(kernel, list(case.arguments(memory).values()))
+    call()
+    found = {name: tensor.clone() for name, tensor in memory.items()}
+    start = time.perf_counter()
+    call()
+    calls = max(1, round(BATCH_S / max(time.perf_counter() - start, 1e-9)))
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        return (time.perf_counter() - start) / calls
+
+    return seconds, found
+
+
+def check_bits(what: str, found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+    """Checks that two kernels left the same memory.
+
+    Raises:
+        WrongBitsError: they did not.
+    """
+    for name, tensor in expected.items():
+        one, other = (each.contiguous().view(-1).view(torch.uint8) for each in (found[name], tensor))
+        if not torch.equal(one, other):
+            number = int((one != other).sum())
+            raise WrongBitsError(
+                f"{what}: {number} bytes of {name} are not the default's. Settings may change no result: "
+                "this is a bug of the kernel or of its compiler."
+            )
+
+
+def source() -> str:
+    """What measured settings come from."""
+    named = ", ".join(f"{name} {version}" for name, version in versions() if name != "pipeline")
+    return f"measured on cpu-{cpu_family()}, moe_triton {__version__}, {named}"
+
+
+def task_of(subject: Subject) -> MeasuredTask:
+    """The task of a subject, named by all that decides its outcomes."""
+    kernel = subject.kernel
+    assert kernel.space is not None
+    source_text = getattr(kernel.fn, "cache_key", kernel.name)
+    decides = source(), versions(), source_text, kernel.args, sorted(kernel.constants.items(), key=str)
+    digest = sha256(repr((decides, tables.VALUES)).encode()).hexdigest()[:_DIGITS]
+    return MeasuredTask(f"cpu: {subject.label} [{digest}]", kernel.space, kernel.settings, subject=subject)

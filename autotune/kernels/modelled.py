@@ -1,0 +1,163 @@
+"""What a candidate takes on an NPU, by the model: the launches of plans, replayed with it."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import autotune.kernels
+from autotune.kernels.feasible import compiled, why_not
+from autotune.kernels.subjects import Situation, Subject
+from autotune.search.task import FAR_WORSE, Outcome, Task
+from moe_triton import model, npu_compiler
+from moe_triton.backends.cpu.triton.cache import sources_digest
+from moe_triton.core.errors import ToolchainError
+from moe_triton.core.kernel import TritonKernel
+from moe_triton.core.space import Settings
+from moe_triton.model.bodies import replay
+from moe_triton.model.bodies.replay import ReplayError, replay_of
+from moe_triton.model.constants import Machine
+from moe_triton.model.cost import Cost, Table, Work
+from moe_triton.model.floor import floor_of_cost
+from moe_triton.npu_compiler.compile import compiler_version
+
+_DIGITS = 12
+
+
+@functools.cache
+def version_of(machine: Machine) -> str:
+    """The model and its version: digests of its constants and of its code, and the compiler's version."""
+    modules = model, replay, npu_compiler, autotune.kernels
+    code = "".join(sources_digest(Path(str(module.__file__)).parent) for module in modules)
+    digests = [sha256(text.encode()).hexdigest()[:_DIGITS] for text in (machine.to_json(), code)]
+    return f"moe_triton.model, constants {digests[0]}, code {digests[1]}, compiler {compiler_version()}"
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A candidate on the slowest rank of one situation.
+
+    Attributes:
+        ns: of all its launches.
+        parts: of these by what they went to.
+        busy: nanoseconds that each pipe of the slowest core is occupied.
+        num_bytes: read and written.
+    """
+
+    ns: float
+    parts: Mapping[str, float]
+    busy: Mapping[str, float]
+    num_bytes: int
+
+
+def timed(kernel: TritonKernel, situation: Situation, chip: str, machine: Machine) -> Timed:
+    """Replays a situation.
+
+    Raises:
+        ToolchainError, ReplayError: see `replay_of`.
+    """
+    each = (_of_rank(kernel, works, chip, machine) for works in situation.works)
+    return max(each, key=lambda found: found.ns)
+
+
+def _of_rank(kernel: TritonKernel, works: Sequence[Work], chip: str, machine: Machine) -> Timed:
+    parts: Counter[str] = Counter()
+    busy: Counter[str] = Counter()
+    num_bytes = 0
+    for work in works:
+        blocks = min(work.blocks, kernel.programs or work.blocks)
+        found = replay_of(kernel, chip, _arguments(work), blocks, machine)
+        parts.update({name: cycles / machine.clock_ghz for name, cycles in found.slowest.parts.items()})
+        busy.update({name: cycles / machine.clock_ghz for name, cycles in found.slowest.busy.items()})
+        num_bytes += found.read + found.written
+    return Timed(sum(parts.values()), dict(parts), dict(busy), num_bytes)
+
+
+def _arguments(work: Work) -> Mapping[str, int | Table]:
+    found = {name: value for name, value in work.arguments.items() if not isinstance(value, tuple)}
+    assert len(found) == len(work.arguments), f"{work.kernel.name} takes a region"
+    return found
+
+
+@dataclass(frozen=True)
+class ModelledTask(Task):
+    """A kernel's settings, priced by the model. A value is nanoseconds, the mean over the situations.
+
+    Attributes:
+        subject: the kernel and its launches.
+        chip: that it is compiled for.
+        machine: the model's constants.
+    """
+
+    subject: Subject = field(kw_only=True)
+    chip: str = field(kw_only=True)
+    machine: Machine = field(kw_only=True)
+
+    def evaluate(self, settings: Settings, best: float | None) -> Outcome:
+        """See `Task`."""
+        default = self.subject.kernel
+        kernel = default.with_settings(settings)
+        if kernel != default and (reason := why_not(kernel, default, self.chip)):
+            return Outcome(None, reason, {"ub_bytes": compiled(kernel, self.chip).ub_bytes})
+        try:
+            return self._priced(kernel, best)
+        except (ToolchainError, ReplayError) as error:
+            return Outcome.infeasible(str(error).partition("\n")[0])
+
+    def _priced(self, kernel: TritonKernel, best: float | None) -> Outcome:
+        found: list[Timed] = []
+        number = len(self.subject.situations)
+        for situation in self.subject.situations:
+            found.append(timed(kernel, situation, self.chip, self.machine))
+            at_least = sum(each.ns for each in found) / number
+            if best is not None and at_least > FAR_WORSE * best and len(found) < number:
+                return Outcome(
+                    at_least, f"given up: more than {FAR_WORSE:g} times the best", {"ns": at_least}
+                )
+        return Outcome(sum(each.ns for each in found) / number, facts=self._facts(kernel, found))
+
+    def _facts(self, kernel: TritonKernel, found: Sequence[Timed]) -> dict[str, Any]:
+        number = len(found)
+
+        def mean(of: str) -> dict[str, float]:
+            total: Counter[str] = Counter()
+            for each in found:
+                total.update(getattr(each, of))
+            return {name: ns / number for name, ns in total.items()}
+
+        return {
+            "ns": sum(each.ns for each in found) / number,
+            "parts": mean("parts"),
+            "busy": mean("busy"),
+            "bytes": sum(each.num_bytes for each in found) / number,
+            "ub_bytes": compiled(kernel, self.chip).ub_bytes,
+        }
+
+
+def task_of(subject: Subject, chip: str, machine: Machine) -> ModelledTask:
+    """The task of a subject, named by all that decides its outcomes."""
+    kernel = subject.kernel
+    assert kernel.space is not None
+    source = getattr(kernel.fn, "cache_key", kernel.name)
+    decides = (
+        version_of(machine),
+        chip,
+        source,
+        kernel.args,
+        (kernel.multibuffer, kernel.programs),
+        sorted(kernel.constants.items(), key=str),
+        [situation.content() for situation in subject.situations],
+    )
+    digest = sha256(repr(decides).encode()).hexdigest()[:_DIGITS]
+    name = f"{chip}: {subject.label} [{digest}]"
+    return ModelledTask(name, kernel.space, kernel.settings, subject=subject, chip=chip, machine=machine)
+
+
+def floor_ns(num_bytes: float, machine: Machine) -> float:
+    """Nanoseconds that so many bytes, read and written, take at the machine's bandwidth."""
+    return 1e3 * floor_of_cost(Cost({}, read=round(num_bytes))).us(machine)

@@ -1,0 +1,91 @@
+"""`Scope`: the machine and the sizes that kernels are tuned for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import cast
+
+from moe_triton.core.checks import check_choice, check_positive
+from moe_triton.core.cpu_family import cpu_family
+from moe_triton.core.errors import ArgumentError
+from moe_triton.core.soc import SOC_OF_PRODUCT, Product
+from moe_triton.model.constants import Machine, machine_named
+from moe_triton.npu_compiler.socs import soc_named
+
+CPU = "cpu"
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The machine and the sizes that kernels are tuned for.
+
+    Attributes:
+        soc: chip or product, as "A3"; "cpu" for this machine, where kernels are measured.
+        hidden: H, elements of a row.
+        topk: K.
+        ranks: EP.
+        tokens: BS, tokens of each rank.
+        dtypes: of tokens, "bf16" or "fp16".
+        kernels: names; all if none.
+        constants: file of a machine's constants (`Machine.to_json`); what is assumed if empty.
+        seed: of the drawn experts.
+
+    Raises:
+        ArgumentError: there is no such chip or dtype, or a size is none.
+    """
+
+    soc: str = "A3"
+    hidden: tuple[int, ...] = (7168,)
+    topk: tuple[int, ...] = (8,)
+    ranks: tuple[int, ...] = (16,)
+    tokens: tuple[int, ...] = (16, 128, 512)
+    dtypes: tuple[str, ...] = ("bf16", "fp16")
+    kernels: tuple[str, ...] = ()
+    constants: str = ""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if field.name in ("hidden", "topk", "ranks", "tokens"):
+                for size in getattr(self, field.name):
+                    check_positive(field.name, size)
+        for dtype in self.dtypes:
+            check_choice("dtype", dtype, ["bf16", "fp16"])
+        if self.soc != CPU and (soc_named(self.soc).is_outlook or self.chip not in SOC_OF_PRODUCT.values()):
+            rule = f"times are known of {', '.join(SOC_OF_PRODUCT.values())}, and of cpu"
+            raise ArgumentError("soc", repr(self.soc), rule, "Name one of them.")
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether candidates are measured here."""
+        return self.soc == CPU
+
+    @property
+    def chip(self) -> str:
+        """The processor's name; of the NPU, not of a CPU."""
+        return soc_named(self.soc).name
+
+    @property
+    def machine(self) -> str:
+        """What tables are of: `moe_triton.tables.machine_of`."""
+        return f"cpu-{cpu_family()}" if self.is_cpu else self.chip
+
+    def priced_on(self) -> Machine:
+        """The constants of the model.
+
+        Raises:
+            ArgumentError: the file holds none, or those of another product.
+        """
+        product = cast(Product, soc_named(self.soc).product)
+        if not self.constants:
+            return machine_named(product)
+        try:
+            machine = Machine.from_json(Path(self.constants).read_text(encoding="utf-8"))
+        except OSError as error:
+            rule = f"it must be a file of Machine.to_json() ({error.strerror})"
+            raise ArgumentError("machine", self.constants, rule, "Name a file.") from None
+        if machine.product != product:
+            rule = f"{self.soc} needs constants of {product}"
+            raise ArgumentError("machine", machine.name, rule, "Name another file.")
+        return machine

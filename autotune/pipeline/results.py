@@ -1,0 +1,109 @@
+"""Tables of schemes and of pipelines: made of results, and written row by row as they are found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from autotune.pipeline.candidate import Candidate, Sizes
+from autotune.pipeline.race import Result
+from moe_triton.core.space import text_of
+from moe_triton.core.tables import Row, Table
+from moe_triton.schemes import SCHEMES
+from moe_triton.tables import pipelines, schemes
+
+PRODUCT = "A3"
+
+
+class Target(NamedTuple):
+    """What tables are of, and where they go.
+
+    Attributes:
+        machine: see `moe_triton.tables.machine_of`.
+        cores: that ranks share, or that each has.
+        source: where figures come from.
+        folder: of the tables.
+    """
+
+    machine: str
+    cores: int
+    source: str
+    folder: Path
+
+
+def lies_in_window(sizes: Sizes, scheme: str) -> bool:
+    """Whether a scheme leaves its outputs in the window."""
+    import torch
+
+    from moe_triton.schemes.site import Site
+
+    site = Site(sizes.config(scheme), 0, 1, 1, "cpu")
+    return site.scheme.place("rows", torch.bfloat16.itemsize) is not None
+
+
+def scheme_rows(sizes: Sizes, results: Iterable[Result], better: Iterable[Result]) -> list[Row]:
+    """A row for each place of outputs: the best of those that may leave outputs there.
+
+    Args:
+        sizes: of the group.
+        results: of every scheme, the product's own first.
+        better: those of them that are better than it.
+    """
+    default, *_ = results
+    rows = []
+    ordered = sorted(better, key=lambda each: each.ratio.median)
+    for outputs in schemes.OUTPUTS:
+        fitting = (r for r in ordered if outputs == "window" or not lies_in_window(sizes, r.candidate.scheme))
+        best = next(fitting, default)
+        ns = round(best.ratio.median * default.ns)  # not its own median: ratios are what was compared
+        values = best.candidate.scheme, max(1, ns), max(1, default.ns)
+        rows.append(Row((outputs,), (sizes.hidden, sizes.topk, sizes.ranks, sizes.tokens), values))
+    return rows
+
+
+def pipeline_row(target: Target, sizes: Sizes, best: Candidate, ns: int, default_ns: int) -> Row:
+    """The row of a scheme's settings."""
+    columns = pipelines.columns_of(sizes.config(best.scheme), target.cores)
+    return Row((best.scheme,), columns, (text_of(best.settings), max(1, ns), max(1, default_ns)))
+
+
+def kept(kind: str, target: Target) -> Table | None:
+    """The table that is there, if it is of the same source.
+
+    Raises:
+        ArgumentError: it is damaged or of another kind.
+    """
+    path = path_of(kind, target)
+    if not path.is_file():
+        return None
+    if kind == schemes.KIND:
+        table = schemes.checked_table(path, SCHEMES[PRODUCT])
+    else:
+        table = pipelines.checked_table(path)
+    return table if table.source == target.source else None
+
+
+def path_of(kind: str, target: Target) -> Path:
+    """The file of a machine's table."""
+    return target.folder / f"{kind}-{target.machine}.json"
+
+
+def write(kind: str, target: Target, rows: list[Row]) -> Path:
+    """Adds rows to a table, in the place of those of the same keys and sizes; a reader sees all or nothing.
+
+    Raises:
+        ArgumentError: the one that is there is damaged or of another kind.
+    """
+    before = kept(kind, target)
+    all_rows = {(row.keys, row.sizes): row for row in (*(before.rows if before else ()), *rows)}
+    module = schemes if kind == schemes.KIND else pipelines
+    path = path_of(kind, target)
+    ordered = tuple(all_rows[key] for key in sorted(all_rows))
+    columns = module.KEYS, module.SIZES, module.VALUES
+    table = Table(path.stem, module.COMMAND, target.source, *columns, ordered)
+    target.folder.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".new")
+    draft.write_text(table.to_json(), encoding="utf-8")
+    draft.replace(path)
+    return path

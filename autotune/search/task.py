@@ -1,0 +1,78 @@
+"""`Task`: one thing whose settings are searched. `Outcome`: what one candidate came to."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from moe_triton.core.errors import MoeTritonError
+from moe_triton.core.space import Settings, Space
+
+FAR_WORSE = 1.5
+"""Of the best so far: a candidate beyond it need not be known exactly."""
+
+
+class WrongBitsError(MoeTritonError):
+    """A candidate gives other results than the default: a bug of the kernel or of a compiler."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one candidate came to.
+
+    Attributes:
+        value: what is made small; None if the candidate cannot be had.
+        reason: why it cannot be had, or why it was given up before its value was known exactly.
+        facts: figures of it, of JSON's types; "ns" is its time in nanoseconds.
+    """
+
+    value: float | None
+    reason: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it was priced to the end."""
+        return self.value is not None and not self.reason
+
+    @staticmethod
+    def infeasible(reason: str) -> Outcome:
+        """Of a candidate that cannot be had."""
+        return Outcome(None, reason)
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """One thing whose settings are searched.
+
+    Attributes:
+        name: of its study: the same name means the same outcomes.
+        space: its settings.
+        own: those that it has by itself.
+    """
+
+    name: str
+    space: Space
+    own: Settings
+
+    @abstractmethod
+    def evaluate(self, settings: Settings, best: float | None) -> Outcome:
+        """Prices a candidate.
+
+        Args:
+            settings: the candidate.
+            best: the smallest value so far, to give up early by; None if there is none.
+
+        Raises:
+            WrongBitsError: it gives other results.
+        """
+
+    def candidates(self) -> list[dict[str, int]]:
+        """Every combination that is allowed, the task's own first."""
+        return list(self.space.candidates(self.own))
+
+    def choices(self) -> dict[str, list[int]]:
+        """The values of each setting, in ascending order, with the task's own among them."""
+        return {name: sorted({self.own[name], *values}) for name, values in self.space.choices.items()}

@@ -1,0 +1,99 @@
+"""`tune`: searches the settings of all kernels of a scope, and makes a table of the best ones."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune import results
+from autotune.kernels import measured, modelled
+from autotune.kernels.scope import Scope
+from autotune.kernels.subjects import subjects_of
+from autotune.search import Found, Options, Task, run
+from autotune.search.run import Report
+from moe_triton.backends.cpu.triton.cache import cache_folder
+from moe_triton.core.tables import Table
+
+FOLDER = "autotune"
+BUDGET = 64
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a search found.
+
+    Attributes:
+        scope: what was asked for.
+        found: by kernel.
+    """
+
+    scope: Scope
+    found: tuple[Found, ...]
+
+    @property
+    def table(self) -> Table:
+        """The best settings of each kernel.
+
+        Raises:
+            ArgumentError: no kernel could be priced.
+        """
+        return results.table_of(self.scope, self.found)
+
+
+def tasks_of(scope: Scope) -> Sequence[Task]:
+    """The kernels of a scope as tasks: measured on a CPU, modelled otherwise.
+
+    Raises:
+        ArgumentError: see `subjects_of` and `Scope.priced_on`.
+    """
+    subjects = subjects_of(scope)
+    if scope.is_cpu:
+        return [measured.task_of(subject) for subject in subjects]
+    machine = scope.priced_on()
+    return [modelled.task_of(subject, scope.chip, machine) for subject in subjects]
+
+
+def study_of(scope: Scope) -> Path:
+    """The file that keeps what is known of a machine's kernels."""
+    return cache_folder() / FOLDER / f"{scope.machine}.db"
+
+
+def workers_of(scope: Scope) -> int:
+    """Processes that suit a scope: stop-watches must not disturb each other."""
+    return 1 if scope.is_cpu else max(1, len(os.sched_getaffinity(0)))
+
+
+def tune(
+    scope: Scope | None = None,
+    *,
+    budget: int = BUDGET,
+    workers: int = 0,
+    seed: int = 0,
+    resume: bool = False,
+    study: Path | None = None,
+    report: Report = lambda *_: None,
+) -> Tuned:
+    """Searches the settings of all kernels of a scope. Nothing is written but the study.
+
+    Args:
+        scope: the machine and the sizes; those of `Scope` if None.
+        budget: most candidates of one kernel: a space of no more is gone through, a larger one sampled.
+        workers: processes; 0 for what suits the scope.
+        seed: of the sampler.
+        resume: keep what the study holds, and take part where others are at work on it.
+        study: its file; by default in the user's cache.
+        report: told each candidate: the task's name, the settings, and what they came to.
+
+    Raises:
+        ArgumentError: a size or a name is none, or another process works on the study.
+        WrongBitsError: a candidate gives other results than the default.
+        SearchError: a worker failed. What was found is kept.
+    """
+    scope = scope or Scope()
+    workers = workers or workers_of(scope)
+    options = Options(study or study_of(scope), resume, workers, seed, budget)
+    found = run(functools.partial(tasks_of, scope), options, report)
+    return Tuned(scope, tuple(found))

@@ -1,0 +1,190 @@
+// Dispatch, between waiting and arranging: from the counts of all entries, where the rows of each end in the output,
+// how many rows each expert has, and which slot each row is in. This block has seen all counts, or a SyncAll or an
+// earlier launch is before it.
+#ifndef MOE_OFFSETS_H
+#define MOE_OFFSETS_H
+
+#include "count_sums.h"
+#include "row_slots.h"
+
+namespace moe {
+
+// Entry n = expert * ranks + source. Blocks share the entries, as those of DispatchWait do; each sums the counts before
+// its own by vector instructions, and walks its own one by one.
+//
+// Peers wrote the counts: each is clamped to [0, max_count] and the sums to `capacity`, so that nothing that goes by
+// the sums can leave its buffers.
+class DispatchOffsets {
+public:
+    // Instead of all of the launch; before `Init`.
+    __aicore__ inline void UseBlocks(const Blocks& blocks) {
+        blocks_ = blocks;
+    }
+
+    __aicore__ inline void Init(const DispatchOffsetsArgs& args, AscendC::TPipe* pipe) {
+        args_ = args;
+        FindZone(args_);
+        if (args_.row_slots != 0) {
+            slots_.Init(pipe, args_);
+            args_.max_count = Smaller(args_.max_count, static_cast<int64_t>(args_.slots.index_extent));
+        }
+        counts_.Init(pipe, ENTRIES_PER_CHUNK, args_.max_count);
+        pipe->InitBuffer(end_buffer_, static_cast<uint32_t>(ENTRIES_PER_CHUNK * sizeof(int32_t)));
+        ends_ = end_buffer_.Get<int32_t>();
+        pipe->InitBuffer(token_buffer_, static_cast<uint32_t>(ENTRIES_PER_CHUNK * sizeof(int64_t)));
+        tokens_ = token_buffer_.Get<int64_t>();
+        pipe->InitBuffer(stat_buffer_, static_cast<uint32_t>(ENTRIES_PER_CHUNK * sizeof(int32_t)));
+        stats_ = stat_buffer_.Get<int32_t>();
+        pipe->InitBuffer(trailer_buffer_, TRAILER_BYTES);
+    }
+
+    __aicore__ inline void Process() {
+        const int64_t total = args_.num_local_experts * args_.num_ranks;
+        share_ = blocks_.ShareOf(total);
+        if (share_.first == share_.last) {
+            return;
+        }
+        expert_ = share_.first / args_.num_ranks;
+        source_ = share_.first % args_.num_ranks;
+        for (int64_t first = 0; first < share_.last; first += ENTRIES_PER_CHUNK) {
+            const Share chunk = {first, Smaller(first + ENTRIES_PER_CHUNK, share_.last)};
+            const Share own = {Larger(chunk.first, share_.first), chunk.last};
+            Load(chunk, own);
+            AddBefore(chunk);
+            if (own.first < own.last) {
+                FinishEntries(own);
+            }
+        }
+        if (share_.last == total) {
+            StoreTrailer();
+        }
+    }
+
+private:
+    static constexpr int64_t ENTRIES_PER_CHUNK = 2048;
+
+    // Of experts whose last entry is among these.
+    __aicore__ inline Share ExpertsOf(const Share& entries) const {
+        return {entries.first / args_.num_ranks, entries.last / args_.num_ranks};
+    }
+
+    __aicore__ inline void Load(const Share& chunk, const Share& own) {
+        // The chunk before has left the buffers.
+        Order<AscendC::HardEvent::MTE3_S>();
+        Order<AscendC::HardEvent::S_MTE2>();
+        counts_.Load(args_.recv_counts, chunk.first, chunk.last - chunk.first);
+        if (args_.recv_stats != 0 && own.first < own.last) {
+            const Share experts = ExpertsOf(own);
+            if (experts.first < experts.last) {
+                AscendC::DataCopyPad(stats_, GlobalAt<int32_t>(args_.recv_stats)[experts.first],
+                                     ExactWords(experts.last - experts.first), NoPadding<int32_t>());
+            }
+        }
+        Order<AscendC::HardEvent::MTE2_S>();
+    }
+
+    // The counts before the share, and before the first expert that has entries in it.
+    __aicore__ inline void AddBefore(const Share& chunk) {
+        const int64_t before = Smaller(chunk.last, share_.first) - chunk.first;
+        if (before <= 0) {
+            return;
+        }
+        const int64_t before_expert = Smaller(chunk.last, share_.first - source_) - chunk.first;
+        counts_.Clamp(before);
+        const int64_t sum = counts_.SumFirst(before);
+        row_ = Capped(row_ + sum);
+        if (before_expert > 0) {
+            expert_row_ = Capped(expert_row_ + (before_expert == before ? sum : counts_.SumFirst(before_expert)));
+        }
+    }
+
+    __aicore__ inline int64_t Capped(int64_t rows) const {
+        return Smaller(rows, args_.capacity);
+    }
+
+    __aicore__ inline void FinishEntries(const Share& own) {
+        const Share experts = ExpertsOf(own);
+        const int64_t first_row = row_;
+        slots_.Begin(own, source_, expert_, first_row);
+        for (int64_t entry = own.first; entry < own.last;) {
+            const int64_t last = Smaller(entry + args_.num_ranks - source_, own.last);
+            AddEntries({entry, last}, entry - own.first);
+            source_ += last - entry;
+            entry = last;
+            if (source_ == args_.num_ranks) {
+                FinishExpert(expert_ - experts.first);
+                source_ = 0;
+                ++expert_;
+            }
+        }
+        StoreSums(own, experts);
+        if (args_.row_slots != 0) {
+            slots_.Store(ends_, row_);
+        }
+    }
+
+    // Of one expert.
+    __aicore__ inline void AddEntries(const Share& entries, int64_t at) {
+        const AscendC::LocalTensor<int32_t> ends = ends_;
+        int64_t row = row_;
+        for (int64_t entry = entries.first; entry < entries.last; ++entry, ++at) {
+            row = Capped(row + counts_.ClampedAt(entry));
+            ends.SetValue(at, static_cast<int32_t>(row));
+        }
+        row_ = row;
+    }
+
+    __aicore__ inline void FinishExpert(int64_t i) {
+        const int64_t rows = row_ - expert_row_;
+        tokens_.SetValue(i, args_.cumulative != 0 ? row_ : rows);
+        if (args_.recv_stats != 0) {
+            stats_.SetValue(i, stats_.GetValue(i) + static_cast<int32_t>(rows));
+        }
+        expert_row_ = row_;
+    }
+
+    __aicore__ inline void StoreSums(const Share& own, const Share& experts) {
+        Order<AscendC::HardEvent::S_MTE3>();
+        AscendC::DataCopyPad(GlobalAt<int32_t>(args_.recv_offsets)[own.first], ends_, ExactWords(own.last - own.first));
+        const int64_t num_experts = experts.last - experts.first;
+        if (num_experts == 0) {
+            return;
+        }
+        constexpr int64_t TOKENS_BYTES = sizeof(int64_t);
+        AscendC::DataCopyPad(GlobalAt<uint8_t>(args_.tokens_per_expert + experts.first * TOKENS_BYTES),
+                             tokens_.template ReinterpretCast<uint8_t>(), ExactBytes(num_experts * TOKENS_BYTES));
+        if (args_.recv_stats != 0) {
+            AscendC::DataCopyPad(GlobalAt<int32_t>(args_.recv_stats)[experts.first], stats_, ExactWords(num_experts));
+        }
+    }
+
+    __aicore__ inline void StoreTrailer() {
+        const AscendC::LocalTensor<int32_t> words = trailer_buffer_.Get<int32_t>();
+        words.SetValue(Trailer::MARK, TRAILER_MARK);
+        words.SetValue(Trailer::NUM_ROWS, static_cast<int32_t>(row_));
+        Order<AscendC::HardEvent::S_MTE3>();
+        AscendC::DataCopyPad(GlobalAt<int32_t>(args_.trailer), words, ExactBytes(TRAILER_BYTES));
+    }
+
+    DispatchOffsetsArgs args_;
+    Blocks blocks_ = Blocks::OfLaunch();
+    CountSums counts_;
+    RowSlots slots_;
+    AscendC::TBuf<AscendC::TPosition::VECCALC> end_buffer_;
+    AscendC::LocalTensor<int32_t> ends_;
+    AscendC::TBuf<AscendC::TPosition::VECCALC> token_buffer_;
+    AscendC::LocalTensor<int64_t> tokens_;
+    AscendC::TBuf<AscendC::TPosition::VECCALC> stat_buffer_;
+    AscendC::LocalTensor<int32_t> stats_;
+    AscendC::TBuf<AscendC::TPosition::VECCALC> trailer_buffer_;
+    Share share_ = {0, 0};
+    // The next entry, and the rows before it and before the first entry of its expert.
+    int64_t expert_ = 0;
+    int64_t source_ = 0;
+    int64_t row_ = 0;
+    int64_t expert_row_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // MOE_OFFSETS_H

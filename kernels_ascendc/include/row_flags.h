@@ -1,0 +1,223 @@
+// Flags in the stamps of a dispatch's rows: where they are, who is waited for, and zeros in their places.
+#ifndef MOE_ROW_FLAGS_H
+#define MOE_ROW_FLAGS_H
+
+#include "entry_order.h"
+#include "waits.h"
+
+namespace moe {
+
+// Entries are named by their places in the window, and blocks share them as dispatch_wait does: what a block reads
+// here it has written there.
+template <typename Args>
+class RowFlags {
+public:
+    static constexpr int64_t PLACES_PER_CHUNK = 1024;
+    static constexpr int64_t MAX_STAMPS = 1024;  // in UB
+
+    __aicore__ inline void Init(const Args* args, AscendC::TPipe* pipe, Report* report) {
+        args_ = args;
+        report_ = report;
+        order_.Init(args->num_local_experts, args->num_ranks);
+        stamps_.Init(pipe, static_cast<uint32_t>(MAX_STAMPS * STAMP_WORDS));
+        words_ = stamps_.Entries().template ReinterpretCast<int32_t>();
+        pipe->InitBuffer(zero_buffer_, static_cast<uint32_t>(MAX_CLEARED * UB_ALIGN));
+        zeros_ = zero_buffer_.Get<int32_t>();
+        pipe->InitBuffer(count_buffer_, static_cast<uint32_t>(PLACES_PER_CHUNK * UB_ALIGN));
+        counts_ = count_buffer_.Get<int32_t>();
+        waited_.Init(pipe, args->waited_us, PLACES_PER_CHUNK);
+        if (args->waited_us != 0) {
+            pipe->InitBuffer(time_buffer_, static_cast<uint32_t>(PLACES_PER_CHUNK * UB_ALIGN));
+        }
+    }
+
+    // Returns the places of one of these blocks.
+    __aicore__ inline Share Begin(const Blocks& blocks = Blocks::OfLaunch()) {
+        AscendC::Duplicate(zeros_, 0, static_cast<int32_t>(MAX_CLEARED * UB_ALIGN / sizeof(int32_t)));
+        const int64_t total = args_->num_local_experts * args_->num_ranks;
+        return blocks.ShareOf(total);
+    }
+
+    // So many places at most, whose counts and times the other functions know from then on.
+    __aicore__ inline void Load(const Share& places) {
+        places_ = places;
+        is_missing_ = false;
+        Order<AscendC::HardEvent::S_MTE2>();
+        order_.Load(args_->recv_counts, counts_, places);
+        Order<AscendC::HardEvent::MTE2_S>();
+        LoadTimes();
+    }
+
+    // What has changed.
+    __aicore__ inline void Store() {
+        StoreTimes();
+        if (is_missing_) {
+            StoreUnits(args_->recv_counts, counts_);
+        }
+    }
+
+    __aicore__ inline int64_t SourceAt(int64_t place) const {
+        return order_.SourceAt(place);
+    }
+
+    // Peers wrote the counts: they cannot make us look behind the slots. Of an entry that did not come there are none.
+    __aicore__ inline int64_t RowsOf(int64_t place) const {
+        return Larger<int64_t>(0, Smaller(CountOf(place), Most()));
+    }
+
+    // The same, and an error if there are more.
+    __aicore__ inline int64_t CheckedRowsOf(int64_t place) {
+        const int64_t count = CountOf(place);
+        if (count > Most()) {
+            report_->Add(REPORT_BAD_ROW, order_.NumberAt(place), count - Most());
+        }
+        return Larger<int64_t>(0, Smaller(count, Most()));
+    }
+
+    __aicore__ inline uint64_t StampOf(int64_t place, int64_t row) const {
+        const uint64_t slot = args_->slots.At(args_->zone, SourceAt(place), order_.ExpertAt(place), row);
+        return args_->window + slot + static_cast<uint64_t>(args_->stamp_offset);
+    }
+
+    // Stamps of neighbouring slots, to UB from the at-th place for one on.
+    __aicore__ inline void LoadStamps(uint64_t stamp, int64_t at, int64_t count) {
+        const DataGap gap = static_cast<DataGap>(args_->slots.index_stride) - STAMP_BYTES;
+        AscendC::DataCopyPad(words_[static_cast<uint32_t>(at * STAMP_WORDS)], GlobalAt<int32_t>(stamp),
+                             {static_cast<uint16_t>(count), STAMP_BYTES, gap, 0, 0}, NoPadding<int32_t>());
+    }
+
+    // Of so many stamps in UB, from the first on. Before they are loaded, what is behind them is made zero.
+    __aicore__ inline void Prepare(int64_t count) {
+        const int64_t padding = RepeatsOf(count) * FlagCounter::ENTRIES_PER_REPEAT - count;
+        if (padding > 0) {
+            AscendC::Duplicate(words_[static_cast<uint32_t>(count * STAMP_WORDS)], 0,
+                               static_cast<int32_t>(padding * STAMP_WORDS));
+            Order<AscendC::HardEvent::V_MTE2>();
+        }
+    }
+
+    __aicore__ inline int64_t CountSet(int64_t count) {
+        return stamps_.SumWordOfEach(Stamp::FLAG, RepeatsOf(count));
+    }
+
+    // Whose loads a sum has waited for.
+    __aicore__ inline bool IsSet(int64_t at) const {
+        return words_.GetValue(static_cast<uint32_t>(at * STAMP_WORDS + Stamp::FLAG)) == FLAG_BITS;
+    }
+
+    // In UB, of a stamp that is loaded.
+    __aicore__ inline AscendC::LocalTensor<uint8_t> StampAt(int64_t at) const {
+        return words_[static_cast<uint32_t>(at * STAMP_WORDS)].template ReinterpretCast<uint8_t>();
+    }
+
+    // The flags alone: where rows come from stands beside them. A sum of them came before, and with it the vector
+    // unit's zeros.
+    __aicore__ inline void Clear(uint64_t stamp, int64_t count) {
+        const DataGap gap = static_cast<DataGap>(args_->slots.index_stride) - FLAG_BYTES;
+        for (int64_t first = 0; first < count; first += MAX_CLEARED) {
+            const uint16_t number = static_cast<uint16_t>(Smaller(MAX_CLEARED, count - first));
+            const uint64_t at = stamp + static_cast<uint64_t>(first) * args_->slots.index_stride + FLAG_AT;
+            AscendC::DataCopyPad(GlobalAt<int32_t>(at), zeros_, {number, FLAG_BYTES, 0, gap, 0});
+        }
+    }
+
+    // Of all sources, from an address on.
+    __aicore__ inline void ClearEntries(uint64_t entries) const {
+        const int64_t total = args_->num_local_experts * args_->num_ranks;
+        Order<AscendC::HardEvent::V_MTE3>();
+        for (int64_t first = 0; first < total; first += MAX_CLEARED) {
+            const uint64_t at = entries + static_cast<uint64_t>(first) * STATUS_ENTRY_BYTES;
+            const int64_t count = Smaller(MAX_CLEARED, total - first);
+            AscendC::DataCopy(GlobalAt<int32_t>(at), zeros_, static_cast<uint32_t>(count * STATUS_ENTRY_WORDS));
+        }
+    }
+
+    __aicore__ inline bool IsTimed() const {
+        return waited_.IsWanted();
+    }
+
+    __aicore__ inline void NoteWait(int64_t place, const Deadline& deadline, int32_t us) {
+        is_late_ = true;
+        waited_.Raise(place - places_.first, us);
+        deadline.TraceWait(SourceAt(place), us);
+    }
+
+    // After the deadline.
+    __aicore__ inline void GiveUp(int64_t place, const Deadline& deadline) {
+        report_->Add(REPORT_TIMEOUT, order_.NumberAt(place));
+        counts_.SetValue(EntryOrder::UnitAt(place - places_.first), -1);
+        is_missing_ = true;
+        if (IsTimed()) {
+            NoteWait(place, deadline, deadline.WaitedUs());
+        }
+    }
+
+private:
+    using DataGap = uint32_t;
+
+    static constexpr int64_t MAX_CLEARED = 256;
+    static constexpr uint32_t FLAG_BYTES = sizeof(int32_t);
+    static constexpr uint64_t FLAG_AT = uint64_t{FLAG_BYTES} * Stamp::FLAG;  // in a stamp
+
+    __aicore__ static inline int64_t RepeatsOf(int64_t count) {
+        return (count + FlagCounter::ENTRIES_PER_REPEAT - 1) / FlagCounter::ENTRIES_PER_REPEAT;
+    }
+
+    __aicore__ inline int64_t CountOf(int64_t place) const {
+        const bool is_kept = SourceAt(place) == args_->kept_rank;
+        return is_kept ? 0 : counts_.GetValue(EntryOrder::UnitAt(place - places_.first));
+    }
+
+    __aicore__ inline int64_t Most() const {
+        return static_cast<int64_t>(args_->slots.index_extent);
+    }
+
+    __aicore__ inline void LoadTimes() {
+        const int64_t count = IsTimed() ? places_.last - places_.first : 0;
+        const AscendC::LocalTensor<int32_t> units = time_buffer_.Get<int32_t>();
+        if (count > 0 && args_->waited_us != 0) {
+            order_.Load(args_->waited_us, units, places_);
+            Order<AscendC::HardEvent::MTE2_S>();
+        }
+        for (int64_t i = 0; i < count; ++i) {
+            waited_.Set(i, args_->waited_us != 0 ? units.GetValue(EntryOrder::UnitAt(i)) : 0);
+        }
+    }
+
+    __aicore__ inline void StoreTimes() {
+        if (args_->waited_us == 0 || !is_late_) {
+            return;
+        }
+        const AscendC::LocalTensor<int32_t> units = time_buffer_.Get<int32_t>();
+        for (int64_t i = 0; i < places_.last - places_.first; ++i) {
+            units.SetValue(EntryOrder::UnitAt(i), waited_.At(i));
+        }
+        StoreUnits(args_->waited_us, units);
+    }
+
+    __aicore__ inline void StoreUnits(uint64_t table, const AscendC::LocalTensor<int32_t>& units) {
+        Order<AscendC::HardEvent::S_MTE3>();
+        order_.Store(table, units, places_);
+        Order<AscendC::HardEvent::MTE3_S>();
+        Order<AscendC::HardEvent::MTE3_MTE2>();
+    }
+
+    const Args* args_ = nullptr;
+    Report* report_ = nullptr;
+    EntryOrder order_;
+    FlagCounter stamps_;
+    AscendC::LocalTensor<int32_t> words_;  // of the stamps
+    AscendC::TBuf<AscendC::TPosition::VECCALC> zero_buffer_;
+    AscendC::LocalTensor<int32_t> zeros_;
+    AscendC::TBuf<AscendC::TPosition::VECCALC> count_buffer_;
+    AscendC::LocalTensor<int32_t> counts_;  // in units
+    AscendC::TBuf<AscendC::TPosition::VECCALC> time_buffer_;
+    WaitedTimes waited_;
+    Share places_{0, 0};
+    bool is_missing_ = false;
+    bool is_late_ = false;  // some row
+};
+
+}  // namespace moe
+
+#endif  // MOE_ROW_FLAGS_H

@@ -1,0 +1,80 @@
+"""Launches of several phases as back ends see them: which phase belongs to which, and how long each took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import torch
+
+from moe_triton.core.plan import Phases, Plan, device_launches, num_first_blocks
+
+CYCLES_PER_US = 50  # of Ascend C's GetSystemCycle
+
+
+class PhaseTimes:
+    """A plan's launches, and memory for the times that those of several phases write.
+
+    Args:
+        plan: whose launches.
+        device: where they run.
+
+    Attributes:
+        launches: what is launched, each with its phases.
+    """
+
+    def __init__(self, plan: Plan, device: torch.device | str = "cpu") -> None:
+        self.launches = device_launches(plan.launches)
+        self._firsts = list(accumulate((len(phases) for phases in self.launches), initial=0))
+        # A launch has a time more than phases.
+        self._cycles = torch.zeros(len(plan.launches) + len(self.launches), dtype=torch.int64, device=device)
+
+    def of(self, first: int) -> torch.Tensor:
+        """Where the launch writes that begins with this phase, counted over the whole plan."""
+        return self._cycles[first + self._firsts.index(first) :]
+
+    def phases_with(self, number: int) -> Phases:
+        """The phases of the launch that one phase belongs to, counted over the whole plan."""
+        return next(
+            phases
+            for phases, (first, end) in zip(self.launches, pairwise(self._firsts), strict=True)
+            if first <= number < end
+        )
+
+    def durations_us(self, of_launches: Sequence[float]) -> list[float]:
+        """Microseconds of each phase.
+
+        Args:
+            of_launches: of each launch, where its first phase stands. What is outside of all phases counts as
+                the first one's, unless phases ran beside each other.
+        """
+        cycles = self._cycles.tolist()
+        found: list[float] = []
+        for phases in self.launches:
+            first, total = len(found), of_launches[len(found)]
+            if len(phases) == 1:
+                found.append(total)
+                continue
+            begin = first + self._firsts.index(first)
+            ends = cycles[begin : begin + len(phases) + 1]
+            later = [(after - before) / CYCLES_PER_US for before, after in pairwise(ends[1:])]
+            if num_first_blocks(phases):
+                found += _beside(phases, ends)
+                continue
+            found += [max(0.0, total - sum(later)), *later]
+        return found
+
+
+def _beside(phases: Phases, cycles: Sequence[int]) -> list[float]:
+    """Of a split launch: each phase since the end of the one before it on the same blocks."""
+    ends = {False: cycles[0], True: cycles[0]}
+    found = []
+    for phase, end in zip(phases, cycles[1:], strict=True):
+        found.append((end - ends[phase.on_first]) / CYCLES_PER_US)
+        ends[phase.on_first] = end
+    return found
+
+
+def names_of(phases: Phases) -> str:
+    """The steps of a launch, for errors."""
+    return ", ".join(phase.step for phase in phases)

@@ -1,0 +1,68 @@
+"""Which Ascend C kernels run in one launch, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moe_triton.core.ascendc import (
+    COMBINE_READY,
+    COMBINE_SEND,
+    COMBINE_WAIT,
+    COUNTS_SEND,
+    DIRECT_SEND,
+    DISPATCH_OFFSETS,
+    DISPATCH_RECEIVE,
+    DISPATCH_ROWS,
+    DISPATCH_SEND,
+    DISPATCH_TAKE,
+    DISPATCH_WAIT,
+    EXCHANGE_SEND,
+    INBAND_SEND,
+    KERNELS,
+    POST_STATUS,
+)
+from moe_triton.core.kernel import AscendCKernel, FusedKernel
+
+# An operator's half is the same kernel without the other half's phases.
+FUSED: tuple[FusedKernel, ...] = (
+    FusedKernel(
+        "dispatch", (DISPATCH_SEND, DISPATCH_WAIT, DISPATCH_OFFSETS, DISPATCH_ROWS), continuing=frozenset({3})
+    ),
+    FusedKernel("dispatch_in_parts", (DISPATCH_SEND, DISPATCH_WAIT, DISPATCH_OFFSETS, DISPATCH_TAKE)),
+    # Some blocks receive while the others send.
+    FusedKernel(
+        "receiving_dispatch",
+        (DISPATCH_SEND, DISPATCH_WAIT, DISPATCH_OFFSETS, DISPATCH_RECEIVE),
+        continuing=frozenset({3}),
+        on_first=frozenset({1, 2, 3}),
+    ),
+    FusedKernel("inband_dispatch", (INBAND_SEND, DISPATCH_WAIT, DISPATCH_OFFSETS)),
+    FusedKernel("combine", (COMBINE_SEND, COMBINE_WAIT)),
+    FusedKernel("combine_in_parts", (COMBINE_SEND, COMBINE_READY)),
+    # Flags for whole ranks: what all blocks wrote is there.
+    FusedKernel("combine_by_rank", (COMBINE_SEND, POST_STATUS, DISPATCH_WAIT), frozenset({1})),
+    FusedKernel("exchange", (EXCHANGE_SEND, POST_STATUS, DISPATCH_WAIT), frozenset({1})),
+    # Rows follow when every rank's counts are there; their flag when every block's rows are.
+    FusedKernel(
+        "direct_dispatch",
+        (COUNTS_SEND, DISPATCH_WAIT, DIRECT_SEND, POST_STATUS, DISPATCH_OFFSETS, DISPATCH_WAIT),
+        synced=frozenset({2, 3}),
+        guarded=frozenset({2, 3, 4, 5}),
+    ),
+)
+# All that have a launcher.
+LAUNCHED: tuple[AscendCKernel | FusedKernel, ...] = (*KERNELS, *FUSED)
+MAX_PHASES = max(len(kernel.phases) for kernel in FUSED)
+
+
+def fused(phases: Sequence[AscendCKernel]) -> tuple[FusedKernel, int]:
+    """The kernel that runs these phases in one launch, and their bits.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for kernel in FUSED:
+        mask = kernel.mask_of(phases)
+        if mask is not None:
+            return kernel, mask
+    raise ValueError(f"no kernel runs these in one launch: {[phase.name for phase in phases]}")

@@ -1,0 +1,154 @@
+"""What the blocks of ``dispatch_receive`` do, counted as `moe_triton.model.bodies.waits` counts those that
+only wait: all rows, and all blocks' flags, are there at its first look.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from moe_triton.layout import ORIGIN, STAMP_BYTES, STATUS_ENTRY_BYTES, UB_ALIGN, WORD_BYTES, align
+from moe_triton.model.bodies.counts import (
+    Counted,
+    Counts,
+    block_of,
+    bounds,
+    chunks,
+    counts,
+    each_block,
+    end,
+    first_block,
+    found_zone,
+    kept,
+    no_ranks,
+)
+from moe_triton.model.bodies.offsets import MAX_EXACT_SUM
+from moe_triton.model.bodies.waits import (
+    MAX_CLEARED,
+    MAX_PIECES,
+    MAX_STAMPS,
+    TABLE_ENTRIES,
+    stores_by_number,
+)
+from moe_triton.model.cost import Work
+
+
+def dispatch_receive(work: Work) -> Counted:
+    """Where each entry's rows go, a look at the flags of all rows, and each row to its place."""
+    received, kept_rank = work.traffic.recv_counts, work.number("kept_rank")
+    in_window = received.T.copy()
+    if kept_rank >= 0:
+        in_window[kept_rank] = 0
+    each_entry = in_window.reshape(-1)
+    blocks = block_of(work, each_entry.size)
+    stages = {
+        "start": found_zone(work) + counts(work, vector=1) + end(work),
+        "entries": _finished_entries(work, each_entry.size),
+        "tables": _tables(work, blocks, received),
+        "poll": _look(work, blocks, each_entry),
+        "rows": _rows(work, each_block(work, blocks, each_entry)),
+    }
+    return Counted(stages, no_ranks(work), no_ranks(work))
+
+
+def _finished_entries(work: Work, entries: int) -> Counts:
+    """Every block says that it has begun; the first one has seen it of all, and clears."""
+    one = first_block(work)
+    flags, cleared = work.blocks * STATUS_ENTRY_BYTES, int(chunks(entries, MAX_CLEARED))
+    written = flags + entries * STATUS_ENTRY_BYTES
+    tidy = counts(
+        work,
+        loads=one,
+        load_bytes=flags * one,
+        vector=2 * one,
+        scalar_local=one,
+        stores=(1 + cleared) * one,
+        store_bytes=written * one,
+    )
+    said = counts(work, vector=1, stores=1, store_bytes=STATUS_ENTRY_BYTES)
+    return said + tidy + kept(work, "turned")
+
+
+def _tables(work: Work, blocks: np.ndarray, received: np.ndarray) -> Counts:
+    """Own counts and times, all counts, and a sum of those before each own entry."""
+    experts, ranks = received.shape
+    share, noted = bounds(work, blocks.size), int(work.has("waited_us"))
+    own, places = np.diff(share), np.arange(blocks.size)
+    has_own = np.where(own > 0, 1, 0)
+    sources = places // experts
+    before = places % experts * ranks + sources
+    looked = each_block(work, blocks, sources != work.number("kept_rank"))
+    sums = each_block(work, blocks, before > 0)
+    if work.number("max_count") > MAX_EXACT_SUM // TABLE_ENTRIES:
+        summed = counts(work, scalar_local=each_block(work, blocks, before))
+    else:
+        summed = counts(work, vector=3 * has_own + sums, barriers=2 * has_own + sums, scalar_local=sums)
+    loads = (1 + noted) * stores_by_number(share[:-1], share[:-1], share[1:], experts) + has_own
+    return summed + counts(
+        work,
+        loads=loads,
+        load_bytes=((1 + noted) * own + has_own * blocks.size) * WORD_BYTES,
+        # Of each entry the first row and how many there are.
+        scalar_local=looked + 2 * own + 2 * noted * own,
+        turns=has_own,
+        # Whether this block has given up before.
+        scalar_global=has_own,
+        lines=has_own,
+        dropped=has_own,
+        items=own,
+    )
+
+
+def _look(work: Work, blocks: np.ndarray, each_entry: np.ndarray) -> Counts:
+    """At the stamps of all rows, and in UB at each of them."""
+    share = bounds(work, each_entry.size)
+    found = [_groups(each_entry[a:b].tolist()) for a, b in itertools.pairwise(share)]
+    polls, pieces, padded = np.array(found).reshape(-1, 3).T
+    own, rows = np.diff(share), each_block(work, blocks, each_entry)
+    with_rows = each_block(work, blocks, each_entry > 0)
+    return counts(
+        work,
+        loads=pieces,
+        load_bytes=rows * STAMP_BYTES,
+        vector=polls + padded,
+        # What is left of each entry is read before and behind, and of each piece read and written.
+        scalar_local=2 * own + 2 * with_rows + polls + 2 * pieces + rows,
+        turns=polls,
+        items=pieces,
+    )
+
+
+def _groups(each_entry: list[int]) -> tuple[int, int, int]:
+    """Of a block's entries: groups of stamps that are looked at together, their pieces, and how many of the
+    groups do not fill whole repeats.
+    """
+    groups: list[tuple[int, int]] = []
+    pieces = stamps = 0
+    for left in each_entry:
+        while left:
+            if pieces == MAX_PIECES or stamps == MAX_STAMPS:
+                groups.append((pieces, stamps))
+                pieces = stamps = 0
+            more = min(left, MAX_STAMPS - stamps)
+            pieces, stamps, left = pieces + 1, stamps + more, left - more
+    if pieces:
+        groups.append((pieces, stamps))
+    return len(groups), sum(p for p, _ in groups), sum(s % 8 > 0 for _, s in groups)
+
+
+def _rows(work: Work, rows: np.ndarray) -> Counts:
+    """A row comes with its scales, and leaves in a copy for each table; its flag is cleared."""
+    weights, scales = int(work.has("out_weights")), int(work.has("out_scales"))
+    loaded = work.number("scale_offset") + work.number("scale_bytes") if scales else work.number("row_bytes")
+    small = ORIGIN.num_bytes + weights * WORD_BYTES + scales * work.number("scale_bytes")
+    return counts(
+        work,
+        loads=(1 + weights) * rows,
+        load_bytes=(align(loaded, UB_ALIGN) + weights * WORD_BYTES) * rows,
+        stores=(3 + weights + scales) * rows,
+        store_bytes=(work.number("row_bytes") + small + WORD_BYTES) * rows,
+        scalar_local=rows,
+        turns=rows,
+        items=rows,
+    )

@@ -1,0 +1,78 @@
+"""The scheme that ``comm_alg`` asks for, "auto" among them: decided once, before ranks compare settings."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from moe_triton.backends import check_name
+from moe_triton.core.checks import check_choice, check_text
+from moe_triton.core.config import Config
+from moe_triton.core.errors import ArgumentError
+from moe_triton.limits import scheme_of
+from moe_triton.runtime.arguments import left_of
+from moe_triton.schemes import SCHEMES
+from moe_triton.tables import machine_of
+from moe_triton.tables.schemes import OUTPUTS, named
+
+AUTO = "auto"
+
+
+class Asked(NamedTuple):
+    """What a caller says of how tokens travel.
+
+    Attributes:
+        comm_alg: a scheme, "" for the product's, or "auto".
+        outputs: "own" or "window": where outputs may lie.
+        backend: name of the back end, whose machine "auto" goes by.
+        folder: of tables that go before the package's; None for the user's own.
+    """
+
+    comm_alg: str
+    outputs: str = "own"
+    backend: str = "cpu"
+    folder: str | os.PathLike[str] | None = None
+
+
+class ChosenScheme(NamedTuple):
+    """What was decided.
+
+    Attributes:
+        config: with the scheme.
+        source: who says so.
+    """
+
+    config: Config
+    source: str
+
+
+def choose_scheme(asked: Asked, whole: Config, members: Sequence[int], exchange: bool) -> ChosenScheme:
+    """A group's settings with the scheme that was asked for.
+
+    With "auto" it is the first that takes the group of: what tables name, and the product's own scheme.
+
+    Args:
+        asked: by the caller.
+        whole: of the group, with any scheme.
+        members: its ranks that are left.
+        exchange: whether there is a tensor-parallel group.
+
+    Raises:
+        ArgumentError: an argument or setting is none, or a table cannot be used.
+    """
+    comm_alg = check_text("comm_alg", asked.comm_alg)
+    outputs = check_choice("outputs", asked.outputs, OUTPUTS)
+    backend = check_name(asked.backend)
+    by_name = scheme_of(whole.product, "" if comm_alg == AUTO else comm_alg)
+    usual = replace(whole, scheme=by_name).normalized()
+    taken = left_of(usual, members, exchange)
+    if comm_alg != AUTO:
+        return ChosenScheme(taken, f"{by_name}: comm_alg={comm_alg!r}")
+    machine = machine_of(backend, usual.product)
+    for name, source in named(machine, usual, outputs, SCHEMES[usual.product], asked.folder):
+        with contextlib.suppress(ArgumentError):  # it lacks what the group needs
+            return ChosenScheme(left_of(replace(usual, scheme=name), members, exchange), f"{name}: {source}")
+    return ChosenScheme(taken, f"{by_name}: no table has a scheme that serves the group on {machine}")

@@ -1,0 +1,51 @@
+"""Where the settings of a buffer come from: the caller, a table, or the kernels themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from moe_triton.core.kernel import TritonKernel
+from moe_triton.core.row_formats import ROW_FORMATS
+from moe_triton.core.space import text_of
+from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
+from moe_triton.schemes.site import Site
+
+
+def tuning_source(site: Site, dtype: torch.dtype) -> dict[str, str]:
+    """Who says how operators are cut into parts, and what settings each Triton kernel has.
+
+    Args:
+        site: where plans run.
+        dtype: of tokens.
+
+    Returns:
+        By name, ``dispatch_tokens``, ``combine_tokens``, what else a table of pipelines has set, and
+        ``<operator>.<kernel>``: the value and source.
+    """
+    found = {f"{name}_tokens": f"{part.tokens}: {part.source}" for name, part in site.part_tokens.items()}
+    for name, source in site.sources.items():
+        value = site.num_blocks if name == "num_blocks" else getattr(site.tuning, name)
+        found[name] = f"{value}: {source}"
+    for operator, kernel in _kernels(site, dtype):
+        chosen = site.kernel_settings.chosen(kernel)
+        found[f"{operator}.{kernel.name}"] = f"{text_of(chosen.settings)}: {chosen.source}"
+    return found
+
+
+def _kernels(site: Site, dtype: torch.dtype) -> Iterator[tuple[str, TritonKernel]]:
+    """The kernels of plain calls that there is anything to choose of: dispatches with and without int8."""
+    own = site.keeps_own and site.exchange_rank is None and not site.config.num_special_experts
+    given = torch.int32 if site.target == "npu" else None  # the CPU's host has copied them
+    formats = (row_format for name, row_format in ROW_FORMATS.items() if name in (None, "int8"))
+    dispatches = (
+        DispatchVariant(dtype, each, False, True, keeps_own=own, given_ids=given) for each in formats
+    )
+    variants: list[tuple[str, Variant]] = [("dispatch", each) for each in dispatches]
+    tokens = site.config.num_max_tokens_per_rank
+    for operator, variant in (*variants, ("combine", CombineVariant(dtype, True, keeps_own=own))):
+        for launch in site.scheme.whole(variant, 0, site.parts(operator, tokens)).launches:
+            kernel = launch.kernel
+            if isinstance(kernel, TritonKernel) and kernel.space is not None:
+                yield operator, kernel

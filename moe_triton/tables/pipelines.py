@@ -1,0 +1,118 @@
+"""Which settings of a rank take the least time, by machine and scheme: tables of what `Tuning` leaves open.
+
+A row counts only where as many ranks share as many cores as it is of; of those the one of the nearest sizes.
+What the caller sets goes before it, field by field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from moe_triton.core.ascendc import MAX_BLOCKS
+from moe_triton.core.config import Config
+from moe_triton.core.space import settings_of
+from moe_triton.core.tables import Row, Table, damaged
+from moe_triton.core.tuning import Tuning
+from moe_triton.tables import read_with, whose
+from moe_triton.tables.found import tables_of
+from moe_triton.tables.schemes import sizes_of
+
+KIND = "pipelines"
+COMMAND = "moe-triton tune pipeline"
+KEYS, SIZES = ("scheme",), ("cores", "ranks", "hidden", "topk", "tokens")
+VALUES = ("settings", "ns", "default_ns")
+BLOCKS, COMMUNICATION = "num_blocks", "communication_blocks"
+OPEN = ("dispatch_tokens", "combine_tokens", "cached_bytes", "spins", "yields")
+"""Fields of `Tuning` that are None where the caller leaves them open."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The settings of one rank.
+
+    Attributes:
+        tuning: with what the caller left open filled in, where a table has a row.
+        num_blocks: blocks per kernel, None for the machine's default.
+        sources: who says so, by the name of each setting that a table has filled in.
+    """
+
+    tuning: Tuning
+    num_blocks: int | None
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+
+def columns_of(config: Config, cores: int) -> tuple[int, ...]:
+    """The sizes of a row: cores that ranks share or, on an NPU, that each has; and those of the group."""
+    hidden, topk, ranks, tokens = sizes_of(config)
+    return cores, ranks, hidden, topk, tokens
+
+
+def checked_table(path: Path) -> Table:
+    """A table of settings.
+
+    Raises:
+        ArgumentError: it is missing, damaged, of another kind, or has settings that there are not.
+    """
+    table = read_with(path, COMMAND, KEYS, SIZES, VALUES)
+    for row in table.rows:
+        try:
+            _check(settings_of(str(row.values[0])))
+        except (ValueError, TypeError) as error:  # an ArgumentError is a ValueError
+            raise damaged(path, COMMAND, f"row {[*row.keys, *row.sizes]}: {error}") from None
+    return table
+
+
+def _check(settings: Mapping[str, int]) -> None:
+    blocks = settings.get(BLOCKS, MAX_BLOCKS)
+    if not 1 <= blocks <= MAX_BLOCKS:
+        raise ValueError(f"{BLOCKS} must be 1 to {MAX_BLOCKS}")
+    fields: dict[str, Any] = {name: value for name, value in settings.items() if name != BLOCKS}
+    if unknown := fields.keys() - {*OPEN, COMMUNICATION}:
+        raise ValueError(f"there is no setting {min(unknown)}")
+    Tuning(**fields).check(blocks)
+
+
+def _row(machine: str, config: Config, cores: int, folder: Any) -> tuple[Row, str] | None:
+    sizes = columns_of(config, cores)
+    for path, table in tables_of(KIND, machine, folder, checked_table).items():
+        row = table.nearest((config.scheme,), sizes)
+        if row is not None and row.sizes[:2] == sizes[:2]:
+            return row, f"{table.said(row)}{whose(path)} ({table.source})"
+    return None
+
+
+def filled(
+    machine: str, config: Config, cores: int, tuning: Tuning | None, num_blocks: int | None
+) -> Pipeline:
+    """What the caller set, and a table's settings for what is left open.
+
+    Blocks that communicate are taken from a table only where neither `Tuning` nor blocks are given: they are
+    part of those.
+
+    Args:
+        machine: see `moe_triton.tables.machine_of`.
+        config: of the group.
+        cores: see `columns_of`.
+        tuning: the caller's, None where there is none.
+        num_blocks: the caller's, None where there are none.
+
+    Raises:
+        ArgumentError: a table cannot be used.
+    """
+    given = Tuning() if tuning is None else tuning
+    found = _row(machine, config, cores, given.tables)
+    if found is None:
+        return Pipeline(given, num_blocks)
+    settings, source = settings_of(str(found[0].values[0])), found[1]
+    taken: dict[str, Any]
+    taken = {name: settings[name] for name in OPEN if name in settings and getattr(given, name) is None}
+    if tuning is None and num_blocks is None and COMMUNICATION in settings:
+        taken[COMMUNICATION] = settings[COMMUNICATION]
+    blocks = settings.get(BLOCKS) if num_blocks is None else num_blocks
+    sources = dict.fromkeys(taken, source)
+    if blocks != num_blocks:
+        sources[BLOCKS] = source
+    return Pipeline(replace(given, **taken), blocks, sources)

@@ -1,0 +1,159 @@
+"""Wrong kernels of a combine in parts."""
+
+from __future__ import annotations
+
+from .library import Patch
+from .mutants import COMBINE_SEND, FLAGS, Mutant, case_of, without
+
+READY_TOKENS = "include/ready_tokens.h"
+COMBINE_READY = "include/combine_ready.h"
+
+_PARTS = case_of(tokens=(9, 8), part_tokens=3, hidden=64)
+_ONE_BLOCK = case_of(tokens=(9, 8), part_tokens=3, hidden=64, blocks=1)
+_UNEVEN = case_of(tokens=(3, 12), part_tokens=3, hidden=64)
+_TIMED = case_of(tokens=(9, 8), part_tokens=3, hidden=64, timed=True, absent=0.3)
+
+PART_MUTANTS = (
+    Mutant(
+        "a token is ready with its first result",
+        (
+            Patch(
+                READY_TOKENS,
+                "return seen == expected * static_cast<int64_t>(STATUS_ENTRY_WORDS);",
+                "return seen > 0;",
+            ),
+        ),
+        _PARTS,
+    ),
+    Mutant(
+        "flags of ready tokens left standing",
+        (Patch(READY_TOKENS, "if (expected > 0) {\n", "if (expected < 0) {\n"),),
+        _PARTS,
+    ),
+    Mutant(
+        "a token taken twice",
+        (without(READY_TOKENS, "                pending_.Set(token, TAKEN);\n"),),
+        _PARTS,
+    ),
+    Mutant(
+        "what is taken is forgotten between launches",
+        (Patch(READY_TOKENS, "if (is_new || places_.first > before) {", "if (is_new) {"),),
+        _PARTS,
+    ),
+    Mutant(
+        "what tokens wait for is never stored",
+        (Patch(READY_TOKENS, "if (is_new || places_.first > before) {", "if (places_.first > before) {"),),
+        _PARTS,
+    ),
+    Mutant(
+        "every part's places from the first one on",
+        (Patch(READY_TOKENS, "places_ = OwnIn(args_->part);", "places_ = OwnIn(0);"),),
+        _PARTS,
+    ),
+    Mutant(
+        "parts with incomplete tokens are not looked at again",
+        (
+            Patch(
+                READY_TOKENS,
+                "taken_ += part == taken_ && is_over ? 1 : 0;",
+                "taken_ += part == taken_ ? 1 : 0;",
+            ),
+        ),
+        _PARTS,
+    ),
+    Mutant(
+        "no MTE2_S wait before pending results are read",
+        (without(READY_TOKENS, "        Order<AscendC::HardEvent::MTE2_S>();\n"),),
+        _PARTS,
+    ),
+    Mutant(
+        "no S_MTE3 wait before a list is stored",
+        (
+            Patch(
+                FLAGS,
+                "        Order<AscendC::HardEvent::S_MTE3>();\n"
+                "        AscendC::DataCopyPad(GlobalAt<int32_t>(address)[first_], entries_,",
+                "        AscendC::DataCopyPad(GlobalAt<int32_t>(address)[first_], entries_,",
+            ),
+        ),
+        _PARTS,
+    ),
+    Mutant(
+        "a list changed while it is stored",
+        (
+            Patch(
+                FLAGS,
+                "                             ExactBytes(count * static_cast<int64_t>(sizeof(int32_t))));\n"
+                "        Order<AscendC::HardEvent::MTE3_S>();\n",
+                "                             ExactBytes(count * static_cast<int64_t>(sizeof(int32_t))));\n",
+            ),
+        ),
+        _ONE_BLOCK,
+    ),
+    Mutant(
+        "a part that was sent ahead is sent again",
+        (
+            Patch(
+                COMBINE_SEND,
+                "progress_.Read(PartProgress::SENT) > args_.part;",
+                "progress_.Read(PartProgress::SENT) < 0;",
+            ),
+        ),
+        _PARTS,
+    ),
+    Mutant(
+        "the last part ends with its own tokens",
+        (Patch(COMBINE_SEND, "part + 1 < args.num_parts ? first", "part < args.num_parts ? first"),),
+        _UNEVEN,
+    ),
+    Mutant(
+        "every part sends all rows",
+        (Patch(COMBINE_SEND, "if (tokens.Contains(token)) {", "if (token < tokens.last) {"),),
+        _PARTS,
+    ),
+    Mutant(
+        "a waiting block forgets what it sent ahead",
+        (
+            Patch(
+                COMBINE_READY,
+                "progress_.Keep(PartProgress::SENT, sent_,",
+                "progress_.Keep(PartProgress::SENT, args_.part + 1,",
+            ),
+        ),
+        _PARTS,
+    ),
+    Mutant(
+        "progress of the first block for all",
+        (
+            Patch(
+                COMBINE_SEND,
+                "return AscendC::GetBlockIdx() * static_cast<int64_t>(PART_PROGRESS_WORDS);",
+                "return 0;",
+            ),
+        ),
+        _PARTS,
+    ),
+    Mutant(
+        "progress read from an old cache line",
+        (
+            Patch(
+                COMBINE_SEND,
+                "return ReadFresh<int32_t>(address_, FirstWord() + word);",
+                "return GlobalAt<int32_t>(address_).GetValue(static_cast<uint64_t>(FirstWord() + word));",
+            ),
+        ),
+        _PARTS,
+    ),
+    Mutant(
+        "times of results that come in a later part not kept apart",
+        (
+            Patch(
+                READY_TOKENS,
+                "        } else if (waited_.IsWanted()) {\n"
+                "            waited_.Load(first * num_results_, (last - first) * num_results_);\n        }\n",
+                "        }\n",
+            ),
+        ),
+        _TIMED,
+    ),
+)

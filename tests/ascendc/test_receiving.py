@@ -1,0 +1,47 @@
+"""A dispatch whose first blocks receive while the others send: see `tests.ascendc.receiving`."""
+
+from __future__ import annotations
+
+import pytest
+
+from .library import Library
+from .receiving import MissingCase, ReceivingCase, ReceivingWorld, check_missing
+
+CASES = {
+    "two_blocks": ReceivingCase(tokens=(4, 3), timed=True),
+    "one_row": ReceivingCase(tokens=(1, 0), topk=1, experts_per_rank=1, weighted=False),
+    "more_receive": ReceivingCase(tokens=(5, 7, 2), blocks=5, first_blocks=4, topk=3, straggle=0.3, rounds=4),
+    "more_send": ReceivingCase(tokens=(5, 7, 2), blocks=5, topk=3, scaled=True, rounds=4, timed=True),
+    "more_than_entries": ReceivingCase(tokens=(3, 2), blocks=8, first_blocks=6, experts_per_rank=1, topk=1),
+    "many_scales": ReceivingCase(
+        tokens=(5, 8), blocks=4, first_blocks=2, topk=3, scaled=True, num_scales=9, hidden=96
+    ),
+    "no_rows": ReceivingCase(tokens=(3, 2), absent=1.0, timed=True),
+    "shared": ReceivingCase(tokens=(3, 4, 2), blocks=4, first_blocks=2, shared=(1, 1), topk=3),
+    "skewed": ReceivingCase(tokens=(90, 60), blocks=4, first_blocks=2, skewed=True, hidden=32),
+    "many_rows": ReceivingCase(tokens=(700, 900), first_blocks=1, topk=1, experts_per_rank=1, hidden=32),
+    "many_entries": ReceivingCase(tokens=(9, 8), blocks=3, experts_per_rank=500, topk=8, hidden=32),
+    "real": ReceivingCase(
+        tokens=(16, 8), blocks=48, first_blocks=24, topk=8, experts_per_rank=16, hidden=7168, scaled=True
+    ),
+}
+# Every token goes to every expert. Waits are in vain: they need not be long.
+MISSING = {
+    "a_rank": MissingCase(tokens=(2, 2, 2), blocks=3, topk=6, timeout_us=50_000),
+    "a_rank_of_two": MissingCase(tokens=(2, 2, 2), blocks=4, first_blocks=2, topk=6, timeout_us=50_000),
+    "rows": MissingCase(tokens=(2, 2, 2), blocks=3, topk=6, timeout_us=50_000, is_away=False),
+    "rows_of_two": MissingCase(
+        tokens=(2, 2, 2), blocks=5, first_blocks=2, topk=6, timeout_us=50_000, is_away=False, timed=True
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_receives_while_it_sends(library: Library, case: ReceivingCase) -> None:
+    for seed in range(3):
+        ReceivingWorld(library, case, seed).run()
+
+
+@pytest.mark.parametrize("case", MISSING.values(), ids=MISSING)
+def test_says_what_is_missing(library: Library, case: MissingCase) -> None:
+    check_missing(library, case)

@@ -1,0 +1,174 @@
+"""``moe-triton tune`` as a user types it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from autotune.cli.options import console
+from autotune.kernels.modelled import ModelledTask
+from autotune.search import Outcome
+from moe_triton import tables
+from moe_triton.core.config import Config
+from moe_triton.core.space import Settings
+from moe_triton.core.tables import Table
+from moe_triton.tools.cli import extensions
+from moe_triton.tools.cli.app import app
+
+DEADLINE_S = 200.0
+SMALL = ("--kernel", "stamps", "--tokens", "128", "--dtype", "bf16", "--workers", "1")
+NAME = "kernels-Ascend910_9391"
+
+
+def run(*arguments: object, code: int = 0) -> str:
+    console.width = 200
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["tune", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study, and the table that was made of it."""
+    made = tmp_path_factory.mktemp("tables")
+    said = run("kernels", *SMALL, "--study", made / "study.db", "--output", made)
+    assert f"kept: {made / NAME}.json" in said
+    assert "best / floor" in said
+    return made
+
+
+@pytest.fixture
+def kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The table, where buffers look it up."""
+    monkeypatch.setenv(tables.ENVIRONMENT, str(folder))
+    return folder
+
+
+def test_the_table_is_one_that_buffers_take(kept: Path) -> None:
+    table = Table.from_json((kept / f"{NAME}.json").read_text(), NAME)
+    assert (table.keys, table.sizes, table.values) == (tables.KEYS, tables.SIZES, tables.VALUES)
+    assert {row.keys[0] for row in table.rows} == {"stamps"}
+    assert all(row.values[1] <= row.values[2] for row in table.rows)  # type: ignore[operator]
+    settings = tables.KernelSettings("Ascend910_9391", Config(16, 128, 7168, 8, 256, scheme="direct"))
+    assert len(settings.tables) >= 1
+
+
+def test_show_prints_it(kept: Path) -> None:
+    said = run("show", "--kernel", "stamps")
+    assert "default" in said
+    assert "constants" in said
+
+
+def test_explain_says_why(folder: Path, tmp_path: Path) -> None:
+    command = ("explain", "stamps", "--variant", "plain", "--study", folder / "study.db")
+    said = " ".join(run(*command, "--plot", tmp_path / "plots").split())
+    for part in ("critical path", "pipes, occupied", "runner-up", "MTE2", "unified buffer"):
+        assert part in said
+    assert re.search(r"The runner-up loses 0\.\d%", said)
+    assert re.search(r"What forbids 1\.3 times: MTE2 0\.\d\d us", said)
+    drawn = sorted(path.name.rpartition("-")[2] for path in (tmp_path / "plots").iterdir())
+    assert drawn == ["BLOCK.svg", "pipes.svg"]
+
+
+def test_diff_tells_what_changed(folder: Path, tmp_path: Path) -> None:
+    table = folder / f"{NAME}.json"
+    assert "as each other" in run("diff", table, table)
+    other = tmp_path / f"{NAME}.json"
+    other.write_text(table.read_text().replace('"default", 627', '"BLOCK=64", 600'))
+    said = run("diff", table, other, code=1)
+    assert "stamps plain any ranks=16 tokens=128: default (627 ns) -> BLOCK=64 (600 ns)" in said
+    assert "table is" in run("diff", table, tmp_path / "none.json", code=1)
+
+
+def test_verify_prices_again(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tables, "FOLDER", tmp_path)
+    assert "--write-shipped" in run("verify", code=1)
+    shipped = tmp_path / f"{NAME}.json"
+    shipped.write_text((folder / f"{NAME}.json").read_text())
+    assert "as kept" in run("verify", "--most", "2")
+    shipped.write_text(shipped.read_text().replace("627", "500").replace("constants ", "constants 0"))
+    said = run("verify", "--most", "0", code=1)
+    assert "500 -> 627 ns" in said
+    assert "source: " in said
+
+
+def test_rows_of_other_sizes_stay(folder: Path) -> None:
+    before = Table.from_json((folder / f"{NAME}.json").read_text(), NAME)
+    sizes = ("--kernel", "stamps", "--tokens", "16", "--dtype", "bf16", "--workers", "1")
+    run("kernels", *sizes, "--study", folder / "study.db", "--output", folder)
+    after = Table.from_json((folder / f"{NAME}.json").read_text(), NAME)
+    assert len(after.rows) == 2 * len(before.rows)
+    assert set(before.rows) < set(after.rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--soc", "A9"), "soc is 'A9'"),
+        (("--dtype", "fp8"), "dtype is"),
+        (("--kernel", "nothing"), "no plan of nothing"),
+        (("--machine", "/none.json"), "machine is /none.json"),
+        (("--hidden", "0"), "hidden is 0"),
+    ],
+)
+def test_what_is_refused(options: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    assert said in run("kernels", *options, "--study", tmp_path / "study.db", code=1)
+
+
+def test_explain_has_nothing_to_say_of_a_cpus_pipes() -> None:
+    assert "soc is cpu" in run("explain", "stamps", "--soc", "cpu", code=1)
+
+
+def test_without_the_package_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for points, why in (
+        ([], "is not installed"),
+        ([EntryPoint("tune", "autotune_that_is_not_there:app", extensions.GROUP)], "cannot be imported"),
+    ):
+        monkeypatch.setattr(extensions, "entry_points", lambda group, points=points: points)
+        bare = typer.Typer()
+        extensions.add_extensions(bare)
+        result = CliRunner().invoke(bare, ["tune", "kernels"])
+        assert result.exit_code == 1
+        assert why in result.output
+        assert "pip install 'moe_triton[tune]'" in result.output
+
+
+def test_ctrl_c_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real one, while candidates are priced; what was priced before is not priced again."""
+    study = tmp_path / "study.db"
+    command = [sys.executable, "-m", "tests.autotune.interrupted", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        end = time.monotonic() + DEADLINE_S
+        while not (tmp_path / "third").exists() and process.poll() is None:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=DEADLINE_S)
+    finally:
+        process.kill()
+        process.wait(DEADLINE_S)
+    assert process.returncode == 130, said
+    assert "--resume" in said
+    before = (tmp_path / "asked").read_text().splitlines()
+    assert len(before) == 3
+    again: list[str] = []
+    usual = ModelledTask.evaluate
+
+    def evaluate(task: ModelledTask, settings: Settings, best: float | None) -> Outcome:
+        again.append(f"{task.name} {dict(settings)}")
+        return usual(task, settings, best)
+
+    monkeypatch.setattr(ModelledTask, "evaluate", evaluate)
+    run("kernels", *SMALL, "--study", study, "--resume", "--output", tmp_path)
+    assert before[2] in again  # it was interrupted
+    assert not {*before[:2]} & {*again}

@@ -1,0 +1,221 @@
+"""Kernels' settings: what is tuned, what cannot be had, what the model and the stop-watch prefer."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotune.kernels import measured, modelled
+from autotune.kernels.feasible import why_not
+from autotune.kernels.scope import Scope
+from autotune.kernels.subjects import Subject, subjects_of
+from autotune.search import Options, Outcome, run
+from autotune.search.task import WrongBitsError
+from autotune.tuning import tasks_of
+from moe_triton import tables
+from moe_triton.core.errors import ArgumentError, ToolchainError
+from moe_triton.core.space import PROGRAMS, Space
+from moe_triton.model.constants import machine_named
+
+CHIP, MACHINE = "Ascend910_9391", machine_named("A3")
+
+
+@functools.cache
+def subject(kernel: str, variant: str = "plain", soc: str = "A3") -> Subject:
+    scope = Scope(soc, kernels=(kernel,), tokens=(128,), dtypes=("bf16",))
+    return next(each for each in subjects_of(scope) if each.keys[1] == variant)
+
+
+def with_space(of: Subject, space: Space, **changes: object) -> Subject:
+    return replace(of, kernel=replace(of.kernel, space=space, **changes))  # type: ignore[arg-type]
+
+
+def priced(of: Subject, machine: object = MACHINE) -> dict[tuple[int, ...], Outcome]:
+    task = modelled.task_of(of, CHIP, machine)  # type: ignore[arg-type]
+    return {tuple(each.values()): task.evaluate(each, None) for each in task.candidates()}
+
+
+def best(outcomes: dict[tuple[int, ...], Outcome]) -> tuple[int, ...]:
+    return min((o.value, key) for key, o in outcomes.items() if o.value is not None)[1]
+
+
+def test_every_kernel_is_there_once() -> None:
+    found = subjects_of(Scope(tokens=(16, 128), topk=(4, 8)))
+    names = {each.keys[0] for each in found}
+    assert names >= {"route", "route_pack", "stamps", "weighted_sum"}
+    assert len({(each.keys, each.sizes) for each in found}) == len(found)
+    assert {each.keys[2] for each in found} == {"any", "bf16", "fp16"}
+    for each in found:
+        assert each.sizes == tables.sizes_of(each.kernel, each.situations[0].works[0][0].traffic.config)
+        assert len(each.situations[0].works) == 2  # a typical rank, and the one with the most rows
+
+
+def test_a_kernel_that_does_not_depend_on_k_is_of_all_k() -> None:
+    """One row of the table is for both: each counts."""
+    (one,) = (
+        each
+        for each in subjects_of(Scope(tokens=(16,), topk=(4, 8), kernels=("route",)))
+        if each.keys[1] == "plain"
+    )
+    assert one.sizes == (1, 1, 16, 16)
+    assert {label.partition(", ")[2] for label in (each.label for each in one.situations)} == {"K 4", "K 8"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "argument"),
+    [
+        ({"soc": "A9"}, "soc"),
+        ({"soc": "950"}, "soc"),
+        ({"hidden": (0,)}, "hidden"),
+        ({"dtypes": ("fp8",)}, "dtype"),
+    ],
+)
+def test_what_is_no_scope(changes: dict[str, object], argument: str) -> None:
+    with pytest.raises(ArgumentError, match=argument):
+        Scope(**changes)  # type: ignore[arg-type]
+
+
+def test_a_kernel_without_settings_is_named() -> None:
+    with pytest.raises(ArgumentError, match="no plan of arrange_nothing of these sizes"):
+        subjects_of(Scope(kernels=("arrange_nothing",), tokens=(16,)))
+
+
+def test_what_the_compiler_refuses_says_why() -> None:
+    outcomes = priced(with_space(subject("stamps"), Space({"BLOCK": (32, 4096, 100000)})))
+    assert outcomes[32,].is_exact
+    assert "gave up" in outcomes[4096,].reason
+    assert "unified buffer" in outcomes[4096,].reason
+    assert "ub overflow" in outcomes[100000,].reason
+    assert outcomes[4096,].value is outcomes[100000,].value is None
+
+
+def test_double_buffers_that_are_asked_for_are_there() -> None:
+    kernel = subject("stamps").kernel
+    assert why_not(kernel, kernel, CHIP) == ""
+    assert why_not(replace(kernel, multibuffer=False), kernel, CHIP) == ""
+
+
+def test_missing_double_buffers_are_no_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    from autotune.kernels import feasible
+
+    kernel = subject("stamps").kernel
+    made = {
+        kernel: feasible.Compiled(buffered={"load": (2, 2), "store": (1, 2)}),
+        "other": feasible.Compiled(buffered={"load": (1, 2), "store": (1, 2)}),
+    }
+    other = replace(kernel, constants={**kernel.constants, "BLOCK": 64})
+    monkeypatch.setattr(feasible, "compiled", lambda k, chip: made.get(k, made["other"]))
+    assert why_not(other, kernel, CHIP) == "double buffers asked for, but only 1 of 2 loads have them"
+    assert why_not(replace(other, multibuffer=False), kernel, CHIP) == ""
+
+
+def test_a_kernel_that_is_made_worse_is_not_chosen(tmp_path: Path) -> None:
+    """Its own setting runs it on a single core."""
+    space = Space({"BLOCK": (16, 32), PROGRAMS: (0,)})
+    worse = with_space(subject("stamps"), space, programs=1)
+    (found,) = run(lambda: [modelled.task_of(worse, CHIP, MACHINE)], Options(tmp_path / "study.db"))
+    assert found.best is not None
+    assert found.default is not None
+    assert found.default.settings == {"BLOCK": 32, PROGRAMS: 1}
+    assert found.best.settings == {"BLOCK": 32, PROGRAMS: 0}
+    assert found.best.outcome.facts["ns"] < found.default.outcome.facts["ns"]
+
+
+def test_constants_of_another_machine_give_another_ranking() -> None:
+    """Wide tiles where a load's latency is long, narrow ones where vectors are slow."""
+    space = Space({"ROWS": (32,), "COLS": (64, 128, 256)})
+    of = with_space(subject("route"), space)
+    assert best(priced(of)) == (32, 128)
+    assert best(priced(of, MACHINE.replaced({"load_latency_cycles": 5000}))) == (32, 256)
+    assert best(priced(of, MACHINE.replaced({"vector_bytes_per_cycle": 16}))) == (32, 64)
+
+
+def test_a_candidate_costs_what_its_slowest_rank_does() -> None:
+    of = subject("stamps")
+    (situation,) = of.situations
+    each = [
+        modelled.timed(of.kernel, replace(situation, works=(works,)), CHIP, MACHINE).ns
+        for works in situation.works
+    ]
+    assert modelled.timed(of.kernel, situation, CHIP, MACHINE).ns == max(each)
+
+
+def test_the_name_of_a_task_tells_what_decides_it() -> None:
+    of = subject("stamps")
+    names = {
+        modelled.task_of(of, CHIP, MACHINE).name,
+        modelled.task_of(of, CHIP, MACHINE.replaced({"flag_cycles": 1})).name,
+        modelled.task_of(with_space(of, Space({"BLOCK": (16,)}), multibuffer=False), CHIP, MACHINE).name,
+        modelled.task_of(subject("stamps", "weights"), CHIP, MACHINE).name,
+    }
+    assert len(names) == 4
+    assert modelled.task_of(of, CHIP, MACHINE).name in names
+
+
+def test_the_cpus_kernels_keep_their_bits(tmp_path: Path) -> None:
+    """Measured for real; which one is faster is this machine's affair."""
+    scope = Scope("cpu", (256,), (2,), (4,), (16,), ("bf16",), ("weighted_sum",))
+    tasks = [task for task in tasks_of(scope) if "weights bf16" in task.name]
+    found = run(lambda: tasks[:1], Options(tmp_path / "study.db"))
+    assert found
+    for each in found:
+        assert each.best is not None
+        assert each.best.outcome.value is not None
+        assert each.best.outcome.value <= 1.0
+        assert all(t.outcome.value is not None for t in each.trials), each.trials
+
+
+def test_other_bits_are_an_error_that_names_the_candidate(tmp_path: Path) -> None:
+    of = subject("stamps", "weights", "cpu")
+    wrong = with_space(of, Space({"WEIGHT_WORD": (0,)}))
+    with pytest.raises(WrongBitsError, match=r"stamps weights.*WEIGHT_WORD=0: .* bytes of out_weights"):
+        run(lambda: [measured.task_of(wrong)], Options(tmp_path / "study.db"))
+
+
+def turns(*seconds: float) -> Callable[[], float]:
+    endless: Iterator[float] = itertools.cycle(seconds)
+    return lambda: next(endless)
+
+
+def test_the_stop_rule_ends_when_the_ratio_is_known() -> None:
+    ratio = measured.compared(turns(0.5), turns(1.0))
+    assert (ratio.low, ratio.middle, ratio.high) == (0.5, 0.5, 0.5)
+    assert ratio.rounds == measured.FEWEST
+
+
+def test_the_stop_rule_gives_up_on_what_is_clearly_slower() -> None:
+    ratio = measured.compared(turns(1.5, 2.5), turns(1.0))
+    assert ratio.low > measured.CLEARLY_WORSE
+    assert ratio.rounds == measured.FEWEST
+
+
+def test_the_stop_rule_ends_where_nothing_becomes_clear() -> None:
+    noise = random.Random(1)
+    ratio = measured.compared(lambda: noise.uniform(0.2, 1.8), lambda: 1.0)
+    assert ratio.rounds == measured.MOST
+    assert ratio.low < ratio.middle < ratio.high
+
+
+def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
+    draws = random.Random(0)
+    held = 0
+    for _ in range(400):
+        low, high = measured.interval([draws.gauss(1.0, 0.1) for _ in range(40)])
+        held += low <= 1.0 <= high
+    assert 0.92 <= held / 400 <= 1.0
+
+
+def test_a_stop_watch_on_an_npu_is_refused_with_its_reason() -> None:
+    from autotune.kernels.npu import MeasuredOnNpuTask
+
+    of = subject("stamps")
+    assert of.kernel.space is not None
+    task = MeasuredOnNpuTask("npu", of.kernel.space, of.kernel.settings, subject=of)
+    with pytest.raises(ToolchainError, match="no NPU"):
+        task.evaluate(of.kernel.settings, None)

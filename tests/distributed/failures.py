@@ -1,0 +1,38 @@
+"""What tests of failures share: messages, and a test's windows by name."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moe_triton import ArgumentError
+from moe_triton.backends.cpu import window as window_module
+
+SHM = Path("/dev/shm")
+
+
+def new_prefix() -> str:
+    """For the names of one test's windows: other tests make windows at the same time."""
+    return f"{window_module.PREFIX}test-{secrets.token_hex(8)}-"
+
+
+@contextmanager
+def prefixed(prefix: str) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(window_module, "PREFIX", prefix)
+        yield
+
+
+def leftovers(prefix: str) -> list[str]:
+    return sorted(path.name for path in SHM.glob(f"{prefix}*"))
+
+
+def message_of(call: Callable[[], Any], kind: type[Exception] = ArgumentError) -> str:
+    with pytest.raises(kind) as caught:
+        call()
+    return str(caught.value)
