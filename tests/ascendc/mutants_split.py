@@ -17,9 +17,10 @@ SPLIT_MUTANTS = (
             Patch(
                 SEND_PLAN,
                 "        const int64_t routed = args_->num_tokens * args_->topk;\n",
+                "        const int64_t blocks = blocks_.number;\n"
                 "        int64_t own = (blocks * num_shared_ + results / 2) / results;\n"
                 "        own = own < 1 ? 1 : Smaller(own, blocks - 1);\n"
-                "        const int64_t block = AscendC::GetBlockIdx();\n"
+                "        const int64_t block = blocks_.index;\n"
                 "        if (block < blocks - own) {\n"
                 "            Begin({0, args_->topk, SplitEvenly(args_->num_tokens * args_->topk, block, "
                 "blocks - own)});\n"
