@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.tiers import QUICK
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,8 +64,10 @@ def test_what_quick_leaves_out_the_others_run() -> None:
     assert {"make test", "make test-long"} <= set(ci)
 
 
-def test_mutants_are_compiled_by_test_long_alone() -> None:
-    text = Path(ROOT, "tests", "ascendc", "test_mutants.py").read_text(encoding="utf-8")
-    marks, _, function = text.rpartition("def test_is_killed")[0].rpartition("\n\n")
+@pytest.mark.parametrize("name", ["test_mutants.py", "test_other_mutants.py"])
+def test_mutants_are_compiled_by_test_long_alone(name: str) -> None:
+    text = Path(ROOT, "tests", "ascendc", name).read_text(encoding="utf-8")
+    _, _, function = text.rpartition("def test_is_killed")[0].rpartition("\n\n")
     assert function.startswith("@pytest.mark.long")
-    assert "patches=" not in marks
+    assert text.count("check_killed(") == 1
+    assert "patches=" not in text

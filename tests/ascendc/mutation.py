@@ -1,0 +1,89 @@
+"""Wrong kernels, each with a case that it fails on, and how they are run until they do."""
+
+from __future__ import annotations
+
+import pytest
+
+from .case import Case, TimedOutError, WrongResultError
+from .direct import DirectCase, DirectWorld
+from .direct_missing import MissingCountsCase, check_missing_counts
+from .disagreement import DisagreeingCase, check_disagreement
+from .driver import World
+from .exchange import Exchange
+from .fused import FusedCase, FusedWorld, MissingRowsCase, check_missing_rows
+from .library import LaunchError, Library, build
+from .mutants import MUTANTS, AnyCase, Mutant
+from .mutants_calls import CALL_MUTANTS
+from .mutants_direct import DIRECT_MUTANTS
+from .mutants_fused import FUSED_MUTANTS
+from .mutants_inband import INBAND_MUTANTS
+from .mutants_memory import MEMORY_MUTANTS
+from .mutants_offsets import OFFSETS_MUTANTS
+from .mutants_parts import PART_MUTANTS
+from .mutants_places import PLACE_MUTANTS
+from .mutants_receiving import RECEIVING_MUTANTS
+from .mutants_rows import ROW_MUTANTS
+from .mutants_split import SPLIT_MUTANTS
+from .mutants_words import WORD_MUTANTS
+from .mutants_zones import ZONE_MUTANTS
+from .offsets import OffsetsCase, check_offsets
+from .receiving import MissingCase, ReceivingCase, ReceivingWorld, check_missing
+from .split import SplitCase, check_split
+
+MOST_SEEDS = 100
+KINDS = (
+    MUTANTS,
+    CALL_MUTANTS,
+    INBAND_MUTANTS,
+    DIRECT_MUTANTS,
+    ZONE_MUTANTS,
+    MEMORY_MUTANTS,
+    SPLIT_MUTANTS,
+    WORD_MUTANTS,
+    PART_MUTANTS,
+    OFFSETS_MUTANTS,
+    PLACE_MUTANTS,
+    ROW_MUTANTS,
+    FUSED_MUTANTS,
+    RECEIVING_MUTANTS,
+)
+ALL = tuple(mutant for kind in KINDS for mutant in kind)
+PARAMETERS = [pytest.param(mutant, id=mutant.name.replace(" ", "_")) for mutant in ALL]
+
+
+def run_case(library: Library, case: AnyCase, seed: int) -> None:
+    """Runs what the class of the case stands for; raises if anything is wrong."""
+    if isinstance(case, OffsetsCase):
+        check_offsets(library, case, seed)
+    elif isinstance(case, SplitCase):
+        check_split(library, case, seed)
+    elif isinstance(case, DisagreeingCase):
+        check_disagreement(library, case, seed)
+    elif isinstance(case, MissingCountsCase):
+        check_missing_counts(library, case, seed)
+    elif isinstance(case, MissingRowsCase):
+        check_missing_rows(library, case, seed)
+    elif isinstance(case, MissingCase):
+        check_missing(library, case, seed)
+    elif isinstance(case, ReceivingCase):
+        ReceivingWorld(library, case, seed).run()
+    elif isinstance(case, FusedCase):
+        FusedWorld(library, case, seed).run()
+    elif isinstance(case, DirectCase):
+        DirectWorld(library, case, seed).run()
+    elif isinstance(case, Case):
+        World(library, case, seed).run()
+    else:
+        Exchange(library, case, seed).run()
+
+
+def check_killed(mutant: Mutant) -> None:
+    """Fails the test unless a strict build of this mutant fails its case with one of many seeds."""
+    library = Library(build(strict=True, patches=mutant.patches))
+    for seed in range(MOST_SEEDS):
+        try:
+            run_case(library, mutant.case, seed)
+        except (LaunchError, WrongResultError, TimedOutError) as death:
+            print(f"{mutant.name} | {type(death).__name__} | seed {seed} | {death}")
+            return
+    pytest.fail(f"survived {MOST_SEEDS} seeds")
