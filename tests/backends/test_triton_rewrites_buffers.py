@@ -118,6 +118,57 @@ def test_carry_in_place_keeps_an_initial_value_that_is_needed_later() -> None:
     assert is_left(rewrites.carry_in_place, text)
 
 
+def _carried_in_another_shape(read: str = "(d0, d1, d2)", extra_use: str = "", rows: str = "rows") -> str:
+    flat, whole = "memref<16x8xf32>", "memref<16x1x8xf32>"
+    reshaped = f"[[0, 1], [2]] output_shape [16, 1, 8] : {flat} into {whole}"
+    maps = f"affine_map<(d0, d1, d2) -> {read}>, affine_map<(d0, d1, d2) -> (d0, d1, d2)>"
+    kinds = ", ".join(['"parallel"'] * 3)
+    return (
+        "module {\n"
+        f"  func.func @f(%arg0: {flat}, %arg1: index, %arg2: {flat}) {{\n"
+        "    %c0 = arith.constant 0 : index\n"
+        "    %c1 = arith.constant 1 : index\n"
+        f"    %alloca = memref.alloca() : {flat}\n"
+        f"    memref.copy %arg0, %alloca : {flat} to {flat}\n"
+        f"    %0 = scf.for %arg3 = %c0 to %arg1 step %c1 iter_args(%arg4 = %alloca) -> ({flat}) {{\n"
+        f"      %rows = memref.expand_shape %arg4 {reshaped}\n"
+        f"      %other = memref.expand_shape %arg0 {reshaped}\n"
+        f"      %alloc = memref.alloc() {{alignment = 64 : i64}} : {whole}\n"
+        f"      linalg.generic {{indexing_maps = [{maps}], iterator_types = [{kinds}]}} "
+        f"ins(%{rows} : {whole}) outs(%alloc : {whole}) {{\n"
+        "      ^bb0(%in: f32, %out: f32):\n"
+        "        %1 = arith.addf %in, %in : f32\n"
+        "        linalg.yield %1 : f32\n"
+        "      }\n"
+        f"{extra_use}"
+        f"      %flat = memref.collapse_shape %alloc [[0, 1], [2]] : {whole} into {flat}\n"
+        f"      scf.yield %flat : {flat}\n"
+        "    }\n"
+        f"    memref.copy %0, %arg2 : {flat} to {flat}\n"
+        "    return\n  }\n}\n"
+    )
+
+
+def test_carry_in_place_in_another_shape() -> None:
+    text = rewritten(rewrites.carry_in_place, _carried_in_another_shape())
+    assert "memref.alloc()" not in text
+    assert "outs(%expand_shape" in text
+    assert "scf.yield %arg4" in text
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"read": "(15 - d0, d1, d2)"},  # it reads what it has written
+        {"rows": "other"},  # it does not read the previous value at all
+        {"extra_use": "      memref.copy %rows, %alloc : memref<16x1x8xf32> to memref<16x1x8xf32>\n"},
+        {"extra_use": "      memref.copy %arg4, %arg2 : memref<16x8xf32> to memref<16x8xf32>\n"},
+    ],
+)
+def test_carry_in_place_keeps_a_previous_value_that_is_needed(changed: dict[str, str]) -> None:
+    assert is_left(rewrites.carry_in_place, _carried_in_another_shape(**changed))
+
+
 @pytest.mark.parametrize(("shape", "strides"), [("?xi32", "[1]"), ("?xbf16", "[1]"), ("?x2xi32", "[2, 1]")])
 def test_copy_partial_blocks_with_loops(shape: str, strides: str) -> None:
     types = f"memref<{shape}, strided<{strides}, offset: ?>>", f"memref<{shape}>"

@@ -53,15 +53,47 @@ def carry_in_place(module: Operation) -> None:
     for loop in module.walk("scf.for"):
         names, last = list(loop.body.arguments)[1:], loop.body.operations[-1]
         for i, (name, initial, new) in enumerate(zip(names, loop.operands[3:], last.operands, strict=True)):
-            buffer, copies = makers.get(new), module.users(new)
-            if buffer is None or buffer.name != "memref.alloc" or len(copies) != 2:
-                continue
             # written by one copy right before the loop, and read by nothing but the loop
             start, *readers = module.users(initial)
             is_start = start.name == "memref.copy" and start.operands[1] == initial
-            if is_start and readers == [loop] and start.block is loop.block:
+            if not is_start or readers != [loop] or start.block is not loop.block:
+                continue
+            buffer, copies = makers.get(new), module.users(new)
+            if buffer is not None and buffer.name == "memref.alloc" and len(copies) == 2:
                 copies[0].operands[1] = last.operands[i] = name
                 buffer.erase()
+            elif copies == [last] and _written_in_place(module, buffer, name):
+                last.operands[i] = name
+
+
+_MAP = re.compile(r"affine_map<.*?->.*?\)>")
+
+
+def _written_in_place(module: Operation, collapsed: Operation | None, previous: str) -> bool:
+    """Has the elementwise loop that makes a value in another shape write it over the previous one.
+
+    That is where nothing else reads the previous one, and each element only its own. Returns whether it does.
+    """
+    if collapsed is None or collapsed.name != "memref.collapse_shape":
+        return False
+    buffer = module.makers().get(collapsed.operands[0])
+    if buffer is None or buffer.name != "memref.alloc":
+        return False
+    (writer, *others), expanded = module.users(buffer.result), module.users(previous)
+    if writer.name != "linalg.generic" or others != [collapsed]:
+        return False
+    if len(expanded) != 1 or module.users(expanded[0].results[0]) != [writer]:
+        return False
+    read, maps = expanded[0], _MAP.findall(writer.attributes["indexing_maps"])
+    is_inverse = read.name == "memref.expand_shape" and read.result_types == collapsed.operand_types
+    if not is_inverse or "reduction" in writer.attributes["iterator_types"]:
+        return False
+    if maps[writer.operands.index(read.result)] != maps[-1] or writer.operands[-1] != buffer.result:
+        return False
+    writer.operands[-1] = read.result
+    collapsed.erase()
+    buffer.erase()
+    return True
 
 
 def hoist_buffers(module: Operation) -> None:
