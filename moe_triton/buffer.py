@@ -7,7 +7,7 @@ EP ranks, E experts on this rank, A rows that a dispatch can deliver here at mos
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Literal, overload
 
@@ -19,6 +19,7 @@ from moe_triton.core.checks import check_choice, check_flag
 from moe_triton.core.config import Config, Product
 from moe_triton.core.errors import BufferStateError
 from moe_triton.core.row_formats import row_format_of
+from moe_triton.core.topology import check_ranks_per_server
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.handle import DispatchHandle, DispatchOutput, Pending
 from moe_triton.limits import check_num_bytes
@@ -28,9 +29,9 @@ from moe_triton.runtime.chosen_scheme import AUTO, Asked, choose_scheme
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.construction import DEFAULT_TIMEOUT_S, Order, meet, seconds_to_meet
 from moe_triton.runtime.owner import Owner
+from moe_triton.runtime.size_hint import get_buffer_size_hint
 from moe_triton.runtime.trace import TracePath
 from moe_triton.runtime.tuning_source import tuning_source
-from moe_triton.schemes import layout_of
 from moe_triton.tables.schemes import Outputs
 
 _buffer_ids = itertools.count()
@@ -60,6 +61,8 @@ class EPBuffer(Owner):
         num_bytes: bytes that the data window may take, None for what is needed
             (`get_buffer_size_hint`), on the NPU at most HCCL_BUFFSIZE where that is set.
         product: whose limits apply: "A3".
+        ranks_per_server: how many ranks each server has: one number for all, or one for each in the order of
+            the ranks; None for what the product's have, on A3 all ranks.
         comm_alg: how tokens travel: "fullmesh_v1" (also ""); "fullmesh_v2", with flags in band; "direct",
             which moves the fewest bytes, and whose outputs lie in the window: see `dispatch`; or "auto", what
             is fastest for these sizes on this machine (docs/speed.md): ``config.scheme`` has its name.
@@ -100,6 +103,7 @@ class EPBuffer(Owner):
         lost_ranks: Collection[int] = (),
         num_bytes: int | None = None,
         product: Product = "A3",
+        ranks_per_server: int | Sequence[int] | None = None,
         comm_alg: str = AUTO,
         outputs: Outputs = "own",
         relaxed: bool = False,
@@ -118,7 +122,12 @@ class EPBuffer(Owner):
             self._explicitly_destroy = check_flag("explicitly_destroy", explicitly_destroy)
             counted = arguments.check_special(special)
             whole = Config(
-                len(meeting.of_group), *sizes, product=product, relaxed=relaxed, num_special_experts=counted
+                len(meeting.of_group),
+                *sizes,
+                product=product,
+                relaxed=relaxed,
+                num_special_experts=counted,
+                ranks_per_server=check_ranks_per_server(ranks_per_server),
             )
             asked = Asked(comm_alg, outputs, backend, checked_tuning(tuning).tables)
             chosen = choose_scheme(asked, whole, meeting.members, tp_group is not None)
@@ -162,36 +171,7 @@ class EPBuffer(Owner):
         """Which settings plain calls on tokens of ``dtype`` run with, by name, and who says so."""
         return {"comm_alg": self._comm_alg_source} | tuning_source(self._communicator.site, dtype)
 
-    @staticmethod
-    def get_buffer_size_hint(
-        num_ranks: int,
-        *,
-        num_max_tokens_per_rank: int,
-        hidden: int,
-        num_topk: int,
-        num_experts: int,
-        num_shared_experts: int = 0,
-        num_shared_ranks: int = 0,
-        num_zero_experts: int = 0,
-        num_copy_experts: int = 0,
-        num_const_experts: int = 0,
-        tp_group: dist.ProcessGroup | None = None,
-        comm_alg: str = AUTO,
-        outputs: Outputs = "own",
-        backend: str = "cpu",
-        tuning: Tuning | None = None,
-    ) -> int:
-        """Bytes of the data window of one rank of a buffer that is constructed with these arguments.
-
-        Raises:
-            ArgumentError: a size breaks a limit, or a table cannot be used.
-        """
-        sizes = num_max_tokens_per_rank, hidden, num_topk, num_experts, num_shared_experts, num_shared_ranks
-        special = arguments.check_special((num_zero_experts, num_copy_experts, num_const_experts))
-        whole, folder = Config(num_ranks, *sizes, num_special_experts=special), checked_tuning(tuning).tables
-        is_paired = arguments.is_group("tp_group", tp_group)
-        asked = Asked(comm_alg, outputs, backend, folder)
-        return layout_of(choose_scheme(asked, whole, range(whole.num_ranks), is_paired).config).data_bytes
+    get_buffer_size_hint = staticmethod(get_buffer_size_hint)
 
     @overload
     def dispatch(

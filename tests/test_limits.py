@@ -45,10 +45,20 @@ def test_a_product_that_keeps_its_rules_but_cannot_be_served_is_refused(base: Co
 
 
 def test_a_scheme_that_cannot_be_served_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SCHEMES, "A2", {"fullmesh": "nowhere:Nothing"})
-    check_config(A2)
+    monkeypatch.setitem(SCHEMES, "A2", {"fullmesh": "moe_triton.schemes.direct:Direct"})
+    on_one_server = {"ranks_per_server": 16, "relaxed": True}
+    check_config(replace(A2, **on_one_server))
     with pytest.raises(ArgumentError, match="comm_alg is 'hierarchy'"):
-        check_config(HIERARCHY)
+        check_config(replace(HIERARCHY, **on_one_server))
+
+
+@pytest.mark.parametrize("base", [A3, INBAND, replace(A3, scheme="direct"), V1])
+def test_ranks_of_other_servers_are_out_of_reach(base: Config) -> None:
+    check_config(replace(base, ranks_per_server=8))
+    with pytest.raises(
+        ArgumentError, match=r"ranks_per_server is \[2, 6\], but .* only those of a server share"
+    ):
+        check_config(replace(base, ranks_per_server=(2, 6)))
 
 
 @pytest.mark.parametrize("base", [A3, INBAND, V1, SHARED_V1])

@@ -40,6 +40,13 @@ def common_sizes(base: Config) -> list[ConfigCase]:
         sizes("product is 'A5'", {}, {"product": "A5"}, base),
         size("version", base.version, {1: 0, 2: 3}[base.version], base),
         sizes("generation is 'v5'", {}, {"generation": "v5"}, base),
+        size("ranks_per_server", base.num_ranks // 2, base.num_ranks - 1, base, relaxed=True),
+        sizes(
+            "ranks_per_server is (2, 3)",
+            {"ranks_per_server": (2, base.num_ranks - 2), "relaxed": True},
+            {"ranks_per_server": (2, 3), "relaxed": True},
+            base,
+        ),
     ]
 
 
@@ -194,6 +201,9 @@ def a2_sizes(base: Config) -> list[ConfigCase]:
         size("num_shared_ranks", 0, 1, base),
         size("num_experts", 64, 65, base),
         size("num_ranks", 2, 1, base, relaxed=True, num_experts=8),
+        size("ranks_per_server", 8, 4, base),
+        size("ranks_per_server", 8, 16, base),
+        sizes("ranks_per_server is (7, 9)", {"ranks_per_server": (8, 8)}, {"ranks_per_server": (7, 9)}, base),
     ]
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from moe_triton.core.checks import check_flag, check_integer, check_text
 from moe_triton.core.errors import ArgumentError
+from moe_triton.core.topology import RanksPerServer, Topology, check_ranks_per_server
 
 Product = Literal["A2", "A3"]
 Generation = Literal["v3", "v4"]
+# Ranks of a server, where nobody says: those of an A2; on A3 a whole group reaches each other's memory.
+USUAL_RANKS_PER_SERVER: dict[str, int] = {"A2": 8, "A3": 0}
 
 _END = 1 << 63
 _INTEGERS = (
@@ -47,6 +51,8 @@ class Config:
             holds them.
         generation: of the published limits: "v3", "v4", or None for what either of them accepts, rule by
             rule. It changes what is refused, never what is computed.
+        ranks_per_server: how many ranks each server has: one number for all, or one number for each, in the
+            order of the ranks; None for what the product's have: 8 on A2, on A3 all ranks.
     """
 
     num_ranks: int
@@ -62,6 +68,7 @@ class Config:
     version: int = 2
     num_special_experts: int = 0
     generation: Generation | None = None
+    ranks_per_server: RanksPerServer = None
 
     def __post_init__(self) -> None:
         """Makes every integer and flag Python's.
@@ -79,12 +86,18 @@ class Config:
         check_text("comm_alg", self.scheme)
         if self.generation is not None:
             check_text("generation", self.generation)
+        object.__setattr__(self, "ranks_per_server", check_ranks_per_server(self.ranks_per_server))
 
     def normalized(self) -> Config:
         """The same, with torch_npu's default (S, R) = (1, 0), which means no shared experts, made (0, 0)."""
         if (self.num_shared_experts, self.num_shared_ranks) == (1, 0):
             return replace(self, num_shared_experts=0)
         return self
+
+    @cached_property
+    def topology(self) -> Topology:
+        """Which ranks share a server, of sizes that keep every rule."""
+        return Topology.of(self.num_ranks, self.ranks_per_server, USUAL_RANKS_PER_SERVER.get(self.product, 0))
 
     @property
     def num_moe_ranks(self) -> int:

@@ -6,10 +6,12 @@ page keeps its own.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
-from moe_triton.core.config import Config
+from moe_triton.core.config import USUAL_RANKS_PER_SERVER, Config
 from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT
+from moe_triton.core.topology import RANKS_PER_SERVER
 from moe_triton.limits.call import Call
 from moe_triton.limits.common import HIDDEN_STEP, experts_per_rank, hidden_step, topk_of_experts
 from moe_triton.limits.rule import (
@@ -31,6 +33,8 @@ from moe_triton.limits.rule import (
 SCHEMES = ("fullmesh", "hierarchy")
 MAX_LOCAL_EXPERTS = 24
 NO_PAIRS = "A2 has no tensor parallelism"
+
+_CARDS = USUAL_RANKS_PER_SERVER["A2"]
 
 # Halves that a routing weight cannot be given to.
 WITHOUT_EXPERT_SCALES = ("dispatch_teardown", "combine_setup")
@@ -102,6 +106,15 @@ A2 = RuleSet(
     ),
 )
 
+_servers = Rule[[Config]](
+    RANKS_PER_SERVER,
+    f"{_CARDS}; all ranks of a group of no more",
+    lambda c: c.relaxed or c.topology == replace(c, ranks_per_server=None).topology,
+    f"a server of A2 has {_CARDS} cards",
+    "Pass None, or relaxed=True for tests.",
+    relaxed="any",
+)
+
 _local_experts = Rule[[Config]](
     "num_experts",
     f"at most {MAX_LOCAL_EXPERTS} per rank",
@@ -140,7 +153,7 @@ _HIERARCHY_CALL: tuple[CallRule, ...] = (
 
 V1_FULLMESH = RuleSet(
     "A2, V1, fullmesh",
-    config=(*_limits(_FULLMESH), topk_of_experts, experts_per_rank, _local_experts),
+    config=(*_limits(_FULLMESH), _servers, topk_of_experts, experts_per_rank, _local_experts),
     call=_FULLMESH_CALL,
 )
 V2_FULLMESH = RuleSet(
@@ -148,6 +161,7 @@ V2_FULLMESH = RuleSet(
     config=(
         *_limits(_FULLMESH, ONLY_V3),
         *_limits(_FULLMESH_V4, SINCE_V4),
+        _servers,
         topk_of_experts,
         experts_per_rank,
         _local_experts.of(ONLY_V3),
@@ -156,7 +170,7 @@ V2_FULLMESH = RuleSet(
 )
 V1_HIERARCHY = RuleSet(
     "A2, V1, hierarchy",
-    config=(*_limits(_HIERARCHY_V1), topk_of_experts, experts_per_rank, _no_special_experts),
+    config=(*_limits(_HIERARCHY_V1), _servers, topk_of_experts, experts_per_rank, _no_special_experts),
     call=_HIERARCHY_CALL,
 )
 V2_HIERARCHY = RuleSet(
@@ -164,6 +178,7 @@ V2_HIERARCHY = RuleSet(
     config=(
         *_limits(_HIERARCHY_V3, ONLY_V3),
         *_limits(_HIERARCHY_V4, SINCE_V4),
+        _servers,
         topk_of_experts,
         experts_per_rank,
         _no_special_experts,

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
+from moe_triton.core.topology import RANKS_PER_SERVER
 from moe_triton.limits import a2, a3, a3_v1
 from moe_triton.limits.call import Call
 from moe_triton.limits.common import COMMON, GENERATIONS
 from moe_triton.limits.rule import CallRule, ConfigRule, RuleSet
-from moe_triton.schemes import SCHEMES
+from moe_triton.schemes import SCHEMES, scheme_type
 
 # Every set, in the order of the documentation.
 RULE_SETS: tuple[RuleSet, ...] = (
@@ -139,6 +140,13 @@ def check_config(config: Config) -> None:
             repr(config.scheme),
             f"{config.product} has {schemes} here yet",
             f"Use comm_alg={schemes[0]!r}.",
+        )
+    if config.topology.num_servers > 1 and not scheme_type(config).crosses_servers:
+        raise ArgumentError(
+            RANKS_PER_SERVER,
+            list(config.topology.sizes),
+            f"with comm_alg={config.scheme!r} ranks write to memory that only those of a server share",
+            "Make a group of each server's ranks.",
         )
 
 

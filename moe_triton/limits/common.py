@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT
+from moe_triton.core.topology import RANKS_PER_SERVER, REMEDY, fits
 from moe_triton.limits.call import Call
 from moe_triton.limits.rule import EITHER, CallRule, Rule, RuleSet, absent, only, value_of
 
@@ -110,6 +111,15 @@ COMMON = RuleSet(
             f"it must be one of {list(GENERATIONS)}",
             "Use generation=None for what either of the published limits accepts.",
             limit="None, v3 or v4",
+        ),
+        Rule(
+            RANKS_PER_SERVER,
+            "None; a divisor of the ranks, or more than there are; or one number for each server",
+            lambda c: fits(c.num_ranks, c.ranks_per_server),
+            lambda c: (
+                f"the servers have the {c.num_ranks} ranks of the group between them, each of them some"
+            ),
+            REMEDY,
         ),
     ),
     call=(

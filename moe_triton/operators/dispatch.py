@@ -81,7 +81,7 @@ COUNTS = (
         "(EP * localE * tp,)",
         torch.int32,
         "recv_offsets",
-        ("expert_scales", "(max(EP * localE * tp, EP * localE + 2 * G * K * (EP // 8)),)"),
+        ("expert_scales", "(max(EP * localE * tp, EP * localE + 2 * G * K * servers),)"),
     ),
     Output("tp_recv_counts", "(tp_world_size,)", torch.int32, "exchange_counts"),
     Output("expand_scales", "(0,)", torch.float32, "weights", ("expert_scales", "(A,)")),

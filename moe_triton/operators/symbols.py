@@ -26,6 +26,7 @@ ABSENT = {
     "comm_quant_mode": 0,
     "expert_token_nums_type": 1,
     "given_ids": None,
+    "servers": 1,
 }
 ABSENT |= {"zero_expert_num": 0, "copy_expert_num": 0, "const_expert_num": 0}
 

@@ -80,6 +80,7 @@ def left_of(whole: Config, members: Sequence[int], exchange: bool) -> Config:
         num_ranks=len(members),
         num_shared_ranks=shared,
         num_experts=whole.num_local_experts * (len(members) - shared),
+        ranks_per_server=whole.topology.left(members).sizes,
     )
 
 

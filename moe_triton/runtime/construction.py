@@ -17,6 +17,7 @@ from moe_triton.core.checks import check_integer, check_seconds, shown
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.records import PROTOCOL_VERSION
+from moe_triton.core.topology import RANKS_PER_SERVER
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.limits import check_config, check_window_limit
 from moe_triton.rendezvous.agreement import agree
@@ -75,7 +76,7 @@ class Prepared:
             "protocol": PROTOCOL_VERSION,
             "moe_triton": metadata.version("moe_triton"),
             "torch": torch.__version__,
-            **dataclasses.asdict(site.config),
+            **dataclasses.asdict(site.config) | {RANKS_PER_SERVER: site.config.topology.sizes},
             **self.backend.identity(),
             "num_blocks": site.num_blocks,
             "timeout_s": site.timeout_us / 1e6,

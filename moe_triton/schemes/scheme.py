@@ -76,6 +76,8 @@ class Scheme(ABC):
     """What it cannot do: "torch_npu", its functions."""
     finders: ClassVar[Mapping[str, Finder]] = ENTRY_FINDERS
     """How whom a wait is for is found, by the name of the kernel that waits."""
+    crosses_servers: ClassVar[bool] = False
+    """Whether it reaches ranks whose memory this one cannot."""
     keeps_own: bool = False
     """Whether rows from this rank to itself need not go through its window."""
 

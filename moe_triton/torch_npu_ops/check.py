@@ -43,9 +43,8 @@ def make_plan(
     host = settings.host()
     ids = named["expert_ids"].dtype
     # no kernel but the one that copies them reads int64
-    s = Symbols(
-        operator, {**named, "given_ids": ids if host.is_asynchronous and ids == torch.int64 else None}
-    )
+    given_ids = ids if host.is_asynchronous and ids == torch.int64 else None
+    s = symbols_of(operator, {**named, "given_ids": given_ids})
     device = host.device
     for argument in operator.tensors[:2]:  # what the rules are about
         check_argument(s, argument, named.get(argument.name), device)
@@ -58,6 +57,11 @@ def make_plan(
     if call.is_combine:
         check_whole(plan, named)
     return plan
+
+
+def symbols_of(operator: Operator, named: Named) -> Symbols:
+    """Sizes of a call, on the servers that the settings in force say."""
+    return Symbols(operator, {**named, "servers": settings.current().num_servers(named["ep_world_size"])})
 
 
 def config_of(s: Symbols, call: Call) -> Config:
@@ -82,6 +86,7 @@ def config_of(s: Symbols, call: Call) -> Config:
             version=call.version,
             num_special_experts=call.num_zero + call.num_copy + call.num_const,
             generation=chosen.generation,
+            ranks_per_server=chosen.ranks_per_server,
         ).normalized()
         check_config(config)
         scheme_type(config).check_offers("torch_npu", "comm_alg", repr(comm_alg))

@@ -16,9 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import has_side_effect
 
 from moe_triton.core.errors import ArgumentError
-from moe_triton.operators import Symbols
 from moe_triton.runtime.operator_plan import Named, OperatorPlan
 from moe_triton.torch_npu_ops.calls import Calls
+from moe_triton.torch_npu_ops.check import symbols_of
 from moe_triton.torch_npu_ops.dtypes import dtype_of, number_of
 
 Tensor = torch.Tensor
@@ -78,7 +78,7 @@ def fake(calls: Calls, named: Named) -> Any:
     Where an argument breaks a rule the shapes are those of the nearest call that does not: the rules are for
     the plan, which knows the product and the group. So y_dtype counts here, although A2 and A3 refuse it.
     """
-    symbols = Symbols(calls.operator, named)
+    symbols = symbols_of(calls.operator, named)
     specs = symbols.specs()
     if named.get("y_dtype") is not None:
         specs[0] = specs[0][0], dtype_of("y_dtype", named["y_dtype"])

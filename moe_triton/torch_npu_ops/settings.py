@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from moe_triton.backends import BACKENDS, make_backend, make_host
@@ -13,8 +14,9 @@ from moe_triton.core.checks import (
     check_integer,
     check_seconds,
 )
-from moe_triton.core.config import Generation, Product
+from moe_triton.core.config import USUAL_RANKS_PER_SERVER, Generation, Product
 from moe_triton.core.errors import ArgumentError
+from moe_triton.core.topology import RanksPerServer, Topology, check_ranks_per_server, fits
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.limits import GENERATIONS
 from moe_triton.runtime.trace import TraceFile, TracePath
@@ -33,10 +35,19 @@ class Settings:
     tuning: Tuning = field(default_factory=Tuning)
     trace: str | None = None
     generation: Generation | None = None
+    ranks_per_server: RanksPerServer = None
 
     def make_backend(self) -> Backend:
         """The back end that these settings name."""
         return make_backend(self.backend, self.kernels, self.tuning)
+
+    def num_servers(self, num_ranks: int) -> int:
+        """By which the original sizes what a hierarchy keeps for combine: on A2 the servers of a group."""
+        if self.product != "A2":
+            return num_ranks // USUAL_RANKS_PER_SERVER["A2"]
+        given = self.ranks_per_server
+        usual = USUAL_RANKS_PER_SERVER[self.product]
+        return Topology.of(max(1, num_ranks), given if fits(num_ranks, given) else None, usual).num_servers
 
 
 _current = Settings()
@@ -79,6 +90,7 @@ def configure(
     tuning: Tuning | None = None,
     trace: TracePath | None = None,
     generation: Generation | None = None,
+    ranks_per_server: int | Sequence[int] | None = None,
 ) -> None:
     """Sets what torch_npu's functions have no argument for. Call it before the first of them, on every rank.
 
@@ -96,6 +108,8 @@ def configure(
             is written when a group's windows are given back, and when the process ends.
         generation: of the published limits that shall apply: "v3" or "v4"; None for what either of them
             accepts (docs/limits.md).
+        ranks_per_server: how many ranks of a group each server has, one number for all or one for each in the
+            order of the ranks; None for what the product's have: 8 on A2, on A3 all ranks.
 
     Raises:
         ArgumentError: a value that no setting has.
@@ -115,6 +129,7 @@ def configure(
         checked_tuning(tuning),
         None if trace is None else str(TraceFile(trace).path),
         check_choice("generation", generation, GENERATIONS),
+        check_ranks_per_server(ranks_per_server),
     )
     _number = _numbers.setdefault(_current, len(_numbers))
     _host = None

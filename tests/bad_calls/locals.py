@@ -40,7 +40,7 @@ def steps(num_ranks: int, buffer: EPBuffer, folder: str) -> list[Step]:
         step(buffer.expert_output, {"dtype": torch.bfloat16}),
         step(buffer.durations_us, {"operator": "dispatch"}),
         step(buffer.measure, {"on": True}),
-        step(ops.configure, settings, timeout_s="too small", trace="unknown"),
+        step(ops.configure, settings, timeout_s="too small", trace="unknown", ranks_per_server="a list"),
         step(ops.register_group, {"name": GROUP_NAME, "group": dist.group.WORLD}, name="unknown"),
         step(ops.group_name, {"group": dist.group.WORLD}),
         step(ops.process_group, {"name": ops.group_name()}),

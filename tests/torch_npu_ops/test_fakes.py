@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from moe_triton import torch_npu_ops as ops
 from moe_triton.core.errors import ArgumentError
+from moe_triton.torch_npu_ops import settings
 
 BS, H, K, EP, M = 3, 64, 2, 8, 24
 Described = list[tuple[tuple[int, ...], torch.dtype]]
@@ -98,6 +99,29 @@ def test_dispatch_in_every_combination(dtype: torch.dtype) -> None:
                 ((tp,), torch.int32),
                 ((a if weighted else 0,), torch.float32),
             ], (version, options)
+
+
+@pytest.mark.parametrize(
+    ("product", "given", "servers"),
+    [
+        ("A3", None, EP // 8),
+        ("A3", 2, EP // 8),
+        ("A2", None, EP // 8),
+        ("A2", 2, EP // 2),
+        ("A2", [1, EP - 1], 2),
+    ],
+)
+def test_what_a_hierarchy_keeps_grows_with_the_servers(
+    product: Any, given: int | list[int] | None, servers: int
+) -> None:
+    settings.configure(product=product, ranks_per_server=given, relaxed=True)
+    try:
+        with FakeTensorMode():
+            x, ids = tokens()
+            outputs = ops.npu_moe_distribute_dispatch(x, ids, "g", EP, 0, M, expert_scales=torch.empty(BS, K))
+    finally:
+        settings.configure()
+    assert outputs[4].shape == (M + 2 * BS * EP * K * servers,)
 
 
 def test_scales_alone_quantise_in_the_first_version() -> None:

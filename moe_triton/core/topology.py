@@ -1,0 +1,107 @@
+"""Which ranks share a server: its cards reach each other's memory, those of others have queues between."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from moe_triton.core.checks import check_integer, shown
+from moe_triton.core.errors import ArgumentError
+
+RANKS_PER_SERVER = "ranks_per_server"
+MAX_RANKS = 1024  # more than any product's group has
+RanksPerServer = int | tuple[int, ...] | None
+REMEDY = "Pass the ranks of a server, or how many each server has, in the order of the ranks."
+
+
+def check_ranks_per_server(value: object) -> RanksPerServer:
+    """Checks what says how many ranks a server has, and returns it with Python's own numbers.
+
+    Raises:
+        ArgumentError: it is neither an integer nor a sequence of integers, nor None; or one is out of range.
+    """
+    if value is None:
+        return None
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return tuple(map(_number_of_ranks, value))
+    return _number_of_ranks(value)
+
+
+def _number_of_ranks(value: object) -> int:
+    number = check_integer(RANKS_PER_SERVER, value)
+    if not 1 <= number <= MAX_RANKS:
+        raise ArgumentError(RANKS_PER_SERVER, shown(value), f"a server has 1 to {MAX_RANKS} of them", REMEDY)
+    return number
+
+
+def fits(num_ranks: int, given: RanksPerServer) -> bool:
+    """Whether servers of so many ranks have those of a group between them."""
+    if given is None or num_ranks < 1:  # another rule is about the group's size
+        return True
+    if isinstance(given, tuple):
+        return sum(given) == num_ranks
+    return given >= num_ranks or num_ranks % given == 0
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The servers of a group. The ranks of a server are neighbours.
+
+    Attributes:
+        sizes: ranks of each server, in the order of the ranks.
+    """
+
+    sizes: tuple[int, ...]
+
+    @staticmethod
+    def of(num_ranks: int, given: RanksPerServer, usual: int) -> Topology:
+        """That of a group.
+
+        Args:
+            num_ranks: of the group.
+            given: how many ranks each server has; see `fits`.
+            usual: ranks of a server, the last one's aside, where nothing is given; 0 for all of them.
+        """
+        if isinstance(given, tuple):
+            return Topology(given)
+        size = min(usual or num_ranks if given is None else given, num_ranks)
+        full, rest = divmod(num_ranks, size)
+        return Topology((size,) * full + (rest,) * (rest > 0))
+
+    @property
+    def num_servers(self) -> int:
+        """How many there are."""
+        return len(self.sizes)
+
+    @cached_property
+    def _starts(self) -> tuple[int, ...]:
+        return (0, *itertools.accumulate(self.sizes))
+
+    def ranks_on(self, server: int) -> range:
+        """Those of a server."""
+        return range(self._starts[server], self._starts[server + 1])
+
+    @cached_property
+    def servers(self) -> tuple[int, ...]:
+        """The server of each rank."""
+        return tuple(server for server, size in enumerate(self.sizes) for _ in range(size))
+
+    def neighbours(self, rank: int) -> range:
+        """The ranks of a rank's server, itself among them."""
+        return self.ranks_on(self.servers[rank])
+
+    def rail(self, rank: int) -> tuple[int, ...]:
+        """The ranks of the same number on their servers, one of each server that has so many."""
+        number = rank - self.neighbours(rank).start
+        return tuple(
+            start + number for start, size in zip(self._starts, self.sizes, strict=False) if number < size
+        )
+
+    def left(self, members: Collection[int]) -> Topology:
+        """That of the ranks that are left, numbered anew; a server without any is gone."""
+        counts = (
+            sum(rank in members for rank in self.ranks_on(server)) for server in range(self.num_servers)
+        )
+        return Topology(tuple(count for count in counts if count))

@@ -1,0 +1,55 @@
+"""How large the window of a buffer will be, before anything is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.distributed as dist
+
+from moe_triton.core.config import Config, Product
+from moe_triton.core.topology import check_ranks_per_server
+from moe_triton.core.tuning import Tuning, checked_tuning
+from moe_triton.runtime import arguments
+from moe_triton.runtime.chosen_scheme import AUTO, Asked, choose_scheme
+from moe_triton.schemes import layout_of
+from moe_triton.tables.schemes import Outputs
+
+
+def get_buffer_size_hint(
+    num_ranks: int,
+    *,
+    num_max_tokens_per_rank: int,
+    hidden: int,
+    num_topk: int,
+    num_experts: int,
+    num_shared_experts: int = 0,
+    num_shared_ranks: int = 0,
+    num_zero_experts: int = 0,
+    num_copy_experts: int = 0,
+    num_const_experts: int = 0,
+    tp_group: dist.ProcessGroup | None = None,
+    product: Product = "A3",
+    ranks_per_server: int | Sequence[int] | None = None,
+    comm_alg: str = AUTO,
+    outputs: Outputs = "own",
+    relaxed: bool = False,
+    backend: str = "cpu",
+    tuning: Tuning | None = None,
+) -> int:
+    """Bytes of the data window of one rank of a buffer that is constructed with these arguments.
+
+    Raises:
+        ArgumentError: a size breaks a limit, or a table cannot be used.
+    """
+    sizes = num_max_tokens_per_rank, hidden, num_topk, num_experts, num_shared_experts, num_shared_ranks
+    whole = Config(
+        num_ranks,
+        *sizes,
+        product=product,
+        relaxed=relaxed,
+        num_special_experts=arguments.check_special((num_zero_experts, num_copy_experts, num_const_experts)),
+        ranks_per_server=check_ranks_per_server(ranks_per_server),
+    )
+    is_paired = arguments.is_group("tp_group", tp_group)
+    asked = Asked(comm_alg, outputs, backend, checked_tuning(tuning).tables)
+    return layout_of(choose_scheme(asked, whole, range(whole.num_ranks), is_paired).config).data_bytes
