@@ -7,7 +7,7 @@ EP ranks, E experts on this rank, A rows that a dispatch can deliver here at mos
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from functools import partial
 from typing import Any, Literal, overload
 
@@ -19,7 +19,7 @@ from moe_triton.core.checks import check_choice, check_flag
 from moe_triton.core.config import Config, Product
 from moe_triton.core.errors import BufferStateError
 from moe_triton.core.row_formats import row_format_of
-from moe_triton.core.topology import check_ranks_per_server
+from moe_triton.core.topology import RanksPerServer
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.handle import DispatchHandle, DispatchOutput, Pending
 from moe_triton.limits import check_num_bytes
@@ -103,7 +103,7 @@ class EPBuffer(Owner):
         lost_ranks: Collection[int] = (),
         num_bytes: int | None = None,
         product: Product = "A3",
-        ranks_per_server: int | Sequence[int] | None = None,
+        ranks_per_server: RanksPerServer = None,
         comm_alg: str = AUTO,
         outputs: Outputs = "own",
         relaxed: bool = False,
@@ -127,7 +127,7 @@ class EPBuffer(Owner):
                 product=product,
                 relaxed=relaxed,
                 num_special_experts=counted,
-                ranks_per_server=check_ranks_per_server(ranks_per_server),
+                ranks_per_server=ranks_per_server,
             )
             asked = Asked(comm_alg, outputs, backend, checked_tuning(tuning).tables)
             chosen = choose_scheme(asked, whole, meeting.members, tp_group is not None)

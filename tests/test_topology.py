@@ -83,5 +83,5 @@ def test_numbers_of_ranks_are_integers_that_exist(given: object) -> None:
 def test_integers_become_pythons() -> None:
     assert check_ranks_per_server(np.int64(2)) == 2
     assert check_ranks_per_server([np.int32(3), 1]) == (3, 1)
-    sizes = Config(4, 1, 32, 1, 4, ranks_per_server=[3, 1]).topology.sizes  # type: ignore[arg-type]
+    sizes = Config(4, 1, 32, 1, 4, ranks_per_server=[3, 1]).topology.sizes
     assert sizes == (3, 1)

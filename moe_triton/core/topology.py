@@ -12,11 +12,11 @@ from moe_triton.core.errors import ArgumentError
 
 RANKS_PER_SERVER = "ranks_per_server"
 MAX_RANKS = 1024  # more than any product's group has
-RanksPerServer = int | tuple[int, ...] | None
+RanksPerServer = int | Sequence[int] | None
 REMEDY = "Pass the ranks of a server, or how many each server has, in the order of the ranks."
 
 
-def check_ranks_per_server(value: object) -> RanksPerServer:
+def check_ranks_per_server(value: object) -> int | tuple[int, ...] | None:
     """Checks what says how many ranks a server has, and returns it with Python's own numbers.
 
     Raises:
@@ -40,9 +40,9 @@ def fits(num_ranks: int, given: RanksPerServer) -> bool:
     """Whether servers of so many ranks have those of a group between them."""
     if given is None or num_ranks < 1:  # another rule is about the group's size
         return True
-    if isinstance(given, tuple):
-        return sum(given) == num_ranks
-    return given >= num_ranks or num_ranks % given == 0
+    if isinstance(given, int):
+        return given >= num_ranks or num_ranks % given == 0
+    return sum(given) == num_ranks
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,11 @@ class Topology:
             given: how many ranks each server has; see `fits`.
             usual: ranks of a server, the last one's aside, where nothing is given; 0 for all of them.
         """
-        if isinstance(given, tuple):
-            return Topology(given)
-        size = min(usual or num_ranks if given is None else given, num_ranks)
+        if given is None:
+            given = usual or num_ranks
+        if not isinstance(given, int):
+            return Topology(tuple(given))
+        size = min(given, num_ranks)
         full, rest = divmod(num_ranks, size)
         return Topology((size,) * full + (rest,) * (rest > 0))
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch.distributed as dist
 
 from moe_triton.core.config import Config, Product
-from moe_triton.core.topology import check_ranks_per_server
+from moe_triton.core.topology import RanksPerServer
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.runtime import arguments
 from moe_triton.runtime.chosen_scheme import AUTO, Asked, choose_scheme
@@ -29,7 +27,7 @@ def get_buffer_size_hint(
     num_const_experts: int = 0,
     tp_group: dist.ProcessGroup | None = None,
     product: Product = "A3",
-    ranks_per_server: int | Sequence[int] | None = None,
+    ranks_per_server: RanksPerServer = None,
     comm_alg: str = AUTO,
     outputs: Outputs = "own",
     relaxed: bool = False,
@@ -48,7 +46,7 @@ def get_buffer_size_hint(
         product=product,
         relaxed=relaxed,
         num_special_experts=arguments.check_special((num_zero_experts, num_copy_experts, num_const_experts)),
-        ranks_per_server=check_ranks_per_server(ranks_per_server),
+        ranks_per_server=ranks_per_server,
     )
     is_paired = arguments.is_group("tp_group", tp_group)
     asked = Asked(comm_alg, outputs, backend, checked_tuning(tuning).tables)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from moe_triton.backends import BACKENDS, make_backend, make_host
@@ -90,7 +89,7 @@ def configure(
     tuning: Tuning | None = None,
     trace: TracePath | None = None,
     generation: Generation | None = None,
-    ranks_per_server: int | Sequence[int] | None = None,
+    ranks_per_server: RanksPerServer = None,
 ) -> None:
     """Sets what torch_npu's functions have no argument for. Call it before the first of them, on every rank.
 

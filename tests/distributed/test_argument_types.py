@@ -74,7 +74,7 @@ ODD: dict[str, list[Any]] = {
     "Product": [None, 3, True, 2.5, *TEXTS],
     "Tuning | None": [3, True, "fast", *NOT_FINITE],
     "TracePath | None": [3, True, *NOT_FINITE, *(t for t in TEXTS if t not in ("64", "\udcff"))],
-    "int | Sequence[int] | None": [
+    "RanksPerServer": [
         "64",
         2.0,
         True,
