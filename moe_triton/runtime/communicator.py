@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import weakref
 from collections.abc import Callable
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -314,11 +315,10 @@ class Communicator(Exclusive):
             (A, H): memory of this rank's window.
         """
         zone = self._rounds.zone("dispatch" if name == "rows" else "combine")
-        view = self._executables.window_view(name, zone, dtype)
-        assert view is not None
+        assert (view := self._executables.window_view(name, zone, dtype)) is not None
         return view
 
-    @property
+    @cached_property
     def has_outputs_in_window(self) -> bool:
         """Whether the scheme places outputs in the window; otherwise they are separate tensors."""
         return self._scheme.place("rows", 1) is not None
