@@ -31,6 +31,7 @@ def dispatch_shapes(
     topk: int,
     global_bs: int = 0,
     has_expert_scales: bool = False,
+    num_servers: int | None = None,
 ) -> dict[str, tuple[int, ...]]:
     """The shapes of the seven outputs, in order. With elastic_info they follow the original sizes.
 
@@ -42,6 +43,7 @@ def dispatch_shapes(
         topk: K.
         global_bs: as passed.
         has_expert_scales: whether expert_scales is.
+        num_servers: that the group has; None for those of eight ranks that it fills.
     """
     capacity = receive_capacity(deployment, rank, batch=batch, topk=topk, global_bs=global_bs)
     local = deployment.num_local_experts
@@ -51,7 +53,8 @@ def dispatch_shapes(
     num_counts = size * local * tp
     if has_expert_scales:
         tokens = global_bs or batch * size
-        num_counts = max(num_counts, size * local + 2 * tokens * topk * (size // 8))
+        servers = size // 8 if num_servers is None else num_servers
+        num_counts = max(num_counts, size * local + 2 * tokens * topk * servers)
     index = batch * topk if deployment.version == 1 else max(batch * topk, capacity * 128)
     return {
         "expand_x": (capacity * tp, hidden),

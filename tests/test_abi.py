@@ -167,7 +167,8 @@ def test_all_kernels_that_differ_are_named() -> None:
 
 
 def test_kernels_that_one_side_lacks_are_named() -> None:
-    assert "exchange_send in the library: no such kernel" in refused(abi.text(ascendc.KERNELS[:-1]))
+    *others, last = ascendc.KERNELS
+    assert f"{last.name} in the library: no such kernel" in refused(abi.text(others))
     assert "small in the library: 7 words" in refused(abi.text([*ascendc.KERNELS, SMALL]))
 
 

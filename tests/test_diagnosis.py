@@ -14,6 +14,7 @@ from moe_triton.core.ascendc import (
     REPORT_TIMEOUT,
     REPORT_WORDS,
 )
+from moe_triton.core.ascendc_blocks import BLOCKS_WAIT
 from moe_triton.core.config import Config
 from moe_triton.core.errors import CommunicationTimeoutError, ConfigMismatchError
 from moe_triton.core.plan import Launch
@@ -24,7 +25,7 @@ from moe_triton.layout.call_word import Kind, call_word
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.runtime.diagnosis import Run, failure
 from moe_triton.runtime.disagreement import FLAG_BITS
-from moe_triton.schemes import make_scheme
+from moe_triton.schemes import make_scheme, product_of
 from moe_triton.schemes.site import Site
 
 RANKS, TOKENS, TOPK = 4, 3, 2
@@ -35,7 +36,8 @@ USUAL = call_word("dispatch", DISPATCH.kind)
 
 
 def site_of(scheme: str, version: int = 2, exchange: int | None = None) -> Site:
-    config = Config(RANKS, TOKENS, 64, TOPK, 8, scheme=scheme, version=version, relaxed=True)
+    sizes = RANKS, TOKENS, 64, TOPK, 8
+    config = Config(*sizes, product=product_of(scheme), scheme=scheme, version=version, relaxed=True)
     return Site(config, 1, num_blocks=2, timeout_us=5, target="cpu", exchange_rank=exchange)
 
 
@@ -52,7 +54,7 @@ def waits_of(site: Site) -> list[tuple[str, int, Launch]]:
         (plan.operator, plan.zone, launch)
         for plan in plans
         for launch in plan.launches
-        if launch.kernel in (DISPATCH_WAIT, COMBINE_WAIT)
+        if launch.kernel in (DISPATCH_WAIT, COMBINE_WAIT, BLOCKS_WAIT)
     ]
 
 
@@ -62,12 +64,13 @@ SITES = [
     site_of("direct"),
     site_of("fullmesh_v1", 1),
     site_of("fullmesh_v1", exchange=0),
+    site_of("fullmesh"),
 ]
 
 
 def memory_of(site: Site) -> dict[str, torch.Tensor | int]:
     """What waits' plans hold, of zeros."""
-    names = ("recv_counts", "barrier_counts", "reduced_counts")
+    names = ("recv_counts", "barrier_counts", "reduced_counts", "round_numbers")
     counts = {name: torch.zeros(site.scratch()[name][0], dtype=torch.int32) for name in names}
     memory: dict[str, torch.Tensor | int] = {
         **counts,
@@ -109,7 +112,7 @@ def test_any_memory_gives_an_error_of_ours(
     memory["topk_idx"] = memory_of(site)["topk_idx"]  # this rank's own
     for operator, zone, launch in waits_of(site):
         call = Run(operator, 7, memory, 5)
-        codes = [REPORT_TIMEOUT] + [REPORT_MISMATCH] * (launch.kernel is DISPATCH_WAIT)
+        codes = [REPORT_TIMEOUT] + [REPORT_MISMATCH] * (launch.kernel in (DISPATCH_WAIT, BLOCKS_WAIT))
         for code in codes:
             report = report_of(code, zone, seed % 3, expected, found)
             _, error = failure(site, call, launch, code, report, {}, ())

@@ -110,22 +110,25 @@ def sites() -> Iterator[Site]:
         config = Config(4, 8, 1024, 2, 6, 1, 1, scheme=scheme, version=version)
         for rank, exchange_rank in itertools.product((0, 1), (None, 1)):
             yield Site(config, rank, 2, 1000, target, exchange_rank)
+        by_blocks = Config(4, 8, 1024, 2, 8, product="A2", scheme="fullmesh", version=version, relaxed=True)
+        yield Site(by_blocks, 1, 2, 1000, target)
 
 
 def variants(site: Site) -> Iterator[DispatchVariant | CombineVariant]:
-    exchange, bf16 = site.exchange_rank is not None, torch.bfloat16
+    exchange, bf16, is_of_a2 = site.exchange_rank is not None, torch.bfloat16, site.config.product == "A2"
     quantized = itertools.product(QUANTIZED.values(), (False, True))
     for row_format, smooth in ((AS_THEY_ARE, False), *quantized):
-        mask: Mask = "none" if site.is_version_1 else "entries"
+        mask: Mask = "none" if site.is_version_1 else "tokens" if is_of_a2 else "entries"
         kept = site.keeps_own
         yield DispatchVariant(
             bf16, row_format, smooth, True, mask, exchange=exchange, waits=True, keeps_own=kept
         )
     for in_place in (False, True):
         yield CombineVariant(bf16, True, in_place=in_place, keeps_own=site.keeps_own)
-    features = {"exchange": exchange, "block_quantize": True, "norm": True, "waits": True}
-    special = (0, 0, 0) if site.is_version_1 else (1, 1, 1)
-    yield CombineVariant(bf16, True, "tokens", not site.is_version_1, special, **features)
+    features = {"exchange": exchange, "block_quantize": not is_of_a2, "norm": True, "waits": True}
+    special = (0, 0, 0) if site.is_version_1 else (1, 1, int(not is_of_a2))
+    shared_x = not site.is_version_1 and not is_of_a2
+    yield CombineVariant(bf16, True, "tokens", shared_x, special, **features)
 
 
 def plans(site: Site) -> list[Plan]:

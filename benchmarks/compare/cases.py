@@ -16,6 +16,7 @@ PHASES: tuple[Phase, ...] = ("both", "dispatch", "combine")
 ROUTES = {
     "slots": "slots",
     "direct": "direct and pull",
+    "blocks": "blocks, as on A2",
     "nowait": "slots without waiting",
     "gloo_alltoallv": "gloo all-to-all-v",
     "gloo_allgather": "gloo all-gather, reduce-scatter",

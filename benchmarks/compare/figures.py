@@ -53,6 +53,7 @@ METRICS = (
     Metric("vs_mpi_native", "MPI with our kernels / slots", ("mpi_native",), ("slots",)),
     Metric("vs_nowait", "slots / without waiting", ("slots",), ("nowait",)),
     Metric("direct_vs_slots", "slots / direct", ("slots",), ("direct",)),
+    Metric("blocks_vs_slots", "slots / blocks", ("slots",), ("blocks",)),
     Metric("fraction_of_memcpy", "memcpy / direct", ("memcpy_direct", "memcpy_whole"), ("direct",)),
 )
 

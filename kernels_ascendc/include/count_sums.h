@@ -45,6 +45,15 @@ public:
         AscendC::Cast(floats_, clamped_, AscendC::RoundMode::CAST_NONE, static_cast<uint32_t>(count));
     }
 
+    // Whether those that are clamped are there for vector instructions.
+    __aicore__ inline bool HasVector() const {
+        return sums_are_exact_;
+    }
+
+    __aicore__ inline AscendC::LocalTensor<int32_t> From(int64_t entry) const {
+        return clamped_[static_cast<uint32_t>(entry - first_)];
+    }
+
     // Of the first `count` of those that are clamped.
     __aicore__ inline int64_t SumFirst(int64_t count) {
         if (!sums_are_exact_) {

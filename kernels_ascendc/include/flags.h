@@ -1,14 +1,16 @@
 // What the kernels share: flags, orderings between pipes, tables of indices, kept words, reports.
 //
 // The protocol has one invariant: a flag is never visible before the data that it announces. It is made
-// in five places only:
+// in six places only:
 //   SendRows::FinishRow                   a flag in the stamp of a row;
 //   CountsSend::FinishCounts              a rank's counts, and a flag of the same block;
+//   BlockHeader::FinishCounts             the counts of a block, and FLAG1;
 //   ResultRows::FinishRow                 a flag per row;
 //   CopyBlocksInOrder (platform.h)        a flag in each 512-byte block: the copy itself keeps the order;
-//   PhaseRunner (phases.h)                what post_status announces was written by earlier phases, each of which
-//                                         ends with a barrier of all pipes, and a SyncAll precedes it; or by
-//                                         earlier launches, which end with one, too (MOE_LAUNCHER).
+//   PhaseRunner (phases.h)                what post_status and blocks_post announce was written by earlier
+//                                         phases, each of which ends with a barrier of all pipes, and a SyncAll
+//                                         precedes it; or by earlier launches, which end with one, too
+//                                         (MOE_LAUNCHER).
 #ifndef MOE_FLAGS_H
 #define MOE_FLAGS_H
 

@@ -91,6 +91,9 @@ private:
         }
         const int64_t before_expert = Smaller(chunk.last, share_.first - source_) - chunk.first;
         counts_.Clamp(before);
+        if (args_.row_slots != 0) {
+            slots_.AddBefore(counts_, {chunk.first, chunk.first + before});
+        }
         const int64_t sum = counts_.SumFirst(before);
         row_ = Capped(row_ + sum);
         if (before_expert > 0) {

@@ -16,9 +16,21 @@ public:
 
     // One row to several slots: it is loaded once.
     __aicore__ inline void Copy(uint64_t source, const uint64_t* slots, uint32_t num_slots) {
-        for (int64_t done = 0; done < row_bytes_; done += piece_bytes_) {
+        CopyBytes(source, row_bytes_, slots, num_slots);
+    }
+
+    // Neighbouring rows to neighbouring places.
+    __aicore__ inline void CopyRows(uint64_t source, int64_t number, uint64_t to) {
+        CopyBytes(source, number * row_bytes_, &to, 1);
+    }
+
+private:
+    static constexpr int64_t MAX_PIECE_BYTES = 64 * 1024;
+
+    __aicore__ inline void CopyBytes(uint64_t source, int64_t num_bytes, const uint64_t* slots, uint32_t num_slots) {
+        for (int64_t done = 0; done < num_bytes; done += piece_bytes_) {
             const uint64_t at = done;
-            const uint32_t bytes = static_cast<uint32_t>(Smaller(piece_bytes_, row_bytes_ - done));
+            const uint32_t bytes = static_cast<uint32_t>(Smaller(piece_bytes_, num_bytes - done));
             AscendC::LocalTensor<uint8_t> in = rows_.AllocTensor<uint8_t>();
             AscendC::DataCopy(in, GlobalAt<uint8_t>(source + at), bytes);
             rows_.EnQue(in);
@@ -29,9 +41,6 @@ public:
             rows_.FreeTensor(out);
         }
     }
-
-private:
-    static constexpr int64_t MAX_PIECE_BYTES = 64 * 1024;
 
     AscendC::TQueBind<AscendC::TPosition::VECIN, AscendC::TPosition::VECOUT, 2> rows_;
     int64_t row_bytes_ = 0;

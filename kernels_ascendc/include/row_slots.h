@@ -2,7 +2,7 @@
 #ifndef MOE_ROW_SLOTS_H
 #define MOE_ROW_SLOTS_H
 
-#include "flags.h"
+#include "source_starts.h"
 
 namespace moe {
 
@@ -15,6 +15,19 @@ public:
         rows_ = row_buffer_.Get<int32_t>();
         pipe->InitBuffer(step_buffer_, static_cast<uint32_t>(ROWS_PER_ADD * sizeof(int32_t)));
         steps_ = step_buffer_.Get<int32_t>();
+        if (args.by_source != 0) {
+            starts_.Init(pipe, args.num_ranks);
+            starts_.Clear();
+        }
+    }
+
+    // Where slots have one number for all experts: the rows for those before the first of these entries, which a
+    // source has ahead of them. Any entries that follow one another, from the first one on, one by one or many.
+    template <typename Counts>
+    __aicore__ inline void AddBefore(const Counts& counts, const Share& entries) {
+        if (args_.by_source != 0) {
+            starts_.Add(counts, entries);
+        }
     }
 
     // Before the first of some entries.
@@ -64,13 +77,21 @@ private:
             if (source_ == args_.kept_rank) {
                 FillOneByOne(NO_SLOT, 0, run);
             } else {
-                FillRun(args_.slots.At(args_.zone, source_, expert_, row - entry_row_), run);
+                FillRun(SlotOf(row - entry_row_), run);
             }
             row = last;
             if (row == end) {
                 NextEntry(end);
             }
         }
+    }
+
+    // Of a row among those of its entry.
+    __aicore__ inline uint64_t SlotOf(int64_t index) const {
+        if (args_.by_source == 0) {
+            return args_.slots.At(args_.zone, source_, expert_, index);
+        }
+        return args_.slots.At(args_.zone, source_, 0, starts_.Of(source_) + index);
     }
 
     // Rows in neighbouring slots, from the one of the first row on. No unit of 32 bytes is written by both pipes.
@@ -118,6 +139,9 @@ private:
     }
 
     __aicore__ inline void NextEntry(int64_t row) {
+        if (args_.by_source != 0) {
+            starts_.AddTo(source_, row - entry_row_);
+        }
         entry_row_ = row;
         ++entry_;
         if (++source_ == args_.num_ranks) {
@@ -127,6 +151,7 @@ private:
     }
 
     DispatchOffsetsArgs args_;
+    SourceStarts starts_;
     AscendC::TBuf<AscendC::TPosition::VECCALC> row_buffer_;
     AscendC::LocalTensor<int32_t> rows_;
     AscendC::TBuf<AscendC::TPosition::VECCALC> step_buffer_;

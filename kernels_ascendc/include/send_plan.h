@@ -65,6 +65,7 @@ template <typename Args>
 struct Destination {
     static constexpr bool HAS_SCALES = false;
     static constexpr bool HAS_FLAGS = true;
+    static constexpr bool HAS_SHARED = true;
 
     // Whose routed rows stay where they are.
     __aicore__ static inline bool IsKept(const Args& args, uint64_t rank) {
@@ -89,25 +90,30 @@ struct Destination {
     }
 };
 
-// Straight to its place in the receiver's output; stamps have a region of their own.
-template <>
-struct Destination<DirectSendArgs> {
-    static constexpr bool HAS_SCALES = true;
-    static constexpr bool HAS_FLAGS = false;  // one for a rank's rows
-
-    const DirectStarts* starts = nullptr;
-
-    __aicore__ static inline bool IsKept(const DirectSendArgs&, uint64_t) {
+// What kernels have that are told how many ranks and experts there are, and keep no rows.
+template <typename Args>
+struct NumberedRanks {
+    __aicore__ static inline bool IsKept(const Args&, uint64_t) {
         return false;
     }
 
-    __aicore__ static inline uint64_t NumRanks(const DirectSendArgs& args) {
+    __aicore__ static inline uint64_t NumRanks(const Args& args) {
         return static_cast<uint64_t>(args.num_ranks);
     }
 
-    __aicore__ static inline uint64_t LocalExperts(const DirectSendArgs& args) {
+    __aicore__ static inline uint64_t LocalExperts(const Args& args) {
         return static_cast<uint64_t>(args.num_local_experts);
     }
+};
+
+// Straight to its place in the receiver's output; stamps have a region of their own.
+template <>
+struct Destination<DirectSendArgs> : NumberedRanks<DirectSendArgs> {
+    static constexpr bool HAS_SCALES = true;
+    static constexpr bool HAS_FLAGS = false;  // one for a rank's rows
+    static constexpr bool HAS_SHARED = true;
+
+    const DirectStarts* starts = nullptr;
 
     __aicore__ inline bool Locate(const DirectSendArgs& args, uint64_t rank, uint64_t expert, uint64_t index,
                                   uint64_t& slot, uint64_t& stamp, uint64_t& scales) const {
@@ -138,14 +144,18 @@ public:
         report_ = report;
         to_ = to;
         peers_.Init(args->peers, static_cast<int64_t>(To::NumRanks(*args)));
-        num_shared_ = args->num_shared_ranks > 0 ? args->num_shared_experts : 0;
+        if constexpr (To::HAS_SHARED) {
+            num_shared_ = args->num_shared_ranks > 0 ? args->num_shared_experts : 0;
+        }
         PlanTasks();
         max_visit_ = args->rows_per_token == 1 ? static_cast<int64_t>(MAX_VISIT) : 1;
         ids_.Init(pipe, TABLE_ENTRIES);
         indices_.Init(pipe, TABLE_ENTRIES);
         weights_.Init(pipe, TABLE_ENTRIES);
-        shared_ranks_.Init(pipe, TABLE_ENTRIES);
-        shared_slots_.Init(pipe, TABLE_ENTRIES);
+        if constexpr (To::HAS_SHARED) {
+            shared_ranks_.Init(pipe, TABLE_ENTRIES);
+            shared_slots_.Init(pipe, TABLE_ENTRIES);
+        }
         if constexpr (To::HAS_SCALES) {
             scales_.Init(pipe, TABLE_ENTRIES);
         }
@@ -238,9 +248,11 @@ private:
                 weights_.Load(args_->topk_weights, first * args_->topk, count * args_->topk);
             }
         }
-        if (task_.first_k + task_.num_k > args_->topk) {
-            shared_ranks_.Load(args_->shared_ranks, first * num_shared_, count * num_shared_);
-            shared_slots_.Load(args_->shared_slots, first, count);
+        if constexpr (To::HAS_SHARED) {
+            if (task_.first_k + task_.num_k > args_->topk) {
+                shared_ranks_.Load(args_->shared_ranks, first * num_shared_, count * num_shared_);
+                shared_slots_.Load(args_->shared_slots, first, count);
+            }
         }
         if constexpr (To::HAS_SCALES) {
             if (args_->scales != 0) {
@@ -278,7 +290,7 @@ private:
         }
         const uint32_t local_experts = static_cast<uint32_t>(To::LocalExperts(*args_));
         const uint64_t routed_rank = static_cast<uint32_t>(id) / local_experts;
-        const uint64_t rank = static_cast<uint64_t>(args_->num_shared_ranks) + routed_rank;
+        const uint64_t rank = NumSharedRanks() + routed_rank;
         if (To::IsKept(*args_, rank)) {
             return false;
         }
@@ -287,7 +299,23 @@ private:
         return rank < To::NumRanks(*args_) && Locate(rank, expert, index, visit) ? true : Refuse(token, k);
     }
 
+    __aicore__ inline uint64_t NumSharedRanks() const {
+        if constexpr (To::HAS_SHARED) {
+            return static_cast<uint64_t>(args_->num_shared_ranks);
+        } else {
+            return 0;
+        }
+    }
+
     __aicore__ inline bool FindShared(int64_t token, int64_t k, Visit& visit) {
+        if constexpr (To::HAS_SHARED) {
+            return FindSharedRank(token, k, visit);
+        } else {
+            return false;
+        }
+    }
+
+    __aicore__ inline bool FindSharedRank(int64_t token, int64_t k, Visit& visit) {
         const int64_t s = k - args_->topk;
         const int32_t rank = shared_ranks_.At(token * num_shared_ + s);
         if (rank == -1) {
@@ -322,7 +350,11 @@ private:
     }
 
     __aicore__ inline int64_t ResultIndex(int64_t token, int64_t k) const {
-        return token * (args_->topk + args_->num_shared_experts) + k;
+        if constexpr (To::HAS_SHARED) {
+            return token * (args_->topk + args_->num_shared_experts) + k;
+        } else {
+            return token * args_->topk + k;
+        }
     }
 
     const Args* args_ = nullptr;

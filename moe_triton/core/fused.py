@@ -8,8 +8,6 @@ from moe_triton.core.ascendc import (
     COMBINE_READY,
     COMBINE_SEND,
     COMBINE_WAIT,
-    COUNTS_SEND,
-    DIRECT_SEND,
     DISPATCH_OFFSETS,
     DISPATCH_RECEIVE,
     DISPATCH_ROWS,
@@ -21,6 +19,8 @@ from moe_triton.core.ascendc import (
     KERNELS,
     POST_STATUS,
 )
+from moe_triton.core.ascendc_blocks import BLOCKS_POST, BLOCKS_RETURN, BLOCKS_SEND, BLOCKS_WAIT
+from moe_triton.core.ascendc_direct import COUNTS_SEND, DIRECT_SEND
 from moe_triton.core.kernel import AscendCKernel, FusedKernel
 
 # An operator's half is the same kernel without the other half's phases.
@@ -49,6 +49,12 @@ FUSED: tuple[FusedKernel, ...] = (
         synced=frozenset({2, 3}),
         guarded=frozenset({2, 3, 4, 5}),
     ),
+    # Behind the last row of a block is its flag: when every block's rows are there. Sums are of all counts;
+    # those that did not come are none. On a device later launches go by the sums, whatever happened.
+    FusedKernel(
+        "blocks_dispatch", (BLOCKS_SEND, BLOCKS_POST, BLOCKS_WAIT, DISPATCH_OFFSETS), synced=frozenset({1, 3})
+    ),
+    FusedKernel("blocks_combine", (BLOCKS_RETURN, BLOCKS_POST, BLOCKS_WAIT), synced=frozenset({1})),
 )
 # All that have a launcher.
 LAUNCHED: tuple[AscendCKernel | FusedKernel, ...] = (*KERNELS, *FUSED)

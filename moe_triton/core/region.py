@@ -84,6 +84,7 @@ REGION_DIMS: dict[str, tuple[str, ...]] = {
     "indexed_slots": ("zone", "index"),
     "exchange_headers": ("zone", "word"),
     "direct_counts": ("zone", "source", "entry"),
+    "peer_blocks": ("zone", "rank"),
 }
 
 

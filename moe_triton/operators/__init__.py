@@ -15,7 +15,13 @@ from moe_triton.operators.combine import (
     COMBINE_V1,
 )
 from moe_triton.operators.description import Operator, Output, TensorArgument
-from moe_triton.operators.dispatch import DISPATCH, DISPATCH_SETUP, DISPATCH_TEARDOWN, DISPATCH_V1
+from moe_triton.operators.dispatch import (
+    DISPATCH,
+    DISPATCH_OF_A2,
+    DISPATCH_SETUP,
+    DISPATCH_TEARDOWN,
+    DISPATCH_V1,
+)
 from moe_triton.operators.symbols import Symbols
 
 __all__ = [
@@ -26,6 +32,7 @@ __all__ = [
     "COMBINE_TEARDOWN",
     "COMBINE_V1",
     "DISPATCH",
+    "DISPATCH_OF_A2",
     "DISPATCH_OF_BUFFER",
     "DISPATCH_SETUP",
     "DISPATCH_TEARDOWN",

@@ -97,6 +97,12 @@ DISPATCH_V1 = replace(
     modes={**MODES, "row_format": lambda s: INT8 if s.is_given("scales") else MODES["row_format"](s)},
     unreturned=(replace(ORIGINS, shape="(3 * A + trailer,)"),),
 )
+# Where combine finds results by the ids alone.
+DISPATCH_OF_A2 = replace(
+    DISPATCH,
+    outputs=(*ROWS, replace(INDEX, shape=ORIGINS.shape), *COUNTS),
+    unreturned=(replace(ORIGINS, shape="(3 * A + trailer,)"),),
+)
 DISPATCH_SETUP = replace(
     DISPATCH,
     name="dispatch_setup",

@@ -46,7 +46,7 @@ class DispatchReference:
         expand_x: (n, H), with the tensor-parallel peer's rows behind the own ones.
         dynamic_scales: the fp32 scales of these rows, or None where they are not quantised.
         assist_info: (n, 3) int32 of the own rows: source rank, token, k, as V2 returns them.
-        expand_idx: (BS * K,) int32, as V1 returns it.
+        expand_idx: (BS * K,) int32, as V1 and A2 return it.
         expert_token_nums: (localE,) int64.
         ep_recv_counts: (EP * localE,) int32, twice as long with a tensor-parallel peer.
         tp_recv_counts: (2,) int32, or None without a tensor-parallel peer.
@@ -110,12 +110,12 @@ def ids_that_take_part(ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Te
     return ids.where(mask if mask.dim() == 2 else mask[:, None], -1)
 
 
-def expand_index(topk_idx: torch.Tensor) -> torch.Tensor:
-    """``idx[i] = #{j < i : ids[j] == ids[i]}`` over the flattened ids; 0 where there is no expert."""
+def expand_index(topk_idx: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """``idx[i] = #{j < i : ids[j] == ids[i]}`` over the flattened ids; 0 where there is no routed expert."""
     seen: dict[int, int] = {}
     index = []
     for expert in topk_idx.flatten().tolist():
-        index.append(seen.get(expert, 0) if expert >= 0 else 0)
+        index.append(seen.get(expert, 0) if 0 <= expert < num_experts else 0)
         seen[expert] = seen.get(expert, 0) + 1
     return torch.tensor(index, dtype=torch.int32)
 
@@ -176,7 +176,9 @@ def _receive(
         expand_x=torch.cat(rows),
         dynamic_scales=torch.cat(scales) if rows[0].dtype == torch.int8 else None,
         assist_info=torch.cat(origins),
-        expand_idx=expand_index(own.expert_ids),
+        expand_idx=expand_index(
+            ids_that_take_part(own.expert_ids, own.x_active_mask), deployment.moe_expert_num
+        ),
         expert_token_nums=per_expert if expert_token_nums_type == 1 else per_expert.cumsum(0),
         ep_recv_counts=torch.tensor(counts).cumsum(0).int(),
         tp_recv_counts=None,

@@ -232,6 +232,7 @@ class BufferCalls:
             "origins": kept["assist_info"],
             "num_rows": registers.size(ROWS),
             "num_tokens": registers.size(T),
+            "num_ids": kept["ids"],
             "out": made["out"].address,
             "own_results": own_results,
         }

@@ -72,7 +72,7 @@ def choose_scheme(asked: Asked, whole: Config, members: Sequence[int], exchange:
     if comm_alg != AUTO:
         return ChosenScheme(taken, f"{by_name}: comm_alg={comm_alg!r}")
     machine = machine_of(backend, usual.product)
-    for name, source in named(machine, usual, outputs, SCHEMES[usual.product], asked.folder):
+    for name, source in named(machine, usual, outputs, SCHEMES, asked.folder):
         with contextlib.suppress(ArgumentError):  # it lacks what the group needs
             return ChosenScheme(left_of(replace(usual, scheme=name), members, exchange), f"{name}: {source}")
     return ChosenScheme(taken, f"{by_name}: no table has a scheme that serves the group on {machine}")

@@ -79,8 +79,7 @@ class Communicator(Exclusive):
         """Makes everything; ``made`` gives it back."""
         self.site, self.backend = prepared.site, prepared.backend
         self.config, self.rank = self.site.config, self.site.rank
-        self.layout = self.site.layout
-        self.capacity = self.site.capacity
+        self.layout, self.capacity = self.site.layout, self.site.capacity
         self._scheme = self.site.scheme
         self._rounds = Rounds(self._scheme.rounds)
         self.counts = self._rounds.counts
@@ -99,7 +98,7 @@ class Communicator(Exclusive):
         log = self._trace.log if self._trace else None
         self._executables = Executables(self._scheme, self.backend, self._memory, log)
         self._last: dict[str, Executable] = {}
-        self._in_flight = InFlight()
+        self._in_flight = InFlight(self._scheme.rounds.shared)
         self._is_in_graph = False
         self._unread = UnreadRuns() if self.backend.is_asynchronous else None
         self.last_use = 0
@@ -315,7 +314,8 @@ class Communicator(Exclusive):
             (A, H): memory of this rank's window.
         """
         zone = self._rounds.zone("dispatch" if name == "rows" else "combine")
-        assert (view := self._executables.window_view(name, zone, dtype)) is not None
+        view = self._executables.window_view(name, zone, dtype)
+        assert view is not None
         return view
 
     @cached_property

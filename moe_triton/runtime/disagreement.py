@@ -36,7 +36,11 @@ def differing_fields(wait: GaveUp) -> list[str]:
     words = dict.fromkeys(came.any(dim=0).nonzero().flatten().tolist(), expected)
     # The report still has one rank's word if later calls have overwritten its entry.
     words |= {row[1] % came.shape[1]: row[REPORTED_FOUND] for row in mismatches}
-    words |= dict(_words_in(wait.arguments["status"], wait.zone, _window(wait)))
+    posted = wait.site.scheme.finders[wait.launch.kernel.name].words
+    if posted is None:
+        words |= dict(_words_in(wait.arguments["status"], wait.zone, _window(wait)))
+    else:
+        words |= dict(posted(wait))
     return differences({**words, wait.site.scheme.peers_of(wait.launch).rank: expected})
 
 
@@ -50,10 +54,10 @@ def posted_instead(wait: GaveUp, operator: str, missing: Sequence[int], in_fligh
         in_flight: pending operators, whose flags are expected.
     """
     scheme, status = wait.site.scheme, wait.arguments.get("status")
-    if status is None or group_of(wait.site, wait.launch):
+    if group_of(wait.site, wait.launch):
         return ""
     window = _window(wait)
-    if status.kind == "dispatch_status":  # a rank that has arrived since then was only late
+    if status and status.kind == "dispatch_status":  # a rank that has arrived since then was only late
         late = dict(_words_in(status, wait.zone, window))
         missing = [rank for rank in missing if rank not in late]
     said: dict[str, list[int]] = {}

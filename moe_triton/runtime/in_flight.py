@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from moe_triton.core.errors import BufferStateError
 from moe_triton.operators.variants import Variant
 
@@ -9,11 +11,15 @@ from moe_triton.operators.variants import Variant
 class InFlight:
     """The pending setups of one communicator, at most one of each operator.
 
+    Args:
+        shared: operators that take turns in the same zones: one that is set up has to end before another.
+
     Attributes:
         variants: by operator, what each was set up for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shared: Collection[str] = ()) -> None:
+        self._shared = shared
         self.variants: dict[str, Variant] = {}
         self._in_graph: dict[str, bool] = {}
 
@@ -30,6 +36,12 @@ class InFlight:
         """
         pending = self.variants.get(operator)
         if not is_teardown:
+            other = next((name for name in self.variants if {name, operator} <= set(self._shared)), operator)
+            if other != operator:
+                raise BufferStateError(
+                    f"a {other} is set up and not yet torn down, and with this scheme a {operator} would "
+                    f"use the same memory. Wait for it first, or call {other}_teardown."
+                )
             if pending is not None:
                 raise BufferStateError(
                     f"a {operator} is set up and not yet torn down, and only one may be. "

@@ -6,11 +6,12 @@ docs/schemes.md tells how to add one. A scheme is imported when it is first aske
 from __future__ import annotations
 
 import pkgutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from moe_triton.core.config import Config
 
 if TYPE_CHECKING:
+    from moe_triton.core.config import Product
     from moe_triton.layout import Layout
     from moe_triton.schemes.scheme import Scheme
     from moe_triton.schemes.site import Site
@@ -22,7 +23,16 @@ SCHEMES: dict[str, dict[str, str]] = {
         "fullmesh_v2": "moe_triton.schemes.fullmesh:InbandFullmesh",
         "direct": "moe_triton.schemes.direct:Direct",
     },
+    "A2": {
+        "fullmesh": "moe_triton.schemes.blocks:BlockFullmesh",
+    },
 }
+
+
+def product_of(comm_alg: str) -> Product:
+    """The product that has a scheme of this name; the first one of all where none has."""
+    found = (product for product, schemes in SCHEMES.items() if comm_alg in schemes)
+    return cast("Product", next(found, next(iter(SCHEMES))))
 
 
 def scheme_type(config: Config) -> type[Scheme]:

@@ -73,7 +73,7 @@ class Scheme(ABC):
     """
 
     refuses: ClassVar[Mapping[str, Refusal]] = {}
-    """What it cannot do: "torch_npu", its functions."""
+    """What it cannot do: "torch_npu", its functions; "torch_npu halves", setup and teardown among them."""
     finders: ClassVar[Mapping[str, Finder]] = ENTRY_FINDERS
     """How whom a wait is for is found, by the name of the kernel that waits."""
     crosses_servers: ClassVar[bool] = False

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from moe_triton.schemes.scheme import Scheme
 
 BLOCK_QUANTIZE_ELEMENTS = 8
-ZEROED = frozenset({"begun"})  # scratch that is zero at first
+ZEROED = frozenset({"begun", "round_numbers"})  # scratch that is zero at first
 Scratch = dict[str, tuple[int, torch.dtype]]
 Operator = Literal["dispatch", "combine", "barrier"]
 OPERATORS: tuple[Operator, ...] = ("dispatch", "combine", "barrier")
@@ -278,6 +278,9 @@ class Site:
             "ready_bounds": (2 * tokens, i32),
             "part_progress": (self.num_blocks * PART_PROGRESS.num_words, i32),
             "begun": (MAX_BLOCKS * STATUS_ENTRY.num_words, torch.float32),
+            "rows_to": (c.num_ranks, i32),
+            "expected_rows": (c.num_ranks, i32),
+            "round_numbers": (2, i32),
             "alphas": (2 * tokens * c.num_topk, torch.float32),
         }
 

@@ -7,7 +7,7 @@ may be: of int8 rows and of rows as they are, both added.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -63,7 +63,7 @@ def named(
     machine: str,
     config: Config,
     outputs: Outputs,
-    schemes: Collection[str],
+    schemes: Mapping[str, Collection[str]],
     folder: str | os.PathLike[str] | None = None,
 ) -> Iterator[Named]:
     """The schemes that a machine's tables name for a group, the fastest first.
@@ -72,16 +72,18 @@ def named(
         machine: see `moe_triton.tables.machine_of`.
         config: of the group.
         outputs: where they may lie. What serves callers with outputs of their own serves the others too.
-        schemes: that there are.
+        schemes: that there are, by product. Tables of a CPU serve all products.
         folder: of tables that go before the package's.
 
     Raises:
         ArgumentError: a table cannot be used.
     """
-    tables = tables_of(KIND, machine, folder, lambda path: checked_table(path, schemes))
+    known = [scheme for each in schemes.values() for scheme in each]
+    tables = tables_of(KIND, machine, folder, lambda path: checked_table(path, known))
     for where in OUTPUTS[OUTPUTS.index(outputs) :: -1]:
         for path, table in tables.items():
-            if row := table.nearest((where,), sizes_of(config)):
+            row = table.nearest((where,), sizes_of(config))
+            if row and row.values[0] in schemes[config.product]:
                 said = f"{table.said(row)}{whose(path)} ({table.source})"
                 yield Named(str(row.values[0]), said)
                 break

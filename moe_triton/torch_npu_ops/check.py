@@ -18,12 +18,16 @@ from moe_triton.limits import (
     scheme_of,
     torch_npu_names,
 )
-from moe_triton.operators import Operator, Symbols
+from moe_triton.operators import DISPATCH, DISPATCH_OF_A2, Operator, Symbols
 from moe_triton.runtime.operator_checks import call_of, check_argument, inputs_of
 from moe_triton.runtime.operator_plan import CallSite, Named, OperatorPlan
 from moe_triton.schemes import scheme_type
 from moe_triton.torch_npu_ops import registry, settings
 from moe_triton.torch_npu_ops.elastic import deployment_of
+
+HALVES = "_setup", "_teardown"
+OF_PRODUCT = {("A2", DISPATCH): DISPATCH_OF_A2}
+"""Operators that return something else on a product."""
 
 
 def make_plan(
@@ -40,6 +44,7 @@ def make_plan(
     Raises:
         ArgumentError: a rule that does not hold, with its status code.
     """
+    operator = OF_PRODUCT.get((settings.current().product, operator), operator)
     host = settings.host()
     ids = named["expert_ids"].dtype
     # no kernel but the one that copies them reads int64
@@ -90,6 +95,8 @@ def config_of(s: Symbols, call: Call) -> Config:
         ).normalized()
         check_config(config)
         scheme_type(config).check_offers("torch_npu", "comm_alg", repr(comm_alg))
+        if s.operator.name.endswith(HALVES):
+            scheme_type(config).check_offers("torch_npu halves", "comm_alg", repr(comm_alg))
         check_call(config, call)
         check_buffer_size(config, buffer_megabytes(), tensor_parallel=call.tp_world_size == 2)
     except ArgumentError as error:

@@ -94,7 +94,7 @@ def configure(
     """Sets what torch_npu's functions have no argument for. Call it before the first of them, on every rank.
 
     Args:
-        product: whose limits apply.
+        product: whose limits and schemes: "A3", or "A2" inside a server.
         relaxed: allow sizes below the product's minimum, for tests and demos.
         backend: "cpu"; or "npu" for the device that is current in this process: tensors are there, calls
             return before they have run, and a later one raises what went wrong (docs/from-torch-npu.md).

@@ -246,7 +246,7 @@ ROWS = (
         (
             Patch(
                 SEND_PLAN,
-                "static_cast<uint64_t>(args_->num_shared_ranks) + routed_rank;",
+                "NumSharedRanks() + routed_rank;",
                 "routed_rank;",
             ),
         ),

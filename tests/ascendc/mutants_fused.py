@@ -47,8 +47,8 @@ FUSED_MUTANTS = (
     _mutant(
         "a table of slots in the other zone",
         ROW_SLOTS,
-        "args_.slots.At(args_.zone, source_, expert_, row - entry_row_)",
-        "args_.slots.At(1 - args_.zone, source_, expert_, row - entry_row_)",
+        "args_.slots.At(args_.zone, source_, expert_, index)",
+        "args_.slots.At(1 - args_.zone, source_, expert_, index)",
     ),
     Mutant("dispatch_offsets ignores the zone in memory", (without(OFFSETS, FIND),), _USUAL),
     _mutant(

@@ -159,8 +159,8 @@ NUMBERS = (
     _mutant(
         "slots of the next entry as if it were of the same source",
         ROW_SLOTS,
-        "row - entry_row_)",
-        "row - first_row_)",
+        "SlotOf(row - entry_row_)",
+        "SlotOf(row - first_row_)",
     ),
     _mutant(
         "slots of a long run from its first whole unit on",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from .blocks import BlocksCase, BlocksWorld
+from .blocks_hostile import HostileBlockCase, check_hostile
 from .case import Case, TimedOutError, WrongResultError
 from .direct import DirectCase, DirectWorld
 from .direct_missing import MissingCountsCase, check_missing_counts
@@ -13,6 +15,7 @@ from .exchange import Exchange
 from .fused import FusedCase, FusedWorld, MissingRowsCase, check_missing_rows
 from .library import LaunchError, Library, build
 from .mutants import MUTANTS, AnyCase, Mutant
+from .mutants_blocks import BLOCKS_MUTANTS
 from .mutants_calls import CALL_MUTANTS
 from .mutants_direct import DIRECT_MUTANTS
 from .mutants_fused import FUSED_MUTANTS
@@ -46,6 +49,7 @@ KINDS = (
     ROW_MUTANTS,
     FUSED_MUTANTS,
     RECEIVING_MUTANTS,
+    BLOCKS_MUTANTS,
 )
 ALL = tuple(mutant for kind in KINDS for mutant in kind)
 PARAMETERS = [pytest.param(mutant, id=mutant.name.replace(" ", "_")) for mutant in ALL]
@@ -69,6 +73,10 @@ def run_case(library: Library, case: AnyCase, seed: int) -> None:
         ReceivingWorld(library, case, seed).run()
     elif isinstance(case, FusedCase):
         FusedWorld(library, case, seed).run()
+    elif isinstance(case, HostileBlockCase):
+        check_hostile(library, case, seed)
+    elif isinstance(case, BlocksCase):
+        BlocksWorld(library, case, seed).run()
     elif isinstance(case, DirectCase):
         DirectWorld(library, case, seed).run()
     elif isinstance(case, Case):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from .blocks_hostile import HostileBlockCase
 from .case import Case
 from .direct_missing import MissingCountsCase
 from .exchange import ExchangeCase
@@ -33,7 +34,7 @@ def test_every_mutant_changes_what_is_there() -> None:
 
 def _true_case(case: AnyCase) -> AnyCase:
     """A mutant's case, with all the time in the world and the right zone."""
-    if isinstance(case, OffsetsCase | MissingCountsCase | MissingRowsCase | MissingCase):
+    if isinstance(case, OffsetsCase | MissingCountsCase | MissingRowsCase | MissingCase | HostileBlockCase):
         return case
     if isinstance(case, Case):
         return replace(case, slots_read_from=None, timeout_us=Case.timeout_us)

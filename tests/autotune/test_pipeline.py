@@ -192,7 +192,7 @@ def test_rows_go_where_buffers_look_and_replace_their_like(
     )
     machine = machine_of("cpu", "A3")
     assert filled(machine, SMALL.config("direct"), 2, None, None).tuning == Tuning(spins=3)
-    names = [each.scheme for each in schemes.named(machine, SMALL.config("direct"), "window", SCHEMES["A3"])]
+    names = [each.scheme for each in schemes.named(machine, SMALL.config("direct"), "window", SCHEMES)]
     assert names == ["direct", "fullmesh_v2"]
 
 

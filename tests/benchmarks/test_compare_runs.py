@@ -37,7 +37,7 @@ def check_samples(samples: list[Sample], routes: list[str]) -> None:
         assert {(s.route, s.phase, s.iteration) for s in mine} == wanted
         assert all(s.us is not None and s.us > 0 for s in mine)
         for s in mine:
-            knows = s.route in ("slots", "direct", "nowait")
+            knows = s.route in ("slots", "direct", "blocks", "nowait")
             assert (s.kernels_us is not None and 0 < s.kernels_us < math.inf) == knows
         places = [s.order for s in mine if s.iteration == 0 and s.phase != "combine"]
         assert sorted(places) == list(range(2 * len(routes)))

@@ -14,7 +14,7 @@ Operator = Literal["dispatch", "combine"]
 ROUNDS = 7
 # Faults strike before these, so that every rank still has a dispatch to make, which waits for all ranks.
 LAST_STRIKE = ROUNDS - 3
-SCHEMES = ("fullmesh_v1", "fullmesh_v2", "direct")
+SCHEMES = ("fullmesh_v1", "fullmesh_v2", "direct", "fullmesh")
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ def buffer_of(case: OperatorCase, process: int, **options: Any) -> EPBuffer:
         tp_group=registry.process_group(group_tp) if case.tp == 2 else None,
         lost_ranks=case.lost,
         comm_alg=case.comm_alg,
+        product=case.product,
         relaxed=True,
         timeout_s=30.0,
         num_blocks=case.num_blocks,

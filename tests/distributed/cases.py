@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from moe_triton.core.config import Config
 from moe_triton.core.row_formats import ROW_FORMATS
+from moe_triton.schemes import product_of
 from moe_triton.tools.selftest.cases import Case, Inputs, experts_of, ids_of, inputs_of, smooth_scales_of
 
 __all__ = [
@@ -29,7 +30,9 @@ HIDDEN = (32, 64, 128, 160, 384, 512)
 @st.composite
 def cases(draw: st.DrawFn, num_ranks: int) -> Case:
     """Groups of a given size over the whole of what a buffer takes."""
-    num_shared = draw(st.sampled_from([0, 0, 0, 1])) if num_ranks > 2 else 0
+    scheme = draw(st.sampled_from(["fullmesh_v1", "fullmesh_v1", "fullmesh_v2", "direct", "fullmesh"]))
+    has_shared = num_ranks > 2 and product_of(scheme) == "A3"
+    num_shared = draw(st.sampled_from([0, 0, 0, 1])) if has_shared else 0
     shared_ranks = num_shared * draw(st.integers(1, max(1, num_ranks // 2 - 1)))
     moe_ranks = num_ranks - shared_ranks
     num_experts = moe_ranks * draw(st.integers(1, 4))
@@ -43,7 +46,8 @@ def cases(draw: st.DrawFn, num_ranks: int) -> Case:
         num_experts=num_experts,
         num_shared_experts=num_shared,
         num_shared_ranks=shared_ranks,
-        scheme=draw(st.sampled_from(["fullmesh_v1", "fullmesh_v1", "fullmesh_v2", "direct"])),
+        product=product_of(scheme),
+        scheme=scheme,
         relaxed=True,
     )
     return Case(
@@ -63,7 +67,7 @@ def cases(draw: st.DrawFn, num_ranks: int) -> Case:
 
 def with_scheme(case: Case, scheme: str) -> Case:
     """The same case by another scheme."""
-    return replace(case, config=replace(case.config, scheme=scheme))
+    return replace(case, config=replace(case.config, scheme=scheme, product=product_of(scheme)))
 
 
 def small_case(
@@ -71,6 +75,7 @@ def small_case(
 ) -> Case:
     """A plain case to vary."""
     hidden = ROW_FORMATS[quantize].block or 64
-    config = Config(num_ranks, 4, hidden, 2, 2 * num_ranks, scheme=scheme, relaxed=True)
+    sizes = num_ranks, 4, hidden, 2, 2 * num_ranks
+    config = Config(*sizes, product=product_of(scheme), scheme=scheme, relaxed=True)
     case = Case(config, 1, "uniform", (4,) * num_ranks, quantize)
     return replace(case, **changes)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from moe_triton import CommunicationTimeoutError, ConfigMismatchError, EPBuffer, torch_npu_ops
+from moe_triton.schemes import product_of
 from moe_triton.tools.selftest.comparison import wrong_received
 from tests.distributed.cases import Case, experts_of, inputs_of, small_case, smooth_scales_of
 from tests.distributed.operator_cases import OperatorCase
@@ -63,7 +64,7 @@ class OperatorCalls:
     def __init__(self, rank: int, num_ranks: int, scheme: str, timeout_s: float) -> None:
         self._version = 1 if scheme == "version 1" else 2
         self._inputs = inputs_of(small_case(num_ranks), rank, 0)
-        torch_npu_ops.configure(relaxed=True, timeout_s=timeout_s)
+        torch_npu_ops.configure(relaxed=True, timeout_s=timeout_s, product=product_of(scheme))
         self._group = torch_npu_ops.group_name()
         self._place = self._group, num_ranks, rank, small_case(num_ranks).config.num_experts
         self._attributes: dict[str, Any] = {} if self._version == 1 else {"comm_alg": scheme}
@@ -238,7 +239,7 @@ def _one_smooth_round(
 
 def mask_on_one_rank(rank: int, num_ranks: int, scheme: str) -> bool:
     """Whether a mask of all tokens on one rank, and none on the others, gives what no mask gives."""
-    torch_npu_ops.configure(relaxed=True, timeout_s=LONG_S)
+    torch_npu_ops.configure(relaxed=True, timeout_s=LONG_S, product=product_of(scheme))
     group = torch_npu_ops.group_name()
     inputs = inputs_of(small_case(num_ranks), rank, 0)
     place = group, num_ranks, rank, small_case(num_ranks).config.num_experts

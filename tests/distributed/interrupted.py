@@ -56,6 +56,8 @@ WAYS = [
     Way(scheme="fullmesh_v2", operator="combine", num_blocks=2),
     Way(scheme="direct"),
     Way(scheme="direct", operator="combine"),
+    Way(scheme="fullmesh"),
+    Way(scheme="fullmesh", operator="combine", num_blocks=2),
     Way("python", num_blocks=2),
     Way("python", "fullmesh_v2"),
     Way("torch", operator="combine"),

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from moe_triton import reference
+from moe_triton.core.config import Product
 from moe_triton.core.row_formats import BY_QUANT_MODE, INT8_128, RowFormat
 from moe_triton.reference import Deployment
+from moe_triton.schemes import product_of
 from tests.reference_helpers import elastic_info_of
 
 Tensors = dict[str, torch.Tensor]
@@ -41,7 +43,7 @@ FEATURES: dict[str, tuple[Any, ...]] = {
     "nums_type": (1, 0),
     "special": ("none", "zero", "copy", "const", "all"),
     "alphas": ("numbers", "rows"),
-    "comm_alg": ("", "fullmesh_v1", "fullmesh_v2"),
+    "comm_alg": ("", "fullmesh_v1", "fullmesh_v2", "fullmesh"),
     "comm_quant_mode": (0, 2),
     "shared_expert_x": ("none", "flat", "3-D"),
     "norm": (False, True),
@@ -164,6 +166,11 @@ class OperatorCase:
         tokens = {"equal": 0, "global_bs": self.batch, "fewer": self.batch + 1, "variable": self.batch}
         return tokens[self.tokens] * self.ranks
 
+    @property
+    def product(self) -> Product:
+        """Whose limits and schemes they are."""
+        return product_of(self.comm_alg)
+
     def deployment(self) -> Deployment:
         """As the reference takes it."""
         num_zero, num_copy, num_const = SPECIAL[self.special]
@@ -192,6 +199,7 @@ def is_valid(case: OperatorCase) -> bool:
             (True, _is_deployable(case)),
             (case.version == 1, _is_version_1(case)),
             (case.comm_alg == "fullmesh_v2", _is_inband(case)),
+            (case.comm_alg == "fullmesh", _is_of_a2(case)),
             (case.tp == 2, _is_tensor_parallel(case)),
             (case.elastic != "none", case.version == 2 and case.tp != 2),
             (case.quantize == "scales only", case.version == 1),
@@ -233,6 +241,15 @@ def _is_version_1(case: OperatorCase) -> bool:
 
 def _is_inband(case: OperatorCase) -> bool:
     return case.elastic == "none" and case.tp != 2 and case.topk <= 12
+
+
+def _is_of_a2(case: OperatorCase) -> bool:
+    return (
+        case.shared[1] == case.comm_quant_mode == SPECIAL[case.special][2] == 0
+        and case.shared_expert_x == case.elastic == "none"
+        and case.mask != "entries"
+        and case.tp != 2
+    )
 
 
 def _is_tensor_parallel(case: OperatorCase) -> bool:

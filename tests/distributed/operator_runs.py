@@ -78,6 +78,7 @@ def run_rank(
     if process not in case.lost:
         torch_npu_ops.configure(
             relaxed=True,
+            product=case.product,
             timeout_s=30.0,
             num_blocks=case.num_blocks,
             kernels=case.kernels,
@@ -270,14 +271,16 @@ def _check_round(
         if given is not None and own is not None and end is not None:
             out = outputs[process][number]
             rank = process // max(case.tp, 1)
-            wrong = _wrong_rows(case, own, out) + _wrong_sums(case, end, out)
+            wrong = _wrong_rows(case, own, out, of_buffer) + _wrong_sums(case, end, out)
             if of_buffer:
                 wrong += ["tokens left out"] if out["x"][~end.written].any() else []
             else:
                 wrong += _wrong_shapes(case, rank, given, out)
             for operator, expected in (("dispatch", own), ("combine", end)):
                 if f"{operator} performance_info" in out:
-                    wrong += _wrong_waits(case, operator, expected.performance_ranks, out)
+                    # A block comes from every rank, whether or not there is anything in it.
+                    ranks = expected.performance_ranks if case.product == "A3" else range(case.ranks)
+                    wrong += _wrong_waits(case, operator, ranks, out)
             yield process, wrong
 
 
@@ -310,15 +313,19 @@ def _wrong_shapes(case: OperatorCase, rank: int, given: Tensors, out: Tensors) -
         topk=case.topk,
         global_bs=case.global_bs,
         has_expert_scales=case.dispatch_weights,
+        num_servers=-(-case.ranks // 8) if case.product == "A2" else case.ranks // 8,
     )
     found = [tuple(out[name].shape) for name in DISPATCH_OUTPUTS]
     wanted = list(expected.values())
     return [f"shape of {n} {f}, not {w}" for n, f, w in zip(expected, found, wanted, strict=True) if f != w]
 
 
-def _wrong_rows(case: OperatorCase, own: reference.DispatchReference, out: Tensors) -> list[str]:
+def _wrong_rows(
+    case: OperatorCase, own: reference.DispatchReference, out: Tensors, of_buffer: bool
+) -> list[str]:
     """Dispatch's outputs: the determined front, and behind it canaries, or zeros where counts go on."""
-    index = own.expand_idx if case.version == 1 else own.assist_info.flatten()
+    is_index = case.version == 1 or (case.product == "A2" and not of_buffer)
+    index = own.expand_idx if is_index else own.assist_info.flatten()
     fronts: list[tuple[str, torch.Tensor | None]] = [
         ("expand_x", own.expand_x),
         ("dynamic_scales", own.dynamic_scales),
@@ -353,7 +360,7 @@ def _wrong_sums(case: OperatorCase, end: Any, out: Tensors) -> list[str]:
     return wrong
 
 
-def _wrong_waits(case: OperatorCase, operator: str, raised: tuple[int, ...], out: Tensors) -> list[str]:
+def _wrong_waits(case: OperatorCase, operator: str, raised: Sequence[int], out: Tensors) -> list[str]:
     start, have = _performance_info(case), out[f"{operator} performance_info"]
     may_rise = torch.zeros(case.ranks, dtype=torch.bool)
     may_rise[list(raised)] = True

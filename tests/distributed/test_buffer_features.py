@@ -49,6 +49,12 @@ def refusals(rank: int, num_ranks: int, scheme: str) -> list[str]:
             "out is of shape": c(out=own.x[:1].clone()),
             "out is in the memory of y": c(out=y[:4]),
         }
+        if scheme == "fullmesh":
+            calls |= {
+                "active_mask is of 2 dimensions": d(active_mask=mask[:, None].expand(4, 2).contiguous()),
+                "comm_quantize is 2": c(comm_quantize="int8"),
+                "shared_expert_x is given, but A2": c(shared_expert_x=own.x),
+            }
         if scheme == "direct":
             del calls["active_mask is True at token 1 after a False"]
             lacks = {"active_mask": mask, "performance_info": waits}
@@ -71,7 +77,7 @@ def refusals(rank: int, num_ranks: int, scheme: str) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct"])
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct", "fullmesh"])
 def test_features_are_refused_by_name_before_anything_is_sent(ranks: Groups, scheme: str) -> None:
     assert ranks(2).run(refusals, scheme) == [[], []]
 
@@ -113,9 +119,9 @@ def test_constructions_are_refused_by_name(ranks: Groups) -> None:
         ]
 
 
-def halves(rank: int, num_ranks: int) -> list[bool]:
+def halves(rank: int, num_ranks: int, scheme: str) -> list[bool]:
     """What is true of a dispatch and a combine in halves, and of the calls between them."""
-    case = small_case(num_ranks)
+    case = small_case(num_ranks, scheme)
     own = inputs_of(case, rank, 0)
     with make_buffer(case) as buffer:
         x, ids = own.x.clone(), own.topk_idx.clone()
@@ -136,8 +142,29 @@ def halves(rank: int, num_ranks: int) -> list[bool]:
         return [*good, all(torch.equal(each, out) for each in again)]
 
 
-def test_halves_give_the_same_and_free_their_inputs(ranks: Groups) -> None:
-    assert ranks(2).run(halves) == [[True] * 5] * 2
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh"])
+def test_halves_give_the_same_and_free_their_inputs(ranks: Groups, scheme: str) -> None:
+    assert ranks(2).run(halves, scheme) == [[True] * 5] * 2
+
+
+def halves_in_the_same_blocks(rank: int, num_ranks: int) -> bool:
+    """Whether combine is the reference's after one that was refused, because a dispatch was under way."""
+    case = small_case(num_ranks, "fullmesh")
+    own = inputs_of(case, rank, 0)
+    with make_buffer(case) as buffer:
+        before = buffer.dispatch(own.x, own.topk_idx, own.topk_weights)
+        rows = before.tokens.clone()
+        pending = buffer.dispatch(own.x, own.topk_idx, own.topk_weights, wait=False)
+        with pytest.raises(BufferStateError, match="a combine would use the same memory"):
+            buffer.combine(rows, before.handle)
+        output = pending.wait()
+        y = experts_of(case, rank, output.tokens)
+        combined = buffer.combine(y, output.handle, own.topk_weights)
+        return torch.equal(combined, expected_round(case, 0)[1][rank])
+
+
+def test_halves_that_share_memory_do_not_overlap(ranks: Groups) -> None:
+    assert ranks(2).run(halves_in_the_same_blocks) == [True, True]
 
 
 def counted(rank: int, num_ranks: int) -> bool:

@@ -227,7 +227,7 @@ def differ(rank: int, num_ranks: int, scheme: str) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct"])
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct", "fullmesh"])
 def test_what_changes_speed_only_may_differ_and_is_warned_of(ranks: Groups, scheme: str) -> None:
     assert ranks(2).run(differ, scheme) == [[], []]
 

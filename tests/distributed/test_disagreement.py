@@ -21,8 +21,10 @@ SCHEMES = [
     ("buffer", "fullmesh_v1"),
     ("buffer", "fullmesh_v2"),
     ("buffer", "direct"),
+    ("buffer", "fullmesh"),
     ("operators", "fullmesh_v1"),
     ("operators", "fullmesh_v2"),
+    ("operators", "fullmesh"),
     ("operators", "version 1"),
 ]
 BY_SCHEME = pytest.mark.parametrize(("api", "scheme"), SCHEMES, ids=[" ".join(s) for s in SCHEMES])
@@ -88,7 +90,12 @@ def test_combines_that_differ(ranks: Groups, scheme: str, suffix: str, num_ranks
 
 @pytest.mark.parametrize(
     ("scheme", "suffix"),
-    [("fullmesh_v1", " of the combine before"), ("fullmesh_v2", " of the combine before"), ("direct", "")],
+    [
+        ("fullmesh_v1", " of the combine before"),
+        ("fullmesh_v2", " of the combine before"),
+        ("direct", ""),
+        ("fullmesh", ""),
+    ],
 )
 def test_results_of_another_dtype(ranks: Groups, scheme: str, suffix: str) -> None:
     """All rows travel as int8, and the odd rank's tokens, so its experts' results too, are fp16."""
@@ -116,6 +123,7 @@ QUICK_MEETINGS = (("fullmesh_v1", MEETINGS[0]), ("direct", MEETINGS[1]))
 ALL_MEETINGS = [
     pytest.param(api, scheme, *pair, marks=[] if (scheme, pair) in QUICK_MEETINGS else [pytest.mark.long])
     for api, scheme in SCHEMES
+    if scheme != "fullmesh"  # see test_two_operators_that_meet_in_the_same_blocks
     if api == "buffer" or scheme == "version 1"
     for pair in MEETINGS
     if api == "buffer" or "barrier" not in pair  # the group's barrier has a buffer of its own
@@ -127,6 +135,21 @@ def test_two_operators_that_meet(ranks: Groups, api: str, scheme: str, mine: str
     first, second = ranks(2).run(meet, api, scheme, mine, others, 1)
     _check_meeting(first, others, [1], mine)
     _check_meeting(second, mine, [0], others)
+
+
+@pytest.mark.parametrize(("mine", "others"), [("dispatch", "combine"), ("combine", "dispatch")])
+def test_two_operators_that_meet_in_the_same_blocks(ranks: Groups, mine: str, others: str) -> None:
+    """They find each other's call words at once."""
+    for kind, text, seconds in ranks(3).run(meet, "buffer", "fullmesh", mine, others, 1):
+        assert kind == "ConfigMismatchError", text
+        assert f"operator: {others} on rank(s) [0, 1], {mine} on rank(s) [2]" in text
+        assert seconds < SOON_S
+
+
+def test_a_barrier_among_dispatches_by_blocks(ranks: Groups) -> None:
+    first, second = ranks(2).run(meet, "buffer", "fullmesh", "barrier", "dispatch", 1)
+    _check_meeting(first, "dispatch", [1], "barrier")
+    assert second[0] == "CommunicationTimeoutError"
 
 
 @pytest.mark.long
@@ -144,11 +167,11 @@ def test_a_combine_among_three_dispatches(ranks: Groups, scheme: str) -> None:
         assert "one of ranks [0, 1, 2] posted flags of a combine: every rank" in one[1]
 
 
-@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct"])
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct", "fullmesh"])
 def test_smooth_scales_may_differ(ranks: Groups, scheme: str) -> None:
     assert ranks(2).run(smooth_on_one_rank, scheme) == [[], []]
 
 
-@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2"])
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "fullmesh"])
 def test_masks_may_differ(ranks: Groups, scheme: str) -> None:
     assert ranks(2).run(mask_on_one_rank, scheme) == [True, True]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from moe_triton.core.config import Config
 from moe_triton.processes import RankGroup
+from moe_triton.schemes import product_of
 from tests.distributed.cases import Case, cases, small_case
 from tests.distributed.workers import bits_of_a_round, compare_rounds, make_buffer, many_rounds
 from tests.test_reference import CUMULATIVE, EXPAND_IDX, RECV_COUNTS, ints, worked_example
@@ -56,12 +57,14 @@ def test_real_sizes(ranks: Groups, hidden: int, quantize: str | None) -> None:
     assert_bit_equal(ranks, case)
 
 
-@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct"])
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct", "fullmesh"])
 @pytest.mark.parametrize("smooth", [False, True])
 @pytest.mark.parametrize("hidden", [128, 640, 7168])
 def test_a_scale_for_every_128_elements(ranks: Groups, scheme: str, smooth: bool, hidden: int) -> None:
     """Of 7168 elements, the scales lie in two of fullmesh_v2's blocks of 480 bytes."""
-    config = Config(3, 5, hidden, 2, 4, 1, 1, scheme=scheme, relaxed=True)
+    product_ = product_of(scheme)
+    shared = (4, 1, 1) if product_ == "A3" else (6,)
+    config = Config(3, 5, hidden, 2, *shared, product=product_, scheme=scheme, relaxed=True)
     case = Case(config, 11, "sparse", (5, 0, 3), "int8_128", smooth=smooth, rounds=4)
     assert_bit_equal(ranks, case)
 

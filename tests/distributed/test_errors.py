@@ -119,7 +119,7 @@ def refuse_everything(rank: int, num_ranks: int, scheme: str, before: int) -> li
 
 # At first a buffer's calls go through Python; once its plans are there, through native code.
 @pytest.mark.parametrize("before", [0, 4])
-@pytest.mark.parametrize("scheme", ["fullmesh_v1", "direct"])
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "direct", "fullmesh"])
 def test_bad_arguments_are_named_and_the_buffer_still_works(ranks: Groups, scheme: str, before: int) -> None:
     assert ranks(2).run(refuse_everything, scheme, before) == [[], []]
 
@@ -149,7 +149,8 @@ def construct_badly(rank: int, num_ranks: int, options: dict[str, Any]) -> str:
         ({"hidden": 40}, "hidden is 40"),
         ({"num_experts": 7}, "num_experts is 7"),
         ({"comm_alg": "hierarchy"}, "comm_alg is 'hierarchy'"),
-        ({"product": "A2"}, "product is 'A2'"),
+        ({"product": "A2", "comm_alg": "hierarchy"}, "comm_alg is 'hierarchy'"),
+        ({"product": "A2", "num_shared_experts": 1, "num_shared_ranks": 1}, "num_shared_experts is 1"),
         ({"num_bytes": 1000}, "num_bytes is 1000"),
         ({"num_blocks": 99}, "num_blocks is 99"),
         ({"timeout_s": 0}, "timeout_s is 0"),

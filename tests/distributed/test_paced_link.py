@@ -16,6 +16,7 @@ from moe_triton import ArgumentError, CommunicationTimeoutError, EPBuffer, Tunin
 from moe_triton.backends.cpu.paced_link import PacedLink, paced
 from moe_triton.core.config import Config
 from moe_triton.processes import RankGroup
+from moe_triton.schemes import product_of
 from moe_triton.tools.selftest.comparison import wrong_received
 from tests.distributed.cases import Case, inputs_of, small_case
 from tests.distributed.interrupted import error_of, later, send
@@ -76,10 +77,10 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct"])
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct", "fullmesh"])
 @pytest.mark.parametrize("way", WAYS)
 def test_bits_are_the_same(ranks: Groups, way: str, scheme: str) -> None:
-    config = Config(3, 9, 1536, 2, 6, scheme=scheme, relaxed=True)
+    config = Config(3, 9, 1536, 2, 6, product=product_of(scheme), scheme=scheme, relaxed=True)
     case = Case(config, seed=3, routing="sparse", tokens=(9, 0, 8), quantize="int8", rounds=4, **WAYS[way])
     tuning = Tuning(2, 3, communication_blocks=1 if way == "three blocks" else 0)
     for numbers in ((SLOW, 0.0, 1000), (1.0, 300.0, 0)):

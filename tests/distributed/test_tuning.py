@@ -10,6 +10,7 @@ import pytest
 from moe_triton import CommunicationTimeoutError, Tuning
 from moe_triton.core.config import Config
 from moe_triton.processes import RankGroup
+from moe_triton.schemes import product_of
 from tests.distributed.cases import Case, inputs_of, small_case
 from tests.distributed.workers import expected_round, make_buffer, one_round
 
@@ -37,10 +38,10 @@ def wrong_bits(rank: int, num_ranks: int, case: Case, tuning: Tuning, num_blocks
     return wrong
 
 
-@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct"])
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct", "fullmesh"])
 @pytest.mark.parametrize("name", TUNINGS)
 def test_every_setting_gives_the_same_bits(ranks: Groups, name: str, scheme: str) -> None:
-    config = Config(3, 9, 64, 2, 6, scheme=scheme, relaxed=True)
+    config = Config(3, 9, 64, 2, 6, product=product_of(scheme), scheme=scheme, relaxed=True)
     case = Case(config, seed=3, routing="sparse", tokens=(9, 0, 8), quantize="int8", rounds=4)
     assert ranks(3).run(wrong_bits, case, *TUNINGS[name]) == [[]] * 3
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.ascendc.blocks import BlocksCase
 from tests.ascendc.case import Case
 from tests.ascendc.direct import DirectCase
 from tests.ascendc.exchange import ExchangeCase
@@ -120,4 +121,21 @@ EXCHANGE = {
     "scales": ExchangeCase(rows=(700, 90), num_scales=12, blocks=1),
     "header": ExchangeCase(rows=(0, 33), header_words=3000, blocks=4),
     "long_rows": ExchangeCase(rows=(3, 4), row_bytes=96 * 1024, num_scales=0),
+}
+BLOCKS = {
+    "one_block": BlocksCase(tokens=(3, 2), blocks=1, topk=1),
+    "weights_and_scales": BlocksCase(
+        tokens=(13, 8, 1), blocks=3, topk=4, scaled=True, timed=True, absent=0.2
+    ),
+    "special_ids": BlocksCase(
+        tokens=(7, 9), blocks=5, topk=4, experts_per_rank=3, special=0.3, weighted=False
+    ),
+    "no_rows": BlocksCase(tokens=(0, 4), blocks=2, topk=2, absent=0.9),
+    "old_limits": BlocksCase(tokens=(6, 3), blocks=2, topk=2, experts_per_rank=24, old_limits=True),
+    "row_per_result": BlocksCase(tokens=(9, 10), blocks=3, topk=4, row_per_result=True),
+    "vector_sums": BlocksCase(tokens=(4,) * 8, blocks=5, topk=6, experts_per_rank=12),
+    "many_entries": BlocksCase(tokens=(2,) * 8, blocks=3, experts_per_rank=300, topk=4, hidden=32),
+    "many_ranks": BlocksCase(tokens=(4,) * 18, blocks=4, topk=6, experts_per_rank=4),
+    "more_blocks_than_ranks": BlocksCase(tokens=(16, 8), blocks=24, topk=8, experts_per_rank=16, hidden=128),
+    "row_in_pieces": BlocksCase(tokens=(3, 2), blocks=2, hidden=48 * 1024),
 }

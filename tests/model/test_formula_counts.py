@@ -19,6 +19,7 @@ from moe_triton.model.constants import machine_named
 from moe_triton.model.cost import Table, Work
 from moe_triton.model.topology import tiers
 from moe_triton.model.traffic import Traffic, traffic_of
+from tests.ascendc.blocks import BlocksCase, BlocksWorld, Outputs
 from tests.ascendc.call_words import expecting, posting
 from tests.ascendc.case import Case, check_reports, draw_routing, results_of
 from tests.ascendc.counting import NAMES, CountingLibrary, Launched
@@ -33,7 +34,7 @@ from tests.ascendc.parts import CombineInParts
 from tests.ascendc.receiving import ReceivingCase, ReceivingWorld
 from tests.ascendc.takes import check_taken, take_rows
 
-from .formula_cases import DIRECT, EXCHANGE, FULLMESH, IN_PARTS, INBAND, OFFSETS, RECEIVED, TAKEN
+from .formula_cases import BLOCKS, DIRECT, EXCHANGE, FULLMESH, IN_PARTS, INBAND, OFFSETS, RECEIVED, TAKEN
 
 pytestmark = pytest.mark.long  # compiles a build of the kernels that no other test needs
 
@@ -273,6 +274,29 @@ def test_direct(kernels: CountingLibrary, case: DirectCase) -> None:
         world.check_rows(rank, 0)
         sources = world.received(rank, 0)
         check_reports(world.copy_results(rank, np.zeros((len(sources), case.result_bytes), np.uint8), 0))
+
+
+@pytest.mark.parametrize("case", BLOCKS.values(), ids=list(BLOCKS))
+def test_blocks(kernels: CountingLibrary, case: BlocksCase) -> None:
+    """One launch after the other, each for all ranks; a round's number stands in the word of the zone."""
+    world, c = BlocksWorld(kernels, case), case.config
+    world.peers = own_lines(world.peers)
+    ranks = ranks_of(kernels, case, world.windows)
+    sizes = c.num_local_experts, c.num_ranks, c.routed_capacity
+    outputs = [Outputs.of(*sizes) for _ in case.tokens]
+    counts = np.zeros((1, c.num_ranks), np.int32)
+    for number in range(4):
+        for rank in ranks:
+            name, arguments = world.phases(rank, draw_routing(case, 0, 0, rank), 0, 0, outputs[rank])[number]
+            check_reports(kernels.launch(name, case.blocks, **arguments))
+    for rank in range(c.num_ranks):
+        world.check_outputs(rank, 0, 0, outputs[rank])
+    for number in range(3):
+        for rank in ranks:
+            name, arguments = world.return_phases(rank, 0, 0, 1, counts)[number]
+            check_reports(kernels.launch(name, case.blocks, **arguments))
+    for rank in range(c.num_ranks):
+        world.check_results(rank, 0, 0, 1)
 
 
 @pytest.mark.parametrize(("case", "asked"), OFFSETS.values(), ids=list(OFFSETS))

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from moe_triton.core import ascendc
+from moe_triton.core.ascendc_direct import COUNTS_SEND, DIRECT_SEND
 from moe_triton.core.kernel import Arg, AscendCKernel
 from moe_triton.core.plan import Hole, Launch, Plan
 from moe_triton.model.timelines.signals import UnknownLaunchError
@@ -238,9 +239,9 @@ def test_direct_exchanges_counts_before_rows() -> None:
     """The second wait is for flags that a peer posts after its first wait, which is for the late rank."""
     counts, rows = (1,), (2,)
     plan = plan_of(
-        communicate("send counts", ascendc.COUNTS_SEND, status=counts),
+        communicate("send counts", COUNTS_SEND, status=counts),
         communicate("wait for counts", ascendc.DISPATCH_WAIT, status=counts),
-        communicate("send", ascendc.DIRECT_SEND),
+        communicate("send", DIRECT_SEND),
         communicate("flag", ascendc.POST_STATUS, status=rows),
         communicate("wait", ascendc.DISPATCH_WAIT, status=rows),
         overlap=False,

@@ -14,7 +14,7 @@ from tests.npu.test_dispatch_combine import config
 Ranks = Callable[[int], RankGroup]
 
 
-@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct"])
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct", "fullmesh"])
 @pytest.mark.parametrize(
     ("change", "line"),
     [

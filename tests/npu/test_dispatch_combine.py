@@ -12,6 +12,7 @@ from moe_triton.core.row_formats import QUANTIZED, ROW_FORMATS
 from moe_triton.core.tuning import Tuning
 from moe_triton.operators.variants import Mask
 from moe_triton.processes import RankGroup
+from moe_triton.schemes import product_of
 from tests.distributed.cases import Case
 from tests.npu import workers
 from tests.npu.device import POLICIES
@@ -19,7 +20,8 @@ from tests.npu.device import POLICIES
 
 def config(num_ranks: int = 2, scheme: str = "fullmesh_v1", **sizes: int) -> Config:
     given = {"num_max_tokens_per_rank": 8, "hidden": 64, "num_topk": 2, "num_experts": 4, **sizes}
-    return Config(num_ranks, scheme=scheme, relaxed=True, **given).normalized()
+    product = product_of(scheme)
+    return Config(num_ranks, product=product, scheme=scheme, relaxed=True, **given).normalized()
 
 
 Ranks = Callable[[int], RankGroup]
@@ -33,7 +35,7 @@ def check(ranks: Ranks, case: Case, policy: str, tuning: Tuning | None = None) -
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("quantize", ROW_FORMATS)
-@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct"])
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct", "fullmesh"])
 def test_bits_are_the_references(ranks: Ranks, scheme: str, quantize: str | None, policy: str) -> None:
     case = Case(config(scheme=scheme, hidden=384), 3, "sparse", (5, 8), quantize, rounds=3, num_blocks=2)
     check(ranks, case, policy)

@@ -20,7 +20,7 @@ LAYERS = [(1,), (1, 1), (2,), (3, 1)]
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("layers", LAYERS, ids=str)
-@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2"])
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "fullmesh"])
 def test_graphs_give_the_references_bits(
     ranks: Ranks, scheme: str, layers: tuple[int, ...], policy: str
 ) -> None:

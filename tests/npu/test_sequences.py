@@ -127,7 +127,7 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: type(v).__name__ + str(v.dtype))
-@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct"])
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct", "fullmesh"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_remote_addresses_are_those_of_the_cpu_back_end(scheme: str, variant: Variant, rank: int) -> None:
     """An address is a peer's base plus what a region's words make of indices: both are the same."""

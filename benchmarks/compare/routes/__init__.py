@@ -18,11 +18,12 @@ from benchmarks.compare.routes.nowait import NoWait
 from benchmarks.compare.routes.ours import Direct, Slots
 from moe_triton import EPBuffer
 from moe_triton.core.errors import ArgumentError, WindowError
+from moe_triton.schemes import product_of
 
 __all__ = ["COMM_ALGS", "Buffers", "Delivered", "Route", "make_routes"]
 
 # Routes with a buffer of their own.
-COMM_ALGS = {"slots": "", "direct": "direct"}
+COMM_ALGS = {"slots": "", "direct": "direct", "blocks": "fullmesh"}
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Buffers:
                     hidden=HIDDEN,
                     num_topk=TOPK,
                     num_experts=EXPERTS,
+                    product=product_of(COMM_ALGS[name]),
                     comm_alg=COMM_ALGS[name],
                 )
             except (ArgumentError, WindowError) as error:
@@ -75,6 +77,8 @@ def make_routes(
         absent["nowait"] = f"there are no slots: {buffers.absent['slots']}"
     if "direct" in buffers.made:
         routes["direct"] = Direct(inputs, buffers.made["direct"], quantize)
+    if "blocks" in buffers.made:
+        routes["blocks"] = Slots(inputs, buffers.made["blocks"], quantize)
     if "gloo_allgather" in wanted:
         routes["gloo_allgather"] = AllGather(inputs, Gloo(), quantize)
     if comm is None:

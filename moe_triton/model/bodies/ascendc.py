@@ -1,6 +1,6 @@
-"""The bodies of the Ascend C kernels: what `moe_triton.model.bodies.sends`,
-`moe_triton.model.bodies.direct`, `moe_triton.model.bodies.waits`, `moe_triton.model.bodies.offsets` and
-`moe_triton.model.bodies.combines` count, priced for a machine.
+"""The bodies of the Ascend C kernels, priced for a machine: what `moe_triton.model.bodies.sends`,
+`moe_triton.model.bodies.direct`, `moe_triton.model.bodies.blocks`, `moe_triton.model.bodies.waits`,
+`moe_triton.model.bodies.offsets` and `moe_triton.model.bodies.combines` count.
 
 Each stage takes as long as the block that takes longest in it. Copies take their latencies and their bytes,
 scalar code its accesses and the instructions around them; an access to global memory that finds its line in
@@ -17,9 +17,10 @@ from dataclasses import replace
 import numpy as np
 
 from moe_triton.layout import STAMP_BYTES, STATUS_ENTRY_BYTES
+from moe_triton.model.bodies import block_prices, movement
+from moe_triton.model.bodies import blocks as ascendc_blocks
 from moe_triton.model.bodies import combines as ascendc_combines
 from moe_triton.model.bodies import direct as ascendc_direct
-from moe_triton.model.bodies import movement
 from moe_triton.model.bodies import offsets as ascendc_offsets
 from moe_triton.model.bodies import receives as ascendc_receives
 from moe_triton.model.bodies import sends as ascendc_sends
@@ -363,6 +364,10 @@ FORMULAS: dict[str, Body] = {
         combine_ready,
         post_status,
         exchange_send,
+        block_prices.blocks_send,
+        block_prices.blocks_return,
+        block_prices.blocks_post,
+        block_prices.blocks_wait,
     )
 }
 
@@ -373,6 +378,7 @@ _COUNTING = (
     ascendc_receives,
     ascendc_offsets,
     ascendc_combines,
+    ascendc_blocks,
 )
 COUNTS: dict[str, Callable[[Work], Counted]] = {
     name: next(getattr(module, name) for module in _COUNTING if hasattr(module, name)) for name in FORMULAS

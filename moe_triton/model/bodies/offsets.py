@@ -50,7 +50,10 @@ def dispatch_offsets(work: Work) -> Counted:
         known = work.traffic.recv_counts.size
         raise UnknownWorkError(f"dispatch_offsets: the model knows of {known} entries, not {entries}")
     share = bounds(work, entries)
-    stages = {"start": found_zone(work) + end(work), "sums": _sums(work, share)}
+    start = found_zone(work) + end(work)
+    stages = {"start": start, "sums": _sums(work, share)}
+    if _by_source(work):
+        stages["sums"] += _starts(work, share)
     stages["entries"] = _entries(work, share)
     if work.has("row_slots"):
         own = (_slots(work, block, *chunk) for block, chunk in _own_chunks(share))
@@ -58,6 +61,29 @@ def dispatch_offsets(work: Work) -> Counted:
         makes_steps = np.where(written.vector > 0, 2, 0)
         stages["slots"] = written + counts(work, vector=makes_steps, barriers=makes_steps)
     return Counted(stages, no_ranks(work), no_ranks(work))
+
+
+def _by_source(work: Work) -> bool:
+    return bool(work.has("row_slots") and work.number("by_source"))
+
+
+def _starts(work: Work, share: np.ndarray) -> Counts:
+    """What each source has before a block's entries: of whole experts by vector instructions where their
+    counts begin whole units (source_starts.h).
+    """
+    ranks = work.number("num_ranks")
+    has_any = (np.diff(share) > 0).astype(np.int64)
+    before = share[:-1] * has_any
+    is_vector = ranks % UNIT_ROWS == 0 and _max_count(work) <= MAX_EXACT_SUM // CHUNK_ENTRIES
+    adds, one_by_one = np.zeros_like(before), before.copy()
+    if is_vector:
+        for block, end_ in enumerate(before.tolist()):
+            for first in range(0, end_, CHUNK_ENTRIES):
+                last = min(first + CHUNK_ENTRIES, end_)
+                skipped = min(-first % ranks, last - first)
+                adds[block] += (last - first - skipped) // ranks
+        one_by_one -= adds * ranks
+    return counts(work, vector=adds + has_any, barriers=adds, scalar_local=3 * one_by_one)
 
 
 def _max_count(work: Work) -> int:
@@ -131,9 +157,11 @@ def _slots(work: Work, block: int, first: int, last: int) -> Counts:
     sources = np.searchsorted(ends, cuts[:-1], side="right") % work.number("num_ranks")
     one_by_one, adds = _runs(cuts, begin, sources == work.number("kept_rank"))
     is_block = np.where(np.arange(work.blocks) == block, 1, 0)
+    # Of the entry's source what it has before, and then with this entry.
+    of_sources = _by_source(work) * (visits + 2 * (visits - again))
     return counts(
         work,
-        scalar_local=(visits + one_by_one) * is_block,
+        scalar_local=(visits + one_by_one + of_sources) * is_block,
         vector=adds * is_block,
         stores=pieces * is_block,
         store_bytes=WORD_BYTES * rows * is_block,

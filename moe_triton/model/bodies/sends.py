@@ -86,7 +86,7 @@ class Results:
             UnknownWorkError: there are shared experts, or tokens that the model does not know.
         """
         work, config = self.work, self.work.traffic.config
-        if work.number("num_shared_ranks"):
+        if "num_shared_ranks" in work.arguments and work.number("num_shared_ranks"):
             raise UnknownWorkError(f"{work.kernel.name}: the model knows nothing of shared experts' results")
         first, tokens = work.number("first_token"), work.number("num_tokens")
         ids = work.traffic.topk_idx[first : first + tokens]

@@ -21,11 +21,13 @@ from moe_triton.model.timelines.timeline import Mode
 from moe_triton.model.topology import tiers
 from moe_triton.model.traffic import Traffic, traffic_of
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
-from moe_triton.schemes import SCHEMES, make_scheme
+from moe_triton.schemes import make_scheme
 from moe_triton.schemes.scheme import Scheme
 from moe_triton.schemes.site import Site
 from moe_triton.tables import FOLDER
 
+PLANNED: tuple[Product, ...] = ("A3",)
+"""Products whose plans are priced; those of A2 have closed forms, of groups of several servers."""
 MOST_RANKS = 768
 EXPERTS = 256
 """Of DeepSeek-V3: as many, or the next multiple of a group's ranks."""
@@ -124,8 +126,8 @@ class Group:
         Raises:
             ArgumentError: it is none that the scheme takes, or the product has no plans.
         """
-        if self.product not in SCHEMES:
-            rule = f"plans of an NPU are there for {', '.join(SCHEMES)} only"
+        if self.product not in PLANNED:
+            rule = f"plans of an NPU are priced for {', '.join(PLANNED)} only"
             raise ArgumentError("product", self.product, rule, "Name one of them.")
         sizes = self.ranks, self.tokens, self.hidden, self.topk, self.num_experts
         config = Config(*sizes, product=self.product, scheme=self.comm_alg, relaxed=True)

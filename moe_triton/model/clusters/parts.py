@@ -10,13 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import product
-from typing import cast
 
-from moe_triton.core.config import Product
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.tables import Row, Table
 from moe_triton.model.bodies.remembered import Bodies
-from moe_triton.model.clusters.group import OPERATORS, Group, OperatorName
+from moe_triton.model.clusters.group import OPERATORS, PLANNED, Group, OperatorName
 from moe_triton.model.clusters.prices import Call
 from moe_triton.model.constants import machine_named
 from moe_triton.schemes import SCHEMES
@@ -55,9 +53,9 @@ class Priced:
 
 def groups() -> Iterator[Group]:
     """What the table has rows of: int8 rows, which dispatch quantises by parts; sizes that schemes take."""
-    for name, schemes in SCHEMES.items():
-        for comm_alg, hidden, ranks, tokens in product(schemes, HIDDEN, RANKS, TOKENS):
-            group = Group(ranks, tokens, hidden, comm_alg=comm_alg, product=cast(Product, name))
+    for name in PLANNED:
+        for comm_alg, hidden, ranks, tokens in product(SCHEMES[name], HIDDEN, RANKS, TOKENS):
+            group = Group(ranks, tokens, hidden, comm_alg=comm_alg, product=name)
             if _is_taken(group):
                 yield group
 
@@ -92,5 +90,5 @@ def table_of(rows: list[Row]) -> Table:
 
 def source() -> str:
     """The model and its version: a digest of the constants of the machines that have plans."""
-    text = "".join(machine_named(name).to_json() for name in SCHEMES)
+    text = "".join(machine_named(name).to_json() for name in PLANNED)
     return f"moe_triton.model, constants {sha256(text.encode()).hexdigest()[:_DIGITS]}"

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from moe_triton.core import ascendc
+from moe_triton.core.ascendc_direct import COUNTS_SEND, DIRECT_SEND
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.core.plan import Plan
 from moe_triton.layout import WORD_BYTES
@@ -226,9 +227,9 @@ def _ready_awaited(work: Work, machine: Machine) -> Cost:
 
 _ASCENDC: dict[str, Body] = {
     ascendc.DISPATCH_SEND.name: _rows_sent,
-    ascendc.DIRECT_SEND.name: _rows_placed,
+    DIRECT_SEND.name: _rows_placed,
     ascendc.COMBINE_SEND.name: _results_sent,
-    ascendc.COUNTS_SEND.name: _every_rank,
+    COUNTS_SEND.name: _every_rank,
     ascendc.POST_STATUS.name: _every_rank,
     ascendc.DISPATCH_WAIT.name: _entries_awaited,
     ascendc.DISPATCH_OFFSETS.name: _offsets,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moe_triton.core import ascendc
+from moe_triton.core.ascendc_direct import COUNTS_SEND, DIRECT_SEND
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import Hole, Launch, Value
 
@@ -44,10 +45,10 @@ SENDERS: dict[str, tuple[tuple[str, Moment, str], ...]] = {
     # Per signal: the argument that names the channel; when; the argument that is 0 where there is none.
     ascendc.DISPATCH_SEND.name: (("status", "begin", "post_status"), ("slots", "end", "")),
     ascendc.INBAND_SEND.name: (("status", "begin", "post_status"), ("slots", "end", "")),
-    ascendc.COUNTS_SEND.name: (("status", "end", ""),),
+    COUNTS_SEND.name: (("status", "end", ""),),
     ascendc.COMBINE_SEND.name: (("status", "rows", "flag_rows"),),
     ascendc.POST_STATUS.name: (("status", "end", ""),),
-    ascendc.DIRECT_SEND.name: (),
+    DIRECT_SEND.name: (),
     ascendc.DISPATCH_OFFSETS.name: (),
     ascendc.EXCHANGE_SEND.name: (),
 }

@@ -8,12 +8,14 @@ from moe_triton.core import ascendc
 from moe_triton.core.plan import Hole, Launch, Value, launch
 from moe_triton.core.region import REGION_DIMS, Region
 from moe_triton.kernels.pack import pack_kernel
+from moe_triton.kernels.rms_norm import rms_norm_kernel
 from moe_triton.kernels.route import route_kernel
 from moe_triton.kernels.route_pack import route_pack_kernel
 from moe_triton.kernels.select import select_kernel
 from moe_triton.kernels.share import share_kernel
+from moe_triton.kernels.waits import waits_of_dispatch_kernel
 from moe_triton.layout import ORIGIN, UB_ALIGN, WORD_BYTES, SlotLayout
-from moe_triton.operators.variants import DispatchVariant, Variant
+from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes.site import Site, launch_matching, tokens_of
 
 NO_SLOTS = (0,) * (1 + 2 * len(REGION_DIMS["dispatch_slots"]))
@@ -185,12 +187,19 @@ def last_offset(site: Site) -> Hole:
 
 
 def offsets(
-    site: Site, variant: DispatchVariant, zone: int, slots: Region | None, *, sees_all: bool
+    site: Site,
+    variant: DispatchVariant,
+    zone: int,
+    slots: Region | None,
+    *,
+    sees_all: bool,
+    by_source: bool = False,
 ) -> Launch:
     """Where each block of received rows ends, and, given the region of slots, in which slot each row is.
 
     With ``sees_all`` it follows a wait whose every block has seen all counts; otherwise one in which each has
-    seen its share, and all have ended it.
+    seen its share, and all have ended it. With ``by_source`` rows of a source lie one after the other, in
+    slots that the region has as those of one expert.
     """
     c = site.config
     return launch(
@@ -211,6 +220,51 @@ def offsets(
         cumulative=int(variant.cumulative),
         **site.zone_of("dispatch", zone),
         kept_rank=site.rank if variant.keeps_own else -1,
+        by_source=int(by_source),
         slots=slots.in_units(UB_ALIGN).words() if slots else NO_SLOTS,
         report=Hole("report"),
+    )
+
+
+def record_waits(site: Site, num_local_experts: int) -> Launch:
+    """How long each rank was waited for, of so many entries each."""
+    return launch_matching(
+        "record waits",
+        waits_of_dispatch_kernel(site.target),
+        "compute",
+        1,
+        {
+            "waited": Hole("waited"),
+            "table": Hole("rank_table"),
+            "performance_info": Hole("performance_info"),
+            "num_local_experts": num_local_experts,
+            "num_ranks": site.config.num_ranks,
+            "num_table": Hole("num_performance_entries"),
+        },
+    )
+
+
+def rms_norm(site: Site, variant: CombineVariant) -> Launch:
+    """Adds the residual to the sums, and normalises them."""
+    return launch_matching(
+        "norm",
+        rms_norm_kernel(
+            site.config.hidden, site.target, masked=variant.mask != "none", turns=site.zones_on_device
+        ),
+        "compute",
+        site.num_blocks,
+        {
+            "acc": Hole("sums"),
+            "residual": Hole("residual"),
+            "gamma": Hole("gamma"),
+            "active": Hole("active"),
+            "eps": Hole("eps"),
+            "y": Hole("normed"),
+            "rstd": Hole("rstd"),
+            "x_out": Hole("out"),
+            "first_token": 0,
+            "num_tokens": Hole("num_tokens"),
+            "zone": site.kept_zone("combine"),
+            "turned": site.zone_cell("combine"),
+        },
     )

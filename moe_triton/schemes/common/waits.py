@@ -56,10 +56,12 @@ class Finder(NamedTuple):
         gave_up: those whose flags did not come.
         goes_on: called with the site, the launch's arguments (addresses, numbers and regions) and the numbers
             that a block waits for; gives the rank of each flag that is not there yet.
+        words: (rank, call word) of all that has come, where it does not lie in the entries of ``status``.
     """
 
     gave_up: Callable[[GaveUp], list[int]]
     goes_on: Callable[[Site, dict[str, Any], range], Iterator[int]]
+    words: Callable[[GaveUp], Iterator[tuple[int, int]]] | None = None
 
 
 def arguments_of(launch: Launch) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from moe_triton.core import ascendc
+from moe_triton.core.ascendc_direct import COUNTS_SEND, DIRECT_SEND
 from moe_triton.core.plan import Hole, Launch, Plan, Value, joined, launch
 from moe_triton.core.region import Region
 from moe_triton.kernels.stamps import stamps_kernel
@@ -137,7 +138,7 @@ class Direct(Scheme):
         c, layout = self.site.config, self.layout
         return launch(
             "send counts",
-            ascendc.COUNTS_SEND,
+            COUNTS_SEND,
             "communication",
             self.site.num_blocks,
             counts=Hole("counts"),
@@ -179,7 +180,7 @@ class Direct(Scheme):
             "scale_slots": layout.scales(slot).words() if slot.num_scales > 1 else (0,) * 5,
             "stamps": layout.stamps.words(),
         }
-        return launch("send", ascendc.DIRECT_SEND, "communication", self.site.num_blocks, **values)
+        return launch("send", DIRECT_SEND, "communication", self.site.num_blocks, **values)
 
     def _stamped_scales(self, variant: DispatchVariant) -> Hole | None:
         """Where scales lie closely packed that travel in stamps: those of formats with one for each row."""

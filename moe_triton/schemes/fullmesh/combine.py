@@ -15,7 +15,6 @@ from moe_triton.core.region import MAX_INT32
 from moe_triton.kernels.block_quantize import block_quantize_kernel
 from moe_triton.kernels.const_experts import const_alphas_kernel
 from moe_triton.kernels.returns import returns_kernel
-from moe_triton.kernels.rms_norm import rms_norm_kernel
 from moe_triton.kernels.waits import waits_of_combine_kernel
 from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
 from moe_triton.layout import UB_ALIGN, SlotLayout, align
@@ -23,7 +22,7 @@ from moe_triton.layout.call_word import combine_bits
 from moe_triton.operators.variants import CombineVariant
 from moe_triton.schemes.common.exchange import reduce_steps
 from moe_triton.schemes.common.flags import post, wait_for_ranks
-from moe_triton.schemes.common.steps import ids_of, select
+from moe_triton.schemes.common.steps import ids_of, rms_norm, select
 from moe_triton.schemes.fullmesh.layout import WindowLayout
 from moe_triton.schemes.fullmesh.parts import bounds_of, by_readiness
 from moe_triton.schemes.site import COMBINE_KIND, Site, launch_matching, tokens_of
@@ -76,7 +75,7 @@ class CombinePlans:
             sums = [[self._weighted_sum(variant, zone, part, parts)] for part in range(parts)]
             steps += pipelined(waits, sums)
         if variant.norm:
-            steps.append(self._rms_norm(variant))
+            steps.append(rms_norm(self.site, variant))
         if variant.waits:
             steps.append(self._record_waits(variant))
         return Plan("combine", zone, tuple(steps), self.site.overlaps)
@@ -329,33 +328,6 @@ class CombinePlans:
                 "num_const": variant.special[2],
                 "turned": site.zone_cell("combine"),
                 **self.site.zone_in_memory("combine", slots.stride("zone") // itemsize),
-            },
-        )
-
-    def _rms_norm(self, variant: CombineVariant) -> Launch:
-        return launch_matching(
-            "norm",
-            rms_norm_kernel(
-                self.site.config.hidden,
-                self.site.target,
-                masked=variant.mask != "none",
-                turns=self.site.zones_on_device,
-            ),
-            "compute",
-            self.site.num_blocks,
-            {
-                "acc": Hole("sums"),
-                "residual": Hole("residual"),
-                "gamma": Hole("gamma"),
-                "active": Hole("active"),
-                "eps": Hole("eps"),
-                "y": Hole("normed"),
-                "rstd": Hole("rstd"),
-                "x_out": Hole("out"),
-                "first_token": 0,
-                "num_tokens": Hole("num_tokens"),
-                "zone": self.site.kept_zone("combine"),
-                "turned": self.site.zone_cell("combine"),
             },
         )
 

@@ -13,7 +13,6 @@ from moe_triton.core import ascendc
 from moe_triton.core.plan import Hole, Launch, Plan, Value, joined, launch, pipelined, split
 from moe_triton.kernels.arrange import OwnRows, arrange_kernel
 from moe_triton.kernels.returns import own_offsets_kernel
-from moe_triton.kernels.waits import waits_of_dispatch_kernel
 from moe_triton.layout import WORD_BYTES, SlotLayout
 from moe_triton.layout.call_word import call_word
 from moe_triton.operators.variants import DispatchVariant
@@ -145,7 +144,7 @@ class DispatchPlans:
         if variant.exchange:
             steps += gather_steps(self.site, self._slot_of(variant), variant, zone)
         if variant.waits:
-            steps.append(self._record_waits())
+            steps.append(local.record_waits(self.site, self.site.num_local_experts))
         return steps
 
     def _send_rows(
@@ -356,21 +355,4 @@ class DispatchPlans:
             num_shared_ranks=c.num_shared_ranks,
             rank=site.rank,
             num_tokens=Hole("num_tokens"),
-        )
-
-    def _record_waits(self) -> Launch:
-        site = self.site
-        return launch_matching(
-            "record waits",
-            waits_of_dispatch_kernel(site.target),
-            "compute",
-            1,
-            {
-                "waited": Hole("waited"),
-                "table": Hole("rank_table"),
-                "performance_info": Hole("performance_info"),
-                "num_local_experts": site.num_local_experts,
-                "num_ranks": site.config.num_ranks,
-                "num_table": Hole("num_performance_entries"),
-            },
         )

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from moe_triton.schemes import SCHEMES
+from moe_triton.schemes import SCHEMES, product_of
 from moe_triton.tools.cli import model
 from moe_triton.tools.cli.extensions import add_extensions
 
@@ -21,7 +21,8 @@ app.add_typer(model.app, name="model")
 add_extensions(app)
 
 ROWS_HELP = "how rows travel: as EPBuffer.dispatch takes it, or none"
-COMM_ALG_HELP = f"how tokens travel: auto, {', '.join(SCHEMES['A3'])}"
+_NAMES = "; ".join(f"{product}: {', '.join(schemes)}" for product, schemes in SCHEMES.items())
+COMM_ALG_HELP = f"how tokens travel: auto, or a scheme ({_NAMES})"
 OUTPUTS_HELP = "where auto may leave outputs, as EPBuffer takes it"
 Outputs = Literal["own", "window"]
 
@@ -106,7 +107,8 @@ def layout(
     from moe_triton.tools.cli.show import show_layout
 
     sizes = (ranks, tokens, hidden, topk, experts, shared, shared_ranks)
-    show_layout(Config(*sizes, relaxed=True), Asked(comm_alg, outputs, backend), console)
+    config = Config(*sizes, product=product_of(comm_alg), relaxed=True)
+    show_layout(config, Asked(comm_alg, outputs, backend), console)
 
 
 @app.command()
@@ -134,7 +136,8 @@ def plan(
     from moe_triton.runtime.chosen_scheme import Asked
     from moe_triton.tools.cli.show import show_plans
 
-    config = Config(ranks, tokens, hidden, topk, experts, relaxed=True)
+    sizes = ranks, tokens, hidden, topk, experts
+    config = Config(*sizes, product=product_of(comm_alg), relaxed=True)
     tuning = Tuning(dispatch_tokens, combine_tokens, communication_blocks)
     asked = Asked(comm_alg, outputs, backend)
     show_plans(config, asked, None if quantize == "none" else quantize, blocks, tuning, console)

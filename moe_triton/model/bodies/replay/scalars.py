@@ -33,7 +33,10 @@ _COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 """By MLIR's number of a predicate; those of unsigned numbers follow, which no kernel has."""
 
 _CASTS = ("arith.extsi", "arith.extui", "arith.index_cast", "arith.trunci")
-_FLOATS = ("arith.addf", "arith.subf", "arith.mulf", "arith.cmpf", "arith.bitcast", "arith.extf", "math.sqrt")
+_FLOATS = (
+    *("arith.addf", "arith.subf", "arith.mulf", "arith.divf", "arith.cmpf", "arith.bitcast", "arith.extf"),
+    *("arith.sitofp", "arith.fptosi", "math.sqrt"),
+)
 """Of data: their results are unknown."""
 
 FREE = ("arith.constant", *_CASTS)

@@ -201,11 +201,12 @@ def _name(point: Point) -> str:
 def _schemes(product: str, mode: str, given: str) -> list[str]:
     """The schemes named, or all of the product that may be launched so."""
     from moe_triton.model.clusters.a2 import SCHEMES as CLOSED_FORMS
+    from moe_triton.model.clusters.group import PLANNED
     from moe_triton.schemes import SCHEMES
 
     if given:
         return [name.strip() for name in given.split(",")]
-    known = list(SCHEMES.get(product, CLOSED_FORMS))
+    known = [scheme for name in PLANNED if name == product for scheme in SCHEMES[name]] or CLOSED_FORMS
     return [name for name in known if mode == "stream" or name != "direct"]
 
 

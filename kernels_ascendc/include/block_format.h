@@ -1,0 +1,93 @@
+// What lies in the block that a rank writes for a peer: a header {counts, call word, FLAG1}, rows, FLAG2.
+//
+// Both flags are made of the round's number, so that nothing has to be cleared: FLAG1 stands where nothing but headers
+// ever is; FLAG2 stands where an earlier round may have left rows, and is more than a word, which rows may hold.
+#ifndef MOE_BLOCK_FORMAT_H
+#define MOE_BLOCK_FORMAT_H
+
+#include "flags.h"
+
+namespace moe {
+
+constexpr uint32_t UNIT_WORDS = UB_ALIGN / sizeof(int32_t);
+
+// The number of the round that this launch belongs to: one more than that of the round before. It is not zero, as
+// fresh memory is.
+template <typename Args>
+__aicore__ inline int32_t RoundNumber(const Args& args) {
+    const int32_t before = ReadFresh<int32_t>(args.numbers, args.zone);
+    return before >= INT32_MAX || before < 0 ? 1 : before + 1;
+}
+
+template <typename Args>
+__aicore__ inline uint64_t BlockIn(const Args& args, uint64_t window, uint64_t rank) {
+    return window + args.peer_blocks.At(args.zone, rank);
+}
+
+// Where FLAG2 stands behind so many rows.
+template <typename Args>
+__aicore__ inline uint64_t EndOfRows(const Args& args, int64_t rows) {
+    return static_cast<uint64_t>(args.rows_offset + rows * args.row_step);
+}
+
+// Word i of FLAG2: see moe_triton.layout.blocks.
+__aicore__ inline int32_t EndFlagWord(int32_t number, uint32_t i) {
+    uint32_t word = static_cast<uint32_t>(number) * 0x9E3779B1U + i * 0x85EBCA77U;
+    word = (word ^ word >> 15) * 0xC2B2AE3DU;
+    return static_cast<int32_t>(word ^ word >> 13);
+}
+
+// Headers made in UB, one at a time, and written to a block each.
+class BlockHeader {
+public:
+    template <typename Args>
+    __aicore__ inline void Init(const Args& args, AscendC::TPipe* pipe) {
+        words_ = static_cast<uint32_t>(args.header_words);
+        flag_unit_ = static_cast<uint32_t>(args.flag_word) / UNIT_WORDS * UNIT_WORDS;
+        pipe->InitBuffer(buffer_, static_cast<uint32_t>(words_ * sizeof(int32_t)));
+        header_ = buffer_.Get<int32_t>();
+    }
+
+    // The same for all peers.
+    template <typename Args>
+    __aicore__ inline void Begin(const Args& args, int32_t call) {
+        AscendC::Duplicate(header_, 0, static_cast<int32_t>(words_));
+        Order<AscendC::HardEvent::V_S>();
+        header_.SetValue(static_cast<uint32_t>(args.call_word), call);
+        header_.SetValue(static_cast<uint32_t>(args.flag_word), RoundNumber(args));
+    }
+
+    // When `Send` has returned before, its copies may still read.
+    __aicore__ inline void BeginNext() {
+        Order<AscendC::HardEvent::MTE3_S>();
+    }
+
+    __aicore__ inline void SetCount(int64_t i, int64_t count) {
+        header_.SetValue(static_cast<uint32_t>(i), static_cast<int32_t>(count));
+    }
+
+    // All that has no flag first.
+    __aicore__ inline void Send(uint64_t block) {
+        Order<AscendC::HardEvent::S_MTE3>();
+        if (flag_unit_ > 0) {
+            AscendC::DataCopy(GlobalAt<int32_t>(block), header_, flag_unit_);
+            FinishCounts();
+        }
+        RaiseFlags(GlobalAt<int32_t>(block)[flag_unit_], header_[flag_unit_], UNIT_WORDS, 1);
+    }
+
+private:
+    // MTE3 starts copies in order and may end them in another: FLAG1 starts when the counts are there.
+    __aicore__ inline void FinishCounts() {
+        AscendC::PipeBarrier<PIPE_MTE3>();
+    }
+
+    AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
+    AscendC::LocalTensor<int32_t> header_;
+    uint32_t words_ = 0;
+    uint32_t flag_unit_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // MOE_BLOCK_FORMAT_H

@@ -1,0 +1,100 @@
+// Dispatch by blocks, step 1: to each rank a header with its counts, then its rows, which lie one after the other, by
+// expert. FLAG2 follows, by blocks_post, when all blocks' copies are complete.
+#ifndef MOE_BLOCKS_SEND_H
+#define MOE_BLOCKS_SEND_H
+
+#include "block_format.h"
+#include "block_starts.h"
+#include "send_rows.h"
+#include "status_entries.h"
+
+namespace moe {
+
+// Behind the rows for the experts before, in the block for the receiver.
+template <>
+struct Destination<BlocksSendArgs> : NumberedRanks<BlocksSendArgs> {
+    static constexpr bool HAS_SCALES = false;
+    static constexpr bool HAS_FLAGS = false;
+    static constexpr bool HAS_SHARED = false;
+
+    const BlockStarts* starts = nullptr;
+
+    __aicore__ inline bool Locate(const BlocksSendArgs& args, uint64_t rank, uint64_t expert, uint64_t index,
+                                  uint64_t& slot, uint64_t& stamp, uint64_t&) const {
+        const uint64_t most = static_cast<uint64_t>(args.max_rows);
+        if (index >= most) {
+            return false;
+        }
+        const uint64_t place = static_cast<uint64_t>(starts->Of(rank, expert)) + index;
+        slot = args.peer_blocks.At(args.zone, args.rank) + EndOfRows(args, static_cast<int64_t>(place));
+        stamp = slot + args.stamp_offset;
+        return place < most;
+    }
+};
+
+class BlocksSend {
+public:
+    __aicore__ inline void Init(const BlocksSendArgs& args, AscendC::TPipe* pipe) {
+        args_ = args;
+        FindZone(args_);
+        report_.Init(pipe, args.report, args_.zone);
+        peers_.Init(args.peers, args.num_ranks);
+        starts_.Init(&args_, pipe);
+        header_.Init(args_, pipe);
+        sizes_.Init(pipe, static_cast<uint32_t>(args.num_ranks));
+        kept_.Init(pipe);
+        rows_.Init(&args_, pipe, &report_, {{}, &starts_});
+    }
+
+    __aicore__ inline void Process() {
+        starts_.Load();
+        SendHeaders();
+        rows_.Process();
+        report_.Write();
+    }
+
+private:
+    // Each block those of its share of ranks.
+    __aicore__ inline void SendHeaders() {
+        TraceStep(TRACE_FLAG);
+        const int32_t call = WordOfDispatch(args_);
+        kept_.Keep(args_.dispatch_word, call);
+        const Share ranks = SplitEvenly(args_.num_ranks, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
+        if (ranks.first == ranks.last) {
+            return;
+        }
+        header_.Begin(args_, call);
+        sizes_.Begin(ranks.first);
+        for (int64_t rank = ranks.first; rank < ranks.last; ++rank) {
+            header_.BeginNext();
+            sizes_.Set(rank, FillHeader(rank));
+            header_.Send(BlockIn(args_, peers_.WindowOf(rank), args_.rank));
+        }
+        sizes_.Store(args_.rows_to, ranks.last - ranks.first);
+    }
+
+    // Returns how many rows there are for a rank.
+    __aicore__ inline int32_t FillHeader(int64_t rank) {
+        const int64_t experts = args_.num_local_experts;
+        int32_t rows = 0;
+        for (int64_t expert = 0; expert < experts; ++expert) {
+            const int32_t count = starts_.CountOf(rank * experts + expert);
+            header_.SetCount(expert, count);
+            rows += count;
+        }
+        return rows;
+    }
+
+    BlocksSendArgs args_;
+    Peers peers_;
+    BlockStarts starts_;
+    BlockHeader header_;
+    Table sizes_;
+    KeptWord kept_;
+    SendRows<BlocksSendArgs> rows_;
+    Report report_;
+};
+
+}  // namespace moe
+
+#endif  // MOE_BLOCKS_SEND_H

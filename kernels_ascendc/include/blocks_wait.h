@@ -1,0 +1,167 @@
+// Step 3 by blocks: until the block of each rank is there. FLAG1 says that its counts are; they say where FLAG2 is,
+// which says that the rows are, too.
+//
+// Counts come from peers: one that is out of bounds names no place, and is reported at once.
+#ifndef MOE_BLOCKS_WAIT_H
+#define MOE_BLOCKS_WAIT_H
+
+#include "block_format.h"
+#include "entry_order.h"
+#include "waits.h"
+
+namespace moe {
+
+class BlocksWait {
+public:
+    __aicore__ inline void Init(const BlocksWaitArgs& args, AscendC::TPipe* pipe) {
+        args_ = args;
+        FindZone(args_);
+        report_.Init(pipe, args.report, args_.zone);
+        order_.Init(args.num_local_experts, args.num_ranks);
+        pipe->InitBuffer(flag_buffer_, UB_ALIGN);
+        flag_ = flag_buffer_.Get<int32_t>();
+        counts_.Init(pipe, static_cast<uint32_t>(args.header_words));
+        pipe->InitBuffer(unit_buffer_, static_cast<uint32_t>(args.num_local_experts * UB_ALIGN));
+        units_ = unit_buffer_.Get<int32_t>();
+        kept_zone_.Init(pipe);
+        kept_number_.Init(pipe);
+    }
+
+    __aicore__ inline void Process() {
+        number_ = RoundNumber(args_);
+        call_ = ExpectedCall();
+        kept_zone_.Keep(args_.kept_zone, static_cast<int32_t>(args_.zone));
+        // The next round, in the other zone, goes on from it. No block of this launch reads that word.
+        kept_number_.Keep(args_.numbers + (1 - args_.zone) * sizeof(int32_t), number_);
+        deadline_.Start(report_.IsOld() ? 0 : args_.timeout_us);
+        const Share ranks = SplitEvenly(args_.num_ranks, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
+        for (int64_t rank = ranks.first; rank < ranks.last; ++rank) {
+            Receive(rank, ranks.last - rank);
+        }
+        report_.Write();
+    }
+
+private:
+    // Kept by an earlier phase of this launch, with a SyncAll in between, or by an earlier launch.
+    __aicore__ inline int32_t ExpectedCall() const {
+        if (args_.dispatch_word != 0) {
+            return ReadFresh<int32_t>(args_.dispatch_word);
+        }
+        const int32_t before = args_.combine_kind == 0 ? 0 : ReadFresh<int32_t>(args_.combine_kind);
+        return static_cast<int32_t>(args_.call) | before;
+    }
+
+    // `left` ranks are waited for, from this one on.
+    __aicore__ inline void Receive(int64_t rank, int64_t left) {
+        const uint64_t block = BlockIn(args_, args_.window, static_cast<uint64_t>(rank));
+        waited_us_ = 0;
+        const bool is_there = IsHeaderThere(block, rank, left) && IsEndThere(block, rank, left);
+        deadline_.TraceWait(rank, waited_us_);
+        Order<AscendC::HardEvent::MTE3_S>();
+        for (int64_t i = 0; i < args_.num_local_experts; ++i) {
+            units_.SetValue(order_.UnitAt(i), is_there ? counts_.At(i) : -1);
+        }
+        Store(args_.recv_counts, rank);
+        if (args_.waited_us != 0) {
+            Order<AscendC::HardEvent::MTE3_S>();
+            for (int64_t i = 0; i < args_.num_local_experts; ++i) {
+                units_.SetValue(order_.UnitAt(i), waited_us_);
+            }
+            Store(args_.waited_us, rank);
+        }
+    }
+
+    __aicore__ inline void Store(uint64_t table, int64_t rank) {
+        Order<AscendC::HardEvent::S_MTE3>();
+        order_.Store(table, units_, {rank * args_.num_local_experts, (rank + 1) * args_.num_local_experts});
+    }
+
+    // With its counts, which are in bounds, in `counts_`.
+    __aicore__ inline bool IsHeaderThere(uint64_t block, int64_t rank, int64_t left) {
+        const int64_t unit = args_.flag_word / UNIT_WORDS * UNIT_WORDS;
+        const uint64_t at = block + static_cast<uint64_t>(unit) * sizeof(int32_t);
+        if (!IsFlagThere<false>(at, rank, left)) {
+            return false;
+        }
+        Order<AscendC::HardEvent::S_MTE2>();
+        counts_.Load(block, 0, args_.header_words);
+        Order<AscendC::HardEvent::MTE2_S>();
+        if (counts_.At(args_.call_word) != call_) {
+            report_.AddMismatch(rank, call_, counts_.At(args_.call_word));
+            return false;
+        }
+        if (!AreCountsInBounds(rank)) {
+            report_.Add(REPORT_BAD_ROW, rank);
+            return false;
+        }
+        return true;
+    }
+
+    __aicore__ inline bool AreCountsInBounds(int64_t rank) {
+        rows_ = 0;
+        for (int64_t i = 0; i < args_.num_local_experts; ++i) {
+            const int64_t count = counts_.At(i);
+            if (count < 0 || count > args_.max_count) {
+                return false;
+            }
+            rows_ += count;
+        }
+        return rows_ <= args_.max_rows &&
+               (args_.expected_rows == 0 || rows_ == ReadFresh<int32_t>(args_.expected_rows, rank));
+    }
+
+    __aicore__ inline bool IsEndThere(uint64_t block, int64_t rank, int64_t left) {
+        return IsFlagThere<true>(block + EndOfRows(args_, rows_), rank, left);
+    }
+
+    // The unit of FLAG2, or that of FLAG1.
+    template <bool IS_END>
+    __aicore__ inline bool IsFlagThere(uint64_t at, int64_t rank, int64_t left) {
+        for (PollLoop poll(deadline_, args_.window, rank, left); poll.Next();) {
+            Order<AscendC::HardEvent::S_MTE2>();
+            AscendC::DataCopy(flag_, GlobalAt<int32_t>(at), UNIT_WORDS);
+            Order<AscendC::HardEvent::MTE2_S>();
+            if (IS_END ? IsEndFlag() : IsHeaderFlag()) {
+                waited_us_ = Larger(waited_us_, poll.WaitedUs());
+                return true;
+            }
+            poll.Miss(1);
+        }
+        waited_us_ = deadline_.WaitedUs();
+        report_.Add(REPORT_TIMEOUT, rank);
+        return false;
+    }
+
+    __aicore__ inline bool IsHeaderFlag() const {
+        return flag_.GetValue(static_cast<uint32_t>(args_.flag_word) % UNIT_WORDS) == number_;
+    }
+
+    __aicore__ inline bool IsEndFlag() const {
+        for (uint32_t i = 0; i < UNIT_WORDS; ++i) {
+            if (flag_.GetValue(i) != EndFlagWord(number_, i)) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    BlocksWaitArgs args_;
+    EntryOrder order_;
+    AscendC::TBuf<AscendC::TPosition::VECCALC> flag_buffer_;
+    AscendC::LocalTensor<int32_t> flag_;
+    Table counts_;
+    AscendC::TBuf<AscendC::TPosition::VECCALC> unit_buffer_;
+    AscendC::LocalTensor<int32_t> units_;
+    KeptWord kept_zone_;
+    KeptWord kept_number_;
+    Report report_;
+    Deadline deadline_;
+    int32_t number_ = 0;
+    int32_t call_ = 0;
+    int64_t rows_ = 0;
+    int32_t waited_us_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // MOE_BLOCKS_WAIT_H

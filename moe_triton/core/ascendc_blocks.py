@@ -1,0 +1,105 @@
+"""Argument lists of the Ascend C kernels that write a block for each peer (`moe_triton.core.ascendc`).
+
+A block is a header {int32 counts, call word, FLAG1}, rows one after the other, and FLAG2 behind the last one.
+Flags are numbers of rounds: ``numbers`` holds, by zone, that of the run before.
+"""
+
+from __future__ import annotations
+
+from moe_triton.core.kernel import Arg, AscendCKernel, numbers
+
+# Where things are in a block.
+_FORMAT = (
+    *numbers("i64", "header_words flag_word call_word"),  # of the header: how many, which are FLAG1 and call
+    Arg("rows_offset", "i64", "value"),  # bytes from a block's beginning to its first row
+    Arg("row_step", "i64", "value"),  # bytes from one row to the next; a multiple of 32
+    Arg("max_rows", "i64", "value"),  # of a block
+    Arg("peer_blocks", "peer_blocks", "value"),
+)
+_ROUND = (
+    Arg("numbers", "*i32", "inout"),  # (2,)
+    Arg("zone", "i64", "value"),
+    Arg("zone_at", "*i32", "in"),
+    Arg("call", "i64", "value"),  # the call word
+)
+_PEERS = (
+    Arg("peers", "*i64", "in"),  # (EP,) window addresses
+    Arg("num_ranks", "i64", "value"),
+    Arg("rank", "i64", "value"),
+)
+
+# Dispatch: to each rank its counts and FLAG1, then its rows, expert by expert.
+BLOCKS_SEND = AscendCKernel(
+    "blocks_send",
+    (
+        Arg("rows", "*i8", "in"),
+        Arg("row_stride", "i64", "value"),  # bytes from one row to the next
+        Arg("row_bytes", "i64", "value"),  # bytes of a row to send, scales included; a multiple of 32
+        Arg("stamp_offset", "i64", "value"),  # where the stamp goes, from the row's beginning on
+        Arg("rows_per_token", "i64", "value"),  # 1, or K when every result has a row of its own
+        Arg("topk_idx", "*i32", "in"),  # (T, K); ids outside [0, M) are not sent
+        Arg("topk_weights", "*fp32", "in"),  # (T, K), or null
+        Arg("expand_idx", "*i32", "in"),  # (T, K) index of a row among this rank's for the expert
+        Arg("counts", "*i32", "in"),  # (M,)
+        Arg("first_token", "i64", "value"),
+        *numbers("i64", "num_tokens topk num_experts num_local_experts"),
+        Arg("rows_to", "*i32", "out"),  # (EP,) rows for each rank
+        Arg("combine_kind", "*i32", "in"),  # as in dispatch_send, also the next one
+        Arg("dispatch_word", "*i32", "out"),
+        *_PEERS,
+        *_ROUND,
+        *_FORMAT,
+        Arg("report", "*i32", "out"),
+    ),
+)
+
+# Combine: to each rank the results of its rows, in the order in which they came in its block.
+BLOCKS_RETURN = AscendCKernel(
+    "blocks_return",
+    (
+        Arg("rows", "*i8", "in"),  # expert outputs, contiguous, of `row_step` bytes each
+        Arg("recv_offsets", "*i32", "in"),  # (localE, EP) prefix sums; the last is the number of rows
+        Arg("num_entries", "i64", "value"),
+        Arg("capacity", "i64", "value"),  # rows in `rows`
+        Arg("rows_to", "*i32", "out"),  # (EP,) rows for each rank
+        Arg("kind", "i64", "value"),  # as in combine_send, also the next one
+        Arg("combine_kind", "*i32", "out"),
+        *_PEERS,
+        *_ROUND,
+        *_FORMAT,
+        Arg("report", "*i32", "out"),
+    ),
+)
+
+# FLAG2 behind the last row of each rank's block. What all blocks wrote in earlier phases is there before it.
+BLOCKS_POST = AscendCKernel(
+    "blocks_post",
+    (
+        Arg("rows_to", "*i32", "in"),  # (EP,)
+        *_PEERS,
+        *_ROUND,
+        *_FORMAT,
+        Arg("report", "*i32", "out"),
+    ),
+)
+
+# Until each rank's block is there: FLAG1, counts that are in bounds, and FLAG2 where they say that it is.
+BLOCKS_WAIT = AscendCKernel(
+    "blocks_wait",
+    (
+        Arg("window", "*i8", "in"),  # this rank's own
+        Arg("recv_counts", "*i32", "out"),  # (counts of a header, EP); -1 where nothing came in time
+        Arg("waited_us", "*i32", "out"),  # of the same shape, until a block was seen; 0 at once; or null
+        Arg("expected_rows", "*i32", "in"),  # (EP,) rows that each rank has to send; null where it decides
+        Arg("num_local_experts", "i64", "value"),  # whose counts a header has; 1 where it has one number
+        Arg("max_count", "i64", "value"),  # of a single one
+        Arg("num_ranks", "i64", "value"),
+        Arg("timeout_us", "i64", "value"),
+        Arg("combine_kind", "*i32", "in"),  # as in dispatch_wait, up to `kept_zone`
+        Arg("dispatch_word", "*i32", "in"),
+        Arg("kept_zone", "*i32", "out"),
+        *_ROUND,
+        *_FORMAT,
+        Arg("report", "*i32", "out"),
+    ),
+)

@@ -1,0 +1,66 @@
+"""Argument lists of the Ascend C kernels that only the direct scheme has (`moe_triton.core.ascendc`)."""
+
+from __future__ import annotations
+
+from moe_triton.core.kernel import Arg, AscendCKernel
+
+# This rank's counts to every rank, and an entry that announces them.
+COUNTS_SEND = AscendCKernel(
+    "counts_send",
+    (
+        Arg("counts", "*i32", "in"),  # (M,)
+        Arg("shared_counts", "*i32", "in"),  # (R,), or null if R = 0
+        Arg("num_experts", "i64", "value"),
+        Arg("num_shared_ranks", "i64", "value"),
+        Arg("peers", "*i64", "in"),
+        Arg("num_ranks", "i64", "value"),
+        Arg("rank", "i64", "value"),
+        Arg("zone", "i64", "value"),
+        Arg("call", "i64", "value"),  # as in dispatch_send
+        Arg("combine_kind", "*i32", "in"),
+        Arg("slots", "direct_counts", "value"),
+        Arg("status", "dispatch_status", "value"),
+        Arg("report", "*i32", "out"),
+    ),
+)
+
+# Rows to their places in the receivers' outputs, a stamp for each; the places follow from the counts of all
+# ranks. No flags: a post_status follows.
+DIRECT_SEND = AscendCKernel(
+    "direct_send",
+    (
+        Arg("rows", "*i8", "in"),
+        Arg("row_stride", "i64", "value"),  # bytes from one row to the next
+        Arg("row_bytes", "i64", "value"),  # bytes of a row to send; a multiple of 32
+        Arg("scales", "*fp32", "in"),  # one per row, for its stamp, or null
+        Arg("scale_offset", "i64", "value"),  # where several scales begin, from the row's beginning on
+        Arg("scale_bytes", "i64", "value"),  # bytes of them, a multiple of 32; 0 where there are none
+        Arg("rows_per_token", "i64", "value"),  # 1, or K + S when every result has a row of its own
+        Arg("topk_idx", "*i32", "in"),  # (T, K); ids outside [0, M) are not sent
+        Arg("topk_weights", "*fp32", "in"),  # (T, K), or null
+        Arg("expand_idx", "*i32", "in"),  # (T, K) index of a row among this rank's for the expert
+        Arg("shared_ranks", "*i32", "in"),  # (T, S) rank of each shared result, -1: not sent; null if S = 0
+        Arg("shared_slots", "*i32", "in"),  # (T,) index of a token among those sent to a shared rank
+        Arg("peers", "*i64", "in"),
+        Arg("first_token", "i64", "value"),
+        Arg("num_tokens", "i64", "value"),
+        Arg("topk", "i64", "value"),
+        Arg("num_experts", "i64", "value"),
+        Arg("num_local_experts", "i64", "value"),  # of a rank of routed experts
+        Arg("num_shared_experts", "i64", "value"),
+        Arg("num_shared_ranks", "i64", "value"),
+        Arg("num_ranks", "i64", "value"),
+        Arg("rank", "i64", "value"),
+        Arg("window", "*i8", "in"),  # this rank's own, where the counts of all ranks are
+        Arg("counts", "direct_counts", "value"),
+        Arg("max_count", "i64", "value"),  # of rows from a rank for an entry; what is above counts as this
+        Arg("recv_counts", "*i32", "out"),  # (localE, EP) this rank's counts, as they were sent
+        Arg("result_offsets", "*i64", "out"),  # (T, K + S) elements of 16 bits from this rank's first result
+        Arg("result_bytes", "i64", "value"),  # from one result to the next
+        Arg("zone", "i64", "value"),
+        Arg("slots", "indexed_slots", "value"),
+        Arg("scale_slots", "indexed_slots", "value"),  # where several scales go
+        Arg("stamps", "indexed_slots", "value"),
+        Arg("report", "*i32", "out"),
+    ),
+)

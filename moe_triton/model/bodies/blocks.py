@@ -1,0 +1,173 @@
+"""What the blocks of the Ascend C kernels do that write a block for each peer, counted as
+`moe_triton.model.bodies.sends` counts those of the other kernels.
+
+Taken for granted: nothing is refused or reported, and what is waited for is there at the first look.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moe_triton.layout import UB_ALIGN, WORD_BYTES
+from moe_triton.model.bodies.counts import (
+    Counted,
+    Counts,
+    block_of,
+    bounds,
+    chunks,
+    counts,
+    each_block,
+    end,
+    filled,
+    filled_by,
+    found_zone,
+    fresh,
+    is_remote,
+    kept,
+    lines_of_table,
+    no_ranks,
+)
+from moe_triton.model.bodies.sends import PIECE_BYTES, Results, sent_rows
+from moe_triton.model.cost import UnknownWorkError, Work
+
+UNIT_WORDS = UB_ALIGN // WORD_BYTES
+CHUNK_ENTRIES = 2048
+"""Sums of counts that a core has in its local memory at a time (blocks_return.h)."""
+
+
+def blocks_send(work: Work) -> Counted:
+    """To each rank a header with its counts, then its rows, each with a stamp."""
+    ranks, experts = work.number("num_ranks"), work.number("num_local_experts")
+    results = Results(work)
+    start = found_zone(work) + end(work) + kept(work, "dispatch_word")
+    start += fresh(work, work.has("combine_kind"))
+    start += counts(work, dropped=2 * lines_of_table(ranks), vector=2)
+    starts = counts(work, loads=1, load_bytes=WORD_BYTES * work.number("num_experts"))
+    headers, lines = _headers(work, 2 * experts + 1)
+    # Each row's place and, with the first of a receiver, all of its sums.
+    asked = np.unique(results.blocks[results.is_sent] + work.blocks * results.ranks[results.is_sent])
+    words = 2 * results.slots + 2 * experts * each_block(work, asked % work.blocks)
+    rows = sent_rows(work, results, results.lines(lines)) + counts(work, scalar_local=words)
+    stages = {"start": start, "starts": starts, "flags": headers, "tables": results.tables(), "rows": rows}
+    return Counted(stages, results.rows, np.ones(ranks, np.int64))
+
+
+def _headers(work: Work, words: int) -> tuple[Counts, np.ndarray]:
+    """A header to each rank of a block's share, of so many accesses each; and the lines that are read."""
+    ranks, header = work.number("num_ranks"), work.number("header_words")
+    has_counts = int(work.number("flag_word") >= UNIT_WORDS)
+    blocks = block_of(work, ranks)
+    own, away = each_block(work, blocks), each_block(work, blocks[is_remote(work)[:ranks]])
+    has_any = (own > 0).astype(np.int64)
+    lines = filled(work, blocks, np.arange(ranks))
+    made = counts(
+        work,
+        stores=own * (1 + has_counts) + has_any,
+        store_bytes=own * (header * WORD_BYTES + WORD_BYTES),
+        sent_bytes=away * header * WORD_BYTES,
+        scalar_local=own * words + 2 * has_any,
+        scalar_global=own + has_any,
+        lines=filled_by(work, lines) + has_any,
+        dropped=has_any,
+        vector=has_any,
+        barriers=own * has_counts,
+        items=own,
+    )
+    return made, lines
+
+
+def blocks_return(work: Work) -> Counted:
+    """Results of neighbouring rows to neighbouring places, then to each rank a header."""
+    ranks, entries = work.number("num_ranks"), work.number("num_entries")
+    row_step = work.number("row_step")
+    each = work.traffic.recv_counts.reshape(-1)
+    if each.size != entries:
+        raise UnknownWorkError(f"blocks_return: the model knows of {each.size} entries, not {entries}")
+    ends = each.cumsum()
+    share = bounds(work, int(ends[-1]))
+    looks = int(chunks(entries, CHUNK_ENTRIES))
+    # (blocks, entries) rows that each block sends of each entry
+    first = np.maximum(share[:-1, None], (ends - each)[None, :])
+    own = np.maximum(np.minimum(share[1:, None], ends[None, :]) - first, 0)
+    block, entry = np.nonzero(own)
+    sources = entry % ranks
+    rows, away = own[block, entry], is_remote(work)[sources]
+    pieces = chunks(rows * row_step, min(row_step, PIECE_BYTES))
+    sent = filled(work, block, sources)
+    start = found_zone(work) + end(work) + kept(work, "combine_kind") + fresh(work, 1)
+    start += counts(work, dropped=lines_of_table(ranks), vector=1)
+    tables = counts(
+        work,
+        loads=looks,
+        load_bytes=WORD_BYTES * entries,
+        scalar_local=3 * entries,
+        turns=looks,
+        items=entries,
+    )
+    written = counts(
+        work,
+        loads=each_block(work, block, pieces),
+        load_bytes=each_block(work, block, rows * row_step),
+        stores=each_block(work, block, pieces),
+        store_bytes=each_block(work, block, rows * row_step),
+        sent_bytes=each_block(work, block, rows * row_step * away),
+        scalar_local=each_block(work, block),
+        scalar_global=each_block(work, block),
+        lines=filled_by(work, sent),
+        turns=each_block(work, block, pieces),
+        items=each_block(work, block),
+    )
+    headers, lines = _headers(work, 4)
+    read_before = each_block(work, np.intersect1d(lines, sent) % work.blocks)
+    headers += counts(work, lines=-read_before)
+    stages = {"start": start, "tables": tables, "rows": written, "flags": headers}
+    to_ranks = np.bincount(sources, rows, ranks).astype(np.int64)
+    return Counted(stages, to_ranks, np.ones(ranks, np.int64))
+
+
+def blocks_post(work: Work) -> Counted:
+    """A unit of flags behind the rows of each rank's block."""
+    ranks = work.number("num_ranks")
+    blocks = block_of(work, ranks)
+    own, away = each_block(work, blocks), each_block(work, blocks[is_remote(work)[:ranks]])
+    start = found_zone(work) + end(work) + fresh(work, 1)
+    start += counts(work, dropped=lines_of_table(ranks), scalar_local=UNIT_WORDS)
+    flags = counts(
+        work,
+        stores=own,
+        store_bytes=own * UB_ALIGN,
+        sent_bytes=away * UB_ALIGN,
+        scalar_global=2 * own,
+        lines=own + filled_by(work, filled(work, blocks, np.arange(ranks))),
+        dropped=own,
+        items=own,
+    )
+    return Counted({"start": start, "flags": flags}, no_ranks(work), np.ones(ranks, np.int64))
+
+
+def blocks_wait(work: Work) -> Counted:
+    """Of each rank FLAG1, the header, FLAG2; its counts to a table."""
+    own = np.diff(bounds(work, work.number("num_ranks")))
+    number, noted = work.number("num_local_experts"), int(work.has("waited_us"))
+    expects = int(work.has("expected_rows"))
+    start = found_zone(work) + end(work) + kept(work, "kept_zone") + kept(work, "numbers")
+    start += fresh(work, 2 + (work.has("dispatch_word") or work.has("combine_kind")))
+    poll = counts(
+        work,
+        loads=3 * own,
+        load_bytes=own * (2 * UB_ALIGN + work.number("header_words") * WORD_BYTES),
+        scalar_local=own * (2 + number + UNIT_WORDS),
+        scalar_global=own * expects,
+        lines=own * expects,
+        dropped=own * expects,
+        turns=own,
+    )
+    store = counts(
+        work,
+        stores=own * (1 + noted),
+        store_bytes=own * (1 + noted) * number * WORD_BYTES,
+        scalar_local=own * (2 + noted) * number,
+        turns=own,
+        items=own * number,
+    )
+    return Counted({"start": start, "poll": poll, "store": store}, no_ranks(work), no_ranks(work))

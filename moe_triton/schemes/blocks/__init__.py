@@ -1,0 +1,92 @@
+"""A2 fullmesh: a block for every peer. The plans of one rank.
+
+Of each rank one block comes in every round, with all that it has for this one: a receiver waits for as many
+flags as there are ranks, and a sender needs one write for each peer, which is what queues between servers are
+made for. This is the form inside a server, where blocks are written straight into the peers' windows.
+
+What guards what, in zone z of round i:
+
+- FLAG1, the number of the round, guards the counts, which say where FLAG2 is; FLAG2 guards the rows.
+- Nothing is cleared: numbers of rounds differ, and nothing but a header is ever where FLAG1 is.
+
+Dispatch and combine share zones and toggle. Two zones are enough because either waits for every rank: a rank
+that has ended round i + 1 has seen every peer's flags of i + 1, which that peer posted after it ended i. So
+whoever writes blocks of round i + 2 comes after the last read of what i left in the same zone.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import ClassVar
+
+from moe_triton.core.plan import Plan
+from moe_triton.core.region import Region
+from moe_triton.operators.variants import DispatchVariant, Variant
+from moe_triton.schemes.blocks.combine import CombinePlans
+from moe_triton.schemes.blocks.dispatch import DispatchPlans
+from moe_triton.schemes.blocks.layout import BlocksLayout
+from moe_triton.schemes.blocks.waits import FINDERS
+from moe_triton.schemes.common.flags import barrier_plan
+from moe_triton.schemes.common.waits import ENTRY_FINDERS
+from moe_triton.schemes.scheme import Refusal, RoundFacts, SplitScheme
+from moe_triton.schemes.site import OPERATORS, Operator, Site
+
+
+class BlockFullmesh(SplitScheme):
+    """fullmesh of A2, inside a server: builds the plans of one rank."""
+
+    layout_of = BlocksLayout
+    finders: ClassVar = ENTRY_FINDERS | FINDERS
+    refuses: ClassVar = {
+        "torch_npu halves": Refusal(
+            "torch_npu's halves are those of A3",
+            "Use EPBuffer with wait=False, or the whole operators.",
+        ),
+        "tp_group": Refusal("A2 has no tensor parallelism", "Leave it out, or use product='A3'."),
+    }
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self._dispatch = DispatchPlans(site, self.layout)
+        self._combine = CombinePlans(site, self.layout)
+
+    @cached_property
+    def layout(self) -> BlocksLayout:
+        """See `layout_of`."""
+        return BlocksLayout(self.site.config)
+
+    @cached_property
+    def rounds(self) -> RoundFacts:
+        """See `Scheme`."""
+        return RoundFacts(
+            waiting=frozenset(OPERATORS),
+            shared=frozenset({"dispatch", "combine"}),
+            on_device=self.site.target == "npu",
+        )
+
+    @property
+    def statuses(self) -> tuple[tuple[Operator, Region], ...]:
+        """See `Scheme`."""
+        return (("barrier", self.layout.barrier_status),)
+
+    def whole(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
+        """The plan of the whole operator, in one part."""
+        if isinstance(variant, DispatchVariant):
+            return self._dispatch.whole(variant, zone)
+        return self._combine.whole(variant, zone)
+
+    def setup(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
+        """See `SplitScheme`."""
+        if isinstance(variant, DispatchVariant):
+            return self._dispatch.setup(variant, zone)
+        return self._combine.setup(variant, zone)
+
+    def teardown(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
+        """See `SplitScheme`."""
+        if isinstance(variant, DispatchVariant):
+            return self._dispatch.teardown(variant, zone)
+        return self._combine.teardown(variant, zone)
+
+    def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:
+        """See `barrier_plan`."""
+        return barrier_plan(self.site, self.layout.barrier_status, zone, timeout_us)

@@ -1,0 +1,94 @@
+"""torch_npu's functions as on an Atlas A2: what its pages say otherwise, and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from moe_triton import ArgumentError, reference
+from moe_triton import torch_npu_ops as ops
+from moe_triton.processes import RankGroup
+from tests.torch_npu_ops.setting import TOKENS, TOPK, experts_of, make_round
+
+Groups = Callable[[int], RankGroup]
+
+
+def third_output(rank: int, num_ranks: int, version: int) -> list[str]:
+    """What is wrong: V1's and V2's third output hold the same, and combine takes it whole."""
+    ops.configure(product="A2", relaxed=True, timeout_s=20.0)
+    r = make_round(rank, num_ranks)
+    r.ids[1, 0] = -1
+    dispatch, combine = (
+        (ops.npu_moe_distribute_dispatch, ops.npu_moe_distribute_combine)
+        if version == 1
+        else (ops.npu_moe_distribute_dispatch_v2, ops.npu_moe_distribute_combine_v2)
+    )
+    wrong = []
+    rows, _, index, _, counts, _, _ = dispatch(r.x, r.ids, *r.group, expert_scales=r.weights)
+    if not torch.equal(index[: TOKENS * TOPK], reference.expand_index(r.ids, r.group[-1])):
+        wrong.append(f"index {index[: TOKENS * TOPK].tolist()}")
+    capacity = TOKENS * num_ranks * TOPK
+    if len(index) != (TOKENS * TOPK if version == 1 else capacity * 128):
+        wrong.append(f"{len(index)} elements")
+    # one server, of up to 8 ranks
+    if len(counts) != num_ranks * 2 + 2 * TOKENS * num_ranks * TOPK:
+        wrong.append(f"{len(counts)} counts")
+    sums = combine(experts_of(rows), r.ids, index, counts, r.weights, *r.group)
+    # results are 1.5 x + 0.25 wherever they were computed
+    result = (r.x.float() * 1.5 + 0.25).bfloat16().float()
+    weights = torch.where(r.ids >= 0, r.weights, 0.0)
+    expected = sum(result * weights[:, k : k + 1] for k in range(TOPK)).bfloat16()  # type: ignore[union-attr]
+    if not torch.equal(sums, expected):
+        wrong.append("sums")
+    ops.release(ops.group_name())
+    ops.configure()
+    return wrong
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_third_output_numbers_entries(ranks: Groups, version: int) -> None:
+    assert ranks(2).run(third_output, version) == [[], []]
+
+
+def refused(rank: int, num_ranks: int) -> list[str]:
+    """Calls of A3 that were taken, or refused for another reason."""
+    ops.configure(product="A2", relaxed=True, timeout_s=20.0)
+    r, wrong = make_round(rank, num_ranks), []
+    v2, setup = ops.npu_moe_distribute_dispatch_v2, ops.npu_moe_distribute_dispatch_setup
+    mask = torch.ones(TOKENS, TOPK, dtype=torch.bool)
+    calls: dict[str, Callable[[], Any]] = {
+        "comm_alg is '', but torch_npu's halves are those of A3": lambda: setup(r.x, r.ids, *r.group),
+        "comm_alg is 'hierarchy'": lambda: v2(r.x, r.ids, *r.group, comm_alg="hierarchy"),
+        "comm_alg is 'fullmesh_v1'": lambda: v2(r.x, r.ids, *r.group, comm_alg="fullmesh_v1"),
+        "x_active_mask is of 2 dimensions": lambda: v2(r.x, r.ids, *r.group, x_active_mask=mask),
+        "tp_world_size is 2": lambda: v2(r.x, r.ids, *r.group, group_tp=r.group[0], tp_world_size=2),
+        "elastic_info is given": lambda: v2(
+            r.x, r.ids, *r.group, elastic_info=torch.zeros(4 + 2 * num_ranks, dtype=torch.int32)
+        ),
+        "shared_expert_num is 1": lambda: v2(
+            r.x, r.ids, *r.group[:3], num_ranks, shared_expert_num=1, shared_expert_rank_num=1
+        ),
+    }
+    for start, call in calls.items():
+        try:
+            call()
+            wrong.append(f"{start!r} was taken")
+        except ArgumentError as error:
+            if not str(error).startswith(start):
+                wrong.append(f"expected {start!r}, got {error}")
+    ops.configure(product="A2", relaxed=True, ranks_per_server=1)
+    try:
+        v2(r.x, r.ids, *r.group)
+        wrong.append("two servers were taken")
+    except ArgumentError as error:
+        if "ranks_per_server is [1, 1]" not in str(error):
+            wrong.append(str(error))
+    ops.configure()
+    return wrong
+
+
+def test_what_a2_has_not_is_refused_by_name(ranks: Groups) -> None:
+    assert ranks(2).run(refused) == [[], []]
