@@ -30,15 +30,15 @@ __aicore__ inline uint64_t EndOfRows(const Args& args, int64_t rows) {
     return static_cast<uint64_t>(args.rows_offset + rows * args.row_step);
 }
 
-// Word i of FLAG2: see moe_triton.layout.blocks.
+// Word i of FLAG2: see moe_triton/schemes/blocks/layout.py.
 __aicore__ inline int32_t EndFlagWord(int32_t number, uint32_t i) {
     uint32_t word = static_cast<uint32_t>(number) * 0x9E3779B1U + i * 0x85EBCA77U;
     word = (word ^ word >> 15) * 0xC2B2AE3DU;
     return static_cast<int32_t>(word ^ word >> 13);
 }
 
-// Headers made in UB, one at a time, and written to a block each.
-class BlockHeader {
+// Headers made in UB, one at a time, and written to a block each; and how many rows each block gets.
+class BlockHeaders {
 public:
     template <typename Args>
     __aicore__ inline void Init(const Args& args, AscendC::TPipe* pipe) {
@@ -46,8 +46,33 @@ public:
         flag_unit_ = static_cast<uint32_t>(args.flag_word) / UNIT_WORDS * UNIT_WORDS;
         pipe->InitBuffer(buffer_, static_cast<uint32_t>(words_ * sizeof(int32_t)));
         header_ = buffer_.Get<int32_t>();
+        sizes_.Init(pipe, static_cast<uint32_t>(args.num_ranks));
     }
 
+    // To the ranks of this block's share. `source.Fill(rank)` sets a rank's counts, and returns its rows.
+    template <typename Args, typename Source>
+    __aicore__ inline void Send(const Args& args, int32_t call, const Peers& peers, Source& source) {
+        TraceStep(TRACE_FLAG);
+        const Share ranks = Blocks::OfLaunch().ShareOf(args.num_ranks);
+        if (ranks.first == ranks.last) {
+            return;
+        }
+        Begin(args, call);
+        sizes_.Begin(ranks.first);
+        for (int64_t rank = ranks.first; rank < ranks.last; ++rank) {
+            // The copies of the header before may still read.
+            Order<AscendC::HardEvent::MTE3_S>();
+            sizes_.Set(rank, static_cast<int32_t>(source.Fill(rank)));
+            SendTo(BlockIn(args, peers.WindowOf(rank), args.rank));
+        }
+        sizes_.Store(args.rows_to, ranks.last - ranks.first);
+    }
+
+    __aicore__ inline void SetCount(int64_t i, int64_t count) {
+        header_.SetValue(static_cast<uint32_t>(i), static_cast<int32_t>(count));
+    }
+
+private:
     // The same for all peers.
     template <typename Args>
     __aicore__ inline void Begin(const Args& args, int32_t call) {
@@ -57,17 +82,8 @@ public:
         header_.SetValue(static_cast<uint32_t>(args.flag_word), RoundNumber(args));
     }
 
-    // When `Send` has returned before, its copies may still read.
-    __aicore__ inline void BeginNext() {
-        Order<AscendC::HardEvent::MTE3_S>();
-    }
-
-    __aicore__ inline void SetCount(int64_t i, int64_t count) {
-        header_.SetValue(static_cast<uint32_t>(i), static_cast<int32_t>(count));
-    }
-
     // All that has no flag first.
-    __aicore__ inline void Send(uint64_t block) {
+    __aicore__ inline void SendTo(uint64_t block) {
         Order<AscendC::HardEvent::S_MTE3>();
         if (flag_unit_ > 0) {
             AscendC::DataCopy(GlobalAt<int32_t>(block), header_, flag_unit_);
@@ -76,7 +92,6 @@ public:
         RaiseFlags(GlobalAt<int32_t>(block)[flag_unit_], header_[flag_unit_], UNIT_WORDS, 1);
     }
 
-private:
     // MTE3 starts copies in order and may end them in another: FLAG1 starts when the counts are there.
     __aicore__ inline void FinishCounts() {
         AscendC::PipeBarrier<PIPE_MTE3>();
@@ -84,6 +99,7 @@ private:
 
     AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
     AscendC::LocalTensor<int32_t> header_;
+    Table sizes_;
     uint32_t words_ = 0;
     uint32_t flag_unit_ = 0;
 };

@@ -18,8 +18,7 @@ public:
         peers_.Init(args.peers, args.num_ranks);
         starts_.Init(pipe, args.num_ranks);
         ends_.Init(pipe, static_cast<uint32_t>(ENTRIES_PER_CHUNK));
-        header_.Init(args_, pipe);
-        sizes_.Init(pipe, static_cast<uint32_t>(args.num_ranks));
+        headers_.Init(args_, pipe);
         kept_.Init(pipe);
         rows_.Init(pipe, args.row_step);
     }
@@ -27,8 +26,15 @@ public:
     __aicore__ inline void Process() {
         kept_.Keep(args_.combine_kind, static_cast<int32_t>(args_.kind));
         SendRows();
-        SendHeaders();
+        headers_.Send(args_, static_cast<int32_t>(args_.call), peers_, *this);
         report_.Write();
+    }
+
+    // For BlockHeaders.
+    __aicore__ inline int64_t Fill(int64_t rank) {
+        const int64_t rows = starts_.Of(rank);
+        headers_.SetCount(0, rows);
+        return rows;
     }
 
 private:
@@ -39,7 +45,7 @@ private:
     __aicore__ inline void SendRows() {
         TraceStep(TRACE_WRITE);
         starts_.Clear();
-        const Share share = SplitEvenly(NumRows(), AscendC::GetBlockIdx(), AscendC::GetBlockNum());
+        const Share share = SplitEvenly(NumResults(args_, report_), AscendC::GetBlockIdx(), AscendC::GetBlockNum());
         int64_t row = 0;
         for (int64_t first = 0; first < args_.num_entries; first += ENTRIES_PER_CHUNK) {
             const int64_t last = Smaller(first + ENTRIES_PER_CHUNK, args_.num_entries);
@@ -55,17 +61,6 @@ private:
                 row = end;
             }
         }
-    }
-
-    __aicore__ inline int64_t NumRows() {
-        const int64_t rows = ReadFresh<int32_t>(args_.recv_offsets, args_.num_entries - 1);
-        if (rows >= 0 && rows <= args_.capacity) {
-            return rows;
-        }
-        if (AscendC::GetBlockIdx() == 0) {
-            report_.Add(REPORT_BAD_ROW, rows < 0 ? 0 : args_.capacity, rows < 0 ? 1 : rows - args_.capacity);
-        }
-        return rows < 0 ? 0 : args_.capacity;
     }
 
     // Rows that are neighbours here are neighbours there.
@@ -85,30 +80,11 @@ private:
                        block + EndOfRows(args_, place));
     }
 
-    // Each block those of its share of ranks.
-    __aicore__ inline void SendHeaders() {
-        TraceStep(TRACE_FLAG);
-        const Share ranks = SplitEvenly(args_.num_ranks, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
-        if (ranks.first == ranks.last) {
-            return;
-        }
-        header_.Begin(args_, static_cast<int32_t>(args_.call));
-        sizes_.Begin(ranks.first);
-        for (int64_t rank = ranks.first; rank < ranks.last; ++rank) {
-            header_.BeginNext();
-            header_.SetCount(0, starts_.Of(rank));
-            sizes_.Set(rank, static_cast<int32_t>(starts_.Of(rank)));
-            header_.Send(BlockIn(args_, peers_.WindowOf(rank), args_.rank));
-        }
-        sizes_.Store(args_.rows_to, ranks.last - ranks.first);
-    }
-
     BlocksReturnArgs args_;
     Peers peers_;
     SourceStarts starts_;
     Table ends_;
-    BlockHeader header_;
-    Table sizes_;
+    BlockHeaders headers_;
     KeptWord kept_;
     RowCopy rows_;
     Report report_;

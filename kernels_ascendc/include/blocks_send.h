@@ -40,56 +40,37 @@ public:
         report_.Init(pipe, args.report, args_.zone);
         peers_.Init(args.peers, args.num_ranks);
         starts_.Init(&args_, pipe);
-        header_.Init(args_, pipe);
-        sizes_.Init(pipe, static_cast<uint32_t>(args.num_ranks));
+        headers_.Init(args_, pipe);
         kept_.Init(pipe);
         rows_.Init(&args_, pipe, &report_, {{}, &starts_});
     }
 
     __aicore__ inline void Process() {
         starts_.Load();
-        SendHeaders();
+        const int32_t call = WordOfDispatch(args_);
+        kept_.Keep(args_.dispatch_word, call);
+        headers_.Send(args_, call, peers_, *this);
         rows_.Process();
         report_.Write();
     }
 
-private:
-    // Each block those of its share of ranks.
-    __aicore__ inline void SendHeaders() {
-        TraceStep(TRACE_FLAG);
-        const int32_t call = WordOfDispatch(args_);
-        kept_.Keep(args_.dispatch_word, call);
-        const Share ranks = SplitEvenly(args_.num_ranks, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
-        if (ranks.first == ranks.last) {
-            return;
-        }
-        header_.Begin(args_, call);
-        sizes_.Begin(ranks.first);
-        for (int64_t rank = ranks.first; rank < ranks.last; ++rank) {
-            header_.BeginNext();
-            sizes_.Set(rank, FillHeader(rank));
-            header_.Send(BlockIn(args_, peers_.WindowOf(rank), args_.rank));
-        }
-        sizes_.Store(args_.rows_to, ranks.last - ranks.first);
-    }
-
-    // Returns how many rows there are for a rank.
-    __aicore__ inline int32_t FillHeader(int64_t rank) {
+    // For BlockHeaders.
+    __aicore__ inline int64_t Fill(int64_t rank) {
         const int64_t experts = args_.num_local_experts;
-        int32_t rows = 0;
+        int64_t rows = 0;
         for (int64_t expert = 0; expert < experts; ++expert) {
             const int32_t count = starts_.CountOf(rank * experts + expert);
-            header_.SetCount(expert, count);
+            headers_.SetCount(expert, count);
             rows += count;
         }
         return rows;
     }
 
+private:
     BlocksSendArgs args_;
     Peers peers_;
     BlockStarts starts_;
-    BlockHeader header_;
-    Table sizes_;
+    BlockHeaders headers_;
     KeptWord kept_;
     SendRows<BlocksSendArgs> rows_;
     Report report_;

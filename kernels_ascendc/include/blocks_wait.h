@@ -29,7 +29,8 @@ public:
 
     __aicore__ inline void Process() {
         number_ = RoundNumber(args_);
-        call_ = ExpectedCall();
+        // Kept by an earlier phase of this launch, with a SyncAll in between, or by an earlier launch.
+        call_ = args_.dispatch_word == 0 ? static_cast<int32_t>(args_.call) : ReadFresh<int32_t>(args_.dispatch_word);
         kept_zone_.Keep(args_.kept_zone, static_cast<int32_t>(args_.zone));
         // The next round, in the other zone, goes on from it. No block of this launch reads that word.
         kept_number_.Keep(args_.numbers + (1 - args_.zone) * sizeof(int32_t), number_);
@@ -42,15 +43,6 @@ public:
     }
 
 private:
-    // Kept by an earlier phase of this launch, with a SyncAll in between, or by an earlier launch.
-    __aicore__ inline int32_t ExpectedCall() const {
-        if (args_.dispatch_word != 0) {
-            return ReadFresh<int32_t>(args_.dispatch_word);
-        }
-        const int32_t before = args_.combine_kind == 0 ? 0 : ReadFresh<int32_t>(args_.combine_kind);
-        return static_cast<int32_t>(args_.call) | before;
-    }
-
     // `left` ranks are waited for, from this one on.
     __aicore__ inline void Receive(int64_t rank, int64_t left) {
         const uint64_t block = BlockIn(args_, args_.window, static_cast<uint64_t>(rank));

@@ -75,7 +75,8 @@ public:
     __aicore__ inline void Begin() {
         AscendC::Duplicate(flag_, 1.0f, static_cast<int32_t>(STATUS_ENTRY_WORDS));
         Order<AscendC::HardEvent::V_MTE3>();
-        share_ = SplitEvenly(NumRows(), AscendC::GetBlockIdx(), AscendC::GetBlockNum());
+        share_ = SplitEvenly(args_->num_entries > 0 ? NumResults(*args_, *report_) : 0, AscendC::GetBlockIdx(),
+                             AscendC::GetBlockNum());
     }
 
     // The rows of these tokens. Returns how long it took.
@@ -97,21 +98,6 @@ public:
 
 private:
     static constexpr int64_t ORIGINS_PER_CHUNK = 512;
-
-    // The prefix sums came from memory that peers write: they cannot make us read past our own rows.
-    __aicore__ inline int64_t NumRows() {
-        if (args_->num_entries <= 0) {
-            return 0;
-        }
-        const int64_t rows = ReadFresh<int32_t>(args_->recv_offsets, args_->num_entries - 1);
-        if (rows >= 0 && rows <= args_->capacity) {
-            return rows;
-        }
-        if (AscendC::GetBlockIdx() == 0) {
-            report_->Add(REPORT_BAD_ROW, rows < 0 ? 0 : args_->capacity, rows < 0 ? 1 : rows - args_->capacity);
-        }
-        return rows < 0 ? 0 : args_->capacity;
-    }
 
     __aicore__ inline void LoadOrigins(int64_t first, int64_t last) {
         Order<AscendC::HardEvent::S_MTE2>();

@@ -4,7 +4,7 @@
 // in six places only:
 //   SendRows::FinishRow                   a flag in the stamp of a row;
 //   CountsSend::FinishCounts              a rank's counts, and a flag of the same block;
-//   BlockHeader::FinishCounts             the counts of a block, and FLAG1;
+//   BlockHeaders::FinishCounts            the counts of a block, and FLAG1;
 //   ResultRows::FinishRow                 a flag per row;
 //   CopyBlocksInOrder (platform.h)        a flag in each 512-byte block: the copy itself keeps the order;
 //   PhaseRunner (phases.h)                what post_status and blocks_post announce was written by earlier

@@ -6,6 +6,20 @@
 
 namespace moe {
 
+// How many results there are to send back. The prefix sums came from memory that peers, or callers, write: they cannot
+// make us read past our own rows.
+template <typename Args>
+__aicore__ inline int64_t NumResults(const Args& args, Report& report) {
+    const int64_t rows = ReadFresh<int32_t>(args.recv_offsets, args.num_entries - 1);
+    if (rows >= 0 && rows <= args.capacity) {
+        return rows;
+    }
+    if (AscendC::GetBlockIdx() == 0) {
+        report.Add(REPORT_BAD_ROW, rows < 0 ? 0 : args.capacity, rows < 0 ? 1 : rows - args.capacity);
+    }
+    return rows < 0 ? 0 : args.capacity;
+}
+
 class RowCopy {
 public:
     __aicore__ inline void Init(AscendC::TPipe* pipe, int64_t row_bytes) {

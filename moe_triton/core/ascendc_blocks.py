@@ -95,9 +95,8 @@ BLOCKS_WAIT = AscendCKernel(
         Arg("max_count", "i64", "value"),  # of a single one
         Arg("num_ranks", "i64", "value"),
         Arg("timeout_us", "i64", "value"),
-        Arg("combine_kind", "*i32", "in"),  # as in dispatch_wait, up to `kept_zone`
-        Arg("dispatch_word", "*i32", "in"),
-        Arg("kept_zone", "*i32", "out"),
+        Arg("dispatch_word", "*i32", "in"),  # where the call word is kept, or null for `call`
+        Arg("kept_zone", "*i32", "out"),  # as in dispatch_wait
         *_ROUND,
         *_FORMAT,
         Arg("report", "*i32", "out"),

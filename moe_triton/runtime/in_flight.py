@@ -36,8 +36,9 @@ class InFlight:
         """
         pending = self.variants.get(operator)
         if not is_teardown:
-            other = next((name for name in self.variants if {name, operator} <= set(self._shared)), operator)
-            if other != operator:
+            pending_others = (name for name in self.variants if name != operator)
+            other = next((name for name in pending_others if {name, operator} <= set(self._shared)), None)
+            if other is not None:
                 raise BufferStateError(
                     f"a {other} is set up and not yet torn down, and with this scheme a {operator} would "
                     f"use the same memory. Wait for it first, or call {other}_teardown."

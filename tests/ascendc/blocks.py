@@ -204,7 +204,7 @@ class BlocksWorld:
             "max_count": c.num_max_tokens_per_rank,
             "num_ranks": c.num_ranks,
             "timeout_us": case.timeout_us,
-            **self.calls.waiting(rank, number),
+            **self._expected_word(rank, number),
             **block,
         }
         offsets = {
@@ -230,6 +230,14 @@ class BlocksWorld:
             ("blocks_wait", wait),
             ("dispatch_offsets", offsets),
         ]
+
+    def _expected_word(self, rank: int, number: int) -> dict[str, object]:
+        """The word itself, or where it stands."""
+        expected = self.calls.waiting(rank, number)
+        kinds = expected.pop("combine_kind")
+        if isinstance(kinds, np.ndarray):
+            expected["call"] = word_of("D", number) | int(kinds[0])
+        return expected
 
     def received(self, rank: int, number: int) -> list[tuple[int, Sent]]:
         """What a rank receives, in order, each with its source."""
@@ -339,7 +347,6 @@ class BlocksWorld:
             "num_ranks": self.config.num_ranks,
             "timeout_us": case.timeout_us,
             "call": word_of("C", number),
-            "combine_kind": 0,
             "dispatch_word": 0,
             **block,
         }

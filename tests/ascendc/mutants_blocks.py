@@ -10,7 +10,6 @@ from .mutants import MUTANT_TIMEOUT_US, Mutant, without
 FORMAT = "include/block_format.h"
 STARTS = "include/block_starts.h"
 SOURCES = "include/source_starts.h"
-SEND = "include/blocks_send.h"
 RETURN = "include/blocks_return.h"
 WAIT = "include/blocks_wait.h"
 ROW_SLOTS = "include/row_slots.h"
@@ -183,9 +182,9 @@ PLACES = (
         "the block of another rank",
         (
             Patch(
-                SEND,
-                "header_.Send(BlockIn(args_, peers_.WindowOf(rank), args_.rank));",
-                "header_.Send(BlockIn(args_, peers_.WindowOf(rank), rank));",
+                FORMAT,
+                "SendTo(BlockIn(args, peers.WindowOf(rank), args.rank));",
+                "SendTo(BlockIn(args, peers.WindowOf(rank), rank));",
             ),
         ),
         case_of(),

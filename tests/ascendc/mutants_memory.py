@@ -5,7 +5,7 @@ from __future__ import annotations
 from .direct import DirectCase
 from .exchange import ExchangeCase
 from .library import Patch
-from .mutants import COMBINE_SEND, FLAGS, MUTANT_TIMEOUT_US, AnyCase, Mutant, case_of, without
+from .mutants import FLAGS, MUTANT_TIMEOUT_US, ROW_COPY, AnyCase, Mutant, case_of, without
 from .mutants_calls import EXCHANGE_SEND, POST_STATUS
 from .offsets import OffsetsCase
 
@@ -37,9 +37,9 @@ CACHE = (
     ),
     _old(
         "the number of results",
-        COMBINE_SEND,
-        "ReadFresh<int32_t>(args_->recv_offsets, args_->num_entries - 1);",
-        "GlobalAt<int32_t>(args_->recv_offsets).GetValue(static_cast<uint64_t>(args_->num_entries - 1));",
+        ROW_COPY,
+        "ReadFresh<int32_t>(args.recv_offsets, args.num_entries - 1);",
+        "GlobalAt<int32_t>(args.recv_offsets).GetValue(static_cast<uint64_t>(args.num_entries - 1));",
         case_of(),
     ),
     _old(

@@ -117,7 +117,7 @@ def blocks_return(work: Work) -> Counted:
         turns=each_block(work, block, pieces),
         items=each_block(work, block),
     )
-    headers, lines = _headers(work, 4)
+    headers, lines = _headers(work, 3)
     read_before = each_block(work, np.intersect1d(lines, sent) % work.blocks)
     headers += counts(work, lines=-read_before)
     stages = {"start": start, "tables": tables, "rows": written, "flags": headers}
@@ -151,7 +151,7 @@ def blocks_wait(work: Work) -> Counted:
     number, noted = work.number("num_local_experts"), int(work.has("waited_us"))
     expects = int(work.has("expected_rows"))
     start = found_zone(work) + end(work) + kept(work, "kept_zone") + kept(work, "numbers")
-    start += fresh(work, 2 + (work.has("dispatch_word") or work.has("combine_kind")))
+    start += fresh(work, 2 + work.has("dispatch_word"))
     poll = counts(
         work,
         loads=3 * own,

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moe_triton.core.ascendc_blocks import BLOCKS_RETURN, BLOCKS_WAIT
+from moe_triton.core.ascendc_blocks import BLOCKS_RETURN
 from moe_triton.core.plan import Hole, Launch, Plan, Value, joined, launch
 from moe_triton.kernels.block_places import block_places_kernel
 from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
 from moe_triton.layout.call_word import call_word, combine_bits
 from moe_triton.operators.variants import CombineVariant
 from moe_triton.schemes.blocks.layout import BlocksLayout
-from moe_triton.schemes.blocks.steps import in_blocks, of_peers, post
+from moe_triton.schemes.blocks.steps import in_blocks, of_peers, post, wait
 from moe_triton.schemes.common.steps import ids_of, record_waits, rms_norm, select
 from moe_triton.schemes.site import COMBINE_KIND, Site, launch_matching
 
@@ -101,27 +101,19 @@ class CombinePlans:
 
     def _wait(self, variant: CombineVariant, zone: int) -> Launch:
         """Step 3."""
-        site = self.site
-        return launch(
-            "wait",
-            BLOCKS_WAIT,
-            "communication",
-            site.num_blocks,
-            window=Hole("window"),
+        return wait(
+            self.site,
+            self.layout,
+            "combine",
+            zone,
+            call_word("combine", variant.kind),
+            self._row_bytes,
+            is_timed=variant.waits,
             recv_counts=Hole("barrier_counts"),
-            waited_us=Hole("waited") if variant.waits else 0,
             expected_rows=Hole("expected_rows"),
             num_local_experts=1,
             max_count=self.layout.max_rows,
-            num_ranks=site.config.num_ranks,
-            timeout_us=site.timeout_us,
-            combine_kind=0,
             dispatch_word=0,
-            kept_zone=site.keeping_zone("combine"),
-            **in_blocks(
-                site, self.layout, "combine", zone, call_word("combine", variant.kind), self._row_bytes
-            ),
-            report=Hole("report"),
         )
 
     def _after(self, variant: CombineVariant, zone: int) -> list[Launch]:

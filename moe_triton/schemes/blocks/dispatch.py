@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moe_triton.core.ascendc_blocks import BLOCKS_SEND, BLOCKS_WAIT
+from moe_triton.core.ascendc_blocks import BLOCKS_SEND
 from moe_triton.core.plan import Hole, Launch, Plan, Value, joined, launch
 from moe_triton.kernels.arrange import arrange_kernel
 from moe_triton.layout import SlotLayout
 from moe_triton.layout.call_word import call_word
 from moe_triton.operators.variants import DispatchVariant
 from moe_triton.schemes.blocks.layout import BlockRow, BlocksLayout
-from moe_triton.schemes.blocks.steps import in_blocks, of_peers, post
+from moe_triton.schemes.blocks.steps import in_blocks, of_peers, post, wait
 from moe_triton.schemes.common import steps as local
 from moe_triton.schemes.site import COMBINE_KIND, DISPATCH_WORD, Site, launch_matching
 
@@ -95,29 +95,23 @@ class DispatchPlans:
     def _receive(self, variant: DispatchVariant, zone: int) -> list[Launch]:
         """Step 3, and where rows belong and are."""
         site, row = self.site, self._row(variant)
-        wait = launch(
-            "wait",
-            BLOCKS_WAIT,
-            "communication",
-            site.num_blocks,
-            window=Hole("window"),
+        call = call_word("dispatch", variant.kind)
+        waits = wait(
+            site,
+            self.layout,
+            "dispatch",
+            zone,
+            call,
+            row.packed_bytes,
+            is_timed=variant.waits,
             recv_counts=Hole("recv_counts"),
-            waited_us=Hole("waited") if variant.waits else 0,
             expected_rows=0,
             num_local_experts=site.num_local_experts,
             max_count=site.config.num_max_tokens_per_rank,
-            num_ranks=site.config.num_ranks,
-            timeout_us=site.timeout_us,
-            combine_kind=0,
             dispatch_word=DISPATCH_WORD,
-            kept_zone=site.keeping_zone("dispatch"),
-            **in_blocks(
-                site, self.layout, "dispatch", zone, call_word("dispatch", variant.kind), row.packed_bytes
-            ),
-            report=Hole("report"),
         )
         slots = self.layout.rows(row.packed_bytes)
-        return [wait, local.offsets(site, variant, zone, slots, sees_all=False, by_source=True)]
+        return [waits, local.offsets(site, variant, zone, slots, sees_all=False, by_source=True)]
 
     def _after(self, variant: DispatchVariant, zone: int) -> list[Launch]:
         """Step 4: to expert order, out of the window."""

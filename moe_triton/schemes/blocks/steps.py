@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moe_triton.core.ascendc_blocks import BLOCKS_POST
+from moe_triton.core.ascendc_blocks import BLOCKS_POST, BLOCKS_WAIT
 from moe_triton.core.plan import Hole, Launch, Value, launch
 from moe_triton.schemes.blocks.layout import BlocksLayout
 from moe_triton.schemes.site import Operator, Site
@@ -41,5 +41,39 @@ def post(site: Site, layout: BlocksLayout, operator: Operator, zone: int, call: 
         rows_to=Hole("rows_to"),
         **of_peers(site),
         **in_blocks(site, layout, operator, zone, call, row_step),
+        report=Hole("report"),
+    )
+
+
+def wait(
+    site: Site,
+    layout: BlocksLayout,
+    operator: Operator,
+    zone: int,
+    call: int,
+    row_step: int,
+    *,
+    is_timed: bool,
+    **counts: Value,
+) -> Launch:
+    """Step 3: until every rank's block is there.
+
+    Args:
+        site, layout, operator, zone, call, row_step: as in `in_blocks`.
+        is_timed: whether it says how long each rank was waited for.
+        counts: what a header counts, where that goes, and what it must be: arguments of the kernel.
+    """
+    return launch(
+        "wait",
+        BLOCKS_WAIT,
+        "communication",
+        site.num_blocks,
+        window=Hole("window"),
+        waited_us=Hole("waited") if is_timed else 0,
+        num_ranks=site.config.num_ranks,
+        timeout_us=site.timeout_us,
+        kept_zone=site.keeping_zone(operator),
+        **in_blocks(site, layout, operator, zone, call, row_step),
+        **counts,
         report=Hole("report"),
     )
