@@ -96,6 +96,7 @@ class Life:
             "hidden": c.hidden,
             "num_topk": c.num_topk,
             "num_experts": c.num_experts,
+            "product": c.product,
             "comm_alg": c.scheme,
             "relaxed": True,
             "timeout_s": timeout_of(self.trial),
