@@ -9,18 +9,21 @@
 
 #include "begun_blocks.h"
 #include "count_sums.h"
+#include "inband_rows.h"
 #include "row_flags.h"
 
 namespace moe {
 
-class DispatchReceive {
+// Flags: where a row's flags are (row_flags.h, inband_rows.h).
+template <typename Args, typename Flags>
+class ReceiveRows {
 public:
     // Instead of all of the launch; before `Init`.
     __aicore__ inline void UseBlocks(const Blocks& blocks) {
         blocks_ = blocks;
     }
 
-    __aicore__ inline void Init(const DispatchReceiveArgs& args, AscendC::TPipe* pipe) {
+    __aicore__ inline void Init(const Args& args, AscendC::TPipe* pipe) {
         args_ = args;
         FindZone(args_);
         flags_.Init(&args_, pipe, &report_);
@@ -29,8 +32,8 @@ public:
         rows_.Init(pipe, MAX_ENTRIES);
         left_.Init(pipe, MAX_ENTRIES);
         const bool has_scales = args.out_scales != 0;
-        loaded_bytes_ =
-            static_cast<uint32_t>(WholeUnits(has_scales ? args.scale_offset + args.scale_bytes : args.row_bytes));
+        loaded_bytes_ = flags_.LoadedBytes(has_scales ? args.scale_offset + args.scale_bytes : args.row_bytes);
+        max_rows_ = flags_.MaxRows();
         pipe->InitBuffer(slots_, 2, loaded_bytes_ + UB_ALIGN);
         begun_.Init(pipe, args.begun);
         if (blocks_.index == 0) {
@@ -61,8 +64,6 @@ public:
     }
 
 private:
-    using Flags = RowFlags<DispatchReceiveArgs>;
-
     static constexpr int64_t MAX_ENTRIES = Flags::PLACES_PER_CHUNK;
     static constexpr int64_t MAX_PIECES = 64;
     static constexpr uint64_t WORD_BYTES = sizeof(int32_t);
@@ -144,10 +145,10 @@ private:
     __aicore__ inline void AddStamps(int64_t place, int32_t us) {
         const int64_t count = Smaller(flags_.RowsOf(place), args_.capacity - rows_.At(place));
         for (int64_t done = 0; done < count;) {
-            if (num_pieces_ == MAX_PIECES || num_stamps_ == Flags::MAX_STAMPS) {
+            if (num_pieces_ == MAX_PIECES || num_stamps_ == max_rows_) {
                 TakeRows(us);
             }
-            const int64_t more = Smaller(count - done, Flags::MAX_STAMPS - num_stamps_);
+            const int64_t more = Smaller(count - done, max_rows_ - num_stamps_);
             pieces_[num_pieces_++] = {place, done, num_stamps_, more};
             num_stamps_ += more;
             done += more;
@@ -196,7 +197,7 @@ private:
         const uint64_t stamp = flags_.StampOf(place, i);
         const uint64_t row = static_cast<uint64_t>(rows_.At(place) + i);
         AscendC::LocalTensor<uint8_t> in = slots_.AllocTensor<uint8_t>();
-        AscendC::DataCopy(in, GlobalAt<uint8_t>(stamp - static_cast<uint64_t>(args_.stamp_offset)), loaded_bytes_);
+        flags_.LoadRow(in, stamp, loaded_bytes_);
         if (args_.out_weights != 0) {
             AscendC::DataCopyPad(in[loaded_bytes_], GlobalAt<uint8_t>(stamp + Stamp::WEIGHT * WORD_BYTES),
                                  ExactBytes(WORD_BYTES), NoPadding<uint8_t>());
@@ -206,8 +207,8 @@ private:
         Store(args_.out_rows, row, args_.row_bytes, out);
         Store(args_.out_scales, row, args_.scale_bytes, out[static_cast<uint32_t>(args_.scale_offset)]);
         Store(args_.out_weights, row, WORD_BYTES, out[loaded_bytes_]);
+        Store(args_.out_origins, row, ORIGIN_BYTES, flags_.OriginOf(out, stamp_at));
         slots_.FreeTensor(out);
-        Store(args_.out_origins, row, ORIGIN_BYTES, flags_.StampAt(stamp_at));
         flags_.Clear(stamp, 1);
     }
 
@@ -219,7 +220,7 @@ private:
         }
     }
 
-    DispatchReceiveArgs args_;
+    Args args_;
     Blocks blocks_ = Blocks::OfLaunch();
     Flags flags_;
     EntryOrder order_;
@@ -232,11 +233,15 @@ private:
     Report report_;
     Deadline deadline_;
     uint32_t loaded_bytes_ = 0;
+    int64_t max_rows_ = 1;
     Piece pieces_[MAX_PIECES];
     int64_t num_pieces_ = 0;
     int64_t num_stamps_ = 0;
     int64_t first_missing_ = 0;
 };
+
+class DispatchReceive : public ReceiveRows<DispatchReceiveArgs, RowFlags<DispatchReceiveArgs>> {};
+class InbandCollect : public ReceiveRows<InbandCollectArgs, InbandRows<InbandCollectArgs>> {};
 
 }  // namespace moe
 

@@ -4,6 +4,7 @@
 #ifndef MOE_INBAND_SEND_H
 #define MOE_INBAND_SEND_H
 
+#include "begun_blocks.h"
 #include "inband_blocks.h"
 #include "send_plan.h"
 #include "status_entries.h"
@@ -12,6 +13,12 @@ namespace moe {
 
 class InbandSend {
 public:
+    // Instead of all of the launch; before `Init`.
+    __aicore__ inline void UseBlocks(const Blocks& blocks) {
+        plan_.UseBlocks(blocks);
+        status_.UseBlocks(blocks);
+    }
+
     __aicore__ inline void Init(const InbandSendArgs& args, AscendC::TPipe* pipe) {
         args_ = args;
         FindZone(args_);
@@ -24,9 +31,11 @@ public:
         report_.Init(pipe, args.report, args_.zone);
         plan_.Init(&args_, pipe, &report_);
         status_.Init(&args_, pipe);
+        begun_.Init(pipe, args.begun);
     }
 
     __aicore__ inline void Process() {
+        begun_.Raise();
         if (args_.post_status != 0) {
             status_.Post();
         }
@@ -135,6 +144,7 @@ private:
     DoubleBuffer double_buffer_;
     SendPlan<InbandSendArgs> plan_;
     DispatchStatusPost<InbandSendArgs> status_;
+    BegunBlocks begun_;
     Report report_;
     int64_t last_block_ = 0;
     int64_t piece_blocks_ = 1;

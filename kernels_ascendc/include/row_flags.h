@@ -74,9 +74,12 @@ public:
         return Larger<int64_t>(0, Smaller(count, Most()));
     }
 
+    __aicore__ inline uint64_t SlotOf(int64_t place, int64_t row) const {
+        return args_->window + args_->slots.At(args_->zone, SourceAt(place), order_.ExpertAt(place), row);
+    }
+
     __aicore__ inline uint64_t StampOf(int64_t place, int64_t row) const {
-        const uint64_t slot = args_->slots.At(args_->zone, SourceAt(place), order_.ExpertAt(place), row);
-        return args_->window + slot + static_cast<uint64_t>(args_->stamp_offset);
+        return SlotOf(place, row) + static_cast<uint64_t>(args_->stamp_offset);
     }
 
     // Stamps of neighbouring slots, to UB from the at-th place for one on.
@@ -108,6 +111,27 @@ public:
     // In UB, of a stamp that is loaded.
     __aicore__ inline AscendC::LocalTensor<uint8_t> StampAt(int64_t at) const {
         return words_[static_cast<uint32_t>(at * STAMP_WORDS)].template ReinterpretCast<uint8_t>();
+    }
+
+    // So many stamps fit into UB.
+    __aicore__ inline int64_t MaxRows() const {
+        return MAX_STAMPS;
+    }
+
+    // Of a row so long, its bytes in UB.
+    __aicore__ inline uint32_t LoadedBytes(int64_t row_bytes) const {
+        return static_cast<uint32_t>(WholeUnits(row_bytes));
+    }
+
+    // The row that this stamp is behind.
+    __aicore__ inline void LoadRow(const AscendC::LocalTensor<uint8_t>& to, uint64_t stamp, uint32_t bytes) const {
+        AscendC::DataCopy(to, GlobalAt<uint8_t>(stamp - static_cast<uint64_t>(args_->stamp_offset)), bytes);
+    }
+
+    // In UB, of a row that is there: behind it, or at its stamp's place.
+    __aicore__ inline AscendC::LocalTensor<uint8_t> OriginOf(const AscendC::LocalTensor<uint8_t>& /*row*/,
+                                                             int64_t at) const {
+        return StampAt(at);
     }
 
     // The flags alone: where rows come from stands beside them. A sum of them came before, and with it the vector
@@ -151,6 +175,11 @@ public:
             NoteWait(place, deadline, deadline.WaitedUs());
         }
     }
+
+protected:
+    const Args* args_ = nullptr;
+    FlagCounter stamps_;
+    AscendC::LocalTensor<int32_t> zeros_;
 
 private:
     using DataGap = uint32_t;
@@ -202,13 +231,10 @@ private:
         Order<AscendC::HardEvent::MTE3_MTE2>();
     }
 
-    const Args* args_ = nullptr;
     Report* report_ = nullptr;
     EntryOrder order_;
-    FlagCounter stamps_;
     AscendC::LocalTensor<int32_t> words_;  // of the stamps
     AscendC::TBuf<AscendC::TPosition::VECCALC> zero_buffer_;
-    AscendC::LocalTensor<int32_t> zeros_;
     AscendC::TBuf<AscendC::TPosition::VECCALC> count_buffer_;
     AscendC::LocalTensor<int32_t> counts_;  // in units
     AscendC::TBuf<AscendC::TPosition::VECCALC> time_buffer_;

@@ -134,25 +134,26 @@ DISPATCH_TAKE = AscendCKernel(
 )
 
 # Takes each row out of its slot as it comes. Clears entries and turns the zone when all blocks have begun.
-DISPATCH_RECEIVE = AscendCKernel(
-    "dispatch_receive",
-    (
-        *_ROWS_ARGS,
-        Arg("all_counts", "*i32", "in"),  # (localE, EP) as dispatch_wait left them
-        Arg("max_count", "i64", "value"),  # of rows from a rank for an entry; what is above counts as this
-        Arg("begun", "*fp32", "inout"),  # (blocks, 8): 1.0 where one has begun; zero between launches
-        Arg("turned", "*i32", "out"),  # as in inband_receive, from here on
-        Arg("status", "dispatch_status", "value"),
-        Arg("capacity", "i64", "value"),
-        Arg("row_bytes", "i64", "value"),
-        Arg("scale_offset", "i64", "value"),
-        Arg("scale_bytes", "i64", "value"),
-        Arg("out_rows", "*i8", "out"),
-        Arg("out_scales", "*fp32", "out"),
-        Arg("out_origins", "*i32", "out"),
-        Arg("out_weights", "*fp32", "out"),
-    ),
+_RECEIVE_ARGS = (
+    *_ROWS_ARGS,
+    Arg("all_counts", "*i32", "in"),  # (localE, EP) as dispatch_wait left them
+    Arg("max_count", "i64", "value"),  # of rows from a rank for an entry; what is above counts as this
+    Arg("begun", "*fp32", "inout"),  # (blocks, 8): 1.0 where one has begun; zero between launches
+    Arg("turned", "*i32", "out"),  # as in inband_receive, from here on
+    Arg("status", "dispatch_status", "value"),
+    Arg("capacity", "i64", "value"),
+    Arg("row_bytes", "i64", "value"),
+    Arg("scale_offset", "i64", "value"),
+    Arg("scale_bytes", "i64", "value"),
+    Arg("out_rows", "*i8", "out"),
+    Arg("out_scales", "*fp32", "out"),
+    Arg("out_origins", "*i32", "out"),
+    Arg("out_weights", "*fp32", "out"),
 )
+DISPATCH_RECEIVE = AscendCKernel("dispatch_receive", _RECEIVE_ARGS)
+
+# The same of rows with flags in band.
+INBAND_COLLECT = AscendCKernel("inband_collect", _RECEIVE_ARGS)
 
 # Waits for each in-band row, takes it out of its slot to its final place, and clears its flags.
 INBAND_RECEIVE = AscendCKernel(
@@ -325,6 +326,7 @@ KERNELS: tuple[AscendCKernel, ...] = (
     DISPATCH_RECEIVE,
     INBAND_SEND,
     INBAND_RECEIVE,
+    INBAND_COLLECT,
     COMBINE_SEND,
     COMBINE_WAIT,
     COMBINE_READY,

@@ -15,6 +15,7 @@ from moe_triton.core.ascendc import (
     DISPATCH_TAKE,
     DISPATCH_WAIT,
     EXCHANGE_SEND,
+    INBAND_COLLECT,
     INBAND_SEND,
     KERNELS,
     POST_STATUS,
@@ -37,6 +38,12 @@ FUSED: tuple[FusedKernel, ...] = (
         on_first=frozenset({1, 2, 3}),
     ),
     FusedKernel("inband_dispatch", (INBAND_SEND, DISPATCH_WAIT, DISPATCH_OFFSETS)),
+    FusedKernel(
+        "receiving_inband_dispatch",
+        (INBAND_SEND, DISPATCH_WAIT, DISPATCH_OFFSETS, INBAND_COLLECT),
+        continuing=frozenset({3}),
+        on_first=frozenset({1, 2, 3}),
+    ),
     FusedKernel("combine", (COMBINE_SEND, COMBINE_WAIT)),
     FusedKernel("combine_in_parts", (COMBINE_SEND, COMBINE_READY)),
     # Flags for whole ranks: what all blocks wrote is there.

@@ -10,13 +10,14 @@ import numpy as np
 
 from moe_triton.core.ascendc import MAX_BLOCKS, REPORT_TIMEOUT
 from moe_triton.core.records import STATUS_ENTRY
+from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES
 
 from .case import WrongResultError, check_reports, draw_routing
 from .driver import FLAG_WORD
 from .fused import HALF_SENT, MISSING, FusedCase, FusedWorld, Outputs
 from .inband import check_outputs
 from .library import Library
-from .memory import Guarded
+from .memory import Guarded, inband_blocks
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,9 @@ class ReceivingWorld(FusedWorld):
         self.check_times(waited)
         self.check_outputs(rank, number, zone, outputs)
         check_outputs(self, rank, number, rows)
-        return self.check_slots(rank, number, zone)
+        # Where rows are cut into blocks, what was taken out of them says what was in them.
+        inband = self.case.inband
+        return self.expected_rows(rank, number) if inband else self.check_slots(rank, number, zone)
 
     def receive(
         self, rank: int, number: int, zone: int, waited: Guarded | None = None, **changes: object
@@ -86,7 +89,7 @@ class ReceivingWorld(FusedWorld):
             (send[0], sending),
             wait,
             (offsets[0], {**offsets[1], "row_slots": 0}),
-            ("dispatch_receive", {**arguments, **changes}),
+            ("inband_collect" if self.case.inband else "dispatch_receive", {**arguments, **changes}),
         ]
         reports = self.library.launch_phases(self.case.blocks, phases, self.first_blocks)
         outputs.check_guards()
@@ -129,6 +132,22 @@ class ReceivingWorld(FusedWorld):
             "out_weights": Guarded((capacity,), np.float32),
         }
 
+    def flags(self, rank: int, **index: int) -> np.ndarray:
+        """(words,) or (blocks, words): all flags of a row in a rank's window."""
+        if not self.case.inband:
+            return self.stamp(rank, **index)[FLAG_WORD:][:1]
+        first, blocks = self.slots.offset(**index), inband_blocks(self.case)
+        slot = self.windows[rank].bytes[first : first + blocks * BLOCK_BYTES].reshape(blocks, -1)
+        words: np.ndarray = slot[:, BLOCK_DATA_BYTES:].view(np.int32)
+        return words
+
+    def check_flags(self, rank: int, zone: int, counts: np.ndarray, kept_rank: object = None) -> None:
+        """None is left of a row that has come."""
+        for expert, source in np.ndindex(counts.shape):
+            for index in range(int(counts[expert, source])):
+                if self.flags(rank, zone=zone, source=source, expert=expert, index=index).any():
+                    raise WrongResultError(f"row {index} of expert {expert} from {source} still has a flag")
+
     def check_left(self, rank: int, zone: int) -> None:
         """No flag of a block or of a status entry; the other zone."""
         if self.begun[rank].array.any():
@@ -151,7 +170,7 @@ def check_missing(library: Library, case: MissingCase, seed: int = 0) -> None:
         routing = draw_routing(case, seed, 0, rank)
         check_reports(world.send_rows(rank, routing, zone, **world.calls.sending(rank, 0)))
     for expert in range(experts):
-        world.stamp(0, zone=zone, source=HALF_SENT, expert=expert, index=0)[FLAG_WORD] = 0
+        world.flags(0, zone=zone, source=HALF_SENT, expert=expert, index=0)[-1] = 0
     outputs, _, (send, wait, offsets, receive) = world.receive(0, 0, zone)
     for report in (send, offsets, receive if case.is_away else wait):
         check_reports(report)

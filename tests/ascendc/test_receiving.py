@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from .library import Library
@@ -25,6 +27,9 @@ CASES = {
         tokens=(16, 8), blocks=48, first_blocks=24, topk=8, experts_per_rank=16, hidden=7168, scaled=True
     ),
 }
+# The same launches of rows with flags in band.
+INBAND = {name: replace(case, inband=True) for name, case in CASES.items()}
+INBAND["long_rows"] = replace(INBAND["more_send"], hidden=6000)
 # Every token goes to every expert. Waits are in vain: they need not be long.
 MISSING = {
     "a_rank": MissingCase(tokens=(2, 2, 2), blocks=3, topk=6, timeout_us=50_000),
@@ -42,6 +47,13 @@ def test_receives_while_it_sends(library: Library, case: ReceivingCase) -> None:
         ReceivingWorld(library, case, seed).run()
 
 
+@pytest.mark.parametrize("case", INBAND.values(), ids=INBAND)
+def test_collects_while_it_sends(library: Library, case: ReceivingCase) -> None:
+    for seed in range(3):
+        ReceivingWorld(library, case, seed).run()
+
+
 @pytest.mark.parametrize("case", MISSING.values(), ids=MISSING)
-def test_says_what_is_missing(library: Library, case: MissingCase) -> None:
-    check_missing(library, case)
+@pytest.mark.parametrize("inband", [False, True], ids=["stamps", "inband"])
+def test_says_what_is_missing(library: Library, case: MissingCase, inband: bool) -> None:
+    check_missing(library, replace(case, inband=inband))

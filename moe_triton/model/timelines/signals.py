@@ -60,6 +60,7 @@ WAITERS = {
     ascendc.DISPATCH_RECEIVE.name: "slots",
     ascendc.DISPATCH_TAKE.name: "slots",
     ascendc.INBAND_RECEIVE.name: "slots",
+    ascendc.INBAND_COLLECT.name: "slots",
 }
 
 

@@ -85,7 +85,7 @@ class DispatchPlans:
     def _receives_while_sending(self, variant: DispatchVariant, parts: int) -> bool:
         """Whether some blocks do nothing but receive: rows of this rank for itself would be in no slot."""
         fits = self._slot_of(variant).packed_bytes <= MAX_RECEIVED_BYTES
-        is_whole = parts == 1 and not self.inband and not variant.keeps_own
+        is_whole = parts == 1 and not variant.keeps_own
         return is_whole and fits and self.site.receiving_blocks > 0
 
     def _split(self, variant: DispatchVariant, zone: int) -> list[Launch]:
@@ -214,7 +214,7 @@ class DispatchPlans:
         site, slot = self.site, self._slot_of(variant)
         return launch(
             "arrange",
-            ascendc.DISPATCH_RECEIVE,
+            ascendc.INBAND_COLLECT if self.inband else ascendc.DISPATCH_RECEIVE,
             "communication",
             site.num_blocks,
             **self._of_flagged_rows(variant, zone),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from moe_triton.core.ascendc import (
     DISPATCH_RECEIVE,
     DISPATCH_ROWS,
     DISPATCH_TAKE,
+    INBAND_COLLECT,
     INBAND_RECEIVE,
     REPORT_TIMEOUT,
 )
@@ -108,21 +110,33 @@ def _rows_go_on(site: Site, arguments: dict[str, Any], rows: range) -> Iterator[
     slots: Region = arguments["slots"]
     num_ranks = arguments["num_ranks"]
     ends = [int32_at(arguments["recv_offsets"], entry) for entry in range(arguments["num_entries"])]
-    blocks = range(-(-(arguments["stamp_offset"] + STAMP_BYTES) // BLOCK_DATA_BYTES))
     for row in rows:
         entry = bisect.bisect_right(ends, row)
         first = ends[entry - 1] if entry else 0
         expert, source = divmod(entry, num_ranks)
         slot = slots.offset(zone=arguments["zone"], source=source, expert=expert, index=row - first)
-        flags = arguments["window"] + slot + BLOCK_DATA_BYTES
-        if any(int32_at(flags + block * BLOCK_BYTES) != FLAG_BITS for block in blocks):
+        if not _has_all_blocks(arguments, slot):
             yield source
 
 
-def _flagged_rows_go_on(site: Site, arguments: dict[str, Any], places: range) -> Iterator[int]:
+def _has_all_blocks(arguments: dict[str, Any], slot: int) -> bool:
+    """Whether the flags of a row in band are all there."""
+    flags = arguments["window"] + slot + BLOCK_DATA_BYTES
+    blocks = range(-(-(arguments["stamp_offset"] + STAMP_BYTES) // BLOCK_DATA_BYTES))
+    return all(int32_at(flags + block * BLOCK_BYTES) == FLAG_BITS for block in blocks)
+
+
+def _has_flag(arguments: dict[str, Any], slot: int) -> bool:
+    """Whether the flag in a row's stamp is there."""
+    flag = arguments["stamp_offset"] + STAMP.word("flag") * WORD_BYTES
+    return int32_at(arguments["window"] + slot + flag) == FLAG_BITS
+
+
+def _flagged_rows_go_on(
+    is_there: Callable[[dict[str, Any], int], bool], site: Site, arguments: dict[str, Any], places: range
+) -> Iterator[int]:
     """By source, then by expert. Counts that are out of bounds are clamped as the kernel does."""
     slots: Region = arguments["slots"]
-    flag = arguments["window"] + arguments["stamp_offset"] + STAMP.word("flag") * WORD_BYTES
     for place in places:
         source, expert = divmod(place, arguments["num_local_experts"])
         entry = expert * arguments["num_ranks"] + source
@@ -130,15 +144,18 @@ def _flagged_rows_go_on(site: Site, arguments: dict[str, Any], places: range) ->
         taken = int32_at(arguments["rows_taken"], place) if "rows_taken" in arguments else 0
         for index in range(taken, min(count, slots.extent("index"))):
             slot = slots.offset(zone=arguments["zone"], source=source, expert=expert, index=index)
-            if int32_at(flag + slot) != FLAG_BITS:
+            if not is_there(arguments, slot):
                 yield source
 
 
+_stamped_rows_go_on = partial(_flagged_rows_go_on, _has_flag)
+
 FINDERS = {
-    DISPATCH_ROWS.name: Finder(entries_gave_up, _flagged_rows_go_on),
+    DISPATCH_ROWS.name: Finder(entries_gave_up, _stamped_rows_go_on),
     # The flags of rows that have been taken are gone: it says of one entry only that it waits for it.
-    DISPATCH_RECEIVE.name: Finder(entries_gave_up, _flagged_rows_go_on),
-    DISPATCH_TAKE.name: Finder(entries_gave_up, _flagged_rows_go_on),
+    DISPATCH_RECEIVE.name: Finder(entries_gave_up, _stamped_rows_go_on),
+    DISPATCH_TAKE.name: Finder(entries_gave_up, _stamped_rows_go_on),
+    INBAND_COLLECT.name: Finder(entries_gave_up, partial(_flagged_rows_go_on, _has_all_blocks)),
     COMBINE_WAIT.name: Finder(_results_gave_up, _results_go_on),
     COMBINE_READY.name: Finder(_ready_gave_up, _ready_go_on),
     INBAND_RECEIVE.name: Finder(_rows_gave_up, _rows_go_on),
