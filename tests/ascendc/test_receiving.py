@@ -30,6 +30,8 @@ CASES = {
 # The same launches of rows with flags in band.
 INBAND = {name: replace(case, inband=True) for name, case in CASES.items()}
 INBAND["long_rows"] = replace(INBAND["more_send"], hidden=6000)
+# As long as rows may be, and a time of each entry: all of the local memory.
+INBAND["longest_rows"] = replace(INBAND["more_send"], hidden=12 * 1024 - 32, scaled=False)
 # Every token goes to every expert. Waits are in vain: they need not be long.
 MISSING = {
     "a_rank": MissingCase(tokens=(2, 2, 2), blocks=3, topk=6, timeout_us=50_000),

@@ -52,7 +52,7 @@ def plan(
 
 def launch_of(kernel: str, settings: Config, quantize: str | None = "int8", blocks: int = CORES) -> Launch:
     """The launch of a kernel in dispatch or combine, on so many blocks."""
-    receiving = blocks if kernel == "dispatch_receive" else 0
+    receiving = blocks if kernel in {"dispatch_receive", "inband_collect"} else 0
     launches = [*plan(settings, "dispatch", quantize, blocks + bool(receiving), 1, receiving).launches]
     launches += plan(settings, "combine", quantize, blocks).launches
     return next(launch for launch in launches if launch.kernel.name == kernel)

@@ -318,7 +318,21 @@ def dispatch_receive(work: Work, machine: Machine) -> Cost:
 
     All cores of the device share the memory's rate: those that do not receive send meanwhile.
     """
-    counted, cores = ascendc_receives.dispatch_receive(work), int(machine.cores)
+    return _received(work, machine, ascendc_receives.dispatch_receive(work))
+
+
+def inband_collect(work: Work, machine: Machine) -> Cost:
+    """The same of rows with flags in band. Where not all of them are there, each row has a sum of its own."""
+    counted = ascendc_receives.inband_collect(work)
+    rows, poll = counted.stages["rows"], counted.stages["poll"]
+    sums = rows.turns * (machine.vector_latency_cycles + 2 * machine.flag_cycles)
+    sums = sums + machine.vector_reduce_factor * poll.load_bytes / machine.vector_bytes_per_cycle
+    whole = _received(work, machine, counted)
+    return replace(whole, look_us=whole.look_us + slowest(machine, sums))
+
+
+def _received(work: Work, machine: Machine, counted: Counted) -> Cost:
+    cores = int(machine.cores)
     entries, did, poll = (counted.stages[name] for name in ("entries", "tables", "poll"))
     tidy = scalar_cycles(machine, entries) + loaded_cycles(machine, entries, entries.loads)
     tidy += stored_cycles(machine, entries, np.minimum(entries.stores, 1))
@@ -359,6 +373,7 @@ FORMULAS: dict[str, Body] = {
         dispatch_receive,
         inband_send,
         inband_receive,
+        inband_collect,
         combine_send,
         combine_wait,
         combine_ready,

@@ -1,5 +1,6 @@
-"""What the blocks of ``dispatch_receive`` do, counted as `moe_triton.model.bodies.waits` counts those that
-only wait: all rows, and all blocks' flags, are there at its first look.
+"""What the blocks of ``dispatch_receive`` and ``inband_collect`` do, counted as
+`moe_triton.model.bodies.waits` counts those that only wait: all rows, and all blocks' flags, are there at the
+first look.
 """
 
 from __future__ import annotations
@@ -8,7 +9,15 @@ import itertools
 
 import numpy as np
 
-from moe_triton.layout import ORIGIN, STAMP_BYTES, STATUS_ENTRY_BYTES, UB_ALIGN, WORD_BYTES, align
+from moe_triton.layout import (
+    BLOCK_DATA_BYTES,
+    ORIGIN,
+    STAMP_BYTES,
+    STATUS_ENTRY_BYTES,
+    UB_ALIGN,
+    WORD_BYTES,
+    align,
+)
 from moe_triton.model.bodies.counts import (
     Counted,
     Counts,
@@ -36,6 +45,16 @@ from moe_triton.model.cost import Work
 
 def dispatch_receive(work: Work) -> Counted:
     """Where each entry's rows go, a look at the flags of all rows, and each row to its place."""
+    return _received(work, blocks_of_row=0)
+
+
+def inband_collect(work: Work) -> Counted:
+    """The same of rows in blocks that carry their flags."""
+    return _received(work, blocks_of_row=-(-(work.number("stamp_offset") + STAMP_BYTES) // BLOCK_DATA_BYTES))
+
+
+def _received(work: Work, blocks_of_row: int) -> Counted:
+    """Without blocks, a row's flag is in its stamp."""
     received, kept_rank = work.traffic.recv_counts, work.number("kept_rank")
     in_window = received.T.copy()
     if kept_rank >= 0:
@@ -46,8 +65,8 @@ def dispatch_receive(work: Work) -> Counted:
         "start": found_zone(work) + counts(work, vector=1) + end(work),
         "entries": _finished_entries(work, each_entry.size),
         "tables": _tables(work, blocks, received),
-        "poll": _look(work, blocks, each_entry),
-        "rows": _rows(work, each_block(work, blocks, each_entry)),
+        "poll": _look(work, blocks, each_entry, blocks_of_row),
+        "rows": _rows(work, each_block(work, blocks, each_entry), blocks_of_row),
     }
     return Counted(stages, no_ranks(work), no_ranks(work))
 
@@ -100,54 +119,57 @@ def _tables(work: Work, blocks: np.ndarray, received: np.ndarray) -> Counts:
     )
 
 
-def _look(work: Work, blocks: np.ndarray, each_entry: np.ndarray) -> Counts:
-    """At the stamps of all rows, and in UB at each of them."""
+def _look(work: Work, blocks: np.ndarray, each_entry: np.ndarray, blocks_of_row: int) -> Counts:
+    """At the stamps of all rows, and in UB at each of them; or at all flags in band, and at their sum."""
     share = bounds(work, each_entry.size)
-    found = [_groups(each_entry[a:b].tolist()) for a, b in itertools.pairwise(share)]
+    most = max(1, MAX_STAMPS // max(1, blocks_of_row))
+    found = [_groups(each_entry[a:b].tolist(), most) for a, b in itertools.pairwise(share)]
     polls, pieces, padded = np.array(found).reshape(-1, 3).T
     own, rows = np.diff(share), each_block(work, blocks, each_entry)
     with_rows = each_block(work, blocks, each_entry > 0)
     return counts(
         work,
-        loads=pieces,
-        load_bytes=rows * STAMP_BYTES,
-        vector=polls + padded,
+        loads=rows if blocks_of_row else pieces,
+        load_bytes=rows * (blocks_of_row * UB_ALIGN if blocks_of_row else STAMP_BYTES),
+        vector=polls + (0 if blocks_of_row else padded),
         # What is left of each entry is read before and behind, and of each piece read and written.
-        scalar_local=2 * own + 2 * with_rows + polls + 2 * pieces + rows,
+        scalar_local=2 * own + 2 * with_rows + polls + 2 * pieces + (0 if blocks_of_row else rows),
         turns=polls,
         items=pieces,
     )
 
 
-def _groups(each_entry: list[int]) -> tuple[int, int, int]:
-    """Of a block's entries: groups of stamps that are looked at together, their pieces, and how many of the
-    groups do not fill whole repeats.
+def _groups(each_entry: list[int], most: int) -> tuple[int, int, int]:
+    """Of a block's entries: groups of so many rows at most that are looked at together, their pieces, and how
+    many of the groups do not fill whole repeats.
     """
     groups: list[tuple[int, int]] = []
     pieces = stamps = 0
     for left in each_entry:
         while left:
-            if pieces == MAX_PIECES or stamps == MAX_STAMPS:
+            if pieces == MAX_PIECES or stamps == most:
                 groups.append((pieces, stamps))
                 pieces = stamps = 0
-            more = min(left, MAX_STAMPS - stamps)
+            more = min(left, most - stamps)
             pieces, stamps, left = pieces + 1, stamps + more, left - more
     if pieces:
         groups.append((pieces, stamps))
     return len(groups), sum(p for p, _ in groups), sum(s % 8 > 0 for _, s in groups)
 
 
-def _rows(work: Work, rows: np.ndarray) -> Counts:
-    """A row comes with its scales, and leaves in a copy for each table; its flag is cleared."""
+def _rows(work: Work, rows: np.ndarray, blocks_of_row: int) -> Counts:
+    """A row comes with its scales, and leaves in a copy for each table; its flags are cleared."""
     weights, scales = int(work.has("out_weights")), int(work.has("out_scales"))
     loaded = work.number("scale_offset") + work.number("scale_bytes") if scales else work.number("row_bytes")
+    loaded = blocks_of_row * BLOCK_DATA_BYTES if blocks_of_row else align(loaded, UB_ALIGN)
+    flag_bytes = blocks_of_row * UB_ALIGN if blocks_of_row else WORD_BYTES
     small = ORIGIN.num_bytes + weights * WORD_BYTES + scales * work.number("scale_bytes")
     return counts(
         work,
         loads=(1 + weights) * rows,
-        load_bytes=(align(loaded, UB_ALIGN) + weights * WORD_BYTES) * rows,
+        load_bytes=(loaded + weights * WORD_BYTES) * rows,
         stores=(3 + weights + scales) * rows,
-        store_bytes=(work.number("row_bytes") + small + WORD_BYTES) * rows,
+        store_bytes=(work.number("row_bytes") + small + flag_bytes) * rows,
         scalar_local=rows,
         turns=rows,
         items=rows,
