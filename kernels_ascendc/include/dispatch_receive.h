@@ -141,17 +141,21 @@ private:
         return missing;
     }
 
-    // Those of all rows of an entry: the flags of rows that have been taken are zero.
+    // Those of an entry's rows, of all of them where that costs no more: the flags of rows that have been taken are
+    // zero.
     __aicore__ inline void AddStamps(int64_t place, int32_t us) {
         const int64_t count = Smaller(flags_.RowsOf(place), args_.capacity - rows_.At(place));
-        for (int64_t done = 0; done < count;) {
+        for (Share rows = flags_.MissingOf(place, {0, count}); rows.first < rows.last;) {
             if (num_pieces_ == MAX_PIECES || num_stamps_ == max_rows_) {
                 TakeRows(us);
             }
-            const int64_t more = Smaller(count - done, max_rows_ - num_stamps_);
-            pieces_[num_pieces_++] = {place, done, num_stamps_, more};
+            const int64_t more = Smaller(rows.last - rows.first, max_rows_ - num_stamps_);
+            pieces_[num_pieces_++] = {place, rows.first, num_stamps_, more};
             num_stamps_ += more;
-            done += more;
+            rows.first += more;
+            if (rows.first == rows.last) {
+                rows = flags_.MissingOf(place, {rows.last, count});
+            }
         }
     }
 
@@ -210,6 +214,7 @@ private:
         Store(args_.out_origins, row, ORIGIN_BYTES, flags_.OriginOf(out, stamp_at));
         slots_.FreeTensor(out);
         flags_.Clear(stamp, 1);
+        flags_.NoteTaken(place, i);
     }
 
     __aicore__ inline void Store(uint64_t table, uint64_t row, int64_t bytes,

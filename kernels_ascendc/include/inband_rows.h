@@ -19,6 +19,38 @@ public:
         num_blocks_ = NumBlocksOfSlot(args->stamp_offset);
         words_of_row_ = static_cast<uint32_t>(num_blocks_ * FLAG_WORDS);
         stamp_place_ = PlaceInBlocks(args->stamp_offset);
+        first_numbers_.Init(pipe, static_cast<uint32_t>(Base::PLACES_PER_CHUNK));
+        pipe->InitBuffer(taken_buffer_, static_cast<uint32_t>(MAX_NOTED / 8));
+        taken_ = taken_buffer_.Get<int32_t>();
+    }
+
+    __aicore__ inline void Load(const Share& places) {
+        Base::Load(places);
+        AscendC::Duplicate(taken_, 0, static_cast<int32_t>(MAX_NOTED / WORD_BITS));
+        Order<AscendC::HardEvent::V_S>();
+        first_numbers_.Begin(places.first);
+        int64_t number = 0;
+        for (int64_t place = places.first; place < places.last; ++place) {
+            first_numbers_.Set(place, static_cast<int32_t>(Smaller(number, MAX_NOTED)));
+            number += Base::RowsOf(place);
+        }
+    }
+
+    // Of an entry's rows from the first of these on, the next ones that have not been taken. Each look costs what it
+    // loads: near the end, when the last rows come, it loads little.
+    __aicore__ inline Share MissingOf(int64_t place, const Share& rows) const {
+        const int64_t number = first_numbers_.At(place);
+        const int64_t first = EndOfRun(number, rows.first, rows.last, true);
+        return {first, EndOfRun(number, first, rows.last, false)};
+    }
+
+    __aicore__ inline void NoteTaken(int64_t place, int64_t row) {
+        const int64_t number = first_numbers_.At(place) + row;
+        if (number < MAX_NOTED) {
+            const uint32_t word = static_cast<uint32_t>(number / WORD_BITS);
+            const uint32_t bits = static_cast<uint32_t>(taken_.GetValue(word)) | BitOf(number);
+            taken_.SetValue(word, static_cast<int32_t>(bits));
+        }
     }
 
     __aicore__ inline uint64_t StampOf(int64_t place, int64_t row) const {
@@ -80,6 +112,33 @@ public:
     }
 
 private:
+    // Rows of a block that it notes to have taken. It looks at the others again, and finds no flags.
+    static constexpr int64_t MAX_NOTED = 2048;
+    static constexpr int64_t WORD_BITS = 32;
+
+    __aicore__ static inline uint32_t BitOf(int64_t number) {
+        return 1U << static_cast<uint32_t>(number % WORD_BITS);
+    }
+
+    // The first row from `first` on that has not been taken, or has been, of an entry whose rows have numbers from
+    // this one on.
+    __aicore__ inline int64_t EndOfRun(int64_t number, int64_t first, int64_t last, bool is_taken) const {
+        uint32_t bits = 0;
+        for (int64_t row = first; row < last; ++row) {
+            const int64_t at = number + row;
+            if (at >= MAX_NOTED) {
+                return is_taken ? row : last;
+            }
+            if (row == first || at % WORD_BITS == 0) {
+                bits = static_cast<uint32_t>(taken_.GetValue(static_cast<uint32_t>(at / WORD_BITS)));
+            }
+            if (((bits & BitOf(at)) != 0) != is_taken) {
+                return row;
+            }
+        }
+        return last;
+    }
+
     __aicore__ inline uint64_t FirstFlagOf(uint64_t stamp) const {
         return stamp - stamp_place_ + BLOCK_DATA_BYTES;
     }
@@ -88,6 +147,9 @@ private:
         return Base::stamps_.Entries()[static_cast<uint32_t>(at) * words_of_row_];
     }
 
+    Table first_numbers_;
+    AscendC::TBuf<AscendC::TPosition::VECCALC> taken_buffer_;
+    AscendC::LocalTensor<int32_t> taken_;
     int64_t num_blocks_ = 1;
     uint32_t words_of_row_ = FLAG_WORDS;
     uint64_t stamp_place_ = 0;

@@ -118,6 +118,13 @@ public:
         return MAX_STAMPS;
     }
 
+    // Of an entry's rows from the first of these on, the next ones to look at. One copy loads the stamps of all.
+    __aicore__ inline Share MissingOf(int64_t /*place*/, const Share& rows) const {
+        return rows;
+    }
+
+    __aicore__ inline void NoteTaken(int64_t /*place*/, int64_t /*row*/) {}
+
     // Of a row so long, its bytes in UB.
     __aicore__ inline uint32_t LoadedBytes(int64_t row_bytes) const {
         return static_cast<uint32_t>(WholeUnits(row_bytes));

@@ -322,13 +322,19 @@ def dispatch_receive(work: Work, machine: Machine) -> Cost:
 
 
 def inband_collect(work: Work, machine: Machine) -> Cost:
-    """The same of rows with flags in band. Where not all of them are there, each row has a sum of its own."""
+    """The same of rows with flags in band.
+
+    A look loads the flags of each row that is missing, and sums them by themselves where others are there. So
+    what a look takes for each row is a part of taking it: the last looks are for few rows.
+    """
     counted = ascendc_receives.inband_collect(work)
     rows, poll = counted.stages["rows"], counted.stages["poll"]
+    of_flags = replace(poll, turns=0 * poll.turns, items=0 * poll.items, scalar_local=0 * poll.scalar_local)
     sums = rows.turns * (machine.vector_latency_cycles + 2 * machine.flag_cycles)
-    sums = sums + machine.vector_reduce_factor * poll.load_bytes / machine.vector_bytes_per_cycle
+    each_row = polled_cycles(machine, of_flags) + sums
+    look = slowest(machine, polled_cycles(machine, poll, SCALAR_PER_ENTRY) - polled_cycles(machine, of_flags))
     whole = _received(work, machine, counted)
-    return replace(whole, look_us=whole.look_us + slowest(machine, sums))
+    return replace(whole, look_us=look, taking_us=whole.taking_us + slowest(machine, each_row))
 
 
 def _received(work: Work, machine: Machine, counted: Counted) -> Cost:

@@ -43,6 +43,13 @@ from moe_triton.model.bodies.waits import (
 from moe_triton.model.cost import Work
 
 
+NOTED_ROWS = 2048
+"""Of those with flags in band, so many that a block notes to have taken (inband_rows.h),"""
+
+WORD_ROWS = 32
+"""and so many of them in a word."""
+
+
 def dispatch_receive(work: Work) -> Counted:
     """Where each entry's rows go, a look at the flags of all rows, and each row to its place."""
     return _received(work, blocks_of_row=0)
@@ -61,13 +68,21 @@ def _received(work: Work, blocks_of_row: int) -> Counted:
         in_window[kept_rank] = 0
     each_entry = in_window.reshape(-1)
     blocks = block_of(work, each_entry.size)
+    share, rows = bounds(work, each_entry.size), each_block(work, blocks, each_entry)
     stages = {
         "start": found_zone(work) + counts(work, vector=1) + end(work),
         "entries": _finished_entries(work, each_entry.size),
         "tables": _tables(work, blocks, received),
         "poll": _look(work, blocks, each_entry, blocks_of_row),
-        "rows": _rows(work, each_block(work, blocks, each_entry), blocks_of_row),
+        "rows": _rows(work, rows, blocks_of_row),
     }
+    if blocks_of_row:
+        looked = each_block(work, blocks, np.arange(blocks.size) // received.shape[0] != kept_rank)
+        stages["tables"] += counts(work, scalar_local=np.diff(share) + looked)
+        stages["start"] += counts(work, vector=np.where(np.diff(share) > 0, 1, 0))
+        words = [_words_looked_at(each_entry[a:b].tolist()) for a, b in itertools.pairwise(share)]
+        stages["poll"] += counts(work, scalar_local=np.array(words))
+        stages["rows"] += counts(work, scalar_local=rows + 2 * np.minimum(rows, NOTED_ROWS))
     return Counted(stages, no_ranks(work), no_ranks(work))
 
 
@@ -155,6 +170,18 @@ def _groups(each_entry: list[int], most: int) -> tuple[int, int, int]:
     if pieces:
         groups.append((pieces, stamps))
     return len(groups), sum(p for p, _ in groups), sum(s % 8 > 0 for _, s in groups)
+
+
+def _words_looked_at(each_entry: list[int]) -> int:
+    """Of a block's entries: where each one's rows begin, twice, and which of them it has taken: none."""
+    words = before = 0
+    for rows in each_entry:
+        if rows:
+            words += 2
+            last = min(before + rows, NOTED_ROWS)
+            words += 1 + -(-last // WORD_ROWS) - before // WORD_ROWS if before < last else 0
+        before += rows
+    return words
 
 
 def _rows(work: Work, rows: np.ndarray, blocks_of_row: int) -> Counts:
