@@ -133,6 +133,38 @@ def test_rows_that_are_missing() -> None:
     assert found(4, 4) == [1, 3]
 
 
+def test_rows_that_are_missing_where_some_blocks_only_receive() -> None:
+    """By place, which is source by source."""
+    slot, stamp_offset, index = 2 * BLOCK_BYTES, BLOCK_DATA_BYTES, EXPERTS * 4 * 2 * BLOCK_BYTES
+    sizes = (2, RANKS * index), (RANKS, index), (EXPERTS, 4 * slot), (4, slot)
+    slots = region_of("dispatch_slots", 0, slot, *sizes)
+    window = np.zeros(slots.end, np.uint8)
+    counts = np.array([[1, 0, 2, 1], [0, 3, 0, 1]], np.int32)
+    arguments = {
+        "window": window,
+        "recv_counts": counts,
+        "num_local_experts": EXPERTS,
+        "num_ranks": RANKS,
+        "kept_rank": -1,
+        "stamp_offset": stamp_offset,
+        "zone": ZONE,
+        "status": entries()[1].words(),
+        "slots": slots.words(),
+    }
+
+    def found(first: int, count: int) -> list[int] | None:
+        return awaited_ranks(SITE, waiting(ascendc.INBAND_COLLECT, {0: (first, count)}, **arguments))
+
+    assert found(0, 8) == [0, 1, 2, 3]
+    for source, expert, row, blocks in ((0, 0, 0, 2), (2, 0, 0, 2), (3, 0, 0, 1)):
+        at = slots.offset(zone=ZONE, source=source, expert=expert, index=row) + BLOCK_DATA_BYTES
+        for block in range(blocks):
+            window[at + block * BLOCK_BYTES :][:4].view(np.int32)[0] = FLAG_BITS
+    assert found(0, 3) == []
+    assert found(0, 4) == [1]
+    assert found(4, 4) == [2, 3]
+
+
 def test_a_tensor_parallel_exchange_is_between_two() -> None:
     site = Site(CONFIG, 2, 2, 1_000_000, "cpu", 0, Tuning())
     _, status = entries()

@@ -175,7 +175,8 @@ def test_local_steps_in_ascend_c_are_those_that_the_page_names() -> None:
                 for step in plan.launches
                 if not isinstance(step.kernel, TritonKernel) and step.step in ("arrange", "copy")
             }
-    received = {("fullmesh_v1", "dispatch_receive"), ("fullmesh_v2", "inband_receive")}
+    received = {("fullmesh_v1", "dispatch_receive")}
+    received |= {("fullmesh_v2", "inband_receive"), ("fullmesh_v2", "inband_collect")}
     assert local == {*received, ("direct", "exchange_send")}
 
 

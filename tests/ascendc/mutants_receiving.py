@@ -11,6 +11,7 @@ from .mutants_zones import FIND
 from .receiving import MissingCase, ReceivingCase
 
 RECEIVE, BEGUN = "include/dispatch_receive.h", "include/begun_blocks.h"
+INBAND_ROWS, INBAND_SEND = "include/inband_rows.h", "include/inband_send.h"
 
 _USUAL = ReceivingCase(
     tokens=(4, 3, 4),
@@ -24,6 +25,7 @@ _USUAL = ReceivingCase(
 )
 # One receiver for many rows: it looks while they come.
 _ONE_BLOCK = replace(_USUAL, tokens=(24, 30), blocks=2, first_blocks=1, hidden=256)
+_INBAND = replace(_USUAL, inband=True, hidden=900)
 # Every token goes to every expert. Waits are in vain: they need not be long.
 _MISSING = MissingCase(tokens=(2, 2, 2), blocks=4, first_blocks=2, topk=6, timeout_us=50_000)
 
@@ -114,5 +116,61 @@ RECEIVING_MUTANTS = (
     ),
     _mutant(
         "rows received after entries have not come", PHASES, " && (!goes_on || !has_failed_)", "", _MISSING
+    ),
+    _mutant(
+        "in-band rows taken that have not come",
+        RECEIVE,
+        "if (flags_.IsSet(piece.first + i)) {",
+        "if (piece.count > 0) {",
+        _INBAND,
+    ),
+    _mutant(
+        "all rows there when one block is",
+        INBAND_ROWS,
+        "all_set_ = set == static_cast<int64_t>(words);",
+        "all_set_ = set > 0;",
+        _INBAND,
+    ),
+    _mutant(
+        "a row taken without its last block",
+        INBAND_ROWS,
+        "SumWords(static_cast<uint32_t>(at) * words_of_row_, words_of_row_) ==\n"
+        "                               static_cast<int64_t>(words_of_row_);",
+        "SumWords(static_cast<uint32_t>(at) * words_of_row_, words_of_row_ - FLAG_WORDS) ==\n"
+        "                               static_cast<int64_t>(words_of_row_ - FLAG_WORDS);",
+        _INBAND,
+    ),
+    _mutant(
+        "a taken row's last flag left",
+        INBAND_ROWS,
+        "scatter{static_cast<uint16_t>(num_blocks_),",
+        "scatter{static_cast<uint16_t>(num_blocks_ - 1),",
+        _INBAND,
+    ),
+    _mutant(
+        "gaps between blocks taken for data",
+        INBAND_ROWS,
+        "gather{static_cast<uint16_t>(num_blocks_), BLOCK_DATA_BYTES, UB_ALIGN, 0, 0};",
+        "gather{static_cast<uint16_t>(num_blocks_), BLOCK_DATA_BYTES, 0, 0, 0};",
+        _INBAND,
+    ),
+    _mutant(
+        "another row noted as taken",
+        INBAND_ROWS,
+        "const int64_t number = first_numbers_.At(place) + row;",
+        "const int64_t number = first_numbers_.At(place) + row + 1;",
+        replace(_INBAND, tokens=(24, 30), blocks=2, first_blocks=1),
+    ),
+    _mutant(
+        "rows of one entry noted as another's",
+        INBAND_ROWS,
+        "        number += Base::RowsOf(place);\n",
+        "        number += 1;\n",
+        replace(_INBAND, tokens=(24, 30), blocks=2, first_blocks=1),
+    ),
+    Mutant(
+        "a block that sends in-band rows says nothing of having begun",
+        (without(INBAND_SEND, "        begun_.Raise();\n"),),
+        _INBAND,
     ),
 )

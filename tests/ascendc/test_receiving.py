@@ -30,6 +30,8 @@ CASES = {
 # The same launches of rows with flags in band.
 INBAND = {name: replace(case, inband=True) for name, case in CASES.items()}
 INBAND["long_rows"] = replace(INBAND["more_send"], hidden=6000)
+# More than a block notes to have taken.
+INBAND["more_rows"] = replace(INBAND["many_rows"], tokens=(1300, 1400), topk=2)
 # As long as rows may be, and a time of each entry: all of the local memory.
 INBAND["longest_rows"] = replace(INBAND["more_send"], hidden=12 * 1024 - 32, scaled=False)
 # Every token goes to every expert. Waits are in vain: they need not be long.

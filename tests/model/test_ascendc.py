@@ -20,6 +20,7 @@ from tests.model.calls import config, launch_of, plan, traffic
 A3 = machine_named("A3")
 KERNELS = (
     *("dispatch_send", "dispatch_wait", "dispatch_rows", "dispatch_receive", "inband_send", "inband_receive"),
+    "inband_collect",
     *("combine_send", "combine_wait"),
 )
 

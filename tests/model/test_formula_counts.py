@@ -201,11 +201,13 @@ def test_dispatch_in_parts(kernels: CountingLibrary, case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", RECEIVED.values(), ids=list(RECEIVED))
-def test_received_while_others_send(kernels: CountingLibrary, case: ReceivingCase) -> None:
+@pytest.mark.parametrize("inband", [False, True], ids=["stamps", "inband"])
+def test_received_while_others_send(kernels: CountingLibrary, case: ReceivingCase, inband: bool) -> None:
     """All rows are there before they are received, and all blocks' flags before one looks.
 
     So the zone is turned before all blocks have looked which it is: in a word of its own here.
     """
+    case = replace(case, inband=inband)
     world = ReceivingWorld(kernels, case)
     world.peers = own_lines(world.peers)
     ranks = ranks_of(kernels, case, [window.bytes for window in world.windows])
@@ -222,7 +224,8 @@ def test_received_while_others_send(kernels: CountingLibrary, case: ReceivingCas
         turned = np.zeros(1, np.int32)
         arguments = world.receiving(rank, 0, waited, (counts, counts), rows) | {"turned": turned}
         world._zones[rank][0] = 0
-        check_reports(kernels.launch("dispatch_receive", case.blocks, **arguments))
+        kernel = "inband_collect" if inband else "dispatch_receive"
+        check_reports(kernels.launch(kernel, case.blocks, **arguments))
         assert turned[0] == 1
         check_outputs(world, rank, 0, rows)
 
