@@ -42,7 +42,6 @@ from moe_triton.model.bodies.waits import (
 )
 from moe_triton.model.cost import Work
 
-
 NOTED_ROWS = 2048
 """Of those with flags in band, so many that a block notes to have taken (inband_rows.h),"""
 
