@@ -56,6 +56,10 @@ struct Doorbell {
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "a futex is a plain word");
 static_assert(sizeof(Doorbell) <= Doorbell::BYTES, "it has a page");
 
+inline Doorbell* DoorbellBehind(uint64_t window, uint64_t bytes) {
+    return reinterpret_cast<Doorbell*>((window + bytes + Doorbell::ALIGN - 1) / Doorbell::ALIGN * Doorbell::ALIGN);
+}
+
 // The doorbell of the window that contains an address; null for other addresses.
 inline Doorbell* DoorbellOf(const LaunchSettings& settings, const void* pointer) {
     const auto address = reinterpret_cast<uint64_t>(pointer);
@@ -64,8 +68,7 @@ inline Doorbell* DoorbellOf(const LaunchSettings& settings, const void* pointer)
         for (uint64_t i = 0; i < group.count; ++i) {
             // Unsigned: an address before the window becomes one far behind it.
             if (address - group.addresses[i] < group.window_bytes) {
-                const uint64_t end = group.addresses[i] + group.window_bytes;
-                return reinterpret_cast<Doorbell*>((end + Doorbell::ALIGN - 1) / Doorbell::ALIGN * Doorbell::ALIGN);
+                return DoorbellBehind(group.addresses[i], group.window_bytes);
             }
         }
     }

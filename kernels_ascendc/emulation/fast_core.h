@@ -10,6 +10,7 @@
 #include "meeting.h"
 #include "memory.h"
 #include "paced_writes.h"
+#include "posting.h"
 #include "trace.h"
 #include "types.h"
 
@@ -155,6 +156,9 @@ public:
         if (paced_ != nullptr && paced_->HoldsRing(flags, number)) return;
         if (Doorbell* const bell = DoorbellOf(settings_, flags)) bell->Ring(number);
     }
+
+    bool Post(const PostItem& item) { return PostTo(settings_.nic, meeting_, block, item); }
+
     void Finish() {
         if (paced_ != nullptr) paced_->Drain();
     }

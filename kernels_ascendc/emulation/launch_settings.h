@@ -9,6 +9,8 @@
 
 namespace moe {
 
+class Nic;
+
 // Windows of a group, all of one size. A doorbell lies behind each one's last byte.
 struct WindowGroup {
     const uint64_t* addresses;
@@ -25,6 +27,7 @@ struct LaunchSettings {
     const WindowGroup* groups;
     WaitControl* control;  // null: waits end at their deadlines only
     PacedLink* link;  // what carries writes to peers; null: they take what the core takes
+    Nic* nic;         // of this rank, where peers are reached by queue; or null
 };
 
 // The settings of the calling thread's launches; null for the defaults.
@@ -33,9 +36,9 @@ inline const LaunchSettings*& ThreadSettings() {
     return settings;
 }
 
-// No streaming stores, no sleeping on doorbells, no paced link.
+// No streaming stores, no sleeping on doorbells, no paced link, no queues.
 inline const LaunchSettings& DefaultSettings() {
-    static constexpr LaunchSettings defaults{UINT64_MAX, 200, 20000, 0, nullptr, nullptr, nullptr};
+    static constexpr LaunchSettings defaults{UINT64_MAX, 200, 20000, 0, nullptr, nullptr, nullptr, nullptr};
     return defaults;
 }
 

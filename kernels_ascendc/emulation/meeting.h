@@ -18,7 +18,9 @@ struct CheckFailed : std::runtime_error {
 
 class Meeting {
 public:
-    explicit Meeting(uint32_t blocks) : blocks_(blocks) {}
+    explicit Meeting(uint32_t blocks) : launch(NextLaunch()), blocks_(blocks) {}
+
+    const uint64_t launch;  // a number that no other launch of this process has
 
     // Waits until every block has arrived. On hardware a missing block hangs the launch; here it is an error, as soon
     // as one block has ended while another waits.
@@ -61,6 +63,11 @@ public:
     const std::string& Why() const { return why_; }
 
 private:
+    static uint64_t NextLaunch() {
+        static std::atomic<uint64_t> launches{0};
+        return ++launches;
+    }
+
     const uint32_t blocks_;
     std::atomic<uint64_t> round_{0};
     std::atomic<uint32_t> arrived_{0};

@@ -343,6 +343,8 @@ void NotifyFlags(const AscendC::GlobalTensor<T>& to, uint64_t number) {
     ThisCore().Notify(AscendC::detail::Bytes(to), number);
 }
 
+inline bool Post(const PostItem& item) { return ThisCore().Post(item); }
+
 inline bool IsTraced() { return ThisCore().traced != nullptr; }
 
 // The host and its traces number phases like launches.

@@ -59,7 +59,7 @@ int RunBlocks(uint32_t blocks, Kernel&& kernel, const void* stream = nullptr) {
     ParallelFor(blocks, [&](uint32_t block) {
         TracedBlock traced(static_cast<const TracedLaunch*>(stream), block);
 #ifdef MOE_EMULATION_STRICT
-        Core core(block, blocks, meeting, ThreadUb(), seed);
+        Core core(block, blocks, meeting, ThreadUb(), settings.nic, seed);
 #else
         Core core(block, blocks, meeting, ThreadUb(), settings);
 #endif

@@ -13,38 +13,28 @@
 #include <utility>
 #include <vector>
 
+#include "launch_settings.h"
 #include "meeting.h"
 #include "memory.h"
+#include "posting.h"
+#include "random.h"
 #include "scalar_cache.h"
 #include "trace.h"
 #include "types.h"
 
 namespace moe::emulation {
 
-// SplitMix64: as good as needed here, and quick to seed for every block of every launch.
-class Random {
-public:
-    explicit Random(uint64_t seed) : state_(seed) {}
-
-    uint64_t operator()() {
-        uint64_t z = state_ += 0x9E3779B97F4A7C15ULL;
-        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
-        z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
-        return z ^ (z >> 31);
-    }
-
-    bool OneIn(uint64_t n) { return (*this)() % n == 0; }
-
-private:
-    uint64_t state_;
-};
-
 class Core {
 public:
     using Effect = std::function<void()>;
 
-    Core(uint32_t index, uint32_t count, Meeting& meeting, uint8_t* ub, uint64_t seed)
-        : block(index), blocks(count), meeting_(meeting), ub_(ub), random_(seed * AscendC::UB_BYTES + index) {
+    Core(uint32_t index, uint32_t count, Meeting& meeting, uint8_t* ub, Nic* nic, uint64_t seed)
+        : block(index),
+          blocks(count),
+          meeting_(meeting),
+          ub_(ub),
+          nic_(nic),
+          random_(seed * AscendC::UB_BYTES + index) {
         // UB is undefined at the start: filled with garbage, so that no kernel relies on it.
         for (uint32_t at = 0; at < AscendC::UB_BYTES; at += sizeof(uint64_t)) {
             const uint64_t garbage = random_();
@@ -141,6 +131,9 @@ public:
 
     void Notify(const void*, uint64_t) {}
 
+    // At once: copies whose end nothing has waited for are posted as they were before.
+    bool Post(const PostItem& item) { return PostTo(nic_, meeting_, block, item); }
+
     void Poll(uint32_t attempt, const void*, uint64_t, Awaited) {
         meeting_.ThrowIfFailed();
         Step();
@@ -199,6 +192,8 @@ private:
     // A copy arrives in pieces, in any order: a reader that is too early sees half a row. It also reads its source
     // late: reusing the source too early sends other data.
     void Copy(pipe_t pipe, uint8_t* to, const uint8_t* from, uint64_t bytes) {
+        const uint64_t both = reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from);
+        Require(both >> NicMemory::TOKEN_SHIFT == 0, "a copy to or from a rank that only a queue reaches");
         std::vector<Piece> pieces;
         for (uint64_t begin = 0; begin < bytes;) {
             const uint64_t left = bytes - begin;
@@ -321,6 +316,7 @@ private:
 
     Meeting& meeting_;
     uint8_t* ub_;
+    Nic* const nic_;
     Random random_;
     uint32_t slow_pipe_ = PIPE_ALL;
     bool newest_first_ = false;

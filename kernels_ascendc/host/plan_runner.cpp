@@ -151,9 +151,6 @@ int64_t Walk(const MoePlan* plan) {
 
 extern "C" {
 
-// Settings of this thread's launches from now on; null for the defaults. They must outlive their use.
-void moe_use_settings(const moe::LaunchSettings* settings) { moe::ThreadSettings() = settings; }
-
 // In a process that has just been forked: the calling thread's helper threads do not exist here.
 void moe_forget_threads() {
     moe::ForgetThreadPool();
@@ -171,10 +168,10 @@ int64_t moe_run_plan(const MoePlan* plan, const uint64_t* holes) {
     for (uint64_t i = 0; i < plan->report_words; ++i) {
         plan->report[i] = 0;
     }
-    moe_use_settings(plan->settings);
+    moe::ThreadSettings() = plan->settings;
     const moe::CallTrace trace(plan->trace, holes);
     const int64_t result = trace.End(Walk(plan));
-    moe_use_settings(nullptr);
+    moe::ThreadSettings() = nullptr;
     return result;
 }
 

@@ -38,8 +38,9 @@ __aicore__ inline T ReadFresh(uint64_t address, int64_t index = 0) {
     return value.GetValue(0);
 }
 
-// The addresses of all ranks' windows. The host writes the table once, before any kernel that reads it; but the memory
-// had other contents before, perhaps the table of a closed buffer. So each kernel drops its cached lines once.
+// The addresses of all ranks' windows, and how each is reached (moe_triton/core/reach.py). The host writes the table
+// once, before any kernel that reads it; but the memory had other contents before, perhaps the table of a closed
+// buffer. So each kernel drops its cached lines once.
 class Peers {
 public:
     __aicore__ inline void Init(uint64_t table, int64_t num_ranks) {
@@ -50,8 +51,19 @@ public:
         }
     }
 
+    // For copies, or for posts if it is queued.
     __aicore__ inline uint64_t WindowOf(uint64_t rank) const {
-        return windows_.GetValue(rank);
+        return windows_.GetValue(rank) & ((uint64_t{1} << INSIDE_BIT) - 1);
+    }
+
+    // Whether only posts get there.
+    __aicore__ inline bool IsQueued(uint64_t rank) const {
+        return (windows_.GetValue(rank) >> QUEUED_BIT & 1) != 0;
+    }
+
+    // Whether it is of this rank's server. Where nobody is queued nobody asks, and the table does not say.
+    __aicore__ inline bool IsInside(uint64_t rank) const {
+        return (windows_.GetValue(rank) >> INSIDE_BIT & 1) != 0;
     }
 
 private:

@@ -60,6 +60,24 @@ __aicore__ inline void RaiseFlags(const AscendC::GlobalTensor<T>& to, const Asce
 #endif
 }
 
+// Starts a write of `bytes` bytes at `local`, in this rank's out part, to `remote` in the window of `rank`, behind all
+// that was posted to it before: its first piece comes when that is there. What is posted must be complete: copies that
+// this core or others have under way are not. False while the queue is full. `flags` come with it that a host may be
+// asleep for. A queue belongs to one core at a time.
+__aicore__ inline bool Post(uint32_t rank, uint64_t local, uint64_t remote, uint64_t bytes, uint32_t flags) {
+#ifdef MOE_EMULATION
+    return emulation::Post({local, remote, bytes, flags << PostItem::FLAG_SHIFT, rank});
+#else
+    // This build has no queues, and the host starts no kernel that needs them.
+    (void)rank;
+    (void)local;
+    (void)remote;
+    (void)bytes;
+    (void)flags;
+    return false;
+#endif
+}
+
 // Whether this block is traced, which only a host does; an AI core has a profiler.
 __aicore__ inline bool IsTraced() {
 #ifdef MOE_EMULATION

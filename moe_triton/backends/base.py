@@ -12,6 +12,7 @@ import torch
 from moe_triton.backends.waits import Waits
 from moe_triton.core.call_program import CallProgram, PlanProgram
 from moe_triton.core.plan import Launch, Plan
+from moe_triton.core.reach import Queues
 from moe_triton.core.tuning import Tuning
 from moe_triton.rendezvous.meeting import Meeting
 
@@ -27,7 +28,9 @@ class Window(Protocol):
     """Address of this rank's window."""
 
     peers: tuple[int, ...]
-    """Address of each rank's window as seen from here, by rank; ``peers[rank] == base``."""
+    """A word for each rank (`moe_triton.core.reach`): the address of its window as seen from here, ``base``
+    this rank's own, and bits that say how it is reached where queues lead to some.
+    """
 
     def tensor(self) -> torch.Tensor:
         """This rank's window as a flat uint8 tensor."""
@@ -225,6 +228,8 @@ class Backend(Protocol):
     """Whether runs can be captured in a graph."""
     overlaps: bool
     """Whether launches can run beside each other."""
+    keeps_order: bool
+    """Whether a queue keeps the order of bytes inside a message; the same on every rank."""
     tuning: Tuning
     """What it was made with; construction fills in what tables say, before anything is compiled."""
 
@@ -264,8 +269,14 @@ class Backend(Protocol):
         """`empty` for each, cheaper than one by one."""
         ...
 
-    def make_window(self, num_bytes: int, meeting: Meeting) -> Window:
-        """Makes this rank's window and maps every peer's."""
+    def make_window(self, num_bytes: int, meeting: Meeting, queues: Queues | None = None) -> Window:
+        """Makes this rank's window and maps every peer's, or a queue to it.
+
+        Args:
+            num_bytes: of the window.
+            meeting: of the ranks that reach it.
+            queues: to peers that are not written to directly; None for none.
+        """
         ...
 
     def make_trace_log(self, max_events: int, last_entry: int) -> TraceLog:

@@ -1,4 +1,4 @@
-"""Records of 32-bit words that host, Triton kernels and C++ read: which word is what, by name; and sizes.
+"""Records of words that host, Triton kernels and C++ read: which word is what, by name; and sizes.
 
 `moe_triton.tools.codegen` gives C++ the same names (``Stamp::TOKEN``). This is not in `moe_triton.layout`
 because the headers are generated where torch is not installed.
@@ -29,16 +29,18 @@ class Record:
         name: of the C++ struct, in snake case.
         num_words: with those that stand for nothing yet.
         fields: name and element type of each word that is used, from the first on.
+        word_bytes: of each word.
     """
 
     name: str
     num_words: int
     fields: tuple[tuple[str, str], ...]
+    word_bytes: int = WORD_BYTES
 
     @property
     def num_bytes(self) -> int:
         """Size."""
-        return WORD_BYTES * self.num_words
+        return self.word_bytes * self.num_words
 
     def word(self, field: str) -> int:
         """Index of a field's word."""
@@ -68,5 +70,18 @@ TRAILER_MARK = 0x6D6F6520
 # all, those of whose tokens it knows what they wait for; and how long it last sent. Whole 32-byte units.
 PART_PROGRESS = Record("part_progress", 8, tuple((n, "i32") for n in ("sent", "taken", "noted", "send_us")))
 
+# What a block of a launch has posted to queues: messages, bytes of rows, and all other bytes; to ranks of
+# other servers and to those of its own. It fills a cache line, like a report.
+TRAFFIC = Record(
+    "traffic",
+    8,
+    tuple(
+        (f"{what}_{where}", "i64")
+        for where in ("between", "inside")
+        for what in ("posts", "payload", "framing")
+    ),
+    word_bytes=8,
+)
+
 # Records that device code in C++ uses.
-DEVICE_RECORDS = (ORIGIN, STAMP, STATUS_ENTRY, REPORT, TRAILER, PART_PROGRESS)
+DEVICE_RECORDS = (ORIGIN, STAMP, STATUS_ENTRY, REPORT, TRAILER, PART_PROGRESS, TRAFFIC)

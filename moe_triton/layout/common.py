@@ -140,9 +140,19 @@ class Layout(ABC):
         return self.num_zones * self.zone_bytes
 
     @property
+    def in_bytes(self) -> int:
+        """The part of a window that peers write: it comes first."""
+        return self.state_bytes + self.data_bytes
+
+    @property
+    def out_bytes(self) -> int:
+        """The part behind it, of what is posted to peers that queues lead to."""
+        return 0
+
+    @property
     def window_bytes(self) -> int:
         """What one rank allocates."""
-        return self.state_bytes + self.data_bytes
+        return self.in_bytes + self.out_bytes
 
     def region(self, name: str) -> Region:
         """The region of this name."""

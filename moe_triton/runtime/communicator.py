@@ -89,7 +89,8 @@ class Communicator(Exclusive):
         self._windows: list[Window] = []
         of_group = dict(zip(("expert", "tensor"), meetings, strict=False))
         for spec in self._scheme.windows:
-            window = self.backend.make_window(spec.window_bytes, of_group[spec.peers.group])
+            meeting = of_group[spec.peers.group]
+            window = self.backend.make_window(spec.window_bytes, meeting, spec.queues)
             made.callback(window.close)
             self._windows.append(window)
         self._memory = PlanMemory(self.site, self._windows, self.backend.device)

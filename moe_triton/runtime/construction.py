@@ -79,6 +79,7 @@ class Prepared:
             **dataclasses.asdict(site.config) | {RANKS_PER_SERVER: site.config.topology.sizes},
             **self.backend.identity(),
             "num_blocks": site.num_blocks,
+            "keeps_order": site.keeps_order,
             "timeout_s": site.timeout_us / 1e6,
             **{f"tuning.{name}": value for name, value in tuning.items()},
         }
@@ -191,7 +192,7 @@ def check(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
     exchange_rank = exchange.rank if exchange else None
     timeout_us = int(timeout_s * 1e6)
     at = meeting.rank, blocks, timeout_us, backend.name, exchange_rank, tuning, pipeline.sources
-    site = Site(config, *at)
+    site = Site(config, *at, backend.keeps_order)
     windows = site.scheme.windows
     order.check_window(sum(window.data_bytes for window in windows if window.peers.group == "expert"))
     for window in windows:

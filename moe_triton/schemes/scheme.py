@@ -13,6 +13,7 @@ import torch
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.plan import Hole, Launch, Plan
+from moe_triton.core.reach import Queues
 from moe_triton.core.region import Region
 from moe_triton.core.space import Space
 from moe_triton.layout import NUM_ZONES, Layout
@@ -31,11 +32,13 @@ class WindowSpec(NamedTuple):
         window_bytes: what the rank allocates.
         data_bytes: what HCCL_BUFFSIZE has to cover.
         peers: who reaches it, and the names of its holes.
+        queues: to peers that are not written to directly; None for none.
     """
 
     window_bytes: int
     data_bytes: int
     peers: Peers
+    queues: Queues | None = None
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,19 @@ class Scheme(ABC):
     @cached_property
     def windows(self) -> tuple[WindowSpec, ...]:
         """Every window that this rank needs; `layout` is the first one's."""
-        return (WindowSpec(self.layout.window_bytes, self.layout.data_bytes, self.site.peers),)
+        sizes = self.layout.window_bytes, self.layout.data_bytes
+        return (WindowSpec(*sizes, self.site.peers, self.queues),)
+
+    @property
+    def queued_peers(self) -> frozenset[int]:
+        """Ranks that this one reaches by a queue, with what it posts in the window's out part."""
+        return frozenset()
+
+    @property
+    def queues(self) -> Queues | None:
+        """Those to `queued_peers`, if there are any."""
+        peers = self.queued_peers
+        return Queues(peers, self.site.config.topology.servers, self.layout.in_bytes) if peers else None
 
     @cached_property
     def rounds(self) -> RoundFacts:

@@ -74,6 +74,7 @@ class Site:
         exchange_rank: this rank's number among two tensor-parallel ranks, or None.
         tuning: how operators are cut into parts.
         sources: where settings come from that a table has filled in, by name.
+        keeps_order: whether queues to peers keep the order of bytes inside a message.
     """
 
     config: Config
@@ -84,6 +85,7 @@ class Site:
     exchange_rank: int | None = None
     tuning: Tuning = field(default_factory=Tuning)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+    keeps_order: bool = True
 
     @cached_property
     def scheme(self) -> Scheme:

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from moe_triton.backends.base import Bindings, CallSetting, Executable, TensorSpec, TraceLog
-from moe_triton.backends.cpu import native, output_pool, paced_link
+from moe_triton.backends.cpu import native, nic, output_pool, paced_link
 from moe_triton.backends.cpu.calls import NativeCalls
 from moe_triton.backends.cpu.executable import NativeExecutable, TorchExecutable
 from moe_triton.backends.cpu.extension import extension
@@ -22,10 +22,11 @@ from moe_triton.backends.cpu.triton import cache
 from moe_triton.backends.cpu.triton.toolchain import find_toolchain
 from moe_triton.backends.cpu.tuning import CpuSettings, settings_of
 from moe_triton.backends.cpu.waits import NativeWaits
-from moe_triton.backends.cpu.window import SharedWindow
+from moe_triton.backends.cpu.window import QueuedWindow, SharedWindow
 from moe_triton.core.checks import CPU
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.plan import Plan
+from moe_triton.core.reach import Queues
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.rendezvous.meeting import Meeting
 
@@ -69,7 +70,9 @@ class CpuBackend:
             cache.check_usable()
             extension()
         self._outputs = OutputPool()
-        self._link = paced_link.in_use()
+        self._link, self._device = paced_link.in_use(), nic.in_use()
+        self._nic: nic.Nic | None = None
+        self.keeps_order = self._device.keeps_order
         self.waits = NativeWaits()
         # Ids are nearly always valid, and then the rule is not read.
         self._unread_rule = ctypes.byref(ctypes.c_int32(0))
@@ -105,9 +108,13 @@ class CpuBackend:
         """See `moe_triton.backends.base.Backend`."""
         return self._outputs.empty_all(specs)
 
-    def make_window(self, num_bytes: int, meeting: Meeting) -> SharedWindow:
+    def make_window(self, num_bytes: int, meeting: Meeting, queues: Queues | None = None) -> SharedWindow:
         """See `moe_triton.backends.base.Backend`."""
-        return SharedWindow(num_bytes, meeting)
+        if queues is None:
+            return SharedWindow(num_bytes, meeting)
+        window = QueuedWindow(num_bytes, meeting, queues, self._device, self._link)
+        self._nic = window.nic
+        return window
 
     def make_trace_log(self, max_events: int, last_entry: int) -> NativeTraceLog:
         """See `moe_triton.backends.base.Backend`."""
@@ -125,7 +132,9 @@ class CpuBackend:
     def _settings(self, fixed: Bindings) -> CpuSettings:
         peers = fixed.get("peers")
         num_ranks = peers.numel() if isinstance(peers, torch.Tensor) else 1
-        return settings_of(self.tuning, num_ranks, self._link)
+        # Inside a server nothing is paced where there are several.
+        link = None if self._nic else self._link
+        return settings_of(self.tuning, num_ranks, link, self._nic)
 
     def make_calls(self, setting: CallSetting) -> NativeCalls | None:
         """See `moe_triton.backends.base.Backend`."""

@@ -44,7 +44,7 @@ class NativeExecutable:
         self.plan = plan
         self.failed_launch: Launch | None = None
         self._failed_report = report[0]
-        self._waits, self._link = waits, settings.link  # the native settings hold their addresses
+        self._waits, self._emulated = waits, settings  # the native settings hold addresses of theirs
         self._settings = settings_struct(settings, fixed, waits)
         self._fixed = fixed  # the words hold addresses of its memory
         self.holes = tuple(name for name in plan.holes if name not in fixed)
@@ -154,7 +154,7 @@ class TorchExecutable:
         self._log = log
         self._trace = log.add_plan(plan, ()) if log else None
         self.failed_launch: Launch | None = None
-        self._waits, self._link = waits, settings.link  # the native settings hold their addresses
+        self._waits, self._emulated = waits, settings  # the native settings hold addresses of theirs
         self._settings = settings_struct(settings, fixed, waits)
         self._report, self._failed_report = report, report[0]
         self._fixed = fixed
@@ -262,6 +262,7 @@ def settings_struct(settings: CpuSettings, fixed: Bindings, waits: NativeWaits) 
         (native.WindowGroupStruct * len(groups))(*groups),
         waits.address,
         settings.link.address if settings.link else None,
+        settings.nic.address if settings.nic else None,
     )
 
 

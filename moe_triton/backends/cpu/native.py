@@ -62,6 +62,7 @@ class SettingsStruct(ctypes.Structure):
         ("groups", ctypes.POINTER(WindowGroupStruct)),
         ("control", ctypes.c_void_p),
         ("link", ctypes.c_void_p),
+        ("nic", ctypes.c_void_p),
     )
 
 
@@ -141,6 +142,10 @@ def library() -> ctypes.CDLL:
     lib.moe_run_plan.restype = ctypes.c_int64
     lib.moe_use_settings.argtypes = (ctypes.c_void_p,)
     lib.moe_use_settings.restype = None
+    lib.moe_nic_open.argtypes = (ctypes.c_void_p,)
+    lib.moe_nic_open.restype = ctypes.c_void_p
+    lib.moe_nic_close.argtypes = (ctypes.c_void_p,)
+    lib.moe_nic_close.restype = None
     lib.moe_first_bad_id.argtypes = (
         ctypes.c_void_p,
         ctypes.c_uint64,

@@ -61,9 +61,9 @@ class PacedLink:
         Raises:
             ArgumentError: a number is out of its range.
         """
-        rate = _in_range("gigabytes_per_s", gigabytes_per_s, 1 / _GIGA, _MOST_GIGABYTES_PER_S)
-        latency_ns = int(_in_range("latency_us", latency_us, 0, _MOST_LATENCY_US) * _KILO)
-        bucket = int(_in_range("bucket_bytes", bucket_bytes, 0, _MOST_BUCKET_BYTES))
+        rate = in_range("gigabytes_per_s", gigabytes_per_s, 1 / _GIGA, _MOST_GIGABYTES_PER_S)
+        latency_ns = int(in_range("latency_us", latency_us, 0, _MOST_LATENCY_US) * _KILO)
+        bucket = int(in_range("bucket_bytes", bucket_bytes, 0, _MOST_BUCKET_BYTES))
         self._struct.bytes_per_second, self._struct.latency_ns = max(1, int(rate * _GIGA)), latency_ns
         self._struct.bucket_bytes = bucket
 
@@ -88,7 +88,12 @@ def in_use() -> PacedLink | None:
     return _in_use[-1] if _in_use else None
 
 
-def _in_range(name: str, value: float, low: float, high: float) -> float:
+def in_range(name: str, value: float, low: float, high: float) -> float:
+    """A number of the emulated device.
+
+    Raises:
+        ArgumentError: it is out of its range.
+    """
     if not low <= value <= high:
         raise ArgumentError(name, value, f"it must be {low:g} to {high:g}", "Pass a number in this range.")
     return value

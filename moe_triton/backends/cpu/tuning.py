@@ -6,6 +6,7 @@ import functools
 import os
 from typing import NamedTuple
 
+from moe_triton.backends.cpu.nic import Nic
 from moe_triton.backends.cpu.paced_link import PacedLink
 from moe_triton.core.tuning import Tuning
 
@@ -13,19 +14,24 @@ ALL_BYTES = 1 << 62
 
 
 class CpuSettings(NamedTuple):
-    """The settings of `Tuning` that only this back end has, all of them decided; and a paced link, if any."""
+    """The settings of `Tuning` that only this back end has, all decided; a paced link and a NIC, if any."""
 
     cached_bytes: int
     spins: int
     yields: int
     link: PacedLink | None = None
+    nic: Nic | None = None
 
 
-def settings_of(tuning: Tuning, num_ranks: int, link: PacedLink | None = None) -> CpuSettings:
+def settings_of(
+    tuning: Tuning, num_ranks: int, link: PacedLink | None = None, nic: Nic | None = None
+) -> CpuSettings:
     """A rank's settings, when ``num_ranks`` ranks share the machine."""
     usual = _usual(num_ranks)
     chosen = {name: getattr(tuning, name) for name in ("cached_bytes", "spins", "yields")}
-    return usual._replace(link=link, **{name: value for name, value in chosen.items() if value is not None})
+    return usual._replace(
+        link=link, nic=nic, **{name: value for name, value in chosen.items() if value is not None}
+    )
 
 
 @functools.cache

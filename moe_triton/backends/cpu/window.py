@@ -15,8 +15,11 @@ from pathlib import Path
 
 import torch
 
+from moe_triton.backends.cpu.nic import Nic, NicSettings
+from moe_triton.backends.cpu.paced_link import PacedLink
 from moe_triton.backends.cpu.room import Limit, available_memory, cgroup_limits
 from moe_triton.core.errors import WindowError
+from moe_triton.core.reach import Queues, token_of
 from moe_triton.rendezvous.agreement import raise_together
 from moe_triton.rendezvous.meeting import Meeting, values_of
 
@@ -107,6 +110,41 @@ class SharedWindow:
     def close(self) -> None:
         """Drops the mappings; the memory goes with the last rank that drops it."""
         self._views = []
+
+
+class QueuedWindow(SharedWindow):
+    """The same where queues lead to some peers: kernels have no address of theirs, the NIC has.
+
+    Args:
+        num_bytes, meeting: see `SharedWindow`.
+        queues: where they lead.
+        settings: of the emulated NIC.
+        link: that messages to other servers go over, or None.
+
+    Attributes:
+        nic: what carries out posts.
+    """
+
+    def __init__(
+        self,
+        num_bytes: int,
+        meeting: Meeting,
+        queues: Queues,
+        settings: NicSettings,
+        link: PacedLink | None,
+    ) -> None:
+        super().__init__(num_bytes, meeting)
+        mapped, rank = self.peers, meeting.rank
+        self.nic = Nic(queues, rank, mapped, num_bytes, settings, link)
+        self.peers = tuple(
+            queues.word(rank, peer, token_of(peer) if peer in queues.peers else mapped[peer])
+            for peer in range(meeting.num_ranks)
+        )
+
+    def close(self) -> None:
+        """Ends the NIC, which delivers what was posted, and drops the mappings."""
+        self.nic.close()
+        super().close()
 
 
 def _is_name(name: str) -> bool:

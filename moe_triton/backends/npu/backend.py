@@ -14,8 +14,9 @@ from moe_triton.backends.npu.runtime import Runtime
 from moe_triton.backends.npu.window import NpuWindow, make_window, window_library
 from moe_triton.backends.waits import Waits
 from moe_triton.core.ascendc import MAX_BLOCKS
-from moe_triton.core.errors import ArgumentError
+from moe_triton.core.errors import ArgumentError, WindowError
 from moe_triton.core.plan import Plan, device_launches, num_blocks
+from moe_triton.core.reach import Queues
 from moe_triton.core.soc import check_blocks, soc_of
 from moe_triton.core.tuning import Tuning
 from moe_triton.limits import MEGABYTE, buffer_megabytes
@@ -42,6 +43,7 @@ class NpuBackend:
     name = "npu"
     is_asynchronous = True
     captures_graphs = True
+    keeps_order = True
 
     def __init__(self, kernels: str = "triton", tuning: Tuning | None = None) -> None:
         if kernels != "triton":
@@ -95,8 +97,17 @@ class NpuBackend:
         """See `moe_triton.backends.base.Backend`."""
         return [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in specs]
 
-    def make_window(self, num_bytes: int, meeting: Meeting) -> NpuWindow:
-        """See `moe_triton.backends.base.Backend`."""
+    def make_window(self, num_bytes: int, meeting: Meeting, queues: Queues | None = None) -> NpuWindow:
+        """See `moe_triton.backends.base.Backend`.
+
+        Raises:
+            WindowError: there is no memory for it, a peer cannot be reached, or queues are needed.
+        """
+        if queues is not None:
+            raise WindowError(
+                f"rank(s) {sorted(queues.peers)} are reached by queues, and this back end has none: make one "
+                "group per server, or use the CPU back end."
+            )
         return make_window(num_bytes, meeting, self.runtime, self.soc)
 
     def make_trace_log(self, max_events: int, last_entry: int) -> TraceLog:

@@ -1,0 +1,153 @@
+// The NIC of a rank: a thread that carries out what cores post to queues, asleep while there is nothing to do.
+#ifndef MOE_EMULATION_NIC_H
+#define MOE_EMULATION_NIC_H
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
+
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "clock.h"
+#include "nic_wires.h"
+
+namespace moe {
+
+// How Python describes one.
+struct NicDescription {
+    uint64_t num_ranks;
+    const uint64_t* windows;  // of each rank, where this process has it; 0: that rank has no queue
+    const uint64_t* inside;   // whether it is of this rank's server
+    uint64_t own;             // this rank's window
+    uint64_t in_bytes;        // of every window, the part that peers write
+    uint64_t window_bytes;
+    uint64_t has_doorbells;  // whether one lies behind each window
+    uint64_t ring_items;
+    uint64_t post_ns;
+    PacedLink* link;
+    uint64_t seed;         // 0: everything in order
+    uint64_t keeps_order;  // inside messages
+    int64_t cpu;           // that it runs on; -1: any
+};
+
+class Nic {
+public:
+    static constexpr uint64_t LONGEST_END_NS = 5'000'000'000;
+
+    explicit Nic(const NicDescription& given)
+        : memory_{given.own + given.in_bytes, given.own + given.window_bytes, given.in_bytes},
+          peers_(given.num_ranks),
+          taken_(given.num_ranks),
+          transport_(given.num_ranks) {
+        for (uint32_t rank = 0; rank < given.num_ranks; ++rank) {
+            if (given.windows[rank] == 0) continue;
+            peers_[rank].ring = std::make_unique<PostRing>(given.ring_items);
+            peers_[rank].is_inside = given.inside[rank] != 0;
+            emulation::Doorbell* const bell = emulation::DoorbellBehind(given.windows[rank], given.window_bytes);
+            transport_.Register(rank, given.windows[rank], given.has_doorbells != 0 ? bell : nullptr);
+        }
+        if (given.seed != 0) {
+            wires_ = std::make_unique<RandomWires>(peers_, transport_, given.seed, given.keeps_order != 0);
+        } else {
+            wires_ = std::make_unique<TimedWires>(peers_, transport_, given.post_ns, given.link);
+        }
+        Start(given.cpu);
+    }
+
+    Nic(const Nic&) = delete;
+    Nic& operator=(const Nic&) = delete;
+
+    // What was posted is still delivered: peers wait for it.
+    ~Nic() {
+        stop_at_ns_.store(MonotonicNs() + LONGEST_END_NS);
+        bell_.Ring();
+        thread_.join();
+    }
+
+    bool HasQueue(uint32_t rank) const { return rank < peers_.size() && peers_[rank].ring != nullptr; }
+
+    // Whether an item is of this rank's out part and a peer's in part.
+    bool Holds(const PostItem& item) const { return HasQueue(item.rank) && memory_.Holds(item); }
+
+    bool Claim(uint32_t rank, uint64_t launch, uint32_t block) { return peers_[rank].ring->Claim(launch, block); }
+
+    // Of an item that it `Holds`. False while the ring is full.
+    bool Post(const PostItem& item) {
+        if (!peers_[item.rank].ring->Push(item)) return false;
+        bell_.Ring();
+        return true;
+    }
+
+private:
+    // Signals are for the threads that know what to do with them.
+    void Start(int64_t cpu) {
+        sigset_t all;
+        sigset_t before;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        thread_ = std::thread([this] { Serve(); });
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+        pthread_setname_np(thread_.native_handle(), "moe-nic");
+        if (cpu < 0) return;
+        cpu_set_t one;
+        CPU_ZERO(&one);
+        CPU_SET(static_cast<size_t>(cpu), &one);
+        pthread_setaffinity_np(thread_.native_handle(), sizeof(one), &one);
+    }
+
+    void Serve() {
+        // The usual slack of 50 us would be most of what a post takes.
+        constexpr unsigned long SLACK_NS = 1000;
+        prctl(PR_SET_TIMERSLACK, SLACK_NS);
+        for (;;) {
+            const uint32_t rings = bell_.Rings();
+            const uint64_t now = MonotonicNs();
+            TakeAll(now);
+            const uint64_t due = wires_->Deliver(now);
+            const uint64_t stop_at = stop_at_ns_.load();
+            if (now >= stop_at || (stop_at != NEVER && due == NEVER && AllTaken())) return;
+            if (due == NEVER) {
+                if (stop_at == NEVER) bell_.SleepSince(rings, nullptr);
+            } else if (const uint64_t then = MonotonicNs(); due > then) {
+                const timespec nap{static_cast<time_t>((due - then) / PacedLink::NS_PER_S),
+                                   static_cast<long>((due - then) % PacedLink::NS_PER_S)};
+                bell_.SleepSince(rings, &nap);
+            }
+        }
+    }
+
+    bool AllTaken() const {
+        for (size_t rank = 0; rank < peers_.size(); ++rank) {
+            if (peers_[rank].ring != nullptr && taken_[rank] != peers_[rank].ring->Posted()) return false;
+        }
+        return true;
+    }
+
+    void TakeAll(uint64_t now) {
+        for (size_t rank = 0; rank < peers_.size(); ++rank) {
+            if (peers_[rank].ring == nullptr) continue;
+            for (const uint64_t posted = peers_[rank].ring->Posted(); taken_[rank] != posted; ++taken_[rank]) {
+                wires_->Take(peers_[rank].ring->At(taken_[rank]), now);
+            }
+        }
+    }
+
+    static constexpr uint64_t NEVER = UINT64_MAX;
+
+    const NicMemory memory_;
+    std::vector<NicPeer> peers_;
+    std::vector<uint64_t> taken_;  // of each ring, how many
+    SharedMemory transport_;
+    std::unique_ptr<Wires> wires_;
+    PostBell bell_;
+    std::atomic<uint64_t> stop_at_ns_{NEVER};
+    std::thread thread_;
+};
+
+}  // namespace moe
+
+#endif  // MOE_EMULATION_NIC_H

@@ -1,0 +1,97 @@
+// The queue of one peer: a ring of items that one core at a time fills and the NIC empties.
+#ifndef MOE_EMULATION_POST_RING_H
+#define MOE_EMULATION_POST_RING_H
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+namespace moe {
+
+// A write, as AICPU's batch writes have them (seed 002, "3.3.2").
+struct PostItem {
+    static constexpr uint32_t FLAG_SHIFT = 16;
+
+    uint64_t local;   // address
+    uint64_t remote;  // address that the table of peers has, and an offset
+    uint64_t bytes;
+    uint32_t dtype;  // of 8 bits; in its upper half, how many flags come with the message
+    uint32_t rank;
+
+    uint32_t Flags() const { return dtype >> FLAG_SHIFT; }
+};
+
+static_assert(sizeof(PostItem) == 32, "the size of the hardware's");
+
+class PostRing {
+public:
+    explicit PostRing(uint64_t capacity) : items_(capacity) {}
+
+    // False while it is full.
+    bool Push(const PostItem& item) {
+        const uint64_t tail = tail_.load(std::memory_order_relaxed);
+        if (tail - head_.load(std::memory_order_acquire) == items_.size()) return false;
+        items_[tail % items_.size()] = item;
+        tail_.store(tail + 1, std::memory_order_release);
+        return true;
+    }
+
+    // How many there have been.
+    uint64_t Posted() const { return tail_.load(std::memory_order_acquire); }
+    const PostItem& At(uint64_t number) const { return items_[number % items_.size()]; }
+
+    // The oldest one is delivered, and its place free.
+    void Pop() { head_.store(head_.load(std::memory_order_relaxed) + 1, std::memory_order_release); }
+    bool IsEmpty() const { return head_.load(std::memory_order_acquire) == Posted(); }
+
+    // Whether this block of this launch may post: a queue belongs to one core at a time, and a launch's cores do not
+    // know when another has posted.
+    bool Claim(uint64_t launch, uint32_t block) {
+        const uint64_t mine = launch << BLOCK_BITS | block;
+        const uint64_t before = owner_.exchange(mine);
+        return before == mine || before >> BLOCK_BITS != launch;
+    }
+
+private:
+    static constexpr uint32_t BLOCK_BITS = 8;
+
+    std::vector<PostItem> items_;
+    alignas(64) std::atomic<uint64_t> tail_{0};
+    std::atomic<uint64_t> owner_{0};
+    alignas(64) std::atomic<uint64_t> head_{0};
+};
+
+// Sleeping until something is posted, in one process.
+class PostBell {
+public:
+    // After posting.
+    void Ring() {
+        rings_.fetch_add(1);
+        if (!is_asleep_.load()) return;
+        syscall(SYS_futex, reinterpret_cast<uint32_t*>(&rings_), FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+    }
+
+    uint32_t Rings() const { return rings_.load(); }
+
+    // Unless it has rung since; until it rings, or as long as this.
+    void SleepSince(uint32_t rings, const timespec* longest) {
+        is_asleep_.store(true);
+        syscall(SYS_futex, reinterpret_cast<uint32_t*>(&rings_), FUTEX_WAIT_PRIVATE, rings, longest, nullptr, 0);
+        is_asleep_.store(false);
+    }
+
+private:
+    std::atomic<uint32_t> rings_{0};
+    std::atomic<bool> is_asleep_{false};
+};
+
+static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "a futex is a plain word");
+
+}  // namespace moe
+
+#endif  // MOE_EMULATION_POST_RING_H

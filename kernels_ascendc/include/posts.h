@@ -1,0 +1,85 @@
+// Messages to ranks that only queues reach: one core at a time on a queue, what is posted complete before.
+#ifndef MOE_POSTS_H
+#define MOE_POSTS_H
+
+#include "waits.h"
+
+namespace moe {
+
+// The bytes of a message: those of rows, and what goes with them.
+struct Message {
+    uint64_t local;   // in this rank's out part
+    uint64_t remote;  // in the peer's window
+    int64_t payload;
+    int64_t framing;
+    uint32_t flags;  // in it
+};
+
+// Posts, and counts what it has posted. The queue of a rank belongs to the block that `IsOwner` names.
+class Poster {
+public:
+    __aicore__ inline void Init(AscendC::TPipe* pipe, const Peers* peers, Report* report, uint64_t traffic,
+                                int64_t timeout_us) {
+        peers_ = peers;
+        report_ = report;
+        traffic_at_ = traffic;
+        pipe->InitBuffer(buffer_, TRAFFIC_BYTES);
+        deadline_.Start(report->IsOld() ? 0 : timeout_us);
+        for (uint32_t i = 0; i < TRAFFIC_WORDS; ++i) {
+            numbers_[i] = 0;
+        }
+    }
+
+    // Ranks are dealt out among the blocks: a queue takes posts of one core only.
+    __aicore__ static inline bool IsOwner(uint64_t rank) {
+        return static_cast<int64_t>(rank) % AscendC::GetBlockNum() == AscendC::GetBlockIdx();
+    }
+
+    // Behind all that was posted to this rank before. False if its queue was full until the deadline, which is
+    // reported; later messages to anybody are then given up at once.
+    __aicore__ inline bool Put(uint64_t rank, const Message& message) {
+        const uint64_t bytes = static_cast<uint64_t>(message.payload + message.framing);
+        // A full queue rings no doorbell when it has room.
+        constexpr uint64_t NO_WINDOW = 0;
+        for (PollLoop poll(deadline_, NO_WINDOW, static_cast<int64_t>(rank), 1); poll.Next();) {
+            if (Post(static_cast<uint32_t>(rank), message.local, message.remote, bytes, message.flags)) {
+                Count(peers_->IsInside(rank) ? Traffic::POSTS_INSIDE : Traffic::POSTS_BETWEEN, message);
+                return true;
+            }
+        }
+        report_->Add(REPORT_TIMEOUT, static_cast<int64_t>(rank));
+        return false;
+    }
+
+    // What this block has posted, for the host. Every block of the launch writes it.
+    __aicore__ inline void WriteTraffic() {
+        if (traffic_at_ == 0) {
+            return;
+        }
+        const AscendC::LocalTensor<int64_t> words = buffer_.Get<int64_t>();
+        for (uint32_t i = 0; i < TRAFFIC_WORDS; ++i) {
+            words.SetValue(i, numbers_[i]);
+        }
+        Order<AscendC::HardEvent::S_MTE3>();
+        AscendC::DataCopy(GlobalAt<int64_t>(traffic_at_)[AscendC::GetBlockIdx() * TRAFFIC_WORDS], words, TRAFFIC_WORDS);
+    }
+
+private:
+    // From the field of posts on: posts, payload, framing.
+    __aicore__ inline void Count(uint32_t first, const Message& message) {
+        numbers_[first] += 1;
+        numbers_[first + Traffic::PAYLOAD_BETWEEN - Traffic::POSTS_BETWEEN] += message.payload;
+        numbers_[first + Traffic::FRAMING_BETWEEN - Traffic::POSTS_BETWEEN] += message.framing;
+    }
+
+    const Peers* peers_ = nullptr;
+    Report* report_ = nullptr;
+    uint64_t traffic_at_ = 0;
+    AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
+    Deadline deadline_;
+    int64_t numbers_[TRAFFIC_WORDS];
+};
+
+}  // namespace moe
+
+#endif  // MOE_POSTS_H

@@ -1,0 +1,179 @@
+"""The NIC of an emulated rank: a native thread that carries out what kernels post to queues (`nic.h`)."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from moe_triton.backends.cpu import native
+from moe_triton.backends.cpu.paced_link import PacedLink, in_range
+from moe_triton.core.checks import check_flag, check_integer
+from moe_triton.core.errors import ArgumentError, WindowError
+from moe_triton.core.reach import Queues
+
+RING_ITEMS = 256
+_MOST_POST_US = 1_000_000.0
+_MOST_SEED, _MOST_RING_ITEMS = (1 << 62) - 1, 1 << 20
+
+
+@dataclass(frozen=True)
+class NicSettings:
+    """Properties of the emulated device, for tests and benchmarks; see `emulated_nic`.
+
+    Attributes:
+        post_us: what a post takes, in microseconds, one after the other; the NIC sleeps meanwhile. One of
+            AICPU's takes 1 to 2 us (seed 002).
+        keeps_order: whether a queue keeps the order of bytes inside a message; the same on all ranks.
+        cpu: that the NIC runs on; None for any.
+        seed: not 0: bytes arrive late and in any order that queues may have, under this seed, and at no pace.
+        ring_items: posts that a queue holds.
+
+    Raises:
+        ArgumentError: a number is out of its range.
+    """
+
+    post_us: float = 0.0
+    keeps_order: bool = True
+    cpu: int | None = None
+    seed: int = 0
+    ring_items: int = RING_ITEMS
+
+    def __post_init__(self) -> None:
+        """Checks all of them."""
+        in_range("post_us", self.post_us, 0, _MOST_POST_US)
+        check_flag("keeps_order", self.keeps_order)
+        in_range("seed", check_integer("seed", self.seed), 0, _MOST_SEED)
+        in_range("ring_items", check_integer("ring_items", self.ring_items), 1, _MOST_RING_ITEMS)
+        if self.cpu is not None and check_integer("cpu", self.cpu) not in os.sched_getaffinity(0):
+            rule = f"this process runs on {sorted(os.sched_getaffinity(0))}"
+            raise ArgumentError("cpu", self.cpu, rule, "Pass one of these, or None.")
+
+
+_in_use: list[NicSettings] = []
+
+
+@contextlib.contextmanager
+def emulated_nic(settings: NicSettings) -> Iterator[NicSettings]:
+    """Buffers of this process that are made inside have such NICs, where a queue leads to a peer."""
+    _in_use.append(settings)
+    try:
+        yield settings
+    finally:
+        _in_use.pop()
+
+
+def in_use() -> NicSettings:
+    """Those of buffers that are made now."""
+    return _in_use[-1] if _in_use else NicSettings()
+
+
+class NicDescription(ctypes.Structure):
+    """``moe::NicDescription``."""
+
+    _fields_ = (
+        ("num_ranks", ctypes.c_uint64),
+        ("windows", ctypes.c_void_p),
+        ("inside", ctypes.c_void_p),
+        ("own", ctypes.c_uint64),
+        ("in_bytes", ctypes.c_uint64),
+        ("window_bytes", ctypes.c_uint64),
+        ("has_doorbells", ctypes.c_uint64),
+        ("ring_items", ctypes.c_uint64),
+        ("post_ns", ctypes.c_uint64),
+        ("link", ctypes.c_void_p),
+        ("seed", ctypes.c_uint64),
+        ("keeps_order", ctypes.c_uint64),
+        ("cpu", ctypes.c_int64),
+    )
+
+
+def describe(
+    queues: Queues,
+    rank: int,
+    windows: Sequence[int],
+    window_bytes: int,
+    settings: NicSettings,
+    link: PacedLink | None = None,
+    *,
+    has_doorbells: bool = True,
+) -> tuple[NicDescription, object]:
+    """What native code is told of a NIC, and what has to live until it was told.
+
+    Args:
+        queues: where they lead, and what is posted.
+        rank: this one.
+        windows: address of each rank's window in this process.
+        window_bytes: of each of them.
+        settings: of the device.
+        link: that messages to other servers go over; None for none.
+        has_doorbells: whether there is one behind each window.
+
+    Raises:
+        ArgumentError: a seed together with a pace.
+    """
+    if settings.seed and (link or settings.post_us):
+        rule = "bytes in a random order have no pace"
+        raise ArgumentError("seed", settings.seed, rule, "Leave out the seed, or post_us and the paced link.")
+    ranks = range(len(windows))
+    places = np.array([windows[peer] if peer in queues.peers else 0 for peer in ranks], np.uint64)
+    inside = np.array([queues.is_inside(rank, peer) for peer in ranks], np.uint64)
+    description = NicDescription(
+        len(windows),
+        places.ctypes.data,
+        inside.ctypes.data,
+        windows[rank],
+        queues.in_bytes,
+        window_bytes,
+        has_doorbells,
+        settings.ring_items,
+        round(settings.post_us * 1000),
+        link.address if link else None,
+        settings.seed,
+        settings.keeps_order,
+        -1 if settings.cpu is None else settings.cpu,
+    )
+    return description, (places, inside)
+
+
+class Nic:
+    """The NIC of this rank. It uses windows: close it before they go.
+
+    Args:
+        queues, rank, windows, window_bytes, settings, link: see `describe`.
+
+    Attributes:
+        address: of the ``moe::Nic``; 0 when it is closed.
+
+    Raises:
+        ArgumentError: a seed together with a pace.
+        WindowError: there can be no thread.
+    """
+
+    def __init__(
+        self,
+        queues: Queues,
+        rank: int,
+        windows: Sequence[int],
+        window_bytes: int,
+        settings: NicSettings,
+        link: PacedLink | None = None,
+    ) -> None:
+        description, _kept = describe(queues, rank, windows, window_bytes, settings, link)
+        self._link = link  # native code holds its address
+        self._process = os.getpid()
+        self.address: int = native.library().moe_nic_open(ctypes.addressof(description)) or 0
+        if not self.address:
+            raise WindowError(
+                "no thread can be started for the queues to other servers. Lift the limit (ulimit -u)."
+            )
+
+    def close(self) -> None:
+        """Waits until what was posted is delivered, 5 s at most, and ends the thread. May be called twice."""
+        address, self.address = self.address, 0
+        if address and os.getpid() == self._process:  # a forked child has no such thread
+            native.library().moe_nic_close(address)
