@@ -44,11 +44,12 @@ class NicSettings:
     ring_items: int = RING_ITEMS
 
     def __post_init__(self) -> None:
-        """Checks all of them."""
+        """Checks all of them, and makes integers Python's."""
         in_range("post_us", self.post_us, 0, _MOST_POST_US)
-        check_flag("keeps_order", self.keeps_order)
-        in_range("seed", check_integer("seed", self.seed), 0, _MOST_SEED)
-        in_range("ring_items", check_integer("ring_items", self.ring_items), 1, _MOST_RING_ITEMS)
+        for name, low, high in (("seed", 0, _MOST_SEED), ("ring_items", 1, _MOST_RING_ITEMS)):
+            number = check_integer(name, getattr(self, name))
+            object.__setattr__(self, name, int(in_range(name, number, low, high)))
+        object.__setattr__(self, "keeps_order", check_flag("keeps_order", self.keeps_order))
         if self.cpu is not None and check_integer("cpu", self.cpu) not in os.sched_getaffinity(0):
             rule = f"this process runs on {sorted(os.sched_getaffinity(0))}"
             raise ArgumentError("cpu", self.cpu, rule, "Pass one of these, or None.")

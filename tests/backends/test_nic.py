@@ -1,0 +1,99 @@
+"""Settings of the emulated NIC, words of peers, and a NIC's life beside its window."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moe_triton.backends.cpu import nic
+from moe_triton.backends.cpu.nic import Nic, NicSettings, describe, emulated_nic
+from moe_triton.backends.cpu.paced_link import PacedLink
+from moe_triton.core.errors import ArgumentError
+from moe_triton.core.reach import Queues, address_of, is_queued, token_of
+
+QUEUES = Queues(frozenset({1, 2}), (0, 0, 1), 4096)
+
+
+@given(
+    peer=st.integers(0, 2),
+    address=st.integers(0, (1 << 48) - 1) | st.builds(token_of, st.integers(0, 1023)),
+)
+def test_a_word_says_how_a_peer_is_reached(peer: int, address: int) -> None:
+    word = QUEUES.word(0, peer, address)
+    assert -(1 << 63) <= word < 1 << 63  # an int64 tensor holds it
+    assert (is_queued(word), address_of(word)) == (peer in QUEUES.peers, address)
+    assert QUEUES.is_inside(0, peer) == (peer != 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("post_us", -1.0),
+        ("post_us", float("nan")),
+        ("post_us", 2e6),
+        ("seed", -1),
+        ("seed", 1.5),
+        ("ring_items", 0),
+        ("cpu", 1 << 20),
+        ("keeps_order", "no"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(ArgumentError, match=name):
+        NicSettings(**{name: value})
+
+
+def test_numpy_integers_are_integers() -> None:
+    settings = NicSettings(seed=np.int64(3), ring_items=np.uint32(8))
+    assert type(settings.seed) is int
+    assert describe(QUEUES, 0, [1 << 20] * 3, 8192, settings)[0].ring_items == 8
+
+
+def test_a_seed_has_no_pace() -> None:
+    windows = [1 << 20] * 3
+    for settings, link in ((NicSettings(seed=1, post_us=2.0), None), (NicSettings(seed=1), PacedLink(1.0))):
+        with pytest.raises(ArgumentError, match="seed"):
+            describe(QUEUES, 0, windows, 8192, settings, link)
+
+
+def test_settings_are_those_of_the_innermost_block() -> None:
+    assert nic.in_use() == NicSettings()
+    with emulated_nic(NicSettings(post_us=1.0)), emulated_nic(NicSettings(seed=5)) as inner:
+        assert nic.in_use() is inner
+    assert nic.in_use() == NicSettings()
+
+
+def test_a_nic_is_a_thread_until_it_is_closed() -> None:
+    memory = np.zeros(4 * 8192, np.uint8)
+    windows = [int(memory.ctypes.data) + 8192 * rank for rank in range(3)]
+
+    def threads() -> int:
+        return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+    before = threads()
+    made = Nic(QUEUES, 0, windows, 8192, NicSettings())
+    assert made.address
+    assert threads() == before + 1
+    made.close()
+    made.close()
+    assert (made.address, threads()) == (0, before)
+
+
+def test_a_forked_child_leaves_the_thread_to_its_parent() -> None:
+    memory = np.zeros(4 * 8192, np.uint8)
+    windows = [int(memory.ctypes.data) + 8192 * rank for rank in range(3)]
+    made = Nic(QUEUES, 0, windows, 8192, NicSettings())
+    assert threading.active_count() >= 1
+    child = os.fork()
+    if child == 0:
+        made.close()  # would wait for a thread that is not there
+        os._exit(7)
+    _, status = os.waitpid(child, 0)
+    made.close()
+    assert os.waitstatus_to_exitcode(status) == 7
