@@ -35,9 +35,14 @@ COMBINE = CombineVariant(BF16, weights=False)
 USUAL = call_word("dispatch", DISPATCH.kind)
 
 
-def site_of(scheme: str, version: int = 2, exchange: int | None = None) -> Site:
+def site_of(
+    scheme: str, version: int = 2, exchange: int | None = None, servers: tuple[int, ...] | None = None
+) -> Site:
     sizes = RANKS, TOKENS, 64, TOPK, 8
-    config = Config(*sizes, product=product_of(scheme), scheme=scheme, version=version, relaxed=True)
+    product = product_of(scheme)
+    config = Config(
+        *sizes, product=product, scheme=scheme, version=version, relaxed=True, ranks_per_server=servers
+    )
     return Site(config, 1, num_blocks=2, timeout_us=5, target="cpu", exchange_rank=exchange)
 
 
@@ -195,3 +200,39 @@ def test_calls_that_differ_come_first() -> None:
     assert first_code(report) == (REPORT_MISMATCH, 1)
     report[1] = 0
     assert first_code(report) == (REPORT_TIMEOUT, 0)
+
+
+@pytest.mark.parametrize(
+    ("servers", "ranks", "said"),
+    [
+        ((2, 2), [2, 3], "server 1 (ranks 2 to 3)"),
+        ((3, 1), [3], "server 1 (rank 3)"),
+        ((2, 2), [3], "rank(s) [3]"),
+        ((2, 2), [0, 2, 3], "rank(s) [0] and server 1 (ranks 2 to 3)"),
+        ((2, 1, 1), [2, 3], "server 1 (rank 2) and server 2 (rank 3)"),
+        (None, [2, 3], "rank(s) [2, 3]"),
+    ],
+)
+def test_a_server_that_is_gone_is_named(servers: tuple[int, ...] | None, ranks: list[int], said: str) -> None:
+    site = site_of("fullmesh_v1", servers=servers)
+    memory = memory_of(site)
+    missing(memory, ranks)
+    report, call = report_of(REPORT_TIMEOUT, 0), Run("dispatch", 5, memory, 5)
+    why, error = failure(site, call, wait_of(site, "dispatch"), REPORT_TIMEOUT, report, {}, ())
+    assert why == f"dispatch number 5 timed out waiting for {said}"
+    assert str(error).startswith(f"dispatch number 5 (zone 0) timed out waiting for {said}: their flags")
+    assert isinstance(error, CommunicationTimeoutError)
+    assert error.missing_ranks == tuple(ranks)
+
+
+def test_the_server_of_ranks_that_hold_up_others_is_named() -> None:
+    """Rank 3 did not come because it waits for rank 0."""
+    site = site_of("fullmesh_v1", servers=(1, 2, 1))
+    memory = memory_of(site)
+    missing(memory, [3])
+    report, call = report_of(REPORT_TIMEOUT, 0), Run("dispatch", 5, memory, 5)
+    wait = wait_of(site, "dispatch")
+    stuck = "rank 3 waited itself for rank(s) [0] in combine number 4. "
+    _, error = failure(site, call, wait, REPORT_TIMEOUT, report, {}, (), lambda missing: ([0], stuck))
+    assert "timed out waiting for server 0 (rank 0): their flags" in str(error)
+    assert stuck in str(error)

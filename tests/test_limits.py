@@ -10,9 +10,11 @@ import torch
 from moe_triton.core.checks import check_choice, check_positive, check_tensor
 from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT, TILING_FAILED, ArgumentError
-from moe_triton.limits import check_config, scheme_of, torch_npu_names
+from moe_triton.limits import check_config, torch_npu_names
 from moe_triton.limits.check import RULE_SETS, check_rules, rule_sets_for
 from moe_triton.schemes import SCHEMES
+from moe_triton.schemes.blocks import BlockFullmesh
+from moe_triton.schemes.fullmesh import Fullmesh
 from tests.limits_cases import (
     A2,
     A2_V1,
@@ -24,6 +26,8 @@ from tests.limits_cases import (
     SHARED_V1,
     V1,
     VARIANTS,
+    check_message,
+    in_all_generations,
     variant_of,
 )
 
@@ -38,8 +42,6 @@ def test_the_variants_of_the_tests_reach_every_set_of_rules() -> None:
 @pytest.mark.parametrize(
     ("base", "said"),
     [
-        (A2, r"ranks_per_server is \[8, 8\], but with comm_alg='fullmesh' ranks write to memory"),
-        (A2_V1, r"ranks_per_server is \[8, 8\]"),
         (HIERARCHY, r"comm_alg is 'hierarchy', but A2 has \['fullmesh'\] here yet"),
         (HIERARCHY_V1, "comm_alg is 'hierarchy'"),
     ],
@@ -60,18 +62,75 @@ def test_a_scheme_that_cannot_be_served_is_refused(monkeypatch: pytest.MonkeyPat
         check_config(replace(HIERARCHY, **on_one_server))
 
 
-@pytest.mark.parametrize("base", [A3, INBAND, replace(A3, scheme="direct"), V1])
-def test_ranks_of_other_servers_are_out_of_reach(base: Config) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "why"),
+    [
+        ("fullmesh_v2", "with comm_alg='fullmesh_v2' a flag and the 480 bytes before it land together"),
+        ("direct", "with comm_alg='direct' results are read where they are"),
+    ],
+)
+def test_what_cannot_leave_a_server_says_why(scheme: str, why: str) -> None:
+    base = replace(A3, scheme=scheme)
     check_config(replace(base, ranks_per_server=8))
+    with pytest.raises(ArgumentError) as caught:
+        check_config(replace(base, ranks_per_server=(2, 6)))
+    check_message(caught.value, "ranks_per_server is [2, 6]", TILING_FAILED)
+    assert why in caught.value.rule
+    assert caught.value.remedy == "Use comm_alg='fullmesh_v1', or make a group of each server's ranks."
+
+
+def test_a_scheme_that_says_nothing_of_servers_stays_inside_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Fullmesh, "crosses_servers", False)
+    several = replace(A3, ranks_per_server=(2, 6))
     with pytest.raises(
         ArgumentError, match=r"ranks_per_server is \[2, 6\], but .* only those of a server share"
     ):
-        check_config(replace(base, ranks_per_server=(2, 6)))
+        check_config(several)
+    monkeypatch.setattr(Fullmesh, "crosses_servers", True)
+    check_config(several)
+    with pytest.raises(ArgumentError, match="480 bytes"):  # whatever it inherits
+        check_config(replace(several, scheme="fullmesh_v2"))
 
 
-@pytest.mark.parametrize("base", [A3, INBAND, V1, SHARED_V1])
+@pytest.mark.parametrize("sizes", [(3, 1), (1, 3), (2, 2), (2, 1, 1)])
+def test_servers_of_fullmesh_need_not_be_alike(
+    sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BlockFullmesh, "crosses_servers", True)
+    small = replace(A2, num_ranks=4, num_experts=8, ranks_per_server=sizes, relaxed=True)
+    check_config(small)
+    hierarchy = replace(small, scheme="hierarchy")
+    if len(set(sizes)) == 1:
+        check_rules(hierarchy)
+        return
+    with pytest.raises(ArgumentError) as caught:
+        check_config(hierarchy)
+    check_message(caught.value, f"ranks_per_server is {list(sizes)}", TILING_FAILED)
+    assert "hierarchy sends to the rank of the same number" in caught.value.rule
+
+
+def test_the_last_of_a2s_servers_may_have_fewer_ranks_unless_hierarchy_is_asked_for() -> None:
+    twelve = replace(A2, num_ranks=12, num_experts=12, relaxed=True)
+    check_rules(twelve)
+    with pytest.raises(ArgumentError, match=r"ranks_per_server is \[8, 4\], but hierarchy"):
+        check_rules(replace(twelve, scheme="hierarchy"))
+
+
+@pytest.mark.parametrize("base", [A3, INBAND, V1, SHARED_V1, replace(A2, num_ranks=8)])
 def test_what_is_served(base: Config) -> None:
     check_config(base)
+
+
+@pytest.mark.parametrize("base", in_all_generations(A2, A2_V1))
+def test_a2_is_served_by_either_generation(base: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BlockFullmesh, "crosses_servers", True)
+    check_config(base)
+    wide = replace(base, num_ranks=384, num_experts=768, hidden=10240)
+    if base.version == 2 and base.generation != "v3":
+        check_config(wide)
+    else:
+        with pytest.raises(ArgumentError, match="num_ranks is 384"):
+            check_config(wide)
 
 
 def test_the_default_of_torch_npu_means_no_shared_experts() -> None:
@@ -106,24 +165,6 @@ def test_names_depend_on_the_call() -> None:
         "global_bs / ep_world_size",
     )
     assert all(name in Config.__dataclass_fields__ for name in names)
-
-
-@pytest.mark.parametrize(
-    ("product", "comm_alg", "inside", "scheme"),
-    [
-        ("A3", "", {}, "fullmesh_v1"),
-        ("A3", None, {"HCCL_INTRA_PCIE_ENABLE": "1", "HCCL_INTRA_ROCE_ENABLE": "0"}, "fullmesh_v1"),
-        ("A3", "fullmesh_v2", {}, "fullmesh_v2"),
-        ("A2", "", {}, "fullmesh"),
-        ("A2", None, {"HCCL_INTRA_PCIE_ENABLE": "1", "HCCL_INTRA_ROCE_ENABLE": "0"}, "hierarchy"),
-        ("A2", "", {"HCCL_INTRA_PCIE_ENABLE": "1", "HCCL_INTRA_ROCE_ENABLE": "1"}, "fullmesh"),
-        ("A2", "", {"HCCL_INTRA_PCIE_ENABLE": "1"}, "fullmesh"),
-        ("A2", "hierarchy", {}, "hierarchy"),
-        ("A2", "direct", {}, "direct"),
-    ],
-)
-def test_default_schemes(product: str, comm_alg: str | None, inside: dict[str, str], scheme: str) -> None:
-    assert scheme_of(product, comm_alg, inside) == scheme
 
 
 def test_an_error_about_a_tensor_carries_its_code() -> None:

@@ -129,6 +129,7 @@ def tensor_parallel_cases(base: Config) -> list[CallCase]:
     ]
     if base.generation == "v4":
         return [*cases, argument("tp_world_size", 1, 2, one_expert, group_tp="tp")]
+    several = replace(one_expert, ranks_per_server=4)
     second = {**PAIR, "tp_rank_id": 1} if pair else {}
     long = {**PAIR, "group_tp": LONG} if pair else {}
     return [
@@ -141,6 +142,7 @@ def tensor_parallel_cases(base: Config) -> list[CallCase]:
         ),
         arguments("group_tp is 'ep'", pair, {**PAIR, "group_tp": "ep"}, one_expert, INVALID_ARGUMENT),
         arguments("comm_quant_mode is 2", pair, {**PAIR, "comm_quant_mode": 2}, one_expert),
+        arguments("tp_world_size is 2", {"tp_world_size": 1}, PAIR, several),
     ]
 
 

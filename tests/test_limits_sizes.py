@@ -43,7 +43,7 @@ def common_sizes(base: Config) -> list[ConfigCase]:
         size("ranks_per_server", base.num_ranks // 2, base.num_ranks - 1, base, relaxed=True),
         sizes(
             "ranks_per_server is (2, 3)",
-            {"ranks_per_server": (2, base.num_ranks - 2), "relaxed": True},
+            {"ranks_per_server": (base.num_ranks // 2,) * 2, "relaxed": True},
             {"ranks_per_server": (2, 3), "relaxed": True},
             base,
         ),
@@ -241,6 +241,12 @@ def hierarchy_sizes(base: Config) -> list[ConfigCase]:
         *(size("num_ranks", n, n + step, base) for n in (16, 32, 64) for step in (-1, 1)),
         size("num_ranks", 64, 128, base, num_experts=128),
         size("num_ranks", 64, 65, base, relaxed=True),
+        sizes(
+            "ranks_per_server is [2, 14]",
+            {"ranks_per_server": (4, 4, 4, 4), "relaxed": True},
+            {"ranks_per_server": (2, 14), "relaxed": True},
+            base,
+        ),
         size("num_special_experts", 0, 1, base),
     ]
 

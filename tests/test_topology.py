@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections import UserList
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,16 +76,117 @@ def test_servers_that_do_not_fit_the_group(given: Any) -> None:
     assert not fits(8, given)
 
 
+class Unreadable(Sequence[int]):
+    """A caller's own sequence."""
+
+    def __getitem__(self, index: Any) -> Any:
+        raise RuntimeError("no")
+
+    def __len__(self) -> int:
+        return 2
+
+
+class Endless(Unreadable):
+    """One server more for every index."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return 1
+
+
 @pytest.mark.parametrize(
-    "given", ["8", b"8", 2.0, True, [2, 2.0], [True], {2, 3}, object(), 0, -1, 1025, [1, 0]]
+    "given",
+    [
+        "8",
+        b"8",
+        bytearray(b"\x02\x02"),
+        2.0,
+        True,
+        np.bool_(True),
+        np.float32(2),
+        np.array([2, 2]),
+        np.array(2),
+        torch.tensor([2, 2]),
+        torch.tensor(2),
+        [2, 2.0],
+        [True],
+        [[2], [2]],
+        [np.array([2])],
+        [torch.tensor(2)],
+        [None],
+        ["2"],
+        {2, 3},
+        {2: 3},
+        iter([2, 2]),
+        object(),
+        0,
+        -1,
+        1025,
+        10**5000,
+        [1, 0],
+        [2, -2],
+        [1] * 1025,
+        range(2**40),
+        Unreadable(),
+        Endless(),
+    ],
+    ids=lambda given: type(given).__name__,
 )
 def test_numbers_of_ranks_are_integers_that_exist(given: object) -> None:
-    with pytest.raises(ArgumentError, match="ranks_per_server"):
+    with pytest.raises(ArgumentError) as caught:
         check_ranks_per_server(given)
+    assert caught.value.argument == "ranks_per_server"
+    assert len(str(caught.value)) < 500
+    with pytest.raises(ArgumentError, match=r"^ranks_per_server is "):
+        Config(4, 1, 32, 1, 4, ranks_per_server=given)  # type: ignore[arg-type]
 
 
 def test_integers_become_pythons() -> None:
     assert check_ranks_per_server(np.int64(2)) == 2
     assert check_ranks_per_server([np.int32(3), 1]) == (3, 1)
+    assert check_ranks_per_server((2, 2)) == check_ranks_per_server(UserList([2, 2])) == (2, 2)
+    assert type(check_ranks_per_server(np.int8(2))) is int
+    numbers = check_ranks_per_server([np.uint8(2), np.int64(2)])
+    assert isinstance(numbers, tuple)
+    assert {type(number) for number in numbers} == {int}
     sizes = Config(4, 1, 32, 1, 4, ranks_per_server=[3, 1]).topology.sizes
     assert sizes == (3, 1)
+
+
+@pytest.mark.parametrize("given", [3, (4, 5), 0, (), None])
+@pytest.mark.parametrize("num_ranks", [0, 8, 2**62])
+def test_sizes_that_are_not_checked_have_servers_too(num_ranks: int, given: Any) -> None:
+    """Whatever comes in, other rules are about it, and nothing grows with it."""
+    topology = Topology.or_usual(num_ranks, None if given == 0 else given, 8)
+    assert topology.num_servers == Topology.of(min(max(1, num_ranks), 1024), None, 8).num_servers
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ranks", "said"),
+    [
+        ((4,), [0, 1, 3], "rank(s) [0, 1, 3]"),
+        ((4,), [0, 1, 2, 3], "rank(s) [0, 1, 2, 3]"),
+        ((4, 4), [4, 5, 6, 7], "server 1 (ranks 4 to 7)"),
+        ((4, 4), [7, 5, 4, 6], "server 1 (ranks 4 to 7)"),
+        ((4, 4), [4, 5, 6], "rank(s) [4, 5, 6]"),
+        ((4, 4), [1, 4, 5, 6, 7], "rank(s) [1] and server 1 (ranks 4 to 7)"),
+        ((3, 1), [3], "server 1 (rank 3)"),
+        ((3, 1), [0, 3], "rank(s) [0] and server 1 (rank 3)"),
+        ((2, 2, 2), [2, 3, 4, 5], "server 1 (ranks 2 to 3) and server 2 (ranks 4 to 5)"),
+        ((2, 2), [], "rank(s) []"),
+        ((2, 2), [9], "rank(s) [9]"),
+    ],
+)
+def test_ranks_in_words(sizes: tuple[int, ...], ranks: list[int], said: str) -> None:
+    assert Topology(sizes).in_words(ranks) == said
+
+
+@given(SIZES, st.data())
+def test_no_rank_is_left_out_of_words(sizes: tuple[int, ...], data: st.DataObject) -> None:
+    topology = Topology(sizes)
+    ranks = sorted(data.draw(st.sets(st.sampled_from(range(sum(sizes))))))
+    said, named = topology.in_words(ranks), set()
+    for found in re.finditer(r"server (\d+) \(", said):
+        named |= set(topology.ranks_on(int(found[1])))
+    if found := re.search(r"\[([\d, ]*)\]", said):
+        named |= {int(number) for number in found[1].split(",") if number.strip()}
+    assert sorted(named) == ranks

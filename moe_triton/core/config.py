@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -98,6 +99,11 @@ class Config:
     def topology(self) -> Topology:
         """Which ranks share a server, of sizes that keep every rule."""
         return Topology.of(self.num_ranks, self.ranks_per_server, USUAL_RANKS_PER_SERVER.get(self.product, 0))
+
+    def servers_of(self, members: Collection[int]) -> int:
+        """How many servers these ranks are on, of sizes that may break a rule."""
+        usual = USUAL_RANKS_PER_SERVER.get(self.product, 0)
+        return Topology.or_usual(self.num_ranks, self.ranks_per_server, usual).left(members).num_servers
 
     @property
     def num_moe_ranks(self) -> int:

@@ -87,15 +87,21 @@ class CommunicationTimeoutError(MoeTritonError, TimeoutError):
     """
 
     def __init__(
-        self, operator: str, number: int, zone: int, missing_ranks: Sequence[int], detail: str
+        self,
+        operator: str,
+        number: int,
+        zone: int,
+        missing_ranks: Sequence[int],
+        detail: str,
+        in_words: str = "",
     ) -> None:
         self.operator = operator
         self.number = number
         self.zone = zone
         self.missing_ranks = tuple(missing_ranks)
+        missing = in_words or f"rank(s) {list(self.missing_ranks)}"
         super().__init__(
-            f"{operator} number {number} (zone {zone}) timed out waiting for "
-            f"rank(s) {list(self.missing_ranks)}: {detail}"
+            f"{operator} number {number} (zone {zone}) timed out waiting for {missing}: {detail}"
         )
 
 

@@ -24,9 +24,20 @@ def check_ranks_per_server(value: object) -> int | tuple[int, ...] | None:
     """
     if value is None:
         return None
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        return tuple(map(_number_of_ranks, value))
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)):
+        return tuple(map(_number_of_ranks, _listed(value)))
     return _number_of_ranks(value)
+
+
+def _listed(value: Sequence[object]) -> list[object]:
+    try:
+        numbers = list(itertools.islice(value, MAX_RANKS + 1))
+    except Exception:  # a caller's own class
+        raise ArgumentError(RANKS_PER_SERVER, shown(value), "it cannot be read", REMEDY) from None
+    if len(numbers) > MAX_RANKS:
+        rule = f"a group has at most {MAX_RANKS} servers"
+        raise ArgumentError(RANKS_PER_SERVER, shown(value), rule, REMEDY)
+    return numbers
 
 
 def _number_of_ranks(value: object) -> int:
@@ -34,6 +45,10 @@ def _number_of_ranks(value: object) -> int:
     if not 1 <= number <= MAX_RANKS:
         raise ArgumentError(RANKS_PER_SERVER, shown(value), f"a server has 1 to {MAX_RANKS} of them", REMEDY)
     return number
+
+
+def _ranks_in_words(ranks: range) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
 
 
 def fits(num_ranks: int, given: RanksPerServer) -> bool:
@@ -72,6 +87,12 @@ class Topology:
         full, rest = divmod(num_ranks, size)
         return Topology((size,) * full + (rest,) * (rest > 0))
 
+    @staticmethod
+    def or_usual(num_ranks: int, given: RanksPerServer, usual: int) -> Topology:
+        """That of a group whose sizes have not been checked: without what is given where it does not fit."""
+        num_ranks = min(max(1, num_ranks), MAX_RANKS)
+        return Topology.of(num_ranks, given if fits(num_ranks, given) else None, usual)
+
     @property
     def num_servers(self) -> int:
         """How many there are."""
@@ -100,6 +121,19 @@ class Topology:
         return tuple(
             start + number for start, size in zip(self._starts, self.sizes, strict=False) if number < size
         )
+
+    def in_words(self, ranks: Collection[int]) -> str:
+        """Ranks as messages name them: of several servers one by its number where all of it is among them."""
+        whole = [
+            server
+            for server in range(self.num_servers if self.num_servers > 1 else 0)
+            if all(rank in ranks for rank in self.ranks_on(server))
+        ]
+        inside = {rank for server in whole for rank in self.ranks_on(server)}
+        rest = [rank for rank in ranks if rank not in inside]
+        said = [f"rank(s) {rest}"] if rest or not whole else []
+        said += [f"server {server} ({_ranks_in_words(self.ranks_on(server))})" for server in whole]
+        return " and ".join(said)
 
     def left(self, members: Collection[int]) -> Topology:
         """That of the ranks that are left, numbered anew; a server without any is gone."""

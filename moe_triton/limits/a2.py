@@ -78,7 +78,7 @@ A2 = RuleSet(
         Rule(
             "comm_alg",
             '"", fullmesh or hierarchy; "" is hierarchy if HCCL_INTRA_PCIE_ENABLE=1 and '
-            "HCCL_INTRA_ROCE_ENABLE=0, else fullmesh",
+            "HCCL_INTRA_ROCE_ENABLE=0, else fullmesh; hierarchy is fullmesh too in a group inside one server",
             lambda c: c.scheme in SCHEMES,
             lambda c: f"{c.product} has {list(SCHEMES)}",
             "Use comm_alg='hierarchy' or 'fullmesh'.",
@@ -120,7 +120,16 @@ _local_experts = Rule[[Config]](
     f"at most {MAX_LOCAL_EXPERTS} per rank",
     lambda c: c.num_local_experts <= MAX_LOCAL_EXPERTS,
     lambda c: f"a rank holds at most {MAX_LOCAL_EXPERTS} experts, and it would hold {c.num_local_experts}",
-    "Use more ranks, fewer experts, or hierarchy.",
+    "Use more ranks, fewer experts, or hierarchy between servers.",
+)
+
+_equal_servers = Rule[[Config]](
+    RANKS_PER_SERVER,
+    "as many on every server",
+    lambda c: len(set(c.topology.sizes)) == 1,
+    "hierarchy sends to the rank of the same number on each server, so that all have as many",
+    "Use fullmesh, or as many ranks of each server.",
+    value=lambda c: list(c.topology.sizes),
 )
 
 _no_special_experts = only("num_special_experts", (0,), "hierarchy has no special experts", "Use fullmesh.")
@@ -134,7 +143,12 @@ _FULLMESH_CALL: tuple[CallRule, ...] = (
         "Use ids of -1 for single experts.",
         value=lambda c, call: f"of {call.mask_dims} dimensions",
     ),
-    only("comm_quant_mode", (0,), "A2 quantises results with hierarchy only", "Pass 0, or use hierarchy."),
+    only(
+        "comm_quant_mode",
+        (0,),
+        "A2 quantises results with hierarchy only",
+        "Pass 0, or use hierarchy between servers.",
+    ),
 )
 
 _HIERARCHY_CALL: tuple[CallRule, ...] = (
@@ -170,7 +184,14 @@ V2_FULLMESH = RuleSet(
 )
 V1_HIERARCHY = RuleSet(
     "A2, V1, hierarchy",
-    config=(*_limits(_HIERARCHY_V1), _servers, topk_of_experts, experts_per_rank, _no_special_experts),
+    config=(
+        *_limits(_HIERARCHY_V1),
+        _servers,
+        _equal_servers,
+        topk_of_experts,
+        experts_per_rank,
+        _no_special_experts,
+    ),
     call=_HIERARCHY_CALL,
 )
 V2_HIERARCHY = RuleSet(
@@ -179,6 +200,7 @@ V2_HIERARCHY = RuleSet(
         *_limits(_HIERARCHY_V3, ONLY_V3),
         *_limits(_HIERARCHY_V4, SINCE_V4),
         _servers,
+        _equal_servers,
         topk_of_experts,
         experts_per_rank,
         _no_special_experts,

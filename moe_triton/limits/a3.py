@@ -127,6 +127,16 @@ _PAIR_RULES: tuple[CallRule, ...] = (
         "Use as many routed experts as ranks that hold them, or no tensor parallelism.",
     ),
     Rule(
+        "tp_world_size",
+        "2 only in a group inside one server",
+        lambda c, call: call.tp_world_size != 2 or c.topology.num_servers == 1,
+        lambda c, call: (
+            "tensor-parallel ranks write to each other's memory, and nothing says which share a server "
+            f"in a group on several, of {list(c.topology.sizes)} ranks"
+        ),
+        "Use a group inside one server, or no tensor parallelism.",
+    ),
+    Rule(
         "comm_quant_mode",
         "0 where tp_world_size is 2",
         lambda c, call: call.tp_world_size != 2 or call.comm_quant_mode == 0,

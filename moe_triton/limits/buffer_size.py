@@ -1,7 +1,9 @@
 """HCCL_BUFFSIZE: the bytes that a group's window may take, and how many its sizes need.
 
 The published formulas (docs/limits.md, "Window memory: HCCL_BUFFSIZE").
-They bound `moe_triton.layout` from above: a window that these bytes hold is large enough for the layout.
+On A3 they bound `moe_triton.layout` from above: a window that these bytes hold is large enough for the
+layout. A2's formula leaves out what goes with a row (a scale and a stamp of 32 bytes each), which the 2 MB of
+a zone cover in all but large groups.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from moe_triton.layout import (
     align,
 )
 from moe_triton.limits.rule import EITHER, SINCE_V4, UNTIL_V3, Generations
-from moe_triton.schemes import layout_of
+from moe_triton.schemes import SCHEMES, layout_of
 
 MEGABYTE = 1 << 20
 DEFAULT_MEGABYTES = 200
@@ -177,7 +179,13 @@ def check_buffer_size(
     name, needed = max(windows.items(), key=lambda item: item[1])
     if needed > megabytes * MEGABYTE:
         rule = f"the window of {name} needs {needed} bytes for these sizes"
-        raise _too_small(f"{megabytes} MB", rule, needed)
+        raise _too_small(f"{megabytes} MB", rule, max(needed, _layout_bytes(config)))
+
+
+def _layout_bytes(config: Config) -> int:
+    """What the layout takes; 0 of a scheme that is not served."""
+    served = config.scheme in SCHEMES[config.product]
+    return layout_of(config.normalized()).data_bytes if served else 0
 
 
 def buffer_megabytes() -> int:

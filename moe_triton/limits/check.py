@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.topology import RANKS_PER_SERVER
 from moe_triton.limits import a2, a3, a3_v1
 from moe_triton.limits.call import Call
 from moe_triton.limits.common import COMMON, GENERATIONS
@@ -63,23 +59,6 @@ def torch_npu_names(call: Call) -> dict[str, str]:
     if call.global_bs:
         names["num_max_tokens_per_rank"] = "global_bs / ep_world_size"
     return names
-
-
-def scheme_of(product: str, comm_alg: str | None, environment: Mapping[str, str] = os.environ) -> str:
-    """The scheme that ``comm_alg`` selects; "" and None stand for the product's default.
-
-    Args:
-        product: whose.
-        comm_alg: what the user asked for. It is returned as it is: the rules judge it.
-        environment: A2's default is hierarchy if and only if it has HCCL_INTRA_PCIE_ENABLE=1 and
-            HCCL_INTRA_ROCE_ENABLE=0.
-    """
-    if comm_alg:
-        return comm_alg
-    if product != "A2":
-        return next(iter(SCHEMES["A3"]))
-    inside = environment.get("HCCL_INTRA_PCIE_ENABLE"), environment.get("HCCL_INTRA_ROCE_ENABLE")
-    return "hierarchy" if inside == ("1", "0") else "fullmesh"
 
 
 def rule_sets_for(product: str, version: int, scheme: str) -> tuple[RuleSet, ...]:
@@ -141,13 +120,7 @@ def check_config(config: Config) -> None:
             f"{config.product} has {schemes} here yet",
             f"Use comm_alg={schemes[0]!r}.",
         )
-    if config.topology.num_servers > 1 and not scheme_type(config).crosses_servers:
-        raise ArgumentError(
-            RANKS_PER_SERVER,
-            list(config.topology.sizes),
-            f"with comm_alg={config.scheme!r} ranks write to memory that only those of a server share",
-            "Make a group of each server's ranks.",
-        )
+    scheme_type(config).check_reaches(config)
 
 
 def check_call(config: Config, call: Call) -> None:

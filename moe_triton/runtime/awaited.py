@@ -10,7 +10,7 @@ from moe_triton.backends.waits import Waiting
 from moe_triton.core import abi
 from moe_triton.core.region import REGION_DIMS
 from moe_triton.rendezvous.notes import Notes
-from moe_triton.runtime.disagreement import group_of
+from moe_triton.runtime.disagreement import group_of, in_words
 from moe_triton.schemes.common.waits import int32_at, region_in
 from moe_triton.schemes.site import Site
 
@@ -37,17 +37,15 @@ def tell_of(site: Site, waiting: Waiting, counts: Mapping[str, int], notes: Note
         return
     operator, zone = waiting.plan.operator, waiting.plan.zone
     number = counts[operator]
-    group = group_of(site, waiting.launch)
-    if not group:
+    if not group_of(site, waiting.launch):
         notes.leave(f"{operator} number {number}", ranks, waiting.goes_on)
     _log.warning(
-        "%s number %d (zone %d) has waited %.1f s for %srank(s) %s",
+        "%s number %d (zone %d) has waited %.1f s for %s",
         operator,
         number,
         zone,
         waiting.seconds,
-        group,
-        ranks,
+        in_words(site, waiting.launch, ranks),
     )
 
 

@@ -66,13 +66,19 @@ def choose_scheme(asked: Asked, whole: Config, members: Sequence[int], exchange:
     comm_alg = check_text("comm_alg", asked.comm_alg)
     outputs = check_choice("outputs", asked.outputs, OUTPUTS)
     backend = check_name(asked.backend)
-    by_name = scheme_of(whole.product, "" if comm_alg == AUTO else comm_alg)
-    usual = replace(whole, scheme=by_name).normalized()
-    taken = left_of(usual, members, exchange)
-    if comm_alg != AUTO:
-        return ChosenScheme(taken, f"{by_name}: comm_alg={comm_alg!r}")
+    is_auto = comm_alg == AUTO
+    # "auto" is not the original's, whose switches mean "".
+    name, environment = ("", {}) if is_auto else (comm_alg, os.environ)
+    choice = scheme_of(whole.product, name, whole.servers_of(members), environment)
+    usual = replace(whole, scheme=choice.scheme).normalized()
+    try:
+        taken = left_of(usual, members, exchange)
+    except ArgumentError as error:
+        raise choice.explained(error) from None
+    if not is_auto:
+        return ChosenScheme(taken, f"{choice.scheme}: {choice.source}")
     machine = machine_of(backend, usual.product)
     for name, source in named(machine, usual, outputs, SCHEMES, asked.folder):
         with contextlib.suppress(ArgumentError):  # it lacks what the group needs
             return ChosenScheme(left_of(replace(usual, scheme=name), members, exchange), f"{name}: {source}")
-    return ChosenScheme(taken, f"{by_name}: no table has a scheme that serves the group on {machine}")
+    return ChosenScheme(taken, f"{choice.scheme}: no table has a scheme that serves the group on {machine}")

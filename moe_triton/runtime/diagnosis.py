@@ -16,7 +16,7 @@ from moe_triton.core.errors import (
 )
 from moe_triton.core.plan import Launch
 from moe_triton.core.records import REPORT
-from moe_triton.runtime.disagreement import differing_fields, group_of, posted_instead
+from moe_triton.runtime.disagreement import differing_fields, group_of, in_words, posted_instead
 from moe_triton.schemes.common.waits import GaveUp
 from moe_triton.schemes.site import Site
 
@@ -74,10 +74,11 @@ def failure(
     wait = GaveUp(site, launch, zone, memory, report)
     missing = missing_ranks(wait)
     instead = posted_instead(wait, run.operator, missing, in_flight)
-    group, stuck = group_of(site, launch), ""
-    if not group:
+    stuck = ""
+    if not group_of(site, launch):
         missing, stuck = gone(missing)
-    why = f"{name} timed out waiting for {group}rank(s) {missing}"
+    named = in_words(site, launch, missing)
+    why = f"{name} timed out waiting for {named}"
     return why, CommunicationTimeoutError(
         run.operator,
         run.number,
@@ -85,6 +86,7 @@ def failure(
         missing,
         f"their flags did not come within {run.timeout_us / 1e6:g} s. {instead}{stuck}"
         f"Rebuild the buffer once they are back.",
+        named,
     )
 
 

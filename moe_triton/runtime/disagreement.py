@@ -23,6 +23,12 @@ def group_of(site: Site, launch: Launch) -> str:
     return "tensor-parallel " if site.scheme.peers_of(launch).group == "tensor" else ""
 
 
+def in_words(site: Site, launch: Launch, ranks: Sequence[int]) -> str:
+    """Ranks that a launch waits for as messages name them, with their group where it is the other one."""
+    group = group_of(site, launch)
+    return f"{group}rank(s) {list(ranks)}" if group else site.config.topology.in_words(ranks)
+
+
 def differing_fields(wait: GaveUp) -> list[str]:
     """Each field in which calls differ, with its values and their ranks.
 

@@ -16,6 +16,7 @@ from moe_triton.core.plan import Hole, Launch, Plan
 from moe_triton.core.reach import Queues
 from moe_triton.core.region import Region
 from moe_triton.core.space import Space
+from moe_triton.core.topology import RANKS_PER_SERVER
 from moe_triton.layout import NUM_ZONES, Layout
 from moe_triton.operators.variants import Variant
 from moe_triton.schemes.common.space import waiting_space
@@ -23,6 +24,8 @@ from moe_triton.schemes.common.waits import ENTRY_FINDERS, Finder, arguments_of
 from moe_triton.schemes.site import Operator, Peers, Site
 
 Output = Literal["rows", "results"]
+ONE_SERVER = "Make a group of each server's ranks."
+OTHER_OR_ONE_SERVER = "Use comm_alg='fullmesh_v1', or make a group of each server's ranks."
 
 
 class WindowSpec(NamedTuple):
@@ -76,11 +79,13 @@ class Scheme(ABC):
     """
 
     refuses: ClassVar[Mapping[str, Refusal]] = {}
-    """What it cannot do: "torch_npu", its functions; "torch_npu halves", setup and teardown among them."""
+    """What it cannot do: "torch_npu", its functions; "torch_npu halves", setup and teardown among them;
+    "several servers", reach ranks of other servers.
+    """
     finders: ClassVar[Mapping[str, Finder]] = ENTRY_FINDERS
     """How whom a wait is for is found, by the name of the kernel that waits."""
     crosses_servers: ClassVar[bool] = False
-    """Whether it reaches ranks whose memory this one cannot."""
+    """Whether it reaches ranks of other servers, where ``refuses`` does not say why not."""
     keeps_own: bool = False
     """Whether rows from this rank to itself need not go through its window."""
 
@@ -190,6 +195,24 @@ class Scheme(ABC):
         """
         if feature in cls.refuses:
             raise ArgumentError(argument, value, *cls.refuses[feature])
+
+    @classmethod
+    def check_reaches(cls, config: Config) -> None:
+        """Checks that ranks reach each other, on whatever servers they are.
+
+        Args:
+            config: one that keeps every rule.
+
+        Raises:
+            ArgumentError: there are several servers, and the scheme only works inside one.
+        """
+        if config.topology.num_servers == 1:
+            return
+        servers = list(config.topology.sizes)
+        cls.check_offers("several servers", RANKS_PER_SERVER, servers)
+        if not cls.crosses_servers:
+            rule = f"with comm_alg={config.scheme!r} ranks write to memory that only those of a server share"
+            raise ArgumentError(RANKS_PER_SERVER, servers, rule, ONE_SERVER)
 
 
 class SplitScheme(Scheme):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 
 import torch
@@ -24,6 +26,8 @@ from moe_triton.runtime.operator_plan import CallSite, Named, OperatorPlan
 from moe_triton.schemes import scheme_type
 from moe_triton.torch_npu_ops import registry, settings
 from moe_triton.torch_npu_ops.elastic import deployment_of
+
+logger = logging.getLogger("moe_triton")
 
 HALVES = "_setup", "_teardown"
 OF_PRODUCT = {("A2", DISPATCH): DISPATCH_OF_A2}
@@ -76,6 +80,7 @@ def config_of(s: Symbols, call: Call) -> Config:
         ArgumentError: the first rule that does not hold, with the argument's name in torch_npu.
     """
     chosen, size, comm_alg = settings.current(), s["ep_world_size"], s.get("comm_alg", "")
+    choice = scheme_of(chosen.product, comm_alg, chosen.num_servers(size))
     try:
         config = Config(
             num_ranks=size,
@@ -86,7 +91,7 @@ def config_of(s: Symbols, call: Call) -> Config:
             num_shared_experts=s["shared_expert_num"],
             num_shared_ranks=s["shared_expert_rank_num"],
             product=chosen.product,
-            scheme=scheme_of(chosen.product, comm_alg),
+            scheme=choice.scheme,
             relaxed=chosen.relaxed,
             version=call.version,
             num_special_experts=call.num_zero + call.num_copy + call.num_const,
@@ -100,8 +105,16 @@ def config_of(s: Symbols, call: Call) -> Config:
         check_call(config, call)
         check_buffer_size(config, buffer_megabytes(), tensor_parallel=call.tp_world_size == 2)
     except ArgumentError as error:
-        raise error.renamed(torch_npu_names(call)) from None
+        raise choice.explained(error).renamed(torch_npu_names(call)) from None
+    if choice.is_other:
+        _tell(choice.source)
     return config
+
+
+@functools.cache
+def _tell(source: str) -> None:
+    """Warns, once in a process, of a scheme that is another one than was asked for."""
+    logger.warning("%s", source)
 
 
 def call_site_of(s: Symbols, config: Config, words: tuple[int, ...] | None) -> CallSite:

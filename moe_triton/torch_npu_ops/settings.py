@@ -15,7 +15,7 @@ from moe_triton.core.checks import (
 )
 from moe_triton.core.config import USUAL_RANKS_PER_SERVER, Generation, Product
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.topology import RanksPerServer, Topology, check_ranks_per_server, fits
+from moe_triton.core.topology import RanksPerServer, Topology, check_ranks_per_server
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.limits import GENERATIONS
 from moe_triton.runtime.trace import TraceFile, TracePath
@@ -44,9 +44,8 @@ class Settings:
         """By which the original sizes what a hierarchy keeps for combine: on A2 the servers of a group."""
         if self.product != "A2":
             return num_ranks // USUAL_RANKS_PER_SERVER["A2"]
-        given = self.ranks_per_server
         usual = USUAL_RANKS_PER_SERVER[self.product]
-        return Topology.of(max(1, num_ranks), given if fits(num_ranks, given) else None, usual).num_servers
+        return Topology.or_usual(num_ranks, self.ranks_per_server, usual).num_servers
 
 
 _current = Settings()

@@ -35,7 +35,7 @@ from moe_triton.operators.variants import CombineVariant, DispatchVariant, Varia
 from moe_triton.schemes.common import steps as local
 from moe_triton.schemes.common.flags import barrier_plan, post, wait_for_ranks
 from moe_triton.schemes.direct.layout import DirectLayout
-from moe_triton.schemes.scheme import Output, Refusal, RoundFacts, Scheme
+from moe_triton.schemes.scheme import OTHER_OR_ONE_SERVER, Output, Refusal, RoundFacts, Scheme
 from moe_triton.schemes.site import COMBINE_KIND, OPERATORS, Operator, launch_matching
 
 FULLMESH = "Use comm_alg='fullmesh_v1' or 'fullmesh_v2' for it."
@@ -60,6 +60,10 @@ class Direct(Scheme):
         ),
         "wait": Refusal("comm_alg='direct' has no halves", FULLMESH),
         "out": Refusal("with comm_alg='direct' rows arrive in the window", FULLMESH),
+        "several servers": Refusal(
+            "with comm_alg='direct' results are read where they are, in memory that a server's ranks share",
+            OTHER_OR_ONE_SERVER,
+        ),
     }
 
     @cached_property

@@ -27,7 +27,7 @@ from moe_triton.schemes.fullmesh.combine import CombinePlans
 from moe_triton.schemes.fullmesh.dispatch import DispatchPlans
 from moe_triton.schemes.fullmesh.layout import ExpertSlotsLayout, InbandLayout, WindowLayout
 from moe_triton.schemes.fullmesh.waits import FINDERS
-from moe_triton.schemes.scheme import RoundFacts, SplitScheme, WindowSpec
+from moe_triton.schemes.scheme import OTHER_OR_ONE_SERVER, Refusal, RoundFacts, SplitScheme, WindowSpec
 from moe_triton.schemes.site import OPERATORS, Operator, Site
 
 
@@ -130,6 +130,13 @@ class InbandFullmesh(Fullmesh):
     """fullmesh_v2: each row is received as soon as its own flags are there."""
 
     inband: ClassVar = True
+    refuses: ClassVar = {
+        "several servers": Refusal(
+            "with comm_alg='fullmesh_v2' a flag and the 480 bytes before it land together, which queues "
+            "between servers do not promise",
+            OTHER_OR_ONE_SERVER,
+        ),
+    }
 
     @staticmethod
     def layout_of(config: Config) -> WindowLayout:
