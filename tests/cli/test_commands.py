@@ -11,6 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from moe_triton.backends.cpu import extension, native
+from moe_triton.schemes.blocks import BlockFullmesh
 from moe_triton.tools.cli import demo as demo_module
 from moe_triton.tools.cli import doctor as doctor_module
 from moe_triton.tools.cli.app import app
@@ -152,6 +153,35 @@ def test_layout_prints_what_a_scheme_has() -> None:
         assert f" {region} " in output
     assert "dispatch_slots" not in output
     assert "comm_alg is 'hierarchy'" in run("layout", "--comm-alg", "hierarchy")
+
+
+def test_layout_and_plan_know_products_and_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BlockFullmesh, "crosses_servers", True)
+    a2 = "--product", "A2", "--ranks", "4"
+    for command in ("layout", "plan"):
+        assert run(command, *a2).startswith("scheme fullmesh: no table")
+        inside = run(command, *a2, "--comm-alg", "hierarchy")
+        assert inside.startswith("scheme fullmesh: a group inside one server is fullmesh on A2, also with")
+        assert " servers of " not in inside
+        of_four = run(command, *a2, "--comm-alg", "fullmesh", "--ranks-per-server", "3,1")
+        assert of_four.splitlines()[:2] == ["scheme fullmesh: comm_alg='fullmesh'", "2 servers of 3, 1 ranks"]
+        several = *a2, "--ranks-per-server", "2"
+        assert "2 servers of 2, 2 ranks" in run(command, *several)
+        assert "comm_alg is 'hierarchy', but A2 has ['fullmesh']" in run(
+            command, *several, "--comm-alg", "hierarchy"
+        )
+        monkeypatch.setenv("HCCL_INTRA_PCIE_ENABLE", "1")
+        monkeypatch.setenv("HCCL_INTRA_ROCE_ENABLE", "0")
+        assert "(that is comm_alg='' with HCCL_INTRA" in run(command, *several, "--comm-alg", "")
+        monkeypatch.delenv("HCCL_INTRA_ROCE_ENABLE")
+        on_two = run(command, "--ranks-per-server", "4", "--comm-alg", "fullmesh_v2")
+        assert "ranks_per_server is [4, 4]" in on_two
+        assert "480 bytes" in on_two
+
+
+@pytest.mark.parametrize("text", ["x", "3,", "3;1", "0", "3,-1", "3", "5,5"])
+def test_layout_refuses_servers_that_there_are_not(text: str) -> None:
+    assert run("layout", "--ranks-per-server", text).startswith("ranks_per_server is ")
 
 
 STEPS = {

@@ -5,13 +5,14 @@ Other packages add groups of commands, as `autotune` adds ``tune``.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
-from moe_triton.schemes import SCHEMES, product_of
+from moe_triton.schemes import SCHEMES
 from moe_triton.tools.cli import model
 from moe_triton.tools.cli.extensions import add_extensions
 
@@ -24,7 +25,10 @@ ROWS_HELP = "how rows travel: as EPBuffer.dispatch takes it, or none"
 _NAMES = "; ".join(f"{product}: {', '.join(schemes)}" for product, schemes in SCHEMES.items())
 COMM_ALG_HELP = f"how tokens travel: auto, or a scheme ({_NAMES})"
 OUTPUTS_HELP = "where auto may leave outputs, as EPBuffer takes it"
+PRODUCT_HELP = "whose limits and schemes; if not given, that which has the scheme"
+SERVERS_HELP = "as 8, or 3,1 with one number for each; if not given, what the product's servers have"
 Outputs = Literal["own", "window"]
+Product = Literal["A2", "A3"]
 
 
 @app.command()
@@ -97,6 +101,8 @@ def layout(
     experts: int = 64,
     shared: int = 0,
     shared_ranks: int = 0,
+    product: Annotated[Product | None, typer.Option(help=PRODUCT_HELP)] = None,
+    ranks_per_server: Annotated[str, typer.Option(help=SERVERS_HELP)] = "",
     comm_alg: Annotated[str, typer.Option(help=COMM_ALG_HELP)] = "auto",
     outputs: Annotated[Outputs, typer.Option(help=OUTPUTS_HELP)] = "own",
     backend: Annotated[Literal["cpu", "npu"], typer.Option(help="that auto chooses for")] = "cpu",
@@ -104,11 +110,10 @@ def layout(
     """Print where everything lies in a window of these sizes."""
     from moe_triton.core.config import Config
     from moe_triton.runtime.chosen_scheme import Asked
-    from moe_triton.tools.cli.show import show_layout
+    from moe_triton.tools.cli.show import Group, show_layout
 
-    sizes = (ranks, tokens, hidden, topk, experts, shared, shared_ranks)
-    config = Config(*sizes, product=product_of(comm_alg), relaxed=True)
-    show_layout(config, Asked(comm_alg, outputs, backend), console)
+    make = partial(Config, ranks, tokens, hidden, topk, experts, shared, shared_ranks)
+    show_layout(Group(make, Asked(comm_alg, outputs, backend), product, ranks_per_server), console)
 
 
 @app.command()
@@ -119,6 +124,8 @@ def plan(
     topk: int = 8,
     experts: int = 64,
     quantize: Annotated[str, typer.Option(help=ROWS_HELP)] = "int8",
+    product: Annotated[Product | None, typer.Option(help=PRODUCT_HELP)] = None,
+    ranks_per_server: Annotated[str, typer.Option(help=SERVERS_HELP)] = "",
     comm_alg: Annotated[str, typer.Option(help=COMM_ALG_HELP)] = "auto",
     outputs: Annotated[Outputs, typer.Option(help=OUTPUTS_HELP)] = "own",
     backend: Annotated[Literal["cpu", "npu"], typer.Option(help="whose plans")] = "cpu",
@@ -134,13 +141,12 @@ def plan(
     from moe_triton.core.config import Config
     from moe_triton.core.tuning import Tuning
     from moe_triton.runtime.chosen_scheme import Asked
-    from moe_triton.tools.cli.show import show_plans
+    from moe_triton.tools.cli.show import Group, show_plans
 
-    sizes = ranks, tokens, hidden, topk, experts
-    config = Config(*sizes, product=product_of(comm_alg), relaxed=True)
+    make = partial(Config, ranks, tokens, hidden, topk, experts)
     tuning = Tuning(dispatch_tokens, combine_tokens, communication_blocks)
-    asked = Asked(comm_alg, outputs, backend)
-    show_plans(config, asked, None if quantize == "none" else quantize, blocks, tuning, console)
+    group = Group(make, Asked(comm_alg, outputs, backend), product, ranks_per_server)
+    show_plans(group, None if quantize == "none" else quantize, blocks, tuning, console)
 
 
 @app.command()

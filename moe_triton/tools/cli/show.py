@@ -3,24 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from moe_triton.core.config import Config
+from moe_triton.core.config import Config, Product
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.row_formats import ROW_FORMATS, row_format_of
+from moe_triton.core.topology import RANKS_PER_SERVER, REMEDY, RanksPerServer
 from moe_triton.core.tuning import Tuning
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
-from moe_triton.runtime.chosen_scheme import Asked, choose_scheme
-from moe_triton.schemes import layout_of, make_scheme
+from moe_triton.runtime.chosen_scheme import Asked, ChosenScheme, choose_scheme
+from moe_triton.schemes import layout_of, make_scheme, product_of
 from moe_triton.schemes.site import Site
 
 
-def show_layout(config: Config, asked: Asked, console: Console) -> None:
+@dataclass(frozen=True)
+class Group:
+    """A group as the command line says it.
+
+    Attributes:
+        make: makes a `Config` of its sizes from the other fields.
+        asked: how tokens are to travel, and on which back end.
+        product: whose; None for that which has the scheme.
+        ranks_per_server: as "8", or "3,1"; empty for what the product's servers have.
+    """
+
+    make: Callable[..., Config]
+    asked: Asked
+    product: Product | None = None
+    ranks_per_server: str = ""
+
+    def chosen(self) -> ChosenScheme:
+        """Its settings with the scheme that is taken.
+
+        Raises:
+            ArgumentError: they are refused.
+        """
+        product = self.product or product_of(self.asked.comm_alg)
+        servers = _servers_of(self.ranks_per_server)
+        config = self.make(product=product, relaxed=True, ranks_per_server=servers)
+        return choose_scheme(self.asked, config, range(config.num_ranks), exchange=False)
+
+
+def _servers_of(text: str) -> RanksPerServer:
+    if not text:
+        return None
+    try:
+        numbers = [int(number) for number in text.split(",")]
+    except ValueError:
+        rule = "it must be a number, or one for each server with commas between"
+        raise ArgumentError(RANKS_PER_SERVER, repr(text), rule, REMEDY) from None
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
+def show_layout(group: Group, console: Console) -> None:
     """Every region of a window: base, and extent x stride of each dimension."""
-    found = _chosen(config, asked, console)
+    found = _chosen(group, console)
     if found is None:
         return
     layout = layout_of(found)
@@ -35,23 +76,20 @@ def show_layout(config: Config, asked: Asked, console: Console) -> None:
     console.print(table)
 
 
-def show_plans(
-    config: Config, asked: Asked, quantize: str | None, blocks: int, tuning: Tuning, console: Console
-) -> None:
+def show_plans(group: Group, quantize: str | None, blocks: int, tuning: Tuning, console: Console) -> None:
     """The launches of dispatch and combine of as many tokens as there may be, and who says in how many parts.
 
     Args:
-        config: the group's settings, with any scheme.
-        asked: how tokens are to travel, and on which back end.
+        group: whose.
         quantize: how dispatched rows travel.
         blocks: per kernel.
         tuning: how operators are cut into parts.
         console: to print to.
     """
-    found = _chosen(config, asked, console, quantize, lambda: tuning.check(blocks))
-    if found is None:
+    config = _chosen(group, console, quantize, lambda: tuning.check(blocks))
+    if config is None:
         return
-    config, target = found, asked.backend
+    target = group.asked.backend
     site = Site(config, 0, blocks, timeout_us=60_000_000, target=target, tuning=tuning)
     scheme, dtype, tokens = make_scheme(site), torch.bfloat16, config.num_max_tokens_per_rank
     given = None if target == "cpu" else torch.int32  # the CPU's host has copied them
@@ -70,19 +108,22 @@ def show_plans(
 
 
 def _chosen(
-    config: Config,
-    asked: Asked,
+    group: Group,
     console: Console,
     quantize: str | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> Config | None:
     """The settings with the scheme that is taken, printed with who says so; None if they are refused."""
     try:
-        chosen = choose_scheme(asked, config, range(config.num_ranks), exchange=False)
-        row_format_of(quantize, config.hidden)
+        chosen = group.chosen()
+        row_format_of(quantize, chosen.config.hidden)
         check()
     except ArgumentError as error:
         console.print(f"[red]{error}[/red]")
         return None
     console.print(f"scheme {chosen.source}", markup=False, highlight=False, soft_wrap=True)
+    servers = chosen.config.topology.sizes
+    if len(servers) > 1:
+        said = f"{len(servers)} servers of {', '.join(map(str, servers))} ranks"
+        console.print(said, markup=False, highlight=False, soft_wrap=True)
     return chosen.config
