@@ -56,6 +56,7 @@ BAD_OPTIONS: dict[str, dict[str, Any]] = {
     "relaxed is 1 (a int)": {"relaxed": 1},
     "explicitly_destroy is None": {"explicitly_destroy": None},
     "comm_alg is 'hierarchy'": {"comm_alg": "hierarchy"},
+    "ranks_per_server is True (a bool)": {"ranks_per_server": True},
     "outputs is 'mine'": {"outputs": "mine"},
     "trace is '/nowhere/at/all'": {"trace": "/nowhere/at/all"},
 }

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from moe_triton import ArgumentError, reference
 from moe_triton import torch_npu_ops as ops
 from moe_triton.processes import RankGroup
+from moe_triton.schemes.blocks import BlockFullmesh
 from tests.torch_npu_ops.setting import TOKENS, TOPK, experts_of, make_round
 
 Groups = Callable[[int], RankGroup]
@@ -53,6 +55,30 @@ def test_the_third_output_numbers_entries(ranks: Groups, version: int) -> None:
     assert ranks(2).run(third_output, version) == [[], []]
 
 
+def tails(rank: int, num_ranks: int) -> list[str]:
+    """Servers by whose number the counts are not longer: in a plan, or in a trace."""
+    r, wrong = make_round(rank, num_ranks), []
+    pairs = r.group[-1]  # of a local expert and a source rank
+    for servers, given in [(1, None), (2, 2), (4, 1), (2, [3, 1]), (3, [1, 1, 2])]:
+        ops.configure(product="A2", relaxed=True, ranks_per_server=given)
+        expected = pairs + 2 * TOKENS * num_ranks * TOPK * servers
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(BlockFullmesh, "crosses_servers", True)
+            for call in (ops.npu_moe_distribute_dispatch, ops.npu_moe_distribute_dispatch_v2):
+                plan = call.plan(r.x, r.ids, *r.group, expert_scales=r.weights)
+                with FakeTensorMode(allow_non_fake_inputs=True):
+                    traced = call(*map(torch.empty_like, (r.x, r.ids)), *r.group, expert_scales=r.weights)
+                found = plan.symbols.specs()[4][0], tuple(traced[4].shape)
+                if found != ((expected,), (expected,)):
+                    wrong.append(f"{given}: {found} and not {expected}")
+    ops.configure()
+    return wrong
+
+
+def test_counts_have_room_for_what_each_server_sends_back(ranks: Groups) -> None:
+    assert ranks(4).run(tails) == [[]] * 4
+
+
 def refused(rank: int, num_ranks: int) -> list[str]:
     """Calls of A3 that were taken, or refused for another reason."""
     ops.configure(product="A2", relaxed=True, timeout_s=20.0)
@@ -61,7 +87,13 @@ def refused(rank: int, num_ranks: int) -> list[str]:
     mask = torch.ones(TOKENS, TOPK, dtype=torch.bool)
     calls: dict[str, Callable[[], Any]] = {
         "comm_alg is '', but torch_npu's halves are those of A3": lambda: setup(r.x, r.ids, *r.group),
-        "comm_alg is 'hierarchy'": lambda: v2(r.x, r.ids, *r.group, comm_alg="hierarchy"),
+        # inside one server it is fullmesh, whose rules hold
+        "comm_quant_mode is 2": lambda: ops.npu_moe_distribute_combine_v2(
+            *(r.x, r.ids, torch.zeros(9, dtype=torch.int32), torch.zeros(9, dtype=torch.int32), r.weights),
+            *r.group,
+            comm_quant_mode=2,
+            comm_alg="hierarchy",
+        ),
         "comm_alg is 'fullmesh_v1'": lambda: v2(r.x, r.ids, *r.group, comm_alg="fullmesh_v1"),
         "x_active_mask is of 2 dimensions": lambda: v2(r.x, r.ids, *r.group, x_active_mask=mask),
         "tp_world_size is 2": lambda: v2(r.x, r.ids, *r.group, group_tp=r.group[0], tp_world_size=2),
@@ -81,10 +113,10 @@ def refused(rank: int, num_ranks: int) -> list[str]:
                 wrong.append(f"expected {start!r}, got {error}")
     ops.configure(product="A2", relaxed=True, ranks_per_server=1)
     try:
-        v2(r.x, r.ids, *r.group)
-        wrong.append("two servers were taken")
+        v2(r.x, r.ids, *r.group, comm_alg="hierarchy", expert_scales=r.weights)
+        wrong.append("hierarchy was taken")
     except ArgumentError as error:
-        if "ranks_per_server is [1, 1]" not in str(error):
+        if not str(error).startswith("comm_alg is 'hierarchy', but A2 has ['fullmesh'] here yet"):
             wrong.append(str(error))
     ops.configure()
     return wrong

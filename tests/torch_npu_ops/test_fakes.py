@@ -101,27 +101,45 @@ def test_dispatch_in_every_combination(dtype: torch.dtype) -> None:
             ], (version, options)
 
 
+@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize(
-    ("product", "given", "servers"),
+    ("product", "num_ranks", "given", "servers"),
     [
-        ("A3", None, EP // 8),
-        ("A3", 2, EP // 8),
-        ("A2", None, EP // 8),
-        ("A2", 2, EP // 2),
-        ("A2", [1, EP - 1], 2),
+        ("A3", 8, None, 1),
+        ("A3", 8, 2, 1),
+        ("A3", 4, 2, 0),
+        ("A3", 20, None, 2),
+        ("A2", 8, None, 1),
+        ("A2", 4, None, 1),
+        ("A2", 12, None, 2),
+        ("A2", 16, None, 2),
+        ("A2", 4, 2, 2),
+        ("A2", 8, 2, 4),
+        ("A2", 4, [3, 1], 2),
+        ("A2", 8, [1, 7], 2),
+        ("A2", 16, 2, 8),
+        ("A2", 16, 8, 2),
+        ("A2", 2, 1, 2),
     ],
 )
 def test_what_a_hierarchy_keeps_grows_with_the_servers(
-    product: Any, given: int | list[int] | None, servers: int
+    product: Any, num_ranks: int, given: int | list[int] | None, servers: int, version: int
 ) -> None:
+    experts = 3 * num_ranks
+    call = {1: ops.npu_moe_distribute_dispatch, 2: ops.npu_moe_distribute_dispatch_v2}[version]
     settings.configure(product=product, ranks_per_server=given, relaxed=True)
     try:
         with FakeTensorMode():
             x, ids = tokens()
-            outputs = ops.npu_moe_distribute_dispatch(x, ids, "g", EP, 0, M, expert_scales=torch.empty(BS, K))
+            weights = torch.empty(BS, K)
+            plain = call(x, ids, "g", num_ranks, 0, experts)
+            same = call(x, ids, "g", num_ranks, 0, experts, expert_scales=weights)
+            most = call(x, ids, "g", num_ranks, 0, experts, expert_scales=weights, global_bs=5 * num_ranks)
     finally:
         settings.configure()
-    assert outputs[4].shape == (M + 2 * BS * EP * K * servers,)
+    assert plain[4].shape == (experts,)
+    assert same[4].shape == (experts + 2 * BS * num_ranks * K * servers,)
+    assert most[4].shape == (experts + 2 * 5 * num_ranks * K * servers,)
 
 
 def test_scales_alone_quantise_in_the_first_version() -> None:
