@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +18,9 @@ from moe_triton.limits import Choice, scheme_of
 from moe_triton.runtime.chosen_scheme import Asked, choose_scheme
 from moe_triton.schemes import layout_of
 from moe_triton.schemes.blocks import BlockFullmesh
+from moe_triton.schemes.fullmesh import Fullmesh
 from moe_triton.torch_npu_ops import check
+from tests.test_scheme_tables import write
 
 PCIE, ROCE = "HCCL_INTRA_PCIE_ENABLE", "HCCL_INTRA_ROCE_ENABLE"
 HIERARCHY = {PCIE: "1", ROCE: "0"}
@@ -126,6 +130,45 @@ def test_what_is_left_of_a_group_decides_where_it_is(monkeypatch: pytest.MonkeyP
         chosen("hierarchy", 4, 2, members=[1, 2, 3])
 
 
+@pytest.mark.parametrize(
+    ("servers", "members", "left"),
+    [(2, [0, 1], (2,)), (2, [1, 2, 3], (1, 2)), ((3, 1), [0, 2, 3], (2, 1)), ((1, 3), [0], (1,))],
+)
+def test_a_buffer_without_lost_ranks_keeps_their_servers(
+    servers: int | tuple[int, ...], members: list[int], left: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Fullmesh, "crosses_servers", True)
+    config = Config(4, 4, 64, 2, 8, relaxed=True, ranks_per_server=servers)
+    found = choose_scheme(Asked("fullmesh_v1"), config, members, False).config
+    assert (found.num_ranks, found.topology.sizes) == (len(members), left)
+
+
+def test_tensor_parallel_ranks_are_refused_between_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Fullmesh, "crosses_servers", True)
+    config = Config(4, 4, 64, 2, 4, relaxed=True)
+    choose_scheme(Asked("fullmesh_v1"), config, range(4), True)
+    several = replace(config, ranks_per_server=2)
+    with pytest.raises(ArgumentError) as caught:
+        choose_scheme(Asked("fullmesh_v1"), several, range(4), True)
+    assert str(caught.value).startswith("tp_group is given, but tensor-parallel ranks write to each other's")
+    assert "[2, 2]" in caught.value.rule
+    assert caught.value.remedy == "Use a group inside one server, or no tensor parallelism."
+
+
+def test_auto_takes_no_scheme_that_stays_inside_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Fullmesh, "crosses_servers", True)
+    write(tmp_path, {("own", 64): "fullmesh_v2", ("window", 64): "direct"})
+    config = Config(4, 4, 1024, 2, 8, relaxed=True)
+    for outputs, scheme in [("own", "fullmesh_v2"), ("window", "direct")]:
+        asked = Asked("auto", outputs, folder=str(tmp_path))
+        assert choose_scheme(asked, config, range(4), False).config.scheme == scheme
+        several = choose_scheme(asked, replace(config, ranks_per_server=2), range(4), False)
+        assert several.config.scheme == "fullmesh_v1"
+        assert several.source.startswith("fullmesh_v1: no table has a scheme that serves the group")
+
+
 def test_the_size_hint_goes_by_the_same_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BlockFullmesh, "crosses_servers", True)
 
@@ -142,6 +185,9 @@ def test_the_size_hint_goes_by_the_same_choice(monkeypatch: pytest.MonkeyPatch) 
     assert hint(4, comm_alg="hierarchy") == hint(4, comm_alg="")
     with pytest.raises(ArgumentError, match="comm_alg is 'hierarchy'"):
         hint(4, comm_alg="hierarchy", ranks_per_server=2)
+    for num_ranks in (2**62, 1025, 0, -1):
+        with pytest.raises(ArgumentError, match=f"num_ranks is {num_ranks}, but"):
+            hint(num_ranks)
     with pytest.raises(ArgumentError, match=r"ranks_per_server is 3, but the servers have the 4 ranks"):
         hint(4, ranks_per_server=3)
     with pytest.raises(ArgumentError, match=r"ranks_per_server is 2, but a server of A2 has 8"):

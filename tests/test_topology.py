@@ -52,6 +52,19 @@ def test_what_is_left_keeps_its_neighbours(sizes: tuple[int, ...], data: st.Data
         assert neighbours == [rank for rank in topology.neighbours(old) if rank in members]
 
 
+def test_ranks_that_are_left_may_be_numbered_anew() -> None:
+    """Server by server: those of one stay neighbours."""
+    topology = Topology((2, 2, 1))
+    assert topology.left([2, 3, 0, 1]).sizes == (2, 2)
+    assert topology.left([4, 1, 3]).sizes == (1, 1, 1)
+    assert topology.left([]).sizes == ()
+    assert Topology((4,)).left([3, 0, 2]).sizes == (3,)
+    with pytest.raises(
+        ArgumentError, match=r"ranks_per_server is \[2, 2, 1\], but .* neighbours.*\[0, 2, 1\]"
+    ):
+        topology.left([0, 2, 1])
+
+
 @pytest.mark.parametrize(
     ("num_ranks", "given", "usual", "sizes"),
     [

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 from moe_triton.core.checks import check_flag, check_integer, check_text
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.topology import RanksPerServer, Topology, check_ranks_per_server
+from moe_triton.core.topology import MAX_RANKS, RanksPerServer, Topology, check_ranks_per_server
 
 Product = Literal["A2", "A3"]
 Generation = Literal["v3", "v4"]
@@ -100,10 +100,12 @@ class Config:
         """Which ranks share a server, of sizes that keep every rule."""
         return Topology.of(self.num_ranks, self.ranks_per_server, USUAL_RANKS_PER_SERVER.get(self.product, 0))
 
-    def servers_of(self, members: Collection[int]) -> int:
+    def servers_of(self, members: Sequence[int]) -> int:
         """How many servers these ranks are on, of sizes that may break a rule."""
         usual = USUAL_RANKS_PER_SERVER.get(self.product, 0)
-        return Topology.or_usual(self.num_ranks, self.ranks_per_server, usual).left(members).num_servers
+        topology = Topology.or_usual(self.num_ranks, self.ranks_per_server, usual)
+        known = [member for member in members[:MAX_RANKS] if member < len(topology.servers)]
+        return topology.left(known).num_servers
 
     @property
     def num_moe_ranks(self) -> int:

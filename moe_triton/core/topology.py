@@ -135,9 +135,19 @@ class Topology:
         said += [f"server {server} ({_ranks_in_words(self.ranks_on(server))})" for server in whole]
         return " and ".join(said)
 
-    def left(self, members: Collection[int]) -> Topology:
-        """That of the ranks that are left, numbered anew; a server without any is gone."""
-        counts = (
-            sum(rank in members for rank in self.ranks_on(server)) for server in range(self.num_servers)
-        )
-        return Topology(tuple(count for count in counts if count))
+    def left(self, members: Sequence[int]) -> Topology:
+        """That of the ranks that are left; a server without any is gone.
+
+        Args:
+            members: them by their new numbers.
+
+        Raises:
+            ArgumentError: the ranks of a server are no neighbours any more.
+        """
+        runs = [
+            (server, len(list(run))) for server, run in itertools.groupby(self.servers[m] for m in members)
+        ]
+        if len({server for server, _ in runs}) < len(runs):
+            rule = f"the ranks of a server stay neighbours, and these are numbered {list(members)}"
+            raise ArgumentError(RANKS_PER_SERVER, list(self.sizes), rule, "Keep the ranks in their order.")
+        return Topology(tuple(length for _, length in runs))

@@ -84,14 +84,14 @@ def deployment_of(config: Config, rank: int, words: tuple[int, ...] | None) -> D
         num_shared_ranks,
         "shared experts keep at least one rank each",
     )
-    scaled = replace(
-        config,
-        num_ranks=num_ranks,
-        num_shared_ranks=num_shared_ranks,
-        num_experts=num_experts,
-        ranks_per_server=config.topology.left(members).sizes,
-    )
     try:
+        scaled = replace(
+            config,
+            num_ranks=num_ranks,
+            num_shared_ranks=num_shared_ranks,
+            num_experts=num_experts,
+            ranks_per_server=config.topology.left(members).sizes,
+        )
         check_config(scaled)
     except ArgumentError as error:
         _require(False, f"{error.argument} of {error.value} among the ranks that are left", error.rule)
