@@ -60,13 +60,14 @@ class EPBuffer(Owner):
             and experts are then numbered anew, without them (docs/operators.md, "Lost ranks").
         num_bytes: bytes that the data window may take, None for what is needed
             (`get_buffer_size_hint`), on the NPU at most HCCL_BUFFSIZE where that is set.
-        product: whose limits and schemes: "A3", or "A2" inside a server.
+        product: whose limits and schemes: "A3" or "A2".
         ranks_per_server: how many ranks each server has: one number for all, or one for each in the order of
-            the ranks; None for what the product's have: 8 on A2, on A3 all ranks.
+            the ranks; None for what the product's have: 8 on A2, on A3 all ranks. The same on every rank.
         comm_alg: how tokens travel; "" for the product's own. On A3 "fullmesh_v1"; "fullmesh_v2", with flags
             in band; "direct", which moves the fewest bytes, and whose outputs lie in the window: see
-            `dispatch`. On A2 "fullmesh". Or "auto", what is fastest for these sizes on this machine
-            (docs/speed.md): ``config.scheme`` has its name.
+            `dispatch`. On A2 "fullmesh", which a group inside one server is whatever of A2's is named.
+            Or "auto", what is fastest for these sizes on this machine (docs/speed.md): ``config.scheme`` has
+            its name. What "" stands for on A2: docs/from-torch-npu.md, "Servers and schemes".
         outputs: what "auto" may leave outputs in: "own", tensors of their own; or "window", there too.
         relaxed: allow sizes below the product's minimum, for tests and demos.
         backend: "cpu"; or "npu" for the device that is current in this process (docs/npu.md): calls then

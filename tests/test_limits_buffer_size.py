@@ -8,7 +8,7 @@ import pytest
 
 from moe_triton.core.config import Config
 from moe_triton.core.errors import TILING_FAILED, ArgumentError
-from moe_triton.limits import check_buffer_size, needed_buffer_bytes
+from moe_triton.limits import MEGABYTE, check_buffer_size, needed_buffer_bytes
 from moe_triton.limits.buffer_size import needed_exchange_bytes
 from moe_triton.schemes import layout_of
 from moe_triton.schemes.site import Site
@@ -67,6 +67,26 @@ def test_every_variant_has_a_formula() -> None:
 @pytest.mark.parametrize("base", [A3, INBAND, V1, SHARED_V1, replace(A3, hidden=1056, num_topk=3)])
 def test_the_layout_fits_into_what_the_formula_gives(base: Config) -> None:
     assert layout_of(base).data_bytes <= needed_buffer_bytes(base)
+
+
+@pytest.mark.parametrize(
+    "base", [A2, A2_V1, replace(A2, num_ranks=4), replace(A2, num_max_tokens_per_rank=1)]
+)
+def test_the_layout_of_a2_fits_too(base: Config) -> None:
+    assert layout_of(base).data_bytes <= needed_buffer_bytes(base)
+
+
+def test_the_value_to_set_covers_what_a2s_formula_leaves_out() -> None:
+    """Scales and stamps of the rows, which the formula's 2 MB cover in smaller groups."""
+    config = replace(A2, num_ranks=384, num_experts=768, num_max_tokens_per_rank=256)
+    formula, layout = needed_buffer_bytes(config), layout_of(config).data_bytes
+    rows = 2 * 384 * 256 * 2
+    assert formula < layout <= formula + 64 * rows
+    check_buffer_size(config, -(-formula // MEGABYTE))
+    with pytest.raises(ArgumentError) as caught:
+        check_buffer_size(config, formula // MEGABYTE - 1)
+    assert f"needs {formula} bytes" in caught.value.rule
+    assert f"Set HCCL_BUFFSIZE={-(-layout // MEGABYTE)} or more" in caught.value.remedy
 
 
 @pytest.mark.parametrize(("config", "needed"), NEEDED)

@@ -48,6 +48,7 @@ QUICK = (
     "tests/test_exclusive.py",
     "tests/test_limits.py",
     "tests/test_limits_buffer_size.py",
+    "tests/test_limits_choice.py",
     "tests/test_soc.py",
     "tests/test_tiers.py",
     "tests/torch_npu_ops/test_descriptions.py",

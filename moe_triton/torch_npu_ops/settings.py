@@ -93,7 +93,7 @@ def configure(
     """Sets what torch_npu's functions have no argument for. Call it before the first of them, on every rank.
 
     Args:
-        product: whose limits and schemes: "A3", or "A2" inside a server.
+        product: whose limits and schemes: "A3" or "A2".
         relaxed: allow sizes below the product's minimum, for tests and demos.
         backend: "cpu"; or "npu" for the device that is current in this process: tensors are there, calls
             return before they have run, and a later one raises what went wrong (docs/from-torch-npu.md).
@@ -107,7 +107,8 @@ def configure(
         generation: of the published limits that shall apply: "v3" or "v4"; None for what either of them
             accepts (docs/limits.md).
         ranks_per_server: how many ranks of a group each server has, one number for all or one for each in the
-            order of the ranks; None for what the product's have: 8 on A2, on A3 all ranks.
+            order of the ranks; None for what the product's have: 8 on A2, on A3 all ranks. The same on every
+            rank.
 
     Raises:
         ArgumentError: a value that no setting has.
