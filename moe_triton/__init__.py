@@ -13,6 +13,7 @@ from moe_triton.core.errors import (
     ToolchainError,
     WindowError,
 )
+from moe_triton.core.traffic import Traffic
 from moe_triton.core.tuning import Tuning
 from moe_triton.handle import DispatchHandle, DispatchOutput, Pending
 
@@ -30,7 +31,8 @@ __all__ = [
     "EPBuffer",
     "MoeTritonError",
     "Pending",
-    "Tuning",
     "ToolchainError",
+    "Traffic",
+    "Tuning",
     "WindowError",
 ]

@@ -242,6 +242,8 @@ class EPBuffer(Owner):
             )
             if output is not None:
                 self._latest_dtype = output.handle.dtype
+                if self._communicator.memory.posts:
+                    output.handle.note_traffic(self.traffic("dispatch"))
                 return output
         self._communicator.check_usable()
         row_format = row_format_of(quantize, self.config.hidden)

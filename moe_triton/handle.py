@@ -13,6 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 
 from moe_triton.core.records import ORIGIN, TRAILER
+from moe_triton.core.traffic import Traffic
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -31,6 +32,7 @@ class DispatchHandle:
         assist_info: (3 A + 2,) int32, ``origins`` and behind them their trailer (`moe_triton.layout`).
         exchange_counts: (2,) int32, rows of each tensor-parallel rank, or None where there is one only.
         active_mask: (T,) or (T, K) bool, a copy of what dispatch was given, or None.
+        traffic: what the dispatch has posted to queues, or None where they lead to no peer.
     """
 
     buffer_id: int
@@ -42,10 +44,15 @@ class DispatchHandle:
     assist_info: torch.Tensor = field(repr=False)
     exchange_counts: torch.Tensor | None = field(default=None, repr=False)
     active_mask: torch.Tensor | None = field(default=None, repr=False)
+    traffic: Traffic | None = field(default=None, repr=False)
 
     def __init__(self, **values: Any) -> None:
         # Frozen dataclasses set field by field, which costs three times as much, in every dispatch.
         self.__dict__.update(values)
+
+    def note_traffic(self, traffic: Traffic | None) -> None:
+        """For the buffer that made it: what its dispatch has posted."""
+        self.__dict__["traffic"] = traffic
 
     def __getattr__(self, name: str) -> Any:
         # Native calls keep combine's inputs as memory, and make tensors of it on first access.

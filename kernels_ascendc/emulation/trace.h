@@ -24,6 +24,8 @@ struct TraceEvent {
     int32_t peer;
 };
 
+constexpr uint32_t NUM_COUNTERS = Traffic::FRAMING_INSIDE + 1;
+
 // One run of a plan.
 struct TraceCall {
     uint64_t begin_ns;
@@ -33,6 +35,7 @@ struct TraceCall {
     int32_t tokens;
     int32_t rows;
     int32_t result;  // as of moe_run_plan
+    int64_t traffic[NUM_COUNTERS];  // sums of all blocks' counters; -1: it posts nothing
 };
 
 // Two rings, which keep the newest entries.
@@ -57,6 +60,8 @@ struct TracedPlan {
     int32_t tokens_hole;
     int32_t rows_hole;    // sums of rows
     uint32_t last_entry;  // which of the sums counts all of them
+    const int64_t* traffic;  // what blocks have posted, as Traffic; null: nothing
+    uint64_t traffic_blocks;
 };
 
 // A call of a plan; if that is not traced, the plan is null and nothing is recorded.
@@ -74,13 +79,23 @@ public:
         const uint64_t number = log.num_calls;
         const int32_t tokens = plan_->tokens_hole < 0 ? -1 : static_cast<int32_t>(holes_[plan_->tokens_hole]);
         const int32_t rows = plan_->rows_hole < 0 || result != 0 ? -1 : Rows();
-        log.calls[number % log.max_calls] = {
-            begin_ns_, MonotonicNs(), number, plan_->number, tokens, rows, static_cast<int32_t>(result)};
+        TraceCall& call = log.calls[number % log.max_calls];
+        call = {begin_ns_, MonotonicNs(), number, plan_->number, tokens, rows, static_cast<int32_t>(result), {}};
+        SumTraffic(call.traffic);
         return result;
     }
 
 private:
     int32_t Rows() const { return reinterpret_cast<const int32_t*>(holes_[plan_->rows_hole])[plan_->last_entry]; }
+
+    void SumTraffic(int64_t* counters) const {
+        for (uint32_t i = 0; i < NUM_COUNTERS; ++i) {
+            counters[i] = plan_->traffic == nullptr ? -1 : 0;
+            for (uint64_t block = 0; block < plan_->traffic_blocks; ++block) {
+                counters[i] += plan_->traffic[block * TRAFFIC_WORDS + i];
+            }
+        }
+    }
 
     const TracedPlan* plan_;
     const uint64_t* holes_;

@@ -13,6 +13,7 @@ from moe_triton.backends.waits import Waits
 from moe_triton.core.call_program import CallProgram, PlanProgram
 from moe_triton.core.plan import Launch, Plan
 from moe_triton.core.reach import Queues
+from moe_triton.core.traffic import Traffic
 from moe_triton.core.tuning import Tuning
 from moe_triton.rendezvous.meeting import Meeting
 
@@ -78,6 +79,7 @@ class TracedCall(NamedTuple):
         tokens: of the rank, or -1.
         rows: received (dispatch) or sent back (combine), or -1 if that is not known.
         failed: the launch that reported something or failed, or None.
+        traffic: what it posted to queues, or None if its plan posts nothing.
     """
 
     plan: Plan
@@ -87,6 +89,7 @@ class TracedCall(NamedTuple):
     tokens: int
     rows: int
     failed: Launch | None
+    traffic: Traffic | None = None
 
 
 class TraceLog(Protocol):

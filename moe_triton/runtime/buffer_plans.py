@@ -168,6 +168,8 @@ class BufferPlans:
         )
         answer: DispatchOutput | Pending[DispatchOutput]
         answer = self._run(plan, bindings | plan.bound(outputs), made, wait)
+        if communicator.memory.posts:
+            handle.note_traffic(communicator.memory.traffic("dispatch"))
         return answer
 
     def combine(

@@ -93,11 +93,11 @@ class Communicator(Exclusive):
             window = self.backend.make_window(spec.window_bytes, meeting, spec.queues)
             made.callback(window.close)
             self._windows.append(window)
-        self._memory = PlanMemory(self.site, self._windows, self.backend.device)
-        self._fixed = self._memory.bindings
+        self.memory = PlanMemory(self.site, self._windows, self.backend.device)
+        self._fixed = self.memory.bindings
         made.callback(self._fixed.clear)
         log = self._trace.log if self._trace else None
-        self._executables = Executables(self._scheme, self.backend, self._memory, log)
+        self._executables = Executables(self._scheme, self.backend, self.memory, log)
         self._last: dict[str, Executable] = {}
         self._in_flight = InFlight(self._scheme.rounds.shared)
         self._is_in_graph = False
@@ -370,7 +370,7 @@ class Communicator(Exclusive):
 
     def scratch_bytes(self) -> int:
         """Private memory that plans have needed so far, in bytes."""
-        return self._memory.private_bytes()
+        return self.memory.private_bytes()
 
     def _give_back(self) -> None:
         if self._unread is not None:

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from moe_triton.core.checks import check_choice, check_flag
+from moe_triton.core.traffic import Traffic
 from moe_triton.runtime.communicator import Communicator
 
 OPERATORS = ("dispatch", "combine")
@@ -28,6 +29,16 @@ class Owner:
         """
         check_choice("operator", operator, OPERATORS)
         return self._communicator.durations_us(operator)
+
+    def traffic(self, operator: Literal["dispatch", "combine"]) -> Traffic | None:
+        """What this rank's last dispatch or combine has posted to queues; None where they lead to no peer.
+
+        Raises:
+            BufferStateError: there was no call yet, or the buffer is closed.
+            ArgumentError: there is no such operator.
+        """
+        check_choice("operator", operator, OPERATORS)
+        return self._communicator.memory.traffic(operator)
 
     def measure(self, on: bool = True) -> None:
         """Whether calls from now on note how long each step takes, for `durations_us`.

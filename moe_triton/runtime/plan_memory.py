@@ -8,8 +8,11 @@ import torch
 
 from moe_triton.backends.base import Window
 from moe_triton.core.ascendc import REPORT_WORDS
+from moe_triton.core.errors import BufferStateError
 from moe_triton.core.fused import MAX_PHASES
-from moe_triton.schemes.site import CALL_WORDS, OPERATORS, ZEROED, Site
+from moe_triton.core.records import TRAFFIC
+from moe_triton.core.traffic import HOLE, Traffic
+from moe_triton.schemes.site import CALL_WORDS, COUNTED, OPERATORS, ZEROED, Operator, Site
 
 
 class PlanMemory:
@@ -23,10 +26,12 @@ class PlanMemory:
     Attributes:
         bindings: by the name of the hole.
         report: (phases of a launch, blocks, words) int32.
+        posts: whether queues lead to some of this rank's peers.
     """
 
     def __init__(self, site: Site, windows: Sequence[Window], device: torch.device) -> None:
         self._site, self._device = site, device
+        self.posts = bool(site.scheme.queued_peers)
         self.report = torch.zeros(MAX_PHASES, site.num_blocks, REPORT_WORDS, dtype=torch.int32, device=device)
         self.bindings: dict[str, torch.Tensor] = {}
         for spec, window in zip(site.scheme.windows, windows, strict=True):
@@ -46,6 +51,20 @@ class PlanMemory:
                 elements, dtype = scratch[hole]
                 make = torch.zeros if hole in ZEROED else torch.empty
                 self.bindings[hole] = make(elements, dtype=dtype, device=self._device)
+
+    def traffic(self, operator: Operator) -> Traffic | None:
+        """What the last dispatch or combine has posted; None where queues lead to no peer.
+
+        Raises:
+            BufferStateError: there was no call yet, or everything is given back.
+        """
+        if not self.posts:
+            return None
+        memory = self.bindings.get(HOLE)
+        if memory is None:
+            raise BufferStateError(f"there was no {operator} yet, or the buffer is closed")
+        counters = memory.view(len(COUNTED), -1, TRAFFIC.num_words)[COUNTED.index(operator)]
+        return Traffic.of(counters.sum(0).tolist())
 
     def private_bytes(self) -> int:
         """Bytes of all tensors, without the windows."""

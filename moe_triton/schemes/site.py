@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
+from moe_triton.core import traffic
 from moe_triton.core.ascendc import MAX_BLOCKS
 from moe_triton.core.config import Config
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.core.plan import Hole, Launch, Part, Stream, Value, launch
-from moe_triton.core.records import PART_PROGRESS, STATUS_ENTRY
+from moe_triton.core.records import PART_PROGRESS, STATUS_ENTRY, TRAFFIC
 from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.core.tuning import Tuning
 from moe_triton.layout import UB_ALIGN, ExchangeLayout, Layout, SlotLayout, align
@@ -25,10 +26,11 @@ if TYPE_CHECKING:
     from moe_triton.schemes.scheme import Scheme
 
 BLOCK_QUANTIZE_ELEMENTS = 8
-ZEROED = frozenset({"begun", "round_numbers"})  # scratch that is zero at first
+ZEROED = frozenset({"begun", "round_numbers", traffic.HOLE})  # scratch that is zero at first
 Scratch = dict[str, tuple[int, torch.dtype]]
 Operator = Literal["dispatch", "combine", "barrier"]
 OPERATORS: tuple[Operator, ...] = ("dispatch", "combine", "barrier")
+COUNTED: tuple[Operator, ...] = ("dispatch", "combine")  # what is posted in them is
 ZONE_BYTES = 4  # of one operator's zone, in device memory
 # Call words that this rank keeps for itself, in "call_words": a cache line for each.
 COMBINE_KIND, DISPATCH_WORD = Hole("call_words", 0), Hole("call_words", 64)
@@ -135,6 +137,12 @@ class Site:
     def turning_zone(self, operator: Operator) -> Value:
         """Where a kernel writes the next run's zone; 0 where hosts know zones."""
         return self.zone_cell(operator) if self.zones_on_device else 0
+
+    def traffic(self, operator: Operator) -> Value:
+        """Where the blocks of a kernel that posts count what they post; 0 where nobody asks: in a barrier."""
+        if operator == "barrier":
+            return 0
+        return Hole(traffic.HOLE, COUNTED.index(operator) * self.num_blocks * TRAFFIC.num_bytes)
 
     @cached_property
     def exchange(self) -> ExchangeLayout:
@@ -283,6 +291,7 @@ class Site:
             "rows_to": (c.num_ranks, i32),
             "expected_rows": (c.num_ranks, i32),
             "round_numbers": (2, i32),
+            traffic.HOLE: (len(COUNTED) * self.num_blocks * TRAFFIC.num_words, torch.int64),
             "alphas": (2 * tokens * c.num_topk, torch.float32),
         }
 

@@ -11,8 +11,11 @@ from moe_triton.backends.base import TracedCall, TraceEvent
 from moe_triton.backends.cpu.trace_log import EVENTS_PER_CALL, NativeTraceLog
 from moe_triton.core import ascendc
 from moe_triton.core.config import Config
-from moe_triton.core.plan import Plan
+from moe_triton.core.kernel import Arg, AscendCKernel
+from moe_triton.core.plan import Hole, Launch, Plan
+from moe_triton.core.records import TRAFFIC
 from moe_triton.core.row_formats import INT8
+from moe_triton.core.traffic import HOLE, ByReach, Traffic
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.runtime.trace.chrome import TracedRank, metadata, spans
 from moe_triton.schemes.fullmesh import Fullmesh
@@ -37,7 +40,7 @@ def step_of(plan: Plan, step: str) -> int:
 
 
 def fill(log: NativeTraceLog, calls: int, events: int) -> None:
-    plan = log.add_plan(plan_of("dispatch"), ())
+    plan = log.add_plan(plan_of("dispatch"), (), {})
     for _ in range(calls):
         log.begin_call()
         for launch in range(events):
@@ -72,6 +75,34 @@ def test_the_oldest_calls_are_dropped_whole_and_counted(max_events: int) -> None
         assert dropped == round_number * (20 - len(numbers))
         # As many as there is room for, but for one that may be there in part.
         assert len(numbers) >= min(max_events // 5 - 1, -(-max_events // EVENTS_PER_CALL))
+
+
+def test_what_was_posted_is_summed_over_blocks() -> None:
+    log, kernel = NativeTraceLog(100, 0), AscendCKernel("posts", (Arg("traffic", "*i64", "out"),))
+    counters = torch.zeros(3, TRAFFIC.num_words, dtype=torch.int64)
+    for operator, first in (("dispatch", 0), ("combine", 1)):
+        hole = Hole(HOLE, first * TRAFFIC.num_bytes)
+        plan = Plan(operator, 0, (Launch("flag", kernel, (hole,), 2, "communication"),))
+        traced = log.add_plan(plan, (), {HOLE: counters})
+        log.begin_call()
+        counters[:, : len(TRAFFIC.fields)] = torch.arange(6) + torch.tensor([[1], [10], [100]])
+        log.end_call(traced, 0, {}, 0)
+        counters.zero_()
+    fill(log, 1, 0)
+    first, second, none = log.take()[0]
+    assert first.traffic == Traffic(ByReach(11, 17), ByReach(13, 19), ByReach(15, 21))
+    assert second.traffic == Traffic(ByReach(110, 116), ByReach(112, 118), ByReach(114, 120))
+    assert none.traffic is None
+    (span,) = spans_of([first], [], dispatch=1)
+    assert span["args"] == {
+        "zone": 0,
+        "posts between": 11,
+        "posts inside": 17,
+        "payload_bytes between": 13,
+        "payload_bytes inside": 19,
+        "framing_bytes between": 15,
+        "framing_bytes inside": 21,
+    }
 
 
 def spans_of(calls: list[TracedCall], events: list[TraceEvent], **counts: int) -> list[dict[str, Any]]:

@@ -48,7 +48,7 @@ class NativeExecutable:
         self._settings = settings_struct(settings, fixed, waits)
         self._fixed = fixed  # the words hold addresses of its memory
         self.holes = tuple(name for name in plan.holes if name not in fixed)
-        self._trace = log.add_plan(plan, self.holes) if log else None
+        self._trace = log.add_plan(plan, self.holes, fixed) if log else None
         self._values = (ctypes.c_uint64 * max(len(self.holes), 1))()
         self._values_address = ctypes.addressof(self._values)
         self._durations = (ctypes.c_double * len(plan.launches))()
@@ -152,7 +152,7 @@ class TorchExecutable:
     ) -> None:
         self.plan = plan
         self._log = log
-        self._trace = log.add_plan(plan, ()) if log else None
+        self._trace = log.add_plan(plan, (), fixed) if log else None
         self.failed_launch: Launch | None = None
         self._waits, self._emulated = waits, settings  # the native settings hold addresses of theirs
         self._settings = settings_struct(settings, fixed, waits)

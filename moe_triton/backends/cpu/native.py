@@ -106,6 +106,8 @@ class TracedPlanStruct(ctypes.Structure):
         ("tokens_hole", ctypes.c_int32),
         ("rows_hole", ctypes.c_int32),
         ("last_entry", ctypes.c_uint32),
+        ("traffic", ctypes.c_void_p),
+        ("traffic_blocks", ctypes.c_uint64),
     )
 
 

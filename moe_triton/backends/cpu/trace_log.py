@@ -12,11 +12,14 @@ import torch
 from moe_triton.backends.base import Bindings, TracedCall, TraceEvent
 from moe_triton.backends.cpu import native
 from moe_triton.core.ascendc import TRACE_BLOCK
-from moe_triton.core.plan import Plan
+from moe_triton.core.plan import Hole, Plan
+from moe_triton.core.records import TRAFFIC
+from moe_triton.core.traffic import HOLE, NUM_COUNTERS, Traffic
 
 EVENTS_PER_CALL = 8  # at least, or nearly so
 _EVENT = np.dtype("u8, u8, u8, u4, u4, u4, i4")
-_CALL = np.dtype("u8, u8, u8, u4, i4, i4, i4")
+_CALL = np.dtype(f"u8, u8, u8, u4, i4, i4, i4, {NUM_COUNTERS}i8")
+_NOTHING_POSTED = (-1,) * NUM_COUNTERS
 _CALL_OF_EVENT, _NUMBER_OF_CALL = "f2", "f2"
 
 
@@ -41,17 +44,19 @@ class NativeTraceLog:
         self._num_taken = 0
         self._num_dropped = 0
 
-    def add_plan(self, plan: Plan, holes: Sequence[str]) -> native.TracedPlanStruct:
+    def add_plan(self, plan: Plan, holes: Sequence[str], fixed: Bindings) -> native.TracedPlanStruct:
         """Registers a plan, and describes it for native code.
 
         Args:
             plan: to be traced.
             holes: names of those that calls fill, in order.
+            fixed: what the others hold.
         """
         self._plans.append(plan)
         tokens, rows = (holes.index(name) if name in holes else -1 for name in ("num_tokens", "recv_offsets"))
         number = len(self._plans) - 1
-        return native.TracedPlanStruct(self.address, number, tokens, rows, self._last_entry)
+        posting = _traffic(plan, fixed)
+        return native.TracedPlanStruct(self.address, number, tokens, rows, self._last_entry, *posting)
 
     def begin_call(self) -> None:
         """A call begins that runs from Python."""
@@ -69,6 +74,7 @@ class NativeTraceLog:
             bindings.get("num_tokens", -1),
             num_rows,
             result,
+            _counters(plan.traffic, plan.traffic_blocks) if plan.traffic else _NOTHING_POSTED,
         )
         self._calls[number % len(self._calls)] = entry
 
@@ -94,7 +100,26 @@ class NativeTraceLog:
         return calls, [TraceEvent(*event) for event in kept], self._num_dropped
 
     def _call(self, number: int) -> TracedCall:
-        begin, end, _, plan_number, tokens, rows, result = self._calls[number % len(self._calls)].item()
+        call = self._calls[number % len(self._calls)].item()
+        begin, end, _, plan_number, tokens, rows, result, counters = call
         plan = self._plans[plan_number]
         failed = plan.launches[abs(result) - 1] if result else None
-        return TracedCall(plan, number, begin, end, tokens, rows, failed)
+        traffic = Traffic.of(counters.tolist()) if counters[0] >= 0 else None
+        return TracedCall(plan, number, begin, end, tokens, rows, failed, traffic)
+
+
+def _traffic(plan: Plan, fixed: Bindings) -> tuple[int, int]:
+    """Where the blocks of a plan count what they post, and how many they are; 0 where they post nothing."""
+    for launch in plan.launches:
+        for value in launch.values:
+            if isinstance(value, Hole) and value.name == HOLE:
+                memory = fixed[HOLE]
+                assert isinstance(memory, torch.Tensor)
+                return memory.data_ptr() + value.offset, launch.blocks
+    return 0, 0
+
+
+def _counters(address: int, blocks: int) -> tuple[int, ...]:
+    """The sums of all blocks' counters."""
+    words = (ctypes.c_int64 * (blocks * TRAFFIC.num_words)).from_address(address)
+    return tuple(sum(words[i :: TRAFFIC.num_words]) for i in range(NUM_COUNTERS))

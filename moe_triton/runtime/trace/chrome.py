@@ -144,6 +144,9 @@ def _call_arguments(call: TracedCall) -> Json:
         found["tokens"] = call.tokens
     if call.rows >= 0:
         found["rows"] = call.rows
+    if call.traffic:
+        for what, number in call.traffic._asdict().items():
+            found |= {f"{what} {where}": count for where, count in number._asdict().items()}
     if call.failed:
         found["failed"] = call.failed.step
     return found
