@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from moe_triton.core.ascendc import (
     COMBINE_WAIT,
     DISPATCH_WAIT,
+    POST_STATUS,
     REPORT_MISMATCH,
     REPORT_TIMEOUT,
     REPORT_WORDS,
 )
 from moe_triton.core.ascendc_blocks import BLOCKS_WAIT
+from moe_triton.core.ascendc_posts import COMBINE_POST, DISPATCH_POST
 from moe_triton.core.config import Config
 from moe_triton.core.errors import CommunicationTimeoutError, ConfigMismatchError
 from moe_triton.core.plan import Launch
@@ -59,8 +61,13 @@ def waits_of(site: Site) -> list[tuple[str, int, Launch]]:
         (plan.operator, plan.zone, launch)
         for plan in plans
         for launch in plan.launches
-        if launch.kernel in (DISPATCH_WAIT, COMBINE_WAIT, BLOCKS_WAIT)
+        if launch.kernel in (DISPATCH_WAIT, COMBINE_WAIT, BLOCKS_WAIT) or _posts(launch)
     ]
+
+
+def _posts(launch: Launch) -> bool:
+    values = {arg.name: value for arg, value in zip(launch.kernel.args, launch.values, strict=True)}
+    return launch.kernel in (DISPATCH_POST, COMBINE_POST, POST_STATUS) and values["out_offset"] != 0
 
 
 SITES = [
@@ -70,6 +77,8 @@ SITES = [
     site_of("fullmesh_v1", 1),
     site_of("fullmesh_v1", exchange=0),
     site_of("fullmesh"),
+    site_of("fullmesh_v1", servers=(2, 2)),
+    site_of("fullmesh_v1", 1, servers=(3, 1)),
 ]
 
 
@@ -137,7 +146,9 @@ def post(
 
 
 def wait_of(site: Site, operator: str) -> Launch:
-    return next(launch for of, zone, launch in waits_of(site) if of == operator and zone == 0)
+    """The first one of an operator, for flags."""
+    found = (launch for of, zone, launch in waits_of(site) if of == operator and zone == 0)
+    return next(launch for launch in found if not _posts(launch))
 
 
 def test_cleared_entries_were_this_ranks_own_kind() -> None:
@@ -192,6 +203,23 @@ def test_who_was_late_has_posted_nothing_instead() -> None:
     post(SITES[0], "barrier_status", 0, 2, call_word("barrier"), memory)
     post(SITES[0], "dispatch_status", 0, 2, USUAL, memory)
     assert "Instead" not in timed_out(memory)
+
+
+@pytest.mark.parametrize("number", range(len(SITES)))
+def test_who_cannot_be_posted_to_is_named(number: int) -> None:
+    site = SITES[number]
+    posts = [(of, zone, launch) for of, zone, launch in waits_of(site) if _posts(launch)]
+    operators = {"dispatch", "combine", "barrier"} if site.config.topology.num_servers > 1 else set()
+    assert {of for of, _, _ in posts} == operators
+    for operator, zone, launch in posts:
+        report = report_of(REPORT_TIMEOUT, zone, 3)
+        why, error = failure(
+            site, Run(operator, 5, memory_of(site), 5_000_000), launch, REPORT_TIMEOUT, report, {}, ()
+        )
+        assert isinstance(error, CommunicationTimeoutError)
+        assert error.missing_ranks == (3,)
+        assert why.startswith(f"{operator} number 5 timed out waiting for")
+        assert "the queues to them stayed full for 5 s." in str(error)
 
 
 def test_calls_that_differ_come_first() -> None:

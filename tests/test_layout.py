@@ -31,7 +31,7 @@ from moe_triton.tools import codegen
 from tests.ascendc.library import include_options
 
 configs = st.builds(
-    lambda moe_ranks, shared, replicas, tokens, hidden, topk, local: Config(
+    lambda moe_ranks, shared, replicas, tokens, hidden, topk, local, first: Config(
         num_ranks=moe_ranks + shared * replicas,
         num_max_tokens_per_rank=tokens,
         hidden=32 * hidden,
@@ -40,6 +40,7 @@ configs = st.builds(
         num_shared_experts=shared,
         num_shared_ranks=shared * replicas,
         relaxed=True,
+        ranks_per_server=(first, moe_ranks + shared * replicas - first) if first else None,
     ),
     moe_ranks=st.integers(2, 6),
     shared=st.integers(0, 2),
@@ -48,6 +49,7 @@ configs = st.builds(
     hidden=st.integers(1, 8),
     topk=st.integers(1, 4),
     local=st.integers(1, 3),
+    first=st.integers(0, 1),  # ranks of a server by itself
 )
 
 

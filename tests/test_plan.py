@@ -102,6 +102,10 @@ def test_direct_results_are_read_once_every_rank_has_announced_them(in_place: bo
     assert posted == waited
 
 
+def between_servers(version: int = 2) -> Config:
+    return Config(4, 8, 1024, 2, 6, 1, 1, version=version, ranks_per_server=(2, 2), relaxed=True)
+
+
 def sites() -> Iterator[Site]:
     """One of every kind: by back end, generation, scheme, tensor parallelism and what experts a rank has."""
     for target, version, scheme in itertools.product(
@@ -112,6 +116,8 @@ def sites() -> Iterator[Site]:
             yield Site(config, rank, 2, 1000, target, exchange_rank)
         by_blocks = Config(4, 8, 1024, 2, 8, product="A2", scheme="fullmesh", version=version, relaxed=True)
         yield Site(by_blocks, 1, 2, 1000, target)
+        for rank in (0, 3):
+            yield Site(between_servers(version), rank, 2, 1000, target)
 
 
 def variants(site: Site) -> Iterator[DispatchVariant | CombineVariant]:
@@ -178,6 +184,32 @@ def test_local_steps_in_ascend_c_are_those_that_the_page_names() -> None:
     received = {("fullmesh_v1", "dispatch_receive")}
     received |= {("fullmesh_v2", "inband_receive"), ("fullmesh_v2", "inband_collect")}
     assert local == {*received, ("direct", "exchange_send")}
+
+
+def phases_of(plan: Plan) -> list[list[str]]:
+    """The kernels of each launch, one after the other."""
+    found: list[list[str]] = []
+    for launched in plan.launches:
+        if launched.joined:
+            found[-1].append(launched.kernel.name)
+        else:
+            found.append([launched.kernel.name])
+    return found
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_is_posted_takes_no_launch_of_its_own(version: int) -> None:
+    inside = replace(between_servers(version), ranks_per_server=None)
+    for variant in (DispatchVariant(torch.bfloat16, INT8), CombineVariant(torch.bfloat16)):
+        posting, plain = (
+            phases_of(make_scheme(Site(config, 1, 2, 1000, "cpu")).whole(variant, 0))
+            for config in (between_servers(version), inside)
+        )
+        assert [
+            [name for name in names if "_post" not in name or name == "post_status"] for names in posting
+        ] == plain
+        sends = next(names for names in posting if len(names) > 1)
+        assert sends[1] == ("dispatch_post" if isinstance(variant, DispatchVariant) else "combine_post")
 
 
 def test_packed_rows_are_made_without_stamps() -> None:

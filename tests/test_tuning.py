@@ -38,6 +38,26 @@ def test_a_setting_out_of_range_is_refused(values: dict[str, Any], num_blocks: i
     assert raised.value.argument == named
 
 
+@pytest.mark.parametrize(
+    "values",
+    [{"dispatch_tokens": 7}, {"combine_tokens": 1}, {"communication_blocks": 1}, {"receiving_blocks": 1}],
+    ids=str,
+)
+def test_what_is_posted_is_not_cut(values: dict[str, Any]) -> None:
+    (name,) = values
+    with pytest.raises(ArgumentError, match="rows are posted once all are written") as raised:
+        Tuning(**values).check_posts(8)
+    assert raised.value.argument == f"tuning.{name}"
+    Tuning(dispatch_tokens=8, combine_tokens=9, receiving_blocks=0).check_posts(8)
+    # Nor is it where a table or the back end would.
+    site = Site(
+        Config(4, 8, 64, 2, 8, relaxed=True, ranks_per_server=2), 1, 4, 1000, "cpu", tuning=Tuning(**values)
+    )
+    assert not site.overlaps
+    assert site.receiving_blocks == 0
+    assert [site.parts(operator, 8) for operator in ("dispatch", "combine")] == [1, 1]
+
+
 def test_what_is_left_open_suits_the_machine() -> None:
     usual = settings_of(Tuning(), 2)
     assert settings_of(Tuning(spins=3), 2) == usual._replace(spins=3)

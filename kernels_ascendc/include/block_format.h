@@ -24,7 +24,14 @@ __aicore__ inline uint64_t BlockIn(const Args& args, uint64_t window, uint64_t r
     return window + args.peer_blocks.At(args.zone, rank);
 }
 
-// Where FLAG2 stands behind so many rows.
+// Where this rank's block for a rank is made: in that rank's window; or in the out part of its own, to be posted.
+template <typename Args>
+__aicore__ inline uint64_t BlockFor(const Args& args, const Peers& peers, uint64_t rank) {
+    const Place place = peers.PlaceFor(args, rank);
+    return BlockIn(args, place.window, place.source);
+}
+
+// Where the rows of a block end, if there are so many.
 template <typename Args>
 __aicore__ inline uint64_t EndOfRows(const Args& args, int64_t rows) {
     return static_cast<uint64_t>(args.rows_offset + rows * args.row_step);
@@ -63,7 +70,10 @@ public:
             // The copies of the header before may still read.
             Order<AscendC::HardEvent::MTE3_S>();
             sizes_.Set(rank, static_cast<int32_t>(source.Fill(rank)));
-            SendTo(BlockIn(args, peers.WindowOf(rank), args.rank));
+            const Place place = peers.PlaceFor(args, rank);
+            // Nobody looks at what is to be posted.
+            const uint32_t flags = static_cast<int64_t>(place.source) == args.rank ? 1 : 0;
+            SendTo(BlockIn(args, place.window, place.source), flags);
         }
         sizes_.Store(args.rows_to, ranks.last - ranks.first);
     }
@@ -83,13 +93,13 @@ private:
     }
 
     // All that has no flag first.
-    __aicore__ inline void SendTo(uint64_t block) {
+    __aicore__ inline void SendTo(uint64_t block, uint32_t flags) {
         Order<AscendC::HardEvent::S_MTE3>();
         if (flag_unit_ > 0) {
             AscendC::DataCopy(GlobalAt<int32_t>(block), header_, flag_unit_);
             FinishCounts();
         }
-        RaiseFlags(GlobalAt<int32_t>(block)[flag_unit_], header_[flag_unit_], UNIT_WORDS, 1);
+        RaiseFlags(GlobalAt<int32_t>(block)[flag_unit_], header_[flag_unit_], UNIT_WORDS, flags);
     }
 
     // MTE3 starts copies in order and may end them in another: FLAG1 starts when the counts are there.

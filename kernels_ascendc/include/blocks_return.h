@@ -75,7 +75,7 @@ private:
             report_.Add(REPORT_BAD_ROW, own.first, number);
             return;
         }
-        const uint64_t block = BlockIn(args_, peers_.WindowOf(source), args_.rank);
+        const uint64_t block = BlockFor(args_, peers_, source);
         rows_.CopyRows(args_.rows + static_cast<uint64_t>(own.first * args_.row_step), number,
                        block + EndOfRows(args_, place));
     }

@@ -1,5 +1,6 @@
 // Dispatch by blocks, step 1: to each rank a header with its counts, then its rows, which lie one after the other, by
-// expert. FLAG2 follows, by blocks_post, when all blocks' copies are complete.
+// expert. FLAG2 follows, by blocks_post, when all blocks' copies are complete. Blocks that are posted are made in the
+// out part.
 #ifndef MOE_BLOCKS_SEND_H
 #define MOE_BLOCKS_SEND_H
 
@@ -16,17 +17,18 @@ struct Destination<BlocksSendArgs> : NumberedRanks<BlocksSendArgs> {
     static constexpr bool HAS_SCALES = false;
     static constexpr bool HAS_FLAGS = false;
     static constexpr bool HAS_SHARED = false;
+    static constexpr bool MAY_POST = true;
 
     const BlockStarts* starts = nullptr;
 
-    __aicore__ inline bool Locate(const BlocksSendArgs& args, uint64_t rank, uint64_t expert, uint64_t index,
-                                  uint64_t& slot, uint64_t& stamp, uint64_t&) const {
+    __aicore__ inline bool Locate(const BlocksSendArgs& args, uint64_t rank, uint64_t source, uint64_t expert,
+                                  uint64_t index, uint64_t& slot, uint64_t& stamp, uint64_t&) const {
         const uint64_t most = static_cast<uint64_t>(args.max_rows);
         if (index >= most) {
             return false;
         }
         const uint64_t place = static_cast<uint64_t>(starts->Of(rank, expert)) + index;
-        slot = args.peer_blocks.At(args.zone, args.rank) + EndOfRows(args, static_cast<int64_t>(place));
+        slot = args.peer_blocks.At(args.zone, source) + EndOfRows(args, static_cast<int64_t>(place));
         stamp = slot + args.stamp_offset;
         return place < most;
     }

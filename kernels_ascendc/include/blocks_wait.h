@@ -1,5 +1,6 @@
 // Step 3 by blocks: until the block of each rank is there. FLAG1 says that its counts are; they say where FLAG2 is,
-// which says that the rows are, too.
+// which says that the rows are, too. Where queues keep no order inside a message, FLAG2 has a place of its own, and
+// nothing else is looked at before it.
 //
 // Counts come from peers: one that is out of bounds names no place, and is reported at once.
 #ifndef MOE_BLOCKS_WAIT_H
@@ -47,7 +48,7 @@ private:
     __aicore__ inline void Receive(int64_t rank, int64_t left) {
         const uint64_t block = BlockIn(args_, args_.window, static_cast<uint64_t>(rank));
         waited_us_ = 0;
-        const bool is_there = IsHeaderThere(block, rank, left) && IsEndThere(block, rank, left);
+        const bool is_there = IsBlockThere(block, rank, left);
         deadline_.TraceWait(rank, waited_us_);
         Order<AscendC::HardEvent::MTE3_S>();
         for (int64_t i = 0; i < args_.num_local_experts; ++i) {
@@ -69,12 +70,18 @@ private:
     }
 
     // With its counts, which are in bounds, in `counts_`.
-    __aicore__ inline bool IsHeaderThere(uint64_t block, int64_t rank, int64_t left) {
-        const int64_t unit = args_.flag_word / UNIT_WORDS * UNIT_WORDS;
-        const uint64_t at = block + static_cast<uint64_t>(unit) * sizeof(int32_t);
-        if (!IsFlagThere<false>(at, rank, left)) {
-            return false;
+    __aicore__ inline bool IsBlockThere(uint64_t block, int64_t rank, int64_t left) {
+        if (args_.end_offset != 0) {
+            const uint64_t end = block + static_cast<uint64_t>(args_.end_offset);
+            return IsFlagThere<true>(end, rank, left) && IsHeaderRight(block, rank);
         }
+        const int64_t unit = args_.flag_word / UNIT_WORDS * UNIT_WORDS;
+        const uint64_t header = block + static_cast<uint64_t>(unit) * sizeof(int32_t);
+        return IsFlagThere<false>(header, rank, left) && IsHeaderRight(block, rank) &&
+               IsFlagThere<true>(block + EndOfRows(args_, rows_), rank, left);
+    }
+
+    __aicore__ inline bool IsHeaderRight(uint64_t block, int64_t rank) {
         Order<AscendC::HardEvent::S_MTE2>();
         counts_.Load(block, 0, args_.header_words);
         Order<AscendC::HardEvent::MTE2_S>();
@@ -82,7 +89,7 @@ private:
             report_.AddMismatch(rank, call_, counts_.At(args_.call_word));
             return false;
         }
-        if (!AreCountsInBounds(rank)) {
+        if (counts_.At(args_.flag_word) != number_ || !AreCountsInBounds(rank)) {
             report_.Add(REPORT_BAD_ROW, rank);
             return false;
         }
@@ -100,10 +107,6 @@ private:
         }
         return rows_ <= args_.max_rows &&
                (args_.expected_rows == 0 || rows_ == ReadFresh<int32_t>(args_.expected_rows, rank));
-    }
-
-    __aicore__ inline bool IsEndThere(uint64_t block, int64_t rank, int64_t left) {
-        return IsFlagThere<true>(block + EndOfRows(args_, rows_), rank, left);
     }
 
     // The unit of FLAG2, or that of FLAG1.

@@ -57,6 +57,27 @@ private:
     Table words_;
 };
 
+// Where a kernel leaves results for queued ranks: nowhere, or in the out part, by the numbers of their rows.
+template <typename Args>
+struct OutRows {
+    __aicore__ static inline bool AreWanted(const Args& /*args*/) {
+        return false;
+    }
+    __aicore__ static inline uint64_t Slot(const Args& /*args*/, uint64_t /*row*/) {
+        return 0;
+    }
+};
+
+template <>
+struct OutRows<CombineSendArgs> {
+    __aicore__ static inline bool AreWanted(const CombineSendArgs& args) {
+        return args.window != 0;
+    }
+    __aicore__ static inline uint64_t Slot(const CombineSendArgs& args, uint64_t row) {
+        return args.window + args.out_rows.At(args.zone, row);
+    }
+};
+
 // A block's share of the rows, each to its slot.
 template <typename Args>
 class ResultRows {
@@ -114,9 +135,13 @@ private:
         const uint64_t rank = OriginOf(row, Origin::SOURCE);
         const uint64_t k = OriginOf(row, Origin::K);
         const uint64_t zone = args_->zone;
-        if (rank >= static_cast<uint64_t>(args_->num_ranks) || !args_->slots.Contains(zone, token, k) ||
-            (is_flagged_ && !args_->status.Contains(zone, token, k))) {
+        if (rank >= static_cast<uint64_t>(args_->num_ranks) || !NamesPlace(*args_, is_flagged_, token, k)) {
             report_->Add(REPORT_BAD_ROW, row);
+            return;
+        }
+        if (OutRows<Args>::AreWanted(*args_) && peers_.IsQueued(rank)) {
+            const uint64_t out = OutRows<Args>::Slot(*args_, static_cast<uint64_t>(row));
+            rows_.Copy(args_->rows + row * args_->row_bytes, &out, 1);
             return;
         }
         const uint64_t window = peers_.WindowOf(rank);

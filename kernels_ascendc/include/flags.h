@@ -10,7 +10,8 @@
 //   PhaseRunner (phases.h)                what post_status and blocks_post announce was written by earlier
 //                                         phases, each of which ends with a barrier of all pipes, and a SyncAll
 //                                         precedes it; or by earlier launches, which end with one, too
-//                                         (MOE_LAUNCHER).
+//                                         (MOE_LAUNCHER). The same holds for what dispatch_post and combine_post
+//                                         post; the flags behind it stay behind it in their queue (posts.h).
 #ifndef MOE_FLAGS_H
 #define MOE_FLAGS_H
 
@@ -38,6 +39,12 @@ __aicore__ inline T ReadFresh(uint64_t address, int64_t index = 0) {
     return value.GetValue(0);
 }
 
+// Where something for a rank is written: in whose window, and as if from whom.
+struct Place {
+    uint64_t window;
+    uint64_t source;
+};
+
 // The addresses of all ranks' windows, and how each is reached (moe_triton/core/reach.py). The host writes the table
 // once, before any kernel that reads it; but the memory had other contents before, perhaps the table of a closed
 // buffer. So each kernel drops its cached lines once.
@@ -64,6 +71,16 @@ public:
     // Whether it is of this rank's server. Where nobody is queued nobody asks, and the table does not say.
     __aicore__ inline bool IsInside(uint64_t rank) const {
         return (windows_.GetValue(rank) >> INSIDE_BIT & 1) != 0;
+    }
+
+    // The out part of this rank's own window mirrors the other one: what is to be posted to a rank lies there as if it
+    // had come from it.
+    template <typename Args>
+    __aicore__ inline Place PlaceFor(const Args& args, uint64_t rank) const {
+        if (args.out_offset != 0 && IsQueued(rank)) {
+            return {args.window + static_cast<uint64_t>(args.out_offset), rank};
+        }
+        return {WindowOf(rank), static_cast<uint64_t>(args.rank)};
     }
 
 private:

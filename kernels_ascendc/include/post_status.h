@@ -2,10 +2,12 @@
 // wrote is there.
 //
 // It needs no barrier of its own: a phase comes after all blocks' copies (PhaseRunner), and a kernel starts when the
-// one before it on the stream has ended, and each of ours ends when its copies have (MOE_LAUNCHER).
+// one before it on the stream has ended, and each of ours ends when its copies have (MOE_LAUNCHER). To a queued rank it
+// is posted, by the core that has posted to it before: what that one posted is there.
 #ifndef MOE_POST_STATUS_H
 #define MOE_POST_STATUS_H
 
+#include "posts.h"
 #include "status_entries.h"
 
 namespace moe {
@@ -18,6 +20,10 @@ public:
         peers_.Init(args.peers, args.num_ranks);
         entry_.Init(pipe, 1);
         kept_.Init(pipe);
+        if (MayPost()) {
+            report_.Init(pipe, args.report, args_.zone);
+            poster_.Init(pipe, &peers_, &report_, args.traffic, args.timeout_us);
+        }
     }
 
     __aicore__ inline void Process() {
@@ -28,15 +34,44 @@ public:
         const uint64_t at = args_.status.At(args_.zone, 0, args_.rank);
         const Share share = SplitEvenly(args_.num_ranks, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
         for (int64_t rank = share.first; rank < share.last; ++rank) {
-            entry_.Send(0, peers_.WindowOf(rank) + at);
+            if (!MayPost() || !peers_.IsQueued(rank)) {
+                entry_.Send(0, peers_.WindowOf(rank) + at);
+            }
+        }
+        if (MayPost()) {
+            Post(at);
         }
     }
 
 private:
+    __aicore__ inline bool MayPost() const {
+        return args_.out_offset != 0;
+    }
+
+    __aicore__ inline void Post(uint64_t at) {
+        TraceStep(TRACE_POST);
+        constexpr int64_t ENTRY_BYTES = STATUS_ENTRY_BYTES;
+        for (int64_t rank = 0; rank < args_.num_ranks; ++rank) {
+            if (!Poster::IsOwner(rank) || !peers_.IsQueued(rank)) {
+                continue;
+            }
+            const Place place = peers_.PlaceFor(args_, rank);
+            const uint64_t entry = place.window + args_.status.At(args_.zone, 0, place.source);
+            entry_.Leave(0, entry);
+            if (!poster_.Put(rank, {entry, peers_.WindowOf(rank) + at, 0, ENTRY_BYTES, 1})) {
+                break;
+            }
+        }
+        poster_.WriteTraffic(true);
+        report_.Write();
+    }
+
     PostStatusArgs args_;
     Peers peers_;
     StatusEntries entry_;
     KeptWord kept_;
+    Poster poster_;
+    Report report_;
 };
 
 }  // namespace moe

@@ -51,17 +51,19 @@ public:
         return false;
     }
 
-    // What this block has posted, for the host. Every block of the launch writes it.
-    __aicore__ inline void WriteTraffic() {
+    // What this block has posted, for the host. Every block of the launch writes it, or adds to what an earlier phase
+    // has written.
+    __aicore__ inline void WriteTraffic(bool adds = false) {
         if (traffic_at_ == 0) {
             return;
         }
+        const int64_t first = AscendC::GetBlockIdx() * TRAFFIC_WORDS;
         const AscendC::LocalTensor<int64_t> words = buffer_.Get<int64_t>();
         for (uint32_t i = 0; i < TRAFFIC_WORDS; ++i) {
-            words.SetValue(i, numbers_[i]);
+            words.SetValue(i, numbers_[i] + (adds ? ReadFresh<int64_t>(traffic_at_, first + i) : 0));
         }
         Order<AscendC::HardEvent::S_MTE3>();
-        AscendC::DataCopy(GlobalAt<int64_t>(traffic_at_)[AscendC::GetBlockIdx() * TRAFFIC_WORDS], words, TRAFFIC_WORDS);
+        AscendC::DataCopy(GlobalAt<int64_t>(traffic_at_)[first], words, TRAFFIC_WORDS);
     }
 
 private:

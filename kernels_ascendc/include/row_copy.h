@@ -20,6 +20,13 @@ __aicore__ inline int64_t NumResults(const Args& args, Report& report) {
     return rows < 0 ? 0 : args.capacity;
 }
 
+// Whether there is a place for this result of a token.
+template <typename Args>
+__aicore__ inline bool NamesPlace(const Args& args, bool is_flagged, uint64_t token, uint64_t k) {
+    const uint64_t zone = args.zone;
+    return args.slots.Contains(zone, token, k) && (!is_flagged || args.status.Contains(zone, token, k));
+}
+
 class RowCopy {
 public:
     __aicore__ inline void Init(AscendC::TPipe* pipe, int64_t row_bytes) {

@@ -66,6 +66,7 @@ struct Destination {
     static constexpr bool HAS_SCALES = false;
     static constexpr bool HAS_FLAGS = true;
     static constexpr bool HAS_SHARED = true;
+    static constexpr bool MAY_POST = true;  // what is for a queued rank
 
     // Whose routed rows stay where they are.
     __aicore__ static inline bool IsKept(const Args& args, uint64_t rank) {
@@ -80,10 +81,9 @@ struct Destination {
         return args.slots.expert_extent;
     }
 
-    __aicore__ static inline bool Locate(const Args& args, uint64_t, uint64_t expert, uint64_t index, uint64_t& slot,
-                                         uint64_t& stamp, uint64_t&) {
+    __aicore__ static inline bool Locate(const Args& args, uint64_t, uint64_t source, uint64_t expert, uint64_t index,
+                                         uint64_t& slot, uint64_t& stamp, uint64_t&) {
         const uint64_t zone = args.zone;
-        const uint64_t source = args.rank;
         slot = args.slots.At(zone, source, expert, index);
         stamp = slot + args.stamp_offset;
         return args.slots.Contains(zone, source, expert, index);
@@ -93,6 +93,8 @@ struct Destination {
 // What kernels have that are told how many ranks and experts there are, and keep no rows.
 template <typename Args>
 struct NumberedRanks {
+    static constexpr bool MAY_POST = false;
+
     __aicore__ static inline bool IsKept(const Args&, uint64_t) {
         return false;
     }
@@ -115,8 +117,8 @@ struct Destination<DirectSendArgs> : NumberedRanks<DirectSendArgs> {
 
     const DirectStarts* starts = nullptr;
 
-    __aicore__ inline bool Locate(const DirectSendArgs& args, uint64_t rank, uint64_t expert, uint64_t index,
-                                  uint64_t& slot, uint64_t& stamp, uint64_t& scales) const {
+    __aicore__ inline bool Locate(const DirectSendArgs& args, uint64_t rank, uint64_t /*source*/, uint64_t expert,
+                                  uint64_t index, uint64_t& slot, uint64_t& stamp, uint64_t& scales) const {
         const uint64_t zone = args.zone;
         if (!args.slots.Contains(zone, index)) {
             return false;
@@ -332,16 +334,24 @@ private:
         uint64_t& stamp = visit.stamps[visit.num_slots];
         // A negative index becomes a huge unsigned one, which no extent holds.
         const uint64_t at = static_cast<uint64_t>(static_cast<int64_t>(index));
-        if (!to_.Locate(*args_, rank, expert, at, slot, stamp, visit.scales[visit.num_slots])) {
+        const Place place = PlaceFor(rank);
+        if (!to_.Locate(*args_, rank, place.source, expert, at, slot, stamp, visit.scales[visit.num_slots])) {
             return false;
         }
-        const uint64_t window = peers_.WindowOf(rank);
-        slot += window;
-        stamp += window;
+        slot += place.window;
+        stamp += place.window;
         if constexpr (To::HAS_SCALES) {
-            visit.scales[visit.num_slots] += window;
+            visit.scales[visit.num_slots] += place.window;
         }
         return true;
+    }
+
+    __aicore__ inline Place PlaceFor(uint64_t rank) const {
+        if constexpr (To::MAY_POST) {
+            return peers_.PlaceFor(*args_, rank);
+        } else {
+            return {peers_.WindowOf(rank), static_cast<uint64_t>(args_->rank)};
+        }
     }
 
     __aicore__ inline bool Refuse(int64_t token, int64_t k) {

@@ -31,6 +31,13 @@ public:
         RaiseFlags(GlobalAt<int32_t>(address), entries_[WordOf(i)], words, static_cast<uint32_t>(number));
     }
 
+    // To where nobody looks for it: it is posted from there. When this returns it is there.
+    __aicore__ inline void Leave(int64_t i, uint64_t address, int64_t number = 1) {
+        AscendC::DataCopy(GlobalAt<int32_t>(address), entries_[WordOf(i)],
+                          static_cast<uint32_t>(number * STATUS_ENTRY_WORDS));
+        Order<AscendC::HardEvent::MTE3_S>();
+    }
+
 private:
     __aicore__ inline uint32_t WordOf(int64_t i) const {
         return static_cast<uint32_t>(i * STATUS_ENTRY_WORDS);
@@ -48,9 +55,17 @@ __aicore__ inline int32_t WordOfDispatch(const Args& args) {
     return static_cast<int32_t>(args.call) | before;
 }
 
+// Where the entries of a source begin, in a window or its mirror, for a receiver with so many experts: a shared rank
+// has one.
+template <typename Args>
+__aicore__ inline uint64_t EntryAt(const Args& args, uint64_t source, int64_t num_experts) {
+    return args.status.At(args.zone, 0, 0) + source * static_cast<uint64_t>(num_experts) * STATUS_ENTRY_BYTES;
+}
+
 // A dispatch's entries: one per shared rank, then one per routed expert; also for counts of 0, since every rank waits
 // for an entry from every rank. Those of one receiver are neighbours in its window, and go in one copy: each copy is a
 // trip of its own. A receiver looks at each entry by itself, so that the order in which they arrive does not matter.
+// Those of queued receivers are posted behind their rows (dispatch_post.h).
 template <typename Args>
 class DispatchStatusPost {
 public:
@@ -127,7 +142,9 @@ private:
             const Receiver to = ReceiverOf(entry);
             const int64_t left = Smaller(to.num_experts - to.expert, last - entry);
             const int64_t number = Smaller(left, ENTRIES_PER_COPY);
-            entries_.Send(entry - first, AddressAt(to), number);
+            if (args_->out_offset == 0 || !peers_.IsQueued(to.rank)) {
+                entries_.Send(entry - first, AddressAt(to), number);
+            }
             entry += number;
         }
     }
@@ -141,10 +158,8 @@ private:
         return {args_->num_shared_ranks + routed / local_experts, local_experts, routed % local_experts};
     }
 
-    // Entries lie by source, as many of each as the receiver has experts: a shared rank has one.
     __aicore__ inline uint64_t AddressAt(const Receiver& to) const {
-        const int64_t place = args_->rank * to.num_experts + to.expert;
-        return peers_.WindowOf(to.rank) + args_->status.At(args_->zone, 0, 0) + place * STATUS_ENTRY_BYTES;
+        return peers_.WindowOf(to.rank) + EntryAt(*args_, args_->rank, to.num_experts) + to.expert * STATUS_ENTRY_BYTES;
     }
 
     const Args* args_ = nullptr;

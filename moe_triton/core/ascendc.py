@@ -5,12 +5,16 @@ words of `Region.words`. Every argument is one 64-bit word or several; the struc
 
 ``zone_at`` is the address of the zone in device memory, for launches that are captured once and replayed;
 null if the zone is ``zone``.
+
+``out_offset`` is where the out part of this rank's window begins, which mirrors what peers write: what goes
+to a queued peer lies there as if that peer had sent it here. 0 where no peer is queued.
 """
 
 from __future__ import annotations
 
 from moe_triton.core.ascendc_blocks import BLOCKS_POST, BLOCKS_RETURN, BLOCKS_SEND, BLOCKS_WAIT
 from moe_triton.core.ascendc_direct import COUNTS_SEND, DIRECT_SEND
+from moe_triton.core.ascendc_posts import COMBINE_POST, DISPATCH_POST, POSTING
 from moe_triton.core.kernel import Arg, AscendCKernel
 from moe_triton.core.records import REPORT
 
@@ -44,6 +48,8 @@ _SEND_ARGS = (
     Arg("combine_kind", "*i32", "in"),  # what the combine before adds to that, or null
     Arg("dispatch_word", "*i32", "out"),  # the word as it was posted, for the wait; or null
     Arg("begun", "*fp32", "out"),  # as in dispatch_receive, or null
+    Arg("window", "*i8", "out"),  # this rank's own: rows for queued peers, which get no entries; or null
+    Arg("out_offset", "i64", "value"),
     Arg("slots", "dispatch_slots", "value"),
     Arg("status", "dispatch_status", "value"),
     Arg("report", "*i32", "out"),
@@ -204,6 +210,8 @@ COMBINE_SEND = AscendCKernel(
         Arg("progress", "*i32", "inout"),  # (blocks,) records `part_progress`, or null for one part
         Arg("kind", "i64", "value"),  # what this combine adds to the next dispatch's call word
         Arg("combine_kind", "*i32", "out"),  # where that is kept
+        Arg("window", "*i8", "out"),  # this rank's own, for rows to queued peers, without flags; or null
+        Arg("out_rows", "indexed_slots", "value"),  # where they go in it, by their numbers; none
         Arg("slots", "combine_slots", "value"),
         Arg("status", "combine_status", "value"),
         Arg("report", "*i32", "out"),
@@ -273,7 +281,8 @@ COMBINE_READY = AscendCKernel(
 )
 
 # An entry {1.0f, count, call word} to every rank, at (zone, 0, this rank). What earlier launches of the
-# stream wrote is there before it, and what all blocks wrote in earlier phases: their end is the ordering.
+# stream wrote is there before it, and what all blocks wrote in earlier phases: their end is the ordering. To
+# a queued peer it is posted, behind what earlier phases posted there; traffic is added to theirs.
 POST_STATUS = AscendCKernel(
     "post_status",
     (
@@ -286,6 +295,7 @@ POST_STATUS = AscendCKernel(
         Arg("rank", "i64", "value"),
         Arg("zone", "i64", "value"),
         Arg("zone_at", "*i32", "in"),
+        *POSTING,
         Arg("status", "dispatch_status", "value"),
         Arg("report", "*i32", "out"),
     ),
@@ -317,6 +327,7 @@ EXCHANGE_SEND = AscendCKernel(
 
 KERNELS: tuple[AscendCKernel, ...] = (
     DISPATCH_SEND,
+    DISPATCH_POST,
     COUNTS_SEND,
     DIRECT_SEND,
     DISPATCH_WAIT,
@@ -328,6 +339,7 @@ KERNELS: tuple[AscendCKernel, ...] = (
     INBAND_RECEIVE,
     INBAND_COLLECT,
     COMBINE_SEND,
+    COMBINE_POST,
     COMBINE_WAIT,
     COMBINE_READY,
     POST_STATUS,
@@ -347,3 +359,4 @@ MAX_BLOCKS = 48
 
 # Kinds of a trace's events: a block of a launch; in it, a wait for a peer, and the block's steps.
 TRACE_BLOCK, TRACE_WAIT, TRACE_WRITE, TRACE_SYNC, TRACE_FLAG, TRACE_WRITE_AND_FLAG, TRACE_POLL = range(7)
+TRACE_POST = 7

@@ -14,6 +14,7 @@ _FORMAT = (
     Arg("rows_offset", "i64", "value"),  # bytes from a block's beginning to its first row
     Arg("row_step", "i64", "value"),  # bytes from one row to the next; a multiple of 32
     Arg("max_rows", "i64", "value"),  # of a block
+    Arg("end_offset", "i64", "value"),  # from a block's beginning to FLAG2; 0: right behind its rows
     Arg("peer_blocks", "peer_blocks", "value"),
 )
 _ROUND = (
@@ -26,6 +27,11 @@ _PEERS = (
     Arg("peers", "*i64", "in"),  # (EP,) window addresses
     Arg("num_ranks", "i64", "value"),
     Arg("rank", "i64", "value"),
+)
+# Where blocks are made that are posted.
+_OUT = (
+    Arg("window", "*i8", "out"),  # this rank's own
+    Arg("out_offset", "i64", "value"),  # where its out part begins; 0 where no peer is queued
 )
 
 # Dispatch: to each rank its counts and FLAG1, then its rows, expert by expert.
@@ -47,6 +53,7 @@ BLOCKS_SEND = AscendCKernel(
         Arg("combine_kind", "*i32", "in"),  # as in dispatch_send, also the next one
         Arg("dispatch_word", "*i32", "out"),
         *_PEERS,
+        *_OUT,
         *_ROUND,
         *_FORMAT,
         Arg("report", "*i32", "out"),
@@ -65,18 +72,24 @@ BLOCKS_RETURN = AscendCKernel(
         Arg("kind", "i64", "value"),  # as in combine_send, also the next one
         Arg("combine_kind", "*i32", "out"),
         *_PEERS,
+        *_OUT,
         *_ROUND,
         *_FORMAT,
         Arg("report", "*i32", "out"),
     ),
 )
 
-# FLAG2 behind the last row of each rank's block. What all blocks wrote in earlier phases is there before it.
+# FLAG2 of each rank's block; then a message with it to each queued peer. What all blocks wrote in earlier
+# phases is there before.
 BLOCKS_POST = AscendCKernel(
     "blocks_post",
     (
         Arg("rows_to", "*i32", "in"),  # (EP,)
+        Arg("payload_bytes", "i64", "value"),  # of a row: those of the row itself
+        Arg("timeout_us", "i64", "value"),  # how long a queue may be full
+        Arg("traffic", "*i64", "out"),  # (blocks, 8) `moe_triton.core.records.TRAFFIC`, or null
         *_PEERS,
+        *_OUT,
         *_ROUND,
         *_FORMAT,
         Arg("report", "*i32", "out"),

@@ -22,6 +22,7 @@ from moe_triton.core.ascendc import (
 )
 from moe_triton.core.ascendc_blocks import BLOCKS_POST, BLOCKS_RETURN, BLOCKS_SEND, BLOCKS_WAIT
 from moe_triton.core.ascendc_direct import COUNTS_SEND, DIRECT_SEND
+from moe_triton.core.ascendc_posts import COMBINE_POST, DISPATCH_POST
 from moe_triton.core.kernel import AscendCKernel, FusedKernel
 
 # An operator's half is the same kernel without the other half's phases.
@@ -48,6 +49,18 @@ FUSED: tuple[FusedKernel, ...] = (
     FusedKernel("combine_in_parts", (COMBINE_SEND, COMBINE_READY)),
     # Flags for whole ranks: what all blocks wrote is there.
     FusedKernel("combine_by_rank", (COMBINE_SEND, POST_STATUS, DISPATCH_WAIT), frozenset({1})),
+    # What is posted was written by all blocks. Nothing is where a row is that names no place: none is posted.
+    FusedKernel(
+        "posting_dispatch",
+        (DISPATCH_SEND, DISPATCH_POST, DISPATCH_WAIT, DISPATCH_OFFSETS, DISPATCH_ROWS),
+        synced=frozenset({1}),
+        guarded=frozenset({1}),
+        continuing=frozenset({4}),
+    ),
+    FusedKernel("posting_combine", (COMBINE_SEND, COMBINE_POST, COMBINE_WAIT), frozenset({1})),
+    FusedKernel(
+        "posting_combine_by_rank", (COMBINE_SEND, COMBINE_POST, POST_STATUS, DISPATCH_WAIT), frozenset({1})
+    ),
     FusedKernel("exchange", (EXCHANGE_SEND, POST_STATUS, DISPATCH_WAIT), frozenset({1})),
     # Rows follow when every rank's counts are there; their flag when every block's rows are.
     FusedKernel(

@@ -88,6 +88,26 @@ class Tuning:
                 rule = f"it must be 0, or less than the rank's {num_blocks} blocks"
                 raise ArgumentError(f"tuning.{name}", value, rule, "Pass 0, or more num_blocks.")
 
+    def check_posts(self, num_max_tokens: int) -> None:
+        """Checks that nothing cuts operators whose rows are posted to queues.
+
+        Args:
+            num_max_tokens: of a rank.
+
+        Raises:
+            ArgumentError: a setting cuts them into parts, or has blocks that receive meanwhile.
+        """
+        rule = "in a group of several servers operators have one part: rows are posted once all are written"
+        remedy = "or make a group of each server's ranks."
+        for name in ("dispatch_tokens", "combine_tokens"):
+            tokens = getattr(self, name)
+            if tokens is not None and tokens < num_max_tokens:
+                leave = f"Leave it out, pass {num_max_tokens} or more, {remedy}"
+                raise ArgumentError(f"tuning.{name}", tokens, rule, leave)
+        for name in ("communication_blocks", "receiving_blocks"):
+            if getattr(self, name):
+                raise ArgumentError(f"tuning.{name}", getattr(self, name), rule, f"Leave it out, {remedy}")
+
 
 def checked_tuning(tuning: object) -> Tuning:
     """The user's settings, or the defaults for None.

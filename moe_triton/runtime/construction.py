@@ -174,6 +174,8 @@ def check(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
     config = order.config()
     check_config(config)
     tuning = checked_tuning(order.tuning)
+    if config.topology.num_servers > 1:
+        tuning.check_posts(config.num_max_tokens_per_rank)
     num_blocks = None if order.num_blocks is None else check_integer("num_blocks", order.num_blocks)
     file = None
     if order.trace is not None:

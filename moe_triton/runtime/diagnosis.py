@@ -84,7 +84,7 @@ def failure(
         run.number,
         zone,
         missing,
-        f"their flags did not come within {run.timeout_us / 1e6:g} s. {instead}{stuck}"
+        f"{site.scheme.finders[launch.kernel.name].said} {run.timeout_us / 1e6:g} s. {instead}{stuck}"
         f"Rebuild the buffer once they are back.",
         named,
     )

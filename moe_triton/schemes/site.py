@@ -164,7 +164,7 @@ class Site:
     @property
     def overlaps(self) -> bool:
         """Whether computing and communicating have blocks of their own."""
-        return self.tuning.communication_blocks > 0
+        return self.tuning.communication_blocks > 0 and not self.spans_servers
 
     def by_readiness(self, parts: int) -> bool:
         """Whether a part of a combine is what is complete first, and not the next tokens."""
@@ -177,6 +177,9 @@ class Site:
         Raises:
             ArgumentError: the table of parts is damaged.
         """
+        if self.spans_servers:
+            whole = PartTokens(self.config.num_max_tokens_per_rank, "what is posted goes in one part")
+            return {"dispatch": whole, "combine": whole}
         given = self.config, self.target, self.tuning, self.sources
         return {operator: part_tokens(operator, *given) for operator in ("dispatch", "combine")}
 
@@ -188,6 +191,11 @@ class Site:
             ArgumentError: a table cannot be used.
         """
         return KernelSettings(machine_of(self.target, self.config.product), self.config, self.tuning.tables)
+
+    @property
+    def spans_servers(self) -> bool:
+        """Whether the group has several servers: what is posted is posted when all of it is there."""
+        return self.config.topology.num_servers > 1
 
     def parts(self, operator: str, tokens: int) -> int:
         """The number of parts that an operator on these tokens is cut into."""
@@ -209,6 +217,8 @@ class Site:
         at half of the rate at which one sends them on average: there are at least as many.
         """
         given = self.tuning.receiving_blocks
+        if self.spans_servers:
+            return 0
         if given is None:
             is_split = self.target == "npu" and self.num_blocks >= 2 * SENDING_BLOCKS
             given = self.num_blocks - SENDING_BLOCKS if is_split else 0

@@ -144,11 +144,18 @@ class BlocksWorld:
             "rows_offset": layout.rows_offset,
             "row_step": row_step,
             "max_rows": layout.max_rows,
+            "end_offset": 0,
             "peer_blocks": layout.blocks,
         }
 
     def _of_peers(self, rank: int) -> dict[str, object]:
-        return {"peers": self.peers, "num_ranks": self.config.num_ranks, "rank": rank}
+        peers = {"peers": self.peers, "num_ranks": self.config.num_ranks, "rank": rank}
+        return {**peers, "window": self.windows[rank], "out_offset": 0}
+
+    def _post(self, rank: int, payload_bytes: int) -> dict[str, object]:
+        """What posts ask for; `payload_bytes` of each row."""
+        counted = {"payload_bytes": payload_bytes, "timeout_us": self.case.timeout_us, "traffic": 0}
+        return {"rows_to": self.rows_to[rank].array, "call": 0, **counted, **self._of_peers(rank)}
 
     # Dispatch.
 
@@ -194,7 +201,7 @@ class BlocksWorld:
             **self._of_peers(rank),
             **block,
         }
-        post = {"rows_to": self.rows_to[rank].array, "call": 0, **self._of_peers(rank), **block}
+        post = {**self._post(rank, row.row_bytes), **block}
         wait = {
             "window": self.windows[rank],
             "recv_counts": outputs.recv_counts.array,
@@ -336,7 +343,7 @@ class BlocksWorld:
             **self._of_peers(rank),
             **block,
         }
-        post = {"rows_to": self.rows_to[rank].array, "call": 0, **self._of_peers(rank), **block}
+        post = {**self._post(rank, case.result_bytes), **block}
         wait = {
             "window": self.windows[rank],
             "recv_counts": counts,

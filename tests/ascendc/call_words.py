@@ -65,6 +65,10 @@ def posting(operator: str, number: int) -> dict[str, object]:
     return {"call": word_of(operator, number), "kind": 0, "combine_kind": 0}
 
 
+# Of a kernel that posts, where nobody is queued.
+NOT_POSTING: dict[str, object] = {"window": 0, "out_offset": 0, "timeout_us": 0, "traffic": 0}
+
+
 def expecting(operator: str, number: int) -> dict[str, object]:
     """Arguments of the wait for those."""
     return {"call": word_of(operator, number), "combine_kind": 0, "dispatch_word": 0}

@@ -13,7 +13,7 @@ from moe_triton.core.region import Dim, Region
 from moe_triton.layout import NUM_ZONES, SlotLayout
 from moe_triton.schemes.direct.layout import DirectLayout
 
-from .call_words import CallWords, expecting, posting
+from .call_words import NOT_POSTING, CallWords, expecting, posting
 from .case import Case, Routing, Sent, WrongResultError, check_reports, draw_routing, results_of, sent_to
 from .direct_tables import Places, Tables, counts_of, offsets_of, places_of
 from .library import Library, Phase, address
@@ -251,6 +251,7 @@ class DirectWorld:
             "rank": rank,
             "zone": zone,
             "status": status,
+            **NOT_POSTING,
             **(call or posting("D", 0)),
         }
 

@@ -12,7 +12,7 @@ from moe_triton.core.records import STAMP, STATUS_ENTRY
 from moe_triton.layout import NUM_ZONES, STATE_BYTES
 from moe_triton.schemes.fullmesh.layout import WindowLayout
 
-from .call_words import CallWords, expecting, posting
+from .call_words import NOT_POSTING, CallWords, expecting, posting
 from .case import Case, Routing, WrongResultError, check_reports, draw_routing, results_of, sent_to
 from .inband import check_outputs, receive_inband
 from .library import Library, address
@@ -44,6 +44,10 @@ class World:
     def run(self) -> None:
         """Every rank's rounds, each rank on a thread. Raises the first failure of any of them."""
         self._ranks.run(self._rounds)
+        self.check_what_is_left()
+
+    def check_what_is_left(self) -> None:
+        """When all ranks have ended: cells and windows."""
         self.calls.check()
         for window in self.windows:
             window.check_guards()
@@ -127,6 +131,8 @@ class World:
                 "kept_rank": -1,
                 "post_status": int(first == 0),
                 **self.calls.sending(rank, 0),
+                "window": 0,
+                "out_offset": 0,
                 "slots": self.slots,
                 "status": self.layout.dispatch_status,
             }
@@ -319,17 +325,16 @@ class World:
             raise WrongResultError(f"numbers {counts.tolist()} came with the flags")
 
     def post_status(self, rank: int, zone: int, count: np.ndarray | int, **call: object) -> np.ndarray:
-        return self.library.launch(
-            "post_status",
-            self.case.blocks,
-            peers=self.peers,
-            num_ranks=self.config.num_ranks,
-            count=count,
-            rank=rank,
-            zone=zone,
-            status=self.peer_status,
-            **call,
-        )
+        arguments: dict[str, object] = {
+            "peers": self.peers,
+            "num_ranks": self.config.num_ranks,
+            "count": count,
+            "rank": rank,
+            "zone": zone,
+            **NOT_POSTING,
+            "status": self.peer_status,
+        }
+        return self.library.launch("post_status", self.case.blocks, **{**arguments, **call})
 
     def send_results(
         self, rank: int, rows: np.ndarray, received: dict[str, np.ndarray], zone: int, **changes: object
@@ -353,6 +358,8 @@ class World:
             "progress": 0,
             "kind": 0,
             "combine_kind": 0,
+            "window": 0,
+            "out_rows": self.layout.out_rows,
             "slots": self.layout.combine_slots,
             "status": without_extents(status) if self.case.full_wait else status,
         }

@@ -9,7 +9,7 @@ import numpy as np
 from moe_triton.core.region import Dim, Region
 from moe_triton.layout import NUM_ZONES, STATUS_ENTRY_BYTES, UB_ALIGN, align
 
-from .call_words import expecting, posting
+from .call_words import NOT_POSTING, expecting, posting
 from .case import WrongResultError, check_reports
 from .library import Library, address
 from .memory import GARBAGE, Guarded, across_lines
@@ -180,6 +180,7 @@ class Exchange:
             rank=rank,
             zone=zone,
             **posting("E", number),
+            **NOT_POSTING,
             status=self.case.status,
         )
 

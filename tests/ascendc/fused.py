@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -165,11 +165,15 @@ class FusedWorld(World):
         }
 
     def _sending(self, rank: int, number: int, zone: int) -> Phase:
-        recording, recorder = copy.copy(self), _Recorder()
-        recording.library = recorder  # type: ignore[assignment]
         routing = draw_routing(self.case, self.seed, number, rank)
         changes = {**self.calls.sending(rank, number), "zone_at": self._zones[rank]}
-        recording.send_rows(rank, routing, zone, **changes)
+        return self.recorded(lambda world: world.send_rows(rank, routing, zone, **changes))
+
+    def recorded(self, launch: Callable[[World], object]) -> Phase:
+        """What would be launched, to be a phase instead."""
+        recording, recorder = copy.copy(self), _Recorder()
+        recording.library = recorder  # type: ignore[assignment]
+        launch(recording)
         return recorder.phase
 
     def check_outputs(self, rank: int, number: int, zone: int, outputs: Outputs) -> None:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from moe_triton.backends.cpu.native import SettingsStruct
+from moe_triton.backends.cpu.nic import NicDescription
 from moe_triton.core.abi import first_words
 from moe_triton.core.ascendc import KERNELS, REPORT_WORDS
 from moe_triton.core.fused import LAUNCHED, fused
@@ -193,9 +195,27 @@ class Library:
             function = getattr(self._library, kernel.symbol)
             function.argtypes = (ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
             function.restype = ctypes.c_int
+        self._library.moe_nic_open.argtypes = (ctypes.c_void_p,)
+        self._library.moe_nic_open.restype = ctypes.c_void_p
+        self._library.moe_nic_close.argtypes = (ctypes.c_void_p,)
+        self._library.moe_use_settings.argtypes = (ctypes.c_void_p,)
         self.is_strict = hasattr(self._library, "moe_emulation_seed")
         if self.is_strict:
             self._library.moe_emulation_seed.argtypes = (ctypes.c_uint64,)
+
+    def open_nic(self, description: NicDescription) -> int:
+        """Starts a NIC; `close_nic` ends it."""
+        nic: int = self._library.moe_nic_open(ctypes.addressof(description))
+        assert nic
+        return nic
+
+    def close_nic(self, nic: int) -> None:
+        """Ends a NIC, once it has delivered what was posted."""
+        self._library.moe_nic_close(nic)
+
+    def use_settings(self, settings: SettingsStruct | None) -> None:
+        """Those of this thread's launches from now on; they must outlive them. None for the defaults."""
+        self._library.moe_use_settings(settings and ctypes.addressof(settings))
 
     def seed(self, seed: int) -> None:
         """Decides the order of completions in this thread's launches from now on. Nothing when fast."""

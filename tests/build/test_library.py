@@ -94,6 +94,10 @@ def test_a_launcher_takes_blocks_a_stream_and_words(
         "rank": 0,
         "zone": 0,
         "zone_at": 0,
+        "window": 0,
+        "out_offset": 0,
+        "timeout_us": 0,
+        "traffic": 0,
         "status": region_at(64),
         "report": 0,
     }

@@ -17,6 +17,7 @@ STEPS = {
     ascendc.TRACE_FLAG: "flag",
     ascendc.TRACE_WRITE_AND_FLAG: "write + flag",
     ascendc.TRACE_POLL: "poll",
+    ascendc.TRACE_POST: "post",
 }
 Json = dict[str, Any]
 

@@ -2,16 +2,19 @@
 
 Of each rank one block comes in every round, with all that it has for this one: a receiver waits for as many
 flags as there are ranks, and a sender needs one write for each peer, which is what queues between servers are
-made for. This is the form inside a server, where blocks are written straight into the peers' windows.
+made for. Inside a server blocks are written straight into the peers' windows. In a group of several servers
+each is made in the out part of this rank's own, and posted as one message.
 
 What guards what, in zone z of round i:
 
 - FLAG1, the number of the round, guards the counts, which say where FLAG2 is; FLAG2 guards the rows.
+- Where queues keep no order inside a message, FLAG2 is one of its own and guards the counts, too.
 - Nothing is cleared: numbers of rounds differ, and nothing but a header is ever where FLAG1 is.
 
 Dispatch and combine share zones and toggle. Two zones are enough because either waits for every rank: a rank
 that has ended round i + 1 has seen every peer's flags of i + 1, which that peer posted after it ended i. So
-whoever writes blocks of round i + 2 comes after the last read of what i left in the same zone.
+whoever writes blocks of round i + 2 comes after the last read of what i left in the same zone. The same flags
+say that what this rank posted in round i has arrived: its place in the out part is free.
 """
 
 from __future__ import annotations
@@ -33,10 +36,11 @@ from moe_triton.schemes.site import OPERATORS, Operator, Site
 
 
 class BlockFullmesh(SplitScheme):
-    """fullmesh of A2, inside a server: builds the plans of one rank."""
+    """fullmesh of A2: builds the plans of one rank."""
 
     layout_of = BlocksLayout
     finders: ClassVar = ENTRY_FINDERS | FINDERS
+    crosses_servers: ClassVar[bool] = True
     refuses: ClassVar = {
         "torch_npu halves": Refusal(
             "torch_npu's halves are those of A3",
@@ -63,6 +67,12 @@ class BlockFullmesh(SplitScheme):
             shared=frozenset({"dispatch", "combine"}),
             on_device=self.site.target == "npu",
         )
+
+    @cached_property
+    def queued_peers(self) -> frozenset[int]:
+        """See `Scheme`. In a group of several servers those of this one take posts, too (seed 001)."""
+        c = self.site.config
+        return frozenset(range(c.num_ranks)) - {self.site.rank} if c.topology.num_servers > 1 else frozenset()
 
     @property
     def statuses(self) -> tuple[tuple[Operator, Region], ...]:

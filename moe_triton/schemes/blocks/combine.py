@@ -68,12 +68,12 @@ class CombinePlans:
             "rows_to": Hole("rows_to"),
             "kind": combine_bits(variant.kind),
             "combine_kind": COMBINE_KIND,
-            **of_peers(site),
+            **of_peers(site, self.layout),
             **in_blocks(site, self.layout, "combine", zone, call, self._row_bytes),
             "report": Hole("report"),
         }
         send = launch("send", BLOCKS_RETURN, "communication", site.num_blocks, **values)
-        return [send, post(site, self.layout, "combine", zone, call, self._row_bytes)]
+        return [send, post(site, self.layout, "combine", zone, call, self._row_bytes, self._row_bytes)]
 
     def _places(self, variant: CombineVariant) -> list[Launch]:
         """Where each result will be, and how many come from each rank."""

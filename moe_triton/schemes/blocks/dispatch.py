@@ -85,12 +85,12 @@ class DispatchPlans:
             "rows_to": Hole("rows_to"),
             "combine_kind": COMBINE_KIND,
             "dispatch_word": DISPATCH_WORD,
-            **of_peers(site),
+            **of_peers(site, self.layout),
             **in_blocks(site, self.layout, "dispatch", zone, call, row.packed_bytes),
             "report": Hole("report"),
         }
         send = launch("send", BLOCKS_SEND, "communication", site.num_blocks, **values)
-        return [send, post(site, self.layout, "dispatch", zone, call, row.packed_bytes)]
+        return [send, post(site, self.layout, "dispatch", zone, call, row.packed_bytes, row.row_bytes)]
 
     def _receive(self, variant: DispatchVariant, zone: int) -> list[Launch]:
         """Step 3, and where rows belong and are."""

@@ -4,12 +4,14 @@ Sizes in bytes::
 
     state   barrier entries of zone 0, those of zone 1, Align512
     data    zone 0 {a block of each rank}, zone 1 {the same}
+    out     in a group of several servers: the same once more, for what is posted to each rank
 
 A block::
 
     0            header: int32 counts, one for each local expert, the call word, FLAG1
     rows_offset  rows one after the other, Align512 of the header before them
-    behind them  FLAG2, 32 bytes
+    behind them  FLAG2, 32 bytes; where queues keep no order inside a message, behind the most rows that
+                 there can be
 
 The header is 32 words with FLAG1 at word 24 by the limits of v3, where a rank has 24 experts at most;
 otherwise as many units of 8 words as it takes, FLAG1 last. A row of a dispatch is followed by its scales, if
@@ -115,10 +117,14 @@ class BlocksLayout(Layout):
         return c.num_max_tokens_per_rank * min(c.num_local_experts, c.num_topk)
 
     @cached_property
+    def end_offset(self) -> int:
+        """Bytes from a block's beginning to the end of the most and longest rows that it can have."""
+        return self.rows_offset + self.max_rows * BlockRow(self.config.hidden, 2).packed_bytes
+
+    @cached_property
     def block_bytes(self) -> int:
         """Bytes from one block to the next."""
-        row = BlockRow(self.config.hidden, 2)
-        return align(self.rows_offset + self.max_rows * row.packed_bytes + UB_ALIGN, SLOT_ALIGN)
+        return align(self.end_offset + UB_ALIGN, SLOT_ALIGN)
 
     @cached_property
     def blocks(self) -> Region:
@@ -155,6 +161,11 @@ class BlocksLayout(Layout):
     def zone_bytes(self) -> int:
         """Bytes from one zone to the next."""
         return self.config.num_ranks * self.block_bytes
+
+    @property
+    def out_bytes(self) -> int:
+        """See `Layout`: a mirror of the part that peers write, where there are several servers."""
+        return self.in_bytes if self.config.topology.num_servers > 1 else 0
 
     @property
     def regions(self) -> tuple[Region, ...]:

@@ -8,9 +8,16 @@ from moe_triton.schemes.blocks.layout import BlocksLayout
 from moe_triton.schemes.site import Operator, Site
 
 
-def of_peers(site: Site) -> dict[str, Value]:
-    """Where the windows of all ranks are."""
-    return {"peers": Hole("peers"), "num_ranks": site.config.num_ranks, "rank": site.rank}
+def of_peers(site: Site, layout: BlocksLayout) -> dict[str, Value]:
+    """Where the windows of all ranks are, and where blocks are made that are posted."""
+    out_offset = layout.in_bytes if site.scheme.queued_peers else 0
+    return {
+        "peers": Hole("peers"),
+        "num_ranks": site.config.num_ranks,
+        "rank": site.rank,
+        "window": Hole("window") if out_offset else 0,
+        "out_offset": out_offset,
+    }
 
 
 def in_blocks(
@@ -27,19 +34,36 @@ def in_blocks(
         "rows_offset": layout.rows_offset,
         "row_step": row_step,
         "max_rows": layout.max_rows,
+        "end_offset": layout.end_offset if site.scheme.queued_peers and not site.keeps_order else 0,
         "peer_blocks": layout.blocks.words(),
     }
 
 
-def post(site: Site, layout: BlocksLayout, operator: Operator, zone: int, call: int, row_step: int) -> Launch:
-    """Step 2: FLAG2 behind the rows of every block."""
+def post(
+    site: Site,
+    layout: BlocksLayout,
+    operator: Operator,
+    zone: int,
+    call: int,
+    row_step: int,
+    payload_bytes: int,
+) -> Launch:
+    """Step 2: FLAG2 of every block, and the posts of those for queued peers.
+
+    Args:
+        site, layout, operator, zone, call, row_step: as in `in_blocks`.
+        payload_bytes: of a row: those of the row itself.
+    """
     return launch(
         "flag",
         BLOCKS_POST,
         "communication",
         site.num_blocks,
         rows_to=Hole("rows_to"),
-        **of_peers(site),
+        payload_bytes=payload_bytes,
+        timeout_us=site.timeout_us,
+        traffic=site.traffic(operator) if site.scheme.queued_peers else 0,
+        **of_peers(site, layout),
         **in_blocks(site, layout, operator, zone, call, row_step),
         report=Hole("report"),
     )

@@ -9,6 +9,18 @@ from moe_triton.layout.call_word import Kind, call_word, combine_bits
 from moe_triton.schemes.site import COMBINE_KIND, Operator, Peers, Site
 
 
+def posting(site: Site, operator: Operator, peers: Peers | None = None) -> dict[str, Value]:
+    """Arguments of a kernel that posts to the queued ones of these peers; None for all ranks of the group."""
+    if (peers or site.peers).group != "expert" or not site.scheme.queued_peers:
+        return {"window": 0, "out_offset": 0, "timeout_us": 0, "traffic": 0}
+    return {
+        "window": Hole("window"),
+        "out_offset": site.layout.in_bytes,
+        "timeout_us": site.timeout_us,
+        "traffic": site.traffic(operator),
+    }
+
+
 def post(
     site: Site,
     step: str,
@@ -50,6 +62,7 @@ def post(
         combine_kind=COMBINE_KIND if keep else 0,
         rank=peers.rank,
         **site.zone_of(operator, zone),
+        **posting(site, operator, peers),
         status=status.words(),
         report=Hole("report"),
     )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from moe_triton.core.ascendc import DISPATCH_WAIT
+from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS, REPORT_TIMEOUT
 from moe_triton.core.plan import Launch
 from moe_triton.core.region import REGION_DIMS, Region, region_of
 from moe_triton.layout import FLAG_BITS
@@ -57,11 +57,13 @@ class Finder(NamedTuple):
         goes_on: called with the site, the launch's arguments (addresses, numbers and regions) and the numbers
             that a block waits for; gives the rank of each flag that is not there yet.
         words: (rank, call word) of all that has come, where it does not lie in the entries of ``status``.
+        said: what an error says of these ranks, before the time.
     """
 
     gave_up: Callable[[GaveUp], list[int]]
     goes_on: Callable[[Site, dict[str, Any], range], Iterator[int]]
     words: Callable[[GaveUp], Iterator[tuple[int, int]]] | None = None
+    said: str = "their flags did not come within"
 
 
 def arguments_of(launch: Launch) -> dict[str, Any]:
@@ -108,4 +110,16 @@ def _entries_go_on(site: Site, arguments: dict[str, Any], places: range) -> Iter
             yield source
 
 
-ENTRY_FINDERS = {DISPATCH_WAIT.name: Finder(entries_gave_up, _entries_go_on)}
+def _posts_gave_up(wait: GaveUp) -> list[int]:
+    """A block that has waited in vain for room in a queue posts no more."""
+    return sorted({first for code, first in wait.report[:, :2].tolist() if code == REPORT_TIMEOUT})
+
+
+def _posts_go_on(site: Site, arguments: dict[str, Any], ranks: range) -> Iterator[int]:
+    """Where a block waits for room."""
+    return iter(ranks)
+
+
+POSTS = Finder(_posts_gave_up, _posts_go_on, said="the queues to them stayed full for")
+"""Of a kernel that posts."""
+ENTRY_FINDERS = {DISPATCH_WAIT.name: Finder(entries_gave_up, _entries_go_on), POST_STATUS.name: POSTS}

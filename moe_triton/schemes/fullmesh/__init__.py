@@ -32,9 +32,13 @@ from moe_triton.schemes.site import OPERATORS, Operator, Site
 
 
 class Fullmesh(SplitScheme):
-    """fullmesh_v1: builds the plans of one rank."""
+    """fullmesh_v1: builds the plans of one rank.
+
+    Ranks of other servers are reached by queues (`moe_triton.schemes.fullmesh.posts`).
+    """
 
     finders: ClassVar = ENTRY_FINDERS | FINDERS
+    crosses_servers: ClassVar = True
     inband: ClassVar = False
     """Whether each row carries its flags."""
 
@@ -50,8 +54,15 @@ class Fullmesh(SplitScheme):
 
     @classmethod
     def space(cls, config: Config, target: str, cores: int) -> Space:
-        """See `Scheme`. Operators are cut into parts as well."""
-        return with_parts(waiting_space(config, target, cores), config, cores)
+        """See `Scheme`. Operators are cut into parts as well, unless they post."""
+        space = waiting_space(config, target, cores)
+        return space if config.topology.num_servers > 1 else with_parts(space, config, cores)
+
+    @property
+    def queued_peers(self) -> frozenset[int]:
+        """See `Scheme`: the ranks of other servers."""
+        config = self.site.config
+        return frozenset(range(config.num_ranks)) - frozenset(config.topology.neighbours(self.site.rank))
 
     @staticmethod
     def layout_of(config: Config) -> WindowLayout:
@@ -129,6 +140,7 @@ class Fullmesh(SplitScheme):
 class InbandFullmesh(Fullmesh):
     """fullmesh_v2: each row is received as soon as its own flags are there."""
 
+    crosses_servers: ClassVar = False
     inband: ClassVar = True
     refuses: ClassVar = {
         "several servers": Refusal(

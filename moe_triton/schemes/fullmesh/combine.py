@@ -21,10 +21,11 @@ from moe_triton.layout import UB_ALIGN, SlotLayout, align
 from moe_triton.layout.call_word import combine_bits
 from moe_triton.operators.variants import CombineVariant
 from moe_triton.schemes.common.exchange import reduce_steps
-from moe_triton.schemes.common.flags import post, wait_for_ranks
+from moe_triton.schemes.common.flags import post, posting, wait_for_ranks
 from moe_triton.schemes.common.steps import ids_of, rms_norm, select
 from moe_triton.schemes.fullmesh.layout import WindowLayout
 from moe_triton.schemes.fullmesh.parts import bounds_of, by_readiness
+from moe_triton.schemes.fullmesh.posts import combine_post
 from moe_triton.schemes.site import COMBINE_KIND, Site, launch_matching, tokens_of
 
 
@@ -111,11 +112,13 @@ class CombinePlans:
 
     def _send(self, variant: CombineVariant, zone: int) -> list[Launch]:
         """Steps 1 and 2, the phases of one launch."""
-        send = self._send_results(variant, zone)
+        sends = [self._send_results(variant, zone)]
+        if self.site.scheme.queued_peers:
+            sends.append(combine_post(self.site, self.layout, sends[0], variant, zone))
         if not self.site.is_version_1:
-            return [send]
+            return sends
         status, blocks = self.layout.peer_status, self.site.num_blocks
-        return [send, post(self.site, "flag", status, "combine", zone, variant.kind, blocks=blocks)]
+        return [*sends, post(self.site, "flag", status, "combine", zone, variant.kind, blocks=blocks)]
 
     def _wait(self, variant: CombineVariant, zone: int, part: int, parts: int) -> Launch:
         """Step 3."""
@@ -210,6 +213,8 @@ class CombinePlans:
             progress=0,
             kind=combine_bits(variant.kind),
             combine_kind=COMBINE_KIND,
+            window=posting(site, "combine")["window"],
+            out_rows=layout.out_rows.words(),
             slots=layout.combine_slots.words(),
             status=layout.combine_status.words(),
             report=Hole("report"),

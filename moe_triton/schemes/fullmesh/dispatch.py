@@ -18,7 +18,9 @@ from moe_triton.layout.call_word import call_word
 from moe_triton.operators.variants import DispatchVariant
 from moe_triton.schemes.common import steps as local
 from moe_triton.schemes.common.exchange import gather_steps
+from moe_triton.schemes.common.flags import posting
 from moe_triton.schemes.fullmesh.layout import WindowLayout
+from moe_triton.schemes.fullmesh.posts import dispatch_post
 from moe_triton.schemes.site import COMBINE_KIND, DISPATCH_WORD, Site, launch_matching, tokens_of
 
 MAX_RECEIVED_BYTES = 24 * 1024
@@ -115,12 +117,19 @@ class DispatchPlans:
         steps = self._before_packing(variant)
         if not variant.row_format.is_quantized:  # nothing to compute that sending could hide
             steps.append(local.route(self.site, variant))
-            return [*steps, *joined([self._send_rows(variant, zone, 0, 1), *phases])]
+            send = self._send_rows(variant, zone, 0, 1)
+            return [*steps, *joined([send, *self._post(variant, zone), *phases])]
         packs = [[local.route_pack(self.site, variant, parts=parts)]]
         packs += [[local.pack(self.site, variant, part=part, parts=parts)] for part in range(1, parts)]
         sends = [[self._send_rows(variant, zone, part, parts)] for part in range(parts)]
-        sends[-1] = joined([*sends[-1], *phases])
+        sends[-1] = joined([*sends[-1], *self._post(variant, zone), *phases])
         return [*steps, *pipelined(packs, sends)]
+
+    def _post(self, variant: DispatchVariant, zone: int) -> list[Launch]:
+        """To ranks that only queues reach, where there are any."""
+        if not self.site.scheme.queued_peers:
+            return []
+        return [dispatch_post(self.site, self.layout, self._slot_of(variant), variant, zone)]
 
     def _receive(
         self, variant: DispatchVariant, zone: int, parts: int, *, is_same_launch: bool
@@ -152,6 +161,7 @@ class DispatchPlans:
     ) -> Launch:
         """Steps 1 and 2: rows to their slots; before the first part, an entry to every expert's rank."""
         c, slot, layout = self.site.config, self._slot_of(variant), self.layout
+        posts = posting(self.site, "dispatch")
         return launch(
             "send",
             ascendc.INBAND_SEND if self.inband else ascendc.DISPATCH_SEND,
@@ -170,6 +180,8 @@ class DispatchPlans:
             combine_kind=COMBINE_KIND,
             dispatch_word=DISPATCH_WORD,
             begun=begun,
+            window=posts["window"],
+            out_offset=posts["out_offset"],
             slots=layout.dispatch_slots.words(),
             status=layout.dispatch_status.words(),
         )

@@ -4,6 +4,13 @@ The window of a rank, A3 fullmesh (sizes in bytes)::
 
     0       state: zone 0 {dispatch entries, combine entries}, zone 1 {the same}     1 MB
     1 MB    data:  zone 0 {combine slots, dispatch slots}, zone 1 {the same}
+
+and behind that, where the group has several servers, what is posted::
+
+    in_bytes        all of the above once more: what is posted to a peer, where it would lie had that peer
+                    sent it here; of dispatches' rows and entries, and of flags for whole ranks
+    then            zone 0 {results, by the numbers of their rows}, zone 1 {the same}
+    then            a flag of a result for each peer
 """
 
 from __future__ import annotations
@@ -123,10 +130,38 @@ class WindowLayout(Layout):
         return entry_per_rank(name, base, STATE_ZONE_STRIDE, self.config.num_ranks)
 
     @property
+    def _posts(self) -> bool:
+        return self.config.topology.num_servers > 1
+
+    @property
+    def out_rows(self) -> Region:
+        """Results that go back to queued peers, by the numbers of their rows (a zone's ``index``).
+
+        They cannot lie where their tokens' slots would: more come together here than any rank takes.
+        """
+        rows = max(self.config.routed_capacity, self.config.shared_capacity) if self._posts else 0
+        dims = (self.num_zones, rows * self.combine_stride), (rows, self.combine_stride)
+        return region_of("indexed_slots", 2 * self.in_bytes, self.combine_stride, *dims, name="out_rows")
+
+    @property
+    def out_flags(self) -> Region:
+        """A flag of a result for each queued peer (``index``), the same in all rounds."""
+        ranks, entry = self.config.num_ranks if self._posts else 0, STATUS_ENTRY_BYTES
+        base = 2 * self.in_bytes + self.num_zones * self.out_rows.stride("zone")
+        return region_of("indexed_slots", base, entry, (1, ranks * entry), (ranks, entry), name="out_flags")
+
+    @property
+    def out_bytes(self) -> int:
+        """See `Layout`: the mirror of what peers write, results, and flags."""
+        return self.out_flags.end - self.in_bytes if self._posts else 0
+
+    @property
     def regions(self) -> tuple[Region, ...]:
         """All of them."""
         slots = self.dispatch_slots, self.combine_slots
-        return (*slots, self.dispatch_status, self.combine_status, self.barrier_status, self.peer_status)
+        posted = (self.out_rows, self.out_flags) if self._posts else ()
+        entries = self.dispatch_status, self.combine_status, self.barrier_status, self.peer_status
+        return (*slots, *entries, *posted)
 
 
 class InbandLayout(WindowLayout):

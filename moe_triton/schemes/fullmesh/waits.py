@@ -20,11 +20,12 @@ from moe_triton.core.ascendc import (
     INBAND_RECEIVE,
     REPORT_TIMEOUT,
 )
+from moe_triton.core.ascendc_posts import COMBINE_POST, DISPATCH_POST
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Part
 from moe_triton.core.region import Region
 from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, FLAG_BITS, STAMP, STAMP_BYTES, WORD_BYTES
-from moe_triton.schemes.common.waits import Finder, GaveUp, entries_gave_up, int32_at
+from moe_triton.schemes.common.waits import POSTS, Finder, GaveUp, entries_gave_up, int32_at
 from moe_triton.schemes.site import Site
 
 
@@ -156,6 +157,8 @@ FINDERS = {
     DISPATCH_RECEIVE.name: Finder(entries_gave_up, _stamped_rows_go_on),
     DISPATCH_TAKE.name: Finder(entries_gave_up, _stamped_rows_go_on),
     INBAND_COLLECT.name: Finder(entries_gave_up, partial(_flagged_rows_go_on, _has_all_blocks)),
+    DISPATCH_POST.name: POSTS,
+    COMBINE_POST.name: POSTS,
     COMBINE_WAIT.name: Finder(_results_gave_up, _results_go_on),
     COMBINE_READY.name: Finder(_ready_gave_up, _ready_go_on),
     INBAND_RECEIVE.name: Finder(_rows_gave_up, _rows_go_on),

@@ -118,6 +118,7 @@ def make_buffer(case: Case, **options: Any) -> EPBuffer:
         num_shared_ranks=c.num_shared_ranks,
         comm_alg=c.scheme,
         product=c.product,
+        ranks_per_server=c.ranks_per_server,
         relaxed=True,
         **{"num_blocks": case.num_blocks, "kernels": case.kernels, "timeout_s": 30.0, **options},
     )

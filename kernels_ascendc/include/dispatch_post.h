@@ -1,0 +1,122 @@
+// Dispatch, steps 1 and 2 where only queues lead to a peer: posts the rows that dispatch_send left in the out part, all
+// of an expert's in one message, then the peer's entries. They are written here: entries that announce rows come behind
+// them.
+//
+// A receiver looks at no row before all entries of all sources are there. The first piece of the entries' message comes
+// behind all rows, so rows are complete by then, in whatever order pieces of messages arrive. A flag that a row brings
+// along says nothing here that the entries have not said.
+//
+// Two zones of the out part are enough, too: a peer's entries of dispatch i + 1 say that it has received dispatch i.
+#ifndef MOE_DISPATCH_POST_H
+#define MOE_DISPATCH_POST_H
+
+#include "posts.h"
+#include "status_entries.h"
+
+namespace moe {
+
+class DispatchPost {
+public:
+    __aicore__ inline void Init(const DispatchPostArgs& args, AscendC::TPipe* pipe) {
+        args_ = args;
+        FindZone(args_);
+        report_.Init(pipe, args.report, args_.zone);
+        peers_.Init(args.peers, NumRanks());
+        poster_.Init(pipe, &peers_, &report_, args.traffic, args.timeout_us);
+        entries_.Init(pipe, ENTRIES_PER_CHUNK);
+        counts_.Init(pipe, ENTRIES_PER_CHUNK);
+    }
+
+    __aicore__ inline void Process() {
+        TraceStep(TRACE_POST);
+        entries_.Clear();
+        call_ = WordOfDispatch(args_);
+        for (int64_t rank = 0; rank < NumRanks(); ++rank) {
+            if (Poster::IsOwner(rank) && peers_.IsQueued(rank) && !PostTo(rank)) {
+                break;
+            }
+        }
+        poster_.WriteTraffic();
+        report_.Write();
+    }
+
+private:
+    static constexpr int64_t ENTRIES_PER_CHUNK = 512;
+
+    __aicore__ inline int64_t NumRanks() const {
+        return static_cast<int64_t>(args_.slots.source_extent);
+    }
+
+    // False after the deadline.
+    __aicore__ inline bool PostTo(int64_t rank) {
+        const int64_t routed = rank - args_.num_shared_ranks;
+        const int64_t experts = routed < 0 ? 1 : static_cast<int64_t>(args_.slots.expert_extent);
+        const Place place = peers_.PlaceFor(args_, rank);
+        const uint64_t entries = place.window + EntryAt(args_, place.source, experts);
+        for (int64_t first = 0; first < experts; first += ENTRIES_PER_CHUNK) {
+            const int64_t count = Smaller(ENTRIES_PER_CHUNK, experts - first);
+            if (routed < 0) {
+                LoadCounts(args_.shared_counts, rank, count);
+            } else {
+                LoadCounts(args_.counts, routed * experts + first, count);
+            }
+            for (int64_t i = 0; i < count; ++i) {
+                if (!PostRows(rank, place, first + i, counts_.At(first_count_ + i))) {
+                    return false;
+                }
+            }
+            LeaveEntries(entries + first * STATUS_ENTRY_BYTES, count);
+        }
+        const uint64_t to = peers_.WindowOf(rank) + EntryAt(args_, args_.rank, experts);
+        return poster_.Put(rank, {entries, to, 0, experts * static_cast<int64_t>(STATUS_ENTRY_BYTES), Number(experts)});
+    }
+
+    __aicore__ inline void LoadCounts(uint64_t table, int64_t first, int64_t count) {
+        first_count_ = first;
+        Order<AscendC::HardEvent::S_MTE2>();
+        counts_.Load(table, first, count);
+        Order<AscendC::HardEvent::MTE2_S>();
+    }
+
+    // For one expert: neighbouring slots. Nobody is to be woken for them.
+    __aicore__ inline bool PostRows(int64_t rank, const Place& place, uint64_t expert, int64_t count) {
+        if (count == 0) {
+            return true;
+        }
+        // A negative count becomes a huge unsigned index, which no extent holds.
+        if (!args_.slots.Contains(args_.zone, place.source, expert, static_cast<uint64_t>(count - 1))) {
+            report_.Add(REPORT_BAD_ROW, static_cast<int64_t>(expert), count);
+            return false;
+        }
+        const uint64_t local = place.window + args_.slots.At(args_.zone, place.source, expert, 0);
+        const uint64_t remote = peers_.WindowOf(rank) + args_.slots.At(args_.zone, args_.rank, expert, 0);
+        const int64_t bytes = (count - 1) * static_cast<int64_t>(args_.slots.index_stride) + args_.slot_bytes;
+        const int64_t payload = count * args_.row_bytes;
+        return poster_.Put(rank, {local, remote, payload, bytes - payload, 0});
+    }
+
+    __aicore__ inline void LeaveEntries(uint64_t to, int64_t count) {
+        for (int64_t i = 0; i < count; ++i) {
+            entries_.Set(i, counts_.At(first_count_ + i), call_);
+        }
+        Order<AscendC::HardEvent::S_MTE3>();
+        entries_.Leave(0, to, count);
+    }
+
+    __aicore__ static inline uint32_t Number(int64_t flags) {
+        return static_cast<uint32_t>(flags);
+    }
+
+    DispatchPostArgs args_;
+    Peers peers_;
+    Poster poster_;
+    StatusEntries entries_;
+    Table counts_;
+    Report report_;
+    int64_t first_count_ = 0;
+    int32_t call_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // MOE_DISPATCH_POST_H
