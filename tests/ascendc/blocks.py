@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from moe_triton.core.records import TRAILER
+from moe_triton.backends.cpu.nic import NicSettings
+from moe_triton.core.config import Config
+from moe_triton.core.reach import Queues
+from moe_triton.core.records import TRAFFIC, TRAILER
 from moe_triton.core.region import MAX_INT32
 from moe_triton.layout import NUM_ZONES, TRAILER_WORDS, UB_ALIGN
 from moe_triton.schemes.blocks.layout import BlockRow, BlocksLayout, end_flag
@@ -16,6 +20,7 @@ from .call_words import CallWords, word_of
 from .case import Case, Routing, Sent, WrongResultError, check_reports, draw_routing, results_of, sent_to
 from .library import Library, Phase, address
 from .memory import Guarded, across_lines
+from .nics import Nics
 from .ranks import Ranks
 
 
@@ -28,12 +33,23 @@ class BlocksCase(Case):
         first_number: that of the first round.
         zones: how many are used in turn. One is not enough.
         mimicked: whether rows that come are full of what a flag could be taken for.
+        servers: ranks of each; () for one, in which blocks are written straight into windows.
+        keeps_order: whether queues between servers keep order inside messages.
+        ring_items: posts that a queue holds.
     """
 
     old_limits: bool = False
     first_number: int = 1
     zones: int = NUM_ZONES
     mimicked: bool = False
+    servers: tuple[int, ...] = ()
+    keeps_order: bool = False
+    ring_items: int = 1
+
+    @property
+    def config(self) -> Config:
+        """With the servers."""
+        return replace(super().config, ranks_per_server=self.servers or None)
 
     @property
     def row(self) -> BlockRow:
@@ -90,20 +106,39 @@ class BlocksWorld:
         self.layout, self.config = case.layout, case.config
         self.memory = [Guarded((self.layout.window_bytes,), align=512) for _ in case.tokens]
         self.windows = [memory.array for memory in self.memory]
-        self.peers = across_lines([address(window) for window in self.windows])
+        self.nics = self._make_nics() if case.servers else None
+        mapped = [address(window) for window in self.windows]
+        words = self.nics.words if self.nics else [mapped] * len(mapped)
+        self.tables = [across_lines(table) for table in words]
+        self.traffic = [Guarded((case.blocks, TRAFFIC.num_words), np.int64, align=64) for _ in mapped]
         self.calls = CallWords(len(case.tokens))
         first = np.array([case.first_number - 1] * NUM_ZONES, np.int32)
         self.numbers = [first.copy() for _ in case.tokens]
         self.rows_to = [Guarded((len(case.tokens),), np.int32) for _ in case.tokens]
         self._ranks = Ranks(library, seed, len(case.tokens))
 
+    def _make_nics(self) -> Nics:
+        case, servers = self.case, self.config.topology.servers
+        ranks = range(len(servers))
+        queues = [Queues(frozenset(ranks) - {rank}, servers, self.layout.in_bytes) for rank in ranks]
+        order = {"keeps_order": case.keeps_order, "ring_items": case.ring_items}
+        settings = [NicSettings(seed=1 + self.seed * len(ranks) + rank, **order) for rank in ranks]
+        windows = [address(window) for window in self.windows]
+        return Nics(self.library, windows, self.layout.window_bytes, queues, settings)
+
     def run(self) -> None:
         """Every rank's rounds, each rank on a thread. Raises the first failure of any of them."""
-        self._ranks.run(self._rounds)
-        for memory in (*self.memory, *self.rows_to):
+        try:
+            self._ranks.run(self._rounds)
+        finally:
+            if self.nics:
+                self.nics.close()
+        for memory in (*self.memory, *self.rows_to, *self.traffic):
             memory.check_guards()
 
     def _rounds(self, rank: int) -> None:
+        if self.nics:
+            self.nics.use(rank)
         rng = np.random.default_rng((self.seed, rank))
         numbers = {"D": 0, "C": 0}
         for turn, operator in enumerate(self.case.schedule * self.case.rounds):
@@ -144,18 +179,36 @@ class BlocksWorld:
             "rows_offset": layout.rows_offset,
             "row_step": row_step,
             "max_rows": layout.max_rows,
-            "end_offset": 0,
+            "end_offset": layout.end_offset if self.nics and not self.case.keeps_order else 0,
             "peer_blocks": layout.blocks,
         }
 
     def _of_peers(self, rank: int) -> dict[str, object]:
-        peers = {"peers": self.peers, "num_ranks": self.config.num_ranks, "rank": rank}
-        return {**peers, "window": self.windows[rank], "out_offset": 0}
+        peers = {"peers": self.tables[rank], "num_ranks": self.config.num_ranks, "rank": rank}
+        return {**peers, "window": self.windows[rank], "out_offset": self.layout.in_bytes if self.nics else 0}
 
     def _post(self, rank: int, payload_bytes: int) -> dict[str, object]:
         """What posts ask for; `payload_bytes` of each row."""
-        counted = {"payload_bytes": payload_bytes, "timeout_us": self.case.timeout_us, "traffic": 0}
+        traffic = self.traffic[rank].array if self.nics else 0
+        counted = {"payload_bytes": payload_bytes, "timeout_us": self.case.timeout_us, "traffic": traffic}
         return {"rows_to": self.rows_to[rank].array, "call": 0, **counted, **self._of_peers(rank)}
+
+    def check_traffic(self, rank: int, rows_to: Sequence[int], row_step: int, payload_bytes: int) -> None:
+        """That the blocks of a launch have posted this together: so many rows to each rank."""
+        if not self.nics:
+            return
+        servers, found = self.config.topology.servers, self.traffic[rank].array.sum(0).tolist()
+        want = [0] * TRAFFIC.num_words
+        for peer, rows in enumerate(rows_to):
+            if peer != rank:
+                first = TRAFFIC.word("posts_inside" if servers[peer] == servers[rank] else "posts_between")
+                framing = self.layout.rows_offset + rows * (row_step - payload_bytes) + UB_ALIGN
+                for i, number in enumerate(
+                    (1 if self.case.keeps_order else 2, rows * payload_bytes, framing)
+                ):
+                    want[first + i] += number
+        if found != want:
+            raise WrongResultError(f"traffic {found} instead of {want}")
 
     # Dispatch.
 
@@ -167,6 +220,8 @@ class BlocksWorld:
         outputs = Outputs.of(c.num_local_experts, c.num_ranks, c.receive_capacity(rank))
         self._run(self.phases(rank, routing, number, zone, outputs), in_halves)
         outputs.check_guards()
+        rows_to = routing.counts.reshape(c.num_ranks, -1).sum(1).tolist()
+        self.check_traffic(rank, rows_to, self.case.row.packed_bytes, self.case.row.row_bytes)
         self._pause(straggle)
         self.check_outputs(rank, number, zone, outputs)
 
@@ -304,6 +359,8 @@ class BlocksWorld:
         counts = Guarded((1, self.config.num_ranks), np.int32)
         self._run(self.return_phases(rank, number, dispatch_number, zone, counts.array), in_halves)
         counts.check_guards()
+        size = self.case.result_bytes
+        self.check_traffic(rank, self.counts(rank, dispatch_number).sum(0).tolist(), size, size)
         self._pause(straggle)
         self.check_results(rank, number, dispatch_number, zone)
         expected = self.places(rank, dispatch_number)[1]
