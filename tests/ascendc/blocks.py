@@ -203,9 +203,8 @@ class BlocksWorld:
             if peer != rank:
                 first = TRAFFIC.word("posts_inside" if servers[peer] == servers[rank] else "posts_between")
                 framing = self.layout.rows_offset + rows * (row_step - payload_bytes) + UB_ALIGN
-                for i, number in enumerate(
-                    (1 if self.case.keeps_order else 2, rows * payload_bytes, framing)
-                ):
+                posts = 1 if self.case.keeps_order else 2
+                for i, number in enumerate((posts, rows * payload_bytes, framing)):
                     want[first + i] += number
         if found != want:
             raise WrongResultError(f"traffic {found} instead of {want}")

@@ -52,8 +52,8 @@ FLAGS = (
         (
             Patch(
                 WAIT,
-                "IsHeaderThere(block, rank, left) && IsEndThere(block, rank, left);",
-                "IsHeaderThere(block, rank, left);",
+                " &&\n               IsFlagThere<true>(block + EndOfRows(args_, rows_), rank, left);",
+                ";",
             ),
         ),
         case_of(rounds=6, straggle=0.3),
@@ -183,8 +183,8 @@ PLACES = (
         (
             Patch(
                 FORMAT,
-                "SendTo(BlockIn(args, peers.WindowOf(rank), args.rank));",
-                "SendTo(BlockIn(args, peers.WindowOf(rank), rank));",
+                "SendTo(BlockIn(args, place.window, place.source), flags);",
+                "SendTo(BlockIn(args, place.window, rank), flags);",
             ),
         ),
         case_of(),

@@ -9,6 +9,7 @@ from .mutants import (
     COMBINE_WAIT,
     DISPATCH_WAIT,
     MUTANT_TIMEOUT_US,
+    ROW_COPY,
     SEND_PLAN,
     STATUS_ENTRIES,
     WAITS,
@@ -155,7 +156,7 @@ FULL_WAIT = (
     ),
     Mutant(
         "the status area's extents looked at without flags",
-        (Patch(COMBINE_SEND, "(is_flagged_ && !args_->status", "(!args_->status"),),
+        (Patch(ROW_COPY, "(!is_flagged || args.status", "(args.status"),),
         _FULL_WAIT,
     ),
 )

@@ -24,12 +24,14 @@ from .mutants_memory import MEMORY_MUTANTS
 from .mutants_offsets import OFFSETS_MUTANTS
 from .mutants_parts import PART_MUTANTS
 from .mutants_places import PLACE_MUTANTS
+from .mutants_posts import POST_MUTANTS
 from .mutants_receiving import RECEIVING_MUTANTS
 from .mutants_rows import ROW_MUTANTS
 from .mutants_split import SPLIT_MUTANTS
 from .mutants_words import WORD_MUTANTS
 from .mutants_zones import ZONE_MUTANTS
 from .offsets import OffsetsCase, check_offsets
+from .posts import PostingCase, PostingWorld
 from .receiving import MissingCase, ReceivingCase, ReceivingWorld, check_missing
 from .split import SplitCase, check_split
 
@@ -50,6 +52,7 @@ KINDS = (
     FUSED_MUTANTS,
     RECEIVING_MUTANTS,
     BLOCKS_MUTANTS,
+    POST_MUTANTS,
 )
 ALL = tuple(mutant for kind in KINDS for mutant in kind)
 PARAMETERS = [pytest.param(mutant, id=mutant.name.replace(" ", "_")) for mutant in ALL]
@@ -71,6 +74,8 @@ def run_case(library: Library, case: AnyCase, seed: int) -> None:
         check_missing(library, case, seed)
     elif isinstance(case, ReceivingCase):
         ReceivingWorld(library, case, seed).run()
+    elif isinstance(case, PostingCase):
+        PostingWorld(library, case, seed).run()
     elif isinstance(case, FusedCase):
         FusedWorld(library, case, seed).run()
     elif isinstance(case, HostileBlockCase):

@@ -1,4 +1,4 @@
-"""Blocks that are posted to ranks of other servers: every byte in its place, whatever the order of arrival."""
+"""Blocks that are posted to other servers: every byte in its place, whatever the order of arrival."""
 
 from __future__ import annotations
 

@@ -1,0 +1,233 @@
+"""Wrong kernels that post: what is not complete, on other queues, from places that are still in use."""
+
+from __future__ import annotations
+
+from .blocks import BlocksCase
+from .library import Patch
+from .mutants import MUTANT_TIMEOUT_US, Mutant, without
+from .posts import PostingCase
+
+BLOCKS_POST = "include/blocks_post.h"
+BLOCKS_WAIT = "include/blocks_wait.h"
+FORMAT = "include/block_format.h"
+DISPATCH_POST = "include/dispatch_post.h"
+COMBINE_POST = "include/combine_post.h"
+POSTS = "include/posts.h"
+FLAGS = "include/flags.h"
+RING = "emulation/post_ring.h"
+FUSED = "include/moe_fused.h"
+
+
+def blocks_of(**changes: object) -> BlocksCase:
+    """The usual case of blocks, of a server each, with a deadline that suits mutants."""
+    defaults: dict[str, object] = {"tokens": (4, 4), "servers": (1, 1), "hidden": 512, "rounds": 3}
+    return BlocksCase(**{**defaults, **changes, "timeout_us": MUTANT_TIMEOUT_US})  # type: ignore[arg-type]
+
+
+def rows_of(**changes: object) -> PostingCase:
+    """That of rows."""
+    defaults: dict[str, object] = {"tokens": (4, 4), "servers": (1, 1), "hidden": 512, "rounds": 3}
+    return PostingCase(**{**defaults, **changes, "timeout_us": MUTANT_TIMEOUT_US})  # type: ignore[arg-type]
+
+
+BLOCKS = (
+    Mutant(
+        "FLAG1 of an unordered message believed",
+        (
+            Patch(
+                BLOCKS_WAIT,
+                "return IsFlagThere<true>(end, rank, left) && IsHeaderRight(block, rank);",
+                "(void)end;\n"
+                "            const uint64_t at = block + args_.flag_word / UNIT_WORDS * UB_ALIGN;\n"
+                "            return IsFlagThere<false>(at, rank, left) && IsHeaderRight(block, rank);",
+            ),
+        ),
+        blocks_of(rounds=6),
+    ),
+    Mutant(
+        "FLAG2 in an unordered message",
+        (
+            Patch(BLOCKS_POST, "poster_.Put(rank, {local, remote, payload, framing, 0})", "true"),
+            Patch(
+                BLOCKS_POST,
+                "{local + end, remote + end, 0, END_BYTES, 1}",
+                "{local, remote, payload, static_cast<int64_t>(end) + END_BYTES - payload, 1}",
+            ),
+        ),
+        blocks_of(rounds=6, topk=1, tokens=(2, 2)),
+    ),
+    Mutant(
+        "FLAG2 on the queue of another rank",
+        (
+            Patch(
+                BLOCKS_POST,
+                "poster_.Put(rank, {local + end, remote + end,",
+                "poster_.Put((rank + 1) % args_.num_ranks, {local + end, remote + end,",
+            ),
+        ),
+        blocks_of(tokens=(2, 2, 2), servers=(1, 1, 1)),
+    ),
+    Mutant(
+        "FLAG2 posted before the rows",
+        (
+            Patch(
+                BLOCKS_POST,
+                "        if (poster_.Put(rank, {local, remote, payload, framing, 0})) {\n"
+                "            poster_.Put(rank, {local + end, remote + end, 0, END_BYTES, 1});\n",
+                "        if (poster_.Put(rank, {local + end, remote + end, 0, END_BYTES, 1})) {\n"
+                "            poster_.Put(rank, {local, remote, payload, framing, 0});\n",
+            ),
+        ),
+        blocks_of(rounds=6),
+    ),
+    Mutant(
+        "a block posted before FLAG2 is written",
+        (without(BLOCKS_POST, "            Order<AscendC::HardEvent::MTE3_S>();\n"),),
+        blocks_of(keeps_order=True, rounds=6),
+    ),
+    Mutant(
+        "blocks posted before other cores have written them",
+        (
+            Patch(
+                FUSED,
+                "Phase<BlocksPost>(1, args.phase_1, true, false, false);\n"
+                "    run.template Phase<BlocksWait>(2, args.phase_2, false, false, false);\n"
+                "    run.template Phase<DispatchOffsets>",
+                "Phase<BlocksPost>(1, args.phase_1, false, false, false);\n"
+                "    run.template Phase<BlocksWait>(2, args.phase_2, false, false, false);\n"
+                "    run.template Phase<DispatchOffsets>",
+            ),
+        ),
+        blocks_of(tokens=(6, 6), blocks=3, rounds=6),
+    ),
+    Mutant(
+        "two cores on one queue",
+        (
+            Patch(
+                POSTS,
+                "static_cast<int64_t>(rank) % AscendC::GetBlockNum() == AscendC::GetBlockIdx()",
+                "rank >= 0",
+            ),
+        ),
+        blocks_of(blocks=2),
+    ),
+    Mutant(
+        "blocks of both zones in one place of the out part",
+        (
+            Patch(
+                FORMAT,
+                "return BlockIn(args, place.window, place.source);\n}\n\n// Where the rows",
+                "return place.window + args.peer_blocks.At(static_cast<int64_t>(place.source) == args.rank ? "
+                "args.zone : 0, place.source);\n}\n\n// Where the rows",
+            ),
+        ),
+        blocks_of(rounds=6),
+    ),
+    Mutant(
+        "counts of a posted block that are not checked",
+        (Patch(BLOCKS_WAIT, "counts_.At(args_.flag_word) != number_ || !AreCountsInBounds(rank)", "false"),),
+        blocks_of(keeps_order=True),
+    ),
+    Mutant(
+        "a ring whose oldest item is overwritten",
+        (
+            without(
+                RING,
+                "        if (tail - head_.load(std::memory_order_acquire) == items_.size()) return false;\n",
+            ),
+        ),
+        blocks_of(rounds=6),
+    ),
+    Mutant(
+        "FLAG2 that stale rows look like",
+        (Patch(FORMAT, "static_cast<uint32_t>(number) * 0x9E3779B1U", "(number != 0 ? 0x9E3779B1U : 0)"),),
+        blocks_of(rounds=6, straggle=0.4, schedule="D", keeps_order=True, topk=1, skewed=True, blocks=1),
+    ),
+    Mutant(
+        "a block written straight to where only a queue leads",
+        (Patch(FLAGS, "if (args.out_offset != 0 && IsQueued(rank)) {", "if (args.out_offset < 0) {"),),
+        blocks_of(),
+    ),
+)
+
+_PUT_ROW = (
+    "            poster_.Put(rank, {local, to + args_.slots.At(zone, token, k), args_.payload_bytes, "
+    "padding, 0});\n"
+)
+_UNLESS_POSTED = (
+    "        if (!is_posted || args_.flag_rows == 0) {\n            return is_posted;\n        }\n"
+    "        constexpr int64_t FLAG_BYTES = STATUS_ENTRY_BYTES;\n"
+)
+_PUT_FLAG = "poster_.Put(rank, {FlagOf(rank), to + args_.status.At(zone, token, k), 0, FLAG_BYTES, 1});\n"
+
+ROWS = (
+    Mutant(
+        "entries posted before they are written",
+        (without(DISPATCH_POST, "        Order<AscendC::HardEvent::S_MTE3>();\n"),),
+        rows_of(rounds=6),
+    ),
+    Mutant(
+        "rows of a neighbour expert's count",
+        (Patch(DISPATCH_POST, "counts_.At(first_count_ + i))) {", "counts_.At(first_count_))) {"),),
+        rows_of(topk=2),
+    ),
+    Mutant(
+        "rows left in the other zone of the receiver",
+        (
+            Patch(
+                DISPATCH_POST,
+                "peers_.WindowOf(rank) + args_.slots.At(args_.zone, args_.rank, expert, 0);",
+                "peers_.WindowOf(rank) + args_.slots.At(1 - args_.zone, args_.rank, expert, 0);",
+            ),
+        ),
+        rows_of(),
+    ),
+    Mutant(
+        "results that are posted before their flag is made",
+        (without(COMBINE_POST, "        Order<AscendC::HardEvent::MTE3_S>();\n"),),
+        rows_of(rounds=6),
+    ),
+    Mutant(
+        "the flag before its row",
+        (
+            Patch(
+                COMBINE_POST,
+                _PUT_ROW + _UNLESS_POSTED + "        return " + _PUT_FLAG,
+                "            "
+                + _PUT_FLAG.replace("FLAG_BYTES", "static_cast<int64_t>(STATUS_ENTRY_BYTES)")
+                + "        return is_posted &&\n"
+                + _PUT_ROW,
+            ),
+        ),
+        rows_of(rounds=6),
+    ),
+    Mutant(
+        "the flag of another result",
+        (
+            Patch(
+                COMBINE_POST,
+                "to + args_.status.At(zone, token, k), 0, FLAG_BYTES, 1}",
+                "to + args_.status.At(zone, token, 0), 0, FLAG_BYTES, 1}",
+            ),
+        ),
+        rows_of(topk=3),
+    ),
+    Mutant(
+        "results of both zones in one place of the out part",
+        (Patch(COMBINE_POST, "args_.out_rows.At(zone, row)", "args_.out_rows.At(0, row)"),),
+        rows_of(rounds=6),
+    ),
+    Mutant(
+        "rows for one queue by every core",
+        (
+            Patch(
+                POSTS,
+                "static_cast<int64_t>(rank) % AscendC::GetBlockNum() == AscendC::GetBlockIdx()",
+                "rank >= 0",
+            ),
+        ),
+        rows_of(blocks=2),
+    ),
+)
+
+POST_MUTANTS = (*BLOCKS, *ROWS)
