@@ -20,7 +20,12 @@ from moe_triton.model.bodies.pricing import (
     tables_us,
 )
 from moe_triton.model.constants import Machine
-from moe_triton.model.cost import Cost, Work
+from moe_triton.model.cost import Cost, UnknownWorkError, Work
+
+NO_POSTS = (
+    "what is posted to queues is not priced step by step; groups of A2's servers are priced in closed form "
+    "(moe-triton model cluster --soc A2)"
+)
 
 
 def _flags(work: Work, machine: Machine, counted: Counted) -> dict[str, float]:
@@ -69,7 +74,13 @@ def blocks_return(work: Work, machine: Machine) -> Cost:
 
 
 def blocks_post(work: Work, machine: Machine) -> Cost:
-    """One flag to every rank."""
+    """One flag to every rank.
+
+    Raises:
+        UnknownWorkError: blocks are posted.
+    """
+    if work.number("out_offset"):
+        raise UnknownWorkError(f"blocks_post: {NO_POSTS}")
     counted = blocks.blocks_post(work)
     return cost_of(counted, {"scalar": start_us(machine, counted), **_flags(work, machine, counted)})
 

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.model.bodies.ascendc import FORMULAS
+from moe_triton.model.bodies.block_prices import NO_POSTS
 from moe_triton.model.bodies.replay import replayed
-from moe_triton.model.cost import Body
+from moe_triton.model.cost import Body, UnknownWorkError
 
 
 def body_of(kernel: AscendCKernel | TritonKernel) -> Body:
     """The body of a kernel.
 
     Raises:
-        KeyError: an Ascend C kernel without a formula.
+        UnknownWorkError: an Ascend C kernel without a formula: one that posts to queues.
     """
-    return FORMULAS[kernel.name] if isinstance(kernel, AscendCKernel) else replayed
+    if not isinstance(kernel, AscendCKernel):
+        return replayed
+    if kernel.name not in FORMULAS:
+        raise UnknownWorkError(f"{kernel.name}: {NO_POSTS}")
+    return FORMULAS[kernel.name]
