@@ -1,0 +1,174 @@
+"""Groups of several servers: equal to the reference bit for bit, whatever order queues deliver in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from moe_triton import ArgumentError, CommunicationTimeoutError, EPBuffer, Tuning
+from moe_triton.backends.cpu.nic import NicSettings, emulated_nic
+from moe_triton.core.traffic import Traffic
+from moe_triton.processes import RankGroup
+from tests.distributed.cases import Case, inputs_of, small_case
+from tests.distributed.workers import compare_rounds, make_buffer, many_rounds, one_round
+
+Groups = Callable[[int], RankGroup]
+SCHEMES = ("fullmesh_v1", "fullmesh")
+TIMEOUT_S = 1.5
+
+IN_ORDER, ORDERED, UNORDERED = NicSettings(), NicSettings(seed=11), NicSettings(seed=12, keeps_order=False)
+
+
+def case_of(scheme: str, servers: tuple[int, ...], **changes: Any) -> Case:
+    """A small case of a group of these servers."""
+    case = small_case(sum(servers), scheme, rounds=4, **changes)
+    return replace(case, config=replace(case.config, ranks_per_server=servers))
+
+
+def seeded(rank: int, settings: NicSettings) -> NicSettings:
+    """Each rank's NIC has a seed of its own."""
+    return replace(settings, seed=settings.seed + 100 * rank) if settings.seed else settings
+
+
+def compare(rank: int, num_ranks: int, cases: list[tuple[Case, NicSettings]]) -> list[str]:
+    wrong = []
+    for case, settings in cases:
+        with emulated_nic(seeded(rank, settings)):
+            wrong += [f"{case}: {each}" for each in compare_rounds(rank, num_ranks, case)]
+    return wrong
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("servers", [(2, 2), (3, 1)], ids=str)
+def test_bits_are_the_references(ranks: Groups, scheme: str, servers: tuple[int, ...]) -> None:
+    cases = [
+        (case_of(scheme, servers), IN_ORDER),
+        (case_of(scheme, servers, routing="sparse", tokens=(4, 0, 1, 3), num_blocks=3), UNORDERED),
+        (case_of(scheme, servers, quantize="int8", smooth=True, routing="skewed"), ORDERED),
+        (case_of(scheme, servers, routing="one expert set", dtype=torch.float16), UNORDERED),
+        (case_of(scheme, servers, routing="none"), UNORDERED),
+    ]
+    assert ranks(4).run(compare, cases, timeout_s=120) == [[]] * 4
+
+
+def straggle(rank: int, num_ranks: int, case: Case, settings: NicSettings) -> list[str]:
+    with emulated_nic(seeded(rank, settings)):
+        return many_rounds(rank, num_ranks, replace(case, rounds=60), 4)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_late_ranks_change_nothing(ranks: Groups, scheme: str) -> None:
+    assert ranks(4).run(straggle, case_of(scheme, (2, 2)), UNORDERED, timeout_s=120) == [[]] * 4
+
+
+@pytest.mark.long  # up to 16 processes on two cores
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("servers", [(2, 2, 2, 2), (4, 4), (2,) * 8], ids=str)
+def test_more_servers(ranks: Groups, scheme: str, servers: tuple[int, ...]) -> None:
+    count = sum(servers)
+    cases = [
+        (case_of(scheme, servers, routing=routing, quantize=quantize), settings)
+        for routing in ("uniform", "skewed", "one expert set", "sparse")
+        for quantize, settings in ((None, UNORDERED), ("int8", ORDERED))
+    ]
+    assert ranks(count).run(compare, cases, timeout_s=400) == [[]] * count
+
+
+# Traffic.
+
+
+def traffic_of(rank: int, num_ranks: int, case: Case, keeps_order: bool) -> tuple[Traffic | None, ...]:
+    with emulated_nic(NicSettings(keeps_order=keeps_order)), make_buffer(case) as buffer:
+        output, _ = one_round(buffer, case, inputs_of(case, rank, 0), None)
+        assert output.handle.traffic == buffer.traffic("dispatch")
+        return buffer.traffic("dispatch"), buffer.traffic("combine")
+
+
+@pytest.mark.parametrize("keeps_order", [True, False])
+def test_traffic_of_blocks_follows_from_the_routing(ranks: Groups, keeps_order: bool) -> None:
+    servers = (3, 1)
+    case = case_of("fullmesh", servers)
+    c = case.config
+    found = ranks(4).run(traffic_of, case, keeps_order)
+    row = 2 * c.hidden
+    to = torch.zeros(4, 4, dtype=torch.int64)  # rows from each rank to each
+    for rank in range(4):
+        ids = inputs_of(case, rank, 0).topk_idx
+        to[rank] = torch.bincount(ids[ids >= 0].flatten() // c.num_local_experts, minlength=4)
+    for rank, (sent, returned) in enumerate(found):
+        peers = [peer for peer in range(4) if peer != rank]
+        away = [peer for peer in peers if c.topology.servers[peer] != c.topology.servers[rank]]
+        near = [peer for peer in peers if peer not in away]
+        for traffic, rows in ((sent, to[rank]), (returned, to[:, rank])):
+            assert traffic is not None
+            assert traffic.posts == tuple(len(group) * (1 if keeps_order else 2) for group in (away, near))
+            expected = tuple(int(rows[group].sum()) * row for group in (away, near))
+            assert traffic.payload_bytes == expected
+
+
+def test_a_group_inside_one_server_posts_nothing(ranks: Groups) -> None:
+    for scheme in SCHEMES:
+        assert ranks(2).run(traffic_of, small_case(2, scheme), True) == [(None, None)] * 2
+
+
+def test_the_seeds_arithmetic() -> None:
+    """Seed 001: 16 tokens of 7168 in fp16 to 8 experts on 64 cards, 8 of a server; MiB."""
+    token = 16 * 7168 * 2 / 2**20
+    assert token * 8 * 63 / 64 == pytest.approx(1.7227, abs=1e-4)
+    assert token * 4 * 7 / 8 == pytest.approx(0.7656, abs=1e-4)
+    assert token * 8 * 7 / 8 == pytest.approx(1.53125, abs=1e-5)
+
+
+# Failure.
+
+
+def without_a_server(rank: int, num_ranks: int, case: Case) -> tuple[str, tuple[int, ...], float]:
+    """The last server's ranks stop after a round; what the others are told, and when."""
+    c = case.config
+    with make_buffer(case, timeout_s=TIMEOUT_S) as buffer:
+        inputs = inputs_of(case, rank, 0)
+        one_round(buffer, case, inputs, None)
+        if c.topology.servers[rank] == c.topology.num_servers - 1:
+            time.sleep(2 * TIMEOUT_S)
+            return "", (), 0.0
+        began = time.monotonic()
+        try:
+            one_round(buffer, case, inputs, None)
+        except CommunicationTimeoutError as error:
+            return str(error), error.missing_ranks, time.monotonic() - began
+    return "nothing", (), 0.0
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_server_that_is_gone_is_named(ranks: Groups, scheme: str) -> None:
+    found = ranks(4).run(without_a_server, case_of(scheme, (2, 2)), timeout_s=60)
+    for said, missing, took in found[:2]:
+        assert missing == (2, 3), said
+        assert "server 1 (ranks 2 to 3)" in said
+        assert took < 20
+
+
+@pytest.mark.parametrize(
+    ("name", "tuning"),
+    [
+        ("tuning.dispatch_tokens", Tuning(dispatch_tokens=2)),
+        ("tuning.combine_tokens", Tuning(combine_tokens=2)),
+    ],
+)
+def test_parts_are_refused_between_servers(ranks: Groups, name: str, tuning: Tuning) -> None:
+    for said in ranks(2).run(_refused, tuning):
+        assert said.startswith(name), said
+
+
+def _refused(rank: int, num_ranks: int, tuning: Tuning) -> str:
+    sizes = {"num_max_tokens_per_rank": 4, "hidden": 64, "num_topk": 2, "num_experts": 4}
+    try:
+        EPBuffer(**sizes, comm_alg="fullmesh_v1", ranks_per_server=1, relaxed=True, tuning=tuning)  # type: ignore[arg-type]
+    except ArgumentError as error:
+        return str(error)
+    return "nothing"
