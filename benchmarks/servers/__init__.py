@@ -1,0 +1,14 @@
+"""Groups of several servers, which one machine plays: what posts, links and queues cost.
+
+``python -m benchmarks.servers pace|posts|mapped [--json FILE] [--plot FOLDER]``. Servers are joined by
+emulated queues (`moe_triton.backends.cpu.nic`): a post takes ``post_us``, one after the other, and a link
+carries so many GB/s. Both are slowed by one printed factor, so that two shared cores can keep up and what is
+measured is the protocol. All routes run in one process group, in random order in each iteration. A time is
+the last rank out minus the first rank in.
+
+- ``pace``: a call against what its counted bytes take on the link; int8 rows against rows as they are.
+- ``posts``: one block for each peer (A2's ``fullmesh``) against posts for rows (A3's ``fullmesh_v1``), over
+  BS; both against the printed formula, posts * post_us + bytes / link + latency; where the lines cross.
+- ``mapped``: the same ranks as one server, whose windows are mapped, and as a server each; and what an idle
+  NIC takes.
+"""

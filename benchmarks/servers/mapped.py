@@ -1,0 +1,44 @@
+"""The same ranks as one server and as a server each; and what NICs take that have nothing to do."""
+
+from __future__ import annotations
+
+from benchmarks.harness import Record, print_table
+from benchmarks.servers.runs import OPERATORS, Route, Setting, ratios, records, run, seconds, shown
+
+TOPK, EXPERTS, IDLE_S = 8, 64, 5.0
+
+
+def mapped(num_ranks: int, tokens: list[int], iterations: int) -> list[Record]:
+    """Prints a table and returns its figures."""
+    schemes = ("A2", "fullmesh"), ("A3", "fullmesh_v1")
+    rows, found, idle = [], [], 0.0
+    for number in tokens:
+        for product, name in schemes:
+            queued = Route("queued", product, name, 1)  # type: ignore[arg-type]
+            written = Route("mapped", product, name, num_ranks)  # type: ignore[arg-type]
+            last = number == tokens[-1]
+            per_rank = run(
+                num_ranks,
+                Setting([queued, written], number, TOPK, EXPERTS, iterations=iterations),
+                IDLE_S * last,
+            )
+            idle = max(idle, *(figures.idle_share for figures in per_rank))
+            cells = []
+            for operator in OPERATORS:
+                ratio = ratios(*(seconds(per_rank, operator, route) for route in ("queued", "mapped")))
+                case = {
+                    "figure": "mapped",
+                    "operator": operator,
+                    "comm_alg": name,
+                    "tokens": number,
+                    "ranks": num_ranks,
+                }
+                found += records(case, "queued_vs_mapped", ratio)
+                cells.append(shown(ratio))
+            rows.append([f"{name}, BS {number}", *cells])
+    print_table(f"{num_ranks} ranks: time of a server each / of one server", ["", *OPERATORS], rows)
+    print(f"An idle NIC takes {idle:.4%} of a core.")
+    share = Record(
+        benchmark="servers", case={"figure": "mapped"}, metric="idle_nic", value=idle, unit="of a core"
+    )
+    return [*found, share]

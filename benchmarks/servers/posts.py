@@ -1,0 +1,137 @@
+"""One post for each peer against posts for rows, over the number of tokens."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Record, print_table
+from benchmarks.servers.runs import (
+    OPERATORS,
+    Route,
+    Setting,
+    Wire,
+    most_us,
+    ratios,
+    records,
+    run,
+    seconds,
+    shown,
+)
+from moe_triton.tools.plots import COLOURS, draw, legend
+
+BLOCKS = Route("blocks", "A2", "fullmesh", 1)
+ROWS = Route("rows", "A3", "fullmesh_v1", 1)
+# Of A2 (moe_triton/model/constants.toml): AICPU's post, and the link that the seed's figures give.
+POST_US, GIGABYTES_PER_S = 1.5, 20.97
+Line = list[tuple[int, float]]
+
+
+def crossing(first: Line, second: Line) -> float | None:
+    """Where the second line gets above the first one, between two points; None if it never does, or always
+    is.
+    """
+    for (left, a), (right, b), (_, c), (_, d) in zip(first, first[1:], second, second[1:], strict=False):
+        if c <= a and d > b:
+            return left + (right - left) * (a - c) / ((a - c) + (d - b))
+    return None
+
+
+def posts(
+    num_ranks: int, topk: int, tokens: Sequence[int], iterations: int, slower: float, plot: Path | None = None
+) -> list[Record]:
+    """Prints a table and returns its figures.
+
+    Args:
+        num_ranks: each a server of its own.
+        topk: K.
+        tokens: of each rank, in ascending order.
+        iterations: of each route.
+        slower: factor by which posts and link are slower than A2's.
+        plot: folder for a picture; None for none.
+    """
+    wire = Wire(GIGABYTES_PER_S / slower, 0.0, POST_US * slower)
+    rows, found = [], []
+    lines: dict[tuple[str, str, str], Line] = {}
+    for number in tokens:
+        setting = Setting([BLOCKS, ROWS], number, topk, 4 * num_ranks, wire, iterations)
+        per_rank = run(num_ranks, setting)
+        for operator in OPERATORS:
+            cells = []
+            for route in setting.routes:
+                times, formula = (
+                    seconds(per_rank, operator, route.name),
+                    most_us(per_rank, operator, route.name, wire),
+                )
+                lines.setdefault((operator, route.name, "time"), []).append(
+                    (number, statistics.median(times) * 1e6)
+                )
+                lines.setdefault((operator, route.name, "formula"), []).append((number, formula))
+                of_formula = ratios(times, formula / 1e6)
+                case = {
+                    "figure": "posts",
+                    "operator": operator,
+                    "route": route.name,
+                    "tokens": number,
+                    "topk": topk,
+                }
+                case |= {"ranks": num_ranks, "slower": slower}
+                found += records(case, "time_vs_formula", of_formula)
+                most = max(figures.posts[operator][route.name] for figures in per_rank)
+                cells += [str(most), f"{formula / 1e3:.2f}", shown(of_formula)]
+            rows.append([f"{operator}, BS {number}", *cells])
+    pace = f"posts of {wire.post_us:g} us, {wire.gigabytes_per_s:.3f} GB/s"
+    title = f"{num_ranks} servers of one rank, K {topk}; {pace}"
+    columns = [
+        "",
+        *(f"{name}: {what}" for name in ("block", "rows") for what in ("posts", "formula ms", "time / it")),
+    ]
+    print_table(f"{title}: {slower:g} times slower than A2's", columns, rows)
+    for operator in OPERATORS:
+        found += _crossing(operator, lines, {"ranks": num_ranks, "topk": topk, "slower": slower})
+    if plot is not None:
+        _draw(plot / f"posts_{num_ranks}_k{topk}.svg", lines)
+    return found
+
+
+def _crossing(
+    operator: str, lines: dict[tuple[str, str, str], Line], case: dict[str, object]
+) -> list[Record]:
+    places = {
+        kind: crossing(lines[operator, "blocks", kind], lines[operator, "rows", kind])
+        for kind in ("time", "formula")
+    }
+    first, last = lines[operator, "blocks", "time"][0][0], lines[operator, "blocks", "time"][-1][0]
+    if places["time"] is None or places["formula"] is None:
+        print(f"{operator}: the lines do not cross in BS {first} to {last}: {places}")
+        return []
+    where = f"at BS {places['time']:.2f}; by the formula {places['formula']:.2f}"
+    print(f"{operator}: posts for rows get slower than blocks {where}")
+    ratio = places["time"] / places["formula"]
+    return [
+        Record(
+            benchmark="servers",
+            case={**case, "figure": "posts", "operator": operator},
+            metric="crossing_vs_formula",
+            value=ratio,
+            unit="ratio",
+        )
+    ]
+
+
+def _draw(path: Path, lines: dict[tuple[str, str, str], Line]) -> None:
+    def paint(figure: Any) -> None:
+        figure.set_size_inches(9.0, 3.8)
+        for axis, operator in zip(figure.subplots(1, len(OPERATORS)), OPERATORS, strict=True):
+            for (of, route, kind), line in lines.items():
+                if of == operator:
+                    style = "o" if kind == "time" else "--"
+                    colour = COLOURS[route != BLOCKS.name]
+                    x, y = zip(*line, strict=True)
+                    axis.plot(x, [us / 1e3 for us in y], style, color=colour, label=f"{route}, {kind}")
+            axis.set(title=operator, xscale="log", yscale="log", xlabel="tokens of a rank", ylabel="ms")
+        legend(figure, 4)
+
+    draw(path, paint)

@@ -1,0 +1,229 @@
+"""Ranks that run the routes of a benchmark in turn, each on a buffer of its own."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+
+from benchmarks.harness import Record
+from benchmarks.overlap import median_with_interval
+from moe_triton import EPBuffer
+from moe_triton.backends.cpu.nic import NicSettings, emulated_nic
+from moe_triton.backends.cpu.paced_link import PacedLink, paced
+from moe_triton.core.config import Product
+from moe_triton.processes import RankGroup
+from moe_triton.starting_line import StartingLine
+
+HIDDEN = 7168
+OPERATORS = ("dispatch", "combine")
+WARM_UP = 3
+UNPACED = 10_000.0  # GB/s
+Span = tuple[float, float]
+Case = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Route:
+    """How tokens travel.
+
+    Attributes:
+        name: of the route.
+        product, comm_alg: see `EPBuffer`.
+        ranks_per_server: see `EPBuffer`.
+        quantize: of rows in dispatch.
+    """
+
+    name: str
+    product: Product
+    comm_alg: str
+    ranks_per_server: int
+    quantize: Literal["int8"] | None = None
+
+
+@dataclass(frozen=True)
+class Wire:
+    """The queues between servers.
+
+    Attributes:
+        gigabytes_per_s: of each rank's link.
+        latency_us: until what was sent has arrived.
+        post_us: of a post.
+    """
+
+    gigabytes_per_s: float = UNPACED
+    latency_us: float = 0.0
+    post_us: float = 0.0
+
+    def us(self, posts: float, num_bytes: float) -> float:
+        """What posts and bytes of one rank take by the formula."""
+        return posts * self.post_us + num_bytes / self.gigabytes_per_s / 1e3 + self.latency_us
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is measured.
+
+    Attributes:
+        routes: run in turn.
+        tokens: of each rank.
+        topk: K.
+        experts: M.
+        wire: between servers.
+        iterations: of each route.
+    """
+
+    routes: Sequence[Route]
+    tokens: int
+    topk: int
+    experts: int
+    wire: Wire = field(default_factory=Wire)
+    iterations: int = 20
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One rank's, or those of all.
+
+    Attributes:
+        spans: begin and end of each call, in seconds, by operator and route.
+        posts: a call's to other ranks, by operator and route.
+        between: bytes of a call to ranks of other servers, by operator and route.
+        idle_share: of a core, what the NICs took while nothing was posted.
+    """
+
+    spans: dict[str, dict[str, list[Span]]]
+    posts: dict[str, dict[str, int]]
+    between: dict[str, dict[str, int]]
+    idle_share: float = 0.0
+
+
+class Pair:
+    """Dispatch and combine of one route, with the inputs that all routes have."""
+
+    def __init__(self, rank: int, setting: Setting, route: Route) -> None:
+        generator = torch.Generator().manual_seed(rank)
+        sizes = setting.tokens, setting.topk
+        self._x = torch.randn(setting.tokens, HIDDEN, generator=generator).bfloat16()
+        scores = torch.rand(setting.tokens, setting.experts, generator=generator)
+        self._weights, ids = scores.topk(setting.topk, dim=1)
+        self._ids = ids.int()
+        assert ids.shape == sizes
+        self._quantize = route.quantize
+        self._received: Any = None
+        self._results: torch.Tensor | None = None
+        self.buffer = EPBuffer(
+            num_max_tokens_per_rank=setting.tokens,
+            hidden=HIDDEN,
+            num_topk=setting.topk,
+            num_experts=setting.experts,
+            product=route.product,
+            comm_alg=route.comm_alg,
+            ranks_per_server=route.ranks_per_server,
+            relaxed=True,
+        )
+
+    def run(self, operator: str) -> None:
+        """One call. A combine needs the dispatch before it."""
+        if operator == "dispatch":
+            self._received = self.buffer.dispatch(self._x, self._ids, quantize=self._quantize)
+            return
+        rows = self._received.tokens
+        if self._results is None:
+            self._results = torch.randn(rows.shape).bfloat16()
+        self.buffer.combine(self._results, self._received.handle, self._weights)
+
+    def traffic(self, operator: str) -> tuple[int, int]:
+        """Posts, and bytes to other servers, of the last call."""
+        found = self.buffer.traffic(cast("Any", operator))
+        if found is None:
+            return 0, 0
+        return sum(found.posts), found.payload_bytes.between + found.framing_bytes.between
+
+
+def nic_seconds() -> float:
+    """What all NICs of this process have taken of their cores."""
+    tasks = Path("/proc/self/task").iterdir()
+    nics = [task for task in tasks if (task / "comm").read_text().strip() == "moe-nic"]
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in nics) / 1e9
+
+
+def measure(rank: int, num_ranks: int, setting: Setting, idle_s: float) -> Figures:
+    """Every route on this rank."""
+    line, shuffle = StartingLine(), random.Random(0)  # the same on every rank
+    names = [route.name for route in setting.routes]
+    spans: dict[str, dict[str, list[Span]]] = {o: {name: [] for name in names} for o in OPERATORS}
+    wire = setting.wire
+    with ExitStack() as stack:
+        link = PacedLink(wire.gigabytes_per_s, wire.latency_us)
+        if wire.gigabytes_per_s != UNPACED or wire.latency_us:
+            stack.enter_context(paced(link))
+        stack.enter_context(emulated_nic(NicSettings(post_us=wire.post_us)))
+        pairs = {route.name: Pair(rank, setting, route) for route in setting.routes}
+        for pair in pairs.values():
+            stack.enter_context(pair.buffer)
+        for iteration in range(WARM_UP + setting.iterations):
+            for name in shuffle.sample(names, len(names)):
+                for operator in OPERATORS:
+                    line.wait()
+                    begin = time.perf_counter()
+                    pairs[name].run(operator)
+                    if iteration >= WARM_UP:
+                        spans[operator][name].append((begin, time.perf_counter()))
+        idle = _idle_share(line, idle_s)
+        counted = {o: {name: pair.traffic(o) for name, pair in pairs.items()} for o in OPERATORS}
+    posts = {o: {name: found[0] for name, found in each.items()} for o, each in counted.items()}
+    between = {o: {name: found[1] for name, found in each.items()} for o, each in counted.items()}
+    return Figures(spans, posts, between, idle)
+
+
+def _idle_share(line: StartingLine, seconds: float) -> float:
+    if not seconds:
+        return 0.0
+    line.wait()
+    before = nic_seconds()
+    time.sleep(seconds)
+    return (nic_seconds() - before) / seconds
+
+
+def run(num_ranks: int, setting: Setting, idle_s: float = 0.0) -> list[Figures]:
+    """The figures of every rank."""
+    with RankGroup(num_ranks) as group:
+        found: list[Figures] = group.run(measure, setting, idle_s, timeout_s=1200)
+    return found
+
+
+def seconds(per_rank: Sequence[Figures], operator: str, route: str) -> list[float]:
+    """Last rank out minus first rank in, of each iteration."""
+    rounds = zip(*(figures.spans[operator][route] for figures in per_rank), strict=True)
+    return [max(end for _, end in spans) - min(begin for begin, _ in spans) for spans in rounds]
+
+
+def most_us(per_rank: Sequence[Figures], operator: str, route: str, wire: Wire) -> float:
+    """What the rank with the most to post takes by the formula."""
+    return max(wire.us(f.posts[operator][route], f.between[operator][route]) for f in per_rank)
+
+
+def ratios(times: Sequence[float], others: Sequence[float] | float) -> tuple[float, float, float]:
+    """The median of a ratio and its 95% interval, round by round or against one number."""
+    against = [others] * len(times) if isinstance(others, float) else others
+    return median_with_interval([a / b for a, b in zip(times, against, strict=True)])
+
+
+def shown(ratio: tuple[float, float, float]) -> str:
+    """A ratio with its interval."""
+    return f"{ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})"
+
+
+def records(case: Mapping[str, object], metric: str, ratio: tuple[float, float, float]) -> list[Record]:
+    """A ratio and the ends of its interval."""
+    return [
+        Record(benchmark="servers", case=dict(case), metric=f"{metric}{end}", value=value, unit="ratio")
+        for end, value in zip(("", "_low", "_high"), ratio, strict=True)
+    ]

@@ -1,0 +1,49 @@
+"""The benchmark of several servers: its formula, where lines cross, and that it runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.servers.posts import crossing
+from benchmarks.servers.runs import Wire
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_formula_is_posts_bytes_and_a_latency() -> None:
+    assert Wire(2.0, 5.0, 1.5).us(4, 8000) == pytest.approx(4 * 1.5 + 4.0 + 5.0)
+
+
+def test_where_lines_cross() -> None:
+    first, second = [(1, 10.0), (3, 12.0), (5, 14.0)], [(1, 4.0), (3, 10.0), (5, 20.0)]
+    assert crossing(first, second) == pytest.approx(3.5)
+    assert crossing(second, first) is None  # it starts above
+    assert crossing(first, [(1, 1.0), (3, 1.0), (5, 1.0)]) is None
+
+
+def test_it_runs(tmp_path: Path) -> None:
+    path = tmp_path / "records.json"
+    options = [
+        "posts",
+        "--ranks",
+        "2",
+        "--tokens",
+        "1",
+        "--topk",
+        "2",
+        "--iterations",
+        "2",
+        "--json",
+        str(path),
+    ]
+    subprocess.run([sys.executable, "-m", "benchmarks.servers", *options], cwd=ROOT, check=True, timeout=200)
+    found = [record for record in json.loads(path.read_text()) if record["metric"] == "time_vs_formula"]
+    assert {(r["case"]["operator"], r["case"]["route"]) for r in found} == {
+        (operator, route) for operator in ("dispatch", "combine") for route in ("blocks", "rows")
+    }
+    assert all(record["value"] >= 1 for record in found)  # no link is faster than its pace
