@@ -8,7 +8,8 @@ the last rank out minus the first rank in.
 
 - ``pace``: a call against what its counted bytes take on the link; int8 rows against rows as they are.
 - ``posts``: one block for each peer (A2's ``fullmesh``) against posts for rows (A3's ``fullmesh_v1``), over
-  BS; both against the printed formula, posts * post_us + bytes / link + latency; where the lines cross.
+  BS; both against the formula, max(posts * post_us, post_us + bytes / link) + latency, since the link carries
+  one message while the next one is posted; where the lines cross.
 - ``mapped``: the same ranks as one server, whose windows are mapped, and as a server each; and what an idle
   NIC takes.
 """

@@ -89,6 +89,7 @@ def posts(
         *(f"{name}: {what}" for name in ("block", "rows") for what in ("posts", "formula ms", "time / it")),
     ]
     print_table(f"{title}: {slower:g} times slower than A2's", columns, rows)
+    print("formula: max(posts * post_us, post_us + bytes / link) + latency")
     for operator in OPERATORS:
         found += _crossing(operator, lines, {"ranks": num_ranks, "topk": topk, "slower": slower})
     if plot is not None:

@@ -62,8 +62,12 @@ class Wire:
     post_us: float = 0.0
 
     def us(self, posts: float, num_bytes: float) -> float:
-        """What posts and bytes of one rank take by the formula."""
-        return posts * self.post_us + num_bytes / self.gigabytes_per_s / 1e3 + self.latency_us
+        """What posts and bytes of one rank take by the formula, and no call can be faster than.
+
+        A message's bytes travel while the next one is posted, and none before the first post has ended.
+        """
+        link_us = num_bytes / self.gigabytes_per_s / 1e3
+        return max(posts * self.post_us, min(posts, 1) * self.post_us + link_us) + self.latency_us
 
 
 @dataclass(frozen=True)

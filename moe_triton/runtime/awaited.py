@@ -11,7 +11,7 @@ from moe_triton.core import abi
 from moe_triton.core.region import REGION_DIMS
 from moe_triton.rendezvous.notes import Notes
 from moe_triton.runtime.disagreement import group_of, in_words
-from moe_triton.schemes.common.waits import int32_at, region_in
+from moe_triton.schemes.common.waits import POSTS, int32_at, region_in
 from moe_triton.schemes.site import Site
 
 MAX_PATIENCE_S = 5.0
@@ -52,12 +52,14 @@ def tell_of(site: Site, waiting: Waiting, counts: Mapping[str, int], notes: Note
 def awaited_ranks(site: Site, waiting: Waiting) -> list[int] | None:
     """Ranks whose flags have not arrived yet, or None for a launch that does not wait for peers.
 
+    Where a launch posts, none of its blocks may have anything to wait for: queues have room.
+
     Args:
         site: where it waits.
         waiting: the launch, which is still running.
     """
     finder = site.scheme.finders.get(waiting.launch.kernel.name)
-    if finder is None:
+    if finder is None or (finder is POSTS and not waiting.awaited):
         return None
     peers = site.scheme.peers_of(waiting.launch)
     if peers.group == "tensor":

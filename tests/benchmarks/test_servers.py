@@ -15,8 +15,11 @@ from benchmarks.servers.runs import Wire
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_formula_is_posts_bytes_and_a_latency() -> None:
-    assert Wire(2.0, 5.0, 1.5).us(4, 8000) == pytest.approx(4 * 1.5 + 4.0 + 5.0)
+def test_the_link_carries_a_message_while_the_next_one_is_posted() -> None:
+    wire = Wire(2.0, 5.0, 1.5)
+    assert wire.us(4, 8000) == pytest.approx(4 * 1.5 + 5.0)
+    assert wire.us(2, 8000) == pytest.approx(1.5 + 4.0 + 5.0)
+    assert wire.us(0, 8000) == pytest.approx(4.0 + 5.0)
 
 
 def test_where_lines_cross() -> None:
