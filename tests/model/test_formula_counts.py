@@ -283,7 +283,7 @@ def test_direct(kernels: CountingLibrary, case: DirectCase) -> None:
 def test_blocks(kernels: CountingLibrary, case: BlocksCase) -> None:
     """One launch after the other, each for all ranks; a round's number stands in the word of the zone."""
     world, c = BlocksWorld(kernels, case), case.config
-    world.peers = own_lines(world.peers)
+    world.tables = [own_lines(table) for table in world.tables]
     ranks = ranks_of(kernels, case, world.windows)
     sizes = c.num_local_experts, c.num_ranks, c.routed_capacity
     outputs = [Outputs.of(*sizes) for _ in case.tokens]
@@ -356,4 +356,6 @@ def first_of(blocks: int) -> np.ndarray:
 
 
 def test_every_kernel_is_counted() -> None:
-    assert COUNTS.keys() == {kernel.name for kernel in ascendc.KERNELS}
+    # What only posts has no price yet: see NO_POSTS in moe_triton/model/bodies/block_prices.py.
+    posting = {ascendc.DISPATCH_POST.name, ascendc.COMBINE_POST.name}
+    assert COUNTS.keys() == {kernel.name for kernel in ascendc.KERNELS} - posting

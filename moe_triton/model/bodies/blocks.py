@@ -128,7 +128,7 @@ def blocks_return(work: Work) -> Counted:
 def blocks_post(work: Work) -> Counted:
     """A unit of flags behind the rows of each rank's block."""
     ranks = work.number("num_ranks")
-    blocks = block_of(work, ranks)
+    blocks = np.arange(ranks) % work.blocks
     own, away = each_block(work, blocks), each_block(work, blocks[is_remote(work)[:ranks]])
     start = found_zone(work) + end(work) + fresh(work, 1)
     start += counts(work, dropped=lines_of_table(ranks), scalar_local=UNIT_WORDS)
@@ -156,7 +156,7 @@ def blocks_wait(work: Work) -> Counted:
         work,
         loads=3 * own,
         load_bytes=own * (2 * UB_ALIGN + work.number("header_words") * WORD_BYTES),
-        scalar_local=own * (2 + number + UNIT_WORDS),
+        scalar_local=own * (3 + number + UNIT_WORDS),
         scalar_global=own * expects,
         lines=own * expects,
         dropped=own * expects,
