@@ -79,6 +79,7 @@ bench: $(VENV)/.installed $(VENV)/.bench
 	$(BIN)/python -m benchmarks.kernels
 	$(BIN)/python -m benchmarks.compare
 	$(BIN)/python -m benchmarks.compare scaling
+	$(BIN)/python -m benchmarks.decode
 	$(BIN)/python -m benchmarks.operators
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.python_time

@@ -67,6 +67,14 @@ def median_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> fl
     return statistics.median(a / b for a, b in zip(numerator, denominator, strict=True))
 
 
+def median_with_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """The median, and the order statistics that hold it with 95 %: by the normal approximation of ranks."""
+    ordered, n = sorted(values), len(values)
+    reach = 0.98 * n**0.5  # 1.96 / 2
+    low, high = max(0, round(n / 2 - reach)), min(n - 1, round(n / 2 + reach))
+    return statistics.median(ordered), ordered[low], ordered[high]
+
+
 def write_records(path: Path | None, records: Sequence[Record]) -> None:
     """Write records as JSON, where a path was asked for."""
     if path is not None:

@@ -33,7 +33,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from benchmarks.harness import Record, parser, print_table, write_records
+from benchmarks.harness import Record, median_with_interval, parser, print_table, write_records
 from benchmarks.operators import EXPERTS, HIDDEN, TOPK, Inputs
 from moe_triton import EPBuffer, Tuning
 from moe_triton.backends.cpu.paced_link import PacedLink, paced
@@ -282,14 +282,6 @@ def seconds(per_rank: Sequence[Measured], operator: Operator, route: str) -> lis
     """Last rank out minus first rank in, per iteration."""
     rounds = zip(*(measured.spans[operator][route] for measured in per_rank), strict=True)
     return [max(end for _, end in spans) - min(begin for begin, _ in spans) for spans in rounds]
-
-
-def median_with_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """The median, and the order statistics that hold it with 95 %: by the normal approximation of ranks."""
-    ordered, n = sorted(values), len(values)
-    reach = 0.98 * n**0.5  # 1.96 / 2
-    low, high = max(0, round(n / 2 - reach)), min(n - 1, round(n / 2 + reach))
-    return statistics.median(ordered), ordered[low], ordered[high]
 
 
 def report(setting: Setting, per_rank: Sequence[Measured], folder: Path) -> list[Record]:

@@ -9,6 +9,7 @@ quantise and pack  T rows of x                            T packed rows
 send, dispatch     T rows (packed ones if quantised)      T*K rows, into the peers' windows; slots: T*K-O
 arrange (slots)    N-O rows, and T of its own             N rows
 send, combine      N-O rows (slots)                       N-O rows (slots)
+copy, combine      N rows (direct copied)                 N rows (direct copied)
 sum                T*K rows                               T rows
 =================  =====================================  ==========================================
 
@@ -16,8 +17,9 @@ T tokens, N rows received, O of them from this rank itself: slots keep those out
 
 A row of x counts once, not K times: its K copies leave one after the other, while it is in the cache.
 *Direct* has no arrange, since rows are sent to where they stay, and no send in combine, since the sum reads
-the peers' rows where they are. Scales, stamps, counts and flags are left out (under 1% of a row). All of this
-makes the bytes, and so the time that memcpy is given, rather too small than too large.
+the peers' rows where they are. *Direct copied* is direct with answers in memory of the experts' own, which
+combine copies into the window first. Scales, stamps, counts and flags are left out (under 1% of a row). All
+of this makes the bytes, and so the time that memcpy is given, rather too small than too large.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from typing import Literal
 
 from benchmarks.compare.cases import Phase
 
-Scheme = Literal["slots", "direct"]
+Scheme = Literal["slots", "direct", "direct copied"]
 ANSWER_ITEMSIZE = 2
 
 
@@ -78,7 +80,7 @@ def combine_traffic(
 ) -> Traffic:
     """Bytes that a combine moves on one rank."""
     row = hidden * ANSWER_ITEMSIZE
-    returned = received - kept if scheme == "slots" else 0
+    returned = {"slots": received - kept, "direct": 0, "direct copied": received}[scheme]
     return Traffic((returned + sent) * row, (returned + tokens) * row, row)
 
 

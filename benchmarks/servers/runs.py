@@ -12,8 +12,7 @@ from typing import Any, Literal, cast
 
 import torch
 
-from benchmarks.harness import Record
-from benchmarks.overlap import median_with_interval
+from benchmarks.harness import Record, median_with_interval
 from moe_triton import EPBuffer
 from moe_triton.backends.cpu.nic import NicSettings, emulated_nic
 from moe_triton.backends.cpu.paced_link import PacedLink, paced

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.overlap import PACK, hidden, median_with_interval, overlap_us
+from benchmarks.harness import median_with_interval
+from benchmarks.overlap import PACK, hidden, overlap_us
 
 ROOT = Path(__file__).resolve().parents[2]
 
