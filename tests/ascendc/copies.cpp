@@ -1,6 +1,12 @@
-// Copies of every length at every alignment, against byte by byte: what is copied, and nothing beside it.
+// Copies of every length at every alignment, against byte by byte: what is copied, and nothing beside it. And blocks
+// that are copied while they are written: a second half is never newer than the first.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
+#include <thread>
 #include <vector>
 
 #include "memory.h"
@@ -29,6 +35,49 @@ uint64_t All(const Copy& copy) {
     return wrong;
 }
 
+// Of blocks, wherever in a cache line they begin, and those of which a polled copy consists.
+template <typename Copy>
+uint64_t AllBlocks(const Copy& copy) {
+    uint64_t wrong = 0;
+    for (uint64_t to = 0; to < 64; ++to) {
+        for (uint64_t from = 0; from < 64; ++from) wrong += Wrong(32, to, from, copy);
+    }
+    return wrong;
+}
+
+struct Block {
+    uint64_t words[4];
+};
+
+// One thread writes a number into all words of a block, then the next one, while another thread reads the block.
+// The number of blocks whose halves came in the wrong order: a stamp's flag before where its row comes from.
+uint64_t OutOfOrder(uint64_t shift, std::chrono::milliseconds time) {
+    alignas(64) static uint8_t shared[128];
+    std::memset(shared, 0, sizeof(shared));
+    std::atomic<bool> is_over{false};
+    std::thread writer([&] {
+        for (uint64_t number = 1; !is_over.load(std::memory_order_relaxed); ++number) {
+            const Block block{{number, number, number, number}};
+            moe::emulation::CopyBlock(shared + shift, reinterpret_cast<const uint8_t*>(&block));
+            std::atomic_thread_fence(std::memory_order_acq_rel);
+        }
+    });
+    uint64_t wrong = 0;
+    const auto end = std::chrono::steady_clock::now() + time;
+    while (std::chrono::steady_clock::now() < end) {
+        for (int i = 0; i < 1000; ++i) {
+            Block seen;
+            moe::emulation::CopyBlock(reinterpret_cast<uint8_t*>(&seen), shared + shift);
+            std::atomic_thread_fence(std::memory_order_acq_rel);
+            const uint64_t first = std::min(seen.words[0], seen.words[1]);
+            wrong += first < std::max(seen.words[2], seen.words[3]) ? 1 : 0;
+        }
+    }
+    is_over = true;
+    writer.join();
+    return wrong;
+}
+
 }  // namespace
 
 int main() {
@@ -36,6 +85,11 @@ int main() {
     const uint64_t ahead = All([](uint8_t* to, const uint8_t* from, uint64_t n) { CopyAhead(to, from, n); });
     const uint64_t stream = All([](uint8_t* to, const uint8_t* from, uint64_t n) { StreamBytes(to, from, n); });
     const uint64_t usual = All([](uint8_t* to, const uint8_t* from, uint64_t n) { CopyBytes(to, from, n); });
-    std::printf("%lu %lu %lu\n", ahead, stream, usual);
+    const uint64_t block = AllBlocks([](uint8_t* to, const uint8_t* from, uint64_t) { CopyBlock(to, from); });
+    uint64_t out_of_order = 0;
+    for (const uint64_t shift : {0, 8, 16, 24, 32, 40, 48, 56}) {
+        out_of_order += OutOfOrder(shift, std::chrono::milliseconds(100));
+    }
+    std::printf("%lu %lu %lu %lu %lu\n", ahead, stream, usual, block, out_of_order);
     return 0;
 }
