@@ -5,6 +5,10 @@
 #include "kernel_operator.h"
 #include "moe_layout.h"
 
+#if defined(MOE_MEMFABRIC) && !defined(MOE_EMULATION)
+#include "smem_shm_aicore_base_rdma.h"
+#endif
+
 namespace moe {
 
 // Later scalar reads through this tensor read memory, not the core's data cache: for the bytes from its first one to
@@ -60,20 +64,46 @@ __aicore__ inline void RaiseFlags(const AscendC::GlobalTensor<T>& to, const Asce
 #endif
 }
 
+// Whether kernels of this build post. An AI core does by memfabric-hybrid's RoCE write, where the build was given that.
+#if defined(MOE_EMULATION) || defined(MOE_MEMFABRIC)
+constexpr bool HAS_POSTS = true;
+#else
+constexpr bool HAS_POSTS = false;
+#endif
+
+// UB that a post writes to, of a unit each: an AI core rings the doorbell and moves the queue's head from there.
+struct PostScratch {
+    AscendC::LocalTensor<uint64_t> doorbell;
+    AscendC::LocalTensor<uint32_t> head;
+};
+
 // Starts a write of `bytes` bytes at `local`, in this rank's out part, to `remote` in the window of `rank`, behind all
 // that was posted to it before: its first piece comes when that is there. What is posted must be complete: copies that
 // this core or others have under way are not. False while the queue is full. `flags` come with it that a host may be
 // asleep for. A queue belongs to one core at a time.
-__aicore__ inline bool Post(uint32_t rank, uint64_t local, uint64_t remote, uint64_t bytes, uint32_t flags) {
-#ifdef MOE_EMULATION
+//
+// On an AI core it is never false: memfabric's function itself waits there until a full queue has room. All that goes
+// to a rank goes by one queue pair, as no order holds between two.
+__aicore__ inline bool Post(uint32_t rank, uint64_t local, uint64_t remote, uint64_t bytes, uint32_t flags,
+                            const PostScratch& scratch) {
+#if defined(MOE_EMULATION)
+    scratch.doorbell.SetValue(0, ~uint64_t{0});
+    scratch.head.SetValue(0, ~uint32_t{0});
     return emulation::Post({local, remote, bytes, flags << PostItem::FLAG_SHIFT, rank});
+#elif defined(MOE_MEMFABRIC)
+    constexpr uint32_t QUEUE_PAIR = 0;
+    (void)flags;
+    smem_shm_roce_write(reinterpret_cast<__gm__ uint8_t*>(local), reinterpret_cast<__gm__ uint8_t*>(remote), rank,
+                        QUEUE_PAIR, bytes, scratch.doorbell, scratch.head);
+    return true;
 #else
-    // This build has no queues, and the host starts no kernel that needs them.
+    // The host starts no kernel that needs queues.
     (void)rank;
     (void)local;
     (void)remote;
     (void)bytes;
     (void)flags;
+    (void)scratch;
     return false;
 #endif
 }

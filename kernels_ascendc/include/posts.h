@@ -39,10 +39,11 @@ public:
     // reported; later messages to anybody are then given up at once.
     __aicore__ inline bool Put(uint64_t rank, const Message& message) {
         const uint64_t bytes = static_cast<uint64_t>(message.payload + message.framing);
+        const PostScratch scratch{buffer_.Get<uint64_t>(), buffer_.Get<uint32_t>()[UB_ALIGN / sizeof(uint32_t)]};
         // A full queue rings no doorbell when it has room.
         constexpr uint64_t NO_WINDOW = 0;
         for (PollLoop poll(deadline_, NO_WINDOW, static_cast<int64_t>(rank), 1); poll.Next();) {
-            if (Post(static_cast<uint32_t>(rank), message.local, message.remote, bytes, message.flags)) {
+            if (Post(static_cast<uint32_t>(rank), message.local, message.remote, bytes, message.flags, scratch)) {
                 Count(peers_->IsInside(rank) ? Traffic::POSTS_INSIDE : Traffic::POSTS_BETWEEN, message);
                 return true;
             }
@@ -74,10 +75,12 @@ private:
         numbers_[first + Traffic::FRAMING_BETWEEN - Traffic::POSTS_BETWEEN] += message.framing;
     }
 
+    static_assert(TRAFFIC_BYTES >= 2 * UB_ALIGN, "a post has no room for its scratch");
+
     const Peers* peers_ = nullptr;
     Report* report_ = nullptr;
     uint64_t traffic_at_ = 0;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
+    AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;  // scratch of posts, and in the end what they were
     Deadline deadline_;
     int64_t numbers_[TRAFFIC_WORDS];
 };

@@ -16,6 +16,7 @@ from moe_triton.tools import codegen
 from tests.build.fake_cann import SOURCES, FakeCann, cmake
 
 KERNELS = f"{SOURCES}/launch/moe_kernels.asc"
+POSTS = "tests/build/api/memfabric"
 COMMON = ["-fPIC", "-O2", "-std=c++17"]
 MACRO = "-DMOE_KERNEL_TYPE_BY_MACRO"
 
@@ -71,6 +72,20 @@ def test_a_version_can_be_given_where_no_file_tells_it(tmp_path: Path) -> None:
     configure(tree, "-DBACKEND=npu", "-DCANN_VERSION=9.0.0", home=cann.home)
     cmake("--build", tree)
     assert cann.calls == commands(tree)
+
+
+def test_kernels_post_where_memfabric_is_given(tmp_path: Path) -> None:
+    cann, tree, package = FakeCann(tmp_path / "cann"), tmp_path / "tree", SOURCES.parent / POSTS
+    configure(tree, "-DBACKEND=npu", f"-DMOE_MEMFABRIC={package}", home=cann.home)
+    cmake("--build", tree)
+    assert cann.calls == commands(tree, "-DMOE_MEMFABRIC", f"-I{package}/include/smem/device")
+
+
+def test_a_memfabric_without_the_header_is_refused(tmp_path: Path) -> None:
+    cann, tree = FakeCann(tmp_path / "cann"), tmp_path / "tree"
+    said = configure(tree, "-DBACKEND=npu", f"-DMOE_MEMFABRIC={tmp_path}", home=cann.home, code=1)
+    assert f"MOE_MEMFABRIC is '{tmp_path}', but it must be the folder of the Python package" in said
+    assert "pip install memfabric-hybrid==1.3.0" in said
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:

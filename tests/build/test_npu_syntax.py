@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,24 @@ from tests.build.fake_cann import SOURCES
 cindex: Any = pytest.importorskip("clang.cindex", reason="clang is missing: pip install 'moe_triton[dev]'")
 
 API = Path(__file__).resolve().parent / "api"
-# As cmake/npu.cmake passes them, for CANN 9 and 8.3.
+
+
+def posting(package: Path) -> tuple[str, ...]:
+    """For kernels that post by this memfabric-hybrid, whose own code is not ours to warn of."""
+    return ("-DMOE_MEMFABRIC", f"-isystem{package}/include/smem/device")
+
+
+# As cmake/npu.cmake passes them, for CANN 9 and 8.3, and with posts.
 DIALECTS = {
     "attributes": (),
     "macro": ("-DMOE_KERNEL_TYPE_BY_MACRO",),
+    "posts": posting(API / "memfabric"),
 }
+if (installed := util.find_spec("memfabric_hybrid")) is not None:
+    (folder,) = installed.submodule_search_locations or ()
+    DIALECTS["posts by memfabric-hybrid itself"] = posting(Path(folder))
 dialects = pytest.mark.parametrize("dialect", DIALECTS)
+launches = pytest.mark.parametrize("dialect", ["attributes", "macro"])
 
 
 def system_folders() -> list[str]:
@@ -96,7 +109,7 @@ def test_every_kernel_is_of_mixed_type_where_a_macro_says_so(generated: Path) ->
         assert references == ["KERNEL_TYPE_MIX_AIV_1_0"]
 
 
-@dialects
+@launches
 def test_every_launcher_launches_its_own_kernel(generated: Path, dialect: str) -> None:
     unit, _ = parse(SOURCES, generated, dialect)
     names = kernels_of(unit)
@@ -116,14 +129,39 @@ def test_every_launcher_launches_its_own_kernel(generated: Path, dialect: str) -
 @pytest.mark.parametrize(("dialect", "mode"), [("attributes", "1"), ("macro", "0")])
 def test_what_the_library_says_of_its_schedule(generated: Path, dialect: str, mode: str) -> None:
     unit, _ = parse(SOURCES, generated, dialect)
-    (function,) = [c for c in unit.cursor.walk_preorder() if c.spelling == "moe_schedule_mode"]
-    (constant,) = [c.referenced for c in function.walk_preorder() if c.spelling == "SCHEDULE_MODE"][:1]
-    assert [token.spelling for token in constant.get_tokens()][-2:] == ["=", mode]
+    assert answer_of(unit, "moe_schedule_mode", "SCHEDULE_MODE") == mode
+
+
+@pytest.mark.parametrize(("dialect", "posts"), [("attributes", "false"), ("posts", "true")])
+def test_what_the_library_says_of_posts(generated: Path, dialect: str, posts: str) -> None:
+    unit, _ = parse(SOURCES, generated, dialect)
+    assert answer_of(unit, "moe_posts", "HAS_POSTS") == posts
+
+
+def answer_of(unit: Any, name: str, constant: str) -> str:
+    """The value of the constant by which a function answers."""
+    (function,) = [c for c in unit.cursor.walk_preorder() if c.spelling == name]
+    found = next(c.referenced for c in function.walk_preorder() if c.spelling == constant)
+    *_, equals, value = [token.spelling for token in found.get_tokens()]
+    assert equals == "="
+    return str(value)
 
 
 # What the check is worth: it says no.
 
 WRONG = {
+    "a post to an address of the host": (
+        "include/platform.h",
+        "reinterpret_cast<__gm__ uint8_t*>(remote), rank,",
+        "reinterpret_cast<uint8_t*>(remote), rank,",
+        "no matching function for call to 'smem_shm_roce_write'",
+    ),
+    "a post without its second scratch": (
+        "include/platform.h",
+        "QUEUE_PAIR, bytes, scratch.doorbell, scratch.head);",
+        "QUEUE_PAIR, bytes, scratch.doorbell);",
+        "no matching function for call to 'smem_shm_roce_write'",
+    ),
     "a function without __aicore__": (
         "include/flags.h",
         "__aicore__ inline Share SplitEvenly",
@@ -171,5 +209,5 @@ def test_what_is_wrong_is_found(tmp_path: Path, generated: Path, name: str) -> N
     text = (copy / file).read_text()
     assert text.count(old) == 1
     (copy / file).write_text(text.replace(old, new))
-    _, said = parse(copy, generated, "attributes")
+    _, said = parse(copy, generated, "posts")
     assert any(message in line for line in said), said

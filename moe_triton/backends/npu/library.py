@@ -43,6 +43,8 @@ def load(path: Path) -> ctypes.CDLL:
         launcher.restype = ctypes.c_int
     library.moe_schedule_mode.argtypes = ()
     library.moe_schedule_mode.restype = ctypes.c_uint32
+    library.moe_posts.argtypes = ()
+    library.moe_posts.restype = ctypes.c_uint32
     return library
 
 
@@ -74,3 +76,8 @@ def blocks_start_together() -> bool:
     would wait for each other's cores.
     """
     return bool(library().moe_schedule_mode())
+
+
+def has_posts() -> bool:
+    """Whether kernels can post to queues: whether the library was built with memfabric-hybrid."""
+    return bool(library().moe_posts())
