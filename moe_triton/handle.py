@@ -32,7 +32,8 @@ class DispatchHandle:
         assist_info: (3 A + 2,) int32, ``origins`` and behind them their trailer (`moe_triton.layout`).
         exchange_counts: (2,) int32, rows of each tensor-parallel rank, or None where there is one only.
         active_mask: (T,) or (T, K) bool, a copy of what dispatch was given, or None.
-        traffic: what the dispatch has posted to queues, or None where they lead to no peer.
+        traffic: what the dispatch has posted to queues; None where they lead to no peer, and on an NPU,
+            where it has not run yet: `EPBuffer.traffic` waits for it.
     """
 
     buffer_id: int

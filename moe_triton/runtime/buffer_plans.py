@@ -168,7 +168,7 @@ class BufferPlans:
         )
         answer: DispatchOutput | Pending[DispatchOutput]
         answer = self._run(plan, bindings | plan.bound(outputs), made, wait)
-        if communicator.memory.posts:
+        if communicator.memory.posts and not self._host.is_asynchronous:
             handle.note_traffic(communicator.memory.traffic("dispatch"))
         return answer
 

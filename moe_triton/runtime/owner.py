@@ -33,12 +33,17 @@ class Owner:
     def traffic(self, operator: Literal["dispatch", "combine"]) -> Traffic | None:
         """What this rank's last dispatch or combine has posted to queues; None where they lead to no peer.
 
+        On an NPU it waits until that has run.
+
         Raises:
             BufferStateError: there was no call yet, or the buffer is closed.
             ArgumentError: there is no such operator.
         """
         check_choice("operator", operator, OPERATORS)
-        return self._communicator.memory.traffic(operator)
+        memory, backend = self._communicator.memory, self._communicator.backend
+        if backend.is_asynchronous and memory.posts:
+            backend.synchronize()
+        return memory.traffic(operator)
 
     def measure(self, on: bool = True) -> None:
         """Whether calls from now on note how long each step takes, for `durations_us`.

@@ -17,7 +17,15 @@ import torch
 from moe_triton.backends.base import Bindings
 from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.triton import load
-from moe_triton.backends.npu import executable, library, memfabric, runtime, toolchain, triton_kernels
+from moe_triton.backends.npu import (
+    backend,
+    executable,
+    library,
+    memfabric,
+    runtime,
+    toolchain,
+    triton_kernels,
+)
 from moe_triton.core.abi import first_words, struct_words
 from moe_triton.core.ascendc import KERNELS
 from moe_triton.core.errors import ToolchainError
@@ -25,6 +33,7 @@ from moe_triton.core.fused import FUSED
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.soc import soc_of
 from moe_triton.reference.arithmetic import LANES
+from tests.npu import posts
 from tests.npu.device import Device, FakeCapture, FakeEvent, FakeGraph, FakeStream, Work
 
 SHM = Path("/dev/shm")
@@ -79,7 +88,10 @@ class FakeLibrary:
             copied = (ctypes.c_uint64 * num_words)(*words)
 
             def run() -> None:
-                assert function(ctypes.c_uint32(blocks), None, ctypes.byref(copied)) == 0, native.last_error()
+                with posts.in_use():
+                    assert function(ctypes.c_uint32(blocks), None, ctypes.byref(copied)) == 0, (
+                        native.last_error()
+                    )
 
             stream = device.streams[handle - 0x1000]
             device.at_once(Work("launch", name, stream, run, words=(blocks, *copied)))
@@ -169,12 +181,14 @@ def fake_memfabric() -> types.ModuleType:
     def create(number: int, num_ranks: int, rank: int, num_bytes: int, kind: str) -> FakeMemory:
         assert num_bytes % (2 << 20) == 0
         assert 0 <= number < 64
+        # Its device functions post from the object 0.
+        assert kind == "MTE" or (kind, number) == ("RDMA", 0)
         port = state["url"].rsplit(":", 1)[1]
         return FakeMemory(SHM / f"moe_triton-standin-{port}-{number}", num_ranks, rank, num_bytes)
 
     shm.initialize, shm.create = initialize, create  # type: ignore[attr-defined]
     shm.ShmConfig = types.SimpleNamespace  # type: ignore[attr-defined]
-    shm.ShmDataOpType = types.SimpleNamespace(MTE="MTE")  # type: ignore[attr-defined]
+    shm.ShmDataOpType = types.SimpleNamespace(MTE="MTE", RDMA="RDMA")  # type: ignore[attr-defined]
     module.shm = shm  # type: ignore[attr-defined]
     module.initialize = lambda flags=0: 0  # type: ignore[attr-defined]
     module.get_last_err_msg = lambda: "a message of memfabric's"  # type: ignore[attr-defined]
@@ -200,9 +214,10 @@ def install(policy: str = "random", seed: int = 0, soc: str = "Ascend910_9391") 
     memfabric._used_ids.clear()
     memfabric._reserved_ids.clear()
     fake = FakeLibrary(device)
-    fake.moe_schedule_mode = lambda: 1  # type: ignore[attr-defined]
+    fake.moe_schedule_mode = fake.moe_posts = lambda: 1  # type: ignore[attr-defined]
     library.library = lambda: fake  # type: ignore[assignment]
     triton_kernels.launcher = triton_launcher(device)  # type: ignore[assignment]
+    backend.make_window = posts.make_window
     toolchain.check_versions = lambda *_: fake_versions(soc)  # type: ignore[assignment]
     runtime.Runtime.host_copy = lambda self, tensor: torch.empty_like(tensor)  # type: ignore[method-assign]
 

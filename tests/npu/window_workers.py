@@ -82,7 +82,7 @@ def several(rank: int, num_ranks: int, case: Case) -> tuple[list[bool], list[str
 
 
 @contextmanager
-def _fake_shmem() -> Iterator[None]:
+def fake_shmem() -> Iterator[None]:
     """``shmem`` in the place of memfabric, over the same files."""
     state: dict[int, Any] = {}
 
@@ -127,7 +127,7 @@ def _fake_shmem() -> Iterator[None]:
 def over_shmem(rank: int, num_ranks: int, case: Case) -> list[bool]:
     """The same on CANN SHMEM."""
     standin.install("random", seed=rank)
-    with _fake_shmem(), make_buffer(case, backend="npu") as buffer:
+    with fake_shmem(), make_buffer(case, backend="npu") as buffer:
         return [eager(buffer, case, number) for number in range(3)]
 
 

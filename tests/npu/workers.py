@@ -19,6 +19,7 @@ from moe_triton.core.plan import (
     num_blocks,
     num_first_blocks,
 )
+from moe_triton.core.soc import SOC_OF_PRODUCT
 from moe_triton.core.tuning import Tuning
 from moe_triton.operators.variants import Mask
 from moe_triton.tools.selftest.cases import combined, dispatched
@@ -30,7 +31,7 @@ from tests.npu.device import Device
 
 
 def start(case: Case, policy: str, rank: int, **options: Any) -> tuple[Device, EPBuffer]:
-    device = standin.install(policy, seed=case.seed + rank)
+    device = standin.install(policy, seed=case.seed + rank, soc=SOC_OF_PRODUCT[case.config.product])
     return device, make_buffer(case, backend="npu", **options)
 
 

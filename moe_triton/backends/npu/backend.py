@@ -14,7 +14,7 @@ from moe_triton.backends.npu.runtime import Runtime
 from moe_triton.backends.npu.window import NpuWindow, make_window, window_library
 from moe_triton.backends.waits import Waits
 from moe_triton.core.ascendc import MAX_BLOCKS
-from moe_triton.core.errors import ArgumentError, WindowError
+from moe_triton.core.errors import ArgumentError, ToolchainError
 from moe_triton.core.plan import Plan, device_launches, num_blocks
 from moe_triton.core.reach import Queues
 from moe_triton.core.soc import check_blocks, soc_of
@@ -43,7 +43,7 @@ class NpuBackend:
     name = "npu"
     is_asynchronous = True
     captures_graphs = True
-    keeps_order = True
+    keeps_order = False  # RoCE orders messages; of the bytes of one, no page says anything
 
     def __init__(self, kernels: str = "triton", tuning: Tuning | None = None) -> None:
         if kernels != "triton":
@@ -101,14 +101,17 @@ class NpuBackend:
         """See `moe_triton.backends.base.Backend`.
 
         Raises:
-            WindowError: there is no memory for it, a peer cannot be reached, or queues are needed.
+            ToolchainError: queues are needed, and the kernels were built without posts.
+            WindowError: there is no memory for it, or a peer cannot be reached.
         """
-        if queues is not None:
-            raise WindowError(
-                f"rank(s) {sorted(queues.peers)} are reached by queues, and this back end has none: make one "
-                "group per server, or use the CPU back end."
+        if queues is not None and not library.has_posts():
+            raise ToolchainError(
+                f"rank(s) {sorted(queues.peers)} are reached by queues, but {library.LIBRARY} was built "
+                "without posts, which are memfabric's RoCE writes (AICPU's BatchWrite needs HCCL's operator "
+                "package, which kernels that are launched by themselves do not have). Build it anew: "
+                "moe-triton build --memfabric installed; or make a group of each server's ranks."
             )
-        return make_window(num_bytes, meeting, self.runtime, self.soc)
+        return make_window(num_bytes, meeting, self.runtime, self.soc, queues)
 
     def make_trace_log(self, max_events: int, last_entry: int) -> TraceLog:
         """Refused: a profiler sees more of an NPU than this package could.

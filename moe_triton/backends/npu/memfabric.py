@@ -2,6 +2,10 @@
 
 Sources: doc/pythonAPI.md of the project, and ``memfabric_hybrid.shm`` and ``smem_shm.h`` as release
 1.3.0 installs them. An object's id is 0 to 63; a rank's part is 2 MB to 4 GB, a multiple of 2 MB.
+
+Where queues lead to peers the object is of the type RDMA: memfabric makes queue pairs to every rank, and maps
+the parts that MTE reaches as it does for an object of the type MTE. Its device functions post from the object
+of id 0: they have no argument for another one (``smem_shm_aicore_base_rdma.h``).
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from moe_triton.layout import align
 from moe_triton.rendezvous.agreement import raise_together
 from moe_triton.rendezvous.meeting import Meeting, values_of
 
+POSTING_ID = 0
 GRANULE = 2 << 20
 MOST_BYTES = 4 << 30
 MAX_OBJECTS = 64
@@ -51,8 +56,14 @@ class MemfabricMemory:
         _give_back(self._number)
 
 
-def allocate(num_bytes: int, meeting: Meeting, runtime: Runtime) -> MemfabricMemory:
+def allocate(num_bytes: int, meeting: Meeting, runtime: Runtime, *, posts: bool) -> MemfabricMemory:
     """Memory for a window on every rank.
+
+    Args:
+        num_bytes: of a window.
+        meeting: the group.
+        runtime: torch_npu.
+        posts: whether kernels post from it, and so to ranks of other servers.
 
     Raises:
         WindowError: a rank cannot get its part, or reach another one's.
@@ -67,11 +78,12 @@ def allocate(num_bytes: int, meeting: Meeting, runtime: Runtime) -> MemfabricMem
             f"Lower num_max_tokens_per_rank."
         )
     _initialize(memfabric, meeting, runtime)
-    number = _agree_on_id(meeting)
+    number = _agree_on_id(meeting, posts)
+    kinds = memfabric.shm.ShmDataOpType
     handle, failure = None, ""
     try:
         handle = memfabric.shm.create(
-            number, meeting.num_ranks, meeting.rank, stride, memfabric.shm.ShmDataOpType.MTE
+            number, meeting.num_ranks, meeting.rank, stride, kinds.RDMA if posts else kinds.MTE
         )
         failure = _unreachable(handle, meeting)
     except RuntimeError as error:
@@ -134,17 +146,28 @@ def _in_store(number: int, change: int) -> int:
     return int(store.add(f"moe_triton/memfabric/{number}", change))
 
 
-def _agree_on_id(meeting: Meeting) -> int:
+def _agree_on_id(meeting: Meeting, posts: bool) -> int:
     """An id that no rank and no other group of the world uses: all share memfabric's store.
 
-    The group's first rank reserves it in the store of torch.distributed's world.
+    The group's first rank reserves it in the store of torch.distributed's world. Who does not post leaves
+    `POSTING_ID` alone while there are others.
+
+    Raises:
+        WindowError: none is left.
     """
     said = meeting.exchange({"used": sorted(_used_ids)}, "memfabric's ids")
     used = {number for numbers in values_of(said, "used", list) for number in map(str, numbers)}
     taken = -1
     if meeting.rank == 0:
-        taken = next((n for n in range(MAX_OBJECTS) if str(n) not in used and _reserve(n)), -1)
+        others = (number for number in range(MAX_OBJECTS) if number != POSTING_ID)
+        wanted = (POSTING_ID,) if posts else (*others, POSTING_ID)
+        taken = next((n for n in wanted if str(n) not in used and _reserve(n)), -1)
     number = values_of(meeting.exchange({"id": taken}, "memfabric's id"), "id", int)[0]
+    if number < 0 and posts:
+        raise WindowError(
+            f"memfabric posts from its window number {POSTING_ID} alone, and another buffer of these ranks, "
+            "or of other ranks of their world, has that. Close it first."
+        )
     if number < 0:
         raise WindowError(f"memfabric has {MAX_OBJECTS} windows at most, all in use. Close a buffer first.")
     return number

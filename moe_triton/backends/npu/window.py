@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from importlib import util
 from pathlib import Path
 from typing import Protocol
@@ -17,16 +18,18 @@ from moe_triton.core.errors import (
     ToolchainError,
     WindowError,
 )
+from moe_triton.core.reach import Queues
 from moe_triton.core.soc import Soc
 from moe_triton.layout import BLOCK_BYTES
 from moe_triton.rendezvous.meeting import Meeting, values_of
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+MEMFABRIC = "memfabric_hybrid"
 CLOSE_SECONDS = 5.0  # that peers get to give their windows up before ours goes
 
 
 class Memory(Protocol):
-    """Memory of all ranks that each of them can address."""
+    """Memory of all ranks, each of which has addresses for it."""
 
     peers: tuple[int, ...]
     """Address of each rank's part as seen from here, by rank."""
@@ -44,22 +47,35 @@ class NpuWindow:
         num_bytes: the window's size.
         meeting: the group.
         runtime: torch_npu.
+        queues: to peers whose memory vector cores do not write to; None for none.
+
+    Attributes:
+        peers: each rank's word in the table of peers: its address and, with queues, how it is reached.
 
     Raises:
         WindowError: a window does not begin where blocks with flags in band may.
         CommunicationTimeoutError: a rank did not come.
     """
 
-    def __init__(self, memory: Memory, num_bytes: int, meeting: Meeting, runtime: Runtime) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        num_bytes: int,
+        meeting: Meeting,
+        runtime: Runtime,
+        queues: Queues | None = None,
+    ) -> None:
         self._memory, self._meeting, self._runtime = memory, meeting, runtime
-        self.peers = memory.peers
-        if crooked := [rank for rank, peer in enumerate(self.peers) if peer % BLOCK_BYTES]:
+        places = memory.peers
+        if crooked := [rank for rank, place in enumerate(places) if place % BLOCK_BYTES]:
             raise WindowError(
-                f"The windows of rank(s) {crooked} begin at {[hex(self.peers[rank]) for rank in crooked]}, "
+                f"The windows of rank(s) {crooked} begin at {[hex(places[rank]) for rank in crooked]}, "
                 f"but a window must begin at a multiple of {BLOCK_BYTES} bytes: a flag and its data travel "
                 "in one such block. The window library chose the addresses: report it with its version."
             )
-        self.base = self.peers[meeting.rank]
+        self.base, self.peers = places[meeting.rank], places
+        if queues:
+            self.peers = tuple(queues.word(meeting.rank, peer, at) for peer, at in enumerate(places))
         self._tensor = runtime.tensor_at(self.base, num_bytes)
         # Flags left in this memory by an earlier owner would be taken for new ones.
         self._tensor.zero_()
@@ -88,8 +104,10 @@ class NpuWindow:
         self._memory.free()
 
 
-def check_same_server(meeting: Meeting, soc: Soc) -> None:
-    """On A2, checks that all ranks are on one server: vector cores do not reach another one's memory.
+def check_same_server(meeting: Meeting, soc: Soc, queues: Queues | None = None) -> None:
+    """On A2, checks that ranks are on this server, except those that queues lead to.
+
+    Vector cores do not reach the memory of another one.
 
     Raises:
         WindowError: they are not; it names the ranks that are elsewhere.
@@ -97,12 +115,13 @@ def check_same_server(meeting: Meeting, soc: Soc) -> None:
     if soc.product != "A2":
         return
     boots = values_of(meeting.exchange({"boot": _boot_id()}, "which server"), "boot", str)
-    others = [rank for rank, boot in enumerate(boots) if boot != boots[meeting.rank]]
+    queued = queues.peers if queues else frozenset[int]()
+    others = [rank for rank, boot in enumerate(boots) if boot != boots[meeting.rank] and rank not in queued]
     if others:
         raise WindowError(
             f"rank(s) {others} are on another server than rank {meeting.rank}: on A2 a vector core writes to "
-            f"the memory of its own server only. Make one group per server, or use A3, where the whole super "
-            f"node is in reach."
+            "the memory of its own server only. Pass ranks_per_server, so that queues lead there; make one "
+            "group per server; or use A3, where the whole super node is in reach."
         )
 
 
@@ -113,24 +132,34 @@ def _boot_id() -> str:
         return ""
 
 
-def make_window(num_bytes: int, meeting: Meeting, runtime: Runtime, soc: Soc) -> NpuWindow:
-    """A window from memfabric-hybrid, or from CANN SHMEM if that is missing.
+def make_window(
+    num_bytes: int, meeting: Meeting, runtime: Runtime, soc: Soc, queues: Queues | None = None
+) -> NpuWindow:
+    """A window from memfabric-hybrid, or from CANN SHMEM if that is missing and no queues are needed.
 
     Raises:
-        ToolchainError: both are missing.
+        ToolchainError: both are missing, or memfabric-hybrid is and queues are needed.
         WindowError: there is no memory for it, or a peer cannot be reached.
         CommunicationTimeoutError: a rank did not come.
     """
     kind = window_library()
-    check_same_server(meeting, soc)
+    if queues and kind != MEMFABRIC:
+        raise ToolchainError(
+            f"rank(s) {sorted(queues.peers)} are reached by queues, but windows come from CANN SHMEM here, "
+            "and posts are memfabric's RoCE writes, which know memfabric's windows only: "
+            "pip install memfabric-hybrid==1.3.0, or make a group of each server's ranks."
+        )
+    check_same_server(meeting, soc, queues)
     allocate: Callable[[int, Meeting, Runtime], Memory]
-    if kind == "memfabric_hybrid":
-        from moe_triton.backends.npu.memfabric import allocate
+    if kind == MEMFABRIC:
+        from moe_triton.backends.npu import memfabric
+
+        allocate = partial(memfabric.allocate, posts=queues is not None)
     else:
         from moe_triton.backends.npu.shmem import allocate
     memory = allocate(num_bytes, meeting, runtime)
     try:
-        return NpuWindow(memory, num_bytes, meeting, runtime)
+        return NpuWindow(memory, num_bytes, meeting, runtime, queues)
     except BaseException:
         memory.free()
         raise
@@ -142,7 +171,7 @@ def window_library() -> str:
     Raises:
         ToolchainError: none is.
     """
-    for module in ("memfabric_hybrid", "shmem"):
+    for module in (MEMFABRIC, "shmem"):
         if util.find_spec(module) is not None:
             return module
     raise ToolchainError(
