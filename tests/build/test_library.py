@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -199,6 +200,31 @@ def test_the_version_can_be_given(tmp_path: Path) -> None:
     assert len(cann.calls) == 1
 
 
+@pytest.mark.parametrize("installed", [False, True])
+def test_kernels_post_where_memfabric_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgotten: None, installed: bool
+) -> None:
+    cann, package = (
+        FakeCann(tmp_path / "cann", compiles=installed),
+        Path(__file__).parent / "api" / "memfabric",
+    )
+    found = SimpleNamespace(submodule_search_locations=[str(package)])
+    monkeypatch.setattr(build_module.util, "find_spec", lambda name: found)
+    monkeypatch.chdir(package.parent)
+    run_build(
+        "--cann", cann.home, "--output", tmp_path, "--memfabric", "installed" if installed else "memfabric"
+    )
+    assert {"-DMOE_MEMFABRIC", f"-I{package}/include/smem/device"} <= set(cann.calls[0])
+    monkeypatch.setattr(native_files, "folders", lambda: (tmp_path,))
+    assert not installed or library.has_posts()
+
+
+def test_a_memfabric_that_is_not_installed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_module.util, "find_spec", lambda name: None)
+    said = run_build("--cann", FakeCann(tmp_path / "cann").home, "--memfabric", "installed", code=1)
+    assert "ToolchainError: memfabric_hybrid is not installed, by which kernels are to post" in said
+
+
 def test_a_build_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     (tmp_path / library.LIBRARY).write_bytes(b"the one before")
     cann = FakeCann(tmp_path / "cann", fails=True)
@@ -215,6 +241,7 @@ def test_a_build_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     [
         (["--arch", "dav-3510"], "arch is dav-3510, but the kernels are for dav-2201"),
         (["--jobs", "0"], "jobs is 0, but it must be 1 or more"),
+        (["--backend", "cpu", "--memfabric", "x"], "memfabric is x, but an emulated rank posts to its own"),
         (["--cann", "/nonexistent"], "CANN is missing (/nonexistent)"),
     ],
 )

@@ -27,6 +27,9 @@ COMM_ALG_HELP = f"how tokens travel: auto, or a scheme ({_NAMES})"
 OUTPUTS_HELP = "where auto may leave outputs, as EPBuffer takes it"
 PRODUCT_HELP = "whose limits and schemes; if not given, that which has the scheme"
 SERVERS_HELP = "as 8, or 3,1 with one number for each; if not given, what the product's servers have"
+MEMFABRIC_HELP = (
+    "for groups of several servers, by posts: 'installed', or the folder of the package memfabric_hybrid"
+)
 Outputs = Literal["own", "window"]
 Product = Literal["A2", "A3"]
 
@@ -76,11 +79,12 @@ def build(
     cann_version: Annotated[str, typer.Option(help="as 8.5.0, where CANN's files do not tell it")] = "",
     jobs: Annotated[int, typer.Option(help="processes of the build")] = 1,
     output: Annotated[Path | None, typer.Option(help="folder for the library, if not the package's")] = None,
+    memfabric: Annotated[Path | None, typer.Option(help=MEMFABRIC_HELP)] = None,
 ) -> None:
     """Build the native library of a back end, as installing does where its compiler is there."""
     from moe_triton.tools.cli.build import BuildSettings, run_build
 
-    settings = BuildSettings(backend, arch, cann, cann_version, jobs, output)
+    settings = BuildSettings(backend, arch, cann, cann_version, jobs, output, memfabric)
     raise typer.Exit(run_build(settings, console))
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from importlib import util
 from pathlib import Path
 from typing import Literal
 
@@ -14,9 +15,12 @@ from rich.console import Console
 
 from moe_triton.backends.cpu import extension, native
 from moe_triton.backends.npu import library, toolchain
+from moe_triton.backends.npu.window import MEMFABRIC
 from moe_triton.core import native_files
 from moe_triton.core.errors import ArgumentError, ToolchainError
 from moe_triton.core.soc import ARCHS
+
+INSTALLED = Path("installed")
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,8 @@ class BuildSettings:
         cann_version: CANN's version where its files do not tell it.
         jobs: processes of the build.
         output: folder for the library; None for the one that the package loads from.
+        memfabric: memfabric-hybrid's package, by whose RoCE write kernels post: its folder, or `INSTALLED`;
+            None for kernels that do not post.
     """
 
     backend: Literal["npu", "cpu"] = "npu"
@@ -38,6 +44,7 @@ class BuildSettings:
     cann_version: str = ""
     jobs: int = 1
     output: Path | None = None
+    memfabric: Path | None = None
 
 
 def run_build(settings: BuildSettings, console: Console) -> int:
@@ -79,6 +86,7 @@ def build(settings: BuildSettings, console: Console) -> Path:
             f"-DBISHENG={cann.bisheng}",
             f"-DCANN_VERSION={settings.cann_version}",
             f"-DNPU_ARCH={settings.arch}",
+            f"-DMOE_MEMFABRIC={_memfabric(settings.memfabric)}",
         ]
     name = library.LIBRARY if settings.backend == "npu" else native.LIBRARY
     folder = settings.output or native_files.build_folder()
@@ -99,8 +107,26 @@ def _check(settings: BuildSettings) -> None:
     if settings.arch not in ARCHS:
         rule = f"the kernels are for {', '.join(ARCHS)}, the architecture of A2 and A3"
         raise ArgumentError("arch", settings.arch, rule, f"Pass --arch {ARCHS[0]}.")
+    if settings.memfabric and settings.backend != "npu":
+        rule = "an emulated rank posts to its own thread"
+        raise ArgumentError("memfabric", settings.memfabric, rule, "Leave it out, or pass --backend npu.")
     if settings.jobs < 1:
         raise ArgumentError("jobs", settings.jobs, "it must be 1 or more", "Pass --jobs 1.")
+
+
+def _memfabric(given: Path | None) -> Path | str:
+    """The folder of memfabric-hybrid's package; empty for none."""
+    if given is None:
+        return ""
+    if given != INSTALLED:
+        return given.absolute()  # CMake runs elsewhere
+    found = util.find_spec(MEMFABRIC)
+    if found is None or not found.submodule_search_locations:
+        raise ToolchainError(
+            f"{MEMFABRIC} is not installed, by which kernels are to post. "
+            "Run: pip install memfabric-hybrid==1.3.0; or pass its folder, or no --memfabric."
+        )
+    return Path(found.submodule_search_locations[0])
 
 
 def find_program(name: str) -> str:
