@@ -194,6 +194,8 @@ class Host(Protocol):
 
     is_asynchronous: bool
     """See `Backend`."""
+    posts_from_one: bool
+    """Whether kernels post from one window of a process at a time."""
 
     @property
     def device(self) -> torch.device:

@@ -175,6 +175,10 @@ def communicator(place: Place) -> Communicator:
             f"the group {place.group_ep!r} has no buffer for these shapes and attributes yet, and none can "
             f"be made inside a graph. Run the same calls once before the capture."
         )
+    if _posts_from_one(place):
+        posting = _posting(kept)
+        if posting:
+            kept.pop(_oldest_idle(place.group_ep, posting)).close()
     oldest = _oldest_idle(place.group_ep, kept) if len(kept) >= KEPT_PER_GROUP else None
     meeting = Meeting(group_of(place.group_ep, "group_ep"), seconds_to_meet(chosen.timeout_s), place.members)
     exchange = None
@@ -196,6 +200,30 @@ def communicator(place: Place) -> Communicator:
     return made
 
 
+def waiting_communicator(place: Place) -> Communicator:
+    """One whose barrier is that of a place's members; of other shapes where one window serves all that post.
+
+    Raises:
+        MoeTritonError: what `communicator` raises.
+    """
+    if _posts_from_one(place):
+        _forget_former_group(place.group_ep)
+        for (other, chosen), made in _posting(_communicators.get(place.group_ep, {})).items():
+            if other.members == place.members and chosen == settings.current():
+                _refuse_broken(made)
+                return made
+    return communicator(place)
+
+
+def _posts_from_one(place: Place) -> bool:
+    """Whether a place's communicator posts, and is the only one that may."""
+    return place.config.topology.num_servers > 1 and settings.host().posts_from_one
+
+
+def _posting(kept: Kept) -> Kept:
+    return {key: made for key, made in kept.items() if made.memory.posts}
+
+
 def _forget_former_group(name: str) -> None:
     """Drops what was made for another group of that name, as after `destroy_process_group`."""
     group = group_of(name, "group_ep")
@@ -208,7 +236,7 @@ def _oldest_idle(name: str, kept: Kept) -> tuple[Place, settings.Settings]:
     idle = [key for key, communicator in kept.items() if communicator.is_idle]
     if not idle:
         raise BufferStateError(
-            f"the group {name!r} has {KEPT_PER_GROUP} buffers with a setup in flight or in a graph, and no "
+            f"the group {name!r} has {len(kept)} buffer(s) with a setup in flight or in a graph, and no "
             f"room for another. Call a teardown first; or pass the same global_bs with every batch, so that "
             f"they share one; or release the group, and capture anew."
         )

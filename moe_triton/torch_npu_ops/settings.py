@@ -44,8 +44,11 @@ class Settings:
         """By which the original sizes what a hierarchy keeps for combine: on A2 the servers of a group."""
         if self.product != "A2":
             return num_ranks // USUAL_RANKS_PER_SERVER["A2"]
-        usual = USUAL_RANKS_PER_SERVER[self.product]
-        return Topology.or_usual(num_ranks, self.ranks_per_server, usual).num_servers
+        return self.topology(num_ranks).num_servers
+
+    def topology(self, num_ranks: int) -> Topology:
+        """The servers of a group; the usual ones where `ranks_per_server` does not fit its size."""
+        return Topology.or_usual(num_ranks, self.ranks_per_server, USUAL_RANKS_PER_SERVER[self.product])
 
 
 _current = Settings()

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from moe_triton import torch_npu_ops as ops
+from moe_triton.core.soc import SOC_OF_PRODUCT, Product
 from tests.npu import standin
 from tests.npu.device import Device
 from tests.torch_npu_ops.setting import TOKENS, TOPK, Round, make_round
@@ -21,10 +22,13 @@ MASK = torch.arange(TOKENS) < TOKENS - 1
 
 
 @contextmanager
-def on_npu(rank: int, policy: str = "random", timeout_s: float = 20.0) -> Iterator[Device]:
+def on_npu(
+    rank: int, policy: str = "random", timeout_s: float = 20.0, product: Product = "A3", **settings: Any
+) -> Iterator[Device]:
     """The stand-in, with small sizes allowed; nothing of the group's is left behind."""
-    device = standin.install(policy, seed=rank)
-    ops.configure(relaxed=True, timeout_s=timeout_s, backend="npu", num_blocks=2)
+    device = standin.install(policy, seed=rank, soc=SOC_OF_PRODUCT[product])
+    given = {"relaxed": True, "timeout_s": timeout_s, "backend": "npu", "num_blocks": 2, **settings}
+    ops.configure(product=product, **given)
     try:
         yield device
     finally:

@@ -6,23 +6,29 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+
+from moe_triton import torch_npu_ops as ops
 from moe_triton.backends.npu import library, window
 from moe_triton.core.errors import CommunicationTimeoutError
 from moe_triton.core.soc import SOC_OF_PRODUCT
 from moe_triton.core.traffic import Traffic
+from moe_triton.torch_npu_ops import registry
 from tests.distributed.cases import Case
 from tests.distributed.workers import make_buffer
-from tests.npu import graph_workers, standin
+from tests.npu import graph_workers, layers, standin
 from tests.npu.graph_workers import eager
+from tests.npu.layers import on_npu
 from tests.npu.window_workers import attempt, fake_shmem
 from tests.npu.workers import compare_rounds, start
+from tests.torch_npu_ops.setting import TOKENS, make_round
 
 
 @contextmanager
-def _on_its_server(rank: int, case: Case, folder: str) -> Iterator[None]:
-    """The kernel's boot id is another one on each server of the case."""
+def _on_server(server: int, rank: int, folder: str) -> Iterator[None]:
+    """The kernel's boot id is that of a server of this number."""
     file = Path(folder, f"boot-{rank}")
-    file.write_text(f"server {case.config.topology.servers[rank]}")
+    file.write_text(f"server {server}")
     usual, window.BOOT_ID = window.BOOT_ID, file
     try:
         yield
@@ -32,13 +38,13 @@ def _on_its_server(rank: int, case: Case, folder: str) -> Iterator[None]:
 
 def compare(rank: int, num_ranks: int, case: Case, policy: str, folder: str) -> list[str]:
     """See `tests.npu.workers.compare_rounds`."""
-    with _on_its_server(rank, case, folder):
+    with _on_server(case.config.topology.servers[rank], rank, folder):
         return compare_rounds(rank, num_ranks, case, policy, None)
 
 
 def replay(rank: int, num_ranks: int, case: Case, policy: str, folder: str) -> list[str]:
     """See `tests.npu.graph_workers.replay_graphs`."""
-    with _on_its_server(rank, case, folder):
+    with _on_server(case.config.topology.servers[rank], rank, folder):
         return graph_workers.replay_graphs(rank, num_ranks, case, policy, (2, 1))
 
 
@@ -64,6 +70,21 @@ def gone(rank: int, num_ranks: int, case: Case) -> Sequence[int]:
     except CommunicationTimeoutError as error:
         return error.missing_ranks
     return (-1,)
+
+
+def operators(rank: int, num_ranks: int, folder: str) -> list[bool]:
+    """torch_npu's functions on A2: barriers between, and other shapes, for which windows make room."""
+    good = []
+    with _on_server(rank, rank, folder), on_npu(rank, product="A2", ranks_per_server=1):
+        name = ops.group_name()
+        for tokens in (TOKENS, 2, TOKENS):
+            ops._npu_distribute_barrier(torch.zeros(1), name, num_ranks)
+            r, keep = make_round(rank, num_ranks, tokens=tokens, seed=tokens), []  # type: ignore[var-annotated]
+            out = layers.v2(r, keep)
+            ops._npu_distribute_barrier(torch.zeros(1), name, num_ranks)
+            ops.synchronize(name)
+            good += [layers.is_right(layers.v2, r, out), len(registry._communicators[name]) == 1]
+    return good
 
 
 def without_posts(rank: int, num_ranks: int, case: Case) -> tuple[str, int]:

@@ -94,3 +94,8 @@ def test_one_buffer_at_a_time_posts(ranks: Ranks) -> None:
     for good, said in ranks(2).run(posts_workers.several, case_of("fullmesh_v1", (1, 1)), plain):
         assert good == [True] * 5
         assert said.startswith("WindowError: memfabric posts from its window number 0 alone")
+
+
+def test_torch_npus_functions_make_room_for_the_next_window(ranks: Ranks, tmp_path: Path) -> None:
+    """Of a group's buffers that post one is there at a time, and barriers are its."""
+    assert ranks(2).run(posts_workers.operators, str(tmp_path)) == [[True] * 6] * 2

@@ -279,3 +279,15 @@ def live(rank: int, num_ranks: int, history: str, store: str) -> list[str]:
 def test_ranks_meet_whatever_each_did_before(tmp_path: Path, history: str) -> None:
     with RankGroup(3) as group:
         assert group.run(live, history, str(tmp_path / "store")) == [[]] * 3
+
+
+def between_servers(rank: int, num_ranks: int) -> list[bool]:
+    with fresh():
+        ops.configure(relaxed=True, timeout_s=20.0, ranks_per_server=1)
+        for _ in range(3):
+            ops._npu_distribute_barrier(torch.zeros(1), ops.group_name(), num_ranks)
+        return [made.memory.posts for made in registry._communicators[ops.group_name()].values()]
+
+
+def test_a_barrier_between_servers_posts(ranks: Groups) -> None:
+    assert ranks(2).run(between_servers) == [[True], [True]]

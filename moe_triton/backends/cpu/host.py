@@ -16,6 +16,7 @@ class CpuHost:
 
     device = CPU
     is_asynchronous = False
+    posts_from_one = False
 
     def __init__(self) -> None:
         module = extension()

@@ -45,6 +45,7 @@ class Runtime:
     """
 
     is_asynchronous = True
+    posts_from_one = True  # see `moe_triton.backends.npu.memfabric`
 
     def __init__(self) -> None:
         self._c = imported()._C

@@ -51,10 +51,12 @@ def npu_distribute_barrier(
             )
     # A window of its own, of the least size: a barrier has no shapes.
     num_ranks = len(members) if members else world_size
-    least = Config(num_ranks, 1, LEAST_HIDDEN, 1, num_ranks, relaxed=True)
+    servers = settings.current().topology(world_size)
+    servers = servers.left(members) if members else servers
+    least = Config(num_ranks, 1, LEAST_HIDDEN, 1, num_ranks, relaxed=True, ranks_per_server=servers.sizes)
     place = registry.Place(group, "", least, members)
     try:
-        waiting = registry.communicator(place)
+        waiting = registry.waiting_communicator(place)
     except ArgumentError as error:
         raise error.renamed({"num_ranks": "world_size"}) from None
     waiting.barrier(timeout_us)
