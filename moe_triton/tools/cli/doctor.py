@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable
 from importlib import metadata, util
@@ -56,7 +57,7 @@ def _native() -> Row:
     return _library(
         "Ascend C kernels, built for the CPU",
         native.find(),
-        native.library,
+        _load_native,
         "apt-get install g++, then pip install --no-build-isolation -e '.[cpu]'",
     )
 
@@ -66,15 +67,23 @@ def _extension() -> Row:
     return (f"{FASTER}extension module", not missing, "" if missing else extension.FILE, missing)
 
 
-def _library(component: str, path: Path | None, load: Callable[[], object], remedy: str) -> Row:
-    """Whether a library exists, can be loaded and has this package's argument tables."""
+def _library(component: str, path: Path | None, load: Callable[[], str], remedy: str) -> Row:
+    """Whether a library exists, can be loaded and has this package's argument tables; what loading says."""
     if path is None:
         return (component, False, "", remedy)
     try:
-        load()
+        return (component, True, path.name + load(), "")
     except ToolchainError as error:
         return (component, False, path.name, str(error))
-    return (component, True, path.name, "")
+
+
+def _load_native() -> str:
+    native.library()
+    return ""
+
+
+def _posts(kernels: ctypes.CDLL) -> str:
+    return f", {'with' if kernels.moe_posts() else 'without'} posts to other servers"
 
 
 def _shared_memory() -> Row:
@@ -92,7 +101,7 @@ def _npu() -> list[Row]:
         _library(
             f"{NPU}Ascend C kernels",
             built,
-            lambda: library.load(built) if built else None,
+            lambda: _posts(library.load(built)) if built else "",
             "moe-triton build --backend npu",
         )
     )
