@@ -274,6 +274,10 @@ class Backend(Protocol):
         """`empty` for each, cheaper than one by one."""
         ...
 
+    def why_no_posts(self) -> str:
+        """Why kernels cannot post to queues, and what to do; empty where they can."""
+        ...
+
     def make_window(self, num_bytes: int, meeting: Meeting, queues: Queues | None = None) -> Window:
         """Makes this rank's window and maps every peer's, or a queue to it.
 

@@ -9,6 +9,7 @@ import pytest
 from moe_triton.core.errors import CommunicationTimeoutError
 from moe_triton.tools.selftest.battery import Battery
 from moe_triton.tools.selftest.check import Check, Finding, Result
+from moe_triton.tools.selftest.checks import operators
 from moe_triton.tools.selftest.checks.operators import operator_checks, plain_case
 from moe_triton.tools.selftest.checks.stragglers import _miss, judge_waits
 from moe_triton.tools.selftest.settings import Settings
@@ -17,6 +18,8 @@ from tests.selftest import wrong
 SETTINGS = Settings(quick=True, timeout_s=60.0)
 CASE = plain_case(SETTINGS, 2)
 QUANTIZED = next(c.arguments[0] for c in operator_checks(SETTINGS, 2) if c.name == "fullmesh_v1: int8")
+
+POSTED = next(c.arguments[0] for c in operator_checks(SETTINGS, 2) if c.name == "fullmesh, posted: bf16")
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +46,12 @@ def test_a_wrong_bit_of_a_scale_is_told_on_every_rank(battery: Battery) -> None:
     assert [detail.split(" differs in 1 of")[0] for detail in result.details] == [
         f"rank {rank}: round {number}: scales" for rank in (0, 1) for number in range(3)
     ]
+
+
+def test_posts_are_compared_too_or_skipped_with_the_reason(battery: Battery) -> None:
+    assert run(battery, operators.compare_posted, POSTED).status == "passed"
+    result = run(battery, wrong.without_posts, POSTED)
+    assert (result.status, result.details) == ("skipped", ("several servers: there is no network",))
 
 
 def test_a_wrong_bit_behind_a_late_rank_is_told(battery: Battery) -> None:

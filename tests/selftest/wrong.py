@@ -122,3 +122,9 @@ def everybody_comes(place: Place) -> Finding:
     patch = mock.patch.object
     with patch(stragglers, "one_round", one_round), patch(stragglers.dist, "barrier", barrier):
         return stragglers.never_come(place)
+
+
+def without_posts(place: Place, case: Case) -> Finding:
+    """Kernels that post to each other, on a machine where they cannot."""
+    with mock.patch.object(type(place.backend), "why_no_posts", return_value="there is no network"):
+        return operators.compare_posted(place, case)

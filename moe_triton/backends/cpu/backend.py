@@ -108,6 +108,10 @@ class CpuBackend:
         """See `moe_triton.backends.base.Backend`."""
         return self._outputs.empty_all(specs)
 
+    def why_no_posts(self) -> str:
+        """Empty: a thread of the rank carries them out."""
+        return ""
+
     def make_window(self, num_bytes: int, meeting: Meeting, queues: Queues | None = None) -> SharedWindow:
         """See `moe_triton.backends.base.Backend`."""
         if queues is None:

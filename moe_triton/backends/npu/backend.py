@@ -11,7 +11,7 @@ from moe_triton.backends.base import Bindings, CallSetting, Executable, TensorSp
 from moe_triton.backends.npu import library, toolchain
 from moe_triton.backends.npu.executable import NpuExecutable
 from moe_triton.backends.npu.runtime import Runtime
-from moe_triton.backends.npu.window import NpuWindow, make_window, window_library
+from moe_triton.backends.npu.window import MEMFABRIC, NpuWindow, make_window, window_library
 from moe_triton.backends.waits import Waits
 from moe_triton.core.ascendc import MAX_BLOCKS
 from moe_triton.core.errors import ArgumentError, ToolchainError
@@ -97,20 +97,31 @@ class NpuBackend:
         """See `moe_triton.backends.base.Backend`."""
         return [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in specs]
 
+    def why_no_posts(self) -> str:
+        """See `moe_triton.backends.base.Backend`."""
+        otherwise = "or make a group of each server's ranks."
+        if self._windows_by != MEMFABRIC:
+            return (
+                "windows come from CANN SHMEM here, and posts are memfabric's RoCE writes, which know "
+                f"windows of memfabric's only. Run: pip install memfabric-hybrid==1.3.0; {otherwise}"
+            )
+        if not library.has_posts():
+            return (
+                f"{library.LIBRARY} was built without posts, which are memfabric's RoCE writes (AICPU's "
+                "BatchWrite needs HCCL's operator package, which kernels that are launched by themselves do "
+                f"not have). Build it anew: moe-triton build --memfabric installed; {otherwise}"
+            )
+        return ""
+
     def make_window(self, num_bytes: int, meeting: Meeting, queues: Queues | None = None) -> NpuWindow:
         """See `moe_triton.backends.base.Backend`.
 
         Raises:
-            ToolchainError: queues are needed, and the kernels were built without posts.
+            ToolchainError: queues are needed, and kernels do not post.
             WindowError: there is no memory for it, or a peer cannot be reached.
         """
-        if queues is not None and not library.has_posts():
-            raise ToolchainError(
-                f"rank(s) {sorted(queues.peers)} are reached by queues, but {library.LIBRARY} was built "
-                "without posts, which are memfabric's RoCE writes (AICPU's BatchWrite needs HCCL's operator "
-                "package, which kernels that are launched by themselves do not have). Build it anew: "
-                "moe-triton build --memfabric installed; or make a group of each server's ranks."
-            )
+        if queues is not None and (why := self.why_no_posts()):
+            raise ToolchainError(f"rank(s) {sorted(queues.peers)} are reached by queues, but {why}")
         return make_window(num_bytes, meeting, self.runtime, self.soc, queues)
 
     def make_trace_log(self, max_events: int, last_entry: int) -> TraceLog:

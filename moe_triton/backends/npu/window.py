@@ -135,20 +135,14 @@ def _boot_id() -> str:
 def make_window(
     num_bytes: int, meeting: Meeting, runtime: Runtime, soc: Soc, queues: Queues | None = None
 ) -> NpuWindow:
-    """A window from memfabric-hybrid, or from CANN SHMEM if that is missing and no queues are needed.
+    """A window from memfabric-hybrid, or from CANN SHMEM if that is missing; queues take memfabric-hybrid.
 
     Raises:
-        ToolchainError: both are missing, or memfabric-hybrid is and queues are needed.
+        ToolchainError: both are missing.
         WindowError: there is no memory for it, or a peer cannot be reached.
         CommunicationTimeoutError: a rank did not come.
     """
     kind = window_library()
-    if queues and kind != MEMFABRIC:
-        raise ToolchainError(
-            f"rank(s) {sorted(queues.peers)} are reached by queues, but windows come from CANN SHMEM here, "
-            "and posts are memfabric's RoCE writes, which know memfabric's windows only: "
-            "pip install memfabric-hybrid==1.3.0, or make a group of each server's ranks."
-        )
     check_same_server(meeting, soc, queues)
     allocate: Callable[[int, Meeting, Runtime], Memory]
     if kind == MEMFABRIC:

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from moe_triton.core.config import Config
+from moe_triton.core.config import Config, Product
 from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.schemes import SCHEMES as SERVED
 from moe_triton.tools.selftest.cases import (
@@ -28,6 +28,10 @@ TOKENS, TOPK, EXPERTS_PER_RANK = 16, 8, 8
 DIFFERENT_INPUTS = 5  # of a case with more rounds than that; an odd number takes each through both zones
 MOST_DETAILS = 5
 SCHEMES = tuple(SERVED["A3"])
+POSTED: dict[Product, str] = {"A3": "fullmesh_v1", "A2": "fullmesh"}
+MANY, SPARSE = "many rounds", "entries without an expert, ranks without tokens"
+QUICK_POSTED = ("bf16", MANY)
+MOST_POSTED = (*QUICK_POSTED, SPARSE, *(f"{name}, smooth scales" for name in QUANTIZED))
 FIRST = f"{SCHEMES[0]}: bf16"  # what later stages stand on
 
 
@@ -43,7 +47,28 @@ def operator_checks(settings: Settings, ranks: int) -> list[Check]:
             checks.append(
                 Check(f"{scheme}: {name}", STAGE, compare_rounds, (case,), ranks=ranks, needs=needs)
             )
+    return [*checks, *_posted_checks(settings, max(ranks, 2), ranks)]
+
+
+def _posted_checks(settings: Settings, size: int, ranks: int) -> list[Check]:
+    """The schemes that cross servers, as if each rank were on one of its own."""
+    checks = []
+    for product, scheme in POSTED.items():
+        for name, case in _cases(settings, scheme, size).items():
+            if name not in (QUICK_POSTED if settings.quick else MOST_POSTED):
+                continue
+            config = dataclasses.replace(case.config, product=product, ranks_per_server=1)
+            posted = dataclasses.replace(case, config=config)
+            title, needs = f"{scheme}, posted: {name}", (FLAGS, WRITES)
+            checks.append(Check(title, STAGE, compare_posted, (posted,), ranks=ranks, needs=needs))
     return checks
+
+
+def compare_posted(place: Place, case: Case) -> Finding:
+    """`compare_rounds` where all ranks post to each other; skipped where kernels do not post."""
+    if why := place.backend.why_no_posts():
+        return Finding(skipped=f"several servers: {why}")
+    return compare_rounds(place, case)
 
 
 def compare_rounds(place: Place, case: Case) -> Finding:
@@ -98,13 +123,11 @@ def _cases(settings: Settings, scheme: str, ranks: int) -> dict[str, Case]:
         **{
             f"{name}, smooth scales": like(quantize=name, smooth=True, routing="skewed") for name in QUANTIZED
         },
-        "entries without an expert, ranks without tokens": like(
-            routing="sparse", tokens=some_empty, quantize="int8"
-        ),
+        SPARSE: like(routing="sparse", tokens=some_empty, quantize="int8"),
         "no expert at all": like(routing="none"),
         "the same experts for all tokens": like(routing="one expert set"),
         "a shared expert on ranks of its own": like(config=shared, quantize="int8", smooth=True),
-        "many rounds": like(
+        MANY: like(
             rounds=20 if settings.quick else 200, tokens=(5, 0, TOKENS, 9), routing="skewed", quantize="int8"
         ),
     }
