@@ -219,7 +219,7 @@ def install(policy: str = "random", seed: int = 0, soc: str = "Ascend910_9391") 
     triton_kernels.launcher = triton_launcher(device)  # type: ignore[assignment]
     backend.make_window = posts.make_window
     toolchain.check_versions = lambda *_: fake_versions(soc)  # type: ignore[assignment]
-    runtime.Runtime.host_copy = lambda self, tensor: torch.empty_like(tensor)  # type: ignore[method-assign]
+    runtime.Runtime.host_copy = lambda self, tensor: torch.zeros_like(tensor)  # type: ignore[method-assign]
 
     def copy(self: runtime.Runtime, to: torch.Tensor, source: torch.Tensor) -> None:
         def run() -> None:
