@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from functools import cache
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@cache  # seconds each
 def parse(sources: Path, generated: Path, dialect: str) -> tuple[Any, list[str]]:
     """The parsed launchers and what clang says of them."""
     options = ["-x", "cuda", "--cuda-host-only", "-nocudainc", "-nocudalib", "-std=c++17"]
