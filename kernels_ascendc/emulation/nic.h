@@ -20,6 +20,7 @@ namespace moe {
 // How Python describes one.
 struct NicDescription {
     uint64_t num_ranks;
+    uint64_t rank;           // this one: its queues are looked at in turn, from the one behind it on
     const uint64_t* windows;  // of each rank, where this process has it; 0: that rank has no queue
     const uint64_t* inside;   // whether it is of this rank's server
     uint64_t own;             // this rank's window
@@ -40,6 +41,7 @@ public:
 
     explicit Nic(const NicDescription& given)
         : memory_{given.own + given.in_bytes, given.own + given.window_bytes, given.in_bytes},
+          first_(given.rank + 1),
           peers_(given.num_ranks),
           taken_(given.num_ranks),
           transport_(given.num_ranks) {
@@ -128,7 +130,8 @@ private:
     }
 
     void TakeAll(uint64_t now) {
-        for (size_t rank = 0; rank < peers_.size(); ++rank) {
+        for (size_t i = 0; i < peers_.size(); ++i) {
+            const size_t rank = (first_ + i) % peers_.size();
             if (peers_[rank].ring == nullptr) continue;
             for (const uint64_t posted = peers_[rank].ring->Posted(); taken_[rank] != posted; ++taken_[rank]) {
                 wires_->Take(peers_[rank].ring->At(taken_[rank]), now);
@@ -139,6 +142,7 @@ private:
     static constexpr uint64_t NEVER = UINT64_MAX;
 
     const NicMemory memory_;
+    const size_t first_;
     std::vector<NicPeer> peers_;
     std::vector<uint64_t> taken_;  // of each ring, how many
     SharedMemory transport_;

@@ -69,7 +69,8 @@ private:
     }
 
     __aicore__ inline void PostBlocks() {
-        for (int64_t rank = 0; rank < args_.num_ranks; ++rank) {
+        for (int64_t i = 0; i < args_.num_ranks; ++i) {
+            const int64_t rank = Poster::RankAt(i, args_.rank, args_.num_ranks);
             if (Poster::IsOwner(rank) && peers_.IsQueued(rank)) {
                 PostBlock(rank, ReadFresh<int32_t>(args_.rows_to, rank));
             }

@@ -31,7 +31,8 @@ public:
         TraceStep(TRACE_POST);
         entries_.Clear();
         call_ = WordOfDispatch(args_);
-        for (int64_t rank = 0; rank < NumRanks(); ++rank) {
+        for (int64_t i = 0; i < NumRanks(); ++i) {
+            const int64_t rank = Poster::RankAt(i, args_.rank, NumRanks());
             if (Poster::IsOwner(rank) && peers_.IsQueued(rank) && !PostTo(rank)) {
                 break;
             }

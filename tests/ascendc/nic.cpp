@@ -44,8 +44,8 @@ struct World {
     uint64_t windows[2] = {0, reinterpret_cast<uint64_t>(peer.Begin())};
     uint64_t inside[2] = {1, 0};
     NicDescription description{
-        2, windows, inside, reinterpret_cast<uint64_t>(own.Begin()), IN_BYTES, WINDOW_BYTES, 1, 8, 0, nullptr,
-        0, 1,       -1};
+        2,       0, windows, inside, reinterpret_cast<uint64_t>(own.Begin()), IN_BYTES, WINDOW_BYTES, 1, 8, 0,
+        nullptr, 0, 1,       -1};
 
     uint8_t* Out(uint64_t offset) { return own.Begin() + IN_BYTES + offset; }
 

@@ -78,6 +78,7 @@ class NicDescription(ctypes.Structure):
 
     _fields_ = (
         ("num_ranks", ctypes.c_uint64),
+        ("rank", ctypes.c_uint64),
         ("windows", ctypes.c_void_p),
         ("inside", ctypes.c_void_p),
         ("own", ctypes.c_uint64),
@@ -125,6 +126,7 @@ def describe(
     inside = np.array([queues.is_inside(rank, peer) for peer in ranks], np.uint64)
     description = NicDescription(
         len(windows),
+        rank,
         places.ctypes.data,
         inside.ctypes.data,
         windows[rank],
