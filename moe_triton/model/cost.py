@@ -19,6 +19,22 @@ class UnknownWorkError(LookupError):
 
 
 @dataclass(frozen=True)
+class Messages:
+    """What a launch posts to queues, in the order in which a rank's port takes it.
+
+    Attributes:
+        peers: (N,) ranks.
+        num_bytes: (N,) of each message.
+        posted_us: (N,) when each has been posted, from the end of the launch's own work on: posts of its
+            cores come before that, those of a processor that its cores ring for after it.
+    """
+
+    peers: np.ndarray
+    num_bytes: np.ndarray
+    posted_us: np.ndarray
+
+
+@dataclass(frozen=True)
 class Cost:
     """What a launch takes, from its first block's begin to its last one's end, without waits for other ranks.
 
@@ -29,6 +45,7 @@ class Cost:
         detail: by pipe of the slowest core, cycles busy; empty where nothing was replayed.
         look_us: of one look at all that is still missing, where a launch takes what comes as it comes.
         taking_us: of these parts, what is done with what has come.
+        messages: that it posts, whose bytes are not among those sent; None if there are none.
     """
 
     parts: Mapping[str, float]
@@ -38,6 +55,12 @@ class Cost:
     detail: Mapping[str, float] = field(default_factory=dict)
     look_us: float = 0.0
     taking_us: float = 0.0
+    messages: Messages | None = None
+
+    @property
+    def leaving(self) -> int:
+        """Bytes that leave this device: written to others, read from them, or posted."""
+        return self.sent + (0 if self.messages is None else int(self.messages.num_bytes.sum()))
 
     def after_last_us(self, coming_us: float) -> float:
         """Microseconds from the arrival of the last thing that a launch waits for to the launch's end.

@@ -10,12 +10,15 @@ from moe_triton.model.traffic import Tier
 RANKS_PER_NODE = {"A2": 8, "A3": 16}
 DIES_PER_CARD = 2
 
-_OUTSIDE = {"A2": "network", "A3": "far"}
+NETWORK = "network"
+"""Of a rank of another server, whom nothing but queues reaches."""
+
+_OUTSIDE = {"A2": NETWORK, "A3": "far"}
 _HOPS = {
     "sibling": "hop_sibling_us",
     "node": "hop_node_us",
     "far": "hop_far_us",
-    "network": "rdma_latency_us",
+    NETWORK: "rdma_latency_us",
 }
 
 

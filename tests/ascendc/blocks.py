@@ -106,7 +106,7 @@ class BlocksWorld:
         self.layout, self.config = case.layout, case.config
         self.memory = [Guarded((self.layout.window_bytes,), align=512) for _ in case.tokens]
         self.windows = [memory.array for memory in self.memory]
-        self.nics = self._make_nics() if case.servers else None
+        self.nics = self.make_nics() if case.servers else None
         mapped = [address(window) for window in self.windows]
         words = self.nics.words if self.nics else [mapped] * len(mapped)
         self.tables = [across_lines(table) for table in words]
@@ -117,7 +117,8 @@ class BlocksWorld:
         self.rows_to = [Guarded((len(case.tokens),), np.int32) for _ in case.tokens]
         self._ranks = Ranks(library, seed, len(case.tokens))
 
-    def _make_nics(self) -> Nics:
+    def make_nics(self) -> Nics:
+        """A NIC for each rank."""
         case, servers = self.case, self.config.topology.servers
         ranks = range(len(servers))
         queues = [Queues(frozenset(ranks) - {rank}, servers, self.layout.in_bytes) for rank in ranks]

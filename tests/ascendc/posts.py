@@ -50,6 +50,13 @@ class PostingWorld(FusedWorld):
     def __init__(self, library: Library, case: PostingCase, seed: int = 0) -> None:
         super().__init__(library, case, seed)
         self.case: PostingCase = case
+        self.nics = self.make_nics()
+        self.tables = [across_lines(words) for words in self.nics.words]
+        self.traffic = [Guarded((case.blocks, TRAFFIC.num_words), np.int64, align=64) for _ in case.tokens]
+
+    def make_nics(self) -> Nics:
+        """A NIC for each rank."""
+        case, seed = self.case, self.seed
         topology, ranks = self.config.topology, range(len(case.tokens))
         queued = [frozenset(ranks) - frozenset(topology.neighbours(rank)) for rank in ranks]
         self.queues = [Queues(peers, topology.servers, self.layout.in_bytes) for peers in queued]
@@ -60,9 +67,7 @@ class PostingWorld(FusedWorld):
             for rank in ranks
         ]
         windows = [address(window.bytes) for window in self.windows]
-        self.nics = Nics(library, windows, self.layout.window_bytes, self.queues, settings)
-        self.tables = [across_lines(words) for words in self.nics.words]
-        self.traffic = [Guarded((case.blocks, TRAFFIC.num_words), np.int64, align=64) for _ in ranks]
+        return Nics(self.library, windows, self.layout.window_bytes, self.queues, settings)
 
     def run(self) -> None:
         """See `World`. What was posted is delivered before anything is looked at."""
@@ -178,16 +183,9 @@ class PostingWorld(FusedWorld):
     ) -> None:
         """Runs all phases, and checks what came."""
         routing = draw_routing(self.case, self.seed, dispatch_number, rank)
-        rows = results_of(self.case, received["origins"], number)
-        kept = self.calls.combining(rank, number) | {"peers": self.tables[rank]}
-        kept["window"] = self.windows[rank].bytes
-        sends = self.recorded(lambda world: world.send_results(rank, rows, received, zone, **kept))
-        phases = [sends, self.combine_post(rank, sends, zone)]
+        phases = self.sending_phases(rank, number, zone, received)
         waited, counts = self.times(routing.ids.shape[0] * self.config.num_results_per_token), None
         if self.case.full_wait:
-            count = np.array([number * 100 + rank], dtype=np.int32)
-            call = {**posting("C", number), **self.posting(rank)}
-            phases.append(self.recorded(lambda world: world.post_status(rank, zone, count, **call)))
             counts = Guarded((1, self.config.num_ranks), np.int32)
             phases.append(("dispatch_wait", self._ranks_awaited(rank, zone, number, counts)))
         else:
@@ -199,6 +197,21 @@ class PostingWorld(FusedWorld):
         if straggle:
             time.sleep(0.002)
         self.check_results(rank, number, zone, routing)
+
+    def sending_phases(
+        self, rank: int, number: int, zone: int, received: dict[str, np.ndarray]
+    ) -> list[Phase]:
+        """Those of a combine that write results and post them, with their flags."""
+        rows = results_of(self.case, received["origins"], number)
+        kept = self.calls.combining(rank, number) | {"peers": self.tables[rank]}
+        kept["window"] = self.windows[rank].bytes
+        sends = self.recorded(lambda world: world.send_results(rank, rows, received, zone, **kept))
+        phases = [sends, self.combine_post(rank, sends, zone)]
+        if self.case.full_wait:
+            count = np.array([number * 100 + rank], dtype=np.int32)
+            call = {**posting("C", number), **self.posting(rank)}
+            phases.append(self.recorded(lambda world: world.post_status(rank, zone, count, **call)))
+        return phases
 
     def combine_post(self, rank: int, sends: Phase, zone: int) -> Phase:
         """The phase behind the one that sends."""

@@ -6,6 +6,7 @@ from tests.ascendc.blocks import BlocksCase
 from tests.ascendc.case import Case
 from tests.ascendc.direct import DirectCase
 from tests.ascendc.exchange import ExchangeCase
+from tests.ascendc.posts import PostingCase
 from tests.ascendc.receiving import ReceivingCase
 
 FULLMESH = {
@@ -138,4 +139,21 @@ BLOCKS = {
     "many_ranks": BlocksCase(tokens=(4,) * 18, blocks=4, topk=6, experts_per_rank=4),
     "more_blocks_than_ranks": BlocksCase(tokens=(16, 8), blocks=24, topk=8, experts_per_rank=16, hidden=128),
     "row_in_pieces": BlocksCase(tokens=(3, 2), blocks=2, hidden=48 * 1024),
+}
+POSTED_BLOCKS = {
+    "two_ranks": BlocksCase(tokens=(3, 2), servers=(1, 1), blocks=1, topk=1),
+    "one_server_takes_posts": BlocksCase(tokens=(13, 8, 1), servers=(2, 1), blocks=3, topk=4, scaled=True),
+    "messages_of_two": BlocksCase(
+        tokens=(6, 3, 2, 9), servers=(2, 2), blocks=3, topk=2, keeps_order=True, timed=True
+    ),
+    "many_ranks": BlocksCase(tokens=(4,) * 10, servers=(5, 5), blocks=4, topk=6, experts_per_rank=4),
+}
+POSTED_ROWS = {
+    "two_ranks": PostingCase(tokens=(3, 2), blocks=1, topk=1),
+    "servers_of_two": PostingCase(tokens=(6, 3, 2, 9), servers=(2, 2), blocks=3, topk=3, timed=True),
+    "three_and_one": PostingCase(tokens=(3, 0, 2, 5), servers=(3, 1), topk=4, scaled=True, absent=0.3),
+    "full_wait": PostingCase(tokens=(3, 2, 1), servers=(2, 1), blocks=2, full_wait=True),
+    "many_ranks": PostingCase(tokens=(4,) * 10, servers=(5, 5), blocks=4, topk=6, experts_per_rank=4),
+    "origins_in_chunks": PostingCase(tokens=(300, 200), topk=8, experts_per_rank=8, hidden=32, blocks=2),
+    "entries_in_chunks": PostingCase(tokens=(2, 3), blocks=1, experts_per_rank=1024, hidden=32),
 }

@@ -4,7 +4,7 @@ of every block.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,14 +31,32 @@ from tests.ascendc.memory import CACHE_LINE_BYTES, Guarded
 from tests.ascendc.offsets import OffsetsCase, Received
 from tests.ascendc.offsets import launch as launch_offsets
 from tests.ascendc.parts import CombineInParts
+from tests.ascendc.posts import PostingCase, PostingWorld
 from tests.ascendc.receiving import ReceivingCase, ReceivingWorld
 from tests.ascendc.takes import check_taken, take_rows
 
-from .formula_cases import BLOCKS, DIRECT, EXCHANGE, FULLMESH, IN_PARTS, INBAND, OFFSETS, RECEIVED, TAKEN
+from .formula_cases import (
+    BLOCKS,
+    DIRECT,
+    EXCHANGE,
+    FULLMESH,
+    IN_PARTS,
+    INBAND,
+    OFFSETS,
+    POSTED_BLOCKS,
+    POSTED_ROWS,
+    RECEIVED,
+    TAKEN,
+)
 
 pytestmark = pytest.mark.long  # compiles a build of the kernels that no other test needs
 
-A3 = machine_named("A3")
+MACHINES = {"A2": machine_named("A2"), "A3": machine_named("A3")}
+
+
+def product_of(config: Config) -> str:
+    """Of groups of several servers, whose ranks post, the one with a network."""
+    return "A2" if config.topology.num_servers > 1 else "A3"
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +77,7 @@ def traffic_on(config: Config, rank: int, sent_ids: list[np.ndarray]) -> Traffic
     ids = np.full((config.num_ranks, config.num_max_tokens_per_rank, config.num_topk), -1, np.int32)
     for each, of_rank in zip(ids, sent_ids, strict=True):
         each[: len(of_rank)] = of_rank
-    return traffic_of(config, rank, ids, tiers("A3", config.num_ranks, rank))
+    return traffic_of(config, rank, ids, tiers(product_of(config), config.num_ranks, rank))
 
 
 def work_of(launched: Launched, traffic: Traffic) -> Work:
@@ -84,7 +102,7 @@ def check(launched: Launched, traffic: Traffic) -> None:
     counted, numbers = COUNTS[launched.kernel](work).total, launched.numbers
     found = {name: getattr(counted, name).tolist() for name in NAMES}
     assert found == {name: numbers[name].tolist() for name in NAMES}, launched.kernel
-    cost = FORMULAS[launched.kernel](work, A3)
+    cost = FORMULAS[launched.kernel](work, MACHINES[product_of(traffic.config)])
     sent = numbers["sent_bytes"].sum()
     assert (cost.read, cost.sent) == (numbers["load_bytes"].sum(), sent)
     assert cost.written == numbers["store_bytes"].sum() - sent
@@ -300,6 +318,57 @@ def test_blocks(kernels: CountingLibrary, case: BlocksCase) -> None:
             check_reports(kernels.launch(name, case.blocks, **arguments))
     for rank in range(c.num_ranks):
         world.check_results(rank, 0, 0, 1)
+
+
+def launch(
+    ranks: Ranks, world: BlocksWorld | PostingWorld, phase: Callable[[int], tuple[str, dict[str, object]]]
+) -> None:
+    """One launch of each rank, and all that it posts is delivered."""
+    for rank in ranks:
+        name, arguments = phase(rank)
+        assert world.nics
+        world.nics.use(rank)
+        check_reports(ranks.kernels.launch(name, world.case.blocks, **arguments))
+    assert world.nics
+    world.nics.close()
+    world.nics = world.make_nics()
+
+
+@pytest.mark.parametrize("case", POSTED_BLOCKS.values(), ids=list(POSTED_BLOCKS))
+def test_posted_blocks(kernels: CountingLibrary, case: BlocksCase) -> None:
+    world, c = BlocksWorld(kernels, case), case.config
+    world.tables = [own_lines(table) for table in world.tables]
+    ranks = ranks_of(kernels, case, world.windows)
+    sizes = c.num_local_experts, c.num_ranks, c.routed_capacity
+    outputs = [Outputs.of(*sizes) for _ in case.tokens]
+    counts = np.zeros((1, c.num_ranks), np.int32)
+    for number in range(4):
+        launch(
+            ranks,
+            world,
+            lambda rank: world.phases(rank, draw_routing(case, 0, 0, rank), 0, 0, outputs[rank])[number],  # noqa: B023
+        )
+    for number in range(3):
+        launch(ranks, world, lambda rank: world.return_phases(rank, 0, 0, 1, counts)[number])  # noqa: B023
+    for rank in range(c.num_ranks):
+        world.check_outputs(rank, 0, 0, outputs[rank])
+        world.check_results(rank, 0, 0, 1)
+    world.nics.close()
+
+
+@pytest.mark.parametrize("case", POSTED_ROWS.values(), ids=list(POSTED_ROWS))
+def test_posted_rows(kernels: CountingLibrary, case: PostingCase) -> None:
+    """What sends and what posts, of a dispatch and a combine."""
+    world = PostingWorld(kernels, case)
+    world.tables = [own_lines(table) for table in world.tables]
+    ranks = ranks_of(kernels, case, [window.bytes for window in world.windows])
+    received = [world.expected_rows(rank, 0) for rank in range(len(case.tokens))]
+    sends = [world.sending_phases(rank, 0, 0, received[rank]) for rank in range(len(case.tokens))]
+    launch(ranks, world, lambda rank: world.phases(rank, 0, 0, None)[1][0])
+    launch(ranks, world, lambda rank: world.dispatch_post(rank, 0, 0))
+    for number in range(len(sends[0])):
+        launch(ranks, world, lambda rank: sends[rank][number])  # noqa: B023
+    world.nics.close()
 
 
 @pytest.mark.parametrize(("case", "asked"), OFFSETS.values(), ids=list(OFFSETS))

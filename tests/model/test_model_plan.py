@@ -112,7 +112,7 @@ def test_a_file_of_constants_is_another_machine(tmp_path: Path) -> None:
     ("options", "said"),
     [
         (["--comm-alg", "direct"], "cannot be captured"),
-        (["--machine", "A2"], "plans of an NPU are priced for A3 only"),
+        (["--machine", "A2"], "only between servers has a scheme of A3 a price on A2"),
         (["--machine", "no/such/file"], "or a file"),
         (["--experts", "9"], "experts"),
         (["--quantize", "int9"], "quantize"),

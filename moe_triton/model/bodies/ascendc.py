@@ -17,15 +17,16 @@ from dataclasses import replace
 import numpy as np
 
 from moe_triton.layout import STAMP_BYTES, STATUS_ENTRY_BYTES
-from moe_triton.model.bodies import block_prices, movement
+from moe_triton.model.bodies import block_prices, movement, post_prices
 from moe_triton.model.bodies import blocks as ascendc_blocks
 from moe_triton.model.bodies import combines as ascendc_combines
 from moe_triton.model.bodies import direct as ascendc_direct
 from moe_triton.model.bodies import offsets as ascendc_offsets
+from moe_triton.model.bodies import posts as ascendc_posts
 from moe_triton.model.bodies import receives as ascendc_receives
 from moe_triton.model.bodies import sends as ascendc_sends
 from moe_triton.model.bodies import waits as ascendc_waits
-from moe_triton.model.bodies.counts import Counted, Counts
+from moe_triton.model.bodies.counts import Counted, Counts, reached
 from moe_triton.model.bodies.movement import merged
 from moe_triton.model.bodies.pricing import (
     SCALAR_PER_ENTRY,
@@ -45,14 +46,12 @@ from moe_triton.model.cost import Body, Cost, Work
 
 
 def _rows(work: Work, machine: Machine, counted: Counted, row_bytes: int, loop_us: float) -> dict[str, float]:
-    return movement.written_remotely(
-        machine, counted.rows, row_bytes, work.traffic.tiers, work.blocks, loop_us
-    )
+    return movement.written_remotely(machine, counted.rows, row_bytes, reached(work), work.blocks, loop_us)
 
 
 def _hops(work: Work, machine: Machine, counted: Counted) -> float:
     """Microseconds of the hops of flags and entries."""
-    tiers = work.traffic.tiers
+    tiers = reached(work)
     return movement.hops(machine, movement.remote(counted.flags, tiers), tiers, work.blocks)
 
 
@@ -136,12 +135,6 @@ def counts_send(work: Work, machine: Machine) -> Cost:
         "hops": _hops(work, machine, counted),
     }
     return cost_of(counted, parts)
-
-
-def post_status(work: Work, machine: Machine) -> Cost:
-    """One entry to every rank."""
-    counted = ascendc_sends.post_status(work)
-    return cost_of(counted, {"scalar": start_us(machine, counted), **_flags(work, machine, counted)})
 
 
 def combine_send(work: Work, machine: Machine) -> Cost:
@@ -383,12 +376,14 @@ FORMULAS: dict[str, Body] = {
         combine_send,
         combine_wait,
         combine_ready,
-        post_status,
+        post_prices.post_status,
         exchange_send,
         block_prices.blocks_send,
         block_prices.blocks_return,
-        block_prices.blocks_post,
+        post_prices.blocks_post,
         block_prices.blocks_wait,
+        post_prices.dispatch_post,
+        post_prices.combine_post,
     )
 }
 
@@ -400,6 +395,7 @@ _COUNTING = (
     ascendc_offsets,
     ascendc_combines,
     ascendc_blocks,
+    ascendc_posts,
 )
 COUNTS: dict[str, Callable[[Work], Counted]] = {
     name: next(getattr(module, name) for module in _COUNTING if hasattr(module, name)) for name in FORMULAS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moe_triton.model.bodies import blocks, movement
-from moe_triton.model.bodies.counts import Counted
+from moe_triton.model.bodies.counts import Counted, reached
 from moe_triton.model.bodies.movement import merged
 from moe_triton.model.bodies.pricing import (
     SCALAR_PER_ENTRY,
@@ -20,20 +20,15 @@ from moe_triton.model.bodies.pricing import (
     tables_us,
 )
 from moe_triton.model.constants import Machine
-from moe_triton.model.cost import Cost, UnknownWorkError, Work
-
-NO_POSTS = (
-    "what is posted to queues is not priced step by step; groups of A2's servers are priced in closed form "
-    "(moe-triton model cluster --soc A2)"
-)
+from moe_triton.model.cost import Cost, Work
 
 
-def _flags(work: Work, machine: Machine, counted: Counted) -> dict[str, float]:
+def flags(work: Work, machine: Machine, counted: Counted) -> dict[str, float]:
     """Headers or flags of the ranks of a block's share; a barrier of the pipe behind each header's counts."""
     did = counted.stages["flags"]
     cycles = scalar_cycles(machine, did, SCALAR_PER_ENTRY)
     cycles += stored_cycles(machine, did, did.barriers + np.minimum(did.stores, 1))
-    tiers = work.traffic.tiers
+    tiers = reached(work)
     hops = movement.hops(machine, movement.remote(counted.flags, tiers), tiers, work.blocks)
     return {"flags": slowest(machine, cycles), "hops": hops}
 
@@ -45,7 +40,7 @@ def _rows(work: Work, machine: Machine, counted: Counted, row_bytes: int) -> dic
         loaded_cycles(machine, did, did.loads),
         stored_cycles(machine, did, did.turns),
     )
-    tiers, loop_us = work.traffic.tiers, pipelined_us(machine, did, pipes)
+    tiers, loop_us = reached(work), pipelined_us(machine, did, pipes)
     return movement.written_remotely(machine, counted.rows, row_bytes, tiers, work.blocks, loop_us)
 
 
@@ -57,7 +52,7 @@ def blocks_send(work: Work, machine: Machine) -> Cost:
     parts = merged(
         {"scalar": start_us(machine, counted), "starts": starts, "tables": tables_us(machine, counted)},
         _rows(work, machine, counted, work.number("row_step")),
-        _flags(work, machine, counted),
+        flags(work, machine, counted),
     )
     return cost_of(counted, parts)
 
@@ -68,25 +63,13 @@ def blocks_return(work: Work, machine: Machine) -> Cost:
     parts = merged(
         {"scalar": start_us(machine, counted), "tables": tables_us(machine, counted)},
         _rows(work, machine, counted, work.number("row_step")),
-        _flags(work, machine, counted),
+        flags(work, machine, counted),
     )
     return cost_of(counted, parts)
 
 
-def blocks_post(work: Work, machine: Machine) -> Cost:
-    """One flag to every rank.
-
-    Raises:
-        UnknownWorkError: blocks are posted.
-    """
-    if work.number("out_offset"):
-        raise UnknownWorkError(f"blocks_post: {NO_POSTS}")
-    counted = blocks.blocks_post(work)
-    return cost_of(counted, {"scalar": start_us(machine, counted), **_flags(work, machine, counted)})
-
-
 def blocks_wait(work: Work, machine: Machine) -> Cost:
-    """Three looks at each block, one after the other, and its counts."""
+    """Looks at each block, one after the other, and its counts."""
     counted = blocks.blocks_wait(work)
     poll, store = counted.stages["poll"], counted.stages["store"]
     looks = loaded_cycles(machine, poll, poll.loads) + scalar_cycles(machine, poll, SCALAR_PER_ENTRY)

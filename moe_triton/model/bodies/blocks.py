@@ -25,6 +25,7 @@ from moe_triton.model.bodies.counts import (
     is_remote,
     kept,
     lines_of_table,
+    lookups,
     no_ranks,
 )
 from moe_triton.model.bodies.sends import PIECE_BYTES, Results, sent_rows
@@ -66,7 +67,7 @@ def _headers(work: Work, words: int) -> tuple[Counts, np.ndarray]:
         store_bytes=own * (header * WORD_BYTES + WORD_BYTES),
         sent_bytes=away * header * WORD_BYTES,
         scalar_local=own * words + 2 * has_any,
-        scalar_global=own + has_any,
+        scalar_global=lookups(work, blocks, np.arange(ranks)) + has_any,
         lines=filled_by(work, lines) + has_any,
         dropped=has_any,
         vector=has_any,
@@ -112,7 +113,7 @@ def blocks_return(work: Work) -> Counted:
         store_bytes=each_block(work, block, rows * row_step),
         sent_bytes=each_block(work, block, rows * row_step * away),
         scalar_local=each_block(work, block),
-        scalar_global=each_block(work, block),
+        scalar_global=lookups(work, block, sources),
         lines=filled_by(work, sent),
         turns=each_block(work, block, pieces),
         items=each_block(work, block),
@@ -125,38 +126,18 @@ def blocks_return(work: Work) -> Counted:
     return Counted(stages, to_ranks, np.ones(ranks, np.int64))
 
 
-def blocks_post(work: Work) -> Counted:
-    """A unit of flags behind the rows of each rank's block."""
-    ranks = work.number("num_ranks")
-    blocks = np.arange(ranks) % work.blocks
-    own, away = each_block(work, blocks), each_block(work, blocks[is_remote(work)[:ranks]])
-    start = found_zone(work) + end(work) + fresh(work, 1)
-    start += counts(work, dropped=lines_of_table(ranks), scalar_local=UNIT_WORDS)
-    flags = counts(
-        work,
-        stores=own,
-        store_bytes=own * UB_ALIGN,
-        sent_bytes=away * UB_ALIGN,
-        scalar_global=2 * own,
-        lines=own + filled_by(work, filled(work, blocks, np.arange(ranks))),
-        dropped=own,
-        items=own,
-    )
-    return Counted({"start": start, "flags": flags}, no_ranks(work), np.ones(ranks, np.int64))
-
-
 def blocks_wait(work: Work) -> Counted:
-    """Of each rank FLAG1, the header, FLAG2; its counts to a table."""
+    """Of each rank FLAG1, where queues keep order, the header and FLAG2; its counts to a table."""
     own = np.diff(bounds(work, work.number("num_ranks")))
     number, noted = work.number("num_local_experts"), int(work.has("waited_us"))
-    expects = int(work.has("expected_rows"))
+    expects, looks = int(work.has("expected_rows")), 2 + (work.number("end_offset") == 0)
     start = found_zone(work) + end(work) + kept(work, "kept_zone") + kept(work, "numbers")
     start += fresh(work, 2 + work.has("dispatch_word"))
     poll = counts(
         work,
-        loads=3 * own,
-        load_bytes=own * (2 * UB_ALIGN + work.number("header_words") * WORD_BYTES),
-        scalar_local=own * (3 + number + UNIT_WORDS),
+        loads=looks * own,
+        load_bytes=own * ((looks - 1) * UB_ALIGN + work.number("header_words") * WORD_BYTES),
+        scalar_local=own * (looks + number + UNIT_WORDS),
         scalar_global=own * expects,
         lines=own * expects,
         dropped=own * expects,

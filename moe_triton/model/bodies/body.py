@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.model.bodies.ascendc import FORMULAS
-from moe_triton.model.bodies.block_prices import NO_POSTS
 from moe_triton.model.bodies.replay import replayed
 from moe_triton.model.cost import Body, UnknownWorkError
 
@@ -17,10 +16,10 @@ def body_of(kernel: AscendCKernel | TritonKernel) -> Body:
     """The body of a kernel.
 
     Raises:
-        UnknownWorkError: an Ascend C kernel without a formula: one that posts to queues.
+        UnknownWorkError: an Ascend C kernel without a formula.
     """
     if not isinstance(kernel, AscendCKernel):
         return replayed
     if kernel.name not in FORMULAS:
-        raise UnknownWorkError(f"{kernel.name}: {NO_POSTS}")
+        raise UnknownWorkError(f"{kernel.name} has no formula")
     return FORMULAS[kernel.name]

@@ -21,9 +21,11 @@ from moe_triton.model.bodies.counts import (
     first_block,
     found_zone,
     fresh,
+    is_queued,
     is_remote,
     kept,
     lines_of_table,
+    lookups,
     no_ranks,
     number_at,
 )
@@ -76,17 +78,18 @@ def combine_send(work: Work) -> Counted:
     moved, moved_away = each_block(work, blocks[copied]), each_block(work, blocks[copied & remote])
     pieces = int(chunks(row_bytes, PIECE_BYTES))
     flag_bytes = is_flagged * STATUS_ENTRY_BYTES
+    flags = is_flagged * each_block(work, blocks[~is_queued(work)[sources]])
     rows = counts(
         work,
         loads=moved * pieces,
         load_bytes=moved * row_bytes,
-        stores=moved * pieces + own * is_flagged,
-        store_bytes=moved * row_bytes + own * flag_bytes,
+        stores=moved * pieces + flags,
+        store_bytes=moved * row_bytes + flags * STATUS_ENTRY_BYTES,
         sent_bytes=moved_away * row_bytes + away * flag_bytes,
         scalar_local=looked_at + 2 * own,
-        scalar_global=own,
+        scalar_global=lookups(work, blocks, sources),
         lines=filled_by(work, filled(work, blocks, sources)),
-        barriers=own * is_flagged,
+        barriers=flags,
         turns=own,
         items=own,
     )

@@ -11,6 +11,7 @@ import numpy as np
 from moe_triton.core.region import REGION_DIMS
 from moe_triton.layout import WORD_BYTES
 from moe_triton.model.cost import Table, UnknownWorkError, Work
+from moe_triton.model.traffic import Tier
 
 CACHE_LINE_BYTES = 64
 ADDRESS_BYTES = 8
@@ -180,10 +181,44 @@ def number_at(work: Work, name: str) -> int:
     return int(value.values[-1] if name == "recv_offsets" else value.values[0])
 
 
+def may_post(work: Work) -> bool:
+    """Whether a launch posts to some ranks, or leaves in its own window what is to be posted to them."""
+    if work.kernel.name == "combine_send":
+        return work.has("window")
+    return "out_offset" in work.arguments and work.number("out_offset") != 0
+
+
+def is_queued(work: Work) -> np.ndarray:
+    """(EP,) whether what a launch has for a rank is posted: in blocks to all others."""
+    config, me = work.traffic.config, work.traffic.rank
+    if not may_post(work):
+        return np.zeros(config.num_ranks, bool)
+    if "peer_blocks" in work.arguments:
+        return np.asarray(np.arange(config.num_ranks) != me)
+    servers = np.array(config.topology.servers)
+    return np.asarray(servers != servers[me])
+
+
+def reached(work: Work) -> tuple[Tier, ...]:
+    """(EP,) how far each rank's window is; what is to be posted is written to this rank's own."""
+    pairs = zip(work.traffic.tiers, is_queued(work).tolist(), strict=True)
+    return tuple("self" if queued else tier for tier, queued in pairs)
+
+
 def is_remote(work: Work) -> np.ndarray:
-    """(EP,) whether a rank is on another device."""
-    remote: np.ndarray = np.array(work.traffic.tiers) != "self"
+    """(EP,) whether what is written for a rank goes to another device."""
+    remote: np.ndarray = np.array(reached(work)) != "self"
     return remote
+
+
+def lookups_of(work: Work, ranks: np.ndarray) -> np.ndarray:
+    """Reads of the table of windows for a place at each of these ranks (``Peers::PlaceFor``)."""
+    return np.asarray(1 + may_post(work) * ~is_queued(work)[ranks])
+
+
+def lookups(work: Work, blocks: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+    """(blocks,) such reads of each block, of which each looks for a place at these ranks."""
+    return each_block(work, blocks, lookups_of(work, ranks))
 
 
 def found_zone(work: Work) -> Counts:

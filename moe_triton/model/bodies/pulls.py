@@ -10,13 +10,16 @@ from __future__ import annotations
 import numpy as np
 
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
+from moe_triton.kernels.zones import ZONE_STRIDE
 from moe_triton.model.bodies import movement
 from moe_triton.model.bodies.remembered import Bodies
 from moe_triton.model.constants import Machine
 from moe_triton.model.cost import Body, Cost, Work
 
 PULLING = "weighted_sum", "offsets"
-"""The kernel, and its argument, that say in any rank's memory where each result lies."""
+"""The kernel, and its argument, that say in any rank's memory where each result lies. Blocks have it too, for
+places in the own window: there it looks up the zone (`ZONE_STRIDE`), which direct's host knows.
+"""
 _THERE_AND_BACK = 2
 
 
@@ -33,7 +36,8 @@ def with_pulls(bodies: Bodies) -> Bodies:
 def is_pulling(kernel: AscendCKernel | TritonKernel) -> bool:
     """Whether it reads results where their experts left them."""
     name, argument = PULLING
-    return kernel.name == name and any(arg.name == argument for arg in kernel.args)
+    names = {arg.name for arg in kernel.args}
+    return kernel.name == name and argument in names and ZONE_STRIDE.name not in names
 
 
 def pulled(work: Work) -> tuple[np.ndarray, int]:

@@ -36,9 +36,12 @@ from moe_triton.model.bodies.counts import (
     first_block,
     found_zone,
     fresh,
+    is_queued,
     is_remote,
     kept,
     lines_of_table,
+    lookups,
+    lookups_of,
     no_ranks,
     number_at,
 )
@@ -117,6 +120,11 @@ class Results:
         remote = is_remote(self.work)[self.ranks] & self.is_sent
         return each_block(self.work, self.blocks[remote])
 
+    @property
+    def lookups(self) -> np.ndarray:
+        """(blocks,) reads of the table of windows for them."""
+        return lookups(self.work, self.blocks[self.is_sent], self.ranks[self.is_sent])
+
     @cached_property
     def visits(self) -> np.ndarray:
         """(blocks,) how many source rows each block loads: one for all of a token's results that it has."""
@@ -170,7 +178,7 @@ def sent_rows(work: Work, results: Results, lines: np.ndarray, extra_words: int 
         store_bytes=results.slots * (source_bytes + STAMP_BYTES),
         sent_bytes=results.remote_slots * (source_bytes + STAMP_BYTES),
         scalar_local=_words(work, results) + extra_words * results.slots,
-        scalar_global=results.slots,
+        scalar_global=results.lookups,
         lines=filled_by(work, lines),
         turns=results.visits,
         items=results.slots,
@@ -195,19 +203,22 @@ def _status_entries(work: Work, before: np.ndarray) -> tuple[Counts, np.ndarray,
     own, of_shared = np.diff(share), np.diff(np.minimum(share, shared))
     copied = np.unique(np.r_[first, _chunks_of_posts(share, shared)])
     ranks = np.searchsorted(first, copied[:-1], "right") - 1
-    copies = chunks(np.diff(copied), ENTRIES_PER_COPY)
+    copies, queued = chunks(np.diff(copied), ENTRIES_PER_COPY), is_queued(work)
+    looks = copies * lookups_of(work, ranks)
+    copies = np.where(queued[ranks], 0, copies)  # those of queued ranks are posted behind their rows
     each = each_block(work, blocks[ranks], copies)
     lines = filled(work, blocks, np.arange(num_ranks), before)
     away = each_block(work, blocks, of_rank * is_remote(work))
+    written = each_block(work, blocks, of_rank * ~queued)
     entry = counts(
         work,
         loads=chunks(of_shared, ENTRIES_PER_POST) + chunks(own - of_shared, ENTRIES_PER_POST),
         load_bytes=own * WORD_BYTES,
         stores=each,
-        store_bytes=own * STATUS_ENTRY_BYTES,
+        store_bytes=written * STATUS_ENTRY_BYTES,
         sent_bytes=away * STATUS_ENTRY_BYTES,
         scalar_local=4 * own,
-        scalar_global=each,
+        scalar_global=each_block(work, blocks[ranks], looks),
         lines=filled_by(work, lines),
         vector=1,
         items=each,
@@ -306,15 +317,6 @@ def counts_send(work: Work) -> Counted:
     entries = to_ranks + counts(work, loads=pieces, load_bytes=words * WORD_BYTES, barriers=1)
     ones = np.ones(work.number("num_ranks"), np.int64)
     return Counted({"start": start, "entries": entries}, no_ranks(work), 2 * ones)
-
-
-def post_status(work: Work) -> Counted:
-    """One entry to every rank."""
-    dropped = lines_of_table(work.number("num_ranks"))
-    start = found_zone(work) + fresh(work, work.has("count")) + kept(work, "combine_kind") + end(work)
-    start += counts(work, dropped=dropped, vector=1, scalar_local=3)
-    stages = {"start": start, "flags": _to_ranks(work, 1, STATUS_ENTRY_BYTES)}
-    return Counted(stages, no_ranks(work), np.ones(work.number("num_ranks"), np.int64))
 
 
 def exchange_slot_bytes(work: Work) -> int:

@@ -1,4 +1,4 @@
-"""Atlas A2's schemes in closed form: no plans of them exist yet.
+"""Atlas A2's schemes in closed form. Only fullmesh has a plan (`moe_triton.model.clusters.posted`).
 
 EP ranks are the cards of S servers with C cards each. What crosses servers goes by RDMA (RoCE), one network
 port a card; what stays inside goes by HCCS. The schemes are CANN's, as published:

@@ -8,8 +8,8 @@ rows received, rows received from other ranks, rows sent to them, the hops of th
 the rows of the busiest core where cores share senders instead of rows (in-band flags). `representatives`
 names the first ranks of each, and one in the middle (docs/model.md).
 
-Bytes come from what the launches of a plan send (`Cost.sent`). A2's schemes have no plans yet; every rank of
-theirs is computed, in closed form (`moe_triton.model.clusters.cluster_a2`).
+Bytes come from what the launches of a plan send (`Cost.leaving`). A2's schemes, of which only fullmesh has
+one, are computed for every rank, in closed form (`moe_triton.model.clusters.cluster_a2`).
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def _row_bytes(operator: str, lines: Sequence[Timeline], traffics: Sequence[Traf
     for line, traffic in zip(lines, traffics, strict=True):
         is_other = np.array(traffic.tiers) != "self"
         counts = traffic.sent if operator == "dispatch" else traffic.received
-        total += sum(span.cost.sent for span in line.spans)
+        total += sum(span.cost.leaving for span in line.spans)
         if any(is_pulling(span.launch.kernel) for span in line.spans):
             counts = traffic.sent
         rows += int(counts[is_other].sum())

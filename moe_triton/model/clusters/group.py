@@ -27,7 +27,7 @@ from moe_triton.schemes.site import Site
 from moe_triton.tables import FOLDER
 
 PLANNED: tuple[Product, ...] = ("A3",)
-"""Products whose plans are priced; those of A2 have closed forms, of groups of several servers."""
+"""Products whose groups are priced by their plans; those of A2 have closed forms, hierarchy's among them."""
 MOST_RANKS = 768
 EXPERTS = 256
 """Of DeepSeek-V3: as many, or the next multiple of a group's ranks."""
@@ -69,12 +69,13 @@ class Group:
         experts: M; 0 for `EXPERTS`, or the next multiple of the ranks.
         quantize: how dispatched rows travel, as `EPBuffer.dispatch` takes it; combine's are 16 bits.
         comm_alg: the scheme.
-        product: "A3", or "A2" for its closed forms.
+        product: whose scheme it is.
         mode: how launches come to the device.
         parts: that operators are cut into, where they can be; as buffers do by themselves if None.
         communication_blocks: blocks that communicate while the others compute; if None, none of them, or half
             of them where parts are asked for.
         routing: how experts are drawn.
+        ranks_per_server: ranks that reach each other's memory; 0 for the product's: 8 of A2, all of A3.
 
     Raises:
         ArgumentError: what no group has, whatever its scheme.
@@ -92,6 +93,7 @@ class Group:
     parts: int | None = None
     communication_blocks: int | None = None
     routing: Routing = field(default_factory=Routing)
+    ranks_per_server: int = 0
 
     def __post_init__(self) -> None:
         if not 2 <= self.ranks <= MOST_RANKS:
@@ -126,11 +128,14 @@ class Group:
         Raises:
             ArgumentError: it is none that the scheme takes, or the product has no plans.
         """
-        if self.product not in PLANNED:
-            rule = f"plans of an NPU are priced for {', '.join(PLANNED)} only"
-            raise ArgumentError("product", self.product, rule, "Name one of them.")
         sizes = self.ranks, self.tokens, self.hidden, self.topk, self.num_experts
-        config = Config(*sizes, product=self.product, scheme=self.comm_alg, relaxed=True)
+        config = Config(
+            *sizes,
+            product=self.product,
+            scheme=self.comm_alg,
+            relaxed=True,
+            ranks_per_server=self.ranks_per_server or None,
+        )
         try:
             check_config(config)
         except ArgumentError as error:
@@ -149,7 +154,10 @@ class Group:
 
     def traffic(self, ids: np.ndarray, rank: int) -> Traffic:
         """What a rank sends and receives, of drawn experts."""
-        return traffic_of(self.config, rank, ids, tiers(self.product, self.ranks, rank))
+        servers = self.config.topology
+        if servers.num_servers == 1:
+            return traffic_of(self.config, rank, ids, tiers(self.product, self.ranks, rank))
+        return traffic_of(self.config, rank, ids, tiers("A2", self.ranks, rank, servers.sizes[0]))
 
     def scheme(self, machine: Machine, rank: int = 0) -> Scheme:
         """How tokens travel from a rank, on as many cores as the machine has."""

@@ -1,7 +1,8 @@
 """When what peers send is there: for ranks that are alike, or for all ranks of a group at once.
 
 A rank's data is there when the sender has sent it and the last hop and the poll that sees it have passed,
-but not before all bytes that reach the receiver have come through its link.
+but not before all bytes that reach the receiver have come through its link. What is posted has times of its
+own: see `moe_triton.model.timelines.ports`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from functools import cached_property
 import numpy as np
 
 from moe_triton.core.plan import Launch
+from moe_triton.layout.call_word import operator_of
 from moe_triton.model.bodies.combines import sent_in_part, tokens_of_part
 from moe_triton.model.constants import Machine
-from moe_triton.model.cost import Cost, Table, Work
+from moe_triton.model.cost import Cost, Messages, Table, Work
+from moe_triton.model.timelines.ports import Ports
 from moe_triton.model.timelines.signals import Channel, Moment, UnknownLaunchError, signals_of
-from moe_triton.model.topology import hop_us
+from moe_triton.model.topology import NETWORK, hop_us
 from moe_triton.model.traffic import Traffic
 
 
@@ -59,7 +62,11 @@ class WalkedRanks:
         self.traffics, self.machine = traffics, machine
         self._told: dict[Channel, _Told] = {}
         self._link_free = np.zeros(len(traffics))
-        hops = {tier: hop_us(machine, tier) for traffic in traffics for tier in set(traffic.tiers)}
+        self._arrived: dict[Channel, np.ndarray] = {}  # (R,) us at which the last message is there
+        self._ports = Ports(machine, len(traffics))
+        # To other servers go messages only.
+        tiers = {tier for traffic in traffics for tier in traffic.tiers}
+        hops = {tier: 0.0 if tier == NETWORK else hop_us(machine, tier) for tier in tiers}
         # (sender, receiver); of those that stand for others, from each to them
         self._hops = np.array([[hops[tier] for tier in traffic.tiers] for traffic in traffics])
 
@@ -71,8 +78,32 @@ class WalkedRanks:
         link_us = self._bytes_in(launch, sent) / self.machine.remote_write_gb_per_s / 1e3
         opens = np.maximum(begin.min(), self._link_free)
         self._link_free = np.where(link_us > 0, opens + link_us, self._link_free)
-        for signal in signals_of(launch):
+        signals = signals_of(launch)
+        messages = [cost.messages for cost in costs]
+        if any(message is not None for message in messages):
+            arrived = self._deliver(works, [message for message in messages if message is not None], end)
+            for signal in signals:
+                if signal.moment == "messages":
+                    before = self._arrived.get(signal.channel, -np.inf)
+                    self._arrived[signal.channel] = np.maximum(before, arrived)
+        for signal in signals:
+            if signal.moment == "messages":
+                continue
             self._told[signal.channel] = _Told(signal.moment, begin, end, opens, link_us, works)
+
+    def _deliver(self, works: Sequence[Work], messages: Sequence[Messages], end: np.ndarray) -> np.ndarray:
+        """(R,) us at which the last message of a launch of all ranks is there on each of them."""
+        if not self.is_alike:
+            return self._ports.deliver(messages, end)
+        posted = np.array([float(each.num_bytes.sum()) for each in messages])
+        peers = [np.unique(each.peers) for each in messages]
+        pairs = list(zip(self.traffics, peers, strict=True))
+        sent = np.array([traffic.sent[to].sum() for traffic, to in pairs])
+        received = np.array([traffic.received[to].sum() for traffic, to in pairs])
+        is_dispatch = "call" in works[0].arguments and operator_of(works[0].number("call")) == "dispatch"
+        leaving, entering = (sent, received) if is_dispatch else (received, sent)
+        coming = entering * (posted.sum() / leaving.sum()) if leaving.sum() else posted
+        return self._ports.deliver_alike(messages, end, coming)
 
     def _bytes_in(self, launch: Launch, sent: np.ndarray) -> np.ndarray:
         """(R,) bytes that reach each rank, where each sends so many to other ranks in all."""
@@ -91,8 +122,9 @@ class WalkedRanks:
 
     @cached_property
     def _remote(self) -> np.ndarray:
-        """(R, EP) 1.0 for every other rank."""
-        return np.array([[float(tier != "self") for tier in traffic.tiers] for traffic in self.traffics])
+        """(R, EP) 1.0 for every other rank whose memory is mapped."""
+        near = [[float(tier not in ("self", NETWORK)) for tier in traffic.tiers] for traffic in self.traffics]
+        return np.array(near)
 
     @cached_property
     def _dispatched(self) -> np.ndarray:
@@ -112,10 +144,16 @@ class WalkedRanks:
         Raises:
             UnknownLaunchError: nothing before it in the plan tells anything over its channel.
         """
-        told = self._told.get(channel)
-        if told is None:
+        told, arrived = self._told.get(channel), self._arrived.get(channel)
+        if told is None and arrived is None:
             raise UnknownLaunchError(launch, "nothing before it in the plan sends what it waits for")
-        latency = self.machine.flag_latency_us
+        there = np.full(len(self.traffics), -np.inf) if arrived is None else arrived
+        if told is not None:
+            there = np.maximum(there, self._seen(told, works))
+        return np.asarray(there + self.machine.flag_latency_us)
+
+    def _seen(self, told: _Told, works: Sequence[Work]) -> np.ndarray:
+        """(R,) us at which what a launch writes to all ranks is there."""
         if told.moment == "rows":
             share = _shares_sent(told.works, works)
             took = (told.end - told.begin)[:, None]
@@ -126,7 +164,7 @@ class WalkedRanks:
             seen = at[:, None] + self._hops
             link = told.opens + told.link_us if told.moment == "end" else np.full(len(at), -np.inf)
         last = seen.max(axis=None if self.is_alike else 0)
-        return np.asarray(np.maximum(last, link) + latency)
+        return np.asarray(np.maximum(last, link))
 
 
 def _shares_sent(senders: Sequence[Work], waits: Sequence[Work]) -> np.ndarray:

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moe_triton.core import ascendc
-from moe_triton.core.ascendc_blocks import BLOCKS_POST
+from moe_triton.core.ascendc_blocks import BLOCKS_POST, BLOCKS_RETURN, BLOCKS_SEND, BLOCKS_WAIT
 from moe_triton.core.ascendc_direct import COUNTS_SEND, DIRECT_SEND
+from moe_triton.core.ascendc_posts import COMBINE_POST, DISPATCH_POST
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import Hole, Launch, Value
 
-Moment = Literal["begin", "end", "rows"]
-"""When a launch tells its peers: as it begins, when it has ended, or with each row."""
+Moment = Literal["begin", "end", "rows", "messages"]
+"""When a launch tells its peers: as it begins, when it has ended, with each row, or with what it posts."""
 
 Channel = tuple[Value, ...]
 
@@ -48,14 +49,18 @@ SENDERS: dict[str, tuple[tuple[str, Moment, str], ...]] = {
     ascendc.INBAND_SEND.name: (("status", "begin", "post_status"), ("slots", "end", "")),
     COUNTS_SEND.name: (("status", "end", ""),),
     ascendc.COMBINE_SEND.name: (("status", "rows", "flag_rows"),),
-    ascendc.POST_STATUS.name: (("status", "end", ""),),
+    ascendc.POST_STATUS.name: (("status", "end", ""), ("status", "messages", "out_offset")),
+    DISPATCH_POST.name: (("status", "messages", ""),),
+    COMBINE_POST.name: (("status", "messages", "flag_rows"),),
+    BLOCKS_SEND.name: (),
+    BLOCKS_RETURN.name: (),
+    BLOCKS_POST.name: (("peer_blocks", "end", ""), ("peer_blocks", "messages", "out_offset")),
     DIRECT_SEND.name: (),
     ascendc.DISPATCH_OFFSETS.name: (),
     ascendc.EXCHANGE_SEND.name: (),
 }
-# Their deadline is for room in a queue. The model has no times for what goes over queues step by step: posts
-# of rows are in no table here, and A2's are priced in closed form (`moe_triton.model.clusters.a2`).
-POSTERS = frozenset({ascendc.POST_STATUS.name, BLOCKS_POST.name})
+POSTERS = frozenset(kernel.name for kernel in (ascendc.POST_STATUS, DISPATCH_POST, COMBINE_POST, BLOCKS_POST))
+"""Their deadline is for room in a queue, of which there is enough."""
 WAITERS = {
     ascendc.DISPATCH_WAIT.name: "status",
     ascendc.COMBINE_WAIT.name: "status",
@@ -65,6 +70,7 @@ WAITERS = {
     ascendc.DISPATCH_TAKE.name: "slots",
     ascendc.INBAND_RECEIVE.name: "slots",
     ascendc.INBAND_COLLECT.name: "slots",
+    BLOCKS_WAIT.name: "peer_blocks",
 }
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from moe_triton.model.bodies.body import body_of
+from moe_triton.model.bodies.remembered import OfArguments
+from moe_triton.model.clusters.posted import STAGES, compare
 from moe_triton.model.constants import machine_named
 from moe_triton.model.fits.validate import validate
 from moe_triton.tools.cli.model.plan import PRICE_HEADINGS, price_table
@@ -12,6 +15,7 @@ from moe_triton.tools.cli.model.validate import error_bars, text
 from moe_triton.tools.cli.model.validate_plots import plot_validation
 from moe_triton.tools.markdown import table
 
+SERVERS, SERVERS_TOKENS = (16, 32, 64), (16, 64, 256)
 PICTURES = "assets/model"
 PRICED = "fullmesh_v1", "fullmesh_v2"
 
@@ -45,6 +49,29 @@ over the wire for each result, or what its own memory has to move, whichever is 
 by step: `moe-triton model plan`.
 """
 
+BETWEEN_SERVERS = """\
+## Plans that post, against the closed form
+
+A2's `fullmesh` between servers of 8, whose blocks are posted: its plan launch by launch and its closed form,
+on the slowest rank, int8 dispatch and bf16 combine, in a graph; then what both say of each stage: until the
+launch that posts has done its work, until the last block is there, until the end. In the last column A3's
+`fullmesh_v1` on the same ranks and the same network, which posts rows by themselves, and writes them inside a
+server. What the differences are made of: [the model](model.md#plans-that-post).
+"""
+SERVERS_HEADINGS = ("EP", "BS", "operator", "plan", "closed form", "difference", *STAGES, "fullmesh_v1")
+
+
+def servers_table() -> list[tuple[object, ...]]:
+    """A line of `SERVERS_HEADINGS` for each size and operator, times in us."""
+    machine, bodies, lines = machine_named("A2"), OfArguments(body_of), []
+    for ranks in SERVERS:
+        for tokens in SERVERS_TOKENS:
+            for each in compare(ranks, tokens, machine, bodies):
+                us = f"{each.timeline_us:.0f}", f"{each.closed_us:.0f}", f"{each.difference:+.1%}"
+                stages = (f"{mine:.0f} - {its:.0f}" for mine, its in each.stages.values())
+                lines.append((ranks, tokens, each.operator, *us, *stages, f"{each.rows_us:.0f}"))
+    return lines
+
 
 def page() -> str:
     """The page's text."""
@@ -52,6 +79,7 @@ def page() -> str:
     parts = [HEADER, text(found, error_bars(found)) + "\n", PLOTS, PRICES]
     for scheme in PRICED:
         parts.append(f"### {scheme}\n\n{table(PRICE_HEADINGS, price_table(scheme, machine))}\n")
+    parts += [BETWEEN_SERVERS, table(SERVERS_HEADINGS, servers_table()) + "\n"]
     return "\n".join(parts)
 
 

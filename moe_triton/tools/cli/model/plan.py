@@ -16,13 +16,14 @@ from moe_triton.schemes import SCHEMES
 from moe_triton.tools.cli.model.machines import MACHINE, machine_of
 
 if TYPE_CHECKING:
+    from moe_triton.core.config import Product
     from moe_triton.model.clusters.group import Group, OperatorName
     from moe_triton.model.clusters.prices import Call, PricedPlan
     from moe_triton.model.constants import Machine
     from moe_triton.model.sensitivity import Judged
     from moe_triton.model.timelines.timeline import Span
 
-COMM_ALGS = f"how tokens travel: {', '.join(SCHEMES['A3'])}"
+COMM_ALGS = f"how tokens travel: {', '.join(SCHEMES['A3'])}; with A2's network also fullmesh"
 ROWS = "how rows travel: as EPBuffer.dispatch takes it, or none"
 LAUNCHED = "whether a captured graph runs, or the host launches every time"
 STEP_HEADINGS = (
@@ -68,6 +69,9 @@ def plan(
         int | None,
         typer.Option(help="cores that communicate while the others compute; half with --parts"),
     ] = None,
+    ranks_per_server: Annotated[
+        int, typer.Option(help="others are posted to; 0 for the product's: 8 of A2, all of A3")
+    ] = 0,
     mode: Annotated[Literal["graph", "stream"], typer.Option(help=LAUNCHED)] = "graph",
     machine: Annotated[str, typer.Option(help=MACHINE)] = "A3",
     routing: Annotated[str, typer.Option(help="uniform, node-limited or zipf")] = "uniform",
@@ -83,12 +87,22 @@ def plan(
     console = Console()
     try:
         used = machine_of(machine)
-        fixed = ranks, tokens, hidden, topk, experts, rows, comm_alg, used.product, mode
-        group = Group(*fixed, parts, communication_blocks, Routing(routing, seed))
+        product = _product_of(comm_alg, used)
+        fixed = ranks, tokens, hidden, topk, experts, rows, comm_alg, product, mode
+        group = Group(*fixed, parts, communication_blocks, Routing(routing, seed), ranks_per_server)
+        if product != used.product and group.config.topology.num_servers == 1:
+            rule = f"only between servers has a scheme of {product} a price on {used.product}"
+            raise ArgumentError("comm_alg", repr(comm_alg), rule, "Pass --ranks-per-server, or another one.")
         _plan(console, group, used, as_json, trace)
     except ArgumentError as error:
         console.print(f"[red]{error}[/red]")
         raise typer.Exit(2) from None
+
+
+def _product_of(comm_alg: str, machine: Machine) -> Product:
+    """Whose scheme it is: the machine's own, or that of another product, on its network."""
+    products: tuple[Product, ...] = (machine.product, "A2", "A3")
+    return next((name for name in products if comm_alg in SCHEMES[name]), machine.product)
 
 
 def prices(
@@ -199,7 +213,7 @@ def _row(span: Span, machine: Machine) -> tuple[object, ...]:
         cost.bound,
         f"{span.waited_us:.1f}",
         f"{(cost.read + cost.written) / 1e3:.1f}",
-        f"{cost.sent / 1e3:.1f}",
+        f"{cost.leaving / 1e3:.1f}",
         f"{floor_of_cost(cost).us(machine):.2f}",
     )
 
@@ -234,7 +248,7 @@ def _operator(priced: PricedPlan, judged: Judged, machine: Machine) -> dict[str,
             "detail_cycles": dict(span.cost.detail),
             "read_bytes": int(span.cost.read),
             "written_bytes": int(span.cost.written),
-            "sent_bytes": int(span.cost.sent),
+            "sent_bytes": int(span.cost.leaving),
             "floor_us": floor_of_cost(span.cost).us(machine),
         }
         for span in timeline.spans

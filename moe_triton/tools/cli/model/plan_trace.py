@@ -60,7 +60,7 @@ def _of_launch(priced: PricedPlan, span: Span) -> Iterator[Json]:
         "most of it": cost.bound,
         "parts_us": dict(cost.parts),
         "bytes": int(cost.read + cost.written),
-        "sent_bytes": int(cost.sent),
+        "sent_bytes": int(cost.leaving),
     }
     yield _span(step, span.stream, span.stream, span.begin_us, span.end_us - span.begin_us, **arguments)
     if span.waited_us > 0:
