@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .blocks import BlocksCase
+from .blocks_hostile import TOO_MANY, HostileBlockCase
 from .library import Patch
 from .mutants import MUTANT_TIMEOUT_US, Mutant, without
 from .posts import PostingCase
@@ -124,9 +125,19 @@ BLOCKS = (
         blocks_of(rounds=6),
     ),
     Mutant(
-        "counts of a posted block that are not checked",
-        (Patch(BLOCKS_WAIT, "counts_.At(args_.flag_word) != number_ || !AreCountsInBounds(rank)", "false"),),
-        blocks_of(keeps_order=True),
+        "FLAG2 at a count that was not checked",
+        (
+            Patch(BLOCKS_WAIT, "count < 0 || count > args_.max_count", "false"),
+            Patch(BLOCKS_WAIT, "rows_ <= args_.max_rows &&", "rows_ >= 0 &&"),
+        ),
+        HostileBlockCase(
+            tokens=(2, 3),
+            servers=(1, 1),
+            keeps_order=True,
+            header=TOO_MANY,
+            has_other_end=True,
+            timeout_us=MUTANT_TIMEOUT_US,
+        ),
     ),
     Mutant(
         "a ring whose oldest item is overwritten",

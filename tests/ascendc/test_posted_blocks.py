@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from moe_triton.core.ascendc import REPORT_BAD_ROW, REPORT_TIMEOUT
 
 from .blocks import BlocksCase, BlocksWorld, Outputs
+from .blocks_hostile import TOO_MANY, HostileBlockCase, check_hostile
 from .case import check_reports, draw_routing
 from .library import Library
 
@@ -65,20 +65,19 @@ def _sent(world: BlocksWorld, rank: int, changes: dict[str, object]) -> None:
 @pytest.mark.parametrize("count", [-1, 4, 2**31 - 1])
 @pytest.mark.parametrize("keeps_order", [True, False])
 def test_a_count_that_came_by_queue_is_not_trusted(library: Library, count: int, keeps_order: bool) -> None:
-    case = BlocksCase(tokens=(2, 3), servers=(1, 1), blocks=1, keeps_order=keeps_order)
-    world = BlocksWorld(library, case)
-    try:
-        for rank in (1, 0):
-            _sent(world, rank, {})
-    finally:
-        assert world.nics
-        world.nics.close()  # all is there
-    header = world.windows[0][world.layout.blocks.offset(zone=0, rank=1) :]
-    header[:4].view(np.int32)[0] = count
-    outputs = Outputs.of(case.experts_per_rank, 2, 100)
-    name, arguments = world.phases(0, draw_routing(case, 0, 0, 0), 0, 0, outputs)[2]
-    assert library.launch(name, 1, **arguments)[0, :3].tolist() == [REPORT_BAD_ROW, 1, 1]
-    assert outputs.recv_counts.array[:, 1].tolist() == [-1] * case.experts_per_rank
+    posted = {"servers": (1, 2), "keeps_order": keeps_order, "ring_items": 2}
+    check_hostile(library, HostileBlockCase(tokens=(2, 3, 2), header=count, **posted))  # type: ignore[arg-type]
+
+
+def test_no_flag_is_looked_for_at_a_count_that_was_not_checked(library: Library) -> None:
+    """Not even where it would be found: the block has no such place."""
+    case = HostileBlockCase(
+        tokens=(2, 3), servers=(1, 1), keeps_order=True, header=TOO_MANY, has_other_end=True
+    )
+    layout = case.layout
+    end = layout.rows_offset + TOO_MANY * case.row.packed_bytes
+    assert layout.block_bytes < end < layout.zone_bytes
+    check_hostile(library, case)
 
 
 def test_a_header_of_another_round_behind_a_flag_is_reported(library: Library) -> None:
