@@ -12,7 +12,6 @@ import torch
 
 from moe_triton import ArgumentError, CommunicationTimeoutError, EPBuffer, Tuning
 from moe_triton.backends.cpu.nic import NicSettings, emulated_nic
-from moe_triton.core.traffic import Traffic
 from moe_triton.processes import RankGroup
 from tests.distributed.cases import Case, inputs_of, small_case
 from tests.distributed.workers import compare_rounds, make_buffer, many_rounds, one_round
@@ -77,51 +76,6 @@ def test_more_servers(ranks: Groups, scheme: str, servers: tuple[int, ...]) -> N
         for quantize, settings in ((None, UNORDERED), ("int8", ORDERED))
     ]
     assert ranks(count).run(compare, cases, timeout_s=400) == [[]] * count
-
-
-# Traffic.
-
-
-def traffic_of(rank: int, num_ranks: int, case: Case, keeps_order: bool) -> tuple[Traffic | None, ...]:
-    with emulated_nic(NicSettings(keeps_order=keeps_order)), make_buffer(case) as buffer:
-        output, _ = one_round(buffer, case, inputs_of(case, rank, 0), None)
-        assert output.handle.traffic == buffer.traffic("dispatch")
-        return buffer.traffic("dispatch"), buffer.traffic("combine")
-
-
-@pytest.mark.parametrize("keeps_order", [True, False])
-def test_traffic_of_blocks_follows_from_the_routing(ranks: Groups, keeps_order: bool) -> None:
-    servers = (3, 1)
-    case = case_of("fullmesh", servers)
-    c = case.config
-    found = ranks(4).run(traffic_of, case, keeps_order)
-    row = 2 * c.hidden
-    to = torch.zeros(4, 4, dtype=torch.int64)  # rows from each rank to each
-    for rank in range(4):
-        ids = inputs_of(case, rank, 0).topk_idx
-        to[rank] = torch.bincount(ids[ids >= 0].flatten() // c.num_local_experts, minlength=4)
-    for rank, (sent, returned) in enumerate(found):
-        peers = [peer for peer in range(4) if peer != rank]
-        away = [peer for peer in peers if c.topology.servers[peer] != c.topology.servers[rank]]
-        near = [peer for peer in peers if peer not in away]
-        for traffic, rows in ((sent, to[rank]), (returned, to[:, rank])):
-            assert traffic is not None
-            assert traffic.posts == tuple(len(group) * (1 if keeps_order else 2) for group in (away, near))
-            expected = tuple(int(rows[group].sum()) * row for group in (away, near))
-            assert traffic.payload_bytes == expected
-
-
-def test_a_group_inside_one_server_posts_nothing(ranks: Groups) -> None:
-    for scheme in SCHEMES:
-        assert ranks(2).run(traffic_of, small_case(2, scheme), True) == [(None, None)] * 2
-
-
-def test_the_seeds_arithmetic() -> None:
-    """Seed 001: 16 tokens of 7168 in fp16 to 8 experts on 64 cards, 8 of a server; MiB."""
-    token = 16 * 7168 * 2 / 2**20
-    assert token * 8 * 63 / 64 == pytest.approx(1.7227, abs=1e-4)
-    assert token * 4 * 7 / 8 == pytest.approx(0.7656, abs=1e-4)
-    assert token * 8 * 7 / 8 == pytest.approx(1.53125, abs=1e-5)
 
 
 # Failure.
