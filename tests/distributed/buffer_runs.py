@@ -52,6 +52,7 @@ def buffer_of(case: OperatorCase, process: int, **options: Any) -> EPBuffer:
         lost_ranks=case.lost,
         comm_alg=case.comm_alg,
         product=case.product,
+        ranks_per_server=case.servers or None,
         relaxed=True,
         timeout_s=30.0,
         num_blocks=case.num_blocks,

@@ -65,6 +65,8 @@ class OperatorCase:
         version: of the operators, 1 or 2.
         tp: tp_world_size.
         ranks: EP.
+        servers: ranks of each; () for what the product's have.
+        given_product: whose limits and schemes they are; None for that of comm_alg.
         shared: S and R.
         experts_per_rank: localE.
         topk: K.
@@ -102,6 +104,8 @@ class OperatorCase:
     version: int = 2
     tp: int = 0
     ranks: int = 4
+    servers: tuple[int, ...] = ()
+    given_product: Product | None = None
     shared: tuple[int, int] = (1, 0)
     experts_per_rank: int = 2
     topk: int = 2
@@ -169,7 +173,7 @@ class OperatorCase:
     @property
     def product(self) -> Product:
         """Whose limits and schemes they are."""
-        return product_of(self.comm_alg)
+        return self.given_product or product_of(self.comm_alg)
 
     def deployment(self) -> Deployment:
         """As the reference takes it."""
@@ -199,7 +203,8 @@ def is_valid(case: OperatorCase) -> bool:
             (True, _is_deployable(case)),
             (case.version == 1, _is_version_1(case)),
             (case.comm_alg == "fullmesh_v2", _is_inband(case)),
-            (case.comm_alg == "fullmesh", _is_of_a2(case)),
+            (case.product == "A2", _is_of_a2(case)),
+            (case.servers != (), _has_servers(case)),
             (case.tp == 2, _is_tensor_parallel(case)),
             (case.elastic != "none", case.version == 2 and case.tp != 2),
             (case.quantize == "scales only", case.version == 1),
@@ -250,6 +255,10 @@ def _is_of_a2(case: OperatorCase) -> bool:
         and case.mask != "entries"
         and case.tp != 2
     )
+
+
+def _has_servers(case: OperatorCase) -> bool:
+    return sum(case.servers) == case.ranks and case.comm_alg != "fullmesh_v2" and case.tp != 2
 
 
 def _is_tensor_parallel(case: OperatorCase) -> bool:
