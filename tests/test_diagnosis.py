@@ -11,6 +11,7 @@ from moe_triton.core.ascendc import (
     COMBINE_WAIT,
     DISPATCH_WAIT,
     POST_STATUS,
+    REPORT_BAD_ROW,
     REPORT_MISMATCH,
     REPORT_TIMEOUT,
     REPORT_WORDS,
@@ -18,7 +19,7 @@ from moe_triton.core.ascendc import (
 from moe_triton.core.ascendc_blocks import BLOCKS_WAIT
 from moe_triton.core.ascendc_posts import COMBINE_POST, DISPATCH_POST
 from moe_triton.core.config import Config
-from moe_triton.core.errors import CommunicationTimeoutError, ConfigMismatchError
+from moe_triton.core.errors import BufferStateError, CommunicationTimeoutError, ConfigMismatchError
 from moe_triton.core.plan import Launch
 from moe_triton.core.reports import first_code
 from moe_triton.core.row_formats import AS_THEY_ARE
@@ -28,6 +29,7 @@ from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.runtime.diagnosis import Run, failure
 from moe_triton.runtime.disagreement import FLAG_BITS
 from moe_triton.schemes import make_scheme, product_of
+from moe_triton.schemes.blocks.layout import BlocksLayout
 from moe_triton.schemes.site import Site
 
 RANKS, TOKENS, TOPK = 4, 3, 2
@@ -149,6 +151,40 @@ def wait_of(site: Site, operator: str) -> Launch:
     """The first one of an operator, for flags."""
     found = (launch for of, zone, launch in waits_of(site) if of == operator and zone == 0)
     return next(launch for launch in found if not _posts(launch))
+
+
+@pytest.mark.parametrize("servers", [None, (2, 2)])
+@pytest.mark.parametrize("count", [-1, 2**31 - 1])
+def test_counts_of_a_peer_that_cannot_be_are_said(servers: tuple[int, ...] | None, count: int) -> None:
+    site = site_of("fullmesh", servers=servers)
+    rules = {
+        "dispatch": (f"{[count, 2]} rows: each must be 0 to 3, all together at most 6", 2),
+        "combine": (f"{[count]} rows: it must be the number of rows that this rank's ids ask for", 1),
+    }
+    for operator, (said, number) in rules.items():
+        memory = memory_of(site)
+        window, launch = memory["window"], wait_of(site, operator)
+        assert isinstance(window, torch.Tensor)
+        at = BlocksLayout(site.config).blocks.offset(zone=0, rank=3)
+        window[at : at + 4 * number].view(torch.int32)[:] = torch.tensor([count, 2][:number])
+        report = report_of(REPORT_BAD_ROW, 0, 3)
+        why, error = failure(site, Run(operator, 5, memory, 5), launch, REPORT_BAD_ROW, report, {}, ())
+        assert isinstance(error, BufferStateError)
+        assert why == (
+            f"{operator} number 5 met a block of rank 3 whose header counts {said}; nothing was read there"
+        )
+        assert str(error) == f"{why}. Rebuild the buffer on every rank."
+
+
+def test_rows_that_name_no_place_are_said() -> None:
+    site = SITES[0]
+    (launch,) = [each for of, zone, each in waits_of(site) if of == "combine" and zone == 0]
+    report = report_of(REPORT_BAD_ROW, 0, 3)
+    _, error = failure(site, Run("combine", 5, memory_of(site), 5), launch, REPORT_BAD_ROW, report, {}, ())
+    assert str(error) == (
+        "combine number 5 met a row that names no place in this group; it was not sent. "
+        "Rebuild the buffer on every rank."
+    )
 
 
 def test_cleared_entries_were_this_ranks_own_kind() -> None:

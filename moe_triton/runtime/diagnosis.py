@@ -67,11 +67,11 @@ def failure(
     memory = {**fixed, **run.memory}
     if code == REPORT_MISMATCH:
         return _mismatch(site, name, launch, memory, report)
-    if code != REPORT_TIMEOUT:
-        why = f"{name} met a row that names no place in this group"
-        return why, BufferStateError(f"{why}; it was not sent. Rebuild the buffer on every rank.")
     zone = int(report[report[:, 0] != 0][0, REPORTED_ZONE])
     wait = GaveUp(site, launch, zone, memory, report)
+    if code != REPORT_TIMEOUT:
+        why = f"{name} met {_refused(wait)}"
+        return why, BufferStateError(f"{why}. Rebuild the buffer on every rank.")
     missing = missing_ranks(wait)
     instead = posted_instead(wait, run.operator, missing, in_flight)
     stuck = ""
@@ -88,6 +88,13 @@ def failure(
         f"Rebuild the buffer once they are back.",
         named,
     )
+
+
+def _refused(wait: GaveUp) -> str:
+    finder = wait.site.scheme.finders.get(wait.launch.kernel.name)
+    if finder is None or finder.refused is None:
+        return "a row that names no place in this group; it was not sent"
+    return finder.refused(wait)
 
 
 def _mismatch(

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from .library import Library
+from moe_triton.core.ascendc import REPORT_BAD_ROW
+from moe_triton.core.records import TRAFFIC
+from moe_triton.layout import STATUS_ENTRY_BYTES
+
+from .library import Library, Phase
 from .posts import PostingCase, PostingWorld
 
 CASES = {
@@ -56,3 +61,57 @@ def test_fast(fast: Library, case: PostingCase) -> None:
 @_by_name(LARGE_CASES)
 def test_large(library: Library, case: PostingCase) -> None:
     PostingWorld(library, case).run()
+
+
+# Numbers of peers and of callers: none becomes an address unchecked.
+
+
+def _launch(world: PostingWorld, phase: Phase, rank: int = 0) -> np.ndarray:
+    """The report of one launch, when all that it posted is delivered. The world's queues are closed."""
+    world.nics.use(rank)
+    try:
+        return world.library.launch(phase[0], world.case.blocks, **phase[1])
+    finally:
+        world.nics.close()
+
+
+@pytest.mark.parametrize("count", [-1, 4, 2**31 - 1])
+def test_counts_beyond_the_slots_are_not_posted(library: Library, count: int) -> None:
+    world = PostingWorld(library, PostingCase(tokens=(2, 3), blocks=1))
+    counts = np.array([0, 0, count, 0], np.int32)  # the first expert of rank 1
+    before = world.windows[1].bytes.copy()
+    report = _launch(world, world.dispatch_post(0, 0, 0, counts=counts))
+    assert report[0, :3].tolist() == [REPORT_BAD_ROW, 0, count]
+    assert np.array_equal(world.windows[1].bytes, before)
+    assert not world.traffic[0].array[0, : len(TRAFFIC.fields)].any()
+
+
+@pytest.mark.parametrize("column", [0, 1, 2])
+@pytest.mark.parametrize("value", [-1, 1000, 2**31 - 1, -(2**31)])
+def test_origins_beyond_the_slots_are_not_posted(library: Library, column: int, value: int) -> None:
+    world = PostingWorld(library, PostingCase(tokens=(2, 3), blocks=1))
+    layout = world.layout
+    origins = np.array([[1, 0, 0], [1, 1, 1]], np.int32)  # rank, token, k
+    origins[0, column] = value
+    sends = {
+        "origins": origins,
+        "recv_offsets": np.full(4, len(origins), np.int32),
+        "num_entries": 4,
+        "capacity": len(origins),
+        "num_ranks": 2,
+        "row_bytes": world.case.result_bytes,
+        "flag_rows": 1,
+        "out_rows": layout.out_rows,
+        "slots": layout.combine_slots,
+        "status": layout.combine_status,
+    }
+    before = world.windows[1].bytes.copy()
+    _launch(world, world.combine_post(0, ("combine_send", sends), 0))
+    posts = world.traffic[0].array[0, TRAFFIC.word("posts_between")]
+    assert posts == 2  # the other row, and its flag
+    changed = np.flatnonzero(world.windows[1].bytes != before)
+    slot = layout.combine_slots.offset(zone=0, token=1, k=1)
+    flag = layout.combine_status.offset(zone=0, token=1, k=1)
+    for at in changed:
+        in_slot = slot <= at < slot + world.case.result_bytes
+        assert in_slot or flag <= at < flag + STATUS_ENTRY_BYTES

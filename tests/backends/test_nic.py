@@ -45,8 +45,20 @@ def test_a_word_says_how_a_peer_is_reached(peer: int, address: int) -> None:
     ],
 )
 def test_bad_settings_are_refused_by_name(name: str, value: object) -> None:
-    with pytest.raises(ArgumentError, match=name):
+    with pytest.raises(ArgumentError) as caught:
         NicSettings(**{name: value})
+    error = caught.value
+    assert error.argument == name
+    assert str(value) in str(error.value)
+    assert error.rule
+    assert error.remedy
+
+
+def test_a_negative_post_us_is_refused() -> None:
+    with pytest.raises(ArgumentError) as caught:
+        NicSettings(post_us=-0.5)
+    said = "post_us is -0.5, but it must be 0 to 1e+06. Pass a number in this range."
+    assert str(caught.value).startswith(said)
 
 
 def test_numpy_integers_are_integers() -> None:

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from moe_triton.core.ascendc import REPORT_TIMEOUT
+from moe_triton.core.ascendc import REPORT_BAD_ROW
 from moe_triton.core.ascendc_blocks import BLOCKS_POST, BLOCKS_WAIT
 from moe_triton.core.records import REPORT
 from moe_triton.core.region import Region
 from moe_triton.layout import WORD_BYTES
 from moe_triton.schemes.blocks.layout import UNIT_WORDS, end_flag, next_number
-from moe_triton.schemes.common.waits import Finder, GaveUp, entries_gave_up, int32_at
+from moe_triton.schemes.common.waits import POSTS, Finder, GaveUp, entries_gave_up, int32_at
 from moe_triton.schemes.site import Site
 
 _CODE, _FIRST = REPORT.word("code"), REPORT.word("first")
@@ -48,18 +48,20 @@ def _words(wait: GaveUp) -> Iterator[tuple[int, int]]:
             yield rank, int(header[arguments["call_word"]])
 
 
-def _posts_gave_up(wait: GaveUp) -> list[int]:
-    """The ranks whose queues were full when a block's deadline passed: the first of each block."""
-    given_up = wait.report[wait.report[:, _CODE] == REPORT_TIMEOUT]
-    return sorted(int(words[_FIRST]) for words in given_up)
-
-
-def _posts_go_on(site: Site, arguments: dict[str, Any], ranks: range) -> Iterator[int]:
-    """A block that waits for room in a queue waits for its rank."""
-    return iter(ranks)
+def _refused(wait: GaveUp) -> str:
+    """A block whose counts are not those of its rows: whose, what they are, and what they must be."""
+    arguments, window = wait.arguments, wait.tensor("window")
+    rank = int(wait.report[wait.report[:, _CODE] == REPORT_BAD_ROW][0, _FIRST])
+    number, most = arguments["num_local_experts"], arguments["max_count"]
+    first = arguments["peer_blocks"].offset(zone=wait.zone, rank=rank)
+    counts = window[first : first + WORD_BYTES * number].view(torch.int32).tolist()
+    rule = f"each must be 0 to {most}, all together at most {arguments['max_rows']}"
+    if arguments["expected_rows"]:
+        rule = "it must be the number of rows that this rank's ids ask for"
+    return f"a block of rank {rank} whose header counts {counts} rows: {rule}; nothing was read there"
 
 
 FINDERS = {
-    BLOCKS_WAIT.name: Finder(entries_gave_up, _blocks_go_on, _words),
-    BLOCKS_POST.name: Finder(_posts_gave_up, _posts_go_on),
+    BLOCKS_WAIT.name: Finder(entries_gave_up, _blocks_go_on, _words, refused=_refused),
+    BLOCKS_POST.name: POSTS,
 }

@@ -58,12 +58,14 @@ class Finder(NamedTuple):
             that a block waits for; gives the rank of each flag that is not there yet.
         words: (rank, call word) of all that has come, where it does not lie in the entries of ``status``.
         said: what an error says of these ranks, before the time.
+        refused: what an error says of what came and was refused; None for a row that names no place.
     """
 
     gave_up: Callable[[GaveUp], list[int]]
     goes_on: Callable[[Site, dict[str, Any], range], Iterator[int]]
     words: Callable[[GaveUp], Iterator[tuple[int, int]]] | None = None
     said: str = "their flags did not come within"
+    refused: Callable[[GaveUp], str] | None = None
 
 
 def arguments_of(launch: Launch) -> dict[str, Any]:
