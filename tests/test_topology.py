@@ -180,11 +180,12 @@ def test_sizes_that_are_not_checked_have_servers_too(num_ranks: int, given: Any)
         ((4,), [0, 1, 2, 3], "rank(s) [0, 1, 2, 3]"),
         ((4, 4), [4, 5, 6, 7], "server 1 (ranks 4 to 7)"),
         ((4, 4), [7, 5, 4, 6], "server 1 (ranks 4 to 7)"),
-        ((4, 4), [4, 5, 6], "rank(s) [4, 5, 6]"),
-        ((4, 4), [1, 4, 5, 6, 7], "rank(s) [1] and server 1 (ranks 4 to 7)"),
+        ((4, 4), [4, 5, 6], "rank(s) [4, 5, 6] of server 1 (ranks 4 to 7)"),
+        ((4, 4), [1, 4, 5, 6, 7], "rank(s) [1] of server 0 (ranks 0 to 3) and server 1 (ranks 4 to 7)"),
         ((3, 1), [3], "server 1 (rank 3)"),
-        ((3, 1), [0, 3], "rank(s) [0] and server 1 (rank 3)"),
+        ((3, 1), [0, 3], "rank(s) [0] of server 0 (ranks 0 to 2) and server 1 (rank 3)"),
         ((2, 2, 2), [2, 3, 4, 5], "server 1 (ranks 2 to 3) and server 2 (ranks 4 to 5)"),
+        ((2, 2), [1, 2], "rank(s) [1] of server 0 (ranks 0 to 1) and rank(s) [2] of server 1 (ranks 2 to 3)"),
         ((2, 2), [], "rank(s) []"),
         ((2, 2), [9], "rank(s) [9]"),
     ],
@@ -198,8 +199,8 @@ def test_no_rank_is_left_out_of_words(sizes: tuple[int, ...], data: st.DataObjec
     topology = Topology(sizes)
     ranks = sorted(data.draw(st.sets(st.sampled_from(range(sum(sizes))))))
     said, named = topology.in_words(ranks), set()
-    for found in re.finditer(r"server (\d+) \(", said):
+    for found in re.finditer(r"(?<!of )server (\d+) \(", said):
         named |= set(topology.ranks_on(int(found[1])))
-    if found := re.search(r"\[([\d, ]*)\]", said):
+    for found in re.finditer(r"\[([\d, ]*)\]", said):
         named |= {int(number) for number in found[1].split(",") if number.strip()}
     assert sorted(named) == ranks

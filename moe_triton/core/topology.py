@@ -123,17 +123,23 @@ class Topology:
         )
 
     def in_words(self, ranks: Collection[int]) -> str:
-        """Ranks as messages name them: of several servers one by its number where all of it is among them."""
-        whole = [
-            server
-            for server in range(self.num_servers if self.num_servers > 1 else 0)
-            if all(rank in ranks for rank in self.ranks_on(server))
-        ]
-        inside = {rank for server in whole for rank in self.ranks_on(server)}
-        rest = [rank for rank in ranks if rank not in inside]
-        said = [f"rank(s) {rest}"] if rest or not whole else []
-        said += [f"server {server} ({_ranks_in_words(self.ranks_on(server))})" for server in whole]
-        return " and ".join(said)
+        """Ranks as messages name them: of several servers by its number where all of it is among them, and
+        otherwise with it.
+        """
+        if self.num_servers == 1:
+            return f"rank(s) {list(ranks)}"
+        parts, whole = [], []
+        for server in range(self.num_servers):
+            own = self.ranks_on(server)
+            found = [rank for rank in ranks if rank in own]
+            named = f"server {server} ({_ranks_in_words(own)})"
+            if len(found) == len(own):
+                whole.append(named)
+            elif found:
+                parts.append(f"rank(s) {found} of {named}")
+        unknown = [rank for rank in ranks if not 0 <= rank < len(self.servers)]
+        said = [f"rank(s) {unknown}"] if unknown else []
+        return " and ".join([*said, *parts, *whole]) or "rank(s) []"
 
     def left(self, members: Sequence[int]) -> Topology:
         """That of the ranks that are left; a server without any is gone.
