@@ -1,7 +1,7 @@
 """Groups of several servers, which one machine plays: what posts, links and queues cost.
 
-``python -m benchmarks.servers pace|posts|mapped [--json FILE] [--plot FOLDER]``. Servers are joined by
-emulated queues (`moe_triton.backends.cpu.nic`): a post takes ``post_us``, one after the other, and a link
+``python -m benchmarks.servers pace|posts|mapped|overlap [--json FILE] [--plot FOLDER]``. Servers are joined
+by emulated queues (`moe_triton.backends.cpu.nic`): a post takes ``post_us``, one after the other, and a link
 carries so many GB/s. Both are slowed by one printed factor, so that two shared cores can keep up and what is
 measured is the protocol. All routes run in one process group, in random order in each iteration. A time is
 the last rank out minus the first rank in.
@@ -12,4 +12,9 @@ the last rank out minus the first rank in.
   one message while the next one is posted; where the lines cross.
 - ``mapped``: the same ranks as one server, whose windows are mapped, and as a server each; and what an idle
   NIC takes.
+- ``overlap``: of a rank's own work the share that runs beside its link, and beside its posts; of the posts
+  that which runs beside the link. Blocks are posted when all of them are made, and rows when all cores have
+  left theirs, so by design work hides next to nothing; posts and link run beside each other.
+
+What each shows: docs/benchmarks-servers.md.
 """

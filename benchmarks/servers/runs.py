@@ -29,24 +29,6 @@ Case = dict[str, object]
 
 
 @dataclass(frozen=True)
-class Route:
-    """How tokens travel.
-
-    Attributes:
-        name: of the route.
-        product, comm_alg: see `EPBuffer`.
-        ranks_per_server: see `EPBuffer`.
-        quantize: of rows in dispatch.
-    """
-
-    name: str
-    product: Product
-    comm_alg: str
-    ranks_per_server: int
-    quantize: Literal["int8"] | None = None
-
-
-@dataclass(frozen=True)
 class Wire:
     """The queues between servers.
 
@@ -70,6 +52,26 @@ class Wire:
 
 
 @dataclass(frozen=True)
+class Route:
+    """How tokens travel.
+
+    Attributes:
+        name: of the route.
+        product, comm_alg: see `EPBuffer`.
+        ranks_per_server: see `EPBuffer`.
+        quantize: of rows in dispatch.
+        wire: between servers; None for the setting's.
+    """
+
+    name: str
+    product: Product
+    comm_alg: str
+    ranks_per_server: int
+    quantize: Literal["int8"] | None = None
+    wire: Wire | None = None
+
+
+@dataclass(frozen=True)
 class Setting:
     """What is measured.
 
@@ -78,7 +80,7 @@ class Setting:
         tokens: of each rank.
         topk: K.
         experts: M.
-        wire: between servers.
+        wire: between servers, of routes that have none of their own.
         iterations: of each route.
     """
 
@@ -162,13 +164,8 @@ def measure(rank: int, num_ranks: int, setting: Setting, idle_s: float) -> Figur
     line, shuffle = StartingLine(), random.Random(0)  # the same on every rank
     names = [route.name for route in setting.routes]
     spans: dict[str, dict[str, list[Span]]] = {o: {name: [] for name in names} for o in OPERATORS}
-    wire = setting.wire
     with ExitStack() as stack:
-        link = PacedLink(wire.gigabytes_per_s, wire.latency_us)
-        if wire.gigabytes_per_s != UNPACED or wire.latency_us:
-            stack.enter_context(paced(link))
-        stack.enter_context(emulated_nic(NicSettings(post_us=wire.post_us)))
-        pairs = {route.name: Pair(rank, setting, route) for route in setting.routes}
+        pairs = {route.name: _made(rank, setting, route) for route in setting.routes}
         for pair in pairs.values():
             stack.enter_context(pair.buffer)
         for iteration in range(WARM_UP + setting.iterations):
@@ -184,6 +181,16 @@ def measure(rank: int, num_ranks: int, setting: Setting, idle_s: float) -> Figur
     posts = {o: {name: found[0] for name, found in each.items()} for o, each in counted.items()}
     between = {o: {name: found[1] for name, found in each.items()} for o, each in counted.items()}
     return Figures(spans, posts, between, idle)
+
+
+def _made(rank: int, setting: Setting, route: Route) -> Pair:
+    """On a link and a NIC of its own, which its buffer keeps."""
+    wire = route.wire or setting.wire
+    with ExitStack() as stack:
+        if wire.gigabytes_per_s != UNPACED or wire.latency_us:
+            stack.enter_context(paced(PacedLink(wire.gigabytes_per_s, wire.latency_us)))
+        stack.enter_context(emulated_nic(NicSettings(post_us=wire.post_us)))
+        return Pair(rank, setting, route)
 
 
 def _idle_share(line: StartingLine, seconds: float) -> float:

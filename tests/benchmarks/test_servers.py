@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.servers.overlap import hidden
 from benchmarks.servers.posts import crossing
 from benchmarks.servers.runs import Wire
 
@@ -50,3 +51,26 @@ def test_it_runs(tmp_path: Path) -> None:
         (operator, route) for operator in ("dispatch", "combine") for route in ("blocks", "rows")
     }
     assert all(record["value"] >= 1 for record in found)  # no link is faster than its pace
+
+
+def test_what_ran_beside_is_what_is_missing_of_the_two_one_after_the_other() -> None:
+    assert hidden([5.0] * 3, [3.0] * 3, [2.0] * 3) == (1.0, 1.0, 1.0)
+    assert hidden([5.0] * 3, [5.0] * 3, [2.0] * 3) == (0.0, 0.0, 0.0)
+    assert hidden([5.0, 5.0, 6.0], [4.0, 5.0, 3.0], [2.0, 2.0, 3.0])[0] == 0.5
+
+
+@pytest.mark.long  # six groups of processes
+def test_overlap_runs(tmp_path: Path) -> None:
+    path = tmp_path / "records.json"
+    options = ["overlap", "--ranks", "2", "--tokens", "2", "--iterations", "2", "--json", str(path)]
+    subprocess.run([sys.executable, "-m", "benchmarks.servers", *options], cwd=ROOT, check=True, timeout=200)
+    found = json.loads(path.read_text())
+    metrics = {"work_beside_link", "work_beside_posts", "posts_beside_link"}
+    assert {(r["case"]["operator"], r["case"]["route"], r["metric"]) for r in found} == {
+        (operator, route, f"{metric}{end}")
+        for operator in ("dispatch", "combine")
+        for route in ("blocks", "rows")
+        for metric in metrics
+        for end in ("", "_low", "_high")
+    }
+    assert all(record["value"] < 2 for record in found if record["metric"].startswith("work"))
