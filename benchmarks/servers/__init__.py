@@ -14,7 +14,7 @@ the last rank out minus the first rank in.
   NIC takes.
 - ``overlap``: of a rank's own work the share that runs beside its link, and beside its posts; of the posts
   that which runs beside the link. Blocks are posted when all of them are made, and rows when all cores have
-  left theirs, so by design work hides next to nothing; posts and link run beside each other.
+  left theirs, so of the work only what NICs copy is hidden by design; posts and link run beside each other.
 
 What each shows: docs/benchmarks-servers.md.
 """

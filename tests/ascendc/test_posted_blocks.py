@@ -6,12 +6,16 @@ from dataclasses import replace
 
 import pytest
 
+from moe_triton.backends.cpu.nic import NicSettings
 from moe_triton.core.ascendc import REPORT_BAD_ROW, REPORT_TIMEOUT
+from moe_triton.core.reach import Queues
 
 from .blocks import BlocksCase, BlocksWorld, Outputs
 from .blocks_hostile import TOO_MANY, HostileBlockCase, check_hostile
 from .case import check_reports, draw_routing
-from .library import Library
+from .library import Library, address
+from .memory import across_lines
+from .nics import Nics
 
 SHORT_US = 20_000
 
@@ -108,3 +112,24 @@ def test_a_server_that_is_gone_is_waited_for_until_the_deadline(library: Library
         assert library.launch(name, 1, **arguments)[0, :3].tolist() == [REPORT_TIMEOUT, 1, 2]
     finally:
         world.nics.close()
+
+
+def test_a_queue_that_stays_full_is_waited_for_until_the_deadline(library: Library) -> None:
+    """FLAG2 behind a block that the NIC is still posting, in a ring of one."""
+    case = BlocksCase(tokens=(2, 3), servers=(1, 1), blocks=1, timeout_us=SHORT_US)
+    world = BlocksWorld(library, case)
+    assert world.nics
+    world.nics.close()
+    queues = [Queues(frozenset({1 - rank}), (0, 1), world.layout.in_bytes) for rank in range(2)]
+    settings = [NicSettings(post_us=20.0 * SHORT_US, keeps_order=False, ring_items=1)] * 2
+    windows = [address(window) for window in world.windows]
+    nics = Nics(library, windows, world.layout.window_bytes, queues, settings)
+    world.tables = [across_lines(words) for words in nics.words]
+    outputs = Outputs.of(case.experts_per_rank, 2, 100)
+    try:
+        nics.use(0)
+        (_, sends), (_, posts) = world.phases(0, draw_routing(case, 0, 0, 0), 0, 0, outputs)[:2]
+        check_reports(library.launch("blocks_send", 1, **sends))
+        assert library.launch("blocks_post", 1, **posts)[0, :3].tolist() == [REPORT_TIMEOUT, 1, 1]
+    finally:
+        nics.close()

@@ -29,6 +29,17 @@ def case_of(scheme: str, servers: tuple[int, ...], **changes: Any) -> Case:
     return replace(case, config=replace(case.config, ranks_per_server=servers))
 
 
+def to_one_server(case: Case, server: int) -> Case:
+    """The case with a seed by which every token goes to ranks of that server alone."""
+    c = case.config
+    for seed in range(1000):
+        drawn = replace(case, routing="one expert set", seed=seed)
+        ids = inputs_of(drawn, 0, 0).topk_idx[0].tolist()
+        if {c.topology.servers[c.rank_of_expert(expert)] for expert in ids} == {server}:
+            return drawn
+    raise AssertionError("no seed does")
+
+
 def seeded(rank: int, settings: NicSettings) -> NicSettings:
     """Each rank's NIC has a seed of its own."""
     return replace(settings, seed=settings.seed + 100 * rank) if settings.seed else settings
@@ -51,6 +62,7 @@ def test_bits_are_the_references(ranks: Groups, scheme: str, servers: tuple[int,
         (case_of(scheme, servers, quantize="int8", smooth=True, routing="skewed"), ORDERED),
         (case_of(scheme, servers, routing="one expert set", dtype=torch.float16), UNORDERED),
         (case_of(scheme, servers, routing="none"), UNORDERED),
+        *((to_one_server(case_of(scheme, servers), server), ORDERED) for server in range(2)),
     ]
     assert ranks(4).run(compare, cases, timeout_s=120) == [[]] * 4
 
@@ -75,6 +87,7 @@ def test_more_servers(ranks: Groups, scheme: str, servers: tuple[int, ...]) -> N
         for routing in ("uniform", "skewed", "one expert set", "sparse")
         for quantize, settings in ((None, UNORDERED), ("int8", ORDERED))
     ]
+    cases.append((to_one_server(case_of(scheme, servers), len(servers) - 1), UNORDERED))
     assert ranks(count).run(compare, cases, timeout_s=400) == [[]] * count
 
 
