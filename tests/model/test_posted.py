@@ -73,6 +73,20 @@ def test_it_depends_on_the_network_and_on_its_poster(group: Group, constant: str
         assert (after == before) != is_read
 
 
+@pytest.mark.parametrize("group", [BLOCKS, ROWS], ids=["blocks", "rows"])
+def test_nothing_is_packed_while_messages_travel(group: Group) -> None:
+    """One launch after the other, and what posts comes behind all that makes what it posts."""
+    call = Call.of(group, BODIES, group.draw(), 0)
+    for operator in OPERATORS:
+        spans = call.priced(operator, A2)[0].timeline.spans
+        assert not any(span.launch.alongside for span in spans)
+        posting = next(i for i, span in enumerate(spans) if span.cost.messages is not None)
+        assert all(span.end_us <= spans[posting].begin_us for span in spans[:posting])
+        assert not {"send", "route", "route + pack", "pack", "quantize"} & {
+            span.launch.step for span in spans[posting:]
+        }
+
+
 def test_a_machine_without_a_network_says_so() -> None:
     call = Call.of(ROWS, BODIES, ROWS.draw(), 0)
     with pytest.raises(UnknownWorkError, match=r"dispatch_post: A3 has no constants of a network"):
