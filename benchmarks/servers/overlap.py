@@ -6,8 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchmarks.harness import Record, print_table
-from benchmarks.overlap import median_with_interval
+from benchmarks.harness import Record, median_with_interval, print_table
 from benchmarks.servers.runs import (
     OPERATORS,
     Case,
