@@ -271,8 +271,8 @@ def test_calls_that_differ_come_first() -> None:
     [
         ((2, 2), [2, 3], "server 1 (ranks 2 to 3)"),
         ((3, 1), [3], "server 1 (rank 3)"),
-        ((2, 2), [3], "rank(s) [3]"),
-        ((2, 2), [0, 2, 3], "rank(s) [0] and server 1 (ranks 2 to 3)"),
+        ((2, 2), [3], "rank(s) [3] of server 1 (ranks 2 to 3)"),
+        ((2, 2), [0, 2, 3], "rank(s) [0] of server 0 (ranks 0 to 1) and server 1 (ranks 2 to 3)"),
         ((2, 1, 1), [2, 3], "server 1 (rank 2) and server 2 (rank 3)"),
         (None, [2, 3], "rank(s) [2, 3]"),
     ],

@@ -47,6 +47,7 @@ def killed(rank: int, num_ranks: int, case: Case, operator: Operator, moment: st
     """
     inputs, link = inputs_of(case, rank, 0), PacedLink(FAST_GB_PER_S)
     topology = case.config.topology
+    dist.barrier()  # all are there to be met
     with paced(link), make_buffer(case, timeout_s=TIMEOUT_S) as buffer:
         one_round(buffer, case, inputs, None)
         if operator == "combine":
