@@ -20,6 +20,8 @@ Mask: TypeAlias = NDArray[np.bool_]
 
 LANES = 32
 BLOCK_ELEMENTS = 8
+PARTIAL_BLOCK_ELEMENTS = {torch.bfloat16: BLOCK_ELEMENTS, torch.float16: 2 * BLOCK_ELEMENTS}
+"""Of the sums of a server that travel as int8."""
 
 
 def as_floats(tensor: torch.Tensor) -> Floats:
@@ -89,7 +91,7 @@ def _in_blocks(row_format: RowFormat) -> Quantizer:
 QUANTIZERS: dict[RowFormat, Quantizer] = {INT8: quantize_rows, INT8_128: _in_blocks(INT8_128)}
 
 
-def quantize_blocks(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_blocks(rows: torch.Tensor, elements: int = BLOCK_ELEMENTS) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows to int8 in blocks (docs/operators.md, "Results as int8 in blocks").
 
     Per block ``s = max|x| * f32(1/127); q = rint(half(x / s))``. A block of zeros has q = 0 and s = 0, one
@@ -97,12 +99,13 @@ def quantize_blocks(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     Args:
         rows: (n, H) bf16 or fp16.
+        elements: of a block (B).
 
     Returns:
-        (n, H) int8, and s (n, H/8) rounded to the rows' dtype.
+        (n, H) int8, and s (n, H/B) rounded to the rows' dtype.
     """
     num_rows, hidden = rows.shape
-    blocks = as_floats(rows).reshape(num_rows, hidden // BLOCK_ELEMENTS, BLOCK_ELEMENTS)
+    blocks = as_floats(rows).reshape(num_rows, hidden // elements, elements)
     largest = np.abs(blocks).max(axis=2, keepdims=True)
     s = largest * np.float32(1 / 127)
     has_codes = np.isfinite(largest) & (largest > 0)
@@ -117,18 +120,18 @@ def dequantize_blocks(q: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
     Args:
         q: (..., H) int8.
-        scales: (..., H/8) bf16 or fp16.
+        scales: (..., H/B) bf16 or fp16, one for every B elements.
 
     Returns:
         (..., H) in the dtype of ``scales``.
     """
-    values = q.float() * scales.float().repeat_interleave(BLOCK_ELEMENTS, -1)
+    values = q.float() * scales.float().repeat_interleave(q.shape[-1] // scales.shape[-1], -1)
     return values.to(scales.dtype)
 
 
-def through_blocks(rows: torch.Tensor) -> torch.Tensor:
+def through_blocks(rows: torch.Tensor, elements: int = BLOCK_ELEMENTS) -> torch.Tensor:
     """What is left of (n, H) rows that travelled as int8 in blocks: an infinity or a NaN spoils its block."""
-    return dequantize_blocks(*quantize_blocks(rows))
+    return dequantize_blocks(*quantize_blocks(rows, elements))
 
 
 def sum_of_row(values: Floats) -> Floats:

@@ -9,10 +9,11 @@ import torch
 
 from moe_triton.core.config import Config
 from moe_triton.core.row_formats import row_format_of
-from moe_triton.reference.arithmetic import rounded
+from moe_triton.reference.arithmetic import rounded, through_blocks
 from moe_triton.reference.combine import CombineInputs, results_of, weighted_sums
 from moe_triton.reference.deployment import Deployment
 from moe_triton.reference.dispatch import DispatchInputs, dispatch_all
+from moe_triton.reference.hierarchy import sums_by_servers
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,11 @@ def combine(
     received: Sequence[Received],
     topk_idx: Sequence[torch.Tensor],
     topk_weights: Sequence[torch.Tensor] | None,
+    *,
+    comm_quant_mode: int = 0,
 ) -> list[torch.Tensor]:
-    """Every rank's sums, in the stated order: k ascending, then shared experts ascending.
+    """Every rank's sums, in the stated order: k ascending, then shared experts ascending; with hierarchy
+    those of `moe_triton.reference.hierarchy`.
 
     Args:
         config: the group's.
@@ -110,13 +114,20 @@ def combine(
         received: what `dispatch` returned.
         topk_idx: (T, K) int32, per rank.
         topk_weights: (T, K) fp32, per rank, or None for no weighting.
+        comm_quant_mode: 0, or 2 where results travel as int8 in blocks.
 
     Returns:
         (T, H) per rank, in y's dtype.
     """
     deployment = deployment_of(config)
     origins = [own.origins for own in received]
+    if config.scheme == "hierarchy":
+        assert topk_weights is not None, "hierarchy needs weights"
+        summed = sums_by_servers(config, y, origins, topk_idx, topk_weights, comm_quant_mode=comm_quant_mode)
+        return [rounded(values, own.dtype) for values, own in zip(summed, y, strict=True)]
     rows = [outputs[: len(of_rank)] for outputs, of_rank in zip(y, origins, strict=True)]
+    if comm_quant_mode == 2:
+        rows = [through_blocks(each) for each in rows]
     sums = []
     for rank, ids in enumerate(topk_idx):
         results = results_of(rank, origins, rows, ids.shape, deployment.num_shared_experts)
