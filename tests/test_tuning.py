@@ -58,6 +58,28 @@ def test_what_is_posted_is_not_cut(values: dict[str, Any]) -> None:
     assert [site.parts(operator, 8) for operator in ("dispatch", "combine")] == [1, 1]
 
 
+@pytest.mark.parametrize(
+    ("posts", "scheme", "target", "rule"),
+    [
+        ("aicpu", "fullmesh", "cpu", "only hierarchy between servers has a choice, and here .* by fullmesh"),
+        ("aiv", "fullmesh_v1", "npu", "only hierarchy between servers has a choice"),
+        ("aicpu", "hierarchy", "npu", "AICPU's batch writes would need HCCL's operator package"),
+    ],
+)
+def test_who_posts_is_a_choice_of_hierarchy_only(posts: Any, scheme: str, target: str, rule: str) -> None:
+    with pytest.raises(ArgumentError, match=rule) as raised:
+        Tuning(posts=posts).check_poster(scheme, target)
+    assert raised.value.argument == "tuning.posts"
+    Tuning().check_poster(scheme, target)
+    Tuning(posts=posts).check_poster("hierarchy", "cpu")
+
+
+@pytest.mark.parametrize("posts", ["AIV", "", 1, True])
+def test_who_posts_is_one_of_two(posts: Any) -> None:
+    with pytest.raises(ArgumentError, match="one of \\['aiv', 'aicpu'\\]"):
+        Tuning(posts=posts)
+
+
 def test_what_is_left_open_suits_the_machine() -> None:
     usual = settings_of(Tuning(), 2)
     assert settings_of(Tuning(spins=3), 2) == usual._replace(spins=3)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Literal
 
-from moe_triton.core.checks import check_integer
+from moe_triton.core.checks import check_choice, check_integer
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
 
 # Native code counts tokens in 32 bits, adds spins and yields in 32, and has bytes in 64.
@@ -16,6 +17,9 @@ _RANGES: dict[str, tuple[int, int]] = {
     "spins": (0, 2**30),
     "yields": (0, 2**30),
 }
+
+Posts = Literal["aiv", "aicpu"]
+POSTS: tuple[Posts, ...] = ("aiv", "aicpu")
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,9 @@ class Tuning:
         receiving_blocks: of a rank's blocks, those that put received rows in their places while the others
             send, in a dispatch of fullmesh_v1; 0 lets all of them do one after the other. None: 0 on a CPU,
             on an NPU what `moe_triton.schemes.site.Site.receiving_blocks` says.
+        posts: hierarchy: who posts to other servers. "aiv": a core for each of them, token by token, while
+            the other cores pass on what has come; "aicpu": all tokens for a server as one message, and
+            nothing is passed on before all has come. None: "aiv".
         tables: folder of tables of kernels' settings that go before those of the package. None:
             $MOE_TRITON_TABLES, or where `moe-triton tune kernels` writes them.
     """
@@ -49,18 +56,21 @@ class Tuning:
     spins: int | None = None
     yields: int | None = None
     receiving_blocks: int | None = None
+    posts: Posts | None = None
     tables: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         """Makes every integer Python's.
 
         Raises:
-            ArgumentError: a setting is no integer, or the folder no path.
+            ArgumentError: a setting is no integer, ``posts`` none of its choices, or the folder no path.
         """
         if self.tables is not None and not isinstance(self.tables, str | os.PathLike):
             rule = "it must be a path or None"
             given = f"a {type(self.tables).__name__}"
             raise ArgumentError("tuning.tables", given, rule, "Pass a folder.", code=INVALID_ARGUMENT)
+        if self.posts is not None:
+            object.__setattr__(self, "posts", check_choice("tuning.posts", self.posts, POSTS))
         blocks = check_integer("tuning.communication_blocks", self.communication_blocks)
         self._set("communication_blocks", blocks)
         for name in ("receiving_blocks", *_RANGES):
@@ -107,6 +117,25 @@ class Tuning:
         for name in ("communication_blocks", "receiving_blocks"):
             if getattr(self, name):
                 raise ArgumentError(f"tuning.{name}", getattr(self, name), rule, f"Leave it out, {remedy}")
+
+    def check_poster(self, scheme: str, target: str) -> None:
+        """Checks that who posts may be chosen.
+
+        Args:
+            scheme: how tokens travel.
+            target: name of the back end.
+
+        Raises:
+            ArgumentError: another scheme, which has no choice, or a device that does not have this one.
+        """
+        if self.posts is None:
+            return
+        if scheme != "hierarchy":
+            rule = f"only hierarchy between servers has a choice, and here tokens travel by {scheme}"
+            raise ArgumentError("tuning.posts", repr(self.posts), rule, "Leave it out.")
+        if self.posts == "aicpu" and target == "npu":
+            rule = "on an NPU the cores post: AICPU's batch writes would need HCCL's operator package"
+            raise ArgumentError("tuning.posts", repr(self.posts), rule, "Leave it out, or pass 'aiv'.")
 
 
 def checked_tuning(tuning: object) -> Tuning:

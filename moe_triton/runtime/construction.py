@@ -71,7 +71,8 @@ class Prepared:
         """What the ranks of a group compare, by name."""
         site = self.site
         sizes = {f"{operator}_tokens": part.tokens for operator, part in site.part_tokens.items()}
-        tuning = dataclasses.asdict(site.tuning) | sizes | {"tables": site.kernel_settings.digest}
+        tuning = dataclasses.asdict(site.tuning) | sizes
+        tuning |= {"posts": site.posts, "tables": site.kernel_settings.digest}
         return {
             "protocol": PROTOCOL_VERSION,
             "moe_triton": metadata.version("moe_triton"),
@@ -189,6 +190,7 @@ def check(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
     if not 1 <= blocks <= MAX_BLOCKS:
         raise ArgumentError("num_blocks", blocks, f"it must be 1 to {MAX_BLOCKS}", "Pass None.")
     tuning.check(blocks)
+    tuning.check_poster(config.scheme, backend.name)
     if not backend.overlaps:
         tuning = dataclasses.replace(tuning, communication_blocks=0)
     exchange_rank = exchange.rank if exchange else None

@@ -16,7 +16,7 @@ from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.core.plan import Hole, Launch, Part, Stream, Value, launch
 from moe_triton.core.records import PART_PROGRESS, STATUS_ENTRY, TRAFFIC
 from moe_triton.core.row_formats import QUANTIZED
-from moe_triton.core.tuning import Tuning
+from moe_triton.core.tuning import POSTS, Posts, Tuning
 from moe_triton.layout import UB_ALIGN, ExchangeLayout, Layout, SlotLayout, align
 from moe_triton.schemes import make_scheme
 from moe_triton.schemes.part_tokens import PartTokens, part_tokens
@@ -224,6 +224,11 @@ class Site:
             given = self.num_blocks - SENDING_BLOCKS if is_split else 0
         # Whose entries each of them has.
         return given if given <= self.num_entries <= MAX_RECEIVED_ENTRIES else 0
+
+    @property
+    def posts(self) -> Posts:
+        """Who posts to other servers, where there is a choice."""
+        return self.tuning.posts or POSTS[0]
 
     @property
     def num_local_experts(self) -> int:
