@@ -32,6 +32,8 @@ class DispatchHandle:
         assist_info: (3 A + 2,) int32, ``origins`` and behind them their trailer (`moe_triton.layout`).
         exchange_counts: (2,) int32, rows of each tensor-parallel rank, or None where there is one only.
         active_mask: (T,) or (T, K) bool, a copy of what dispatch was given, or None.
+        tables: int32, which of this rank's tokens went to which server and what it has passed on, or None
+            where no rank passes tokens on (`moe_triton.layout.RelayTables`).
         traffic: what the dispatch has posted to queues; None where they lead to no peer, and on an NPU,
             where it has not run yet: `EPBuffer.traffic` waits for it.
     """
@@ -45,6 +47,7 @@ class DispatchHandle:
     assist_info: torch.Tensor = field(repr=False)
     exchange_counts: torch.Tensor | None = field(default=None, repr=False)
     active_mask: torch.Tensor | None = field(default=None, repr=False)
+    tables: torch.Tensor | None = field(default=None, repr=False)
     traffic: Traffic | None = field(default=None, repr=False)
 
     def __init__(self, **values: Any) -> None:

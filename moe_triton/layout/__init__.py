@@ -31,6 +31,7 @@ from moe_triton.layout.common import (
     align,
 )
 from moe_triton.layout.exchange import ExchangeLayout
+from moe_triton.layout.relay_tables import RelayTables
 
 __all__ = [
     "BLOCK_BYTES",
@@ -52,6 +53,7 @@ __all__ = [
     "WORD_BYTES",
     "ExchangeLayout",
     "Layout",
+    "RelayTables",
     "SlotLayout",
     "align",
 ]

@@ -37,11 +37,14 @@ class RelayTables:
 
     ``outer_ids`` (T, S): q where a token of this rank goes to server q, else -1. ``outer_rows`` (T, S): how
     many of its earlier tokens go there too. ``rail_counts`` (S,): tokens that came from each server to be
-    relayed. ``inner_ids``, ``inner_positions``, ``inner_weights`` (S * T, K): of token n that came from
-    server s, in row s * T + n, its experts on this server, ascending, as s * (experts of a server) + number in the
-    server, then -1; its number among its source's tokens for each of them; and the bits of its fp32 weights.
-    ``inner_active`` (S * T,): 0 for the rows that there are, -1 for the others. ``own_weights`` (T, K): the
-    bits of the weights that this rank has dispatched, where the host reads them.
+    relayed.
+
+    Row s * T + n of the inner ones is about token n that came from server s. ``inner_ids`` (S * T, K): its
+    experts on this server, ascending, as s * (experts of a server) + number in the server, then -1.
+    ``inner_positions`` (S * T, K): its number among its source's tokens for each of them. ``inner_weights``
+    (S * T, K): the bits of its fp32 weights. ``inner_active`` (S * T,): 0 where there is a token, else -1.
+
+    ``own_weights`` (T, K): the bits of the weights that this rank has dispatched, where the host reads them.
 
     Args:
         config: the group's settings.

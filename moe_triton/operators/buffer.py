@@ -9,7 +9,7 @@ import torch
 
 from moe_triton.core.config import Config
 from moe_triton.operators.combine import COMBINE, ORIGINS
-from moe_triton.operators.description import Output
+from moe_triton.operators.description import Output, TensorArgument
 from moe_triton.operators.dispatch import COUNTS, DISPATCH, INDEX, ROWS
 
 NAMES = {
@@ -27,13 +27,18 @@ OF_HANDLE = {
     "ep_send_counts": "recv_offsets",
     "tp_send_counts": "exchange_counts",
     "x_active_mask": "active_mask",
+    "relay_tables": "tables",
 }
 NOT_TAKEN = {"elastic_info", "comm_cmd_info", "quant_expand_x", "expand_scales", "activation_scale"}
 NOT_TAKEN |= {"weight_scale", "group_list", "residual_x", "gamma"}
 
 
 def attributes_of(
-    config: Config, rank: int, exchange_rank: int | None = None, special: tuple[int, int, int] = (0, 0, 0)
+    config: Config,
+    rank: int,
+    exchange_rank: int | None = None,
+    special: tuple[int, int, int] = (0, 0, 0),
+    table_words: int = 0,
 ) -> dict[str, Any]:
     """What all calls of a buffer have for attributes, by torch_npu's names, and its sizes.
 
@@ -42,6 +47,7 @@ def attributes_of(
         rank: this one.
         exchange_rank: this rank's number among two tensor-parallel ranks, or None.
         special: numbers of zero, copy and constant experts.
+        table_words: of the tables that a dispatch keeps for combine.
     """
     return {
         "ep_world_size": config.num_ranks,
@@ -57,6 +63,7 @@ def attributes_of(
         "group_tp": "tensor-parallel",
         "H": config.hidden,
         "K": config.num_topk,
+        "table_words": table_words,
     }
 
 
@@ -73,11 +80,16 @@ DISPATCH_OF_BUFFER = replace(
         replace(COUNTS[0], name="tokens_per_expert"),
         Output("recv_offsets", OFFSETS, torch.int32, "recv_offsets"),
         replace(COUNTS[2], name="exchange_counts", only_with="exchange"),
+        Output("tables", "(table_words,)", torch.int32, "tables", only_with="relays"),
         replace(ROWS[1], name="scales", shape="scales_of(A * tp)", only_with="row_format.is_quantized"),
         Output("weights", "(A,)", torch.float32, "weights", only_with="weights"),
         replace(ROWS[0], name="tokens"),
     ),
-    modes={**DISPATCH.modes, "keeps_own": lambda s: s["keeps_own"]},
+    modes={
+        **DISPATCH.modes,
+        "keeps_own": lambda s: s["keeps_own"],
+        "relays": lambda s: s["table_words"] > 0,
+    },
     unreturned=(),
     names=NAMES,
 )
@@ -89,7 +101,12 @@ _OF_COMBINE = {
 }
 COMBINE_OF_BUFFER = replace(
     COMBINE,
-    tensors=tuple(_OF_COMBINE.get(t.name, t) for t in COMBINE.tensors if t.name not in NOT_TAKEN),
+    tensors=(
+        *(_OF_COMBINE.get(t.name, t) for t in COMBINE.tensors if t.name not in NOT_TAKEN),
+        TensorArgument(
+            "relay_tables", "(table_words,)", torch.int32, holes=("tables",), only_with="table_words"
+        ),
+    ),
     modes={
         **COMBINE.modes,
         "in_place": lambda s: s["in_place"],

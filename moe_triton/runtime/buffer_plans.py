@@ -30,9 +30,12 @@ from moe_triton.runtime.operator_plan import (
     Native,
     OperatorPlan,
 )
+from moe_triton.runtime.relayed import check_weights, keep_weights
 
 # Large tensors are not copied in silence.
 LARGE = ("x", "expand_x")
+# What arguments that belong to a mode are needed with.
+NEEDED_WITH = {"exchange": "tp_world_size", "table_words": "table_words"}
 # Without these a rank's rows for itself need not go through its window.
 UNUSUAL = ("x_active_mask", "performance_info", "shared_expert_x")
 
@@ -93,6 +96,8 @@ class CombineOfBuffer(BufferPlan):
         """Its ids are the buffer's own."""
         y = bindings["y"]
         bindings["num_rows"] = y.shape[0]
+        if "tables" in bindings:
+            check_weights(communicator, bindings, self.symbols.operator.called("expert_scales"))
         if self.variant.keeps_own:
             bindings["own_results"] = (y.data_ptr() - communicator.window_base) // y.element_size()
 
@@ -113,7 +118,9 @@ class BufferPlans:
         self._communicator, self._host, self._buffer_id = communicator, host, buffer_id
         site, c = communicator.site, communicator.config
         self._site = CallSite(Deployment(c, site.rank), BufferAccess(communicator), site.exchange_rank)
-        self._attributes = attributes_of(c, site.rank, site.exchange_rank, special)
+        tables = site.scheme.tables_of(c)
+        words = tables.num_words if tables else 0
+        self._attributes = attributes_of(c, site.rank, site.exchange_rank, special, words)
         self._plans: dict[Any, BufferPlan] = {}
 
     def dispatch(
@@ -151,6 +158,8 @@ class BufferPlans:
             given["tokens"] = check_tensor("out", out, shape=shape, dtypes=(dtype,), device=self._host.device)
             _check_apart("x", tensors["x"], out)
         outputs = plan.make(given)
+        if "tables" in outputs:
+            keep_weights(communicator, bindings | plan.bound(outputs))
         handle = DispatchHandle(
             buffer_id=self._buffer_id,
             number=communicator.counts["dispatch"],
@@ -161,6 +170,7 @@ class BufferPlans:
             assist_info=outputs["assist_info"],
             exchange_counts=outputs.get("exchange_counts"),
             active_mask=bindings.get("mask"),
+            tables=outputs.get("tables"),
         )
         get = outputs.get
         made = DispatchOutput(
@@ -250,7 +260,7 @@ class BufferPlans:
         config, device = self._communicator.config, self._host.device
         for position, argument in enumerate(operator.tensors):
             value: Any = tensors.get(argument.name)
-            needed = position < 2 or (argument.only_with == "exchange" and self._attributes["tp_world_size"])
+            needed = position < 2 or self._attributes.get(NEEDED_WITH.get(argument.only_with, ""), 0)
             if value is None and not needed:
                 continue
             error = not_plain_error(operator.called(argument.name), value, device)

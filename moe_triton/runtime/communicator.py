@@ -240,7 +240,7 @@ class Communicator(Exclusive):
             handle_type: of the handle in that.
         """
         calls = self.native_calls(buffer_id, handle_type)
-        if calls is None:
+        if calls is None or self._scheme.tables_of(self.config):  # whose weights are compared in Python
             return None
         results = self._executables.results_in_window()
         made = BufferCalls(self.site, calls, buffer_id, self.window_base, results, output_type)

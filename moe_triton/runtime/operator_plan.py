@@ -14,12 +14,16 @@ import torch
 from moe_triton.backends.base import TensorSpec
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError, BufferStateError
+from moe_triton.layout import RelayTables
+from moe_triton.layout.relay_tables import HOLE as TABLES
 from moe_triton.operators import Symbols
 from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.executables import Phase
 from moe_triton.runtime.operator_checks import taken_ids
 from moe_triton.runtime.plan_calls import NativeCalls, PlanCall
+from moe_triton.runtime.relayed import check_weights, keep_weights
+from moe_triton.schemes import scheme_type
 from moe_triton.schemes.scheme import Scheme
 from moe_triton.schemes.site import Site
 
@@ -137,6 +141,11 @@ class OperatorPlan:
         return self.access.communicator()
 
     @cached_property
+    def tables(self) -> RelayTables | None:
+        """What a dispatch keeps for combine behind its counts."""
+        return scheme_type(self.config).tables_of(self.config)
+
+    @cached_property
     def num_ids(self) -> int:
         """Legal ids: those of the routed experts that are left, and of the special ones."""
         return self.deployment.config.num_experts + self.deployment.config.num_special_experts
@@ -171,6 +180,7 @@ class OperatorPlan:
         outputs = self._make_outputs(communicator)
         for hole, output in zip(self._output_holes, outputs, strict=True):
             bindings[hole] = output
+        self._keep(communicator, bindings)
         communicator.run(self.variant, bindings, self._phase)
         return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
@@ -198,9 +208,9 @@ class OperatorPlan:
     def _make_native(self, communicator: Communicator) -> Callable[..., Any] | Literal[False]:
         """A native call for calls of this plan; False where there is none."""
         calls = communicator.calls
-        # Masked ids are made, and tails of outputs set, in Python.
+        # Masked ids are made, tails of outputs set, and weights compared in Python.
         unusual = self._phase != "whole" or self.copied or self.variant.mask != "none" or self._unwritten
-        if unusual or not isinstance(calls, NativeCalls):
+        if unusual or self.tables or not isinstance(calls, NativeCalls):
             return False
         s, operator = self.symbols, self._whole
         dims = {name: len(s.given[name]) for name in dict.fromkeys(name for _, name in self.inputs)}
@@ -240,6 +250,13 @@ class OperatorPlan:
             bindings["topk_idx"] = communicator.backend.empty(ids.shape, torch.int32)
         else:
             bindings["topk_idx"] = taken_ids(communicator, ids, mask, self.num_ids, called, keep)
+
+    def _keep(self, communicator: Communicator, bindings: Bindings) -> None:
+        """What combine reads again, once there are outputs."""
+
+    def _bind_tables(self, bindings: Bindings) -> None:
+        """The tables that a dispatch keeps stand behind its counts."""
+        bindings[TABLES] = bindings["recv_offsets"][self.num_entries :]
 
     @cached_property
     def _output_holes(self) -> tuple[str, ...]:
@@ -312,6 +329,11 @@ class OperatorPlan:
 class DispatchPlan(OperatorPlan):
     """A checked dispatch of one shape."""
 
+    def _keep(self, communicator: Communicator, bindings: Bindings) -> None:
+        if self.tables:
+            self._bind_tables(bindings)
+            keep_weights(communicator, bindings)
+
 
 class CombinePlan(OperatorPlan):
     """A checked combine of one shape."""
@@ -319,6 +341,9 @@ class CombinePlan(OperatorPlan):
     def _prepare(self, communicator: Communicator, bindings: Bindings) -> None:
         super()._prepare(communicator, bindings)
         self._count_rows(communicator, bindings)
+        if self.tables:
+            self._bind_tables(bindings)
+            check_weights(communicator, bindings, "expert_scales")
 
     def _count_rows(self, communicator: Communicator, bindings: Bindings) -> None:
         """Adds how many results there may be.

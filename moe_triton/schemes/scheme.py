@@ -17,7 +17,7 @@ from moe_triton.core.reach import Queues
 from moe_triton.core.region import Region
 from moe_triton.core.space import Space
 from moe_triton.core.topology import RANKS_PER_SERVER
-from moe_triton.layout import NUM_ZONES, Layout
+from moe_triton.layout import NUM_ZONES, Layout, RelayTables
 from moe_triton.operators.variants import Variant
 from moe_triton.schemes.common.space import waiting_space
 from moe_triton.schemes.common.waits import ENTRY_FINDERS, Finder, arguments_of
@@ -110,6 +110,14 @@ class Scheme(ABC):
     @abstractmethod
     def layout_of(config: Config) -> Layout:
         """What lies where in the scheme's own window, the same on every rank."""
+
+    @staticmethod
+    def tables_of(config: Config) -> RelayTables | None:
+        """What its dispatch keeps for combine besides `recv_offsets`, on the rank itself; None for nothing.
+
+        With it combine takes dispatch's weights and no others: they have been summed with elsewhere.
+        """
+        return None
 
     @abstractmethod
     def whole(self, variant: Variant, zone: int, parts: int = 1) -> Plan:

@@ -169,5 +169,12 @@ def check_whole(plan: OperatorPlan, named: Named) -> None:
             f"this rank has {plan.num_entries} pairs of local expert and source rank",
             "Pass ep_recv_counts of the matching dispatch.",
         )
+    if counts is not None and plan.tables and math.prod(counts) < plan.num_entries + plan.tables.num_words:
+        raise ArgumentError(
+            "ep_send_counts",
+            f"of {math.prod(counts)} elements",
+            f"with {plan.config.scheme} {plan.tables.num_words} more follow the {plan.num_entries} counts",
+            "Pass ep_recv_counts of the matching dispatch whole.",
+        )
     if s["exchange"] and not s.is_given("tp_send_counts"):
         check_tensor("tp_send_counts", named["tp_send_counts"], shape=(), dtypes=())
