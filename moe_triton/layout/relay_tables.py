@@ -36,8 +36,8 @@ class RelayTables:
     """Where the tables of a `Config` lie. The same on every rank.
 
     ``outer_ids`` (T, S): q where a token of this rank goes to server q, else -1. ``outer_rows`` (T, S): how
-    many of its earlier tokens go there too. ``rail_counts`` (S,): tokens that came from each server to be
-    relayed.
+    many of its earlier tokens go there too. ``outer_counts`` (S,): how many go there in all. ``rail_counts``
+    (S,): tokens that came from each server to be relayed.
 
     Row s * T + n of the inner ones is about token n that came from server s. ``inner_ids`` (S * T, K): its
     experts on this server, ascending, as s * (experts of a server) + number in the server, then -1.
@@ -56,6 +56,7 @@ class RelayTables:
         shapes = {
             "outer_ids": (tokens, servers),
             "outer_rows": (tokens, servers),
+            "outer_counts": (servers,),
             "rail_counts": (servers,),
             "inner_ids": (relayed, topk),
             "inner_positions": (relayed, topk),

@@ -63,6 +63,7 @@ def make_plan(
     for argument in operator.tensors[2:]:
         check_argument(s, argument, named.get(argument.name), device)
     plan = kind(config, site, s.variant(), s, *inputs_of(s, named))
+    check_room(plan)
     if call.is_combine:
         check_whole(plan, named)
     return plan
@@ -132,6 +133,23 @@ def call_site_of(s: Symbols, config: Config, words: tuple[int, ...] | None) -> C
     deployment = deployment_of(config, rank, words)
     place = registry.Place(group, group_tp, deployment.config, deployment.members)
     return CallSite(deployment, registry.Access(place), exchange_rank)
+
+
+def check_room(plan: OperatorPlan) -> None:
+    """Checks that ep_recv_counts, as published, has room for what a dispatch keeps for combine.
+
+    Raises:
+        ArgumentError: it has not: in groups and batches that are smaller than any published one.
+    """
+    s = plan.symbols
+    room, needed = 2 * s["G"] * s["K"] * s["servers"], plan.tables.num_words if plan.tables else 0
+    if needed > room:
+        raise ArgumentError(
+            "ep_world_size",
+            s["EP"],
+            f"{needed} words for combine follow the counts in ep_recv_counts, which has room for {room}",
+            "Use more ranks, or a larger global_bs.",
+        )
 
 
 def check_whole(plan: OperatorPlan, named: Named) -> None:
