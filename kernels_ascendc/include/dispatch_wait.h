@@ -1,5 +1,6 @@
 // Dispatch, step 3: waits for a status entry from every rank for every local expert, reads the counts, and clears the
-// entries, unless one has another call word: its rows are not those that this rank expects.
+// entries, unless one has another call word: its rows are not those that this rank expects. A source whose rows were
+// lost on their way counts as one that did not come in time.
 #ifndef MOE_DISPATCH_WAIT_H
 #define MOE_DISPATCH_WAIT_H
 
@@ -190,12 +191,13 @@ private:
         for (int64_t place = own.first; place < own.last; ++place) {
             const uint32_t entry = static_cast<uint32_t>((place - own.first) * STATUS_ENTRY_WORDS);
             const bool arrived = words.GetValue(entry + StatusEntry::FLAG) == FLAG_BITS;
-            words.SetValue(entry, arrived ? words.GetValue(entry + StatusEntry::COUNT) : -1);
-            if (!arrived) {
-                report_.Add(REPORT_TIMEOUT, order_.NumberAt(place));
-            } else if (words.GetValue(entry + StatusEntry::CALL) != call_) {
+            const int32_t count = arrived ? words.GetValue(entry + StatusEntry::COUNT) : -1;
+            words.SetValue(entry, count);
+            if (arrived && words.GetValue(entry + StatusEntry::CALL) != call_) {
                 report_.AddMismatch(order_.NumberAt(place), call_, words.GetValue(entry + StatusEntry::CALL));
                 same_call = false;
+            } else if (!arrived || count == LOST_COUNT) {
+                report_.Add(REPORT_TIMEOUT, order_.NumberAt(place));
             }
         }
         Order<AscendC::HardEvent::S_MTE3>();

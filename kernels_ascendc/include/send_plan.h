@@ -3,6 +3,7 @@
 #define MOE_SEND_PLAN_H
 
 #include "direct_starts.h"
+#include "double_buffer.h"
 
 namespace moe {
 
@@ -19,45 +20,6 @@ struct Visit {
     uint64_t stamps[MAX_VISIT];
     uint64_t scales[MAX_VISIT];
     int64_t ks[MAX_VISIT];
-};
-
-// Scalar code fills one half of a buffer while copies out of the other are under way.
-class DoubleBuffer {
-public:
-    __aicore__ inline void Init(AscendC::TPipe* pipe) {
-        pipe_ = pipe;
-        free_[0] = pipe->AllocEventID<AscendC::HardEvent::MTE3_S>();
-        free_[1] = pipe->AllocEventID<AscendC::HardEvent::MTE3_S>();
-    }
-
-    // Index of a half that no copy reads any more.
-    __aicore__ inline uint32_t Take() {
-        if (given_ - waited_ == 2) {
-            AscendC::WaitFlag<AscendC::HardEvent::MTE3_S>(free_[waited_ % 2]);
-            ++waited_;
-        }
-        return given_ % 2;
-    }
-
-    // After the last copy out of the half that was taken.
-    __aicore__ inline void Give() {
-        AscendC::SetFlag<AscendC::HardEvent::MTE3_S>(free_[given_ % 2]);
-        ++given_;
-    }
-
-    __aicore__ inline void Finish() {
-        for (; waited_ < given_; ++waited_) {
-            AscendC::WaitFlag<AscendC::HardEvent::MTE3_S>(free_[waited_ % 2]);
-        }
-        pipe_->ReleaseEventID<AscendC::HardEvent::MTE3_S>(free_[0]);
-        pipe_->ReleaseEventID<AscendC::HardEvent::MTE3_S>(free_[1]);
-    }
-
-private:
-    AscendC::TPipe* pipe_ = nullptr;
-    AscendC::TEventID free_[2];
-    uint32_t given_ = 0;
-    uint32_t waited_ = 0;
 };
 
 // Where a row goes in its receiver's window: to a slot of its own, which its stamp is in as well.

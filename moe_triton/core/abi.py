@@ -40,6 +40,8 @@ CONSTANTS: dict[str, int] = {
     "BLOCK_DATA_BYTES": records.BLOCK_DATA_BYTES,
     "FLAG_BITS": records.FLAG_BITS,
     "TRAILER_MARK": records.TRAILER_MARK,
+    "LOST_COUNT": records.LOST_COUNT,
+    "POSITION_SHIFT": records.POSITION_SHIFT,
     "REPORT_TIMEOUT": ascendc.REPORT_TIMEOUT,
     "REPORT_BAD_ROW": ascendc.REPORT_BAD_ROW,
     "REPORT_MISMATCH": ascendc.REPORT_MISMATCH,

@@ -22,6 +22,14 @@ from moe_triton.core.ascendc import (
 )
 from moe_triton.core.ascendc_blocks import BLOCKS_POST, BLOCKS_RETURN, BLOCKS_SEND, BLOCKS_WAIT
 from moe_triton.core.ascendc_direct import COUNTS_SEND, DIRECT_SEND
+from moe_triton.core.ascendc_hierarchy import (
+    PARTIALS_SEND,
+    RAIL_RELAY,
+    RAIL_SEND,
+    RAIL_WAIT,
+    RETURNS_LOST,
+    SERVER_RETURN,
+)
 from moe_triton.core.ascendc_posts import COMBINE_POST, DISPATCH_POST
 from moe_triton.core.kernel import AscendCKernel, FusedKernel
 
@@ -75,6 +83,18 @@ FUSED: tuple[FusedKernel, ...] = (
         "blocks_dispatch", (BLOCKS_SEND, BLOCKS_POST, BLOCKS_WAIT, DISPATCH_OFFSETS), synced=frozenset({1, 3})
     ),
     FusedKernel("blocks_combine", (BLOCKS_RETURN, BLOCKS_POST, BLOCKS_WAIT), synced=frozenset({1})),
+    # Blocks that have nothing to post, or have posted it, relay what comes from other servers meanwhile.
+    FusedKernel(
+        "hierarchy_dispatch", (RAIL_SEND, RAIL_RELAY, DISPATCH_WAIT, DISPATCH_OFFSETS), synced=frozenset({3})
+    ),
+    # Flags for whole ranks; and when every block has seen its share of theirs, who waits elsewhere hears of
+    # those that are missing.
+    FusedKernel(
+        "hierarchy_return",
+        (SERVER_RETURN, POST_STATUS, DISPATCH_WAIT, RETURNS_LOST),
+        synced=frozenset({1, 3}),
+    ),
+    FusedKernel("hierarchy_partials", (PARTIALS_SEND, RAIL_WAIT)),
 )
 # All that have a launcher.
 LAUNCHED: tuple[AscendCKernel | FusedKernel, ...] = (*KERNELS, *FUSED)

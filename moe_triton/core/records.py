@@ -54,6 +54,14 @@ ORIGIN = Record("origin", 3, (("source", "i32"), ("token", "i32"), ("k", "i32"))
 STAMP = Record("stamp", 8, (*ORIGIN.fields, ("weight", "fp32"), ("scale", "fp32"), ("flag", "i32")))
 # What a rank posts to another. The call word says of which call (`moe_triton.layout.call_word`).
 STATUS_ENTRY = Record("status_entry", 8, (("flag", "i32"), ("count", "i32"), ("call", "i32")))
+# The count in an entry of a source whose rows did not reach the one that relays them.
+LOST_COUNT = -(2**31 - 1)
+# What a token begins with on a rail, and what ends a rank's tokens or partial rows there. `lost`: 1 + the
+# rank without which there are none; 0.
+RAIL_HEAD = Record("rail_head", 8, (("number", "i32"), ("token", "i32"), ("call", "i32")))
+RAIL_END = Record("rail_end", 8, (("number", "i32"), ("count", "i32"), ("call", "i32"), ("lost", "i32")))
+# A token's choice on a rail: an expert's id, and above it its number among its rank's tokens for that.
+POSITION_SHIFT = 16
 # The error of a block; code 0 for none. It fills a cache line, so that no write of a block can overwrite
 # another block's report. For a mismatch: the expected call word, and the first other one.
 REPORT = Record(
@@ -84,4 +92,4 @@ TRAFFIC = Record(
 )
 
 # Records that device code in C++ uses.
-DEVICE_RECORDS = (ORIGIN, STAMP, STATUS_ENTRY, REPORT, TRAILER, PART_PROGRESS, TRAFFIC)
+DEVICE_RECORDS = (ORIGIN, STAMP, STATUS_ENTRY, RAIL_HEAD, RAIL_END, REPORT, TRAILER, PART_PROGRESS, TRAFFIC)

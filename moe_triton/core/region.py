@@ -85,6 +85,8 @@ REGION_DIMS: dict[str, tuple[str, ...]] = {
     "exchange_headers": ("zone", "word"),
     "direct_counts": ("zone", "source", "entry"),
     "peer_blocks": ("zone", "rank"),
+    "rail_slots": ("zone", "server", "index"),
+    "rail_ends": ("zone", "server"),
 }
 
 

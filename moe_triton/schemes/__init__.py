@@ -25,6 +25,7 @@ SCHEMES: dict[str, dict[str, str]] = {
     },
     "A2": {
         "fullmesh": "moe_triton.schemes.blocks:BlockFullmesh",
+        "hierarchy": "moe_triton.schemes.hierarchy:Hierarchy",
     },
 }
 

@@ -17,7 +17,7 @@ from moe_triton.core.plan import Hole, Launch, Part, Stream, Value, launch
 from moe_triton.core.records import PART_PROGRESS, STATUS_ENTRY, TRAFFIC
 from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.core.tuning import POSTS, Posts, Tuning
-from moe_triton.layout import UB_ALIGN, ExchangeLayout, Layout, SlotLayout, align
+from moe_triton.layout import UB_ALIGN, WORD_BYTES, ExchangeLayout, Layout, SlotLayout, align
 from moe_triton.schemes import make_scheme
 from moe_triton.schemes.part_tokens import PartTokens, part_tokens
 from moe_triton.tables import KernelSettings, machine_of
@@ -305,7 +305,10 @@ class Site:
             "begun": (MAX_BLOCKS * STATUS_ENTRY.num_words, torch.float32),
             "rows_to": (c.num_ranks, i32),
             "expected_rows": (c.num_ranks, i32),
-            "round_numbers": (2, i32),
+            "round_numbers": (2 * len(COUNTED), i32),
+            "route_words": (tokens * align(c.num_topk, UB_ALIGN // WORD_BYTES), i32),
+            "server_sums": (c.topology.num_servers * tokens * c.hidden, torch.int16),
+            "rail_seen": (c.topology.num_servers, i32),
             traffic.HOLE: (len(COUNTED) * self.num_blocks * TRAFFIC.num_words, torch.int64),
             "alphas": (2 * tokens * c.num_topk, torch.float32),
         }

@@ -117,7 +117,7 @@ def _literal(line: str) -> str:
 def render(kernels: Sequence[AscendCKernel] = ascendc.KERNELS) -> str:
     """The text of ``moe_layout.h``."""
     # Flags and marks are words of windows and tables, which are signed.
-    signed = ("FLAG_BITS", "TRAILER_MARK")
+    signed = ("FLAG_BITS", "TRAILER_MARK", "LOST_COUNT")
     constants = "".join(
         f"constexpr {'int32_t' if n in signed else 'uint32_t'} {n} = {v};\n" for n, v in abi.CONSTANTS.items()
     )

@@ -16,6 +16,7 @@ ENTRY_ORDER = "include/entry_order.h"
 COMBINE_SEND = "include/combine_send.h"
 COMBINE_WAIT = "include/combine_wait.h"
 SEND_PLAN = "include/send_plan.h"
+DOUBLE_BUFFER = "include/double_buffer.h"
 SEND_ROWS = "include/send_rows.h"
 ROW_COPY = "include/row_copy.h"
 STATUS_ENTRIES = "include/status_entries.h"
@@ -129,7 +130,7 @@ MUTANTS = (
         "a SetFlag that nothing waits for",
         (
             Patch(
-                SEND_PLAN,
+                DOUBLE_BUFFER,
                 "        for (; waited_ < given_; ++waited_) {\n",
                 "        for (; waited_ + 1 < given_; ++waited_) {\n",
             ),
@@ -140,7 +141,7 @@ MUTANTS = (
         "a WaitFlag that nothing sets",
         (
             without(
-                SEND_PLAN,
+                DOUBLE_BUFFER,
                 "        AscendC::SetFlag<AscendC::HardEvent::MTE3_S>(free_[given_ % 2]);\n",
             ),
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .library import Patch
 from .mutants import (
-    SEND_PLAN,
+    DOUBLE_BUFFER,
     Mutant,
     case_of,
     without,
@@ -93,18 +93,18 @@ INBAND_MUTANTS = (
         "last blocks used again while they are sent",
         (
             Patch(
-                SEND_PLAN,
+                DOUBLE_BUFFER,
                 "            AscendC::WaitFlag<AscendC::HardEvent::MTE3_S>(free_[waited_ % 2]);\n"
                 "            ++waited_;\n        }\n        return",
                 "        }\n        return",
             ),
             Patch(
-                SEND_PLAN,
+                DOUBLE_BUFFER,
                 "        AscendC::SetFlag<AscendC::HardEvent::MTE3_S>(free_[given_ % 2]);\n",
                 "",
             ),
             Patch(
-                SEND_PLAN,
+                DOUBLE_BUFFER,
                 "            AscendC::WaitFlag<AscendC::HardEvent::MTE3_S>(free_[waited_ % 2]);\n        }\n"
                 "        pipe_->",
                 "        }\n        pipe_->",

@@ -80,6 +80,7 @@ def wait_for_ranks(
     blocks: int = 1,
     timeout_us: int | None = None,
     peers: Peers | None = None,
+    num_local_experts: int = 1,
     counts: str = "barrier_counts",
     keeps_zone: bool = False,
     turns: bool = False,
@@ -97,6 +98,7 @@ def wait_for_ranks(
         blocks: that look.
         timeout_us: its deadline; None for the site's.
         peers: whose flags; None for all ranks of the group.
+        num_local_experts: flags of each rank.
         counts: the hole that takes what came with each flag, -1 where none came.
         keeps_zone: whether it keeps the zone for a later launch that turns it.
         turns: whether it turns the zone: the end of an operator, with one block.
@@ -111,7 +113,7 @@ def wait_for_ranks(
         recv_counts=Hole(counts),
         all_counts=0,
         waited_us=0,
-        num_local_experts=1,
+        num_local_experts=num_local_experts,
         **site.zone_of(operator, zone),
         timeout_us=site.timeout_us if timeout_us is None else timeout_us,
         call=call_word(peers.calls or operator, kind),

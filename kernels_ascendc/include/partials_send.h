@@ -1,0 +1,94 @@
+// Combine by hierarchy, step 3: the partial rows of a server's tokens back to it, to the rank that they came from, in
+// the order in which they came; behind the last one the end flag. Those of this rank's own tokens lie in its own
+// window. The sums were made by an earlier launch.
+#ifndef MOE_PARTIALS_SEND_H
+#define MOE_PARTIALS_SEND_H
+
+#include "returns_lost.h"
+#include "row_copy.h"
+
+namespace moe {
+
+class PartialsSend {
+public:
+    __aicore__ inline void Init(const PartialsSendArgs& args, AscendC::TPipe* pipe) {
+        args_ = args;
+        FindZone(args_);
+        rail_.Init(args);
+        report_.Init(pipe, args.report, args_.zone);
+        peers_.Init(args.peers, args.num_servers * args.ranks_per_server);
+        poster_.Init(pipe, &peers_, &report_, args.traffic, args.timeout_us);
+        ends_.Init(pipe);
+        rows_.Init(pipe, args.row_bytes);
+    }
+
+    __aicore__ inline void Process() {
+        TraceStep(TRACE_POST);
+        if (FirstLost(args_) < 0) {
+            ends_.Begin(RoundNumber(args_), args_.call);
+            SendAll();
+        }
+        poster_.WriteTraffic();
+        report_.Write();
+    }
+
+private:
+    __aicore__ inline void SendAll() {
+        for (int64_t place = 0; place < args_.num_servers; ++place) {
+            const int64_t server = rail_.ServerAt(place);
+            if (!rail_.IsOwner(server)) {
+                continue;
+            }
+            const int64_t most = static_cast<int64_t>(args_.slots.index_extent);
+            const int64_t count = ReadFresh<int32_t>(args_.rail_counts, server);
+            if (count < 0 || count > most) {
+                report_.Add(REPORT_BAD_ROW, rail_.RankOn(server));
+                continue;
+            }
+            const uint64_t rows = args_.rows + static_cast<uint64_t>(server * most * args_.row_bytes);
+            if (!SendRows(server, rows, count) || !ends_.Send(args_, rail_, peers_, poster_, server, count)) {
+                return;
+            }
+        }
+    }
+
+    // False after the deadline.
+    __aicore__ inline bool SendRows(int64_t server, uint64_t rows, int64_t count) {
+        if (server == rail_.Server()) {
+            rows_.CopyRows(rows, count, args_.window + args_.slots.At(args_.zone, server, 0));
+            return true;
+        }
+        const int64_t step = args_.by_token != 0 ? 1 : Larger<int64_t>(count, 1);
+        for (int64_t first = 0; first < count; first += step) {
+            if (!PostRows(server, rows + static_cast<uint64_t>(first * args_.row_bytes), first, step)) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    // Neighbours, in one message. Nothing is posted before it is there.
+    __aicore__ inline bool PostRows(int64_t server, uint64_t rows, int64_t first, int64_t number) {
+        const int64_t rank = rail_.RankOn(server);
+        const uint64_t out = args_.window + static_cast<uint64_t>(args_.out_offset);
+        const uint64_t local = out + args_.slots.At(args_.zone, server, first);
+        const uint64_t remote = peers_.WindowOf(rank) + args_.slots.At(args_.zone, rail_.Server(), first);
+        rows_.CopyRows(rows, number, local);
+        Order<AscendC::HardEvent::MTE3_S>();
+        const int64_t payload = number * args_.payload_bytes;
+        return poster_.Put(static_cast<uint64_t>(rank),
+                           {local, remote, payload, number * args_.row_bytes - payload, 0});
+    }
+
+    PartialsSendArgs args_;
+    Rail rail_;
+    Peers peers_;
+    Poster poster_;
+    EndFlags ends_;
+    RowCopy rows_;
+    Report report_;
+};
+
+}  // namespace moe
+
+#endif  // MOE_PARTIALS_SEND_H

@@ -1,0 +1,85 @@
+// Combine by hierarchy, step 3: until the end flag of each server's rank of this rail is there. It has the number of
+// partial rows, which this rank knows, or the rank without which there are none.
+#ifndef MOE_RAIL_WAIT_H
+#define MOE_RAIL_WAIT_H
+
+#include "rails.h"
+
+namespace moe {
+
+class RailWait {
+public:
+    __aicore__ inline void Init(const RailWaitArgs& args, AscendC::TPipe* pipe) {
+        args_ = args;
+        FindZone(args_);
+        rail_.Init(args);
+        report_.Init(pipe, args.report, args_.zone);
+        end_.Init(pipe, RAIL_END_WORDS);
+        seen_.Init(pipe, UB_ALIGN / sizeof(int32_t));
+        kept_zone_.Init(pipe);
+        kept_number_.Init(pipe);
+    }
+
+    __aicore__ inline void Process() {
+        number_ = RoundNumber(args_);
+        kept_zone_.Keep(args_.kept_zone, static_cast<int32_t>(args_.zone));
+        // The next round, in the other zone, goes on from it. No block of this launch reads that word.
+        kept_number_.Keep(args_.numbers + (1 - args_.zone) * sizeof(int32_t), number_);
+        deadline_.Start(report_.IsOld() ? 0 : args_.timeout_us);
+        const Share servers = SplitEvenly(args_.num_servers, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
+        for (int64_t server = servers.first; server < servers.last; ++server) {
+            const bool is_there = IsEndThere(server, servers.last - server);
+            deadline_.TraceWait(rail_.RankOn(server), deadline_.WaitedUs());
+            seen_.Begin(server);
+            seen_.Set(server, is_there ? CountOf(server) : -1);
+            seen_.Store(args_.rail_seen, 1);
+        }
+        report_.Write();
+    }
+
+private:
+    // `left` servers are waited for, from this one on.
+    __aicore__ inline bool IsEndThere(int64_t server, int64_t left) {
+        const uint64_t at = args_.window + args_.ends.At(args_.zone, server);
+        for (PollLoop poll(deadline_, args_.window, server, left); poll.Next();) {
+            Order<AscendC::HardEvent::S_MTE2>();
+            end_.Load(at, 0, RAIL_END_WORDS);
+            Order<AscendC::HardEvent::MTE2_S>();
+            if (end_.At(RailEnd::NUMBER) == number_) {
+                return true;
+            }
+            poll.Miss(1);
+        }
+        report_.Add(REPORT_TIMEOUT, rail_.RankOn(server));
+        return false;
+    }
+
+    // Or, below 0, why there are none.
+    __aicore__ inline int32_t CountOf(int64_t server) {
+        const int32_t call = static_cast<int32_t>(args_.call);
+        const int32_t count = end_.At(RailEnd::COUNT);
+        if (end_.At(RailEnd::CALL) != call) {
+            report_.AddMismatch(rail_.RankOn(server), call, end_.At(RailEnd::CALL));
+        } else if (end_.At(RailEnd::LOST) != 0) {
+            report_.Add(REPORT_TIMEOUT, rail_.RankOn(server));
+            return -1 - end_.At(RailEnd::LOST);
+        } else if (count != ReadFresh<int32_t>(args_.outer_counts, server)) {
+            report_.Add(REPORT_BAD_ROW, rail_.RankOn(server));
+        }
+        return count;
+    }
+
+    RailWaitArgs args_;
+    Rail rail_;
+    Table end_;
+    Table seen_;
+    KeptWord kept_zone_;
+    KeptWord kept_number_;
+    Report report_;
+    Deadline deadline_;
+    int32_t number_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // MOE_RAIL_WAIT_H

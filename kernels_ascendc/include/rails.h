@@ -1,0 +1,113 @@
+// Ranks of the same number on each server, which exchange tokens and partial rows, and the end flags of both.
+#ifndef MOE_RAILS_H
+#define MOE_RAILS_H
+
+#include "block_format.h"
+#include "posts.h"
+
+namespace moe {
+
+class Rail {
+public:
+    template <typename Args>
+    __aicore__ inline void Init(const Args& args) {
+        num_servers_ = args.num_servers;
+        ranks_ = args.ranks_per_server;
+        server_ = args.rank / ranks_;
+        number_ = args.rank % ranks_;
+    }
+
+    __aicore__ inline int64_t NumServers() const {
+        return num_servers_;
+    }
+
+    // This rank's.
+    __aicore__ inline int64_t Server() const {
+        return server_;
+    }
+
+    // This rank's among those of its server.
+    __aicore__ inline int64_t Number() const {
+        return number_;
+    }
+
+    // Of this rail on a server.
+    __aicore__ inline int64_t RankOn(int64_t server) const {
+        return server * ranks_ + number_;
+    }
+
+    // Of this rank's server.
+    __aicore__ inline int64_t Neighbour(int64_t number) const {
+        return server_ * ranks_ + number;
+    }
+
+    // The servers in an order that begins with this rank's own and is another one on each.
+    __aicore__ inline int64_t ServerAt(int64_t place) const {
+        return (server_ + place) % num_servers_;
+    }
+
+    // Whether what goes to a server is this block's: one core for each queue.
+    __aicore__ inline bool IsOwner(int64_t server) const {
+        const int64_t place = (server + num_servers_ - server_) % num_servers_;
+        return place % AscendC::GetBlockNum() == AscendC::GetBlockIdx();
+    }
+
+private:
+    int64_t num_servers_ = 1;
+    int64_t ranks_ = 1;
+    int64_t server_ = 0;
+    int64_t number_ = 0;
+};
+
+// {round, count, call word, 1 + the rank that is lost}: made in UB, one at a time. A flag to this rank itself is
+// behind all that this block copied before; one that is posted, behind all that it posted there.
+class EndFlags {
+public:
+    __aicore__ inline void Init(AscendC::TPipe* pipe) {
+        pipe->InitBuffer(buffer_, RAIL_END_BYTES);
+        words_ = buffer_.Get<int32_t>();
+    }
+
+    // Once, before any other work on it.
+    __aicore__ inline void Begin(int32_t number, int64_t call) {
+        AscendC::Duplicate(words_, 0, static_cast<int32_t>(RAIL_END_WORDS));
+        Order<AscendC::HardEvent::V_S>();
+        words_.SetValue(RailEnd::NUMBER, number);
+        words_.SetValue(RailEnd::CALL, static_cast<int32_t>(call));
+    }
+
+    // False where the queue was full until the deadline.
+    template <typename Args>
+    __aicore__ inline bool Send(const Args& args, const Rail& rail, const Peers& peers, Poster& poster, int64_t server,
+                                int64_t count, int32_t lost = 0) {
+        Order<AscendC::HardEvent::MTE3_S>();
+        words_.SetValue(RailEnd::COUNT, static_cast<int32_t>(count));
+        words_.SetValue(RailEnd::LOST, lost);
+        Order<AscendC::HardEvent::S_MTE3>();
+        const uint64_t at = args.ends.At(args.zone, rail.Server());
+        if (server == rail.Server()) {
+            FinishOwn();
+            RaiseFlags(GlobalAt<int32_t>(args.window + at), words_, RAIL_END_WORDS, 1);
+            return true;
+        }
+        const uint64_t local = args.window + static_cast<uint64_t>(args.out_offset) + args.ends.At(args.zone, server);
+        AscendC::DataCopy(GlobalAt<int32_t>(local), words_, RAIL_END_WORDS);
+        Order<AscendC::HardEvent::MTE3_S>();
+        const int64_t rank = rail.RankOn(server);
+        constexpr int64_t END_BYTES = RAIL_END_BYTES;
+        return poster.Put(static_cast<uint64_t>(rank), {local, peers.WindowOf(rank) + at, 0, END_BYTES, 1});
+    }
+
+private:
+    // MTE3 starts copies in order and may end them in another.
+    __aicore__ inline void FinishOwn() {
+        AscendC::PipeBarrier<PIPE_MTE3>();
+    }
+
+    AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
+    AscendC::LocalTensor<int32_t> words_;
+};
+
+}  // namespace moe
+
+#endif  // MOE_RAILS_H

@@ -1,0 +1,144 @@
+"""Argument lists of the Ascend C kernels of A2's hierarchy (`moe_triton.core.ascendc`).
+
+S servers have L ranks each; rank ``s * L + c`` exchanges messages with those of the same number c on other
+servers, its rail, and reaches its own server's memory. E experts on each rank.
+"""
+
+from __future__ import annotations
+
+from moe_triton.core.ascendc_posts import POSTING
+from moe_triton.core.kernel import Arg, AscendCKernel, numbers
+
+_RAIL = (
+    Arg("peers", "*i64", "in"),  # (EP,) window addresses
+    *numbers("i64", "num_servers ranks_per_server rank"),
+)
+_ROUND = (
+    Arg("numbers", "*i32", "inout"),  # (2,) by zone, the number of the round before
+    Arg("zone", "i64", "value"),
+    Arg("zone_at", "*i32", "in"),
+    Arg("call", "i64", "value"),  # the call word
+)
+# A token on a rail: a `RAIL_HEAD`, its row, K words {expert, position}, K weights, and its scale.
+_SLOT = (
+    *numbers("i64", "topk row_bytes"),
+    *numbers("i64", "words_offset weights_offset scale_offset slot_bytes"),  # from the head on
+)
+# 1: a message for each token or row; 0: one for all of a server.
+_BY_TOKEN = Arg("by_token", "i64", "value")
+
+# Dispatch, from rank to rail: each token once to every server that it has experts on, then the end flag. The
+# own server's go to this rank's own in part.
+RAIL_SEND = AscendCKernel(
+    "rail_send",
+    (
+        Arg("rows", "*i8", "in"),
+        Arg("row_stride", "i64", "value"),  # bytes from one row to the next
+        Arg("row_scale", "i64", "value"),  # where the 32 bytes with a row's scale begin; 0 where it has none
+        Arg("topk_weights", "*fp32", "in"),  # (T, K)
+        Arg("outer_ids", "*i32", "in"),  # (T, S), negative: no expert there
+        Arg("route_words", "*i32", "in"),  # (T, Align8(K))
+        Arg("num_tokens", "i64", "value"),
+        _BY_TOKEN,
+        *_RAIL,
+        *_ROUND,
+        *_SLOT,
+        *POSTING,
+        Arg("slots", "rail_slots", "value"),
+        Arg("ends", "rail_ends", "value"),
+        Arg("report", "*i32", "out"),
+    ),
+)
+
+# Dispatch, from rail to rank: each token that has come to the ranks of this server that have its experts, a
+# stamp for each; behind a source's last one its entries. Its own flag says nothing of a token: the next one's
+# does, or the end flag.
+RAIL_RELAY = AscendCKernel(
+    "rail_relay",
+    (
+        Arg("window", "*i8", "in"),  # this rank's own
+        Arg("rail_counts", "*i32", "out"),  # (S,) tokens of each server's rank; -1: not all of them came
+        Arg("num_local_experts", "i64", "value"),
+        *numbers("i64", "slot_scale stamp_offset"),  # in a slot of the receiver; no scale: slot_scale is 0
+        Arg("timeout_us", "i64", "value"),
+        _BY_TOKEN,
+        *_RAIL,
+        *_ROUND,
+        *_SLOT,
+        Arg("rails", "rail_slots", "value"),
+        Arg("ends", "rail_ends", "value"),
+        Arg("slots", "dispatch_slots", "value"),
+        Arg("status", "dispatch_status", "value"),
+        Arg("report", "*i32", "out"),
+    ),
+)
+
+# Combine, from rank to relay: the results of each entry to the rank of this server that relayed its rows. A
+# post_status follows.
+SERVER_RETURN = AscendCKernel(
+    "server_return",
+    (
+        Arg("rows", "*i8", "in"),  # expert outputs, contiguous
+        Arg("row_bytes", "i64", "value"),
+        Arg("recv_offsets", "*i32", "in"),  # (localE, EP) inclusive prefix sums
+        Arg("num_entries", "i64", "value"),
+        Arg("capacity", "i64", "value"),  # rows in `rows`
+        *_RAIL,
+        Arg("zone", "i64", "value"),
+        Arg("zone_at", "*i32", "in"),
+        Arg("slots", "dispatch_slots", "value"),  # (zone, source's server, expert of this server, number)
+        Arg("report", "*i32", "out"),
+    ),
+)
+
+# Combine, where a rank of this server is missing: the end flag says to the rail for whom it waits in vain.
+RETURNS_LOST = AscendCKernel(
+    "returns_lost",
+    (
+        Arg("returned", "*i32", "in"),  # (L,) below 0: that rank's results did not come
+        *_RAIL,
+        *_ROUND,
+        *POSTING,
+        Arg("ends", "rail_ends", "value"),
+        Arg("report", "*i32", "out"),
+    ),
+)
+
+# Combine, from relay to rail: the partial rows of each server's tokens, then the end flag. Nothing where
+# `returns_lost` has something to say.
+PARTIALS_SEND = AscendCKernel(
+    "partials_send",
+    (
+        Arg("rows", "*i8", "in"),  # (S, tokens, row_bytes)
+        Arg("row_bytes", "i64", "value"),  # a multiple of 32
+        Arg("payload_bytes", "i64", "value"),  # of these, without scales and padding
+        Arg("rail_counts", "*i32", "in"),  # (S,) as rail_relay left them
+        Arg("returned", "*i32", "in"),
+        _BY_TOKEN,
+        *_RAIL,
+        *_ROUND,
+        *POSTING,
+        Arg("slots", "rail_slots", "value"),
+        Arg("ends", "rail_ends", "value"),
+        Arg("report", "*i32", "out"),
+    ),
+)
+
+# Combine: until the end flag of each server's rank is there, with the number of rows that this rank's tokens
+# have there.
+RAIL_WAIT = AscendCKernel(
+    "rail_wait",
+    (
+        Arg("window", "*i8", "in"),  # this rank's own
+        Arg("outer_counts", "*i32", "in"),  # (S,) tokens of this rank with experts on each server
+        Arg(
+            "rail_seen", "*i32", "out"
+        ),  # (S,) rows; -1: no flag came in time; -1 - lost: without the rank that is lost
+        Arg("timeout_us", "i64", "value"),
+        *numbers("i64", "num_servers ranks_per_server rank"),
+        *_ROUND,
+        Arg("kept_zone", "*i32", "out"),  # as in dispatch_wait
+        Arg("ends", "rail_ends", "value"),
+        Arg("report", "*i32", "out"),
+    ),
+)

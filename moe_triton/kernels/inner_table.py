@@ -1,0 +1,255 @@
+"""Inner table: which experts of this server each token has that came by the rail, ascending, and where.
+
+Shape symbols:
+    S   servers
+    N   tokens of a rank at most; there are places for S * N
+    K   experts per token
+    W   words of a token's choices: K, rounded up to 8
+    X   experts of a server
+
+A token has come as `moe_triton.kernels.outer_table` made it: W words of choices, then its K weights.
+
+One source serves two machines, as in `moe_triton.kernels.numbering`: ``SCALAR`` chooses.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from moe_triton.core.checks import check_positive
+from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers
+from moe_triton.core.records import POSITION_SHIFT
+from moe_triton.kernels.cases import Draw, Family, Inputs, Shape, blank
+from moe_triton.kernels.language import tl, triton
+from moe_triton.kernels.zones import ZONE, ZONE_STRIDE, in_zone, zone_offset
+from moe_triton.layout import UB_ALIGN, WORD_BYTES, align
+
+
+@triton.jit
+def _local(word, first_expert, server_experts, SHIFT: tl.constexpr):
+    """An expert's number on this server; as many as there are for one that is not here."""
+    expert = (word & ((1 << SHIFT) - 1)) - first_expert
+    is_here = (word >= 0) & (expert >= 0) & (expert < server_experts)
+    return tl.where(is_here, expert, server_experts)
+
+
+@triton.jit
+def _token_scalar(
+    token, row, first, inner_ids, inner_positions, inner_weights, first_expert, server_experts,
+    TOPK: tl.constexpr, WORDS: tl.constexpr, SHIFT: tl.constexpr,
+):  # fmt: skip
+    here = 0
+    for k in range(0, TOPK):
+        word = tl.load(token + k)
+        expert = _local(word, first_expert, server_experts, SHIFT)
+        if expert < server_experts:
+            place = 0
+            for other_k in range(0, TOPK):
+                other = _local(tl.load(token + other_k), first_expert, server_experts, SHIFT)
+                is_before = (other < expert) | ((other == expert) & (other_k < k))
+                place += is_before.to(tl.int32)
+            tl.store(inner_ids + row * TOPK + place, first + expert)
+            tl.store(inner_positions + row * TOPK + place, word >> SHIFT)
+            tl.store(inner_weights + row * TOPK + place, tl.load(token + WORDS + k))
+            here += 1
+    for place in range(here, TOPK):
+        tl.store(inner_ids + row * TOPK + place, -1)
+        tl.store(inner_positions + row * TOPK + place, 0)
+        tl.store(inner_weights + row * TOPK + place, 0)
+
+
+@triton.jit
+def _token_by_comparing(
+    token, row, first, inner_ids, inner_positions, inner_weights, first_expert, server_experts,
+    TOPK: tl.constexpr, WORDS: tl.constexpr, SHIFT: tl.constexpr,
+):  # fmt: skip
+    """Each choice is compared with all others, and each place takes the one that has so many before it."""
+    ks = tl.arange(0, WORDS)
+    words = tl.load(token + ks)
+    weights = tl.load(token + WORDS + ks)
+    # floats: to compare integers takes four instructions
+    experts = _local(words, first_expert, server_experts, SHIFT).to(tl.float32)
+    number = ks.to(tl.float32)
+    other, own = experts[None, :], experts[:, None]
+    is_before = (other < own) | ((other == own) & (number[None, :] < number[:, None]))
+    places = tl.sum(is_before.to(tl.float32), 1)
+    is_here = experts < server_experts.to(tl.float32)
+    takes = (places[None, :] == number[:, None]) & is_here[None, :]
+    chosen = tl.max(tl.where(takes, words[None, :], -1), 1)
+    # bits of any sign, each alone in its sum
+    bits = tl.sum(tl.where(takes, weights[None, :], 0), 1)
+    at, is_place = row * TOPK + ks, ks < TOPK
+    local = first - first_expert + (chosen & ((1 << SHIFT) - 1))
+    tl.store(inner_ids + at, tl.where(chosen >= 0, local, -1), mask=is_place)
+    tl.store(inner_positions + at, tl.where(chosen >= 0, chosen >> SHIFT, 0), mask=is_place)
+    tl.store(inner_weights + at, bits, mask=is_place)
+
+
+@triton.jit
+def _inner_table_kernel(
+    tokens,
+    rail_counts,
+    inner_ids,
+    inner_positions,
+    inner_weights,
+    inner_active,
+    zone,
+    num_servers,
+    max_tokens,
+    first_expert,
+    server_experts,
+    server_stride,
+    token_stride,
+    zone_stride,
+    TOPK: tl.constexpr,
+    WORDS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    SCALAR: tl.constexpr,
+):
+    if zone is not None:
+        tokens += zone_offset(zone, zone_stride)
+    total = num_servers * max_tokens
+    per_program = tl.cdiv(total, tl.num_programs(0))
+    begin = tl.program_id(0) * per_program
+    for row in range(begin, tl.minimum(begin + per_program, total)):
+        server = row // max_tokens
+        number = row % max_tokens
+        # a count that came from another rank must not lead past the end: numbers do not
+        is_there = number < tl.load(rail_counts + server)
+        tl.store(inner_active + row, tl.where(is_there, 0, -1))
+        # a loop of one turn or none: in a branch, the CPU's compiler would never free the stores' buffers
+        for _ in range(0, is_there.to(tl.int32)):
+            token = tokens + server.to(tl.int64) * server_stride + number.to(tl.int64) * token_stride
+            first = server * server_experts
+            if SCALAR:
+                _token_scalar(
+                    token, row, first, inner_ids, inner_positions, inner_weights, first_expert,
+                    server_experts, TOPK, WORDS, SHIFT,
+                )  # fmt: skip
+            else:
+                _token_by_comparing(
+                    token, row, first, inner_ids, inner_positions, inner_weights, first_expert,
+                    server_experts, TOPK, WORDS, SHIFT,
+                )  # fmt: skip
+
+
+def _inner_table_fallback(
+    programs: int,
+    *,
+    tokens: torch.Tensor,
+    rail_counts: torch.Tensor,
+    inner_ids: torch.Tensor,
+    inner_positions: torch.Tensor,
+    inner_weights: torch.Tensor,
+    inner_active: torch.Tensor,
+    num_servers: int,
+    max_tokens: int,
+    first_expert: int,
+    server_experts: int,
+    server_stride: int,
+    token_stride: int,
+    TOPK: int,
+    WORDS: int,
+    SHIFT: int,
+    zone: torch.Tensor | None = None,
+    zone_stride: int = 0,
+    **_: object,
+) -> None:
+    tokens = in_zone(tokens, zone, zone_stride)
+    total = num_servers * max_tokens
+    is_there = torch.arange(max_tokens) < rail_counts[:num_servers, None]
+    inner_active[:total] = torch.where(is_there, 0, -1).view(-1).int()
+    servers, numbers_there = is_there.nonzero(as_tuple=True)
+    if not len(servers):
+        return
+    begin = servers * server_stride + numbers_there * token_stride
+    words = tokens[begin[:, None] + torch.arange(TOPK)]
+    weights = tokens[begin[:, None] + WORDS + torch.arange(TOPK)]
+    experts = (words & (1 << SHIFT) - 1) - first_expert
+    is_here = (words >= 0) & (experts >= 0) & (experts < server_experts)
+    order = torch.where(is_here, experts, server_experts).argsort(dim=1, stable=True)
+    rows = servers * max_tokens + numbers_there
+    found = {
+        "ids": (inner_ids, experts + (servers * server_experts)[:, None], -1),
+        "positions": (inner_positions, words >> SHIFT, 0),
+        "weights": (inner_weights, weights, 0),
+    }
+    for out, values, none in found.values():
+        out[: total * TOPK].view(-1, TOPK)[rows] = torch.where(is_here, values, none).gather(1, order).int()
+
+
+@functools.cache
+def inner_table_kernel(topk: int, target: str = "cpu", zoned: bool = False) -> TritonKernel:
+    """The choices on this server of the token at place (s, i), for each i < ``rail_counts[s]``, by experts::
+
+        inner_ids[s * N + i, j] = s * X + the j-th expert's number on this server; then -1
+        inner_positions[s * N + i, j] = the token's number among its rank's for that expert; then 0
+        inner_weights[s * N + i, j] = its weight, as int32 bits; then 0
+        inner_active[s * N + i] = 0; -1 where i >= rail_counts[s], for which nothing else is written
+
+    Word 0 of token i of server s is ``s * server_stride + i * token_stride`` words after ``tokens``; expert
+    ``first_expert`` is the first one of this server. With ``zoned``, ``tokens`` is zone 0's, and
+    ``zone_stride`` words lead to the other.
+    """
+    check_positive("topk", topk)
+    args, absent = chosen_args(
+        (
+            (True, Arg("tokens", "*i32", "in")),
+            (True, Arg("rail_counts", "*i32", "in")),
+            *(
+                (True, Arg(f"inner_{name}", "*i32", "out"))
+                for name in ("ids", "positions", "weights", "active")
+            ),
+            (zoned, ZONE),
+            *((True, arg) for arg in numbers("i32", "num_servers max_tokens first_expert server_experts")),
+            *((True, arg) for arg in numbers("i64", "server_stride token_stride")),
+            (zoned, ZONE_STRIDE),
+        )
+    )
+    return TritonKernel(
+        name="inner_table",
+        fn=_inner_table_kernel,
+        args=args,
+        constants={
+            **absent,
+            "TOPK": topk,
+            "WORDS": align(topk, UB_ALIGN // WORD_BYTES),
+            "SHIFT": POSITION_SHIFT,
+            "SCALAR": target == "cpu",
+        },
+        fallback=_inner_table_fallback,
+    )
+
+
+NUM_SERVERS = 4
+
+
+def _inputs(s: Shape, r: Draw) -> Inputs:
+    words = align(s.topk, UB_ALIGN // WORD_BYTES)
+    stride = 2 * words + 24
+    tokens = r.words(NUM_SERVERS, r.tokens, stride)
+    tokens[:, :, : s.topk] = torch.where(r.ids >= 0, r.ids | r.integers(0, r.tokens, *r.ids.shape) << 16, -1)
+    tokens[:, :, s.topk : words] = -1
+    counts = r.integers(0, r.tokens + 1, NUM_SERVERS)
+    counts[0] = -1
+    most = NUM_SERVERS * r.tokens
+    return {
+        "tokens": tokens,
+        "rail_counts": counts,
+        "inner_ids": blank(most, s.topk),
+        "inner_positions": blank(most, s.topk),
+        "inner_weights": blank(most, s.topk),
+        "inner_active": blank(most),
+        "num_servers": NUM_SERVERS,
+        "max_tokens": r.tokens,
+        "first_expert": r.num_experts // NUM_SERVERS,
+        "server_experts": r.num_experts // NUM_SERVERS,
+        "server_stride": r.tokens * stride,
+        "token_stride": stride,
+        "bytes_moved": int(counts.clamp(0).sum()) * 4 * (2 * words + 3 * s.topk) + 4 * (most + NUM_SERVERS),
+    }
+
+
+FAMILIES = (Family("inner_table", inner_table_kernel, _inputs, window="tokens"),)

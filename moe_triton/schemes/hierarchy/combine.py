@@ -1,0 +1,231 @@
+"""Combine by hierarchy: results to who relayed their rows, summed there, and one partial row back per server.
+
+Steps: send, flag and wait inside the server; the sum of its experts' results; send, flag and wait on the
+rail; the sum of the servers'.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from moe_triton.core.ascendc import POST_STATUS
+from moe_triton.core.ascendc_hierarchy import PARTIALS_SEND, RAIL_WAIT, RETURNS_LOST, SERVER_RETURN
+from moe_triton.core.plan import Hole, Launch, Plan, joined, launch
+from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
+from moe_triton.layout import RelayTables
+from moe_triton.layout.call_word import call_word
+from moe_triton.operators.variants import CombineVariant
+from moe_triton.schemes.common.flags import posting, wait_for_ranks
+from moe_triton.schemes.hierarchy.layout import HierarchyLayout
+from moe_triton.schemes.hierarchy.steps import by_token, of_rail, of_round, relayed_timeout_us
+from moe_triton.schemes.site import Site, launch_matching
+
+PEER_BYTES = 8  # of a rank's word in the table of peers
+
+
+@dataclass(frozen=True)
+class CombinePlans:
+    """Builds the plans of combine on one rank.
+
+    Holes: y, num_rows, recv_offsets, peers, window, num_tokens, out, report; tables,
+    `moe_triton.layout.RelayTables`; and names of `Site.scratch`. Weights are those of the
+    dispatch: they are in its tables.
+
+    Attributes:
+        site: where they run.
+        layout: of the window.
+    """
+
+    site: Site
+    layout: HierarchyLayout
+
+    @cached_property
+    def tables(self) -> dict[str, Hole]:
+        """Where each of them is."""
+        return RelayTables(self.site.config).holes
+
+    def whole(self, variant: CombineVariant, zone: int) -> Plan:
+        """All of it."""
+        returned = [self._return(zone), *self._wait_returned(variant, zone)]
+        partials = [self._send(variant, zone), self._wait(variant, zone)]
+        steps = [
+            *joined(returned),
+            *self._server_sums(variant, zone),
+            *joined(partials),
+            self._sum(variant, zone),
+        ]
+        return Plan("combine", zone, tuple(steps))
+
+    @property
+    def _row_bytes(self) -> int:
+        return 2 * self.site.config.hidden
+
+    def _return(self, zone: int) -> Launch:
+        """Step 1, inside the server."""
+        site = self.site
+        return launch(
+            "return",
+            SERVER_RETURN,
+            "communication",
+            site.num_blocks,
+            rows=Hole("y"),
+            row_bytes=self._row_bytes,
+            recv_offsets=Hole("recv_offsets"),
+            num_entries=site.num_entries,
+            capacity=Hole("num_rows"),
+            **of_rail(site, self.layout),
+            **site.zone_of("combine", zone),
+            slots=self.layout.result_slots.words(),
+            report=Hole("report"),
+        )
+
+    def _wait_returned(self, variant: CombineVariant, zone: int) -> list[Launch]:
+        """Steps 2 and 3, inside the server; and who waits elsewhere hears of those that are missing."""
+        site, ranks, status = self.site, self.layout.ranks_per_server, self.layout.return_status
+        call = call_word("combine", variant.kind)
+        flag = launch(
+            "flag returned",
+            POST_STATUS,
+            "communication",
+            site.num_blocks,
+            peers=Hole("peers", PEER_BYTES * (site.rank // ranks * ranks)),
+            num_ranks=ranks,
+            count=0,
+            call=call,
+            kind=0,
+            combine_kind=0,
+            rank=site.rank % ranks,
+            **site.zone_of("combine", zone),
+            window=0,  # none of them is queued
+            out_offset=0,
+            timeout_us=0,
+            traffic=0,
+            status=status.words(),
+            report=Hole("report"),
+        )
+        wait = wait_for_ranks(
+            site,
+            "wait for returned",
+            status,
+            "combine",
+            zone,
+            variant.kind,
+            blocks=site.num_blocks,
+        )
+        lost = launch(
+            "lost",
+            RETURNS_LOST,
+            "communication",
+            site.num_blocks,
+            returned=Hole("barrier_counts"),
+            **of_rail(site, self.layout),
+            **of_round(site, "combine", zone, call),
+            **posting(site, "combine"),
+            ends=self.layout.partial_flags.words(),
+            report=Hole("report"),
+        )
+        return [flag, wait, lost]
+
+    def _server_sums(self, variant: CombineVariant, zone: int) -> list[Launch]:
+        """Of each token that came by the rail the results of this server's experts, ascending, by weight."""
+        c, site, slots = self.site.config, self.site, self.layout.result_slots
+        itemsize = variant.dtype.itemsize
+        features = SumFeatures(masked=True, by_expert=True, zoned=site.zones_on_device)
+        kernel = weighted_sum_kernel(
+            variant.dtype, c.hidden, c.num_topk, 0, True, site.target, features=features
+        )
+        total = launch_matching(
+            "server sum",
+            kernel,
+            "compute",
+            site.num_blocks,
+            {
+                "slots": Hole("window", slots.offset(zone=zone)),
+                "topk_idx": self.tables["inner_ids"],
+                "topk_weights": self.tables["inner_weights"],
+                "expand_idx": self.tables["inner_positions"],
+                "active": self.tables["inner_active"],
+                "out": Hole("server_sums"),
+                "expert_stride": slots.stride("expert") // itemsize,
+                "index_stride": slots.stride("index") // itemsize,
+                "first_token": 0,
+                "num_tokens": self.layout.num_servers * c.num_max_tokens_per_rank,
+                "num_experts": self.layout.num_servers * self.layout.server_experts,
+                "max_index": c.num_max_tokens_per_rank,
+                **site.zone_in_memory("combine", slots.stride("zone") // itemsize, kept=False),
+            },
+        )
+        return [total]
+
+    def _send(self, variant: CombineVariant, zone: int) -> Launch:
+        """Steps 1 and 2, on the rail."""
+        site = self.site
+        return launch(
+            "send",
+            PARTIALS_SEND,
+            "communication",
+            site.num_blocks,
+            rows=Hole("server_sums"),
+            row_bytes=self._row_bytes,
+            payload_bytes=self._row_bytes,
+            rail_counts=self.tables["rail_counts"],
+            returned=Hole("barrier_counts"),
+            by_token=by_token(site),
+            **of_rail(site, self.layout),
+            **of_round(site, "combine", zone, call_word("combine", variant.kind)),
+            **posting(site, "combine"),
+            slots=self.layout.partials_of(self._row_bytes).words(),
+            ends=self.layout.partial_flags.words(),
+            report=Hole("report"),
+        )
+
+    def _wait(self, variant: CombineVariant, zone: int) -> Launch:
+        """Step 3, on the rail."""
+        site = self.site
+        return launch(
+            "wait",
+            RAIL_WAIT,
+            "communication",
+            site.num_blocks,
+            window=Hole("window"),
+            outer_counts=self.tables["outer_counts"],
+            rail_seen=Hole("rail_seen"),
+            timeout_us=relayed_timeout_us(site.timeout_us),
+            **of_rail(site, self.layout, is_local=True),
+            **of_round(site, "combine", zone, call_word("combine", variant.kind)),
+            kept_zone=site.keeping_zone("combine"),
+            ends=self.layout.partial_flags.words(),
+            report=Hole("report"),
+        )
+
+    def _sum(self, variant: CombineVariant, zone: int) -> Launch:
+        """Step 4: the partial rows of all servers, ascending."""
+        c, site = self.site.config, self.site
+        rows = self.layout.partials_of(self._row_bytes)
+        itemsize = variant.dtype.itemsize
+        features = SumFeatures(by_expert=True, zoned=site.zones_on_device, turns=site.zones_on_device)
+        kernel = weighted_sum_kernel(
+            variant.dtype, c.hidden, self.layout.num_servers, 0, False, site.target, features=features
+        )
+        return launch_matching(
+            "sum",
+            kernel,
+            "compute",
+            site.num_blocks,
+            {
+                "slots": Hole("window", rows.offset(zone=zone)),
+                "topk_idx": self.tables["outer_ids"],
+                "topk_weights": 0,
+                "expand_idx": self.tables["outer_rows"],
+                "out": Hole("out"),
+                "expert_stride": rows.stride("server") // itemsize,
+                "index_stride": rows.stride("index") // itemsize,
+                "first_token": 0,
+                "num_tokens": Hole("num_tokens"),
+                "num_experts": self.layout.num_servers,
+                "max_index": c.num_max_tokens_per_rank,
+                "turned": site.zone_cell("combine"),
+                **site.zone_in_memory("combine", rows.stride("zone") // itemsize),
+            },
+        )

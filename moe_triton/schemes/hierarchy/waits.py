@@ -1,0 +1,134 @@
+"""Whom a wait is for where rows and results have two hops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS
+from moe_triton.core.ascendc_hierarchy import PARTIALS_SEND, RAIL_RELAY, RAIL_SEND, RAIL_WAIT, RETURNS_LOST
+from moe_triton.core.records import LOST_COUNT, RAIL_END, STATUS_ENTRY
+from moe_triton.core.region import Region
+from moe_triton.layout import FLAG_BITS, WORD_BYTES
+from moe_triton.schemes.common.waits import POSTS, Finder, GaveUp, counts_of, int32_at
+from moe_triton.schemes.site import Site
+
+_NUMBER, _CALL = RAIL_END.word("number"), RAIL_END.word("call")
+
+
+def _next(before: int) -> int:
+    return before % (2**31 - 1) + 1
+
+
+def _rank_on(site: Site, server: int) -> int:
+    """The one of this rank's rail."""
+    ranks = site.config.topology.sizes[0]
+    return server * ranks + site.rank % ranks
+
+
+def _neighbour(site: Site, number: int) -> int:
+    """A rank of this server by its number in it."""
+    ranks = site.config.topology.sizes[0]
+    return site.rank // ranks * ranks + number
+
+
+def _is_of_server(site: Site, status: Region) -> bool:
+    """Whether entries are those of a server's ranks, and not of all."""
+    return status.extent("source") < site.config.num_ranks
+
+
+def _entries_gave_up(wait: GaveUp) -> list[int]:
+    """A source that is lost, as its relay says; a relay that says nothing is missing itself."""
+    site, counts = wait.site, counts_of(wait.arguments, wait.memory)
+    if _is_of_server(site, wait.arguments["status"]):
+        ranks = site.config.topology.sizes[0]
+        return [_neighbour(site, n) for n in range(ranks) if int(counts[0, n]) < 0]
+    missing = set()
+    for source in (counts < 0).any(dim=0).nonzero().flatten().tolist():
+        is_told = (counts[:, source] == LOST_COUNT).any()
+        missing.add(source if is_told else _relay_of(site, source))
+    return sorted(missing)
+
+
+def _relay_of(site: Site, source: int) -> int:
+    return _neighbour(site, source % site.config.topology.sizes[0])
+
+
+def _entries_go_on(site: Site, arguments: dict[str, Any], places: range) -> Iterator[int]:
+    """In the order in which they lie in the window: by source, then by expert."""
+    status: Region = arguments["status"]
+    is_of_server = _is_of_server(site, status)
+    for place in places:
+        source, expert = divmod(place, status.extent("expert"))
+        offset = status.offset(zone=arguments["zone"], expert=expert, source=source)
+        if int32_at(arguments["window"] + offset) != FLAG_BITS:
+            yield _neighbour(site, source) if is_of_server else _relay_of(site, source)
+
+
+def _entry_words(wait: GaveUp) -> Iterator[tuple[int, int]]:
+    """Of the entries that are there."""
+    status, window = wait.arguments["status"], wait.tensor("window")
+    is_of_server = _is_of_server(wait.site, status)
+    for source in range(status.extent("source")):
+        first = status.offset(zone=wait.zone, source=source)
+        entry = _words(window, first, STATUS_ENTRY.num_bytes)
+        if entry[STATUS_ENTRY.word("flag")] == FLAG_BITS:
+            rank = _neighbour(wait.site, source) if is_of_server else source
+            yield rank, entry[STATUS_ENTRY.word("call")]
+
+
+def _words(window: torch.Tensor, first: int, num_bytes: int) -> list[int]:
+    found: list[int] = window[first : first + num_bytes].view(torch.int32).tolist()
+    return found
+
+
+def _rails_gave_up(wait: GaveUp) -> list[int]:
+    """Sources of which the relay has said that they are lost."""
+    counts = wait.tensor("rail_counts")
+    return [
+        _rank_on(wait.site, s) for s in range(wait.site.config.topology.num_servers) if int(counts[s]) < 0
+    ]
+
+
+def _rails_go_on(site: Site, arguments: dict[str, Any], servers: range) -> Iterator[int]:
+    ends: Region = arguments["ends"]
+    number = _next(int32_at(arguments["numbers"], arguments["zone"]))
+    for server in servers:
+        at = arguments["window"] + ends.offset(zone=arguments["zone"], server=server)
+        if int32_at(at, _NUMBER) != number:
+            yield _rank_on(site, server)
+
+
+def _rail_words(wait: GaveUp) -> Iterator[tuple[int, int]]:
+    """Of the end flags that are there."""
+    ends, window = wait.arguments["ends"], wait.tensor("window")
+    first = wait.arguments["numbers"].offset // WORD_BYTES
+    number = _next(int(wait.tensor("numbers")[first + wait.zone]))
+    for server in range(ends.extent("server")):
+        end = _words(window, ends.offset(zone=wait.zone, server=server), RAIL_END.num_bytes)
+        if end[_NUMBER] == number:
+            yield _rank_on(wait.site, server), end[_CALL]
+
+
+def _partials_gave_up(wait: GaveUp) -> list[int]:
+    """Ranks of the rail without an end flag, and those without which others had nothing to send."""
+    seen = wait.tensor("rail_seen")
+    missing = set()
+    for server in range(wait.site.config.topology.num_servers):
+        count = int(seen[server])
+        if count < 0:
+            missing.add(_rank_on(wait.site, server) if count == -1 else -2 - count)
+    return sorted(missing)
+
+
+FINDERS = {
+    DISPATCH_WAIT.name: Finder(_entries_gave_up, _entries_go_on, _entry_words),
+    RAIL_SEND.name: POSTS,
+    RAIL_RELAY.name: Finder(_rails_gave_up, _rails_go_on, _rail_words),
+    RETURNS_LOST.name: POSTS,
+    PARTIALS_SEND.name: POSTS,
+    RAIL_WAIT.name: Finder(_partials_gave_up, _rails_go_on, _rail_words),
+    POST_STATUS.name: POSTS,
+}

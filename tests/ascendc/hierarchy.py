@@ -1,0 +1,446 @@
+"""Ranks as threads, of servers with rails between them, that dispatch and combine and check all."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from moe_triton.backends.cpu.nic import NicSettings
+from moe_triton.core.reach import Queues
+from moe_triton.core.records import POSITION_SHIFT, RAIL_END, STAMP, TRAFFIC, TRAILER
+from moe_triton.core.region import MAX_INT32
+from moe_triton.layout import NUM_ZONES, UB_ALIGN
+
+from .call_words import expecting, posting, word_of
+from .case import WrongResultError, check_reports, draw_routing, results_of, sent_to
+from .hierarchy_case import HierarchyCase, Received, check, in_order, outer_table, rows_of
+from .library import Library, Phase, address
+from .memory import Guarded, across_lines
+from .nics import Nics
+from .ranks import Ranks
+
+Counters = dict[str, int]
+
+
+class HierarchyWorld:
+    """All ranks of one case."""
+
+    def __init__(self, library: Library, case: HierarchyCase, seed: int = 0) -> None:
+        self.library, self.case, self.seed = library, case, seed
+        self.layout, self.config = case.layout, case.config
+        ranks = range(self.config.num_ranks)
+        self.memory = [Guarded((self.layout.window_bytes,), align=512) for _ in ranks]
+        self.windows = [memory.array for memory in self.memory]
+        for window in self.windows:
+            window[: self.layout.state_bytes] = 0
+        self.nics = self._make_nics()
+        self.tables = [across_lines(words) for words in self.nics.words]
+        self.traffic = [Guarded((case.blocks, TRAFFIC.num_words), np.int64, align=64) for _ in ranks]
+        first = np.array([case.first_number - 1] * NUM_ZONES, np.int32)
+        self.numbers = [{operator: first.copy() for operator in "DC"} for _ in ranks]
+        for window in self.windows:  # heads of rounds that have not been
+            for server in range(self.layout.num_servers):
+                for zone in range(NUM_ZONES):
+                    rows = rows_of(window, self.layout.rail_slots, zone, server)
+                    rows[:, :UB_ALIGN] = 0
+        self._ranks = Ranks(library, seed, self.config.num_ranks)
+
+    def _make_nics(self) -> Nics:
+        case, topology = self.case, self.config.topology
+        ranks = range(self.config.num_ranks)
+        queued = [frozenset(ranks) - frozenset(topology.neighbours(rank)) for rank in ranks]
+        queues = [Queues(peers, topology.servers, self.layout.in_bytes) for peers in queued]
+        order = {"keeps_order": case.keeps_order, "ring_items": case.ring_items}
+        settings = [NicSettings(seed=1 + self.seed * len(ranks) + rank, **order) for rank in ranks]
+        windows = [address(window) for window in self.windows]
+        return Nics(self.library, windows, self.layout.window_bytes, queues, settings)
+
+    def run(self) -> None:
+        """Every rank's rounds, each rank on a thread. Raises the first failure of any of them."""
+        try:
+            self._ranks.run(self._rounds)
+        finally:
+            self.nics.close()
+        for memory in (*self.memory, *self.traffic):
+            memory.check_guards()
+
+    def _rounds(self, rank: int) -> None:
+        self.nics.use(rank)
+        rng = np.random.default_rng((self.seed, rank))
+        calls = {"D": 0, "C": 0}
+        received = None
+        for operator in self.case.schedule * self.case.rounds:
+            if self._ranks.have_failed:
+                return
+            number = calls[operator]
+            zone = number % self.case.zones
+            calls[operator] += 1
+            straggle = rng.random() < self.case.straggle
+            if operator == "D":
+                received = self.dispatch(rank, number, zone, straggle)
+            else:
+                assert received is not None
+                self.combine(rank, number, zone, received, straggle)
+            want = (self.case.first_number + number - 1) % MAX_INT32 + 1
+            if self.numbers[rank][operator][1 - zone] != want:
+                raise WrongResultError(f"{operator} {number} left {self.numbers[rank][operator].tolist()}")
+
+    def _pause(self, straggle: bool) -> None:
+        if straggle:
+            time.sleep(0.002)
+
+    def _run(self, phases: list[Phase], first_half: int) -> None:
+        """As one launch, or as two."""
+        for part in (phases[:first_half], phases[first_half:]) if first_half else (phases,):
+            if len(part) == 1:
+                check_reports(self.library.launch(part[0][0], self.case.blocks, **part[0][1]))
+            else:
+                for report in self.library.launch_phases(self.case.blocks, part):
+                    check_reports(report)
+
+    # Arguments that kernels share.
+
+    def _rail(self, rank: int) -> dict[str, object]:
+        servers, ranks = self.layout.num_servers, self.layout.ranks_per_server
+        return {"num_servers": servers, "ranks_per_server": ranks, "rank": rank}
+
+    def _peers(self, rank: int) -> dict[str, object]:
+        return {"peers": self.tables[rank], **self._rail(rank)}
+
+    def _round(self, rank: int, operator: str, number: int, zone: int) -> dict[str, object]:
+        return {
+            "numbers": self.numbers[rank][operator],
+            "zone": zone,
+            "call": word_of(operator, number),
+        }
+
+    def _posting(self, rank: int) -> dict[str, object]:
+        return {
+            "window": self.windows[rank],
+            "out_offset": self.layout.in_bytes,
+            "timeout_us": self.case.timeout_us,
+            "traffic": self.traffic[rank].array,
+        }
+
+    def _in_slot(self) -> dict[str, object]:
+        slot = self.case.rail_slot
+        names = "topk row_bytes words_offset weights_offset scale_offset slot_bytes"
+        return {name: getattr(slot, name) for name in names.split()}
+
+    @property
+    def _by_token(self) -> dict[str, object]:
+        return {"by_token": int(self.case.by_token)}
+
+    # Dispatch.
+
+    def dispatch(self, rank: int, number: int, zone: int, straggle: bool = False) -> Received:
+        """Sends, relays, waits, and checks what came."""
+        self._pause(straggle)
+        capacity = self.config.receive_capacity(rank)
+        received = Received.of(self.config, self.layout.num_servers, number, capacity)
+        self._run(self.dispatch_phases(rank, number, zone, received), number % 2)
+        received.check_guards()
+        self.check_traffic(rank, self._dispatched(rank, number))
+        self._pause(straggle)
+        self._check_received(rank, zone, received)
+        return received
+
+    def dispatch_phases(self, rank: int, number: int, zone: int, received: Received) -> list[Phase]:
+        """Those of a whole dispatch."""
+        c, case, layout = self.config, self.case, self.layout
+        routing = draw_routing(case, self.seed, number, rank)
+        outer = outer_table(case, routing)
+        slot = case.slot
+        send = {
+            "rows": routing.rows,
+            "row_stride": case.sent_bytes,
+            "row_scale": slot.scale_offset if case.scaled else 0,
+            "topk_weights": routing.weights,
+            "outer_ids": outer.ids,
+            "route_words": outer.words,
+            "num_tokens": case.tokens[rank],
+            **self._by_token,
+            **self._peers(rank),
+            **self._round(rank, "D", number, zone),
+            **self._in_slot(),
+            **self._posting(rank),
+            "slots": layout.rail_slots,
+            "ends": layout.rail_flags,
+        }
+        relay = {
+            "window": self.windows[rank],
+            "rail_counts": received.rail_counts.array,
+            "num_local_experts": c.num_local_experts,
+            "slot_scale": slot.scale_offset if case.scaled else 0,
+            "stamp_offset": slot.stamp_offset,
+            "timeout_us": case.timeout_us,
+            **self._by_token,
+            **self._peers(rank),
+            **self._round(rank, "D", number, zone),
+            **self._in_slot(),
+            "rails": layout.rail_slots,
+            "ends": layout.rail_flags,
+            "slots": layout.forward_slots,
+            "status": layout.token_counts,
+        }
+        wait = {
+            "window": self.windows[rank],
+            "recv_counts": received.recv_counts.array,
+            "waited_us": 0,
+            "num_local_experts": c.num_local_experts,
+            "zone": zone,
+            "timeout_us": case.timeout_us + case.timeout_us // 4,
+            **expecting("D", number),
+            "status": layout.token_counts,
+        }
+        offsets = {
+            "recv_counts": received.recv_counts.array,
+            "recv_offsets": received.recv_offsets.array,
+            "tokens_per_expert": received.tokens_per_expert.array,
+            "recv_stats": 0,
+            "trailer": received.trailer.array,
+            "row_slots": received.row_slots.array,
+            "num_local_experts": c.num_local_experts,
+            "num_ranks": c.num_ranks,
+            "max_count": c.num_max_tokens_per_rank,
+            "capacity": len(received.row_slots.array),
+            "cumulative": 0,
+            "kept_rank": -1,
+            "by_source": 0,
+            "zone": zone,
+            "slots": layout.forward_slots.in_units(UB_ALIGN),
+        }
+        return [
+            ("rail_send", send),
+            ("rail_relay", relay),
+            ("dispatch_wait", wait),
+            ("dispatch_offsets", offsets),
+        ]
+
+    def _others(self, rank: int) -> list[int]:
+        """Servers that messages go to."""
+        own = rank // self.layout.ranks_per_server
+        return [server for server in range(self.layout.num_servers) if server != own]
+
+    def _sent(self, rank: int, number: int) -> np.ndarray:
+        """(S,) tokens of a rank that go to each server."""
+        return outer_table(self.case, draw_routing(self.case, self.seed, number, rank)).counts
+
+    def _posted(self, counts: list[int], row_bytes: int, used: int, stride: int) -> Counters:
+        """What so many rows for each server are, and an end flag behind those of each.
+
+        Args:
+            counts: for each server.
+            row_bytes: of a row; ``used`` with what goes with it, ``stride`` from one to the next.
+        """
+        posts, payload = len(counts), sum(counts) * row_bytes
+        framing = RAIL_END.num_bytes * len(counts) - payload
+        for count in counts:
+            posts += count if self.case.by_token else int(count > 0)
+            if count:
+                framing += count * used if self.case.by_token else (count - 1) * stride + used
+        return {"posts": posts, "payload": payload, "framing": framing}
+
+    def _dispatched(self, rank: int, number: int) -> Counters:
+        slot, sent = self.case.rail_slot, self._sent(rank, number)
+        counts = [int(sent[server]) for server in self._others(rank)]
+        return self._posted(counts, slot.row_bytes, slot.slot_bytes, self.layout.rail_slots.stride("index"))
+
+    def check_traffic(self, rank: int, expected: Counters) -> None:
+        """Every block has said what it posted, and together it is this."""
+        words = self.traffic[rank].array
+        found = {name: int(words[:, i].sum()) for i, (name, _) in enumerate(TRAFFIC.fields)}
+        want = {f"{name}_between": number for name, number in expected.items()}
+        if found != want | {f"{name}_inside": 0 for name in expected}:
+            raise WrongResultError(f"traffic {found} instead of {want}")
+
+    def _check_received(self, rank: int, zone: int, received: Received) -> None:
+        case, c, layout = self.case, self.config, self.layout
+        rows = [
+            (expert, source, index, row)
+            for expert in range(c.num_local_experts)
+            for source in range(c.num_ranks)
+            for index, row in enumerate(sent_to(case, self.seed, received.number, source, rank, expert))
+        ]
+        received.origins = np.array([(s, row.token, row.k) for _, s, _, row in rows], np.int32).reshape(-1, 3)
+        counts = np.zeros((c.num_local_experts, c.num_ranks), np.int32)
+        for expert, source, _, _ in rows:
+            counts[expert, source] += 1
+        self._check_tables(received, counts, len(rows))
+        relayed = [self._sent(source, received.number) for source in c.topology.rail(rank)]
+        own = rank // layout.ranks_per_server
+        check("rail_counts", received.rail_counts.array, [sent[own] for sent in relayed])
+        window, slot = self.windows[rank], case.slot
+        for i, (expert, source, index, row) in enumerate(rows):
+            at = layout.forward_slots.offset(zone=zone, source=source, expert=expert, index=index)
+            check("row_slots", received.row_slots.array[i], at // UB_ALIGN)
+            found = window[at : at + slot.packed_bytes]
+            check("row", found[: slot.row_bytes], row.row[: slot.row_bytes])
+            if case.scaled:
+                scale = slice(slot.scale_offset, slot.scale_offset + slot.scale_bytes)
+                check("scale", found[scale], row.row[scale])
+            stamp = found[slot.stamp_offset :].view(np.int32)
+            check("stamp", stamp[:3], received.origins[i])
+            check("weight", stamp[STAMP.word("weight")], np.float32(row.weight).view(np.int32))
+
+    def _check_tables(self, received: Received, counts: np.ndarray, num_rows: int) -> None:
+        check("recv_counts", received.recv_counts.array, counts)
+        check("recv_offsets", received.recv_offsets.array, counts.reshape(-1).cumsum())
+        check("tokens_per_expert", received.tokens_per_expert.array, counts.sum(1))
+        check("trailer", received.trailer.array[TRAILER.word("num_rows")], num_rows)
+
+    # Combine.
+
+    def combine(self, rank: int, number: int, zone: int, received: Received, straggle: bool = False) -> None:
+        """Returns results, sums them, sends partial rows, and checks the sums."""
+        self._pause(straggle)
+        returned = Guarded((1, self.layout.ranks_per_server), np.int32)
+        self._run(self.return_phases(rank, number, zone, received, returned), 0)
+        returned.check_guards()
+        self._pause(straggle)
+        sums = self.server_sums(rank, zone, received)
+        seen = Guarded((self.layout.num_servers,), np.int32)
+        self._run(self.partial_phases(rank, number, zone, received, returned, sums, seen), number % 2)
+        seen.check_guards()
+        self._pause(not straggle)
+        relayed = [int(received.rail_counts.array[server]) for server in self._others(rank)]
+        size = self.case.result_bytes
+        self.check_traffic(rank, self._posted(relayed, size, size, size))
+        sent = self._sent(rank, received.number)
+        check("rail_seen", seen.array, sent)
+        self._check_sums(rank, number, zone, received.number)
+
+    def return_phases(
+        self, rank: int, number: int, zone: int, received: Received, returned: Guarded
+    ) -> list[Phase]:
+        """Up to the wait for this rank's server."""
+        c, layout = self.config, self.layout
+        rows = results_of(self.case, received.origins, number)
+        send = {
+            "rows": rows,
+            "row_bytes": self.case.result_bytes,
+            "recv_offsets": received.recv_offsets.array,
+            "num_entries": c.num_local_experts * c.num_ranks,
+            "capacity": len(rows),
+            **self._peers(rank),
+            "zone": zone,
+            "slots": layout.result_slots,
+        }
+        ranks, own = layout.ranks_per_server, rank % layout.ranks_per_server
+        flag = {
+            "peers": self.tables[rank][rank - own :],
+            "num_ranks": ranks,
+            "count": 0,
+            "rank": own,
+            "zone": zone,
+            "window": 0,
+            "out_offset": 0,
+            "timeout_us": 0,
+            "traffic": 0,
+            "status": layout.return_status,
+            **posting("C", number),
+        }
+        wait = {
+            "window": self.windows[rank],
+            "recv_counts": returned.array,
+            "waited_us": 0,
+            "num_local_experts": 1,
+            "zone": zone,
+            "timeout_us": self.case.timeout_us,
+            "status": layout.return_status,
+            **expecting("C", number),
+        }
+        lost = {
+            "returned": returned.array,
+            **self._peers(rank),
+            **self._round(rank, "C", number, zone),
+            **self._posting(rank),
+            "ends": layout.partial_flags,
+        }
+        return [
+            ("server_return", send),
+            ("post_status", flag),
+            ("dispatch_wait", wait),
+            ("returns_lost", lost),
+        ]
+
+    def server_sums(self, rank: int, zone: int, received: Received) -> np.ndarray:
+        """(S, tokens, bytes): of each token that came by the rail, by what the rail says of it."""
+        layout, window, slot = self.layout, self.windows[rank], self.case.rail_slot
+        first = rank // layout.ranks_per_server * layout.server_experts
+        shape = layout.num_servers, self.config.num_max_tokens_per_rank, self.case.result_bytes
+        sums = np.full(shape, 0xEE, np.uint8)
+        for server, count in enumerate(received.rail_counts.array.tolist()):
+            tokens = rows_of(window, layout.rail_slots, received.number % self.case.zones, server)
+            for number in range(count):
+                words = tokens[number, slot.words_offset :][: 4 * slot.topk].copy().view(np.int32)
+                chosen = sorted(
+                    ((word & (1 << POSITION_SHIFT) - 1) - first, word >> POSITION_SHIFT)
+                    for word in words.tolist()
+                    if word >= 0 and first <= word & (1 << POSITION_SHIFT) - 1 < first + layout.server_experts
+                )
+                places = [
+                    layout.result_slots.offset(zone=zone, source=server, expert=expert, index=position)
+                    for expert, position in chosen
+                ]
+                rows = (window[at : at + self.case.result_bytes] for at in places)
+                sums[server, number] = in_order(rows, self.case.result_bytes)
+        return sums
+
+    def partial_phases(
+        self,
+        rank: int,
+        number: int,
+        zone: int,
+        received: Received,
+        returned: Guarded,
+        sums: np.ndarray,
+        seen: Guarded,
+    ) -> list[Phase]:
+        """Up to the wait for the rail."""
+        layout, size = self.layout, self.case.result_bytes
+        send = {
+            "rows": sums,
+            "row_bytes": size,
+            "payload_bytes": size,
+            "rail_counts": received.rail_counts.array,
+            "returned": returned.array,
+            **self._by_token,
+            **self._peers(rank),
+            **self._round(rank, "C", number, zone),
+            **self._posting(rank),
+            "slots": layout.partials_of(size),
+            "ends": layout.partial_flags,
+        }
+        wait = {
+            "window": self.windows[rank],
+            "outer_counts": self._sent(rank, received.number),
+            "rail_seen": seen.array,
+            "timeout_us": self.case.timeout_us + self.case.timeout_us // 4,
+            **self._rail(rank),
+            **self._round(rank, "C", number, zone),
+            "ends": layout.partial_flags,
+        }
+        return [("partials_send", send), ("rail_wait", wait)]
+
+    def _check_sums(self, rank: int, number: int, zone: int, dispatch_number: int) -> None:
+        """Each token's: its servers' sums ascending, of results as their experts made them, ascending."""
+        layout, window, size = self.layout, self.windows[rank], self.case.result_bytes
+        routing = draw_routing(self.case, self.seed, dispatch_number, rank)
+        outer = outer_table(self.case, routing)
+        for token, ids in enumerate(routing.sent_ids.tolist()):
+            for server in range(layout.num_servers):
+                if outer.ids[token, server] < 0:
+                    continue
+                ks = sorted(
+                    (expert, k)
+                    for k, expert in enumerate(ids)
+                    if 0 <= expert < self.config.num_experts and expert // layout.server_experts == server
+                )
+                origins = np.array([(rank, token, k) for _, k in ks], np.int32)
+                want = in_order(results_of(self.case, origins, number), size)
+                at = layout.partial_rows.offset(
+                    zone=zone, server=server, index=int(outer.rows[token, server])
+                )
+                check(f"partial row of token {token}", window[at : at + size], want)

@@ -1,0 +1,49 @@
+"""The kernels of the hierarchy: what comes by two hops is what was sent, in whatever order it comes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from .hierarchy import HierarchyWorld
+from .hierarchy_case import HierarchyCase
+from .library import Library
+
+CASES = {
+    "two_and_two": HierarchyCase(tokens=(3, 2, 4, 1), blocks=3, topk=3, absent=0.2),
+    "each_by_itself": HierarchyCase(
+        tokens=(2, 1, 3), servers=(1, 1, 1), blocks=5, experts_per_rank=3, topk=3
+    ),
+    "one_block": HierarchyCase(tokens=(3, 3, 2, 0), blocks=1, topk=4),
+    "three_servers": HierarchyCase(
+        tokens=(2, 3, 1, 4, 0, 2), servers=(2, 2, 2), blocks=4, topk=4, absent=0.3
+    ),
+    "wide_servers": HierarchyCase(tokens=(2, 3, 1, 2, 4, 1), servers=(3, 3), blocks=2, topk=5, straggle=0.3),
+    "scaled": HierarchyCase(tokens=(3, 2, 4, 1), scaled=True, topk=2, rounds=3),
+    "special_ids": HierarchyCase(tokens=(3, 4, 2, 2), topk=4, experts_per_rank=3, special=0.3, absent=0.2),
+    "nothing_at_all": HierarchyCase(tokens=(0, 0, 0, 0), schedule="DCC"),
+    "skewed": HierarchyCase(tokens=(2, 3, 1, 2), blocks=4, skewed=True, ring_items=1),
+    "many_tokens": HierarchyCase(tokens=(13, 20, 9, 17), topk=2, rounds=1, hidden=32, ring_items=8),
+    "dispatch_only": HierarchyCase(tokens=(2, 3, 2, 3), straggle=0.4, rounds=5, schedule="D"),
+    "two_combines": HierarchyCase(tokens=(3, 2, 2, 3), straggle=0.4, rounds=3, schedule="DCC"),
+    "two_dispatches": HierarchyCase(tokens=(2, 3, 2, 3), straggle=0.4, rounds=3, schedule="DDC"),
+    "last_number": HierarchyCase(tokens=(2, 3, 1, 2), first_number=2**31 - 3, rounds=3),
+    "long_row": HierarchyCase(tokens=(1, 2, 1, 2), blocks=1, hidden=512 * 7, rounds=1),
+}
+_CASES = pytest.mark.parametrize("case", list(CASES.values()), ids=list(CASES))
+_STAGES = pytest.mark.parametrize("by_token", [True, False], ids=["by_token", "at_once"])
+
+
+@_STAGES
+@_CASES
+def test_strict(strict: Library, case: HierarchyCase, by_token: bool) -> None:
+    for seed in range(4):
+        HierarchyWorld(strict, replace(case, by_token=by_token, keeps_order=seed == 3), seed).run()
+
+
+@_STAGES
+@_CASES
+def test_fast(fast: Library, case: HierarchyCase, by_token: bool) -> None:
+    for seed in range(3):
+        HierarchyWorld(fast, replace(case, by_token=by_token), seed).run()
