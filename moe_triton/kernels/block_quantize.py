@@ -3,7 +3,7 @@
 Shape symbols:
     A   rows there is room for
     H   hidden size, a multiple of 32
-    B   8, elements of a block
+    B   elements of a block: 8, or 16 where a server's sums are fp16
 
 For a block x of B elements, all in fp32 unless said otherwise::
 
@@ -27,7 +27,7 @@ from moe_triton.core.records import ORIGIN
 from moe_triton.kernels.cases import I8, I32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
-from moe_triton.reference.arithmetic import BLOCK_ELEMENTS, quantize_blocks
+from moe_triton.reference.arithmetic import BLOCK_ELEMENTS, PARTIAL_BLOCK_ELEMENTS, quantize_blocks
 
 
 @triton.jit
@@ -87,6 +87,7 @@ def _quantize_row(
 def _block_quantize_kernel(
     rows,
     origins,
+    active,
     recv_offsets,
     packed,
     packed_scales,
@@ -102,14 +103,21 @@ def _block_quantize_kernel(
     ORIGIN_WORDS: tl.constexpr,
     TOKEN_WORD: tl.constexpr,
 ):
-    # a count that came from another rank must not lead past the end
-    num_rows = tl.minimum(tl.maximum(tl.load(recv_offsets + num_entries - 1), 0), capacity)
+    num_rows = capacity
+    if recv_offsets is not None:
+        # a count that came from another rank must not lead past the end
+        num_rows = tl.minimum(tl.maximum(tl.load(recv_offsets + num_entries - 1), 0), capacity)
     per_program = tl.cdiv(num_rows, tl.num_programs(0))
     begin = tl.program_id(0) * per_program
     for i in range(begin, tl.minimum(begin + per_program, num_rows)):
         if origins is not None:
             token = tl.load(origins + i * ORIGIN_WORDS + TOKEN_WORD)
             if (token >= first_token) & (token < end_token):
+                _quantize_row(
+                    i, rows, packed, packed_scales, row_stride, scale_stride, HIDDEN, BLOCK, FLOAT_MAX
+                )
+        elif active is not None:
+            if tl.load(active + i) >= 0:
                 _quantize_row(
                     i, rows, packed, packed_scales, row_stride, scale_stride, HIDDEN, BLOCK, FLOAT_MAX
                 )
@@ -121,42 +129,55 @@ def _block_quantize_fallback(
     programs: int,
     *,
     rows: torch.Tensor,
-    recv_offsets: torch.Tensor,
     packed: torch.Tensor,
     packed_scales: torch.Tensor,
-    num_entries: int,
     capacity: int,
     row_stride: int,
     scale_stride: int,
     HIDDEN: int,
+    BLOCK: int,
     ORIGIN_WORDS: int,
     TOKEN_WORD: int,
+    recv_offsets: torch.Tensor | None = None,
+    num_entries: int = 0,
     origins: torch.Tensor | None = None,
+    active: torch.Tensor | None = None,
     first_token: int = 0,
     end_token: int = 0,
     **_: object,
 ) -> None:
-    num_rows = min(max(int(recv_offsets[num_entries - 1]), 0), capacity)
+    num_rows = capacity
+    if recv_offsets is not None:
+        num_rows = min(max(int(recv_offsets[num_entries - 1]), 0), capacity)
     if not num_rows:
         return
-    q, scales = quantize_blocks(rows[: num_rows * HIDDEN].view(num_rows, HIDDEN))
+    q, scales = quantize_blocks(rows[: num_rows * HIDDEN].view(num_rows, HIDDEN), BLOCK)
     wanted = torch.ones(num_rows, dtype=torch.bool)
     if origins is not None:
         tokens = origins[: num_rows * ORIGIN_WORDS].view(num_rows, ORIGIN_WORDS)[:, TOKEN_WORD]
         wanted = (tokens >= first_token) & (tokens < end_token)
+    elif active is not None:
+        wanted = active[:num_rows] >= 0
     packed.as_strided(q.shape, (row_stride, 1))[wanted] = q[wanted]
     packed_scales.as_strided(scales.shape, (scale_stride, 1))[wanted] = scales[wanted]
 
 
 @functools.cache
 def block_quantize_kernel(
-    dtype: torch.dtype, hidden: int, target: str = "cpu", parted: bool = False
+    dtype: torch.dtype,
+    hidden: int,
+    target: str = "cpu",
+    parted: bool = False,
+    masked: bool = False,
+    block: int = BLOCK_ELEMENTS,
 ) -> TritonKernel:
     """Quantise rows [0, n), n being ``recv_offsets[num_entries - 1]``, at least 0 and at most ``capacity``.
 
     ``rows`` is contiguous. ``packed`` and ``packed_scales`` are where row 0 and its scales go; the strides,
     in elements of each pointer's type, lead from one packed row to the next. Where ``parted``, only rows
-    whose token, by ``origins`` (A, 3), is at least ``first_token`` and less than ``end_token``.
+    whose token, by ``origins`` (A, 3), is at least ``first_token`` and less than ``end_token``. Where
+    ``masked``, n is ``capacity``, and rows are left out for which ``active`` (A,) is negative. ``block``
+    elements share a scale.
     """
     check_float_dtype(dtype)
     check_hidden(hidden)
@@ -165,22 +186,24 @@ def block_quantize_kernel(
         (
             (True, Arg("rows", f"*{element}", "in")),
             (parted, Arg("origins", "*i32", "in")),
-            (True, Arg("recv_offsets", "*i32", "in")),
+            (masked, Arg("active", "*i32", "in")),
+            (not masked, Arg("recv_offsets", "*i32", "in")),
             (True, Arg("packed", "*i8", "out")),
             (True, Arg("packed_scales", f"*{element}", "out", interleaved_with="packed")),
-            *((True, arg) for arg in numbers("i32", "num_entries capacity")),
+            *((not masked, arg) for arg in numbers("i32", "num_entries")),
+            *((True, arg) for arg in numbers("i32", "capacity")),
             *((True, arg) for arg in numbers("i64", "row_stride scale_stride")),
             *((parted, arg) for arg in numbers("i32", "first_token end_token")),
         )
     )
     return TritonKernel(
-        name=f"block_quantize{'_part' * parted}",
+        name=f"block_quantize{'_part' * parted}{'_active' * masked}",
         fn=_block_quantize_kernel,
         args=args,
         constants={
             **absent,
             "HIDDEN": hidden,
-            "BLOCK": BLOCK_ELEMENTS,
+            "BLOCK": block,
             "FLOAT_MAX": target != "cpu",
             "ORIGIN_WORDS": ORIGIN.num_words,
             "TOKEN_WORD": ORIGIN.word("token"),
@@ -196,6 +219,7 @@ def _inputs(s: Shape, r: Draw) -> Inputs:
         "origins": torch.stack([torch.arange(r.tokens, dtype=I32)] * ORIGIN.num_words, 1),
         "first_token": r.range["first_token"],
         "end_token": r.tokens,
+        "active": r.active(),
         "recv_offsets": torch.tensor([1, r.tokens - 1], dtype=I32),
         "packed": blank(r.tokens, stride, dtype=I8),
         "packed_scales": Hole("packed", s.hidden),
@@ -211,6 +235,11 @@ def _build_part(s: Shape) -> TritonKernel:
     return block_quantize_kernel(s.torch_dtype, s.hidden, s.target, parted=True)
 
 
+def _build_active(s: Shape) -> TritonKernel:
+    block = PARTIAL_BLOCK_ELEMENTS[s.torch_dtype]
+    return block_quantize_kernel(s.torch_dtype, s.hidden, s.target, masked=True, block=block)
+
+
 FAMILIES = (
     Family(
         "block_quantize",
@@ -220,4 +249,5 @@ FAMILIES = (
         axes=("dtype", "hidden"),
     ),
     Family("block_quantize_part", block_quantize_kernel, _inputs, _build_part, axes=("dtype", "hidden")),
+    Family("block_quantize_active", block_quantize_kernel, _inputs, _build_active, axes=("dtype", "hidden")),
 )

@@ -7,7 +7,7 @@ Shape symbols:
     S   shared experts
     M   experts that results are received from; special experts have the ids from M on
     Z, C, N   zero, copy and constant experts, in the order of their ids
-    B   8, elements of a quantised block
+    B   8 or 16, elements of a quantised block
 
 ::
 
@@ -44,7 +44,6 @@ from moe_triton.kernels.weighted_sum_fallback import weighted_sum_fallback
 from moe_triton.kernels.weighted_sum_features import SumFeatures, arguments_of, bytes_moved_by, check_features
 from moe_triton.kernels.weighted_sum_terms import sum_token, token_at
 from moe_triton.kernels.zones import turn_zone, zone_offset
-from moe_triton.reference.arithmetic import BLOCK_ELEMENTS
 
 __all__ = ["SumFeatures", "weighted_sum_kernel"]
 
@@ -207,7 +206,7 @@ def weighted_sum_kernel(
             "TILE": hidden if target == "cpu" else _npu_tile(hidden, features),
             "SPLIT": split,
             "SPLIT_TILE": hidden if target == "cpu" else _npu_tile(hidden // split, features),
-            "BLOCK": BLOCK_ELEMENTS,
+            "BLOCK": features.block,
             "TOPK": topk,
             "NUM_SHARED": num_shared,
             "HAS_WEIGHTS": has_weights,

@@ -23,7 +23,10 @@ from moe_triton.kernels.cases import (
 )
 from moe_triton.kernels.weighted_sum import weighted_sum_kernel
 from moe_triton.kernels.weighted_sum_features import SumFeatures
-from moe_triton.reference.arithmetic import BLOCK_ELEMENTS
+
+
+def _block(s: Shape) -> int:
+    return SumFeatures(wide_blocks=s.has("wide_blocks")).block
 
 
 def _inputs(s: Shape, r: Draw) -> Inputs:
@@ -37,8 +40,8 @@ def _inputs(s: Shape, r: Draw) -> Inputs:
     if s.has("quantized"):
         stride = s.blocks_bytes
         slots = r.integers(-127, 128, number, stride, dtype=I8)
-        scales = (r.uniform(number, s.hidden // BLOCK_ELEMENTS) / 64).to(dtype)
-        slots[:, s.hidden : s.hidden * 5 // 4] = scales.view(I8)
+        scales = (r.uniform(number, s.hidden // _block(s)) / 64).to(dtype)
+        slots[:, s.hidden : s.hidden + 2 * scales.shape[1]] = scales.view(I8)
     else:
         slots = r.normal(number, s.hidden, dtype=dtype)
     ids, active = r.special_ids() if s.has("special") else r.ids, r.active()
@@ -85,7 +88,7 @@ def _bytes_read_and_written(
     s: Shape, r: Draw, ids: torch.Tensor, active: torch.Tensor, listed: torch.Tensor
 ) -> int:
     """What depends on the data: tokens that are left out, and entries that have no slot."""
-    slot_bytes = s.hidden * 5 // 4 if s.has("quantized") else 2 * s.hidden
+    slot_bytes = s.hidden + 2 * s.hidden // _block(s) if s.has("quantized") else 2 * s.hidden
     if s.has("listed"):
         ids, active = ids[listed], active[listed]
     if s.has("masked"):
@@ -122,6 +125,9 @@ _SUMS = (
     *((*more, *end) for more in subsets(("masked", "shared_x", "special", "quantized")) for end in _ENDS),
     *(("by_expert", *more, *end) for more in subsets(("quantized",)) for end in _ENDS[:2]),
     ("by_offset",),
+    # A hierarchy sums what came by rail, and then the partial rows.
+    ("by_expert", "masked"),
+    ("by_expert", "quantized", "wide_blocks", "turns"),
 )
 
 FAMILIES = (
@@ -136,9 +142,10 @@ FAMILIES = (
         # what is held at a time differs most between these
         shown=(
             _WEIGHTED,
-            *(("weights", name) for name in _FEATURES),
+            *(("weights", name) for name in _FEATURES if name != "wide_blocks"),
             ("weights", "masked", "shared_x", "special", "quantized"),
             ("weights", "by_expert", "quantized"),
+            ("weights", "by_expert", "quantized", "wide_blocks"),
         ),
         main=_WEIGHTED,
         as_launched=_as_launched,

@@ -9,7 +9,7 @@ import torch
 from moe_triton.kernels.memory import elements_at
 from moe_triton.kernels.own_rows import own_rows
 from moe_triton.kernels.zones import in_zone, turn_cell
-from moe_triton.reference.arithmetic import BLOCK_ELEMENTS, Floats, Mask, dequantize_blocks, weighted_sum
+from moe_triton.reference.arithmetic import Floats, Mask, dequantize_blocks, weighted_sum
 
 
 def weighted_sum_fallback(
@@ -24,6 +24,7 @@ def weighted_sum_fallback(
     HIDDEN: int,
     TOPK: int,
     NUM_SHARED: int,
+    BLOCK: int,
     HAS_WEIGHTS: bool,
     first_token: int = 0,
     slot_scales: torch.Tensor | None = None,
@@ -80,7 +81,7 @@ def weighted_sum_fallback(
             return torch.stack(rows).float() if rows else torch.zeros((0, HIDDEN))
         values = slots.unfold(0, HIDDEN, 1)[places]
         if slot_scales is not None:
-            scales = slot_scales.unfold(0, HIDDEN // BLOCK_ELEMENTS, 1)[places // 2]
+            scales = slot_scales.unfold(0, HIDDEN // BLOCK, 1)[places // 2]
             values = dequantize_blocks(values, scales)
         return values.float()
 

@@ -27,6 +27,7 @@ class SumFeatures:
             leads to may be a null address.
         quantized: a slot is a row of int8 and, as far behind it as ``slot_scales`` is behind ``slots``, the
             scales of its blocks; the row is what `dequantize_blocks` makes of them.
+        wide_blocks: of rows that are quantized, blocks have 16 elements, and not 8.
         by_expert: a slot is found by its expert and by ``expand_idx`` (T, K), its number among those of
             that expert. A token's shared result, of one expert at most, stands behind those of the last
             expert.
@@ -50,6 +51,7 @@ class SumFeatures:
     shared_x: bool = False
     special: bool = False
     quantized: bool = False
+    wide_blocks: bool = False
     by_expert: bool = False
     by_offset: bool = False
     own: bool = False
@@ -57,6 +59,11 @@ class SumFeatures:
     zoned: bool = False
     listed: bool = False
     turns: bool = False
+
+    @property
+    def block(self) -> int:
+        """Elements of a quantised block."""
+        return 2 * BLOCK_ELEMENTS if self.wide_blocks else BLOCK_ELEMENTS
 
     def variant(self, num_shared: int, has_weights: bool) -> str:
         """What tables of settings know a sum by: its features with dashes between them."""
@@ -127,7 +134,7 @@ def bytes_moved_by(
     """Bytes read and written, from the kernel's numbers; None where the data decide."""
     if features.special or features.masked or features.listed:
         return None
-    slot_bytes = hidden + hidden // BLOCK_ELEMENTS * 2 if features.quantized else 2 * hidden
+    slot_bytes = hidden + hidden // features.block * 2 if features.quantized else 2 * hidden
     slots = slot_bytes * (topk + num_shared)
     rows = hidden * (2 * features.shared_x + (4 if features.fp32_out else 2))
     entries = topk * (4 + 4 * has_weights + 4 * (features.by_expert or features.own))

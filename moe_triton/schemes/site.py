@@ -263,9 +263,7 @@ class Site:
     @property
     def quantized_row_bytes(self) -> int:
         """Bytes of a row quantised in blocks: int8, then a 16-bit scale per block."""
-        hidden = self.config.hidden
-        scales = 2 * (hidden // BLOCK_QUANTIZE_ELEMENTS)
-        return align(hidden, UB_ALIGN) + align(scales, UB_ALIGN)
+        return quantized_bytes(self.config.hidden, BLOCK_QUANTIZE_ELEMENTS)
 
     def scratch(self) -> Scratch:
         """Elements and dtype of what plans keep between their launches, by the name of its hole."""
@@ -308,10 +306,16 @@ class Site:
             "round_numbers": (2 * len(COUNTED), i32),
             "route_words": (tokens * align(c.num_topk, UB_ALIGN // WORD_BYTES), i32),
             "server_sums": (c.topology.num_servers * tokens * c.hidden, torch.int16),
+            "quantized_sums": (c.topology.num_servers * tokens * self.quantized_row_bytes, torch.uint8),
             "rail_seen": (c.topology.num_servers, i32),
             traffic.HOLE: (len(COUNTED) * self.num_blocks * TRAFFIC.num_words, torch.int64),
             "alphas": (2 * tokens * c.num_topk, torch.float32),
         }
+
+
+def quantized_bytes(hidden: int, elements: int) -> int:
+    """Bytes of a row quantised in blocks of so many elements: int8, then a 16-bit scale per block."""
+    return align(hidden, UB_ALIGN) + align(2 * (hidden // elements), UB_ALIGN)
 
 
 def tokens_of(part: int, parts: int) -> tuple[Value, Value]:

@@ -153,6 +153,9 @@ NEGATE = ["%1 = arith.negf %in0 : f32", "%1"]
 UNTOUCHED = {
     "a sum of a row, whose order counts": _generic(["tile", "row"], ADD, iterators=("parallel", "reduction")),
     "columns of several rows at once": _generic(["tile", "column"], ADD, iterators=("reduction", "parallel")),
+    "a column beside several rows at once": _generic(
+        ["tile", "column", "tile"], ["%1 = arith.mulf %in0, %in1 : f32", "%1"]
+    ),
     "long rows": _generic(["tile", "tile"], NEGATE, row_elements=64),
     "rows that fill no vector": _generic(["tile", "tile"], NEGATE, rows=3),
     "rows apart from each other": _generic(

@@ -261,3 +261,29 @@ def test_a_round_trip_stays_within_half_a_code(dtype: torch.dtype) -> None:
 def test_block_quantize_refuses_sizes_that_no_kernel_has() -> None:
     with pytest.raises(ArgumentError, match="dtype"):
         block_quantize_kernel(torch.float32, 32)
+
+
+@pytest.mark.parametrize(("launch", "target"), FORMS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("block", [8, 16])
+@kernel_settings
+@given(seed=st.integers(0, 2**31), rows=st.integers(0, 6), programs=st.integers(1, 4))
+def test_rows_that_are_active_are_quantised_in_blocks_of_any_size(
+    launch: Launch, target: str, dtype: torch.dtype, block: int, seed: int, rows: int, programs: int
+) -> None:
+    hidden = 96
+    oddities = ODDITIES + (MONSTERS if target == "cpu" else [])
+    values = draw(seed, rows, hidden, dtype, oddities)
+    active = torch.where(torch.rand(rows, generator=torch.Generator().manual_seed(seed)) < 0.7, 0, -1).int()
+    stride = hidden + 2 * hidden // block
+    packed = Guarded((rows, stride), torch.int8)
+    scales = packed.tensor.view(-1)[hidden:].view(dtype) if rows else torch.zeros(1, dtype=dtype)
+    kernel = block_quantize_kernel(dtype, hidden, target, masked=True, block=block)
+    numbers = [rows, stride, stride // 2]
+    launch(kernel, [values, active, packed.tensor, scales, *numbers], programs)
+    found = packed.check()
+    is_active = active >= 0
+    assert (found[~is_active] == CANARY).all()
+    q, s = quantize_blocks(values[is_active], block)
+    assert torch.equal(found[is_active][:, :hidden], q)
+    assert_same_bits(found[is_active][:, hidden:].contiguous().view(dtype), s)

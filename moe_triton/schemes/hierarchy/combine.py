@@ -12,14 +12,16 @@ from functools import cached_property
 from moe_triton.core.ascendc import POST_STATUS
 from moe_triton.core.ascendc_hierarchy import PARTIALS_SEND, RAIL_WAIT, RETURNS_LOST, SERVER_RETURN
 from moe_triton.core.plan import Hole, Launch, Plan, joined, launch
+from moe_triton.kernels.block_quantize import block_quantize_kernel
 from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
-from moe_triton.layout import RelayTables
+from moe_triton.layout import UB_ALIGN, RelayTables, align
 from moe_triton.layout.call_word import call_word
 from moe_triton.operators.variants import CombineVariant
+from moe_triton.reference.arithmetic import BLOCK_ELEMENTS, PARTIAL_BLOCK_ELEMENTS
 from moe_triton.schemes.common.flags import posting, wait_for_ranks
 from moe_triton.schemes.hierarchy.layout import HierarchyLayout
 from moe_triton.schemes.hierarchy.steps import by_token, of_rail, of_round, relayed_timeout_us
-from moe_triton.schemes.site import Site, launch_matching
+from moe_triton.schemes.site import Site, launch_matching, quantized_bytes
 
 PEER_BYTES = 8  # of a rank's word in the table of peers
 
@@ -57,9 +59,14 @@ class CombinePlans:
         ]
         return Plan("combine", zone, tuple(steps))
 
-    @property
-    def _row_bytes(self) -> int:
-        return 2 * self.site.config.hidden
+    def _block(self, variant: CombineVariant) -> int:
+        """Elements that share a scale where partial rows travel as int8."""
+        return PARTIAL_BLOCK_ELEMENTS[variant.dtype]
+
+    def _partial_bytes(self, variant: CombineVariant) -> int:
+        """Bytes of a partial row on its way."""
+        hidden = self.site.config.hidden
+        return quantized_bytes(hidden, self._block(variant)) if variant.block_quantize else 2 * hidden
 
     def _return(self, zone: int) -> Launch:
         """Step 1, inside the server."""
@@ -70,7 +77,7 @@ class CombinePlans:
             "communication",
             site.num_blocks,
             rows=Hole("y"),
-            row_bytes=self._row_bytes,
+            row_bytes=2 * site.config.hidden,
             recv_offsets=Hole("recv_offsets"),
             num_entries=site.num_entries,
             capacity=Hole("num_rows"),
@@ -156,7 +163,28 @@ class CombinePlans:
                 **site.zone_in_memory("combine", slots.stride("zone") // itemsize, kept=False),
             },
         )
-        return [total]
+        return [total, self._quantize(variant)] if variant.block_quantize else [total]
+
+    def _quantize(self, variant: CombineVariant) -> Launch:
+        c, site, row_bytes = self.site.config, self.site, self._partial_bytes(variant)
+        kernel = block_quantize_kernel(
+            variant.dtype, c.hidden, site.target, masked=True, block=self._block(variant)
+        )
+        return launch_matching(
+            "quantize",
+            kernel,
+            "compute",
+            site.num_blocks,
+            {
+                "rows": Hole("server_sums"),
+                "active": self.tables["inner_active"],
+                "packed": Hole("quantized_sums"),
+                "packed_scales": Hole("quantized_sums", align(c.hidden, UB_ALIGN)),
+                "capacity": self.layout.num_servers * c.num_max_tokens_per_rank,
+                "row_stride": row_bytes,
+                "scale_stride": row_bytes // variant.dtype.itemsize,
+            },
+        )
 
     def _send(self, variant: CombineVariant, zone: int) -> Launch:
         """Steps 1 and 2, on the rail."""
@@ -166,16 +194,16 @@ class CombinePlans:
             PARTIALS_SEND,
             "communication",
             site.num_blocks,
-            rows=Hole("server_sums"),
-            row_bytes=self._row_bytes,
-            payload_bytes=self._row_bytes,
+            rows=Hole("quantized_sums" if variant.block_quantize else "server_sums"),
+            row_bytes=self._partial_bytes(variant),
+            payload_bytes=site.config.hidden * (1 if variant.block_quantize else variant.dtype.itemsize),
             rail_counts=self.tables["rail_counts"],
             returned=Hole("barrier_counts"),
             by_token=by_token(site),
             **of_rail(site, self.layout),
             **of_round(site, "combine", zone, call_word("combine", variant.kind)),
             **posting(site, "combine"),
-            slots=self.layout.partials_of(self._row_bytes).words(),
+            slots=self.layout.partials_of(self._partial_bytes(variant)).words(),
             ends=self.layout.partial_flags.words(),
             report=Hole("report"),
         )
@@ -202,9 +230,15 @@ class CombinePlans:
     def _sum(self, variant: CombineVariant, zone: int) -> Launch:
         """Step 4: the partial rows of all servers, ascending."""
         c, site = self.site.config, self.site
-        rows = self.layout.partials_of(self._row_bytes)
-        itemsize = variant.dtype.itemsize
-        features = SumFeatures(by_expert=True, zoned=site.zones_on_device, turns=site.zones_on_device)
+        rows = self.layout.partials_of(self._partial_bytes(variant))
+        itemsize, window = 1 if variant.block_quantize else variant.dtype.itemsize, rows.offset(zone=zone)
+        features = SumFeatures(
+            quantized=variant.block_quantize,
+            wide_blocks=variant.block_quantize and self._block(variant) > BLOCK_ELEMENTS,
+            by_expert=True,
+            zoned=site.zones_on_device,
+            turns=site.zones_on_device,
+        )
         kernel = weighted_sum_kernel(
             variant.dtype, c.hidden, self.layout.num_servers, 0, False, site.target, features=features
         )
@@ -214,7 +248,8 @@ class CombinePlans:
             "compute",
             site.num_blocks,
             {
-                "slots": Hole("window", rows.offset(zone=zone)),
+                "slots": Hole("window", window),
+                "slot_scales": Hole("window", window + align(c.hidden, UB_ALIGN)),
                 "topk_idx": self.tables["outer_ids"],
                 "topk_weights": 0,
                 "expand_idx": self.tables["outer_rows"],

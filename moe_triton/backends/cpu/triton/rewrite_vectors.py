@@ -81,6 +81,8 @@ def _loop(generic: Operation, prefix: str) -> list[str] | None:
     known = [operand for operand in operands if operand is not None]
     if len(known) < len(operands) or not per_turn:
         return None
+    if per_turn > 1 and any(operand.kind == "column" for operand in known):  # one row of it is all there is
+        return None
     body = _Body(prefix, known, list(generic.body.arguments), per_turn, row_elements)
     tail = {
         ("parallel", "parallel", "tile"): body.store_tile,
