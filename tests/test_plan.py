@@ -116,11 +116,18 @@ def sites() -> Iterator[Site]:
             yield Site(config, rank, 2, 1000, target, exchange_rank)
         by_blocks = Config(4, 8, 1024, 2, 8, product="A2", scheme="fullmesh", version=version, relaxed=True)
         yield Site(by_blocks, 1, 2, 1000, target)
+        by_rails = replace(by_blocks, scheme="hierarchy", ranks_per_server=2)
+        yield Site(by_rails, 1, 2, 1000, target)
         for rank in (0, 3):
             yield Site(between_servers(version), rank, 2, 1000, target)
 
 
 def variants(site: Site) -> Iterator[DispatchVariant | CombineVariant]:
+    if site.config.scheme == "hierarchy":  # which has no masks, scales or special experts
+        for dtype, is_quantized in itertools.product((torch.bfloat16, torch.float16), (False, True)):
+            yield DispatchVariant(dtype, INT8 if is_quantized else AS_THEY_ARE, weights=True)
+            yield CombineVariant(dtype, True, block_quantize=is_quantized)
+        return
     exchange, bf16, is_of_a2 = site.exchange_rank is not None, torch.bfloat16, site.config.product == "A2"
     quantized = itertools.product(QUANTIZED.values(), (False, True))
     for row_format, smooth in ((AS_THEY_ARE, False), *quantized):

@@ -32,7 +32,7 @@ public:
         head_.Init(pipe, RAIL_HEAD_WORDS);
         route_.Init(pipe, static_cast<uint32_t>(RouteWords()));
         entries_.Init(pipe, ENTRIES_PER_COPY);
-        pipe->InitBuffer(rows_, 2, static_cast<uint32_t>(args.row_bytes + SCALE_BYTES));
+        pipe->InitBuffer(rows_, 2, static_cast<uint32_t>(args.row_bytes + ScaleBytes()));
         pipe->InitBuffer(stamp_buffer_, static_cast<uint32_t>(2 * args.topk * STAMP_BYTES));
         stamps_ = stamp_buffer_.Get<int32_t>();
         total_.Init(pipe, UB_ALIGN / sizeof(int32_t));
@@ -52,11 +52,14 @@ public:
 
 private:
     static constexpr int64_t MAX_HEADS = 9;  // loaded at a time: they say of the tokens before each
-    static constexpr int64_t SCALE_BYTES = UB_ALIGN;
     static constexpr int64_t ENTRIES_PER_COPY = MAX_POLLED_BYTES / STATUS_ENTRY_BYTES;
     static constexpr int32_t UNKNOWN = -1;
     static constexpr int32_t DONE = -2;
     static constexpr int32_t NO_CHOICE = -1;
+
+    __aicore__ inline int64_t ScaleBytes() const {
+        return args_.slot_bytes - args_.scale_offset;
+    }
 
     __aicore__ inline int64_t NumNeighbourExperts() const {
         return args_.ranks_per_server * args_.num_local_experts;
@@ -257,7 +260,7 @@ private:
         AscendC::DataCopy(in, GlobalAt<uint8_t>(slot + RAIL_HEAD_BYTES), bytes);
         if (args_.slot_scale != 0) {
             AscendC::DataCopy(in[bytes], GlobalAt<uint8_t>(slot + static_cast<uint64_t>(args_.scale_offset)),
-                              static_cast<uint32_t>(SCALE_BYTES));
+                              static_cast<uint32_t>(ScaleBytes()));
         }
         rows_.EnQue(in);
         const uint32_t half = double_buffer_.Take() * static_cast<uint32_t>(args_.topk) * STAMP_WORDS;
@@ -271,7 +274,7 @@ private:
             AscendC::DataCopy(GlobalAt<uint8_t>(slots_[i]), out, bytes);
             if (args_.slot_scale != 0) {
                 AscendC::DataCopy(GlobalAt<uint8_t>(slots_[i] + static_cast<uint64_t>(args_.slot_scale)), out[bytes],
-                                  static_cast<uint32_t>(SCALE_BYTES));
+                                  static_cast<uint32_t>(ScaleBytes()));
             }
             AscendC::DataCopy(GlobalAt<int32_t>(slots_[i] + static_cast<uint64_t>(args_.stamp_offset)),
                               stamps[static_cast<uint32_t>(i) * STAMP_WORDS], STAMP_WORDS);

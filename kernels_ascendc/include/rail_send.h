@@ -47,7 +47,7 @@ private:
             counts_.Set(server, 0);
             owns_any_ = owns_any_ || rail_.IsOwner(server);
         }
-        // A row without a scale has zeros in its place, and the head's last words are none.
+        // A row without scales has zeros in its place, and the head's last words are none.
         AscendC::Duplicate(slot_.template ReinterpretCast<int32_t>(), 0,
                            static_cast<int32_t>(args_.slot_bytes / static_cast<int64_t>(sizeof(int32_t))));
         Order<AscendC::HardEvent::V_S>();
@@ -126,7 +126,8 @@ private:
                              ExactWords(args_.topk), NoPadding<uint8_t>());
         if (args_.row_scale != 0) {
             AscendC::DataCopy(slot_[At(args_.scale_offset)],
-                              GlobalAt<uint8_t>(row + static_cast<uint64_t>(args_.row_scale)), UB_ALIGN);
+                              GlobalAt<uint8_t>(row + static_cast<uint64_t>(args_.row_scale)),
+                              At(args_.slot_bytes - args_.scale_offset));
         }
         Order<AscendC::HardEvent::S_MTE3>();
         Order<AscendC::HardEvent::MTE2_MTE3>();

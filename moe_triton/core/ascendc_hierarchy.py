@@ -19,7 +19,7 @@ _ROUND = (
     Arg("zone_at", "*i32", "in"),
     Arg("call", "i64", "value"),  # the call word
 )
-# A token on a rail: a `RAIL_HEAD`, its row, K words {expert, position}, K weights, and its scale.
+# A token on a rail: a `RAIL_HEAD`, its row, K words {expert, position}, K weights, and its scales.
 _SLOT = (
     *numbers("i64", "topk row_bytes"),
     *numbers("i64", "words_offset weights_offset scale_offset slot_bytes"),  # from the head on
@@ -34,7 +34,7 @@ RAIL_SEND = AscendCKernel(
     (
         Arg("rows", "*i8", "in"),
         Arg("row_stride", "i64", "value"),  # bytes from one row to the next
-        Arg("row_scale", "i64", "value"),  # where the 32 bytes with a row's scale begin; 0 where it has none
+        Arg("row_scale", "i64", "value"),  # where a row's scales begin; 0 where it has none
         Arg("topk_weights", "*fp32", "in"),  # (T, K)
         Arg("outer_ids", "*i32", "in"),  # (T, S), negative: no expert there
         Arg("route_words", "*i32", "in"),  # (T, Align8(K))
@@ -59,7 +59,7 @@ RAIL_RELAY = AscendCKernel(
         Arg("window", "*i8", "in"),  # this rank's own
         Arg("rail_counts", "*i32", "out"),  # (S,) tokens of each server's rank; -1: not all of them came
         Arg("num_local_experts", "i64", "value"),
-        *numbers("i64", "slot_scale stamp_offset"),  # in a slot of the receiver; no scale: slot_scale is 0
+        *numbers("i64", "slot_scale stamp_offset"),  # in a slot of the receiver; no scales: slot_scale is 0
         Arg("timeout_us", "i64", "value"),
         _BY_TOKEN,
         *_RAIL,

@@ -125,10 +125,9 @@ _SUMS = (
     *((*more, *end) for more in subsets(("masked", "shared_x", "special", "quantized")) for end in _ENDS),
     *(("by_expert", *more, *end) for more in subsets(("quantized",)) for end in _ENDS[:2]),
     ("by_offset",),
-    # A hierarchy sums what came by rail, and then the partial rows.
-    ("by_expert", "masked"),
-    ("by_expert", "quantized", "wide_blocks", "turns"),
 )
+# A hierarchy sums what came by rail by weight, and partial rows, which may be in blocks of 16, without.
+_OF_SERVERS = (("weights", "by_expert", "masked"), ("by_expert", "quantized", "wide_blocks", "turns"))
 
 FAMILIES = (
     Family(
@@ -138,7 +137,7 @@ FAMILIES = (
         _build,
         axes=AXES,
         features=("weights", *_FEATURES),
-        variants=tuple((*weights, *more) for weights in (_WEIGHTED, ()) for more in _SUMS),
+        variants=(*((*weights, *more) for weights in (_WEIGHTED, ()) for more in _SUMS), *_OF_SERVERS),
         # what is held at a time differs most between these
         shown=(
             _WEIGHTED,

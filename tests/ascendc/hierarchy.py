@@ -34,7 +34,7 @@ class HierarchyWorld:
         self.windows = [memory.array for memory in self.memory]
         for window in self.windows:
             window[: self.layout.state_bytes] = 0
-        self.nics = self._make_nics()
+        self.nics = self.make_nics()
         self.tables = [across_lines(words) for words in self.nics.words]
         self.traffic = [Guarded((case.blocks, TRAFFIC.num_words), np.int64, align=64) for _ in ranks]
         first = np.array([case.first_number - 1] * NUM_ZONES, np.int32)
@@ -46,7 +46,7 @@ class HierarchyWorld:
                     rows[:, :UB_ALIGN] = 0
         self._ranks = Ranks(library, seed, self.config.num_ranks)
 
-    def _make_nics(self) -> Nics:
+    def make_nics(self) -> Nics:
         case, topology = self.case, self.config.topology
         ranks = range(self.config.num_ranks)
         queued = [frozenset(ranks) - frozenset(topology.neighbours(rank)) for rank in ranks]
@@ -143,7 +143,7 @@ class HierarchyWorld:
         received.check_guards()
         self.check_traffic(rank, self._dispatched(rank, number))
         self._pause(straggle)
-        self._check_received(rank, zone, received)
+        self.check_received(rank, zone, received)
         return received
 
     def dispatch_phases(self, rank: int, number: int, zone: int, received: Received) -> list[Phase]:
@@ -255,7 +255,7 @@ class HierarchyWorld:
         if found != want | {f"{name}_inside": 0 for name in expected}:
             raise WrongResultError(f"traffic {found} instead of {want}")
 
-    def _check_received(self, rank: int, zone: int, received: Received) -> None:
+    def check_received(self, rank: int, zone: int, received: Received) -> None:
         case, c, layout = self.case, self.config, self.layout
         rows = [
             (expert, source, index, row)

@@ -50,12 +50,12 @@ class HierarchyCase(Case):
     @property
     def slot(self) -> SlotLayout:
         """Of a forwarded row."""
-        return SlotLayout(self.hidden, 1 if self.scaled else 2, int(self.scaled))
+        return SlotLayout(self.hidden, 1 if self.scaled else 2, self.num_scales * self.scaled)
 
     @property
     def rail_slot(self) -> RailSlot:
         """Of a token on a rail."""
-        return RailSlot(self.slot.scale_offset, self.topk)
+        return RailSlot(self.slot.scale_offset, self.topk, self.slot.scale_stride)
 
     @property
     def layout(self) -> HierarchyLayout:

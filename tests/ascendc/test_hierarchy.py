@@ -8,6 +8,13 @@ import pytest
 
 from .hierarchy import HierarchyWorld
 from .hierarchy_case import HierarchyCase
+from .hierarchy_hostile import (
+    CHANGES,
+    HostileRailCase,
+    check_gone,
+    check_gone_in_combine,
+    check_hostile_rail,
+)
 from .library import Library
 
 CASES = {
@@ -21,6 +28,7 @@ CASES = {
     ),
     "wide_servers": HierarchyCase(tokens=(2, 3, 1, 2, 4, 1), servers=(3, 3), blocks=2, topk=5, straggle=0.3),
     "scaled": HierarchyCase(tokens=(3, 2, 4, 1), scaled=True, topk=2, rounds=3),
+    "several_scales": HierarchyCase(tokens=(3, 2, 4, 1), scaled=True, num_scales=9, hidden=96),
     "special_ids": HierarchyCase(tokens=(3, 4, 2, 2), topk=4, experts_per_rank=3, special=0.3, absent=0.2),
     "nothing_at_all": HierarchyCase(tokens=(0, 0, 0, 0), schedule="DCC"),
     "skewed": HierarchyCase(tokens=(2, 3, 1, 2), blocks=4, skewed=True, ring_items=1),
@@ -47,3 +55,23 @@ def test_strict(strict: Library, case: HierarchyCase, by_token: bool) -> None:
 def test_fast(fast: Library, case: HierarchyCase, by_token: bool) -> None:
     for seed in range(3):
         HierarchyWorld(fast, replace(case, by_token=by_token), seed).run()
+
+
+@pytest.mark.parametrize("by_token", [True, False])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_peer_writes_is_not_trusted(library: Library, change: str, by_token: bool) -> None:
+    check_hostile_rail(library, HostileRailCase(change=change, by_token=by_token), 0)
+
+
+GONE = HierarchyCase(tokens=(2, 3, 1, 2, 3, 2), servers=(2, 2, 2), topk=4)
+
+
+@pytest.mark.parametrize("gone", [0, 3])
+@pytest.mark.parametrize("by_token", [True, False])
+def test_who_is_gone_is_named_across_two_hops(library: Library, gone: int, by_token: bool) -> None:
+    check_gone(library, replace(GONE, by_token=by_token), 0, gone)
+
+
+@pytest.mark.parametrize("gone", [0, 3])
+def test_who_returns_nothing_is_named_across_two_hops(library: Library, gone: int) -> None:
+    check_gone_in_combine(library, GONE, 0, gone)

@@ -16,7 +16,7 @@ A token on a rail (`RailSlot`)::
     32       row, Align32
     then     K words {expert, its number among its rank's for that expert}, Align8(K) of them
     then     K weights, the same
-    then     32 bytes with its scale
+    then     32 bytes with its scale; more where it has several
 
 Heads stand at the same places whatever rows are: nothing but heads is ever there, so nothing is cleared.
 """
@@ -53,16 +53,18 @@ class RailSlot:
     Attributes:
         row_bytes: of its row, a multiple of 32.
         topk: K.
+        scale_bytes: there are for its scales, a multiple of 32.
     """
 
     row_bytes: int
     topk: int
+    scale_bytes: int = UB_ALIGN
 
     @staticmethod
     def of(config: Config, row_format: RowFormat, dtype: torch.dtype) -> RailSlot:
         """That of tokens of this dtype."""
         slot = SlotLayout.of(config.hidden, row_format, dtype)
-        return RailSlot(slot.scale_offset, config.num_topk)
+        return RailSlot(slot.scale_offset, config.num_topk, slot.scale_stride)
 
     @property
     def route_words(self) -> int:
@@ -81,13 +83,13 @@ class RailSlot:
 
     @property
     def scale_offset(self) -> int:
-        """Where the scale is."""
+        """Where the scales begin."""
         return self.weights_offset + WORD_BYTES * self.route_words
 
     @property
     def slot_bytes(self) -> int:
         """Bytes in use, a multiple of 32."""
-        return self.scale_offset + UB_ALIGN
+        return self.scale_offset + self.scale_bytes
 
 
 class HierarchyLayout(Layout):

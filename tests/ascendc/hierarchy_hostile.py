@@ -1,0 +1,228 @@
+"""Words on a rail that name no place, and ranks that are gone: what is reported, and by whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from moe_triton.core.ascendc import REPORT_BAD_ROW, REPORT_MISMATCH, REPORT_TIMEOUT
+from moe_triton.core.records import LOST_COUNT, RAIL_END, RAIL_HEAD
+
+from .case import WrongResultError
+from .hierarchy import HierarchyWorld
+from .hierarchy_case import HierarchyCase, Received
+from .library import Library
+from .memory import Guarded
+
+SHORT_US = 100_000
+
+
+class Change(NamedTuple):
+    """A word that a peer has written.
+
+    Attributes:
+        place: "end", "head" or "choice".
+        word: which of its words.
+        value: what it is now.
+        code: what the relay reports.
+    """
+
+    place: str
+    word: int
+    value: int
+    code: int
+
+
+_COUNT, _CALL = RAIL_END.word("count"), RAIL_END.word("call")
+_TOKEN = RAIL_HEAD.word("token")
+CHANGES = {
+    "a count below 0": Change("end", _COUNT, -1, REPORT_BAD_ROW),
+    "a count beyond the slots": Change("end", _COUNT, 1000, REPORT_BAD_ROW),
+    "the largest count": Change("end", _COUNT, 2**31 - 1, REPORT_BAD_ROW),
+    "the end of another call": Change("end", _CALL, 77, REPORT_MISMATCH),
+    "a token below 0": Change("head", _TOKEN, -1, REPORT_BAD_ROW),
+    "a token beyond the largest": Change("head", _TOKEN, 1 << 20, REPORT_BAD_ROW),
+    "a token of another call": Change("head", RAIL_HEAD.word("call"), 77, REPORT_MISMATCH),
+    "a token of another round": Change("head", RAIL_HEAD.word("number"), 9, REPORT_BAD_ROW),
+    "an expert that there is none of": Change("choice", 0, 0x7FFF, REPORT_BAD_ROW),
+    "a position below 0": Change("choice", 0, -2, REPORT_BAD_ROW),
+    "a position beyond the slots": Change("choice", 0, 1000 << 16, REPORT_BAD_ROW),
+    "the largest position": Change("choice", 0, 0x7FFF << 16, REPORT_BAD_ROW),
+}
+
+
+@dataclass(frozen=True)
+class HostileRailCase(HierarchyCase):
+    """Rank 2, of another server, has sent rank 0 what is changed there before rank 0 relays it.
+
+    Attributes:
+        change: by its name in `CHANGES`.
+    """
+
+    tokens: tuple[int, ...] = (2, 2, 3, 2)
+    blocks: int = 2
+    topk: int = 4
+    experts_per_rank: int = 1
+    change: str = "a count below 0"
+    timeout_us: int = SHORT_US
+
+
+def _sent(world: HierarchyWorld, rank: int) -> Received:
+    """A rank's dispatch up to its posts."""
+    received = Received.of(world.config, world.layout.num_servers, 0, world.config.receive_capacity(rank))
+    world.nics.use(rank)
+    name, arguments = world.dispatch_phases(rank, 0, 0, received)[0]
+    report = world.library.launch(name, world.case.blocks, **arguments)
+    if report.any():
+        raise WrongResultError(f"rank {rank} reports {report[:, :3].tolist()} while it sends")
+    return received
+
+
+def _all_sent(world: HierarchyWorld, gone: tuple[int, ...] = ()) -> list[Received]:
+    """Every rank but some has sent, and everything has been delivered."""
+    try:
+        return [
+            _sent(world, rank)
+            if rank not in gone
+            else Received.of(world.config, world.layout.num_servers, 0, 1)
+            for rank in range(world.config.num_ranks)
+        ]
+    finally:
+        world.nics.close()
+
+
+def _relay(world: HierarchyWorld, rank: int, received: Received) -> np.ndarray:
+    """The report of a rank's relay."""
+    name, arguments = world.dispatch_phases(rank, 0, 0, received)[1]
+    return world.library.launch(name, world.case.blocks, **arguments)
+
+
+def _wait(world: HierarchyWorld, rank: int, received: Received) -> np.ndarray:
+    """The report of a rank's wait. Its offsets follow."""
+    (name, arguments), offsets = world.dispatch_phases(rank, 0, 0, received)[2:]
+    report = world.library.launch(name, world.case.blocks, **arguments)
+    world.library.launch(offsets[0], world.case.blocks, **offsets[1])
+    return report
+
+
+def _codes(report: np.ndarray) -> set[tuple[int, ...]]:
+    """What blocks report: codes and first numbers."""
+    return {tuple(words[:2]) for words in report.tolist() if any(words)}
+
+
+def check_hostile_rail(library: Library, case: HostileRailCase, seed: int) -> None:
+    """The relay reports its peer; what the peer sent counts as lost, for its neighbour as well."""
+    world = HierarchyWorld(library, case, seed)
+    received = _all_sent(world)
+    change, slot = CHANGES[case.change], case.rail_slot
+    ends, slots = world.layout.rail_flags, world.layout.rail_slots
+    first = {
+        "end": ends.offset(zone=0, server=1),
+        "head": slots.offset(zone=0, server=1),
+        "choice": slots.offset(zone=0, server=1) + slot.words_offset,
+    }[change.place]
+    world.windows[0][first : first + 32].view(np.int32)[change.word] = change.value
+    relay, *others = [_relay(world, rank, received[rank]) for rank in range(4)]
+    if any(report.any() for report in others):
+        raise WrongResultError(f"{case.change}: others report, too")
+    if not _codes(relay) or _codes(relay) != {(change.code, 2)}:
+        raise WrongResultError(f"{case.change}: the relay reports {relay[:, :3].tolist()}")
+    if received[0].rail_counts.array.tolist() != [2, -1]:
+        raise WrongResultError(f"{case.change}: counts {received[0].rail_counts.array.tolist()}")
+    expected = REPORT_MISMATCH if change.code == REPORT_MISMATCH else REPORT_TIMEOUT
+    for rank in (0, 1):
+        wait = _wait(world, rank, received[rank])
+        if {int(code) for code in wait[:, 0] if code} != {expected}:
+            raise WrongResultError(f"{case.change}: the wait reports {wait[:, :3].tolist()}")
+        counts = received[rank].recv_counts.array
+        if (counts[:, 2] != LOST_COUNT).all() or (counts[:, [0, 1, 3]] < 0).any():
+            raise WrongResultError(f"{case.change}: rank {rank} got {counts.tolist()}")
+    for memory in world.memory:
+        memory.check_guards()
+
+
+def check_gone(library: Library, case: HierarchyCase, seed: int, gone: int) -> None:
+    """A rank has sent nothing. Others hear of it from who would have relayed its rows."""
+    world = HierarchyWorld(library, replace(case, timeout_us=SHORT_US), seed)
+    received = _all_sent(world, (gone,))
+    ranks = case.servers[0]
+    left = [rank for rank in range(world.config.num_ranks) if rank != gone]
+    relays = {rank: _relay(world, rank, received[rank]) for rank in left}
+    for rank, relay in relays.items():
+        wait = _wait(world, rank, received[rank])
+        counts = received[rank].recv_counts.array
+        is_rail, is_neighbour = rank % ranks == gone % ranks, rank // ranks == gone // ranks
+        if _codes(relay) != ({(REPORT_TIMEOUT, gone)} if is_rail else set()):
+            raise WrongResultError(f"rank {rank} relays and reports {relay[:, :3].tolist()}")
+        # A neighbour gets nothing that rank should have relayed, from any server.
+        lost = range(gone % ranks, world.config.num_ranks, ranks) if is_neighbour else [gone]
+        mark = -1 if is_neighbour else LOST_COUNT
+        if {int(code) for code in wait[:, 0] if code} != {REPORT_TIMEOUT}:
+            raise WrongResultError(f"rank {rank} waits and reports {wait[:, :3].tolist()}")
+        for source in range(world.config.num_ranks):
+            is_lost = source in lost
+            if (counts[:, source] != mark).any() if is_lost else (counts[:, source] < 0).any():
+                raise WrongResultError(f"rank {rank}: without rank {gone} counts {counts.tolist()}")
+
+
+def check_gone_in_combine(library: Library, case: HierarchyCase, seed: int, gone: int) -> None:
+    """Neighbours of a rank that returns nothing say so to their rails; its own rail gets nothing."""
+    world = HierarchyWorld(library, replace(case, timeout_us=SHORT_US), seed)
+    received = _all_sent(world)
+    ranks, servers = case.servers[0], world.layout.num_servers
+    every = range(world.config.num_ranks)
+    for rank in every:
+        _relay(world, rank, received[rank])
+    for rank in every:
+        _wait(world, rank, received[rank])
+        world.check_received(rank, 0, received[rank])
+    world = _reopened(world)
+    returned = [Guarded((1, ranks), np.int32) for _ in every]
+    phases = [world.return_phases(rank, 0, 0, received[rank], returned[rank]) for rank in every]
+    try:
+        for rank in every:
+            if rank != gone:
+                world.nics.use(rank)
+                sends, flag = phases[rank][:2]
+                library.launch(sends[0], case.blocks, **sends[1])
+                library.launch(flag[0], case.blocks, **flag[1])
+        for rank in every:
+            if rank == gone:
+                continue
+            world.nics.use(rank)
+            waits, lost = phases[rank][2:]
+            report = library.launch(waits[0], case.blocks, **waits[1])
+            library.launch(lost[0], case.blocks, **lost[1])
+            is_neighbour = rank // ranks == gone // ranks
+            if bool(report.any()) != is_neighbour:
+                raise WrongResultError(f"rank {rank} waits and reports {report[:, :3].tolist()}")
+            sums = world.server_sums(rank, 0, received[rank])
+            seen = Guarded((servers,), np.int32)
+            send = world.partial_phases(rank, 0, 0, received[rank], returned[rank], sums, seen)[0]
+            if library.launch(send[0], case.blocks, **send[1]).any():
+                raise WrongResultError(f"rank {rank} cannot send its partial rows")
+    finally:
+        world.nics.close()
+    for rank in every:
+        if rank == gone or rank // ranks == gone // ranks:
+            continue
+        seen = Guarded((servers,), np.int32)
+        sums = np.zeros(0, np.uint8)
+        wait = world.partial_phases(rank, 0, 0, received[rank], returned[rank], sums, seen)[1]
+        report = library.launch(wait[0], case.blocks, **wait[1])
+        if {int(code) for code in report[:, 0] if code} != {REPORT_TIMEOUT}:
+            raise WrongResultError(f"rank {rank} waits and reports {report[:, :3].tolist()}")
+        mark = -1 if rank % ranks == gone % ranks else -2 - gone
+        if seen.array[gone // ranks] != mark or (np.delete(seen.array, gone // ranks) < 0).any():
+            raise WrongResultError(f"rank {rank} has seen {seen.array.tolist()} without rank {gone}")
+
+
+def _reopened(world: HierarchyWorld) -> HierarchyWorld:
+    """With NICs again, which have been closed to have everything delivered."""
+    world.nics = world.make_nics()
+    world.tables = [table.copy() for table in world.tables]
+    for table, words in zip(world.tables, world.nics.words, strict=True):
+        table[:] = words
+    return world
