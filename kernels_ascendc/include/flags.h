@@ -1,11 +1,13 @@
 // What the kernels share: flags, orderings between pipes, tables of indices, kept words, reports.
 //
 // The protocol has one invariant: a flag is never visible before the data that it announces. It is made
-// in six places only:
+// in eight places only:
 //   SendRows::FinishRow                   a flag in the stamp of a row;
 //   CountsSend::FinishCounts              a rank's counts, and a flag of the same block;
 //   BlockHeaders::FinishCounts            the counts of a block, and FLAG1;
 //   ResultRows::FinishRow                 a flag per row;
+//   RailRelay::FinishRows                 the entries of a source, behind its rows;
+//   EndFlags::FinishRows                  an end flag, behind what its block copied to this rank itself;
 //   CopyBlocksInOrder (platform.h)        a flag in each 512-byte block: the copy itself keeps the order;
 //   PhaseRunner (phases.h)                what post_status and blocks_post announce was written by earlier
 //                                         phases, each of which ends with a barrier of all pipes, and a SyncAll

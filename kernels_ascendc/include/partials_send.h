@@ -74,10 +74,14 @@ private:
         const uint64_t local = out + args_.slots.At(args_.zone, server, first);
         const uint64_t remote = peers_.WindowOf(rank) + args_.slots.At(args_.zone, rail_.Server(), first);
         rows_.CopyRows(rows, number, local);
-        Order<AscendC::HardEvent::MTE3_S>();
+        FinishRows();
         const int64_t payload = number * args_.payload_bytes;
         return poster_.Put(static_cast<uint64_t>(rank),
                            {local, remote, payload, number * args_.row_bytes - payload, 0});
+    }
+
+    __aicore__ inline void FinishRows() {
+        Order<AscendC::HardEvent::MTE3_S>();
     }
 
     PartialsSendArgs args_;

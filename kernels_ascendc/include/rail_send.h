@@ -30,8 +30,8 @@ public:
     __aicore__ inline void Process() {
         TraceStep(TRACE_POST);
         Begin();
-        if (PostTokens() && PostEnds()) {
-            Order<AscendC::HardEvent::MTE3_S>();
+        if (PostTokens()) {
+            PostEnds();
         }
         poster_.WriteTraffic();
         report_.Write();
@@ -97,8 +97,7 @@ private:
                 WriteTo(server);
             }
         }
-        // Nothing is posted before it is there; and the next token comes to the same place in UB.
-        Order<AscendC::HardEvent::MTE3_S>();
+        FinishToken();
         for (int64_t server = 0; server < args_.num_servers; ++server) {
             if (!GoesTo(token, server)) {
                 continue;
@@ -110,6 +109,11 @@ private:
             }
         }
         return true;
+    }
+
+    // Nothing is posted, and no other token written, before it is there.
+    __aicore__ inline void FinishToken() {
+        Order<AscendC::HardEvent::MTE3_S>();
     }
 
     __aicore__ inline void LoadSlot(int64_t token) {
@@ -137,21 +141,17 @@ private:
         return static_cast<uint32_t>(offset);
     }
 
-    // Where nobody looks for it; or in this rank's own in part, where other blocks do: the head comes last.
+    // Where nobody looks for it; or in this rank's own in part, where other blocks do. There, too, the next token's
+    // head says that all of it is there.
     __aicore__ inline void WriteTo(int64_t server) {
         const uint32_t bytes = static_cast<uint32_t>(args_.slot_bytes);
-        if (server != rail_.Server()) {
-            AscendC::DataCopy(GlobalAt<uint8_t>(OutSlot(server, counts_.At(server))), slot_, bytes);
-            return;
+        const int64_t index = counts_.At(server);
+        if (server == rail_.Server()) {
+            const uint64_t to = args_.window + args_.slots.At(args_.zone, server, index);
+            RaiseFlags(GlobalAt<uint8_t>(to), slot_, bytes, 1);
+        } else {
+            AscendC::DataCopy(GlobalAt<uint8_t>(OutSlot(server, index)), slot_, bytes);
         }
-        const uint64_t to = args_.window + args_.slots.At(args_.zone, server, counts_.At(server));
-        AscendC::DataCopy(GlobalAt<uint8_t>(to + RAIL_HEAD_BYTES), slot_[RAIL_HEAD_BYTES], bytes - RAIL_HEAD_BYTES);
-        FinishRow();
-        RaiseFlags(GlobalAt<uint8_t>(to), slot_, RAIL_HEAD_BYTES, 1);
-    }
-
-    __aicore__ inline void FinishRow() {
-        AscendC::PipeBarrier<PIPE_MTE3>();
     }
 
     __aicore__ inline uint64_t OutSlot(int64_t server, int64_t index) const {
@@ -168,7 +168,7 @@ private:
         return poster_.Put(rank, {OutSlot(server, first), remote, payload, bytes - payload, At(args_.by_token)});
     }
 
-    __aicore__ inline bool PostEnds() {
+    __aicore__ inline void PostEnds() {
         for (int64_t place = 0; place < args_.num_servers; ++place) {
             const int64_t server = rail_.ServerAt(place);
             if (!rail_.IsOwner(server)) {
@@ -177,13 +177,12 @@ private:
             const int64_t count = counts_.At(server);
             const bool is_left = args_.by_token == 0 && server != rail_.Server() && count > 0;
             if (is_left && !Post(server, 0, count)) {
-                return false;
+                return;
             }
             if (!ends_.Send(args_, rail_, peers_, poster_, server, count)) {
-                return false;
+                return;
             }
         }
-        return true;
     }
 
     RailSendArgs args_;

@@ -80,13 +80,12 @@ public:
     template <typename Args>
     __aicore__ inline bool Send(const Args& args, const Rail& rail, const Peers& peers, Poster& poster, int64_t server,
                                 int64_t count, int32_t lost = 0) {
-        Order<AscendC::HardEvent::MTE3_S>();
+        FinishRows();
         words_.SetValue(RailEnd::COUNT, static_cast<int32_t>(count));
         words_.SetValue(RailEnd::LOST, lost);
         Order<AscendC::HardEvent::S_MTE3>();
         const uint64_t at = args.ends.At(args.zone, rail.Server());
         if (server == rail.Server()) {
-            FinishOwn();
             RaiseFlags(GlobalAt<int32_t>(args.window + at), words_, RAIL_END_WORDS, 1);
             return true;
         }
@@ -99,9 +98,9 @@ public:
     }
 
 private:
-    // MTE3 starts copies in order and may end them in another.
-    __aicore__ inline void FinishOwn() {
-        AscendC::PipeBarrier<PIPE_MTE3>();
+    // All that this block copied is there, and the flag before has been read.
+    __aicore__ inline void FinishRows() {
+        Order<AscendC::HardEvent::MTE3_S>();
     }
 
     AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;

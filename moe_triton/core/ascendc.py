@@ -14,14 +14,7 @@ from __future__ import annotations
 
 from moe_triton.core.ascendc_blocks import BLOCKS_POST, BLOCKS_RETURN, BLOCKS_SEND, BLOCKS_WAIT
 from moe_triton.core.ascendc_direct import COUNTS_SEND, DIRECT_SEND
-from moe_triton.core.ascendc_hierarchy import (
-    PARTIALS_SEND,
-    RAIL_RELAY,
-    RAIL_SEND,
-    RAIL_WAIT,
-    RETURNS_LOST,
-    SERVER_RETURN,
-)
+from moe_triton.core.ascendc_hierarchy import KERNELS as HIERARCHY
 from moe_triton.core.ascendc_posts import COMBINE_POST, DISPATCH_POST, POSTING
 from moe_triton.core.kernel import Arg, AscendCKernel
 from moe_triton.core.records import REPORT
@@ -356,12 +349,7 @@ KERNELS: tuple[AscendCKernel, ...] = (
     BLOCKS_RETURN,
     BLOCKS_POST,
     BLOCKS_WAIT,
-    RAIL_SEND,
-    RAIL_RELAY,
-    SERVER_RETURN,
-    RETURNS_LOST,
-    PARTIALS_SEND,
-    RAIL_WAIT,
+    *HIERARCHY,
 )
 
 # A report of a phase is one of `moe_triton.core.records.REPORT` per block. These are the codes in it.

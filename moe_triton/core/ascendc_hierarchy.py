@@ -142,3 +142,5 @@ RAIL_WAIT = AscendCKernel(
         Arg("report", "*i32", "out"),
     ),
 )
+
+KERNELS = (RAIL_SEND, RAIL_RELAY, SERVER_RETURN, RETURNS_LOST, PARTIALS_SEND, RAIL_WAIT)

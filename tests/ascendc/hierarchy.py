@@ -272,6 +272,8 @@ class HierarchyWorld:
         own = rank // layout.ranks_per_server
         check("rail_counts", received.rail_counts.array, [sent[own] for sent in relayed])
         window, slot = self.windows[rank], case.slot
+        if case.slots_read_from is not None:
+            zone = case.slots_read_from
         for i, (expert, source, index, row) in enumerate(rows):
             at = layout.forward_slots.offset(zone=zone, source=source, expert=expert, index=index)
             check("row_slots", received.row_slots.array[i], at // UB_ALIGN)

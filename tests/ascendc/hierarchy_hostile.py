@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -49,6 +49,7 @@ CHANGES = {
     "an expert that there is none of": Change("choice", 0, 0x7FFF, REPORT_BAD_ROW),
     "a position below 0": Change("choice", 0, -2, REPORT_BAD_ROW),
     "a position beyond the slots": Change("choice", 0, 1000 << 16, REPORT_BAD_ROW),
+    "a position of another token": Change("choice", 0, 1 << 16, REPORT_BAD_ROW),
     "the largest position": Change("choice", 0, 0x7FFF << 16, REPORT_BAD_ROW),
 }
 
@@ -66,6 +67,23 @@ class HostileRailCase(HierarchyCase):
     topk: int = 4
     experts_per_rank: int = 1
     change: str = "a count below 0"
+    timeout_us: int = SHORT_US
+
+
+@dataclass(frozen=True)
+class GoneCase(HierarchyCase):
+    """A rank does nothing in a dispatch, or in a combine.
+
+    Attributes:
+        gone: which.
+        in_combine: it has dispatched.
+    """
+
+    tokens: tuple[int, ...] = (2, 3, 1, 2, 3, 2)
+    servers: tuple[int, ...] = (2, 2, 2)
+    topk: int = 4
+    gone: int = 3
+    in_combine: bool = False
     timeout_us: int = SHORT_US
 
 
@@ -143,9 +161,14 @@ def check_hostile_rail(library: Library, case: HostileRailCase, seed: int) -> No
         memory.check_guards()
 
 
-def check_gone(library: Library, case: HierarchyCase, seed: int, gone: int) -> None:
+def check_gone(library: Library, case: GoneCase, seed: int) -> None:
+    """Every rank that is left says who is gone."""
+    (_check_gone_in_combine if case.in_combine else _check_gone_in_dispatch)(library, case, seed)
+
+
+def _check_gone_in_dispatch(library: Library, case: GoneCase, seed: int) -> None:
     """A rank has sent nothing. Others hear of it from who would have relayed its rows."""
-    world = HierarchyWorld(library, replace(case, timeout_us=SHORT_US), seed)
+    world, gone = HierarchyWorld(library, case, seed), case.gone
     received = _all_sent(world, (gone,))
     ranks = case.servers[0]
     left = [rank for rank in range(world.config.num_ranks) if rank != gone]
@@ -167,9 +190,9 @@ def check_gone(library: Library, case: HierarchyCase, seed: int, gone: int) -> N
                 raise WrongResultError(f"rank {rank}: without rank {gone} counts {counts.tolist()}")
 
 
-def check_gone_in_combine(library: Library, case: HierarchyCase, seed: int, gone: int) -> None:
+def _check_gone_in_combine(library: Library, case: GoneCase, seed: int) -> None:
     """Neighbours of a rank that returns nothing say so to their rails; its own rail gets nothing."""
-    world = HierarchyWorld(library, replace(case, timeout_us=SHORT_US), seed)
+    world, gone = HierarchyWorld(library, case, seed), case.gone
     received = _all_sent(world)
     ranks, servers = case.servers[0], world.layout.num_servers
     every = range(world.config.num_ranks)

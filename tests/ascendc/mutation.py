@@ -13,12 +13,16 @@ from .disagreement import DisagreeingCase, check_disagreement
 from .driver import World
 from .exchange import Exchange
 from .fused import FusedCase, FusedWorld, MissingRowsCase, check_missing_rows
+from .hierarchy import HierarchyWorld
+from .hierarchy_case import HierarchyCase
+from .hierarchy_hostile import GoneCase, HostileRailCase, check_gone, check_hostile_rail
 from .library import LaunchError, Library, build
 from .mutants import MUTANTS, AnyCase, Mutant
 from .mutants_blocks import BLOCKS_MUTANTS
 from .mutants_calls import CALL_MUTANTS
 from .mutants_direct import DIRECT_MUTANTS
 from .mutants_fused import FUSED_MUTANTS
+from .mutants_hierarchy import HIERARCHY_MUTANTS
 from .mutants_inband import INBAND_MUTANTS
 from .mutants_memory import MEMORY_MUTANTS
 from .mutants_offsets import OFFSETS_MUTANTS
@@ -53,6 +57,7 @@ KINDS = (
     RECEIVING_MUTANTS,
     BLOCKS_MUTANTS,
     POST_MUTANTS,
+    HIERARCHY_MUTANTS,
 )
 ALL = tuple(mutant for kind in KINDS for mutant in kind)
 PARAMETERS = [pytest.param(mutant, id=mutant.name.replace(" ", "_")) for mutant in ALL]
@@ -82,6 +87,12 @@ def run_case(library: Library, case: AnyCase, seed: int) -> None:
         check_hostile(library, case, seed)
     elif isinstance(case, BlocksCase):
         BlocksWorld(library, case, seed).run()
+    elif isinstance(case, HostileRailCase):
+        check_hostile_rail(library, case, seed)
+    elif isinstance(case, GoneCase):
+        check_gone(library, case, seed)
+    elif isinstance(case, HierarchyCase):
+        HierarchyWorld(library, case, seed).run()
     elif isinstance(case, DirectCase):
         DirectWorld(library, case, seed).run()
     elif isinstance(case, Case):

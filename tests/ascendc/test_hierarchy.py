@@ -10,9 +10,9 @@ from .hierarchy import HierarchyWorld
 from .hierarchy_case import HierarchyCase
 from .hierarchy_hostile import (
     CHANGES,
+    GoneCase,
     HostileRailCase,
     check_gone,
-    check_gone_in_combine,
     check_hostile_rail,
 )
 from .library import Library
@@ -63,15 +63,10 @@ def test_what_a_peer_writes_is_not_trusted(library: Library, change: str, by_tok
     check_hostile_rail(library, HostileRailCase(change=change, by_token=by_token), 0)
 
 
-GONE = HierarchyCase(tokens=(2, 3, 1, 2, 3, 2), servers=(2, 2, 2), topk=4)
-
-
 @pytest.mark.parametrize("gone", [0, 3])
 @pytest.mark.parametrize("by_token", [True, False])
-def test_who_is_gone_is_named_across_two_hops(library: Library, gone: int, by_token: bool) -> None:
-    check_gone(library, replace(GONE, by_token=by_token), 0, gone)
-
-
-@pytest.mark.parametrize("gone", [0, 3])
-def test_who_returns_nothing_is_named_across_two_hops(library: Library, gone: int) -> None:
-    check_gone_in_combine(library, GONE, 0, gone)
+@pytest.mark.parametrize("in_combine", [False, True])
+def test_who_is_gone_is_named_across_two_hops(
+    library: Library, gone: int, by_token: bool, in_combine: bool
+) -> None:
+    check_gone(library, GoneCase(gone=gone, by_token=by_token, in_combine=in_combine), 0)

@@ -425,4 +425,5 @@ def first_of(blocks: int) -> np.ndarray:
 
 
 def test_every_kernel_is_counted() -> None:
-    assert COUNTS.keys() == {kernel.name for kernel in ascendc.KERNELS}
+    """Those of the hierarchy have no formula."""
+    assert COUNTS.keys() == {kernel.name for kernel in ascendc.KERNELS if kernel not in ascendc.HIERARCHY}
