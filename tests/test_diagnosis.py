@@ -17,13 +17,21 @@ from moe_triton.core.ascendc import (
     REPORT_WORDS,
 )
 from moe_triton.core.ascendc_blocks import BLOCKS_WAIT
+from moe_triton.core.ascendc_hierarchy import (
+    PARTIALS_SEND,
+    RAIL_RELAY,
+    RAIL_SEND,
+    RAIL_WAIT,
+    RETURNS_LOST,
+)
 from moe_triton.core.ascendc_posts import COMBINE_POST, DISPATCH_POST
 from moe_triton.core.config import Config
 from moe_triton.core.errors import BufferStateError, CommunicationTimeoutError, ConfigMismatchError
 from moe_triton.core.plan import Launch
+from moe_triton.core.records import LOST_COUNT
 from moe_triton.core.reports import first_code
 from moe_triton.core.row_formats import AS_THEY_ARE
-from moe_triton.layout import CALL_WORD, NUM_ZONES
+from moe_triton.layout import CALL_WORD, NUM_ZONES, RelayTables
 from moe_triton.layout.call_word import Kind, call_word
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.runtime.diagnosis import Run, failure
@@ -33,6 +41,7 @@ from moe_triton.schemes.blocks.layout import BlocksLayout
 from moe_triton.schemes.site import Site
 
 RANKS, TOKENS, TOPK = 4, 3, 2
+WITH_WORDS = DISPATCH_WAIT, BLOCKS_WAIT, RAIL_RELAY, RAIL_WAIT
 BF16 = torch.bfloat16
 DISPATCH = DispatchVariant(BF16, row_format=AS_THEY_ARE, smooth=False, weights=False)
 COMBINE = CombineVariant(BF16, weights=False)
@@ -54,7 +63,8 @@ def waits_of(site: Site) -> list[tuple[str, int, Launch]]:
     """Operator, zone and launch of every wait for flags."""
     scheme = make_scheme(site)
     exchange = site.exchange_rank is not None
-    dispatch = DispatchVariant(BF16, row_format=AS_THEY_ARE, smooth=False, weights=False, exchange=exchange)
+    weights = site.config.scheme == "hierarchy"
+    dispatch = DispatchVariant(BF16, AS_THEY_ARE, weights=weights, exchange=exchange)
     combine = CombineVariant(BF16, weights=False, exchange=exchange)
     plans = [plan for zone in range(NUM_ZONES) for plan in (
         scheme.whole(dispatch, zone), scheme.whole(combine, zone), scheme.barrier(zone)
@@ -63,13 +73,14 @@ def waits_of(site: Site) -> list[tuple[str, int, Launch]]:
         (plan.operator, plan.zone, launch)
         for plan in plans
         for launch in plan.launches
-        if launch.kernel in (DISPATCH_WAIT, COMBINE_WAIT, BLOCKS_WAIT) or _posts(launch)
+        if launch.kernel in (*WITH_WORDS, COMBINE_WAIT) or _posts(launch)
     ]
 
 
 def _posts(launch: Launch) -> bool:
     values = {arg.name: value for arg, value in zip(launch.kernel.args, launch.values, strict=True)}
-    return launch.kernel in (DISPATCH_POST, COMBINE_POST, POST_STATUS) and values["out_offset"] != 0
+    posting = DISPATCH_POST, COMBINE_POST, POST_STATUS, RAIL_SEND, RETURNS_LOST, PARTIALS_SEND
+    return launch.kernel in posting and values["out_offset"] != 0
 
 
 SITES = [
@@ -81,12 +92,13 @@ SITES = [
     site_of("fullmesh"),
     site_of("fullmesh_v1", servers=(2, 2)),
     site_of("fullmesh_v1", 1, servers=(3, 1)),
+    site_of("hierarchy", servers=(2, 2)),
 ]
 
 
 def memory_of(site: Site) -> dict[str, torch.Tensor | int]:
     """What waits' plans hold, of zeros."""
-    names = ("recv_counts", "barrier_counts", "reduced_counts", "round_numbers")
+    names = ("recv_counts", "barrier_counts", "reduced_counts", "round_numbers", "rail_seen")
     counts = {name: torch.zeros(site.scratch()[name][0], dtype=torch.int32) for name in names}
     memory: dict[str, torch.Tensor | int] = {
         **counts,
@@ -94,6 +106,7 @@ def memory_of(site: Site) -> dict[str, torch.Tensor | int]:
         "exchange_counts": torch.zeros(2, dtype=torch.int32),
         "topk_idx": torch.arange(TOKENS * TOPK, dtype=torch.int32).view(TOKENS, TOPK),
         "num_tokens": TOKENS,
+        "tables": torch.zeros(RelayTables(site.config).num_words, dtype=torch.int32),
     }
     if site.exchange_rank is not None:
         memory["exchange_window"] = torch.zeros(site.exchange.window_bytes, dtype=torch.uint8)
@@ -128,7 +141,7 @@ def test_any_memory_gives_an_error_of_ours(
     memory["topk_idx"] = memory_of(site)["topk_idx"]  # this rank's own
     for operator, zone, launch in waits_of(site):
         call = Run(operator, 7, memory, 5)
-        codes = [REPORT_TIMEOUT] + [REPORT_MISMATCH] * (launch.kernel in (DISPATCH_WAIT, BLOCKS_WAIT))
+        codes = [REPORT_TIMEOUT] + [REPORT_MISMATCH] * (launch.kernel in WITH_WORDS)
         for code in codes:
             report = report_of(code, zone, seed % 3, expected, found)
             _, error = failure(site, call, launch, code, report, {}, ())
@@ -300,3 +313,51 @@ def test_the_server_of_ranks_that_hold_up_others_is_named() -> None:
     _, error = failure(site, call, wait, REPORT_TIMEOUT, report, {}, (), lambda missing: ([0], stuck))
     assert "timed out waiting for server 0 (rank 0): their flags" in str(error)
     assert stuck in str(error)
+
+
+def hierarchy_says(
+    operator: str, step: str, code: int, memory: dict[str, torch.Tensor | int], first: int = 0
+) -> str:
+    """On rank 1 of two servers with two ranks each."""
+    site = SITES[-1]
+    launch = next(each for of, zone, each in waits_of(site) if (of, zone, each.step) == (operator, 0, step))
+    report = report_of(code, 0, first, USUAL, call_word("dispatch", Kind("int8")))
+    _, error = failure(site, Run(operator, 5, memory, 5_000_000), launch, code, report, {}, ())
+    assert isinstance(error, CommunicationTimeoutError | ConfigMismatchError | BufferStateError)
+    return str(error)
+
+
+def of_hierarchy() -> tuple[dict[str, torch.Tensor | int], dict[str, torch.Tensor]]:
+    """Memory of its plans, and the tensors in it."""
+    memory = memory_of(SITES[-1])
+    return memory, {name: held for name, held in memory.items() if isinstance(held, torch.Tensor)}
+
+
+def test_a_relay_names_the_rank_that_it_waits_for() -> None:
+    memory, held = of_hierarchy()
+    RelayTables(SITES[-1].config).of(held["tables"], "rail_counts")[1] = -1
+    assert "timed out waiting for rank(s) [3]" in hierarchy_says("dispatch", "relay", REPORT_TIMEOUT, memory)
+    said = hierarchy_says("dispatch", "relay", REPORT_BAD_ROW, memory, 3)
+    assert "names no place in this group, from rank(s) [3]" in said
+    said = hierarchy_says("dispatch", "relay", REPORT_MISMATCH, memory, 3)
+    assert "row format: bf16 on rank(s) [1], int8 on rank(s) [3]" in said
+
+
+def test_who_is_lost_is_named_as_the_relay_says() -> None:
+    memory, held = of_hierarchy()
+    counts = held["recv_counts"].view(-1, RANKS)
+    counts[:, 2] = LOST_COUNT
+    assert "waiting for rank(s) [2]" in hierarchy_says("dispatch", "wait", REPORT_TIMEOUT, memory)
+    counts[:] = -1
+    counts[:, [1, 3]] = 0
+    assert "waiting for rank(s) [0]" in hierarchy_says("dispatch", "wait", REPORT_TIMEOUT, memory)
+    held["barrier_counts"][0] = -1
+    said = hierarchy_says("combine", "wait for returned", REPORT_TIMEOUT, memory)
+    assert "waiting for rank(s) [0]" in said
+
+
+@pytest.mark.parametrize(("seen", "rank"), [(-1, 3), (-2 - 2, 2)])
+def test_who_is_lost_is_named_as_its_end_flag_says(seen: int, rank: int) -> None:
+    memory, held = of_hierarchy()
+    held["rail_seen"][1] = seen
+    assert f"waiting for rank(s) [{rank}]" in hierarchy_says("combine", "wait", REPORT_TIMEOUT, memory)

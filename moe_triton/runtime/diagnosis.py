@@ -70,7 +70,7 @@ def failure(
     zone = int(report[report[:, 0] != 0][0, REPORTED_ZONE])
     wait = GaveUp(site, launch, zone, memory, report)
     if code != REPORT_TIMEOUT:
-        why = f"{name} met {_refused(wait)}"
+        why = f"{name} met {_refused(wait, code)}"
         return why, BufferStateError(f"{why}. Rebuild the buffer on every rank.")
     missing = missing_ranks(wait)
     instead = posted_instead(wait, run.operator, missing, in_flight)
@@ -90,11 +90,16 @@ def failure(
     )
 
 
-def _refused(wait: GaveUp) -> str:
+def _refused(wait: GaveUp, code: int) -> str:
     finder = wait.site.scheme.finders.get(wait.launch.kernel.name)
-    if finder is None or finder.refused is None:
-        return "a row that names no place in this group; it was not sent"
-    return finder.refused(wait)
+    if finder is not None and finder.refused is not None:
+        return finder.refused(wait)
+    sent_by = ""
+    if finder is not None and finder.rank_of is not None:
+        refused = wait.report[wait.report[:, 0] == code]
+        ranks = sorted({finder.rank_of(wait, first) for first in refused[:, 1].tolist()})
+        sent_by = f", from {in_words(wait.site, wait.launch, ranks)}"
+    return f"a row that names no place in this group{sent_by}; it was not sent"
 
 
 def _mismatch(

@@ -37,17 +37,21 @@ def differing_fields(wait: GaveUp) -> list[str]:
     """
     mismatches = wait.report[wait.report[:, 0] == REPORT_MISMATCH].tolist()
     expected = mismatches[0][REPORTED_EXPECTED]
+    finder = wait.site.scheme.finders[wait.launch.kernel.name]
+    own = {wait.site.scheme.peers_of(wait.launch).rank: expected}
+    if finder.rank_of is not None and finder.words is not None:
+        found = {finder.rank_of(wait, row[1]): row[REPORTED_FOUND] for row in mismatches}
+        return differences({**dict(finder.words(wait)), **found, **own})
     # Entries like this rank's own may have been cleared already.
     came = counts_of(wait.arguments, wait.memory) >= 0
     words = dict.fromkeys(came.any(dim=0).nonzero().flatten().tolist(), expected)
     # The report still has one rank's word if later calls have overwritten its entry.
     words |= {row[1] % came.shape[1]: row[REPORTED_FOUND] for row in mismatches}
-    posted = wait.site.scheme.finders[wait.launch.kernel.name].words
-    if posted is None:
+    if finder.words is None:
         words |= dict(_words_in(wait.arguments["status"], wait.zone, _window(wait)))
     else:
-        words |= dict(posted(wait))
-    return differences({**words, wait.site.scheme.peers_of(wait.launch).rank: expected})
+        words |= dict(finder.words(wait))
+    return differences({**words, **own})
 
 
 def posted_instead(wait: GaveUp, operator: str, missing: Sequence[int], in_flight: Collection[str]) -> str:

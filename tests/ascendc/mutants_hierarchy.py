@@ -59,7 +59,13 @@ HIERARCHY_MUTANTS = (
     ),
     Mutant(
         "a token relayed before it has come",
-        (Patch(RAIL_RELAY, "while (there < heads && heads_.At(", "while (there < heads && 0 * heads_.At("),),
+        (
+            Patch(
+                RAIL_RELAY,
+                "RailHead::NUMBER) == number_) {\n            ++",
+                "RailHead::NUMBER) >= 0) {\n            ++",
+            ),
+        ),
         case_of(),
     ),
     Mutant(

@@ -59,6 +59,8 @@ class Finder(NamedTuple):
         words: (rank, call word) of all that has come, where it does not lie in the entries of ``status``.
         said: what an error says of these ranks, before the time.
         refused: what an error says of what came and was refused; None for a row that names no place.
+        rank_of: called with a number that a report has; gives the rank that it stands for. None where it is
+            that of an entry for a rank of the group, or stands for none.
     """
 
     gave_up: Callable[[GaveUp], list[int]]
@@ -66,6 +68,7 @@ class Finder(NamedTuple):
     words: Callable[[GaveUp], Iterator[tuple[int, int]]] | None = None
     said: str = "their flags did not come within"
     refused: Callable[[GaveUp], str] | None = None
+    rank_of: Callable[[GaveUp, int], int] | None = None
 
 
 def arguments_of(launch: Launch) -> dict[str, Any]:

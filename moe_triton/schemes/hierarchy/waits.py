@@ -7,19 +7,16 @@ from typing import Any
 
 import torch
 
-from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS
+from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS, REPORT_MISMATCH
 from moe_triton.core.ascendc_hierarchy import PARTIALS_SEND, RAIL_RELAY, RAIL_SEND, RAIL_WAIT, RETURNS_LOST
-from moe_triton.core.records import LOST_COUNT, RAIL_END, STATUS_ENTRY
+from moe_triton.core.records import LOST_COUNT, RAIL_END, REPORT, STATUS_ENTRY
 from moe_triton.core.region import Region
 from moe_triton.layout import FLAG_BITS, WORD_BYTES
+from moe_triton.schemes.blocks.layout import next_number
 from moe_triton.schemes.common.waits import POSTS, Finder, GaveUp, counts_of, int32_at
 from moe_triton.schemes.site import Site
 
 _NUMBER, _CALL = RAIL_END.word("number"), RAIL_END.word("call")
-
-
-def _next(before: int) -> int:
-    return before % (2**31 - 1) + 1
 
 
 def _rank_on(site: Site, server: int) -> int:
@@ -67,10 +64,25 @@ def _entries_go_on(site: Site, arguments: dict[str, Any], places: range) -> Iter
             yield _neighbour(site, source) if is_of_server else _relay_of(site, source)
 
 
+def _rank_of_entry(wait: GaveUp, number: int) -> int:
+    """Whose it is, numbered by expert and then by source."""
+    status: Region = wait.arguments["status"]
+    source = number % status.extent("source")
+    return _neighbour(wait.site, source) if _is_of_server(wait.site, status) else source
+
+
+def _rank_itself(wait: GaveUp, number: int) -> int:
+    return number
+
+
 def _entry_words(wait: GaveUp) -> Iterator[tuple[int, int]]:
-    """Of the entries that are there."""
+    """Of the entries that are there; those that were as expected are gone."""
     status, window = wait.arguments["status"], wait.tensor("window")
     is_of_server = _is_of_server(wait.site, status)
+    if not is_of_server:
+        expected = int(wait.report[wait.report[:, 0] == REPORT_MISMATCH][0, REPORT.word("expected_call")])
+        came = (counts_of(wait.arguments, wait.memory) >= 0).any(dim=0)
+        yield from ((source, expected) for source in came.nonzero().flatten().tolist())
     for source in range(status.extent("source")):
         first = status.offset(zone=wait.zone, source=source)
         entry = _words(window, first, STATUS_ENTRY.num_bytes)
@@ -84,9 +96,14 @@ def _words(window: torch.Tensor, first: int, num_bytes: int) -> list[int]:
     return found
 
 
+def _numbers(wait: GaveUp, argument: str) -> torch.Tensor:
+    """From where an argument's hole is on."""
+    return wait.tensor(argument).view(-1)[wait.arguments[argument].offset // WORD_BYTES :]
+
+
 def _rails_gave_up(wait: GaveUp) -> list[int]:
     """Sources of which the relay has said that they are lost."""
-    counts = wait.tensor("rail_counts")
+    counts = _numbers(wait, "rail_counts")
     return [
         _rank_on(wait.site, s) for s in range(wait.site.config.topology.num_servers) if int(counts[s]) < 0
     ]
@@ -94,7 +111,7 @@ def _rails_gave_up(wait: GaveUp) -> list[int]:
 
 def _rails_go_on(site: Site, arguments: dict[str, Any], servers: range) -> Iterator[int]:
     ends: Region = arguments["ends"]
-    number = _next(int32_at(arguments["numbers"], arguments["zone"]))
+    number = next_number(int32_at(arguments["numbers"], arguments["zone"]))
     for server in servers:
         at = arguments["window"] + ends.offset(zone=arguments["zone"], server=server)
         if int32_at(at, _NUMBER) != number:
@@ -104,8 +121,7 @@ def _rails_go_on(site: Site, arguments: dict[str, Any], servers: range) -> Itera
 def _rail_words(wait: GaveUp) -> Iterator[tuple[int, int]]:
     """Of the end flags that are there."""
     ends, window = wait.arguments["ends"], wait.tensor("window")
-    first = wait.arguments["numbers"].offset // WORD_BYTES
-    number = _next(int(wait.tensor("numbers")[first + wait.zone]))
+    number = next_number(int(_numbers(wait, "numbers")[wait.zone]))
     for server in range(ends.extent("server")):
         end = _words(window, ends.offset(zone=wait.zone, server=server), RAIL_END.num_bytes)
         if end[_NUMBER] == number:
@@ -114,7 +130,7 @@ def _rail_words(wait: GaveUp) -> Iterator[tuple[int, int]]:
 
 def _partials_gave_up(wait: GaveUp) -> list[int]:
     """Ranks of the rail without an end flag, and those without which others had nothing to send."""
-    seen = wait.tensor("rail_seen")
+    seen = _numbers(wait, "rail_seen")
     missing = set()
     for server in range(wait.site.config.topology.num_servers):
         count = int(seen[server])
@@ -124,11 +140,11 @@ def _partials_gave_up(wait: GaveUp) -> list[int]:
 
 
 FINDERS = {
-    DISPATCH_WAIT.name: Finder(_entries_gave_up, _entries_go_on, _entry_words),
+    DISPATCH_WAIT.name: Finder(_entries_gave_up, _entries_go_on, _entry_words, rank_of=_rank_of_entry),
     RAIL_SEND.name: POSTS,
-    RAIL_RELAY.name: Finder(_rails_gave_up, _rails_go_on, _rail_words),
+    RAIL_RELAY.name: Finder(_rails_gave_up, _rails_go_on, _rail_words, rank_of=_rank_itself),
     RETURNS_LOST.name: POSTS,
     PARTIALS_SEND.name: POSTS,
-    RAIL_WAIT.name: Finder(_partials_gave_up, _rails_go_on, _rail_words),
+    RAIL_WAIT.name: Finder(_partials_gave_up, _rails_go_on, _rail_words, rank_of=_rank_itself),
     POST_STATUS.name: POSTS,
 }
