@@ -325,7 +325,6 @@ private:
     __aicore__ inline void Finish(int64_t server, int32_t total, int32_t call, bool is_lost) {
         TraceStep(TRACE_FLAG);
         deadline_.TraceWait(rail_.RankOn(server), deadline_.WaitedUs());
-        FinishRows();
         for (int64_t receiver = 0; receiver < args_.ranks_per_server; ++receiver) {
             if (IsOwn(server, receiver)) {
                 SendEntries(server, receiver, call, is_lost);
@@ -341,9 +340,9 @@ private:
         TraceStep(TRACE_WRITE);
     }
 
-    // MTE3 starts copies in order and may end them in another: entries start when the rows are there.
+    // Entries are made when the rows are there, and those before them have left.
     __aicore__ inline void FinishRows() {
-        AscendC::PipeBarrier<PIPE_MTE3>();
+        Order<AscendC::HardEvent::MTE3_S>();
     }
 
     __aicore__ inline void SendEntries(int64_t server, int64_t receiver, int32_t call, bool is_lost) {
@@ -353,7 +352,7 @@ private:
                             EntryAt(args_, static_cast<uint64_t>(rail_.RankOn(server)), experts);
         for (int64_t first = 0; first < experts; first += ENTRIES_PER_COPY) {
             const int64_t number = Smaller(ENTRIES_PER_COPY, experts - first);
-            Order<AscendC::HardEvent::MTE3_S>();
+            FinishRows();
             for (int64_t i = 0; i < number; ++i) {
                 entries_.Set(i, is_lost ? LOST_COUNT : counts_.At(first_count + first + i), call);
             }

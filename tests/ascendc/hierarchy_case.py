@@ -21,6 +21,8 @@ from moe_triton.schemes.hierarchy.layout import HierarchyLayout, RailSlot
 from .case import Case, Routing, WrongResultError
 from .memory import Guarded
 
+MOST_SHOWN = 32  # numbers of an array, in an error
+
 
 @dataclass(frozen=True)
 class HierarchyCase(Case):
@@ -144,11 +146,10 @@ class Received:
 
 
 def check(name: str, found: object, wanted: object) -> None:
-    """Raises where two arrays differ."""
+    """Raises where two arrays differ, with the first few numbers of each."""
     if not np.array_equal(np.asarray(found), np.asarray(wanted)):
-        raise WrongResultError(
-            f"{name}: {np.asarray(found).tolist()} instead of {np.asarray(wanted).tolist()}"
-        )
+        shown = [np.asarray(each).reshape(-1)[:MOST_SHOWN].tolist() for each in (found, wanted)]
+        raise WrongResultError(f"{name}: {shown[0]} instead of {shown[1]}")
 
 
 def rows_of(window: np.ndarray, region: Region, zone: int, server: int) -> np.ndarray:

@@ -86,7 +86,7 @@ HIERARCHY_MUTANTS = (
     ),
     Mutant(
         "counts before their tokens",
-        (without(RAIL_RELAY, "        FinishRows();\n"),),
+        (without(RAIL_RELAY, "            FinishRows();\n"),),
         case_of(rounds=6),
     ),
     Mutant(
@@ -143,9 +143,9 @@ HIERARCHY_MUTANTS = (
         case_of(rounds=6),
     ),
     Mutant(
-        "the end flag before this rank's own partial rows",
+        "an end flag made over the one before",
         (without(RAILS, "        FinishRows();\n"),),
-        case_of(rounds=6, blocks=2),
+        case_of(rounds=6, blocks=1, tokens=(1, 4, 3, 2), absent=0.3),
     ),
     Mutant(
         "tokens of both zones in one place of the out part",
