@@ -5,42 +5,73 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.harness import parser, write_records
+from benchmarks.servers.hierarchy import hierarchy
 from benchmarks.servers.mapped import mapped
 from benchmarks.servers.overlap import overlap
 from benchmarks.servers.pace import pace
 from benchmarks.servers.posts import posts
+from benchmarks.servers.stages import stages
+
+FIGURES = ("pace", "posts", "mapped", "overlap", "hierarchy", "stages")
 
 
 def main() -> None:
     """Measures one figure, and prints its table."""
     arguments = parser("Groups of several servers, which one machine plays.")
-    arguments.add_argument("figure", choices=("pace", "posts", "mapped", "overlap"))
-    arguments.add_argument("--ranks", type=int, default=4)
-    arguments.add_argument("--ranks-per-server", type=int, default=1, help="pace only")
+    arguments.add_argument("figure", choices=FIGURES)
+    arguments.add_argument("--ranks", type=int, help="by default 4, of hierarchy 8")
+    arguments.add_argument(
+        "--ranks-per-server", type=int, help="pace, by default 1; hierarchy and stages, by default 2"
+    )
     arguments.add_argument("--tokens", type=int, nargs="+", help="of each rank")
     arguments.add_argument("--topk", type=int, nargs="+", default=[2, 8], help="posts only")
+    arguments.add_argument("--experts", type=int, default=32, help="hierarchy only")
+    arguments.add_argument(
+        "--limit", type=int, help="hierarchy only: servers that a token's experts lie in; any by default"
+    )
+    arguments.add_argument(
+        "--factors",
+        type=float,
+        nargs="+",
+        default=[0.25, 0.5, 1, 2, 3, 6, 12],
+        help="stages only: the link's time, of the time of passing tokens on",
+    )
     arguments.add_argument("--iterations", type=int, default=20)
     arguments.add_argument(
         "--slower", type=float, default=200.0, help="posts only: than A2's posts and links"
     )
     arguments.add_argument(
-        "--wire", type=float, help="pace and overlap: link's time, of a call without link (6, and 1)"
+        "--wire",
+        type=float,
+        help="link's time, of a call without link: pace, by default 6; overlap, 1; hierarchy, 10",
     )
-    arguments.add_argument("--plot", type=Path, help="posts only: draw into this folder")
+    arguments.add_argument("--plot", type=Path, help="posts, hierarchy, stages: draw into this folder")
     options = arguments.parse_args()
-    found, iterations = [], options.iterations
+    found = []
+    ranks, per_server = options.ranks or 4, options.ranks_per_server or 2
     if options.figure == "pace":
         for tokens in options.tokens or [64]:
-            found += pace(options.ranks, options.ranks_per_server, tokens, iterations, options.wire or 6.0)
+            found += pace(
+                ranks, options.ranks_per_server or 1, tokens, options.iterations, options.wire or 6.0
+            )
     elif options.figure == "posts":
         for topk in options.topk:
             tokens = options.tokens or [1, 2, 4, 8, 16, 64, 256]
-            found += posts(options.ranks, topk, tokens, options.iterations, options.slower, options.plot)
+            found += posts(ranks, topk, tokens, options.iterations, options.slower, options.plot)
     elif options.figure == "overlap":
         for tokens in options.tokens or [64]:
-            found += overlap(options.ranks, tokens, iterations, options.wire or 1.0)
+            found += overlap(ranks, tokens, options.iterations, options.wire or 1.0)
+    elif options.figure == "hierarchy":
+        servers, tokens = (options.ranks or 8) // per_server, options.tokens or [16, 64, 256]
+        routing = options.experts, options.limit
+        wire = options.wire or 10.0
+        found += hierarchy(servers, per_server, tokens, *routing, options.iterations, wire, options.plot)
+    elif options.figure == "stages":
+        for tokens in options.tokens or [64]:
+            sizes = ranks // per_server, per_server, tokens
+            found += stages(*sizes, options.factors, options.iterations, options.plot)
     else:
-        found += mapped(options.ranks, options.tokens or [16, 64, 256], options.iterations)
+        found += mapped(ranks, options.tokens or [16, 64, 256], options.iterations)
     write_records(options.json, found)
 
 

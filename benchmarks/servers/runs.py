@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -13,10 +14,11 @@ from typing import Any, Literal, cast
 import torch
 
 from benchmarks.harness import Record, median_with_interval
-from moe_triton import EPBuffer
+from moe_triton import EPBuffer, Tuning
 from moe_triton.backends.cpu.nic import NicSettings, emulated_nic
 from moe_triton.backends.cpu.paced_link import PacedLink, paced
 from moe_triton.core.config import Product
+from moe_triton.core.tuning import Posts
 from moe_triton.processes import RankGroup
 from moe_triton.starting_line import StartingLine
 
@@ -61,6 +63,7 @@ class Route:
         ranks_per_server: see `EPBuffer`.
         quantize: of rows in dispatch.
         wire: between servers; None for the setting's.
+        posts: see `Tuning`.
     """
 
     name: str
@@ -69,6 +72,7 @@ class Route:
     ranks_per_server: int
     quantize: Literal["int8"] | None = None
     wire: Wire | None = None
+    posts: Posts | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,8 @@ class Setting:
         experts: M.
         wire: between servers, of routes that have none of their own.
         iterations: of each route.
+        limit: into how many servers experts are cut, by their ids, and in how many of them those of a token
+            lie; None for any experts.
     """
 
     routes: Sequence[Route]
@@ -90,6 +96,7 @@ class Setting:
     experts: int
     wire: Wire = field(default_factory=Wire)
     iterations: int = 20
+    limit: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -100,12 +107,16 @@ class Figures:
         spans: begin and end of each call, in seconds, by operator and route.
         posts: a call's to other ranks, by operator and route.
         between: bytes of a call to ranks of other servers, by operator and route.
+        payload: those of rows among them.
+        steps: microseconds of each step of a call, the median of all, by operator and route.
         idle_share: of a core, what the NICs took while nothing was posted.
     """
 
     spans: dict[str, dict[str, list[Span]]]
     posts: dict[str, dict[str, int]]
     between: dict[str, dict[str, int]]
+    payload: dict[str, dict[str, int]]
+    steps: dict[str, dict[str, dict[str, float]]]
     idle_share: float = 0.0
 
 
@@ -117,6 +128,11 @@ class Pair:
         sizes = setting.tokens, setting.topk
         self._x = torch.randn(setting.tokens, HIDDEN, generator=generator).bfloat16()
         scores = torch.rand(setting.tokens, setting.experts, generator=generator)
+        if setting.limit:
+            servers, most = setting.limit
+            best = torch.rand(setting.tokens, servers, generator=generator).topk(most, dim=1).indices
+            allowed = torch.zeros(setting.tokens, servers).scatter(1, best, 1.0)
+            scores *= allowed.repeat_interleave(setting.experts // servers, dim=1)
         self._weights, ids = scores.topk(setting.topk, dim=1)
         self._ids = ids.int()
         assert ids.shape == sizes
@@ -132,24 +148,26 @@ class Pair:
             comm_alg=route.comm_alg,
             ranks_per_server=route.ranks_per_server,
             relaxed=True,
+            tuning=Tuning(posts=route.posts) if route.posts else None,
         )
 
     def run(self, operator: str) -> None:
         """One call. A combine needs the dispatch before it."""
         if operator == "dispatch":
-            self._received = self.buffer.dispatch(self._x, self._ids, quantize=self._quantize)
+            self._received = self.buffer.dispatch(self._x, self._ids, self._weights, quantize=self._quantize)
             return
         rows = self._received.tokens
         if self._results is None:
             self._results = torch.randn(rows.shape).bfloat16()
         self.buffer.combine(self._results, self._received.handle, self._weights)
 
-    def traffic(self, operator: str) -> tuple[int, int]:
-        """Posts, and bytes to other servers, of the last call."""
+    def traffic(self, operator: str) -> tuple[int, int, int]:
+        """Posts, and bytes to other servers, all and those of rows, of the last call."""
         found = self.buffer.traffic(cast("Any", operator))
         if found is None:
-            return 0, 0
-        return sum(found.posts), found.payload_bytes.between + found.framing_bytes.between
+            return 0, 0, 0
+        payload = found.payload_bytes.between
+        return sum(found.posts), payload + found.framing_bytes.between, payload
 
 
 def nic_seconds() -> float:
@@ -164,6 +182,7 @@ def measure(rank: int, num_ranks: int, setting: Setting, idle_s: float) -> Figur
     line, shuffle = StartingLine(), random.Random(0)  # the same on every rank
     names = [route.name for route in setting.routes]
     spans: dict[str, dict[str, list[Span]]] = {o: {name: [] for name in names} for o in OPERATORS}
+    steps: dict[str, dict[str, list[dict[str, float]]]] = {o: {name: [] for name in names} for o in OPERATORS}
     with ExitStack() as stack:
         pairs = {route.name: _made(rank, setting, route) for route in setting.routes}
         for pair in pairs.values():
@@ -176,11 +195,18 @@ def measure(rank: int, num_ranks: int, setting: Setting, idle_s: float) -> Figur
                     pairs[name].run(operator)
                     if iteration >= WARM_UP:
                         spans[operator][name].append((begin, time.perf_counter()))
+                        steps[operator][name].append(pairs[name].buffer.durations_us(cast("Any", operator)))
         idle = _idle_share(line, idle_s)
         counted = {o: {name: pair.traffic(o) for name, pair in pairs.items()} for o in OPERATORS}
     posts = {o: {name: found[0] for name, found in each.items()} for o, each in counted.items()}
     between = {o: {name: found[1] for name, found in each.items()} for o, each in counted.items()}
-    return Figures(spans, posts, between, idle)
+    payload = {o: {name: found[2] for name, found in each.items()} for o, each in counted.items()}
+    medians = {o: {name: _medians(found) for name, found in each.items()} for o, each in steps.items()}
+    return Figures(spans, posts, between, payload, medians, idle)
+
+
+def _medians(calls: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {step: statistics.median(call[step] for call in calls) for step in calls[0]} if calls else {}
 
 
 def _made(rank: int, setting: Setting, route: Route) -> Pair:
