@@ -104,6 +104,8 @@ def config_of(s: Symbols, call: Call) -> Config:
         if s.operator.name.endswith(HALVES):
             scheme_type(config).check_offers("torch_npu halves", "comm_alg", repr(comm_alg))
         check_call(config, call)
+        for name in s.given:
+            scheme_type(config).check_offers(name, name, "given")
         check_buffer_size(config, buffer_megabytes(), tensor_parallel=call.tp_world_size == 2)
     except ArgumentError as error:
         raise choice.explained(error).renamed(torch_npu_names(call)) from None
