@@ -1,10 +1,10 @@
 """Groups of several servers, which one machine plays: what posts, links and queues cost.
 
-``python -m benchmarks.servers pace|posts|mapped|overlap|hierarchy|stages [--json FILE] [--plot FOLDER]``.
-Servers are joined by emulated queues (`moe_triton.backends.cpu.nic`): a post takes ``post_us``, one after
-the other, and a link carries so many GB/s. Both are slowed by one printed factor, so that two shared cores
-can keep up and what is measured is the protocol. All routes run in one process group, in random order in each
-iteration. A time is the last rank out minus the first rank in.
+``python -m benchmarks.servers FIGURE [--json FILE] [--plot FOLDER]``. Servers are joined by emulated queues
+(`moe_triton.backends.cpu.nic`): a post takes ``post_us``, one after the other, and a link carries so many
+GB/s. Both are slowed by one printed factor, so that two shared cores can keep up and what is measured is the
+protocol. All routes run in one process group, in random order in each iteration. A time is the last rank out
+minus the first rank in.
 
 - ``pace``: a call against what its counted bytes take on the link; int8 rows against rows as they are.
 - ``posts``: one block for each peer (A2's ``fullmesh``) against posts for rows (A3's ``fullmesh_v1``), over
@@ -20,6 +20,7 @@ iteration. A time is the last rank out minus the first rank in.
   gloo's all-to-all-v would take at the link's pace, by arithmetic.
 - ``stages``: hierarchy posted by AICPU, in phases, against hierarchy posted by cores while others pass tokens
   on, over the speed of the link.
+- ``example``: seed 001's own example by the model, with the bytes and posts of our plans.
 
 What each shows: docs/benchmarks-servers.md.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.harness import parser, write_records
+from benchmarks.servers.example import example
 from benchmarks.servers.hierarchy import hierarchy
 from benchmarks.servers.mapped import mapped
 from benchmarks.servers.overlap import overlap
@@ -12,7 +13,7 @@ from benchmarks.servers.pace import pace
 from benchmarks.servers.posts import posts
 from benchmarks.servers.stages import stages
 
-FIGURES = ("pace", "posts", "mapped", "overlap", "hierarchy", "stages")
+FIGURES = ("pace", "posts", "mapped", "overlap", "hierarchy", "stages", "example")
 
 
 def main() -> None:
@@ -70,6 +71,8 @@ def main() -> None:
         for tokens in options.tokens or [64]:
             sizes = ranks // per_server, per_server, tokens
             found += stages(*sizes, options.factors, options.iterations, options.plot)
+    elif options.figure == "example":
+        found += example()
     else:
         found += mapped(ranks, options.tokens or [16, 64, 256], options.iterations)
     write_records(options.json, found)

@@ -1,0 +1,133 @@
+"""Seed 001's own example by the model, with the bytes and posts of our plans.
+
+8 servers of 8 ranks; each rank has 16 tokens of 7168 in fp16, which go to 8 experts on 4 servers. The seed
+counts rows on wires and nothing else: 86.1 us for a row to each expert, 38.3 + 8 us for one to each server
+and from there to each expert.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from benchmarks.harness import Record, print_table
+from moe_triton.core.config import Config
+from moe_triton.core.plan import Launch
+from moe_triton.core.tuning import POSTS, Tuning
+from moe_triton.model.bodies import movement
+from moe_triton.model.clusters.a2 import OPERATORS, Flow, mean_flow, operator_cost, rdma_us
+from moe_triton.model.constants import Machine, machine_named
+from moe_triton.operators.variants import DispatchVariant
+from moe_triton.schemes.site import Site
+
+SERVERS, CARDS, TOKENS, TOPK, SERVERS_PER_TOKEN, HIDDEN = 8, 8, 16, 8, 4, 7168
+# What the seed's figures follow from.
+RATES = {"rdma_gb_per_s": 20.97, "remote_write_gb_per_s": 200.7}
+STAGES = {"aicpu": "hierarchy", "aiv": "hierarchy-aiv"}
+
+
+@dataclass(frozen=True)
+class Wires:
+    """What one rank sends in a dispatch.
+
+    Attributes:
+        between: bytes to other servers.
+        inside: bytes to other ranks of its server.
+        posts: messages to other servers.
+    """
+
+    between: float
+    inside: float
+    posts: float
+
+    def us(self, machine: Machine) -> tuple[float, float]:
+        """Of either wire."""
+        inside = movement.wire(machine, self.inside) if self.inside else 0.0
+        return rdma_us(self.between, machine), inside
+
+
+def machine() -> Machine:
+    """A2 with the rates of the example."""
+    return machine_named("A2").replaced(RATES)
+
+
+def example_flow() -> Flow:
+    """What a rank moves, on average."""
+    return mean_flow(SERVERS, CARDS, TOKENS, TOPK, SERVERS_PER_TOKEN)
+
+
+def site(scheme: str, posts: str | None = None) -> Site:
+    """A rank of the example's group."""
+    sizes = SERVERS * CARDS, TOKENS, HIDDEN, TOPK, 4 * SERVERS * CARDS
+    config = Config(*sizes, product="A2", scheme=scheme, ranks_per_server=CARDS)
+    tuning = Tuning(posts=posts) if posts else Tuning()  # type: ignore[arg-type]
+    return Site(config, 0, 48, 1_000_000, "cpu", tuning=tuning)
+
+
+def hierarchy(posts: str) -> Wires:
+    """By the plan of a dispatch."""
+    flow = example_flow()
+    plan = site("hierarchy", posts).scheme.whole(DispatchVariant(torch.float16, weights=True), 0)
+    steps = {
+        launch.step: _values(launch) for launch in plan.launches if launch.kernel.name.startswith("rail")
+    }
+    send, relay = steps["send"], steps["relay"]
+    tokens = float(np.delete(flow.copies, flow.server).sum())
+    rows = float(np.delete(flow.relayed, flow.card).sum())
+    others = SERVERS - 1
+    end_bytes = stamp_bytes = 32
+    messages = tokens + others if send["by_token"] else 2 * others
+    row_bytes = relay["row_bytes"] + stamp_bytes
+    return Wires(tokens * send["slot_bytes"] + others * end_bytes, rows * row_bytes, messages)
+
+
+def fullmesh() -> Wires:
+    """By the plan of a dispatch: rows to all ranks, those of the own server too."""
+    flow = example_flow()
+    plan = site("fullmesh").scheme.whole(DispatchVariant(torch.float16, weights=True), 0)
+    post = next(_values(launch) for launch in plan.launches if launch.kernel.name == "blocks_post")
+    others = SERVERS * CARDS - 1
+    rows = float(flow.sent.sum() - flow.sent[0])
+    framing = post["rows_offset"] + 32
+    return Wires(rows * post["row_step"] + others * framing, 0.0, others)
+
+
+def _values(launch: Launch) -> dict[str, int]:
+    pairs = zip(launch.kernel.args, launch.values, strict=True)
+    return {arg.name: value for arg, value in pairs if isinstance(value, int)}
+
+
+def example() -> list[Record]:
+    """Prints a table and returns its figures."""
+    used, flow = machine(), example_flow()
+    rows, found = [], []
+    for name, scheme, wires in (
+        ("fullmesh", "fullmesh", fullmesh()),
+        *((f"hierarchy, {posts}", STAGES[posts], hierarchy(posts)) for posts in reversed(POSTS)),
+    ):
+        between, inside = wires.us(used)
+        costs = {o: operator_cost(scheme, o, flow, used, row_bytes=2 * HIDDEN) for o in OPERATORS}
+        parts = costs["dispatch"].parts
+        sums = costs["combine"].parts["sum"]
+        rows.append(
+            [
+                name,
+                f"{wires.between / 2**20:.3f}",
+                f"{between:.1f}",
+                f"{wires.inside / 2**20:.3f}",
+                f"{inside:.1f}",
+                f"{wires.posts:.0f}",
+                f"{parts['posts']:.1f}",
+                f"{parts.get('hccs', 0.0):.1f}",
+                f"{sums:.1f}",
+                *(f"{costs[operator].us:.1f}" for operator in OPERATORS),
+            ]
+        )
+        case: dict[str, object] = {"figure": "example", "route": name}
+        for metric, value in (("between", between), ("inside", inside)):
+            found.append(Record(benchmark="servers", case=case, metric=metric, value=value, unit="us"))
+    columns = ["", "MiB between", "us", "MiB inside", "us", "posts", "add us", "relay adds", "sums"]
+    print_table("Seed 001's example, by the model", [*columns, *(f"{o} us" for o in OPERATORS)], rows)
+    return found

@@ -1,0 +1,271 @@
+"""A2's hierarchy: both stages equal to the reference bit for bit, what they post, and whom they name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from moe_triton import ArgumentError, ConfigMismatchError, EPBuffer, Tuning
+from moe_triton.backends.cpu.nic import NicSettings
+from moe_triton.core.tuning import POSTS, Posts
+from moe_triton.operators.variants import CombineVariant, DispatchVariant
+from moe_triton.processes import RankFailedError, RankGroup, run_ranks
+from moe_triton.schemes.site import Site
+from tests.distributed.hierarchy_runs import (
+    Relayed,
+    compare,
+    copies_of,
+    die_at,
+    held_back,
+    make,
+    one_round,
+    relayed,
+    straggle,
+    traffic_of,
+)
+
+Groups = Callable[[int], RankGroup]
+ORDERED, UNORDERED = NicSettings(seed=21), NicSettings(seed=22, keeps_order=False)
+
+
+def few_cases(servers: int, cards: int) -> list[Relayed]:
+    """What differs most."""
+    count = servers * cards
+    some = tuple((4, 0, 1, 3)[rank % 4] for rank in range(count))
+    return [
+        relayed(servers, cards),
+        relayed(servers, cards, nic=UNORDERED, routing="sparse", tokens=some, num_blocks=3),
+        relayed(servers, cards, "server 1", ORDERED, quantize="int8"),
+        relayed(servers, cards, 1, UNORDERED, dtype=torch.float16, num_blocks=2),
+        relayed(servers, cards, nic=ORDERED, routing="none"),
+    ]
+
+
+def many_cases(servers: int, cards: int) -> list[Relayed]:
+    """Every routing, with other settings for each."""
+    count = servers * cards
+    tokens = tuple(rank % 5 for rank in range(count))
+    plain: list[dict[str, Any]] = [{}, {"dtype": torch.float16, "num_blocks": 2}, {"quantize": "int8"}]
+    of = [
+        relayed(servers, cards, limit, nic, **changes)
+        for limit in (None, 2, "server 1")
+        for nic, changes in zip((NicSettings(), UNORDERED, ORDERED), plain, strict=True)
+    ]
+    of += [
+        relayed(servers, cards, nic=UNORDERED, routing=routing, tokens=tokens, num_blocks=3)
+        for routing in ("skewed", "one expert set", "sparse", "none")
+    ]
+    return of
+
+
+@pytest.mark.parametrize(("servers", "cards"), [(2, 2), (4, 2)])
+def test_bits_and_tables_are_the_references(ranks: Groups, servers: int, cards: int) -> None:
+    count = servers * cards
+    assert ranks(count).run(compare, few_cases(servers, cards), timeout_s=240) == [[]] * count
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("servers", "cards"), [(2, 2), (4, 2), (2, 4), (3, 1), (8, 2)])
+def test_every_routing(ranks: Groups, servers: int, cards: int) -> None:
+    count = servers * cards
+    assert ranks(count).run(compare, many_cases(servers, cards), timeout_s=900) == [[]] * count
+
+
+def test_late_ranks_change_nothing(ranks: Groups) -> None:
+    of = relayed(2, 2, nic=UNORDERED)
+    assert ranks(4).run(straggle, of, 24, timeout_s=240) == [[]] * 4
+
+
+@pytest.mark.parametrize("posts", POSTS)
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_traffic_follows_from_the_routing(ranks: Groups, posts: Posts, quantize: str | None) -> None:
+    """A token once to each other server, a row back from each; a message for each, or for all of a server."""
+    of = relayed(2, 2, quantize=quantize)
+    c = of.config
+    found = ranks(4).run(traffic_of, of, posts)
+    copies = copies_of(of)
+    others = c.topology.num_servers - 1
+    for rank, (sent, returned) in enumerate(found):
+        server = c.topology.servers[rank]
+        to = [q for q in range(others + 1) if q != server]
+        out = copies[rank, to]
+        # Rows go back for the tokens of those of this rank's rail.
+        back = torch.stack([copies[peer, server] for peer in c.topology.rail(rank) if peer != rank])
+        row = c.hidden if quantize else 2 * c.hidden
+        for traffic, counts, row_bytes in ((sent, out, row), (returned, back, 2 * c.hidden)):
+            messages = int(counts.sum()) if posts == "aiv" else int((counts > 0).sum())
+            assert traffic.posts.between == messages + others
+            assert traffic.payload_bytes.between == int(counts.sum()) * row_bytes
+            assert traffic.posts.inside == 0
+
+
+def test_a_token_crosses_once_however_many_experts_it_has(ranks: Groups) -> None:
+    """BS * H * 2 * D between servers, D the distinct servers of a token, the own one apart."""
+    of = relayed(2, 2, 1, topk=4)
+    found = ranks(4).run(traffic_of, of, "aiv")
+    for rank, (sent, _) in enumerate(found):
+        away = copies_of(of)[rank, 1 - of.config.topology.servers[rank]]
+        assert sent.payload_bytes.between == int(away) * 2 * of.config.hidden
+
+
+@pytest.mark.parametrize("posts", POSTS)
+def test_what_is_passed_on_while_a_servers_last_token_is_under_way(ranks: Groups, posts: Posts) -> None:
+    of = relayed(2, 2, rounds=1, topk=4, tokens=(4,) * 4)
+    seen = ranks(4).run(held_back, of, posts, 1.5, timeout_s=60)[0]
+    assert not seen.is_over
+    assert (seen.own_rows, seen.own_entries) == (posts == "aiv",) * 2
+    assert seen.slow_rows == (posts == "aiv")
+
+
+# Bad input.
+
+
+def refusals(rank: int, num_ranks: int) -> list[str]:
+    """What was taken, or refused in other words."""
+    of = relayed(2, 2)
+    inputs = of.inputs(rank, 0)
+    x, ids, weights = inputs.x, inputs.topk_idx, inputs.topk_weights
+    wrong = []
+    with make(of, "aiv") as buffer:
+        output = buffer.dispatch(x, ids, weights)
+        y, handle = output.tokens, output.handle
+        other = weights.clone()
+        other[1, 2] += 1.0
+        short = replace(handle)
+        short.__dict__["tables"] = handle.tables[:-1]  # type: ignore[index]
+        lacking = replace(handle)
+        lacking.__dict__["tables"] = None
+        c = of.config
+        calls: dict[str, Callable[[], object]] = {
+            "topk_weights is None, but hierarchy sums inside": lambda: buffer.dispatch(x, ids),
+            "topk_weights is None, but hierarchy sums": lambda: buffer.combine(y, handle),
+            f"topk_weights is {float(other[1, 2])} at token 1, k 2": lambda: buffer.combine(y, handle, other),
+            "active_mask is given": lambda: buffer.dispatch(
+                x, ids, weights, active_mask=torch.ones(len(x), dtype=torch.bool)
+            ),
+            "smooth_scales is given": lambda: buffer.dispatch(
+                x, ids, weights, quantize="int8", smooth_scales=torch.ones(c.num_experts, c.hidden)
+            ),
+            "performance_info is given": lambda: buffer.dispatch(
+                x, ids, weights, performance_info=torch.zeros(num_ranks, dtype=torch.int64)
+            ),
+            "wait is False": lambda: buffer.dispatch(x, ids, weights, wait=False),
+            "handle.tables is of shape": lambda: buffer.combine(y, short, weights),
+            "handle.tables is None": lambda: buffer.combine(y, lacking, weights),
+        }
+        wrong += _told(calls)
+        # Nothing was sent. Weights of entries without an expert do not matter.
+        one_round(buffer, of, inputs)
+        none = ids.clone()
+        none[0, 1] = -1
+        output = buffer.dispatch(x, none, weights)
+        other = weights.clone()
+        other[0, 1] = float("nan")
+        buffer.combine(output.tokens, output.handle, other)
+    return wrong
+
+
+def _told(calls: dict[str, Callable[[], object]]) -> list[str]:
+    wrong = []
+    for start, call in calls.items():
+        try:
+            call()
+            wrong.append(f"{start!r} was taken")
+        except ArgumentError as error:
+            if not str(error).startswith(start):
+                wrong.append(f"expected {start!r}, got {error}")
+    return wrong
+
+
+def test_what_a_hierarchy_does_not_take(ranks: Groups) -> None:
+    assert ranks(4).run(refusals) == [[]] * 4
+
+
+def refused_groups(rank: int, num_ranks: int) -> list[str]:
+    of = relayed(2, 2)
+    sizes: dict[str, Any] = {"num_max_tokens_per_rank": 4, "hidden": 64, "num_topk": 2, "num_experts": 8}
+    sizes |= {"product": "A2", "comm_alg": "hierarchy", "relaxed": True}
+
+    def build(**options: Any) -> Callable[[], object]:
+        return lambda: EPBuffer(**sizes, **options)
+
+    hint = EPBuffer.get_buffer_size_hint(num_ranks, ranks_per_server=2, **sizes)
+    calls = {
+        "ranks_per_server is [3, 1], but hierarchy sends to": build(ranks_per_server=[3, 1]),
+        "num_zero_experts + num_copy_experts + num_const_experts is 1": build(
+            ranks_per_server=2, num_zero_experts=1
+        ),
+        f"num_bytes is {hint - 1}, but these sizes need {hint}": build(
+            ranks_per_server=2, num_bytes=hint - 1
+        ),
+        "tuning.dispatch_tokens is 1": build(ranks_per_server=2, tuning=Tuning(dispatch_tokens=1)),
+    }
+    wrong = _told(calls)
+    with make(of, "aicpu") as buffer:
+        if buffer.layout.data_bytes != EPBuffer.get_buffer_size_hint(
+            num_ranks, ranks_per_server=2, **sizes | {"num_topk": of.config.num_topk}
+        ):
+            wrong.append("hint")
+    return wrong
+
+
+def test_groups_that_a_hierarchy_does_not_serve(ranks: Groups) -> None:
+    assert ranks(4).run(refused_groups) == [[]] * 4
+
+
+def disagree(rank: int, num_ranks: int) -> str:
+    posts = POSTS[rank == 2]
+    try:
+        make(relayed(2, 2), posts).close()
+    except ConfigMismatchError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_ranks_that_post_in_other_ways_are_told(ranks: Groups) -> None:
+    for said in ranks(4).run(disagree):
+        assert "tuning.posts: 'aiv' on rank(s) [0, 1, 3], 'aicpu' on rank(s) [2]" in said
+
+
+# Failure.
+
+
+def steps_of(of: Relayed, operator: str, posts: Posts) -> list[str]:
+    """An operator's, in order."""
+    site = Site(of.config, 0, 1, 1000, "cpu", tuning=Tuning(posts=posts))
+    variant = (
+        DispatchVariant(torch.bfloat16, weights=True)
+        if operator == "dispatch"
+        else CombineVariant(torch.bfloat16, weights=True)
+    )
+    return [launch.step for launch in site.scheme.whole(variant, 0).launches]
+
+
+def check_named(of: Relayed, posts: Posts, operator: str, steps: int) -> None:
+    victim = of.config.num_ranks - 1
+    given = of, posts, victim, operator, steps
+    found = run_ranks(die_at, of.config.num_ranks, given, timeout_s=90, allow_failures=True)
+    server = of.config.topology.servers[victim]
+    assert isinstance(found[victim], RankFailedError)
+    for missing, said, took in found[:victim]:
+        assert missing == (victim,) or missing == tuple(of.config.topology.ranks_on(server)), said
+        assert took < 30, said
+
+
+@pytest.mark.parametrize("operator", ["dispatch", "combine"])
+def test_a_rank_that_dies_halfway_is_named_by_all_others(operator: str) -> None:
+    of = relayed(2, 2)
+    check_named(of, "aiv", operator, len(steps_of(of, operator, "aiv")) // 2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("posts", POSTS)
+@pytest.mark.parametrize("operator", ["dispatch", "combine"])
+def test_a_rank_that_dies_at_any_step_is_named_by_all_others(operator: str, posts: Posts) -> None:
+    of = relayed(2, 2)
+    for steps in range(len(steps_of(of, operator, posts))):
+        check_named(of, posts, operator, steps)

@@ -1,0 +1,260 @@
+"""torch_npu's functions with A2's hierarchy: bits, what ep_recv_counts carries, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from moe_triton import ArgumentError, Tuning, reference
+from moe_triton import torch_npu_ops as ops
+from moe_triton.core.config import Config
+from moe_triton.core.tuning import Posts
+from moe_triton.layout import RelayTables
+from moe_triton.processes import RankGroup
+from moe_triton.reference.hierarchy import tables
+from tests.distributed.hierarchy_runs import wrong_tables_of
+from tests.torch_npu_ops.setting import HIDDEN, TOKENS, TOPK, Round, experts_of, make_round
+
+Groups = Callable[[int], RankGroup]
+NULL, TILING = 161001, 561002
+RANKS, CARDS = 4, 2
+
+
+@contextmanager
+def on_servers(ranks_per_server: Any = CARDS, **options: Any) -> Iterator[None]:
+    """An A2 of these servers."""
+    ops.configure(product="A2", relaxed=True, timeout_s=20.0, ranks_per_server=ranks_per_server, **options)
+    try:
+        yield
+    finally:
+        ops.release(ops.group_name())
+        ops.configure()
+
+
+def config_of(r: Round, version: int = 2) -> Config:
+    _, size, _, experts = r.group
+    sizes = size, TOKENS, HIDDEN, TOPK, experts
+    return Config(
+        *sizes, product="A2", scheme="hierarchy", relaxed=True, version=version, ranks_per_server=CARDS
+    )
+
+
+def whole_round(rank: int, num_ranks: int, version: int, posts: Posts, mode: int) -> list[str]:
+    """What is wrong: of two rounds, whose batches differ."""
+    wrong = []
+    with on_servers(tuning=Tuning(posts=posts)):
+        for seed, quant_mode in ((1, 0), (2, 2)):
+            everyone = [make_round(r, num_ranks, seed=seed) for r in range(num_ranks)]
+            for each in everyone:
+                each.ids[1, 0] = -1
+            wrong += _compare(everyone, rank, version, mode, quant_mode)
+    return wrong
+
+
+def _compare(everyone: list[Round], rank: int, version: int, mode: int, quant_mode: int) -> list[str]:
+    r, c = everyone[rank], config_of(everyone[0], version)
+    v1 = version == 1
+    dispatch = ops.npu_moe_distribute_dispatch if v1 else ops.npu_moe_distribute_dispatch_v2
+    combine = ops.npu_moe_distribute_combine if v1 else ops.npu_moe_distribute_combine_v2
+    named: dict[str, Any] = {} if v1 else {"comm_alg": "hierarchy"}
+    x, scales, index, numbers, counts, _, weights = dispatch(
+        r.x, r.ids, *r.group, expert_scales=r.weights, quant_mode=quant_mode, **named
+    )
+    sums = combine(
+        experts_of(x, scales if quant_mode else None),
+        *(r.ids, index, counts, r.weights),
+        *r.group,
+        comm_quant_mode=mode,
+        **named,
+    )
+    all_x, ids, all_weights = ([getattr(e, name) for e in everyone] for name in ("x", "ids", "weights"))
+    received = reference.dispatch(c, all_x, ids, all_weights, quantize="int8" if quant_mode else None)
+    own = received[rank]
+    y = [experts_of(e.tokens, e.scales) for e in received]
+    expected = reference.combine(c, y, received, ids, all_weights, comm_quant_mode=mode)[rank]
+    n, entries = len(own.tokens), len(own.recv_offsets)
+    kept = counts[entries:]
+    pairs = {
+        "x": (x[:n], own.tokens),
+        "index": (index[: TOKENS * TOPK], own.expand_idx),
+        "numbers": (numbers, own.tokens_per_expert),
+        "counts": (counts[:entries], own.recv_offsets),
+        "weights": (weights[:n], own.weights),
+        "sums": (sums, expected),
+    }
+    wrong = [name for name, (have, want) in pairs.items() if not torch.equal(have, want)]
+    if len(kept) != 2 * TOKENS * RANKS * TOPK * c.topology.num_servers:
+        wrong.append(f"{len(kept)} words behind the counts")
+    return wrong + wrong_tables_of(c, kept, tables(c, ids, all_weights)[rank])
+
+
+@pytest.mark.parametrize("mode", [0, 2])
+@pytest.mark.parametrize(("version", "posts"), [(1, "aiv"), (2, "aiv"), (2, "aicpu")])
+def test_outputs_and_what_is_kept_are_the_references(
+    ranks: Groups, monkeypatch: pytest.MonkeyPatch, version: int, posts: Posts, mode: int
+) -> None:
+    if version == 1:  # which has no comm_alg
+        assert ranks(RANKS).run(with_switches, whole_round, version, posts, mode) == [[]] * RANKS
+    else:
+        assert ranks(RANKS).run(whole_round, version, posts, mode) == [[]] * RANKS
+
+
+def with_switches(rank: int, num_ranks: int, call: Callable[..., Any], *arguments: Any) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HCCL_INTRA_PCIE_ENABLE", "1")
+        patch.setenv("HCCL_INTRA_ROCE_ENABLE", "0")
+        return call(rank, num_ranks, *arguments)
+
+
+def batches(rank: int, num_ranks: int) -> list[str]:
+    """Ranks have 0 to 4 tokens, and what a token's weights are multiplied by is another rank's matter."""
+    wrong = []
+    with on_servers():
+        everyone = [make_round(r, num_ranks, tokens=r + r // 3, seed=3) for r in range(num_ranks)]
+        r, c = everyone[rank], config_of(everyone[0])
+        options: dict[str, Any] = {"global_bs": TOKENS * num_ranks, "comm_alg": "hierarchy"}
+        x, _, index, _, counts, _, _ = ops.npu_moe_distribute_dispatch_v2(
+            r.x, r.ids, *r.group, expert_scales=r.weights, **options
+        )
+        sums = ops.npu_moe_distribute_combine_v2(
+            experts_of(x), r.ids, index, counts, r.weights, *r.group, **options
+        )
+        all_x, ids, weights = ([getattr(e, name) for e in everyone] for name in ("x", "ids", "weights"))
+        received = reference.dispatch(c, all_x, ids, weights)
+        y = [experts_of(e.tokens) for e in received]
+        if not torch.equal(sums, reference.combine(c, y, received, ids, weights)[rank]):
+            wrong.append("sums")
+    return wrong
+
+
+def test_ranks_may_have_different_numbers_of_tokens(ranks: Groups) -> None:
+    assert ranks(RANKS).run(batches) == [[]] * RANKS
+
+
+# What the message begins with, and the code.
+def refusals(rank: int, num_ranks: int) -> list[str]:
+    wrong = []
+    r = make_round(rank, num_ranks)
+    dispatch, combine = ops.npu_moe_distribute_dispatch_v2, ops.npu_moe_distribute_combine_v2
+    experts, mask = r.group[-1], torch.ones(TOKENS, dtype=torch.bool)
+
+    def d(**options: Any) -> Any:
+        given = {"expert_scales": r.weights, "comm_alg": "hierarchy", **options}
+        return dispatch(r.x, r.ids, *r.group, **given)
+
+    with on_servers():
+        x, _, index, _, counts, _, _ = d()
+        y = experts_of(x)
+        other = r.weights.clone()
+        other[2, 1] += 1.0
+        words = RelayTables(config_of(r)).num_words
+        entries = num_ranks * 2
+
+        def c(weights: Any, sent: torch.Tensor = counts, **options: Any) -> Any:
+            return combine(y, r.ids, index, sent, weights, *r.group, comm_alg="hierarchy", **options)
+
+        calls: list[tuple[str, int, Callable[[], Any]]] = [
+            ("expert_scales is None, but hierarchy sums inside", NULL, lambda: d(expert_scales=None)),
+            ("expert_scales is None, but hierarchy sums inside", NULL, lambda: c(None)),
+            (f"expert_scales is {float(other[2, 1])} at token 2, k 1", TILING, lambda: c(other)),
+            ("x_active_mask is given", TILING, lambda: d(x_active_mask=mask)),
+            ("scales is given", TILING, lambda: d(quant_mode=2, scales=torch.ones(experts, HIDDEN))),
+            (
+                "zero_expert_num + copy_expert_num + const_expert_num is 1",
+                TILING,
+                lambda: d(zero_expert_num=1),
+            ),
+            ("copy_expert_num", TILING, lambda: c(r.weights, copy_expert_num=1)),
+            (f"ep_send_counts is of {entries} elements", TILING, lambda: c(r.weights, counts[:entries])),
+            (
+                f"ep_send_counts is of {entries + words - 1} elements",
+                TILING,
+                lambda: c(r.weights, counts[: entries + words - 1]),
+            ),
+            (
+                "performance_info is given",
+                TILING,
+                lambda: d(performance_info=torch.zeros(num_ranks, dtype=torch.int64)),
+            ),
+            ("expert_scales is of shape", TILING, lambda: d(expert_scales=r.weights[:, :1])),
+        ]
+        wrong += _told(calls)
+        # nothing was sent: the round goes on
+        c(r.weights)
+    return wrong
+
+
+def _told(calls: list[tuple[str, int, Callable[[], Any]]]) -> list[str]:
+    wrong = []
+    for start, code, call in calls:
+        try:
+            call()
+            wrong.append(f"{start!r} was taken")
+        except ArgumentError as error:
+            if not str(error).startswith(start) or error.code != code:
+                wrong.append(f"expected {start!r} ({code}), got {error} ({error.code})")
+    return wrong
+
+
+def test_what_a_hierarchy_does_not_take(ranks: Groups) -> None:
+    assert ranks(RANKS).run(refusals) == [[]] * RANKS
+
+
+def refused_groups(rank: int, num_ranks: int) -> list[str]:
+    """Servers that are no equal ranges, groups that are too small, a window that is."""
+    wrong = []
+    r = make_round(rank, num_ranks)
+
+    def d(tokens: int = TOKENS, topk: int = TOPK, **options: Any) -> Any:
+        given = r.x[:tokens], r.ids[:tokens, :topk].contiguous()
+        weights = r.weights[:tokens, :topk].contiguous()
+        call = ops.npu_moe_distribute_dispatch_v2
+        return call(*given, *r.group, expert_scales=weights, comm_alg="hierarchy", **options)
+
+    with on_servers([3, 1]):
+        start = "ranks_per_server is [3, 1], but hierarchy sends to the rank of the same number"
+        wrong += _told([(start, TILING, d)])
+    with on_servers(), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HCCL_BUFFSIZE", "1")
+        wrong += _told([("HCCL_BUFFSIZE is 1 MB", TILING, d)])
+        patch.delenv("HCCL_BUFFSIZE")
+        small = lambda: d(tokens=1, topk=1)  # noqa: E731
+        wrong += _told([("ep_world_size is 4, but", TILING, small)])
+        setup = ops.npu_moe_distribute_dispatch_setup
+        half = lambda: setup(r.x, r.ids, *r.group, comm_alg="hierarchy")  # noqa: E731
+        wrong += _told([("comm_alg is 'hierarchy'", TILING, half)])
+    with on_servers(tuning=Tuning(posts="aiv")):
+        call = ops.npu_moe_distribute_dispatch_v2
+        wrong += _told([("tuning.posts is 'aiv'", TILING, lambda: call(r.x, r.ids, *r.group))])
+    return wrong
+
+
+def test_groups_that_a_hierarchy_does_not_serve(ranks: Groups) -> None:
+    assert ranks(RANKS).run(refused_groups) == [[]] * RANKS
+
+
+def damaged(rank: int, num_ranks: int) -> list[str]:
+    """Tables with numbers that name no place: sums are of something else, and nothing else happens."""
+    r = make_round(rank, num_ranks)
+    with on_servers():
+        call = ops.npu_moe_distribute_dispatch_v2
+        x, _, index, _, counts, _, _ = call(
+            r.x, r.ids, *r.group, expert_scales=r.weights, comm_alg="hierarchy"
+        )
+        parts = RelayTables(config_of(r))
+        for name in ("inner_ids", "inner_positions", "outer_ids", "outer_rows"):
+            table = parts.of(counts[num_ranks * 2 :], name)
+            table[torch.rand(table.shape) < 0.5] = 2**31 - 1
+            table[torch.rand(table.shape) < 0.2] = -(2**31)
+        sums = ops.npu_moe_distribute_combine_v2(
+            experts_of(x), r.ids, index, counts, r.weights, *r.group, comm_alg="hierarchy"
+        )
+        return [] if sums.shape == r.x.shape else ["shape"]
+
+
+def test_damaged_tables_lead_nowhere(ranks: Groups) -> None:
+    assert ranks(RANKS).run(damaged) == [[]] * RANKS
