@@ -62,7 +62,10 @@ def left_of(whole: Config, members: Sequence[int], exchange: bool) -> Config:
     Raises:
         ArgumentError: they do not, or the scheme lacks what they ask for.
     """
-    check_config(whole)
+    try:
+        check_config(whole)
+    except ArgumentError as error:
+        raise error.renamed({"num_special_experts": SPECIAL}) from None
     offers = scheme_type(whole).check_offers
     if whole.num_special_experts:
         offers("special experts", SPECIAL, whole.num_special_experts)

@@ -14,23 +14,25 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from moe_triton.schemes.hierarchy.layout import HierarchyLayout
 
 from moe_triton import CommunicationTimeoutError, EPBuffer, Tuning, reference
 from moe_triton.backends.cpu.nic import NicSettings, emulated_nic
 from moe_triton.backends.cpu.paced_link import PacedLink, paced
 from moe_triton.core.config import Config
 from moe_triton.core.region import Region
+from moe_triton.core.row_formats import AS_THEY_ARE
 from moe_triton.core.traffic import Traffic
 from moe_triton.core.tuning import POSTS, Posts
 from moe_triton.layout import RelayTables
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.reference.hierarchy import Tables, servers_of, tables
+from moe_triton.schemes.hierarchy.layout import HierarchyLayout, RailSlot
 from moe_triton.tools.selftest.comparison import difference, wrong_received
 from tests.distributed.cases import Case, Inputs, experts_of, inputs_of, small_case
 from tests.distributed.workers import make_buffer
 
-TIMEOUT_S = 2.0
+TIMEOUT_S = 3.0
+FAST = 1000.0  # GB/s
 Limit = int | Literal["server 1"] | None
 
 
@@ -113,8 +115,8 @@ def relayed(
     servers: int, cards: int, limit: Limit = None, nic: NicSettings | None = None, **changes: Any
 ) -> Relayed:
     """A small case of a group of equal servers."""
+    topk = changes.pop("topk", 3)
     case = small_case(servers * cards, "hierarchy", **{"rounds": 3, **changes})
-    topk = changes.get("topk", 3)
     config = replace(case.config, ranks_per_server=cards, num_topk=min(topk, case.config.num_experts))
     return Relayed(replace(case, config=config), limit, nic or NicSettings())
 
@@ -127,13 +129,13 @@ def make(of: Relayed, posts: Posts, **options: Any) -> EPBuffer:
 def compare(rank: int, num_ranks: int, cases: Sequence[Relayed]) -> list[str]:
     """Every case in both stages: what differs from the reference in any bit."""
     wrong = []
-    for of in cases:
+    for case, of in enumerate(cases):
         expected = [of.expected(number) for number in range(of.case.rounds)]
         for posts in POSTS:
             with of.device(rank), make(of, posts) as buffer:
                 for number, each in enumerate(expected):
                     found = _compare_round(buffer, of, number, each)
-                    wrong += [f"{of} by {posts}, round {number}: {what}" for what in found]
+                    wrong += [f"case {case} by {posts}, round {number}: {what}" for what in found]
     return wrong
 
 
@@ -228,10 +230,13 @@ def die_at(
     rank: int, num_ranks: int, of: Relayed, posts: Posts, victim: int, operator: str, steps: int
 ) -> tuple[tuple[int, ...], str, float]:
     """One rank dies after so many steps of an operator; what the others are told, by which call, and when."""
+    inputs = of.inputs(rank, 0)
+    with of.device(rank), make(of, posts) as buffer:
+        one_round(buffer, of, inputs)  # kernels are compiled before anybody waits for so short a time
     with of.device(rank), make(of, posts, timeout_s=TIMEOUT_S) as buffer:
-        inputs = of.inputs(rank, 0)
         for _ in range(2):  # a plan for either zone
             one_round(buffer, of, inputs)
+        dist.barrier()  # nobody needs what has been posted until now
         began = time.monotonic()
         try:
             if rank == victim:
@@ -292,13 +297,15 @@ def held_back(rank: int, num_ranks: int, of: Relayed, posts: Posts, link_s: floa
     """What rank 0 sees while the link of the last server takes so long for its ranks' tokens."""
     c = of.config
     is_slow = c.topology.servers[rank] == c.topology.num_servers - 1
-    token_bytes = 2 * c.hidden
-    link = PacedLink(c.num_max_tokens_per_rank * token_bytes / link_s / 1e9)
+    token_bytes = RailSlot.of(c, AS_THEY_ARE, of.case.dtype).slot_bytes
+    link = PacedLink(FAST)
     with of.device(rank), paced(link) if is_slow else nullcontext(), make(of, posts) as buffer:
         inputs = of.inputs(rank, 0)
+        one_round(buffer, of, inputs)  # kernels are there then, and the other zone is empty
+        link.set(c.num_max_tokens_per_rank * token_bytes / link_s / 1e9)
         dist.barrier()
         with ThreadPoolExecutor(1) as threads:
-            seen = threads.submit(_look_at, buffer, 0.6 * link_s) if rank == 0 else None
+            seen = threads.submit(_look_at, buffer, 0.85 * link_s) if rank == 0 else None
             one_round(buffer, of, inputs)
         return seen.result() if seen else None
 
@@ -310,7 +317,7 @@ def _look_at(buffer: EPBuffer, after_s: float) -> Seen:
     window = buffer._communicator._fixed["window"]
 
     def holds(region: Region, **place: int) -> bool:
-        first = region.offset(zone=0, **place)
+        first = region.offset(zone=1, **place)
         return bool(window[first : first + 32].any())
 
     slow = c.topology.num_servers - 1

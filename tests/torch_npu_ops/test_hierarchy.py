@@ -95,7 +95,7 @@ def _compare(everyone: list[Round], rank: int, version: int, mode: int, quant_mo
 @pytest.mark.parametrize("mode", [0, 2])
 @pytest.mark.parametrize(("version", "posts"), [(1, "aiv"), (2, "aiv"), (2, "aicpu")])
 def test_outputs_and_what_is_kept_are_the_references(
-    ranks: Groups, monkeypatch: pytest.MonkeyPatch, version: int, posts: Posts, mode: int
+    ranks: Groups, version: int, posts: Posts, mode: int
 ) -> None:
     if version == 1:  # which has no comm_alg
         assert ranks(RANKS).run(with_switches, whole_round, version, posts, mode) == [[]] * RANKS
@@ -157,18 +157,15 @@ def refusals(rank: int, num_ranks: int) -> list[str]:
         def c(weights: Any, sent: torch.Tensor = counts, **options: Any) -> Any:
             return combine(y, r.ids, index, sent, weights, *r.group, comm_alg="hierarchy", **options)
 
+        special = "zero_expert_num + copy_expert_num + const_expert_num is 1"
         calls: list[tuple[str, int, Callable[[], Any]]] = [
             ("expert_scales is None, but hierarchy sums inside", NULL, lambda: d(expert_scales=None)),
             ("expert_scales is None, but hierarchy sums inside", NULL, lambda: c(None)),
             (f"expert_scales is {float(other[2, 1])} at token 2, k 1", TILING, lambda: c(other)),
             ("x_active_mask is given", TILING, lambda: d(x_active_mask=mask)),
             ("scales is given", TILING, lambda: d(quant_mode=2, scales=torch.ones(experts, HIDDEN))),
-            (
-                "zero_expert_num + copy_expert_num + const_expert_num is 1",
-                TILING,
-                lambda: d(zero_expert_num=1),
-            ),
-            ("copy_expert_num", TILING, lambda: c(r.weights, copy_expert_num=1)),
+            (special, TILING, lambda: d(zero_expert_num=1)),
+            (special, TILING, lambda: c(r.weights, zero_expert_num=1)),
             (f"ep_send_counts is of {entries} elements", TILING, lambda: c(r.weights, counts[:entries])),
             (
                 f"ep_send_counts is of {entries + words - 1} elements",
@@ -220,7 +217,7 @@ def refused_groups(rank: int, num_ranks: int) -> list[str]:
         wrong += _told([(start, TILING, d)])
     with on_servers(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("HCCL_BUFFSIZE", "1")
-        wrong += _told([("HCCL_BUFFSIZE is 1 MB", TILING, d)])
+        wrong += _told([("HCCL_BUFFSIZE is 1 MB", TILING, lambda: d(tokens=3))])
         patch.delenv("HCCL_BUFFSIZE")
         small = lambda: d(tokens=1, topk=1)  # noqa: E731
         wrong += _told([("ep_world_size is 4, but", TILING, small)])
