@@ -14,7 +14,7 @@ from moe_triton import EPBuffer
 from moe_triton import torch_npu_ops as ops
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
-from moe_triton.limits import Choice, scheme_of
+from moe_triton.limits import Choice, check_config, scheme_of
 from moe_triton.runtime.chosen_scheme import Asked, choose_scheme
 from moe_triton.schemes import layout_of
 from moe_triton.schemes.blocks import BlockFullmesh
@@ -115,10 +115,10 @@ def test_a_buffer_on_several_servers_goes_by_the_environment(monkeypatch: pytest
     assert chosen("", 4, 2)[0] == "fullmesh"
     for name, value in HIERARCHY.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ArgumentError, match=rf"comm_alg is 'hierarchy' \(that is comm_alg='' with {PCIE}=1"):
-        chosen("", 4, 2)
-    with pytest.raises(ArgumentError, match=r"comm_alg is 'hierarchy', but A2 has \['fullmesh'\]"):
-        chosen("hierarchy", 4, 2)
+    assert chosen("", 4, 2) == ("hierarchy", f"hierarchy: comm_alg='' with {PCIE}=1 and {ROCE}=0")
+    assert chosen("hierarchy", 4, 2) == ("hierarchy", "hierarchy: comm_alg='hierarchy'")
+    with pytest.raises(ArgumentError, match=rf"hierarchy sends .* \(hierarchy is comm_alg='' with {PCIE}=1"):
+        chosen("", 4, (3, 1))
     assert chosen("auto", 4, 2)[0] == chosen("fullmesh", 4, 2)[0] == "fullmesh"
 
 
@@ -126,8 +126,12 @@ def test_what_is_left_of_a_group_decides_where_it_is(monkeypatch: pytest.MonkeyP
     """Once all servers but one are lost."""
     monkeypatch.setattr(BlockFullmesh, "crosses_servers", True)
     assert chosen("hierarchy", 4, 2, members=[2, 3])[0] == "fullmesh"
-    with pytest.raises(ArgumentError, match="comm_alg is 'hierarchy'"):
-        chosen("hierarchy", 4, 2, members=[1, 2, 3])
+    assert chosen("hierarchy", 4, 2, members=[1, 3])[0] == "hierarchy"
+    # Servers that are no longer alike: the buffer is refused with the sizes that are left.
+    assert chosen("hierarchy", 4, 2, members=[1, 2, 3])[0] == "hierarchy"
+    left = Config(3, 4, 64, 2, 3, product="A2", scheme="hierarchy", relaxed=True, ranks_per_server=(1, 2))
+    with pytest.raises(ArgumentError, match=r"ranks_per_server is \[1, 2\], but hierarchy"):
+        check_config(left)
 
 
 @pytest.mark.parametrize(
@@ -183,8 +187,8 @@ def test_the_size_hint_goes_by_the_same_choice(monkeypatch: pytest.MonkeyPatch) 
         assert hint(num_ranks, ranks_per_server=servers) == needed
         assert hint(num_ranks, ranks_per_server=servers, comm_alg="fullmesh") == needed
     assert hint(4, comm_alg="hierarchy") == hint(4, comm_alg="")
-    with pytest.raises(ArgumentError, match="comm_alg is 'hierarchy'"):
-        hint(4, comm_alg="hierarchy", ranks_per_server=2)
+    by_rails = Config(4, 4, 64, 2, 16, product="A2", scheme="hierarchy", relaxed=True, ranks_per_server=2)
+    assert hint(4, comm_alg="hierarchy", ranks_per_server=2) == layout_of(by_rails).data_bytes
     for num_ranks in (2**62, 1025, 0, -1):
         with pytest.raises(ArgumentError, match=f"num_ranks is {num_ranks}, but"):
             hint(num_ranks)

@@ -111,13 +111,6 @@ def refused(rank: int, num_ranks: int) -> list[str]:
         except ArgumentError as error:
             if not str(error).startswith(start):
                 wrong.append(f"expected {start!r}, got {error}")
-    ops.configure(product="A2", relaxed=True, ranks_per_server=1)
-    try:
-        v2(r.x, r.ids, *r.group, comm_alg="hierarchy", expert_scales=r.weights)
-        wrong.append("hierarchy was taken")
-    except ArgumentError as error:
-        if not str(error).startswith("comm_alg is 'hierarchy', but A2 has ['fullmesh'] here yet"):
-            wrong.append(str(error))
     ops.configure()
     return wrong
 
