@@ -80,7 +80,7 @@ class Scheme(ABC):
 
     refuses: ClassVar[Mapping[str, Refusal]] = {}
     """What it cannot do: "torch_npu", its functions; "torch_npu halves", setup and teardown among them;
-    "several servers", reach ranks of other servers.
+    "several servers", reach ranks of other servers; "several scales", rows with more than one.
     """
     finders: ClassVar[Mapping[str, Finder]] = ENTRY_FINDERS
     """How whom a wait is for is found, by the name of the kernel that waits."""

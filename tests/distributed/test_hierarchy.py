@@ -126,7 +126,7 @@ def test_what_is_passed_on_while_a_servers_last_token_is_under_way(ranks: Groups
 
 def refusals(rank: int, num_ranks: int) -> list[str]:
     """What was taken, or refused in other words."""
-    of = relayed(2, 2)
+    of = relayed(2, 2, quantize="int8_128")
     inputs = of.inputs(rank, 0)
     x, ids, weights = inputs.x, inputs.topk_idx, inputs.topk_weights
     wrong = []
@@ -149,6 +149,9 @@ def refusals(rank: int, num_ranks: int) -> list[str]:
             ),
             "smooth_scales is given": lambda: buffer.dispatch(
                 x, ids, weights, quantize="int8", smooth_scales=torch.ones(c.num_experts, c.hidden)
+            ),
+            "quantize is 'int8_128', but with comm_alg='hierarchy' a row has one": lambda: buffer.dispatch(
+                x, ids, weights, quantize="int8_128"
             ),
             "performance_info is given": lambda: buffer.dispatch(
                 x, ids, weights, performance_info=torch.zeros(num_ranks, dtype=torch.int64)

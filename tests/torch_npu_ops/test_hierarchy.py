@@ -15,7 +15,8 @@ from moe_triton.core.config import Config
 from moe_triton.core.tuning import Posts
 from moe_triton.layout import RelayTables
 from moe_triton.processes import RankGroup
-from moe_triton.reference.hierarchy import tables
+from moe_triton.reference.arithmetic import add_rms_norm
+from moe_triton.reference.hierarchy import sums_by_servers, tables
 from tests.distributed.hierarchy_runs import wrong_tables_of
 from tests.torch_npu_ops.setting import HIDDEN, TOKENS, TOPK, Round, experts_of, make_round
 
@@ -108,6 +109,35 @@ def with_switches(rank: int, num_ranks: int, call: Callable[..., Any], *argument
         patch.setenv("HCCL_INTRA_PCIE_ENABLE", "1")
         patch.setenv("HCCL_INTRA_ROCE_ENABLE", "0")
         return call(rank, num_ranks, *arguments)
+
+
+def normed(rank: int, num_ranks: int, mode: int) -> list[str]:
+    """A residual and a norm behind the sum of the servers, which is not rounded before."""
+    with on_servers():
+        everyone = [make_round(r, num_ranks, seed=5) for r in range(num_ranks)]
+        r, c = everyone[rank], config_of(everyone[0])
+        residual, gamma = r.x[:, None] * 2, torch.linspace(0.5, 2, HIDDEN).bfloat16()
+        x, _, index, _, counts, _, _ = ops.npu_moe_distribute_dispatch_v2(
+            r.x, r.ids, *r.group, expert_scales=r.weights, comm_alg="hierarchy"
+        )
+        found = ops.npu_moe_distribute_combine_add_rms_norm(
+            *(experts_of(x), r.ids, index, counts, r.weights, residual, gamma),
+            *r.group,
+            comm_quant_mode=mode,
+            comm_alg="hierarchy",
+        )
+        all_x, ids, weights = ([getattr(e, name) for e in everyone] for name in ("x", "ids", "weights"))
+        received = reference.dispatch(c, all_x, ids, weights)
+        y, origins = [experts_of(e.tokens) for e in received], [e.origins for e in received]
+        sums = sums_by_servers(c, y, origins, ids, weights, comm_quant_mode=mode)[rank]
+        expected = add_rms_norm(sums, residual[:, 0], gamma, 1e-6)
+        pairs = zip(("y", "rstd", "x"), found, expected, strict=True)
+        return [name for name, have, want in pairs if not torch.equal(have.view(want.shape), want)]
+
+
+@pytest.mark.parametrize("mode", [0, 2])
+def test_a_norm_takes_the_sum_of_the_servers(ranks: Groups, mode: int) -> None:
+    assert ranks(RANKS).run(normed, mode) == [[]] * RANKS
 
 
 def batches(rank: int, num_ranks: int) -> list[str]:

@@ -62,6 +62,9 @@ class Hierarchy(Scheme):
         "active_mask": Refusal("comm_alg='hierarchy' takes none", FULLMESH),
         "special experts": Refusal("comm_alg='hierarchy' has none", FULLMESH),
         "performance_info": Refusal("comm_alg='hierarchy' waits for ranks through others", FULLMESH),
+        "several scales": Refusal(
+            "with comm_alg='hierarchy' a row has one scale on its way", "Pass 'int8', or use 'fullmesh'."
+        ),
         "tp_group": Refusal("A2 has no tensor parallelism", "Leave it out, or use product='A3'."),
     }
 

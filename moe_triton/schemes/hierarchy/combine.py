@@ -19,6 +19,7 @@ from moe_triton.layout.call_word import call_word
 from moe_triton.operators.variants import CombineVariant
 from moe_triton.reference.arithmetic import BLOCK_ELEMENTS, PARTIAL_BLOCK_ELEMENTS
 from moe_triton.schemes.common.flags import posting, wait_for_ranks
+from moe_triton.schemes.common.steps import rms_norm
 from moe_triton.schemes.hierarchy.layout import HierarchyLayout
 from moe_triton.schemes.hierarchy.steps import by_token, of_rail, of_round, relayed_timeout_us
 from moe_triton.schemes.site import Site, launch_matching, quantized_bytes
@@ -30,9 +31,9 @@ PEER_BYTES = 8  # of a rank's word in the table of peers
 class CombinePlans:
     """Builds the plans of combine on one rank.
 
-    Holes: y, num_rows, recv_offsets, peers, window, num_tokens, out, report; tables,
-    `moe_triton.layout.RelayTables`; and names of `Site.scratch`. Weights are those of the
-    dispatch: they are in its tables.
+    Holes: y, num_rows, recv_offsets, peers, window, num_tokens, out, report; residual, gamma, eps, normed and
+    rstd where the variant has them; tables, `moe_triton.layout.RelayTables`; and names of `Site.scratch`.
+    Weights are those of the dispatch: they are in its tables.
 
     Attributes:
         site: where they run.
@@ -56,6 +57,7 @@ class CombinePlans:
             *self._server_sums(variant, zone),
             *joined(partials),
             self._sum(variant, zone),
+            *([rms_norm(self.site, variant)] if variant.norm else []),
         ]
         return Plan("combine", zone, tuple(steps))
 
@@ -236,8 +238,9 @@ class CombinePlans:
             quantized=variant.block_quantize,
             wide_blocks=variant.block_quantize and self._block(variant) > BLOCK_ELEMENTS,
             by_expert=True,
+            fp32_out=variant.norm,
             zoned=site.zones_on_device,
-            turns=site.zones_on_device,
+            turns=site.zones_on_device and not variant.norm,
         )
         kernel = weighted_sum_kernel(
             variant.dtype, c.hidden, self.layout.num_servers, 0, False, site.target, features=features
@@ -253,7 +256,7 @@ class CombinePlans:
                 "topk_idx": self.tables["outer_ids"],
                 "topk_weights": 0,
                 "expand_idx": self.tables["outer_rows"],
-                "out": Hole("out"),
+                "out": Hole("sums" if variant.norm else "out"),
                 "expert_stride": rows.stride("server") // itemsize,
                 "index_stride": rows.stride("index") // itemsize,
                 "first_token": 0,
