@@ -18,7 +18,7 @@ from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import Plan
-from moe_triton.core.row_formats import AS_THEY_ARE, QUANTIZED
+from moe_triton.core.row_formats import AS_THEY_ARE, INT8, QUANTIZED
 from moe_triton.core.tuning import Tuning
 from moe_triton.kernels import Shape, families
 from moe_triton.kernels.cases import AXES
@@ -61,6 +61,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], int]] = {
     "V1, beside the shared expert": ({"version": 1, "num_shared_experts": 1, "num_shared_ranks": 2}, 3),
     "in band": ({"scheme": "fullmesh_v2", "num_shared_experts": 1, "num_shared_ranks": 2}, 3),
     "direct": ({"scheme": "direct"}, 0),
+    "A2 between servers": ({"product": "A2", "scheme": "hierarchy", "ranks_per_server": 2}, 0),
     "direct, with shared experts": ({"scheme": "direct", "num_shared_experts": 1, "num_shared_ranks": 2}, 3),
 }
 BOTH = (False, True)
@@ -68,6 +69,15 @@ BOTH = (False, True)
 
 def variants(config: Config, rank: int) -> Iterator[Variant]:
     """Every variant that a communicator of this kind can be asked for, and some that it would refuse."""
+    if config.scheme == "hierarchy":
+        formats, given = (AS_THEY_ARE, INT8), (None, torch.int32, torch.int64)
+        for row_format, cumulative, ids in product(formats, BOTH, given):
+            yield DispatchVariant(
+                torch.bfloat16, row_format, weights=True, cumulative=cumulative, given_ids=ids
+            )
+        for quantize, norm in product(BOTH, BOTH):
+            yield CombineVariant(torch.bfloat16, True, block_quantize=quantize, norm=norm)
+        return
     is_plain = config.version == 1 or config.scheme != "fullmesh_v1"
     masks = ("none",) if is_plain else ("none", "tokens", "entries")
     exchanges = (False,) if config.scheme == "direct" else BOTH
@@ -139,7 +149,8 @@ def test_what_is_launched_is_what_is_compiled_to_the_last_constant(name: str) ->
     if CONFIGS[name][0].get("num_shared_experts"):
         assert not unknown
     else:  # rarer variants are compiled with a shared expert only
-        assert unknown <= {"weighted_sum", "route_pack_smooth"}
+        is_of_a2 = CONFIGS[name][0].get("product") == "A2"  # whose slots have other strides
+        assert unknown <= {"weighted_sum", "route_pack_smooth", *["arrange"] * is_of_a2}
 
 
 def test_every_factory_has_a_family() -> None:
