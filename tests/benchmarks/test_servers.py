@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,4 +74,34 @@ def test_overlap_runs(tmp_path: Path) -> None:
         for metric in metrics
         for end in ("", "_low", "_high")
     }
-    assert all(record["value"] < 2 for record in found if record["metric"].startswith("work"))
+
+
+def records_of(tmp_path: Path, *options: str) -> list[dict[str, Any]]:
+    """What a figure writes."""
+    path = tmp_path / "records.json"
+    command = [sys.executable, "-m", "benchmarks.servers", *options, "--json", str(path)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=240)
+    found: list[dict[str, Any]] = json.loads(path.read_text())
+    return found
+
+
+def test_a_hierarchy_is_held_against_fullmesh(tmp_path: Path) -> None:
+    """Counted bytes: 8 experts on 2 of 2 servers are 4 rows to the other one, or one token."""
+    sizes = "--ranks", "4", "--tokens", "4", "--limit", "2", "--iterations", "2", "--wire", "1"
+    found = {
+        (r["case"]["operator"], r["metric"]): r["value"] for r in records_of(tmp_path, "hierarchy", *sizes)
+    }
+    for operator in ("dispatch", "combine"):
+        assert 3.5 < found[operator, "predicted_by_bytes"] < 4.6
+        assert found[operator, "gain_over_fullmesh"] > 0
+        assert found[operator, "gain_over_gloo_by_arithmetic"] > 0
+
+
+def test_stages_are_held_against_each_other(tmp_path: Path) -> None:
+    sizes = "--ranks", "4", "--tokens", "4", "--factors", "1", "4", "--iterations", "2"
+    found = records_of(tmp_path, "stages", *sizes)
+    gains = [r for r in found if r["metric"] == "gain_of_stage_3"]
+    assert {(r["case"]["operator"], r["case"]["link_vs_relay"]) for r in gains} == {
+        (operator, factor) for operator in ("dispatch", "combine") for factor in (1.0, 4.0)
+    }
+    assert all(0 <= r["value"] <= 1 for r in found if r["metric"] == "hidden")
