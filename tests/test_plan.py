@@ -220,6 +220,13 @@ def test_what_is_posted_takes_no_launch_of_its_own(version: int) -> None:
         assert sends[1] == ("dispatch_post" if isinstance(variant, DispatchVariant) else "combine_post")
 
 
+def test_version_1_finds_the_way_back_of_its_rows_on_all_blocks() -> None:
+    scheme = make_scheme(Site(replace(between_servers(1), ranks_per_server=None), 1, 2, 1000, "npu"))
+    plan = scheme.whole(CombineVariant(torch.bfloat16), 0)
+    (returns,) = (step for step in plan.launches if step.step == "returns")
+    assert returns.blocks == 2
+
+
 def test_packed_rows_are_made_without_stamps() -> None:
     """Whatever sends a row writes its stamp."""
     for smooth in (False, True):

@@ -82,6 +82,21 @@ class Space:
             raise ArgumentError("settings", text_of(values), rule, remedy)
 
 
+def double_buffers(
+    target: str, variant: str = "", dtype: str = "", sizes: Mapping[str, int] | None = None
+) -> Space | None:
+    """The space of a kernel that has no setting but the NPU's compiler's; None on a CPU, which has none.
+
+    Double buffers cost room and flags: they pay where a kernel computes between loads and stores for long
+    enough. Kernels that only copy always gain, and have no space.
+
+    Args:
+        target: name of the back end.
+        variant, dtype, sizes: see `Space`.
+    """
+    return None if target == "cpu" else Space({MULTIBUFFER: (0, 1)}, variant, dtype, sizes or {})
+
+
 def named_features(**features: int) -> str:
     """A variant's name: what it does with dashes between, a number behind what there are several of."""
     return "-".join(f"{name}{value}" if value > 1 else name for name, value in features.items() if value)

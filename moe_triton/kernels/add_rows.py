@@ -17,6 +17,7 @@ import torch
 
 from moe_triton.core.dtypes import NAMES
 from moe_triton.core.kernel import Arg, TritonKernel, numbers
+from moe_triton.core.space import double_buffers, named_features
 from moe_triton.kernels.cases import I32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
@@ -101,6 +102,7 @@ def add_rows_kernel(
         ),
         constants={**({} if zoned else NO_ZONE), "HIDDEN": hidden},
         fallback=_add_rows_fallback,
+        space=double_buffers(target, named_features(zoned=zoned), element, {"hidden": hidden}),
     )
 
 

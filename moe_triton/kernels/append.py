@@ -18,12 +18,14 @@ from moe_triton.core.checks import check_positive
 from moe_triton.core.kernel import Arg, TritonKernel, numbers
 from moe_triton.core.plan import Hole
 from moe_triton.core.row_formats import QUANTIZED
+from moe_triton.core.space import Space, named_features
 from moe_triton.kernels.cases import F32, I32, I64, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.scales import copy_words
 from moe_triton.kernels.zones import NO_ZONE, ZONE, ZONE_STRIDE, in_zone, zone_offset
 
 BLOCK = 64
+BLOCKS = 16, 32, 64, 128, 256
 
 
 @triton.jit
@@ -202,6 +204,7 @@ def gather_counts_kernel(target: str = "cpu", zoned: bool = False) -> TritonKern
         ),
         constants={**({} if zoned else NO_ZONE), "BLOCK": BLOCK},
         fallback=_gather_counts_fallback,
+        space=Space({"BLOCK": BLOCKS}, named_features(zoned=zoned)),
         bytes_moved=lambda *, num_ranks, **_: 8 * num_ranks + 20,
     )
 

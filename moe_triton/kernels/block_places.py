@@ -20,9 +20,10 @@ import functools
 import torch
 
 from moe_triton.core.kernel import Arg, TritonKernel, numbers
+from moe_triton.core.space import Space
 from moe_triton.kernels.cases import I64, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.language import tl, triton
-from moe_triton.kernels.numbering import WIDE_TILE
+from moe_triton.kernels.numbering import TILES, WIDE_TILE, tile_fits
 
 
 @triton.jit
@@ -220,6 +221,7 @@ def block_places_kernel(target: str = "cpu") -> TritonKernel:
         constants={**({} if is_scalar else {"counts": None}), **WIDE_TILE, "SCALAR": is_scalar},
         fallback=_block_places_fallback,
         bytes_moved=lambda *, num_entries, num_ranks, **_: 12 * num_entries + 4 * num_ranks,
+        space=None if is_scalar else Space(TILES, allows=tile_fits),
     )
 
 

@@ -24,6 +24,7 @@ from moe_triton.core.dtypes import NAMES
 from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers
 from moe_triton.core.plan import Hole
 from moe_triton.core.records import ORIGIN
+from moe_triton.core.space import double_buffers
 from moe_triton.kernels.cases import I8, I32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
@@ -209,6 +210,7 @@ def block_quantize_kernel(
             "TOKEN_WORD": ORIGIN.word("token"),
         },
         fallback=_block_quantize_fallback,
+        space=double_buffers(target, dtype=element, sizes={"hidden": hidden}),
     )
 
 

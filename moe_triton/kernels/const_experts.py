@@ -26,6 +26,7 @@ import torch
 from moe_triton.core.checks import check_positive
 from moe_triton.core.dtypes import NAMES
 from moe_triton.core.kernel import Arg, TritonKernel, numbers
+from moe_triton.core.space import double_buffers, named_features
 from moe_triton.kernels.cases import F32, NUM_SPECIAL, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
@@ -168,6 +169,9 @@ def const_alphas_kernel(
             "LANES": LANES if target == "cpu" else 0,
         },
         fallback=_const_alphas_fallback,
+        space=double_buffers(
+            target, named_features(per_element=per_element), element, {"hidden": hidden, "topk": topk}
+        ),
     )
 
 

@@ -30,6 +30,7 @@ from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import Arg, TritonKernel, numbers
 from moe_triton.core.plan import Hole
 from moe_triton.core.row_formats import QUANTIZED
+from moe_triton.core.space import double_buffers, named_features
 from moe_triton.kernels.cases import AXES, I8, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
@@ -327,6 +328,7 @@ def pack_kernel(
             args=(Arg("x", f"*{element}", "in"), *_DESTINATION, *tokens, *_STRIDES),
             constants=common,
             fallback=_pack_fallback,
+            space=double_buffers(target, named_features(block=block), element, {"hidden": hidden}),
             bytes_moved=lambda *, num_tokens, **_: num_tokens * (3 * hidden + scale_bytes),
         )
     check_positive("topk", topk)
@@ -344,6 +346,12 @@ def pack_kernel(
         ),
         constants={**common, "TOPK": topk, "NUM_SHARED": num_shared, "ID_LIMIT": ID_LIMIT},
         fallback=_pack_smooth_fallback,
+        space=double_buffers(
+            target,
+            named_features(block=block, shared=num_shared),
+            element,
+            {"hidden": hidden, "topk": topk},
+        ),
         bytes_moved=lambda *, num_tokens, **_: (
             num_tokens * (2 * hidden + 4 * topk + (topk + num_shared) * (5 * hidden + scale_bytes))
         ),

@@ -22,10 +22,12 @@ import torch
 
 from moe_triton.core.kernel import Arg, TritonKernel, numbers
 from moe_triton.core.records import ORIGIN
+from moe_triton.core.space import PROGRAMS, Space
 from moe_triton.kernels.cases import I32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.language import tl, triton
 
 BLOCK = 64
+BLOCKS = 16, 32, 64, 128
 ORIGIN_WORDS = ORIGIN.num_words
 
 
@@ -171,6 +173,7 @@ def returns_kernel(shared: bool, target: str = "cpu") -> TritonKernel:
             experts are numbered from ``first_expert`` on.
     """
     constants = {"SCALAR": target == "cpu", "BLOCK": BLOCK, "ORIGIN_WORDS": ORIGIN_WORDS}
+    space = None if target == "cpu" else Space({"BLOCK": BLOCKS, PROGRAMS: (0, 8, 16)})
     head = (
         Arg("recv_offsets", "*i32", "in"),
         Arg("origins", "*i32", "out"),
@@ -188,6 +191,7 @@ def returns_kernel(shared: bool, target: str = "cpu") -> TritonKernel:
             ),
             constants=constants,
             fallback=_returns_shared_fallback,
+            space=space,
         )
     return TritonKernel(
         name="returns",
@@ -200,6 +204,7 @@ def returns_kernel(shared: bool, target: str = "cpu") -> TritonKernel:
         ),
         constants=constants,
         fallback=_returns_fallback,
+        space=space,
     )
 
 
@@ -261,6 +266,7 @@ def own_offsets_kernel(target: str = "cpu") -> TritonKernel:
         ),
         constants={"BLOCK": BLOCK},
         fallback=_own_offsets_fallback,
+        space=Space({"BLOCK": BLOCKS}),
         bytes_moved=lambda *, num_ranks, num_shared_ranks, **_: 4 * (2 * num_ranks - num_shared_ranks),
     )
 

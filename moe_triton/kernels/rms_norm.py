@@ -26,6 +26,7 @@ import functools
 import torch
 
 from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers
+from moe_triton.core.space import double_buffers, named_features
 from moe_triton.kernels.cases import F32, I32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_hidden
 from moe_triton.kernels.language import tl, triton
@@ -164,6 +165,7 @@ def rms_norm_kernel(
         },
         fallback=_rms_norm_fallback,
         bytes_moved=bytes_moved,
+        space=double_buffers(target, named_features(masked=masked, turns=turns), sizes={"hidden": hidden}),
     )
 
 

@@ -18,11 +18,13 @@ import torch
 
 from moe_triton.core.checks import check_positive
 from moe_triton.core.kernel import Arg, TritonKernel
+from moe_triton.core.space import Space, named_features
 from moe_triton.kernels.cases import I8, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.numbering import ID_LIMIT, far_ids, load_id, narrowed, taken_ids
 
 BLOCK = 64
+BLOCKS = 16, 32, 64, 128
 
 
 @triton.jit
@@ -186,6 +188,9 @@ def select_kernel(topk: int, per_entry: bool, target: str = "cpu", int64: bool =
         },
         fallback=_select_fallback,
         bytes_moved=bytes_moved,
+        space=None
+        if target == "cpu"
+        else Space({"BLOCK": BLOCKS}, named_features(entries=per_entry, int64=int64), sizes={"topk": topk}),
     )
 
 

@@ -22,10 +22,12 @@ import torch
 
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import Arg, TritonKernel
+from moe_triton.core.space import Space, named_features
 from moe_triton.kernels.cases import Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.language import tl, triton
 
 BLOCK = 64
+BLOCKS = 16, 32, 64, 128, 256
 
 
 @triton.jit
@@ -188,6 +190,7 @@ def share_kernel(by_position: bool, masked: bool, target: str = "cpu") -> Triton
             constants={"BLOCK": BLOCK},
             fallback=_share_by_position_fallback,
             bytes_moved=bytes_moved,
+            space=Space({"BLOCK": BLOCKS}),
         )
     # without a mask the kernel still has the parameter: it is bound to no memory
     constants = {"MASKED": masked, "BLOCK": BLOCK}
@@ -204,6 +207,7 @@ def share_kernel(by_position: bool, masked: bool, target: str = "cpu") -> Triton
         constants=constants if masked else {"active": None, **constants},
         fallback=_share_fallback,
         bytes_moved=bytes_moved,
+        space=Space({"BLOCK": BLOCKS}, named_features(masked=masked)),
     )
 
 

@@ -144,7 +144,9 @@ def stamps_kernel(has_weight: bool, num_scales: int, target: str = "cpu") -> Tri
             "BLOCK": BLOCK,
         },
         fallback=_stamps_fallback,
-        space=Space({"BLOCK": (16, 32, 64, 128)}, named_features(weights=has_weight, scales=num_scales)),
+        space=None
+        if target == "cpu"
+        else Space({"BLOCK": (16, 32, 64, 128)}, named_features(weights=has_weight, scales=num_scales)),
     )
 
 

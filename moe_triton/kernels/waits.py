@@ -24,10 +24,12 @@ import functools
 import torch
 
 from moe_triton.core.kernel import Arg, TritonKernel, numbers
+from moe_triton.core.space import Space
 from moe_triton.kernels.cases import I64, Draw, Family, Inputs, Shape
 from moe_triton.kernels.language import tl, triton
 
 BLOCK = 64
+BLOCKS = 16, 32, 64, 128
 MAX_RESULTS = 32  # K + S, rounded up: 16 + 4 at most
 
 
@@ -297,6 +299,7 @@ def waits_of_combine_kernel(target: str = "cpu") -> TritonKernel:
         constants={"SCALAR": target == "cpu", "BLOCK": BLOCK, "MAX_RESULTS": MAX_RESULTS},
         fallback=_waits_of_combine_fallback,
         bytes_moved=bytes_moved,
+        space=None if target == "cpu" else Space({"BLOCK": BLOCKS}),
     )
 
 

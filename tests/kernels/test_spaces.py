@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import torch
 from moe_triton.backends.cpu.triton.launch import launch
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.kernels import Case, Shape, Sizes, families
+from moe_triton.tables import keys_of
 
 HIDDEN = 1024
 FEW = 1
@@ -65,6 +68,34 @@ def test_other_settings_give_the_same_bits(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(MAIN))
 def test_all_settings_give_the_same_bits(name: str) -> None:
     _compare(CASES[name], _others(CASES[name].kernel))
+
+
+def _shapes() -> Iterator[Shape]:
+    sizes = itertools.product(("bf16", "fp16"), (1024, 2048), (3, 4), (0, 1), ("cpu", "npu"), (False, True))
+    for dtype, hidden, topk, shared, target, zoned in sizes:
+        yield Shape(dtype, hidden, topk, shared, target=target, zoned=zoned)
+
+
+def test_tables_tell_kernels_apart() -> None:
+    """A row is of one code, whatever the sizes and the features."""
+    found: dict[object, TritonKernel] = {}
+    for family, shape in itertools.product(families().values(), _shapes()):
+        for features in (*family.variants, family.main):
+            kernel = family.kernel(replace(shape, features=frozenset(features)))
+            if kernel.space is not None:
+                sizes = tuple(kernel.space.sizes.get(name, 1) for name in ("hidden", "topk"))
+                assert found.setdefault((shape.target, keys_of(kernel), sizes), kernel) == kernel
+
+
+def test_what_has_nothing_to_choose() -> None:
+    """All others have a space: a new kernel declares one, or joins these.
+
+    Those that only copy rows always gain from double buffers.
+    """
+    without = {
+        name for name, family in families().items() if family.kernel(Shape(target="npu")).space is None
+    }
+    assert without == {"append", "arrange", "arrange_own", "arrange_part", "waits_of_dispatch"}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -137,7 +137,7 @@ class CombinePlans:
             "returns",
             returns_kernel(shared, site.target),
             "compute",
-            1,
+            site.num_blocks,
             {
                 "recv_offsets": Hole("recv_offsets"),
                 "origins": Hole("return_origins"),
