@@ -12,7 +12,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from moe_triton.core.config import Config
+from moe_triton.core.tables import Row, Table
 from moe_triton.model.constants import machine_named
+from moe_triton.runtime.chosen_scheme import Asked, choose_scheme
+from moe_triton.tables import schemes
 from moe_triton.tools.cli.app import app
 
 # Small rows: what the compiler makes of them is soon replayed.
@@ -106,6 +110,27 @@ def test_a_file_of_constants_is_another_machine(tmp_path: Path) -> None:
     for operator in ("dispatch", "combine"):
         launches = sum(not launch["joined"] for launch in usual[operator]["launches"])
         assert slow[operator]["us"] == pytest.approx(usual[operator]["us"] + 10 * launches)
+
+
+def test_auto_is_the_scheme_that_a_buffer_would_have() -> None:
+    config = Config(8, 8, 1024, 4, 16, relaxed=True)
+    chosen = choose_scheme(Asked("auto", backend="npu"), config, range(8), exchange=False)
+    assert document("--comm-alg", "auto")["comm_alg"] == chosen.config.scheme
+    assert run("plan", *SMALL, "--comm-alg", "auto").startswith(f"auto: {chosen.source}\n")
+
+
+def test_auto_goes_by_the_users_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        Row(("own",), (1024, 4, 8, 8), ("fullmesh_v2", 1, 1)),
+        Row(("window",), (1024, 4, 8, 8), ("direct", 1, 1)),
+    ]
+    name = "schemes-Ascend910_9391"
+    table = Table(name, schemes.COMMAND, "by hand", schemes.KEYS, schemes.SIZES, schemes.VALUES, tuple(rows))
+    (tmp_path / f"{name}.json").write_text(table.to_json())
+    monkeypatch.setenv("MOE_TRITON_TABLES", str(tmp_path))
+    assert document("--comm-alg", "auto")["comm_alg"] == "fullmesh_v2"
+    window = "--comm-alg", "auto", "--outputs", "window", "--mode", "stream"
+    assert document(*window)["comm_alg"] == "direct"
 
 
 @pytest.mark.parametrize(

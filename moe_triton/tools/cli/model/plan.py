@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
+from moe_triton.runtime.chosen_scheme import AUTO, Asked, choose_scheme
 from moe_triton.schemes import SCHEMES
+from moe_triton.tables.schemes import Outputs
 from moe_triton.tools.cli.model.machines import MACHINE, machine_of
 
 if TYPE_CHECKING:
@@ -60,7 +62,10 @@ def plan(
     topk: Annotated[int, typer.Option(help="routed experts per token")] = 8,
     experts: Annotated[int, typer.Option(help="of the group; 256 or more if not given")] = 0,
     quantize: Annotated[str, typer.Option(help=ROWS)] = "int8",
-    comm_alg: Annotated[str, typer.Option(help=COMM_ALGS)] = "fullmesh_v1",
+    comm_alg: Annotated[str, typer.Option(help=f"{COMM_ALGS}; or auto, as EPBuffer has it")] = "fullmesh_v1",
+    outputs: Annotated[
+        Outputs, typer.Option(help="where auto may leave outputs, as EPBuffer takes it")
+    ] = "own",
     parts: Annotated[
         int | None,
         typer.Option(help="parts that overlap, where an operator has any; by default a buffer's"),
@@ -90,6 +95,8 @@ def plan(
         product = _product_of(comm_alg, used)
         fixed = ranks, tokens, hidden, topk, experts, rows, comm_alg, product, mode
         group = Group(*fixed, parts, communication_blocks, Routing(routing, seed), ranks_per_server)
+        if comm_alg == AUTO:
+            group = _with_chosen_scheme(group, outputs, console if not as_json else None)
         if product != used.product and group.config.topology.num_servers == 1:
             rule = f"only between servers has a scheme of {product} a price on {used.product}"
             raise ArgumentError("comm_alg", repr(comm_alg), rule, "Pass --ranks-per-server, or another one.")
@@ -103,6 +110,19 @@ def _product_of(comm_alg: str, machine: Machine) -> Product:
     """Whose scheme it is: the machine's own, or that of another product, on its network."""
     products: tuple[Product, ...] = (machine.product, "A2", "A3")
     return next((name for name in products if comm_alg in SCHEMES[name]), machine.product)
+
+
+def _with_chosen_scheme(group: Group, outputs: Outputs, console: Console | None) -> Group:
+    """The group with the scheme that its buffers would have, which is said where there is a console.
+
+    Raises:
+        ArgumentError: no scheme takes the group, or a table cannot be used.
+    """
+    usual = replace(group, comm_alg=next(iter(SCHEMES[group.product]))).config
+    chosen = choose_scheme(Asked(AUTO, outputs, "npu"), usual, range(group.ranks), exchange=False)
+    if console is not None:
+        console.print(f"auto: {chosen.source}\n", markup=False, highlight=False, soft_wrap=True)
+    return replace(group, comm_alg=chosen.config.scheme)
 
 
 def prices(
