@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from autotune.kernels.measured import MeasuredTask
 from autotune.kernels.measured import source as source_of_measurements
-from autotune.kernels.modelled import ModelledTask, version_of
+from autotune.kernels.modelled import ModelledTask
 from autotune.kernels.scope import Scope
+from autotune.kernels.versions import code_of, version_of
 from autotune.search import Found
 from moe_triton import tables
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.space import text_of
 from moe_triton.core.tables import Row, Table
+
+ALL_SHIPPED = "--all-shipped"
+"""In the command of a table: rows of code that does not depend on K are of all K of `occasions.shipped`."""
 
 
 def source_of(scope: Scope) -> str:
@@ -28,7 +32,10 @@ def row_of(found: Found) -> Row | None:
     assert isinstance(task, ModelledTask | MeasuredTask)
     if best is None or default is None:
         return None
-    chosen, own = (max(1, round(float(each.outcome.facts.get("ns", 1)))) for each in (best, default))
+    facts = best.outcome.facts
+    # what was measured beside it: the default by itself ran at another time
+    beside = facts.get("default_ns", default.outcome.facts.get("ns", 1))
+    chosen, own = (max(1, round(float(ns))) for ns in (facts.get("ns", 1), beside))
     settings = {} if best is default else best.settings
     return Row(task.subject.keys, task.subject.sizes, (text_of(settings), chosen, own))
 
@@ -39,21 +46,52 @@ def table_of(scope: Scope, found: Sequence[Found]) -> Table:
     Raises:
         ArgumentError: there is none.
     """
-    rows = tuple(row for each in found if (row := row_of(each)))
+    rows = tuple(folded(row for each in found if (row := row_of(each))))
     if not rows:
         remedy = "See why: moe-triton tune explain KERNEL."
         raise ArgumentError("kernels", len(found), "none of them could be priced", remedy)
-    name = tables.name_of(scope.machine)
-    return Table(name, tables.COMMAND, source_of(scope), tables.KEYS, tables.SIZES, tables.VALUES, rows)
+    name, columns = tables.name_of(scope.machine), (tables.KEYS, tables.SIZES, tables.VALUES)
+    return Table(name, tables.COMMAND, source_of(scope), *columns, rows, codes_of(found))
+
+
+def codes_of(found: Iterable[Found]) -> dict[str, str]:
+    """Digests of the code of modelled kernels, by their names."""
+    kernels = (each.task.subject.kernel for each in found if isinstance(each.task, ModelledTask))
+    return {kernel.name: code_of(kernel) for kernel in sorted(kernels, key=lambda kernel: kernel.name)}
+
+
+def folded(rows: Iterable[Row]) -> Iterator[Row]:
+    """The rows, those of all dtypes as one where their values are the same."""
+    groups: dict[tuple[str, str, tuple[int, ...]], list[Row]] = {}
+    for row in rows:
+        kernel, variant, _ = row.keys
+        groups.setdefault((kernel, variant, row.sizes), []).append(row)
+    for (kernel, variant, _), same in sorted(groups.items()):
+        if len(same) > 1 and len({row.values for row in same}) == 1:
+            yield replace(same[0], keys=(kernel, variant, tables.ANY_DTYPE))
+        else:
+            yield from same
 
 
 def merged(new: Table, old: Table | None) -> Table:
-    """A table with the rows of an older one that it does not have itself, if both are of one source."""
+    """A table with the rows of an older one that it does not have itself, if both are of one source.
+
+    Rows of kernels whose code has changed since are left out.
+    """
     if old is None or (old.name, old.source) != (new.name, new.source):
         return new
+    code = {**old.code, **new.code}
     known = {(row.keys, row.sizes) for row in new.rows}
-    kept = [row for row in old.rows if (row.keys, row.sizes) not in known]
-    return replace(new, rows=tuple(sorted((*new.rows, *kept), key=lambda row: (row.keys, row.sizes))))
+    any_dtype = {(row.keys[:2], row.sizes) for row in new.rows if row.keys[2] == tables.ANY_DTYPE}
+    kept = [
+        row
+        for row in old.rows
+        if (row.keys, row.sizes) not in known
+        and (row.keys[:2], row.sizes) not in any_dtype
+        and old.code.get(row.keys[0]) == code.get(row.keys[0])
+    ]
+    rows = tuple(sorted((*new.rows, *kept), key=lambda row: (row.keys, row.sizes)))
+    return replace(new, rows=rows, code=dict(sorted(code.items())))
 
 
 def read(path: Path) -> Table | None:
@@ -84,6 +122,9 @@ def differences(one: Table, other: Table) -> list[str]:
     lines = []
     if one.source != other.source:
         lines.append(f"source: {one.source} -> {other.source}")
+    for kernel in sorted(one.code.keys() & other.code.keys()):
+        if one.code[kernel] != other.code[kernel]:
+            lines.append(f"code of {kernel}: {one.code[kernel]} -> {other.code[kernel]}")
     before, after = ({(row.keys, row.sizes): row.values for row in table.rows} for table in (one, other))
     for key in sorted(before.keys() | after.keys()):
         if before.get(key) != after.get(key):

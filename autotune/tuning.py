@@ -14,6 +14,7 @@ from autotune.kernels.scope import Scope
 from autotune.kernels.subjects import subjects_of
 from autotune.search import Found, Options, Task, run
 from autotune.search.run import Report
+from autotune.search.study import Studies
 from moe_triton.backends.cpu.triton.cache import cache_folder
 from moe_triton.core.tables import Table
 
@@ -64,6 +65,21 @@ def study_of(scope: Scope) -> Path:
 def workers_of(scope: Scope) -> int:
     """Processes that suit a scope: stop-watches must not disturb each other."""
     return 1 if scope.is_cpu else max(1, len(os.sched_getaffinity(0)))
+
+
+def through(scope: Scope, budget: int = BUDGET, study: Path | None = None) -> Tuned:
+    """What a study knows of the kernels of a scope that are through, all of their candidates priced.
+
+    Args:
+        scope, budget, study: as `tune` has them.
+    """
+    studies = Studies(study or study_of(scope), budget=budget)
+    try:
+        known = [Found(task, tuple(studies.trials(task))) for task in tasks_of(scope)]
+    finally:
+        studies.close()
+    wanted = [min(len(found.task.candidates()), budget) for found in known]
+    return Tuned(scope, tuple(f for f, number in zip(known, wanted, strict=True) if len(f.trials) >= number))
 
 
 def tune(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,15 +13,18 @@ from rich.table import Table
 from autotune import results
 from autotune.cli import options
 from autotune.cli.options import DEFAULT, console
+from autotune.kernels import occasions
 from autotune.kernels.modelled import floor_ns
 from autotune.kernels.scope import Scope
 from autotune.search import Found, Outcome
 from autotune.search.run import described
-from autotune.tuning import BUDGET, Tuned, tasks_of, tune
+from autotune.tuning import BUDGET, Tuned, tasks_of, through, tune
 from moe_triton import tables
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.space import text_of
 
+EVERY_SIZE = "all sizes that shipped tables are of: H, K and dtype are not asked; each H is kept on its own"
+NAMED = "dtypes", "kernels"  # options without the s
 INTERRUPTED = 130  # of a process that Ctrl-C ended
 
 
@@ -41,22 +45,44 @@ def kernels(
     write: Annotated[bool, typer.Option(help="keep the table where buffers look it up")] = True,
     shipped: Annotated[bool, typer.Option("--write-shipped", help="keep it in the package instead")] = False,
     output: Annotated[Path | None, typer.Option(help="keep it in this folder instead")] = None,
+    all_shipped: Annotated[bool, typer.Option(results.ALL_SHIPPED, help=EVERY_SIZE)] = False,
 ) -> None:
     """Find the fastest settings of every kernel that plans of these sizes launch."""
     with options.errors_shown():
-        scope = options.scope_of(soc, hidden, topk, ranks, tokens, dtype, kernel, machine, seed)
-        tuned = searched(scope, budget, workers, seed, resume, study)
-        console.print(summary(tuned))
-        for each in tuned.found:
-            if each.best is None:
-                console.print(f"{each.task.name}: nothing could be priced", markup=False, soft_wrap=True)
-        if write:
-            folder = tables.FOLDER if shipped else output or tables.folder_of_user()
-            if folder is None:
-                raise ArgumentError("HOME", "not set", "the table needs a folder", "Pass --output.")
-            console.print(
-                f"kept: {results.write(tuned.table, folder)}", markup=False, highlight=False, soft_wrap=True
-            )
+        asked = options.scope_of(soc, hidden, topk, ranks, tokens, dtype, kernel, machine, seed)
+        command = command_of(asked, all_shipped)
+        folder = tables.FOLDER if shipped else output or tables.folder_of_user()
+        if write and folder is None:
+            raise ArgumentError("HOME", "not set", "the table needs a folder", "Pass --output.")
+
+        def keep(tuned: Tuned) -> None:
+            if write and folder is not None and any(each.best for each in tuned.found):
+                kept = results.write(replace(tuned.table, command=command), folder)
+                console.print(f"kept: {kept}", markup=False, highlight=False, soft_wrap=True)
+
+        for scope in occasions.shipped(asked) if all_shipped else [asked]:
+            try:
+                tuned = searched(scope, budget, workers, seed, resume, study)
+            except typer.Exit:
+                keep(through(scope, budget, study))
+                raise
+            console.print(summary(tuned))
+            for each in tuned.found:
+                if each.best is None:
+                    console.print(f"{each.task.name}: nothing could be priced", markup=False, soft_wrap=True)
+            keep(tuned)
+
+
+def command_of(scope: Scope, all_shipped: bool) -> str:
+    """What makes a table of a scope again."""
+    words = [tables.COMMAND, f"--soc {scope.soc if scope.is_cpu else scope.chip}"]
+    if all_shipped:
+        return " ".join([*words, results.ALL_SHIPPED, "--write-shipped"])
+    for option in ("hidden", "topk", "ranks", "tokens", "dtypes", "kernels"):
+        given = getattr(scope, option)
+        if given != getattr(DEFAULT, option):
+            words += [f"--{option.removesuffix('s') if option in NAMED else option} {each}" for each in given]
+    return " ".join(words)
 
 
 def searched(scope: Scope, budget: int, workers: int, seed: int, resume: bool, study: Path | None) -> Tuned:

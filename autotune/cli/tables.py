@@ -82,7 +82,7 @@ def verify(
         path = tables.FOLDER / f"{tables.name_of(scope.machine)}.json"
         table = results.read(path)
         if table is None:
-            remedy = f"Write it: {tables.COMMAND} --soc {soc} --write-shipped."
+            remedy = f"Write it: {tables.COMMAND} --soc {soc} {results.ALL_SHIPPED} --write-shipped."
             raise ArgumentError(
                 "table", path, "the package ships one of each machine that it was tuned for", remedy
             )

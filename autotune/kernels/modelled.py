@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
-import autotune.kernels
 from autotune.kernels.feasible import compiled, why_not
 from autotune.kernels.subjects import Situation, Subject
+from autotune.kernels.versions import DIGITS, code_of, version_of
 from autotune.search.task import FAR_WORSE, Outcome, Task
-from moe_triton import model, npu_compiler
-from moe_triton.backends.cpu.triton.cache import sources_digest
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.space import Settings
-from moe_triton.model.bodies import replay
 from moe_triton.model.bodies.replay import ReplayError, replay_of
 from moe_triton.model.constants import Machine
 from moe_triton.model.cost import Cost, Table, Work
 from moe_triton.model.floor import floor_of_cost
-from moe_triton.npu_compiler.compile import compiler_version
-
-_DIGITS = 12
-
-
-@functools.cache
-def version_of(machine: Machine) -> str:
-    """The model and its version: digests of its constants and of its code, and the compiler's version."""
-    modules = model, replay, npu_compiler, autotune.kernels
-    code = "".join(sources_digest(Path(str(module.__file__)).parent) for module in modules)
-    digests = [sha256(text.encode()).hexdigest()[:_DIGITS] for text in (machine.to_json(), code)]
-    return f"moe_triton.model, constants {digests[0]}, code {digests[1]}, compiler {compiler_version()}"
 
 
 @dataclass(frozen=True)
@@ -143,17 +126,16 @@ def task_of(subject: Subject, chip: str, machine: Machine) -> ModelledTask:
     """The task of a subject, named by all that decides its outcomes."""
     kernel = subject.kernel
     assert kernel.space is not None
-    source = getattr(kernel.fn, "cache_key", kernel.name)
     decides = (
         version_of(machine),
         chip,
-        source,
+        code_of(kernel),
         kernel.args,
         (kernel.multibuffer, kernel.programs),
         sorted(kernel.constants.items(), key=str),
         [situation.content() for situation in subject.situations],
     )
-    digest = sha256(repr(decides).encode()).hexdigest()[:_DIGITS]
+    digest = sha256(repr(decides).encode()).hexdigest()[:DIGITS]
     name = f"{chip}: {subject.label} [{digest}]"
     return ModelledTask(name, kernel.space, kernel.settings, subject=subject, chip=chip, machine=machine)
 

@@ -30,6 +30,7 @@ class Scope:
         kernels: names; all if none.
         constants: file of a machine's constants (`Machine.to_json`); what is assumed if empty.
         seed: of the drawn experts.
+        by_hidden: only kernels whose code depends on H.
 
     Raises:
         ArgumentError: there is no such chip or dtype, or a size is none.
@@ -44,6 +45,7 @@ class Scope:
     kernels: tuple[str, ...] = ()
     constants: str = ""
     seed: int = 0
+    by_hidden: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(self):

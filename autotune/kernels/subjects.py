@@ -6,36 +6,27 @@ each launch that differs counts alike.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Set
 from dataclasses import dataclass, field, replace
-from itertools import product
 
 import numpy as np
-import torch
 
+from autotune.kernels.occasions import PLANS_OF, configs, rare_plans, usual_plans
 from autotune.kernels.scope import Scope
 from moe_triton import tables
 from moe_triton.core.config import Config
-from moe_triton.core.dtypes import DTYPES
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import Plan
-from moe_triton.core.row_formats import ROW_FORMATS
-from moe_triton.core.soc import Product
-from moe_triton.limits import check_config
-from moe_triton.model.clusters.group import EXPERTS, TIMEOUT_US, middle
+from moe_triton.model.clusters.group import TIMEOUT_US, middle
 from moe_triton.model.clusters.routing import draw_ids
 from moe_triton.model.cost import Table, Work, work_of
 from moe_triton.model.topology import tiers
 from moe_triton.model.traffic import Traffic, traffic_of
-from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
-from moe_triton.schemes import SCHEMES, make_scheme
-from moe_triton.schemes.scheme import Scheme
+from moe_triton.schemes import make_scheme
 from moe_triton.schemes.site import Site
 
-PLANS_OF: Product = "A3"
-"""The product whose plans are tuned on every machine: others have none, and launch the same kernels."""
-_GIVEN_IDS = None, torch.int32, torch.int64
+RARE_SCHEME = "fullmesh_v1"  # whose plans launch the kernels of rare plans, as those of others do
 
 
 @dataclass(frozen=True)
@@ -84,12 +75,10 @@ def subjects_of(scope: Scope) -> list[Subject]:
         ArgumentError: no scheme takes these sizes, or no kernel of these names has settings.
     """
     found: dict[tuple[tuple[str, ...], tuple[int, ...]], Subject] = {}
-    for ranks, tokens, hidden, topk in product(scope.ranks, scope.tokens, scope.hidden, scope.topk):
-        for comm_alg in SCHEMES[PLANS_OF]:
-            for config in _configs(scope, ranks, tokens, hidden, topk, comm_alg):
-                for subject in _of_config(scope, config):
-                    key = subject.keys, subject.sizes
-                    found[key] = _joined(found[key], subject) if key in found else subject
+    for config in configs(scope):
+        for subject in _of_config(scope, config):
+            key = subject.keys, subject.sizes
+            found[key] = _joined(found[key], subject) if key in found else subject
     if not found:
         what = f"of {', '.join(scope.kernels)} " if scope.kernels else ""
         rule = f"no plan {what}of these sizes has settings"
@@ -97,28 +86,36 @@ def subjects_of(scope: Scope) -> list[Subject]:
     return [found[key] for key in sorted(found)]
 
 
-def _configs(
-    scope: Scope, ranks: int, tokens: int, hidden: int, topk: int, comm_alg: str
-) -> Iterator[Config]:
-    """The group's settings, if the scheme takes the sizes."""
-    experts = max(-(-EXPERTS // ranks), -(-topk // ranks)) * ranks
-    config = Config(ranks, tokens, hidden, topk, experts, product=PLANS_OF, scheme=comm_alg, relaxed=True)
-    try:
-        check_config(config)
-    except ArgumentError:
-        return
-    yield config
-
-
 def _of_config(scope: Scope, config: Config) -> Iterator[Subject]:
     traffics = _traffics(scope, config)
     target, blocks = ("cpu", 1) if scope.is_cpu else ("npu", int(scope.priced_on().cores))
-    scheme = make_scheme(Site(config, traffics[0].rank, blocks, TIMEOUT_US, target))
-    for plan in _plans(scheme, scope.dtypes):
-        launched = {launch.kernel for launch in plan.launches if isinstance(launch.kernel, TritonKernel)}
-        for kernel in sorted(launched, key=lambda kernel: kernel.name):
-            if kernel.space is not None and (not scope.kernels or kernel.name in scope.kernels):
-                yield _subject(kernel, plan, config, traffics)
+    site = Site(config, traffics[0].rank, blocks, TIMEOUT_US, target)
+    usual: set[str] = set()
+    for plan in usual_plans(make_scheme(site), scope.dtypes):
+        usual |= {launch.kernel.name for launch in plan.launches}
+        yield from _of_plan(scope, plan, config, traffics)
+    if config.scheme != RARE_SCHEME:
+        return
+    for version in (2, 1):
+        other = replace(config, version=version)
+        for plan in rare_plans(make_scheme(replace(site, config=other))):
+            yield from _of_plan(scope, plan, other, traffics, usual)
+
+
+def _of_plan(
+    scope: Scope, plan: Plan, config: Config, traffics: list[Traffic], known: Set[str] = frozenset()
+) -> Iterator[Subject]:
+    """The kernels with settings, but for those of known names."""
+    launched = {launch.kernel for launch in plan.launches if isinstance(launch.kernel, TritonKernel)}
+    for kernel in sorted(launched, key=lambda kernel: kernel.name):
+        if (
+            kernel.space is None
+            or kernel.name in known
+            or (scope.kernels and kernel.name not in scope.kernels)
+        ):
+            continue
+        if not scope.by_hidden or "hidden" in kernel.space.sizes:
+            yield _subject(kernel, plan, config, traffics)
 
 
 def _subject(kernel: TritonKernel, plan: Plan, config: Config, traffics: list[Traffic]) -> Subject:
@@ -142,28 +139,6 @@ def _traffics(scope: Scope, config: Config) -> list[Traffic]:
     received = np.bincount(ids.ravel() // config.num_local_experts, minlength=config.num_ranks)
     ranks = dict.fromkeys((middle(received), int(received.argmax())))
     return [traffic_of(config, rank, ids, tiers(PLANS_OF, config.num_ranks, rank)) for rank in ranks]
-
-
-def _plans(scheme: Scheme, dtypes: tuple[str, ...]) -> Iterator[Plan]:
-    tokens = scheme.site.config.num_max_tokens_per_rank
-    for variant in _variants(scheme, dtypes):
-        operator = "dispatch" if isinstance(variant, DispatchVariant) else "combine"
-        yield scheme.whole(variant, 0, scheme.site.parts(operator, tokens))
-
-
-def _variants(scheme: Scheme, dtypes: tuple[str, ...]) -> Iterator[Variant]:
-    """What buffers are asked for: all formats of rows and ids; results in place, as int8, or normalised."""
-    hidden = scheme.site.config.hidden
-    formats = [each for each in ROW_FORMATS.values() if each.fits(hidden)]
-    for dtype in (DTYPES[name] for name in dtypes):
-        for row_format, given_ids, weights in product(formats, _GIVEN_IDS, (False, True)):
-            yield DispatchVariant(dtype, row_format, given_ids=given_ids, weights=weights)
-        in_place = scheme.place("results", dtype.itemsize) is not None
-        for quantize, norm in product((False,) if in_place else (False, True), (False, True)):
-            if not norm or dtype == torch.bfloat16:
-                yield CombineVariant(
-                    dtype, weights=True, block_quantize=quantize, norm=norm, in_place=in_place
-                )
 
 
 def _content(work: Work) -> Hashable:

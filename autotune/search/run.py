@@ -17,7 +17,7 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
-from autotune.search.study import Studies, Trial
+from autotune.search.study import Studies, Trial, start_of
 from autotune.search.task import Outcome, Task, WrongBitsError
 from moe_triton.core.errors import MoeTritonError
 from moe_triton.core.space import text_of
@@ -139,8 +139,9 @@ def _in_processes(tasks_of: Tasks, options: Options, report: Report) -> None:
     context.set_forkserver_preload(PRELOAD)
     told: multiprocessing.Queue[tuple[str, Any]] = context.Queue()
     over = context.Event()
+    owner = os.getpid(), start_of(os.getpid())
     processes = [
-        context.Process(target=_worker, args=(tasks_of, options, number, told, over))
+        context.Process(target=_worker, args=(tasks_of, options, number, told, over, owner))
         for number in range(options.workers)
     ]
     try:
@@ -187,8 +188,13 @@ def _end(processes: Sequence[Any], told: Any) -> None:
             process.join(GRACE_S)
 
 
-def _worker(tasks_of: Tasks, options: Options, number: int, told: Any, over: Event) -> None:
-    parent = os.getppid()  # it ends with the process that made it
+def _worker(
+    tasks_of: Tasks, options: Options, number: int, told: Any, over: Event, owner: tuple[int, int]
+) -> None:
+    """Prices candidates until none is left, or the process that asked for them is gone.
+
+    That process is not the parent, a fork server, which stays as long as a worker does.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process decides
     try:
         tasks = list(tasks_of())
@@ -198,7 +204,7 @@ def _worker(tasks_of: Tasks, options: Options, number: int, told: Any, over: Eve
             studies,
             tasks[begin:] + tasks[:begin],
             lambda *message: told.put(("trial", message)),
-            lambda: over.is_set() or os.getppid() != parent,
+            lambda: over.is_set() or start_of(owner[0]) != owner[1],
         )
         studies.close()
         told.put(("through", None))

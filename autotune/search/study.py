@@ -134,7 +134,7 @@ class Studies:
 
     def _take(self, task: Task, settings: Settings) -> bool:
         """Whether nobody else has it."""
-        row = task.name, text_of(settings), os.getpid(), _started(os.getpid())
+        row = task.name, text_of(settings), os.getpid(), start_of(os.getpid())
         statement = "INSERT OR IGNORE INTO trials VALUES (?, ?, ?, ?, NULL)"
         return self._file.execute(statement, row).rowcount == 1
 
@@ -143,7 +143,7 @@ class Studies:
         query = "SELECT settings, process, started, outcome FROM trials WHERE task = ?"
         rows = {}
         for text, process, started, outcome in self._file.execute(query, (task.name,)).fetchall():
-            if outcome is None and _started(process) != started:
+            if outcome is None and start_of(process) != started:
                 self.give_back(task, settings_of(text))
                 continue
             rows[text] = _Row(Outcome(**json.loads(outcome)) if outcome else None)
@@ -169,7 +169,7 @@ def _lock_within(file: IO[str], how: int, path: Path) -> None:
             time.sleep(PAUSE_S)
 
 
-def _started(process: int) -> int:
+def start_of(process: int) -> int:
     """When it started, in the kernel's ticks: later than any before it of its number; 0 if it is gone."""
     try:
         after_name = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ class Table:
         source: what its settings come from, with its version.
         keys, sizes, values: names of the columns.
         rows: its lines, no two of the same keys and sizes.
+        code: digests of the code that rows are of, by their first key; empty where `source` says all.
     """
 
     name: str
@@ -51,22 +52,26 @@ class Table:
     sizes: tuple[str, ...]
     values: tuple[str, ...]
     rows: tuple[Row, ...]
+    code: Mapping[str, str] = field(default_factory=dict)
 
-    def nearest(self, keys: Sequence[str], sizes: Sequence[int]) -> Row | None:
+    def nearest(self, keys: Sequence[str], sizes: Sequence[int], *others: Sequence[str]) -> Row | None:
         """The row with these keys whose sizes are nearest; None if no row has them.
 
-        Sizes are compared by their ratio, the first ones first; of two as near, the smaller.
+        Sizes are compared by their ratio, the first ones first; of two as near, the smaller, and the one with
+        the first keys.
 
         Args:
             keys: one for each of `keys`.
             sizes: one for each of `sizes`, at least 1.
+            others: keys that do as well.
         """
+        wanted = [tuple(each) for each in (keys, *others)]
 
-        def distance(row: Row) -> tuple[list[float], tuple[int, ...]]:
+        def distance(row: Row) -> tuple[list[float], tuple[int, ...], int]:
             ratios = [max(a / b, b / a) for a, b in zip(row.sizes, sizes, strict=True)]
-            return ratios, row.sizes
+            return ratios, row.sizes, wanted.index(row.keys)
 
-        return min((row for row in self.rows if row.keys == tuple(keys)), key=distance, default=None)
+        return min((row for row in self.rows if row.keys in wanted), key=distance, default=None)
 
     def said(self, row: Row) -> str:
         """Where a row stands, for people."""
@@ -81,6 +86,7 @@ class Table:
             "name": self.name,
             "command": self.command,
             "source": self.source,
+            **({"code": dict(self.code)} if self.code else {}),
             "keys": self.keys,
             "sizes": self.sizes,
             "values": self.values,
@@ -105,13 +111,15 @@ class Table:
         try:
             keys, sizes, values = (_texts(document[key]) for key in ("keys", "sizes", "values"))
             command, source = _texts([document["command"], document["source"]])
+            code = document.get("code", {})
+            _texts([text for pair in code.items() for text in pair])
             ends = len(keys), len(keys) + len(sizes), len(keys) + len(sizes) + len(values)
             rows = tuple(_row(cells, ends) for cells in document["rows"])
-        except (KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"it must be complete ({type(error).__name__}: {error})") from None
         if not rows or len({(row.keys, row.sizes) for row in rows}) < len(rows):
             raise ValueError("it must have rows, each of other keys and sizes")
-        return Table(name, command, source, keys, sizes, values, rows)
+        return Table(name, command, source, keys, sizes, values, rows, code)
 
 
 def _texts(found: Any) -> tuple[str, ...]:

@@ -55,6 +55,14 @@ class Stuck(Bowl):
         return super().evaluate(settings, best)
 
 
+class Endless(Bowl):
+    """Every candidate takes a while, and there are many."""
+
+    def evaluate(self, settings: Settings, best: float | None) -> Outcome:
+        time.sleep(0.1)
+        return super().evaluate(settings, best)
+
+
 class Met(Bowl):
     """Goes on when two processes have begun."""
 

@@ -159,6 +159,7 @@ def test_ctrl_c_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         process.wait(DEADLINE_S)
     assert process.returncode == 130, said
     assert "--resume" in said
+    assert not (tmp_path / f"{NAME}.json").exists()  # no kernel is through
     before = (tmp_path / "asked").read_text().splitlines()
     assert len(before) == 3
     again: list[str] = []
@@ -171,4 +172,13 @@ def test_ctrl_c_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(ModelledTask, "evaluate", evaluate)
     run("kernels", *SMALL, "--study", study, "--resume", "--output", tmp_path)
     assert before[2] in again  # it was interrupted
+    whole = Table.from_json((tmp_path / f"{NAME}.json").read_text(), NAME)
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["autotune.cli.kernels"], "tune", interrupt)
+    (tmp_path / f"{NAME}.json").unlink()
+    assert "kept: " in run("kernels", *SMALL, "--study", study, "--resume", "--output", tmp_path, code=130)
+    assert Table.from_json((tmp_path / f"{NAME}.json").read_text(), NAME) == whole
     assert not {*before[:2]} & {*again}

@@ -172,9 +172,9 @@ def test_the_cpus_kernels_keep_their_bits(tmp_path: Path) -> None:
 
 
 def test_other_bits_are_an_error_that_names_the_candidate(tmp_path: Path) -> None:
-    of = subject("stamps", "weights", "cpu")
-    wrong = with_space(of, Space({"WEIGHT_WORD": (0,)}))
-    with pytest.raises(WrongBitsError, match=r"stamps weights.*WEIGHT_WORD=0: .* bytes of out_weights"):
+    of = subject("weighted_sum", "weights", "cpu")
+    wrong = with_space(of, Space({"HAS_WEIGHTS": (0,)}))
+    with pytest.raises(WrongBitsError, match=r"weighted_sum weights.*HAS_WEIGHTS=0: .* bytes of out"):
         run(lambda: [measured.task_of(wrong)], Options(tmp_path / "study.db"))
 
 

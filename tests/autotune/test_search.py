@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from autotune.search import Found, Options, Outcome, run
+from autotune.search.study import start_of
 from autotune.search.task import WrongBitsError
 from moe_triton.core.errors import ArgumentError
 from tests.autotune.tasks import Bowl, Met, Wrong, bowls, wide
@@ -148,6 +149,28 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
     assert len(candidates) == len(set(candidates)) == 7  # each once, none lost
     assert found.best is not None
     assert found.best.settings == {"X": 2, "Y": 1}
+
+
+def test_workers_end_with_the_run_that_is_killed(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    search = SEARCH.replace("Stuck", "Endless").replace(", 1, ", ", 400, ").replace('db")', 'db", workers=2)')
+    process = subprocess.Popen([sys.executable, "-c", search, str(tmp_path)])
+
+    def workers() -> set[int]:
+        return {int(line.split()[-1]) for line in log.read_text().splitlines()} if log.exists() else set()
+
+    try:
+        end = time.monotonic() + DEADLINE_S
+        while len(workers()) < 2 and process.poll() is None:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+    finally:
+        process.kill()
+        process.wait(DEADLINE_S)
+    while any(start_of(worker) for worker in workers()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert len(log.read_text().splitlines()) < 400 * 7
 
 
 def test_two_workers_share_the_studies(tmp_path: Path) -> None:

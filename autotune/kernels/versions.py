@@ -1,0 +1,138 @@
+"""What a modelled price depends on, as digests: of the model, and of each kernel's own code.
+
+A table names both, so that a row is known to be of this source or not, one kernel apart from another, and a
+change of anything else leaves tables valid.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import moe_triton
+from moe_triton.core.kernel import TritonKernel
+from moe_triton.model.constants import Machine
+from moe_triton.npu_compiler.compile import compiler_version
+
+ROOT = Path(moe_triton.__file__).parent.parent
+DIGITS = 12
+
+PRICED_BY = (
+    "moe_triton/model/bodies/replay/*.py",
+    "moe_triton/model/traffic.py",
+    "moe_triton/model/clusters/routing.py",
+    "moe_triton/npu_compiler/compile.py",
+    "moe_triton/npu_compiler/generic.py",
+    "moe_triton/npu_compiler/socs.py",
+    "moe_triton/backends/cpu/triton/frontend.py",
+    "moe_triton/backends/cpu/triton/ir.py",
+    "autotune/kernels/feasible.py",
+    "autotune/kernels/modelled.py",
+    "autotune/kernels/occasions.py",
+    "autotune/kernels/subjects.py",
+)
+"""Files that price a launch: what it has to do, what the compiler makes of it, and how long that takes."""
+
+PRICED_WITH = "moe_triton/model/cost.py", ("Table", "Work", "work_of", "_from")
+"""A file of which only these definitions count: the rest is of other launches' costs."""
+
+_KERNELS = "moe_triton.kernels"
+# What kernels are tested with, and what they do in torch: no price depends on it.
+_NOT_PRICED = "cases", "_cases", "_fallback"
+
+
+def version_of(machine: Machine) -> str:
+    """The model and its version: digests of its constants and of its code, and the compiler's version."""
+    constants = digest_of_values(constants_read(machine))
+    return f"moe_triton.model, constants {constants}, code {pricing_code()}, compiler {compiler_version()}"
+
+
+def pricing_files(root: Path = ROOT) -> list[Path]:
+    """Files of `PRICED_BY`."""
+    return sorted(path for pattern in PRICED_BY for path in root.glob(pattern))
+
+
+@functools.cache
+def pricing_code(root: Path = ROOT) -> str:
+    """A digest of what prices a launch.
+
+    Args:
+        root: folder of the packages.
+    """
+    path, names = PRICED_WITH
+    text = (root / path).read_text(encoding="utf-8")
+    defined = {str(getattr(node, "name", "")): node for node in ast.parse(text).body}
+    parts = [ast.get_source_segment(text, defined[name]) or "" for name in names]
+    return digest_of_values([digest_of(pricing_files(root)), *parts])
+
+
+def constants_read(machine: Machine, root: Path = ROOT) -> dict[str, float]:
+    """The values of the constants that are named where launches are priced; others have no part in it.
+
+    Args:
+        machine: whose.
+        root: folder of the packages.
+    """
+    named = _names_in(tuple(pricing_files(root)))
+    return {name: entry.value for name, entry in sorted(machine.constants.items()) if name in named}
+
+
+@functools.cache
+def _names_in(files: tuple[Path, ...]) -> frozenset[str]:
+    """Attributes, and texts: an instruction names the constant that it is slower by."""
+    nodes = [n for path in files for n in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    return frozenset(
+        attributes | {n.value for n in nodes if isinstance(n, ast.Constant) and type(n.value) is str}
+    )
+
+
+def code_of(kernel: TritonKernel) -> str:
+    """A digest of the files that a kernel's code is in."""
+    return _code_of(kernel.fn.__module__)
+
+
+@functools.cache
+def _code_of(module: str) -> str:
+    return digest_of(kernel_files(module))
+
+
+def kernel_files(module: str, root: Path = ROOT) -> list[Path]:
+    """A kernel's module and all that it imports of `moe_triton.kernels`, directly or not.
+
+    Args:
+        module: its name.
+        root: folder of the packages.
+    """
+    found: dict[str, Path] = {}
+    left = [module]
+    while left:
+        name = left.pop()
+        path = root / f"{name.replace('.', '/')}.py"
+        if name not in found and path.is_file() and not name.rpartition(".")[2].endswith(_NOT_PRICED):
+            found[name] = path
+            left += _imports(path)
+    return sorted(found.values())
+
+
+def _imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{_KERNELS}."):
+            yield str(node.module)
+
+
+def digest_of(files: list[Path]) -> str:
+    """Of their names and contents."""
+    digest = sha256()
+    for path in files:
+        content = path.read_bytes()
+        digest.update(f"{path.name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:DIGITS]
+
+
+def digest_of_values(values: object) -> str:
+    """Of what has a text."""
+    return sha256(repr(values).encode()).hexdigest()[:DIGITS]
