@@ -28,6 +28,8 @@ KEYS, SIZES = ("kernel", "variant", "dtype"), ("hidden", "topk", "ranks", "token
 VALUES = ("settings", "ns", "default_ns")
 FOLDER = Path(__file__).parent
 ENVIRONMENT = "MOE_TRITON_TABLES"
+ANY_DTYPE = "any"
+"""In place of a dtype: a row of code that does not depend on it, or of dtypes that have the same values."""
 _DIGITS = 12  # of a digest
 
 
@@ -110,7 +112,7 @@ def whose(path: Path) -> str:
 def keys_of(kernel: TritonKernel) -> tuple[str, str, str]:
     """What tables know a kernel by."""
     assert kernel.space is not None, kernel.name
-    return kernel.name, kernel.space.variant or "plain", kernel.space.dtype or "any"
+    return kernel.name, kernel.space.variant or "plain", kernel.space.dtype or ANY_DTYPE
 
 
 def sizes_of(kernel: TritonKernel, config: Config) -> tuple[int, int, int, int]:
@@ -176,7 +178,8 @@ class KernelSettings:
             return Chosen({}, "it has nothing to choose")
         sizes = sizes_of(kernel, self.config)
         for path, table in self.tables.items():
-            row = table.nearest(keys_of(kernel), sizes)
+            *named, _ = keys = keys_of(kernel)
+            row = table.nearest(keys, sizes, (*named, ANY_DTYPE))
             if row is None or row.sizes[:2] != sizes[:2]:
                 continue
             return self._taken(kernel, table, row, whose(path))
