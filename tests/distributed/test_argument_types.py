@@ -229,6 +229,7 @@ OPTIONAL = (
     "spins",
     "yields",
     "receiving_blocks",
+    "posts",
     "tables",
 )
 

@@ -149,7 +149,6 @@ def construct_badly(rank: int, num_ranks: int, options: dict[str, Any]) -> str:
         ({"hidden": 40}, "hidden is 40"),
         ({"num_experts": 7}, "num_experts is 7"),
         ({"comm_alg": "hierarchy"}, "comm_alg is 'hierarchy'"),
-        ({"product": "A2", "comm_alg": "hierarchy", "ranks_per_server": 1}, "comm_alg is 'hierarchy'"),
         ({"product": "A2", "num_shared_experts": 1, "num_shared_ranks": 1}, "num_shared_experts is 1"),
         ({"num_bytes": 1000}, "num_bytes is 1000"),
         ({"num_blocks": 99}, "num_blocks is 99"),

@@ -28,6 +28,7 @@ def test_every_kernel_that_reads_a_window_is_looked_at() -> None:
         "add_rows",
         "append",
         "gather_counts",
+        "inner_table",
         "weighted_sum",
     }
 
