@@ -24,7 +24,7 @@ from tests.distributed.workers import make_buffer, one_round
 
 TIMEOUT_S = 3.0
 FAST_GB_PER_S = 10.0
-SENDING_S = 1.0
+SENDING_S = 2.0
 """That the link of a rank which is to die takes for what it sends to other servers."""
 MOMENTS = {"in its first block": 0.1, "in its last block": 0.75}
 """When it dies, of that time: the blocks for other servers' ranks, of which there are 2 to 4, are alike."""
