@@ -87,8 +87,9 @@ struct PostScratch {
 __aicore__ inline bool Post(uint32_t rank, uint64_t local, uint64_t remote, uint64_t bytes, uint32_t flags,
                             const PostScratch& scratch) {
 #if defined(MOE_EMULATION)
-    scratch.doorbell.SetValue(0, ~uint64_t{0});
-    scratch.head.SetValue(0, ~uint32_t{0});
+    // As the other one leaves it, and no access of this kernel's own.
+    std::memset(scratch.doorbell.Host(), 0xFF, sizeof(uint64_t));
+    std::memset(scratch.head.Host(), 0xFF, sizeof(uint32_t));
     return emulation::Post({local, remote, bytes, flags << PostItem::FLAG_SHIFT, rank});
 #elif defined(MOE_MEMFABRIC)
     constexpr uint32_t QUEUE_PAIR = 0;
