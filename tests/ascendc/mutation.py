@@ -39,7 +39,7 @@ from .posts import PostingCase, PostingWorld
 from .receiving import MissingCase, ReceivingCase, ReceivingWorld, check_missing
 from .split import SplitCase, check_split
 
-MOST_SEEDS = 100
+MOST_SEEDS = 300
 KINDS = (
     MUTANTS,
     CALL_MUTANTS,
