@@ -43,10 +43,11 @@ class GaveUp:
         return arguments_of(self.launch)
 
     def tensor(self, argument: str) -> torch.Tensor:
-        """What an argument's hole held."""
-        held = self.memory[self.arguments[argument].name]
+        """What an argument's hole held: all of it, or from where the argument points on, flat."""
+        hole = self.arguments[argument]
+        held = self.memory[hole.name]
         assert isinstance(held, torch.Tensor)
-        return held
+        return held.view(-1)[hole.offset // held.element_size() :] if hole.offset else held
 
 
 class Finder(NamedTuple):

@@ -11,7 +11,7 @@ from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS, REPORT_MISMATCH
 from moe_triton.core.ascendc_hierarchy import PARTIALS_SEND, RAIL_RELAY, RAIL_SEND, RAIL_WAIT, RETURNS_LOST
 from moe_triton.core.records import LOST_COUNT, RAIL_END, REPORT, STATUS_ENTRY
 from moe_triton.core.region import Region
-from moe_triton.layout import FLAG_BITS, WORD_BYTES
+from moe_triton.layout import FLAG_BITS
 from moe_triton.schemes.blocks.layout import next_number
 from moe_triton.schemes.common.waits import POSTS, Finder, GaveUp, counts_of, int32_at
 from moe_triton.schemes.site import Site
@@ -96,14 +96,9 @@ def _words(window: torch.Tensor, first: int, num_bytes: int) -> list[int]:
     return found
 
 
-def _numbers(wait: GaveUp, argument: str) -> torch.Tensor:
-    """From where an argument's hole is on."""
-    return wait.tensor(argument).view(-1)[wait.arguments[argument].offset // WORD_BYTES :]
-
-
 def _rails_gave_up(wait: GaveUp) -> list[int]:
     """Sources of which the relay has said that they are lost."""
-    counts = _numbers(wait, "rail_counts")
+    counts = wait.tensor("rail_counts").view(-1)
     return [
         _rank_on(wait.site, s) for s in range(wait.site.config.topology.num_servers) if int(counts[s]) < 0
     ]
@@ -121,7 +116,7 @@ def _rails_go_on(site: Site, arguments: dict[str, Any], servers: range) -> Itera
 def _rail_words(wait: GaveUp) -> Iterator[tuple[int, int]]:
     """Of the end flags that are there."""
     ends, window = wait.arguments["ends"], wait.tensor("window")
-    number = next_number(int(_numbers(wait, "numbers")[wait.zone]))
+    number = next_number(int(wait.tensor("numbers").view(-1)[wait.zone]))
     for server in range(ends.extent("server")):
         end = _words(window, ends.offset(zone=wait.zone, server=server), RAIL_END.num_bytes)
         if end[_NUMBER] == number:
@@ -130,7 +125,7 @@ def _rail_words(wait: GaveUp) -> Iterator[tuple[int, int]]:
 
 def _partials_gave_up(wait: GaveUp) -> list[int]:
     """Ranks of the rail without an end flag, and those without which others had nothing to send."""
-    seen = _numbers(wait, "rail_seen")
+    seen = wait.tensor("rail_seen").view(-1)
     missing = set()
     for server in range(wait.site.config.topology.num_servers):
         count = int(seen[server])
