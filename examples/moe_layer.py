@@ -126,7 +126,8 @@ def main() -> int:
     # The worst of all ranks, on all ranks, so that all exit alike. A NaN is no agreement.
     figures = torch.stack([difference.nan_to_num(torch.inf), expected.float().abs()]).flatten(1)
     worst = figures.max(dim=1).values if num_tokens else torch.zeros(2)
-    print(f"rank {rank}: {num_tokens} tokens, largest difference {worst[0]:.1e} of {worst[1]:.2f}")
+    # With its end, in one write: torchrun's ranks do not buffer, and print writes a line's end by itself.
+    print(f"rank {rank}: {num_tokens} tokens, largest difference {worst[0]:.1e} of {worst[1]:.2f}\n", end="")
     dist.all_reduce(worst, dist.ReduceOp.MAX)
     agree = bool(worst[0] <= TOLERANCE * worst[1])
     if rank == 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import runpy
 import subprocess
 import sys
@@ -22,11 +21,7 @@ MOE_LAYER = ROOT / "examples" / "moe_layer.py"
 def test_the_layer_by_torchrun() -> None:
     # --standalone: a port of its own beside other tests.
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    # Buffered: otherwise a line and its end are two writes, and those of other ranks come between.
-    env = {**os.environ, "PYTHONUNBUFFERED": ""}
-    ended = subprocess.run(
-        [*command, MOE_LAYER], capture_output=True, text=True, check=False, timeout=240, env=env
-    )
+    ended = subprocess.run([*command, MOE_LAYER], capture_output=True, text=True, check=False, timeout=240)
     assert ended.returncode == 0, ended.stderr
     lines = sorted(ended.stdout.splitlines())
     assert [line.split(", ")[0] for line in lines[:4]] == [
