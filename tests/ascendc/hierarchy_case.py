@@ -35,6 +35,7 @@ class HierarchyCase(Case):
         zones: how many are used in turn. One is not enough.
         keeps_order: whether queues keep order inside messages.
         ring_items: posts that a queue holds.
+        post_us: not 0: NICs keep all order, and take so long for a post.
     """
 
     servers: tuple[int, ...] = (2, 2)
@@ -43,6 +44,7 @@ class HierarchyCase(Case):
     zones: int = NUM_ZONES
     keeps_order: bool = False
     ring_items: int = 3
+    post_us: float = 0.0
 
     @property
     def config(self) -> Config:
