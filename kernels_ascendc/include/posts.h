@@ -2,7 +2,7 @@
 #ifndef MOE_POSTS_H
 #define MOE_POSTS_H
 
-#include "waits.h"
+#include "traffic_words.h"
 
 namespace moe {
 
@@ -22,12 +22,9 @@ public:
                                 int64_t timeout_us) {
         peers_ = peers;
         report_ = report;
-        traffic_at_ = traffic;
-        pipe->InitBuffer(buffer_, TRAFFIC_BYTES);
+        traffic_.Init(pipe, traffic);
+        pipe->InitBuffer(buffer_, SCRATCH_BYTES);
         deadline_.Start(report->IsOld() ? 0 : timeout_us);
-        for (uint32_t i = 0; i < TRAFFIC_WORDS; ++i) {
-            numbers_[i] = 0;
-        }
     }
 
     // Ranks are dealt out among the blocks: a queue takes posts of one core only.
@@ -61,34 +58,24 @@ public:
     // What this block has posted, for the host. Every block of the launch writes it, or adds to what an earlier phase
     // has written.
     __aicore__ inline void WriteTraffic(bool adds = false) {
-        if (traffic_at_ == 0) {
-            return;
-        }
-        const int64_t first = AscendC::GetBlockIdx() * TRAFFIC_WORDS;
-        const AscendC::LocalTensor<int64_t> words = buffer_.Get<int64_t>();
-        for (uint32_t i = 0; i < TRAFFIC_WORDS; ++i) {
-            words.SetValue(i, numbers_[i] + (adds ? ReadFresh<int64_t>(traffic_at_, first + i) : 0));
-        }
-        Order<AscendC::HardEvent::S_MTE3>();
-        AscendC::DataCopy(GlobalAt<int64_t>(traffic_at_)[first], words, TRAFFIC_WORDS);
+        traffic_.Write(adds);
     }
 
 private:
     // From the field of posts on: posts, payload, framing.
     __aicore__ inline void Count(uint32_t first, const Message& message) {
-        numbers_[first] += 1;
-        numbers_[first + Traffic::PAYLOAD_BETWEEN - Traffic::POSTS_BETWEEN] += message.payload;
-        numbers_[first + Traffic::FRAMING_BETWEEN - Traffic::POSTS_BETWEEN] += message.framing;
+        traffic_.Add(first, 1);
+        traffic_.Add(first + Traffic::PAYLOAD_BETWEEN - Traffic::POSTS_BETWEEN, message.payload);
+        traffic_.Add(first + Traffic::FRAMING_BETWEEN - Traffic::POSTS_BETWEEN, message.framing);
     }
 
-    static_assert(TRAFFIC_BYTES >= 2 * UB_ALIGN, "a post has no room for its scratch");
+    static constexpr uint32_t SCRATCH_BYTES = 2 * UB_ALIGN;  // of a post
 
     const Peers* peers_ = nullptr;
     Report* report_ = nullptr;
-    uint64_t traffic_at_ = 0;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;  // scratch of posts, and in the end what they were
+    TrafficWords traffic_;
+    AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
     Deadline deadline_;
-    int64_t numbers_[TRAFFIC_WORDS];
 };
 
 }  // namespace moe

@@ -37,6 +37,7 @@ public:
         stamps_ = stamp_buffer_.Get<int32_t>();
         total_.Init(pipe, UB_ALIGN / sizeof(int32_t));
         kept_number_.Init(pipe);
+        traffic_.Init(pipe, args.traffic);
         double_buffer_.Init(pipe);
     }
 
@@ -47,6 +48,7 @@ public:
         }
         GiveUp();
         double_buffer_.Finish();
+        traffic_.Write(true);  // to what this block has posted
         report_.Write();
     }
 
@@ -250,6 +252,9 @@ private:
         ks_[copies] = k;
         slots_[copies] = peers_.WindowOf(rank) +
                          args_.slots.At(args_.zone, rail_.RankOn(server), expert % args_.num_local_experts, position);
+        if (receiver != rail_.Number()) {
+            traffic_.Add(Traffic::PAYLOAD_INSIDE, args_.row_bytes);
+        }
         ++copies;
         return true;
     }
@@ -381,6 +386,7 @@ private:
     AscendC::LocalTensor<int32_t> stamps_;
     DoubleBuffer double_buffer_;
     KeptWord kept_number_;
+    TrafficWords traffic_;
     Report report_;
     Deadline deadline_;
     int32_t number_ = 0;

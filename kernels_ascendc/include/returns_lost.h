@@ -36,7 +36,7 @@ public:
             ends_.Begin(RoundNumber(args_), args_.call);
             Send(static_cast<int32_t>(rail_.Neighbour(lost)) + 1);
         }
-        poster_.WriteTraffic();
+        poster_.WriteTraffic(true);
         report_.Write();
     }
 

@@ -19,6 +19,7 @@ public:
         peers_.Init(args.peers, args.num_servers * args.ranks_per_server);
         ends_.Init(pipe, static_cast<uint32_t>(ENTRIES_PER_CHUNK));
         rows_.Init(pipe, args.row_bytes);
+        traffic_.Init(pipe, args.traffic);
     }
 
     // This block's share of the rows; it walks all entries up to its last one.
@@ -38,6 +39,7 @@ public:
                 row = end;
             }
         }
+        traffic_.Write(false);
         report_.Write();
     }
 
@@ -61,7 +63,11 @@ private:
             report_.Add(REPORT_BAD_ROW, own.first, own.last - own.first);
             return;
         }
-        const uint64_t relay = static_cast<uint64_t>(rail_.Neighbour(source % args_.ranks_per_server));
+        const int64_t number_of_relay = source % args_.ranks_per_server;
+        const uint64_t relay = static_cast<uint64_t>(rail_.Neighbour(number_of_relay));
+        if (number_of_relay != rail_.Number()) {
+            traffic_.Add(Traffic::PAYLOAD_INSIDE, static_cast<int64_t>(number) * args_.row_bytes);
+        }
         rows_.CopyRows(args_.rows + static_cast<uint64_t>(own.first * args_.row_bytes), own.last - own.first,
                        peers_.WindowOf(relay) + args_.slots.At(zone, server, expert, first));
     }
@@ -71,6 +77,7 @@ private:
     Peers peers_;
     Table ends_;
     RowCopy rows_;
+    TrafficWords traffic_;
     Report report_;
 };
 

@@ -1,4 +1,4 @@
-"""What a rank has posted to queues in an operator."""
+"""What a rank has posted to queues in an operator, and passed on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Traffic(NamedTuple):
 
     Attributes:
         posts: messages, each of which costs the same whatever its size.
-        payload_bytes: bytes of rows, without padding, scales and stamps.
+        payload_bytes: bytes of rows, without padding, scales and stamps. By hierarchy those inside are of
+            rows and results that are passed on to other ranks of this rank's server: copied, not posted.
         framing_bytes: all other bytes that were posted.
     """
 

@@ -13,6 +13,16 @@ from moe_triton.runtime.communicator import Communicator
 OPERATORS = ("dispatch", "combine")
 
 
+class Durations(dict[str, float]):
+    """Microseconds by step of a call.
+
+    Attributes:
+        traffic: what the call has posted to queues; None where they lead to no peer.
+    """
+
+    traffic: Traffic | None = None
+
+
 class Owner:
     """Holds a communicator, and closes it."""
 
@@ -20,15 +30,17 @@ class Owner:
     _closed = True  # until construction has succeeded
     _explicitly_destroy = False
 
-    def durations_us(self, operator: Literal["dispatch", "combine"]) -> dict[str, float]:
-        """Microseconds that each step of this rank's last dispatch or combine took.
+    def durations_us(self, operator: Literal["dispatch", "combine"]) -> Durations:
+        """Microseconds that each step of this rank's last dispatch or combine took, and what it posted.
 
         Raises:
             BufferStateError: it has not run yet.
             ArgumentError: there is no such operator.
         """
         check_choice("operator", operator, OPERATORS)
-        return self._communicator.durations_us(operator)
+        durations = Durations(self._communicator.durations_us(operator))
+        durations.traffic = self.traffic(operator)
+        return durations
 
     def traffic(self, operator: Literal["dispatch", "combine"]) -> Traffic | None:
         """What this rank's last dispatch or combine has posted to queues; None where they lead to no peer.

@@ -8,19 +8,18 @@ import numpy as np
 
 from moe_triton.backends.cpu.nic import NicSettings
 from moe_triton.core.reach import Queues
-from moe_triton.core.records import POSITION_SHIFT, RAIL_END, STAMP, TRAFFIC, TRAILER
+from moe_triton.core.records import POSITION_SHIFT, STAMP, TRAFFIC, TRAILER
 from moe_triton.core.region import MAX_INT32
 from moe_triton.layout import NUM_ZONES, UB_ALIGN
 
 from .call_words import expecting, posting, word_of
 from .case import WrongResultError, check_reports, draw_routing, results_of, sent_to
 from .hierarchy_case import HierarchyCase, Received, check, in_order, outer_table, rows_of
+from .hierarchy_traffic import check_combined, check_dispatched
 from .library import Library, Phase, address
 from .memory import Guarded, across_lines
 from .nics import Nics
 from .ranks import Ranks
-
-Counters = dict[str, int]
 
 
 class HierarchyWorld:
@@ -51,8 +50,14 @@ class HierarchyWorld:
         ranks = range(self.config.num_ranks)
         queued = [frozenset(ranks) - frozenset(topology.neighbours(rank)) for rank in ranks]
         queues = [Queues(peers, topology.servers, self.layout.in_bytes) for peers in queued]
-        order = {"keeps_order": case.keeps_order, "ring_items": case.ring_items}
-        settings = [NicSettings(seed=1 + self.seed * len(ranks) + rank, **order) for rank in ranks]
+        if case.post_us:
+            settings = [NicSettings(post_us=case.post_us, ring_items=case.ring_items) for _ in ranks]
+        else:
+            seeds = [1 + self.seed * len(ranks) + rank for rank in ranks]
+            settings = [
+                NicSettings(seed=seed, keeps_order=case.keeps_order, ring_items=case.ring_items)
+                for seed in seeds
+            ]
         windows = [address(window) for window in self.windows]
         return Nics(self.library, windows, self.layout.window_bytes, queues, settings)
 
@@ -141,7 +146,7 @@ class HierarchyWorld:
         received = Received.of(self.config, self.layout.num_servers, number, capacity)
         self._run(self.dispatch_phases(rank, number, zone, received), number % 2)
         received.check_guards()
-        self.check_traffic(rank, self._dispatched(rank, number))
+        check_dispatched(self.case, self.seed, rank, number, self.traffic[rank].array)
         self._pause(straggle)
         self.check_received(rank, zone, received)
         return received
@@ -179,6 +184,7 @@ class HierarchyWorld:
             **self._peers(rank),
             **self._round(rank, "D", number, zone),
             **self._in_slot(),
+            "traffic": self.traffic[rank].array,
             "rails": layout.rail_slots,
             "ends": layout.rail_flags,
             "slots": layout.forward_slots,
@@ -218,42 +224,9 @@ class HierarchyWorld:
             ("dispatch_offsets", offsets),
         ]
 
-    def _others(self, rank: int) -> list[int]:
-        """Servers that messages go to."""
-        own = rank // self.layout.ranks_per_server
-        return [server for server in range(self.layout.num_servers) if server != own]
-
     def _sent(self, rank: int, number: int) -> np.ndarray:
         """(S,) tokens of a rank that go to each server."""
         return outer_table(self.case, draw_routing(self.case, self.seed, number, rank)).counts
-
-    def _posted(self, counts: list[int], row_bytes: int, used: int, stride: int) -> Counters:
-        """What so many rows for each server are, and an end flag behind those of each.
-
-        Args:
-            counts: for each server.
-            row_bytes: of a row; ``used`` with what goes with it, ``stride`` from one to the next.
-        """
-        posts, payload = len(counts), sum(counts) * row_bytes
-        framing = RAIL_END.num_bytes * len(counts) - payload
-        for count in counts:
-            posts += count if self.case.by_token else int(count > 0)
-            if count:
-                framing += count * used if self.case.by_token else (count - 1) * stride + used
-        return {"posts": posts, "payload": payload, "framing": framing}
-
-    def _dispatched(self, rank: int, number: int) -> Counters:
-        slot, sent = self.case.rail_slot, self._sent(rank, number)
-        counts = [int(sent[server]) for server in self._others(rank)]
-        return self._posted(counts, slot.row_bytes, slot.slot_bytes, self.layout.rail_slots.stride("index"))
-
-    def check_traffic(self, rank: int, expected: Counters) -> None:
-        """Every block has said what it posted, and together it is this."""
-        words = self.traffic[rank].array
-        found = {name: int(words[:, i].sum()) for i, (name, _) in enumerate(TRAFFIC.fields)}
-        want = {f"{name}_between": number for name, number in expected.items()}
-        if found != want | {f"{name}_inside": 0 for name in expected}:
-            raise WrongResultError(f"traffic {found} instead of {want}")
 
     def check_received(self, rank: int, zone: int, received: Received) -> None:
         case, c, layout = self.case, self.config, self.layout
@@ -306,9 +279,7 @@ class HierarchyWorld:
         self._run(self.partial_phases(rank, number, zone, received, returned, sums, seen), number % 2)
         seen.check_guards()
         self._pause(not straggle)
-        relayed = [int(received.rail_counts.array[server]) for server in self._others(rank)]
-        size = self.case.result_bytes
-        self.check_traffic(rank, self._posted(relayed, size, size, size))
+        check_combined(self.case, rank, received, self.traffic[rank].array)
         sent = self._sent(rank, received.number)
         check("rail_seen", seen.array, sent)
         self._check_sums(rank, number, zone, received.number)
@@ -327,6 +298,7 @@ class HierarchyWorld:
             "capacity": len(rows),
             **self._peers(rank),
             "zone": zone,
+            "traffic": self.traffic[rank].array,
             "slots": layout.result_slots,
         }
         ranks, own = layout.ranks_per_server, rank % layout.ranks_per_server
@@ -409,6 +381,8 @@ class HierarchyWorld:
             "rail_counts": received.rail_counts.array,
             "returned": returned.array,
             **self._by_token,
+            "first_place": 0,
+            "num_places": layout.num_servers,
             **self._peers(rank),
             **self._round(rank, "C", number, zone),
             **self._posting(rank),

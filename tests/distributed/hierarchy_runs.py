@@ -223,6 +223,22 @@ def copies_of(of: Relayed) -> torch.Tensor:
     return torch.stack([servers_of(of.config, of.inputs(rank, 0).topk_idx).sum(0) for rank in ranks])
 
 
+def passed_on_by(of: Relayed) -> torch.Tensor:
+    """(EP, EP): rows that each rank passes on to each other one of its server, in round 0."""
+    c = of.config
+    rows = torch.zeros(c.num_ranks, c.num_ranks, dtype=torch.int64)
+    for source in range(c.num_ranks):
+        ids = of.inputs(source, 0).topk_idx.flatten()
+        for receiver in (ids[ids >= 0] // c.num_local_experts).tolist():
+            relay = next(
+                rank
+                for rank in c.topology.rail(source)
+                if c.topology.servers[rank] == c.topology.servers[receiver]
+            )
+            rows[relay, receiver] += int(relay != receiver)
+    return rows
+
+
 # Failure.
 
 

@@ -23,6 +23,7 @@ from tests.distributed.hierarchy_runs import (
     held_back,
     make,
     one_round,
+    passed_on_by,
     relayed,
     straggle,
     traffic_of,
@@ -100,14 +101,18 @@ def test_traffic_follows_from_the_routing(ranks: Groups, posts: Posts, quantize:
             messages = int(counts.sum()) if posts == "aiv" else int((counts > 0).sum())
             assert traffic.posts.between == messages + others
             assert traffic.payload_bytes.between == int(counts.sum()) * row_bytes
-            assert traffic.posts.inside == 0
+            assert traffic.posts.inside == traffic.framing_bytes.inside == 0
 
 
 def test_a_token_crosses_once_however_many_experts_it_has(ranks: Groups) -> None:
-    """BS * H * 2 * D between servers, D the distinct servers of a token, the own one apart."""
+    """BS * H * 2 * D between servers, D those of a token without its own one; inside, rows relayed."""
     of = relayed(2, 2, 1, topk=4)
     found = ranks(4).run(traffic_of, of, "aiv")
-    for rank, (sent, _) in enumerate(found):
+    passed_on = passed_on_by(of)
+    for rank, (sent, returned) in enumerate(found):
+        row = 2 * of.config.hidden
+        assert sent.payload_bytes.inside == row * int(passed_on[rank].sum())
+        assert returned.payload_bytes.inside == row * int(passed_on[:, rank].sum())
         away = copies_of(of)[rank, 1 - of.config.topology.servers[rank]]
         assert sent.payload_bytes.between == int(away) * 2 * of.config.hidden
 

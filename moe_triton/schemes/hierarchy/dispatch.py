@@ -129,6 +129,7 @@ class DispatchPlans:
             **of_rail(site, self.layout),
             **of_round(site, "dispatch", zone, call_word("dispatch", variant.kind)),
             **self._in_slot(variant),
+            traffic=site.traffic("dispatch"),
             rails=self.layout.rail_slots.words(),
             ends=self.layout.rail_flags.words(),
             slots=self.layout.forward_slots.words(),
