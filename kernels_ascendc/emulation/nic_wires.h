@@ -102,16 +102,27 @@ private:
         uint64_t first;
         uint64_t bytes;
         uint64_t due_ns;
+
+        bool IsLast() const { return first + bytes == item.bytes; }
     };
 
     uint64_t DeliverFrom(std::deque<Flight>& flights, uint64_t now_ns) {
-        for (; !flights.empty(); flights.pop_front()) {
+        for (; !flights.empty() && flights.front().due_ns <= now_ns; flights.pop_front()) {
             const Flight& flight = flights.front();
-            if (flight.due_ns > now_ns) return flight.due_ns;
             Put(flight.item, flight.first, flight.bytes);
-            if (flight.first + flight.bytes == flight.item.bytes) End(flight.item);
+            if (flight.IsLast()) End(flight.item);
         }
-        return UINT64_MAX;
+        return NextDue(flights);
+    }
+
+    // Nobody is told of a message without flags: it is put with those behind it, as long as they are small.
+    static uint64_t NextDue(const std::deque<Flight>& flights) {
+        uint64_t bytes = 0;
+        for (const Flight& flight : flights) {
+            bytes += flight.bytes;
+            if (bytes >= PIECE_BYTES || (flight.IsLast() && flight.item.Flags() > 0)) return flight.due_ns;
+        }
+        return flights.empty() ? UINT64_MAX : flights.back().due_ns;
     }
 
     const uint64_t post_ns_;

@@ -28,14 +28,14 @@ public:
             ends_.Begin(RoundNumber(args_), args_.call);
             SendAll();
         }
-        poster_.WriteTraffic();
+        poster_.WriteTraffic(true);
         report_.Write();
     }
 
 private:
     __aicore__ inline void SendAll() {
-        for (int64_t place = 0; place < args_.num_servers; ++place) {
-            const int64_t server = rail_.ServerAt(place);
+        for (int64_t i = 0; i < args_.num_places; ++i) {
+            const int64_t server = rail_.ServerAt(args_.first_place + i);
             if (!rail_.IsOwner(server)) {
                 continue;
             }

@@ -39,6 +39,7 @@ public:
 
 private:
     static constexpr int64_t TOKENS_PER_CHUNK = 128;
+    static constexpr int64_t TOKENS_PER_BELL = 4;
 
     __aicore__ inline void Begin() {
         const int32_t number = RoundNumber(args_);
@@ -158,14 +159,19 @@ private:
         return args_.window + static_cast<uint64_t>(args_.out_offset) + args_.slots.At(args_.zone, server, index);
     }
 
+    // Whether a message is told of: a token is passed on when the next one's is there, and few at a time wake the relay
+    // less often. The end flag, which says of all, always is.
+    __aicore__ inline uint32_t BellOf(int64_t first) const {
+        return args_.by_token != 0 && first > 0 && first % TOKENS_PER_BELL == 0 ? 1 : 0;
+    }
+
     // Neighbouring slots.
     __aicore__ inline bool Post(int64_t server, int64_t first, int64_t number) {
         const int64_t rank = rail_.RankOn(server);
         const uint64_t remote = peers_.WindowOf(rank) + args_.slots.At(args_.zone, rail_.Server(), first);
         const int64_t bytes = (number - 1) * static_cast<int64_t>(args_.slots.index_stride) + args_.slot_bytes;
         const int64_t payload = number * args_.row_bytes;
-        // Of many none is waited for: the end flag says of all.
-        return poster_.Put(rank, {OutSlot(server, first), remote, payload, bytes - payload, At(args_.by_token)});
+        return poster_.Put(rank, {OutSlot(server, first), remote, payload, bytes - payload, BellOf(first)});
     }
 
     __aicore__ inline void PostEnds() {

@@ -24,6 +24,8 @@ _SLOT = (
     *numbers("i64", "topk row_bytes"),
     *numbers("i64", "words_offset weights_offset scale_offset slot_bytes"),  # from the head on
 )
+# Each block's `moe_triton.core.records.TRAFFIC`: rows that it has written to other ranks of its server.
+_TRAFFIC = Arg("traffic", "*i64", "inout")  # (blocks, 8)
 # 1: a message for each token or row; 0: one for all of a server.
 _BY_TOKEN = Arg("by_token", "i64", "value")
 
@@ -65,6 +67,7 @@ RAIL_RELAY = AscendCKernel(
         *_RAIL,
         *_ROUND,
         *_SLOT,
+        _TRAFFIC,
         Arg("rails", "rail_slots", "value"),
         Arg("ends", "rail_ends", "value"),
         Arg("slots", "dispatch_slots", "value"),
@@ -86,6 +89,7 @@ SERVER_RETURN = AscendCKernel(
         *_RAIL,
         Arg("zone", "i64", "value"),
         Arg("zone_at", "*i32", "in"),
+        _TRAFFIC,
         Arg("slots", "dispatch_slots", "value"),  # (zone, source's server, expert of this server, number)
         Arg("report", "*i32", "out"),
     ),
@@ -115,6 +119,7 @@ PARTIALS_SEND = AscendCKernel(
         Arg("rail_counts", "*i32", "in"),  # (S,) as rail_relay left them
         Arg("returned", "*i32", "in"),
         _BY_TOKEN,
+        *numbers("i64", "first_place num_places"),  # servers, counted from this rank's own on
         *_RAIL,
         *_ROUND,
         *POSTING,

@@ -6,7 +6,8 @@ rail; the sum of the servers'.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from moe_triton.core.ascendc import POST_STATUS
@@ -14,7 +15,7 @@ from moe_triton.core.ascendc_hierarchy import PARTIALS_SEND, RAIL_WAIT, RETURNS_
 from moe_triton.core.plan import Hole, Launch, Plan, joined, launch
 from moe_triton.kernels.block_quantize import block_quantize_kernel
 from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
-from moe_triton.layout import UB_ALIGN, RelayTables, align
+from moe_triton.layout import UB_ALIGN, WORD_BYTES, RelayTables, align
 from moe_triton.layout.call_word import call_word
 from moe_triton.operators.variants import CombineVariant
 from moe_triton.reference.arithmetic import BLOCK_ELEMENTS, PARTIAL_BLOCK_ELEMENTS
@@ -51,15 +52,48 @@ class CombinePlans:
     def whole(self, variant: CombineVariant, zone: int) -> Plan:
         """All of it."""
         returned = [self._return(zone), *self._wait_returned(variant, zone)]
-        partials = [self._send(variant, zone), self._wait(variant, zone)]
+        *earlier, last = self._pieces()
         steps = [
             *joined(returned),
-            *self._server_sums(variant, zone),
-            *joined(partials),
+            *(step for places in earlier for step in self._partials(variant, zone, places)),
+            *self._server_sums(variant, zone, last),
+            *joined([self._send(variant, zone, last), self._wait(variant, zone)]),
             self._sum(variant, zone),
             *([rms_norm(self.site, variant)] if variant.norm else []),
         ]
         return Plan("combine", zone, tuple(steps))
+
+    def _pieces(self) -> list[range]:
+        """Servers whose partial rows are made and sent together, by place: the own one is 0, the next one 1.
+
+        Where launches cost next to nothing, a server's are under way while the next one's are made, and the
+        own server's, which go nowhere, come last. On an NPU a launch takes longer than what it would hide.
+        """
+        servers = self.layout.num_servers
+        if self.site.target == "cpu" and by_token(self.site):
+            return [range(place, place + 1) for place in (*range(1, servers), 0)]
+        return [range(servers)]
+
+    def _partials(self, variant: CombineVariant, zone: int, places: range) -> list[Launch]:
+        """Steps 1 and 2, on the rail, to some servers."""
+        return [*self._server_sums(variant, zone, places), self._send(variant, zone, places)]
+
+    def _first_token(self, places: range) -> int:
+        """The first row of tables of tokens by server, for those of consecutive servers."""
+        c, layout = self.site.config, self.layout
+        own = self.site.rank // layout.ranks_per_server
+        if len(places) == layout.num_servers:
+            return 0
+        (place,) = places
+        return (own + place) % layout.num_servers * c.num_max_tokens_per_rank
+
+    def _inner(self, name: str, first_token: int) -> Hole:
+        """A table of tokens by server, from a row on."""
+        shape = RelayTables(self.site.config).parts[name].shape
+        return replace(
+            self.tables[name],
+            offset=self.tables[name].offset + first_token * math.prod(shape[1:]) * WORD_BYTES,
+        )
 
     def _block(self, variant: CombineVariant) -> int:
         """Elements that share a scale where partial rows travel as int8."""
@@ -85,6 +119,7 @@ class CombinePlans:
             capacity=Hole("num_rows"),
             **of_rail(site, self.layout),
             **site.zone_of("combine", zone),
+            traffic=site.traffic("combine"),
             slots=self.layout.result_slots.words(),
             report=Hole("report"),
         )
@@ -136,10 +171,10 @@ class CombinePlans:
         )
         return [flag, wait, lost]
 
-    def _server_sums(self, variant: CombineVariant, zone: int) -> list[Launch]:
+    def _server_sums(self, variant: CombineVariant, zone: int, places: range) -> list[Launch]:
         """Of each token that came by the rail the results of this server's experts, ascending, by weight."""
         c, site, slots = self.site.config, self.site, self.layout.result_slots
-        itemsize = variant.dtype.itemsize
+        itemsize, first = variant.dtype.itemsize, self._first_token(places)
         features = SumFeatures(masked=True, by_expert=True, zoned=site.zones_on_device)
         kernel = weighted_sum_kernel(
             variant.dtype, c.hidden, c.num_topk, 0, True, site.target, features=features
@@ -151,24 +186,25 @@ class CombinePlans:
             site.num_blocks,
             {
                 "slots": Hole("window", slots.offset(zone=zone)),
-                "topk_idx": self.tables["inner_ids"],
-                "topk_weights": self.tables["inner_weights"],
-                "expand_idx": self.tables["inner_positions"],
-                "active": self.tables["inner_active"],
-                "out": Hole("server_sums"),
+                "topk_idx": self._inner("inner_ids", first),
+                "topk_weights": self._inner("inner_weights", first),
+                "expand_idx": self._inner("inner_positions", first),
+                "active": self._inner("inner_active", first),
+                "out": Hole("server_sums", first * c.hidden * itemsize),
                 "expert_stride": slots.stride("expert") // itemsize,
                 "index_stride": slots.stride("index") // itemsize,
                 "first_token": 0,
-                "num_tokens": self.layout.num_servers * c.num_max_tokens_per_rank,
+                "num_tokens": len(places) * c.num_max_tokens_per_rank,
                 "num_experts": self.layout.num_servers * self.layout.server_experts,
                 "max_index": c.num_max_tokens_per_rank,
                 **site.zone_in_memory("combine", slots.stride("zone") // itemsize, kept=False),
             },
         )
-        return [total, self._quantize(variant)] if variant.block_quantize else [total]
+        return [total, self._quantize(variant, places)] if variant.block_quantize else [total]
 
-    def _quantize(self, variant: CombineVariant) -> Launch:
+    def _quantize(self, variant: CombineVariant, places: range) -> Launch:
         c, site, row_bytes = self.site.config, self.site, self._partial_bytes(variant)
+        first = self._first_token(places)
         kernel = block_quantize_kernel(
             variant.dtype, c.hidden, site.target, masked=True, block=self._block(variant)
         )
@@ -178,17 +214,17 @@ class CombinePlans:
             "compute",
             site.num_blocks,
             {
-                "rows": Hole("server_sums"),
-                "active": self.tables["inner_active"],
-                "packed": Hole("quantized_sums"),
-                "packed_scales": Hole("quantized_sums", align(c.hidden, UB_ALIGN)),
-                "capacity": self.layout.num_servers * c.num_max_tokens_per_rank,
+                "rows": Hole("server_sums", first * c.hidden * variant.dtype.itemsize),
+                "active": self._inner("inner_active", first),
+                "packed": Hole("quantized_sums", first * row_bytes),
+                "packed_scales": Hole("quantized_sums", first * row_bytes + align(c.hidden, UB_ALIGN)),
+                "capacity": len(places) * c.num_max_tokens_per_rank,
                 "row_stride": row_bytes,
                 "scale_stride": row_bytes // variant.dtype.itemsize,
             },
         )
 
-    def _send(self, variant: CombineVariant, zone: int) -> Launch:
+    def _send(self, variant: CombineVariant, zone: int, places: range) -> Launch:
         """Steps 1 and 2, on the rail."""
         site = self.site
         return launch(
@@ -202,6 +238,8 @@ class CombinePlans:
             rail_counts=self.tables["rail_counts"],
             returned=Hole("barrier_counts"),
             by_token=by_token(site),
+            first_place=places.start,
+            num_places=len(places),
             **of_rail(site, self.layout),
             **of_round(site, "combine", zone, call_word("combine", variant.kind)),
             **posting(site, "combine"),
