@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import dataclass
 from typing import Any
+
+import torch.distributed as dist
 
 from benchmarks.compare.cases import EXPERTS, HIDDEN, TOPK
 from benchmarks.compare.inputs import Inputs
@@ -24,6 +27,10 @@ __all__ = ["COMM_ALGS", "Buffers", "Delivered", "Route", "make_routes"]
 
 # Routes with a buffer of their own.
 COMM_ALGS = {"slots": "", "direct": "direct", "blocks": "fullmesh"}
+SPARED = "blocks"
+"""Left out where memory is short, lest the machine's last resort end a rank."""
+MEMORY_SHARE = 0.6
+"""What windows may take of the machine's memory: other routes keep theirs outside of them."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +45,23 @@ class Buffers:
         """Constructs those of these names; collective. They are closed with the stack."""
         made: dict[str, EPBuffer] = {}
         absent: dict[str, str] = {}
-        for name in sorted(names):
+        num_ranks, left = dist.get_world_size(), MEMORY_SHARE * _memory_bytes()
+        for name in sorted(names, key=list(COMM_ALGS).index):
+            sizes: dict[str, Any] = {
+                "num_max_tokens_per_rank": num_tokens,
+                "hidden": HIDDEN,
+                "num_topk": TOPK,
+                "num_experts": EXPERTS,
+                "product": product_of(COMM_ALGS[name]),
+                "comm_alg": COMM_ALGS[name],
+            }
+            num_bytes = num_ranks * EPBuffer.get_buffer_size_hint(num_ranks, **sizes)
+            left -= num_bytes
+            if name == SPARED and left < 0:
+                absent[name] = f"its windows of {num_bytes / 1e9:.1f} GB do not fit beside the others"
+                continue
             try:
-                buffer = EPBuffer(
-                    num_max_tokens_per_rank=num_tokens,
-                    hidden=HIDDEN,
-                    num_topk=TOPK,
-                    num_experts=EXPERTS,
-                    product=product_of(COMM_ALGS[name]),
-                    comm_alg=COMM_ALGS[name],
-                )
+                buffer = EPBuffer(**sizes)
             except (ArgumentError, WindowError) as error:
                 absent[name] = str(error)
                 continue
@@ -97,6 +111,10 @@ def make_routes(
         "memcpy_whole": Memcpy(inputs, "direct", quantize, arena, whole=True),
     }
     return {name: route for name, route in routes.items() if name in wanted | {"gloo_alltoallv"}}, absent
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _run_both_zones(slots: Slots) -> None:
