@@ -22,7 +22,7 @@ test-quick: $(VENV)/.installed
 
 # The site is built there too.
 test-long: $(VENV)/.installed $(VENV)/.docs
-	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=60 -m long tests
+	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=25 -m long tests
 	$(MAKE) chaos-long
 
 # Ranks that are killed, stopped, late, interrupted or wrong, at random moments: whether the others go on.

@@ -54,6 +54,7 @@ def one_pair(buffer: EPBuffer, case: Case, number: int, way: str) -> Pair:
         buffer._communicator.barrier()
     ending: Any = buffer.combine(y, output.handle, inputs.topk_weights, wait=not halves)
     returned = buffer.traffic("combine")
+    assert buffer.durations_us("combine").traffic == returned
     if halves:
         ending.wait()
         assert buffer.traffic("combine") == returned, "the second half posts nothing"
