@@ -96,6 +96,7 @@ public:
 
 private:
     static constexpr uint64_t PIECE_BYTES = 1 << 16;
+    static constexpr uint64_t LATEST_NS = 500'000;  // behind its time
 
     struct Flight {
         PostItem item;
@@ -115,14 +116,19 @@ private:
         return NextDue(flights);
     }
 
-    // Nobody is told of a message without flags: it is put with those behind it, as long as they are small.
+    // Nobody is told of a message without flags: it is put with those behind it, as long as they are small and soon.
     static uint64_t NextDue(const std::deque<Flight>& flights) {
+        if (flights.empty()) return UINT64_MAX;
+        const uint64_t latest = flights.front().due_ns + LATEST_NS;
         uint64_t bytes = 0;
+        uint64_t due = 0;
         for (const Flight& flight : flights) {
+            if (flight.due_ns > latest) break;
+            due = flight.due_ns;
             bytes += flight.bytes;
-            if (bytes >= PIECE_BYTES || (flight.IsLast() && flight.item.Flags() > 0)) return flight.due_ns;
+            if (bytes >= PIECE_BYTES || (flight.IsLast() && flight.item.Flags() > 0)) break;
         }
-        return flights.empty() ? UINT64_MAX : flights.back().due_ns;
+        return due;
     }
 
     const uint64_t post_ns_;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +20,7 @@ from tests.distributed.workers import compare_rounds, make_buffer, many_rounds, 
 Groups = Callable[[int], RankGroup]
 SCHEMES = ("fullmesh_v1", "fullmesh")
 TIMEOUT_S = 1.5
+SLOW_POST_US = 100_000.0
 
 IN_ORDER, ORDERED, UNORDERED = NicSettings(), NicSettings(seed=11), NicSettings(seed=12, keeps_order=False)
 
@@ -139,3 +141,20 @@ def _refused(rank: int, num_ranks: int, tuning: Tuning) -> str:
     except ArgumentError as error:
         return str(error)
     return "nothing"
+
+
+def drop(rank: int, num_ranks: int, case: Case) -> bool:
+    """Rank 0 drops its buffer while its NIC still has most of what it posted; the others get it all."""
+    inputs = inputs_of(case, rank, 0)
+    with emulated_nic(NicSettings(post_us=SLOW_POST_US if rank == 0 else 0.0)):
+        buffer = make_buffer(case)
+    output = buffer.dispatch(inputs.x, inputs.topk_idx, inputs.topk_weights)
+    num_rows = int(output.tokens_per_expert.sum())
+    del output, buffer
+    gc.collect()
+    return num_rows >= 0
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_what_was_posted_arrives_from_a_buffer_that_is_dropped(ranks: Groups, scheme: str) -> None:
+    assert ranks(4).run(drop, case_of(scheme, (1, 1, 1, 1)), timeout_s=60) == [True] * 4

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,15 +42,17 @@ class PostedWindow:
         # What delivers in an order of its own keeps none inside a message, as the back end expects.
         settings = nic.NicSettings(seed=1 + rank, keeps_order=False)
         told, _kept = nic.describe(queues, rank, places, num_bytes, settings, has_doorbells=False)
-        self._nic = native.library().moe_nic_open(ctypes.addressof(told))
-        _settings = native.SettingsStruct(*_DEFAULTS, self._nic)
+        opened = native.library().moe_nic_open(ctypes.addressof(told))
+        # Of a buffer that is dropped: posts are read from memory that goes.
+        self._ending = weakref.finalize(self, native.library().moe_nic_close, opened)
+        _settings = native.SettingsStruct(*_DEFAULTS, opened)
 
     def close(self) -> None:
         """Ends the NIC, which delivers what was posted. May be called twice."""
         global _settings
-        if self._nic:
-            native.library().moe_nic_close(self._nic)
-            self._nic, _settings = None, None
+        if self._ending.alive:
+            self._ending()
+            _settings = None
         self._made.close()
 
 

@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import time
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -136,6 +137,8 @@ class QueuedWindow(SharedWindow):
         super().__init__(num_bytes, meeting)
         mapped, rank = self.peers, meeting.rank
         self.nic = Nic(queues, rank, mapped, num_bytes, settings, link)
+        # Of a buffer that is dropped, or that the process ends with: posts are read from memory that goes.
+        self._ending = weakref.finalize(self, self.nic.close)
         self.peers = tuple(
             queues.word(rank, peer, token_of(peer) if peer in queues.peers else mapped[peer])
             for peer in range(meeting.num_ranks)
@@ -143,7 +146,7 @@ class QueuedWindow(SharedWindow):
 
     def close(self) -> None:
         """Ends the NIC, which delivers what was posted, and drops the mappings."""
-        self.nic.close()
+        self._ending()
         super().close()
 
 
