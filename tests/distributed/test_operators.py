@@ -29,7 +29,7 @@ LONG: dict[str, dict[str, tuple[Any, ...]]] = {
     "EP 3 and 6": {"ranks": (3, 6), "hidden": (64,)},
     "EP 8 x TP 2": {"ranks": (8,), "tp": (2,), "experts_per_rank": (1,), "hidden": (64,)},
 }
-SEEDS = (1, 2, 3)
+SEEDS = (1, 2)  # each has every pair of features; a third took the long tests beyond their time
 
 
 def described(case: OperatorCase) -> str:
