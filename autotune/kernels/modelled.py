@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -85,12 +86,23 @@ class ModelledTask(Task):
         """See `Task`."""
         default = self.subject.kernel
         kernel = default.with_settings(settings)
+        if self._unpriced:  # no other settings could be better than what is not known
+            return Outcome.infeasible(self._unpriced)
         if kernel != default and (reason := why_not(kernel, default, self.chip)):
             return Outcome(None, reason, {"ub_bytes": compiled(kernel, self.chip).ub_bytes})
         try:
             return self._priced(kernel, best)
         except (ToolchainError, ReplayError) as error:
             return Outcome.infeasible(str(error).partition("\n")[0])
+
+    @functools.cached_property
+    def _unpriced(self) -> str:
+        """Why the kernel cannot be priced with its own settings; empty if it can."""
+        try:
+            timed(self.subject.kernel, self.subject.situations[0], self.chip, self.machine)
+        except (ToolchainError, ReplayError) as error:
+            return str(error).partition("\n")[0]
+        return ""
 
     def _priced(self, kernel: TritonKernel, best: float | None) -> Outcome:
         found: list[Timed] = []

@@ -14,15 +14,12 @@ from moe_triton.core.dtypes import DTYPES
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.plan import Plan
 from moe_triton.core.row_formats import ROW_FORMATS
-from moe_triton.core.soc import Product
+from moe_triton.core.soc import SOC_OF_PRODUCT
 from moe_triton.limits import check_config
 from moe_triton.model.clusters.group import EXPERTS
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes import SCHEMES
 from moe_triton.schemes.scheme import Scheme
-
-PLANS_OF: Product = "A3"
-"""The product whose plans are tuned on every machine: others have none, and launch the same kernels."""
 
 HIDDEN = 7168, 4096, 5120, 8192, 2048
 """H of shipped tables. Rows of kernels whose code does not depend on it are of the first."""
@@ -39,17 +36,29 @@ def shipped(scope: Scope) -> Iterator[Scope]:
 
 
 def configs(scope: Scope) -> Iterator[Config]:
-    """Groups of these sizes, of every scheme that takes them."""
+    """Groups of these sizes, of every scheme that takes them: a chip's own product's; on a CPU those of all.
+
+    Raises:
+        ArgumentError: no scheme takes any of them.
+    """
+    refused: ArgumentError | None = None
+    served = False
+    known = {name: of for name, of in SCHEMES.items() if scope.is_cpu or SOC_OF_PRODUCT[name] == scope.chip}
+    schemes = [(name, comm_alg) for name, of in known.items() for comm_alg in of]
     for ranks, tokens, hidden, topk in product(scope.ranks, scope.tokens, scope.hidden, scope.topk):
-        for comm_alg in SCHEMES[PLANS_OF]:
+        for name, comm_alg in schemes:
             experts = max(-(-EXPERTS // ranks), -(-topk // ranks)) * ranks
             sizes = ranks, tokens, hidden, topk, experts
-            config = Config(*sizes, product=PLANS_OF, scheme=comm_alg, relaxed=True)
+            config = Config(*sizes, product=name, scheme=comm_alg, relaxed=True)  # type: ignore[arg-type]
             try:
                 check_config(config)
-            except ArgumentError:
+            except ArgumentError as error:
+                refused = error
                 continue
+            served = True
             yield config
+    if refused is not None and not served:
+        raise refused
 
 
 def usual_plans(scheme: Scheme, dtypes: tuple[str, ...]) -> Iterator[Plan]:
@@ -80,12 +89,13 @@ def _plan(scheme: Scheme, variant: Variant) -> Plan:
 def _variants(scheme: Scheme, dtypes: tuple[str, ...]) -> Iterator[Variant]:
     hidden = scheme.site.config.hidden
     formats = [each for each in ROW_FORMATS.values() if each.fits(hidden)]
+    keeping = (False, True) if scheme.keeps_own else (False,)
     for dtype in (DTYPES[name] for name in dtypes):
-        for row_format, given_ids, weights in product(formats, _GIVEN_IDS, (False, True)):
-            yield DispatchVariant(dtype, row_format, given_ids=given_ids, weights=weights)
+        for row_format, given_ids, weights, own in product(formats, _GIVEN_IDS, (False, True), keeping):
+            yield DispatchVariant(dtype, row_format, given_ids=given_ids, weights=weights, keeps_own=own)
         in_place = scheme.place("results", dtype.itemsize) is not None
-        for quantize, norm in product((False,) if in_place else (False, True), (False, True)):
-            if not norm or dtype == torch.bfloat16:
+        for quantize, norm, own in product((False,) if in_place else (False, True), (False, True), keeping):
+            if (not norm or dtype == torch.bfloat16) and not (own and quantize):
                 yield CombineVariant(
-                    dtype, weights=True, block_quantize=quantize, norm=norm, in_place=in_place
+                    dtype, True, block_quantize=quantize, norm=norm, in_place=in_place, keeps_own=own
                 )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from autotune.kernels.occasions import PLANS_OF, configs, rare_plans, usual_plans
+from autotune.kernels.occasions import configs, rare_plans, usual_plans
 from autotune.kernels.scope import Scope
 from moe_triton import tables
 from moe_triton.core.config import Config
@@ -26,7 +26,10 @@ from moe_triton.model.traffic import Traffic, traffic_of
 from moe_triton.schemes import make_scheme
 from moe_triton.schemes.site import Site
 
-RARE_SCHEME = "fullmesh_v1"  # whose plans launch the kernels of rare plans, as those of others do
+RARE_SCHEMES = (
+    "fullmesh_v1",
+    "fullmesh",
+)  # whose plans launch the kernels of rare plans, as those of others do
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ def _of_config(scope: Scope, config: Config) -> Iterator[Subject]:
     for plan in usual_plans(make_scheme(site), scope.dtypes):
         usual |= {launch.kernel.name for launch in plan.launches}
         yield from _of_plan(scope, plan, config, traffics)
-    if config.scheme != RARE_SCHEME:
+    if config.scheme not in RARE_SCHEMES:
         return
     for version in (2, 1):
         other = replace(config, version=version)
@@ -138,7 +141,7 @@ def _traffics(scope: Scope, config: Config) -> list[Traffic]:
     ids = draw_ids("uniform", *sizes, scope.seed)
     received = np.bincount(ids.ravel() // config.num_local_experts, minlength=config.num_ranks)
     ranks = dict.fromkeys((middle(received), int(received.argmax())))
-    return [traffic_of(config, rank, ids, tiers(PLANS_OF, config.num_ranks, rank)) for rank in ranks]
+    return [traffic_of(config, rank, ids, tiers(config.product, config.num_ranks, rank)) for rank in ranks]
 
 
 def _content(work: Work) -> Hashable:

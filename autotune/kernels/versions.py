@@ -22,6 +22,7 @@ DIGITS = 12
 
 PRICED_BY = (
     "moe_triton/model/bodies/replay/*.py",
+    "moe_triton/model/relaying.py",
     "moe_triton/model/traffic.py",
     "moe_triton/model/clusters/routing.py",
     "moe_triton/npu_compiler/compile.py",

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from moe_triton.core.config import Config
+from moe_triton.model.relaying import relay_tables
 
 Tier = str
 """How far a peer is: "self"; A3 "sibling", "node", "far"; A2 "node", or "network" for another server."""
@@ -27,8 +28,9 @@ class Traffic:
         numbers: integers that a call brings, by the name of the hole: num_tokens, num_ids, num_rows,
             num_performance_entries; and own_results, an address, which is 0.
         tables: integers in memory, by the name of the hole: topk_idx, given_ids, masked_ids, active,
-            expand_idx, counts, recv_counts, recv_offsets, true_offsets, row_slots, origins, zones. A mask,
-            where there is one, leaves all; every received row is in the window.
+            expand_idx, counts, recv_counts, recv_offsets, true_offsets, row_slots, origins, zones; between
+            servers that can relay also tables. A mask, where there is one, leaves all; every received row is
+            in the window.
     """
 
     config: Config
@@ -93,6 +95,9 @@ def traffic_of(config: Config, rank: int, ids: np.ndarray, tiers: tuple[Tier, ..
         "origins": np.stack([source, token, k], axis=1)[order].astype(np.int32).reshape(-1),
         "zones": np.zeros(6, np.int32),  # of three operators, and as kept
     }
+    servers = config.topology.sizes
+    if len(servers) > 1 and len(set(servers)) == 1:
+        tables["tables"] = relay_tables(config, rank, ids)
     num_tokens = own.shape[0]
     numbers = {
         "num_tokens": num_tokens,

@@ -28,13 +28,13 @@ def tuning_source(site: Site, dtype: torch.dtype) -> dict[str, str]:
     for name, source in site.sources.items():
         value = site.num_blocks if name == "num_blocks" else getattr(site.tuning, name)
         found[name] = f"{value}: {source}"
-    for operator, kernel in _kernels(site, dtype):
+    for operator, kernel in launched(site, dtype):
         chosen = site.kernel_settings.chosen(kernel)
         found[f"{operator}.{kernel.name}"] = f"{text_of(chosen.settings)}: {chosen.source}"
     return found
 
 
-def _kernels(site: Site, dtype: torch.dtype) -> Iterator[tuple[str, TritonKernel]]:
+def launched(site: Site, dtype: torch.dtype) -> Iterator[tuple[str, TritonKernel]]:
     """The kernels of plain calls that there is anything to choose of: dispatches with and without int8."""
     own = site.keeps_own and site.exchange_rank is None and not site.config.num_special_experts
     given = torch.int32 if site.target == "npu" else None  # the CPU's host has copied them

@@ -10,9 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from autotune.kernels import measured, modelled
 from autotune.kernels.feasible import why_not
+from autotune.kernels.occasions import configs
 from autotune.kernels.scope import Scope
 from autotune.kernels.subjects import Subject, subjects_of
 from autotune.search import Options, Outcome, run
@@ -21,7 +23,10 @@ from autotune.tuning import tasks_of
 from moe_triton import tables
 from moe_triton.core.errors import ArgumentError, ToolchainError
 from moe_triton.core.space import PROGRAMS, Space
+from moe_triton.model.bodies.replay import ReplayError
 from moe_triton.model.constants import machine_named
+from moe_triton.runtime import tuning_source
+from moe_triton.schemes.site import Site
 
 CHIP, MACHINE = "Ascend910_9391", machine_named("A3")
 
@@ -54,6 +59,50 @@ def test_every_kernel_is_there_once() -> None:
     for each in found:
         assert each.sizes == tables.sizes_of(each.kernel, each.situations[0].works[0][0].traffic.config)
         assert len(each.situations[0].works) == 2  # a typical rank, and the one with the most rows
+
+
+@pytest.mark.parametrize(
+    ("soc", "comm_alg"),
+    [("A3", "fullmesh_v1"), ("A2", "hierarchy"), ("cpu", "fullmesh_v1"), ("cpu", "fullmesh")],
+)
+def test_what_a_buffer_launches_is_tuned(soc: str, comm_alg: str) -> None:
+    """The kernels that `tuning_source` tells of: a table that lacks one is of no use to that call."""
+    scope = Scope(soc, tokens=(128,), dtypes=("bf16",))
+    known = {(each.keys, each.sizes) for each in subjects_of(scope)}
+    (config,) = (each for each in configs(scope) if each.scheme == comm_alg)
+    site = Site(config, 0, 4, 10**6, "cpu" if scope.is_cpu else "npu")
+    launched = list(tuning_source.launched(site, torch.bfloat16))
+    assert launched
+    for _, kernel in launched:
+        assert (tables.keys_of(kernel), tables.sizes_of(kernel, config)) in known
+
+
+def test_tables_of_a_chip_are_of_its_own_schemes() -> None:
+    """The sums of A2's two schemes; of hierarchy those of rows and those of servers."""
+    found = {each.keys[1] for each in subjects_of(Scope("A2", kernels=("weighted_sum",), tokens=(16,)))}
+    assert {
+        "weights-by_offset-zoned-turns",
+        "weights-masked-by_expert-zoned",
+        "by_expert-zoned-turns",
+    } <= found
+    assert "weights-zoned-turns" not in found
+
+
+def test_what_cannot_be_priced_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is better than what is not known; the compiler is not asked either."""
+    task = modelled.task_of(subject("stamps"), CHIP, MACHINE)
+
+    def undecided(*_: object) -> None:
+        raise ReplayError("depends on data")
+
+    monkeypatch.setattr(modelled, "timed", undecided)
+    monkeypatch.setattr(modelled, "why_not", lambda *_: pytest.fail("compiled"))
+    assert {task.evaluate(each, None).reason for each in task.candidates()} == {"depends on data"}
+
+
+def test_sizes_that_no_scheme_takes_are_refused_by_the_limits_rule() -> None:
+    with pytest.raises(ArgumentError, match="hidden is 33"):
+        subjects_of(Scope(hidden=(33,)))
 
 
 def test_a_kernel_that_does_not_depend_on_k_is_of_all_k() -> None:
