@@ -17,14 +17,12 @@ it. What is gained of it is from the times of calls, so that it counts what shar
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import random
 import statistics
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +33,7 @@ import torch.distributed as dist
 
 from benchmarks.harness import Record, median_with_interval, parser, print_table, write_records
 from benchmarks.operators import EXPERTS, HIDDEN, TOPK, Inputs
+from benchmarks.spans import Span, calls_of, merged, overlap_us, spans_named
 from moe_triton import EPBuffer, Tuning
 from moe_triton.backends.cpu.paced_link import PacedLink, paced
 from moe_triton.processes import RankGroup
@@ -51,7 +50,6 @@ ROUTES = (SERIES, AGAIN, OVERLAPPED, ONE_PART)
 WARM_UP, CALIBRATION = 3, 10
 FAST = 10_000.0  # GB/s
 BUCKET_SHARE = 0.018  # of a call's bytes
-Span = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -224,45 +222,17 @@ def measure(rank: int, num_ranks: int, setting: Setting, folder: str) -> Measure
     return Measured(loads, spans)
 
 
-def overlap_us(span: Span, others: Iterable[Span]) -> float:
-    """Of a span, what the union of others covers."""
-    covered, at = 0.0, span[0]
-    for begin, end in sorted(others):
-        begin, end = max(begin, at), min(end, span[1])
-        if end > begin:
-            covered, at = covered + end - begin, end
-    return covered
-
-
-def merged(spans: Iterable[Span]) -> list[Span]:
-    """Their union, by begin: blocks of a launch run beside each other."""
-    found: list[Span] = []
-    for begin, end in sorted(spans):
-        if found and begin < found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
-        else:
-            found.append((begin, end))
-    return found
-
-
 def hidden(
     path: Path, operator: Operator, local_steps: Sequence[str], iterations: int
 ) -> tuple[float, float, float]:
     """Of the last calls in a trace: microseconds of local work a call, of it hidden, and of it what nothing
     can hide: the first launch if it comes before all communication, the last if it comes after it.
     """
-    calls: dict[tuple[int, int], dict[str, list[Span]]] = defaultdict(lambda: defaultdict(list))
-    for event in json.loads(path.read_text())["traceEvents"]:
-        name, _, number = str(event.get("args", {}).get("of", "")).partition(" #")
-        if event["ph"] == "X" and name == operator:
-            span = event["ts"], event["ts"] + event["dur"]
-            calls[event["pid"], int(number)][event["name"]].append(span)
-    last = max(number for _, number in calls)
-    chosen = [steps for (_, number), steps in calls.items() if number > last - iterations]
     totals = []
-    for steps in chosen:
-        local = merged(span for step in local_steps for span in steps[step])
-        beside = [span for step in COMMUNICATION for span in steps[step]]
+    calls = calls_of(path, operator, iterations).values()
+    for events in itertools.chain.from_iterable(ranks.values() for ranks in calls):
+        local = merged(spans_named(events, *local_steps))
+        beside = spans_named(events, *COMMUNICATION)
         first, end = min(begin for begin, _ in beside), max(end for _, end in beside)
         alone = [span for span in local[:1] if span[1] <= first] + [
             span for span in local[-1:] if span[0] >= end

@@ -35,7 +35,7 @@ def main() -> None:
         type=float,
         nargs="+",
         default=[0.25, 0.5, 1, 2, 3, 6, 12],
-        help="stages only: the link's time, of the time of passing tokens on",
+        help="stages only: the link's time, of what the relay takes without a link",
     )
     arguments.add_argument("--iterations", type=int, default=20)
     arguments.add_argument(
@@ -47,6 +47,7 @@ def main() -> None:
         help="link's time, of a call without link: pace, by default 6; overlap, 1; hierarchy, 10",
     )
     arguments.add_argument("--plot", type=Path, help="posts, hierarchy, stages: draw into this folder")
+    arguments.add_argument("--trace", type=Path, help="stages only: keep the traces in this folder")
     options = arguments.parse_args()
     found = []
     ranks, per_server = options.ranks or 4, options.ranks_per_server or 2
@@ -70,7 +71,7 @@ def main() -> None:
     elif options.figure == "stages":
         for tokens in options.tokens or [64]:
             sizes = ranks // per_server, per_server, tokens
-            found += stages(*sizes, options.factors, options.iterations, options.plot)
+            found += stages(*sizes, options.factors, options.iterations, options.plot, options.trace)
     elif options.figure == "example":
         found += example()
     else:

@@ -14,6 +14,7 @@ from typing import Any, Literal, cast
 import torch
 
 from benchmarks.harness import Record, median_with_interval
+from benchmarks.spans import Span
 from moe_triton import EPBuffer, Tuning
 from moe_triton.backends.cpu.nic import NicSettings, emulated_nic
 from moe_triton.backends.cpu.paced_link import PacedLink, paced
@@ -26,7 +27,6 @@ HIDDEN = 7168
 OPERATORS = ("dispatch", "combine")
 WARM_UP = 3
 UNPACED = 10_000.0  # GB/s
-Span = tuple[float, float]
 Case = dict[str, object]
 
 
@@ -88,6 +88,7 @@ class Setting:
         iterations: of each route.
         limit: into how many servers experts are cut, by their ids, and in how many of them those of a token
             lie; None for any experts.
+        traces: the folder that each route's trace is written to, by its name; None for no traces.
     """
 
     routes: Sequence[Route]
@@ -97,6 +98,11 @@ class Setting:
     wire: Wire = field(default_factory=Wire)
     iterations: int = 20
     limit: tuple[int, int] | None = None
+    traces: Path | None = None
+
+    def trace_of(self, route: Route) -> Path | None:
+        """Its file."""
+        return self.traces / f"{route.name}.json" if self.traces else None
 
 
 @dataclass(frozen=True)
@@ -149,6 +155,7 @@ class Pair:
             ranks_per_server=route.ranks_per_server,
             relaxed=True,
             tuning=Tuning(posts=route.posts) if route.posts else None,
+            trace=setting.trace_of(route),
         )
 
     def run(self, operator: str) -> None:

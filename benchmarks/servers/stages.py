@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
+import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Record, print_table
+from benchmarks.harness import Record, median_with_interval, print_table
 from benchmarks.servers.hierarchy import most
+from benchmarks.servers.relaying import RELAY, relayed
 from benchmarks.servers.runs import (
     OPERATORS,
     Case,
@@ -25,8 +27,8 @@ from benchmarks.servers.runs import (
 from moe_triton.tools.plots import COLOURS, draw, legend
 
 TOPK, EXPERTS = 8, 32
-RELAY = "relay"
 STAGE_3, STAGE_2 = "aiv", "aicpu"
+STAGES = {STAGE_3: "stage_3", STAGE_2: "stage_2"}
 Line = list[tuple[float, float, float, float]]
 
 
@@ -37,6 +39,7 @@ def stages(
     factors: Sequence[float],
     iterations: int,
     plot: Path | None = None,
+    traces: Path | None = None,
 ) -> list[Record]:
     """Prints a table and returns its figures.
 
@@ -44,9 +47,10 @@ def stages(
         servers: of the group.
         per_server: ranks of each.
         tokens: of each rank.
-        factors: the link's time for a dispatch, of the time that ranks take to pass its tokens on.
+        factors: the link's time for a dispatch, of the time that its relay takes without a link.
         iterations: of each stage.
         plot: folder for a picture; None for none.
+        traces: folder to keep the traces in; None to drop them.
     """
     num_ranks = servers * per_server
     routes = [Route(posts, "A2", "hierarchy", per_server, posts=posts) for posts in (STAGE_3, STAGE_2)]  # type: ignore[arg-type]
@@ -58,40 +62,42 @@ def stages(
     lines: dict[str, Line] = {operator: [] for operator in OPERATORS}
     for factor in factors:
         wire = Wire(num_bytes / (factor * relay_us) / 1e3)
-        per_rank = run(num_ranks, Setting(routes, tokens, TOPK, EXPERTS, wire, iterations))
+        setting = Setting(routes, tokens, TOPK, EXPERTS, wire, iterations)
         cells = []
-        for operator in OPERATORS:
-            third, second = (seconds(per_rank, operator, posts) for posts in (STAGE_3, STAGE_2))
-            gain = ratios(second, third)
-            case: Case = {"figure": "stages", "operator": operator, "tokens": tokens, "link_vs_relay": factor}
-            case |= {"servers": servers, "ranks_per_server": per_server}
-            found += records(case, "gain_of_stage_3", gain)
-            lines[operator].append((factor, *gain))
-            cells.append(shown(gain))
-            if operator == "dispatch":
-                saved = statistics.median(second) - statistics.median(third)
-                hidden = min(max(saved * 1e6 / relay_us, 0.0), 1.0)
-                found.append(
-                    Record(
-                        benchmark="servers",
-                        case=dict(case),
-                        metric="hidden",
-                        value=hidden,
-                        unit="of relaying",
-                    )
-                )
-                cells.append(f"{hidden:.0%}")
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = traces / f"{factor:g}" if traces else Path(temporary)
+            folder.mkdir(parents=True, exist_ok=True)
+            per_rank = run(num_ranks, replace(setting, traces=folder))
+            for operator in OPERATORS:
+                gain = ratios(*(seconds(per_rank, operator, posts) for posts in (STAGE_2, STAGE_3)))
+                case: Case = {"figure": "stages", "operator": operator, "tokens": tokens}
+                case |= {"link_vs_relay": factor, "servers": servers, "ranks_per_server": per_server}
+                found += records(case, "gain_of_stage_3", gain)
+                lines[operator].append((factor, *gain))
+                cells.append(shown(gain))
+                for posts, stage in STAGES.items():
+                    calls = relayed(folder / f"{posts}.json", operator, iterations)
+                    hidden = median_with_interval([call.hidden for call in calls])
+                    found += records(case, f"hidden_in_{stage}", hidden)
+                    cells.append(f"{hidden[0]:.0%}")
+                if operator == "dispatch":
+                    longer = ratios([factor * relay_us] * len(calls), [max(call.us) for call in calls])
+                    found += records(case, "link_vs_passing_on", longer)
+                    cells.insert(0, f"{longer[0]:.1f}")
         rows.append([f"{factor:g}", f"{wire.gigabytes_per_s:.4f}", *cells])
     title = f"stage 2 / stage 3, {servers} servers of {per_server}, K {TOPK}, BS {tokens}"
-    print_table(title, ["link / relay", "GB/s", "dispatch", "hidden", "combine"], rows)
-    print(f"relay: {relay_us / 1e3:.2f} ms, without a link; hidden: of that, what stage 3 takes less")
+    hidden_columns = ["hidden in 3", "in 2"]
+    columns = ["/ passing on", "dispatch", *hidden_columns, "combine", *hidden_columns]
+    print_table(title, ["link / relay", "GB/s", *columns], rows)
+    print(f"relay: {relay_us / 1e3:.2f} ms without a link, waits for ranks that are behind among them")
+    print("passing on: what stage 2 relays in, from the trace; hidden: of relaying, what lay beside the link")
     if plot is not None:
         _draw(plot / f"stages_{servers}x{per_server}.svg", lines)
     return found
 
 
 def relay_of(per_rank: Sequence[Figures], route: str) -> float:
-    """Microseconds in which the slowest rank passes a dispatch's tokens on."""
+    """Microseconds that the slowest rank's relay of a dispatch takes, its waits for tokens among them."""
     return max(figures.steps["dispatch"][route][RELAY] for figures in per_rank)
 
 

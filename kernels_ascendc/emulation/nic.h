@@ -33,6 +33,7 @@ struct NicDescription {
     uint64_t seed;         // 0: everything in order
     uint64_t keeps_order;  // inside messages
     int64_t cpu;           // that it runs on; -1: any
+    LinkLog* log;          // of what the link carries; null: it is not traced
 };
 
 class Nic {
@@ -44,6 +45,7 @@ public:
           first_(given.rank + 1),
           peers_(given.num_ranks),
           taken_(given.num_ranks),
+          log_(given.log),
           transport_(given.num_ranks) {
         for (uint32_t rank = 0; rank < given.num_ranks; ++rank) {
             if (given.windows[rank] == 0) continue;
@@ -55,7 +57,7 @@ public:
         if (given.seed != 0) {
             wires_ = std::make_unique<RandomWires>(peers_, transport_, given.seed, given.keeps_order != 0);
         } else {
-            wires_ = std::make_unique<TimedWires>(peers_, transport_, given.post_ns, given.link);
+            wires_ = std::make_unique<TimedWires>(peers_, transport_, given.post_ns, given.link, given.log);
         }
         Start(given.cpu);
     }
@@ -79,7 +81,8 @@ public:
 
     // Of an item that it `Holds`. False while the ring is full.
     bool Post(const PostItem& item) {
-        if (!peers_[item.rank].ring->Push(item)) return false;
+        const uint64_t call = log_ != nullptr ? *log_->call : 0;
+        if (!peers_[item.rank].ring->Push({item, call})) return false;
         bell_.Ring();
         return true;
     }
@@ -145,6 +148,7 @@ private:
     const size_t first_;
     std::vector<NicPeer> peers_;
     std::vector<uint64_t> taken_;  // of each ring, how many
+    const LinkLog* const log_;
     SharedMemory transport_;
     std::unique_ptr<Wires> wires_;
     PostBell bell_;

@@ -11,6 +11,7 @@
 #include <memory>
 #include <vector>
 
+#include "link_log.h"
 #include "paced_link.h"
 #include "post_ring.h"
 #include "random.h"
@@ -48,7 +49,7 @@ public:
     Wires& operator=(const Wires&) = delete;
     virtual ~Wires() = default;
 
-    virtual void Take(const PostItem& item, uint64_t now_ns) = 0;
+    virtual void Take(const RingEntry& entry, uint64_t now_ns) = 0;
     // Puts what is due. Returns when there is more to do: at once if that is not after `now_ns`; never: UINT64_MAX.
     virtual uint64_t Deliver(uint64_t now_ns) = 0;
 
@@ -75,19 +76,27 @@ private:
 // In the order of posting. Each post takes its time, one after the other; then the link does.
 class TimedWires final : public Wires {
 public:
-    TimedWires(std::vector<NicPeer>& peers, Transport& transport, uint64_t post_ns, PacedLink* link)
-        : Wires(peers, transport), post_ns_(post_ns), link_(link) {}
+    TimedWires(std::vector<NicPeer>& peers, Transport& transport, uint64_t post_ns, PacedLink* link, LinkLog* log)
+        : Wires(peers, transport), post_ns_(post_ns), link_(link), log_(log) {}
 
-    void Take(const PostItem& item, uint64_t now_ns) override {
+    void Take(const RingEntry& entry, uint64_t now_ns) override {
+        const PostItem& item = entry.item;
         posted_ns_ = std::max(posted_ns_, now_ns) + post_ns_;
         const bool is_paced = link_ != nullptr && !IsInside(item);
         const uint64_t step = is_paced ? std::max(PIECE_BYTES, link_->bucket_bytes) : item.bytes;
+        LinkSpan carried{UINT64_MAX, 0, entry.call, item.rank};
         for (uint64_t first = 0; first < item.bytes; first += step) {
             const uint64_t bytes = std::min(step, item.bytes - first);
             uint64_t due = posted_ns_;
-            if (is_paced) due = link_->Take(bytes, posted_ns_).arrived_ns + link_->latency_ns;
+            if (is_paced) {
+                const PacedLink::Turn turn = link_->Take(bytes, posted_ns_);
+                due = turn.arrived_ns + link_->latency_ns;
+                carried.begin_ns = std::min(carried.begin_ns, turn.begun_ns);
+                carried.end_ns = turn.arrived_ns;
+            }
             (is_paced ? between_ : inside_).push_back({item, first, bytes, due});
         }
+        if (is_paced && log_ != nullptr) log_->Add(carried);
     }
 
     uint64_t Deliver(uint64_t now_ns) override {
@@ -133,6 +142,7 @@ private:
 
     const uint64_t post_ns_;
     PacedLink* const link_;
+    LinkLog* const log_;
     uint64_t posted_ns_ = 0;
     std::deque<Flight> between_;
     std::deque<Flight> inside_;
@@ -144,7 +154,8 @@ public:
     RandomWires(std::vector<NicPeer>& peers, Transport& transport, uint64_t seed, bool keeps_order)
         : Wires(peers, transport), queues_(peers.size()), random_(seed), keeps_order_(keeps_order) {}
 
-    void Take(const PostItem& item, uint64_t now_ns) override {
+    void Take(const RingEntry& entry, uint64_t now_ns) override {
+        const PostItem& item = entry.item;
         Message message{item, {}};
         const uint64_t blocks = (item.bytes + BLOCK_BYTES - 1) / BLOCK_BYTES;
         for (uint64_t first = 0; first < item.bytes;) {

@@ -361,13 +361,19 @@ inline void TraceStep(uint32_t kind) {
     if (traced != nullptr) traced->Step(kind);
 }
 
+constexpr uint64_t NS_PER_CYCLE = 20;
+
 inline void TraceWait(int64_t peer, int64_t start, int32_t us) {
-    constexpr uint64_t NS_PER_CYCLE = 20;
     TracedBlock* const traced = ThisCore().traced;
     if (traced != nullptr && us > 0) {
         traced->WaitedFor(static_cast<uint32_t>(peer), static_cast<uint64_t>(start) * NS_PER_CYCLE,
                           static_cast<uint64_t>(us) * 1000U);
     }
+}
+
+inline void TraceWaitEnds(int64_t peer, int64_t start) {
+    TracedBlock* const traced = ThisCore().traced;
+    if (traced != nullptr) traced->WaitEnds(static_cast<uint32_t>(peer), static_cast<uint64_t>(start) * NS_PER_CYCLE);
 }
 
 // One copy of aligned blocks, each of which arrives with its last bytes, those after `data_bytes`, last.

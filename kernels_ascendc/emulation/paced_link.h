@@ -29,11 +29,12 @@ struct PacedLink {
     std::atomic<uint64_t> idle_at_ns;
     std::atomic<uint64_t> taken_bytes;
 
-    // Of some bytes: when the link has carried them; when their sender may go on; and until when it is to sleep if that
-    // is still to come: until seven eighths of the bucket are full again, the rest being for waking late. Naps are as
-    // few and as long as the bucket allows, because each costs the core 20 to 40 us in which nobody computes: the timer
-    // is set, it interrupts whoever computes, and threads change twice.
+    // Of some bytes: when the link begins to carry them, and when it has; when their sender may go on; and until when
+    // it is to sleep if that is still to come: until seven eighths of the bucket are full again, the rest being for
+    // waking late. Naps are as few and as long as the bucket allows, because each costs the core 20 to 40 us in which
+    // nobody computes: the timer is set, it interrupts whoever computes, and threads change twice.
     struct Turn {
+        uint64_t begun_ns;
         uint64_t arrived_ns;
         uint64_t passed_ns;
         uint64_t wake_ns;
@@ -52,7 +53,7 @@ struct PacedLink {
             after = std::max(before, now_ns) + takes_ns;
         } while (!idle_at_ns.compare_exchange_weak(before, after, std::memory_order_relaxed));
         const uint64_t ahead_ns = AheadNs();
-        return {after, after - std::min(after, ahead_ns), after - std::min(after, ahead_ns / 8)};
+        return {after - takes_ns, after, after - std::min(after, ahead_ns), after - std::min(after, ahead_ns / 8)};
     }
 };
 

@@ -28,22 +28,28 @@ struct PostItem {
 
 static_assert(sizeof(PostItem) == 32, "the size of the hardware's");
 
+// An item in a queue, and the call that posted it where the link is traced.
+struct RingEntry {
+    PostItem item;
+    uint64_t call;
+};
+
 class PostRing {
 public:
-    explicit PostRing(uint64_t capacity) : items_(capacity) {}
+    explicit PostRing(uint64_t capacity) : entries_(capacity) {}
 
     // False while it is full.
-    bool Push(const PostItem& item) {
+    bool Push(const RingEntry& entry) {
         const uint64_t tail = tail_.load(std::memory_order_relaxed);
-        if (tail - head_.load(std::memory_order_acquire) == items_.size()) return false;
-        items_[tail % items_.size()] = item;
+        if (tail - head_.load(std::memory_order_acquire) == entries_.size()) return false;
+        entries_[tail % entries_.size()] = entry;
         tail_.store(tail + 1, std::memory_order_release);
         return true;
     }
 
     // How many there have been.
     uint64_t Posted() const { return tail_.load(std::memory_order_acquire); }
-    const PostItem& At(uint64_t number) const { return items_[number % items_.size()]; }
+    const RingEntry& At(uint64_t number) const { return entries_[number % entries_.size()]; }
 
     // The oldest one is delivered, and its place free.
     void Pop() { head_.store(head_.load(std::memory_order_relaxed) + 1, std::memory_order_release); }
@@ -60,7 +66,7 @@ public:
 private:
     static constexpr uint32_t BLOCK_BITS = 8;
 
-    std::vector<PostItem> items_;
+    std::vector<RingEntry> entries_;
     alignas(64) std::atomic<uint64_t> tail_{0};
     std::atomic<uint64_t> owner_{0};
     alignas(64) std::atomic<uint64_t> head_{0};

@@ -4,6 +4,7 @@
 #ifndef MOE_EMULATION_TRACE_H
 #define MOE_EMULATION_TRACE_H
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -131,14 +132,17 @@ public:
         End(now);
         waits_ns_.clear();
         step_ = TRACE_BLOCK;
+        has_polled_ = false;
         begin_ns_ = now;
         ++number_;
     }
 
-    // From here on the block does this.
+    // From here on the block does this, or goes on with it.
     void Step(uint32_t kind) {
+        if (kind == step_) return;
         const uint64_t now = MonotonicNs();
         EndStep(now);
+        has_polled_ = has_polled_ || kind == TRACE_POLL;
         step_ = kind;
         step_ns_ = now;
     }
@@ -148,6 +152,16 @@ public:
         if (peer >= waits_ns_.size()) waits_ns_.resize(peer + 1);
         if (waits_ns_[peer] < ns) waits_ns_[peer] = ns;
         wait_begin_ns_ = begin_ns > begin_ns_ ? begin_ns : begin_ns_;
+    }
+
+    // A wait that began at `begin_ns` ends, if there was one: if the block has polled. What it does goes on as another
+    // span, so that spans nest.
+    void WaitEnds(uint32_t peer, uint64_t begin_ns) {
+        if (!has_polled_) return;
+        const uint64_t now = MonotonicNs();
+        EndStep(now);
+        step_ns_ = now;
+        WaitedFor(peer, begin_ns, now - std::max(begin_ns, begin_ns_));
     }
 
     bool IsOn() const { return launch_ != nullptr; }
@@ -181,6 +195,7 @@ private:
     uint64_t begin_ns_ = 0;
     uint32_t step_ = TRACE_BLOCK;  // none yet
     uint64_t step_ns_ = 0;
+    bool has_polled_ = false;
     uint64_t wait_begin_ns_ = 0;
     std::vector<uint64_t> waits_ns_;  // by peer; 0 for none
 };

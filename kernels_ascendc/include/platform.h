@@ -147,6 +147,16 @@ __aicore__ inline void TraceWait(int64_t peer, int64_t start, int32_t us) {
 #endif
 }
 
+// A wait for a peer that started at this cycle ends now; the block goes on with its step.
+__aicore__ inline void TraceWaitEnds(int64_t peer, int64_t start) {
+#ifdef MOE_EMULATION
+    emulation::TraceWaitEnds(peer, start);
+#else
+    (void)peer;
+    (void)start;
+#endif
+}
+
 // Whole blocks of data with a flag at each one's end, of which no peer sees the flag before the data. What
 // one copy writes to an aligned 512-byte block arrives in the order of its addresses: the AI core's memory
 // system sees to it, and fullmesh_v2 is built on it. A host's memcpy promises no order.

@@ -42,7 +42,6 @@ public:
     }
 
     __aicore__ inline void Process() {
-        TraceStep(TRACE_WRITE);
         Begin();
         while (left_ > 0 && AwaitAny()) {
         }
@@ -117,6 +116,7 @@ private:
             if ((is_ready && RelayWhatIsThere()) || left_ != left) {
                 return true;
             }
+            TraceStep(TRACE_POLL);
             poll.Miss(1);
         }
         return false;
@@ -170,6 +170,7 @@ private:
             return;
         }
         totals_.Set(server, count);
+        deadline_.TraceWaitEnds(rail_.RankOn(server));
     }
 
     // How many tokens are there from one on, by the heads of those behind them.
@@ -204,6 +205,7 @@ private:
     }
 
     __aicore__ inline bool RelayToken(int64_t server, int64_t index) {
+        TraceStep(TRACE_WRITE);
         const uint64_t slot = args_.window + args_.rails.At(args_.zone, server, index);
         Order<AscendC::HardEvent::S_MTE2>();
         head_.Load(slot, 0, RAIL_HEAD_WORDS);
@@ -219,8 +221,7 @@ private:
         }
         int64_t copies = 0;
         for (int64_t k = 0; k < args_.topk; ++k) {
-            const int32_t word = route_.At(k);
-            if (word != NO_CHOICE && !Choose(server, k, word, copies)) {
+            if (route_.At(k) != NO_CHOICE && !Choose(server, k, route_.At(k), copies)) {
                 Refuse(server);
                 return false;
             }
@@ -321,6 +322,7 @@ private:
             }
             if (totals_.At(server) == UNKNOWN) {
                 report_.Add(REPORT_TIMEOUT, rail_.RankOn(server));
+                deadline_.TraceWaitEnds(rail_.RankOn(server));
                 Finish(server, LOST_COUNT, static_cast<int32_t>(args_.call), true);
             }
         }
@@ -329,7 +331,6 @@ private:
     // Behind all rows: entries with their numbers, or what stands for none.
     __aicore__ inline void Finish(int64_t server, int32_t total, int32_t call, bool is_lost) {
         TraceStep(TRACE_FLAG);
-        deadline_.TraceWait(rail_.RankOn(server), deadline_.WaitedUs());
         for (int64_t receiver = 0; receiver < args_.ranks_per_server; ++receiver) {
             if (IsOwn(server, receiver)) {
                 SendEntries(server, receiver, call, is_lost);
@@ -342,7 +343,6 @@ private:
         }
         totals_.Set(server, DONE);
         --left_;
-        TraceStep(TRACE_WRITE);
     }
 
     // Entries are made when the rows are there, and those before them have left.

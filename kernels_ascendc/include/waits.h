@@ -26,6 +26,10 @@ public:
         moe::TraceWait(peer, start_, us);
     }
 
+    __aicore__ inline void TraceWaitEnds(int64_t peer) const {
+        moe::TraceWaitEnds(peer, start_);
+    }
+
 private:
     int64_t start_ = 0;
     int64_t end_ = 0;

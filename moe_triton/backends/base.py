@@ -53,10 +53,11 @@ class TraceEvent(NamedTuple):
         begin_ns: when it began.
         end_ns: when it ended.
         call: number of the call.
-        launch: in which launch of the call's plan.
-        block: on which block.
+        launch: in which launch of the call's plan; -1 on the link, which carries what a call has posted.
+        block: on which block; -1 on the link.
         kind: one of ``moe_triton.core.ascendc.TRACE_BLOCK`` and the like.
-        peer: that a wait was for, as its kernel numbers peers: by rank, or by expert; else -1.
+        peer: that a wait was for, as its kernel numbers peers: by rank, or by expert; the rank that the link
+            carried a message to; else -1.
     """
 
     begin_ns: int
@@ -278,13 +279,20 @@ class Backend(Protocol):
         """Why kernels cannot post to queues, and what to do; empty where they can."""
         ...
 
-    def make_window(self, num_bytes: int, meeting: Meeting, queues: Queues | None = None) -> Window:
+    def make_window(
+        self,
+        num_bytes: int,
+        meeting: Meeting,
+        queues: Queues | None = None,
+        log: TraceLog | None = None,
+    ) -> Window:
         """Makes this rank's window and maps every peer's, or a queue to it.
 
         Args:
             num_bytes: of the window.
             meeting: of the ranks that reach it.
             queues: to peers that are not written to directly; None for none.
+            log: of `make_trace_log`, to trace what an emulated link carries.
         """
         ...
 
@@ -292,7 +300,7 @@ class Backend(Protocol):
         """Allocates a trace log.
 
         Args:
-            max_events: number of events that it keeps.
+            max_events: number of events that it keeps, and of messages on an emulated link.
             last_entry: index of the total number of rows in ``recv_offsets``.
         """
         ...

@@ -359,6 +359,7 @@ REPORT_BAD_ROW = 2
 REPORT_MISMATCH = 3
 MAX_BLOCKS = 48
 
-# Kinds of a trace's events: a block of a launch; in it, a wait for a peer, and the block's steps.
+# Kinds of a trace's events: a block of a launch; in it, a wait for a peer, and the block's steps; and a
+# message to a peer on the link between servers.
 TRACE_BLOCK, TRACE_WAIT, TRACE_WRITE, TRACE_SYNC, TRACE_FLAG, TRACE_WRITE_AND_FLAG, TRACE_POLL = range(7)
-TRACE_POST = 7
+TRACE_POST, TRACE_LINK = 7, 8

@@ -86,17 +86,17 @@ class Communicator(Exclusive):
         self._trace = None
         if prepared.file:
             self._trace = Trace.start(prepared.file, self.site, self.backend, self.counts, meetings)
+        log = self._trace.log if self._trace else None
         self._windows: list[Window] = []
         of_group = dict(zip(("expert", "tensor"), meetings, strict=False))
         for spec in self._scheme.windows:
             meeting = of_group[spec.peers.group]
-            window = self.backend.make_window(spec.window_bytes, meeting, spec.queues)
+            window = self.backend.make_window(spec.window_bytes, meeting, spec.queues, log)
             made.callback(window.close)
             self._windows.append(window)
         self.memory = PlanMemory(self.site, self._windows, self.backend.device)
         self._fixed = self.memory.bindings
         made.callback(self._fixed.clear)
-        log = self._trace.log if self._trace else None
         self._executables = Executables(self._scheme, self.backend, self.memory, log)
         self._last: dict[str, Executable] = {}
         self._in_flight = InFlight(self._scheme.rounds.shared)

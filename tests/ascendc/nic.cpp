@@ -45,7 +45,7 @@ struct World {
     uint64_t inside[2] = {1, 0};
     NicDescription description{
         2,       0, windows, inside, reinterpret_cast<uint64_t>(own.Begin()), IN_BYTES, WINDOW_BYTES, 1, 8, 0,
-        nullptr, 0, 1,       -1};
+        nullptr, 0, 1,       -1, nullptr};
 
     uint8_t* Out(uint64_t offset) { return own.Begin() + IN_BYTES + offset; }
 

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.servers.overlap import hidden
 from benchmarks.servers.posts import crossing
+from benchmarks.servers.relaying import Relayed, relayed
 from benchmarks.servers.runs import Wire
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,6 +61,70 @@ def test_what_ran_beside_is_what_is_missing_of_the_two_one_after_the_other() -> 
     assert hidden([5.0, 5.0, 6.0], [4.0, 5.0, 3.0], [2.0, 2.0, 3.0])[0] == 0.5
 
 
+def trace_of(tmp_path: Path, *spans: tuple[str, str, int, int, float, float]) -> Path:
+    """Of {operator and number, name, rank, core, begin, end}; what the link carries is named by its rank."""
+    path = tmp_path / "trace.json"
+    events = [
+        {
+            "ph": "X",
+            "cat": "link" if name.startswith("to") else "other",
+            "name": name,
+            "pid": rank,
+            "tid": core,
+            "ts": begin,
+            "dur": end - begin,
+            "args": {"of": of, "rank": int(name[-1])} if name.startswith("to") else {"of": of},
+        }
+        for of, name, rank, core, begin, end in spans
+    ]
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+def test_relaying_is_hidden_where_links_carry_tokens_to_that_rank(tmp_path: Path) -> None:
+    call = "dispatch #1"
+    path = trace_of(
+        tmp_path,
+        (call, "send", 0, 0, 0, 9),
+        (call, "write", 0, 0, 2, 9),  # sending is no relaying
+        (call, "relay", 0, 0, 10, 50),
+        (call, "poll", 0, 0, 10, 18),
+        (call, "write", 0, 0, 18, 28),  # 2 of 10 beside the link
+        (call, "write", 0, 0, 40, 48),
+        (call, "flag", 0, 0, 48, 50),
+        (call, "relay", 0, 1, 10, 30),
+        (call, "write", 0, 1, 13, 23),  # 7
+        (call, "to rank 0", 1, 1, 5, 12),
+        (call, "to rank 0", 2, 1, 11, 20),
+        (call, "to rank 1", 0, 2, 0, 100),
+        ("combine #1", "to rank 0", 1, 1, 40, 50),
+        (call, "relay", 1, 0, 90, 120),
+        (call, "write", 1, 0, 90, 120),  # 10 of 30
+        ("dispatch #0", "relay", 0, 0, 0, 5),
+        ("dispatch #0", "write", 0, 0, 0, 5),
+        ("dispatch #2", "relay", 0, 0, 200, 300),
+    )
+    first, second, third = relayed(path, "dispatch", 3)
+    assert first == Relayed((5,), (0,))
+    assert second == Relayed((10 + 8 + 2 + 10, 30, 0), (2 + 7, 10, 0))
+    assert (first.hidden, second.hidden, third.hidden) == (0, 19 / 60, 0)
+    assert relayed(path, "dispatch", 2) == [second, third]
+
+
+def test_server_sums_are_hidden_where_the_own_link_carries_partial_rows(tmp_path: Path) -> None:
+    call = "combine #4"
+    path = trace_of(
+        tmp_path,
+        (call, "server sum", 0, 0, 0, 10),
+        (call, "to rank 1", 0, 1, 10, 25),
+        (call, "server sum", 0, 0, 20, 30),
+        (call, "sum", 0, 0, 10, 20),
+        (call, "server sum", 1, 0, 10, 20),  # beside another's
+        (call, "to rank 0", 1, 1, 30, 40),
+    )
+    assert relayed(path, "combine", 1) == [Relayed((20, 10), (5, 0))]
+
+
 @pytest.mark.long  # six groups of processes
 def test_overlap_runs(tmp_path: Path) -> None:
     path = tmp_path / "records.json"
@@ -104,4 +169,10 @@ def test_stages_are_held_against_each_other(tmp_path: Path) -> None:
     assert {(r["case"]["operator"], r["case"]["link_vs_relay"]) for r in gains} == {
         (operator, factor) for operator in ("dispatch", "combine") for factor in (1.0, 4.0)
     }
-    assert all(0 <= r["value"] <= 1 for r in found if r["metric"] == "hidden")
+    second, third = (
+        [r["value"] for r in found if r["metric"] == f"hidden_in_stage_{stage}"] for stage in (2, 3)
+    )
+    assert second == [0] * 4
+    assert len(third) == 4
+    assert all(0 <= value <= 1 for value in third)
+    assert {r["case"]["link_vs_relay"] for r in found if r["metric"] == "link_vs_passing_on"} == {1.0, 4.0}

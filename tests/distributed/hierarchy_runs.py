@@ -309,13 +309,13 @@ class Seen:
     slow_rows: bool
 
 
-def held_back(rank: int, num_ranks: int, of: Relayed, posts: Posts, link_s: float) -> Seen | None:
-    """What rank 0 sees while the link of the last server takes so long for its ranks' tokens."""
+def held_back(rank: int, num_ranks: int, of: Relayed, posts: Posts, link_s: float, trace: str) -> Seen | None:
+    """What rank 0 sees while the link of the last server takes so long for its ranks' tokens, in call 1."""
     c = of.config
     is_slow = c.topology.servers[rank] == c.topology.num_servers - 1
     token_bytes = RailSlot.of(c, AS_THEY_ARE, of.case.dtype).slot_bytes
     link = PacedLink(FAST)
-    with of.device(rank), paced(link) if is_slow else nullcontext(), make(of, posts) as buffer:
+    with of.device(rank), paced(link) if is_slow else nullcontext(), make(of, posts, trace=trace) as buffer:
         inputs = of.inputs(rank, 0)
         one_round(buffer, of, inputs)  # kernels are there then, and the other zone is empty
         link.set(c.num_max_tokens_per_rank * token_bytes / link_s / 1e9)

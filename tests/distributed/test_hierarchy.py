@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from benchmarks.servers.relaying import relayed as relayed_in
 from moe_triton import ArgumentError, ConfigMismatchError, EPBuffer, Tuning
 from moe_triton.backends.cpu.nic import NicSettings
 from moe_triton.core.tuning import POSTS, Posts
@@ -28,6 +30,7 @@ from tests.distributed.hierarchy_runs import (
     straggle,
     traffic_of,
 )
+from tests.trace.test_traces import check_nesting, read, spans_of
 
 Groups = Callable[[int], RankGroup]
 ORDERED, UNORDERED = NicSettings(seed=21), NicSettings(seed=22, keeps_order=False)
@@ -118,12 +121,36 @@ def test_a_token_crosses_once_however_many_experts_it_has(ranks: Groups) -> None
 
 
 @pytest.mark.parametrize("posts", POSTS)
-def test_what_is_passed_on_while_a_servers_last_token_is_under_way(ranks: Groups, posts: Posts) -> None:
-    of = relayed(2, 2, rounds=1, topk=4, tokens=(4,) * 4)
-    seen = ranks(4).run(held_back, of, posts, 1.5, timeout_s=60)[0]
+def test_what_is_passed_on_while_a_servers_last_token_is_under_way(
+    ranks: Groups, tmp_path: Path, posts: Posts
+) -> None:
+    of, trace = relayed(2, 2, rounds=1, topk=4, tokens=(4,) * 4), tmp_path / "trace.json"
+    seen = ranks(4).run(held_back, of, posts, 1.5, str(trace), timeout_s=60)[0]
     assert not seen.is_over
     assert (seen.own_rows, seen.own_entries) == (posts == "aiv",) * 2
     assert seen.slow_rows == (posts == "aiv")
+    check_links(of, read(trace))
+    (dispatch,), (combine,) = (relayed_in(trace, operator, 1) for operator in ("dispatch", "combine"))
+    assert min(dispatch.us) > 0
+    assert min(combine.us) > 0
+    assert (dispatch.hidden > 0) == (posts == "aiv")
+    if posts == "aicpu":
+        assert combine.hidden == 0
+
+
+def check_links(of: Relayed, events: list[dict[str, Any]]) -> None:
+    """Those of the last server, which are paced, carry what each call has posted, one message at a time."""
+    check_nesting(events)
+    topology = of.config.topology
+    slow = topology.ranks_on(topology.num_servers - 1)
+    assert {e["pid"] for e in events if e["args"].get("name") == "link"} == set(slow)
+    for rank in slow:
+        carried = spans_of(events, pid=rank, cat="link")
+        assert {span["args"]["rank"] for span in carried} == set(topology.rail(rank)) - {rank}
+        for operator in ("dispatch #1", "combine #1"):
+            (whole,) = spans_of(events, pid=rank, name=operator)
+            messages = [span for span in carried if span["args"]["of"] == operator]
+            assert len(messages) == whole["args"]["posts between"]
 
 
 # Bad input.

@@ -77,6 +77,46 @@ def test_the_oldest_calls_are_dropped_whole_and_counted(max_events: int) -> None
         assert len(numbers) >= min(max_events // 5 - 1, -(-max_events // EVENTS_PER_CALL))
 
 
+def carry(log: NativeTraceLog, call: int, messages: int) -> None:
+    """As a NIC does."""
+    for _ in range(messages):
+        number = log._link.num_spans
+        log._carried[number % len(log._carried)] = 10 * number, 10 * number + 5, call, 1
+        log._link.num_spans += 1
+
+
+def test_what_the_link_carried_is_taken_once_with_its_call() -> None:
+    log = NativeTraceLog(100, 0)
+    for call in (1, 2):
+        fill(log, 1, 2)
+        carry(log, call, 3)
+    calls, events, dropped = log.take()
+    carried = [event for event in events if event.kind == ascendc.TRACE_LINK]
+    assert ([call.number for call in calls], len(events), dropped) == ([1, 2], 4 + 6, 0)
+    assert [(e.call, e.begin_ns, e.peer) for e in carried] == [(1 + n // 3, 10 * n, 1) for n in range(6)]
+    carry(log, 2, 1)  # late: its call has been taken
+    fill(log, 1, 0)
+    carry(log, 3, 1)
+    calls, events, dropped = log.take()
+    assert ([call.number for call in calls], [e.call for e in events], dropped) == ([3], [3], 0)
+    assert log.take() == ([], [], 0)
+
+
+@pytest.mark.parametrize("messages", [1, 2, 5, 24, 25, 26, 60])
+def test_calls_whose_messages_were_overwritten_are_dropped_whole(messages: int) -> None:
+    log = NativeTraceLog(25, 0)
+    for call in range(1, 11):
+        fill(log, 1, 1)
+        carry(log, call, messages)
+    calls, events, dropped = log.take()
+    whole = {number: [event for event in events if event.call == number] for number in range(1, 11)}
+    assert len(calls) + dropped == 10
+    assert len(calls) >= min(-(-25 // EVENTS_PER_CALL), 24 // messages) - 1
+    for number in range(dropped + 1, 11):
+        assert len(whole[number]) == 1 + messages
+    assert not any(whole[number] for number in range(1, dropped + 1))
+
+
 def test_what_was_posted_is_summed_over_blocks() -> None:
     log, kernel = NativeTraceLog(100, 0), AscendCKernel("posts", (Arg("traffic", "*i64", "out"),))
     counters = torch.zeros(3, TRAFFIC.num_words, dtype=torch.int64)
@@ -178,6 +218,19 @@ def test_waits_of_combine_are_by_expert_and_the_longest_counts() -> None:
     events = [TraceEvent(0, end, 1, wait, 0, ascendc.TRACE_WAIT, peer) for peer, end in ends.items()]
     waits = [span for span in spans_of(calls, events, combine=1) if span["cat"] == "wait"]
     assert [(span["args"]["rank"], span["dur"]) for span in waits] == [(5, 0.04), (6, 0.03), (7, 0.02)]
+
+
+def test_the_link_is_behind_the_cores_and_says_to_whom() -> None:
+    calls = [TracedCall(plan_of("dispatch"), 1, 0, 99, 4, 9, None)]
+    (span,) = [
+        span
+        for span in spans_of(calls, [TraceEvent(10, 30, 1, -1, -1, ascendc.TRACE_LINK, 1)], dispatch=1)
+        if span["cat"] == "link"
+    ]
+    assert (span["name"], span["tid"], span["dur"]) == ("to rank 6", 2, 0.02)
+    assert span["args"] == {"of": "dispatch #0", "rank": 6}
+    names = [e["args"].get("name") for e in metadata(PLACE, 0, has_link=True) if e["tid"] == 2]
+    assert names == ["link"]
 
 
 def test_metadata_names_rank_and_cores_and_says_what_was_dropped() -> None:

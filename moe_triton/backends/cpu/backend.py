@@ -112,11 +112,18 @@ class CpuBackend:
         """Empty: a thread of the rank carries them out."""
         return ""
 
-    def make_window(self, num_bytes: int, meeting: Meeting, queues: Queues | None = None) -> SharedWindow:
+    def make_window(
+        self,
+        num_bytes: int,
+        meeting: Meeting,
+        queues: Queues | None = None,
+        log: TraceLog | None = None,
+    ) -> SharedWindow:
         """See `moe_triton.backends.base.Backend`."""
         if queues is None:
             return SharedWindow(num_bytes, meeting)
-        window = QueuedWindow(num_bytes, meeting, queues, self._device, self._link)
+        assert log is None or isinstance(log, NativeTraceLog)
+        window = QueuedWindow(num_bytes, meeting, queues, self._device, self._link, log)
         self._nic = window.nic
         return window
 

@@ -97,6 +97,17 @@ class TraceLogStruct(ctypes.Structure):
     )
 
 
+class LinkLogStruct(ctypes.Structure):
+    """``LinkLog``."""
+
+    _fields_ = (
+        ("spans", ctypes.c_void_p),
+        ("max_spans", ctypes.c_uint64),
+        ("num_spans", ctypes.c_uint64),
+        ("call", ctypes.c_void_p),
+    )
+
+
 class TracedPlanStruct(ctypes.Structure):
     """``TracedPlan``."""
 

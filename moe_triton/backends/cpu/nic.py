@@ -12,6 +12,7 @@ import numpy as np
 
 from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.paced_link import PacedLink, in_range
+from moe_triton.backends.cpu.trace_log import NativeTraceLog
 from moe_triton.core.checks import check_flag, check_integer
 from moe_triton.core.errors import ArgumentError, WindowError
 from moe_triton.core.reach import Queues
@@ -91,6 +92,7 @@ class NicDescription(ctypes.Structure):
         ("seed", ctypes.c_uint64),
         ("keeps_order", ctypes.c_uint64),
         ("cpu", ctypes.c_int64),
+        ("log", ctypes.c_void_p),
     )
 
 
@@ -101,6 +103,7 @@ def describe(
     window_bytes: int,
     settings: NicSettings,
     link: PacedLink | None = None,
+    log: NativeTraceLog | None = None,
     *,
     has_doorbells: bool = True,
 ) -> tuple[NicDescription, object]:
@@ -113,6 +116,7 @@ def describe(
         window_bytes: of each of them.
         settings: of the device.
         link: that messages to other servers go over; None for none.
+        log: of what that carries; None for none.
         has_doorbells: whether there is one behind each window.
 
     Raises:
@@ -139,6 +143,7 @@ def describe(
         settings.seed,
         settings.keeps_order,
         -1 if settings.cpu is None else settings.cpu,
+        log.link_address if log else None,
     )
     return description, (places, inside)
 
@@ -147,7 +152,7 @@ class Nic:
     """The NIC of this rank. It uses windows: close it before they go.
 
     Args:
-        queues, rank, windows, window_bytes, settings, link: see `describe`.
+        queues, rank, windows, window_bytes, settings, link, log: see `describe`.
 
     Attributes:
         address: of the ``moe::Nic``; 0 when it is closed.
@@ -165,9 +170,10 @@ class Nic:
         window_bytes: int,
         settings: NicSettings,
         link: PacedLink | None = None,
+        log: NativeTraceLog | None = None,
     ) -> None:
-        description, _kept = describe(queues, rank, windows, window_bytes, settings, link)
-        self._link = link  # native code holds its address
+        description, _kept = describe(queues, rank, windows, window_bytes, settings, link, log)
+        self._link, self._log = link, log  # native code holds their addresses
         self._process = os.getpid()
         self.address: int = native.library().moe_nic_open(ctypes.addressof(description)) or 0
         if not self.address:

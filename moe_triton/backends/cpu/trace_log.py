@@ -11,13 +11,15 @@ import torch
 
 from moe_triton.backends.base import Bindings, TracedCall, TraceEvent
 from moe_triton.backends.cpu import native
-from moe_triton.core.ascendc import TRACE_BLOCK
+from moe_triton.core.ascendc import TRACE_BLOCK, TRACE_LINK
 from moe_triton.core.plan import Hole, Plan
 from moe_triton.core.records import TRAFFIC
 from moe_triton.core.traffic import HOLE, NUM_COUNTERS, Traffic
 
 EVENTS_PER_CALL = 8  # at least, or nearly so
 _EVENT = np.dtype("u8, u8, u8, u4, u4, u4, i4")
+# What the link carried.
+_CARRIED = np.dtype([("begin_ns", "u8"), ("end_ns", "u8"), ("call", "u8"), ("peer", "u8")])
 _CALL = np.dtype(f"u8, u8, u8, u4, i4, i4, i4, {NUM_COUNTERS}i8")
 _NOTHING_POSTED = (-1,) * NUM_COUNTERS
 _CALL_OF_EVENT, _NUMBER_OF_CALL = "f2", "f2"
@@ -27,8 +29,12 @@ class NativeTraceLog:
     """See `moe_triton.backends.base.TraceLog`.
 
     Args:
-        max_events: number of events that are kept.
+        max_events: number of events that are kept, and of messages on the link.
         last_entry: index of the total number of rows in ``recv_offsets``.
+
+    Attributes:
+        address: of the ``moe::TraceLog``.
+        link_address: of the ``moe::LinkLog``, for a NIC.
     """
 
     def __init__(self, max_events: int, last_entry: int) -> None:
@@ -39,6 +45,11 @@ class NativeTraceLog:
             self._events.ctypes.data, max_events, 0, self._calls.ctypes.data, max_calls, 0
         )
         self.address = ctypes.addressof(self._struct)
+        self._carried = np.empty(max(2, max_events), _CARRIED)
+        call = self.address + native.TraceLogStruct.num_calls.offset
+        self._link = native.LinkLogStruct(self._carried.ctypes.data, len(self._carried), 0, call)
+        self.link_address = ctypes.addressof(self._link)
+        self._num_carried = 0  # that were taken
         self._last_entry = last_entry
         self._plans: list[Plan] = []
         self._num_taken = 0
@@ -93,11 +104,32 @@ class NativeTraceLog:
             events = np.roll(self._events, -(num_events % len(self._events)))
             # Some events of the oldest call may be overwritten.
             first = max(first, int(events[_CALL_OF_EVENT].min()) + 1)
+        carried, first_whole = self._take_carried()
+        first = max(first, first_whole)
         calls = [self._call(number) for number in range(first, num_calls + 1)]
         kept = events[events[_CALL_OF_EVENT] >= first].tolist()
         self._num_dropped += first - self._num_taken - 1
         self._num_taken, self._struct.num_events = num_calls, 0
-        return calls, [TraceEvent(*event) for event in kept], self._num_dropped
+        kept_events = [TraceEvent(*event) for event in kept]
+        kept_events += [event for event in carried if event.call >= first]
+        return calls, kept_events, self._num_dropped
+
+    def _take_carried(self) -> tuple[list[TraceEvent], int]:
+        """What the link has carried since the last time, and the first call of which that is all.
+
+        The NIC may add more meanwhile: it writes behind the newest, where the oldest is.
+        """
+        number, most = self._link.num_spans, len(self._carried)
+        numbers = np.arange(max(self._num_carried, number - most), number)
+        spans = self._carried[numbers % most]
+        spans = spans[numbers > self._link.num_spans - most]
+        is_whole = len(spans) == number - self._num_carried
+        self._num_carried = number
+        found = [
+            TraceEvent(begin, end, call, -1, -1, TRACE_LINK, peer)
+            for begin, end, call, peer in spans.tolist()
+        ]
+        return found, 0 if is_whole or not found else found[0].call + 1
 
     def _call(self, number: int) -> TracedCall:
         call = self._calls[number % len(self._calls)].item()

@@ -19,6 +19,7 @@ import torch
 from moe_triton.backends.cpu.nic import Nic, NicSettings
 from moe_triton.backends.cpu.paced_link import PacedLink
 from moe_triton.backends.cpu.room import Limit, available_memory, cgroup_limits
+from moe_triton.backends.cpu.trace_log import NativeTraceLog
 from moe_triton.core.errors import WindowError
 from moe_triton.core.reach import Queues, token_of
 from moe_triton.rendezvous.agreement import raise_together
@@ -121,6 +122,7 @@ class QueuedWindow(SharedWindow):
         queues: where they lead.
         settings: of the emulated NIC.
         link: that messages to other servers go over, or None.
+        log: of what that carries, or None.
 
     Attributes:
         nic: what carries out posts.
@@ -133,10 +135,11 @@ class QueuedWindow(SharedWindow):
         queues: Queues,
         settings: NicSettings,
         link: PacedLink | None,
+        log: NativeTraceLog | None = None,
     ) -> None:
         super().__init__(num_bytes, meeting)
         mapped, rank = self.peers, meeting.rank
-        self.nic = Nic(queues, rank, mapped, num_bytes, settings, link)
+        self.nic = Nic(queues, rank, mapped, num_bytes, settings, link, log)
         # Of a buffer that is dropped, or that the process ends with: posts are read from memory that goes.
         self._ending = weakref.finalize(self, self.nic.close)
         self.peers = tuple(

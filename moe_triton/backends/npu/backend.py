@@ -113,7 +113,13 @@ class NpuBackend:
             )
         return ""
 
-    def make_window(self, num_bytes: int, meeting: Meeting, queues: Queues | None = None) -> NpuWindow:
+    def make_window(
+        self,
+        num_bytes: int,
+        meeting: Meeting,
+        queues: Queues | None = None,
+        log: TraceLog | None = None,
+    ) -> NpuWindow:
         """See `moe_triton.backends.base.Backend`.
 
         Raises:

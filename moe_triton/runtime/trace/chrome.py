@@ -62,7 +62,7 @@ class TracedRank:
         return self.ranks[c.rank_of_shared_expert(peer - c.num_experts, self.rank)]
 
 
-def metadata(traced: TracedRank, num_dropped: int) -> Iterator[Json]:
+def metadata(traced: TracedRank, num_dropped: int, *, has_link: bool = False) -> Iterator[Json]:
     """Names of the process and its threads, and the number of dropped calls."""
     yield _meta(traced.pid, 0, "process_name", name=f"rank {traced.pid}")
     yield _meta(traced.pid, 0, "process_sort_index", sort_index=traced.pid)
@@ -71,12 +71,14 @@ def metadata(traced: TracedRank, num_dropped: int) -> Iterator[Json]:
         yield _meta(traced.pid, 0, "process_labels", labels=labels, dropped_calls=num_dropped)
     for block in range(traced.num_blocks):
         yield _meta(traced.pid, block, "thread_name", name=f"core {block}")
+    if has_link:
+        yield _meta(traced.pid, traced.num_blocks, "thread_name", name="link")
 
 
 def spans(
     traced: TracedRank, calls: Sequence[TracedCall], events: Iterable[TraceEvent], counts: Mapping[str, int]
 ) -> list[Json]:
-    """Spans of calls, of the blocks of their launches, of the blocks' steps, and of waits for each rank.
+    """Spans of calls, of the blocks of their launches, of their steps, of waits for ranks, and of the link.
 
     Args:
         traced: the rank that they come from.
@@ -91,8 +93,11 @@ def spans(
     ]
     waits: list[tuple[TraceEvent, Launch]] = []
     for event in events:
-        call = by_number[event.call]
-        launch, name = call.plan.launches[event.launch], named[event.call]
+        call, name = by_number[event.call], named[event.call]
+        if event.kind == ascendc.TRACE_LINK:
+            made.append(_carried(traced, event, name))
+            continue
+        launch = call.plan.launches[event.launch]
         if event.kind == ascendc.TRACE_WAIT:
             waits.append((event, launch))
         elif event.kind == ascendc.TRACE_BLOCK:
@@ -137,6 +142,12 @@ def _waits(
         _complete(traced, block, event, f"wait for rank {rank}", "wait", {"of": named[call], "rank": rank})
         for (call, _, block, rank), event in longest.items()
     ]
+
+
+def _carried(traced: TracedRank, event: TraceEvent, of: str) -> Json:
+    """A message on the link, which is behind the cores."""
+    rank = traced.ranks[event.peer]
+    return _complete(traced, traced.num_blocks, event, f"to rank {rank}", "link", {"of": of, "rank": rank})
 
 
 def _call_arguments(call: TracedCall) -> Json:

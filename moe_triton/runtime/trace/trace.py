@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 
 from moe_triton.backends.base import Backend
+from moe_triton.core.ascendc import TRACE_LINK
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.runtime.trace.chrome import TracedRank, metadata, spans
 from moe_triton.runtime.trace.file import TraceFile
@@ -66,9 +67,9 @@ class Trace:
             OSError: it cannot be written.
         """
         calls, events, num_dropped = self.log.take()
-        self.file.add(
-            [*metadata(self._traced, num_dropped), *spans(self._traced, calls, events, self._counts)]
-        )
+        has_link = any(event.kind == TRACE_LINK for event in events)
+        named = metadata(self._traced, num_dropped, has_link=has_link)
+        self.file.add([*named, *spans(self._traced, calls, events, self._counts)])
 
     def close(self) -> None:
         """Writes for the last time. A failure is only a warning, so that closing goes on."""
