@@ -7,26 +7,30 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from moe_triton.core import abi, ascendc
 from moe_triton.core.config import Config
 from moe_triton.core.region import Region
+from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.layout import (
     BLOCK_BYTES,
     BLOCK_DATA_BYTES,
     NUM_ZONES,
     SLOT_ALIGN,
+    STAMP,
     STATE_BYTES,
     UB_ALIGN,
+    WORD_BYTES,
     Layout,
     SlotLayout,
     align,
 )
 from moe_triton.schemes import layout_of
 from moe_triton.schemes.direct.layout import DirectLayout
-from moe_triton.schemes.fullmesh.layout import ExpertSlotsLayout, InbandLayout, WindowLayout
+from moe_triton.schemes.fullmesh.layout import ExpertSlotsLayout, InbandLayout, InbandSlot, WindowLayout
 from moe_triton.tools import codegen
 from tests.ascendc.library import include_options
 
@@ -92,6 +96,22 @@ def test_blocks_with_flags_in_band_lie_on_boundaries_of_512_bytes(config: Config
     assert layout.dispatch_slots.stride("index") % BLOCK_BYTES == 0
     data = layout.slot_stride // BLOCK_BYTES * BLOCK_DATA_BYTES
     assert SlotLayout(config.hidden, 2).packed_bytes <= data
+
+
+@given(hidden=st.integers(1, 300).map(lambda units: 128 * units), name=st.sampled_from(sorted(QUANTIZED)))
+def test_what_a_row_in_band_has_besides_its_elements(hidden: int, name: str) -> None:
+    row_format = QUANTIZED[name]
+    slot, other = (kind.of(hidden, row_format, torch.bfloat16) for kind in (InbandSlot, SlotLayout))
+    if slot.num_scales == 1:
+        assert slot.scale_offset == slot.stamp_offset + WORD_BYTES * STAMP.word("scale")
+        assert slot.stamp_offset == align(slot.row_bytes, UB_ALIGN)
+        assert slot.scaled_bytes == slot.packed_bytes == other.packed_bytes - UB_ALIGN
+    else:
+        assert (slot.scale_offset, slot.stamp_offset) == (other.scale_offset, other.stamp_offset)
+
+
+def test_a_row_of_7168_bytes_fills_its_blocks() -> None:
+    assert InbandSlot(7168, 1, num_scales=1).packed_bytes == 15 * BLOCK_DATA_BYTES
 
 
 @given(configs)

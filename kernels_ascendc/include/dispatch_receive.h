@@ -34,7 +34,10 @@ public:
         const bool has_scales = args.out_scales != 0;
         loaded_bytes_ = flags_.LoadedBytes(has_scales ? args.scale_offset + args.scale_bytes : args.row_bytes);
         max_rows_ = flags_.MaxRows();
-        pipe->InitBuffer(slots_, 2, loaded_bytes_ + UB_ALIGN);
+        weight_at_ = loaded_bytes_;
+        is_scale_stamped_ = has_scales && args.scale_offset > args.stamp_offset;
+        scale_at_ = is_scale_stamped_ ? loaded_bytes_ + UB_ALIGN : static_cast<uint32_t>(args.scale_offset);
+        pipe->InitBuffer(slots_, 2, loaded_bytes_ + 2 * UB_ALIGN);
         begun_.Init(pipe, args.begun);
         if (blocks_.index == 0) {
             begun_.InitWait(pipe);
@@ -196,25 +199,32 @@ private:
         }
     }
 
-    // Row and scales come in one copy. The weight needs a unit of UB of its own, the origin begins one.
+    // Row and scales come in one copy. What leaves for a table begins a unit of UB: the origin does, a weight and a
+    // scale in the stamp get one of their own.
     __aicore__ inline void TakeRow(int64_t place, int64_t i, int64_t stamp_at) {
         const uint64_t stamp = flags_.StampOf(place, i);
         const uint64_t row = static_cast<uint64_t>(rows_.At(place) + i);
         AscendC::LocalTensor<uint8_t> in = slots_.AllocTensor<uint8_t>();
         flags_.LoadRow(in, stamp, loaded_bytes_);
         if (args_.out_weights != 0) {
-            AscendC::DataCopyPad(in[loaded_bytes_], GlobalAt<uint8_t>(stamp + Stamp::WEIGHT * WORD_BYTES),
-                                 ExactBytes(WORD_BYTES), NoPadding<uint8_t>());
+            LoadWord(in[weight_at_], stamp + Stamp::WEIGHT * WORD_BYTES);
+        }
+        if (is_scale_stamped_) {
+            LoadWord(in[scale_at_], stamp + Stamp::SCALE * WORD_BYTES);
         }
         slots_.EnQue(in);
         AscendC::LocalTensor<uint8_t> out = slots_.DeQue<uint8_t>();
         Store(args_.out_rows, row, args_.row_bytes, out);
-        Store(args_.out_scales, row, args_.scale_bytes, out[static_cast<uint32_t>(args_.scale_offset)]);
-        Store(args_.out_weights, row, WORD_BYTES, out[loaded_bytes_]);
+        Store(args_.out_scales, row, args_.scale_bytes, out[scale_at_]);
+        Store(args_.out_weights, row, WORD_BYTES, out[weight_at_]);
         Store(args_.out_origins, row, ORIGIN_BYTES, flags_.OriginOf(out, stamp_at));
         slots_.FreeTensor(out);
         flags_.Clear(stamp, 1);
         flags_.NoteTaken(place, i);
+    }
+
+    __aicore__ inline void LoadWord(const AscendC::LocalTensor<uint8_t>& to, uint64_t from) const {
+        AscendC::DataCopyPad(to, GlobalAt<uint8_t>(from), ExactBytes(WORD_BYTES), NoPadding<uint8_t>());
     }
 
     __aicore__ inline void Store(uint64_t table, uint64_t row, int64_t bytes,
@@ -238,6 +248,9 @@ private:
     Report report_;
     Deadline deadline_;
     uint32_t loaded_bytes_ = 0;
+    uint32_t weight_at_ = 0;  // in a slot's buffer,
+    uint32_t scale_at_ = 0;  // and where its scales are
+    bool is_scale_stamped_ = false;
     int64_t max_rows_ = 1;
     Piece pieces_[MAX_PIECES];
     int64_t num_pieces_ = 0;

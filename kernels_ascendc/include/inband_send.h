@@ -92,18 +92,20 @@ private:
         pieces_.FreeTensor(out);
     }
 
-    // The last block holds the stamp and so is another one in every slot.
+    // The last block holds the stamp and so is another one in every slot. What a row has at its stamp's place is its
+    // scale: it is there before the stamp is written around it.
     __aicore__ inline void SendLastBlocks(const Visit& visit) {
         const uint32_t half = double_buffer_.Take();
         const uint32_t stamp_at =
             static_cast<uint32_t>(args_.stamp_offset - last_block_ * static_cast<int64_t>(BLOCK_DATA_BYTES));
         for (uint32_t i = 0; i < visit.num_slots; ++i) {
-            const AscendC::LocalTensor<uint8_t> block = LastBlock(half, i);
-            LoadBlocks(block, visit.row, last_block_, 1);
-            plan_.WriteStamp(block[stamp_at].template ReinterpretCast<int32_t>(), visit, i);
+            LoadBlocks(LastBlock(half, i), visit.row, last_block_, 1);
+        }
+        Order<AscendC::HardEvent::MTE2_S>();
+        for (uint32_t i = 0; i < visit.num_slots; ++i) {
+            plan_.WriteStamp(LastBlock(half, i)[stamp_at].template ReinterpretCast<int32_t>(), visit, i);
         }
         Order<AscendC::HardEvent::S_MTE3>();
-        Order<AscendC::HardEvent::MTE2_MTE3>();
         for (uint32_t i = 0; i < visit.num_slots; ++i) {
             CopyBlocksInOrder(BlockOf(visit.slots[i], last_block_), LastBlock(half, i), 1);
         }

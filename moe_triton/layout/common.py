@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 
@@ -61,11 +61,11 @@ class SlotLayout:
     num_scales: int = 0
     is_flagged: bool = False
 
-    @staticmethod
-    def of(hidden: int, row_format: RowFormat, dtype: torch.dtype, *, is_flagged: bool = False) -> SlotLayout:
+    @classmethod
+    def of(cls, hidden: int, row_format: RowFormat, dtype: torch.dtype, *, is_flagged: bool = False) -> Self:
         """That of tokens of this dtype."""
         itemsize = (row_format.dtype or dtype).itemsize
-        return SlotLayout(hidden, itemsize, row_format.num_scales(hidden), is_flagged)
+        return cls(hidden, itemsize, row_format.num_scales(hidden), is_flagged)
 
     @property
     def row_bytes(self) -> int:

@@ -17,7 +17,7 @@ from moe_triton.core.reach import Queues
 from moe_triton.core.region import Region
 from moe_triton.core.space import Space
 from moe_triton.core.topology import RANKS_PER_SERVER
-from moe_triton.layout import NUM_ZONES, Layout, RelayTables
+from moe_triton.layout import NUM_ZONES, Layout, RelayTables, SlotLayout
 from moe_triton.operators.variants import Variant
 from moe_triton.schemes.common.space import waiting_space
 from moe_triton.schemes.common.waits import ENTRY_FINDERS, Finder, arguments_of
@@ -84,6 +84,8 @@ class Scheme(ABC):
     """
     finders: ClassVar[Mapping[str, Finder]] = ENTRY_FINDERS
     """How whom a wait is for is found, by the name of the kernel that waits."""
+    slot_layout: ClassVar[type[SlotLayout]] = SlotLayout
+    """How a row of a dispatch is packed before it leaves, and in a slot of its own."""
     crosses_servers: ClassVar[bool] = False
     """Whether it reaches ranks of other servers, where ``refuses`` does not say why not."""
     keeps_own: bool = False

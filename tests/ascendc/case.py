@@ -13,7 +13,8 @@ import numpy as np
 
 from moe_triton.core.ascendc import REPORT_MISMATCH, REPORT_TIMEOUT
 from moe_triton.core.config import Config
-from moe_triton.layout import SlotLayout
+from moe_triton.layout import UB_ALIGN, SlotLayout, align
+from moe_triton.schemes.fullmesh.layout import InbandSlot
 
 
 class WrongResultError(AssertionError):
@@ -109,17 +110,19 @@ class Case:
     @property
     def slot(self) -> SlotLayout:
         itemsize, scales = 1 if self.num_scales > 1 else 2, self.num_scales * self.scaled
-        return SlotLayout(self.hidden, itemsize, scales, is_flagged=not self.inband)
+        if self.inband:
+            return InbandSlot(self.hidden, itemsize, scales)
+        return SlotLayout(self.hidden, itemsize, scales, is_flagged=True)
 
     @property
     def sent_bytes(self) -> int:
         """Bytes of a row on its way: whole 32-byte units, and its scales where it has any."""
-        return self.slot.scaled_bytes if self.scaled else self.slot.scale_offset
+        return self.slot.scaled_bytes if self.scaled else align(self.slot.row_bytes, UB_ALIGN)
 
     @property
     def result_bytes(self) -> int:
         """Bytes of a result on its way back: whole 32-byte units."""
-        return self.slot.scale_offset
+        return align(self.slot.row_bytes, UB_ALIGN)
 
 
 class Sent(NamedTuple):

@@ -55,8 +55,8 @@ INBAND_MUTANTS = (
             ),
             Patch(
                 INBAND_SEND,
-                "            plan_.WriteStamp(block[stamp_at].template ReinterpretCast<int32_t>(), visit, "
-                "i);\n",
+                "            plan_.WriteStamp(LastBlock(half, i)[stamp_at].template "
+                "ReinterpretCast<int32_t>(), visit, i);\n",
                 "",
             ),
         ),
@@ -73,8 +73,8 @@ INBAND_MUTANTS = (
         _INBAND,
     ),
     Mutant(
-        "the last block sent before its tail is loaded",
-        (without(INBAND_SEND, "        Order<AscendC::HardEvent::MTE2_MTE3>();\n"),),
+        "the last block stamped before its tail is loaded",
+        (without(INBAND_SEND, "        Order<AscendC::HardEvent::MTE2_S>();\n"),),
         _INBAND,
     ),
     Mutant(
@@ -82,8 +82,7 @@ INBAND_MUTANTS = (
         (
             Patch(
                 INBAND_SEND,
-                "        Order<AscendC::HardEvent::S_MTE3>();\n        "
-                "Order<AscendC::HardEvent::MTE2_MTE3>();\n",
+                "        Order<AscendC::HardEvent::S_MTE3>();\n",
                 "        Order<AscendC::HardEvent::MTE2_MTE3>();\n",
             ),
         ),
@@ -110,7 +109,8 @@ INBAND_MUTANTS = (
                 "        }\n        pipe_->",
             ),
         ),
-        case_of(inband=True, hidden=900, scaled=True, tokens=(8, 8), blocks=1, rounds=1),
+        # Rows of one block: no other piece keeps a sender from the next ones.
+        case_of(inband=True, hidden=200, scaled=True, tokens=(8, 8), blocks=1, rounds=1),
     ),
     Mutant(
         "the shared pieces' buffer used by two loads",

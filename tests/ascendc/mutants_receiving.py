@@ -155,6 +155,20 @@ RECEIVING_MUTANTS = (
         _INBAND,
     ),
     _mutant(
+        "a scale in the stamp copied from the middle of a unit",
+        RECEIVE,
+        "has_scales && args.scale_offset > args.stamp_offset;",
+        "false;",
+        _INBAND,
+    ),
+    _mutant(
+        "a scale loaded over the weight",
+        RECEIVE,
+        "is_scale_stamped_ ? loaded_bytes_ + UB_ALIGN :",
+        "is_scale_stamped_ ? loaded_bytes_ :",
+        _INBAND,
+    ),
+    _mutant(
         "another row noted as taken",
         INBAND_ROWS,
         "const int64_t number = first_numbers_.At(place) + row;",

@@ -57,7 +57,8 @@ def test_dispatch_sends_a_row_and_a_stamp_for_each_result(quantize: str | None, 
 
 
 def test_flags_in_band_add_a_flag_to_each_block() -> None:
-    blocks = -(-(7168 + 32 + STAMP_BYTES) // BLOCK_DATA_BYTES)
+    """Of a row and its stamp, which holds its scale."""
+    blocks = -(-(7168 + STAMP_BYTES) // BLOCK_DATA_BYTES)
     sent = traffic(config(8, 64, scheme="fullmesh_v2")).sent
     entries = 7 * 32 * STATUS_ENTRY_BYTES
     assert cost("inband_send").sent == sent[1:].sum() * blocks * BLOCK_BYTES + entries

@@ -65,16 +65,19 @@ def _flags(work: Work, machine: Machine, counted: Counted) -> dict[str, float]:
     return {"flags": slowest(machine, cycles), "hops": _hops(work, machine, counted)}
 
 
-def _priced_sends(work: Work, machine: Machine, counted: Counted, slot_bytes: int) -> Cost:
-    """Rows of tokens to slots: a row is loaded once for all of a token's results that a block has."""
+def _priced_sends(
+    work: Work, machine: Machine, counted: Counted, slot_bytes: int, *, awaits_loads: bool = False
+) -> Cost:
+    """Rows of tokens to slots: a row is loaded once for all of a token's results that a block has.
+
+    With ``awaits_loads`` scalar code waits for each of them before it goes on.
+    """
     did = counted.stages["rows"]
     # Copies of one visit to its slots follow one another; the next visit's buffer waits for the last of them.
     # The barrier before its flags waits for the row.
-    pipes = (
-        scalar_cycles(machine, did, SCALAR_PER_SLOT),
-        loaded_cycles(machine, did, did.loads),
-        stored_cycles(machine, did, did.turns + did.barriers),
-    )
+    scalar, loaded = scalar_cycles(machine, did, SCALAR_PER_SLOT), loaded_cycles(machine, did, did.loads)
+    stored = stored_cycles(machine, did, did.turns + did.barriers)
+    pipes = (scalar + loaded, stored) if awaits_loads else (scalar, loaded, stored)
     parts = merged(
         {"scalar": start_us(machine, counted), "tables": tables_us(machine, counted)},
         _rows(work, machine, counted, slot_bytes, pipelined_us(machine, did, pipes)),
@@ -90,10 +93,9 @@ def dispatch_send(work: Work, machine: Machine) -> Cost:
 
 
 def inband_send(work: Work, machine: Machine) -> Cost:
-    """Status entries first, then rows in blocks that carry their flags."""
-    return _priced_sends(
-        work, machine, ascendc_sends.inband_send(work), ascendc_sends.inband_slot_bytes(work)
-    )
+    """Status entries first, then rows in blocks that carry their flags; stamps go into loaded rows."""
+    counted, slot_bytes = ascendc_sends.inband_send(work), ascendc_sends.inband_slot_bytes(work)
+    return _priced_sends(work, machine, counted, slot_bytes, awaits_loads=True)
 
 
 def direct_send(work: Work, machine: Machine) -> Cost:

@@ -75,7 +75,7 @@ def tables_us(machine: Machine, counted: Counted) -> float:
     return slowest(machine, scalar_cycles(machine, did) + loaded_cycles(machine, did, did.turns) + flags)
 
 
-def pipelined_us(machine: Machine, did: Counts, pipes: tuple[np.ndarray, np.ndarray, np.ndarray]) -> float:
+def pipelined_us(machine: Machine, did: Counts, pipes: tuple[np.ndarray, ...]) -> float:
     """Microseconds of the slowest block's double-buffered loop, from the cycles of each pipe."""
     turns = zip(did.turns.tolist(), *(cycles.tolist() for cycles in pipes), strict=True)
     return max(core_loop(machine, n, [each / n for each in cycles]) if n else 0.0 for n, *cycles in turns)

@@ -184,16 +184,19 @@ def _words_looked_at(each_entry: list[int]) -> int:
 
 
 def _rows(work: Work, rows: np.ndarray, blocks_of_row: int) -> Counts:
-    """A row comes with its scales, and leaves in a copy for each table; its flags are cleared."""
+    """A row comes with its scales, and leaves in a copy for each table; its flags are cleared. What stands in
+    its stamp comes once more, to a unit of its own.
+    """
     weights, scales = int(work.has("out_weights")), int(work.has("out_scales"))
+    stamped = int(scales and work.number("scale_offset") > work.number("stamp_offset"))
     loaded = work.number("scale_offset") + work.number("scale_bytes") if scales else work.number("row_bytes")
     loaded = blocks_of_row * BLOCK_DATA_BYTES if blocks_of_row else align(loaded, UB_ALIGN)
     flag_bytes = blocks_of_row * UB_ALIGN if blocks_of_row else WORD_BYTES
     small = ORIGIN.num_bytes + weights * WORD_BYTES + scales * work.number("scale_bytes")
     return counts(
         work,
-        loads=(1 + weights) * rows,
-        load_bytes=(loaded + weights * WORD_BYTES) * rows,
+        loads=(1 + weights + stamped) * rows,
+        load_bytes=(loaded + (weights + stamped) * WORD_BYTES) * rows,
         stores=(3 + weights + scales) * rows,
         store_bytes=(work.number("row_bytes") + small + flag_bytes) * rows,
         scalar_local=rows,

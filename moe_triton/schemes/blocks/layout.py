@@ -26,10 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
-
 from moe_triton.core.region import MAX_INT32, Region, region_of
-from moe_triton.core.row_formats import RowFormat
 from moe_triton.layout.common import (
     SLOT_ALIGN,
     STATUS_ENTRY_BYTES,
@@ -65,12 +62,6 @@ def end_flag(number: int) -> tuple[int, ...]:
 @dataclass(frozen=True)
 class BlockRow(SlotLayout):
     """How a row of a dispatch is packed in a block: without room for scales that it does not have."""
-
-    @staticmethod
-    def of(hidden: int, row_format: RowFormat, dtype: torch.dtype, *, is_flagged: bool = False) -> BlockRow:
-        """That of tokens of this dtype."""
-        slot = SlotLayout.of(hidden, row_format, dtype)
-        return BlockRow(slot.hidden, slot.itemsize, slot.num_scales)
 
     @property
     def scale_stride(self) -> int:

@@ -23,7 +23,8 @@ NO_SLOTS = (0,) * (1 + 2 * len(REGION_DIMS["dispatch_slots"]))
 
 def slot_of(site: Site, variant: DispatchVariant, *, is_flagged: bool = False) -> SlotLayout:
     """How a slot of this variant is packed."""
-    return SlotLayout.of(site.config.hidden, variant.row_format, variant.dtype, is_flagged=is_flagged)
+    layout, hidden = site.scheme.slot_layout, site.config.hidden
+    return layout.of(hidden, variant.row_format, variant.dtype, is_flagged=is_flagged)
 
 
 def _given_ids(variant: Variant) -> torch.dtype | None:

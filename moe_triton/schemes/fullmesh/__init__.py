@@ -25,7 +25,7 @@ from moe_triton.schemes.common.space import waiting_space, with_parts
 from moe_triton.schemes.common.waits import ENTRY_FINDERS
 from moe_triton.schemes.fullmesh.combine import CombinePlans
 from moe_triton.schemes.fullmesh.dispatch import DispatchPlans
-from moe_triton.schemes.fullmesh.layout import ExpertSlotsLayout, InbandLayout, WindowLayout
+from moe_triton.schemes.fullmesh.layout import ExpertSlotsLayout, InbandLayout, InbandSlot, WindowLayout
 from moe_triton.schemes.fullmesh.waits import FINDERS
 from moe_triton.schemes.scheme import OTHER_OR_ONE_SERVER, Refusal, RoundFacts, SplitScheme, WindowSpec
 from moe_triton.schemes.site import OPERATORS, Operator, Site
@@ -142,6 +142,7 @@ class InbandFullmesh(Fullmesh):
 
     crosses_servers: ClassVar = False
     inband: ClassVar = True
+    slot_layout: ClassVar = InbandSlot
     refuses: ClassVar = {
         "several servers": Refusal(
             "with comm_alg='fullmesh_v2' a flag and the 480 bytes before it land together, which queues "

@@ -15,19 +15,24 @@ and behind that, where the group has several servers, what is posted::
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 
+from moe_triton.core.records import STAMP
 from moe_triton.core.region import Region, region_of
 from moe_triton.layout.common import (
     BLOCK_BYTES,
     BLOCK_DATA_BYTES,
     SLOT_ALIGN,
+    STAMP_BYTES,
     STATE_BARRIER_OFFSET,
     STATE_BYTES,
     STATE_COMBINE_OFFSET,
     STATE_PEER_OFFSET,
     STATE_ZONE_STRIDE,
     STATUS_ENTRY_BYTES,
+    UB_ALIGN,
+    WORD_BYTES,
     Layout,
     SlotLayout,
     align,
@@ -162,6 +167,35 @@ class WindowLayout(Layout):
         posted = (self.out_rows, self.out_flags) if self._posts else ()
         entries = self.dispatch_status, self.combine_status, self.barrier_status, self.peer_status
         return (*slots, *entries, *posted)
+
+
+@dataclass(frozen=True)
+class InbandSlot(SlotLayout):
+    """fullmesh_v2: without room for scales that a row does not have; an only scale is a word of the stamp.
+
+    So an int8 row of H = 7168 fills 15 blocks to the last byte, instead of 16 of which one is nearly empty.
+    """
+
+    @property
+    def scale_offset(self) -> int:
+        """Where the scales begin."""
+        after_row = align(self.row_bytes, UB_ALIGN)
+        return after_row + STAMP.word("scale") * WORD_BYTES if self.num_scales == 1 else after_row
+
+    @property
+    def scaled_bytes(self) -> int:
+        """Bytes of the row with its scales, an only one with what the stamp will overwrite around it."""
+        return align(self.scale_offset + self.scale_bytes, UB_ALIGN)
+
+    @property
+    def stamp_offset(self) -> int:
+        """Where the 32 bytes of the stamp begin."""
+        return self.scaled_bytes - STAMP_BYTES if self.num_scales == 1 else self.scaled_bytes
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes in use, a multiple of 32."""
+        return self.stamp_offset + STAMP_BYTES
 
 
 class InbandLayout(WindowLayout):
