@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from moe_triton.backends.base import Bindings, Executable
+from moe_triton.layout.relay_tables import HOLE as TABLES
 from moe_triton.runtime.diagnosis import Run
 
 # What an error about a failed run needs. The rest of a call's memory is not kept alive.
-_READ_LATER = ("num_tokens", "topk_idx")
+_READ_LATER = ("num_tokens", "topk_idx", TABLES)
 
 
 class UnreadRuns:

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from moe_triton.processes import RankGroup, run_ranks
-from tests.distributed.cases import Case
+from tests.distributed.cases import Case, inputs_of
 from tests.npu import posts_workers
 from tests.npu.device import POLICIES
 from tests.npu.test_dispatch_combine import config
 
 Ranks = Callable[[int], RankGroup]
-SCHEMES = pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh"])
+SCHEMES = pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh", "hierarchy"])
 
 
 def case_of(scheme: str, servers: tuple[int, ...], quantize: str | None = None, **changes: Any) -> Case:
@@ -43,7 +43,10 @@ def test_bits_are_the_references(
 
 @SCHEMES
 def test_servers_of_several_ranks(ranks: Ranks, scheme: str, tmp_path: Path) -> None:
-    case = case_of(scheme, (3, 1), routing="uniform", smooth=True, quantize="int8")
+    """A hierarchy's are alike, and its rows have no smooth scales."""
+    is_relayed = scheme == "hierarchy"
+    servers = (2, 2) if is_relayed else (3, 1)
+    case = case_of(scheme, servers, routing="uniform", smooth=not is_relayed, quantize="int8")
     assert ranks(4).run(posts_workers.compare, case, "random", str(tmp_path)) == [[]] * 4
 
 
@@ -60,6 +63,19 @@ def test_traffic_waits_for_what_has_not_run(ranks: Ranks) -> None:
         assert in_handle is None
         assert sent.posts == returned.posts == (2, 0)
         assert sent.framing_bytes.between > 0
+
+
+def test_traffic_of_a_hierarchy_waits_as_well(ranks: Ranks) -> None:
+    """A message for each token that has an expert on the other server, and for its partial row; and two ends."""
+    case = case_of("hierarchy", (1, 1))
+    crossing = [
+        int((inputs_of(case, rank, 0).topk_idx // 2 == 1 - rank).any(1).sum()) for rank in range(2)
+    ]
+    assert min(crossing) > 0
+    for rank, (in_handle, sent, returned) in enumerate(ranks(2).run(posts_workers.traffic, case)):
+        assert in_handle is None
+        assert sent.posts == (crossing[rank] + 1, 0)
+        assert returned.posts == (crossing[1 - rank] + 1, 0)
 
 
 @SCHEMES

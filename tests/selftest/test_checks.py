@@ -19,7 +19,10 @@ SETTINGS = Settings(quick=True, timeout_s=60.0)
 CASE = plain_case(SETTINGS, 2)
 QUANTIZED = next(c.arguments[0] for c in operator_checks(SETTINGS, 2) if c.name == "fullmesh_v1: int8")
 
-POSTED = next(c.arguments[0] for c in operator_checks(SETTINGS, 2) if c.name == "fullmesh, posted: bf16")
+POSTED = {
+    scheme: next(c.arguments[0] for c in operator_checks(SETTINGS, 2) if c.name == f"{scheme}, posted: bf16")
+    for scheme in ("fullmesh", "hierarchy")
+}
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +52,9 @@ def test_a_wrong_bit_of_a_scale_is_told_on_every_rank(battery: Battery) -> None:
 
 
 def test_posts_are_compared_too_or_skipped_with_the_reason(battery: Battery) -> None:
-    assert run(battery, operators.compare_posted, POSTED).status == "passed"
-    result = run(battery, wrong.without_posts, POSTED)
+    for case in POSTED.values():
+        assert run(battery, operators.compare_posted, case).status == "passed"
+    result = run(battery, wrong.without_posts, POSTED["fullmesh"])
     assert (result.status, result.details) == ("skipped", ("several servers: there is no network",))
 
 

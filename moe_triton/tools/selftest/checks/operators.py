@@ -28,10 +28,14 @@ TOKENS, TOPK, EXPERTS_PER_RANK = 16, 8, 8
 DIFFERENT_INPUTS = 5  # of a case with more rounds than that; an odd number takes each through both zones
 MOST_DETAILS = 5
 SCHEMES = tuple(SERVED["A3"])
-POSTED: dict[Product, str] = {"A3": "fullmesh_v1", "A2": "fullmesh"}
 MANY, SPARSE = "many rounds", "entries without an expert, ranks without tokens"
 QUICK_POSTED = ("bf16", MANY)
 MOST_POSTED = (*QUICK_POSTED, SPARSE, *(f"{name}, smooth scales" for name in QUANTIZED))
+POSTED: dict[str, tuple[Product, tuple[str, ...]]] = {
+    "fullmesh_v1": ("A3", MOST_POSTED),
+    "fullmesh": ("A2", MOST_POSTED),
+    "hierarchy": ("A2", (*QUICK_POSTED, SPARSE)),  # which takes no smooth scales
+}
 FIRST = f"{SCHEMES[0]}: bf16"  # what later stages stand on
 
 
@@ -53,9 +57,9 @@ def operator_checks(settings: Settings, ranks: int) -> list[Check]:
 def _posted_checks(settings: Settings, size: int, ranks: int) -> list[Check]:
     """The schemes that cross servers, as if each rank were on one of its own."""
     checks = []
-    for product, scheme in POSTED.items():
+    for scheme, (product, names) in POSTED.items():
         for name, case in _cases(settings, scheme, size).items():
-            if name not in (QUICK_POSTED if settings.quick else MOST_POSTED):
+            if name not in (QUICK_POSTED if settings.quick else names):
                 continue
             config = dataclasses.replace(case.config, product=product, ranks_per_server=1)
             posted = dataclasses.replace(case, config=config)
