@@ -1,6 +1,6 @@
 // Dispatch, step 3: waits for a status entry from every rank for every local expert, reads the counts, and clears the
 // entries, unless one has another call word: its rows are not those that this rank expects. A source whose rows were
-// lost on their way counts as one that did not come in time.
+// lost on their way counts as one that did not come in time. Where counts have an end, one that cannot be is reported.
 #ifndef MOE_DISPATCH_WAIT_H
 #define MOE_DISPATCH_WAIT_H
 
@@ -198,6 +198,8 @@ private:
                 same_call = false;
             } else if (!arrived || count == LOST_COUNT) {
                 report_.Add(REPORT_TIMEOUT, order_.NumberAt(place));
+            } else if (args_.count_end != 0 && (count < 0 || count >= args_.count_end)) {
+                report_.Add(REPORT_BAD_ROW, order_.NumberAt(place));
             }
         }
         Order<AscendC::HardEvent::S_MTE3>();

@@ -1,5 +1,7 @@
 // Combine by hierarchy, step 3: until the end flag of each server's rank of this rail is there. It has the number of
 // partial rows, which this rank knows, or the rank without which there are none.
+//
+// Words come from a peer: another count, or a rank that is not of the peer's server, names nothing.
 #ifndef MOE_RAIL_WAIT_H
 #define MOE_RAIL_WAIT_H
 
@@ -54,17 +56,22 @@ private:
         return false;
     }
 
-    // Or, below 0, why there are none.
+    // Or, below 0, why there are none; 0 of an end flag that is refused.
     __aicore__ inline int32_t CountOf(int64_t server) {
         const int32_t call = static_cast<int32_t>(args_.call);
+        const int32_t lost = end_.At(RailEnd::LOST);
         const int32_t count = end_.At(RailEnd::COUNT);
         if (end_.At(RailEnd::CALL) != call) {
             report_.AddMismatch(rail_.RankOn(server), call, end_.At(RailEnd::CALL));
-        } else if (end_.At(RailEnd::LOST) != 0) {
+            return 0;
+        }
+        if (lost != 0 && rail_.IsOn(server, static_cast<int64_t>(lost) - 1)) {
             report_.Add(REPORT_TIMEOUT, rail_.RankOn(server));
-            return -1 - end_.At(RailEnd::LOST);
-        } else if (count != ReadFresh<int32_t>(args_.outer_counts, server)) {
+            return -1 - lost;
+        }
+        if (lost != 0 || count != ReadFresh<int32_t>(args_.outer_counts, server)) {
             report_.Add(REPORT_BAD_ROW, rail_.RankOn(server));
+            return 0;
         }
         return count;
     }

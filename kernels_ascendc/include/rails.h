@@ -36,6 +36,11 @@ public:
         return server * ranks_ + number_;
     }
 
+    // Whether a rank is one of a server's. A relay waits for no others.
+    __aicore__ inline bool IsOn(int64_t server, int64_t rank) const {
+        return rank >= server * ranks_ && rank < (server + 1) * ranks_;
+    }
+
     // Of this rank's server.
     __aicore__ inline int64_t Neighbour(int64_t number) const {
         return server_ * ranks_ + number;

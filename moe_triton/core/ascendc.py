@@ -71,6 +71,7 @@ DISPATCH_WAIT = AscendCKernel(
         Arg("all_counts", "*i32", "out"),
         Arg("waited_us", "*i32", "out"),  # (localE, EP) until an entry was seen; 0 at once; or null
         Arg("num_local_experts", "i64", "value"),
+        Arg("count_end", "i64", "value"),  # counts below 0, or from here on, are reported; 0: none are
         Arg("zone", "i64", "value"),
         Arg("zone_at", "*i32", "in"),
         Arg("timeout_us", "i64", "value"),

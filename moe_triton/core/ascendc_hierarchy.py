@@ -136,9 +136,8 @@ RAIL_WAIT = AscendCKernel(
     (
         Arg("window", "*i8", "in"),  # this rank's own
         Arg("outer_counts", "*i32", "in"),  # (S,) tokens of this rank with experts on each server
-        Arg(
-            "rail_seen", "*i32", "out"
-        ),  # (S,) rows; -1: no flag came in time; -1 - lost: without the rank that is lost
+        # (S,) rows; -1: no flag came in time; -1 - lost: without the rank that is lost; 0: it was refused
+        Arg("rail_seen", "*i32", "out"),
         Arg("timeout_us", "i64", "value"),
         *numbers("i64", "num_servers ranks_per_server rank"),
         *_ROUND,

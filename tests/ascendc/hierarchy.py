@@ -197,6 +197,7 @@ class HierarchyWorld:
             "num_local_experts": c.num_local_experts,
             "zone": zone,
             "timeout_us": case.timeout_us + case.timeout_us // 4,
+            "count_end": c.num_max_tokens_per_rank + 1,
             **expecting("D", number),
             "status": layout.token_counts,
         }
@@ -322,6 +323,7 @@ class HierarchyWorld:
             "num_local_experts": 1,
             "zone": zone,
             "timeout_us": self.case.timeout_us,
+            "count_end": 1,
             "status": layout.return_status,
             **expecting("C", number),
         }

@@ -13,7 +13,7 @@ from moe_triton.core.records import LOST_COUNT, RAIL_END, RAIL_HEAD
 from .case import WrongResultError
 from .hierarchy import HierarchyWorld
 from .hierarchy_case import HierarchyCase, Received
-from .library import Library
+from .library import Library, Phase
 from .memory import Guarded
 
 SHORT_US = 100_000
@@ -101,7 +101,7 @@ def _sent(world: HierarchyWorld, rank: int) -> Received:
     return received
 
 
-def _all_sent(world: HierarchyWorld, gone: tuple[int, ...] = ()) -> list[Received]:
+def all_sent(world: HierarchyWorld, gone: tuple[int, ...] = ()) -> list[Received]:
     """Every rank but some has sent, and everything has been delivered."""
     try:
         return [
@@ -114,13 +114,13 @@ def _all_sent(world: HierarchyWorld, gone: tuple[int, ...] = ()) -> list[Receive
         world.nics.close()
 
 
-def _relay(world: HierarchyWorld, rank: int, received: Received) -> np.ndarray:
+def relay_on(world: HierarchyWorld, rank: int, received: Received) -> np.ndarray:
     """The report of a rank's relay."""
     name, arguments = world.dispatch_phases(rank, 0, 0, received)[1]
     return world.library.launch(name, world.case.blocks, **arguments)
 
 
-def _wait(world: HierarchyWorld, rank: int, received: Received) -> np.ndarray:
+def wait_on(world: HierarchyWorld, rank: int, received: Received) -> np.ndarray:
     """The report of a rank's wait. Its offsets follow."""
     (name, arguments), offsets = world.dispatch_phases(rank, 0, 0, received)[2:]
     report = world.library.launch(name, world.case.blocks, **arguments)
@@ -128,15 +128,41 @@ def _wait(world: HierarchyWorld, rank: int, received: Received) -> np.ndarray:
     return report
 
 
-def _codes(report: np.ndarray) -> set[tuple[int, ...]]:
+def codes_of(report: np.ndarray) -> set[tuple[int, ...]]:
     """What blocks report: codes and first numbers."""
     return {tuple(words[:2]) for words in report.tolist() if any(words)}
+
+
+def dispatched(library: Library, case: HierarchyCase, seed: int) -> tuple[HierarchyWorld, list[Received]]:
+    """All ranks have what a dispatch brings them, and may post again."""
+    world = HierarchyWorld(library, case, seed)
+    received = all_sent(world)
+    for rank, each in enumerate(received):
+        relay_on(world, rank, each)
+    for rank, each in enumerate(received):
+        wait_on(world, rank, each)
+        world.check_received(rank, 0, each)
+    return _reopened(world), received
+
+
+def returned_by_all(
+    world: HierarchyWorld, received: list[Received], gone: int | None = None
+) -> tuple[list[Guarded], list[list[Phase]]]:
+    """All ranks but one have returned their results; what their waits leave, and each one's wait and rest."""
+    returned = [Guarded((1, world.layout.ranks_per_server), np.int32) for _ in received]
+    phases = [world.return_phases(rank, 0, 0, each, returned[rank]) for rank, each in enumerate(received)]
+    for rank, (sends, flag, *_) in enumerate(phases):
+        if rank != gone:
+            world.nics.use(rank)
+            for name, arguments in (sends, flag):
+                world.library.launch(name, world.case.blocks, **arguments)
+    return returned, [rest for _, _, *rest in phases]
 
 
 def check_hostile_rail(library: Library, case: HostileRailCase, seed: int) -> None:
     """The relay reports its peer; what the peer sent counts as lost, for its neighbour as well."""
     world = HierarchyWorld(library, case, seed)
-    received = _all_sent(world)
+    received = all_sent(world)
     change, slot = CHANGES[case.change], case.rail_slot
     ends, slots = world.layout.rail_flags, world.layout.rail_slots
     first = {
@@ -145,16 +171,16 @@ def check_hostile_rail(library: Library, case: HostileRailCase, seed: int) -> No
         "choice": slots.offset(zone=0, server=1) + slot.words_offset,
     }[change.place]
     world.windows[0][first : first + 32].view(np.int32)[change.word] = change.value
-    relay, *others = [_relay(world, rank, received[rank]) for rank in range(4)]
+    relay, *others = [relay_on(world, rank, received[rank]) for rank in range(4)]
     if any(report.any() for report in others):
         raise WrongResultError(f"{case.change}: others report, too")
-    if not _codes(relay) or _codes(relay) != {(change.code, 2)}:
+    if not codes_of(relay) or codes_of(relay) != {(change.code, 2)}:
         raise WrongResultError(f"{case.change}: the relay reports {relay[:, :3].tolist()}")
     if received[0].rail_counts.array.tolist() != [2, -1]:
         raise WrongResultError(f"{case.change}: counts {received[0].rail_counts.array.tolist()}")
     expected = REPORT_MISMATCH if change.code == REPORT_MISMATCH else REPORT_TIMEOUT
     for rank in (0, 1):
-        wait = _wait(world, rank, received[rank])
+        wait = wait_on(world, rank, received[rank])
         counts = received[rank].recv_counts.array
         if rank == 1 and not change.is_for_all and not wait.any():
             world.check_received(rank, 0, received[rank])
@@ -175,15 +201,15 @@ def check_gone(library: Library, case: GoneCase, seed: int) -> None:
 def _check_gone_in_dispatch(library: Library, case: GoneCase, seed: int) -> None:
     """A rank has sent nothing. Others hear of it from who would have relayed its rows."""
     world, gone = HierarchyWorld(library, case, seed), case.gone
-    received = _all_sent(world, (gone,))
+    received = all_sent(world, (gone,))
     ranks = case.servers[0]
     left = [rank for rank in range(world.config.num_ranks) if rank != gone]
-    relays = {rank: _relay(world, rank, received[rank]) for rank in left}
+    relays = {rank: relay_on(world, rank, received[rank]) for rank in left}
     for rank, relay in relays.items():
-        wait = _wait(world, rank, received[rank])
+        wait = wait_on(world, rank, received[rank])
         counts = received[rank].recv_counts.array
         is_rail, is_neighbour = rank % ranks == gone % ranks, rank // ranks == gone // ranks
-        if _codes(relay) != ({(REPORT_TIMEOUT, gone)} if is_rail else set()):
+        if codes_of(relay) != ({(REPORT_TIMEOUT, gone)} if is_rail else set()):
             raise WrongResultError(f"rank {rank} relays and reports {relay[:, :3].tolist()}")
         # A neighbour gets nothing that rank should have relayed, from any server.
         lost = range(gone % ranks, world.config.num_ranks, ranks) if is_neighbour else [gone]
@@ -198,30 +224,16 @@ def _check_gone_in_dispatch(library: Library, case: GoneCase, seed: int) -> None
 
 def _check_gone_in_combine(library: Library, case: GoneCase, seed: int) -> None:
     """Neighbours of a rank that returns nothing say so to their rails; its own rail gets nothing."""
-    world, gone = HierarchyWorld(library, case, seed), case.gone
-    received = _all_sent(world)
+    (world, received), gone = dispatched(library, case, seed), case.gone
     ranks, servers = case.servers[0], world.layout.num_servers
     every = range(world.config.num_ranks)
-    for rank in every:
-        _relay(world, rank, received[rank])
-    for rank in every:
-        _wait(world, rank, received[rank])
-        world.check_received(rank, 0, received[rank])
-    world = _reopened(world)
-    returned = [Guarded((1, ranks), np.int32) for _ in every]
-    phases = [world.return_phases(rank, 0, 0, received[rank], returned[rank]) for rank in every]
     try:
-        for rank in every:
-            if rank != gone:
-                world.nics.use(rank)
-                sends, flag = phases[rank][:2]
-                library.launch(sends[0], case.blocks, **sends[1])
-                library.launch(flag[0], case.blocks, **flag[1])
+        returned, phases = returned_by_all(world, received, gone)
         for rank in every:
             if rank == gone:
                 continue
             world.nics.use(rank)
-            waits, lost = phases[rank][2:]
+            waits, lost = phases[rank]
             report = library.launch(waits[0], case.blocks, **waits[1])
             library.launch(lost[0], case.blocks, **lost[1])
             is_neighbour = rank // ranks == gone // ranks

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from .hierarchy_case import HierarchyCase
 from .hierarchy_hostile import GoneCase, HostileRailCase
+from .hierarchy_words import HostileWordsCase
 from .library import Patch
-from .mutants import MUTANT_TIMEOUT_US, Mutant, without
+from .mutants import DISPATCH_WAIT, MUTANT_TIMEOUT_US, Mutant, without
 
 RAILS = "include/rails.h"
 RAIL_SEND = "include/rail_send.h"
@@ -202,7 +203,20 @@ HIERARCHY_MUTANTS = (
     ),
     Mutant(
         "an end flag that says that a rank is gone taken for partial rows",
-        (Patch(RAIL_WAIT, "} else if (end_.At(RailEnd::LOST) != 0) {", "} else if (args_.zone < 0) {"),),
+        (
+            Patch(RAIL_WAIT, "if (lost != 0 && rail_.IsOn(", "if (args_.zone > 1 && rail_.IsOn("),
+            Patch(RAIL_WAIT, "if (lost != 0 || count != ", "if (count != "),
+        ),
         GoneCase(in_combine=True),
+    ),
+    Mutant(
+        "an end flag that may say of any rank that it is gone",
+        (Patch(RAILS, "rank < (server + 1) * ranks_;", "server >= 0;"),),
+        HostileWordsCase(place="partial end"),
+    ),
+    Mutant(
+        "an entry that may count any rows",
+        (Patch(DISPATCH_WAIT, "count >= args_.count_end)", "count < args_.zone)"),),
+        HostileWordsCase(place="entry"),
     ),
 )

@@ -16,6 +16,7 @@ from .fused import FusedCase, FusedWorld, MissingRowsCase, check_missing_rows
 from .hierarchy import HierarchyWorld
 from .hierarchy_case import HierarchyCase
 from .hierarchy_hostile import GoneCase, HostileRailCase, check_gone, check_hostile_rail
+from .hierarchy_words import HostileWordsCase, check_hostile_words
 from .library import LaunchError, Library, build
 from .mutants import MUTANTS, AnyCase, Mutant
 from .mutants_blocks import BLOCKS_MUTANTS
@@ -89,6 +90,8 @@ def run_case(library: Library, case: AnyCase, seed: int) -> None:
         BlocksWorld(library, case, seed).run()
     elif isinstance(case, HostileRailCase):
         check_hostile_rail(library, case, seed)
+    elif isinstance(case, HostileWordsCase):
+        check_hostile_words(library, case, seed)
     elif isinstance(case, GoneCase):
         check_gone(library, case, seed)
     elif isinstance(case, HierarchyCase):

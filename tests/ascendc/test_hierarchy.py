@@ -15,6 +15,7 @@ from .hierarchy_hostile import (
     check_gone,
     check_hostile_rail,
 )
+from .hierarchy_words import HostileWordsCase, Place, check_hostile_words
 from .library import Library
 
 CASES = {
@@ -61,6 +62,11 @@ def test_fast(fast: Library, case: HierarchyCase, by_token: bool) -> None:
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_a_peer_writes_is_not_trusted(library: Library, change: str, by_token: bool) -> None:
     check_hostile_rail(library, HostileRailCase(change=change, by_token=by_token), 0)
+
+
+@pytest.mark.parametrize("place", ["entry", "return", "partial end"])
+def test_words_that_cannot_be_are_reported(library: Library, place: Place) -> None:
+    check_hostile_words(library, HostileWordsCase(place=place), 0)
 
 
 @pytest.mark.parametrize("gone", [0, 3])

@@ -66,11 +66,9 @@ def test_traffic_waits_for_what_has_not_run(ranks: Ranks) -> None:
 
 
 def test_traffic_of_a_hierarchy_waits_as_well(ranks: Ranks) -> None:
-    """A message for each token that has an expert on the other server, and for its partial row; and two ends."""
+    """A message for each token that has an expert on the other server, one for its partial row, and ends."""
     case = case_of("hierarchy", (1, 1))
-    crossing = [
-        int((inputs_of(case, rank, 0).topk_idx // 2 == 1 - rank).any(1).sum()) for rank in range(2)
-    ]
+    crossing = [int((inputs_of(case, rank, 0).topk_idx // 2 == 1 - rank).any(1).sum()) for rank in range(2)]
     assert min(crossing) > 0
     for rank, (in_handle, sent, returned) in enumerate(ranks(2).run(posts_workers.traffic, case)):
         assert in_handle is None

@@ -82,6 +82,7 @@ def wait_for_ranks(
     peers: Peers | None = None,
     num_local_experts: int = 1,
     counts: str = "barrier_counts",
+    count_end: int = 0,
     keeps_zone: bool = False,
     turns: bool = False,
 ) -> Launch:
@@ -100,6 +101,7 @@ def wait_for_ranks(
         peers: whose flags; None for all ranks of the group.
         num_local_experts: flags of each rank.
         counts: the hole that takes what came with each flag, -1 where none came.
+        count_end: what comes with a flag is below it, or reported; 0: anything may come.
         keeps_zone: whether it keeps the zone for a later launch that turns it.
         turns: whether it turns the zone: the end of an operator, with one block.
     """
@@ -114,6 +116,7 @@ def wait_for_ranks(
         all_counts=0,
         waited_us=0,
         num_local_experts=num_local_experts,
+        count_end=count_end,
         **site.zone_of(operator, zone),
         timeout_us=site.timeout_us if timeout_us is None else timeout_us,
         call=call_word(peers.calls or operator, kind),

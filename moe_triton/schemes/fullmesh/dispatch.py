@@ -198,6 +198,7 @@ class DispatchPlans:
             all_counts=Hole("all_counts"),
             waited_us=Hole("waited") if variant.waits else 0,
             num_local_experts=self.site.num_local_experts,
+            count_end=0,
             **self.site.zone_of("dispatch", zone),
             timeout_us=self.site.timeout_us,
             call=call_word("dispatch", variant.kind),

@@ -156,6 +156,7 @@ class CombinePlans:
             zone,
             variant.kind,
             blocks=site.num_blocks,
+            count_end=1,
         )
         lost = launch(
             "lost",

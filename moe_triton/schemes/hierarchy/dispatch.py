@@ -150,6 +150,7 @@ class DispatchPlans:
             blocks=site.num_blocks,
             num_local_experts=site.num_local_experts,
             counts="recv_counts",
+            count_end=site.config.num_max_tokens_per_rank + 1,
             timeout_us=relayed_timeout_us(site.timeout_us),
             keeps_zone=True,
         )

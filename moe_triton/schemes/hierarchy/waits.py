@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS, REPORT_MISMATCH
+from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS, REPORT_BAD_ROW, REPORT_MISMATCH
 from moe_triton.core.ascendc_hierarchy import PARTIALS_SEND, RAIL_RELAY, RAIL_SEND, RAIL_WAIT, RETURNS_LOST
 from moe_triton.core.records import LOST_COUNT, RAIL_END, REPORT, STATUS_ENTRY
 from moe_triton.core.region import Region
@@ -69,6 +69,21 @@ def _rank_of_entry(wait: GaveUp, number: int) -> int:
     status: Region = wait.arguments["status"]
     source = number % status.extent("source")
     return _neighbour(wait.site, source) if _is_of_server(wait.site, status) else source
+
+
+def _entry_refused(wait: GaveUp) -> str:
+    """An entry whose count cannot be: of whom, what it says, and what it may say."""
+    status: Region = wait.arguments["status"]
+    refused = wait.report[wait.report[:, 0] == REPORT_BAD_ROW]
+    number = int(refused[0, REPORT.word("first")])
+    count = int(counts_of(wait.arguments, wait.memory).view(-1)[number])
+    rank, most = _rank_of_entry(wait, number), wait.arguments["count_end"] - 1
+    if _is_of_server(wait.site, status):
+        return f"a flag of rank {rank} that counts {count} rows: it must be {most}"
+    return (
+        f"a count of {count} rows of rank {rank}, which rank {_relay_of(wait.site, rank)} passes on here: "
+        f"it must be 0 to {most}; nothing was read beyond"
+    )
 
 
 def _rank_itself(wait: GaveUp, number: int) -> int:
@@ -135,7 +150,9 @@ def _partials_gave_up(wait: GaveUp) -> list[int]:
 
 
 FINDERS = {
-    DISPATCH_WAIT.name: Finder(_entries_gave_up, _entries_go_on, _entry_words, rank_of=_rank_of_entry),
+    DISPATCH_WAIT.name: Finder(
+        _entries_gave_up, _entries_go_on, _entry_words, refused=_entry_refused, rank_of=_rank_of_entry
+    ),
     RAIL_SEND.name: POSTS,
     RAIL_RELAY.name: Finder(_rails_gave_up, _rails_go_on, _rail_words, rank_of=_rank_itself),
     RETURNS_LOST.name: POSTS,
