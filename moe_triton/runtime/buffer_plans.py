@@ -30,7 +30,7 @@ from moe_triton.runtime.operator_plan import (
     Native,
     OperatorPlan,
 )
-from moe_triton.runtime.relayed import check_weights, keep_weights
+from moe_triton.runtime.relayed import check_origins, check_tables, check_weights, keep_weights
 
 # Large tensors are not copied in silence.
 LARGE = ("x", "expand_x")
@@ -97,7 +97,10 @@ class CombineOfBuffer(BufferPlan):
         y = bindings["y"]
         bindings["num_rows"] = y.shape[0]
         if "tables" in bindings:
-            check_weights(communicator, bindings, self.symbols.operator.called("expert_scales"))
+            called = self.symbols.operator.called
+            check_weights(communicator, bindings, called("expert_scales"))
+            check_tables(communicator, bindings, called("relay_tables"))
+            check_origins(communicator, bindings, called("assist_info_for_combine"))
         if self.variant.keeps_own:
             bindings["own_results"] = (y.data_ptr() - communicator.window_base) // y.element_size()
 

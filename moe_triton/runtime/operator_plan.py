@@ -22,7 +22,7 @@ from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.executables import Phase
 from moe_triton.runtime.operator_checks import taken_ids
 from moe_triton.runtime.plan_calls import NativeCalls, PlanCall
-from moe_triton.runtime.relayed import check_weights, keep_weights
+from moe_triton.runtime.relayed import check_tables, check_weights, keep_weights
 from moe_triton.schemes import scheme_type
 from moe_triton.schemes.scheme import Scheme
 from moe_triton.schemes.site import Site
@@ -344,6 +344,7 @@ class CombinePlan(OperatorPlan):
         if self.tables:
             self._bind_tables(bindings)
             check_weights(communicator, bindings, "expert_scales")
+            check_tables(communicator, bindings, "ep_send_counts")
 
     def _count_rows(self, communicator: Communicator, bindings: Bindings) -> None:
         """Adds how many results there may be.

@@ -14,6 +14,7 @@ from benchmarks.servers.relaying import relayed as relayed_in
 from moe_triton import ArgumentError, ConfigMismatchError, EPBuffer, Tuning
 from moe_triton.backends.cpu.nic import NicSettings
 from moe_triton.core.tuning import POSTS, Posts
+from moe_triton.layout import RelayTables
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.processes import RankFailedError, RankGroup, run_ranks
 from moe_triton.schemes.site import Site
@@ -171,6 +172,11 @@ def refusals(rank: int, num_ranks: int) -> list[str]:
         short.__dict__["tables"] = handle.tables[:-1]  # type: ignore[index]
         lacking = replace(handle)
         lacking.__dict__["tables"] = None
+        # As a hostile relay leaves them, or who writes over them afterwards.
+        tables, origins = handle.tables.clone(), handle.assist_info.clone()  # type: ignore[union-attr]
+        RelayTables(of.config).of(tables, "outer_rows").fill_(7)
+        origins[1] = of.config.num_max_tokens_per_rank
+        shifted, unknown = replace(handle, tables=tables), replace(handle, assist_info=origins)
         c = of.config
         calls: dict[str, Callable[[], object]] = {
             "topk_weights is None, but hierarchy sums inside": lambda: buffer.dispatch(x, ids),
@@ -191,6 +197,10 @@ def refusals(rank: int, num_ranks: int) -> list[str]:
             "wait is False": lambda: buffer.dispatch(x, ids, weights, wait=False),
             "handle.tables is of shape": lambda: buffer.combine(y, short, weights),
             "handle.tables is None": lambda: buffer.combine(y, lacking, weights),
+            "handle.tables is 7 in outer_rows at [": lambda: buffer.combine(y, shifted, weights),
+            f"handle.assist_info is {origins[1]} in a row's source, token and k at [0, 1]": lambda: (
+                buffer.combine(y, unknown, weights)
+            ),
         }
         wrong += _told(calls)
         # Nothing was sent. Weights of entries without an expert do not matter.

@@ -17,6 +17,7 @@ from moe_triton.layout import RelayTables
 from moe_triton.processes import RankGroup
 from moe_triton.reference.arithmetic import add_rms_norm
 from moe_triton.reference.hierarchy import sums_by_servers, tables
+from moe_triton.runtime import operator_plan
 from tests.distributed.hierarchy_runs import wrong_tables_of
 from tests.torch_npu_ops.setting import HIDDEN, TOKENS, TOPK, Round, experts_of, make_round
 
@@ -264,24 +265,52 @@ def test_groups_that_a_hierarchy_does_not_serve(ranks: Groups) -> None:
     assert ranks(RANKS).run(refused_groups) == [[]] * RANKS
 
 
+CHECKED = (
+    *("outer_ids", "outer_rows", "outer_counts"),
+    *("rail_counts", "inner_active", "inner_ids", "inner_positions"),
+)
+NONSENSE = (2**31 - 1, -(2**31), -5, 1000)
+
+
 def damaged(rank: int, num_ranks: int) -> list[str]:
-    """Tables with numbers that name no place: sums are of something else, and nothing else happens."""
+    """Each table full of numbers that name no place is refused by its name, and nothing is sent.
+
+    Kernels that nobody guards sum something else, and nothing else happens.
+    """
+    wrong = []
     r = make_round(rank, num_ranks)
     with on_servers():
-        call = ops.npu_moe_distribute_dispatch_v2
-        x, _, index, _, counts, _, _ = call(
+        x, _, index, _, counts, _, _ = ops.npu_moe_distribute_dispatch_v2(
             r.x, r.ids, *r.group, expert_scales=r.weights, comm_alg="hierarchy"
         )
-        parts = RelayTables(config_of(r))
-        for name in ("inner_ids", "inner_positions", "outer_ids", "outer_rows"):
-            table = parts.of(counts[num_ranks * 2 :], name)
-            table[torch.rand(table.shape) < 0.5] = 2**31 - 1
-            table[torch.rand(table.shape) < 0.2] = -(2**31)
-        sums = ops.npu_moe_distribute_combine_v2(
-            experts_of(x), r.ids, index, counts, r.weights, *r.group, comm_alg="hierarchy"
-        )
-        return [] if sums.shape == r.x.shape else ["shape"]
+        parts, kept = RelayTables(config_of(r)), counts[num_ranks * 2 :]
+
+        def c() -> torch.Tensor:
+            args = experts_of(x), r.ids, index, counts, r.weights
+            return ops.npu_moe_distribute_combine_v2(*args, *r.group, comm_alg="hierarchy")
+
+        sums = c()
+        for name in CHECKED:
+            table = parts.of(kept, name)
+            whole = table.clone()
+            for value in NONSENSE:
+                table.fill_(value)
+                wrong += _told([(f"ep_send_counts is {value} in {name} at [", TILING, c)])
+            table.copy_(whole)
+        table = parts.of(kept, "rail_counts")
+        table -= 1  # which may be, but not with the places that are said to be taken
+        wrong += _told([("ep_send_counts is 0 in inner_active at [0, ", TILING, c)])
+        table += 1
+        wrong += [] if torch.equal(c(), sums) else ["sums"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(operator_plan, "check_tables", lambda *_: None)
+            for name in ("inner_ids", "inner_positions", "outer_ids", "outer_rows"):
+                table = parts.of(kept, name)
+                table[torch.rand(table.shape) < 0.5] = 2**31 - 1
+                table[torch.rand(table.shape) < 0.2] = -(2**31)
+            wrong += [] if c().shape == r.x.shape else ["shape"]
+    return wrong
 
 
-def test_damaged_tables_lead_nowhere(ranks: Groups) -> None:
+def test_damaged_tables_are_refused_and_lead_nowhere(ranks: Groups) -> None:
     assert ranks(RANKS).run(damaged) == [[]] * RANKS
