@@ -356,6 +356,19 @@ def test_who_is_lost_is_named_as_the_relay_says() -> None:
     assert "waiting for rank(s) [0]" in said
 
 
+def test_counts_of_a_relay_that_cannot_be_are_said() -> None:
+    memory, held = of_hierarchy()
+    held["recv_counts"].view(-1, RANKS)[1, 2] = 1000
+    said = hierarchy_says("dispatch", "wait", REPORT_BAD_ROW, memory, 1 * RANKS + 2)
+    start = (
+        "dispatch number 5 met a count of 1000 rows of rank 2, which rank 0 passes on here: it must be 0 to 3"
+    )
+    assert said.startswith(f"{start};")
+    held["barrier_counts"].view(-1)[1] = -5
+    said = hierarchy_says("combine", "wait for returned", REPORT_BAD_ROW, memory, 1)
+    assert said.startswith("combine number 5 met a flag of rank 1 that counts -5 rows: it must be 0.")
+
+
 @pytest.mark.parametrize(("seen", "rank"), [(-1, 3), (-2 - 2, 2)])
 def test_who_is_lost_is_named_as_its_end_flag_says(seen: int, rank: int) -> None:
     memory, held = of_hierarchy()
