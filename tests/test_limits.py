@@ -13,7 +13,6 @@ from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT, TILING_FAILE
 from moe_triton.limits import check_config, torch_npu_names
 from moe_triton.limits.check import RULE_SETS, check_rules, rule_sets_for
 from moe_triton.schemes import SCHEMES
-from moe_triton.schemes.blocks import BlockFullmesh
 from moe_triton.schemes.fullmesh import Fullmesh
 from tests.limits_cases import (
     A2,
@@ -70,17 +69,14 @@ def test_a_scheme_that_says_nothing_of_servers_stays_inside_one(monkeypatch: pyt
         ArgumentError, match=r"ranks_per_server is \[2, 6\], but .* only those of a server share"
     ):
         check_config(several)
-    monkeypatch.setattr(Fullmesh, "crosses_servers", True)
+    monkeypatch.undo()
     check_config(several)
     with pytest.raises(ArgumentError, match="480 bytes"):  # whatever it inherits
         check_config(replace(several, scheme="fullmesh_v2"))
 
 
 @pytest.mark.parametrize("sizes", [(3, 1), (1, 3), (2, 2), (2, 1, 1)])
-def test_servers_of_fullmesh_need_not_be_alike(
-    sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(BlockFullmesh, "crosses_servers", True)
+def test_servers_of_fullmesh_need_not_be_alike(sizes: tuple[int, ...]) -> None:
     small = replace(A2, num_ranks=4, num_experts=8, ranks_per_server=sizes, relaxed=True)
     check_config(small)
     hierarchy = replace(small, scheme="hierarchy")
@@ -106,8 +102,7 @@ def test_what_is_served(base: Config) -> None:
 
 
 @pytest.mark.parametrize("base", in_all_generations(A2, A2_V1))
-def test_a2_is_served_by_either_generation(base: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BlockFullmesh, "crosses_servers", True)
+def test_a2_is_served_by_either_generation(base: Config) -> None:
     check_config(base)
     wide = replace(base, num_ranks=384, num_experts=768, hidden=10240)
     if base.version == 2 and base.generation != "v3":

@@ -17,8 +17,6 @@ from moe_triton.core.errors import ArgumentError
 from moe_triton.limits import Choice, check_config, scheme_of
 from moe_triton.runtime.chosen_scheme import Asked, choose_scheme
 from moe_triton.schemes import layout_of
-from moe_triton.schemes.blocks import BlockFullmesh
-from moe_triton.schemes.fullmesh import Fullmesh
 from moe_triton.torch_npu_ops import check
 from tests.test_scheme_tables import write
 
@@ -111,7 +109,6 @@ def test_a_buffer_inside_one_server_says_that_it_is_fullmesh(monkeypatch: pytest
 
 
 def test_a_buffer_on_several_servers_goes_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BlockFullmesh, "crosses_servers", True)
     assert chosen("", 4, 2)[0] == "fullmesh"
     for name, value in HIERARCHY.items():
         monkeypatch.setenv(name, value)
@@ -122,9 +119,8 @@ def test_a_buffer_on_several_servers_goes_by_the_environment(monkeypatch: pytest
     assert chosen("auto", 4, 2)[0] == chosen("fullmesh", 4, 2)[0] == "fullmesh"
 
 
-def test_what_is_left_of_a_group_decides_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_of_a_group_decides_where_it_is() -> None:
     """Once all servers but one are lost."""
-    monkeypatch.setattr(BlockFullmesh, "crosses_servers", True)
     assert chosen("hierarchy", 4, 2, members=[2, 3])[0] == "fullmesh"
     assert chosen("hierarchy", 4, 2, members=[1, 3])[0] == "hierarchy"
     # Servers that are no longer alike: the buffer is refused with the sizes that are left.
@@ -139,16 +135,14 @@ def test_what_is_left_of_a_group_decides_where_it_is(monkeypatch: pytest.MonkeyP
     [(2, [0, 1], (2,)), (2, [1, 2, 3], (1, 2)), ((3, 1), [0, 2, 3], (2, 1)), ((1, 3), [0], (1,))],
 )
 def test_a_buffer_without_lost_ranks_keeps_their_servers(
-    servers: int | tuple[int, ...], members: list[int], left: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    servers: int | tuple[int, ...], members: list[int], left: tuple[int, ...]
 ) -> None:
-    monkeypatch.setattr(Fullmesh, "crosses_servers", True)
     config = Config(4, 4, 64, 2, 8, relaxed=True, ranks_per_server=servers)
     found = choose_scheme(Asked("fullmesh_v1"), config, members, False).config
     assert (found.num_ranks, found.topology.sizes) == (len(members), left)
 
 
-def test_tensor_parallel_ranks_are_refused_between_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Fullmesh, "crosses_servers", True)
+def test_tensor_parallel_ranks_are_refused_between_servers() -> None:
     config = Config(4, 4, 64, 2, 4, relaxed=True)
     choose_scheme(Asked("fullmesh_v1"), config, range(4), True)
     several = replace(config, ranks_per_server=2)
@@ -159,10 +153,7 @@ def test_tensor_parallel_ranks_are_refused_between_servers(monkeypatch: pytest.M
     assert caught.value.remedy == "Use a group inside one server, or no tensor parallelism."
 
 
-def test_auto_takes_no_scheme_that_stays_inside_a_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Fullmesh, "crosses_servers", True)
+def test_auto_takes_no_scheme_that_stays_inside_a_server(tmp_path: Path) -> None:
     write(tmp_path, {("own", 64): "fullmesh_v2", ("window", 64): "direct"})
     config = Config(4, 4, 1024, 2, 8, relaxed=True)
     for outputs, scheme in [("own", "fullmesh_v2"), ("window", "direct")]:
@@ -173,8 +164,7 @@ def test_auto_takes_no_scheme_that_stays_inside_a_server(
         assert several.source.startswith("fullmesh_v1: no table has a scheme that serves the group")
 
 
-def test_the_size_hint_goes_by_the_same_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BlockFullmesh, "crosses_servers", True)
+def test_the_size_hint_goes_by_the_same_choice() -> None:
 
     def hint(num_ranks: int, **options: object) -> int:
         return EPBuffer.get_buffer_size_hint(num_ranks, **(SIZES | {"product": "A2"} | options))  # type: ignore[arg-type]
@@ -226,7 +216,6 @@ def test_torch_npus_functions_tell_once(
         said = "a group inside one server is fullmesh on A2, also with comm_alg='hierarchy'"
         assert asked("hierarchy") == [said]
         assert asked("hierarchy") == []
-    monkeypatch.setattr(BlockFullmesh, "crosses_servers", True)
     for name, value in HIERARCHY.items():
         monkeypatch.setenv(name, value)
     with settings_of(product="A2", relaxed=True, ranks_per_server=[3, 1]):

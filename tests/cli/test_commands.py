@@ -11,7 +11,6 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from moe_triton.backends.cpu import extension, native
-from moe_triton.schemes.blocks import BlockFullmesh
 from moe_triton.tools.cli import demo as demo_module
 from moe_triton.tools.cli import doctor as doctor_module
 from moe_triton.tools.cli.app import app
@@ -158,7 +157,6 @@ def test_layout_prints_what_a_scheme_has() -> None:
 
 
 def test_layout_and_plan_know_products_and_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BlockFullmesh, "crosses_servers", True)
     a2 = "--product", "A2", "--ranks", "4"
     for command in ("layout", "plan"):
 

@@ -12,8 +12,6 @@ import pytest
 from moe_triton import ArgumentError, ConfigMismatchError, EPBuffer
 from moe_triton import torch_npu_ops as ops
 from moe_triton.processes import RankGroup
-from moe_triton.schemes.blocks import BlockFullmesh
-from moe_triton.schemes.fullmesh import Fullmesh
 from tests.distributed.cases import inputs_of, small_case
 from tests.distributed.workers import expected_round, one_round
 from tests.torch_npu_ops.setting import make_round
@@ -49,14 +47,11 @@ def at_once(call: Callable[[], Any]) -> str:
 
 def disagree(rank: int, num_ranks: int, options: dict[str, Any]) -> list[str]:
     wrong = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Fullmesh, "crosses_servers", True)
-        patch.setattr(BlockFullmesh, "crosses_servers", True)
-        for given, line in DISAGREEMENTS:
-            mine: dict[str, Any] = SIZES | options | {"ranks_per_server": given[rank]}
-            said = at_once(lambda mine=mine: EPBuffer(timeout_s=PATIENCE_S, **mine))  # type: ignore[misc]
-            if not said.startswith("ConfigMismatchError") or f"\n  ranks_per_server: {line}" not in said:
-                wrong.append(f"{given}: {said}")
+    for given, line in DISAGREEMENTS:
+        mine: dict[str, Any] = SIZES | options | {"ranks_per_server": given[rank]}
+        said = at_once(lambda mine=mine: EPBuffer(timeout_s=PATIENCE_S, **mine))  # type: ignore[misc]
+        if not said.startswith("ConfigMismatchError") or f"\n  ranks_per_server: {line}" not in said:
+            wrong.append(f"{given}: {said}")
     return wrong
 
 
@@ -72,13 +67,11 @@ def test_who_shares_a_server_must_not_differ(ranks: Groups, options: dict[str, A
 def disagree_in_calls(rank: int, num_ranks: int) -> list[str]:
     wrong = []
     r = make_round(rank, num_ranks)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BlockFullmesh, "crosses_servers", True)
-        for given, line in DISAGREEMENTS:
-            ops.configure(product="A2", relaxed=True, timeout_s=PATIENCE_S, ranks_per_server=given[rank])
-            said = at_once(lambda: ops.npu_moe_distribute_dispatch_v2(r.x, r.ids, *r.group))
-            if not said.startswith("ConfigMismatchError") or f"\n  ranks_per_server: {line}" not in said:
-                wrong.append(f"{given}: {said}")
+    for given, line in DISAGREEMENTS:
+        ops.configure(product="A2", relaxed=True, timeout_s=PATIENCE_S, ranks_per_server=given[rank])
+        said = at_once(lambda: ops.npu_moe_distribute_dispatch_v2(r.x, r.ids, *r.group))
+        if not said.startswith("ConfigMismatchError") or f"\n  ranks_per_server: {line}" not in said:
+            wrong.append(f"{given}: {said}")
     ops.release(ops.group_name())
     ops.configure()
     return wrong

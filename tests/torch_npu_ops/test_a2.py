@@ -12,7 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from moe_triton import ArgumentError, reference
 from moe_triton import torch_npu_ops as ops
 from moe_triton.processes import RankGroup
-from moe_triton.schemes.blocks import BlockFullmesh
 from tests.torch_npu_ops.setting import TOKENS, TOPK, experts_of, make_round
 
 Groups = Callable[[int], RankGroup]
@@ -62,15 +61,13 @@ def tails(rank: int, num_ranks: int) -> list[str]:
     for servers, given in [(1, None), (2, 2), (4, 1), (2, [3, 1]), (3, [1, 1, 2])]:
         ops.configure(product="A2", relaxed=True, ranks_per_server=given)
         expected = pairs + 2 * TOKENS * num_ranks * TOPK * servers
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(BlockFullmesh, "crosses_servers", True)
-            for call in (ops.npu_moe_distribute_dispatch, ops.npu_moe_distribute_dispatch_v2):
-                plan = call.plan(r.x, r.ids, *r.group, expert_scales=r.weights)
-                with FakeTensorMode(allow_non_fake_inputs=True):
-                    traced = call(*map(torch.empty_like, (r.x, r.ids)), *r.group, expert_scales=r.weights)
-                found = plan.symbols.specs()[4][0], tuple(traced[4].shape)
-                if found != ((expected,), (expected,)):
-                    wrong.append(f"{given}: {found} and not {expected}")
+        for call in (ops.npu_moe_distribute_dispatch, ops.npu_moe_distribute_dispatch_v2):
+            plan = call.plan(r.x, r.ids, *r.group, expert_scales=r.weights)
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                traced = call(*map(torch.empty_like, (r.x, r.ids)), *r.group, expert_scales=r.weights)
+            found = plan.symbols.specs()[4][0], tuple(traced[4].shape)
+            if found != ((expected,), (expected,)):
+                wrong.append(f"{given}: {found} and not {expected}")
     ops.configure()
     return wrong
 

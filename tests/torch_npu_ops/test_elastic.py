@@ -8,7 +8,6 @@ import pytest
 
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
-from moe_triton.schemes.fullmesh import Fullmesh
 from moe_triton.torch_npu_ops.elastic import deployment_of
 
 
@@ -37,9 +36,8 @@ def words(config: Config, members: Sequence[int], shared: int = 0) -> tuple[int,
     ],
 )
 def test_the_ranks_that_are_left_stay_on_their_servers(
-    servers: tuple[int, ...], members: tuple[int, ...], left: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    servers: tuple[int, ...], members: tuple[int, ...], left: tuple[int, ...]
 ) -> None:
-    monkeypatch.setattr(Fullmesh, "crosses_servers", True)
     config = config_of(servers)
     deployment = deployment_of(config, members[-1], words(config, members))
     assert deployment.config.topology.sizes == left
@@ -50,8 +48,7 @@ def test_the_ranks_that_are_left_stay_on_their_servers(
     ]
 
 
-def test_a_table_that_takes_a_server_apart_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Fullmesh, "crosses_servers", True)
+def test_a_table_that_takes_a_server_apart_is_refused() -> None:
     config = config_of((2, 2))
     with pytest.raises(
         ArgumentError, match=r"elastic_info is one with ranks_per_server of \[2, 2\] .* neighbours"
