@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from moe_triton import ArgumentError, CommunicationTimeoutError, EPBuffer, Tuning
+from moe_triton import ArgumentError, CommunicationTimeoutError, EPBuffer, Tuning, reference
 from moe_triton.backends.cpu.nic import NicSettings, emulated_nic
 from moe_triton.processes import RankGroup
+from moe_triton.tools.selftest.comparison import wrong_received
 from tests.distributed.cases import Case, inputs_of, small_case
 from tests.distributed.workers import compare_rounds, make_buffer, many_rounds, one_round
 
@@ -79,6 +80,25 @@ def test_late_ranks_change_nothing(ranks: Groups, scheme: str) -> None:
     assert ranks(4).run(straggle, case_of(scheme, (2, 2)), UNORDERED, timeout_s=120) == [[]] * 4
 
 
+def masked(rank: int, num_ranks: int, case: Case, settings: NicSettings) -> list[str]:
+    """Rounds in which a mask leaves 0 to 4 tokens of each rank, against the reference without the others."""
+    c, wrong = case.config, []
+    with emulated_nic(seeded(rank, settings)), make_buffer(case) as buffer:
+        for number in range(2):
+            everyone = [inputs_of(case, each, number) for each in range(num_ranks)]
+            masks = [torch.arange(len(i.x)) < (each + number) % 5 for each, i in enumerate(everyone)]
+            ids = [i.topk_idx.where(m[:, None], -1) for i, m in zip(everyone, masks, strict=True)]
+            x, weights = [i.x for i in everyone], [i.topk_weights for i in everyone]
+            received = reference.dispatch(c, x, ids, weights)
+            sums = reference.combine(c, [r.tokens for r in received], received, ids, weights)
+            own = everyone[rank]
+            output = buffer.dispatch(own.x, own.topk_idx, own.topk_weights, active_mask=masks[rank])
+            combined = buffer.combine(output.tokens, output.handle, own.topk_weights)
+            wrong += [f"round {number}: {name}" for name in wrong_received(output, received[rank])]
+            wrong += [] if torch.equal(combined, sums[rank]) else [f"round {number}: combined"]
+    return wrong
+
+
 @pytest.mark.long  # up to 16 processes on two cores
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("servers", [(2, 2, 2, 2), (4, 4), (2,) * 8], ids=str)
@@ -90,7 +110,10 @@ def test_more_servers(ranks: Groups, scheme: str, servers: tuple[int, ...]) -> N
         for quantize, settings in ((None, UNORDERED), ("int8", ORDERED))
     ]
     cases.append((to_one_server(case_of(scheme, servers), len(servers) - 1), UNORDERED))
+    few = tuple(rank % 5 for rank in range(count))  # none and one among them, others in each round
+    cases.append((case_of(scheme, servers, tokens=few, num_blocks=3), UNORDERED))
     assert ranks(count).run(compare, cases, timeout_s=400) == [[]] * count
+    assert ranks(count).run(masked, case_of(scheme, servers), UNORDERED, timeout_s=100) == [[]] * count
 
 
 # Failure.
