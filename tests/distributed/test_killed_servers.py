@@ -107,3 +107,12 @@ def test_a_server_that_is_killed_is_named(
     failed = check(scheme, servers, operator, moment)
     if moment == "in its first block":
         assert failed == [operator] * len(failed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("operator", "moment"), [("dispatch", "in its last block"), ("combine", "in its first block")]
+)
+def test_a_server_that_is_killed_is_named_across_two_hops(operator: Operator, moment: str) -> None:
+    """A survivor has messages of one rank of the server; its neighbour has those of the other one."""
+    check("hierarchy", (2, 2), operator, moment)
