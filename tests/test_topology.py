@@ -116,14 +116,17 @@ class Endless(Unreadable):
         True,
         np.bool_(True),
         np.float32(2),
-        np.array([2, 2]),
         np.array(2),
-        torch.tensor([2, 2]),
         torch.tensor(2),
         [2, 2.0],
         [True],
         [[2], [2]],
         [np.array([2])],
+        np.array([2.0, 2.0]),
+        np.array([[2, 2]]),
+        np.array([True, True]),
+        torch.empty(2, dtype=torch.int32, device="meta"),
+        torch.ones(1025, dtype=torch.int32),
         [torch.tensor(2)],
         [None],
         ["2"],
@@ -153,11 +156,25 @@ def test_numbers_of_ranks_are_integers_that_exist(given: object) -> None:
         Config(4, 1, 32, 1, 4, ranks_per_server=given)  # type: ignore[arg-type]
 
 
+def test_the_servers_of_the_ranks_are_told_what_is_asked_for() -> None:
+    with pytest.raises(ArgumentError) as caught:
+        check_ranks_per_server([0, 1, 0, 1])
+    assert caught.value.rule == "a server has 1 to 1024 ranks"
+    for given in ([0, 1, 0, 1], np.array([[2, 2]]), "2,2"):
+        with pytest.raises(ArgumentError) as caught:
+            check_ranks_per_server(given)
+        assert caught.value.remedy.startswith("Servers are ranges of consecutive ranks: pass how many ranks")
+
+
 def test_integers_become_pythons() -> None:
     assert check_ranks_per_server(np.int64(2)) == 2
     assert check_ranks_per_server([np.int32(3), 1]) == (3, 1)
     assert check_ranks_per_server((2, 2)) == check_ranks_per_server(UserList([2, 2])) == (2, 2)
     assert type(check_ranks_per_server(np.int8(2))) is int
+    for given in (np.array([3, 1], np.int8), torch.tensor([3, 1])):
+        sizes = check_ranks_per_server(given)
+        assert sizes == (3, 1)
+        assert [type(size) for size in sizes] == [int, int]
     numbers = check_ranks_per_server([np.uint8(2), np.int64(2)])
     assert isinstance(numbers, tuple)
     assert {type(number) for number in numbers} == {int}

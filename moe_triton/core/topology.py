@@ -7,23 +7,32 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+import torch
+
 from moe_triton.core.checks import check_integer, shown
 from moe_triton.core.errors import ArgumentError
 
 RANKS_PER_SERVER = "ranks_per_server"
 MAX_RANKS = 1024  # more than any product's group has
 RanksPerServer = int | Sequence[int] | None
-REMEDY = "Pass the ranks of a server, or how many each server has, in the order of the ranks."
+REMEDY = (
+    "Servers are ranges of consecutive ranks: pass how many ranks a server has, as 8, or a list of how many "
+    "each of them has, as [3, 1]."
+)
 
 
 def check_ranks_per_server(value: object) -> int | tuple[int, ...] | None:
     """Checks what says how many ranks a server has, and returns it with Python's own numbers.
 
     Raises:
-        ArgumentError: it is neither an integer nor a sequence of integers, nor None; or one is out of range.
+        ArgumentError: it is neither an integer nor a sequence, an array or a tensor of integers, nor None; or
+            one is out of range.
     """
     if value is None:
         return None
+    if isinstance(value, (np.ndarray, torch.Tensor)) and value.ndim == 1:
+        return tuple(map(_number_of_ranks, _elements_of(value)))
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)):
         return tuple(map(_number_of_ranks, _listed(value)))
     return _number_of_ranks(value)
@@ -33,17 +42,32 @@ def _listed(value: Sequence[object]) -> list[object]:
     try:
         numbers = list(itertools.islice(value, MAX_RANKS + 1))
     except Exception:  # a caller's own class
-        raise ArgumentError(RANKS_PER_SERVER, shown(value), "it cannot be read", REMEDY) from None
+        raise _unreadable(value) from None
     if len(numbers) > MAX_RANKS:
         rule = f"a group has at most {MAX_RANKS} servers"
         raise ArgumentError(RANKS_PER_SERVER, shown(value), rule, REMEDY)
     return numbers
 
 
+def _elements_of(value: np.ndarray | torch.Tensor) -> list[object]:
+    try:
+        numbers = value[: MAX_RANKS + 1].tolist()
+    except Exception:  # a tensor without memory
+        raise _unreadable(value) from None
+    return _listed(numbers)
+
+
+def _unreadable(value: object) -> ArgumentError:
+    return ArgumentError(RANKS_PER_SERVER, shown(value), "it cannot be read", REMEDY)
+
+
 def _number_of_ranks(value: object) -> int:
-    number = check_integer(RANKS_PER_SERVER, value)
+    try:
+        number = check_integer(RANKS_PER_SERVER, value)
+    except ArgumentError as error:
+        raise ArgumentError(RANKS_PER_SERVER, error.value, error.rule, REMEDY, code=error.code) from None
     if not 1 <= number <= MAX_RANKS:
-        raise ArgumentError(RANKS_PER_SERVER, shown(value), f"a server has 1 to {MAX_RANKS} of them", REMEDY)
+        raise ArgumentError(RANKS_PER_SERVER, shown(value), f"a server has 1 to {MAX_RANKS} ranks", REMEDY)
     return number
 
 

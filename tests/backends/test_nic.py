@@ -37,6 +37,7 @@ def test_a_word_says_how_a_peer_is_reached(peer: int, address: int) -> None:
         ("post_us", -1.0),
         ("post_us", float("nan")),
         ("post_us", 2e6),
+        ("post_us", "1"),
         ("seed", -1),
         ("seed", 1.5),
         ("ring_items", 0),

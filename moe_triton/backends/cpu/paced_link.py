@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 from collections.abc import Iterator
 
+from moe_triton.core.checks import check_number
 from moe_triton.core.errors import ArgumentError
 
 _KILO, _GIGA = 1000, 10**9
@@ -92,8 +93,9 @@ def in_range(name: str, value: float, low: float, high: float) -> float:
     """A number of the emulated device.
 
     Raises:
-        ArgumentError: it is out of its range.
+        ArgumentError: it is no number, or out of its range.
     """
+    check_number(name, value)  # before it is compared
     if not low <= value <= high:
         raise ArgumentError(name, value, f"it must be {low:g} to {high:g}", "Pass a number in this range.")
     return value
