@@ -160,9 +160,9 @@ def test_the_servers_of_the_ranks_are_told_what_is_asked_for() -> None:
     with pytest.raises(ArgumentError) as caught:
         check_ranks_per_server([0, 1, 0, 1])
     assert caught.value.rule == "a server has 1 to 1024 ranks"
-    for given in ([0, 1, 0, 1], np.array([[2, 2]]), "2,2"):
+    for wrong in ([0, 1, 0, 1], np.array([[2, 2]]), "2,2"):
         with pytest.raises(ArgumentError) as caught:
-            check_ranks_per_server(given)
+            check_ranks_per_server(wrong)
         assert caught.value.remedy.startswith("Servers are ranges of consecutive ranks: pass how many ranks")
 
 
@@ -171,8 +171,8 @@ def test_integers_become_pythons() -> None:
     assert check_ranks_per_server([np.int32(3), 1]) == (3, 1)
     assert check_ranks_per_server((2, 2)) == check_ranks_per_server(UserList([2, 2])) == (2, 2)
     assert type(check_ranks_per_server(np.int8(2))) is int
-    for given in (np.array([3, 1], np.int8), torch.tensor([3, 1])):
-        sizes = check_ranks_per_server(given)
+    for array in (np.array([3, 1], np.int8), torch.tensor([3, 1])):
+        sizes = check_ranks_per_server(array)
         assert sizes == (3, 1)
         assert [type(size) for size in sizes] == [int, int]
     numbers = check_ranks_per_server([np.uint8(2), np.int64(2)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from moe_triton.core.errors import ArgumentError
 from moe_triton.model.constants import Machine
 from moe_triton.model.traffic import Tier
@@ -22,7 +24,7 @@ _HOPS = {
 }
 
 
-def tiers(product: str, ranks: int, rank: int, ranks_per_node: int | None = None) -> tuple[Tier, ...]:
+def tiers(product: str, ranks: int, rank: int) -> tuple[Tier, ...]:
     """How far each rank of a group is from one of them.
 
     Args:
@@ -30,23 +32,32 @@ def tiers(product: str, ranks: int, rank: int, ranks_per_node: int | None = None
             (another card of the server, over HCCS) or "network".
         ranks: of the group, one on each device, in the order of the devices.
         rank: the one.
-        ranks_per_node: devices of a node or server; the product's if not given.
 
     Returns:
         (EP,) tiers.
 
     Raises:
-        ArgumentError: another product, no such rank, or nodes of no ranks.
+        ArgumentError: another product, or no such rank.
     """
     if product not in RANKS_PER_NODE:
         rule = f"topologies are known of {list(RANKS_PER_NODE)}"
         raise ArgumentError("product", repr(product), rule, "Name one of them.")
     if not 0 <= rank < ranks:
         raise ArgumentError("rank", rank, f"it must be in [0, {ranks})", "Name a rank of the group.")
-    size = RANKS_PER_NODE[product] if ranks_per_node is None else ranks_per_node
-    if size < 1:
-        raise ArgumentError("ranks_per_node", size, "a node has at least one", "Pass 1 or more.")
-    return tuple(_tier(product, rank, peer, size) for peer in range(ranks))
+    return tuple(_tier(product, rank, peer, RANKS_PER_NODE[product]) for peer in range(ranks))
+
+
+def tiers_between(servers: Sequence[int], rank: int) -> tuple[Tier, ...]:
+    """How far each rank of a group on several servers is from one of them: "self", "node" or "network".
+
+    Args:
+        servers: the server of each rank.
+        rank: the one.
+    """
+    return tuple(
+        "self" if peer == rank else "node" if server == servers[rank] else NETWORK
+        for peer, server in enumerate(servers)
+    )
 
 
 def _tier(product: str, rank: int, peer: int, ranks_per_node: int) -> Tier:

@@ -9,11 +9,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from moe_triton.core.config import Config
 from moe_triton.core.tables import Row, Table
+from moe_triton.model.clusters.group import Group
 from moe_triton.model.constants import machine_named
 from moe_triton.runtime.chosen_scheme import Asked, choose_scheme
 from moe_triton.tables import schemes
@@ -142,10 +144,39 @@ def test_auto_goes_by_the_users_table(tmp_path: Path, monkeypatch: pytest.Monkey
         (["--experts", "9"], "experts"),
         (["--quantize", "int9"], "quantize"),
         (["--parts", "99"], "parts"),
+        (["--ranks-per-server", "3"], "ranks_per_server is 3"),
+        (["--ranks-per-server", "4;4"], "ranks_per_server is '4;4'"),
+        (
+            ["--comm-alg", "hierarchy", "--machine", "A2", "--ranks-per-server", "4"],
+            "closed form run moe-triton model",
+        ),
+        (
+            ["--comm-alg", "fullmesh", "--ranks-per-server", "4"],
+            "no constants of a network; A2 has. Pass --machine A2",
+        ),
+        (["--ranks-per-server", "4"], "no constants of a network; A2 has. Pass --machine A2"),
     ],
 )
 def test_what_cannot_be_is_refused(options: list[str], said: str) -> None:
-    assert said in run("plan", *SMALL, *options, code=2)
+    assert said in " ".join(run("plan", *SMALL, *options, code=2).split())
+
+
+def test_servers_are_named_as_elsewhere() -> None:
+    found = document("--machine", "A2", "--ranks-per-server", "7,1")
+    assert found["ranks_per_server"] == [7, 1]
+    assert {launch["step"] for launch in found["operators"]["dispatch"]["launches"]} >= {"post"}
+
+
+def test_ranks_are_as_far_as_their_servers() -> None:
+    group = Group(4, 1, 32, 1, 4, ranks_per_server=[1, 3])
+    tiers = "network", "node", "self", "node"
+    assert group.traffic(np.zeros((4, 1, 1), np.int32), 2).tiers == tiers
+
+
+def test_a_scheme_without_formulas_has_no_table_of_prices() -> None:
+    said = " ".join(run("prices", "--machine", "A2", "--comm-alg", "hierarchy", code=2).split())
+    assert "rail_send has no formula" in said
+    assert "moe-triton model cluster --machine A2 --comm-alg hierarchy" in said
 
 
 def test_prices_are_a_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 from moe_triton.core.errors import ArgumentError
 from moe_triton.model.constants import machine_named
-from moe_triton.model.topology import hop_us, tiers
+from moe_triton.model.topology import hop_us, tiers, tiers_between
 
 
 def test_a3_has_dies_cards_and_nodes() -> None:
@@ -32,8 +30,9 @@ def test_as_far_there_as_back(product: str) -> None:
     assert table == list(zip(*table, strict=True))
 
 
-def test_a_node_may_be_smaller() -> None:
-    assert Counter(tiers("A3", 16, 0, ranks_per_node=4)) == {"self": 1, "sibling": 1, "node": 2, "far": 12}
+def test_servers_may_have_different_numbers_of_ranks() -> None:
+    assert tiers_between((0, 1, 1, 1), 2) == ("network", "node", "self", "node")
+    assert tiers_between((0,) * 8 + (1,) * 8, 3) == tiers("A2", 16, 3)
 
 
 @pytest.mark.parametrize("product", ["A2", "A3"])
@@ -51,7 +50,6 @@ def test_each_tier_is_farther_than_the_one_before(product: str) -> None:
     [
         ("product", lambda: tiers("A5", 8, 0)),
         ("rank", lambda: tiers("A3", 8, 8)),
-        ("ranks_per_node", lambda: tiers("A3", 8, 0, ranks_per_node=0)),
         ("tier", lambda: hop_us(machine_named("A3"), "moon")),
         ("tier", lambda: hop_us(machine_named("A2"), "far")),
     ],

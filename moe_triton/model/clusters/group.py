@@ -13,12 +13,13 @@ from moe_triton.core.config import Config, Product
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.plan import Plan
 from moe_triton.core.row_formats import row_format_of
+from moe_triton.core.topology import RANKS_PER_SERVER, RanksPerServer, check_ranks_per_server
 from moe_triton.core.tuning import Tuning
 from moe_triton.limits import check_config
 from moe_triton.model.clusters.routing import GROUPS, TOP_GROUPS, draw_ids
 from moe_triton.model.constants import Machine
 from moe_triton.model.timelines.timeline import Mode
-from moe_triton.model.topology import tiers
+from moe_triton.model.topology import tiers, tiers_between
 from moe_triton.model.traffic import Traffic, traffic_of
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes import make_scheme
@@ -75,7 +76,7 @@ class Group:
         communication_blocks: blocks that communicate while the others compute; if None, none of them, or half
             of them where parts are asked for.
         routing: how experts are drawn.
-        ranks_per_server: ranks that reach each other's memory; 0 for the product's: 8 of A2, all of A3.
+        ranks_per_server: see `Config`.
 
     Raises:
         ArgumentError: what no group has, whatever its scheme.
@@ -93,7 +94,7 @@ class Group:
     parts: int | None = None
     communication_blocks: int | None = None
     routing: Routing = field(default_factory=Routing)
-    ranks_per_server: int = 0
+    ranks_per_server: RanksPerServer = None
 
     def __post_init__(self) -> None:
         if not 2 <= self.ranks <= MOST_RANKS:
@@ -110,6 +111,7 @@ class Group:
         if self.parts is not None and not 1 <= self.parts <= self.tokens:
             rule = f"it must be 1 to the {self.tokens} tokens"
             raise ArgumentError("parts", self.parts, rule, "Name a number of parts.")
+        object.__setattr__(self, RANKS_PER_SERVER, check_ranks_per_server(self.ranks_per_server))
 
     @property
     def num_experts(self) -> int:
@@ -134,7 +136,7 @@ class Group:
             product=self.product,
             scheme=self.comm_alg,
             relaxed=True,
-            ranks_per_server=self.ranks_per_server or None,
+            ranks_per_server=self.ranks_per_server,
         )
         try:
             check_config(config)
@@ -157,7 +159,7 @@ class Group:
         servers = self.config.topology
         if servers.num_servers == 1:
             return traffic_of(self.config, rank, ids, tiers(self.product, self.ranks, rank))
-        return traffic_of(self.config, rank, ids, tiers("A2", self.ranks, rank, servers.sizes[0]))
+        return traffic_of(self.config, rank, ids, tiers_between(servers.servers, rank))
 
     def scheme(self, machine: Machine, rank: int = 0) -> Scheme:
         """How tokens travel from a rank, on as many cores as the machine has."""

@@ -15,6 +15,7 @@ from rich.console import Console
 from moe_triton.schemes import SCHEMES
 from moe_triton.tools.cli import model
 from moe_triton.tools.cli.extensions import add_extensions
+from moe_triton.tools.cli.servers import SERVERS_HELP
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 console = Console()
@@ -26,7 +27,6 @@ _NAMES = "; ".join(f"{product}: {', '.join(schemes)}" for product, schemes in SC
 COMM_ALG_HELP = f"how tokens travel: auto, or a scheme ({_NAMES})"
 OUTPUTS_HELP = "where auto may leave outputs, as EPBuffer takes it"
 PRODUCT_HELP = "whose limits and schemes; if not given, that which has the scheme"
-SERVERS_HELP = "as 8, or 3,1 with one number for each; if not given, what the product's servers have"
 MEMFABRIC_HELP = (
     "for groups of several servers, by posts: 'installed', or the folder of the package memfabric_hybrid"
 )

@@ -12,12 +12,12 @@ from rich.table import Table
 from moe_triton.core.config import Config, Product
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.row_formats import ROW_FORMATS, row_format_of
-from moe_triton.core.topology import RANKS_PER_SERVER, REMEDY, RanksPerServer
 from moe_triton.core.tuning import Tuning
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.runtime.chosen_scheme import Asked, ChosenScheme, choose_scheme
 from moe_triton.schemes import layout_of, make_scheme, product_of
 from moe_triton.schemes.site import Site
+from moe_triton.tools.cli.servers import servers_of
 
 
 @dataclass(frozen=True)
@@ -43,20 +43,9 @@ class Group:
             ArgumentError: they are refused.
         """
         product = self.product or product_of(self.asked.comm_alg)
-        servers = _servers_of(self.ranks_per_server)
+        servers = servers_of(self.ranks_per_server)
         config = self.make(product=product, relaxed=True, ranks_per_server=servers)
         return choose_scheme(self.asked, config, range(config.num_ranks), exchange=False)
-
-
-def _servers_of(text: str) -> RanksPerServer:
-    if not text:
-        return None
-    try:
-        numbers = [int(number) for number in text.split(",")]
-    except ValueError:
-        rule = "it must be a number, or one for each server with commas between"
-        raise ArgumentError(RANKS_PER_SERVER, repr(text), rule, REMEDY) from None
-    return numbers if len(numbers) > 1 else numbers[0]
 
 
 def show_layout(group: Group, console: Console) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,6 +18,7 @@ from moe_triton.runtime.chosen_scheme import AUTO, Asked, choose_scheme
 from moe_triton.schemes import SCHEMES
 from moe_triton.tables.schemes import Outputs
 from moe_triton.tools.cli.model.machines import MACHINE, machine_of
+from moe_triton.tools.cli.servers import SERVERS_HELP, servers_of
 
 if TYPE_CHECKING:
     from moe_triton.core.config import Product
@@ -25,7 +28,10 @@ if TYPE_CHECKING:
     from moe_triton.model.sensitivity import Judged
     from moe_triton.model.timelines.timeline import Span
 
-COMM_ALGS = f"how tokens travel: {', '.join(SCHEMES['A3'])}; with A2's network also fullmesh"
+COMM_ALGS = (
+    f"how tokens travel: {', '.join(SCHEMES['A3'])}; with A2's network also fullmesh; of hierarchy there is "
+    "a closed form only, in model cluster"
+)
 ROWS = "how rows travel: as EPBuffer.dispatch takes it, or none"
 LAUNCHED = "whether a captured graph runs, or the host launches every time"
 STEP_HEADINGS = (
@@ -53,6 +59,8 @@ PRICE_HEADINGS = (
 )
 TABLE_RANKS, TABLE_TOKENS, TABLE_ROWS = (8, 16, 64, 256), (8, 16, 32, 64, 128), ("int8", None)
 MOST_SHOWN = 3
+NETWORK = "rdma_gb_per_s"
+"""Of the constants of a machine that posts to others."""
 
 
 def plan(
@@ -74,9 +82,7 @@ def plan(
         int | None,
         typer.Option(help="cores that communicate while the others compute; half with --parts"),
     ] = None,
-    ranks_per_server: Annotated[
-        int, typer.Option(help="others are posted to; 0 for the product's: 8 of A2, all of A3")
-    ] = 0,
+    ranks_per_server: Annotated[str, typer.Option(help=f"others are posted to; {SERVERS_HELP}")] = "",
     mode: Annotated[Literal["graph", "stream"], typer.Option(help=LAUNCHED)] = "graph",
     machine: Annotated[str, typer.Option(help=MACHINE)] = "A3",
     routing: Annotated[str, typer.Option(help="uniform, node-limited or zipf")] = "uniform",
@@ -94,13 +100,15 @@ def plan(
         used = machine_of(machine)
         product = _product_of(comm_alg, used)
         fixed = ranks, tokens, hidden, topk, experts, rows, comm_alg, product, mode
-        group = Group(*fixed, parts, communication_blocks, Routing(routing, seed), ranks_per_server)
+        servers = servers_of(ranks_per_server)
+        group = Group(*fixed, parts, communication_blocks, Routing(routing, seed), servers)
         if comm_alg == AUTO:
             group = _with_chosen_scheme(group, outputs, console if not as_json else None)
         if product != used.product and group.config.topology.num_servers == 1:
             rule = f"only between servers has a scheme of {product} a price on {used.product}"
             raise ArgumentError("comm_alg", repr(comm_alg), rule, "Pass --ranks-per-server, or another one.")
-        _plan(console, group, used, as_json, trace)
+        with _saying_what_has_a_price(group.comm_alg, used):
+            _plan(console, group, used, as_json, trace)
     except ArgumentError as error:
         console.print(f"[red]{error}[/red]")
         raise typer.Exit(2) from None
@@ -110,6 +118,29 @@ def _product_of(comm_alg: str, machine: Machine) -> Product:
     """Whose scheme it is: the machine's own, or that of another product, on its network."""
     products: tuple[Product, ...] = (machine.product, "A2", "A3")
     return next((name for name in products if comm_alg in SCHEMES[name]), machine.product)
+
+
+@contextmanager
+def _saying_what_has_a_price(comm_alg: str, machine: Machine) -> Iterator[None]:
+    """Around what prices plans.
+
+    Raises:
+        ArgumentError: the model has no price of the scheme's plans on this machine.
+    """
+    from moe_triton.core.errors import ArgumentError
+    from moe_triton.model.cost import UnknownWorkError
+
+    try:
+        yield
+    except UnknownWorkError as error:
+        rule = f"the model cannot price its plans: {error}"
+        if comm_alg == "hierarchy":
+            remedy = "For its closed form run moe-triton model cluster --machine A2 --comm-alg hierarchy."
+            raise ArgumentError("comm_alg", repr(comm_alg), rule, remedy) from None
+        if NETWORK not in machine.constants:
+            remedy = "Pass --machine A2, or a file of constants with a network's."
+            raise ArgumentError("comm_alg", repr(comm_alg), rule, remedy) from None
+        raise
 
 
 def _with_chosen_scheme(group: Group, outputs: Outputs, console: Console | None) -> Group:
@@ -136,7 +167,9 @@ def prices(
 
     console = Console()
     try:
-        lines = price_table(comm_alg, machine_of(machine))
+        used = machine_of(machine)
+        with _saying_what_has_a_price(comm_alg, used):
+            lines = price_table(comm_alg, used)
     except ArgumentError as error:
         console.print(f"[red]{error}[/red]")
         raise typer.Exit(2) from None
