@@ -150,8 +150,7 @@ class BufferPlans:
             if self._host.is_asynchronous
             else None,
         }
-        if row_format.block:
-            communicator.site.scheme.check_offers("several scales", "quantize", repr(row_format.name))
+        communicator.site.scheme.check_rows(row_format)
         plan = self._find(DISPATCH_OF_BUFFER, DispatchOfBuffer, tensors, modes)
         bindings = plan.bind(tensors)
         given = {}

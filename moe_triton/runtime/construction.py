@@ -165,6 +165,35 @@ def prepare(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepare
     return prepared
 
 
+def check_tuning(tuning: Tuning, config: Config, blocks: int, target: str) -> None:
+    """Checks what a caller says of how operators run, where no table adds anything.
+
+    Args:
+        tuning: the caller's.
+        config: one that keeps every rule.
+        blocks: per kernel.
+        target: name of the back end.
+
+    Raises:
+        ArgumentError: a buffer cannot have it.
+    """
+    _check_parts(tuning, config)
+    _check_blocks(tuning, config, blocks, target)
+
+
+def _check_parts(tuning: Tuning, config: Config) -> None:
+    """Before a table fills in the rest: parts that it names are not cut where rows are posted."""
+    if config.topology.num_servers > 1:
+        tuning.check_posts(config.num_max_tokens_per_rank)
+
+
+def _check_blocks(tuning: Tuning, config: Config, blocks: int, target: str) -> None:
+    if not 1 <= blocks <= MAX_BLOCKS:
+        raise ArgumentError("num_blocks", blocks, f"it must be 1 to {MAX_BLOCKS}", "Pass None.")
+    tuning.check(blocks)
+    tuning.check_poster(config.scheme, target)
+
+
 def check(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
     """Checks everything that this rank can check by itself.
 
@@ -175,8 +204,7 @@ def check(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
     config = order.config()
     check_config(config)
     tuning = checked_tuning(order.tuning)
-    if config.topology.num_servers > 1:
-        tuning.check_posts(config.num_max_tokens_per_rank)
+    _check_parts(tuning, config)
     num_blocks = None if order.num_blocks is None else check_integer("num_blocks", order.num_blocks)
     file = None
     if order.trace is not None:
@@ -187,10 +215,7 @@ def check(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
     pipeline = filled(machine, config, backend.cores(), order.tuning and tuning, num_blocks)
     backend.tuning = tuning = pipeline.tuning
     blocks = backend.num_blocks(meeting.num_ranks) if pipeline.num_blocks is None else pipeline.num_blocks
-    if not 1 <= blocks <= MAX_BLOCKS:
-        raise ArgumentError("num_blocks", blocks, f"it must be 1 to {MAX_BLOCKS}", "Pass None.")
-    tuning.check(blocks)
-    tuning.check_poster(config.scheme, backend.name)
+    _check_blocks(tuning, config, blocks, backend.name)
     if not backend.overlaps:
         tuning = dataclasses.replace(tuning, communication_blocks=0)
     exchange_rank = exchange.rank if exchange else None

@@ -15,6 +15,7 @@ from moe_triton.core.errors import ArgumentError
 from moe_triton.core.plan import Hole, Launch, Plan
 from moe_triton.core.reach import Queues
 from moe_triton.core.region import Region
+from moe_triton.core.row_formats import RowFormat
 from moe_triton.core.space import Space
 from moe_triton.core.topology import RANKS_PER_SERVER
 from moe_triton.layout import NUM_ZONES, Layout, RelayTables, SlotLayout
@@ -205,6 +206,16 @@ class Scheme(ABC):
         """
         if feature in cls.refuses:
             raise ArgumentError(argument, value, *cls.refuses[feature])
+
+    @classmethod
+    def check_rows(cls, row_format: RowFormat) -> None:
+        """Checks that dispatched rows can travel so.
+
+        Raises:
+            ArgumentError: they cannot.
+        """
+        if row_format.block:
+            cls.check_offers("several scales", "quantize", repr(row_format.name))
 
     @classmethod
     def check_reaches(cls, config: Config) -> None:

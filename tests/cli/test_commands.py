@@ -132,7 +132,7 @@ def test_layout_prints_every_region() -> None:
     output = run("layout", "--ranks", "4")
     for region in ("dispatch_slots", "combine_slots", "dispatch_status", "combine_status"):
         assert region in output
-    assert "num_ranks is 0" in run("layout", "--ranks", "0")
+    assert "num_ranks is 0" in run("layout", "--ranks", "0", code=2)
 
 
 def test_layout_and_plan_say_which_scheme_is_taken_and_why(
@@ -160,8 +160,8 @@ def test_layout_and_plan_know_products_and_servers(monkeypatch: pytest.MonkeyPat
     a2 = "--product", "A2", "--ranks", "4"
     for command in ("layout", "plan"):
 
-        def said(*options: str, command: str = command) -> str:
-            return " ".join(run(command, *options).split())  # lines are broken anywhere
+        def said(*options: str, command: str = command, code: int = 0) -> str:
+            return " ".join(run(command, *options, code=code).split())  # lines are broken anywhere
 
         assert run(command, *a2).startswith("scheme fullmesh: no table")
         inside = run(command, *a2, "--comm-alg", "hierarchy")
@@ -176,14 +176,14 @@ def test_layout_and_plan_know_products_and_servers(monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv("HCCL_INTRA_ROCE_ENABLE", "0")
         assert said(*several, "--comm-alg", "").startswith("scheme hierarchy: comm_alg='' with HCCL_INTRA")
         monkeypatch.delenv("HCCL_INTRA_ROCE_ENABLE")
-        on_two = said("--ranks-per-server", "4", "--comm-alg", "fullmesh_v2")
+        on_two = said("--ranks-per-server", "4", "--comm-alg", "fullmesh_v2", code=2)
         assert "ranks_per_server is [4, 4]" in on_two
         assert "480 bytes" in on_two
 
 
 @pytest.mark.parametrize("text", ["x", "3,", "3;1", "0", "3,-1", "3", "5,5"])
 def test_layout_refuses_servers_that_there_are_not(text: str) -> None:
-    assert run("layout", "--ranks-per-server", text).startswith("ranks_per_server is ")
+    assert run("layout", "--ranks-per-server", text, code=2).startswith("ranks_per_server is ")
 
 
 STEPS = {
@@ -237,5 +237,35 @@ def test_plan_says_in_how_many_parts_and_why(options: tuple[str, ...], said: str
         assert len(re.findall(r"^&?\s+compute\s+sum", output, flags=re.M)) == int(rest[0])
 
 
-def test_plan_refuses_blocks_that_do_not_fit() -> None:
-    assert "tuning.communication_blocks is 1" in run("plan", "--communication-blocks", "1")
+BY_SERVERS = "--comm-alg", "hierarchy", "--ranks", "4", "--ranks-per-server", "2"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--communication-blocks", "1"), "tuning.communication_blocks is 1"),
+        (("--blocks", "1000"), "num_blocks is 1000"),
+        (("--ranks", "4", "--ranks-per-server", "3"), "ranks_per_server is 3"),
+        (("--quantize", "int9"), "quantize is 'int9'"),
+        ((*BY_SERVERS, "--product", "A3"), "comm_alg is 'hierarchy'"),
+        (
+            (*BY_SERVERS, "--quantize", "int8_128"),
+            "quantize is 'int8_128', but with comm_alg='hierarchy' a row",
+        ),
+        ((*BY_SERVERS, "--dispatch-tokens", "8"), "tuning.dispatch_tokens is 8"),
+        ((*BY_SERVERS, "--backend", "npu", "--posts", "aicpu"), "tuning.posts is 'aicpu'"),
+        (("--posts", "aiv"), "tuning.posts is 'aiv'"),
+    ],
+)
+def test_plan_refuses_what_a_buffer_refuses(options: tuple[str, ...], said: str) -> None:
+    assert run("plan", *options, code=2).startswith(said)
+
+
+def test_plan_shows_who_posts() -> None:
+    """By token, or all at once behind what is written."""
+    by_token, usual, at_once = (run("plan", *BY_SERVERS, *posts) for posts in (
+        ("--posts", "aiv"), (), ("--posts", "aicpu")
+    ))  # fmt: skip
+    assert usual == by_token
+    assert ("by_token=1" in by_token, "by_token=0" in by_token) == (True, False)
+    assert ("by_token=1" in at_once, "by_token=0" in at_once) == (False, True)

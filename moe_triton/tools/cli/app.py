@@ -32,6 +32,7 @@ MEMFABRIC_HELP = (
 )
 Outputs = Literal["own", "window"]
 Product = Literal["A2", "A3"]
+Posts = Literal["aiv", "aicpu"]
 
 
 @app.command()
@@ -133,13 +134,15 @@ def plan(
     comm_alg: Annotated[str, typer.Option(help=COMM_ALG_HELP)] = "auto",
     outputs: Annotated[Outputs, typer.Option(help=OUTPUTS_HELP)] = "own",
     backend: Annotated[Literal["cpu", "npu"], typer.Option(help="whose plans")] = "cpu",
-    blocks: Annotated[int, typer.Option(help="per kernel")] = 1,
+    blocks: Annotated[int, typer.Option(help="per kernel", min=1)] = 1,
     communication_blocks: Annotated[int, typer.Option(help="of those, see Tuning")] = 0,
     dispatch_tokens: Annotated[int | None, typer.Option(help="of a part, see Tuning")] = None,
     combine_tokens: Annotated[int | None, typer.Option(help="of a part, see Tuning")] = None,
+    posts: Annotated[Posts | None, typer.Option(help="who posts in hierarchy, see Tuning")] = None,
 ) -> None:
     """Print the launches of dispatch and combine on rank 0, in zone 0 where plans are of one zone.
 
+    What a buffer refuses is refused.
     Above each stands in how many parts a call of that many tokens is cut, and where the number comes from.
     """
     from moe_triton.core.config import Config
@@ -148,7 +151,7 @@ def plan(
     from moe_triton.tools.cli.show import Group, show_plans
 
     make = partial(Config, ranks, tokens, hidden, topk, experts)
-    tuning = Tuning(dispatch_tokens, combine_tokens, communication_blocks)
+    tuning = Tuning(dispatch_tokens, combine_tokens, communication_blocks, posts=posts)
     group = Group(make, Asked(comm_alg, outputs, backend), product, ranks_per_server)
     show_plans(group, None if quantize == "none" else quantize, blocks, tuning, console)
 

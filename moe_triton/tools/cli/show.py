@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+import typer
 from rich.console import Console
 from rich.table import Table
 
 from moe_triton.core.config import Config, Product
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.row_formats import ROW_FORMATS, row_format_of
+from moe_triton.core.row_formats import row_format_of
 from moe_triton.core.tuning import Tuning
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.runtime.chosen_scheme import Asked, ChosenScheme, choose_scheme
-from moe_triton.schemes import layout_of, make_scheme, product_of
+from moe_triton.runtime.construction import check_tuning
+from moe_triton.schemes import layout_of, make_scheme, product_of, scheme_type
 from moe_triton.schemes.site import Site
 from moe_triton.tools.cli.servers import servers_of
 
@@ -49,11 +52,15 @@ class Group:
 
 
 def show_layout(group: Group, console: Console) -> None:
-    """Every region of a window: base, and extent x stride of each dimension."""
-    found = _chosen(group, console)
-    if found is None:
-        return
-    layout = layout_of(found)
+    """Every region of a window: base, and extent x stride of each dimension.
+
+    Raises:
+        typer.Exit: the group is refused, which has been printed.
+    """
+    with _refusing(console):
+        found = group.chosen()
+        layout = layout_of(found.config)
+    _say_scheme(found, console)
     table = Table(
         title=f"window of {layout.window_bytes} bytes, data {layout.data_bytes}, zone {layout.zone_bytes}"
     )
@@ -72,22 +79,30 @@ def show_plans(group: Group, quantize: str | None, blocks: int, tuning: Tuning, 
         group: whose.
         quantize: how dispatched rows travel.
         blocks: per kernel.
-        tuning: how operators are cut into parts.
+        tuning: how operators are cut into parts, and who posts.
         console: to print to.
+
+    Raises:
+        typer.Exit: a buffer would refuse this, which has been printed.
     """
-    config = _chosen(group, console, quantize, lambda: tuning.check(blocks))
-    if config is None:
-        return
     target = group.asked.backend
-    site = Site(config, 0, blocks, timeout_us=60_000_000, target=target, tuning=tuning)
+    with _refusing(console):
+        found = group.chosen()
+        config = found.config
+        row_format = row_format_of(quantize, config.hidden)
+        scheme_type(config).check_rows(row_format)
+        check_tuning(tuning, config, blocks, target)
+        site = Site(config, 0, blocks, timeout_us=60_000_000, target=target, tuning=tuning)
+        sizes = site.part_tokens
+    _say_scheme(found, console)
     scheme, dtype, tokens = make_scheme(site), torch.bfloat16, config.num_max_tokens_per_rank
     given = None if target == "cpu" else torch.int32  # the CPU's host has copied them
     variants: tuple[Variant, ...] = (
-        DispatchVariant(dtype, ROW_FORMATS[quantize], False, True, given_ids=given),
+        DispatchVariant(dtype, row_format, False, True, given_ids=given),
         CombineVariant(dtype, True),
     )
-    for operator, variant in zip(site.part_tokens, variants, strict=True):
-        parts, source = site.parts(operator, tokens), site.part_tokens[operator].source
+    for operator, variant in zip(sizes, variants, strict=True):
+        parts, source = site.parts(operator, tokens), sizes[operator].source
         plan, uncut = scheme.whole(variant, 0, parts), scheme.whole(variant, 0)
         if parts > 1 and len(plan.launches) == len(uncut.launches):
             parts, source = 1, "it cannot be cut"
@@ -96,23 +111,20 @@ def show_plans(group: Group, quantize: str | None, blocks: int, tuning: Tuning, 
         console.print(str(plan), markup=False)
 
 
-def _chosen(
-    group: Group,
-    console: Console,
-    quantize: str | None = None,
-    check: Callable[[], None] = lambda: None,
-) -> Config | None:
-    """The settings with the scheme that is taken, printed with who says so; None if they are refused."""
+@contextmanager
+def _refusing(console: Console) -> Iterator[None]:
+    """Prints why something is refused, and ends the command as one that was called wrongly."""
     try:
-        chosen = group.chosen()
-        row_format_of(quantize, chosen.config.hidden)
-        check()
+        yield
     except ArgumentError as error:
         console.print(f"[red]{error}[/red]")
-        return None
+        raise typer.Exit(2) from None
+
+
+def _say_scheme(chosen: ChosenScheme, console: Console) -> None:
+    """Which scheme is taken and who says so, and the servers where there are several."""
     console.print(f"scheme {chosen.source}", markup=False, highlight=False, soft_wrap=True)
     servers = chosen.config.topology.sizes
     if len(servers) > 1:
         said = f"{len(servers)} servers of {', '.join(map(str, servers))} ranks"
         console.print(said, markup=False, highlight=False, soft_wrap=True)
-    return chosen.config
