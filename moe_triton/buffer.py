@@ -66,8 +66,9 @@ class EPBuffer(Owner):
         comm_alg: how tokens travel; "" for the product's own. On A3 "fullmesh_v1"; "fullmesh_v2", with flags
             in band; "direct", which moves the fewest bytes, and whose outputs lie in the window: see
             `dispatch`. On A2 "fullmesh", which a group inside one server is whatever of A2's is named.
-            Or "auto", what is fastest for these sizes on this machine (docs/speed.md): ``config.scheme`` has
-            its name. What "" stands for on A2: docs/from-torch-npu.md, "Servers and schemes".
+            Or "auto", which None is too: what is fastest for these sizes on this machine (docs/speed.md);
+            ``config.scheme`` has its name. What "" stands for on A2: docs/from-torch-npu.md, "Servers and
+            schemes".
         outputs: what "auto" may leave outputs in: "own", tensors of their own; or "window", there too.
         relaxed: allow sizes below the product's minimum, for tests and demos.
         backend: "cpu"; or "npu" for the device that is current in this process (docs/npu.md): calls then
@@ -106,7 +107,7 @@ class EPBuffer(Owner):
         num_bytes: int | None = None,
         product: Product = "A3",
         ranks_per_server: RanksPerServer = None,
-        comm_alg: str = AUTO,
+        comm_alg: str | None = AUTO,
         outputs: Outputs = "own",
         relaxed: bool = False,
         backend: str = "cpu",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from moe_triton import EPBuffer
 from moe_triton import torch_npu_ops as ops
@@ -77,7 +78,10 @@ def test_an_error_says_that_the_environment_has_chosen() -> None:
 
 
 def chosen(
-    comm_alg: str, num_ranks: int, servers: int | Sequence[int] | None, members: Sequence[int] | None = None
+    comm_alg: str | None,
+    num_ranks: int,
+    servers: int | Sequence[int] | None,
+    members: Sequence[int] | None = None,
 ) -> tuple[str, str]:
     """The scheme that a buffer of A2 takes, and what ``tuning_source`` says of it."""
     config = Config(
@@ -104,8 +108,9 @@ def test_a_buffer_inside_one_server_says_that_it_is_fullmesh(monkeypatch: pytest
         monkeypatch.setenv(name, value)
     assert chosen("", 4, None) == ("fullmesh", said.format(f"'' with {PCIE}=1 and {ROCE}=0"))
     assert chosen("fullmesh", 4, None) == ("fullmesh", "fullmesh: comm_alg='fullmesh'")
-    # The switches are about the original's "", and "auto" is ours.
-    assert chosen("auto", 4, None)[1].startswith("fullmesh: no table")
+    # The switches are about the original's "", and "auto", a buffer's default, is ours.
+    for own in ("auto", None):
+        assert chosen(own, 4, None)[1].startswith("fullmesh: no table")
 
 
 def test_a_buffer_on_several_servers_goes_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,14 +210,14 @@ def test_torch_npus_functions_tell_once(
     x, ids = torch.zeros(2, 64, dtype=torch.bfloat16), torch.zeros(2, 1, dtype=torch.int32)
     call = ops.npu_moe_distribute_dispatch_v2
 
-    def asked(comm_alg: str) -> list[str]:
+    def asked(comm_alg: str | None) -> list[str]:
         caplog.clear()
         with pytest.raises(ArgumentError, match="group_ep"):
             call(x, ids, "no such group", 4, 0, 8, comm_alg=comm_alg)
         return [record.getMessage() for record in caplog.records]
 
     with settings_of(product="A2", relaxed=True):
-        assert asked("") == asked("fullmesh") == []
+        assert asked("") == asked(None) == asked("fullmesh") == []
         said = "a group inside one server is fullmesh on A2, also with comm_alg='hierarchy'"
         assert asked("hierarchy") == [said]
         assert asked("hierarchy") == []
@@ -221,4 +226,11 @@ def test_torch_npus_functions_tell_once(
     with settings_of(product="A2", relaxed=True, ranks_per_server=[3, 1]):
         with pytest.raises(ArgumentError, match=r"hierarchy sends .* \(hierarchy is comm_alg='' with"):
             call(x, ids, "no such group", 4, 0, 8, expert_scales=torch.ones(2, 1))
+        with pytest.raises(ArgumentError, match=r"hierarchy sends .* \(hierarchy is comm_alg=None with"):
+            call(x, ids, "no such group", 4, 0, 8, expert_scales=torch.ones(2, 1), comm_alg=None)
+        with pytest.raises(ArgumentError, match=r"comm_alg is 5.*must be a string"):
+            call(x, ids, "no such group", 4, 0, 8, comm_alg=5)  # type: ignore[arg-type]
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            traced = call(mode.from_tensor(x), ids, "no such group", 4, 0, 8, comm_alg=None)
+            assert traced[0].shape[1:] == x.shape[1:]
         assert asked("fullmesh") == []

@@ -25,13 +25,13 @@ class Asked(NamedTuple):
     """What a caller says of how tokens travel.
 
     Attributes:
-        comm_alg: a scheme, "" for the product's, or "auto".
+        comm_alg: a scheme, "" for the product's, or "auto", which None is too.
         outputs: "own" or "window": where outputs may lie.
         backend: name of the back end, whose machine "auto" goes by.
         folder: of tables that go before the package's; None for the user's own.
     """
 
-    comm_alg: str
+    comm_alg: str | None
     outputs: str = "own"
     backend: str = "cpu"
     folder: str | os.PathLike[str] | None = None
@@ -63,7 +63,7 @@ def choose_scheme(asked: Asked, whole: Config, members: Sequence[int], exchange:
     Raises:
         ArgumentError: an argument or setting is none, or a table cannot be used.
     """
-    comm_alg = check_text("comm_alg", asked.comm_alg)
+    comm_alg = AUTO if asked.comm_alg is None else check_text("comm_alg", asked.comm_alg)
     outputs = check_choice("outputs", asked.outputs, OUTPUTS)
     backend = check_name(asked.backend)
     is_auto = comm_alg == AUTO

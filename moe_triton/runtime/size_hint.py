@@ -28,7 +28,7 @@ def get_buffer_size_hint(
     tp_group: dist.ProcessGroup | None = None,
     product: Product = "A3",
     ranks_per_server: RanksPerServer = None,
-    comm_alg: str = AUTO,
+    comm_alg: str | None = AUTO,
     outputs: Outputs = "own",
     relaxed: bool = False,
     backend: str = "cpu",

@@ -81,5 +81,7 @@ def check_attribute(argument: Argument, value: Any) -> Any:
     """
     if argument.name in GROUPS:
         return check_group(argument.name, value)
-    # What may be left out is a dtype, or a number that stands for one: the rules refuse it.
-    return value if argument.optional else CHECKS[argument.kind](argument.name, value)
+    # What may be left out is a text; or a dtype, or a number that stands for one: the rules refuse it.
+    if argument.optional and (value is None or argument.kind is not str):
+        return value
+    return CHECKS[argument.kind](argument.name, value)

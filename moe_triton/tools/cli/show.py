@@ -45,7 +45,7 @@ class Group:
         Raises:
             ArgumentError: they are refused.
         """
-        product = self.product or product_of(self.asked.comm_alg)
+        product = self.product or product_of(self.asked.comm_alg or "")
         servers = servers_of(self.ranks_per_server)
         config = self.make(product=product, relaxed=True, ranks_per_server=servers)
         return choose_scheme(self.asked, config, range(config.num_ranks), exchange=False)

@@ -90,7 +90,7 @@ def npu_moe_distribute_dispatch_v2(
     quant_mode: int = 0,
     global_bs: int = 0,
     expert_token_nums_type: int = 1,
-    comm_alg: str = "",
+    comm_alg: str | None = "",
     zero_expert_num: int = 0,
     copy_expert_num: int = 0,
     const_expert_num: int = 0,
@@ -121,7 +121,7 @@ def npu_moe_distribute_dispatch_v2(
         quant_mode: 0 or 2.
         global_bs: 0, or EP times the most tokens of a rank.
         expert_token_nums_type: 1 or 0.
-        comm_alg: "", "fullmesh_v1" or "fullmesh_v2".
+        comm_alg: "", which None is too, "fullmesh_v1" or "fullmesh_v2"; A2: docs/from-torch-npu.md.
         zero_expert_num: zero experts.
         copy_expert_num: copy experts.
         const_expert_num: constant experts.

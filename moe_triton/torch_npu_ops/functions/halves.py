@@ -42,7 +42,7 @@ def npu_moe_distribute_dispatch_setup(
     quant_mode: int = 0,
     global_bs: int = 0,
     comm_type: int = 0,
-    comm_alg: str = "",
+    comm_alg: str | None = "",
     y_dtype: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Sends the rows of a dispatch; `npu_moe_distribute_dispatch_teardown` receives them.
@@ -62,7 +62,7 @@ def npu_moe_distribute_dispatch_setup(
         quant_mode: 0 or 2.
         global_bs: 0, or EP times the most tokens of a rank.
         comm_type: 0: as the scheme does.
-        comm_alg: "", "fullmesh_v1" or "fullmesh_v2".
+        comm_alg: "", which None is too, "fullmesh_v1" or "fullmesh_v2".
         y_dtype: refused on A2 and A3.
 
     Returns:
@@ -91,7 +91,7 @@ def npu_moe_distribute_dispatch_teardown(
     global_bs: int = 0,
     expert_token_nums_type: int = 1,
     comm_type: int = 0,
-    comm_alg: str = "",
+    comm_alg: str | None = "",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Waits for the rows of the dispatch that is set up, and arranges them.
 
@@ -136,7 +136,7 @@ def npu_moe_distribute_combine_setup(
     global_bs: int = 0,
     comm_quant_mode: int = 0,
     comm_type: int = 0,
-    comm_alg: str = "",
+    comm_alg: str | None = "",
 ) -> tuple[Tensor, Tensor]:
     """Sends the rows of a combine; `npu_moe_distribute_combine_teardown` sums them.
 
@@ -184,7 +184,7 @@ def npu_moe_distribute_combine_teardown(
     global_bs: int = 0,
     comm_quant_mode: int = 0,
     comm_type: int = 0,
-    comm_alg: str = "",
+    comm_alg: str | None = "",
 ) -> Tensor:
     """Waits for the rows of the combine that is set up, and sums them by weight.
 
