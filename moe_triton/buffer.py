@@ -132,6 +132,7 @@ class EPBuffer(Owner):
                 num_special_experts=counted,
                 ranks_per_server=ranks_per_server,
             )
+            arguments.check_const_experts(whole, num_const_experts)
             asked = Asked(comm_alg, outputs, backend, checked_tuning(tuning).tables)
             chosen = choose_scheme(asked, whole, meeting.members, tp_group is not None)
             self._comm_alg_source = chosen.source

@@ -15,7 +15,7 @@ from moe_triton.limits.buffer_size import (
     needed_buffer_bytes,
 )
 from moe_triton.limits.call import Call
-from moe_triton.limits.check import check_call, check_config, torch_npu_names
+from moe_triton.limits.check import check_argument, check_call, check_config, torch_npu_names
 from moe_triton.limits.choice import Choice, scheme_of
 from moe_triton.limits.common import GENERATIONS, MAX_GROUP_NAME
 
@@ -26,6 +26,7 @@ __all__ = [
     "Call",
     "Choice",
     "buffer_megabytes",
+    "check_argument",
     "check_buffer_size",
     "check_call",
     "check_config",

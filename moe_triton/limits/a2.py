@@ -147,7 +147,7 @@ _FULLMESH_CALL: tuple[CallRule, ...] = (
         "comm_quant_mode",
         (0,),
         "A2 quantises results with hierarchy only",
-        "Pass 0, or use hierarchy between servers.",
+        "Leave it out, or use hierarchy between servers.",
     ),
 )
 

@@ -140,8 +140,8 @@ _PAIR_RULES: tuple[CallRule, ...] = (
         "comm_quant_mode",
         "0 where tp_world_size is 2",
         lambda c, call: call.tp_world_size != 2 or call.comm_quant_mode == 0,
-        "with tp_world_size 2 results are added before they are sent: it must be 0",
-        "Pass 0.",
+        "tensor-parallel ranks add results before they are sent, as they are",
+        "Leave it out.",
     ),
 )
 

@@ -123,6 +123,22 @@ def check_config(config: Config) -> None:
     scheme_type(config).check_reaches(config)
 
 
+def check_argument(argument: str, config: Config, call: Call) -> None:
+    """Checks the rules on one argument of a call of which nothing else is known yet.
+
+    Args:
+        argument: its name in torch_npu.
+        config: the group's settings, which may break rules.
+        call: what is asked for, as far as this argument goes.
+
+    Raises:
+        ArgumentError: the first rule that does not hold.
+    """
+    for rule in call_rules_for(config.normalized(), call):
+        if rule.argument == argument:
+            rule.check(config, call)
+
+
 def check_call(config: Config, call: Call) -> None:
     """Checks the rules on the arguments of a call that `Config` does not hold.
 

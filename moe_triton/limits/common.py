@@ -81,14 +81,15 @@ def _not_negative(argument: str) -> CallRule:
     )
 
 
-def _needed_by(argument: str, count: str, has: str) -> CallRule:
+def _needed_by(argument: str, kind: str, has: str) -> CallRule:
     """What combine must be given where there are special experts of a kind."""
+    count = f"{kind}_expert_num"
     return Rule(
         argument,
         f"combine needs it where {count} > 0",
         lambda c, call: not call.is_combine or value_of(count, call) == 0 or getattr(call, has),
-        lambda c, call: f"{count} is {value_of(count, call)} and combine computes these experts from it",
-        f"Pass it, or {count}=0.",
+        lambda c, call: f"there are {value_of(count, call)} {kind} experts, which combine computes from it",
+        f"Pass it, or have no {kind} experts.",
         value="None",
         code=NULL_ARGUMENT,
     )
@@ -196,11 +197,11 @@ COMMON = RuleSet(
             ),
             "Use fewer special experts.",
         ),
-        _needed_by("ori_x", "copy_expert_num", "has_ori_x"),
-        _needed_by("ori_x", "const_expert_num", "has_ori_x"),
+        _needed_by("ori_x", "copy", "has_ori_x"),
+        _needed_by("ori_x", "const", "has_ori_x"),
         _needed_by(
             "const_expert_alpha_1, const_expert_alpha_2 or const_expert_v",
-            "const_expert_num",
+            "const",
             "has_const_args",
         ),
         Rule(

@@ -14,7 +14,7 @@ from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT, ArgumentError
 from moe_triton.core.row_formats import RowFormat
 from moe_triton.handle import DispatchHandle
-from moe_triton.limits import Call, check_call, check_config
+from moe_triton.limits import Call, check_argument, check_call, check_config
 from moe_triton.limits.common import MAX_IDS
 from moe_triton.runtime.buffer_calls import KEPT_TENSORS, TOKEN_DTYPES
 from moe_triton.runtime.communicator import Communicator
@@ -37,6 +37,23 @@ def check_special(counts: Sequence[object]) -> int:
             rule = "it counts experts, whose ids are of 32 bits"
             raise ArgumentError(name, number, rule, "Pass 0 where there are none.")
     return sum(numbers)
+
+
+def check_const_experts(whole: Config, number: int) -> None:
+    """Checks that the product has constant experts, where there are to be any.
+
+    Args:
+        whole: settings of the group, which may break rules.
+        number: of constant experts.
+
+    Raises:
+        ArgumentError: it has none.
+    """
+    try:
+        call = Call(batch=1, num_const=number, is_of_buffer=True, group_ep="expert-parallel")
+        check_argument("const_expert_num", whole, call)
+    except ArgumentError as error:
+        raise error.renamed({"const_expert_num": "num_const_experts"}) from None
 
 
 def is_group(name: str, value: object) -> bool:

@@ -283,7 +283,7 @@ class BufferPlans:
         try:
             check_call(config, replace(call_of(s), is_of_buffer=True))
         except ArgumentError as error:
-            raise error.renamed({**operator.names, **RULED}) from None
+            raise _as_called(error, operator.names) from None
         self._check_offered(s)
         return kind(config, self._site, s.variant(), s, *inputs_of(s, tensors))
 
@@ -312,6 +312,14 @@ class BufferPlans:
 # What an `EPBuffer` calls what rules call otherwise.
 RULED = {"comm_quant_mode": "comm_quantize", "tp_world_size": "tp_group", "group_tp": "tp_group"}
 RULED |= {"quant_mode": "quantize", "moe_expert_num": "num_experts"}
+
+
+def _as_called(error: ArgumentError, names: Mapping[str, str]) -> ArgumentError:
+    """The error of a rule about what the buffer's caller passed."""
+    # Of the values that callers have other words for, rules refuse this one.
+    value = "'int8'" if error.argument == "comm_quant_mode" else error.value
+    found = ArgumentError(error.argument, value, error.rule, error.remedy, code=error.code)
+    return found.renamed({**names, **RULED})
 
 
 def _check_apart(name: str, given: torch.Tensor, out: torch.Tensor) -> None:

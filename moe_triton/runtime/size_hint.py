@@ -48,6 +48,7 @@ def get_buffer_size_hint(
         num_special_experts=arguments.check_special((num_zero_experts, num_copy_experts, num_const_experts)),
         ranks_per_server=ranks_per_server,
     )
+    arguments.check_const_experts(whole, num_const_experts)
     is_paired = arguments.is_group("tp_group", tp_group)
     asked = Asked(comm_alg, outputs, backend, checked_tuning(tuning).tables)
     return layout_of(choose_scheme(asked, whole, range(whole.num_ranks), is_paired).config).data_bytes

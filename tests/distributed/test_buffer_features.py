@@ -52,7 +52,9 @@ def refusals(rank: int, num_ranks: int, scheme: str) -> list[str]:
         if scheme == "fullmesh":
             calls |= {
                 "active_mask is of 2 dimensions": d(active_mask=mask[:, None].expand(4, 2).contiguous()),
-                "comm_quantize is 2": c(comm_quantize="int8"),
+                "comm_quantize is 'int8', but A2 quantises results with hierarchy only. Leave it out": c(
+                    comm_quantize="int8"
+                ),
                 "shared_expert_x is given, but A2": c(shared_expert_x=own.x),
             }
         if scheme == "direct":
@@ -90,6 +92,7 @@ def constructions(rank: int, num_ranks: int) -> list[str]:
     for options in (
         {"num_zero_experts": -1},
         {"num_copy_experts": 1, "comm_alg": "direct"},
+        {"num_const_experts": 1, "product": "A2"},
         {"tp_group": pair, "comm_alg": "direct"},
         {"tp_group": pair},
         {"lost_ranks": [5]},
@@ -109,6 +112,7 @@ def test_constructions_are_refused_by_name(ranks: Groups) -> None:
         assert messages == [
             "num_zero_experts is -1",
             "num_zero_experts + num_copy_experts + num_const_experts is 1",
+            "num_const_experts is 1",
             "tp_group is given",
             "tp_group is given",
             "lost_ranks is [5] (a list)",
