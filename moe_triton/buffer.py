@@ -65,7 +65,8 @@ class EPBuffer(Owner):
             the ranks; None for what the product's have: 8 on A2, on A3 all ranks. The same on every rank.
         comm_alg: how tokens travel; "" for the product's own. On A3 "fullmesh_v1"; "fullmesh_v2", with flags
             in band; "direct", which moves the fewest bytes, and whose outputs lie in the window: see
-            `dispatch`. On A2 "fullmesh", which a group inside one server is whatever of A2's is named.
+            `dispatch`. On A2 "fullmesh"; or between servers "hierarchy", which sends a token once to each of
+            them, and inside one server is "fullmesh".
             Or "auto", which None is too: what is fastest for these sizes on this machine (docs/speed.md);
             ``config.scheme`` has its name. What "" stands for on A2: docs/from-torch-npu.md, "Servers and
             schemes".
@@ -216,6 +217,7 @@ class EPBuffer(Owner):
             x: (T, H) bf16 or fp16, T at most num_max_tokens_per_rank and 0 allowed.
             topk_idx: (T, K) int32 or int64, distinct in a row; -1 for no expert.
             topk_weights: (T, K) fp32, bf16 or fp16; given here, each received row comes with its weight.
+                "hierarchy" needs them.
             cumulative_local_expert_recv_stats: (E,) int32, to which the number of rows of each local expert
                 is added, without those of a tensor-parallel peer.
             quantize: "int8" sends rows as int8 with one fp32 scale each, "int8_128" with one for every 128
@@ -303,16 +305,19 @@ class EPBuffer(Owner):
         """Sends each expert's output back to its token's rank and sums them there.
 
         ``out[t] = sum_k f32(y_k) * topk_weights[t, k] + sum_s f32(y_s)``: in fp32, k and then s ascending,
-        rounded once to the dtype of the dispatched tokens (docs/operators.md, "Arithmetic of combine"). The
-        order does not depend on which rank answers first, so the same inputs give the same bits.
+        rounded once to the dtype of the dispatched tokens (docs/operators.md, "Arithmetic of combine"). With
+        "hierarchy" each server sums its experts' first, ascending, by dispatch's weights, and rounds; the
+        sums of the servers, ascending, are then added and rounded ("A2" there). The order does not depend on
+        which rank answers first, so the same inputs give the same bits.
 
         Args:
             y: (n, H) outputs in the order of ``DispatchOutput.tokens``, in the dispatched dtype, n at
                 least the number of rows received.
             handle: of the latest dispatch.
             topk_weights: (T, K) fp32, bf16 or fp16 to multiply with, or None for a sum without weights, even
-                if dispatch was given some.
-            comm_quantize: "int8" sends results as int8, in blocks of 8 with a scale each.
+                if dispatch was given some. With "hierarchy" dispatch's, and no others.
+            comm_quantize: "int8" sends results as int8, in blocks of 8 with a scale each; not with A2's
+                "fullmesh", and with "hierarchy" the sums of the servers.
             shared_expert_x: (T, H), or (a, b, H) with a * b = T, a shared expert's results, added without
                 weight; not with ranks of shared experts.
             ori_x: (T, H), the tokens: copy and constant experts compute with them.
