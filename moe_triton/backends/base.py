@@ -252,8 +252,8 @@ class Backend(Protocol):
         """Whether runs measure each step, if that costs something."""
         ...
 
-    def window_limit(self) -> int | None:
-        """The default limit of a data window in bytes; None for none."""
+    def window_limit(self, environment: Mapping[str, str]) -> int | None:
+        """The default limit of a data window in bytes, by HCCL's variables; None for none."""
         ...
 
     def identity(self) -> dict[str, str]:

@@ -18,8 +18,10 @@ from moe_triton.limits.call import Call
 from moe_triton.limits.check import check_argument, check_call, check_config, torch_npu_names
 from moe_triton.limits.choice import Choice, scheme_of
 from moe_triton.limits.common import GENERATIONS, MAX_GROUP_NAME
+from moe_triton.limits.environment import BUFFSIZE, read_environment
 
 __all__ = [
+    "BUFFSIZE",
     "GENERATIONS",
     "MAX_GROUP_NAME",
     "MEGABYTE",
@@ -33,6 +35,7 @@ __all__ = [
     "check_num_bytes",
     "check_window_limit",
     "needed_buffer_bytes",
+    "read_environment",
     "scheme_of",
     "torch_npu_names",
 ]

@@ -9,7 +9,7 @@ a zone cover in all but large groups.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from moe_triton.core.checks import check_integer
@@ -23,6 +23,7 @@ from moe_triton.layout import (
     SlotLayout,
     align,
 )
+from moe_triton.limits.environment import BUFFSIZE
 from moe_triton.limits.rule import EITHER, SINCE_V4, UNTIL_V3, Generations
 from moe_triton.schemes import SCHEMES, layout_of
 
@@ -188,16 +189,19 @@ def _layout_bytes(config: Config) -> int:
     return layout_of(config.normalized()).data_bytes if served else 0
 
 
-def buffer_megabytes() -> int:
+def buffer_megabytes(environment: Mapping[str, str] = os.environ) -> int:
     """HCCL_BUFFSIZE: megabytes that a group's window may take, 200 where it is not set.
+
+    Args:
+        environment: that it is, or is not, set in.
 
     Raises:
         ArgumentError: it is no positive integer.
     """
-    text = os.environ.get("HCCL_BUFFSIZE", str(DEFAULT_MEGABYTES))
+    text = environment.get(BUFFSIZE, str(DEFAULT_MEGABYTES))
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentError(
-            "HCCL_BUFFSIZE", repr(text), "it must be a positive number of megabytes", "Unset it, or set one."
+            BUFFSIZE, repr(text), "it must be a positive number of megabytes", "Unset it, or set one."
         )
     return int(text)
 
@@ -229,4 +233,4 @@ def check_num_bytes(num_bytes: int | None, needed: int) -> None:
 
 def _too_small(value: str, rule: str, needed: int) -> ArgumentError:
     remedy = f"Set HCCL_BUFFSIZE={-(-needed // MEGABYTE)} or more on every rank, or use smaller batches."
-    return ArgumentError("HCCL_BUFFSIZE", value, rule, remedy)
+    return ArgumentError(BUFFSIZE, value, rule, remedy)

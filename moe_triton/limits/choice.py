@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from moe_triton.core.errors import ArgumentError
+from moe_triton.limits.environment import INTRA_PCIE, INTRA_ROCE
 from moe_triton.schemes import SCHEMES
 
-INTRA_PCIE, INTRA_ROCE = "HCCL_INTRA_PCIE_ENABLE", "HCCL_INTRA_ROCE_ENABLE"
 HIERARCHY_SWITCHES = {INTRA_PCIE: "1", INTRA_ROCE: "0"}
 """What A2's "" is hierarchy with."""
 _SET = " and ".join(f"{name}={value}" for name, value in HIERARCHY_SWITCHES.items())

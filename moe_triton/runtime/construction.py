@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, cast
 
@@ -19,7 +19,7 @@ from moe_triton.core.errors import ArgumentError
 from moe_triton.core.records import PROTOCOL_VERSION
 from moe_triton.core.topology import RANKS_PER_SERVER
 from moe_triton.core.tuning import Tuning, checked_tuning
-from moe_triton.limits import check_config, check_window_limit
+from moe_triton.limits import check_config, check_window_limit, read_environment
 from moe_triton.rendezvous.agreement import agree
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.runtime.trace import TraceFile, TracePath
@@ -42,6 +42,7 @@ class Order:
         timeout_s: seconds that one wait may take.
         tuning: how operators are cut into parts; None for the defaults.
         trace: file for a trace of all ranks, None for none.
+        environment: HCCL's variables.
     """
 
     config: Callable[[], Config]
@@ -51,6 +52,7 @@ class Order:
     timeout_s: float = DEFAULT_TIMEOUT_S
     tuning: Tuning | None = None
     trace: TracePath | None = None
+    environment: Mapping[str, str] = field(default_factory=read_environment)
 
 
 @dataclass(frozen=True)
@@ -225,5 +227,5 @@ def check(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
     windows = site.scheme.windows
     order.check_window(sum(window.data_bytes for window in windows if window.peers.group == "expert"))
     for window in windows:
-        check_window_limit(backend.window_limit(), window.data_bytes)
+        check_window_limit(backend.window_limit(order.environment), window.data_bytes)
     return Prepared(site, backend, file)

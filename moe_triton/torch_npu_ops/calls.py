@@ -5,7 +5,7 @@ from __future__ import annotations
 import marshal
 from collections.abc import Callable
 from operator import itemgetter
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -14,7 +14,7 @@ from moe_triton.core.checks import check_number, not_plain_error
 from moe_triton.core.errors import ArgumentError
 from moe_triton.operators import Operator, TensorArgument
 from moe_triton.runtime.operator_plan import MAX_PLANS, Named, OperatorPlan
-from moe_triton.torch_npu_ops import settings
+from moe_triton.torch_npu_ops import registry, settings
 from moe_triton.torch_npu_ops.check import make_plan
 from moe_triton.torch_npu_ops.declared import Argument, arguments_of, check_attribute
 from moe_triton.torch_npu_ops.elastic import words_of
@@ -72,13 +72,32 @@ class Calls:
         Args:
             named: all of its arguments.
         """
-        return self.plan(named).execute(named)
+        plan = self._find(named)
+        try:
+            return plan.execute(named)
+        except registry.StalePlanError:
+            clear_plans()
+            return self._find(named).execute(named)
 
     def plan(self, named: Named) -> OperatorPlan:
-        """The plan of a call, from the cache where its shape has come before.
+        """The plan of a call, which nothing is executed of.
 
         Raises:
             ArgumentError: an argument breaks a rule; it has the status code.
+        """
+        plan = self._find(named)
+        try:
+            cast(registry.Access, plan.access).check_current()
+        except registry.StalePlanError:
+            clear_plans()
+            return self._find(named)
+        return plan
+
+    def _find(self, named: Named) -> OperatorPlan:
+        """The plan of a call, from the cache where its shape has come before.
+
+        The key lacks HCCL's variables, which every call would have to read: `execute` refuses a plan that was
+        made under others.
         """
         described = settings.host().describe(*self._get_tensors(named))
         if described is None:

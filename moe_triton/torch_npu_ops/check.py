@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+from collections.abc import Mapping
 
 import torch
 
@@ -58,8 +59,9 @@ def make_plan(
     for argument in operator.tensors[:2]:  # what the rules are about
         check_argument(s, argument, named.get(argument.name), device)
     call = call_of(s)
-    config = config_of(s, call)
-    site = call_site_of(s, config, words)
+    environment = registry.environment_of(s["group_ep"])
+    config = config_of(s, call, environment)
+    site = call_site_of(s, config, words, environment)
     for argument in operator.tensors[2:]:
         check_argument(s, argument, named.get(argument.name), device)
     plan = kind(config, site, s.variant(), s, *inputs_of(s, named))
@@ -74,14 +76,19 @@ def symbols_of(operator: Operator, named: Named) -> Symbols:
     return Symbols(operator, {**named, "servers": settings.current().num_servers(named["ep_world_size"])})
 
 
-def config_of(s: Symbols, call: Call) -> Config:
+def config_of(s: Symbols, call: Call, environment: Mapping[str, str]) -> Config:
     """The group's settings, checked against every limit of the product and scheme.
+
+    Args:
+        s: sizes of the call.
+        call: what is asked for.
+        environment: HCCL's variables as the group's calls go by them.
 
     Raises:
         ArgumentError: the first rule that does not hold, with the argument's name in torch_npu.
     """
     chosen, size, comm_alg = settings.current(), s["ep_world_size"], s.get("comm_alg", "")
-    choice = scheme_of(chosen.product, comm_alg, chosen.num_servers(size))
+    choice = scheme_of(chosen.product, comm_alg, chosen.num_servers(size), environment)
     try:
         config = Config(
             num_ranks=size,
@@ -106,7 +113,7 @@ def config_of(s: Symbols, call: Call) -> Config:
         check_call(config, call)
         for name in s.given:
             scheme_type(config).check_offers(name, name, "given")
-        check_buffer_size(config, buffer_megabytes(), tensor_parallel=call.tp_world_size == 2)
+        check_buffer_size(config, buffer_megabytes(environment), tensor_parallel=call.tp_world_size == 2)
     except ArgumentError as error:
         raise choice.explained(error).renamed(torch_npu_names(call)) from None
     if choice.is_other:
@@ -120,8 +127,16 @@ def _tell(source: str) -> None:
     logger.warning("%s", source)
 
 
-def call_site_of(s: Symbols, config: Config, words: tuple[int, ...] | None) -> CallSite:
+def call_site_of(
+    s: Symbols, config: Config, words: tuple[int, ...] | None, environment: Mapping[str, str]
+) -> CallSite:
     """Checks ranks and sizes against the groups, and what elastic_info says.
+
+    Args:
+        s: sizes of the call.
+        config: of the group.
+        words: contents of elastic_info.
+        environment: that the config was found under.
 
     Raises:
         ArgumentError: they contradict each other.
@@ -134,7 +149,7 @@ def call_site_of(s: Symbols, config: Config, words: tuple[int, ...] | None) -> C
         registry.check_membership(group_tp, "group_tp", 2, exchange_rank, ("tp_world_size", "tp_rank_id"))
     deployment = deployment_of(config, rank, words)
     place = registry.Place(group, group_tp, deployment.config, deployment.members)
-    return CallSite(deployment, registry.Access(place), exchange_rank)
+    return CallSite(deployment, registry.Access(place, environment), exchange_rank)
 
 
 def check_room(plan: OperatorPlan) -> None:

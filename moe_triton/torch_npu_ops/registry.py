@@ -6,6 +6,7 @@ be given with `register_group`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -14,7 +15,7 @@ from torch.distributed import distributed_c10d
 from moe_triton.core.checks import check_text, shown
 from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError, BufferStateError
-from moe_triton.limits import MAX_GROUP_NAME
+from moe_triton.limits import MAX_GROUP_NAME, read_environment
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.runtime import plan_calls
 from moe_triton.runtime.communicator import Communicator
@@ -52,6 +53,12 @@ Kept = dict[tuple[Place, settings.Settings], Communicator]
 # The group that a name's communicators were made for: names come again when groups are made anew.
 _made_for: dict[str, dist.ProcessGroup] = {}
 _communicators: dict[str, Kept] = {}
+# HCCL's variables as they were when a group's first communicator was made: HCCL, too, reads them then.
+_environments: dict[str, Mapping[str, str]] = {}
+
+
+class StalePlanError(Exception):
+    """A plan was made under other variables than its group's calls go by. Nothing was sent."""
 
 
 def group_name(group: dist.ProcessGroup | None = None) -> str:
@@ -156,6 +163,21 @@ def check_membership(name: str, argument: str, size: int, rank: int, names: tupl
             )
 
 
+def environment_of(name: str) -> Mapping[str, str]:
+    """HCCL's variables as calls of a group go by them: as read for its first window; until then, as they are.
+
+    Args:
+        name: of the expert-parallel group.
+
+    Raises:
+        ArgumentError: the group of that name is gone.
+    """
+    found = _environments.get(name)
+    if found is None or _made_for.get(name) is not group_of(name, "group_ep"):
+        return read_environment()
+    return found
+
+
 def communicator(place: Place) -> Communicator:
     """The communicator of a place. Collective where it has to be made.
 
@@ -184,6 +206,7 @@ def communicator(place: Place) -> Communicator:
     exchange = None
     if place.group_tp:
         exchange = Meeting(group_of(place.group_tp, "group_tp"), meeting.timeout_s)
+    environment = environment_of(place.group_ep)
     order = Order(
         lambda: place.config,
         chosen.make_backend,
@@ -191,12 +214,14 @@ def communicator(place: Place) -> Communicator:
         timeout_s=chosen.timeout_s,
         tuning=chosen.tuning,
         trace=chosen.trace,
+        environment=environment,
     )
     made = Communicator(meeting, order, exchange)
     plan_calls.attach(made)
     if oldest is not None:
         kept.pop(oldest).close()
     kept[place, chosen] = made
+    _environments[place.group_ep] = environment
     return made
 
 
@@ -246,8 +271,8 @@ def _oldest_idle(name: str, kept: Kept) -> tuple[Place, settings.Settings]:
 class Access:
     """See `moe_triton.runtime.operator_plan.Access`; short where the communicator is there already."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, place: Place, environment: Mapping[str, str]) -> None:
+        self._place, self._environment = place, environment
         self._found: Communicator | None = None
         self._group: dist.ProcessGroup | None = None
         self.native: Native | None = None
@@ -256,14 +281,25 @@ class Access:
         """Made, with all ranks of the group, when a call first needs it.
 
         Raises:
+            StalePlanError: the place was found under other variables than now hold.
             MoeTritonError: what `communicator` raises.
         """
         found = self._found
         group = group_of(self._place.group_ep, "group_ep")
         if found is None or not found.is_usable or group is not self._group:
+            self.check_current()
             found = self._found = communicator(self._place)
             self._group, self.native = group, None
         return found
+
+    def check_current(self) -> None:
+        """Checks that the group's calls go by the variables that the place was found under.
+
+        Raises:
+            StalePlanError: by others.
+        """
+        if environment_of(self._place.group_ep) != self._environment:
+            raise StalePlanError
 
     @property
     def is_made(self) -> bool:
@@ -303,7 +339,11 @@ def synchronize(name: str) -> None:
 def release(name: str) -> None:
     """Gives the windows of a group back. The next call makes new ones; all ranks must release alike.
 
+    HCCL's variables are read anew then.
+
     A call that another thread is inside of ends at once in a `BufferStateError`; this one waits for it.
     """
-    for kept in _communicators.pop(check_group("name", name), {}).values():
+    name = check_group("name", name)
+    _environments.pop(name, None)
+    for kept in _communicators.pop(name, {}).values():
         kept.close()

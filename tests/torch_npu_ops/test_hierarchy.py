@@ -8,16 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from moe_triton import ArgumentError, Tuning, reference
 from moe_triton import torch_npu_ops as ops
 from moe_triton.core.config import Config
 from moe_triton.core.tuning import Posts
 from moe_triton.layout import RelayTables
+from moe_triton.limits.choice import HIERARCHY_SWITCHES
 from moe_triton.processes import RankGroup
 from moe_triton.reference.arithmetic import add_rms_norm
 from moe_triton.reference.hierarchy import sums_by_servers, tables
 from moe_triton.runtime import operator_plan
+from moe_triton.runtime.operator_plan import OperatorPlan
+from moe_triton.torch_npu_ops import registry
 from tests.distributed.hierarchy_runs import wrong_tables_of
 from tests.torch_npu_ops.setting import HIDDEN, TOKENS, TOPK, Round, experts_of, make_round
 
@@ -263,6 +267,48 @@ def refused_groups(rank: int, num_ranks: int) -> list[str]:
 
 def test_groups_that_a_hierarchy_does_not_serve(ranks: Groups) -> None:
     assert ranks(RANKS).run(refused_groups) == [[]] * RANKS
+
+
+def environments(rank: int, num_ranks: int) -> list[str]:
+    """What a group's calls do when HCCL's variables change between them."""
+    r, dispatch = make_round(rank, num_ranks), ops.npu_moe_distribute_dispatch_v2
+    name, wrong = "renamed", []
+
+    def given(tokens: int = TOKENS) -> dict[str, Any]:
+        tensors = {"x": r.x[:tokens], "expert_ids": r.ids[:tokens], "expert_scales": r.weights[:tokens]}
+        attributes = "group_ep", "ep_world_size", "ep_rank_id", "moe_expert_num"
+        return tensors | dict(zip(attributes, (name, *r.group[1:]), strict=True))
+
+    def check(when: str, scheme: str, *calls: Callable[..., Any]) -> None:
+        found = [call(**given(tokens)) for call in calls for tokens in (TOKENS, 3)]
+        schemes = {plan.config.scheme for plan in found if isinstance(plan, OperatorPlan)}
+        schemes |= {place.config.scheme for place, _ in registry._communicators.get(name, {})}
+        if schemes != {scheme}:
+            wrong.append(f"{when}: {schemes} and not {scheme}")
+
+    with on_servers(), pytest.MonkeyPatch.context() as patch:
+        patch.setitem(registry._registered, name, dist.new_group(range(num_ranks)))
+        check("at first", "fullmesh", dispatch.plan)
+        for switch, value in HIERARCHY_SWITCHES.items():
+            patch.setenv(switch, value)
+        check("without a window", "hierarchy", dispatch.plan, dispatch)
+        patch.delenv("HCCL_INTRA_PCIE_ENABLE")
+        patch.setenv("HCCL_BUFFSIZE", "1")
+        check("with one", "hierarchy", dispatch, dispatch.plan)
+        patch.delenv("HCCL_BUFFSIZE")
+        check("with the first window's", "hierarchy", dispatch, dispatch.plan)
+        ops.release(name)
+        check("with windows given back", "fullmesh", dispatch, dispatch.plan)
+        patch.setenv("HCCL_INTRA_PCIE_ENABLE", "1")
+        check("with new windows", "fullmesh", dispatch.plan, dispatch)
+        patch.setitem(registry._registered, name, dist.new_group(range(num_ranks)))
+        check("in another group of that name", "hierarchy", dispatch, dispatch.plan)
+        ops.release(name)
+    return wrong
+
+
+def test_a_group_goes_by_the_variables_of_its_first_window(ranks: Groups) -> None:
+    assert ranks(RANKS).run(environments) == [[]] * RANKS
 
 
 CHECKED = (

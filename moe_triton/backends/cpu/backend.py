@@ -6,7 +6,7 @@ import ctypes
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -84,7 +84,7 @@ class CpuBackend:
     def measure(self, on: bool) -> None:
         """Nothing: every run measures, at no cost."""
 
-    def window_limit(self) -> int | None:
+    def window_limit(self, environment: Mapping[str, str]) -> int | None:
         """See `moe_triton.backends.base.Backend`."""
         return None
 

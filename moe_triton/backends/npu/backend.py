@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -19,7 +18,7 @@ from moe_triton.core.plan import Plan, device_launches, num_blocks
 from moe_triton.core.reach import Queues
 from moe_triton.core.soc import check_blocks, soc_of
 from moe_triton.core.tuning import Tuning
-from moe_triton.limits import MEGABYTE, buffer_megabytes
+from moe_triton.limits import BUFFSIZE, MEGABYTE, buffer_megabytes
 from moe_triton.rendezvous.meeting import Meeting
 
 
@@ -75,9 +74,9 @@ class NpuBackend:
         """See `moe_triton.backends.base.Backend`."""
         return self.runtime.is_capturing()
 
-    def window_limit(self) -> int | None:
+    def window_limit(self, environment: Mapping[str, str]) -> int | None:
         """HCCL_BUFFSIZE in bytes if it is set: the limit that torch_npu's users set for a group's window."""
-        return buffer_megabytes() * MEGABYTE if "HCCL_BUFFSIZE" in os.environ else None
+        return buffer_megabytes(environment) * MEGABYTE if BUFFSIZE in environment else None
 
     def synchronize(self) -> None:
         """See `moe_triton.backends.base.Backend`."""
