@@ -7,7 +7,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -56,10 +56,14 @@ class Life:
     wrong: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.case: Case = small_case(self.trial.num_ranks, self.trial.scheme, seed=self.trial.seed)
+        self.case = self._case(self.trial.num_ranks)
         self.strike = Strike(self.trial, self.rank)
         self.group: dist.ProcessGroup | None = None
         self.began = 0.0
+
+    def _case(self, num_ranks: int) -> Case:
+        usual = small_case(num_ranks, self.trial.scheme, seed=self.trial.seed)
+        return replace(usual, config=replace(usual.config, ranks_per_server=self.trial.ranks_per_server))
 
     def run(self) -> None:
         """All rounds, in as many buffers as it takes."""
@@ -98,6 +102,7 @@ class Life:
             "num_experts": c.num_experts,
             "product": c.product,
             "comm_alg": c.scheme,
+            "ranks_per_server": c.ranks_per_server,
             "relaxed": True,
             "timeout_s": timeout_of(self.trial),
         }
@@ -118,7 +123,7 @@ class Life:
             left = [rank for rank in range(self.trial.num_ranks) if rank != self.trial.victim]
             self.group = dist.new_group(left, use_local_synchronization=True)
             self.rank = left.index(self.rank)
-            self.case = small_case(len(left), self.trial.scheme, seed=self.trial.seed)
+            self.case = self._case(len(left))
         buffer = self._new_buffer()
         # Over the user's own group, which our time-outs have not touched.
         earliest = torch.tensor([number])

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from moe_triton.processes import RankFailedError
-from tests.chaos.trial import FAULTS, LAST_STRIKE, Account, Seen, Trial, complaints, worst_seconds
+from tests.chaos.trial import FAULTS, LAST_STRIKE, SCHEMES, Account, Seen, Trial, complaints, worst_seconds
 
 LATE = Seen("CommunicationTimeoutError", "dispatch number 3 timed out waiting for rank(s) [1]", 1.5)
 KILL = Trial("kill", "direct", 3, 1, 3, "dispatch", 0)
@@ -47,4 +47,9 @@ def test_every_fault_can_strike_every_rank_before_the_last_rounds() -> None:
         trials = [Trial.draw(fault, source) for _ in range(200)]
         assert all(trial.number < LAST_STRIKE and trial.victim < trial.num_ranks for trial in trials)
         assert {trial.victim for trial in trials if trial.num_ranks == 4} == {0, 1, 2, 3}
+        servers = {(trial.scheme, trial.ranks_per_server) for trial in trials}
+        assert ({("hierarchy", 1), ("fullmesh", None), ("fullmesh", 1)} <= servers) == (
+            FAULTS[fault].schemes == SCHEMES
+        )
+        assert ("hierarchy", None) not in servers
         assert not FAULTS[fault].is_deadly or min(trial.num_ranks for trial in trials) == 3

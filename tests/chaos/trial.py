@@ -14,7 +14,13 @@ Operator = Literal["dispatch", "combine"]
 ROUNDS = 7
 # Faults strike before these, so that every rank still has a dispatch to make, which waits for all ranks.
 LAST_STRIKE = ROUNDS - 3
-SCHEMES = ("fullmesh_v1", "fullmesh_v2", "direct", "fullmesh")
+SCHEMES = ("fullmesh_v1", "fullmesh_v2", "direct", "fullmesh", "hierarchy")
+BETWEEN_SERVERS: Mapping[str, tuple[int | None, ...]] = {
+    "fullmesh_v1": (None, 1),
+    "fullmesh": (None, 1),
+    "hierarchy": (1,),
+}
+"""How many ranks a server may have, by scheme; all of them with the others."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,14 @@ FAULTS: Mapping[str, Fault] = {
             needs_own_group=True,
         ),
         Fault("other rows", MISMATCH, MISMATCH, "rank(s) [{victim}]", operators=("dispatch",)),
-        Fault("other weights", MISMATCH, MISMATCH, "rank(s) [{victim}]", operators=("dispatch",)),
+        Fault(
+            "other weights",
+            MISMATCH,
+            MISMATCH,
+            "rank(s) [{victim}]",
+            operators=("dispatch",),
+            schemes=SCHEMES[:-1],  # hierarchy takes no dispatch without weights
+        ),
     )
 }
 
@@ -87,6 +100,7 @@ class Trial:
         number: the round in which it is struck.
         operator: before which.
         seed: of the inputs.
+        ranks_per_server: None for one server.
     """
 
     fault: str
@@ -96,20 +110,23 @@ class Trial:
     number: int
     operator: Operator
     seed: int
+    ranks_per_server: int | None = None
 
     @staticmethod
     def draw(fault: str, source: random.Random) -> Trial:
         """A trial of a fault, at random."""
         num_ranks = source.choice((2, 3, 4))
+        scheme = source.choice(FAULTS[fault].schemes)
         return Trial(
             fault,
-            source.choice(FAULTS[fault].schemes),
+            scheme,
             # Who is left after a death is still a group.
             max(num_ranks, 3) if FAULTS[fault].is_deadly else num_ranks,
             source.randrange(num_ranks),
             source.randrange(LAST_STRIKE),
             source.choice(FAULTS[fault].operators),
             source.randrange(1000),
+            source.choice(BETWEEN_SERVERS.get(scheme, (None,))),
         )
 
 
