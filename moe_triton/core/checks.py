@@ -137,7 +137,9 @@ def not_plain_error(name: str, value: object, device: torch.device | None = None
     return ArgumentError(name, fault.value, fault.rule, remedy, code=INVALID_ARGUMENT)
 
 
-def check_choice(name: str, value: object, choices: Sequence[Choice]) -> Choice:
+def check_choice(
+    name: str, value: object, choices: Sequence[Choice], remedy: str = "Pass one of them."
+) -> Choice:
     """Checks that an option is one of those supported, of the same type, and returns that one.
 
     Raises:
@@ -153,7 +155,7 @@ def check_choice(name: str, value: object, choices: Sequence[Choice]) -> Choice:
         if type(given) is type(choice) and given == choice:
             return choice
     text = repr(value) if type(value) in kinds and type(value) is not str else shown(value)
-    raise ArgumentError(name, text, f"it must be one of {list(choices)}", "Other options are refused.")
+    raise ArgumentError(name, text, f"it must be one of {list(choices)}", remedy)
 
 
 def check_positive(name: str, value: float) -> None:

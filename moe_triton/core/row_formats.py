@@ -56,6 +56,9 @@ INT8 = RowFormat("int8", torch.int8, quant_mode=2)
 INT8_128 = RowFormat("int8_128", torch.int8, block=128)
 ROW_FORMATS = {row_format.name: row_format for row_format in (AS_THEY_ARE, INT8, INT8_128)}
 QUANTIZED = {name: row_format for name, row_format in ROW_FORMATS.items() if name is not None}
+_REMEDY = (
+    "Pass 'int8' (a scale for each row) or 'int8_128' (one for every 128 elements): A2 and A3 have no fp8."
+)
 BY_QUANT_MODE = {r.quant_mode: r for r in ROW_FORMATS.values() if r.quant_mode is not None}
 
 
@@ -65,7 +68,7 @@ def row_format_of(quantize: object, hidden: int) -> RowFormat:
     Raises:
         ArgumentError: there is no such format, or it does not fit.
     """
-    row_format = ROW_FORMATS[check_choice("quantize", quantize, tuple(ROW_FORMATS))]
+    row_format = ROW_FORMATS[check_choice("quantize", quantize, tuple(ROW_FORMATS), _REMEDY)]
     if not row_format.fits(hidden):
         others = ", ".join(repr(name) for name, other in ROW_FORMATS.items() if other.fits(hidden))
         raise ArgumentError(

@@ -15,7 +15,7 @@ from moe_triton.limits.buffer_size import (
     needed_buffer_bytes,
 )
 from moe_triton.limits.call import Call
-from moe_triton.limits.check import check_argument, check_call, check_config, torch_npu_names
+from moe_triton.limits.check import check_argument, check_call, check_config, offering, torch_npu_names
 from moe_triton.limits.choice import Choice, scheme_of
 from moe_triton.limits.common import GENERATIONS, MAX_GROUP_NAME
 from moe_triton.limits.environment import BUFFSIZE, read_environment
@@ -35,6 +35,7 @@ __all__ = [
     "check_num_bytes",
     "check_window_limit",
     "needed_buffer_bytes",
+    "offering",
     "read_environment",
     "scheme_of",
     "torch_npu_names",

@@ -36,8 +36,12 @@ shared_ranks_of_group = Rule[[Config]](
     "num_shared_ranks",
     "0 to one less than the group's ranks",
     lambda c: 0 <= c.num_shared_ranks < c.num_ranks,
-    lambda c: f"at least one of the {c.num_ranks} ranks must hold routed experts",
-    "Use fewer shared ranks.",
+    lambda c: (
+        "it counts ranks"
+        if c.num_shared_ranks < 0
+        else f"at least one of the {c.num_ranks} ranks must hold routed experts"
+    ),
+    lambda c: "Pass 0 for none." if c.num_shared_ranks < 0 else "Use fewer shared ranks.",
 )
 
 shared_both_or_neither = Rule[[Config]](
@@ -54,7 +58,7 @@ shared_both_or_neither = Rule[[Config]](
 def _scheme_rule(c: Config) -> str:
     if c.scheme == "hierarchy":
         return "hierarchy, which crosses super nodes on A3, cannot be served"
-    return f"{c.product} has {list(SCHEMES[c.product])}"
+    return f"{c.product} has no such scheme"
 
 
 A3_RULES: tuple[ConfigRule, ...] = (
@@ -64,11 +68,18 @@ A3_RULES: tuple[ConfigRule, ...] = (
         "hierarchy (across super nodes) is not served",
         lambda c: c.scheme in SCHEMES[c.product],
         _scheme_rule,
-        f"Use comm_alg={DEFAULT!r}, or '' for the default.",
+        f"Use {', '.join(map(repr, [DEFAULT, *OTHERS]))} or {LAST!r}.",
     ),
     between("num_ranks", 1, 768, "Use a smaller group."),
     between("num_max_tokens_per_rank", 1, 512, "Split larger batches into several dispatches."),
-    between("hidden", 1024, 8192, RELAXED_HIDDEN, relaxed_low=MIN_HIDDEN_RELAXED),
+    between(
+        "hidden",
+        1024,
+        8192,
+        "Use a smaller hidden dimension.",
+        too_small=RELAXED_HIDDEN,
+        relaxed_low=MIN_HIDDEN_RELAXED,
+    ),
     hidden_step,
     between("num_topk", 1, 16, "Send a token to fewer experts."),
     between("num_experts", 1, 1024, "Use fewer routed experts."),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.limits import a2, a3, a3_v1
@@ -137,6 +139,20 @@ def check_argument(argument: str, config: Config, call: Call) -> None:
     for rule in call_rules_for(config.normalized(), call):
         if rule.argument == argument:
             rule.check(config, call)
+
+
+def offering(error: ArgumentError, names: Sequence[str]) -> ArgumentError:
+    """An error, which names what the caller may choose from where it is about the name of a scheme.
+
+    Args:
+        error: any.
+        names: that the caller takes as ``comm_alg``. Rules name the schemes that there are.
+    """
+    if error.argument != "comm_alg":
+        return error
+    *others, last = map(repr, names)
+    remedy = f"Use {', '.join(others)} or {last}."
+    return ArgumentError(error.argument, error.value, error.rule, remedy, code=error.code)
 
 
 def check_call(config: Config, call: Call) -> None:

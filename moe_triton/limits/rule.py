@@ -43,7 +43,7 @@ class Rule(Generic[Subject]):
         limit: the rule without any value in it, for the documentation.
         holds: whether it does.
         rule: the rule as the message says it of this value, after "but".
-        remedy: what to do about it.
+        remedy: what to do about it; of this value where that depends on it.
         value: what the argument is, for the message; "" for what the call or the `Config` has under its name.
         relaxed: the limit with ``relaxed=True``, where that is another one.
         code: status code of the error.
@@ -54,7 +54,7 @@ class Rule(Generic[Subject]):
     limit: str
     holds: Callable[Subject, bool]
     rule: Callable[Subject, str] | str
-    remedy: str
+    remedy: Callable[Subject, str] | str
     value: Callable[Subject, object] | str = ""
     relaxed: str = ""
     code: int = TILING_FAILED
@@ -69,9 +69,8 @@ class Rule(Generic[Subject]):
         if not self.holds(*subject, **named):
             value = self.value(*subject, **named) if callable(self.value) else self.value
             rule = self.rule(*subject, **named) if callable(self.rule) else self.rule
-            raise ArgumentError(
-                self.argument, value or self._found(*subject), rule, self.remedy, code=self.code
-            )
+            remedy = self.remedy(*subject, **named) if callable(self.remedy) else self.remedy
+            raise ArgumentError(self.argument, value or self._found(*subject), rule, remedy, code=self.code)
 
     def _found(self, *subject: object) -> object:
         value = value_of(self.argument, *subject)
@@ -116,6 +115,7 @@ def between(
     high: int,
     remedy: str,
     *,
+    too_small: str = "",
     relaxed_low: int | None = None,
     relaxed_high: int | None = None,
 ) -> ConfigRule:
@@ -125,7 +125,8 @@ def between(
         field: its name.
         low: the least.
         high: the most.
-        remedy: what to do about it.
+        remedy: what to do about a larger one.
+        too_small: what to do about a smaller one without ``relaxed``; pass the least if not given.
         relaxed_low: the least with ``relaxed=True``, where that is another one.
         relaxed_high: the most with ``relaxed=True``, where that is another one.
     """
@@ -142,12 +143,20 @@ def between(
         least, most = limits(c)
         return bool(least <= getattr(c, field) <= most)
 
+    def what_to_do(c: Config) -> str:
+        least, most = limits(c)
+        if getattr(c, field) >= least:
+            return remedy
+        if too_small and not c.relaxed:
+            return too_small
+        return f"Pass {least} or more." if least < most else f"Pass {least}."
+
     return Rule(
         field,
         span(*usual),
         holds,
         lambda c: f"{c.product} takes {span(*limits(c))}",
-        remedy,
+        what_to_do,
         relaxed="" if relaxed == usual else span(*relaxed),
     )
 

@@ -13,7 +13,7 @@ from moe_triton.core.checks import check_choice, check_integer, shown
 from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT, ArgumentError
 from moe_triton.core.row_formats import RowFormat
-from moe_triton.handle import DispatchHandle
+from moe_triton.handle import DispatchHandle, DispatchOutput
 from moe_triton.limits import Call, check_argument, check_call, check_config
 from moe_triton.limits.common import MAX_IDS
 from moe_triton.runtime.buffer_calls import KEPT_TENSORS, TOKEN_DTYPES
@@ -115,6 +115,24 @@ def check_num_tokens(name: str, config: Config, num_tokens: int) -> None:
         )
 
 
+def check_order(ids: object, weights: object) -> None:
+    """Checks that dispatch's ids and weights are not in each other's places.
+
+    Raises:
+        ArgumentError: they are, by their dtypes.
+    """
+    if not isinstance(ids, torch.Tensor) or not isinstance(weights, torch.Tensor):
+        return
+    if ids.is_floating_point() and not weights.is_floating_point():
+        raise ArgumentError(
+            "topk_idx",
+            f"of dtype {ids.dtype}",
+            f"ids are integers, and topk_weights is of {weights.dtype}: they are in each other's places",
+            "The order is dispatch(x, topk_idx, topk_weights).",
+            code=INVALID_ARGUMENT,
+        )
+
+
 def bad_id_error(name: str, ids: torch.Tensor, bad: tuple[int, str], num_experts: int) -> ArgumentError:
     """What to say of an id.
 
@@ -148,12 +166,12 @@ def check_smoothing(smooth_scales: torch.Tensor | None, row_format: RowFormat) -
 def check_handle(handle: DispatchHandle, buffer_id: int, communicator: Communicator) -> None:
     """Checks that a handle is this buffer's own and of its latest dispatch, and in one piece."""
     if not isinstance(handle, DispatchHandle):
-        is_tensor = isinstance(handle, torch.Tensor)
         raise ArgumentError(
             "handle",
             f"a {type(handle).__name__}",
             "it must come from dispatch",
-            "The order is combine(y, handle, topk_weights)." if is_tensor else "Pass output.handle.",
+            f"Pass output.handle, the last of the fields {', '.join(DispatchOutput._fields)} of a "
+            "DispatchOutput, as in combine(y, output.handle, topk_weights).",
             code=INVALID_ARGUMENT,
         )
     found = {name: _field(handle, name) for name in HANDLE_FIELDS}

@@ -275,6 +275,7 @@ class BufferPlans:
                 raise ArgumentError(
                     name, f"strided {value.stride()}", "it must be contiguous", f"Pass {name}.contiguous()."
                 )
+        arguments.check_order(tensors["expert_ids"], tensors["expert_scales"])
         s = Symbols(operator, {**self._attributes, **modes, **tensors})
         for position, argument in enumerate(operator.tensors):
             check_argument(s, argument, tensors.get(argument.name), device)

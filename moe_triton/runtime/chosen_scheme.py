@@ -12,7 +12,7 @@ from moe_triton.backends import check_name
 from moe_triton.core.checks import check_choice, check_text
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
-from moe_triton.limits import scheme_of
+from moe_triton.limits import offering, scheme_of
 from moe_triton.runtime.arguments import left_of
 from moe_triton.schemes import SCHEMES
 from moe_triton.tables import machine_of
@@ -74,7 +74,8 @@ def choose_scheme(asked: Asked, whole: Config, members: Sequence[int], exchange:
     try:
         taken = left_of(usual, members, exchange)
     except ArgumentError as error:
-        raise choice.explained(error) from None
+        names = AUTO, "", *SCHEMES.get(whole.product, ())
+        raise choice.explained(offering(error, names)) from None
     if not is_auto:
         return ChosenScheme(taken, f"{choice.scheme}: {choice.source}")
     machine = machine_of(backend, usual.product)

@@ -18,13 +18,14 @@ from moe_triton.limits import (
     check_buffer_size,
     check_call,
     check_config,
+    offering,
     scheme_of,
     torch_npu_names,
 )
 from moe_triton.operators import DISPATCH, DISPATCH_OF_A2, Operator, Symbols
 from moe_triton.runtime.operator_checks import call_of, check_argument, inputs_of
 from moe_triton.runtime.operator_plan import CallSite, Named, OperatorPlan
-from moe_triton.schemes import scheme_type
+from moe_triton.schemes import scheme_type, schemes_with
 from moe_triton.torch_npu_ops import registry, settings
 from moe_triton.torch_npu_ops.elastic import deployment_of
 
@@ -106,7 +107,7 @@ def config_of(s: Symbols, call: Call, environment: Mapping[str, str]) -> Config:
             generation=chosen.generation,
             ranks_per_server=chosen.ranks_per_server,
         ).normalized()
-        check_config(config)
+        _check_config(config)
         scheme_type(config).check_offers("torch_npu", "comm_alg", repr(comm_alg))
         if s.operator.name.endswith(HALVES):
             scheme_type(config).check_offers("torch_npu halves", "comm_alg", repr(comm_alg))
@@ -119,6 +120,13 @@ def config_of(s: Symbols, call: Call, environment: Mapping[str, str]) -> Config:
     if choice.is_other:
         _tell(choice.source)
     return config
+
+
+def _check_config(config: Config) -> None:
+    try:
+        check_config(config)
+    except ArgumentError as error:
+        raise offering(error, ("", *schemes_with("torch_npu", config.product))) from None
 
 
 @functools.cache

@@ -38,7 +38,9 @@ from moe_triton.schemes.direct.layout import DirectLayout
 from moe_triton.schemes.scheme import OTHER_OR_ONE_SERVER, Output, Refusal, RoundFacts, Scheme
 from moe_triton.schemes.site import COMBINE_KIND, OPERATORS, Operator, launch_matching
 
-FULLMESH = "Use comm_alg='fullmesh_v1' or 'fullmesh_v2' for it."
+FULLMESH = (
+    "Use comm_alg='fullmesh_v1' or 'fullmesh_v2' for it, or outputs='own' where 'auto' has chosen 'direct'."
+)
 # Features of `EPBuffer` that no plan of this scheme has.
 LACKS = "active_mask", "special experts", "tp_group", "comm_quantize", "shared_expert_x", "performance_info"
 
