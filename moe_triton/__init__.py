@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
 from moe_triton.buffer import EPBuffer
 from moe_triton.core.config import Config
 from moe_triton.core.errors import (
@@ -15,6 +18,7 @@ from moe_triton.core.errors import (
 )
 from moe_triton.core.traffic import Traffic
 from moe_triton.core.tuning import Tuning
+from moe_triton.deepep import missing
 from moe_triton.handle import DispatchHandle, DispatchOutput, Pending
 
 # The one place where it stands: packages read it from here.
@@ -36,3 +40,8 @@ __all__ = [
     "Tuning",
     "WindowError",
 ]
+
+if not TYPE_CHECKING:  # type checkers would take any name for one of the package's
+
+    def __getattr__(name: str) -> NoReturn:
+        raise missing(__name__, name, sys._getframe(1))

@@ -21,6 +21,7 @@ from moe_triton.core.errors import BufferStateError
 from moe_triton.core.row_formats import row_format_of
 from moe_triton.core.topology import RanksPerServer
 from moe_triton.core.tuning import Tuning, checked_tuning
+from moe_triton.deepep import with_names_of_deepep
 from moe_triton.handle import DispatchHandle, DispatchOutput, Pending
 from moe_triton.limits import check_num_bytes
 from moe_triton.runtime import arguments, buffer_calls
@@ -37,6 +38,7 @@ from moe_triton.tables.schemes import Outputs
 _buffer_ids = itertools.count()
 
 
+@with_names_of_deepep
 class EPBuffer(Owner):
     """Dispatch and combine for one expert-parallel group.
 
