@@ -2,6 +2,8 @@
 
     torchrun --nproc-per-node 4 examples/moe_layer.py
 
+Without torchrun it is one rank by itself.
+
 Each rank has tokens of its own and a share of the experts. Exits with 1 if the two layers differ.
 
 Shapes: T tokens of this rank, H hidden, F inner size of an expert, E experts of this rank (all of them in the
@@ -10,6 +12,7 @@ dense layer), K experts per token, A rows that a rank can receive at most.
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
@@ -136,7 +139,10 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if "RANK" in os.environ:  # torchrun's
+        dist.init_process_group("gloo")
+    else:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     code = main()
     dist.destroy_process_group()
     sys.exit(code)

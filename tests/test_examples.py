@@ -30,6 +30,16 @@ def test_the_layer_by_torchrun() -> None:
     assert lines[4:] == ["same as the dense layer, within 1%"]
 
 
+def test_the_layer_by_itself() -> None:
+    ended = subprocess.run(
+        [sys.executable, MOE_LAYER], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    assert lines[0].startswith("rank 0: 64 tokens, ")
+    assert lines[1:] == ["same as the dense layer, within 1%"]
+
+
 def run_layer(rank: int, num_ranks: int, is_wrong: bool) -> int:
     names = runpy.run_path(str(MOE_LAYER))
     if is_wrong and rank == 0:  # the other ranks' layers agree, and have to hear of it
