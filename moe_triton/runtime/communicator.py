@@ -83,9 +83,8 @@ class Communicator(Exclusive):
         self._scheme = self.site.scheme
         self._rounds = Rounds(self._scheme.rounds)
         self.counts = self._rounds.counts
-        self._trace = None
-        if prepared.file:
-            self._trace = Trace.start(prepared.file, self.site, self.backend, self.counts, meetings)
+        of_trace = self.site, self.backend, self.counts, meetings
+        self._trace = Trace.start(prepared.file, *of_trace) if prepared.file else None
         log = self._trace.log if self._trace else None
         self._windows: list[Window] = []
         of_group = dict(zip(("expert", "tensor"), meetings, strict=False))
