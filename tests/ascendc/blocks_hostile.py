@@ -10,7 +10,8 @@ from moe_triton.core.ascendc import REPORT_BAD_ROW, REPORT_TIMEOUT
 from moe_triton.layout import UB_ALIGN, WORD_BYTES
 from moe_triton.schemes.blocks.layout import end_flag
 
-from .blocks import BlocksCase, BlocksWorld, Outputs
+from .blocks import BlocksWorld
+from .blocks_case import BlocksCase, Outputs
 from .case import WrongResultError, check_reports, draw_routing
 from .library import Library
 

@@ -363,10 +363,9 @@ class DirectWorld:
             pull()
 
     def copy_phase(self, rank: int, rows: np.ndarray, zone: int) -> Phase:
+        absent = "scales", "scale_offset", "scale_bytes", "first_row", "header", "header_words"
         return "exchange_send", {
-            **dict.fromkeys(
-                ("scales", "scale_offset", "scale_bytes", "first_row", "header", "header_words"), 0
-            ),
+            **dict.fromkeys(absent, 0),
             "rows": rows,
             "row_bytes": self.case.result_bytes,
             "num_rows": np.array([len(rows)], dtype=np.int32),

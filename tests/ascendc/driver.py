@@ -101,8 +101,7 @@ class World:
         return received
 
     def send_rows(self, rank: int, routing: Routing, zone: int, **changes: object) -> np.ndarray:
-        c, case = self.config, self.case
-        tokens = case.tokens[rank]
+        c, case, tokens = self.config, self.case, self.case.tokens[rank]
         has_shared = c.num_shared_experts > 0
         bounds = [tokens * i // case.launches for i in range(case.launches + 1)]
         for first, last in itertools.pairwise(bounds):
@@ -256,10 +255,8 @@ class World:
             rows = sent_to(self.case, self.seed, number, source, rank, expert)
             origins += [(source, row.token, row.k) for row in rows]
             sums.append(len(origins))
-        return {
-            "origins": np.array(origins, dtype=np.int32).reshape(-1, 3),
-            "offsets": np.array(sums, dtype=np.int32),
-        }
+        offsets = np.array(sums, dtype=np.int32)
+        return {"origins": np.array(origins, dtype=np.int32).reshape(-1, 3), "offsets": offsets}
 
     def check_slots(self, rank: int, number: int, zone: int) -> dict[str, np.ndarray]:
         """Rows and stamps where they were sent to."""
@@ -389,13 +386,12 @@ class World:
         self, rank: int, number: int, zone: int, routing: Routing, tokens: Sequence[int] | None = None
     ) -> None:
         """Of these tokens, or of all."""
-        c = self.config
         zone = zone if self.case.slots_read_from is None else self.case.slots_read_from
         first = self.layout.combine_slots.offset(zone=zone)
         slots = self.windows[rank].bytes[first : first + self.layout.combine_zone_bytes].copy()
         tokens = range(self.case.tokens[rank]) if tokens is None else tokens
-        for token, k in itertools.product(tokens, range(c.num_results_per_token)):
-            if not routing.is_expected(token, k, c):
+        for token, k in itertools.product(tokens, range(self.config.num_results_per_token)):
+            if not routing.is_expected(token, k, self.config):
                 continue
             at = self.layout.combine_slots.offset(zone=zone, token=token, k=k)
             got = slots[at - first : at - first + self.case.result_bytes]

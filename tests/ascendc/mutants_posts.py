@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .blocks import BlocksCase
+from .blocks_case import BlocksCase
 from .blocks_hostile import TOO_MANY, HostileBlockCase
 from .library import Patch
 from .mutants import MUTANT_TIMEOUT_US, Mutant, without

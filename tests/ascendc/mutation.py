@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from .blocks import BlocksCase, BlocksWorld
+from .blocks import BlocksWorld
+from .blocks_case import BlocksCase
 from .blocks_hostile import HostileBlockCase, check_hostile
 from .case import Case, TimedOutError, WrongResultError
 from .direct import DirectCase, DirectWorld

@@ -10,7 +10,8 @@ import pytest
 from moe_triton.core.ascendc import REPORT_BAD_ROW, REPORT_MISMATCH, REPORT_TIMEOUT
 from moe_triton.schemes.blocks.layout import end_flag
 
-from .blocks import BlocksCase, BlocksWorld, Outputs
+from .blocks import BlocksWorld
+from .blocks_case import BlocksCase, Outputs
 from .blocks_hostile import HostileBlockCase, check_hostile
 from .call_words import word_of
 from .case import check_reports, draw_routing

@@ -10,7 +10,8 @@ from moe_triton.backends.cpu.nic import NicSettings
 from moe_triton.core.ascendc import REPORT_BAD_ROW, REPORT_TIMEOUT
 from moe_triton.core.reach import Queues
 
-from .blocks import BlocksCase, BlocksWorld, Outputs
+from .blocks import BlocksWorld
+from .blocks_case import BlocksCase, Outputs
 from .blocks_hostile import TOO_MANY, HostileBlockCase, check_hostile
 from .case import check_reports, draw_routing
 from .library import Library, address

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.ascendc.blocks import BlocksCase
+from tests.ascendc.blocks_case import BlocksCase
 from tests.ascendc.case import Case
 from tests.ascendc.direct import DirectCase
 from tests.ascendc.exchange import ExchangeCase
