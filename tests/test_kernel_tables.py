@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import moe_triton
 from moe_triton import ArgumentError, EPBuffer, Tuning
 from moe_triton.core.config import Config
 from moe_triton.core.cpu_family import family_of
@@ -18,6 +18,7 @@ from moe_triton.core.space import Space, double_buffers, named_features, setting
 from moe_triton.core.tables import Row, Table
 from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
+from moe_triton.rendezvous.agreement import KERNELS, check_same
 from moe_triton.schemes import SCHEMES
 from moe_triton.schemes.site import Site
 from moe_triton.tables import (
@@ -33,6 +34,9 @@ from moe_triton.tables import (
     name_of,
     sizes_of,
 )
+from moe_triton.tables.fits import misfits_of
+from moe_triton.tables.installed import source_said
+from moe_triton.tables.kept import Kept, keeping
 from tests.distributed.interrupted import messages
 
 CONFIG = Config(4, 16, 1024, 2, 8, scheme="fullmesh_v1", relaxed=True)
@@ -116,7 +120,7 @@ def test_a_row_of_other_code_is_none(tmp_path: Path, other: dict[str, int]) -> N
 def test_without_tables_a_kernel_keeps_its_own(tmp_path: Path) -> None:
     found = KernelSettings(MACHINE, CONFIG, tmp_path)
     assert not found.tables
-    assert found.digest == "none"
+    assert found.compared == {}
     assert found.chosen(SUM).settings == {}
 
 
@@ -149,6 +153,11 @@ def test_settings_that_a_kernel_no_longer_has_are_left_out_and_said(tmp_path: Pa
         (lambda text: text.replace(name_of(MACHINE), "kernels-cpu-other"), '"name" must be'),
         (lambda text: text.replace('"moe_triton.table"', '"another"'), '"format" must be'),
         (lambda text: text.replace("TILE=512", "TILE=wide"), "must be words NAME=NUMBER"),
+        (
+            lambda text: text.replace("TILE=512", f"TILE={10**22}"),
+            "must have numbers up to 922",
+        ),
+        (lambda text: "[" * 100_000, "it is nested too deeply"),
         (lambda text: text.replace('"topk"', '"experts"'), "its columns must be"),
         (lambda text: text.replace(", 16,", ", 0,"), "integers from 1 on"),
     ],
@@ -172,6 +181,70 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert str(tmp_path / "none") in str(error.value)
     with pytest.raises(ArgumentError, match="it must be a path or None"):
         Tuning(tables=3)  # type: ignore[arg-type]
+
+
+def test_a_folder_that_the_environment_names_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOE_TRITON_TABLES", "/typo")
+    with pytest.raises(ArgumentError, match="MOE_TRITON_TABLES is /typo, but it must be a folder"):
+        _ = KernelSettings(MACHINE, CONFIG).tables
+
+
+@pytest.mark.parametrize("is_link", [True, False])
+def test_what_is_named_like_a_table_and_is_none_is_refused(tmp_path: Path, is_link: bool) -> None:
+    path = tmp_path / f"{name_of(MACHINE)}.json"
+    path.symlink_to("nothing") if is_link else path.mkdir()
+    with pytest.raises(ArgumentError, match="it must be a table that can be read"):
+        _ = KernelSettings(MACHINE, CONFIG, tmp_path).tables
+
+
+def test_rows_that_fit_no_kernel_are_told_whatever_sizes_they_are_of(tmp_path: Path) -> None:
+    other = weighted_sum_kernel(torch.bfloat16, 7168, 8)
+    rows = [
+        (keys_of(other), (7168, 8, 4, 16), "TILE=1000"),
+        (keys_of(other), (7168, 8, 4, 32), "FOO=1"),
+        (("no_such", "plain", "any"), (1, 1, 4, 16), "BLOCK=1"),
+        (keys_of(other), (7168, 8, 4, 64), "TILE=896"),
+        (("stamps", "plain", "any"), (1, 1, 4, 16), "BLOCK=32"),
+    ]
+    path = _write(tmp_path, _table(*rows, _row("TILE=512")))
+    with messages() as said:
+        for _ in range(2):
+            assert KernelSettings(MACHINE, CONFIG, tmp_path).chosen(SUM).settings == {"TILE": 512}
+    (line,) = said
+    assert line.startswith(f"{path}: rows that fit no kernel are left out: weighted_sum weights bf16 [7168, ")
+    assert "settings is TILE=1000 UNROLL=1, but weighted_sum cannot have these together" in line
+    assert "setting FOO is 1, but weighted_sum has the settings TILE, UNROLL" in line
+    assert "no_such plain any [1, 1, 4, 16] (no kernel of that name takes these sizes)" in line
+    assert "896" not in line
+    assert "stamps" not in line
+
+
+def test_shipped_rows_fit_their_kernels() -> None:
+    """So that reading them need not compare them."""
+    for path in FOLDER.glob("kernels-*.json"):
+        assert list(misfits_of(checked_table(path))) == []
+
+
+def test_versions_that_are_not_installed_are_said(tmp_path: Path) -> None:
+    of = _table(_row("TILE=512"))
+    source = "measured on cpu-x, moe_triton 9.9.9, triton-ascend 1.0"
+    _write(tmp_path, replace(of, source=source))
+    said = KernelSettings(MACHINE, CONFIG, tmp_path).chosen(SUM).source
+    assert f"({source}; installed here: moe_triton {moe_triton.__version__}, triton-ascend " in said
+    assert source_said(replace(of, source=f"measured by moe_triton {moe_triton.__version__} on 2 cores")) == (
+        f"measured by moe_triton {moe_triton.__version__} on 2 cores"
+    )
+
+
+def test_what_is_kept_is_read_once(tmp_path: Path) -> None:
+    path = _write(tmp_path, _table(_row("TILE=512")))
+    known: Kept = {}
+    for damage in (path.write_text, lambda text: (path.unlink(), tmp_path.rmdir()), str):
+        with keeping(known):
+            assert KernelSettings(MACHINE, CONFIG, tmp_path).chosen(SUM).settings == {"TILE": 512}
+        damage("{")
+    with pytest.raises(ArgumentError, match="it must be a folder"):
+        _ = KernelSettings(MACHINE, CONFIG, tmp_path).tables
 
 
 def test_settings_are_written_and_read_back() -> None:
@@ -304,8 +377,34 @@ def _differing(rank: int, num_ranks: int, folders: list[str]) -> list[str]:
 def test_ranks_with_other_tables_are_told(tmp_path: Path, ranks: Any) -> None:
     none, some = tmp_path / "none", tmp_path / "some"
     none.mkdir()
-    _write(some, _table(_row("TILE=256"), name=name_of(machine_of("cpu", "A3"))))
+    rows = _row("TILE=256"), _row("TILE=512", hidden=2048)
+    _write(some, _table(*rows, name=name_of(machine_of("cpu", "A3"))))
     for said in ranks(2).run(_differing, [str(none), str(some)]):
         (line,) = said
-        digest = "('none'|'[0-9a-f]{12}')"  # of this CPU's family a table may be shipped
-        assert re.search(rf"differ in tuning.tables: {digest} on rank\(s\) \[0\], {digest} on rank", line)
+        differing = "weighted_sum weights bf16: 'default' on rank(s) [0], 'TILE=256' on rank(s) [1];"
+        assert f"differ in settings of kernels: {differing}" in line
+
+
+def test_the_first_kernels_that_differ_are_named() -> None:
+    one = {f"kernel{number}": "A=1" for number in range(9)}
+    with messages() as said:
+        check_same([{KERNELS: one}, {KERNELS: {**one, "kernel8": "A=2"}}, {KERNELS: one}])
+        check_same([{KERNELS: one}, {KERNELS: {}}])
+        check_same([{KERNELS: one}, {KERNELS: one}])
+    first, second = said
+    assert "kernels: kernel8: 'A=1' on rank(s) [0, 2], 'A=2' on rank(s) [1]; calls" in first
+    assert "kernel3: 'A=1' on rank(s) [0], 'default' on rank(s) [1]; and 5 more; calls" in second
+
+
+def test_ranks_compare_what_holds_for_their_sizes(tmp_path: Path) -> None:
+    fp16 = weighted_sum_kernel(torch.float16, 1024, 2)
+    rows = [
+        _row("TILE=512", tokens=16),
+        _row("TILE=256", tokens=512),
+        _row("TILE=512", fp16, hidden=2048),
+        (("stamps", "plain", "any"), (1, 1, 4, 16), "BLOCK=32"),
+        (("select", "plain", "any"), (1, 2, 4, 16), "default"),
+    ]
+    _write(tmp_path, _table(*rows))
+    compared = KernelSettings(MACHINE, CONFIG, tmp_path).compared
+    assert compared == {"stamps plain any": "BLOCK=32", "weighted_sum weights bf16": "TILE=512"}

@@ -20,6 +20,9 @@ PROGRAMS = "PROGRAMS"
 MULTIBUFFER = "MULTIBUFFER"
 """Whether an NPU's compiler double-buffers what loops load and store. An option, not a constant."""
 
+MOST = 2**63 - 1
+"""The largest value of a setting: native code counts bytes in 64 bits."""
+
 _NO_CONSTANTS = {PROGRAMS: 0, MULTIBUFFER: 1}
 
 
@@ -116,4 +119,6 @@ def settings_of(text: str) -> dict[str, int]:
     pairs = [] if text == "default" else [word.partition("=") for word in text.split(" ")]
     if not all(name.isidentifier() and equals and value.isdecimal() for name, equals, value in pairs):
         raise ValueError(f"settings {text!r} must be words NAME=NUMBER with spaces between them")
+    if any(len(value) > len(str(MOST)) or int(value) > MOST for _, _, value in pairs):
+        raise ValueError(f"settings {text!r} must have numbers up to {MOST}")
     return {name: int(value) for name, _, value in pairs}

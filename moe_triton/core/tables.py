@@ -163,6 +163,8 @@ def load_table(path: Path, command: str) -> Table:
         return Table.from_json(path.read_text(encoding="utf-8"), path.stem)
     except (OSError, ValueError) as error:
         raise damaged(path, command, str(error)) from None
+    except RecursionError:  # of the parser: brackets in brackets
+        raise damaged(path, command, "it is nested too deeply") from None
 
 
 def damaged(path: Path, command: str, why: str) -> ArgumentError:

@@ -7,9 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from moe_triton.core.errors import ConfigMismatchError, WindowError
+from moe_triton.core.space import text_of
 from moe_triton.rendezvous.meeting import MAX_REASON, Meeting, values_of
 
 logger = logging.getLogger("moe_triton")
+
+KERNELS = "settings of kernels"
+"""By kernel what tables set, as a text; a kernel that keeps its own settings has none."""
 
 # Settings that may differ: neither flags nor results depend on them. An operator has one flag per expert and
 # source, row or rank, whichever block sends it and however many parts there are.
@@ -24,8 +28,10 @@ MAY_DIFFER: dict[str, str] = {
     "tuning.cached_bytes": "calls take as long as on the slowest rank",
     "tuning.spins": "calls take as long as on the slowest rank",
     "tuning.yields": "calls take as long as on the slowest rank",
-    "tuning.tables": "calls take as long as on the slowest rank",
+    KERNELS: "calls take as long as on the slowest rank",
 }
+_OWN = text_of({})
+_MOST_KERNELS = 4  # that a message names
 
 
 def agree(meeting: Meeting, settings: Mapping[str, Any], purpose: str = "settings") -> None:
@@ -62,11 +68,8 @@ def check_same(settings: Sequence[Mapping[str, Any]], may_differ: Collection[str
     errors: list[str] = []
     warnings: dict[str, str] = {}
     for name in fields:
-        ranks_of: dict[str, list[int]] = {}
-        for rank, setting in enumerate(settings):
-            ranks_of.setdefault(repr(setting.get(name)), []).append(rank)
-        if len(ranks_of) > 1:
-            values = ", ".join(f"{value} on rank(s) {ranks}" for value, ranks in ranks_of.items())
+        given = [setting.get(name) for setting in settings]
+        if values := _kernels_that_differ(given) if name == KERNELS else _by_ranks(given):
             if name in may_differ:
                 warnings[name] = values
             else:
@@ -78,6 +81,24 @@ def check_same(settings: Sequence[Mapping[str, Any]], may_differ: Collection[str
         )
     for name, values in warnings.items():
         logger.warning("ranks of one group differ in %s: %s; %s", name, values, MAY_DIFFER.get(name, ""))
+
+
+def _by_ranks(values: Sequence[object]) -> str:
+    """Which ranks have which value; empty if all have the same."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks_of.setdefault(repr(value), []).append(rank)
+    return ", ".join(f"{value} on rank(s) {ranks}" for value, ranks in ranks_of.items() if len(ranks_of) > 1)
+
+
+def _kernels_that_differ(given: Sequence[Any]) -> str:
+    """The first kernels whose settings differ, with their ranks; empty if none does."""
+    texts = [each if isinstance(each, dict) else {} for each in given]
+    names = sorted({name for each in texts for name in each})
+    said = [(name, _by_ranks([each.get(name, _OWN) for each in texts])) for name in names]
+    differ = [f"{name}: {values}" for name, values in said if values]
+    more = len(differ) - _MOST_KERNELS
+    return "; ".join(differ[:_MOST_KERNELS] + ([f"and {more} more"] if more > 0 else []))
 
 
 def raise_together(meeting: Meeting, failure: str, purpose: str = "windows") -> None:

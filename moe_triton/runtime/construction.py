@@ -20,7 +20,7 @@ from moe_triton.core.records import PROTOCOL_VERSION
 from moe_triton.core.topology import RANKS_PER_SERVER
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.limits import check_config, check_window_limit, read_environment
-from moe_triton.rendezvous.agreement import agree
+from moe_triton.rendezvous.agreement import KERNELS, agree
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.runtime.trace import TraceFile, TracePath
 from moe_triton.schemes.site import Site
@@ -74,7 +74,8 @@ class Prepared:
         site = self.site
         sizes = {f"{operator}_tokens": part.tokens for operator, part in site.part_tokens.items()}
         tuning = dataclasses.asdict(site.tuning) | sizes
-        tuning |= {"posts": site.posts, "tables": site.kernel_settings.digest}
+        del tuning["tables"]  # a folder of this rank's; what its tables say is compared
+        tuning |= {"posts": site.posts}
         return {
             "protocol": PROTOCOL_VERSION,
             "moe_triton": metadata.version("moe_triton"),
@@ -85,6 +86,7 @@ class Prepared:
             "keeps_order": site.keeps_order,
             "timeout_s": site.timeout_us / 1e6,
             **{f"tuning.{name}": value for name, value in tuning.items()},
+            KERNELS: site.kernel_settings.compared,
         }
 
 

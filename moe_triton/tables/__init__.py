@@ -7,10 +7,9 @@ no row is of keeps its own.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,8 +19,10 @@ from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import Launch, Plan
 from moe_triton.core.soc import SOC_OF_PRODUCT
-from moe_triton.core.space import Settings, settings_of
+from moe_triton.core.space import Settings, settings_of, text_of
 from moe_triton.core.tables import Row, Table, damaged, load_table
+from moe_triton.tables import fits, kept
+from moe_triton.tables.installed import source_said
 
 COMMAND = "moe-triton tune kernels"
 KEYS, SIZES = ("kernel", "variant", "dtype"), ("hidden", "topk", "ranks", "tokens")
@@ -30,7 +31,6 @@ FOLDER = Path(__file__).parent
 ENVIRONMENT = "MOE_TRITON_TABLES"
 ANY_DTYPE = "any"
 """In place of a dtype: a row of code that does not depend on it, or of dtypes that have the same values."""
-_DIGITS = 12  # of a digest
 
 
 class Chosen(NamedTuple):
@@ -82,11 +82,12 @@ def table_folders(given: str | os.PathLike[str] | None) -> list[Path]:
         given: the folder that goes before the package's; None for `folder_of_user`.
 
     Raises:
-        ArgumentError: a folder that the caller names does not exist.
+        ArgumentError: a folder that the caller or `ENVIRONMENT` names does not exist.
     """
-    if given is not None and not Path(given).is_dir():
+    named = os.environ.get(ENVIRONMENT) if given is None else os.fspath(given)
+    if named and not kept.is_folder(Path(named)):
         rule, remedy = "it must be a folder", "Make it, or write tables there: moe-triton tune."
-        raise ArgumentError("tuning.tables", os.fspath(given), rule, remedy)
+        raise ArgumentError(ENVIRONMENT if given is None else "tuning.tables", named, rule, remedy)
     first = folder_of_user() if given is None else Path(given)
     return [folder for folder in (first, FOLDER) if folder]
 
@@ -134,6 +135,8 @@ def checked_table(path: Path) -> Table:
             settings_of(str(row.values[0]))
         except ValueError as error:
             raise damaged(path, COMMAND, str(error)) from None
+    if path.parent != FOLDER:  # whose tables a test holds against their kernels
+        fits.check(path, table)
     return table
 
 
@@ -160,13 +163,31 @@ class KernelSettings:
             ArgumentError: one of them cannot be used; or a folder that the caller names does not exist.
         """
         paths = [folder / f"{name_of(self.machine)}.json" for folder in table_folders(self.folder)]
-        return {path: checked_table(path) for path in paths if path.is_file()}
+        return kept.read(paths, checked_table)
 
     @property
-    def digest(self) -> str:
-        """Of all tables: the same on ranks whose kernels have the same settings."""
-        text = "".join(table.to_json() for table in self.tables.values())
-        return sha256(text.encode()).hexdigest()[:_DIGITS] if text else "none"
+    def compared(self) -> dict[str, str]:
+        """What tables set for kernels of the group's sizes, by kernel, variant and dtype: ranks compare it.
+
+        A kernel that keeps its own settings is left out.
+        """
+        found: dict[tuple[str, ...], str] = {}
+        for table in self.tables.values():
+            for keys, row in self._rows_of_sizes(table):
+                found.setdefault(keys, str(row.values[0]))
+        own = text_of({})
+        return {" ".join(keys): settings for keys, settings in sorted(found.items()) if settings != own}
+
+    def _rows_of_sizes(self, table: Table) -> Iterator[tuple[tuple[str, ...], Row]]:
+        """A table's rows of H and K, or of none of them: by keys, the ones of the nearest other sizes."""
+        c = self.config
+        sizes = c.hidden, c.num_topk, c.num_ranks, max(c.num_max_tokens_per_rank, 1)
+        fitting = (1, c.hidden), (1, c.num_topk)
+        rows = tuple(row for row in table.rows if all(map(tuple.__contains__, fitting, row.sizes)))
+        for keys in {row.keys for row in rows}:
+            row = replace(table, rows=rows).nearest(keys, sizes)
+            assert row is not None
+            yield keys, row
 
     def chosen(self, kernel: TritonKernel) -> Chosen:
         """What the tables say of a kernel.
@@ -187,7 +208,8 @@ class KernelSettings:
 
     @staticmethod
     def _taken(kernel: TritonKernel, table: Table, row: Row, where: str) -> Chosen:
-        settings, said = settings_of(str(row.values[0])), f"{table.said(row)}{where} ({table.source})"
+        settings = settings_of(str(row.values[0]))
+        said = f"{table.said(row)}{where} ({source_said(table)})"
         try:
             tuned = kernel.with_settings(settings)
         except ArgumentError as error:

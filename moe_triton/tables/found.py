@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from moe_triton.core.tables import Table
-from moe_triton.tables import table_folders
+from moe_triton.tables import kept, table_folders
 
 CPU_WITH_TABLES = "cpu-amd-25-1"
 """The family whose shipped tables stand for CPUs that have none."""
@@ -31,6 +31,6 @@ def tables_of(
     machines = dict.fromkeys((machine, CPU_WITH_TABLES)) if machine.startswith("cpu-") else [machine]
     for name in machines:
         paths = [each / f"{kind}-{name}.json" for each in folders]
-        if tables := {path: check(path) for path in paths if path.is_file()}:
+        if tables := kept.read(paths, check):
             return tables
     return {}

@@ -216,7 +216,8 @@ def communicator(place: Place) -> Communicator:
         trace=chosen.trace,
         environment=environment,
     )
-    made = Communicator(meeting, order, exchange)
+    with settings.keeping_tables():
+        made = Communicator(meeting, order, exchange)
     plan_calls.attach(made)
     if oldest is not None:
         kept.pop(oldest).close()

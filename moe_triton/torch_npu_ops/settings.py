@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from moe_triton.backends import BACKENDS, make_backend, make_host
@@ -19,6 +20,7 @@ from moe_triton.core.topology import RanksPerServer, Topology, check_ranks_per_s
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.limits import GENERATIONS
 from moe_triton.runtime.trace import TraceFile, TracePath
+from moe_triton.tables.kept import Kept, keeping
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Settings:
 
 _current = Settings()
 _host: Host | None = None
+# Tables of settings that a call has needed, since `configure`: no later call reads a file again.
+_tables: Kept = {}
 # Every settings that were in force, by the number that stands for them in the keys of plans.
 _numbers: dict[Settings, int] = {_current: 0}
 _number = 0
@@ -73,6 +77,11 @@ def host() -> Host:
     if _host is None:
         _host = make_host(_current.backend)
     return _host
+
+
+def keeping_tables() -> AbstractContextManager[None]:
+    """Reads tables of settings as they were when a call needed them first."""
+    return keeping(_tables)
 
 
 def number() -> int:
@@ -134,4 +143,5 @@ def configure(
         check_ranks_per_server(ranks_per_server),
     )
     _number = _numbers.setdefault(_current, len(_numbers))
+    _tables.clear()
     _host = None
