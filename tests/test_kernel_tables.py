@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-import moe_triton
 from moe_triton import ArgumentError, EPBuffer, Tuning
 from moe_triton.core.config import Config
 from moe_triton.core.cpu_family import family_of
@@ -34,9 +33,6 @@ from moe_triton.tables import (
     name_of,
     sizes_of,
 )
-from moe_triton.tables.fits import misfits_of
-from moe_triton.tables.installed import source_said
-from moe_triton.tables.kept import Kept, keeping
 from tests.distributed.interrupted import messages
 
 CONFIG = Config(4, 16, 1024, 2, 8, scheme="fullmesh_v1", relaxed=True)
@@ -44,25 +40,25 @@ SUM = weighted_sum_kernel(torch.bfloat16, 1024, 2)
 MACHINE = "cpu-test-1-2"
 
 
-def _table(*rows: tuple[tuple[str, ...], tuple[int, ...], str], name: str = name_of(MACHINE)) -> Table:
+def table_of(*rows: tuple[tuple[str, ...], tuple[int, ...], str], name: str = name_of(MACHINE)) -> Table:
     found = tuple(Row(keys, sizes, (settings, 1000, 1100)) for keys, sizes, settings in rows)
     return Table(name, COMMAND, "by hand", KEYS, SIZES, VALUES, found)
 
 
-def _write(folder: Path, table: Table) -> Path:
+def write(folder: Path, table: Table) -> Path:
     folder.mkdir(exist_ok=True)
     path = folder / f"{table.name}.json"
     path.write_text(table.to_json())
     return path
 
 
-def _row(settings: str, kernel: TritonKernel = SUM, ranks: int = 4, tokens: int = 16, **sizes: int) -> Any:
+def row_of(settings: str, kernel: TritonKernel = SUM, ranks: int = 4, tokens: int = 16, **sizes: int) -> Any:
     hidden, topk, *_ = sizes_of(kernel, CONFIG)
     return keys_of(kernel), (sizes.get("hidden", hidden), sizes.get("topk", topk), ranks, tokens), settings
 
 
 def test_a_kernel_gets_the_settings_of_its_row_and_keeps_the_others(tmp_path: Path) -> None:
-    _write(tmp_path, _table(_row("TILE=512")))
+    write(tmp_path, table_of(row_of("TILE=512")))
     found = KernelSettings(MACHINE, CONFIG, tmp_path)
     chosen = found.chosen(SUM)
     assert chosen.settings == {"TILE": 512}
@@ -88,7 +84,7 @@ def test_a_kernel_gets_the_settings_of_its_row_and_keeps_the_others(tmp_path: Pa
 def test_of_ranks_and_tokens_the_nearest_row_counts(
     tmp_path: Path, rows: list[tuple[str, int, int]], expected: dict[str, int]
 ) -> None:
-    _write(tmp_path, _table(*(_row(settings, ranks=r, tokens=t) for settings, r, t in rows)))
+    write(tmp_path, table_of(*(row_of(settings, ranks=r, tokens=t) for settings, r, t in rows)))
     assert KernelSettings(MACHINE, CONFIG, tmp_path).chosen(SUM).settings == expected
 
 
@@ -106,13 +102,13 @@ def test_a_row_of_any_dtype_serves_each(
 ) -> None:
     name, variant, _ = keys_of(SUM)
     made = [((name, variant, dtype), (1024, 2, 4, tokens), settings) for dtype, settings, tokens in rows]
-    _write(tmp_path, _table(*made))
+    write(tmp_path, table_of(*made))
     assert KernelSettings(MACHINE, CONFIG, tmp_path).chosen(SUM).settings == expected
 
 
 @pytest.mark.parametrize("other", [{"hidden": 2048}, {"topk": 3}])
 def test_a_row_of_other_code_is_none(tmp_path: Path, other: dict[str, int]) -> None:
-    _write(tmp_path, _table(_row("TILE=512", **other)))
+    write(tmp_path, table_of(row_of("TILE=512", **other)))
     chosen = KernelSettings(MACHINE, CONFIG, tmp_path).chosen(SUM)
     assert chosen == ({}, "the kernel's own: no table has a row")
 
@@ -127,8 +123,8 @@ def test_without_tables_a_kernel_keeps_its_own(tmp_path: Path) -> None:
 def test_a_users_table_goes_before_the_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shipped, own = tmp_path / "shipped", tmp_path / "own"
     fp16 = weighted_sum_kernel(torch.float16, 1024, 2)
-    _write(shipped, _table(_row("TILE=512"), _row("TILE=512", fp16)))
-    _write(own, _table(_row("UNROLL=0")))
+    write(shipped, table_of(row_of("TILE=512"), row_of("TILE=512", fp16)))
+    write(own, table_of(row_of("UNROLL=0")))
     monkeypatch.setattr("moe_triton.tables.FOLDER", shipped)
     monkeypatch.setenv("MOE_TRITON_TABLES", str(own))
     found = KernelSettings(MACHINE, CONFIG)
@@ -138,8 +134,8 @@ def test_a_users_table_goes_before_the_packages(tmp_path: Path, monkeypatch: pyt
 
 
 def test_settings_that_a_kernel_no_longer_has_are_left_out_and_said(tmp_path: Path) -> None:
-    for settings in ("WIDTH=512", "TILE=768"):
-        _write(tmp_path, _table(_row(settings)))
+    for settings in ("WIDTH=512", "TILE=768", "TILE=0"):
+        write(tmp_path, table_of(row_of(settings)))
         chosen = KernelSettings(MACHINE, CONFIG, tmp_path).chosen(SUM)
         assert chosen.settings == {}
         assert "does not fit it any more" in chosen.source
@@ -165,7 +161,7 @@ def test_settings_that_a_kernel_no_longer_has_are_left_out_and_said(tmp_path: Pa
 def test_a_damaged_foreign_or_newer_table_is_refused_at_construction(
     tmp_path: Path, change: Any, said: str
 ) -> None:
-    path = _write(tmp_path, _table(_row("TILE=512")))
+    path = write(tmp_path, table_of(row_of("TILE=512")))
     text = path.read_text()
     assert change(text) != text
     path.write_text(change(text))
@@ -181,70 +177,6 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert str(tmp_path / "none") in str(error.value)
     with pytest.raises(ArgumentError, match="it must be a path or None"):
         Tuning(tables=3)  # type: ignore[arg-type]
-
-
-def test_a_folder_that_the_environment_names_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MOE_TRITON_TABLES", "/typo")
-    with pytest.raises(ArgumentError, match="MOE_TRITON_TABLES is /typo, but it must be a folder"):
-        _ = KernelSettings(MACHINE, CONFIG).tables
-
-
-@pytest.mark.parametrize("is_link", [True, False])
-def test_what_is_named_like_a_table_and_is_none_is_refused(tmp_path: Path, is_link: bool) -> None:
-    path = tmp_path / f"{name_of(MACHINE)}.json"
-    path.symlink_to("nothing") if is_link else path.mkdir()
-    with pytest.raises(ArgumentError, match="it must be a table that can be read"):
-        _ = KernelSettings(MACHINE, CONFIG, tmp_path).tables
-
-
-def test_rows_that_fit_no_kernel_are_told_whatever_sizes_they_are_of(tmp_path: Path) -> None:
-    other = weighted_sum_kernel(torch.bfloat16, 7168, 8)
-    rows = [
-        (keys_of(other), (7168, 8, 4, 16), "TILE=1000"),
-        (keys_of(other), (7168, 8, 4, 32), "FOO=1"),
-        (("no_such", "plain", "any"), (1, 1, 4, 16), "BLOCK=1"),
-        (keys_of(other), (7168, 8, 4, 64), "TILE=896"),
-        (("stamps", "plain", "any"), (1, 1, 4, 16), "BLOCK=32"),
-    ]
-    path = _write(tmp_path, _table(*rows, _row("TILE=512")))
-    with messages() as said:
-        for _ in range(2):
-            assert KernelSettings(MACHINE, CONFIG, tmp_path).chosen(SUM).settings == {"TILE": 512}
-    (line,) = said
-    assert line.startswith(f"{path}: rows that fit no kernel are left out: weighted_sum weights bf16 [7168, ")
-    assert "settings is TILE=1000 UNROLL=1, but weighted_sum cannot have these together" in line
-    assert "setting FOO is 1, but weighted_sum has the settings TILE, UNROLL" in line
-    assert "no_such plain any [1, 1, 4, 16] (no kernel of that name takes these sizes)" in line
-    assert "896" not in line
-    assert "stamps" not in line
-
-
-def test_shipped_rows_fit_their_kernels() -> None:
-    """So that reading them need not compare them."""
-    for path in FOLDER.glob("kernels-*.json"):
-        assert list(misfits_of(checked_table(path))) == []
-
-
-def test_versions_that_are_not_installed_are_said(tmp_path: Path) -> None:
-    of = _table(_row("TILE=512"))
-    source = "measured on cpu-x, moe_triton 9.9.9, triton-ascend 1.0"
-    _write(tmp_path, replace(of, source=source))
-    said = KernelSettings(MACHINE, CONFIG, tmp_path).chosen(SUM).source
-    assert f"({source}; installed here: moe_triton {moe_triton.__version__}, triton-ascend " in said
-    assert source_said(replace(of, source=f"measured by moe_triton {moe_triton.__version__} on 2 cores")) == (
-        f"measured by moe_triton {moe_triton.__version__} on 2 cores"
-    )
-
-
-def test_what_is_kept_is_read_once(tmp_path: Path) -> None:
-    path = _write(tmp_path, _table(_row("TILE=512")))
-    known: Kept = {}
-    for damage in (path.write_text, lambda text: (path.unlink(), tmp_path.rmdir()), str):
-        with keeping(known):
-            assert KernelSettings(MACHINE, CONFIG, tmp_path).chosen(SUM).settings == {"TILE": 512}
-        damage("{")
-    with pytest.raises(ArgumentError, match="it must be a folder"):
-        _ = KernelSettings(MACHINE, CONFIG, tmp_path).tables
 
 
 def test_settings_are_written_and_read_back() -> None:
@@ -317,7 +249,7 @@ def test_plans_get_the_settings_and_nothing_else_changes(tmp_path: Path, scheme:
     }
     rows = [(keys_of(k), sizes_of(k, config), text_of(values)) for k, values in changed.items()]
     machine = machine_of(target, "A3")
-    _write(tmp_path, _table(*rows, name=name_of(machine)))
+    write(tmp_path, table_of(*rows, name=name_of(machine)))
     for plan in plans:
         tuned = site.kernel_settings.tuned(plan)
         assert [(one.step, one.values, one.blocks) for one in tuned.launches] == [
@@ -358,7 +290,7 @@ def test_bits_are_the_same_and_a_buffer_says_where_its_settings_come_from(tmp_pa
     none.mkdir()
     machine = machine_of("cpu", "A3")
     kernel = weighted_sum_kernel(torch.bfloat16, 1024, 2, features=SumFeatures(own=True))
-    _write(some, _table(_row("TILE=256 UNROLL=0", kernel), name=name_of(machine)))
+    write(some, table_of(row_of("TILE=256 UNROLL=0", kernel), name=name_of(machine)))
     expected = ranks(2).run(_one_call, str(none))
     found = ranks(2).run(_one_call, str(some))
     assert [bits for bits, _ in found] == [bits for bits, _ in expected]
@@ -377,8 +309,8 @@ def _differing(rank: int, num_ranks: int, folders: list[str]) -> list[str]:
 def test_ranks_with_other_tables_are_told(tmp_path: Path, ranks: Any) -> None:
     none, some = tmp_path / "none", tmp_path / "some"
     none.mkdir()
-    rows = _row("TILE=256"), _row("TILE=512", hidden=2048)
-    _write(some, _table(*rows, name=name_of(machine_of("cpu", "A3"))))
+    rows = row_of("TILE=256"), row_of("TILE=512", hidden=2048)
+    write(some, table_of(*rows, name=name_of(machine_of("cpu", "A3"))))
     for said in ranks(2).run(_differing, [str(none), str(some)]):
         (line,) = said
         differing = "weighted_sum weights bf16: 'default' on rank(s) [0], 'TILE=256' on rank(s) [1];"
@@ -399,12 +331,12 @@ def test_the_first_kernels_that_differ_are_named() -> None:
 def test_ranks_compare_what_holds_for_their_sizes(tmp_path: Path) -> None:
     fp16 = weighted_sum_kernel(torch.float16, 1024, 2)
     rows = [
-        _row("TILE=512", tokens=16),
-        _row("TILE=256", tokens=512),
-        _row("TILE=512", fp16, hidden=2048),
+        row_of("TILE=512", tokens=16),
+        row_of("TILE=256", tokens=512),
+        row_of("TILE=512", fp16, hidden=2048),
         (("stamps", "plain", "any"), (1, 1, 4, 16), "BLOCK=32"),
         (("select", "plain", "any"), (1, 2, 4, 16), "default"),
     ]
-    _write(tmp_path, _table(*rows))
+    write(tmp_path, table_of(*rows))
     compared = KernelSettings(MACHINE, CONFIG, tmp_path).compared
     assert compared == {"stamps plain any": "BLOCK=32", "weighted_sum weights bf16": "TILE=512"}

@@ -80,7 +80,11 @@ class Space:
             if name not in self.choices:
                 rule = f"{kernel} has the settings {', '.join(self.choices) or 'none'}"
                 raise ArgumentError(f"setting {name}", value, rule, remedy)
-        if not self.allows(values):
+        try:
+            is_allowed = self.allows(values)
+        except ArithmeticError:  # a size that is 0
+            is_allowed = False
+        if not is_allowed:
             rule = f"{kernel} cannot have these together"
             raise ArgumentError("settings", text_of(values), rule, remedy)
 

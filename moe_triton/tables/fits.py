@@ -66,13 +66,14 @@ def _kernels(row: Row, target: str) -> Iterator[TritonKernel]:
     from moe_triton.kernels import Shape, families
 
     name, variant, dtype = row.keys
+    family = families().get(name)  # a kernel has its family's name
+    if family is None:
+        return
     hidden, topk = (size if size > 1 else usual for size, usual in zip(row.sizes, _USUAL, strict=False))
-    words = set(variant.split("-"))
-    for family in families().values():
-        for zoned in (False, True):
-            features = words.intersection(family.features)
-            given = dtype if dtype in DTYPES else "bf16", hidden, topk, 0, frozenset(features), target, zoned
-            with contextlib.suppress(ArgumentError):
-                kernel = family.kernel(Shape(*given))
-                if kernel.name == name and kernel.space is not None:
-                    yield kernel
+    features = frozenset(variant.split("-")).intersection(family.features)
+    for zoned in (False, True):
+        shape = Shape(dtype if dtype in DTYPES else "bf16", hidden, topk, 0, features, target, zoned)
+        with contextlib.suppress(ArgumentError):
+            kernel = family.kernel(shape)
+            if kernel.space is not None:
+                yield kernel
