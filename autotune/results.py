@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,13 @@ from autotune.kernels.modelled import ModelledTask
 from autotune.kernels.scope import Scope
 from autotune.kernels.versions import code_of, version_of
 from autotune.search import Found
+from autotune.writing import writing
 from moe_triton import tables
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.space import text_of
 from moe_triton.core.tables import Row, Table
 
+_ANY = "hidden", "topk"  # sizes that are 1 where a row is of all
 ALL_SHIPPED = "--all-shipped"
 """In the command of a table: rows of code that does not depend on K are of all K of `occasions.shipped`."""
 
@@ -94,31 +97,30 @@ def merged(new: Table, old: Table | None) -> Table:
     return replace(new, rows=rows, code=dict(sorted(code.items())))
 
 
-def read(path: Path) -> Table | None:
-    """A table of kernels' settings; None if there is no file.
-
-    Raises:
-        ArgumentError: it is damaged or of another kind.
-    """
-    return tables.checked_table(path) if path.is_file() else None
-
-
 def write(table: Table, folder: Path) -> Path:
-    """Writes a table where it is looked up, with the rows of the one there; a reader sees all or nothing.
+    """Writes a table where it is looked up, with the rows of the one there.
+
+    A reader sees all or nothing, and of processes that write at the same time none loses the other's rows.
 
     Raises:
         ArgumentError: the one there is damaged.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{table.name}.json"
-    draft = path.with_suffix(".new")
-    draft.write_text(merged(table, read(path)).to_json(), encoding="utf-8")
-    draft.replace(path)
+    with writing(path) as put:
+        there = tables.checked_table(path) if os.path.lexists(path) else None
+        put(merged(table, there).to_json())
     return path
 
 
 def differences(one: Table, other: Table) -> list[str]:
-    """Lines that tell what the second table has other than the first."""
+    """Lines that tell what the second table has other than the first.
+
+    Raises:
+        ArgumentError: they have other columns.
+    """
+    if (one.keys, one.sizes, one.values) != (other.keys, other.sizes, other.values):
+        rule = f"it must be of the kind of {one.name}: only then are there rows to compare"
+        raise ArgumentError("other table", other.name, rule, "Name two tables of one kind.")
     lines = []
     if one.source != other.source:
         lines.append(f"source: {one.source} -> {other.source}")
@@ -129,12 +131,20 @@ def differences(one: Table, other: Table) -> list[str]:
     for key in sorted(before.keys() | after.keys()):
         if before.get(key) != after.get(key):
             said = [_values(rows.get(key)) for rows in (before, after)]
-            lines.append(f"{' '.join(key[0])} {_sizes(key[1])}: {said[0]} -> {said[1]}")
+            lines.append(f"{_named(one, *key)}: {said[0]} -> {said[1]}")
     return lines
 
 
-def _sizes(sizes: Sequence[int]) -> str:
-    return " ".join(f"{name}={size}" for name, size in zip(tables.SIZES, sizes, strict=True) if size > 1)
+def line_of(table: Table, row: Row) -> str:
+    """A row for people."""
+    chosen, ns, default_ns = row.values
+    beside = f", where the default takes {default_ns}" if ns != default_ns else ""
+    return f"{_named(table, row.keys, row.sizes)}: {chosen}, {ns} ns{beside}"
+
+
+def _named(table: Table, keys: Sequence[str], sizes: Sequence[int]) -> str:
+    pairs = zip(table.sizes, sizes, strict=True)
+    return " ".join([*keys, *(f"{name}={size}" for name, size in pairs if size > 1 or name not in _ANY)])
 
 
 def _values(values: Sequence[int | str] | None) -> str:

@@ -1,4 +1,8 @@
-"""Whether a table still holds: its rows, priced again."""
+"""Whether a table still holds: its rows, priced again.
+
+Tables of kernels are priced again by what priced them; of schemes what the model priced is. What was measured
+between processes is not: that takes as long as tuning.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +16,74 @@ from autotune.kernels.measured import MeasuredTask
 from autotune.kernels.modelled import ModelledTask
 from autotune.kernels.scope import Scope
 from autotune.kernels.versions import code_of
+from autotune.kinds import KERNELS, Kind
+from autotune.pipeline.measured import WORTH
+from autotune.pipeline.modelled import Modelled
+from autotune.pipeline.modelled import source as source_of_schemes
+from autotune.pipeline.results import scheme_rows
+from autotune.pipeline.tune import sizes_of
 from autotune.search import Task
 from autotune.tuning import tasks_of
 from moe_triton import tables
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.space import settings_of
 from moe_triton.core.tables import Row, Table
+from moe_triton.npu_compiler.socs import soc_named
+from moe_triton.tables import schemes
 
 SAME = 0.001
 """Of a modelled time: as near is the same, but for rounding."""
 NOT_SLOWER = 1.03
 """Of a measured ratio: up to here the high end of its interval counts as no slower."""
+
+
+def why_not(kind: Kind, table: Table) -> str:
+    """Why a table of a kind cannot be verified; empty if it can."""
+    if kind.name == KERNELS or (kind.name == schemes.KIND and not _is_of_cpu(table)):
+        return ""
+    if not _is_of_cpu(table):
+        return "settings of ranks are priced by tune pipeline only"
+    return "measured between processes, which takes as long as tuning: only tune pipeline runs that"
+
+
+def _is_of_cpu(table: Table) -> bool:
+    return table.name.partition("-")[2].startswith("cpu-")
+
+
+def schemes_verified(table: Table, scope: Scope, most: int, seed: int) -> Iterator[str]:
+    """Lines that tell what of a modelled table of schemes does not hold any more.
+
+    Args:
+        table: of the scope's machine.
+        scope: the machine.
+        most: rows that are priced again, drawn at random; 0 for all.
+        seed: of the draw.
+    """
+    prices = Modelled(soc_named(scope.chip).product)
+    if (source := source_of_schemes()) != table.source:
+        yield f"source: {table.source} -> {source}"
+    for row in drawn(table.rows, most, seed):
+        hidden, topk, ranks, tokens = row.sizes
+        (sizes,) = sizes_of(scope.chip, [ranks], [hidden], [topk], [tokens])
+        found = prices.schemes(sizes)
+        better = [each for each in found[1:] if not each.refused and each.ratio.median <= WORTH]
+        (now,) = (each for each in scheme_rows(sizes, found, better) if each.keys == row.keys)
+        same = (_is_same(one, other) for one, other in zip(row.values[1:], now.values[1:], strict=True))
+        if row.values[0] != now.values[0] or not all(same):
+            before, after = (
+                f"{scheme}, {ns} ns of {default}" for scheme, ns, default in (row.values, now.values)
+            )
+            yield f"{table.said(row)}: {before} -> {after}"
+
+
+def drawn(rows: Sequence[Row], most: int, seed: int) -> list[Row]:
+    """Rows that are priced again: as many as there may be, drawn at random; all if ``most`` is 0."""
+    chosen = random.Random(seed).sample(rows, min(most or len(rows), len(rows)))
+    return sorted(chosen, key=lambda row: (row.keys, row.sizes))
+
+
+def _is_same(one: int | str, other: int | str) -> bool:
+    return abs(int(one) - int(other)) <= SAME * int(other) + 1
 
 
 def verified(table: Table, scope: Scope, kernels: Sequence[str], most: int, seed: int) -> Iterator[str]:
@@ -41,8 +102,7 @@ def verified(table: Table, scope: Scope, kernels: Sequence[str], most: int, seed
     if source != table.source:
         yield f"source: {table.source} -> {source}"
     rows = [row for row in table.rows if not kernels or row.keys[0] in kernels]
-    drawn = random.Random(seed).sample(rows, min(most or len(rows), len(rows)))
-    for row in sorted(drawn, key=lambda row: (row.keys, row.sizes)):
+    for row in drawn(rows, most, seed):
         if why := _differs(row, table, of_table):
             yield f"{table.said(row)}: {why}"
 
@@ -64,8 +124,8 @@ def _differs(row: Row, table: Table, scope: Scope) -> str:
     if isinstance(task, MeasuredTask):
         high = outcome.value
         return "" if high <= NOT_SLOWER else f"{row.values[0]} takes up to {high:.3f} times the default"
-    ns = float(outcome.facts["ns"])
-    return "" if abs(ns - int(row.values[1])) <= SAME * ns + 1 else f"{row.values[1]} -> {ns:.0f} ns"
+    ns = round(float(outcome.facts["ns"]))
+    return "" if _is_same(row.values[1], ns) else f"{row.values[1]} -> {ns} ns"
 
 
 def _task_of(row: Row, scope: Scope) -> Task:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from autotune.cli import options
 from autotune.cli.kernels import least_bytes, searched
-from autotune.cli.options import DEFAULT, console
+from autotune.cli.options import DEFAULT, console, say
 from autotune.kernels.modelled import ModelledTask, floor_ns
 from autotune.search import Found, Trial
 from autotune.tuning import BUDGET
@@ -53,21 +53,21 @@ def explain(
 def _explain(found: Found, plot: Path | None) -> None:
     task = found.task
     assert isinstance(task, ModelledTask)
-    console.print(f"\n{task.subject.label}, on {task.chip}", markup=False, highlight=False, soft_wrap=True)
+    say(f"\n{task.subject.label}, on {task.chip}")
     if found.best is None or found.default is None:
         for trial in found.trials:
-            console.print(f"{text_of(trial.settings)}: {trial.outcome.reason}", markup=False, soft_wrap=True)
+            say(f"{text_of(trial.settings)}: {trial.outcome.reason}")
         return
     ranked = _ranked(found)
     for heading, of in (("critical path", "parts"), ("pipes, occupied", "busy")):
         console.print(_table(heading, of, ranked))
     for line in (*_runner_up(found), *_floor(found, task), *_refused(found)):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(line)
     if plot is not None:
         from autotune.plots import draw
 
         for path in draw(found, plot):
-            console.print(f"kept: {path}", markup=False, highlight=False, soft_wrap=True)
+            say(f"kept: {path}")
 
 
 def _ranked(found: Found) -> dict[str, Trial]:

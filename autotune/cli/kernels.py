@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from autotune import results
 from autotune.cli import options
-from autotune.cli.options import DEFAULT, console
+from autotune.cli.options import DEFAULT, console, say
 from autotune.kernels import occasions
-from autotune.kernels.modelled import floor_ns
+from autotune.kernels.modelled import ModelledTask, floor_ns
 from autotune.kernels.scope import Scope
 from autotune.search import Found, Outcome
 from autotune.search.run import described
@@ -58,7 +58,7 @@ def kernels(
         def keep(tuned: Tuned) -> None:
             if write and folder is not None and any(each.best for each in tuned.found):
                 kept = results.write(replace(tuned.table, command=command), folder)
-                console.print(f"kept: {kept}", markup=False, highlight=False, soft_wrap=True)
+                say(f"kept: {kept}")
 
         for scope in occasions.shipped(asked) if all_shipped else [asked]:
             try:
@@ -66,10 +66,8 @@ def kernels(
             except typer.Exit:
                 keep(through(scope, budget, study))
                 raise
-            console.print(summary(tuned))
-            for each in tuned.found:
-                if each.best is None:
-                    console.print(f"{each.task.name}: nothing could be priced", markup=False, soft_wrap=True)
+            for line in summary(tuned):
+                say(line)
             keep(tuned)
 
 
@@ -104,31 +102,27 @@ def searched(scope: Scope, budget: int, workers: int, seed: int, resume: bool, s
             how = {"budget": budget, "workers": workers, "seed": seed}
             return tune(scope, **how, resume=resume, study=study, report=report)
         except KeyboardInterrupt:
-            console.print("stopped; nothing is lost: the same command with --resume goes on")
+            say("stopped; nothing is lost: the same command with --resume goes on")
             raise typer.Exit(INTERRUPTED) from None
 
 
-def summary(tuned: Tuned) -> Table:
+def summary(tuned: Tuned) -> Iterator[str]:
     """A line for each kernel: default and best, the floor, and what keeps it from there."""
-    shown = Table("kernel", "settings", "default us", "best us", "floor us", "best / floor", "most of it")
     for found in tuned.found:
-        if found.best is not None and found.default is not None:
-            shown.add_row(*_line(tuned.scope, found))
-    return shown
-
-
-def _line(scope: Scope, found: Found) -> tuple[str, ...]:
-    assert found.best is not None
-    assert found.default is not None
-    best, default = found.best.outcome.facts, found.default.outcome.facts
-    label = found.task.name.partition(": ")[2].partition(" [")[0]
-    settings = "default" if found.best is found.default else text_of(found.best.settings)
-    times = f"{default['ns'] / 1e3:.2f}", f"{best['ns'] / 1e3:.2f}"
-    if scope.is_cpu:
-        return label, settings, *times, "", "", ""
-    floor = floor_ns(least_bytes(found), scope.priced_on())
-    most = max(best["parts"], key=lambda part: best["parts"][part])
-    return label, settings, *times, f"{floor / 1e3:.2f}", f"{best['ns'] / floor:.2f}", most
+        if found.best is None or found.default is None:
+            yield f"{found.task.name}: nothing could be priced"
+            continue
+        best, default = found.best.outcome.facts, found.default.outcome.facts
+        label = found.task.name.partition(": ")[2].partition(" [")[0]
+        settings = "default" if found.best is found.default else text_of(found.best.settings)
+        said = f"{label}: {settings}, {best['ns'] / 1e3:.2f} us"
+        if found.best is not found.default:
+            said += f", where the default takes {best.get('default_ns', default['ns']) / 1e3:.2f}"
+        if isinstance(found.task, ModelledTask):
+            floor = floor_ns(least_bytes(found), found.task.machine)
+            most = max(best["parts"], key=lambda part: best["parts"][part])
+            said += f"; best / floor {best['ns'] / floor:.2f}, most of it {most}"
+        yield said
 
 
 def least_bytes(found: Found) -> float:

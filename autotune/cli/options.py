@@ -15,6 +15,12 @@ from moe_triton.core.errors import MoeTritonError
 
 console = Console()
 
+
+def say(line: str) -> None:
+    """Prints a line as it is, however long: a terminal breaks it, and a pipe gets all of it."""
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
 Soc = Annotated[str, typer.Option(help="chip or product, as A3; cpu measures on this machine")]
 Hidden = Annotated[list[int], typer.Option(help="elements of a row; may be repeated")]
 Topk = Annotated[list[int], typer.Option(help="routed experts per token; may be repeated")]

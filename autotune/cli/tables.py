@@ -2,92 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table as Shown
 
-from autotune import results, verification
+from autotune import kinds, results, verification
 from autotune.cli import options
-from autotune.cli.options import console
+from autotune.cli.options import say
 from autotune.kernels.scope import Scope
-from moe_triton import tables
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.tables import Table
+from moe_triton.tables.installed import source_said
 
 Kernel = Annotated[list[str], typer.Option(help="only this one; may be repeated")]
 
 
-def paths_of(machine: str) -> Iterator[Path]:
-    """Where tables of a machine are looked up, in this order."""
-    for folder in (tables.folder_of_user(), tables.FOLDER):
-        if folder is not None:
-            yield folder / f"{tables.name_of(machine)}.json"
-
-
-def found_tables(machine: str) -> list[tuple[Path, Table]]:
-    """The tables of a machine.
-
-    Raises:
-        ArgumentError: there is none, or one is damaged.
-    """
-    found = [(path, table) for path in paths_of(machine) if (table := results.read(path))]
-    if not found:
-        places = ", ".join(map(str, paths_of(machine)))
-        remedy = f"Write one: {tables.COMMAND}."
-        raise ArgumentError("tables", "none", f"a table of {machine} is one of {places}", remedy)
-    return found
-
-
 def show(soc: options.Soc = "A3", kernel: Kernel = []) -> None:
-    """Print the tables of a machine, those first that win."""
+    """Print the tables that buffers on a machine go by, those first that win."""
     with options.errors_shown():
-        for path, table in found_tables(Scope(soc).machine):
-            console.print(f"{path}\n{table.source}", markup=False, highlight=False, soft_wrap=True)
-            shown = Shown(*table.keys, *table.sizes, *table.values)
-            for row in table.rows:
-                if not kernel or row.keys[0] in kernel:
-                    shown.add_row(*map(str, (*row.keys, *row.sizes, *row.values)))
-            console.print(shown)
+        scope = Scope(soc)
+        shown = [kind for kind in kinds.KINDS if kind.name == kinds.KERNELS or not kernel]
+        found = {kind: kind.used(scope.machine) for kind in shown}
+        if not any(found.values()):
+            places = ", ".join(str(kind.shipped(scope.machine)) for kind in shown)
+            remedy = f"Write one: {_again(shown[0], scope)}."
+            rule = f"of {scope.machine} there is one in the user's folder, or {places}"
+            raise ArgumentError("tables", "none", rule, remedy)
+        for kind, tables in found.items():
+            for path, table in tables.items():
+                say(f"{path}\n{table.source}")
+                for row in table.rows:
+                    if not kernel or row.keys[0] in kernel:
+                        say(f"  {results.line_of(table, row)}")
+            if not tables:
+                say(f"no table of {kind.name} for {scope.machine}; what writes one: {_again(kind, scope)}")
+
+
+def _again(kind: kinds.Kind, scope: Scope) -> str:
+    return f"{kind.command} --soc {scope.soc}"
 
 
 def diff(
     one: Annotated[Path, typer.Argument(help="a table")],
-    other: Annotated[Path, typer.Argument(help="another one")],
+    other: Annotated[Path, typer.Argument(help="another one of the same kind")],
 ) -> None:
     """Say what a table has other than another one; ends with 1 if anything."""
     with options.errors_shown():
-        read = [results.read(path) for path in (one, other)]
-        for path, table in zip((one, other), read, strict=True):
-            if table is None:
-                raise ArgumentError("table", path, "it must be a file", "Name a table.")
-        lines = results.differences(*(table for table in read if table))
+        lines = results.differences(kinds.read(one), kinds.read(other))
         for line in lines:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-        console.print("as each other" if not lines else f"{len(lines)} differences", highlight=False)
+            say(line)
+        say("as each other" if not lines else f"{len(lines)} differences")
         raise typer.Exit(bool(lines))
 
 
 def verify(
     soc: options.Soc = "A3",
     kernel: Kernel = [],
-    most: Annotated[int, typer.Option(help="rows that are priced again; 0 for all", min=0)] = 16,
+    most: Annotated[int, typer.Option(help="rows of a table that are priced again; 0: all", min=0)] = 16,
     seed: options.Seed = 0,
 ) -> None:
-    """Price rows of the shipped table again, by this model or on this machine; ends with 1 if they differ."""
+    """Price rows of the shipped tables again, by the model or on this machine; ends with 1 if they differ."""
     with options.errors_shown():
         scope = Scope(soc)
-        path = tables.FOLDER / f"{tables.name_of(scope.machine)}.json"
-        table = results.read(path)
-        if table is None:
-            remedy = f"Write it: {tables.COMMAND} --soc {soc} {results.ALL_SHIPPED} --write-shipped."
-            raise ArgumentError(
-                "table", path, "the package ships one of each machine that it was tuned for", remedy
-            )
-        lines = list(verification.verified(table, scope, kernel, most, seed))
-        for line in lines:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-        console.print("as kept" if not lines else f"{path.name} differs: tune again", highlight=False)
-        raise typer.Exit(bool(lines))
+        asked = [kind for kind in kinds.KINDS if kind.name == kinds.KERNELS or not kernel]
+        shipped = {kind: path for kind in asked if (path := kind.shipped(scope.machine)).exists()}
+        if not shipped:
+            remedy = f"There is nothing to verify. For your own: {_again(kinds.KINDS[0], scope)}."
+            rule = f"the package ships tables of machines that it was tuned for, and none of {scope.machine}"
+            raise ArgumentError("tables", "none", rule, remedy)
+        differ = False
+        for kind, path in shipped.items():
+            table = kind.check(path)
+            if why := verification.why_not(kind, table):
+                say(f"{path.name}: not verified: {why}. Source: {source_said(table)}")
+                continue
+            if kind.name == kinds.KERNELS:
+                lines = list(verification.verified(table, scope, kernel, most, seed))
+            else:
+                lines = list(verification.schemes_verified(table, scope, most, seed))
+            for line in lines:
+                say(line)
+            differ = differ or bool(lines)
+            say(f"{path.name}: {f'differs: {table.command}' if lines else 'as kept'}")
+        raise typer.Exit(differ)

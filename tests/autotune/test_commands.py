@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import re
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -14,24 +16,28 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from autotune import results
 from autotune.cli.options import console
 from autotune.kernels.modelled import ModelledTask
 from autotune.search import Outcome
 from moe_triton import tables
 from moe_triton.core.config import Config
+from moe_triton.core.cpu_family import cpu_family
 from moe_triton.core.space import Settings
-from moe_triton.core.tables import Table
+from moe_triton.core.tables import Row, Table
 from moe_triton.tools.cli import extensions
 from moe_triton.tools.cli.app import app
 
 DEADLINE_S = 200.0
 SMALL = ("--kernel", "stamps", "--tokens", "128", "--dtype", "bf16", "--workers", "1")
-NAME = "kernels-Ascend910_9391"
+CHIP = "Ascend910_9391"
+NAME, SCHEMES = f"kernels-{CHIP}", f"schemes-{CHIP}"
 
 
 def run(*arguments: object, code: int = 0) -> str:
-    console.width = 200
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["tune", *map(str, arguments)])
+    """As in a pipe, for which a terminal's usual width stands."""
+    console.width = 80
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["tune", *map(str, arguments)])
     assert result.exit_code == code, result.output
     return result.output
 
@@ -62,10 +68,28 @@ def test_the_table_is_one_that_buffers_take(kept: Path) -> None:
     assert len(settings.tables) >= 1
 
 
-def test_show_prints_it(kept: Path) -> None:
+def test_show_prints_whole_rows_a_line_each(kept: Path) -> None:
     said = run("show", "--kernel", "stamps")
-    assert "default" in said
-    assert "constants" in said
+    assert f"{kept / NAME}.json\nmoe_triton.model, constants " in said
+    assert "\n  stamps weights-scales56 any ranks=16 tokens=128: " in said
+    assert re.search(r"^  stamps plain any ranks=16 tokens=128: default, \d+ ns$", said, re.M)
+    table = Table.from_json((tables.FOLDER / f"{NAME}.json").read_text(), NAME)
+    names = [f"  {row.keys[0]} {row.keys[1]} {row.keys[2]} " for row in table.rows]
+    assert all(name in said for name in names if name.startswith("  stamps"))
+
+
+def test_show_knows_every_kind_and_what_writes_one(kept: Path) -> None:
+    said = run("show")
+    assert "  own hidden=7168 topk=8 ranks=8 tokens=1: fullmesh_v1, " in said
+    assert f"no table of pipelines for {CHIP}; what writes one: moe-triton tune pipeline --soc A3" in said
+
+
+def test_without_a_table_the_remedy_is_for_that_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tables, "FOLDER", tmp_path)
+    for command in ("show", "verify"):
+        assert "moe-triton tune kernels --soc cpu" in run(command, "--soc", "cpu", code=1)
 
 
 def test_explain_says_why(folder: Path, tmp_path: Path) -> None:
@@ -86,12 +110,23 @@ def test_diff_tells_what_changed(folder: Path, tmp_path: Path) -> None:
     other.write_text(table.read_text().replace('"default", 627', '"BLOCK=64", 600'))
     said = run("diff", table, other, code=1)
     assert "stamps plain any ranks=16 tokens=128: default (627 ns) -> BLOCK=64 (600 ns)" in said
-    assert "table is" in run("diff", table, tmp_path / "none.json", code=1)
+    assert "it must be a file, with the name" in run("diff", table, tmp_path / "none.json", code=1)
+    assert "it must be a file, with the name" in run("diff", table, tmp_path / f"{NAME}.old", code=1)
+
+
+def test_diff_of_schemes(folder: Path, tmp_path: Path) -> None:
+    table = tables.FOLDER / f"{SCHEMES}.json"
+    assert "as each other" in run("diff", table, table)
+    other = tmp_path / f"{SCHEMES}.json"
+    other.write_text(table.read_text().replace('512, "fullmesh_v1"', '512, "fullmesh_v2"', 1))
+    said = run("diff", table, other, code=1)
+    assert re.search(r"own hidden=7168 .* tokens=512: fullmesh_v1 \(\d+ ns\) -> fullmesh_v2", said)
+    assert "it must be of the kind of" in run("diff", table, folder / f"{NAME}.json", code=1)
 
 
 def test_verify_prices_again(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tables, "FOLDER", tmp_path)
-    assert "--write-shipped" in run("verify", code=1)
+    assert f"none of {CHIP}" in run("verify", code=1)
     shipped = tmp_path / f"{NAME}.json"
     shipped.write_text((folder / f"{NAME}.json").read_text())
     assert "as kept" in run("verify", "--most", "2")
@@ -99,6 +134,52 @@ def test_verify_prices_again(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_
     said = run("verify", "--most", "0", code=1)
     assert "500 -> 627 ns" in said
     assert "source: " in said
+
+
+def test_verify_prices_schemes_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shipped = tables.FOLDER / f"{SCHEMES}.json"
+    monkeypatch.setattr(tables, "FOLDER", tmp_path)
+    table = Table.from_json(shipped.read_text(), SCHEMES)
+    row, *_ = (row for row in table.rows if row.sizes == (7168, 8, 8, 1))
+    copy = tmp_path / f"{SCHEMES}.json"
+    copy.write_text(replace(table, rows=(row,)).to_json())
+    assert f"{copy.name}: as kept" in run("verify")
+    wrong = replace(row, values=("direct", *row.values[1:]))
+    copy.write_text(replace(table, source="another", rows=(wrong,)).to_json())
+    said = run("verify", code=1)
+    assert f"source: another -> {table.source}" in said
+    assert f"tokens 1: direct, {row.values[1]} ns of {row.values[2]} -> fullmesh_v1, " in said
+
+
+def test_verify_says_what_it_cannot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shipped = tables.FOLDER / "schemes-cpu-amd-25-1.json"
+    name = f"schemes-cpu-{cpu_family()}"
+    text = shipped.read_text().replace(shipped.stem, name).replace("moe_triton 0.1.0", "moe_triton 0.0.9")
+    (tmp_path / f"{name}.json").write_text(text)
+    monkeypatch.setattr(tables, "FOLDER", tmp_path)
+    said = run("verify", "--soc", "cpu")
+    assert f"{name}.json: not verified: measured between processes" in said
+    assert "moe_triton 0.0.9 on 2 cores of amd-25-1; installed here: moe_triton " in said
+
+
+def _write_rows(folder: Path, number: int) -> None:
+    for tokens in range(1, 21):
+        row = Row(("stamps", "plain", "any"), (1, 1, number, tokens), ("default", 1, 1))
+        columns = tables.KEYS, tables.SIZES, tables.VALUES
+        results.write(Table(NAME, tables.COMMAND, "by hand", *columns, (row,)), folder)
+
+
+def test_processes_that_write_a_table_at_once_lose_no_row(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_write_rows, args=(tmp_path, number)) for number in (1, 2, 3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(DEADLINE_S)
+        assert process.exitcode == 0
+    table = Table.from_json((tmp_path / f"{NAME}.json").read_text(), NAME)
+    assert len(table.rows) == 60
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", f"{NAME}.json"]
 
 
 def test_rows_of_other_sizes_stay(folder: Path) -> None:
