@@ -5,17 +5,18 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune import results
 from autotune.kernels import measured, modelled
 from autotune.kernels.scope import Scope
-from autotune.kernels.subjects import subjects_of
+from autotune.kernels.subjects import Subject, subjects_of
 from autotune.search import Found, Options, Task, run
 from autotune.search.run import Report
 from autotune.search.study import Studies
 from moe_triton.backends.cpu.triton.cache import cache_folder
+from moe_triton.core.errors import ArgumentError
 from moe_triton.core.tables import Table
 
 FOLDER = "autotune"
@@ -50,11 +51,23 @@ def tasks_of(scope: Scope) -> Sequence[Task]:
     Raises:
         ArgumentError: see `subjects_of` and `Scope.priced_on`.
     """
-    subjects = subjects_of(scope)
+    subjects = _subjects_of(scope)
     if scope.is_cpu:
         return [measured.task_of(subject) for subject in subjects]
     machine = scope.priced_on()
     return [modelled.task_of(subject, scope.chip, machine) for subject in subjects]
+
+
+def _subjects_of(scope: Scope) -> list[Subject]:
+    """`subjects_of`, with an error that says which kernels there are."""
+    try:
+        return subjects_of(scope)
+    except ArgumentError as error:
+        if error.argument != "kernel" or not scope.kernels:
+            raise
+    there = sorted({subject.keys[0] for subject in subjects_of(replace(scope, kernels=()))})
+    rule = f"in plans of these sizes the kernels with settings are {', '.join(there)}"
+    raise ArgumentError("kernel", ", ".join(scope.kernels), rule, "Name one of them, or other sizes.")
 
 
 def study_of(scope: Scope) -> Path:

@@ -54,8 +54,9 @@ class Scope:
                     check_positive(field.name, size)
         for dtype in self.dtypes:
             check_choice("dtype", dtype, ["bf16", "fp16"])
-        if self.soc != CPU and (soc_named(self.soc).is_outlook or self.chip not in SOC_OF_PRODUCT.values()):
-            rule = f"times are known of {', '.join(SOC_OF_PRODUCT.values())}, and of cpu"
+        if self.soc not in (CPU, *SOC_OF_PRODUCT, *SOC_OF_PRODUCT.values()):
+            known = ", ".join(f"{product} ({chip})" for product, chip in SOC_OF_PRODUCT.items())
+            rule = f"times are known of {known}, and of cpu"
             raise ArgumentError("soc", repr(self.soc), rule, "Name one of them.")
 
     @property

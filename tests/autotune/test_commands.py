@@ -194,9 +194,17 @@ def test_rows_of_other_sizes_stay(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--soc", "A9"), "soc is 'A9'"),
+        (
+            ("--soc", "A9"),
+            "soc is 'A9', but times are known of A2 (Ascend910B3), A3 (Ascend910_9391)",
+        ),
+        (("--soc", "950"), "times are known of A2 (Ascend910B3), A3 (Ascend910_9391), and of cpu"),
         (("--dtype", "fp8"), "dtype is"),
-        (("--kernel", "nothing"), "no plan of nothing"),
+        (
+            ("--kernel", "nothing"),
+            "kernel is nothing, but in plans of these sizes the kernels with ",
+        ),
+        (("--kernel", "arrange"), ", route, route_pack, "),  # which has none
         (("--machine", "/none.json"), "machine is /none.json"),
         (("--hidden", "0"), "hidden is 0"),
     ],
