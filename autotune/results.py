@@ -10,6 +10,7 @@ from pathlib import Path
 from autotune.kernels.measured import MeasuredTask
 from autotune.kernels.measured import source as source_of_measurements
 from autotune.kernels.modelled import ModelledTask
+from autotune.kernels.npu import device_of
 from autotune.kernels.scope import Scope
 from autotune.kernels.versions import code_of, version_of
 from autotune.search import Found
@@ -25,8 +26,14 @@ ALL_SHIPPED = "--all-shipped"
 
 
 def source_of(scope: Scope) -> str:
-    """What a scope's settings come from, with its version."""
-    return source_of_measurements() if scope.is_cpu else version_of(scope.priced_on())
+    """What a scope's settings come from, with its version.
+
+    Raises:
+        ArgumentError: see `autotune.kernels.npu.device_of`.
+    """
+    if scope.is_cpu:
+        return source_of_measurements()
+    return device_of(scope.chip).source if scope.measure else version_of(scope.priced_on())
 
 
 def row_of(found: Found) -> Row | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune import results
-from autotune.kernels import measured, modelled
+from autotune.kernels import measured, modelled, npu
 from autotune.kernels.scope import Scope
 from autotune.kernels.subjects import Subject, subjects_of
 from autotune.search import Found, Options, Task, run
@@ -46,14 +46,18 @@ class Tuned:
 
 
 def tasks_of(scope: Scope) -> Sequence[Task]:
-    """The kernels of a scope as tasks: measured on a CPU, modelled otherwise.
+    """The kernels of a scope as tasks: measured on a CPU, on an NPU if asked to be, and modelled otherwise.
 
     Raises:
-        ArgumentError: see `subjects_of` and `Scope.priced_on`.
+        ArgumentError: see `subjects_of`, `Scope.priced_on` and `autotune.kernels.npu.device_of`.
     """
+    if scope.measure and not scope.is_cpu:
+        npu.device_of(scope.chip)  # rather than after plans are made
     subjects = _subjects_of(scope)
     if scope.is_cpu:
         return [measured.task_of(subject) for subject in subjects]
+    if scope.measure:
+        return [npu.task_of(subject, scope.chip) for subject in subjects]
     machine = scope.priced_on()
     return [modelled.task_of(subject, scope.chip, machine) for subject in subjects]
 
@@ -77,7 +81,7 @@ def study_of(scope: Scope) -> Path:
 
 def workers_of(scope: Scope) -> int:
     """Processes that suit a scope: stop-watches must not disturb each other."""
-    return 1 if scope.is_cpu else max(1, len(os.sched_getaffinity(0)))
+    return 1 if scope.is_measured else max(1, len(os.sched_getaffinity(0)))
 
 
 def through(scope: Scope, budget: int = BUDGET, study: Path | None = None) -> Tuned:

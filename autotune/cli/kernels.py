@@ -24,6 +24,7 @@ from moe_triton.core.errors import ArgumentError
 from moe_triton.core.space import text_of
 
 EVERY_SIZE = "all sizes that shipped tables are of: H, K and dtype are not asked; each H is kept on its own"
+MEASURE = "on the NPU of this machine, instead of by the model"
 NAMED = "dtypes", "kernels"  # options without the s
 INTERRUPTED = 130  # of a process that Ctrl-C ended
 
@@ -37,6 +38,7 @@ def kernels(
     dtype: options.Dtype = list(DEFAULT.dtypes),
     kernel: Annotated[list[str], typer.Option(help="only this one; may be repeated")] = [],
     machine: options.Constants = "",
+    measure: Annotated[bool, typer.Option("--measure", help=MEASURE)] = False,
     budget: options.Budget = BUDGET,
     workers: options.Workers = 0,
     seed: options.Seed = 0,
@@ -50,6 +52,7 @@ def kernels(
     """Find the fastest settings of every kernel that plans of these sizes launch."""
     with options.errors_shown():
         asked = options.scope_of(soc, hidden, topk, ranks, tokens, dtype, kernel, machine, seed)
+        asked = replace(asked, measure=measure)
         command = command_of(asked, all_shipped)
         folder = tables.FOLDER if shipped else output or tables.folder_of_user()
         if write and folder is None:
@@ -74,6 +77,8 @@ def kernels(
 def command_of(scope: Scope, all_shipped: bool) -> str:
     """What makes a table of a scope again."""
     words = [tables.COMMAND, f"--soc {scope.soc if scope.is_cpu else scope.chip}"]
+    if scope.measure:
+        words.append("--measure")
     if all_shipped:
         return " ".join([*words, results.ALL_SHIPPED, "--write-shipped"])
     for option in ("hidden", "topk", "ranks", "tokens", "dtypes", "kernels"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -77,7 +78,8 @@ def verify(
                 say(f"{path.name}: not verified: {why}. Source: {source_said(table)}")
                 continue
             if kind.name == kinds.KERNELS:
-                lines = list(verification.verified(table, scope, kernel, most, seed))
+                priced = replace(scope, measure=table.source.startswith("measured on "))
+                lines = list(verification.verified(table, priced, kernel, most, seed))
             else:
                 lines = list(verification.schemes_verified(table, scope, most, seed))
             for line in lines:

@@ -6,6 +6,7 @@ until the 95% interval of the ratios' median is narrow, or the candidate is clea
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 import time
@@ -13,9 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import product
+from typing import ClassVar
 
 import torch
 
+from autotune.kernels.scope import CPU
 from autotune.kernels.subjects import Subject
 from autotune.search.task import Outcome, Task, WrongBitsError
 from moe_triton import __version__, tables
@@ -23,7 +26,7 @@ from moe_triton.backends.cpu.triton import prepare
 from moe_triton.backends.cpu.triton.toolchain import versions
 from moe_triton.core.cpu_family import cpu_family
 from moe_triton.core.dtypes import DTYPES
-from moe_triton.core.errors import ToolchainError
+from moe_triton.core.errors import ArgumentError, ToolchainError
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.space import Settings, text_of
 from moe_triton.kernels import Case, Shape, Sizes, families
@@ -93,8 +96,15 @@ def compared(candidate: Callable[[], float], default: Callable[[], float]) -> Ra
     return Ratio(low, statistics.median(ratios), high, len(ratios), 1e9 * statistics.median(times))
 
 
-def case_of(subject: Subject) -> Case:
+Memory = dict[str, torch.Tensor]
+
+
+def case_of(subject: Subject, target: str = CPU) -> Case:
     """Inputs of a subject's kernel.
+
+    Args:
+        subject: of the kernel.
+        target: what it is specialised for.
 
     Raises:
         ToolchainError: none of the kernels' cases is of it.
@@ -108,9 +118,10 @@ def case_of(subject: Subject) -> Case:
         of_name = tuple(name for name in named if name in family.features)
         for features, zoned in product((*family.variants, of_name), (False, True)):
             given = dtype, config.hidden, config.num_topk, 0, frozenset(features)
-            shape = Shape(*given, target="cpu", zoned=zoned)
-            if shape.row_format.fits(config.hidden) and _same(family.kernel(shape), subject.kernel):
-                return Case(family, shape, sizes)
+            shape = Shape(*given, target=target, zoned=zoned)
+            with contextlib.suppress(ArgumentError):  # no such variant, or rows that do not fit their format
+                if _same(family.kernel(shape), subject.kernel):
+                    return Case(family, shape, sizes)
     raise ToolchainError(f"no case has inputs for {subject.label}")
 
 
@@ -124,21 +135,23 @@ class MeasuredTask(Task):
 
     Attributes:
         subject: the kernel and its sizes.
+        target: what kernels are specialised for.
     """
 
     subject: Subject = field(kw_only=True)
+    target: ClassVar[str] = CPU
 
     def evaluate(self, settings: Settings, best: float | None) -> Outcome:
         """See `Task`."""
         default = self.subject.kernel
-        case = case_of(self.subject)
+        case = case_of(self.subject, self.target)
         try:
-            shared = _copy_of(case.memory)  # places differ in speed: both have the same
-            usual, expected = _stop_watch(case, default, shared)
+            shared = self.copy_of(case.memory)  # places differ in speed: both have the same
+            usual, expected = self.stop_watch(case, default, shared)
             if dict(settings) == dict(self.own):
                 ns = 1e9 * statistics.median(usual() for _ in range(FEWEST))
                 return Outcome(1.0, facts={"ns": ns, "default_ns": ns, "ratio": 1.0})
-            candidate, found = _stop_watch(case, default.with_settings(settings), shared)
+            candidate, found = self.stop_watch(case, default.with_settings(settings), shared)
         except ToolchainError as error:
             return Outcome.infeasible(str(error).partition("\n")[0])
         check_bits(f"{self.subject.label} with {text_of(settings)}", found, expected)
@@ -154,33 +167,40 @@ class MeasuredTask(Task):
         reason = "given up: clearly slower than the default" if ratio.low > CLEARLY_WORSE else ""
         return Outcome(ratio.high, reason, facts)
 
+    def copy_of(self, memory: Mapping[str, torch.Tensor]) -> Memory:
+        """Memory of a case, where its kernel runs."""
+        return {name: tensor.clone() for name, tensor in memory.items()}
 
-def _copy_of(memory: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in memory.items()}
+    def stop_watch(
+        self, case: Case, kernel: TritonKernel, memory: Memory
+    ) -> tuple[Callable[[], float], Memory]:
+        """What runs a kernel and gives the seconds of a call, and all memory after its first call, here.
 
+        The first call has memory of its own, as the case has it.
 
-def _stop_watch(
-    case: Case, kernel: TritonKernel, memory: dict[str, torch.Tensor]
-) -> tuple[Callable[[], float], dict[str, torch.Tensor]]:
-    """What runs a kernel and gives the seconds of a call in this memory, and all memory after its first call.
+        Args:
+            case: with the kernel's arguments.
+            kernel: with any settings.
+            memory: of the calls that are timed.
 
-    The first call has memory of its own, as the case has it.
-    """
-    found = _copy_of(case.memory)
-    prepare(kernel, list(case.arguments(found).values()))()
-    call = prepare(kernel, list(case.arguments(memory).values()))
-    call()
-    start = now()
-    call()
-    calls = max(1, round(BATCH_S / max(now() - start, 1e-9)))
-
-    def seconds() -> float:
+        Raises:
+            ToolchainError: a compiler refuses the kernel.
+        """
+        found = self.copy_of(case.memory)
+        prepare(kernel, list(case.arguments(found).values()))()
+        call = prepare(kernel, list(case.arguments(memory).values()))
+        call()
         start = now()
-        for _ in range(calls):
-            call()
-        return (now() - start) / calls
+        call()
+        calls = max(1, round(BATCH_S / max(now() - start, 1e-9)))
 
-    return seconds, found
+        def seconds() -> float:
+            start = now()
+            for _ in range(calls):
+                call()
+            return (now() - start) / calls
+
+        return seconds, found
 
 
 def check_bits(what: str, found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
@@ -205,11 +225,16 @@ def source() -> str:
     return f"measured on cpu-{cpu_family()}, moe_triton {__version__}, {named}"
 
 
+def digest_of_task(kernel: TritonKernel, *others: object) -> str:
+    """Of a kernel, and of what else decides its outcomes."""
+    source_text = getattr(kernel.fn, "cache_key", kernel.name)
+    decides = others, source_text, kernel.args, sorted(kernel.constants.items(), key=str)
+    return sha256(repr((decides, tables.VALUES)).encode()).hexdigest()[:_DIGITS]
+
+
 def task_of(subject: Subject) -> MeasuredTask:
     """The task of a subject, named by all that decides its outcomes."""
     kernel = subject.kernel
     assert kernel.space is not None
-    source_text = getattr(kernel.fn, "cache_key", kernel.name)
-    decides = source(), versions(), source_text, kernel.args, sorted(kernel.constants.items(), key=str)
-    digest = sha256(repr((decides, tables.VALUES)).encode()).hexdigest()[:_DIGITS]
+    digest = digest_of_task(kernel, source(), versions())
     return MeasuredTask(f"cpu: {subject.label} [{digest}]", kernel.space, kernel.settings, subject=subject)

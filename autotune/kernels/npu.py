@@ -1,38 +1,145 @@
-"""What a candidate takes on an NPU, by stop-watch: where there is one."""
+"""What a candidate takes on this machine's NPU: by the device's own clock, against the default, in turns.
+
+Rounds, stop rule and comparison of bits are those of a CPU (`autotune.kernels.measured`). Calls that are
+timed together are captured in a graph, between two events of the device: what the host takes to launch them
+is not in their time. Like the rest of the back end, it has run on a stand-in only.
+"""
 
 from __future__ import annotations
 
-import importlib.util
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
 
+import torch
+
+from autotune.kernels.measured import BATCH_S, MeasuredTask, Memory, digest_of_task
 from autotune.kernels.subjects import Subject
-from autotune.search.task import Outcome, Task
-from moe_triton.core.errors import ToolchainError
-from moe_triton.core.space import Settings
+from moe_triton import __version__
+from moe_triton.backends.npu import toolchain, triton_kernels
+from moe_triton.backends.npu.runtime import Runtime
+from moe_triton.core.errors import ArgumentError, ToolchainError
+from moe_triton.core.kernel import TritonKernel
+from moe_triton.core.plan import Hole
+from moe_triton.core.soc import SOC_OF_PRODUCT, Soc, soc_of
+from moe_triton.kernels import Case
+from moe_triton.tables.installed import version_of
+
+MOST_CALLS = 256  # in a graph
+MS = 1e-3
 
 
-def why_none() -> str:
-    """Why nothing can be measured on an NPU here."""
-    if importlib.util.find_spec("torch_npu") is None:
-        return "no NPU: torch_npu is not installed"
-    return "no NPU was there to try this on: the selftest measures kernels, their settings are modelled"
+class Device(NamedTuple):
+    """The NPU of this process.
+
+    Attributes:
+        runtime: torch_npu.
+        soc: the processor.
+        source: what measured settings come from.
+    """
+
+    runtime: Runtime
+    soc: Soc
+    source: str
+
+
+@functools.cache
+def device_of(chip: str) -> Device:
+    """The NPU that is current in this process.
+
+    Args:
+        chip: the processor of its product that tables are of.
+
+    Raises:
+        ArgumentError: there is none, or one of another product.
+    """
+    try:
+        runtime = Runtime()
+        soc, versions = soc_of(runtime.soc_name()), toolchain.check_versions()
+    except ToolchainError as error:
+        rule = f"an NPU is needed to measure on one ({error})"
+        remedy = "Leave it out: the model prices candidates then."
+        raise ArgumentError("--measure", chip, rule, remedy) from None
+    if SOC_OF_PRODUCT[soc.product] != chip:
+        remedy = f"Pass --soc {soc.product}, or leave --measure out: the model prices candidates then."
+        raise ArgumentError("--measure", chip, f"this machine has an {soc.name}, an {soc.product}", remedy)
+    cann = versions.cann.version.text if versions.cann.version else "unknown"
+    made_by = f"moe_triton {__version__}, triton-ascend {version_of('triton-ascend')}, CANN {cann}"
+    return Device(runtime, soc, f"measured on {soc.name}, {made_by}")
 
 
 @dataclass(frozen=True)
-class MeasuredOnNpuTask(Task):
-    """A kernel's settings, measured on an NPU.
+class MeasuredOnNpuTask(MeasuredTask):
+    """A kernel's settings, measured on an NPU. A value is the high end of the ratio to the default.
 
     Attributes:
         subject: the kernel and its launches.
+        chip: see `device_of`.
     """
 
-    subject: Subject = field(kw_only=True)
+    target: ClassVar[str] = "npu"
+    chip: str = field(kw_only=True)
 
-    def evaluate(self, settings: Settings, best: float | None) -> Outcome:
-        """See `Task`.
+    def copy_of(self, memory: Mapping[str, torch.Tensor]) -> Memory:
+        """See `MeasuredTask`."""
+        device = device_of(self.chip).runtime.device
+        return {name: tensor.clone().to(device) for name, tensor in memory.items()}
 
-        Raises:
-            ToolchainError: always, with the reason.
-        """
-        remedy = "Model it: leave out --measure."
-        raise ToolchainError(f"{self.subject.label} cannot be measured: {why_none()}. {remedy}")
+    def stop_watch(
+        self, case: Case, kernel: TritonKernel, memory: Memory
+    ) -> tuple[Callable[[], float], Memory]:
+        """See `MeasuredTask`."""
+        runtime, soc, _ = device_of(self.chip)
+        launch = triton_kernels.launcher(kernel)
+        programs = min(soc.vector_cores, kernel.programs or soc.vector_cores)
+
+        def call(memory: Memory, calls: int = 1) -> None:
+            arguments = _arguments(case, kernel, memory)
+            stream = runtime.handle(runtime.current_stream())
+            for _ in range(calls):
+                launch(programs, stream, arguments)
+
+        first = self.copy_of(case.memory)
+        call(first)
+        found = {name: runtime.on_host(tensor) for name, tensor in first.items()}
+        once = _timed(runtime, runtime.captured(lambda: call(memory)))
+        once()  # the first run of a graph brings it to the device
+        calls = min(MOST_CALLS, max(1, round(BATCH_S / max(once(), 1e-9))))
+        several = _timed(runtime, runtime.captured(lambda: call(memory, calls)))
+        several()
+        return lambda: several() / calls, found
+
+
+def _arguments(case: Case, kernel: TritonKernel, memory: Memory) -> list[int]:
+    """Addresses and numbers, in the kernel's order."""
+    values = (case.values[arg.name] for arg in kernel.args)
+    return [memory[v.name].data_ptr() + v.offset if isinstance(v, Hole) else v for v in values]
+
+
+def _timed(runtime: Runtime, run: Callable[[], None]) -> Callable[[], float]:
+    """Runs something, and gives the device's seconds from its begin to its end."""
+    begin, end = runtime.make_event(timed=True), runtime.make_event(timed=True)
+
+    def seconds() -> float:
+        stream = runtime.current_stream()
+        begin.record(stream)
+        run()
+        end.record(stream)
+        runtime.synchronize()
+        return float(begin.elapsed_time(end)) * MS
+
+    return seconds
+
+
+def task_of(subject: Subject, chip: str) -> MeasuredOnNpuTask:
+    """The task of a subject, named by all that decides its outcomes.
+
+    Raises:
+        ArgumentError: see `device_of`.
+    """
+    kernel, source = subject.kernel, device_of(chip).source
+    assert kernel.space is not None
+    digest = digest_of_task(kernel, source, kernel.multibuffer, kernel.programs)
+    name = f"npu: {subject.label} [{digest}]"
+    return MeasuredOnNpuTask(name, kernel.space, kernel.settings, subject=subject, chip=chip)

@@ -31,6 +31,7 @@ class Scope:
         constants: file of a machine's constants (`Machine.to_json`); what is assumed if empty.
         seed: of the drawn experts.
         by_hidden: only kernels whose code depends on H.
+        measure: on this machine's NPU, instead of by the model.
 
     Raises:
         ArgumentError: there is no such chip or dtype, or a size is none.
@@ -46,6 +47,7 @@ class Scope:
     constants: str = ""
     seed: int = 0
     by_hidden: bool = False
+    measure: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -63,6 +65,11 @@ class Scope:
     def is_cpu(self) -> bool:
         """Whether candidates are measured here."""
         return self.soc == CPU
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether candidates run on this machine."""
+        return self.is_cpu or self.measure
 
     @property
     def chip(self) -> str:

@@ -20,12 +20,13 @@ def source_said(table: Table) -> str:
     """
     words = table.source.replace(",", " ").split()
     named = {name: version for name, version in itertools.pairwise(words) if name in NAMED}
-    others = [f"{name} {_version(name)}" for name, version in named.items() if version != _version(name)]
+    others = [f"{name} {version_of(name)}" for name, version in named.items() if version != version_of(name)]
     return f"{table.source}; installed here: {', '.join(others)}" if others else table.source
 
 
 @functools.cache
-def _version(name: str) -> str:
+def version_of(name: str) -> str:
+    """Of a distribution that is installed; "none" if it is not."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

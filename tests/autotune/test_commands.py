@@ -207,6 +207,7 @@ def test_rows_of_other_sizes_stay(folder: Path) -> None:
         (("--kernel", "arrange"), ", route, route_pack, "),  # which has none
         (("--machine", "/none.json"), "machine is /none.json"),
         (("--hidden", "0"), "hidden is 0"),
+        (("--measure",), "an NPU is needed to measure on one (the npu back end needs torch_npu"),
     ],
 )
 def test_what_is_refused(options: tuple[str, ...], said: str, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from autotune.search import Options, Outcome, run
 from autotune.search.task import WrongBitsError
 from autotune.tuning import tasks_of
 from moe_triton import tables
-from moe_triton.core.errors import ArgumentError, ToolchainError
+from moe_triton.core.errors import ArgumentError
 from moe_triton.core.space import PROGRAMS, Space
 from moe_triton.model.bodies.replay import ReplayError
 from moe_triton.model.constants import machine_named
@@ -260,11 +260,8 @@ def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
     assert 0.92 <= held / 400 <= 1.0
 
 
-def test_a_stop_watch_on_an_npu_is_refused_with_its_reason() -> None:
-    from autotune.kernels.npu import MeasuredOnNpuTask
-
-    of = subject("stamps")
-    assert of.kernel.space is not None
-    task = MeasuredOnNpuTask("npu", of.kernel.space, of.kernel.settings, subject=of)
-    with pytest.raises(ToolchainError, match="no NPU"):
-        task.evaluate(of.kernel.settings, None)
+def test_every_kernel_of_an_npu_has_inputs_to_be_measured_with() -> None:
+    for of in subjects_of(Scope(hidden=(1024,), topk=(2,), ranks=(4,), tokens=(16,))):
+        case = measured.case_of(of, "npu")
+        assert case.kernel.constants == of.kernel.constants
+        assert case.outputs

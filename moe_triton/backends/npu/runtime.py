@@ -8,7 +8,7 @@ is not confirmed on a machine yet is listed in `moe_triton.backends.npu.assumpti
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -93,6 +93,21 @@ class Runtime:
     def is_capturing(self) -> bool:
         """Whether the current stream's work goes into a graph."""
         return bool(self._npu.is_current_stream_capturing())
+
+    def captured(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Captures work in a graph, as ``torch.npu.graph`` does.
+
+        Args:
+            run: puts it on the current stream.
+
+        Returns:
+            What runs the graph on the stream that is current then.
+        """
+        graph = self._npu.NPUGraph()
+        with self._npu.graph(graph):
+            run()
+        replay: Callable[[], None] = graph.replay
+        return replay
 
     def synchronize(self) -> None:
         """Waits for all streams of the device, or until a signal handler raises, as with Ctrl-C."""
