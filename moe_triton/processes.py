@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -15,6 +17,27 @@ from typing import Any
 
 PRELOAD = ["torch", "torch.distributed", "moe_triton.buffer"]
 GRACE_S = 2.0  # for a process to exit by itself before it is killed
+DIED = (
+    "died without an error. If nothing above says why: a script that starts ranks keeps what it runs "
+    'behind `if __name__ == "__main__":`, since every rank imports it'
+)
+MAIN = "__main__"
+
+
+@contextlib.contextmanager
+def main_hidden() -> Iterator[None]:
+    """While it holds, processes that are started do not import the script that the user runs.
+
+    `multiprocessing` has each of them do that, for functions that are defined there. A script that does not
+    guard what it runs would run in every process again, and standard input cannot be read twice. Nothing that
+    is passed to these processes may be defined in the script. (loky leaves the script out in the same way.)
+    """
+    main = sys.modules[MAIN]
+    sys.modules[MAIN] = types.ModuleType(MAIN)
+    try:
+        yield
+    finally:
+        sys.modules[MAIN] = main
 
 
 class RankFailedError(RuntimeError):
@@ -35,9 +58,18 @@ class RankGroup:
         num_ranks: processes to start.
         num_threads: torch's threads in each.
         timeout_s: of gloo's own operations.
+        imports_main: whether functions may be defined in the script that is run, which each rank imports
+            for that. Without it the script needs no ``if __name__ == "__main__":``.
     """
 
-    def __init__(self, num_ranks: int, *, num_threads: int = 1, timeout_s: float = 120.0) -> None:
+    def __init__(
+        self,
+        num_ranks: int,
+        *,
+        num_threads: int = 1,
+        timeout_s: float = 120.0,
+        imports_main: bool = True,
+    ) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
         self._folder = tempfile.TemporaryDirectory(prefix="moe_triton-")
@@ -49,7 +81,8 @@ class RankGroup:
             process = context.Process(
                 target=_serve, args=(rank, num_ranks, store, num_threads, timeout_s, theirs), daemon=True
             )
-            process.start()
+            with contextlib.nullcontext() if imports_main else main_hidden():
+                process.start()
             theirs.close()
             self.processes.append(process)
             self._pipes.append(ours)
@@ -92,7 +125,7 @@ class RankGroup:
                 try:
                     good, value = self._pipes[rank].recv()
                 except (EOFError, ConnectionResetError):
-                    good, value = False, "died without an error"
+                    good, value = False, DIED
                 (results if good else failures)[rank] = value
         if failures and not allow_failures:
             raise RankFailedError(failures)

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -52,3 +55,26 @@ def test_the_deadline_ends_all_processes() -> None:
         with pytest.raises(RankFailedError, match=r"no result within 0\.5 s"):
             group.run(never_end, timeout_s=0.5)
         assert not any(process.is_alive() for process in group.processes)
+
+
+UNGUARDED = """
+import operator
+from moe_triton.processes import RankGroup
+with RankGroup(2, imports_main=False) as group:
+    print(group.run(operator.add))
+"""
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_script_without_a_guard_starts_ranks_that_do_not_import_it(tmp_path: Path, is_file: bool) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED)
+    given = {"input": ""} if is_file else {"input": UNGUARDED}
+    command = [sys.executable, str(script) if is_file else "-"]
+    done = subprocess.run(command, **given, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.returncode) == ("[2, 3]\n", 0), done.stderr
+
+
+def test_who_dies_because_of_a_missing_guard_is_told() -> None:
+    with pytest.raises(RankFailedError, match="if __name__"):
+        run_ranks(exit_on_one, 2)

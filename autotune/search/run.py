@@ -5,10 +5,13 @@ Workers are processes. Each begins at another task, and helps with those of the 
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import pickle
 import queue
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -21,6 +24,7 @@ from autotune.search.study import Studies, Trial, start_of
 from autotune.search.task import Outcome, Task, WrongBitsError
 from moe_triton.core.errors import MoeTritonError
 from moe_triton.core.space import text_of
+from moe_triton.processes import MAIN, main_hidden
 
 GRACE_S = 60.0  # for a worker to end what it is at
 POLL_S = 0.2
@@ -102,7 +106,7 @@ def run(tasks_of: Tasks, options: Options, report: Report = lambda *_: None) -> 
 
     Raises:
         WrongBitsError: a candidate gives other results than the default.
-        SearchError: a worker failed.
+        SearchError: a worker failed, or cannot import the tasks.
         ArgumentError: another process works on the study, and this one is to begin anew.
         KeyboardInterrupt: with everything kept.
     """
@@ -145,12 +149,27 @@ def _in_processes(tasks_of: Tasks, options: Options, report: Report) -> None:
         for number in range(options.workers)
     ]
     try:
-        for process in processes:
-            process.start()
+        with contextlib.nullcontext() if _is_of_main(tasks_of) else main_hidden():
+            for process in processes:
+                process.start()
         _listen(processes, told, report)
     finally:
         over.set()
         _end(processes, told)
+
+
+def _is_of_main(tasks_of: Tasks) -> bool:
+    """Whether workers have to import the script that is run: what they call is defined there.
+
+    Raises:
+        SearchError: it is, and they cannot: it came from standard input or was typed in.
+    """
+    if MAIN.encode() not in pickle.dumps(tasks_of):
+        return False
+    main = sys.modules[MAIN]
+    if not (main.__spec__ or Path(getattr(main, "__file__", "")).is_file()):
+        raise SearchError("workers cannot import the tasks: put them in a module, or pass workers=1")
+    return True
 
 
 def _listen(processes: Sequence[Any], told: Any, report: Report) -> None:

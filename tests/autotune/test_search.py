@@ -127,6 +127,50 @@ run(functools.partial(bowls, folder / "log", 1, Stuck), Options(folder / "study.
 """
 
 
+UNGUARDED = """
+import sys, functools
+from pathlib import Path
+from autotune.search import Options, run
+from tests.autotune.tasks import Bowl, bowls
+folder = Path({folder!r})
+found = run(functools.partial({tasks}, folder / "log", 2), Options(folder / "study.db", workers=2))
+print([len(each.trials) for each in found])
+"""
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_script_without_a_guard_searches_with_workers(tmp_path: Path, is_file: bool) -> None:
+    text, script = UNGUARDED.format(folder=str(tmp_path), tasks="bowls"), tmp_path / "script.py"
+    script.write_text(text)
+    command = [sys.executable, str(script) if is_file else "-"]
+    done = subprocess.run(
+        command,
+        input="" if is_file else text,
+        capture_output=True,
+        text=True,
+        timeout=2 * DEADLINE_S,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+    )
+    assert (done.stdout, done.returncode) == ("[7, 7]\n", 0), done.stderr
+
+
+def test_tasks_that_workers_cannot_import_are_refused_before_any_starts(tmp_path: Path) -> None:
+    text = "from tests.autotune import tasks\ndef bowls(*given): return tasks.bowls(*given)\n"
+    text += UNGUARDED.format(folder=str(tmp_path), tasks="bowls").replace("Bowl, bowls", "Bowl")
+    done = subprocess.run(
+        [sys.executable, "-"],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+    )
+    assert "SearchError: workers cannot import the tasks" in done.stderr
+    assert not (tmp_path / "log").exists()
+
+
 def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", SEARCH, str(tmp_path)])
     try:
