@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe_triton import ArgumentError, Tuning
-from moe_triton.backends.cpu.tuning import ALL_BYTES, settings_of
+from moe_triton.backends.cpu.tuning import settings_of
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Part, Plan
 from moe_triton.core.row_formats import AS_THEY_ARE, INT8
+from moe_triton.core.tuning import ALL_BYTES
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes.fullmesh import Fullmesh
 from moe_triton.schemes.site import Site

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+
+import torch
 
 from moe_triton import Tuning
-from moe_triton.core.config import Config
+from moe_triton.core.config import Config, Product
 from moe_triton.core.space import Settings, text_of
+from moe_triton.core.tuning import fields_of
+from moe_triton.schemes import SCHEMES, scheme_type
+from moe_triton.schemes.scheme import Output
+from moe_triton.schemes.site import Site
+from moe_triton.tables import FOLDER
 from moe_triton.tables.pipelines import BLOCKS
 
 
@@ -21,6 +27,7 @@ class Sizes:
         hidden: H.
         topk: K.
         experts: M.
+        product: whose schemes it has.
     """
 
     ranks: int = 2
@@ -28,11 +35,26 @@ class Sizes:
     hidden: int = 7168
     topk: int = 8
     experts: int = 64
+    product: Product = "A3"
 
     def config(self, scheme: str) -> Config:
         """Of a buffer of this group."""
         sizes = self.ranks, self.tokens, self.hidden, self.topk, self.experts
-        return Config(*sizes, scheme=scheme, relaxed=True)
+        return Config(*sizes, product=self.product, scheme=scheme, relaxed=True)
+
+    @property
+    def schemes(self) -> list[str]:
+        """The product's, its own one first."""
+        return list(SCHEMES[self.product])
+
+    def may_stand_for_others(self, scheme: str) -> bool:
+        """Whether a scheme gives the bits of the product's others."""
+        return scheme_type(self.config(scheme)).sums_alike
+
+    def lies_in_window(self, scheme: str, output: Output) -> bool:
+        """Whether a scheme has a place for rows or results in the window."""
+        site = Site(self.config(scheme), 0, 1, 1, "cpu")
+        return site.scheme.place(output, torch.bfloat16.itemsize) is not None
 
     def __str__(self) -> str:
         return f"H {self.hidden}, K {self.topk}, EP {self.ranks}, BS {self.tokens}"
@@ -44,24 +66,22 @@ class Candidate:
 
     Attributes:
         scheme: its name.
-        settings: by the names of `Tuning`'s fields, and "num_blocks".
+        settings: by the names of `Tuning`'s fields, and "num_blocks"; see `Space.usual`.
     """
 
     scheme: str
     settings: Settings = field(default_factory=dict)
 
-    def with_(self, **settings: int) -> Candidate:
-        """The same with other settings."""
-        return replace(self, settings={**self.settings, **settings})
+    @property
+    def tuning(self) -> Tuning:
+        """Its settings. What a user has found before is none of them."""
+        numbers = {name: value for name, value in self.settings.items() if name != BLOCKS}
+        return Tuning(**fields_of(numbers), tables=FOLDER)
 
-    def options(self) -> dict[str, Any]:
-        """Of `EPBuffer`."""
-        tuning: dict[str, Any] = {name: value for name, value in self.settings.items() if name != BLOCKS}
-        return {
-            "comm_alg": self.scheme,
-            "num_blocks": self.settings.get(BLOCKS),
-            "tuning": Tuning(**tuning),
-        }
+    @property
+    def num_blocks(self) -> int | None:
+        """Blocks per kernel; None for the machine's own."""
+        return self.settings.get(BLOCKS)
 
     def __str__(self) -> str:
         return f"{self.scheme} {text_of(self.settings)}"

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 if TYPE_CHECKING:
     from autotune.pipeline.candidate import Sizes
     from autotune.pipeline.race import Result
+    from autotune.pipeline.tune import Report, Tuned
+    from moe_triton.processes import RankFailedError
+
+ALL_SHIPPED = "every H and K that tables are shipped of"
+FAILED, REFUSED, INTERRUPTED = 1, 2, 130  # of a process: what it did, what it was asked, Ctrl-C
+BUDGET, SECONDS, SEED, SOC, PRODUCT = 24, 20.0, 0, "cpu", "A3"
 
 
 def pipeline(
-    soc: Annotated[str, typer.Option(help="cpu, measured; or Ascend910_9391, by the model")] = "cpu",
+    soc: Annotated[str, typer.Option(help="cpu, measured; or a processor or product, by the model")] = SOC,
+    product: Annotated[str, typer.Option(help="whose schemes a CPU runs: A3 or A2")] = PRODUCT,
     ranks: Annotated[list[int] | None, typer.Option(help="of the group; may be repeated")] = None,
     hidden: Annotated[list[int] | None, typer.Option(help="elements of a row; may be repeated")] = None,
     topk: Annotated[list[int] | None, typer.Option(help="experts of a token; may be repeated")] = None,
     tokens: Annotated[list[int] | None, typer.Option(help="of a rank; may be repeated")] = None,
-    budget: Annotated[int, typer.Option(help="candidates of one scheme at one size", min=0)] = 24,
-    seconds: Annotated[float, typer.Option(help="that one race of candidates may take", min=1)] = 20.0,
-    seed: Annotated[int, typer.Option(help="of inputs and of the order")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="leave out sizes that the table has")] = False,
+    all_shipped: Annotated[bool, typer.Option("--all-shipped", help=ALL_SHIPPED)] = False,
+    budget: Annotated[int, typer.Option(help="candidates of one scheme at one size", min=0)] = BUDGET,
+    seconds: Annotated[float, typer.Option(help="that one race of candidates may take", min=1)] = SECONDS,
+    seed: Annotated[int, typer.Option(help="of inputs, of the order and of what is sampled")] = SEED,
+    study: Annotated[
+        Path | None, typer.Option(help="file that keeps candidates, if not in the cache")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with what the study holds")] = False,
     output: Annotated[Path | None, typer.Option(help="folder of the tables; the user's own")] = None,
     write_shipped: Annotated[bool, typer.Option("--write-shipped", help="into the package instead")] = False,
 ) -> None:
@@ -32,31 +46,96 @@ def pipeline(
     faster; each must give the same bits. A budget of 0 compares schemes only.
     """
     from autotune.pipeline.measured import Effort
-    from autotune.pipeline.tune import sizes_of, tune
-    from moe_triton.core.errors import ArgumentError
+    from autotune.pipeline.tune import SHIPPED_HIDDEN, SHIPPED_TOPK, sizes_of, study_of, tune
+    from moe_triton.core.errors import ArgumentError, MoeTritonError
     from moe_triton.processes import RankFailedError
     from moe_triton.tables import FOLDER
 
-    console = Console()
-    show = Console(stderr=True)
-
-    def report(sizes: Sizes, result: Result) -> None:
-        said = f"{sizes}: {result.candidate}: {result.refused or result.ratio}"
-        show.print(said, markup=False, highlight=False, soft_wrap=True)
-
-    groups = sizes_of(soc, ranks or (), hidden or (), topk or (), tokens or ())
-    effort = Effort(budget, seconds, seed=seed)
-    folder = FOLDER if write_shipped else output
+    console, errors = Console(), Console(stderr=True)
+    given = {"soc": soc, "product": product, "ranks": ranks, "hidden": hidden, "topk": topk, "tokens": tokens}
+    searched = {"budget": budget, "seconds": seconds, "seed": seed}
+    switches = {"all_shipped": all_shipped, "write_shipped": write_shipped}
     try:
-        searched = tune(
-            groups, soc, effort=effort, folder=folder, settings=budget > 0, resume=resume, report=report
-        )
-        for sizes, rows in searched:
-            said = ", ".join(f"{row.keys[0]}: {row.values[0]}" for row in rows)
-            console.print(f"{sizes}: {said}", markup=False, highlight=False, soft_wrap=True)
-    except (ArgumentError, RankFailedError) as error:
-        show.print(str(error), style="red", markup=False)
-        raise typer.Exit(1) from None
+        if all_shipped:
+            hidden, topk = hidden or list(SHIPPED_HIDDEN), topk or list(SHIPPED_TOPK)
+        groups = sizes_of(soc, ranks or (), hidden or (), topk or (), tokens or (), product)
+        with _shown(errors, len(groups)) as (report, through):
+            for tuned in tune(
+                groups,
+                soc,
+                effort=Effort(budget, seconds, seed=seed),
+                folder=FOLDER if write_shipped else output,
+                settings=budget > 0,
+                resume=resume,
+                study=study,
+                command=command_of(**given, **searched, **switches),
+                report=report,
+            ):
+                through()
+                for line in _lines(tuned):
+                    console.print(line, markup=False, highlight=False, soft_wrap=True)
+    except ArgumentError as error:
+        errors.print(str(error), style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(REFUSED) from None
+    except (MoeTritonError, RankFailedError) as error:
+        said = _once(error) if isinstance(error, RankFailedError) else str(error)
+        errors.print(said, style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(FAILED) from None
     except KeyboardInterrupt:
-        show.print("stopped: the tables hold what was found; --resume goes on", markup=False)
-        raise typer.Exit(130) from None
+        said = f"stopped: what was priced is kept in {study or study_of(soc)}; --resume goes on"
+        errors.print(said, markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def command_of(**options: Any) -> str:
+    """The command with these options, as far as they are not the defaults."""
+    from moe_triton.tables.pipelines import COMMAND
+
+    usual = {"budget": BUDGET, "seconds": SECONDS, "seed": SEED, "soc": SOC, "product": PRODUCT}
+    words = [COMMAND]
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        if value is True:
+            words.append(option)
+        elif isinstance(value, list):
+            words += [f"{option} {each}" for each in value]
+        elif name in usual and value != usual[name]:
+            words.append(f"{option} {value:g}" if isinstance(value, float) else f"{option} {value}")
+    return " ".join(words)
+
+
+@contextmanager
+def _shown(console: Console, groups: int) -> Iterator[tuple[Report, Callable[[], None]]]:
+    """What to tell each candidate, and each group that is through: a line with the best so far."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("groups", total=groups)
+        best: dict[tuple[Sizes, str], float] = {}
+
+        def report(sizes: Sizes, result: Result) -> None:
+            scheme = result.candidate.scheme
+            key = sizes, scheme if result.candidate.settings else ""
+            if not result.refused:
+                best[key] = min(result.ratio.high, best.get(key, 1.0))
+            said = f"{sizes}: {result.candidate}: {result.refused or result.ratio}"
+            progress.update(bar, description=f"{said}; best so far {best.get(key, 1.0):.3f} of the default")
+            if not console.is_terminal:
+                console.print(said, markup=False, highlight=False, soft_wrap=True)
+
+        yield report, lambda: progress.advance(bar)
+
+
+def _lines(tuned: Tuned) -> Iterator[str]:
+    """What a group's rows say."""
+    said = ", ".join(f"{row.keys[0]}: {row.values[0]}" for row in tuned.schemes)
+    yield f"{tuned.sizes}: {said or 'no scheme has others beside it that may stand for it'}"
+    for row in tuned.pipelines:
+        scheme, (settings, ns, default_ns) = row.keys[0], row.values
+        yield f"{tuned.sizes}: {scheme}: {settings} takes {float(ns) / float(default_ns):.3f} of its defaults"
+
+
+def _once(error: RankFailedError) -> str:
+    """What the first rank that failed says: the others mostly fail with it."""
+    first, *others = sorted(error.failures)
+    more = f"\n(and {len(others)} more ranks: {', '.join(map(str, others))})" if others else ""
+    return f"rank {first}: {error.failures[first]}{more}"

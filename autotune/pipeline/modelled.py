@@ -2,28 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
 
 from autotune.pipeline.candidate import Candidate, Sizes
 from autotune.pipeline.intervals import Interval
 from autotune.pipeline.race import FORMATS, Result
+from moe_triton import Tuning
 from moe_triton.core.errors import ArgumentError
 from moe_triton.model.bodies.body import body_of
 from moe_triton.model.bodies.remembered import Remembered
 from moe_triton.model.clusters import cluster
-from moe_triton.model.clusters.group import Group
-from moe_triton.model.clusters.parts import source
+from moe_triton.model.clusters.group import TIMEOUT_US, Group
 from moe_triton.model.constants import Machine, machine_named
-from moe_triton.schemes import SCHEMES, scheme_type
-from moe_triton.tables.pipelines import COMMUNICATION
+from moe_triton.model.cost import UnknownWorkError
+from moe_triton.schemes import make_scheme
+from moe_triton.schemes.scheme import Scheme
+from moe_triton.schemes.site import Site
 
-__all__ = ["Modelled", "source"]
 NS_PER_US = 1000
+_DIGITS = 12  # of a digest
+
+
+@dataclass(frozen=True)
+class TunedGroup(Group):
+    """A group whose ranks are set to something.
+
+    Attributes:
+        tuning: of each rank.
+        num_blocks: of each rank; None for all cores.
+    """
+
+    tuning: Tuning = field(default_factory=Tuning)
+    num_blocks: int | None = None
+
+    @staticmethod
+    def of(sizes: Sizes, candidate: Candidate, quantize: str | None) -> TunedGroup:
+        """A candidate's, whose rows travel in a format.
+
+        Raises:
+            ArgumentError: what no group has.
+        """
+        s = sizes
+        return TunedGroup(
+            s.ranks,
+            s.tokens,
+            s.hidden,
+            s.topk,
+            s.experts,
+            quantize=quantize,
+            comm_alg=candidate.scheme,
+            product=s.product,
+            tuning=candidate.tuning,
+            num_blocks=candidate.num_blocks,
+        )
+
+    def scheme(self, machine: Machine, rank: int = 0) -> Scheme:
+        """See `Group`."""
+        blocks = int(machine.cores) if self.num_blocks is None else self.num_blocks
+        self.tuning.check(blocks)
+        return make_scheme(Site(self.config, rank, blocks, TIMEOUT_US, "npu", tuning=self.tuning))
+
+
+def source(machine: Machine) -> str:
+    """The model and its version: a digest of a machine's constants."""
+    return f"moe_triton.model, constants {sha256(machine.to_json().encode()).hexdigest()[:_DIGITS]}"
 
 
 class Modelled:
-    """Prices of one product's candidates.
+    """Prices of one product's candidates, in a graph where the scheme may be captured.
 
     Args:
         product: whose machine the model has.
@@ -31,52 +78,25 @@ class Modelled:
 
     def __init__(self, product: str = "A3") -> None:
         self.machine: Machine = machine_named(product)
-        self.product = product
         self._bodies = Remembered(body_of)
+        self._known: dict[tuple[Sizes, str], float] = {}
 
-    def price(self, sizes: Sizes, candidate: Candidate) -> Result:
-        """A candidate's time; the ratio is to be held against that of another."""
+    def price(self, sizes: Sizes, default: Candidate, candidate: Candidate) -> Result:
+        """A candidate's time, and its ratio to that of a default."""
         try:
-            us = sum(self._us(sizes, candidate, quantize) for quantize in FORMATS)
-        except ArgumentError as error:
+            own, us = self._us(sizes, default), self._us(sizes, candidate)
+        except (ArgumentError, UnknownWorkError) as error:
             return Result(candidate, 0, Interval.exact(1.0), str(error))
-        return Result(candidate, round(us * NS_PER_US), Interval.exact(1.0))
+        return Result(candidate, round(us * NS_PER_US), Interval.exact(us / own))
 
-    def _us(self, sizes: Sizes, candidate: Candidate, quantize: str | None) -> float:
-        s, settings = sizes, candidate.settings
-        parts = -(-s.tokens // settings["combine_tokens"]) if "combine_tokens" in settings else None
-        group = Group(
-            s.ranks,
-            s.tokens,
-            s.hidden,
-            s.topk,
-            quantize=quantize,
-            comm_alg=candidate.scheme,
-            parts=parts,
-            communication_blocks=settings.get(COMMUNICATION),
-        )
-        if not group.may_be_captured(self.machine):
-            group = replace(group, mode="stream")
-        return cluster.price(group, self.machine, self._bodies).us
+    def _us(self, sizes: Sizes, candidate: Candidate) -> float:
+        key = sizes, str(candidate)
+        if key not in self._known:
+            self._known[key] = self._priced(sizes, candidate)
+        return self._known[key]
 
-    def schemes(self, sizes: Sizes) -> list[Result]:
-        """Every scheme, the product's own one first."""
-        return _against_first([self.price(sizes, Candidate(name)) for name in SCHEMES[self.product]])
-
-    def settings(self, sizes: Sizes, scheme: str) -> list[Result]:
-        """A scheme's settings, its defaults first: parts of one size, and half of the cores communicating."""
-        return _against_first([self.price(sizes, each) for each in self._candidates(sizes, scheme)])
-
-    def _candidates(self, sizes: Sizes, scheme: str) -> Iterator[Candidate]:
-        yield Candidate(scheme)
-        space = scheme_type(sizes.config(scheme)).space(sizes.config(scheme), "npu", int(self.machine.cores))
-        for tokens in space.choices.get("combine_tokens", ()):
-            for blocks in filter(None, space.choices[COMMUNICATION]):
-                if tokens < sizes.tokens and tokens * 4 >= sizes.tokens:
-                    settings = {"dispatch_tokens": tokens, "combine_tokens": tokens, COMMUNICATION: blocks}
-                    yield Candidate(scheme, settings)
-
-
-def _against_first(results: list[Result]) -> list[Result]:
-    own = results[0].ns or 1
-    return [each._replace(ratio=Interval.exact(each.ns / own)) for each in results]
+    def _priced(self, sizes: Sizes, candidate: Candidate) -> float:
+        groups = [TunedGroup.of(sizes, candidate, quantize) for quantize in FORMATS]
+        if not groups[0].may_be_captured(self.machine):
+            groups = [replace(group, mode="stream") for group in groups]
+        return sum(cluster.price(group, self.machine, self._bodies).us for group in groups)

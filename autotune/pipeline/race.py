@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from autotune.pipeline.candidate import Candidate, Sizes
 from autotune.pipeline.intervals import LOOKING, NORMAL_95, Interval
+from autotune.search.task import WrongBitsError
 from moe_triton import EPBuffer
 from moe_triton.core.errors import ArgumentError, MoeTritonError, WindowError
 from moe_triton.handle import DispatchOutput
@@ -32,10 +33,6 @@ LOOK_EVERY = 4
 
 Spans = dict[int, list[tuple[float, float]]]
 """When a rank went in and came out, of each format, by candidate."""
-
-
-class WrongBitsError(MoeTritonError):
-    """A candidate gives other results than the default."""
 
 
 @dataclass(frozen=True)
@@ -87,21 +84,25 @@ class _Lane:
 
     def __init__(self, candidate: Candidate, sizes: Sizes, stack: contextlib.ExitStack) -> None:
         self.candidate = candidate
+        self._is_in_place = sizes.lies_in_window(candidate.scheme, "results")
         self.buffer = stack.enter_context(
             EPBuffer(
                 num_max_tokens_per_rank=sizes.tokens,
                 hidden=sizes.hidden,
                 num_topk=sizes.topk,
                 num_experts=sizes.experts,
+                product=sizes.product,
                 relaxed=True,
-                **candidate.options(),
+                comm_alg=candidate.scheme,
+                num_blocks=candidate.num_blocks,
+                tuning=candidate.tuning,
             )
         )
 
     def run(self, inputs: _Inputs, quantize: str | None, fill: bool) -> tuple[DispatchOutput, torch.Tensor]:
         """A round; with ``fill`` the experts' answers are written where combine looks for them first."""
         received = self.buffer.dispatch(inputs.x, inputs.ids, quantize=quantize)
-        answers = self.buffer.expert_output() if self.buffer.config.scheme == "direct" else inputs.answers
+        answers = self.buffer.expert_output() if self._is_in_place else inputs.answers
         if fill and answers is not inputs.answers:
             answers[: len(inputs.answers)] = inputs.answers
         return received, self.buffer.combine(answers, received.handle, inputs.weights)

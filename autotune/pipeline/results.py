@@ -13,7 +13,8 @@ from moe_triton.core.tables import Row, Table
 from moe_triton.schemes import SCHEMES
 from moe_triton.tables import pipelines, schemes
 
-PRODUCT = "A3"
+AND = " && "
+"""Between the commands that make a table again."""
 
 
 class Target(NamedTuple):
@@ -24,22 +25,14 @@ class Target(NamedTuple):
         cores: that ranks share, or that each has.
         source: where figures come from.
         folder: of the tables.
+        command: that makes them again.
     """
 
     machine: str
     cores: int
     source: str
     folder: Path
-
-
-def lies_in_window(sizes: Sizes, scheme: str) -> bool:
-    """Whether a scheme leaves its outputs in the window."""
-    import torch
-
-    from moe_triton.schemes.site import Site
-
-    site = Site(sizes.config(scheme), 0, 1, 1, "cpu")
-    return site.scheme.place("rows", torch.bfloat16.itemsize) is not None
+    command: str = pipelines.COMMAND
 
 
 def scheme_rows(sizes: Sizes, results: Iterable[Result], better: Iterable[Result]) -> list[Row]:
@@ -54,7 +47,8 @@ def scheme_rows(sizes: Sizes, results: Iterable[Result], better: Iterable[Result
     rows = []
     ordered = sorted(better, key=lambda each: each.ratio.median)
     for outputs in schemes.OUTPUTS:
-        fitting = (r for r in ordered if outputs == "window" or not lies_in_window(sizes, r.candidate.scheme))
+        is_free = outputs == "window"
+        fitting = (r for r in ordered if is_free or not sizes.lies_in_window(r.candidate.scheme, "rows"))
         best = next(fitting, default)
         ns = round(best.ratio.median * default.ns)  # not its own median: ratios are what was compared
         values = best.candidate.scheme, max(1, ns), max(1, default.ns)
@@ -78,7 +72,7 @@ def kept(kind: str, target: Target) -> Table | None:
     if not path.is_file():
         return None
     if kind == schemes.KIND:
-        table = schemes.checked_table(path, SCHEMES[PRODUCT])
+        table = schemes.checked_table(path, [name for each in SCHEMES.values() for name in each])
     else:
         table = pipelines.checked_table(path)
     return table if table.source == target.source else None
@@ -96,12 +90,17 @@ def write(kind: str, target: Target, rows: list[Row]) -> Path:
         ArgumentError: the one that is there is damaged or of another kind.
     """
     before = kept(kind, target)
-    all_rows = {(row.keys, row.sizes): row for row in (*(before.rows if before else ()), *rows)}
+    left = {(row.keys, row.sizes): row for row in (before.rows if before else ())}
+    new = {(row.keys, row.sizes): row for row in rows}
+    # A command makes what it has made; while rows of another one are left, it takes both.
+    earlier = before.command.split(AND) if before and not left.keys() <= new.keys() else []
+    command = AND.join(dict.fromkeys((*earlier, target.command)))
+    all_rows = left | new
     module = schemes if kind == schemes.KIND else pipelines
     path = path_of(kind, target)
     ordered = tuple(all_rows[key] for key in sorted(all_rows))
     columns = module.KEYS, module.SIZES, module.VALUES
-    table = Table(path.stem, module.COMMAND, target.source, *columns, ordered)
+    table = Table(path.stem, command, target.source, *columns, ordered)
     target.folder.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".new")
     draft.write_text(table.to_json(), encoding="utf-8")

@@ -2,39 +2,130 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import product
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product as combinations
 from pathlib import Path
+from typing import NamedTuple
 
+from autotune.kernels import occasions
 from autotune.pipeline import measured, modelled, results
-from autotune.pipeline.candidate import Sizes
-from autotune.pipeline.measured import WORTH, Effort, Measured, Report
-from autotune.pipeline.modelled import Modelled
+from autotune.pipeline.candidate import Candidate, Sizes
+from autotune.pipeline.measured import Effort, Measured
+from autotune.pipeline.modelled import Modelled, TunedGroup
 from autotune.pipeline.race import Result
 from autotune.pipeline.results import Target
+from autotune.pipeline.tasks import PipelineTask, Price, schemes_task, settings_task
+from autotune.search import Options, run
+from moe_triton.backends.cpu.triton.cache import cache_folder
+from moe_triton.core.config import Product
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.soc import SOC_OF_PRODUCT
 from moe_triton.core.tables import Row
+from moe_triton.limits import check_config
 from moe_triton.tables import folder_of_user, machine_of, pipelines, schemes
 
 CPU = "cpu"
-PRODUCT = "A3"
+PRODUCT: Product = "A3"
 RANKS, TOKENS = (2, 4, 8), (16, 64, 256)
 """Of the CPU, as `python -m benchmarks.compare` has them."""
 NPU_RANKS, NPU_TOKENS = (8, 16, 64, 256), (1, 16, 64, 128, 256, 512)
+NPU_EXPERTS = 256
+SHIPPED_HIDDEN, SHIPPED_TOPK = occasions.HIDDEN, occasions.TOPK
+WORTH = 0.97
+"""The ratio to the default from which on a candidate is worth a row: less is within a bad day's noise."""
+_OPTIONS = {
+    "num_ranks": "ranks",
+    "num_max_tokens_per_rank": "tokens",
+    "num_topk": "topk",
+    "num_experts": "experts",
+}
+
+Report = Callable[[Sizes, Result], None]
+"""Told each candidate that was priced."""
+
+
+class Tuned(NamedTuple):
+    """What was found for a group.
+
+    Attributes:
+        sizes: the group.
+        schemes: its rows of the table of schemes; none where no scheme may stand for another.
+        pipelines: its rows of the table of settings.
+    """
+
+    sizes: Sizes
+    schemes: list[Row]
+    pipelines: list[Row]
+
+
+def product_of(soc: str) -> Product | None:
+    """The product of a processor, which may be named by its product; None for a CPU.
+
+    Raises:
+        ArgumentError: there is no such processor.
+    """
+    if soc == CPU:
+        return None
+    for product, chip in SOC_OF_PRODUCT.items():
+        if soc in (product, chip):
+            return product  # type: ignore[return-value]
+    rule = f"it must be cpu or one of {', '.join((*SOC_OF_PRODUCT, *SOC_OF_PRODUCT.values()))}"
+    raise ArgumentError("soc", repr(soc), rule, "Name one of them.")
 
 
 def sizes_of(
-    soc: str, ranks: Sequence[int], hidden: Sequence[int], topk: Sequence[int], tokens: Sequence[int]
+    soc: str,
+    ranks: Sequence[int] = (),
+    hidden: Sequence[int] = (),
+    topk: Sequence[int] = (),
+    tokens: Sequence[int] = (),
+    product: str = PRODUCT,
 ) -> list[Sizes]:
-    """The groups of every combination of these; where none are given, those that tables are shipped of."""
-    on_cpu = soc == CPU
-    ranks, tokens = ranks or (RANKS if on_cpu else NPU_RANKS), tokens or (TOKENS if on_cpu else NPU_TOKENS)
-    most = Sizes.experts if on_cpu else 0
-    return [
-        Sizes(r, t, h, k, most or -(-256 // r) * r)
-        for h, k, r, t in product(hidden or [Sizes.hidden], topk or [Sizes.topk], ranks, tokens)
+    """The groups of every combination of these; where none are given, those that tables are shipped of.
+
+    Args:
+        soc: see `tune`.
+        ranks, hidden, topk, tokens: of the groups.
+        product: whose schemes a CPU runs; a processor has those of its own.
+
+    Raises:
+        ArgumentError: see `check`; or a processor or product that there is not.
+    """
+    on = product_of(soc)
+    if product not in SOC_OF_PRODUCT:
+        raise ArgumentError(
+            "product", repr(product), f"it must be one of {list(SOC_OF_PRODUCT)}", "Name one."
+        )
+    usual_ranks, usual_tokens = (NPU_RANKS, NPU_TOKENS) if on else (RANKS, TOKENS)
+    for each in ranks:
+        if each < 1:
+            raise ArgumentError("ranks", each, "a group has 1 rank or more", "Name how many it has.")
+    experts = NPU_EXPERTS if on else Sizes.experts
+    found = [
+        Sizes(r, t, h, k, -(-experts // r) * r, on or product)  # type: ignore[arg-type]
+        for h, k, r, t in combinations(
+            hidden or [Sizes.hidden], topk or [Sizes.topk], ranks or usual_ranks, tokens or usual_tokens
+        )
     ]
+    for one in found:
+        check(one, soc)
+    return found
+
+
+def check(sizes: Sizes, soc: str) -> None:
+    """Checks that there is such a group, by the rules of its product's own scheme.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    try:
+        check_config(sizes.config(sizes.schemes[0]))
+    except ArgumentError as error:
+        raise error.renamed(_OPTIONS) from None
+    if product_of(soc):
+        TunedGroup.of(sizes, Candidate(sizes.schemes[0]), None)
 
 
 def target_of(soc: str, folder: Path | None = None) -> Target:
@@ -43,16 +134,20 @@ def target_of(soc: str, folder: Path | None = None) -> Target:
     Raises:
         ArgumentError: there is no such processor, or no folder of the user's.
     """
-    folder = folder or folder_of_user()
+    product, folder = product_of(soc), folder or folder_of_user()
     if folder is None:
         raise ArgumentError("output", None, "there is no home folder to write to", "Name a folder.")
-    if soc == CPU:
+    if product is None:
         return Target(machine_of("cpu", PRODUCT), measured.cores(), measured.source(), folder)
-    if soc not in (PRODUCT, SOC_OF_PRODUCT[PRODUCT]):
-        rule = f"it must be cpu or {SOC_OF_PRODUCT[PRODUCT]}, whose schemes have plans"
-        raise ArgumentError("soc", repr(soc), rule, "Name one of them.")
-    cores = int(Modelled(PRODUCT).machine.cores)
-    return Target(machine_of("npu", PRODUCT), cores, modelled.source(), folder)
+    machine = Modelled(product).machine
+    return Target(machine_of("npu", product), int(machine.cores), modelled.source(machine), folder)
+
+
+def study_of(soc: str) -> Path:
+    """The file that keeps what is known of a machine's candidates."""
+    product = product_of(soc)
+    machine = machine_of("npu" if product else "cpu", product or PRODUCT)
+    return cache_folder() / "autotune" / f"pipelines-{machine}.db"
 
 
 def tune(
@@ -63,76 +158,110 @@ def tune(
     folder: Path | None = None,
     settings: bool = True,
     resume: bool = False,
+    study: Path | None = None,
+    command: str = pipelines.COMMAND,
     report: Report = lambda *_: None,
-) -> Iterator[tuple[Sizes, list[Row]]]:
-    """Searches group by group, and writes the tables after each: what is found is kept whatever comes after.
+) -> Iterator[Tuned]:
+    """Searches group by group, and writes the tables as soon as there are rows.
+
+    Every candidate that was priced is kept in the study, so that nothing of it is lost whatever comes after.
 
     Args:
         sizes: the groups.
-        soc: "cpu" for this machine, measured; else an NPU's processor, priced by the model.
+        soc: "cpu" for this machine, measured; else an NPU's processor or product, priced by the model.
         effort: how long to measure.
         folder: of the tables; the user's own if None.
         settings: search the settings of the best schemes too.
-        resume: leave out groups that the table of schemes has of the same source.
-        report: told each result.
+        resume: keep what the study holds.
+        study: its file; by default in the user's cache.
+        command: that makes the tables again.
+        report: told each candidate.
 
     Yields:
-        Each group with its rows of the table of schemes.
+        Each group with its rows of the tables.
 
     Raises:
-        ArgumentError: see `target_of`.
-        RankFailedError: a rank failed; with `WrongBitsError` in its text, a candidate gives other bits.
+        ArgumentError: see `target_of` and `check`; or another process works on the study.
+        WrongBitsError: a candidate gives other bits than the default.
+        RankFailedError: a rank failed.
     """
-    target = target_of(soc, folder)
-    known = results.kept(schemes.KIND, target) if resume else None
-    done = {row.sizes for row in known.rows} if known else set()
-    prices = None if soc == CPU else Modelled(PRODUCT)
     for one in sizes:
-        if (one.hidden, one.topk, one.ranks, one.tokens) in done:
-            continue
-        if prices is None:
-            rows = _measure(one, target, effort or Effort(), settings, report)
-        else:
-            rows = _price(prices, one, target, settings, report)
-        yield one, rows
+        check(one, soc)
+    target = target_of(soc, folder)._replace(command=command)
+    effort = effort or Effort()
+    options = Options(study or study_of(soc), resume, budget=effort.budget, seed=effort.seed)
+    product = product_of(soc)
+    prices = Modelled(product) if product else None
+    for one in sizes:
+        with contextlib.ExitStack() as stack:
+            if prices is None:
+                price: Price = stack.enter_context(Measured(one, effort)).price
+            else:
+                price = _by_model(prices, one)
+            search = _Search(one, target, options, price, report, "npu" if prices else "cpu")
+            yield search.tuned(settings)
 
 
-def _measure(sizes: Sizes, target: Target, effort: Effort, settings: bool, report: Report) -> list[Row]:
-    with Measured(sizes, effort, report) as ranks:
-        found = ranks.schemes()
-        rows = results.scheme_rows(sizes, found, [each for each in found[1:] if measured.is_better(each)])
-        pipeline_rows = []
-        for scheme in dict.fromkeys(str(row.values[0]) for row in rows) if settings else ():
-            best = ranks.settings(scheme)
-            if best.candidate.settings:
-                default_ns = round(best.ns / best.ratio.median)
-                pipeline_rows.append(results.pipeline_row(target, sizes, best.candidate, best.ns, default_ns))
-    _write(target, rows, pipeline_rows)
-    return rows
+def _by_model(prices: Modelled, sizes: Sizes) -> Price:
+    return lambda default, candidate, seed: prices.price(sizes, default, candidate)
 
 
-def _price(prices: Modelled, sizes: Sizes, target: Target, settings: bool, report: Report) -> list[Row]:
-    found = prices.schemes(sizes)
-    for result in found[1:]:
-        report(sizes, result)
-    rows = results.scheme_rows(sizes, found, _worth(found))
-    pipeline_rows = []
-    for scheme in dict.fromkeys(str(row.values[0]) for row in rows) if settings else ():
-        own, *others = prices.settings(sizes, scheme)
-        for result in others:
-            report(sizes, result)
-        best = min(_worth([own, *others]), key=lambda each: each.ns, default=None)
-        if best:
-            pipeline_rows.append(results.pipeline_row(target, sizes, best.candidate, best.ns, own.ns))
-    _write(target, rows, pipeline_rows)
-    return rows
+def is_better(result: Result) -> bool:
+    """Whether a candidate is faster than the default beyond doubt, and by enough to matter."""
+    return not result.refused and result.ratio.high < 1 and result.ratio.median <= WORTH
 
 
-def _worth(found: Sequence[Result]) -> list[Result]:
-    return [each for each in found[1:] if not each.refused and each.ratio.median <= WORTH]
+@dataclass(frozen=True)
+class _Search:
+    """One group's. Candidates are priced one at a time: see `Measured`."""
 
+    sizes: Sizes
+    target: Target
+    options: Options
+    price: Price
+    report: Report
+    backend: str
 
-def _write(target: Target, rows: list[Row], pipeline_rows: list[Row]) -> None:
-    results.write(schemes.KIND, target, rows)
-    if pipeline_rows:
-        results.write(pipelines.KIND, target, pipeline_rows)
+    def tuned(self, settings: bool) -> Tuned:
+        """Its rows, which are in the tables already."""
+        rows, found = [], self.schemes()
+        if len(found) > 1 or self.backend == "npu":
+            rows = results.scheme_rows(self.sizes, found, list(filter(is_better, found)))
+            results.write(schemes.KIND, self.target, rows)
+        fastest = [str(row.values[0]) for row in rows] or self.sizes.schemes[:1]
+        others = [name for name in self.sizes.schemes if not self.sizes.may_stand_for_others(name)]
+        searched = dict.fromkeys((*fastest, *others)) if settings else ()
+        of_settings = [row for scheme in searched for row in self.settings(scheme)]
+        return Tuned(self.sizes, rows, of_settings)
+
+    def schemes(self) -> list[Result]:
+        """Those that may stand for each other, the product's own first; none where that has no price."""
+        task = schemes_task(self.sizes, self.price, self.target.source, self.options.seed)
+        found = self._found(task, len(self.sizes.schemes))
+        return found if found and not found[0].refused else []
+
+    def settings(self, scheme: str) -> list[Row]:
+        """The row of a scheme's best settings, which is in the table then; none where its own are."""
+        given = self.price, self.target.source, self.options.seed
+        task = settings_task(self.sizes, scheme, self.backend, self.target.cores, *given)
+        better = filter(is_better, self._found(task, self.options.budget))
+        best = min(better, key=lambda each: each.ratio.median, default=None)
+        if best and self.backend == "cpu":
+            again = self._found(task.once_more({**task.own, **best.candidate.settings}), 2)
+            best = next(filter(is_better, again), None)
+        if best is None:
+            return []
+        default_ns = round(best.ns / best.ratio.median)
+        rows = [results.pipeline_row(self.target, self.sizes, best.candidate, best.ns, default_ns)]
+        results.write(pipelines.KIND, self.target, rows)
+        return rows
+
+    def _found(self, task: PipelineTask, budget: int) -> list[Result]:
+        """What all candidates came to, the default's first; nothing while another process is at that."""
+        (found,) = run(
+            lambda: [task],
+            replace(self.options, budget=budget),
+            lambda _, settings, outcome: self.report(self.sizes, task.result(settings, outcome)),
+        )
+        trials = found.trials if found.default else ()
+        return [task.result(trial.settings, trial.outcome) for trial in trials]

@@ -1,7 +1,8 @@
 """`Studies`: candidates and their outcomes in an SQLite file, which any number of processes share.
 
 A small space is gone through: each worker takes the next candidate that nobody has. A large one is sampled by
-Optuna (tree-structured Parzen estimator), which is shown what the file holds. A candidate whose process is
+Optuna (tree-structured Parzen estimator), which is shown what the file holds, once those are priced that the
+task names first. A candidate whose process is
 gone is anybody's again.
 """
 
@@ -98,8 +99,9 @@ class Studies:
             if not free or (is_sampled and len(found) >= self.budget):
                 return None
             outcomes = {text: row.outcome for text, row in found.items()}
-            own_first = free[0] if not is_sampled or not found else None
-            settings = own_first or sampled(task, free, outcomes, self.seed)
+            first = task.first() if is_sampled else free
+            begun = next((each for each in first if text_of(each) not in found), None)
+            settings = begun or sampled(task, free, outcomes, self.seed)
             if self._take(task, settings):
                 return settings
 

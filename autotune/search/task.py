@@ -73,6 +73,10 @@ class Task(ABC):
         """Every combination that is allowed, the task's own first."""
         return list(self.space.candidates(self.own))
 
+    def first(self) -> list[dict[str, int]]:
+        """Candidates that are priced before any of a large space is sampled."""
+        return [dict(self.own)]
+
     def choices(self) -> dict[str, list[int]]:
         """The values of each setting, in ascending order, with the task's own among them."""
         return {name: sorted({self.own[name], *values}) for name, values in self.space.choices.items()}

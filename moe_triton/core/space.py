@@ -38,6 +38,8 @@ class Space:
         sizes: sizes that the code depends on: "hidden", "topk".
         allows: whether values go together.
         derived: constants of the kernel that follow from its settings.
+        usual: of a scheme's settings the values where nobody says anything; the first of the choices for
+            those that it does not name. Of a kernel its constants say that.
     """
 
     choices: Mapping[str, tuple[int, ...]]
@@ -46,6 +48,7 @@ class Space:
     sizes: Mapping[str, int] = field(default_factory=dict)
     allows: Callable[[Settings], bool] = lambda values: True
     derived: Callable[[Settings], Settings] = lambda values: {}
+    usual: Settings = field(default_factory=dict)
 
     def candidates(self, own: Settings) -> Iterator[dict[str, int]]:
         """Every combination that is allowed, the kernel's own values first.

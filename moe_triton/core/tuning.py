@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from moe_triton.core.checks import check_choice, check_integer
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
@@ -20,6 +21,24 @@ _RANGES: dict[str, tuple[int, int]] = {
 
 Posts = Literal["aiv", "aicpu"]
 POSTS: tuple[Posts, ...] = ("aiv", "aicpu")
+_WORDS = {"posts": POSTS}
+
+ALL_BYTES = 1 << 62
+"""More than any launch writes."""
+
+
+def usual_on_cpu(num_ranks: int, cores: int) -> dict[str, int]:
+    """What a rank on a CPU is set to where nobody says anything: its blocks, how it copies and waits.
+
+    Args:
+        num_ranks: that share the cores.
+        cores: of the machine.
+    """
+    # A rank with a core of its own can keep polling without disturbing others, and reacts at once.
+    yields = 2000 if num_ranks <= cores else 20
+    # With prefetches ahead of the stores, cached writes are faster than streaming stores.
+    waits = {"cached_bytes": ALL_BYTES, "spins": 200, "yields": yields}
+    return {"num_blocks": max(1, cores // num_ranks), **waits}
 
 
 @dataclass(frozen=True)
@@ -136,6 +155,22 @@ class Tuning:
         if self.posts == "aicpu" and target == "npu":
             rule = "on an NPU the cores post: AICPU's batch writes would need HCCL's operator package"
             raise ArgumentError("tuning.posts", repr(self.posts), rule, "Leave it out, or pass 'aiv'.")
+
+
+OPEN_FIELDS = tuple(f.name for f in fields(Tuning) if f.default is None and f.name != "tables")
+"""Settings that are None where the caller leaves them open."""
+
+
+def fields_of(settings: Mapping[str, int]) -> dict[str, Any]:
+    """Fields of `Tuning` of settings as spaces and tables have them: a word is its number among its choices.
+
+    Raises:
+        ValueError: a word has no such number.
+    """
+    for name, words in _WORDS.items():
+        if not 0 <= settings.get(name, 0) < len(words):
+            raise ValueError(f"{name} must be 0 to {len(words) - 1}, for {' and '.join(words)}")
+    return {name: _WORDS[name][value] if name in _WORDS else value for name, value in settings.items()}
 
 
 def checked_tuning(tuning: object) -> Tuning:

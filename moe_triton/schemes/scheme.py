@@ -89,6 +89,8 @@ class Scheme(ABC):
     """How a row of a dispatch is packed before it leaves, and in a slot of its own."""
     crosses_servers: ClassVar[bool] = False
     """Whether it reaches ranks of other servers, where ``refuses`` does not say why not."""
+    sums_alike: ClassVar[bool] = True
+    """Whether combine's sums have the bits of the product's other schemes: then any may stand for it."""
     keeps_own: bool = False
     """Whether rows from this rank to itself need not go through its window."""
 
@@ -105,7 +107,8 @@ class Scheme(ABC):
             cores: that a rank's blocks run on, on a CPU those of the machine.
 
         Returns:
-            Values by the names of `Tuning`'s fields, and "num_blocks".
+            Values by the names of `Tuning`'s fields, and "num_blocks"; of a word its number among its
+            choices. `usual` says which of them a rank has by itself.
         """
         return waiting_space(config, target, cores)
 

@@ -211,17 +211,12 @@ class Site:
 
     @property
     def receiving_blocks(self) -> int:
-        """Blocks that put received rows in their places while the others send; 0: all do both in turn.
-
-        Of a device's blocks more than `SENDING_BLOCKS` hardly send faster, and one that receives copies rows
-        at half of the rate at which one sends them on average: there are at least as many.
-        """
+        """Blocks that put received rows in their places while the others send; 0: all do both in turn."""
         given = self.tuning.receiving_blocks
         if self.spans_servers:
             return 0
         if given is None:
-            is_split = self.target == "npu" and self.num_blocks >= 2 * SENDING_BLOCKS
-            given = self.num_blocks - SENDING_BLOCKS if is_split else 0
+            given = usual_receiving_blocks(self.target, self.num_blocks)
         # Whose entries each of them has.
         return given if given <= self.num_entries <= MAX_RECEIVED_ENTRIES else 0
 
@@ -311,6 +306,20 @@ class Site:
             traffic.HOLE: (len(COUNTED) * self.num_blocks * TRAFFIC.num_words, torch.int64),
             "alphas": (2 * tokens * c.num_topk, torch.float32),
         }
+
+
+def usual_receiving_blocks(target: str, num_blocks: int) -> int:
+    """Blocks that only receive, where nobody says.
+
+    Of a device's blocks more than `SENDING_BLOCKS` hardly send faster, and one that receives copies rows at
+    half of the rate at which one sends them on average: there are at least as many.
+
+    Args:
+        target: name of the back end.
+        num_blocks: of a rank.
+    """
+    is_split = target == "npu" and num_blocks >= 2 * SENDING_BLOCKS
+    return num_blocks - SENDING_BLOCKS if is_split else 0
 
 
 def quantized_bytes(hidden: int, elements: int) -> int:

@@ -15,7 +15,7 @@ from moe_triton.core.ascendc import MAX_BLOCKS
 from moe_triton.core.config import Config
 from moe_triton.core.space import settings_of
 from moe_triton.core.tables import Row, Table, damaged
-from moe_triton.core.tuning import Tuning
+from moe_triton.core.tuning import OPEN_FIELDS, Tuning, fields_of
 from moe_triton.tables import read_with, whose
 from moe_triton.tables.found import tables_of
 from moe_triton.tables.installed import source_said
@@ -25,9 +25,7 @@ KIND = "pipelines"
 COMMAND = "moe-triton tune pipeline"
 KEYS, SIZES = ("scheme",), ("cores", "ranks", "hidden", "topk", "tokens")
 VALUES = ("settings", "ns", "default_ns")
-BLOCKS, COMMUNICATION = "num_blocks", "communication_blocks"
-OPEN = ("dispatch_tokens", "combine_tokens", "cached_bytes", "spins", "yields")
-"""Fields of `Tuning` that are None where the caller leaves them open."""
+BLOCKS, COMMUNICATION, RECEIVING = "num_blocks", "communication_blocks", "receiving_blocks"
 
 
 @dataclass(frozen=True)
@@ -70,10 +68,10 @@ def _check(settings: Mapping[str, int]) -> None:
     blocks = settings.get(BLOCKS, MAX_BLOCKS)
     if not 1 <= blocks <= MAX_BLOCKS:
         raise ValueError(f"{BLOCKS} must be 1 to {MAX_BLOCKS}")
-    fields: dict[str, Any] = {name: value for name, value in settings.items() if name != BLOCKS}
-    if unknown := fields.keys() - {*OPEN, COMMUNICATION}:
+    fields = {name: value for name, value in settings.items() if name != BLOCKS}
+    if unknown := fields.keys() - {*OPEN_FIELDS, COMMUNICATION}:
         raise ValueError(f"there is no setting {min(unknown)}")
-    Tuning(**fields).check(blocks)
+    Tuning(**fields_of(fields)).check(blocks)
 
 
 def _row(machine: str, config: Config, cores: int, folder: Any) -> tuple[Row, str] | None:
@@ -90,8 +88,8 @@ def filled(
 ) -> Pipeline:
     """What the caller set, and a table's settings for what is left open.
 
-    Blocks that communicate are taken from a table only where neither `Tuning` nor blocks are given: they are
-    part of those.
+    Blocks that communicate or receive are part of a rank's blocks: a table's are taken only where the caller
+    gives none, and those that communicate only where there is no `Tuning` either, whose default is 0.
 
     Args:
         machine: see `moe_triton.tables.machine_of`.
@@ -108,12 +106,13 @@ def filled(
     if found is None:
         return Pipeline(given, num_blocks)
     settings, source = settings_of(str(found[0].values[0])), found[1]
-    taken: dict[str, Any]
-    taken = {name: settings[name] for name in OPEN if name in settings and getattr(given, name) is None}
-    if tuning is None and num_blocks is None and COMMUNICATION in settings:
+    taken = {name: value for name, value in settings.items() if getattr(given, name, 0) is None}
+    if num_blocks is not None:
+        taken.pop(RECEIVING, None)
+    elif tuning is None and COMMUNICATION in settings:
         taken[COMMUNICATION] = settings[COMMUNICATION]
     blocks = settings.get(BLOCKS) if num_blocks is None else num_blocks
     sources = dict.fromkeys(taken, source)
     if blocks != num_blocks:
         sources[BLOCKS] = source
-    return Pipeline(replace(given, **taken), blocks, sources)
+    return Pipeline(replace(given, **fields_of(taken)), blocks, sources)

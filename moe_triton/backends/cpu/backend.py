@@ -27,7 +27,7 @@ from moe_triton.core.checks import CPU
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.plan import Plan
 from moe_triton.core.reach import Queues
-from moe_triton.core.tuning import Tuning, checked_tuning
+from moe_triton.core.tuning import Tuning, checked_tuning, usual_on_cpu
 from moe_triton.rendezvous.meeting import Meeting
 
 Kernels = Literal["triton", "torch"]
@@ -155,7 +155,7 @@ class CpuBackend:
 
     def num_blocks(self, num_ranks: int) -> int:
         """One block per core that this rank can have to itself, at least one."""
-        return max(1, self.cores() // num_ranks)
+        return usual_on_cpu(num_ranks, self.cores())["num_blocks"]
 
     def cores(self) -> int:
         """See `moe_triton.backends.base.Backend`."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from typing import NamedTuple
 
 from moe_triton.backends.cpu.nic import Nic
 from moe_triton.backends.cpu.paced_link import PacedLink
-from moe_triton.core.tuning import Tuning
-
-ALL_BYTES = 1 << 62
+from moe_triton.core.tuning import Tuning, usual_on_cpu
 
 
 class CpuSettings(NamedTuple):
@@ -27,17 +24,7 @@ def settings_of(
     tuning: Tuning, num_ranks: int, link: PacedLink | None = None, nic: Nic | None = None
 ) -> CpuSettings:
     """A rank's settings, when ``num_ranks`` ranks share the machine."""
-    usual = _usual(num_ranks)
-    chosen = {name: getattr(tuning, name) for name in ("cached_bytes", "spins", "yields")}
-    return usual._replace(
-        link=link, nic=nic, **{name: value for name, value in chosen.items() if value is not None}
-    )
-
-
-@functools.cache
-def _usual(num_ranks: int) -> CpuSettings:
-    cores = len(os.sched_getaffinity(0))
-    # A rank with a core of its own can keep polling without disturbing others, and reacts at once.
-    yields = 2000 if num_ranks <= cores else 20
-    # With prefetches ahead of the stores, cached writes are faster than streaming stores.
-    return CpuSettings(cached_bytes=ALL_BYTES, spins=200, yields=yields)
+    usual = usual_on_cpu(num_ranks, len(os.sched_getaffinity(0)))
+    given = {name: getattr(tuning, name) for name in ("cached_bytes", "spins", "yields")}
+    chosen = {name: usual[name] if value is None else value for name, value in given.items()}
+    return CpuSettings(**chosen, link=link, nic=nic)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from moe_triton.core.ascendc import MAX_BLOCKS
 from moe_triton.core.config import Config
 from moe_triton.core.space import Settings, Space
+from moe_triton.core.tuning import usual_on_cpu
+from moe_triton.schemes.part_tokens import CPU_TOKENS
+from moe_triton.schemes.site import usual_receiving_blocks
 
 BLOCKS = (1, 2, 4)
 CACHED_BYTES = (0, 1 << 18, 1 << 22)
 SPINS, YIELDS = (0, 50, 1000), (0, 20, 200, 2000)
 PART_TOKENS = (16, 32, 64, 128, 256, 512)
-
-
-def _has_room(values: Settings) -> bool:
-    """Whether a block is left to compute."""
-    communicating = values.get("communication_blocks", 0)
-    return communicating == 0 or communicating < values.get("num_blocks", MAX_BLOCKS + 1)
+SHARES = (1 / 4, 1 / 3, 1 / 2, 2 / 3)
+"""Of a device's cores, that may do nothing but receive."""
 
 
 def waiting_space(config: Config, target: str, cores: int) -> Space:
@@ -29,16 +29,51 @@ def waiting_space(config: Config, target: str, cores: int) -> Space:
         cores: that a rank's blocks run on.
     """
     if target == "npu":  # a rank has all cores of a device
-        return Space({"num_blocks": (max(1, cores // 2), cores)}, allows=_has_room)
+        return Space({"num_blocks": (max(1, cores // 2), cores)}, usual={"num_blocks": cores})
     blocks = tuple(count for count in BLOCKS if count <= max(1, cores))
     copies = {"cached_bytes": CACHED_BYTES, "spins": SPINS, "yields": YIELDS}
-    return Space({"num_blocks": blocks, **copies}, allows=_has_room)
+    return Space({"num_blocks": blocks, **copies}, usual=usual_on_cpu(config.num_ranks, cores))
 
 
-def with_parts(space: Space, config: Config, cores: int) -> Space:
-    """A space with the sizes of parts, one part among them, and the blocks that communicate meanwhile."""
+def with_parts(space: Space, config: Config, target: str, cores: int) -> Space:
+    """A space with the sizes of parts, one part among them, and the blocks that communicate meanwhile.
+
+    On an NPU there are parts only where blocks of their own communicate.
+    """
     most = config.num_max_tokens_per_rank
     sizes = (*(tokens for tokens in PART_TOKENS if tokens < most), most)
-    parts = {"dispatch_tokens": sizes, "combine_tokens": sizes}
-    communication = {"communication_blocks": (0, max(1, cores // 2))}
-    return replace(space, choices={**parts, **communication, **space.choices})
+    names = "dispatch_tokens", "combine_tokens"
+    usual = most if target == "npu" else min(CPU_TOKENS, most)
+
+    def allows(values: Settings) -> bool:
+        communicating = values.get("communication_blocks", 0)
+        if not communicating:
+            return target != "npu" or all(values.get(name, most) == most for name in names)
+        return communicating < values.get("num_blocks", MAX_BLOCKS + 1)
+
+    choices = {**dict.fromkeys(names, sizes), "communication_blocks": (0, max(1, cores // 2))}
+    return _extended(space, choices, {**dict.fromkeys(names, usual), "communication_blocks": 0}, allows)
+
+
+def with_receivers(space: Space, target: str, cores: int) -> Space:
+    """A space with the blocks that do nothing but receive while the others send."""
+    name = "receiving_blocks"
+    counts = {0, *(max(1, int(cores * share)) for share in SHARES)}
+
+    def allows(values: Settings) -> bool:
+        return values.get(name, 0) < values.get("num_blocks", MAX_BLOCKS + 1)
+
+    usual = {name: usual_receiving_blocks(target, cores)}
+    return _extended(space, {name: tuple(sorted(counts))}, usual, allows)
+
+
+def _extended(
+    space: Space, choices: dict[str, tuple[int, ...]], usual: Settings, allows: Callable[[Settings], bool]
+) -> Space:
+    """A space with more settings, and what goes together of them."""
+    return replace(
+        space,
+        choices={**choices, **space.choices},
+        usual={**space.usual, **usual},
+        allows=lambda values: space.allows(values) and allows(values),
+    )

@@ -21,7 +21,7 @@ from moe_triton.core.region import Region
 from moe_triton.core.space import Space
 from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.schemes.common.flags import barrier_plan
-from moe_triton.schemes.common.space import waiting_space, with_parts
+from moe_triton.schemes.common.space import waiting_space, with_parts, with_receivers
 from moe_triton.schemes.common.waits import ENTRY_FINDERS
 from moe_triton.schemes.fullmesh.combine import CombinePlans
 from moe_triton.schemes.fullmesh.dispatch import DispatchPlans
@@ -54,9 +54,11 @@ class Fullmesh(SplitScheme):
 
     @classmethod
     def space(cls, config: Config, target: str, cores: int) -> Space:
-        """See `Scheme`. Operators are cut into parts as well, unless they post."""
+        """See `Scheme`. Operators are cut as well, into parts or by blocks, unless they post."""
         space = waiting_space(config, target, cores)
-        return space if config.topology.num_servers > 1 else with_parts(space, config, cores)
+        if config.topology.num_servers > 1:
+            return space
+        return with_receivers(with_parts(space, config, target, cores), target, cores)
 
     @property
     def queued_peers(self) -> frozenset[int]:

@@ -28,11 +28,15 @@ dispatch has (`LOST_COUNT`), or in the end flag. Waits for what is relayed have 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar
 
+from moe_triton.core.config import Config
 from moe_triton.core.plan import Plan
 from moe_triton.core.region import Region
+from moe_triton.core.space import Space
+from moe_triton.core.tuning import POSTS
 from moe_triton.layout import RelayTables
 from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.schemes.common.flags import barrier_plan
@@ -53,6 +57,7 @@ class Hierarchy(Scheme):
     tables_of = RelayTables
     finders: ClassVar = FINDERS
     crosses_servers: ClassVar[bool] = True
+    sums_alike: ClassVar[bool] = False
     refuses: ClassVar = {
         "torch_npu halves": Refusal("comm_alg='hierarchy' has no halves", "Use the whole operators."),
         "wait": Refusal(
@@ -72,6 +77,14 @@ class Hierarchy(Scheme):
         super().__init__(site)
         self._dispatch = DispatchPlans(site, self.layout)
         self._combine = CombinePlans(site, self.layout)
+
+    @classmethod
+    def space(cls, config: Config, target: str, cores: int) -> Space:
+        """See `Scheme`. On a CPU who posts to other servers may be chosen as well."""
+        space = super().space(config, target, cores)
+        if target == "npu" or config.topology.num_servers == 1:
+            return space
+        return replace(space, choices={"posts": tuple(range(len(POSTS))), **space.choices})
 
     @cached_property
     def layout(self) -> HierarchyLayout:

@@ -1,0 +1,133 @@
+"""What is searched of one group: its schemes, and the settings of a scheme. Tasks of `autotune.search`."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import moe_triton
+from autotune.kernels.versions import digest_of, digest_of_values
+from autotune.pipeline.candidate import Candidate, Sizes
+from autotune.pipeline.intervals import Interval
+from autotune.pipeline.race import Result
+from autotune.search import Outcome, Task
+from moe_triton.core.space import Settings, Space
+from moe_triton.schemes import scheme_type
+from moe_triton.tables import FOLDER
+
+SCHEME = "scheme"
+_PACKAGE = Path(moe_triton.__file__).parent
+_CODE = ".py", ".h", ".cpp", ".asc", ".toml", ".json"
+
+Price = Callable[[Candidate, Candidate, int], Result]
+"""Prices a candidate against a default, both given, with inputs of a seed."""
+
+
+@dataclass(frozen=True)
+class PipelineTask(Task):
+    """Candidates of one group against their default. A value is the high end of the ratio to it.
+
+    Attributes:
+        candidate_of: what settings stand for.
+        price: of a candidate.
+        seed: of inputs.
+        only: the only candidate beside the default, if not all of the space.
+    """
+
+    candidate_of: Callable[[Settings], Candidate] = field(kw_only=True)
+    price: Price = field(kw_only=True)
+    seed: int = field(default=0, kw_only=True)
+    only: Settings | None = field(default=None, kw_only=True)
+
+    def candidates(self) -> list[dict[str, int]]:
+        """See `Task`."""
+        return super().candidates() if self.only is None else [dict(self.own), dict(self.only)]
+
+    def first(self) -> list[dict[str, int]]:
+        """See `Task`. Settings one by one: what a setting does by itself tells most of what is best."""
+        own = self.own.items()
+        return [each for each in self.candidates() if len(each.items() - own) <= 1]
+
+    def evaluate(self, settings: Settings, best: float | None) -> Outcome:
+        """See `Task`."""
+        default, candidate = self.candidate_of(self.own), self.candidate_of(settings)
+        found = self.price(default, candidate, self.seed)
+        if found.refused:
+            return Outcome.infeasible(found.refused)
+        ratio = Interval.exact(1.0) if candidate == default else found.ratio
+        if not math.isfinite(ratio.high):
+            return Outcome.infeasible("too few iterations to tell: give a race more seconds")
+        return Outcome(ratio.high, facts={"ns": found.ns, **ratio._asdict()})
+
+    def result(self, settings: Settings, outcome: Outcome) -> Result:
+        """What an outcome says of a candidate."""
+        candidate, facts = self.candidate_of(settings), outcome.facts
+        if outcome.value is None:
+            return Result(candidate, 0, Interval.exact(1.0), outcome.reason)
+        return Result(candidate, facts["ns"], Interval(*(facts[name] for name in Interval._fields)))
+
+    def once_more(self, best: Settings) -> PipelineTask:
+        """The best against the default, with other inputs: of many candidates it is in part the luckiest."""
+        name = f"{self.name}: {sorted(best.items())} once more"
+        return replace(self, name=name, seed=self.seed + 1, only=best)
+
+
+def schemes_task(sizes: Sizes, price: Price, source: str, seed: int) -> PipelineTask:
+    """Every scheme whose bits are those of the product's own, which comes first, with its defaults.
+
+    Args:
+        sizes: of the group.
+        price: of a candidate.
+        source: where prices come from.
+        seed: of inputs.
+    """
+    names = [name for name in sizes.schemes if sizes.may_stand_for_others(name)]
+    name = _named(sizes, "schemes", source, seed, names)
+    return PipelineTask(
+        name,
+        Space({SCHEME: tuple(range(len(names)))}),
+        {SCHEME: 0},
+        candidate_of=lambda settings: Candidate(names[settings[SCHEME]]),
+        price=price,
+        seed=seed,
+    )
+
+
+def settings_task(
+    sizes: Sizes, scheme: str, target: str, cores: int, price: Price, source: str, seed: int
+) -> PipelineTask:
+    """A scheme's settings, as it declares them.
+
+    Args:
+        sizes: of the group.
+        scheme: its name.
+        target: name of the back end.
+        cores: see `Scheme.space`.
+        price: of a candidate.
+        source: where prices come from.
+        seed: of inputs.
+    """
+    config = sizes.config(scheme)
+    space = scheme_type(config).space(config, target, cores)
+    own = {name: space.usual.get(name, values[0]) for name, values in space.choices.items()}
+
+    def candidate_of(settings: Settings) -> Candidate:
+        return Candidate(scheme, {name: value for name, value in settings.items() if value != own[name]})
+
+    name = _named(sizes, scheme, source, seed, space.choices, own)
+    return PipelineTask(name, space, own, candidate_of=candidate_of, price=price, seed=seed)
+
+
+def _named(sizes: Sizes, what: str, *decides: object) -> str:
+    """A task's name, with a digest of all that decides its outcomes."""
+    return f"{sizes}: {what} [{digest_of_values((sizes, code(), *decides))}]"
+
+
+@functools.cache
+def code() -> str:
+    """A digest of the package: of kernels, plans, and the model; what was found before is none of it."""
+    files = (path for path in _PACKAGE.rglob("*") if path.suffix in _CODE and path.parent != FOLDER)
+    return digest_of(sorted(files))
