@@ -70,33 +70,43 @@ def source(machine: Machine) -> str:
 
 
 class Modelled:
-    """Prices of one product's candidates, in a graph where the scheme may be captured.
+    """Prices of one group's candidates, in a graph where the scheme may be captured.
+
+    A context manager, as `Measured` is.
 
     Args:
+        sizes: the group.
         product: whose machine the model has.
     """
 
-    def __init__(self, product: str = "A3") -> None:
+    def __init__(self, sizes: Sizes, product: str = "A3") -> None:
+        self.sizes = sizes
         self.machine: Machine = machine_named(product)
         self._bodies = Remembered(body_of)
-        self._known: dict[tuple[Sizes, str], float] = {}
+        self._known: dict[str, float] = {}
 
-    def price(self, sizes: Sizes, default: Candidate, candidate: Candidate) -> Result:
-        """A candidate's time, and its ratio to that of a default."""
+    def __enter__(self) -> Modelled:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing to end."""
+
+    def price(self, default: Candidate, candidate: Candidate, seed: int = 0) -> Result:
+        """A candidate's time, and its ratio to that of a default, of the same experts whatever the seed."""
         try:
-            own, us = self._us(sizes, default), self._us(sizes, candidate)
+            own, us = self._us(default), self._us(candidate)
         except (ArgumentError, UnknownWorkError) as error:
             return Result(candidate, 0, Interval.exact(1.0), str(error))
         return Result(candidate, round(us * NS_PER_US), Interval.exact(us / own))
 
-    def _us(self, sizes: Sizes, candidate: Candidate) -> float:
-        key = sizes, str(candidate)
+    def _us(self, candidate: Candidate) -> float:
+        key = str(candidate)
         if key not in self._known:
-            self._known[key] = self._priced(sizes, candidate)
+            self._known[key] = self._priced(candidate)
         return self._known[key]
 
-    def _priced(self, sizes: Sizes, candidate: Candidate) -> float:
-        groups = [TunedGroup.of(sizes, candidate, quantize) for quantize in FORMATS]
+    def _priced(self, candidate: Candidate) -> float:
+        groups = [TunedGroup.of(self.sizes, candidate, quantize) for quantize in FORMATS]
         if not groups[0].may_be_captured(self.machine):
             groups = [replace(group, mode="stream") for group in groups]
         return sum(cluster.price(group, self.machine, self._bodies).us for group in groups)

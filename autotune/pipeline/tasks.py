@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from autotune.pipeline.candidate import Candidate, Sizes
 from autotune.pipeline.intervals import Interval
 from autotune.pipeline.race import Result
 from autotune.search import Outcome, Task
-from moe_triton.core.space import Settings, Space
+from moe_triton.core.space import Settings, Space, text_of
 from moe_triton.schemes import scheme_type
 from moe_triton.tables import FOLDER
 
@@ -46,10 +46,18 @@ class PipelineTask(Task):
         """See `Task`."""
         return super().candidates() if self.only is None else [dict(self.own), dict(self.only)]
 
-    def first(self) -> list[dict[str, int]]:
-        """See `Task`. Settings one by one: what a setting does by itself tells most of what is best."""
-        own = self.own.items()
-        return [each for each in self.candidates() if len(each.items() - own) <= 1]
+    def first(self, known: Mapping[str, Outcome | None]) -> list[dict[str, int]]:
+        """See `Task`. Settings one by one, then what is best by itself of all of them together."""
+        own = dict(self.own)
+        ones = [each for each in self.candidates() if len(each.items() - own.items()) <= 1]
+        outcomes = {text_of(each): known.get(text_of(each)) for each in ones}
+        if not all(outcomes.values()):
+            return ones
+        best = dict(own)
+        for each in sorted(ones, key=lambda one: _value(outcomes[text_of(one)]), reverse=True):
+            if _value(outcomes[text_of(each)]) < 1:
+                best.update(each.items() - own.items())
+        return [*ones, best] if self.space.allows(best) else ones
 
     def evaluate(self, settings: Settings, best: float | None) -> Outcome:
         """See `Task`."""
@@ -119,6 +127,10 @@ def settings_task(
 
     name = _named(sizes, scheme, source, seed, space.choices, own)
     return PipelineTask(name, space, own, candidate_of=candidate_of, price=price, seed=seed)
+
+
+def _value(outcome: Outcome | None) -> float:
+    return math.inf if outcome is None or outcome.value is None else outcome.value
 
 
 def _named(sizes: Sizes, what: str, *decides: object) -> str:

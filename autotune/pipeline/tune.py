@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product as combinations
@@ -24,6 +23,7 @@ from moe_triton.core.errors import ArgumentError
 from moe_triton.core.soc import SOC_OF_PRODUCT
 from moe_triton.core.tables import Row
 from moe_triton.limits import check_config
+from moe_triton.model.constants import machine_named
 from moe_triton.tables import folder_of_user, machine_of, pipelines, schemes
 
 CPU = "cpu"
@@ -35,6 +35,8 @@ NPU_EXPERTS = 256
 SHIPPED_HIDDEN, SHIPPED_TOPK = occasions.HIDDEN, occasions.TOPK
 WORTH = 0.97
 """The ratio to the default from which on a candidate is worth a row: less is within a bad day's noise."""
+ALIKE = 0.01
+"""Ratios that differ by no more are as good as each other."""
 _OPTIONS = {
     "num_ranks": "ranks",
     "num_max_tokens_per_rank": "tokens",
@@ -139,7 +141,7 @@ def target_of(soc: str, folder: Path | None = None) -> Target:
         raise ArgumentError("output", None, "there is no home folder to write to", "Name a folder.")
     if product is None:
         return Target(machine_of("cpu", PRODUCT), measured.cores(), measured.source(), folder)
-    machine = Modelled(product).machine
+    machine = machine_named(product)
     return Target(machine_of("npu", product), int(machine.cores), modelled.source(machine), folder)
 
 
@@ -191,24 +193,23 @@ def tune(
     effort = effort or Effort()
     options = Options(study or study_of(soc), resume, budget=effort.budget, seed=effort.seed)
     product = product_of(soc)
-    prices = Modelled(product) if product else None
     for one in sizes:
-        with contextlib.ExitStack() as stack:
-            if prices is None:
-                price: Price = stack.enter_context(Measured(one, effort)).price
-            else:
-                price = _by_model(prices, one)
-            search = _Search(one, target, options, price, report, "npu" if prices else "cpu")
-            yield search.tuned(settings)
-
-
-def _by_model(prices: Modelled, sizes: Sizes) -> Price:
-    return lambda default, candidate, seed: prices.price(sizes, default, candidate)
+        # What the model remembers of a group is of no use to the next one.
+        with Modelled(one, product) if product else Measured(one, effort) as prices:
+            backend = "npu" if product else "cpu"
+            yield _Search(one, target, options, prices.price, report, backend).tuned(settings)
 
 
 def is_better(result: Result) -> bool:
     """Whether a candidate is faster than the default beyond doubt, and by enough to matter."""
     return not result.refused and result.ratio.high < 1 and result.ratio.median <= WORTH
+
+
+def _best(better: Sequence[Result]) -> Result | None:
+    """The fastest; of those that are as fast, with the least settings."""
+    least = min((each.ratio.median for each in better), default=0.0) + ALIKE
+    fast = [each for each in better if each.ratio.median <= least]
+    return min(fast, key=lambda each: (len(each.candidate.settings), each.ratio.median), default=None)
 
 
 @dataclass(frozen=True)
@@ -244,8 +245,7 @@ class _Search:
         """The row of a scheme's best settings, which is in the table then; none where its own are."""
         given = self.price, self.target.source, self.options.seed
         task = settings_task(self.sizes, scheme, self.backend, self.target.cores, *given)
-        better = filter(is_better, self._found(task, self.options.budget))
-        best = min(better, key=lambda each: each.ratio.median, default=None)
+        best = _best(list(filter(is_better, self._found(task, self.options.budget))))
         if best and self.backend == "cpu":
             again = self._found(task.once_more({**task.own, **best.candidate.settings}), 2)
             best = next(filter(is_better, again), None)

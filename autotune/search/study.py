@@ -99,7 +99,7 @@ class Studies:
             if not free or (is_sampled and len(found) >= self.budget):
                 return None
             outcomes = {text: row.outcome for text, row in found.items()}
-            first = task.first() if is_sampled else free
+            first = task.first(outcomes) if is_sampled else free
             begun = next((each for each in first if text_of(each) not in found), None)
             settings = begun or sampled(task, free, outcomes, self.seed)
             if self._take(task, settings):

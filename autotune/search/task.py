@@ -73,8 +73,12 @@ class Task(ABC):
         """Every combination that is allowed, the task's own first."""
         return list(self.space.candidates(self.own))
 
-    def first(self) -> list[dict[str, int]]:
-        """Candidates that are priced before any of a large space is sampled."""
+    def first(self, known: Mapping[str, Outcome | None]) -> list[dict[str, int]]:
+        """Candidates that are priced before any of a large space is sampled.
+
+        Args:
+            known: outcomes by settings as `text_of` has them; None for those that are being priced.
+        """
         return [dict(self.own)]
 
     def choices(self) -> dict[str, list[int]]:

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
 
-from autotune.cli import app as tune_app
-from autotune.pipeline import measured, race, results, tune
+from autotune.pipeline import measured, race, results
 from autotune.pipeline.candidate import Candidate, Sizes
-from autotune.pipeline.command import pipeline
 from autotune.pipeline.intervals import FEWEST, LOOKING, Interval
-from autotune.pipeline.measured import Effort, Measured, is_better
-from autotune.pipeline.modelled import Modelled
-from autotune.pipeline.race import Race, Result, WrongBitsError, compare
+from autotune.pipeline.measured import Effort, Measured
+from autotune.pipeline.race import Race, Result, compare
 from autotune.pipeline.results import Target
-from moe_triton import ArgumentError, Tuning
+from autotune.pipeline.tasks import settings_task
+from autotune.pipeline.tune import is_better, tune
+from autotune.search.task import WrongBitsError
+from moe_triton import Tuning
 from moe_triton.core.config import Config
+from moe_triton.core.space import Space
 from moe_triton.processes import RankFailedError, RankGroup
 from moe_triton.schemes import SCHEMES, scheme_type
-from moe_triton.tables import machine_of, pipelines, schemes
+from moe_triton.schemes.fullmesh import Fullmesh
+from moe_triton.tables import FOLDER, machine_of, pipelines, schemes
 from moe_triton.tables.pipelines import filled
 
 Groups = Callable[[int], RankGroup]
@@ -67,10 +67,11 @@ def test_better_is_beyond_doubt_and_worth_it(interval: tuple[float, float, float
 def test_every_setting_that_a_scheme_declares_is_one_that_a_buffer_takes() -> None:
     for product, names in SCHEMES.items():
         for name in names:
-            config = Config(2, 64, 1024, 2, 4, product=product, scheme=name)  # type: ignore[arg-type]
+            config = Config(16, 64, 1024, 2, 16, product=product, scheme=name)  # type: ignore[arg-type]
             for target, cores in (("cpu", 4), ("npu", 48)):
                 space = scheme_type(config).space(config, target, cores)
-                own = {setting: values[0] for setting, values in space.choices.items()}
+                own = {name: space.usual.get(name, values[0]) for name, values in space.choices.items()}
+                assert space.allows(own), (name, target)
                 for setting, values in space.choices.items():
                     for value in values:
                         if space.allows({**own, setting: value}):
@@ -122,47 +123,153 @@ def test_other_bits_stop_the_race_on_every_rank_and_name_the_candidate(
     assert ranks(2).run(race_with_wrong_bits, wrong_rank) == [expected] * 2
 
 
-class Played(Measured):
-    """Ratios made up: what an oracle says of each candidate, whatever it is raced against."""
-
-    def __init__(self, oracle: Callable[[Candidate], float], effort: Effort = BRIEF) -> None:
-        self.sizes, self.effort, self.oracle = replace(SMALL, tokens=64), effort, oracle
-        self.tried: list[Candidate] = []
-
-    def race(self, default: Candidate, others: Any, seed: int = 0) -> list[Result]:
-        self.tried += others
-        own = self.oracle(default)
-        ratios = [self.oracle(each) / own for each in others]
-        rows = zip((default, *others), (1.0, *ratios), strict=True)
-        return [Result(each, round(1000 * ratio), Interval.exact(ratio)) for each, ratio in rows]
+Oracle = Callable[[Candidate], float]
 
 
-def test_the_search_finds_what_is_best_setting_by_setting() -> None:
-    def oracle(candidate: Candidate) -> float:
-        s = candidate.settings
-        return (0.5 if s.get("combine_tokens") == 16 else 1.0) * (0.9 if s.get("spins") == 1000 else 1.0)
+def playing(patch: pytest.MonkeyPatch, oracle: Oracle) -> list[Candidate]:
+    """Ratios made up: what an oracle says of each candidate; and whom it was asked about."""
+    tried: list[Candidate] = []
 
-    played = Played(oracle, replace(BRIEF, budget=100))
-    found = played.settings("fullmesh_v1")
-    assert found.candidate.settings == {"combine_tokens": 16, "spins": 1000}
-    assert found.ratio.median == pytest.approx(0.45)
-    assert all(each.scheme == "fullmesh_v1" for each in played.tried)
+    def price(self: Measured, default: Candidate, candidate: Candidate, seed: int = 0) -> Result:
+        tried.append(candidate)
+        ratio = oracle(candidate) / oracle(default)
+        return Result(candidate, round(1e6 * ratio), Interval.exact(ratio))
 
-
-def test_where_nothing_is_better_the_defaults_stay_and_a_budget_is_kept() -> None:
-    played = Played(lambda candidate: 1.0 if candidate.settings else 0.99, replace(BRIEF, budget=5))
-    assert played.settings("fullmesh_v1").candidate == Candidate("fullmesh_v1")
-    assert len(played.tried) == 5
+    patch.setattr(Measured, "price", price)
+    return tried
 
 
-def test_who_wins_by_luck_does_not_win_again() -> None:
-    class Lucky(Played):
-        def race(self, default: Candidate, others: Any, seed: int = 0) -> list[Result]:
-            found = super().race(default, others)
-            return [r._replace(ratio=Interval.exact(1.0)) for r in found] if seed else found
+def settings_found(folder: Path, budget: int, **given: Any) -> dict[str, str]:
+    """The settings that a search of a group finds, by scheme."""
+    groups = [replace(SMALL, tokens=64)]
+    study = folder / "study.db"
+    (found,) = tune(groups, effort=replace(BRIEF, budget=budget), folder=folder, study=study, **given)
+    return {str(row.keys[0]): str(row.values[0]) for row in found.pipelines}
 
-    played = Lucky(lambda c: 0.5 if c.settings.get("yields") == 0 else 1.0, replace(BRIEF, budget=100))
-    assert played.settings("direct").candidate == Candidate("direct")
+
+def by_settings(candidate: Candidate) -> float:
+    s = candidate.settings
+    return (0.5 if s.get("combine_tokens") == 16 else 1.0) * (0.9 if s.get("spins") == 1000 else 1.0)
+
+
+def test_the_search_tries_settings_one_by_one_and_then_what_goes_with_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = playing(monkeypatch, by_settings)
+    assert settings_found(tmp_path, 60) == {"fullmesh_v1": "combine_tokens=16 spins=1000"}
+    of_scheme = [each for each in tried if each.scheme == "fullmesh_v1"][2:]
+    ones = [each for each in of_scheme if len(each.settings) == 1]
+    assert of_scheme[: len(ones)] == ones
+    assert {name for each in ones for name in each.settings} >= {"dispatch_tokens", "cached_bytes", "yields"}
+    (row,) = pipelines.checked_table(next(tmp_path.glob("pipelines-*.json"))).rows
+    assert row.values[1:] == (450_000, 1_000_000)
+
+
+def test_where_nothing_is_better_the_defaults_stay_and_a_budget_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = playing(monkeypatch, lambda candidate: 1.0 if candidate.settings else 0.99)
+    assert settings_found(tmp_path, 5) == {}
+    assert len(tried) == 3 + 5
+    assert not list(tmp_path.glob("pipelines-*"))
+
+
+def test_who_wins_by_luck_does_not_win_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+
+    def price(self: Measured, default: Candidate, candidate: Candidate, seed: int = 0) -> Result:
+        seeds.append(seed)
+        is_lucky = candidate.settings.get("yields") == 0 and not seed
+        return Result(candidate, 1000, Interval.exact(0.5 if is_lucky else 1.0))
+
+    monkeypatch.setattr(Measured, "price", price)
+    assert settings_found(tmp_path, 60) == {}
+    assert seeds.count(1) == 2
+
+
+def test_more_settings_are_searched_where_they_were_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = playing(monkeypatch, by_settings)
+    assert settings_found(tmp_path, 5, settings=False) == {}
+    assert len(tried) == 3
+    assert settings_found(tmp_path, 60, resume=True)["fullmesh_v1"].startswith("combine_tokens=16")
+    before = len(tried)
+    assert before > 3 + 20
+    assert settings_found(tmp_path, 60, resume=True)["fullmesh_v1"].startswith("combine_tokens=16")
+    assert len(tried) == before
+
+
+def test_an_interrupted_search_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Candidate] = []
+
+    def interrupted(candidate: Candidate) -> float:
+        if len(tried) == 9 and candidate.settings:
+            raise KeyboardInterrupt
+        return by_settings(candidate)
+
+    tried = playing(monkeypatch, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        settings_found(tmp_path, 60)
+    assert schemes.checked_table(next(tmp_path.glob("schemes-*.json")), SCHEMES["A3"]).rows
+    known = list(map(str, tried[:8]))
+    tried = playing(monkeypatch, by_settings)
+    assert settings_found(tmp_path, 60, resume=True) == {"fullmesh_v1": "combine_tokens=16 spins=1000"}
+    again = list(map(str, tried[:-2]))  # the best is measured once more, with other inputs
+    assert not set(known) & set(again)
+
+
+def test_a_setting_that_a_scheme_adds_needs_no_line_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`timeouts` is no field of `Tuning`: what a buffer takes is the scheme's and `Tuning`'s affair."""
+    usual = Fullmesh.space.__func__  # type: ignore[attr-defined]
+
+    def space(cls: type[Fullmesh], config: Config, target: str, cores: int) -> Space:
+        found: Space = usual(cls, config, target, cores)
+        return replace(found, choices={**found.choices, "timeouts": (7, 8)})
+
+    monkeypatch.setattr(Fullmesh, "space", classmethod(space))
+    task = settings_task(SMALL, "fullmesh_v1", "cpu", 2, lambda *_: Result(*given), "a test", 0)
+    given = Candidate("fullmesh_v1"), 1, Interval.exact(1.0)
+    assert task.own["timeouts"] == 7
+    assert task.candidate_of({**task.own, "timeouts": 8}).settings == {"timeouts": 8}
+
+
+def test_words_are_numbers_in_a_space_and_words_in_a_buffer(tmp_path: Path) -> None:
+    config = Config(16, 64, 1024, 2, 16, product="A2", scheme="hierarchy")
+    space = scheme_type(config).space(config, "cpu", 2)
+    assert [Candidate("hierarchy", {"posts": n}).tuning.posts for n in space.choices["posts"]] == [
+        "aiv",
+        "aicpu",
+    ]
+    with pytest.raises(ValueError, match="posts must be 0 to 1"):
+        pipelines._check({"posts": 2})
+    assert Candidate("fullmesh_v1").tuning == Tuning(tables=FOLDER)  # not what a user has found before
+
+
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2"])
+def test_blocks_that_receive_are_searched(scheme: str) -> None:
+    config = Config(8, 64, 1024, 2, 16, scheme=scheme)
+    for target, cores, own in (("cpu", 2, 0), ("npu", 48, 24)):
+        space = scheme_type(config).space(config, target, cores)
+        assert space.usual["receiving_blocks"] == own
+        values = space.choices["receiving_blocks"]
+        assert {0, cores // 2} <= set(values)
+        assert not space.allows({**space.usual, "num_blocks": 1, "receiving_blocks": 1})
+
+
+def test_what_comes_before_a_table_with_receiving_blocks_is_the_callers_number_of_blocks(
+    tmp_path: Path,
+) -> None:
+    machine, columns = machine_of("cpu", "A3"), pipelines.columns_of(SMALL.config("direct"), 2)
+    row = Candidate("direct", {"num_blocks": 4, "receiving_blocks": 2})
+    results.write(
+        pipelines.KIND, target(tmp_path), [results.pipeline_row(target(tmp_path), SMALL, row, 9, 10)]
+    )
+    found = functools.partial(filled, machine, SMALL.config("direct"), columns[0], Tuning(tables=tmp_path))
+    assert (found(None).num_blocks, found(None).tuning.receiving_blocks) == (4, 2)
+    assert (found(1).num_blocks, found(1).tuning.receiving_blocks) == (1, None)
 
 
 def target(folder: Path) -> Target:
@@ -196,95 +303,37 @@ def test_rows_go_where_buffers_look_and_replace_their_like(
     assert names == ["direct", "fullmesh_v2"]
 
 
-def test_on_an_npu_formats_are_added_and_parts_tried_with_half_of_the_cores(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[Any] = []
-
-    def price(group: Any, machine: Any, bodies: Any) -> Any:
-        asked.append(group)
-        return SimpleNamespace(us=10.0 + (group.parts or 0) + 5.0 * (group.comm_alg == "direct"))
-
-    monkeypatch.setattr("autotune.pipeline.modelled.cluster.price", price)
-    sizes, prices = Sizes(8, 64, 2048, 8, 256), Modelled()
-    found = {each.candidate.scheme: each for each in prices.schemes(sizes)}
-    assert {name: each.ns for name, each in found.items()} == {
-        "fullmesh_v1": 20_000,
-        "fullmesh_v2": 20_000,
-        "direct": 30_000,
-    }
-    assert found["direct"].ratio == Interval.exact(1.5)
-    assert [(g.quantize, g.mode) for g in asked if g.comm_alg == "direct"] == [
-        (None, "stream"),
-        ("int8", "stream"),
-    ]
-    asked.clear()
-    own, *others = prices.settings(sizes, "fullmesh_v1")
-    assert own.candidate == Candidate("fullmesh_v1")
-    half = int(prices.machine.cores) // 2
-    assert [each.candidate.settings for each in others] == [
-        {"dispatch_tokens": tokens, "combine_tokens": tokens, "communication_blocks": half}
-        for tokens in (16, 32)
-    ]
-    assert [(g.parts, g.communication_blocks) for g in asked] == [(None, None)] * 2 + [(4, half)] * 2 + [
-        (2, half)
-    ] * 2
-    assert prices.price(replace(sizes, topk=16), Candidate("fullmesh_v2")).refused
+def test_a_group_of_a2_races(ranks: Groups) -> None:
+    sizes = Sizes(2, 4, 1024, 2, 4, "A2")
+    for scheme in SCHEMES["A2"]:
+        candidates = Candidate(scheme), Candidate(scheme, {"spins": 3})
+        first, _ = ranks(2).run(compare, Race(sizes, candidates, most=4, seconds=5.0))
+        assert [each.refused for each in first] == ["", ""]
 
 
-@pytest.mark.long
-def test_on_an_npu_the_slowest_rank_is_priced_and_parts_are_tried() -> None:
-    sizes, prices = Sizes(4, 16, 1024, 4, 16), Modelled()
-    own, *others = prices.schemes(sizes)
-    assert own.candidate.scheme == "fullmesh_v1"
-    assert {each.candidate.scheme for each in others} == {"fullmesh_v2", "direct"}
-    assert all(each.ratio.median == each.ns / own.ns for each in others)
-    with_parts = prices.settings(sizes, "fullmesh_v1")
-    assert with_parts[0].candidate == Candidate("fullmesh_v1")
-    assert prices.price(replace(sizes, topk=16), Candidate("fullmesh_v2")).refused
+def test_other_bits_are_an_error_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "Traceback\n...\nautotune.search.task.WrongBitsError: direct spins=3 gives other bits\n"
+
+    class Ranks:
+        def run(self, function: Any, *given: Any, **named: Any) -> list[Any]:
+            raise RankFailedError({0: text, 1: text})
+
+    prices = Measured(SMALL, BRIEF)
+    prices._ranks = Ranks()  # type: ignore[assignment]
+    with pytest.raises(WrongBitsError, match=r"^direct spins=3 gives other bits$"):
+        prices.price(Candidate("direct"), Candidate("direct", {"spins": 3}))
+    assert measured._as_wrong_bits(RankFailedError({0: "ValueError: no"})) is None
 
 
-def run(*arguments: str) -> tuple[int, str]:
-    app = typer.Typer()
-    app.command()(pipeline)
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, list(arguments))
-    return result.exit_code, result.output
+def test_a_table_names_the_commands_that_make_it_again(tmp_path: Path) -> None:
+    found = [Result(Candidate("fullmesh_v1"), 1000, Interval.exact(1.0))]
 
+    def command_after(tokens: int, command: str) -> str:
+        rows = results.scheme_rows(replace(SMALL, tokens=tokens), found, [])
+        path = results.write(schemes.KIND, target(tmp_path)._replace(command=command), rows)
+        return schemes.checked_table(path, SCHEMES["A3"]).command
 
-def test_the_command_writes_tables_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune, "sizes_of", lambda *_: [SMALL])
-    options = "--budget", "0", "--seconds", "1", "--output", str(tmp_path)
-    code, output = run(*options)
-    assert code == 0
-    assert "H 64, K 2, EP 2, BS 4: own: fullmesh_" in output
-    table = results.kept(schemes.KIND, tune.target_of("cpu", tmp_path))
-    assert table is not None
-    assert [row.keys[0] for row in table.rows] == ["own", "window"]
-    assert table.source == measured.source()
-    assert run(*options, "--resume") == (0, "")
-
-
-def test_the_command_refuses_what_it_cannot_price_and_says_who_gave_other_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, output = run("--soc", "Ascend310", "--output", str(tmp_path))
-    assert code == 1
-    assert "soc is 'Ascend310'" in output
-
-    def fails(self: Any) -> list[Result]:
-        raise RankFailedError({0: "WrongBitsError: direct default gives other bits"})
-
-    monkeypatch.setattr(tune, "sizes_of", lambda *_: [SMALL])
-    monkeypatch.setattr(Measured, "schemes", fails)
-    code, output = run("--output", str(tmp_path))
-    assert code == 1
-    assert "direct default gives other bits" in output
-    assert not list(tmp_path.iterdir())
-    with pytest.raises(ArgumentError, match="soc is"):
-        tune.target_of("Ascend310")
-
-
-def test_the_command_is_one_of_tune() -> None:
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(tune_app, ["pipeline", "--help"])
-    assert result.exit_code == 0
-    assert "--write-shipped" in result.output
+    assert command_after(4, "one") == "one"
+    assert command_after(4, "two") == "two"  # nothing of the first is left
+    assert command_after(8, "three") == "two && three"
+    assert command_after(8, "three") == "two && three"
