@@ -46,7 +46,7 @@ def pipeline(
     faster; each must give the same bits. A budget of 0 compares schemes only.
     """
     from autotune.pipeline.measured import Effort
-    from autotune.pipeline.tune import SHIPPED_HIDDEN, SHIPPED_TOPK, sizes_of, study_of, tune
+    from autotune.pipeline.tune import sizes_of, study_of, tune
     from moe_triton.core.errors import ArgumentError, MoeTritonError
     from moe_triton.processes import RankFailedError
     from moe_triton.tables import FOLDER
@@ -56,9 +56,7 @@ def pipeline(
     searched = {"budget": budget, "seconds": seconds, "seed": seed}
     switches = {"all_shipped": all_shipped, "write_shipped": write_shipped}
     try:
-        if all_shipped:
-            hidden, topk = hidden or list(SHIPPED_HIDDEN), topk or list(SHIPPED_TOPK)
-        groups = sizes_of(soc, ranks or (), hidden or (), topk or (), tokens or (), product)
+        groups = sizes_of(soc, ranks or (), hidden or (), topk or (), tokens or (), product, all_shipped)
         with _shown(errors, len(groups)) as (report, through):
             for tuned in tune(
                 groups,

@@ -84,13 +84,15 @@ def sizes_of(
     topk: Sequence[int] = (),
     tokens: Sequence[int] = (),
     product: str = PRODUCT,
+    all_shipped: bool = False,
 ) -> list[Sizes]:
-    """The groups of every combination of these; where none are given, those that tables are shipped of.
+    """The groups of every combination of these; where none are given, usual ones that the product takes.
 
     Args:
         soc: see `tune`.
         ranks, hidden, topk, tokens: of the groups.
         product: whose schemes a CPU runs; a processor has those of its own.
+        all_shipped: have every H and K that tables are shipped of.
 
     Raises:
         ArgumentError: see `check`; or a processor or product that there is not.
@@ -100,19 +102,28 @@ def sizes_of(
         raise ArgumentError(
             "product", repr(product), f"it must be one of {list(SOC_OF_PRODUCT)}", "Name one."
         )
-    usual_ranks, usual_tokens = (NPU_RANKS, NPU_TOKENS) if on else (RANKS, TOKENS)
+    given = {"hidden": hidden, "topk": topk, "ranks": ranks, "tokens": tokens}
+    usual = {
+        "hidden": SHIPPED_HIDDEN if all_shipped else [Sizes.hidden],
+        "topk": SHIPPED_TOPK if all_shipped else [Sizes.topk],
+        "ranks": NPU_RANKS if on else RANKS,
+        "tokens": NPU_TOKENS if on else TOKENS,
+    }
     for each in ranks:
         if each < 1:
             raise ArgumentError("ranks", each, "a group has 1 rank or more", "Name how many it has.")
-    experts = NPU_EXPERTS if on else Sizes.experts
-    found = [
-        Sizes(r, t, h, k, -(-experts // r) * r, on or product)  # type: ignore[arg-type]
-        for h, k, r, t in combinations(
-            hidden or [Sizes.hidden], topk or [Sizes.topk], ranks or usual_ranks, tokens or usual_tokens
-        )
-    ]
-    for one in found:
-        check(one, soc)
+    experts, found = NPU_EXPERTS if on else Sizes.experts, []
+    for h, k, r, t in combinations(*(given[name] or usual[name] for name in given)):
+        one = Sizes(r, t, h, k, -(-experts // r) * r, on or product)  # type: ignore[arg-type]
+        try:
+            check(one, soc)
+        except ArgumentError as error:
+            if (
+                error.argument not in given or given[error.argument]
+            ):  # else it is a usual one that others take
+                raise
+        else:
+            found.append(one)
     return found
 
 

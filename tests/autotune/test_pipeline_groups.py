@@ -118,6 +118,16 @@ def test_groups_that_there_are_not_are_refused_by_the_options_name(
         sizes_of(soc, **given)
 
 
+def test_usual_sizes_are_those_that_the_product_takes() -> None:
+    assert {one.tokens for one in sizes_of("A3")} == {1, 16, 64, 128, 256, 512}
+    assert {one.tokens for one in sizes_of("A2")} == {1, 16, 64, 128, 256}
+    with pytest.raises(ArgumentError, match="tokens is 512"):
+        sizes_of("A2", tokens=[16, 512])
+    assert {(one.hidden, one.topk) for one in sizes_of("A2", ranks=[16], tokens=[16], all_shipped=True)} == {
+        (hidden, topk) for hidden in (7168, 4096, 5120, 8192, 2048) for topk in (1, 4, 6, 8, 16)
+    }
+
+
 def test_experts_are_shared_evenly_by_any_number_of_ranks() -> None:
     assert [one.experts for one in sizes_of("cpu", ranks=[3, 8], tokens=[16])] == [66, 64]
     assert [one.experts for one in sizes_of("A3", ranks=[3, 8], tokens=[16])] == [258, 256]
