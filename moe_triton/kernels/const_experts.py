@@ -26,12 +26,15 @@ import torch
 from moe_triton.core.checks import check_positive
 from moe_triton.core.dtypes import NAMES
 from moe_triton.core.kernel import Arg, TritonKernel, numbers
-from moe_triton.core.space import double_buffers, named_features
+from moe_triton.core.space import Space, double_buffers, named_features
 from moe_triton.kernels.cases import F32, NUM_SPECIAL, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.rms_norm import row_columns, sum_row
 from moe_triton.reference.arithmetic import LANES, softmax_of_two, sum_of_row
+
+BLOCK = 128
+BLOCKS = 32, 64, 128, 256
 
 
 @triton.jit
@@ -71,12 +74,45 @@ def _const_alphas_kernel(
     TOPK: tl.constexpr,
     PER_ELEMENT: tl.constexpr,
     LANES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    if PER_ELEMENT or LANES:
+        _alphas_of_tokens(
+            x, topk_idx, alpha1, alpha2, alphas, first_token, num_tokens, first_const, num_const, HIDDEN,
+            TOPK, PER_ELEMENT, LANES,
+        )  # fmt: skip
+    else:
+        _alphas_of_blocks(
+            topk_idx, alpha1, alpha2, alphas, first_token * TOPK, num_tokens * TOPK, first_const, num_const,
+            BLOCK,
+        )  # fmt: skip
+
+
+@triton.jit
+def _alphas_of_tokens(
+    x,
+    topk_idx,
+    alpha1,
+    alpha2,
+    alphas,
+    first_token,
+    num_tokens,
+    first_const,
+    num_const,
+    HIDDEN: tl.constexpr,
+    TOPK: tl.constexpr,
+    PER_ELEMENT: tl.constexpr,
+    LANES: tl.constexpr,
 ):
     per_program = tl.cdiv(num_tokens, tl.num_programs(0))
     begin = tl.program_id(0) * per_program
     cols = row_columns(HIDDEN, LANES)
     for i in range(begin, tl.minimum(begin + per_program, num_tokens)):
         token = (first_token + i).to(tl.int64)
+        if not LANES:
+            # an AI core waits for stores of words: zeros at once, and over them the few entries that have any
+            words = tl.arange(0, 2 * TOPK)
+            tl.store(alphas + token * (2 * TOPK) + words, words.to(tl.float32) * 0.0)
         for k in range(0, TOPK):
             entry = token * TOPK + k
             chosen = tl.load(topk_idx + entry) - first_const
@@ -85,9 +121,11 @@ def _const_alphas_kernel(
             if (chosen >= 0) & (chosen < num_const):
                 c = chosen.to(tl.int64)
                 if PER_ELEMENT:
-                    row = tl.load(x + token * HIDDEN + cols).to(tl.float32)
-                    l1 = sum_row(tl.load(alpha1 + c * HIDDEN + cols).to(tl.float32) * row)
-                    l2 = sum_row(tl.load(alpha2 + c * HIDDEN + cols).to(tl.float32) * row)
+                    row = tl.load(x + token * HIDDEN + cols)
+                    row1 = tl.load(alpha1 + c * HIDDEN + cols)
+                    row2 = tl.load(alpha2 + c * HIDDEN + cols)
+                    l1 = sum_row(row1.to(tl.float32) * row.to(tl.float32))
+                    l2 = sum_row(row2.to(tl.float32) * row.to(tl.float32))
                     largest = tl.where(l1 > l2, l1, l2)
                     e1 = _exp_of_negative(l1 - largest)
                     e2 = _exp_of_negative(l2 - largest)
@@ -96,8 +134,49 @@ def _const_alphas_kernel(
                 else:
                     a1 = tl.load(alpha1 + c).to(tl.float32)
                     a2 = tl.load(alpha2 + c).to(tl.float32)
-            tl.store(alphas + entry * 2, a1)
-            tl.store(alphas + entry * 2 + 1, a2)
+                if not LANES:
+                    tl.store(alphas + entry * 2, a1)
+                    tl.store(alphas + entry * 2 + 1, a2)
+            if LANES:
+                tl.store(alphas + entry * 2, a1)
+                tl.store(alphas + entry * 2 + 1, a2)
+
+
+@triton.jit
+def _alphas_of_blocks(
+    topk_idx,
+    alpha1,
+    alpha2,
+    alphas,
+    first_entry,
+    num_entries,
+    first_const,
+    num_const,
+    BLOCK: tl.constexpr,
+):
+    """Tiles of entries. ``alphas`` holds the bits of its numbers, so that products leave all as they are."""
+    per_program = tl.cdiv(num_entries, tl.num_programs(0))
+    begin = tl.program_id(0) * per_program
+    end = tl.minimum(begin + per_program, num_entries)
+    lanes, pair = tl.arange(0, BLOCK), tl.arange(0, 2)
+    for b in range(0, tl.cdiv(end - begin, BLOCK)):
+        entries = begin + b * BLOCK + lanes
+        ids = tl.load(topk_idx + first_entry + entries, mask=entries < end, other=-1)
+        a1 = _bits_of_chosen(ids, alpha1, first_const, num_const)
+        a2 = _bits_of_chosen(ids, alpha2, first_const, num_const)
+        # pairs by products: of rows of two words a choice would take them one by one
+        both = a1[:, None] * (1 - pair)[None, :] + a2[:, None] * pair[None, :]
+        at = (first_entry + entries).to(tl.int64)[:, None] * 2 + pair[None, :]
+        tl.store(alphas + at, both, mask=entries[:, None] < end)
+
+
+@triton.jit
+def _bits_of_chosen(ids, alpha, first_const, num_const):
+    bits = ids * 0
+    for c in range(0, num_const):
+        number = tl.load(alpha + c).to(tl.float32).to(tl.int32, bitcast=True)
+        bits = tl.where(ids == first_const + c, number, bits)
+    return bits
 
 
 def _const_alphas_fallback(
@@ -134,7 +213,7 @@ def _const_alphas_fallback(
         result[is_const] = torch.stack([torch.from_numpy(a) for a in softmax_of_two(*logits)], 1)
     else:
         result[is_const] = torch.stack([alpha1[c].float(), alpha2[c].float()], 1)
-    alphas[2 * entries.start : 2 * entries.stop] = result.view(-1)
+    alphas.view(torch.float32)[2 * entries.start : 2 * entries.stop] = result.view(-1)
 
 
 @functools.cache
@@ -146,11 +225,15 @@ def const_alphas_kernel(
     Ids [first_const, first_const + num_const) name constant experts. ``alphas`` (T, K, 2) is fp32; entries
     of other ids get 0, 0. ``alpha1`` and ``alpha2`` are (C, H) with ``per_element``, (C,) without;
     ``x`` (T, H) is read with ``per_element`` only.
+
+    An NPU gets alphas that are numbers as words with the numbers' bits: `_alphas_of_blocks`.
     """
     check_float_dtype(dtype)
     check_hidden(hidden)
     check_positive("topk", topk)
     element = NAMES[dtype]
+    in_blocks = not per_element and target != "cpu"
+    known_by = named_features(per_element=per_element), element, {"hidden": hidden, "topk": topk}
     return TritonKernel(
         name="const_alphas",
         fn=_const_alphas_kernel,
@@ -159,7 +242,7 @@ def const_alphas_kernel(
             Arg("topk_idx", "*i32", "in"),
             Arg("alpha1", f"*{element}", "in"),
             Arg("alpha2", f"*{element}", "in"),
-            Arg("alphas", "*fp32", "out"),
+            Arg("alphas", "*i32" if in_blocks else "*fp32", "out"),
             *numbers("i32", "first_token num_tokens first_const num_const"),
         ),
         constants={
@@ -167,11 +250,10 @@ def const_alphas_kernel(
             "TOPK": topk,
             "PER_ELEMENT": per_element,
             "LANES": LANES if target == "cpu" else 0,
+            "BLOCK": BLOCK,
         },
         fallback=_const_alphas_fallback,
-        space=double_buffers(
-            target, named_features(per_element=per_element), element, {"hidden": hidden, "topk": topk}
-        ),
+        space=Space({"BLOCK": BLOCKS}, *known_by) if in_blocks else double_buffers(target, *known_by),
     )
 
 

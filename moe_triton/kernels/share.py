@@ -26,7 +26,7 @@ from moe_triton.core.space import Space, named_features
 from moe_triton.kernels.cases import Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.language import tl, triton
 
-BLOCK = 64
+BLOCK, WIDE_BLOCK = 64, 256
 BLOCKS = 16, 32, 64, 128, 256
 
 
@@ -47,30 +47,44 @@ def _share_kernel(
     replicas = num_shared_ranks // num_shared_experts
     replica = rank % replicas
     num_blocks = tl.cdiv(num_tokens, BLOCK)
-    per_program = tl.cdiv(num_blocks, tl.num_programs(0))
-    first = tl.program_id(0) * per_program
-    for b in range(first, tl.minimum(first + per_program, num_blocks)):
+    # a store waits for the one before it: the three outputs are of different programs, while there are any
+    begin, end = _items_from(0, num_blocks)
+    for b in range(begin, end):
         tokens = b * BLOCK + lanes
         slots = tokens
         if MASKED:
             slots = tl.load(active + tokens, mask=tokens < num_tokens, other=-1)
         tl.store(shared_slots + tokens, slots, mask=tokens < num_tokens)
+
+    begin, end = _items_from(num_blocks, num_blocks)
+    for b in range(begin, end):
+        tokens = b * BLOCK + lanes
+        left_out = lanes * 0
+        if MASKED:
+            # the sign: to compare takes an instruction for each element where a store has a stride
+            left_out = tl.load(active + tokens, mask=tokens < num_tokens, other=-1) >> 31
         for s in range(0, num_shared_experts):
-            ranks = tl.where(slots >= 0, s * replicas + replica, -1)
+            ranks = left_out | (lanes * 0 + s * replicas + replica)
             tl.store(shared_ranks + tokens * num_shared_experts + s, ranks, mask=tokens < num_tokens)
 
+    begin, end = _items_from(2 * num_blocks, num_shared_ranks)
+    sent = num_tokens
     if MASKED:
-        sent = 0
-        for b in range(0, num_blocks):
+        for b in range(0, tl.where(begin < end, num_blocks, 0)):
             tokens = b * BLOCK + lanes
-            slots = tl.load(active + tokens, mask=tokens < num_tokens, other=-1)
-            sent += tl.sum((slots >= 0).to(tl.int32), 0)
-    else:
-        sent = num_tokens
-    per_program = tl.cdiv(num_shared_ranks, tl.num_programs(0))
-    first_rank = tl.program_id(0) * per_program
-    for m in range(first_rank, tl.minimum(first_rank + per_program, num_shared_ranks)):
+            slots = tl.load(active + tokens, mask=tokens < num_tokens, other=0)
+            sent += tl.sum(slots >> 31, 0)
+    for m in range(begin, end):
         tl.store(shared_counts + m, tl.where(m % replicas == replica, sent, 0))
+
+
+@triton.jit
+def _items_from(first_program, num_items):
+    """This program's items, [begin, end), of which the first ones are ``first_program``'s."""
+    per_program = tl.cdiv(num_items, tl.num_programs(0))
+    turned = tl.program_id(0) + tl.num_programs(0) - first_program % tl.num_programs(0)
+    begin = turned % tl.num_programs(0) * per_program
+    return begin, tl.minimum(begin + per_program, num_items)
 
 
 @triton.jit
@@ -167,13 +181,14 @@ def share_kernel(by_position: bool, masked: bool, target: str = "cpu") -> Triton
     Args:
         by_position: V1's rule; V2's otherwise. V1 has one shared expert and no mask.
         masked: ``active`` numbers the tokens that take part and is negative for the others (`select`).
-        target: the same form serves every target.
+        target: the same form serves every target; on an NPU blocks are wider.
     """
     outputs = (
         Arg("shared_ranks", "*i32", "out"),
         Arg("shared_slots", "*i32", "out"),
         Arg("shared_counts", "*i32", "out"),
     )
+    block = BLOCK if target == "cpu" else WIDE_BLOCK
     num_tokens = Arg("num_tokens", "i32", "value")
     ranks = (Arg("num_shared_ranks", "i32", "value"), Arg("rank", "i32", "value"))
 
@@ -187,13 +202,13 @@ def share_kernel(by_position: bool, masked: bool, target: str = "cpu") -> Triton
             name="share_by_position",
             fn=_share_by_position_kernel,
             args=(*outputs, num_tokens, *ranks),
-            constants={"BLOCK": BLOCK},
+            constants={"BLOCK": block},
             fallback=_share_by_position_fallback,
             bytes_moved=bytes_moved,
             space=Space({"BLOCK": BLOCKS}),
         )
     # without a mask the kernel still has the parameter: it is bound to no memory
-    constants = {"MASKED": masked, "BLOCK": BLOCK}
+    constants = {"MASKED": masked, "BLOCK": block}
     return TritonKernel(
         name="share",
         fn=_share_kernel,

@@ -14,7 +14,8 @@ group to its entry. Ranks without a valid entry are not recorded, no two ranks s
 are ignored.
 
 On a CPU every result raises its source's entry. An AI core may not see its own recent store when it loads the
-entry again, so there each entry is loaded once, and stored once with all its results.
+entry again, and a scalar load takes it a few hundred cycles: there a program has sources of its own, loads
+waits as tiles, and each entry once.
 """
 
 from __future__ import annotations
@@ -23,14 +24,22 @@ import functools
 
 import torch
 
+from moe_triton.core.checks import check_positive
 from moe_triton.core.kernel import Arg, TritonKernel, numbers
 from moe_triton.core.space import Space
 from moe_triton.kernels.cases import I64, Draw, Family, Inputs, Shape
 from moe_triton.kernels.language import tl, triton
 
-BLOCK = 64
-BLOCKS = 16, 32, 64, 128
-MAX_RESULTS = 32  # K + S, rounded up: 16 + 4 at most
+EXPERTS = 32  # whose waits are one tile
+BLOCK = 128
+BLOCKS = 16, 32, 64, 128, 256, 512
+
+
+@triton.jit
+def _sources_of_program(num_ranks):
+    per_program = tl.cdiv(num_ranks, tl.num_programs(0))
+    begin = tl.program_id(0) * per_program
+    return begin, tl.minimum(begin + per_program, num_ranks)
 
 
 @triton.jit
@@ -45,6 +54,18 @@ def _raise_entry(performance_info, table, num_table, source, waited):
 
 
 @triton.jit
+def _raise_entry_once(performance_info, table, num_table, source, waited):
+    """``waited`` is a tile: its maximum is taken when the entry is there, so that both come side by side."""
+    at = tl.load(table + source)
+    is_entry = (at >= 0) & (at < num_table)
+    at = tl.where(is_entry, at, 0)
+    seen = tl.load(performance_info + at)
+    longest = tl.max(waited, 0)
+    for _ in range(0, (is_entry & (longest >= 0)).to(tl.int32)):
+        tl.store(performance_info + at, tl.maximum(seen, longest.to(tl.int64)))
+
+
+@triton.jit
 def _waits_of_dispatch_kernel(
     waited,
     table,
@@ -52,14 +73,23 @@ def _waits_of_dispatch_kernel(
     num_local_experts,
     num_ranks,
     num_table,
+    SCALAR: tl.constexpr,
+    EXPERTS: tl.constexpr,
 ):
-    # programs share entries of one cache line: the first one does all
-    is_first = (tl.program_id(0) == 0).to(tl.int32)
-    for source in range(0, num_ranks * is_first):
-        longest = tl.load(waited + source)
-        for e in range(1, num_local_experts):
-            longest = tl.maximum(longest, tl.load(waited + e * num_ranks + source))
-        _raise_entry(performance_info, table, num_table, source, longest)
+    begin, end = _sources_of_program(num_ranks)
+    for source in range(begin, end):
+        if SCALAR:
+            longest = tl.load(waited + source)
+            for e in range(1, num_local_experts):
+                longest = tl.maximum(longest, tl.load(waited + e * num_ranks + source))
+            _raise_entry(performance_info, table, num_table, source, longest)
+        else:
+            longest = tl.full((EXPERTS,), -1, tl.int32)
+            for b in range(0, tl.cdiv(num_local_experts, EXPERTS)):
+                e = b * EXPERTS + tl.arange(0, EXPERTS)
+                us = tl.load(waited + e * num_ranks + source, mask=e < num_local_experts, other=-1)
+                longest = tl.maximum(longest, us)
+            _raise_entry_once(performance_info, table, num_table, source, longest)
 
 
 def _waits_of_dispatch_fallback(
@@ -71,6 +101,7 @@ def _waits_of_dispatch_fallback(
     num_local_experts: int,
     num_ranks: int,
     num_table: int,
+    **_: object,
 ) -> None:
     longest = waited[: num_local_experts * num_ranks].view(num_local_experts, num_ranks).amax(0)
     _raise_entries(performance_info, table[:num_ranks], num_table, longest)
@@ -87,8 +118,7 @@ def _raise_entries(
 def waits_of_dispatch_kernel(target: str = "cpu") -> TritonKernel:
     """Raise each source rank's entry to the longest wait for any of its E status entries.
 
-    ``waited`` (E*EP,) holds microseconds, entry ``e * EP + source``. The first program does all. The
-    same form serves every target.
+    ``waited`` (E*EP,) holds microseconds, entry ``e * EP + source``. Sources are split over programs.
     """
     return TritonKernel(
         name="waits_of_dispatch",
@@ -99,7 +129,7 @@ def waits_of_dispatch_kernel(target: str = "cpu") -> TritonKernel:
             Arg("performance_info", "*i64", "inout"),
             *numbers("i32", "num_local_experts num_ranks num_table"),
         ),
-        constants={},
+        constants={"SCALAR": target == "cpu", "EXPERTS": EXPERTS},
         fallback=_waits_of_dispatch_fallback,
         bytes_moved=lambda *, num_local_experts, num_ranks, **_: (4 * num_local_experts + 20) * num_ranks,
     )
@@ -112,7 +142,6 @@ def _waits_of_combine_kernel(
     table,
     performance_info,
     num_tokens,
-    topk,
     num_experts,
     num_local_experts,
     num_shared_experts,
@@ -120,44 +149,20 @@ def _waits_of_combine_kernel(
     num_ranks,
     rank,
     num_table,
+    TOPK: tl.constexpr,
     SCALAR: tl.constexpr,
     BLOCK: tl.constexpr,
-    MAX_RESULTS: tl.constexpr,
 ):
     if SCALAR:
         _waits_of_results(
-            waited,
-            topk_idx,
-            table,
-            performance_info,
-            num_tokens,
-            topk,
-            num_experts,
-            num_local_experts,
-            num_shared_experts,
-            num_shared_ranks,
-            num_ranks,
-            rank,
-            num_table,
-        )
+            waited, topk_idx, table, performance_info, num_tokens, num_experts, num_local_experts,
+            num_shared_experts, num_shared_ranks, num_ranks, rank, num_table, TOPK,
+        )  # fmt: skip
     else:
         _waits_of_sources(
-            waited,
-            topk_idx,
-            table,
-            performance_info,
-            num_tokens,
-            topk,
-            num_experts,
-            num_local_experts,
-            num_shared_experts,
-            num_shared_ranks,
-            num_ranks,
-            rank,
-            num_table,
-            BLOCK,
-            MAX_RESULTS,
-        )
+            waited, topk_idx, table, performance_info, num_tokens, num_experts, num_local_experts,
+            num_shared_experts, num_shared_ranks, num_ranks, rank, num_table, TOPK, BLOCK,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -167,7 +172,6 @@ def _waits_of_results(
     table,
     performance_info,
     num_tokens,
-    topk,
     num_experts,
     num_local_experts,
     num_shared_experts,
@@ -175,14 +179,16 @@ def _waits_of_results(
     num_ranks,
     rank,
     num_table,
+    TOPK: tl.constexpr,
 ):
+    # results of one source are spread over all tokens: the first program does all
     is_first = (tl.program_id(0) == 0).to(tl.int32)
     # a product instead of a division each: id * 2^40 / E, rounded up, is exact below 2^20 experts
     factor = ((1 << 40) // num_local_experts.to(tl.int64)) + 1
     for t in range(0, num_tokens * is_first):
-        results = waited + t * (topk + num_shared_experts)
-        for k in range(0, topk):
-            expert = tl.load(topk_idx + t * topk + k)
+        results = waited + t * (TOPK + num_shared_experts)
+        for k in range(0, TOPK):
+            expert = tl.load(topk_idx + t * TOPK + k)
             inside = tl.minimum(tl.maximum(expert, 0), num_experts - 1)
             source = num_shared_ranks + ((inside.to(tl.int64) * factor) >> 40).to(tl.int32)
             is_routed = (expert == inside) & (source < num_ranks)
@@ -191,7 +197,7 @@ def _waits_of_results(
         for s in range(0, num_shared_experts):
             replicas = num_shared_ranks // num_shared_experts
             source = s * replicas + rank % replicas
-            _raise_entry(performance_info, table, num_table, source, tl.load(results + topk + s))
+            _raise_entry(performance_info, table, num_table, source, tl.load(results + TOPK + s))
 
 
 @triton.jit
@@ -201,7 +207,6 @@ def _waits_of_sources(
     table,
     performance_info,
     num_tokens,
-    topk,
     num_experts,
     num_local_experts,
     num_shared_experts,
@@ -209,35 +214,36 @@ def _waits_of_sources(
     num_ranks,
     rank,
     num_table,
+    TOPK: tl.constexpr,
     BLOCK: tl.constexpr,
-    MAX_RESULTS: tl.constexpr,
 ):
-    is_first = (tl.program_id(0) == 0).to(tl.int32)
-    lanes = tl.arange(0, BLOCK)
-    ks = tl.arange(0, MAX_RESULTS)
-    num_results = topk + num_shared_experts
-    for source in range(0, num_ranks * is_first):
+    lanes, ks = tl.arange(0, BLOCK), tl.arange(0, TOPK)
+    num_results = TOPK + num_shared_experts
+    num_blocks = tl.cdiv(num_tokens, BLOCK)
+    replicas = tl.maximum(num_shared_ranks // tl.maximum(num_shared_experts, 1), 1)
+    begin, end = _sources_of_program(num_ranks)
+    for source in range(begin, end):
         # a rank of routed experts has a stretch of ids, one of shared experts a column of results
+        is_shared = source < num_shared_ranks
         first = (source - num_shared_ranks) * num_local_experts
-        last = tl.minimum(first + num_local_experts, num_experts)
-        replicas = tl.maximum(num_shared_ranks // tl.maximum(num_shared_experts, 1), 1)
-        is_replica = (source < num_shared_ranks) & (source % replicas == rank % replicas)
-        column = tl.where(is_replica, topk + source // replicas, -1)
-        longest = -1
-        for b in range(0, tl.cdiv(num_tokens, BLOCK)):
+        last = tl.minimum(first + num_local_experts, num_experts) - 1
+        routed = tl.full((BLOCK, TOPK), -1, tl.int32)
+        for b in range(0, tl.where(is_shared, 0, num_blocks)):
+            tokens = (b * BLOCK + lanes)[:, None]
+            inside = tokens < num_tokens
+            experts = tl.load(topk_idx + tokens * TOPK + ks[None, :], mask=inside, other=-1)
+            us = tl.load(waited + tokens * num_results + ks[None, :], mask=inside, other=-1)
+            # -1 where an id is outside of the stretch: of these rows a comparison would take them one by one
+            outside = ((experts - first) | (last - experts)) >> 31
+            routed = tl.maximum(routed, us | outside)
+        shared = tl.full((BLOCK,), -1, tl.int32)
+        sends_shared = is_shared & (source % replicas == rank % replicas)
+        for b in range(0, tl.where(sends_shared, num_blocks, 0)):
             tokens = b * BLOCK + lanes
-            inside = tokens[:, None] < num_tokens
-            is_routed = inside & (ks[None, :] < topk)
-            experts = tl.load(topk_idx + tokens[:, None] * topk + ks[None, :], mask=is_routed, other=-1)
-            us = tl.load(
-                waited + tokens[:, None] * num_results + ks[None, :],
-                mask=inside & (ks[None, :] < num_results),
-                other=-1,
-            )
-            from_source = (experts >= tl.maximum(first, 0)) & (experts < last)
-            from_source = from_source | (ks[None, :] == column)
-            longest = tl.maximum(longest, tl.max(tl.max(tl.where(from_source, us, -1), 1), 0))
-        _raise_entry(performance_info, table, num_table, source, longest)
+            column = waited + tokens * num_results + TOPK + source // replicas
+            shared = tl.maximum(shared, tl.load(column, mask=tokens < num_tokens, other=-1))
+        longest = tl.maximum(tl.max(routed, 1), shared)
+        _raise_entry_once(performance_info, table, num_table, source, longest)
 
 
 def _waits_of_combine_fallback(
@@ -248,7 +254,6 @@ def _waits_of_combine_fallback(
     table: torch.Tensor,
     performance_info: torch.Tensor,
     num_tokens: int,
-    topk: int,
     num_experts: int,
     num_local_experts: int,
     num_shared_experts: int,
@@ -256,33 +261,35 @@ def _waits_of_combine_fallback(
     num_ranks: int,
     rank: int,
     num_table: int,
+    TOPK: int,
     **_: object,
 ) -> None:
-    num_results = topk + num_shared_experts
+    num_results = TOPK + num_shared_experts
     us = waited[: num_tokens * num_results].view(num_tokens, num_results)
-    experts = topk_idx[: num_tokens * topk].view(num_tokens, topk)
+    experts = topk_idx[: num_tokens * TOPK].view(num_tokens, TOPK)
     sources = torch.full_like(us, -1)
     routed = num_shared_ranks + experts.div(num_local_experts, rounding_mode="floor")
     is_routed = (experts >= 0) & (experts < num_experts) & (routed < num_ranks)
-    sources[:, :topk] = torch.where(is_routed, routed, -1)
+    sources[:, :TOPK] = torch.where(is_routed, routed, -1)
     if num_shared_experts:
         replicas = num_shared_ranks // num_shared_experts
         shared = torch.arange(num_shared_experts, dtype=torch.int32) * replicas + rank % replicas
-        sources[:, topk:] = shared
+        sources[:, TOPK:] = shared
     came = sources >= 0
     _raise_entries(performance_info, table[sources[came].long()], num_table, us[came])
 
 
 @functools.cache
-def waits_of_combine_kernel(target: str = "cpu") -> TritonKernel:
+def waits_of_combine_kernel(topk: int, target: str = "cpu") -> TritonKernel:
     """Raise each source rank's entry to the longest wait for any result that came from it.
 
     ``waited`` (T, K+S) holds microseconds, at least 0. The routed result of an id in [0, M) comes from rank
-    ``R + id // E``, that of shared expert s from rank ``s * (R/S) + rank % (R/S)``; other ids bring none. The
-    first program does all.
+    ``R + id // E``, that of shared expert s from rank ``s * (R/S) + rank % (R/S)``; other ids bring none. On
+    an NPU sources are split over programs; on a CPU the first one does all.
     """
+    check_positive("topk", topk)
 
-    def bytes_moved(*, num_tokens: int, topk: int, num_shared_experts: int, num_ranks: int, **_: int) -> int:
+    def bytes_moved(*, num_tokens: int, num_shared_experts: int, num_ranks: int, **_: int) -> int:
         return 4 * num_tokens * (2 * topk + num_shared_experts) + 20 * num_ranks
 
     return TritonKernel(
@@ -293,13 +300,13 @@ def waits_of_combine_kernel(target: str = "cpu") -> TritonKernel:
             Arg("topk_idx", "*i32", "in"),
             Arg("table", "*i32", "in"),
             Arg("performance_info", "*i64", "inout"),
-            *numbers("i32", "num_tokens topk num_experts num_local_experts"),
+            *numbers("i32", "num_tokens num_experts num_local_experts"),
             *numbers("i32", "num_shared_experts num_shared_ranks num_ranks rank num_table"),
         ),
-        constants={"SCALAR": target == "cpu", "BLOCK": BLOCK, "MAX_RESULTS": MAX_RESULTS},
+        constants={"TOPK": topk, "SCALAR": target == "cpu", "BLOCK": BLOCK},
         fallback=_waits_of_combine_fallback,
         bytes_moved=bytes_moved,
-        space=None if target == "cpu" else Space({"BLOCK": BLOCKS}),
+        space=None if target == "cpu" else Space({"BLOCK": BLOCKS}, sizes={"topk": topk}),
     )
 
 
@@ -320,7 +327,6 @@ def _combine_inputs(s: Shape, r: Draw) -> Inputs:
         "waited": r.integers(0, 1000, r.tokens, s.topk),
         "topk_idx": r.ids,
         "num_tokens": r.tokens,
-        "topk": s.topk,
         "num_experts": r.num_experts,
         "num_shared_experts": 0,
         "num_shared_ranks": 0,

@@ -247,8 +247,9 @@ def waits_of_combine(
 ) -> None:
     """Without shared experts."""
     ranks = table.numel()
-    sizes = [*topk_idx.shape, num_experts, num_experts // ranks, 0, 0, ranks, rank, performance_info.numel()]
-    launch(waits_of_combine_kernel(), [waited, topk_idx, table, performance_info, *sizes], 1)
+    (tokens, topk), entries = topk_idx.shape, performance_info.numel()
+    sizes = [tokens, num_experts, num_experts // ranks, 0, 0, ranks, rank, entries]
+    launch(waits_of_combine_kernel(topk), [waited, topk_idx, table, performance_info, *sizes], 1)
 
 
 def const_alphas(

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from moe_triton.backends.cpu.triton import launch
 from moe_triton.core.errors import ArgumentError
+from moe_triton.core.kernel import TritonKernel
 from moe_triton.kernels.const_experts import const_alphas_kernel
 from moe_triton.reference.arithmetic import exp_of_nonpositive, softmax_of_two, sum_of_row
 from tests.kernels.calls import const_alphas
@@ -46,6 +47,11 @@ def expected(
     return alphas
 
 
+def words_of(alphas: torch.Tensor, kernel: TritonKernel) -> torch.Tensor:
+    """Alphas as the kernel takes them: numbers, or their bits."""
+    return alphas.view(next(arg.dtype for arg in kernel.args if arg.name == "alphas"))
+
+
 def draw(
     seed: int,
     tokens: int,
@@ -73,7 +79,8 @@ def draw(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @kernel_settings
 @given(
-    seed=st.integers(0, 2**31), tokens=st.integers(0, 6), num_const=st.integers(1, 4),
+    seed=st.integers(0, 2**31), tokens=st.integers(0, 6) | st.sampled_from([43, 90]),
+    num_const=st.integers(1, 4) | st.just(18),
     strange=st.lists(st.sampled_from(STRANGE_IDS), max_size=3), programs=st.integers(1, 4),
 )  # fmt: skip
 def test_alphas_that_are_numbers(
@@ -89,9 +96,11 @@ def test_alphas_that_are_numbers(
     x, ids, alpha1, alpha2 = draw(seed, tokens, 32, 3, num_const, dtype, per_element=False)
     ids.view(-1)[: len(strange)] = torch.tensor(strange, dtype=I32)[: ids.numel()]
     alpha1[0] = float("nan")  # stays with its expert
+    alpha2[-1] = -0.0
     alphas = Guarded((tokens, 3, 2), torch.float32)
-    arguments = [x, ids, alpha1, alpha2, alphas.tensor, 0, tokens, 10, num_const]
-    launch(const_alphas_kernel(dtype, 32, 3, False, target), arguments, programs)
+    kernel = const_alphas_kernel(dtype, 32, 3, False, target)
+    arguments = [x, ids, alpha1, alpha2, words_of(alphas.tensor, kernel), 0, tokens, 10, num_const]
+    launch(kernel, arguments, programs)
     assert_same_bits(alphas.check(), expected(x, ids, alpha1, alpha2, 10))
 
 
@@ -185,8 +194,8 @@ def test_a_bad_token_leaves_its_neighbours_alone(launch: Launch, dtype: torch.dt
 def test_chunks_write_their_own_tokens_only(launch: Launch, target: str, per_element: bool) -> None:
     x, ids, alpha1, alpha2 = draw(4, 5, 32, 2, 2, torch.float16, per_element=per_element)
     alphas = Guarded((5, 2, 2), torch.float32)
-    arguments = [x, ids, alpha1, alpha2, alphas.tensor, 2, 2, 10, 2]
-    launch(const_alphas_kernel(torch.float16, 32, 2, per_element, target), arguments, 2)
+    kernel = const_alphas_kernel(torch.float16, 32, 2, per_element, target)
+    launch(kernel, [x, ids, alpha1, alpha2, words_of(alphas.tensor, kernel), 2, 2, 10, 2], 2)
     want = expected(x, ids, alpha1, alpha2, 10)
     torch.testing.assert_close(alphas.check()[2:4], want[2:4], rtol=1e-5, atol=1e-7)
     outside = [0, 1, 4]

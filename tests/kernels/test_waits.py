@@ -100,9 +100,9 @@ def test_combine_keeps_the_longest_wait_for_each_source(
                 record.expect(shared_ranks + expert // experts, us[k])
         for s in range(shared):
             record.expect(s * replicas + rank % replicas, us[topk + s])
-    sizes = [tokens, topk, num_experts, experts, shared, shared_ranks, ranks, rank]
+    sizes = [tokens, num_experts, experts, shared, shared_ranks, ranks, rank]
     arguments = [waited, ids, record.table, record.performance_info, *sizes]
-    kernel = waits_of_combine_kernel(target)
+    kernel = waits_of_combine_kernel(topk, target)
     launch(kernel, [*arguments, record.performance_info.numel()], programs)
     record.check()
 

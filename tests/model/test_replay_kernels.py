@@ -195,5 +195,4 @@ def test_a_function_that_the_model_does_not_know_is_named_with_its_kernel(
 def test_a_wait_of_a_peer_that_is_not_known_is_taken_to_be_recorded() -> None:
     """Its kernel has a branch in the form of a loop of one turn, whose condition depends on data."""
     case = case_named("waits_of_combine")
-    found = replay_case(case, SOC.name, A3, 1).slowest
-    assert found.parts["scalar loads"] >= 4 * 2 * A3.scalar_global_cycles  # table and entry of each rank
+    assert replay_case(case, SOC.name, A3, 1).written == 8 * SIZES.num_ranks

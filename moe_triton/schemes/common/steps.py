@@ -27,6 +27,11 @@ def slot_of(site: Site, variant: DispatchVariant, *, is_flagged: bool = False) -
     return layout.of(hidden, variant.row_format, variant.dtype, is_flagged=is_flagged)
 
 
+def blocks_of_words(site: Site) -> int:
+    """Of a kernel of few words, such as ids or counts: on a CPU a second block would take longer to start."""
+    return 1 if site.target == "cpu" else site.num_blocks
+
+
 def _given_ids(variant: Variant) -> torch.dtype | None:
     return variant.given_ids if isinstance(variant, DispatchVariant) else None
 
@@ -98,7 +103,7 @@ def share(site: Site, variant: DispatchVariant) -> Launch:
         "share",
         share_kernel(site.is_version_1, variant.mask != "none", site.target),
         "compute",
-        1,
+        blocks_of_words(site),
         {
             "active": Hole("active"),
             "shared_ranks": Hole("shared_ranks"),
@@ -114,9 +119,8 @@ def share(site: Site, variant: DispatchVariant) -> Launch:
 
 def route(site: Site, variant: DispatchVariant) -> Launch:
     """Numbers the results of each expert, and counts them."""
-    blocks = 1 if site.target == "cpu" else site.num_blocks
     kernel = route_kernel(site.target, **_taking(variant))
-    return launch_matching("route", kernel, "compute", blocks, _routing(site, variant))
+    return launch_matching("route", kernel, "compute", blocks_of_words(site), _routing(site, variant))
 
 
 def _taking(variant: DispatchVariant) -> dict[str, bool]:
@@ -233,7 +237,7 @@ def record_waits(site: Site, num_local_experts: int) -> Launch:
         "record waits",
         waits_of_dispatch_kernel(site.target),
         "compute",
-        1,
+        blocks_of_words(site),
         {
             "waited": Hole("waited"),
             "table": Hole("rank_table"),

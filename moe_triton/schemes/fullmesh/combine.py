@@ -22,7 +22,7 @@ from moe_triton.layout.call_word import combine_bits
 from moe_triton.operators.variants import CombineVariant
 from moe_triton.schemes.common.exchange import reduce_steps
 from moe_triton.schemes.common.flags import post, posting, wait_for_ranks
-from moe_triton.schemes.common.steps import ids_of, rms_norm, select
+from moe_triton.schemes.common.steps import blocks_of_words, ids_of, rms_norm, select
 from moe_triton.schemes.fullmesh.layout import WindowLayout
 from moe_triton.schemes.fullmesh.parts import bounds_of, by_readiness
 from moe_triton.schemes.fullmesh.posts import combine_post
@@ -340,16 +340,15 @@ class CombinePlans:
         c, site = self.site.config, self.site
         return launch_matching(
             "record waits",
-            waits_of_combine_kernel(site.target),
+            waits_of_combine_kernel(c.num_topk, site.target),
             "compute",
-            1,
+            blocks_of_words(site),
             {
                 "waited": Hole("waited"),
                 "topk_idx": ids_of(variant),
                 "table": Hole("rank_table"),
                 "performance_info": Hole("performance_info"),
                 "num_tokens": Hole("num_tokens"),
-                "topk": c.num_topk,
                 "num_experts": c.num_experts,
                 "num_local_experts": c.num_local_experts,
                 "num_shared_experts": c.num_shared_experts,
