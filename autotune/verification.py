@@ -17,18 +17,14 @@ from autotune.kernels.modelled import ModelledTask
 from autotune.kernels.scope import Scope
 from autotune.kernels.versions import code_of
 from autotune.kinds import KERNELS, Kind
-from autotune.pipeline.measured import WORTH
-from autotune.pipeline.modelled import Modelled
 from autotune.pipeline.modelled import source as source_of_schemes
-from autotune.pipeline.results import scheme_rows
-from autotune.pipeline.tune import sizes_of
+from autotune.pipeline.tune import priced_schemes, sizes_of
 from autotune.search import Task
 from autotune.tuning import tasks_of
 from moe_triton import tables
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.space import settings_of
 from moe_triton.core.tables import Row, Table
-from moe_triton.npu_compiler.socs import soc_named
 from moe_triton.tables import schemes
 
 SAME = 0.001
@@ -59,15 +55,12 @@ def schemes_verified(table: Table, scope: Scope, most: int, seed: int) -> Iterat
         most: rows that are priced again, drawn at random; 0 for all.
         seed: of the draw.
     """
-    prices = Modelled(soc_named(scope.chip).product)
-    if (source := source_of_schemes()) != table.source:
+    if (source := source_of_schemes(scope.priced_on())) != table.source:
         yield f"source: {table.source} -> {source}"
     for row in drawn(table.rows, most, seed):
         hidden, topk, ranks, tokens = row.sizes
         (sizes,) = sizes_of(scope.chip, [ranks], [hidden], [topk], [tokens])
-        found = prices.schemes(sizes)
-        better = [each for each in found[1:] if not each.refused and each.ratio.median <= WORTH]
-        (now,) = (each for each in scheme_rows(sizes, found, better) if each.keys == row.keys)
+        (now,) = (each for each in priced_schemes(sizes, scope.chip) if each.keys == row.keys)
         same = (_is_same(one, other) for one, other in zip(row.values[1:], now.values[1:], strict=True))
         if row.values[0] != now.values[0] or not all(same):
             before, after = (

@@ -211,6 +211,22 @@ def tune(
             yield _Search(one, target, options, prices.price, report, backend).tuned(settings)
 
 
+def priced_schemes(sizes: Sizes, soc: str) -> list[Row]:
+    """A group's rows of a modelled table of schemes, priced anew. Nothing is kept.
+
+    Args:
+        sizes: the group.
+        soc: an NPU's processor or product.
+    """
+    product = product_of(soc)
+    assert product is not None, soc
+    with Modelled(sizes, product) as prices:
+        names = filter(sizes.may_stand_for_others, sizes.schemes)
+        own, *others = [Candidate(name) for name in names]
+        found = [prices.price(own, each) for each in (own, *others)]
+    return results.scheme_rows(sizes, found, list(filter(is_better, found)))
+
+
 def is_better(result: Result) -> bool:
     """Whether a candidate is faster than the default beyond doubt, and by enough to matter."""
     return not result.refused and result.ratio.high < 1 and result.ratio.median <= WORTH
