@@ -70,6 +70,7 @@ ODD: dict[str, list[Any]] = {
     "bool": [None, "yes", 1, 0, 1.0, np.int64(1)],
     "float": [None, "1", True, 0, -1.0, 2 * MAX_SECONDS, 10**30, fractions.Fraction(-1, 3), *NOT_FINITE],
     "str": [None, 3, True, 2.5, *TEXTS[1:]],
+    "str | None": [3, True, 2.5, *TEXTS[1:]],
     "Outputs": [None, 3, True, 2.5, *TEXTS],
     "Product": [None, 3, True, 2.5, *TEXTS],
     "Tuning | None": [3, True, "fast", *NOT_FINITE],
