@@ -36,7 +36,7 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder.mkdir(mode=0o700, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MOE_TRITON_CACHE", str(folder))
-        (root / "tables").mkdir()
+        (root / "tables").mkdir(exist_ok=True)  # workers share it, too
         patch.setenv("MOE_TRITON_TABLES", str(root / "tables"))  # none of the user's own
         yield folder
 

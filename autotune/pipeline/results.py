@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from autotune.pipeline.candidate import Candidate, Sizes
 from autotune.pipeline.race import Result
+from autotune.writing import writing
 from moe_triton.core.space import text_of
 from moe_triton.core.tables import Row, Table
 from moe_triton.schemes import SCHEMES
@@ -89,20 +90,17 @@ def write(kind: str, target: Target, rows: list[Row]) -> Path:
     Raises:
         ArgumentError: the one that is there is damaged or of another kind.
     """
-    before = kept(kind, target)
-    left = {(row.keys, row.sizes): row for row in (before.rows if before else ())}
-    new = {(row.keys, row.sizes): row for row in rows}
-    # A command makes what it has made; while rows of another one are left, it takes both.
-    earlier = before.command.split(AND) if before and not left.keys() <= new.keys() else []
-    command = AND.join(dict.fromkeys((*earlier, target.command)))
-    all_rows = left | new
-    module = schemes if kind == schemes.KIND else pipelines
     path = path_of(kind, target)
-    ordered = tuple(all_rows[key] for key in sorted(all_rows))
-    columns = module.KEYS, module.SIZES, module.VALUES
-    table = Table(path.stem, command, target.source, *columns, ordered)
-    target.folder.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".new")
-    draft.write_text(table.to_json(), encoding="utf-8")
-    draft.replace(path)
+    with writing(path) as put:
+        before = kept(kind, target)
+        left = {(row.keys, row.sizes): row for row in (before.rows if before else ())}
+        new = {(row.keys, row.sizes): row for row in rows}
+        # A command makes what it has made; while rows of another one are left, it takes both.
+        earlier = before.command.split(AND) if before and not left.keys() <= new.keys() else []
+        command = AND.join(dict.fromkeys((*earlier, target.command)))
+        all_rows = left | new
+        module = schemes if kind == schemes.KIND else pipelines
+        ordered = tuple(all_rows[key] for key in sorted(all_rows))
+        columns = module.KEYS, module.SIZES, module.VALUES
+        put(Table(path.stem, command, target.source, *columns, ordered).to_json())
     return path
