@@ -40,7 +40,7 @@ def run_share(
     experts=st.integers(1, 4),
     replicas=st.integers(1, 20),
     rank=st.integers(0, 200),
-    programs=st.integers(1, 4),
+    programs=st.integers(1, 12),
 )
 def test_v2_sends_every_token_to_one_replica_of_each_expert(
     launch: Launch,
