@@ -86,7 +86,7 @@ def refuse_everything(rank: int, num_ranks: int, scheme: str, before: int) -> li
         rows = output.handle.num_received()
         bad_combines = {
             "handle is a int": lambda: buffer.combine(y, 7, weights),  # type: ignore[arg-type]
-            "handle is a Tensor, but it must come from dispatch. The order is combine(y, handle": (
+            "handle is a Tensor, but it must come from dispatch. Pass output.handle, the last of": (
                 lambda: buffer.combine(y, weights, output.handle)  # type: ignore[arg-type]
             ),
             "handle is of another buffer": lambda: buffer.combine(y, foreign.handle, weights),
