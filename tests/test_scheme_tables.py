@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from autotune.pipeline.modelled import source as model_source
 from moe_triton import ArgumentError, EPBuffer, Tuning
 from moe_triton import tables as kernel_tables
 from moe_triton.core.config import Config
+from moe_triton.core.soc import SOC_OF_PRODUCT
 from moe_triton.core.tables import Row, Table
-from moe_triton.model.clusters.parts import source as model_source
+from moe_triton.model.constants import machine_named
 from moe_triton.runtime.chosen_scheme import AUTO, Asked, ChosenScheme, choose_scheme
 from moe_triton.schemes import SCHEMES as BY_PRODUCT
 from moe_triton.schemes import layout_of
@@ -22,7 +24,6 @@ from moe_triton.tables.schemes import COMMAND, KEYS, KIND, OUTPUTS, SIZES, VALUE
 
 CONFIG = Config(4, 64, 1024, 8, 32)
 MACHINE = machine_of("cpu", "A3")
-SHIPPED = tuple(BY_PRODUCT["A3"])
 SCHEMES = {("own", 64): "fullmesh_v2", ("own", 512): "fullmesh_v1", ("window", 64): "direct"}
 
 
@@ -181,15 +182,21 @@ def test_the_shipped_tables_can_be_used_and_leave_own_outputs_to_the_products_sc
     paths = sorted(kernel_tables.FOLDER.glob(f"{KIND}-*.json"))
     assert {path.stem for path in paths} >= {f"{KIND}-{found.CPU_WITH_TABLES}", f"{KIND}-Ascend910_9391"}
     for path in paths:
-        rows = checked_table(path, SHIPPED).rows
+        is_a2 = path.stem == f"{KIND}-{SOC_OF_PRODUCT['A2']}"
+        rows = checked_table(path, BY_PRODUCT["A2" if is_a2 else "A3"]).rows
         sizes = {row.sizes for row in rows}
         assert {(row.keys, row.sizes) for row in rows} == {((o,), s) for o in OUTPUTS for s in sizes}
         # `EPBuffer`'s default: what a serving framework gets without asking is no other scheme than before.
-        assert {row.values[0] for row in rows if row.keys == ("own",)} == {"fullmesh_v1"}
+        assert {row.values[0] for row in rows if row.keys == ("own",)} == {
+            "fullmesh" if is_a2 else "fullmesh_v1"
+        }
         assert all(row.values[1] <= row.values[2] for row in rows)
     assert chosen(None, "window").config.scheme == "direct"
 
 
-def test_what_is_shipped_for_an_npu_is_of_the_models_constants() -> None:
-    path = kernel_tables.FOLDER / f"{KIND}-Ascend910_9391.json"
-    assert checked_table(path, SHIPPED).source == model_source(), f"{COMMAND} --soc Ascend910_9391"
+@pytest.mark.parametrize("product", SOC_OF_PRODUCT)
+def test_what_is_shipped_for_an_npu_is_of_the_models_constants(product: str) -> None:
+    table = checked_table(
+        kernel_tables.FOLDER / f"{KIND}-{SOC_OF_PRODUCT[product]}.json", BY_PRODUCT[product]
+    )
+    assert table.source == model_source(machine_named(product)), table.command
