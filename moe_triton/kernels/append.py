@@ -17,6 +17,7 @@ import torch
 from moe_triton.core.checks import check_positive
 from moe_triton.core.kernel import Arg, TritonKernel, numbers
 from moe_triton.core.plan import Hole
+from moe_triton.core.records import STAMP
 from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.core.space import Space, named_features
 from moe_triton.kernels.cases import F32, I32, I64, Draw, Family, Inputs, Shape, blank
@@ -225,7 +226,8 @@ def _append_inputs(s: Shape, r: Draw) -> Inputs:
 
 
 def _build_append(s: Shape) -> TritonKernel:
-    return append_kernel(s.slot.row_bytes // 4, s.slot.scale_offset // 4, s.slot.num_scales, s.zoned)
+    scale = s.slot.scale_offset // 4 + (STAMP.word("scale") if s.has("stamped") else 0)
+    return append_kernel(s.slot.row_bytes // 4, scale, s.slot.num_scales, s.zoned)
 
 
 def _gather_counts_inputs(s: Shape, r: Draw) -> Inputs:
@@ -247,7 +249,8 @@ FAMILIES = (
         _append_inputs,
         _build_append,
         axes=("hidden",),
-        features=tuple(QUANTIZED),
+        features=(*QUANTIZED, "stamped"),  # whose only scale is a word of the stamp, as in fullmesh_v2
+        variants=((), *((name,) for name in QUANTIZED), ("int8", "stamped")),
         computes=False,
     ),
     Family("gather_counts", gather_counts_kernel, _gather_counts_inputs, window="header"),
