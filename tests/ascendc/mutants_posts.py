@@ -144,7 +144,8 @@ BLOCKS = (
         (
             without(
                 RING,
-                "        if (tail - head_.load(std::memory_order_acquire) == entries_.size()) return false;\n",
+                "        if (tail - head_.load(std::memory_order_acquire) == entries_.size()) return false;"
+                "\n",
             ),
         ),
         blocks_of(rounds=6),
