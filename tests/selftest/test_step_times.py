@@ -32,8 +32,8 @@ from moe_triton.tools.selftest.step_times import Measured, StepModel, StepTime, 
 MOMENT = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 SOC = "Ascend910_9391"
 TRUE = {"store_latency_cycles": 400.0, "scalar_local_cycles": 18.0, "vector_latency_cycles": 30.0}
-# What steps of all schemes tell together, away from what is assumed of each. Of the memory's rate they say too
-# little, since hardly a step depends mostly on it: a report measures that by itself.
+# What steps of all schemes tell together, away from what is assumed of each. Of the memory's rate they say
+# too little, since hardly a step depends mostly on it: a report measures that by itself.
 TOLD = {
     "load_latency_cycles": 600.0,
     "store_latency_cycles": 400.0,
