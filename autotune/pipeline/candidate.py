@@ -47,9 +47,10 @@ class Sizes:
         """The product's, its own one first."""
         return list(SCHEMES[self.product])
 
-    def may_stand_for_others(self, scheme: str) -> bool:
-        """Whether a scheme gives the bits of the product's others."""
-        return scheme_type(self.config(scheme)).sums_alike
+    @property
+    def alike(self) -> list[str]:
+        """Those of `schemes` that give the same bits, so that one may stand for another."""
+        return [scheme for scheme in self.schemes if scheme_type(self.config(scheme)).sums_alike]
 
     def lies_in_window(self, scheme: str, output: Output) -> bool:
         """Whether a scheme has a place for rows or results in the window."""

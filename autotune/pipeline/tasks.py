@@ -92,7 +92,7 @@ def schemes_task(sizes: Sizes, price: Price, source: str, seed: int) -> Pipeline
         source: where prices come from.
         seed: of inputs.
     """
-    names = [name for name in sizes.schemes if sizes.may_stand_for_others(name)]
+    names = sizes.alike
     name = _named(sizes, "schemes", source, seed, names)
     return PipelineTask(
         name,

@@ -221,8 +221,7 @@ def priced_schemes(sizes: Sizes, soc: str) -> list[Row]:
     product = product_of(soc)
     assert product is not None, soc
     with Modelled(sizes, product) as prices:
-        names = filter(sizes.may_stand_for_others, sizes.schemes)
-        own, *others = [Candidate(name) for name in names]
+        own, *others = map(Candidate, sizes.alike)
         found = [prices.price(own, each) for each in (own, *others)]
     return results.scheme_rows(sizes, found, list(filter(is_better, found)))
 
@@ -257,7 +256,7 @@ class _Search:
             rows = results.scheme_rows(self.sizes, found, list(filter(is_better, found)))
             results.write(schemes.KIND, self.target, rows)
         fastest = [str(row.values[0]) for row in rows] or self.sizes.schemes[:1]
-        others = [name for name in self.sizes.schemes if not self.sizes.may_stand_for_others(name)]
+        others = [name for name in self.sizes.schemes if name not in self.sizes.alike]
         searched = dict.fromkeys((*fastest, *others)) if settings else ()
         of_settings = [row for scheme in searched for row in self.settings(scheme)]
         return Tuned(self.sizes, rows, of_settings)

@@ -24,6 +24,7 @@ from moe_triton.limits.rule import (
     absent,
     between,
     only,
+    use_one,
 )
 from moe_triton.schemes import SCHEMES
 
@@ -68,7 +69,7 @@ A3_RULES: tuple[ConfigRule, ...] = (
         "hierarchy (across super nodes) is not served",
         lambda c: c.scheme in SCHEMES[c.product],
         _scheme_rule,
-        f"Use {', '.join(map(repr, [DEFAULT, *OTHERS]))} or {LAST!r}.",
+        use_one([DEFAULT, *OTHERS, LAST]),
     ),
     between("num_ranks", 1, 768, "Use a smaller group."),
     between("num_max_tokens_per_rank", 1, 512, "Split larger batches into several dispatches."),

@@ -9,7 +9,7 @@ from moe_triton.core.errors import ArgumentError
 from moe_triton.limits import a2, a3, a3_v1
 from moe_triton.limits.call import Call
 from moe_triton.limits.common import COMMON, GENERATIONS
-from moe_triton.limits.rule import CallRule, ConfigRule, RuleSet
+from moe_triton.limits.rule import CallRule, ConfigRule, RuleSet, use_one
 from moe_triton.schemes import SCHEMES, scheme_type
 
 # Every set, in the order of the documentation.
@@ -150,9 +150,7 @@ def offering(error: ArgumentError, names: Sequence[str]) -> ArgumentError:
     """
     if error.argument != "comm_alg":
         return error
-    *others, last = map(repr, names)
-    remedy = f"Use {', '.join(others)} or {last}."
-    return ArgumentError(error.argument, error.value, error.rule, remedy, code=error.code)
+    return ArgumentError(error.argument, error.value, error.rule, use_one(names), code=error.code)
 
 
 def check_call(config: Config, call: Call) -> None:

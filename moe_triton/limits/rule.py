@@ -109,6 +109,12 @@ def value_of(argument: str, *subject: object) -> Any:
     return next(getattr(each, field) for each in reversed(subject) if hasattr(each, field))
 
 
+def use_one(names: Sequence[str]) -> str:
+    """The remedy of a name that is none of these."""
+    *others, last = map(repr, names)
+    return f"Use {', '.join(others)} or {last}."
+
+
 def between(
     field: str,
     low: int,
