@@ -87,7 +87,7 @@ def fullmesh() -> Wires:
     """By the plan of a dispatch: rows to all ranks, those of the own server too."""
     flow = example_flow()
     plan = site("fullmesh").scheme.whole(DispatchVariant(torch.float16, weights=True), 0)
-    post = next(_values(launch) for launch in plan.launches if launch.kernel.name == "blocks_post")
+    post = next(_values(launch) for launch in plan.launches if launch.kernel.name == "blocks_send")
     others = SERVERS * CARDS - 1
     rows = float(flow.sent.sum() - flow.sent[0])
     framing = post["rows_offset"] + 32

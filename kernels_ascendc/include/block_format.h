@@ -44,6 +44,60 @@ __aicore__ inline int32_t EndFlagWord(int32_t number, uint32_t i) {
     return static_cast<int32_t>(word ^ word >> 13);
 }
 
+// FLAG2, the same words for all ranks of a round.
+class EndOfBlocks {
+public:
+    static constexpr int64_t BYTES = UB_ALIGN;
+
+    __aicore__ inline void Init(AscendC::TPipe* pipe) {
+        pipe->InitBuffer(buffer_, UB_ALIGN);
+        flag_ = buffer_.Get<int32_t>();
+    }
+
+    // Once, before any other work on it.
+    __aicore__ inline void Begin(int32_t number) {
+        for (uint32_t i = 0; i < UNIT_WORDS; ++i) {
+            flag_.SetValue(i, EndFlagWord(number, i));
+        }
+        Order<AscendC::HardEvent::S_MTE3>();
+    }
+
+    // Behind a rank's last row, when all of them are there.
+    template <typename Args>
+    __aicore__ inline void Write(const Args& args, const Peers& peers, uint64_t rank) {
+        const int64_t rows = RowsTo(args, rank);
+        if (!HasPlace(args, rows)) {
+            return;  // reported where they were to be sent
+        }
+        const Place place = peers.PlaceFor(args, rank);
+        const uint64_t block = BlockIn(args, place.window, place.source);
+        // Nobody looks at what is to be posted.
+        const uint32_t flags = static_cast<int64_t>(place.source) == args.rank ? 1 : 0;
+        RaiseFlags(GlobalAt<int32_t>(block + At(args, rows)), flag_, UNIT_WORDS, flags);
+    }
+
+    // In the block for a rank.
+    template <typename Args>
+    __aicore__ static inline int64_t RowsTo(const Args& args, uint64_t rank) {
+        return ReadFresh<int32_t>(args.rows_to, static_cast<int64_t>(rank));
+    }
+
+    template <typename Args>
+    __aicore__ static inline bool HasPlace(const Args& args, int64_t rows) {
+        return rows >= 0 && rows <= args.max_rows;
+    }
+
+    // From a block's beginning to FLAG2.
+    template <typename Args>
+    __aicore__ static inline uint64_t At(const Args& args, int64_t rows) {
+        return args.end_offset != 0 ? static_cast<uint64_t>(args.end_offset) : EndOfRows(args, rows);
+    }
+
+private:
+    AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
+    AscendC::LocalTensor<int32_t> flag_;
+};
+
 // Headers made in UB, one at a time, and written to a block each; and how many rows each block gets.
 class BlockHeaders {
 public:

@@ -1,9 +1,10 @@
 // Combine by blocks, step 1: to each rank a header, and the results of its rows in the order in which they came in its
-// block: by expert. FLAG2 follows, by blocks_post, when all blocks' copies are complete.
+// block: by expert. FLAG2 follows when all blocks' copies are complete: by blocks_end. Blocks that are posted are made
+// in the out part, and get FLAG2 here (block_posts.h).
 #ifndef MOE_BLOCKS_RETURN_H
 #define MOE_BLOCKS_RETURN_H
 
-#include "block_format.h"
+#include "block_posts.h"
 #include "row_copy.h"
 #include "source_starts.h"
 
@@ -20,13 +21,22 @@ public:
         ends_.Init(pipe, static_cast<uint32_t>(ENTRIES_PER_CHUNK));
         headers_.Init(args_, pipe);
         kept_.Init(pipe);
+        posts_.Init(&args_, &peers_, &report_, pipe);
         rows_.Init(pipe, args.row_step);
     }
 
     __aicore__ inline void Process() {
         kept_.Keep(args_.combine_kind, static_cast<int32_t>(args_.kind));
-        SendRows();
-        headers_.Send(args_, static_cast<int32_t>(args_.call), peers_, *this);
+        posts_.Begin();
+        const Share share = Blocks::OfLaunch().ShareOf(NumResults(args_, report_));
+        for (int64_t part = 0; part < args_.num_parts; ++part) {
+            SendRows(share);
+            if (part == 0) {  // all blocks' sizes are known
+                headers_.Send(args_, static_cast<int32_t>(args_.call), peers_, *this);
+            }
+            posts_.EndPart();
+        }
+        posts_.Finish();
         report_.Write();
     }
 
@@ -40,12 +50,11 @@ public:
 private:
     static constexpr int64_t ENTRIES_PER_CHUNK = 2048;
 
-    // This block's share of the rows. It walks all entries: the places of its own rows follow from those before, the
-    // sizes of blocks from all.
-    __aicore__ inline void SendRows() {
+    // This block's share of the rows, or what of it has its turn. It walks all entries: the places of its own rows
+    // follow from those before, the sizes of blocks from all.
+    __aicore__ inline void SendRows(const Share& share) {
         TraceStep(TRACE_WRITE);
         starts_.Clear();
-        const Share share = SplitEvenly(NumResults(args_, report_), AscendC::GetBlockIdx(), AscendC::GetBlockNum());
         int64_t row = 0;
         for (int64_t first = 0; first < args_.num_entries; first += ENTRIES_PER_CHUNK) {
             const int64_t last = Smaller(first + ENTRIES_PER_CHUNK, args_.num_entries);
@@ -66,7 +75,7 @@ private:
     // Rows that are neighbours here are neighbours there.
     __aicore__ inline void SendEntry(int64_t source, const Share& rows, const Share& share) {
         const Share own = {Larger(rows.first, share.first), Smaller(rows.last, share.last)};
-        if (own.first >= own.last) {
+        if (own.first >= own.last || !posts_.Has(source)) {
             return;
         }
         const int64_t place = starts_.Of(source) + own.first - rows.first;
@@ -87,6 +96,7 @@ private:
     BlockHeaders headers_;
     KeptWord kept_;
     RowCopy rows_;
+    BlockPosts<BlocksReturnArgs> posts_;
     Report report_;
 };
 

@@ -1,10 +1,10 @@
 // Dispatch by blocks, step 1: to each rank a header with its counts, then its rows, which lie one after the other, by
-// expert. FLAG2 follows, by blocks_post, when all blocks' copies are complete. Blocks that are posted are made in the
-// out part.
+// expert. FLAG2 follows when all blocks' copies are complete: by blocks_end. Blocks that are posted are made in the out
+// part, and get FLAG2 here (block_posts.h).
 #ifndef MOE_BLOCKS_SEND_H
 #define MOE_BLOCKS_SEND_H
 
-#include "block_format.h"
+#include "block_posts.h"
 #include "block_starts.h"
 #include "send_rows.h"
 #include "status_entries.h"
@@ -20,6 +20,12 @@ struct Destination<BlocksSendArgs> : NumberedRanks<BlocksSendArgs> {
     static constexpr bool MAY_POST = true;
 
     const BlockStarts* starts = nullptr;
+    const BlockPosts<BlocksSendArgs>* posts = nullptr;
+
+    // Ranks of other parts have their turn.
+    __aicore__ inline bool IsKept(const BlocksSendArgs&, uint64_t rank) const {
+        return !posts->Has(rank);
+    }
 
     __aicore__ inline bool Locate(const BlocksSendArgs& args, uint64_t rank, uint64_t source, uint64_t expert,
                                   uint64_t index, uint64_t& slot, uint64_t& stamp, uint64_t&) const {
@@ -44,15 +50,23 @@ public:
         starts_.Init(&args_, pipe);
         headers_.Init(args_, pipe);
         kept_.Init(pipe);
-        rows_.Init(&args_, pipe, &report_, {{}, &starts_});
+        posts_.Init(&args_, &peers_, &report_, pipe);
+        rows_.Init(&args_, pipe, &report_, {{}, &starts_, &posts_});
     }
 
     __aicore__ inline void Process() {
         starts_.Load();
         const int32_t call = WordOfDispatch(args_);
         kept_.Keep(args_.dispatch_word, call);
+        posts_.Begin();
         headers_.Send(args_, call, peers_, *this);
-        rows_.Process();
+        rows_.Begin();
+        for (int64_t part = 0; part < args_.num_parts; ++part) {
+            rows_.SendAll();
+            posts_.EndPart();
+        }
+        rows_.Finish();
+        posts_.Finish();
         report_.Write();
     }
 
@@ -74,6 +88,7 @@ private:
     BlockStarts starts_;
     BlockHeaders headers_;
     KeptWord kept_;
+    BlockPosts<BlocksSendArgs> posts_;
     SendRows<BlocksSendArgs> rows_;
     Report report_;
 };

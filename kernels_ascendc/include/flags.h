@@ -1,15 +1,16 @@
 // What the kernels share: flags, orderings between pipes, tables of indices, kept words, reports.
 //
 // The protocol has one invariant: a flag is never visible before the data that it announces. It is made
-// in eight places only:
+// in nine places only:
 //   SendRows::FinishRow                   a flag in the stamp of a row;
 //   CountsSend::FinishCounts              a rank's counts, and a flag of the same block;
 //   BlockHeaders::FinishCounts            the counts of a block, and FLAG1;
 //   ResultRows::FinishRow                 a flag per row;
 //   RailRelay::FinishRows                 the entries of a source, behind its rows;
+//   BlockPosts::FinishRows                the line of a block, behind its copies for a part;
 //   EndFlags::FinishRows                  an end flag, behind what its block copied to this rank itself;
 //   CopyBlocksInOrder (platform.h)        a flag in each 512-byte block: the copy itself keeps the order;
-//   PhaseRunner (phases.h)                what post_status and blocks_post announce was written by earlier
+//   PhaseRunner (phases.h)                what post_status and blocks_end announce was written by earlier
 //                                         phases, each of which ends with a barrier of all pipes, and a SyncAll
 //                                         precedes it; or by earlier launches, which end with one, too
 //                                         (MOE_LAUNCHER). The same holds for what dispatch_post and combine_post

@@ -41,6 +41,7 @@ public:
         }
         TraceStep(TRACE_WRITE_AND_FLAG);
         FillFlags();
+        plan_.BeginShare();
         Visit visit;
         while (plan_.Next(visit)) {
             SendRow(visit);

@@ -38,6 +38,11 @@ public:
         return (own + 1 + i) % num_ranks;
     }
 
+    // Its place in that order.
+    __aicore__ static inline int64_t PlaceOf(int64_t rank, int64_t own, int64_t num_ranks) {
+        return (rank - own - 1 + num_ranks) % num_ranks;
+    }
+
     // Behind all that was posted to this rank before. False if its queue was full until the deadline, which is
     // reported; later messages to anybody are then given up at once.
     __aicore__ inline bool Put(uint64_t rank, const Message& message) {
@@ -53,6 +58,10 @@ public:
         }
         report_->Add(REPORT_TIMEOUT, static_cast<int64_t>(rank));
         return false;
+    }
+
+    __aicore__ inline const Deadline& Until() const {
+        return deadline_;
     }
 
     // What this block has posted, for the host. Every block of the launch writes it, or adds to what an earlier phase

@@ -111,7 +111,6 @@ public:
         if constexpr (To::HAS_SHARED) {
             num_shared_ = args->num_shared_ranks > 0 ? args->num_shared_experts : 0;
         }
-        PlanTasks();
         max_visit_ = args->rows_per_token == 1 ? static_cast<int64_t>(MAX_VISIT) : 1;
         ids_.Init(pipe, TABLE_ENTRIES);
         indices_.Init(pipe, TABLE_ENTRIES);
@@ -123,6 +122,11 @@ public:
         if constexpr (To::HAS_SCALES) {
             scales_.Init(pipe, TABLE_ENTRIES);
         }
+    }
+
+    // From its first row on, as often as need be.
+    __aicore__ inline void BeginShare() {
+        PlanTasks();
     }
 
     // The next row of this block's share that has to go anywhere; false after the last one.
@@ -255,7 +259,7 @@ private:
         const uint32_t local_experts = static_cast<uint32_t>(To::LocalExperts(*args_));
         const uint64_t routed_rank = static_cast<uint32_t>(id) / local_experts;
         const uint64_t rank = NumSharedRanks() + routed_rank;
-        if (To::IsKept(*args_, rank)) {
+        if (to_.IsKept(*args_, rank)) {
             return false;
         }
         const uint64_t expert = static_cast<uint32_t>(id) % local_experts;

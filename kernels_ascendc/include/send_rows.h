@@ -33,13 +33,27 @@ public:
     }
 
     __aicore__ inline void Process() {
-        TraceStep(IS_FLAGGED ? TRACE_WRITE_AND_FLAG : TRACE_WRITE);
+        Begin();
+        SendAll();
+        Finish();
+    }
+
+    __aicore__ inline void Begin() {
         AscendC::Duplicate(stamps_, 0, static_cast<int32_t>(2 * MAX_VISIT * STAMP_WORDS));
         Order<AscendC::HardEvent::V_S>();
+    }
+
+    // This block's share, or what of it has its turn.
+    __aicore__ inline void SendAll() {
+        TraceStep(IS_FLAGGED ? TRACE_WRITE_AND_FLAG : TRACE_WRITE);
+        plan_.BeginShare();
         Visit visit;
         while (plan_.Next(visit)) {
             SendRow(visit);
         }
+    }
+
+    __aicore__ inline void Finish() {
         double_buffer_.Finish();
     }
 

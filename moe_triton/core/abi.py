@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from moe_triton.core import ascendc, reach, records
+from moe_triton.core import ascendc, ascendc_blocks, reach, records
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.fused import FUSED
 from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel
@@ -46,6 +46,7 @@ CONSTANTS: dict[str, int] = {
     "REPORT_BAD_ROW": ascendc.REPORT_BAD_ROW,
     "REPORT_MISMATCH": ascendc.REPORT_MISMATCH,
     "MAX_BLOCKS": ascendc.MAX_BLOCKS,
+    "MAX_POST_PARTS": ascendc_blocks.MAX_POST_PARTS,
     "QUEUED_BIT": reach.QUEUED_BIT,
     "INSIDE_BIT": reach.INSIDE_BIT,
     **{name: value for name, value in vars(ascendc).items() if name.startswith("TRACE_")},

@@ -12,7 +12,7 @@ to a queued peer lies there as if that peer had sent it here. 0 where no peer is
 
 from __future__ import annotations
 
-from moe_triton.core.ascendc_blocks import BLOCKS_POST, BLOCKS_RETURN, BLOCKS_SEND, BLOCKS_WAIT
+from moe_triton.core.ascendc_blocks import BLOCKS_END, BLOCKS_RETURN, BLOCKS_SEND, BLOCKS_WAIT
 from moe_triton.core.ascendc_direct import COUNTS_SEND, DIRECT_SEND
 from moe_triton.core.ascendc_hierarchy import KERNELS as HIERARCHY
 from moe_triton.core.ascendc_posts import COMBINE_POST, DISPATCH_POST, POSTING
@@ -348,7 +348,7 @@ KERNELS: tuple[AscendCKernel, ...] = (
     EXCHANGE_SEND,
     BLOCKS_SEND,
     BLOCKS_RETURN,
-    BLOCKS_POST,
+    BLOCKS_END,
     BLOCKS_WAIT,
     *HIERARCHY,
 )

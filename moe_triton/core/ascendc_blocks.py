@@ -28,11 +28,21 @@ _PEERS = (
     Arg("num_ranks", "i64", "value"),
     Arg("rank", "i64", "value"),
 )
-# Where blocks are made that are posted.
 _OUT = (
     Arg("window", "*i8", "out"),  # this rank's own
     Arg("out_offset", "i64", "value"),  # where its out part begins; 0 where no peer is queued
 )
+# How blocks are posted that are made in the out part; where there is none, of one part and nothing else.
+_POSTS = (
+    Arg("payload_bytes", "i64", "value"),  # of a row: those of the row itself
+    Arg("num_parts", "i64", "value"),  # in which blocks are made: of some ranks each
+    Arg("part_lines", "*i32", "inout"),  # (blocks, 8): which part each block of the launch is through with
+    Arg("timeout_us", "i64", "value"),  # how long a queue may be full
+    Arg("traffic", "*i64", "out"),  # (blocks, 8) `moe_triton.core.records.TRAFFIC`, or null
+)
+
+MAX_POST_PARTS = 63
+"""Parts that blocks are made in, at most: a word has the number of a round and of a part (block_posts.h)."""
 
 # Dispatch: to each rank its counts and FLAG1, then its rows, expert by expert.
 BLOCKS_SEND = AscendCKernel(
@@ -54,6 +64,7 @@ BLOCKS_SEND = AscendCKernel(
         Arg("dispatch_word", "*i32", "out"),
         *_PEERS,
         *_OUT,
+        *_POSTS,
         *_ROUND,
         *_FORMAT,
         Arg("report", "*i32", "out"),
@@ -73,26 +84,23 @@ BLOCKS_RETURN = AscendCKernel(
         Arg("combine_kind", "*i32", "out"),
         *_PEERS,
         *_OUT,
+        *_POSTS,
         *_ROUND,
         *_FORMAT,
         Arg("report", "*i32", "out"),
     ),
 )
 
-# FLAG2 of each rank's block; then a message with it to each queued peer. What all blocks wrote in earlier
-# phases is there before.
-BLOCKS_POST = AscendCKernel(
-    "blocks_post",
+# Inside one server: FLAG2 of each rank's block. What all blocks wrote in earlier phases is there before.
+BLOCKS_END = AscendCKernel(
+    "blocks_end",
     (
         Arg("rows_to", "*i32", "in"),  # (EP,)
-        Arg("payload_bytes", "i64", "value"),  # of a row: those of the row itself
-        Arg("timeout_us", "i64", "value"),  # how long a queue may be full
-        Arg("traffic", "*i64", "out"),  # (blocks, 8) `moe_triton.core.records.TRAFFIC`, or null
         *_PEERS,
         *_OUT,
         *_ROUND,
         *_FORMAT,
-        Arg("report", "*i32", "out"),
+        Arg("report", "*i32", "out"),  # nothing is reported
     ),
 )
 

@@ -20,7 +20,7 @@ from moe_triton.core.ascendc import (
     KERNELS,
     POST_STATUS,
 )
-from moe_triton.core.ascendc_blocks import BLOCKS_POST, BLOCKS_RETURN, BLOCKS_SEND, BLOCKS_WAIT
+from moe_triton.core.ascendc_blocks import BLOCKS_END, BLOCKS_RETURN, BLOCKS_SEND, BLOCKS_WAIT
 from moe_triton.core.ascendc_direct import COUNTS_SEND, DIRECT_SEND
 from moe_triton.core.ascendc_hierarchy import (
     PARTIALS_SEND,
@@ -77,12 +77,13 @@ FUSED: tuple[FusedKernel, ...] = (
         synced=frozenset({2, 3}),
         guarded=frozenset({2, 3, 4, 5}),
     ),
-    # Behind the last row of a block is its flag: when every block's rows are there. Sums are of all counts;
-    # those that did not come are none. On a device later launches go by the sums, whatever happened.
+    # Behind the last row of a block is its flag: when every block's rows are there. Who posts has its own way
+    # to know. Sums are of all counts; those that did not come are none. On a device later launches go by the
+    # sums, whatever happened.
     FusedKernel(
-        "blocks_dispatch", (BLOCKS_SEND, BLOCKS_POST, BLOCKS_WAIT, DISPATCH_OFFSETS), synced=frozenset({1, 3})
+        "blocks_dispatch", (BLOCKS_SEND, BLOCKS_END, BLOCKS_WAIT, DISPATCH_OFFSETS), synced=frozenset({1, 3})
     ),
-    FusedKernel("blocks_combine", (BLOCKS_RETURN, BLOCKS_POST, BLOCKS_WAIT), synced=frozenset({1})),
+    FusedKernel("blocks_combine", (BLOCKS_RETURN, BLOCKS_END, BLOCKS_WAIT), synced=frozenset({1})),
     # Blocks that have nothing to post, or have posted it, relay what comes from other servers meanwhile.
     FusedKernel(
         "hierarchy_dispatch", (RAIL_SEND, RAIL_RELAY, DISPATCH_WAIT, DISPATCH_OFFSETS), synced=frozenset({3})

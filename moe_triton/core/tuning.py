@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from moe_triton.core.ascendc_blocks import MAX_POST_PARTS
 from moe_triton.core.checks import check_choice, check_integer
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
 
@@ -17,6 +18,7 @@ _RANGES: dict[str, tuple[int, int]] = {
     "cached_bytes": (0, 2**62),
     "spins": (0, 2**30),
     "yields": (0, 2**30),
+    "post_parts": (1, MAX_POST_PARTS),
 }
 
 Posts = Literal["aiv", "aicpu"]
@@ -66,6 +68,9 @@ class Tuning:
             nothing is passed on before all has come. None: "aiv".
         tables: folder of tables of kernels' settings that go before those of the package. None:
             $MOE_TRITON_TABLES, or where `moe-triton tune kernels` writes them.
+        post_parts: A2's fullmesh between servers: parts of some ranks each in which blocks are made, each
+            posted while the next one is made; 1 posts when all are made, and no more than ranks count. None:
+            what `moe_triton.schemes.site.usual_post_parts` says.
     """
 
     dispatch_tokens: int | None = None
@@ -77,6 +82,7 @@ class Tuning:
     receiving_blocks: int | None = None
     posts: Posts | None = None
     tables: str | os.PathLike[str] | None = None
+    post_parts: int | None = None
 
     def __post_init__(self) -> None:
         """Makes every integer Python's.
@@ -136,6 +142,21 @@ class Tuning:
         for name in ("communication_blocks", "receiving_blocks"):
             if getattr(self, name):
                 raise ArgumentError(f"tuning.{name}", getattr(self, name), rule, f"Leave it out, {remedy}")
+
+    def check_post_parts(self, scheme: str, num_servers: int) -> None:
+        """Checks that blocks are posted, if somebody says in how many parts.
+
+        Args:
+            scheme: how tokens travel.
+            num_servers: of the group.
+
+        Raises:
+            ArgumentError: another scheme, or nothing is posted.
+        """
+        if self.post_parts is not None and (scheme != "fullmesh" or num_servers == 1):
+            rule = "only A2's fullmesh between servers posts blocks, and here tokens travel by " + scheme
+            rule += " inside one server" if num_servers == 1 else ""
+            raise ArgumentError("tuning.post_parts", self.post_parts, rule, "Leave it out.")
 
     def check_poster(self, scheme: str, target: str) -> None:
         """Checks that who posts may be chosen.

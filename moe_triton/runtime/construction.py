@@ -75,7 +75,7 @@ class Prepared:
         sizes = {f"{operator}_tokens": part.tokens for operator, part in site.part_tokens.items()}
         tuning = dataclasses.asdict(site.tuning) | sizes
         del tuning["tables"]  # a folder of this rank's; what its tables say is compared
-        tuning |= {"posts": site.posts}
+        tuning |= {"posts": site.posts, "post_parts": site.post_parts}
         return {
             "protocol": PROTOCOL_VERSION,
             "moe_triton": metadata.version("moe_triton"),
@@ -189,6 +189,7 @@ def _check_parts(tuning: Tuning, config: Config) -> None:
     """Before a table fills in the rest: parts that it names are not cut where rows are posted."""
     if config.topology.num_servers > 1:
         tuning.check_posts(config.num_max_tokens_per_rank)
+    tuning.check_post_parts(config.scheme, config.topology.num_servers)
 
 
 def _check_blocks(tuning: Tuning, config: Config, blocks: int, target: str) -> None:

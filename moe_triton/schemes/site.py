@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from moe_triton.schemes.scheme import Scheme
 
 BLOCK_QUANTIZE_ELEMENTS = 8
-ZEROED = frozenset({"begun", "round_numbers", traffic.HOLE})  # scratch that is zero at first
+ZEROED = frozenset({"begun", "round_numbers", "part_lines", traffic.HOLE})  # scratch that is zero at first
 Scratch = dict[str, tuple[int, torch.dtype]]
 Operator = Literal["dispatch", "combine", "barrier"]
 OPERATORS: tuple[Operator, ...] = ("dispatch", "combine", "barrier")
@@ -40,6 +40,8 @@ SENDING_BLOCKS = 24
 """Cores of a device with two rows under way each: as many as are published to gain almost nothing from 24
 more (`moe_triton/model/constants.toml`, remote_writes_in_flight).
 """
+POST_PARTS = 8
+"""Parts in which blocks are made, unless set: more hide little more, and each is a look at all ids."""
 MAX_RECEIVED_ENTRIES = 1024
 """Status entries of which a block that receives finds every row's place (dispatch_receive.h)."""
 
@@ -226,6 +228,12 @@ class Site:
         return self.tuning.posts or POSTS[0]
 
     @property
+    def post_parts(self) -> int:
+        """Parts in which blocks for queued ranks are made: each is posted while the next one is made."""
+        given = self.tuning.post_parts or usual_post_parts(self.config.num_ranks)
+        return min(given, self.config.num_ranks)
+
+    @property
     def num_local_experts(self) -> int:
         """Experts whose rows this rank receives."""
         return self.config.experts_on(self.rank)
@@ -295,6 +303,7 @@ class Site:
             "ready_tokens": (tokens, i32),
             "ready_bounds": (2 * tokens, i32),
             "part_progress": (self.num_blocks * PART_PROGRESS.num_words, i32),
+            "part_lines": (MAX_BLOCKS * (UB_ALIGN // WORD_BYTES), i32),
             "begun": (MAX_BLOCKS * STATUS_ENTRY.num_words, torch.float32),
             "rows_to": (c.num_ranks, i32),
             "expected_rows": (c.num_ranks, i32),
@@ -320,6 +329,11 @@ def usual_receiving_blocks(target: str, num_blocks: int) -> int:
     """
     is_split = target == "npu" and num_blocks >= 2 * SENDING_BLOCKS
     return num_blocks - SENDING_BLOCKS if is_split else 0
+
+
+def usual_post_parts(num_ranks: int) -> int:
+    """Parts in which a rank makes its blocks for a group's other ranks, where nobody says."""
+    return max(1, min(POST_PARTS, num_ranks - 1))
 
 
 def quantized_bytes(hidden: int, elements: int) -> int:

@@ -12,7 +12,7 @@ from moe_triton.core.reach import Queues
 from moe_triton.core.records import TRAFFIC, TRAILER
 from moe_triton.core.region import MAX_INT32
 from moe_triton.layout import NUM_ZONES, UB_ALIGN
-from moe_triton.schemes.blocks.layout import end_flag
+from moe_triton.schemes.blocks.layout import UNIT_WORDS, end_flag
 
 from .blocks_case import BlocksCase, Outputs
 from .call_words import CallWords, word_of
@@ -21,6 +21,9 @@ from .library import Library, Phase, address
 from .memory import Guarded, across_lines
 from .nics import Nics
 from .ranks import Ranks
+
+SENDING = "blocks_send", "blocks_return", "blocks_end"
+"""Kernels of the half that sends."""
 
 
 class BlocksWorld:
@@ -39,6 +42,9 @@ class BlocksWorld:
         self.calls = CallWords(len(case.tokens))
         first = np.array([case.first_number - 1] * NUM_ZONES, np.int32)
         self.numbers = [first.copy() for _ in case.tokens]
+        self.part_lines = [Guarded((case.blocks, UNIT_WORDS), np.int32, align=64) for _ in mapped]
+        for lines in self.part_lines:
+            lines.array[:] = 0
         self.rows_to = [Guarded((len(case.tokens),), np.int32) for _ in case.tokens]
         self._ranks = Ranks(library, seed, len(case.tokens))
 
@@ -59,7 +65,7 @@ class BlocksWorld:
         finally:
             if self.nics:
                 self.nics.close()
-        for memory in (*self.memory, *self.rows_to, *self.traffic):
+        for memory in (*self.memory, *self.rows_to, *self.traffic, *self.part_lines):
             memory.check_guards()
 
     def _rounds(self, rank: int) -> None:
@@ -87,12 +93,22 @@ class BlocksWorld:
 
     def _run(self, phases: list[Phase], in_halves: bool) -> None:
         """As one launch, or one that sends and one that waits."""
-        for part in (phases[:2], phases[2:]) if in_halves else (phases,):
+        for part in (self.sending(phases), self.waiting(phases)) if in_halves else (phases,):
             if len(part) == 1:
                 check_reports(self.library.launch(part[0][0], self.case.blocks, **part[0][1]))
             else:
                 for report in self.library.launch_phases(self.case.blocks, part):
                     check_reports(report)
+
+    @staticmethod
+    def sending(phases: list[Phase]) -> list[Phase]:
+        """Those of an operator up to its flags and posts."""
+        return [phase for phase in phases if phase[0] in SENDING]
+
+    @staticmethod
+    def waiting(phases: list[Phase]) -> list[Phase]:
+        """Those from the wait on."""
+        return [phase for phase in phases if phase[0] not in SENDING]
 
     def _of_block(self, rank: int, zone: int, row_step: int) -> dict[str, object]:
         layout = self.layout
@@ -113,11 +129,25 @@ class BlocksWorld:
         peers = {"peers": self.tables[rank], "num_ranks": self.config.num_ranks, "rank": rank}
         return {**peers, "window": self.windows[rank], "out_offset": self.layout.in_bytes if self.nics else 0}
 
-    def _post(self, rank: int, payload_bytes: int) -> dict[str, object]:
+    def _posts(self, rank: int, payload_bytes: int) -> dict[str, object]:
         """What posts ask for; `payload_bytes` of each row."""
-        traffic = self.traffic[rank].array if self.nics else 0
-        counted = {"payload_bytes": payload_bytes, "timeout_us": self.case.timeout_us, "traffic": traffic}
-        return {"rows_to": self.rows_to[rank].array, "call": 0, **counted, **self._of_peers(rank)}
+        if not self.nics:
+            return {"payload_bytes": 0, "num_parts": 1, "part_lines": 0, "timeout_us": 0, "traffic": 0}
+        return {
+            "payload_bytes": payload_bytes,
+            "num_parts": min(self.case.post_parts, self.config.num_ranks),
+            "part_lines": self.part_lines[rank].array,
+            "timeout_us": self.case.timeout_us,
+            "traffic": self.traffic[rank].array,
+        }
+
+    def _ends(self, rank: int, block: dict[str, object]) -> list[Phase]:
+        """What ends blocks that are not posted."""
+        if self.nics:
+            return []
+        return [
+            ("blocks_end", {"rows_to": self.rows_to[rank].array, "call": 0, **self._of_peers(rank), **block})
+        ]
 
     def check_traffic(self, rank: int, rows_to: Sequence[int], row_step: int, payload_bytes: int) -> None:
         """That the blocks of a launch have posted this together: so many rows to each rank."""
@@ -179,9 +209,9 @@ class BlocksWorld:
             "rows_to": self.rows_to[rank].array,
             **self.calls.sending(rank, number),
             **self._of_peers(rank),
+            **self._posts(rank, row.row_bytes),
             **block,
         }
-        post = {**self._post(rank, row.row_bytes), **block}
         wait = {
             "window": self.windows[rank],
             "recv_counts": outputs.recv_counts.array,
@@ -213,7 +243,7 @@ class BlocksWorld:
         }
         return [
             ("blocks_send", send | changes),
-            ("blocks_post", post),
+            *self._ends(rank, block),
             ("blocks_wait", wait),
             ("dispatch_offsets", offsets),
         ]
@@ -323,9 +353,9 @@ class BlocksWorld:
             "call": word_of("C", number),
             **self.calls.combining(rank, number),
             **self._of_peers(rank),
+            **self._posts(rank, case.result_bytes),
             **block,
         }
-        post = {**self._post(rank, case.result_bytes), **block}
         wait = {
             "window": self.windows[rank],
             "recv_counts": counts,
@@ -339,7 +369,7 @@ class BlocksWorld:
             "dispatch_word": 0,
             **block,
         }
-        return [("blocks_return", send | changes), ("blocks_post", post), ("blocks_wait", wait)]
+        return [("blocks_return", send | changes), *self._ends(rank, block), ("blocks_wait", wait)]
 
     def check_results(self, rank: int, number: int, dispatch_number: int, zone: int) -> None:
         found, _ = self.places(rank, dispatch_number)

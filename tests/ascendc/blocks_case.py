@@ -26,6 +26,7 @@ class BlocksCase(Case):
         servers: ranks of each; () for one, in which blocks are written straight into windows.
         keeps_order: whether queues between servers keep order inside messages.
         ring_items: posts that a queue holds.
+        post_parts: in which blocks are made that are posted, one rank each at most.
     """
 
     old_limits: bool = False
@@ -35,6 +36,7 @@ class BlocksCase(Case):
     servers: tuple[int, ...] = ()
     keeps_order: bool = False
     ring_items: int = 1
+    post_parts: int = 2
 
     @property
     def config(self) -> Config:

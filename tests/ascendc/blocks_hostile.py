@@ -45,7 +45,7 @@ def check_hostile(library: Library, case: HostileBlockCase, seed: int = 0) -> No
         for rank in senders:
             if world.nics:
                 world.nics.use(rank)
-            phases = world.phases(rank, draw_routing(case, seed, 0, rank), 0, 0, outputs)[:2]
+            phases = world.sending(world.phases(rank, draw_routing(case, seed, 0, rank), 0, 0, outputs))
             for name, arguments in phases if rank < last or case.has_end else phases[:1]:
                 check_reports(library.launch(name, case.blocks, **arguments))
     finally:
@@ -53,7 +53,7 @@ def check_hostile(library: Library, case: HostileBlockCase, seed: int = 0) -> No
             world.nics.close()  # what was posted is there
     if case.header is not None:
         _change_header(world, last, case.header)
-    phases = world.phases(0, draw_routing(case, seed, 0, 0), 0, 0, outputs)[2:]
+    phases = world.waiting(world.phases(0, draw_routing(case, seed, 0, 0), 0, 0, outputs))
     wait, offsets = library.launch_phases(case.blocks, phases)
     check_reports(offsets)
     outputs.check_guards()

@@ -37,7 +37,14 @@ inline Counting& TheCounting() {
     return counting;
 }
 
+// Of a block: false while it looks for what others have yet to do.
+inline bool& IsCounting() {
+    thread_local bool is_counting = true;
+    return is_counting;
+}
+
 inline void Count(uint32_t block, Counter counter, uint64_t number = 1) {
+    if (!IsCounting()) return;
     TheCounting().blocks[block][counter] += number;
 }
 

@@ -47,6 +47,18 @@ extern "C" uint32_t moe_counting_end(uint64_t* numbers) {
 """
 
 
+# Parts are made at the first look that counts.
+AWAIT_PART = """
+    __aicore__ inline bool IsMade(int64_t part) {
+        emulation::IsCounting() = false;
+        for (uint32_t attempt = 0; !IsMadeNow(part); ++attempt) PollPause(attempt, 0, 1);
+        emulation::IsCounting() = true;
+        return IsMadeNow(part);
+    }
+
+    __aicore__ inline bool IsMadeNow(int64_t part) {"""
+
+
 def before(file: str, place: str, statement: str) -> Patch:
     """Puts something before a piece of a source."""
     return Patch(file, place, f"{statement} {place}")
@@ -62,6 +74,7 @@ def patches() -> tuple[Patch, ...]:
     header = Path(__file__).with_name("counting.h").read_text(encoding="utf-8")
     return (
         before(TYPES, "namespace moe::emulation {\n\n// An address inside UB", f"\n{header}\n"),
+        Patch("include/block_posts.h", "    __aicore__ inline bool IsMade(int64_t part) {", AWAIT_PART),
         *_copies(),
         *_scalar_accesses(),
         after(

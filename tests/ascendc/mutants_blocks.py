@@ -41,8 +41,8 @@ FLAGS = (
         (
             Patch(
                 FUSED,
-                _SENT + "    run.template Phase<BlocksPost>(1, args.phase_1, true,",
-                _SENT + "    run.template Phase<BlocksPost>(1, args.phase_1, false,",
+                _SENT + "    run.template Phase<BlocksEnd>(1, args.phase_1, true,",
+                _SENT + "    run.template Phase<BlocksEnd>(1, args.phase_1, false,",
             ),
         ),
         case_of(tokens=(6, 6), blocks=3, rounds=6),

@@ -8,7 +8,7 @@ from .library import Patch
 from .mutants import MUTANT_TIMEOUT_US, Mutant, without
 from .posts import PostingCase
 
-BLOCKS_POST = "include/blocks_post.h"
+BLOCK_POSTS = "include/block_posts.h"
 BLOCKS_WAIT = "include/blocks_wait.h"
 FORMAT = "include/block_format.h"
 DISPATCH_POST = "include/dispatch_post.h"
@@ -16,7 +16,6 @@ COMBINE_POST = "include/combine_post.h"
 POSTS = "include/posts.h"
 FLAGS = "include/flags.h"
 RING = "emulation/post_ring.h"
-FUSED = "include/moe_fused.h"
 
 
 def blocks_of(**changes: object) -> BlocksCase:
@@ -48,11 +47,11 @@ BLOCKS = (
     Mutant(
         "FLAG2 in an unordered message",
         (
-            Patch(BLOCKS_POST, "poster_.Put(rank, {local, remote, payload, framing, 0})", "true"),
+            Patch(BLOCK_POSTS, "poster_.Put(rank, {local, remote, payload, framing, 0})", "true"),
             Patch(
-                BLOCKS_POST,
-                "{local + end, remote + end, 0, END_BYTES, 1}",
-                "{local, remote, payload, static_cast<int64_t>(end) + END_BYTES - payload, 1}",
+                BLOCK_POSTS,
+                "{local + end, remote + end, 0, EndOfBlocks::BYTES, 1}",
+                "{local, remote, payload, static_cast<int64_t>(end) + EndOfBlocks::BYTES - payload, 1}",
             ),
         ),
         blocks_of(rounds=6, topk=1, tokens=(2, 2)),
@@ -61,9 +60,9 @@ BLOCKS = (
         "FLAG2 on the queue of another rank",
         (
             Patch(
-                BLOCKS_POST,
+                BLOCK_POSTS,
                 "poster_.Put(rank, {local + end, remote + end,",
-                "poster_.Put((rank + 1) % args_.num_ranks, {local + end, remote + end,",
+                "poster_.Put((rank + 1) % args_->num_ranks, {local + end, remote + end,",
             ),
         ),
         blocks_of(tokens=(2, 2, 2), servers=(1, 1, 1)),
@@ -72,10 +71,10 @@ BLOCKS = (
         "FLAG2 posted before the rows",
         (
             Patch(
-                BLOCKS_POST,
+                BLOCK_POSTS,
                 "        if (poster_.Put(rank, {local, remote, payload, framing, 0})) {\n"
-                "            poster_.Put(rank, {local + end, remote + end, 0, END_BYTES, 1});\n",
-                "        if (poster_.Put(rank, {local + end, remote + end, 0, END_BYTES, 1})) {\n"
+                "            poster_.Put(rank, {local + end, remote + end, 0, EndOfBlocks::BYTES, 1});\n",
+                "        if (poster_.Put(rank, {local + end, remote + end, 0, EndOfBlocks::BYTES, 1})) {\n"
                 "            poster_.Put(rank, {local, remote, payload, framing, 0});\n",
             ),
         ),
@@ -83,23 +82,57 @@ BLOCKS = (
     ),
     Mutant(
         "a block posted before FLAG2 is written",
-        (without(BLOCKS_POST, "            Order<AscendC::HardEvent::MTE3_S>();\n"),),
+        (without(BLOCK_POSTS, "        Order<AscendC::HardEvent::MTE3_S>();\n"),),
         blocks_of(keeps_order=True, rounds=6),
     ),
     Mutant(
         "blocks posted before other cores have written them",
         (
             Patch(
-                FUSED,
-                "Phase<BlocksPost>(1, args.phase_1, true, false, false);\n"
-                "    run.template Phase<BlocksWait>(2, args.phase_2, false, false, false);\n"
-                "    run.template Phase<DispatchOffsets>",
-                "Phase<BlocksPost>(1, args.phase_1, false, false, false);\n"
-                "    run.template Phase<BlocksWait>(2, args.phase_2, false, false, false);\n"
-                "    run.template Phase<DispatchOffsets>",
+                BLOCK_POSTS,
+                "for (int64_t block = 0; block < AscendC::GetBlockNum(); ++block) {",
+                "for (int64_t block = 0; block < 1; ++block) {",
             ),
         ),
         blocks_of(tokens=(6, 6), blocks=3, rounds=6),
+    ),
+    Mutant(
+        "a core that says too early that it has made a part",
+        (without(BLOCK_POSTS, "        AscendC::PipeBarrier<PIPE_MTE3>();\n"),),
+        blocks_of(tokens=(6, 6), blocks=3, rounds=6),
+    ),
+    Mutant(
+        "what cores said of parts in the round before",
+        (
+            Patch(
+                BLOCK_POSTS,
+                "static_cast<uint32_t>(lines_.At(block * UNIT_WORDS)) - base_;",
+                "static_cast<uint32_t>(lines_.At(block * UNIT_WORDS)) % PARTS_OF_A_ROUND;",
+            ),
+        ),
+        blocks_of(tokens=(6, 6), blocks=3, rounds=6),
+    ),
+    Mutant(
+        "a part posted when the one before it is made",
+        (
+            Patch(
+                BLOCK_POSTS,
+                "parts <= static_cast<uint32_t>(part) ||",
+                "parts < static_cast<uint32_t>(part) ||",
+            ),
+        ),
+        blocks_of(tokens=(4, 4, 4), servers=(1, 1, 1), blocks=3, rounds=6, post_parts=3),
+    ),
+    Mutant(
+        "rows of a rank that no part has",
+        (
+            Patch(
+                BLOCK_POSTS,
+                "place < places.last;\n    }\n\n    // This block",
+                "place + 1 < places.last;\n    }\n\n    // This block",
+            ),
+        ),
+        blocks_of(tokens=(3, 3, 3), servers=(1, 1, 1)),
     ),
     Mutant(
         "two cores on one queue",

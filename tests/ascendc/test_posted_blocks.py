@@ -39,6 +39,11 @@ CASES = {
     "rows_like_flags": BlocksCase(
         tokens=(3, 2), servers=(1, 1), mimicked=True, schedule="D", rounds=4, straggle=0.3
     ),
+    "a_part_for_each_rank": BlocksCase(tokens=(3, 2, 4, 1), servers=(2, 2), blocks=2, topk=3, post_parts=4),
+    "parts_of_several_blocks": BlocksCase(
+        tokens=(3, 2, 4, 1, 3), servers=(2, 2, 1), blocks=3, topk=4, post_parts=3, straggle=0.3
+    ),
+    "one_part": BlocksCase(tokens=(3, 2, 4), servers=(1, 1, 1), blocks=3, post_parts=1),
     "long_row": BlocksCase(tokens=(1, 2), servers=(1, 1), blocks=1, hidden=512 * 7),
 }
 
@@ -63,7 +68,7 @@ def _sent(world: BlocksWorld, rank: int, changes: dict[str, object]) -> None:
     outputs = Outputs.of(case.experts_per_rank, len(case.tokens), 100)
     assert world.nics
     world.nics.use(rank)
-    for name, arguments in world.phases(rank, draw_routing(case, 0, 0, rank), 0, 0, outputs)[:2]:
+    for name, arguments in world.sending(world.phases(rank, draw_routing(case, 0, 0, rank), 0, 0, outputs)):
         check_reports(world.library.launch(name, 1, **{**arguments, **changes}))
 
 
@@ -98,7 +103,7 @@ def test_a_header_of_another_round_behind_a_flag_is_reported(library: Library) -
     first = world.layout.blocks.offset(zone=0, rank=1) + 4 * world.layout.flag_word
     world.windows[0][first : first + 4] = 0
     outputs = Outputs.of(case.experts_per_rank, 2, 100)
-    name, arguments = world.phases(0, draw_routing(case, 0, 0, 0), 0, 0, outputs)[2]
+    name, arguments = world.waiting(world.phases(0, draw_routing(case, 0, 0, 0), 0, 0, outputs))[0]
     assert library.launch(name, 1, **arguments)[0, :2].tolist() == [REPORT_BAD_ROW, 1]
 
 
@@ -109,7 +114,7 @@ def test_a_server_that_is_gone_is_waited_for_until_the_deadline(library: Library
     outputs = Outputs.of(case.experts_per_rank, 3, 100)
     try:
         _sent(world, 0, {})
-        name, arguments = world.phases(0, draw_routing(case, 0, 0, 0), 0, 0, outputs)[2]
+        name, arguments = world.waiting(world.phases(0, draw_routing(case, 0, 0, 0), 0, 0, outputs))[0]
         assert library.launch(name, 1, **arguments)[0, :3].tolist() == [REPORT_TIMEOUT, 1, 2]
     finally:
         world.nics.close()
@@ -129,8 +134,7 @@ def test_a_queue_that_stays_full_is_waited_for_until_the_deadline(library: Libra
     outputs = Outputs.of(case.experts_per_rank, 2, 100)
     try:
         nics.use(0)
-        (_, sends), (_, posts) = world.phases(0, draw_routing(case, 0, 0, 0), 0, 0, outputs)[:2]
-        check_reports(library.launch("blocks_send", 1, **sends))
-        assert library.launch("blocks_post", 1, **posts)[0, :3].tolist() == [REPORT_TIMEOUT, 1, 1]
+        name, arguments = world.phases(0, draw_routing(case, 0, 0, 0), 0, 0, outputs)[0]
+        assert library.launch(name, 1, **arguments)[0, :3].tolist() == [REPORT_TIMEOUT, 1, 1]
     finally:
         nics.close()

@@ -382,7 +382,7 @@ FORMULAS: dict[str, Body] = {
         exchange_send,
         block_prices.blocks_send,
         block_prices.blocks_return,
-        post_prices.blocks_post,
+        block_prices.blocks_end,
         block_prices.blocks_wait,
         post_prices.dispatch_post,
         post_prices.combine_post,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moe_triton.model.bodies import blocks, movement
+from moe_triton.model.bodies import blocks, movement, posts
 from moe_triton.model.bodies.counts import Counted, reached
 from moe_triton.model.bodies.movement import merged
 from moe_triton.model.bodies.pricing import (
@@ -44,6 +44,26 @@ def _rows(work: Work, machine: Machine, counted: Counted, row_bytes: int) -> dic
     return movement.written_remotely(machine, counted.rows, row_bytes, tiers, work.blocks, loop_us)
 
 
+def _posted(work: Work, machine: Machine, counted: Counted, parts: dict[str, float]) -> Cost:
+    """With the blocks that are posted while others are made: what a core tells and looks at, and items."""
+    if "posts" not in counted.stages:
+        return cost_of(counted, parts)
+    told, ends, asked = (counted.stages[name] for name in ("told", "ends", "posts"))
+    cycles = scalar_cycles(machine, told) + told.barriers * machine.store_latency_cycles
+    cycles += scalar_cycles(machine, ends, SCALAR_PER_ENTRY) + loaded_cycles(machine, ends, ends.turns)
+    cycles += stored_cycles(machine, ends, np.minimum(ends.turns, ends.stores))
+    cycles += scalar_cycles(machine, asked, SCALAR_PER_ENTRY) + stored_cycles(machine, asked, asked.stores)
+    cost = cost_of(counted, parts | {"items": slowest(machine, cycles)})
+    making = cost.us - sum(cost.parts.get(name, 0.0) for name in ("scalar", "starts", "flags"))
+    return posts.with_messages(work, machine, cost, making)
+
+
+def blocks_end(work: Work, machine: Machine) -> Cost:
+    """One flag to every rank."""
+    counted = posts.blocks_end(work)
+    return cost_of(counted, {"scalar": start_us(machine, counted), **flags(work, machine, counted)})
+
+
 def blocks_send(work: Work, machine: Machine) -> Cost:
     """Headers, then rows to their places in the receivers' blocks."""
     counted = blocks.blocks_send(work)
@@ -54,7 +74,7 @@ def blocks_send(work: Work, machine: Machine) -> Cost:
         _rows(work, machine, counted, work.number("row_step")),
         flags(work, machine, counted),
     )
-    return cost_of(counted, parts)
+    return _posted(work, machine, counted, parts)
 
 
 def blocks_return(work: Work, machine: Machine) -> Cost:
@@ -65,7 +85,7 @@ def blocks_return(work: Work, machine: Machine) -> Cost:
         _rows(work, machine, counted, work.number("row_step")),
         flags(work, machine, counted),
     )
-    return cost_of(counted, parts)
+    return _posted(work, machine, counted, parts)
 
 
 def blocks_wait(work: Work, machine: Machine) -> Cost:

@@ -27,7 +27,9 @@ from moe_triton.model.bodies.counts import (
     lines_of_table,
     lookups,
     no_ranks,
+    num_parts,
 )
+from moe_triton.model.bodies.posts import parts_posted
 from moe_triton.model.bodies.sends import PIECE_BYTES, Results, sent_rows
 from moe_triton.model.cost import UnknownWorkError, Work
 
@@ -48,8 +50,10 @@ def blocks_send(work: Work) -> Counted:
     # Each row's place and, with the first of a receiver, all of its sums.
     asked = np.unique(results.blocks[results.is_sent] + work.blocks * results.ranks[results.is_sent])
     words = 2 * results.slots + 2 * experts * each_block(work, asked % work.blocks)
-    rows = sent_rows(work, results, results.lines(lines)) + counts(work, scalar_local=words)
+    asked_lines = results.lines(lines)
+    rows = sent_rows(work, results, asked_lines) + counts(work, scalar_local=words)
     stages = {"start": start, "starts": starts, "flags": headers, "tables": results.tables(), "rows": rows}
+    stages |= parts_posted(work, np.union1d(lines, asked_lines))
     return Counted(stages, results.rows, np.ones(ranks, np.int64))
 
 
@@ -86,7 +90,8 @@ def blocks_return(work: Work) -> Counted:
         raise UnknownWorkError(f"blocks_return: the model knows of {each.size} entries, not {entries}")
     ends = each.cumsum()
     share = bounds(work, int(ends[-1]))
-    looks = int(chunks(entries, CHUNK_ENTRIES))
+    looks = int(chunks(entries, CHUNK_ENTRIES)) * num_parts(work)
+    seen = entries * num_parts(work)
     # (blocks, entries) rows that each block sends of each entry
     first = np.maximum(share[:-1, None], (ends - each)[None, :])
     own = np.maximum(np.minimum(share[1:, None], ends[None, :]) - first, 0)
@@ -96,14 +101,14 @@ def blocks_return(work: Work) -> Counted:
     pieces = chunks(rows * row_step, min(row_step, PIECE_BYTES))
     sent = filled(work, block, sources)
     start = found_zone(work) + end(work) + kept(work, "combine_kind") + fresh(work, 1)
-    start += counts(work, dropped=lines_of_table(ranks), vector=1)
+    start += counts(work, dropped=lines_of_table(ranks), vector=num_parts(work))
     tables = counts(
         work,
         loads=looks,
-        load_bytes=WORD_BYTES * entries,
-        scalar_local=3 * entries,
+        load_bytes=WORD_BYTES * seen,
+        scalar_local=3 * seen,
         turns=looks,
-        items=entries,
+        items=seen,
     )
     written = counts(
         work,
@@ -122,6 +127,7 @@ def blocks_return(work: Work) -> Counted:
     read_before = each_block(work, np.intersect1d(lines, sent) % work.blocks)
     headers += counts(work, lines=-read_before)
     stages = {"start": start, "tables": tables, "rows": written, "flags": headers}
+    stages |= parts_posted(work, np.union1d(lines, sent))
     to_ranks = np.bincount(sources, rows, ranks).astype(np.int64)
     return Counted(stages, to_ranks, np.ones(ranks, np.int64))
 

@@ -199,6 +199,19 @@ def is_queued(work: Work) -> np.ndarray:
     return np.asarray(servers != servers[me])
 
 
+def num_parts(work: Work) -> int:
+    """In how many parts blocks are made that are posted; 1 where none is."""
+    return work.number("num_parts") if "part_lines" in work.arguments else 1
+
+
+def parts_of(work: Work) -> np.ndarray:
+    """(EP,) the part that a rank's block is in (block_posts.h): from the one behind this rank on, evenly."""
+    ranks, parts = work.traffic.config.num_ranks, num_parts(work)
+    places = (np.arange(ranks) - work.traffic.rank - 1) % ranks
+    firsts = ranks * np.arange(1, parts) // parts
+    return np.searchsorted(firsts, places, side="right")
+
+
 def reached(work: Work) -> tuple[Tier, ...]:
     """(EP,) how far each rank's window is; what is to be posted is written to this rank's own."""
     pairs = zip(work.traffic.tiers, is_queued(work).tolist(), strict=True)

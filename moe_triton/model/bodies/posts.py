@@ -32,6 +32,8 @@ from moe_triton.model.bodies.counts import (
     lines_of_table,
     lookups,
     no_ranks,
+    num_parts,
+    parts_of,
 )
 from moe_triton.model.bodies.sends import ENTRIES_PER_POST
 from moe_triton.model.constants import Machine
@@ -87,37 +89,73 @@ def rows_of_blocks(work: Work) -> np.ndarray:
     return work.traffic.sent if is_dispatch else work.traffic.received
 
 
-def blocks_post(work: Work) -> Counted:
-    """A unit of flags behind the rows of each rank's block; then the blocks of queued ranks."""
+def _ends(work: Work, before: np.ndarray) -> Counts:
+    """A unit of flags behind the rows of each rank's block; `before`: lines that have been read."""
     ranks, queued = np.arange(work.number("num_ranks")), is_queued(work)
     blocks, posts = owner_of(work, ranks), work.number("out_offset") != 0
     own, away = each_block(work, blocks), each_block(work, blocks[is_remote(work)])
-    start = found_zone(work) + end(work) + fresh(work, 1 + posts)
-    start += counts(work, dropped=lines_of_table(ranks.size), scalar_local=UNIT_WORDS)
-    lines = filled(work, blocks, ranks)
-    flags = counts(
+    return counts(
         work,
         stores=own,
         store_bytes=own * UB_ALIGN,
         sent_bytes=away * UB_ALIGN,
+        scalar_local=UNIT_WORDS,
         scalar_global=own + each_block(work, blocks, 1 + posts * ~queued),
-        lines=own + filled_by(work, lines),
+        lines=own + filled_by(work, filled(work, blocks, ranks, before)),
         dropped=own,
         items=own,
     )
-    stages = {"start": start, "flags": flags}
-    if posts:
-        each = each_block(work, blocks[queued])
-        messages = 1 + (work.number("end_offset") != 0)
-        asked = counts(
-            work,
-            scalar_global=own + (3 + messages) * each,
-            lines=each,
-            dropped=each,
-            items=messages * each,
-        )
-        stages["posts"] = asked + _traffic(work)
-    return Counted(stages, no_ranks(work), np.ones(ranks.size, np.int64))
+
+
+def blocks_end(work: Work) -> Counted:
+    """FLAG2 of each rank's block, where none is posted."""
+    ranks = work.number("num_ranks")
+    start = found_zone(work) + end(work) + fresh(work, 1)
+    start += counts(work, dropped=lines_of_table(ranks))
+    stages = {"start": start, "flags": _ends(work, np.zeros(0, np.int64))}
+    return Counted(stages, no_ranks(work), np.ones(ranks, np.int64))
+
+
+def parts_posted(work: Work, before: np.ndarray) -> dict[str, Counts]:
+    """What a launch that makes blocks does to post them, part by part; nothing where it posts none. Parts are
+    made, by all blocks, at the first look.
+
+    Args:
+        work: the launch.
+        before: lines of the table of windows that have been read.
+    """
+    if not work.number("out_offset"):
+        return {}
+    ranks, parts = np.arange(work.number("num_ranks")), num_parts(work)
+    blocks, queued = owner_of(work, ranks), is_queued(work)
+    own, each = each_block(work, blocks), each_block(work, blocks[queued])
+    looks = each_block(work, np.unique(blocks * parts + parts_of(work)) // parts)
+    messages = 1 + (work.number("end_offset") != 0)
+    told = fresh(work, 2) + counts(
+        work, vector=1, scalar_local=parts, stores=parts, store_bytes=parts * UB_ALIGN, barriers=parts
+    )
+    seen = counts(
+        work,
+        loads=looks,
+        load_bytes=looks * work.blocks * UB_ALIGN,
+        scalar_local=looks * work.blocks,
+        turns=looks,
+    )
+    asked = counts(
+        work,
+        scalar_global=own + (3 + messages) * each,
+        lines=each,
+        dropped=each,
+        items=messages * each,
+    )
+    return {"told": told, "ends": _ends(work, before) + seen, "posts": asked + _traffic(work)}
+
+
+def _made(work: Work, peers: np.ndarray) -> np.ndarray:
+    """(N,) the share of all rows that is there when the part with this rank's block is made."""
+    rows, parts = rows_of_blocks(work), parts_of(work)
+    made = np.bincount(parts, rows, num_parts(work)).cumsum()
+    return np.asarray((made / max(made[-1], 1))[parts[peers]])
 
 
 def posted_blocks(work: Work) -> Posted:
@@ -275,19 +313,24 @@ def posted_entries(work: Work) -> Posted:
 
 
 _MESSAGES: dict[str, Callable[[Work], Posted]] = {
-    "blocks_post": posted_blocks,
+    "blocks_send": posted_blocks,
+    "blocks_return": posted_blocks,
     "dispatch_post": posted_rows,
     "combine_post": posted_results,
     "post_status": posted_entries,
 }
-RINGING = frozenset({"blocks_post"})
+RINGING = frozenset({"blocks_send", "blocks_return"})
 """Kernels whose messages are posted by a processor of their own, one after the other (AICPU), and not by the
 cores, each those of its own queues.
 """
 
 
-def with_messages(work: Work, machine: Machine, cost: Cost) -> Cost:
+def with_messages(work: Work, machine: Machine, cost: Cost, making_us: float = 0.0) -> Cost:
     """The cost of a launch that posts, with what it posts; posts of cores are a part of its time.
+
+    Args:
+        work, machine, cost: of the launch.
+        making_us: of it, at its end, in which it makes blocks that are posted as they are made.
 
     Raises:
         UnknownWorkError: the machine has no network.
@@ -298,7 +341,9 @@ def with_messages(work: Work, machine: Machine, cost: Cost) -> Cost:
         raise UnknownWorkError(f"{work.kernel.name}: {machine.name} has no constants of a network; A2 has")
     posted = _MESSAGES[work.kernel.name](work)
     if work.kernel.name in RINGING:
-        times = machine.post_aicpu_us * np.arange(1, posted.peers.size + 1)
+        before_us = machine.post_aicpu_us * np.arange(posted.peers.size)
+        made_us = making_us * (_made(work, posted.peers) - 1)
+        times = machine.post_aicpu_us + before_us + np.maximum.accumulate(made_us - before_us)
         return replace(cost, messages=Messages(posted.peers, posted.num_bytes, times))
     blocks = owner_of(work, posted.peers)
     each = np.bincount(blocks, minlength=work.blocks)

@@ -43,7 +43,9 @@ from moe_triton.model.bodies.counts import (
     lookups,
     lookups_of,
     no_ranks,
+    num_parts,
     number_at,
+    parts_of,
 )
 from moe_triton.model.cost import UnknownWorkError, Work
 
@@ -110,6 +112,11 @@ class Results:
         return block_of(self.work, self.ranks.size)
 
     @cached_property
+    def parts(self) -> np.ndarray:
+        """(N,) in which part each result is sent, of those that have their turn one after the other."""
+        return np.asarray(parts_of(self.work)[self.ranks])
+
+    @cached_property
     def slots(self) -> np.ndarray:
         """(blocks,) slots that each block fills."""
         return each_block(self.work, self.blocks[self.is_sent])
@@ -127,13 +134,16 @@ class Results:
 
     @cached_property
     def visits(self) -> np.ndarray:
-        """(blocks,) how many source rows each block loads: one for all of a token's results that it has."""
+        """(blocks,) how many source rows each block loads: one for all of a token's results that it has in a
+        part.
+        """
         topk, each = self.work.number("topk"), np.arange(self.ranks.size)
         most = MAX_VISIT if self.work.number("rows_per_token") == 1 else 1
         share = bounds(self.work, self.ranks.size)[self.blocks]
         begins = (each - np.maximum(each // topk * topk, share)) % most == 0
-        slots = np.bincount(np.cumsum(begins) - 1, self.is_sent, minlength=begins.sum())
-        return each_block(self.work, self.blocks[begins][slots > 0])
+        number, turns = np.cumsum(begins) - 1, num_parts(self.work)
+        loaded = np.unique((number * turns + self.parts)[self.is_sent]) // turns
+        return each_block(self.work, self.blocks[begins][loaded])
 
     @property
     def rows(self) -> np.ndarray:
@@ -154,14 +164,17 @@ class Results:
         tables, words = 2 + work.has("topk_weights"), topk * (2 + work.has("topk_weights"))
         if "scales" in work.arguments and work.has("scales"):
             tables, words = tables + 1, words + rows
+        turns = num_parts(work)
+        loads, tokens = loads * turns, tokens * turns
         return counts(work, loads=loads * tables, load_bytes=tokens * words * WORD_BYTES, turns=loads)
 
 
 def _words(work: Work, results: Results) -> np.ndarray:
-    """(blocks,) scalar accesses for addresses and stamps: of each result its id; of those that are sent an
-    index, rank, token and k, and a weight, which is read where there is one.
+    """(blocks,) scalar accesses for addresses and stamps: of each result its id, in every part; of those that
+    are sent an index, rank, token and k, and a weight, which is read where there is one.
     """
-    words: np.ndarray = each_block(work, results.blocks) + (5 + work.has("topk_weights")) * results.slots
+    looks = num_parts(work) * each_block(work, results.blocks)
+    words: np.ndarray = looks + (5 + work.has("topk_weights")) * results.slots
     return words
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from moe_triton.model.bodies.remembered import Bodies
@@ -13,10 +13,11 @@ from moe_triton.model.clusters.prices import Call
 from moe_triton.model.constants import Machine
 from moe_triton.model.timelines.timeline import Timeline
 from moe_triton.model.topology import RANKS_PER_NODE
+from moe_triton.schemes.site import usual_post_parts
 
 STAGES = "until posted", "on the way", "behind it"
 """Until the launch that posts has done its work; until the last block is there; until the end."""
-POSTING, WAITING = ("flag", "post"), "wait"  # steps
+POSTING, WAITING = ("send", "post"), "wait"  # steps
 _UNTIL_POSTED = "start", "cores", "pack", "sync"
 _ON_THE_WAY = "posts", "rdma", "latency"
 
@@ -28,7 +29,8 @@ class Compared:
     Attributes:
         operator, ranks, tokens: which.
         timeline_us: of A2's fullmesh, launch by launch.
-        closed_us: by its closed form.
+        closed_us: by its closed form, which is that of Ascend's operators, with blocks made in parts: of
+            packing all but the first part's is hidden by the link.
         stages: of the first and of the second, by `STAGES`.
         rows_us: of A3's fullmesh_v1 on the same ranks, which posts rows by themselves.
     """
@@ -65,14 +67,18 @@ def compare(ranks: int, tokens: int, machine: Machine, bodies: Bodies) -> list[C
     found = []
     for operator in OPERATORS:
         line, of_rows = (_slowest([p.timeline for p in call.priced(operator, machine)]) for call in calls)
-        form = closed.operators[operator]
+        form = _in_parts(closed.operators[operator].parts, usual_post_parts(ranks))
         stages = {
             name: (mine, its)
-            for name, mine, its in zip(STAGES, _stages(line), _stages_of_form(form.parts), strict=True)
+            for name, mine, its in zip(STAGES, _stages(line), _stages_of_form(form), strict=True)
         }
-        us = line.total_us, form.us
+        us = line.total_us, sum(form.values())
         found.append(Compared(operator, ranks, tokens, *us, stages, of_rows.total_us))
     return found
+
+
+def _in_parts(form: Mapping[str, float], parts: int) -> dict[str, float]:
+    return {**form, "pack": form["pack"] / parts}
 
 
 def _slowest(lines: Sequence[Timeline]) -> Timeline:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moe_triton.core import ascendc
-from moe_triton.core.ascendc_blocks import BLOCKS_POST, BLOCKS_RETURN, BLOCKS_SEND, BLOCKS_WAIT
+from moe_triton.core.ascendc_blocks import BLOCKS_END, BLOCKS_RETURN, BLOCKS_SEND, BLOCKS_WAIT
 from moe_triton.core.ascendc_direct import COUNTS_SEND, DIRECT_SEND
 from moe_triton.core.ascendc_posts import COMBINE_POST, DISPATCH_POST
 from moe_triton.core.kernel import TritonKernel
@@ -52,14 +52,16 @@ SENDERS: dict[str, tuple[tuple[str, Moment, str], ...]] = {
     ascendc.POST_STATUS.name: (("status", "end", ""), ("status", "messages", "out_offset")),
     DISPATCH_POST.name: (("status", "messages", ""),),
     COMBINE_POST.name: (("status", "messages", "flag_rows"),),
-    BLOCKS_SEND.name: (),
-    BLOCKS_RETURN.name: (),
-    BLOCKS_POST.name: (("peer_blocks", "end", ""), ("peer_blocks", "messages", "out_offset")),
+    BLOCKS_SEND.name: (("peer_blocks", "messages", "out_offset"),),
+    BLOCKS_RETURN.name: (("peer_blocks", "messages", "out_offset"),),
+    BLOCKS_END.name: (("peer_blocks", "end", ""),),
     DIRECT_SEND.name: (),
     ascendc.DISPATCH_OFFSETS.name: (),
     ascendc.EXCHANGE_SEND.name: (),
 }
-POSTERS = frozenset(kernel.name for kernel in (ascendc.POST_STATUS, DISPATCH_POST, COMBINE_POST, BLOCKS_POST))
+POSTERS = frozenset(
+    kernel.name for kernel in (ascendc.POST_STATUS, DISPATCH_POST, COMBINE_POST, BLOCKS_SEND, BLOCKS_RETURN)
+)
 """Their deadline is for room in a queue, of which there is enough."""
 WAITERS = {
     ascendc.DISPATCH_WAIT.name: "status",

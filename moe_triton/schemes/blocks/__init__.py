@@ -3,7 +3,7 @@
 Of each rank one block comes in every round, with all that it has for this one: a receiver waits for as many
 flags as there are ranks, and a sender needs one write for each peer, which is what queues between servers are
 made for. Inside a server blocks are written straight into the peers' windows. In a group of several servers
-each is made in the out part of this rank's own, and posted as one message.
+each is made in the out part of this rank's own, and posted as one message, while others are still made.
 
 What guards what, in zone z of round i:
 
@@ -19,11 +19,14 @@ say that what this rank posted in round i has arrived: its place in the out part
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar
 
+from moe_triton.core.config import Config
 from moe_triton.core.plan import Plan
 from moe_triton.core.region import Region
+from moe_triton.core.space import Space
 from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.schemes.blocks.combine import CombinePlans
 from moe_triton.schemes.blocks.dispatch import DispatchPlans
@@ -32,7 +35,7 @@ from moe_triton.schemes.blocks.waits import FINDERS
 from moe_triton.schemes.common.flags import barrier_plan
 from moe_triton.schemes.common.waits import ENTRY_FINDERS
 from moe_triton.schemes.scheme import Refusal, RoundFacts, SplitScheme
-from moe_triton.schemes.site import OPERATORS, Operator, Site
+from moe_triton.schemes.site import OPERATORS, Operator, Site, usual_post_parts
 
 
 class BlockFullmesh(SplitScheme):
@@ -48,6 +51,17 @@ class BlockFullmesh(SplitScheme):
         ),
         "tp_group": Refusal("A2 has no tensor parallelism", "Leave it out, or use product='A3'."),
     }
+
+    @classmethod
+    def space(cls, config: Config, target: str, cores: int) -> Space:
+        """See `Scheme`. Between servers the parts in which blocks are made as well."""
+        space, ranks = super().space(config, target, cores), config.num_ranks
+        if config.topology.num_servers == 1:
+            return space
+        usual = usual_post_parts(ranks)
+        parts = tuple(sorted({usual, *(min(each, ranks) for each in (1, 2, 4, 8, 16))}))
+        choices = {"post_parts": parts, **space.choices}
+        return replace(space, choices=choices, usual={**space.usual, "post_parts": usual})
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)

@@ -1,6 +1,6 @@
 """Combine by blocks: to each rank the results of its rows, in the order in which they came in its block.
 
-Steps: places, which are known from the ids alone; send, flag and wait; the sum.
+Steps: places, which are known from the ids alone; send, flag and wait, as in dispatch; the sum.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
 from moe_triton.layout.call_word import call_word, combine_bits
 from moe_triton.operators.variants import CombineVariant
 from moe_triton.schemes.blocks.layout import BlocksLayout
-from moe_triton.schemes.blocks.steps import in_blocks, of_peers, post, wait
+from moe_triton.schemes.blocks.steps import ends, in_blocks, of_peers, of_posts, wait
 from moe_triton.schemes.common.steps import ids_of, record_waits, rms_norm, select
 from moe_triton.schemes.site import COMBINE_KIND, Site, launch_matching
 
@@ -69,11 +69,12 @@ class CombinePlans:
             "kind": combine_bits(variant.kind),
             "combine_kind": COMBINE_KIND,
             **of_peers(site, self.layout),
+            **of_posts(site, "combine", self._row_bytes),
             **in_blocks(site, self.layout, "combine", zone, call, self._row_bytes),
             "report": Hole("report"),
         }
         send = launch("send", BLOCKS_RETURN, "communication", site.num_blocks, **values)
-        return [send, post(site, self.layout, "combine", zone, call, self._row_bytes, self._row_bytes)]
+        return [send, *ends(site, self.layout, "combine", zone, call, self._row_bytes)]
 
     def _places(self, variant: CombineVariant) -> list[Launch]:
         """Where each result will be, and how many come from each rank."""

@@ -1,7 +1,8 @@
 """Dispatch by blocks: to each rank its rows one after the other, by expert, with their counts ahead of them.
 
 Steps: route (with pack where rows are quantised); send, which brings the rows to their places in the
-receivers' blocks; flag; wait; offsets; arrange.
+receivers' blocks, and posts blocks between servers, the first ones while it makes the next; inside a server
+flag; wait; offsets; arrange.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from moe_triton.layout import SlotLayout
 from moe_triton.layout.call_word import call_word
 from moe_triton.operators.variants import DispatchVariant
 from moe_triton.schemes.blocks.layout import BlockRow, BlocksLayout
-from moe_triton.schemes.blocks.steps import in_blocks, of_peers, post, wait
+from moe_triton.schemes.blocks.steps import ends, in_blocks, of_peers, of_posts, wait
 from moe_triton.schemes.common import steps as local
 from moe_triton.schemes.site import COMBINE_KIND, DISPATCH_WORD, Site, launch_matching
 
@@ -62,7 +63,7 @@ class DispatchPlans:
         return BlockRow.of(self.site.config.hidden, variant.row_format, variant.dtype)
 
     def _send(self, variant: DispatchVariant, zone: int) -> list[Launch]:
-        """Steps 1 and 2: counts and rows; behind them, when all are there, the flags."""
+        """Steps 1 and 2: counts and rows; behind them, when all are there, the flags, or posts."""
         c, site, row = self.site.config, self.site, self._row(variant)
         call = call_word("dispatch", variant.kind)
         packed = SlotLayout.of(c.hidden, variant.row_format, variant.dtype)
@@ -86,11 +87,12 @@ class DispatchPlans:
             "combine_kind": COMBINE_KIND,
             "dispatch_word": DISPATCH_WORD,
             **of_peers(site, self.layout),
+            **of_posts(site, "dispatch", row.row_bytes),
             **in_blocks(site, self.layout, "dispatch", zone, call, row.packed_bytes),
             "report": Hole("report"),
         }
         send = launch("send", BLOCKS_SEND, "communication", site.num_blocks, **values)
-        return [send, post(site, self.layout, "dispatch", zone, call, row.packed_bytes, row.row_bytes)]
+        return [send, *ends(site, self.layout, "dispatch", zone, call, row.packed_bytes)]
 
     def _receive(self, variant: DispatchVariant, zone: int) -> list[Launch]:
         """Step 3, and where rows belong and are."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moe_triton.core.ascendc_blocks import BLOCKS_POST, BLOCKS_WAIT
+from moe_triton.core.ascendc_blocks import BLOCKS_END, BLOCKS_WAIT
 from moe_triton.core.plan import Hole, Launch, Value, launch
 from moe_triton.schemes.blocks.layout import BlocksLayout
 from moe_triton.schemes.site import Operator, Site
@@ -39,34 +39,45 @@ def in_blocks(
     }
 
 
-def post(
-    site: Site,
-    layout: BlocksLayout,
-    operator: Operator,
-    zone: int,
-    call: int,
-    row_step: int,
-    payload_bytes: int,
-) -> Launch:
-    """Step 2: FLAG2 of every block, and the posts of those for queued peers.
+def of_posts(site: Site, operator: Operator, payload_bytes: int) -> dict[str, Value]:
+    """How blocks for queued peers are posted, while others are made.
+
+    Args:
+        site, operator: as in `in_blocks`.
+        payload_bytes: of a row: those of the row itself.
+    """
+    if not site.scheme.queued_peers:
+        return {"payload_bytes": 0, "num_parts": 1, "part_lines": 0, "timeout_us": 0, "traffic": 0}
+    return {
+        "payload_bytes": payload_bytes,
+        "num_parts": site.post_parts,
+        "part_lines": Hole("part_lines"),
+        "timeout_us": site.timeout_us,
+        "traffic": site.traffic(operator),
+    }
+
+
+def ends(
+    site: Site, layout: BlocksLayout, operator: Operator, zone: int, call: int, row_step: int
+) -> list[Launch]:
+    """Step 2, where no block is posted: FLAG2 of each. Who posts blocks ends them as well.
 
     Args:
         site, layout, operator, zone, call, row_step: as in `in_blocks`.
-        payload_bytes: of a row: those of the row itself.
     """
-    return launch(
+    if site.scheme.queued_peers:
+        return []
+    end = launch(
         "flag",
-        BLOCKS_POST,
+        BLOCKS_END,
         "communication",
         site.num_blocks,
         rows_to=Hole("rows_to"),
-        payload_bytes=payload_bytes,
-        timeout_us=site.timeout_us,
-        traffic=site.traffic(operator) if site.scheme.queued_peers else 0,
         **of_peers(site, layout),
         **in_blocks(site, layout, operator, zone, call, row_step),
         report=Hole("report"),
     )
+    return [end]
 
 
 def wait(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from moe_triton.core.ascendc import REPORT_BAD_ROW
-from moe_triton.core.ascendc_blocks import BLOCKS_POST, BLOCKS_WAIT
+from moe_triton.core.ascendc_blocks import BLOCKS_RETURN, BLOCKS_SEND, BLOCKS_WAIT
 from moe_triton.core.records import REPORT
 from moe_triton.core.region import Region
 from moe_triton.layout import WORD_BYTES
@@ -63,5 +63,6 @@ def _refused(wait: GaveUp) -> str:
 
 FINDERS = {
     BLOCKS_WAIT.name: Finder(entries_gave_up, _blocks_go_on, _words, refused=_refused),
-    BLOCKS_POST.name: POSTS,
+    BLOCKS_SEND.name: POSTS,
+    BLOCKS_RETURN.name: POSTS,
 }

@@ -139,6 +139,7 @@ def plan(
     dispatch_tokens: Annotated[int | None, typer.Option(help="of a part, see Tuning")] = None,
     combine_tokens: Annotated[int | None, typer.Option(help="of a part, see Tuning")] = None,
     posts: Annotated[Posts | None, typer.Option(help="who posts in hierarchy, see Tuning")] = None,
+    post_parts: Annotated[int | None, typer.Option(help="of blocks that are posted, see Tuning")] = None,
 ) -> None:
     """Print the launches of dispatch and combine on rank 0, in zone 0 where plans are of one zone.
 
@@ -151,7 +152,7 @@ def plan(
     from moe_triton.tools.cli.show import Group, show_plans
 
     make = partial(Config, ranks, tokens, hidden, topk, experts)
-    tuning = Tuning(dispatch_tokens, combine_tokens, communication_blocks, posts=posts)
+    tuning = Tuning(dispatch_tokens, combine_tokens, communication_blocks, posts=posts, post_parts=post_parts)
     group = Group(make, Asked(comm_alg, outputs, backend), product, ranks_per_server)
     show_plans(group, None if quantize == "none" else quantize, blocks, tuning, console)
 
