@@ -32,6 +32,12 @@ def spans_named(events: Iterable[Event], *names: str) -> list[Span]:
     return [span_of(event) for event in events if event["name"] in names]
 
 
+def lies_in(step: Event, launch: Event) -> bool:
+    """On the same core."""
+    (begin, end), (first, last) = span_of(step), span_of(launch)
+    return bool(step["tid"] == launch["tid"] and first <= begin and end <= last)
+
+
 def overlap_us(span: Span, others: Iterable[Span]) -> float:
     """Of a span, what the union of others covers."""
     covered, at = 0.0, span[0]

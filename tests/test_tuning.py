@@ -75,6 +75,40 @@ def test_who_posts_is_a_choice_of_hierarchy_only(posts: Any, scheme: str, target
     Tuning(posts=posts).check_poster("hierarchy", "cpu")
 
 
+@pytest.mark.parametrize(
+    ("scheme", "servers", "rule"),
+    [
+        (
+            "hierarchy",
+            2,
+            "only A2's fullmesh between servers posts blocks, and here tokens travel by hierarchy",
+        ),
+        ("fullmesh_v1", 2, "tokens travel by fullmesh_v1"),
+        ("fullmesh", 1, "tokens travel by fullmesh inside one server"),
+    ],
+)
+def test_only_blocks_are_posted_in_parts(scheme: str, servers: int, rule: str) -> None:
+    with pytest.raises(ArgumentError, match=rule) as raised:
+        Tuning(post_parts=2).check_post_parts(scheme, servers)
+    assert raised.value.argument == "tuning.post_parts"
+    Tuning().check_post_parts(scheme, servers)
+    Tuning(post_parts=2).check_post_parts("fullmesh", 2)
+
+
+@pytest.mark.parametrize("parts", [0, -1, 64])
+def test_so_many_parts_that_are_posted_there_are_not(parts: int) -> None:
+    with pytest.raises(ArgumentError, match=r"tuning.post_parts is .*1 to 63"):
+        Tuning(post_parts=parts).check(1)
+
+
+@pytest.mark.parametrize(("ranks", "given", "parts"), [(2, None, 1), (4, None, 3), (64, None, 8), (4, 9, 4)])
+def test_blocks_are_made_in_as_many_parts_as_there_are_ranks_for(
+    ranks: int, given: int | None, parts: int
+) -> None:
+    config = Config(ranks, 8, 64, 2, ranks, relaxed=True, product="A2", scheme="fullmesh", ranks_per_server=1)
+    assert Site(config, 1, 4, 1000, "cpu", tuning=Tuning(post_parts=given)).post_parts == parts
+
+
 @pytest.mark.parametrize("posts", ["AIV", "", 1, True])
 def test_who_posts_is_one_of_two(posts: Any) -> None:
     with pytest.raises(ArgumentError, match="one of \\['aiv', 'aicpu'\\]"):

@@ -10,10 +10,11 @@ from benchmarks.servers.hierarchy import hierarchy
 from benchmarks.servers.mapped import mapped
 from benchmarks.servers.overlap import overlap
 from benchmarks.servers.pace import pace
+from benchmarks.servers.packing import packing
 from benchmarks.servers.posts import posts
 from benchmarks.servers.stages import stages
 
-FIGURES = ("pace", "posts", "mapped", "overlap", "hierarchy", "stages", "example")
+FIGURES = ("pace", "posts", "mapped", "overlap", "packing", "hierarchy", "stages", "example")
 
 
 def main() -> None:
@@ -35,7 +36,7 @@ def main() -> None:
         type=float,
         nargs="+",
         default=[0.25, 0.5, 1, 2, 3, 6, 12],
-        help="stages only: the link's time, of what the relay takes without a link",
+        help="stages, packing: the link's time, of what relay or send takes without a link",
     )
     arguments.add_argument("--iterations", type=int, default=20)
     arguments.add_argument(
@@ -47,7 +48,7 @@ def main() -> None:
         help="link's time, of a call without link: pace, by default 6; overlap, 1; hierarchy, 10",
     )
     arguments.add_argument("--plot", type=Path, help="posts, hierarchy, stages: draw into this folder")
-    arguments.add_argument("--trace", type=Path, help="stages only: keep the traces in this folder")
+    arguments.add_argument("--trace", type=Path, help="stages, packing: keep the traces in this folder")
     options = arguments.parse_args()
     found = []
     ranks, per_server = options.ranks or 4, options.ranks_per_server or 2
@@ -63,6 +64,9 @@ def main() -> None:
     elif options.figure == "overlap":
         for tokens in options.tokens or [64]:
             found += overlap(ranks, tokens, options.iterations, options.wire or 1.0)
+    elif options.figure == "packing":
+        for tokens in options.tokens or [64]:
+            found += packing(ranks, tokens, options.factors, options.iterations, options.trace)
     elif options.figure == "hierarchy":
         servers, tokens = (options.ranks or 8) // per_server, options.tokens or [16, 64, 256]
         routing = options.experts, options.limit

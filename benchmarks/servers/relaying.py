@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.spans import Event, Span, calls_of, merged, overlap_us, span_of, spans_named
+from benchmarks.spans import Event, Span, calls_of, lies_in, merged, overlap_us, span_of, spans_named
 
 RELAY, SERVER_SUM = "relay", "server sum"
 PASSING_ON = ("write", "flag")
@@ -60,7 +60,7 @@ def relaying(events: Sequence[Event], operator: str) -> list[Span]:
     return [
         span_of(step)
         for step in events
-        if step["name"] in PASSING_ON and any(_lies_in(step, relay) for relay in relays)
+        if step["name"] in PASSING_ON and any(lies_in(step, relay) for relay in relays)
     ]
 
 
@@ -74,9 +74,3 @@ def link_of(ranks: Mapping[int, Sequence[Event]], operator: str, rank: int) -> l
         for event in events
         if event["cat"] == "link" and event["args"]["rank"] == rank
     ]
-
-
-def _lies_in(step: Event, launch: Event) -> bool:
-    """On the same core."""
-    (begin, end), (first, last) = span_of(step), span_of(launch)
-    return bool(step["tid"] == launch["tid"] and first <= begin and end <= last)

@@ -63,7 +63,7 @@ class Route:
         ranks_per_server: see `EPBuffer`.
         quantize: of rows in dispatch.
         wire: between servers; None for the setting's.
-        posts: see `Tuning`.
+        posts, post_parts: see `Tuning`.
     """
 
     name: str
@@ -73,6 +73,14 @@ class Route:
     quantize: Literal["int8"] | None = None
     wire: Wire | None = None
     posts: Posts | None = None
+    post_parts: int | None = None
+
+    @property
+    def tuning(self) -> Tuning | None:
+        """None where nothing is set."""
+        if self.posts is None and self.post_parts is None:
+            return None
+        return Tuning(posts=self.posts, post_parts=self.post_parts)
 
 
 @dataclass(frozen=True)
@@ -154,7 +162,7 @@ class Pair:
             comm_alg=route.comm_alg,
             ranks_per_server=route.ranks_per_server,
             relaxed=True,
-            tuning=Tuning(posts=route.posts) if route.posts else None,
+            tuning=route.tuning,
             trace=setting.trace_of(route),
         )
 

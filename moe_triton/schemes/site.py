@@ -196,7 +196,7 @@ class Site:
 
     @property
     def spans_servers(self) -> bool:
-        """Whether the group has several servers: what is posted is posted when all of it is there."""
+        """Whether the group has several servers: then no operator's tokens are cut into parts."""
         return self.config.topology.num_servers > 1
 
     def parts(self, operator: str, tokens: int) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.servers.overlap import hidden
+from benchmarks.servers.packing import packed
 from benchmarks.servers.posts import crossing
 from benchmarks.servers.relaying import Relayed, relayed
 from benchmarks.servers.runs import Wire
@@ -123,6 +124,39 @@ def test_server_sums_are_hidden_where_the_own_link_carries_partial_rows(tmp_path
         (call, "to rank 0", 1, 1, 30, 40),
     )
     assert relayed(path, "combine", 1) == [Relayed((20, 10), (5, 0))]
+
+
+def test_packing_is_hidden_where_the_own_link_carries_blocks(tmp_path: Path) -> None:
+    call = "dispatch #2"
+    path = trace_of(
+        tmp_path,
+        (call, "send", 0, 0, 0, 30),
+        (call, "flag", 0, 0, 0, 2),
+        (call, "write", 0, 0, 2, 10),
+        (call, "to rank 1", 0, 1, 8, 16),  # 2 of 8
+        (call, "post", 0, 0, 10, 14),
+        (call, "write", 0, 0, 14, 24),  # 2 and 4 of 10
+        (call, "to rank 2", 0, 1, 20, 50),
+        (call, "arrange", 0, 0, 30, 40),
+        (call, "write", 0, 0, 40, 44),  # of another launch
+        (call, "send", 1, 0, 0, 10),
+        (call, "write", 1, 0, 2, 8),  # beside another's
+        ("combine #2", "send", 0, 0, 60, 70),
+    )
+    assert packed(path, "dispatch", 1) == [8 / 24]
+    assert packed(path, "combine", 1) == [0.0]
+
+
+def test_parts_are_held_against_one(tmp_path: Path) -> None:
+    """A link so slow that it carries the first block while the next ones are made."""
+    sizes = "--ranks", "4", "--tokens", "4", "--factors", "20", "--iterations", "2"
+    found = {
+        (r["case"]["operator"], r["metric"]): r["value"] for r in records_of(tmp_path, "packing", *sizes)
+    }
+    for operator in ("dispatch", "combine"):
+        assert found[operator, "gain_of_parts"] > 0
+        assert found[operator, "hidden_in_whole"] == 0
+        assert 0 < found[operator, "hidden_in_parts"] <= 1
 
 
 @pytest.mark.long  # six groups of processes

@@ -255,10 +255,19 @@ BY_SERVERS = "--comm-alg", "hierarchy", "--ranks", "4", "--ranks-per-server", "2
         ((*BY_SERVERS, "--dispatch-tokens", "8"), "tuning.dispatch_tokens is 8"),
         ((*BY_SERVERS, "--backend", "npu", "--posts", "aicpu"), "tuning.posts is 'aicpu'"),
         (("--posts", "aiv"), "tuning.posts is 'aiv'"),
+        ((*BY_SERVERS, "--post-parts", "2"), "tuning.post_parts is 2"),
+        (("--product", "A2", "--comm-alg", "fullmesh", "--post-parts", "2"), "tuning.post_parts is 2"),
     ],
 )
 def test_plan_refuses_what_a_buffer_refuses(options: tuple[str, ...], said: str) -> None:
     assert run("plan", *options, code=2).startswith(said)
+
+
+def test_plan_shows_the_parts_that_are_posted() -> None:
+    servers = "--product", "A2", "--comm-alg", "fullmesh", "--ranks", "16"
+    usual, asked = run("plan", *servers), run("plan", *servers, "--post-parts", "3")
+    assert ("num_parts=8" in usual, "num_parts=3" in usual) == (True, False)
+    assert ("num_parts=8" in asked, "num_parts=3" in asked) == (False, True)
 
 
 def test_plan_shows_who_posts() -> None:

@@ -1,0 +1,103 @@
+"""Blocks that are posted while others are made, against blocks that are posted when all are, over the link's
+speed.
+
+How much of making blocks lies beside the link is taken from traces: the steps of a rank's send in which it
+copies rows, and of these what lies in spans in which its own link carries blocks of this call.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.harness import Record, median_with_interval, print_table
+from benchmarks.servers.hierarchy import most
+from benchmarks.servers.runs import (
+    OPERATORS,
+    Case,
+    Figures,
+    Route,
+    Setting,
+    Wire,
+    ratios,
+    records,
+    run,
+    seconds,
+    shown,
+)
+from benchmarks.spans import Event, calls_of, lies_in, merged, overlap_us, span_of
+
+TOPK, EXPERTS = 8, 64
+SEND, COPIES = "send", "write"
+PARTS, WHOLE = "parts", "whole"
+ROUTES = Route(PARTS, "A2", "fullmesh", 1), Route(WHOLE, "A2", "fullmesh", 1, post_parts=1)
+
+
+def packing(
+    num_ranks: int, tokens: int, factors: Sequence[float], iterations: int, traces: Path | None = None
+) -> list[Record]:
+    """Prints a table and returns its figures.
+
+    Args:
+        num_ranks: each a server of its own.
+        tokens: of each rank.
+        factors: the link's time for a dispatch, of what its send takes without a link and in one part.
+        iterations: of each route.
+        traces: folder to keep the traces in; None to drop them.
+    """
+    alone = run(num_ranks, Setting(ROUTES[1:], tokens, TOPK, EXPERTS, Wire(), iterations))
+    send_us = max(figures.steps["dispatch"][WHOLE][SEND] for figures in alone)
+    num_bytes = most(alone, "dispatch", WHOLE)
+    rows: list[list[str]] = []
+    found: list[Record] = []
+    for factor in factors:
+        wire = Wire(num_bytes / (factor * send_us) / 1e3)
+        setting = Setting(ROUTES, tokens, TOPK, EXPERTS, wire, iterations)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = traces / f"{factor:g}" if traces else Path(temporary)
+            folder.mkdir(parents=True, exist_ok=True)
+            per_rank = run(num_ranks, replace(setting, traces=folder))
+            cells = []
+            for operator in OPERATORS:
+                case: Case = {"figure": "packing", "operator": operator, "tokens": tokens, "ranks": num_ranks}
+                cells += _compared(per_rank, folder, case | {"link_vs_send": factor}, iterations, found)
+        rows.append([f"{factor:g}", f"{wire.gigabytes_per_s:.4f}", *cells])
+    title = f"one part / in parts, {num_ranks} servers of one rank, K {TOPK}, BS {tokens}"
+    columns = [column for operator in OPERATORS for column in (operator, "hidden in parts", "in one")]
+    print_table(title, ["link / send", "GB/s", *columns], rows)
+    print(f"send: {send_us / 1e3:.2f} ms without a link; hidden: of copying rows, what lay beside the link")
+    return found
+
+
+def _compared(
+    per_rank: Sequence[Figures], folder: Path, case: Case, iterations: int, found: list[Record]
+) -> list[str]:
+    operator = str(case["operator"])
+    gain = ratios(*(seconds(per_rank, operator, route) for route in (WHOLE, PARTS)))
+    found += records(case, "gain_of_parts", gain)
+    cells = [shown(gain)]
+    for route in (PARTS, WHOLE):
+        calls = packed(folder / f"{route}.json", operator, iterations)
+        hidden = median_with_interval(calls)
+        found += records(case, f"hidden_in_{route}", hidden)
+        cells.append(f"{hidden[0]:.0%}")
+    return cells
+
+
+def packed(trace: Path, operator: str, last: int) -> list[float]:
+    """Of the last so many calls of an operator the share of copying rows that lay beside the link."""
+    return [hidden_of(ranks) for ranks in calls_of(trace, operator, last).values()]
+
+
+def hidden_of(ranks: Mapping[int, Sequence[Event]]) -> float:
+    """The same of one call, of all ranks' time; 0 where nothing was copied."""
+    total = beside = 0.0
+    for events in ranks.values():
+        link = merged(span_of(event) for event in events if event["cat"] == "link")
+        sends = [event for event in events if event["name"] == SEND]
+        copies = [each for each in events if each["name"] == COPIES and any(lies_in(each, s) for s in sends)]
+        total += sum(event["dur"] for event in copies)
+        beside += sum(overlap_us(span_of(event), link) for event in copies)
+    return beside / total if total else 0.0
