@@ -45,6 +45,7 @@ public:
           first_(given.rank + 1),
           peers_(given.num_ranks),
           taken_(given.num_ranks),
+          is_in_turn_(given.seed == 0),
           log_(given.log),
           transport_(given.num_ranks) {
         for (uint32_t rank = 0; rank < given.num_ranks; ++rank) {
@@ -68,7 +69,7 @@ public:
     // What was posted is still delivered: peers wait for it.
     ~Nic() {
         stop_at_ns_.store(MonotonicNs() + LONGEST_END_NS);
-        bell_.Ring();
+        bell_.Ring(false);
         thread_.join();
     }
 
@@ -82,8 +83,9 @@ public:
     // Of an item that it `Holds`. False while the ring is full.
     bool Post(const PostItem& item) {
         const uint64_t call = log_ != nullptr ? *log_->call : 0;
-        if (!peers_[item.rank].ring->Push({item, call})) return false;
-        bell_.Ring();
+        if (!peers_[item.rank].ring->Push({item, MonotonicNs(), call})) return false;
+        // Messages to other servers come one after the other: none is due before those that were posted first.
+        bell_.Ring(is_in_turn_ && !peers_[item.rank].is_inside);
         return true;
     }
 
@@ -111,7 +113,7 @@ private:
         for (;;) {
             const uint32_t rings = bell_.Rings();
             const uint64_t now = MonotonicNs();
-            TakeAll(now);
+            TakeAll();
             const uint64_t due = wires_->Deliver(now);
             const uint64_t stop_at = stop_at_ns_.load();
             if (now >= stop_at || (stop_at != NEVER && due == NEVER && AllTaken())) return;
@@ -132,12 +134,12 @@ private:
         return true;
     }
 
-    void TakeAll(uint64_t now) {
+    void TakeAll() {
         for (size_t i = 0; i < peers_.size(); ++i) {
             const size_t rank = (first_ + i) % peers_.size();
             if (peers_[rank].ring == nullptr) continue;
             for (const uint64_t posted = peers_[rank].ring->Posted(); taken_[rank] != posted; ++taken_[rank]) {
-                wires_->Take(peers_[rank].ring->At(taken_[rank]), now);
+                wires_->Take(peers_[rank].ring->At(taken_[rank]));
             }
         }
     }
@@ -148,6 +150,7 @@ private:
     const size_t first_;
     std::vector<NicPeer> peers_;
     std::vector<uint64_t> taken_;  // of each ring, how many
+    const bool is_in_turn_;
     const LinkLog* const log_;
     SharedMemory transport_;
     std::unique_ptr<Wires> wires_;

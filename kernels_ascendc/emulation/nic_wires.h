@@ -11,6 +11,7 @@
 #include <memory>
 #include <vector>
 
+#include "clock.h"
 #include "link_log.h"
 #include "paced_link.h"
 #include "post_ring.h"
@@ -49,7 +50,7 @@ public:
     Wires& operator=(const Wires&) = delete;
     virtual ~Wires() = default;
 
-    virtual void Take(const RingEntry& entry, uint64_t now_ns) = 0;
+    virtual void Take(const RingEntry& entry) = 0;
     // Puts what is due. Returns when there is more to do: at once if that is not after `now_ns`; never: UINT64_MAX.
     virtual uint64_t Deliver(uint64_t now_ns) = 0;
 
@@ -79,9 +80,9 @@ public:
     TimedWires(std::vector<NicPeer>& peers, Transport& transport, uint64_t post_ns, PacedLink* link, LinkLog* log)
         : Wires(peers, transport), post_ns_(post_ns), link_(link), log_(log) {}
 
-    void Take(const RingEntry& entry, uint64_t now_ns) override {
+    void Take(const RingEntry& entry) override {
         const PostItem& item = entry.item;
-        posted_ns_ = std::max(posted_ns_, now_ns) + post_ns_;
+        posted_ns_ = std::max(posted_ns_, entry.posted_ns) + post_ns_;
         const bool is_paced = link_ != nullptr && !IsInside(item);
         const uint64_t step = is_paced ? std::max(PIECE_BYTES, link_->bucket_bytes) : item.bytes;
         LinkSpan carried{UINT64_MAX, 0, entry.call, item.rank};
@@ -154,7 +155,7 @@ public:
     RandomWires(std::vector<NicPeer>& peers, Transport& transport, uint64_t seed, bool keeps_order)
         : Wires(peers, transport), queues_(peers.size()), random_(seed), keeps_order_(keeps_order) {}
 
-    void Take(const RingEntry& entry, uint64_t now_ns) override {
+    void Take(const RingEntry& entry) override {
         const PostItem& item = entry.item;
         Message message{item, {}};
         const uint64_t blocks = (item.bytes + BLOCK_BYTES - 1) / BLOCK_BYTES;
@@ -165,7 +166,7 @@ public:
         }
         queues_[item.rank].push_back(std::move(message));
         // Others may come meanwhile, to overtake it.
-        if (random_.OneIn(2)) waits_until_ns_ = std::max(waits_until_ns_, now_ns + LATE_NS);
+        if (random_.OneIn(2)) waits_until_ns_ = std::max(waits_until_ns_, MonotonicNs() + LATE_NS);
     }
 
     uint64_t Deliver(uint64_t now_ns) override {

@@ -336,6 +336,8 @@ inline void PollPause(uint32_t attempt, uint64_t window, int64_t missing, int64_
                     {first, count});
 }
 
+inline void LetOthersRun() { sched_yield(); }
+
 inline bool WaitsAreStopped() { return ThisCore().IsStopped(); }
 
 template <typename T>

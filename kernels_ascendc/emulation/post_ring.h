@@ -28,9 +28,10 @@ struct PostItem {
 
 static_assert(sizeof(PostItem) == 32, "the size of the hardware's");
 
-// An item in a queue, and the call that posted it where the link is traced.
+// An item in a queue: when it was posted and, where the link is traced, by which call.
 struct RingEntry {
     PostItem item;
+    uint64_t posted_ns;
     uint64_t call;
 };
 
@@ -75,10 +76,13 @@ private:
 // Sleeping until something is posted, in one process.
 class PostBell {
 public:
-    // After posting.
-    void Ring() {
+    // After posting. What `can_wait` is not due before what the sleeper naps for, if it does.
+    void Ring(bool can_wait) {
         rings_.fetch_add(1);
-        if (!is_asleep_.load()) return;
+        const uint32_t state = state_.load();
+        if (state == AWAKE || (can_wait && state == NAPPING)) return;
+        // One call wakes it, and not those of all posts until it runs.
+        if (state_.exchange(AWAKE) == AWAKE) return;
         syscall(SYS_futex, reinterpret_cast<uint32_t*>(&rings_), FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
     }
 
@@ -86,14 +90,18 @@ public:
 
     // Unless it has rung since; until it rings, or as long as this.
     void SleepSince(uint32_t rings, const timespec* longest) {
-        is_asleep_.store(true);
+        state_.store(longest == nullptr ? ASLEEP : NAPPING);
         syscall(SYS_futex, reinterpret_cast<uint32_t*>(&rings_), FUTEX_WAIT_PRIVATE, rings, longest, nullptr, 0);
-        is_asleep_.store(false);
+        state_.store(AWAKE);
     }
 
 private:
+    static constexpr uint32_t AWAKE = 0;
+    static constexpr uint32_t NAPPING = 1;
+    static constexpr uint32_t ASLEEP = 2;
+
     std::atomic<uint32_t> rings_{0};
-    std::atomic<bool> is_asleep_{false};
+    std::atomic<uint32_t> state_{AWAKE};
 };
 
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "a futex is a plain word");

@@ -37,6 +37,14 @@ __aicore__ inline void PollPause(uint32_t attempt, uint64_t window, int64_t miss
 #endif
 }
 
+// Between two things that are done for others, ahead of time: on a host somebody may need this core for what all wait
+// for.
+__aicore__ inline void LetOthersRun() {
+#ifdef MOE_EMULATION
+    emulation::LetOthersRun();
+#endif
+}
+
 // Whether waits are to end as if at their deadline: on a host, because of Ctrl-C or `close`.
 __aicore__ inline bool WaitsAreStopped() {
 #ifdef MOE_EMULATION

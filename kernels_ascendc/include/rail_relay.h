@@ -197,6 +197,7 @@ private:
             if (!RelayToken(server, index)) {
                 return;  // its source is lost
             }
+            LetOthersRun();
         }
         next_.Set(server, static_cast<int32_t>(first + number));
         if (totals_.At(server) == first + number) {
