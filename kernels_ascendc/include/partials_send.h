@@ -46,21 +46,24 @@ private:
                 continue;
             }
             const uint64_t rows = args_.rows + static_cast<uint64_t>(server * most * args_.row_bytes);
-            if (!SendRows(server, rows, count) || !ends_.Send(args_, rail_, peers_, poster_, server, count)) {
+            if (!SendRows(server, rows, Smaller(count, args_.last_row))) {
+                return;
+            }
+            if (args_.last_row >= most && !ends_.Send(args_, rail_, peers_, poster_, server, count)) {
                 return;
             }
         }
     }
 
-    // False after the deadline.
-    __aicore__ inline bool SendRows(int64_t server, uint64_t rows, int64_t count) {
-        if (server == rail_.Server()) {
-            rows_.CopyRows(rows, count, args_.window + args_.slots.At(args_.zone, server, 0));
-            return true;
-        }
-        const int64_t step = args_.by_token != 0 ? 1 : Larger<int64_t>(count, 1);
-        for (int64_t first = 0; first < count; first += step) {
-            if (!PostRows(server, rows + static_cast<uint64_t>(first * args_.row_bytes), first, step)) {
+    // From this launch's first row on. False after the deadline.
+    __aicore__ inline bool SendRows(int64_t server, uint64_t rows, int64_t last) {
+        const int64_t left = last - args_.first_row;
+        const int64_t step = args_.by_token != 0 && server != rail_.Server() ? 1 : Larger<int64_t>(left, 1);
+        for (int64_t first = args_.first_row; first < last; first += step) {
+            const uint64_t from = rows + static_cast<uint64_t>(first * args_.row_bytes);
+            if (server == rail_.Server()) {
+                rows_.CopyRows(from, step, args_.window + args_.slots.At(args_.zone, server, first));
+            } else if (!PostRows(server, from, first, step)) {
                 return false;
             }
         }

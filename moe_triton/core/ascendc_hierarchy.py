@@ -120,6 +120,7 @@ PARTIALS_SEND = AscendCKernel(
         Arg("returned", "*i32", "in"),
         _BY_TOKEN,
         *numbers("i64", "first_place num_places"),  # servers, counted from this rank's own on
+        *numbers("i64", "first_row last_row"),  # of each: [first, last), or as far as there are any
         *_RAIL,
         *_ROUND,
         *POSTING,

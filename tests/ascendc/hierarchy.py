@@ -385,6 +385,8 @@ class HierarchyWorld:
             **self._by_token,
             "first_place": 0,
             "num_places": layout.num_servers,
+            "first_row": 0,
+            "last_row": layout.config.num_max_tokens_per_rank,
             **self._peers(rank),
             **self._round(rank, "C", number, zone),
             **self._posting(rank),

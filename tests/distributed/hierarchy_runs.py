@@ -115,9 +115,14 @@ def relayed(
     servers: int, cards: int, limit: Limit = None, nic: NicSettings | None = None, **changes: Any
 ) -> Relayed:
     """A small case of a group of equal servers."""
-    topk = changes.pop("topk", 3)
+    topk, most = changes.pop("topk", 3), changes.pop("max_tokens", 4)
     case = small_case(servers * cards, "hierarchy", **{"rounds": 3, **changes})
-    config = replace(case.config, ranks_per_server=cards, num_topk=min(topk, case.config.num_experts))
+    config = replace(
+        case.config,
+        ranks_per_server=cards,
+        num_topk=min(topk, case.config.num_experts),
+        num_max_tokens_per_rank=most,
+    )
     return Relayed(replace(case, config=config), limit, nic or NicSettings())
 
 

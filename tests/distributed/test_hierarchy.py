@@ -40,13 +40,15 @@ ORDERED, UNORDERED = NicSettings(seed=21), NicSettings(seed=22, keeps_order=Fals
 def few_cases(servers: int, cards: int) -> list[Relayed]:
     """What differs most."""
     count = servers * cards
-    some = tuple((4, 0, 1, 3)[rank % 4] for rank in range(count))
+    some, many = (tuple(each[rank % 4] for rank in range(count)) for each in ((4, 0, 1, 3), (70, 0, 33, 3)))
     return [
         relayed(servers, cards),
         relayed(servers, cards, nic=UNORDERED, routing="sparse", tokens=some, num_blocks=3),
         relayed(servers, cards, "server 1", ORDERED, quantize="int8"),
         relayed(servers, cards, 1, UNORDERED, dtype=torch.float16, num_blocks=2),
         relayed(servers, cards, nic=ORDERED, routing="none"),
+        # Partial rows of a server in several pieces, some of them empty.
+        relayed(servers, cards, nic=UNORDERED, max_tokens=70, tokens=many, rounds=2),
     ]
 
 

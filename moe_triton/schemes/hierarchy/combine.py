@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from moe_triton.core.ascendc import POST_STATUS
 from moe_triton.core.ascendc_hierarchy import PARTIALS_SEND, RAIL_WAIT, RETURNS_LOST, SERVER_RETURN
@@ -26,6 +27,25 @@ from moe_triton.schemes.hierarchy.steps import by_token, of_rail, of_round, rela
 from moe_triton.schemes.site import Site, launch_matching, quantized_bytes
 
 PEER_BYTES = 8  # of a rank's word in the table of peers
+PIECE_ROWS = 32
+"""Partial rows of a server that are summed before they are sent, about, while others follow."""
+
+
+class Piece(NamedTuple):
+    """Partial rows that are made and sent together.
+
+    Attributes:
+        places: of servers: the own one is 0, the next one 1.
+        rows: of each of them, by their order.
+    """
+
+    places: range
+    rows: range
+
+    @property
+    def num_rows(self) -> int:
+        """Of all of them."""
+        return len(self.places) * len(self.rows)
 
 
 @dataclass(frozen=True)
@@ -55,7 +75,7 @@ class CombinePlans:
         *earlier, last = self._pieces()
         steps = [
             *joined(returned),
-            *(step for places in earlier for step in self._partials(variant, zone, places)),
+            *(step for piece in earlier for step in self._partials(variant, zone, piece)),
             *self._server_sums(variant, zone, last),
             *joined([self._send(variant, zone, last), self._wait(variant, zone)]),
             self._sum(variant, zone),
@@ -63,29 +83,33 @@ class CombinePlans:
         ]
         return Plan("combine", zone, tuple(steps))
 
-    def _pieces(self) -> list[range]:
-        """Servers whose partial rows are made and sent together, by place: the own one is 0, the next one 1.
+    def _pieces(self) -> list[Piece]:
+        """The partial rows that are made and sent together.
 
-        Where launches cost next to nothing, a server's are under way while the next one's are made, and the
-        own server's, which go nowhere, come last. On an NPU a launch takes longer than what it would hide.
+        Where launches cost next to nothing, some rows of a server are under way while the next ones are made,
+        and those of the own server, which go nowhere, come last. On an NPU a launch takes longer than what it
+        would hide.
         """
-        servers = self.layout.num_servers
-        if self.site.target == "cpu" and by_token(self.site):
-            return [range(place, place + 1) for place in (*range(1, servers), 0)]
-        return [range(servers)]
+        servers, most = self.layout.num_servers, self.site.config.num_max_tokens_per_rank
+        if self.site.target == "npu" or not by_token(self.site):
+            return [Piece(range(servers), range(most))]
+        parts = -(-most // PIECE_ROWS)
+        pieces = [range(most * part // parts, most * (part + 1) // parts) for part in range(parts)]
+        others = [Piece(range(place, place + 1), rows) for rows in pieces for place in range(1, servers)]
+        return [*others, Piece(range(1), range(most))]
 
-    def _partials(self, variant: CombineVariant, zone: int, places: range) -> list[Launch]:
-        """Steps 1 and 2, on the rail, to some servers."""
-        return [*self._server_sums(variant, zone, places), self._send(variant, zone, places)]
+    def _partials(self, variant: CombineVariant, zone: int, piece: Piece) -> list[Launch]:
+        """Steps 1 and 2, on the rail, of some rows."""
+        return [*self._server_sums(variant, zone, piece), self._send(variant, zone, piece)]
 
-    def _first_token(self, places: range) -> int:
-        """The first row of tables of tokens by server, for those of consecutive servers."""
+    def _first_token(self, piece: Piece) -> int:
+        """The first row of tables of tokens by server, for those of a piece."""
         c, layout = self.site.config, self.layout
         own = self.site.rank // layout.ranks_per_server
-        if len(places) == layout.num_servers:
+        if len(piece.places) == layout.num_servers:
             return 0
-        (place,) = places
-        return (own + place) % layout.num_servers * c.num_max_tokens_per_rank
+        (place,) = piece.places
+        return (own + place) % layout.num_servers * c.num_max_tokens_per_rank + piece.rows.start
 
     def _inner(self, name: str, first_token: int) -> Hole:
         """A table of tokens by server, from a row on."""
@@ -172,10 +196,10 @@ class CombinePlans:
         )
         return [flag, wait, lost]
 
-    def _server_sums(self, variant: CombineVariant, zone: int, places: range) -> list[Launch]:
+    def _server_sums(self, variant: CombineVariant, zone: int, piece: Piece) -> list[Launch]:
         """Of each token that came by the rail the results of this server's experts, ascending, by weight."""
         c, site, slots = self.site.config, self.site, self.layout.result_slots
-        itemsize, first = variant.dtype.itemsize, self._first_token(places)
+        itemsize, first = variant.dtype.itemsize, self._first_token(piece)
         features = SumFeatures(masked=True, by_expert=True, zoned=site.zones_on_device)
         kernel = weighted_sum_kernel(
             variant.dtype, c.hidden, c.num_topk, 0, True, site.target, features=features
@@ -195,17 +219,17 @@ class CombinePlans:
                 "expert_stride": slots.stride("expert") // itemsize,
                 "index_stride": slots.stride("index") // itemsize,
                 "first_token": 0,
-                "num_tokens": len(places) * c.num_max_tokens_per_rank,
+                "num_tokens": piece.num_rows,
                 "num_experts": self.layout.num_servers * self.layout.server_experts,
                 "max_index": c.num_max_tokens_per_rank,
                 **site.zone_in_memory("combine", slots.stride("zone") // itemsize, kept=False),
             },
         )
-        return [total, self._quantize(variant, places)] if variant.block_quantize else [total]
+        return [total, self._quantize(variant, piece)] if variant.block_quantize else [total]
 
-    def _quantize(self, variant: CombineVariant, places: range) -> Launch:
+    def _quantize(self, variant: CombineVariant, piece: Piece) -> Launch:
         c, site, row_bytes = self.site.config, self.site, self._partial_bytes(variant)
-        first = self._first_token(places)
+        first = self._first_token(piece)
         kernel = block_quantize_kernel(
             variant.dtype, c.hidden, site.target, masked=True, block=self._block(variant)
         )
@@ -219,13 +243,13 @@ class CombinePlans:
                 "active": self._inner("inner_active", first),
                 "packed": Hole("quantized_sums", first * row_bytes),
                 "packed_scales": Hole("quantized_sums", first * row_bytes + align(c.hidden, UB_ALIGN)),
-                "capacity": len(places) * c.num_max_tokens_per_rank,
+                "capacity": piece.num_rows,
                 "row_stride": row_bytes,
                 "scale_stride": row_bytes // variant.dtype.itemsize,
             },
         )
 
-    def _send(self, variant: CombineVariant, zone: int, places: range) -> Launch:
+    def _send(self, variant: CombineVariant, zone: int, piece: Piece) -> Launch:
         """Steps 1 and 2, on the rail."""
         site = self.site
         return launch(
@@ -239,8 +263,10 @@ class CombinePlans:
             rail_counts=self.tables["rail_counts"],
             returned=Hole("barrier_counts"),
             by_token=by_token(site),
-            first_place=places.start,
-            num_places=len(places),
+            first_place=piece.places.start,
+            num_places=len(piece.places),
+            first_row=piece.rows.start,
+            last_row=piece.rows.stop,
             **of_rail(site, self.layout),
             **of_round(site, "combine", zone, call_word("combine", variant.kind)),
             **posting(site, "combine"),
