@@ -109,15 +109,17 @@ def case_of(subject: Subject, target: str = CPU) -> Case:
     Raises:
         ToolchainError: none of the kernels' cases is of it.
     """
-    *_, ranks, tokens = subject.sizes
+    _, topk, ranks, tokens = subject.sizes
     dtype = subject.keys[2] if subject.keys[2] in DTYPES else "bf16"
     config = subject.situations[0].works[0][0].traffic.config
     sizes = Sizes(max(tokens, LEAST_TOKENS), config.num_experts, ranks, unrouted=0.0, first_token=0)
     named = tuple(subject.keys[1].split("-"))
+    # The last sum of a hierarchy is of a row from each server.
+    widths = dict.fromkeys((config.num_topk, topk))
     for family in families().values():
         of_name = tuple(name for name in named if name in family.features)
-        for features, zoned in product((*family.variants, of_name), (False, True)):
-            given = dtype, config.hidden, config.num_topk, 0, frozenset(features)
+        for features, zoned, width in product((*family.variants, of_name), (False, True), widths):
+            given = dtype, config.hidden, width, 0, frozenset(features)
             shape = Shape(*given, target=target, zoned=zoned)
             with contextlib.suppress(ArgumentError):  # no such variant, or rows that do not fit their format
                 if _same(family.kernel(shape), subject.kernel):

@@ -63,7 +63,7 @@ class Route:
         ranks_per_server: see `EPBuffer`.
         quantize: of rows in dispatch.
         wire: between servers; None for the setting's.
-        posts, post_parts: see `Tuning`.
+        posts, post_parts, tables: see `Tuning`.
     """
 
     name: str
@@ -74,13 +74,14 @@ class Route:
     wire: Wire | None = None
     posts: Posts | None = None
     post_parts: int | None = None
+    tables: Path | None = None
 
     @property
     def tuning(self) -> Tuning | None:
         """None where nothing is set."""
-        if self.posts is None and self.post_parts is None:
-            return None
-        return Tuning(posts=self.posts, post_parts=self.post_parts)
+        settings = {"posts": self.posts, "post_parts": self.post_parts, "tables": self.tables}
+        given = {name: value for name, value in settings.items() if value is not None}
+        return Tuning(**given) if given else None  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -260,6 +260,14 @@ def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
     assert 0.92 <= held / 400 <= 1.0
 
 
+def test_every_kernel_of_a_cpu_has_inputs_to_be_measured_with() -> None:
+    """What `moe-triton tune kernels --soc cpu` asks for, sums of servers among it."""
+    subjects = subjects_of(Scope("cpu", hidden=(1024,)))
+    assert {"by_expert", "weights-masked-by_expert"} <= {of.keys[1] for of in subjects}
+    for of in subjects:
+        assert measured.case_of(of).kernel.constants == of.kernel.constants
+
+
 def test_every_kernel_of_an_npu_has_inputs_to_be_measured_with() -> None:
     for of in subjects_of(Scope(hidden=(1024,), topk=(2,), ranks=(4,), tokens=(16,))):
         case = measured.case_of(of, "npu")

@@ -1,0 +1,75 @@
+"""Buffers with settings that were found for this machine, against buffers without any: calls in turn, in the
+same processes.
+
+``moe-triton tune kernels --soc cpu --output FOLDER`` and ``moe-triton tune pipeline --output FOLDER`` make
+the tables. The others read an empty folder; where the package has tables of this machine, they read those.
+The same plans in two buffers differ by some percent, because windows lie elsewhere: each case is measured in
+several groups.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.harness import Record, parser, print_table, write_records
+from benchmarks.servers.runs import OPERATORS, Route, Setting, ratios, records, run, seconds, shown
+from moe_triton.tables import folder_of_user
+
+TOPK, EXPERTS = 8, 64
+TUNED, PLAIN = "tuned", "plain"
+ROWS = {"bf16": None, "int8": "int8"}
+
+
+def tuned(num_ranks: int, tokens: Sequence[int], iterations: int, groups: int, folder: Path) -> list[Record]:
+    """Prints a table and returns its figures.
+
+    Args:
+        num_ranks: of one server.
+        tokens: of each rank.
+        iterations: of each buffer in a group.
+        groups: of processes, one after the other.
+        folder: of the tables.
+    """
+    rows, found = [], []
+    with tempfile.TemporaryDirectory() as empty:
+        for number in tokens:
+            for name, quantize in ROWS.items():
+                plain = Route(PLAIN, "A3", "fullmesh_v1", num_ranks, quantize, tables=Path(empty))  # type: ignore[arg-type]
+                routes = [plain, replace(plain, name=TUNED, tables=folder)]
+                setting = Setting(routes, number, TOPK, EXPERTS, iterations=iterations)
+                all_groups = [run(num_ranks, setting) for _ in range(groups)]
+                cells = []
+                for operator in OPERATORS:
+                    times = [
+                        [each for per_rank in all_groups for each in seconds(per_rank, operator, route)]
+                        for route in (TUNED, PLAIN)
+                    ]
+                    ratio = ratios(*times)
+                    case: dict[str, object] = {"operator": operator, "ranks": num_ranks, "tokens": number}
+                    found += records(case | {"rows": name}, "tuned_vs_plain", ratio)
+                    cells.append(shown(ratio))
+                rows.append([f"BS {number}, {name}", *cells])
+    print_table(f"tuned / plain, {num_ranks} ranks, fullmesh_v1, K {TOPK}", ["", *OPERATORS], rows)
+    return found
+
+
+def main() -> None:
+    """Measures, and prints a table."""
+    arguments = parser("Settings that were found, against the defaults.")
+    arguments.add_argument("--ranks", type=int, nargs="+", default=[2])
+    arguments.add_argument("--tokens", type=int, nargs="+", default=[16, 64, 256])
+    arguments.add_argument("--iterations", type=int, default=40)
+    arguments.add_argument("--groups", type=int, default=5)
+    arguments.add_argument("--tables", type=Path, default=folder_of_user(), help="yours by default")
+    options = arguments.parse_args()
+    found = []
+    for ranks in options.ranks:
+        found += tuned(ranks, options.tokens, options.iterations, options.groups, options.tables)
+    write_records(options.json, found)
+
+
+if __name__ == "__main__":
+    main()
