@@ -116,7 +116,7 @@ def sites() -> Iterator[Site]:
             yield Site(config, rank, 2, 1000, target, exchange_rank)
         by_blocks = Config(4, 8, 1024, 2, 8, product="A2", scheme="fullmesh", version=version, relaxed=True)
         yield Site(by_blocks, 1, 2, 1000, target)
-        yield Site(replace(by_blocks, scheme="hierarchy", ranks_per_server=2), 1, 2, 1000, target)
+        yield Site(replace(by_blocks, ranks_per_server=2), 1, 2, 1000, target)
         by_rails = replace(by_blocks, scheme="hierarchy", ranks_per_server=2)
         yield Site(by_rails, 1, 2, 1000, target)
         for rank in (0, 3):
