@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,20 @@ def spans_named(events: Iterable[Event], *names: str) -> list[Span]:
     return [span_of(event) for event in events if event["name"] in names]
 
 
-def lies_in(step: Event, launch: Event) -> bool:
+def _lies_in(step: Event, launch: Event) -> bool:
     """On the same core."""
     (begin, end), (first, last) = span_of(step), span_of(launch)
     return bool(step["tid"] == launch["tid"] and first <= begin and end <= last)
+
+
+def steps_in(events: Sequence[Event], launch: str, names: Collection[str]) -> list[Span]:
+    """Of a rank's launches of a name the steps of some names, on all of its cores."""
+    launches = [event for event in events if event["name"] == launch]
+    return [
+        span_of(step)
+        for step in events
+        if step["name"] in names and any(_lies_in(step, each) for each in launches)
+    ]
 
 
 def overlap_us(span: Span, others: Iterable[Span]) -> float:

@@ -7,9 +7,7 @@ copies rows, and of these what lies in spans in which its own link carries block
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.harness import Record, median_with_interval, print_table
@@ -26,11 +24,12 @@ from benchmarks.servers.runs import (
     run,
     seconds,
     shown,
+    traced,
 )
-from benchmarks.spans import Event, calls_of, lies_in, merged, overlap_us, span_of
+from benchmarks.spans import Event, calls_of, merged, overlap_us, span_of, steps_in
 
 TOPK, EXPERTS = 8, 64
-SEND, COPIES = "send", "write"
+SEND, COPIES = "send", ("write",)
 PARTS, WHOLE = "parts", "whole"
 ROUTES = Route(PARTS, "A2", "fullmesh", 1), Route(WHOLE, "A2", "fullmesh", 1, post_parts=1)
 
@@ -55,10 +54,7 @@ def packing(
     for factor in factors:
         wire = Wire(num_bytes / (factor * send_us) / 1e3)
         setting = Setting(ROUTES, tokens, TOPK, EXPERTS, wire, iterations)
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = traces / f"{factor:g}" if traces else Path(temporary)
-            folder.mkdir(parents=True, exist_ok=True)
-            per_rank = run(num_ranks, replace(setting, traces=folder))
+        with traced(num_ranks, setting, traces and traces / f"{factor:g}") as (per_rank, folder):
             cells = []
             for operator in OPERATORS:
                 case: Case = {"figure": "packing", "operator": operator, "tokens": tokens, "ranks": num_ranks}
@@ -96,8 +92,7 @@ def hidden_of(ranks: Mapping[int, Sequence[Event]]) -> float:
     total = beside = 0.0
     for events in ranks.values():
         link = merged(span_of(event) for event in events if event["cat"] == "link")
-        sends = [event for event in events if event["name"] == SEND]
-        copies = [each for each in events if each["name"] == COPIES and any(lies_in(each, s) for s in sends)]
-        total += sum(event["dur"] for event in copies)
-        beside += sum(overlap_us(span_of(event), link) for event in copies)
+        copies = steps_in(events, SEND, COPIES)
+        total += sum(end - begin for begin, end in copies)
+        beside += sum(overlap_us(span, link) for span in copies)
     return beside / total if total else 0.0

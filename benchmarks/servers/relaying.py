@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.spans import Event, Span, calls_of, lies_in, merged, overlap_us, span_of, spans_named
+from benchmarks.spans import Event, Span, calls_of, merged, overlap_us, span_of, spans_named, steps_in
 
 RELAY, SERVER_SUM = "relay", "server sum"
 PASSING_ON = ("write", "flag")
@@ -56,12 +56,7 @@ def relaying(events: Sequence[Event], operator: str) -> list[Span]:
     """A rank's spans of it in one call, on all of its cores."""
     if operator == "combine":
         return spans_named(events, SERVER_SUM)
-    relays = [event for event in events if event["name"] == RELAY]
-    return [
-        span_of(step)
-        for step in events
-        if step["name"] in PASSING_ON and any(lies_in(step, relay) for relay in relays)
-    ]
+    return steps_in(events, RELAY, PASSING_ON)
 
 
 def link_of(ranks: Mapping[int, Sequence[Event]], operator: str, rank: int) -> list[Span]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 import statistics
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -249,6 +250,20 @@ def run(num_ranks: int, setting: Setting, idle_s: float = 0.0) -> list[Figures]:
     with RankGroup(num_ranks) as group:
         found: list[Figures] = group.run(measure, setting, idle_s, timeout_s=1200)
     return found
+
+
+@contextmanager
+def traced(num_ranks: int, setting: Setting, kept: Path | None) -> Iterator[tuple[list[Figures], Path]]:
+    """The figures of every rank, and the folder that each route's trace is in.
+
+    Args:
+        num_ranks, setting: of the run.
+        kept: that folder; None for one that is gone behind the block.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = kept or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        yield run(num_ranks, replace(setting, traces=folder)), folder
 
 
 def seconds(per_rank: Sequence[Figures], operator: str, route: str) -> list[float]:

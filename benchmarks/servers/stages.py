@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from benchmarks.servers.runs import (
     run,
     seconds,
     shown,
+    traced,
 )
 from moe_triton.tools.plots import COLOURS, draw, legend
 
@@ -64,10 +63,7 @@ def stages(
         wire = Wire(num_bytes / (factor * relay_us) / 1e3)
         setting = Setting(routes, tokens, TOPK, EXPERTS, wire, iterations)
         cells = []
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = traces / f"{factor:g}" if traces else Path(temporary)
-            folder.mkdir(parents=True, exist_ok=True)
-            per_rank = run(num_ranks, replace(setting, traces=folder))
+        with traced(num_ranks, setting, traces and traces / f"{factor:g}") as (per_rank, folder):
             for operator in OPERATORS:
                 gain = ratios(*(seconds(per_rank, operator, posts) for posts in (STAGE_2, STAGE_3)))
                 case: Case = {"figure": "stages", "operator": operator, "tokens": tokens}

@@ -124,9 +124,22 @@ public:
         }
     }
 
-    // From its first row on, as often as need be.
+    // This block's share from its first row on, as often as need be.
+    //
+    // An even share of all results. Shared experts take every token and are few: their results come behind all
+    // routed ones, so that they have blocks of their own, which keeps the traffic to them steady, and one block
+    // at most has both kinds. A block that has everything reads a row once for all its results instead.
     __aicore__ inline void BeginShare() {
-        PlanTasks();
+        const int64_t results = args_->topk + num_shared_;
+        const Share share = blocks_.ShareOf(args_->num_tokens * results);
+        if (num_shared_ == 0 || blocks_.number == 1) {
+            Begin({0, results, share});
+            return;
+        }
+        const int64_t routed = args_->num_tokens * args_->topk;
+        Begin({0, args_->topk, {Smaller(share.first, routed), Smaller(share.last, routed)}});
+        shared_task_ = {
+            args_->topk, num_shared_, {Larger(share.first, routed) - routed, Larger(share.last, routed) - routed}};
     }
 
     // The next row of this block's share that has to go anywhere; false after the last one.
@@ -161,22 +174,6 @@ private:
         int64_t num_k;
         Share results;
     };
-
-    // An even share of all results. Shared experts take every token and are few: their results come behind all
-    // routed ones, so that they have blocks of their own, which keeps the traffic to them steady, and one block
-    // at most has both kinds. A block that has everything reads a row once for all its results instead.
-    __aicore__ inline void PlanTasks() {
-        const int64_t results = args_->topk + num_shared_;
-        const Share share = blocks_.ShareOf(args_->num_tokens * results);
-        if (num_shared_ == 0 || blocks_.number == 1) {
-            Begin({0, results, share});
-            return;
-        }
-        const int64_t routed = args_->num_tokens * args_->topk;
-        Begin({0, args_->topk, {Smaller(share.first, routed), Smaller(share.last, routed)}});
-        shared_task_ = {
-            args_->topk, num_shared_, {Larger(share.first, routed) - routed, Larger(share.last, routed) - routed}};
-    }
 
     // The tables of another task do not serve this one.
     __aicore__ inline void Begin(const Task& task) {

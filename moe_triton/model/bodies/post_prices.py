@@ -19,7 +19,7 @@ from moe_triton.model.constants import Machine
 from moe_triton.model.cost import Cost, Work
 
 
-def asking(machine: Machine, counted: Counted) -> dict[str, float]:
+def _asking(machine: Machine, counted: Counted) -> dict[str, float]:
     """Microseconds of making messages, without posting them: tables, and what they say."""
     if "posts" not in counted.stages:
         return {}
@@ -36,18 +36,18 @@ def post_status(work: Work, machine: Machine) -> Cost:
     cycles += stored_cycles(machine, did, np.minimum(did.stores, 1))
     hops = movement.hops(machine, movement.remote(counted.flags, tiers), tiers, work.blocks)
     parts = {"scalar": start_us(machine, counted), "flags": slowest(machine, cycles), "hops": hops}
-    return posts.with_messages(work, machine, cost_of(counted, parts | asking(machine, counted)))
+    return posts.with_messages(work, machine, cost_of(counted, parts | _asking(machine, counted)))
 
 
 def dispatch_post(work: Work, machine: Machine) -> Cost:
     """Rows, expert by expert, and entries."""
     counted = posts.dispatch_post(work)
-    cost = cost_of(counted, {"scalar": start_us(machine, counted), **asking(machine, counted)})
+    cost = cost_of(counted, {"scalar": start_us(machine, counted), **_asking(machine, counted)})
     return posts.with_messages(work, machine, cost)
 
 
 def combine_post(work: Work, machine: Machine) -> Cost:
     """Results, each with its flag."""
     counted = posts.combine_post(work)
-    cost = cost_of(counted, {"scalar": start_us(machine, counted), **asking(machine, counted)})
+    cost = cost_of(counted, {"scalar": start_us(machine, counted), **_asking(machine, counted)})
     return posts.with_messages(work, machine, cost)
