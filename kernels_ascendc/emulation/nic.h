@@ -69,7 +69,7 @@ public:
     // What was posted is still delivered: peers wait for it.
     ~Nic() {
         stop_at_ns_.store(MonotonicNs() + LONGEST_END_NS);
-        bell_.Ring(false);
+        bell_.Ring(Sleep::UNTIL_DUE);
         thread_.join();
     }
 
@@ -84,12 +84,17 @@ public:
     bool Post(const PostItem& item) {
         const uint64_t call = log_ != nullptr ? *log_->call : 0;
         if (!peers_[item.rank].ring->Push({item, MonotonicNs(), call})) return false;
-        // Messages to other servers come one after the other: none is due before those that were posted first.
-        bell_.Ring(is_in_turn_ && !peers_[item.rank].is_inside);
+        bell_.Ring(Wakes(item));
         return true;
     }
 
 private:
+    // Messages to other servers come one after the other: none is due before those that were posted first.
+    Sleep Wakes(const PostItem& item) const {
+        if (!is_in_turn_ || peers_[item.rank].is_inside) return Sleep::UNTIL_DUE;
+        return item.Flags() > 0 ? Sleep::GATHERING : Sleep::UNTIL_POSTED;
+    }
+
     // Signals are for the threads that know what to do with them.
     void Start(int64_t cpu) {
         sigset_t all;
@@ -114,15 +119,15 @@ private:
             const uint32_t rings = bell_.Rings();
             const uint64_t now = MonotonicNs();
             TakeAll();
-            const uint64_t due = wires_->Deliver(now);
+            const Due due = wires_->Deliver(now);
             const uint64_t stop_at = stop_at_ns_.load();
-            if (now >= stop_at || (stop_at != NEVER && due == NEVER && AllTaken())) return;
-            if (due == NEVER) {
-                if (stop_at == NEVER) bell_.SleepSince(rings, nullptr);
-            } else if (const uint64_t then = MonotonicNs(); due > then) {
-                const timespec nap{static_cast<time_t>((due - then) / PacedLink::NS_PER_S),
-                                   static_cast<long>((due - then) % PacedLink::NS_PER_S)};
-                bell_.SleepSince(rings, &nap);
+            if (now >= stop_at || (stop_at != NEVER && due.ns == Due::NEVER && AllTaken())) return;
+            if (due.ns == Due::NEVER) {
+                if (stop_at == NEVER) bell_.SleepSince(rings, Sleep::UNTIL_POSTED, nullptr);
+            } else if (const uint64_t then = MonotonicNs(); due.ns > then) {
+                const timespec nap{static_cast<time_t>((due.ns - then) / PacedLink::NS_PER_S),
+                                   static_cast<long>((due.ns - then) % PacedLink::NS_PER_S)};
+                bell_.SleepSince(rings, due.gathers ? Sleep::GATHERING : Sleep::UNTIL_DUE, &nap);
             }
         }
     }

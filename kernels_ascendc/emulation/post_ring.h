@@ -73,38 +73,47 @@ private:
     alignas(64) std::atomic<uint64_t> head_{0};
 };
 
+// How deep a NIC sleeps: a post wakes it from some depth on.
+enum class Sleep : uint32_t {
+    NONE,
+    UNTIL_DUE,  // until something is due
+    GATHERING,  // until enough is due at once, unless a message comes that somebody is told of
+    UNTIL_POSTED,
+};
+
 // Sleeping until something is posted, in one process.
+//
+// Who wakes the sleeper takes the depth away, and that is the word that it sleeps on: were it another one, a wake-up
+// that comes before the sleep would leave a sleeper that seems to be awake, and nobody would wake it again.
 class PostBell {
 public:
-    // After posting. What `can_wait` is not due before what the sleeper naps for, if it does.
-    void Ring(bool can_wait) {
+    // After posting: wakes whoever sleeps as deep as this, or deeper.
+    void Ring(Sleep least) {
         rings_.fetch_add(1);
-        const uint32_t state = state_.load();
-        if (state == AWAKE || (can_wait && state == NAPPING)) return;
+        const Sleep depth = depth_.load();
+        if (depth == Sleep::NONE || depth < least) return;
         // One call wakes it, and not those of all posts until it runs.
-        if (state_.exchange(AWAKE) == AWAKE) return;
-        syscall(SYS_futex, reinterpret_cast<uint32_t*>(&rings_), FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+        if (depth_.exchange(Sleep::NONE) == Sleep::NONE) return;
+        syscall(SYS_futex, reinterpret_cast<uint32_t*>(&depth_), FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
     }
 
     uint32_t Rings() const { return rings_.load(); }
 
     // Unless it has rung since; until it rings, or as long as this.
-    void SleepSince(uint32_t rings, const timespec* longest) {
-        state_.store(longest == nullptr ? ASLEEP : NAPPING);
-        syscall(SYS_futex, reinterpret_cast<uint32_t*>(&rings_), FUTEX_WAIT_PRIVATE, rings, longest, nullptr, 0);
-        state_.store(AWAKE);
+    void SleepSince(uint32_t rings, Sleep depth, const timespec* longest) {
+        depth_.store(depth);
+        if (rings_.load() == rings) {
+            syscall(SYS_futex, reinterpret_cast<uint32_t*>(&depth_), FUTEX_WAIT_PRIVATE, depth, longest, nullptr, 0);
+        }
+        depth_.store(Sleep::NONE);
     }
 
 private:
-    static constexpr uint32_t AWAKE = 0;
-    static constexpr uint32_t NAPPING = 1;
-    static constexpr uint32_t ASLEEP = 2;
-
     std::atomic<uint32_t> rings_{0};
-    std::atomic<uint32_t> state_{AWAKE};
+    std::atomic<Sleep> depth_{Sleep::NONE};
 };
 
-static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "a futex is a plain word");
+static_assert(sizeof(std::atomic<Sleep>) == sizeof(uint32_t), "a futex is a plain word");
 
 }  // namespace moe
 

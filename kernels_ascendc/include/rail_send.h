@@ -39,7 +39,7 @@ public:
 
 private:
     static constexpr int64_t TOKENS_PER_CHUNK = 128;
-    static constexpr int64_t TOKENS_PER_BELL = 4;
+    static constexpr int64_t TOKENS_PER_BELL = 16;
 
     __aicore__ inline void Begin() {
         const int32_t number = RoundNumber(args_);
