@@ -209,4 +209,7 @@ def test_stages_are_held_against_each_other(tmp_path: Path) -> None:
     assert second == [0] * 4
     assert len(third) == 4
     assert all(0 <= value <= 1 for value in third)
-    assert {r["case"]["link_vs_relay"] for r in found if r["metric"] == "link_vs_passing_on"} == {1.0, 4.0}
+    of_own = [r["case"] for r in found if r["metric"] == "link_vs_own_relaying"]
+    assert [(case["operator"], case["link_vs_relay"]) for case in of_own] == [
+        (operator, factor) for factor in (1.0, 4.0) for operator in ("dispatch", "combine")
+    ]
