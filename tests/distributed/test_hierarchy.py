@@ -316,6 +316,5 @@ def test_a_rank_that_dies_halfway_is_named_by_all_others(operator: str) -> None:
 @pytest.mark.parametrize("operator", ["dispatch", "combine"])
 def test_a_rank_that_dies_at_any_step_is_named_by_all_others(operator: str, posts: Posts) -> None:
     of = relayed(2, 2)
-    each = 1 if posts == "aiv" else 2  # a death takes seconds, and most steps are the same in both stages
-    for steps in range(0, len(steps_of(of, operator, posts)), each):
+    for steps in range(len(steps_of(of, operator, posts))):
         check_named(of, posts, operator, steps)
