@@ -121,9 +121,9 @@ private:
             TakeAll();
             const Due due = wires_->Deliver(now);
             const uint64_t stop_at = stop_at_ns_.load();
-            if (now >= stop_at || (stop_at != NEVER && due.ns == Due::NEVER && AllTaken())) return;
+            if (now >= stop_at || (stop_at != Due::NEVER && due.ns == Due::NEVER && AllTaken())) return;
             if (due.ns == Due::NEVER) {
-                if (stop_at == NEVER) bell_.SleepSince(rings, Sleep::UNTIL_POSTED, nullptr);
+                if (stop_at == Due::NEVER) bell_.SleepSince(rings, Sleep::UNTIL_POSTED, nullptr);
             } else if (const uint64_t then = MonotonicNs(); due.ns > then) {
                 const timespec nap{static_cast<time_t>((due.ns - then) / PacedLink::NS_PER_S),
                                    static_cast<long>((due.ns - then) % PacedLink::NS_PER_S)};
@@ -149,8 +149,6 @@ private:
         }
     }
 
-    static constexpr uint64_t NEVER = UINT64_MAX;
-
     const NicMemory memory_;
     const size_t first_;
     std::vector<NicPeer> peers_;
@@ -160,7 +158,7 @@ private:
     SharedMemory transport_;
     std::unique_ptr<Wires> wires_;
     PostBell bell_;
-    std::atomic<uint64_t> stop_at_ns_{NEVER};
+    std::atomic<uint64_t> stop_at_ns_{Due::NEVER};
     std::thread thread_;
 };
 

@@ -16,11 +16,10 @@
 namespace {
 
 void Pause() {
-  thread_local uint32_t state = 1;
-  state = state * 1664525u + 1013904223u;
-  for (volatile uint32_t left = (state >> 16) % 1500; left > 0;
-       left = left - 1) {
-  }
+    thread_local uint32_t state = 1;
+    state = state * 1664525u + 1013904223u;
+    for (volatile uint32_t left = (state >> 16) % 1500; left > 0; left = left - 1) {
+    }
 }
 
 } // namespace
@@ -34,29 +33,29 @@ void Pause() {
 using moe::PostBell;
 using moe::Sleep;
 
-int main(int, char **argv) {
-  const uint64_t rounds = std::strtoull(argv[1], nullptr, 10);
-  const auto depth = static_cast<Sleep>(std::strtoul(argv[2], nullptr, 10));
-  const auto least = static_cast<Sleep>(std::strtoul(argv[3], nullptr, 10));
-  static PostBell bell;
-  static std::atomic<uint64_t> posted{0};
-  static std::atomic<uint64_t> taken{0};
-  std::thread sleeper([=] {
-    while (taken < rounds) {
-      const uint32_t rings = bell.Rings();
-      if (const uint64_t there = posted.load(); taken != there) {
-        taken = there;
-        continue;
-      }
-      bell.SleepSince(rings, depth, nullptr);
+int main(int, char** argv) {
+    const uint64_t rounds = std::strtoull(argv[1], nullptr, 10);
+    const auto depth = static_cast<Sleep>(std::strtoul(argv[2], nullptr, 10));
+    const auto least = static_cast<Sleep>(std::strtoul(argv[3], nullptr, 10));
+    static PostBell bell;
+    static std::atomic<uint64_t> posted{0};
+    static std::atomic<uint64_t> taken{0};
+    std::thread sleeper([=] {
+        while (taken < rounds) {
+            const uint32_t rings = bell.Rings();
+            if (const uint64_t there = posted.load(); taken != there) {
+                taken = there;
+                continue;
+            }
+            bell.SleepSince(rings, depth, nullptr);
+        }
+    });
+    for (uint64_t round = 1; round <= rounds; ++round) {
+        posted = round;
+        bell.Ring(least);
+        while (taken < round) {
+        }
     }
-  });
-  for (uint64_t round = 1; round <= rounds; ++round) {
-    posted = round;
-    bell.Ring(least);
-    while (taken < round) {
-    }
-  }
-  sleeper.join();
-  std::printf("%llu\n", static_cast<unsigned long long>(taken));
+    sleeper.join();
+    std::printf("%llu\n", static_cast<unsigned long long>(taken));
 }
