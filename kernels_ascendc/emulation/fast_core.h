@@ -30,7 +30,7 @@ public:
     const uint32_t block;
     const uint32_t blocks;
     AscendC::TPipe* pipe = nullptr;
-    TracedBlock* traced = nullptr;  // null where nothing is traced
+    TracedBlock* traced = nullptr;  // null where nothing is traced or profiled
 
     uint8_t* Ub(UbAddress address) {
         Settle();

@@ -347,7 +347,13 @@ void NotifyFlags(const AscendC::GlobalTensor<T>& to, uint64_t number) {
 
 inline bool Post(const PostItem& item) { return ThisCore().Post(item); }
 
-inline bool IsTraced() { return ThisCore().traced != nullptr; }
+// Its block, where a trace records what that does.
+inline TracedBlock* LoggedBlock() {
+    TracedBlock* const traced = ThisCore().traced;
+    return traced != nullptr && traced->IsLogged() ? traced : nullptr;
+}
+
+inline bool IsTraced() { return LoggedBlock() != nullptr; }
 
 // The host and its traces number phases like launches.
 inline void BeginPhase(uint32_t number) {
@@ -359,14 +365,14 @@ inline void BeginPhase(uint32_t number) {
 }
 
 inline void TraceStep(uint32_t kind) {
-    TracedBlock* const traced = ThisCore().traced;
+    TracedBlock* const traced = LoggedBlock();
     if (traced != nullptr) traced->Step(kind);
 }
 
 constexpr uint64_t NS_PER_CYCLE = 20;
 
 inline void TraceWait(int64_t peer, int64_t start, int32_t us) {
-    TracedBlock* const traced = ThisCore().traced;
+    TracedBlock* const traced = LoggedBlock();
     if (traced != nullptr && us > 0) {
         traced->WaitedFor(static_cast<uint32_t>(peer), static_cast<uint64_t>(start) * NS_PER_CYCLE,
                           static_cast<uint64_t>(us) * 1000U);
@@ -374,7 +380,7 @@ inline void TraceWait(int64_t peer, int64_t start, int32_t us) {
 }
 
 inline void TraceWaitEnds(int64_t peer, int64_t start) {
-    TracedBlock* const traced = ThisCore().traced;
+    TracedBlock* const traced = LoggedBlock();
     if (traced != nullptr) traced->WaitEnds(static_cast<uint32_t>(peer), static_cast<uint64_t>(start) * NS_PER_CYCLE);
 }
 

@@ -37,7 +37,7 @@ inline uint8_t* ThreadUb() {
 }
 
 // Runs `kernel()` on every block. Returns 0, or 1 when a check failed (`LastError` says which). The stream is
-// the launch's `TracedLaunch`, or null where nothing is traced.
+// the launch's `TracedLaunch`, or null where nothing is traced or profiled.
 template <typename Kernel>
 int RunBlocks(uint32_t blocks, Kernel&& kernel, const void* stream = nullptr) {
     if (blocks == 0 || blocks > AscendC::MAX_VECTOR_CORES) {

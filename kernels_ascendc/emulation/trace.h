@@ -1,6 +1,7 @@
 // Traces: when each block ran which launch, the steps in it, and the peers that it waited for.
 //
-// Without a trace, a block only checks a null pointer.
+// Where torch's profiler looks at the calling thread, the same launches are ranges in it (profiler.h). Without either,
+// a block only checks a null pointer.
 #ifndef MOE_EMULATION_TRACE_H
 #define MOE_EMULATION_TRACE_H
 
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "clock.h"
+#include "profiler.h"
 #include "types.h"
 
 #include "moe_layout.h"
@@ -103,38 +105,41 @@ private:
     uint64_t begin_ns_ = 0;
 };
 
-// A traced launch: passed as the launch's stream; null without a trace.
+// A launch that a trace or a profiler sees: passed as the launch's stream; null where there is neither.
 struct TracedLaunch {
-    TraceLog* log;
+    TraceLog* log;  // null without a trace
     uint32_t number;
-    uint32_t first_core;  // the cores before it belong to the launch that runs in parallel
+    uint32_t first_core;       // the cores before it belong to the launch that runs in parallel
+    const char* const* steps;  // what the profiler calls each phase of the plan; null where none looks
 };
 
 // Adds the spans of one block of a launch, on the thread that runs the block.
 class TracedBlock {
 public:
-    TracedBlock(const TracedLaunch* launch, uint32_t block) : launch_(launch) {
-        if (launch_ == nullptr) return;
+    TracedBlock(const TracedLaunch* launch, uint32_t block)
+        : launch_(launch), number_(launch == nullptr ? 0 : launch->number), range_(NameOfPhase()) {
+        if (!IsLogged()) return;
         block_ = launch->first_core + block;
-        number_ = launch->number;
         begin_ns_ = MonotonicNs();
     }
     TracedBlock(const TracedBlock&) = delete;
     TracedBlock& operator=(const TracedBlock&) = delete;
     ~TracedBlock() {
-        if (launch_ == nullptr) return;
-        End(MonotonicNs());
+        if (IsLogged()) End(MonotonicNs());
     }
 
     // From here on the block runs the next phase of its launch.
     void NextPhase() {
-        const uint64_t now = MonotonicNs();
-        End(now);
-        waits_ns_.clear();
-        step_ = TRACE_BLOCK;
-        has_polled_ = false;
-        begin_ns_ = now;
+        if (IsLogged()) {
+            const uint64_t now = MonotonicNs();
+            End(now);
+            waits_ns_.clear();
+            step_ = TRACE_BLOCK;
+            has_polled_ = false;
+            begin_ns_ = now;
+        }
         ++number_;
+        range_.Next(NameOfPhase());
     }
 
     // From here on the block does this, or goes on with it.
@@ -164,9 +169,17 @@ public:
         WaitedFor(peer, begin_ns, now - std::max(begin_ns, begin_ns_));
     }
 
+    // Whether its phases are seen, by a trace or a profiler.
     bool IsOn() const { return launch_ != nullptr; }
 
+    // Whether what it does in them is, by a trace.
+    bool IsLogged() const { return launch_ != nullptr && launch_->log != nullptr; }
+
 private:
+    const char* NameOfPhase() const {
+        return launch_ == nullptr || launch_->steps == nullptr ? nullptr : launch_->steps[number_];
+    }
+
     void End(uint64_t now) {
         EndStep(now);
         EndWaits(now);
@@ -190,8 +203,9 @@ private:
     }
 
     const TracedLaunch* launch_;
+    uint32_t number_;
+    ProfiledRange range_;
     uint32_t block_ = 0;
-    uint32_t number_ = 0;
     uint64_t begin_ns_ = 0;
     uint32_t step_ = TRACE_BLOCK;  // none yet
     uint64_t step_ns_ = 0;

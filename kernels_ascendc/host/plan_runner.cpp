@@ -10,6 +10,7 @@
 #include "block_pool.h"
 #include "companion.h"
 #include "launch_settings.h"
+#include "profiler.h"
 #include "trace.h"
 
 namespace {
@@ -60,6 +61,8 @@ struct MoePlan {
     const moe::LaunchSettings* settings;
     uint64_t overlap;  // whether launches may run beside each other
     const moe::TracedPlan* trace;  // null for none
+    const char* name;              // for torch's profiler
+    const char* const* steps;      // likewise, of each phase
 };
 
 }  // extern "C"
@@ -72,10 +75,14 @@ uint64_t ValueOf(const MoePatch& patch, uint64_t hole) {
     return patch.is_count == 0 ? first : hole * (patch.part + 1) / patch.parts - first;
 }
 
-bool RunLaunch(const MoePlan* plan, uint64_t i, uint32_t first_core = 0) {
+// What the profiler calls the phases; null where none looks.
+using Steps = const char* const*;
+
+bool RunLaunch(const MoePlan* plan, Steps steps, uint64_t i, uint32_t first_core = 0) {
     const MoeLaunch& launch = plan->launches[i];
-    const moe::TracedLaunch traced{plan->trace != nullptr ? plan->trace->log : nullptr, launch.first, first_core};
-    const moe::TracedLaunch* const stream = traced.log != nullptr ? &traced : nullptr;
+    const moe::TracedLaunch traced{plan->trace != nullptr ? plan->trace->log : nullptr, launch.first, first_core,
+                                   steps};
+    const moe::TracedLaunch* const stream = traced.log != nullptr || steps != nullptr ? &traced : nullptr;
     if (moe::WaitControl* const control = moe::ControlOfThread()) {
         control->Begin(reinterpret_cast<uint64_t>(plan), launch.first);
     }
@@ -102,12 +109,12 @@ std::unique_ptr<moe::Companion>& ThreadCompanion() {
 }
 
 // The computing launch goes to the companion: it cannot fail, and the error of the other one is the caller's.
-bool RunBoth(const MoePlan* plan, uint64_t communication, uint64_t compute) {
+bool RunBoth(const MoePlan* plan, Steps steps, uint64_t communication, uint64_t compute) {
     std::unique_ptr<moe::Companion>& companion = ThreadCompanion();
     if (!companion) companion = std::make_unique<moe::Companion>();
-    const std::function<void()> work = [=] { RunLaunch(plan, compute, plan->launches[communication].blocks); };
+    const std::function<void()> work = [=] { RunLaunch(plan, steps, compute, plan->launches[communication].blocks); };
     companion->Start(work);
-    const bool is_good = RunLaunch(plan, communication);
+    const bool is_good = RunLaunch(plan, steps, communication);
     companion->Wait();
     return is_good;
 }
@@ -125,7 +132,7 @@ bool IsStopped(const MoePlan* plan) {
 }
 
 // See `moe_run_plan`.
-int64_t Walk(const MoePlan* plan) {
+int64_t Walk(const MoePlan* plan, Steps steps) {
     for (uint64_t i = 0; i < plan->num_launches; ++i) {
         if (IsStopped(plan)) return 1 + static_cast<int64_t>(plan->launches[i].first);
         uint64_t communication = i;
@@ -133,10 +140,10 @@ int64_t Walk(const MoePlan* plan) {
         // In parallel only where each has a core of its own: taking turns on one core gains nothing.
         if (plan->overlap != 0 && i + 1 < plan->num_launches && plan->launches[i + 1].alongside != 0) {
             communication = plan->launches[i].kind == ASCEND_C ? i : i + 1;
-            is_good = RunBoth(plan, communication, communication == i ? i + 1 : i);
+            is_good = RunBoth(plan, steps, communication, communication == i ? i + 1 : i);
             ++i;
         } else {
-            is_good = RunLaunch(plan, i);
+            is_good = RunLaunch(plan, steps, i);
         }
         const MoeLaunch& launch = plan->launches[communication];
         if (!is_good) return -1 - static_cast<int64_t>(launch.first);
@@ -157,6 +164,12 @@ void moe_forget_threads() {
     (void)ThreadCompanion().release();
 }
 
+// From now on runs are ranges of this profiler, see `moe::TorchProfiler`.
+void moe_use_profiler(bool (*is_on)(), decltype(moe::TorchProfiler::start) start,
+                      decltype(moe::TorchProfiler::end) end) {
+    moe::ProfilerOfProcess() = {is_on, start, end};
+}
+
 // Returns 0; 1 + i if phase i reported something (in plan->report), or did not begin or end because the plan's control
 // was stopped; -1 - i if the launch that begins with phase i failed (moe_last_error says why). Phases are counted over
 // the whole plan. Later launches have not run.
@@ -169,8 +182,10 @@ int64_t moe_run_plan(const MoePlan* plan, const uint64_t* holes) {
         plan->report[i] = 0;
     }
     moe::ThreadSettings() = plan->settings;
+    const bool is_profiled = moe::IsProfiled();
+    const moe::ProfiledRange range(is_profiled ? plan->name : nullptr);
     const moe::CallTrace trace(plan->trace, holes);
-    const int64_t result = trace.End(Walk(plan));
+    const int64_t result = trace.End(Walk(plan, is_profiled ? plan->steps : nullptr));
     moe::ThreadSettings() = nullptr;
     return result;
 }

@@ -205,6 +205,12 @@ class Plan:
         values: Iterable[Value] = (value for launch in self.launches for value in launch.values)
         return tuple(dict.fromkeys(value.name for value in values if isinstance(value, Hole)))
 
+    @property
+    def half(self) -> str:
+        """Which half of an operator it is, " setup" or " teardown"; empty if it is all of one."""
+        steps = {launch.step for launch in self.launches}
+        return " setup" if "wait" not in steps else " teardown" if not steps & {"send", "flag"} else ""
+
     def by_step(self, durations: Iterable[float]) -> dict[str, float]:
         """Total duration by the name of the step."""
         steps: dict[str, float] = {}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 import torch
@@ -15,6 +17,7 @@ from moe_triton.backends.cpu.triton import load
 from moe_triton.backends.cpu.tuning import CpuSettings
 from moe_triton.backends.cpu.waits import NativeWaits
 from moe_triton.backends.phases import PhaseTimes, names_of
+from moe_triton.backends.ranges import is_profiled, name_of, recorded, step_names
 from moe_triton.core import abi
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import Arg, AscendCKernel, TritonKernel
@@ -60,6 +63,7 @@ class NativeExecutable:
         for struct, phases in zip(self._launches, self._times.launches, strict=True):
             patches += self._pack(struct, phases, {**fixed, abi.TIMES: self._times.of(len(self._words))})
         self._patches = (native.PatchStruct * max(len(patches), 1))(*patches)
+        self._step_names = _c_strings(step_names(plan))
         self._struct = native.PlanStruct(
             ctypes.addressof(self._launches),
             len(self._launches),
@@ -72,6 +76,8 @@ class NativeExecutable:
             ctypes.addressof(self._settings),
             plan.overlap,
             ctypes.addressof(self._trace) if self._trace else None,
+            name_of(plan).encode(),
+            ctypes.addressof(self._step_names),
         )
         self.address = ctypes.addressof(self._struct)
         self._run = native.library().moe_run_plan
@@ -161,6 +167,8 @@ class TorchExecutable:
         self._durations = [0.0] * len(plan.launches)
         self._times = PhaseTimes(plan)
         self._words: list[ctypes.Array[ctypes.c_uint64]] = []  # of each phase, up to the launch that runs
+        self._name, self._step_names, self._is_profiled = name_of(plan), step_names(plan), False
+        self._native_step_names = _c_strings(self._step_names)
         waits.add(id(self), self)
 
     def words_of(self, launch: int) -> ctypes.Array[ctypes.c_uint64]:
@@ -170,6 +178,14 @@ class TorchExecutable:
     def run(self, bindings: Bindings) -> int:
         """See `moe_triton.backends.base.Executable`."""
         bindings = {**self._fixed, **bindings}
+        self._is_profiled = is_profiled()
+        with self._range(self._name):
+            return self._run_traced(bindings)
+
+    def _range(self, name: str) -> AbstractContextManager[object]:
+        return recorded(name) if self._is_profiled else nullcontext()
+
+    def _run_traced(self, bindings: Bindings) -> int:
         if self._log is None or self._trace is None:
             return self._run(bindings)
         self._log.begin_call()
@@ -206,7 +222,8 @@ class TorchExecutable:
             arg.name: _argument(arg, value, bindings)
             for arg, value in zip(launch.kernel.args, launch.values, strict=True)
         }
-        launch.kernel.fallback(launch.blocks, **arguments, **launch.kernel.constants)
+        with self._range(self._step_names[number]):
+            launch.kernel.fallback(launch.blocks, **arguments, **launch.kernel.constants)
         if self._log:
             self._log.add_launch(number, begin)
 
@@ -221,7 +238,9 @@ class TorchExecutable:
         ]
         library = native.library()
         function = getattr(library, packed.symbol)
-        stream = ctypes.byref(native.TracedLaunchStruct(self._log.address, number, 0)) if self._log else None
+        steps = ctypes.addressof(self._native_step_names) if self._is_profiled else None
+        traced = native.TracedLaunchStruct(self._log.address if self._log else None, number, 0, steps)
+        stream = ctypes.byref(traced) if self._log or self._is_profiled else None
         self._waits.begin(id(self), number)
         try:
             library.moe_use_settings(ctypes.addressof(self._settings))
@@ -264,6 +283,11 @@ def settings_struct(settings: CpuSettings, fixed: Bindings, waits: NativeWaits) 
         settings.link.address if settings.link else None,
         settings.nic.address if settings.nic else None,
     )
+
+
+def _c_strings(texts: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
+    """An array that native code reads; one text at least."""
+    return (ctypes.c_char_p * max(len(texts), 1))(*(text.encode() for text in texts))
 
 
 def _filled(hole: Hole, bindings: Bindings) -> int:

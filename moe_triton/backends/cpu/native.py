@@ -7,6 +7,7 @@ import functools
 import os
 from pathlib import Path
 
+from moe_triton.backends.cpu import profiler
 from moe_triton.core import abi, native_files
 from moe_triton.core.errors import ToolchainError
 
@@ -81,6 +82,8 @@ class PlanStruct(ctypes.Structure):
         ("settings", ctypes.c_void_p),
         ("overlap", ctypes.c_uint64),
         ("trace", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("steps", ctypes.c_void_p),
     )
 
 
@@ -125,7 +128,12 @@ class TracedPlanStruct(ctypes.Structure):
 class TracedLaunchStruct(ctypes.Structure):
     """``TracedLaunch``."""
 
-    _fields_ = (("log", ctypes.c_void_p), ("number", ctypes.c_uint32), ("first_core", ctypes.c_uint32))
+    _fields_ = (
+        ("log", ctypes.c_void_p),
+        ("number", ctypes.c_uint32),
+        ("first_core", ctypes.c_uint32),
+        ("steps", ctypes.c_void_p),
+    )
 
 
 def find() -> Path | None:
@@ -178,6 +186,9 @@ def library() -> ctypes.CDLL:
     )
     lib.moe_take_ids.restype = ctypes.c_int64
     lib.moe_last_error.restype = ctypes.c_char_p
+    lib.moe_use_profiler.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    lib.moe_use_profiler.restype = None
+    lib.moe_use_profiler(*profiler.functions())
     lib.moe_forget_threads.restype = None
     os.register_at_fork(after_in_child=lib.moe_forget_threads)
     return lib

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import nullcontext
+
 import torch
 
 from moe_triton.backends.base import Bindings
@@ -9,6 +12,7 @@ from moe_triton.backends.npu.runtime import Event, Runtime, Stream
 from moe_triton.backends.npu.schedule import BEGIN, schedule
 from moe_triton.backends.npu.steps import Step, make_step
 from moe_triton.backends.phases import PhaseTimes
+from moe_triton.backends.ranges import is_profiled, name_of, recorded, step_name
 from moe_triton.core.abi import REPORT, TIMES, word_of
 from moe_triton.core.ascendc import REPORT_WORDS
 from moe_triton.core.errors import BufferStateError
@@ -16,6 +20,8 @@ from moe_triton.core.fused import MAX_PHASES
 from moe_triton.core.kernel import AscendCKernel
 from moe_triton.core.plan import Launch, Plan, num_blocks
 from moe_triton.core.reports import first_code
+
+_UNRECORDED = nullcontext()
 
 
 class NpuExecutable:
@@ -48,6 +54,8 @@ class NpuExecutable:
         )
         self._fixed = fixed  # keeps the memory alive whose addresses stand in the launches
         self._steps = self._make_steps()
+        self._range = name_of(plan)
+        self._step_ranges = [step_name(plan, phases) for phases in self._times.launches]
         self._schedule = schedule([phases[0] for phases in self._times.launches], two_streams)
         self._events = self._make_events()
         self._host_reports = runtime.host_copy(self._reports)
@@ -77,6 +85,12 @@ class NpuExecutable:
 
     def run(self, bindings: Bindings) -> int:
         """See `moe_triton.backends.base.Executable`."""
+        if not is_profiled():
+            return self._run(bindings, [])
+        with recorded(self._range):
+            return self._run(bindings, self._step_ranges)
+
+    def _run(self, bindings: Bindings, ranges: Sequence[str]) -> int:
         values = [word_of(bindings[name]) for name in self._holes]
         runtime = self._runtime
         capturing = runtime.is_capturing()
@@ -98,7 +112,9 @@ class NpuExecutable:
                 measured[number][0].record(stream)
             # A launch that bypasses torch_npu's queue must find it empty: earlier events and kernels are in
             # it.
-            step.launch(values, runtime.handle(stream) if step.is_direct else handles[launch.stream])
+            handle = runtime.handle(stream) if step.is_direct else handles[launch.stream]
+            with recorded(ranges[number]) if ranges else _UNRECORDED:
+                step.launch(values, handle)
             if measured:
                 measured[number][1].record(stream)
             if launch.is_awaited:

@@ -9,7 +9,7 @@ from typing import Any
 from moe_triton.backends.base import TracedCall, TraceEvent
 from moe_triton.core import ascendc
 from moe_triton.core.config import Config
-from moe_triton.core.plan import Hole, Launch, Part, Plan
+from moe_triton.core.plan import Hole, Launch, Part
 
 STEPS = {
     ascendc.TRACE_WRITE: "write",
@@ -118,15 +118,10 @@ def _names(calls: Sequence[TracedCall], counts: Mapping[str, int]) -> list[str]:
     """Like "dispatch #3", or "dispatch #3 setup". Counted from the end, since old calls may be dropped."""
     left, names = dict(counts), []
     for call in reversed(calls):
-        operator, half = call.plan.operator, _half(call.plan)
+        operator, half = call.plan.operator, call.plan.half
         left[operator] -= half != " setup"  # as the communicator counts
         names.append(f"{operator} #{left[operator]}{half}")
     return names[::-1]
-
-
-def _half(plan: Plan) -> str:
-    steps = {launch.step for launch in plan.launches}
-    return " setup" if "wait" not in steps else " teardown" if not steps & {"send", "flag"} else ""
 
 
 def _waits(
