@@ -159,6 +159,18 @@ class EPBuffer(Owner):
             raise
         self._closed = False
 
+    def __repr__(self) -> str:
+        """In a line, whatever state it is in: sizes, how tokens travel, and whether it can be used."""
+        communicator = self.__dict__.get("_communicator")
+        if communicator is None:
+            return "EPBuffer(not constructed)"
+        c, rank = communicator.config, communicator.rank
+        return (
+            f"EPBuffer(rank {rank} of {c.num_ranks}, hidden={c.hidden}, num_topk={c.num_topk}, "
+            f"num_experts={c.num_experts}, comm_alg={c.scheme!r}, backend={communicator.backend.name!r}, "
+            f"window of {communicator.window_bytes / 1e6:.2f} MB, {communicator.state})"
+        )
+
     @property
     def num_ranks(self) -> int:
         """Ranks of the group (EP), without lost ones."""

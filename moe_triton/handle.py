@@ -112,6 +112,16 @@ class DispatchOutput(NamedTuple):
     weights: torch.Tensor | None
     handle: DispatchHandle
 
+    def __repr__(self) -> str:
+        """In a line: tensors by dtype and shape, which an NPU need not be waited for to know."""
+        return f"DispatchOutput({', '.join(f'{n}={_shown(v)}' for n, v in self._asdict().items())})"
+
+
+def _shown(value: object) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+
 
 Result = TypeVar("Result")
 
@@ -129,6 +139,10 @@ class Pending(Generic[Result]):
     def __init__(self, finish: Callable[[], Result]) -> None:
         self._finish: Callable[[], Result] | None = finish
         self._result: Result
+
+    def __repr__(self) -> str:
+        """Whether it was waited for."""
+        return f"Pending({'sent' if self._finish is not None else 'done'})"
 
     def wait(self) -> Result:
         """Waits until all is there. Waiting again gives the same.

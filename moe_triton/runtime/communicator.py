@@ -324,6 +324,11 @@ class Communicator(Exclusive):
         return self._scheme.place("rows", 1) is not None
 
     @property
+    def window_bytes(self) -> int:
+        """Bytes of this rank's windows."""
+        return sum(window.window_bytes for window in self._scheme.windows)
+
+    @property
     def window_base(self) -> int:
         """Address of this rank's window."""
         return self._windows[0].base

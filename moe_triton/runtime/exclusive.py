@@ -66,6 +66,11 @@ class Exclusive(ABC):
         """Whether it is open and not broken."""
         return not (self._closed or self._broken)
 
+    @property
+    def state(self) -> str:
+        """In a word: "open", "closed", or "broken"."""
+        return "closed" if self._closed else "broken" if self._broken else "open"
+
     def check_usable(self) -> None:
         """Checks that no thread is inside, and that it is neither closed nor broken.
 
