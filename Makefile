@@ -5,9 +5,11 @@ BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find kernels_ascendc moe_triton/core/abi.py moe_triton/core/ascendc.py moe_triton/core/fused.py moe_triton/core/records.py \
     moe_triton/core/region.py moe_triton/tools/codegen.py -type f -not -name '*.pyc')
 CPP_SOURCES := $(filter %.h %.cpp %.asc,$(NATIVE_SOURCES))
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+PIP := $(INSTALL) --quiet
+TORCH := torch==2.13.0
 
-.PHONY: demo test test-quick test-long chaos-short chaos-long lint gate gate-update docs bench clean
+.PHONY: demo test test-quick test-long test-bare chaos-short chaos-long lint gate gate-update docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/moe-triton demo
@@ -24,6 +26,13 @@ test-quick: $(VENV)/.installed
 test-long: $(VENV)/.installed $(VENV)/.docs
 	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=25 -m long tests
 	$(MAKE) chaos-long
+
+# The first command on a plain machine: a clean clone, the public index alone, no kernel compiled yet. Once per release,
+# and with another Python by PYTHON=...: it downloads gigabytes.
+test-bare:
+	@bare=$$(mktemp -d) && trap 'rm -rf "$$bare"' EXIT && git clone --quiet . "$$bare/moe_triton" && cd "$$bare/moe_triton" && \
+	  env -u PIP_FIND_LINKS PIP_CONFIG_FILE=/dev/null MOE_TRITON_CACHE="$$bare/cache" $(MAKE) demo PYTHON="$(PYTHON)" && \
+	  $(BIN)/python -m pip check && $(BIN)/moe-triton doctor --fix; du -sh "$$bare/moe_triton/$(VENV)"
 
 # Ranks that are killed, stopped, late, interrupted or wrong, at random moments: whether the others go on.
 chaos-short: $(VENV)/.installed
@@ -86,13 +95,20 @@ bench: $(VENV)/.installed $(VENV)/.bench
 	$(BIN)/python -m benchmarks.trace_overhead
 
 $(VENV)/.packages: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
-	  { echo "moe_triton needs Python 3.11 (triton-ascend has wheels for no other): make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || \
+	  { echo "moe_triton needs Python 3.10 to 3.13, for Triton kernels 3.10 or 3.11: make PYTHON=/path/to/python3.11"; exit 1; }
 	@command -v $${CXX:-g++} >/dev/null || \
 	  { echo "moe_triton needs a C++17 compiler: apt-get install g++ (or set CXX)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) torch==2.13.0 scikit-build-core cmake ninja
-	$(PIP) --no-build-isolation --editable '.[cpu,dev,tune]'
+	$(PIP) packaging
+	@# Without its requirements: of these, upstream's triton is to stay away (moe_triton/core/triton_package.py).
+	@echo "torch, some hundred MB; where pip finds no build for CPUs, gigabytes of CUDA libraries come with it:"
+	$(PIP) --no-deps $(TORCH)+cpu 2>/dev/null || $(INSTALL) --no-deps $(TORCH)
+	$(BIN)/python -I moe_triton/core/triton_package.py hold
+	$(INSTALL) $(TORCH) scikit-build-core cmake ninja
+	@echo "moe_triton, with its kernels, and the tools of development:"
+	$(INSTALL) --no-build-isolation --editable '.[cpu,dev,tune]'
+	$(BIN)/python -I moe_triton/core/triton_package.py mend
 	@touch $@
 
 # Only C++ changed: build it again, nothing to resolve.

@@ -9,6 +9,7 @@ from typing import Any
 
 from autotune.search import Found, Trial
 from moe_triton.core.errors import ToolchainError
+from moe_triton.core.installing import install
 from moe_triton.core.soc import UB_BYTES
 from moe_triton.core.space import text_of
 
@@ -40,7 +41,7 @@ def _plotting() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise ToolchainError(f"matplotlib is missing: {error}. Run: pip install 'moe_triton[tune]'") from None
+        raise ToolchainError(f"matplotlib is missing: {error}. Run: {install('tune')}") from None
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "moe_triton"
     from matplotlib import pyplot

@@ -10,6 +10,7 @@ Class = TypeVar("Class", bound=type)
 PAGE = "docs/from-deepep.md"
 OF_MODULE = {
     "Buffer": "use EPBuffer",
+    "ElasticBuffer": "use EPBuffer",
     "EventOverlap": "calls run on the current stream, and those with wait=False return a Pending",
 }
 OF_BUFFER = {

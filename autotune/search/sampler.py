@@ -8,6 +8,7 @@ from typing import Any
 
 from autotune.search.task import Outcome, Task
 from moe_triton.core.errors import ToolchainError
+from moe_triton.core.installing import install
 from moe_triton.core.space import settings_of, text_of
 
 STARTUP = 10  # candidates that are drawn at random before the sampler begins to learn
@@ -51,7 +52,7 @@ def _optuna() -> Any:
     try:
         import optuna
     except ImportError as error:
-        raise ToolchainError(f"optuna is missing: {error}. Run: pip install 'moe_triton[tune]'") from None
+        raise ToolchainError(f"optuna is missing: {error}. Run: {install('tune')}") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 

@@ -7,7 +7,7 @@ if(NOT EXISTS ${GENERATED}/moe_abi.h)
   set(package ${CMAKE_CURRENT_SOURCE_DIR}/../moe_triton)
   file(GLOB tables CONFIGURE_DEPENDS ${package}/core/*.py ${package}/tools/codegen.py)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${tables})
-  find_package(Python 3.11 COMPONENTS Interpreter REQUIRED)
+  find_package(Python 3.10 COMPONENTS Interpreter REQUIRED)
   execute_process(COMMAND ${Python_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cmake/generate.py ${package} ${GENERATED}
                   COMMAND_ERROR_IS_FATAL ANY)
   install(DIRECTORY ${GENERATED}/ DESTINATION ${INSTALL_FOLDER}/kernels_ascendc/include)

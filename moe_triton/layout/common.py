@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -23,6 +23,9 @@ from moe_triton.core.config import Config
 from moe_triton.core.records import STAMP, STATUS_ENTRY, TRAILER
 from moe_triton.core.region import Region, region_of
 from moe_triton.core.row_formats import RowFormat
+
+if TYPE_CHECKING:  # in typing since Python 3.11
+    from typing_extensions import Self
 
 UB_ALIGN, WORD_BYTES, FLAG_BITS = records.UB_ALIGN, records.WORD_BYTES, records.FLAG_BITS
 BLOCK_BYTES, BLOCK_DATA_BYTES = records.BLOCK_BYTES, records.BLOCK_DATA_BYTES

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-import tomllib
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from importlib import resources
@@ -17,6 +17,11 @@ from typing import Any, Literal, cast, get_args
 
 from moe_triton.core.config import Product
 from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT, ArgumentError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 FORMAT, VERSION = "moe_triton.machine_constants", 2
 REMEDY = "Write it with moe-triton selftest, or Machine.to_json()."
@@ -94,7 +99,12 @@ class Machine:
         return "A2" if "rdma_gb_per_s" in self.constants else "A3"
 
     def replaced(self, values: Mapping[str, float]) -> Machine:
-        """This machine with other values, as a fit or a sensitivity tries them: ranges give way."""
+        """This machine with other values, as a fit or a sensitivity tries them: ranges give way.
+
+        Examples:
+            >>> machine_named("A3").replaced({"clock_ghz": 2.0}).clock_ghz
+            2.0
+        """
         self._check_known(values)
         changed = {
             name: replace(
@@ -119,6 +129,10 @@ class Machine:
 
         Raises:
             ArgumentError: there is no such constant, a number is none, or a value is outside its range.
+
+        Examples:
+            >>> machine_named("A3").measured({"clock_ghz": 1.8}, "910C, today").constants["clock_ghz"].kind
+            'measured'
         """
         self._check_known(values)
         for name, value in values.items():
@@ -131,7 +145,12 @@ class Machine:
         return Machine(self.name, {**self.constants, **changed})
 
     def to_json(self) -> str:
-        """A document that `from_json` reads."""
+        """A document that `from_json` reads.
+
+        Examples:
+            >>> Machine.from_json(machine_named("A3").to_json()) == machine_named("A3")
+            True
+        """
         constants = {name: asdict(entry) for name, entry in self.constants.items()}
         document = {"format": FORMAT, "version": VERSION, "machine": self.name, "constants": constants}
         return json.dumps(document, indent=1) + "\n"
@@ -143,6 +162,10 @@ class Machine:
         Raises:
             ArgumentError: not such a document, another version of it, an unknown machine, or a constant that
                 is unknown, missing, or no finite number of at least 0.
+
+        Examples:
+            >>> Machine.from_json(machine_named("A3").to_json()).name
+            'A3'
         """
         try:
             document = json.loads(text)
@@ -184,6 +207,10 @@ def machine_named(name: str) -> Machine:
 
     Raises:
         ArgumentError: there are none for this machine.
+
+    Examples:
+        >>> machine_named("A3").cores
+        48.0
     """
     if name not in MACHINES:
         raise ArgumentError("machine", repr(name), f"it must be one of {list(MACHINES)}", "Name one of them.")

@@ -254,7 +254,8 @@ class BufferPlans:
             plan = self._make(operator, kind, tensors, modes)
             if len(self._plans) < MAX_PLANS:
                 described = described or plain_tensors.describe(*tensors.values())
-                self._plans[operator.name, described, *modes.values()] = plan
+                key = operator.name, described, *modes.values()
+                self._plans[key] = plan
         return plan
 
     def _make(

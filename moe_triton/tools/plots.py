@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import typer
 from rich.console import Console
 
 from moe_triton.core.errors import ToolchainError
+from moe_triton.core.installing import install
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#882255", "#F0E442")
 """Of the palette of Okabe and Ito."""
@@ -36,7 +36,7 @@ def draw(path: Path, paint: Callable[[Any], None]) -> Path:
         ToolchainError: matplotlib is missing.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise ToolchainError("matplotlib is missing, which plots need. Run: pip install 'moe_triton[bench]'")
+        raise ToolchainError(f"matplotlib is missing, which plots need. Run: {install('bench')}")
     matplotlib: Any = importlib.import_module("matplotlib")
     figures: Any = importlib.import_module("matplotlib.figure")
     with matplotlib.rc_context(STYLE):
@@ -58,16 +58,14 @@ def legend(figure: Any, columns: int) -> None:
 
 
 def write_plots(console: Console, plots: Callable[[], Iterable[Path]]) -> None:
-    """Draws, and says which files there are now; ends the command with 1 where matplotlib is missing.
+    """Draws, and says which files there are now.
 
     Args:
         console: to say it on.
         plots: draws them.
+
+    Raises:
+        ToolchainError: matplotlib is missing.
     """
-    try:
-        paths = list(plots())
-    except ToolchainError as error:
-        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from None
-    for path in paths:
+    for path in plots():
         console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)

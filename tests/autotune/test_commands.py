@@ -23,6 +23,7 @@ from autotune.search import Outcome
 from moe_triton import tables
 from moe_triton.core.config import Config
 from moe_triton.core.cpu_family import cpu_family
+from moe_triton.core.installing import install
 from moe_triton.core.space import Settings
 from moe_triton.core.tables import Row, Table
 from moe_triton.tools.cli import extensions
@@ -68,20 +69,69 @@ def test_the_table_is_one_that_buffers_take(kept: Path) -> None:
     assert len(settings.tables) >= 1
 
 
-def test_show_prints_whole_rows_a_line_each(kept: Path) -> None:
+def test_show_says_what_tables_there_are_and_how_to_see_their_rows(kept: Path) -> None:
+    said = run("show")
+    assert len(said.splitlines()) < 60
+    words = " ".join(said.split())
+    shipped = Table.from_json((tables.FOLDER / f"{NAME}.json").read_text(), NAME)
+    for part in (
+        f"rows {len(shipped.rows)} of kernel: block_quantize, ",
+        "sizes hidden 2048 to 8192, topk 4 to 16, ranks 16, tokens 16 to 512 ",
+        f"source {shipped.source} ",
+        "written comes with moe_triton",
+        "sizes hidden 2048 to 8192, topk 1 to 16, ranks 8 to 256, tokens 1 to 512",  # of schemes: K may be 1
+        f"in {kept}",
+        f"no table of pipelines for {CHIP}; what writes one: moe-triton tune pipeline --soc A3",
+        "--kernel, --dtype, --hidden, --topk, --ranks, --tokens, or --all.",
+    ):
+        assert part in words
+
+
+def test_show_prints_the_rows_that_are_asked_for_in_microseconds(kept: Path) -> None:
     said = run("show", "--kernel", "stamps")
     assert f"{kept / NAME}.json\nmoe_triton.model, constants " in said
-    assert "\n  stamps weights-scales56 any ranks=16 tokens=128: " in said
-    assert re.search(r"^  stamps plain any ranks=16 tokens=128: default, \d+ ns$", said, re.M)
-    table = Table.from_json((tables.FOLDER / f"{NAME}.json").read_text(), NAME)
-    names = [f"  {row.keys[0]} {row.keys[1]} {row.keys[2]} " for row in table.rows]
-    assert all(name in said for name in names if name.startswith("  stamps"))
+    mine, shipped = (
+        Table.from_json((folder / f"{NAME}.json").read_text(), NAME) for folder in (kept, tables.FOLDER)
+    )
+    rows = [row for table in (mine, shipped) for row in table.rows if row.keys[0] == "stamps"]
+    assert len(rows) == len(re.findall(r"^stamps  ", said, re.M))
+    for row in rows:
+        cells = *row.keys, *("any" if size == 1 else size for size in row.sizes), row.values[0]
+        assert f"{' '.join(map(str, cells))} {int(row.values[1]) / 1e3:.2f}" in " ".join(said.split())
+    few = run("show", "--tokens", "128", "--hidden", "7168", "--kernel", "rms_norm", "--kernel", "stamps")
+    shown = re.findall(r"^(?:rms_norm|stamps) .*", few, re.M)
+    assert shown
+    assert all(re.search(r" (7168|any) .* 128 ", line) for line in shown)
+    schemes = run("show", "--topk", "1", "--ranks", "8")
+    assert re.search(r"^own +7168 +1 +8 +1  fullmesh_v1 ", schemes, re.M)
+    assert not re.search(r"^own +7168 +8 ", schemes, re.M)
 
 
-def test_show_knows_every_kind_and_what_writes_one(kept: Path) -> None:
-    said = run("show")
-    assert "  own hidden=7168 topk=8 ranks=8 tokens=1: fullmesh_v1, " in said
-    assert f"no table of pipelines for {CHIP}; what writes one: moe-triton tune pipeline --soc A3" in said
+def test_show_has_everything_on_demand(kept: Path) -> None:
+    said = run("show", "--all")
+    every = [
+        Table.from_json((folder / f"{name}.json").read_text(), name)
+        for folder, name in ((kept, NAME), (tables.FOLDER, NAME), (tables.FOLDER, SCHEMES))
+    ]
+    rows = [row for table in every for row in table.rows]
+    times = re.findall(r" [\d.]+\.\d\d(?: +[\d.]+\.\d\d)?$", said, re.M)
+    assert len(times) == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--kernel", "nothing"), "kernel is nothing, but the tables have block_quantize, "),
+        (("--tokens", "3"), "tokens is 3, but the tables have 1, "),
+        (("--kernel", "rms_norm", "--topk", "7"), "topk is 7, but the tables have "),
+        (
+            ("--kernel", "block_quantize", "--dtype", "fp8"),
+            "dtype is fp8, but the tables have any, bf16, fp16",
+        ),
+    ],
+)
+def test_show_names_the_option_that_no_row_fits(kept: Path, options: tuple[str, ...], told: str) -> None:
+    assert told in run("show", *options, code=1)
 
 
 def test_without_a_table_the_remedy_is_for_that_machine(
@@ -229,7 +279,7 @@ def test_without_the_package_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch)
         result = CliRunner().invoke(bare, ["tune", "kernels"])
         assert result.exit_code == 1
         assert why in result.output
-        assert "pip install 'moe_triton[tune]'" in result.output
+        assert install("tune") in result.output
 
 
 def test_ctrl_c_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

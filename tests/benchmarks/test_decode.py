@@ -68,9 +68,9 @@ def test_it_runs(tmp_path: Path) -> None:
     records = json.loads(path.read_text())
     found = {(r["case"]["quantize"], r["case"]["route"], r["metric"]): r["value"] for r in records}
     for case in ((quantize, route) for quantize in ("", "int8") for route in WAYS):
-        low, middle, high = (found[*case, f"fraction_of_memcpy{end}"] for end in ("_low", "", "_high"))
+        low, middle, high = (found[(*case, f"fraction_of_memcpy{end}")] for end in ("_low", "", "_high"))
         assert 0 < low <= middle <= high
-        assert found[*case, "rows_us"] > 0
-        assert found[*case, "call_us"] > 0
-        assert all(found[*case, f"{state}_us"] >= 0 for state in STATES)
-        assert found[*case, "fastest_us"] <= found[*case, "us"]
+        assert found[(*case, "rows_us")] > 0
+        assert found[(*case, "call_us")] > 0
+        assert all(found[(*case, f"{state}_us")] >= 0 for state in STATES)
+        assert found[(*case, "fastest_us")] <= found[(*case, "us")]

@@ -52,7 +52,7 @@ def test_it_runs(tmp_path: Path) -> None:
         for r in json.loads(path.read_text())
     }
     for case in product(("int8", "plain"), ("dispatch", "combine")):
-        assert found[*case, "series", "time_vs_series"] == 1
-        assert 0 <= found[*case, "overlapped", "hidden_of_work"] <= 1
+        assert found[(*case, "series", "time_vs_series")] == 1
+        assert 0 <= found[(*case, "overlapped", "hidden_of_work")] <= 1
         # The same launches one after the other: nothing runs beside anything.
-        assert found[*case, "series", "hidden_of_work"] == 0
+        assert found[(*case, "series", "hidden_of_work")] == 0

@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 from moe_triton.core.fused import LAUNCHED
+from moe_triton.core.installing import install
 from moe_triton.tools import codegen
 from tests.build.fake_cann import SOURCES
 
-cindex: Any = pytest.importorskip("clang.cindex", reason="clang is missing: pip install 'moe_triton[dev]'")
+cindex: Any = pytest.importorskip("clang.cindex", reason=f"clang is missing: {install('dev')}")
 
 API = Path(__file__).resolve().parent / "api"
 

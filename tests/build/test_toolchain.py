@@ -11,6 +11,7 @@ import pytest
 
 from moe_triton.backends.npu import toolchain
 from moe_triton.core.errors import ToolchainError
+from moe_triton.core.installing import install
 from moe_triton.tools.cli import doctor
 from tests.build.fake_cann import FakeCann
 
@@ -225,7 +226,7 @@ def test_doctor_tells_what_an_npu_needs(monkeypatch: pytest.MonkeyPatch) -> None
     ]
     assert not any(present for present, *_ in rows.values())
     assert rows["Ascend C kernels"][2] == "moe-triton build --backend npu"
-    assert rows["torch_npu"][2] == "pip install 'moe_triton[npu]'"
+    assert rows["torch_npu"][2] == install("npu")
 
 
 def test_doctor_tells_what_an_npu_has(

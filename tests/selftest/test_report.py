@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import socket
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from moe_triton.tools.selftest.report import CONSTANTS_NAME, JSON_NAME, MARKDOWN
 from moe_triton.tools.selftest.settings import Settings
 from tests.selftest.probes import measured_constants
 
-MOMENT = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
+MOMENT = datetime(2026, 3, 4, 5, 6, 7, tzinfo=timezone.utc)
 RESULTS = (
     Result("versions", "environment", "passed", facts={"torch": "2.13.0", "driver": "24.1.0.3"}),
     Result("devices", "environment", "passed", figures={"ranks": 8}, facts={"SoC": "Ascend910_9391"}),

@@ -10,6 +10,7 @@ from pathlib import Path
 from moe_triton.backends.cpu import profiler
 from moe_triton.core import abi, native_files
 from moe_triton.core.errors import ToolchainError
+from moe_triton.core.installing import reinstall
 
 LIBRARY = "libmoe_kernels.so"
 REBUILD = "Build it anew: moe-triton build --backend cpu, or install moe_triton again."
@@ -152,7 +153,7 @@ def library() -> ctypes.CDLL:
     if path is None:
         raise ToolchainError(
             f"{LIBRARY} is missing: the Ascend C kernels were not built. Install a C++17 compiler "
-            f"(apt-get install g++) and run: pip install --no-build-isolation -e '.[cpu]'"
+            f"(apt-get install g++) and run: {reinstall()}"
         )
     try:
         lib = ctypes.CDLL(str(path))

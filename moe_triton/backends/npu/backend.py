@@ -14,6 +14,7 @@ from moe_triton.backends.npu.window import MEMFABRIC, NpuWindow, make_window, wi
 from moe_triton.backends.waits import Waits
 from moe_triton.core.ascendc import MAX_BLOCKS
 from moe_triton.core.errors import ArgumentError, ToolchainError
+from moe_triton.core.installing import check_triton
 from moe_triton.core.plan import Plan, device_launches, num_blocks
 from moe_triton.core.reach import Queues
 from moe_triton.core.soc import check_blocks, soc_of
@@ -56,6 +57,7 @@ class NpuBackend:
         self._versions = toolchain.check_versions()
         self.soc = soc_of(self.runtime.soc_name())
         self._windows_by = window_library()
+        check_triton()
         library.library()  # at construction rather than in the first dispatch
         # Launches with SyncAll whose blocks do not start together would wait for each other's cores.
         self.overlaps = library.blocks_start_together()

@@ -15,6 +15,7 @@ import torch
 
 from moe_triton.core import plain_tensors
 from moe_triton.core.errors import ToolchainError
+from moe_triton.core.installing import install
 from moe_triton.core.threads import in_thread
 
 Stream = Any  # torch.npu.Stream
@@ -32,7 +33,7 @@ def imported() -> Any:
     except ImportError as error:
         raise ToolchainError(
             f"the npu back end needs torch_npu, which cannot be imported ({error}). "
-            "Install it (pip install 'moe_triton[npu]') and source CANN's set_env.sh."
+            f"Install it ({install('npu')}) and source CANN's set_env.sh."
         ) from error
     return torch_npu
 

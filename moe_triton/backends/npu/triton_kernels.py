@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from moe_triton.core.errors import ToolchainError
+from moe_triton.core.installing import check_triton, install
 from moe_triton.core.kernel import TritonKernel
 
 # (programs, handle of the stream, arguments: addresses and numbers)
@@ -23,7 +24,7 @@ def launcher(kernel: TritonKernel) -> TritonLauncher:
     """Compiles a kernel for the current device.
 
     Raises:
-        ToolchainError: triton-ascend is missing, or rejects the kernel.
+        ToolchainError: triton-ascend is missing or not whole, or rejects the kernel.
     """
     compiled = _compile(kernel)
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
@@ -36,13 +37,13 @@ def launcher(kernel: TritonKernel) -> TritonLauncher:
 
 
 def _compile(kernel: TritonKernel) -> Any:
+    check_triton()
     try:
         import triton
         from triton.compiler import ASTSource
     except ImportError as error:
         raise ToolchainError(
-            f"the npu back end needs triton-ascend, which cannot be imported ({error}). "
-            "pip install 'moe_triton[npu]'"
+            f"the npu back end needs triton-ascend, which cannot be imported ({error}). Run: {install('npu')}"
         ) from error
     source = ASTSource(kernel.fn, {arg.name: arg.type for arg in kernel.args}, dict(kernel.constants))
     try:

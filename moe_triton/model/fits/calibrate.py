@@ -165,7 +165,7 @@ class _Model(Generic[M]):
 
     def fit(self, chosen: Sequence[str]) -> np.ndarray:
         """The best values of some constants, the others as they were."""
-        found = self.start.copy()
+        found: np.ndarray = self.start.copy()
         if chosen:
             constants = {name: self.machine.constants[name] for name in chosen}
             best = fit(self.predicted, self.measured, constants, ENOUGH)

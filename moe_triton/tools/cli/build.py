@@ -18,6 +18,7 @@ from moe_triton.backends.npu import library, toolchain
 from moe_triton.backends.npu.window import MEMFABRIC
 from moe_triton.core import native_files
 from moe_triton.core.errors import ArgumentError, ToolchainError
+from moe_triton.core.installing import reinstall
 from moe_triton.core.soc import ARCHS
 
 INSTALLED = Path("installed")
@@ -51,14 +52,12 @@ def run_build(settings: BuildSettings, console: Console) -> int:
     """Builds and says where the library is.
 
     Returns:
-        0, or 1 when something is missing or failed; the reason is printed.
+        0.
+
+    Raises:
+        ArgumentError, ToolchainError: see `build`.
     """
-    try:
-        path = build(settings, console)
-    except (ToolchainError, ArgumentError) as error:
-        console.print(f"[red]{type(error).__name__}[/red]: ", end="")
-        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        return 1
+    path = build(settings, console)
     console.print(f"built {path}", markup=False, highlight=False, soft_wrap=True)
     return 0
 
@@ -75,7 +74,7 @@ def build(settings: BuildSettings, console: Console) -> Path:
     if sources is None:
         raise ToolchainError(
             "The Ascend C sources are missing: this installation has no kernels_ascendc folder. "
-            "Install moe_triton again: pip install --force-reinstall --no-deps moe_triton"
+            f"Install moe_triton again: {reinstall()}"
         )
     cmake = find_program("cmake")
     options = [f"-DBACKEND={settings.backend}", f"-DPython_EXECUTABLE={sys.executable}"]

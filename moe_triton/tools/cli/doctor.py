@@ -1,26 +1,32 @@
-"""``moe-triton doctor``: which components of the toolchain are present."""
+"""``moe-triton doctor``: which components of the toolchain are present, and what pip has mixed up."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import platform
 from collections.abc import Callable
 from importlib import metadata, util
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
+import moe_triton
 from moe_triton.backends.cpu import extension, native
 from moe_triton.backends.npu import library, toolchain
+from moe_triton.core import triton_package
 from moe_triton.core.errors import ToolchainError
+from moe_triton.core.installing import install, reinstall
+from moe_triton.tools.text_table import TextTable, names, texts
 
 Row = tuple[str, bool, str, str]
 
+OK, MISSING = Text("ok", style="green"), Text("missing", style="red")
+
 NPU = "npu: "
 FASTER = "faster calls: "  # not needed
-INSTALL = "pip install 'moe_triton[npu]'"
+INSTALL = install("npu")
 
 
 def components() -> list[Row]:
@@ -37,20 +43,36 @@ def run_doctor(console: Console) -> int:
         0 if the CPU back end can run, else 1.
     """
     rows = components()
-    table = Table("component", "", "found", "how to get it", title="moe_triton doctor")
-    for name, present, found, remedy in rows:
-        mark = "[green]ok[/green]" if present else "[red]missing[/red]"
-        table.add_row(name, mark, escape(found), "" if present else escape(remedy))
-    console.print(table)
-    ready = all(present for name, present, _, _ in rows if not name.startswith((NPU, FASTER)))
+    console.print(f"moe_triton {moe_triton.__version__}, Python {platform.python_version()}", highlight=False)
+    TextTable(
+        (names("component"), names(""), texts("found"), texts("how to get it")),
+        [
+            (component, OK if present else MISSING, found, "" if present else remedy)
+            for component, present, found, remedy in rows
+        ],
+    ).print(console)
+    ready = all(present for component, present, _, _ in rows if not component.startswith((NPU, FASTER)))
     console.print(
         "The CPU back end is ready." if ready else "[red]The CPU back end cannot run as it is.[/red]"
     )
-    missing = [name.removeprefix(NPU) for name, present, _, _ in rows if name.startswith(NPU) and not present]
+    missing = [each.removeprefix(NPU) for each, present, _, _ in rows if each.startswith(NPU) and not present]
     console.print(
         f"An NPU needs in addition: {', '.join(missing)}." if missing else "All that an NPU needs is there."
     )
     return 0 if ready else 1
+
+
+def run_fix(console: Console) -> None:
+    """Makes the package ``triton`` triton-ascend's, and says what was done.
+
+    Raises:
+        ToolchainError: it cannot be done; it says what is in the way, and what was changed.
+    """
+    try:
+        done = triton_package.mend()
+    except triton_package.MendError as error:
+        raise ToolchainError(str(error)) from None
+    console.print(done or "There is nothing to fix.", markup=False, highlight=False, soft_wrap=True)
 
 
 def _native() -> Row:
@@ -58,7 +80,7 @@ def _native() -> Row:
         "Ascend C kernels, built for the CPU",
         native.find(),
         _load_native,
-        "apt-get install g++, then pip install --no-build-isolation -e '.[cpu]'",
+        f"apt-get install g++, then {reinstall()}",
     )
 
 

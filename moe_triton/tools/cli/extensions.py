@@ -8,8 +8,10 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from moe_triton.core.installing import install
+
 GROUP = "moe_triton.commands"
-REMEDIES = {"tune": "pip install 'moe_triton[tune]'"}
+REMEDIES = {"tune": install("tune")}
 """How to get the commands that are known by name, where they are not there."""
 _HELP = {"tune": "Find and show settings that change speed."}
 

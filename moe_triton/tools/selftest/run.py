@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 from moe_triton.tools.selftest.battery import Battery
@@ -39,7 +39,7 @@ def run_selftest(
     Raises:
         OSError: the folder cannot be written to.
     """
-    moment = datetime.now(UTC)
+    moment = datetime.now(timezone.utc)
     known: list[Check] = []
 
     def write(result: Result) -> None:

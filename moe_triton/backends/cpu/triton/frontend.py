@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from moe_triton.backends.cpu.triton.ir import AS_READ
-from moe_triton.backends.cpu.triton.toolchain import find_program, run_tool
+from moe_triton.backends.cpu.triton.toolchain import INSTALL, find_program, run_tool
 from moe_triton.core.errors import ToolchainError
+from moe_triton.core.installing import check_triton
 from moe_triton.core.kernel import TritonKernel
 
 # The architecture decides nothing before the adapter's output; it must be one that the front end knows.
@@ -28,6 +29,7 @@ _ADAPTER_PASSES = (
 
 def triton_ir(kernel: TritonKernel) -> str:
     """Triton IR of a kernel, after the passes common to all of Triton's back ends."""
+    check_triton()
     from triton._C.libtriton import ir
     from triton.backends.ascend.compiler import AscendBackend, make_ttir
     from triton.backends.compiler import GPUTarget
@@ -59,7 +61,7 @@ def tensor_ir(kernel: TritonKernel, *, named_ops: bool) -> str:
     """
     adapter = find_program("triton", "backends/ascend/triton-adapter-opt")
     if adapter is None:
-        raise ToolchainError("triton-adapter-opt is missing: pip install 'moe_triton[cpu]'")
+        raise ToolchainError(f"triton-adapter-opt is missing: {INSTALL}")
     final = (
         f"--triton-to-linalg=global-kernel=false named-ops={named_ops} enable-nd2nz-on-vector=False "
         "enable-select-analysis=False compile-on-910-95=False"

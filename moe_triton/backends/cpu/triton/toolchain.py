@@ -14,10 +14,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moe_triton.backends.cpu.triton.cache import sources_digest
+from moe_triton.core import triton_package
 from moe_triton.core.errors import ToolchainError
+from moe_triton.core.installing import check_triton, install
 
-INSTALL = "pip install 'moe_triton[cpu]'"
+INSTALL = install("cpu")
 _REMEDY = f'Install the toolchain with {INSTALL}, or choose the torch fallback by name: kernels="torch".'
+
+WHEELS = "the public index has wheels for Python 3.10 and 3.11"
 
 TARGET_TRIPLE = "x86_64-unknown-linux-gnu"
 
@@ -124,12 +128,13 @@ def probe() -> list[Probe]:
         level, level_ok = cpu_level(), True
     except ToolchainError:
         level, level_ok = platform.machine(), False
+    problem = triton_package.ownership().problem
     return [
         Probe(
             "triton-ascend",
-            adapter is not None,
+            adapter is not None and not problem,
             distribution_version("triton-ascend"),
-            f"{INSTALL} (Python 3.11)",
+            f"{problem}. Run: {triton_package.FIX}" if problem else f"{INSTALL} ({WHEELS})",
         ),
         Probe("pybind11", package_folder("pybind11") is not None, distribution_version("pybind11"), INSTALL),
         Probe("ascendnpu-ir", bishengir is not None, distribution_version("ascendnpu-ir"), INSTALL),
@@ -142,9 +147,13 @@ def probe() -> list[Probe]:
 def find_toolchain() -> Toolchain:
     """The compile chain's programs, or an error that says what is missing and how to get it."""
     cpu_level()
+    check_triton()
     missing = [p for p in probe() if not p.ok]
     if missing:
-        wanted = "; ".join(f"{p.component} ({p.how_to_get})" for p in missing)
+        wanted = "; ".join(
+            p.component if p.how_to_get.startswith(INSTALL) else f"{p.component} ({p.how_to_get})"
+            for p in missing
+        )
         raise ToolchainError(f"the Triton CPU runtime lacks {wanted}. {_REMEDY}")
     adapter = find_program("triton", "backends/ascend/triton-adapter-opt")
     bishengir = find_program("ascendnpuir", "bin/bishengir-opt")
