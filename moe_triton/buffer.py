@@ -26,9 +26,9 @@ from moe_triton.handle import DispatchHandle, DispatchOutput, Pending
 from moe_triton.limits import check_num_bytes
 from moe_triton.runtime import arguments, buffer_calls
 from moe_triton.runtime.buffer_plans import BufferPlans
-from moe_triton.runtime.chosen_scheme import AUTO, Asked, choose_scheme
+from moe_triton.runtime.chosen_scheme import Asked, choose_scheme
 from moe_triton.runtime.communicator import Communicator
-from moe_triton.runtime.construction import DEFAULT_TIMEOUT_S, Order, meet, seconds_to_meet
+from moe_triton.runtime.construction import Order, meet, seconds_to_meet
 from moe_triton.runtime.owner import Owner
 from moe_triton.runtime.size_hint import get_buffer_size_hint
 from moe_triton.runtime.trace import TracePath
@@ -90,6 +90,11 @@ class EPBuffer(Owner):
         WindowError: no memory for the window.
         ToolchainError: something that the back end needs is missing.
         CommunicationTimeoutError: a rank did not come; it names the missing ranks.
+
+    Examples:
+        >>> buffer = EPBuffer(num_max_tokens_per_rank=64, hidden=7168, num_topk=8, num_experts=32)
+        >>> buffer.num_ranks, buffer.num_local_experts, buffer.capacity
+        (2, 16, 1024)
     """
 
     def __init__(
@@ -110,14 +115,14 @@ class EPBuffer(Owner):
         num_bytes: int | None = None,
         product: Product = "A3",
         ranks_per_server: RanksPerServer = None,
-        comm_alg: str | None = AUTO,
+        comm_alg: str | None = "auto",
         outputs: Outputs = "own",
         relaxed: bool = False,
         backend: str = "cpu",
         kernels: str = "triton",
         num_blocks: int | None = None,
         tuning: Tuning | None = None,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
+        timeout_s: float = 60.0,
         explicitly_destroy: bool = False,
         trace: TracePath | None = None,
     ) -> None:
@@ -187,7 +192,13 @@ class EPBuffer(Owner):
         return self._communicator.capacity
 
     def tuning_source(self, dtype: torch.dtype = torch.bfloat16) -> dict[str, str]:
-        """Which settings plain calls on tokens of ``dtype`` run with, by name, and who says so."""
+        """Which settings plain calls on tokens of ``dtype`` run with, by name, and who says so.
+
+        Examples:
+            >>> source = buffer.tuning_source()
+            >>> source["combine_tokens"]
+            '64: 64 tokens a part, unless set'
+        """
         return {"comm_alg": self._comm_alg_source} | tuning_source(self._communicator.site, dtype)
 
     get_buffer_size_hint = staticmethod(get_buffer_size_hint)
@@ -253,6 +264,11 @@ class EPBuffer(Owner):
             ArgumentError: a bad argument. Nothing was sent and the buffer stays usable.
             BufferStateError: the buffer is closed, broken or in use by another thread.
             CommunicationTimeoutError: a rank's tokens did not come in time. The buffer is then broken.
+
+        Examples:
+            >>> received = buffer.dispatch(x, topk_idx, quantize="int8")
+            >>> received.tokens.dtype, int(received.tokens_per_expert.sum())
+            (torch.int8, 128)
         """
         if self._calls is not None and active_mask is performance_info is out is None and wait is True:
             output: DispatchOutput | None = self._calls.dispatch(
@@ -351,6 +367,12 @@ class EPBuffer(Owner):
             ArgumentError: a bad argument. Nothing was sent and the buffer stays usable.
             BufferStateError: the buffer is closed, broken or in use by another thread.
             CommunicationTimeoutError: a rank's results did not come in time. The buffer is then broken.
+
+        Examples:
+            >>> received = buffer.dispatch(x, topk_idx)
+            >>> out = buffer.combine(received.tokens, received.handle, topk_weights)
+            >>> out.shape, out.dtype
+            (torch.Size([16, 7168]), torch.bfloat16)
         """
         if (
             self._calls is not None
@@ -394,6 +416,11 @@ class EPBuffer(Owner):
         Raises:
             BufferStateError: the buffer is closed or broken, or there was no dispatch to take a dtype from.
             ArgumentError: a dtype that tokens cannot have.
+
+        Examples:
+            >>> received = buffer.dispatch(x, topk_idx)
+            >>> y = buffer.expert_output()
+            >>> out = buffer.combine(y.copy_(received.tokens), received.handle, topk_weights)
         """
         self._communicator.check_usable()
         if dtype is not None:

@@ -36,6 +36,11 @@ class DispatchHandle:
             where no rank passes tokens on (`moe_triton.layout.RelayTables`).
         traffic: what the dispatch has posted to queues; None where they lead to no peer, and on an NPU,
             where it has not run yet: `EPBuffer.traffic` waits for it.
+
+    Examples:
+        >>> handle = buffer.dispatch(x, topk_idx).handle
+        >>> handle.num_tokens, handle.origins.shape
+        (16, torch.Size([1024, 3]))
     """
 
     buffer_id: int
@@ -87,7 +92,12 @@ class DispatchHandle:
         return int(self.topk_idx.shape[0])
 
     def num_received(self) -> int:
-        """Rows that arrived. Reads device memory: on an NPU this waits for the stream."""
+        """Rows that arrived. Reads device memory: on an NPU this waits for the stream.
+
+        Examples:
+            >>> buffer.dispatch(x, topk_idx).handle.num_received()
+            128
+        """
         return int(self.recv_offsets[-1])
 
 
@@ -104,6 +114,11 @@ class DispatchOutput(NamedTuple):
         weights: (A,) fp32, the routing weight of each row (0 for shared experts), or None where dispatch
             was given none.
         handle: for combine.
+
+    Examples:
+        >>> received = buffer.dispatch(x, topk_idx, topk_weights)
+        >>> received.weights.shape, received.scales is None
+        (torch.Size([1024]), True)
     """
 
     tokens: torch.Tensor
@@ -150,6 +165,10 @@ class Pending(Generic[Result]):
         Raises:
             BufferStateError: the buffer is closed, broken or in use by another thread.
             CommunicationTimeoutError: a rank's rows did not come in time. The buffer is then broken.
+
+        Examples:
+            >>> sent = buffer.dispatch(x, topk_idx, wait=False)
+            >>> received = sent.wait()  # what does not need the rows goes before it
         """
         if self._finish is not None:
             self._result = self._finish()

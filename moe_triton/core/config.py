@@ -54,6 +54,11 @@ class Config:
             rule. It changes what is refused, never what is computed.
         ranks_per_server: how many ranks each server has: one number for all, or one number for each, in the
             order of the ranks; None for what the product's have: 8 on A2, on A3 all ranks.
+
+    Examples:
+        >>> config = Config(8, 64, 7168, 8, 32)
+        >>> config.num_local_experts
+        4
     """
 
     num_ranks: int
@@ -123,19 +128,40 @@ class Config:
         return self.num_topk + self.num_shared_experts
 
     def is_shared_rank(self, rank: int) -> bool:
-        """Whether this rank holds a shared expert instead of routed ones."""
+        """Whether this rank holds a shared expert instead of routed ones.
+
+        Examples:
+            >>> Config(8, 64, 7168, 8, 28, num_shared_experts=1, num_shared_ranks=1).is_shared_rank(0)
+            True
+        """
         return rank < self.num_shared_ranks
 
     def experts_on(self, rank: int) -> int:
-        """Experts whose rows this rank receives: localE, or 1 on a shared rank."""
+        """Experts whose rows this rank receives: localE, or 1 on a shared rank.
+
+        Examples:
+            >>> Config(8, 64, 7168, 8, 32).experts_on(3)
+            4
+        """
         return 1 if self.is_shared_rank(rank) else self.num_local_experts
 
     def rank_of_expert(self, expert: int) -> int:
-        """The rank that holds a routed expert."""
+        """The rank that holds a routed expert.
+
+        Examples:
+            >>> Config(8, 64, 7168, 8, 32).rank_of_expert(13)
+            3
+        """
         return self.num_shared_ranks + expert // self.num_local_experts
 
     def rank_of_shared_expert(self, shared_expert: int, source_rank: int) -> int:
-        """The replica of a shared expert that a source rank sends its tokens to (V2's rule)."""
+        """The replica of a shared expert that a source rank sends its tokens to (V2's rule).
+
+        Examples:
+            >>> config = Config(8, 64, 7168, 8, 28, num_shared_experts=1, num_shared_ranks=1)
+            >>> config.rank_of_shared_expert(0, source_rank=5)
+            0
+        """
         replicas = self.num_shared_ranks // self.num_shared_experts
         return shared_expert * replicas + source_rank % replicas
 
@@ -156,5 +182,10 @@ class Config:
         return self.num_max_tokens_per_rank * self.num_ranks * per_source
 
     def receive_capacity(self, rank: int) -> int:
-        """Rows that a dispatch can deliver to this rank at most (A in docs/operators.md, "Symbols")."""
+        """Rows that a dispatch can deliver to this rank at most (A in docs/operators.md, "Symbols").
+
+        Examples:
+            >>> Config(8, 64, 7168, 8, 32).receive_capacity(3)
+            2048
+        """
         return self.shared_capacity if self.is_shared_rank(rank) else self.routed_capacity

@@ -71,6 +71,12 @@ class Tuning:
         post_parts: A2's fullmesh between servers: parts of some ranks each in which blocks are made, each
             posted while the next one is made; 1 posts when all are made, and no more than ranks count. None:
             what `moe_triton.schemes.site.usual_post_parts` says.
+
+    Examples:
+        >>> tuning = Tuning(combine_tokens=16)
+        >>> sizes = dict(num_max_tokens_per_rank=64, hidden=7168, num_topk=8, num_experts=32)
+        >>> EPBuffer(**sizes, tuning=tuning).tuning_source()["combine_tokens"]
+        '16: Tuning(combine_tokens=16)'
     """
 
     dispatch_tokens: int | None = None

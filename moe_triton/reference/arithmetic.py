@@ -35,7 +35,9 @@ def rounded(values: Floats, dtype: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(values)).to(dtype)
 
 
-def quantize_row(row: torch.Tensor, row_format: RowFormat = INT8) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_row(
+    row: torch.Tensor, row_format: RowFormat | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """One row to int8 and its dynamic scales (docs/operators.md, "Quantisation").
 
     ``s = 127 / max|x|; q = rint(x * s); scale = 1 / s``, each step rounded to fp32. A row whose maximum
@@ -44,12 +46,17 @@ def quantize_row(row: torch.Tensor, row_format: RowFormat = INT8) -> tuple[torch
 
     Args:
         row: (H,) fp32.
-        row_format: how it travels.
+        row_format: how it travels; None for int8 with one scale.
 
     Returns:
         (H,) int8 and fp32 scales, () or, of several, (n,).
+
+    Examples:
+        >>> q, scale = reference.quantize_row(x[0].float())
+        >>> q.dtype, q.shape
+        (torch.int8, torch.Size([7168]))
     """
-    q, scales = QUANTIZERS[row_format](row.numpy()[None])
+    q, scales = QUANTIZERS[row_format or INT8](row.numpy()[None])
     return torch.from_numpy(q[0]), torch.tensor(scales[0])
 
 
@@ -59,6 +66,10 @@ def dequantize(q: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     Args:
         q: (..., H) int8.
         scales: fp32, one for each row or several: of the same leading sizes.
+
+    Examples:
+        >>> q, scale = reference.quantize_row(x[0].float())
+        >>> rows = reference.dequantize(q[None], scale[None])
     """
     num_scales = scales.shape[-1] if scales.dim() == q.dim() else 1
     values = q.float().view(*scales.shape, q.shape[-1] // num_scales)
@@ -129,8 +140,12 @@ def dequantize_blocks(q: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return values.to(scales.dtype)
 
 
-def through_blocks(rows: torch.Tensor, elements: int = BLOCK_ELEMENTS) -> torch.Tensor:
-    """What is left of (n, H) rows that travelled as int8 in blocks: an infinity or a NaN spoils its block."""
+def through_blocks(rows: torch.Tensor, elements: int = 8) -> torch.Tensor:
+    """What is left of (n, H) rows that travelled as int8 in blocks: an infinity or a NaN spoils its block.
+
+    Examples:
+        >>> arrived = reference.through_blocks(x)
+    """
     return dequantize_blocks(*quantize_blocks(rows, elements))
 
 

@@ -68,6 +68,12 @@ def dispatch(
         topk_weights: (T, K) fp32, per rank.
         quantize: as what, by the names that `EPBuffer.dispatch` takes.
         smooth_scales: (S + M, H) fp32, shared experts first.
+
+    Examples:
+        >>> config = Config(2, 64, 7168, 8, 32)
+        >>> received = reference.dispatch(config, [x, x], [topk_idx, topk_idx])
+        >>> sum(len(rank.tokens) for rank in received)
+        256
     """
     row_format = row_format_of(quantize, config.hidden)
     inputs = [
@@ -118,6 +124,12 @@ def combine(
 
     Returns:
         (T, H) per rank, in y's dtype.
+
+    Examples:
+        >>> config = Config(2, 64, 7168, 8, 32)
+        >>> received = reference.dispatch(config, [x, x], [topk_idx, topk_idx])
+        >>> results = [rank.tokens for rank in received]
+        >>> out = reference.combine(config, results, received, [topk_idx] * 2, [topk_weights] * 2)
     """
     deployment = deployment_of(config)
     origins = [own.origins for own in received]

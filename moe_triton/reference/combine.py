@@ -125,6 +125,15 @@ def combine_all(
 
     Returns:
         By process, None for ranks that are lost.
+
+    Examples:
+        >>> deployment = reference.Deployment(ep_world_size=2, moe_expert_num=32)
+        >>> ours = reference.DispatchInputs(x=x, expert_ids=expert_ids)
+        >>> sent = reference.dispatch_all(deployment, [ours] * 2)
+        >>> given = dict(expert_ids=expert_ids, expert_scales=expert_scales)
+        >>> inputs = [reference.CombineInputs(expand_x=rank.expand_x, **given) for rank in sent]
+        >>> reference.combine_all(deployment, sent, inputs)[0].x.shape
+        torch.Size([16, 7168])
     """
     outputs: list[CombineReference | None] = []
     for given, results in zip(
@@ -156,6 +165,16 @@ def combine_add_rms_norm_all(
         inputs: by process, with residual_x and gamma.
         comm_quant_mode: as in `combine_all`.
         norm_eps: added to the mean square.
+
+    Examples:
+        >>> deployment = reference.Deployment(ep_world_size=2, moe_expert_num=32)
+        >>> ours = reference.DispatchInputs(x=x, expert_ids=expert_ids)
+        >>> sent = reference.dispatch_all(deployment, [ours] * 2)
+        >>> norm = dict(residual_x=x[:, None], gamma=torch.ones(7168).bfloat16())
+        >>> given = dict(expert_ids=expert_ids, expert_scales=expert_scales)
+        >>> inputs = [reference.CombineInputs(expand_x=rank.expand_x, **given, **norm) for rank in sent]
+        >>> reference.combine_add_rms_norm_all(deployment, sent, inputs)[0].rstd.shape
+        torch.Size([16])
     """
     outputs: list[AddRmsNormReference | None] = []
     for given, results in zip(

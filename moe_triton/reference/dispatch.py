@@ -69,7 +69,7 @@ def dispatch_all(
     deployment: Deployment,
     inputs: Sequence[DispatchInputs | None],
     *,
-    row_format: RowFormat = AS_THEY_ARE,
+    row_format: RowFormat | None = None,
     expert_token_nums_type: int = 1,
 ) -> list[DispatchReference | None]:
     """What every process gets.
@@ -77,12 +77,18 @@ def dispatch_all(
     Args:
         deployment: what all pass alike.
         inputs: by process (`Deployment`), None for ranks that are lost.
-        row_format: how rows travel; as int8 in V1 wherever scales are given.
+        row_format: how rows travel, None for as they are; as int8 in V1 wherever scales are given.
         expert_token_nums_type: 1 counts, 0 running totals.
 
     Returns:
         By process, None for ranks that are lost.
+
+    Examples:
+        >>> deployment = reference.Deployment(ep_world_size=2, moe_expert_num=32)
+        >>> inputs = [reference.DispatchInputs(x=x, expert_ids=expert_ids)] * 2
+        >>> received = reference.dispatch_all(deployment, inputs)
     """
+    row_format = row_format or AS_THEY_ARE
     tp, left = deployment.num_tp_ranks, deployment.after_losses()
     own: dict[int, DispatchReference] = {}
     for tp_rank in range(tp):
@@ -111,7 +117,12 @@ def ids_that_take_part(ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Te
 
 
 def expand_index(topk_idx: torch.Tensor, num_experts: int) -> torch.Tensor:
-    """``idx[i] = #{j < i : ids[j] == ids[i]}`` over the flattened ids; 0 where there is no routed expert."""
+    """``idx[i] = #{j < i : ids[j] == ids[i]}`` over the flattened ids; 0 where there is no routed expert.
+
+    Examples:
+        >>> reference.expand_index(torch.tensor([[0, 1], [1, 2]]), num_experts=4).tolist()
+        [0, 0, 1, 0]
+    """
     seen: dict[int, int] = {}
     index = []
     for expert in topk_idx.flatten().tolist():

@@ -166,6 +166,10 @@ class OperatorPlan:
             ArgumentError: their contents break a rule, where the host reads them. Nothing was sent.
             BufferStateError: the communicator cannot be used.
             CommunicationTimeoutError: a rank's data did not come in time.
+
+        Examples:
+            >>> plan = torch_npu.npu_moe_distribute_dispatch_v2.plan(x, expert_ids, *group)
+            >>> outputs = plan.execute({"x": x, "expert_ids": expert_ids})
         """
         communicator = self._find_communicator(named)
         native = self.access.native

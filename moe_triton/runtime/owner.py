@@ -36,6 +36,11 @@ class Owner:
         Raises:
             BufferStateError: it has not run yet.
             ArgumentError: there is no such operator.
+
+        Examples:
+            >>> received = buffer.dispatch(x, topk_idx)
+            >>> buffer.durations_us("dispatch")["send"] > 0
+            True
         """
         check_choice("operator", operator, OPERATORS)
         durations = Durations(self._communicator.durations_us(operator))
@@ -50,6 +55,11 @@ class Owner:
         Raises:
             BufferStateError: there was no call yet, or the buffer is closed.
             ArgumentError: there is no such operator.
+
+        Examples:
+            >>> received = buffer.dispatch(x, topk_idx)
+            >>> buffer.traffic("dispatch") is None
+            True
         """
         check_choice("operator", operator, OPERATORS)
         memory, backend = self._communicator.memory, self._communicator.backend
@@ -61,6 +71,11 @@ class Owner:
         """Whether calls from now on note how long each step takes, for `durations_us`.
 
         The CPU back end always does; on an NPU it costs two events per step.
+
+        Examples:
+            >>> buffer.measure()
+            >>> received = buffer.dispatch(x, topk_idx)
+            >>> steps = buffer.durations_us("dispatch")
         """
         self._communicator.backend.measure(check_flag("on", on))
 
@@ -72,6 +87,10 @@ class Owner:
         Raises:
             BufferStateError: the buffer is closed, broken or in use by another thread.
             CommunicationTimeoutError: a rank's data did not come in time. The buffer is then broken.
+
+        Examples:
+            >>> received = buffer.dispatch(x, topk_idx)
+            >>> buffer.synchronize()
         """
         self._communicator.synchronize()
 
@@ -81,6 +100,12 @@ class Owner:
         Raises:
             BufferStateError: the buffer has no trace, is closed, or is in use by another thread.
             OSError: the file cannot be written.
+
+        Examples:
+            >>> sizes = dict(num_max_tokens_per_rank=64, hidden=7168, num_topk=8, num_experts=32)
+            >>> traced = EPBuffer(**sizes, trace="trace.json")
+            >>> received = traced.dispatch(x, topk_idx)
+            >>> traced.write_trace()
         """
         self._communicator.write_trace()
 
@@ -89,6 +114,13 @@ class Owner:
 
         A call that another thread is inside of ends at once in a `BufferStateError`, and `close` waits for
         it. Tensors of the window, as dispatch returns them with "direct", hold what they held.
+
+        Examples:
+            >>> buffer.close()
+            >>> buffer.dispatch(x, topk_idx)
+            Traceback (most recent call last):
+                ...
+            moe_triton.core.errors.BufferStateError: the buffer is closed. Construct a new one.
         """
         self._closed = True
         self._communicator.close()

@@ -8,7 +8,7 @@ from moe_triton.core.config import Config, Product
 from moe_triton.core.topology import RanksPerServer
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.runtime import arguments
-from moe_triton.runtime.chosen_scheme import AUTO, Asked, choose_scheme
+from moe_triton.runtime.chosen_scheme import Asked, choose_scheme
 from moe_triton.schemes import layout_of
 from moe_triton.tables.schemes import Outputs
 
@@ -28,7 +28,7 @@ def get_buffer_size_hint(
     tp_group: dist.ProcessGroup | None = None,
     product: Product = "A3",
     ranks_per_server: RanksPerServer = None,
-    comm_alg: str | None = AUTO,
+    comm_alg: str | None = "auto",
     outputs: Outputs = "own",
     relaxed: bool = False,
     backend: str = "cpu",
@@ -38,6 +38,11 @@ def get_buffer_size_hint(
 
     Raises:
         ArgumentError: a size breaks a limit, or a table cannot be used.
+
+    Examples:
+        >>> sizes = dict(num_max_tokens_per_rank=64, hidden=7168, num_topk=8, num_experts=32)
+        >>> EPBuffer.get_buffer_size_hint(8, **sizes, comm_alg="fullmesh_v1")
+        75497472
     """
     sizes = num_max_tokens_per_rank, hidden, num_topk, num_experts, num_shared_experts, num_shared_ranks
     whole = Config(

@@ -49,6 +49,11 @@ class PlannedOperator(Protocol[P, R_co]):
 
         Raises:
             ArgumentError: an argument breaks a rule; it has the status code.
+
+        Examples:
+            >>> plan = torch_npu.npu_moe_distribute_dispatch_v2.plan(x, expert_ids, *group)
+            >>> plan.window_bytes
+            18874368
         """
         ...
 

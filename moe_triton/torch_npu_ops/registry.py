@@ -66,6 +66,9 @@ def group_name(group: dist.ProcessGroup | None = None) -> str:
 
     Raises:
         ArgumentError: torch.distributed is not initialised.
+
+    Examples:
+        >>> group = torch_npu.group_name(), dist.get_world_size(), dist.get_rank(), 32
     """
     if not dist.is_initialized():
         raise ArgumentError(
@@ -87,6 +90,10 @@ def register_group(name: str, group: dist.ProcessGroup) -> None:
 
     Raises:
         ArgumentError: the name is empty or too long.
+
+    Examples:
+        >>> torch_npu.register_group("experts", dist.group.WORLD)
+        >>> outputs = torch_npu.npu_moe_distribute_dispatch_v2(x, expert_ids, "experts", *group[1:])
     """
     name = check_text("name", name)
     if not 1 <= len(name) <= MAX_GROUP_NAME:
@@ -122,6 +129,10 @@ def process_group(name: str) -> dist.ProcessGroup:
 
     Raises:
         ArgumentError: there is none.
+
+    Examples:
+        >>> torch_npu.process_group(torch_npu.group_name()) is dist.group.WORLD
+        True
     """
     return group_of(name, "name")
 
@@ -331,6 +342,10 @@ def synchronize(name: str) -> None:
     Raises:
         BufferStateError: a buffer is broken or in use by another thread.
         CommunicationTimeoutError: a rank's data did not come in time; that buffer is then broken.
+
+    Examples:
+        >>> outputs = torch_npu.npu_moe_distribute_dispatch_v2(x, expert_ids, *group)
+        >>> torch_npu.synchronize(torch_npu.group_name())
     """
     for found in list(_communicators.get(check_group("name", name), {}).values()):
         _refuse_broken(found)
@@ -343,6 +358,9 @@ def release(name: str) -> None:
     HCCL's variables are read anew then.
 
     A call that another thread is inside of ends at once in a `BufferStateError`; this one waits for it.
+
+    Examples:
+        >>> torch_npu.release(torch_npu.group_name())
     """
     name = check_group("name", name)
     _environments.pop(name, None)

@@ -124,6 +124,9 @@ def configure(
 
     Raises:
         ArgumentError: a value that no setting has.
+
+    Examples:
+        >>> torch_npu.configure(relaxed=True, timeout_s=10)
     """
     global _current, _number, _host
     if num_blocks is not None:

@@ -59,7 +59,13 @@ class Call:
 
     @staticmethod
     def typical(group: Group, bodies: Bodies) -> Call:
-        """Of the rank that receives the median number of rows."""
+        """Of the rank that receives the median number of rows.
+
+        Examples:
+            >>> call = Call.typical(Group(ranks=8, tokens=16), body_of)
+            >>> len(call.traffics)
+            1
+        """
         ids = group.draw()
         return Call.of(group, bodies, ids, middle(group.received(ids)))
 
@@ -84,6 +90,12 @@ class Call:
 
         Raises:
             ArgumentError: the scheme's operators cannot be in a graph.
+
+        Examples:
+            >>> call = Call.typical(Group(ranks=8, tokens=16), body_of)
+            >>> (priced,) = call.priced("combine", machine_named("A3"))
+            >>> 10 < priced.us < 200
+            True
         """
         plan = self.plan(operator, machine)
         variant = self.group.variants()[operator]

@@ -76,6 +76,14 @@ def npu_moe_distribute_combine(
 
     Returns:
         (BS, H) in expand_x's dtype.
+
+    Examples:
+        >>> rows, _, expand_idx, _, counts, _, _ = torch_npu.npu_moe_distribute_dispatch(
+        ...     x, expert_ids, *group
+        ... )
+        >>> out = torch_npu.npu_moe_distribute_combine(
+        ...     rows, expert_ids, expand_idx, counts, expert_scales, *group
+        ... )
     """
     return _combine_v1.run(locals())  # type: ignore[no-any-return]
 
@@ -153,6 +161,14 @@ def npu_moe_distribute_combine_v2(
 
     Returns:
         (BS, H) in expand_x's dtype.
+
+    Examples:
+        >>> rows, _, assist_info, _, counts, _, _ = torch_npu.npu_moe_distribute_dispatch_v2(
+        ...     x, expert_ids, *group
+        ... )
+        >>> out = torch_npu.npu_moe_distribute_combine_v2(
+        ...     rows, expert_ids, assist_info, counts, expert_scales, *group
+        ... )
     """
     return _combine.run(locals())  # type: ignore[no-any-return]
 
@@ -213,5 +229,14 @@ def npu_moe_distribute_combine_add_rms_norm(
     Returns:
         y (BS, 1, H) bf16, rstd (BS, 1, 1) fp32, x (BS, 1, H) bf16: the normalised sum, the reciprocal of its
         root mean square, and the sum itself.
+
+    Examples:
+        >>> rows, _, assist_info, _, counts, _, _ = torch_npu.npu_moe_distribute_dispatch_v2(
+        ...     x, expert_ids, *group
+        ... )
+        >>> residual, gamma = torch.zeros(16, 1, 7168).bfloat16(), torch.ones(7168).bfloat16()
+        >>> y, rstd, sums = torch_npu.npu_moe_distribute_combine_add_rms_norm(
+        ...     rows, expert_ids, assist_info, counts, expert_scales, residual, gamma, *group
+        ... )
     """
     return _combine_add_rms_norm.run(locals())  # type: ignore[no-any-return]

@@ -63,6 +63,12 @@ def npu_moe_distribute_dispatch(
         expand_x (A * max(tp, 1), H), dynamic_scales (A * max(tp, 1),) fp32, expand_idx (BS * K,) int32,
         expert_token_nums (localE,) int64, ep_recv_counts int32, tp_recv_counts (tp,) int32,
         expand_scales (A,) fp32.
+
+    Examples:
+        >>> outputs = torch_npu.npu_moe_distribute_dispatch(x, expert_ids, *group)
+        >>> expand_x, dynamic_scales, expand_idx, expert_token_nums = outputs[:4]
+        >>> int(expert_token_nums.sum())
+        128
     """
     return _dispatch_v1.run(locals())  # type: ignore[no-any-return]
 
@@ -132,5 +138,11 @@ def npu_moe_distribute_dispatch_v2(
     Returns:
         As `npu_moe_distribute_dispatch`, with assist_info_for_combine (max(BS * K, A * 128),) int32 in third
         place: origins (source rank, token, k) at 3 * row.
+
+    Examples:
+        >>> outputs = torch_npu.npu_moe_distribute_dispatch_v2(x, expert_ids, *group, quant_mode=2)
+        >>> expand_x, dynamic_scales, assist_info, expert_token_nums = outputs[:4]
+        >>> expand_x.dtype
+        torch.int8
     """
     return _dispatch.run(locals())  # type: ignore[no-any-return]

@@ -86,6 +86,9 @@ def _npu_distribute_barrier(
     Raises:
         ArgumentError: an argument breaks a rule; it has the status code.
         CommunicationTimeoutError: some ranks did not come; it names them.
+
+    Examples:
+        >>> x = torch_npu._npu_distribute_barrier(x, *group[:2])
     """
     npu_distribute_barrier(x_ref, group, world_size, time_out=time_out, elastic_info=elastic_info)
     return x_ref
@@ -109,6 +112,10 @@ def npu_moe_distribute_buffer_reset(
     Raises:
         ArgumentError: an argument breaks a rule; it has the status code.
         CommunicationTimeoutError: with need_sync, some ranks did not come; it names them.
+
+    Examples:
+        >>> everyone = torch.zeros(8, dtype=torch.int32)
+        >>> torch_npu.npu_moe_distribute_buffer_reset(everyone, *group[:2])
     """
     if elastic_info is None:
         check_tensor("elastic_info", elastic_info, shape=(), dtypes=())

@@ -69,6 +69,10 @@ def npu_moe_distribute_dispatch_setup(
         y (BS * (K + S), Hs) in x's dtype or int8, without contents; expand_idx (BS * K,) int32;
         comm_cmd_info ((BS * (K + S) + EP * localE) * 16,) int32, with localE = 1 on ranks of shared experts:
         the ticket for the teardown.
+
+    Examples:
+        >>> y, expand_idx, ticket = torch_npu.npu_moe_distribute_dispatch_setup(x, expert_ids, *group)
+        >>> received = torch_npu.npu_moe_distribute_dispatch_teardown(x, y, expert_ids, ticket, *group)
     """
     return _dispatch_setup.run(locals())  # type: ignore[no-any-return]
 
@@ -116,6 +120,12 @@ def npu_moe_distribute_dispatch_teardown(
     Returns:
         expand_x (A, H), dynamic_scales (A,) fp32, assist_info_for_combine (A * 128,) int32,
         expert_token_nums (localE,) int64: those of `npu_moe_distribute_dispatch_v2`, bit for bit.
+
+    Examples:
+        >>> y, expand_idx, ticket = torch_npu.npu_moe_distribute_dispatch_setup(x, expert_ids, *group)
+        >>> rows, scales, assist_info, counts = torch_npu.npu_moe_distribute_dispatch_teardown(
+        ...     x, y, expert_ids, ticket, *group
+        ... )
     """
     return _dispatch_teardown.run(locals())  # type: ignore[no-any-return]
 
@@ -159,6 +169,13 @@ def npu_moe_distribute_combine_setup(
     Returns:
         quant_expand_x (A, Align512(Align32(H) + Align8(H) / 8 * 4)) int8, without contents;
         comm_cmd_info ((A + EP) * 16,) int32: the ticket for the teardown.
+
+    Examples:
+        >>> rows, _, assist_info, *_ = torch_npu.npu_moe_distribute_dispatch_v2(x, expert_ids, *group)
+        >>> sent, ticket = torch_npu.npu_moe_distribute_combine_setup(rows, expert_ids, assist_info, *group)
+        >>> out = torch_npu.npu_moe_distribute_combine_teardown(
+        ...     rows, sent, expert_ids, assist_info, expert_scales, ticket, *group
+        ... )
     """
     return _combine_setup.run(locals())  # type: ignore[no-any-return]
 
@@ -211,5 +228,14 @@ def npu_moe_distribute_combine_teardown(
 
     Returns:
         (BS, H) in expand_x's dtype, that of `npu_moe_distribute_combine_v2` bit for bit.
+
+    Examples:
+        >>> rows, _, assist_info, *_ = torch_npu.npu_moe_distribute_dispatch_v2(x, expert_ids, *group)
+        >>> sent, ticket = torch_npu.npu_moe_distribute_combine_setup(rows, expert_ids, assist_info, *group)
+        >>> out = torch_npu.npu_moe_distribute_combine_teardown(
+        ...     rows, sent, expert_ids, assist_info, expert_scales, ticket, *group
+        ... )
+        >>> out.shape
+        torch.Size([16, 7168])
     """
     return _combine_teardown.run(locals())  # type: ignore[no-any-return]
