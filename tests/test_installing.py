@@ -141,3 +141,14 @@ app(["doctor", "--help"])
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "--fix" in done.stdout
+
+
+def test_doctor_says_what_runs_where_no_triton_is_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain, "LAST_PYTHON", (3, 9))
+    monkeypatch.setattr(toolchain, "package_folder", lambda package: None)
+    result = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "400"})
+    assert result.exit_code == 1
+    assert "no index has it for Python 3." in result.output
+    assert 'runs without Triton kernels only: kernels="torch"' in result.output
+    monkeypatch.setattr(doctor.native, "find", lambda: None)
+    assert "The CPU back end cannot run as it is." in CliRunner().invoke(app, ["doctor"]).output

@@ -14,6 +14,7 @@ from rich.text import Text
 
 import moe_triton
 from moe_triton.backends.cpu import extension, native
+from moe_triton.backends.cpu.triton import probe
 from moe_triton.backends.npu import library, toolchain
 from moe_triton.core import triton_package
 from moe_triton.core.errors import ToolchainError
@@ -31,8 +32,6 @@ INSTALL = install("npu")
 
 def components() -> list[Row]:
     """(component, present, what was found, how to get it), the CPU back end's first."""
-    from moe_triton.backends.cpu.triton import probe
-
     return [_native(), *probe(), _shared_memory(), _extension(), *_npu()]
 
 
@@ -40,7 +39,7 @@ def run_doctor(console: Console) -> int:
     """Prints the table.
 
     Returns:
-        0 if the CPU back end can run, else 1.
+        0 if the CPU back end can run with Triton kernels, else 1.
     """
     rows = components()
     console.print(f"moe_triton {moe_triton.__version__}, Python {platform.python_version()}", highlight=False)
@@ -51,10 +50,15 @@ def run_doctor(console: Console) -> int:
             for component, present, found, remedy in rows
         ],
     ).print(console)
-    ready = all(present for component, present, _, _ in rows if not component.startswith((NPU, FASTER)))
-    console.print(
-        "The CPU back end is ready." if ready else "[red]The CPU back end cannot run as it is.[/red]"
-    )
+    triton_parts = {each.component for each in probe()}
+    needed = [row for row in rows if not row[0].startswith((NPU, FASTER))]
+    ready = all(present for _, present, _, _ in needed)
+    if ready:
+        console.print("The CPU back end is ready.")
+    elif all(present for component, present, _, _ in needed if component not in triton_parts):
+        console.print('The CPU back end runs without Triton kernels only: kernels="torch", which is slow.')
+    else:
+        console.print("The CPU back end cannot run as it is.", style="red")
     missing = [each.removeprefix(NPU) for each, present, _, _ in rows if each.startswith(NPU) and not present]
     console.print(
         f"An NPU needs in addition: {', '.join(missing)}." if missing else "All that an NPU needs is there."

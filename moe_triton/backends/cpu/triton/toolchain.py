@@ -8,6 +8,7 @@ import importlib.util
 import platform
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,8 @@ from moe_triton.core.installing import check_triton, install
 INSTALL = install("cpu")
 _REMEDY = f'Install the toolchain with {INSTALL}, or choose the torch fallback by name: kernels="torch".'
 
-WHEELS = "the public index has wheels for Python 3.10 and 3.11"
+LAST_PYTHON = (3, 11)
+"""For which the public index has wheels of triton-ascend."""
 
 TARGET_TRIPLE = "x86_64-unknown-linux-gnu"
 
@@ -119,6 +121,19 @@ def cpu_level() -> str:
     )
 
 
+def has_wheels() -> bool:
+    """Whether the public index has triton-ascend for this Python."""
+    return sys.version_info[:2] <= LAST_PYTHON
+
+
+def how_to_get_triton() -> str:
+    """What installs triton-ascend."""
+    if has_wheels():
+        return INSTALL
+    here, last = (".".join(map(str, version)) for version in (sys.version_info[:2], LAST_PYTHON))
+    return f"no index has it for Python {here} but Ascend's own; the public one has it up to {last}"
+
+
 def probe() -> list[Probe]:
     """Every component with its state; never raises."""
     adapter = find_program("triton", "backends/ascend/triton-adapter-opt")
@@ -134,7 +149,7 @@ def probe() -> list[Probe]:
             "triton-ascend",
             adapter is not None and not problem,
             distribution_version("triton-ascend"),
-            f"{problem}. Run: {triton_package.FIX}" if problem else f"{INSTALL} ({WHEELS})",
+            f"{problem}. Run: {triton_package.FIX}" if problem else how_to_get_triton(),
         ),
         Probe("pybind11", package_folder("pybind11") is not None, distribution_version("pybind11"), INSTALL),
         Probe("ascendnpu-ir", bishengir is not None, distribution_version("ascendnpu-ir"), INSTALL),

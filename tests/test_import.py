@@ -1,0 +1,37 @@
+"""Every module imports where nothing optional is installed: the first test of a new Python."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+OPTIONAL = (
+    "triton",
+    "pybind11",
+    "ascendnpuir",
+    "torch_npu",
+    "memfabric_hybrid",
+    "shmem",
+    "optuna",
+    "matplotlib",
+)
+IMPORT_ALL = f"""
+import importlib, pkgutil, sys
+sys.modules.update(dict.fromkeys({OPTIONAL!r}))
+import moe_triton
+loaded = sorted(name for name in sys.modules if name.startswith({LABORATORY!r}))
+print("beside moe_triton:", *loaded)
+for package in ("moe_triton", "autotune"):
+    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+print("modules:", sum(name.startswith(("moe_triton", "autotune")) for name in sys.modules))
+"""
+
+
+def test_all_modules_import_without_what_is_optional() -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORT_ALL], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    beside, modules = done.stdout.splitlines()
+    assert beside == "beside moe_triton:", "what runs imports what measures"
+    assert int(modules.split()[1]) > 300
