@@ -6,15 +6,10 @@ import subprocess
 import sys
 
 OPTIONAL = (
-    "triton",
-    "pybind11",
-    "ascendnpuir",
-    "torch_npu",
-    "memfabric_hybrid",
-    "shmem",
-    "optuna",
-    "matplotlib",
+    *("triton", "pybind11", "ascendnpuir", "torch_npu", "memfabric_hybrid", "shmem"),
+    *("optuna", "matplotlib"),
 )
+LABORATORY = ("moe_triton.tools", "moe_triton.model", "autotune")
 IMPORT_ALL = f"""
 import importlib, pkgutil, sys
 sys.modules.update(dict.fromkeys({OPTIONAL!r}))
