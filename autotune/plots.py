@@ -74,7 +74,7 @@ def _over(found: Found, name: str) -> Any:
     drawn = [(str(value), _us(trial)) for value, trial in zip(values, best, strict=True) if trial]
     axes.plot(*zip(*drawn, strict=True), marker="o", color="tab:blue", label="best time")
     refused = [str(value) for value, trial in zip(values, best, strict=True) if trial is None]
-    axes.plot(refused, [0.0] * len(refused), "x", color="tab:red", label="not to be had")
+    axes.plot(refused, [0.0] * len(refused), "x", color="tab:red", label="not possible")
     fill = [max((t.outcome.facts.get("ub_bytes", 0) for t in each), default=0) / UB_BYTES for each in at]
     share.plot(
         [str(value) for value in values], fill, color="tab:gray", linestyle=":", label="unified buffer"

@@ -16,8 +16,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from benchmarks.compare.plots import plot_glance
+from benchmarks.compare.report import Report
 from moe_triton import limits, reference, torch_npu_ops
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
@@ -74,7 +77,12 @@ def test_the_first_examples_run_on_four_ranks(ranks: Callable[[int], RankGroup])
 
 @pytest.mark.parametrize(
     ("name", "tokens"),
-    [("from-torch-npu.md", [16] * 4), ("from-deepep.md", [16] * 4), ("serving.md", [10, 11, 12, 13])],
+    [
+        ("index.md", [16] * 4),
+        ("from-torch-npu.md", [16] * 4),
+        ("from-deepep.md", [16] * 4),
+        ("serving.md", [10, 11, 12, 13]),
+    ],
 )
 def test_the_example_of_a_page_runs_on_four_ranks(
     ranks: Callable[[int], RankGroup], name: str, tokens: list[int]
@@ -144,11 +152,58 @@ def test_the_page_of_limits_can_be_printed(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == page("limits.md")
 
 
+def navigation() -> dict[str, list[str]]:
+    """Pages by their group."""
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1].split("\n\n")[0]
+    groups: list[dict[str, list[dict[str, str]]]] = yaml.safe_load(text)
+    return {
+        name: [path for entry in pages for path in entry.values()]
+        for group in groups
+        for name, pages in group.items()
+    }
+
+
 def test_every_page_is_in_the_navigation() -> None:
-    listed = re.findall(
-        r"^  - [^:]+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.M
-    )
+    listed = [path for pages in navigation().values() for path in pages]
     assert sorted(listed) == sorted([*(path.name for path in DOCS.glob("*.md")), "decisions/index.md"])
+
+
+def test_the_navigation_has_groups_that_one_can_look_through() -> None:
+    sizes = [len(pages) for pages in navigation().values()]
+    assert 5 <= len(sizes) <= 8
+    assert max(sizes) <= 8
+    assert min(sizes) >= 2
+
+
+def test_the_first_page_installs_runs_and_shows() -> None:
+    text = page("index.md")
+    assert "pip install '/path/to/moe_triton[cpu]'\nmoe-triton doctor --fix\n" in text
+    (code,) = code_blocks(text)
+    assert len(code.splitlines()) == 10
+    assert re.findall(r"^!\[[^]]+\]\((.*)\)$", text, flags=re.M) == ["benchmarks/glance.svg"]
+    assert text.index("## Install") < text.index("## Ten lines") < text.index("## How fast")
+
+
+def test_the_first_pages_figure_is_that_of_the_last_comparison(tmp_path: Path) -> None:
+    report = Report.load(DOCS / "benchmarks" / "compare.json")
+    drawn = plot_glance(report.records, int(report.machine["cores"]), tmp_path)
+    assert drawn.read_bytes() == (DOCS / "benchmarks" / "glance.svg").read_bytes()
+
+
+WORDS_OF_OURS = re.compile(
+    r"\b[Ss]eed 00\d|\b[Ss]eed figures|\b[Tt]he seed(?:'s own| has| gives| counts)|not to be had"
+)
+
+
+def test_readers_outside_know_every_word_of_a_source() -> None:
+    """Figures are published somewhere, or measured; a document that only we have is no source."""
+    shown = [*DOCS.rglob("*.md"), *DOCS.rglob("*.svg"), ROOT / "README.md", ROOT / "CHANGELOG.md"]
+    code = [
+        path for folder in ("moe_triton", "autotune", "benchmarks") for path in (ROOT / folder).rglob("*.py")
+    ]
+    sources = [*code, *(ROOT / "kernels_ascendc").rglob("*.h"), *(ROOT / "tests").rglob("*.py")]
+    texts = {path: path.read_text(encoding="utf-8") for path in (*shown, *sources) if path != Path(__file__)}
+    assert {path.name: found for path, text in texts.items() if (found := WORDS_OF_OURS.findall(text))} == {}
 
 
 def test_every_decision_is_in_the_index() -> None:

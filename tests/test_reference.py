@@ -29,7 +29,7 @@ def ints(text: str) -> list[int]:
 
 
 def worked_example() -> tuple[Config, list[torch.Tensor]]:
-    """The example's routing. Of rank 1's ids the seed gives only the counts per expert of rank 0."""
+    """The example's routing. Of rank 1's ids the source gives only the counts per expert of rank 0."""
     rank0 = torch.tensor(ints(RANK0_IDS), dtype=torch.int32).view(4, 12)
     counts = np.diff([0, *ints(RECV_COUNTS)]).reshape(16, 2)[:, 1]
     wanted = [expert for expert in range(16) for _ in range(counts[expert])]

@@ -125,4 +125,4 @@ def forbids(found: Found) -> str:
 def _refused(found: Found) -> Iterator[str]:
     refused = [trial for trial in found.trials if trial.outcome.value is None]
     for trial in refused:
-        yield f"not to be had: {text_of(trial.settings)}: {trial.outcome.reason}"
+        yield f"not possible: {text_of(trial.settings)}: {trial.outcome.reason}"

@@ -237,5 +237,5 @@ def _worker(
 
 def described(settings: dict[str, int], outcome: Outcome) -> str:
     """A candidate in a line."""
-    figure = "not to be had" if outcome.value is None else f"{outcome.value:.4g}"
+    figure = "not possible" if outcome.value is None else f"{outcome.value:.4g}"
     return f"{text_of(settings)}: {figure}{f' ({outcome.reason})' if outcome.reason else ''}"

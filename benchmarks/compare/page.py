@@ -114,6 +114,8 @@ def _comparison(files: Files, figures: Path) -> str:
     samples, report = files.load()
     found = Samples(samples)
     plots.plot_comparison(found, figures)
+    if plots.GLANCE_CASE in found.cases:
+        plots.plot_glance(report.records, int(report.machine["cores"]), figures)
     report.save(figures / files.json.name)
     parts = ["## The machine\n", _facts({**report.machine, **report.versions}), _settings(report)]
     if report.absent:

@@ -11,6 +11,7 @@ from benchmarks.compare.cases import ROUTES, Case
 from benchmarks.compare.figures import Samples, Spread
 from benchmarks.compare.scaling import SweepKind, sweeps_of
 from benchmarks.compare.targets import GROWTH_PER_BYTE, TIME_PER_BYTE_SPREAD
+from benchmarks.harness import Record
 from moe_triton.tools.plots import draw, legend
 
 PEERS = ("gloo_alltoallv", "gloo_allgather", "mpi_alltoallv", "mpi_allgather", "mpi_native")
@@ -31,6 +32,14 @@ COLOURS = {
 }
 LIMITS = {"memcpy_slots": ":", "memcpy_direct": "--"}
 SPEEDUPS, BY_TOKENS, BY_RANKS, SCALING = "speedups.svg", "by_tokens.svg", "by_ranks.svg", "scaling.svg"
+GLANCE = "glance.svg"
+GLANCE_CASE = Case(ranks=4, tokens=64, quantize="")
+# What is said of it to readers who know none of the routes' names, by the record of the ratio.
+GLANCE_BARS = {
+    "vs_gloo_alltoallv": ("gloo all-to-all-v", COLOURS["gloo_alltoallv"]),
+    "vs_mpi_best": ("the faster of two ways by Open MPI", COLOURS["mpi_allgather"]),
+    "vs_mpi_native": ("Open MPI all-to-all-v, with our kernels", COLOURS["mpi_native"]),
+}
 
 
 def is_available() -> bool:
@@ -45,6 +54,17 @@ def plot_comparison(samples: Samples, folder: Path) -> list[Path]:
         draw(folder / BY_TOKENS, lambda figure: _times(figure, samples, "tokens")),
         draw(folder / BY_RANKS, lambda figure: _times(figure, samples, "ranks")),
     ]
+
+
+def plot_glance(records: Sequence[Record], cores: int, folder: Path) -> Path:
+    """One case in five bars, for who has not read anything yet.
+
+    Args:
+        records: of a report.
+        cores: of the machine that they are from.
+        folder: to draw into.
+    """
+    return draw(folder / GLANCE, lambda figure: _glance(figure, records, cores))
 
 
 def plot_scaling(sweeps: Mapping[SweepKind, Samples], folder: Path) -> list[Path]:
@@ -84,6 +104,46 @@ def _speedups(figure: Any, samples: Samples) -> None:
         axis.set_xticks(range(len(cases)), [f"W {c.ranks}\nBS {c.tokens}" for c in cases])
         axis.set_title(f"time / time of slots, {_rows_of(quantize)}")
     legend(figure, columns=3)
+
+
+def _glance(figure: Any, records: Sequence[Record], cores: int) -> None:
+    """Bars are p50, whiskers p10 to p90; of our own two routes one is 1."""
+    of = {record["metric"]: record["value"] for record in records if _case_of(record) == GLANCE_CASE}
+    figure.set_size_inches(7.5, 2.3)
+    axis = figure.subplots()
+    names = []
+    for place, (metric, (name, colour)) in enumerate(GLANCE_BARS.items()):
+        low, middle, high = (of[f"{metric}{suffix}"] for suffix in ("_p10", "", "_p90"))
+        _glance_bar(axis, place, (low, middle, high), colour)
+        names.append(name)
+    _glance_bar(axis, len(names), (1, 1, 1), COLOURS["slots"])
+    names.append("EPBuffer()")
+    direct = [of[f"direct_vs_slots{suffix}"] for suffix in ("_p90", "", "_p10")]
+    _glance_bar(axis, len(names), [1 / ratio for ratio in direct], COLOURS["direct"])
+    names.append('EPBuffer(comm_alg="direct")')
+    axis.set_yticks(range(len(names)), names)
+    axis.margins(x=0.08)
+    axis.set_title(
+        f"Time of dispatch + combine, EPBuffer() = 1: {GLANCE_CASE.ranks} ranks on {cores} cores, "
+        f"{GLANCE_CASE.tokens} tokens each",
+        loc="right",
+    )
+
+
+def _case_of(record: Record) -> Case:
+    case: Any = record["case"]
+    return Case(
+        case["ranks"], case["tokens"], case["quantize"] or ""
+    )  # older files have False for as they are
+
+
+def _glance_bar(axis: Any, place: int, spread: Sequence[float], colour: str) -> None:
+    low, middle, high = spread
+    axis.barh(place, middle, 0.62, color=colour)
+    axis.errorbar(
+        middle, place, xerr=[[middle - low], [high - middle]], color="black", linewidth=0.7, capsize=2
+    )
+    axis.text(high + 0.1, place, f"{middle:.1f}", va="center")
 
 
 def _bar(axis: Any, samples: Samples, case: Case, route: str, x: float) -> None:

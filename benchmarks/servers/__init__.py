@@ -20,7 +20,7 @@ minus the first rank in.
   gloo's all-to-all-v would take at the link's pace, by arithmetic.
 - ``stages``: hierarchy posted by AICPU, in phases, against hierarchy posted by cores while others pass tokens
   on, over the speed of the link; and from traces the share of relaying that lies beside the link.
-- ``example``: seed 001's own example by the model, with the bytes and posts of our plans.
+- ``example``: the published example of A2's two ways by the model, with the bytes and posts of our plans.
 
 What each shows: docs/benchmarks-servers.md.
 """

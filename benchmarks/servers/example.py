@@ -1,8 +1,8 @@
-"""Seed 001's own example by the model, with the bytes and posts of our plans.
+"""The published example of A2's two ways by the model, with the bytes and posts of our plans.
 
-8 servers of 8 ranks; each rank has 16 tokens of 7168 in fp16, which go to 8 experts on 4 servers. The seed
-counts rows on wires and nothing else: 86.1 us for a row to each expert, 38.3 + 8 us for one to each server
-and from there to each expert.
+8 servers of 8 ranks; each rank has 16 tokens of 7168 in fp16, which go to 8 experts on 4 servers. Published
+are rows on wires and nothing else: 86.1 us for a row to each expert, 38.3 + 8 us for one to each server and
+from there to each expert.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from moe_triton.operators.variants import DispatchVariant
 from moe_triton.schemes.site import Site
 
 SERVERS, CARDS, TOKENS, TOPK, SERVERS_PER_TOKEN, HIDDEN = 8, 8, 16, 8, 4, 7168
-# What the seed's figures follow from.
+# What the published figures follow from.
 RATES = {"rdma_gb_per_s": 20.97, "remote_write_gb_per_s": 200.7}
 STAGES = {"aicpu": "hierarchy", "aiv": "hierarchy-aiv"}
 
@@ -129,5 +129,9 @@ def example() -> list[Record]:
         for metric, value in (("between", between), ("inside", inside)):
             found.append(Record(benchmark="servers", case=case, metric=metric, value=value, unit="us"))
     columns = ["", "MiB between", "us", "MiB inside", "us", "posts", "add us", "relay adds", "sums"]
-    print_table("Seed 001's example, by the model", [*columns, *(f"{o} us" for o in OPERATORS)], rows)
+    print_table(
+        "The published example of A2's two ways, by the model",
+        [*columns, *(f"{o} us" for o in OPERATORS)],
+        rows,
+    )
     return found

@@ -13,7 +13,7 @@
 
 namespace moe {
 
-// A write, as AICPU's batch writes have them (seed 002, "3.3.2").
+// A write, as AICPU's `BatchWrite` has them.
 struct PostItem {
     static constexpr uint32_t FLAG_SHIFT = 16;
 

@@ -199,8 +199,8 @@ def posts_nothing(rank: int, num_ranks: int, scheme: str) -> tuple[Traffic | Non
         return output.handle.traffic, buffer.traffic("dispatch"), buffer.traffic("combine")
 
 
-def test_the_seeds_arithmetic() -> None:
-    """Seed 001: 16 tokens of 7168 in fp16 to 8 experts on 64 cards, 8 of a server; MiB."""
+def test_the_published_arithmetic() -> None:
+    """The example: 16 tokens of 7168 in fp16 to 8 experts on 64 cards, 8 of a server; MiB."""
     token = 16 * 7168 * 2 / 2**20
     assert token * 8 * 63 / 64 == pytest.approx(1.7227, abs=1e-4)  # fullmesh: to all other cards
     assert token * 4 * 7 / 8 == pytest.approx(0.7656, abs=1e-4)  # hierarchy: to 4 of 8 servers

@@ -1,4 +1,4 @@
-"""Seed 001's example with the bytes of our plans: what the seed counts, and what it leaves out."""
+"""The published example with the bytes of our plans: what it counts, and what it leaves out."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ def test_the_table_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     found = {(r["case"]["route"], r["metric"]): r["value"] for r in example()}
     assert {route for route, _ in found} == {"fullmesh", *(f"hierarchy, {posts}" for posts in STAGES)}
     assert found["hierarchy, aiv", "between"] / found["fullmesh", "between"] == pytest.approx(0.44, abs=0.01)
-    assert "Seed 001" in capsys.readouterr().out
+    assert "The published example" in capsys.readouterr().out
     assert np.isfinite(list(found.values())).all()

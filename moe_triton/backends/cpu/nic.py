@@ -28,7 +28,7 @@ class NicSettings:
 
     Attributes:
         post_us: what a post takes, in microseconds, one after the other; the NIC sleeps meanwhile. One of
-            AICPU's takes 1 to 2 us (seed 002).
+            AICPU's takes 1 to 2 us (published).
         keeps_order: whether a queue keeps the order of bytes inside a message; the same on all ranks.
         cpu: that the NIC runs on; None for any.
         seed: not 0: bytes arrive late and in any order that queues may have, under this seed, and at no pace.

@@ -84,7 +84,7 @@ class BlockFullmesh(SplitScheme):
 
     @cached_property
     def queued_peers(self) -> frozenset[int]:
-        """See `Scheme`. In a group of several servers those of this one take posts, too (seed 001)."""
+        """See `Scheme`. In a group of several servers those of this one take posts, as in the original."""
         c = self.site.config
         return frozenset(range(c.num_ranks)) - {self.site.rank} if c.topology.num_servers > 1 else frozenset()
 
