@@ -35,9 +35,7 @@ def rounded(values: Floats, dtype: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(values)).to(dtype)
 
 
-def quantize_row(
-    row: torch.Tensor, row_format: RowFormat | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_row(row: torch.Tensor, row_format: RowFormat | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """One row to int8 and its dynamic scales (docs/operators.md, "Quantisation").
 
     ``s = 127 / max|x|; q = rint(x * s); scale = 1 / s``, each step rounded to fp32. A row whose maximum
