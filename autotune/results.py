@@ -142,16 +142,14 @@ def differences(one: Table, other: Table) -> list[str]:
     return lines
 
 
-def line_of(table: Table, row: Row) -> str:
-    """A row for people."""
-    chosen, ns, default_ns = row.values
-    beside = f", where the default takes {default_ns}" if ns != default_ns else ""
-    return f"{_named(table, row.keys, row.sizes)}: {chosen}, {ns} ns{beside}"
+def is_of_all(table: Table, column: str, size: int | None) -> bool:
+    """Whether a row with this size is of all sizes: its kernel's code does not depend on them."""
+    return table.keys == tables.KEYS and column in _ANY and size == 1
 
 
 def _named(table: Table, keys: Sequence[str], sizes: Sequence[int]) -> str:
     pairs = zip(table.sizes, sizes, strict=True)
-    return " ".join([*keys, *(f"{name}={size}" for name, size in pairs if size > 1 or name not in _ANY)])
+    return " ".join([*keys, *(f"{name}={size}" for name, size in pairs if not is_of_all(table, name, size))])
 
 
 def _values(values: Sequence[int | str] | None) -> str:

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TypeVar
 
@@ -43,16 +44,20 @@ from benchmarks.compare.routes.ours import Slots
 from benchmarks.compare.samples import Sample
 from benchmarks.compare.traffic import Scheme
 from benchmarks.harness import (
+    MAX_RANKS,
     Record,
+    at_least,
     keep_freed_memory,
     median_with_interval,
     parser,
     print_table,
+    run_main,
     write_records,
 )
 from moe_triton import EPBuffer
 from moe_triton.processes import RankGroup
 from moe_triton.starting_line import StartingLine
+from moe_triton.tools.progress import progress
 
 TOKENS = 16
 WARM_UP = 5
@@ -292,17 +297,19 @@ COLUMNS = (
 def main() -> None:
     """Measure every case and print its table."""
     arguments = parser("Dispatch and combine of 16 tokens a rank against memcpy, and what is left by step.")
-    arguments.add_argument("--iterations", type=int, default=200)
-    arguments.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    arguments.add_argument("--iterations", type=at_least(1), default=200)
+    arguments.add_argument("--ranks", type=at_least(1, MAX_RANKS), nargs="+", default=[2, 4])
     arguments.add_argument("--rows", nargs="+", choices=("bf16", "int8"), default=["bf16", "int8"])
     options = arguments.parse_args()
     records = []
-    for ranks in options.ranks:
-        for rows in options.rows:
+    with progress("cases", len(options.ranks) * len(options.rows)) as work:
+        for ranks, rows in product(options.ranks, options.rows):
             quantize = "" if rows == "bf16" else rows
             case = Case(ranks, TOKENS, quantize)
             with tempfile.TemporaryDirectory() as folder, RankGroup(ranks) as group:
+                work.begin(str(case))
                 taken = group.run(measure, quantize, options.iterations, folder, timeout_s=600)
+                work.advance()
             lines = []
             for name in WAYS:
                 found = Taken(case, taken).figures(name)
@@ -318,4 +325,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,11 @@ from pathlib import Path
 from typing import TypedDict
 
 from rich.console import Console
-from rich.table import Table
+
+from moe_triton.tools.cli.errors import errors_shown
+from moe_triton.tools.text_table import TextTable, names, numbers
+
+MAX_RANKS = 256  # processes that a benchmark starts at most
 
 
 class Record(TypedDict):
@@ -89,10 +94,37 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Rows of text under a title, numbers to the right."""
-    table = Table(title=title)
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right")
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
+    """Rows of text under a title: a name, and numbers."""
+    first, *others = columns
+    TextTable((names(first), *map(numbers, others)), rows, title).print(Console())
+
+
+def at_least(least: int, most: int | None = None) -> Callable[[str], int]:
+    """The type of an option that is an integer of this range."""
+
+    def integer(text: str) -> int:
+        value = int(text)
+        if value < least or (most is not None and value > most):
+            above = "" if most is None else f", and {most} at most"
+            raise argparse.ArgumentTypeError(f"{value}: at least {least}{above}")
+        return value
+
+    return integer
+
+
+def more_than(least: float) -> Callable[[str], float]:
+    """The type of an option that is a number above this one."""
+
+    def number(text: str) -> float:
+        value = float(text)
+        if not least < value < math.inf:
+            raise argparse.ArgumentTypeError(f"{text}: more than {least:g}")
+        return value
+
+    return number
+
+
+def run_main(main: Callable[[], None]) -> None:
+    """Runs a benchmark; what it, or a rank, cannot do is said without a traceback."""
+    with errors_shown():
+        main()

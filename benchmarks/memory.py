@@ -13,12 +13,21 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import Record, parser, print_table, write_records
+from benchmarks.harness import (
+    MAX_RANKS,
+    Record,
+    at_least,
+    parser,
+    print_table,
+    run_main,
+    write_records,
+)
 from benchmarks.operators import BUFFER_MEGABYTES, EXPERTS, HIDDEN, TOPK, Inputs
 from moe_triton import torch_npu_ops as ops
 from moe_triton.limits import needed_buffer_bytes
 from moe_triton.processes import RankGroup
 from moe_triton.runtime.communicator import Communicator
+from moe_triton.tools.progress import progress
 from moe_triton.torch_npu_ops import registry
 
 CALLS = 4  # every zone twice
@@ -86,13 +95,18 @@ def measure(rank: int, num_ranks: int, tokens: int, feature: str) -> Memory:
 def main() -> None:
     """Measure every row and print the table."""
     arguments = parser("Memory of dispatch and combine.")
-    arguments.add_argument("--ranks", type=int, default=4)
-    arguments.add_argument("--tokens", type=int, default=64, help="per rank")
+    arguments.add_argument("--ranks", type=at_least(1, MAX_RANKS), default=4)
+    arguments.add_argument("--tokens", type=at_least(1), default=64, help="per rank")
     options = arguments.parse_args()
     rows, records = [], []
-    for feature in FEATURES:
-        with RankGroup(options.ranks) as group:
-            per_rank: list[Memory] = group.run(measure, options.tokens, feature, timeout_s=300)
+    found: dict[str, list[Memory]] = {}
+    with progress("features", len(FEATURES)) as work:
+        for feature in FEATURES:
+            work.begin(feature)
+            with RankGroup(options.ranks) as group:
+                found[feature] = group.run(measure, options.tokens, feature, timeout_s=300)
+            work.advance()
+    for feature, per_rank in found.items():
         most = max(per_rank, key=lambda m: m.private)
         megabytes = [f"{n / 1e6:.1f}" for n in (most.formula, most.window, most.outputs, most.scratch)]
         ratios = most.window / most.formula, most.private / most.outputs
@@ -107,4 +121,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

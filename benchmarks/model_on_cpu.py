@@ -23,8 +23,9 @@ from pathlib import Path
 
 import numpy as np
 import torch.distributed as dist
+from rich.console import Console
 
-from benchmarks.harness import Record, parser, write_records
+from benchmarks.harness import MAX_RANKS, Record, at_least, parser, run_main, write_records
 from moe_triton.backends.base import TracedCall, TraceEvent
 from moe_triton.core.ascendc import TRACE_BLOCK
 from moe_triton.core.plan import Plan
@@ -33,11 +34,12 @@ from moe_triton.model.timelines import cpu
 from moe_triton.model.traffic import Traffic, traffic_of
 from moe_triton.processes import RankGroup
 from moe_triton.starting_line import StartingLine
-from moe_triton.tools.markdown import table
+from moe_triton.tools.progress import progress
 from moe_triton.tools.selftest.cases import Case, inputs_of, make_buffer
 from moe_triton.tools.selftest.checks.timing import timed_case
 from moe_triton.tools.selftest.cpu_probe import CpuProbe
 from moe_triton.tools.selftest.settings import Settings
+from moe_triton.tools.text_table import TextTable, markdown_of, names, numbers, print_parts
 
 WARM_UP = 3
 OPERATORS = ("dispatch", "combine")
@@ -206,24 +208,28 @@ def _records(case: dict[str, object], rounds: Sequence[Round]) -> list[Record]:
     return records
 
 
-HEADINGS = (
-    "ranks",
-    "tokens",
-    "rows",
-    "scheme",
-    "others",
-    *(2 * ("us", "predicted / measured", "p10 to p90")),
+COLUMNS = (
+    numbers("ranks"),
+    numbers("tokens"),
+    names("rows"),
+    names("scheme"),
+    numbers("others"),
+    *(
+        numbers(heading, alone=f"{operator}, {heading}")
+        for operator in OPERATORS
+        for heading in ("us", "predicted / measured", "p10 to p90")
+    ),
 )
 
 
-def _page(rows: Sequence[Sequence[str]], off: Mapping[int, Sequence[float]]) -> str:
+def _parts(rows: Sequence[Sequence[str]], off: Mapping[int, Sequence[float]]) -> list[TextTable | str]:
     """The table, dispatch left and combine right, and how far the model is off by the number of ranks."""
     lines = []
     for ranks, shares in off.items():
         mean, worst = np.mean(np.abs(shares)), np.max(np.abs(shares))
         lines.append(f"- {ranks} ranks: off by {mean:.0%} in the mean, {worst:.0%} at worst.")
     text = "Dispatch left, combine right; microseconds from the first rank's begin to the last one's end."
-    return f"{text}\n\n{table(HEADINGS, rows)}\n\n" + "\n".join(lines) + "\n"
+    return [text, TextTable(COLUMNS, rows, more="--markdown FILE"), "\n".join(lines)]
 
 
 def _busy_s() -> tuple[float, float]:
@@ -237,9 +243,9 @@ def _busy_s() -> tuple[float, float]:
 def _options() -> argparse.Namespace:
     arguments = parser("The model's timeline on this CPU, against measured times.")
     arguments.add_argument("--markdown", type=Path, help="write the table to this file")
-    arguments.add_argument("--rounds", type=int, default=12)
-    arguments.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
-    arguments.add_argument("--tokens", type=int, nargs="+", default=[16, 64, 128], help="per rank")
+    arguments.add_argument("--rounds", type=at_least(1), default=12)
+    arguments.add_argument("--ranks", type=at_least(1, MAX_RANKS), nargs="+", default=[2, 4, 8])
+    arguments.add_argument("--tokens", type=at_least(1), nargs="+", default=[16, 64, 128], help="per rank")
     arguments.add_argument("--schemes", nargs="+", default=["fullmesh_v1", "direct"])
     return arguments.parse_args()
 
@@ -255,7 +261,8 @@ def main() -> None:
             for scheme, quantize, tokens in product(options.schemes, (None, "int8"), options.tokens):
                 before = _busy_s()
                 arguments = (scheme, tokens, quantize, options.rounds, path)
-                per_rank: list[tuple[list[Round], float]] = group.run(measure, *arguments, timeout_s=600)
+                with progress(f"{ranks} ranks, {scheme}, {quantize or 'bf16'}, {tokens} tokens"):
+                    per_rank: list[tuple[list[Round], float]] = group.run(measure, *arguments, timeout_s=600)
                 busy, all_cores = (now - was for now, was in zip(_busy_s(), before, strict=True))
                 others = max(0.0, busy - sum(taken_s for _, taken_s in per_rank)) / all_cores
                 rounds, _ = per_rank[0]
@@ -265,12 +272,12 @@ def main() -> None:
                 records += _records({**case, "others": others}, rounds)
                 ratios = [statistics.median(_ratios(rounds, operator)) for operator in OPERATORS]
                 off.setdefault(ranks, []).extend(ratio - 1 for ratio in ratios)
-    page = _page(rows, off)
-    print(page)
+    parts = _parts(rows, off)
+    print_parts(parts, Console())
     if options.markdown is not None:
-        options.markdown.write_text(page)
+        options.markdown.write_text(markdown_of(parts) + "\n")
     write_records(options.json, records)
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -18,10 +18,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.harness import Record, parser, print_table, write_records
+from benchmarks.harness import (
+    MAX_RANKS,
+    Record,
+    at_least,
+    parser,
+    print_table,
+    run_main,
+    write_records,
+)
 from moe_triton import torch_npu_ops as ops
 from moe_triton.processes import RankGroup
 from moe_triton.starting_line import StartingLine
+from moe_triton.tools.progress import progress
 
 HIDDEN, TOPK, EXPERTS = 7168, 8, 64
 ROW = 2 * HIDDEN  # bytes of a bf16 row
@@ -237,11 +246,11 @@ def seconds(per_rank: list[dict[str, tuple[float, str, Spans]]], name: str) -> l
 def main() -> None:
     """Measure every feature and print the table."""
     arguments = parser("What each argument costs, against a plain pair of calls.")
-    arguments.add_argument("--iterations", type=int, default=40)
-    arguments.add_argument("--ranks", type=int, default=4, help="an even number")
-    arguments.add_argument("--tokens", type=int, default=64, help="per rank")
+    arguments.add_argument("--iterations", type=at_least(1), default=40)
+    arguments.add_argument("--ranks", type=at_least(1, MAX_RANKS), default=4, help="an even number")
+    arguments.add_argument("--tokens", type=at_least(1), default=64, help="per rank")
     options = arguments.parse_args()
-    with RankGroup(options.ranks) as group:
+    with progress("features"), RankGroup(options.ranks) as group:
         per_rank = group.run(measure, options.tokens, options.iterations, timeout_s=1200)
     rows, records = [], []
     for name, (bytes_per_token, baseline, _) in per_rank[0].items():
@@ -270,4 +279,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

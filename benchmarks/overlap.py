@@ -31,13 +31,24 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from benchmarks.harness import Record, median_with_interval, parser, print_table, write_records
+from benchmarks.harness import (
+    MAX_RANKS,
+    Record,
+    at_least,
+    median_with_interval,
+    more_than,
+    parser,
+    print_table,
+    run_main,
+    write_records,
+)
 from benchmarks.operators import EXPERTS, HIDDEN, TOPK, Inputs
 from benchmarks.spans import Span, calls_of, merged, overlap_us, spans_named
 from moe_triton import EPBuffer, Tuning
 from moe_triton.backends.cpu.paced_link import PacedLink, paced
 from moe_triton.processes import RankGroup
 from moe_triton.starting_line import StartingLine
+from moe_triton.tools.progress import progress
 
 Operator = Literal["dispatch", "combine"]
 OPERATORS: tuple[Operator, ...] = ("dispatch", "combine")
@@ -310,14 +321,18 @@ def _row(
 def main() -> None:
     """Measure every scheme and print its table."""
     arguments = parser("Overlapped parts against the same parts in series, over a paced link.")
-    arguments.add_argument("--iterations", type=int, default=60)
-    arguments.add_argument("--ranks", type=int, default=2, help="no more than cores, to have one each")
-    arguments.add_argument("--tokens", type=int, default=512, help="per rank; with few, naps are short")
-    arguments.add_argument("--parts", type=int, default=4)
+    arguments.add_argument("--iterations", type=at_least(1), default=60)
+    arguments.add_argument(
+        "--ranks", type=at_least(1, MAX_RANKS), default=2, help="no more than cores, to have one each"
+    )
+    arguments.add_argument(
+        "--tokens", type=at_least(1), default=512, help="per rank; with few, naps are short"
+    )
+    arguments.add_argument("--parts", type=at_least(1), default=4)
     arguments.add_argument("--comm-alg", nargs="+", default=["fullmesh_v1"])
     arguments.add_argument("--rows", nargs="+", choices=("int8", "plain"), default=["int8", "plain"])
-    arguments.add_argument("--latency-us", type=float, default=5.0)
-    arguments.add_argument("--wire", type=float, default=1.0, help="sleep of senders, of local work")
+    arguments.add_argument("--latency-us", type=more_than(0), default=5.0)
+    arguments.add_argument("--wire", type=more_than(0), default=1.0, help="sleep of senders, of local work")
     arguments.add_argument(
         "--real-time",
         action="store_true",
@@ -333,10 +348,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as temporary, RankGroup(options.ranks) as group:
             folder = options.trace / comm_alg / kind if options.trace else Path(temporary)
             folder.mkdir(parents=True, exist_ok=True)
-            per_rank = group.run(measure, setting, str(folder), timeout_s=1200)
+            with progress(f"{comm_alg}, {kind}"):
+                per_rank = group.run(measure, setting, str(folder), timeout_s=1200)
             records += report(setting, per_rank, folder)
     write_records(options.json, records)
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -12,12 +12,13 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.harness import Record, parser, print_table, write_records
+from benchmarks.harness import Record, at_least, parser, print_table, run_main, write_records
 from benchmarks.memory import one_communicator
 from benchmarks.operators import EXPERTS, HIDDEN, TOPK, Inputs
 from moe_triton import EPBuffer
 from moe_triton import torch_npu_ops as ops
 from moe_triton.processes import RankGroup
+from moe_triton.tools.progress import progress
 
 BUDGET_US = {"dispatch": 10.0, "dispatch and combine": 20.0, "EPBuffer": 60.0}
 # Short repeats and many: the machine has slow phases, and the fastest repeat is to lie between them.
@@ -87,11 +88,11 @@ def _judged(name: str, us: float) -> str:
 def main() -> None:
     """Measure and print the table."""
     arguments = parser("Python per call with a cached plan.")
-    arguments.add_argument("--tokens", type=int, nargs="+", default=[1, 16])
+    arguments.add_argument("--tokens", type=at_least(1), nargs="+", default=[1, 16])
     options = arguments.parse_args()
     rows, records = [], []
     for tokens in options.tokens:
-        with RankGroup(2) as group:
+        with progress(f"BS {tokens}"), RankGroup(2) as group:
             microseconds: dict[str, float] = group.run(measure, tokens)[0]
         rows += [
             [f"{name}, BS {tokens}", f"{value:.1f}", _judged(name, value)]
@@ -112,4 +113,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

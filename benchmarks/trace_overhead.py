@@ -14,12 +14,21 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.harness import Record, parser, print_table, write_records
+from benchmarks.harness import (
+    MAX_RANKS,
+    Record,
+    at_least,
+    parser,
+    print_table,
+    run_main,
+    write_records,
+)
 from benchmarks.operators import EXPERTS, HIDDEN, TOPK, Inputs
 from moe_triton import EPBuffer
 from moe_triton.processes import RankGroup
 from moe_triton.runtime.executables import Kept
 from moe_triton.starting_line import StartingLine
+from moe_triton.tools.progress import progress
 
 ALLOWED = 1.03
 WARM_UP = 5
@@ -86,9 +95,9 @@ def medians(per_rank: list[dict[str, Spans]], name: str) -> tuple[float, float]:
 def main() -> None:
     """Measure every size and print the table."""
     arguments = parser("Dispatch + combine with a trace against without.")
-    arguments.add_argument("--iterations", type=int, default=300)
-    arguments.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
-    arguments.add_argument("--tokens", type=int, nargs="+", default=[1, 16, 64], help="per rank")
+    arguments.add_argument("--iterations", type=at_least(1), default=300)
+    arguments.add_argument("--ranks", type=at_least(1, MAX_RANKS), nargs="+", default=[2, 4])
+    arguments.add_argument("--tokens", type=at_least(1), nargs="+", default=[1, 16, 64], help="per rank")
     options = arguments.parse_args()
     rows, records = [], []
     for ranks in options.ranks:
@@ -96,7 +105,10 @@ def main() -> None:
             for tokens in options.tokens:
                 for comm_alg in ("fullmesh_v1", "fullmesh_v2", "direct"):
                     path = str(Path(folder) / f"{tokens}-{comm_alg}.json")
-                    per_rank = group.run(measure, tokens, comm_alg, options.iterations, path, timeout_s=1200)
+                    with progress(f"{ranks} ranks, {tokens} tokens, {comm_alg}"):
+                        per_rank = group.run(
+                            measure, tokens, comm_alg, options.iterations, path, timeout_s=1200
+                        )
                     traced, plain, again = (medians(per_rank, name) for name in ROUTES)
                     ratios = {
                         "traced_vs_not": traced[0] / plain[0],
@@ -122,4 +134,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

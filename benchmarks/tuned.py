@@ -14,9 +14,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.harness import Record, parser, print_table, write_records
+from benchmarks.harness import (
+    MAX_RANKS,
+    Record,
+    at_least,
+    parser,
+    print_table,
+    run_main,
+    write_records,
+)
 from benchmarks.servers.runs import OPERATORS, Route, Setting, ratios, records, run, seconds, shown
 from moe_triton.tables import folder_of_user
+from moe_triton.tools.progress import progress
 
 TOPK, EXPERTS = 8, 64
 TUNED, PLAIN = "tuned", "plain"
@@ -40,7 +49,11 @@ def tuned(num_ranks: int, tokens: Sequence[int], iterations: int, groups: int, f
                 plain = Route(PLAIN, "A3", "fullmesh_v1", num_ranks, quantize, tables=Path(empty))  # type: ignore[arg-type]
                 routes = [plain, replace(plain, name=TUNED, tables=folder)]
                 setting = Setting(routes, number, TOPK, EXPERTS, iterations=iterations)
-                all_groups = [run(num_ranks, setting) for _ in range(groups)]
+                with progress(f"groups, BS {number}, {name}", groups) as work:
+                    all_groups = []
+                    for _ in range(groups):
+                        all_groups.append(run(num_ranks, setting))
+                        work.advance()
                 cells = []
                 for operator in OPERATORS:
                     times = [
@@ -59,10 +72,10 @@ def tuned(num_ranks: int, tokens: Sequence[int], iterations: int, groups: int, f
 def main() -> None:
     """Measures, and prints a table."""
     arguments = parser("Settings that were found, against the defaults.")
-    arguments.add_argument("--ranks", type=int, nargs="+", default=[2])
-    arguments.add_argument("--tokens", type=int, nargs="+", default=[16, 64, 256])
-    arguments.add_argument("--iterations", type=int, default=40)
-    arguments.add_argument("--groups", type=int, default=5)
+    arguments.add_argument("--ranks", type=at_least(1, MAX_RANKS), nargs="+", default=[2])
+    arguments.add_argument("--tokens", type=at_least(1), nargs="+", default=[16, 64, 256])
+    arguments.add_argument("--iterations", type=at_least(1), default=40)
+    arguments.add_argument("--groups", type=at_least(1), default=5)
     arguments.add_argument("--tables", type=Path, default=folder_of_user(), help="yours by default")
     options = arguments.parse_args()
     found = []
@@ -72,4 +85,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -9,7 +9,7 @@ import tempfile
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -22,6 +22,9 @@ DIED = (
     'behind `if __name__ == "__main__":`, since every rank imports it'
 )
 MAIN = "__main__"
+GOOD, FAILED, TOLD = "good", "failed", "told"  # what a rank sends
+
+_to_group: Connection[Any, Any] | None = None  # in the process of a rank
 
 
 @contextlib.contextmanager
@@ -40,11 +43,22 @@ def main_hidden() -> Iterator[None]:
         sys.modules[MAIN] = main
 
 
-class RankFailedError(RuntimeError):
-    """A rank raised, died or outlived the deadline. `failures` maps rank to what happened."""
+def tell(message: object) -> None:
+    """Says something to whoever runs this rank's function, see `RankGroup.run`; elsewhere nobody hears it."""
+    if _to_group is not None:
+        _to_group.send((TOLD, message))
 
-    def __init__(self, failures: dict[int, str]) -> None:
-        self.failures = failures
+
+class RankFailedError(RuntimeError):
+    """A rank raised, died or outlived the deadline.
+
+    Attributes:
+        failures: what happened, by rank, with the traceback if it raised.
+        messages: of the ranks that raised an error of ours, what that says.
+    """
+
+    def __init__(self, failures: dict[int, str], messages: Mapping[int, str] | None = None) -> None:
+        self.failures, self.messages = failures, dict(messages or {})
         super().__init__("\n".join(f"rank {rank}: {text}" for rank, text in sorted(failures.items())))
 
 
@@ -93,6 +107,7 @@ class RankGroup:
         *arguments: Any,
         timeout_s: float = 120.0,
         allow_failures: bool = False,
+        hear: Callable[[int, Any], None] = lambda rank, message: None,
     ) -> list[Any]:
         """Runs ``function(rank, num_ranks, *arguments)`` on every rank.
 
@@ -101,6 +116,7 @@ class RankGroup:
             arguments: passed to each.
             timeout_s: seconds until all ranks must have answered; the group is closed when they have not.
             allow_failures: return a `RankFailedError` in a failed rank's place instead of raising it.
+            hear: called with what ranks `tell` meanwhile.
 
         Returns:
             Results by rank.
@@ -114,6 +130,7 @@ class RankGroup:
         deadline = time.monotonic() + timeout_s
         results: dict[int, Any] = {}
         failures: dict[int, str] = {}
+        messages: dict[int, str] = {}
         while len(results) + len(failures) < len(self._pipes):
             waiting = [p for r, p in enumerate(self._pipes) if r not in results and r not in failures]
             ready = wait(waiting, max(0.0, deadline - time.monotonic()))
@@ -123,14 +140,21 @@ class RankGroup:
                 self.close()
             for rank in [self._pipes.index(pipe) for pipe in waiting if pipe in ready]:
                 try:
-                    good, value = self._pipes[rank].recv()
+                    kind, value = self._pipes[rank].recv()
                 except (EOFError, ConnectionResetError):
-                    good, value = False, DIED
-                (results if good else failures)[rank] = value
+                    kind, value = FAILED, (DIED, None)
+                if kind == TOLD:
+                    hear(rank, value)
+                elif kind == GOOD:
+                    results[rank] = value
+                else:
+                    failures[rank], message = value
+                    if message is not None:
+                        messages[rank] = message
         if failures and not allow_failures:
-            raise RankFailedError(failures)
+            raise RankFailedError(failures, messages)
         return [
-            results[rank] if rank in results else RankFailedError({rank: failures[rank]})
+            results[rank] if rank in results else _of_rank(rank, failures, messages)
             for rank in range(len(self._pipes))
         ]
 
@@ -161,10 +185,16 @@ def run_ranks(
     *,
     timeout_s: float = 120.0,
     allow_failures: bool = False,
+    hear: Callable[[int, Any], None] = lambda rank, message: None,
 ) -> list[Any]:
-    """Runs one function on a `RankGroup` of its own."""
+    """Runs one function on a `RankGroup` of its own; see `RankGroup.run`."""
     with RankGroup(num_ranks, timeout_s=timeout_s) as group:
-        return group.run(function, *arguments, timeout_s=timeout_s, allow_failures=allow_failures)
+        return group.run(function, *arguments, timeout_s=timeout_s, allow_failures=allow_failures, hear=hear)
+
+
+def _of_rank(rank: int, failures: Mapping[int, str], messages: Mapping[int, str]) -> RankFailedError:
+    said = {rank: messages[rank]} if rank in messages else {}
+    return RankFailedError({rank: failures[rank]}, said)
 
 
 def _serve(
@@ -173,6 +203,10 @@ def _serve(
     import torch
     import torch.distributed as dist
 
+    from moe_triton.core.errors import MoeTritonError
+
+    global _to_group
+    _to_group = pipe
     torch.set_num_threads(num_threads)
     dist.init_process_group(
         "gloo",
@@ -185,8 +219,9 @@ def _serve(
         while (task := pipe.recv()) is not None:
             function, arguments = task
             try:
-                answer = (True, function(rank, num_ranks, *arguments))
-            except BaseException:
-                answer = (False, traceback.format_exc())
+                answer: tuple[str, Any] = (GOOD, function(rank, num_ranks, *arguments))
+            except BaseException as error:
+                message = str(error) if isinstance(error, MoeTritonError) else None
+                answer = (FAILED, (traceback.format_exc(), message))
             pipe.send(answer)
     dist.destroy_process_group()

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from moe_triton.processes import RankFailedError, RankGroup, run_ranks
+from moe_triton.core.errors import ToolchainError
+from moe_triton.processes import RankFailedError, RankGroup, run_ranks, tell
 
 
 def rank_and_size(rank: int, num_ranks: int, extra: str) -> tuple[int, int, str]:
@@ -78,3 +79,31 @@ def test_a_script_without_a_guard_starts_ranks_that_do_not_import_it(tmp_path: P
 def test_who_dies_because_of_a_missing_guard_is_told() -> None:
     with pytest.raises(RankFailedError, match="if __name__"):
         run_ranks(exit_on_one, 2)
+
+
+def refuse(rank: int, num_ranks: int) -> None:
+    if rank:
+        raise ToolchainError("there is no compiler")
+    raise KeyError("a bug")
+
+
+def test_what_we_say_ourselves_is_told_apart_from_bugs() -> None:
+    with pytest.raises(RankFailedError) as failed:
+        run_ranks(refuse, 2)
+    assert failed.value.messages == {1: "there is no compiler"}
+    assert all("Traceback" in text for text in failed.value.failures.values())
+
+
+def tell_twice(rank: int, num_ranks: int) -> int:
+    tell(f"half of {rank}")
+    tell(f"all of {rank}")
+    return rank
+
+
+def test_ranks_tell_how_far_they_are() -> None:
+    heard: list[tuple[int, str]] = []
+    found = run_ranks(tell_twice, 2, hear=lambda rank, said: heard.append((rank, said)))
+    assert found == [0, 1]
+    for rank in (0, 1):
+        assert [said for of, said in heard if of == rank] == [f"half of {rank}", f"all of {rank}"]
+    tell("nobody hears this")

@@ -10,11 +10,13 @@ import typer
 
 from autotune.cli.explain import explain
 from autotune.cli.kernels import kernels
-from autotune.cli.tables import diff, show, verify
+from autotune.cli.show import show
+from autotune.cli.tables import diff, verify
 from autotune.pipeline.command import pipeline
+from moe_triton.tools.cli.errors import Commands
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Find and show settings that change speed."
+    cls=Commands, no_args_is_help=True, add_completion=False, help="Find and show settings that change speed."
 )
 for command in (kernels, pipeline, show, explain, diff, verify):
     app.command()(command)

@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.console import Console
 
 from autotune.cli import options
 from autotune.cli.kernels import least_bytes, searched
-from autotune.cli.options import DEFAULT, console, say
+from autotune.cli.options import DEFAULT, say
 from autotune.kernels.modelled import ModelledTask, floor_ns
 from autotune.search import Found, Trial
 from autotune.tuning import BUDGET
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.space import text_of
+from moe_triton.tools.progress import progress
+from moe_triton.tools.text_table import TextTable, names, numbers
 
 NEAR = 1.3
 """Of the floor: a kernel within it is as fast as one may ask."""
@@ -39,15 +41,14 @@ def explain(
     plot: Annotated[Path | None, typer.Option(help="folder for pictures")] = None,
 ) -> None:
     """Say why these settings: the best, the runner-up and the default, pipe by pipe, and the floor."""
-    with options.errors_shown():
-        scope = options.scope_of(soc, hidden, topk, ranks, tokens, dtype, [kernel], machine, seed)
-        if scope.is_cpu:
-            rule = "what pipes do is known of an NPU's candidates only"
-            raise ArgumentError("soc", soc, rule, "See tune kernels --soc cpu for what was measured.")
-        tuned = searched(scope, budget, workers, seed, True, study)
-        for found in tuned.found:
-            if not variant or variant == found.task.subject.keys[1]:  # type: ignore[attr-defined]
-                _explain(found, plot)
+    scope = options.scope_of(soc, hidden, topk, ranks, tokens, dtype, [kernel], machine, seed)
+    if scope.is_cpu:
+        rule = "what pipes do is known of an NPU's candidates only"
+        raise ArgumentError("soc", soc, rule, "See tune kernels --soc cpu for what was measured.")
+    tuned = searched(scope, budget, workers, seed, True, study)
+    for found in tuned.found:
+        if not variant or variant == found.task.subject.keys[1]:  # type: ignore[attr-defined]
+            _explain(found, plot)
 
 
 def _explain(found: Found, plot: Path | None) -> None:
@@ -60,13 +61,15 @@ def _explain(found: Found, plot: Path | None) -> None:
         return
     ranked = _ranked(found)
     for heading, of in (("critical path", "parts"), ("pipes, occupied", "busy")):
-        console.print(_table(heading, of, ranked))
+        _table(heading, of, ranked).print(Console())
     for line in (*_runner_up(found), *_floor(found, task), *_refused(found)):
         say(line)
     if plot is not None:
         from autotune.plots import draw
 
-        for path in draw(found, plot):
+        with progress("drawing"):
+            paths = list(draw(found, plot))
+        for path in paths:
             say(f"kept: {path}")
 
 
@@ -82,15 +85,13 @@ def _ranked(found: Found) -> dict[str, Trial]:
     return {f"{name}: {text_of(trial.settings)}": trial for name, trial in shown.items()}
 
 
-def _table(heading: str, of: str, ranked: dict[str, Trial]) -> Table:
-    shown = Table(f"{heading}, us", *ranked)
+def _table(heading: str, of: str, ranked: dict[str, Trial]) -> TextTable:
     facts = [trial.outcome.facts for trial in ranked.values()]
-    for name in facts[0][of]:
-        shown.add_row(name, *(f"{each[of].get(name, 0.0) / 1e3:.2f}" for each in facts))
+    rows = [(part, *(f"{each[of].get(part, 0.0) / 1e3:.2f}" for each in facts)) for part in facts[0][of]]
     if of == "parts":
-        shown.add_row("all", *(f"{each['ns'] / 1e3:.2f}" for each in facts))
-        shown.add_row("unified buffer, KB", *(f"{each['ub_bytes'] / 1024:.1f}" for each in facts))
-    return shown
+        rows.append(("all", *(f"{each['ns'] / 1e3:.2f}" for each in facts)))
+        rows.append(("unified buffer, KB", *(f"{each['ub_bytes'] / 1024:.1f}" for each in facts)))
+    return TextTable((names(f"{heading}, us"), *map(numbers, ranked)), rows)
 
 
 def _runner_up(found: Found) -> Iterator[str]:

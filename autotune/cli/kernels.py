@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from autotune import results
 from autotune.cli import options
-from autotune.cli.options import DEFAULT, console, say
+from autotune.cli.options import DEFAULT, say
 from autotune.kernels import occasions
 from autotune.kernels.modelled import ModelledTask, floor_ns
 from autotune.kernels.scope import Scope
@@ -22,6 +21,7 @@ from autotune.tuning import BUDGET, Tuned, tasks_of, through, tune
 from moe_triton import tables
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.space import text_of
+from moe_triton.tools.progress import progress
 
 EVERY_SIZE = "all sizes that shipped tables are of: H, K and dtype are not asked; each H is kept on its own"
 MEASURE = "on the NPU of this machine, instead of by the model"
@@ -50,28 +50,27 @@ def kernels(
     all_shipped: Annotated[bool, typer.Option(results.ALL_SHIPPED, help=EVERY_SIZE)] = False,
 ) -> None:
     """Find the fastest settings of every kernel that plans of these sizes launch."""
-    with options.errors_shown():
-        asked = options.scope_of(soc, hidden, topk, ranks, tokens, dtype, kernel, machine, seed)
-        asked = replace(asked, measure=measure)
-        command = command_of(asked, all_shipped)
-        folder = tables.FOLDER if shipped else output or tables.folder_of_user()
-        if write and folder is None:
-            raise ArgumentError("HOME", "not set", "the table needs a folder", "Pass --output.")
+    asked = options.scope_of(soc, hidden, topk, ranks, tokens, dtype, kernel, machine, seed)
+    asked = replace(asked, measure=measure)
+    command = command_of(asked, all_shipped)
+    folder = tables.FOLDER if shipped else output or tables.folder_of_user()
+    if write and folder is None:
+        raise ArgumentError("HOME", "not set", "the table needs a folder", "Pass --output.")
 
-        def keep(tuned: Tuned) -> None:
-            if write and folder is not None and any(each.best for each in tuned.found):
-                kept = results.write(replace(tuned.table, command=command), folder)
-                say(f"kept: {kept}")
+    def keep(tuned: Tuned) -> None:
+        if write and folder is not None and any(each.best for each in tuned.found):
+            kept = results.write(replace(tuned.table, command=command), folder)
+            say(f"kept: {kept}")
 
-        for scope in occasions.shipped(asked) if all_shipped else [asked]:
-            try:
-                tuned = searched(scope, budget, workers, seed, resume, study)
-            except typer.Exit:
-                keep(through(scope, budget, study))
-                raise
-            for line in summary(tuned):
-                say(line)
-            keep(tuned)
+    for scope in occasions.shipped(asked) if all_shipped else [asked]:
+        try:
+            tuned = searched(scope, budget, workers, seed, resume, study)
+        except typer.Exit:
+            keep(through(scope, budget, study))
+            raise
+        for line in summary(tuned):
+            say(line)
+        keep(tuned)
 
 
 def command_of(scope: Scope, all_shipped: bool) -> str:
@@ -89,19 +88,18 @@ def command_of(scope: Scope, all_shipped: bool) -> str:
 
 
 def searched(scope: Scope, budget: int, workers: int, seed: int, resume: bool, study: Path | None) -> Tuned:
-    """Searches with progress on the console. Ctrl-C ends the command, and loses nothing."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True) as progress:
+    """Searches, and says how far it is. Ctrl-C ends the command, and loses nothing."""
+    with progress("candidates") as work:
+        work.begin("listing them")
         tasks = {task.name: task for task in tasks_of(scope)}
-        number = sum(min(len(task.candidates()), budget) for task in tasks.values())
-        bar = progress.add_task("candidates", total=number)
+        work.begin("", sum(min(len(task.candidates()), budget) for task in tasks.values()))
         best: dict[str, float] = {}
 
         def report(name: str, settings: dict[str, int], outcome: Outcome) -> None:
             if outcome.is_exact and outcome.value is not None:
                 best[name] = min(outcome.value, best.get(name, outcome.value))
             said = f"{name.partition(' [')[0]}: best so far {best.get(name, float('nan')):.4g}"
-            progress.update(bar, advance=1, description=f"{said}; {described(settings, outcome)}")
+            work.advance(f"{said}; {described(settings, outcome)}")
 
         try:
             how = {"budget": budget, "workers": workers, "seed": seed}

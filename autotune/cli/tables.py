@@ -1,4 +1,4 @@
-"""``moe-triton tune show|diff|verify``: what tables hold, and whether it still holds."""
+"""``moe-triton tune diff|verify``: what tables differ in, and whether they still hold."""
 
 from __future__ import annotations
 
@@ -10,37 +10,11 @@ import typer
 
 from autotune import kinds, results, verification
 from autotune.cli import options
-from autotune.cli.options import say
+from autotune.cli.options import again, say
 from autotune.kernels.scope import Scope
 from moe_triton.core.errors import ArgumentError
 from moe_triton.tables.installed import source_said
-
-Kernel = Annotated[list[str], typer.Option(help="only this one; may be repeated")]
-
-
-def show(soc: options.Soc = "A3", kernel: Kernel = []) -> None:
-    """Print the tables that buffers on a machine go by, those first that win."""
-    with options.errors_shown():
-        scope = Scope(soc)
-        shown = [kind for kind in kinds.KINDS if kind.name == kinds.KERNELS or not kernel]
-        found = {kind: kind.used(scope.machine) for kind in shown}
-        if not any(found.values()):
-            places = ", ".join(str(kind.shipped(scope.machine)) for kind in shown)
-            remedy = f"Write one: {_again(shown[0], scope)}."
-            rule = f"of {scope.machine} there is one in the user's folder, or {places}"
-            raise ArgumentError("tables", "none", rule, remedy)
-        for kind, tables in found.items():
-            for path, table in tables.items():
-                say(f"{path}\n{table.source}")
-                for row in table.rows:
-                    if not kernel or row.keys[0] in kernel:
-                        say(f"  {results.line_of(table, row)}")
-            if not tables:
-                say(f"no table of {kind.name} for {scope.machine}; what writes one: {_again(kind, scope)}")
-
-
-def _again(kind: kinds.Kind, scope: Scope) -> str:
-    return f"{kind.command} --soc {scope.soc}"
+from moe_triton.tools.progress import progress
 
 
 def diff(
@@ -48,42 +22,42 @@ def diff(
     other: Annotated[Path, typer.Argument(help="another one of the same kind")],
 ) -> None:
     """Say what a table has other than another one; ends with 1 if anything."""
-    with options.errors_shown():
-        lines = results.differences(kinds.read(one), kinds.read(other))
-        for line in lines:
-            say(line)
-        say("as each other" if not lines else f"{len(lines)} differences")
-        raise typer.Exit(bool(lines))
+    lines = results.differences(kinds.read(one), kinds.read(other))
+    for line in lines:
+        say(line)
+    say("as each other" if not lines else f"{len(lines)} differences")
+    raise typer.Exit(bool(lines))
 
 
 def verify(
     soc: options.Soc = "A3",
-    kernel: Kernel = [],
+    kernel: options.Kernel = [],
     most: Annotated[int, typer.Option(help="rows of a table that are priced again; 0: all", min=0)] = 16,
     seed: options.Seed = 0,
 ) -> None:
     """Price rows of the shipped tables again, by the model or on this machine; ends with 1 if they differ."""
-    with options.errors_shown():
-        scope = Scope(soc)
-        asked = [kind for kind in kinds.KINDS if kind.name == kinds.KERNELS or not kernel]
-        shipped = {kind: path for kind in asked if (path := kind.shipped(scope.machine)).exists()}
-        if not shipped:
-            remedy = f"There is nothing to verify. For your own: {_again(kinds.KINDS[0], scope)}."
-            rule = f"the package ships tables of machines that it was tuned for, and none of {scope.machine}"
-            raise ArgumentError("tables", "none", rule, remedy)
-        differ = False
-        for kind, path in shipped.items():
-            table = kind.check(path)
-            if why := verification.why_not(kind, table):
-                say(f"{path.name}: not verified: {why}. Source: {source_said(table)}")
-                continue
-            if kind.name == kinds.KERNELS:
-                priced = replace(scope, measure=table.source.startswith("measured on "))
-                lines = list(verification.verified(table, priced, kernel, most, seed))
-            else:
-                lines = list(verification.schemes_verified(table, scope, most, seed))
-            for line in lines:
-                say(line)
-            differ = differ or bool(lines)
-            say(f"{path.name}: {f'differs: {table.command}' if lines else 'as kept'}")
-        raise typer.Exit(differ)
+    scope = Scope(soc)
+    asked = [kind for kind in kinds.KINDS if kind.name == kinds.KERNELS or not kernel]
+    shipped = {kind: path for kind in asked if (path := kind.shipped(scope.machine)).exists()}
+    if not shipped:
+        remedy = f"There is nothing to verify. For your own: {again(kinds.KINDS[0], scope)}."
+        rule = f"the package ships tables of machines that it was tuned for, and none of {scope.machine}"
+        raise ArgumentError("tables", "none", rule, remedy)
+    differ = False
+    for kind, path in shipped.items():
+        table = kind.check(path)
+        if why := verification.why_not(kind, table):
+            say(f"{path.name}: not verified: {why}. Source: {source_said(table)}")
+            continue
+        if kind.name == kinds.KERNELS:
+            priced = replace(scope, measure=table.source.startswith("measured on "))
+            found = verification.verified(table, priced, kernel, most, seed)
+        else:
+            found = verification.schemes_verified(table, scope, most, seed)
+        with progress(f"pricing rows of {path.name} again"):
+            lines = list(found)
+        for line in lines:
+            say(line)
+        differ = differ or bool(lines)
+        say(f"{path.name}: {f'differs: {table.command}' if lines else 'as kept'}")
+    raise typer.Exit(differ)

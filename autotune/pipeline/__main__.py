@@ -3,6 +3,8 @@
 import typer
 
 from autotune.pipeline.command import pipeline
+from moe_triton.tools.cli.errors import errors_shown
 
 if __name__ == "__main__":
-    typer.run(pipeline)
+    with errors_shown():
+        typer.run(pipeline)

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from moe_triton.tools.progress import progress
 
 if TYPE_CHECKING:
     from autotune.pipeline.candidate import Sizes
     from autotune.pipeline.race import Result
     from autotune.pipeline.tune import Report, Tuned
-    from moe_triton.processes import RankFailedError
 
 ALL_SHIPPED = "every H and K that tables are shipped of"
-FAILED, REFUSED, INTERRUPTED = 1, 2, 130  # of a process: what it did, what it was asked, Ctrl-C
+INTERRUPTED = 130  # of a process that Ctrl-C ended
+MOST_SECONDS, MOST_SEED = 86_400, 2**31 - 1
 BUDGET, SECONDS, SEED, SOC, PRODUCT = 24, 20.0, 0, "cpu", "A3"
 
 
@@ -31,8 +32,10 @@ def pipeline(
     tokens: Annotated[list[int] | None, typer.Option(help="of a rank; may be repeated")] = None,
     all_shipped: Annotated[bool, typer.Option("--all-shipped", help=ALL_SHIPPED)] = False,
     budget: Annotated[int, typer.Option(help="candidates of one scheme at one size", min=0)] = BUDGET,
-    seconds: Annotated[float, typer.Option(help="that one race of candidates may take", min=1)] = SECONDS,
-    seed: Annotated[int, typer.Option(help="of inputs, of the order and of what is sampled")] = SEED,
+    seconds: Annotated[
+        float, typer.Option(help="that one race of candidates may take", min=1, max=MOST_SECONDS)
+    ] = SECONDS,
+    seed: Annotated[int, typer.Option(help="of inputs, order and samples", min=0, max=MOST_SEED)] = SEED,
     study: Annotated[
         Path | None, typer.Option(help="file that keeps candidates, if not in the cache")
     ] = None,
@@ -47,17 +50,15 @@ def pipeline(
     """
     from autotune.pipeline.measured import Effort
     from autotune.pipeline.tune import sizes_of, study_of, tune
-    from moe_triton.core.errors import ArgumentError, MoeTritonError
-    from moe_triton.processes import RankFailedError
     from moe_triton.tables import FOLDER
 
-    console, errors = Console(), Console(stderr=True)
+    console = Console()
     given = {"soc": soc, "product": product, "ranks": ranks, "hidden": hidden, "topk": topk, "tokens": tokens}
     searched = {"budget": budget, "seconds": seconds, "seed": seed}
     switches = {"all_shipped": all_shipped, "write_shipped": write_shipped}
+    groups = sizes_of(soc, ranks or (), hidden or (), topk or (), tokens or (), product, all_shipped)
     try:
-        groups = sizes_of(soc, ranks or (), hidden or (), topk or (), tokens or (), product, all_shipped)
-        with _shown(errors, len(groups)) as (report, through):
+        with _shown(len(groups)) as (report, through):
             for tuned in tune(
                 groups,
                 soc,
@@ -72,16 +73,9 @@ def pipeline(
                 through()
                 for line in _lines(tuned):
                     console.print(line, markup=False, highlight=False, soft_wrap=True)
-    except ArgumentError as error:
-        errors.print(str(error), style="red", markup=False, soft_wrap=True)
-        raise typer.Exit(REFUSED) from None
-    except (MoeTritonError, RankFailedError) as error:
-        said = _once(error) if isinstance(error, RankFailedError) else str(error)
-        errors.print(said, style="red", markup=False, soft_wrap=True)
-        raise typer.Exit(FAILED) from None
     except KeyboardInterrupt:
         said = f"stopped: what was priced is kept in {study or study_of(soc)}; --resume goes on"
-        errors.print(said, markup=False, highlight=False, soft_wrap=True)
+        Console(stderr=True).print(said, markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -103,11 +97,9 @@ def command_of(**options: Any) -> str:
 
 
 @contextmanager
-def _shown(console: Console, groups: int) -> Iterator[tuple[Report, Callable[[], None]]]:
-    """What to tell each candidate, and each group that is through: a line with the best so far."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task("groups", total=groups)
+def _shown(groups: int) -> Iterator[tuple[Report, Callable[[], None]]]:
+    """What to tell each candidate, and each group that is through: the best so far is said."""
+    with progress("groups", groups) as work:
         best: dict[tuple[Sizes, str], float] = {}
 
         def report(sizes: Sizes, result: Result) -> None:
@@ -116,11 +108,9 @@ def _shown(console: Console, groups: int) -> Iterator[tuple[Report, Callable[[],
             if not result.refused:
                 best[key] = min(result.ratio.high, best.get(key, 1.0))
             said = f"{sizes}: {result.candidate}: {result.refused or result.ratio}"
-            progress.update(bar, description=f"{said}; best so far {best.get(key, 1.0):.3f} of the default")
-            if not console.is_terminal:
-                console.print(said, markup=False, highlight=False, soft_wrap=True)
+            work.begin(f"{said}; best so far {best.get(key, 1.0):.3f} of the default")
 
-        yield report, lambda: progress.advance(bar)
+        yield report, work.advance
 
 
 def _lines(tuned: Tuned) -> Iterator[str]:
@@ -130,10 +120,3 @@ def _lines(tuned: Tuned) -> Iterator[str]:
     for row in tuned.pipelines:
         scheme, (settings, ns, default_ns) = row.keys[0], row.values
         yield f"{tuned.sizes}: {scheme}: {settings} takes {float(ns) / float(default_ns):.3f} of its defaults"
-
-
-def _once(error: RankFailedError) -> str:
-    """What the first rank that failed says: the others mostly fail with it."""
-    first, *others = sorted(error.failures)
-    more = f"\n(and {len(others)} more ranks: {', '.join(map(str, others))})" if others else ""
-    return f"rank {first}: {error.failures[first]}{more}"

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from benchmarks.compare import commands
+from benchmarks.harness import run_main
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "run": commands.run,
@@ -21,4 +22,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_main(lambda: main(sys.argv[1:]))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.compare import page as pages
 from benchmarks.compare import plots
@@ -21,9 +20,10 @@ from benchmarks.compare.report import Files, Report, print_absences, print_repor
 from benchmarks.compare.samples import Sample, from_message
 from benchmarks.compare.scaling import SCALED, SWEEPS, SweepKind, scaling_records, scaling_table
 from benchmarks.compare.shares import share_records
-from benchmarks.compare.tables import console
-from benchmarks.harness import parser
+from benchmarks.harness import at_least, more_than, parser
+from moe_triton.core.installing import install
 from moe_triton.core.row_formats import QUANTIZED
+from moe_triton.tools.progress import progress
 
 CASE_SECONDS, SWEEP_SECONDS = 10.0, 40.0
 NO_MPI_NEEDED = Mpi(None, "not asked for")
@@ -52,7 +52,7 @@ def run(arguments: Sequence[str]) -> None:
         Files(options.out).save(samples, report)
         if options.json:
             report.save(options.json)
-    print_report(found, console())
+    print_report(found, Console())
     _plot(lambda: plots.plot_comparison(found, options.out), options.out)
 
 
@@ -74,8 +74,8 @@ def scaling(arguments: Sequence[str]) -> None:
         every += figures
         report = Report.of(figures, found[kind], _settings(options, started))
         Files(options.out, f"scaling_{kind}").save(samples, report)
-        scaling_table(kind, found[kind]).print(console())
-        print_absences(found[kind], console())
+        scaling_table(kind, found[kind]).print(Console())
+        print_absences(found[kind], Console())
     if options.json:
         Report.of(every, found["tokens"], _settings(options, started)).save(options.json)
     _plot(lambda: plots.plot_scaling(found, options.out), options.out)
@@ -88,13 +88,13 @@ def page(arguments: Sequence[str]) -> None:
     options.add_argument("--docs", type=Path, default=ROOT / "docs", help="folder of the page")
     chosen = options.parse_args(arguments)
     pages.write(chosen.out, chosen.docs)
-    console().print(f"wrote {chosen.docs / pages.NAME}", highlight=False)
+    Console().print(f"wrote {chosen.docs / pages.NAME}", highlight=False)
 
 
 def _run_parser() -> argparse.ArgumentParser:
     options = _parser("Our routes against gloo, Open MPI and memcpy, interleaved.", CASE_SECONDS)
     options.add_argument("--ranks", type=_ranks, nargs="+", default=[2, 4, 8])
-    options.add_argument("--tokens", type=int, nargs="+", default=[16, 64, 256], help="per rank")
+    options.add_argument("--tokens", type=at_least(1), nargs="+", default=[16, 64, 256], help="per rank")
     options.add_argument("--routes", nargs="+", choices=ROUTES, default=list(ROUTES), metavar="ROUTE",
                          help=f"of {', '.join(ROUTES)}")  # fmt: skip
     _add_quantize(options, FORMATS)
@@ -104,17 +104,21 @@ def _run_parser() -> argparse.ArgumentParser:
 def _scaling_parser() -> argparse.ArgumentParser:
     options = _parser("Time per byte over batch sizes and numbers of ranks.", SWEEP_SECONDS)
     tokens = [64, 128, 256, 512, 1024]
-    options.add_argument("--tokens", type=int, nargs="+", default=tokens, help="per rank, of two ranks")
+    options.add_argument(
+        "--tokens", type=at_least(1), nargs="+", default=tokens, help="per rank, of two ranks"
+    )
     options.add_argument("--ranks", type=_ranks, default=16, help="most; powers of two from 2 on")
-    options.add_argument("--tokens-of-ranks", type=int, default=64, help="per rank, over the ranks")
+    options.add_argument("--tokens-of-ranks", type=at_least(1), default=64, help="per rank, over the ranks")
     _add_quantize(options, ["none"])
     return options
 
 
 def _parser(description: str, seconds: float) -> argparse.ArgumentParser:
     options = parser(description)
-    options.add_argument("--iterations", type=int, help="per case, instead of as many as fit --seconds")
-    options.add_argument("--seconds", type=float, default=seconds, help="to measure a case for, about")
+    options.add_argument(
+        "--iterations", type=at_least(1), help="per case, instead of as many as fit --seconds"
+    )
+    options.add_argument("--seconds", type=more_than(0), default=seconds, help="to measure a case for, about")
     options.add_argument("--out", type=Path, default=DEFAULT_OUT, help="folder for CSV, JSON and plots")
     options.add_argument(
         "--default-malloc", action="store_true", help="let malloc give freed memory back, at the peers' cost"
@@ -155,23 +159,23 @@ def _settings(options: argparse.Namespace, started: float) -> dict[str, Any]:
 
 
 def _measure(jobs: Sequence[Job], mpi: Mpi, samples: list[Sample]) -> None:
-    """Runs jobs one after the other under two progress bars, and appends what they measured."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, transient=True, console=Console(stderr=True)) as progress:
-        cases = progress.add_task("cases", total=sum(job.num_cases for job in jobs))
-        iterations = progress.add_task("starting", total=None)
+    """Runs jobs one after the other, says how far they are, and appends what they measured."""
+    with progress("cases", sum(job.num_cases for job in jobs)) as work:
+        case = ""
 
         def hear(message: Message) -> None:
+            nonlocal case
             if message["kind"] == "start":
-                progress.reset(iterations, description=message["case"], total=None)
+                case = message["case"]
+                work.begin(case)
             elif message["kind"] == "iteration":
-                progress.update(iterations, completed=message["done"], total=message["total"])
+                work.begin(f"{case}: iteration {message['done']} of {message['total']}")
             else:
                 samples.extend(from_message(message["samples"]))
-                progress.advance(cases)
+                work.advance()
 
         for job in jobs:
-            progress.reset(iterations, description=f"starting {job.ranks} ranks", total=None)
+            work.begin(f"starting {job.ranks} ranks")
             try:
                 run_job(job, mpi, hear)
             except BenchmarkError as error:
@@ -180,7 +184,7 @@ def _measure(jobs: Sequence[Job], mpi: Mpi, samples: list[Sample]) -> None:
 
 def _plot(draw: Any, folder: Path) -> None:
     if not plots.is_available():
-        console().print("plots: absent: matplotlib is not installed: pip install 'moe_triton[bench]'")
+        Console().print(f"plots: absent: matplotlib is not installed: {install('bench')}")
         return
     names = ", ".join(path.name for path in draw())
-    console().print(f"{folder}: CSV, JSON, {names}", highlight=False)
+    Console().print(f"{folder}: CSV, JSON, {names}", highlight=False)

@@ -6,22 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.table import Table as RichTable
+from rich.text import Text
 
 from benchmarks.compare.cases import PHASES, ROUTES, Case
 from benchmarks.compare.figures import METRICS, Metric, Samples, Spread
 from benchmarks.compare.targets import target_of, verdict
+from moe_triton.tools.text_table import Column, TextTable, names, numbers
 
-# Of what is not a terminal: tables would break their words there.
-FILE_WIDTH = 150
 STYLES = {"met": "green", "missed": "red", "absent": "yellow"}
 ABSENT = "absent"
-
-
-def console() -> Console:
-    """For tables, also where nobody says how wide it is."""
-    there = Console()
-    return there if there.is_terminal else Console(width=FILE_WIDTH)
 
 
 @dataclass(frozen=True)
@@ -34,23 +27,20 @@ class Table:
     left: int = 1
 
     def print(self, console: Console) -> None:
-        """On the terminal, verdicts in colour."""
-        table = RichTable(title=self.title)
-        for i, column in enumerate(self.columns):
-            table.add_column(column, justify="left" if i < self.left else "right", no_wrap=i < self.left)
-        for row in self.rows:
-            table.add_row(*(_coloured(cell) for cell in row))
-        console.print(table)
+        """For people, verdicts in colour."""
+        rows = [[_coloured(cell) for cell in row] for row in self.rows]
+        TextTable(self._columns(), rows, self.title).print(console)
 
     def markdown(self) -> str:
         """As a table of a page."""
-        rule = ["---" if i < self.left else "---:" for i in range(len(self.columns))]
-        return "\n".join("| " + " | ".join(row) + " |" for row in (self.columns, rule, *self.rows))
+        return TextTable(self._columns(), self.rows).markdown(aligned=True)
+
+    def _columns(self) -> list[Column]:
+        return [(names if i < self.left else numbers)(column) for i, column in enumerate(self.columns)]
 
 
-def _coloured(cell: str) -> str:
-    style = STYLES.get(cell.split(" ")[-1])
-    return f"[{style}]{cell}[/{style}]" if style else cell
+def _coloured(cell: str) -> Text:
+    return Text(cell, style=STYLES.get(cell.split(" ")[-1], ""))
 
 
 def metric_table(samples: Samples, metric: Metric) -> Table:

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.harness import Record, keep_freed_memory, parser, print_table, write_records
+from benchmarks.harness import (
+    Record,
+    at_least,
+    keep_freed_memory,
+    parser,
+    print_table,
+    run_main,
+    write_records,
+)
 from benchmarks.kernels.case import VS_MEMCPY, VS_TORCH, measure, meets_target
 from benchmarks.kernels.eager import eager_of
 from moe_triton.kernels import Case, Sizes, kernel_cases
+from moe_triton.tools.progress import progress
 
 
 def main() -> None:
     arguments = parser("Triton kernels on one core")
-    arguments.add_argument("--hidden", type=int, default=7168)
-    arguments.add_argument("--tokens", type=int, default=64)
-    arguments.add_argument("--iterations", type=int, default=50)
+    arguments.add_argument("--hidden", type=at_least(1), default=7168)
+    arguments.add_argument("--tokens", type=at_least(1), default=64)
+    arguments.add_argument("--iterations", type=at_least(1), default=50)
     arguments.add_argument("--only", default="", help="kernels whose name holds this")
     arguments.add_argument("--cold", action="store_true", help="empty the caches before each call")
     options = arguments.parse_args()
@@ -23,12 +32,14 @@ def main() -> None:
     sizes = Sizes(options.tokens, num_experts=256, num_ranks=8, unrouted=0, first_token=0)
     records: list[Record] = []
     lines = []
-    for hidden in (0, options.hidden):
-        for listed in kernel_cases(sizes, hidden, "cpu"):
-            if options.only not in listed.name:
-                continue
-            case = Case(listed.family, listed.shape, sizes)  # one case's data in memory at a time
+    listed = [case for hidden in (0, options.hidden) for case in kernel_cases(sizes, hidden, "cpu")]
+    wanted = [case for case in listed if options.only in case.name]
+    with progress("kernels", len(wanted)) as work:
+        for each in wanted:
+            work.begin(each.name)
+            case = Case(each.family, each.shape, sizes)  # one case's data in memory at a time
             measured = measure(case, options.iterations, cold=options.cold)
+            work.advance()
             records += measured
             us, vs_torch, *known = (record["value"] for record in measured)
             met = meets_target(case, vs_torch, known[0] if known else None)
@@ -44,4 +55,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

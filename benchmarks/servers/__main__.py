@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.harness import parser, write_records
+from benchmarks.harness import MAX_RANKS, at_least, more_than, parser, run_main, write_records
 from benchmarks.servers.example import example
 from benchmarks.servers.hierarchy import hierarchy
 from benchmarks.servers.mapped import mapped
@@ -21,30 +21,34 @@ def main() -> None:
     """Measures one figure, and prints its table."""
     arguments = parser("Groups of several servers, which one machine plays.")
     arguments.add_argument("figure", choices=FIGURES)
-    arguments.add_argument("--ranks", type=int, help="by default 4, of hierarchy 8")
+    arguments.add_argument("--ranks", type=at_least(1, MAX_RANKS), help="by default 4, of hierarchy 8")
     arguments.add_argument(
-        "--ranks-per-server", type=int, help="pace, by default 1; hierarchy and stages, by default 2"
+        "--ranks-per-server",
+        type=at_least(1, MAX_RANKS),
+        help="pace, by default 1; hierarchy and stages, by default 2",
     )
-    arguments.add_argument("--tokens", type=int, nargs="+", help="of each rank")
-    arguments.add_argument("--topk", type=int, nargs="+", default=[2, 8], help="posts only")
-    arguments.add_argument("--experts", type=int, default=32, help="hierarchy only")
+    arguments.add_argument("--tokens", type=at_least(1), nargs="+", help="of each rank")
+    arguments.add_argument("--topk", type=at_least(1), nargs="+", default=[2, 8], help="posts only")
+    arguments.add_argument("--experts", type=at_least(1), default=32, help="hierarchy only")
     arguments.add_argument(
-        "--limit", type=int, help="hierarchy only: servers that a token's experts lie in; any by default"
+        "--limit",
+        type=at_least(1),
+        help="hierarchy only: servers that a token's experts lie in; any by default",
     )
     arguments.add_argument(
         "--factors",
-        type=float,
+        type=more_than(0),
         nargs="+",
         default=[0.25, 0.5, 1, 2, 3, 6, 12],
         help="stages, packing: the link's time, of what relay or send takes without a link",
     )
-    arguments.add_argument("--iterations", type=int, default=20)
+    arguments.add_argument("--iterations", type=at_least(1), default=20)
     arguments.add_argument(
-        "--slower", type=float, default=200.0, help="posts only: than A2's posts and links"
+        "--slower", type=more_than(0), default=200.0, help="posts only: than A2's posts and links"
     )
     arguments.add_argument(
         "--wire",
-        type=float,
+        type=more_than(0),
         help="link's time, of a call without link: pace, by default 6; overlap, 1; hierarchy, 10",
     )
     arguments.add_argument("--plot", type=Path, help="posts, hierarchy, stages: draw into this folder")
@@ -84,4 +88,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
-def table(headings: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """A table, without a line break at its end."""
+def table(headings: Iterable[str], rows: Iterable[Iterable[object]], right: Sequence[bool] = ()) -> str:
+    """A table, without a line break at its end.
+
+    Args:
+        headings: of its columns.
+        rows: their cells.
+        right: of each column whether it stands to the right; none does if empty.
+    """
     headings = tuple(headings)
-    lines = [headings, ("---",) * len(headings), *rows]
-    return "\n".join("| " + " | ".join(map(cell, line)) + " |" for line in lines)
+    rule = tuple("---:" if to_right else "---" for to_right in right) or ("---",) * len(headings)
+    return "\n".join("| " + " | ".join(map(cell, line)) + " |" for line in [headings, rule, *rows])
 
 
 def cell(value: object) -> str:

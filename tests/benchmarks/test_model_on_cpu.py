@@ -7,6 +7,7 @@ from pathlib import Path
 from benchmarks import model_on_cpu
 from benchmarks.model_on_cpu import OPERATORS, Round
 from moe_triton.processes import RankGroup
+from moe_triton.tools.text_table import markdown_of
 
 
 def test_a_round_has_what_was_measured_and_predicted_of_every_step(tmp_path: Path) -> None:
@@ -38,7 +39,8 @@ def test_the_table_shows_ratios_with_their_spread() -> None:
     assert ratios == {"dispatch": 0.91, "combine": 0.91}
     steps = {(r["metric"], r["value"]) for r in records if r["metric"].endswith(" send")}
     assert steps == {("measured send", 50.0), ("predicted send", 45.0)}
-    page = model_on_cpu._page([["2", "16", "int8", "direct", "1%", *6 * ["x"]]], {2: [-0.09, 0.03]})
+    parts = model_on_cpu._parts([["2", "16", "int8", "direct", "1%", *6 * ["x"]]], {2: [-0.09, 0.03]})
+    page = markdown_of(parts)
     assert "| 2 | 16 | int8 | direct | 1% |" in page
     assert "- 2 ranks: off by 6% in the mean, 9% at worst." in page
 

@@ -226,7 +226,7 @@ def test_kernels_post_where_memfabric_is_given(
 def test_a_memfabric_that_is_not_installed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build_module.util, "find_spec", lambda name: None)
     said = run_build("--cann", FakeCann(tmp_path / "cann").home, "--memfabric", "installed", code=1)
-    assert "ToolchainError: memfabric_hybrid is not installed, by which kernels are to post" in said
+    assert "memfabric_hybrid is not installed, by which kernels are to post" in said
 
 
 def test_a_build_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_build_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     said = run_build("--cann", cann.home, "--output", tmp_path, code=1)
     assert "error: no such architecture" in said
     assert "bisheng failed with status 3" in said
-    assert re.search(r"ToolchainError: `\S*cmake --build ...` failed", said)
+    assert re.search(r"`\S*cmake --build ...` failed", said)
     assert (tmp_path / library.LIBRARY).read_bytes() == b"the one before"
     assert {path.name for path in tmp_path.iterdir()} == {"cann", library.LIBRARY}
 

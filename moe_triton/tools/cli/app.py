@@ -12,13 +12,16 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
+import moe_triton
+from moe_triton.core.topology import MAX_RANKS
 from moe_triton.schemes import SCHEMES
 from moe_triton.tools.cli import model
+from moe_triton.tools.cli.errors import Commands
 from moe_triton.tools.cli.extensions import add_extensions
+from moe_triton.tools.cli.model.options import MOST_EXPERTS, MOST_HIDDEN, MOST_TOKENS
 from moe_triton.tools.cli.servers import SERVERS_HELP
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
-console = Console()
+app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, help=__doc__)
 app.add_typer(model.app, name="model")
 add_extensions(app)
 
@@ -30,26 +33,45 @@ PRODUCT_HELP = "whose limits and schemes; if not given, that which has the schem
 MEMFABRIC_HELP = (
     "for groups of several servers, by posts: 'installed', or the folder of the package memfabric_hybrid"
 )
+KERNELS_HELP = "triton, torch (slow), or auto: triton wherever triton-ascend is, or can be installed"
+MOST_SEED = 2**31 - 1
 Outputs = Literal["own", "window"]
 Product = Literal["A2", "A3"]
 Posts = Literal["aiv", "aicpu"]
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        Console().print(f"moe_triton {moe_triton.__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="print it and end", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """What stands before a command."""
+
+
 @app.command()
 def demo(
-    ranks: Annotated[int, typer.Option(help="processes, one rank each")] = 4,
-    tokens: Annotated[int, typer.Option(help="tokens per rank")] = 16,
-    hidden: Annotated[int, typer.Option(help="elements of a token's row")] = 7168,
-    topk: Annotated[int, typer.Option(help="routed experts per token")] = 8,
-    experts: Annotated[int, typer.Option(help="routed experts in the group")] = 32,
-    shared: Annotated[int, typer.Option(help="shared experts that every token goes to")] = 0,
-    shared_ranks: Annotated[int, typer.Option(help="ranks for them; one each if not given")] = 0,
+    ranks: Annotated[int, typer.Option(help="processes, one rank each", min=1, max=MAX_RANKS)] = 4,
+    tokens: Annotated[int, typer.Option(help="tokens per rank", min=1, max=MOST_TOKENS)] = 16,
+    hidden: Annotated[int, typer.Option(help="elements of a token's row", min=1, max=MOST_HIDDEN)] = 7168,
+    topk: Annotated[int, typer.Option(help="routed experts per token", min=1)] = 8,
+    experts: Annotated[int, typer.Option(help="routed experts in the group", min=1, max=MOST_EXPERTS)] = 32,
+    shared: Annotated[int, typer.Option(help="shared experts that every token goes to", min=0)] = 0,
+    shared_ranks: Annotated[int, typer.Option(help="ranks for them; one each if not given", min=0)] = 0,
     quantize: Annotated[str, typer.Option(help=ROWS_HELP)] = "int8",
-    intermediate: Annotated[int, typer.Option(help="width of an expert")] = 64,
-    rounds: Annotated[int, typer.Option(help="dispatch + combine rounds; the table shows medians")] = 5,
-    seed: Annotated[int, typer.Option(help="of tokens, routing and experts")] = 0,
-    kernels: Annotated[str, typer.Option(help="triton, or torch where its toolchain is missing")] = "triton",
-    timeout_s: Annotated[float, typer.Option(help="seconds that one wait may take")] = 60.0,
+    intermediate: Annotated[int, typer.Option(help="width of an expert", min=1, max=MOST_HIDDEN)] = 64,
+    rounds: Annotated[int, typer.Option(help="of dispatch and combine; times are medians", min=1)] = 5,
+    seed: Annotated[int, typer.Option(help="of tokens, routing and experts", min=0, max=MOST_SEED)] = 0,
+    kernels: Annotated[str, typer.Option(help=KERNELS_HELP)] = "auto",
+    timeout_s: Annotated[
+        float, typer.Option(help="seconds that one wait may take", min=0.1, max=86_400)
+    ] = 60.0,
 ) -> None:
     """Send real tokens through dispatch, experts and combine, and check every number."""
     from moe_triton.tools.cli.demo import DemoSettings, run_demo
@@ -69,7 +91,7 @@ def demo(
         kernels=kernels,
         timeout_s=timeout_s,
     )
-    raise typer.Exit(run_demo(settings, console))
+    raise typer.Exit(run_demo(settings, Console()))
 
 
 @app.command()
@@ -86,15 +108,19 @@ def build(
     from moe_triton.tools.cli.build import BuildSettings, run_build
 
     settings = BuildSettings(backend, arch, cann, cann_version, jobs, output, memfabric)
-    raise typer.Exit(run_build(settings, console))
+    raise typer.Exit(run_build(settings, Console()))
 
 
 @app.command()
-def doctor() -> None:
+def doctor(
+    fix: Annotated[bool, typer.Option("--fix", help="put triton-ascend where upstream's triton is")] = False,
+) -> None:
     """Say what of the toolchain is present, what is not, and how to get it."""
-    from moe_triton.tools.cli.doctor import run_doctor
+    from moe_triton.tools.cli.doctor import run_doctor, run_fix
 
-    raise typer.Exit(run_doctor(console))
+    if fix:
+        run_fix(Console())
+    raise typer.Exit(run_doctor(Console()))
 
 
 @app.command()
@@ -118,7 +144,7 @@ def layout(
     from moe_triton.tools.cli.show import Group, show_layout
 
     make = partial(Config, ranks, tokens, hidden, topk, experts, shared, shared_ranks)
-    show_layout(Group(make, Asked(comm_alg, outputs, backend), product, ranks_per_server), console)
+    show_layout(Group(make, Asked(comm_alg, outputs, backend), product, ranks_per_server), Console())
 
 
 @app.command()
@@ -154,7 +180,7 @@ def plan(
     make = partial(Config, ranks, tokens, hidden, topk, experts)
     tuning = Tuning(dispatch_tokens, combine_tokens, communication_blocks, posts=posts, post_parts=post_parts)
     group = Group(make, Asked(comm_alg, outputs, backend), product, ranks_per_server)
-    show_plans(group, None if quantize == "none" else quantize, blocks, tuning, console)
+    show_plans(group, None if quantize == "none" else quantize, blocks, tuning, Console())
 
 
 @app.command()
@@ -166,33 +192,32 @@ def trace(
     calls: Annotated[int, typer.Option(help="of the last so many, the one of median duration", min=1)] = 1,
 ) -> None:
     """Draw a call of each operator: launches that communicate above those that compute."""
-    from moe_triton.core.errors import ArgumentError
     from moe_triton.tools.cli.trace import draw_calls
     from moe_triton.tools.plots import write_plots
 
     operators = operator or ["dispatch", "combine"]
-    try:
-        write_plots(console, lambda: [draw_calls(picture, traces, operators, rank, calls)])
-    except ArgumentError as error:
-        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from None
+    write_plots(Console(), lambda: [draw_calls(picture, traces, operators, rank, calls)])
 
 
 @app.command()
 def selftest(
     backend: Annotated[Literal["cpu", "npu"], typer.Option(help="what to test")] = "cpu",
-    ranks: Annotated[int | None, typer.Option(help="all devices of the machine; on a CPU 2", min=2)] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="all devices of the machine; on a CPU 2", min=2, max=MAX_RANKS)
+    ] = None,
     output: Annotated[Path, typer.Option(help="folder for the report")] = Path("moe_triton-selftest"),
     quick: Annotated[bool, typer.Option("--quick", help="fewer sizes, cases and repetitions")] = False,
     only: Annotated[list[str] | None, typer.Option(help="a stage, beside the environment")] = None,
-    timeout_s: Annotated[float, typer.Option(help="seconds that one check may take", min=20)] = 120.0,
+    timeout_s: Annotated[
+        float, typer.Option(help="seconds that one check may take", min=20, max=86_400)
+    ] = 120.0,
 ) -> None:
     """Check that this machine does what it should, measure it, and write a report to attach to an issue."""
     from moe_triton.tools.cli.selftest import run
     from moe_triton.tools.selftest.settings import Settings
 
     settings = Settings(backend, ranks, quick, tuple(only or ()), timeout_s)
-    raise typer.Exit(run(settings, output, console))
+    raise typer.Exit(run(settings, output, Console()))
 
 
 @app.command(name="compile")
@@ -210,7 +235,7 @@ def compile_kernel(
     from moe_triton.tools.cli.compile import CompileSettings, run_compile
 
     settings = CompileSettings(kernel, soc, dtype, hidden, topk, shared, feature or (), save)
-    raise typer.Exit(run_compile(settings, console))
+    raise typer.Exit(run_compile(settings, Console()))
 
 
 @app.command()
@@ -224,4 +249,4 @@ def gate(
     """Compile every Triton kernel in every shape for the NPU, and compare with what is kept."""
     from moe_triton.tools.cli.gate import GateSettings, run_gate
 
-    raise typer.Exit(run_gate(GateSettings(soc or (), kernel or (), sample, seed, update), console))
+    raise typer.Exit(run_gate(GateSettings(soc or (), kernel or (), sample, seed, update), Console()))

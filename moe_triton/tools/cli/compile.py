@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
-from moe_triton.core.errors import MoeTritonError
 from moe_triton.kernels import Family, Shape
 from moe_triton.kernels.cases import AXES
 from moe_triton.npu_compiler.stages import STAGES, save_stages
 from moe_triton.tools.gate import GateReport, compile_for_npu, soc_named
 from moe_triton.tools.gate.families import parse_case, with_sizes
 from moe_triton.tools.gate.table import table
+from moe_triton.tools.text_table import TextTable, names, say, texts
 
 
 @dataclass(frozen=True)
@@ -40,18 +40,18 @@ def run_compile(settings: CompileSettings, console: Console) -> int:
     """Prints the report.
 
     Returns:
-        0 if the kernel compiles and fits, else 1.
+        0 if the kernel fits, else 1.
+
+    Raises:
+        ArgumentError: there is no such kernel, chip or size.
+        ToolchainError: the compiler refuses it, or is missing.
     """
-    try:
-        soc = soc_named(settings.soc)
-        family, shape = _shape_of(settings)
-        kernel = family.kernel(shape)
-        if settings.save is not None:
-            _print_stages(save_stages(kernel, soc, settings.save), settings.save, console)
-        report = compile_for_npu(kernel, soc.name)
-    except MoeTritonError as error:
-        console.print(str(error), style="red", markup=False, soft_wrap=True)
-        return 1
+    soc = soc_named(settings.soc)
+    family, shape = _shape_of(settings)
+    kernel = family.kernel(shape)
+    if settings.save is not None:
+        _print_stages(save_stages(kernel, soc, settings.save), settings.save, console)
+    report = compile_for_npu(kernel, soc.name)
     _print_report(family.case_name(shape), report, console)
     return 0 if report.fits else 1
 
@@ -68,30 +68,32 @@ def _print_stages(saved: Sequence[str], folder: Path, console: Console) -> None:
         console.print(f"{folder / name}: {STAGES[name]}", markup=False, soft_wrap=True)
 
 
-def _print_report(name: str, report: GateReport, console: Console) -> None:
-    told = "in the table" if name in table() else "not in the table"
-    console.print(f"{name} for {report.soc} ({told})", soft_wrap=True)
-    grid = Table(show_header=False)
+def _print_report(case: str, report: GateReport, console: Console) -> None:
+    told = "in the table" if case in table() else "not in the table"
+    say(f"{case} for {report.soc} ({told})", console)
     used = f"{report.ub_bytes} of {report.ub_capacity} bytes, {report.ub_share:.1%}"
-    grid.add_row("unified buffer", used if report.fits else f"[red]{used}[/red]")
+    rows: list[tuple[str, object]] = [("unified buffer", Text(used, style="" if report.fits else "red"))]
     for transfer in report.transfers:
         twice = "double-buffered" if transfer.double_buffered else "one buffer"
-        grid.add_row(transfer.kind, f"{transfer.tile}, {twice}")
-    grid.add_row("instructions", _counted(report.instructions))
-    grid.add_row("flags", f"{report.flags_set} set, {report.flags_waited} waited for")
-    grid.add_row("pipe barriers", _counted(report.barriers))
-    grid.add_row("loops", f"{report.loops}, of which {report.scalar_loops} go element by element")
+        rows.append((transfer.kind, f"{transfer.tile}, {twice}"))
+    rows += [
+        ("instructions", _counted(report.instructions)),
+        ("flags", f"{report.flags_set} set, {report.flags_waited} waited for"),
+        ("pipe barriers", _counted(report.barriers)),
+        ("loops", f"{report.loops}, of which {report.scalar_loops} go element by element"),
+    ]
     if report.switched_off:
-        grid.add_row("given up to fit", ", ".join(report.switched_off))
-    console.print(grid)
+        rows.append(("given up to fit", ", ".join(report.switched_off)))
+    TextTable((names("part"), texts("what the compiler made")), rows).print(console)
     if estimate := report.estimate:
-        console.print(
+        said = (
             f"Estimate, every constant of it assumed: {estimate.cycles:.0f} cycles a turn at least, bound by "
             f"{estimate.bound} (bandwidth {estimate.bandwidth:.0f}, MTE2 {estimate.mte2:.0f}, "
             f"MTE3 {estimate.mte3:.0f}, V {estimate.v:.0f}, S {estimate.s:.0f})."
         )
     else:
-        console.print("An outlook: nothing is estimated for this chip.")
+        said = "An outlook: nothing is estimated for this chip."
+    say(said, console)
 
 
 def _counted(counts: Mapping[str, int]) -> str:

@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 import functools
+import logging
 import statistics
+import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from rich.console import Console
-from rich.table import Column, Table
+from rich.text import Text
 
 from moe_triton import reference
+from moe_triton.backends.cpu.backend import KERNELS
+from moe_triton.backends.cpu.triton.loader import COMPILING
+from moe_triton.backends.cpu.triton.toolchain import find_program
+from moe_triton.core.checks import check_choice
 from moe_triton.core.config import Config
-from moe_triton.core.errors import ArgumentError
 from moe_triton.core.row_formats import ROW_FORMATS, row_format_of
 from moe_triton.handle import DispatchOutput
 from moe_triton.layout import STAMP_BYTES, STATUS_ENTRY_BYTES, SlotLayout
 from moe_triton.limits import check_config
-from moe_triton.processes import RankFailedError, run_ranks
+from moe_triton.processes import run_ranks, tell
+from moe_triton.tools.progress import progress
 from moe_triton.tools.selftest.cases import Case, Inputs, combined, dispatched, expected_dispatch, make_buffer
 from moe_triton.tools.selftest.comparison import wrong_received
+from moe_triton.tools.text_table import TextTable, names, numbers, say
 
 DTYPE = torch.bfloat16
+AUTO, TRITON, TORCH = "auto", "triton", "torch"
+FIRST_WITHOUT_WHEELS = (3, 12)
+"""Of Python: from this version on there is no triton-ascend to install."""
+SLOW = (
+    "kernels: torch, which is slow: triton-ascend, which compiles them, is not installed, and there is none "
+    "for Python {version}; for 3.11 there is."
+)
 
 
 @dataclass(frozen=True)
@@ -156,13 +170,25 @@ def bytes_sent(inputs: Inputs, rank: int, output: DispatchOutput, settings: Demo
     )
 
 
+class _Teller(logging.Handler):
+    """Tells who runs the ranks which kernels are compiled."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`."""
+        if record.msg == COMPILING:
+            tell(f"{record.getMessage()}; it is kept for the next time")
+
+
 def demo_rank(rank: int, num_ranks: int, settings: DemoSettings) -> dict[str, Any]:
     """One rank of the demo: what the table shows of it."""
+    logger, teller = logging.getLogger("moe_triton"), _Teller()
+    logger.addHandler(teller)
+    logger.setLevel(logging.INFO)
     case, inputs = settings.case(), make_inputs(rank, settings)
     experts = experts_of(rank, settings)
     times: dict[str, list[float]] = {"dispatch": [], "experts": [], "combine": []}
     with make_buffer(case, timeout_s=settings.timeout_s) as buffer:
-        for _ in range(settings.rounds):
+        for number_of_round in range(settings.rounds):
             dist.barrier()
             start = time.perf_counter()
             output = dispatched(buffer, case, inputs)
@@ -175,6 +201,9 @@ def demo_rank(rank: int, num_ranks: int, settings: DemoSettings) -> dict[str, An
             times["dispatch"].append(received - start)
             times["experts"].append(computed - received)
             times["combine"].append(time.perf_counter() - ready)
+            if rank == 0:
+                tell(number_of_round + 1)
+    logger.removeHandler(teller)
     expected = expected_dispatch(case, [make_inputs(r, settings) for r in range(num_ranks)])
     wrong = wrong_received(output, expected[rank])
     if not torch.equal(out, dense_output(inputs, rank, settings)):
@@ -188,32 +217,45 @@ def demo_rank(rank: int, num_ranks: int, settings: DemoSettings) -> dict[str, An
     }
 
 
+def kernels_of(asked: str) -> str:
+    """Which kernels the ranks run: Triton's, unless there can be none here.
+
+    Raises:
+        ArgumentError: it is neither a kind of kernels nor ``"auto"``.
+    """
+    check_choice("kernels", asked, [AUTO, *KERNELS])
+    if asked != AUTO:
+        return asked
+    is_there = find_program("triton", "backends/ascend/triton-adapter-opt") is not None
+    return TRITON if is_there or sys.version_info < FIRST_WITHOUT_WHEELS else TORCH
+
+
 def run_demo(settings: DemoSettings, console: Console) -> int:
     """Runs the demo and prints what happened.
 
     Returns:
         0 if every number was right, else 1.
+
+    Raises:
+        ArgumentError: a setting is refused.
+        RankFailedError: a rank failed.
     """
     config = settings.config()
-    try:
-        check_config(config)
-        row_format = row_format_of(settings.quantize, config.hidden)
-    except ArgumentError as error:
-        console.print(f"[red]{error}[/red]")
-        return 1
+    check_config(config)
+    row_format = row_format_of(settings.quantize, config.hidden)
+    asked, settings = settings.kernels, replace(settings, kernels=kernels_of(settings.kernels))
+    if settings.kernels != asked and settings.kernels == TORCH:
+        say(SLOW.format(version="{}.{}".format(*sys.version_info)), console)
     scales = row_format.num_scales(config.hidden)
     travel = f"{row_format.name}, {scales} scale(s) per token" if row_format.is_quantized else "bf16"
-    console.print(
+    say(
         f"{settings.ranks} ranks as processes, {settings.tokens} tokens each, hidden {settings.hidden}, "
         f"top {settings.topk} of {settings.experts} experts, {settings.shared} shared; "
-        f"rows travel as {travel}. Times are medians of {settings.rounds} rounds."
+        f"rows travel as {travel}. Times are medians of {settings.rounds} rounds.",
+        console,
     )
-    try:
-        ranks = run_ranks(demo_rank, settings.ranks, (settings,), timeout_s=settings.timeout_s * 5)
-    except RankFailedError as error:
-        console.print(f"[red]failed[/red]\n{error}", markup=True, highlight=False)
-        return 1
-    console.print(_table(ranks))
+    ranks = _run(settings)
+    _table(ranks).print(console)
     wrong = {rank: result["wrong"] for rank, result in enumerate(ranks) if result["wrong"]}
     if wrong:
         for rank, texts in wrong.items():
@@ -226,20 +268,39 @@ def run_demo(settings: DemoSettings, console: Console) -> int:
     return 0
 
 
-def _table(ranks: Sequence[dict[str, Any]]) -> Table:
-    sizes, times = (
-        ("rank", "tokens in", "rows received", "MB sent"),
-        ("dispatch us", "experts us", "combine us"),
+def _run(settings: DemoSettings) -> list[dict[str, Any]]:
+    """What each rank found. Meanwhile it is said what they do."""
+    with progress("demo", settings.rounds) as work:
+        work.begin("starting the ranks")
+
+        def hear(rank: int, said: str | int) -> None:
+            if isinstance(said, str):
+                work.begin(said)
+            else:
+                work.advance("checking every number" if said == settings.rounds else "running rounds")
+
+        limit_s = settings.timeout_s * 5
+        return run_ranks(demo_rank, settings.ranks, (settings,), timeout_s=limit_s, hear=hear)
+
+
+def _table(ranks: Sequence[dict[str, Any]]) -> TextTable:
+    columns = (
+        names("rank"),
+        numbers("tokens in", spare=1),
+        numbers("rows received"),
+        numbers("MB sent"),
+        *(numbers(f"{each} us") for each in ("dispatch", "experts", "combine")),
+        names("check"),
     )
-    table = Table(*(Column(name, justify="right") for name in (*sizes, *times, "check")))
-    for rank, result in enumerate(ranks):
-        us = result["us"]
-        table.add_row(
-            str(rank),
-            str(result["sent"]),
-            str(result["received"]),
+    rows = [
+        (
+            rank,
+            result["sent"],
+            result["received"],
             f"{result['bytes'] / 1e6:.2f}",
-            *(f"{us[name]:.0f}" for name in ("dispatch", "experts", "combine")),
-            "[red]differs[/red]" if result["wrong"] else "[green]equal[/green]",
+            *(f"{result['us'][each]:.0f}" for each in ("dispatch", "experts", "combine")),
+            Text("differs", style="red") if result["wrong"] else Text("equal", style="green"),
         )
-    return table
+        for rank, result in enumerate(ranks)
+    ]
+    return TextTable(columns, rows)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.text import Text
 
 from moe_triton.core.errors import ArgumentError, MoeTritonError
 from moe_triton.kernels import Case
 from moe_triton.tools.gate import SOCS, golden, page, runner, soc_named
 from moe_triton.tools.gate.families import family_named
 from moe_triton.tools.gate.table import sample, table
+from moe_triton.tools.progress import progress
+from moe_triton.tools.text_table import TextTable, names, numbers, texts
 
 MOST_SHOWN = 40
 SAMPLED_OTHERS = 6
@@ -44,20 +44,19 @@ def run_gate(settings: GateSettings, console: Console) -> int:
 
     Returns:
         0 if all figures equal the kept ones, or were kept now; else 1.
+
+    Raises:
+        ArgumentError: there is no such chip or kernel, or a sample is to be kept.
+        ToolchainError: the compiler is missing.
     """
-    try:
-        _check_checkout()
-        pairs = _pairs(settings)
-        found = _compile(pairs, console)
-    except MoeTritonError as error:
-        console.print(str(error), style="red", markup=False, soft_wrap=True)
-        return 1
+    _check_checkout()
+    found = _compile(_pairs(settings))
     is_whole = not (settings.kernels or settings.is_sample)
     changes = {
         soc: golden.compare(golden.read(soc, golden.FOLDER), rows, is_whole=is_whole)
         for soc, rows in found.items()
     }
-    console.print(_summary(found, changes))
+    _summary(found, changes).print(console)
     for soc, differences in changes.items():
         for difference in differences[:MOST_SHOWN]:
             console.print(f"{soc} {difference}", markup=False, soft_wrap=True)
@@ -93,24 +92,29 @@ def _pairs(settings: GateSettings) -> list[tuple[str, Case]]:
     return [(soc, c) for soc, c in pairs if soc in socs and (not kernels or c.family.name in kernels)]
 
 
-def _compile(pairs: Sequence[tuple[str, Case]], console: Console) -> dict[str, list[golden.Row]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        totals = Counter(soc for soc, _ in pairs)
-        tasks = {soc: progress.add_task(soc, total=total) for soc, total in totals.items()}
-        return runner.run(pairs, lambda soc, row: progress.advance(tasks[soc]))
+def _compile(pairs: Sequence[tuple[str, Case]]) -> dict[str, list[golden.Row]]:
+    with progress("cases", len(pairs)) as work:
+        return runner.run(pairs, lambda soc, row: work.advance(f"{soc} {row['case']}"))
 
 
-def _summary(found: dict[str, list[golden.Row]], changes: dict[str, list[golden.Difference]]) -> Table:
-    summary = Table("chip", "cases", "rejected", "least UB free", "changed", "", title="compiler gate")
+def _summary(found: dict[str, list[golden.Row]], changes: dict[str, list[golden.Difference]]) -> TextTable:
+    columns = (
+        names("chip"),
+        numbers("cases"),
+        numbers("rejected"),
+        numbers("least UB free"),
+        numbers("changed"),
+        texts("verdict"),
+    )
+    lines = []
     for soc, rows in found.items():
         compiled = [row for row in rows if not row["rejected"]]
         fullest = max((float(row["ub_percent"]) for row in compiled), default=0.0)
         changed = len({difference.case for difference in changes[soc]})
-        verdict = "[red]differs[/red]" if changed else "[green]as kept[/green]"
-        rejected = str(len(rows) - len(compiled))
-        summary.add_row(soc, str(len(rows)), rejected, f"{100 - fullest:.1f} %", str(changed), verdict)
-    return summary
+        verdict = Text("differs", style="red") if changed else Text("as kept", style="green")
+        rejected = len(rows) - len(compiled)
+        lines.append((soc, len(rows), rejected, f"{100 - fullest:.1f}%", changed, verdict))
+    return TextTable(columns, lines, "compiler gate")
 
 
 def _keep(found: dict[str, list[golden.Row]], is_whole: bool, console: Console) -> None:

@@ -7,14 +7,16 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Column, Table
+from rich.text import Text
 
+from moe_triton.core.checks import check_choice
+from moe_triton.tools.progress import progress
 from moe_triton.tools.selftest.check import Check, Result, Status
 from moe_triton.tools.selftest.private import scrubbed
 from moe_triton.tools.selftest.report import JSON_NAME, MARKDOWN_NAME, Report
 from moe_triton.tools.selftest.run import run_selftest
 from moe_triton.tools.selftest.settings import STAGES, Settings
+from moe_triton.tools.text_table import TextTable, names, numbers
 
 MARKS: dict[Status, str] = {"passed": "green", "failed": "red", "skipped": "yellow"}
 
@@ -24,28 +26,24 @@ def run(settings: Settings, folder: Path, console: Console) -> int:
 
     Returns:
         0 if nothing has failed, else 1.
-    """
-    unknown = [stage for stage in settings.only if stage not in STAGES]
-    if unknown:
-        console.print(f"[red]--only {escape(unknown[0])}: there are {', '.join(STAGES)}.[/red]")
-        return 1
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("")
 
-        def begin(check: Check, number: int) -> None:
-            progress.update(task, total=number, description=escape(f"{check.stage}: {check.name}"))
+    Raises:
+        ArgumentError: a stage is none.
+        OSError: the report cannot be written.
+    """
+    for stage in settings.only:
+        check_choice("--only", stage, STAGES)
+    with progress("selftest") as work:
+
+        def begin(check: Check, total: int) -> None:
+            work.begin(f"{check.stage}: {check.name}", total)
 
         def end(result: Result) -> None:
-            progress.advance(task)
+            work.advance()
             if result.status == "failed":
-                _show_failure(result, progress.console)
+                _show_failure(result, console)
 
-        try:
-            report = run_selftest(settings, folder, begin, end)
-        except OSError as error:
-            console.print(f"[red]The report cannot be written: {escape(str(error))}[/red]")
-            return 1
+        report = run_selftest(settings, folder, begin, end)
     _show_summary(report, console)
     console.print(f"To attach to an issue: {folder / MARKDOWN_NAME} and {folder / JSON_NAME}")
     return int(report.has_failed)
@@ -58,16 +56,18 @@ def _show_failure(result: Result, console: Console) -> None:
 
 
 def _show_summary(report: Report, console: Console) -> None:
-    numbers = (Column(heading, justify="right") for heading in (*MARKS, "seconds"))
-    table = Table("stage", *numbers, title=f"moe_triton selftest, back end {report.settings.backend}")
+    columns = (names("stage"), *map(numbers, MARKS), numbers("seconds"))
+    rows = []
     for stage in STAGES:
         of_stage = [result for result in report.results if result.stage == stage]
         if not of_stage:
             continue
         count = Counter(result.status for result in of_stage)
-        shown = [f"[{color}]{count[status]}[/]" if count[status] else "" for status, color in MARKS.items()]
-        table.add_row(stage, *shown, f"{sum(result.seconds for result in of_stage):.1f}")
-    console.print(table)
+        shown = [
+            Text(str(count[status]), style=color) if count[status] else "" for status, color in MARKS.items()
+        ]
+        rows.append((stage, *shown, f"{sum(result.seconds for result in of_stage):.1f}"))
+    TextTable(columns, rows, f"moe_triton selftest, back end {report.settings.backend}").print(console)
     if report.has_failed:
         console.print("[red]Something is not as it should be: the report says what.[/red]")
     else:

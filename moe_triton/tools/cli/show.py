@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import typer
 from rich.console import Console
-from rich.table import Table
 
 from moe_triton.core.config import Config, Product
-from moe_triton.core.errors import ArgumentError
 from moe_triton.core.row_formats import row_format_of
 from moe_triton.core.tuning import Tuning
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
@@ -21,6 +18,9 @@ from moe_triton.runtime.construction import check_tuning
 from moe_triton.schemes import layout_of, make_scheme, product_of, scheme_type
 from moe_triton.schemes.site import Site
 from moe_triton.tools.cli.servers import servers_of
+from moe_triton.tools.text_table import TextTable, names, numbers, say, texts
+
+MB = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -55,21 +55,37 @@ def show_layout(group: Group, console: Console) -> None:
     """Every region of a window: base, and extent x stride of each dimension.
 
     Raises:
-        typer.Exit: the group is refused, which has been printed.
+        ArgumentError: the group is refused.
     """
-    with _refusing(console):
-        found = group.chosen()
-        layout = layout_of(found.config)
+    found = group.chosen()
+    layout = layout_of(found.config)
     _say_scheme(found, console)
-    table = Table(
-        title=f"window of {layout.window_bytes} bytes, data {layout.data_bytes}, zone {layout.zone_bytes}"
+    console.print()
+    parts = {"window": layout.window_bytes, "data": layout.data_bytes, "zone": layout.zone_bytes}
+    TextTable(
+        (names("part"), numbers("bytes"), numbers("size")),
+        [(part, num_bytes, size_of(num_bytes)) for part, num_bytes in parts.items()],
+    ).print(console)
+    console.print()
+    columns = (
+        names("region"),
+        numbers("base"),
+        numbers("end"),
+        numbers("size", spare=1),
+        numbers("item bytes"),
+        texts("dimensions (extent x stride)"),
     )
-    for column in ("region", "base", "item bytes", "dimensions (extent x stride)", "end"):
-        table.add_column(column)
+    rows = []
     for region in layout.regions:
         dims = ", ".join(f"{dim.name} {dim.extent} x {dim.stride}" for dim in region.dims)
-        table.add_row(region.name, str(region.base), str(region.item_bytes), dims, str(region.end))
-    console.print(table)
+        size = size_of(region.item_bytes * math.prod(dim.extent for dim in region.dims))
+        rows.append((region.name, region.base, region.end, size, region.item_bytes, dims))
+    TextTable(columns, rows).print(console)
+
+
+def size_of(num_bytes: int) -> str:
+    """Bytes for people: in MB, or in KB where it is less than one."""
+    return f"{num_bytes / 1e6:.2f} MB" if num_bytes >= MB else f"{num_bytes / 1e3:.2f} KB"
 
 
 def show_plans(group: Group, quantize: str | None, blocks: int, tuning: Tuning, console: Console) -> None:
@@ -83,17 +99,16 @@ def show_plans(group: Group, quantize: str | None, blocks: int, tuning: Tuning, 
         console: to print to.
 
     Raises:
-        typer.Exit: a buffer would refuse this, which has been printed.
+        ArgumentError: a buffer would refuse this.
     """
     target = group.asked.backend
-    with _refusing(console):
-        found = group.chosen()
-        config = found.config
-        row_format = row_format_of(quantize, config.hidden)
-        scheme_type(config).check_rows(row_format)
-        check_tuning(tuning, config, blocks, target)
-        site = Site(config, 0, blocks, timeout_us=60_000_000, target=target, tuning=tuning)
-        sizes = site.part_tokens
+    found = group.chosen()
+    config = found.config
+    row_format = row_format_of(quantize, config.hidden)
+    scheme_type(config).check_rows(row_format)
+    check_tuning(tuning, config, blocks, target)
+    site = Site(config, 0, blocks, timeout_us=60_000_000, target=target, tuning=tuning)
+    sizes = site.part_tokens
     _say_scheme(found, console)
     scheme, dtype, tokens = make_scheme(site), torch.bfloat16, config.num_max_tokens_per_rank
     given = None if target == "cpu" else torch.int32  # the CPU's host has copied them
@@ -107,24 +122,13 @@ def show_plans(group: Group, quantize: str | None, blocks: int, tuning: Tuning, 
         if parts > 1 and len(plan.launches) == len(uncut.launches):
             parts, source = 1, "it cannot be cut"
         said = f"{operator}: {parts} part{'s' if parts > 1 else ''} of {tokens} tokens; {source}"
-        console.print(said, markup=False, highlight=False, soft_wrap=True)
+        say(said, console)
         console.print(str(plan), markup=False)
-
-
-@contextmanager
-def _refusing(console: Console) -> Iterator[None]:
-    """Prints why something is refused, and ends the command as one that was called wrongly."""
-    try:
-        yield
-    except ArgumentError as error:
-        console.print(f"[red]{error}[/red]")
-        raise typer.Exit(2) from None
 
 
 def _say_scheme(chosen: ChosenScheme, console: Console) -> None:
     """Which scheme is taken and who says so, and the servers where there are several."""
-    console.print(f"scheme {chosen.source}", markup=False, highlight=False, soft_wrap=True)
+    say(f"scheme {chosen.source}", console)
     servers = chosen.config.topology.sizes
     if len(servers) > 1:
-        said = f"{len(servers)} servers of {', '.join(map(str, servers))} ranks"
-        console.print(said, markup=False, highlight=False, soft_wrap=True)
+        say(f"{len(servers)} servers of {', '.join(map(str, servers))} ranks", console)

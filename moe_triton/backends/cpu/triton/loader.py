@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +18,10 @@ from moe_triton.backends.cpu.triton.rewrite_llvm import ENTRY_SYMBOL
 from moe_triton.backends.cpu.triton.toolchain import cpu_level, find_toolchain, versions
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import TritonKernel
+
+logger = logging.getLogger("moe_triton")
+
+COMPILING = "compiling the kernel %s"
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,7 @@ def _load(kernel: TritonKernel, constants: str, noalias: bool, cpu: str) -> Comp
     key = cache.entry_key((source, signature, constants, noalias, cpu, versions()))
 
     def build() -> bytes:
+        logger.info(COMPILING, kernel.name)
         find_toolchain()  # all that is missing in one message, before the first step fails
         text = lower(tensor_ir(kernel, named_ops=False), kernel, noalias=noalias)
         return link(compile_object(text, cpu))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from moe_triton.tools.cli.errors import Commands
 from moe_triton.tools.cli.model.calibrate import calibrate
 from moe_triton.tools.cli.model.cluster import cluster
 from moe_triton.tools.cli.model.kernel import kernel
@@ -11,6 +12,6 @@ from moe_triton.tools.cli.model.parts import parts
 from moe_triton.tools.cli.model.plan import plan, prices
 from moe_triton.tools.cli.model.validate import validate
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, help=__doc__)
 for command in (validate, plan, prices, cluster, parts, kernel, calibrate):
     app.command()(command)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
-from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.model.cost import Body
 from moe_triton.model.fits.calibrate import Calibration, Outcome, calibrate, errors
+from moe_triton.tools.progress import progress
 from moe_triton.tools.selftest.step_times import Measured, StepModel, StepTime, read_report
+from moe_triton.tools.text_table import TextTable, names, numbers, print_parts, say, texts
 
 MOST_SHOWN = 12
 
@@ -36,24 +36,18 @@ def run_calibrate(
         console: to print to.
 
     Returns:
-        0, or 1 if something could not be read or written.
+        0.
+
+    Raises:
+        ArgumentError: the report is none, or says nothing that could be fitted.
+        OSError: the machine cannot be written.
     """
-    try:
-        measured = read_report(path)
-        found = fitted(measured, noise, bodies)
-    except ArgumentError as error:
-        console.print(f"[red]{escape(str(error))}[/red]")
-        return 1
-    console.print(_constants(found))
-    console.print(_times(found))
-    console.print(_said(found), highlight=False)
+    with progress("fitting"):
+        found = fitted(read_report(path), noise, bodies)
+    print_parts((_constants(found), _times(found), _said(found)), console)
     if output is not None:
-        try:
-            output.write_text(found.machine.to_json(), encoding="utf-8")
-        except OSError as error:
-            console.print(f"[red]The machine cannot be written: {escape(str(error))}[/red]")
-            return 1
-        console.print(f"Other commands take it as --machine {escape(str(output))}", highlight=False)
+        output.write_text(found.machine.to_json(), encoding="utf-8")
+        say(f"Other commands take it as --machine {output}", console)
     return 0
 
 
@@ -70,19 +64,27 @@ def fitted(
     return calibrate(measured.machine, times, [time.us for time in times], model, measured.where, noise)
 
 
-def _constants(found: Calibration[StepTime]) -> Table:
-    table = Table("constant", "before", "after", "95 %", "", title=f"Constants of {found.machine.name}")
-    for name, outcome in found.outcomes.items():
+def _constants(found: Calibration[StepTime]) -> TextTable:
+    columns = (
+        names("constant"),
+        numbers("before"),
+        numbers("after"),
+        numbers("95 %"),
+        texts("what became of it"),
+    )
+    rows = []
+    for constant, outcome in found.outcomes.items():
         is_fitted = outcome.verdict == "fitted"
-        table.add_row(
-            name,
-            f"{outcome.before.value:.4g}",
-            f"{outcome.after.value:.4g}" if is_fitted else "",
-            "{:.4g} to {:.4g}".format(*outcome.interval) if is_fitted else "",
-            said_of(outcome),
-            style="bold" if is_fitted else "",
+        rows.append(
+            (
+                Text(constant, style="bold" if is_fitted else ""),
+                f"{outcome.before.value:.4g}",
+                f"{outcome.after.value:.4g}" if is_fitted else "",
+                "{:.4g} to {:.4g}".format(*outcome.interval) if is_fitted else "",
+                said_of(outcome),
+            )
         )
-    return table
+    return TextTable(columns, rows, f"Constants of {found.machine.name}")
 
 
 def said_of(outcome: Outcome) -> str:
@@ -97,13 +99,14 @@ def said_of(outcome: Outcome) -> str:
     }[outcome.verdict]
 
 
-def _times(found: Calibration[StepTime]) -> Table:
+def _times(found: Calibration[StepTime]) -> TextTable:
     """The steps that the model is furthest from."""
-    table = Table("step", "measured us", "before", "after", title="Steps, the worst first")
+    rows = []
     for index in np.argsort(-np.abs(np.log(found.after / found.measured)))[:MOST_SHOWN]:
         us = (found.measured[index], found.before[index], found.after[index])
-        table.add_row(found.measurements[index].name, *(f"{value:.4g}" for value in us))
-    return table
+        rows.append((found.measurements[index].name, *(f"{value:.4g}" for value in us)))
+    columns = texts("step"), numbers("measured us"), numbers("before"), numbers("after")
+    return TextTable(columns, rows, "Steps, the worst first")
 
 
 def _said(found: Calibration[StepTime]) -> str:
@@ -111,7 +114,7 @@ def _said(found: Calibration[StepTime]) -> str:
         f"{len(found.measured)} times of steps; {len(found.fitted)} constants fitted to them; "
         f"condition of the fit {found.condition:.3g}."
     ]
-    for name, predicted in (("before", found.before), ("after", found.after)):
+    for when, predicted in (("before", found.before), ("after", found.after)):
         off = np.abs(errors(predicted, found.measured))
-        lines.append(f"Error {name}: {off.mean():.1%} mean, {off.max():.1%} worst.")
+        lines.append(f"Error {when}: {off.mean():.1%} mean, {off.max():.1%} worst.")
     return "\n".join(lines)

@@ -14,7 +14,10 @@ import typer
 from rich.console import Console
 
 from moe_triton.tools.cli.model.machines import MACHINE, machine_of
+from moe_triton.tools.cli.model.options import MOST_TOKENS, Experts, Hidden, Markdown, Seed
 from moe_triton.tools.plots import write_plots
+from moe_triton.tools.progress import progress
+from moe_triton.tools.text_table import TextTable, names, numbers, print_parts
 
 if TYPE_CHECKING:
     from moe_triton.model.bodies.remembered import Bodies
@@ -47,14 +50,15 @@ def cluster(
     comm_alg: Annotated[str, typer.Option(help=SCHEMES_HELP)] = "",
     mode: Annotated[Literal["graph", "stream"], typer.Option(help="how launches come to a device")] = "graph",
     quantize: Annotated[str, typer.Option(help=QUANTIZE_HELP)] = "int8",
-    hidden: Annotated[int, typer.Option(help="elements of a token's row")] = 7168,
+    hidden: Hidden = 7168,
     topk: Annotated[int, typer.Option(help="routed experts per token")] = 8,
-    experts: Annotated[int, typer.Option(help="of the group; 256 or more if not given")] = 0,
+    experts: Experts = 0,
     groups: Annotated[int, typer.Option(help="node-limited: into which experts are cut")] = 8,
     top_groups: Annotated[int, typer.Option(help="node-limited: for each token")] = 4,
     exponent: Annotated[float, typer.Option(help="zipf: how fast popularity falls")] = 1.0,
-    seed: Annotated[int, typer.Option(help="of the routing")] = 0,
+    seed: Seed = 0,
     as_json: Annotated[bool, typer.Option("--json", help="everything, as JSON")] = False,
+    as_markdown: Markdown = False,
     to_csv: Annotated[Path | None, typer.Option("--csv", help="file for a table of all operators")] = None,
     plot: Annotated[Path | None, typer.Option(help="folder for the plots")] = None,
 ) -> None:
@@ -65,24 +69,26 @@ def cluster(
     from moe_triton.model.clusters.group import Group, Routing
 
     console = Console()
+    used = machine_of(machine)
+    schemes, bodies = _schemes(used.product, mode, comm_alg), OfArguments(body_of)
+    rows = None if quantize == "none" else quantize
+    drawn = Routing(routing, seed, groups, top_groups, exponent)
+    sizes = [(ranks, count) for ranks in _numbers("ep", ep) for count in _numbers("tokens", tokens)]
+    points: list[Point] = []
     try:
-        used = machine_of(machine)
-        schemes, bodies = _schemes(used.product, mode, comm_alg), OfArguments(body_of)
-        rows = None if quantize == "none" else quantize
-        drawn = Routing(routing, seed, groups, top_groups, exponent)
-        points: list[Point] = []
-        for ranks in _numbers("ep", ep):
-            for count in _numbers("tokens", tokens):
+        with progress("sizes", len(sizes)) as work:
+            for ranks, count in sizes:
+                work.begin(f"EP {ranks}, BS {count}")
                 fixed = ranks, count, hidden, topk, experts, rows
-                each = [Group(*fixed, name, used.product, mode, routing=drawn) for name in schemes]
+                each = [Group(*fixed, scheme, used.product, mode, routing=drawn) for scheme in schemes]
                 points += price_schemes(each, used, bodies)
+                work.advance()
     except ArgumentError as error:
-        console.print(f"[red]{error.renamed({'ranks': 'ep'})}[/red]")
-        raise typer.Exit(2) from None
+        raise error.renamed({"ranks": "ep"}) from None
     if as_json:
         console.print_json(json.dumps(document(points)))
     else:
-        console.print(text(points), markup=False, highlight=False, soft_wrap=True)
+        print_parts(parts(points), console, as_markdown)
     if to_csv is not None:
         to_csv.write_text(csv_text(points), encoding="utf-8")
     if plot is not None:
@@ -105,12 +111,15 @@ def price_schemes(groups: Sequence[Group], machine: Machine, bodies: Bodies) -> 
     return found
 
 
-def text(points: Sequence[Point]) -> str:
-    """The table, and where lines cross, in Markdown."""
-    from moe_triton.tools.markdown import table
-
-    schemes = _names(points)
-    headings = ("EP", "BS", *(f"{name}: dispatch + combine, us" for name in schemes), "fastest", "imbalance")
+def parts(points: Sequence[Point]) -> tuple[TextTable | str, ...]:
+    """The table, and where lines cross."""
+    columns = (
+        numbers("EP"),
+        numbers("BS"),
+        *(numbers(f"{scheme}: dispatch + combine, us") for scheme in _names(points)),
+        names("fastest"),
+        numbers("imbalance", spare=1),
+    )
     rows = []
     for (ranks, count), of in _by_size(points).items():
         cells = [" + ".join(f"{operator.us:.0f}" for operator in point.operators.values()) for point in of]
@@ -123,7 +132,7 @@ def text(points: Sequence[Point]) -> str:
     said = "Where lines of dispatch + combine cross:\n\n" + "\n".join(f"- {line}" for line in lines)
     crossing = said if lines else "No lines of dispatch + combine cross."
     meaning = "Imbalance: rows that the most loaded rank receives, over the mean."
-    return "\n\n".join((table(headings, rows), meaning, crossing))
+    return TextTable(columns, rows, more="--json"), meaning, crossing
 
 
 def all_crossings(points: Sequence[Point]) -> list[tuple[str, str, Crossing]]:
@@ -214,7 +223,10 @@ def _numbers(argument: str, given: str) -> list[int]:
     from moe_triton.core.errors import ArgumentError
 
     try:
-        return sorted({int(number) for number in given.split(",")})
+        found = sorted({int(number) for number in given.split(",")})
     except ValueError:
         rule = "it must be integers with commas between"
         raise ArgumentError(argument, repr(given), rule, "Write 8,16,64.") from None
+    if found[-1] > MOST_TOKENS:
+        raise ArgumentError(argument, found[-1], f"it must be {MOST_TOKENS} at most", "Write 8,16,64.")
+    return found

@@ -10,8 +10,8 @@ from moe_triton.model.bodies.remembered import OfArguments
 from moe_triton.model.clusters.posted import STAGES, compare
 from moe_triton.model.constants import machine_named
 from moe_triton.model.fits.validate import validate
-from moe_triton.tools.cli.model.plan import PRICE_HEADINGS, price_table
-from moe_triton.tools.cli.model.validate import error_bars, text
+from moe_triton.tools.cli.model.plan import price_table
+from moe_triton.tools.cli.model.validate import error_bars, page_text
 from moe_triton.tools.cli.model.validate_plots import plot_validation
 from moe_triton.tools.markdown import table
 
@@ -76,9 +76,9 @@ def servers_table() -> list[tuple[object, ...]]:
 def page() -> str:
     """The page's text."""
     found, machine = validate(), machine_named("A3")
-    parts = [HEADER, text(found, error_bars(found)) + "\n", PLOTS, PRICES]
+    parts = [HEADER, page_text(found, error_bars(found)) + "\n", PLOTS, PRICES]
     for scheme in PRICED:
-        parts.append(f"### {scheme}\n\n{table(PRICE_HEADINGS, price_table(scheme, machine))}\n")
+        parts.append(f"### {scheme}\n\n{price_table(scheme, machine).markdown()}\n")
     parts += [BETWEEN_SERVERS, table(SERVERS_HEADINGS, servers_table()) + "\n"]
     return "\n".join(parts)
 

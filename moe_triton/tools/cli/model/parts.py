@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import track
 
-from moe_triton.core.errors import ArgumentError
-from moe_triton.tools.markdown import table
+from moe_triton.tools.cli.model.options import MARKDOWN, Markdown
+from moe_triton.tools.progress import progress
+from moe_triton.tools.text_table import TextTable, names, numbers, print_parts
 
 if TYPE_CHECKING:
     from moe_triton.model.clusters.parts import Priced
@@ -19,6 +19,7 @@ MOST_SHOWN = 40
 
 def parts(
     write: Annotated[bool, typer.Option("--write", help="keep the table, in the package")] = False,
+    as_markdown: Markdown = False,
 ) -> None:
     """Price plans in 1, 2 and 4 parts on two streams, and compare what is fastest with the table."""
     from moe_triton.model.bodies.body import body_of
@@ -26,13 +27,20 @@ def parts(
     from moe_triton.model.clusters.parts import PARTS, groups, priced, table_of
 
     bodies, groups_of_all = Remembered(body_of), list(groups())
-    progress = track(groups_of_all, "groups", console=Console(stderr=True))
-    found = [each for group in progress for each in priced(group, bodies)]
-    headings = ("scheme", "H", "EP", "BS", "operator", *(f"{n} parts, us" for n in PARTS), "fastest")
-    console = Console()
-    console.print(
-        table(headings, [_line(each) for each in found]), markup=False, highlight=False, soft_wrap=True
+    found = []
+    with progress("groups", len(groups_of_all)) as work:
+        for group in groups_of_all:
+            found += priced(group, bodies)
+            work.advance()
+    columns = (
+        names("scheme"),
+        *map(numbers, ("H", "EP", "BS")),
+        names("operator"),
+        *(numbers(f"{n} parts, us") for n in PARTS),
+        numbers("fastest"),
     )
+    console = Console()
+    print_parts([TextTable(columns, [_line(each) for each in found], more=MARKDOWN)], console, as_markdown)
     text = table_of([each.row for each in found]).to_json()
     raise typer.Exit(_keep(text, console) if write else _compare(text, console))
 
@@ -52,14 +60,14 @@ def _keep(text: str, console: Console) -> int:
 
 
 def _compare(text: str, console: Console) -> int:
-    """0 if the table is what the model says."""
+    """0 if the table is what the model says.
+
+    Raises:
+        ArgumentError: it is missing or damaged.
+    """
     from moe_triton.schemes.part_tokens import COMMAND, TABLE, kept
 
-    try:
-        was = kept().to_json().splitlines()
-    except ArgumentError as error:
-        console.print(str(error), markup=False, soft_wrap=True)
-        return 1
+    was = kept().to_json().splitlines()
     is_now = text.splitlines()
     lines = [f"- {line}" for line in was if line not in is_now]
     lines += [f"+ {line}" for line in is_now if line not in was]

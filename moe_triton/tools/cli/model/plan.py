@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,7 +18,10 @@ from moe_triton.runtime.chosen_scheme import AUTO, Asked, choose_scheme
 from moe_triton.schemes import SCHEMES
 from moe_triton.tables.schemes import Outputs
 from moe_triton.tools.cli.model.machines import MACHINE, machine_of
+from moe_triton.tools.cli.model.options import MARKDOWN, MOST_TOKENS, Experts, Hidden, Markdown, Seed
 from moe_triton.tools.cli.servers import SERVERS_HELP, servers_of
+from moe_triton.tools.progress import progress
+from moe_triton.tools.text_table import TextTable, names, numbers, print_parts, texts
 
 if TYPE_CHECKING:
     from moe_triton.core.config import Product
@@ -34,28 +37,28 @@ COMM_ALGS = (
 )
 ROWS = "how rows travel: as EPBuffer.dispatch takes it, or none"
 LAUNCHED = "whether a captured graph runs, or the host launches every time"
-STEP_HEADINGS = (
-    "stream",
-    "step",
-    "kernel x blocks",
-    "begin us",
-    "us",
-    "most of it",
-    "waited us",
-    "KB here",
-    "KB sent",
-    "floor us",
+STEP_COLUMNS = (
+    names("stream", spare=1),
+    names("step"),
+    names("kernel x blocks"),
+    numbers("begin us"),
+    numbers("us"),
+    texts("most of it", spare=3),
+    numbers("waited us"),
+    numbers("KB here", spare=2),
+    numbers("KB sent", spare=2),
+    numbers("floor us", spare=2),
 )
-PRICE_HEADINGS = (
-    "EP",
-    "BS",
-    "rows",
-    "dispatch, graph",
-    "stream",
-    "floor",
-    "combine, graph",
-    "stream",
-    "floor",
+PRICE_COLUMNS = (
+    numbers("EP"),
+    numbers("BS"),
+    names("rows"),
+    numbers("dispatch, graph"),
+    numbers("stream", alone="dispatch, stream"),
+    numbers("floor", alone="dispatch, floor"),
+    numbers("combine, graph"),
+    numbers("stream", alone="combine, stream"),
+    numbers("floor", alone="combine, floor"),
 )
 TABLE_RANKS, TABLE_TOKENS, TABLE_ROWS = (8, 16, 64, 256), (8, 16, 32, 64, 128), ("int8", None)
 MOST_SHOWN = 3
@@ -65,10 +68,10 @@ NETWORK = "rdma_gb_per_s"
 
 def plan(
     ranks: Annotated[int, typer.Option(help="ranks in the group")] = 16,
-    tokens: Annotated[int, typer.Option(help="tokens of each rank")] = 128,
-    hidden: Annotated[int, typer.Option(help="elements of a token's row")] = 7168,
+    tokens: Annotated[int, typer.Option(help="tokens of each rank", max=MOST_TOKENS)] = 128,
+    hidden: Hidden = 7168,
     topk: Annotated[int, typer.Option(help="routed experts per token")] = 8,
-    experts: Annotated[int, typer.Option(help="of the group; 256 or more if not given")] = 0,
+    experts: Experts = 0,
     quantize: Annotated[str, typer.Option(help=ROWS)] = "int8",
     comm_alg: Annotated[str, typer.Option(help=f"{COMM_ALGS}; or auto, as EPBuffer has it")] = "fullmesh_v1",
     outputs: Annotated[
@@ -86,8 +89,9 @@ def plan(
     mode: Annotated[Literal["graph", "stream"], typer.Option(help=LAUNCHED)] = "graph",
     machine: Annotated[str, typer.Option(help=MACHINE)] = "A3",
     routing: Annotated[str, typer.Option(help="uniform, node-limited or zipf")] = "uniform",
-    seed: Annotated[int, typer.Option(help="of the routing")] = 0,
+    seed: Seed = 0,
     as_json: Annotated[bool, typer.Option("--json", help="everything, as JSON")] = False,
+    as_markdown: Markdown = False,
     trace: Annotated[Path | None, typer.Option(help="file for Perfetto: streams, waits, pipes")] = None,
 ) -> None:
     """Say where the time of dispatch and combine goes on an NPU, by the model: nothing is run."""
@@ -96,22 +100,26 @@ def plan(
 
     rows = None if quantize == "none" else quantize
     console = Console()
-    try:
-        used = machine_of(machine)
-        product = _product_of(comm_alg, used)
-        fixed = ranks, tokens, hidden, topk, experts, rows, comm_alg, product, mode
-        servers = servers_of(ranks_per_server)
-        group = Group(*fixed, parts, communication_blocks, Routing(routing, seed), servers)
-        if comm_alg == AUTO:
-            group = _with_chosen_scheme(group, outputs, console if not as_json else None)
-        if product != used.product and group.config.topology.num_servers == 1:
-            rule = f"only between servers has a scheme of {product} a price on {used.product}"
-            raise ArgumentError("comm_alg", repr(comm_alg), rule, "Pass --ranks-per-server, or another one.")
-        with _saying_what_has_a_price(group.comm_alg, used):
-            _plan(console, group, used, as_json, trace)
-    except ArgumentError as error:
-        console.print(f"[red]{error}[/red]")
-        raise typer.Exit(2) from None
+    used = machine_of(machine)
+    product = _product_of(comm_alg, used)
+    fixed = ranks, tokens, hidden, topk, experts, rows, comm_alg, product, mode
+    servers = servers_of(ranks_per_server)
+    group = Group(*fixed, parts, communication_blocks, Routing(routing, seed), servers)
+    if comm_alg == AUTO:
+        group = _with_chosen_scheme(group, outputs, console if not as_json else None)
+    if product != used.product and group.config.topology.num_servers == 1:
+        rule = f"only between servers has a scheme of {product} a price on {used.product}"
+        raise ArgumentError("comm_alg", repr(comm_alg), rule, "Pass --ranks-per-server, or another one.")
+    with _saying_what_has_a_price(group.comm_alg, used):
+        call, found = _priced(group, used)
+    if as_json:
+        console.print_json(json.dumps(document(group, used, found)))
+    else:
+        print_parts(_parts(found, used), console, as_markdown)
+    if trace is not None:
+        from moe_triton.tools.cli.model.plan_trace import write_trace
+
+        write_trace(trace, [priced for priced, _ in found], call.traffics[0], used)
 
 
 def _product_of(comm_alg: str, machine: Machine) -> Product:
@@ -160,34 +168,29 @@ def prices(
     comm_alg: Annotated[str, typer.Option(help=COMM_ALGS)] = "fullmesh_v1",
     machine: Annotated[str, typer.Option(help=MACHINE)] = "A3",
     as_csv: Annotated[bool, typer.Option("--csv", help="commas between the columns")] = False,
+    as_markdown: Markdown = False,
 ) -> None:
     """Price the plans of all sizes that the documentation shows; H is 7168, of 256 experts 8 per token."""
-    from moe_triton.core.errors import ArgumentError
-    from moe_triton.tools.markdown import table
-
-    console = Console()
-    try:
-        used = machine_of(machine)
-        with _saying_what_has_a_price(comm_alg, used):
-            lines = price_table(comm_alg, used)
-    except ArgumentError as error:
-        console.print(f"[red]{error}[/red]")
-        raise typer.Exit(2) from None
+    console, used = Console(), machine_of(machine)
+    with _saying_what_has_a_price(comm_alg, used):
+        priced = price_table(comm_alg, used)
     if as_csv:
         made = io.StringIO()
-        csv.writer(made, lineterminator="\n").writerows([PRICE_HEADINGS, *lines])
+        headings = [column.heading for column in priced.columns]
+        csv.writer(made, lineterminator="\n").writerows([headings, *priced.rows])
         console.print(made.getvalue(), end="", markup=False, highlight=False, soft_wrap=True)
     else:
-        console.print(table(PRICE_HEADINGS, lines), markup=False, highlight=False, soft_wrap=True)
+        print_parts([priced], console, as_markdown)
 
 
-def price_table(comm_alg: str, machine: Machine) -> list[tuple[object, ...]]:
-    """A line of `PRICE_HEADINGS` for each size: us, "" where a scheme's operators cannot be in a graph."""
+def price_table(comm_alg: str, machine: Machine) -> TextTable:
+    """A row for each size: us, "" where a scheme's operators cannot be in a graph."""
     from moe_triton.model.clusters.group import OPERATORS, Group
 
     lines = []
-    for ranks in TABLE_RANKS:
-        for tokens in TABLE_TOKENS:
+    sizes = [(ranks, tokens) for ranks in TABLE_RANKS for tokens in TABLE_TOKENS]
+    with progress("sizes", len(sizes)) as work:
+        for ranks, tokens in sizes:
             call = _call(Group(ranks, tokens, comm_alg=comm_alg, product=machine.product))
             for rows in TABLE_ROWS:
                 of_rows = replace(call, group=replace(call.group, quantize=rows))
@@ -195,7 +198,8 @@ def price_table(comm_alg: str, machine: Machine) -> list[tuple[object, ...]]:
                     figure for operator in OPERATORS for figure in _figures(of_rows, machine, operator)
                 ]
                 lines.append((ranks, tokens, rows or "bf16", *figures))
-    return lines
+            work.advance()
+    return TextTable(PRICE_COLUMNS, lines, more=f"{MARKDOWN}, --csv")
 
 
 def _figures(call: Call, machine: Machine, operator: OperatorName) -> tuple[str, str, str]:
@@ -215,42 +219,41 @@ def _call(group: Group) -> Call:
     return Call.typical(group, Remembered(body_of))
 
 
-def _plan(console: Console, group: Group, machine: Machine, as_json: bool, trace: Path | None) -> None:
+def _priced(group: Group, machine: Machine) -> tuple[Call, list[tuple[PricedPlan, Judged]]]:
+    """A typical call, and what each of its operators takes."""
     from moe_triton.model.clusters.group import OPERATORS
 
-    call = _call(group)
-    found = [(call.priced(name, machine)[0], call.judged(name, machine)) for name in OPERATORS]
-    if as_json:
-        console.print_json(json.dumps(document(group, machine, found)))
-    else:
-        text = "\n\n".join(_text(priced, judged, machine) for priced, judged in found)
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-    if trace is not None:
-        from moe_triton.tools.cli.model.plan_trace import write_trace
-
-        write_trace(trace, [priced for priced, _ in found], call.traffics[0], machine)
+    found = []
+    with progress("pricing", len(OPERATORS)) as work:
+        work.begin("kernels of the plan")
+        call = _call(group)
+        for operator in OPERATORS:
+            work.begin(operator)
+            found.append((call.priced(operator, machine)[0], call.judged(operator, machine)))
+            work.advance()
+    return call, found
 
 
-def _text(priced: PricedPlan, judged: Judged, machine: Machine) -> str:
-    from moe_triton.tools.markdown import table
-
-    timeline = priced.timeline
-    parts = ", ".join(f"{name} {us:.1f}" for name, us in timeline.parts.items())
-    hangs = "; ".join(
-        f"{each.name} ({each.at_low:.1f} to {each.at_high:.1f} us, elasticity {each.elasticity:.2f})"
-        for each in judged.sensitivities[:MOST_SHOWN]
-    )
-    return "\n\n".join(
-        (
+def _parts(found: Iterable[tuple[PricedPlan, Judged]], machine: Machine) -> Iterator[TextTable | str]:
+    """Of each operator: its time and range, its steps, what it is made of, and what it depends on."""
+    for priced, judged in found:
+        timeline = priced.timeline
+        parts = ", ".join(f"{part} {us:.1f}" for part, us in timeline.parts.items())
+        hangs = "; ".join(
+            f"{each.name} ({each.at_low:.1f} to {each.at_high:.1f} us, elasticity {each.elasticity:.2f})"
+            for each in judged.sensitivities[:MOST_SHOWN]
+        )
+        yield (
             f"{priced.plan.operator}: {priced.us:.1f} us, between {judged.value - judged.below:.1f} and "
             f"{judged.value + judged.above:.1f}; floor {priced.floor_us:.1f} us "
-            f"({priced.floor.local_bytes / 1e3:.0f} KB here, {priced.floor.remote_bytes / 1e3:.0f} KB sent)",
-            table(STEP_HEADINGS, [_row(span, machine) for span in timeline.spans]),
-            f"The time is made of, in us: {parts}. A host that waits for its end sees "
-            f"{priced.seen_by_host_us(machine):.1f} us.",
-            f"It depends most on: {hangs}",
+            f"({priced.floor.local_bytes / 1e3:.0f} KB here, {priced.floor.remote_bytes / 1e3:.0f} KB sent)"
         )
-    )
+        yield TextTable(STEP_COLUMNS, [_row(span, machine) for span in timeline.spans], more="--json")
+        yield (
+            f"The time is made of, in us: {parts}. A host that waits for its end sees "
+            f"{priced.seen_by_host_us(machine):.1f} us."
+        )
+        yield f"It depends most on: {hangs}"
 
 
 def _row(span: Span, machine: Machine) -> tuple[object, ...]:

@@ -11,42 +11,63 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from moe_triton.tools.cli.model.options import Markdown
 from moe_triton.tools.plots import write_plots
+from moe_triton.tools.progress import progress
+from moe_triton.tools.text_table import TextTable, markdown_of, names, numbers, print_parts, texts
 
 if TYPE_CHECKING:
     from moe_triton.model.fits.validate import Validation
     from moe_triton.model.sensitivity import Judged, Sensitivity
 
-HEADINGS = (
-    "operator",
-    "EP",
-    "BS",
-    "",
-    "published us",
-    "model us",
-    "may lie in",
-    "error",
-    "left out",
-    "null model",
-    "most of it",
+COLUMNS = (
+    texts("operator", alone="of"),
+    numbers("EP"),
+    numbers("BS"),
+    names("", alone="operator"),
+    numbers("published us"),
+    numbers("model us"),
+    numbers("may lie in"),
+    numbers("error"),
+    numbers("left out", spare=2, alone="error, left out"),
+    numbers("null model", spare=2, alone="error of the null model"),
+    texts("most of it", spare=1),
 )
-FITTED_HEADINGS = "fitted constant", "value", "range", "standard error", "left out", "source"
-CONSTANT_HEADINGS = "constant", "value", "range", "kind", "largest elasticity", "moves an answer by"
+FITTED_COLUMNS = (
+    names("fitted constant", code=True),
+    texts("value"),
+    numbers("range"),
+    numbers("standard error"),
+    numbers("left out", spare=1, alone="value with a row left out"),
+    texts("source"),
+)
+CONSTANT_COLUMNS = (
+    names("constant", code=True),
+    numbers("value"),
+    numbers("range"),
+    names("kind"),
+    numbers("largest elasticity"),
+    numbers("moves an answer by"),
+)
+MORE = "--json"
 
 
 def validate(
     as_json: Annotated[bool, typer.Option("--json", help="everything, as JSON")] = False,
+    as_markdown: Markdown = False,
     plot: Annotated[Path | None, typer.Option(help="folder for the plots")] = None,
 ) -> None:
     """Compare the model with published times of Ascend's own operators; exits with 1 out of bounds."""
     from moe_triton.model.fits.validate import validate as compare
 
-    found, console = compare(), Console()
-    bars = error_bars(found)
+    console = Console()
+    with progress("predicting what is published"):
+        found = compare()
+        bars = error_bars(found)
     if as_json:
         console.print_json(json.dumps(document(found, bars)))
     else:
-        console.print(text(found, bars), markup=False, highlight=False, soft_wrap=True)
+        print_parts(parts(found, bars), console, as_markdown)
     if plot is not None:
         from moe_triton.tools.cli.model.validate_plots import plot_validation
 
@@ -62,23 +83,20 @@ def error_bars(found: Validation) -> list[Judged]:
     return [judged(partial(predict, row), found.machines[row.product]) for row in ROWS]
 
 
-def text(found: Validation, bars: list[Judged]) -> str:
-    """The table, what follows from it, and the constants, in Markdown."""
-    from moe_triton.tools.markdown import table
-
-    return "\n\n".join(
-        (
-            table(HEADINGS, _rows(found, bars)),
-            _summary(found),
-            table(
-                ("fitted constant", "value", "range", "standard error", "left out", "source"), _fitted(found)
-            ),
-            _cores(found),
-            table(
-                ("constant", "value", "range", "kind", "largest elasticity", "moves an answer by"), _all(bars)
-            ),
-        )
+def parts(found: Validation, bars: list[Judged]) -> tuple[TextTable | str, ...]:
+    """The table, what follows from it, and the constants."""
+    return (
+        TextTable(COLUMNS, _rows(found, bars), more=MORE),
+        _summary(found),
+        TextTable(FITTED_COLUMNS, _fitted(found), more=MORE),
+        _cores(found),
+        TextTable(CONSTANT_COLUMNS, _all(bars), more=MORE),
     )
+
+
+def page_text(found: Validation, bars: list[Judged]) -> str:
+    """The same in Markdown."""
+    return markdown_of(parts(found, bars))
 
 
 def document(found: Validation, bars: list[Judged]) -> dict[str, Any]:
@@ -126,8 +144,8 @@ def _rows(found: Validation, bars: list[Judged]) -> list[tuple[object, ...]]:
         ROWS, bars, found.errors, found.null_errors, found.left_out, strict=True
     ):
         by_part = merged(*phases(row, found.machines[row.product]).values())
-        most = sorted(by_part, key=lambda name: -by_part[name])[:2]
-        shares = ", ".join(f"{name} {by_part[name] / bar.value:.0%}" for name in most)
+        most = sorted(by_part, key=lambda part: -by_part[part])[:2]
+        shares = ", ".join(f"{part} {by_part[part] / bar.value:.0%}" for part in most)
         low, high = bar.value - bar.below, bar.value + bar.above
         lines.append(
             (
@@ -155,8 +173,7 @@ def _summary(found: Validation) -> str:
     left = [each.error for each in found.left_out]
     figures = (("model", found.errors), ("each left out", np.array(left)), ("null model", found.null_errors))
     said = "; ".join(
-        f"{name}: {np.abs(errors).mean():.1%} mean, {np.abs(errors).max():.1%} worst"
-        for name, errors in figures
+        f"{of}: {np.abs(errors).mean():.1%} mean, {np.abs(errors).max():.1%} worst" for of, errors in figures
     )
     verdict = "within" if found.is_within_bounds else "OUT OF"
     return f"{said}. That is {verdict} the bounds of {MOST_MEAN:.0%} mean and {MOST_WORST:.0%} worst."
@@ -165,16 +182,16 @@ def _summary(found: Validation) -> str:
 def _fitted(found: Validation) -> list[tuple[object, ...]]:
     errors = found.refitted.standard_errors
     lines: list[tuple[object, ...]] = []
-    for name, value in found.refitted.values.items():
-        entry = found.machines["A2"].constants[name]
-        values = [left.values[name] for left in found.left_out]
+    for constant, value in found.refitted.values.items():
+        entry = found.machines["A2"].constants[constant]
+        values = [left.values[constant] for left in found.left_out]
         at_end = "" if entry.low * 1.001 < value < entry.high / 1.001 else " (an end of its range)"
         lines.append(
             (
-                f"`{name}`",
+                constant,
                 f"{value:.4g}{at_end}",
                 f"{entry.low:g} to {entry.high:g}",
-                f"{errors[name]:.0%}",
+                f"{errors[constant]:.0%}",
                 f"{min(values):.4g} to {max(values):.4g}",
                 entry.source,
             )
@@ -201,10 +218,10 @@ def _all(bars: list[Judged]) -> list[tuple[object, ...]]:
         for each in bar.sensitivities:
             by_name.setdefault(each.name, []).append((each, each.swing / bar.value))
     lines = []
-    for name, found in by_name.items():
+    for constant, found in by_name.items():
         entry, swing = found[0][0].constant, max(moved for _, moved in found)
         elasticity = max((each.elasticity for each, _ in found), key=abs)
         ends = f"{entry.low:g} to {entry.high:g}"
-        line = f"`{name}`", f"{entry.value:g}", ends, entry.kind, f"{elasticity:+.2f}", f"{swing:.0%}"
+        line = constant, f"{entry.value:g}", ends, entry.kind, f"{elasticity:+.2f}", f"{swing:.0%}"
         lines.append((swing, line))
     return [line for _, line in sorted(lines, key=lambda each: -each[0])]
