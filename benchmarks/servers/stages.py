@@ -113,7 +113,11 @@ def _draw(path: Path, lines: dict[str, Line]) -> None:
             axis.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
             axis.plot(x, y, "o-", color=colour, label=operator)
         axis.axhline(1.0, color="grey", linewidth=0.8)
-        axis.set(xscale="log", xlabel="link's time / relay's time", ylabel="stage 2 / stage 3")
+        axis.set(
+            xscale="log",
+            xlabel="time on the link between servers / time to pass tokens on",
+            ylabel="time, AICPU posts / cores post",
+        )
         legend(figure, 2)
 
     draw(path, paint)
