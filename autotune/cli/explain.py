@@ -61,6 +61,7 @@ def _explain(found: Found, plot: Path | None) -> None:
         return
     ranked = _ranked(found)
     for heading, of in (("critical path", "parts"), ("pipes, occupied", "busy")):
+        say("")
         _table(heading, of, ranked).print(Console())
     for line in (*_runner_up(found), *_floor(found, task), *_refused(found)):
         say(line)

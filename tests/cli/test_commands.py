@@ -11,6 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from moe_triton.backends.cpu import extension, native
+from moe_triton.tools import progress as progress_module
 from moe_triton.tools.cli import demo as demo_module
 from moe_triton.tools.cli import doctor as doctor_module
 from moe_triton.tools.cli.app import app
@@ -278,3 +279,54 @@ def test_plan_shows_who_posts() -> None:
     assert usual == by_token
     assert ("by_token=1" in by_token, "by_token=0" in by_token) == (True, False)
     assert ("by_token=1" in at_once, "by_token=0" in at_once) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("is_installed", "version", "kernels"),
+    [
+        (True, (3, 13), "triton"),
+        (True, (3, 11), "triton"),
+        (False, (3, 11), "triton"),
+        (False, (3, 12), "torch"),
+    ],
+)
+def test_the_demo_takes_triton_wherever_it_can_be_had(
+    is_installed: bool, version: tuple[int, int], kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = Path("triton-adapter-opt") if is_installed else None
+    monkeypatch.setattr(demo_module, "find_program", lambda *_: program)
+    monkeypatch.setattr(demo_module.sys, "version_info", (*version, 0))
+    asked: list[str] = []
+    monkeypatch.setattr(demo_module, "_run", lambda chosen: asked.append(chosen.kernels) or [])
+    console = Console(record=True, width=200)
+    demo_module.run_demo(settings(kernels="auto"), console)
+    demo_module.run_demo(settings(kernels="torch"), Console(quiet=True))
+    assert asked == [kernels, "torch"]
+    said = console.export_text()
+    if kernels == "torch":
+        assert said.startswith("kernels: torch, which is slow: triton-ascend, ")
+        assert "there is none for Python 3.12; for 3.11 there is." in " ".join(said.split())
+    else:
+        assert "slow" not in said
+
+
+def test_the_demo_says_what_it_does_meanwhile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir(mode=0o700)
+    monkeypatch.setenv("MOE_TRITON_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setattr(progress_module, "EVERY_S", 0.05)
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["demo", *SMALL, "--ranks", "2"])
+    assert result.exit_code == 0, result.output
+    said = result.stderr
+    for part in ("demo: 0 of 2, starting the ranks, ", "compiling the kernel ", "kept for the next time"):
+        assert part in said
+    assert "compiling" not in result.stdout
+
+
+def test_what_a_rank_of_the_demo_refuses_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_module, "kernels_of", lambda asked: asked)  # refused before ranks start
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(
+        app, ["demo", *SMALL, "--ranks", "2", "--kernels", "cuda"]
+    )
+    assert result.exit_code == 1
+    assert result.stderr.startswith("ranks 0, 1: kernels is 'cuda', but it must be one of")
+    assert "Traceback" not in result.output

@@ -255,7 +255,9 @@ def run_demo(settings: DemoSettings, console: Console) -> int:
         console,
     )
     ranks = _run(settings)
+    console.print()
     _table(ranks).print(console)
+    console.print()
     wrong = {rank: result["wrong"] for rank, result in enumerate(ranks) if result["wrong"]}
     if wrong:
         for rank, texts in wrong.items():
