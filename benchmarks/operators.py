@@ -7,6 +7,7 @@ them. Only ratios inside one run mean anything.
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import statistics
@@ -243,11 +244,19 @@ def seconds(per_rank: list[dict[str, tuple[float, str, Spans]]], name: str) -> l
     return [max(end for _, end in span) - min(start for start, _ in span) for span in rounds]
 
 
+def _pairs(text: str) -> int:
+    """The type of a number of ranks that are tensor parallel by two: as many groups as experts of a token."""
+    ranks = at_least(2 * TP_TOPK, MAX_RANKS)(text)
+    if ranks % 2:
+        raise argparse.ArgumentTypeError(f"{ranks}: an even number")
+    return ranks
+
+
 def main() -> None:
     """Measure every feature and print the table."""
     arguments = parser("What each argument costs, against a plain pair of calls.")
     arguments.add_argument("--iterations", type=at_least(1), default=40)
-    arguments.add_argument("--ranks", type=at_least(1, MAX_RANKS), default=4, help="an even number")
+    arguments.add_argument("--ranks", type=_pairs, default=4, help="an even number")
     arguments.add_argument("--tokens", type=at_least(1), default=64, help="per rank")
     options = arguments.parse_args()
     with progress("features"), RankGroup(options.ranks) as group:

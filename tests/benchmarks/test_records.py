@@ -49,3 +49,34 @@ def test_records(name: str, tmp_path: Path) -> None:
         assert record["benchmark"] == name
         assert record["case"].keys() >= case_keys
         assert record["value"] > 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("kernels", "--iterations", "0"),
+        ("decode", "--ranks", "-1"),
+        ("memory", "--ranks", "1000000000"),
+        ("operators", "--ranks", "3"),
+        ("overlap", "--wire", "nan"),
+        ("servers", "pace", "--tokens", "0"),
+        ("compare", "--seconds", "0"),
+        ("compare", "scaling", "--tokens-of-ranks", "0"),
+        ("model_on_cpu", "--rounds", "0"),
+    ],
+    ids=" ".join,
+)
+def test_numbers_that_cannot_be_are_refused_in_a_line(words: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", f"benchmarks.{words[0]}", *words[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert f"argument {words[-2]}: {words[-1]}" in done.stderr
+
+
+def test_what_a_rank_of_a_benchmark_refuses_is_a_line() -> None:
+    command = [sys.executable, "-m", "benchmarks.memory", "--ranks", "3", "--tokens", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("ranks 0, 1, 2: ")
+    assert "Traceback" not in done.stderr
