@@ -59,27 +59,18 @@ def jobs() -> dict[str, dict[str, Any]]:
 
 
 def commands(job: dict[str, Any]) -> set[str]:
-    """What a job runs, for each entry of its matrix."""
-    entries = job.get("strategy", {}).get("matrix", {}).get("include", [{}])
-    found = set()
-    for entry in entries:
-        for step in job["steps"]:
-            text = str(step.get("run", ""))
-            for name, value in entry.items():
-                text = text.replace(f"${{{{ matrix.{name} }}}}", value)
-            found |= set(text.splitlines())
-    return found
+    """What a job runs."""
+    return {line for step in job["steps"] for line in str(step.get("run", "")).splitlines()}
 
 
 def test_the_workflow_runs_all_on_one_python_and_imports_and_kernels_on_each() -> None:
     assert ".ci/run" in commands(jobs()["everything"])
-    matrix = jobs()["pythons"]["strategy"]["matrix"]["include"]
-    assert [entry["python"] for entry in matrix] == ["3.10", "3.11", "3.12", "3.13"]
+    pythons = jobs()["pythons"]["strategy"]["matrix"]["python"]
+    assert pythons == ["3.10", "3.11", "3.12", "3.13"]
     classifiers = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert re.findall(r"Python :: (3\.\d+)", classifiers) == [entry["python"] for entry in matrix]
-    assert {entry["tests"] for entry in matrix[:2]} == {"tests/kernels"}
-    tests = [command for command in commands(jobs()["pythons"]) if "pytest" in command]
-    assert all("tests/test_import.py" in command for command in tests)
+    assert re.findall(r"Python :: (3\.\d+)", classifiers) == pythons
+    (tests,) = (command for command in commands(jobs()["pythons"]) if "pytest" in command)
+    assert "tests/test_import.py tests/kernels" in tests
 
 
 def test_what_the_workflow_names_is_there() -> None:

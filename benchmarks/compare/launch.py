@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.compare.cases import ROOT, Job
 from benchmarks.compare.rank import serve_in_group
+from moe_triton.core.installing import install
 from moe_triton.processes import RankGroup
 
 # As on a machine with fewer cores than ranks. Idle, MPI gives its core up: what spins would be measured in
@@ -56,11 +57,11 @@ class Mpi:
     def find() -> Mpi:
         """Looks beside this Python first, then on the path, and tries it with one rank."""
         if importlib.util.find_spec("mpi4py") is None:
-            return Mpi(None, "mpi4py is not installed: pip install 'moe_triton[bench]'")
+            return Mpi(None, f"mpi4py is not installed: {install('bench')}")
         beside = Path(sys.executable).with_name("mpirun")
         mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
         if mpirun is None:
-            return Mpi(None, "there is no mpirun: pip install 'moe_triton[bench]'")
+            return Mpi(None, f"there is no mpirun: {install('bench')}")
         code = "from mpi4py import MPI; print(MPI.Get_library_version().split(',')[0])"
         command = [mpirun, *MPI_OPTIONS, "-n", "1", sys.executable, "-c", code]
         try:

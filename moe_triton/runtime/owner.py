@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import warnings
 from types import TracebackType
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal
 
 from moe_triton.core.checks import check_choice, check_flag
 from moe_triton.core.traffic import Traffic
 from moe_triton.runtime.communicator import Communicator
+
+if TYPE_CHECKING:  # in typing since Python 3.11
+    from typing_extensions import Self
 
 OPERATORS = ("dispatch", "combine")
 

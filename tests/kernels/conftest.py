@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Iterator
 
 import pytest
 
+from moe_triton.backends.cpu.triton import loader
 from moe_triton.backends.cpu.triton.toolchain import distribution_version, has_wheels
-from moe_triton.core.errors import ToolchainError
-
-IS_TO_BE_HAD = bool(distribution_version("triton-ascend")) or has_wheels()
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call() -> Generator[None, None, None]:
-    try:
-        return (yield)
-    except ToolchainError as error:
-        if IS_TO_BE_HAD:
-            raise
-        pytest.skip(f"there is no triton-ascend for this Python: {error}")
+def _skip() -> None:
+    pytest.skip("there is no triton-ascend for this Python")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def toolchain() -> Iterator[None]:
+    """The one that kernels are compiled by."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not distribution_version("triton-ascend") and not has_wheels():
+            patch.setattr(loader, "find_toolchain", _skip)
+        yield

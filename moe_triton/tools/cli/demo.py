@@ -19,7 +19,7 @@ from rich.text import Text
 from moe_triton import reference
 from moe_triton.backends.cpu.backend import KERNELS
 from moe_triton.backends.cpu.triton.loader import COMPILING
-from moe_triton.backends.cpu.triton.toolchain import find_program
+from moe_triton.backends.cpu.triton.toolchain import find_program, has_wheels
 from moe_triton.core.checks import check_choice
 from moe_triton.core.config import Config
 from moe_triton.core.row_formats import ROW_FORMATS, row_format_of
@@ -34,8 +34,6 @@ from moe_triton.tools.text_table import TextTable, names, numbers, say
 
 DTYPE = torch.bfloat16
 AUTO, TRITON, TORCH = "auto", "triton", "torch"
-FIRST_WITHOUT_WHEELS = (3, 12)
-"""Of Python: from this version on there is no triton-ascend to install."""
 SLOW = (
     "kernels: torch, which is slow: triton-ascend, which compiles them, is not installed, and there is none "
     "for Python {version}; for 3.11 there is."
@@ -227,7 +225,7 @@ def kernels_of(asked: str) -> str:
     if asked != AUTO:
         return asked
     is_there = find_program("triton", "backends/ascend/triton-adapter-opt") is not None
-    return TRITON if is_there or sys.version_info < FIRST_WITHOUT_WHEELS else TORCH
+    return TRITON if is_there or has_wheels() else TORCH
 
 
 def run_demo(settings: DemoSettings, console: Console) -> int:

@@ -44,7 +44,7 @@ def run_doctor(console: Console) -> int:
     rows = components()
     console.print(f"moe_triton {moe_triton.__version__}, Python {platform.python_version()}", highlight=False)
     TextTable(
-        (names("component"), names(""), texts("found"), texts("how to get it")),
+        (texts("component"), names("state"), texts("found"), texts("how to get it")),
         [
             (component, OK if present else MISSING, found, "" if present else remedy)
             for component, present, found, remedy in rows
