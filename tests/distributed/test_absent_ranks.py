@@ -21,6 +21,7 @@ from moe_triton.processes import RankFailedError, RankGroup, run_ranks
 from tests.distributed.cases import inputs_of, small_case
 from tests.distributed.failures import leftovers, message_of, new_prefix, prefixed
 from tests.distributed.workers import make_buffer, one_round
+from tests.patience import seconds
 
 Groups = Callable[[int], RankGroup]
 
@@ -138,12 +139,13 @@ def try_again(rank: int, num_ranks: int, moment: str) -> list[str]:
                 said.append(message_of(lambda: make_buffer(case, timeout_s=0.3), kind))
             dist.barrier()
     else:
-        with make_buffer(case, timeout_s=0.5) as buffer:
+        # Both have to come to the construction in this time.
+        with make_buffer(case, timeout_s=seconds(2.0)) as buffer:
             if rank == 0:
                 dispatch = lambda: one_round(buffer, case, inputs_of(case, rank, 1), None)  # noqa: E731
                 said.append(message_of(dispatch, CommunicationTimeoutError))
             dist.barrier()
-    with make_buffer(case, timeout_s=20.0) as buffer:
+    with make_buffer(case, timeout_s=seconds(20.0)) as buffer:
         inputs = inputs_of(case, rank, 2)
         one_round(buffer, case, inputs, None)
     total = torch.ones(1)
