@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from moe_triton.processes import RankGroup
+from tests.patience import seconds
+
+ANSWER_S = seconds(120)
+KEPT_KERNELS = Path(__file__).resolve().parents[1] / "build" / "test-kernels"  # `make clean` removes it
+KEPT_S = 14 * 24 * 3600.0
+
+pytest_plugins = ["tests.budgets", "tests.red_runs"]
 
 # Examples are real work on two shared cores: no deadline per example, pytest-timeout bounds the test.
 settings.register_profile(
@@ -26,19 +35,50 @@ settings.load_profile("moe_triton")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """The time that a test has at most is a deadline too."""
+    if config.getoption("timeout", None) is None:
+        config.option.timeout = seconds(float(config.getini("timeout")))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Compiled kernels go to a folder of this test run, shared by its workers and their ranks."""
+    """Compiled kernels go to a folder of this checkout, shared by workers, their ranks and later runs.
+
+    An entry's name is a digest of all that it is made of, so that what was changed is compiled anew.
+    """
     root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent
-    folder = root / "kernel-cache"
+    folder = _kept_folder() or root / "kernel-cache"
     folder.mkdir(mode=0o700, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MOE_TRITON_CACHE", str(folder))
         (root / "tables").mkdir(exist_ok=True)  # workers share it, too
         patch.setenv("MOE_TRITON_TABLES", str(root / "tables"))  # none of the user's own
         yield folder
+
+
+def _kept_folder() -> Path | None:
+    """None where the checkout is somebody else's, or nothing can be written there."""
+    try:
+        KEPT_KERNELS.mkdir(mode=0o700, parents=True, exist_ok=True)
+        oldest = time.time() - KEPT_S
+        for entry in KEPT_KERNELS.iterdir():
+            if entry.stat().st_mtime < oldest:
+                entry.unlink(missing_ok=True)
+    except OSError:
+        return None
+    is_ours = KEPT_KERNELS.stat().st_uid == os.geteuid() and os.access(KEPT_KERNELS, os.W_OK)
+    return KEPT_KERNELS if is_ours else None
+
+
+class PatientGroup(RankGroup):
+    """Its deadlines are those of tests."""
+
+    def run(self, *arguments: Any, timeout_s: float = ANSWER_S, **options: Any) -> list[Any]:
+        """See `RankGroup.run`."""
+        return super().run(*arguments, timeout_s=timeout_s, **options)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +88,7 @@ def ranks(kernel_cache: Path) -> Iterator[Callable[[int], RankGroup]]:
 
     def group(num_ranks: int) -> RankGroup:
         if num_ranks not in groups:
-            groups[num_ranks] = RankGroup(num_ranks)
+            groups[num_ranks] = PatientGroup(num_ranks, timeout_s=ANSWER_S)
         return groups[num_ranks]
 
     yield group

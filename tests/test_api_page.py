@@ -24,6 +24,7 @@ from moe_triton import EPBuffer, torch_npu_ops
 from moe_triton.deepep import OF_BUFFER
 from moe_triton.processes import RankGroup
 from moe_triton.runtime.construction import DEFAULT_TIMEOUT_S
+from tests.patience import seconds
 from tests.test_docs import ROOT, code_blocks, page
 
 OPTIONS = re.compile(r"^::: (\S+)\n((?:    .*\n)*)", flags=re.M)
@@ -161,7 +162,7 @@ def test_every_example_runs(ranks: Callable[[int], RankGroup], tmp_path: Path) -
 def test_the_page_shows_signatures_and_what_was_asked_for(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    subprocess.run(command, cwd=ROOT, env=quiet, check=True, timeout=240)
+    subprocess.run(command, cwd=ROOT, env=quiet, check=True, timeout=seconds(240))
     text = (tmp_path / "api.html").read_text(encoding="utf-8")
     assert set(re.findall(r'<h\d id="(moe_triton\.[^"]+)"', text)) == set(dict(shown()))
     plain = html.unescape(re.sub(r"<[^>]+>", "", text))

@@ -30,6 +30,7 @@ from moe_triton.limits.document import markdown
 from moe_triton.processes import RankGroup
 from moe_triton.schemes.part_tokens import CPU_TOKENS
 from tests import test_reference
+from tests.patience import seconds
 from tests.reference_helpers import dispatch_shapes
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -402,7 +403,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(
-        command, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False, timeout=240
+        command, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False, timeout=seconds(240)
     )
     assert built.returncode == 0, built.stderr
     api = (tmp_path / "api.html").read_text(encoding="utf-8")

@@ -13,6 +13,7 @@ import pytest
 from torch import Tensor
 
 from moe_triton.processes import RankGroup
+from tests.patience import seconds
 
 ROOT = Path(__file__).resolve().parent.parent
 MOE_LAYER = ROOT / "examples" / "moe_layer.py"
@@ -21,7 +22,9 @@ MOE_LAYER = ROOT / "examples" / "moe_layer.py"
 def test_the_layer_by_torchrun() -> None:
     # --standalone: a port of its own beside other tests.
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    ended = subprocess.run([*command, MOE_LAYER], capture_output=True, text=True, check=False, timeout=240)
+    ended = subprocess.run(
+        [*command, MOE_LAYER], capture_output=True, text=True, check=False, timeout=seconds(240)
+    )
     assert ended.returncode == 0, ended.stderr
     lines = sorted(ended.stdout.splitlines())
     assert [line.split(", ")[0] for line in lines[:4]] == [
@@ -32,7 +35,7 @@ def test_the_layer_by_torchrun() -> None:
 
 def test_the_layer_by_itself() -> None:
     ended = subprocess.run(
-        [sys.executable, MOE_LAYER], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, MOE_LAYER], capture_output=True, text=True, check=False, timeout=seconds(120)
     )
     assert ended.returncode == 0, ended.stderr
     lines = ended.stdout.splitlines()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.patience import seconds
+
 OPTIONAL = (
     *("triton", "pybind11", "ascendnpuir", "torch_npu", "memfabric_hybrid", "shmem"),
     *("optuna", "matplotlib"),
@@ -25,7 +27,9 @@ print("modules:", sum(name.startswith(("moe_triton", "autotune")) for name in sy
 
 
 def test_all_modules_import_without_what_is_optional() -> None:
-    done = subprocess.run([sys.executable, "-c", IMPORT_ALL], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_ALL], capture_output=True, text=True, timeout=seconds(120)
+    )
     assert done.returncode == 0, done.stderr
     beside, modules = done.stdout.splitlines()
     assert beside == "beside moe_triton:", "what runs imports what measures"

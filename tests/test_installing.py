@@ -22,6 +22,7 @@ from moe_triton.core.triton_package import FIX, MendError
 from moe_triton.kernels.route import route_kernel
 from moe_triton.tools.cli import doctor
 from moe_triton.tools.cli.app import app
+from tests.patience import seconds
 
 ROOT = Path(moe_triton.__file__).parents[1]
 
@@ -69,7 +70,7 @@ def test_no_page_and_no_message_takes_a_name_that_is_in_no_index() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=seconds(60),
     ).stdout.split()
     by_name = re.compile(r"pip3? install[^\n]*(?<![\w/.])moe_triton(?![\w/.-])")
     found = [
@@ -138,7 +139,9 @@ sys.modules["triton"] = None
 from moe_triton.tools.cli.app import app
 app(["doctor", "--help"])
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=seconds(120)
+    )
     assert done.returncode == 0, done.stderr
     assert "--fix" in done.stdout
 

@@ -33,6 +33,7 @@ from moe_triton.schemes.direct.layout import DirectLayout
 from moe_triton.schemes.fullmesh.layout import ExpertSlotsLayout, InbandLayout, InbandSlot, WindowLayout
 from moe_triton.tools import codegen
 from tests.ascendc.library import include_options
+from tests.patience import seconds
 
 configs = st.builds(
     lambda moe_ranks, shared, replicas, tokens, hidden, topk, local, first: Config(
@@ -225,8 +226,10 @@ def test_cpp_computes_the_same_offsets(tmp_path: Path, kind: type[Layout]) -> No
     headers = '#include <cstdio>\n#include "kernel_operator.h"\n#include "moe_layout.h"\n'
     (tmp_path / "main.cpp").write_text(f"{headers}int main() {{\n{lines}\n    return 0;\n}}\n")
     command = ["g++", "-std=c++17", "-pthread", *include, "main.cpp", "-o", "main"]
-    subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
-    out = subprocess.run(["./main"], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=10)
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=seconds(60))
+    out = subprocess.run(
+        ["./main"], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=seconds(10)
+    )
     assert [int(line) for line in out.stdout.split()] == checks
 
 
@@ -245,7 +248,7 @@ def test_no_generated_header_makes_up_a_keyword(tmp_path: Path, header: str) -> 
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=seconds(60),
         )
     alone, behind = done.values()
     assert alone.returncode != 0

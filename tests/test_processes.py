@@ -10,6 +10,7 @@ import pytest
 
 from moe_triton.core.errors import ToolchainError
 from moe_triton.processes import RankFailedError, RankGroup, run_ranks, tell
+from tests.patience import seconds
 
 
 def rank_and_size(rank: int, num_ranks: int, extra: str) -> tuple[int, int, str]:
@@ -72,7 +73,7 @@ def test_a_script_without_a_guard_starts_ranks_that_do_not_import_it(tmp_path: P
     script.write_text(UNGUARDED)
     given = {"input": ""} if is_file else {"input": UNGUARDED}
     command = [sys.executable, str(script) if is_file else "-"]
-    done = subprocess.run(command, **given, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, **given, capture_output=True, text=True, timeout=seconds(120), check=False)
     assert (done.stdout, done.returncode) == ("[2, 3]\n", 0), done.stderr
 
 

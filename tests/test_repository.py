@@ -16,6 +16,7 @@ from typer.main import get_command
 
 import moe_triton
 from moe_triton.tools.cli.app import app
+from tests.patience import seconds
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKFLOW = ROOT / ".github" / "workflows" / "ci.yml"
@@ -31,7 +32,7 @@ SCHEMAS = {
 
 def checked(path: Path, schema: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, str(path)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds(60))
 
 
 @pytest.mark.parametrize(

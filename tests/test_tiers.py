@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import seconds
 from tests.tiers import QUICK
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,7 +48,9 @@ def test_two_of_the_quick_files_run_ranks_as_processes() -> None:
 
 def test_the_list_is_printed_for_the_command_line() -> None:
     command = [sys.executable, "-m", "tests.tiers"]
-    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    printed = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=seconds(60)
+    )
     assert printed.stdout.split() == list(QUICK)
     assert any("tests.tiers" in command for command in commands_of("test-quick"))
 

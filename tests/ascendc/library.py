@@ -6,10 +6,11 @@ import ctypes
 import hashlib
 import itertools
 import os
+import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +24,14 @@ from moe_triton.core.fused import LAUNCHED, fused
 from moe_triton.core.kernel import AscendCKernel
 from moe_triton.core.region import REGION_DIMS, Region
 from moe_triton.tools import codegen
+from tests.patience import seconds
 
 SOURCES = Path(__file__).resolve().parents[2] / "kernels_ascendc"
 BUILDS = SOURCES.parent / "build" / "ascendc-tests"  # kept between runs; `make clean` removes it
 FOLDERS = ("include", "emulation", "launch")
-COMPILE_SECONDS = 120
+LAUNCHERS = "launch/moe_kernels.asc"
+LAUNCHER = re.compile(r"^MOE_(FUSED_)?LAUNCHER\(\w+, (?P<name>\w+)\)$", re.MULTILINE)
+COMPILE_SECONDS = seconds(120)
 NOT_KEPT = -7
 FLAGS = ("-std=c++17", "-shared", "-fPIC", "-pthread", "-fvisibility-inlines-hidden", "-fno-gnu-unique")
 
@@ -70,14 +74,26 @@ def patched(patches: Sequence[Patch]) -> dict[str, str]:
     return texts
 
 
-def build(*, strict: bool, patches: Sequence[Patch] = ()) -> Path:
+def with_launchers(text: str, symbols: Collection[str]) -> str:
+    """The file of launchers with these only: what is not launched need not be compiled."""
+    return LAUNCHER.sub(lambda found: found[0] if f"moe_{found['name']}" in symbols else "", text)
+
+
+def build(*, strict: bool, patches: Sequence[Patch] = (), launchers: Collection[str] | None = None) -> Path:
     """Compiles the launchers, unless the same text was compiled before, and returns the library's path.
+
+    Args:
+        strict: strict emulation, or the fast one.
+        patches: changes to the sources.
+        launchers: their symbols; None for all.
 
     Raises:
         AssertionError: a patch does not apply exactly once.
         subprocess.CalledProcessError: the compiler refuses the text.
     """
     texts = patched(patches)
+    if launchers is not None:
+        texts[LAUNCHERS] = with_launchers(texts[LAUNCHERS], launchers)
     # A mutant runs until it dies, mostly at once: compiling it is what takes time.
     level = ("-O0" if patches else "-O1") if strict else "-O2"
     options = [*FLAGS, level, *(["-DMOE_EMULATION_STRICT"] if strict else [])]
@@ -87,7 +103,7 @@ def build(*, strict: bool, patches: Sequence[Patch] = ()) -> Path:
         return library
     changes_emulation = any(patch.file.startswith("emulation/") for patch in patches)
     parsed = _parsed_emulation(options, texts) if patches and not changes_emulation else []
-    return _compile(texts, [*options, *parsed, "-xc++", "launch/moe_kernels.asc"], library)
+    return _compile(texts, [*options, *parsed, "-xc++", LAUNCHERS], library)
 
 
 def _parsed_emulation(options: list[str], texts: dict[str, str]) -> list[str]:
@@ -139,6 +155,10 @@ class LaunchError(Exception):
     """A check of the emulation failed."""
 
 
+class NoLauncherError(Exception):
+    """A library was built without this launcher."""
+
+
 def address(array: np.ndarray) -> int:
     """Where an array's first byte lies."""
     assert array.flags.c_contiguous
@@ -185,16 +205,24 @@ class Completed:
 
 
 class Library:
-    """One build of the kernels."""
+    """One build of the kernels.
+
+    Attributes:
+        launched: symbols of what was launched so far.
+        lacked: those of them that this build has not.
+    """
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
         self._launches = itertools.count()
         self._library.moe_last_error.restype = ctypes.c_char_p
+        self.launched: set[str] = set()
+        self.lacked: set[str] = set()
         for kernel in LAUNCHED:
-            function = getattr(self._library, kernel.symbol)
-            function.argtypes = (ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
-            function.restype = ctypes.c_int
+            if hasattr(self._library, kernel.symbol):
+                function = getattr(self._library, kernel.symbol)
+                function.argtypes = (ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
+                function.restype = ctypes.c_int
         self._library.moe_nic_open.argtypes = (ctypes.c_void_p,)
         self._library.moe_nic_open.restype = ctypes.c_void_p
         self._library.moe_nic_close.argtypes = (ctypes.c_void_p,)
@@ -287,5 +315,9 @@ class Library:
         self._call(BY_NAME[name].symbol, blocks, pack(BY_NAME[name], arguments))
 
     def _call(self, symbol: str, blocks: int, words: np.ndarray) -> None:
+        self.launched.add(symbol)
+        if not hasattr(self._library, symbol):
+            self.lacked.add(symbol)
+            raise NoLauncherError(symbol)
         if getattr(self._library, symbol)(blocks, None, address(words)) != 0:
             raise LaunchError(f"{symbol}: {self._library.moe_last_error().decode()}")

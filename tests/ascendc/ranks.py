@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from tests.patience import seconds
+
 from .library import Library
 
-THREAD_SECONDS = 60
+THREAD_SECONDS = seconds(60)
 
 
 class Ranks:

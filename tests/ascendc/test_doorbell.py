@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import seconds
+
 EMULATION = Path(__file__).resolve().parents[2] / "kernels_ascendc" / "emulation"
 ROUNDS = 4000
 POSTS = 100_000
@@ -16,7 +18,7 @@ UNTIL_DUE, GATHERING, UNTIL_POSTED = 1, 2, 3  # `Sleep` of post_ring.h
 def _built(folder: Path, name: str) -> Path:
     path, source = folder / name, Path(__file__).with_name(f"{name}.cpp")
     command = ["g++", "-std=c++17", "-O2", "-pthread", f"-I{EMULATION}", str(source), "-o", str(path)]
-    subprocess.run(command, check=True, timeout=120)
+    subprocess.run(command, check=True, timeout=seconds(120))
     return path
 
 
@@ -33,7 +35,7 @@ def post_bell(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("ringers", "sleepers"), [(1, 1), (1, 3), (3, 1), (3, 2)])
 def test_no_wake_is_lost(program: Path, ringers: int, sleepers: int) -> None:
     arguments = [str(program), str(ROUNDS), str(ringers), str(sleepers)]
-    done = subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=seconds(120))
     assert done.stdout.split() == [str(ROUNDS * ringers), str(ROUNDS * sleepers)]
 
 
@@ -42,5 +44,5 @@ def test_no_wake_is_lost(program: Path, ringers: int, sleepers: int) -> None:
 )
 def test_no_post_is_slept_through(post_bell: Path, depth: int, least: int) -> None:
     arguments = [str(post_bell), str(POSTS), str(depth), str(least)]
-    done = subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=seconds(120))
     assert done.stdout.split() == [str(POSTS)]

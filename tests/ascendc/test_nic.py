@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import seconds
+
 EMULATION = Path(__file__).resolve().parents[2] / "kernels_ascendc" / "emulation"
 SEEDS = range(1, 9)
 Nic = Callable[..., list[int]]
@@ -18,11 +20,11 @@ def nic(tmp_path_factory: pytest.TempPathFactory) -> Nic:
     path = tmp_path_factory.mktemp("nic") / "nic"
     source = Path(__file__).with_name("nic.cpp")
     command = ["g++", "-std=c++17", "-O2", "-pthread", f"-I{EMULATION}", str(source), "-o", str(path)]
-    subprocess.run(command, check=True, timeout=120)
+    subprocess.run(command, check=True, timeout=seconds(120))
 
     def run(*words: object) -> list[int]:
         done = subprocess.run(
-            [str(path), *map(str, words)], check=True, capture_output=True, text=True, timeout=60
+            [str(path), *map(str, words)], check=True, capture_output=True, text=True, timeout=seconds(60)
         )
         return [int(word) for word in done.stdout.split()]
 

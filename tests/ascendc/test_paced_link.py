@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import seconds
+
 EMULATION = Path(__file__).resolve().parents[2] / "kernels_ascendc" / "emulation"
 MEGABYTE = 10**6
 
@@ -16,7 +18,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("paced_link") / "paced_link"
     source = Path(__file__).with_name("paced_link.cpp")
     command = ["g++", "-std=c++17", "-O2", "-pthread", f"-I{EMULATION}", str(source), "-o", str(path)]
-    subprocess.run(command, check=True, timeout=120)
+    subprocess.run(command, check=True, timeout=seconds(120))
     return path
 
 
@@ -34,7 +36,9 @@ def test_n_bytes_take_their_time(
     program: Path, threads: int, rate: int, bucket: int, writes: int, size: int
 ) -> None:
     arguments = [str(value) for value in (rate, bucket, threads, writes, size)]
-    done = subprocess.run([str(program), *arguments], check=True, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [str(program), *arguments], check=True, capture_output=True, text=True, timeout=seconds(120)
+    )
     took_ns, taken, fewest = map(int, done.stdout.split())
     assert taken == threads * writes * size
     assert took_ns * rate >= (taken - bucket) * 10**9

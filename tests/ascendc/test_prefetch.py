@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import seconds
+
 from .library import COMPILE_SECONDS, include_options
 
 PROGRAM = """
@@ -55,5 +57,5 @@ def test_rows_loaded_ahead_arrive(tmp_path: Path, options: list[str]) -> None:
     include = include_options(tmp_path)
     command = ["g++", "-std=c++17", "-O1", "-pthread", *options, *include, "main.cpp", "-o", "main"]
     subprocess.run(command, cwd=tmp_path, check=True, timeout=COMPILE_SECONDS)
-    done = subprocess.run(["./main"], cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(["./main"], cwd=tmp_path, capture_output=True, text=True, timeout=seconds(30))
     assert done.returncode == 0, done.stdout

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import seconds
+
 from .library import COMPILE_SECONDS, include_options
 
 PROGRAM = """
@@ -114,7 +116,9 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     options = ["-std=c++17", "-O1", "-pthread", "-DMOE_EMULATION_STRICT"]
     command = ["g++", *options, *include, "main.cpp", "-o", "main"]
     subprocess.run(command, cwd=folder, check=True, timeout=COMPILE_SECONDS)
-    done = subprocess.run(["./main"], cwd=folder, capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run(
+        ["./main"], cwd=folder, capture_output=True, text=True, check=True, timeout=seconds(30)
+    )
     return dict(line.split("=", 1) for line in done.stdout.splitlines())
 
 

@@ -18,6 +18,7 @@ from autotune.search.study import start_of
 from autotune.search.task import WrongBitsError
 from moe_triton.core.errors import ArgumentError
 from tests.autotune.tasks import Bowl, Met, Wrong, bowls, wide
+from tests.patience import seconds
 
 DEADLINE_S = 60.0
 
@@ -148,7 +149,7 @@ def test_a_script_without_a_guard_searches_with_workers(tmp_path: Path, is_file:
         input="" if is_file else text,
         capture_output=True,
         text=True,
-        timeout=2 * DEADLINE_S,
+        timeout=seconds(2) * DEADLINE_S,
         check=False,
         env={**os.environ, "PYTHONPATH": str(Path.cwd())},
     )

@@ -10,6 +10,7 @@ import torch
 from moe_triton.backends.cpu import extension, output_pool
 from moe_triton.backends.cpu.output_pool import OutputPool
 from tests.headers import needs_headers
+from tests.patience import seconds
 
 pytestmark = needs_headers
 
@@ -97,7 +98,7 @@ def test_tensors_may_be_given_back_on_any_thread() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=seconds(60))
         assert not thread.is_alive()
 
 

@@ -16,6 +16,7 @@ from moe_triton import EPBuffer
 from moe_triton import torch_npu_ops as ops
 from moe_triton.tools.selftest.cases import experts_of, inputs_of, make_buffer, smooth_scales_of
 from tests.distributed.cases import small_case
+from tests.patience import seconds
 
 HIDDEN = 64
 Outputs = list[Any]
@@ -76,7 +77,7 @@ def chains(rank: int, num_ranks: int, buffer: EPBuffer) -> dict[str, Chain]:
 
 def new_buffer(num_ranks: int) -> EPBuffer:
     """What "EPBuffer" calls."""
-    return make_buffer(small_case(num_ranks), timeout_s=20.0)
+    return make_buffer(small_case(num_ranks), timeout_s=seconds(20.0))
 
 
 def _of_buffer(rank: int, num_ranks: int, buffer: EPBuffer) -> Chain:

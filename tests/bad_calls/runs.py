@@ -14,6 +14,7 @@ from moe_triton.core.errors import MoeTritonError
 from tests.bad_calls.cases import BadCall, bad_calls
 from tests.bad_calls.chains import Arguments, Chain, Outputs, chains, new_buffer
 from tests.bad_calls.locals import construction, steps
+from tests.patience import seconds
 
 # Bad calls between two good rounds.
 BATCH = 20
@@ -67,7 +68,7 @@ def run_chain(rank: int, num_ranks: int, name: str, alone: bool, stride: int = 1
 
 @contextmanager
 def _everything(rank: int, num_ranks: int) -> Iterator[dict[str, Chain]]:
-    ops.configure(relaxed=True, timeout_s=20.0)
+    ops.configure(relaxed=True, timeout_s=seconds(20.0))
     try:
         with new_buffer(num_ranks) as buffer:
             yield chains(rank, num_ranks, buffer)

@@ -9,6 +9,7 @@ import pytest
 
 from moe_triton.processes import RankGroup
 from tests.bad_calls.runs import Outcome, run_chain, run_constructions, run_locals
+from tests.patience import seconds
 
 Groups = Callable[[int], RankGroup]
 CHAINS = ("EPBuffer", "V1", "V2", "norm", "halves", "group")
@@ -51,18 +52,18 @@ def test_bad_constructions(ranks: Groups, tmp_path: Path, alone: bool) -> None:
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize("name", CHAINS)
 def test_every_bad_call_on_one_rank(ranks: Groups, name: str, num_ranks: int) -> None:
-    made = judge(ranks(num_ranks).run(run_chain, name, True, timeout_s=300.0))
+    made = judge(ranks(num_ranks).run(run_chain, name, True, timeout_s=seconds(300.0)))
     assert len(made) >= (LEAST if name != "EPBuffer" and name != "group" else LEAST // 4)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", CHAINS)
 def test_bad_calls_on_all_of_four_ranks(ranks: Groups, name: str) -> None:
-    judge(ranks(4).run(run_chain, name, False, timeout_s=300.0))
+    judge(ranks(4).run(run_chain, name, False, timeout_s=seconds(300.0)))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_every_bad_construction(ranks: Groups, tmp_path: Path, num_ranks: int, alone: bool) -> None:
-    judge(ranks(num_ranks).run(run_constructions, str(tmp_path), alone, timeout_s=600.0))
+    judge(ranks(num_ranks).run(run_constructions, str(tmp_path), alone, timeout_s=seconds(600.0)))

@@ -13,6 +13,7 @@ import pytest
 from benchmarks.compare.cases import ROOT, ROUTES, Case, Job
 from benchmarks.compare.launch import BenchmarkError, Message, Mpi, run_job
 from benchmarks.compare.samples import Sample, from_message, read_csv
+from tests.patience import seconds
 
 TOKENS, ITERATIONS = 2, 2
 NO_MPI = Mpi(None, "not on this machine")
@@ -63,7 +64,9 @@ def test_the_command_with_mpi(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.compare", "--ranks", "2", "--tokens", str(TOKENS)]
     command += ["--iterations", str(ITERATIONS), "--both", "--out", str(tmp_path)]
     command += ["--json", str(tmp_path / "copy.json")]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
+    ended = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=seconds(240)
+    )
     assert ended.returncode == 0, ended.stderr
     check_samples(read_csv(tmp_path / "compare.csv"), list(ROUTES))
     report = json.loads((tmp_path / "compare.json").read_text())

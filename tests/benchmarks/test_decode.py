@@ -12,6 +12,7 @@ import pytest
 from benchmarks.charges import STATES, Pair, charges_us
 from benchmarks.compare.traffic import combine_traffic
 from benchmarks.decode import WAYS
+from tests.patience import seconds
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAG = ("dispatch", "wait")
@@ -64,7 +65,9 @@ def test_results_that_are_copied_are_counted_as_bytes() -> None:
 def test_it_runs(tmp_path: Path) -> None:
     path = tmp_path / "records.json"
     options = ["--iterations", "3", "--ranks", "2", "--json", str(path)]
-    subprocess.run([sys.executable, "-m", "benchmarks.decode", *options], cwd=ROOT, check=True, timeout=300)
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.decode", *options], cwd=ROOT, check=True, timeout=seconds(300)
+    )
     records = json.loads(path.read_text())
     found = {(r["case"]["quantize"], r["case"]["route"], r["metric"]): r["value"] for r in records}
     for case in ((quantize, route) for quantize in ("", "int8") for route in WAYS):

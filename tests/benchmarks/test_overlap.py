@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.harness import median_with_interval
 from benchmarks.overlap import PACK, hidden, overlap_us
+from tests.patience import seconds
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,7 +47,7 @@ def test_it_runs(tmp_path: Path) -> None:
     path = tmp_path / "records.json"
     options = ["--iterations", "2", "--tokens", "8", "--parts", "2", "--json", str(path)]
     command = [sys.executable, "-m", "benchmarks.overlap", *options]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=300)
+    subprocess.run(command, cwd=ROOT, check=True, timeout=seconds(300))
     found = {
         (r["case"]["rows"], r["case"]["operator"], r["case"]["route"], r["metric"]): r["value"]
         for r in json.loads(path.read_text())

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import seconds
+
 ROOT = Path(__file__).resolve().parents[2]
 
 RUNS = {
@@ -41,7 +43,7 @@ def test_records(name: str, tmp_path: Path) -> None:
     options, metrics, case_keys = RUNS[name]
     out = tmp_path / "records.json"
     command = [sys.executable, "-m", f"benchmarks.{name}", *options, "--json", str(out)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=240)
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=seconds(240))
     records = json.loads(out.read_text())
     assert {record["metric"] for record in records} >= metrics
     for record in records:
@@ -68,7 +70,7 @@ def test_records(name: str, tmp_path: Path) -> None:
 )
 def test_numbers_that_cannot_be_are_refused_in_a_line(words: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", f"benchmarks.{words[0]}", *words[1:]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds(120), check=False)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert f"argument {words[-2]}: {words[-1]}" in done.stderr
@@ -76,7 +78,7 @@ def test_numbers_that_cannot_be_are_refused_in_a_line(words: tuple[str, ...]) ->
 
 def test_what_a_rank_of_a_benchmark_refuses_is_a_line() -> None:
     command = [sys.executable, "-m", "benchmarks.memory", "--ranks", "3", "--tokens", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds(120), check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("ranks 0, 1, 2: ")
     assert "Traceback" not in done.stderr

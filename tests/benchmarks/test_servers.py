@@ -15,6 +15,7 @@ from benchmarks.servers.packing import packed
 from benchmarks.servers.posts import crossing
 from benchmarks.servers.relaying import Relayed, relayed
 from benchmarks.servers.runs import Wire
+from tests.patience import seconds
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,7 +49,9 @@ def test_it_runs(tmp_path: Path) -> None:
         "--json",
         str(path),
     ]
-    subprocess.run([sys.executable, "-m", "benchmarks.servers", *options], cwd=ROOT, check=True, timeout=200)
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.servers", *options], cwd=ROOT, check=True, timeout=seconds(200)
+    )
     found = [record for record in json.loads(path.read_text()) if record["metric"] == "time_vs_formula"]
     assert {(r["case"]["operator"], r["case"]["route"]) for r in found} == {
         (operator, route) for operator in ("dispatch", "combine") for route in ("blocks", "rows")
@@ -163,7 +166,9 @@ def test_parts_are_held_against_one(tmp_path: Path) -> None:
 def test_overlap_runs(tmp_path: Path) -> None:
     path = tmp_path / "records.json"
     options = ["overlap", "--ranks", "2", "--tokens", "2", "--iterations", "2", "--json", str(path)]
-    subprocess.run([sys.executable, "-m", "benchmarks.servers", *options], cwd=ROOT, check=True, timeout=200)
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.servers", *options], cwd=ROOT, check=True, timeout=seconds(200)
+    )
     found = json.loads(path.read_text())
     metrics = {"work_beside_link", "work_beside_posts", "posts_beside_link"}
     assert {(r["case"]["operator"], r["case"]["route"], r["metric"]) for r in found} == {
@@ -179,7 +184,7 @@ def records_of(tmp_path: Path, *options: str) -> list[dict[str, Any]]:
     """What a figure writes."""
     path = tmp_path / "records.json"
     command = [sys.executable, "-m", "benchmarks.servers", *options, "--json", str(path)]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=240)
+    subprocess.run(command, cwd=ROOT, check=True, timeout=seconds(240))
     found: list[dict[str, Any]] = json.loads(path.read_text())
     return found
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from moe_triton import tables
 from moe_triton.core.cpu_family import cpu_family
+from tests.patience import seconds
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,7 +31,7 @@ def test_it_runs(tmp_path: Path) -> None:
         "--json",
         str(path),
     ]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=200)
+    subprocess.run(command, cwd=ROOT, check=True, timeout=seconds(200))
     found = [r for r in json.loads(path.read_text()) if r["metric"] == "tuned_vs_plain"]
     assert {(r["case"]["operator"], r["case"]["rows"]) for r in found} == {
         (operator, rows) for operator in ("dispatch", "combine") for rows in ("bf16", "int8")

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from moe_triton.tools.cli.build import find_program
+from tests.patience import seconds
 
 SOURCES = Path(__file__).resolve().parents[2] / "kernels_ascendc"
 
@@ -105,7 +106,7 @@ def cmake(*words: str | Path, home: Path | None = None, code: int | None = 0) ->
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=240,
+        timeout=seconds(240),
         check=False,
     )
     assert done.returncode == code if code is not None else done.returncode != 0, done.stdout

@@ -14,6 +14,7 @@ from moe_triton.backends.npu.library import LIBRARY
 from moe_triton.backends.npu.toolchain import WHY_OLDEST_CANN
 from moe_triton.tools import codegen
 from tests.build.fake_cann import SOURCES, FakeCann, cmake
+from tests.patience import seconds
 
 KERNELS = f"{SOURCES}/launch/moe_kernels.asc"
 POSTS = "tests/build/api/memfabric"
@@ -181,5 +182,5 @@ def test_the_sources_are_installed_and_can_be_built_from(tmp_path: Path) -> None
 def test_headers_are_made_without_any_package(tmp_path: Path) -> None:
     """A build in isolation has no torch."""
     words = [sys.executable, "-S", SOURCES / "cmake" / "generate.py", SOURCES.parent / "moe_triton", tmp_path]
-    subprocess.run(words, check=True, timeout=60)
+    subprocess.run(words, check=True, timeout=seconds(60))
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == codegen.headers()

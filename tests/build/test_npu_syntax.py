@@ -20,6 +20,7 @@ from moe_triton.core.fused import LAUNCHED
 from moe_triton.core.installing import install
 from moe_triton.tools import codegen
 from tests.build.fake_cann import SOURCES
+from tests.patience import seconds
 
 cindex: Any = pytest.importorskip("clang.cindex", reason=f"clang is missing: {install('dev')}")
 
@@ -47,7 +48,7 @@ launches = pytest.mark.parametrize("dialect", ["attributes", "macro"])
 def system_folders() -> list[str]:
     """Where g++ has its headers: libclang comes without any."""
     command = ["g++", "-E", "-xc++", "-v", "/dev/null"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stderr
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=seconds(60)).stderr
     listed = said.split("#include <...> search starts here:")[1].split("End of search list")[0].split()
     return [word for folder in listed for word in ("-isystem", folder)]
 

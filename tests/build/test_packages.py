@@ -22,6 +22,7 @@ from moe_triton.tools import codegen
 from moe_triton.tools.cli.app import app
 from tests.build.fake_cann import SOURCES
 from tests.headers import HAS_HEADERS
+from tests.patience import seconds
 
 pytestmark = pytest.mark.long  # each compiles the kernels with all optimisations, or packs a checkout
 
@@ -32,7 +33,7 @@ FILES = {str(path.relative_to(ROOT)) for path in SOURCES.rglob("[!.]*") if path.
 def run_hook(code: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "ASCEND_HOME_PATH"}
     command = [sys.executable, "-c", f"import scikit_build_core.build as build; {code}"]
-    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, timeout=280)
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, timeout=seconds(280))
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ import pytest
 
 from moe_triton.core import triton_package
 from moe_triton.core.triton_package import OWNER, PACKAGE, Ownership, digest, write_placeholder
+from tests.patience import seconds
 
 SCRIPT = Path(triton_package.__file__)
 
@@ -66,7 +67,9 @@ class Place:
     def __init__(self, folder: Path) -> None:
         self.python = folder / "environment" / "bin" / "python"
         subprocess.run(
-            [sys.executable, "-m", "venv", "--without-pip", self.python.parents[1]], check=True, timeout=120
+            [sys.executable, "-m", "venv", "--without-pip", self.python.parents[1]],
+            check=True,
+            timeout=seconds(120),
         )
         version = f"python{sys.version_info.major}.{sys.version_info.minor}"
         self.site = self.python.parents[1] / "lib" / version / "site-packages"
@@ -82,7 +85,12 @@ class Place:
     def run(self, *arguments: object, code: int = 0) -> str:
         command = [str(self.python), *map(str, arguments)]
         done = subprocess.run(
-            command, env=self.environment, cwd=self.wheels, capture_output=True, text=True, timeout=120
+            command,
+            env=self.environment,
+            cwd=self.wheels,
+            capture_output=True,
+            text=True,
+            timeout=seconds(120),
         )
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr

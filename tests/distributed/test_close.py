@@ -9,6 +9,7 @@ import pytest
 from moe_triton.processes import RankGroup
 from tests.distributed import closed
 from tests.distributed.interrupted import WAYS, Way
+from tests.patience import seconds
 
 Groups = Callable[[int], RankGroup]
 
@@ -48,4 +49,4 @@ def test_outputs_in_the_window_outlive_it(ranks: Groups) -> None:
 
 @pytest.mark.parametrize("rounds", [18, pytest.param(600, marks=pytest.mark.long)])
 def test_closing_at_any_moment(ranks: Groups, rounds: int) -> None:
-    assert ranks(2).run(closed.close_at_any_moment, rounds, timeout_s=600.0) == [[], []]
+    assert ranks(2).run(closed.close_at_any_moment, rounds, timeout_s=seconds(600.0)) == [[], []]

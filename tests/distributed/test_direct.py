@@ -27,6 +27,7 @@ from tests.distributed.direct_workers import (
     use_expert_output,
 )
 from tests.distributed.workers import bits_of_a_round
+from tests.patience import seconds
 
 Groups = Callable[[int], RankGroup]
 WAYS: list[Way] = list(get_args(Way))
@@ -35,7 +36,7 @@ WAYS: list[Way] = list(get_args(Way))
 def assert_equal(ranks: Groups, case: Case, ways: list[Way]) -> None:
     case = with_scheme(case, "direct")
     num_ranks = case.config.num_ranks
-    assert ranks(num_ranks).run(compare_schemes, case, ways, timeout_s=120.0) == [[]] * num_ranks
+    assert ranks(num_ranks).run(compare_schemes, case, ways, timeout_s=seconds(120.0)) == [[]] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
@@ -114,12 +115,12 @@ def test_real_sizes(ranks: Groups) -> None:
 def test_any_order_of_operators_with_stragglers(ranks: Groups, schedule: str, quantize: str | None) -> None:
     case = small_case(3, "direct", tokens=(4, 1, 3), quantize=quantize)
     long = schedule * (120 // len(schedule))
-    assert ranks(3).run(run_schedule, case, long, 6, timeout_s=120.0) == [[]] * 3
+    assert ranks(3).run(run_schedule, case, long, 6, timeout_s=seconds(120.0)) == [[]] * 3
 
 
 def test_many_rounds_with_stragglers(ranks: Groups) -> None:
     case = small_case(4, "direct", tokens=(4, 0, 3, 1), quantize="int8")
-    assert ranks(4).run(run_schedule, case, "DC" * 700, 40, timeout_s=240.0) == [[]] * 4
+    assert ranks(4).run(run_schedule, case, "DC" * 700, 40, timeout_s=seconds(240.0)) == [[]] * 4
 
 
 @settings(max_examples=8)

@@ -16,6 +16,7 @@ from moe_triton.processes import RankGroup
 from moe_triton.schemes import product_of
 from tests.distributed.cases import Case, cases, small_case
 from tests.distributed.workers import bits_of_a_round, compare_rounds, make_buffer, many_rounds
+from tests.patience import seconds
 from tests.test_reference import CUMULATIVE, EXPAND_IDX, RECV_COUNTS, ints, worked_example
 
 Groups = Callable[[int], RankGroup]
@@ -93,7 +94,7 @@ def test_worked_example_to_the_digit(ranks: Groups) -> None:
 
 def test_two_thousand_rounds_with_stragglers(ranks: Groups) -> None:
     case = small_case(4, rounds=2000, tokens=(4, 0, 3, 1), quantize="int8")
-    results = ranks(4).run(many_rounds, case, 40, timeout_s=240.0)
+    results = ranks(4).run(many_rounds, case, 40, timeout_s=seconds(240.0))
     assert results == [[]] * 4
 
 

@@ -28,6 +28,7 @@ from moe_triton.schemes.fullmesh.layout import WindowLayout
 from tests.distributed.cases import experts_of, inputs_of, small_case
 from tests.distributed.failures import SHM, leftovers, message_of, new_prefix, prefixed
 from tests.distributed.workers import compare_rounds, expected_round, make_buffer, one_round
+from tests.patience import seconds
 
 Groups = Callable[[int], RankGroup]
 
@@ -129,7 +130,7 @@ def construct_differently(rank: int, num_ranks: int, changes: dict[str, Any]) ->
     options: dict[str, Any] = {"num_max_tokens_per_rank": 4, "hidden": 64, "num_topk": 2, "num_experts": 8}
     if rank == num_ranks - 1:
         options |= changes
-    return message_of(lambda: EPBuffer(relaxed=True, timeout_s=20, **options), ConfigMismatchError)
+    return message_of(lambda: EPBuffer(relaxed=True, timeout_s=seconds(20), **options), ConfigMismatchError)
 
 
 def test_disagreement_names_field_and_ranks(ranks: Groups) -> None:
@@ -214,7 +215,12 @@ print(buffer.num_ranks, buffer.num_local_experts, buffer.capacity, buffer.group 
 def alone(**environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", ALONE]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env=os.environ | environment, check=False
+        command,
+        capture_output=True,
+        text=True,
+        timeout=seconds(120),
+        env=os.environ | environment,
+        check=False,
     )
 
 

@@ -14,6 +14,7 @@ import pytest
 from moe_triton.processes import RankGroup
 from tests.distributed import closed
 from tests.distributed.interrupted import Way
+from tests.patience import seconds
 
 Groups = Callable[[int], RankGroup]
 REFUSED = (
@@ -62,4 +63,4 @@ sys.exit(str(wrong) if wrong else 0)
 
 
 def test_blocks_run_in_a_forked_child() -> None:
-    subprocess.run([sys.executable, "-c", BLOCKS_IN_A_CHILD], check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", BLOCKS_IN_A_CHILD], check=True, timeout=seconds(100))

@@ -31,6 +31,7 @@ from tests.distributed.hierarchy_runs import (
     straggle,
     traffic_of,
 )
+from tests.patience import seconds
 from tests.trace.test_traces import check_nesting, read, spans_of
 
 Groups = Callable[[int], RankGroup]
@@ -72,19 +73,19 @@ def many_cases(servers: int, cards: int) -> list[Relayed]:
 @pytest.mark.parametrize(("servers", "cards"), [(2, 2), (4, 2)])
 def test_bits_and_tables_are_the_references(ranks: Groups, servers: int, cards: int) -> None:
     count = servers * cards
-    assert ranks(count).run(compare, few_cases(servers, cards), timeout_s=240) == [[]] * count
+    assert ranks(count).run(compare, few_cases(servers, cards), timeout_s=seconds(240)) == [[]] * count
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("servers", "cards"), [(2, 2), (4, 2), (2, 4), (3, 1), (8, 2)])
 def test_every_routing(ranks: Groups, servers: int, cards: int) -> None:
     count = servers * cards
-    assert ranks(count).run(compare, many_cases(servers, cards), timeout_s=900) == [[]] * count
+    assert ranks(count).run(compare, many_cases(servers, cards), timeout_s=seconds(900)) == [[]] * count
 
 
 def test_late_ranks_change_nothing(ranks: Groups) -> None:
     of = relayed(2, 2, nic=UNORDERED)
-    assert ranks(4).run(straggle, of, 24, timeout_s=240) == [[]] * 4
+    assert ranks(4).run(straggle, of, 24, timeout_s=seconds(240)) == [[]] * 4
 
 
 @pytest.mark.parametrize("posts", POSTS)
@@ -128,7 +129,7 @@ def test_what_is_passed_on_while_a_servers_last_token_is_under_way(
     ranks: Groups, tmp_path: Path, posts: Posts
 ) -> None:
     of, trace = relayed(2, 2, rounds=1, topk=4, tokens=(4,) * 4), tmp_path / "trace.json"
-    seen = ranks(4).run(held_back, of, posts, 1.5, str(trace), timeout_s=60)[0]
+    seen = ranks(4).run(held_back, of, posts, 1.5, str(trace), timeout_s=seconds(60))[0]
     assert not seen.is_over
     assert (seen.own_rows, seen.own_entries) == (posts == "aiv",) * 2
     assert seen.slow_rows == (posts == "aiv")
@@ -295,7 +296,7 @@ def steps_of(of: Relayed, operator: str, posts: Posts) -> list[str]:
 def check_named(of: Relayed, posts: Posts, operator: str, steps: int) -> None:
     victim = of.config.num_ranks - 1
     given = of, posts, victim, operator, steps
-    found = run_ranks(die_at, of.config.num_ranks, given, timeout_s=90, allow_failures=True)
+    found = run_ranks(die_at, of.config.num_ranks, given, timeout_s=seconds(90), allow_failures=True)
     server = of.config.topology.servers[victim]
     assert isinstance(found[victim], RankFailedError)
     for told in found[:victim]:

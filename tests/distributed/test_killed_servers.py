@@ -21,6 +21,7 @@ from moe_triton.processes import RankFailedError, run_ranks
 from moe_triton.tools.selftest.cases import combined, dispatched
 from tests.distributed.cases import Case, inputs_of, small_case
 from tests.distributed.workers import make_buffer, one_round
+from tests.patience import seconds
 
 TIMEOUT_S = 3.0
 FAST_GB_PER_S = 10.0
@@ -76,7 +77,9 @@ def check(scheme: str, servers: tuple[int, ...], operator: Operator, moment: str
     """Raises unless every survivor names all ranks of the last server; which operator failed on each."""
     case = case_of(scheme, servers)
     gone = tuple(case.config.topology.ranks_on(len(servers) - 1))
-    results = run_ranks(killed, sum(servers), (case, operator, moment), allow_failures=True, timeout_s=60)
+    results = run_ranks(
+        killed, sum(servers), (case, operator, moment), allow_failures=True, timeout_s=seconds(60)
+    )
     failed = []
     for rank, result in enumerate(results):
         if rank in gone:

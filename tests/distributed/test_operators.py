@@ -17,6 +17,7 @@ from moe_triton.processes import RankGroup
 from tests.distributed.operator_cases import FEATURES, OperatorCase, is_valid
 from tests.distributed.operator_runs import check, run_rank
 from tests.distributed.pairs import pairs_in, pairwise
+from tests.patience import seconds
 
 Groups = Callable[[int], RankGroup]
 # What the short matrix leaves to the long one: sizes that only compile more kernels, and many processes.
@@ -43,7 +44,7 @@ def run_all(ranks: Groups, cases: Sequence[OperatorCase]) -> dict[str, list[str]
     """What differs from the reference, by case."""
     wrong = {}
     for case in cases:
-        found = check(case, ranks(case.num_processes).run(run_rank, case, timeout_s=120))
+        found = check(case, ranks(case.num_processes).run(run_rank, case, timeout_s=seconds(120)))
         if found:
             wrong[described(case)] = found
     return wrong
@@ -61,7 +62,9 @@ def test_native_calls_give_the_same(ranks: Groups, part: int) -> None:
     for case in pairwise(**SHORT)[part::9]:
         longer = replace(case, rounds=5)
         run = functools.partial(run_rank, canaries=False)
-        found = check(longer, ranks(case.num_processes).run(run, longer, timeout_s=120), canaries=False)
+        found = check(
+            longer, ranks(case.num_processes).run(run, longer, timeout_s=seconds(120)), canaries=False
+        )
         if found:
             wrong[described(longer)] = found
     assert wrong == {}
@@ -136,7 +139,7 @@ def test_the_order_of_arrival_changes_no_bit(ranks: Groups, options: dict[str, A
     """The same inputs five times over, ranks being late by chance."""
     case = OperatorCase(stragglers=True, rounds=1, **options)
     group = ranks(case.num_processes)
-    first, *others = (group.run(run_rank, case, delays, timeout_s=120) for delays in range(5))
+    first, *others = (group.run(run_rank, case, delays, timeout_s=seconds(120)) for delays in range(5))
     assert all(other == first for other in others)
     assert check(case, first) == []
 
@@ -151,7 +154,7 @@ def poisoned(process: int, num_processes: int, case: OperatorCase, poison: float
 def test_what_is_no_number_stays_in_its_token(ranks: Groups, options: dict[str, Any], poison: float) -> None:
     # every token goes to experts that look at it
     case = OperatorCase(rounds=1, **{**options, "mask": "none", "special": "none"})
-    answers = ranks(case.num_processes).run(poisoned, case, poison, timeout_s=120)
+    answers = ranks(case.num_processes).run(poisoned, case, poison, timeout_s=seconds(120))
     for process, (clean, other) in enumerate(answers):
         (before,), (after,) = (torch.load(io.BytesIO(saved)) for saved in (clean, other))
         rows = before["x"].flatten(1).view(torch.int16) == after["x"].flatten(1).view(torch.int16)

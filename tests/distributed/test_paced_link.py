@@ -21,6 +21,7 @@ from moe_triton.tools.selftest.comparison import wrong_received
 from tests.distributed.cases import Case, inputs_of, small_case
 from tests.distributed.interrupted import error_of, later, send
 from tests.distributed.workers import expected_round, make_buffer, one_round
+from tests.patience import seconds
 
 Groups = Callable[[int], RankGroup]
 TOKENS, HIDDEN, TOPK = 64, 1024, 2
@@ -155,7 +156,7 @@ def slow_sender(rank: int, num_ranks: int, num_blocks: int, how: str) -> Any:
     """Rank 0 sends over a link that would take minutes, and is interrupted, or closed by another thread."""
     case = small_case(num_ranks, num_blocks=num_blocks)
     with paced(PacedLink(10_000)) as link:
-        buffer = make_buffer(case, timeout_s=60.0)
+        buffer = make_buffer(case, timeout_s=seconds(60.0))
     inputs = inputs_of(case, rank, 0)
     one_round(buffer, case, inputs, None)
     ids = torch.arange(case.config.num_topk * 4).view(4, -1).int() % case.config.num_experts

@@ -17,6 +17,7 @@ from moe_triton.processes import RankGroup
 from moe_triton.tools.selftest.comparison import wrong_received
 from tests.distributed.cases import Case, inputs_of, small_case
 from tests.distributed.workers import compare_rounds, make_buffer, many_rounds, one_round
+from tests.patience import seconds
 
 Groups = Callable[[int], RankGroup]
 SCHEMES = ("fullmesh_v1", "fullmesh")
@@ -67,7 +68,7 @@ def test_bits_are_the_references(ranks: Groups, scheme: str, servers: tuple[int,
         (case_of(scheme, servers, routing="none"), UNORDERED),
         *((to_one_server(case_of(scheme, servers), server), ORDERED) for server in range(2)),
     ]
-    assert ranks(4).run(compare, cases, timeout_s=120) == [[]] * 4
+    assert ranks(4).run(compare, cases, timeout_s=seconds(120)) == [[]] * 4
 
 
 def straggle(rank: int, num_ranks: int, case: Case, settings: NicSettings) -> list[str]:
@@ -77,7 +78,7 @@ def straggle(rank: int, num_ranks: int, case: Case, settings: NicSettings) -> li
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_late_ranks_change_nothing(ranks: Groups, scheme: str) -> None:
-    assert ranks(4).run(straggle, case_of(scheme, (2, 2)), UNORDERED, timeout_s=120) == [[]] * 4
+    assert ranks(4).run(straggle, case_of(scheme, (2, 2)), UNORDERED, timeout_s=seconds(120)) == [[]] * 4
 
 
 def masked(rank: int, num_ranks: int, case: Case, settings: NicSettings) -> list[str]:
@@ -112,8 +113,10 @@ def test_more_servers(ranks: Groups, scheme: str, servers: tuple[int, ...]) -> N
     cases.append((to_one_server(case_of(scheme, servers), len(servers) - 1), UNORDERED))
     few = tuple(rank % 5 for rank in range(count))  # none and one among them, others in each round
     cases.append((case_of(scheme, servers, tokens=few, num_blocks=3), UNORDERED))
-    assert ranks(count).run(compare, cases, timeout_s=400) == [[]] * count
-    assert ranks(count).run(masked, case_of(scheme, servers), UNORDERED, timeout_s=100) == [[]] * count
+    assert ranks(count).run(compare, cases, timeout_s=seconds(400)) == [[]] * count
+    assert (
+        ranks(count).run(masked, case_of(scheme, servers), UNORDERED, timeout_s=seconds(100)) == [[]] * count
+    )
 
 
 # Failure.
@@ -138,7 +141,7 @@ def without_a_server(rank: int, num_ranks: int, case: Case) -> tuple[str, tuple[
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_server_that_is_gone_is_named(ranks: Groups, scheme: str) -> None:
-    found = ranks(4).run(without_a_server, case_of(scheme, (2, 2)), timeout_s=60)
+    found = ranks(4).run(without_a_server, case_of(scheme, (2, 2)), timeout_s=seconds(60))
     for said, missing, took in found[:2]:
         assert missing == (2, 3), said
         assert "server 1 (ranks 2 to 3)" in said
@@ -180,4 +183,4 @@ def drop(rank: int, num_ranks: int, case: Case) -> bool:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_what_was_posted_arrives_from_a_buffer_that_is_dropped(ranks: Groups, scheme: str) -> None:
-    assert ranks(4).run(drop, case_of(scheme, (1, 1, 1, 1)), timeout_s=60) == [True] * 4
+    assert ranks(4).run(drop, case_of(scheme, (1, 1, 1, 1)), timeout_s=seconds(60)) == [True] * 4

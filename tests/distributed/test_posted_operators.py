@@ -15,6 +15,7 @@ from tests.distributed.operator_cases import FEATURES, OperatorCase, is_valid
 from tests.distributed.operator_runs import check, run_rank
 from tests.distributed.pairs import pairwise
 from tests.distributed.test_operators import described
+from tests.patience import seconds
 
 Groups = Callable[[int], RankGroup]
 
@@ -64,7 +65,7 @@ def run_all(ranks: Groups, cases: Sequence[OperatorCase]) -> dict[str, list[str]
     """What differs from the reference, by case."""
     wrong = {}
     for case in cases:
-        found = check(case, ranks(case.num_processes).run(between_servers, case, timeout_s=120))
+        found = check(case, ranks(case.num_processes).run(between_servers, case, timeout_s=seconds(120)))
         if found:
             wrong[described(case)] = found
     return wrong

@@ -20,6 +20,7 @@ from moe_triton import CommunicationTimeoutError, ConfigMismatchError
 from moe_triton.processes import RankFailedError, run_ranks
 from moe_triton.rendezvous.attempts import Attempt
 from moe_triton.rendezvous.meeting import Meeting, _store_of
+from tests.patience import seconds
 
 
 def free_port() -> int:
@@ -130,4 +131,4 @@ def interrupted(rank: int, num_ranks: int) -> bool:
 
 
 def test_ctrl_c_ends_a_meeting_long_before_its_deadline() -> None:
-    assert run_ranks(interrupted, 2, timeout_s=60) == [True, True]
+    assert run_ranks(interrupted, 2, timeout_s=seconds(60)) == [True, True]

@@ -14,6 +14,7 @@ from moe_triton import torch_npu_ops as ops
 from moe_triton.processes import RankGroup
 from tests.distributed.cases import inputs_of, small_case
 from tests.distributed.workers import expected_round, one_round
+from tests.patience import seconds
 from tests.torch_npu_ops.setting import make_round
 
 Groups = Callable[[int], RankGroup]
@@ -113,7 +114,7 @@ def agree(rank: int, num_ranks: int) -> bool:
     """All of these say the same: one server."""
     given = [None, 4, np.int64(8), [np.int32(4)]][rank]
     case = small_case(num_ranks)
-    with EPBuffer(timeout_s=20.0, comm_alg="fullmesh_v1", ranks_per_server=given, **SIZES) as buffer:
+    with EPBuffer(timeout_s=seconds(20.0), comm_alg="fullmesh_v1", ranks_per_server=given, **SIZES) as buffer:
         _, combined = one_round(buffer, case, inputs_of(case, rank, 0), None)
         return buffer.config.topology.sizes == (4,) and combined.equal(expected_round(case, 0)[1][rank])
 
@@ -126,7 +127,7 @@ def inside_one_server(rank: int, num_ranks: int) -> list[str]:
     """What a buffer of A2 says where hierarchy was asked for, and whether its bits are the reference's."""
     case = small_case(num_ranks, "fullmesh")
     options: dict[str, Any] = SIZES | {"num_experts": 2 * num_ranks, "product": "A2", "comm_alg": "hierarchy"}
-    with EPBuffer(timeout_s=20.0, **options) as buffer:
+    with EPBuffer(timeout_s=seconds(20.0), **options) as buffer:
         _, combined = one_round(buffer, case, inputs_of(case, rank, 0), None)
         same = combined.equal(expected_round(case, 0)[1][rank])
         return [buffer.config.scheme, buffer.tuning_source()["comm_alg"], str(same)]

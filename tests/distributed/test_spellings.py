@@ -15,6 +15,7 @@ from tests.distributed.operator_cases import OperatorCase
 from tests.distributed.operator_runs import check
 from tests.distributed.pairs import pairwise
 from tests.distributed.test_operators import SHORT, described
+from tests.patience import seconds
 
 Groups = Callable[[int], RankGroup]
 # What EPBuffer has no argument for: the first version, running totals, a norm.
@@ -30,7 +31,7 @@ def run_all(ranks: Groups, cases: Sequence[OperatorCase]) -> dict[str, list[str]
     """What differs from the reference, by case."""
     wrong = {}
     for case in cases:
-        results = ranks(case.num_processes).run(buffer_runs.run_rank, case, timeout_s=120)
+        results = ranks(case.num_processes).run(buffer_runs.run_rank, case, timeout_s=seconds(120))
         found = check(case, results, canaries=False, given=buffer_runs.given_to, of_buffer=True)
         if found:
             wrong[described(case)] = found

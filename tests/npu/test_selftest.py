@@ -11,9 +11,10 @@ from moe_triton.tools.selftest.run import checks_of
 from moe_triton.tools.selftest.settings import Settings
 from tests.npu import selftest_workers
 from tests.npu.device import AT_ONCE
+from tests.patience import seconds
 
 Ranks = Callable[[int], RankGroup]
-SETTINGS = Settings("npu", ranks=2, quick=True, timeout_s=40.0)
+SETTINGS = Settings("npu", ranks=2, quick=True, timeout_s=seconds(40.0))
 # Times of the stand-in say nothing. Its graphs do not hold what torch computes between the calls:
 # test_graphs.py has graphs that do without.
 CHECKS = [check for check in checks_of(SETTINGS, 2) if check.stage not in ("graphs", "timing", "constants")]

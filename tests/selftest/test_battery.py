@@ -11,9 +11,10 @@ from moe_triton.tools.selftest import battery
 from moe_triton.tools.selftest.battery import Battery
 from moe_triton.tools.selftest.check import Check, Finding, Result
 from moe_triton.tools.selftest.settings import Settings
+from tests.patience import seconds
 from tests.selftest import probes
 
-SETTINGS = Settings(timeout_s=60.0)
+SETTINGS = Settings(timeout_s=seconds(60.0))
 
 
 def check(name: str, function: object, *arguments: object, **options: object) -> Check:

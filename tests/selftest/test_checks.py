@@ -13,9 +13,10 @@ from moe_triton.tools.selftest.checks import operators
 from moe_triton.tools.selftest.checks.operators import operator_checks, plain_case
 from moe_triton.tools.selftest.checks.stragglers import _miss, judge_waits
 from moe_triton.tools.selftest.settings import Settings
+from tests.patience import seconds
 from tests.selftest import wrong
 
-SETTINGS = Settings(quick=True, timeout_s=60.0)
+SETTINGS = Settings(quick=True, timeout_s=seconds(60.0))
 CASE = plain_case(SETTINGS, 2)
 QUANTIZED = next(c.arguments[0] for c in operator_checks(SETTINGS, 2) if c.name == "fullmesh_v1: int8")
 

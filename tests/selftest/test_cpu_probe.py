@@ -13,8 +13,9 @@ from moe_triton.tools.selftest.check import Place
 from moe_triton.tools.selftest.checks import constants
 from moe_triton.tools.selftest.cpu_probe import CONSTANTS, CpuProbe
 from moe_triton.tools.selftest.settings import Settings
+from tests.patience import seconds
 
-SETTINGS = Settings(quick=True, timeout_s=60.0)
+SETTINGS = Settings(quick=True, timeout_s=seconds(60.0))
 
 
 def measured(rank: int, num_ranks: int, cores: int) -> tuple[dict[str, float], int]:
@@ -35,7 +36,7 @@ def found_by_check(rank: int, num_ranks: int) -> dict[str, float]:
 @pytest.mark.parametrize(("ranks", "cores"), [(2, 2), (3, 2), (2, 4)])
 def test_every_rank_with_a_core_measures_every_constant(ranks: int, cores: int) -> None:
     with RankGroup(ranks) as group:
-        found = group.run(measured, cores, timeout_s=90)
+        found = group.run(measured, cores, timeout_s=seconds(90))
     for rank, (figures, _) in enumerate(found):
         assert set(figures) == (set(CONSTANTS) if rank < cores else set()), rank
         assert all(value > 0 for name, value in figures.items() if "_per_s" in name)
@@ -46,7 +47,7 @@ def test_every_rank_with_a_core_measures_every_constant(ranks: int, cores: int) 
 
 def test_the_check_gives_each_constant_with_its_range() -> None:
     with RankGroup(2) as group:
-        figures = group.run(found_by_check, timeout_s=90)[0]
+        figures = group.run(found_by_check, timeout_s=seconds(90))[0]
     for name in CONSTANTS:
         assert figures[f"{name} low"] <= figures[name] <= figures[f"{name} high"]
 

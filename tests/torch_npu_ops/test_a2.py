@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from moe_triton import ArgumentError, reference
 from moe_triton import torch_npu_ops as ops
 from moe_triton.processes import RankGroup
+from tests.patience import seconds
 from tests.torch_npu_ops.setting import TOKENS, TOPK, experts_of, make_round
 
 Groups = Callable[[int], RankGroup]
@@ -19,7 +20,7 @@ Groups = Callable[[int], RankGroup]
 
 def third_output(rank: int, num_ranks: int, version: int) -> list[str]:
     """What is wrong: V1's and V2's third output hold the same, and combine takes it whole."""
-    ops.configure(product="A2", relaxed=True, timeout_s=20.0)
+    ops.configure(product="A2", relaxed=True, timeout_s=seconds(20.0))
     r = make_round(rank, num_ranks)
     r.ids[1, 0] = -1
     dispatch, combine = (
@@ -78,7 +79,7 @@ def test_counts_have_room_for_what_each_server_sends_back(ranks: Groups) -> None
 
 def refused(rank: int, num_ranks: int) -> list[str]:
     """Calls of A3 that were taken, or refused for another reason."""
-    ops.configure(product="A2", relaxed=True, timeout_s=20.0)
+    ops.configure(product="A2", relaxed=True, timeout_s=seconds(20.0))
     r, wrong = make_round(rank, num_ranks), []
     v2, setup = ops.npu_moe_distribute_dispatch_v2, ops.npu_moe_distribute_dispatch_setup
     mask = torch.ones(TOKENS, TOPK, dtype=torch.bool)

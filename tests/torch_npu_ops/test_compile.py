@@ -8,6 +8,7 @@ import torch
 
 from moe_triton import torch_npu_ops as ops
 from moe_triton.processes import RankGroup
+from tests.patience import seconds
 from tests.torch_npu_ops.setting import Round, experts_of, fresh, make_round
 
 Groups = Callable[[int], RankGroup]
@@ -61,11 +62,11 @@ def compiled_against_eager(rank: int, num_ranks: int, dynamic: bool) -> list[str
 
 
 def test_compiled_calls_give_the_bits_of_eager_ones(ranks: Groups) -> None:
-    assert ranks(2).run(compiled_against_eager, False, timeout_s=240) == [[], []]
+    assert ranks(2).run(compiled_against_eager, False, timeout_s=seconds(240)) == [[], []]
 
 
 def test_compiled_calls_with_symbolic_shapes(ranks: Groups) -> None:
-    assert ranks(2).run(compiled_against_eager, True, timeout_s=240) == [[], []]
+    assert ranks(2).run(compiled_against_eager, True, timeout_s=seconds(240)) == [[], []]
 
 
 class Model(torch.nn.Module):
@@ -89,7 +90,7 @@ def exported_against_eager(rank: int, num_ranks: int) -> bool:
 
 
 def test_an_exported_program_gives_the_bits_of_the_model(ranks: Groups) -> None:
-    assert ranks(2).run(exported_against_eager, timeout_s=240) == [True, True]
+    assert ranks(2).run(exported_against_eager, timeout_s=seconds(240)) == [True, True]
 
 
 def checked_by_torch(rank: int, num_ranks: int) -> list[str]:
@@ -119,4 +120,4 @@ def checked_by_torch(rank: int, num_ranks: int) -> list[str]:
 
 
 def test_torch_finds_nothing_wrong_with_the_operators(ranks: Groups) -> None:
-    assert ranks(2).run(checked_by_torch, timeout_s=240) == [[], []]
+    assert ranks(2).run(checked_by_torch, timeout_s=seconds(240)) == [[], []]

@@ -17,6 +17,7 @@ from moe_triton import torch_npu_ops as ops
 from moe_triton.core.errors import ArgumentError, BufferStateError, CommunicationTimeoutError
 from moe_triton.processes import RankFailedError, RankGroup
 from moe_triton.torch_npu_ops import registry
+from tests.patience import seconds
 from tests.torch_npu_ops.setting import LOCAL_EXPERTS, experts_of, fresh, make_round
 
 Groups = Callable[[int], RankGroup]
@@ -283,7 +284,7 @@ def test_ranks_meet_whatever_each_did_before(tmp_path: Path, history: str) -> No
 
 def between_servers(rank: int, num_ranks: int) -> list[bool]:
     with fresh():
-        ops.configure(relaxed=True, timeout_s=20.0, ranks_per_server=1)
+        ops.configure(relaxed=True, timeout_s=seconds(20.0), ranks_per_server=1)
         for _ in range(3):
             ops._npu_distribute_barrier(torch.zeros(1), ops.group_name(), num_ranks)
         return [made.memory.posts for made in registry._communicators[ops.group_name()].values()]

@@ -23,6 +23,7 @@ from moe_triton.runtime import operator_plan
 from moe_triton.runtime.operator_plan import OperatorPlan
 from moe_triton.torch_npu_ops import registry
 from tests.distributed.hierarchy_runs import wrong_tables_of
+from tests.patience import seconds
 from tests.torch_npu_ops.setting import HIDDEN, TOKENS, TOPK, Round, experts_of, make_round
 
 Groups = Callable[[int], RankGroup]
@@ -33,7 +34,9 @@ RANKS, CARDS = 4, 2
 @contextmanager
 def on_servers(ranks_per_server: Any = CARDS, **options: Any) -> Iterator[None]:
     """An A2 of these servers."""
-    ops.configure(product="A2", relaxed=True, timeout_s=20.0, ranks_per_server=ranks_per_server, **options)
+    ops.configure(
+        product="A2", relaxed=True, timeout_s=seconds(20.0), ranks_per_server=ranks_per_server, **options
+    )
     try:
         yield
     finally:

@@ -13,6 +13,7 @@ from moe_triton.core.errors import ArgumentError
 from moe_triton.processes import RankGroup
 from tests.distributed.test_whole_calls import pythons_runs
 from tests.headers import needs_headers
+from tests.patience import seconds
 from tests.torch_npu_ops.setting import fresh
 
 pytestmark = needs_headers
@@ -26,7 +27,7 @@ class Layer:
     """Dispatch and combine of one rank; each expert returns what it is given."""
 
     def __init__(self, rank: int, num_ranks: int, version: int, norm: bool) -> None:
-        ops.configure(relaxed=True, timeout_s=20.0)
+        ops.configure(relaxed=True, timeout_s=seconds(20.0))
         generator = torch.Generator().manual_seed(rank)
         self.x = torch.randn(TOKENS, HIDDEN, generator=generator).bfloat16()
         self.ids = torch.stack([torch.randperm(EXPERTS, generator=generator)[:TOPK] for _ in self.x]).int()

@@ -12,6 +12,7 @@ import torch
 from moe_triton import torch_npu_ops as ops
 from moe_triton.core.errors import ArgumentError
 from moe_triton.processes import RankGroup
+from tests.patience import seconds
 from tests.torch_npu_ops.setting import HIDDEN, TOKENS, TOPK, experts_of, fresh, make_round
 
 Groups = Callable[[int], RankGroup]
@@ -262,7 +263,7 @@ def generations(rank: int, num_ranks: int) -> list[str]:
         ({"elastic_info": elastic}, "v4"),
     ):
         for generation in ("v3", "v4", None):
-            ops.configure(relaxed=True, timeout_s=20.0, generation=generation)
+            ops.configure(relaxed=True, timeout_s=seconds(20.0), generation=generation)
             try:
                 dispatch.plan(r.x, r.ids, *r.group, **options)
             except ArgumentError as error:

@@ -11,6 +11,7 @@ from moe_triton import torch_npu_ops as ops
 from moe_triton.core.cpu_family import cpu_family
 from moe_triton.core.errors import ArgumentError
 from moe_triton.processes import RankGroup
+from tests.patience import seconds
 from tests.torch_npu_ops.setting import fresh, make_round
 
 
@@ -26,7 +27,7 @@ def _break_tables_between_calls(rank: int, num_ranks: int, folder: Path) -> None
         for kind in ("kernels", "pipelines"):
             (folder / str(rank) / f"{kind}-cpu-{cpu_family()}.json").write_text("{")
         _dispatch(rank, num_ranks, 24)  # another shape, and another window
-        ops.configure(relaxed=True, timeout_s=20.0)
+        ops.configure(relaxed=True, timeout_s=seconds(20.0))
         with pytest.raises(ArgumentError, match="it must be a table that can be read"):
             _dispatch(rank, num_ranks, 32)
 

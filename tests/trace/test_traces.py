@@ -22,6 +22,7 @@ from moe_triton.processes import RankFailedError, RankGroup
 from moe_triton.runtime.trace import trace as trace_module
 from tests.distributed.cases import inputs_of, small_case
 from tests.distributed.workers import expected_round, make_buffer, one_round
+from tests.patience import seconds
 from tests.torch_npu_ops.setting import experts_of, make_round
 
 Groups = Callable[[int], RankGroup]
@@ -215,7 +216,7 @@ def test_without_a_trace_there_is_no_file_and_no_log(ranks: Groups, tmp_path: Pa
 def refused(rank: int, num_ranks: int, paths: list[str | None]) -> str:
     case = small_case(num_ranks)
     try:
-        make_buffer(case, trace=paths[rank], timeout_s=20.0)
+        make_buffer(case, trace=paths[rank], timeout_s=seconds(20.0))
     except (ArgumentError, ConfigMismatchError) as error:
         message = f"{type(error).__name__}: {error}"
     with make_buffer(case) as buffer:  # nothing is left behind that keeps the ranks apart
@@ -262,7 +263,7 @@ def test_a_time_out_is_in_the_trace(ranks: Groups, tmp_path: Path) -> None:
 
 
 def through_operators(rank: int, num_ranks: int, path: str) -> bool:
-    ops.configure(relaxed=True, timeout_s=20.0, trace=path)
+    ops.configure(relaxed=True, timeout_s=seconds(20.0), trace=path)
     try:
         mine = make_round(rank, num_ranks)
         out = ops.npu_moe_distribute_dispatch_v2(mine.x, mine.ids, *mine.group)

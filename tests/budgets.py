@@ -1,0 +1,116 @@
+"""What tests may cost, in seconds of processor time, which load hardly changes; a pytest plug-in.
+
+Each test is charged with what its process and all that it started took, its ranks and compilers too. One
+beyond `MOST_S` fails. At the end of a run the files that took most are printed, and the budgets of folders.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import pytest
+
+from tests.patience import PATIENCE, seconds
+from tests.processor_time import of_tree
+
+MOST_S, MOST_LONG_S = 20.0, 120.0
+"""Of one test, and of one that is marked long."""
+
+BUDGETS_S: Mapping[str, tuple[float, float]] = {
+    # folder: (make test, make test-long), measured on two idle cores, and a quarter more
+    "tests": (150, 60),
+    "tests/ascendc": (350, 1200),
+    "tests/autotune": (90, 60),
+    "tests/backends": (60, 30),
+    "tests/bad_calls": (60, 60),
+    "tests/benchmarks": (90, 60),
+    "tests/build": (160, 200),
+    "tests/chaos": (30, 60),
+    "tests/cli": (90, 30),
+    "tests/distributed": (500, 1200),
+    "tests/gate": (60, 60),
+    "tests/kernels": (150, 60),
+    "tests/model": (90, 60),
+    "tests/npu": (170, 60),
+    "tests/selftest": (70, 60),
+    "tests/torch_npu_ops": (70, 60),
+    "tests/trace": (30, 30),
+}
+SHOWN = 10
+PROPERTY, IS_LONG = "processor_s", "is_long"
+
+_begun = pytest.StashKey[float]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before the fixtures, which the first test that asks for them is charged with."""
+    item.stash[_begun] = of_tree()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Charges a test, once its fixtures have ended, and fails it if it takes too much."""
+    report = yield
+    if report.when != "teardown" or _begun not in item.stash:
+        return report
+    took = of_tree() - item.stash[_begun]
+    is_long = item.get_closest_marker("long") is not None
+    report.user_properties += [(PROPERTY, took), (IS_LONG, is_long)]
+    most = seconds(MOST_LONG_S if is_long else MOST_S)
+    if took > most and report.passed:
+        report.outcome = "failed"
+        report.longrepr = (
+            f"{item.nodeid} took {took:.1f} s of processor time, with its ranks and compilers, but a "
+            f"{'long ' if is_long else ''}test may take {most:g} (MOE_TEST_PATIENCE is {PATIENCE:g}). "
+            "Make it do less, or mark it long (CONTRIBUTING.md)."
+        )
+    return report
+
+
+@dataclass
+class Charge:
+    """Of a file, or of a folder.
+
+    Attributes:
+        took: processor time, in seconds.
+        tests: how many.
+    """
+
+    took: float = 0.0
+    tests: int = 0
+
+    def add(self, took: float) -> None:
+        """One more test."""
+        self.took += took
+        self.tests += 1
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """The files that took most, and what folders take of their budgets."""
+    files: dict[str, Charge] = defaultdict(Charge)
+    folders: dict[tuple[str, bool], Charge] = defaultdict(Charge)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            found = dict(getattr(report, "user_properties", ()))
+            if getattr(report, "when", None) != "teardown" or PROPERTY not in found:
+                continue
+            path = PurePosixPath(report.nodeid.partition("::")[0])
+            files[str(path)].add(found[PROPERTY])
+            folders[str(path.parent), found[IS_LONG]].add(found[PROPERTY])
+    if sum(charge.tests for charge in files.values()) < 2:
+        return
+    terminalreporter.section("processor time, in seconds")
+    for name, charge in sorted(files.items(), key=lambda item: -item[1].took)[:SHOWN]:
+        terminalreporter.write_line(f"{charge.took:8.1f}  {name}, {charge.tests} tests")
+    for (name, is_long), charge in sorted(folders.items()):
+        budget = BUDGETS_S.get(name, (0.0, 0.0))[is_long]
+        beyond = "  beyond its budget" if charge.took > seconds(budget) else ""
+        tier = "long" if is_long else ""
+        terminalreporter.write_line(f"{charge.took:8.1f} of {budget:4g}  {name} {tier}{beyond}".rstrip())

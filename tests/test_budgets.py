@@ -1,0 +1,118 @@
+"""What tests are charged with, and what a red run says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.budgets import BUDGETS_S
+from tests.patience import seconds
+from tests.processor_time import of_tree
+
+ROOT = Path(__file__).resolve().parent.parent
+BURN = "import sys, time\nwhile time.process_time() < 0.5: pass\n"
+READ = "sys.stdin.read()"
+CONFTEST = 'pytest_plugins = ["tests.budgets", "tests.red_runs"]\n'
+FILE = """
+import subprocess, sys, time
+import pytest
+
+def test_that_is_quick():
+    pass
+
+@pytest.mark.parametrize("how", ["itself", "a process"])
+def test_that_burns(how):
+    code = "import time\\nwhile time.process_time() < 1.2: pass"
+    if how == "itself":
+        begun = time.process_time()
+        while time.process_time() - begun < 1.2:
+            pass
+    else:
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+@pytest.mark.long
+def test_that_may_burn():
+    test_that_burns("a process")
+
+def test_that_sleeps():
+    time.sleep(1.2)
+
+def test_that_is_wrong():
+    print("what it said")
+    raise RuntimeError("rank 1 waited for rank 3")
+"""
+
+
+def test_a_process_is_charged_with_what_it_started() -> None:
+    before = of_tree()
+    running = subprocess.Popen([sys.executable, "-c", BURN + READ], stdin=subprocess.PIPE)
+    running.communicate(timeout=seconds(60))
+    assert of_tree() - before > 0.4
+    running = subprocess.Popen(
+        [sys.executable, "-c", BURN + "print(flush=True)\n" + READ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert running.stdout is not None
+    running.stdout.readline()  # it still lives
+    assert of_tree() - before > 0.8
+    running.communicate(timeout=seconds(60))
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What a run prints, in which a test may take a second, and a long one five."""
+    folder = tmp_path_factory.mktemp("budgets")
+    (folder / "conftest.py").write_text(
+        f"{CONFTEST}from tests import budgets\nbudgets.MOST_S, budgets.MOST_LONG_S = 1.0, 5.0\n"
+    )
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = long\n")
+    (folder / "test_file.py").write_text(FILE)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n", "2", "-p", "no:cacheprovider", str(folder)],
+        cwd=folder,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "MOE_TEST_PATIENCE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=seconds(120),
+    )
+    assert done.returncode == 1
+    return done.stdout + done.stderr
+
+
+def test_who_takes_too_much_fails_and_others_do_not(said: str) -> None:
+    found = re.findall(r"^(?:ERROR|FAILED) test_file\.py::(\S+)", said, flags=re.M)
+    assert set(found) == {"test_that_burns[itself]", "test_that_burns[a", "test_that_is_wrong"}
+    assert re.search(r"1 failed, 5 passed, .*2 errors", said)
+    assert "with its ranks and compilers, but a test may take 1 (MOE_TEST_PATIENCE is 1)" in said
+
+
+def test_files_are_printed_by_what_they_took(said: str) -> None:
+    took, tests = re.findall(r"^ *([\d.]+)  test_file\.py, (\d+) tests$", said, flags=re.M)[0]
+    assert 3.5 < float(took) < 10
+    assert tests == "6"
+
+
+def test_the_last_lines_say_why(said: str) -> None:
+    last = said.splitlines()[-60:]
+    begins = next(i for i, line in enumerate(last) if line.startswith("3 failed; the first of them"))
+    why = "\n".join(last[begins:])
+    assert "FAILED test_file.py::test_that_is_wrong (call)" in why
+    assert "rank 1 waited for rank 3" in why
+    assert re.search(r"  load [\d. ]+ on \d+ cores, [\d.]+ GB of memory and [\d.]+ GB of /dev/shm free", why)
+
+
+def test_every_folder_has_a_budget() -> None:
+    tracked = subprocess.run(
+        ["git", "ls-files", "tests/**/test_*.py", "tests/test_*.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=seconds(60),
+    )
+    assert {str(Path(name).parent) for name in tracked.stdout.split()} == set(BUDGETS_S)
