@@ -155,3 +155,20 @@ def test_doctor_says_what_runs_where_no_triton_is_to_be_had(monkeypatch: pytest.
     assert 'runs without Triton kernels only: kernels="torch"' in result.output
     monkeypatch.setattr(doctor.native, "find", lambda: None)
     assert "The CPU back end cannot run as it is." in CliRunner().invoke(app, ["doctor"]).output
+
+
+def test_a_folder_that_an_uninstalled_triton_leaves_is_none(tmp_path: Path) -> None:
+    (tmp_path / "triton" / "language").mkdir(parents=True)  # can be imported, as a namespace
+    program = f"""
+import importlib.machinery, importlib.util
+spec = importlib.machinery.PathFinder.find_spec("triton", [{str(tmp_path)!r}])
+real = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: spec if name == "triton" else real(name, *rest)
+from moe_triton.kernels.language import HAVE_TRITON
+from moe_triton.kernels.route import route_kernel
+print(HAVE_TRITON, route_kernel().name)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=seconds(120), check=False
+    )
+    assert done.stdout.split() == ["False", "route"], done.stderr

@@ -18,6 +18,9 @@ import base64
 import csv
 import functools
 import hashlib
+import importlib
+import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -52,6 +55,7 @@ class Ownership:
         upstream: version of a distribution ``triton`` that has files; empty where there is none.
         missing: files of triton-ascend that are not there.
         replaced: files of triton-ascend that upstream has overwritten.
+        hidden_by: the folder that is imported in place of triton-ascend's; empty where that is.
         added: folders of back ends that are not triton-ascend's, if its front end loads them (3.2.0).
     """
 
@@ -60,6 +64,7 @@ class Ownership:
     missing: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
+    hidden_by: str = ""
 
     @property
     def problem(self) -> str:
@@ -69,6 +74,8 @@ class Ownership:
             for what, files in (("missing", self.missing), ("replaced", self.replaced), ("added", self.added))
             if files
         ]
+        if self.hidden_by:
+            return f"triton {self.upstream} in {self.hidden_by} hides {OWNER} {self.version}"
         if not self.version or not wrong:
             return ""
         upstream = f"upstream triton {self.upstream}".rstrip() if self.upstream or self.replaced else ""
@@ -110,6 +117,11 @@ def ownership() -> Ownership:
         return Ownership(owner.version)
     upstream = _distribution(PACKAGE)
     theirs = {file.name: file for file in _files(upstream)} if upstream is not None else {}
+    imported = _imported_folder()
+    if (
+        imported is not None and imported != _folder(listed).resolve()
+    ):  # an environment over another's packages
+        return Ownership(owner.version, upstream.version if upstream else "", hidden_by=str(imported))
     missing = [file for file in listed if not file.path.exists()]
     changed = [file for file in listed if file.path.exists() and not file.is_as_listed()]
     # A file that somebody has patched is not upstream's. Upstream's own list says which is; where that list
@@ -157,6 +169,28 @@ def _folder(listed: Sequence[ListedFile]) -> Path:
     return listed[0].path.parents[len(listed[0].name.parts) - 2]
 
 
+def _imported_folder() -> Path | None:
+    """Where Python takes the package from, without importing it."""
+    try:
+        spec = importlib.util.find_spec(PACKAGE)
+    except ValueError:  # a module that nobody has found anywhere
+        return None
+    locations = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return Path(locations[0]).resolve() if locations else None
+
+
+def hide_remains() -> None:
+    """Makes ``import triton`` fail where only a folder is left that uninstalling upstream's has emptied.
+
+    Python would import it as a namespace, without anything of Triton in it.
+    """
+    if PACKAGE in sys.modules:
+        return
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is not None and spec.origin is None:
+        sys.modules[PACKAGE] = None  # type: ignore[assignment]
+
+
 def _lies_over_upstream(owner: metadata.Distribution) -> bool:
     """Whether it requires upstream's and is laid over it on purpose (triton-ascend's FAQ: since 3.2.1)."""
     return any(re.split(r"[^\w.-]", line, maxsplit=1)[0].lower() == PACKAGE for line in owner.requires or ())
@@ -184,10 +218,9 @@ def hold() -> str:
     Raises:
         MendError: pip failed.
     """
-    asking = list(_asking())
-    there = _distribution(PACKAGE)
-    if not asking or (there is not None and _num_satisfied(there.version, asking) == len(asking)):
+    if not would_hold():
         return ""
+    asking, there = list(_asking()), _distribution(PACKAGE)
     # Where packages contradict each other, `pip check` says whom the version leaves out.
     version = max(_candidates(asking), key=lambda each: _num_satisfied(each, asking))
     if there is not None and there.version == version:
@@ -254,25 +287,44 @@ def mend() -> str:
         MendError: triton-ascend's wheel cannot be had, in which case nothing was changed, or pip failed.
     """
     found = ownership()
-    done = _reinstall(found) if found.problem else ""
+    done = ""
+    if found.hidden_by:
+        _check_writable(Path(found.hidden_by).parent)
+        _pip("uninstall", "--yes", PACKAGE)
+        done = f"triton {found.upstream} is uninstalled, where {found.problem}"
+    elif found.problem:
+        done = _reinstall(found)
     held = hold() if found.version else ""
     ownership.cache_clear()
+    importlib.invalidate_caches()
     if left := ownership().problem:
         raise MendError(f"{left}, after {OWNER} was installed anew: is there a second folder of packages?")
     said = [done, f"the name {PACKAGE} {held} is held by a package without files" if held else ""]
     return "; ".join(filter(None, said))
 
 
+def would_hold() -> bool:
+    """Whether something asks for a version of triton that is not there: pip's next command brings it."""
+    asking, there = list(_asking()), _distribution(PACKAGE)
+    return bool(asking) and (there is None or _num_satisfied(there.version, asking) < len(asking))
+
+
+def _check_writable(folder: Path) -> None:
+    if not os.access(folder, os.W_OK):
+        raise MendError(f"{folder} cannot be written: run this as its owner. Nothing was changed.")
+
+
 def _reinstall(found: Ownership) -> str:
+    owner = _distribution(OWNER)
+    assert owner is not None
+    package = _folder(_files(owner))
+    _check_writable(package.parent)
     with tempfile.TemporaryDirectory() as folder:
         try:
             _pip("download", "--no-deps", "--dest", folder, f"{OWNER}=={found.version}")
         except MendError as error:
             raise MendError(f"{error}\nNothing was changed.") from None
         wheels = [str(path) for path in Path(folder).iterdir()]
-        owner = _distribution(OWNER)
-        assert owner is not None
-        package = _folder(_files(owner))
         _pip("uninstall", "--yes", PACKAGE, OWNER)
         # Nobody's list has what is left: what Python compiled, and what came without a list.
         shutil.rmtree(package, ignore_errors=True)
@@ -283,6 +335,8 @@ def _reinstall(found: Ownership) -> str:
 def _pip(*arguments: str) -> None:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
+    if "No module named pip" in done.stderr:
+        raise MendError("there is no pip in this environment: python -m ensurepip, or uv pip install pip.")
     if done.returncode:
         said = [line for line in (done.stderr or done.stdout).splitlines() if not line.startswith("WARNING")]
         raise MendError(f"pip {' '.join(arguments[:2])} failed:\n" + "\n".join(said[-10:]))

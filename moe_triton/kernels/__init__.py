@@ -8,7 +8,11 @@ import pkgutil
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from moe_triton.kernels.cases import Case, Draw, Family, Shape, Sizes, blank
+from moe_triton.core import triton_package
+
+triton_package.hide_remains()  # before the first kernel's file imports Triton
+
+from moe_triton.kernels.cases import Case, Draw, Family, Shape, Sizes, blank  # noqa: E402
 
 __all__ = ["Case", "Draw", "Family", "Shape", "Sizes", "blank", "families", "kernel_cases"]
 

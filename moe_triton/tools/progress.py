@@ -14,7 +14,9 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
+BAR = 20  # characters
 EVERY_S = 10.0
 """Between two lines where there is no terminal; what takes less time says nothing there."""
 
@@ -89,7 +91,9 @@ def progress(what: str, total: int | None = None, console: Console | None = None
         with _lines(Work(what, total), console) as work:
             yield work
         return
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    # What is at work comes last, and goes on below: how far it is has its place in any width.
+    doing = TextColumn("{task.description}", table_column=Column(ratio=1, overflow="fold"))
+    columns = BarColumn(BAR), MofNCompleteColumn(), TimeElapsedColumn(), doing
     # What is printed meanwhile goes above the bar, but not to it what goes to a file.
     to_terminal = sys.stdout.isatty()
     with Progress(*columns, console=console, transient=True, redirect_stdout=to_terminal) as shown:

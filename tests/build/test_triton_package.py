@@ -210,6 +210,47 @@ def test_a_version_that_lies_over_upstream_on_purpose_is_whole(empty: Place, tmp
     assert empty.problem().startswith("upstream triton 3.7.1 lies where triton-ascend 3.2.2 belongs")
 
 
+def test_what_hides_another_environment_s_is_told_and_uninstalled(empty: Place) -> None:
+    below = empty.wheels.with_name("below")
+    empty.pip("install", "--no-deps", "--quiet", "--target", below, OWNER)
+    (empty.site / "below.pth").write_text(f"{below}\n")
+    try:
+        assert empty.problem() == ""
+        empty.pip("install", "--no-deps", "--quiet", "--ignore-installed", PACKAGE)
+        said = f"triton 3.7.1 in {empty.site / PACKAGE} hides triton-ascend 3.2.0"
+        assert empty.problem() == said
+        assert said in empty.run("-I", SCRIPT, "mend")
+        assert empty.problem() == ""
+        assert empty.run("-c", "import triton; print(triton.__version__)").strip() == "3.2.0"
+    finally:
+        (empty.site / "below.pth").unlink()
+
+
+def test_no_pip_and_no_right_to_write_are_said_in_a_sentence(
+    empty: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (OWNER, PACKAGE):
+        empty.pip("install", "--no-deps", "--quiet", name)
+    (empty.site / "pip").rename(empty.site / "away")
+    try:
+        said = empty.run("-I", SCRIPT, "mend", code=1)
+    finally:
+        (empty.site / "away").rename(empty.site / "pip")
+    assert "there is no pip in this environment: python -m ensurepip" in said
+    assert "Nothing was changed." in said
+    monkeypatch.setattr(triton_package.os, "access", lambda path, mode: False)
+    with pytest.raises(triton_package.MendError, match=r"cannot be written: .*Nothing was changed\."):
+        triton_package._check_writable(empty.site)
+
+
+def test_a_name_that_is_no_longer_held_is_told(empty: Place) -> None:
+    code = f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); import triton_package as t"
+    empty.pip("install", "--no-deps", "--quiet", "torch", OWNER)
+    assert empty.run("-c", f"{code}; print(t.would_hold())").strip() == "True"
+    empty.run("-I", SCRIPT, "mend")
+    assert empty.run("-c", f"{code}; print(t.would_hold())").strip() == "False"
+
+
 def test_a_patched_file_is_nobody_elses(empty: Place) -> None:
     empty.pip("install", "--no-deps", "--quiet", OWNER)
     (empty.site / "triton/backends/compiler.py").write_text("class BaseBackend: ...  # patched\n")

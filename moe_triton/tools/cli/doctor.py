@@ -15,6 +15,7 @@ from rich.text import Text
 import moe_triton
 from moe_triton.backends.cpu import extension, native
 from moe_triton.backends.cpu.triton import probe
+from moe_triton.backends.cpu.triton.toolchain import how_to_get_triton
 from moe_triton.backends.npu import library, toolchain
 from moe_triton.core import triton_package
 from moe_triton.core.errors import ToolchainError
@@ -50,6 +51,12 @@ def run_doctor(console: Console) -> int:
             for component, present, found, remedy in rows
         ],
     ).print(console)
+    if triton_package.ownership().version and triton_package.would_hold():
+        console.print(
+            "A package asks for a triton that is not there, and pip's next command would bring upstream's. "
+            f"Run: {triton_package.FIX}",
+            style="yellow",
+        )
     triton_parts = {each.component for each in probe()}
     needed = [row for row in rows if not row[0].startswith((NPU, FASTER))]
     ready = all(present for _, present, _, _ in needed)
@@ -76,7 +83,9 @@ def run_fix(console: Console) -> None:
         done = triton_package.mend()
     except triton_package.MendError as error:
         raise ToolchainError(str(error)) from None
-    console.print(done or "There is nothing to fix.", markup=False, highlight=False, soft_wrap=True)
+    is_there = bool(triton_package.ownership().version)
+    nothing = "There is nothing to fix." if is_there else f"triton-ascend is not there: {how_to_get_triton()}"
+    console.print(done or nothing, markup=False, highlight=False, soft_wrap=True)
 
 
 def _native() -> Row:
