@@ -57,6 +57,17 @@ def test_on_a_terminal_there_is_a_bar() -> None:
     assert "1/3" in file.getvalue()
 
 
+@pytest.mark.parametrize("width", [80, 40])
+def test_how_far_it_is_has_its_place_beside_a_long_line(width: int) -> None:
+    file = io.StringIO()
+    doing = "H 7168, K 8, EP 2, BS 16: fullmesh_v1 spins=0: 0.961 (0.94 to 0.99); best 0.93 of 17"
+    with progress("groups", 1845, Console(file=file, force_terminal=True, width=width)) as work:
+        work.advance(doing)
+        time.sleep(0.3)
+    assert "1/1845" in file.getvalue()
+    assert "…" not in file.getvalue()
+
+
 def test_a_bar_does_not_take_what_goes_to_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """rich would send it to the terminal of the bar."""
     bar = io.StringIO()

@@ -291,7 +291,7 @@ def mend() -> str:
     if found.hidden_by:
         _check_writable(Path(found.hidden_by).parent)
         _pip("uninstall", "--yes", PACKAGE)
-        done = f"triton {found.upstream} is uninstalled, where {found.problem}"
+        done = f"triton {found.upstream} is uninstalled. Before: {found.problem}"
     elif found.problem:
         done = _reinstall(found)
     held = hold() if found.version else ""
@@ -329,7 +329,7 @@ def _reinstall(found: Ownership) -> str:
         # Nobody's list has what is left: what Python compiled, and what came without a list.
         shutil.rmtree(package, ignore_errors=True)
         _pip("install", "--no-deps", "--no-index", *wheels)
-    return f"{OWNER} {found.version} is installed anew, where {found.problem}"
+    return f"{OWNER} {found.version} is installed anew. Before: {found.problem}"
 
 
 def _pip(*arguments: str) -> None:
