@@ -111,9 +111,10 @@ $(VENV)/.packages: pyproject.toml constraints.txt
 	$(BIN)/python -I moe_triton/core/triton_package.py mend
 	@touch $@
 
-# Only C++ changed: build it again, nothing to resolve.
+# Only C++ changed: build it again, nothing to resolve. What the packages came with was built a moment ago.
 $(VENV)/.installed: $(VENV)/.packages $(NATIVE_SOURCES)
-	$(PIP) --no-build-isolation --no-deps --editable .
+	@if [ -n "$$(find $(NATIVE_SOURCES) -newer $(VENV)/.packages)" ]; then \
+	  echo "building the kernels: half a minute"; $(PIP) --no-build-isolation --no-deps --editable . || exit 1; fi
 	@touch $@
 
 # After .installed only so that two pips never run at once.
