@@ -118,9 +118,8 @@ def ownership() -> Ownership:
     upstream = _distribution(PACKAGE)
     theirs = {file.name: file for file in _files(upstream)} if upstream is not None else {}
     imported = _imported_folder()
-    if (
-        imported is not None and imported != _folder(listed).resolve()
-    ):  # an environment over another's packages
+    # Where one environment lies over another's packages.
+    if imported is not None and imported != _folder(listed).resolve():
         return Ownership(owner.version, upstream.version if upstream else "", hidden_by=str(imported))
     missing = [file for file in listed if not file.path.exists()]
     changed = [file for file in listed if file.path.exists() and not file.is_as_listed()]

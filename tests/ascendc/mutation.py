@@ -113,9 +113,9 @@ DEATHS = (LaunchError, WrongResultError, TimedOutError)
 
 @functools.cache
 def launchers_of(case: AnyCase) -> frozenset[str]:
-    """Symbols of the launchers that a case calls, found by running it. Some cases are wrong even so."""
+    """Symbols of the launchers that a case calls, found by running it: how that ends is no matter here."""
     library = Library(build(strict=True))
-    with contextlib.suppress(*DEATHS):
+    with contextlib.suppress(Exception):
         run_case(library, case, 0)
     return frozenset(library.launched)
 
