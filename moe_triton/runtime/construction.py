@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 from typing import Any, cast
 
 import torch
@@ -25,6 +24,7 @@ from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.runtime.trace import TraceFile, TracePath
 from moe_triton.schemes.site import Site
 from moe_triton.tables import machine_of
+from moe_triton.tables.installed import version_of
 from moe_triton.tables.pipelines import filled
 
 DEFAULT_TIMEOUT_S = 60.0
@@ -78,7 +78,7 @@ class Prepared:
         tuning |= {"posts": site.posts, "post_parts": site.post_parts}
         return {
             "protocol": PROTOCOL_VERSION,
-            "moe_triton": metadata.version("moe_triton"),
+            "moe_triton": version_of("moe_triton"),
             "torch": torch.__version__,
             **dataclasses.asdict(site.config) | {RANKS_PER_SERVER: site.config.topology.sizes},
             **self.backend.identity(),

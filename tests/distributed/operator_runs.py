@@ -130,12 +130,13 @@ def check(
 @contextmanager
 def _canaries() -> Iterator[None]:
     """New tensors are full of NaN, or of the largest integer; outputs are new, however large."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Its other name, use_deterministic_algorithms, imports torch's compiler: a second in each rank.
+    torch.set_deterministic_debug_mode("warn")
     try:
         with mock.patch.object(output_pool, "ENABLED", False):
             yield
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch.set_deterministic_debug_mode("default")
 
 
 @functools.cache
