@@ -22,6 +22,8 @@ SYSTEM = ("/usr/", "/dev/", "/proc/", "/etc/", "/lib/", "/lib64/")
 IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])")
 PERHAPS_IPV6 = re.compile(r"(?<![\w:.])[0-9a-fA-F:]{3,39}(?![\w:])")
 MAC = re.compile(r"(?<![\w:])(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}(?![\w:])")
+Names = list[tuple[re.Pattern[str], str]]
+"""What names look like in a text, with their replacements."""
 
 
 def scrubbed(value: Any, *, addresses: bool = True) -> Any:
@@ -31,22 +33,26 @@ def scrubbed(value: Any, *, addresses: bool = True) -> Any:
         value: of JSON's types.
         addresses: whether to remove IP addresses; four numbers with dots may also be a version.
     """
+    return _scrubbed(value, addresses, _names())
+
+
+def _scrubbed(value: Any, addresses: bool, names: Names) -> Any:
     if isinstance(value, str):
-        return _scrub(value, addresses)
+        return _scrub(value, addresses, names)
     if isinstance(value, Mapping):
-        return {_scrub(k, addresses): scrubbed(v, addresses=addresses) for k, v in value.items()}
+        return {_scrub(k, addresses, names): _scrubbed(v, addresses, names) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [scrubbed(v, addresses=addresses) for v in value]
+        return [_scrubbed(v, addresses, names) for v in value]
     return value
 
 
-def _scrub(text: str, addresses: bool) -> str:
+def _scrub(text: str, addresses: bool, names: Names) -> str:
     text = PATHS.sub(lambda found: _shortened(found[0]), text)
     if addresses:
         text = MAC.sub(ADDRESS, IPV4.sub(ADDRESS, text))
         text = PERHAPS_IPV6.sub(lambda found: ADDRESS if _is_ipv6(found[0]) else found[0], text)
-    for secret, mark in _names():
-        text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", mark, text, flags=re.I)
+    for secret, mark in names:
+        text = secret.sub(mark, text)
     return text
 
 
@@ -68,11 +74,14 @@ def _is_ipv6(text: str) -> bool:
     return True
 
 
-def _names() -> list[tuple[str, str]]:
+def _names() -> Names:
     """Names of this machine and its user, with their replacements, the longest first."""
     host = socket.gethostname()
     found = [(host, "<host>"), (host.split(".")[0], "<host>"), (Path.home().name, "<user>")]
     with contextlib.suppress(KeyError, OSError):  # a user without a name
         found.append((getpass.getuser(), "<user>"))
     usable = {(name, mark) for name, mark in found if len(name) >= SHORTEST and name.lower() not in WORDS}
-    return sorted(usable, key=lambda pair: -len(pair[0]))
+    longest_first = sorted(usable, key=lambda pair: -len(pair[0]))
+    return [
+        (re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", flags=re.I), mark) for name, mark in longest_first
+    ]
