@@ -17,6 +17,8 @@ from .direct_tables import Places, counts_of, offsets_of, places_of
 from .library import Library
 
 SHORT_US = 20_000
+# Most orders of arrival are for `make test-long`.
+SEEDS = [range(15), pytest.param(range(15, 60), marks=pytest.mark.long)]
 
 CASES = {
     "two_ranks": DirectCase(tokens=(3, 2), blocks=1, topk=1),
@@ -58,9 +60,10 @@ def _by_name(cases: dict[str, DirectCase]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", list(cases.values()), ids=list(cases))
 
 
+@pytest.mark.parametrize("seeds", SEEDS, ids=["few", "many"])
 @_by_name(CASES)
-def test_strict(strict: Library, case: DirectCase) -> None:
-    for seed in range(60):
+def test_strict(strict: Library, case: DirectCase, seeds: range) -> None:
+    for seed in seeds:
         DirectWorld(strict, case, seed).run()
 
 

@@ -26,9 +26,13 @@ LARGE_CASES = {
 }
 
 
+# Most orders of arrival are for `make test-long`.
+@pytest.mark.parametrize(
+    "seeds", [range(25), pytest.param(range(25, 100), marks=pytest.mark.long)], ids=["few", "many"]
+)
 @pytest.mark.parametrize("case", list(CASES.values()), ids=list(CASES))
-def test_strict(strict: Library, case: ExchangeCase) -> None:
-    for seed in range(100):
+def test_strict(strict: Library, case: ExchangeCase, seeds: range) -> None:
+    for seed in seeds:
         Exchange(strict, case, seed).run()
 
 

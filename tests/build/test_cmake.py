@@ -30,8 +30,12 @@ def commands(tree: Path, *definitions: str) -> list[list[str]]:
     ]
 
 
-def configure(tree: Path, *options: str, home: Path | None = None, code: int = 0) -> str:
-    text = cmake("-S", SOURCES, "-B", tree, *options, home=home, code=code)
+def configure(
+    tree: Path, *options: str, home: Path | None = None, code: int = 0, finds_python: bool = False
+) -> str:
+    """What CMake says; a Python is named to it, as by ``moe-triton build``, where it need not find one."""
+    python = [] if finds_python else [f"-DPython_EXECUTABLE={sys.executable}"]
+    text = cmake("-S", SOURCES, "-B", tree, *python, *options, home=home, code=code)
     # CMake breaks the lines of its errors and warnings.
     return re.sub(r"\s+", " ", text)
 
@@ -105,7 +109,7 @@ def test_a_folder_of_cann_comes_before_the_path(tmp_path: Path, monkeypatch: pyt
     other, cann = FakeCann(tmp_path / "other"), FakeCann(tmp_path / "cann", in_bin=True)
     monkeypatch.setenv("PATH", str(other.bisheng.parent), prepend=":")
     tree = tmp_path / "tree"
-    configure(tree, "-DBACKEND=npu", home=cann.home)
+    configure(tree, "-DBACKEND=npu", home=cann.home, finds_python=True)
     cmake("--build", tree)
     assert cann.calls == commands(tree)
     assert not other.calls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
@@ -56,6 +57,15 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> list[TextTable]:
 
     monkeypatch.setattr(TextTable, "print", noting)
     return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def predicted_once() -> Iterator[None]:
+    """``model validate`` takes seconds for what is the same each time."""
+    module = import_module("moe_triton.model.fits.validate")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "validate", functools.cache(module.validate))
+        yield
 
 
 @pytest.fixture
