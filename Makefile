@@ -8,6 +8,9 @@ CPP_SOURCES := $(filter %.h %.cpp %.asc,$(NATIVE_SOURCES))
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 PIP := $(INSTALL) --quiet
 TORCH := torch==2.13.0
+# A file's tests by one worker, for they share groups of ranks. One that has died stays dead: xdist would give the test
+# that killed it to the next one, and wait forever once all are.
+SPREAD := --dist loadfile --max-worker-restart 0
 
 .PHONY: demo test test-quick test-long test-bare chaos-short chaos-long lint gate gate-update docs bench clean
 
@@ -15,16 +18,16 @@ demo: $(VENV)/.installed
 	$(BIN)/moe-triton demo
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=25
+	$(BIN)/python -m pytest -n 2 $(SPREAD) --durations=25
 	$(MAKE) chaos-short
 
 # At every save: tests/tiers.py says which.
 test-quick: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile --timeout 60 $$($(BIN)/python -m tests.tiers)
+	$(BIN)/python -m pytest -n 2 $(SPREAD) --timeout 60 $$($(BIN)/python -m tests.tiers)
 
 # The site is built there too.
 test-long: $(VENV)/.installed $(VENV)/.docs
-	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=25 -m long tests
+	$(BIN)/python -m pytest -n 3 $(SPREAD) --durations=25 -m long tests
 	$(MAKE) chaos-long
 
 # The first command on a plain machine: a clean clone, the public index alone, no kernel compiled yet. Once per release,

@@ -24,6 +24,7 @@ from moe_triton.kernels.add_rows import add_rows_kernel
 from moe_triton.kernels.language import HAVE_TRITON
 from moe_triton.tools import codegen
 from tests.patience import seconds
+from tests.surroundings import cxx
 
 SOURCES = Path(__file__).resolve().parents[1] / "kernels_ascendc"
 SMALL = AscendCKernel(
@@ -194,7 +195,7 @@ def test_a_struct_that_is_not_packed_so_does_not_compile(tmp_path: Path) -> None
         codegen.render_abi([swapped(k) if k.name == "post_status" else k for k in ascendc.KERNELS])
     )
     (tmp_path / "main.cpp").write_text('#include "kernel_operator.h"\n#include "moe_abi.h"\n')
-    command = ["g++", "-std=c++17", "-fsyntax-only", "-I.", f"-I{SOURCES}/emulation", "main.cpp"]
+    command = [*cxx(), "-std=c++17", "-fsyntax-only", "-I.", f"-I{SOURCES}/emulation", "main.cpp"]
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=seconds(60)
     )

@@ -20,8 +20,8 @@ from tests.test_kernel_tables import CONFIG, MACHINE, SUM, row_of, table_of, wri
 
 
 def test_a_folder_that_the_environment_names_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MOE_TRITON_TABLES", "/typo")
-    with pytest.raises(ArgumentError, match="MOE_TRITON_TABLES is /typo, but it must be a folder"):
+    monkeypatch.setenv("MOE_TRITON_TABLES", "/dev/null/typo")
+    with pytest.raises(ArgumentError, match="MOE_TRITON_TABLES is /dev/null/typo, but it must be a folder"):
         _ = KernelSettings(MACHINE, CONFIG).tables
 
 

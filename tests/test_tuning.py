@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from moe_triton import ArgumentError, Tuning
 from moe_triton.backends.cpu.tuning import settings_of
+from moe_triton.core.ascendc import MAX_BLOCKS
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Part, Plan
 from moe_triton.core.row_formats import AS_THEY_ARE, INT8
-from moe_triton.core.tuning import ALL_BYTES
+from moe_triton.core.tuning import ALL_BYTES, usual_on_cpu
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes.fullmesh import Fullmesh
 from moe_triton.schemes.site import Site
@@ -123,6 +124,15 @@ def test_what_is_left_open_suits_the_machine() -> None:
     assert usual.cached_bytes == ALL_BYTES
     # More ranks share, from some number on, the same cores.
     assert settings_of(Tuning(), 1024).yields < settings_of(Tuning(), 1).yields
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cores", "blocks"), [(1, 1, 1), (2, 1, 1), (2, 5, 2), (1, 48, 48), (1, 64, 48), (2, 128, 48)]
+)
+def test_a_rank_has_a_block_on_each_core_of_its_own_as_far_as_blocks_go(
+    ranks: int, cores: int, blocks: int
+) -> None:
+    assert usual_on_cpu(ranks, cores)["num_blocks"] == blocks <= MAX_BLOCKS
 
 
 @given(st.integers(0, 600), st.integers(1, 40))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from moe_triton.core.ascendc import MAX_BLOCKS
 from moe_triton.core.ascendc_blocks import MAX_POST_PARTS
 from moe_triton.core.checks import check_choice, check_integer
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
@@ -40,7 +41,7 @@ def usual_on_cpu(num_ranks: int, cores: int) -> dict[str, int]:
     yields = 2000 if num_ranks <= cores else 20
     # With prefetches ahead of the stores, cached writes are faster than streaming stores.
     waits = {"cached_bytes": ALL_BYTES, "spins": 200, "yields": yields}
-    return {"num_blocks": max(1, cores // num_ranks), **waits}
+    return {"num_blocks": min(max(1, cores // num_ranks), MAX_BLOCKS), **waits}
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import seconds
+from tests.surroundings import cxx
 
 EMULATION = Path(__file__).resolve().parents[2] / "kernels_ascendc" / "emulation"
 ROUNDS = 4000
@@ -17,7 +18,7 @@ UNTIL_DUE, GATHERING, UNTIL_POSTED = 1, 2, 3  # `Sleep` of post_ring.h
 
 def _built(folder: Path, name: str) -> Path:
     path, source = folder / name, Path(__file__).with_name(f"{name}.cpp")
-    command = ["g++", "-std=c++17", "-O2", "-pthread", f"-I{EMULATION}", str(source), "-o", str(path)]
+    command = [*cxx(), "-std=c++17", "-O2", "-pthread", f"-I{EMULATION}", str(source), "-o", str(path)]
     subprocess.run(command, check=True, timeout=seconds(120))
     return path
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import seconds
+from tests.surroundings import cxx
 
 EMULATION = Path(__file__).resolve().parents[2] / "kernels_ascendc" / "emulation"
 SEEDS = range(1, 9)
@@ -19,7 +20,7 @@ Nic = Callable[..., list[int]]
 def nic(tmp_path_factory: pytest.TempPathFactory) -> Nic:
     path = tmp_path_factory.mktemp("nic") / "nic"
     source = Path(__file__).with_name("nic.cpp")
-    command = ["g++", "-std=c++17", "-O2", "-pthread", f"-I{EMULATION}", str(source), "-o", str(path)]
+    command = [*cxx(), "-std=c++17", "-O2", "-pthread", f"-I{EMULATION}", str(source), "-o", str(path)]
     subprocess.run(command, check=True, timeout=seconds(120))
 
     def run(*words: object) -> list[int]:

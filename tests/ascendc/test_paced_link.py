@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import seconds
+from tests.surroundings import cxx
 
 EMULATION = Path(__file__).resolve().parents[2] / "kernels_ascendc" / "emulation"
 MEGABYTE = 10**6
@@ -17,7 +18,7 @@ MEGABYTE = 10**6
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("paced_link") / "paced_link"
     source = Path(__file__).with_name("paced_link.cpp")
-    command = ["g++", "-std=c++17", "-O2", "-pthread", f"-I{EMULATION}", str(source), "-o", str(path)]
+    command = [*cxx(), "-std=c++17", "-O2", "-pthread", f"-I{EMULATION}", str(source), "-o", str(path)]
     subprocess.run(command, check=True, timeout=seconds(120))
     return path
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import seconds
+from tests.surroundings import cxx
 
 from .library import COMPILE_SECONDS, include_options
 
@@ -55,7 +56,7 @@ int main() {
 def test_rows_loaded_ahead_arrive(tmp_path: Path, options: list[str]) -> None:
     (tmp_path / "main.cpp").write_text(PROGRAM, encoding="utf-8")
     include = include_options(tmp_path)
-    command = ["g++", "-std=c++17", "-O1", "-pthread", *options, *include, "main.cpp", "-o", "main"]
+    command = [*cxx(), "-std=c++17", "-O1", "-pthread", *options, *include, "main.cpp", "-o", "main"]
     subprocess.run(command, cwd=tmp_path, check=True, timeout=COMPILE_SECONDS)
     done = subprocess.run(["./main"], cwd=tmp_path, capture_output=True, text=True, timeout=seconds(30))
     assert done.returncode == 0, done.stdout

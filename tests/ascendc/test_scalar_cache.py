@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import seconds
+from tests.surroundings import cxx
 
 from .library import COMPILE_SECONDS, include_options
 
@@ -114,7 +115,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     (folder / "main.cpp").write_text(PROGRAM, encoding="utf-8")
     include = include_options(folder)
     options = ["-std=c++17", "-O1", "-pthread", "-DMOE_EMULATION_STRICT"]
-    command = ["g++", *options, *include, "main.cpp", "-o", "main"]
+    command = [*cxx(), *options, *include, "main.cpp", "-o", "main"]
     subprocess.run(command, cwd=folder, check=True, timeout=COMPILE_SECONDS)
     done = subprocess.run(
         ["./main"], cwd=folder, capture_output=True, text=True, check=True, timeout=seconds(30)
@@ -138,7 +139,7 @@ def test_a_host_pays_nothing_for_an_invalidation(tmp_path: Path) -> None:
         function = f'extern "C" int Read(uint64_t address) {{ using namespace moe; return {call}; }}'
         (tmp_path / "read.cpp").write_text(f'#include "flags.h"\n{function}\n', encoding="utf-8")
         include = include_options(tmp_path)
-        command = ["g++", "-std=c++17", "-O2", *include, "-S", "-o", "-", "read.cpp"]
+        command = [*cxx(), "-std=c++17", "-O2", *include, "-S", "-o", "-", "read.cpp"]
         done = subprocess.run(
             command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=COMPILE_SECONDS
         )

@@ -254,12 +254,15 @@ def test_rows_of_other_sizes_stay(folder: Path) -> None:
             "kernel is nothing, but in plans of these sizes the kernels with ",
         ),
         (("--kernel", "arrange"), ", route, route_pack, "),  # which has none
-        (("--machine", "/none.json"), "machine is /none.json"),
+        (("--machine", "/dev/null/machine.json"), "machine is /dev/null/machine.json"),
         (("--hidden", "0"), "hidden is 0"),
         (("--measure",), "an NPU is needed to measure on one (the npu back end needs torch_npu"),
     ],
 )
-def test_what_is_refused(options: tuple[str, ...], said: str, tmp_path: Path) -> None:
+def test_what_is_refused(
+    options: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch_npu", None)
     assert said in run("kernels", *options, "--study", tmp_path / "study.db", code=1)
 
 

@@ -19,6 +19,7 @@ from autotune.search.task import WrongBitsError
 from moe_triton.core.errors import ArgumentError
 from tests.autotune.tasks import Bowl, Met, Wrong, bowls, wide
 from tests.patience import seconds
+from tests.surroundings import ROOT
 
 DEADLINE_S = 60.0
 
@@ -151,7 +152,7 @@ def test_a_script_without_a_guard_searches_with_workers(tmp_path: Path, is_file:
         text=True,
         timeout=seconds(2) * DEADLINE_S,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert (done.stdout, done.returncode) == ("[7, 7]\n", 0), done.stderr
 
@@ -166,7 +167,7 @@ def test_tasks_that_workers_cannot_import_are_refused_before_any_starts(tmp_path
         text=True,
         timeout=DEADLINE_S,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert "SearchError: workers cannot import the tasks" in done.stderr
     assert not (tmp_path / "log").exists()
@@ -209,10 +210,12 @@ def test_workers_end_with_the_run_that_is_killed(tmp_path: Path) -> None:
         while len(workers()) < 2 and process.poll() is None:
             assert time.monotonic() < end
             time.sleep(0.05)
+        started = {worker: start_of(worker) for worker in workers()}
+        assert all(started.values())
     finally:
         process.kill()
         process.wait(DEADLINE_S)
-    while any(start_of(worker) for worker in workers()):
+    while any(start_of(worker) == start for worker, start in started.items()):
         assert time.monotonic() < end
         time.sleep(0.05)
     assert len(log.read_text().splitlines()) < 400 * 7

@@ -247,7 +247,10 @@ def test_an_entry_of_another_user_is_built_again(folder: Path) -> None:
     if os.geteuid():
         pytest.skip("only root gives files away")
     path = cache.fetch(folder, "key", lambda: b"theirs")
-    os.chown(path, 12345, -1)
+    try:
+        os.chown(path, 12345, -1)
+    except OSError:
+        pytest.skip("this root has no other users: it is one of a user namespace")
     assert cache.body_of(cache.fetch(folder, "key", lambda: b"ours")) == b"ours"
     assert path.stat().st_uid == 0
 

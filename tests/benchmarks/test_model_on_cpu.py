@@ -24,7 +24,8 @@ def test_a_round_has_what_was_measured_and_predicted_of_every_step(tmp_path: Pat
             assert found.measured_us > 0
             assert found.predicted_us > 0
             assert found.measured_steps_us.keys() == found.predicted_steps_us.keys()
-            assert sum(found.measured_steps_us.values()) <= found.measured_us * 1.001
+            # Together they may take longer: a block begins the next step while another is at this one.
+            assert max(found.measured_steps_us.values()) <= found.measured_us * 1.001
 
 
 def test_the_table_shows_ratios_with_their_spread() -> None:

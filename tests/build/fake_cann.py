@@ -15,6 +15,7 @@ from pathlib import Path
 
 from moe_triton.tools.cli.build import find_program
 from tests.patience import seconds
+from tests.surroundings import cxx
 
 SOURCES = Path(__file__).resolve().parents[2] / "kernels_ascendc"
 
@@ -31,7 +32,7 @@ output = words[words.index("-o") + 1]
 sources = [word for word in words if word.endswith(".asc")]
 if {compiles}:
     kept = [word for word in words if word.startswith(("-I", "-D")) or word in ("-shared", "-fPIC")]
-    command = ["g++", "-std=c++17", "-O0", "-pthread", "-I{emulation}", *kept, "-xc++", *sources]
+    command = [*{cxx!r}, "-std=c++17", "-O0", "-pthread", "-I{emulation}", *kept, "-xc++", *sources]
     sys.exit(subprocess.run([*command, "-o", output]).returncode)
 pathlib.Path(output).write_bytes(b"")
 """
@@ -79,6 +80,7 @@ class FakeCann:
                     compiles=compiles,
                     fails=fails,
                     emulation=SOURCES / "emulation",
+                    cxx=cxx(),
                 )
             )
             self.bisheng.chmod(self.bisheng.stat().st_mode | stat.S_IXUSR)

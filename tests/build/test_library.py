@@ -246,7 +246,7 @@ def test_a_build_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
         (["--arch", "dav-3510"], "arch is dav-3510, but the kernels are for dav-2201"),
         (["--jobs", "0"], "jobs is 0, but it must be 1 or more"),
         (["--backend", "cpu", "--memfabric", "x"], "memfabric is x, but an emulated rank posts to its own"),
-        (["--cann", "/nonexistent"], "CANN is missing (/nonexistent)"),
+        (["--cann", "/dev/null/cann"], "CANN is missing (/dev/null/cann)"),
     ],
 )
 def test_what_cannot_be_built_is_said(options: list[str], message: str) -> None:

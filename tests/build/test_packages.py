@@ -20,6 +20,7 @@ from moe_triton.backends.cpu import extension, native
 from moe_triton.core import abi
 from moe_triton.tools import codegen
 from moe_triton.tools.cli.app import app
+from tests import surroundings
 from tests.build.fake_cann import SOURCES
 from tests.headers import HAS_HEADERS
 from tests.patience import seconds
@@ -67,6 +68,7 @@ def test_the_wheel_runs_the_demo_in_an_environment_of_its_own(wheel: Path, outsi
     assert wheel.name.startswith(f"moe_triton-{moe_triton.__version__}-")
     python = outside / "environment" / "bin" / "python"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= surroundings.of_user  # who may have named an index, and keeps what pip has fetched
 
     def run(*command: object, seconds: float) -> str:
         done = subprocess.run(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import random
 import secrets
 import signal
@@ -18,10 +17,14 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from tests import surroundings  # before torch, which reads some of what it takes away
+
+# isort: split
 from moe_triton.backends.cpu import window
 from moe_triton.processes import RankFailedError, RankGroup
 from tests.chaos.ranks import SHM, live_through
@@ -104,9 +107,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--faults", nargs="+", choices=list(FAULTS), default=list(FAULTS))
     options = parser.parse_args()
-    # Not the user's own: nothing that a fault does to it is to last.
-    with tempfile.TemporaryDirectory(prefix="moe_triton-chaos-") as cache:
-        os.environ.setdefault("MOE_TRITON_CACHE", cache)
+    # Not the user's own: nothing that a fault does to kernels that are kept is to last.
+    with (
+        tempfile.TemporaryDirectory(prefix="moe_triton-chaos-") as folder,
+        surroundings.away_from_home(Path(folder, surroundings.HOME_NAME)),
+    ):
         tallies = run(options.seconds, options.seed, options.faults)
     console = Console()
     console.print(table(tallies))

@@ -140,16 +140,19 @@ def test_any_number_is_taken_or_refused_without_a_traceback(command: str, option
         ("gate --soc A9", "soc is 'A9'"),
         ("selftest --only coffee", "--only is 'coffee'"),
         ("build --backend cpu --jobs 0", "jobs is 0"),
-        ("trace /none/p.svg /none/trace.json", "traces is /none/trace.json"),
+        ("trace /dev/null/p.svg /dev/null/trace.json", "traces is /dev/null/trace.json"),
         ("model plan --machine A9", "machine is 'A9'"),
-        ("model cluster --machine A2 --ep 8 --tokens 8 --csv /none/at.csv", "/none/at.csv: No such file"),
+        (
+            "model cluster --machine A2 --ep 8 --tokens 8 --csv /dev/null/at.csv",
+            "/dev/null/at.csv: Not a directory",
+        ),
         ("model kernel nothing", "kernel is 'nothing'"),
-        ("model calibrate /none", "report is /none"),
+        ("model calibrate /dev/null/report", "report is /dev/null/report"),
         ("tune kernels --soc A9", "soc is 'A9'"),
         ("tune pipeline --product A5", "product is 'A5'"),
         ("tune show --kernel nothing", "kernel is nothing"),
         ("tune explain stamps --soc cpu", "soc is cpu"),
-        ("tune diff /none/a /none/b", "table is /none/a"),
+        ("tune diff /dev/null/a /dev/null/b", "table is /dev/null/a"),
     ],
 )
 def test_what_is_wrong_is_a_line(words: str, said: str) -> None:

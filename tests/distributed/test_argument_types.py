@@ -62,7 +62,7 @@ def of_no_use() -> list[Any]:
 
 
 NOT_FINITE = [float("nan"), float("inf"), -float("inf"), np.float32("nan")]
-TEXTS = ["", "64", "\0", "x" * 10**5, "\udcff", "/", "..", "no/such/folder/trace.json"]
+TEXTS = ["", "64", "\0", "x" * 10**5, "\udcff", "/", "..", "/dev/null/trace.json"]
 # By what an argument is declared as; each value is wrong for it, whatever the other arguments are.
 ODD: dict[str, list[Any]] = {
     "int": [None, "64", 2.0, True, np.float32(2), 0, -1, 10**30, 10**5000, *NOT_FINITE],

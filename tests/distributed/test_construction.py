@@ -29,6 +29,7 @@ from moe_triton.runtime.construction import Order
 from moe_triton.schemes import site
 from moe_triton.torch_npu_ops import settings
 from tests.distributed.cases import inputs_of, small_case
+from tests.distributed.failures import new_prefix
 from tests.distributed.interrupted import messages
 from tests.distributed.workers import compare_rounds, make_buffer, one_round
 from tests.torch_npu_ops.setting import fresh, make_round
@@ -50,7 +51,10 @@ BAD_OPTIONS: dict[str, dict[str, Any]] = {
     "num_blocks is 2.5": {"num_blocks": 2.5},
     "num_blocks is 99": {"num_blocks": 99},
     "tuning is a dict": {"tuning": {}},
-    "tuning.communication_blocks is 7": {"tuning": Tuning(communication_blocks=7)},
+    "tuning.communication_blocks is 7": {
+        "tuning": Tuning(communication_blocks=7),
+        "num_blocks": 2,
+    },
     "backend is 'gpu'": {"backend": "gpu"},
     "kernels is 'numpy'": {"kernels": "numpy"},
     "relaxed is 1 (a int)": {"relaxed": 1},
@@ -58,7 +62,7 @@ BAD_OPTIONS: dict[str, dict[str, Any]] = {
     "comm_alg is 'hierarchy'": {"comm_alg": "hierarchy"},
     "ranks_per_server is True (a bool)": {"ranks_per_server": True},
     "outputs is 'mine'": {"outputs": "mine"},
-    "trace is '/nowhere/at/all'": {"trace": "/nowhere/at/all"},
+    "trace is '/dev/null/trace.json'": {"trace": "/dev/null/trace.json"},
 }
 
 
@@ -191,7 +195,7 @@ def fail_often(rank: int, num_ranks: int, prefix: str, folder: str) -> list[str]
 
 
 def test_constructions_that_fail_leave_nothing_behind(ranks: Groups, tmp_path: Path) -> None:
-    assert ranks(2).run(fail_often, f"{window.PREFIX}left-", str(tmp_path)) == [[], []]
+    assert ranks(2).run(fail_often, new_prefix(), str(tmp_path)) == [[], []]
     assert [path.name for path in tmp_path.iterdir()] in ([], ["trace.json"])
 
 
@@ -242,19 +246,21 @@ MUST_NOT_DIFFER: dict[str, dict[str, Any]] = {
 }
 
 
-def differ_too_much(rank: int, num_ranks: int) -> list[str]:
+def differ_too_much(rank: int, num_ranks: int, folder: str) -> list[str]:
     wrong = []
     sizes = {"num_max_tokens_per_rank": 4, "hidden": 64, "num_topk": 2, "num_experts": 8, "relaxed": True}
     for name, options in MUST_NOT_DIFFER.items():
         mine: dict[str, Any] = sizes | (options if rank == 1 else {})
+        if "trace" in mine:
+            mine["trace"] = f"{folder}/{mine['trace']}"
         said = at_once(lambda mine=mine: EPBuffer(timeout_s=PATIENCE_S, **mine), ConfigMismatchError)  # type: ignore[misc]
         if f"  {name}: " not in said:
             wrong.append(f"{name}: {said}")
     return wrong
 
 
-def test_what_changes_results_must_not_differ(ranks: Groups) -> None:
-    assert ranks(2).run(differ_too_much) == [[], []]
+def test_what_changes_results_must_not_differ(ranks: Groups, tmp_path: Path) -> None:
+    assert ranks(2).run(differ_too_much, str(tmp_path)) == [[], []]
 
 
 def in_pairs(rank: int, num_ranks: int, stage: str) -> str:

@@ -7,7 +7,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -26,7 +28,7 @@ from moe_triton.core.installing import install
 from moe_triton.processes import RankGroup, run_ranks
 from moe_triton.schemes.fullmesh.layout import WindowLayout
 from tests.distributed.cases import experts_of, inputs_of, small_case
-from tests.distributed.failures import SHM, leftovers, message_of, new_prefix, prefixed
+from tests.distributed.failures import leftovers, message_of, new_prefix, prefixed
 from tests.distributed.workers import compare_rounds, expected_round, make_buffer, one_round
 from tests.patience import seconds
 
@@ -245,22 +247,18 @@ def test_a_group_of_one_is_a_group() -> None:
     assert run_ranks(group_of_one, 1) == [True]
 
 
-def window_too_large(rank: int, num_ranks: int, prefix: str) -> tuple[str, bool]:
-    config = Config(num_ranks, 512, 8192, 16, 1024)
-    case = small_case(num_ranks, config=config)
-    usage = os.statvfs(SHM)
-    enough = usage.f_bavail * usage.f_frsize > num_ranks * WindowLayout(config).window_bytes
-    with prefixed(prefix):
-        return message_of(lambda: make_buffer(case), WindowError), enough
+def window_too_large(rank: int, num_ranks: int, prefix: str) -> tuple[str, int]:
+    """On a machine whose shared memory has room for one rank's window, and not for two."""
+    case = small_case(num_ranks, config=Config(num_ranks, 512, 8192, 16, 1024))
+    window_bytes = WindowLayout(case.config).window_bytes
+    usage = SimpleNamespace(f_frsize=1, f_bavail=num_ranks * window_bytes - 1)
+    with prefixed(prefix), mock.patch("os.statvfs", return_value=usage):
+        return message_of(lambda: make_buffer(case), WindowError), window_bytes
 
 
 def test_a_window_beyond_free_shared_memory(ranks: Groups) -> None:
     prefix = new_prefix()
-    results = ranks(2).run(window_too_large, prefix)
-    assert not any(enough for _, enough in results), (
-        "this machine has room for the window: nothing was tested"
-    )
-    for message, _ in results:
-        assert "free" in message
+    for message, window_bytes in ranks(2).run(window_too_large, prefix):
+        assert f"/dev/shm has {2 * window_bytes - 1} free" in message
         assert "num_max_tokens_per_rank" in message
     assert not leftovers(prefix)

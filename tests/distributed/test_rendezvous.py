@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -23,26 +23,30 @@ from moe_triton.rendezvous.meeting import Meeting, _store_of
 from tests.patience import seconds
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("localhost", 0))
-        return int(listener.getsockname()[1])
-
-
-def over_tcp(rank: int, num_ranks: int, port: int) -> None:
-    """The default group anew, with a store that rank 0's process hosts."""
+def over_tcp(rank: int, num_ranks: int) -> None:
+    """The default group anew, with a store that rank 0's process hosts, at whichever port is free."""
+    store_at = functools.partial(
+        dist.TCPStore,
+        "localhost",
+        is_master=rank == 0,
+        timeout=timedelta(seconds=30),
+        wait_for_workers=False,
+    )
+    store = store_at(port=0) if rank == 0 else None
+    port = torch.tensor([store.port if store else 0])
+    dist.broadcast(port, src=0)
     dist.destroy_process_group()
     dist.init_process_group(
         "gloo",
-        init_method=f"tcp://localhost:{port}",
+        store=store or store_at(port=int(port)),
         rank=rank,
         world_size=num_ranks,
         timeout=timedelta(seconds=30),
     )
 
 
-def without_a_host(rank: int, num_ranks: int, port: int, how: int) -> str:
-    over_tcp(rank, num_ranks, port)
+def without_a_host(rank: int, num_ranks: int, how: int) -> str:
+    over_tcp(rank, num_ranks)
     pids = [m["pid"] for m in Meeting(None, 20.0).exchange({"pid": os.getpid()}, "pids")]
     # Rank 1 needs the store no longer.
     if rank == 0:
@@ -59,7 +63,7 @@ def without_a_host(rank: int, num_ranks: int, port: int, how: int) -> str:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_store_whose_host_is_gone_or_stopped_is_named(how: int) -> None:
-    first, second = run_ranks(without_a_host, 2, (free_port(), how), allow_failures=True)
+    first, second = run_ranks(without_a_host, 2, (how,), allow_failures=True)
     assert isinstance(first, RankFailedError) == (how == signal.SIGKILL)
     assert "the store of the process group does not answer (another time)" in second
 

@@ -13,6 +13,7 @@ import pytest
 from moe_triton.backends.cpu.executable import NativeExecutable
 from moe_triton.core.plan import device_launches
 from tests.patience import seconds
+from tests.surroundings import cxx
 
 Delays = Mapping[tuple[str, str, int], float]
 """Seconds by operator, step, and how many launches of this step come before it."""
@@ -45,7 +46,7 @@ def build(folder: Path) -> Path:
     """The library that delays entries."""
     source, library = folder / "delays.c", folder / "delays.so"
     source.write_text(SOURCE)
-    command = ["gcc", "-shared", "-fPIC", f"-DMOST={MOST}", str(source), "-o", str(library)]
+    command = [*cxx(), "-xc", "-shared", "-fPIC", f"-DMOST={MOST}", str(source), "-o", str(library)]
     subprocess.run(command, check=True, timeout=seconds(60))
     return library
 

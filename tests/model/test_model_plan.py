@@ -140,7 +140,7 @@ def test_auto_goes_by_the_users_table(tmp_path: Path, monkeypatch: pytest.Monkey
     [
         (["--comm-alg", "direct"], "cannot be captured"),
         (["--machine", "A2"], "only between servers has a scheme of A3 a price on A2"),
-        (["--machine", "no/such/file"], "or a file"),
+        (["--machine", "/dev/null/machine.json"], "or a file"),
         (["--experts", "9"], "experts"),
         (["--quantize", "int9"], "quantize"),
         (["--parts", "99"], "parts"),

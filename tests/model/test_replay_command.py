@@ -63,9 +63,9 @@ def test_a_trace_has_every_pipe(tmp_path: Path) -> None:
         (["nothing"], "kernel is 'nothing'"),
         (["pack/exotic"], "exotic"),
         (["pack", "--soc", "A9"], "soc is 'A9'"),
-        (["pack", "--machine", "nowhere.json"], "machine is 'nowhere.json'"),
+        (["pack", "--machine", "/dev/null/machine.json"], "machine is '/dev/null/machine.json'"),
         (["pack", "--soc", "950", "--machine", "A3"], "950"),
-        (["pack", *SMALL, "--trace", "/nowhere/at/all.json"], "trace"),
+        (["pack", *SMALL, "--trace", "/dev/null/trace.json"], "trace"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: list[str], told: str) -> None:

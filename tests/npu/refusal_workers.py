@@ -193,17 +193,15 @@ def exchange_rows(process: int, num_processes: int) -> str:
     return said if keep.shape == r.x.shape else "no sum"
 
 
-SETTINGS: list[tuple[dict[str, Any], str]] = [
-    ({"kernels": "torch"}, "the npu back end has Triton kernels only"),
-    ({"trace": "refused.json"}, "traces are of the CPU back end"),
-]
-
-
-def settings_refused(rank: int, num_ranks: int, layer: Layer) -> list[bool]:
+def settings_refused(rank: int, num_ranks: int, layer: Layer, trace: str) -> list[bool]:
     """Settings that the npu back end does not have, and a back end that there is not."""
+    settings: list[tuple[dict[str, Any], str]] = [
+        ({"kernels": "torch"}, "the npu back end has Triton kernels only"),
+        ({"trace": trace}, "traces are of the CPU back end"),
+    ]
     good = []
     with on_npu(rank):
-        for options, text in SETTINGS:
+        for options, text in settings:
             ops.configure(relaxed=True, backend="npu", timeout_s=10.0, **options)
             refused(lambda: layer(make_round(rank, num_ranks), []), ArgumentError, text)
         refused(

@@ -33,12 +33,18 @@ from moe_triton.core.fused import FUSED
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.soc import soc_of
 from moe_triton.reference.arithmetic import LANES
+from tests import surroundings
 from tests.npu import posts
 from tests.npu.device import Device, FakeCapture, FakeEvent, FakeGraph, FakeStream, Work
 
 SHM = Path("/dev/shm")
 RUN = executable.NpuExecutable.run
 ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
+
+
+def shared_file(store: str, number: int) -> Path:
+    """A window's file: of this run alone, since ports and process ids come again."""
+    return SHM / f"moe_triton-standin-{surroundings.run_name()}-{store}-{number}"
 
 
 class FakeMemory:
@@ -184,7 +190,7 @@ def fake_memfabric() -> types.ModuleType:
         # Its device functions post from the object 0.
         assert kind == "MTE" or (kind, number) == ("RDMA", 0)
         port = state["url"].rsplit(":", 1)[1]
-        return FakeMemory(SHM / f"moe_triton-standin-{port}-{number}", num_ranks, rank, num_bytes)
+        return FakeMemory(shared_file(port, number), num_ranks, rank, num_bytes)
 
     shm.initialize, shm.create = initialize, create  # type: ignore[attr-defined]
     shm.ShmConfig = types.SimpleNamespace  # type: ignore[attr-defined]

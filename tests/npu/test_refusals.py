@@ -43,6 +43,7 @@ def test_rows_that_may_be_too_few_for_an_exchange_are_refused(ranks: Ranks) -> N
         assert "can have received 16, whether or not it has. Pass as many rows as dispatch's expand_x" in said
 
 
-def test_settings_that_it_does_not_have_are_refused(ranks: Ranks) -> None:
-    assert ranks(2).run(refusal_workers.settings_refused, layers.v2) == [[True], [True]]
-    assert not Path("refused.json").exists()
+def test_settings_that_it_does_not_have_are_refused(ranks: Ranks, tmp_path: Path) -> None:
+    trace = str(tmp_path / "refused.json")
+    assert ranks(2).run(refusal_workers.settings_refused, layers.v2, trace) == [[True], [True]]
+    assert not list(tmp_path.iterdir())

@@ -100,7 +100,7 @@ def fake_shmem() -> Iterator[None]:
         number = state["current"]  # type: ignore[index]
         uid, rank, num_ranks, mem_size = state[number]
         assert size < mem_size
-        memory = standin.FakeMemory(standin.SHM / f"moe_triton-standin-{uid}-{number}", num_ranks, rank, size)
+        memory = standin.FakeMemory(standin.shared_file(uid, number), num_ranks, rank, size)
         return types.SimpleNamespace(memory=memory, size=size)
 
     core = types.ModuleType("shmem.core")

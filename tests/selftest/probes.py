@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib.util
 import os
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -12,14 +16,17 @@ import torch
 
 from moe_triton.backends.assumption import Assumption
 from moe_triton.backends.base import Backend, Bindings, Executable, TraceLog
+from moe_triton.backends.npu import toolchain
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.plan import Plan
 from moe_triton.kernels import Case, kernel_cases
 from moe_triton.model.constants import Machine
+from moe_triton.tools.selftest import machine
 from moe_triton.tools.selftest.check import Finding, Place
-from moe_triton.tools.selftest.checks import kernels
+from moe_triton.tools.selftest.checks import environment, kernels
 
 PID = "pid"
+OF_AN_NPU = ("torch_npu",)
 
 
 def work(place: Place) -> Finding:
@@ -126,6 +133,33 @@ def check_kernel_with_wrong_pack(place: Place, name: str, hidden: int) -> Findin
 
 def check_that_stumbles(place: Place, name: str, hidden: int) -> Finding:
     return stumble(place)
+
+
+@contextlib.contextmanager
+def without_an_npu() -> Iterator[None]:
+    """On a machine that has one, too."""
+    find, version = importlib.util.find_spec, machine._package
+    with (
+        mock.patch.object(toolchain, "HOMES", ()),
+        mock.patch.object(toolchain, "DRIVER_INFO", Path("/dev/null/version.info")),
+        mock.patch.object(
+            importlib.util, "find_spec", lambda name, *rest: None if name in OF_AN_NPU else find(name, *rest)
+        ),
+        mock.patch.object(
+            machine, "_package", lambda name: machine.MISSING if name in OF_AN_NPU else version(name)
+        ),
+    ):
+        yield
+
+
+def find_toolchain_without_an_npu(place: Place) -> Finding:
+    with without_an_npu():
+        return environment.find_toolchain(place)
+
+
+def find_versions_without_an_npu(place: Place) -> Finding:
+    with without_an_npu():
+        return environment.find_versions(place)
 
 
 def measured_constants(machine: Machine) -> set[str]:

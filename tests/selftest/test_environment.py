@@ -120,7 +120,7 @@ def test_the_driver_is_asked_for_its_version(tmp_path: Path, monkeypatch: pytest
 
 def test_what_is_not_there_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
-    monkeypatch.setattr(toolchain, "DRIVER_INFO", Path("/nowhere/version.info"))
+    monkeypatch.setattr(toolchain, "DRIVER_INFO", Path("/dev/null/version.info"))
     monkeypatch.setattr(toolchain, "HOMES", ())
     monkeypatch.setattr(machine, "_read", lambda path: "")
     facts = machine.versions()

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from moe_triton.model.constants import Machine, machine_named
-from moe_triton.tools.selftest import private
 from moe_triton.tools.selftest.check import Result
 from moe_triton.tools.selftest.measured import constants_of, product_of
 from moe_triton.tools.selftest.private import scrubbed
@@ -28,6 +27,14 @@ RESULTS = (
     Result("kernel keep", "kernels", "skipped", ("because of 'back end'",)),
     Result("memcpy", "constants", "passed", figures={"memcpy_gb_per_s": 700.0, "bad": float("nan")}),
 )
+
+
+@pytest.fixture(autouse=True)
+def names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine and a user whose names stand in no text by chance."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "Node-17.lab.example.com")
+    monkeypatch.setattr(getpass, "getuser", lambda: "bob.smith")
+    monkeypatch.setattr(Path, "home", lambda: Path("/home/bsmith"))
 
 
 def report(*results: Result, complete: bool = True) -> Report:
@@ -144,10 +151,6 @@ def test_products_are_known_by_their_devices(soc: str, product: str) -> None:
     assert product_of("cpu", soc) == "cpu"
 
 
-def secrets() -> list[str]:
-    return [name for name in (socket.gethostname(), getpass.getuser()) if name.lower() not in private.WORDS]
-
-
 @pytest.mark.parametrize(
     ("text", "clean"),
     [
@@ -169,10 +172,7 @@ def test_what_is_private_is_taken_out_and_nothing_else(text: str, clean: str) ->
     assert scrubbed(text) == clean
 
 
-def test_names_of_host_and_user_are_taken_out_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "gethostname", lambda: "Node-17.lab.example.com")
-    monkeypatch.setattr(getpass, "getuser", lambda: "bob.smith")
-    monkeypatch.setattr(Path, "home", lambda: Path("/home/bsmith"))
+def test_names_of_host_and_user_are_taken_out_everywhere() -> None:
     results = [
         Result("a", "kernels", "failed", ("node-17 refused bob.smith", "NODE-17.lab.example.com")),
         Result("b", "kernels", "passed", facts={"of bsmith": "/home/bsmith/x", "said": "roots of nodes"}),

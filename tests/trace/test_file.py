@@ -153,7 +153,7 @@ def test_a_link_that_comes_later_is_not_followed(tmp_path: Path) -> None:
     assert target.read_text() == "somebody's"
 
 
-@pytest.mark.parametrize("name", ["", "\0", "a\0b", "x" * 5000, ".", "..", "/", "no/such/folder/trace.json"])
+@pytest.mark.parametrize("name", ["", "\0", "a\0b", "x" * 5000, ".", "..", "/", "/dev/null/trace.json"])
 def test_what_is_no_place_for_a_file_is_refused(name: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         TraceFile(name).check_writable()
