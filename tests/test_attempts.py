@@ -96,6 +96,41 @@ def test_who_is_missing_is_named_and_a_late_rank_finds_the_next_attempt(store: S
     assert keys_left(views[0]) == []
 
 
+def test_a_rank_that_gave_up_before_is_not_called_missing(store: StoreMaker) -> None:
+    """It is here, and missed others: of three ranks it is the third that does not come."""
+    views = [store() for _ in range(3)]
+    with pytest.raises(RoundGivenUpError) as caught:
+        meet(views[1], 1, 3, 0.01)
+    assert (caught.value.by, caught.value.missing) == (1, (0, 2))
+    waits = threading.Event()
+
+    class Stop(threading.Event):
+        """Says when it is looked at: rank 0 waits."""
+
+        def is_set(self) -> bool:
+            waits.set()
+            return super().is_set()
+
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.set()
+            return super().wait(timeout)
+
+    def first() -> tuple[int, tuple[int, ...]]:
+        with pytest.raises(RoundGivenUpError) as caught:
+            Attempt(views[0], 0, 3).exchange(b"", time.monotonic() + LONG_S, stop)
+        return caught.value.by, caught.value.missing
+
+    stop = Stop()
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(first)
+        assert waits.wait(LONG_S)
+        # Rank 1 comes again, and gives up the attempt that rank 0 is in.
+        with pytest.raises(RoundGivenUpError):
+            meet(views[1], 1, 3, 0.01)
+        stop.set()
+        assert job.result(2 * LONG_S) == (0, (2,))
+
+
 def test_a_later_round_that_is_given_up_ends_for_all_at_once(store: StoreMaker) -> None:
     views = [store() for _ in range(2)]
 

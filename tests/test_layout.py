@@ -29,6 +29,7 @@ from moe_triton.layout import (
     SlotLayout,
     align,
 )
+from moe_triton.layout.exchange import ExchangeLayout
 from moe_triton.schemes import layout_of
 from moe_triton.schemes.direct.layout import DirectLayout
 from moe_triton.schemes.fullmesh.layout import ExpertSlotsLayout, InbandLayout, InbandSlot, WindowLayout
@@ -263,3 +264,16 @@ def test_argument_structs_have_a_word_for_each_argument() -> None:
     for kernel in ascendc.KERNELS:
         words = sum(abi.words_of(arg) for arg in kernel.args)
         assert f"sizeof({codegen.camel(kernel.name)}Args) == {words} *" in codegen.render()
+
+
+@pytest.mark.parametrize(("hidden", "capacity", "header_words"), [(32, 1, 1), (7168, 48, 9), (512, 3, 200)])
+def test_nothing_of_tensor_parallel_ranks_lies_over_something_else(
+    hidden: int, capacity: int, header_words: int
+) -> None:
+    layout = ExchangeLayout(hidden, capacity, header_words)
+    parts = ("dispatch_status", "combine_status", "headers", "dispatch_slots", "combine_slots")
+    end = 0
+    for region in (getattr(layout, name) for name in parts):
+        assert region.base >= end, region
+        end = region.end
+    assert end <= layout.window_bytes

@@ -5,9 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import itertools
-import os
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
@@ -25,6 +23,7 @@ from moe_triton.core.kernel import AscendCKernel
 from moe_triton.core.region import REGION_DIMS, Region
 from moe_triton.tools import codegen
 from tests.patience import seconds
+from tests.surroundings import cxx
 
 SOURCES = Path(__file__).resolve().parents[2] / "kernels_ascendc"
 BUILDS = SOURCES.parent / "build" / "ascendc-tests"  # kept between runs; `make clean` removes it
@@ -126,14 +125,13 @@ def _parsed_emulation(options: list[str], texts: dict[str, str]) -> list[str]:
 def _compile(texts: dict[str, str], options: list[str], result: Path) -> Path:
     """Has the compiler make `result`, in a folder with these sources."""
     BUILDS.mkdir(parents=True, exist_ok=True)
-    compiler = os.environ.get("CXX") or shutil.which("g++") or "c++"
     with tempfile.TemporaryDirectory(dir=BUILDS) as folder:
         for name, text in texts.items():
             path = Path(folder, name)
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
         subprocess.run(
-            [compiler, *options, "-Iemulation", "-Iinclude", "-o", "made"],
+            [*cxx(), *options, "-Iemulation", "-Iinclude", "-o", "made"],
             cwd=folder,
             check=True,
             capture_output=True,

@@ -110,3 +110,7 @@ def test_a_forked_child_leaves_the_thread_to_its_parent() -> None:
     _, status = os.waitpid(child, 0)
     made.close()
     assert os.waitstatus_to_exitcode(status) == 7
+
+
+def test_times_are_in_nanoseconds_to_the_device() -> None:
+    assert describe(QUEUES, 0, [1 << 20] * 3, 8192, NicSettings(post_us=1.5))[0].post_ns == 1500

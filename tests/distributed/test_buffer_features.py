@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch.distributed as dist
 
 from moe_triton import ArgumentError, BufferStateError, EPBuffer, Pending
 from moe_triton.processes import RankGroup
+from moe_triton.runtime import arguments
 from moe_triton.tools.selftest.cases import expected_round, make_buffer, one_round
 from tests.distributed.cases import experts_of, inputs_of, small_case
 
@@ -186,3 +188,34 @@ def counted(rank: int, num_ranks: int) -> bool:
 
 def test_counts_add_up_over_calls(ranks: Groups) -> None:
     assert ranks(2).run(counted) == [True, True]
+
+
+def waits_of_every_dispatch(rank: int, num_ranks: int) -> list[list[int]]:
+    """How long peers were waited for, in rounds of which native code makes the later ones where it can."""
+    case = small_case(num_ranks)
+    own, found = inputs_of(case, rank, 0), []
+    with make_buffer(case) as buffer:
+        for number in range(5):
+            waits = torch.full((num_ranks,), -1) if number > 2 else None
+            output = buffer.dispatch(own.x, own.topk_idx, performance_info=waits)
+            buffer.combine(output.tokens, output.handle)
+            found += [] if waits is None else [waits.tolist()]
+    return found
+
+
+def test_waits_are_told_by_later_dispatches_too(ranks: Groups) -> None:
+    for rounds in ranks(2).run(waits_of_every_dispatch):
+        assert len(rounds) == 2
+        assert all(us >= 0 for waits in rounds for us in waits)
+
+
+@pytest.mark.parametrize("rows", [4, 7, 8])
+def test_tensor_parallel_ranks_pass_all_rows_that_may_have_come(rows: int) -> None:
+    group: Any = SimpleNamespace(capacity=4, site=SimpleNamespace(exchange_rank=0))
+    handle: Any = None  # nobody counts what has come
+    y = torch.empty(rows, 32, dtype=torch.bfloat16)
+    if rows == 8:
+        arguments.check_results(y, handle, group)
+        return
+    with pytest.raises(ArgumentError, match=f"y is of {rows} rows, but .*all 8 rows"):
+        arguments.check_results(y, handle, group)

@@ -171,6 +171,8 @@ class FakeEvent:
         self.owner.by_queue(Work("record", "", stream, event=self, version=self.recorded))
 
     def query(self) -> bool:
+        if self.owner.graph is not None:
+            raise RuntimeError("no event can be asked for while a graph is captured")
         return self.ended >= self.recorded
 
     def elapsed_time(self, end: FakeEvent) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +14,7 @@ from moe_triton.tools.selftest.cases import finish
 from moe_triton.tools.selftest.check import Finding
 from moe_triton.tools.selftest.checks.stragglers import judge_waits
 from moe_triton.tools.selftest.checks.timing import over_all_ranks
-from moe_triton.tools.selftest.timing import fit_line, percentiles
+from moe_triton.tools.selftest.timing import WARM_UP, fit_line, percentiles, samples_us
 
 SIZES = (4096, 65536, 1 << 20, 1 << 24)
 
@@ -88,3 +90,14 @@ def test_a_buffer_whose_runs_return_early_is_asked_what_they_met() -> None:
     with pytest.raises(TimeoutError, match="rank 3"):
         finish(SimpleNamespace(synchronize=look_back), backend)  # type: ignore[arg-type]
     assert done == ["device", "buffer"]
+
+
+def test_the_first_calls_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, calls = [0.0], list(range(WARM_UP + 4))
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def call() -> None:  # each takes a microsecond longer than the one before
+        now[0] += calls.pop(0) / 1e6
+
+    device: Any = SimpleNamespace(synchronize=lambda: None)
+    assert samples_us(call, device, 4) == pytest.approx([WARM_UP + number for number in range(4)])

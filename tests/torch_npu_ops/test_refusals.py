@@ -121,6 +121,7 @@ def bad_combines(rank: int, num_ranks: int, out: tuple[torch.Tensor, ...], z: to
         ("expert_scales is of shape", TILING, lambda: v2(z, r.ids, index, counts, w[:2], *group)),
         ("shared_expert_x is of shape", TILING, c(shared_expert_x=shared[:1])),
         ("shared_expert_x is of shape", TILING, c(shared_expert_x=shared.view(1, 2, -1))),
+        ("shared_expert_x is of shape", TILING, c(shared_expert_x=shared[1:, None])),
         ("shared_expert_x is of shape", TILING, c(shared_expert_x=shared.view(2, TOKENS // 2, 1, HIDDEN))),
         ("assist_info_for_combine is of", TILING, lambda: v2(z, r.ids, index[:-1], counts, w, *group)),
         ("expand_x is of", TILING, lambda: v2(z[:-1], r.ids, index, counts, w, *group)),
