@@ -190,23 +190,54 @@ def test_counts_add_up_over_calls(ranks: Groups) -> None:
     assert ranks(2).run(counted) == [True, True]
 
 
-def waits_of_every_dispatch(rank: int, num_ranks: int) -> list[list[int]]:
-    """How long peers were waited for, in rounds of which native code makes the later ones where it can."""
+def what_native_calls_leave_to_python(rank: int, num_ranks: int) -> dict[str, bool]:
+    """Whether each argument that native code does not take has its effect, once plain calls are native."""
     case = small_case(num_ranks)
-    own, found = inputs_of(case, rank, 0), []
+    own = inputs_of(case, rank, 0)
+    x, ids = own.x, own.topk_idx
     with make_buffer(case) as buffer:
-        for number in range(5):
-            waits = torch.full((num_ranks,), -1) if number > 2 else None
-            output = buffer.dispatch(own.x, own.topk_idx, performance_info=waits)
-            buffer.combine(output.tokens, output.handle)
-            found += [] if waits is None else [waits.tolist()]
-    return found
+
+        def dispatched() -> tuple[torch.Tensor, Any]:
+            output = buffer.dispatch(x, ids)
+            return experts_of(case, rank, output.tokens), output.handle
+
+        def combined(**options: Any) -> Any:
+            return buffer.combine(*dispatched(), **options)
+
+        total = [combined() for _ in range(4)][-1].clone()
+        found: dict[str, bool] = {}
+        # dispatch
+        waits = torch.full((num_ranks,), -1)
+        buffer.dispatch(x, ids, performance_info=waits)
+        found["waits of dispatch"] = bool((waits >= 0).all())
+        masked = buffer.dispatch(x, ids, active_mask=torch.zeros(len(x), dtype=torch.bool))
+        found["mask"] = int(masked.tokens_per_expert.sum()) == 0
+        pending = buffer.dispatch(x, ids, wait=False)
+        found["dispatch in halves"] = isinstance(pending, Pending)
+        output = pending.wait()
+        rows = torch.full_like(output.tokens, float("nan"))
+        output = buffer.dispatch(x, ids, out=rows)
+        found["out of dispatch"] = output.tokens.data_ptr() == rows.data_ptr()
+        # combine
+        waits.fill_(-1)
+        combined(performance_info=waits)
+        found["waits of combine"] = bool((waits >= 0).all())
+        own_out = torch.full_like(total, float("nan"))
+        found["out of combine"] = combined(out=own_out) is own_out
+        found["its sums"] = torch.equal(own_out, total)
+        quantized = combined(comm_quantize="int8")
+        found["int8 results"] = not torch.equal(quantized, total)
+        shared = combined(shared_expert_x=torch.full_like(x, 64.0))
+        found["shared expert"] = bool((shared.float() > total.float()).all())
+        summing = combined(wait=False)
+        found["combine in halves"] = isinstance(summing, Pending) and torch.equal(summing.wait(), total)
+        return found
 
 
-def test_waits_are_told_by_later_dispatches_too(ranks: Groups) -> None:
-    for rounds in ranks(2).run(waits_of_every_dispatch):
-        assert len(rounds) == 2
-        assert all(us >= 0 for waits in rounds for us in waits)
+def test_what_native_code_does_not_take_python_does(ranks: Groups) -> None:
+    for found in ranks(2).run(what_native_calls_leave_to_python):
+        assert len(found) == 10
+        assert [name for name, is_so in found.items() if not is_so] == []
 
 
 @pytest.mark.parametrize("rows", [4, 7, 8])

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from torch.distributed import distributed_c10d
 
 from moe_triton import CommunicationTimeoutError, ConfigMismatchError
 from moe_triton.processes import RankFailedError, run_ranks
+from moe_triton.rendezvous import meeting
 from moe_triton.rendezvous.attempts import Attempt
 from moe_triton.rendezvous.meeting import Meeting, _store_of
 from tests.patience import seconds
@@ -136,3 +139,15 @@ def interrupted(rank: int, num_ranks: int) -> bool:
 
 def test_ctrl_c_ends_a_meeting_long_before_its_deadline() -> None:
     assert run_ranks(interrupted, 2, timeout_s=seconds(60)) == [True, True]
+
+
+def test_who_refuses_stays_until_all_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may host the store that the others look into."""
+    know = [1, 2, 2, 3]
+    attempt: Any = SimpleNamespace(refuse=lambda reason: "round", told=lambda key: know.pop(0))
+    alone = Meeting(None, 5.0)
+    monkeypatch.setattr(alone, "num_ranks", 3)
+    monkeypatch.setattr(alone, "_attempt", attempt)
+    monkeypatch.setattr(meeting, "_LINGER_S", seconds(60.0))
+    alone.refuse(ValueError("no"))
+    assert know == []
