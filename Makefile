@@ -8,7 +8,8 @@ CPP_SOURCES := $(filter %.h %.cpp %.asc,$(NATIVE_SOURCES))
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 PIP := $(INSTALL) --quiet
 TORCH := torch==2.13.0
-# A file's tests by one worker, for they share groups of ranks. One that has died stays dead: xdist would give the test
+# Three workers for two cores: a quarter of the time tests wait, for processes to start or deadlines to pass. A file's
+# tests by one worker, for they share groups of ranks. One that has died stays dead: xdist would give the test
 # that killed it to the next one, and wait forever once all are.
 SPREAD := --dist loadfile --max-worker-restart 0
 
@@ -18,7 +19,7 @@ demo: $(VENV)/.installed
 	$(BIN)/moe-triton demo
 
 test: lint
-	$(BIN)/python -m pytest -n 2 $(SPREAD) --durations=25
+	$(BIN)/python -m pytest -n 3 $(SPREAD) --durations=25
 	$(MAKE) chaos-short
 
 # At every save: tests/tiers.py says which.

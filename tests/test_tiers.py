@@ -58,7 +58,7 @@ def test_the_list_is_printed_for_the_command_line() -> None:
 def test_what_quick_leaves_out_the_others_run() -> None:
     """`make test` takes all that is not long, `make test-long` the rest, and every change passes both."""
     usual, rest = commands_of("test")[0], commands_of("test-long")[0]
-    assert re.fullmatch(r"\$\(BIN\)/python -m pytest( -n 2)?( \$\(SPREAD\))?( --durations=\d+)?", usual)
+    assert re.fullmatch(r"\$\(BIN\)/python -m pytest( -n 3)?( \$\(SPREAD\))?( --durations=\d+)?", usual)
     # A worker that has died stays dead: see there.
     assert re.search(r"^SPREAD := --dist loadfile --max-worker-restart 0$", MAKEFILE, flags=re.M)
     assert re.search(r" -m long tests$", rest)

@@ -206,7 +206,7 @@ class Library:
     """One build of the kernels.
 
     Attributes:
-        launched: symbols of what was launched so far.
+        called: symbols of what was launched so far.
         lacked: those of them that this build has not.
     """
 
@@ -214,7 +214,7 @@ class Library:
         self._library = ctypes.CDLL(str(path))
         self._launches = itertools.count()
         self._library.moe_last_error.restype = ctypes.c_char_p
-        self.launched: set[str] = set()
+        self.called: set[str] = set()
         self.lacked: set[str] = set()
         for kernel in LAUNCHED:
             if hasattr(self._library, kernel.symbol):
@@ -313,7 +313,7 @@ class Library:
         self._call(BY_NAME[name].symbol, blocks, pack(BY_NAME[name], arguments))
 
     def _call(self, symbol: str, blocks: int, words: np.ndarray) -> None:
-        self.launched.add(symbol)
+        self.called.add(symbol)
         if not hasattr(self._library, symbol):
             self.lacked.add(symbol)
             raise NoLauncherError(symbol)

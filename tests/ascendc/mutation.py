@@ -117,7 +117,7 @@ def launchers_of(case: AnyCase) -> frozenset[str]:
     library = Library(build(strict=True))
     with contextlib.suppress(Exception):
         run_case(library, case, 0)
-    return frozenset(library.launched)
+    return frozenset(library.called)
 
 
 def check_killed(mutant: Mutant) -> None:
