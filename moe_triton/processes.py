@@ -15,17 +15,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from moe_triton.schemes import SCHEMES
-
-PRELOAD = [
-    "torch.distributed",
-    "moe_triton.buffer",
-    "moe_triton.torch_npu_ops",
-    *sorted({place.partition(":")[0] for schemes in SCHEMES.values() for place in schemes.values()}),
-    "moe_triton.backends.cpu.backend",
-    "triton.backends.ascend.compiler",
-]
-"""What a rank needs for its first call and takes a second to import; what is not there is left out."""
+PRELOAD = ["moe_triton.preload"]
 GRACE_S = 2.0  # for a process to exit by itself before it is killed
 DIED = (
     "died without an error. If nothing above says why: a script that starts ranks keeps what it runs "

@@ -108,3 +108,27 @@ def test_ranks_tell_how_far_they_are() -> None:
     for rank in (0, 1):
         assert [said for of, said in heard if of == rank] == [f"half of {rank}", f"all of {rank}"]
     tell("nobody hears this")
+
+
+IN_A_RANK = """
+from moe_triton.processes import run_ranks
+if __name__ == "__main__":
+    print(run_ranks(divmod, 1))
+"""
+
+
+def test_a_triton_that_is_broken_keeps_no_rank_from_starting(tmp_path: Path) -> None:
+    """What is wrong with it is said by the rank that needs it; without it none could say anything."""
+    (tmp_path / "triton").mkdir()
+    (tmp_path / "triton" / "__init__.py").write_text("raise AttributeError('of two versions')\n")
+    script = tmp_path / "script.py"
+    script.write_text(IN_A_RANK)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=seconds(120),
+        check=False,
+    )
+    assert done.stdout == "[(0, 0)]\n", done.stderr
