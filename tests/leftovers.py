@@ -12,17 +12,19 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.patience import seconds
+from tests.processor_time import descendants, stat_of
 from tests.surroundings import RUN
 
 WORKER = "PYTEST_XDIST_WORKER"
 SERVERS = "multiprocessing.forkserver", "multiprocessing.resource_tracker"
+PARENT = 1  # of the fields behind the name
 ENDED_S = seconds(5.0)  # what has been told to end may take so long
 NOTED = "left running, and killed"
 
@@ -32,26 +34,16 @@ Processes = dict[int, str]
 _before = pytest.StashKey[set[int]]()
 
 
-def of_tree(pid: int) -> Iterator[int]:
-    """All that a process has started, and what these have, as far as it lives."""
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            for child in map(int, task.read_text().split()):
-                yield child
-                yield from of_tree(child)
-
-
 def running() -> Processes:
     """What this process has started and what lives, but for servers of `multiprocessing`, which stay."""
-    found = {pid: _command(pid) for pid in of_tree(os.getpid())}
+    found = {pid: _command(pid) for pid in descendants(os.getpid())}
     return {pid: command for pid, command in found.items() if command and not _is_server(pid, command)}
 
 
 def _is_server(pid: int, command: str) -> bool:
     """A rank that it has forked has the same command line, and another parent."""
     with contextlib.suppress(OSError):
-        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        return any(server in command for server in SERVERS) and parent == os.getpid()
+        return any(server in command for server in SERVERS) and int(stat_of(pid)[PARENT]) == os.getpid()
     return False
 
 
@@ -82,7 +74,7 @@ def end(processes: Processes) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Notes what there is before a test."""
-    item.stash[_before] = set(of_tree(os.getpid()))
+    item.stash[_before] = set(descendants(os.getpid()))
 
 
 @pytest.hookimpl(wrapper=True)

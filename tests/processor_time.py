@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 OWN_AND_WAITED_FOR = slice(11, 15)  # utime, stime, cutime, cstime of proc(5), behind the name
 
 
-def of_tree(pid: int | str = "self") -> float:
-    """Seconds of a process, its descendants, and what these have waited for.
+def stat_of(pid: int) -> list[str]:
+    """The fields of proc(5) behind the name: a program's name, in parentheses, may have spaces.
+
+    Raises:
+        OSError: it has ended.
+    """
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """All that a process has started, and what these have, as far as it lives."""
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, task.read_text().split()):
+                yield child
+                yield from descendants(child)
+
+
+def of_tree() -> float:
+    """Seconds of this process, its descendants, and what these have waited for.
 
     A process that nobody waited for is not counted once it has ended; a test's ranks are waited for by the
     server that forks them.
     """
-    total, pids = 0.0, [str(os.getpid() if pid == "self" else pid)]
-    while pids:
-        folder = Path("/proc", pids.pop())
-        try:
-            # The name of a program, in parentheses, may have spaces.
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            tasks = list((folder / "task").iterdir())
-        except OSError:  # it has ended
-            continue
-        total += sum(map(int, fields[OWN_AND_WAITED_FOR]))
-        for task in tasks:
-            try:
-                pids += (task / "children").read_text().split()
-            except OSError:
-                continue
-    return total / TICKS_PER_S
+    ticks = 0
+    for pid in (os.getpid(), *descendants(os.getpid())):
+        with contextlib.suppress(OSError):
+            ticks += sum(map(int, stat_of(pid)[OWN_AND_WAITED_FOR]))
+    return ticks / TICKS_PER_S
