@@ -217,9 +217,9 @@ def hold() -> str:
     Raises:
         MendError: pip failed.
     """
-    if not would_hold():
+    asking, there = _unmet(), _distribution(PACKAGE)
+    if not asking:
         return ""
-    asking, there = list(_asking()), _distribution(PACKAGE)
     # Where packages contradict each other, `pip check` says whom the version leaves out.
     version = max(_candidates(asking), key=lambda each: _num_satisfied(each, asking))
     if there is not None and there.version == version:
@@ -241,6 +241,13 @@ def _asking() -> Iterator[SpecifierSet]:
             is_asked = wanted.marker is None or wanted.marker.evaluate({"extra": ""})
             if wanted.name.lower() == PACKAGE and is_asked:
                 yield wanted.specifier
+
+
+def _unmet() -> list[SpecifierSet]:
+    """What is asked for, if not all of it is satisfied by what is there."""
+    asking, there = list(_asking()), _distribution(PACKAGE)
+    is_met = there is not None and _num_satisfied(there.version, asking) == len(asking)
+    return [] if is_met else asking
 
 
 def _candidates(asking: Sequence[SpecifierSet]) -> Iterator[str]:
@@ -304,8 +311,7 @@ def mend() -> str:
 
 def would_hold() -> bool:
     """Whether something asks for a version of triton that is not there: pip's next command brings it."""
-    asking, there = list(_asking()), _distribution(PACKAGE)
-    return bool(asking) and (there is None or _num_satisfied(there.version, asking) < len(asking))
+    return bool(_unmet())
 
 
 def _check_writable(folder: Path) -> None:

@@ -15,10 +15,9 @@ from .direct import DirectCase, DirectWorld
 from .direct_missing import MissingCountsCase, check_missing_counts
 from .direct_tables import Places, counts_of, offsets_of, places_of
 from .library import Library
+from .orders import orders
 
 SHORT_US = 20_000
-# Most orders of arrival are for `make test-long`.
-SEEDS = [range(15), pytest.param(range(15, 60), marks=pytest.mark.long)]
 
 CASES = {
     "two_ranks": DirectCase(tokens=(3, 2), blocks=1, topk=1),
@@ -60,7 +59,7 @@ def _by_name(cases: dict[str, DirectCase]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", list(cases.values()), ids=list(cases))
 
 
-@pytest.mark.parametrize("seeds", SEEDS, ids=["few", "many"])
+@orders(15, 60)
 @_by_name(CASES)
 def test_strict(strict: Library, case: DirectCase, seeds: range) -> None:
     for seed in seeds:

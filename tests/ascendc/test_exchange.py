@@ -9,6 +9,7 @@ from moe_triton.core.ascendc import REPORT_BAD_ROW
 
 from .exchange import Exchange, ExchangeCase
 from .library import Library
+from .orders import orders
 
 CASES = {
     "usual": ExchangeCase(),
@@ -26,10 +27,7 @@ LARGE_CASES = {
 }
 
 
-# Most orders of arrival are for `make test-long`.
-@pytest.mark.parametrize(
-    "seeds", [range(25), pytest.param(range(25, 100), marks=pytest.mark.long)], ids=["few", "many"]
-)
+@orders(25, 100)
 @pytest.mark.parametrize("case", list(CASES.values()), ids=list(CASES))
 def test_strict(strict: Library, case: ExchangeCase, seeds: range) -> None:
     for seed in seeds:

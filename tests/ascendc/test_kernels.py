@@ -9,9 +9,8 @@ from .case import Case, check_reports, draw_routing, results_of, sent_to
 from .driver import World
 from .library import LaunchError, Library
 from .memory import GARBAGE
+from .orders import orders
 
-# Most orders of arrival are for `make test-long`.
-SEEDS = [range(12), pytest.param(range(12, 100), marks=pytest.mark.long)]
 FEW_SEEDS = 10
 
 CASES = {
@@ -88,7 +87,7 @@ def _by_name(cases: dict[str, Case]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", list(cases.values()), ids=list(cases))
 
 
-@pytest.mark.parametrize("seeds", SEEDS, ids=["few", "many"])
+@orders(12, 100)
 @_by_name(CASES)
 def test_strict(strict: Library, case: Case, seeds: range) -> None:
     for seed in seeds:

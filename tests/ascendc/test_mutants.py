@@ -16,10 +16,11 @@ from .library import Library, patched
 from .mutants import AnyCase, Mutant
 from .mutation import ALL, PARAMETERS, check_killed, run_case
 from .offsets import OffsetsCase
+from .orders import orders
 from .receiving import MissingCase
 
 # The kernels have tests of their own: most seeds are here to show that what kills a mutant is the mutant.
-TRUE_SEEDS = [range(4), pytest.param(range(4, 20), marks=pytest.mark.long)]
+TRUE_SEEDS = orders(4, 20)
 
 
 @pytest.mark.long  # seconds to compile each: half of them are in test_other_mutants.py, for another process
@@ -57,7 +58,7 @@ def _true_case(case: AnyCase) -> AnyCase:
 TRUE_CASES = list(dict.fromkeys(_true_case(mutant.case) for mutant in ALL))
 
 
-@pytest.mark.parametrize("seeds", TRUE_SEEDS, ids=["few", "many"])
+@TRUE_SEEDS
 @pytest.mark.parametrize("case", TRUE_CASES, ids=range(len(TRUE_CASES)))
 def test_true_kernels_pass_the_same_cases(strict: Library, case: AnyCase, seeds: range) -> None:
     for seed in seeds:

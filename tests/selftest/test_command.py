@@ -157,13 +157,11 @@ def test_a_traceback_in_the_report_has_no_places(tmp_path: Path, in_kernel_check
 @pytest.fixture
 def no_npu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks look for one in vain, also where there is one."""
-    real, others = (
-        run.environment_checks,
-        {
-            environment.find_toolchain: probes.find_toolchain_without_an_npu,
-            environment.find_versions: probes.find_versions_without_an_npu,
-        },
-    )
+    real = run.environment_checks
+    others = {
+        environment.find_toolchain: probes.find_toolchain_without_an_npu,
+        environment.find_versions: probes.find_versions_without_an_npu,
+    }
 
     def checks(settings: Settings) -> list[Check]:
         return [
