@@ -93,16 +93,34 @@ def build(*, strict: bool, patches: Sequence[Patch] = (), launchers: Collection[
     texts = patched(patches)
     if launchers is not None:
         texts[LAUNCHERS] = with_launchers(texts[LAUNCHERS], launchers)
+    changes_emulation = any(patch.file.startswith("emulation/") for patch in patches)
+    return compiled(texts, LAUNCHERS, strict, is_mutant=bool(patches), is_parsed=not changes_emulation)
+
+
+def compiled(
+    texts: dict[str, str], source: str, strict: bool, is_mutant: bool = False, is_parsed: bool = True
+) -> Path:
+    """Compiles one of the texts, unless the same were compiled before, and returns the library's path.
+
+    Args:
+        texts: by path.
+        source: path of the one.
+        strict: see `build`.
+        is_mutant: whether a kernel is wrong.
+        is_parsed: whether a mutant may take the emulation as it was parsed for another.
+
+    Raises:
+        subprocess.CalledProcessError: the compiler refuses the text.
+    """
     # A mutant runs until it dies, mostly at once: compiling it is what takes time.
-    level = ("-O0" if patches else "-O1") if strict else "-O2"
+    level = ("-O0" if is_mutant else "-O1") if strict else "-O2"
     options = [*FLAGS, level, *(["-DMOE_EMULATION_STRICT"] if strict else [])]
     digest = hashlib.sha256(repr((options, sorted(texts.items()))).encode()).hexdigest()[:24]
     library = BUILDS / f"{digest}.so"
     if library.exists():
         return library
-    changes_emulation = any(patch.file.startswith("emulation/") for patch in patches)
-    parsed = _parsed_emulation(options, texts) if patches and not changes_emulation else []
-    return _compile(texts, [*options, *parsed, "-xc++", LAUNCHERS], library)
+    parsed = _parsed_emulation(options, texts) if is_mutant and is_parsed else []
+    return _compile(texts, [*options, *parsed, "-xc++", source], library)
 
 
 def _parsed_emulation(options: list[str], texts: dict[str, str]) -> list[str]:
@@ -128,7 +146,7 @@ def _compile(texts: dict[str, str], options: list[str], result: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=BUILDS) as folder:
         for name, text in texts.items():
             path = Path(folder, name)
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
         subprocess.run(
             [*cxx(), *options, "-Iemulation", "-Iinclude", "-o", "made"],
@@ -205,20 +223,25 @@ class Completed:
 class Library:
     """One build of the kernels.
 
+    Args:
+        path: of the build.
+        prefix: of its launchers' symbols.
+
     Attributes:
         called: symbols of what was launched so far.
         lacked: those of them that this build has not.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, prefix: str = "") -> None:
         self._library = ctypes.CDLL(str(path))
+        self._prefix = prefix
         self._launches = itertools.count()
         self._library.moe_last_error.restype = ctypes.c_char_p
         self.called: set[str] = set()
         self.lacked: set[str] = set()
         for kernel in LAUNCHED:
-            if hasattr(self._library, kernel.symbol):
-                function = getattr(self._library, kernel.symbol)
+            function = getattr(self._library, prefix + kernel.symbol, None)
+            if function is not None:
                 function.argtypes = (ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
                 function.restype = ctypes.c_int
         self._library.moe_nic_open.argtypes = (ctypes.c_void_p,)
@@ -314,8 +337,9 @@ class Library:
 
     def _call(self, symbol: str, blocks: int, words: np.ndarray) -> None:
         self.called.add(symbol)
-        if not hasattr(self._library, symbol):
+        launch = getattr(self._library, self._prefix + symbol, None)
+        if launch is None:
             self.lacked.add(symbol)
             raise NoLauncherError(symbol)
-        if getattr(self._library, symbol)(blocks, None, address(words)) != 0:
+        if launch(blocks, None, address(words)) != 0:
             raise LaunchError(f"{symbol}: {self._library.moe_last_error().decode()}")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+from .batches import build_batch, can_share, load_from_batch
 from .blocks import BlocksWorld
 from .blocks_case import BlocksCase
 from .blocks_hostile import HostileBlockCase, check_hostile
@@ -45,6 +48,7 @@ from .receiving import MissingCase, ReceivingCase, ReceivingWorld, check_missing
 from .split import SplitCase, check_split
 
 MOST_SEEDS = 300
+PER_BATCH = 12  # a quarter of the time that each would take by itself; more of them save little
 KINDS = (
     MUTANTS,
     CALL_MUTANTS,
@@ -120,10 +124,14 @@ def launchers_of(case: AnyCase) -> frozenset[str]:
     return frozenset(library.called)
 
 
-def check_killed(mutant: Mutant) -> None:
-    """Fails the test unless a strict build of this mutant fails its case with one of many seeds."""
-    launchers = launchers_of(mutant.case)
-    library = Library(build(strict=True, patches=mutant.patches, launchers=launchers))
+def check_killed(mutant: Mutant, others: Sequence[Mutant] = ()) -> None:
+    """Fails the test unless a strict build of this mutant fails its case with one of many seeds.
+
+    Args:
+        mutant: the wrong kernel.
+        others: those that will be checked by this process; some are compiled with it.
+    """
+    library = _library_of(mutant, others)
     for seed in range(MOST_SEEDS):
         death = _death(library, mutant.case, seed)
         if library.lacked:  # this seed calls another launcher: nobody dies of that
@@ -133,6 +141,21 @@ def check_killed(mutant: Mutant) -> None:
             print(f"{mutant.name} | {type(death).__name__} | seed {seed} | {death}")
             return
     pytest.fail(f"survived {MOST_SEEDS} seeds")
+
+
+def _library_of(mutant: Mutant, others: Sequence[Mutant]) -> Library:
+    if not can_share(mutant.patches):
+        launchers = launchers_of(mutant.case)
+        return Library(build(strict=True, patches=mutant.patches, launchers=launchers))
+    sharing = tuple(other for other in others if can_share(other.patches)) or (mutant,)
+    number = sharing.index(mutant)
+    first = number // PER_BATCH * PER_BATCH
+    return load_from_batch(_batch(sharing[first : first + PER_BATCH]), number - first)
+
+
+@functools.cache
+def _batch(mutants: tuple[Mutant, ...]) -> Path:
+    return build_batch([(mutant.patches, launchers_of(mutant.case)) for mutant in mutants])
 
 
 def _death(library: Library, case: AnyCase, seed: int) -> Exception | None:

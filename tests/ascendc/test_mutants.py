@@ -25,8 +25,8 @@ TRUE_SEEDS = orders(4, 20)
 
 @pytest.mark.long  # seconds to compile each: half of them are in test_other_mutants.py, for another process
 @pytest.mark.parametrize("mutant", PARAMETERS[::2])
-def test_is_killed(mutant: Mutant) -> None:
-    check_killed(mutant)
+def test_is_killed(mutant: Mutant, chosen_mutants: tuple[Mutant, ...]) -> None:
+    check_killed(mutant, chosen_mutants)
 
 
 def test_every_mutant_changes_what_is_there() -> None:

@@ -10,5 +10,5 @@ from .mutation import PARAMETERS, check_killed
 
 @pytest.mark.long  # seconds to compile each
 @pytest.mark.parametrize("mutant", PARAMETERS[1::2])
-def test_is_killed(mutant: Mutant) -> None:
-    check_killed(mutant)
+def test_is_killed(mutant: Mutant, chosen_mutants: tuple[Mutant, ...]) -> None:
+    check_killed(mutant, chosen_mutants)
