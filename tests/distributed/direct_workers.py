@@ -25,7 +25,7 @@ from tests.distributed.cases import (
     smooth_scales_of,
     with_scheme,
 )
-from tests.distributed.workers import expected_round, make_buffer
+from tests.distributed.workers import by_turns, expected_round, make_buffer
 
 Way = Literal["in place", "in place, no more rows", "elsewhere", "elsewhere, no more rows"]
 
@@ -70,12 +70,12 @@ def everything(output: DispatchOutput, combined: torch.Tensor) -> list[bytes]:
 def compare_schemes(rank: int, num_ranks: int, case: Case, ways: list[Way]) -> list[str]:
     """Names what differs from the reference, and rounds that differ from fullmesh."""
     wrong = []
+    expected = by_turns(lambda number: expected_round(case, number), max(case.rounds, len(ways)))
     with make_buffer(case) as buffer, make_buffer(with_scheme(case, "fullmesh_v1")) as fullmesh:
-        for number in range(max(case.rounds, len(ways))):
+        for number, (received, sums) in enumerate(expected):
             inputs, way = inputs_of(case, rank, number), ways[number % len(ways)]
             output = dispatch(buffer, case, inputs)
             combined = combine(buffer, case, inputs, output, way)
-            received, sums = expected_round(case, number)
             wrong += [f"round {number}: {name}" for name in wrong_received(output, received[rank])]
             if not torch.equal(combined, sums[rank]):
                 wrong.append(f"round {number}: combined, {way}")
@@ -104,7 +104,7 @@ def run_schedule(rank: int, num_ranks: int, case: Case, schedule: str, straggle_
     """
     ways: tuple[Way, ...] = get_args(Way)
     different, chance, wrong = 4, random.Random(rank), []
-    expected = {n: {f: sums_of(case, n, f) for f in (1.0, 2.0, 0.5)} for n in range(different)}
+    expected = by_turns(lambda n: {f: sums_of(case, n, f) for f in (1.0, 2.0, 0.5)}, different)
     outputs: list[DispatchOutput] = []
 
     def check_outputs(how_many: int) -> None:

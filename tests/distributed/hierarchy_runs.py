@@ -29,7 +29,7 @@ from moe_triton.reference.hierarchy import Tables, servers_of, tables
 from moe_triton.schemes.hierarchy.layout import HierarchyLayout, RailSlot
 from moe_triton.tools.selftest.comparison import difference, wrong_received
 from tests.distributed.cases import Case, Inputs, experts_of, inputs_of, small_case
-from tests.distributed.workers import make_buffer
+from tests.distributed.workers import by_turns, make_buffer
 
 TIMEOUT_S = 3.0
 FAST = 1000.0  # GB/s
@@ -135,7 +135,7 @@ def compare(rank: int, num_ranks: int, cases: Sequence[Relayed]) -> list[str]:
     """Every case in both stages: what differs from the reference in any bit."""
     wrong = []
     for case, of in enumerate(cases):
-        expected = [of.expected(number) for number in range(of.case.rounds)]
+        expected = by_turns(of.expected, of.case.rounds)
         for posts in POSTS:
             with of.device(rank), make(of, posts) as buffer:
                 for number, each in enumerate(expected):
@@ -193,7 +193,7 @@ def wrong_tables_of(config: Config, found: torch.Tensor, expected: Tables) -> li
 def straggle(rank: int, num_ranks: int, of: Relayed, rounds: int) -> list[str]:
     """Many rounds with ranks that fall behind at random moments."""
     different = 6
-    expected = [of.expected(number) for number in range(different)]
+    expected = by_turns(of.expected, different)
     late, wrong = random.Random(rank), []
     for posts in POSTS:
         with of.device(rank), make(of, posts) as buffer:

@@ -4,25 +4,52 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from moe_triton.tools.selftest.cases import expected_round, make_buffer, one_round
 from moe_triton.tools.selftest.comparison import wrong_received
 from tests.distributed.cases import Case, inputs_of, smooth_scales_of
 
-__all__ = ["bits_of_a_round", "compare_rounds", "expected_round", "make_buffer", "many_rounds", "one_round"]
+__all__ = [
+    "bits_of_a_round",
+    "by_turns",
+    "compare_rounds",
+    "expected_round",
+    "make_buffer",
+    "many_rounds",
+    "one_round",
+]
+
+
+def by_turns(make: Callable[[int], Any], count: int) -> list[Any]:
+    """What `make` gives for each number, made by one rank each, for all. Collective.
+
+    The reference says at once what all ranks have to receive: each of them would work out the same.
+    """
+    made = []
+    for number in range(count):
+        made += [make(number)] if dist.get_rank() == number % dist.get_world_size() else [None]
+    for number in range(count):
+        box = made[number : number + 1]
+        dist.broadcast_object_list(box, src=number % dist.get_world_size())
+        made[number] = box[0]
+    return made
 
 
 def compare_rounds(rank: int, num_ranks: int, case: Case) -> list[str]:
     """Runs a case and names everything that is not bit-equal to the reference."""
     wrong = []
     smooth = smooth_scales_of(case)
+    expected = by_turns(lambda number: expected_round(case, number), case.rounds)
     with make_buffer(case) as buffer:
         for number in range(case.rounds):
             inputs = inputs_of(case, rank, number)
             output, combined = one_round(buffer, case, inputs, smooth)
-            received, sums = expected_round(case, number)
+            received, sums = expected[number]
             wrong += [f"round {number}: {name}" for name in wrong_received(output, received[rank])]
             if not torch.equal(combined, sums[rank]):
                 wrong.append(f"round {number}: combined")
@@ -32,7 +59,7 @@ def compare_rounds(rank: int, num_ranks: int, case: Case) -> list[str]:
 def many_rounds(rank: int, num_ranks: int, case: Case, straggle_every: int) -> list[str]:
     """Many rounds over few inputs, with ranks that fall behind at random moments."""
     different = 8
-    expected = [expected_round(case, number) for number in range(different)]
+    expected = by_turns(lambda number: expected_round(case, number), different)
     mine = [inputs_of(case, rank, number) for number in range(different)]
     late = random.Random(rank)
     wrong = []
