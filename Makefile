@@ -9,9 +9,9 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint
 PIP := $(INSTALL) --quiet
 TORCH := torch==2.13.0
 # Three workers for two cores: a quarter of the time tests wait, for processes to start or deadlines to pass. A file's
-# tests by one worker, for they share groups of ranks. One that has died stays dead: xdist would give the test
-# that killed it to the next one, and wait forever once all are.
-SPREAD := --dist loadfile --max-worker-restart 0
+# tests by one worker, for they share groups of ranks; files in the order of tests/budgets.py. A worker that has died
+# stays dead: xdist would give the test that killed it to the next one, and wait forever once all are.
+SPREAD := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .PHONY: demo test test-quick test-long test-bare chaos-short chaos-long lint gate gate-update docs bench clean
 

@@ -6,10 +6,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from tests.budgets import BUDGETS_S
+from tests.budgets import BUDGETS_S, DEAREST, pytest_collection_modifyitems
 from tests.patience import seconds
 from tests.processor_time import of_tree
 
@@ -104,6 +106,20 @@ def test_the_last_lines_say_why(said: str) -> None:
     assert "FAILED test_file.py::test_that_is_wrong (call)" in why
     assert "rank 1 waited for rank 3" in why
     assert re.search(r"  load [\d. ]+ on \d+ cores, [\d.]+ GB of memory and [\d.]+ GB of /dev/shm free", why)
+
+
+def test_dear_files_come_first_and_then_those_of_many_tests() -> None:
+    assert all((ROOT / "tests" / name).is_file() for name in DEAREST)
+    assert len(set(DEAREST)) == len(DEAREST)
+    files = ["test_a.py", DEAREST[1], "test_b.py", "test_b.py", DEAREST[0], "test_c.py"]
+    items = [SimpleNamespace(path=ROOT / "tests" / name, number=n) for n, name in enumerate(files)]
+    for config, order in (
+        (SimpleNamespace(rootpath=ROOT, workerinput={}), [4, 1, 2, 3, 0, 5]),
+        (SimpleNamespace(rootpath=ROOT), [0, 1, 2, 3, 4, 5]),
+    ):
+        found = items[:]
+        pytest_collection_modifyitems(cast("pytest.Config", config), cast("list[pytest.Item]", found))
+        assert [item.number for item in found] == order
 
 
 def test_every_folder_has_a_budget() -> None:

@@ -60,7 +60,8 @@ def test_what_quick_leaves_out_the_others_run() -> None:
     usual, rest = commands_of("test")[0], commands_of("test-long")[0]
     assert re.fullmatch(r"\$\(BIN\)/python -m pytest( -n 3)?( \$\(SPREAD\))?( --durations=\d+)?", usual)
     # A worker that has died stays dead: see there.
-    assert re.search(r"^SPREAD := --dist loadfile --max-worker-restart 0$", MAKEFILE, flags=re.M)
+    spread = r"^SPREAD := --dist loadfile --no-loadscope-reorder --max-worker-restart 0$"
+    assert re.search(spread, MAKEFILE, flags=re.M)
     assert re.search(r" -m long tests$", rest)
     configuration = Path(ROOT, "pyproject.toml").read_text(encoding="utf-8")
     assert re.search(r"^addopts = .*-m 'not long'", configuration, flags=re.M)
