@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from tests.budgets import BUDGETS_S, DEAREST, pytest_collection_modifyitems
+from tests.inner_run import ROOT, said_of
 from tests.patience import seconds
 from tests.processor_time import of_tree
 
-ROOT = Path(__file__).resolve().parent.parent
 BURN = "import sys, time\nwhile time.process_time() < 0.5: pass\n"
 READ = "sys.stdin.read()"
 CONFTEST = 'pytest_plugins = ["tests.budgets", "tests.red_runs"]\n'
@@ -68,22 +67,9 @@ def test_a_process_is_charged_with_what_it_started() -> None:
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What a run prints, in which a test may take a second, and a long one five."""
-    folder = tmp_path_factory.mktemp("budgets")
-    (folder / "conftest.py").write_text(
-        f"{CONFTEST}from tests import budgets\nbudgets.MOST_S, budgets.MOST_LONG_S = 1.0, 5.0\n"
-    )
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers = long\n")
-    (folder / "test_file.py").write_text(FILE)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "2", "-p", "no:cacheprovider", str(folder)],
-        cwd=folder,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "MOE_TEST_PATIENCE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=seconds(120),
-    )
-    assert done.returncode == 1
-    return done.stdout + done.stderr
+    conftest = f"{CONFTEST}from tests import budgets\nbudgets.MOST_S, budgets.MOST_LONG_S = 1.0, 5.0\n"
+    own = {"conftest.py": conftest, "pytest.ini": "[pytest]\nmarkers = long\n", "test_file.py": FILE}
+    return said_of(tmp_path_factory.mktemp("budgets"), own, workers=2)
 
 
 def test_who_takes_too_much_fails_and_others_do_not(said: str) -> None:

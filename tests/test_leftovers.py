@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
+from tests.inner_run import said_of
 from tests.leftovers import running
-from tests.patience import seconds
 
-ROOT = Path(__file__).resolve().parent.parent
 CONFTEST = 'pytest_plugins = ["tests.leftovers", "tests.red_runs"]\n'
 SLEEPER = """
 import os, subprocess, sys
@@ -76,34 +71,8 @@ def test_after_that():
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What a run of these files by one worker prints, in whose place another comes."""
-    folder = tmp_path_factory.mktemp("leftovers")
-    for name, text in {
-        "conftest.py": CONFTEST,
-        "sleeper.py": SLEEPER,
-        "pytest.ini": "[pytest]\n",
-        **FILES,
-    }.items():
-        (folder / name).write_text(text)
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-n",
-            "1",
-            "-p",
-            "no:cacheprovider",
-            str(folder),
-        ],
-        cwd=folder,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=seconds(120),
-        check=False,
-    )
-    assert done.returncode == 1, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    own = {"conftest.py": CONFTEST, "sleeper.py": SLEEPER, "pytest.ini": "[pytest]\n"}
+    return said_of(tmp_path_factory.mktemp("leftovers"), {**own, **FILES}, workers=1)
 
 
 def test_what_a_failure_left_is_gone_before_the_next_test(said: str) -> None:
