@@ -123,6 +123,20 @@ def compiled(
     return _compile(texts, [*options, *parsed, "-xc++", source], library)
 
 
+def program(text: str, *options: str) -> Path:
+    """Compiles a program that may include the kernels and the emulation, unless the same was compiled before.
+
+    Args:
+        text: of its source.
+        options: for the compiler.
+    """
+    texts = {**patched([]), "main.cpp": text}
+    options = "-std=c++17", "-pthread", *options, "main.cpp"
+    digest = hashlib.sha256(repr((options, sorted(texts.items()))).encode()).hexdigest()[:24]
+    path = BUILDS / digest
+    return path if path.exists() else _compile(texts, list(options), path)
+
+
 def _parsed_emulation(options: list[str], texts: dict[str, str]) -> list[str]:
     """Options that take the emulation, 40% of a mutant's build, as the compiler has parsed it before."""
     emulation = {name: text for name, text in texts.items() if name.startswith("emulation/")}

@@ -9,19 +9,16 @@ from pathlib import Path
 import pytest
 
 from tests.patience import seconds
-from tests.surroundings import cxx
 
-EMULATION = Path(__file__).resolve().parents[2] / "kernels_ascendc" / "emulation"
+from .library import program
+
 SEEDS = range(1, 9)
 Nic = Callable[..., list[int]]
 
 
 @pytest.fixture(scope="module")
-def nic(tmp_path_factory: pytest.TempPathFactory) -> Nic:
-    path = tmp_path_factory.mktemp("nic") / "nic"
-    source = Path(__file__).with_name("nic.cpp")
-    command = [*cxx(), "-std=c++17", "-O2", "-pthread", f"-I{EMULATION}", str(source), "-o", str(path)]
-    subprocess.run(command, check=True, timeout=seconds(120))
+def nic() -> Nic:
+    path = program(Path(__file__).with_name("nic.cpp").read_text(), "-O2")
 
     def run(*words: object) -> list[int]:
         done = subprocess.run(

@@ -8,19 +8,15 @@ from pathlib import Path
 import pytest
 
 from tests.patience import seconds
-from tests.surroundings import cxx
 
-EMULATION = Path(__file__).resolve().parents[2] / "kernels_ascendc" / "emulation"
+from .library import program
+
 MEGABYTE = 10**6
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("paced_link") / "paced_link"
-    source = Path(__file__).with_name("paced_link.cpp")
-    command = [*cxx(), "-std=c++17", "-O2", "-pthread", f"-I{EMULATION}", str(source), "-o", str(path)]
-    subprocess.run(command, check=True, timeout=seconds(120))
-    return path
+def paced_link() -> Path:
+    return program(Path(__file__).with_name("paced_link.cpp").read_text(), "-O2")
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -34,11 +30,11 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_n_bytes_take_their_time(
-    program: Path, threads: int, rate: int, bucket: int, writes: int, size: int
+    paced_link: Path, threads: int, rate: int, bucket: int, writes: int, size: int
 ) -> None:
     arguments = [str(value) for value in (rate, bucket, threads, writes, size)]
     done = subprocess.run(
-        [str(program), *arguments], check=True, capture_output=True, text=True, timeout=seconds(120)
+        [str(paced_link), *arguments], check=True, capture_output=True, text=True, timeout=seconds(120)
     )
     took_ns, taken, fewest = map(int, done.stdout.split())
     assert taken == threads * writes * size

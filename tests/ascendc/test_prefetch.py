@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from tests.patience import seconds
-from tests.surroundings import cxx
 
-from .library import COMPILE_SECONDS, include_options
+from .library import program
 
 PROGRAM = """
 #include <cstdio>
@@ -53,10 +51,7 @@ int main() {
 
 
 @pytest.mark.parametrize("options", [[], ["-DMOE_EMULATION_STRICT"]], ids=["fast", "strict"])
-def test_rows_loaded_ahead_arrive(tmp_path: Path, options: list[str]) -> None:
-    (tmp_path / "main.cpp").write_text(PROGRAM, encoding="utf-8")
-    include = include_options(tmp_path)
-    command = [*cxx(), "-std=c++17", "-O1", "-pthread", *options, *include, "main.cpp", "-o", "main"]
-    subprocess.run(command, cwd=tmp_path, check=True, timeout=COMPILE_SECONDS)
-    done = subprocess.run(["./main"], cwd=tmp_path, capture_output=True, text=True, timeout=seconds(30))
+def test_rows_loaded_ahead_arrive(options: list[str]) -> None:
+    command = [program(PROGRAM, "-O1", *options)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds(30))
     assert done.returncode == 0, done.stdout

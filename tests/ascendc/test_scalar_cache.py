@@ -10,7 +10,7 @@ import pytest
 from tests.patience import seconds
 from tests.surroundings import cxx
 
-from .library import COMPILE_SECONDS, include_options
+from .library import COMPILE_SECONDS, include_options, program
 
 PROGRAM = """
 #include <cstdio>
@@ -109,17 +109,10 @@ STRICT = {
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def said() -> dict[str, str]:
     """What the strict emulation makes of each kernel."""
-    folder = tmp_path_factory.mktemp("scalar_cache")
-    (folder / "main.cpp").write_text(PROGRAM, encoding="utf-8")
-    include = include_options(folder)
-    options = ["-std=c++17", "-O1", "-pthread", "-DMOE_EMULATION_STRICT"]
-    command = [*cxx(), *options, *include, "main.cpp", "-o", "main"]
-    subprocess.run(command, cwd=folder, check=True, timeout=COMPILE_SECONDS)
-    done = subprocess.run(
-        ["./main"], cwd=folder, capture_output=True, text=True, check=True, timeout=seconds(30)
-    )
+    command = [program(PROGRAM, "-O1", "-DMOE_EMULATION_STRICT")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=seconds(30))
     return dict(line.split("=", 1) for line in done.stdout.splitlines())
 
 

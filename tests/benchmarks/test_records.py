@@ -53,27 +53,50 @@ def test_records(name: str, tmp_path: Path) -> None:
         assert record["value"] > 0
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("kernels", "--iterations", "0"),
-        ("decode", "--ranks", "-1"),
-        ("memory", "--ranks", "1000000000"),
-        ("operators", "--ranks", "3"),
-        ("overlap", "--wire", "nan"),
-        ("servers", "pace", "--tokens", "0"),
-        ("compare", "--seconds", "0"),
-        ("compare", "scaling", "--tokens-of-ranks", "0"),
-        ("model_on_cpu", "--rounds", "0"),
-    ],
-    ids=" ".join,
+WRONG = (
+    ("kernels", "--iterations", "0"),
+    ("decode", "--ranks", "-1"),
+    ("memory", "--ranks", "1000000000"),
+    ("operators", "--ranks", "3"),
+    ("overlap", "--wire", "nan"),
+    ("servers", "pace", "--tokens", "0"),
+    ("compare", "--seconds", "0"),
+    ("compare", "scaling", "--tokens-of-ranks", "0"),
+    ("model_on_cpu", "--rounds", "0"),
 )
-def test_numbers_that_cannot_be_are_refused_in_a_line(words: tuple[str, ...]) -> None:
-    command = [sys.executable, "-m", f"benchmarks.{words[0]}", *words[1:]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds(120), check=False)
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert f"argument {words[-2]}: {words[-1]}" in done.stderr
+# All in one process, for each would import torch: how each ends, and what it has said by then.
+ONE_BY_ONE = """
+import contextlib, io, json, runpy, sys
+ends = []
+for module, *options in json.loads(sys.argv[1]):
+    sys.argv = [module, *options]
+    said, code = io.StringIO(), None
+    with contextlib.redirect_stderr(said):
+        try:
+            runpy.run_module(f"benchmarks.{module}", run_name="__main__", alter_sys=True)
+        except BaseException as end:
+            code = end.code if isinstance(end, SystemExit) else repr(end)
+    ends.append([code, said.getvalue()])
+print(json.dumps(ends))
+"""
+
+
+@pytest.fixture(scope="module")
+def ends() -> dict[tuple[str, ...], tuple[object, str]]:
+    """Of each wrong command."""
+    command = [sys.executable, "-c", ONE_BY_ONE, json.dumps(WRONG)]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=seconds(240))
+    found = json.loads(done.stdout.splitlines()[-1])
+    return {words: (code, said) for words, (code, said) in zip(WRONG, found, strict=True)}
+
+
+@pytest.mark.parametrize("words", WRONG, ids=" ".join)
+def test_numbers_that_cannot_be_are_refused_in_a_line(
+    ends: dict[tuple[str, ...], tuple[object, str]], words: tuple[str, ...]
+) -> None:
+    code, said = ends[words]
+    assert code == 2
+    assert f"argument {words[-2]}: {words[-1]}" in said
 
 
 def test_what_a_rank_of_a_benchmark_refuses_is_a_line() -> None:
