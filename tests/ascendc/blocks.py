@@ -137,7 +137,7 @@ class BlocksWorld:
             "payload_bytes": payload_bytes,
             "num_parts": min(self.case.post_parts, self.config.num_ranks),
             "part_lines": self.part_lines[rank].array,
-            "timeout_us": self.case.timeout_us,
+            "timeout_us": BlocksCase.timeout_us,  # a full queue is emptied, if not at once
             "traffic": self.traffic[rank].array,
         }
 

@@ -91,13 +91,10 @@ class GoneCase(HierarchyCase):
 
 
 def _sent(world: HierarchyWorld, rank: int) -> Received:
-    """A rank's dispatch up to its posts. They wait for a full queue as long as those of other cases do: the
-    short deadline is for what never comes.
-    """
+    """A rank's dispatch up to its posts."""
     received = Received.of(world.config, world.layout.num_servers, 0, world.config.receive_capacity(rank))
     world.nics.use(rank)
     name, arguments = world.dispatch_phases(rank, 0, 0, received)[0]
-    arguments["timeout_us"] = HierarchyCase.timeout_us
     report = world.library.launch(name, world.case.blocks, **arguments)
     if report.any():
         raise WrongResultError(f"rank {rank} reports {report[:, :3].tolist()} while it sends")

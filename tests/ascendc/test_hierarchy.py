@@ -76,3 +76,10 @@ def test_who_is_gone_is_named_across_two_hops(
     library: Library, gone: int, by_token: bool, in_combine: bool
 ) -> None:
     check_gone(library, GoneCase(gone=gone, by_token=by_token, in_combine=in_combine), 0)
+
+
+@pytest.mark.parametrize("in_combine", [False, True])
+def test_no_post_is_given_up_by_a_short_deadline(library: Library, in_combine: bool) -> None:
+    """A slow NIC leaves a queue full for a while, and what is to be looked at is what never comes."""
+    for seed in range(10):
+        check_gone(library, GoneCase(in_combine=in_combine, timeout_us=1), seed)
