@@ -74,15 +74,31 @@ def servers_table() -> list[tuple[object, ...]]:
     return lines
 
 
+def published() -> str:
+    """What is published, and what the model says of it."""
+    found = validate()
+    return "\n".join([HEADER, page_text(found, error_bars(found)) + "\n", PLOTS])
+
+
+def prices() -> str:
+    """What plans take on A3."""
+    machine = machine_named("A3")
+    tables = (f"### {scheme}\n\n{price_table(scheme, machine).markdown()}\n" for scheme in PRICED)
+    return "\n".join([PRICES, *tables])
+
+
+def between_servers() -> str:
+    """Plans that post."""
+    return "\n".join([BETWEEN_SERVERS, table(SERVERS_HEADINGS, servers_table()) + "\n"])
+
+
+SECTIONS = (published, prices, between_servers)
+
+
 def page() -> str:
     """The page's text."""
     with kept.keeping({}):  # hundreds of plans, and each looks into all tables
-        found, machine = validate(), machine_named("A3")
-        parts = [HEADER, page_text(found, error_bars(found)) + "\n", PLOTS, PRICES]
-        for scheme in PRICED:
-            parts.append(f"### {scheme}\n\n{price_table(scheme, machine).markdown()}\n")
-        parts += [BETWEEN_SERVERS, table(SERVERS_HEADINGS, servers_table()) + "\n"]
-    return "\n".join(parts)
+        return "\n".join(section() for section in SECTIONS)
 
 
 if __name__ == "__main__":
