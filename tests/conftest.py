@@ -19,6 +19,7 @@ from tests import surroundings  # before torch, which reads some of what it take
 from moe_triton.backends.cpu.triton.cache import why_unsafe
 from moe_triton.processes import RankGroup
 from tests.patience import seconds
+from tests.processor_time import lives
 
 ANSWER_S = seconds(120)
 KEPT_KERNELS = Path(__file__).resolve().parents[1] / "build" / "test-kernels"  # `make clean` removes it
@@ -113,7 +114,7 @@ def ranks(kernel_cache: Path) -> Iterator[Callable[[int], RankGroup]]:
 
     def group(num_ranks: int) -> RankGroup:
         started = groups.get(num_ranks)
-        if started is None or not all(process.is_alive() for process in started.processes):
+        if started is None or not all(process.pid and lives(process.pid) for process in started.processes):
             if started is not None:  # a test that failed has taken it along
                 started.close()
             groups[num_ranks] = started = PatientGroup(num_ranks, timeout_s=ANSWER_S)

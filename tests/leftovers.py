@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.patience import seconds
-from tests.processor_time import descendants, stat_of
+from tests.processor_time import descendants, lives, stat_of
 from tests.surroundings import RUN
 
 WORKER = "PYTEST_XDIST_WORKER"
@@ -66,10 +66,13 @@ def of_worker(name: str, environment: Mapping[str, str] = os.environ) -> Process
 
 
 def end(processes: Processes) -> None:
-    """Kills them."""
+    """Kills them, and waits until they have died: on a loaded machine that takes a while."""
     for pid in processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + ENDED_S
+    while any(map(lives, processes)) and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,4 +1,4 @@
-"""Processor time of a process with all that it has started, from /proc."""
+"""Processes and their processor time, with all that they have started, from /proc."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+STATE, DEAD = 0, ("Z", "X")
 OWN_AND_WAITED_FOR = slice(11, 15)  # utime, stime, cutime, cstime of proc(5), behind the name
 
 
@@ -18,6 +19,13 @@ def stat_of(pid: int) -> list[str]:
         OSError: it has ended.
     """
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def lives(pid: int) -> bool:
+    """Whether it runs: `multiprocessing` hears of a death later, from the server that forked the process."""
+    with contextlib.suppress(OSError):
+        return stat_of(pid)[STATE] not in DEAD
+    return False
 
 
 def descendants(pid: int) -> Iterator[int]:

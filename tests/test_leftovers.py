@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
 from tests.inner_run import said_of
-from tests.leftovers import running
+from tests.leftovers import end, running
+from tests.patience import seconds
+from tests.processor_time import lives
 
 CONFTEST = 'pytest_plugins = ["tests.leftovers", "tests.red_runs"]\n'
 SLEEPER = """
@@ -94,3 +98,12 @@ def test_what_a_dead_worker_left_is_gone_too(said: str) -> None:
 
 def test_servers_of_multiprocessing_stay() -> None:
     assert not any("multiprocessing.forkserver" in command for command in running().values())
+
+
+def test_what_is_ended_lives_no_more() -> None:
+    process = subprocess.Popen(["sleep", "600"])
+    assert lives(process.pid)
+    end({process.pid: "sleep"})
+    assert not lives(process.pid)  # nobody has waited for it
+    process.wait(timeout=seconds(10))
+    assert not lives(process.pid)

@@ -25,7 +25,7 @@ from tests.distributed.cases import (
     smooth_scales_of,
     with_scheme,
 )
-from tests.distributed.workers import by_turns, expected_round, make_buffer
+from tests.distributed.workers import by_turns, expected_round, make_buffer, patient_buffer
 
 Way = Literal["in place", "in place, no more rows", "elsewhere", "elsewhere, no more rows"]
 
@@ -197,7 +197,7 @@ def _stop_before_rows() -> None:
 
 def leave(rank: int, num_ranks: int, moment: Moment, dies: bool) -> Any:
     case = small_case(num_ranks, "direct")
-    with make_buffer(case, timeout_s=3.0) as buffer:
+    with patient_buffer(case, timeout_s=3.0) as buffer:
         inputs = inputs_of(case, rank, 0)
         combine(buffer, case, inputs, dispatch(buffer, case, inputs), "in place")
         if rank == 1:

@@ -20,7 +20,7 @@ from moe_triton.backends.cpu import window as window_module
 from moe_triton.processes import RankFailedError, RankGroup, run_ranks
 from tests.distributed.cases import inputs_of, small_case
 from tests.distributed.failures import leftovers, message_of, new_prefix, prefixed
-from tests.distributed.workers import make_buffer, one_round
+from tests.distributed.workers import make_buffer, one_round, patient_buffer
 from tests.patience import seconds
 
 Groups = Callable[[int], RankGroup]
@@ -28,7 +28,7 @@ Groups = Callable[[int], RankGroup]
 
 def absent_from_dispatch(rank: int, num_ranks: int, before: int) -> Any:
     case = small_case(num_ranks)
-    with make_buffer(case, timeout_s=3.0) as buffer:
+    with patient_buffer(case, timeout_s=3.0) as buffer:
         for _ in range(before):
             one_round(buffer, case, inputs_of(case, rank, 0), None)
         if rank in (1, 3):
@@ -51,7 +51,7 @@ def test_a_rank_that_never_dispatches_is_named(before: int) -> None:
 
 def absent_from_combine(rank: int, num_ranks: int, before: int) -> Any:
     case = small_case(num_ranks, num_blocks=2, weights=False)
-    with make_buffer(case, timeout_s=3.0) as buffer:
+    with patient_buffer(case, timeout_s=3.0) as buffer:
         for _ in range(before):
             one_round(buffer, case, inputs_of(case, rank, 0), None)
         x = torch.zeros(4, 64, dtype=torch.bfloat16)
@@ -93,7 +93,7 @@ def die(rank: int, num_ranks: int, how: int, moment: str, prefix: str) -> Any:
     if moment == "named" and rank == 1:
         window_module._map = lambda name, num_bytes: os.kill(os.getpid(), how)  # type: ignore[assignment]
     try:
-        with make_buffer(case, timeout_s=4.0) as buffer:
+        with patient_buffer(case, timeout_s=4.0) as buffer:
             if rank == 1:
                 os.kill(os.getpid(), how)
                 time.sleep(30)

@@ -15,7 +15,7 @@ from moe_triton.core.config import Config
 from moe_triton.processes import RankGroup
 from moe_triton.tools.selftest.cases import combined, dispatched
 from tests.distributed.cases import Case, experts_of, inputs_of, small_case
-from tests.distributed.workers import expected_round, make_buffer
+from tests.distributed.workers import expected_round, make_buffer, patient_buffer
 
 Groups = Callable[[int], RankGroup]
 
@@ -24,7 +24,7 @@ NAP_S = 1.0
 
 
 def missing_in_parts(rank: int, num_ranks: int, case: Case, stays_away: int) -> list[int]:
-    with make_buffer(case, tuning=PARTS, num_blocks=2, timeout_s=3.0) as buffer:
+    with patient_buffer(case, tuning=PARTS, num_blocks=2, timeout_s=3.0) as buffer:
         inputs = inputs_of(case, rank, 0)
         output = buffer.dispatch(inputs.x, inputs.topk_idx)
         if rank == stays_away:

@@ -12,7 +12,7 @@ from moe_triton.core.config import Config
 from moe_triton.processes import RankGroup
 from moe_triton.schemes import product_of
 from tests.distributed.cases import Case, inputs_of, small_case
-from tests.distributed.workers import expected_round, make_buffer, one_round
+from tests.distributed.workers import expected_round, make_buffer, one_round, patient_buffer
 
 Groups = Callable[[int], RankGroup]
 
@@ -62,7 +62,7 @@ def test_who_waits_long_sleeps(ranks: Groups) -> None:
 
 
 def missing_where_rows_are_received(rank: int, num_ranks: int, case: Case, stays_away: int) -> list[int]:
-    with make_buffer(case, tuning=Tuning(receiving_blocks=1), num_blocks=2, timeout_s=1.0) as buffer:
+    with patient_buffer(case, tuning=Tuning(receiving_blocks=1), num_blocks=2, timeout_s=1.0) as buffer:
         inputs = inputs_of(case, rank, 0)
         if rank == stays_away:
             time.sleep(2.5)  # past the others' deadline
@@ -77,7 +77,7 @@ def test_a_late_rank_is_named_by_those_that_receive(ranks: Groups) -> None:
 
 
 def missing_in_parts(rank: int, num_ranks: int, case: Case, stays_away: int) -> list[int]:
-    with make_buffer(case, tuning=Tuning(2, 2), timeout_s=1.0) as buffer:
+    with patient_buffer(case, tuning=Tuning(2, 2), timeout_s=1.0) as buffer:
         inputs = inputs_of(case, rank, 0)
         output = buffer.dispatch(inputs.x, inputs.topk_idx)
         if rank == stays_away:

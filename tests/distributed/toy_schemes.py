@@ -29,7 +29,7 @@ from moe_triton.schemes.scheme import RoundFacts, Scheme, WindowSpec
 from moe_triton.schemes.site import Operator
 from moe_triton.tools.selftest.comparison import wrong_received
 from tests.distributed.cases import Case, experts_of, inputs_of
-from tests.distributed.workers import compare_rounds, expected_round, make_buffer
+from tests.distributed.workers import compare_rounds, expected_round, patient_buffer
 
 BACK = "back_"
 
@@ -115,7 +115,7 @@ def compare(rank: int, num_ranks: int, case: Case) -> list[str]:
 
 def leave_before_combine(rank: int, num_ranks: int, case: Case) -> tuple[str, tuple[int, ...]] | None:
     """What the others say when the last rank dispatches and then goes away."""
-    with registered(), make_buffer(case, timeout_s=2.0) as buffer:
+    with registered(), patient_buffer(case, timeout_s=2.0) as buffer:
         inputs = inputs_of(case, rank, 0)
         output = buffer.dispatch(inputs.x, inputs.topk_idx)
         if rank == num_ranks - 1:
@@ -132,7 +132,7 @@ def keep_outputs(rank: int, num_ranks: int, case: Case) -> list[str]:
         What differs from the reference.
     """
     wrong = []
-    with registered(), make_buffer(case) as buffer:
+    with registered(), patient_buffer(case) as buffer:
         assert isinstance(buffer.layout, DirectLayout)
         kept: list[DispatchOutput] = []
         for number in range(8):

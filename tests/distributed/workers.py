@@ -6,13 +6,16 @@ import random
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 
+from moe_triton import EPBuffer
 from moe_triton.tools.selftest.cases import expected_round, make_buffer, one_round
 from moe_triton.tools.selftest.comparison import wrong_received
 from tests.distributed.cases import Case, inputs_of, smooth_scales_of
+from tests.patience import seconds
 
 __all__ = [
     "bits_of_a_round",
@@ -22,7 +25,14 @@ __all__ = [
     "make_buffer",
     "many_rounds",
     "one_round",
+    "patient_buffer",
 ]
+
+
+def patient_buffer(case: Case, **options: Any) -> EPBuffer:
+    """A buffer whose ranks have all the time to meet: its time-out is for what comes later. Collective."""
+    with mock.patch("moe_triton.buffer.seconds_to_meet", return_value=seconds(120)):
+        return make_buffer(case, **options)
 
 
 def by_turns(make: Callable[[int], Any], count: int) -> list[Any]:

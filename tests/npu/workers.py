@@ -25,14 +25,14 @@ from moe_triton.operators.variants import Mask
 from moe_triton.tools.selftest.cases import combined, dispatched
 from moe_triton.tools.selftest.comparison import wrong_received
 from tests.distributed.cases import Case, experts_of, inputs_of, smooth_scales_of
-from tests.distributed.workers import expected_round, make_buffer
+from tests.distributed.workers import expected_round, patient_buffer
 from tests.npu import standin
 from tests.npu.device import Device
 
 
 def start(case: Case, policy: str, rank: int, **options: Any) -> tuple[Device, EPBuffer]:
     device = standin.install(policy, seed=case.seed + rank, soc=SOC_OF_PRODUCT[case.config.product])
-    return device, make_buffer(case, backend="npu", **options)
+    return device, patient_buffer(case, backend="npu", **options)
 
 
 def compare_rounds(rank: int, num_ranks: int, case: Case, policy: str, tuning: Tuning | None) -> list[str]:

@@ -21,7 +21,7 @@ from moe_triton.core.tuning import Tuning
 from moe_triton.processes import RankFailedError, RankGroup
 from moe_triton.runtime.trace import trace as trace_module
 from tests.distributed.cases import inputs_of, small_case
-from tests.distributed.workers import expected_round, make_buffer, one_round
+from tests.distributed.workers import expected_round, make_buffer, one_round, patient_buffer
 from tests.patience import seconds
 from tests.torch_npu_ops.setting import experts_of, make_round
 
@@ -239,7 +239,7 @@ def test_a_path_that_cannot_be_written_is_refused_on_every_rank(ranks: Groups, t
 
 def time_out(rank: int, num_ranks: int, path: str) -> bool:
     case = small_case(num_ranks)
-    with make_buffer(case, trace=path, timeout_s=1.0) as buffer:
+    with patient_buffer(case, trace=path, timeout_s=1.0) as buffer:
         inputs = inputs_of(case, rank, 0)
         if rank == 1:
             dist.barrier()
