@@ -93,7 +93,7 @@ def die(rank: int, num_ranks: int, how: int, moment: str, prefix: str) -> Any:
     if moment == "named" and rank == 1:
         window_module._map = lambda name, num_bytes: os.kill(os.getpid(), how)  # type: ignore[assignment]
     try:
-        with patient_buffer(case, timeout_s=4.0) as buffer:
+        with make_buffer(case, timeout_s=4.0) as buffer:
             if rank == 1:
                 os.kill(os.getpid(), how)
                 time.sleep(30)
