@@ -122,7 +122,7 @@ def test_a_server_that_is_gone_is_waited_for_until_the_deadline(library: Library
 
 def test_a_queue_that_stays_full_is_waited_for_until_the_deadline(library: Library) -> None:
     """FLAG2 behind a block that the NIC is still posting, in a ring of one."""
-    case = BlocksCase(tokens=(2, 3), servers=(1, 1), blocks=1, timeout_us=SHORT_US)
+    case = BlocksCase(tokens=(2, 3), servers=(1, 1), blocks=1)
     world = BlocksWorld(library, case)
     assert world.nics
     world.nics.close()
@@ -135,6 +135,7 @@ def test_a_queue_that_stays_full_is_waited_for_until_the_deadline(library: Libra
     try:
         nics.use(0)
         name, arguments = world.phases(0, draw_routing(case, 0, 0, 0), 0, 0, outputs)[0]
+        arguments["timeout_us"] = SHORT_US
         assert library.launch(name, 1, **arguments)[0, :3].tolist() == [REPORT_TIMEOUT, 1, 1]
     finally:
         nics.close()

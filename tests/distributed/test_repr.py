@@ -10,7 +10,7 @@ import torch
 from moe_triton import BufferStateError, CommunicationTimeoutError, EPBuffer
 from moe_triton.processes import RankGroup
 from tests.distributed.cases import inputs_of, small_case
-from tests.distributed.workers import make_buffer, one_round
+from tests.distributed.workers import make_buffer, one_round, patient_buffer
 
 Groups = Callable[[int], RankGroup]
 HANDLE = "DispatchHandle(buffer_id={}, number={}, dtype=torch.bfloat16)"
@@ -34,7 +34,7 @@ def test_a_buffer_says_what_it_is_for_and_whether_it_can_be_used(ranks: Groups, 
 
 def broken(rank: int, num_ranks: int) -> str:
     """A buffer whose peer does not come."""
-    buffer = make_buffer(small_case(num_ranks), timeout_s=0.2)
+    buffer = patient_buffer(small_case(num_ranks), timeout_s=0.2)
     inputs = inputs_of(small_case(num_ranks), rank, 0)
     if rank == 0:
         with pytest.raises(CommunicationTimeoutError):

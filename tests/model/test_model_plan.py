@@ -31,7 +31,8 @@ COMM_ALGS = "fullmesh_v1", "fullmesh_v2", "direct"
 def run(*arguments: str, code: int = 0) -> str:
     result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["model", *arguments], catch_exceptions=False)
     assert result.exit_code == code, result.output
-    return result.output
+    # How far it is, on a loaded machine, is said elsewhere.
+    return result.output if code else result.stdout
 
 
 def document(*arguments: str) -> dict[str, Any]:
