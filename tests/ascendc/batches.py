@@ -49,9 +49,8 @@ def build_batch(mutants: Sequence[Wrong]) -> Path:
 
 def load_from_batch(path: Path, number: int) -> Library:
     """One of its mutants, with an emulation of its own: another may have left it in any state."""
-    with tempfile.TemporaryDirectory(
-        dir=BUILDS
-    ) as folder:  # a file that is loaded already is not loaded again
+    # A file that is loaded already is not loaded again.
+    with tempfile.TemporaryDirectory(dir=BUILDS) as folder:
         return Library(Path(shutil.copy(path, folder)), _prefix(number))
 
 

@@ -115,7 +115,7 @@ def compiled(
     # A mutant runs until it dies, mostly at once: compiling it is what takes time.
     level = ("-O0" if is_mutant else "-O1") if strict else "-O2"
     options = [*FLAGS, level, *(["-DMOE_EMULATION_STRICT"] if strict else [])]
-    digest = hashlib.sha256(repr((options, sorted(texts.items()))).encode()).hexdigest()[:24]
+    digest = _digest(options, texts)
     library = BUILDS / f"{digest}.so"
     if library.exists():
         return library
@@ -132,16 +132,21 @@ def program(text: str, *options: str) -> Path:
     """
     texts = {**patched([]), "main.cpp": text}
     options = "-std=c++17", "-pthread", *options, "main.cpp"
-    digest = hashlib.sha256(repr((options, sorted(texts.items()))).encode()).hexdigest()[:24]
+    digest = _digest(options, texts)
     path = BUILDS / digest
     return path if path.exists() else _compile(texts, list(options), path)
+
+
+def _digest(options: Sequence[str], texts: Mapping[str, str]) -> str:
+    """The name of what is compiled of these texts."""
+    return hashlib.sha256(repr((options, sorted(texts.items()))).encode()).hexdigest()[:24]
 
 
 def _parsed_emulation(options: list[str], texts: dict[str, str]) -> list[str]:
     """Options that take the emulation, 40% of a mutant's build, as the compiler has parsed it before."""
     emulation = {name: text for name, text in texts.items() if name.startswith("emulation/")}
     emulation["include/moe_layout.h"] = texts["include/moe_layout.h"]
-    digest = hashlib.sha256(repr((options, sorted(emulation.items()))).encode()).hexdigest()[:24]
+    digest = _digest(options, emulation)
     header = BUILDS / f"{digest}.h"
     parsed = header.with_suffix(".h.gch")
     if not parsed.exists():

@@ -96,6 +96,7 @@ def test_numbers_that_cannot_be_are_refused_in_a_line(
 ) -> None:
     code, said = ends[words]
     assert code == 2
+    assert "Traceback" not in said
     assert f"argument {words[-2]}: {words[-1]}" in said
 
 
