@@ -11,11 +11,10 @@ import functools
 import re
 import subprocess
 import tempfile
-import threading
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from moe_triton.backends.cpu.triton.frontend import tensor_ir
+from moe_triton.backends.cpu.triton.frontend import source_key, tensor_ir
 from moe_triton.backends.cpu.triton.toolchain import INSTALL, distribution_version, find_program, versions
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import TritonKernel
@@ -31,9 +30,6 @@ OPTIONS = (
     "--enable-memory-display",
 )
 MODULE, PLAN, LOG = "module.hivm.opt.mlir", "memory_info_aiv.json", "bishengir.log"
-
-# Triton's front end keeps global state: one thread at a time.
-_front_end = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -53,10 +49,9 @@ class Compiled:
 
 def npu_ir(kernel: TritonKernel) -> str:
     """A kernel as input of the NPU compiler: linalg on tensors, the same for every chip."""
-    source = getattr(kernel.fn, "cache_key", None)
-    key = ("ir", kernel.name, source, kernel.args, sorted(kernel.constants.items(), key=str), versions())
-    with _front_end:
-        return str(cache.fetch(key, lambda: _fresh_ir(kernel)))
+    constants = sorted(kernel.constants.items(), key=str)
+    key = ("ir", kernel.name, source_key(kernel), kernel.args, constants, versions())
+    return str(cache.fetch(key, lambda: _fresh_ir(kernel)))
 
 
 def _fresh_ir(kernel: TritonKernel) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,25 @@ _ADAPTER_PASSES = (
 )
 
 
+# Triton's front end keeps global state, and so does ast.parse before Python 3.11.8: with two threads in it,
+# one raises "AST constructor recursion depth mismatch" (CPython's issue 106905).
+_one_thread = threading.Lock()
+
+
+def source_key(kernel: TritonKernel) -> str | None:
+    """Changes with the source of a kernel and of what it calls; None under TRITON_INTERPRET."""
+    with _one_thread:
+        return getattr(kernel.fn, "cache_key", None)  # parsed when first asked for
+
+
 def triton_ir(kernel: TritonKernel) -> str:
     """Triton IR of a kernel, after the passes common to all of Triton's back ends."""
     check_triton()
+    with _one_thread:
+        return _triton_ir(kernel)
+
+
+def _triton_ir(kernel: TritonKernel) -> str:
     from triton._C.libtriton import ir
     from triton.backends.ascend.compiler import AscendBackend, make_ttir
     from triton.backends.compiler import GPUTarget

@@ -12,7 +12,7 @@ from typing import Any
 
 from moe_triton.backends.cpu.triton import cache
 from moe_triton.backends.cpu.triton.codegen import compile_object, link
-from moe_triton.backends.cpu.triton.frontend import tensor_ir
+from moe_triton.backends.cpu.triton.frontend import source_key, tensor_ir
 from moe_triton.backends.cpu.triton.lowering import lower
 from moe_triton.backends.cpu.triton.rewrite_llvm import ENTRY_SYMBOL
 from moe_triton.backends.cpu.triton.toolchain import cpu_level, find_toolchain, versions
@@ -81,8 +81,7 @@ def _function_of(path: Path) -> Any:
 
 def _load(kernel: TritonKernel, constants: str, noalias: bool, cpu: str) -> CompiledKernel:
     signature = [(arg.name, arg.type) for arg in kernel.args]
-    source = getattr(kernel.fn, "cache_key", None)
-    key = cache.entry_key((source, signature, constants, noalias, cpu, versions()))
+    key = cache.entry_key((source_key(kernel), signature, constants, noalias, cpu, versions()))
 
     def build() -> bytes:
         logger.info(COMPILING, kernel.name)
