@@ -41,6 +41,8 @@ _LINGER_S, _HURRY_S, _LINGER_PAUSE_S = 1.0, 0.2, 0.005
 
 # Our connection of each group that has met.
 _stores: WeakKeyDictionary[dist.ProcessGroup, Any] = WeakKeyDictionary()
+# The latest exchange of each group that its caller did not wait out, after Ctrl-C or a time-out.
+_left: WeakKeyDictionary[dist.ProcessGroup, futures.Future[Any]] = WeakKeyDictionary()
 # Connections of the process that this one was forked from.
 _stores_of_parent: list[object] = []
 _of_parent: WeakSet[dist.ProcessGroup] = WeakSet()
@@ -203,8 +205,12 @@ class Meeting:
         """Runs an exchange in a thread, since requests to a store whose host has stopped never return."""
         cancelled = threading.Event()
         deadline = time.monotonic() + timeout_s
+        left = _left.get(self.group) if self.group is not None else None
 
         def run() -> list[bytes]:
+            # It still has its attempt to give up, which this one would join otherwise.
+            if left is not None:
+                futures.wait([left], timeout_s)
             if self._attempt is None:
                 self._attempt = self._make_attempt()
             return self._attempt.exchange(data, deadline, cancelled)
@@ -212,10 +218,20 @@ class Meeting:
         self._exchanging = in_thread(run, "rendezvous")
         try:
             return self._exchanging.result(timeout_s + _GRACE_S)
+        except futures.TimeoutError:
+            raise
+        except BaseException:  # Ctrl-C, or what another signal's handler raises
+            cancelled.set()  # so that the others need not wait
+            # Who comes after what the caller does next must not meet what it has left.
+            futures.wait([self._exchanging], _GRACE_S)
+            raise
         finally:
-            cancelled.set()  # after Ctrl-C too, so that the others need not wait
+            cancelled.set()
             if self._exchanging.done():  # an error in it would keep its callers' tensors alive
                 self._exchanging = None
+            elif (group := self.group) is not None:
+                _left[group] = self._exchanging
+                self._exchanging.add_done_callback(lambda _: _left.pop(group, None))
 
 
 def reason_of(error: BaseException) -> str:

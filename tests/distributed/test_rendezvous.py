@@ -126,9 +126,16 @@ def interrupt(signum: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def interrupted(rank: int, num_ranks: int) -> bool:
-    """Ctrl-C while rank 1 does not come; then both meet."""
+def interrupted(rank: int, num_ranks: int, giving_up_s: float) -> bool:
+    """Ctrl-C while rank 1 does not come; then both meet, though the first meeting takes long to end."""
     if rank == 0:
+        give_up = Attempt._give_up
+
+        def slowly(*arguments: Any) -> str:
+            time.sleep(giving_up_s)
+            return give_up(*arguments)
+
+        Attempt._give_up = slowly  # type: ignore[method-assign]
         signal.signal(signal.SIGALRM, interrupt)
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         with pytest.raises(KeyboardInterrupt):
@@ -137,8 +144,9 @@ def interrupted(rank: int, num_ranks: int) -> bool:
     return len(Meeting(None, 20.0).exchange({}, "both come")) == num_ranks
 
 
-def test_ctrl_c_ends_a_meeting_long_before_its_deadline() -> None:
-    assert run_ranks(interrupted, 2, timeout_s=seconds(60)) == [True, True]
+@pytest.mark.parametrize("giving_up_s", [0.0, 0.5])
+def test_ctrl_c_ends_a_meeting_long_before_its_deadline(giving_up_s: float) -> None:
+    assert run_ranks(interrupted, 2, (giving_up_s,), timeout_s=seconds(60)) == [True, True]
 
 
 def test_who_refuses_stays_until_all_know(monkeypatch: pytest.MonkeyPatch) -> None:
