@@ -270,7 +270,12 @@ class EPBuffer(Owner):
             >>> received.tokens.dtype, int(received.tokens_per_expert.sum())
             (torch.int8, 128)
         """
-        if self._calls is not None and active_mask is performance_info is out is None and wait is True:
+        if (
+            self._calls is not None
+            and active_mask is performance_info is out is None
+            and wait is True
+            and not self._plans.sent
+        ):
             output: DispatchOutput | None = self._calls.dispatch(
                 quantize, x, topk_idx, smooth_scales, topk_weights, cumulative_local_expert_recv_stats
             )
@@ -280,6 +285,7 @@ class EPBuffer(Owner):
                     output.handle.note_traffic(self.traffic("dispatch"))
                 return output
         self._communicator.check_usable()
+        self._plans.sent.make_way_for("dispatch")
         row_format = row_format_of(quantize, self.config.hidden)
         arguments.check_smoothing(smooth_scales, row_format)
         tensors = {
@@ -380,11 +386,13 @@ class EPBuffer(Owner):
             and performance_info is out is shared_expert_x is ori_x is None
             and const_expert_alpha_1 is const_expert_alpha_2 is const_expert_v is None
             and wait is True
+            and not self._plans.sent
         ):
             result: torch.Tensor | None = self._calls.combine(y, handle, topk_weights)
             if result is not None:
                 return result
         self._communicator.check_usable()
+        self._plans.sent.make_way_for("combine")
         arguments.check_handle(handle, self._id, self._communicator)
         tensors = {
             "expand_x": y,

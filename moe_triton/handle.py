@@ -145,7 +145,7 @@ class Pending(Generic[Result]):
     """A dispatch or a combine that has been sent: what `wait=False` returns.
 
     Its inputs are free again; what it gives back is valid after `wait`. Until then the buffer takes no other
-    call of the same operator.
+    call of the same operator. Where it was dropped, the buffer's next dispatch or combine waits in its place.
 
     Args:
         finish: waits for the rows, and returns what they become.

@@ -31,6 +31,7 @@ from moe_triton.runtime.operator_plan import (
     OperatorPlan,
 )
 from moe_triton.runtime.relayed import check_origins, check_tables, check_weights, keep_weights
+from moe_triton.runtime.sent_calls import SentCalls
 
 # Large tensors are not copied in silence.
 LARGE = ("x", "expand_x")
@@ -113,6 +114,9 @@ class BufferPlans:
         host: of its back end.
         buffer_id: which buffer it is.
         special: numbers of zero, copy and constant experts.
+
+    Attributes:
+        sent: calls that were sent and not yet waited for.
     """
 
     def __init__(
@@ -125,6 +129,7 @@ class BufferPlans:
         words = tables.num_words if tables else 0
         self._attributes = attributes_of(c, site.rank, site.exchange_rank, special, words)
         self._plans: dict[Any, BufferPlan] = {}
+        self.sent = SentCalls(communicator.site.scheme.rounds.shared)
 
     def dispatch(
         self, tensors: Named, row_format: RowFormat, out: torch.Tensor | None, wait: bool
@@ -297,18 +302,20 @@ class BufferPlans:
             scheme.check_offers("comm_quantize", "comm_quantize", "'int8'")
 
     def _run(self, plan: BufferPlan, bindings: Bindings, made: Any, wait: bool) -> Any:
-        run, variant = self._communicator.run, plan.variant
+        run, variant, operator = self._communicator.run, plan.variant, plan.symbols.operator.name
+        if not wait:
+            self._communicator.site.scheme.check_offers("wait", "wait", False)
         if wait:
             run(variant, bindings)
             return made
 
         def finish() -> Any:
+            self.sent.end(operator)
             run(variant, bindings, "teardown")
             return made
 
-        self._communicator.site.scheme.check_offers("wait", "wait", False)
         run(variant, bindings, "setup")
-        return Pending(finish)
+        return self.sent.begin(operator, finish)
 
 
 # What an `EPBuffer` calls what rules call otherwise.

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from moe_triton import ArgumentError, BufferStateError, EPBuffer, Pending
+from moe_triton import ArgumentError, BufferStateError, DispatchOutput, EPBuffer, Pending
 from moe_triton.processes import RankGroup
 from moe_triton.runtime import arguments
 from moe_triton.tools.selftest.cases import expected_round, make_buffer, one_round
@@ -134,7 +134,7 @@ def halves(rank: int, num_ranks: int, scheme: str) -> list[bool]:
         pending = buffer.dispatch(x, ids, own.topk_weights, wait=False)
         x.zero_()  # what was sent is free again
         ids.zero_()
-        with pytest.raises(BufferStateError, match="a dispatch is set up and not yet torn down"):
+        with pytest.raises(BufferStateError, match=r"a dispatch was sent .* Call wait\(\) on"):
             buffer.dispatch(own.x, own.topk_idx)
         output = pending.wait()
         good = [isinstance(pending, Pending), pending.wait() is output]
@@ -151,6 +151,46 @@ def halves(rank: int, num_ranks: int, scheme: str) -> list[bool]:
 @pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh"])
 def test_halves_give_the_same_and_free_their_inputs(ranks: Groups, scheme: str) -> None:
     assert ranks(2).run(halves, scheme) == [[True] * 5] * 2
+
+
+def halves_after_whole_calls(rank: int, num_ranks: int, scheme: str) -> list[bool]:
+    """What is true of calls beside one that is under way, where native code has run such calls before."""
+    case = small_case(num_ranks, scheme)
+    own, want = inputs_of(case, rank, 0), expected_round(case, 0)[1][rank]
+    given = own.x, own.topk_idx, own.topk_weights
+    with make_buffer(case) as buffer:
+
+        def combined(output: DispatchOutput, **options: Any) -> Any:
+            return buffer.combine(
+                experts_of(case, rank, output.tokens), output.handle, own.topk_weights, **options
+            )
+
+        for _ in range(4):
+            combined(buffer.dispatch(*given))
+        pending = buffer.dispatch(*given, wait=False)
+        with pytest.raises(BufferStateError, match=r"Call wait\(\) on"):
+            buffer.dispatch(*given)
+        output = pending.wait()
+        summing = combined(output, wait=False)
+        with pytest.raises(BufferStateError, match=r"a combine was sent"):
+            combined(output)
+        good = [torch.equal(summing.wait(), want)]
+        # What nobody can wait for any more does not stay in the way.
+        for _ in range(3):
+            pending = buffer.dispatch(*given, wait=False)
+            del pending
+            output = buffer.dispatch(*given)
+            summing = combined(output, wait=False)
+            del summing
+            good.append(torch.equal(combined(buffer.dispatch(*given)), want))
+        pending = buffer.dispatch(*given, wait=False)
+        del pending
+        return [*good, torch.equal(combined(buffer.dispatch(*given, wait=False).wait()), want)]
+
+
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "fullmesh"])
+def test_one_call_of_a_kind_is_under_way(ranks: Groups, scheme: str) -> None:
+    assert ranks(2).run(halves_after_whole_calls, scheme) == [[True] * 5] * 2
 
 
 def halves_in_the_same_blocks(rank: int, num_ranks: int) -> bool:
