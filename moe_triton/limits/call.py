@@ -38,7 +38,7 @@ class Call:
         tp_rank_id: this rank's place among them.
         rank: this rank's place in the expert-parallel group (ep_rank_id).
         has_scales: scales given.
-        has_mask: x_active_mask given.
+        has_mask: x_active_mask given, of tokens that there are.
         mask_dims: its dimensions.
         has_expert_scales: expert_scales given.
         has_elastic_info: elastic_info given.

@@ -63,6 +63,7 @@ def call_of(s: Symbols) -> Call:
         "operator": s.operator.name,
         "batch": s["BS"],
         "quant_mode": s["quant_mode"] or s.get("row_format", AS_THEY_ARE).quant_mode,
+        "has_mask": "x_active_mask" in given and bool(s["BS"] != 0),  # one of no tokens is none
         "mask_dims": len(s.given.get("x_active_mask", (1,))),
         "has_const_args": given >= CONST_ARGUMENTS,
     }

@@ -16,7 +16,15 @@ from tests.torch_npu_ops.setting import HIDDEN, experts_of, fresh
 
 Groups = Callable[[int], RankGroup]
 RANKS, TOKENS, TOPK, EXPERTS = 4, 6, 2, 8
-OPTIONS = ("plain", "mask", "3-D shared_expert_x", "batches differ", "redundant experts")
+OPTIONS = (
+    "plain",
+    "mask",
+    "3-D shared_expert_x",
+    "batches differ",
+    "no tokens, empty mask",
+    "redundant experts",
+)
+DIFFER = "batches differ", "no tokens, empty mask"
 Tensors = dict[str, torch.Tensor]
 
 
@@ -27,7 +35,9 @@ def num_experts_of(option: str) -> int:
 
 def tensors_of(rank: int, option: str) -> Tensors:
     generator = torch.Generator().manual_seed(100 + rank)
-    batch = 1 + (rank + 2) % TOKENS if option == "batches differ" else TOKENS
+    batch = 1 + (rank + 2) % TOKENS if option in DIFFER else TOKENS
+    if "no tokens" in option and rank == 1:
+        batch = 0
     popularity = torch.rand(batch, EXPERTS, generator=generator)
     given = {
         "x": torch.randn(batch, HIDDEN, generator=generator).bfloat16(),
@@ -39,6 +49,8 @@ def tensors_of(rank: int, option: str) -> Tensors:
         active = 1 + rank
         given["mask"] = torch.arange(batch) < active
         given["expert_ids"][active:] = 0  # padding repeats an id
+    if batch == 0:
+        given["mask"] = torch.empty(0, dtype=torch.bool)
     return given
 
 
@@ -56,7 +68,7 @@ def call_like_a_framework(rank: int, num_ranks: int, option: str, quant_mode: in
             "tp_rank_id": 0,
             "expert_shard_type": 0,
             "shared_expert_rank_num": 0,
-            "global_bs": TOKENS * num_ranks if option == "batches differ" else 0,
+            "global_bs": TOKENS * num_ranks if option in DIFFER else 0,
             "x_active_mask": given.get("mask"),
             "comm_alg": comm_alg,
         }
