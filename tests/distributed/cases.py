@@ -27,10 +27,13 @@ __all__ = [
 HIDDEN = (32, 64, 128, 160, 384, 512)
 
 
+SCHEMES = "fullmesh_v1", "fullmesh_v2", "direct", "fullmesh"
+
+
 @st.composite
-def cases(draw: st.DrawFn, num_ranks: int) -> Case:
-    """Groups of a given size over the whole of what a buffer takes."""
-    scheme = draw(st.sampled_from(["fullmesh_v1", "fullmesh_v1", "fullmesh_v2", "direct", "fullmesh"]))
+def cases(draw: st.DrawFn, num_ranks: int, scheme: str | None = None) -> Case:
+    """Groups of a given size over the whole of what a buffer takes, by any scheme or a given one."""
+    scheme = scheme or draw(st.sampled_from(["fullmesh_v1", *SCHEMES]))
     has_shared = num_ranks > 2 and product_of(scheme) == "A3"
     num_shared = draw(st.sampled_from([0, 0, 0, 1])) if has_shared else 0
     shared_ranks = num_shared * draw(st.integers(1, max(1, num_ranks // 2 - 1)))

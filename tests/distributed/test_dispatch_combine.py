@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from moe_triton.core.config import Config
 from moe_triton.processes import RankGroup
 from moe_triton.schemes import product_of
-from tests.distributed.cases import Case, cases, small_case
+from tests.distributed.cases import SCHEMES, Case, cases, small_case
 from tests.distributed.workers import bits_of_a_round, compare_rounds, make_buffer, many_rounds
 from tests.patience import seconds
 from tests.test_reference import CUMULATIVE, EXPAND_IDX, RECV_COUNTS, ints, worked_example
@@ -33,10 +33,11 @@ def test_two_ranks(ranks: Groups, case: Case) -> None:
     assert_bit_equal(ranks, case)
 
 
-@settings(max_examples=40)
-@given(case=cases(4))
-def test_four_ranks(ranks: Groups, case: Case) -> None:
-    assert_bit_equal(ranks, case)
+@pytest.mark.parametrize("scheme", SCHEMES)
+@settings(max_examples=10)
+@given(data=st.data())
+def test_four_ranks(ranks: Groups, data: st.DataObject, scheme: str) -> None:
+    assert_bit_equal(ranks, data.draw(cases(4, scheme)))
 
 
 @settings(max_examples=12)

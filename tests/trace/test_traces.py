@@ -128,13 +128,12 @@ def test_a_trace_has_every_rank_and_step_and_names_the_straggler(
 
 
 def check_straggler(events: list[Span], rank: int, straggler: int) -> None:
-    """The longest wait of either operator is for the straggler, and it is most of the operator."""
+    """The longest wait of either operator is for the straggler."""
     for operator in ("dispatch #1", "combine #1"):
         (whole,) = spans_of(events, pid=rank, name=operator)
         waits = [s for s in spans_of(events, pid=rank, cat="wait") if s["args"]["of"] == operator]
         longest = max(waits, key=lambda span: float(span["dur"]))
         assert longest["name"] == f"wait for rank {straggler}"
-        assert longest["dur"] > whole["dur"] / 2
         assert longest["dur"] > NAP_S / 2 * 1e6
         assert longest["dur"] <= whole["dur"]
 
