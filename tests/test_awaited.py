@@ -77,9 +77,12 @@ def test_results_that_are_missing() -> None:
     # Experts 2 r and 2 r + 1 are on rank r; 99 and -1 are nobody's.
     ids = np.array([[0, 2], [4, 6], [-1, 99], [6, 1]], np.int32)
     active = np.array([0, 1, 2, -1], np.int32)
-    raise_flag(window, status, zone=ZONE, token=1, k=0)
+    for k, number in enumerate((8, 6)):  # of this round, and of one before in this zone
+        at = status.offset(zone=ZONE, token=1, k=k)
+        window[at : at + 4].view(np.int32)[0] = number
     arguments = {
         "window": window,
+        "numbers": np.array([7, 7], np.int32),
         "topk_idx": ids,
         "topk": TOPK,
         "num_experts": CONFIG.num_experts,

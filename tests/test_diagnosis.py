@@ -13,6 +13,7 @@ from moe_triton.core.ascendc import (
     POST_STATUS,
     REPORT_BAD_ROW,
     REPORT_MISMATCH,
+    REPORT_STRAY,
     REPORT_TIMEOUT,
     REPORT_WORDS,
 )
@@ -240,10 +241,24 @@ def test_flags_of_what_is_in_flight_are_where_they_belong() -> None:
     assert isinstance(window, torch.Tensor)
     at = SITES[0].layout.region("combine_status").offset(zone=1, token=1, k=1) // 4
     window.view(torch.int32)[at : at + 8] = FLAG_BITS
+    assert "Instead" not in timed_out(memory)  # of no round
+    window.view(torch.int32)[at : at + 8] = 1
     assert "Instead, rank(s) [2] posted flags of a combine" in timed_out(memory)
     assert "Instead" not in timed_out(memory, ("combine",))
     missing(memory, [0, 2, 3])
     assert "Instead, one of ranks [0, 2, 3] posted flags of a combine" in timed_out(memory)
+
+
+def test_results_that_nobody_asked_for_are_said() -> None:
+    site = SITES[0]
+    report = report_of(REPORT_STRAY, 1, 3)
+    call, wait = Run("combine", 5, memory_of(site), 5), wait_of(site, "combine")
+    why, error = failure(site, call, wait, REPORT_STRAY, report, {}, ())
+    said = (
+        "met 1 result(s) that its ids and mask do not ask for, the first of token 3: they are not those that"
+    )
+    assert why == f"combine number 5 {said} its dispatch had"
+    assert isinstance(error, BufferStateError)
 
 
 def test_who_was_late_has_posted_nothing_instead() -> None:

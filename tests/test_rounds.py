@@ -108,6 +108,7 @@ class Step:
         zone: which.
         round: index of the run among those of that operator.
         peers: written to, or waited for.
+        is_misused: the caller does not know of all that come: it waits for some.
     """
 
     kind: str
@@ -115,10 +116,33 @@ class Step:
     zone: int
     round: int
     peers: tuple[int, ...]
+    is_misused: bool = False
+
+
+@dataclass(frozen=True)
+class Misuse:
+    """A combine whose caller leaves out what comes from a peer.
+
+    Attributes:
+        rank: whose.
+        round: which of its combines.
+        peer: that it does not wait for.
+        numbered: whether flags of combines are numbers of rounds; otherwise it is another protocol.
+    """
+
+    rank: int
+    round: int
+    peer: int
+    numbered: bool = True
 
 
 def steps(
-    runs: Sequence[Run], rank: int, flows: dict[int, tuple[int, ...]], is_shared: bool, num_zones: int
+    runs: Sequence[Run],
+    rank: int,
+    flows: dict[int, tuple[int, ...]],
+    is_shared: bool,
+    num_zones: int,
+    misuse: Misuse | None = None,
 ) -> list[Step]:
     """A rank's steps. Zones that the host does not choose turn as the kernels turn them: with every run."""
     done: dict[str, int] = dict.fromkeys(("dispatch", "combine", "barrier", "both"), 0)
@@ -132,7 +156,12 @@ def steps(
         to = flows[rank] if operator == "combine" else RANKS
         senders = tuple(r for r in RANKS if rank in flows[r]) if operator == "combine" else RANKS
         found += [Step("write", region, zone, number, (peer,)) for peer in to]
-        found.append(Step("take", region, zone, number, senders))
+        is_misused = operator == "combine" and misuse is not None and misuse.rank == rank
+        if misuse is not None and is_misused and misuse.round == number:
+            left = tuple(sender for sender in senders if sender != misuse.peer)
+            found.append(Step("take", region, zone, number, left, is_misused=True))
+        else:
+            found.append(Step("take", region, zone, number, senders))
     return found
 
 
@@ -140,7 +169,11 @@ State = tuple[tuple[int, int], frozenset[tuple[int, int, str, int, int]]]
 
 
 def trouble(
-    runs: Sequence[Run], flows: dict[int, tuple[int, ...]], is_shared: bool = False, num_zones: int = 2
+    runs: Sequence[Run],
+    flows: dict[int, tuple[int, ...]],
+    is_shared: bool = False,
+    num_zones: int = 2,
+    misuse: Misuse | None = None,
 ) -> str:
     """What goes wrong in some order of the two ranks' steps; empty if nothing ever does.
 
@@ -149,8 +182,10 @@ def trouble(
         flows: whom each rank's combine sends to.
         is_shared: dispatch and combine take turns in the same zones.
         num_zones: of each operator.
+        misuse: a combine that is wrong.
     """
-    programmes = [steps(runs, rank, flows, is_shared, num_zones) for rank in RANKS]
+    programmes = [steps(runs, rank, flows, is_shared, num_zones, misuse) for rank in RANKS]
+    numbered = {"combine"} if misuse is None or misuse.numbered else set()
     # What lies unread: (reader, writer, operator, zone, round).
     start: State = ((0, 0), frozenset())
     seen, waiting = {start}, [start]
@@ -164,11 +199,20 @@ def trouble(
             if step.kind == "write":
                 (peer,) = step.peers
                 place = (peer, rank, step.operator, step.zone)
-                if any(cell[:4] == place for cell in unread):
+                over = {cell for cell in unread if cell[:4] == place}
+                taken = {
+                    (s.operator, s.round) for s in programmes[peer][: positions[peer]] if s.kind == "take"
+                }
+                # Who has got past a round looks for its number no more.
+                if any(c[2] not in numbered or (c[2], c[4]) not in taken for c in over):
                     return f"rank {rank} writes {step.operator} {step.round} over what was not read"
-                after = unread | {(*place, step.round)}
+                after = (unread - over) | {(*place, step.round)}
             else:
                 mine = {c for c in unread if c[0] == rank and c[2:4] == (step.operator, step.zone)}
+                if step.operator in numbered:
+                    mine = {c for c in mine if c[4] == step.round}
+                if step.is_misused:
+                    mine = {c for c in mine if c[1] in step.peers}
                 if {c[1] for c in mine} != set(step.peers):
                     if {c[1] for c in mine} - set(step.peers):
                         return f"rank {rank} finds what it does not expect in {step.operator} {step.round}"
@@ -310,3 +354,38 @@ def test_host_zones_cannot_be_captured() -> None:
         Rounds(facts("direct")).check_graph(capturing=True)
     Rounds(facts("direct")).check_graph(capturing=False)
     Rounds(facts("fullmesh_v2")).check_graph(capturing=True)
+
+
+def misuses(calls: str) -> Iterator[Misuse]:
+    """Of any combine of either rank, by what comes from either."""
+    for number, rank, peer in itertools.product(range(calls.count("C")), RANKS, RANKS):
+        yield Misuse(rank, number, peer)
+
+
+@pytest.mark.parametrize("num_zones", [2, 3])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("calls", ["".join(c) for c in itertools.product("DC", repeat=5)])
+def test_no_round_ends_by_what_a_misused_one_left(calls: str, rule: Rule, num_zones: int) -> None:
+    runs = record(rule(facts(target="cpu", num_zones=num_zones)), calls, capturing=False)
+    for misuse in misuses(calls):
+        assert trouble(runs, ALL, num_zones=num_zones, misuse=misuse) == "", misuse
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("between", ["", "DC", "C", "D"])
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_no_replay_ends_by_what_a_misused_one_left(graph: str, between: str, rule: Rule) -> None:
+    made = rule(facts())
+    record(made, "DC", capturing=False)
+    captured = record(made, graph, capturing=True)
+    runs = [*captured, *record(made, between, capturing=False), *captured]
+    runs += record(made, "C", capturing=False)
+    for misuse in misuses("C" * sum(run.operator == "combine" for run in runs)):
+        assert trouble(runs, ALL, misuse=misuse) == "", misuse
+
+
+def test_a_flag_that_is_left_ends_a_later_round() -> None:
+    """What the rounds above would do if flags had no numbers."""
+    runs = record(Rounds(facts(target="cpu")), "DC" * 3, capturing=False)
+    assert trouble(runs, ALL, misuse=Misuse(1, 0, 0, numbered=False)) != ""
+    assert trouble(runs, ALL, misuse=Misuse(1, 0, 0)) == ""

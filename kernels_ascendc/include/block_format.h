@@ -5,19 +5,11 @@
 #ifndef MOE_BLOCK_FORMAT_H
 #define MOE_BLOCK_FORMAT_H
 
-#include "flags.h"
+#include "round_numbers.h"
 
 namespace moe {
 
 constexpr uint32_t UNIT_WORDS = UB_ALIGN / sizeof(int32_t);
-
-// The number of the round that this launch belongs to: one more than that of the round before. It is not zero, as
-// fresh memory is.
-template <typename Args>
-__aicore__ inline int32_t RoundNumber(const Args& args) {
-    const int32_t before = ReadFresh<int32_t>(args.numbers, args.zone);
-    return before >= INT32_MAX || before < 0 ? 1 : before + 1;
-}
 
 template <typename Args>
 __aicore__ inline uint64_t BlockIn(const Args& args, uint64_t window, uint64_t rank) {

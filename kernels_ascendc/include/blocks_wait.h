@@ -34,7 +34,7 @@ public:
         call_ = args_.dispatch_word == 0 ? static_cast<int32_t>(args_.call) : ReadFresh<int32_t>(args_.dispatch_word);
         kept_zone_.Keep(args_.kept_zone, static_cast<int32_t>(args_.zone));
         // The next round, in the other zone, goes on from it. No block of this launch reads that word.
-        kept_number_.Keep(args_.numbers + (1 - args_.zone) * sizeof(int32_t), number_);
+        kept_number_.Keep(args_, number_);
         deadline_.Start(report_.IsOld() ? 0 : args_.timeout_us);
         const Share ranks = SplitEvenly(args_.num_ranks, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
         for (int64_t rank = ranks.first; rank < ranks.last; ++rank) {
@@ -148,7 +148,7 @@ private:
     AscendC::TBuf<AscendC::TPosition::VECCALC> unit_buffer_;
     AscendC::LocalTensor<int32_t> units_;
     KeptWord kept_zone_;
-    KeptWord kept_number_;
+    KeptNumber kept_number_;
     Report report_;
     Deadline deadline_;
     int32_t number_ = 0;

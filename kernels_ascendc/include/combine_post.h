@@ -7,6 +7,7 @@
 #define MOE_COMBINE_POST_H
 
 #include "posts.h"
+#include "round_numbers.h"
 #include "row_copy.h"
 
 namespace moe {
@@ -47,19 +48,19 @@ private:
 
     // One for each queue of this block: all its messages have the same flag.
     __aicore__ inline void LeaveFlags() {
-        const AscendC::LocalTensor<float> flag = flag_buffer_.Get<float>();
-        AscendC::Duplicate(flag, 1.0f, static_cast<int32_t>(STATUS_ENTRY_WORDS));
+        const AscendC::LocalTensor<int32_t> flag = flag_buffer_.Get<int32_t>();
+        AscendC::Duplicate(flag, RoundNumber(args_), static_cast<int32_t>(STATUS_ENTRY_WORDS));
         Order<AscendC::HardEvent::V_MTE3>();
         for (int64_t rank = 0; rank < args_.num_ranks; ++rank) {
             if (Poster::IsOwner(rank) && peers_.IsQueued(rank)) {
-                AscendC::DataCopy(GlobalAt<float>(FlagOf(rank)), flag, STATUS_ENTRY_WORDS);
+                AscendC::DataCopy(GlobalAt<int32_t>(FlagOf(rank)), flag, STATUS_ENTRY_WORDS);
             }
         }
         Order<AscendC::HardEvent::MTE3_S>();
     }
 
     __aicore__ inline uint64_t FlagOf(uint64_t rank) const {
-        return args_.window + args_.out_flags.At(0, rank);
+        return args_.window + args_.out_flags.At(args_.zone, rank);
     }
 
     __aicore__ inline void LoadOrigins(int64_t first, int64_t last) {

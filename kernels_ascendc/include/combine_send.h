@@ -3,6 +3,7 @@
 #ifndef MOE_COMBINE_SEND_H
 #define MOE_COMBINE_SEND_H
 
+#include "round_numbers.h"
 #include "row_copy.h"
 
 namespace moe {
@@ -89,13 +90,15 @@ public:
         peers_.Init(args->peers, args->num_ranks);
         rows_.Init(pipe, args->row_bytes);
         pipe->InitBuffer(flag_buffer_, STATUS_ENTRY_BYTES);
-        flag_ = flag_buffer_.Get<float>();
+        flag_ = flag_buffer_.Get<int32_t>();
         origins_.Init(pipe, ORIGINS_PER_CHUNK * ORIGIN_WORDS);
     }
 
     __aicore__ inline void Begin() {
-        AscendC::Duplicate(flag_, 1.0f, static_cast<int32_t>(STATUS_ENTRY_WORDS));
-        Order<AscendC::HardEvent::V_MTE3>();
+        if (is_flagged_) {
+            AscendC::Duplicate(flag_, RoundNumber(*args_), static_cast<int32_t>(STATUS_ENTRY_WORDS));
+            Order<AscendC::HardEvent::V_MTE3>();
+        }
         share_ = SplitEvenly(args_->num_entries > 0 ? NumResults(*args_, *report_) : 0, AscendC::GetBlockIdx(),
                              AscendC::GetBlockNum());
     }
@@ -151,7 +154,7 @@ private:
         }
         if (is_flagged_) {
             FinishRow();
-            RaiseFlags(GlobalAt<float>(window + args_->status.At(zone, token, k)), flag_, STATUS_ENTRY_WORDS, 1);
+            RaiseFlags(GlobalAt<int32_t>(window + args_->status.At(zone, token, k)), flag_, STATUS_ENTRY_WORDS, 1);
         }
     }
 
@@ -166,7 +169,7 @@ private:
     Peers peers_;
     RowCopy rows_;
     AscendC::TBuf<AscendC::TPosition::VECCALC> flag_buffer_;
-    AscendC::LocalTensor<float> flag_;
+    AscendC::LocalTensor<int32_t> flag_;
     Table origins_;
     Share share_{0, 0};
 };

@@ -1,7 +1,8 @@
-// Combine, step 3: waits for each token until its own results are there, and clears their flags.
+// Combine, step 3: waits for each token until its own results are there.
 #ifndef MOE_COMBINE_WAIT_H
 #define MOE_COMBINE_WAIT_H
 
+#include "result_flags.h"
 #include "waits.h"
 
 namespace moe {
@@ -12,21 +13,18 @@ public:
         args_ = args;
         FindZone(args_);
         num_results_ = args.topk + args.num_shared_experts;
-        words_ = static_cast<uint32_t>(num_results_ * STATUS_ENTRY_WORDS);
-        flags_.Init(pipe, words_);
-        pipe->InitBuffer(zero_buffer_, static_cast<uint32_t>(words_ * sizeof(float)));
-        zeros_ = zero_buffer_.Get<float>();
-        ids_.Init(pipe, TABLE_ENTRIES);
-        active_.Init(pipe, TABLE_ENTRIES);
+        number_ = RoundNumber(args_);
+        flags_.Init(pipe, num_results_, 1, number_);
+        expected_.Init(&args_, pipe, TABLE_ENTRIES);
         waited_.Init(pipe, args.waited_us, TABLE_ENTRIES);
         report_.Init(pipe, args.report, args_.zone);
         kept_zone_.Init(pipe);
+        kept_number_.Init(pipe);
     }
 
     __aicore__ inline void Process() {
         kept_zone_.Keep(args_.kept_zone, static_cast<int32_t>(args_.zone));
-        AscendC::Duplicate(zeros_, 0.0f, static_cast<int32_t>(words_));
-        Order<AscendC::HardEvent::V_MTE3>();
+        kept_number_.Keep(args_, number_);
         const Share share = SplitEvenly(args_.num_tokens, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
         const int64_t tokens_per_chunk = TABLE_ENTRIES / num_results_;
         end_ = args_.first_token + share.last;
@@ -47,8 +45,8 @@ private:
     __aicore__ inline void ReceiveTokens(int64_t last) {
         LoadTables(first_of_chunk_, last);
         for (int64_t token = first_of_chunk_; token < last; ++token) {
-            const int64_t expected = Expect(token);
-            if (expected > 0) {
+            const int32_t expected = Expect(token);
+            if (expected != 0) {
                 ReceiveToken(token, expected);
             }
         }
@@ -60,94 +58,80 @@ private:
         }
     }
 
-    // By expert, since its rank is not known here. Shared experts come after the routed ones.
     __aicore__ inline void TraceWaits(int64_t token) {
+        const int32_t expected = expected_.Of(token);
         for (int64_t k = 0; k < num_results_; ++k) {
-            if (IsExpected(token, k)) {
-                const int64_t expert =
-                    k < args_.topk ? ids_.At(token * args_.topk + k) : args_.num_experts + k - args_.topk;
-                deadline_.TraceWait(expert, waited_.At(TimeOf(token) + k));
+            if (HasBit(expected, k)) {
+                deadline_.TraceWait(expected_.ExpertOf(token, k), waited_.At(TimeOf(token) + k));
             }
         }
     }
 
     __aicore__ inline void LoadTables(int64_t first, int64_t last) {
         Order<AscendC::HardEvent::S_MTE2>();
-        ids_.Load(args_.topk_idx, first * args_.topk, (last - first) * args_.topk);
-        if (args_.active != 0) {
-            active_.Load(args_.active, first, last - first);
-        }
+        expected_.Load(first, last);
         Order<AscendC::HardEvent::MTE2_S>();
     }
 
-    // The number of results that come back for a token.
-    __aicore__ inline int64_t Expect(int64_t token) {
-        int64_t expected = 0;
-        for (int64_t k = 0; k < num_results_; ++k) {
-            const bool is_expected = IsExpected(token, k);
-            expected += is_expected ? 1 : 0;
-            if (waited_.IsWanted()) {
-                waited_.Set(TimeOf(token) + k, 0);
-                if (is_expected) {
-                    waited_.Expect(TimeOf(token) + k);
-                }
+    // The results that come back for a token.
+    __aicore__ inline int32_t Expect(int64_t token) {
+        const int32_t expected = expected_.Of(token);
+        for (int64_t k = 0; waited_.IsWanted() && k < num_results_; ++k) {
+            waited_.Set(TimeOf(token) + k, 0);
+            if (HasBit(expected, k)) {
+                waited_.Expect(TimeOf(token) + k);
             }
         }
         return expected;
-    }
-
-    // Entries that were sent nowhere get no result.
-    __aicore__ inline bool IsExpected(int64_t token, int64_t k) const {
-        if (args_.active != 0 && active_.At(token) < 0) {
-            return false;
-        }
-        if (k >= args_.topk) {
-            return true;
-        }
-        const int32_t id = ids_.At(token * args_.topk + k);
-        return id >= 0 && id < args_.num_experts;
     }
 
     __aicore__ inline int64_t TimeOf(int64_t token) const {
         return (token - first_of_chunk_) * num_results_;
     }
 
-    __aicore__ inline void ReceiveToken(int64_t token, int64_t expected) {
-        const uint64_t zone = args_.zone;
-        const uint64_t address = args_.window + args_.status.At(zone, token, 0);
+    __aicore__ inline void ReceiveToken(int64_t token, int32_t expected) {
+        const uint64_t address = args_.window + args_.status.At(static_cast<uint64_t>(args_.zone), token, 0);
         if (timed_out_) {
             LookOnce(token, address);
         } else if (WaitForResults(token, address, expected)) {
-            ClearFlags(address);
+            ReportStray(token, expected);
         } else {
             timed_out_ = true;
-            // The entries from here on are left as they are, and tell the host who is missing.
             report_.Add(REPORT_TIMEOUT, token, end_ - token);
             NoteMissing(token);
         }
     }
 
-    __aicore__ inline bool WaitForResults(int64_t token, uint64_t address, int64_t expected) {
-        int64_t noted = 0;
+    __aicore__ inline bool WaitForResults(int64_t token, uint64_t address, int32_t expected) {
+        int64_t noted = num_results_;
         for (PollLoop poll(deadline_, args_.window, token, end_ - token); poll.Next();) {
-            const int64_t seen = SumFlags(address);
-            if (waited_.IsWanted() && seen != noted) {
-                waited_.NoteArrivals(flags_.Entries(), TimeOf(token), num_results_, poll.WaitedUs());
-                noted = seen;
+            LoadFlags(address);
+            const int64_t missing = flags_.NumMissing(0, expected);
+            if (waited_.IsWanted() && missing < noted) {
+                waited_.NoteArrivals(flags_.Entries(), number_, TimeOf(token), num_results_, poll.WaitedUs());
+                noted = missing;
             }
-            if (seen == expected * static_cast<int64_t>(STATUS_ENTRY_WORDS)) {
+            if (missing == 0) {
                 return true;
             }
-            poll.Miss(expected - seen / static_cast<int64_t>(STATUS_ENTRY_WORDS));
+            poll.Miss(missing);
         }
         return false;
+    }
+
+    // Of those that have come by now: nobody waits for them.
+    __aicore__ inline void ReportStray(int64_t token, int32_t expected) {
+        const int64_t stray = flags_.NumStray(0, expected);
+        if (stray > 0) {
+            report_.Add(REPORT_STRAY, token, stray);
+        }
     }
 
     // After the deadline: only to record the times of missing results.
     __aicore__ inline void LookOnce(int64_t token, uint64_t address) {
         if (waited_.IsWanted()) {
-            SumFlags(address);
-            waited_.NoteArrivals(flags_.Entries(), TimeOf(token), num_results_, 0);
+            LoadFlags(address);
+            waited_.NoteArrivals(flags_.Entries(), number_, TimeOf(token), num_results_, 0);
             NoteMissing(token);
         }
     }
@@ -158,28 +142,23 @@ private:
         }
     }
 
-    // All eight words of an entry are 1.0f.
-    __aicore__ inline int64_t SumFlags(uint64_t address) {
-        AscendC::DataCopy(flags_.Entries(), GlobalAt<float>(address), words_);
-        return flags_.SumWords(0, words_);
-    }
-
-    __aicore__ inline void ClearFlags(uint64_t address) {
-        AscendC::DataCopy(GlobalAt<float>(address), zeros_, words_);
+    __aicore__ inline void LoadFlags(uint64_t address) {
+        Order<AscendC::HardEvent::S_MTE2>();
+        AscendC::DataCopy(flags_.Entries(), GlobalAt<int32_t>(address),
+                          static_cast<uint32_t>(num_results_ * STATUS_ENTRY_WORDS));
+        Order<AscendC::HardEvent::MTE2_S>();
     }
 
     CombineWaitArgs args_;
-    FlagCounter flags_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> zero_buffer_;
-    AscendC::LocalTensor<float> zeros_;
-    Table ids_;
-    Table active_;
+    int32_t number_ = 0;  // of the round
+    ResultFlags flags_;
+    ExpectedResults<CombineWaitArgs> expected_;
     WaitedTimes waited_;
     Report report_;
     KeptWord kept_zone_;
+    KeptNumber kept_number_;
     Deadline deadline_;
     int64_t num_results_ = 0;
-    uint32_t words_ = 0;
     int64_t first_of_chunk_ = 0;
     int64_t end_ = 0;
     bool timed_out_ = false;

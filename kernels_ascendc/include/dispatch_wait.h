@@ -112,7 +112,7 @@ private:
                               static_cast<uint32_t>(count * STATUS_ENTRY_WORDS));
             const int64_t seen = flags_.SumWordOfEach(StatusEntry::FLAG, repeats);
             if (waited_.IsWanted() && seen != noted) {
-                waited_.NoteArrivals(EntriesOf(chunk, own), 0, own.last - own.first, poll.WaitedUs());
+                waited_.NoteArrivals(WordsOf(chunk, own), FLAG_BITS, 0, own.last - own.first, poll.WaitedUs());
                 noted = seen;
             }
             if (seen == count) {

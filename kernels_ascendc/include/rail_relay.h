@@ -92,7 +92,7 @@ private:
     __aicore__ inline void Begin() {
         number_ = RoundNumber(args_);
         // The next round, in the other zone, goes on from it. No block of this launch reads that word.
-        kept_number_.Keep(args_.numbers + (1 - args_.zone) * sizeof(int32_t), number_);
+        kept_number_.Keep(args_, number_);
         deadline_.Start(report_.IsOld() ? 0 : args_.timeout_us);
         entries_.Clear();
         AscendC::Duplicate(stamps_, 0, static_cast<int32_t>(2 * args_.topk * STAMP_WORDS));
@@ -386,7 +386,7 @@ private:
     AscendC::TBuf<AscendC::TPosition::VECCALC> stamp_buffer_;
     AscendC::LocalTensor<int32_t> stamps_;
     DoubleBuffer double_buffer_;
-    KeptWord kept_number_;
+    KeptNumber kept_number_;
     TrafficWords traffic_;
     Report report_;
     Deadline deadline_;

@@ -26,7 +26,7 @@ public:
         number_ = RoundNumber(args_);
         kept_zone_.Keep(args_.kept_zone, static_cast<int32_t>(args_.zone));
         // The next round, in the other zone, goes on from it. No block of this launch reads that word.
-        kept_number_.Keep(args_.numbers + (1 - args_.zone) * sizeof(int32_t), number_);
+        kept_number_.Keep(args_, number_);
         deadline_.Start(report_.IsOld() ? 0 : args_.timeout_us);
         const Share servers = SplitEvenly(args_.num_servers, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
         for (int64_t server = servers.first; server < servers.last; ++server) {
@@ -81,7 +81,7 @@ private:
     Table end_;
     Table seen_;
     KeptWord kept_zone_;
-    KeptWord kept_number_;
+    KeptNumber kept_number_;
     Report report_;
     Deadline deadline_;
     int32_t number_ = 0;

@@ -8,6 +8,7 @@
 #ifndef MOE_READY_TOKENS_H
 #define MOE_READY_TOKENS_H
 
+#include "result_flags.h"
 #include "waits.h"
 
 namespace moe {
@@ -18,22 +19,19 @@ public:
         args_ = args;
         report_ = report;
         num_results_ = args->topk + args->num_shared_experts;
-        words_ = static_cast<uint32_t>(num_results_ * STATUS_ENTRY_WORDS);
         tokens_per_chunk_ = TABLE_ENTRIES / num_results_;
-        flags_.Init(pipe, static_cast<uint32_t>(tokens_per_chunk_ * words_));
-        pipe->InitBuffer(zero_buffer_, static_cast<uint32_t>(words_ * sizeof(float)));
-        zeros_ = zero_buffer_.Get<float>();
-        ids_.Init(pipe, TABLE_ENTRIES);
-        active_.Init(pipe, TABLE_ENTRIES);
+        number_ = RoundNumber(*args);
+        flags_.Init(pipe, num_results_, tokens_per_chunk_, number_);
+        expected_.Init(args, pipe, TABLE_ENTRIES);
         pending_.Init(pipe, TABLE_ENTRIES);
         found_.Init(pipe, TABLE_ENTRIES);
         waited_.Init(pipe, args->is_timed != 0 || IsTraced() ? args->waited_us : 0, TABLE_ENTRIES);
+        kept_number_.Init(pipe);
     }
 
     // After launches that have taken all tokens of so many parts, and noted those of so many.
     __aicore__ inline void Begin(int64_t taken, int64_t noted) {
-        AscendC::Duplicate(zeros_, 0.0f, static_cast<int32_t>(words_));
-        Order<AscendC::HardEvent::V_MTE3>();
+        kept_number_.Keep(*args_, number_);
         taken_ = taken;
         noted_ = noted;
         places_ = OwnIn(args_->part);
@@ -69,8 +67,8 @@ public:
         return false;
     }
 
-    // After the deadline. Flags of incomplete tokens are left as they are, and tell the host who is missing. The places
-    // that are left get some token of this rank: later launches must not read what stood there before.
+    // After the deadline. Flags tell the host who is missing. The places that are left get some token of this rank:
+    // later launches must not read what stood there before.
     __aicore__ inline void GiveUp() {
         int64_t first_missing = 0;
         int64_t missing = 0;
@@ -132,12 +130,12 @@ private:
     __aicore__ inline void Load(int64_t first, int64_t last, bool is_new) {
         Order<AscendC::HardEvent::S_MTE2>();
         // All tokens' flags at once: most of a look at one is the way to memory.
-        const uint32_t bytes = static_cast<uint32_t>(words_ * sizeof(float));
+        const uint32_t bytes = static_cast<uint32_t>(num_results_ * STATUS_ENTRY_BYTES);
         const uint32_t gap = static_cast<uint32_t>(args_->status.token_stride) - bytes;
-        AscendC::DataCopyPad(flags_.Entries(), GlobalAt<float>(StatusOf(first)),
-                             {static_cast<uint16_t>(last - first), bytes, gap, 0, 0}, NoPadding<float>());
+        AscendC::DataCopyPad(flags_.Entries(), GlobalAt<int32_t>(StatusOf(first)),
+                             {static_cast<uint16_t>(last - first), bytes, gap, 0, 0}, NoPadding<int32_t>());
         if (is_new || IsTraced()) {
-            LoadIds(first, last);
+            expected_.Load(first, last);
         }
         if (!is_new) {
             pending_.Load(args_->pending, first, last - first);
@@ -150,43 +148,20 @@ private:
         }
     }
 
-    // The number of results that come back for each token.
+    // The results that come back for each token.
     __aicore__ inline void NotePending(int64_t first, int64_t last) {
         pending_.Begin(first);
         for (int64_t token = first; token < last; ++token) {
-            int32_t expected = 0;
-            for (int64_t k = 0; k < num_results_; ++k) {
-                const bool is_expected = IsExpected(token, k);
-                expected += is_expected ? 1 : 0;
-                if (waited_.IsWanted()) {
-                    const int64_t time = (token - first) * num_results_ + k;
-                    waited_.Set(time, 0);
-                    if (is_expected) {
-                        waited_.Expect(time);
-                    }
+            const int32_t expected = expected_.Of(token);
+            for (int64_t k = 0; waited_.IsWanted() && k < num_results_; ++k) {
+                const int64_t time = (token - first) * num_results_ + k;
+                waited_.Set(time, 0);
+                if (HasBit(expected, k)) {
+                    waited_.Expect(time);
                 }
             }
             pending_.Set(token, expected);
         }
-    }
-
-    __aicore__ inline void LoadIds(int64_t first, int64_t last) {
-        ids_.Load(args_->topk_idx, first * args_->topk, (last - first) * args_->topk);
-        if (args_->active != 0) {
-            active_.Load(args_->active, first, last - first);
-        }
-    }
-
-    // Entries that were sent nowhere get no result.
-    __aicore__ inline bool IsExpected(int64_t token, int64_t k) const {
-        if (args_->active != 0 && active_.At(token) < 0) {
-            return false;
-        }
-        if (k >= args_->topk) {
-            return true;
-        }
-        const int32_t id = ids_.At(token * args_->topk + k);
-        return id >= 0 && id < args_->num_experts;
     }
 
     // Says whether none of the tokens is left.
@@ -203,9 +178,6 @@ private:
                 found_.Set(places_.first, static_cast<int32_t>(token));
                 pending_.Set(token, TAKEN);
                 ++places_.first;
-                if (expected > 0) {
-                    AscendC::DataCopy(GlobalAt<float>(StatusOf(token)), zeros_, words_);
-                }
             }
         }
         if (places_.first > before) {
@@ -218,34 +190,34 @@ private:
         return left == 0;
     }
 
-    // All eight words of an entry are 1.0f.
     __aicore__ inline bool IsComplete(int64_t token, int64_t first, int32_t expected, int32_t waited_us) {
         if (expected == 0) {
             return true;
         }
-        const uint32_t at = static_cast<uint32_t>(token - first) * words_;
-        const int64_t seen = flags_.SumWords(at, words_);
-        if (waited_.IsWanted() && seen > 0) {
-            const AscendC::LocalTensor<float> entries = flags_.Entries()[at];
-            TraceArrivals(token, first, entries, waited_us);
-            waited_.NoteArrivals(entries, (token - first) * num_results_, num_results_, waited_us);
+        const int64_t missing = flags_.NumMissing(token - first, expected);
+        if (waited_.IsWanted()) {
+            NoteArrivals(token, first, waited_us);
         }
-        return seen == expected * static_cast<int64_t>(STATUS_ENTRY_WORDS);
+        if (missing > 0) {
+            return false;
+        }
+        // Of those that have come by now: nobody waits for them.
+        const int64_t stray = flags_.NumStray(token - first, expected);
+        if (stray > 0) {
+            report_->Add(REPORT_STRAY, token, stray);
+        }
+        return true;
     }
 
-    // By expert, since its rank is not known here. Shared experts come after the routed ones.
-    __aicore__ inline int64_t ExpertOf(int64_t token, int64_t k) const {
-        return k < args_->topk ? ids_.At(token * args_->topk + k) : args_->num_experts + k - args_->topk;
-    }
-
-    __aicore__ inline void TraceArrivals(int64_t token, int64_t first, const AscendC::LocalTensor<float>& entries,
-                                         int32_t waited_us) {
+    __aicore__ inline void NoteArrivals(int64_t token, int64_t first, int32_t waited_us) {
+        const int64_t time = (token - first) * num_results_;
         for (int64_t k = 0; IsTraced() && k < num_results_; ++k) {
-            const bool is_there = entries.GetValue(static_cast<uint32_t>(k * STATUS_ENTRY_WORDS)) > 0.0f;
-            if (is_there && waited_.IsMissing((token - first) * num_results_ + k)) {
-                deadline_.TraceWait(ExpertOf(token, k), waited_us);
+            if (flags_.IsThere(token - first, k) && waited_.IsMissing(time + k)) {
+                deadline_.TraceWait(expected_.ExpertOf(token, k), waited_us);
             }
         }
+        const uint32_t entries = static_cast<uint32_t>((token - first) * num_results_ * STATUS_ENTRY_WORDS);
+        waited_.NoteArrivals(flags_.Entries()[entries], number_, time, num_results_, waited_us);
     }
 
     __aicore__ inline void NoteMissing(int64_t token, int64_t first) {
@@ -255,7 +227,7 @@ private:
         const int64_t time = (token - first) * num_results_;
         for (int64_t k = 0; IsTraced() && k < num_results_; ++k) {
             if (waited_.IsMissing(time + k)) {
-                deadline_.TraceWait(ExpertOf(token, k), deadline_.WaitedUs());
+                deadline_.TraceWait(expected_.ExpertOf(token, k), deadline_.WaitedUs());
             }
         }
         waited_.NoteMissing(time, num_results_, deadline_.WaitedUs());
@@ -273,18 +245,16 @@ private:
 
     const CombineReadyArgs* args_ = nullptr;
     Report* report_ = nullptr;
-    FlagCounter flags_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> zero_buffer_;
-    AscendC::LocalTensor<float> zeros_;
-    Table ids_;
-    Table active_;
+    int32_t number_ = 0;  // of the round
+    ResultFlags flags_;
+    ExpectedResults<CombineReadyArgs> expected_;
     Table pending_;
     Table found_;
     WaitedTimes waited_;
+    KeptNumber kept_number_;
     Deadline deadline_;
     int64_t num_results_ = 0;
     int64_t tokens_per_chunk_ = 0;
-    uint32_t words_ = 0;
     int64_t taken_ = 0;  // parts of whose tokens all are taken
     int64_t noted_ = 0;  // parts of whose tokens it is known what they wait for
     Share places_{0, 0};  // that are still to be filled in this part

@@ -192,12 +192,11 @@ public:
     }
 
     // Records the time of entries that are set in `entries` and were expected but not seen before.
-    __aicore__ inline void NoteArrivals(const AscendC::LocalTensor<float>& entries, int64_t first, int64_t count,
-                                        int32_t us) {
-        const AscendC::LocalTensor<int32_t> words = entries.template ReinterpretCast<int32_t>();
+    __aicore__ inline void NoteArrivals(const AscendC::LocalTensor<int32_t>& entries, int32_t flag, int64_t first,
+                                        int64_t count, int32_t us) {
         for (int64_t i = 0; i < count; ++i) {
             const uint32_t entry = static_cast<uint32_t>(i * STATUS_ENTRY_WORDS);
-            const bool is_there = words.GetValue(entry + StatusEntry::FLAG) == FLAG_BITS;
+            const bool is_there = entries.GetValue(entry + StatusEntry::FLAG) == flag;
             if (is_there && IsMissing(first + i)) {
                 Set(first + i, us);
             }

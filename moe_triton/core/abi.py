@@ -45,6 +45,7 @@ CONSTANTS: dict[str, int] = {
     "REPORT_TIMEOUT": ascendc.REPORT_TIMEOUT,
     "REPORT_BAD_ROW": ascendc.REPORT_BAD_ROW,
     "REPORT_MISMATCH": ascendc.REPORT_MISMATCH,
+    "REPORT_STRAY": ascendc.REPORT_STRAY,
     "MAX_BLOCKS": ascendc.MAX_BLOCKS,
     "MAX_POST_PARTS": ascendc_blocks.MAX_POST_PARTS,
     "QUEUED_BIT": reach.QUEUED_BIT,

@@ -204,6 +204,7 @@ COMBINE_SEND = AscendCKernel(
         Arg("num_ranks", "i64", "value"),
         Arg("zone", "i64", "value"),
         Arg("zone_at", "*i32", "in"),
+        Arg("numbers", "*i32", "in"),  # (2,) of the round before, by zone; or null without flags
         Arg("kept_rank", "i64", "value"),  # gets flags without rows; -1 for none
         Arg("flag_rows", "i64", "value"),  # 1: a flag after each row; 0: none, a post_status follows
         Arg("part", "i64", "value"),  # results of tokens [part, part + 1) * part_tokens of each rank,
@@ -235,14 +236,15 @@ COMBINE_WAIT = AscendCKernel(
         Arg("num_shared_experts", "i64", "value"),
         Arg("zone", "i64", "value"),
         Arg("zone_at", "*i32", "in"),
+        Arg("numbers", "*i32", "inout"),  # as in combine_send; this round's is kept in the other zone
         Arg("timeout_us", "i64", "value"),
         Arg("status", "combine_status", "value"),
         Arg("report", "*i32", "out"),
     ),
 )
 
-# Of a combine in parts: waits until a share of this rank's tokens is complete, whichever they are, lists
-# them, and clears their flags. A block that waits long sends the results of later parts meanwhile.
+# Of a combine in parts: waits until a share of this rank's tokens is complete, whichever they are, and lists
+# them. A block that waits long sends the results of later parts meanwhile.
 COMBINE_READY = AscendCKernel(
     "combine_ready",
     (
@@ -268,12 +270,13 @@ COMBINE_READY = AscendCKernel(
         Arg("topk", "i64", "value"),
         Arg("num_experts", "i64", "value"),
         Arg("num_shared_experts", "i64", "value"),
-        Arg("pending", "*i32", "inout"),  # (T,) results that a token waits for; -1: it has been taken
+        Arg("pending", "*i32", "inout"),  # (T,) results that a token waits for, a bit each; -1: it is taken
         Arg("ready_tokens", "*i32", "out"),  # (T,): from T * part / parts on, before T * (part + 1) / parts
         Arg("first_part", "i64", "value"),  # up to `part`: those that are taken together
         Arg("bounds", "*i32", "out"),  # (2,) where the tokens of those begin and end in the list
         Arg("zone", "i64", "value"),
         Arg("zone_at", "*i32", "in"),
+        Arg("numbers", "*i32", "inout"),  # as in combine_send; this round's is kept in the other zone
         Arg("kept_zone", "*i32", "out"),  # as in dispatch_wait
         Arg("timeout_us", "i64", "value"),
         Arg("slots", "combine_slots", "value"),
@@ -358,6 +361,7 @@ REPORT_WORDS = REPORT.num_words
 REPORT_TIMEOUT = 1
 REPORT_BAD_ROW = 2
 REPORT_MISMATCH = 3
+REPORT_STRAY = 4
 MAX_BLOCKS = 48
 
 # Kinds of a trace's events: a block of a launch; in it, a wait for a peer, and the block's steps; and a

@@ -51,6 +51,7 @@ COMBINE_POST = AscendCKernel(
         Arg("num_ranks", "i64", "value"),
         Arg("zone", "i64", "value"),
         Arg("zone_at", "*i32", "in"),
+        Arg("numbers", "*i32", "in"),  # as in combine_send
         Arg("row_bytes", "i64", "value"),  # of a row, as combine_send copies it
         Arg("payload_bytes", "i64", "value"),  # of these, without scales and padding
         Arg("flag_rows", "i64", "value"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from moe_triton.core.ascendc import REPORT_MISMATCH, REPORT_TIMEOUT
+from moe_triton.core.ascendc import REPORT_MISMATCH, REPORT_STRAY, REPORT_TIMEOUT
 from moe_triton.core.errors import (
     BufferStateError,
     CommunicationTimeoutError,
@@ -91,6 +91,13 @@ def failure(
 
 
 def _refused(wait: GaveUp, code: int) -> str:
+    if code == REPORT_STRAY:
+        stray = wait.report[wait.report[:, 0] == REPORT_STRAY]
+        first, number = int(stray[:, REPORT.word("first")].min()), int(stray[:, REPORT.word("number")].sum())
+        return (
+            f"{number} result(s) that its ids and mask do not ask for, the first of token {first}: they are "
+            "not those that its dispatch had"
+        )
     finder = wait.site.scheme.finders.get(wait.launch.kernel.name)
     if finder is not None and finder.refused is not None:
         return finder.refused(wait)

@@ -80,7 +80,7 @@ def posted_instead(wait: GaveUp, operator: str, missing: Sequence[int], in_fligh
                         ranks.append(rank)
     found = [f"rank(s) {sorted(ranks)} posted flags of a {name}" for name, ranks in said.items() if ranks]
     if "combine" not in (operator, *in_flight):
-        senders = scheme.wordless_flags(lambda region: _flagged(region, window))
+        senders = scheme.wordless_flags(lambda region: _flags(region, window), wait.memory)
         found += _wordless(senders, missing)
     rule = "every rank has to make the same calls in the same order"
     return f"Instead, {' and '.join(found)}: {rule}. " if found else ""
@@ -101,15 +101,15 @@ def _window(wait: GaveUp) -> torch.Tensor:
     return window[: len(window) // WORD_BYTES * WORD_BYTES].view(torch.int32)
 
 
-def _flagged(region: Region, window: torch.Tensor) -> torch.Tensor:
-    """Which entries of a region have their flag: bool, of the region's extents."""
+def _flags(region: Region, window: torch.Tensor) -> torch.Tensor:
+    """The first word of each entry of a region: int32, of the region's extents."""
     extents = [dim.extent for dim in region.dims]
     strides = [dim.stride // WORD_BYTES for dim in region.dims]
     first = window.storage_offset() + region.base // WORD_BYTES
-    return window.as_strided(extents, strides, first).cpu() == FLAG_BITS
+    return window.as_strided(extents, strides, first).cpu()
 
 
 def _words_in(region: Region, zone: int, window: torch.Tensor) -> Iterator[tuple[int, int]]:
     """(rank, call word) of each rank whose entry for the first expert is there; all have the same word."""
-    for rank in _flagged(region, window)[zone, 0].nonzero().flatten().tolist():
+    for rank in (_flags(region, window)[zone, 0] == FLAG_BITS).nonzero().flatten().tolist():
         yield rank, int(window[region.offset(zone=zone, source=rank) // WORD_BYTES + CALL_WORD])

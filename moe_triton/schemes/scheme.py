@@ -21,7 +21,7 @@ from moe_triton.core.topology import RANKS_PER_SERVER
 from moe_triton.layout import NUM_ZONES, Layout, RelayTables, SlotLayout
 from moe_triton.operators.variants import Variant
 from moe_triton.schemes.common.space import waiting_space
-from moe_triton.schemes.common.waits import ENTRY_FINDERS, Finder, arguments_of
+from moe_triton.schemes.common.waits import ENTRY_FINDERS, Finder, Memory, arguments_of
 from moe_triton.schemes.site import Operator, Peers, Site
 
 Output = Literal["rows", "results"]
@@ -180,11 +180,14 @@ class Scheme(ABC):
         """
         return None
 
-    def wordless_flags(self, flagged: Callable[[Region], torch.Tensor]) -> list[Collection[int]]:
-        """Flags of combines that hold no call word: the ranks that may have posted each.
+    def wordless_flags(
+        self, flags: Callable[[Region], torch.Tensor], memory: Memory
+    ) -> list[Collection[int]]:
+        """Flags of the next combine that hold no call word: the ranks that may have posted each.
 
         Args:
-            flagged: which entries of a region have their flag: bool, of the region's extents.
+            flags: the first word of each entry of a region: int32, of the region's extents.
+            memory: what plans' holes hold, by their names.
         """
         return []
 

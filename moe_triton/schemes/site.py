@@ -17,7 +17,7 @@ from moe_triton.core.plan import Hole, Launch, Part, Stream, Value, launch
 from moe_triton.core.records import PART_PROGRESS, STATUS_ENTRY, TRAFFIC
 from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.core.tuning import POSTS, Posts, Tuning
-from moe_triton.layout import UB_ALIGN, WORD_BYTES, ExchangeLayout, Layout, SlotLayout, align
+from moe_triton.layout import NUM_ZONES, UB_ALIGN, WORD_BYTES, ExchangeLayout, Layout, SlotLayout, align
 from moe_triton.schemes import make_scheme
 from moe_triton.schemes.part_tokens import PartTokens, part_tokens
 from moe_triton.tables import KernelSettings, machine_of
@@ -139,6 +139,10 @@ class Site:
     def turning_zone(self, operator: Operator) -> Value:
         """Where a kernel writes the next run's zone; 0 where hosts know zones."""
         return self.zone_cell(operator) if self.zones_on_device else 0
+
+    def numbers(self, operator: Operator) -> Hole:
+        """Where the number of an operator's round before stands, by zone."""
+        return Hole("round_numbers", NUM_ZONES * WORD_BYTES * COUNTED.index(operator))
 
     def traffic(self, operator: Operator) -> Value:
         """Where the blocks of a kernel that posts count what they post; 0 where nobody asks: in a barrier."""
@@ -307,7 +311,7 @@ class Site:
             "begun": (MAX_BLOCKS * STATUS_ENTRY.num_words, torch.float32),
             "rows_to": (c.num_ranks, i32),
             "expected_rows": (c.num_ranks, i32),
-            "round_numbers": (2 * len(COUNTED), i32),
+            "round_numbers": (NUM_ZONES * len(COUNTED), i32),
             "route_words": (tokens * align(c.num_topk, UB_ALIGN // WORD_BYTES), i32),
             "server_sums": (c.topology.num_servers * tokens * c.hidden, torch.int16),
             "quantized_sums": (c.topology.num_servers * tokens * self.quantized_row_bytes, torch.uint8),

@@ -15,6 +15,9 @@ from moe_triton.core.ascendc import REPORT_MISMATCH, REPORT_TIMEOUT
 from moe_triton.core.config import Config
 from moe_triton.layout import UB_ALIGN, SlotLayout, align
 from moe_triton.schemes.fullmesh.layout import InbandSlot
+from tests.patience import seconds
+
+PATIENT_US = round(seconds(30) * 1e6)  # true kernels never wait so long
 
 
 class WrongResultError(AssertionError):
@@ -90,7 +93,7 @@ class Case:
     full_wait: bool = False
     timed: bool = False
     part_tokens: int = 0
-    timeout_us: int = 5_000_000
+    timeout_us: int = PATIENT_US
     slots_read_from: int | None = None
 
     @property

@@ -22,6 +22,7 @@ from .ranks import Ranks
 from .takes import dispatch_in_parts
 
 UNTOUCHED = -7
+SEEN = -1
 FLAG_WORD = STAMP.word("flag")
 
 
@@ -39,6 +40,7 @@ class World:
         self.windows = [Window(inband.end if case.inband else inband_base, inband_base) for _ in case.tokens]
         self.peers = across_lines([address(w.bytes) for w in self.windows])
         self.calls = CallWords(len(case.tokens))
+        self.numbers = [Guarded((NUM_ZONES,), np.int32) for _ in case.tokens]
         self._ranks = Ranks(library, seed, len(case.tokens))
 
     def run(self) -> None:
@@ -51,8 +53,31 @@ class World:
         self.calls.check()
         for window in self.windows:
             window.check_guards()
-            if window.bytes[:STATE_BYTES].any() or window.inband_flags.any():
+            if self._other_state(window).any() or window.inband_flags.any():
                 raise WrongResultError("a flag was left behind")
+            if (self._result_flags(window) > 0).any():
+                raise WrongResultError("a result has come that nobody looked at, or again")
+        for numbers in self.numbers:
+            numbers.check_guards()
+
+    def _zones_of_results(self) -> list[slice]:
+        status = self.layout.combine_status
+        length = status.extent("token") * status.stride("token")
+        return [
+            slice(first, first + length) for first in (status.offset(zone=zone) for zone in range(NUM_ZONES))
+        ]
+
+    def _other_state(self, window: Window) -> np.ndarray:
+        """Flags of results are numbers of rounds, and stay."""
+        state = window.bytes[:STATE_BYTES].copy()
+        for zone in self._zones_of_results():
+            state[zone] = 0
+        return state
+
+    def _result_flags(self, window: Window) -> np.ndarray:
+        """The first word of each entry: `SEEN` where it was looked at, 0 where none has come."""
+        words = [window.bytes[zone].view(np.int32) for zone in self._zones_of_results()]
+        return np.concatenate(words)[:: STATUS_ENTRY.num_words]
 
     def _rounds(self, rank: int) -> None:
         rng = np.random.default_rng((self.seed, rank))
@@ -303,10 +328,17 @@ class World:
         else:
             waited = self.times(routing.ids.shape[0] * self.config.num_results_per_token)
             check_reports(self.wait_for_results(rank, routing, zone, waited))
+            self.check_number(rank, number, zone)
             self.check_times(waited)
         if straggle:
             time.sleep(0.002)
         self.check_results(rank, number, zone, routing)
+
+    def check_number(self, rank: int, number: int, zone: int) -> None:
+        """The next combine goes on from this one's number, of which the first is 1."""
+        kept = int(self.numbers[rank].array[1 - zone])
+        if kept != number + 1:
+            raise WrongResultError(f"combine {number} has kept the number {kept}")
 
     def post_and_wait(self, rank: int, zone: int, number: int) -> None:
         """Tells every rank that all is sent, and waits for all of them."""
@@ -347,6 +379,7 @@ class World:
             "peers": self.peers,
             "num_ranks": c.num_ranks,
             "zone": zone,
+            "numbers": self.numbers[rank].array,
             "kept_rank": -1,
             "flag_rows": int(not self.case.full_wait),
             "part": 0,
@@ -377,6 +410,7 @@ class World:
             "num_experts": c.num_experts,
             "num_shared_experts": c.num_shared_experts,
             "zone": zone,
+            "numbers": self.numbers[rank].array,
             "timeout_us": case.timeout_us,
             "status": self.layout.combine_status,
         }
@@ -385,8 +419,8 @@ class World:
     def check_results(
         self, rank: int, number: int, zone: int, routing: Routing, tokens: Sequence[int] | None = None
     ) -> None:
-        """Of these tokens, or of all."""
-        zone = zone if self.case.slots_read_from is None else self.case.slots_read_from
+        """Of these tokens, or of all. Flags that were looked at are none of any round from now on."""
+        flagged, zone = zone, zone if self.case.slots_read_from is None else self.case.slots_read_from
         first = self.layout.combine_slots.offset(zone=zone)
         slots = self.windows[rank].bytes[first : first + self.layout.combine_zone_bytes].copy()
         tokens = range(self.case.tokens[rank]) if tokens is None else tokens
@@ -398,3 +432,5 @@ class World:
             want = results_of(self.case, np.array([[rank, token, k]], dtype=np.int32), number)[0]
             if not np.array_equal(got, want):
                 raise WrongResultError(f"result {k} of token {token} differs")
+            flag = self.layout.combine_status.offset(zone=flagged, token=token, k=k)
+            self.windows[rank].bytes[flag : flag + 4].view(np.int32)[0] = SEEN

@@ -10,7 +10,7 @@ from moe_triton.core.region import Dim, Region
 from moe_triton.layout import NUM_ZONES, STATUS_ENTRY_BYTES, UB_ALIGN, align
 
 from .call_words import NOT_POSTING, expecting, posting
-from .case import WrongResultError, check_reports
+from .case import PATIENT_US, WrongResultError, check_reports
 from .library import Library, address
 from .memory import GARBAGE, Guarded, across_lines
 from .ranks import Ranks
@@ -39,7 +39,7 @@ class ExchangeCase:
     spare: int = 2
     blocks: int = 2
     rounds: int = 2
-    timeout_us: int = 5_000_000
+    timeout_us: int = PATIENT_US
 
     @property
     def capacity(self) -> int:

@@ -15,6 +15,8 @@ DISPATCH_ROWS = "include/dispatch_rows.h"
 ENTRY_ORDER = "include/entry_order.h"
 COMBINE_SEND = "include/combine_send.h"
 COMBINE_WAIT = "include/combine_wait.h"
+RESULT_FLAGS = "include/result_flags.h"
+ROUND_NUMBERS = "include/round_numbers.h"
 SEND_PLAN = "include/send_plan.h"
 DOUBLE_BUFFER = "include/double_buffer.h"
 SEND_ROWS = "include/send_rows.h"
@@ -55,6 +57,12 @@ def case_of(**changes: object) -> Case:
     return Case(**{**defaults, **changes, "timeout_us": MUTANT_TIMEOUT_US})  # type: ignore[arg-type]
 
 
+_NO_WAIT_FOR_FLAGS = """\
+        Order<AscendC::HardEvent::MTE2_S>();
+    }
+
+    CombineWaitArgs args_;
+"""
 _ONE_ZONE = tuple(
     Patch(file, "        FindZone(args_);\n", "        args_.zone = 0;\n")
     for file in (DISPATCH_SEND, DISPATCH_WAIT, DISPATCH_ROWS, COMBINE_SEND, COMBINE_WAIT)
@@ -98,7 +106,37 @@ MUTANTS = (
                 "        AscendC::ReduceSum(sum_, entries_[first]",
             ),
         ),
+        case_of(inband=True, tokens=(40, 40), blocks=1),
+    ),
+    Mutant(
+        "no MTE2_S wait before looking at flags of results",
+        (Patch(COMBINE_WAIT, _NO_WAIT_FOR_FLAGS, _NO_WAIT_FOR_FLAGS.partition("\n")[2]),),
         case_of(),
+    ),
+    Mutant(
+        "flags of any round count",
+        (Patch(RESULT_FLAGS, "StatusEntry::FLAG)) == number_;", "StatusEntry::FLAG)) != 0;"),),
+        case_of(rounds=6, straggle=0.5),
+    ),
+    Mutant(
+        "flags of any round count in parts",
+        (Patch(RESULT_FLAGS, "StatusEntry::FLAG)) == number_;", "StatusEntry::FLAG)) != 0;"),),
+        case_of(tokens=(9, 8), part_tokens=3, hidden=64, rounds=6, straggle=0.5),
+    ),
+    Mutant(
+        "a round's number not kept",
+        (without(COMBINE_WAIT, "        kept_number_.Keep(args_, number_);\n"),),
+        case_of(rounds=6, straggle=0.5),
+    ),
+    Mutant(
+        "a round's number kept in its own zone",
+        (Patch(ROUND_NUMBERS, "(1 - args.zone)", "args.zone"),),
+        case_of(rounds=6, blocks=3),
+    ),
+    Mutant(
+        "results that nobody expects are waited for",
+        (Patch(RESULT_FLAGS, "missing += HasBit(expected, k) && ", "missing += "),),
+        case_of(absent=0.3),
     ),
     Mutant(
         "no V_S wait before reading the sum",
@@ -248,10 +286,10 @@ MUTANTS = (
         (
             Patch(
                 COMBINE_WAIT,
-                "        return flags_.SumWords(0, words_);\n",
-                "        float sum = 0.0f;\n"
-                "        for (uint32_t i = 0; i < words_; ++i) sum += GlobalAt<float>(address).GetValue(i);\n"
-                "        return static_cast<int64_t>(sum);\n",
+                "        AscendC::DataCopy(flags_.Entries(), GlobalAt<int32_t>(address),\n"
+                "                          static_cast<uint32_t>(num_results_ * STATUS_ENTRY_WORDS));\n",
+                "        for (uint32_t i = 0; i < num_results_ * STATUS_ENTRY_WORDS; ++i)\n"
+                "            flags_.Entries().SetValue(i, GlobalAt<int32_t>(address).GetValue(i));\n",
             ),
         ),
         case_of(),

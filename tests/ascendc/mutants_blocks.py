@@ -5,7 +5,7 @@ from __future__ import annotations
 from .blocks_case import BlocksCase
 from .blocks_hostile import HostileBlockCase
 from .library import Patch
-from .mutants import MUTANT_TIMEOUT_US, Mutant, without
+from .mutants import MUTANT_TIMEOUT_US, ROUND_NUMBERS, Mutant, without
 
 FORMAT = "include/block_format.h"
 STARTS = "include/block_starts.h"
@@ -84,14 +84,14 @@ FLAGS = (
         (
             without(
                 WAIT,
-                "        kept_number_.Keep(args_.numbers + (1 - args_.zone) * sizeof(int32_t), number_);\n",
+                "        kept_number_.Keep(args_, number_);\n",
             ),
         ),
         case_of(),
     ),
     Mutant(
         "a number that starts as fresh memory",
-        (Patch(FORMAT, "? 1 : before + 1;", "? 1 : before;"),),
+        (Patch(ROUND_NUMBERS, "? 1 : before + 1;", "? 1 : before;"),),
         case_of(),
     ),
 )

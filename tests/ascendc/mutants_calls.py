@@ -9,6 +9,7 @@ from .mutants import (
     COMBINE_WAIT,
     DISPATCH_WAIT,
     MUTANT_TIMEOUT_US,
+    RESULT_FLAGS,
     ROW_COPY,
     SEND_PLAN,
     STATUS_ENTRIES,
@@ -72,12 +73,12 @@ TABLES = (
     ),
     Mutant(
         "special ids waited for",
-        (Patch(COMBINE_WAIT, "return id >= 0 && id < args_.num_experts;", "return id >= 0;"),),
+        (Patch(RESULT_FLAGS, "id >= 0 && id < args_->num_experts ? 1 << k", "id >= 0 ? 1 << k"),),
         case_of(special=0.5, rounds=1),
     ),
     Mutant(
         "masked tokens waited for",
-        (Patch(COMBINE_WAIT, "if (args_.active != 0 && active_.At(token) < 0) {", "if (false) {"),),
+        (Patch(RESULT_FLAGS, "if (args_->active != 0 && active_.At(token) < 0) {", "if (false) {"),),
         case_of(inactive=0.5, rounds=1),
     ),
     Mutant(
@@ -97,7 +98,7 @@ TABLES = (
         (
             Patch(
                 COMBINE_WAIT,
-                "                waited_.Set(TimeOf(token) + k, 0);\n",
+                "            waited_.Set(TimeOf(token) + k, 0);\n",
                 "",
             ),
         ),
@@ -120,11 +121,13 @@ FULL_WAIT = (
                 "                    SendRow(row, token);\n                }\n            }\n        }\n",
                 "                    SendRow(row, token);\n                }\n            }\n        }\n"
                 "        if (!is_flagged_) {\n"
+                "            AscendC::Duplicate(flag_, static_cast<int32_t>(FLAG_BITS), 8);\n"
+                "            Order<AscendC::HardEvent::V_MTE3>();\n"
                 "            const uint64_t at = 400 * 1024 + static_cast<uint64_t>(args_->zone) * 500 * "
                 "1024;\n"
                 "            for (int64_t r = 0; r < args_->num_ranks; ++r) {\n"
                 "                for (int64_t s = 0; s < args_->num_ranks; ++s) {\n"
-                "                    AscendC::DataCopy(GlobalAt<float>(peers_.WindowOf(r) + at + s * 32), "
+                "                    AscendC::DataCopy(GlobalAt<int32_t>(peers_.WindowOf(r) + at + s * 32), "
                 "flag_, 8);\n"
                 "                }\n"
                 "            }\n"

@@ -19,16 +19,16 @@ PART_MUTANTS = (
         (
             Patch(
                 READY_TOKENS,
-                "return seen == expected * static_cast<int64_t>(STATUS_ENTRY_WORDS);",
-                "return seen > 0;",
+                "        if (missing > 0) {\n",
+                "        if (missing > 1) {\n",
             ),
         ),
         _PARTS,
     ),
     Mutant(
-        "flags of ready tokens left standing",
-        (Patch(READY_TOKENS, "if (expected > 0) {\n", "if (expected < 0) {\n"),),
-        _PARTS,
+        "a round's number not kept by parts",
+        (without(READY_TOKENS, "        kept_number_.Keep(*args_, number_);\n"),),
+        case_of(tokens=(9, 8), part_tokens=3, hidden=64, rounds=6, straggle=0.5),
     ),
     Mutant(
         "a token taken twice",

@@ -57,6 +57,7 @@ class CombineInParts:
             self.check(part, routing)
         if sorted(self.ready.array.tolist()) != list(range(self.tokens)):
             raise WrongResultError(f"tokens {self.ready.array.tolist()} are ready")
+        self.world.check_number(self.rank, self.number, self.zone)
         self.world.check_times(self.waited)
 
     def launch(
@@ -102,6 +103,7 @@ class CombineInParts:
             "first_part": part,
             "bounds": self.bounds.array[2 * part : 2 * part + 2],
             "zone": self.zone,
+            "numbers": world.numbers[self.rank].array,
             "timeout_us": case.timeout_us,
             "slots": world.layout.combine_slots,
             "status": world.layout.combine_status,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from moe_triton.backends.cpu.nic import NicSettings
+from moe_triton.core.ascendc_posts import COMBINE_POST
 from moe_triton.core.config import Config
 from moe_triton.core.reach import Queues
 from moe_triton.core.records import TRAFFIC
@@ -215,9 +216,9 @@ class PostingWorld(FusedWorld):
 
     def combine_post(self, rank: int, sends: Phase, zone: int) -> Phase:
         """The phase behind the one that sends."""
-        same = "origins recv_offsets num_entries capacity num_ranks row_bytes flag_rows out_rows slots status"
+        told = {arg.name for arg in COMBINE_POST.args}
         arguments: dict[str, object] = {
-            **{name: sends[1][name] for name in same.split()},
+            **{name: value for name, value in sends[1].items() if name in told},
             "zone": zone,
             "payload_bytes": self.case.hidden,
             **self.posting(rank),

@@ -194,13 +194,13 @@ def test_combine_wait_names_the_missing(library: Library, timed: bool) -> None:
     report = world.wait_for_results(0, draw_routing(case, 0, 0, 0), 1, waited)
     assert report[0, :3].tolist() == [REPORT_TIMEOUT, 2, 2]
     status = world.layout.combine_status
-    left = [
-        bool(world.windows[0].bytes[at : at + STATUS_ENTRY_BYTES].any())
+    there = [
+        bool((world.windows[0].bytes[at : at + STATUS_ENTRY_BYTES].view(np.int32) == 1).all())
         for token in range(4)
         for k in range(2)
         for at in [status.offset(zone=1, token=token, k=k)]
     ]
-    assert left == [False] * 4 + [True, False] + [False, True]
+    assert there == [True] * 4 + [True, False] + [False, True]
     if waited:
         waited.check_guards()
         assert (waited.array >= SHORT_US).tolist() == [False] * 4 + [False, True] + [True, False]

@@ -52,7 +52,7 @@ def _assert_only_results_changed(
                 at = world.layout.combine_slots.offset(zone=1, token=token, k=k)
                 now[at : at + world.case.result_bytes] = was[at : at + world.case.result_bytes]
                 at = world.layout.combine_status.offset(zone=1, token=token, k=k)
-                assert now[at : at + STATUS_ENTRY_BYTES].view(np.float32).tolist() == [float(flagged)] * 8
+                assert now[at : at + STATUS_ENTRY_BYTES].view(np.int32).tolist() == [flagged] * 8
                 now[at : at + STATUS_ENTRY_BYTES] = was[at : at + STATUS_ENTRY_BYTES]
         assert np.array_equal(now, was)
 

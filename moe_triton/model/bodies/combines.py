@@ -99,13 +99,14 @@ def combine_send(work: Work) -> Counted:
     start += _parts_progress(work, int(work.number("part") > 0), 1)
     if work.number("part") == 0:
         start += kept(work, "combine_kind")
-    start += counts(work, dropped=lines_of_table(work.number("num_ranks")), vector=1) + end(work)
+    start += fresh(work, int(is_flagged)) + end(work)
+    start += counts(work, dropped=lines_of_table(work.number("num_ranks")), vector=int(is_flagged))
     written = np.bincount(sources[copied], minlength=ranks)
     return Counted({"start": start, "tables": tables, "rows": rows}, written, no_ranks(work))
 
 
 def combine_wait(work: Work) -> Counted:
-    """For each token a look at its results' flags, and zeros in their places."""
+    """For each token a look at its results' flags."""
     topk, tokens, first = work.number("topk"), work.number("num_tokens"), work.number("first_token")
     results, noted = topk + work.number("num_shared_experts"), int(work.has("waited_us"))
     active, expected = _expected(work, first, tokens)
@@ -113,7 +114,7 @@ def combine_wait(work: Work) -> Counted:
     own, waiting = each_block(work, blocks), each_block(work, blocks[expected > 0])
     loads = chunks(np.diff(share), TABLE_ENTRIES // results)
     masks = int(work.has("active"))
-    looked = results * masks + np.where(active, topk, 0)
+    looked = masks + np.where(active, topk, 0) + np.where(expected > 0, results, 0)
     times = noted * (results + np.where(expected > 0, results + 3 * expected, 0))
     tables = counts(
         work, loads=loads * (1 + masks), load_bytes=own * (topk + masks) * WORD_BYTES, turns=loads
@@ -122,18 +123,14 @@ def combine_wait(work: Work) -> Counted:
         work,
         loads=waiting,
         load_bytes=waiting * results * STATUS_ENTRY_BYTES,
-        vector=waiting,
-        scalar_local=each_block(work, blocks, looked + times) + waiting,
+        scalar_local=each_block(work, blocks, looked + times),
         turns=waiting,
         items=own,
     )
-    store = counts(
-        work,
-        stores=waiting + noted * loads,
-        store_bytes=waiting * results * STATUS_ENTRY_BYTES + noted * own * results * WORD_BYTES,
-        turns=waiting,
-    )
-    start = found_zone(work) + fresh(work, 1) + counts(work, vector=1) + kept(work, "kept_zone") + end(work)
+    times_bytes = noted * own * results * WORD_BYTES
+    store = counts(work, stores=noted * loads, store_bytes=times_bytes, turns=noted * loads)
+    start = found_zone(work) + fresh(work, 2) + end(work)
+    start += kept(work, "kept_zone") + kept(work, "numbers")
     stages = {"start": start, "tables": tables, "poll": poll, "store": store}
     return Counted(stages, no_ranks(work), no_ranks(work))
 
@@ -158,14 +155,14 @@ def tokens_of_part(work: Work) -> tuple[int, int]:
 
 
 def combine_ready(work: Work) -> Counted:
-    """A look at the flags of a part's tokens, and for each its number, and zeros in their places."""
+    """A look at the flags of a part's tokens, and for each its number."""
     (first, tokens), topk = tokens_of_part(work), work.number("topk")
     results, noted = topk + work.number("num_shared_experts"), work.number("is_timed")
     active, expected = _expected(work, first, tokens)
     blocks, masks = block_of(work, tokens), int(work.has("active"))
-    own, waiting = each_block(work, blocks), each_block(work, blocks[expected > 0])
+    own = each_block(work, blocks)
     loads = chunks(own, READY_ENTRIES // results)
-    looked = results * masks + np.where(active, topk, 0)
+    looked = masks + np.where(active, topk, 0) + np.where(expected > 0, results, 0)
     times = noted * (results + expected + np.where(expected > 0, results + 2 * expected, 0))
     tables = counts(
         work, loads=loads * (1 + masks), load_bytes=own * (topk + masks) * WORD_BYTES, turns=loads
@@ -174,24 +171,23 @@ def combine_ready(work: Work) -> Counted:
         work,
         loads=loads,
         load_bytes=own * results * STATUS_ENTRY_BYTES,
-        vector=waiting,
         # Of each token what it waits for is noted and read, and that it has been taken, and its number.
-        scalar_local=each_block(work, blocks, looked + times) + waiting + 4 * own,
+        scalar_local=each_block(work, blocks, looked + times) + 4 * own,
         turns=loads,
         items=own,
     )
     store = counts(
         work,
-        stores=waiting + (2 + noted) * loads,
-        store_bytes=waiting * results * STATUS_ENTRY_BYTES + own * (2 + noted * results) * WORD_BYTES,
+        stores=(2 + noted) * loads,
+        store_bytes=own * (2 + noted * results) * WORD_BYTES,
         turns=loads,
     )
     part, is_last = work.number("part"), work.number("part") + 1 == work.number("num_parts")
     reads = 3 * (part > 0) + (not is_last and work.number("num_entries") > 0)
-    start = found_zone(work) + fresh(work, 1) + _parts_progress(work, reads, 3)
-    start += kept(work, "kept_zone")
+    start = found_zone(work) + fresh(work, 2) + _parts_progress(work, reads, 3)
+    start += kept(work, "kept_zone") + kept(work, "numbers")
     one = first_block(work)
-    start += counts(work, vector=1, scalar_local=2 * one, stores=one, store_bytes=2 * WORD_BYTES * one)
+    start += counts(work, scalar_local=2 * one, stores=one, store_bytes=2 * WORD_BYTES * one)
     start += end(work)
     stages = {"start": start, "tables": tables, "poll": poll, "store": store}
     return Counted(stages, no_ranks(work), no_ranks(work))

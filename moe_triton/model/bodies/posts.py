@@ -245,7 +245,7 @@ def combine_post(work: Work) -> Counted:
     loads = chunks(sources.size, ENTRIES_PER_POST)
     asked = np.r_[ranks, sources] if is_flagged else sources
     lines = filled(work, owner_of(work, asked), asked)
-    start = _start(work, ranks.size) + fresh(work, work.number("num_entries") > 0)
+    start = _start(work, ranks.size) + fresh(work, is_flagged + (work.number("num_entries") > 0))
     posts = counts(
         work,
         loads=loads,

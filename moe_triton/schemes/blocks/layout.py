@@ -26,7 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from moe_triton.core.region import MAX_INT32, Region, region_of
+from moe_triton.core.region import Region, region_of
 from moe_triton.layout.common import (
     SLOT_ALIGN,
     STATUS_ENTRY_BYTES,
@@ -41,11 +41,6 @@ from moe_triton.layout.common import (
 UNIT_WORDS = UB_ALIGN // WORD_BYTES
 V3_HEADER_WORDS, V3_FLAG_WORD = 32, 24
 _WORD = 1 << 32
-
-
-def next_number(before: int) -> int:
-    """The number of the round after one, never 0, as fresh memory is (``RoundNumber`` in block_format.h)."""
-    return before % MAX_INT32 + 1
 
 
 def end_flag(number: int) -> tuple[int, ...]:

@@ -12,8 +12,16 @@ from moe_triton.core.ascendc_blocks import BLOCKS_RETURN, BLOCKS_SEND, BLOCKS_WA
 from moe_triton.core.records import REPORT
 from moe_triton.core.region import Region
 from moe_triton.layout import WORD_BYTES
-from moe_triton.schemes.blocks.layout import UNIT_WORDS, end_flag, next_number
-from moe_triton.schemes.common.waits import POSTS, Finder, GaveUp, entries_gave_up, int32_at
+from moe_triton.schemes.blocks.layout import UNIT_WORDS, end_flag
+from moe_triton.schemes.common.waits import (
+    POSTS,
+    Finder,
+    GaveUp,
+    entries_gave_up,
+    int32_at,
+    round_of,
+    running_round,
+)
 from moe_triton.schemes.site import Site
 
 _CODE, _FIRST = REPORT.word("code"), REPORT.word("first")
@@ -22,7 +30,7 @@ _CODE, _FIRST = REPORT.word("code"), REPORT.word("first")
 def _blocks_go_on(site: Site, arguments: dict[str, Any], ranks: range) -> Iterator[int]:
     """Of a header whose counts are out of bounds it says nothing: its wait is over."""
     blocks: Region = arguments["peer_blocks"]
-    number = next_number(int32_at(arguments["numbers"], arguments["zone"]))
+    number = running_round(arguments)
     flag = arguments["flag_word"]
     for rank in ranks:
         block = arguments["window"] + blocks.offset(zone=arguments["zone"], rank=rank)
@@ -40,7 +48,7 @@ def _blocks_go_on(site: Site, arguments: dict[str, Any], ranks: range) -> Iterat
 def _words(wait: GaveUp) -> Iterator[tuple[int, int]]:
     """Of the headers that are there."""
     arguments, window = wait.arguments, wait.tensor("window")
-    number = next_number(int(wait.tensor("numbers")[wait.zone]))
+    number = round_of(wait)
     for rank in range(wait.site.config.num_ranks):
         first = arguments["peer_blocks"].offset(zone=wait.zone, rank=rank)
         header = window[first : first + WORD_BYTES * arguments["header_words"]].view(torch.int32)

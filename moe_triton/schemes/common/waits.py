@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 
 from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS, REPORT_TIMEOUT
-from moe_triton.core.plan import Launch
-from moe_triton.core.region import REGION_DIMS, Region, region_of
+from moe_triton.core.plan import Hole, Launch
+from moe_triton.core.region import MAX_INT32, REGION_DIMS, Region, region_of
 from moe_triton.layout import FLAG_BITS
 from moe_triton.schemes.site import Site
 
@@ -44,10 +44,7 @@ class GaveUp:
 
     def tensor(self, argument: str) -> torch.Tensor:
         """What an argument's hole held: all of it, or from where the argument points on, flat."""
-        hole = self.arguments[argument]
-        held = self.memory[hole.name]
-        assert isinstance(held, torch.Tensor)
-        return held.view(-1)[hole.offset // held.element_size() :] if hole.offset else held
+        return held_by(self.memory, self.arguments[argument])
 
 
 class Finder(NamedTuple):
@@ -72,6 +69,13 @@ class Finder(NamedTuple):
     rank_of: Callable[[GaveUp, int], int] | None = None
 
 
+def held_by(memory: Memory, hole: Hole) -> torch.Tensor:
+    """What a hole points at: all of it, or from its offset on, flat."""
+    held = memory[hole.name]
+    assert isinstance(held, torch.Tensor)
+    return held.view(-1)[hole.offset // held.element_size() :] if hole.offset else held
+
+
 def arguments_of(launch: Launch) -> dict[str, Any]:
     """A launch's arguments by name: holes, numbers and regions."""
     pairs = zip(launch.kernel.args, launch.values, strict=True)
@@ -91,6 +95,21 @@ def region_in(kind: str, words: Sequence[int]) -> Region:
 def int32_at(address: int, index: int = 0) -> int:
     """A number in memory of this process."""
     return ctypes.c_int32.from_address(address + 4 * index).value
+
+
+def next_number(before: int) -> int:
+    """The number of the round after one, never 0, as fresh memory is (``RoundNumber`` in round_numbers.h)."""
+    return before % MAX_INT32 + 1
+
+
+def round_of(wait: GaveUp) -> int:
+    """The number of the round that a wait belonged to."""
+    return next_number(int(wait.tensor("numbers").view(-1)[wait.zone]))
+
+
+def running_round(arguments: Mapping[str, Any]) -> int:
+    """The number of the round that a wait belongs to, from its launch's arguments."""
+    return next_number(int32_at(arguments["numbers"], arguments["zone"]))
 
 
 def counts_of(arguments: Mapping[str, Any], memory: Memory) -> torch.Tensor:

@@ -19,10 +19,11 @@ from moe_triton.core.config import Config
 from moe_triton.core.plan import Plan
 from moe_triton.core.region import Region
 from moe_triton.core.space import Space
+from moe_triton.layout import NUM_ZONES
 from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.schemes.common.flags import barrier_plan
 from moe_triton.schemes.common.space import waiting_space, with_parts, with_receivers
-from moe_triton.schemes.common.waits import ENTRY_FINDERS
+from moe_triton.schemes.common.waits import ENTRY_FINDERS, Memory, held_by, next_number
 from moe_triton.schemes.fullmesh.combine import CombinePlans
 from moe_triton.schemes.fullmesh.dispatch import DispatchPlans
 from moe_triton.schemes.fullmesh.layout import ExpertSlotsLayout, InbandLayout, InbandSlot, WindowLayout
@@ -124,11 +125,15 @@ class Fullmesh(SplitScheme):
         """See `Scheme`."""
         return barrier_plan(self.site, self.layout.barrier_status, zone, timeout_us)
 
-    def wordless_flags(self, flagged: Callable[[Region], torch.Tensor]) -> list[Collection[int]]:
+    def wordless_flags(
+        self, flags: Callable[[Region], torch.Tensor], memory: Memory
+    ) -> list[Collection[int]]:
         """V2's combine has a flag for each result."""
         if self.site.is_version_1:
             return []
-        ks = flagged(self.layout.combine_status).any(dim=0).any(dim=0).nonzero().flatten().tolist()
+        numbers = held_by(memory, self.site.numbers("combine")).view(torch.int32)[:NUM_ZONES]
+        is_next = flags(self.layout.combine_status) == next_number(int(numbers.max()))
+        ks = is_next.any(dim=0).any(dim=0).nonzero().flatten().tolist()
         return [self._senders(k) for k in ks]
 
     def _senders(self, k: int) -> Collection[int]:

@@ -114,7 +114,7 @@ class CombinePlans:
         """Steps 1 and 2, the phases of one launch."""
         sends = [self._send_results(variant, zone)]
         if self.site.scheme.queued_peers:
-            sends.append(combine_post(self.site, self.layout, sends[0], variant, zone))
+            sends.append(combine_post(self.site, self.layout, sends[0], variant))
         if not self.site.is_version_1:
             return sends
         status, blocks = self.layout.peer_status, self.site.num_blocks
@@ -205,6 +205,7 @@ class CombinePlans:
             peers=Hole("peers"),
             num_ranks=c.num_ranks,
             **site.zone_of("combine", zone),
+            numbers=0 if site.is_version_1 else site.numbers("combine"),
             kept_rank=site.rank if variant.keeps_own else -1,
             flag_rows=0 if site.is_version_1 else 1,
             part=0,
@@ -240,6 +241,7 @@ class CombinePlans:
             num_experts=c.num_experts,
             num_shared_experts=c.num_shared_experts,
             **self.site.zone_of("combine", zone),
+            numbers=self.site.numbers("combine"),
             timeout_us=self.site.timeout_us,
             status=self.layout.combine_status.words(),
             report=Hole("report"),

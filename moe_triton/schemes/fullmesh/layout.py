@@ -10,7 +10,7 @@ and behind that, where the group has several servers, what is posted::
     in_bytes        all of the above once more: what is posted to a peer, where it would lie had that peer
                     sent it here; of dispatches' rows and entries, and of flags for whole ranks
     then            zone 0 {results, by the numbers of their rows}, zone 1 {the same}
-    then            a flag of a result for each peer
+    then            zone 0 {a flag of a result for each peer}, zone 1 {the same}
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class WindowLayout(Layout):
 
     @cached_property
     def combine_status(self) -> Region:
-        """Entry of eight 1.0f that announces result ``k`` of a token."""
+        """Entry whose words are the round's number: it announces result ``k`` of a token."""
         c, entry = self.config, STATUS_ENTRY_BYTES
         tokens = c.num_max_tokens_per_rank, c.num_results_per_token * entry
         dims = (self.num_zones, STATE_ZONE_STRIDE), tokens, (c.num_results_per_token, entry)
@@ -150,10 +150,11 @@ class WindowLayout(Layout):
 
     @property
     def out_flags(self) -> Region:
-        """A flag of a result for each queued peer (``index``), the same in all rounds."""
+        """A flag of a result for each queued peer (``index``): what is posted of a round is the same."""
         ranks, entry = self.config.num_ranks if self._posts else 0, STATUS_ENTRY_BYTES
         base = 2 * self.in_bytes + self.num_zones * self.out_rows.stride("zone")
-        return region_of("indexed_slots", base, entry, (1, ranks * entry), (ranks, entry), name="out_flags")
+        dims = (self.num_zones, ranks * entry), (ranks, entry)
+        return region_of("indexed_slots", base, entry, *dims, name="out_flags")
 
     @property
     def out_bytes(self) -> int:

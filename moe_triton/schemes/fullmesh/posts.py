@@ -8,13 +8,13 @@ entries in another; of a combine each row, and then its flag. Receivers look at 
 from __future__ import annotations
 
 from moe_triton.core.ascendc_posts import COMBINE_POST, DISPATCH_POST
-from moe_triton.core.plan import Hole, Launch, launch
+from moe_triton.core.plan import Hole, Launch, Value, launch
 from moe_triton.layout import STAMP_BYTES, SlotLayout
 from moe_triton.layout.call_word import call_word
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.schemes.common.flags import posting
 from moe_triton.schemes.fullmesh.layout import WindowLayout
-from moe_triton.schemes.site import COMBINE_KIND, Site
+from moe_triton.schemes.site import COMBINE_KIND, Site, launch_matching
 
 
 def dispatch_post(
@@ -43,25 +43,13 @@ def dispatch_post(
     )
 
 
-# What both kernels of a combine are told.
-_SAME = "origins recv_offsets num_entries capacity peers num_ranks row_bytes flag_rows out_rows slots status"
-
-
-def combine_post(
-    site: Site, layout: WindowLayout, send: Launch, variant: CombineVariant, zone: int
-) -> Launch:
+def combine_post(site: Site, layout: WindowLayout, send: Launch, variant: CombineVariant) -> Launch:
     """What a launch of combine_send leaves for queued peers."""
     sent = {arg.name: value for arg, value in zip(send.kernel.args, send.values, strict=True)}
     itemsize = 1 if variant.block_quantize else variant.dtype.itemsize
-    return launch(
-        "post",
-        COMBINE_POST,
-        "communication",
-        site.num_blocks,
-        **{name: sent[name] for name in _SAME.split()},
-        **site.zone_of("combine", zone),
-        payload_bytes=site.config.hidden * itemsize,
+    own: dict[str, Value] = {
+        "payload_bytes": site.config.hidden * itemsize,
         **posting(site, "combine"),
-        out_flags=layout.out_flags.words(),
-        report=Hole("report"),
-    )
+        "out_flags": layout.out_flags.words(),
+    }
+    return launch_matching("post", COMBINE_POST, "communication", site.num_blocks, sent | own)

@@ -25,7 +25,15 @@ from moe_triton.core.config import Config
 from moe_triton.core.plan import Part
 from moe_triton.core.region import Region
 from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, FLAG_BITS, STAMP, STAMP_BYTES, WORD_BYTES
-from moe_triton.schemes.common.waits import POSTS, Finder, GaveUp, entries_gave_up, int32_at
+from moe_triton.schemes.common.waits import (
+    POSTS,
+    Finder,
+    GaveUp,
+    entries_gave_up,
+    int32_at,
+    round_of,
+    running_round,
+)
 from moe_triton.schemes.site import Site
 
 
@@ -37,7 +45,7 @@ def _late(wait: GaveUp) -> Iterator[int]:
 
 
 def _results_gave_up(wait: GaveUp) -> list[int]:
-    """Entries of a token that did not complete were not cleared."""
+    """Owners of entries without this round's number."""
     site, status = wait.site, wait.arguments["status"]
     tokens = wait.memory["num_tokens"]
     assert isinstance(tokens, int)
@@ -45,25 +53,25 @@ def _results_gave_up(wait: GaveUp) -> list[int]:
     part = wait.arguments["first_token"], wait.arguments["num_tokens"]
     # Of the parts that come after this one nothing has been taken yet.
     end = sum(value.of(tokens) for value in part) if isinstance(part[0], Part) else tokens
-    window, missing = wait.tensor("window"), set()
+    window, number, missing = wait.tensor("window"), round_of(wait), set()
     for token in itertools.chain(_late(wait), range(end, tokens)):
         for k, owner in _owners(site.config, site.rank, ids[token].tolist()):
             offset = status.offset(zone=wait.zone, token=token, k=k)
-            if int(window[offset : offset + 4].view(torch.int32)) != FLAG_BITS:
+            if int(window[offset : offset + 4].view(torch.int32)) != number:
                 missing.add(owner)
     return sorted(missing)
 
 
 def _results_go_on(site: Site, arguments: dict[str, Any], tokens: range) -> Iterator[int]:
     status: Region = arguments["status"]
-    topk = arguments["topk"]
+    topk, number = arguments["topk"], running_round(arguments)
     for token in tokens:
         if arguments["active"] and int32_at(arguments["active"], token) < 0:
             continue
         ids = [int32_at(arguments["topk_idx"], token * topk + k) for k in range(topk)]
         for k, owner in _owners(site.config, site.rank, ids):
             offset = status.offset(zone=arguments["zone"], token=token, k=k)
-            if int32_at(arguments["window"] + offset) != FLAG_BITS:
+            if int32_at(arguments["window"] + offset) != number:
                 yield owner
 
 
@@ -73,11 +81,12 @@ def _ready_gave_up(wait: GaveUp) -> list[int]:
     tokens = wait.memory["num_tokens"]
     assert isinstance(tokens, int)
     ids = wait.tensor("topk_idx").view(-1, site.config.num_topk)[:tokens]
-    pending, window, missing = wait.tensor("pending")[:tokens], wait.tensor("window"), set()
+    pending, window = wait.tensor("pending")[:tokens], wait.tensor("window")
+    number, missing = round_of(wait), set()
     for token in (pending > 0).nonzero().flatten().tolist():
         for k, owner in _owners(site.config, site.rank, ids[token].tolist()):
             offset = status.offset(zone=wait.zone, token=token, k=k)
-            if int(window[offset : offset + 4].view(torch.int32)) != FLAG_BITS:
+            if int(window[offset : offset + 4].view(torch.int32)) != number:
                 missing.add(owner)
     return sorted(missing)
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from moe_triton.core.plan import Hole, Value
-from moe_triton.layout import WORD_BYTES
 from moe_triton.schemes.hierarchy.layout import HierarchyLayout
-from moe_triton.schemes.site import COUNTED, Operator, Site
-
-NUMBERS_BYTES = 2 * WORD_BYTES  # of one operator's rounds, by zone
+from moe_triton.schemes.site import Operator, Site
 
 
 def of_rail(site: Site, layout: HierarchyLayout, *, is_local: bool = False) -> dict[str, Value]:
@@ -22,8 +19,7 @@ def of_rail(site: Site, layout: HierarchyLayout, *, is_local: bool = False) -> d
 
 def of_round(site: Site, operator: Operator, zone: int, call: int) -> dict[str, Value]:
     """Which round it is. Operators count theirs by themselves, as they have zones of their own."""
-    numbers = Hole("round_numbers", NUMBERS_BYTES * COUNTED.index(operator))
-    return {"numbers": numbers, **site.zone_of(operator, zone), "call": call}
+    return {"numbers": site.numbers(operator), **site.zone_of(operator, zone), "call": call}
 
 
 def by_token(site: Site) -> int:

@@ -12,8 +12,15 @@ from moe_triton.core.ascendc_hierarchy import PARTIALS_SEND, RAIL_RELAY, RAIL_SE
 from moe_triton.core.records import LOST_COUNT, RAIL_END, REPORT, STATUS_ENTRY
 from moe_triton.core.region import Region
 from moe_triton.layout import FLAG_BITS
-from moe_triton.schemes.blocks.layout import next_number
-from moe_triton.schemes.common.waits import POSTS, Finder, GaveUp, counts_of, int32_at
+from moe_triton.schemes.common.waits import (
+    POSTS,
+    Finder,
+    GaveUp,
+    counts_of,
+    int32_at,
+    round_of,
+    running_round,
+)
 from moe_triton.schemes.site import Site
 
 _NUMBER, _CALL = RAIL_END.word("number"), RAIL_END.word("call")
@@ -121,7 +128,7 @@ def _rails_gave_up(wait: GaveUp) -> list[int]:
 
 def _rails_go_on(site: Site, arguments: dict[str, Any], servers: range) -> Iterator[int]:
     ends: Region = arguments["ends"]
-    number = next_number(int32_at(arguments["numbers"], arguments["zone"]))
+    number = running_round(arguments)
     for server in servers:
         at = arguments["window"] + ends.offset(zone=arguments["zone"], server=server)
         if int32_at(at, _NUMBER) != number:
@@ -131,7 +138,7 @@ def _rails_go_on(site: Site, arguments: dict[str, Any], servers: range) -> Itera
 def _rail_words(wait: GaveUp) -> Iterator[tuple[int, int]]:
     """Of the end flags that are there."""
     ends, window = wait.arguments["ends"], wait.tensor("window")
-    number = next_number(int(wait.tensor("numbers").view(-1)[wait.zone]))
+    number = round_of(wait)
     for server in range(ends.extent("server")):
         end = _words(window, ends.offset(zone=wait.zone, server=server), RAIL_END.num_bytes)
         if end[_NUMBER] == number:

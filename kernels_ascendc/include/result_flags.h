@@ -1,0 +1,104 @@
+// Which results come back for a token, and the flags that say so: an entry each, whose words are the round's number.
+#ifndef MOE_RESULT_FLAGS_H
+#define MOE_RESULT_FLAGS_H
+
+#include "round_numbers.h"
+
+namespace moe {
+
+// Of some tokens, by what their dispatch was given. Shared experts come after the routed ones.
+template <typename Args>
+class ExpectedResults {
+public:
+    __aicore__ inline void Init(const Args* args, AscendC::TPipe* pipe, uint32_t max_entries) {
+        args_ = args;
+        num_results_ = args->topk + args->num_shared_experts;
+        ids_.Init(pipe, max_entries);
+        active_.Init(pipe, max_entries);
+    }
+
+    // Between Order<S_MTE2> and Order<MTE2_S>, as `Table::Load`.
+    __aicore__ inline void Load(int64_t first, int64_t last) {
+        ids_.Load(args_->topk_idx, first * args_->topk, (last - first) * args_->topk);
+        if (args_->active != 0) {
+            active_.Load(args_->active, first, last - first);
+        }
+    }
+
+    // A bit for each result. Entries that were sent nowhere get none.
+    __aicore__ inline int32_t Of(int64_t token) const {
+        if (args_->active != 0 && active_.At(token) < 0) {
+            return 0;
+        }
+        int32_t expected = ((1 << num_results_) - 1) & -(1 << args_->topk);
+        for (int64_t k = 0; k < args_->topk; ++k) {
+            const int32_t id = ids_.At(token * args_->topk + k);
+            expected |= id >= 0 && id < args_->num_experts ? 1 << k : 0;
+        }
+        return expected;
+    }
+
+    // Who computes a result; its rank is not known here.
+    __aicore__ inline int64_t ExpertOf(int64_t token, int64_t k) const {
+        return k < args_->topk ? ids_.At(token * args_->topk + k) : args_->num_experts + k - args_->topk;
+    }
+
+private:
+    const Args* args_ = nullptr;
+    int64_t num_results_ = 0;
+    Table ids_;
+    Table active_;
+};
+
+__aicore__ inline bool HasBit(int32_t bits, int64_t k) {
+    return (bits >> k & 1) != 0;
+}
+
+// Entries of results in UB. Only those that a token expects count: its caller may have told combine of fewer than
+// dispatch sent.
+class ResultFlags {
+public:
+    __aicore__ inline void Init(AscendC::TPipe* pipe, int64_t num_results, int64_t max_tokens, int32_t number) {
+        num_results_ = num_results;
+        number_ = number;
+        pipe->InitBuffer(buffer_, static_cast<uint32_t>(max_tokens * num_results * STATUS_ENTRY_BYTES));
+        entries_ = buffer_.Get<int32_t>();
+    }
+
+    __aicore__ inline const AscendC::LocalTensor<int32_t>& Entries() const {
+        return entries_;
+    }
+
+    // Of the token whose entries are the `index`-th here.
+    __aicore__ inline bool IsThere(int64_t index, int64_t k) const {
+        const int64_t entry = index * num_results_ + k;
+        return entries_.GetValue(static_cast<uint32_t>(entry * STATUS_ENTRY_WORDS + StatusEntry::FLAG)) == number_;
+    }
+
+    __aicore__ inline int64_t NumMissing(int64_t index, int32_t expected) const {
+        int64_t missing = 0;
+        for (int64_t k = 0; k < num_results_; ++k) {
+            missing += HasBit(expected, k) && !IsThere(index, k) ? 1 : 0;
+        }
+        return missing;
+    }
+
+    // Results that have come by now and that nobody expects.
+    __aicore__ inline int64_t NumStray(int64_t index, int32_t expected) const {
+        int64_t stray = 0;
+        for (int64_t k = 0; k < num_results_; ++k) {
+            stray += !HasBit(expected, k) && IsThere(index, k) ? 1 : 0;
+        }
+        return stray;
+    }
+
+private:
+    AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
+    AscendC::LocalTensor<int32_t> entries_;
+    int64_t num_results_ = 0;
+    int32_t number_ = 0;
+};
+
+}  // namespace moe
+
+#endif  // MOE_RESULT_FLAGS_H
