@@ -247,6 +247,8 @@ def test_flags_of_what_is_in_flight_are_where_they_belong() -> None:
     assert "Instead" not in timed_out(memory, ("combine",))
     missing(memory, [0, 2, 3])
     assert "Instead, one of ranks [0, 2, 3] posted flags of a combine" in timed_out(memory)
+    del memory["round_numbers"]  # as before the first combine
+    assert "Instead, one of ranks [0, 2, 3] posted flags of a combine" in timed_out(memory)
 
 
 def test_results_that_nobody_asked_for_are_said() -> None:

@@ -131,8 +131,10 @@ class Fullmesh(SplitScheme):
         """V2's combine has a flag for each result."""
         if self.site.is_version_1:
             return []
-        numbers = held_by(memory, self.site.numbers("combine")).view(torch.int32)[:NUM_ZONES]
-        is_next = flags(self.layout.combine_status) == next_number(int(numbers.max()))
+        hole, latest = self.site.numbers("combine"), 0
+        if hole.name in memory:  # before the first combine nobody keeps them
+            latest = int(held_by(memory, hole).view(torch.int32)[:NUM_ZONES].max())
+        is_next = flags(self.layout.combine_status) == next_number(latest)
         ks = is_next.any(dim=0).any(dim=0).nonzero().flatten().tolist()
         return [self._senders(k) for k in ks]
 
