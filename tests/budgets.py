@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE, seconds
-from tests.processor_time import of_tree
+from tests.processor_time import of_tests
 
 MOST_S, MOST_LONG_S = 20.0, 120.0
 """Of one test, and of one that is marked long. Who is first pays for fixtures that others use, too."""
@@ -88,7 +88,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Before the fixtures, which the first test that asks for them is charged with."""
-    item.stash[_begun] = of_tree()
+    item.stash[_begun] = of_tests()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -99,7 +99,7 @@ def pytest_runtest_makereport(
     report = yield
     if report.when != "teardown" or _begun not in item.stash:
         return report
-    took = of_tree() - item.stash[_begun]
+    took = of_tests() - item.stash[_begun]
     is_long = item.get_closest_marker("long") is not None
     report.user_properties += [(PROPERTY, took), (IS_LONG, is_long)]
     most = seconds(MOST_LONG_S if is_long else MOST_S)

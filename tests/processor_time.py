@@ -37,6 +37,23 @@ def descendants(pid: int) -> Iterator[int]:
                 yield from descendants(child)
 
 
+_of_nobody_s = 0.0
+
+
+@contextlib.contextmanager
+def of_nobody() -> Iterator[None]:
+    """What is done here is not the test's that happens to be the first: a session does it once."""
+    global _of_nobody_s
+    before = of_tree()
+    yield
+    _of_nobody_s += of_tree() - before
+
+
+def of_tests() -> float:
+    """`of_tree` without `of_nobody`."""
+    return of_tree() - _of_nobody_s
+
+
 def of_tree() -> float:
     """Seconds of this process, its descendants, and what these have waited for.
 

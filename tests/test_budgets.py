@@ -13,7 +13,7 @@ import pytest
 from tests.budgets import BUDGETS_S, DEAREST, pytest_collection_modifyitems
 from tests.inner_run import ROOT, said_of
 from tests.patience import seconds
-from tests.processor_time import of_tree
+from tests.processor_time import of_nobody, of_tests, of_tree
 
 BURN = "import sys, time\nwhile time.process_time() < 0.5: pass\n"
 READ = "sys.stdin.read()"
@@ -62,6 +62,13 @@ def test_a_process_is_charged_with_what_it_started() -> None:
     running.stdout.readline()  # it still lives
     assert of_tree() - before > 0.8
     running.communicate(timeout=seconds(60))
+
+
+def test_what_a_session_does_once_is_no_tests() -> None:
+    before, all_before = of_tests(), of_tree()
+    with of_nobody():
+        subprocess.run([sys.executable, "-c", BURN], check=True, timeout=seconds(60))
+    assert of_tree() - all_before - (of_tests() - before) > 0.4
 
 
 @pytest.fixture(scope="module")

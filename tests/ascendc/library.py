@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import itertools
@@ -23,6 +24,7 @@ from moe_triton.core.kernel import AscendCKernel
 from moe_triton.core.region import REGION_DIMS, Region
 from moe_triton.tools import codegen
 from tests.patience import seconds
+from tests.processor_time import of_nobody
 from tests.surroundings import cxx
 
 SOURCES = Path(__file__).resolve().parents[2] / "kernels_ascendc"
@@ -120,7 +122,8 @@ def compiled(
     if library.exists():
         return library
     parsed = _parsed_emulation(options, texts) if is_mutant and is_parsed else []
-    return _compile(texts, [*options, *parsed, "-xc++", source], library)
+    with contextlib.nullcontext() if is_mutant else of_nobody():
+        return _compile(texts, [*options, *parsed, "-xc++", source], library)
 
 
 def program(text: str, *options: str) -> Path:
