@@ -33,7 +33,6 @@ public:
         // Kept by an earlier phase of this launch, with a SyncAll in between, or by an earlier launch.
         call_ = args_.dispatch_word == 0 ? static_cast<int32_t>(args_.call) : ReadFresh<int32_t>(args_.dispatch_word);
         kept_zone_.Keep(args_.kept_zone, static_cast<int32_t>(args_.zone));
-        // The next round, in the other zone, goes on from it. No block of this launch reads that word.
         kept_number_.Keep(args_, number_);
         deadline_.Start(report_.IsOld() ? 0 : args_.timeout_us);
         const Share ranks = SplitEvenly(args_.num_ranks, AscendC::GetBlockIdx(), AscendC::GetBlockNum());

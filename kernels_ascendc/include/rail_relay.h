@@ -91,7 +91,6 @@ private:
 
     __aicore__ inline void Begin() {
         number_ = RoundNumber(args_);
-        // The next round, in the other zone, goes on from it. No block of this launch reads that word.
         kept_number_.Keep(args_, number_);
         deadline_.Start(report_.IsOld() ? 0 : args_.timeout_us);
         entries_.Clear();

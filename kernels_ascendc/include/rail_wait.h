@@ -25,7 +25,6 @@ public:
     __aicore__ inline void Process() {
         number_ = RoundNumber(args_);
         kept_zone_.Keep(args_.kept_zone, static_cast<int32_t>(args_.zone));
-        // The next round, in the other zone, goes on from it. No block of this launch reads that word.
         kept_number_.Keep(args_, number_);
         deadline_.Start(report_.IsOld() ? 0 : args_.timeout_us);
         const Share servers = SplitEvenly(args_.num_servers, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
