@@ -15,7 +15,9 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moe_triton.core.deadlines import Deadline
 from moe_triton.rendezvous.attempts import Attempt, RefusedError, RoundGivenUpError
+from moe_triton.rendezvous.notes import Culprits
 
 NEVER = threading.Event()
 LONG_S = 30.0
@@ -39,8 +41,7 @@ def meet(
 ) -> list[list[bytes]]:
     attempt = Attempt(store, rank, num_ranks)
     return [
-        attempt.exchange(f"{rank} {number}".encode(), time.monotonic() + timeout_s, NEVER)
-        for number in range(rounds)
+        attempt.exchange(f"{rank} {number}".encode(), Deadline(timeout_s), NEVER) for number in range(rounds)
     ]
 
 
@@ -73,7 +74,7 @@ def test_meetings_follow_each_other_without_a_pause(store: StoreMaker) -> None:
         for number in range(150):
             attempt = Attempt(views[rank], rank, 3)
             message = f"{rank} {number}".encode()
-            met.append(attempt.exchange(message, time.monotonic() + LONG_S, NEVER))
+            met.append(attempt.exchange(message, Deadline(LONG_S), NEVER))
         return met
 
     expected = [[f"{rank} {number}".encode() for rank in range(3)] for number in range(150)]
@@ -86,11 +87,11 @@ def test_who_is_missing_is_named_and_a_late_rank_finds_the_next_attempt(store: S
     for _ in range(3):
         with pytest.raises(RoundGivenUpError) as caught:
             meet(views[0], 0, 2, 0.01)
-        assert (caught.value.by, caught.value.missing) == (0, (1,))
+        assert (caught.value.by, caught.value.culprits.ranks) == (0, (1,))
     # rank 1 comes only now, and finds nobody either; then both try again
     with pytest.raises(RoundGivenUpError) as caught:
         meet(views[1], 1, 2, 0.01)
-    assert (caught.value.by, caught.value.missing) == (1, (0,))
+    assert (caught.value.by, caught.value.culprits.ranks) == (1, (0,))
     first, second = in_threads(lambda rank: meet(views[rank], rank, 2, LONG_S), 2)
     assert first == second
     assert keys_left(views[0]) == []
@@ -101,34 +102,78 @@ def test_a_rank_that_gave_up_before_is_not_called_missing(store: StoreMaker) -> 
     views = [store() for _ in range(3)]
     with pytest.raises(RoundGivenUpError) as caught:
         meet(views[1], 1, 3, 0.01)
-    assert (caught.value.by, caught.value.missing) == (1, (0, 2))
-    waits = threading.Event()
+    assert (caught.value.by, caught.value.culprits.ranks) == (1, (0, 2))
+    waits, give_up = threading.Event(), threading.Event()
 
-    class Stop(threading.Event):
-        """Says when it is looked at: rank 0 waits."""
+    class Commanded(Deadline):
+        """Passes when it is told to, and says when it is looked at: rank 0 waits."""
 
-        def is_set(self) -> bool:
+        def left(self) -> float:
             waits.set()
-            return super().is_set()
+            return -1.0 if give_up.is_set() else super().left()
 
-        def wait(self, timeout: float | None = None) -> bool:
-            waits.set()
-            return super().wait(timeout)
-
-    def first() -> tuple[int, tuple[int, ...]]:
+    def first() -> tuple[int, Culprits]:
         with pytest.raises(RoundGivenUpError) as caught:
-            Attempt(views[0], 0, 3).exchange(b"", time.monotonic() + LONG_S, stop)
-        return caught.value.by, caught.value.missing
+            Attempt(views[0], 0, 3).exchange(b"", Commanded(LONG_S), NEVER)
+        return caught.value.by, caught.value.culprits
 
-    stop = Stop()
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(first)
         assert waits.wait(LONG_S)
         # Rank 1 comes again, and gives up the attempt that rank 0 is in.
         with pytest.raises(RoundGivenUpError):
             meet(views[1], 1, 3, 0.01)
-        stop.set()
-        assert job.result(2 * LONG_S) == (0, (2,))
+        give_up.set()
+        by, culprits = job.result(2 * LONG_S)
+        assert (by, culprits.ranks, culprits.uncertain) == (0, (2,), ())
+
+
+def test_a_rank_that_has_come_and_given_up_is_not_named_beside_one_that_never_comes() -> None:
+    """Ranks come at moments of their own, some of them when all before them have given up."""
+
+    def trial(seed: int) -> None:
+        chance = random.Random(seed)
+        num_ranks = chance.choice((3, 4))
+        view, absent = dist.PrefixStore("ranks", dist.HashStore()), chance.randrange(num_ranks)
+        gave_up: set[int] = set()
+
+        def come(rank: int, after_s: float) -> None:
+            NEVER.wait(after_s)
+            before = set(gave_up)
+            with pytest.raises(RoundGivenUpError) as caught:
+                Attempt(view.clone(), rank, num_ranks).exchange(b"", Deadline(0.05), NEVER)
+            gave_up.add(rank)
+            named = caught.value.culprits.ranks
+            assert absent in named
+            assert not before & set(named), (seed, rank, before, named)
+
+        others = [rank for rank in range(num_ranks) if rank != absent]
+        with ThreadPoolExecutor(num_ranks) as pool:
+            for job in [pool.submit(come, rank, chance.random() * 0.3) for rank in others]:
+                job.result(2 * LONG_S)
+
+    with ThreadPoolExecutor(20) as pool:
+        list(pool.map(trial, range(40)))
+
+
+def test_who_is_interrupted_has_left_and_nobody_else_is_named(store: StoreMaker) -> None:
+    views = [store() for _ in range(2)]
+
+    def work(rank: int) -> tuple[int, tuple[int, ...]]:
+        attempt = Attempt(views[rank], rank, 2)
+        attempt.exchange(b"first", Deadline(LONG_S), NEVER)
+        stop = threading.Event()
+        if rank == 0:
+            stop.set()
+        else:
+            left.wait(LONG_S)
+        with pytest.raises(RoundGivenUpError) as caught:
+            attempt.exchange(b"second", Deadline(LONG_S), stop)
+        left.set()
+        return caught.value.by, caught.value.culprits.ranks
+
+    left = threading.Event()
+    assert in_threads(work, 2) == [(0, (0,))] * 2
 
 
 def test_a_later_round_that_is_given_up_ends_for_all_at_once(store: StoreMaker) -> None:
@@ -136,11 +181,11 @@ def test_a_later_round_that_is_given_up_ends_for_all_at_once(store: StoreMaker) 
 
     def work(rank: int) -> int:
         attempt = Attempt(views[rank], rank, 2)
-        attempt.exchange(b"first", time.monotonic() + LONG_S, NEVER)
+        attempt.exchange(b"first", Deadline(LONG_S), NEVER)
         if rank == 1:
             given_up.wait(LONG_S)
         try:
-            attempt.exchange(b"second", time.monotonic() + (0.01 if rank == 0 else LONG_S), NEVER)
+            attempt.exchange(b"second", Deadline(0.01 if rank == 0 else LONG_S), NEVER)
         except RoundGivenUpError as error:
             given_up.set()
             return error.by
@@ -156,7 +201,7 @@ def test_a_cancelled_wait_ends_and_the_others_go_on_waiting_for_the_next_attempt
     views = [store() for _ in range(2)]
     stop = threading.Event()
     with ThreadPoolExecutor(2) as pool:
-        waiting = pool.submit(lambda: Attempt(views[0], 0, 2).exchange(b"", time.monotonic() + LONG_S, stop))
+        waiting = pool.submit(lambda: Attempt(views[0], 0, 2).exchange(b"", Deadline(LONG_S), stop))
         stop.set()
         with pytest.raises(RoundGivenUpError):
             waiting.result(LONG_S)
@@ -179,7 +224,7 @@ def test_ranks_that_try_again_until_they_meet_take_the_same_messages(seed: int, 
                 timeout_s = chance.random() * 0.002 * 1.2**tries
                 message = f"{rank} {number} {tries}".encode()
                 try:
-                    met.append(attempt.exchange(message, time.monotonic() + timeout_s, NEVER))
+                    met.append(attempt.exchange(message, Deadline(timeout_s), NEVER))
                     break
                 except RoundGivenUpError:
                     continue
@@ -223,13 +268,13 @@ def test_a_refusal_in_a_later_round_ends_it_for_all(store: StoreMaker) -> None:
 
     def work(rank: int) -> str:
         attempt = Attempt(views[rank], rank, 3)
-        attempt.exchange(b"first", time.monotonic() + LONG_S, NEVER)
+        attempt.exchange(b"first", Deadline(LONG_S), NEVER)
         if rank == 1:
             attempt.refuse("no memory")
             assert attempt.refuse("twice") == ""
             return ""
         with pytest.raises(RefusedError) as caught:
-            attempt.exchange(b"second", time.monotonic() + LONG_S, NEVER)
+            attempt.exchange(b"second", Deadline(LONG_S), NEVER)
         return f"{caught.value.by} {caught.value.reason}"
 
     assert in_threads(work, 3) == ["1 no memory", "", "1 no memory"]
@@ -241,7 +286,7 @@ def test_who_gave_up_waiting_does_not_refuse_the_next_attempt(store: StoreMaker)
     views = [store() for _ in range(2)]
     attempt = Attempt(views[0], 0, 2)
     with pytest.raises(RoundGivenUpError):
-        attempt.exchange(b"", time.monotonic(), NEVER)
+        attempt.exchange(b"", Deadline(0.0), NEVER)
     assert attempt.refuse("it gave up") == ""
     first, second = in_threads(lambda rank: meet(views[rank], rank, 2, LONG_S), 2)
     assert first == second
@@ -265,7 +310,7 @@ def test_refusals_and_meetings_keep_their_order_on_every_rank(seed: int, num_ran
                 continue
             try:
                 attempt = Attempt(made, rank, num_ranks)
-                messages = attempt.exchange(f"{number}".encode(), time.monotonic() + LONG_S, NEVER)
+                messages = attempt.exchange(f"{number}".encode(), Deadline(LONG_S), NEVER)
                 said.append(b" ".join(messages).decode())
             except RefusedError as error:
                 said.append(f"told {error.reason} by one of them: {error.by in refusers}")

@@ -16,7 +16,7 @@ from moe_triton.core.plan import Hole, Plan, Value, launch
 from moe_triton.core.region import Region, region_of
 from moe_triton.core.tuning import Tuning
 from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, FLAG_BITS, STAMP_BYTES, STATUS_ENTRY_BYTES
-from moe_triton.runtime.awaited import MAX_PATIENCE_S, awaited_ranks, patience_s, tell_of
+from moe_triton.runtime.awaited import MAX_PATIENCE_S, awaited_ranks, note_of, patience_s, tell_of
 from moe_triton.schemes.site import Site
 
 RANKS, EXPERTS, TOPK, ZONE = 4, 2, 2, 1
@@ -174,6 +174,10 @@ def test_a_tensor_parallel_exchange_is_between_two() -> None:
     arguments = {"window": Hole("exchange_window"), "zone": ZONE, "status": status.words()}
     made = waiting(ascendc.DISPATCH_WAIT, {0: (0, 4)}, **arguments)
     assert awaited_ranks(site, made) == [1]
+    notes = FakeNotes()
+    note_of(site, made, {"dispatch": 12}, notes)  # type: ignore[arg-type]
+    # Its number is one of the other group, and nobody is to follow it.
+    assert notes.left == [("dispatch number 12, for its tensor-parallel peer", [])]
 
 
 class FakeNotes:
@@ -192,9 +196,11 @@ def test_what_is_said(caplog: pytest.LogCaptureFixture) -> None:
     arguments = {"window": window, "zone": ZONE, "status": status.words()}
     with caplog.at_level(logging.WARNING, logger="moe_triton"):
         made = waiting(ascendc.DISPATCH_WAIT, {0: (1, 2)}, **arguments)
-        tell_of(SITE, made, {"dispatch": 12}, notes)  # type: ignore[arg-type]
+        tell_of(SITE, made, {"dispatch": 12})
+        note_of(SITE, made, {"dispatch": 12}, notes)  # type: ignore[arg-type]
         others = waiting(ascendc.POST_STATUS, {}, status=status.words())
-        tell_of(SITE, others, {"dispatch": 12}, notes)  # type: ignore[arg-type]
+        tell_of(SITE, others, {"dispatch": 12})
+        note_of(SITE, others, {"dispatch": 12}, notes)  # type: ignore[arg-type]
     (record,) = caplog.records
     assert notes.left == [("dispatch number 12", [0, 1])]
     assert record.getMessage() == "dispatch number 12 (zone 1) has waited 5.0 s for rank(s) [0, 1]"

@@ -35,6 +35,7 @@ from moe_triton.core.row_formats import AS_THEY_ARE
 from moe_triton.layout import CALL_WORD, NUM_ZONES, RelayTables
 from moe_triton.layout.call_word import Kind, call_word
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
+from moe_triton.rendezvous.notes import Culprits
 from moe_triton.runtime.diagnosis import Run, failure
 from moe_triton.runtime.disagreement import FLAG_BITS
 from moe_triton.schemes import make_scheme, product_of
@@ -327,7 +328,17 @@ def test_the_server_of_ranks_that_hold_up_others_is_named() -> None:
     report, call = report_of(REPORT_TIMEOUT, 0), Run("dispatch", 5, memory, 5)
     wait = wait_of(site, "dispatch")
     stuck = "rank 3 waited itself for rank(s) [0] in combine number 4. "
-    _, error = failure(site, call, wait, REPORT_TIMEOUT, report, {}, (), lambda missing: ([0], stuck))
+    found = Culprits((0,), (0,), "nobody knows", stuck)
+    asked: list[object] = []
+
+    def culprits(*given: object) -> Culprits:
+        asked.append(given)
+        return found
+
+    _, error = failure(site, call, wait, REPORT_TIMEOUT, report, {}, (), culprits)
+    assert asked == [("dispatch number 5", [3])]
+    assert isinstance(error, CommunicationTimeoutError)
+    assert (error.missing_ranks, error.uncertain_ranks, error.uncertainty) == ((0,), (0,), "nobody knows")
     assert "timed out waiting for server 0 (rank 0): their flags" in str(error)
     assert stuck in str(error)
 

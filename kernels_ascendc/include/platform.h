@@ -54,6 +54,13 @@ __aicore__ inline bool WaitsAreStopped() {
 #endif
 }
 
+// Whether waits run in a process, which may be stopped while the clock goes on.
+#ifdef MOE_EMULATION
+constexpr bool CAN_BE_PAUSED = true;
+#else
+constexpr bool CAN_BE_PAUSED = false;
+#endif
+
 // Of flags in one copy. A host takes longer copies for rows, and orders nothing inside them.
 constexpr int64_t MAX_POLLED_BYTES = 2048;
 #ifdef MOE_EMULATION

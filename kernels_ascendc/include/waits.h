@@ -10,11 +10,23 @@ class Deadline {
 public:
     __aicore__ inline void Start(int64_t timeout_us) {
         start_ = AscendC::GetSystemCycle();
-        end_ = start_ + timeout_us * CYCLES_PER_US;
+        looked_ = start_;
+        length_ = timeout_us * CYCLES_PER_US;
+        end_ = start_ + length_;
     }
 
+    // A process that has not run for a quarter of its time waits as long again, once: where all ranks of a machine were
+    // paused together, what others have to send comes soon (`moe_triton/core/deadlines.py`).
     __aicore__ inline bool Passed() const {
-        return AscendC::GetSystemCycle() > end_ || WaitsAreStopped();
+        const int64_t now = AscendC::GetSystemCycle();
+        if constexpr (CAN_BE_PAUSED) {
+            if (now - looked_ > Larger(SHORTEST_PAUSE_US * CYCLES_PER_US, length_ / 4) && !was_paused_) {
+                was_paused_ = true;
+                end_ = now + length_;
+            }
+            looked_ = now;
+        }
+        return now > end_ || WaitsAreStopped();
     }
 
     // Microseconds since the start, at least 1: 0 means that the flag was already set.
@@ -31,8 +43,14 @@ public:
     }
 
 private:
+    // Shorter pauses are what a busy machine does to any process.
+    static constexpr int64_t SHORTEST_PAUSE_US = 100'000;
+
     int64_t start_ = 0;
-    int64_t end_ = 0;
+    int64_t length_ = 0;
+    mutable int64_t end_ = 0;
+    mutable int64_t looked_ = 0;
+    mutable bool was_paused_ = false;
 };
 
 // Polls flags in a window until the deadline: `for (PollLoop poll(deadline, window); poll.Next();)`. The clock is read

@@ -37,7 +37,10 @@ class Waits:
     Attributes:
         holder: the thread that is in a call, by `threading.get_ident`; 0 for none.
         is_stopped: whether all waits end at once, as if at their deadline.
+        are_seen: whether long waits are noted and reported.
     """
+
+    are_seen = False
 
     def __init__(self) -> None:
         self.holder = ctypes.c_uint64(0)
@@ -57,10 +60,18 @@ class Waits:
         if self.is_stopped:
             raise BufferStateError(f"the buffer was closed while it was in a {operator}")
 
-    def tell_after(self, seconds: float, tell: Callable[[Waiting], None]) -> None:
-        """Has long waits reported: after some seconds, and again each time that the wait has doubled.
+    def tell_after(
+        self,
+        note_s: float,
+        note: Callable[[Waiting], None],
+        tell_s: float,
+        tell: Callable[[Waiting], None],
+    ) -> None:
+        """Has long waits noted for peers, and later reported: again each time that the wait has doubled.
 
         Args:
-            seconds: before the first report of a wait.
-            tell: reports it; called on the thread that is in the call.
+            note_s: seconds before the note.
+            note: leaves it; called on the thread that is in the call, as `tell` is.
+            tell_s: seconds before the first report, more than those before the note.
+            tell: reports a wait.
         """

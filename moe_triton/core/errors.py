@@ -83,7 +83,9 @@ class CommunicationTimeoutError(MoeTritonError, TimeoutError):
         operator: "dispatch" or "combine" (or "rendezvous" at construction).
         number: which one since construction, from 0.
         zone: the window zone it used.
-        missing_ranks: ranks whose flags had not arrived.
+        missing_ranks: ranks that held it up: whose data had not arrived, or that those are stuck behind.
+        uncertain_ranks: those of them that may only be stuck behind others.
+        uncertainty: why that is not known; empty if there are none.
     """
 
     def __init__(
@@ -94,11 +96,16 @@ class CommunicationTimeoutError(MoeTritonError, TimeoutError):
         missing_ranks: Sequence[int],
         detail: str,
         in_words: str = "",
+        *,
+        uncertain_ranks: Sequence[int] = (),
+        uncertainty: str = "",
     ) -> None:
         self.operator = operator
         self.number = number
         self.zone = zone
         self.missing_ranks = tuple(missing_ranks)
+        self.uncertain_ranks = tuple(uncertain_ranks)
+        self.uncertainty = uncertainty
         missing = in_words or f"rank(s) {list(self.missing_ranks)}"
         super().__init__(
             f"{operator} number {number} (zone {zone}) timed out waiting for {missing}: {detail}"

@@ -12,8 +12,9 @@ Keys in the store, under a prefix of the ranks that meet::
 
     open                       the attempt to join
     next/<rank>                the first attempt that a rank has not seen the end of
+    here/<rank>                a rank's note that it is in an attempt's first round, or has given one up
     <attempt>/<round>/<rank>   a rank's message
-    <attempt>/<round>/state    how the round ended: DONE; which rank gave it up and which it missed, "2 0,1";
+    <attempt>/<round>/state    how the round ended: DONE; which rank gave it up and whom it named, "2 0,1";
                                or which rank refused it and why, 'refused 2 "reason"'
     <attempt>/<round>/left     number of ranks that have read all messages; the last one deletes them
     <attempt>/<round>/told     number of ranks that know of a refusal
@@ -29,23 +30,13 @@ from __future__ import annotations
 import json
 import threading
 import time
-from typing import Protocol
+
+from moe_triton.core.deadlines import Deadline
+from moe_triton.rendezvous.notes import ASK_S, PERIOD_S, Culprits, Inquiry, Note, State
+from moe_triton.rendezvous.stores import Store, read_key
 
 DONE, REFUSED = "done", "refused"
-# compare_set with this as both values reads a key that may not be there, without waiting for it.
-_ABSENT = "absent"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
-
-
-class Store(Protocol):
-    """The functions of a torch store that are used."""
-
-    def set(self, key: str, value: bytes | str, /) -> None: ...  # noqa: D102
-    def get(self, key: str, /) -> bytes: ...  # noqa: D102
-    def check(self, keys: list[str], /) -> bool: ...  # noqa: D102
-    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...  # noqa: D102
-    def add(self, key: str, number: int, /) -> int: ...  # noqa: D102
-    def delete_key(self, key: str, /) -> bool: ...  # noqa: D102
 
 
 class RoundGivenUpError(Exception):
@@ -53,12 +44,13 @@ class RoundGivenUpError(Exception):
 
     Attributes:
         by: the rank that gave it up.
-        missing: ranks whose messages were not there.
+        culprits: who has not come: ranks whose messages were not there, but for those that had come to an
+            earlier attempt or are on their way to this one; or the rank that gave up, if it was interrupted.
     """
 
-    def __init__(self, by: int, missing: tuple[int, ...]) -> None:
-        self.by, self.missing = by, missing
-        super().__init__(by, missing)
+    def __init__(self, by: int, culprits: Culprits) -> None:
+        self.by, self.culprits = by, culprits
+        super().__init__(by, culprits)
 
 
 class RefusedError(Exception):
@@ -86,20 +78,23 @@ class Attempt:
     def __init__(self, store: Store, rank: int, num_ranks: int) -> None:
         self._store, self._rank, self._num_ranks = store, rank, num_ranks
         self._number, self._round = 0, 0
-        self._gave_up: set[int] = set()
         self._is_over = False
+        self._noted = float("-inf")
+        self._inquiry = Inquiry(rank, num_ranks, {}, 0.0)
+        self._asked: Deadline | None = None
+        self._found = Culprits(())
 
     @property
     def number(self) -> int:
         """Number of the attempt, once it has been joined."""
         return self._number
 
-    def exchange(self, message: bytes, deadline: float, cancelled: threading.Event) -> list[bytes]:
+    def exchange(self, message: bytes, deadline: Deadline, cancelled: threading.Event) -> list[bytes]:
         """Sends a message to every rank and returns all of them, by rank.
 
         Args:
             message: of this rank; all ranks must be in the same round.
-            deadline: of `time.monotonic`.
+            deadline: after which it gives up.
             cancelled: gives the round up when set.
 
         Raises:
@@ -147,7 +142,7 @@ class Attempt:
         """Number of ranks that know of a refusal, this one included."""
         return self._store.add(f"{key}/told", 0)
 
-    def _exchange(self, message: bytes, deadline: float, cancelled: threading.Event) -> list[bytes]:
+    def _exchange(self, message: bytes, deadline: Deadline, cancelled: threading.Event) -> list[bytes]:
         while True:
             is_first = self._round == 0
             if is_first:
@@ -165,12 +160,13 @@ class Attempt:
             if state.startswith(REFUSED):
                 raise self._take_note(key, state)
             if state:
-                by, missing = (tuple(map(int, part.split(","))) for part in state.split())
-                if not is_first or by == (self._rank,):
-                    raise RoundGivenUpError(by[0], missing)
-                self._gave_up |= set(by)
+                (by,), named = (tuple(map(int, part.split(","))) for part in state.split())
+                if by == self._rank:
+                    raise RoundGivenUpError(by, self._found)
+                if not is_first:
+                    raise RoundGivenUpError(by, Culprits(named))
 
-    def _wait(self, key: str, messages: list[str], deadline: float, cancelled: threading.Event) -> str:
+    def _wait(self, key: str, messages: list[str], deadline: Deadline, cancelled: threading.Event) -> str:
         """How the round ended; empty if its attempt is not the open one any more."""
         pause = _FIRST_PAUSE_S
         while True:
@@ -179,28 +175,53 @@ class Attempt:
             # In this order: the next attempt opens only after this one has ended. So if that is open, a
             # missing state was deleted, after all ranks, this one included, had read its messages.
             is_open = self._round > 0 or self._open() == self._number
-            state = self._read(f"{key}/state")
+            state = read_key(self._store, f"{key}/state")
             if state or not is_open:
                 return state
-            left = deadline - time.monotonic()
-            if left <= 0 or cancelled.wait(min(pause, left)):
-                return self._give_up(key, messages)
+            if self._round == 0:
+                self._note()
+            left = deadline.left()
+            if left <= 0 and self._knows_who(messages):
+                return self._give_up(key, "raised")
+            if cancelled.wait(min(pause, left) if left > 0 else pause):
+                self._found = Culprits((self._rank,))
+                return self._give_up(key, "left")
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _end(self, key: str, state: str) -> str:
         """Ends a round unless another rank has; returns how it ended."""
         return self._store.compare_set(f"{key}/state", "", state).decode()
 
-    def _give_up(self, key: str, messages: list[str]) -> str:
-        missing = {rank for rank, name in enumerate(messages) if not self._store.check([name])}
-        # Ranks that gave up an earlier attempt are here, and miss others. And all may have arrived by now,
-        # without the round being marked as done.
-        named = missing - self._gave_up or missing or {self._rank}
-        said = f"{self._rank} {','.join(map(str, sorted(named)))}"
+    def _knows_who(self, messages: list[str]) -> bool:
+        """Whether it is known who has not come; ranks have a little time left to come until then."""
+        missing = [rank for rank, name in enumerate(messages) if not self._store.check([name])]
+        if self._round > 0 or not missing:  # all were here; or all may have arrived by now
+            self._found = Culprits(tuple(missing) or (self._rank,))
+            return True
+        self._asked = self._asked or Deadline(ASK_S)
+        read = lambda rank: read_key(self._store, f"here/{rank}")  # noqa: E731
+        knows = self._inquiry.look(missing, read, time.monotonic())
+        self._found = self._inquiry.found()
+        return knows or self._asked.left() <= 0
+
+    def _give_up(self, key: str, why: State) -> str:
+        said = f"{self._rank} {','.join(map(str, self._found.ranks))}"
+        if self._round == 0:
+            self._say(why)  # first, since the others go on to the next attempt at once
         state = self._end(key, said)
         if state == said:
             self._note_end(key)
         return state
+
+    def _note(self) -> None:
+        """Says that this rank has come, and still is here."""
+        if time.monotonic() > self._noted + PERIOD_S:
+            self._say("waits")
+
+    def _say(self, state: State) -> None:
+        self._noted = time.monotonic()
+        call = "its construction was interrupted" if state == "left" else "a construction"
+        self._store.set(f"here/{self._rank}", Note(state, call, ()).text(time.monotonic_ns()))
 
     def _note_end(self, key: str) -> None:
         self._store.set(f"ended/{self._store.add('ended', 1)}", key)
@@ -208,6 +229,7 @@ class Attempt:
     def _take_note(self, key: str, state: str) -> RefusedError:
         """The error of a refusal, which this rank gets once."""
         if self._round == 0:
+            self._store.delete_key(f"here/{self._rank}")
             self._store.set(f"next/{self._rank}", str(int(key.split("/")[0]) + 1))
         self._store.add(f"{key}/told", 1)
         _, by, reason = state.split(" ", 2)
@@ -222,14 +244,14 @@ class Attempt:
         Raises:
             RefusedError: an earlier attempt was refused, and this rank does not know yet.
         """
-        number = int(self._read(f"next/{self._rank}") or 0)
+        number = int(read_key(self._store, f"next/{self._rank}") or 0)
         if self._open() < number:
             self._open_after(number - 1)
         while True:
             # In this order: see `_wait`.
             is_past = number < self._open()
             key = f"{number}/0"
-            state = self._read(f"{key}/state")
+            state = read_key(self._store, f"{key}/state")
             if state.startswith(REFUSED):
                 raise self._take_note(key, state)
             if not state and not is_past:
@@ -242,12 +264,9 @@ class Attempt:
         """Opens the next attempt. Ranks that still poll this one see that, and join the next one."""
         self._store.compare_set("open", str(number), str(number + 1))
 
-    def _read(self, name: str) -> str:
-        value = self._store.compare_set(name, _ABSENT, _ABSENT).decode()
-        return "" if value == _ABSENT else value
-
     def _leave(self, key: str, messages: list[str], is_first: bool) -> None:
         if is_first:
+            self._store.delete_key(f"here/{self._rank}")
             self._store.set(f"next/{self._rank}", str(self._number + 1))
         if self._store.add(f"{key}/left", 1) < self._num_ranks:
             return
@@ -260,7 +279,7 @@ class Attempt:
     def _forget_ends(self) -> None:
         """Deletes the states of earlier attempts: every rank is in this one, and reads none of them."""
         for i in range(1, self._store.add("ended", 0) + 1):
-            key = self._read(f"ended/{i}")
+            key = read_key(self._store, f"ended/{i}")
             if key and int(key.split("/")[0]) < self._number:
                 for name in (f"{key}/state", f"{key}/told", f"ended/{i}"):
                     self._store.delete_key(name)

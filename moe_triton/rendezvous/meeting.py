@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from moe_triton.core.deadlines import Deadline
 from moe_triton.core.errors import (
     INVALID_ARGUMENT,
     ArgumentError,
@@ -29,12 +30,16 @@ from moe_triton.core.errors import (
     MoeTritonError,
 )
 from moe_triton.core.threads import in_thread
-from moe_triton.rendezvous.attempts import Attempt, RefusedError, RoundGivenUpError, Store
+from moe_triton.rendezvous.attempts import Attempt, RefusedError, RoundGivenUpError
+from moe_triton.rendezvous.notes import ASK_S, Culprits
+from moe_triton.rendezvous.stores import Store
 
 MAX_MESSAGE_BYTES = 1 << 16
 MAX_REASON = 2000  # characters of one
 # Time for the store's answer after a deadline has passed.
 _GRACE_S = 1.0
+# How often an exchange is looked at, and its deadline, which moves where this process was stopped.
+_LONGEST_LOOK_S = 0.05
 _ADDRESS_BYTES = 256
 # How long a refusing rank waits until the others know: its process may host the store, and exit.
 _LINGER_S, _HURRY_S, _LINGER_PAUSE_S = 1.0, 0.2, 0.005
@@ -77,6 +82,8 @@ class Meeting:
 
     Attributes:
         of_group: every rank of the group.
+        beside: why a rank that is missing may be stuck elsewhere, where its other meetings are not seen here;
+            or "".
 
     Raises:
         ArgumentError: it is no group, is not initialised, belongs to the process that this one was forked
@@ -97,6 +104,7 @@ class Meeting:
         if self.rank < 0:
             raise _not_a_member()
         self.timeout_s = timeout_s
+        self.beside = ""
         self._attempt: Attempt | None = None
         self._exchanging: futures.Future[list[bytes]] | None = None
         self._is_over = False
@@ -144,8 +152,19 @@ class Meeting:
             detail = f"no message ({purpose}) within {timeout_s:g} s"
             if error.by != self.rank:
                 detail = f"rank {error.by} gave up waiting ({purpose})"
-            detail += self._since()
-            raise CommunicationTimeoutError("rendezvous", 0, 0, error.missing, detail) from None
+            found = error.culprits
+            if self.beside and error.by not in found.ranks:
+                found = Culprits.unknown(found.ranks, self.beside, found.said)
+            detail += self._since() + (f". {found.said.rstrip()}" if found.said else "")
+            raise CommunicationTimeoutError(
+                "rendezvous",
+                0,
+                0,
+                found.ranks,
+                detail,
+                uncertain_ranks=found.uncertain,
+                uncertainty=found.why,
+            ) from None
         except (futures.TimeoutError, RuntimeError) as error:
             self.end()
             raise CommunicationTimeoutError(
@@ -204,7 +223,7 @@ class Meeting:
     def _in_time(self, data: bytes, timeout_s: float) -> list[bytes]:
         """Runs an exchange in a thread, since requests to a store whose host has stopped never return."""
         cancelled = threading.Event()
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         left = _left.get(self.group) if self.group is not None else None
 
         def run() -> list[bytes]:
@@ -217,7 +236,7 @@ class Meeting:
 
         self._exchanging = in_thread(run, "rendezvous")
         try:
-            return self._exchanging.result(timeout_s + _GRACE_S)
+            return _outcome(self._exchanging, deadline, _GRACE_S + ASK_S)
         except futures.TimeoutError:
             raise
         except BaseException:  # Ctrl-C, or what another signal's handler raises
@@ -232,6 +251,21 @@ class Meeting:
             elif (group := self.group) is not None:
                 _left[group] = self._exchanging
                 self._exchanging.add_done_callback(lambda _: _left.pop(group, None))
+
+
+def _outcome(exchanging: futures.Future[list[bytes]], deadline: Deadline, grace_s: float) -> list[bytes]:
+    """What an exchange returns.
+
+    Raises:
+        TimeoutError: it has not ended some seconds after its deadline: its store does not answer.
+    """
+    while True:
+        left = deadline.left() + grace_s
+        try:
+            return exchanging.result(min(max(left, 0.0), _LONGEST_LOOK_S))
+        except futures.TimeoutError:
+            if left <= 0 or exchanging.done():
+                raise
 
 
 def reason_of(error: BaseException) -> str:

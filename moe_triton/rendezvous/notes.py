@@ -1,37 +1,221 @@
-"""Notes that ranks leave while they wait, so that others see that a missing rank is stuck itself.
+"""Notes that ranks leave while they wait, so that an error names the rank that all others are stuck behind.
 
-They are kept in the group's store and no protocol depends on them: without a note an error only says less.
+They are kept in the group's store, one for each rank; no protocol depends on them. A note excuses the rank
+that has left it only while it is renewed, or as its last word. Whoever has run out of time looks at the notes
+of the ranks it misses, and of those that these wait for (`Inquiry`), until it knows of each: it is stuck
+itself, or it is not.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from typing import Literal, NamedTuple, TypeVar, cast
 
+from moe_triton.core.deadlines import Deadline
 from moe_triton.core.threads import in_thread
-from moe_triton.rendezvous.attempts import Store
+from moe_triton.rendezvous.stores import Store, read_key
 
-REPEAT_S = 1.0
-# The last note of a rank that has raised stays. Ranks that wait for each other raise within about this time.
-FRESH_S = 5.0
-# How long an error may be delayed to read notes.
-LOOK_UP_S = 1.0
+Result = TypeVar("Result")
+State = Literal["waits", "over", "raised", "left"]
+
+PERIOD_S = 0.5
+# A note that has not been renewed for so long is one of a rank that does not run.
+SILENT_S = 2 * PERIOD_S
+# A wait that has lasted this long has left its note, one period later at most.
+NOTED_AFTER_S = 0.5
+# Ranks whose notes are read while this one waits: no store is to be asked for those of all by all.
+MOST_WATCHED = 8
+# How long an error may be delayed to read notes, and after that by a store that does not answer.
+ASK_S, GRACE_S = 2.0, 1.0
+# For the last word of a rank whose caller waits for its own error.
+LAST_WORD_S = 0.2
+_LOOK_S, _PAUSE_S = 0.1, 0.05
+
+NO_STORE = (
+    "the group's store does not answer, so that notes of others cannot be read: the process that hosts it, "
+    "usually that of rank 0, is stopped or gone"
+)
+NOT_SEEN = "waits on this device are not seen by hosts, so that ranks leave no notes while they wait"
+IN_TIME = "notes of others could not be read in time"
+EACH_OTHER = "they wait, or have waited, for others themselves"
+
+
+def noted_after_s(timeout_s: float) -> float:
+    """Seconds after which a wait leaves its note."""
+    return min(NOTED_AFTER_S, timeout_s / 4)
 
 
 class Note(NamedTuple):
-    """The wait of a rank.
+    """What a rank has said of itself.
 
     Attributes:
-        call: operator and number.
-        ranks: that it waits for.
-        at: time of the note, by `time.monotonic`, which all ranks of a machine share.
+        state: it waits; its wait has ended well; it has given up, for want of others' data; or it has left
+            by itself, and nothing more will come.
+        call: operator and number, or why it has left.
+        ranks: that it waits, or has waited, for.
     """
 
+    state: State
     call: str
     ranks: tuple[int, ...]
-    at: float
+
+    def text(self, beat: int) -> str:
+        """As it is kept; the number tells a renewed note from an old one."""
+        return json.dumps([self.state, self.call, list(self.ranks), beat])
+
+    @staticmethod
+    def read(text: str, num_ranks: int) -> Note | None:
+        """The note, or None: nothing from a peer is trusted."""
+        try:
+            state, call, ranks, _ = json.loads(text)
+            note = Note(state, str(call), tuple(int(each) for each in ranks))
+        except (ValueError, TypeError, RecursionError):
+            return None
+        is_known = isinstance(state, str) and state in ("waits", "over", "raised", "left")
+        return note if is_known and all(0 <= each < num_ranks for each in note.ranks) else None
+
+
+class Culprits(NamedTuple):
+    """Who holds up a wait.
+
+    Attributes:
+        ranks: in order.
+        uncertain: those of them that may only be stuck behind others.
+        why: they may; empty if there are none.
+        said: sentences for the error, each with a space behind it: who is stuck, and what is uncertain.
+    """
+
+    ranks: tuple[int, ...]
+    uncertain: tuple[int, ...] = ()
+    why: str = ""
+    said: str = ""
+
+    @staticmethod
+    def unknown(ranks: Sequence[int], why: str, said: str = "") -> Culprits:
+        """They may all be stuck, for this reason."""
+        return Culprits(tuple(ranks), tuple(ranks), why, said + _doubt(ranks, why))
+
+
+class _Seen(NamedTuple):
+    text: str
+    since: float
+    is_new: bool
+
+
+class Inquiry:
+    """Looks for the ranks that hold up others, in the notes of all.
+
+    Args:
+        rank: that asks.
+        num_ranks: of the group.
+        before: notes that it has seen while it waited, and since when they have been the same.
+        absent_after_s: after which a rank without a note is none that waits; None if waits leave no notes.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        num_ranks: int,
+        before: Mapping[int, tuple[str, float]],
+        absent_after_s: float | None,
+    ) -> None:
+        self._rank, self._num_ranks = rank, num_ranks
+        self._before, self._absent_after_s = before, absent_after_s
+        self._missing: tuple[int, ...] = ()
+        self._began = self._looked = float("inf")
+        self._was_stopped = False
+        self._seen: dict[int, _Seen] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        self._open: set[int] = set()
+        self._stuck: dict[int, Note] = {}
+        self._gone: dict[int, str] = {}  # with what their error says of them
+        self._late: dict[int, str] = {}
+
+    def look(self, missing: Sequence[int], read: Callable[[int], str], now: float) -> bool:
+        """Reads the notes of all ranks that count, once.
+
+        Args:
+            missing: ranks that this one has run out of time waiting for.
+            read: returns a rank's note, or "".
+            now: time of the look, in seconds.
+
+        Returns:
+            Whether everything is decided.
+        """
+        if now - self._looked > PERIOD_S and not self._was_stopped:
+            # This rank has not run itself, and others may not have either: they get as long again, once.
+            self._was_stopped = True
+            self._seen.clear()
+        self._began, self._looked = min(self._began, now), now
+        self._forget()
+        self._missing = tuple(missing)
+        left, known = list(missing), {self._rank}
+        while left:
+            rank = left.pop()
+            if rank in known:
+                continue
+            known.add(rank)
+            left += self._judge(rank, read(rank), now)
+        return not self._open
+
+    def _judge(self, rank: int, text: str, now: float) -> Collection[int]:
+        """Sorts a rank in; returns those that it waits for."""
+        seen = self._seen.get(rank)
+        if seen is None or seen.text != text:
+            seen = self._seen[rank] = _Seen(text, now, seen is not None)
+        for_s = now - seen.since
+        note = Note.read(text, self._num_ranks)
+        if note is None:
+            if self._absent_after_s is None:
+                self._late[rank] = NOT_SEEN
+            else:
+                self._settle(rank, for_s >= self._absent_after_s, self._gone, "")
+            return ()
+        if note.state == "left":
+            self._gone[rank] = f"rank {rank} has left: {note.call}"
+            return ()
+        if note.state == "raised" or (note.state == "waits" and seen.is_new):
+            self._stuck[rank] = note
+            return note.ranks
+        if note.state == "waits":
+            said = f"rank {rank} began to wait in {note.call} and has not run since"
+            self._settle(rank, for_s >= SILENT_S, self._gone, said)
+            return note.ranks if rank in self._open else ()
+        # Since when it has been late by itself.
+        text_before, since = self._before.get(rank, ("", now))
+        is_late = text_before == text and self._began - since >= SILENT_S
+        kind = self._gone if is_late else self._late
+        said = "" if is_late else f"rank {rank} has itself waited {_for(note)}, until a moment ago"
+        self._settle(rank, for_s >= (self._absent_after_s or 0.0), kind, said)
+        return ()
+
+    def _settle(self, rank: int, is_decided: bool, kind: dict[int, str], said: str) -> None:
+        if is_decided:
+            kind[rank] = said
+        else:
+            self._open.add(rank)
+
+    def found(self) -> Culprits:
+        """What the last look has found."""
+        said = [f"rank {rank} waited itself {_for(note)}" for rank, note in sorted(self._stuck.items())]
+        said += [text for _, text in sorted(self._gone.items()) if text]
+        told = f"{'; '.join(said)}. " if said else ""
+        named = sorted({*self._gone, *self._late, *self._open})
+        if not named:
+            return Culprits.unknown(self._missing, EACH_OTHER, told)
+        doubtful = sorted({*self._late, *self._open})
+        if not doubtful:
+            return Culprits(tuple(named), said=told)
+        reasons = [text for _, text in sorted(self._late.items())] + [IN_TIME] * bool(self._open)
+        why = "; ".join(dict.fromkeys(reasons))
+        return Culprits(tuple(named), tuple(doubtful), why, told + _doubt(doubtful, why))
 
 
 class Notes:
@@ -41,81 +225,136 @@ class Notes:
         open_store: returns the store of these ranks and this buffer.
         rank: this one's number.
         num_ranks: of the group.
+        sees_waits: whether ranks see their own waits last; without it nobody can leave notes of them.
+        clock: seconds.
     """
 
-    def __init__(self, open_store: Callable[[], Store], rank: int, num_ranks: int) -> None:
+    def __init__(
+        self,
+        open_store: Callable[[], Store],
+        rank: int,
+        num_ranks: int,
+        sees_waits: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._open_store, self._rank, self._num_ranks = open_store, rank, num_ranks
+        self._sees_waits, self._clock = sees_waits, clock
+        self._beats = itertools.count()
         self._latest: object = None
+        self._before: dict[int, tuple[str, float]] = {}
+        self._has_last_word = False
+        self._writing = threading.Lock()
 
     def leave(self, call: str, ranks: Sequence[int], goes_on: Callable[[], bool]) -> None:
-        """Leaves a note, and renews it until the wait has ended. Returns at once.
+        """Leaves a note, renews it while the wait goes on, and takes it back then. Returns at once.
 
         Args:
             call: operator and number.
             ranks: that this rank waits for.
             goes_on: whether it still waits.
         """
+        # Its error is dropped: a store that is gone has no readers.
+        in_thread(lambda: _run(self.renewing(call, ranks, goes_on)), "note")
 
+    def renewing(
+        self, call: str, ranks: Sequence[int], goes_on: Callable[[], bool]
+    ) -> Generator[float, None, None]:
+        """What `leave` does, with a pause of some seconds at each step."""
         self._latest = mine = object()
+        note, store = Note("waits", call, tuple(ranks)), self._open_store()
+        self._before = {}
+        while self._write(store, note, mine):
+            renewed = self._clock()
+            for rank in ranks[:MOST_WATCHED]:
+                text = _read(store, rank)
+                if self._before.get(rank, ("", 0.0))[0] != text:
+                    self._before[rank] = text, renewed
+            while goes_on() and self._clock() < renewed + PERIOD_S:
+                yield _LOOK_S
+            if not goes_on():
+                self._write(store, note._replace(state="over"), mine)
+                return
 
-        def run() -> None:
-            store = self._open_store()
-            while self._latest is mine and goes_on():
-                store.set(str(self._rank), json.dumps([call, list(ranks), time.monotonic()]))
-                time.sleep(REPEAT_S)
+    def _write(self, store: Store, note: Note, mine: object) -> bool:
+        with self._writing:
+            is_latest = self._latest is mine
+            if is_latest:
+                store.set(str(self._rank), note.text(next(self._beats)))
+        return is_latest
 
-        in_thread(run, "note")  # its error is dropped: a store that is gone has no readers
-
-    def gone(self, missing: Sequence[int]) -> tuple[list[int], str]:
-        """The ranks that hold up the missing ones: missing ranks without a note, and those that the others
-        wait for.
+    def last_word(self, state: State, call: str, ranks: Sequence[int] = ()) -> None:
+        """Says why nothing more will come from this rank. Only the first one counts.
 
         Args:
-            missing: ranks that this rank has timed out waiting for.
-
-        Returns:
-            The ranks, and a sentence about the ranks that are stuck themselves, or "".
+            state: "raised" or "left".
+            call: operator and number, or why it has left.
+            ranks: that it has waited for.
         """
+        if self._has_last_word:
+            return
+        self._has_last_word = True
+        with contextlib.suppress(Exception):  # a store that is gone has no readers
+            in_thread(lambda: self.say(state, call, ranks), "last word").result(LAST_WORD_S)
+
+    def say(self, state: State, call: str, ranks: Sequence[int]) -> None:
+        """What `last_word` does."""
+        self._latest = mine = object()
+        self._write(self._open_store(), Note(state, call, tuple(ranks)), mine)
+
+    def culprits(self, call: str, missing: Sequence[int]) -> Culprits:
+        """The ranks that hold up the missing ones, and this one's last word.
+
+        Args:
+            call: operator and number.
+            missing: ranks that this rank has run out of time waiting for.
+        """
+        found = self._ask(missing)
+        self.last_word("raised", call, missing)
+        return found
+
+    def _ask(self, missing: Sequence[int]) -> Culprits:
         # In a thread, since requests to a store whose host has stopped never return.
         try:
-            return in_thread(lambda: self._follow(missing), "notes").result(LOOK_UP_S)
-        except Exception:
-            return list(missing), ""
-
-    def _follow(self, missing: Sequence[int]) -> tuple[list[int], str]:
-        store = self._open_store()
-        gone: set[int] = set()
-        stuck: dict[int, Note] = {}
-        left = list(missing)
-        while left:
-            rank = left.pop()
-            if rank in gone or rank in stuck or rank == self._rank:
-                continue
-            note = self._read(store, rank)
-            if note is None:
-                gone.add(rank)
-            else:
-                stuck[rank] = note
-                left += note.ranks
-        if not gone:  # they wait for each other
-            return list(missing), _sentence(stuck)
-        return sorted(gone), _sentence(stuck)
-
-    def _read(self, store: Store, rank: int) -> Note | None:
-        if not store.check([str(rank)]):
-            return None
+            asking = in_thread(lambda: _run(self.asking(missing)), "notes")
+        except RuntimeError as error:
+            return Culprits.unknown(missing, f"notes of others cannot be read here ({error})")
         try:
-            call, ranks, at = json.loads(store.get(str(rank)))
-            note = Note(str(call), tuple(int(each) for each in ranks), float(at))
-        except (ValueError, TypeError, RecursionError):
-            return None
-        is_fresh = 0 <= time.monotonic() - note.at <= FRESH_S
-        return note if is_fresh and all(0 <= each < self._num_ranks for each in note.ranks) else None
+            return asking.result(2 * ASK_S + GRACE_S)
+        except Exception:
+            return Culprits.unknown(missing, NO_STORE)
+
+    def asking(self, missing: Sequence[int]) -> Generator[float, None, Culprits]:
+        """The ranks that hold up the missing ones, with a pause of some seconds at each step.
+
+        Args:
+            missing: ranks that this rank has run out of time waiting for.
+        """
+        absent_after_s = NOTED_AFTER_S + PERIOD_S if self._sees_waits else None
+        inquiry = Inquiry(self._rank, self._num_ranks, dict(self._before), absent_after_s)
+        store, deadline = self._open_store(), Deadline(ASK_S, self._clock)
+        while not inquiry.look(missing, lambda rank: _read(store, rank), self._clock()):
+            if deadline.left() <= 0:
+                break
+            yield _PAUSE_S
+        return inquiry.found()
 
 
-def _sentence(stuck: dict[int, Note]) -> str:
-    said = [
-        f"rank {rank} waited itself for rank(s) {list(note.ranks)} in {note.call}"
-        for rank, note in sorted(stuck.items())
-    ]
-    return f"{'; '.join(said)}. " if said else ""
+def _run(steps: Generator[float, None, Result]) -> Result:
+    """Takes the steps, and returns what they do."""
+    while True:
+        try:
+            time.sleep(next(steps))
+        except StopIteration as end:
+            return cast(Result, end.value)
+
+
+def _read(store: Store, rank: int) -> str:
+    return read_key(store, str(rank))
+
+
+def _for(note: Note) -> str:
+    return f"for rank(s) {list(note.ranks)} in {note.call}" if note.ranks else f"in {note.call}"
+
+
+def _doubt(ranks: Sequence[int], why: str) -> str:
+    return f"Rank(s) {list(ranks)} may only be stuck behind others: {why}. "

@@ -23,26 +23,40 @@ def patience_s(timeout_s: float) -> float:
     return min(MAX_PATIENCE_S, timeout_s / 2)
 
 
-def tell_of(site: Site, waiting: Waiting, counts: Mapping[str, int], notes: Notes) -> None:
-    """Logs a warning about a long wait: operator, number, zone, time and ranks; and leaves a note for peers.
+def note_of(site: Site, waiting: Waiting, counts: Mapping[str, int], notes: Notes) -> None:
+    """Leaves a note of a wait for peers; none of a launch that does not wait for them.
 
     Args:
         site: where it waits.
-        waiting: the launch; nothing is logged if it does not wait for peers.
+        waiting: the launch.
         counts: runs of each operator that have ended.
         notes: of this rank, read by ranks that wait for it.
     """
     ranks = awaited_ranks(site, waiting)
     if ranks is None:
         return
+    call = f"{waiting.plan.operator} number {counts[waiting.plan.operator]}"
+    if group := group_of(site, waiting.launch):  # whose numbers are others
+        call, ranks = f"{call}, for its {group}peer", []
+    notes.leave(call, ranks, waiting.goes_on)
+
+
+def tell_of(site: Site, waiting: Waiting, counts: Mapping[str, int]) -> None:
+    """Logs a warning about a long wait: operator, number, zone, time and ranks.
+
+    Args:
+        site: where it waits.
+        waiting: the launch; nothing is logged if it does not wait for peers.
+        counts: runs of each operator that have ended.
+    """
+    ranks = awaited_ranks(site, waiting)
+    if ranks is None:
+        return
     operator, zone = waiting.plan.operator, waiting.plan.zone
-    number = counts[operator]
-    if not group_of(site, waiting.launch):
-        notes.leave(f"{operator} number {number}", ranks, waiting.goes_on)
     _log.warning(
         "%s number %d (zone %d) has waited %.1f s for %s",
         operator,
-        number,
+        counts[operator],
         zone,
         waiting.seconds,
         in_words(site, waiting.launch, ranks),

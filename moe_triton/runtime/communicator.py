@@ -18,11 +18,11 @@ import torch
 from moe_triton.backends.base import Bindings, Calls, CallSetting, Executable, Window
 from moe_triton.backends.waits import Waiting
 from moe_triton.core.ascendc import REPORT_MISMATCH
-from moe_triton.core.errors import BufferStateError
+from moe_triton.core.errors import BufferStateError, CommunicationTimeoutError
 from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.rendezvous.meeting import Meeting
-from moe_triton.rendezvous.notes import Notes
-from moe_triton.runtime.awaited import patience_s, tell_of
+from moe_triton.rendezvous.notes import Notes, noted_after_s
+from moe_triton.runtime.awaited import note_of, patience_s, tell_of
 from moe_triton.runtime.buffer_calls import BufferCalls
 from moe_triton.runtime.construction import Order, Prepared, prepare
 from moe_triton.runtime.diagnosis import Run, failure
@@ -102,7 +102,8 @@ class Communicator(Exclusive):
         self._is_in_graph = False
         self._unread = UnreadRuns() if self.backend.is_asynchronous else None
         self.last_use = 0
-        self._notes = Notes(meetings[0].store, meetings[0].rank, meetings[0].num_ranks)
+        of_group_ranks = meetings[0].rank, meetings[0].num_ranks
+        self._notes = Notes(meetings[0].store, *of_group_ranks, self.backend.waits.are_seen)
         super().__init__(self.backend.waits)
 
     def _meet(self) -> None:
@@ -194,7 +195,7 @@ class Communicator(Exclusive):
             for executable, run, code in failures:  # calls that differ are why others timed out
                 self._fail(run, executable, code)
         except BaseException as error:
-            self._give_up(f"a wait for the device ended in {type(error).__name__}")
+            self._give_up_for("a wait for the device", error)
             raise
 
     def _full_wait(self, timeout_us: int | None = None) -> None:
@@ -284,7 +285,15 @@ class Communicator(Exclusive):
                 self._give_back_once()
 
     def _give_up_at(self, operator: str, number: int, error: BaseException) -> None:
-        self._give_up(f"{operator} number {number} ended in {type(error).__name__}")
+        self._give_up_for(f"{operator} number {number}", error)
+
+    def _give_up_for(self, call: str, error: BaseException) -> None:
+        why = f"{call} ended in {type(error).__name__}"
+        self._give_up(why)
+        if isinstance(error, CommunicationTimeoutError):
+            self._notes.last_word("raised", call)
+        else:
+            self._notes.last_word("left", why)
 
     def _give_up(self, why: str) -> None:
         """Refuses every call from now on; the first reason given is the one reported."""
@@ -295,7 +304,9 @@ class Communicator(Exclusive):
         launch = executable.failed_launch
         assert launch is not None
         report, in_flight = executable.failed_report, self._in_flight.variants
-        why, error = failure(self.site, run, launch, code, report, self._fixed, in_flight, self._notes.gone)
+        why, error = failure(
+            self.site, run, launch, code, report, self._fixed, in_flight, self._notes.culprits
+        )
         self._give_up(why)
         try:
             raise error
@@ -394,12 +405,18 @@ class Communicator(Exclusive):
             self._write_at_end.detach()  # the parent writes what was traced so far
 
     def _tell_of_waits(self) -> None:
-        """Has long waits of this rank reported."""
+        """Has long waits of this rank noted for its peers, and reported."""
         me = weakref.ref(self)
+
+        def note(waiting: Waiting) -> None:
+            communicator = me()
+            if communicator is not None:
+                note_of(communicator.site, waiting, communicator.counts, communicator._notes)
 
         def tell(waiting: Waiting) -> None:
             communicator = me()
             if communicator is not None:
-                tell_of(communicator.site, waiting, communicator.counts, communicator._notes)
+                tell_of(communicator.site, waiting, communicator.counts)
 
-        self._waits.tell_after(patience_s(self.site.timeout_us / 1e6), tell)
+        timeout_s = self.site.timeout_us / 1e6
+        self._waits.tell_after(noted_after_s(timeout_s), note, patience_s(timeout_s), tell)

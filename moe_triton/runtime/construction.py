@@ -163,6 +163,10 @@ def prepare(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepare
     """
     prepared = check(order, meeting, exchange)
     settings, file = prepared.settings(), prepared.file
+    if exchange:  # whoever is missing in one may be waiting in the other
+        meeting.beside, exchange.beside = (
+            f"they may be waiting in their {name} group" for name in ("tensor-parallel", "expert-parallel")
+        )
     agree(meeting, settings | {"trace": str(file.path) if file else None})
     if exchange:
         agree(exchange, settings)

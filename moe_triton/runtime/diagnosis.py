@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from moe_triton.core.errors import (
 )
 from moe_triton.core.plan import Launch
 from moe_triton.core.records import REPORT
+from moe_triton.rendezvous.notes import Culprits
 from moe_triton.runtime.disagreement import differing_fields, group_of, in_words, posted_instead
 from moe_triton.schemes.common.waits import GaveUp
 from moe_triton.schemes.site import Site
@@ -48,7 +49,7 @@ def failure(
     report: torch.Tensor,
     fixed: Mapping[str, torch.Tensor],
     in_flight: Collection[str],
-    gone: Callable[[list[int]], tuple[list[int], str]] = lambda missing: (missing, ""),
+    culprits: Callable[[str, Sequence[int]], Culprits] = lambda call, missing: Culprits(tuple(missing)),
 ) -> tuple[str, MoeTritonError]:
     """Why a communicator is broken, and what to raise.
 
@@ -60,8 +61,7 @@ def failure(
         report: (blocks, words) int32, on the host.
         fixed: contents of the holes that are the same in every call.
         in_flight: pending operators.
-        gone: returns those of the missing ranks that are not stuck themselves
-            (`moe_triton.rendezvous.notes.Notes.gone`).
+        culprits: returns who holds up the missing ranks (`moe_triton.rendezvous.notes.Notes.culprits`).
     """
     name = f"{run.operator} number {run.number}"
     memory = {**fixed, **run.memory}
@@ -74,19 +74,22 @@ def failure(
         return why, BufferStateError(f"{why}. Rebuild the buffer on every rank.")
     missing = missing_ranks(wait)
     instead = posted_instead(wait, run.operator, missing, in_flight)
-    stuck = ""
-    if not group_of(site, launch):
-        missing, stuck = gone(missing)
-    named = in_words(site, launch, missing)
+    if group_of(site, launch):
+        found = Culprits.unknown(missing, "what they wait for in their other group is not seen here")
+    else:
+        found = culprits(name, missing)
+    named = in_words(site, launch, found.ranks)
     why = f"{name} timed out waiting for {named}"
     return why, CommunicationTimeoutError(
         run.operator,
         run.number,
         zone,
-        missing,
-        f"{site.scheme.finders[launch.kernel.name].said} {run.timeout_us / 1e6:g} s. {instead}{stuck}"
+        found.ranks,
+        f"{site.scheme.finders[launch.kernel.name].said} {run.timeout_us / 1e6:g} s. {instead}{found.said}"
         f"Rebuild the buffer once they are back.",
         named,
+        uncertain_ranks=found.uncertain,
+        uncertainty=found.why,
     )
 
 

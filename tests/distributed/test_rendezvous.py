@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from moe_triton import CommunicationTimeoutError, ConfigMismatchError
+from moe_triton.core.deadlines import Deadline
 from moe_triton.processes import RankFailedError, run_ranks
 from moe_triton.rendezvous import meeting
 from moe_triton.rendezvous.attempts import Attempt
@@ -109,7 +110,7 @@ BAD_MESSAGES = [b"\xff\xfe", b"[1, 2]", b'{"purpose": "x"}', b'{"purpose": "x", 
 def garbage(rank: int, num_ranks: int, number: int) -> str:
     if rank == 1:
         attempt = Attempt(_store_of(dist.group.WORLD, range(num_ranks)), rank, num_ranks)
-        attempt.exchange(BAD_MESSAGES[number], time.monotonic() + 20, threading.Event())
+        attempt.exchange(BAD_MESSAGES[number], Deadline(20.0), threading.Event())
         return ""
     with pytest.raises(ConfigMismatchError) as caught:
         Meeting(None, 20.0).exchange({}, "x")

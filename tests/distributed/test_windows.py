@@ -7,7 +7,6 @@ import os
 import secrets
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from moe_triton import CommunicationTimeoutError, ConfigMismatchError, WindowErr
 from moe_triton.backends.cpu import window
 from moe_triton.backends.cpu.room import Limit
 from moe_triton.backends.cpu.window import SHM, UNLOCKED, SharedWindow, _create_locked
+from moe_triton.core.deadlines import Deadline
 from moe_triton.processes import RankFailedError, RankGroup, run_ranks
 from moe_triton.rendezvous.attempts import Attempt
 from moe_triton.rendezvous.meeting import Meeting, _store_of
@@ -193,7 +193,7 @@ def send_nonsense(rank: int, num_ranks: int, said: str) -> str:
     if rank == 1:
         attempt = Attempt(_store_of(dist.group.WORLD, range(num_ranks)), rank, num_ranks)  # type: ignore[arg-type]
         for message in MALFORMED[said]:
-            attempt.exchange(message, time.monotonic() + TIMEOUT_S, threading.Event())
+            attempt.exchange(message, Deadline(TIMEOUT_S), threading.Event())
         return ""
     with pytest.raises((ConfigMismatchError, WindowError)) as caught:
         make()

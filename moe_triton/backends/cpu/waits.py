@@ -85,6 +85,8 @@ class NativeWaits(Waits):
         address: of the ``moe::WaitControl``.
     """
 
+    are_seen = True
+
     def __init__(self) -> None:
         self._struct = WaitControlStruct(main_thread=threading.main_thread().ident)
         super().__init__()
@@ -93,7 +95,9 @@ class NativeWaits(Waits):
         self.address = ctypes.addressof(self._struct)
         self.holder = ctypes.c_uint64.from_buffer(self._struct, WaitControlStruct.holder.offset)
         self._runners: weakref.WeakValueDictionary[int, Runner] = weakref.WeakValueDictionary()
+        self._note: Callable[[Waiting], None] | None = None
         self._tell: Callable[[Waiting], None] | None = None
+        self._tell_ns = 0
         me = weakref.ref(self)
 
         # Native code keeps it, and must not keep this object alive.
@@ -122,9 +126,16 @@ class NativeWaits(Waits):
             _restore(kind, value, trace)  # raises it
         super().raise_stopped(operator)
 
-    def tell_after(self, seconds: float, tell: Callable[[Waiting], None]) -> None:
+    def tell_after(
+        self,
+        note_s: float,
+        note: Callable[[Waiting], None],
+        tell_s: float,
+        tell: Callable[[Waiting], None],
+    ) -> None:
         """See `Waits`."""
-        self._tell, self._struct.patience_ns = tell, int(seconds * _NS)
+        self._note, self._tell, self._tell_ns = note, tell, int(tell_s * _NS)
+        self._struct.patience_ns = int(note_s * _NS)
 
     def add(self, number: int, runner: Runner) -> None:
         """Registers the runner of the plan that native code knows by this number."""
@@ -137,9 +148,12 @@ class NativeWaits(Waits):
     def _tell_now(self) -> None:
         """Called on the waiting thread. An exception of a signal handler in here ends the wait."""
         runner, now = self._runners.get(self._struct.plan), time.monotonic_ns()
-        if runner is None or self._tell is None:
-            return
         number, began_ns = self._struct.launch, self._struct.began_ns
+        told = self._tell
+        if now - began_ns < self._tell_ns:
+            told, self._struct.tell_ns = self._note, began_ns + self._tell_ns
+        if runner is None or told is None:
+            return
         since_ns = max(began_ns, now - _STILL_WAITING_NS)
         awaited = {
             block: (wait.first, wait.count)
@@ -153,6 +167,6 @@ class NativeWaits(Waits):
             return bool(struct.began_ns == began_ns and struct.holder and not struct.stop)
 
         try:
-            self._tell(Waiting(runner.plan, launch, words, awaited, (now - began_ns) / _NS, goes_on))
+            told(Waiting(runner.plan, launch, words, awaited, (now - began_ns) / _NS, goes_on))
         except Exception:
             _log.exception("a long wait cannot be reported")
