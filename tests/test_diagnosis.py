@@ -29,7 +29,7 @@ from moe_triton.core.ascendc_posts import COMBINE_POST, DISPATCH_POST
 from moe_triton.core.config import Config
 from moe_triton.core.errors import BufferStateError, CommunicationTimeoutError, ConfigMismatchError
 from moe_triton.core.plan import Launch
-from moe_triton.core.records import LOST_COUNT
+from moe_triton.core.records import LOST_COUNT, RAIL_END
 from moe_triton.core.reports import first_code
 from moe_triton.core.row_formats import AS_THEY_ARE
 from moe_triton.layout import CALL_WORD, NUM_ZONES, RelayTables
@@ -40,6 +40,7 @@ from moe_triton.runtime.diagnosis import Run, failure
 from moe_triton.runtime.disagreement import FLAG_BITS
 from moe_triton.schemes import make_scheme, product_of
 from moe_triton.schemes.blocks.layout import BlocksLayout
+from moe_triton.schemes.common.waits import GaveUp
 from moe_triton.schemes.site import Site
 
 RANKS, TOKENS, TOPK = 4, 3, 2
@@ -58,7 +59,7 @@ def site_of(
     config = Config(
         *sizes, product=product, scheme=scheme, version=version, relaxed=True, ranks_per_server=servers
     )
-    return Site(config, 1, num_blocks=2, timeout_us=5, target="cpu", exchange_rank=exchange)
+    return Site(config, 1, num_blocks=2, timeout_us=5_000_000, target="cpu", exchange_rank=exchange)
 
 
 def waits_of(site: Site) -> list[tuple[str, int, Launch]]:
@@ -142,7 +143,7 @@ def test_any_memory_gives_an_error_of_ours(
             held.copy_(torch.randint(-2, 3, held.shape, generator=generator))
     memory["topk_idx"] = memory_of(site)["topk_idx"]  # this rank's own
     for operator, zone, launch in waits_of(site):
-        call = Run(operator, 7, memory, 5)
+        call = Run(operator, 7, memory)
         codes = [REPORT_TIMEOUT] + [REPORT_MISMATCH] * (launch.kernel in WITH_WORDS)
         for code in codes:
             report = report_of(code, zone, seed % 3, expected, found)
@@ -183,7 +184,7 @@ def test_counts_of_a_peer_that_cannot_be_are_said(servers: tuple[int, ...] | Non
         at = BlocksLayout(site.config).blocks.offset(zone=0, rank=3)
         window[at : at + 4 * number].view(torch.int32)[:] = torch.tensor([count, 2][:number])
         report = report_of(REPORT_BAD_ROW, 0, 3)
-        why, error = failure(site, Run(operator, 5, memory, 5), launch, REPORT_BAD_ROW, report, {}, ())
+        why, error = failure(site, Run(operator, 5, memory), launch, REPORT_BAD_ROW, report, {}, ())
         assert isinstance(error, BufferStateError)
         assert why == (
             f"{operator} number 5 met a block of rank 3 whose header counts {said}; nothing was read there"
@@ -195,7 +196,7 @@ def test_rows_that_name_no_place_are_said() -> None:
     site = SITES[0]
     (launch,) = [each for of, zone, each in waits_of(site) if of == "combine" and zone == 0]
     report = report_of(REPORT_BAD_ROW, 0, 3)
-    _, error = failure(site, Run("combine", 5, memory_of(site), 5), launch, REPORT_BAD_ROW, report, {}, ())
+    _, error = failure(site, Run("combine", 5, memory_of(site)), launch, REPORT_BAD_ROW, report, {}, ())
     assert str(error) == (
         "combine number 5 met a row that names no place in this group; it was not sent. "
         "Rebuild the buffer on every rank."
@@ -208,7 +209,7 @@ def test_cleared_entries_were_this_ranks_own_kind() -> None:
     memory = memory_of(site)
     post(site, "dispatch_status", 0, 3, other, memory)
     report = report_of(REPORT_MISMATCH, 0, 3, USUAL, other)
-    call = Run("dispatch", 5, memory, 5)
+    call = Run("dispatch", 5, memory)
     why, error = failure(site, call, wait_of(site, "dispatch"), REPORT_MISMATCH, report, {}, ())
     assert why == "dispatch number 5: ranks made different calls"
     assert "  row format: bf16 on rank(s) [0, 1, 2], int8 on rank(s) [3]\n" in str(error)
@@ -222,7 +223,7 @@ def missing(memory: dict[str, torch.Tensor | int], ranks: list[int]) -> None:
 
 
 def timed_out(memory: dict[str, torch.Tensor | int], in_flight: tuple[str, ...] = ()) -> str:
-    site, call = SITES[0], Run("dispatch", 5, memory, 5)
+    site, call = SITES[0], Run("dispatch", 5, memory)
     report = report_of(REPORT_TIMEOUT, 0)
     return str(failure(site, call, wait_of(site, "dispatch"), REPORT_TIMEOUT, report, {}, in_flight)[1])
 
@@ -255,7 +256,7 @@ def test_flags_of_what_is_in_flight_are_where_they_belong() -> None:
 def test_results_that_nobody_asked_for_are_said() -> None:
     site = SITES[0]
     report = report_of(REPORT_STRAY, 1, 3)
-    call, wait = Run("combine", 5, memory_of(site), 5), wait_of(site, "combine")
+    call, wait = Run("combine", 5, memory_of(site)), wait_of(site, "combine")
     why, error = failure(site, call, wait, REPORT_STRAY, report, {}, ())
     said = (
         "met 1 result(s) that its ids and mask do not ask for, the first of token 3: they are not those that"
@@ -280,9 +281,7 @@ def test_who_cannot_be_posted_to_is_named(number: int) -> None:
     assert {of for of, _, _ in posts} == operators
     for operator, zone, launch in posts:
         report = report_of(REPORT_TIMEOUT, zone, 3)
-        why, error = failure(
-            site, Run(operator, 5, memory_of(site), 5_000_000), launch, REPORT_TIMEOUT, report, {}, ()
-        )
+        why, error = failure(site, Run(operator, 5, memory_of(site)), launch, REPORT_TIMEOUT, report, {}, ())
         assert isinstance(error, CommunicationTimeoutError)
         assert error.missing_ranks == (3,)
         assert why.startswith(f"{operator} number 5 timed out waiting for")
@@ -312,7 +311,7 @@ def test_a_server_that_is_gone_is_named(servers: tuple[int, ...] | None, ranks: 
     site = site_of("fullmesh_v1", servers=servers)
     memory = memory_of(site)
     missing(memory, ranks)
-    report, call = report_of(REPORT_TIMEOUT, 0), Run("dispatch", 5, memory, 5)
+    report, call = report_of(REPORT_TIMEOUT, 0), Run("dispatch", 5, memory)
     why, error = failure(site, call, wait_of(site, "dispatch"), REPORT_TIMEOUT, report, {}, ())
     assert why == f"dispatch number 5 timed out waiting for {said}"
     assert str(error).startswith(f"dispatch number 5 (zone 0) timed out waiting for {said}: their flags")
@@ -325,7 +324,7 @@ def test_the_server_of_ranks_that_hold_up_others_is_named() -> None:
     site = site_of("fullmesh_v1", servers=(1, 2, 1))
     memory = memory_of(site)
     missing(memory, [3])
-    report, call = report_of(REPORT_TIMEOUT, 0), Run("dispatch", 5, memory, 5)
+    report, call = report_of(REPORT_TIMEOUT, 0), Run("dispatch", 5, memory)
     wait = wait_of(site, "dispatch")
     stuck = "rank 3 waited itself for rank(s) [0] in combine number 4. "
     found = Culprits((0,), (0,), "nobody knows", stuck)
@@ -350,7 +349,7 @@ def hierarchy_says(
     site = SITES[-1]
     launch = next(each for of, zone, each in waits_of(site) if (of, zone, each.step) == (operator, 0, step))
     report = report_of(code, 0, first, USUAL, call_word("dispatch", Kind("int8")))
-    _, error = failure(site, Run(operator, 5, memory, 5_000_000), launch, code, report, {}, ())
+    _, error = failure(site, Run(operator, 5, memory), launch, code, report, {}, ())
     assert isinstance(error, CommunicationTimeoutError | ConfigMismatchError | BufferStateError)
     return str(error)
 
@@ -379,9 +378,61 @@ def test_who_is_lost_is_named_as_the_relay_says() -> None:
     counts[:] = -1
     counts[:, [1, 3]] = 0
     assert "waiting for rank(s) [0]" in hierarchy_says("dispatch", "wait", REPORT_TIMEOUT, memory)
-    held["barrier_counts"][0] = -1
+    held["barrier_counts"].view(-1)[[0, RANKS - 1]] = -1  # the second one is of a barrier
     said = hierarchy_says("combine", "wait for returned", REPORT_TIMEOUT, memory)
     assert "waiting for rank(s) [0]" in said
+    held["barrier_counts"].view(-1)[:] = torch.tensor([0, 0, 0, -1])
+    assert "waiting for rank(s) [3]" in hierarchy_says("barrier", "wait", REPORT_TIMEOUT, memory)
+
+
+def test_errors_say_how_long_each_wait_of_a_hierarchy_was() -> None:
+    """A relay's is shorter than the time-out of 5 s, and who hears of it from the relay says that instead."""
+    memory, held = of_hierarchy()
+    RelayTables(SITES[-1].config).of(held["tables"], "rail_counts")[1] = -1
+    held["barrier_counts"][0] = -1
+    for operator, step in (("dispatch", "relay"), ("combine", "wait for returned")):
+        assert "did not come within 4 s." in hierarchy_says(operator, step, REPORT_TIMEOUT, memory)
+    held["rail_seen"][1] = -1
+    assert "did not come within 5 s." in hierarchy_says("combine", "wait", REPORT_TIMEOUT, memory)
+    held["rail_seen"][1] = -2 - 2
+    said = hierarchy_says("combine", "wait", REPORT_TIMEOUT, memory)
+    assert "rank 3, which relays for rank(s) [2], got nothing more of them. Rebuild" in said
+    assert "within" not in said
+    counts = held["recv_counts"].view(-1, RANKS)
+    counts[:, 2] = LOST_COUNT
+    said = hierarchy_says("dispatch", "wait", REPORT_TIMEOUT, memory)
+    assert "rank 0, which relays for rank(s) [2], got nothing more of them. Rebuild" in said
+    counts[:, 3] = -1
+    said = hierarchy_says("dispatch", "wait", REPORT_TIMEOUT, memory)
+    assert "timed out waiting for rank(s) [1] of" in said
+    assert "got nothing more of them; of others their flags did not come within 5 s." in said
+
+
+def test_no_wait_of_a_hierarchy_is_longer_than_the_time_out() -> None:
+    """Those of relays end before, so that their peers hear of it."""
+    site = SITES[-1]
+    waits: dict[tuple[str, str], int] = {}
+    for operator, _, launch in waits_of(site):
+        if launch.kernel in WITH_WORDS:
+            waits[operator, launch.step] = GaveUp(site, launch, 0, {}, torch.zeros(0)).timeout_us
+    relays = {("dispatch", "relay"), ("combine", "wait for returned")}
+    assert relays < set(waits)
+    for step, timeout_us in waits.items():
+        assert timeout_us < site.timeout_us if step in relays else timeout_us == site.timeout_us, step
+
+
+def test_a_rank_that_made_another_call_is_named_as_an_end_flag_says() -> None:
+    memory, held = of_hierarchy()
+    flags = SITES[-1].layout.region("partial_flags")
+    other = call_word("dispatch", Kind("int8"))
+    end = held["window"][flags.offset(zone=0, server=1) :].view(torch.int32)
+    for word, value in {"number": 1, "call": USUAL, "lost": 1 + 2, "lost_call": other}.items():
+        end[RAIL_END.word(word)] = value
+    said = hierarchy_says("combine", "wait", REPORT_MISMATCH, memory, 2)
+    assert "row format: bf16 on rank(s) [1, 3], int8 on rank(s) [2]" in said
+    for nobody in (0, 1, 5, -7):
+        end[RAIL_END.word("lost")] = nobody
+        assert "int8 on rank(s) [2]" in hierarchy_says("combine", "wait", REPORT_MISMATCH, memory, 2)
 
 
 def test_counts_of_a_relay_that_cannot_be_are_said() -> None:

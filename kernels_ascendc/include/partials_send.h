@@ -24,7 +24,7 @@ public:
 
     __aicore__ inline void Process() {
         TraceStep(TRACE_POST);
-        if (FirstLost(args_) < 0) {
+        if (FirstLost(args_).number < 0) {
             ends_.Begin(RoundNumber(args_), args_.call);
             SendAll();
         }

@@ -323,7 +323,12 @@ private:
             if (totals_.At(server) == UNKNOWN) {
                 report_.Add(REPORT_TIMEOUT, rail_.RankOn(server));
                 deadline_.TraceWaitEnds(rail_.RankOn(server));
-                Finish(server, LOST_COUNT, static_cast<int32_t>(args_.call), true);
+                // A rank whose waits were stopped is leaving: its source may still come, and others miss this rank.
+                if (WaitsAreStopped()) {
+                    KeepTotal(server, -1);
+                } else {
+                    Finish(server, LOST_COUNT, static_cast<int32_t>(args_.call), true);
+                }
             }
         }
     }
@@ -336,13 +341,18 @@ private:
                 SendEntries(server, receiver, call, is_lost);
             }
         }
-        if (IsOwn(server, 0)) {
-            total_.Begin(server);
-            total_.Set(server, is_lost ? -1 : total);
-            total_.Store(args_.rail_counts, 1);
-        }
+        KeepTotal(server, is_lost ? -1 : total);
         totals_.Set(server, DONE);
         --left_;
+    }
+
+    // For launches that follow; -1: not all of them came.
+    __aicore__ inline void KeepTotal(int64_t server, int32_t total) {
+        if (IsOwn(server, 0)) {
+            total_.Begin(server);
+            total_.Set(server, total);
+            total_.Store(args_.rail_counts, 1);
+        }
     }
 
     // Entries are made when the rows are there, and those before them have left.

@@ -1,5 +1,5 @@
 // Combine by hierarchy, step 3: until the end flag of each server's rank of this rail is there. It has the number of
-// partial rows, which this rank knows, or the rank without which there are none.
+// partial rows, which this rank knows, or the rank without which there are none, and its call word if that is why.
 //
 // Words come from a peer: another count, or a rank that is not of the peer's server, names nothing.
 #ifndef MOE_RAIL_WAIT_H
@@ -64,7 +64,12 @@ private:
             report_.AddMismatch(rail_.RankOn(server), call, end_.At(RailEnd::CALL));
             return 0;
         }
-        if (lost != 0 && rail_.IsOn(server, static_cast<int64_t>(lost) - 1)) {
+        const int32_t lost_call = end_.At(RailEnd::LOST_CALL);
+        if (lost != 0 && lost_call != call && rail_.IsOn(server, static_cast<int64_t>(lost) - 1)) {
+            if (lost_call != 0) {
+                report_.AddMismatch(static_cast<int64_t>(lost) - 1, call, lost_call);
+                return 0;
+            }
             report_.Add(REPORT_TIMEOUT, rail_.RankOn(server));
             return -1 - lost;
         }

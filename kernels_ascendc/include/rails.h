@@ -64,8 +64,8 @@ private:
     int64_t number_ = 0;
 };
 
-// {round, count, call word, 1 + the rank that is lost}: made in UB, one at a time. A flag to this rank itself is
-// behind all that this block copied before; one that is posted, behind all that it posted there.
+// {round, count, call word, 1 + the rank that is lost, its call word}: made in UB, one at a time. A flag to this rank
+// itself is behind all that this block copied before; one that is posted, behind all that it posted there.
 class EndFlags {
 public:
     __aicore__ inline void Init(AscendC::TPipe* pipe) {
@@ -84,10 +84,11 @@ public:
     // False where the queue was full until the deadline.
     template <typename Args>
     __aicore__ inline bool Send(const Args& args, const Rail& rail, const Peers& peers, Poster& poster, int64_t server,
-                                int64_t count, int32_t lost = 0) {
+                                int64_t count, int32_t lost = 0, int32_t lost_call = 0) {
         FinishRows();
         words_.SetValue(RailEnd::COUNT, static_cast<int32_t>(count));
         words_.SetValue(RailEnd::LOST, lost);
+        words_.SetValue(RailEnd::LOST_CALL, lost_call);
         Order<AscendC::HardEvent::S_MTE3>();
         const uint64_t at = args.ends.At(args.zone, rail.Server());
         if (server == rail.Server()) {

@@ -1,5 +1,6 @@
-// Combine by hierarchy, where a rank of this server is missing: who waits for partial rows from here hears without whom
-// there are none, lest it takes this rank for the missing one. All blocks have ended their waits (PhaseRunner).
+// Combine by hierarchy, where a rank of this server is missing or made another call: who waits for partial rows from
+// here hears without whom there are none, lest it takes this rank for the missing one. All blocks have ended their waits
+// (PhaseRunner).
 #ifndef MOE_RETURNS_LOST_H
 #define MOE_RETURNS_LOST_H
 
@@ -7,15 +8,28 @@
 
 namespace moe {
 
-// The number in its server of the first rank whose results did not come; -1 if all did.
+// Whose results there are none of.
+struct LostRank {
+    int64_t number;  // in its server; -1: all results came
+    int32_t call;    // its call word if it made another call; 0: nothing came
+};
+
+// The first rank that made another call, which may be why others did not come; else the first that did not come. The
+// wait before leaves an entry of another call where it is.
 template <typename Args>
-__aicore__ inline int64_t FirstLost(const Args& args) {
+__aicore__ inline LostRank FirstLost(const Args& args) {
+    LostRank lost{-1, 0};
     for (int64_t number = 0; number < args.ranks_per_server; ++number) {
-        if (ReadFresh<int32_t>(args.returned, number) < 0) {
-            return number;
+        const uint64_t entry = args.window + args.returns.At(args.zone, 0, static_cast<uint64_t>(number));
+        const int32_t call = ReadFresh<int32_t>(entry, StatusEntry::CALL);
+        if (ReadFresh<int32_t>(entry, StatusEntry::FLAG) == FLAG_BITS && call != static_cast<int32_t>(args.call)) {
+            return {number, call};
+        }
+        if (lost.number < 0 && ReadFresh<int32_t>(args.returned, number) < 0) {
+            lost.number = number;
         }
     }
-    return -1;
+    return lost;
 }
 
 class ReturnsLost {
@@ -31,20 +45,22 @@ public:
     }
 
     __aicore__ inline void Process() {
-        const int64_t lost = FirstLost(args_);
-        if (lost >= 0) {
+        const LostRank lost = FirstLost(args_);
+        // A rank whose waits were stopped is leaving: it is the one that others miss.
+        if (lost.number >= 0 && !WaitsAreStopped()) {
             ends_.Begin(RoundNumber(args_), args_.call);
-            Send(static_cast<int32_t>(rail_.Neighbour(lost)) + 1);
+            Send(lost);
         }
         poster_.WriteTraffic(true);
         report_.Write();
     }
 
 private:
-    __aicore__ inline void Send(int32_t lost) {
+    __aicore__ inline void Send(const LostRank& lost) {
+        const int32_t rank = static_cast<int32_t>(rail_.Neighbour(lost.number));
         for (int64_t server = 0; server < args_.num_servers; ++server) {
             const bool is_posted = server != rail_.Server() && rail_.IsOwner(server);
-            if (is_posted && !ends_.Send(args_, rail_, peers_, poster_, server, 0, lost)) {
+            if (is_posted && !ends_.Send(args_, rail_, peers_, poster_, server, 0, rank + 1, lost.call)) {
                 return;
             }
         }

@@ -95,7 +95,7 @@ SERVER_RETURN = AscendCKernel(
     ),
 )
 
-# Combine, where a rank of this server is missing: the end flag says to the rail for whom it waits in vain.
+# Combine, where a rank of this server is missing or made another call: the end flag names it to the rail.
 RETURNS_LOST = AscendCKernel(
     "returns_lost",
     (
@@ -103,6 +103,7 @@ RETURNS_LOST = AscendCKernel(
         *_RAIL,
         *_ROUND,
         *POSTING,
+        Arg("returns", "dispatch_status", "value"),  # entries of this server's ranks
         Arg("ends", "rail_ends", "value"),
         Arg("report", "*i32", "out"),
     ),
@@ -124,6 +125,7 @@ PARTIALS_SEND = AscendCKernel(
         *_RAIL,
         *_ROUND,
         *POSTING,
+        Arg("returns", "dispatch_status", "value"),  # as in returns_lost
         Arg("slots", "rail_slots", "value"),
         Arg("ends", "rail_ends", "value"),
         Arg("report", "*i32", "out"),

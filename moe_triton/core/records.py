@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 # Increased whenever window contents or flags change meaning: ranks with different versions must not
 # communicate.
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 WORD_BYTES = 4
 UB_ALIGN = 32
@@ -57,9 +57,13 @@ STATUS_ENTRY = Record("status_entry", 8, (("flag", "i32"), ("count", "i32"), ("c
 # The count in an entry of a source whose rows did not reach the one that relays them.
 LOST_COUNT = -(2**31 - 1)
 # What a token begins with on a rail, and what ends a rank's tokens or partial rows there. `lost`: 1 + the
-# rank without which there are none; 0.
+# rank without which there are none; 0. `lost_call`: that rank's call word, if it made another call; 0.
 RAIL_HEAD = Record("rail_head", 8, (("number", "i32"), ("token", "i32"), ("call", "i32")))
-RAIL_END = Record("rail_end", 8, (("number", "i32"), ("count", "i32"), ("call", "i32"), ("lost", "i32")))
+RAIL_END = Record(
+    "rail_end",
+    8,
+    (("number", "i32"), ("count", "i32"), ("call", "i32"), ("lost", "i32"), ("lost_call", "i32")),
+)
 # A token's choice on a rail: an expert's id, and above it its number among its rank's tokens for that.
 POSITION_SHIFT = 16
 # The error of a block; code 0 for none. It fills a cache line, so that no write of a block can overwrite

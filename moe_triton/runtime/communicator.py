@@ -203,20 +203,12 @@ class Communicator(Exclusive):
         executable = self._executables.barrier(self._rounds.zone("barrier"), timeout_us)
         number = self.counts["barrier"]
         try:
-            self._execute("barrier", executable, {}, turn=True, timeout_us=timeout_us)
+            self._execute("barrier", executable, {}, turn=True)
         except BaseException as error:
             self._give_up_at("barrier", number, error)
             raise
 
-    def _execute(
-        self,
-        operator: Operator,
-        executable: Executable,
-        bindings: Bindings,
-        *,
-        turn: bool,
-        timeout_us: int | None = None,
-    ) -> None:
+    def _execute(self, operator: Operator, executable: Executable, bindings: Bindings, *, turn: bool) -> None:
         number, code = self.counts[operator], None
         capturing = self.backend.is_capturing()
         try:
@@ -224,12 +216,11 @@ class Communicator(Exclusive):
         finally:
             if turn:
                 self._rounds.end(operator, code == 0, capturing)
-        us = timeout_us or self.site.timeout_us
         if self._unread is not None:
             self._is_in_graph |= capturing
-            self._unread.add(executable, operator, number, bindings, us)
+            self._unread.add(executable, operator, number, bindings)
         elif code:
-            self._fail(Run(operator, number, bindings, us), executable, code)
+            self._fail(Run(operator, number, bindings), executable, code)
 
     def make_calls(self, buffer_id: int, output_type: type, handle_type: type) -> BufferCalls | None:
         """The native calls of a buffer, or None if the back end has none.
@@ -276,7 +267,7 @@ class Communicator(Exclusive):
         """Raises the error of a native call, which has already counted its run and still holds the lock."""
         number = self.counts[operator] - 1
         try:
-            self._fail(Run(operator, number, bindings, self.site.timeout_us), executable, report())
+            self._fail(Run(operator, number, bindings), executable, report())
         except BaseException as error:
             self._give_up_at(operator, number, error)
             raise

@@ -32,13 +32,11 @@ class Run:
         operator: "dispatch", "combine" or "barrier".
         number: index of the run among those of its operator, from 0.
         memory: contents of its plan's holes, at least of those that `missing_ranks` reads.
-        timeout_us: deadline of its waits.
     """
 
     operator: str
     number: int
     memory: Mapping[str, torch.Tensor | int]
-    timeout_us: int
 
 
 def failure(
@@ -85,12 +83,27 @@ def failure(
         run.number,
         zone,
         found.ranks,
-        f"{site.scheme.finders[launch.kernel.name].said} {run.timeout_us / 1e6:g} s. {instead}{found.said}"
-        f"Rebuild the buffer once they are back.",
+        f"{_how(wait, missing)} {instead}{found.said}Rebuild the buffer once they are back.",
         named,
         uncertain_ranks=found.uncertain,
         uncertainty=found.why,
     )
+
+
+def _how(wait: GaveUp, missing: Sequence[int]) -> str:
+    """What is known of the missing ranks: relays have given them up, or their flags did not come in time."""
+    finder = wait.site.scheme.finders[wait.launch.kernel.name]
+    told = finder.told(wait) if finder.told else {}
+    said = [
+        f"rank {relay}, which relays for rank(s) {list(ranks)}, got nothing more of them"
+        for relay, ranks in sorted(told.items())
+    ]
+    in_vain = f"{finder.said} {wait.timeout_us / 1e6:g} s"
+    if not said:
+        return f"{in_vain}."
+    if not {rank for ranks in told.values() for rank in ranks}.issuperset(missing):
+        said.append(f"of others {in_vain}")
+    return f"{'; '.join(said)}."
 
 
 def _refused(wait: GaveUp, code: int) -> str:

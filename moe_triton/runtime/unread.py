@@ -19,10 +19,10 @@ class UnreadRuns:
         self._runs: dict[Executable, Run] = {}
         self._ever: dict[Executable, Run] = {}
 
-    def add(self, executable: Executable, operator: str, number: int, bindings: Bindings, us: int) -> None:
+    def add(self, executable: Executable, operator: str, number: int, bindings: Bindings) -> None:
         """Records a run that has just been started or captured."""
         memory = {name: bindings[name] for name in _READ_LATER if name in bindings}
-        self._runs[executable] = self._ever[executable] = Run(operator, number, memory, us)
+        self._runs[executable] = self._ever[executable] = Run(operator, number, memory)
 
     def failures(self, *, wait: bool) -> Iterator[tuple[Executable, Run, int]]:
         """Plans that have reported something, with their last run and the report's code.

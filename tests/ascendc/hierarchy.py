@@ -11,6 +11,7 @@ from moe_triton.core.reach import Queues
 from moe_triton.core.records import POSITION_SHIFT, STAMP, TRAFFIC, TRAILER
 from moe_triton.core.region import MAX_INT32
 from moe_triton.layout import NUM_ZONES, UB_ALIGN
+from moe_triton.schemes.hierarchy.steps import relay_timeout_us
 
 from .call_words import expecting, posting, word_of
 from .case import WrongResultError, check_reports, draw_routing, results_of, sent_to
@@ -180,7 +181,7 @@ class HierarchyWorld:
             "num_local_experts": c.num_local_experts,
             "slot_scale": slot.scale_offset if case.scaled else 0,
             "stamp_offset": slot.stamp_offset,
-            "timeout_us": case.timeout_us,
+            "timeout_us": relay_timeout_us(case.timeout_us),
             **self._by_token,
             **self._peers(rank),
             **self._round(rank, "D", number, zone),
@@ -197,7 +198,7 @@ class HierarchyWorld:
             "waited_us": 0,
             "num_local_experts": c.num_local_experts,
             "zone": zone,
-            "timeout_us": case.timeout_us + case.timeout_us // 4,
+            "timeout_us": case.timeout_us,
             "count_end": c.num_max_tokens_per_rank + 1,
             **expecting("D", number),
             "status": layout.token_counts,
@@ -323,7 +324,7 @@ class HierarchyWorld:
             "waited_us": 0,
             "num_local_experts": 1,
             "zone": zone,
-            "timeout_us": self.case.timeout_us,
+            "timeout_us": relay_timeout_us(self.case.timeout_us),
             "count_end": 1,
             "status": layout.return_status,
             **expecting("C", number),
@@ -333,6 +334,7 @@ class HierarchyWorld:
             **self._peers(rank),
             **self._round(rank, "C", number, zone),
             **self._posting(rank),
+            "returns": layout.return_status,
             "ends": layout.partial_flags,
         }
         return [
@@ -391,6 +393,7 @@ class HierarchyWorld:
             **self._peers(rank),
             **self._round(rank, "C", number, zone),
             **self._posting(rank),
+            "returns": layout.return_status,
             "slots": layout.partials_of(size),
             "ends": layout.partial_flags,
         }
@@ -398,7 +401,7 @@ class HierarchyWorld:
             "window": self.windows[rank],
             "outer_counts": self._sent(rank, received.number),
             "rail_seen": seen.array,
-            "timeout_us": self.case.timeout_us + self.case.timeout_us // 4,
+            "timeout_us": self.case.timeout_us,
             **self._rail(rank),
             **self._round(rank, "C", number, zone),
             "ends": layout.partial_flags,

@@ -90,6 +90,21 @@ class GoneCase(HierarchyCase):
     timeout_us: int = SHORT_US
 
 
+@dataclass(frozen=True)
+class OddCase(HierarchyCase):
+    """A rank makes another combine than all others.
+
+    Attributes:
+        odd: which.
+    """
+
+    tokens: tuple[int, ...] = (2, 3, 1, 2, 3, 2)
+    servers: tuple[int, ...] = (2, 2, 2)
+    blocks: int = 3
+    topk: int = 4
+    odd: int = 3
+
+
 def _sent(world: HierarchyWorld, rank: int) -> Received:
     """A rank's dispatch up to its posts."""
     received = Received.of(world.config, world.layout.num_servers, 0, world.config.receive_capacity(rank))
@@ -267,3 +282,36 @@ def _reopened(world: HierarchyWorld) -> HierarchyWorld:
     for table, words in zip(world.tables, world.nics.words, strict=True):
         table[:] = words
     return world
+
+
+def check_odd(library: Library, case: OddCase, seed: int) -> None:
+    """Its neighbours meet its other word, and say to their rails whose it is."""
+    (world, received), odd, another = dispatched(library, case, seed), case.odd, 77
+    ranks, every = case.servers[0], range(world.config.num_ranks)
+    returned = [Guarded((1, ranks), np.int32) for _ in every]
+    seen = [Guarded((world.layout.num_servers,), np.int32) for _ in every]
+    phases = [world.return_phases(rank, 0, 0, received[rank], returned[rank]) for rank in every]
+    phases[odd][1][1]["call"] = another
+    rails = []
+    try:
+        for rank in every:
+            for name, arguments in phases[rank][:2]:
+                library.launch(name, case.blocks, **arguments)
+        for rank in every:
+            world.nics.use(rank)
+            wait, lost = phases[rank][2:]
+            expected = {(REPORT_MISMATCH, odd % ranks)} if rank // ranks == odd // ranks else set()
+            if codes_of(library.launch(wait[0], case.blocks, **wait[1])) != expected:
+                raise WrongResultError(f"rank {rank} does not report the call of rank {odd}")
+            library.launch(lost[0], case.blocks, **lost[1])
+            sums = world.server_sums(rank, 0, received[rank])
+            send, last = world.partial_phases(rank, 0, 0, received[rank], returned[rank], sums, seen[rank])
+            library.launch(send[0], case.blocks, **send[1])
+            rails.append(last)
+    finally:
+        world.nics.close()
+    for rank in every:
+        if rank // ranks != odd // ranks:
+            report = library.launch(rails[rank][0], case.blocks, **rails[rank][1])
+            if codes_of(report) != {(REPORT_MISMATCH, odd)}:
+                raise WrongResultError(f"rank {rank} of another server reports {report[:, :3].tolist()}")

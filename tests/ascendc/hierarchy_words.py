@@ -28,7 +28,7 @@ from .library import Library
 from .memory import Guarded
 
 Place = Literal["entry", "return", "partial end"]
-_COUNT, _CALL, _LOST = (RAIL_END.word(name) for name in ("count", "call", "lost"))
+_COUNT, _CALL, _LOST, _LOST_CALL = (RAIL_END.word(name) for name in ("count", "call", "lost", "lost_call"))
 BEYOND = (-1, -5, 1000, 2**31 - 1, -(2**31))
 # Of the end flag of rank 2, on another server, at rank 0: word, value, code, and what rank 0 has seen then.
 PARTIAL_ENDS = (
@@ -37,6 +37,13 @@ PARTIAL_ENDS = (
     # Its relay waits for ranks of its own server: 2 and 3.
     *((_LOST, value, REPORT_BAD_ROW, 0) for value in (*BEYOND, 1, 2, 5)),
     *((_LOST, value, REPORT_TIMEOUT, -1 - value) for value in (3, 4)),
+)
+# Of the same one: who is lost, its call word, code and first number. 0 stands for rank 0's own word.
+PARTIAL_CALLS = (
+    (3, 77, REPORT_MISMATCH, 2),
+    (4, 77, REPORT_MISMATCH, 3),
+    (4, 0, REPORT_BAD_ROW, 2),
+    *((value, 77, REPORT_BAD_ROW, 2) for value in (-1, 1, 2, 5)),
 )
 
 
@@ -147,4 +154,11 @@ def _check_partial_ends(library: Library, case: HostileWordsCase, seed: int) -> 
             raise WrongResultError(
                 f"word {word} is {value}: {report[:, :3].tolist()}, seen {seen.array.tolist()}"
             )
+    for lost, word, code, first in PARTIAL_CALLS:
+        _write(world, state, end + 4 * _LOST, lost)
+        call = word or int(arguments["call"])  # type: ignore[call-overload]
+        world.windows[0][end + 4 * _LOST_CALL :][:4].view(np.int32)[0] = call
+        report = library.launch(name, case.blocks, **arguments)
+        if codes_of(report) != {(code, first)} or seen.array.tolist() != [2, 0]:
+            raise WrongResultError(f"{lost} with the word {call}: {report[:, :3].tolist()}")
     return world

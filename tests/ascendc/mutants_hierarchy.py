@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .hierarchy_case import HierarchyCase
-from .hierarchy_hostile import GoneCase, HostileRailCase
+from .hierarchy_hostile import GoneCase, HostileRailCase, OddCase
 from .hierarchy_words import HostileWordsCase
 from .library import Patch
 from .mutants import DISPATCH_WAIT, MUTANT_TIMEOUT_US, Mutant, without
@@ -193,21 +193,31 @@ HIERARCHY_MUTANTS = (
     ),
     Mutant(
         "a relay that does not say for whom it waits",
-        (Patch(RETURNS_LOST, "if (lost >= 0) {", "if (lost > args_.ranks_per_server) {"),),
+        (Patch(RETURNS_LOST, "if (lost.number >= 0 &&", "if (lost.number > args_.ranks_per_server &&"),),
         GoneCase(in_combine=True),
     ),
     Mutant(
         "sums without the results of a rank that is gone",
-        (Patch(PARTIALS_SEND, "if (FirstLost(args_) < 0) {", "if (args_.num_servers > 0) {"),),
+        (Patch(PARTIALS_SEND, "if (FirstLost(args_).number < 0) {", "if (args_.num_servers > 0) {"),),
         GoneCase(in_combine=True),
     ),
     Mutant(
         "an end flag that says that a rank is gone taken for partial rows",
         (
-            Patch(RAIL_WAIT, "if (lost != 0 && rail_.IsOn(", "if (args_.zone > 1 && rail_.IsOn("),
+            Patch(RAIL_WAIT, "if (lost != 0 && lost_call != call", "if (args_.zone > 1 && lost_call != call"),
             Patch(RAIL_WAIT, "if (lost != 0 || count != ", "if (count != "),
         ),
         GoneCase(in_combine=True),
+    ),
+    Mutant(
+        "another call of a neighbour that no other server hears of",
+        (Patch(RETURNS_LOST, "call != static_cast<int32_t>(args.call)", "call == 0"),),
+        OddCase(),
+    ),
+    Mutant(
+        "another call of a neighbour taken for none",
+        (Patch(RETURNS_LOST, "rank + 1, lost.call)", "rank + 1, 0)"),),
+        OddCase(),
     ),
     Mutant(
         "an end flag that may say of any rank that it is gone",

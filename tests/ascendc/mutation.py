@@ -22,7 +22,7 @@ from .exchange import Exchange
 from .fused import FusedCase, FusedWorld, MissingRowsCase, check_missing_rows
 from .hierarchy import HierarchyWorld
 from .hierarchy_case import HierarchyCase
-from .hierarchy_hostile import GoneCase, HostileRailCase, check_gone, check_hostile_rail
+from .hierarchy_hostile import GoneCase, HostileRailCase, OddCase, check_gone, check_hostile_rail, check_odd
 from .hierarchy_words import HostileWordsCase, check_hostile_words
 from .library import LaunchError, Library, NoLauncherError, build
 from .mutants import MUTANTS, AnyCase, Mutant
@@ -102,6 +102,8 @@ def run_case(library: Library, case: AnyCase, seed: int) -> None:
         check_hostile_words(library, case, seed)
     elif isinstance(case, GoneCase):
         check_gone(library, case, seed)
+    elif isinstance(case, OddCase):
+        check_odd(library, case, seed)
     elif isinstance(case, HierarchyCase):
         HierarchyWorld(library, case, seed).run()
     elif isinstance(case, DirectCase):

@@ -12,8 +12,10 @@ from .hierarchy_hostile import (
     CHANGES,
     GoneCase,
     HostileRailCase,
+    OddCase,
     check_gone,
     check_hostile_rail,
+    check_odd,
 )
 from .hierarchy_words import HostileWordsCase, Place, check_hostile_words
 from .library import Library
@@ -76,6 +78,14 @@ def test_who_is_gone_is_named_across_two_hops(
     library: Library, gone: int, by_token: bool, in_combine: bool
 ) -> None:
     check_gone(library, GoneCase(gone=gone, by_token=by_token, in_combine=in_combine), 0)
+
+
+@pytest.mark.parametrize("odd", [0, 3])
+@pytest.mark.parametrize("by_token", [True, False])
+def test_who_makes_another_combine_is_named_across_two_hops(
+    library: Library, odd: int, by_token: bool
+) -> None:
+    check_odd(library, OddCase(odd=odd, by_token=by_token), 0)
 
 
 @pytest.mark.parametrize("in_combine", [False, True])

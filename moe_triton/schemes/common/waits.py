@@ -42,6 +42,12 @@ class GaveUp:
         """See `arguments_of`."""
         return arguments_of(self.launch)
 
+    @property
+    def timeout_us(self) -> int:
+        """How long it waited: a relay less long than others."""
+        timeout_us: int = self.arguments["timeout_us"]
+        return timeout_us
+
     def tensor(self, argument: str) -> torch.Tensor:
         """What an argument's hole held: all of it, or from where the argument points on, flat."""
         return held_by(self.memory, self.arguments[argument])
@@ -56,6 +62,7 @@ class Finder(NamedTuple):
             that a block waits for; gives the rank of each flag that is not there yet.
         words: (rank, call word) of all that has come, where it does not lie in the entries of ``status``.
         said: what an error says of these ranks, before the time.
+        told: by relay, those of these ranks that it says are lost; None where nobody relays.
         refused: what an error says of what came and was refused; None for a row that names no place.
         rank_of: called with a number that a report has; gives the rank that it stands for. None where it is
             that of an entry for a rank of the group, or stands for none.
@@ -65,6 +72,7 @@ class Finder(NamedTuple):
     goes_on: Callable[[Site, dict[str, Any], range], Iterator[int]]
     words: Callable[[GaveUp], Iterator[tuple[int, int]]] | None = None
     said: str = "their flags did not come within"
+    told: Callable[[GaveUp], Mapping[int, Sequence[int]]] | None = None
     refused: Callable[[GaveUp], str] | None = None
     rank_of: Callable[[GaveUp, int], int] | None = None
 

@@ -23,7 +23,9 @@ part. One zone of forwarded rows is not enough: a relay may be in dispatch i + 1
 what it got in i.
 
 Who is missing is named across both hops: a relay that gives up says for whom, in entries of a count that no
-dispatch has (`LOST_COUNT`), or in the end flag. Waits for what is relayed have a later deadline.
+dispatch has (`LOST_COUNT`), or in the end flag, and its deadline is earlier than that of those who wait for
+it. One whose waits are stopped, by Ctrl-C or `close`, says nothing: it is missing itself. An end flag says of
+a rank that made another call, too, which calls differ (`lost_call`).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from moe_triton.reference.arithmetic import BLOCK_ELEMENTS, PARTIAL_BLOCK_ELEMEN
 from moe_triton.schemes.common.flags import posting, wait_for_ranks
 from moe_triton.schemes.common.steps import rms_norm
 from moe_triton.schemes.hierarchy.layout import HierarchyLayout
-from moe_triton.schemes.hierarchy.steps import by_token, of_rail, of_round, relayed_timeout_us
+from moe_triton.schemes.hierarchy.steps import by_token, of_rail, of_round, relay_timeout_us
 from moe_triton.schemes.site import Site, launch_matching, quantized_bytes
 
 PEER_BYTES = 8  # of a rank's word in the table of peers
@@ -180,6 +180,7 @@ class CombinePlans:
             zone,
             variant.kind,
             blocks=site.num_blocks,
+            timeout_us=relay_timeout_us(site.timeout_us),
             count_end=1,
         )
         lost = launch(
@@ -191,6 +192,7 @@ class CombinePlans:
             **of_rail(site, self.layout),
             **of_round(site, "combine", zone, call),
             **posting(site, "combine"),
+            returns=status.words(),
             ends=self.layout.partial_flags.words(),
             report=Hole("report"),
         )
@@ -270,6 +272,7 @@ class CombinePlans:
             **of_rail(site, self.layout),
             **of_round(site, "combine", zone, call_word("combine", variant.kind)),
             **posting(site, "combine"),
+            returns=self.layout.return_status.words(),
             slots=self.layout.partials_of(self._partial_bytes(variant)).words(),
             ends=self.layout.partial_flags.words(),
             report=Hole("report"),
@@ -286,7 +289,7 @@ class CombinePlans:
             window=Hole("window"),
             outer_counts=self.tables["outer_counts"],
             rail_seen=Hole("rail_seen"),
-            timeout_us=relayed_timeout_us(site.timeout_us),
+            timeout_us=site.timeout_us,
             **of_rail(site, self.layout, is_local=True),
             **of_round(site, "combine", zone, call_word("combine", variant.kind)),
             kept_zone=site.keeping_zone("combine"),

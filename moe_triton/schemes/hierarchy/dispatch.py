@@ -20,7 +20,7 @@ from moe_triton.operators.variants import DispatchVariant
 from moe_triton.schemes.common import steps as local
 from moe_triton.schemes.common.flags import posting, wait_for_ranks
 from moe_triton.schemes.hierarchy.layout import HierarchyLayout, RailSlot
-from moe_triton.schemes.hierarchy.steps import by_token, of_rail, of_round, relayed_timeout_us
+from moe_triton.schemes.hierarchy.steps import by_token, of_rail, of_round, relay_timeout_us
 from moe_triton.schemes.site import Site, launch_matching
 
 
@@ -124,7 +124,7 @@ class DispatchPlans:
             num_local_experts=site.num_local_experts,
             slot_scale=slot.scale_offset if slot.num_scales else 0,
             stamp_offset=slot.stamp_offset,
-            timeout_us=site.timeout_us,
+            timeout_us=relay_timeout_us(site.timeout_us),
             by_token=by_token(site),
             **of_rail(site, self.layout),
             **of_round(site, "dispatch", zone, call_word("dispatch", variant.kind)),
@@ -151,7 +151,6 @@ class DispatchPlans:
             num_local_experts=site.num_local_experts,
             counts="recv_counts",
             count_end=site.config.num_max_tokens_per_rank + 1,
-            timeout_us=relayed_timeout_us(site.timeout_us),
             keeps_zone=True,
         )
         return [wait, local.offsets(site, variant, zone, self.layout.forward_slots, sees_all=False)]

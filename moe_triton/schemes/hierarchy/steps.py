@@ -27,6 +27,6 @@ def by_token(site: Site) -> int:
     return int(site.posts == "aiv")
 
 
-def relayed_timeout_us(timeout_us: int) -> int:
-    """The deadline of who waits for what is relayed: the relay's own ends before, and it says for whom."""
-    return timeout_us + timeout_us // 4
+def relay_timeout_us(timeout_us: int) -> int:
+    """The deadline of a relay, four fifths of the others': it says for whom it waited before they give up."""
+    return timeout_us - timeout_us // 5

@@ -24,6 +24,7 @@ from moe_triton.schemes.common.waits import (
 from moe_triton.schemes.site import Site
 
 _NUMBER, _CALL = RAIL_END.word("number"), RAIL_END.word("call")
+_LOST, _LOST_CALL = RAIL_END.word("lost"), RAIL_END.word("lost_call")
 
 
 def _rank_on(site: Site, server: int) -> int:
@@ -38,6 +39,11 @@ def _neighbour(site: Site, number: int) -> int:
     return site.rank // ranks * ranks + number
 
 
+def _is_relayed(site: Site, status: Region) -> bool:
+    """Whether entries come from relays. Those of a barrier do not."""
+    return status.base == site.layout.region("token_counts").base
+
+
 def _is_of_server(site: Site, status: Region) -> bool:
     """Whether entries are those of a server's ranks, and not of all."""
     return status.extent("source") < site.config.num_ranks
@@ -45,15 +51,31 @@ def _is_of_server(site: Site, status: Region) -> bool:
 
 def _entries_gave_up(wait: GaveUp) -> list[int]:
     """A source that is lost, as its relay says; a relay that says nothing is missing itself."""
-    site, counts = wait.site, counts_of(wait.arguments, wait.memory)
-    if _is_of_server(site, wait.arguments["status"]):
-        ranks = site.config.topology.sizes[0]
-        return [_neighbour(site, n) for n in range(ranks) if int(counts[0, n]) < 0]
+    site, status = wait.site, wait.arguments["status"]
+    counts = counts_of(wait.arguments, wait.memory)
+    counts = counts[:, : status.extent("source")]  # behind those of a server is what a barrier left
+    sources = (counts < 0).any(dim=0).nonzero().flatten().tolist()
+    if not _is_relayed(site, status):
+        return [_neighbour(site, source) if _is_of_server(site, status) else source for source in sources]
     missing = set()
-    for source in (counts < 0).any(dim=0).nonzero().flatten().tolist():
-        is_told = (counts[:, source] == LOST_COUNT).any()
-        missing.add(source if is_told else _relay_of(site, source))
+    for source in sources:
+        missing.add(source if _is_told(counts, source) else _relay_of(site, source))
     return sorted(missing)
+
+
+def _entries_told(wait: GaveUp) -> dict[int, list[int]]:
+    """The sources that are lost as their relays say, by relay."""
+    site, counts = wait.site, counts_of(wait.arguments, wait.memory)
+    told: dict[int, list[int]] = {}
+    if _is_relayed(site, wait.arguments["status"]):
+        for source in range(counts.shape[1]):
+            if _is_told(counts, source):
+                told.setdefault(_relay_of(site, source), []).append(source)
+    return told
+
+
+def _is_told(counts: torch.Tensor, source: int) -> bool:
+    return bool((counts[:, source] == LOST_COUNT).any())
 
 
 def _relay_of(site: Site, source: int) -> int:
@@ -63,12 +85,16 @@ def _relay_of(site: Site, source: int) -> int:
 def _entries_go_on(site: Site, arguments: dict[str, Any], places: range) -> Iterator[int]:
     """In the order in which they lie in the window: by source, then by expert."""
     status: Region = arguments["status"]
-    is_of_server = _is_of_server(site, status)
+    is_of_server, is_relayed = _is_of_server(site, status), _is_relayed(site, status)
     for place in places:
         source, expert = divmod(place, status.extent("expert"))
         offset = status.offset(zone=arguments["zone"], expert=expert, source=source)
-        if int32_at(arguments["window"] + offset) != FLAG_BITS:
-            yield _neighbour(site, source) if is_of_server else _relay_of(site, source)
+        if int32_at(arguments["window"] + offset) == FLAG_BITS:
+            continue
+        if is_relayed:
+            yield _relay_of(site, source)
+        else:
+            yield _neighbour(site, source) if is_of_server else source
 
 
 def _rank_of_entry(wait: GaveUp, number: int) -> int:
@@ -136,13 +162,15 @@ def _rails_go_on(site: Site, arguments: dict[str, Any], servers: range) -> Itera
 
 
 def _rail_words(wait: GaveUp) -> Iterator[tuple[int, int]]:
-    """Of the end flags that are there."""
+    """Of the end flags that are there, and of ranks that made another call, as they say."""
     ends, window = wait.arguments["ends"], wait.tensor("window")
     number = round_of(wait)
     for server in range(ends.extent("server")):
         end = _words(window, ends.offset(zone=wait.zone, server=server), RAIL_END.num_bytes)
         if end[_NUMBER] == number:
             yield _rank_on(wait.site, server), end[_CALL]
+            if end[_LOST_CALL] != 0 and end[_LOST] - 1 in wait.site.config.topology.ranks_on(server):
+                yield end[_LOST] - 1, end[_LOST_CALL]
 
 
 def _partials_gave_up(wait: GaveUp) -> list[int]:
@@ -156,14 +184,28 @@ def _partials_gave_up(wait: GaveUp) -> list[int]:
     return sorted(missing)
 
 
+def _partials_told(wait: GaveUp) -> dict[int, list[int]]:
+    """Ranks without which others of their servers had nothing to send, by who said it."""
+    seen = wait.tensor("rail_seen").view(-1)
+    servers = range(wait.site.config.topology.num_servers)
+    return {_rank_on(wait.site, s): [-2 - int(seen[s])] for s in servers if int(seen[s]) < -1}
+
+
 FINDERS = {
     DISPATCH_WAIT.name: Finder(
-        _entries_gave_up, _entries_go_on, _entry_words, refused=_entry_refused, rank_of=_rank_of_entry
+        _entries_gave_up,
+        _entries_go_on,
+        _entry_words,
+        told=_entries_told,
+        refused=_entry_refused,
+        rank_of=_rank_of_entry,
     ),
     RAIL_SEND.name: POSTS,
     RAIL_RELAY.name: Finder(_rails_gave_up, _rails_go_on, _rail_words, rank_of=_rank_itself),
     RETURNS_LOST.name: POSTS,
     PARTIALS_SEND.name: POSTS,
-    RAIL_WAIT.name: Finder(_partials_gave_up, _rails_go_on, _rail_words, rank_of=_rank_itself),
+    RAIL_WAIT.name: Finder(
+        _partials_gave_up, _rails_go_on, _rail_words, told=_partials_told, rank_of=_rank_itself
+    ),
     POST_STATUS.name: POSTS,
 }
