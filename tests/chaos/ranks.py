@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from moe_triton import ArgumentError, CommunicationTimeoutError, EPBuffer, MoeTritonError
 from moe_triton.backends.cpu import window as window_module
+from moe_triton.rendezvous import meeting
 from tests.chaos.strikes import Strike, timeout_of
 from tests.chaos.trial import FAULTS, ROUNDS, Account, Operator, Seen, Trial
 from tests.distributed.cases import Case, experts_of, inputs_of, small_case
@@ -67,6 +68,8 @@ class Life:
 
     def run(self) -> None:
         """All rounds, in as many buffers as it takes."""
+        if FAULTS[self.trial.fault].has_host:
+            self._host_store()
         number, buffer = 0, self._new_buffer()
         while number < ROUNDS:
             if self._strikes_construction(number):
@@ -81,11 +84,25 @@ class Life:
                 number, buffer = self._begin_again(number)
         buffer.close()
 
+    def _host_store(self) -> None:
+        """The victim hosts the store of this library, as the process of rank 0 usually does."""
+        host = self.trial.victim
+        is_host = self.rank == host
+        store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False) if is_host else None
+        port = [store.port if store else 0]
+        dist.broadcast_object_list(port, src=host)
+        world = dist.group.WORLD
+        assert world is not None
+        meeting._stores[world] = store or dist.TCPStore("localhost", port[0], wait_for_workers=False)
+
     def _strikes_construction(self, number: int) -> bool:
-        is_struck = self.trial.fault in ("bad construction", "full disk")
+        is_struck = self.trial.fault in ("bad construction", "full disk", "never comes")
         return is_struck and self.strike.is_now(number)
 
     def _construct_under_the_fault(self) -> None:
+        if self.trial.fault == "never comes" and self.strike.is_victim:
+            self.strike.stay_away()
+            return
         with self.strike.in_construction() as changes:
             try:
                 self._noting(lambda: self._construct(**changes).close())
@@ -141,8 +158,10 @@ class Life:
             quantize="int8" if is_other and self.trial.fault == "other rows" else None,
         )
         y = experts_of(self.case, self.rank, output.tokens)
-        self._struck_before("combine", number, buffer)
-        combined = buffer.combine(y, output.handle, weights)
+        is_struck = self._struck_before("combine", number, buffer)
+        is_other_results = is_struck and self.trial.fault == "other results"
+        other_results = is_other_results and self.strike.is_victim
+        combined = buffer.combine(y, output.handle, weights, comm_quantize="int8" if other_results else None)
         if not torch.equal(combined, expected_round(self.case, number)[1][self.rank]):
             self.wrong.append(f"round {number} gave other bits than the reference")
 
@@ -160,5 +179,11 @@ class Life:
         try:
             return call()
         except (MoeTritonError, KeyboardInterrupt) as error:
-            self.errors.append(Seen(type(error).__name__, str(error), time.monotonic() - self.began))
+            named = (
+                (error.missing_ranks, error.uncertain_ranks)
+                if isinstance(error, CommunicationTimeoutError)
+                else ((), ())
+            )
+            seconds = time.monotonic() - self.began
+            self.errors.append(Seen(type(error).__name__, str(error), seconds, *named))
             raise

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import torch
 
 from moe_triton import ArgumentError, EPBuffer
+from moe_triton.processes import tell
 from tests.chaos.trial import FAULTS, TIME_OUT, Operator, Trial
 
 TIMEOUT_S = 1.0
@@ -24,11 +25,15 @@ LONGER_THAN_A_TIMEOUT_S = 1.6 * TIMEOUT_S
 # More than the group's store takes, which may be a file too, and less than any window of slots.
 FILE_BYTES = 900 << 10
 OTHERS_LATE_S, STRUCK_AFTER_S = 0.6, 0.2
+# Long enough for whoever waits meanwhile to say so.
+SLOW_S = 0.7 * TIMEOUT_S
+PAUSE_ALL = "all ranks are to be paused"
 
 
 def timeout_of(trial: Trial) -> float:
     """Seconds that one wait may take."""
-    return TIMEOUT_S if FAULTS[trial.fault].others == TIME_OUT else PATIENT_S
+    fault = FAULTS[trial.fault]
+    return TIMEOUT_S if fault.others == TIME_OUT or fault.all_are_struck else PATIENT_S
 
 
 class Strike:
@@ -43,7 +48,7 @@ class Strike:
     """
 
     def __init__(self, trial: Trial, rank: int) -> None:
-        self._trial, self.is_victim = trial, rank == trial.victim
+        self._trial, self._rank, self.is_victim = trial, rank, rank == trial.victim
         self._is_over = False
         self._delays = random.Random(rank)
 
@@ -56,6 +61,9 @@ class Strike:
         trial = self._trial
         if trial.fault == "straggle":
             time.sleep(self._delays.random() * 0.02)
+        is_before = (operator, number) == ("dispatch", trial.number) and not self._is_over
+        if trial.fault == "wait and die" and is_before and self._rank == (trial.victim + 1) % trial.num_ranks:
+            time.sleep(SLOW_S)
         if self._is_over or (operator, number) != (trial.operator, trial.number):
             return False
         self._is_over = True
@@ -70,6 +78,11 @@ class Strike:
     def is_now(self, number: int) -> bool:
         """Whether this round is the one that is struck, the first time that it comes."""
         return self._trial.number == number and not self._is_over
+
+    def stay_away(self) -> None:
+        """Does not come to a construction until the others have given it up."""
+        self._is_over = True
+        time.sleep(LONGER_THAN_A_TIMEOUT_S)
 
     @contextmanager
     def in_construction(self) -> Iterator[dict[str, object]]:
@@ -129,6 +142,9 @@ def _call_badly(buffer: EPBuffer) -> None:
 
 _ON_VICTIM: dict[str, Callable[[EPBuffer], None]] = {
     "kill": _kill(signal.SIGKILL),
+    "wait and die": _kill(signal.SIGKILL),
+    "host of the store": _kill(signal.SIGKILL),
+    "paused machine": lambda buffer: tell(PAUSE_ALL),
     "terminate": _kill(signal.SIGTERM),
     "stop": _stop,
     "late": _late,

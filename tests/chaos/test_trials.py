@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from moe_triton.processes import RankFailedError
-from tests.chaos.trial import FAULTS, LAST_STRIKE, SCHEMES, Account, Seen, Trial, complaints, worst_seconds
+from tests.chaos.trial import (
+    FAULTS,
+    LAST_STRIKE,
+    SCHEMES,
+    Account,
+    Seen,
+    Trial,
+    complaints,
+    doubts,
+    worst_seconds,
+)
 
-LATE = Seen("CommunicationTimeoutError", "dispatch number 3 timed out waiting for rank(s) [1]", 1.5)
+LATE = Seen("CommunicationTimeoutError", "dispatch number 3 timed out waiting for rank(s) [1]", 1.5, (1,))
+DOUBTFUL = replace(LATE, missing=(0, 1), uncertain=(0,))
 KILL = Trial("kill", "direct", 3, 1, 3, "dispatch", 0)
 DEAD = RankFailedError({1: "died without an error"})
 FINE = Account((LATE,))
@@ -18,6 +30,8 @@ FINE = Account((LATE,))
 def test_a_trial_that_goes_as_it_should_is_survived() -> None:
     assert complaints(KILL, [FINE, DEAD, FINE]) == []
     assert worst_seconds([FINE, DEAD, Account()]) == 1.5
+    assert complaints(KILL, [Account((DOUBTFUL,)), DEAD, FINE]) == []
+    assert doubts(KILL, [Account((DOUBTFUL,)), DEAD, FINE]) == 1
 
 
 @pytest.mark.parametrize(
@@ -27,6 +41,7 @@ def test_a_trial_that_goes_as_it_should_is_survived() -> None:
         (Account(), "met None"),
         (Account((Seen("BufferStateError", "the buffer is closed", 0.0),)), "not CommunicationTimeoutError"),
         (Account((Seen(LATE.kind, "timed out waiting for rank(s) [2]", 1.0),)), "does not name rank 1"),
+        (Account((replace(LATE, missing=(0, 1)),)), "names an innocent rank"),
         (Account((LATE,), wrong=("round 4 gave other bits than the reference",)), "other bits"),
         (Account((LATE,), left_behind=("/dev/shm/a window",)), "a window"),
     ],

@@ -37,6 +37,8 @@ class Fault:
         operators: before which it can strike.
         schemes: with which it can.
         needs_own_group: the group is not used again.
+        all_are_struck: it befalls every rank at once.
+        has_host: the victim hosts the store that ranks leave notes in.
     """
 
     name: str
@@ -48,6 +50,8 @@ class Fault:
     operators: tuple[Operator, ...] = ("dispatch", "combine")
     schemes: tuple[str, ...] = SCHEMES
     needs_own_group: bool = False
+    all_are_struck: bool = False
+    has_host: bool = False
 
 
 TIME_OUT, STATE = "CommunicationTimeoutError", "BufferStateError"
@@ -61,6 +65,10 @@ FAULTS: Mapping[str, Fault] = {
         # What it finds when it goes on depends on what the others have left.
         Fault("stop", TIME_OUT, TIME_OUT),
         Fault("late", TIME_OUT, TIME_OUT),
+        Fault("wait and die", None, TIME_OUT, is_deadly=True, operators=("combine",)),
+        Fault("host of the store", None, TIME_OUT, is_deadly=True, has_host=True),
+        Fault("paused machine", None, None, all_are_struck=True),
+        Fault("never comes", None, TIME_OUT, operators=("dispatch",)),
         Fault("straggle", None, None),
         Fault("bad call", ARGUMENT, None),
         Fault("bad construction", ARGUMENT, MISMATCH, "rank {victim}", operators=("dispatch",)),
@@ -76,6 +84,14 @@ FAULTS: Mapping[str, Fault] = {
             needs_own_group=True,
         ),
         Fault("other rows", MISMATCH, MISMATCH, "rank(s) [{victim}]", operators=("dispatch",)),
+        Fault(
+            "other results",
+            MISMATCH,
+            MISMATCH,
+            "rank(s) [{victim}]",
+            operators=("combine",),
+            schemes=("hierarchy",),  # elsewhere the next dispatch raises it, when this round was summed
+        ),
         Fault(
             "other weights",
             MISMATCH,
@@ -138,11 +154,15 @@ class Seen:
         kind: name of its type.
         text: its message.
         seconds: from the beginning of the round that raised it, or from the fault, where it struck here.
+        missing: ranks that a time-out names.
+        uncertain: those of them that it names with a doubt.
     """
 
     kind: str
     text: str
     seconds: float
+    missing: tuple[int, ...] = ()
+    uncertain: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -179,7 +199,18 @@ def complaints(trial: Trial, accounts: Sequence[Account | RankFailedError]) -> l
             said.append(f"rank {rank}: met {first}, not {expected}")
         elif first and not is_victim and fault.names.format(victim=trial.victim) not in first.text:
             said.append(f"rank {rank}: {first.text!r} does not name rank {trial.victim}")
+        elif first and not is_victim and not {*first.missing} - {*first.uncertain} <= {trial.victim}:
+            said.append(f"rank {rank}: {first.text!r} names an innocent rank")
     return said
+
+
+def doubts(trial: Trial, accounts: Sequence[Account | RankFailedError]) -> int:
+    """How many ranks named others with a doubt in their first error."""
+    return sum(
+        bool(account.errors and account.errors[0].uncertain)
+        for rank, account in enumerate(accounts)
+        if isinstance(account, Account) and rank != trial.victim
+    )
 
 
 def worst_seconds(accounts: Sequence[Account | RankFailedError]) -> float:
