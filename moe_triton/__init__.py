@@ -13,6 +13,7 @@ from moe_triton.core.errors import (
     CommunicationTimeoutError,
     ConfigMismatchError,
     MoeTritonError,
+    ThreadError,
     ToolchainError,
     WindowError,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "EPBuffer",
     "MoeTritonError",
     "Pending",
+    "ThreadError",
     "ToolchainError",
     "Traffic",
     "Tuning",

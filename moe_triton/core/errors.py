@@ -114,3 +114,7 @@ class CommunicationTimeoutError(MoeTritonError, TimeoutError):
 
 class ToolchainError(MoeTritonError):
     """A compiler, library or CPU feature that a back end needs is missing or failed."""
+
+
+class ThreadError(MoeTritonError):
+    """This process cannot start a thread, which waits with a deadline need."""

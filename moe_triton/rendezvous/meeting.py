@@ -6,6 +6,7 @@ owner too. Messages are JSON; nothing from a peer is unpickled.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import reprlib
@@ -28,6 +29,7 @@ from moe_triton.core.errors import (
     CommunicationTimeoutError,
     ConfigMismatchError,
     MoeTritonError,
+    ThreadError,
 )
 from moe_triton.core.threads import in_thread
 from moe_triton.rendezvous.attempts import Attempt, RefusedError, RoundGivenUpError
@@ -135,6 +137,7 @@ class Meeting:
         Raises:
             CommunicationTimeoutError: some ranks sent nothing in time, or the store did not answer.
             ConfigMismatchError: a rank cannot go on, sent an invalid message, or meets for another purpose.
+            ThreadError: this process can start no thread; the others are told.
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         data = json.dumps({"purpose": purpose, "message": message}).encode()
@@ -144,6 +147,9 @@ class Meeting:
             )
         try:
             received = self._in_time(data, timeout_s)
+        except ThreadError as error:
+            self.refuse(error)
+            raise
         except RefusedError as error:
             self.end()
             raise ConfigMismatchError(f"rank {error.by} cannot be constructed: {error.reason}") from None
@@ -215,7 +221,12 @@ class Meeting:
                 time.sleep(_LINGER_PAUSE_S)
 
         # If the store does not answer, the others cannot be told.
-        futures.wait([in_thread(tell, "refusal")], linger_s + grace_s)
+        telling = in_thread(tell, "refusal")
+        futures.wait([telling], linger_s + grace_s)
+        if telling.done() and isinstance(telling.exception(), ThreadError):
+            # Here, then, and without a deadline: only a store whose host is stopped would not answer.
+            with contextlib.suppress(Exception):
+                tell()
 
     def _make_attempt(self) -> Attempt:
         return Attempt(_store_of(self.group, self.members), self.rank, self.num_ranks)

@@ -8,7 +8,7 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from moe_triton import torch_npu_ops as ops
 from moe_triton.backends import make_backend
 from moe_triton.backends.cpu import window
 from moe_triton.core.config import Config
+from moe_triton.core.errors import ThreadError
 from moe_triton.processes import RankGroup, run_ranks
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.runtime import communicator
@@ -162,6 +163,38 @@ def test_a_rank_that_fails_at_any_stage_tells_the_others(
             assert "rank 1" in said, stage
             assert "for once" in said, stage
             assert kind.__name__ in said, stage
+
+
+@contextlib.contextmanager
+def no_threads() -> Iterator[None]:
+    """No thread can be started meanwhile: no address space holds the stack of one."""
+    usual = threading.stack_size(1 << 47)
+    try:
+        yield
+    finally:
+        threading.stack_size(usual)
+
+
+def fail_to_start_threads(rank: int, num_ranks: int, stage: str) -> str:
+    meet = getattr(communicator, stage)
+
+    def without_threads(*arguments: Any) -> Any:
+        made.enter_context(no_threads())
+        return meet(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as made:
+        if rank == 1:
+            patch.setattr(communicator, stage, without_threads)
+        said = at_once(lambda: make(num_ranks), ConfigMismatchError, *([ThreadError] if rank == 1 else []))
+    assert works(num_ranks, rank)
+    return said
+
+
+@pytest.mark.parametrize("stage", ["prepare", "Executables"])
+def test_a_rank_that_can_start_no_thread_says_so_and_tells_the_others(ranks: Groups, stage: str) -> None:
+    first, failed, last = ranks(3).run(fail_to_start_threads, stage)
+    assert failed.startswith("this process can start no thread: can't start new thread. Raise its limits")
+    assert first == last == f"rank 1 cannot be constructed: {failed}"
 
 
 def resources() -> dict[str, int]:
