@@ -7,12 +7,15 @@ import logging
 import multiprocessing
 import os
 import shutil
+import signal
+import socket
 import stat
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +26,8 @@ from moe_triton.backends.cpu.triton.loader import load
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.kernels.returns import own_offsets_kernel
+from tests.distributed.failures import wait_until_stopped
+from tests.patience import seconds
 
 Said = Callable[[], list[str]]
 
@@ -311,6 +316,65 @@ def test_a_stopped_process_does_not_hold_others_up_for_ever(
     with (folder / "key.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert cache.body_of(cache.fetch(folder, "key", lambda: b"content")) == b"content"
+
+
+def _stop_in_a_build(folder: str) -> None:
+    def build() -> bytes:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return b"theirs"
+
+    with cache.waiting(seconds(60), "rank 1 of 2"):
+        cache.fetch(Path(folder), "key", build)
+
+
+def test_a_wait_for_a_stopped_process_is_as_long_as_its_caller_waits_for_others_and_names_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cache, "LOCK_WAIT_S", seconds(600))
+    process = multiprocessing.get_context("fork").Process(target=_stop_in_a_build, args=(str(folder),))
+    process.start()
+    assert process.pid
+    try:
+        wait_until_stopped(process.pid)
+        with cache.waiting(0.1, "rank 0 of 2"):
+            path = cache.fetch(folder, "key", lambda: b"ours", of="the kernel k")
+        assert cache.body_of(path) == b"ours"
+    finally:
+        process.kill()
+        process.join()
+    holder = f"rank 1 of 2 (process {process.pid} on {socket.gethostname()})"
+    assert [f"{holder} has been building the kernel k for more than 0.1 s: built here"] == caplog.messages
+
+
+def test_all_entries_of_one_wait_take_no_longer_than_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of them is held by another process, which does not say who it is, like an older version."""
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda s: now.append(now.pop() + s))
+    monkeypatch.setattr(cache, "time", clock)
+    keys = "one", "two", "three"
+    with contextlib.ExitStack() as held, cache.waiting(10.0, "rank 0 of 2"):
+        for key in keys:
+            fcntl.flock(held.enter_context((folder / f"{key}.lock").open("w")), fcntl.LOCK_EX)
+        for key in keys:
+            cache.fetch(folder, key, lambda: b"content")
+    assert now[0] == pytest.approx(10.0, abs=0.1)
+    assert [text.split(" has")[0] for text in caplog.messages] == ["another process"] * 3
+
+
+def test_who_waits_for_a_lock_takes_what_others_have_built_meanwhile(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "LOCK_WAIT_S", seconds(600))
+    other_folder = folder / "other"
+    other_folder.mkdir()
+    content = cache.fetch(other_folder, "key", lambda: b"theirs").read_bytes()
+    build = lambda s: (folder / "key.so").write_bytes(content)  # noqa: E731
+    monkeypatch.setattr(cache, "time", SimpleNamespace(monotonic=time.monotonic, sleep=build))
+    with (folder / "key.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert cache.body_of(cache.fetch(folder, "key", lambda: b"ours")) == b"theirs"
 
 
 def anew(kernel: TritonKernel) -> loader.CompiledKernel:

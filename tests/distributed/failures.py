@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from moe_triton import ArgumentError
 from moe_triton.backends.cpu import window as window_module
+from tests.patience import seconds
 
 SHM = Path("/dev/shm")
 
@@ -30,6 +32,14 @@ def prefixed(prefix: str) -> Iterator[None]:
 
 def leftovers(prefix: str) -> list[str]:
     return sorted(path.name for path in SHM.glob(f"{prefix}*"))
+
+
+def wait_until_stopped(pid: int) -> None:
+    """Returns when a process has been stopped by a signal."""
+    deadline = time.monotonic() + seconds(60)
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def message_of(call: Callable[[], Any], kind: type[Exception] = ArgumentError) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +19,12 @@ from moe_triton import (
     CommunicationTimeoutError,
 )
 from moe_triton.backends.cpu import window as window_module
+from moe_triton.backends.cpu.triton import cache, loader
 from moe_triton.processes import RankFailedError, RankGroup, run_ranks
+from moe_triton.rendezvous.meeting import Meeting
 from tests.distributed.cases import inputs_of, small_case
-from tests.distributed.failures import leftovers, message_of, new_prefix, prefixed
+from tests.distributed.failures import leftovers, message_of, new_prefix, prefixed, wait_until_stopped
+from tests.distributed.interrupted import messages
 from tests.distributed.workers import make_buffer, one_round, patient_buffer
 from tests.patience import seconds
 
@@ -71,6 +76,33 @@ def test_a_rank_that_never_combines_is_named(before: int) -> None:
     results = run_ranks(absent_from_combine, 4, (before,))
     said = ("combine", before, before % 2, (2,))
     assert results == [said, said, None, said]
+
+
+def stopped_while_it_compiles(rank: int, num_ranks: int, folder: str) -> Any:
+    """Rank 1 is, in its first dispatch; rank 0 compiles all the same, and then waits for it."""
+    pids = [m["pid"] for m in Meeting(None, seconds(60)).exchange({"pid": os.getpid()}, "pids")]
+    with pytest.MonkeyPatch.context() as patch, messages() as said:
+        patch.setenv("MOE_TRITON_CACHE", folder)
+        patch.setattr(cache, "LOCK_WAIT_S", seconds(600))
+        case = small_case(num_ranks)
+        buffer, inputs = make_buffer(case, timeout_s=seconds(3)), inputs_of(case, rank, 0)
+        if rank == 1:  # with the lock of the first kernel that both need
+            patch.setattr(loader, "find_toolchain", lambda: os.kill(os.getpid(), signal.SIGSTOP))
+        else:
+            wait_until_stopped(pids[1])
+        try:
+            with pytest.raises(CommunicationTimeoutError) as caught:
+                buffer.dispatch(inputs.x, inputs.topk_idx)
+        finally:
+            os.kill(pids[1], signal.SIGKILL)
+        return said, caught.value.missing_ranks, pids[1]
+
+
+def test_a_rank_that_is_stopped_while_it_compiles_is_named(tmp_path: Path) -> None:
+    found = run_ranks(stopped_while_it_compiles, 2, (str(tmp_path),), allow_failures=True)[0]
+    said, missing, pid = found
+    assert missing == (1,)
+    assert said[0].startswith(f"rank 1 of 2 (process {pid} on {socket.gethostname()}) has been building the ")
 
 
 def absent_from_construction(rank: int, num_ranks: int) -> Any:

@@ -74,6 +74,7 @@ class CpuBackend:
         self._nic: nic.Nic | None = None
         self.keeps_order = self._device.keeps_order
         self.waits = NativeWaits()
+        self._patience: tuple[float, str] | None = None
         # Ids are nearly always valid, and then the rule is not read.
         self._unread_rule = ctypes.byref(ctypes.c_int32(0))
 
@@ -120,6 +121,9 @@ class CpuBackend:
         log: TraceLog | None = None,
     ) -> SharedWindow:
         """See `moe_triton.backends.base.Backend`."""
+        # Who waits so long for a rank waits no longer for what that rank compiles.
+        name = f"rank {meeting.rank} of {meeting.num_ranks}"
+        self._patience = self._patience or (meeting.timeout_s, name)
         if queues is None:
             return SharedWindow(num_bytes, meeting)
         assert log is None or isinstance(log, NativeTraceLog)
@@ -138,7 +142,8 @@ class CpuBackend:
         assert log is None or isinstance(log, NativeTraceLog)
         if self.kernels == "torch":
             return TorchExecutable(plan, report, fixed, self._settings(fixed), self.waits, log)
-        return NativeExecutable(plan, report, fixed, self._settings(fixed), self.waits, log)
+        with cache.waiting(*(self._patience or (cache.LOCK_WAIT_S, ""))):
+            return NativeExecutable(plan, report, fixed, self._settings(fixed), self.waits, log)
 
     def _settings(self, fixed: Bindings) -> CpuSettings:
         peers = fixed.get("peers")

@@ -14,13 +14,16 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import logging
+import math
 import os
 import shutil
+import socket
 import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from multiprocessing.util import Finalize
 from pathlib import Path
 
@@ -29,8 +32,9 @@ from moe_triton.core.errors import ToolchainError
 logger = logging.getLogger("moe_triton")
 
 REMEDY = "Set MOE_TRITON_CACHE to a folder of your own."
-LOCK_WAIT_S = 60.0  # for a process that builds the same entry; it may be stopped
+LOCK_WAIT_S = 60.0  # at most, for a process that builds the same entry; it may be stopped
 _LOCK_PAUSE_S = 0.02
+_MOST_OF_HOLDER = 200  # bytes of what stands in a lock
 _PROBE_BYTES = 1 << 12
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -38,6 +42,8 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 # Reasons for which the cache was passed by: each is said once.
 _said: set[str] = set()
 _private: dict[int, Path] = {}  # by process
+# Until when those wait that want an entry now, by `time.monotonic`; and who they are, for whom they hold up.
+_waiting: ContextVar[tuple[float, str]] = ContextVar("waiting", default=(math.inf, ""))
 
 
 def cache_folder() -> Path:
@@ -170,7 +176,24 @@ def sources_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def fetch(folder: Path, key: str, build: Callable[[], bytes], suffix: str = ".so") -> Path:
+@contextmanager
+def waiting(seconds: float, name: str) -> Iterator[None]:
+    """Limits how long the calls of `fetch` in here wait, all of them together, for others that build.
+
+    Args:
+        seconds: at most, and no more than `LOCK_WAIT_S`.
+        name: of whoever calls, for those that wait for it.
+    """
+    token = _waiting.set((time.monotonic() + seconds, name))
+    try:
+        yield
+    finally:
+        _waiting.reset(token)
+
+
+def fetch(
+    folder: Path, key: str, build: Callable[[], bytes], suffix: str = ".so", of: str = "an entry"
+) -> Path:
     """The entry's file, built if it is absent or damaged.
 
     Args:
@@ -178,6 +201,7 @@ def fetch(folder: Path, key: str, build: Callable[[], bytes], suffix: str = ".so
         key: name of the entry.
         build: gives its content.
         suffix: of its file.
+        of: what it is made of, for messages.
 
     Raises:
         ToolchainError: there is no room for it anywhere.
@@ -187,7 +211,7 @@ def fetch(folder: Path, key: str, build: Callable[[], bytes], suffix: str = ".so
         if why := why_unsafe(folder):
             raise OSError(why)
         if not _is_sound(path):
-            with _lock(folder / f"{key}.lock"):
+            with _lock(folder / f"{key}.lock", lambda: _is_sound(path), of):
                 if not _is_sound(path):  # another process may have built it meanwhile
                     _write(path, build())
     except OSError as error:
@@ -253,16 +277,37 @@ def _write(path: Path, body: bytes) -> None:
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def _lock(path: Path, is_built: Callable[[], bool], of: str) -> Iterator[None]:
     """Holds others up that want the same entry, as far as the file system can. A rename is safe without."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    began, (deadline, name) = time.monotonic(), _waiting.get()
+    deadline = min(deadline, began + LOCK_WAIT_S)
     try:
-        deadline = time.monotonic() + LOCK_WAIT_S
-        while not _take(handle) and time.monotonic() < deadline:
+        while not (is_taken := _take(handle)) and time.monotonic() < deadline and not is_built():
             time.sleep(_LOCK_PAUSE_S)
+        if is_taken:
+            _sign(handle, name)
+        elif not is_built():
+            held, holder = time.monotonic() - began, _holder(handle)
+            logger.warning("%s has been building %s for more than %.1f s: built here", holder, of, held)
         yield
     finally:
         os.close(handle)
+
+
+def _sign(handle: int, name: str) -> None:
+    """Says in a lock who holds it."""
+    process = f"process {os.getpid()} on {socket.gethostname()}"
+    said = f"{name} ({process})" if name else process
+    with suppress(OSError):  # no room: nobody needs it
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, said.encode()[:_MOST_OF_HOLDER], 0)
+
+
+def _holder(handle: int) -> str:
+    """Who says in a lock that it holds it."""
+    said = os.pread(handle, _MOST_OF_HOLDER, 0).decode(errors="replace")
+    return said if said and said.isprintable() else "another process"
 
 
 def _take(handle: int) -> bool:

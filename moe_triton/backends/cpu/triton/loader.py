@@ -89,7 +89,7 @@ def _load(kernel: TritonKernel, constants: str, noalias: bool, cpu: str) -> Comp
         text = lower(tensor_ir(kernel, named_ops=False), kernel, noalias=noalias)
         return link(compile_object(text, cpu))
 
-    path = cache.fetch(cache.cache_folder(), key, build)
+    path = cache.fetch(cache.cache_folder(), key, build, of=f"the kernel {kernel.name}")
     try:
         function = ctypes.CDLL(str(path))[ENTRY_SYMBOL]
     except (OSError, AttributeError):  # no library for all its digest says, or a folder to run nothing from
