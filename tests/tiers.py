@@ -23,6 +23,7 @@ QUICK = (
     "tests/test_call_word.py",
     "tests/test_abi.py",
     "tests/test_reference.py",
+    "tests/test_membership.py",
     "tests/test_notes.py",
     "tests/test_docs_code.py",
     "tests/test_reference_dispatch.py",

@@ -9,6 +9,7 @@ from typing import Any
 from moe_triton.core.errors import ConfigMismatchError, WindowError
 from moe_triton.core.space import text_of
 from moe_triton.rendezvous.meeting import MAX_REASON, Meeting, values_of
+from moe_triton.rendezvous.membership import SAME_SETTINGS, by_value
 
 logger = logging.getLogger("moe_triton")
 
@@ -75,20 +76,14 @@ def check_same(settings: Sequence[Mapping[str, Any]], may_differ: Collection[str
             else:
                 errors.append(f"  {name}: {values}")
     if errors:
-        raise ConfigMismatchError(
-            "ranks of one group must be constructed with the same settings, but these differ:\n"
-            + "\n".join(errors)
-        )
+        raise ConfigMismatchError(f"{SAME_SETTINGS}:\n" + "\n".join(errors))
     for name, values in warnings.items():
         logger.warning("ranks of one group differ in %s: %s; %s", name, values, MAY_DIFFER.get(name, ""))
 
 
 def _by_ranks(values: Sequence[object]) -> str:
     """Which ranks have which value; empty if all have the same."""
-    ranks_of: dict[str, list[int]] = {}
-    for rank, value in enumerate(values):
-        ranks_of.setdefault(repr(value), []).append(rank)
-    return ", ".join(f"{value} on rank(s) {ranks}" for value, ranks in ranks_of.items() if len(ranks_of) > 1)
+    return by_value(dict(enumerate(values)))
 
 
 def _kernels_that_differ(given: Sequence[Any]) -> str:

@@ -32,6 +32,7 @@ import threading
 import time
 
 from moe_triton.core.deadlines import Deadline
+from moe_triton.rendezvous.membership import Membership
 from moe_triton.rendezvous.notes import ASK_S, PERIOD_S, Culprits, Inquiry, Note, State
 from moe_triton.rendezvous.stores import Store, read_key
 
@@ -66,6 +67,10 @@ class RefusedError(Exception):
         super().__init__(by, reason)
 
 
+class MetElsewhereError(Exception):
+    """Ranks that this one waits for meet without it, or with others."""
+
+
 class Attempt:
     """One rank's part in an attempt; joined by its first exchange.
 
@@ -73,10 +78,12 @@ class Attempt:
         store: used by no others than the ranks that meet.
         rank: this one's number among them.
         num_ranks: of them.
+        membership: what it says to ranks that meet others; None to say nothing.
     """
 
-    def __init__(self, store: Store, rank: int, num_ranks: int) -> None:
+    def __init__(self, store: Store, rank: int, num_ranks: int, membership: Membership | None = None) -> None:
         self._store, self._rank, self._num_ranks = store, rank, num_ranks
+        self._membership, self._elsewhere = membership, ""
         self._number, self._round = 0, 0
         self._is_over = False
         self._noted = float("-inf")
@@ -100,10 +107,11 @@ class Attempt:
         Raises:
             RoundGivenUpError: by this rank at its deadline; or by another, after the first round.
             RefusedError: by another rank.
+            MetElsewhereError: in the first round.
         """
         try:
             return self._exchange(message, deadline, cancelled)
-        except (RoundGivenUpError, RefusedError):
+        except (RoundGivenUpError, RefusedError, MetElsewhereError):
             self._is_over = True
             raise
 
@@ -121,6 +129,8 @@ class Attempt:
             is_first = self._round == 0
             try:
                 if is_first:
+                    if self._membership:
+                        self._membership.fail()
                     self._number = self._join()
             except RefusedError:  # the others have another rank's reason
                 break
@@ -146,12 +156,18 @@ class Attempt:
         while True:
             is_first = self._round == 0
             if is_first:
+                if self._membership:
+                    self._membership.begin()
                 self._number = self._join()
             key = f"{self._number}/{self._round}"
             messages = [f"{key}/{rank}" for rank in range(self._num_ranks)]
             self._store.set(messages[self._rank], message)
+            if is_first and self._membership:
+                self._membership.wait()
             state = self._wait(key, messages, deadline, cancelled)
             if state == DONE:
+                if is_first and self._membership:
+                    self._membership.met(self._number)
                 received = [bytes(self._store.get(name)) for name in messages]
                 self._round += 1
                 self._leave(key, messages, is_first)
@@ -159,6 +175,8 @@ class Attempt:
             self._store.delete_key(messages[self._rank])
             if state.startswith(REFUSED):
                 raise self._take_note(key, state)
+            if self._elsewhere:
+                raise MetElsewhereError(self._elsewhere)
             if state:
                 (by,), named = (tuple(map(int, part.split(","))) for part in state.split())
                 if by == self._rank:
@@ -181,6 +199,9 @@ class Attempt:
             if self._round == 0:
                 self._note()
             left = deadline.left()
+            if self._is_elsewhere(messages, left <= 0):
+                self._found = Culprits(tuple(self._missing(messages)) or (self._rank,))
+                return self._give_up(key, "raised")
             if left <= 0 and self._knows_who(messages):
                 return self._give_up(key, "raised")
             if cancelled.wait(min(pause, left) if left > 0 else pause):
@@ -188,13 +209,23 @@ class Attempt:
                 return self._give_up(key, "left")
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
+    def _is_elsewhere(self, messages: list[str], is_last: bool) -> bool:
+        """Whether ranks whose messages are not there meet others; they may all be there by now."""
+        if self._round > 0 or self._membership is None:
+            return False
+        self._elsewhere = self._membership.look(lambda: self._missing(messages), is_last)
+        return self._elsewhere != ""
+
+    def _missing(self, messages: list[str]) -> list[int]:
+        return [rank for rank, name in enumerate(messages) if not self._store.check([name])]
+
     def _end(self, key: str, state: str) -> str:
         """Ends a round unless another rank has; returns how it ended."""
         return self._store.compare_set(f"{key}/state", "", state).decode()
 
     def _knows_who(self, messages: list[str]) -> bool:
         """Whether it is known who has not come; ranks have a little time left to come until then."""
-        missing = [rank for rank, name in enumerate(messages) if not self._store.check([name])]
+        missing = self._missing(messages)
         if self._round > 0 or not missing:  # all were here; or all may have arrived by now
             self._found = Culprits(tuple(missing) or (self._rank,))
             return True

@@ -32,7 +32,8 @@ from moe_triton.core.errors import (
     ThreadError,
 )
 from moe_triton.core.threads import in_thread
-from moe_triton.rendezvous.attempts import Attempt, RefusedError, RoundGivenUpError
+from moe_triton.rendezvous.attempts import Attempt, MetElsewhereError, RefusedError, RoundGivenUpError
+from moe_triton.rendezvous.membership import Membership, Past
 from moe_triton.rendezvous.notes import ASK_S, Culprits
 from moe_triton.rendezvous.stores import Store
 
@@ -50,6 +51,7 @@ _LINGER_S, _HURRY_S, _LINGER_PAUSE_S = 1.0, 0.2, 0.005
 _stores: WeakKeyDictionary[dist.ProcessGroup, Any] = WeakKeyDictionary()
 # The latest exchange of each group that its caller did not wait out, after Ctrl-C or a time-out.
 _left: WeakKeyDictionary[dist.ProcessGroup, futures.Future[Any]] = WeakKeyDictionary()
+_pasts: WeakKeyDictionary[dist.ProcessGroup, Past] = WeakKeyDictionary()
 # Connections of the process that this one was forked from.
 _stores_of_parent: list[object] = []
 _of_parent: WeakSet[dist.ProcessGroup] = WeakSet()
@@ -81,6 +83,7 @@ class Meeting:
         group: a torch.distributed group; None for the default one, or without any for this process alone.
         timeout_s: seconds that one exchange may take.
         members: the group's ranks that take part, in the order of their numbers here; None for all.
+        argument: that says who does not take part, for messages.
 
     Attributes:
         of_group: every rank of the group.
@@ -97,8 +100,10 @@ class Meeting:
         group: dist.ProcessGroup | None,
         timeout_s: float,
         members: Sequence[int] | None = None,
+        argument: str = "lost_ranks",
     ) -> None:
         self.group, rank, size = _checked(group)
+        self._argument = argument
         self.of_group = range(size)
         self.members = tuple(self.of_group if members is None else members)
         self.num_ranks = len(self.members)
@@ -153,6 +158,9 @@ class Meeting:
         except RefusedError as error:
             self.end()
             raise ConfigMismatchError(f"rank {error.by} cannot be constructed: {error.reason}") from None
+        except MetElsewhereError as error:
+            self.end()
+            raise ConfigMismatchError(str(error)) from None
         except RoundGivenUpError as error:
             self.end()
             detail = f"no message ({purpose}) within {timeout_s:g} s"
@@ -229,7 +237,12 @@ class Meeting:
                 tell()
 
     def _make_attempt(self) -> Attempt:
-        return Attempt(_store_of(self.group, self.members), self.rank, self.num_ranks)
+        membership, group = None, self.group
+        if group is not None:
+            shared, past = _shared_store_of(group), _pasts.setdefault(group, Past())
+            own, size = self.members[self.rank], len(self.of_group)
+            membership = Membership(shared, past, own, self.members, size, self._argument)
+        return Attempt(_store_of(group, self.members), self.rank, self.num_ranks, membership)
 
     def _in_time(self, data: bytes, timeout_s: float) -> list[bytes]:
         """Runs an exchange in a thread, since requests to a store whose host has stopped never return."""
@@ -374,12 +387,20 @@ def _store_of(group: dist.ProcessGroup | None, members: Sequence[int]) -> Store:
     """The group's store, or our own if it has none, for these members only."""
     if group is None:
         return cast(Store, dist.HashStore())  # type: ignore[attr-defined]
+    return _under(group, ".".join(str(member) for member in members))
+
+
+def _shared_store_of(group: dist.ProcessGroup) -> Store:
+    """The same store for all ranks of a group, whoever they meet."""
+    return _under(group, "all")
+
+
+def _under(group: dist.ProcessGroup, name: str) -> Store:
     if group not in _stores:
         found = distributed_c10d._get_process_group_store(group)
         # A separate connection, so that requests of the group's owner do not queue behind ours.
         _stores[group] = _make_store(group) if found is None else found.clone()  # type: ignore[attr-defined]
-    prefix = f"moe_triton/{'.'.join(str(member) for member in members)}"
-    return cast(Store, dist.PrefixStore(prefix, _stores[group]))  # type: ignore[attr-defined]
+    return cast(Store, dist.PrefixStore(f"moe_triton/{name}", _stores[group]))  # type: ignore[attr-defined]
 
 
 def _make_store(group: dist.ProcessGroup) -> Any:

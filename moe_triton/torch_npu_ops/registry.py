@@ -213,7 +213,8 @@ def communicator(place: Place) -> Communicator:
         if posting:
             kept.pop(_oldest_idle(place.group_ep, posting)).close()
     oldest = _oldest_idle(place.group_ep, kept) if len(kept) >= KEPT_PER_GROUP else None
-    meeting = Meeting(group_of(place.group_ep, "group_ep"), seconds_to_meet(chosen.timeout_s), place.members)
+    group, timeout_s = group_of(place.group_ep, "group_ep"), seconds_to_meet(chosen.timeout_s)
+    meeting = Meeting(group, timeout_s, place.members, "elastic_info")
     exchange = None
     if place.group_tp:
         exchange = Meeting(group_of(place.group_tp, "group_tp"), meeting.timeout_s)

@@ -16,7 +16,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from moe_triton import ArgumentError, ConfigMismatchError, EPBuffer, Tuning, WindowError, buffer
+from moe_triton import (
+    ArgumentError,
+    CommunicationTimeoutError,
+    ConfigMismatchError,
+    EPBuffer,
+    Tuning,
+    WindowError,
+    buffer,
+)
 from moe_triton import torch_npu_ops as ops
 from moe_triton.backends import make_backend
 from moe_triton.backends.cpu import window
@@ -294,6 +302,66 @@ def differ_too_much(rank: int, num_ranks: int, folder: str) -> list[str]:
 
 def test_what_changes_results_must_not_differ(ranks: Groups, tmp_path: Path) -> None:
     assert ranks(2).run(differ_too_much, str(tmp_path)) == [[], []]
+
+
+def without(rank: int, num_ranks: int, lost: list[list[int]]) -> list[str]:
+    """What each rank is told that is constructed without others; twice, and all meet in between."""
+    said = []
+    for _ in range(2):
+        call = lambda: make(num_ranks, lost_ranks=lost[rank]).close()  # noqa: E731
+        are_there = [lost[each] == lost[rank] for each in range(num_ranks) if each not in lost[rank]]
+        said.append((call() or "") if all(are_there) else at_once(call, ConfigMismatchError))
+        dist.barrier()
+        assert works(num_ranks, rank)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("lost", "expected"),
+    [
+        # What each rank leaves out, and what it says of whom; empty where all whom it meets agree with it.
+        (
+            [[], [2], []],
+            [
+                "[] on rank(s) [0], [2] on rank(s) [1]",
+                "[] on rank(s) [0], [2] on rank(s) [1]",
+                "[2] on rank(s) [1], [] on rank(s) [2]",
+            ],
+        ),
+        ([[2], [2], []], ["", "", "[2] on rank(s) [0, 1], [] on rank(s) [2]"]),
+    ],
+)
+def test_ranks_that_leave_out_others_are_told_so(
+    ranks: Groups, lost: list[list[int]], expected: list[str]
+) -> None:
+    for said, differ in zip(ranks(3).run(without, lost), expected, strict=True):
+        title = "ranks of one group must be constructed with the same settings, but these differ"
+        assert said == [f"{title}:\n  lost_ranks: {differ}" if differ else ""] * 2
+
+
+def follow(rank: int, num_ranks: int) -> list[str]:
+    """Rank 2 does not come. Rank 0 goes on without it, and rank 1 will, but is late."""
+    if rank == 2:
+        dist.barrier()
+        return []
+    late, said = torch.zeros(1), []
+    if rank == 1:
+        dist.recv(late, src=0)
+    with pytest.raises((CommunicationTimeoutError, ConfigMismatchError)) as caught:
+        make(num_ranks, timeout_s=2.0)
+    said.append(str(caught.value))
+    if rank == 0:
+        dist.send(late, dst=1)
+    make(num_ranks, lost_ranks=[2]).close()
+    dist.barrier()
+    return said
+
+
+def test_a_late_rank_may_follow_one_that_goes_on_without_others(ranks: Groups) -> None:
+    """Rank 0 waits for it though it is in a construction with other members."""
+    first, late, _ = ranks(3).run(follow)
+    assert "timed out waiting for rank(s) [1, 2]" in first[0]
+    assert "lost_ranks: [2] on rank(s) [0], [] on rank(s) [1]" in late[0]
 
 
 def in_pairs(rank: int, num_ranks: int, stage: str) -> str:

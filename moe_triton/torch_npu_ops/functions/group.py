@@ -128,7 +128,8 @@ def npu_moe_distribute_buffer_reset(
     clear_plans()
     if need_sync:
         group = registry.group_of(group_ep, "group_ep")
-        Meeting(group, settings.current().timeout_s, members).exchange({}, "buffer reset")
+        meeting = Meeting(group, settings.current().timeout_s, members, "elastic_info")
+        meeting.exchange({}, "buffer reset")
 
 
 def _check_plain(**tensors: Tensor | None) -> None:
