@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from moe_triton.core.errors import BufferStateError
+from moe_triton.core.errors import BufferStateError, ConfigMismatchError
 from moe_triton.core.plan import Launch, Plan
 
 
@@ -45,9 +45,15 @@ class Waits:
     def __init__(self) -> None:
         self.holder = ctypes.c_uint64(0)
         self.is_stopped = False
+        self._why = ""
 
-    def stop(self) -> None:
-        """Ends all waits, now and later. Callable from any thread."""
+    def stop(self, why: str = "") -> None:
+        """Ends all waits, now and later. Callable from any thread.
+
+        Args:
+            why: ranks that differ; empty if the buffer is closed.
+        """
+        self._why = self._why or why
         self.is_stopped = True
 
     def raise_stopped(self, operator: str) -> None:
@@ -55,8 +61,11 @@ class Waits:
 
         Raises:
             BaseException: raised by a signal handler, usually KeyboardInterrupt.
+            ConfigMismatchError: ranks differ.
             BufferStateError: the buffer was closed.
         """
+        if self._why:
+            raise ConfigMismatchError(self._why)
         if self.is_stopped:
             raise BufferStateError(f"the buffer was closed while it was in a {operator}")
 

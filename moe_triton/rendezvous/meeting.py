@@ -115,6 +115,7 @@ class Meeting:
         self._attempt: Attempt | None = None
         self._exchanging: futures.Future[list[bytes]] | None = None
         self._is_over = False
+        self._why, self._cancelled = "", threading.Event()
         self._last: tuple[str, float] | None = None  # purpose and time of the last exchange
 
     def store(self) -> Store:
@@ -122,6 +123,12 @@ class Meeting:
         assert self._attempt is not None  # they have met
         ours = cast(Any, _store_of(self.group, self.members))
         return cast(Store, dist.PrefixStore(f"left/{self._attempt.number}", ours))  # type: ignore[attr-defined]
+
+    @property
+    def number(self) -> int:
+        """Of the attempt in which they have met: another one each time that these ranks meet."""
+        assert self._attempt is not None
+        return self._attempt.number
 
     def world_ranks(self) -> tuple[int, ...]:
         """Each rank's number in torch.distributed's world, by its number here."""
@@ -163,6 +170,8 @@ class Meeting:
             raise ConfigMismatchError(str(error)) from None
         except RoundGivenUpError as error:
             self.end()
+            if self._why:
+                raise ConfigMismatchError(self._why) from None
             detail = f"no message ({purpose}) within {timeout_s:g} s"
             if error.by != self.rank:
                 detail = f"rank {error.by} gave up waiting ({purpose})"
@@ -203,6 +212,12 @@ class Meeting:
         """Marks that no rank waits for this one any more: `refuse` does nothing from now on."""
         self._is_over = True
 
+    def stop(self, why: str) -> None:
+        """Gives up waiting for members that have not come at all; `exchange` says why. From any thread."""
+        if self._last is None:
+            self._why = why
+            self._cancelled.set()
+
     def refuse(self, error: BaseException) -> None:
         """Tells the other ranks, which wait for this one now or later, why it does not go on.
 
@@ -239,14 +254,16 @@ class Meeting:
     def _make_attempt(self) -> Attempt:
         membership, group = None, self.group
         if group is not None:
-            shared, past = _shared_store_of(group), _pasts.setdefault(group, Past())
+            shared, past = shared_store_of(group), _pasts.setdefault(group, Past())
             own, size = self.members[self.rank], len(self.of_group)
             membership = Membership(shared, past, own, self.members, size, self._argument)
         return Attempt(_store_of(group, self.members), self.rank, self.num_ranks, membership)
 
     def _in_time(self, data: bytes, timeout_s: float) -> list[bytes]:
         """Runs an exchange in a thread, since requests to a store whose host has stopped never return."""
-        cancelled = threading.Event()
+        cancelled = self._cancelled = threading.Event()
+        if self._why:
+            cancelled.set()
         deadline = Deadline(timeout_s)
         left = _left.get(self.group) if self.group is not None else None
 
@@ -390,7 +407,7 @@ def _store_of(group: dist.ProcessGroup | None, members: Sequence[int]) -> Store:
     return _under(group, ".".join(str(member) for member in members))
 
 
-def _shared_store_of(group: dist.ProcessGroup) -> Store:
+def shared_store_of(group: dist.ProcessGroup) -> Store:
     """The same store for all ranks of a group, whoever they meet."""
     return _under(group, "all")
 

@@ -55,6 +55,9 @@ class Communicator(Exclusive):
         CommunicationTimeoutError: a rank did not come.
     """
 
+    on_long_wait: Callable[[Waiting], None] | None = None
+    """Called when a wait lasts, and again each time that it has doubled."""
+
     _write_at_end: weakref.finalize[[], Communicator] | None = None
 
     def __init__(self, meeting: Meeting, order: Order, exchange: Meeting | None = None) -> None:
@@ -344,6 +347,10 @@ class Communicator(Exclusive):
         """The native calls, or None."""
         return self._executables.calls
 
+    def stop(self, why: str) -> None:
+        """Ends the wait of a call, which raises a `ConfigMismatchError` that says why. From any thread."""
+        self._waits.stop(why)
+
     def note_use(self) -> None:
         """Counts a native call."""
         self.last_use = next(_clock)
@@ -408,6 +415,8 @@ class Communicator(Exclusive):
             communicator = me()
             if communicator is not None:
                 tell_of(communicator.site, waiting, communicator.counts)
+                if communicator.on_long_wait:
+                    communicator.on_long_wait(waiting)
 
         timeout_s = self.site.timeout_us / 1e6
         self._waits.tell_after(noted_after_s(timeout_s), note, patience_s(timeout_s), tell)

@@ -67,6 +67,11 @@ class Exclusive(ABC):
         return not (self._closed or self._broken)
 
     @property
+    def is_busy(self) -> bool:
+        """Whether a thread is inside."""
+        return self._lock.locked()
+
+    @property
     def state(self) -> str:
         """In a word: "open", "closed", or "broken"."""
         return "closed" if self._closed else "broken" if self._broken else "open"

@@ -6,12 +6,16 @@ be given with `register_group`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from moe_triton.backends.waits import Waiting
 from moe_triton.core.checks import check_text, shown
 from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError, BufferStateError
@@ -23,6 +27,7 @@ from moe_triton.runtime.construction import Order, seconds_to_meet
 from moe_triton.runtime.operator_plan import Native
 from moe_triton.torch_npu_ops import settings
 from moe_triton.torch_npu_ops.declared import check_group
+from moe_triton.torch_npu_ops.tallies import Fields, Tallies, fields_of
 
 # Shapes that one group serves at a time. Every rank makes the same calls, so all drop the same one.
 KEPT_PER_GROUP = 8
@@ -47,14 +52,26 @@ class Place:
     config: Config
     members: tuple[int, ...] | None = None
 
+    @cached_property
+    def fields(self) -> Fields:
+        """What ranks compare that have gone to other places."""
+        return fields_of(self.config, self.members, bool(self.group_tp))
+
 
 Kept = dict[tuple[Place, settings.Settings], Communicator]
 
 # The group that a name's communicators were made for: names come again when groups are made anew.
 _made_for: dict[str, dist.ProcessGroup] = {}
 _communicators: dict[str, Kept] = {}
+_tallies: dict[str, Tallies] = {}
 # HCCL's variables as they were when a group's first communicator was made: HCCL, too, reads them then.
 _environments: dict[str, Mapping[str, str]] = {}
+
+
+_DIFFERENT = (
+    "{}: ranks made different calls:{}\n"
+    "Make the same calls on every rank, and release the group on each of them."
+)
 
 
 class StalePlanError(Exception):
@@ -211,7 +228,7 @@ def communicator(place: Place) -> Communicator:
     if _posts_from_one(place):
         posting = _posting(kept)
         if posting:
-            kept.pop(_oldest_idle(place.group_ep, posting)).close()
+            _close(place.group_ep, kept, _oldest_idle(place.group_ep, posting))
     oldest = _oldest_idle(place.group_ep, kept) if len(kept) >= KEPT_PER_GROUP else None
     group, timeout_s = group_of(place.group_ep, "group_ep"), seconds_to_meet(chosen.timeout_s)
     meeting = Meeting(group, timeout_s, place.members, "elastic_info")
@@ -228,14 +245,78 @@ def communicator(place: Place) -> Communicator:
         trace=chosen.trace,
         environment=environment,
     )
-    with settings.keeping_tables():
+    with settings.keeping_tables(), _watching(place, group, meeting):
         made = Communicator(meeting, order, exchange)
     plan_calls.attach(made)
     if oldest is not None:
-        kept.pop(oldest).close()
+        _close(place.group_ep, kept, oldest)
     kept[place, chosen] = made
+    tallies = _tallies[place.group_ep]
+    tallies.since = tallies.since or f"{meeting.number} of {meeting.members}"
+    made.on_long_wait = partial(_watch_call, place, chosen)
     _environments[place.group_ep] = environment
     return made
+
+
+@contextlib.contextmanager
+def _watching(place: Place, group: dist.ProcessGroup, meeting: Meeting) -> Iterator[None]:
+    """Ends the meeting for a window if other ranks are in calls that go elsewhere."""
+    ended, failed = threading.Event(), threading.Event()
+    _tallies.setdefault(place.group_ep, Tallies(group)).watch(
+        [*_windows_of(place.group_ep), (place.fields, 1)],
+        place.fields,
+        "",
+        place.members,
+        lambda: not ended.is_set(),
+        lambda lines: meeting.stop(_DIFFERENT.format("a new window", lines)),
+        ended,
+        lambda: not failed.is_set(),
+    )
+    try:
+        yield
+    except BaseException:
+        failed.set()
+        raise
+    finally:
+        ended.set()
+
+
+def _watch_call(place: Place, chosen: settings.Settings, waiting: Waiting) -> None:
+    """Ends a wait that lasts if other ranks are in calls that go elsewhere."""
+    name, plan = place.group_ep, waiting.plan
+    kept, tallies = _communicators.get(name, {}), _tallies.get(name)
+    made = kept.get((place, chosen))
+    if made is None or tallies is None:  # another thread has released the group
+        return
+    # Calls of several threads have no order; and after a failure ranks may differ in what they have done.
+    if sum(each.is_busy for each in kept.values()) > 1 or not all(each.is_usable for each in kept.values()):
+        return
+    # A setup is counted by its teardown.
+    is_counted = plan.operator == "barrier" or plan.half != " setup"
+    call = f"{plan.operator} number {made.counts[plan.operator]}"
+    tallies.watch(
+        [*_windows_of(name), (place.fields, int(is_counted))],
+        place.fields,
+        plan.operator,
+        place.members,
+        waiting.goes_on,
+        lambda lines: made.stop(_DIFFERENT.format(call, lines)),
+    )
+
+
+def _windows_of(name: str) -> list[tuple[Fields, int]]:
+    """Each window of a group, and the calls in it: its making, and what has ended."""
+    kept = _communicators.get(name, {})
+    return [(place.fields, 1 + sum(made.counts.values())) for (place, _), made in kept.items()]
+
+
+def _close(name: str, kept: Kept, key: tuple[Place, settings.Settings]) -> None:
+    """Gives one window back for another."""
+    made = kept.pop(key)
+    tallies = _tallies[name]
+    tallies.is_sound &= made.is_usable
+    tallies.retire(key[0].fields, 1 + sum(made.counts.values()))
+    made.close()
 
 
 def waiting_communicator(place: Place) -> Communicator:
@@ -365,5 +446,6 @@ def release(name: str) -> None:
     """
     name = check_group("name", name)
     _environments.pop(name, None)
+    _tallies.pop(name, None)
     for kept in _communicators.pop(name, {}).values():
         kept.close()
