@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeVar, cast
 
 from moe_triton.core.deadlines import Deadline
+from moe_triton.core.errors import ThreadError
 from moe_triton.core.threads import in_thread
 from moe_triton.rendezvous.stores import Store, read_key
 
@@ -314,12 +315,11 @@ class Notes:
 
     def _ask(self, missing: Sequence[int]) -> Culprits:
         # In a thread, since requests to a store whose host has stopped never return.
-        try:
-            asking = in_thread(lambda: _run(self.asking(missing)), "notes")
-        except RuntimeError as error:
-            return Culprits.unknown(missing, f"notes of others cannot be read here ({error})")
+        asking = in_thread(lambda: _run(self.asking(missing)), "notes")
         try:
             return asking.result(2 * ASK_S + GRACE_S)
+        except ThreadError as error:
+            return Culprits.unknown(missing, f"notes of others cannot be read here ({error})")
         except Exception:
             return Culprits.unknown(missing, NO_STORE)
 

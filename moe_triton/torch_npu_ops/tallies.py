@@ -23,9 +23,9 @@ from moe_triton.core.config import Config
 from moe_triton.core.threads import in_thread
 from moe_triton.core.topology import RANKS_PER_SERVER
 from moe_triton.limits.check import TORCH_NPU_NAMES
-from moe_triton.rendezvous.attempts import Store
 from moe_triton.rendezvous.meeting import shared_store_of
 from moe_triton.rendezvous.membership import by_value
+from moe_triton.rendezvous.stores import Store
 
 LOOK_S = 0.5
 MOST_READ = 64  # ranks that one look reads
