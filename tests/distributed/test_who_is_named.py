@@ -7,10 +7,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from moe_triton import CommunicationTimeoutError
 from moe_triton.processes import RankFailedError, RankGroup, run_ranks, tell
@@ -47,15 +49,17 @@ def wait_and_die(rank: int, num_ranks: int, scheme: str) -> Named | None:
         output = buffer.dispatch(inputs.x, inputs.topk_idx, inputs.topk_weights)
         if rank == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        return named_by(
-            lambda: (
-                buffer.combine(output.tokens, output.handle),
-                one_round(buffer, case, inputs_of(case, rank, 2), None),
-            )
-        )
+        # Rank 1 has sent its results, and does not wait yet: it is well, and leaves no note.
+        pending = buffer.combine(output.tokens, output.handle, wait=False)
+        store = distributed_c10d._get_default_store()
+        if rank == 1:
+            store.wait(["named"], timedelta(seconds=seconds(60)))
+        named = named_by(pending.wait)
+        store.set("named", "")
+        return named
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", [each for each in SCHEMES if each != "direct"])  # which has no halves
 def test_who_waited_for_a_slow_rank_and_died_is_named_alone(scheme: str) -> None:
     results = run_ranks(wait_and_die, 3, (scheme,), allow_failures=True)
     assert isinstance(results[0], RankFailedError)
