@@ -96,12 +96,32 @@ def test_ranks_that_come_from_other_meetings_say_nothing_of_each_other(
     assert look_by_turns(clock, ranks[0].joins(PAIR), ranks[1]) == ["", ""]
 
 
-def test_a_rank_that_is_missed_by_nobody_is_told(ranks: list[Rank], clock: list[float]) -> None:
+def test_a_rank_that_is_missed_by_nobody_is_told_at_the_end(ranks: list[Rank], clock: list[float]) -> None:
+    """The others may come to it next."""
     for rank in ranks[:2]:
         rank.joins(PAIR).meeting.met(0)
-    assert look_by_turns(clock, ranks[2].joins(ALL))[0].endswith(
-        "lost_ranks: [2] on rank(s) [0, 1], [] on rank(s) [2]"
-    )
+    assert look_by_turns(clock, ranks[2].joins(ALL)) == [""]
+    assert ranks[2].says(is_last=True).endswith("lost_ranks: [2] on rank(s) [0, 1], [] on rank(s) [2]")
+
+
+def test_ranks_that_meet_in_one_pair_after_another_do_not_differ(
+    ranks: list[Rank], clock: list[float]
+) -> None:
+    """Rank 2 waits for rank 1, which is still with rank 0."""
+    pairs = ranks[0].joins(PAIR), ranks[1].joins(PAIR), ranks[2].joins((1, 2))
+    assert look_by_turns(clock, *pairs) == ["", "", ""]
+    for rank in ranks[:2]:
+        rank.meeting.met(0)
+    assert look_by_turns(clock, ranks[2]) == [""]
+
+
+def test_who_waits_for_a_rank_that_has_found_a_disagreement_is_told(
+    ranks: list[Rank], clock: list[float]
+) -> None:
+    """Rank 1 leaves rank 2 out, and rank 0 does not: rank 0 and rank 1 wait for each other."""
+    said = look_by_turns(clock, ranks[0].joins(ALL), ranks[1].joins(PAIR), ranks[2].joins(ALL))
+    assert all(said)
+    assert said[2].endswith("lost_ranks: [2] on rank(s) [1], [] on rank(s) [2]")
 
 
 def test_the_same_ranks_in_another_order(ranks: list[Rank], clock: list[float]) -> None:

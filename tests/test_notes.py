@@ -125,6 +125,14 @@ def test_ranks_that_wait_for_each_other_are_all_named_with_a_doubt() -> None:
     assert (asked.found.ranks, asked.found.uncertain, asked.found.why) == ((1,), (1,), EACH_OTHER)
 
 
+def test_who_waits_for_this_rank_only_after_its_deadline_has_come_too_late() -> None:
+    asked = Asked(1)
+    asked.look({})
+    assert asked.look({1: waits(0)}, 0.5)
+    said = "rank 1 waited itself for rank(s) [0] in combine number 7. "
+    assert asked.found == Culprits((1,), said=said)
+
+
 def test_a_rank_that_has_not_run_itself_looks_as_long_again() -> None:
     asked = Asked(1)
     asked.look({1: waits(3)})

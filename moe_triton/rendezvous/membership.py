@@ -5,10 +5,11 @@ other's messages. Each rank therefore says, under keys that all ranks of the gro
 
     members/<rank>    `Said` as JSON
 
-A rank that waits reads what the missing ones say. Other members than its own are a disagreement if both come
-from the same meeting, and neither has left one since: this is the same construction for both. After a
+A rank that waits reads what the missing ones say. Other members than its own are a disagreement if each of
+the two waits for the other, both come from the same meeting, and neither has left one since: this is the same
+construction for both. A rank that meets others without this one may come to this meeting next; and after a
 failure one of them may still be in a construction that the other has given up already, and will follow it. So
-that is waited for, and only said once the time is over.
+both are waited for, and only said once the time is over.
 """
 
 from __future__ import annotations
@@ -125,16 +126,24 @@ class Membership:
         self._next_look = now + LOOK_S
         self._beat += 1
         self._say(WAITS)
-        others = {rank: self._differing(self._members[rank], now, is_last) for rank in missing()[:MOST_READ]}
-        found = {self._members[rank]: members for rank, members in others.items() if members}
+        ranks = [self._members[rank] for rank in missing()[:MOST_READ]]
+        # Whoever was to meet the same members and has left has found a disagreement.
+        is_known = is_last or any(self._has_left(rank) for rank in ranks)
+        others = {rank: self._differing(rank, now, is_known) for rank in ranks}
+        found = {rank: members for rank, members in others.items() if members}
         if not found:
             return ""
         self._say(LEFT)
         found = dict(sorted({**found, self._rank: self._members}.items()))
-        ranks = range(self._size)
-        lost = {rank: [each for each in ranks if each not in members] for rank, members in found.items()}
+        size = range(self._size)
+        lost = {rank: [each for each in size if each not in members] for rank, members in found.items()}
         differ = by_value(lost) or f"in this order, {by_value(found)}"  # the same ranks, numbered otherwise
         return f"{SAME_SETTINGS}:\n  {self._argument}: {differ}"
+
+    def _has_left(self, rank: int) -> bool:
+        said = self._read(rank)
+        is_same = said is not None and (said.last, said.members) == (self._past.last, self._members)
+        return bool(said and is_same and said.state == LEFT and said.is_clean and self._was_clean)
 
     def _differing(self, rank: int, now: float, is_last: bool) -> tuple[int, ...]:
         """The members that a rank meets in place of this rank's; empty where that is not known."""
@@ -146,7 +155,9 @@ class Membership:
             self._moved[rank] = now
         is_there = now - self._moved.get(rank, -math.inf) < FRESH_S
         is_same = said.last == self._past.last
-        if is_same and (is_there or said.state != WAITS) and (is_last or (said.is_clean and self._was_clean)):
+        # A rank that meets others without this one may come to this meeting next.
+        is_certain = said.is_clean and self._was_clean and self._rank in said.members
+        if is_same and (is_there or said.state != WAITS) and (is_last or is_certain):
             return said.members
         return said.members if is_there and is_last else ()
 

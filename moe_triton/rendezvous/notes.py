@@ -131,6 +131,9 @@ class Inquiry:
         self._began = self._looked = float("inf")
         self._was_stopped = False
         self._seen: dict[int, _Seen] = {}
+        self._waited_before: set[int] = (
+            set()
+        )  # ranks that waited when their notes were seen first, or just before
         self._forget()
 
     def _forget(self) -> None:
@@ -173,6 +176,11 @@ class Inquiry:
             seen = self._seen[rank] = _Seen(text, now, seen is not None)
         for_s = now - seen.since
         note = Note.read(text, self._num_ranks)
+        # Since when it has been late by itself, if its wait is over.
+        text_before, since = self._before.get(rank, ("", now))
+        is_late = text_before == text and self._began - since >= SILENT_S
+        if note and not seen.is_new and not (note.state == "over" and is_late):
+            self._waited_before.add(rank)
         if note is None:
             if self._absent_after_s is None:
                 self._late[rank] = NOT_SEEN
@@ -189,9 +197,6 @@ class Inquiry:
             said = f"rank {rank} began to wait in {note.call} and has not run since"
             self._settle(rank, for_s >= SILENT_S, self._gone, said)
             return note.ranks if rank in self._open else ()
-        # Since when it has been late by itself.
-        text_before, since = self._before.get(rank, ("", now))
-        is_late = text_before == text and self._began - since >= SILENT_S
         kind = self._gone if is_late else self._late
         said = "" if is_late else f"rank {rank} has itself waited {_for(note)}, until a moment ago"
         self._settle(rank, for_s >= (self._absent_after_s or 0.0), kind, said)
@@ -210,7 +215,13 @@ class Inquiry:
         told = f"{'; '.join(said)}. " if said else ""
         named = sorted({*self._gone, *self._late, *self._open})
         if not named:
-            return Culprits.unknown(self._missing, EACH_OTHER, told)
+            # Who began to wait for this rank only now, when this one has sent everything, has come too late.
+            came = sorted({*self._missing} - self._waited_before)
+            return (
+                Culprits(tuple(came), said=told)
+                if came
+                else Culprits.unknown(self._missing, EACH_OTHER, told)
+            )
         doubtful = sorted({*self._late, *self._open})
         if not doubtful:
             return Culprits(tuple(named), said=told)

@@ -328,7 +328,6 @@ def without(rank: int, num_ranks: int, lost: list[list[int]]) -> list[str]:
                 "[2] on rank(s) [1], [] on rank(s) [2]",
             ],
         ),
-        ([[2], [2], []], ["", "", "[2] on rank(s) [0, 1], [] on rank(s) [2]"]),
     ],
 )
 def test_ranks_that_leave_out_others_are_told_so(
