@@ -39,11 +39,13 @@ class Mutant:
         name: what is wrong.
         patches: the changes.
         case: what to run it on.
+        may_crash: it takes for tokens' numbers what lay in memory before, and can read anywhere.
     """
 
     name: str
     patches: tuple[Patch, ...]
     case: AnyCase
+    may_crash: bool = False
 
 
 def without(file: str, line: str) -> Patch:

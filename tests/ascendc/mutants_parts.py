@@ -77,6 +77,7 @@ PART_MUTANTS = (
             ),
         ),
         _PARTS,
+        may_crash=True,
     ),
     Mutant(
         "a list changed while it is stored",
