@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from moe_triton.rendezvous.stores import Store
+from moe_triton.rendezvous.stores import Store, read_key
 
 # A rank that waits looks at what others say, and says that it is still there.
 FIRST_LOOK_S, LOOK_S = 0.25, 0.5
@@ -128,8 +128,9 @@ class Membership:
         self._say(WAITS)
         ranks = [self._members[rank] for rank in missing()[:MOST_READ]]
         # Whoever was to meet the same members and has left has found a disagreement.
-        is_known = is_last or any(self._has_left(rank) for rank in ranks)
-        others = {rank: self._differing(rank, now, is_known) for rank in ranks}
+        said = {rank: self._read(rank) for rank in ranks}
+        is_known = is_last or any(self._has_left(each) for each in said.values())
+        others = {rank: self._differing(rank, each, now, is_known) for rank, each in said.items()}
         found = {rank: members for rank, members in others.items() if members}
         if not found:
             return ""
@@ -140,14 +141,12 @@ class Membership:
         differ = by_value(lost) or f"in this order, {by_value(found)}"  # the same ranks, numbered otherwise
         return f"{SAME_SETTINGS}:\n  {self._argument}: {differ}"
 
-    def _has_left(self, rank: int) -> bool:
-        said = self._read(rank)
+    def _has_left(self, said: Said | None) -> bool:
         is_same = said is not None and (said.last, said.members) == (self._past.last, self._members)
         return bool(said and is_same and said.state == LEFT and said.is_clean and self._was_clean)
 
-    def _differing(self, rank: int, now: float, is_last: bool) -> tuple[int, ...]:
+    def _differing(self, rank: int, said: Said | None, now: float, is_last: bool) -> tuple[int, ...]:
         """The members that a rank meets in place of this rank's; empty where that is not known."""
-        said = self._read(rank)
         if said is None or said.members == self._members:
             return ()
         before, self._seen[rank] = self._seen.get(rank), said
@@ -166,11 +165,8 @@ class Membership:
         self._store.set(f"members/{self._rank}", json.dumps(said))
 
     def _read(self, rank: int) -> Said | None:
-        key = f"members/{rank}"
-        if not self._store.check([key]):
-            return None
         try:
-            last, is_clean, members, state, beat = json.loads(self._store.get(key))
+            last, is_clean, members, state, beat = json.loads(read_key(self._store, f"members/{rank}"))
             ranks = tuple(int(each) for each in members)
             return Said(str(last), is_clean is True, ranks, str(state), int(beat))
         except (ValueError, TypeError, RecursionError):

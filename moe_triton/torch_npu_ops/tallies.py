@@ -25,7 +25,7 @@ from moe_triton.core.topology import RANKS_PER_SERVER
 from moe_triton.limits.check import TORCH_NPU_NAMES
 from moe_triton.rendezvous.meeting import shared_store_of
 from moe_triton.rendezvous.membership import by_value
-from moe_triton.rendezvous.stores import Store
+from moe_triton.rendezvous.stores import Store, read_key
 
 LOOK_S = 0.5
 MOST_READ = 64  # ranks that one look reads
@@ -173,11 +173,8 @@ class Tallies:
         return f"tallies/{rank}"
 
     def _read(self, store: Store, rank: int) -> Tally | None:
-        key = self._key(rank)
-        if not store.check([key]):
-            return None
         try:
-            since, counts, window, fields = json.loads(store.get(key))
+            since, counts, window, fields = json.loads(read_key(store, self._key(rank)))
             counted = {str(name): int(count) for name, count in counts.items()}
             return Tally(str(since), counted, str(window), dict(fields))
         except (ValueError, TypeError, AttributeError, RecursionError):
