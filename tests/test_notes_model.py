@@ -38,6 +38,7 @@ class Fault(NamedTuple):
         pause: ticks; 0 for a death.
         tick: at which all ranks pause together.
         all_pause: ticks of that; 0 for none.
+        meets: whether this rank has made another call instead, whose flags nobody posts.
     """
 
     rank: int = -1
@@ -46,6 +47,7 @@ class Fault(NamedTuple):
     pause: int = 0
     tick: int = 0
     all_pause: int = 0
+    meets: bool = False
 
 
 class LateStore:
@@ -115,18 +117,21 @@ class World:
             is_struck = (rank, call) == self.fault[:2]
             to = self.fault.sent if is_struck else () if is_relay else ALL
             self.flags |= {(call, rank, other) for other in to}
-            if is_struck and not self.fault.pause:
+            meets = is_struck and self.fault.meets
+            if is_struck and not self.fault.pause and not meets:
                 self.dead.add(rank)
                 return
-            if is_struck:
+            if is_struck and not meets:
                 self.paused_until[rank] = self.tick + self.fault.pause
                 yield 1
                 self.flags |= {(call, rank, other) for other in ALL if not is_relay}
             began, deadline, waiting, is_noted = self.tick, Deadline(TIMEOUT_S, self.clock), [True], False
             name = f"dispatch number {call}"
-            awaited = AWAITED[self.shape][rank]
-            while missing := [other for other in awaited if (call, other, rank) not in self.flags]:
+            awaited = [other for other in AWAITED[self.shape][rank] if other != rank or not meets]
+            while missing := [other for other in awaited if meets or (call, other, rank) not in self.flags]:
                 if deadline.left() <= 0:
+                    waiting[0] = False
+                    notes.say("raised", name, missing)
                     asking = notes.asking(missing)
                     while True:
                         try:
@@ -136,7 +141,6 @@ class World:
                             break
                         beside()
                         yield 1
-                    notes.say("raised", name, missing)
                     return
                 if not is_noted and (self.tick - began) * TICK_S >= noted_after_s(TIMEOUT_S):
                     is_noted = True
@@ -207,6 +211,18 @@ def test_only_the_dead_is_named_where_all_who_are_left_pause_as_well() -> None:
             errors = world.run()
             assert certain(errors) <= {rank}, world
             assert all(rank in found.ranks for found in errors.values()), world
+
+
+@pytest.mark.parametrize("victim", ALL)
+def test_ranks_that_make_different_calls_name_each_other(victim: int) -> None:
+    """They wait in a circle, and run out of time together."""
+    others = tuple(rank for rank in ALL if rank != victim)
+    for world in worlds([Fault(victim, call, meets=True) for call in (0, 1)]):
+        if world.shape == "all":
+            errors = world.run()
+            assert set(errors) == set(ALL), world
+            assert all(errors[rank].ranks == (victim,) for rank in others), world
+            assert errors[victim].ranks and set(errors[victim].ranks) <= set(others), world
 
 
 def test_a_fault_is_needed_for_an_error() -> None:

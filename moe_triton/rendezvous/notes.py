@@ -320,9 +320,9 @@ class Notes:
             call: operator and number.
             missing: ranks that this rank has run out of time waiting for.
         """
-        found = self._ask(missing)
+        # First, since ranks that run out of time together ask for each other's.
         self.last_word("raised", call, missing)
-        return found
+        return self._ask(missing)
 
     def _ask(self, missing: Sequence[int]) -> Culprits:
         # In a thread, since requests to a store whose host has stopped never return.
