@@ -30,6 +30,8 @@ class DispatchHandle:
         recv_offsets: (E * EP,) int32, inclusive prefix sums of the rows received, expert by expert and
             within an expert source by source (ep_recv_counts in torch_npu). The last one is the total.
         assist_info: (3 A + 2,) int32, ``origins`` and behind them their trailer (`moe_triton.layout`).
+        digest: stands for the entries of ``topk_idx`` that take part, which combine looks whether they still
+            do; None on an NPU, where the host does not read them.
         exchange_counts: (2,) int32, rows of each tensor-parallel rank, or None where there is one only.
         active_mask: (T,) or (T, K) bool, a copy of what dispatch was given, or None.
         tables: int32, which of this rank's tokens went to which server and what it has passed on, or None
@@ -50,6 +52,7 @@ class DispatchHandle:
     expand_idx: torch.Tensor = field(repr=False)
     recv_offsets: torch.Tensor = field(repr=False)
     assist_info: torch.Tensor = field(repr=False)
+    digest: int | None = field(repr=False)
     exchange_counts: torch.Tensor | None = field(default=None, repr=False)
     active_mask: torch.Tensor | None = field(default=None, repr=False)
     tables: torch.Tensor | None = field(default=None, repr=False)
@@ -64,12 +67,12 @@ class DispatchHandle:
         self.__dict__["traffic"] = traffic
 
     def __getattr__(self, name: str) -> Any:
-        # Native calls keep combine's inputs as memory, and make tensors of it on first access.
+        # Native calls keep combine's inputs as memory, and make tensors and numbers of it on first access.
         memory = self.__dict__.get("_memory")
         if memory is None:
             raise AttributeError(name, name=name, obj=self)
-        tensor = self.__dict__[name] = memory.tensor(name)
-        return tensor
+        made = self.__dict__[name] = memory.get(name)
+        return made
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies: with all tensors, without the memory that belongs to the buffer."""

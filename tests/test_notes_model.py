@@ -222,7 +222,8 @@ def test_ranks_that_make_different_calls_name_each_other(victim: int) -> None:
             errors = world.run()
             assert set(errors) == set(ALL), world
             assert all(errors[rank].ranks == (victim,) for rank in others), world
-            assert errors[victim].ranks and set(errors[victim].ranks) <= set(others), world
+            assert errors[victim].ranks, world
+            assert set(errors[victim].ranks) <= set(others), world
 
 
 def test_a_fault_is_needed_for_an_error() -> None:

@@ -33,17 +33,18 @@ bool AreSteps(Items<Step> steps, size_t num_registers) {
 }
 
 PyObject* New(PyTypeObject* type, PyObject* args, PyObject* keywords) {
-    static const char* const names[] = {"operator_id", "name",        "num_arguments", "steps",  "values",
-                                        "key",         "objects",     "pool",          "owner",  "rounds",
-                                        "run_plan",    "take_ids",    "holder",        "last",   "lock",
-                                        "handle_type", "number_name", "product_name",  "failed", nullptr};
+    static const char* const names[] = {
+        "operator_id", "name",        "num_arguments", "steps",     "values",     "key",    "objects", "pool",
+        "owner",       "rounds",      "run_plan",      "take_ids",  "digest_ids", "holder", "last",    "lock",
+        "handle_type", "number_name", "product_name",  "mark_name", "failed",     nullptr};
     CallProgram made;
-    PyObject *name, *steps, *values, *key, *objects, *pool, *last, *lock, *handle_type, *number, *product, *failed;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "$IUHSSSO!O!KKKKKO!OO!UUO", const_cast<char**>(names), &made.id,
+    PyObject *name, *steps, *values, *key, *objects, *pool, *last, *lock, *handle_type, *number, *product, *mark,
+        *failed;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "$IUHSSSO!O!KKKKKKO!OO!UUUO", const_cast<char**>(names), &made.id,
                                      &name, &made.num_arguments, &steps, &values, &key, &PyTuple_Type, &objects,
                                      &output_pool_type, &pool, &made.owner, &made.rounds, &made.run_plan,
-                                     &made.take_ids, &made.holder, &PyDict_Type, &last, &lock, &PyType_Type,
-                                     &handle_type, &number, &product, &failed)) {
+                                     &made.take_ids, &made.digest_ids, &made.holder, &PyDict_Type, &last, &lock,
+                                     &PyType_Type, &handle_type, &number, &product, &mark, &failed)) {
         return nullptr;
     }
     const size_t num_registers = Items<int64_t>(values).count;
@@ -52,7 +53,8 @@ PyObject* New(PyTypeObject* type, PyObject* args, PyObject* keywords) {
                                                {&made.steps, steps},        {&made.key, key},
                                                {&made.objects, objects},    {&made.last, last},
                                                {&made.failed, failed},      {&made.handle_type, handle_type},
-                                               {&made.number_name, number}, {&made.product_name, product}};
+                                               {&made.number_name, number}, {&made.product_name, product},
+                                               {&made.mark_name, mark}};
     for (const auto& [member, object] : held) *member = Ref::Of(object);
     made.acquire = Ref(PyObject_GetAttrString(lock, "acquire"));
     made.release = Ref(PyObject_GetAttrString(lock, "release"));
@@ -67,14 +69,20 @@ PyObject* New(PyTypeObject* type, PyObject* args, PyObject* keywords) {
 PyObject* AddPlan(PyObject* object, PyObject* tuple) {
     const auto& program = BodyOf<CallProgram>(object);
     PyObject *key, *values, *steps, *holes, *plan, *executable, *outputs, *output_type, *bindings, *kept, *tensors,
-        *fields;
-    if (!PyArg_ParseTuple(tuple, "SSSSSOO!OO!SOO!", &key, &values, &steps, &holes, &plan, &executable, &PyTuple_Type,
-                          &outputs, &output_type, &PyTuple_Type, &bindings, &kept, &tensors, &PyTuple_Type, &fields)) {
+        *fields, *mark;
+    if (!PyArg_ParseTuple(tuple, "SSSSSOO!OO!SOO!S", &key, &values, &steps, &holes, &plan, &executable, &PyTuple_Type,
+                          &outputs, &output_type, &PyTuple_Type, &bindings, &kept, &tensors, &PyTuple_Type, &fields,
+                          &mark)) {
         return nullptr;
     }
     const PreparedPlan read(tuple);
     const size_t count = Items<int64_t>(program.values.get()).count + read.values.count;
     if (!AreSteps(read.steps, count) || !AreIn(read.holes, count) || !AreIn(read.kept, count)) return nullptr;
+    if (read.mark.count != 0 &&
+        (read.mark.count != 2 || read.mark[0] >= PyTuple_GET_SIZE(outputs) || read.mark[1] >= count)) {
+        Refuse("one of the outputs is marked, with a register");
+        return nullptr;
+    }
     if (read.key.count != Items<uint16_t>(program.key.get()).count || read.kept.count > MAX_KEPT) {
         Refuse("a plan's key is of another size, or its handle keeps too much");
         return nullptr;
@@ -91,12 +99,15 @@ PyObject* Swap(PyObject* object, PyObject* plans) {
     return before.Release();
 }
 
-PyObject* TensorOf(PyObject* object, PyObject* name) {
+PyObject* Get(PyObject* object, PyObject* name) {
     const auto& product = BodyOf<Product>(object);
     PyObject* const spec = PyDict_GetItemWithError(product.tensors.get(), name);
     if (spec == nullptr) {
         if (!PyErr_Occurred()) PyErr_SetObject(PyExc_AttributeError, name);
         return nullptr;
+    }
+    if (PyLong_Check(spec)) {
+        return PyLong_FromLongLong(product.values[PyLong_AsSize_t(spec) % MAX_KEPT]);
     }
     const auto memory = [&product](uint16_t) -> const Hold& { return product.memory; };
     return MakeTensor(*product.torch, spec, product.values, memory).Release();
@@ -109,7 +120,7 @@ PyMethodDef methods[] = {{"call", reinterpret_cast<PyCFunction>(reinterpret_cast
                          {nullptr, nullptr, 0, nullptr}};
 
 PyMethodDef product_methods[] = {
-    {"tensor", TensorOf, METH_O, "The tensor of a handle's attribute. AttributeError where it is another."},
+    {"get", Get, METH_O, "The tensor or number of a handle's attribute. AttributeError where it is another."},
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
@@ -126,7 +137,8 @@ PreparedPlan::PreparedPlan(PyObject* tuple)
       bindings(PyTuple_GET_ITEM(tuple, 8)),
       kept(PyTuple_GET_ITEM(tuple, 9)),
       kept_tensors(PyTuple_GET_ITEM(tuple, 10)),
-      handle_fields(PyTuple_GET_ITEM(tuple, 11)) {}
+      handle_fields(PyTuple_GET_ITEM(tuple, 11)),
+      mark(PyTuple_GET_ITEM(tuple, 12)) {}
 
 PyTypeObject call_program_type =
     BoxType<CallProgram>("moe_calls.CallProgram", "An operator of one rank in one native call.", New, methods);

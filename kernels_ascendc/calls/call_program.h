@@ -42,7 +42,9 @@ constexpr size_t MAX_REGISTERS = 256, MAX_KEPT = 16, MAX_HOLDS = 4;
     each(LOAD)         /* target: the int32 at address a */                                                      \
     each(RESERVE)      /* target: where a elements of b bytes begin in the next block */                         \
     each(ALLOCATE)     /* target: address of a block for what is reserved, from now on hold number a */          \
-    each(TAKE_IDS)     /* copies ids at a of dtype b to c, d rows of e; checks that they name f experts */
+    each(TAKE_IDS)     /* copies ids at a of dtype b to c, d rows of e; checks that they name f experts */           \
+    each(DIGEST)       /* target: what stands for the b int32 at address a */                                    \
+    each(MARKED)       /* checks that argument number a has mark b, if it has any */
 // clang-format on
 
 enum class Operation : uint16_t {
@@ -97,8 +99,10 @@ struct PreparedPlan {
     PyObject* output_type;  // of a tuple; None for the only output itself
     PyObject* bindings;  // tuple of (name, spec or register): what tells why a run failed
     Items<uint16_t> kept;  // registers that the handle keeps
-    PyObject* kept_tensors;  // dict of the handle's tensors: specs over what is kept; or None for no handle
+    PyObject* kept_tensors;  // dict of what the handle makes: specs over what is kept, and numbers of its registers;
+                             // or None for no handle
     PyObject* handle_fields;  // tuple of (name, object)
+    Items<uint16_t> mark;  // which output is marked, and the register of its mark; or nothing
 };
 
 // What a run keeps for later ones, as memory: tensors are made from it on first access.
@@ -116,13 +120,15 @@ struct CallProgram {
     unsigned int id;  // of the operator
     unsigned short num_arguments;
     unsigned long long owner;  // which buffer it is
-    unsigned long long rounds, run_plan, take_ids, holder;  // addresses; holder: of the number of who holds the lock
+    unsigned long long rounds, run_plan, take_ids, digest_ids, holder;  // addresses; holder: of the number of who holds
+                                                                        // the lock
     Ref name;
     Ref values, steps, key;  // as a plan's; the key is of registers that tell plans apart
     Ref objects;  // tuple that choices are from
     Ref last;  // the executable that each operator ran last: a dict
     Ref acquire, release;  // of the communicator's lock
     Ref handle_type, number_name, product_name;  // of handles, and where they have their run's number and product
+    Ref mark_name;  // of the attribute by which a tensor is marked
     Ref failed;  // called with operator, executable, result and bindings of a run that failed; raises
     Ref plans;  // list of `PreparedPlan`
     std::shared_ptr<const Torch> torch;

@@ -10,6 +10,7 @@ namespace {
 using RunPlan = int64_t (*)(uint64_t plan, const uint64_t* holes);
 using TakeIds = int64_t (*)(int64_t ids, uint32_t id_bytes, int64_t taken, uint64_t num_tokens, uint64_t topk,
                             int64_t num_experts, int32_t* rule);
+using DigestIds = int64_t (*)(int64_t ids, uint64_t count);
 
 bool IsSame(PyObject* one, PyObject* other) {
     return one == other || (PyUnicode_Check(one) && PyUnicode_Check(other) && PyUnicode_Compare(one, other) == 0);
@@ -100,6 +101,10 @@ private:
                 const auto take_ids = reinterpret_cast<TakeIds>(program_.take_ids);
                 return take_ids(in(0), id_bytes, in(2), in(3), in(4), in(5), &rule) < 0;
             }
+            case Operation::DIGEST:
+                *target = reinterpret_cast<DigestIds>(program_.digest_ids)(in(0), in(1));
+                return true;
+            case Operation::MARKED: return HasMark(arguments_[number[0]], in(1));
             default: return false;
         }
     }
@@ -111,6 +116,15 @@ private:
         target[1] = static_cast<int64_t>(seen.dtype);
         for (int32_t i = 0; i < ndim; ++i) target[2 + i] = seen.shape[i];
         return true;
+    }
+
+    bool HasMark(PyObject* argument, int64_t mark) const {
+        const Ref found(PyObject_GetAttr(argument, program_.mark_name.get()));
+        if (!found) PyErr_Clear();
+        if (!found) return true;
+        int overflow = 0;
+        return PyLong_Check(found.get()) && PyLong_AsLongLongAndOverflow(found.get(), &overflow) == mark &&
+               overflow == 0;
     }
 
     bool Choose(PyObject* argument, size_t first, size_t count, int64_t* target) const {
@@ -206,6 +220,14 @@ PyObject* MakeOutput(const CallProgram& program, const PreparedPlan& plan, const
     return made.Release();
 }
 
+// Marks the output that is to be marked. False, with a Python error, where that fails.
+bool Mark(const CallProgram& program, const PreparedPlan& plan, const Frame& frame, PyObject* made) {
+    if (plan.mark.count == 0) return true;
+    PyObject* const output = plan.output_type == Py_None ? made : PyTuple_GET_ITEM(made, plan.mark[0]);
+    const Ref mark(PyLong_FromLongLong(frame[plan.mark[1]]));
+    return mark && PyObject_SetAttr(output, program.mark_name.get(), mark.get()) == 0;
+}
+
 }  // namespace
 
 PyObject* Call(PyObject* object, PyObject* const* arguments, Py_ssize_t count) {
@@ -225,7 +247,8 @@ PyObject* Call(PyObject* object, PyObject* const* arguments, Py_ssize_t count) {
     const int64_t result = Run(program, plan, frame);
     if (result != 0) return Fail(program, plan, frame, result);
     if (PyDict_SetItem(program.last.get(), program.name.get(), plan.executable) != 0) return nullptr;
-    return MakeOutput(program, plan, frame, number);
+    Ref made(MakeOutput(program, plan, frame, number));
+    return made && Mark(program, plan, frame, made.get()) ? made.Release() : nullptr;
 }
 
 }  // namespace moe::calls

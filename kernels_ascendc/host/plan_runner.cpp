@@ -228,4 +228,15 @@ int64_t moe_take_ids(const void* ids, uint32_t id_bytes, int32_t* taken, uint64_
     return moe_first_bad_id(taken, num_tokens, topk, num_experts, rule);
 }
 
+// What stands for ids where a dispatch's are compared with those of its combine. Each step can be undone, so that ids
+// which differ in one place never have the same.
+int64_t moe_digest_ids(const int32_t* ids, uint64_t count) {
+    uint64_t digest = count;
+    for (uint64_t i = 0; i < count; ++i) {
+        digest = (digest ^ static_cast<uint32_t>(ids[i])) * 0x9E3779B97F4A7C15;  // odd: 2^64 over the golden ratio
+        digest ^= digest >> 32;
+    }
+    return static_cast<int64_t>(digest);
+}
+
 }  // extern "C"

@@ -343,6 +343,10 @@ class Backend(Protocol):
         """
         ...
 
+    def digest_ids(self, topk_idx: torch.Tensor) -> int | None:
+        """What stands for contiguous int32 ids; None where the host does not read them."""
+        ...
+
     def first_bad_id(self, topk_idx: torch.Tensor, num_experts: int) -> tuple[int, str] | None:
         """Index in the flattened ids of the first one that breaks a rule, and the rule."""
         ...

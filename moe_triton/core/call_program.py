@@ -225,12 +225,13 @@ class Kept:
 
     Attributes:
         registers: passed to later runs, in this order.
-        tensors: attributes of the handle that are made on first access, over ``registers``.
+        attributes: of the handle that are made on first access: tensors over ``registers``, and numbers, by
+            their positions there.
         fields: attributes that are set from the start.
     """
 
     registers: tuple[int, ...]
-    tensors: Mapping[str, TensorAt]
+    attributes: Mapping[str, TensorAt | int]
     fields: Mapping[str, object]
 
 
@@ -247,6 +248,8 @@ class PlanProgram:
         output_type: type of the tuple of outputs; None for a single output.
         bindings: what the error of a failed run needs: tensors, and registers of numbers.
         kept: for later runs, or None.
+        mark: which of the outputs is marked, and the register of its mark (`moe_triton.core.marks`); or
+            nothing.
     """
 
     name: str
@@ -257,3 +260,4 @@ class PlanProgram:
     output_type: type | None = None
     bindings: Mapping[str, TensorAt | int] = field(default_factory=dict)
     kept: Kept | None = None
+    mark: tuple[int, int] | tuple[()] = ()

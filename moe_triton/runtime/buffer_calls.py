@@ -36,7 +36,7 @@ USUAL = tuple(tensor for tensor in DISPATCH_OF_BUFFER.tensors if tensor.is_usual
 T, ROWS = Size("T"), Size("rows")
 DISPATCH, COMBINE = OPERATORS.index("dispatch"), OPERATORS.index("combine")
 # What a dispatch's handle keeps for combine, in this order.
-KEPT = ("T", "ids", "topk", "num_offsets", "num_assist", "dtype")
+KEPT = ("T", "ids", "topk", "num_offsets", "num_assist", "dtype", "digest")
 KEPT_TENSORS = ("topk_idx", "expand_idx", "recv_offsets", "assist_info")
 
 
@@ -189,12 +189,14 @@ class BufferCalls:
             *tensors[2].sizes,
             *tensors[3].sizes,
             registers.constant(variant.dtype),
+            registers.do("DIGEST", tensors[0].address, registers.size(T * self._site.config.num_topk)),
         )
         kept = (*numbers, *(tensor.address for tensor in tensors))
-        attributes = {
+        attributes: dict[str, TensorAt | int] = {
             name: TensorAt(kept.index(tensor.address), tuple(map(kept.index, tensor.sizes)), tensor.dtype)
             for name, tensor in zip(KEPT_TENSORS, tensors, strict=True)
         }
+        attributes["digest"] = KEPT.index("digest")
         return Kept(kept, attributes, {"buffer_id": self._buffer_id, "dtype": variant.dtype})
 
     def _combine_program(self, results: Sequence[torch.Tensor]) -> tuple[CallProgram, dict[str, int]]:
@@ -202,6 +204,7 @@ class BufferCalls:
         first = registers.do("KEPT", 1, DISPATCH, 0, size=MAX_KEPT)
         kept = dict(zip((*KEPT, *KEPT_TENSORS), range(first, first + MAX_KEPT), strict=False))
         registers.symbols[T] = kept["T"]
+        registers.check("EQUAL", registers.do("DIGEST", kept["topk_idx"], kept["ids"]), kept["digest"])
         arguments = self._arguments(COMBINE_OF_BUFFER)
         weights = registers.tensor(2, arguments["topk_weights"])
         y = registers.tensor(0, arguments["y"])

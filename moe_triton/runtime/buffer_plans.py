@@ -20,7 +20,13 @@ from moe_triton.operators import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, Operator
 from moe_triton.operators.buffer import OF_HANDLE, attributes_of
 from moe_triton.runtime import arguments
 from moe_triton.runtime.communicator import Communicator
-from moe_triton.runtime.operator_checks import call_of, check_argument, inputs_of
+from moe_triton.runtime.operator_checks import (
+    call_of,
+    check_argument,
+    digest_of,
+    inputs_of,
+    other_ids_error,
+)
 from moe_triton.runtime.operator_plan import (
     MAX_PLANS,
     Bindings,
@@ -177,6 +183,7 @@ class BufferPlans:
             expand_idx=outputs["expand_idx"],
             recv_offsets=outputs["recv_offsets"],
             assist_info=outputs["assist_info"],
+            digest=digest_of(communicator, bindings["topk_idx"], bindings.get("mask")),
             exchange_counts=outputs.get("exchange_counts"),
             active_mask=bindings.get("mask"),
             tables=outputs.get("tables"),
@@ -223,6 +230,10 @@ class BufferPlans:
         plan = self._find(COMBINE_OF_BUFFER, CombineOfBuffer, tensors, modes)
         arguments.check_results(y, handle, communicator)
         bindings = plan.bind(tensors)
+        if handle.digest != digest_of(communicator, bindings["topk_idx"], handle.active_mask):
+            raise other_ids_error(
+                "handle.topk_idx", f"dispatch {handle.number}", "Pass output.handle as dispatch made it."
+            )
         if out is not None:
             sizes, dtype = plan.specs["out"]
             check_tensor("out", out, shape=sizes, dtypes=(dtype,), device=self._host.device)

@@ -14,13 +14,14 @@ import torch
 from moe_triton.backends.base import TensorSpec
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError, BufferStateError
+from moe_triton.core.marks import mark, mark_of
 from moe_triton.layout import RelayTables
 from moe_triton.layout.relay_tables import HOLE as TABLES
 from moe_triton.operators import Symbols
 from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.executables import Phase
-from moe_triton.runtime.operator_checks import taken_ids
+from moe_triton.runtime.operator_checks import digest_of, other_ids_error, taken_ids
 from moe_triton.runtime.plan_calls import NativeCalls, PlanCall
 from moe_triton.runtime.relayed import check_tables, check_weights, keep_weights
 from moe_triton.schemes import scheme_type
@@ -34,6 +35,8 @@ Bindings = dict[str, Any]
 # Of one cache: more shapes than a server has, and a plan is a few small objects.
 MAX_PLANS = 4096
 Native = Callable[..., Any] | Literal[False]
+# Outputs of dispatch that say where combine's results go.
+INDEXES = "expand_idx", "assist_info_for_combine"
 
 
 @dataclass(frozen=True)
@@ -225,7 +228,9 @@ class OperatorPlan:
             bounds = min(s["rows"], communicator.capacity), self.num_entries - 1
             constants = constants | {"num_rows": self._num_rows(s["rows"])}
         sizes = s["BS"], s["K"]
-        program = PlanCall(operator, self.inputs, dims, outputs, constants, self.num_ids, sizes, bounds)
+        program = PlanCall(
+            operator, self.inputs, dims, outputs, constants, self.num_ids, sizes, self.index, bounds
+        )
         return calls.call(program, self.variant, communicator.site.parts(operator, s["BS"]))
 
     def _num_rows(self, known: int) -> int:
@@ -236,8 +241,9 @@ class OperatorPlan:
 
     @property
     def index(self) -> str:
-        """The argument that says where combine's results go."""
-        return "expand_idx" if self.symbols.is_given("expand_idx") else "assist_info_for_combine"
+        """The tensor that says where combine's results go: dispatch returns it, and combine takes it."""
+        returned = [output.name for output in self.symbols.operator.outputs]
+        return next(name for name in INDEXES if name in returned or self.symbols.is_given(name))
 
     def _find_communicator(self, named: Named) -> Communicator:
         return self.access.communicator()
@@ -334,6 +340,10 @@ class DispatchPlan(OperatorPlan):
     """A checked dispatch of one shape."""
 
     def _keep(self, communicator: Communicator, bindings: Bindings) -> None:
+        digest = digest_of(communicator, bindings["topk_idx"], bindings.get("mask"))
+        if digest is not None:
+            (hole,) = (o.hole for o in self.symbols.operator.outputs if o.name == self.index)
+            mark(bindings[hole], digest)
         if self.tables:
             self._bind_tables(bindings)
             keep_weights(communicator, bindings)
@@ -344,11 +354,25 @@ class CombinePlan(OperatorPlan):
 
     def _prepare(self, communicator: Communicator, bindings: Bindings) -> None:
         super()._prepare(communicator, bindings)
+        self._check_ids(communicator, bindings)
         self._count_rows(communicator, bindings)
         if self.tables:
             self._bind_tables(bindings)
             check_weights(communicator, bindings, "expert_scales")
             check_tables(communicator, bindings, "ep_send_counts")
+
+    def _check_ids(self, communicator: Communicator, bindings: Bindings) -> None:
+        """Checks that ids and mask are those of the dispatch whose index this is, where it is known.
+
+        Raises:
+            ArgumentError: they are not.
+        """
+        had = mark_of(bindings["expand_idx"])
+        if had is not None and had != digest_of(communicator, bindings["topk_idx"], bindings.get("mask")):
+            dispatch = f"the dispatch that returned this {self.index}"
+            raise other_ids_error(
+                "expert_ids", dispatch, "Pass the expert_ids and x_active_mask of that dispatch."
+            )
 
     def _count_rows(self, communicator: Communicator, bindings: Bindings) -> None:
         """Adds how many results there may be.

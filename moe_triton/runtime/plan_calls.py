@@ -67,6 +67,7 @@ class PlanCall:
         constants: what each call binds alike.
         num_ids: legal ids.
         ids: rows and columns of the ids.
+        index: name of the argument, or of the output, by which a combine knows its dispatch.
         most_rows: rows of results that there can be, and where in their counts the total stands; None for a
             dispatch.
     """
@@ -80,6 +81,7 @@ class PlanCall:
         constants: dict[str, Any],
         num_ids: int,
         ids: tuple[int, int],
+        index: str,
         most_rows: tuple[int, int] | None,
     ) -> None:
         registers = Registers()
@@ -96,6 +98,9 @@ class PlanCall:
             registers.check("AT_MOST", registers.constant(0), total)
             registers.check("AT_MOST", total, registers.constant(most))
         self._outputs, self._constants, self._num_ids, self._ids = outputs, constants, num_ids, ids
+        # Which argument is looked at, or which output is marked.
+        names = list(dims) if most_rows else [name for name, *_ in outputs]
+        self._looks, self._position = most_rows is not None, names.index(index)
         self._nothing = {
             name: torch.empty(shape, dtype=dtype)
             for name, _, shape, dtype in outputs
@@ -121,6 +126,9 @@ class PlanCall:
         rows, columns = (registers.constant(size) for size in self._ids)
         limit = registers.constant(self._num_ids)
         registers.check("TAKE_IDS", ids, ids + 1, taken.address, rows, columns, limit)  # the dtype follows
+        digest = registers.do("DIGEST", taken.address, registers.constant(math.prod(self._ids)))
+        if self._looks:
+            registers.check("MARKED", self._position, digest)
         holes = {hole: registers.new(value) for hole, value in self._constants.items()}
         holes |= self._holes
         for name, hole, _, _ in self._outputs:
@@ -135,6 +143,7 @@ class PlanCall:
             outputs,
             tuple if len(outputs) > 1 else None,
             {"topk_idx": taken, "num_tokens": rows},
+            mark=() if self._looks else (self._position, digest),
         )
 
 

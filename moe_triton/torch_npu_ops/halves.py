@@ -117,6 +117,9 @@ class DispatchTeardownPlan(TeardownPlan, DispatchPlan):
     def _prepare(self, communicator: Communicator, bindings: Bindings) -> None:
         """The rows are here: nobody looks at ids again."""
 
+    def _keep(self, communicator: Communicator, bindings: Bindings) -> None:
+        """Setup's output is marked, which combine_teardown takes."""
+
 
 class CombineSetupPlan(SetupPlan, CombinePlan):
     """A checked combine_setup of one shape."""

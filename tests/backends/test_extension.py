@@ -136,11 +136,12 @@ def test_a_plan_that_is_not_as_its_program_says_is_refused() -> None:
     registers = Registers()
     calls.operator(program(registers, (registers.constant(1),)))
     made = calls._programs["dispatch"]
-    parts = [bytes(8), b"", b"", b"", bytes(8), None, (), None, (), b"", None, ()]
+    parts = [bytes(8), b"", b"", b"", bytes(8), None, (), None, (), b"", None, (), b""]
     made.add(tuple(parts))
     assert len(made.swap([])) == 1
-    wrong = {0: b"", 2: b"x" * 16, 3: bytes([9, 9]), 6: [], 9: bytes(64)}
-    for position, part in wrong.items():
+    wrong = [(0, b""), (2, b"x" * 16), (3, bytes([9, 9])), (6, []), (9, bytes(64))]
+    wrong += [(12, bytes(2)), (12, bytes(4))]  # a mark without a register, and on no output
+    for position, part in wrong:
         with pytest.raises((TypeError, ValueError)):
             made.add((*parts[:position], part, *parts[position + 1 :]))
     with pytest.raises(TypeError):

@@ -95,6 +95,14 @@ def masked_halves(rank: int, num_ranks: int) -> list[str]:
             wrong.append("expand_x")
         z = experts_of(halves[0])
         quant, ticket = ops.npu_moe_distribute_combine_setup(z, r.ids, halves[2], *r.group)
+        try:
+            ops.npu_moe_distribute_combine_teardown(
+                z, quant, r.ids, expand_idx, r.weights, ticket, *r.group, shared_expert_x=r.x
+            )
+            wrong.append("combine without the mask")
+        except ArgumentError as error:
+            if not str(error).startswith("expert_ids is other than what the dispatch that returned this"):
+                wrong.append(str(error))
         out = ops.npu_moe_distribute_combine_teardown(
             z, quant, r.ids, expand_idx, r.weights, ticket, *r.group, x_active_mask=mask, shared_expert_x=r.x
         )

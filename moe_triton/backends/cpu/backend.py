@@ -184,6 +184,11 @@ class CpuBackend:
         )
         return taken, (None if good < 0 else self.first_bad_id(taken, num_experts))
 
+    def digest_ids(self, topk_idx: torch.Tensor) -> int | None:
+        """See `moe_triton.backends.base.Backend`."""
+        digest: int = self._library.moe_digest_ids(topk_idx.data_ptr(), topk_idx.numel())
+        return digest
+
     def first_bad_id(self, topk_idx: torch.Tensor, num_experts: int) -> tuple[int, str] | None:
         """See `moe_triton.backends.base.Backend`."""
         num_tokens, topk = topk_idx.shape

@@ -18,6 +18,7 @@ from moe_triton.backends.cpu.extension import DTYPE_CODES, FILE
 from moe_triton.backends.cpu.output_pool import OutputPool
 from moe_triton.core.call_program import CallProgram, Constant, PlanProgram, Registers, TensorAt
 from moe_triton.core.errors import ToolchainError
+from moe_triton.core.marks import MARK
 
 
 class NativeCalls:
@@ -45,12 +46,14 @@ class NativeCalls:
             "rounds": ctypes.addressof(setting.rounds),
             "run_plan": native.symbol_address("moe_run_plan"),
             "take_ids": native.symbol_address("moe_take_ids"),
+            "digest_ids": native.symbol_address("moe_digest_ids"),
             "holder": ctypes.addressof(setting.waits.holder),
             "last": setting.last,
             "lock": setting.lock,
             "handle_type": setting.handle_type,
             "number_name": "number",
             "product_name": "_memory",
+            "mark_name": MARK,
             "failed": failed,
         }
         self._programs: dict[str, Any] = {}
@@ -80,7 +83,7 @@ class NativeCalls:
         if not isinstance(executable, NativeExecutable):
             return
         kept = plan.kept
-        tensors = {name: _spec(tensor) for name, tensor in kept.tensors.items()} if kept else None
+        made = {name: _spec(each) for name, each in kept.attributes.items()} if kept else None
         prepared = (
             _words(plan.key),
             _words(plan.registers.values),
@@ -92,8 +95,9 @@ class NativeCalls:
             plan.output_type,
             tuple((name, _spec(item)) for name, item in plan.bindings.items()),
             _numbers(kept.registers if kept else ()),
-            tensors,
+            made,
             tuple(kept.fields.items()) if kept else (),
+            _numbers(plan.mark),
         )
         self._programs[plan.name].add(prepared)
 

@@ -177,6 +177,10 @@ class NpuBackend:
         self.runtime.copy(taken, topk_idx)
         return taken, None
 
+    def digest_ids(self, topk_idx: torch.Tensor) -> int | None:
+        """None: see `take_ids`."""
+        return None
+
     def first_bad_id(self, topk_idx: torch.Tensor, num_experts: int) -> tuple[int, str] | None:
         """None: see `take_ids`."""
         return None
