@@ -45,7 +45,7 @@ chaos-short: $(VENV)/.installed
 chaos-long: $(VENV)/.installed
 	$(BIN)/python -m tests.chaos --seconds 100 --seed 1
 
-# Every Triton kernel in every shape through the NPU's compiler, against the figures in tests/gate/golden.
+# Every Triton kernel in every shape through the NPU's compiler, against the figures in tests/autotune/gate/golden.
 gate: $(VENV)/.installed
 	$(BIN)/moe-triton gate
 
@@ -65,7 +65,7 @@ docs: $(VENV)/.installed $(VENV)/.docs docs/assets/mermaid.min.js
 	@mkdir -p build
 	$(BIN)/python -m moe_triton.limits > build/limits.md
 	mv build/limits.md docs/limits.md
-	$(BIN)/python -m moe_triton.tools.cli.model.page > build/model-figures.md
+	$(BIN)/python -m autotune.cli.model.page > build/model-figures.md
 	mv build/model-figures.md docs/model-figures.md
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 

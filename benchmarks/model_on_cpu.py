@@ -25,13 +25,13 @@ import numpy as np
 import torch.distributed as dist
 from rich.console import Console
 
+from autotune.model.constants import Machine, machine_named
+from autotune.model.timelines import cpu
+from autotune.model.traffic import Traffic, traffic_of
 from benchmarks.harness import MAX_RANKS, Record, at_least, parser, run_main, write_records
 from moe_triton.backends.base import TracedCall, TraceEvent
 from moe_triton.core.ascendc import TRACE_BLOCK
 from moe_triton.core.plan import Plan
-from moe_triton.model.constants import Machine, machine_named
-from moe_triton.model.timelines import cpu
-from moe_triton.model.traffic import Traffic, traffic_of
 from moe_triton.processes import RankGroup
 from moe_triton.starting_line import StartingLine
 from moe_triton.tools.progress import progress

@@ -11,14 +11,16 @@ OPTIONAL = (
     *("triton", "pybind11", "ascendnpuir", "torch_npu", "memfabric_hybrid", "shmem"),
     *("optuna", "matplotlib"),
 )
-LABORATORY = ("moe_triton.tools", "moe_triton.model", "autotune")
+LABORATORY = ("moe_triton.tools", "autotune")
 IMPORT_ALL = f"""
 import importlib, pkgutil, sys
-sys.modules.update(dict.fromkeys({OPTIONAL!r}))
+sys.modules.update(dict.fromkeys({OPTIONAL!r} + ("autotune",)))
 import moe_triton
-loaded = sorted(name for name in sys.modules if name.startswith({LABORATORY!r}))
+loaded = sorted(n for n, m in sys.modules.items() if m and n.startswith({LABORATORY!r}))
 print("beside moe_triton:", *loaded)
 for package in ("moe_triton", "autotune"):
+    if package == "autotune":
+        del sys.modules[package]
     for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)

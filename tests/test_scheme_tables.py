@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from autotune.model.constants import machine_named
 from autotune.pipeline.modelled import source as model_source
 from moe_triton import ArgumentError, EPBuffer, Tuning
 from moe_triton import tables as kernel_tables
 from moe_triton.core.config import Config
 from moe_triton.core.soc import SOC_OF_PRODUCT
 from moe_triton.core.tables import Row, Table
-from moe_triton.model.constants import machine_named
 from moe_triton.runtime.chosen_scheme import AUTO, Asked, ChosenScheme, choose_scheme
 from moe_triton.schemes import SCHEMES as BY_PRODUCT
 from moe_triton.schemes import layout_of

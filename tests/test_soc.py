@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from autotune.npu_compiler.socs import SOC_OF_PRODUCT
 from moe_triton.core import ascendc
 from moe_triton.core.errors import ArgumentError, ToolchainError
 from moe_triton.core.soc import ARCHS, SOCS, check_blocks, soc_of
-from moe_triton.npu_compiler.socs import SOC_OF_PRODUCT
 
 CORES = {
     "Ascend910B1": 48,

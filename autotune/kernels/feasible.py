@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.gate import compile_for_npu
+from autotune.npu_compiler import cache
+from autotune.npu_compiler.compile import compiled_for, content_of, npu_ir
+from autotune.npu_compiler.socs import soc_named
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.soc import UB_BYTES
-from moe_triton.npu_compiler import cache
-from moe_triton.npu_compiler.compile import compiled_for, content_of, npu_ir
-from moe_triton.npu_compiler.socs import soc_named
-from moe_triton.tools.gate import compile_for_npu
 
 _VERSION = 1  # of what is kept of a report
 KINDS = ("load", "store")

@@ -12,14 +12,14 @@ from typing import Any
 from autotune.kernels.feasible import compiled, why_not
 from autotune.kernels.subjects import Situation, Subject
 from autotune.kernels.versions import DIGITS, code_of, version_of
+from autotune.model.bodies.replay import ReplayError, replay_of
+from autotune.model.constants import Machine
+from autotune.model.cost import Cost, Table, Work
+from autotune.model.floor import floor_of_cost
 from autotune.search.task import FAR_WORSE, Outcome, Task
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.space import Settings
-from moe_triton.model.bodies.replay import ReplayError, replay_of
-from moe_triton.model.constants import Machine
-from moe_triton.model.cost import Cost, Table, Work
-from moe_triton.model.floor import floor_of_cost
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from itertools import product
 import torch
 
 from autotune.kernels.scope import Scope
+from autotune.model.clusters.group import EXPERTS
 from moe_triton.core.config import Config
 from moe_triton.core.dtypes import DTYPES
 from moe_triton.core.errors import ArgumentError
@@ -16,7 +17,6 @@ from moe_triton.core.plan import Plan
 from moe_triton.core.row_formats import ROW_FORMATS
 from moe_triton.core.soc import SOC_OF_PRODUCT
 from moe_triton.limits import check_config
-from moe_triton.model.clusters.group import EXPERTS
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes import SCHEMES
 from moe_triton.schemes.scheme import Scheme

@@ -6,12 +6,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import cast
 
+from autotune.model.constants import Machine, machine_named
+from autotune.npu_compiler.socs import soc_named
+from autotune.selftest_reports.constants import read_machine
 from moe_triton.core.checks import check_choice, check_positive
 from moe_triton.core.cpu_family import cpu_family
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.soc import SOC_OF_PRODUCT, Product
-from moe_triton.model.constants import Machine, machine_named
-from moe_triton.npu_compiler.socs import soc_named
 
 CPU = "cpu"
 
@@ -91,9 +92,9 @@ class Scope:
         if not self.constants:
             return machine_named(product)
         try:
-            machine = Machine.from_json(Path(self.constants).read_text(encoding="utf-8"))
+            machine = read_machine(Path(self.constants))
         except OSError as error:
-            rule = f"it must be a file of Machine.to_json() ({error.strerror})"
+            rule = f"it must be a selftest's report or a file of Machine.to_json() ({error.strerror})"
             raise ArgumentError("machine", self.constants, rule, "Name a file.") from None
         if machine.product != product:
             rule = f"{self.soc} needs constants of {product}"

@@ -13,16 +13,16 @@ import numpy as np
 
 from autotune.kernels.occasions import configs, rare_plans, usual_plans
 from autotune.kernels.scope import Scope
+from autotune.model.clusters.group import TIMEOUT_US, middle
+from autotune.model.clusters.routing import draw_ids
+from autotune.model.cost import Table, Work, work_of
+from autotune.model.topology import tiers
+from autotune.model.traffic import Traffic, traffic_of
 from moe_triton import tables
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import Plan
-from moe_triton.model.clusters.group import TIMEOUT_US, middle
-from moe_triton.model.clusters.routing import draw_ids
-from moe_triton.model.cost import Table, Work, work_of
-from moe_triton.model.topology import tiers
-from moe_triton.model.traffic import Traffic, traffic_of
 from moe_triton.schemes import make_scheme
 from moe_triton.schemes.site import Site
 

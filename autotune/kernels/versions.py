@@ -13,21 +13,21 @@ from hashlib import sha256
 from pathlib import Path
 
 import moe_triton
+from autotune.model.constants import Machine
+from autotune.npu_compiler.compile import compiler_version
 from moe_triton.core.kernel import TritonKernel
-from moe_triton.model.constants import Machine
-from moe_triton.npu_compiler.compile import compiler_version
 
 ROOT = Path(moe_triton.__file__).parent.parent
 DIGITS = 12
 
 PRICED_BY = (
-    "moe_triton/model/bodies/replay/*.py",
-    "moe_triton/model/relaying.py",
-    "moe_triton/model/traffic.py",
-    "moe_triton/model/clusters/routing.py",
-    "moe_triton/npu_compiler/compile.py",
-    "moe_triton/npu_compiler/generic.py",
-    "moe_triton/npu_compiler/socs.py",
+    "autotune/model/bodies/replay/*.py",
+    "autotune/model/relaying.py",
+    "autotune/model/traffic.py",
+    "autotune/model/clusters/routing.py",
+    "autotune/npu_compiler/compile.py",
+    "autotune/npu_compiler/generic.py",
+    "autotune/npu_compiler/socs.py",
     "moe_triton/backends/cpu/triton/frontend.py",
     "moe_triton/backends/cpu/triton/ir.py",
     "autotune/kernels/feasible.py",
@@ -37,7 +37,7 @@ PRICED_BY = (
 )
 """Files that price a launch: what it has to do, what the compiler makes of it, and how long that takes."""
 
-PRICED_WITH = "moe_triton/model/cost.py", ("Table", "Work", "work_of", "_from")
+PRICED_WITH = "autotune/model/cost.py", ("Table", "Work", "work_of", "_from")
 """A file of which only these definitions count: the rest is of other launches' costs."""
 
 _KERNELS = "moe_triton.kernels"
@@ -48,7 +48,7 @@ _NOT_PRICED = "cases", "_cases", "_fallback"
 def version_of(machine: Machine) -> str:
     """The model and its version: digests of its constants and of its code, and the compiler's version."""
     constants = digest_of_values(constants_read(machine))
-    return f"moe_triton.model, constants {constants}, code {pricing_code()}, compiler {compiler_version()}"
+    return f"autotune.model, constants {constants}, code {pricing_code()}, compiler {compiler_version()}"
 
 
 def pricing_files(root: Path = ROOT) -> list[Path]:

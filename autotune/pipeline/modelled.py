@@ -1,21 +1,21 @@
-"""Candidates on an NPU, by the model: what the slowest rank takes (`moe_triton.model.clusters`)."""
+"""Candidates on an NPU, by the model: what the slowest rank takes (`autotune.model.clusters`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
+from autotune.model.bodies.body import body_of
+from autotune.model.bodies.remembered import Remembered
+from autotune.model.clusters import cluster
+from autotune.model.clusters.group import TIMEOUT_US, Group
+from autotune.model.constants import Machine, machine_named
+from autotune.model.cost import UnknownWorkError
 from autotune.pipeline.candidate import Candidate, Sizes
 from autotune.pipeline.intervals import Interval
 from autotune.pipeline.race import FORMATS, Result
 from moe_triton import Tuning
 from moe_triton.core.errors import ArgumentError
-from moe_triton.model.bodies.body import body_of
-from moe_triton.model.bodies.remembered import Remembered
-from moe_triton.model.clusters import cluster
-from moe_triton.model.clusters.group import TIMEOUT_US, Group
-from moe_triton.model.constants import Machine, machine_named
-from moe_triton.model.cost import UnknownWorkError
 from moe_triton.schemes import make_scheme
 from moe_triton.schemes.scheme import Scheme
 from moe_triton.schemes.site import Site
@@ -66,7 +66,7 @@ class TunedGroup(Group):
 
 def source(machine: Machine) -> str:
     """The model and its version: a digest of a machine's constants."""
-    return f"moe_triton.model, constants {sha256(machine.to_json().encode()).hexdigest()[:_DIGITS]}"
+    return f"autotune.model, constants {sha256(machine.to_json().encode()).hexdigest()[:_DIGITS]}"
 
 
 class Modelled:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from autotune.kernels import occasions
+from autotune.model.constants import machine_named
 from autotune.pipeline import measured, modelled, results
 from autotune.pipeline.candidate import Candidate, Sizes
 from autotune.pipeline.measured import Effort, Measured
@@ -23,7 +24,6 @@ from moe_triton.core.errors import ArgumentError
 from moe_triton.core.soc import SOC_OF_PRODUCT
 from moe_triton.core.tables import Row
 from moe_triton.limits import check_config
-from moe_triton.model.constants import machine_named
 from moe_triton.tables import folder_of_user, machine_of, pipelines, schemes
 
 CPU = "cpu"

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from autotune.model.bodies import movement
+from autotune.model.clusters.a2 import OPERATORS, Flow, mean_flow, operator_cost, rdma_us
+from autotune.model.constants import Machine, machine_named
 from benchmarks.harness import Record, print_table
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Launch
 from moe_triton.core.tuning import POSTS, Tuning
-from moe_triton.model.bodies import movement
-from moe_triton.model.clusters.a2 import OPERATORS, Flow, mean_flow, operator_cost, rdma_us
-from moe_triton.model.constants import Machine, machine_named
 from moe_triton.operators.variants import DispatchVariant
 from moe_triton.schemes.site import Site
 

@@ -24,7 +24,7 @@ from moe_triton.tools.plots import COLOURS, draw, legend
 
 BLOCKS = Route("blocks", "A2", "fullmesh", 1)
 ROWS = Route("rows", "A3", "fullmesh_v1", 1)
-# Of A2 (moe_triton/model/constants.toml): AICPU's post, and the link that published figures give.
+# Of A2 (autotune/model/constants.toml): AICPU's post, and the link that published figures give.
 POST_US, GIGABYTES_PER_S = 1.5, 20.97
 Line = list[tuple[int, float]]
 

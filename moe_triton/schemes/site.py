@@ -38,7 +38,7 @@ CALL_WORDS = 32
 
 SENDING_BLOCKS = 24
 """Cores of a device with two rows under way each: as many as are published to gain almost nothing from 24
-more (`moe_triton/model/constants.toml`, remote_writes_in_flight).
+more (`autotune/model/constants.toml`, remote_writes_in_flight).
 """
 POST_PARTS = 8
 """Parts in which blocks are made, unless set: more hide little more, and each is a look at all ids."""

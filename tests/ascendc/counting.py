@@ -133,7 +133,7 @@ class Launched:
         kernel: its name.
         blocks: on how many cores.
         arguments: as they were passed.
-        numbers: (blocks,) by name, as `moe_triton.model.bodies.counts.Counts` has them.
+        numbers: (blocks,) by name, as `autotune.model.bodies.counts.Counts` has them.
     """
 
     kernel: str

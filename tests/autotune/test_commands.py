@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import typer
@@ -22,7 +23,7 @@ from autotune.search import Outcome
 from moe_triton import tables
 from moe_triton.core.config import Config
 from moe_triton.core.cpu_family import cpu_family
-from moe_triton.core.installing import install
+from moe_triton.core.installing import install, reinstall
 from moe_triton.core.space import Settings
 from moe_triton.core.tables import Row, Table
 from moe_triton.tools.cli import extensions
@@ -87,7 +88,7 @@ def test_show_says_what_tables_there_are_and_how_to_see_their_rows(kept: Path) -
 
 def test_show_prints_the_rows_that_are_asked_for_in_microseconds(kept: Path) -> None:
     said = run("show", "--kernel", "stamps")
-    assert f"{kept / NAME}.json\nmoe_triton.model, constants " in said
+    assert f"{kept / NAME}.json\nautotune.model, constants " in said
     mine, shipped = (
         Table.from_json((folder / f"{NAME}.json").read_text(), NAME) for folder in (kept, tables.FOLDER)
     )
@@ -276,12 +277,41 @@ def test_without_the_package_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch)
         ([EntryPoint("tune", "autotune_that_is_not_there:app", extensions.GROUP)], "cannot be imported"),
     ):
         monkeypatch.setattr(extensions, "entry_points", lambda group, points=points: points)
-        bare = typer.Typer()
-        extensions.add_extensions(bare)
-        result = CliRunner().invoke(bare, ["tune", "kernels"])
-        assert result.exit_code == 1
-        assert why in result.output
-        assert install("tune") in result.output
+        bare = typer.Typer(cls=extensions.Extended)
+        bare.callback()(lambda: None)
+        for words, remedy in (
+            (["tune", "kernels"], install("tune")),
+            (["model", "plan"], reinstall()),
+            (["compile", "--kernel", "pack"], reinstall()),
+            (["gate"], reinstall()),
+        ):
+            result = CliRunner().invoke(bare, words)
+            assert result.exit_code == 1
+            is_found = [point for point in points if point.name == words[0]]
+            assert (why if is_found else "is not installed") in result.output
+            assert remedy in result.output
+        assert CliRunner().invoke(bare, ["nothing"]).exit_code == 2
+
+
+def test_another_package_s_command_is_found_and_loaded_when_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A single one, and a group; the list of commands imports neither."""
+    one, group = typer.Typer(), typer.Typer()
+    one.command()(lambda: typer.echo("this is one"))
+    group.command("first")(lambda: typer.echo("this is the first of a group"))
+    group.callback()(lambda: None)
+    module = ModuleType("others_commands")
+    module.one, module.group = one, group  # type: ignore[attr-defined]
+    points = [EntryPoint(name, f"others_commands:{name}", extensions.GROUP) for name in ("one", "group")]
+    monkeypatch.setattr(extensions, "entry_points", lambda group: points)
+    bare = typer.Typer(cls=extensions.Extended)
+    bare.callback()(lambda: None)
+    listed = CliRunner().invoke(bare, ["--help"]).output
+    assert all(f" {name} " in listed for name in ("one", "group", "model", "tune"))
+    monkeypatch.setitem(sys.modules, "others_commands", module)
+    assert CliRunner().invoke(bare, ["one"]).output == "this is one\n"
+    assert CliRunner().invoke(bare, ["group", "first"]).output == "this is the first of a group\n"
 
 
 def test_ctrl_c_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,14 +17,14 @@ from autotune.kernels.feasible import why_not
 from autotune.kernels.occasions import configs
 from autotune.kernels.scope import Scope
 from autotune.kernels.subjects import Subject, subjects_of
+from autotune.model.bodies.replay import ReplayError
+from autotune.model.constants import machine_named
 from autotune.search import Options, Outcome, run
 from autotune.search.task import WrongBitsError
 from autotune.tuning import tasks_of
 from moe_triton import tables
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.space import PROGRAMS, Space
-from moe_triton.model.bodies.replay import ReplayError
-from moe_triton.model.constants import machine_named
 from moe_triton.runtime import tuning_source
 from moe_triton.schemes.site import Site
 

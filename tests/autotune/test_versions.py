@@ -12,11 +12,11 @@ import pytest
 from autotune import results
 from autotune.kernels import versions
 from autotune.kernels.versions import digest_of, kernel_files, pricing_files, version_of
+from autotune.model.constants import machine_named
 from moe_triton import tables
 from moe_triton.core.tables import Row, Table
 from moe_triton.kernels import families
 from moe_triton.kernels.cases import Shape
-from moe_triton.model.constants import machine_named
 
 KERNEL = "moe_triton.kernels.weighted_sum"
 NAME = "kernels-Ascend910_9391"
@@ -42,14 +42,14 @@ def edit(path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "counts"),
     [
-        ("moe_triton/model/bodies/replay/pipes.py", True),
-        ("moe_triton/model/bodies/replay/times.py", True),
-        ("moe_triton/npu_compiler/compile.py", True),
+        ("autotune/model/bodies/replay/pipes.py", True),
+        ("autotune/model/bodies/replay/times.py", True),
+        ("autotune/npu_compiler/compile.py", True),
         ("autotune/kernels/occasions.py", True),
-        ("moe_triton/model/clusters/crossings.py", False),
-        ("moe_triton/model/fits/fit.py", False),
-        ("moe_triton/model/timelines/timeline.py", False),
-        ("moe_triton/npu_compiler/cache.py", False),
+        ("autotune/model/clusters/crossings.py", False),
+        ("autotune/model/fits/fit.py", False),
+        ("autotune/model/timelines/timeline.py", False),
+        ("autotune/npu_compiler/cache.py", False),
         ("moe_triton/kernels/weighted_sum.py", False),
         ("autotune/kernels/measured.py", False),
         ("autotune/search/run.py", False),

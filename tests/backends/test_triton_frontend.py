@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
+from autotune.npu_compiler.compile import npu_ir
 from moe_triton.backends.cpu.triton.loader import load
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.kernels.route import route_kernel
-from moe_triton.npu_compiler.compile import npu_ir
 from tests.patience import seconds
 
 ASKED: dict[str, Callable[[TritonKernel], object]] = {"load": load, "npu_ir": npu_ir}

@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from autotune.model.clusters import parts
+from autotune.model.clusters.group import Group
 from benchmarks import decode, harness
 from benchmarks.compare.figures import Samples
 from benchmarks.compare.report import print_report
-from moe_triton.model.clusters import parts
-from moe_triton.model.clusters.group import Group
 from moe_triton.tools.cli import demo as demo_module
 from moe_triton.tools.cli.app import app
 from moe_triton.tools.text_table import TextTable
@@ -62,7 +62,7 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> list[TextTable]:
 @pytest.fixture(scope="module", autouse=True)
 def predicted_once() -> Iterator[None]:
     """``model validate`` takes seconds for what is the same each time."""
-    module = import_module("moe_triton.model.fits.validate")
+    module = import_module("autotune.model.fits.validate")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "validate", functools.cache(module.validate))
         yield
@@ -74,7 +74,7 @@ def few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo_module, "_run", lambda settings: [{**RANK, "us": TIMES}] * 4)
     monkeypatch.setattr(parts, "groups", lambda: iter([Group(16, 16, 7168)]))
-    prices = import_module("moe_triton.tools.cli.model.plan")
+    prices = import_module("autotune.cli.model.plan")
     monkeypatch.setattr(prices, "TABLE_RANKS", (8,))
     monkeypatch.setattr(prices, "TABLE_TOKENS", (8, 16))
 

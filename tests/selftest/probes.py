@@ -20,7 +20,6 @@ from moe_triton.backends.npu import toolchain
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.plan import Plan
 from moe_triton.kernels import Case, kernel_cases
-from moe_triton.model.constants import Machine
 from moe_triton.tools.selftest import machine
 from moe_triton.tools.selftest.check import Finding, Place
 from moe_triton.tools.selftest.checks import environment, kernels
@@ -160,8 +159,3 @@ def find_toolchain_without_an_npu(place: Place) -> Finding:
 def find_versions_without_an_npu(place: Place) -> Finding:
     with without_an_npu():
         return environment.find_versions(place)
-
-
-def measured_constants(machine: Machine) -> set[str]:
-    """Names of the constants that were measured."""
-    return {name for name, entry in machine.constants.items() if entry.kind == "measured"}

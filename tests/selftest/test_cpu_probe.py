@@ -6,8 +6,8 @@ from unittest import mock
 
 import pytest
 
-from moe_triton.model.constants import machine_named
-from moe_triton.model.timelines import cpu
+from autotune.model.constants import machine_named
+from autotune.model.timelines import cpu
 from moe_triton.processes import RankGroup
 from moe_triton.tools.selftest.check import Place
 from moe_triton.tools.selftest.checks import constants

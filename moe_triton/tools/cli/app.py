@@ -1,6 +1,6 @@
-"""The command line ``moe-triton``: try, build and check it, look at layouts, plans and traces, model it.
+"""The command line ``moe-triton``: try, build and check it, look at layouts, plans and traces.
 
-Other packages add groups of commands, as `autotune` adds ``tune``.
+Other packages add commands, as `autotune` adds ``compile``, ``gate``, ``model`` and ``tune``.
 """
 
 from __future__ import annotations
@@ -15,15 +15,11 @@ from rich.console import Console
 import moe_triton
 from moe_triton.core.topology import MAX_RANKS
 from moe_triton.schemes import SCHEMES
-from moe_triton.tools.cli import model
-from moe_triton.tools.cli.errors import Commands
-from moe_triton.tools.cli.extensions import add_extensions
-from moe_triton.tools.cli.model.options import MOST_EXPERTS, MOST_HIDDEN, MOST_TOKENS
+from moe_triton.tools.cli.extensions import Extended
+from moe_triton.tools.cli.options import MOST_EXPERTS, MOST_HIDDEN, MOST_TOKENS
 from moe_triton.tools.cli.servers import SERVERS_HELP
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, help=__doc__)
-app.add_typer(model.app, name="model")
-add_extensions(app)
+app = typer.Typer(cls=Extended, no_args_is_help=True, add_completion=False, help=__doc__)
 
 ROWS_HELP = "how rows travel: as EPBuffer.dispatch takes it, or none"
 _NAMES = "; ".join(f"{product}: {', '.join(schemes)}" for product, schemes in SCHEMES.items())
@@ -218,35 +214,3 @@ def selftest(
 
     settings = Settings(backend, ranks, quick, tuple(only or ()), timeout_s)
     raise typer.Exit(run(settings, output, Console()))
-
-
-@app.command(name="compile")
-def compile_kernel(
-    kernel: Annotated[str, typer.Option(help="a kernel, or a case such as pack/bf16-h7168")],
-    soc: Annotated[str, typer.Option(help="chip or product: A2, A3, or 950 as an outlook")] = "A3",
-    dtype: Annotated[str | None, typer.Option(help="of tokens: bf16 or fp16")] = None,
-    hidden: Annotated[int | None, typer.Option(help="elements of a token's row")] = None,
-    topk: Annotated[int | None, typer.Option(help="routed experts per token")] = None,
-    shared: Annotated[int | None, typer.Option(help="shared experts")] = None,
-    feature: Annotated[list[str] | None, typer.Option(help="what a variant does; may be repeated")] = None,
-    save: Annotated[Path | None, typer.Option(help="folder for the IR of every stage")] = None,
-) -> None:
-    """Print what the NPU's compiler makes of one Triton kernel."""
-    from moe_triton.tools.cli.compile import CompileSettings, run_compile
-
-    settings = CompileSettings(kernel, soc, dtype, hidden, topk, shared, feature or (), save)
-    raise typer.Exit(run_compile(settings, Console()))
-
-
-@app.command()
-def gate(
-    soc: Annotated[list[str] | None, typer.Option(help="chip or product; all if not given")] = None,
-    kernel: Annotated[list[str] | None, typer.Option(help="only this kernel; may be repeated")] = None,
-    sample: Annotated[bool, typer.Option(help="only what the tests compile")] = False,
-    seed: Annotated[int, typer.Option(help="of the sample")] = 0,
-    update: Annotated[bool, typer.Option(help="keep what is found, in the repository")] = False,
-) -> None:
-    """Compile every Triton kernel in every shape for the NPU, and compare with what is kept."""
-    from moe_triton.tools.cli.gate import GateSettings, run_gate
-
-    raise typer.Exit(run_gate(GateSettings(soc or (), kernel or (), sample, seed, update), Console()))

@@ -1,5 +1,5 @@
 """Measures by itself what a CPU does in dispatch and combine: the constants of
-`moe_triton.model.timelines.cpu`.
+`autotune.model.timelines.cpu`.
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moe_triton.tools.markdown import cell, table
+from moe_triton.tools.selftest.timing import HIGH, LOW
 
-TIMING = "timing"
+TIMING, CONSTANTS = "timing", "constants"
 MOST_NAMES = 6
 CALLS = {
     "dispatch call us, p10 / p50 / p90 / p99": "dispatch",
@@ -92,12 +93,17 @@ def _times(document: Mapping[str, Any]) -> str:
 
 
 def _constants(document: Mapping[str, Any]) -> str:
-    constants: Mapping[str, Mapping[str, Any]] = document["constants"]["constants"]
+    """What was measured of the model's constants, and what others of them follow from."""
+    figures: dict[str, float] = {}
+    for check in document["checks"]:
+        if (check["stage"], check["status"]) == (CONSTANTS, "passed"):
+            figures |= check["figures"]
     rows = [
-        (name, *(f"{entry[key]:.6g}" for key in ("value", "low", "high")), entry["kind"], entry["source"])
-        for name, entry in constants.items()
+        (name, *(f"{figures.get(name + end, value):.6g}" for end in ("", LOW, HIGH)))
+        for name, value in figures.items()
+        if not name.endswith((LOW, HIGH))
     ]
-    return table(("", "value", "low", "high", "", "source"), rows)
+    return table(("", "value", "low", "high"), rows) if rows else ""
 
 
 def _checks(document: Mapping[str, Any]) -> str:

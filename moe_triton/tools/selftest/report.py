@@ -11,16 +11,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from moe_triton.model.constants import Machine
 from moe_triton.tools.selftest import markdown
 from moe_triton.tools.selftest.check import STATUSES, Result
 from moe_triton.tools.selftest.checks.environment import DEVICES
-from moe_triton.tools.selftest.measured import constants_of
 from moe_triton.tools.selftest.private import scrubbed
 from moe_triton.tools.selftest.settings import Settings
 
-FORMAT, VERSION = "moe_triton.selftest", 2
-JSON_NAME, MARKDOWN_NAME, CONSTANTS_NAME = "report.json", "report.md", "constants.json"
+FORMAT, VERSION = "moe_triton.selftest", 3
+JSON_NAME, MARKDOWN_NAME = "report.json", "report.md"
 VERSIONS = "versions"
 UNKNOWN = "unknown"
 
@@ -51,11 +49,6 @@ class Report:
         """Name of the devices."""
         return self._facts(DEVICES).get("SoC", UNKNOWN)
 
-    def constants(self) -> Machine:
-        """Measured constants, and assumed ones in place of missing ones."""
-        date = self.moment.date().isoformat()
-        return constants_of(self.results, self.settings.backend, self.soc, date)
-
     def document(self) -> dict[str, Any]:
         """The report as JSON's types; docs/selftest.md describes them."""
         count = Counter(result.status for result in self.results)
@@ -73,21 +66,18 @@ class Report:
             "summary": {status: count[status] for status in STATUSES},
             "machine": scrubbed(machine, addresses=False),
             **scrubbed(body),
-            "constants": scrubbed(json.loads(self.constants().to_json()), addresses=False),
         }
 
     def write(self, folder: Path) -> None:
-        """Writes the report and the constants, each file atomically.
+        """Writes the report, each file atomically.
 
         Raises:
             OSError: the folder cannot be written to.
         """
         folder.mkdir(parents=True, exist_ok=True)
         document = self.document()
-        constants = json.dumps(document["constants"], indent=1) + "\n"
         _replace(folder / JSON_NAME, json.dumps(document, indent=1) + "\n")
         _replace(folder / MARKDOWN_NAME, markdown.render(document))
-        _replace(folder / CONSTANTS_NAME, constants)
 
     def _facts(self, name: str) -> Mapping[str, str]:
         return next((result.facts for result in self.results if result.name == name), {})

@@ -1,6 +1,6 @@
 """The model's constants that can be measured through the back end.
 
-Each figure that has the name of a constant of `moe_triton.model.constants` is that constant: the median of
+Each figure that has the name of a constant of the model's list is that constant: the median of
 several passes, with the lowest and the highest.
 """
 

@@ -1,0 +1,233 @@
+"""``moe-triton model cluster``: schemes against each other over EP and BS, and where their lines cross."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from autotune.cli.model.machines import MACHINE, machine_of
+from autotune.cli.model.options import Experts, Hidden, Markdown, Seed
+from moe_triton.tools.cli.options import MOST_TOKENS
+from moe_triton.tools.plots import write_plots
+from moe_triton.tools.progress import progress
+from moe_triton.tools.text_table import TextTable, names, numbers, print_parts
+
+if TYPE_CHECKING:
+    from autotune.model.bodies.remembered import Bodies
+    from autotune.model.clusters.cluster import Point
+    from autotune.model.clusters.crossings import Crossing
+    from autotune.model.clusters.group import Group
+    from autotune.model.constants import Machine
+
+SCHEMES_HELP = "schemes, with commas between; if not given, all that may be launched so"
+QUANTIZE_HELP = "how dispatched rows travel: as EPBuffer.dispatch takes it, or none"
+CSV_HEADINGS = (
+    "comm_alg",
+    "ep",
+    "tokens",
+    "mode",
+    "operator",
+    "us",
+    "slowest_rank",
+    "egress_bytes",
+    "ingress_bytes",
+    "imbalance",
+)
+
+
+def cluster(
+    ep: Annotated[str, typer.Option(help="ranks of groups, 2 to 768, with commas between")] = "8,16,64,256",
+    tokens: Annotated[str, typer.Option(help="tokens of each rank, with commas between")] = "8,16,32,64,128",
+    routing: Annotated[str, typer.Option(help="uniform, node-limited or zipf")] = "uniform",
+    machine: Annotated[str, typer.Option(help=MACHINE)] = "A3",
+    comm_alg: Annotated[str, typer.Option(help=SCHEMES_HELP)] = "",
+    mode: Annotated[Literal["graph", "stream"], typer.Option(help="how launches come to a device")] = "graph",
+    quantize: Annotated[str, typer.Option(help=QUANTIZE_HELP)] = "int8",
+    hidden: Hidden = 7168,
+    topk: Annotated[int, typer.Option(help="routed experts per token")] = 8,
+    experts: Experts = 0,
+    groups: Annotated[int, typer.Option(help="node-limited: into which experts are cut")] = 8,
+    top_groups: Annotated[int, typer.Option(help="node-limited: for each token")] = 4,
+    exponent: Annotated[float, typer.Option(help="zipf: how fast popularity falls")] = 1.0,
+    seed: Seed = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="everything, as JSON")] = False,
+    as_markdown: Markdown = False,
+    to_csv: Annotated[Path | None, typer.Option("--csv", help="file for a table of all operators")] = None,
+    plot: Annotated[Path | None, typer.Option(help="folder for the plots")] = None,
+) -> None:
+    """Price schemes on groups of sampled routing: the slowest rank, the imbalance, where lines cross."""
+    from autotune.model.bodies.body import body_of
+    from autotune.model.bodies.remembered import OfArguments
+    from autotune.model.clusters.group import Group, Routing
+    from moe_triton.core.errors import ArgumentError
+
+    console = Console()
+    used = machine_of(machine)
+    schemes, bodies = _schemes(used.product, mode, comm_alg), OfArguments(body_of)
+    rows = None if quantize == "none" else quantize
+    drawn = Routing(routing, seed, groups, top_groups, exponent)
+    sizes = [(ranks, count) for ranks in _numbers("ep", ep) for count in _numbers("tokens", tokens)]
+    points: list[Point] = []
+    try:
+        with progress("sizes", len(sizes)) as work:
+            for ranks, count in sizes:
+                work.begin(f"EP {ranks}, BS {count}")
+                fixed = ranks, count, hidden, topk, experts, rows
+                each = [Group(*fixed, scheme, used.product, mode, routing=drawn) for scheme in schemes]
+                points += price_schemes(each, used, bodies)
+                work.advance()
+    except ArgumentError as error:
+        raise error.renamed({"ranks": "ep"}) from None
+    if as_json:
+        console.print_json(json.dumps(document(points)))
+    else:
+        print_parts(parts(points), console, as_markdown)
+    if to_csv is not None:
+        to_csv.write_text(csv_text(points), encoding="utf-8")
+    if plot is not None:
+        from autotune.cli.model.cluster_plots import plot_cluster
+
+        write_plots(console, lambda: plot_cluster(points, plot))
+
+
+def price_schemes(groups: Sequence[Group], machine: Machine, bodies: Bodies) -> list[Point]:
+    """A group with one routing by several schemes; one that no graph may hold is launched by the host."""
+    from autotune.model.clusters import cluster, cluster_a2
+
+    ids = groups[0].draw()
+    if machine.product == "A2":
+        return [cluster_a2.price(group, machine, ids) for group in groups]
+    found = []
+    for group in groups:
+        one = group if group.may_be_captured(machine) else replace(group, mode="stream")
+        found.append(cluster.price(one, machine, bodies, ids))
+    return found
+
+
+def parts(points: Sequence[Point]) -> tuple[TextTable | str, ...]:
+    """The table, and where lines cross."""
+    columns = (
+        numbers("EP"),
+        numbers("BS"),
+        *(numbers(f"{scheme}: dispatch + combine, us") for scheme in _names(points)),
+        names("fastest"),
+        numbers("imbalance", spare=1),
+    )
+    rows = []
+    for (ranks, count), of in _by_size(points).items():
+        cells = [" + ".join(f"{operator.us:.0f}" for operator in point.operators.values()) for point in of]
+        fastest = _name(min(of, key=lambda point: point.us))
+        rows.append((ranks, count, *cells, fastest, f"{of[0].imbalance:.2f}"))
+    lines = [
+        f"{fixed}: {crossing.below} is faster below {along} {crossing.size:.0f}, {crossing.above} above"
+        for fixed, along, crossing in all_crossings(points)
+    ]
+    said = "Where lines of dispatch + combine cross:\n\n" + "\n".join(f"- {line}" for line in lines)
+    crossing = said if lines else "No lines of dispatch + combine cross."
+    meaning = "Imbalance: rows that the most loaded rank receives, over the mean."
+    return TextTable(columns, rows, more="--json"), meaning, crossing
+
+
+def all_crossings(points: Sequence[Point]) -> list[tuple[str, str, Crossing]]:
+    """Of dispatch + combine: what is fixed, along what, and where. BS for each EP, and EP for each BS."""
+    found = []
+    for along, fixed in (("BS", "EP"), ("EP", "BS")):
+        values = sorted({_sizes(point)[fixed] for point in points})
+        for value in values:
+            of = [point for point in points if _sizes(point)[fixed] == value]
+            found += [(f"{fixed} {value}", along, crossing) for crossing in _along(of, along)]
+    return found
+
+
+def _along(points: Sequence[Point], along: str) -> list[Crossing]:
+    from autotune.model.clusters.crossings import crossings
+
+    ordered = sorted(points, key=lambda point: _sizes(point)[along])
+    sizes = sorted({_sizes(point)[along] for point in points})
+    lines = {name: [point.us for point in ordered if _name(point) == name] for name in _names(points)}
+    return crossings(sizes, lines)
+
+
+def document(points: Sequence[Point]) -> dict[str, Any]:
+    """Everything, as JSON's types."""
+    return {
+        "points": [
+            {
+                **point.group.document,
+                "imbalance": point.imbalance,
+                "operators": {name: asdict(operator) for name, operator in point.operators.items()},
+            }
+            for point in points
+        ],
+        "crossings": [
+            {"at": fixed, "along": along, **asdict(crossing)}
+            for fixed, along, crossing in all_crossings(points)
+        ],
+    }
+
+
+def csv_text(points: Sequence[Point]) -> str:
+    """A line of `CSV_HEADINGS` for each operator."""
+    made = io.StringIO()
+    writer = csv.writer(made, lineterminator="\n")
+    writer.writerow(CSV_HEADINGS)
+    for point in points:
+        one = point.group
+        for name, found in point.operators.items():
+            bytes_moved = found.egress_bytes, found.ingress_bytes
+            figures = f"{found.us:.3f}", found.slowest, *bytes_moved, f"{point.imbalance:.4f}"
+            writer.writerow((one.comm_alg, one.ranks, one.tokens, one.mode, name, *figures))
+    return made.getvalue()
+
+
+def _by_size(points: Sequence[Point]) -> dict[tuple[int, int], list[Point]]:
+    found: dict[tuple[int, int], list[Point]] = {}
+    for point in points:
+        found.setdefault((point.group.ranks, point.group.tokens), []).append(point)
+    return found
+
+
+def _sizes(point: Point) -> dict[str, int]:
+    return {"EP": point.group.ranks, "BS": point.group.tokens}
+
+
+def _names(points: Sequence[Point]) -> list[str]:
+    return list(dict.fromkeys(_name(point) for point in points))
+
+
+def _name(point: Point) -> str:
+    """The scheme, and how it is launched if that is not as usual."""
+    return point.group.comm_alg if point.group.mode == "graph" else f"{point.group.comm_alg} (stream)"
+
+
+def _schemes(product: str, mode: str, given: str) -> list[str]:
+    """The schemes named, or all of the product that may be launched so."""
+    from autotune.model.clusters.a2 import SCHEMES as CLOSED_FORMS
+    from autotune.model.clusters.group import PLANNED
+    from moe_triton.schemes import SCHEMES
+
+    if given:
+        return [name.strip() for name in given.split(",")]
+    known = [scheme for name in PLANNED if name == product for scheme in SCHEMES[name]] or CLOSED_FORMS
+    return [name for name in known if mode == "stream" or name != "direct"]
+
+
+def _numbers(argument: str, given: str) -> list[int]:
+    from moe_triton.core.errors import ArgumentError
+
+    try:
+        found = sorted({int(number) for number in given.split(",")})
+    except ValueError:
+        rule = "it must be integers with commas between"
+        raise ArgumentError(argument, repr(given), rule, "Write 8,16,64.") from None
+    if found[-1] > MOST_TOKENS:
+        raise ArgumentError(argument, found[-1], f"it must be {MOST_TOKENS} at most", "Write 8,16,64.")
+    return found

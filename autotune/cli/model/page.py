@@ -1,0 +1,108 @@
+"""Prints docs/model-figures.md; with a folder as argument, draws its pictures there too."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from autotune.cli.model.plan import price_table
+from autotune.cli.model.validate import error_bars, page_text
+from autotune.cli.model.validate_plots import plot_validation
+from autotune.model.bodies.body import body_of
+from autotune.model.bodies.remembered import OfArguments
+from autotune.model.clusters.posted import STAGES, compare
+from autotune.model.constants import machine_named
+from autotune.model.fits.validate import validate
+from moe_triton.tables import kept
+from moe_triton.tools.markdown import table
+
+SERVERS, SERVERS_TOKENS = (16, 32, 64), (16, 64, 256)
+PICTURES = "assets/model"
+PRICED = "fullmesh_v1", "fullmesh_v2"
+
+HEADER = """\
+<!-- Written by `python -m autotune.cli.model.page > docs/model-figures.md`: change the model. -->
+
+# Figures of the model
+
+What [the model](model.md) says, and what is published. Times in microseconds; H = 7168, 8 experts per
+token, of 256.
+
+## Against published times
+
+Dispatch of int8 rows and combine of bf16 rows, by Ascend's own fused operators. "May lie in": with each
+constant moved to either end of its range. "Left out": the error of a fit to all other rows. "Null model":
+bytes over the link's published rate, and one fitted constant.
+"""
+
+PLOTS = f"""\
+![Predicted over published times]({PICTURES}/published.svg)
+
+![What the predictions are made of]({PICTURES}/published_parts.svg)
+"""
+
+PRICES = """\
+## What today's plans take
+
+Plans as they are, on all 48 cores of a die, by a rank that receives as many rows as most; launched inside a
+captured graph, or by the host ("stream"). The floor is the time of the bytes that must move: a row once
+over the wire for each result, or what its own memory has to move, whichever is longer. With error bars and
+by step: `moe-triton model plan`.
+"""
+
+BETWEEN_SERVERS = """\
+## Plans that post, against the closed form
+
+A2's `fullmesh` between servers of 8, whose blocks are posted: its plan launch by launch and its closed form,
+on the slowest rank, int8 dispatch and bf16 combine, in a graph; then what both say of each stage: until the
+launch that posts has done its work, until the last block is there, until the end. In the last column A3's
+`fullmesh_v1` on the same ranks and the same network, which posts rows by themselves, and writes them inside a
+server. What the differences are made of: [the model](model.md#plans-that-post).
+"""
+SERVERS_HEADINGS = ("EP", "BS", "operator", "plan", "closed form", "difference", *STAGES, "fullmesh_v1")
+
+
+def servers_table() -> list[tuple[object, ...]]:
+    """A line of `SERVERS_HEADINGS` for each size and operator, times in us."""
+    machine, bodies, lines = machine_named("A2"), OfArguments(body_of), []
+    for ranks in SERVERS:
+        for tokens in SERVERS_TOKENS:
+            for each in compare(ranks, tokens, machine, bodies):
+                us = f"{each.timeline_us:.0f}", f"{each.closed_us:.0f}", f"{each.difference:+.1%}"
+                stages = (f"{mine:.0f} - {its:.0f}" for mine, its in each.stages.values())
+                lines.append((ranks, tokens, each.operator, *us, *stages, f"{each.rows_us:.0f}"))
+    return lines
+
+
+def published() -> str:
+    """What is published, and what the model says of it."""
+    found = validate()
+    return "\n".join([HEADER, page_text(found, error_bars(found)) + "\n", PLOTS])
+
+
+def prices() -> str:
+    """What plans take on A3."""
+    machine = machine_named("A3")
+    tables = (f"### {scheme}\n\n{price_table(scheme, machine).markdown()}\n" for scheme in PRICED)
+    return "\n".join([PRICES, *tables])
+
+
+def between_servers() -> str:
+    """Plans that post."""
+    return "\n".join([BETWEEN_SERVERS, table(SERVERS_HEADINGS, servers_table()) + "\n"])
+
+
+SECTIONS = (published, prices, between_servers)
+
+
+def page() -> str:
+    """The page's text."""
+    with kept.keeping({}):  # hundreds of plans, and each looks into all tables
+        return "\n".join(section() for section in SECTIONS)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
+    for folder in sys.argv[1:]:
+        found = validate()
+        plot_validation(found, error_bars(found), Path(folder))

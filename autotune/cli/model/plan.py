@@ -1,0 +1,333 @@
+"""``moe-triton model plan``: where the time of one plan goes; ``model prices``: what all of them take."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from autotune.cli.model.machines import MACHINE, machine_of
+from autotune.cli.model.options import MARKDOWN, Experts, Hidden, Markdown, Seed
+from moe_triton.runtime.chosen_scheme import AUTO, Asked, choose_scheme
+from moe_triton.schemes import SCHEMES
+from moe_triton.tables.schemes import Outputs
+from moe_triton.tools.cli.options import MOST_TOKENS
+from moe_triton.tools.cli.servers import SERVERS_HELP, servers_of
+from moe_triton.tools.progress import progress
+from moe_triton.tools.text_table import TextTable, names, numbers, print_parts, texts
+
+if TYPE_CHECKING:
+    from autotune.model.clusters.group import Group, OperatorName
+    from autotune.model.clusters.prices import Call, PricedPlan
+    from autotune.model.constants import Machine
+    from autotune.model.sensitivity import Judged
+    from autotune.model.timelines.timeline import Span
+    from moe_triton.core.config import Product
+
+COMM_ALGS = (
+    f"how tokens travel: {', '.join(SCHEMES['A3'])}; with A2's network also fullmesh; of hierarchy there is "
+    "a closed form only, in model cluster"
+)
+ROWS = "how rows travel: as EPBuffer.dispatch takes it, or none"
+LAUNCHED = "whether a captured graph runs, or the host launches every time"
+STEP_COLUMNS = (
+    names("stream", spare=1),
+    names("step"),
+    names("kernel x blocks"),
+    numbers("begin us"),
+    numbers("us"),
+    texts("most of it", spare=3),
+    numbers("waited us"),
+    numbers("KB here", spare=2),
+    numbers("KB sent", spare=2),
+    numbers("floor us", spare=2),
+)
+PRICE_COLUMNS = (
+    numbers("EP"),
+    numbers("BS"),
+    names("rows"),
+    numbers("dispatch, graph"),
+    numbers("stream", alone="dispatch, stream"),
+    numbers("floor", alone="dispatch, floor"),
+    numbers("combine, graph"),
+    numbers("stream", alone="combine, stream"),
+    numbers("floor", alone="combine, floor"),
+)
+TABLE_RANKS, TABLE_TOKENS, TABLE_ROWS = (8, 16, 64, 256), (8, 16, 32, 64, 128), ("int8", None)
+MOST_SHOWN = 3
+NETWORK = "rdma_gb_per_s"
+"""Of the constants of a machine that posts to others."""
+
+
+def plan(
+    ranks: Annotated[int, typer.Option(help="ranks in the group")] = 16,
+    tokens: Annotated[int, typer.Option(help="tokens of each rank", max=MOST_TOKENS)] = 128,
+    hidden: Hidden = 7168,
+    topk: Annotated[int, typer.Option(help="routed experts per token")] = 8,
+    experts: Experts = 0,
+    quantize: Annotated[str, typer.Option(help=ROWS)] = "int8",
+    comm_alg: Annotated[str, typer.Option(help=f"{COMM_ALGS}; or auto, as EPBuffer has it")] = "fullmesh_v1",
+    outputs: Annotated[
+        Outputs, typer.Option(help="where auto may leave outputs, as EPBuffer takes it")
+    ] = "own",
+    parts: Annotated[
+        int | None,
+        typer.Option(help="parts that overlap, where an operator has any; by default a buffer's"),
+    ] = None,
+    communication_blocks: Annotated[
+        int | None,
+        typer.Option(help="cores that communicate while the others compute; half with --parts"),
+    ] = None,
+    ranks_per_server: Annotated[str, typer.Option(help=f"others are posted to; {SERVERS_HELP}")] = "",
+    mode: Annotated[Literal["graph", "stream"], typer.Option(help=LAUNCHED)] = "graph",
+    machine: Annotated[str, typer.Option(help=MACHINE)] = "A3",
+    routing: Annotated[str, typer.Option(help="uniform, node-limited or zipf")] = "uniform",
+    seed: Seed = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="everything, as JSON")] = False,
+    as_markdown: Markdown = False,
+    trace: Annotated[Path | None, typer.Option(help="file for Perfetto: streams, waits, pipes")] = None,
+) -> None:
+    """Say where the time of dispatch and combine goes on an NPU, by the model: nothing is run."""
+    from autotune.model.clusters.group import Group, Routing
+    from moe_triton.core.errors import ArgumentError
+
+    rows = None if quantize == "none" else quantize
+    console = Console()
+    used = machine_of(machine)
+    product = _product_of(comm_alg, used)
+    fixed = ranks, tokens, hidden, topk, experts, rows, comm_alg, product, mode
+    servers = servers_of(ranks_per_server)
+    group = Group(*fixed, parts, communication_blocks, Routing(routing, seed), servers)
+    if comm_alg == AUTO:
+        group = _with_chosen_scheme(group, outputs, console if not as_json else None)
+    if product != used.product and group.config.topology.num_servers == 1:
+        rule = f"only between servers has a scheme of {product} a price on {used.product}"
+        raise ArgumentError("comm_alg", repr(comm_alg), rule, "Pass --ranks-per-server, or another one.")
+    with _saying_what_has_a_price(group.comm_alg, used):
+        call, found = _priced(group, used)
+    if as_json:
+        console.print_json(json.dumps(document(group, used, found)))
+    else:
+        print_parts(_parts(found, used), console, as_markdown)
+    if trace is not None:
+        from autotune.cli.model.plan_trace import write_trace
+
+        write_trace(trace, [priced for priced, _ in found], call.traffics[0], used)
+
+
+def _product_of(comm_alg: str, machine: Machine) -> Product:
+    """Whose scheme it is: the machine's own, or that of another product, on its network."""
+    products: tuple[Product, ...] = (machine.product, "A2", "A3")
+    return next((name for name in products if comm_alg in SCHEMES[name]), machine.product)
+
+
+@contextmanager
+def _saying_what_has_a_price(comm_alg: str, machine: Machine) -> Iterator[None]:
+    """Around what prices plans.
+
+    Raises:
+        ArgumentError: the model has no price of the scheme's plans on this machine.
+    """
+    from autotune.model.cost import UnknownWorkError
+    from moe_triton.core.errors import ArgumentError
+
+    try:
+        yield
+    except UnknownWorkError as error:
+        rule = f"the model cannot price its plans: {error}"
+        if comm_alg == "hierarchy":
+            remedy = "For its closed form run moe-triton model cluster --machine A2 --comm-alg hierarchy."
+            raise ArgumentError("comm_alg", repr(comm_alg), rule, remedy) from None
+        if NETWORK not in machine.constants:
+            remedy = "Pass --machine A2, or a file of constants with a network's."
+            raise ArgumentError("comm_alg", repr(comm_alg), rule, remedy) from None
+        raise
+
+
+def _with_chosen_scheme(group: Group, outputs: Outputs, console: Console | None) -> Group:
+    """The group with the scheme that its buffers would have, which is said where there is a console.
+
+    Raises:
+        ArgumentError: no scheme takes the group, or a table cannot be used.
+    """
+    usual = replace(group, comm_alg=next(iter(SCHEMES[group.product]))).config
+    chosen = choose_scheme(Asked(AUTO, outputs, "npu"), usual, range(group.ranks), exchange=False)
+    if console is not None:
+        console.print(f"auto: {chosen.source}\n", markup=False, highlight=False, soft_wrap=True)
+    return replace(group, comm_alg=chosen.config.scheme)
+
+
+def prices(
+    comm_alg: Annotated[str, typer.Option(help=COMM_ALGS)] = "fullmesh_v1",
+    machine: Annotated[str, typer.Option(help=MACHINE)] = "A3",
+    as_csv: Annotated[bool, typer.Option("--csv", help="commas between the columns")] = False,
+    as_markdown: Markdown = False,
+) -> None:
+    """Price the plans of all sizes that the documentation shows; H is 7168, of 256 experts 8 per token."""
+    console, used = Console(), machine_of(machine)
+    with _saying_what_has_a_price(comm_alg, used):
+        priced = price_table(comm_alg, used)
+    if as_csv:
+        made = io.StringIO()
+        headings = [column.heading for column in priced.columns]
+        csv.writer(made, lineterminator="\n").writerows([headings, *priced.rows])
+        console.print(made.getvalue(), end="", markup=False, highlight=False, soft_wrap=True)
+    else:
+        print_parts([priced], console, as_markdown)
+
+
+def price_table(comm_alg: str, machine: Machine) -> TextTable:
+    """A row for each size: us, "" where a scheme's operators cannot be in a graph."""
+    from autotune.model.clusters.group import OPERATORS, Group
+
+    lines = []
+    sizes = [(ranks, tokens) for ranks in TABLE_RANKS for tokens in TABLE_TOKENS]
+    with progress("sizes", len(sizes)) as work:
+        for ranks, tokens in sizes:
+            call = _call(Group(ranks, tokens, comm_alg=comm_alg, product=machine.product))
+            for rows in TABLE_ROWS:
+                of_rows = replace(call, group=replace(call.group, quantize=rows))
+                figures = [
+                    figure for operator in OPERATORS for figure in _figures(of_rows, machine, operator)
+                ]
+                lines.append((ranks, tokens, rows or "bf16", *figures))
+            work.advance()
+    return TextTable(PRICE_COLUMNS, lines, more=f"{MARKDOWN}, --csv")
+
+
+def _figures(call: Call, machine: Machine, operator: OperatorName) -> tuple[str, str, str]:
+    """Of one operator: in a graph, launched by the host, and its floor."""
+    in_stream = replace(call, group=replace(call.group, mode="stream"))
+    (stream,), graph = in_stream.priced(operator, machine), ""
+    if call.group.may_be_captured(machine):
+        graph = f"{call.priced(operator, machine)[0].us:.0f}"
+    return graph, f"{stream.us:.0f}", f"{stream.floor_us:.1f}"
+
+
+def _call(group: Group) -> Call:
+    from autotune.model.bodies.body import body_of
+    from autotune.model.bodies.remembered import Remembered
+    from autotune.model.clusters.prices import Call
+
+    return Call.typical(group, Remembered(body_of))
+
+
+def _priced(group: Group, machine: Machine) -> tuple[Call, list[tuple[PricedPlan, Judged]]]:
+    """A typical call, and what each of its operators takes."""
+    from autotune.model.clusters.group import OPERATORS
+
+    found = []
+    with progress("pricing", len(OPERATORS)) as work:
+        work.begin("kernels of the plan")
+        call = _call(group)
+        for operator in OPERATORS:
+            work.begin(operator)
+            found.append((call.priced(operator, machine)[0], call.judged(operator, machine)))
+            work.advance()
+    return call, found
+
+
+def _parts(found: Iterable[tuple[PricedPlan, Judged]], machine: Machine) -> Iterator[TextTable | str]:
+    """Of each operator: its time and range, its steps, what it is made of, and what it depends on."""
+    for priced, judged in found:
+        timeline = priced.timeline
+        parts = ", ".join(f"{part} {us:.1f}" for part, us in timeline.parts.items())
+        hangs = "; ".join(
+            f"{each.name} ({each.at_low:.1f} to {each.at_high:.1f} us, elasticity {each.elasticity:.2f})"
+            for each in judged.sensitivities[:MOST_SHOWN]
+        )
+        yield (
+            f"{priced.plan.operator}: {priced.us:.1f} us, between {judged.value - judged.below:.1f} and "
+            f"{judged.value + judged.above:.1f}; floor {priced.floor_us:.1f} us "
+            f"({priced.floor.local_bytes / 1e3:.0f} KB here, {priced.floor.remote_bytes / 1e3:.0f} KB sent)"
+        )
+        yield TextTable(STEP_COLUMNS, [_row(span, machine) for span in timeline.spans], more="--json")
+        yield (
+            f"The time is made of, in us: {parts}. A host that waits for its end sees "
+            f"{priced.seen_by_host_us(machine):.1f} us."
+        )
+        yield f"It depends most on: {hangs}"
+
+
+def _row(span: Span, machine: Machine) -> tuple[object, ...]:
+    from autotune.model.floor import floor_of_cost
+
+    cost = span.cost
+    return (
+        f"{'& ' if span.launch.alongside else '+ ' if span.launch.joined else ''}{span.stream}",
+        span.launch.step,
+        f"{span.launch.kernel.name} x {span.launch.blocks}",
+        f"{span.begin_us:.1f}",
+        f"{cost.us:.1f}",
+        cost.bound,
+        f"{span.waited_us:.1f}",
+        f"{(cost.read + cost.written) / 1e3:.1f}",
+        f"{cost.leaving / 1e3:.1f}",
+        f"{floor_of_cost(cost).us(machine):.2f}",
+    )
+
+
+def document(group: Group, machine: Machine, found: list[tuple[PricedPlan, Judged]]) -> dict[str, Any]:
+    """Everything that the model says of a call, as JSON's types."""
+    operators = {priced.plan.operator: _operator(priced, judged, machine) for priced, judged in found}
+    return {"machine": machine.name, **group.document, "operators": operators}
+
+
+def _operator(priced: PricedPlan, judged: Judged, machine: Machine) -> dict[str, Any]:
+    from autotune.model.floor import floor_of_cost
+
+    timeline = priced.timeline
+    spans = [
+        {
+            "step": span.launch.step,
+            "kernel": span.launch.kernel.name,
+            "blocks": span.launch.blocks,
+            "alongside": span.launch.alongside,
+            "joined": span.launch.joined,
+            "stream": span.stream,
+            "begin_us": span.begin_us,
+            "end_us": span.end_us,
+            "launch_us": span.launch_us,
+            "event_us": span.event_us,
+            "waited_us": span.waited_us,
+            "follows": span.follows,
+            "us": span.cost.us,
+            "bound": span.cost.bound,
+            "parts_us": dict(span.cost.parts),
+            "detail_cycles": dict(span.cost.detail),
+            "read_bytes": int(span.cost.read),
+            "written_bytes": int(span.cost.written),
+            "sent_bytes": int(span.cost.leaving),
+            "floor_us": floor_of_cost(span.cost).us(machine),
+        }
+        for span in timeline.spans
+    ]
+    return {
+        "us": priced.us,
+        "seen_by_host_us": priced.seen_by_host_us(machine),
+        "low_us": judged.value - judged.below,
+        "high_us": judged.value + judged.above,
+        "floor_us": priced.floor_us,
+        "floor": {key: int(value) for key, value in asdict(priced.floor).items()},
+        "parts_us": timeline.parts,
+        "critical": list(timeline.critical),
+        "launches": spans,
+        "sensitivities": [
+            {
+                "constant": each.name,
+                "kind": each.constant.kind,
+                "elasticity": each.elasticity,
+                "low_us": each.at_low,
+                "high_us": each.at_high,
+            }
+            for each in judged.sensitivities
+        ],
+    }

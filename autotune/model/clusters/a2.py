@@ -1,0 +1,329 @@
+"""Atlas A2's schemes in closed form. Only fullmesh has a plan (`autotune.model.clusters.posted`).
+
+EP ranks are the cards of S servers with C cards each. What crosses servers goes by RDMA (RoCE), one network
+port a card; what stays inside goes by HCCS. The schemes are CANN's, as published:
+
+- fullmesh: one block of rows for each peer, one after the other in memory, and a post for each block by the
+  AICPU, one post at a time. With several servers the peers of the own server are posted to as well, by RDMA;
+  a single server is written to by the vector cores, over HCCS.
+- hierarchy: a token goes once to each server that it has experts in, to the card with the same number there,
+  which hands it on inside the server. Stage 2: AICPU posts, two items for each server (rows, and their flag),
+  and the phases follow each other. Stage 3: vector cores post token by token, one core for each server, and
+  rows are handed on while others arrive. Combine goes the other way: results are collected and summed inside
+  the server, then one row for each token and server goes back. Nothing published says that these two overlap,
+  so they follow each other in both stages.
+
+Rows may be of sampled routing (`flows_of`) or means (`mean_flow`): nothing here has to be an integer. Steps
+that overlap cost as in a pipeline: each its first item, and the longest of them the rest of its items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.model.bodies import movement
+from autotune.model.clusters import fused
+from autotune.model.constants import Machine
+from autotune.model.cost import Cost
+from moe_triton.core.errors import ArgumentError
+
+SCHEMES = ("fullmesh", "hierarchy", "hierarchy-aiv")
+"""Stage 1; stage 2, posts from the AICPU; stage 3, posts from the vector cores."""
+OPERATORS = ("dispatch", "combine")
+
+ITEMS_PER_SERVER = 2  # of a hierarchy that the AICPU posts for: the rows, and their flag
+_GB_PER_S = 1e3  # bytes in a microsecond
+_ROW_IDS_ALIGN = 8
+_BYTES_PER_ID = 16
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Rows that one card moves in a dispatch; combine moves the same ones back.
+
+    Attributes:
+        card: its number in its server.
+        server: its server's number.
+        tokens: of this rank.
+        sent: (EP,) rows to each rank, one for each of its experts.
+        received: (EP,) rows from each rank.
+        copies: (S,) tokens with experts in each server: rows of a hierarchy to there.
+        arriving: (S,) the same from the card with this number in each server.
+        relayed: (C,) rows that this card hands on to each card of its server.
+        gathered: (C,) rows that each card of its server hands on to it.
+    """
+
+    card: int
+    server: int
+    tokens: float
+    sent: np.ndarray
+    received: np.ndarray
+    copies: np.ndarray
+    arriving: np.ndarray
+    relayed: np.ndarray
+    gathered: np.ndarray
+
+    @property
+    def is_single_server(self) -> bool:
+        """Whether there is no network."""
+        return self.copies.size == 1
+
+    @property
+    def reversed(self) -> Flow:
+        """Combine's: what was received goes back."""
+        return Flow(
+            self.card,
+            self.server,
+            self.tokens,
+            sent=self.received,
+            received=self.sent,
+            copies=self.arriving,
+            arriving=self.copies,
+            relayed=self.gathered,
+            gathered=self.relayed,
+        )
+
+
+def flows_of(ids: np.ndarray, experts: int, cards: int) -> list[Flow]:
+    """What every rank of a group moves.
+
+    Args:
+        ids: (EP, T, K) experts.
+        experts: M.
+        cards: of a server.
+
+    Raises:
+        ArgumentError: ranks are no whole servers, or do not share the experts evenly.
+    """
+    ranks, tokens, _ = ids.shape
+    if cards < 1 or ranks % cards:
+        rule = f"servers of {cards} cards are filled by a multiple of that many ranks"
+        raise ArgumentError("ranks", ranks, rule, "Pass a multiple.")
+    if experts % ranks:
+        raise ArgumentError(
+            "experts", experts, f"they are shared evenly by {ranks} ranks", "Pass a multiple."
+        )
+    servers, source = ranks // cards, np.arange(ranks)[:, None, None]
+    to = ids // (experts // ranks)
+    sent = np.bincount((source * ranks + to).ravel(), minlength=ranks * ranks).reshape(ranks, ranks)
+    goes = np.zeros((ranks, tokens, servers), bool)
+    np.put_along_axis(goes, to // cards, values=True, axis=2)
+    copies = goes.sum(axis=1)
+    # By server and card of the source, then of the receiver: the relay has the source's card's number.
+    relayed = sent.reshape(servers, cards, servers, cards).sum(axis=0)
+    arriving = copies.reshape(servers, cards, servers)
+    return [
+        Flow(
+            card,
+            server,
+            tokens,
+            sent=sent[server * cards + card],
+            received=sent[:, server * cards + card],
+            copies=copies[server * cards + card],
+            arriving=arriving[:, card, server],
+            relayed=relayed[card, server],
+            gathered=relayed[:, server, card],
+        )
+        for server in range(servers)
+        for card in range(cards)
+    ]
+
+
+def mean_flow(servers: int, cards: int, tokens: float, topk: float, servers_per_token: float) -> Flow:
+    """What a rank moves on average where all experts are alike.
+
+    Args:
+        servers: S.
+        cards: C, of each.
+        tokens: of each rank.
+        topk: experts of a token.
+        servers_per_token: distinct servers that a token's experts lie in.
+    """
+    ranks = servers * cards
+    by_rank = np.full(ranks, tokens * topk / ranks)
+    by_server = np.full(servers, tokens * servers_per_token / servers)
+    by_card = np.full(cards, tokens * topk / cards)
+    return Flow(0, 0, tokens, by_rank, by_rank, by_server, by_server, by_card, by_card)
+
+
+def token_bytes(row_bytes: int, topk: int) -> int:
+    """Bytes of a token on its way through a hierarchy's dispatch: its row, and flag, ids, weights and scales.
+
+    16 bytes for each of its experts, whose number is rounded up to 8: the size of the published window.
+    """
+    return row_bytes + _BYTES_PER_ID * -(-topk // _ROW_IDS_ALIGN) * _ROW_IDS_ALIGN
+
+
+def operator_cost(
+    scheme: str, operator: str, flow: Flow, machine: Machine, *, row_bytes: float, token_bytes: float = 0
+) -> Cost:
+    """What one fused operator takes on one rank, from its begin until the last rank's rows are arranged.
+
+    Args:
+        scheme: one of `SCHEMES`.
+        operator: "dispatch" or "combine".
+        flow: dispatch's, for both.
+        machine: with an RDMA port.
+        row_bytes: of a row that goes to an expert's rank, or back.
+        token_bytes: of a row between servers in a hierarchy; row_bytes if not given.
+
+    Returns:
+        Parts: "pack", "sync", "posts", "rdma", "hccs", "latency", "sum" and "arrange", those that the scheme
+        has. Steps that overlap are shown without what others hide of them.
+
+    Raises:
+        ArgumentError: no such scheme or operator, or a machine without a network.
+    """
+    if scheme not in SCHEMES:
+        raise ArgumentError("comm_alg", repr(scheme), f"A2 has {list(SCHEMES)}", "Name one of them.")
+    if operator not in OPERATORS:
+        raise ArgumentError(
+            "operator", repr(operator), f"it is one of {list(OPERATORS)}", "Name one of them."
+        )
+    if "rdma_gb_per_s" not in machine.constants:
+        rule = "A2's schemes need a network"
+        raise ArgumentError("machine", machine.name, rule, "Pass A2's constants, or a report of one.")
+    used = flow if operator == "dispatch" else flow.reversed
+    if scheme == "fullmesh":
+        return _fullmesh(operator, used, machine, row_bytes)
+    between = token_bytes or row_bytes
+    if operator == "dispatch":
+        return _hierarchy_dispatch(scheme, used, machine, row_bytes, between)
+    return _hierarchy_combine(scheme, used, machine, row_bytes, between)
+
+
+def phases(scheme: str, operator: str, call: fused.Call, flow: Flow, machine: Machine) -> fused.Phases:
+    """What a whole operator across servers takes on one rank, with int8 rows in dispatch.
+
+    What its cores compute before they send is that of Ascend's operators inside a server.
+
+    Args:
+        scheme, operator, flow, machine: as in `operator_cost`.
+        call: sizes.
+    """
+    is_dispatch = operator == "dispatch"
+    row_bytes = call.slot_bytes if is_dispatch else 2 * call.hidden
+    between = token_bytes(row_bytes, call.topk) if is_dispatch else row_bytes
+    cost = operator_cost(scheme, operator, flow, machine, row_bytes=row_bytes, token_bytes=between)
+    computing = fused.counting(call, machine) + fused.quantising(call, machine) if is_dispatch else 0.0
+    return {"start": {"start": machine.fused_start_us, "cores": computing}, scheme: cost.parts}
+
+
+def rdma_us(num_bytes: float, machine: Machine) -> float:
+    """Wire time between servers, of one card."""
+    return num_bytes / (machine.rdma_gb_per_s * _GB_PER_S)
+
+
+def memory_us(num_bytes: float, machine: Machine) -> float:
+    """Time of bytes read or written in a device's own memory, by all its cores."""
+    return num_bytes / 2 / (machine.memcpy_gb_per_s * _GB_PER_S)
+
+
+def _fullmesh(operator: str, flow: Flow, machine: Machine, row_bytes: float) -> Cost:
+    me = flow.server * flow.relayed.size + flow.card
+    out, back = np.delete(flow.sent, me) * row_bytes, np.delete(flow.received, me) * row_bytes
+    parts = {"pack": memory_us(2 * flow.sent.sum() * row_bytes, machine), "sync": machine.sync_all_us}
+    if flow.is_single_server:
+        parts["hccs"] = movement.wire(machine, max(out.sum(), back.sum()))
+        latency = machine.hop_node_us
+    else:
+        posts = machine.post_aicpu_us * out.size, machine.post_aicpu_us
+        parts |= _overlapping({"posts": posts, "rdma": _wire(out, back, machine)})
+        latency = machine.rdma_latency_us
+    parts["latency"] = latency + machine.flag_latency_us
+    return _cost(parts | _last_step(operator, flow, machine, row_bytes), float(out.sum()))
+
+
+def _hierarchy_dispatch(scheme: str, flow: Flow, machine: Machine, row_bytes: float, between: float) -> Cost:
+    copies, arriving = _to_others(flow.copies, flow.server), _to_others(flow.arriving, flow.server)
+    handed, busier = _inside(flow)
+    relay = movement.wire(machine, busier * row_bytes), movement.wire(machine, row_bytes)
+    parts = {"pack": memory_us(2 * flow.tokens * between, machine), "sync": machine.sync_all_us}
+    if flow.is_single_server:
+        parts |= {"hccs": relay[0]}
+    elif scheme == "hierarchy":
+        parts |= _overlapping(_network(scheme, copies, arriving, between, machine))
+        parts |= {"hccs": relay[0]}
+    else:
+        parts |= _overlapping(_network(scheme, copies, arriving, between, machine) | {"hccs": relay})
+    parts["latency"] = _latency(flow, machine)
+    sent = float(copies.sum() * between + handed * row_bytes)
+    return _cost(parts | _last_step("dispatch", flow, machine, row_bytes), sent)
+
+
+def _hierarchy_combine(scheme: str, flow: Flow, machine: Machine, row_bytes: float, between: float) -> Cost:
+    copies, arriving = _to_others(flow.copies, flow.server), _to_others(flow.arriving, flow.server)
+    handed, busier = _inside(flow)
+    partial = flow.copies.sum()  # sums for the tokens of this card and of those with its number
+    parts = {"sync": machine.sync_all_us, "hccs": movement.wire(machine, busier * row_bytes)}
+    collected = memory_us((flow.gathered.sum() + partial) * row_bytes, machine)
+    if flow.is_single_server:
+        return _cost(
+            parts | {"latency": _latency(flow, machine), "sum": collected}, float(handed * row_bytes)
+        )
+    parts |= _overlapping(_network(scheme, copies, arriving, between, machine))
+    parts["latency"] = _latency(flow, machine)
+    parts["sum"] = collected + memory_us((flow.arriving.sum() + flow.tokens) * row_bytes, machine)
+    return _cost(parts, float(copies.sum() * between + handed * row_bytes))
+
+
+def _network(
+    scheme: str, copies: np.ndarray, arriving: np.ndarray, between: float, machine: Machine
+) -> dict[str, tuple[float, float]]:
+    """Posts and wire time between servers: all of it, and that of one item."""
+    if scheme == "hierarchy":
+        posts = machine.post_aicpu_us * ITEMS_PER_SERVER * copies.size, machine.post_aicpu_us
+        return {"posts": posts, "rdma": _wire(copies * between, arriving * between, machine)}
+    # A core for each server posts its tokens, one after the other.
+    posts = machine.post_aiv_us * float(copies.max(initial=0)), machine.post_aiv_us
+    total = rdma_us(max(copies.sum(), arriving.sum()) * between, machine)
+    return {"posts": posts, "rdma": (total, rdma_us(between, machine))}
+
+
+def _wire(out: np.ndarray, back: np.ndarray, machine: Machine) -> tuple[float, float]:
+    """RDMA of blocks of bytes: of the busier direction, and of its largest block, which may be the last."""
+    busier = out if out.sum() >= back.sum() else back
+    return rdma_us(float(busier.sum()), machine), rdma_us(float(busier.max(initial=0)), machine)
+
+
+def _overlapping(steps: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """Steps that items pass one after the other: each takes its first item, the longest the rest as well.
+
+    Args:
+        steps: microseconds of all items, and of one.
+    """
+    ones = {name: min(total, one) for name, (total, one) in steps.items()}
+    rests = {name: total - ones[name] for name, (total, _) in steps.items()}
+    longest = max(rests, key=lambda name: rests[name])
+    return {name: one + rests[name] * (name == longest) for name, one in ones.items()}
+
+
+def _last_step(operator: str, flow: Flow, machine: Machine, row_bytes: float) -> dict[str, float]:
+    """Rows out of the window into expert order, or the results of each token summed."""
+    received = float(flow.received.sum())
+    if operator == "dispatch":
+        return {"arrange": memory_us(2 * received * row_bytes, machine)}
+    return {"sum": memory_us((received + flow.tokens) * row_bytes, machine)}
+
+
+def _latency(flow: Flow, machine: Machine) -> float:
+    """Hops of the last row, and the poll that sees each of them."""
+    inside = machine.hop_node_us + machine.flag_latency_us
+    return inside if flow.is_single_server else inside + machine.rdma_latency_us + machine.flag_latency_us
+
+
+def _inside(flow: Flow) -> tuple[float, float]:
+    """Rows that this card sends inside its server, and those of the busier direction."""
+    sent = float(_to_others(flow.relayed, flow.card).sum())
+    return sent, max(sent, float(_to_others(flow.gathered, flow.card).sum()))
+
+
+def _to_others(rows: np.ndarray, own: int) -> np.ndarray:
+    return np.delete(rows, own)
+
+
+def _cost(parts: Mapping[str, float], sent: float) -> Cost:
+    return Cost({name: float(us) for name, us in parts.items()}, sent=round(sent))

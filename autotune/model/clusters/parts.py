@@ -1,0 +1,94 @@
+"""How many parts pay, by the model: the rows of the table that buffers on an NPU look up.
+
+Each row is of the number of parts that takes the least time, where half of the cores communicate in those
+that have more than one (`moe_triton.schemes.part_tokens`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from itertools import product
+
+from autotune.model.bodies.remembered import Bodies
+from autotune.model.clusters.group import OPERATORS, PLANNED, Group, OperatorName
+from autotune.model.clusters.prices import Call
+from autotune.model.constants import machine_named
+from moe_triton.core.errors import ArgumentError
+from moe_triton.core.tables import Row, Table
+from moe_triton.schemes import SCHEMES
+from moe_triton.schemes.part_tokens import COMMAND, KEYS, SIZES, TABLE, VALUES
+
+PARTS = 1, 2, 4
+HIDDEN, RANKS, TOKENS = (2048, 4096, 7168), (8, 16, 64, 256), (16, 64, 128, 256, 512)
+_DIGITS = 12  # of a digest
+
+
+@dataclass(frozen=True)
+class Priced:
+    """One operator on one group.
+
+    Attributes:
+        group: the group.
+        operator: its name.
+        us: by number of parts.
+    """
+
+    group: Group
+    operator: OperatorName
+    us: Mapping[int, float]
+
+    @property
+    def parts(self) -> int:
+        """What takes the least time; of as good ones the fewest."""
+        return min(self.us, key=lambda parts: (self.us[parts], parts))
+
+    @property
+    def row(self) -> Row:
+        """Of the table."""
+        g = self.group
+        return Row((g.product, g.comm_alg, self.operator), (g.hidden, g.ranks, g.tokens), (self.parts,))
+
+
+def groups() -> Iterator[Group]:
+    """What the table has rows of: int8 rows, which dispatch quantises by parts; sizes that schemes take."""
+    for name in PLANNED:
+        for comm_alg, hidden, ranks, tokens in product(SCHEMES[name], HIDDEN, RANKS, TOKENS):
+            group = Group(ranks, tokens, hidden, comm_alg=comm_alg, product=name)
+            if _is_taken(group):
+                yield group
+
+
+def _is_taken(group: Group) -> bool:
+    try:
+        return bool(group.config)
+    except ArgumentError:
+        return False
+
+
+def priced(group: Group, bodies: Bodies) -> list[Priced]:
+    """Both operators, each if it can be cut."""
+    machine = machine_named(group.product)
+    call = Call.typical(replace(group, parts=1), bodies)
+    if not group.may_be_captured(machine):
+        call = replace(call, group=replace(call.group, mode="stream"))
+    found = []
+    for operator in OPERATORS:
+        calls = {parts: replace(call, group=replace(call.group, parts=parts)) for parts in PARTS}
+        sizes = {len(each.plan(operator, machine).launches) for each in calls.values()}
+        if len(sizes) > 1:
+            us = {parts: each.priced(operator, machine)[0].us for parts, each in calls.items()}
+            found.append(Priced(group, operator, us))
+    return found
+
+
+def table_of(rows: list[Row]) -> Table:
+    """The table as it is written."""
+    return Table(TABLE.stem, COMMAND, source(), KEYS, SIZES, VALUES, tuple(rows))
+
+
+def source() -> str:
+    """The model and its version: a digest of the constants of the machines that have plans."""
+    text = "".join(machine_named(name).to_json() for name in PLANNED)
+    return f"autotune.model, constants {sha256(text.encode()).hexdigest()[:_DIGITS]}"

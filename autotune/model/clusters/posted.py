@@ -1,0 +1,97 @@
+"""Plans that post, step by step, against the closed forms of the same schemes between A2's servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autotune.model.bodies.remembered import Bodies
+from autotune.model.clusters import cluster_a2
+from autotune.model.clusters.cluster import Load
+from autotune.model.clusters.group import OPERATORS, Group
+from autotune.model.clusters.prices import Call
+from autotune.model.constants import Machine
+from autotune.model.timelines.timeline import Timeline
+from autotune.model.topology import RANKS_PER_NODE
+from moe_triton.schemes.site import usual_post_parts
+
+STAGES = "until posted", "on the way", "behind it"
+"""Until the launch that posts has done its work; until the last block is there; until the end."""
+POSTING, WAITING = ("send", "post"), "wait"  # steps
+_UNTIL_POSTED = "start", "cores", "pack", "sync"
+_ON_THE_WAY = "posts", "rdma", "latency"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One operator of one group, on its slowest rank, in us.
+
+    Attributes:
+        operator, ranks, tokens: which.
+        timeline_us: of A2's fullmesh, launch by launch.
+        closed_us: by its closed form, which is that of Ascend's operators, with blocks made in parts: of
+            packing all but the first part's is hidden by the link.
+        stages: of the first and of the second, by `STAGES`.
+        rows_us: of A3's fullmesh_v1 on the same ranks, which posts rows by themselves.
+    """
+
+    operator: str
+    ranks: int
+    tokens: int
+    timeline_us: float
+    closed_us: float
+    stages: dict[str, tuple[float, float]]
+    rows_us: float
+
+    @property
+    def difference(self) -> float:
+        """Of the timeline to the closed form, as a part of this."""
+        return self.timeline_us / self.closed_us - 1
+
+
+def compare(ranks: int, tokens: int, machine: Machine, bodies: Bodies) -> list[Compared]:
+    """Dispatch and combine of a group of several servers of A2.
+
+    Args:
+        ranks: a multiple of 8, at least 16.
+        tokens: of each rank; experts are drawn uniformly.
+        machine: with a network.
+        bodies: of kernels.
+    """
+    blocks = Group(ranks, tokens, comm_alg="fullmesh", product="A2")
+    rows = Group(ranks, tokens, comm_alg="fullmesh_v1", product="A3", ranks_per_server=RANKS_PER_NODE["A2"])
+    ids = blocks.draw()
+    closed = cluster_a2.price(blocks, machine, ids)
+    walked = Load.of(blocks, ids, machine).representatives()
+    calls = [Call.of(group, bodies, ids, *walked) for group in (blocks, rows)]
+    found = []
+    for operator in OPERATORS:
+        line, of_rows = (_slowest([p.timeline for p in call.priced(operator, machine)]) for call in calls)
+        form = _in_parts(closed.operators[operator].parts, usual_post_parts(ranks))
+        stages = {
+            name: (mine, its)
+            for name, mine, its in zip(STAGES, _stages(line), _stages_of_form(form), strict=True)
+        }
+        us = line.total_us, sum(form.values())
+        found.append(Compared(operator, ranks, tokens, *us, stages, of_rows.total_us))
+    return found
+
+
+def _in_parts(form: Mapping[str, float], parts: int) -> dict[str, float]:
+    return {**form, "pack": form["pack"] / parts}
+
+
+def _slowest(lines: Sequence[Timeline]) -> Timeline:
+    return max(lines, key=lambda line: line.total_us)
+
+
+def _stages(line: Timeline) -> tuple[float, float, float]:
+    ends = {span.launch.step: span.end_us for span in line.spans}
+    posted = next(ends[step] for step in POSTING if step in ends)
+    return posted, ends[WAITING] - posted, line.total_us - ends[WAITING]
+
+
+def _stages_of_form(parts: dict[str, float]) -> tuple[float, float, float]:
+    before = sum(parts.get(name, 0.0) for name in _UNTIL_POSTED)
+    way = sum(parts.get(name, 0.0) for name in _ON_THE_WAY)
+    return before, way, sum(parts.values()) - before - way

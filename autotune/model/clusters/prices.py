@@ -1,0 +1,119 @@
+"""What the operators of a group cost on some of its ranks: traffic and a machine in, priced plans out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.model.bodies.pulls import with_pulls
+from autotune.model.bodies.remembered import Bodies
+from autotune.model.clusters.group import Group, OperatorName, middle
+from autotune.model.constants import Machine
+from autotune.model.floor import Floor, floor_of
+from autotune.model.sensitivity import Judged, judged
+from autotune.model.timelines.timeline import Timeline, walk_some
+from autotune.model.traffic import Traffic
+from moe_triton.core.plan import Plan
+
+
+@dataclass(frozen=True)
+class PricedPlan:
+    """One operator of one rank.
+
+    Attributes:
+        plan: its launches.
+        timeline: when they run.
+        floor: bytes that must move.
+        floor_us: how long those take.
+    """
+
+    plan: Plan
+    timeline: Timeline
+    floor: Floor
+    floor_us: float
+
+    @property
+    def us(self) -> float:
+        """Of the whole operator."""
+        return self.timeline.total_us
+
+    def seen_by_host_us(self, machine: Machine) -> float:
+        """From the host's call until it has seen the operator's end, where it waits for that."""
+        return self.us + machine.call_overhead_us
+
+
+@dataclass(frozen=True)
+class Call:
+    """Dispatch and combine of ranks that stand for a group, ready to be priced on machines.
+
+    Attributes:
+        group: of the ranks.
+        traffics: of each of them.
+        bodies: of kernels, which know what reading from other ranks takes.
+    """
+
+    group: Group
+    traffics: tuple[Traffic, ...]
+    bodies: Bodies
+
+    @staticmethod
+    def typical(group: Group, bodies: Bodies) -> Call:
+        """Of the rank that receives the median number of rows.
+
+        Examples:
+            >>> call = Call.typical(Group(ranks=8, tokens=16), body_of)
+            >>> len(call.traffics)
+            1
+        """
+        ids = group.draw()
+        return Call.of(group, bodies, ids, middle(group.received(ids)))
+
+    @staticmethod
+    def of(group: Group, bodies: Bodies, ids: np.ndarray, *ranks: int) -> Call:
+        """Of some ranks.
+
+        Args:
+            group: of the ranks.
+            bodies: of kernels.
+            ids: (EP, T, K) experts that were drawn.
+            ranks: whose waits end when the slowest of them has sent.
+        """
+        return Call(group, tuple(group.traffic(ids, rank) for rank in ranks), with_pulls(bodies))
+
+    def priced(self, operator: OperatorName, machine: Machine) -> list[PricedPlan]:
+        """The price of one operator on each of the ranks.
+
+        Args:
+            operator: its name.
+            machine: that each rank is.
+
+        Raises:
+            ArgumentError: the scheme's operators cannot be in a graph.
+
+        Examples:
+            >>> call = Call.typical(Group(ranks=8, tokens=16), body_of)
+            >>> (priced,) = call.priced("combine", machine_named("A3"))
+            >>> 10 < priced.us < 200
+            True
+        """
+        plan = self.plan(operator, machine)
+        variant = self.group.variants()[operator]
+        floors = [floor_of(variant, traffic) for traffic in self.traffics]
+        lines = self._walked(plan, machine)
+        return [PricedPlan(plan, *both, both[1].us(machine)) for both in zip(lines, floors, strict=True)]
+
+    def judged(self, operator: OperatorName, machine: Machine) -> Judged:
+        """What the price of an operator on the slowest rank depends on, and how far off it may be.
+
+        Settings of the plan stay those of the machine: blocks do not change with a constant. See `priced`.
+        """
+        plan = self.plan(operator, machine)
+        return judged(lambda tried: max(line.total_us for line in self._walked(plan, tried)), machine)
+
+    def plan(self, operator: OperatorName, machine: Machine) -> Plan:
+        """The launches of every rank: their numbers of ranks make no difference."""
+        return self.group.plans(machine, self.traffics[0].rank)[operator]
+
+    def _walked(self, plan: Plan, machine: Machine) -> list[Timeline]:
+        return walk_some(plan, self.traffics, machine, mode=self.group.mode, bodies=self.bodies)

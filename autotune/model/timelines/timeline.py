@@ -1,0 +1,349 @@
+"""`Timeline`: when each launch of a plan begins and ends on a machine, and where the time goes.
+
+A launch begins when those that it follows have ended (`autotune.model.timelines.streams`), after what an
+event and the launch itself take. It takes as long as its body, and where it waits for other ranks, until
+their data is there (`autotune.model.timelines.arrivals`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from autotune.model.bodies.remembered import Bodies
+from autotune.model.constants import Machine
+from autotune.model.cost import Cost, work_of
+from autotune.model.timelines.arrivals import WalkedRanks
+from autotune.model.timelines.signals import awaited_by
+from autotune.model.timelines.streams import Order, Streams, npu_streams
+from autotune.model.traffic import Traffic
+from moe_triton.backends.npu.schedule import BEGIN
+from moe_triton.core.ascendc import COMBINE_READY, DISPATCH_TAKE
+from moe_triton.core.plan import Launch, Plan, Stream, synced_phases
+
+Mode = Literal["stream", "graph"]
+"""Whether the host launches every time, or a captured graph runs."""
+
+Arrivals = Callable[[Launch, int], float]
+"""When all that a launch waits for is there, in us: by the launch, and its number among the plan's waits."""
+
+LAUNCHES, EVENTS, WAITS = "launches", "events", "waits"
+
+
+@dataclass(frozen=True)
+class Span:
+    """One launch on a timeline. Times in us since the call began on the first of the ranks.
+
+    Attributes:
+        launch: of the plan.
+        stream: that it runs on.
+        begin_us, end_us: from its first block's begin to its last one's end.
+        waited_us: of these, how long it only waited for other ranks: the last part of them, or of a launch
+            that takes what comes as it comes all that it has nothing to do.
+        event_us, launch_us: how long before its begin it waited for an event, and was launched.
+        follows: index of the span that it began after; None for the call's begin.
+        cost: of its body.
+    """
+
+    launch: Launch
+    stream: Stream
+    begin_us: float
+    end_us: float
+    waited_us: float
+    event_us: float
+    launch_us: float
+    follows: int | None
+    cost: Cost
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A plan on one rank.
+
+    Attributes:
+        plan: that ran.
+        rank: on which.
+        begin_us: when the call began.
+        spans: one per launch, in the plan's order.
+        end_event_us: that the end of the call waits for an event, after the last launch.
+    """
+
+    plan: Plan
+    rank: int
+    begin_us: float
+    spans: tuple[Span, ...]
+    end_event_us: float = 0.0
+
+    @property
+    def end_us(self) -> float:
+        """When the call has ended."""
+        return max((span.end_us for span in self.spans), default=self.begin_us) + self.end_event_us
+
+    @property
+    def total_us(self) -> float:
+        """From the call's begin to its end."""
+        return self.end_us - self.begin_us
+
+    @cached_property
+    def critical(self) -> tuple[int, ...]:
+        """Indices of the launches that the total is made of: each begins where the one before ends."""
+        path: list[int] = []
+        last = max(range(len(self.spans)), key=lambda i: self.spans[i].end_us, default=None)
+        while last is not None:
+            path.append(last)
+            last = self.spans[last].follows
+        return tuple(reversed(path))
+
+    @cached_property
+    def parts(self) -> dict[str, float]:
+        """The total in us: launches, events, waits for other ranks, and bodies by step; in that order."""
+        spans = [self.spans[index] for index in self.critical]
+        found = {
+            LAUNCHES: sum(span.launch_us for span in spans),
+            EVENTS: sum(span.event_us for span in spans) + self.end_event_us,
+            WAITS: sum(span.waited_us for span in spans),
+        }
+        for span in spans:
+            step = span.launch.step
+            found[step] = found.get(step, 0.0) + span.end_us - span.begin_us - span.waited_us
+        return found
+
+
+def walk(
+    plan: Plan,
+    traffic: Traffic,
+    machine: Machine,
+    *,
+    mode: Mode = "graph",
+    bodies: Bodies,
+    streams: Streams = npu_streams,
+    arrivals: Arrivals | None = None,
+) -> Timeline:
+    """The timeline of one rank.
+
+    Args:
+        plan: its launches.
+        traffic: what its call moves.
+        machine: that it is.
+        mode: how launches come to the device.
+        bodies: of kernels: `autotune.model.bodies.body.body_of`, or others.
+        streams: how the back end runs the plan.
+        arrivals: when peers' data is there; as if all ranks did the same at the same time if not given.
+
+    Raises:
+        UnknownLaunchError: a launch waits for something that nobody has described, or that nothing sends.
+    """
+    (only,) = _walk(
+        plan, WalkedRanks(in_parts(plan, [traffic]), machine, True), mode, bodies, streams, [0.0], arrivals
+    )
+    return only
+
+
+def walk_some(
+    plan: Plan,
+    traffics: Sequence[Traffic],
+    machine: Machine,
+    *,
+    mode: Mode = "graph",
+    bodies: Bodies,
+    streams: Streams = npu_streams,
+) -> list[Timeline]:
+    """The timelines of some ranks of a group that stand for the others.
+
+    Their waits end when the slowest of them has sent, and the farthest rank's write has come.
+
+    Args:
+        plan: every rank's launches; their numbers of ranks make no difference.
+        traffics: of these ranks, the slowest sender's among them.
+        machine: that each rank is.
+        mode: how launches come to the device.
+        bodies: of kernels: `autotune.model.bodies.body.body_of`, or others.
+        streams: how the back end runs the plan.
+
+    Raises:
+        UnknownLaunchError: a launch waits for something that nobody has described, or that nothing sends.
+    """
+    begins = [0.0] * len(traffics)
+    return _walk(
+        plan, WalkedRanks(in_parts(plan, traffics), machine, True), mode, bodies, streams, begins, None
+    )
+
+
+def walk_ranks(
+    plan: Plan,
+    traffics: Sequence[Traffic],
+    machine: Machine,
+    *,
+    mode: Mode = "graph",
+    bodies: Bodies,
+    streams: Streams = npu_streams,
+    begins_us: Sequence[float] | None = None,
+) -> list[Timeline]:
+    """The timelines of all ranks of a group, which wait for one another.
+
+    Exact, since a plan's waits come after the sends that they are for: launch after launch is placed on all
+    ranks.
+
+    Args:
+        plan: every rank's launches; their numbers of ranks make no difference.
+        traffics: of all ranks, by rank.
+        machine: that each rank is.
+        mode: how launches come to the device.
+        bodies: of kernels: `autotune.model.bodies.body.body_of`, or others.
+        streams: how the back end runs the plan.
+        begins_us: when the call begins on each rank; 0 on all if not given.
+
+    Raises:
+        UnknownLaunchError: a launch waits for something that nobody has described, or that nothing sends.
+        ValueError: the traffics are not those of all ranks.
+    """
+    begins = [0.0] * len(traffics) if begins_us is None else begins_us
+    return _walk(
+        plan, WalkedRanks(in_parts(plan, traffics), machine, False), mode, bodies, streams, begins, None
+    )
+
+
+def operator_us(
+    plan: Plan,
+    traffics: Sequence[Traffic],
+    machine: Machine,
+    mode: Mode = "graph",
+    *,
+    bodies: Bodies,
+) -> np.ndarray:
+    """(EP,) us that an operator takes on each rank of a group; see `walk_ranks`."""
+    timelines = walk_ranks(plan, traffics, machine, mode=mode, bodies=bodies)
+    return np.array([timeline.total_us for timeline in timelines])
+
+
+def in_parts(plan: Plan, traffics: Sequence[Traffic]) -> list[Traffic]:
+    """The same, with the tokens that each part of a combine by readiness takes, in their order, or the rows
+    of each entry that each part of a dispatch does: even shares.
+    """
+    kernels = (COMBINE_READY, DISPATCH_TAKE)
+    first = next((launch for launch in plan.launches if launch.kernel in kernels), None)
+    if first is None:
+        return list(traffics)
+    found, parts = [], _number(first, "num_parts")
+    for traffic in traffics:
+        if first.kernel is DISPATCH_TAKE:
+            counts = traffic.recv_counts.T.copy()
+            if (kept_rank := _number(first, "kept_rank")) >= 0:
+                counts[kept_rank] = 0
+            rows = np.stack([counts * part // parts for part in range(parts + 1)])
+            taken = {"rows_taken": rows.astype(np.int32).reshape(-1)}
+            found.append(replace(traffic, tables={**traffic.tables, **taken}))
+            continue
+        tokens = traffic.topk_idx.shape[0]
+        bounds = np.zeros((parts, 2), np.int32)
+        for launch in plan.launches:
+            if launch.kernel is COMBINE_READY:
+                part, group = _number(launch, "part"), _number(launch, "first_part")
+                bounds[group] = tokens * group // parts, tokens * (part + 1) // parts
+        tables = {"ready_tokens": np.arange(tokens, dtype=np.int32), "ready_bounds": bounds.reshape(-1)}
+        found.append(replace(traffic, tables={**traffic.tables, **tables}))
+    return found
+
+
+def _number(launch: Launch, name: str) -> int:
+    values = zip(launch.kernel.args, launch.values, strict=True)
+    return next(value for arg, value in values if arg.name == name and isinstance(value, int))
+
+
+def _walk(
+    plan: Plan,
+    group: WalkedRanks,
+    mode: Mode,
+    bodies: Bodies,
+    streams: Streams,
+    begins_us: Sequence[float],
+    given: Arrivals | None,
+) -> list[Timeline]:
+    walker = _Walker(plan, group, mode, bodies, streams(plan), begins_us, given)
+    for index in range(len(plan.launches)):
+        walker.place(index)
+    return walker.timelines()
+
+
+class _Walker:
+    """Places launch after launch on all ranks at once: arrays are (R,) us."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        group: WalkedRanks,
+        mode: Mode,
+        bodies: Bodies,
+        order: Order,
+        begins_us: Sequence[float],
+        given: Arrivals | None,
+    ) -> None:
+        self.plan, self.group, self.order = plan, group, order
+        self.traffics, self.machine = group.traffics, group.machine
+        machine = group.machine
+        self.launch_us = machine.launch_graph_us if mode == "graph" else machine.launch_stream_us
+        self.bodies, self.given = bodies, given
+        self.begins = np.array(begins_us, dtype=float)
+        self.synced = synced_phases(plan.launches)
+        self.ends: list[np.ndarray] = []
+        self.spans: list[list[Span]] = [[] for _ in group.traffics]
+        self.num_waits = 0
+
+    def place(self, index: int) -> None:
+        """One launch, all before it being placed."""
+        launch = self.plan.launches[index]
+        works = [work_of(launch, traffic) for traffic in self.traffics]
+        costs = [self.bodies(launch.kernel)(work, self.machine) for work in works]
+        if index in self.synced:
+            costs = [cost.after_sync(self.machine.sync_all_us) for cost in costs]
+        ready, event_us, follows = self._ready(index)
+        goes_on = launch.joined and launch.on_first == self.plan.launches[index - 1].on_first
+        launch_us = 0.0 if goes_on else self.launch_us
+        begin = ready + event_us + launch_us
+        done = begin + np.array([cost.us for cost in costs])
+        end = done
+        channel = awaited_by(launch)
+        if channel is not None:
+            number, self.num_waits = self.num_waits, self.num_waits + 1
+            there = self.given(launch, number) if self.given else self.group.arrivals(launch, channel, works)
+            looks = [cost.after_last_us(us) for cost, us in zip(costs, (there - begin).tolist(), strict=True)]
+            end = np.maximum(done, there + np.array(looks))
+        self.group.send(launch, works, costs, begin, end)
+        self.ends.append(end)
+        stream = self.order.steps[index].stream
+        for rank, spans in enumerate(self.spans):
+            begin_us, end_us, done_us, event = (float(a[rank]) for a in (begin, end, done, event_us))
+            before = None if follows[rank] == BEGIN else int(follows[rank])
+            waited_us, cost = end_us - done_us, costs[rank]
+            spans.append(Span(launch, stream, begin_us, end_us, waited_us, event, launch_us, before, cost))
+
+    def _ready(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """When what a launch follows has ended, what an event takes after that, and which launch it is."""
+        step = self.order.steps[index]
+        ready, event_us, follows = self.begins, np.zeros_like(self.begins), np.full(len(self.begins), BEGIN)
+        for number, delay in [
+            *((n, 0.0) for n in step.after),
+            *((n, self.machine.event_us) for n in step.events),
+        ]:
+            end = self.begins if number == BEGIN else self.ends[number]
+            is_later = end + delay > ready + event_us
+            ready = np.where(is_later, end, ready)
+            event_us = np.where(is_later, delay, event_us)
+            follows = np.where(is_later, number, follows)
+        return ready, event_us, follows
+
+    def timelines(self) -> list[Timeline]:
+        """One per rank, when all launches are placed."""
+        found = []
+        for rank, spans in enumerate(self.spans):
+            last = max((span.end_us for span in spans), default=0.0)
+            after = 0.0
+            if self.order.end is not None:
+                after = max(0.0, spans[self.order.end].end_us + self.machine.event_us - last)
+            begin = self.begins[rank].item()
+            found.append(Timeline(self.plan, self.traffics[rank].rank, begin, tuple(spans), after))
+        return found

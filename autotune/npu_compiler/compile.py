@@ -1,0 +1,137 @@
+"""From a kernel to the NPU compiler's last module, on a machine without an NPU.
+
+``bishengir-compile`` runs all of its own passes (HFusion, HIVM, memory planning, synchronisation) and only
+then calls ``hivmc``, a program that comes with CANN alone. The module that it leaves just before that
+is the criterion: it has the AI vector core's instruction stream with all UB offsets.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from autotune.npu_compiler import cache
+from autotune.npu_compiler.socs import Soc
+from moe_triton.backends.cpu.triton.frontend import source_key, tensor_ir
+from moe_triton.backends.cpu.triton.toolchain import INSTALL, distribution_version, find_program, versions
+from moe_triton.core.errors import ToolchainError
+from moe_triton.core.kernel import TritonKernel
+
+_MULTIBUFFER = "--enable-auto-multi-buffer=true"
+OPTIONS = (
+    _MULTIBUFFER,
+    "--enable-hfusion-compile=true",
+    "--enable-hivm-compile=true",
+    "--enable-triton-kernel-compile=true",
+    "--enable-memory-display",
+)
+MODULE, PLAN, LOG = "module.hivm.opt.mlir", "memory_info_aiv.json", "bishengir.log"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The output of the compiler.
+
+    Attributes:
+        module: the final module, empty if the compiler failed before it.
+        plan: the memory plan as JSON, empty if the compiler writes none (950).
+        log: its messages.
+    """
+
+    module: str
+    plan: str
+    log: str
+
+
+def npu_ir(kernel: TritonKernel) -> str:
+    """A kernel as input of the NPU compiler: linalg on tensors, the same for every chip."""
+    constants = sorted(kernel.constants.items(), key=str)
+    key = ("ir", kernel.name, source_key(kernel), kernel.args, constants, versions())
+    return str(cache.fetch(key, lambda: _fresh_ir(kernel)))
+
+
+def _fresh_ir(kernel: TritonKernel) -> str:
+    return tensor_ir(kernel, named_ops=True).replace(', mix_mode = "aiv"', "")
+
+
+def compile_kernel(kernel: TritonKernel, soc: Soc) -> Compiled:
+    """Compile a kernel with the NPU compiler, with the options that it is launched with.
+
+    Raises:
+        ToolchainError: Triton rejects it, or a tool is missing.
+    """
+    return compile_ir(npu_ir(kernel), compiled_for(kernel, soc))
+
+
+def compiled_for(kernel: TritonKernel, soc: Soc) -> Soc:
+    """A target with what a kernel asks of its compiler."""
+    return soc if kernel.multibuffer else replace(soc, left_out=(*soc.left_out, _MULTIBUFFER))
+
+
+def compile_ir(text: str, soc: Soc) -> Compiled:
+    """Compile a kernel's IR with the NPU compiler, or read the result of an earlier run from disk."""
+    return Compiled(**cache.fetch(("module", *content_of(text, soc)), lambda: asdict(_compile(text, soc))))
+
+
+def content_of(text: str, soc: Soc) -> tuple[object, ...]:
+    """Everything that determines the result of compiling a kernel's IR."""
+    return text, soc.name, soc.compiler, soc.options, _options(soc), compiler_version()
+
+
+def _options(soc: Soc) -> tuple[str, ...]:
+    return tuple(option for option in OPTIONS if option not in soc.left_out)
+
+
+@functools.cache
+def compiler_version() -> str:
+    """Of the NPU compiler."""
+    return distribution_version("ascendnpu-ir")
+
+
+def _compile(text: str, soc: Soc) -> Compiled:
+    with tempfile.TemporaryDirectory(prefix="moe_triton_gate_") as name:
+        folder = Path(name)
+        compiled = run_compiler(text, soc, folder, soc.options)
+        if not compiled.module and soc.options:
+            # a single attempt does not log a reason; and several attempts may find a plan that fits
+            compiled = run_compiler(text, soc, folder, ())
+        return compiled
+
+
+def run_compiler(text: str, soc: Soc, folder: Path, options: tuple[str, ...]) -> Compiled:
+    """One run of the compiler in a folder, which keeps all of its files.
+
+    Raises:
+        ToolchainError: the compiler is missing.
+    """
+    compiler = find_program("ascendnpuir", soc.compiler)
+    if compiler is None:
+        raise ToolchainError(f"{Path(soc.compiler).name} is missing: {INSTALL}")
+    source = folder / "kernel.mlir"
+    source.write_text(text)
+    command = [compiler, source, f"--target={soc.name}", *_options(soc), *options]
+    command += [f"--save-temps={folder}", "-o", folder / "kernel"]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, cwd=folder)
+    module, plan = (_text_of(folder / file) for file in (MODULE, PLAN))
+    return Compiled(module, plan, (done.stderr + done.stdout).replace(f"{folder}/", ""))
+
+
+def _text_of(path: Path) -> str:
+    return path.read_text() if path.is_file() else ""
+
+
+def reason_of(log: str) -> str:
+    """Why a compiler failed: its last error, without the source location."""
+    errors = re.findall(r"error: (.*)", log)
+    specific = [error for error in errors if not error.startswith("Failed to run")]
+    found = specific or errors or [line for line in log.splitlines() if line.strip()] or ["no message"]
+    return str(found[-1]).split(" (possible reason")[0].strip()
+
+
+def notes_of(log: str) -> tuple[str, ...]:
+    """Options that the compiler switched off by itself to fit the unified buffer, in order."""
+    return tuple(dict.fromkeys(re.findall(r"overflow detected; automatically set (\S+) to false", log)))

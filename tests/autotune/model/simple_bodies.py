@@ -1,0 +1,29 @@
+"""Bodies that need no compiler: the formulas of Ascend C kernels, and for Triton kernels bytes at a rate."""
+
+from __future__ import annotations
+
+from autotune.model.bodies import movement
+from autotune.model.bodies.ascendc import FORMULAS
+from autotune.model.constants import Machine
+from autotune.model.cost import Body, Cost, Work
+from moe_triton.core.kernel import AscendCKernel, TritonKernel
+
+OF_TOKENS, OF_ROWS = ("pack", "weighted_sum"), ("arrange", "stamps")
+ROW_BYTES = 14336
+
+
+def simple_bodies(kernel: AscendCKernel | TritonKernel) -> Body:
+    """Time of a kernel: more with more tokens or received rows, and less with more cores."""
+    if isinstance(kernel, AscendCKernel):
+        return FORMULAS[kernel.name]
+
+    def body(work: Work, machine: Machine) -> Cost:
+        rows = 0
+        if kernel.name in OF_TOKENS:
+            rows = work.traffic.topk_idx.size if kernel.name == "weighted_sum" else len(work.traffic.topk_idx)
+        elif kernel.name in OF_ROWS:
+            rows = work.traffic.num_rows
+        cycles = rows * ROW_BYTES / movement.bytes_per_cycle(machine, work.blocks) / work.blocks
+        return Cost({"start": 1.0, "rows": movement.us_of(machine, cycles)})
+
+    return body

@@ -1,0 +1,29 @@
+"""The page of figures is what the model says today."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autotune.cli.model.page import BETWEEN_SERVERS, PICTURES, PRICES, SECTIONS
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+
+
+def sections_of(text: str) -> list[str]:
+    """The page's, without the line break between two."""
+    second, third = text.index(f"\n{PRICES}"), text.index(f"\n{BETWEEN_SERVERS}")
+    return [text[:second], text[second + 1 : third], text[third + 1 :]]
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.__name__)
+def test_the_page_of_figures_is_the_models(section: Callable[[], str]) -> None:
+    written = sections_of((DOCS / "model-figures.md").read_text())
+    assert written[SECTIONS.index(section)] == section(), "run: make docs"
+
+
+@pytest.mark.parametrize("name", ["published.svg", "published_parts.svg"])
+def test_its_pictures_are_there(name: str) -> None:
+    assert (DOCS / PICTURES / name).read_text().lstrip().startswith("<?xml")

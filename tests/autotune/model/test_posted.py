@@ -1,0 +1,168 @@
+"""Plans that post: against the closed form, and what makes them slower."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autotune.cli.model.page import SERVERS, SERVERS_TOKENS
+from autotune.model.bodies.body import body_of
+from autotune.model.bodies.pulls import with_pulls
+from autotune.model.bodies.remembered import OfArguments
+from autotune.model.clusters.group import OPERATORS, Group
+from autotune.model.clusters.posted import compare
+from autotune.model.clusters.prices import Call
+from autotune.model.constants import machine_named
+from autotune.model.cost import Cost, Messages, UnknownWorkError
+from autotune.model.timelines.ports import Ports
+from autotune.model.timelines.timeline import walk_ranks
+from moe_triton.schemes import site
+
+A2 = machine_named("A2")
+BODIES = OfArguments(body_of)
+TOLERANCE = 0.12
+"""Of the plan to the closed form, which knows nothing of launches and has a constant for them, and which has
+a barrier of all cores before posts.
+"""
+BLOCKS = Group(16, 16, comm_alg="fullmesh", product="A2")
+ROWS = Group(16, 16, comm_alg="fullmesh_v1", ranks_per_server=8)
+
+
+def is_long(ranks: int, tokens: int) -> tuple[pytest.MarkDecorator, ...]:
+    """The page of figures has all of these sizes; two of them are enough in `make test`."""
+    return () if (ranks, tokens) in ((16, 16), (64, 16)) else (pytest.mark.long,)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "tokens"),
+    [
+        pytest.param(ranks, tokens, marks=is_long(ranks, tokens))
+        for ranks in SERVERS
+        for tokens in SERVERS_TOKENS
+    ],
+)
+def test_the_plan_of_blocks_takes_what_the_closed_form_says(ranks: int, tokens: int) -> None:
+    for found in compare(ranks, tokens, A2, BODIES):
+        assert abs(found.difference) < TOLERANCE, found
+        assert sum(mine for mine, _ in found.stages.values()) == pytest.approx(found.timeline_us)
+        assert sum(its for _, its in found.stages.values()) == pytest.approx(found.closed_us)
+
+
+@pytest.mark.parametrize("group", [BLOCKS, ROWS], ids=["blocks", "rows"])
+def test_some_ranks_stand_for_all(group: Group) -> None:
+    ids = group.draw()
+    call = Call.of(group, BODIES, ids, *range(group.ranks))
+    traffics = [group.traffic(ids, rank) for rank in range(group.ranks)]
+    for operator in OPERATORS:
+        lines = walk_ranks(group.plans(A2)[operator], traffics, A2, bodies=with_pulls(BODIES))
+        most = max(priced.us for priced in call.priced(operator, A2))
+        assert most == pytest.approx(max(line.total_us for line in lines), rel=0.05)
+
+
+@pytest.mark.parametrize("group", [BLOCKS, ROWS], ids=["blocks", "rows"])
+@pytest.mark.parametrize("constant", ["rdma_gb_per_s", "rdma_latency_us", "post_aicpu_us", "post_aiv_us"])
+def test_it_depends_on_the_network_and_on_its_poster(group: Group, constant: str) -> None:
+    call = Call.of(group, BODIES, group.draw(), 0)
+    value = A2.constants[constant].value
+    slower = A2.replaced({constant: value / 100 if constant == "rdma_gb_per_s" else value * 100})
+    posts_from_cores = group is ROWS
+    is_read = posts_from_cores != (constant == "post_aicpu_us") or not constant.startswith("post")
+    is_read = is_read and (not constant.endswith("aiv_us") or posts_from_cores)
+    for operator in OPERATORS:
+        before, after = (call.priced(operator, machine)[0].us for machine in (A2, slower))
+        assert (after > 1.5 * before) == is_read
+        assert (after == before) != is_read
+
+
+def test_blocks_are_posted_while_others_are_made() -> None:
+    call = Call.of(BLOCKS, BODIES, BLOCKS.draw(), 0)
+    for operator in OPERATORS:
+        spans = call.priced(operator, A2)[0].timeline.spans
+        (messages,) = [span.cost.messages for span in spans if span.cost.messages is not None]
+        posted = messages.posted_us
+        assert posted[0] < 0 < posted[-1]
+        assert (np.diff(posted) >= A2.post_aicpu_us - 1e-9).all()
+
+
+def test_in_one_part_nothing_is_posted_before_all_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def times() -> list[tuple[float, float]]:
+        call = Call.of(big, OfArguments(body_of), big.draw(), 0)
+        lines = [call.priced(operator, A2)[0].timeline for operator in OPERATORS]
+        firsts = [next(s.cost.messages for s in line.spans if s.cost.messages).posted_us[0] for line in lines]
+        return [(line.total_us, float(first)) for line, first in zip(lines, firsts, strict=True)]
+
+    big = replace(BLOCKS, tokens=128)
+    in_parts = times()
+    monkeypatch.setattr(site, "POST_PARTS", 1)
+    for (us, first), (whole_us, whole_first) in zip(in_parts, times(), strict=True):
+        assert first < 0 < whole_first
+        assert us < whole_us
+
+
+def test_no_row_is_packed_while_messages_travel() -> None:
+    """One launch after the other, and what posts comes behind all that makes what it posts."""
+    call = Call.of(ROWS, BODIES, ROWS.draw(), 0)
+    for operator in OPERATORS:
+        spans = call.priced(operator, A2)[0].timeline.spans
+        assert not any(span.launch.alongside for span in spans)
+        posting = next(i for i, span in enumerate(spans) if span.cost.messages is not None)
+        assert all(span.end_us <= spans[posting].begin_us for span in spans[:posting])
+        assert not {"send", "route", "route + pack", "pack", "quantize"} & {
+            span.launch.step for span in spans[posting:]
+        }
+
+
+def test_a_machine_without_a_network_says_so() -> None:
+    call = Call.of(ROWS, BODIES, ROWS.draw(), 0)
+    with pytest.raises(UnknownWorkError, match=r"dispatch_post: A3 has no constants of a network"):
+        call.priced("dispatch", machine_named("A3").replaced({"hop_far_us": 5}))
+
+
+def test_what_leaves_a_rank_is_counted() -> None:
+    """All rows but the own ones, those for the same server too; and for each a header and FLAG2."""
+    ids = BLOCKS.draw()
+    call = Call.of(BLOCKS, BODIES, ids, 3)
+    spans = call.priced("combine", A2)[0].timeline.spans
+    received = call.traffics[0].received
+    rows = sum(span.cost.leaving for span in spans) - 15 * (512 + 32)
+    assert rows == (received.sum() - received[3]) * 2 * BLOCKS.hidden
+
+
+def messages(peers: list[int], num_bytes: int, post_us: float = 0.0) -> Messages:
+    numbers = np.arange(1, len(peers) + 1)
+    return Messages(np.array(peers, np.int64), np.full(len(peers), num_bytes), post_us * numbers)
+
+
+def arrived(orders: list[list[int]]) -> np.ndarray:
+    ports = Ports(A2.replaced({"rdma_gb_per_s": 1.0, "rdma_latency_us": 3.0}), len(orders))
+    return ports.deliver([messages(order, 10_000) for order in orders], np.zeros(len(orders)))
+
+
+class TestPorts:
+    def test_one_begins_behind_the_other(self) -> None:
+        found = arrived([[(rank + i) % 4 for i in (1, 2, 3)] for rank in range(4)])
+        np.testing.assert_allclose(found, 3 * 10.0 + 3.0)
+
+    def test_all_to_one_first_keeps_the_others_waiting(self) -> None:
+        """Why ranks begin with the one behind them."""
+        found = arrived([[peer for peer in range(4) if peer != rank] for rank in range(4)])
+        assert found.max() > 1.5 * (3 * 10.0 + 3.0)
+
+    def test_a_port_stays_busy(self) -> None:
+        ports = Ports(A2.replaced({"rdma_gb_per_s": 1.0, "rdma_latency_us": 3.0}), 2)
+        both = [messages([1], 10_000), messages([0], 10_000)]
+        np.testing.assert_allclose(ports.deliver(both, np.zeros(2)), 13.0)
+        np.testing.assert_allclose(ports.deliver(both, np.array([2.0, 2.0])), 23.0)
+
+    def test_posts_take_their_time(self) -> None:
+        ports = Ports(A2.replaced({"rdma_gb_per_s": 1000.0, "rdma_latency_us": 3.0}), 3)
+        found = ports.deliver([messages([1, 2], 1000, 5.0), messages([], 0), messages([], 0)], np.zeros(3))
+        np.testing.assert_allclose(found[1:], [5 + 1e-3 + 3, 10 + 1e-3 + 3])
+        assert found[0] == -np.inf
+
+
+def test_a_barrier_in_front_of_posts_changes_nothing_of_them() -> None:
+    cost = replace(Cost({"items": 2.0}), messages=messages([1], 10))
+    assert cost.after_sync(5.0).messages is cost.messages

@@ -1,0 +1,319 @@
+"""Plans made by hand, whose times are computed by hand: order, streams, events, waits, parts."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from autotune.model.timelines.signals import UnknownLaunchError
+from autotune.model.timelines.streams import cpu_walk, npu_streams, one_stream
+from autotune.model.timelines.timeline import Timeline, operator_us, walk, walk_ranks
+from moe_triton.core import ascendc
+from moe_triton.core.ascendc_direct import COUNTS_SEND, DIRECT_SEND
+from moe_triton.core.kernel import Arg, AscendCKernel
+from moe_triton.core.plan import Hole, Launch, Plan
+from tests.autotune.model.hand_made import (
+    EVENT_US,
+    LATENCY_US,
+    LAUNCH_US,
+    MACHINE,
+    TWO_RANKS,
+    bodies_of,
+    communicate,
+    compute,
+    plan_of,
+    send,
+    send_results,
+    traffics_of,
+    wait,
+    wait_results,
+)
+
+RANKS = traffics_of(TWO_RANKS)
+ONE = RANKS[0]
+
+
+def times(timeline: Timeline) -> list[tuple[float, float]]:
+    return [(span.begin_us, span.end_us) for span in timeline.spans]
+
+
+def test_one_stream_runs_one_launch_after_the_other() -> None:
+    plan = plan_of(compute("a"), compute("b"), compute("c"))
+    timeline = walk(plan, ONE, MACHINE, bodies=bodies_of({"a": 10, "b": 20, "c": 1}))
+    assert times(timeline) == [(4, 14), (18, 38), (42, 43)]
+    assert timeline.total_us == 43
+    assert timeline.parts == {"launches": 12, "events": 0, "waits": 0, "a": 10, "b": 20, "c": 1}
+    assert timeline.critical == (0, 1, 2)
+
+
+def test_a_host_that_launches_takes_longer_than_a_graph() -> None:
+    plan = plan_of(compute("a"), compute("b"))
+    bodies = bodies_of({"a": 10, "b": 20})
+    assert walk(plan, ONE, MACHINE, bodies=bodies).total_us == 2 * LAUNCH_US + 30
+    assert walk(plan, ONE, MACHINE, mode="stream", bodies=bodies).total_us == 4 * LAUNCH_US + 30
+
+
+def test_a_launch_on_the_other_stream_waits_for_an_event_and_so_does_the_end() -> None:
+    launches = compute("a"), compute("b", stream="communication")
+    bodies = bodies_of({"a": 10, "b": 5, "c": 1})
+    timeline = walk(plan_of(*launches, compute("c", alongside=True)), ONE, MACHINE, bodies=bodies)
+    assert times(timeline)[:2] == [(4, 14), (14 + EVENT_US + LAUNCH_US, 25)]
+    assert timeline.total_us == 25 + EVENT_US
+    assert timeline.parts == {"launches": 8, "events": 2 * EVENT_US, "waits": 0, "a": 10, "b": 5}
+
+
+def test_without_a_launch_alongside_one_stream_does_and_costs_no_events() -> None:
+    plan = plan_of(compute("a"), compute("b", stream="communication"))
+    timeline = walk(plan, ONE, MACHINE, bodies=bodies_of({"a": 10, "b": 5}))
+    assert times(timeline) == [(4, 14), (18, 23)]
+    assert timeline.total_us == 23
+
+
+def test_launches_alongside_overlap_and_the_next_one_waits_for_both() -> None:
+    plan = plan_of(compute("a"), compute("b", alongside=True, stream="communication"), compute("c"))
+    for us, critical in (({"a": 30, "b": 10, "c": 1}, (0, 2)), ({"a": 10, "b": 30, "c": 1}, (1, 2))):
+        timeline = walk(plan, ONE, MACHINE, bodies=bodies_of(us))
+        a, b, c = timeline.spans
+        assert a.begin_us == LAUNCH_US
+        assert b.begin_us == EVENT_US + LAUNCH_US  # after what the user's stream held before
+        assert c.begin_us == max(a.end_us, b.end_us + EVENT_US) + LAUNCH_US
+        assert timeline.critical == critical
+        assert sum(timeline.parts.values()) == timeline.total_us
+
+
+def test_where_streams_may_not_overlap_there_is_one() -> None:
+    launches = compute("a"), compute("b", alongside=True, stream="communication"), compute("c")
+    bodies = bodies_of({"a": 30, "b": 10, "c": 1})
+    want = [(4, 34), (38, 48), (52, 53)]
+    assert times(walk(plan_of(*launches, overlap=False), ONE, MACHINE, bodies=bodies)) == want
+    assert times(walk(plan_of(*launches), ONE, MACHINE, bodies=bodies, streams=one_stream)) == want
+
+
+def test_the_cpu_runs_neighbours_in_pairs_and_an_npu_as_far_as_its_streams_go() -> None:
+    """a, b beside a, c beside b: the CPU's c comes after both; an NPU's only after a."""
+    plan = plan_of(
+        compute("a"), compute("b", alongside=True, stream="communication"), compute("c", alongside=True)
+    )
+    bodies = bodies_of({"a": 10, "b": 30, "c": 1})
+    cpu = walk(plan, ONE, MACHINE, bodies=bodies, streams=cpu_walk)
+    assert times(cpu) == [(4, 14), (4, 34), (38, 39)]
+    npu = walk(plan, ONE, MACHINE, bodies=bodies, streams=npu_streams)
+    assert times(npu) == [(4, 14), (6, 36), (18, 19)]
+    assert npu.total_us == 36 + EVENT_US
+
+
+def test_a_wait_ends_when_the_last_peer_s_flag_is_there() -> None:
+    plan = plan_of(send(), wait(), overlap=False)
+    bodies = bodies_of({"dispatch_send": 10, "dispatch_rows": 3})
+    early, late = walk_ranks(plan, RANKS, MACHINE, bodies=bodies, begins_us=[0, 100])
+    assert times(early) == [(4, 14), (18, 114 + LATENCY_US)]
+    assert early.spans[1].waited_us == 114 + LATENCY_US - 21
+    assert early.parts == {"launches": 8, "events": 0, "waits": 93.75, "send": 10, "wait": 3}
+    assert times(late) == [(104, 114), (118, 121)]
+    assert late.spans[1].waited_us == 0
+    assert (early.total_us, late.total_us) == (114.75, 21)
+
+
+def test_ranks_alike_wait_for_the_last_hop_only() -> None:
+    plan = plan_of(send(), wait(), overlap=False)
+    bodies = bodies_of({"dispatch_send": 10, "dispatch_rows": 0})
+    quick = MACHINE.replaced({"launch_graph_us": 0})
+    alone = walk(plan, ONE, quick, bodies=bodies)
+    assert times(alone) == [(0, 10), (10, 10 + LATENCY_US)]
+    assert [times(each) for each in walk_ranks(plan, RANKS, quick, bodies=bodies)] == [times(alone)] * 2
+    assert operator_us(plan, RANKS, quick, bodies=bodies).tolist() == [10 + LATENCY_US] * 2
+
+
+def test_arrivals_can_be_given() -> None:
+    plan = plan_of(wait("first"), wait("second"), overlap=False)
+    asked = []
+
+    def arrivals(launch: Launch, number: int) -> float:
+        asked.append((launch.step, number))
+        return 50.0
+
+    timeline = walk(plan, ONE, MACHINE, bodies=bodies_of({"dispatch_rows": 1}), arrivals=arrivals)
+    assert times(timeline) == [(4, 50), (54, 55)]
+    assert asked == [("first", 0), ("second", 1)]
+
+
+def test_a_receiver_s_link_takes_its_time() -> None:
+    """Each rank sends 20000 bytes to the other one: 20 us at a thousand bytes a microsecond."""
+    plan = plan_of(send(), wait(), overlap=False)
+    bodies = bodies_of({"dispatch_send": 10, "dispatch_rows": 3}, {"dispatch_send": 20_000})
+    begin = LAUNCH_US
+    for timeline in (
+        walk(plan, ONE, MACHINE, bodies=bodies),
+        *walk_ranks(plan, RANKS, MACHINE, bodies=bodies),
+    ):
+        assert timeline.spans[1].end_us == begin + 20 + 0.25
+
+
+def test_bytes_that_all_send_to_one_rank_queue_at_its_link() -> None:
+    """Both ranks' rows go to rank 0: it receives rank 1's only, and rank 1 nothing."""
+    ranks = traffics_of([[[0], [0]], [[0], [0]]])
+    plan = plan_of(send(), wait(), overlap=False)
+    bodies = bodies_of({"dispatch_send": 10, "dispatch_rows": 3}, {"dispatch_send": 20_000})
+    crowded, idle = walk_ranks(plan, ranks, MACHINE, bodies=bodies)
+    assert crowded.spans[1].end_us == LAUNCH_US + 20 + 0.25
+    assert idle.spans[1].end_us == 21
+    # the same from two launches, which share the link
+    plan = plan_of(send("first", last=False), send(), wait(), overlap=False)
+    crowded, _ = walk_ranks(plan, ranks, MACHINE, bodies=bodies)
+    assert crowded.spans[2].end_us == LAUNCH_US + 40 + 0.25
+
+
+def test_two_parts_are_packed_and_sent_beside_each_other() -> None:
+    plan = plan_of(
+        compute("pack"),
+        send("send 0", last=False),
+        compute("pack", alongside=True),
+        send("send 1"),
+        wait(),
+        compute("arrange"),
+    )
+    us = {"pack": 20, "dispatch_send": 30, "dispatch_rows": 1, "arrange": 5}
+    timeline = walk(plan, ONE, MACHINE, bodies=bodies_of(us))
+    assert times(timeline) == [
+        (4, 24),
+        (30, 60),  # after an event
+        (28, 48),  # beside the first part's send
+        (64, 94),  # the second part was packed long before
+        (98, 99),
+        (105, 110),
+    ]
+    assert timeline.critical == (0, 1, 3, 4, 5)
+    assert timeline.parts == {
+        "launches": 20,
+        "events": 4,
+        "waits": 0,
+        "pack": 20,
+        "send 0": 30,
+        "send 1": 30,
+        "wait": 1,
+        "arrange": 5,
+    }
+
+
+def test_results_of_a_part_are_there_before_all_of_them() -> None:
+    """Each rank sends four rows, by token, on one core: those of the first part by the half of its time."""
+    ranks = traffics_of([[[0], [0]], [[0], [0]]])
+    plan = plan_of(
+        send_results(),
+        wait_results("wait 0", 0, 2),
+        compute("sum"),
+        wait_results("wait 1", 1, 2, alongside=True),
+        compute("sum"),
+    )
+    us = {"combine_send": 40, "combine_wait": 1, "sum": 50}
+    quick = MACHINE.replaced({"launch_graph_us": 0, "event_us": 0})
+    late, early = walk_ranks(plan, ranks, quick, bodies=bodies_of(us), begins_us=[100, 0])
+    # Rank 0 holds all rows: token 0 and 1 of rank 0, then those of rank 1.
+    assert early.spans[1].end_us == 100 + 40 * 3 / 4 + LATENCY_US
+    assert early.spans[2].begin_us == early.spans[3].begin_us == early.spans[1].end_us
+    assert early.spans[3].end_us == 100 + 40 + LATENCY_US
+    assert early.spans[4].begin_us == early.spans[2].end_us
+    assert late.spans[1].waited_us == 0  # its own results only
+    # on two cores each one's first row is the first token's
+    plan = replace(plan, launches=(send_results(blocks=2), *plan.launches[1:]))
+    _, early = walk_ranks(plan, ranks, quick, bodies=bodies_of(us), begins_us=[100, 0])
+    assert early.spans[1].end_us == 100 + 40 / 2 + LATENCY_US
+
+
+def test_flags_in_band_come_with_rows_and_counts_before_them() -> None:
+    plan = plan_of(
+        communicate("send", ascendc.INBAND_SEND, post_status=1),
+        communicate("wait", ascendc.DISPATCH_WAIT),
+        communicate("arrange", ascendc.INBAND_RECEIVE),
+        overlap=False,
+    )
+    bodies = bodies_of({"inband_send": 40, "dispatch_wait": 1, "inband_receive": 2})
+    early, _ = walk_ranks(plan, RANKS, MACHINE, bodies=bodies, begins_us=[0, 100])
+    assert early.spans[1].end_us == 100 + LAUNCH_US + LATENCY_US
+    assert early.spans[2].end_us == 100 + LAUNCH_US + 40 + LATENCY_US
+
+
+def test_direct_exchanges_counts_before_rows() -> None:
+    """The second wait is for flags that a peer posts after its first wait, which is for the late rank."""
+    counts, rows = (1,), (2,)
+    plan = plan_of(
+        communicate("send counts", COUNTS_SEND, status=counts),
+        communicate("wait for counts", ascendc.DISPATCH_WAIT, status=counts),
+        communicate("send", DIRECT_SEND),
+        communicate("flag", ascendc.POST_STATUS, status=rows),
+        communicate("wait", ascendc.DISPATCH_WAIT, status=rows),
+        overlap=False,
+    )
+    us = {"counts_send": 1, "dispatch_wait": 0.25, "direct_send": 30, "post_status": 1}
+    quick = MACHINE.replaced({"launch_graph_us": 0})
+    ids = [[[0]], [[1]], [[2]]]
+    ranks = traffics_of(ids, num_experts=3)
+    late, early, other = walk_ranks(plan, ranks, quick, bodies=bodies_of(us), begins_us=[50, 0, 0])
+    assert early.spans[1].end_us == 51 + LATENCY_US
+    assert early.spans[3].end_us == 51 + LATENCY_US + 31
+    assert times(early) == times(other)
+    # The late rank sees the others' counts at once,.
+    assert late.spans[1].waited_us == 0
+    assert late.spans[4].waited_us > 0
+    assert late.spans[4].end_us == early.spans[3].end_us + LATENCY_US
+
+
+def random_plan(r: random.Random) -> Plan:
+    launches: list[Launch] = []
+    for number in range(r.randint(2, 10)):
+        other = launches and launches[-1].stream == "compute"
+        beside = bool(launches) and r.random() < 0.5
+        stream = "communication" if bool(other) == beside else "compute"
+        launches.append(compute(f"k{number}", beside, stream))  # type: ignore[arg-type]
+    return plan_of(*launches)
+
+
+@pytest.mark.parametrize("streams", [npu_streams, one_stream, cpu_walk])
+def test_order_holds_the_sum_is_the_total_and_longer_bodies_take_no_less(streams: object) -> None:
+    r = random.Random(0)
+    for _ in range(200):
+        plan = random_plan(r)
+        us = {launch.kernel.name: float(r.randint(1, 50)) for launch in plan.launches}
+        timeline = walk(plan, ONE, MACHINE, bodies=bodies_of(us), streams=streams)  # type: ignore[arg-type]
+        assert sum(timeline.parts.values()) == pytest.approx(timeline.total_us)
+        for index, span in enumerate(timeline.spans):
+            first = index - 1 if span.launch.alongside else index
+            ends = [before.end_us for before in timeline.spans[:first]]
+            assert span.begin_us >= max(ends, default=0) + LAUNCH_US
+        longer = us | {r.choice(list(us)): 80.0}
+        again = walk(plan, ONE, MACHINE, bodies=bodies_of(longer), streams=streams)  # type: ignore[arg-type]
+        assert again.total_us >= timeline.total_us
+
+
+def test_a_launch_that_nobody_described_is_an_error_that_names_it() -> None:
+    bodies = bodies_of({"mystery": 1, "dispatch_rows": 1, "post_status": 1, "poller": 1})
+    silent = Launch("guess", AscendCKernel("mystery", ()), (), 1, "communication")
+    with pytest.raises(UnknownLaunchError, match=r"'guess'.*mystery"):
+        walk(plan_of(silent), ONE, MACHINE, bodies=bodies)
+    waits = replace(compute("poller"), values=(9,))
+    waits = replace(waits, kernel=replace(waits.kernel, args=(Arg("timeout_us", "i64", "value"),)))  # type: ignore[arg-type]
+    with pytest.raises(UnknownLaunchError, match=r"'poller'.*waits"):
+        walk(plan_of(waits), ONE, MACHINE, bodies=bodies)
+
+
+def test_a_wait_that_nothing_is_sent_for_is_an_error() -> None:
+    bodies = bodies_of({"dispatch_rows": 1, "dispatch_wait": 1, "post_status": 1})
+    post = communicate("flag", ascendc.POST_STATUS, status=(3,))
+    with pytest.raises(UnknownLaunchError, match="nothing before it"):
+        walk(plan_of(post, wait()), ONE, MACHINE, bodies=bodies)
+    other_zone = communicate("flag", ascendc.POST_STATUS, zone=1)
+    with pytest.raises(UnknownLaunchError, match="nothing before it"):
+        walk(plan_of(other_zone, wait()), ONE, MACHINE, bodies=bodies)
+    other_group = communicate("wait", ascendc.DISPATCH_WAIT, window=Hole("exchange_window"))
+    with pytest.raises(UnknownLaunchError, match="another group"):
+        walk(plan_of(other_group), ONE, MACHINE, bodies=bodies)
+
+
+def test_all_ranks_of_a_group_are_walked_in_order() -> None:
+    ranks = traffics_of([[[0]], [[1]], [[2]]], num_experts=3)
+    with pytest.raises(ValueError, match="in order"):
+        walk_ranks(plan_of(compute("a")), ranks[::-1], MACHINE, bodies=bodies_of({"a": 1}))
+    with pytest.raises(ValueError, match="in order"):
+        walk_ranks(plan_of(compute("a")), ranks[:2], MACHINE, bodies=bodies_of({"a": 1}))
