@@ -15,7 +15,7 @@ from autotune.kernels.subjects import Subject, subjects_of
 from autotune.search import Found, Options, Task, run
 from autotune.search.run import Report
 from autotune.search.study import Studies
-from moe_triton.backends.cpu.triton.cache import cache_folder
+from moe_triton.backends.cpu.triton.cache import safe_folder
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.tables import Table
 
@@ -76,7 +76,7 @@ def _subjects_of(scope: Scope) -> list[Subject]:
 
 def study_of(scope: Scope) -> Path:
     """The file that keeps what is known of a machine's kernels."""
-    return cache_folder() / FOLDER / f"{scope.machine}.db"
+    return safe_folder() / FOLDER / f"{scope.machine}.db"
 
 
 def workers_of(scope: Scope) -> int:

@@ -33,8 +33,8 @@ def fetch(parts: object, build: Callable[[], Any]) -> Any:
         parts: everything that determines the result; its ``repr`` is the key.
         build: returns a value of JSON's types.
     """
-    path = files.fetch(folder(), files.entry_key(parts), lambda: _packed(build()), SUFFIX)
-    return json.loads(zlib.decompress(files.body_of(path)))
+    with files.fetch(folder(), files.entry_key(parts), lambda: _packed(build()), SUFFIX) as entry:
+        return json.loads(zlib.decompress(entry.body()))
 
 
 def _packed(value: Any) -> bytes:

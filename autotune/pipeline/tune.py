@@ -18,7 +18,7 @@ from autotune.pipeline.race import Result
 from autotune.pipeline.results import Target
 from autotune.pipeline.tasks import PipelineTask, Price, schemes_task, settings_task
 from autotune.search import Options, run
-from moe_triton.backends.cpu.triton.cache import cache_folder
+from moe_triton.backends.cpu.triton.cache import safe_folder
 from moe_triton.core.config import Product
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.soc import SOC_OF_PRODUCT
@@ -160,7 +160,7 @@ def study_of(soc: str) -> Path:
     """The file that keeps what is known of a machine's candidates."""
     product = product_of(soc)
     machine = machine_of("npu" if product else "cpu", product or PRODUCT)
-    return cache_folder() / "autotune" / f"pipelines-{machine}.db"
+    return safe_folder() / "autotune" / f"pipelines-{machine}.db"
 
 
 def tune(

@@ -6,7 +6,8 @@ same one at the same time build it once.
 
 Entries are code that this process will run. What is damaged, or may be somebody else's, is built again and
 replaced. Where the folder cannot be used (full, read-only, in a folder that others can write to), the cache
-is passed by, with a warning: a process then builds for itself, in a folder that goes when it ends.
+is passed by, with a warning: a process then builds for itself, in a folder that goes when it ends. Folders
+are opened once, and entries checked, read and loaded in what is open (`moe_triton.core.open_folders`).
 """
 
 from __future__ import annotations
@@ -22,12 +23,21 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
 from multiprocessing.util import Finalize
 from pathlib import Path
+from typing import NamedTuple
 
 from moe_triton.core.errors import ToolchainError
+from moe_triton.core.open_folders import (
+    WRITABLE_BY_OTHERS,
+    ForeignLinkError,
+    OpenFolder,
+    opened,
+    opened_as_ours,
+)
 
 logger = logging.getLogger("moe_triton")
 
@@ -37,7 +47,6 @@ _LOCK_PAUSE_S = 0.02
 _MOST_OF_HOLDER = 200  # bytes of what stands in a lock
 _PROBE_BYTES = 1 << 12
 _DIGEST_BYTES = hashlib.sha256().digest_size
-_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 # Reasons for which the cache was passed by: each is said once.
 _said: set[str] = set()
@@ -46,27 +55,61 @@ _private: dict[int, Path] = {}  # by process
 _waiting: ContextVar[tuple[float, str]] = ContextVar("waiting", default=(math.inf, ""))
 
 
+class Entry(NamedTuple):
+    """A file of a cache, while its folder is open.
+
+    Attributes:
+        path: where it is, for people.
+        opened: the same file, whatever `path` leads to by now.
+    """
+
+    path: Path
+    opened: Path
+
+    def body(self) -> bytes:
+        """What was built: the file without its digest."""
+        return self.opened.read_bytes()[:-_DIGEST_BYTES]
+
+
 def cache_folder() -> Path:
     """$MOE_TRITON_CACHE, else $XDG_CACHE_HOME/moe_triton, else ~/.cache/moe_triton; created if absent.
+
+    Returns:
+        Its path without links; as it was chosen where somebody else can say where that leads.
 
     Raises:
         ToolchainError: it cannot be made, it belongs to another user, or others can write to it.
     """
     folder = _chosen_folder()
     try:
-        _make(folder)
-        state = folder.stat()
+        with opened(folder, makes=True) as found:
+            folder = folder if found.why_unsafe else found.path
+            state = os.fstat(found.handle)
+    except ForeignLinkError:
+        return folder
     except (OSError, ValueError) as error:
         raise ToolchainError(f"the kernel cache {folder} cannot be created: {error}. {REMEDY}") from error
     if state.st_uid != os.geteuid():
         raise ToolchainError(
             f"the kernel cache {folder} belongs to user {state.st_uid}, not to you. {REMEDY}"
         )
-    if state.st_mode & _WRITABLE_BY_OTHERS:
+    if state.st_mode & WRITABLE_BY_OTHERS:
         raise ToolchainError(
             f"the kernel cache {folder} can be written by others. Run: chmod 700 {folder}, "
             "or set MOE_TRITON_CACHE to a folder of your own."
         )
+    return folder
+
+
+def safe_folder() -> Path:
+    """`cache_folder`, for what is used by its path.
+
+    Raises:
+        ToolchainError: as there; or others can put another in its place.
+    """
+    folder = cache_folder()
+    if why := why_unsafe(folder):
+        raise ToolchainError(f"the kernel cache {folder} cannot be used: {why}. {REMEDY}")
     return folder
 
 
@@ -81,25 +124,27 @@ def _chosen_folder() -> Path:
         raise ToolchainError(f"there is no place for the kernel cache: {error}. {REMEDY}") from error
 
 
-def _make(folder: Path) -> None:
-    """Makes a folder and those around it, for this user alone whatever the umask."""
-    for part in (*reversed(folder.parents), folder):
-        if not part.exists():
-            part.mkdir(mode=0o700, exist_ok=True)
-    if not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is no folder")
-
-
 def why_unsafe(folder: Path) -> str:
-    """Which folder around this one lets others put another in its place; empty where none does."""
-    for parent in folder.resolve().parents:
-        state = parent.stat()
-        if state.st_uid not in (0, os.geteuid()):
-            return f"{parent} belongs to user {state.st_uid}"
-        # In a folder with the sticky bit, as /tmp, only owners rename.
-        if state.st_mode & _WRITABLE_BY_OTHERS and not state.st_mode & stat.S_ISVTX:
-            return f"{parent} can be written by others"
-    return ""
+    """What on the way to this folder lets others put another in its place; empty where nothing does."""
+    try:
+        with opened(folder) as found:
+            return found.why_unsafe
+    except ForeignLinkError as error:
+        return str(error)
+
+
+@contextmanager
+def _opened_safely(folder: Path) -> Iterator[OpenFolder]:
+    """Opens a folder that only this user writes to, and nobody else can exchange.
+
+    Raises:
+        OSError: it is none.
+    """
+    with opened(folder) as found:
+        why_not_ours = found.why_not_ours()
+        if why := found.why_unsafe or (why_not_ours and f"it {why_not_ours}"):
+            raise OSError(why)
+        yield found
 
 
 def check_usable() -> None:
@@ -110,17 +155,16 @@ def check_usable() -> None:
     """
     folder = cache_folder()
     try:
-        if why := why_unsafe(folder):
-            raise OSError(why)
-        _probe(folder)
+        with _opened_safely(folder) as found:
+            _probe(found)
     except OSError as error:
         _pass_by(folder, error)
         _probe_private()
 
 
-def _probe(folder: Path) -> None:
+def _probe(folder: OpenFolder) -> None:
     """Finds out whether a file can be written there."""
-    handle, name = tempfile.mkstemp(dir=folder, prefix="probe", suffix=".tmp")
+    handle, name = tempfile.mkstemp(dir=folder.inside, prefix="probe", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(bytes(_PROBE_BYTES))
@@ -130,7 +174,8 @@ def _probe(folder: Path) -> None:
 
 def _probe_private() -> None:
     try:
-        _probe(private_folder())
+        with opened_as_ours(private_folder()) as found:
+            _probe(found)
     except OSError as error:
         raise _no_room(error) from error
 
@@ -191,10 +236,11 @@ def waiting(seconds: float, name: str) -> Iterator[None]:
         _waiting.reset(token)
 
 
+@contextmanager
 def fetch(
     folder: Path, key: str, build: Callable[[], bytes], suffix: str = ".so", of: str = "an entry"
-) -> Path:
-    """The entry's file, built if it is absent or damaged.
+) -> Iterator[Entry]:
+    """An entry, built if it is absent or damaged; its folder is open inside.
 
     Args:
         folder: of the cache, or in it.
@@ -206,38 +252,37 @@ def fetch(
     Raises:
         ToolchainError: there is no room for it anywhere.
     """
-    path = folder / f"{key}{suffix}"
-    try:
-        if why := why_unsafe(folder):
-            raise OSError(why)
-        if not _is_sound(path):
-            with _lock(folder / f"{key}.lock", lambda: _is_sound(path), of):
-                if not _is_sound(path):  # another process may have built it meanwhile
-                    _write(path, build())
-    except OSError as error:
-        _pass_by(folder, error)
-        return fetch_privately(key, build, suffix)
-    return path
+    with ExitStack() as held:
+        try:
+            found = held.enter_context(_opened_safely(folder))
+            entry = Entry(folder / f"{key}{suffix}", found.inside / f"{key}{suffix}")
+            is_sound = partial(_is_sound, entry.opened)
+            if not is_sound():
+                with _lock(found.inside / f"{key}.lock", is_sound, of):
+                    if not is_sound():  # another process may have built it meanwhile
+                        _write(entry.opened, build())
+        except OSError as error:
+            _pass_by(folder, error)
+            entry = held.enter_context(fetch_privately(key, build, suffix))
+        yield entry
 
 
-def fetch_privately(key: str, build: Callable[[], bytes], suffix: str = ".so") -> Path:
-    """The entry's file, in a folder of this process.
+@contextmanager
+def fetch_privately(key: str, build: Callable[[], bytes], suffix: str = ".so") -> Iterator[Entry]:
+    """An entry in a folder of this process, which is open inside.
 
     Raises:
         ToolchainError: there is no room for it there.
     """
-    try:
-        path = private_folder() / f"{key}{suffix}"
-        if not _is_sound(path):
-            _write(path, build())
-    except OSError as error:
-        raise _no_room(error) from error
-    return path
-
-
-def body_of(path: Path) -> bytes:
-    """What was built for an entry: its file without the digest."""
-    return path.read_bytes()[:-_DIGEST_BYTES]
+    with ExitStack() as held:
+        try:
+            found = held.enter_context(opened_as_ours(private_folder()))
+            entry = Entry(found.path / f"{key}{suffix}", found.inside / f"{key}{suffix}")
+            if not _is_sound(entry.opened):
+                _write(entry.opened, build())
+        except OSError as error:
+            raise _no_room(error) from error
+        yield entry
 
 
 def _is_sound(path: Path) -> bool:
@@ -253,8 +298,8 @@ def _is_sound(path: Path) -> bool:
     try:
         state = os.fstat(handle)
         if stat.S_ISDIR(state.st_mode):
-            raise IsADirectoryError(f"{path} is a folder; remove it")
-        is_ours = state.st_uid == os.geteuid() and not state.st_mode & _WRITABLE_BY_OTHERS
+            raise IsADirectoryError(f"its entry {path.name} is a folder; remove it")
+        is_ours = state.st_uid == os.geteuid() and not state.st_mode & WRITABLE_BY_OTHERS
         if not stat.S_ISREG(state.st_mode) or not is_ours:
             return False
         with os.fdopen(handle, "rb", closefd=False) as file:

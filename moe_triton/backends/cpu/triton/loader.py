@@ -69,13 +69,17 @@ def load(kernel: TritonKernel, noalias: bool = True, cpu: str | None = None) -> 
         return _loaded[identity]
 
 
-def _function_of(path: Path) -> Any:
+def _function_of(entry: cache.Entry) -> Any:
+    return ctypes.CDLL(str(entry.opened))[ENTRY_SYMBOL]
+
+
+def _private_function_of(entry: cache.Entry) -> Any:
     try:
-        return ctypes.CDLL(str(path))[ENTRY_SYMBOL]
+        return _function_of(entry)
     except (OSError, AttributeError) as error:
         raise ToolchainError(
-            f"the compiled kernel {path} cannot be loaded: {error}. Set TMPDIR or MOE_TRITON_CACHE to a "
-            "folder that programs can be run from (not mounted with noexec)."
+            f"the compiled kernel {entry.path} cannot be loaded: {error}. Set TMPDIR or MOE_TRITON_CACHE to "
+            "a folder that programs can be run from (not mounted with noexec)."
         ) from error
 
 
@@ -89,12 +93,15 @@ def _load(kernel: TritonKernel, constants: str, noalias: bool, cpu: str) -> Comp
         text = lower(tensor_ir(kernel, named_ops=False), kernel, noalias=noalias)
         return link(compile_object(text, cpu))
 
-    path = cache.fetch(cache.cache_folder(), key, build, of=f"the kernel {kernel.name}")
-    try:
-        function = ctypes.CDLL(str(path))[ENTRY_SYMBOL]
-    except (OSError, AttributeError):  # no library for all its digest says, or a folder to run nothing from
-        path = cache.fetch_privately(key, build)
-        function = _function_of(path)
+    with cache.fetch(cache.cache_folder(), key, build, of=f"the kernel {kernel.name}") as entry:
+        path = entry.path
+        try:
+            function = _function_of(entry)
+        except (OSError, AttributeError):
+            # No library for all its digest says, or a folder to run nothing from. Its folder stays open: the
+            # loader takes a descriptor's name that it knows for the library that it has read there.
+            with cache.fetch_privately(key, build) as private:
+                path, function = private.path, _private_function_of(private)
     function.argtypes = (ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
     function.restype = None
     address = ctypes.cast(function, ctypes.c_void_p).value
