@@ -16,23 +16,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe_triton.core.deadlines import Deadline
-from moe_triton.rendezvous.attempts import Attempt, RefusedError, RoundGivenUpError
+from moe_triton.rendezvous.attempts import Attempt, BadStateError, RefusedError, RoundGivenUpError
 from moe_triton.rendezvous.notes import Culprits
+from moe_triton.rendezvous.stores import Seal, SealedStore
 
 NEVER = threading.Event()
 LONG_S = 30.0
 StoreMaker = Callable[[], dist.Store]
 
 
-@pytest.fixture(params=["hash", "file", "tcp"])
+@pytest.fixture(params=["hash", "file", "tcp", "sealed"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> StoreMaker:
     """Makes a rank's view of one store."""
     made = {
         "hash": lambda: dist.HashStore(),
         "file": lambda: dist.FileStore(str(tmp_path / "store"), -1),
         "tcp": lambda: dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False),
+        "sealed": lambda: dist.HashStore(),
     }[request.param]()
     prefixed = dist.PrefixStore("ranks", made)
+    if request.param == "sealed":
+        return lambda: SealedStore(prefixed.clone(), "ranks", Seal(bytes(32)))  # type: ignore[return-value, arg-type]
     return lambda: prefixed.clone()
 
 
@@ -52,6 +56,7 @@ def in_threads(work: Callable[[int], object], num_ranks: int) -> list[object]:
 
 def keys_left(store: dist.Store) -> list[str]:
     """What is there besides counters."""
+    store = getattr(store, "_store", store)
     assert isinstance(store, dist.PrefixStore)
     names = [name for name in store.underlying_store.list_keys() if "ranks/" in name]
     return [name for name in names if not re.search("ranks/(open|ended|next/[0-9]+)$", name)]
@@ -325,3 +330,66 @@ def test_refusals_and_meetings_keep_their_order_on_every_rank(seed: int, num_ran
             else " ".join([f"{number}"] * num_ranks)
             for number, r in enumerate(refusing)
         ]
+
+
+BAD_STATES = [
+    *("garbage", "1 2 3", "5 0", "0 5", "-1 0", "0 a", "\udcff", "9" * 5000),
+    *("refused", "refused x", 'refused 7 "no"', "refused 0 {", "refused 0 3", f"refused 0 {'[' * 100_000}"),
+]
+BAD_NUMBERS = ["x", "-1", "1.5", "9" * 5000, "\udcff"]
+
+
+@pytest.mark.parametrize("state", BAD_STATES)
+def test_a_state_that_no_rank_writes_is_an_error_for_all_who_see_it(state: str) -> None:
+    made = dist.PrefixStore("ranks", dist.HashStore())
+    made.set("0/1/state", state.encode(errors="surrogateescape"))
+
+    def work(rank: int) -> str:
+        with pytest.raises(BadStateError) as caught:
+            meet(made, rank, 2, LONG_S)
+        return caught.value.key
+
+    assert in_threads(work, 2) == ["0/1/state"] * 2
+    assert in_threads(lambda rank: len(meet(made, rank, 2, LONG_S)), 2) == [2, 2]  # as after other errors
+
+
+@pytest.mark.parametrize("number", BAD_NUMBERS)
+@pytest.mark.parametrize("key", ["open", "next/0"])
+def test_a_number_that_no_rank_writes_is_an_error(key: str, number: str) -> None:
+    made = dist.PrefixStore("ranks", dist.HashStore())
+    made.set(key, number.encode(errors="surrogateescape"))
+    with pytest.raises(BadStateError) as caught:
+        meet(made, 0, 1, LONG_S)
+    assert caught.value.key == key
+
+
+def test_no_rank_goes_through_attempts_that_cannot_have_been() -> None:
+    made = dist.PrefixStore("ranks", dist.HashStore())
+    made.set("open", "999999999")
+    with pytest.raises(BadStateError):
+        meet(made, 0, 1, LONG_S)
+
+
+def test_a_sum_larger_than_ranks_make_is_not_counted_to(store: StoreMaker) -> None:
+    view = store()
+    view.add("ended", 10**12)
+    assert meet(view, 0, 1, LONG_S) == [[b"0 0"], [b"0 1"]]
+
+
+@pytest.mark.parametrize("key", ["ended", "0/0/left"])
+def test_a_sum_that_is_no_number_is_an_error(key: str) -> None:
+    made = dist.PrefixStore("ranks", dist.HashStore())
+    made.set(key, "x")
+    with pytest.raises(BadStateError) as caught:
+        meet(made, 0, 1, LONG_S)
+    assert caught.value.key == key
+
+
+def test_a_rank_that_has_seen_more_attempts_than_are_known_opens_its_own(store: StoreMaker) -> None:
+    """Somebody has deleted which one is open."""
+    views = [store() for _ in range(2)]
+    for _ in range(3):
+        in_threads(lambda rank: meet(views[rank], rank, 2, LONG_S), 2)
+    views[0].delete_key("open")
+    first, second = in_threads(lambda rank: meet(views[rank], rank, 2, LONG_S), 2)
+    assert first == second

@@ -37,6 +37,8 @@ from moe_triton.rendezvous.notes import ASK_S, PERIOD_S, Culprits, Inquiry, Note
 from moe_triton.rendezvous.stores import Store, read_key
 
 DONE, REFUSED = "done", "refused"
+# Attempts are numbered one by one, and a rank goes through all that it has not seen the end of.
+_MOST_DIGITS, _MOST_BEHIND = 9, 10_000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
 
 
@@ -69,6 +71,19 @@ class RefusedError(Exception):
 
 class MetElsewhereError(Exception):
     """Ranks that this one waits for meet without it, or with others."""
+
+
+class BadStateError(Exception):
+    """The store holds what no rank writes there.
+
+    Attributes:
+        key: under which prefix of the ranks it is found.
+        value: what is there.
+    """
+
+    def __init__(self, key: str, value: str) -> None:
+        self.key, self.value = key, value
+        super().__init__(key, value)
 
 
 class Attempt:
@@ -108,11 +123,17 @@ class Attempt:
             RoundGivenUpError: by this rank at its deadline; or by another, after the first round.
             RefusedError: by another rank.
             MetElsewhereError: in the first round.
+            BadStateError: others write to these keys.
         """
         try:
             return self._exchange(message, deadline, cancelled)
         except (RoundGivenUpError, RefusedError, MetElsewhereError):
             self._is_over = True
+            raise
+        except BadStateError:
+            self._is_over = True
+            if self._round == 0:  # so that ranks which come later know that this one was here
+                self._say("raised")
             raise
 
     def refuse(self, reason: str) -> str:
@@ -150,7 +171,7 @@ class Attempt:
 
     def told(self, key: str) -> int:
         """Number of ranks that know of a refusal, this one included."""
-        return self._store.add(f"{key}/told", 0)
+        return self._add(f"{key}/told", 0)
 
     def _exchange(self, message: bytes, deadline: Deadline, cancelled: threading.Event) -> list[bytes]:
         while True:
@@ -178,7 +199,7 @@ class Attempt:
             if self._elsewhere:
                 raise MetElsewhereError(self._elsewhere)
             if state:
-                (by,), named = (tuple(map(int, part.split(","))) for part in state.split())
+                by, named = self._who_gave_up(key, state)
                 if by == self._rank:
                     raise RoundGivenUpError(by, self._found)
                 if not is_first:
@@ -221,7 +242,7 @@ class Attempt:
 
     def _end(self, key: str, state: str) -> str:
         """Ends a round unless another rank has; returns how it ended."""
-        return self._store.compare_set(f"{key}/state", "", state).decode()
+        return self._store.compare_set(f"{key}/state", "", state).decode(errors="replace")
 
     def _knows_who(self, messages: list[str]) -> bool:
         """Whether it is known who has not come; ranks have a little time left to come until then."""
@@ -255,19 +276,45 @@ class Attempt:
         self._store.set(f"here/{self._rank}", Note(state, call, ()).text(time.monotonic_ns()))
 
     def _note_end(self, key: str) -> None:
-        self._store.set(f"ended/{self._store.add('ended', 1)}", key)
+        self._store.set(f"ended/{self._add('ended', 1)}", key)
 
     def _take_note(self, key: str, state: str) -> RefusedError:
         """The error of a refusal, which this rank gets once."""
         if self._round == 0:
             self._store.delete_key(f"here/{self._rank}")
             self._store.set(f"next/{self._rank}", str(int(key.split("/")[0]) + 1))
-        self._store.add(f"{key}/told", 1)
-        _, by, reason = state.split(" ", 2)
-        return RefusedError(int(by), json.loads(reason))
+        self._add(f"{key}/told", 1)
+        return self._who_refused(key, state)
+
+    def _who_refused(self, key: str, state: str) -> RefusedError:
+        try:
+            _, by, text = state.split(" ", 2)
+            rank, reason = int(by), json.loads(text)
+        except (ValueError, RecursionError):
+            raise BadStateError(f"{key}/state", state) from None
+        if not (isinstance(reason, str) and 0 <= rank < self._num_ranks):
+            raise BadStateError(f"{key}/state", state)
+        return RefusedError(rank, reason)
+
+    def _who_gave_up(self, key: str, state: str) -> tuple[int, tuple[int, ...]]:
+        """The rank that gave a round up, and those that it named."""
+        try:
+            by, named = state.split()
+            ranks = int(by), *map(int, named.split(","))
+        except ValueError:
+            raise BadStateError(f"{key}/state", state) from None
+        if not all(0 <= rank < self._num_ranks for rank in ranks):
+            raise BadStateError(f"{key}/state", state)
+        return ranks[0], ranks[1:]
+
+    def _add(self, key: str, number: int) -> int:
+        try:
+            return self._store.add(key, number)
+        except ValueError:  # of stores in this process: what is there is no number
+            raise BadStateError(key, "no number") from None
 
     def _open(self) -> int:
-        return int(self._store.compare_set("open", "", "0"))
+        return _number("open", self._store.compare_set("open", "", "0").decode(errors="replace"))
 
     def _join(self) -> int:
         """The open attempt, or the next one if that has ended.
@@ -275,9 +322,12 @@ class Attempt:
         Raises:
             RefusedError: an earlier attempt was refused, and this rank does not know yet.
         """
-        number = int(read_key(self._store, f"next/{self._rank}") or 0)
-        if self._open() < number:
+        key = f"next/{self._rank}"
+        number = _number(key, read_key(self._store, key) or "0")
+        if (found := self._open()) < number:
             self._open_after(number - 1)
+        elif found > number + _MOST_BEHIND:
+            raise BadStateError("open", str(found))
         while True:
             # In this order: see `_wait`.
             is_past = number < self._open()
@@ -293,13 +343,14 @@ class Attempt:
 
     def _open_after(self, number: int) -> None:
         """Opens the next attempt. Ranks that still poll this one see that, and join the next one."""
-        self._store.compare_set("open", str(number), str(number + 1))
+        while (found := self._open()) <= number:  # far behind where the key was deleted by others
+            self._store.compare_set("open", str(found), str(number + 1))
 
     def _leave(self, key: str, messages: list[str], is_first: bool) -> None:
         if is_first:
             self._store.delete_key(f"here/{self._rank}")
             self._store.set(f"next/{self._rank}", str(self._number + 1))
-        if self._store.add(f"{key}/left", 1) < self._num_ranks:
+        if self._add(f"{key}/left", 1) < self._num_ranks:
             return
         if is_first:
             self._open_after(self._number)
@@ -309,8 +360,16 @@ class Attempt:
 
     def _forget_ends(self) -> None:
         """Deletes the states of earlier attempts: every rank is in this one, and reads none of them."""
-        for i in range(1, self._store.add("ended", 0) + 1):
+        # An attempt ends in one round. A larger number is not the ranks', whose messages would wait for it.
+        for i in range(1, min(self._add("ended", 0), self._number + 1) + 1):
             key = read_key(self._store, f"ended/{i}")
-            if key and int(key.split("/")[0]) < self._number:
+            if key and _number(f"ended/{i}", key.split("/")[0]) < self._number:
                 for name in (f"{key}/state", f"{key}/told", f"ended/{i}"):
                     self._store.delete_key(name)
+
+
+def _number(key: str, value: str) -> int:
+    """The number of an attempt."""
+    if not value.isdecimal() or len(value) > _MOST_DIGITS:
+        raise BadStateError(key, value)
+    return int(value)

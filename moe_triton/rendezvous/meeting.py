@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import reprlib
-import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,6 @@ from concurrent import futures
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakSet
 
-import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
@@ -32,10 +30,17 @@ from moe_triton.core.errors import (
     ThreadError,
 )
 from moe_triton.core.threads import in_thread
-from moe_triton.rendezvous.attempts import Attempt, MetElsewhereError, RefusedError, RoundGivenUpError
+from moe_triton.rendezvous.attempts import (
+    Attempt,
+    BadStateError,
+    MetElsewhereError,
+    RefusedError,
+    RoundGivenUpError,
+)
+from moe_triton.rendezvous.hosting import host_store
 from moe_triton.rendezvous.membership import Membership, Past
 from moe_triton.rendezvous.notes import ASK_S, Culprits
-from moe_triton.rendezvous.stores import Store
+from moe_triton.rendezvous.stores import Seal, SealedStore, Store
 
 MAX_MESSAGE_BYTES = 1 << 16
 MAX_REASON = 2000  # characters of one
@@ -43,12 +48,13 @@ MAX_REASON = 2000  # characters of one
 _GRACE_S = 1.0
 # How often an exchange is looked at, and its deadline, which moves where this process was stopped.
 _LONGEST_LOOK_S = 0.05
-_ADDRESS_BYTES = 256
 # How long a refusing rank waits until the others know: its process may host the store, and exit.
 _LINGER_S, _HURRY_S, _LINGER_PAUSE_S = 1.0, 0.2, 0.005
 
 # Our connection of each group that has met.
 _stores: WeakKeyDictionary[dist.ProcessGroup, Any] = WeakKeyDictionary()
+# Of those whose store we host: others may reach it.
+_seals: WeakKeyDictionary[dist.ProcessGroup, Seal] = WeakKeyDictionary()
 # The latest exchange of each group that its caller did not wait out, after Ctrl-C or a time-out.
 _left: WeakKeyDictionary[dist.ProcessGroup, futures.Future[Any]] = WeakKeyDictionary()
 _pasts: WeakKeyDictionary[dist.ProcessGroup, Past] = WeakKeyDictionary()
@@ -121,8 +127,7 @@ class Meeting:
     def store(self) -> Store:
         """A store for the ranks of this attempt only."""
         assert self._attempt is not None  # they have met
-        ours = cast(Any, _store_of(self.group, self.members))
-        return cast(Store, dist.PrefixStore(f"left/{self._attempt.number}", ours))  # type: ignore[attr-defined]
+        return _store_of(self.group, self.members, f"/left/{self._attempt.number}")
 
     @property
     def number(self) -> int:
@@ -148,7 +153,8 @@ class Meeting:
 
         Raises:
             CommunicationTimeoutError: some ranks sent nothing in time, or the store did not answer.
-            ConfigMismatchError: a rank cannot go on, sent an invalid message, or meets for another purpose.
+            ConfigMismatchError: a rank cannot go on, sent an invalid message, or meets for another purpose;
+                or others write to the store.
             ThreadError: this process can start no thread; the others are told.
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
@@ -168,6 +174,13 @@ class Meeting:
         except MetElsewhereError as error:
             self.end()
             raise ConfigMismatchError(str(error)) from None
+        except BadStateError as error:
+            self.end()
+            raise ConfigMismatchError(
+                f"the store of the process group holds {reprlib.repr(error.value)} as {error.key}, below "
+                f"moe_triton/, which no rank of this version writes ({purpose}). Keep other programs away "
+                "from the store, install the same moe_triton on all ranks, and start the job again."
+            ) from None
         except RoundGivenUpError as error:
             self.end()
             if self._why:
@@ -400,11 +413,11 @@ def _decode(rank: int, data: bytes, purpose: str) -> dict[str, Any]:
     return message
 
 
-def _store_of(group: dist.ProcessGroup | None, members: Sequence[int]) -> Store:
-    """The group's store, or our own if it has none, for these members only."""
+def _store_of(group: dist.ProcessGroup | None, members: Sequence[int], below: str = "") -> Store:
+    """The group's store, or our own if it has none, for these members only; or what is below that."""
     if group is None:
         return cast(Store, dist.HashStore())  # type: ignore[attr-defined]
-    return _under(group, ".".join(str(member) for member in members))
+    return _under(group, ".".join(str(member) for member in members) + below)
 
 
 def shared_store_of(group: dist.ProcessGroup) -> Store:
@@ -413,24 +426,15 @@ def shared_store_of(group: dist.ProcessGroup) -> Store:
 
 
 def _under(group: dist.ProcessGroup, name: str) -> Store:
+    """What is under a name in the group's store: all that ranks write there goes through here."""
     if group not in _stores:
         found = distributed_c10d._get_process_group_store(group)
-        # A separate connection, so that requests of the group's owner do not queue behind ours.
-        _stores[group] = _make_store(group) if found is None else found.clone()  # type: ignore[attr-defined]
-    return cast(Store, dist.PrefixStore(f"moe_triton/{name}", _stores[group]))  # type: ignore[attr-defined]
-
-
-def _make_store(group: dist.ProcessGroup) -> Any:
-    """A store hosted by the group's first rank; its address is broadcast over the group, once."""
-    address = torch.zeros(_ADDRESS_BYTES, dtype=torch.uint8)
-    hosted = None
-    if dist.get_rank(group) == 0:
-        host = socket.gethostname()
-        hosted = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
-        text = f"{host}:{hosted.port}".encode()
-        address[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    dist.broadcast(address, group=group, group_src=0)
-    if hosted is not None:
-        return hosted
-    host, port = bytes(address.tolist()).rstrip(b"\0").decode().rsplit(":", 1)
-    return dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False)  # type: ignore[attr-defined]
+        if found is None:
+            hosted = host_store(group)
+            _seals[group], _stores[group] = Seal(hosted.secret), hosted.store
+        else:
+            # A separate connection, so that requests of the group's owner do not queue behind ours.
+            _stores[group] = found.clone()  # type: ignore[attr-defined]
+    prefix = f"moe_triton/{name}"
+    store = cast(Store, dist.PrefixStore(prefix, _stores[group]))  # type: ignore[attr-defined]
+    return SealedStore(store, prefix, _seals[group]) if group in _seals else store

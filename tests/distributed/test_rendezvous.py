@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import logging
 import os
 import signal
 import threading
@@ -10,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,11 +23,14 @@ from torch.distributed import distributed_c10d
 
 from moe_triton import CommunicationTimeoutError, ConfigMismatchError
 from moe_triton.core.deadlines import Deadline
+from moe_triton.core.errors import WindowError
 from moe_triton.processes import RankFailedError, run_ranks
-from moe_triton.rendezvous import meeting
+from moe_triton.rendezvous import hosting, meeting
 from moe_triton.rendezvous.attempts import Attempt
-from moe_triton.rendezvous.meeting import Meeting, _store_of
+from moe_triton.rendezvous.meeting import Meeting, _store_of, shared_store_of
 from tests.patience import seconds
+
+LOOPBACK, LISTENS = "0100007F", "0A"  # as /proc/net/tcp has them
 
 
 def over_tcp(rank: int, num_ranks: int) -> None:
@@ -87,6 +93,103 @@ def without_a_store(rank: int, num_ranks: int) -> list[list[int]]:
 
 def test_a_group_without_a_store_gets_one() -> None:
     assert run_ranks(without_a_store, 3) == [[[0, 1, 2]] * 2] * 3
+
+
+def listening_on(port: int) -> set[str]:
+    """Local addresses that a socket of this machine listens on at a port, as hexadecimal digits."""
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in (Path("/proc/net") / table).read_text(encoding="ascii").splitlines()[1:]:
+            (address, its_port), state = line.split()[1].split(":"), line.split()[3]
+            if state == LISTENS and int(its_port, 16) == port:
+                found.add(address)
+    return found
+
+
+def beside_another_user(rank: int, num_ranks: int) -> tuple[set[str], list[list[int]], list[str]]:
+    """Somebody who reaches the store writes to it before ranks meet: a message, ends of rounds, notes."""
+    world = dist.group.WORLD
+    assert world is not None
+    heard: list[str] = []
+    logging.getLogger("moe_triton").addFilter(lambda record: heard.append(record.getMessage()) or True)
+    with no_store():
+        shared_store_of(world)
+        ours = meeting._stores[world]
+        addresses = listening_on(ours.port)
+        if rank == 1:
+            theirs = dist.TCPStore(ours.host, ours.port, is_master=False, wait_for_workers=False)  # type: ignore[attr-defined]
+            lie = json.dumps({"purpose": "ranks", "message": {"rank": 7}})
+            forged = {
+                "0/0/0": lie,
+                "0/0/state": 'refused 0 "lies"',
+                "open": "5",
+                "next/0": "3",
+                "1/0/state": "x",
+            }
+            for key, value in forged.items():
+                theirs.set(f"moe_triton/0.1/{key}", value)
+        dist.barrier()
+        met = [Meeting(None, seconds(20)).exchange({"rank": rank}, "ranks") for _ in range(2)]
+    return addresses, [[message["rank"] for message in messages] for messages in met], heard
+
+
+def test_a_store_of_ours_is_on_the_loopback_and_nobody_else_has_a_say_in_it() -> None:
+    done = run_ranks(beside_another_user, 2)
+    for addresses, met, _ in done:
+        assert addresses == {LOOPBACK}
+        assert met == [[0, 1]] * 2
+    said = [text for _, _, heard in done for text in heard]
+    assert any("0/0/state, which none of its ranks has written: ignored" in text for text in said)
+
+
+def on_several_hosts(rank: int, num_ranks: int) -> int:
+    with pytest.MonkeyPatch.context() as patch, no_store():
+        patch.setattr(hosting, "_network", lambda: f"network {rank}")
+        return len(Meeting(None, seconds(20)).exchange({}, "ranks"))
+
+
+def without_room_for_a_store(rank: int, num_ranks: int) -> str:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no descriptor")
+
+    with pytest.MonkeyPatch.context() as patch, no_store():
+        patch.setattr(hosting, "_listening_on", fail)
+        patch.setattr(dist, "TCPStore", fail)
+        with pytest.raises(WindowError) as caught:
+            Meeting(None, seconds(20)).exchange({}, "ranks")
+    return str(caught.value)
+
+
+def test_ranks_on_several_hosts_meet_in_a_store_of_ours() -> None:
+    assert run_ranks(on_several_hosts, 2) == [2, 2]
+
+
+def test_a_first_rank_that_can_host_no_store_tells_all() -> None:
+    assert [("OSError: no descriptor" in said) for said in run_ranks(without_room_for_a_store, 2)] == [
+        True
+    ] * 2
+
+
+def test_names_that_lead_to_no_other_host_name_no_address() -> None:
+    assert hosting.address_towards(["localhost"]) is None
+    assert hosting.address_towards(["no-such-host.invalid"]) is None
+
+
+def with_a_bad_state(rank: int, num_ranks: int) -> str:
+    """Of a store of the group's own, whose values have no code."""
+    store: Any = _store_of(dist.group.WORLD, range(num_ranks))
+    if rank == 0:
+        store.set("0/0/state", "x")
+        store.set("open", "y")
+    dist.barrier()
+    with pytest.raises(ConfigMismatchError) as caught:
+        Meeting(None, seconds(20)).exchange({}, "ranks")
+    return str(caught.value)
+
+
+def test_a_store_in_which_others_write_is_an_error_of_ours() -> None:
+    for said in run_ranks(with_a_bad_state, 2):
+        assert "holds 'y' as open, below moe_triton/" in said
 
 
 def for_other_ends(rank: int, num_ranks: int) -> tuple[str, int]:
