@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -53,7 +52,7 @@ class Constant:
             _check_number(name, getattr(self, name))
         if self.kind not in get_args(Kind):
             raise _bad("kind", self.kind, f"it must be one of {', '.join(get_args(Kind))}")
-        if not isinstance(self.source, str) or not self.source:
+        if not isinstance(self.source, str) or not self.source or not self.source.isprintable():
             raise _bad("source", self.source, "every constant says where it comes from")
         if not self.low <= self.value <= self.high:
             raise _bad("value", self.value, f"it must lie between low, {self.low}, and high, {self.high}")
@@ -169,7 +168,7 @@ class Machine:
         """
         try:
             document = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _bad("constants", f"no JSON ({error})", "they are a JSON document") from None
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise _bad("constants", "another document", f'its "format" must be "{FORMAT}"')
@@ -256,7 +255,8 @@ def _tables() -> dict[str, dict[str, Any]]:
 
 def _check_number(name: str, value: Any) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < 0:
+    # An integer may be larger than any float.
+    if not is_number or not 0 <= value <= sys.float_info.max:
         raise _bad(name, value, "it must be a finite number of at least 0")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -70,7 +71,7 @@ def kept(kind: str, target: Target) -> Table | None:
         ArgumentError: it is damaged or of another kind.
     """
     path = path_of(kind, target)
-    if not path.is_file():
+    if not os.path.lexists(path):
         return None
     if kind == schemes.KIND:
         table = schemes.checked_table(path, [name for each in SCHEMES.values() for name in each])

@@ -12,19 +12,20 @@ import fcntl
 import json
 import os
 import sqlite3
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import Any
 
+from autotune import writing
 from autotune.search.sampler import sampled
 from autotune.search.task import Outcome, Task
-from moe_triton.core.errors import ArgumentError
+from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
+from moe_triton.core.plain_files import check_plain, open_to_lock
 from moe_triton.core.space import Settings, settings_of, text_of
 
-WAIT_S = 60.0  # for another process that writes to the file, or that begins to work on it
-PAUSE_S = 0.05
+_FILES = "", "-journal", "-wal", "-shm"
+"""What SQLite opens, and would wait for if it were a pipe."""
 _TABLE = """
 CREATE TABLE IF NOT EXISTS trials (
   task TEXT, settings TEXT, process INTEGER, started INTEGER, outcome TEXT, PRIMARY KEY (task, settings)
@@ -51,17 +52,33 @@ class Studies:
         path: of the file, made with its folder if absent.
         seed: of the sampler.
         budget: candidates of a space that is larger than that; a smaller one is gone through.
+
+    Raises:
+        ArgumentError: the file is no study, or cannot be read and written; of every method, too.
     """
 
     def __init__(self, path: Path, seed: int = 0, budget: int = 64) -> None:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path, self.seed, self.budget = path, seed, budget
-        self._lock = path.with_suffix(".lock").open("a")
-        self._file = sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)
-        self._file.execute("PRAGMA journal_mode=WAL")
-        self._file.execute("PRAGMA synchronous=NORMAL")  # what ends a process loses nothing
-        self._file.execute(_TABLE)
         self._candidates: dict[str, list[dict[str, int]]] = {}
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for suffix in _FILES:
+                check_plain(path.with_name(path.name + suffix))
+            self._lock = open_to_lock(path.with_suffix(".lock"))
+        except (OSError, ValueError) as error:
+            raise self._unusable(error) from None
+        try:
+            self._file = sqlite3.connect(path, timeout=writing.WAIT_S, isolation_level=None)
+        except sqlite3.Error as error:
+            self._lock.close()
+            raise self._unusable(error) from None
+        try:
+            self._execute("PRAGMA journal_mode=WAL")
+            self._execute("PRAGMA synchronous=NORMAL")  # what ends a process loses nothing
+            self._execute(_TABLE)
+        except ArgumentError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Closes the file; others may begin anew."""
@@ -79,14 +96,15 @@ class Studies:
             ArgumentError: others are at work, and what is known is not to be kept.
         """
         if resume:
-            _lock_within(self._lock, fcntl.LOCK_SH, self.path)
+            writing.lock_within(self._lock, fcntl.LOCK_SH, "study", self.path)
             return
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             remedy = "Take part in it with --resume, or wait for its end."
             raise ArgumentError("study", self.path, "another process works on it", remedy) from None
-        self._file.executemany("DELETE FROM trials WHERE task = ?", [(task.name,) for task in tasks])
+        for task in tasks:
+            self._execute("DELETE FROM trials WHERE task = ?", (task.name,))
         fcntl.flock(self._lock, fcntl.LOCK_SH)
 
     def next(self, task: Task) -> dict[str, int] | None:
@@ -108,7 +126,7 @@ class Studies:
     def tell(self, task: Task, settings: Settings, outcome: Outcome) -> None:
         """Keeps what a candidate came to."""
         text = json.dumps({**vars(outcome), "facts": dict(outcome.facts)})
-        self._file.execute(
+        self._execute(
             "UPDATE trials SET outcome = ? WHERE task = ? AND settings = ?",
             (text, task.name, text_of(settings)),
         )
@@ -116,7 +134,7 @@ class Studies:
     def give_back(self, task: Task, settings: Settings) -> None:
         """Lets others price a candidate."""
         where = task.name, text_of(settings)
-        self._file.execute("DELETE FROM trials WHERE task = ? AND settings = ?", where)
+        self._execute("DELETE FROM trials WHERE task = ? AND settings = ?", where)
 
     def trials(self, task: Task) -> list[Trial]:
         """All that were priced, the task's own first, the others in the order of the space."""
@@ -137,19 +155,48 @@ class Studies:
     def _take(self, task: Task, settings: Settings) -> bool:
         """Whether nobody else has it."""
         row = task.name, text_of(settings), os.getpid(), start_of(os.getpid())
-        statement = "INSERT OR IGNORE INTO trials VALUES (?, ?, ?, ?, NULL)"
-        return self._file.execute(statement, row).rowcount == 1
+        done = self._execute("INSERT OR IGNORE INTO trials VALUES (?, ?, ?, ?, NULL)", row)
+        return done.rowcount == 1
 
     def _rows(self, task: Task) -> Mapping[str, _Row]:
         """By settings: what is priced, and what a living process is at."""
         query = "SELECT settings, process, started, outcome FROM trials WHERE task = ?"
         rows = {}
-        for text, process, started, outcome in self._file.execute(query, (task.name,)).fetchall():
+        for row in self._execute(query, (task.name,)).rows:
+            try:
+                text, process, started, outcome = row
+                settings = settings_of(text)
+                rows[text] = _Row(Outcome.from_json(outcome) if outcome is not None else None)
+            except (ValueError, TypeError, AttributeError, RecursionError) as error:
+                raise self._unusable(f"a row of {task.name}: {error}") from None
             if outcome is None and start_of(process) != started:
-                self.give_back(task, settings_of(text))
-                continue
-            rows[text] = _Row(Outcome(**json.loads(outcome)) if outcome else None)
+                self.give_back(task, settings)
+                del rows[text]
         return rows
+
+    def _execute(self, statement: str, values: Iterable[object] = ()) -> _Done:
+        try:
+            cursor = self._file.execute(statement, tuple(values))
+            return _Done(cursor.rowcount, cursor.fetchall())
+        except sqlite3.Error as error:
+            raise self._unusable(error) from None
+
+    def _unusable(self, why: object) -> ArgumentError:
+        said = why.strerror or why if isinstance(why, OSError) else why
+        rule = f"it must be a study that can be read and written ({said})"
+        remedy = (
+            "Make room where that is short; else remove it with its .lock, -wal and -shm, or name another: "
+            "--study."
+        )
+        return ArgumentError("study", self.path, rule, remedy, code=INVALID_ARGUMENT)
+
+
+@dataclass(frozen=True)
+class _Done:
+    """What a statement came to: rows are read at once, since a damaged file shows itself only then."""
+
+    rowcount: int
+    rows: list[Any]
 
 
 @dataclass(frozen=True)
@@ -159,20 +206,10 @@ class _Row:
     outcome: Outcome | None
 
 
-def _lock_within(file: IO[str], how: int, path: Path) -> None:
-    end = time.monotonic() + WAIT_S
-    while True:
-        try:
-            return fcntl.flock(file, how | fcntl.LOCK_NB)
-        except OSError:
-            if time.monotonic() > end:
-                rule = f"another process has held it for {WAIT_S:.0f} s"
-                raise ArgumentError("study", path, rule, "End that process.") from None
-            time.sleep(PAUSE_S)
-
-
 def start_of(process: int) -> int:
     """When it started, in the kernel's ticks: later than any before it of its number; 0 if it is gone."""
+    if type(process) is not int:  # of a damaged study
+        return 0
     try:
         after_name = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:

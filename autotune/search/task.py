@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import reprlib
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +13,8 @@ from typing import Any
 from moe_triton.core.errors import MoeTritonError
 from moe_triton.core.space import Settings, Space
 
+TIMES = "ns", "default_ns"
+"""Facts that are times in nanoseconds."""
 FAR_WORSE = 1.5
 """Of the best so far: a candidate beyond it need not be known exactly."""
 
@@ -38,9 +43,33 @@ class Outcome:
         return self.value is not None and not self.reason
 
     @staticmethod
+    def from_json(text: str) -> Outcome:
+        """What a study keeps.
+
+        Raises:
+            ValueError: it is none.
+            TypeError: likewise.
+        """
+        outcome = Outcome(**json.loads(text))
+        value, reason, facts = outcome.value, outcome.reason, outcome.facts
+        is_known = value is None or (type(value) in (int, float) and _is_finite(value))
+        times = [facts[name] for name in TIMES if name in facts] if isinstance(facts, dict) else [None]
+        are_times = all(type(ns) in (int, float) for ns in times) and _is_finite(facts)
+        if not (is_known and are_times and isinstance(reason, str)):
+            raise ValueError(f"{reprlib.repr(text)} must have a finite value, a reason and facts")
+        return outcome
+
+    @staticmethod
     def infeasible(reason: str) -> Outcome:
         """Of a candidate that cannot be had."""
         return Outcome(None, reason)
+
+
+def _is_finite(fact: Any) -> bool:
+    """Whether all numbers in a fact are floats or could be."""
+    if isinstance(fact, dict | list):
+        return all(map(_is_finite, fact.values() if isinstance(fact, dict) else fact))
+    return not isinstance(fact, int | float) or abs(fact) <= sys.float_info.max
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from typing import Any
 
 from autotune.model.constants import Machine, machine_named
 from autotune.selftest_reports.reading import WITH_CONSTANTS, bad, is_report, read_document
+from moe_triton.core.errors import ArgumentError
+from moe_triton.core.plain_files import read_text
 from moe_triton.tools.selftest import report
 from moe_triton.tools.selftest.checks.constants import ALL_BLOCKS, HOP, ONE_BLOCK, STAGE
 from moe_triton.tools.selftest.timing import HIGH, LOW
@@ -32,10 +34,10 @@ def read_machine(path: Path) -> Machine:
         OSError: it cannot be read.
     """
     file = path / report.JSON_NAME if path.is_dir() else path
-    text = file.read_text(encoding="utf-8")
+    text = read_text(file)
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
     return machine_of_report(read_document(file)) if is_report(document) else Machine.from_json(text)
 
@@ -56,7 +58,9 @@ def machine_of_report(document: Mapping[str, Any]) -> Machine:
         figures = {name: figure for check in passed for name, figure in check["figures"].items()}
         machine, date = document["machine"], document["date"].partition("T")[0]
         return constants_of(figures, document["settings"]["backend"], machine["SoC"], date)
-    except (KeyError, TypeError, AttributeError) as error:
+    except ArgumentError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise bad("not whole", f"it must be complete ({type(error).__name__}: {error})") from None
 
 

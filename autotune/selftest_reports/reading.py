@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
+from moe_triton.core.plain_files import read_text
 from moe_triton.tools.selftest import report
 
 REMEDY = "Pass the folder that moe-triton selftest --backend npu wrote, or its report.json."
@@ -27,8 +28,8 @@ def read_document(path: Path) -> Mapping[str, Any]:
     """
     file = path / report.JSON_NAME if path.is_dir() else path
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        document = json.loads(read_text(file))
+    except (OSError, ValueError, RecursionError) as error:
         raise bad(str(path), f"it must be a report that can be read ({error})") from None
     if not is_report(document):
         raise bad(str(path), f'its "format" must be "{report.FORMAT}"')

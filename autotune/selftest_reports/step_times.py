@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from autotune.model.topology import tiers
 from autotune.model.traffic import Traffic, traffic_of
 from autotune.selftest_reports.constants import machine_of_report
 from autotune.selftest_reports.reading import bad, read_document
+from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.core.plan import Plan, synced_phases
 from moe_triton.core.row_formats import ROW_FORMATS
@@ -24,7 +26,9 @@ from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.schemes.site import Site
 from moe_triton.tools.selftest.cases import inputs_of
 from moe_triton.tools.selftest.checks import timing
+from moe_triton.tools.selftest.checks.operators import SCHEMES
 
+MOST_SIZE = 1 << 16  # tokens of a rank, or ranks
 TIMEOUT_US = 60_000_000  # of a plan's waits: nothing depends on it here
 
 
@@ -87,10 +91,14 @@ def read_report(path: Path) -> Measured:
     try:
         where = f"{document['machine']['SoC']} {document['date'].partition('T')[0]}"
         seed = int(document["settings"]["seed"])
+        if not 0 <= seed < 1 << 63:
+            raise ValueError(f"the seed is {seed}")
         times = tuple(
             time for check in document["checks"] if _is_timing(check) for time in _times_of(check, seed)
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except ArgumentError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise bad(str(path), f"it must be complete ({type(error).__name__}: {error})") from None
     if machine.name == "cpu":
         raise bad("of a CPU", "only an NPU has steps that the model describes")
@@ -111,7 +119,11 @@ def _times_of(check: Mapping[str, Any], seed: int) -> list[StepTime]:
         operator, is_step, step = name.removesuffix("_us").partition(timing.STEP)
         if is_step and us > 0:
             sizes = int(figures[timing.TOKENS]), int(figures[timing.RANKS])
-            found.append(StepTime(facts[timing.SCHEME], facts[timing.ROWS], *sizes, seed, operator, step, us))
+            scheme, rows = facts[timing.SCHEME], facts[timing.ROWS]
+            is_known = scheme in SCHEMES and rows in (timing.BF16, *filter(None, ROW_FORMATS))
+            if not (is_known and all(1 <= size <= MOST_SIZE for size in sizes) and math.isfinite(us)):
+                raise ValueError(f"{check['name']} is of {scheme}, {rows}, {sizes}, {us} us")
+            found.append(StepTime(scheme, rows, *sizes, seed, operator, step, us))
     return found
 
 

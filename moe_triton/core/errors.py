@@ -49,7 +49,9 @@ class ArgumentError(MoeTritonError, ValueError):
         self.rule = rule
         self.remedy = remedy
         self.code = code
-        super().__init__(f"{argument} is {_shown(value)}, but {rule}. {remedy} [{code}]")
+        said = f"{argument} is {_shown(value)}, but {rule}. {remedy} [{code}]"
+        # What files hold may be no text that can be printed: JSON has halves of characters.
+        super().__init__(said.encode(errors="backslashreplace").decode())
 
     def renamed(self, names: Mapping[str, str]) -> ArgumentError:
         """The same error about the argument as the caller knows it.

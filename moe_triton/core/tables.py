@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import functools
 import json
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
+from moe_triton.core.plain_files import read_text
+from moe_triton.core.space import MOST
 
 FORMAT, VERSION = "moe_triton.table", 1
 
@@ -107,7 +110,7 @@ class Table:
             raise ValueError(f'its "format" must be "{FORMAT}"')
         for key, expected in (("version", VERSION), ("name", name)):
             if document.get(key) != expected:
-                raise ValueError(f'its "{key}" must be {expected!r}, not {document.get(key)!r}')
+                raise ValueError(f'its "{key}" must be {expected!r}, not {reprlib.repr(document.get(key))}')
         try:
             keys, sizes, values = (_texts(document[key]) for key in ("keys", "sizes", "values"))
             command, source = _texts([document["command"], document["source"]])
@@ -123,24 +126,28 @@ class Table:
 
 
 def _texts(found: Any) -> tuple[str, ...]:
-    if not isinstance(found, list) or not all(isinstance(text, str) and text for text in found):
-        raise TypeError(f"{found!r} must be texts")
+    if not isinstance(found, list) or not all(map(_is_text, found)):
+        raise TypeError(f"{reprlib.repr(found)} must be texts that can be printed")
     return tuple(found)
 
 
 def _row(cells: Any, ends: tuple[int, int, int]) -> Row:
     if not isinstance(cells, list) or len(cells) != ends[2]:
-        raise TypeError(f"row {cells!r} must have {ends[2]} cells")
+        raise TypeError(f"row {reprlib.repr(cells)} must have {ends[2]} cells")
     sizes, values = cells[ends[0] : ends[1]], cells[ends[1] :]
     if not all(_is_number(cell) for cell in sizes):
-        raise TypeError(f"row {cells!r} must have integers from 1 on")
-    if not all(_is_number(cell) or (isinstance(cell, str) and cell) for cell in values):
-        raise TypeError(f"row {cells!r} must have integers from 1 on, or texts")
+        raise TypeError(f"row {reprlib.repr(cells)} must have integers from 1 on, up to {MOST}")
+    if not all(_is_number(cell) or _is_text(cell) for cell in values):
+        raise TypeError(f"row {reprlib.repr(cells)} must have integers from 1 on, up to {MOST}, or texts")
     return Row(_texts(cells[: ends[0]]), tuple(cells[ends[0] : ends[1]]), tuple(cells[ends[1] :]))
 
 
+def _is_text(cell: Any) -> bool:
+    return isinstance(cell, str) and cell != "" and cell.isprintable()
+
+
 def _is_number(cell: Any) -> bool:
-    return type(cell) is int and cell >= 1
+    return type(cell) is int and 1 <= cell <= MOST
 
 
 @functools.cache
@@ -160,8 +167,10 @@ def load_table(path: Path, command: str) -> Table:
         ArgumentError: there is none, or it is damaged or of another kind.
     """
     try:
-        return Table.from_json(path.read_text(encoding="utf-8"), path.stem)
-    except (OSError, ValueError) as error:
+        return Table.from_json(read_text(path), path.stem)
+    except OSError as error:
+        raise damaged(path, command, error.strerror or str(error)) from None
+    except ValueError as error:
         raise damaged(path, command, str(error)) from None
     except RecursionError:  # of the parser: brackets in brackets
         raise damaged(path, command, "it is nested too deeply") from None

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moe_triton.core.errors import ArgumentError
+from moe_triton.core.plain_files import read_text
 from moe_triton.tools.plots import COLOURS, draw, legend
 
 STREAMS = ("communication", "compute")
 PANEL_WIDTH, LANE_HEIGHT, PANEL_MARGIN = 9.0, 0.34, 1.1  # inches
 BAR_HEIGHT = 0.8  # of a lane
 US_PER_MS = 1e3
+MOST_TRACE_BYTES, MOST_US = 1 << 30, 1e18
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,21 @@ class Call:
     spans: tuple[Span, ...]
 
 
+def _checked(event: dict[str, Any]) -> dict[str, Any]:
+    """An event with the fields that are used.
+
+    Raises:
+        ValueError: one has another type, or a time is none.
+        KeyError: one is missing.
+    """
+    times = event["ts"], event["dur"]
+    is_text = isinstance(event["name"], str) and isinstance(event["cat"], str)
+    is_time = all(type(time) in (int, float) and 0 <= time <= MOST_US for time in times)
+    if not (is_text and is_time and isinstance(event["args"], dict)):
+        raise ValueError(f"an event is {reprlib.repr(event)}")
+    return event
+
+
 def median_call(trace: Path, operator: str, rank: int, calls: int) -> Call:
     """Of the last ``calls`` calls of an operator in a trace, the one of median duration.
 
@@ -54,8 +72,9 @@ def median_call(trace: Path, operator: str, rank: int, calls: int) -> Call:
         ArgumentError: the file is no trace, or has no such call.
     """
     try:
-        events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        document = json.loads(read_text(trace, MOST_TRACE_BYTES))
+        events = [_checked(event) for event in document["traceEvents"] if event["ph"] == "X"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         rule, hint = "it must be a trace in Chrome's format", "Pass the file that EPBuffer(trace=...) wrote."
         raise ArgumentError("traces", f"{trace} ({error})", rule, hint) from error
     of_rank = [event for event in events if event["pid"] == rank]
@@ -70,7 +89,7 @@ def median_call(trace: Path, operator: str, rank: int, calls: int) -> Call:
     spans = [
         Span(event["name"], event["cat"], event["ts"] - begin, event["dur"])
         for event in of_rank
-        if event["cat"] in STREAMS and event["args"]["of"] == whole["name"]
+        if event["cat"] in STREAMS and event["args"].get("of") == whole["name"]
     ]
     return Call(whole["dur"], tuple(sorted(spans, key=lambda span: span.begin_us)))
 
