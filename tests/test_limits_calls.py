@@ -227,9 +227,11 @@ def a2_v4_calls(base: Config) -> list[CallCase]:
 
 
 def a2_fullmesh_calls(base: Config) -> list[CallCase]:
+    smoothing = argument("quant_mode", 2, 0, base, shown="scales is given", has_scales=True)
     return [
         argument("mask_dims", 1, 2, base, shown="x_active_mask is of 2 dimensions", has_mask=True),
         argument("comm_quant_mode", 0, 2, base),
+        *([smoothing] if base.version == 2 else ()),  # V1 quantises then
     ]
 
 

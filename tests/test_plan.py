@@ -50,6 +50,12 @@ def test_a_call_brings_only_what_its_variant_needs() -> None:
     assert "smooth_scales" in dispatch_plan(INT8, smooth=True).holes
 
 
+def test_rows_that_travel_as_they_are_have_no_smooth_scales() -> None:
+    """A kernel would look for a row of each result where there is one of each token."""
+    with pytest.raises(ValueError, match="only quantised rows"):
+        DispatchVariant(torch.bfloat16, AS_THEY_ARE, smooth=True)
+
+
 def test_rows_leave_before_anything_waits() -> None:
     for plan in (dispatch_plan(INT8), SCHEME.whole(CombineVariant(torch.bfloat16, True), 0)):
         steps = [launched.step for launched in plan.launches]

@@ -13,7 +13,13 @@ from moe_triton.core.config import USUAL_RANKS_PER_SERVER, Config
 from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT
 from moe_triton.core.topology import RANKS_PER_SERVER
 from moe_triton.limits.call import Call
-from moe_triton.limits.common import HIDDEN_STEP, experts_per_rank, hidden_step, topk_of_experts
+from moe_triton.limits.common import (
+    HIDDEN_STEP,
+    experts_per_rank,
+    hidden_step,
+    scales_only_quantized,
+    topk_of_experts,
+)
 from moe_triton.limits.rule import (
     EITHER,
     ONLY_V3,
@@ -180,7 +186,8 @@ V2_FULLMESH = RuleSet(
         experts_per_rank,
         _local_experts.of(ONLY_V3),
     ),
-    call=_FULLMESH_CALL,
+    # V1 quantises wherever it is given scales.
+    call=(*_FULLMESH_CALL, scales_only_quantized),
 )
 V1_HIERARCHY = RuleSet(
     "A2, V1, hierarchy",

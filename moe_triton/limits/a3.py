@@ -11,6 +11,7 @@ from moe_triton.limits.common import (
     MIN_HIDDEN_RELAXED,
     experts_per_rank,
     hidden_step,
+    scales_only_quantized,
     topk_of_experts,
 )
 from moe_triton.limits.rule import (
@@ -210,14 +211,7 @@ V2 = RuleSet(
             "the limits of v4 have none on A3",
             "Pass None, or choose generation 'v3' or none.",
         ).of(ONLY_V4),
-        Rule(
-            "scales",
-            "only with quant_mode 2",
-            lambda c, call: not call.has_scales or call.quant_mode != 0,
-            "only quantised rows are smoothed, and quant_mode is 0",
-            "Use quant_mode=2, or no scales.",
-            value="given",
-        ),
+        scales_only_quantized,
         Rule(
             "shared_expert_x",
             "only with shared_expert_rank_num 0",

@@ -43,6 +43,16 @@ experts_per_rank = Rule[[Config]](
     "Change the number of routed experts, the group's size or the number of shared ranks.",
 )
 
+# Without quantisation no step makes the rows that smooth scales are multiplied into.
+scales_only_quantized = Rule[[Config, Call]](
+    "scales",
+    "only with quant_mode 2",
+    lambda c, call: not call.has_scales or call.quant_mode != 0,
+    "only quantised rows are smoothed, and quant_mode is 0",
+    "Use quant_mode=2, or no scales.",
+    value="given",
+)
+
 
 def _two_dimensional(argument: str, dims: Callable[[Call], int], applies: Callable[[Call], bool]) -> CallRule:
     return Rule(

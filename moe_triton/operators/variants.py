@@ -51,6 +51,15 @@ class DispatchVariant:
     relays: bool = False
     given_ids: torch.dtype | None = None
 
+    def __post_init__(self) -> None:
+        """Refuses what no kernel makes rows of: those for single experts come with quantisation only.
+
+        Raises:
+            ValueError: rows are to be smoothed, and travel as they are.
+        """
+        if self.smooth and not self.row_format.is_quantized:
+            raise ValueError("only quantised rows are smoothed")
+
     @cached_property
     def row_dtype(self) -> torch.dtype:
         """Of the rows that travel."""

@@ -94,6 +94,10 @@ def refused(rank: int, num_ranks: int) -> list[str]:
         ),
         "comm_alg is 'fullmesh_v1'": lambda: v2(r.x, r.ids, *r.group, comm_alg="fullmesh_v1"),
         "x_active_mask is of 2 dimensions": lambda: v2(r.x, r.ids, *r.group, x_active_mask=mask),
+        # published host checks refuse both on A2 too: without quantisation there is no row for each scale
+        "scales is given, but only quantised rows": lambda: v2(
+            r.x, r.ids, *r.group, scales=torch.ones(r.group[-1], r.x.shape[1])
+        ),
         "tp_world_size is 2": lambda: v2(r.x, r.ids, *r.group, group_tp=r.group[0], tp_world_size=2),
         "elastic_info is given": lambda: v2(
             r.x, r.ids, *r.group, elastic_info=torch.zeros(4 + 2 * num_ranks, dtype=torch.int32)
