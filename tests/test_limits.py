@@ -108,8 +108,20 @@ def test_a2_is_served_by_either_generation(base: Config) -> None:
     if base.version == 2 and base.generation != "v3":
         check_config(wide)
     else:
-        with pytest.raises(ArgumentError, match="num_ranks is 384"):
+        with pytest.raises(
+            ArgumentError, match="hidden is 10240" if base.generation is None else "num_ranks is 384"
+        ):
             check_config(wide)
+
+
+@pytest.mark.parametrize("base", [A2, A2_V1, HIERARCHY])
+def test_a2_takes_the_groups_that_host_checks_take_unless_a_page_is_chosen(base: Config) -> None:
+    """Pages list only some of the sizes that the published host code accepts."""
+    three_servers = replace(base, num_ranks=24, num_experts=48)
+    check_config(three_servers)
+    for generation in ("v3", "v4"):
+        with pytest.raises(ArgumentError, match="num_ranks is 24"):
+            check_config(replace(three_servers, generation=generation))
 
 
 def test_the_default_of_torch_npu_means_no_shared_experts() -> None:

@@ -46,7 +46,7 @@ def is_restricted(base: Config) -> bool:
 
 
 def takes_mask(base: Config) -> bool:
-    return family_of(base) in (A3, INBAND, A2, A2_V1) and not is_restricted(base)
+    return family_of(base) != V1 and not is_restricted(base)
 
 
 def has_pairs(base: Config) -> bool:
@@ -123,8 +123,6 @@ def tensor_parallel_cases(base: Config) -> list[CallCase]:
     cases = [
         arguments("tp_world_size is 3", pair, {"tp_world_size": 3, "group_tp": "tp"}, one_expert),
         argument("tp_world_size", 0, -1, one_expert),
-        argument("tp_rank_id", 0, 1, base),
-        argument("tp_rank_id", 0, 1, base, tp_world_size=1),
         argument("tp_world_size", 1, 2, two_experts, group_tp="tp"),
     ]
     if base.generation == "v4":
@@ -151,7 +149,6 @@ def a3_calls(base: Config) -> list[CallCase]:
     one_expert = replace(base, num_experts=8)
     shared = replace(base, num_shared_experts=1, num_shared_ranks=4)
     takes_elastic = family_of(base) == A3 and base.generation != "v4"
-    mask = {"has_mask": takes_mask(base)}
     # Without v4 they are refused together with a pair, and in v4 alone.
     pair = {} if base.generation == "v4" else PAIR
     return [
@@ -167,15 +164,21 @@ def a3_calls(base: Config) -> list[CallCase]:
         argument("quant_mode", 2, 0, base, shown="scales is given", has_scales=True),
         refused("shared_expert_x", shared, operator="combine"),
         refused("shared_expert_x", shared, operator="combine_add_rms_norm"),
-        *(
-            arguments(
-                f"x_active_mask is of {bad} dimensions",
-                {**mask, "mask_dims": good},
-                {"has_mask": True, "mask_dims": bad},
-                base,
-            )
-            for good, bad in ((1, 0), (2, 3))
-        ),
+        *mask_calls(base),
+    ]
+
+
+def mask_calls(base: Config) -> list[CallCase]:
+    """By token, or by token and expert."""
+    mask = {"has_mask": takes_mask(base)}
+    return [
+        arguments(
+            f"x_active_mask is of {bad} dimensions",
+            {**mask, "mask_dims": good},
+            {"has_mask": True, "mask_dims": bad},
+            base,
+        )
+        for good, bad in ((1, 0), (2, 3))
     ]
 
 
@@ -206,6 +209,7 @@ def a2_calls(base: Config) -> list[CallCase]:
     return [
         argument("tp_world_size", 1, 2, base),
         argument("tp_world_size", 0, -1, base),
+        *mask_calls(base),
         refused("elastic_info", base),
         refused("shared_expert_x", base, operator="combine"),
         argument("num_const", 0, 1, base, shown="const_expert_num is 1"),
@@ -229,7 +233,6 @@ def a2_v4_calls(base: Config) -> list[CallCase]:
 def a2_fullmesh_calls(base: Config) -> list[CallCase]:
     smoothing = argument("quant_mode", 2, 0, base, shown="scales is given", has_scales=True)
     return [
-        argument("mask_dims", 1, 2, base, shown="x_active_mask is of 2 dimensions", has_mask=True),
         argument("comm_quant_mode", 0, 2, base),
         *([smoothing] if base.version == 2 else ()),  # V1 quantises then
     ]
@@ -240,7 +243,6 @@ def hierarchy_calls(base: Config) -> list[CallCase]:
         needed("expert_scales", "has_expert_scales", base),
         needed("expert_scales", "has_expert_scales", base, operator="combine"),
         refused("scales", base, quant_mode=2),
-        refused("x_active_mask", base),
     ]
 
 
@@ -309,6 +311,14 @@ def test_scales_alone_quantise_in_v1_and_are_taken_without_a_mode() -> None:
 def test_without_a_pair_nobody_looks_at_group_tp(base: Config, group_tp: object, tp_world_size: int) -> None:
     """Serving frameworks pass the name of group_ep there."""
     check_call(base, replace(CALL, version=base.version, group_tp=group_tp, tp_world_size=tp_world_size))
+
+
+@pytest.mark.parametrize("base", in_all_generations(*FAMILIES), ids=variant_of)
+@pytest.mark.parametrize("tp_world_size", [0, 1])
+@pytest.mark.parametrize("tp_rank_id", [1, 7, -1])
+def test_without_a_pair_nobody_looks_at_tp_rank_id(base: Config, tp_rank_id: int, tp_world_size: int) -> None:
+    """Host checks look at it with tp_world_size 2 only, and frameworks pass the rank that they have."""
+    check_call(base, replace(CALL, version=base.version, tp_rank_id=tp_rank_id, tp_world_size=tp_world_size))
 
 
 @pytest.mark.parametrize("base", in_all_generations(*FAMILIES), ids=variant_of)

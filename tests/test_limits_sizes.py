@@ -176,6 +176,7 @@ def a2_sizes(base: Config) -> list[ConfigCase]:
     most = 10240 if wide or (base.scheme == "hierarchy" and base.version == 2) else 7168
     experts = 1024 if wide and base.scheme == "fullmesh" else 512
     tokens = 512 if wide and base.scheme == "hierarchy" else 256
+    least = 1 if base.generation is None and base.scheme == "fullmesh" else 2
     return [
         sizes("comm_alg is 'fullmesh_v1'", {}, {"scheme": "fullmesh_v1"}, base),
         size("num_max_tokens_per_rank", 1, 0, base),
@@ -200,7 +201,7 @@ def a2_sizes(base: Config) -> list[ConfigCase]:
         size("num_shared_experts", 0, 2, base),
         size("num_shared_ranks", 0, 1, base),
         size("num_experts", 64, 65, base),
-        size("num_ranks", 2, 1, base, relaxed=True, num_experts=8),
+        size("num_ranks", least, least - 1, base, relaxed=True, num_experts=8),
         size("ranks_per_server", 8, 4, base),
         size("ranks_per_server", 8, 16, base),
         sizes("ranks_per_server is (7, 9)", {"ranks_per_server": (8, 8)}, {"ranks_per_server": (7, 9)}, base),
@@ -214,7 +215,9 @@ def is_wide(base: Config) -> bool:
 
 def a2_fullmesh_sizes(base: Config) -> list[ConfigCase]:
     ranks = (16, 32, 64, 128, 192, 256)
-    if is_wide(base):
+    if base.generation is None:  # as host checks have it, in both versions
+        ranks = (*range(1, 9), *range(16, 385, 8))
+    elif is_wide(base):
         ranks = (*range(2, 9), *ranks, 384)
     most = ranks[-1]
     cases = [
@@ -226,7 +229,7 @@ def a2_fullmesh_sizes(base: Config) -> list[ConfigCase]:
                 base,
             )
             for n in ranks
-            for step in (-1, 1, 9 - n)
+            for step in {-1, 1, 9 - n}
             if n + step not in ranks and n + step >= 0
         ),
         size("num_ranks", most, most + 1, base, relaxed=True, num_experts=most),
@@ -238,7 +241,11 @@ def a2_fullmesh_sizes(base: Config) -> list[ConfigCase]:
 
 def hierarchy_sizes(base: Config) -> list[ConfigCase]:
     return [
-        *(size("num_ranks", n, n + step, base) for n in (16, 32, 64) for step in (-1, 1)),
+        *(
+            size("num_ranks", n, n + step, base, num_experts=64 if 64 % n == 0 else n)
+            for n in (range(16, 65, 8) if base.generation is None else (16, 32, 64))
+            for step in (-1, 1)
+        ),
         size("num_ranks", 64, 128, base, num_experts=128),
         size("num_ranks", 64, 65, base, relaxed=True),
         sizes(
@@ -284,7 +291,7 @@ def test_every_rule_has_a_case(base: Config) -> None:
     assert not [f"{rule.argument}, {rule.limit}" for rule in rules_for(base) if rule not in covered]
 
 
-# Experts are dealt to at least two ranks on A2, which has no ranks of shared experts: one cannot be dealt.
+# By A2's pages experts are dealt to at least two ranks, none of which has shared ones: one cannot be dealt.
 OUT_OF_REACH = {("A2", "num_experts", 1)}
 
 

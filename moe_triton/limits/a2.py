@@ -17,11 +17,14 @@ from moe_triton.limits.common import (
     HIDDEN_STEP,
     experts_per_rank,
     hidden_step,
+    mask_dimensions,
     scales_only_quantized,
     topk_of_experts,
 )
 from moe_triton.limits.rule import (
+    CHOSEN,
     EITHER,
+    NONE_CHOSEN,
     ONLY_V3,
     ONLY_V4,
     SINCE_V4,
@@ -38,6 +41,7 @@ from moe_triton.limits.rule import (
 
 SCHEMES = ("fullmesh", "hierarchy")
 MAX_LOCAL_EXPERTS = 24
+GROUP_REMEDY = "Use one of these group sizes, or relaxed=True for tests."
 NO_PAIRS = "A2 has no tensor parallelism"
 
 _CARDS = USUAL_RANKS_PER_SERVER["A2"]
@@ -47,7 +51,7 @@ WITHOUT_EXPERT_SCALES = ("dispatch_teardown", "combine_setup")
 
 
 class _Sizes(NamedTuple):
-    """What a scheme takes: group sizes, and the most of the others."""
+    """What a page says that a scheme takes: group sizes, and the most of the others."""
 
     ranks: tuple[int, ...]
     tokens: int
@@ -63,20 +67,49 @@ _HIERARCHY_V3 = _HIERARCHY_V1._replace(hidden=10240)
 _HIERARCHY_V4 = _HIERARCHY_V3._replace(tokens=512)
 
 
+def _ranks(sizes: _Sizes, generations: Generations) -> ConfigRule:
+    rule: ConfigRule = one_of("num_ranks", sizes.ranks, GROUP_REMEDY, relaxed_low=2)
+    return rule.of(generations)
+
+
+def _ranks_of_host_checks(least: int, most: int) -> ConfigRule:
+    """Group sizes as the operators' published host code checks them: pages list only some of these.
+
+    Args:
+        least: the fewest ranks: below those of a server any number will do.
+        most: the most ranks.
+    """
+    one_server = f"{least} to {_CARDS}, or " if least <= _CARDS else ""
+    limit = f"{one_server}a multiple of {_CARDS} from {max(least, 2 * _CARDS)} to {most}"
+
+    relaxed_low = min(least, 2)
+
+    def holds(c: Config) -> bool:
+        if c.relaxed:
+            return relaxed_low <= c.num_ranks <= most
+        return least <= c.num_ranks <= most and (c.num_ranks <= _CARDS or c.num_ranks % _CARDS == 0)
+
+    return Rule(
+        "num_ranks",
+        limit,
+        holds,
+        lambda c: f"{c.product} takes {f'{relaxed_low} to {most}' if c.relaxed else limit} here",
+        GROUP_REMEDY,
+        relaxed=f"{relaxed_low} to {most}",
+        generations=NONE_CHOSEN,
+    )
+
+
 def _limits(sizes: _Sizes, generations: Generations = EITHER) -> tuple[ConfigRule, ...]:
     rules = (
-        one_of(
-            "num_ranks",
-            sizes.ranks,
-            "Use one of these group sizes, or relaxed=True for tests.",
-            relaxed_low=2,
-        ),
         between("num_max_tokens_per_rank", 1, sizes.tokens, "Split larger batches into several dispatches."),
         between("hidden", HIDDEN_STEP, sizes.hidden, "Use a smaller hidden dimension."),
         between("num_experts", 1, sizes.experts, "Use fewer routed experts."),
     )
     return tuple(rule.of(generations) for rule in rules)
 
+
+_FULLMESH_RANKS, _HIERARCHY_RANKS = _ranks_of_host_checks(1, 384), _ranks_of_host_checks(2 * _CARDS, 64)
 
 A2 = RuleSet(
     "A2",
@@ -106,6 +139,7 @@ A2 = RuleSet(
             "Use combine, and add and normalise afterwards.",
             value="called",
         ).of(ONLY_V4),
+        mask_dimensions,
         absent("elastic_info", "A2 takes none", "Pass None."),
         absent("shared_expert_x", "A2 takes no shared experts", "Add it to the result."),
         only("const_expert_num", (0,), "A2 has no constant experts", "Pass 0."),
@@ -141,14 +175,6 @@ _equal_servers = Rule[[Config]](
 _no_special_experts = only("num_special_experts", (0,), "hierarchy has no special experts", "Use fullmesh.")
 
 _FULLMESH_CALL: tuple[CallRule, ...] = (
-    Rule(
-        "x_active_mask",
-        "1-D (BS,)",
-        lambda c, call: not call.has_mask or call.mask_dims == 1,
-        "it must have 1: A2 masks whole tokens",
-        "Use ids of -1 for single experts.",
-        value=lambda c, call: f"of {call.mask_dims} dimensions",
-    ),
     only(
         "comm_quant_mode",
         (0,),
@@ -168,17 +194,27 @@ _HIERARCHY_CALL: tuple[CallRule, ...] = (
         code=NULL_ARGUMENT,
     ),
     absent("scales", "hierarchy takes none", "Pass None, or use fullmesh."),
-    absent("x_active_mask", "hierarchy takes none", "Pass None, or use fullmesh."),
 )
 
 V1_FULLMESH = RuleSet(
     "A2, V1, fullmesh",
-    config=(*_limits(_FULLMESH), _servers, topk_of_experts, experts_per_rank, _local_experts),
+    config=(
+        _FULLMESH_RANKS,
+        _ranks(_FULLMESH, CHOSEN),
+        *_limits(_FULLMESH),
+        _servers,
+        topk_of_experts,
+        experts_per_rank,
+        _local_experts,
+    ),
     call=_FULLMESH_CALL,
 )
 V2_FULLMESH = RuleSet(
     "A2, V2, fullmesh",
     config=(
+        _FULLMESH_RANKS,
+        _ranks(_FULLMESH, ONLY_V3),
+        _ranks(_FULLMESH_V4, ONLY_V4),
         *_limits(_FULLMESH, ONLY_V3),
         *_limits(_FULLMESH_V4, SINCE_V4),
         _servers,
@@ -192,6 +228,8 @@ V2_FULLMESH = RuleSet(
 V1_HIERARCHY = RuleSet(
     "A2, V1, hierarchy",
     config=(
+        _HIERARCHY_RANKS,
+        _ranks(_HIERARCHY_V1, CHOSEN),
         *_limits(_HIERARCHY_V1),
         _servers,
         _equal_servers,
@@ -204,6 +242,8 @@ V1_HIERARCHY = RuleSet(
 V2_HIERARCHY = RuleSet(
     "A2, V2, hierarchy",
     config=(
+        _HIERARCHY_RANKS,
+        _ranks(_HIERARCHY_V3, CHOSEN),
         *_limits(_HIERARCHY_V3, ONLY_V3),
         *_limits(_HIERARCHY_V4, SINCE_V4),
         _servers,

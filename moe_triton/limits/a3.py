@@ -11,6 +11,7 @@ from moe_triton.limits.common import (
     MIN_HIDDEN_RELAXED,
     experts_per_rank,
     hidden_step,
+    mask_dimensions,
     scales_only_quantized,
     topk_of_experts,
 )
@@ -110,12 +111,15 @@ A3_RULES: tuple[ConfigRule, ...] = (
 )
 
 
-def _tp_ranks(call: Call) -> int:
-    return max(call.tp_world_size, 1)
-
-
 # Rules on what two tensor-parallel ranks are given. The limits of v4 have no such pairs.
 _PAIR_RULES: tuple[CallRule, ...] = (
+    Rule(
+        "tp_rank_id",
+        "0 or 1 where tp_world_size is 2; not looked at otherwise",
+        lambda c, call: call.tp_world_size != 2 or call.tp_rank_id in (0, 1),
+        "it is this rank's place among two",
+        "Pass 0 or 1.",
+    ),
     Rule(
         "group_tp",
         f"1 to {MAX_GROUP_NAME} characters where tp_world_size is 2; not looked at otherwise",
@@ -158,8 +162,8 @@ _PAIR_RULES: tuple[CallRule, ...] = (
     ),
 )
 
-# Tensor parallelism, in both versions. Without it group_tp is not looked at: serving frameworks pass
-# group_ep's name there.
+# Tensor parallelism, in both versions. Without it group_tp and tp_rank_id are not looked at: serving
+# frameworks pass group_ep's name and a rank of their own there.
 TP_RULES: tuple[CallRule, ...] = (
     only(
         "tp_world_size",
@@ -175,13 +179,6 @@ TP_RULES: tuple[CallRule, ...] = (
         "Pass 0, or choose generation 'v3' or none.",
         limit="0 or 1, which mean none",
     ).of(ONLY_V4),
-    Rule(
-        "tp_rank_id",
-        "0, or 1 in a group of two",
-        lambda c, call: 0 <= call.tp_rank_id < _tp_ranks(call),
-        lambda c, call: f"with tp_world_size {call.tp_world_size} it is 0 to {_tp_ranks(call) - 1}",
-        "Pass this rank's place in the tensor-parallel group, 0 where there is none.",
-    ),
     *(rule.of(UNTIL_V3) for rule in _PAIR_RULES),
 )
 
@@ -220,14 +217,7 @@ V2 = RuleSet(
             "Pass None, or use no shared ranks.",
             value="given",
         ),
-        Rule(
-            "x_active_mask",
-            "1-D (BS,) or 2-D (BS, K)",
-            lambda c, call: not call.has_mask or call.mask_dims in (1, 2),
-            "it must have 1, by token, or 2, by token and expert",
-            "Reshape it.",
-            value=lambda c, call: f"of {call.mask_dims} dimensions",
-        ),
+        mask_dimensions,
     ),
 )
 

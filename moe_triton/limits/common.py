@@ -53,6 +53,15 @@ scales_only_quantized = Rule[[Config, Call]](
     value="given",
 )
 
+mask_dimensions = Rule[[Config, Call]](
+    "x_active_mask",
+    "1-D (BS,) or 2-D (BS, K)",
+    lambda c, call: not call.has_mask or call.mask_dims in (1, 2),
+    "it must have 1, by token, or 2, by token and expert",
+    "Reshape it.",
+    value=lambda c, call: f"of {call.mask_dims} dimensions",
+)
+
 
 def _two_dimensional(argument: str, dims: Callable[[Call], int], applies: Callable[[Call], bool]) -> CallRule:
     return Rule(

@@ -16,6 +16,8 @@ Subject = ParamSpec("Subject")
 # goes with the other.
 Generations: TypeAlias = tuple[Generation | None, ...]
 EITHER: Generations = (None, "v3", "v4")
+NONE_CHOSEN: Generations = (None,)
+CHOSEN: Generations = ("v3", "v4")
 ONLY_V3: Generations = ("v3",)
 ONLY_V4: Generations = ("v4",)
 UNTIL_V3: Generations = (None, "v3")

@@ -62,7 +62,9 @@ COMBINE = Operator("combine", 2, CombineVariant, TENSORS, (Output("out", "(BS, H
 COMBINE_V1 = replace(
     COMBINE,
     version=1,
-    tensors=tuple(replace(t, shape="(BS * K,)") if t.name == "expand_idx" else t for t in TENSORS),
+    tensors=tuple(
+        replace(t, shape="(BS * K,)", other_shape="(BS, K)") if t.name == "expand_idx" else t for t in TENSORS
+    ),
 )
 COMBINE_ADD_RMS_NORM = replace(
     COMBINE,

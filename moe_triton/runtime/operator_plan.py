@@ -234,10 +234,15 @@ class OperatorPlan:
         return calls.call(program, self.variant, communicator.site.parts(operator, s["BS"]))
 
     def _num_rows(self, known: int) -> int:
-        """how many results combine looks at, of so many: the second version has an origin for each."""
-        if self.symbols.operator.version == 1 or self.variant.exchange:
+        """How many results combine looks at, of so many: A3's second version has an origin for each."""
+        if self.finds_by_ids or self.variant.exchange:
             return known
         return min(known, math.prod(self.symbols.given[self.index]) // 3)
+
+    @property
+    def finds_by_ids(self) -> bool:
+        """Whether combine finds results by the ids: in the first version, and on A2."""
+        return self.symbols.operator.version == 1 or self.config.product == "A2"
 
     @property
     def index(self) -> str:

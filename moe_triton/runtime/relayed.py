@@ -41,8 +41,9 @@ def check_weights(communicator: Communicator, bindings: Bindings, name: str) -> 
 
     Args:
         communicator: which combines, of a scheme that keeps tables.
-        bindings: of its holes: "tables" of its dispatch, "topk_weights" (T, K) fp32, and "topk_idx" (T, K);
-            weights of entries without an expert do not matter.
+        bindings: of its holes: "tables" of its dispatch, "topk_weights" (T, K) fp32, "topk_idx" (T, K), and
+            "mask" (T,) or (T, K) if there is one; weights of entries that it leaves out, or without an
+            expert, do not matter.
         name: what the caller calls the weights.
 
     Raises:
@@ -53,6 +54,9 @@ def check_weights(communicator: Communicator, bindings: Bindings, name: str) -> 
     given = bindings["topk_weights"]
     kept = _own_weights(communicator, bindings)[: len(given)]
     others = (kept != given.view(torch.int32)) & (bindings["topk_idx"] >= 0)
+    mask = bindings.get("mask")
+    if mask is not None:
+        others &= mask if mask.dim() == 2 else mask[:, None]
     if others.any():
         token, k = others.nonzero()[0].tolist()
         dispatched = float(kept.view(torch.float32)[token, k])

@@ -196,12 +196,12 @@ def check_whole(plan: OperatorPlan, named: Named) -> None:
             "Pass as many rows as dispatch's expand_x has.",
         )
     index = plan.index
-    words, needed = math.prod(s.given[index]), s["A"] * 128
-    if not v1 and s.operator.name != "combine_teardown" and words < needed:
+    words, (needed, why) = math.prod(s.given[index]), _index_words(plan)
+    if words < needed:
         raise ArgumentError(
             index,
             f"of {words} elements",
-            f"it must have at least {s['A']} * 128 = {needed}",
+            f"it must have at least {why} = {needed}",
             "Pass dispatch's third output whole.",
         )
     counts = s.given.get("ep_send_counts")
@@ -221,3 +221,17 @@ def check_whole(plan: OperatorPlan, named: Named) -> None:
         )
     if s["exchange"] and not s.is_given("tp_send_counts"):
         check_tensor("tp_send_counts", named["tp_send_counts"], shape=(), dtypes=())
+
+
+def _index_words(plan: OperatorPlan) -> tuple[int, str]:
+    """How many words combine's index has at least, and how many of what.
+
+    Operators that find results by the ids have a number for each of these, as A2's published host checks have
+    it; A3's second version has an origin for each row. A teardown's is checked where there is a setup.
+    """
+    s = plan.symbols
+    if s.operator.name == "combine_teardown":
+        return 0, ""
+    if plan.finds_by_ids:
+        return s["BS"] * s["K"], f"{s['BS']} * {s['K']}"
+    return s["A"] * 128, f"{s['A']} * 128"

@@ -236,7 +236,8 @@ def _is_deployable(case: OperatorCase) -> bool:
 def _is_version_1(case: OperatorCase) -> bool:
     num_shared, shared_ranks = case.shared
     return (
-        case.special == case.mask == case.elastic == "none"
+        case.special == case.elastic == "none"
+        and (case.mask == "none" or case.product == "A2")
         and (num_shared <= 1 and (not shared_ranks or case.ranks % shared_ranks == 0))
         and not (shared_ranks and case.tokens in ("fewer", "variable"))
         and not (case.comm_alg or case.shared_expert_x != "none" or case.norm or case.performance_info)
@@ -252,7 +253,6 @@ def _is_of_a2(case: OperatorCase) -> bool:
     return (
         case.shared[1] == case.comm_quant_mode == SPECIAL[case.special][2] == 0
         and case.shared_expert_x == case.elastic == "none"
-        and case.mask != "entries"
         and case.tp != 2
     )
 

@@ -189,8 +189,8 @@ def refusals(rank: int, num_ranks: int) -> list[str]:
             "topk_weights is None, but hierarchy sums inside": lambda: buffer.dispatch(x, ids),
             "topk_weights is None, but hierarchy sums": lambda: buffer.combine(y, handle),
             f"topk_weights is {float(other[1, 2])} at token 1, k 2": lambda: buffer.combine(y, handle, other),
-            "active_mask is given": lambda: buffer.dispatch(
-                x, ids, weights, active_mask=torch.ones(len(x), dtype=torch.bool)
+            "active_mask is of shape": lambda: buffer.dispatch(
+                x, ids, weights, active_mask=torch.ones(len(x) + 1, dtype=torch.bool)
             ),
             "smooth_scales is given": lambda: buffer.dispatch(
                 x, ids, weights, quantize="int8", smooth_scales=torch.ones(c.num_experts, c.hidden)
@@ -217,7 +217,15 @@ def refusals(rank: int, num_ranks: int) -> list[str]:
         output = buffer.dispatch(x, none, weights)
         other = weights.clone()
         other[0, 1] = float("nan")
-        buffer.combine(output.tokens, output.handle, other)
+        sums = buffer.combine(output.tokens, output.handle, other)
+        # Nor do those that a mask leaves out; which says the same as ids of -1 do.
+        for given, mask in ((ids, none >= 0), (none, torch.arange(len(x)) < 1)):
+            output = buffer.dispatch(x, given, weights, active_mask=mask)
+            left_out = ~(mask if mask.dim() == 2 else mask[:, None])
+            unread = weights.masked_fill(left_out, float("nan"))
+            found = buffer.combine(output.tokens, output.handle, unread)
+            if not torch.equal(found[:1], sums[:1]) or (mask.dim() == 1 and found[1:].any()):
+                wrong.append(f"sums with {mask}")
     return wrong
 
 

@@ -34,7 +34,7 @@ OF_A2: dict[str, tuple[Any, ...]] = {
     "alphas": ("numbers",),
     "comm_alg": ("", "fullmesh"),
     "comm_quant_mode": (0,),
-    "mask": ("none", "tokens"),
+    "mask": ("none", "tokens", "entries"),
     "shared_expert_x": ("none",),
     "elastic": ("none",),
     "kernels": ("triton",),
@@ -48,6 +48,7 @@ PARTS = 5
 IN_SHORT = [
     OperatorCase(quantize="smooth", mask="tokens", special="copy", tokens="global_bs"),
     OperatorCase(version=1, quantize="dynamic", tokens="variable", routing="sparse", dtype=torch.float16),
+    OperatorCase(version=1, quantize="scales only", mask="entries", values="extreme"),
     OperatorCase(special="zero", performance_info=True, tokens="variable", routing="sparse", batch=9),
     OperatorCase(quantize="dynamic", special="copy", performance_info=True, norm=True, stragglers=True),
 ]

@@ -38,21 +38,33 @@ def third_output(rank: int, num_ranks: int, version: int) -> list[str]:
     # one server, of up to 8 ranks
     if len(counts) != num_ranks * 2 + 2 * TOKENS * num_ranks * TOPK:
         wrong.append(f"{len(counts)} counts")
-    sums = combine(experts_of(rows), r.ids, index, counts, r.weights, *r.group)
+    numbers = index[: TOKENS * TOPK]
+    # published host checks want a number for each id: V1's may have their shape, V2's words may follow
+    taken = [index, numbers, numbers.view(TOKENS, TOPK)] if version == 1 else [index, numbers]
+    found = [combine(experts_of(rows), r.ids, each, counts, r.weights, *r.group) for each in taken]
+    name = "expand_idx" if version == 1 else "assist_info_for_combine"
+    with pytest.raises(ArgumentError, match=f"{name} is of") as caught:
+        combine(experts_of(rows), r.ids, numbers[:-1], counts, r.weights, *r.group)
+    if version == 2 and f"at least {TOKENS} * {TOPK} = {TOKENS * TOPK}" not in caught.value.rule:
+        wrong.append(str(caught.value))
     # results are 1.5 x + 0.25 wherever they were computed
     result = (r.x.float() * 1.5 + 0.25).bfloat16().float()
     weights = torch.where(r.ids >= 0, r.weights, 0.0)
     expected = sum(result * weights[:, k : k + 1] for k in range(TOPK)).bfloat16()  # type: ignore[union-attr]
-    if not torch.equal(sums, expected):
-        wrong.append("sums")
+    wrong += [
+        f"sums by {each.shape}"
+        for each, sums in zip(taken, found, strict=True)
+        if not torch.equal(sums, expected)
+    ]
     ops.release(ops.group_name())
     ops.configure()
     return wrong
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_third_output_numbers_entries(ranks: Groups, version: int) -> None:
-    assert ranks(2).run(third_output, version) == [[], []]
+def test_the_third_output_numbers_entries(ranks: Groups, version: int, num_ranks: int) -> None:
+    assert ranks(num_ranks).run(third_output, version) == [[]] * num_ranks
 
 
 def tails(rank: int, num_ranks: int) -> list[str]:
@@ -82,7 +94,7 @@ def refused(rank: int, num_ranks: int) -> list[str]:
     ops.configure(product="A2", relaxed=True, timeout_s=seconds(20.0))
     r, wrong = make_round(rank, num_ranks), []
     v2, setup = ops.npu_moe_distribute_dispatch_v2, ops.npu_moe_distribute_dispatch_setup
-    mask = torch.ones(TOKENS, TOPK, dtype=torch.bool)
+    mask = torch.ones(TOKENS, TOPK, 1, dtype=torch.bool)
     calls: dict[str, Callable[[], Any]] = {
         "comm_alg is '', but torch_npu's halves are those of A3": lambda: setup(r.x, r.ids, *r.group),
         # inside one server it is fullmesh, whose rules hold
@@ -93,7 +105,7 @@ def refused(rank: int, num_ranks: int) -> list[str]:
             comm_alg="hierarchy",
         ),
         "comm_alg is 'fullmesh_v1'": lambda: v2(r.x, r.ids, *r.group, comm_alg="fullmesh_v1"),
-        "x_active_mask is of 2 dimensions": lambda: v2(r.x, r.ids, *r.group, x_active_mask=mask),
+        "x_active_mask is of 3 dimensions": lambda: v2(r.x, r.ids, *r.group, x_active_mask=mask),
         # published host checks refuse both on A2 too: without quantisation there is no row for each scale
         "scales is given, but only quantised rows": lambda: v2(
             r.x, r.ids, *r.group, scales=torch.ones(r.group[-1], r.x.shape[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,12 +65,23 @@ def whole_round(rank: int, num_ranks: int, version: int, posts: Posts, mode: int
     return wrong
 
 
-def _compare(everyone: list[Round], rank: int, version: int, mode: int, quant_mode: int) -> list[str]:
+def _compare(
+    everyone: list[Round],
+    rank: int,
+    version: int,
+    mode: int,
+    quant_mode: int,
+    masks: list[torch.Tensor] | None = None,
+) -> list[str]:
     r, c = everyone[rank], config_of(everyone[0], version)
+    if masks:  # what they leave out is rubbish
+        everyone = [_left(each, mask) for each, mask in zip(everyone, masks, strict=True)]
     v1 = version == 1
     dispatch = ops.npu_moe_distribute_dispatch if v1 else ops.npu_moe_distribute_dispatch_v2
     combine = ops.npu_moe_distribute_combine if v1 else ops.npu_moe_distribute_combine_v2
     named: dict[str, Any] = {} if v1 else {"comm_alg": "hierarchy"}
+    if masks:
+        named["x_active_mask"] = masks[rank]
     x, scales, index, numbers, counts, _, weights = dispatch(
         r.x, r.ids, *r.group, expert_scales=r.weights, quant_mode=quant_mode, **named
     )
@@ -99,6 +111,35 @@ def _compare(everyone: list[Round], rank: int, version: int, mode: int, quant_mo
     if len(kept) != 2 * TOKENS * RANKS * TOPK * c.topology.num_servers:
         wrong.append(f"{len(kept)} words behind the counts")
     return wrong + wrong_tables_of(c, kept, tables(c, ids, all_weights)[rank])
+
+
+def _left(r: Round, mask: torch.Tensor) -> Round:
+    """A round as a mask leaves it: ids of -1 for the rest. The round itself gets rubbish there."""
+    entries = mask[:, None].expand_as(r.ids) if mask.dim() == 1 else mask
+    left = replace(r, ids=torch.where(entries, r.ids, -1), weights=torch.where(entries, r.weights, 0.0))
+    r.ids[~entries], r.weights[~entries] = 2**30, float("nan")
+    return left
+
+
+def masked_rounds(rank: int, num_ranks: int, version: int) -> list[str]:
+    """What is wrong in rounds of which masks leave some, all and nothing: by token, and by entry."""
+    wrong = []
+    some = [torch.arange(TOKENS) < active for active in (2, TOKENS, 0, 3)]
+    generator = torch.Generator().manual_seed(4)
+    entries = [torch.rand(TOKENS, TOPK, generator=generator) < 0.5 for _ in range(num_ranks)]
+    for each in entries:
+        each[2] = False
+    with on_servers():
+        for seed, masks in enumerate((some, entries)):
+            everyone = [make_round(r, num_ranks, seed=seed) for r in range(num_ranks)]
+            wrong += _compare(everyone, rank, version, 0, 0, masks)
+    return wrong
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_a_mask_leaves_out_is_not_sent_and_gives_zeros(ranks: Groups, version: int) -> None:
+    call = (masked_rounds,) if version == 2 else (with_switches, masked_rounds)
+    assert ranks(RANKS).run(*call, version) == [[]] * RANKS
 
 
 @pytest.mark.parametrize("mode", [0, 2])
@@ -178,7 +219,7 @@ def refusals(rank: int, num_ranks: int) -> list[str]:
     wrong = []
     r = make_round(rank, num_ranks)
     dispatch, combine = ops.npu_moe_distribute_dispatch_v2, ops.npu_moe_distribute_combine_v2
-    experts, mask = r.group[-1], torch.ones(TOKENS, dtype=torch.bool)
+    experts = r.group[-1]
 
     def d(**options: Any) -> Any:
         given = {"expert_scales": r.weights, "comm_alg": "hierarchy", **options}
@@ -200,7 +241,11 @@ def refusals(rank: int, num_ranks: int) -> list[str]:
             ("expert_scales is None, but hierarchy sums inside", NULL, lambda: d(expert_scales=None)),
             ("expert_scales is None, but hierarchy sums inside", NULL, lambda: c(None)),
             (f"expert_scales is {float(other[2, 1])} at token 2, k 1", TILING, lambda: c(other)),
-            ("x_active_mask is given", TILING, lambda: d(x_active_mask=mask)),
+            (
+                "x_active_mask is of 3 dimensions",
+                TILING,
+                lambda: d(x_active_mask=torch.ones(TOKENS, TOPK, 1, dtype=torch.bool)),
+            ),
             ("scales is given", TILING, lambda: d(quant_mode=2, scales=torch.ones(experts, HIDDEN))),
             (special, TILING, lambda: d(zero_expert_num=1)),
             (special, TILING, lambda: c(r.weights, zero_expert_num=1)),

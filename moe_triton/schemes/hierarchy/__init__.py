@@ -66,7 +66,6 @@ class Hierarchy(Scheme):
             "with comm_alg='hierarchy' a rank relays others' rows while it is in the call itself",
             "Leave it out, or use comm_alg='fullmesh'.",
         ),
-        "active_mask": Refusal("comm_alg='hierarchy' takes none", FULLMESH),
         "special experts": Refusal("comm_alg='hierarchy' has none", FULLMESH),
         "performance_info": Refusal("comm_alg='hierarchy' waits for ranks through others", FULLMESH),
         "several scales": Refusal(

@@ -21,7 +21,7 @@ from moe_triton.layout.call_word import call_word
 from moe_triton.operators.variants import CombineVariant
 from moe_triton.reference.arithmetic import BLOCK_ELEMENTS, PARTIAL_BLOCK_ELEMENTS
 from moe_triton.schemes.common.flags import posting, wait_for_ranks
-from moe_triton.schemes.common.steps import rms_norm
+from moe_triton.schemes.common.steps import rms_norm, select
 from moe_triton.schemes.hierarchy.layout import HierarchyLayout
 from moe_triton.schemes.hierarchy.steps import by_token, of_rail, of_round, relay_timeout_us
 from moe_triton.schemes.site import Site, launch_matching, quantized_bytes
@@ -52,8 +52,9 @@ class Piece(NamedTuple):
 class CombinePlans:
     """Builds the plans of combine on one rank.
 
-    Holes: y, num_rows, recv_offsets, peers, window, num_tokens, out, report; residual, gamma, eps, normed and
-    rstd where the variant has them; tables, `moe_triton.layout.RelayTables`; and names of `Site.scratch`.
+    Holes: y, num_rows, recv_offsets, peers, window, num_tokens, out, report; residual, gamma, eps, normed,
+    rstd, and with them topk_idx and mask, where the variant has them; tables,
+    `moe_triton.layout.RelayTables`; and names of `Site.scratch`.
     Weights are those of the dispatch: they are in its tables.
 
     Attributes:
@@ -79,9 +80,14 @@ class CombinePlans:
             *self._server_sums(variant, zone, last),
             *joined([self._send(variant, zone, last), self._wait(variant, zone)]),
             self._sum(variant, zone),
-            *([rms_norm(self.site, variant)] if variant.norm else []),
+            *(self._norm(variant) if variant.norm else []),
         ]
         return Plan("combine", zone, tuple(steps))
+
+    def _norm(self, variant: CombineVariant) -> list[Launch]:
+        """Of the sums. Those of tokens that a mask leaves out are zeros already: they went to no server."""
+        steps = [select(self.site, variant)] if variant.mask != "none" else []
+        return [*steps, rms_norm(self.site, variant)]
 
     def _pieces(self) -> list[Piece]:
         """The partial rows that are made and sent together.

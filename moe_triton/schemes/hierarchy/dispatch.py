@@ -1,7 +1,8 @@
 """Dispatch by hierarchy: each token once to each server, and from there to its experts' ranks.
 
-Steps: route (with pack where rows are quantised), and the outer table; send and flag on the rail; relay,
-which sends and flags inside the server; wait; offsets; the inner table; arrange.
+Steps: what a mask leaves of the routing; route (with pack where rows are quantised), and the outer table;
+send and flag on the rail; relay, which sends and flags inside the server; wait; offsets; the inner table;
+arrange.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class DispatchPlans:
     """Builds the plans of dispatch on one rank.
 
     Holes: x, topk_idx, topk_weights, expand_idx, num_tokens, num_ids, peers, window, recv_offsets,
-    tokens_per_expert, tokens, origins, weights, report; given_ids and scales where the variant has them;
-    tables, `moe_triton.layout.RelayTables`; and names of `Site.scratch`.
+    tokens_per_expert, tokens, origins, weights, report; given_ids, mask and scales where the variant has
+    them; tables, `moe_triton.layout.RelayTables`; and names of `Site.scratch`.
 
     Attributes:
         site: where they run.
@@ -50,7 +51,8 @@ class DispatchPlans:
         first = local.route_pack if variant.row_format.is_quantized else local.route
         phases = [self._send(variant, zone), self._relay(variant, zone), *self._receive(variant, zone)]
         after = [self._inner_table(variant, zone), self._arrange(variant, zone)]
-        steps = [first(self.site, variant), self._outer_table(variant), *joined(phases), *after]
+        masked = [local.select(self.site, variant)] if variant.mask != "none" else []
+        steps = [*masked, first(self.site, variant), self._outer_table(variant), *joined(phases), *after]
         return Plan("dispatch", zone, tuple(steps))
 
     def _outer_table(self, variant: DispatchVariant) -> Launch:

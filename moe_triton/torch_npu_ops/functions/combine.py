@@ -49,7 +49,7 @@ def npu_moe_distribute_combine(
     Args:
         expand_x: (A * max(tp, 1), H) expert outputs, in the order of dispatch's rows.
         expert_ids: (BS, K) int32, as dispatched.
-        expand_idx: (BS * K,) int32, of dispatch.
+        expand_idx: (BS * K,) or (BS, K) int32, of dispatch.
         ep_send_counts: dispatch's ep_recv_counts.
         expert_scales: (BS, K) fp32 routing weights, or None for a sum without weights.
         group_ep: name of the expert-parallel group.
@@ -57,7 +57,7 @@ def npu_moe_distribute_combine(
         ep_rank_id: this rank.
         moe_expert_num: M.
         tp_send_counts: dispatch's tp_recv_counts where tp_world_size is 2; otherwise not looked at.
-        x_active_mask: refused: the first version has none.
+        x_active_mask: refused on A3, where the first version has none; on A2 as in dispatch.
         activation_scale: refused, as are weight_scale and group_list.
         weight_scale: see activation_scale.
         group_list: see activation_scale.
@@ -65,7 +65,7 @@ def npu_moe_distribute_combine(
         shared_expert_x: refused: the first version would drop it.
         group_tp: name of the tensor-parallel group where tp_world_size is 2; otherwise not looked at.
         tp_world_size: 0, 1 or 2.
-        tp_rank_id: this rank among them.
+        tp_rank_id: this rank among two; otherwise not looked at.
         expert_shard_type: 0.
         shared_expert_num: 1.
         shared_expert_rank_num: R.
@@ -128,7 +128,7 @@ def npu_moe_distribute_combine_v2(
     Args:
         expand_x: (A * max(tp, 1), H) expert outputs, or more rows.
         expert_ids: (BS, K) int32.
-        assist_info_for_combine: of dispatch, at least (A * 128,) int32: where each row goes.
+        assist_info_for_combine: of dispatch, at least (A * 128,) int32, on A2 (BS * K,): where each row goes.
         ep_send_counts: dispatch's ep_recv_counts.
         expert_scales: (BS, K) fp32, or None.
         group_ep: name of the expert-parallel group.
@@ -148,7 +148,7 @@ def npu_moe_distribute_combine_v2(
         performance_info: as in dispatch.
         group_tp: name of the tensor-parallel group where tp_world_size is 2; otherwise not looked at.
         tp_world_size: 0, 1 or 2.
-        tp_rank_id: this rank among them.
+        tp_rank_id: this rank among two; otherwise not looked at.
         expert_shard_type: 0.
         shared_expert_num: S.
         shared_expert_rank_num: R.

@@ -47,11 +47,11 @@ def npu_moe_distribute_dispatch(
         ep_rank_id: this rank.
         moe_expert_num: M.
         scales: (S + M, H) fp32 smooth scales ((M, H) without shared experts); rows are then quantised.
-        x_active_mask: refused: the first version has none.
+        x_active_mask: refused on A3, where the first version has none; on A2 as in the second.
         expert_scales: (BS, K) fp32, to travel with the rows; an empty one counts as none.
         group_tp: name of the tensor-parallel group where tp_world_size is 2; otherwise not looked at.
         tp_world_size: 0, 1 or 2.
-        tp_rank_id: this rank among them.
+        tp_rank_id: this rank among two; otherwise not looked at.
         expert_shard_type: 0.
         shared_expert_num: 1.
         shared_expert_rank_num: R, ranks [0, R) hold the shared expert.
@@ -120,7 +120,7 @@ def npu_moe_distribute_dispatch_v2(
         performance_info: (EP,) int64, raised to the microseconds waited for each source rank.
         group_tp: name of the tensor-parallel group where tp_world_size is 2; otherwise not looked at.
         tp_world_size: 0, 1 or 2.
-        tp_rank_id: this rank among them.
+        tp_rank_id: this rank among two; otherwise not looked at.
         expert_shard_type: 0.
         shared_expert_num: S, 0 to 4.
         shared_expert_rank_num: R.
