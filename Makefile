@@ -65,6 +65,8 @@ docs: $(VENV)/.installed $(VENV)/.docs docs/assets/mermaid.min.js
 	@mkdir -p build
 	$(BIN)/python -m moe_triton.limits > build/limits.md
 	mv build/limits.md docs/limits.md
+	$(BIN)/python -m moe_triton.limits.arguments > build/arguments.md
+	mv build/arguments.md docs/arguments.md
 	$(BIN)/python -m autotune.cli.model.page > build/model-figures.md
 	mv build/model-figures.md docs/model-figures.md
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

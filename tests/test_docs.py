@@ -25,6 +25,7 @@ from moe_triton import limits, reference, torch_npu_ops
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.layout import align
+from moe_triton.limits import arguments
 from moe_triton.limits.check import RULE_SETS
 from moe_triton.limits.document import markdown
 from moe_triton.processes import RankGroup
@@ -139,6 +140,11 @@ def test_the_page_of_limits_is_the_table_of_rules() -> None:
     assert page("limits.md") == markdown(), "run: python -m moe_triton.limits > docs/limits.md"
 
 
+def test_the_page_of_arguments_is_the_table() -> None:
+    told = "run: python -m moe_triton.limits.arguments > docs/arguments.md"
+    assert page("arguments.md") == arguments.markdown(), told
+
+
 def test_the_page_of_limits_holds_every_rule() -> None:
     text = page("limits.md")
     for rule_set in RULE_SETS:
@@ -226,6 +232,7 @@ NOT_OURS = {
     "docs/api/pythonAPI_en.md",
     "page.md",
     "report.md",
+    "build/arguments.md",
     "build/limits.md",
     "build/model-figures.md",
 }

@@ -72,6 +72,13 @@ class Refusal(NamedTuple):
     remedy: str
 
 
+CONST_ARGUMENTS = "const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v"
+REFUSED_ON_A2: Mapping[str, Refusal] = {
+    "tp_group": Refusal("A2 has no tensor parallelism", "Leave it out, or use product='A3'."),
+    **dict.fromkeys(CONST_ARGUMENTS, Refusal("A2 has no constant experts", "Leave it out.")),
+}
+
+
 class Scheme(ABC):
     """A scheme on one rank. The defaults are what most schemes have.
 

@@ -34,7 +34,7 @@ from moe_triton.schemes.blocks.layout import BlocksLayout
 from moe_triton.schemes.blocks.waits import FINDERS
 from moe_triton.schemes.common.flags import barrier_plan
 from moe_triton.schemes.common.waits import ENTRY_FINDERS
-from moe_triton.schemes.scheme import Refusal, RoundFacts, SplitScheme
+from moe_triton.schemes.scheme import REFUSED_ON_A2, Refusal, RoundFacts, SplitScheme
 from moe_triton.schemes.site import OPERATORS, Operator, Site, usual_post_parts
 
 
@@ -49,7 +49,7 @@ class BlockFullmesh(SplitScheme):
             "torch_npu's halves are those of A3",
             "Use EPBuffer with wait=False, or the whole operators.",
         ),
-        "tp_group": Refusal("A2 has no tensor parallelism", "Leave it out, or use product='A3'."),
+        **REFUSED_ON_A2,
     }
 
     @classmethod

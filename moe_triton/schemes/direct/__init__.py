@@ -35,14 +35,24 @@ from moe_triton.operators.variants import CombineVariant, DispatchVariant, Varia
 from moe_triton.schemes.common import steps as local
 from moe_triton.schemes.common.flags import barrier_plan, post, wait_for_ranks
 from moe_triton.schemes.direct.layout import DirectLayout
-from moe_triton.schemes.scheme import OTHER_OR_ONE_SERVER, Output, Refusal, RoundFacts, Scheme
+from moe_triton.schemes.scheme import (
+    CONST_ARGUMENTS,
+    OTHER_OR_ONE_SERVER,
+    Output,
+    Refusal,
+    RoundFacts,
+    Scheme,
+)
 from moe_triton.schemes.site import COMBINE_KIND, OPERATORS, Operator, launch_matching
 
 FULLMESH = (
     "Use comm_alg='fullmesh_v1' or 'fullmesh_v2' for it, or outputs='own' where 'auto' has chosen 'direct'."
 )
 # Features of `EPBuffer` that no plan of this scheme has.
-LACKS = "active_mask", "special experts", "tp_group", "comm_quantize", "shared_expert_x", "performance_info"
+LACKS = (
+    *("active_mask", "special experts", "tp_group", "comm_quantize", "shared_expert_x", "performance_info"),
+    *("ori_x", *CONST_ARGUMENTS),
+)
 
 
 class Direct(Scheme):

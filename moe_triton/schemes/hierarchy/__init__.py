@@ -46,7 +46,7 @@ from moe_triton.schemes.hierarchy.combine import CombinePlans
 from moe_triton.schemes.hierarchy.dispatch import DispatchPlans
 from moe_triton.schemes.hierarchy.layout import HierarchyLayout
 from moe_triton.schemes.hierarchy.waits import FINDERS
-from moe_triton.schemes.scheme import Refusal, RoundFacts, Scheme
+from moe_triton.schemes.scheme import REFUSED_ON_A2, Refusal, RoundFacts, Scheme
 from moe_triton.schemes.site import OPERATORS, Operator, Site
 
 FULLMESH = "Use comm_alg='fullmesh' for it."
@@ -67,11 +67,12 @@ class Hierarchy(Scheme):
             "Leave it out, or use comm_alg='fullmesh'.",
         ),
         "special experts": Refusal("comm_alg='hierarchy' has none", FULLMESH),
+        "ori_x": Refusal("comm_alg='hierarchy' has no special experts", FULLMESH),
         "performance_info": Refusal("comm_alg='hierarchy' waits for ranks through others", FULLMESH),
         "several scales": Refusal(
             "with comm_alg='hierarchy' a row has one scale on its way", "Pass 'int8', or use 'fullmesh'."
         ),
-        "tp_group": Refusal("A2 has no tensor parallelism", "Leave it out, or use product='A3'."),
+        **REFUSED_ON_A2,
     }
 
     def __init__(self, site: Site) -> None:

@@ -1,0 +1,355 @@
+"""What becomes of each argument of each operator, by product and scheme: the one table of it.
+
+Its page is docs/arguments.md, which ``python -m moe_triton.limits.arguments`` prints. Tests make every call
+that it speaks of.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Standing = Literal["taken", "checked", "refused", "ignored", "-"]
+
+MEANINGS: dict[Standing, str] = {
+    "taken": "the call goes by it",
+    "checked": "its shape and dtype have to be right, and what it holds changes nothing",
+    "refused": "anything but what stands there where it is left out is an error, before anything is sent",
+    "ignored": "nobody looks at it: it may be anything of its type",
+    "-": "there is no such call",
+}
+
+Scheme = tuple[str, str]
+"""Product and ``comm_alg``."""
+OF_TORCH_NPU: tuple[Scheme, ...] = (
+    ("A3", "fullmesh_v1"),
+    ("A3", "fullmesh_v2"),
+    ("A2", "fullmesh"),
+    ("A2", "hierarchy"),
+)
+OF_BUFFER: tuple[Scheme, ...] = (*OF_TORCH_NPU, ("A3", "direct"))
+
+
+@dataclass(frozen=True)
+class Row:
+    """An argument of an operator.
+
+    Attributes:
+        standings: what becomes of it, in the order of the operator's schemes.
+        why: the source, where it is not simply taken; or what it takes to be.
+    """
+
+    standings: tuple[Standing, ...]
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Function:
+    """The arguments of one operator.
+
+    Attributes:
+        schemes: that it is called with.
+        rows: by argument, in the order of the signature.
+    """
+
+    schemes: tuple[Scheme, ...]
+    rows: Mapping[str, Row]
+
+    def standing(self, argument: str, scheme: Scheme) -> Standing:
+        """What becomes of an argument."""
+        return self.rows[argument].standings[self.schemes.index(scheme)]
+
+
+def _row(words: str, why: str = "") -> Row:
+    """One standing for each scheme, in words of their first letters: t, c, r, i, or - for no call."""
+    by_letter: dict[str, Standing] = {word[0]: word for word in MEANINGS}
+    return Row(tuple(by_letter[letter] for letter in words), why)
+
+
+def _rows(names: str, words: str, why: str = "") -> dict[str, Row]:
+    return dict.fromkeys(names.split(), _row(words, why))
+
+
+def _in_order(names: str, *parts: Mapping[str, Row]) -> dict[str, Row]:
+    """The rows of these arguments, in this order; a later part's count before an earlier one's."""
+    found: dict[str, Row] = {}
+    for part in parts:
+        found.update(part)
+    return {name: found[name] for name in names.split()}
+
+
+_PAIRED = (
+    "with `tp_world_size=2` only: published host checks look then only, and frameworks pass others' values"
+)
+_NO_SHARED_RANKS = "A2 has no ranks of shared experts: `shared_expert_num` is 0 or 1, and means none"
+_NO_SPECIAL = "`hierarchy` has no special experts"
+_NO_CONST = "A2 has no constant experts"
+_SUMMED = "A2 takes no shared experts"
+_RESERVED = "the original reserves it and computes nothing with it"
+_ONE_VALUE = "only the default is defined for these products"
+_OF_950 = "only Ascend 950 has formats to choose from"
+_NO_SCALES = "`hierarchy` has no room for a row of each expert"
+_SCALES = f"with `quant_mode=2`; with 0 refused, as in published host checks. {_NO_SCALES}"
+_ELASTIC = "`fullmesh_v2` and A2 have no lost ranks in the original"
+_WAITS = "`hierarchy` waits for ranks through others"
+_NO_MASK = "A3's first version has none"
+_LEFT = "`hierarchy` goes by what dispatch's mask left"
+_WITH_COPY = "where there are copy or constant experts; otherwise checked"
+_WITH_CONST = "where there are constant experts"
+_BY_IDS = "A2 finds results by the ids, and has its number of words checked as host checks do"
+
+# What most operators have alike.
+_COMMON = {
+    **_rows("group_ep ep_world_size ep_rank_id moe_expert_num global_bs comm_alg", "tttt"),
+    **_rows("group_tp tp_rank_id", "tiii", _PAIRED),
+    **_rows("tp_world_size", "trrr", "1 is 0. A2 and `fullmesh_v2` have no tensor parallelism"),
+    **_rows("expert_shard_type", "rrrr", "ranks of shared experts come first"),
+    **_rows("shared_expert_num shared_expert_rank_num", "ttrr", _NO_SHARED_RANKS),
+    **_rows("zero_expert_num copy_expert_num", "tttr", _NO_SPECIAL),
+    **_rows("const_expert_num", "ttrr", _NO_CONST),
+    **_rows("elastic_info", "trrr", _ELASTIC),
+    **_rows("performance_info", "tttr", _WAITS),
+}
+_DISPATCH = {
+    **_COMMON,
+    **_rows("x expert_ids expert_scales x_active_mask quant_mode expert_token_nums_type", "tttt"),
+    **_rows("scales", "tttr", _SCALES),
+    **_rows("y_dtype x_dtype scales_dtype", "rrrr", _OF_950),
+}
+_COMBINE = {
+    **_COMMON,
+    **_rows("expand_x expert_ids ep_send_counts expert_scales residual_x gamma norm_eps", "tttt"),
+    **_rows("assist_info_for_combine expand_idx", "ttcc", _BY_IDS),
+    **_rows("tp_send_counts", "tiii", _PAIRED),
+    **_rows("x_active_mask", "tttc", _LEFT),
+    **_rows("expand_scales", "iiii", "weights are `expert_scales`; frameworks pass dispatch's output on"),
+    **_rows("shared_expert_x", "ttrr", _SUMMED),
+    **_rows("ori_x", "tttr", f"{_WITH_COPY}. {_NO_SPECIAL}"),
+    **_rows(
+        "const_expert_alpha_1 const_expert_alpha_2 const_expert_v", "ttrr", f"{_WITH_CONST}. {_NO_CONST}"
+    ),
+    **_rows("comm_quant_mode", "ttrt", "A2 quantises results in `hierarchy` only"),
+    **_rows("activation_scale weight_scale group_list group_list_type", "rrrr", _RESERVED),
+    **_rows("out_dtype", "rrrr", "the result has the dtype of the input"),
+}
+
+
+def _of_version_1(rows: Mapping[str, Row]) -> dict[str, Row]:
+    """There is no second scheme on A3."""
+    return {name: Row((row.standings[0], "-", *row.standings[2:]), row.why) for name, row in rows.items()}
+
+
+def _of_halves(rows: Mapping[str, Row]) -> dict[str, Row]:
+    """There are none on A2."""
+    return {name: Row((*row.standings[:2], "-", "-"), row.why) for name, row in rows.items()}
+
+
+_ONE_SHARED = _rows("shared_expert_num", "r-rr", "V1 has one shared expert, or none where no rank holds it")
+_HALF = _rows("comm_type", "rr--", "2 is Ascend 950's; 0 is as the scheme does")
+_OF_SETUP = "the library's own: it has to be what setup returned"
+_SEEN_BY_SETUP = "setup has sent it"
+
+TABLE: dict[str, Function] = {
+    "npu_moe_distribute_dispatch": Function(
+        OF_TORCH_NPU,
+        _in_order(
+            "x expert_ids group_ep ep_world_size ep_rank_id moe_expert_num scales x_active_mask "
+            "expert_scales group_tp tp_world_size tp_rank_id expert_shard_type shared_expert_num shared_expert_rank_num "
+            "quant_mode global_bs expert_token_nums_type",
+            _of_version_1(_DISPATCH),
+            _ONE_SHARED,
+            _rows("x_active_mask", "r-tt", _NO_MASK),
+            _rows("scales", "t-tr", f"rows are then quantised. {_NO_SCALES}"),
+        ),
+    ),
+    "npu_moe_distribute_dispatch_v2": Function(
+        OF_TORCH_NPU,
+        _in_order(
+            "x expert_ids group_ep ep_world_size ep_rank_id moe_expert_num scales x_active_mask "
+            "expert_scales elastic_info performance_info group_tp tp_world_size tp_rank_id expert_shard_type "
+            "shared_expert_num shared_expert_rank_num quant_mode global_bs expert_token_nums_type comm_alg "
+            "zero_expert_num copy_expert_num const_expert_num y_dtype x_dtype scales_dtype",
+            _DISPATCH,
+        ),
+    ),
+    "npu_moe_distribute_combine": Function(
+        OF_TORCH_NPU,
+        _in_order(
+            "expand_x expert_ids expand_idx ep_send_counts expert_scales group_ep ep_world_size ep_rank_id "
+            "moe_expert_num tp_send_counts x_active_mask activation_scale weight_scale group_list "
+            "expand_scales shared_expert_x group_tp tp_world_size tp_rank_id expert_shard_type "
+            "shared_expert_num shared_expert_rank_num global_bs out_dtype comm_quant_mode group_list_type",
+            _of_version_1(_COMBINE),
+            _ONE_SHARED,
+            _rows(
+                "x_active_mask",
+                "r-tc",
+                f"{_NO_MASK}. {_LEFT}",
+            ),
+            _rows("shared_expert_x", "r-rr", "the original's first version accepts it and does not add it"),
+        ),
+    ),
+    "npu_moe_distribute_combine_v2": Function(
+        OF_TORCH_NPU,
+        _in_order(
+            "expand_x expert_ids assist_info_for_combine ep_send_counts expert_scales group_ep ep_world_size "
+            "ep_rank_id moe_expert_num tp_send_counts x_active_mask expand_scales shared_expert_x "
+            "elastic_info ori_x const_expert_alpha_1 const_expert_alpha_2 const_expert_v performance_info "
+            "group_tp tp_world_size tp_rank_id expert_shard_type shared_expert_num shared_expert_rank_num "
+            "global_bs comm_quant_mode comm_alg zero_expert_num copy_expert_num const_expert_num",
+            _COMBINE,
+        ),
+    ),
+    "npu_moe_distribute_combine_add_rms_norm": Function(
+        OF_TORCH_NPU,
+        _in_order(
+            "expand_x expert_ids expand_idx ep_send_counts expert_scales residual_x gamma group_ep "
+            "ep_world_size ep_rank_id moe_expert_num tp_send_counts x_active_mask activation_scale "
+            "weight_scale group_list expand_scales shared_expert_x elastic_info ori_x const_expert_alpha_1 "
+            "const_expert_alpha_2 const_expert_v group_tp tp_world_size tp_rank_id expert_shard_type "
+            "shared_expert_num shared_expert_rank_num global_bs out_dtype comm_quant_mode group_list_type "
+            "comm_alg norm_eps zero_expert_num copy_expert_num const_expert_num",
+            _COMBINE,
+            _rows("x_active_mask", "tttt"),
+        ),
+    ),
+    "npu_moe_distribute_dispatch_setup": Function(
+        OF_TORCH_NPU,
+        _in_order(
+            "x expert_ids group_ep ep_world_size ep_rank_id moe_expert_num scales x_active_mask "
+            "expert_shard_type shared_expert_num shared_expert_rank_num quant_mode global_bs comm_type "
+            "comm_alg y_dtype",
+            _of_halves(_DISPATCH),
+            _HALF,
+        ),
+    ),
+    "npu_moe_distribute_dispatch_teardown": Function(
+        OF_TORCH_NPU,
+        _in_order(
+            "x y expert_ids comm_cmd_info group_ep ep_world_size ep_rank_id moe_expert_num expert_shard_type "
+            "shared_expert_num shared_expert_rank_num quant_mode global_bs expert_token_nums_type comm_type "
+            "comm_alg",
+            _of_halves(_DISPATCH),
+            _HALF,
+            _rows("x expert_ids", "cc--", _SEEN_BY_SETUP),
+            _rows("y", "cc--", _OF_SETUP),
+            _rows("comm_cmd_info", "tt--", _OF_SETUP),
+        ),
+    ),
+    "npu_moe_distribute_combine_setup": Function(
+        OF_TORCH_NPU,
+        _in_order(
+            "expand_x expert_ids assist_info_for_combine group_ep ep_world_size ep_rank_id moe_expert_num "
+            "expert_shard_type shared_expert_num shared_expert_rank_num global_bs comm_quant_mode comm_type "
+            "comm_alg",
+            _of_halves(_COMBINE),
+            _HALF,
+            _rows("expert_ids", "cc--", "rows go back by their origins"),
+        ),
+    ),
+    "npu_moe_distribute_combine_teardown": Function(
+        OF_TORCH_NPU,
+        _in_order(
+            "expand_x quant_expand_x expert_ids expand_idx expert_scales comm_cmd_info group_ep "
+            "ep_world_size ep_rank_id moe_expert_num x_active_mask shared_expert_x expert_shard_type "
+            "shared_expert_num shared_expert_rank_num global_bs comm_quant_mode comm_type comm_alg",
+            _of_halves(_COMBINE),
+            _HALF,
+            _rows("expand_x", "cc--", _SEEN_BY_SETUP),
+            _rows("quant_expand_x", "cc--", _OF_SETUP),
+            _rows("expand_idx", "cc--", "results lie in the order of the ids"),
+            _rows("comm_cmd_info", "tt--", _OF_SETUP),
+        ),
+    ),
+    "EPBuffer.dispatch": Function(
+        OF_BUFFER,
+        _in_order(
+            "x topk_idx topk_weights cumulative_local_expert_recv_stats quantize smooth_scales active_mask "
+            "performance_info out wait",
+            _rows("x topk_idx topk_weights cumulative_local_expert_recv_stats quantize", "ttttt"),
+            _rows(
+                "smooth_scales",
+                "tttrt",
+                f"with `quantize`; without, refused. {_NO_SCALES}",
+            ),
+            _rows("active_mask", "ttttr", "`direct` has none"),
+            _rows("performance_info", "tttrr", f"{_WAITS}; `direct` has none"),
+            _rows("out", "ttttr", "rows of `direct` arrive in the window"),
+            _rows(
+                "wait", "tttrr", "a relay passes others' rows on inside its own call; `direct` has no halves"
+            ),
+        ),
+    ),
+    "EPBuffer.combine": Function(
+        OF_BUFFER,
+        _in_order(
+            "y handle topk_weights comm_quantize shared_expert_x ori_x const_expert_alpha_1 "
+            "const_expert_alpha_2 const_expert_v performance_info out wait",
+            _rows("y handle topk_weights out", "ttttt"),
+            _rows("comm_quantize", "ttrtr", "A2 quantises results in `hierarchy` only; `direct` has none"),
+            _rows("shared_expert_x", "ttrrr", f"{_SUMMED}; `direct` has none"),
+            _rows("ori_x", "tttrr", f"{_WITH_COPY}. {_NO_SPECIAL}, nor has `direct`"),
+            _rows(
+                "const_expert_alpha_1 const_expert_alpha_2 const_expert_v",
+                "ttrrr",
+                f"{_WITH_CONST}. {_NO_CONST}, nor has `direct`",
+            ),
+            _rows("performance_info", "tttrr", f"{_WAITS}; `direct` has none"),
+            _rows("wait", "tttrr", "a relay sums inside its own call; `direct` has no halves"),
+        ),
+    ),
+    "_npu_distribute_barrier": Function(
+        OF_TORCH_NPU,
+        {
+            "x_ref": _row(
+                "iiii", "it orders what uses it behind the barrier in a traced graph, as in torch_npu"
+            ),
+            **_rows("group world_size time_out elastic_info", "tttt"),
+        },
+    ),
+    "npu_moe_distribute_buffer_reset": Function(
+        OF_TORCH_NPU, _rows("elastic_info group_ep ep_world_size need_sync", "tttt")
+    ),
+}
+"""By operator."""
+
+_HEADER = """\
+<!-- Written by `python -m moe_triton.limits.arguments > docs/arguments.md`. Change the table, not this. -->
+
+# Arguments, one by one
+
+What becomes of every argument of every operator, by product and `comm_alg`. No option is accepted and left
+without effect but those that say so here, with the reason.
+
+{meanings}
+
+Values have limits besides ([Limits](limits.md)). Halves exist on A3 only, and V1 has one scheme there. A
+group inside one server has no `hierarchy` on A2: what is asked for under that name is `fullmesh`. With
+`configure(generation="v3")` or `"v4"` more is refused, as those pages have it.
+"""
+
+
+def _section(name: str, function: Function) -> Iterator[str]:
+    yield f"## `{name}`"
+    yield ""
+    columns = [f"{product} `{scheme}`" for product, scheme in function.schemes]
+    yield f"| Argument | {' | '.join(columns)} | |"
+    yield f"|{'---|' * (len(columns) + 2)}"
+    for argument, row in function.rows.items():
+        yield f"| `{argument}` | {' | '.join(row.standings)} | {row.why} |"
+    yield ""
+
+
+def markdown() -> str:
+    """The page docs/arguments.md."""
+    meanings = "\n".join(f"- **{word}**: {meaning}." for word, meaning in MEANINGS.items() if word != "-")
+    lines = [_HEADER.format(meanings=meanings)]
+    for name, function in TABLE.items():
+        lines.extend(_section(name, function))
+    return "\n".join(lines).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())
