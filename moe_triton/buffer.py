@@ -150,7 +150,7 @@ class EPBuffer(Owner):
         make, check = partial(make_backend, backend, kernels, tuning), partial(check_num_bytes, num_bytes)
         order = Order(make_config, make, check, num_blocks, timeout_s, tuning, trace)
         self._communicator = Communicator(meeting, order, exchange)
-        self.config, self.rank, self.group = self._communicator.config, meeting.rank, meeting.group
+        self.config, self.rank = self._communicator.config, meeting.rank
         self.layout, self._backend = self._communicator.layout, self._communicator.backend
         self._id = next(_buffer_ids)
         self._latest_dtype: torch.dtype | None = None
@@ -175,6 +175,11 @@ class EPBuffer(Owner):
             f"num_experts={c.num_experts}, comm_alg={c.scheme!r}, backend={communicator.backend.name!r}, "
             f"window of {communicator.window_bytes / 1e6:.2f} MB, {communicator.state})"
         )
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The group, while it exists: a buffer does not keep it. None for one process, and once closed."""
+        return self._communicator.group
 
     @property
     def num_ranks(self) -> int:

@@ -12,8 +12,10 @@ import os
 import reprlib
 import threading
 import time
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
+from functools import partial
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -40,7 +42,7 @@ from moe_triton.rendezvous.attempts import (
 from moe_triton.rendezvous.hosting import host_store
 from moe_triton.rendezvous.membership import Membership, Past
 from moe_triton.rendezvous.notes import ASK_S, Culprits
-from moe_triton.rendezvous.stores import Seal, SealedStore, Store
+from moe_triton.rendezvous.stores import Seal, SealedStore, Store, below
 
 MAX_MESSAGE_BYTES = 1 << 16
 MAX_REASON = 2000  # characters of one
@@ -85,6 +87,9 @@ class Meeting:
     cannot be
     used again: ranks that try again construct a new one, and meet late ranks there.
 
+    It does not keep the group: a group whose threads still run when Python ends may take the process with it.
+    Of its store it keeps a connection, until `leave`.
+
     Args:
         group: a torch.distributed group; None for the default one, or without any for this process alone.
         timeout_s: seconds that one exchange may take.
@@ -108,7 +113,10 @@ class Meeting:
         members: Sequence[int] | None = None,
         argument: str = "lost_ranks",
     ) -> None:
-        self.group, rank, size = _checked(group)
+        found, rank, size = _checked(group)
+        self._group: Callable[[], dist.ProcessGroup | None] | None
+        self._group = None if found is None else weakref.ref(found)
+        self._store: Store | None = None
         self._argument = argument
         self.of_group = range(size)
         self.members = tuple(self.of_group if members is None else members)
@@ -124,10 +132,21 @@ class Meeting:
         self._why, self._cancelled = "", threading.Event()
         self._last: tuple[str, float] | None = None  # purpose and time of the last exchange
 
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The group, while it exists; None for this process alone."""
+        return None if self._group is None else self._group()
+
     def store(self) -> Store:
-        """A store for the ranks of this attempt only."""
-        assert self._attempt is not None  # they have met
-        return _store_of(self.group, self.members, f"/left/{self._attempt.number}")
+        """A store for the ranks of this attempt only.
+
+        Raises:
+            RuntimeError: this rank has left.
+        """
+        attempt, ours = self._attempt, self._store
+        if attempt is None or ours is None:
+            raise RuntimeError("this rank has left the meeting")
+        return below(ours, f"left/{attempt.number}")
 
     @property
     def number(self) -> int:
@@ -137,9 +156,16 @@ class Meeting:
 
     def world_ranks(self) -> tuple[int, ...]:
         """Each rank's number in torch.distributed's world, by its number here."""
-        if self.group is None:
+        group = self._standing_group()
+        if group is None:
             return self.members
-        return tuple(dist.get_global_rank(self.group, member) for member in self.members)
+        return tuple(dist.get_global_rank(group, member) for member in self.members)
+
+    def leave(self) -> None:
+        """Lets go of the group's store. Nothing is exchanged any more."""
+        self.end()
+        self._attempt = self._store = None
+        self._group = _gone
 
     def exchange(
         self, message: Mapping[str, Any], purpose: str, timeout_s: float | None = None
@@ -264,13 +290,25 @@ class Meeting:
             with contextlib.suppress(Exception):
                 tell()
 
+    def _standing_group(self) -> dist.ProcessGroup | None:
+        """The group; None for this process alone.
+
+        Raises:
+            RuntimeError: it does not exist any more.
+        """
+        group = self.group
+        if group is None and self._group is not None:
+            raise RuntimeError("the process group is destroyed")
+        return group
+
     def _make_attempt(self) -> Attempt:
-        membership, group = None, self.group
+        membership, group = None, self._standing_group()
         if group is not None:
             shared, past = shared_store_of(group), _pasts.setdefault(group, Past())
             own, size = self.members[self.rank], len(self.of_group)
             membership = Membership(shared, past, own, self.members, size, self._argument)
-        return Attempt(_store_of(group, self.members), self.rank, self.num_ranks, membership)
+        self._store = _store_of(group, self.members)
+        return Attempt(self._store, self.rank, self.num_ranks, membership)
 
     def _in_time(self, data: bytes, timeout_s: float) -> list[bytes]:
         """Runs an exchange in a thread, since requests to a store whose host has stopped never return."""
@@ -278,7 +316,8 @@ class Meeting:
         if self._why:
             cancelled.set()
         deadline = Deadline(timeout_s)
-        left = _left.get(self.group) if self.group is not None else None
+        group = self.group
+        left = _left.get(group) if group is not None else None
 
         def run() -> list[bytes]:
             # It still has its attempt to give up, which this one would join otherwise.
@@ -302,9 +341,20 @@ class Meeting:
             cancelled.set()
             if self._exchanging.done():  # an error in it would keep its callers' tensors alive
                 self._exchanging = None
-            elif (group := self.group) is not None:
+            elif group is not None:
                 _left[group] = self._exchanging
-                self._exchanging.add_done_callback(lambda _: _left.pop(group, None))
+                self._exchanging.add_done_callback(partial(_forget_left, weakref.ref(group)))
+
+
+def _gone() -> None:
+    """In place of a reference to a group, once it is of no concern."""
+
+
+def _forget_left(group: Callable[[], dist.ProcessGroup | None], _: object) -> None:
+    """What was left of this group has ended. The thread that it ran in may outlive the group."""
+    found = group()
+    if found is not None:
+        _left.pop(found, None)
 
 
 def _outcome(exchanging: futures.Future[list[bytes]], deadline: Deadline, grace_s: float) -> list[bytes]:
@@ -413,11 +463,11 @@ def _decode(rank: int, data: bytes, purpose: str) -> dict[str, Any]:
     return message
 
 
-def _store_of(group: dist.ProcessGroup | None, members: Sequence[int], below: str = "") -> Store:
-    """The group's store, or our own if it has none, for these members only; or what is below that."""
+def _store_of(group: dist.ProcessGroup | None, members: Sequence[int]) -> Store:
+    """The group's store, or our own if it has none, for these members only."""
     if group is None:
         return cast(Store, dist.HashStore())  # type: ignore[attr-defined]
-    return _under(group, ".".join(str(member) for member in members) + below)
+    return _under(group, ".".join(str(member) for member in members))
 
 
 def shared_store_of(group: dist.ProcessGroup) -> Store:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hmac
 import logging
 import reprlib
-from typing import Protocol
+from typing import Protocol, cast
+
+import torch.distributed as dist
 
 logger = logging.getLogger("moe_triton")
 
@@ -118,6 +120,10 @@ class SealedStore:
         """Whether it was there."""
         return self._store.delete_key(key)
 
+    def below(self, name: str) -> SealedStore:
+        """Keys under a further prefix."""
+        return SealedStore(_prefixed(self._store, name), self._name(name), self._seal)
+
     def _read(self, key: str) -> bytes | None:
         found = self._store.compare_set(key, _ABSENT, _ABSENT)
         return None if found == _ABSENT.encode() else self._seal.taken_off(self._name(key), found)
@@ -131,3 +137,12 @@ class SealedStore:
 
     def _name(self, key: str) -> str:
         return f"{self._prefix}/{key}"
+
+
+def below(store: Store, name: str) -> Store:
+    """Keys under a prefix of a store."""
+    return store.below(name) if isinstance(store, SealedStore) else _prefixed(store, name)
+
+
+def _prefixed(store: Store, name: str) -> Store:
+    return cast(Store, dist.PrefixStore(name, store))  # type: ignore[attr-defined]

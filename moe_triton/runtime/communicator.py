@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Literal
 
 import torch
+import torch.distributed as dist
 
 from moe_triton.backends.base import Bindings, Calls, CallSetting, Executable, Window
 from moe_triton.backends.waits import Waiting
@@ -80,6 +81,7 @@ class Communicator(Exclusive):
 
     def _construct(self, meetings: list[Meeting], prepared: Prepared, made: contextlib.ExitStack) -> None:
         """Makes everything; ``made`` gives it back."""
+        self._meetings = meetings
         self.site, self.backend = prepared.site, prepared.backend
         self.config, self.rank = self.site.config, self.site.rank
         self.layout, self.capacity = self.site.layout, self.site.capacity
@@ -329,6 +331,11 @@ class Communicator(Exclusive):
         return self._scheme.place("rows", 1) is not None
 
     @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The group, while it exists and this is open; None for a process by itself."""
+        return self._meetings[0].group
+
+    @property
     def window_bytes(self) -> int:
         """Bytes of this rank's windows."""
         return sum(window.window_bytes for window in self._scheme.windows)
@@ -393,6 +400,8 @@ class Communicator(Exclusive):
         self._fixed.clear()
         for window in self._windows:
             window.close()
+        for meeting in self._meetings:
+            meeting.leave()
         if self._trace:
             self._trace.close()
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from weakref import WeakValueDictionary
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -32,7 +34,8 @@ from moe_triton.torch_npu_ops.tallies import Fields, Tallies, fields_of
 # Shapes that one group serves at a time. Every rank makes the same calls, so all drop the same one.
 KEPT_PER_GROUP = 8
 
-_registered: dict[str, dist.ProcessGroup] = {}
+# Weak, as everything here: torch.distributed keeps a group until it is destroyed.
+_registered: WeakValueDictionary[str, dist.ProcessGroup] = WeakValueDictionary()
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Place:
 Kept = dict[tuple[Place, settings.Settings], Communicator]
 
 # The group that a name's communicators were made for: names come again when groups are made anew.
-_made_for: dict[str, dist.ProcessGroup] = {}
+_made_for: WeakValueDictionary[str, dist.ProcessGroup] = WeakValueDictionary()
 _communicators: dict[str, Kept] = {}
 _tallies: dict[str, Tallies] = {}
 # HCCL's variables as they were when a group's first communicator was made: HCCL, too, reads them then.
@@ -96,7 +99,7 @@ def group_name(group: dist.ProcessGroup | None = None) -> str:
             code=INVALID_ARGUMENT,
         )
     chosen = dist.group.WORLD if group is None else _checked("group", group)
-    for name, registered in _registered.items():
+    for name, registered in list(_registered.items()):
         if registered is chosen:
             return name
     return str(chosen.group_name)  # type: ignore[union-attr]
@@ -162,8 +165,9 @@ def group_of(name: str, argument: str) -> dist.ProcessGroup:
     """
     if type(name) is not str:  # every call asks
         name = check_group(argument, name)
-    if name in _registered:
-        return _registered[name]
+    registered = _registered.get(name)
+    if registered is not None:
+        return registered
     try:
         group: dist.ProcessGroup = distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
     except (RuntimeError, ValueError, LookupError) as error:
@@ -368,7 +372,7 @@ class Access:
     def __init__(self, place: Place, environment: Mapping[str, str]) -> None:
         self._place, self._environment = place, environment
         self._found: Communicator | None = None
-        self._group: dist.ProcessGroup | None = None
+        self._group: Callable[[], dist.ProcessGroup | None] = lambda: None
         self.native: Native | None = None
 
     def communicator(self) -> Communicator:
@@ -380,10 +384,10 @@ class Access:
         """
         found = self._found
         group = group_of(self._place.group_ep, "group_ep")
-        if found is None or not found.is_usable or group is not self._group:
+        if found is None or not found.is_usable or group is not self._group():
             self.check_current()
             found = self._found = communicator(self._place)
-            self._group, self.native = group, None
+            self._group, self.native = weakref.ref(group), None
         return found
 
     def check_current(self) -> None:

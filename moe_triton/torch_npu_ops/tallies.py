@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from threading import Event
@@ -76,7 +77,8 @@ class Tallies:
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group, self._rank, self._size = group, group.rank(), group.size()
+        # Weak: the threads that look may outlive the group.
+        self._group, self._rank, self._size = weakref.ref(group), group.rank(), group.size()
         self.since, self.is_sound = "", True
         self._fields: dict[str, Fields] = {}
         self._former: Counter[str] = Counter()
@@ -121,7 +123,7 @@ class Tallies:
         pause = ended or Event()
 
         def run() -> None:
-            store = shared_store_of(self._group)
+            store = self._store()
             store.set(self._key(self._rank), json.dumps(said))
             while self._latest is mine and goes_on():
                 if why := self._differing(store, said, others):
@@ -133,6 +135,12 @@ class Tallies:
                 store.delete_key(self._key(self._rank))
 
         in_thread(run, "tallies")  # its error is dropped: then the wait ends at its time
+
+    def _store(self) -> Store:
+        group = self._group()
+        if group is None:
+            raise RuntimeError("the process group is destroyed")
+        return shared_store_of(group)
 
     def _known(self, fields: Fields) -> str:
         window = _digest(fields)
