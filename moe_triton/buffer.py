@@ -206,6 +206,9 @@ class EPBuffer(Owner):
         """
         return {"comm_alg": self._comm_alg_source} | tuning_source(self._communicator.site, dtype)
 
+    def _forget(self) -> None:
+        self._plans.forget()
+
     get_buffer_size_hint = staticmethod(get_buffer_size_hint)
 
     @overload

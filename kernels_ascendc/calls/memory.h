@@ -3,10 +3,14 @@
 #ifndef MOE_CALLS_MEMORY_H
 #define MOE_CALLS_MEMORY_H
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <list>
 #include <memory>
 #include <mutex>
@@ -18,8 +22,11 @@ namespace moe::calls {
 
 constexpr size_t ALIGNMENT = 64;  // torch's own
 constexpr size_t KEPT_PER_SIZE = 4;
-// Sizes that are kept at a time; the oldest goes. Batches of every size would otherwise add up.
+// Sizes that are kept at a time; the one used longest ago goes. Batches of every size would otherwise add up.
 constexpr size_t MAX_SIZES = 64;
+// What the latest outputs have had in use at once is kept whatever the limit says: from so many to twice as many of
+// them. A round makes about ten.
+constexpr uint32_t PERIOD = 32;
 
 constexpr size_t Aligned(size_t num_bytes) { return (num_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
@@ -36,59 +43,72 @@ struct Block {
 // Thread-safe: torch gives tensors back on whatever thread held them last.
 class Pool : public std::enable_shared_from_this<Pool> {
 public:
-    Pool() = default;
+    // Keeps so many bytes for later, or what the latest calls have had in use at once, if that is more.
+    explicit Pool(size_t limit) : limit_(limit) {}
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
     ~Pool() {
-        for (Shelf& shelf : shelves_) Empty(shelf);
+        while (!shelves_.empty()) DropOldest();
     }
 
     // Null where there is no memory.
     Block* Take(size_t num_bytes) {
         num_bytes = Aligned(num_bytes == 0 ? 1 : num_bytes);
+        const std::lock_guard<std::mutex> lock(mutex_);
         Block* block = nullptr;
-        {
-            const std::lock_guard<std::mutex> lock(mutex_);
-            Shelf* const shelf = Find(num_bytes);
-            if (shelf != nullptr && !shelf->blocks.empty()) {
-                block = shelf->blocks.back();
-                shelf->blocks.pop_back();
-            }
+        Shelf* const shelf = Find(num_bytes);
+        if (shelf != nullptr && !shelf->blocks.empty()) {
+            block = shelf->blocks.back();
+            shelf->blocks.pop_back();
+            kept_ -= num_bytes;
+        } else {
+            block = Allocate(num_bytes);
+            if (block == nullptr) return nullptr;
         }
-        if (block == nullptr) {
-            auto* const data = static_cast<std::byte*>(std::aligned_alloc(ALIGNMENT, num_bytes));
-            if (data == nullptr) return nullptr;
-            block = new Block;
-            block->num_bytes = num_bytes;
-            block->data = data;
-        }
+        held_ += num_bytes;
+        if (++taken_ % PERIOD == 0) most_before_ = std::exchange(most_, 0);
+        most_ = std::max(most_, held_);
         block->pool = shared_from_this();
         return block;
     }
 
     void Return(Block* block) {
         const std::lock_guard<std::mutex> lock(mutex_);
+        held_ -= block->num_bytes;
+        if (is_closed_) return Free(block);
         Shelf* shelf = Find(block->num_bytes);
         if (shelf == nullptr) {
             shelf = &shelves_.emplace_back(Shelf{block->num_bytes, {}});
-            if (shelves_.size() > MAX_SIZES) {
-                Empty(shelves_.front());
-                shelves_.pop_front();
+            if (shelves_.size() > MAX_SIZES) DropOldest();
+        }
+        if (shelf->blocks.size() == KEPT_PER_SIZE) return Free(block);
+        shelf->blocks.push_back(block);
+        kept_ += block->num_bytes;
+        const size_t most = std::max(most_, most_before_);
+        const size_t allowed = std::max(limit_, most - std::min(most, held_));
+        while (kept_ > allowed) {
+            if (shelves_.front().blocks.empty()) {
+                DropOldest();
+            } else {
+                FreeOneOf(shelves_.front());
             }
         }
-        if (shelf->blocks.size() < KEPT_PER_SIZE) {
-            shelf->blocks.push_back(block);
-        } else {
-            Free(block);
-        }
+    }
+
+    // Keeps nothing any more, and returns what it has to the system. Memory that is held stays until it is not.
+    void Close() {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        is_closed_ = true;
+        while (!shelves_.empty()) DropOldest();
+#ifdef __GLIBC__
+        malloc_trim(0);  // free memory between pieces that are in use stays the process's otherwise
+#endif
     }
 
     // Bytes that wait to be used again.
     size_t KeptBytes() {
         const std::lock_guard<std::mutex> lock(mutex_);
-        size_t kept = 0;
-        for (const Shelf& shelf : shelves_) kept += shelf.num_bytes * shelf.blocks.size();
-        return kept;
+        return kept_;
     }
 
 private:
@@ -97,15 +117,39 @@ private:
         std::vector<Block*> blocks;
     };
 
+    // It is the one used last from now on.
     Shelf* Find(size_t num_bytes) {
-        for (Shelf& shelf : shelves_) {
-            if (shelf.num_bytes == num_bytes) return &shelf;
+        for (auto shelf = shelves_.begin(); shelf != shelves_.end(); ++shelf) {
+            if (shelf->num_bytes != num_bytes) continue;
+            shelves_.splice(shelves_.end(), shelves_, shelf);
+            return &*shelf;
         }
         return nullptr;
     }
 
-    static void Empty(Shelf& shelf) {
-        for (Block* block : shelf.blocks) Free(block);
+    // Where there is no memory, what is kept is given up for it.
+    Block* Allocate(size_t num_bytes) {
+        void* data = std::aligned_alloc(ALIGNMENT, num_bytes);
+        while (data == nullptr && !shelves_.empty()) {
+            DropOldest();
+            data = std::aligned_alloc(ALIGNMENT, num_bytes);
+        }
+        if (data == nullptr) return nullptr;
+        auto* const block = new Block;
+        block->num_bytes = num_bytes;
+        block->data = static_cast<std::byte*>(data);
+        return block;
+    }
+
+    void FreeOneOf(Shelf& shelf) {
+        Free(shelf.blocks.back());
+        shelf.blocks.pop_back();
+        kept_ -= shelf.num_bytes;
+    }
+
+    void DropOldest() {
+        while (!shelves_.front().blocks.empty()) FreeOneOf(shelves_.front());
+        shelves_.pop_front();
     }
 
     static void Free(Block* block) {
@@ -114,7 +158,12 @@ private:
     }
 
     std::mutex mutex_;
-    std::list<Shelf> shelves_;
+    std::list<Shelf> shelves_;  // the one used longest ago first
+    const size_t limit_;
+    size_t kept_ = 0, held_ = 0;  // bytes
+    size_t most_ = 0, most_before_ = 0;  // that were held at once, in this period and in the one before
+    uint32_t taken_ = 0;
+    bool is_closed_ = false;
 };
 
 // One holder of a block, or of none.

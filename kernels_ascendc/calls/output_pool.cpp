@@ -7,15 +7,17 @@ namespace moe::calls {
 namespace {
 
 PyObject* New(PyTypeObject* type, PyObject* args, PyObject* keywords) {
-    static const char* const names[] = {"tensor_type", "functions", "codes", nullptr};
+    static const char* const names[] = {"tensor_type", "functions", "codes", "limit", nullptr};
     PyObject *tensor_type, *functions, *codes;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "$O!O!O!", const_cast<char**>(names), &PyType_Type, &tensor_type,
-                                     &PyDict_Type, &functions, &PyDict_Type, &codes)) {
+    Py_ssize_t limit;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "$O!O!O!n", const_cast<char**>(names), &PyType_Type, &tensor_type,
+                                     &PyDict_Type, &functions, &PyDict_Type, &codes, &limit)) {
         return nullptr;
     }
     auto torch = std::make_shared<Torch>();
     if (!torch->Load(tensor_type, functions)) return nullptr;
-    return Box(type, OutputPool{std::make_shared<Pool>(), std::move(torch), Ref::Of(codes)}).Release();
+    return Box(type, OutputPool{std::make_shared<Pool>(static_cast<size_t>(limit)), std::move(torch), Ref::Of(codes)})
+        .Release();
 }
 
 // One tensor from (shape, dtype). No object, with a Python error, where it cannot be.
@@ -67,6 +69,11 @@ PyObject* EmptyAll(PyObject* self, PyObject* specs) {
 
 PyObject* KeptBytes(PyObject* self, PyObject*) { return PyLong_FromSize_t(BodyOf<OutputPool>(self).pool->KeptBytes()); }
 
+PyObject* Close(PyObject* self, PyObject*) {
+    BodyOf<OutputPool>(self).pool->Close();
+    Py_RETURN_NONE;
+}
+
 // What tells plans apart of the tensors that a call is given: None where one is not plain, or there are too many.
 PyObject* Describe(PyObject* self, PyObject* const* args, Py_ssize_t count) {
     const Torch& torch = *BodyOf<OutputPool>(self).torch;
@@ -88,6 +95,7 @@ PyMethodDef methods[] = {
     {"describe", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Describe)), METH_FASTCALL,
      "describe(*objects): bytes for the dtype, sizes and contiguity of each; None where one is neither None nor a "
      "plain tensor on the CPU (moe_triton/core/plain_tensors.py)."},
+    {"close", Close, METH_NOARGS, "close(): gives back what waits to be used again, and keeps nothing from now on."},
     {"kept_bytes", KeptBytes, METH_NOARGS, "kept_bytes(): bytes that wait to be used again."},
     {nullptr, nullptr, 0, nullptr}};
 

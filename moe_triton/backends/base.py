@@ -185,6 +185,10 @@ class Calls(Protocol):
         """Registers a plan: from now on calls that need it take the native path."""
         ...
 
+    def remove(self, label: str) -> None:
+        """Forgets a program and its plans, if there is one of this label."""
+        ...
+
     def swap(self, prepared: PreparedCalls) -> PreparedCalls:
         """Replaces the registered plans, ``{}`` for none, and returns the previous ones."""
         ...
@@ -273,6 +277,10 @@ class Backend(Protocol):
 
     def empty_all(self, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
         """`empty` for each, cheaper than one by one."""
+        ...
+
+    def close(self) -> None:
+        """Gives back memory that is kept for more outputs; there will be none. May be called twice."""
         ...
 
     def why_no_posts(self) -> str:

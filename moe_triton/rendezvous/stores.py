@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import logging
 import reprlib
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch.distributed as dist
 
@@ -145,4 +145,4 @@ def below(store: Store, name: str) -> Store:
 
 
 def _prefixed(store: Store, name: str) -> Store:
-    return cast(Store, dist.PrefixStore(name, store))  # type: ignore[attr-defined]
+    return cast(Store, dist.PrefixStore(name, cast(Any, store)))  # type: ignore[attr-defined]

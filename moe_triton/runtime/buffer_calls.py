@@ -215,7 +215,8 @@ class BufferCalls:
         zone = registers.do("ZONE")
         in_place = registers.constant(0)
         if results:
-            place = registers.do("PICK", registers.new(*results), zone)
+            # Addresses: this outlives the window, which goes when nobody holds a tensor of it.
+            place = registers.do("PICK", registers.new(*(view.data_ptr() for view in results)), zone)
             in_place = registers.do("STARTS", y.address, place, registers.constant(results[0].nbytes))
         each = registers.constant(site.part_tokens["combine"].tokens)
         key = y.dtype, weights.given, in_place, zone, self._parts(registers, each)

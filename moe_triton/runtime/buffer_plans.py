@@ -28,7 +28,6 @@ from moe_triton.runtime.operator_checks import (
     other_ids_error,
 )
 from moe_triton.runtime.operator_plan import (
-    MAX_PLANS,
     Bindings,
     CallSite,
     Deployment,
@@ -36,6 +35,7 @@ from moe_triton.runtime.operator_plan import (
     Native,
     OperatorPlan,
 )
+from moe_triton.runtime.plan_cache import PlanCache
 from moe_triton.runtime.relayed import check_origins, check_tables, check_weights, keep_weights
 from moe_triton.runtime.sent_calls import SentCalls
 
@@ -53,6 +53,7 @@ class BufferAccess:
 
     found: Communicator
     native: Native | None = False
+    program: object = None
     is_made: bool = True
 
     def communicator(self) -> Communicator:
@@ -134,7 +135,7 @@ class BufferPlans:
         tables = site.scheme.tables_of(c)
         words = tables.num_words if tables else 0
         self._attributes = attributes_of(c, site.rank, site.exchange_rank, special, words)
-        self._plans: dict[Any, BufferPlan] = {}
+        self._plans: PlanCache[BufferPlan] = PlanCache()
         self.sent = SentCalls(communicator.site.scheme.rounds.shared)
 
     def dispatch(
@@ -245,6 +246,11 @@ class BufferPlans:
         answer = self._run(plan, bindings | plan.bound(outputs), outputs["out"], wait)
         return answer
 
+    def forget(self) -> None:
+        """Lets go of everything, once the buffer is closed. What callers hold of a call stays theirs."""
+        self._plans.clear()
+        self.sent.forget()
+
     def _clear(self, out: torch.Tensor, mask: torch.Tensor) -> None:
         """Zeros for tokens that take no part: nothing else is written there."""
         active = mask if mask.dim() == 1 else mask.any(1)
@@ -268,10 +274,9 @@ class BufferPlans:
         plan = self._plans.get(key) if described is not None else None
         if plan is None:
             plan = self._make(operator, kind, tensors, modes)
-            if len(self._plans) < MAX_PLANS:
-                described = described or plain_tensors.describe(*tensors.values())
-                key = operator.name, described, *modes.values()
-                self._plans[key] = plan
+            described = described or plain_tensors.describe(*tensors.values())
+            key = operator.name, described, *modes.values()
+            self._plans.put(key, plan)
         return plan
 
     def _make(

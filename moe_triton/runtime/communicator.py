@@ -400,6 +400,7 @@ class Communicator(Exclusive):
         self._fixed.clear()
         for window in self._windows:
             window.close()
+        self.backend.close()
         for meeting in self._meetings:
             meeting.leave()
         if self._trace:

@@ -15,6 +15,7 @@ from moe_triton.core.ascendc import MAX_BLOCKS
 from moe_triton.core.checks import check_integer, check_seconds, shown
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
+from moe_triton.core.kept_memory import kept_bytes
 from moe_triton.core.records import PROTOCOL_VERSION
 from moe_triton.core.topology import RANKS_PER_SERVER
 from moe_triton.core.tuning import Tuning, checked_tuning
@@ -219,6 +220,7 @@ def check(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
     if order.trace is not None:
         file = TraceFile(order.trace)
         file.check_writable()
+    kept_bytes()  # what it says is used later, when nobody could be told
     backend = order.make()
     machine = machine_of(backend.name, config.product)
     pipeline = filled(machine, config, backend.cores(), order.tuning and tuning, num_blocks)

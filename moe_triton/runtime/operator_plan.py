@@ -32,8 +32,8 @@ Named = dict[str, Any]
 Bindings = dict[str, Any]
 
 
-# Of one cache: more shapes than a server has, and a plan is a few small objects.
-MAX_PLANS = 4096
+# What Python and native code have of a plan, rounded up; tests/torch_npu_ops/test_kept_plans.py measures it.
+PLAN_BYTES = 16 << 10
 Native = Callable[..., Any] | Literal[False]
 # Outputs of dispatch that say where combine's results go.
 INDEXES = "expand_idx", "assist_info_for_combine"
@@ -59,9 +59,11 @@ class Access(Protocol):
 
     Attributes:
         native: a native call for the plan there; False where there is none, None where nobody has looked.
+        program: of that call, which native code forgets with this.
     """
 
     native: Native | None
+    program: object
 
     def communicator(self) -> Communicator:
         """Made, with all ranks of the group, when a call first needs it."""
@@ -121,6 +123,12 @@ class OperatorPlan:
         HCCL_BUFFSIZE has to cover that of the group, and that between two tensor-parallel ranks by itself.
         """
         return sum(window.data_bytes for window in self._scheme.windows)
+
+    @cached_property
+    def kept_bytes(self) -> int:
+        """Memory that goes with this plan: its objects, and what kernels write that no caller sees."""
+        specs = map(self.symbols.spec, self.symbols.operator.unreturned)
+        return PLAN_BYTES + sum(math.prod(shape) * dtype.itemsize for shape, dtype in specs)
 
     @property
     def workspace_bytes(self) -> int:
@@ -231,6 +239,7 @@ class OperatorPlan:
         program = PlanCall(
             operator, self.inputs, dims, outputs, constants, self.num_ids, sizes, self.index, bounds
         )
+        self.access.program = program
         return calls.call(program, self.variant, communicator.site.parts(operator, s["BS"]))
 
     def _num_rows(self, known: int) -> int:

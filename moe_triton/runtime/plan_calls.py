@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet, finalize
 
 import torch
 
@@ -33,14 +34,14 @@ class NativeCalls:
     def __init__(self, calls: Calls) -> None:
         self._calls, self._count = calls, 0
         self._executables: dict[Kind, dict[int, Executable]] = defaultdict(dict)
-        self._programs: dict[Kind, list[PlanCall]] = defaultdict(list)
+        self._programs: dict[Kind, WeakSet[PlanCall]] = defaultdict(WeakSet)
 
     def add(
         self, variant: Variant, zone: int, parts: int, tokens: torch.Tensor | None, executable: Executable
     ) -> None:
         """See `moe_triton.runtime.executables.PlanCalls`."""
         self._executables[variant, parts][zone] = executable
-        for program in self._programs[variant, parts]:
+        for program in list(self._programs[variant, parts]):
             self._calls.add(program.plan_program(zone), executable)
 
     def swap(self, prepared: PreparedCalls) -> PreparedCalls:
@@ -48,9 +49,13 @@ class NativeCalls:
         return self._calls.swap(prepared)
 
     def call(self, program: PlanCall, variant: Variant, parts: int) -> Callable[..., Any]:
-        """What runs a program: called with its tensors, its outputs; or None, and nothing has happened."""
+        """What runs a program: called with its tensors, its outputs; or None, and nothing has happened.
+
+        Native code forgets the program when its plan does.
+        """
         call = self._calls.operator(program.program)
-        self._programs[variant, parts].append(program)
+        self._programs[variant, parts].add(program)
+        finalize(program, self._calls.remove, program.program.label).atexit = False
         for zone, executable in self._executables[variant, parts].items():
             self._calls.add(program.plan_program(zone), executable)
         return call

@@ -41,6 +41,10 @@ class SentCalls:
         """It is waited for now, whatever comes of that."""
         self._calls.pop(operator, None)
 
+    def forget(self) -> None:
+        """No call is waited for any more: the buffer is closed."""
+        self._calls.clear()
+
     def make_way_for(self, operator: str) -> None:
         """Before another call: what nobody can wait for any more is waited for here.
 

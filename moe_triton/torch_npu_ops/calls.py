@@ -13,20 +13,13 @@ from moe_triton.core import plain_tensors
 from moe_triton.core.checks import check_number, not_plain_error
 from moe_triton.core.errors import ArgumentError
 from moe_triton.operators import Operator, TensorArgument
-from moe_triton.runtime.operator_plan import MAX_PLANS, Named, OperatorPlan
+from moe_triton.runtime.operator_plan import Named, OperatorPlan
 from moe_triton.torch_npu_ops import registry, settings
 from moe_triton.torch_npu_ops.check import make_plan
 from moe_triton.torch_npu_ops.declared import Argument, arguments_of, check_attribute
 from moe_triton.torch_npu_ops.elastic import words_of
 
 MIN_EPS, MAX_EPS = torch.finfo(torch.float32).smallest_normal, torch.finfo(torch.float32).max
-
-_plans: dict[tuple[Any, ...], OperatorPlan] = {}
-
-
-def clear_plans() -> None:
-    """Forgets every plan, as when a group's windows are given back."""
-    _plans.clear()
 
 
 def exactly(attributes: tuple[Any, ...]) -> bytes:
@@ -76,7 +69,7 @@ class Calls:
         try:
             return plan.execute(named)
         except registry.StalePlanError:
-            clear_plans()
+            registry.plans.clear()
             return self._find(named).execute(named)
 
     def plan(self, named: Named) -> OperatorPlan:
@@ -89,7 +82,7 @@ class Calls:
         try:
             cast(registry.Access, plan.access).check_current()
         except registry.StalePlanError:
-            clear_plans()
+            registry.plans.clear()
             return self._find(named)
         return plan
 
@@ -108,7 +101,7 @@ class Calls:
             words = words_of(named[self._elastic])
         shapes = self, described, words, settings.number()
         try:
-            plan = _plans.get((shapes, exactly(self._get_attributes(named))))
+            plan = registry.plans.get((shapes, exactly(self._get_attributes(named))))
         except ValueError:  # an attribute of another type
             plan = None
         return self._make_plan(named, shapes, words) if plan is None else plan
@@ -121,14 +114,14 @@ class Calls:
             key = shapes, exactly(self._get_attributes(named))
         except ValueError:  # a dtype, which is refused
             key = None
-        plan = _plans.get(key) if key else None  # now that numpy's integers are Python's
+        plan = registry.plans.get(key) if key else None  # now that numpy's integers are Python's
         if plan is None:
             self._check_plain(named)
             if "norm_eps" in named:
                 check_eps(named["norm_eps"])
             plan = make_plan(self.operator, self._kind, named, words)
-            if key and len(_plans) < MAX_PLANS:
-                _plans[key] = plan
+            if key:
+                registry.plans.put(key, plan)
         return plan
 
     def _check_plain(self, named: Named) -> None:

@@ -26,7 +26,8 @@ from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.runtime import plan_calls
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.construction import Order, seconds_to_meet
-from moe_triton.runtime.operator_plan import Native
+from moe_triton.runtime.operator_plan import Native, OperatorPlan
+from moe_triton.runtime.plan_cache import PlanCache
 from moe_triton.torch_npu_ops import settings
 from moe_triton.torch_npu_ops.declared import check_group
 from moe_triton.torch_npu_ops.tallies import Fields, Tallies, fields_of
@@ -66,6 +67,8 @@ Kept = dict[tuple[Place, settings.Settings], Communicator]
 # The group that a name's communicators were made for: names come again when groups are made anew.
 _made_for: WeakValueDictionary[str, dist.ProcessGroup] = WeakValueDictionary()
 _communicators: dict[str, Kept] = {}
+# Of calls whose shapes may come again, for all groups.
+plans: PlanCache[OperatorPlan] = PlanCache()
 _tallies: dict[str, Tallies] = {}
 # HCCL's variables as they were when a group's first communicator was made: HCCL, too, reads them then.
 _environments: dict[str, Mapping[str, str]] = {}
@@ -374,6 +377,7 @@ class Access:
         self._found: Communicator | None = None
         self._group: Callable[[], dist.ProcessGroup | None] = lambda: None
         self.native: Native | None = None
+        self.program: object = None
 
     def communicator(self) -> Communicator:
         """Made, with all ranks of the group, when a call first needs it.
@@ -439,7 +443,9 @@ def synchronize(name: str) -> None:
 
 
 def release(name: str) -> None:
-    """Gives the windows of a group back. The next call makes new ones; all ranks must release alike.
+    """Gives back all memory of a group: its windows, and what is kept for later calls.
+
+    The next call makes new windows; all ranks must release alike. Outputs that the caller still holds stay.
 
     HCCL's variables are read anew then.
 
@@ -451,5 +457,8 @@ def release(name: str) -> None:
     name = check_group("name", name)
     _environments.pop(name, None)
     _tallies.pop(name, None)
-    for kept in _communicators.pop(name, {}).values():
+    found = _communicators.pop(name, {})
+    if found:
+        plans.clear()  # they lead to these, and have memory there
+    for kept in found.values():
         kept.close()

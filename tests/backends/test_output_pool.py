@@ -118,3 +118,49 @@ def test_what_a_user_does_to_an_output_stays_with_it() -> None:
     again = pool.empty(SHAPE, torch.float32)
     assert not again.requires_grad
     assert not hasattr(again, "note")
+
+
+def use_one_by_one(pool: OutputPool, sizes: range) -> None:
+    for size in sizes:
+        pool.empty((size,), torch.int8)
+
+
+def test_kept_bytes_have_a_limit_and_the_size_used_longest_ago_goes() -> None:
+    pool = OutputPool(limit=10 * 4096)
+    assert pool.native is not None
+    use_one_by_one(pool, range(4096, 4096 + 20 * 64, 64))
+    assert pool.native.kept_bytes() <= 10 * 4096
+    newest = pool.empty((4096 + 19 * 64,), torch.int8)
+    address = newest.data_ptr()
+    del newest
+    use_one_by_one(pool, range(64, 4096, 64))
+    kept = pool.empty((4096 + 19 * 64,), torch.int8)
+    assert kept.data_ptr() == address
+
+
+def test_what_the_latest_calls_have_in_use_at_once_is_kept() -> None:
+    pool = OutputPool(limit=0)
+    assert pool.native is not None
+    addresses = []
+    for _ in range(100):
+        held = [pool.empty((size,), torch.int8) for size in (4096, 8192, 64)]
+        addresses.append({tensor.data_ptr() for tensor in held})
+        del held
+        assert pool.native.kept_bytes() == 4096 + 8192 + 64
+    assert addresses[0] == addresses[-1]
+    use_one_by_one(pool, range(64, 64 * 65, 64))
+    assert pool.native.kept_bytes() <= 4096
+
+
+def test_a_closed_pool_keeps_nothing() -> None:
+    pool = OutputPool()
+    assert pool.native is not None
+    held = pool.empty(SHAPE, torch.float32).fill_(3.0)
+    pool.empty(SHAPE, torch.float16)
+    pool.close()
+    assert pool.native.kept_bytes() == 0
+    assert bool((held == 3.0).all())
+    del held
+    assert pool.native.kept_bytes() == 0
+    pool.close()
+    assert pool.empty(SHAPE, torch.float16).shape == SHAPE

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from moe_triton import torch_npu_ops as ops
-from moe_triton.torch_npu_ops.calls import clear_plans
+from moe_triton.torch_npu_ops import registry
 from tests.npu import host_reads
 from tests.npu.layers import Layer, eager, is_right, on_npu, v2
 from tests.torch_npu_ops.setting import make_round
@@ -20,7 +20,7 @@ def steady(rank: int, num_ranks: int, layer: Layer) -> list[str]:
     with on_npu(rank) as device:
         if not eager(layer, rank, num_ranks, 1):
             wrong.append("warm-up")
-        clear_plans()
+        registry.plans.clear()
         with host_reads.refused(prepares=True):  # new plans, on buffers that are there
             outputs = [layer(make_round(rank, num_ranks, seed=1), keep)]
         rounds = [make_round(rank, num_ranks, seed=seed) for seed in range(2, 6)]

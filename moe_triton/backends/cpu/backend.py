@@ -109,6 +109,10 @@ class CpuBackend:
         """See `moe_triton.backends.base.Backend`."""
         return self._outputs.empty_all(specs)
 
+    def close(self) -> None:
+        """See `moe_triton.backends.base.Backend`."""
+        self._outputs.close()
+
     def why_no_posts(self) -> str:
         """Empty: a thread of the rank carries them out."""
         return ""

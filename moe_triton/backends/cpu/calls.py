@@ -101,9 +101,13 @@ class NativeCalls:
         )
         self._programs[plan.name].add(prepared)
 
+    def remove(self, label: str) -> None:
+        """See `moe_triton.backends.base.Calls`."""
+        self._programs.pop(label, None)
+
     def swap(self, prepared: PreparedCalls) -> PreparedCalls:
         """See `moe_triton.backends.base.Calls`."""
-        return {name: made.swap(prepared.get(name, [])) for name, made in self._programs.items()}
+        return {name: made.swap(prepared.get(name, [])) for name, made in list(self._programs.items())}
 
     def _steps(self, registers: Registers) -> bytes:
         numbers = self._module.OPERATIONS

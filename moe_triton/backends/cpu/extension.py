@@ -61,9 +61,16 @@ def extension() -> ModuleType | None:
     return module
 
 
-def new_pool(module: ModuleType) -> Any:
-    """The module's `OutputPool`."""
-    return module.OutputPool(tensor_type=torch.Tensor, functions=torch_functions(), codes=DTYPE_CODES)
+def new_pool(module: ModuleType, limit: int = 0) -> Any:
+    """The module's `OutputPool`.
+
+    Args:
+        module: `extension`.
+        limit: bytes that it may keep.
+    """
+    return module.OutputPool(
+        tensor_type=torch.Tensor, functions=torch_functions(), codes=DTYPE_CODES, limit=limit
+    )
 
 
 def why_not() -> str:

@@ -98,6 +98,9 @@ class NpuBackend:
         """See `moe_triton.backends.base.Backend`."""
         return [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in specs]
 
+    def close(self) -> None:
+        """Nothing: memory of outputs is torch's."""
+
     def why_no_posts(self) -> str:
         """See `moe_triton.backends.base.Backend`."""
         otherwise = "or make a group of each server's ranks."

@@ -11,7 +11,6 @@ from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.torch_npu_ops import registry, settings
-from moe_triton.torch_npu_ops.calls import clear_plans
 from moe_triton.torch_npu_ops.declared import check_group
 from moe_triton.torch_npu_ops.elastic import members_of, timeout_of, words_of
 from moe_triton.torch_npu_ops.operators import operator
@@ -125,7 +124,6 @@ def npu_moe_distribute_buffer_reset(
         raise ArgumentError("need_sync", need_sync, "it must be 0 or 1", "Pass 1 to wait for the others.")
     members = _members(group_ep, "group_ep", ep_world_size, "ep_world_size", elastic_info)
     registry.release(group_ep)
-    clear_plans()
     if need_sync:
         group = registry.group_of(group_ep, "group_ep")
         meeting = Meeting(group, settings.current().timeout_s, members, "elastic_info")
