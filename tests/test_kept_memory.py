@@ -12,6 +12,7 @@ import torch
 
 from moe_triton import ArgumentError, EPBuffer
 from moe_triton.core.kept_memory import USUAL_MB, VARIABLE, kept_bytes
+from moe_triton.runtime.call_memory import FIRST_CALL_BYTES, call_bytes
 from moe_triton.runtime.plan_cache import LATEST, PlanCache
 from tests.headers import needs_headers
 
@@ -57,6 +58,20 @@ def test_the_window_goes_with_the_last_tensor_that_lies_in_it() -> None:
         assert maps_a_window()
         del y
         assert not maps_a_window()
+
+
+@pytest.mark.parametrize("comm_alg", ["fullmesh_v1", "fullmesh_v2", "direct"])
+def test_what_calls_take_is_known_before(comm_alg: str) -> None:
+    with alone(comm_alg=comm_alg) as buffer:
+        communicator, is_own = buffer._communicator, comm_alg != "direct"
+        shared = communicator.scratch_bytes()
+        x, ids = torch.ones(TOKENS, HIDDEN).bfloat16(), torch.arange(TOPK).expand(TOKENS, TOPK).contiguous()
+        received = buffer.dispatch(x, ids)
+        outputs = [buffer.combine(received.tokens, received.handle), received.tokens_per_expert]
+        outputs += [received.handle.expand_idx, received.handle.recv_offsets, received.handle.assist_info]
+        outputs += [received.tokens] * is_own
+        taken = communicator.scratch_bytes() - shared + sum(output.nbytes for output in outputs)
+        assert taken == call_bytes(communicator.site) - FIRST_CALL_BYTES
 
 
 @needs_headers

@@ -293,6 +293,7 @@ class Backend(Protocol):
         meeting: Meeting,
         queues: Queues | None = None,
         log: TraceLog | None = None,
+        private_bytes: int = 0,
     ) -> Window:
         """Makes this rank's window and maps every peer's, or a queue to it.
 
@@ -301,6 +302,7 @@ class Backend(Protocol):
             meeting: of the ranks that reach it.
             queues: to peers that are not written to directly; None for none.
             log: of `make_trace_log`, to trace what an emulated link carries.
+            private_bytes: that this rank's calls will take besides.
         """
         ...
 

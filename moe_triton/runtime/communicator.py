@@ -25,6 +25,7 @@ from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.rendezvous.notes import Notes, noted_after_s
 from moe_triton.runtime.awaited import note_of, patience_s, tell_of
 from moe_triton.runtime.buffer_calls import BufferCalls
+from moe_triton.runtime.call_memory import call_bytes
 from moe_triton.runtime.construction import Order, Prepared, prepare
 from moe_triton.runtime.diagnosis import Run, failure
 from moe_triton.runtime.exclusive import Exclusive
@@ -93,9 +94,10 @@ class Communicator(Exclusive):
         log = self._trace.log if self._trace else None
         self._windows: list[Window] = []
         of_group = dict(zip(("expert", "tensor"), meetings, strict=False))
+        private_bytes = call_bytes(self.site)
         for spec in self._scheme.windows:
             meeting = of_group[spec.peers.group]
-            window = self.backend.make_window(spec.window_bytes, meeting, spec.queues, log)
+            window = self.backend.make_window(spec.window_bytes, meeting, spec.queues, log, private_bytes)
             made.callback(window.close)
             self._windows.append(window)
         self.memory = PlanMemory(self.site, self._windows, self.backend.device)

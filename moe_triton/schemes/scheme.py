@@ -204,10 +204,10 @@ class Scheme(ABC):
         name = hole.name if isinstance(hole, Hole) else "window"
         return next(spec.peers for spec in self.windows if f"{spec.peers.prefix}window" == name)
 
-    def workspace_bytes(self, variant: Variant) -> int:
-        """Private bytes between the kernels of an operator, without making anything."""
+    def workspace_bytes(self, *variants: Variant) -> int:
+        """Private bytes between the kernels of operators, without making anything."""
         needed = self.site.scratch()
-        holes = set(self.whole(variant, 0).holes) & needed.keys()
+        holes = {hole for variant in variants for hole in self.whole(variant, 0).holes} & needed.keys()
         return sum(elements * dtype.itemsize for elements, dtype in (needed[hole] for hole in holes))
 
     @classmethod

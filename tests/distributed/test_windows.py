@@ -34,8 +34,8 @@ def prefix() -> str:
     return f"{window.PREFIX}test-{secrets.token_hex(8)}-"
 
 
-def make(meeting: Meeting | None = None) -> SharedWindow:
-    return SharedWindow(NUM_BYTES, meeting or Meeting(None, TIMEOUT_S))
+def make(meeting: Meeting | None = None, private_bytes: int = 0) -> SharedWindow:
+    return SharedWindow(NUM_BYTES, meeting or Meeting(None, TIMEOUT_S), private_bytes)
 
 
 def name_of(prefix: str, digit: str) -> Path:
@@ -151,11 +151,11 @@ def test_the_size_of_a_peers_window_is_checked(change: int) -> None:
         assert f"{expected} bytes" in said
 
 
-def limited(rank: int, num_ranks: int, keys: list[str], free: int) -> str:
+def limited(rank: int, num_ranks: int, keys: list[str], free: int, private: tuple[int, int] = (0, 0)) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(window, "cgroup_limits", lambda: [Limit(keys[rank], "/a/group", free)])
         try:
-            make().close()
+            make(private_bytes=private[rank]).close()
         except WindowError as error:
             return str(error)
         return ""
@@ -170,6 +170,14 @@ def test_a_control_groups_limit_is_for_all_of_its_ranks(ranks: Groups) -> None:
         assert "rank 1: " in said
 
 
+def test_what_calls_will_take_counts_where_it_is_limited(ranks: Groups) -> None:
+    free = 2 * NUM_BYTES + 1000
+    assert ranks(2).run(limited, ["a", "a"], free, (400, 600)) == ["", ""]
+    for said in ranks(2).run(limited, ["a", "a"], free, (400, 601)):
+        needed = f"2 windows of {NUM_BYTES} bytes and 1001 bytes for calls are needed"
+        assert f"{needed} but the memory limit of /a/group leaves {free} free" in said
+
+
 def named(more: bytes) -> bytes:
     name = f"{window.PREFIX}{os.getuid()}-{'0' * 24}".encode()
     return b'{"purpose": "name of the window", "message": {"name": "' + name + b'"' + more + b"}}"
@@ -178,11 +186,12 @@ def named(more: bytes) -> bytes:
 MALFORMED: dict[str, list[bytes]] = {
     "rank 1 sent name 5": [b'{"purpose": "name of the window", "message": {"name": 5, "cgroups": []}}'],
     "rank 1 sent cgroups None": [named(b"")],
+    "rank 1 sent private None": [named(b', "cgroups": []')],
     "a peer named its window": [
         b'{"purpose": "name of the window", "message": {"name": "../etc/passwd", "cgroups": [[], {}]}}'
     ],
     "rank 1 sent failure 5": [
-        named(b', "cgroups": [1]'),
+        named(b', "cgroups": [1], "private": 0'),
         b'{"purpose": "there is room for windows", "message": {"failure": 5}}',
     ],
     "which is no message of ours": [b"[" * 60000],

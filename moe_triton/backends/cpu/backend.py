@@ -123,15 +123,16 @@ class CpuBackend:
         meeting: Meeting,
         queues: Queues | None = None,
         log: TraceLog | None = None,
+        private_bytes: int = 0,
     ) -> SharedWindow:
         """See `moe_triton.backends.base.Backend`."""
         # Who waits so long for a rank waits no longer for what that rank compiles.
         name = f"rank {meeting.rank} of {meeting.num_ranks}"
         self._patience = self._patience or (meeting.timeout_s, name)
         if queues is None:
-            return SharedWindow(num_bytes, meeting)
+            return SharedWindow(num_bytes, meeting, private_bytes)
         assert log is None or isinstance(log, NativeTraceLog)
-        window = QueuedWindow(num_bytes, meeting, queues, self._device, self._link, log)
+        window = QueuedWindow(num_bytes, meeting, private_bytes, queues, self._device, self._link, log)
         self._nic = window.nic
         return window
 

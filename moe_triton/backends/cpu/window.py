@@ -10,8 +10,7 @@ import re
 import secrets
 import time
 import weakref
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 
 import torch
@@ -52,26 +51,29 @@ class SharedWindow:
     Args:
         num_bytes: the window's size, the same on every rank.
         meeting: the group.
+        private_bytes: that this rank's calls will take besides: where there is no room for them, a process
+            would be killed later.
 
     Raises:
         WindowError: a rank could not get its memory, or a peer's file is not what it should be.
         CommunicationTimeoutError: a rank did not come.
     """
 
-    def __init__(self, num_bytes: int, meeting: Meeting) -> None:
+    def __init__(self, num_bytes: int, meeting: Meeting, private_bytes: int = 0) -> None:
         self._meeting = meeting
         self._views: list[torch.Tensor] = []
         remove_stale()
         name = f"{PREFIX}{os.getuid()}-{secrets.token_hex(12)}"
         limits = cgroup_limits()
-        mine = {"name": name, "cgroups": [limit.key for limit in limits]}
+        mine = {"name": name, "cgroups": [limit.key for limit in limits], "private": private_bytes}
         said = meeting.exchange(mine, "name of the window")
         names = values_of(said, "name", str)
         if not all(_is_name(n) for n in names):
             raise WindowError(f"a peer named its window {names}, which no rank of this package does")
-        shared = Counter(str(key) for keys in values_of(said, "cgroups", list) for key in keys)
+        cgroups, private = values_of(said, "cgroups", list), values_of(said, "private", int)
+        members = [(frozenset(map(str, keys)), own) for keys, own in zip(cgroups, private, strict=True)]
         try:
-            self._build(num_bytes, name, names, _shortage(num_bytes, meeting.num_ranks, limits, shared))
+            self._build(num_bytes, name, names, _shortage(num_bytes, members, limits))
         except BaseException:
             self._views = []
             raise
@@ -118,7 +120,7 @@ class QueuedWindow(SharedWindow):
     """The same where queues lead to some peers: kernels have no address of theirs, the NIC has.
 
     Args:
-        num_bytes, meeting: see `SharedWindow`.
+        num_bytes, meeting, private_bytes: see `SharedWindow`.
         queues: where they lead.
         settings: of the emulated NIC.
         link: that messages to other servers go over, or None.
@@ -132,12 +134,13 @@ class QueuedWindow(SharedWindow):
         self,
         num_bytes: int,
         meeting: Meeting,
+        private_bytes: int,
         queues: Queues,
         settings: NicSettings,
         link: PacedLink | None,
         log: NativeTraceLog | None = None,
     ) -> None:
-        super().__init__(num_bytes, meeting)
+        super().__init__(num_bytes, meeting, private_bytes)
         mapped, rank = self.peers, meeting.rank
         self.nic = Nic(queues, rank, mapped, num_bytes, settings, link, log)
         # Of a buffer that is dropped, or that the process ends with: posts are read from memory that goes.
@@ -209,24 +212,28 @@ def _create_locked(name: str) -> int:
     return fd
 
 
-def _shortage(num_bytes: int, num_ranks: int, limits: Iterable[Limit], shared: Mapping[str, int]) -> str:
-    """Why the windows of all ranks do not fit on this machine; empty if they do.
+def _shortage(num_bytes: int, members: Sequence[tuple[Set[str], int]], limits: Iterable[Limit]) -> str:
+    """Why the windows and calls of all ranks do not fit on this machine; empty if they do.
 
     Args:
         num_bytes: of one window.
-        num_ranks: on this machine.
+        members: of each rank, the keys of the limits that it is under, and the bytes that its calls take.
         limits: on this rank's memory.
-        shared: by key of a limit, the number of ranks under it.
     """
     usage = os.statvfs(SHM)
+    of_all = [own for _, own in members]
     room = [
-        (f"{SHM} has", usage.f_bavail * usage.f_frsize, num_ranks),
-        ("this machine has", available_memory(), num_ranks),
-        *((f"the memory limit of {limit.name} leaves", limit.free, shared[limit.key]) for limit in limits),
+        (f"{SHM} has", usage.f_bavail * usage.f_frsize, [0] * len(members)),
+        ("this machine has", available_memory(), of_all),
     ]
-    for where, free, count in room:
-        if num_bytes * count > free:
-            return f"{count} windows of {num_bytes} bytes are needed but {where} {free} free. {REMEDY}"
+    for limit in limits:
+        under = [own for keys, own in members if limit.key in keys]
+        room.append((f"the memory limit of {limit.name} leaves", limit.free, under))
+    for where, free, private in room:
+        if num_bytes * len(private) + sum(private) > free:
+            calls = f" and {sum(private)} bytes for calls" if any(private) else ""
+            needed = f"{len(private)} windows of {num_bytes} bytes{calls}"
+            return f"{needed} are needed but {where} {free} free. {REMEDY}"
     return ""
 
 

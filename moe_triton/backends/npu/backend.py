@@ -123,8 +123,9 @@ class NpuBackend:
         meeting: Meeting,
         queues: Queues | None = None,
         log: TraceLog | None = None,
+        private_bytes: int = 0,
     ) -> NpuWindow:
-        """See `moe_triton.backends.base.Backend`.
+        """See `moe_triton.backends.base.Backend`. A device without memory says so itself, and kills nobody.
 
         Raises:
             ToolchainError: queues are needed, and kernels do not post.
