@@ -11,6 +11,7 @@ import itertools
 import weakref
 from collections.abc import Callable
 from functools import cached_property
+from multiprocessing.util import Finalize
 from typing import Literal
 
 import torch
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from moe_triton.backends.base import Bindings, Calls, CallSetting, Executable, Window
 from moe_triton.backends.waits import Waiting
 from moe_triton.core.ascendc import REPORT_MISMATCH
+from moe_triton.core.endings import at_end
 from moe_triton.core.errors import BufferStateError, CommunicationTimeoutError
 from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.rendezvous.meeting import Meeting
@@ -60,7 +62,7 @@ class Communicator(Exclusive):
     on_long_wait: Callable[[Waiting], None] | None = None
     """Called when a wait lasts, and again each time that it has doubled."""
 
-    _write_at_end: weakref.finalize[[], Communicator] | None = None
+    _write_at_end: Finalize | None = None
 
     def __init__(self, meeting: Meeting, order: Order, exchange: Meeting | None = None) -> None:
         meetings = [meeting, exchange] if exchange else [meeting]
@@ -75,7 +77,7 @@ class Communicator(Exclusive):
                 raise
             made.pop_all()
         if self._trace:
-            self._write_at_end = weakref.finalize(self, self._trace.close)
+            self._write_at_end = at_end(self, self._trace.close)
         self._tell_of_waits()
         if self._unread is not None:
             self._meet()
@@ -412,7 +414,7 @@ class Communicator(Exclusive):
         super()._leave_to_parent()
         self._executables.stop_calls()
         if self._write_at_end:
-            self._write_at_end.detach()  # the parent writes what was traced so far
+            self._write_at_end.cancel()  # the parent writes what was traced so far
 
     def _tell_of_waits(self) -> None:
         """Has long waits of this rank noted for its peers, and reported."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ import torch
 
 from moe_triton import ArgumentError, CommunicationTimeoutError, EPBuffer, Tuning, reference
 from moe_triton.backends.cpu.nic import NicSettings, emulated_nic
-from moe_triton.processes import RankGroup
+from moe_triton.processes import RankGroup, tell
 from moe_triton.tools.selftest.comparison import wrong_received
 from tests.distributed.cases import Case, inputs_of, small_case
 from tests.distributed.workers import compare_rounds, make_buffer, many_rounds, one_round
@@ -179,6 +181,33 @@ def drop(rank: int, num_ranks: int, case: Case) -> bool:
     del output, buffer
     gc.collect()
     return num_rows >= 0
+
+
+_kept: list[object] = []
+
+
+def leave(rank: int, num_ranks: int, case: Case, trace: str) -> bool:
+    """Rank 0's process ends while its NIC still has most of what it posted, and its buffer is open."""
+    inputs = inputs_of(case, rank, 0)
+    with emulated_nic(NicSettings(post_us=SLOW_POST_US if rank == 0 else 0.0)):
+        buffer = make_buffer(case, trace=trace)
+    _kept.append(buffer)
+    if rank == 0:
+        tell("goes")  # before the last calls: what is sent to it then is read once this function has returned
+    output = buffer.dispatch(inputs.x, inputs.topk_idx, inputs.topk_weights)
+    return int(output.tokens_per_expert.sum()) >= 0
+
+
+def test_what_was_posted_arrives_from_a_process_that_ends_without_close(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    with RankGroup(2) as group:
+        let_go = lambda rank, message: group._pipes[rank].send(None)  # noqa: E731
+        case = case_of("fullmesh", (1, 1))
+        said = group.run(leave, case, str(trace), timeout_s=seconds(60), hear=let_go)
+        group.processes[0].join(seconds(30))
+        assert (said, group.processes[0].exitcode) == ([True] * 2, 0)
+    events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    assert {event["pid"] for event in events if event["name"] == "dispatch #0"} == {0, 1}
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -9,7 +9,6 @@ import os
 import re
 import secrets
 import time
-import weakref
 from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from moe_triton.backends.cpu.nic import Nic, NicSettings
 from moe_triton.backends.cpu.paced_link import PacedLink
 from moe_triton.backends.cpu.room import Limit, available_memory, cgroup_limits
 from moe_triton.backends.cpu.trace_log import NativeTraceLog
+from moe_triton.core.endings import at_end
 from moe_triton.core.errors import WindowError
 from moe_triton.core.reach import Queues, token_of
 from moe_triton.rendezvous.agreement import raise_together
@@ -144,7 +144,7 @@ class QueuedWindow(SharedWindow):
         mapped, rank = self.peers, meeting.rank
         self.nic = Nic(queues, rank, mapped, num_bytes, settings, link, log)
         # Of a buffer that is dropped, or that the process ends with: posts are read from memory that goes.
-        self._ending = weakref.finalize(self, self.nic.close)
+        self._ending = at_end(self, self.nic.close)
         self.peers = tuple(
             queues.word(rank, peer, token_of(peer) if peer in queues.peers else mapped[peer])
             for peer in range(meeting.num_ranks)
