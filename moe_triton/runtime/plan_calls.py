@@ -107,7 +107,7 @@ class PlanCall:
         names = list(dims) if most_rows else [name for name, *_ in outputs]
         self._looks, self._position = most_rows is not None, names.index(index)
         self._nothing = {
-            name: torch.empty(shape, dtype=dtype)
+            name: torch.empty(shape, dtype=dtype, device="cpu")
             for name, _, shape, dtype in outputs
             if math.prod(shape) == 0
         }

@@ -35,9 +35,9 @@ class PlanMemory:
         self.report = torch.zeros(MAX_PHASES, site.num_blocks, REPORT_WORDS, dtype=torch.int32, device=device)
         self.bindings: dict[str, torch.Tensor] = {}
         for spec, window in zip(site.scheme.windows, windows, strict=True):
-            prefix, peers = spec.peers.prefix, torch.tensor(window.peers, dtype=torch.int64)
+            prefix = spec.peers.prefix
             self.bindings[f"{prefix}window"] = window.tensor()
-            self.bindings[f"{prefix}peers"] = peers.to(device)
+            self.bindings[f"{prefix}peers"] = torch.tensor(window.peers, dtype=torch.int64, device=device)
         if site.zones_on_device:
             self.bindings["zones"] = torch.zeros(2 * len(OPERATORS), dtype=torch.int32, device=device)
         self.bindings["call_words"] = torch.zeros(CALL_WORDS, dtype=torch.int32, device=device)

@@ -146,7 +146,7 @@ class CombineSetupPlan(SetupPlan, CombinePlan):
         if communicator.backend.is_asynchronous:
             # Their address, as if they stood there: a copy would be one more launch.
             return index.data_ptr() + (end - self.num_entries) * index.element_size()
-        counts = torch.zeros(self.num_entries, dtype=torch.int32)
+        counts = torch.zeros(self.num_entries, dtype=torch.int32, device=index.device)
         counts[-1] = index[end - 1]
         return counts
 

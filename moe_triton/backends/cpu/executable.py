@@ -19,6 +19,7 @@ from moe_triton.backends.cpu.waits import NativeWaits
 from moe_triton.backends.phases import PhaseTimes, names_of
 from moe_triton.backends.ranges import is_profiled, name_of, recorded, step_names
 from moe_triton.core import abi
+from moe_triton.core.checks import CPU
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import Arg, AscendCKernel, TritonKernel
 from moe_triton.core.plan import Hole, Launch, Part, Phases, Plan, num_blocks
@@ -179,7 +180,7 @@ class TorchExecutable:
         """See `moe_triton.backends.base.Executable`."""
         bindings = {**self._fixed, **bindings}
         self._is_profiled = is_profiled()
-        with self._range(self._name):
+        with self._range(self._name), torch.device(CPU):  # fallbacks go by torch's default device
             return self._run_traced(bindings)
 
     def _range(self, name: str) -> AbstractContextManager[object]:

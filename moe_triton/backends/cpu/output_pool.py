@@ -16,6 +16,7 @@ import torch
 
 from moe_triton.backends.base import TensorSpec
 from moe_triton.backends.cpu.extension import extension, new_pool
+from moe_triton.core.checks import CPU
 from moe_triton.core.kept_memory import kept_bytes
 
 # Switched off by tests that look at memory that was never written.
@@ -45,7 +46,7 @@ class OutputPool:
     def empty_all(self, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
         """Several tensors, from shape and dtype of each."""
         if self.native is None or not ENABLED:
-            return [torch.empty(shape, dtype=dtype) for shape, dtype in specs]
+            return [torch.empty(shape, dtype=dtype, device=CPU) for shape, dtype in specs]
         made: list[torch.Tensor] = self.native.empty_all(specs)
         return made
 

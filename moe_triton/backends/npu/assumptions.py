@@ -47,7 +47,7 @@ class Bench:
             (2, STATUS_ENTRY_BYTES),
         )
         self.window = self.tensor(self.status.end // 4)
-        self.peers = torch.tensor([self.window.data_ptr()] * 2, dtype=torch.int64).to(self.runtime.device)
+        self.peers = torch.tensor([self.window.data_ptr()] * 2, dtype=torch.int64, device=self.runtime.device)
         self.count = self.tensor(1)
         self.zone = self.tensor(1)
         self.none = self.tensor(1)

@@ -44,7 +44,7 @@ class NpuExecutable:
     ) -> None:
         self._plan, self._runtime, self._communication = plan, runtime, communication
         self.failed_launch: Launch | None = None
-        self._failed_report = torch.zeros(0, REPORT_WORDS, dtype=torch.int32)
+        self._failed_report = torch.zeros(0, REPORT_WORDS, dtype=torch.int32, device="cpu")
         self._holes = tuple(name for name in plan.holes if name not in fixed and name != REPORT)
         self._times = PhaseTimes(plan, runtime.device)
         self._reporting = [phases for phases in self._times.launches if _reports(phases[0])]

@@ -47,10 +47,10 @@ class InbandExchange:
         self.status = region_of("dispatch_status", 0, STATUS_ENTRY_BYTES, one, one, one)
         self.rows = self._words(ROWS, SLOT.row_bytes // 4)
         self.received = self._words(ROWS, SLOT.row_bytes // 4)
-        experts = torch.arange(ROWS, dtype=torch.int32).to(self.runtime.device)
+        experts = torch.arange(ROWS, dtype=torch.int32, device=self.runtime.device)
         self._fixed = {
             "window": self.window,
-            "peers": torch.tensor([self.window.data_ptr()], dtype=torch.int64).to(self.runtime.device),
+            "peers": torch.tensor([self.window.data_ptr()], dtype=torch.int64, device=self.runtime.device),
             "rows": self.rows,
             "experts": experts,
             "places": self._words(ROWS),
@@ -61,7 +61,7 @@ class InbandExchange:
 
     def run(self, number: int) -> bool:
         """A round with numbers of its own: whether all rows came as they were sent."""
-        words = torch.arange(self.rows.numel(), dtype=torch.int32).to(self.runtime.device)
+        words = torch.arange(self.rows.numel(), dtype=torch.int32, device=self.runtime.device)
         self.rows.copy_(words.view_as(self.rows) + number * words.numel())
         beside = replace(self._receive("communication", WAIT_US), alongside=True)
         launches = (self._send(), beside, self._receive("compute", 0))

@@ -121,7 +121,7 @@ class Runtime:
 
     def host_copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """Pinned host memory of the same shape, which the device can copy to asynchronously."""
-        return torch.empty(tensor.shape, dtype=tensor.dtype).pin_memory()
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").pin_memory()
 
     def on_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor's contents in host memory; waits for the current stream."""
