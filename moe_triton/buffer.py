@@ -21,6 +21,7 @@ from moe_triton.core.errors import BufferStateError
 from moe_triton.core.row_formats import row_format_of
 from moe_triton.core.topology import RanksPerServer
 from moe_triton.core.tuning import Tuning, checked_tuning
+from moe_triton.core.uncopied import Uncopied
 from moe_triton.deepep import with_names_of_deepep
 from moe_triton.handle import DispatchHandle, DispatchOutput, Pending
 from moe_triton.limits import check_num_bytes
@@ -39,7 +40,7 @@ _buffer_ids = itertools.count()
 
 
 @with_names_of_deepep
-class EPBuffer(Owner):
+class EPBuffer(Owner, Uncopied):
     """Dispatch and combine for one expert-parallel group.
 
     Collective: every rank of the group constructs it, with the same settings, and calls `dispatch` and
@@ -96,6 +97,11 @@ class EPBuffer(Owner):
         >>> buffer.num_ranks, buffer.num_local_experts, buffer.capacity
         (2, 16, 1024)
     """
+
+    _uncopied = (
+        "it is this rank's part of its group, with memory that peers write to. Construct one where the copy "
+        "is used, on every rank of a group; a module that holds it leaves it out of its own copies."
+    )
 
     def __init__(
         self,

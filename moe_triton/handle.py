@@ -6,18 +6,20 @@ rank of shared experts), A rows that a dispatch can deliver here at most (`Confi
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 
 from moe_triton.core.records import ORIGIN, TRAILER
 from moe_triton.core.traffic import Traffic
+from moe_triton.core.uncopied import Uncopied, Unpickled
 
 
 @dataclass(frozen=True, eq=False, init=False)
-class DispatchHandle:
+class DispatchHandle(Unpickled):
     """What combine needs to send rows back and to know what it waits for. Made by dispatch only.
 
     Attributes:
@@ -44,6 +46,11 @@ class DispatchHandle:
         >>> handle.num_tokens, handle.origins.shape
         (16, torch.Size([1024, 3]))
     """
+
+    _uncopied: ClassVar[str] = (
+        "it belongs to the latest dispatch of a buffer of this process, and no other process can combine it. "
+        "Send the tensors of it that are needed; copies within the process work."
+    )
 
     buffer_id: int
     number: int
@@ -74,12 +81,15 @@ class DispatchHandle:
         made = self.__dict__[name] = memory.get(name)
         return made
 
-    def __getstate__(self) -> dict[str, Any]:
-        """For copies: with all tensors, without the memory that belongs to the buffer."""
+    def _state(self) -> dict[str, Any]:
+        """With all tensors, without the memory that belongs to the buffer."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+    def __copy__(self) -> DispatchHandle:
+        return DispatchHandle(**self._state())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DispatchHandle:
+        return DispatchHandle(**copy.deepcopy(self._state(), memo))
 
     @property
     def origins(self) -> torch.Tensor:
@@ -144,7 +154,7 @@ def _shown(value: object) -> str:
 Result = TypeVar("Result")
 
 
-class Pending(Generic[Result]):
+class Pending(Generic[Result], Uncopied):
     """A dispatch or a combine that has been sent: what `wait=False` returns.
 
     Its inputs are free again; what it gives back is valid after `wait`. Until then the buffer takes no other
@@ -153,6 +163,8 @@ class Pending(Generic[Result]):
     Args:
         finish: waits for the rows, and returns what they become.
     """
+
+    _uncopied = "it is waited for once. Call wait(), and copy what that returns."
 
     def __init__(self, finish: Callable[[], Result]) -> None:
         self._finish: Callable[[], Result] | None = finish

@@ -15,6 +15,7 @@ from moe_triton.backends.base import TensorSpec
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError, BufferStateError
 from moe_triton.core.marks import mark, mark_of
+from moe_triton.core.uncopied import Uncopied
 from moe_triton.layout import RelayTables
 from moe_triton.layout.relay_tables import HOLE as TABLES
 from moe_triton.operators import Symbols
@@ -91,7 +92,7 @@ class CallSite:
 
 
 @dataclass(frozen=True, eq=False)
-class OperatorPlan:
+class OperatorPlan(Uncopied):
     """A checked call of one shape. `execute` runs it.
 
     Attributes:
@@ -103,6 +104,10 @@ class OperatorPlan:
         copied: holes of those that have to be copied first: they are not contiguous, or of a dtype that no
             kernel reads.
     """
+
+    _uncopied: ClassVar[str] = (
+        "it leads to windows of this process. Call plan() of its function where the copy is used."
+    )
 
     config: Config
     site: CallSite
