@@ -156,8 +156,8 @@ TABLE: dict[str, Function] = {
         OF_TORCH_NPU,
         _in_order(
             "x expert_ids group_ep ep_world_size ep_rank_id moe_expert_num scales x_active_mask "
-            "expert_scales group_tp tp_world_size tp_rank_id expert_shard_type shared_expert_num shared_expert_rank_num "
-            "quant_mode global_bs expert_token_nums_type",
+            "expert_scales group_tp tp_world_size tp_rank_id expert_shard_type shared_expert_num "
+            "shared_expert_rank_num quant_mode global_bs expert_token_nums_type",
             _of_version_1(_DISPATCH),
             _ONE_SHARED,
             _rows("x_active_mask", "r-tt", _NO_MASK),
