@@ -214,6 +214,17 @@ def test_a_cancelled_wait_ends_and_the_others_go_on_waiting_for_the_next_attempt
         assert meet(views[1], 1, 2, LONG_S) == again.result(LONG_S)
 
 
+def test_a_rank_whose_caller_is_gone_sends_nothing(store: StoreMaker) -> None:
+    """It was held up before it could join, and its caller may be in another meeting by now."""
+    view, gone = store(), threading.Event()
+    gone.set()
+    view.set("0/0/1", b"the other rank's")
+    with pytest.raises(RoundGivenUpError) as caught:
+        Attempt(view, 0, 2).exchange(b"stale", Deadline(LONG_S), gone)
+    assert (caught.value.by, caught.value.culprits.ranks) == (0, (0,))
+    assert not view.check(["0/0/0"])
+
+
 @settings(max_examples=25)
 @given(seed=st.integers(0, 2**20), num_ranks=st.integers(2, 4))
 def test_ranks_that_try_again_until_they_meet_take_the_same_messages(seed: int, num_ranks: int) -> None:

@@ -182,10 +182,14 @@ class Attempt:
                 self._number = self._join()
             key = f"{self._number}/{self._round}"
             messages = [f"{key}/{rank}" for rank in range(self._num_ranks)]
-            self._store.set(messages[self._rank], message)
-            if is_first and self._membership:
-                self._membership.wait()
-            state = self._wait(key, messages, deadline, cancelled)
+            if cancelled.is_set():  # while a store was made: others would take the message for a later one
+                self._found = Culprits((self._rank,))
+                state = self._give_up(key, "left")
+            else:
+                self._store.set(messages[self._rank], message)
+                if is_first and self._membership:
+                    self._membership.wait()
+                state = self._wait(key, messages, deadline, cancelled)
             if state == DONE:
                 if is_first and self._membership:
                     self._membership.met(self._number)

@@ -57,6 +57,7 @@ _LINGER_S, _HURRY_S, _LINGER_PAUSE_S = 1.0, 0.2, 0.005
 _stores: WeakKeyDictionary[dist.ProcessGroup, Any] = WeakKeyDictionary()
 # Of those whose store we host: others may reach it.
 _seals: WeakKeyDictionary[dist.ProcessGroup, Seal] = WeakKeyDictionary()
+_connecting: WeakKeyDictionary[dist.ProcessGroup, threading.Lock] = WeakKeyDictionary()
 # The latest exchange of each group that its caller did not wait out, after Ctrl-C or a time-out.
 _left: WeakKeyDictionary[dist.ProcessGroup, futures.Future[Any]] = WeakKeyDictionary()
 _pasts: WeakKeyDictionary[dist.ProcessGroup, Past] = WeakKeyDictionary()
@@ -229,14 +230,18 @@ class Meeting:
             ) from None
         except (futures.TimeoutError, RuntimeError) as error:
             self.end()
-            raise CommunicationTimeoutError(
-                "rendezvous",
-                0,
-                0,
-                (),
-                f"the store of the process group does not answer ({purpose}): the process that hosts it, "
-                f"usually that of rank 0, is stopped or gone ({type(error).__name__})",
-            ) from error
+            if self.group is None or self.group in _stores:
+                why = (
+                    f"does not answer ({purpose}): the process that hosts it, usually that of rank 0, is "
+                    f"stopped or gone ({type(error).__name__})"
+                )
+            else:
+                why = (
+                    f"is not there ({purpose}): torch made none, and to make one all ranks of the group must "
+                    "come, of which one is late, stopped or gone"
+                )
+            detail = f"the store of the process group {why}"
+            raise CommunicationTimeoutError("rendezvous", 0, 0, (), detail) from error
         self._last = purpose, time.monotonic()
         return [_decode(rank, data, purpose) for rank, data in enumerate(received)]
 
@@ -475,16 +480,23 @@ def shared_store_of(group: dist.ProcessGroup) -> Store:
     return _under(group, "all")
 
 
+def _connect(group: dist.ProcessGroup) -> None:
+    found = distributed_c10d._get_process_group_store(group)
+    if found is None:
+        hosted = host_store(group)
+        _seals[group], _stores[group] = Seal(hosted.secret), hosted.store
+    else:
+        # A separate connection, so that requests of the group's owner do not queue behind ours.
+        _stores[group] = found.clone()  # type: ignore[attr-defined]
+
+
 def _under(group: dist.ProcessGroup, name: str) -> Store:
     """What is under a name in the group's store: all that ranks write there goes through here."""
-    if group not in _stores:
-        found = distributed_c10d._get_process_group_store(group)
-        if found is None:
-            hosted = host_store(group)
-            _seals[group], _stores[group] = Seal(hosted.secret), hosted.store
-        else:
-            # A separate connection, so that requests of the group's owner do not queue behind ours.
-            _stores[group] = found.clone()  # type: ignore[attr-defined]
+    # One at a time: who has given up waiting for a late rank is still in the collectives that make a store,
+    # and whoever tries again must not begin them anew.
+    with _connecting.setdefault(group, threading.Lock()):
+        if group not in _stores:
+            _connect(group)
     prefix = f"moe_triton/{name}"
     store = cast(Store, dist.PrefixStore(prefix, _stores[group]))  # type: ignore[attr-defined]
     return SealedStore(store, prefix, _seals[group]) if group in _seals else store

@@ -142,6 +142,29 @@ def test_a_store_of_ours_is_on_the_loopback_and_nobody_else_has_a_say_in_it() ->
     assert any("0/0/state, which none of its ranks has written: ignored" in text for text in said)
 
 
+def with_a_late_rank(rank: int, num_ranks: int) -> tuple[str, int, int]:
+    """Rank 0 gives up before a store is made, and tries again."""
+    own: Any = distributed_c10d._get_default_store()  # type: ignore[attr-defined]
+    said = ""
+    with no_store():
+        if rank == 0:
+            with pytest.raises(CommunicationTimeoutError) as caught:
+                Meeting(None, 0.1).exchange({}, "too early")
+            said = str(caught.value)
+            own.set("come", "")
+        own.wait(["come"], timedelta(seconds=seconds(60)))
+        met = len(Meeting(None, seconds(20)).exchange({}, "in time"))
+    total = torch.ones(1)
+    dist.all_reduce(total)  # nothing of ours is left in the group
+    return said, met, int(total)
+
+
+def test_ranks_without_a_store_meet_after_one_was_late() -> None:
+    (said, *first), (_, *second) = run_ranks(with_a_late_rank, 2, timeout_s=seconds(120))
+    assert "the store of the process group is not there (too early)" in said
+    assert first == second == [2, 2]
+
+
 def on_several_hosts(rank: int, num_ranks: int) -> int:
     with pytest.MonkeyPatch.context() as patch, no_store():
         patch.setattr(hosting, "_network", lambda: f"network {rank}")
