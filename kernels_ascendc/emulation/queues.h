@@ -12,6 +12,24 @@ namespace AscendC {
 // Ids of the flags that queues use internally, above those that a kernel can name.
 inline uint64_t QueueEventId(uint32_t offset) { return NUM_EVENT_IDS + offset; }
 
+// Of a buffer: whether InitBuffer has given it memory, which it has until Reset.
+class Lease {
+public:
+    void Begin(const uint32_t& resets) {
+        resets_ = &resets;
+        begun_ = resets;
+    }
+
+    void Require() const {
+        moe::emulation::ThisCore().Require(resets_ != nullptr && *resets_ == begun_,
+                                           "a tensor of a buffer that InitBuffer has not given memory since Reset");
+    }
+
+private:
+    const uint32_t* resets_ = nullptr;  // of the pipe, until now
+    uint32_t begun_ = 0;
+};
+
 template <TPosition source, TPosition target, int32_t depth>
 class TQueBind {
     static_assert(source == TPosition::VECIN && target == TPosition::VECOUT, "queues here copy in and copy out");
@@ -29,6 +47,7 @@ public:
     template <typename T>
     LocalTensor<T> AllocTensor() {
         auto& core = moe::emulation::ThisCore();
+        lease_.Require();
         for (uint32_t i = 0; i < count_; ++i) {
             const uint32_t slot = (next_ + i) % count_;
             if (state_[slot] == State::FREE) {
@@ -95,6 +114,7 @@ private:
         bytes_ = bytes;
     }
 
+    Lease lease_;
     uint32_t base_ = 0;
     uint32_t count_ = 0;
     uint32_t bytes_ = 1;
@@ -112,11 +132,13 @@ class TBuf {
 public:
     template <typename T>
     LocalTensor<T> Get() {
+        lease_.Require();
         return LocalTensor<T>({base_}, bytes_);
     }
 
 private:
     friend class TPipe;
+    Lease lease_;
     uint32_t base_ = 0;
     uint32_t bytes_ = 0;
 };
@@ -140,6 +162,7 @@ public:
             moe::emulation::ThisCore().Require(ids == 0, "Reset without ReleaseEventID");
         }
         used_ = 0;
+        ++resets_;
     }
 
     // An id for the moment: the next one that is not allocated.
@@ -169,6 +192,7 @@ public:
     bool InitBuffer(TQueBind<source, target, depth>& queue, uint8_t count, uint32_t bytes) {
         const uint32_t each = Align(bytes);
         queue.Take(Reserve(each * count), count, each);
+        queue.lease_.Begin(resets_);
         return true;
     }
 
@@ -176,6 +200,7 @@ public:
     bool InitBuffer(TBuf<position>& buffer, uint32_t bytes) {
         buffer.bytes_ = Align(bytes);
         buffer.base_ = Reserve(buffer.bytes_);
+        buffer.lease_.Begin(resets_);
         return true;
     }
 
@@ -190,6 +215,7 @@ private:
     }
 
     uint32_t used_ = 0;
+    uint32_t resets_ = 0;
     std::array<uint8_t, NUM_EVENTS> allocated_{};
 };
 

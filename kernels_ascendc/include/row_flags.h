@@ -210,13 +210,17 @@ private:
 
     __aicore__ inline void LoadTimes() {
         const int64_t count = IsTimed() ? places_.last - places_.first : 0;
-        const AscendC::LocalTensor<int32_t> units = time_buffer_.Get<int32_t>();
-        if (count > 0 && args_->waited_us != 0) {
-            order_.Load(args_->waited_us, units, places_);
-            Order<AscendC::HardEvent::MTE2_S>();
+        if (args_->waited_us == 0) {
+            for (int64_t i = 0; i < count; ++i) {
+                waited_.Set(i, 0);
+            }
+            return;
         }
+        const AscendC::LocalTensor<int32_t> units = time_buffer_.Get<int32_t>();
+        order_.Load(args_->waited_us, units, places_);
+        Order<AscendC::HardEvent::MTE2_S>();
         for (int64_t i = 0; i < count; ++i) {
-            waited_.Set(i, args_->waited_us != 0 ? units.GetValue(EntryOrder::UnitAt(i)) : 0);
+            waited_.Set(i, units.GetValue(EntryOrder::UnitAt(i)));
         }
     }
 

@@ -78,6 +78,17 @@ ROW_MUTANTS = (
         case_of(),
     ),
     Mutant(
+        "a tensor of a buffer that was given no memory",
+        (
+            Patch(
+                ROW_FLAGS,
+                "        if (args_->waited_us == 0) {\n            for",
+                "        time_buffer_.Get<int32_t>();\n        if (args_->waited_us == 0) {\n            for",
+            ),
+        ),
+        case_of(),
+    ),
+    Mutant(
         "rows taken behind one that has not come",
         (Patch(DISPATCH_TAKE, "missing == 0 ? count : CountFirst()", "count - missing"),),
         _PARTS,
