@@ -96,6 +96,10 @@ public:
 
     void Spoil(UbAddress, uint32_t) {}
 
+    // All that is done is in the order of the program.
+    void BeginInstruction(pipe_t) {}
+    void AccessUb(pipe_t, UbAddress, uint64_t, bool) {}
+
     // The contents of a freed buffer are not needed any more.
     void Discard(UbAddress buffer, uint32_t bytes) {
         if (lazy_.offset >= buffer.offset && lazy_.offset < buffer.offset + bytes) lazy_.bytes = 0;

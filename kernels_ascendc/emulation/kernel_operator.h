@@ -2,8 +2,8 @@
 //
 // Two builds: *fast* (the default) does every operation at once, near memcpy's speed. *strict*
 // (MOE_EMULATION_STRICT) does each operation late and out of order as far as the hardware may, lets scalar
-// code see GM through a cache that nothing keeps coherent, and checks everything it can, so that a kernel
-// that is wrong on an NPU is wrong here too.
+// code see GM through a cache that nothing keeps coherent, refuses accesses to the same bytes that nothing
+// orders, and checks everything else that it can, so that a kernel that is wrong on an NPU is wrong here too.
 #ifndef MOE_EMULATION_KERNEL_OPERATOR_H
 #define MOE_EMULATION_KERNEL_OPERATOR_H
 

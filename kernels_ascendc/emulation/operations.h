@@ -69,17 +69,30 @@ uint8_t* Bytes(const GlobalTensor<T>& global) {
     return reinterpret_cast<uint8_t*>(global.Host());
 }
 
+// What the vector instruction that has begun reads and writes: the first `count` elements.
+template <typename T>
+void Reads(const LocalTensor<T>& local, uint64_t count) {
+    Core().AccessUb(PIPE_V, local.GetPhyAddr(), count * sizeof(T), false);
+}
+
+template <typename T>
+void Writes(const LocalTensor<T>& local, uint64_t count) {
+    Core().AccessUb(PIPE_V, local.GetPhyAddr(), count * sizeof(T), true);
+}
+
 }  // namespace detail
 
 template <typename T>
 void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, uint32_t count) {
     const uint64_t bytes = detail::CheckedBytes(dst, src, count);
+    detail::Core().BeginInstruction(PIPE_MTE2);
     detail::Core().CopyIn(dst.GetPhyAddr(), detail::Bytes(src), bytes);
 }
 
 template <typename T>
 void DataCopy(const GlobalTensor<T>& dst, const LocalTensor<T>& src, uint32_t count) {
     const uint64_t bytes = detail::CheckedBytes(src, dst, count);
+    detail::Core().BeginInstruction(PIPE_MTE3);
     detail::Core().CopyOut(detail::Bytes(dst), src.GetPhyAddr(), bytes);
 }
 
@@ -89,6 +102,7 @@ void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const Da
     // The kernels need no padding values; ignoring them silently would be worse than refusing them.
     detail::Core().Require(!pad.isPad, "DataCopyPad: padding values are not emulated");
     detail::CheckPad(dst, src, p, detail::BlockAt(p.blockCount - 1U, p, p.srcStride, p.dstStride));
+    detail::Core().BeginInstruction(PIPE_MTE2);
     for (uint32_t b = 0; b < p.blockCount; ++b) {
         const auto at = detail::BlockAt(b, p, p.srcStride, p.dstStride);
         detail::Core().CopyIn(detail::After(dst, at), detail::Bytes(src) + at.global_at, p.blockLen);
@@ -100,6 +114,7 @@ void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const Da
 template <typename T>
 void DataCopyPad(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const DataCopyExtParams& p) {
     detail::CheckPad(src, dst, p, detail::BlockAt(p.blockCount - 1U, p, p.dstStride, p.srcStride));
+    detail::Core().BeginInstruction(PIPE_MTE3);
     for (uint32_t b = 0; b < p.blockCount; ++b) {
         const auto at = detail::BlockAt(b, p, p.dstStride, p.srcStride);
         detail::Core().CopyOut(detail::Bytes(dst) + at.global_at, detail::After(src, at), p.blockLen);
@@ -111,6 +126,8 @@ void Duplicate(const LocalTensor<T>& dst, const T& value, const int32_t& count) 
     detail::Core().Require(count > 0 && static_cast<uint32_t>(count) <= dst.GetSize(),
                            "Duplicate beyond the end of a LocalTensor");
     detail::RequireAligned(dst);
+    detail::Core().BeginInstruction(PIPE_V);
+    detail::Writes(dst, static_cast<uint64_t>(count));
     uint8_t* to = dst.Host();
     detail::Core().Issue(PIPE_V, [to, value, n = count] {
         for (int32_t i = 0; i < n; ++i) std::memcpy(to + i * sizeof(T), &value, sizeof(T));
@@ -129,6 +146,10 @@ void Duplicate(const LocalTensor<T>& dst, const T& value, uint64_t mask, const u
     core.Require((repeatTime - uint64_t{1}) * step + mask * sizeof(T) <= uint64_t{dst.GetSize()} * sizeof(T),
                  "Duplicate beyond the end of a LocalTensor");
     detail::RequireAligned(dst);
+    core.BeginInstruction(PIPE_V);
+    for (uint32_t repeat = 0; repeat < repeatTime; ++repeat) {
+        detail::Writes(dst[static_cast<uint32_t>(repeat * step / sizeof(T))], mask);
+    }
     uint8_t* to = dst.Host();
     core.Issue(PIPE_V, [=] {
         for (uint64_t repeat = 0; repeat < repeatTime; ++repeat) {
@@ -155,6 +176,9 @@ void Transform(const LocalTensor<T>& dst, const LocalTensor<U>& src, int64_t cou
                    "a vector instruction beyond the end of a LocalTensor");
     RequireAligned(dst);
     RequireAligned(src);
+    Core().BeginInstruction(PIPE_V);
+    Reads(src, static_cast<uint64_t>(count));
+    Writes(dst, static_cast<uint64_t>(count));
     uint8_t* to = dst.Host();
     const uint8_t* from = src.Host();
     Core().Issue(PIPE_V, [=] {
@@ -189,6 +213,10 @@ void Add(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTenso
     detail::RequireAligned(dst);
     detail::RequireAligned(src0);
     detail::RequireAligned(src1);
+    detail::Core().BeginInstruction(PIPE_V);
+    detail::Reads(src0, static_cast<uint64_t>(count));
+    detail::Reads(src1, static_cast<uint64_t>(count));
+    detail::Writes(dst, static_cast<uint64_t>(count));
     uint8_t* to = dst.Host();
     const uint8_t* first = src0.Host();
     const uint8_t* second = src1.Host();
@@ -217,6 +245,8 @@ template <typename T>
 void CreateVecIndex(LocalTensor<T> dst, const T& firstValue, uint32_t count) {
     detail::Core().Require(count > 0 && count <= dst.GetSize(), "CreateVecIndex beyond the end of a LocalTensor");
     detail::RequireAligned(dst);
+    detail::Core().BeginInstruction(PIPE_V);
+    detail::Writes(dst, count);
     uint8_t* to = dst.Host();
     detail::Core().Issue(PIPE_V, [=, first = firstValue] {
         for (uint32_t i = 0; i < count; ++i) {
@@ -245,6 +275,10 @@ void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const Local
     detail::RequireAligned(src);
     core.Require(sharedTmpBuffer.GetSize() * uint64_t{detail::REPEAT_BYTES} >= count * sizeof(T),
                  "ReduceSum: temporary too small");
+    core.BeginInstruction(PIPE_V);
+    detail::Reads(src, static_cast<uint64_t>(count));
+    detail::Writes(sharedTmpBuffer, sharedTmpBuffer.GetSize());
+    detail::Writes(dst, 1);
     uint8_t* to = dst.Host();
     const uint8_t* from = src.Host();
     core.Issue(PIPE_V, [=] {
@@ -271,6 +305,10 @@ void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const Local
     core.Require(dst.GetSize() >= 1, "ReduceSum needs room for its result");
     detail::RequireAligned(src);
     core.Require(sharedTmpBuffer.GetSize() >= static_cast<uint32_t>(repeatTime), "ReduceSum: temporary too small");
+    core.BeginInstruction(PIPE_V);
+    detail::Reads(src, end / sizeof(T));
+    detail::Writes(sharedTmpBuffer, sharedTmpBuffer.GetSize());
+    detail::Writes(dst, 1);
     uint8_t* to = dst.Host();
     const uint8_t* from = src.Host();
     core.Issue(PIPE_V, [=, bits = mask[0]] {
@@ -389,6 +427,7 @@ inline void CopyBlocksInOrder(const AscendC::GlobalTensor<uint8_t>& dst, const A
                               uint32_t blocks, uint32_t block_bytes, uint32_t data_bytes) {
     ThisCore().Require(reinterpret_cast<uint64_t>(dst.Host()) % block_bytes == 0, "blocks must lie aligned in GM");
     AscendC::detail::CheckedBytes(src, dst, uint64_t{blocks} * block_bytes);
+    ThisCore().BeginInstruction(PIPE_MTE3);
     ThisCore().CopyBlocksOut(dst.Host(), src.GetPhyAddr(), blocks, {block_bytes, data_bytes});
 }
 

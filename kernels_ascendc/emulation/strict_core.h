@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "hazards.h"
 #include "launch_settings.h"
 #include "meeting.h"
 #include "memory.h"
@@ -43,6 +44,7 @@ public:
         constexpr pipe_t SLOW[] = {PIPE_S, PIPE_V, PIPE_MTE2, PIPE_MTE3, PIPE_MTE3, PIPE_MTE3, PIPE_ALL, PIPE_ALL};
         slow_pipe_ = SLOW[random_() % (sizeof(SLOW) / sizeof(SLOW[0]))];
         newest_first_ = random_.OneIn(2);
+        hazards_.Begin();
         // Blocks of a launch do not start together.
         if (blocks > 1 && random_.OneIn(4)) Stall();
     }
@@ -56,12 +58,31 @@ public:
 
     void Issue(pipe_t pipe, Effect effect) { Put(pipe, {Kind::EFFECT, {{std::move(effect), {}}}, {}, Stalls::NEVER}); }
 
-    void CopyIn(UbAddress to, const uint8_t* from, uint64_t bytes) { Copy(PIPE_MTE2, ub_ + to.offset, from, bytes); }
-    void CopyOut(uint8_t* to, UbAddress from, uint64_t bytes) { Copy(PIPE_MTE3, to, ub_ + from.offset, bytes); }
+    // What follows on this pipe, up to the next call, is of one instruction.
+    void BeginInstruction(pipe_t pipe) { hazards_.BeginInstruction(pipe); }
+
+    void AccessUb(pipe_t pipe, UbAddress at, uint64_t bytes, bool writes) {
+        hazards_.AccessUb(pipe, at.offset, bytes, writes);
+    }
+
+    void CopyIn(UbAddress to, const uint8_t* from, uint64_t bytes) {
+        hazards_.AccessGm(PIPE_MTE2, from, bytes, false);
+        AccessUb(PIPE_MTE2, to, bytes, true);
+        Copy(PIPE_MTE2, ub_ + to.offset, from, bytes);
+    }
+
+    void CopyOut(uint8_t* to, UbAddress from, uint64_t bytes) {
+        AccessUb(PIPE_MTE3, from, bytes, false);
+        hazards_.AccessGm(PIPE_MTE3, to, bytes, true);
+        Copy(PIPE_MTE3, to, ub_ + from.offset, bytes);
+    }
+
     void Discard(UbAddress, uint32_t) {}
 
     // Blocks arrive in any order, each with its data before its flag.
     void CopyBlocksOut(uint8_t* to, UbAddress from, uint32_t blocks, FlaggedBlock block) {
+        AccessUb(PIPE_MTE3, from, uint64_t{blocks} * block.bytes, false);
+        hazards_.AccessGm(PIPE_MTE3, to, uint64_t{blocks} * block.bytes, true);
         const uint8_t* source = ub_ + from.offset;
         std::vector<Piece> pieces;
         for (uint32_t b = 0; b < blocks; ++b, to += block.bytes, source += block.bytes) {
@@ -75,16 +96,19 @@ public:
     // The bytes that a load leaves behind its last ones are undefined.
     void Spoil(UbAddress at, uint32_t bytes) {
         if (bytes == 0) return;
+        AccessUb(PIPE_MTE2, at, bytes, true);
         uint8_t* to = ub_ + at.offset;
         Put(PIPE_MTE2, {Kind::EFFECT, {{[=] { std::memset(to, 0x5A, bytes); }, {}}}, {}, Stalls::NEVER});
     }
 
     void SetFlag(AscendC::HardEvent event, uint64_t id) {
+        hazards_.SetFlag(event, id);
         Put(AscendC::SourcePipe(event), {Kind::SET, {}, {event, id}, Stalls::NEVER});
     }
 
     void WaitFlag(AscendC::HardEvent event, uint64_t id) {
         const Flag flag{event, id};
+        hazards_.WaitFlag(event, id);
         if (AscendC::TargetPipe(event) != PIPE_S) {
             Put(AscendC::TargetPipe(event), {Kind::WAIT, {}, flag, Stalls::NEVER});
             return;
@@ -95,6 +119,7 @@ public:
     }
 
     void Barrier(pipe_t pipe) {
+        hazards_.Barrier(pipe);
         if (pipe == PIPE_ALL) {
             DrainAll();
         } else if (pipe == PIPE_S) {
@@ -112,11 +137,15 @@ public:
     // None of these waits for the scalar unit's writes to UB.
     template <typename T>
     T ScalarLoad(const T* from) {
+        hazards_.BeginInstruction(PIPE_S);
+        hazards_.AccessGm(PIPE_S, from, sizeof(T), false);
         return cache_.Load(from);
     }
 
     template <typename T>
     void ScalarStore(T* to, T value) {
+        hazards_.BeginInstruction(PIPE_S);
+        hazards_.AccessGm(PIPE_S, to, sizeof(T), true);
         cache_.Store(to, value);
     }
 
@@ -129,7 +158,7 @@ public:
         meeting_.Wait();
     }
 
-    void Notify(const void*, uint64_t) {}
+    void Notify(const void* flags, uint64_t) { hazards_.RaiseFlag(flags); }
 
     // At once: copies whose end nothing has waited for are posted as they were before.
     bool Post(const PostItem& item) { return PostTo(nic_, meeting_, block, item); }
@@ -315,6 +344,7 @@ private:
     }
 
     Meeting& meeting_;
+    Hazards& hazards_ = ThreadHazards();
     uint8_t* ub_;
     Nic* const nic_;
     Random random_;

@@ -70,6 +70,8 @@ public:
     T GetValue(uint32_t index) const {
         auto& core = moe::emulation::ThisCore();
         core.Require(index < GetSize(), "GetValue beyond the end of a LocalTensor");
+        core.BeginInstruction(PIPE_S);
+        core.AccessUb(PIPE_S, PlaceOf(index), sizeof(T), false);
         core.DrainScalar();
         T value;
         std::memcpy(&value, Host() + index * sizeof(T), sizeof(T));
@@ -79,6 +81,8 @@ public:
     void SetValue(uint32_t index, T value) const {
         auto& core = moe::emulation::ThisCore();
         core.Require(index < GetSize(), "SetValue beyond the end of a LocalTensor");
+        core.BeginInstruction(PIPE_S);
+        core.AccessUb(PIPE_S, PlaceOf(index), sizeof(T), true);
         uint8_t* at = Host() + index * sizeof(T);
         core.Issue(PIPE_S, [=] { std::memcpy(at, &value, sizeof(T)); });
     }
@@ -86,6 +90,10 @@ public:
     uint8_t* Host() const { return moe::emulation::ThisCore().Ub(address_); }
 
 private:
+    moe::emulation::UbAddress PlaceOf(uint32_t index) const {
+        return {address_.offset + static_cast<uint32_t>(index * sizeof(T))};
+    }
+
     moe::emulation::UbAddress address_{0};
     uint32_t bytes_ = 0;
 };

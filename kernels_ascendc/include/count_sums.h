@@ -59,6 +59,8 @@ public:
         if (!sums_are_exact_) {
             return SumOneByOne(count);
         }
+        // The sum before has been read.
+        Order<AscendC::HardEvent::S_V>();
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::ReduceSum(sum_, floats_, work_buffer_.Get<float>(), static_cast<int32_t>(count));
         Order<AscendC::HardEvent::V_S>();

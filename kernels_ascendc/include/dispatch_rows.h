@@ -81,6 +81,7 @@ private:
         const int64_t first = pieces_[0].place;
         int64_t noted = -1;
         for (PollLoop poll(deadline_, args_.window, first, pieces_[num_pieces_ - 1].place + 1 - first); poll.Next();) {
+            Order<AscendC::HardEvent::S_MTE2>();
             for (int64_t i = 0; i < num_pieces_; ++i) {
                 flags_.LoadStamps(pieces_[i].stamp, pieces_[i].first, pieces_[i].count);
             }

@@ -97,6 +97,7 @@ private:
             const int64_t count = Smaller(rows - row, Flags::MAX_STAMPS);
             const uint64_t stamp = flags_.StampOf(place, row);
             flags_.Prepare(count);
+            Order<AscendC::HardEvent::S_MTE2>();
             flags_.LoadStamps(stamp, 0, count);
             missing = count - flags_.CountSet(count);
             const int64_t there = missing == 0 ? count : CountFirst();

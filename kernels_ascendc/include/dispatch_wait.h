@@ -108,6 +108,7 @@ private:
         ExpectAll(own.last - own.first);
         int64_t noted = 0;
         for (PollLoop poll(deadline_, args_.window, chunk.first, count); poll.Next();) {
+            Order<AscendC::HardEvent::S_MTE2>();
             AscendC::DataCopy(flags_.Entries(), EntriesFrom(chunk.first),
                               static_cast<uint32_t>(count * STATUS_ENTRY_WORDS));
             const int64_t seen = flags_.SumWordOfEach(StatusEntry::FLAG, repeats);

@@ -82,17 +82,19 @@ public:
         return SlotOf(place, row) + static_cast<uint64_t>(args_->stamp_offset);
     }
 
-    // Stamps of neighbouring slots, to UB from the at-th place for one on.
+    // Behind Order<S_MTE2>: stamps of neighbouring slots, to UB from the at-th place for one on.
     __aicore__ inline void LoadStamps(uint64_t stamp, int64_t at, int64_t count) {
         const DataGap gap = static_cast<DataGap>(args_->slots.index_stride) - STAMP_BYTES;
         AscendC::DataCopyPad(words_[static_cast<uint32_t>(at * STAMP_WORDS)], GlobalAt<int32_t>(stamp),
                              {static_cast<uint16_t>(count), STAMP_BYTES, gap, 0, 0}, NoPadding<int32_t>());
     }
 
-    // Of so many stamps in UB, from the first on. Before they are loaded, what is behind them is made zero.
+    // Of so many stamps in UB, from the first on. Before they are loaded, what is behind them is made zero: stamps of
+    // the look before, which has read them.
     __aicore__ inline void Prepare(int64_t count) {
         const int64_t padding = RepeatsOf(count) * FlagCounter::ENTRIES_PER_REPEAT - count;
         if (padding > 0) {
+            Order<AscendC::HardEvent::S_V>();
             AscendC::Duplicate(words_[static_cast<uint32_t>(count * STAMP_WORDS)], 0,
                                static_cast<int32_t>(padding * STAMP_WORDS));
             Order<AscendC::HardEvent::V_MTE2>();

@@ -15,7 +15,9 @@ public:
         starts_ = buffer_.Get<int32_t>();
     }
 
+    // May be called again, whatever was read and written since.
     __aicore__ inline void Clear() {
+        Order<AscendC::HardEvent::S_V>();
         AscendC::Duplicate(starts_, 0, static_cast<int32_t>(num_ranks_));
         Order<AscendC::HardEvent::V_S>();
     }

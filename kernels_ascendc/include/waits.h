@@ -120,7 +120,7 @@ public:
 
     // Of flags that fill whole 32-byte units with 1.0f: their words need no mask.
     __aicore__ inline int64_t SumWords(uint32_t first, uint32_t words) {
-        Order<AscendC::HardEvent::MTE2_V>();
+        BeginSum();
         AscendC::ReduceSum(sum_, entries_[first], work_, static_cast<int32_t>(words));
         return Result();
     }
@@ -128,7 +128,7 @@ public:
     // Of entries that have other words, no floats, beside the one that is the flag.
     __aicore__ inline int64_t SumWordOfEach(uint32_t word, int64_t repeats) {
         const uint64_t mask[2] = {FIRST_WORDS << word, 0};
-        Order<AscendC::HardEvent::MTE2_V>();
+        BeginSum();
         AscendC::ReduceSum(sum_, entries_, work_, mask, static_cast<int32_t>(repeats),
                            static_cast<int32_t>(ENTRIES_PER_REPEAT));
         return Result();
@@ -137,6 +137,12 @@ public:
 private:
     static constexpr uint32_t WORK_BYTES = 1024;
     static constexpr uint64_t FIRST_WORDS = 0x0101010101010101ULL;
+
+    // The entries are there, and the sum before has been read.
+    __aicore__ inline void BeginSum() {
+        Order<AscendC::HardEvent::MTE2_V>();
+        Order<AscendC::HardEvent::S_V>();
+    }
 
     // CANN's ReduceSum for these processors waits for the vector unit itself, since its last step is the scalar
     // unit's. No page promises that, and a flag that is set already costs a poll next to nothing.

@@ -42,6 +42,11 @@ ORDERS = (
         _SUMS,
     ),
     Mutant(
+        "a sum of counts over one that scalar code reads",
+        (without(COUNT_SUMS, "        Order<AscendC::HardEvent::S_V>();\n"),),
+        _SUMS,
+    ),
+    Mutant(
         "no MTE2_S wait before reading counts",
         (without(OFFSETS, "        Order<AscendC::HardEvent::MTE2_S>();\n"),),
         OffsetsCase(blocks=1),

@@ -16,6 +16,7 @@ COMBINE_POST = "include/combine_post.h"
 POSTS = "include/posts.h"
 FLAGS = "include/flags.h"
 RING = "emulation/post_ring.h"
+SOURCE_STARTS = "include/source_starts.h"
 
 
 def blocks_of(**changes: object) -> BlocksCase:
@@ -84,6 +85,17 @@ BLOCKS = (
         "a block posted before FLAG2 is written",
         (without(BLOCK_POSTS, "        Order<AscendC::HardEvent::MTE3_S>();\n"),),
         blocks_of(keeps_order=True, rounds=6),
+    ),
+    Mutant(
+        "places in blocks cleared while scalar code reads them",
+        (
+            Patch(
+                SOURCE_STARTS,
+                "        Order<AscendC::HardEvent::S_V>();\n        AscendC::Duplicate(",
+                "        AscendC::Duplicate(",
+            ),
+        ),
+        blocks_of(tokens=(6, 6), blocks=3),
     ),
     Mutant(
         "blocks posted before other cores have written them",

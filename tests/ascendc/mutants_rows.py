@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from .library import Patch
-from .mutants import DISPATCH_ROWS, SEND_ROWS, Mutant, case_of, without
+from .mutants import DISPATCH_ROWS, DISPATCH_WAIT, SEND_ROWS, WAITS, Mutant, case_of, without
 
 ROW_FLAGS, DISPATCH_TAKE = "include/row_flags.h", "include/dispatch_take.h"
 _PARTS = case_of(takes=2, rounds=4, straggle=0.5)
+_TIMED = case_of(timed=True, rounds=4, straggle=0.5)
+_SCALARS_LOAD = "            Order<AscendC::HardEvent::S_MTE2>();\n"
+_SCALARS_ZERO = "            Order<AscendC::HardEvent::S_V>();\n"
 
 _FINISH = "        if constexpr (IS_FLAGGED) {\n            FinishRow();\n        }\n"
 
@@ -76,6 +79,32 @@ ROW_MUTANTS = (
             ),
         ),
         case_of(),
+    ),
+    Mutant(
+        "stamps loaded over those that scalar code reads",
+        (without(DISPATCH_ROWS, _SCALARS_LOAD),),
+        _TIMED,
+    ),
+    Mutant(
+        "stamps of a part loaded over those that scalar code reads",
+        (Patch(DISPATCH_TAKE, f"{_SCALARS_LOAD}            flags_", "            flags_"),),
+        # Eight rows of each source: behind a look's stamps there is nothing to make zero.
+        case_of(tokens=(8, 8), experts_per_rank=1, blocks=1, takes=2, rounds=4, straggle=0.5),
+    ),
+    Mutant(
+        "zeros over stamps that scalar code reads",
+        (without(ROW_FLAGS, _SCALARS_ZERO),),
+        _PARTS,
+    ),
+    Mutant(
+        "entries loaded over those that scalar code reads",
+        (without(DISPATCH_WAIT, _SCALARS_LOAD),),
+        _TIMED,
+    ),
+    Mutant(
+        "a sum of flags over one that scalar code reads",
+        (without(WAITS, "        Order<AscendC::HardEvent::S_V>();\n"),),
+        case_of(inband=True),
     ),
     Mutant(
         "a tensor of a buffer that was given no memory",
