@@ -95,7 +95,7 @@ _SCALES = f"with `quant_mode=2`; with 0 refused, as in published host checks. {_
 _ELASTIC = "`fullmesh_v2` and A2 have no lost ranks in the original"
 _WAITS = "`hierarchy` waits for ranks through others"
 _NO_MASK = "A3's first version has none"
-_LEFT = "`hierarchy` goes by what dispatch's mask left"
+_LEFT = "dispatch's, which the CPU back end compares"
 _WITH_COPY = "where there are copy or constant experts; otherwise checked"
 _WITH_CONST = "where there are constant experts"
 _BY_IDS = "A2 finds results by the ids, and has its number of words checked as host checks do"
@@ -123,7 +123,7 @@ _COMBINE = {
     **_rows("expand_x expert_ids ep_send_counts expert_scales residual_x gamma norm_eps", "tttt"),
     **_rows("assist_info_for_combine expand_idx", "ttcc", _BY_IDS),
     **_rows("tp_send_counts", "tiii", _PAIRED),
-    **_rows("x_active_mask", "tttc", _LEFT),
+    **_rows("x_active_mask", "tttt", _LEFT),
     **_rows("expand_scales", "iiii", "weights are `expert_scales`; frameworks pass dispatch's output on"),
     **_rows("shared_expert_x", "ttrr", _SUMMED),
     **_rows("ori_x", "tttr", f"{_WITH_COPY}. {_NO_SPECIAL}"),
@@ -185,7 +185,7 @@ TABLE: dict[str, Function] = {
             _ONE_SHARED,
             _rows(
                 "x_active_mask",
-                "r-tc",
+                "r-tt",
                 f"{_NO_MASK}. {_LEFT}",
             ),
             _rows("shared_expert_x", "r-rr", "the original's first version accepts it and does not add it"),

@@ -262,7 +262,7 @@ class Bench:
             name: make
             for name, make in (alike or {}).items()
             if name in names
-            and (name in ALIKE or (name == "x_active_mask" and self.scheme[1] != "hierarchy"))
+            and name in (*ALIKE, "x_active_mask")
         }
         return self._with(taken, same, is_tried=False)
 
