@@ -230,7 +230,7 @@ class Meeting:
             ) from None
         except (futures.TimeoutError, RuntimeError) as error:
             self.end()
-            if self.group is None or self.group in _stores:
+            if (group := self.group) is None or group in _stores:
                 why = (
                     f"does not answer ({purpose}): the process that hosts it, usually that of rank 0, is "
                     f"stopped or gone ({type(error).__name__})"

@@ -128,14 +128,14 @@ def use_one_by_one(pool: OutputPool, sizes: range) -> None:
 def test_kept_bytes_have_a_limit_and_the_size_used_longest_ago_goes() -> None:
     pool = OutputPool(limit=10 * 4096)
     assert pool.native is not None
-    use_one_by_one(pool, range(4096, 4096 + 20 * 64, 64))
-    assert pool.native.kept_bytes() <= 10 * 4096
-    newest = pool.empty((4096 + 19 * 64,), torch.int8)
-    address = newest.data_ptr()
-    del newest
-    use_one_by_one(pool, range(64, 4096, 64))
-    kept = pool.empty((4096 + 19 * 64,), torch.int8)
-    assert kept.data_ptr() == address
+    pool.empty((2048,), torch.float16)
+    for size in range(8192, 8192 + 200 * 64, 64):  # several times as many bytes
+        use_one_by_one(pool, range(size, size + 1))
+        assert pool.native.kept_bytes() <= 10 * 4096
+        before = pool.native.kept_bytes()
+        held = pool.empty((2048,), torch.float16)
+        assert pool.native.kept_bytes() == before - held.nbytes  # it was kept, since it was used lately
+        del held
 
 
 def test_what_the_latest_calls_have_in_use_at_once_is_kept() -> None:

@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import signal
+import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -165,10 +167,13 @@ def test_ranks_without_a_store_meet_after_one_was_late() -> None:
     assert first == second == [2, 2]
 
 
-def on_several_hosts(rank: int, num_ranks: int) -> int:
+def on_several_hosts(rank: int, num_ranks: int, other: str) -> tuple[int, set[str]]:
     with pytest.MonkeyPatch.context() as patch, no_store():
-        patch.setattr(hosting, "_network", lambda: f"network {rank}")
-        return len(Meeting(None, seconds(20)).exchange({}, "ranks"))
+        patch.setattr(hosting, "_network", lambda: f"network-{rank}")
+        if rank:
+            patch.setattr(socket, "gethostname", lambda: other)
+        met = len(Meeting(None, seconds(20)).exchange({}, "ranks"))
+    return met, listening_on(meeting._stores[dist.group.WORLD].port)  # type: ignore[index]
 
 
 def without_room_for_a_store(rank: int, num_ranks: int) -> str:
@@ -183,8 +188,18 @@ def without_room_for_a_store(rank: int, num_ranks: int) -> str:
     return str(caught.value)
 
 
-def test_ranks_on_several_hosts_meet_in_a_store_of_ours() -> None:
-    assert run_ranks(on_several_hosts, 2) == [2, 2]
+def test_a_store_for_several_hosts_is_on_the_address_towards_them() -> None:
+    other = "192.0.2.77"  # for documentation: nothing is sent there
+    towards = hosting.address_towards([other])
+    if towards is None or towards[0] != socket.AF_INET:
+        pytest.skip("this machine has no network")
+    address = f"{int.from_bytes(socket.inet_aton(towards[1]), sys.byteorder):08X}"
+    assert run_ranks(on_several_hosts, 2, (other,)) == [(2, {address})] * 2
+
+
+def test_a_store_for_hosts_that_no_name_leads_to_is_reached_all_the_same() -> None:
+    (first, _), (second, _) = run_ranks(on_several_hosts, 2, ("localhost",))
+    assert first == second == 2
 
 
 def test_a_first_rank_that_can_host_no_store_tells_all() -> None:
