@@ -10,7 +10,7 @@ namespace {
 using RunPlan = int64_t (*)(uint64_t plan, const uint64_t* holes);
 using TakeIds = int64_t (*)(int64_t ids, uint32_t id_bytes, int64_t taken, uint64_t num_tokens, uint64_t topk,
                             int64_t num_experts, int32_t* rule);
-using DigestIds = int64_t (*)(int64_t ids, uint64_t count);
+using DigestIds = int64_t (*)(int64_t ids, uint64_t count, const uint8_t* mask, uint64_t per_flag);
 
 bool IsSame(PyObject* one, PyObject* other) {
     return one == other || (PyUnicode_Check(one) && PyUnicode_Check(other) && PyUnicode_Compare(one, other) == 0);
@@ -102,7 +102,7 @@ private:
                 return take_ids(in(0), id_bytes, in(2), in(3), in(4), in(5), &rule) < 0;
             }
             case Operation::DIGEST:
-                *target = reinterpret_cast<DigestIds>(program_.digest_ids)(in(0), in(1));
+                *target = reinterpret_cast<DigestIds>(program_.digest_ids)(in(0), in(1), nullptr, 1);
                 return true;
             case Operation::MARKED: return HasMark(arguments_[number[0]], in(1));
             default: return false;

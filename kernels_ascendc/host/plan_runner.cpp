@@ -228,13 +228,17 @@ int64_t moe_take_ids(const void* ids, uint32_t id_bytes, int32_t* taken, uint64_
     return moe_first_bad_id(taken, num_tokens, topk, num_experts, rule);
 }
 
-// What stands for ids where a dispatch's are compared with those of its combine. Each step can be undone, so that ids
-// which differ in one place never have the same.
-int64_t moe_digest_ids(const int32_t* ids, uint64_t count) {
-    uint64_t digest = count;
+// What stands for ids where a dispatch's are compared with those of its combine: a sum, with a factor for each place.
+// An entry of -1 adds nothing, nor does one that a mask leaves out: it has a flag for every `per_flag` entries, or is
+// null.
+int64_t moe_digest_ids(const int32_t* ids, uint64_t count, const uint8_t* mask, uint64_t per_flag) {
+    uint64_t digest = 0;
     for (uint64_t i = 0; i < count; ++i) {
-        digest = (digest ^ static_cast<uint32_t>(ids[i])) * 0x9E3779B97F4A7C15;  // odd: 2^64 over the golden ratio
-        digest ^= digest >> 32;
+        auto factor = static_cast<uint32_t>(i) * 0x9E3779B1U;  // 2^32 over the golden ratio
+        factor = (factor ^ (factor >> 15)) * 0x85EBCA6BU;
+        factor = (factor ^ (factor >> 13)) | 1U;
+        const bool counts = mask == nullptr || mask[i / per_flag] != 0;
+        digest += counts ? static_cast<uint64_t>(static_cast<uint32_t>(ids[i]) + 1U) * factor : 0;
     }
     return static_cast<int64_t>(digest);
 }

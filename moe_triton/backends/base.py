@@ -353,8 +353,13 @@ class Backend(Protocol):
         """
         ...
 
-    def digest_ids(self, topk_idx: torch.Tensor) -> int | None:
-        """What stands for contiguous int32 ids; None where the host does not read them."""
+    def digest_ids(self, topk_idx: torch.Tensor, mask: torch.Tensor | None) -> int | None:
+        """What stands for the entries of ids that take part; None where the host does not read them.
+
+        Args:
+            topk_idx: (T, K) int32, contiguous. Those of -1 count as left out.
+            mask: (T,) or (T, K) bool, contiguous; or None.
+        """
         ...
 
     def first_bad_id(self, topk_idx: torch.Tensor, num_experts: int) -> tuple[int, str] | None:

@@ -23,7 +23,6 @@ from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.operator_checks import (
     call_of,
     check_argument,
-    digest_of,
     inputs_of,
     other_ids_error,
 )
@@ -184,7 +183,7 @@ class BufferPlans:
             expand_idx=outputs["expand_idx"],
             recv_offsets=outputs["recv_offsets"],
             assist_info=outputs["assist_info"],
-            digest=digest_of(communicator, bindings["topk_idx"], bindings.get("mask")),
+            digest=communicator.backend.digest_ids(bindings["topk_idx"], bindings.get("mask")),
             exchange_counts=outputs.get("exchange_counts"),
             active_mask=bindings.get("mask"),
             tables=outputs.get("tables"),
@@ -231,7 +230,7 @@ class BufferPlans:
         plan = self._find(COMBINE_OF_BUFFER, CombineOfBuffer, tensors, modes)
         arguments.check_results(y, handle, communicator)
         bindings = plan.bind(tensors)
-        if handle.digest != digest_of(communicator, bindings["topk_idx"], handle.active_mask):
+        if handle.digest != communicator.backend.digest_ids(bindings["topk_idx"], bindings.get("mask")):
             raise other_ids_error(
                 "handle.topk_idx", f"dispatch {handle.number}", "Pass output.handle as dispatch made it."
             )

@@ -116,23 +116,6 @@ def taken_ids(
     return taken
 
 
-def digest_of(communicator: Communicator, ids: torch.Tensor, mask: torch.Tensor | None) -> int | None:
-    """What stands for the entries that take part in a call.
-
-    Args:
-        communicator: which calls.
-        ids: (T, K) int32, contiguous.
-        mask: (T,) or (T, K) bool, or None.
-
-    Returns:
-        Another number for other entries; None where the host does not read them.
-    """
-    backend = communicator.backend
-    if mask is not None and not backend.is_asynchronous:
-        ids = torch.where(mask if mask.dim() == 2 else mask[:, None], ids, -1).contiguous()
-    return backend.digest_ids(ids)
-
-
 def other_ids_error(name: str, dispatch: str, remedy: str) -> ArgumentError:
     """What to say of a combine by other ids than its dispatch's, which waits for what nobody sends."""
     value = f"other than what {dispatch} had (entries that a mask leaves out aside)"

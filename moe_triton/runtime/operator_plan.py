@@ -22,7 +22,7 @@ from moe_triton.operators import Symbols
 from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.executables import Phase
-from moe_triton.runtime.operator_checks import digest_of, other_ids_error, taken_ids
+from moe_triton.runtime.operator_checks import other_ids_error, taken_ids
 from moe_triton.runtime.plan_calls import NativeCalls, PlanCall
 from moe_triton.runtime.relayed import check_tables, check_weights, keep_weights
 from moe_triton.schemes import scheme_type
@@ -359,7 +359,7 @@ class DispatchPlan(OperatorPlan):
     """A checked dispatch of one shape."""
 
     def _keep(self, communicator: Communicator, bindings: Bindings) -> None:
-        digest = digest_of(communicator, bindings["topk_idx"], bindings.get("mask"))
+        digest = communicator.backend.digest_ids(bindings["topk_idx"], bindings.get("mask"))
         if digest is not None:
             (hole,) = (o.hole for o in self.symbols.operator.outputs if o.name == self.index)
             mark(bindings[hole], digest)
@@ -387,7 +387,9 @@ class CombinePlan(OperatorPlan):
             ArgumentError: they are not.
         """
         had = mark_of(bindings["expand_idx"])
-        if had is not None and had != digest_of(communicator, bindings["topk_idx"], bindings.get("mask")):
+        if had is not None and had != communicator.backend.digest_ids(
+            bindings["topk_idx"], bindings.get("mask")
+        ):
             dispatch = f"the dispatch that returned this {self.index}"
             raise other_ids_error(
                 "expert_ids", dispatch, "Pass the expert_ids and x_active_mask of that dispatch."

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Generic, Protocol, TypeVar
 
 from moe_triton.core.kept_memory import kept_bytes
 
 LATEST = 8
-"""Plans that are kept whatever they take: of the latest calls."""
+"""Plans that are kept whatever they take: those that were made last."""
 
 
 class Sized(Protocol):
@@ -27,30 +25,30 @@ Kept = TypeVar("Kept", bound=Sized)
 
 
 class PlanCache(Generic[Kept]):
-    """Plans by key; those used longest ago go first. Several threads may use it.
+    """Plans by key; the oldest go where there is no room for a new one.
+
+    One that is still used is made again then, which a call in thousands pays for; to note the use of plans
+    would cost every call. Several threads may use it.
 
     Args:
         limit: bytes; None for what `moe_triton.core.kept_memory.kept_bytes` says when the first plan comes.
+
+    Attributes:
+        get: returns the plan of a key, or None.
     """
 
     def __init__(self, limit: int | None = None) -> None:
         self._limit, self._bytes = limit, 0
-        self._plans: OrderedDict[Hashable, Kept] = OrderedDict()
+        self._plans: dict[Hashable, Kept] = {}
         self._lock = threading.Lock()
+        # Not a method, which would take as long again in every call.
+        self.get: Callable[[Hashable], Kept | None] = self._plans.get
 
     def __len__(self) -> int:
         return len(self._plans)
 
-    def get(self, key: Hashable) -> Kept | None:
-        """The plan of a key, which was used last from now on."""
-        found = self._plans.get(key)
-        if found is not None:
-            with contextlib.suppress(KeyError):  # another thread has dropped it meanwhile
-                self._plans.move_to_end(key)
-        return found
-
     def put(self, key: Hashable, plan: Kept) -> None:
-        """Keeps a plan, in place of those used longest ago where there is no room for it."""
+        """Keeps a plan, in place of the oldest ones where there is no room for it."""
         dropped = []  # what goes with them goes after the lock is free
         with self._lock:
             if self._limit is None:
@@ -59,12 +57,13 @@ class PlanCache(Generic[Kept]):
             self._bytes += plan.kept_bytes - (before.kept_bytes if before is not None else 0)
             self._plans[key] = plan
             while self._bytes > self._limit and len(self._plans) > LATEST:
-                _, oldest = self._plans.popitem(last=False)
+                oldest = self._plans.pop(next(iter(self._plans)))
                 self._bytes -= oldest.kept_bytes
                 dropped.append(oldest)
 
     def clear(self) -> None:
         """Forgets all of them."""
         with self._lock:
-            dropped, self._plans, self._bytes = self._plans, OrderedDict(), 0
+            dropped, self._bytes = list(self._plans.values()), 0
+            self._plans.clear()
         dropped.clear()

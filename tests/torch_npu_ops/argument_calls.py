@@ -261,8 +261,7 @@ class Bench:
         same = {
             name: make
             for name, make in (alike or {}).items()
-            if name in names
-            and name in (*ALIKE, "x_active_mask")
+            if name in names and name in (*ALIKE, "x_active_mask")
         }
         return self._with(taken, same, is_tried=False)
 

@@ -189,9 +189,12 @@ class CpuBackend:
         )
         return taken, (None if good < 0 else self.first_bad_id(taken, num_experts))
 
-    def digest_ids(self, topk_idx: torch.Tensor) -> int | None:
+    def digest_ids(self, topk_idx: torch.Tensor, mask: torch.Tensor | None) -> int | None:
         """See `moe_triton.backends.base.Backend`."""
-        digest: int = self._library.moe_digest_ids(topk_idx.data_ptr(), topk_idx.numel())
+        flags, per_flag = None, 1
+        if mask is not None:
+            flags, per_flag = mask.data_ptr(), topk_idx.shape[1] if mask.dim() == 1 else 1
+        digest: int = self._library.moe_digest_ids(topk_idx.data_ptr(), topk_idx.numel(), flags, per_flag)
         return digest
 
     def first_bad_id(self, topk_idx: torch.Tensor, num_experts: int) -> tuple[int, str] | None:

@@ -186,7 +186,7 @@ def library() -> ctypes.CDLL:
         ctypes.POINTER(ctypes.c_int32),
     )
     lib.moe_take_ids.restype = ctypes.c_int64
-    lib.moe_digest_ids.argtypes = (ctypes.c_void_p, ctypes.c_uint64)
+    lib.moe_digest_ids.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64)
     lib.moe_digest_ids.restype = ctypes.c_int64
     lib.moe_last_error.restype = ctypes.c_char_p
     lib.moe_use_profiler.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)

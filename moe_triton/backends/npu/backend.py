@@ -181,7 +181,7 @@ class NpuBackend:
         self.runtime.copy(taken, topk_idx)
         return taken, None
 
-    def digest_ids(self, topk_idx: torch.Tensor) -> int | None:
+    def digest_ids(self, topk_idx: torch.Tensor, mask: torch.Tensor | None) -> int | None:
         """None: see `take_ids`."""
         return None
 
