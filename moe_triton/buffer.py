@@ -64,8 +64,9 @@ class EPBuffer(Owner, Uncopied):
         num_bytes: bytes that the data window may take, None for what is needed
             (`get_buffer_size_hint`), on the NPU at most HCCL_BUFFSIZE where that is set.
         product: whose limits and schemes: "A3" or "A2".
-        ranks_per_server: how many ranks each server has: one number for all, or one for each in the order of
-            the ranks; None for what the product's have: 8 on A2, on A3 all ranks. The same on every rank.
+        ranks_per_server: how many ranks each server has: one number for all, of which the last may have
+            fewer, or one for each in the order of the ranks; None for what the product's have: 8 on A2, on A3
+            all ranks. The same on every rank.
         comm_alg: how tokens travel; "" for the product's own. On A3 "fullmesh_v1"; "fullmesh_v2", with flags
             in band; "direct", which moves the fewest bytes, and whose outputs lie in the window: see
             `dispatch`. On A2 "fullmesh"; or between servers "hierarchy", which sends a token once to each of

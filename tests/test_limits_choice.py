@@ -191,8 +191,11 @@ def test_the_size_hint_goes_by_the_same_choice() -> None:
     for comm_alg in ("auto", "hierarchy"):
         with pytest.raises(ArgumentError, match=r"^num_const_experts is 1, but A2 has no constant experts"):
             hint(4, num_const_experts=1, comm_alg=comm_alg, ranks_per_server=2)
-    with pytest.raises(ArgumentError, match=r"ranks_per_server is 3, but the servers have the 4 ranks"):
-        hint(4, ranks_per_server=3)
+    with pytest.raises(
+        ArgumentError, match=r"ranks_per_server is \(3, 2\), but the servers have the 4 ranks"
+    ):
+        hint(4, ranks_per_server=[3, 2])
+    assert hint(4, ranks_per_server=3) == hint(4, ranks_per_server=[3, 1])
     with pytest.raises(ArgumentError, match=r"ranks_per_server is 2, but a server of A2 has 8"):
         hint(16, ranks_per_server=2, relaxed=False)
 

@@ -52,8 +52,9 @@ class Config:
             holds them.
         generation: of the published limits: "v3", "v4", or None for what either of them accepts, rule by
             rule. It changes what is refused, never what is computed.
-        ranks_per_server: how many ranks each server has: one number for all, or one number for each, in the
-            order of the ranks; None for what the product's have: 8 on A2, on A3 all ranks.
+        ranks_per_server: how many ranks each server has: one number for all, of which the last may have
+            fewer, or one number for each, in the order of the ranks; None for what the product's have: 8 on
+            A2, on A3 all ranks.
 
     Examples:
         >>> config = Config(8, 64, 7168, 8, 32)

@@ -76,11 +76,12 @@ def _ranks_in_words(ranks: range) -> str:
 
 
 def fits(num_ranks: int, given: RanksPerServer) -> bool:
-    """Whether servers of so many ranks have those of a group between them."""
-    if given is None or num_ranks < 1:  # another rule is about the group's size
+    """Whether servers of so many ranks have those of a group between them.
+
+    Of one number for all, the last server has what is left.
+    """
+    if given is None or isinstance(given, int) or num_ranks < 1:  # another rule is about the group's size
         return True
-    if isinstance(given, int):
-        return given >= num_ranks or num_ranks % given == 0
     return sum(given) == num_ranks
 
 

@@ -134,7 +134,7 @@ COMMON = RuleSet(
         ),
         Rule(
             RANKS_PER_SERVER,
-            "None; a divisor of the ranks, or more than there are; or one number for each server",
+            "None; one number, with what is left of the group in the last server; or one for each server",
             lambda c: fits(c.num_ranks, c.ranks_per_server),
             lambda c: (
                 f"the servers have the {c.num_ranks} ranks of the group between them, each of them some"

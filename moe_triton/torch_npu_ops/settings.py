@@ -118,9 +118,9 @@ def configure(
             is written when a group's windows are given back, and when the process ends.
         generation: of the published limits that shall apply: "v3" or "v4"; None for what either of them
             accepts (docs/limits.md).
-        ranks_per_server: how many ranks of a group each server has, one number for all or one for each in the
-            order of the ranks; None for what the product's have: 8 on A2, on A3 all ranks. The same on every
-            rank.
+        ranks_per_server: how many ranks of a group each server has, one number for all, of which the last may
+            have fewer, or one for each in the order of the ranks; None for what the product's have: 8 on A2,
+            on A3 all ranks. The same on every rank.
 
     Raises:
         ArgumentError: a value that no setting has.

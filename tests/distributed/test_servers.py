@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from moe_triton import ArgumentError, ConfigMismatchError, EPBuffer
 from moe_triton import torch_npu_ops as ops
 from moe_triton.processes import RankGroup
+from moe_triton.torch_npu_ops import registry
 from tests.distributed.cases import inputs_of, small_case
 from tests.distributed.workers import expected_round, one_round
 from tests.patience import seconds
@@ -84,7 +86,7 @@ def test_torch_npus_functions_compare_servers(ranks: Groups) -> None:
 
 # What a rank passes that it is refused for by itself, and what it says.
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"ranks_per_server": 3}, "ranks_per_server is 3, but the servers have the 4 ranks"),
+    ({"ranks_per_server": [3, 2]}, "ranks_per_server is (3, 2), but the servers have the 4 ranks"),
     ({"ranks_per_server": [2, 1]}, "ranks_per_server is (2, 1), but the servers have the 4 ranks"),
     ({"ranks_per_server": "2"}, "ranks_per_server is '2', but it must be an integer"),
     ({"ranks_per_server": 2, "comm_alg": "direct"}, "ranks_per_server is [2, 2], but with comm_alg='direct'"),
@@ -121,6 +123,30 @@ def agree(rank: int, num_ranks: int) -> bool:
 
 def test_the_same_servers_in_other_words(ranks: Groups) -> None:
     assert ranks(RANKS).run(agree) == [True] * RANKS
+
+
+def with_a_rest(rank: int, num_ranks: int) -> list[str]:
+    """What is wrong where the last server has what one number leaves, as others say with a list."""
+    given, case, wrong = 3 if rank % 2 else [3, 1], small_case(num_ranks), []
+    with EPBuffer(timeout_s=seconds(20.0), comm_alg="fullmesh_v1", ranks_per_server=given, **SIZES) as buffer:
+        _, combined = one_round(buffer, case, inputs_of(case, rank, 0), None)
+        if not combined.equal(expected_round(case, 0)[1][rank]):
+            wrong.append("sums")
+        sizes = {buffer.config.topology.sizes}
+    ops.configure(product="A2", relaxed=True, timeout_s=seconds(20.0), ranks_per_server=3)
+    r = make_round(rank, num_ranks)
+    rows, _, index, _, counts, _, _ = ops.npu_moe_distribute_dispatch_v2(r.x, r.ids, *r.group)
+    sums = ops.npu_moe_distribute_combine_v2(rows, r.ids, index, counts, None, *r.group)
+    if not torch.equal(sums, (r.x.float() * r.ids.shape[1]).bfloat16()):
+        wrong.append("torch_npu's sums")
+    sizes |= {place.config.topology.sizes for place, _ in registry._communicators[r.group[0]]}
+    ops.release(r.group[0])
+    ops.configure()
+    return wrong if sizes == {(3, 1)} else [*wrong, f"{sizes}"]
+
+
+def test_the_last_server_may_have_fewer_ranks_than_one_number_says(ranks: Groups) -> None:
+    assert ranks(RANKS).run(with_a_rest) == [[]] * RANKS
 
 
 def inside_one_server(rank: int, num_ranks: int) -> list[str]:

@@ -145,7 +145,7 @@ def test_auto_goes_by_the_users_table(tmp_path: Path, monkeypatch: pytest.Monkey
         (["--experts", "9"], "experts"),
         (["--quantize", "int9"], "quantize"),
         (["--parts", "99"], "parts"),
-        (["--ranks-per-server", "3"], "ranks_per_server is 3"),
+        (["--ranks-per-server", "3,2"], "ranks_per_server is (3, 2)"),
         (["--ranks-per-server", "4;4"], "ranks_per_server is '4;4'"),
         (
             ["--comm-alg", "hierarchy", "--machine", "A2", "--ranks-per-server", "4"],
