@@ -266,7 +266,8 @@ class EPBuffer(Owner, Uncopied):
                 shared expert, then one for each routed one.
             active_mask: bool, which take part: (T,) with its True first, or (T, K), each entry by itself.
                 Combine goes by the same one.
-            performance_info: (EP,) int64, raised to the microseconds that each source rank was waited for.
+            performance_info: (EP,) int64, raised to the microseconds, 1 at least, that each source rank was
+                waited for.
             out: (A, H), where tokens are to arrive; None for a new tensor.
             wait: False to return as soon as all is sent, with what waits for the rows: `Pending`.
 
@@ -376,7 +377,8 @@ class EPBuffer(Owner, Uncopied):
                 experts").
             const_expert_alpha_2: like const_expert_alpha_1.
             const_expert_v: (C, H).
-            performance_info: (EP,) int64, raised to the microseconds that each rank was waited for.
+            performance_info: (EP,) int64, raised to the microseconds, 1 at least, that each rank was waited
+                for.
             out: (T, H), where sums are to go; None for a new tensor.
             wait: False to return as soon as all is sent, with what waits for the results: `Pending`.
 

@@ -11,7 +11,8 @@ Shape symbols:
 
 The caller's ``performance_info`` has an entry per rank of its own numbering; ``table`` maps a rank of the
 group to its entry. Ranks without a valid entry are not recorded, no two ranks share one, and negative waits
-are ignored.
+are ignored. A wait of 0, for a flag that was there at the first look, counts as one of 1: who reads entries
+takes 0 for a rank that nothing was waited for from, and the rank that comes last would have no others.
 
 On a CPU every result raises its source's entry. An AI core may not see its own recent store when it loads the
 entry again, and a scalar load takes it a few hundred cycles: there a program has sources of its own, loads
@@ -50,7 +51,7 @@ def _raise_entry(performance_info, table, num_table, source, waited):
     is_recorded = ((at >= 0) & (at < num_table) & (waited >= 0)).to(tl.int32)
     for _ in range(0, is_recorded):
         seen = tl.load(performance_info + at)
-        tl.store(performance_info + at, tl.maximum(seen, waited.to(tl.int64)))
+        tl.store(performance_info + at, tl.maximum(seen, tl.maximum(waited, 1).to(tl.int64)))
 
 
 @triton.jit
@@ -62,7 +63,7 @@ def _raise_entry_once(performance_info, table, num_table, source, waited):
     seen = tl.load(performance_info + at)
     longest = tl.max(waited, 0)
     for _ in range(0, (is_entry & (longest >= 0)).to(tl.int32)):
-        tl.store(performance_info + at, tl.maximum(seen, longest.to(tl.int64)))
+        tl.store(performance_info + at, tl.maximum(seen, tl.maximum(longest, 1).to(tl.int64)))
 
 
 @triton.jit
@@ -111,7 +112,8 @@ def _raise_entries(
     performance_info: torch.Tensor, table: torch.Tensor, num_table: int, waited: torch.Tensor
 ) -> None:
     recorded = (table >= 0) & (table < num_table) & (waited >= 0)
-    performance_info.scatter_reduce_(0, table[recorded].long(), waited[recorded].long(), "amax")
+    us = waited[recorded].clamp(min=1).long()
+    performance_info.scatter_reduce_(0, table[recorded].long(), us, "amax")
 
 
 @functools.cache

@@ -31,7 +31,7 @@ class Record:
     def expect(self, source: int, waited: int) -> None:
         place = self.places[source]
         if 0 <= place < len(self.want):
-            self.want[place] = max(self.want[place], waited)
+            self.want[place] = max(self.want[place], waited, 1)  # what was there at once counts as 1
 
     def check(self) -> None:
         assert self._guarded.check().tolist() == self.want
@@ -117,3 +117,6 @@ def test_host_functions(launch: Launch) -> None:
     waited = torch.tensor([[8, 6], [99, 10]], dtype=I32)
     waits_of_combine(waited, ids, table, performance_info, launch, num_experts=4, rank=0)
     assert performance_info.tolist() == [9, 5, 10]
+    none_waited = torch.zeros(3, dtype=torch.int64)
+    waits_of_dispatch(torch.zeros(4, dtype=I32), table, none_waited, launch)
+    assert none_waited.tolist() == [1, 0, 1]  # of a rank that nothing comes from nothing is said

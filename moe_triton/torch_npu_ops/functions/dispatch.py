@@ -117,7 +117,7 @@ def npu_moe_distribute_dispatch_v2(
         x_active_mask: (BS,) bool with its True first, or (BS, K) bool.
         expert_scales: (BS, K) fp32; an empty one counts as none.
         elastic_info: (4 + 2 * EP,) int32: which ranks are left (docs/operators.md, "Lost ranks").
-        performance_info: (EP,) int64, raised to the microseconds waited for each source rank.
+        performance_info: (EP,) int64, raised to the microseconds waited for each source rank, 1 at least.
         group_tp: name of the tensor-parallel group where tp_world_size is 2; otherwise not looked at.
         tp_world_size: 0, 1 or 2.
         tp_rank_id: this rank among two; otherwise not looked at.
