@@ -383,8 +383,7 @@ class EPBuffer(Owner, Uncopied):
             wait: False to return as soon as all is sent, with what waits for the results: `Pending`.
 
         Returns:
-            (T, H). A token without experts gives zeros, and one that a mask leaves out leaves its row of
-            ``out`` as it was, zeros where there is none.
+            (T, H). A token without experts gives zeros, and so does one that a mask leaves out.
 
         Raises:
             ArgumentError: a bad argument. Nothing was sent and the buffer stays usable.

@@ -29,6 +29,7 @@ from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers
 from moe_triton.core.space import double_buffers, named_features
 from moe_triton.kernels.cases import F32, I32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_hidden
+from moe_triton.kernels.clear import clear_row, clear_tile
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.zones import TURNED, ZONE, turn_cell, turn_zone
 from moe_triton.reference.arithmetic import LANES, add_rms_norm
@@ -67,16 +68,17 @@ def _rms_norm_kernel(
     HIDDEN: tl.constexpr,
     RECIPROCAL: tl.constexpr,
     LANES: tl.constexpr,
+    CLEAR_TILE: tl.constexpr,
 ):
     per_program = tl.cdiv(num_tokens, tl.num_programs(0))
     begin = tl.program_id(0) * per_program
     cols = row_columns(HIDDEN, LANES)
     for i in range(begin, tl.minimum(begin + per_program, num_tokens)):
         token = (first_token + i).to(tl.int64)
-        is_active = True
+        number = 0
         if active is not None:
-            is_active = tl.load(active + token) >= 0
-        if is_active:
+            number = tl.load(active + token)
+        if number >= 0:
             at = token * HIDDEN + cols
             xf = tl.load(acc + at) + tl.load(residual + at).to(tl.float32)
             inverse = 1.0 / tl.sqrt(sum_row(xf * xf * RECIPROCAL) + tl.load(eps))
@@ -85,6 +87,10 @@ def _rms_norm_kernel(
             normed = (xf * inverse).to(y.dtype.element_ty).to(tl.float32)
             normed = normed * tl.load(gamma + cols).to(tl.float32)
             tl.store(y + at, normed.to(y.dtype.element_ty))
+        elif active is not None:
+            tl.store(rstd + token, 0.0)
+            clear_row(x_out + token * HIDDEN, number, HIDDEN, CLEAR_TILE)
+            clear_row(y + token * HIDDEN, number, HIDDEN, CLEAR_TILE)
     turn_zone(zone, turned)
 
 
@@ -108,15 +114,18 @@ def _rms_norm_fallback(
 ) -> None:
     turn_cell(zone, turned)
     tokens = torch.arange(first_token, first_token + num_tokens)
-    if active is not None:
-        tokens = tokens[active[first_token : first_token + num_tokens] >= 0]
-    if not len(tokens):
-        return
     end = (first_token + num_tokens) * HIDDEN
 
     def rows(flat: torch.Tensor) -> torch.Tensor:
         return flat[:end].view(-1, HIDDEN)
 
+    if active is not None:
+        left_out = active[first_token : first_token + num_tokens] < 0
+        for written in (rows(y), rstd, rows(x_out)):
+            written[tokens[left_out]] = 0
+        tokens = tokens[~left_out]
+    if not len(tokens):
+        return
     sums, weights = rows(acc)[tokens].numpy(), gamma[:HIDDEN]
     rows(y)[tokens], rstd[tokens], rows(x_out)[tokens] = add_rms_norm(
         sums, rows(residual)[tokens], weights, float(eps[0])
@@ -130,8 +139,8 @@ def rms_norm_kernel(
     """Normalise tokens [first_token, first_token + num_tokens).
 
     ``acc`` (T, H) is fp32; ``residual`` (T, H), ``gamma`` (H,), ``y`` and ``x_out`` (T, H) are bf16;
-    ``eps`` (1,) and ``rstd`` (T,) are fp32. With ``masked``, nothing is written for tokens whose entry of
-    ``active`` (T,) is negative. With ``turns``, the operator ends here: ``turned`` (1,) becomes the zone that
+    ``eps`` (1,) and ``rstd`` (T,) are fp32. With ``masked``, tokens whose entry of ``active`` (T,) is
+    negative get zeros. With ``turns``, the operator ends here: ``turned`` (1,) becomes the zone that
     ``zone`` (1,) does not name.
     """
     check_hidden(hidden)
@@ -162,6 +171,7 @@ def rms_norm_kernel(
             "HIDDEN": hidden,
             "RECIPROCAL": 1.0 / hidden,
             "LANES": LANES if target == "cpu" else 0,
+            "CLEAR_TILE": clear_tile(hidden, target),
         },
         fallback=_rms_norm_fallback,
         bytes_moved=bytes_moved,

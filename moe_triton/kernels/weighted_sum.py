@@ -39,6 +39,7 @@ from moe_triton.core.dtypes import NAMES
 from moe_triton.core.kernel import TritonKernel, chosen_args
 from moe_triton.core.space import MULTIBUFFER, Settings, Space
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
+from moe_triton.kernels.clear import clear_tile
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.weighted_sum_fallback import weighted_sum_fallback
 from moe_triton.kernels.weighted_sum_features import SumFeatures, arguments_of, bytes_moved_by, check_features
@@ -46,6 +47,9 @@ from moe_triton.kernels.weighted_sum_terms import sum_token, token_at
 from moe_triton.kernels.zones import turn_zone, zone_offset
 
 __all__ = ["SumFeatures", "weighted_sum_kernel"]
+
+SPLITS = (1, 2, 4)
+"""How many programs may share a token."""
 
 
 @triton.jit
@@ -93,6 +97,7 @@ def _weighted_sum_kernel(
     NUM_SHARED: tl.constexpr,
     HAS_WEIGHTS: tl.constexpr,
     UNROLL: tl.constexpr,
+    CLEAR_TILE: tl.constexpr,
 ):
     if zone is not None:
         slots += zone_offset(zone, zone_stride)
@@ -112,7 +117,7 @@ def _weighted_sum_kernel(
                 token_stride, slot_stride, expert_stride, index_stride, own_results, num_experts, max_index,
                 first_expert, num_local_experts, num_ranks, rank, num_zero, num_copy, num_const,
                 i % SPLIT * (HIDDEN // SPLIT), HIDDEN // SPLIT, SPLIT_TILE, HIDDEN, BLOCK, TOPK, NUM_SHARED,
-                HAS_WEIGHTS, UNROLL,
+                HAS_WEIGHTS, UNROLL, CLEAR_TILE,
             )  # fmt: skip
     else:
         per_program = tl.cdiv(count, tl.num_programs(0))
@@ -123,7 +128,7 @@ def _weighted_sum_kernel(
                 expand_idx, offsets, recv_offsets, active, tokens, shared_x, ori_x, alphas, const_v, out,
                 token_stride, slot_stride, expert_stride, index_stride, own_results, num_experts, max_index,
                 first_expert, num_local_experts, num_ranks, rank, num_zero, num_copy, num_const, 0, HIDDEN,
-                TILE, HIDDEN, BLOCK, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL,
+                TILE, HIDDEN, BLOCK, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL, CLEAR_TILE,
             )  # fmt: skip
     turn_zone(zone, turned)
 
@@ -139,6 +144,13 @@ def _npu_tile(hidden: int, features: SumFeatures) -> int:
     return hidden // tiles
 
 
+def _narrowest_share(hidden: int, target: str) -> int:
+    """Columns of a token that one program sums, where as many share it as any setting has."""
+    if target == "cpu":
+        return hidden
+    return hidden // next(parts for parts in (*reversed(SPLITS), 1) if hidden % (32 * parts) == 0)
+
+
 def _tiles(hidden: int) -> tuple[int, ...]:
     """Widths in which a row can be summed: the whole of it, and even parts of 512 columns or more."""
     narrowest = min(hidden, 512)
@@ -149,7 +161,7 @@ def _space(dtype: torch.dtype, hidden: int, topk: int, target: str, variant: str
     """Columns at a time, whether the loop over experts is unrolled, and programs that share a token."""
     choices = {"TILE": _tiles(hidden), "UNROLL": (0, 1)}
     if target != "cpu":
-        choices |= {"SPLIT": (1, 2, 4), MULTIBUFFER: (0, 1)}
+        choices |= {"SPLIT": SPLITS, MULTIBUFFER: (0, 1)}
 
     def allows(values: Settings) -> bool:
         tile, parts = values["TILE"], 32 * values.get("SPLIT", 1)
@@ -211,6 +223,7 @@ def weighted_sum_kernel(
             "NUM_SHARED": num_shared,
             "HAS_WEIGHTS": has_weights,
             "UNROLL": target == "cpu",
+            "CLEAR_TILE": clear_tile(_narrowest_share(hidden, target), target) if features.clears else 0,
         },
         fallback=weighted_sum_fallback,
         bytes_moved=bytes_moved_by(features, hidden, topk, num_shared, has_weights),

@@ -91,6 +91,7 @@ def _bytes_read_and_written(
     slot_bytes = s.hidden + 2 * s.hidden // _block(s) if s.has("quantized") else 2 * s.hidden
     if s.has("listed"):
         ids, active = ids[listed], active[listed]
+    cleared = int((active < 0).sum()) if s.has("clears") else 0
     if s.has("masked"):
         ids = ids[active >= 0]
     first_copy = r.num_experts + NUM_SPECIAL
@@ -98,6 +99,7 @@ def _bytes_read_and_written(
     slots = int(((ids >= 0) & (ids < r.num_experts)).sum()) + len(ids) * s.shared
     rows = int((ids >= first_copy).sum()) + int((ids >= first_const).sum())
     rows += len(ids) * (s.has("shared_x") + (2 if s.has("fp32_out") else 1))
+    rows += cleared
     return slots * slot_bytes + 2 * s.hidden * rows + 8 * r.tokens * s.topk
 
 
@@ -121,8 +123,13 @@ _WEIGHTED = ("weights",)
 _ENDS = (("turns",), ("fp32_out",), ("listed",), ("listed", "turns"), ("fp32_out", "listed"))
 # By token all combine; results found by expert (V1) have fewer features, and come in one part. By offset the
 # host knows the zone, and turns it.
+# A norm clears by itself what a mask leaves out.
 _SUMS = (
-    *((*more, *end) for more in subsets(("masked", "shared_x", "special", "quantized")) for end in _ENDS),
+    *(
+        (*more, *end, *(("clears",) if "masked" in more and "fp32_out" not in end else ()))
+        for more in subsets(("masked", "shared_x", "special", "quantized"))
+        for end in _ENDS
+    ),
     *(("by_expert", *more, *end) for more in subsets(("quantized",)) for end in _ENDS[:2]),
     ("by_offset",),
 )
@@ -141,8 +148,9 @@ FAMILIES = (
         # what is held at a time differs most between these
         shown=(
             _WEIGHTED,
-            *(("weights", name) for name in _FEATURES if name != "wide_blocks"),
-            ("weights", "masked", "shared_x", "special", "quantized"),
+            *(("weights", name) for name in _FEATURES if name not in ("masked", "clears", "wide_blocks")),
+            ("weights", "masked", "clears"),
+            ("weights", "masked", "shared_x", "special", "quantized", "clears"),
             ("weights", "by_expert", "quantized"),
             ("weights", "by_expert", "quantized", "wide_blocks"),
         ),

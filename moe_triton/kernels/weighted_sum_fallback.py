@@ -26,6 +26,7 @@ def weighted_sum_fallback(
     NUM_SHARED: int,
     BLOCK: int,
     HAS_WEIGHTS: bool,
+    CLEAR_TILE: int = 0,
     first_token: int = 0,
     slot_scales: torch.Tensor | None = None,
     expand_idx: torch.Tensor | None = None,
@@ -68,7 +69,10 @@ def weighted_sum_fallback(
     else:
         tokens = torch.arange(first_token, first_token + num_tokens)
     if active is not None:
-        tokens = tokens[active[tokens] >= 0]
+        left_out = active[tokens] < 0
+        if CLEAR_TILE:
+            out[: (first_token + num_tokens) * HIDDEN].view(-1, HIDDEN)[tokens[left_out]] = 0
+        tokens = tokens[~left_out]
     if not len(tokens):
         return
 

@@ -20,7 +20,7 @@ class SumFeatures:
     """What a sum does beyond adding up slots. Each feature brings arguments that only it needs.
 
     Attributes:
-        masked: a token is skipped, its output not written, where ``active`` (T,) is negative.
+        masked: a token is left out, its output not written, where ``active`` (T,) is negative.
         shared_x: a row of ``shared_x`` (T, H) is added last.
         special: ids from ``num_experts`` on may name special experts. ``ori_x`` (T, H) is read for copy and
             constant experts, ``alphas`` (T, K, 2) and ``const_v`` (N, H) for constant ones only; what no id
@@ -45,6 +45,7 @@ class SumFeatures:
             of ``tokens`` (T,) and ``bounds`` (2,). One that is no token is skipped. Neither by_expert nor
             by_offset.
         turns: the operator's last launch: ``turned`` (1,) becomes the zone that ``zone`` (1,) does not name.
+        clears: of what is masked, the outputs of tokens that are left out become zeros.
     """
 
     masked: bool = False
@@ -59,6 +60,7 @@ class SumFeatures:
     zoned: bool = False
     listed: bool = False
     turns: bool = False
+    clears: bool = False
 
     @property
     def block(self) -> int:
@@ -75,8 +77,12 @@ def check_features(features: SumFeatures, num_shared: int) -> None:
 
     Raises:
         ArgumentError: rows by offset, or own ones, with a feature that they do not have; several shared
-            experts by expert.
+            experts by expert; nothing is masked that could be cleared.
     """
+    if features.clears and not features.masked:
+        raise ArgumentError(
+            "features.clears", True, "it is of what a mask leaves out", "Set features.masked."
+        )
     if features.by_expert and num_shared > 1:
         raise ArgumentError("num_shared", num_shared, "must be 0 or 1 by expert", "Use slots by token.")
     if features.by_offset and (features.by_expert or features.quantized):

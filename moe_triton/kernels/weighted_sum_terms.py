@@ -6,6 +6,7 @@ numbers of its quantised blocks.
 
 from __future__ import annotations
 
+from moe_triton.kernels.clear import clear_row
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.own_rows import own_row
 
@@ -232,7 +233,7 @@ def sum_token(
     own_results, num_experts, max_index, first_expert, num_local_experts, num_ranks, rank, num_zero, num_copy,
     num_const, first_column,
     COLUMNS: tl.constexpr, TILE: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, TOPK: tl.constexpr,
-    NUM_SHARED: tl.constexpr, HAS_WEIGHTS: tl.constexpr, UNROLL: tl.constexpr,
+    NUM_SHARED: tl.constexpr, HAS_WEIGHTS: tl.constexpr, UNROLL: tl.constexpr, CLEAR_TILE: tl.constexpr,
 ):  # fmt: skip
     """Columns [first_column, first_column + COLUMNS) of a token's result, TILE at a time."""
     is_active = True
@@ -240,7 +241,10 @@ def sum_token(
         is_active = (token >= 0) & (token < num_tokens)
         token = tl.where(is_active, token, 0)
     if active is not None:
-        is_active = is_active & (tl.load(active + token) >= 0)
+        number = tl.load(active + token)
+        if is_active & (number < 0) if CLEAR_TILE else False:
+            clear_row(out + token * HIDDEN + first_column, number, COLUMNS, CLEAR_TILE)
+        is_active = is_active & (number >= 0)
     if is_active:
         if expand_idx is None or recv_offsets is not None:
             first_shared = token * token_stride + TOPK * slot_stride

@@ -68,7 +68,7 @@ class CombineReference:
     """What one rank gets.
 
     Attributes:
-        written: (BS,) bool: the tokens whose output is written. The others' memory is not touched.
+        written: (BS,) bool: the tokens that take part. The others' output is zeros.
         x: their sums, (number of them, H) in expand_x's dtype.
         performance_ranks: entries of performance_info that may be raised; the others stay as they were.
     """
@@ -83,7 +83,7 @@ class AddRmsNormReference:
     """What one rank gets of a combine that ends in a residual and a norm.
 
     Attributes:
-        written: (BS,) bool: the tokens whose outputs are written.
+        written: (BS,) bool: the tokens that take part. The others' outputs are zeros.
         y: their normalised sums, (number of them, H) bf16.
         rstd: (number of them,) fp32.
         x: their sums, (number of them, H) bf16.

@@ -239,8 +239,6 @@ class BufferPlans:
             check_tensor("out", out, shape=sizes, dtypes=(dtype,), device=self._host.device)
             _check_apart("y", y, out)
         outputs = plan.make({} if out is None else {"out": out})
-        if out is None and handle.active_mask is not None:
-            self._clear(outputs["out"], handle.active_mask)
         answer: torch.Tensor | Pending[torch.Tensor]
         answer = self._run(plan, bindings | plan.bound(outputs), outputs["out"], wait)
         return answer
@@ -249,14 +247,6 @@ class BufferPlans:
         """Lets go of everything, once the buffer is closed. What callers hold of a call stays theirs."""
         self._plans.clear()
         self.sent.forget()
-
-    def _clear(self, out: torch.Tensor, mask: torch.Tensor) -> None:
-        """Zeros for tokens that take no part: nothing else is written there."""
-        active = mask if mask.dim() == 1 else mask.any(1)
-        if self._communicator.backend.is_asynchronous:
-            out.masked_fill_(~active[:, None], 0)
-        elif False in active.tolist():
-            out[~active] = 0
 
     def _keeps_own(self, tensors: Named, wait: bool) -> bool:
         """Whether rows of this rank for itself may go straight to their places: in plain calls only."""

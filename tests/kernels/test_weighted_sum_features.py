@@ -18,6 +18,7 @@ from tests.kernels.weighted_sum_case import NUM_EXPERTS, Case
 
 FEATURES = [
     SumFeatures(masked=True),
+    SumFeatures(masked=True, clears=True),
     SumFeatures(shared_x=True),
     SumFeatures(special=True),
     SumFeatures(quantized=True),
@@ -35,10 +36,10 @@ FEATURES = [
     SumFeatures(own=True),
     SumFeatures(masked=True, shared_x=True, special=True, own=True, fp32_out=True),
     SumFeatures(listed=True),
-    SumFeatures(own=True, listed=True, masked=True),
-    SumFeatures(masked=True, shared_x=True, special=True, quantized=True, listed=True, turns=True),
+    SumFeatures(own=True, listed=True, masked=True, clears=True),
+    SumFeatures(True, True, True, quantized=True, listed=True, turns=True, clears=True),
     SumFeatures(turns=True),
-    SumFeatures(masked=True, shared_x=True, special=True, turns=True),
+    SumFeatures(masked=True, clears=True, shared_x=True, special=True, turns=True),
 ]
 
 
@@ -210,6 +211,11 @@ def test_bytes_moved_count_every_row_once() -> None:
     # the data decide
     for features in (SumFeatures(masked=True), SumFeatures(special=True), SumFeatures(listed=True)):
         assert weighted_sum_kernel(torch.bfloat16, 64, 2, features=features).bytes_moved is None
+
+
+def test_what_no_mask_leaves_out_cannot_be_cleared() -> None:
+    with pytest.raises(ArgumentError, match=r"features.clears is True.*Set features.masked"):
+        weighted_sum_kernel(torch.bfloat16, 32, 2, features=SumFeatures(clears=True))
 
 
 def test_by_expert_there_is_one_shared_expert_at_most() -> None:

@@ -127,11 +127,12 @@ class Case:
         first_const = NUM_EXPERTS + sum(self.special[:2])
         self.alphas[(self.ids < first_const) | ~is_expert] = float("nan")
 
-    def takes_part(self, token: int) -> bool:
+    def is_asked_for(self, token: int) -> bool:
         begin, end = (max(bound, 0) for bound in self.bounds.tolist())
-        if self.features.listed and token not in self.listed[begin:end].tolist():
-            return False
-        return not self.features.masked or int(self.active[token]) >= 0
+        return not self.features.listed or token in self.listed[begin:end].tolist()
+
+    def takes_part(self, token: int) -> bool:
+        return self.is_asked_for(token) and not (self.features.masked and int(self.active[token]) < 0)
 
     def arguments(self, out: torch.Tensor, first_token: int, num_tokens: int) -> list[torch.Tensor | int]:
         slots = self.slots.view(-1)[self.origin * self.slot_width :]
@@ -213,9 +214,11 @@ class Case:
         self.spoil()
         launch(self.kernel(target), self.arguments(out.tensor, first_token, num_tokens), programs)
         chosen = range(first_token, first_token + num_tokens)
-        written = [(self.features.listed or t in chosen) and self.takes_part(t) for t in range(self.tokens)]
         turned = 1 - self.zone if self.features.turns else self.turned.untouched()
         assert torch.equal(self.turned.check(), turned)
-        untouched = out.untouched()
+        untouched, zeros = out.untouched(), torch.zeros_like(want)
         for t in range(self.tokens):
-            assert_same_bits(out.check()[t], (want if written[t] else untouched)[t])
+            is_asked_for = (self.features.listed or t in chosen) and self.is_asked_for(t)
+            left_out = zeros if self.features.clears else untouched
+            made = want if self.takes_part(t) else left_out
+            assert_same_bits(out.check()[t], (made if is_asked_for else untouched)[t])

@@ -123,6 +123,7 @@ class CombinePlans:
         itemsize = variant.dtype.itemsize
         features = SumFeatures(
             masked=variant.mask != "none",
+            clears=variant.mask != "none" and not variant.norm,
             shared_x=variant.shared_x,
             special=any(variant.special),
             by_offset=True,

@@ -277,6 +277,7 @@ class CombinePlans:
         window, site = slots.offset(zone=zone), self.site
         features = SumFeatures(
             masked=variant.mask != "none",
+            clears=variant.mask != "none" and not variant.norm,
             shared_x=variant.shared_x,
             special=any(variant.special),
             quantized=variant.block_quantize,

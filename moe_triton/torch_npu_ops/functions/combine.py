@@ -136,7 +136,7 @@ def npu_moe_distribute_combine_v2(
         ep_rank_id: this rank.
         moe_expert_num: M.
         tp_send_counts: dispatch's tp_recv_counts where tp_world_size is 2; otherwise not looked at.
-        x_active_mask: as in dispatch; output rows of inactive tokens are not written.
+        x_active_mask: as in dispatch; output rows of inactive tokens are zeros.
         expand_scales: not read on A3.
         shared_expert_x: (BS, H), or (a, b, H) with a * b = BS: a shared expert's outputs, added without
             weight; only with R = 0.

@@ -216,7 +216,7 @@ def npu_moe_distribute_combine_teardown(
         ep_world_size: EP.
         ep_rank_id: this rank.
         moe_expert_num: M.
-        x_active_mask: as in dispatch_setup; output rows of inactive tokens are not written.
+        x_active_mask: as in dispatch_setup; output rows of inactive tokens are zeros.
         shared_expert_x: (BS, H), or (a, b, H) with a * b = BS, added without weight; only with R = 0.
         expert_shard_type: 0.
         shared_expert_num: S.
