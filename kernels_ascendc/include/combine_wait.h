@@ -77,10 +77,7 @@ private:
     __aicore__ inline int32_t Expect(int64_t token) {
         const int32_t expected = expected_.Of(token);
         for (int64_t k = 0; waited_.IsWanted() && k < num_results_; ++k) {
-            waited_.Set(TimeOf(token) + k, 0);
-            if (HasBit(expected, k)) {
-                waited_.Expect(TimeOf(token) + k);
-            }
+            waited_.Expect(TimeOf(token) + k, HasBit(expected, k));
         }
         return expected;
     }

@@ -154,11 +154,7 @@ private:
         for (int64_t token = first; token < last; ++token) {
             const int32_t expected = expected_.Of(token);
             for (int64_t k = 0; waited_.IsWanted() && k < num_results_; ++k) {
-                const int64_t time = (token - first) * num_results_ + k;
-                waited_.Set(time, 0);
-                if (HasBit(expected, k)) {
-                    waited_.Expect(time);
-                }
+                waited_.Expect((token - first) * num_results_ + k, HasBit(expected, k));
             }
             pending_.Set(token, expected);
         }

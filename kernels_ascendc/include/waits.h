@@ -207,8 +207,8 @@ public:
         times_.SetValue(i, us);
     }
 
-    __aicore__ inline void Expect(int64_t i) {
-        Set(i, NOT_SEEN);
+    __aicore__ inline void Expect(int64_t i, bool is_expected = true) {
+        Set(i, is_expected ? NOT_SEEN : NOTHING_EXPECTED);
     }
 
     __aicore__ inline void Raise(int64_t i, int32_t us) {
@@ -241,6 +241,8 @@ public:
 
 private:
     static constexpr int32_t NOT_SEEN = -1;
+    // Whoever records waits passes over what nobody waits for.
+    static constexpr int32_t NOTHING_EXPECTED = -2;
 
     AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
     AscendC::LocalTensor<int32_t> times_;

@@ -58,7 +58,7 @@ class CombineInParts:
         if sorted(self.ready.array.tolist()) != list(range(self.tokens)):
             raise WrongResultError(f"tokens {self.ready.array.tolist()} are ready")
         self.world.check_number(self.rank, self.number, self.zone)
-        self.world.check_times(self.waited)
+        self.world.check_times(self.waited, of_results=True)
 
     def launch(
         self,
