@@ -10,6 +10,7 @@
 #include <atomic>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "clock.h"
@@ -80,10 +81,16 @@ public:
 
     bool Claim(uint32_t rank, uint64_t launch, uint32_t block) { return peers_[rank].ring->Claim(launch, block); }
 
-    // Of an item that it `Holds`. False while the ring is full.
-    bool Post(const PostItem& item) {
+    // Of an item that it `Holds`. False while the ring is full. Hardware may read the bytes at any time from the post
+    // on; where nothing is in turn, this says whether they are read at once, before what the core does next.
+    bool Post(const PostItem& item, bool reads_at_once = false) {
         const uint64_t call = log_ != nullptr ? *log_->call : 0;
-        if (!peers_[item.rank].ring->Push({item, MonotonicNs(), call})) return false;
+        RingEntry entry{item, MonotonicNs(), call, nullptr};
+        if (reads_at_once && !is_in_turn_) {
+            const auto* from = reinterpret_cast<const uint8_t*>(item.local);
+            entry.read = std::make_shared<std::vector<uint8_t>>(from, from + item.bytes);
+        }
+        if (!peers_[item.rank].ring->Push(std::move(entry))) return false;
         bell_.Ring(Wakes(item));
         return true;
     }

@@ -66,9 +66,13 @@ public:
     virtual Due Deliver(uint64_t now_ns) = 0;
 
 protected:
+    // Out of memory that has an item's bytes.
+    void Put(const PostItem& item, const uint8_t* from, uint64_t first, uint64_t bytes) {
+        transport_.Put(item.rank, NicMemory::OffsetOf(item) + first, from + first, bytes);
+    }
+
     void Put(const PostItem& item, uint64_t first, uint64_t bytes) {
-        transport_.Put(item.rank, NicMemory::OffsetOf(item) + first,
-                       reinterpret_cast<const uint8_t*>(item.local) + first, bytes);
+        Put(item, reinterpret_cast<const uint8_t*>(item.local), first, bytes);
     }
 
     void End(const PostItem& item) {
@@ -182,7 +186,7 @@ public:
 
     void Take(const RingEntry& entry) override {
         const PostItem& item = entry.item;
-        Message message{item, {}};
+        Message message{entry, {}};
         const uint64_t blocks = (item.bytes + BLOCK_BYTES - 1) / BLOCK_BYTES;
         for (uint64_t first = 0; first < item.bytes;) {
             const uint64_t length = (random_() % (blocks / 2 + 1) + 1) * BLOCK_BYTES;
@@ -216,7 +220,7 @@ private:
 
     // The pieces that are still to be put; the first one of all comes first while it is among them.
     struct Message {
-        PostItem item;
+        RingEntry entry;
         std::vector<Piece> pieces;
     };
 
@@ -243,11 +247,16 @@ private:
         std::deque<Message>& messages = queues_[chosen.queue];
         Message& message = messages[chosen.message];
         const Piece piece = message.pieces[chosen.piece];
-        Put(message.item, piece.first, piece.bytes);
+        const PostItem& item = message.entry.item;
+        if (message.entry.read != nullptr) {
+            Put(item, message.entry.read->data(), piece.first, piece.bytes);
+        } else {
+            Put(item, piece.first, piece.bytes);
+        }
         message.pieces.erase(message.pieces.begin() + static_cast<std::ptrdiff_t>(chosen.piece));
         if (!message.pieces.empty()) return;
         // The oldest: its first piece has waited for those before.
-        End(message.item);
+        End(item);
         messages.pop_front();
     }
 

@@ -9,6 +9,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 namespace moe {
@@ -28,11 +30,13 @@ struct PostItem {
 
 static_assert(sizeof(PostItem) == 32, "the size of the hardware's");
 
-// An item in a queue: when it was posted and, where the link is traced, by which call.
+// An item in a queue: when it was posted and, where the link is traced, by which call; and its bytes where they were
+// read then.
 struct RingEntry {
     PostItem item;
     uint64_t posted_ns;
     uint64_t call;
+    std::shared_ptr<const std::vector<uint8_t>> read;
 };
 
 class PostRing {
@@ -40,10 +44,10 @@ public:
     explicit PostRing(uint64_t capacity) : entries_(capacity) {}
 
     // False while it is full.
-    bool Push(const RingEntry& entry) {
+    bool Push(RingEntry entry) {
         const uint64_t tail = tail_.load(std::memory_order_relaxed);
         if (tail - head_.load(std::memory_order_acquire) == entries_.size()) return false;
-        entries_[tail % entries_.size()] = entry;
+        entries_[tail % entries_.size()] = std::move(entry);
         tail_.store(tail + 1, std::memory_order_release);
         return true;
     }

@@ -7,12 +7,12 @@
 
 namespace moe::emulation {
 
-// False while the ring is full.
-inline bool PostTo(Nic* nic, const Meeting& meeting, uint32_t block, const PostItem& item) {
+// False while the ring is full. See `Nic::Post`.
+inline bool PostTo(Nic* nic, const Meeting& meeting, uint32_t block, const PostItem& item, bool reads_at_once = false) {
     if (nic == nullptr || !nic->HasQueue(item.rank)) throw CheckFailed("Post: that rank is not reached by a queue");
     if (!nic->Holds(item)) throw CheckFailed("Post: from outside of the out part, or to outside of a peer's in part");
     if (!nic->Claim(item.rank, meeting.launch, block)) throw CheckFailed("Post: two cores of a launch on one queue");
-    return nic->Post(item);
+    return nic->Post(item, reads_at_once);
 }
 
 }  // namespace moe::emulation

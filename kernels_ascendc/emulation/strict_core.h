@@ -160,8 +160,13 @@ public:
 
     void Notify(const void* flags, uint64_t) { hazards_.RaiseFlag(flags); }
 
-    // At once: copies whose end nothing has waited for are posted as they were before.
-    bool Post(const PostItem& item) { return PostTo(nic_, meeting_, block, item); }
+    // Copies that are under way may be overtaken: nothing that this core still writes is posted, and what others do may
+    // be read as it is now.
+    bool Post(const PostItem& item) {
+        hazards_.BeginInstruction(PIPE_S);
+        hazards_.AccessGm(PIPE_S, reinterpret_cast<const void*>(item.local), item.bytes, false);
+        return PostTo(nic_, meeting_, block, item, random_.OneIn(2));
+    }
 
     void Poll(uint32_t attempt, const void*, uint64_t, Awaited) {
         meeting_.ThrowIfFailed();

@@ -143,6 +143,31 @@ HIERARCHY_MUTANTS = (
         (without(PARTIALS_SEND, "        FinishRows();\n"),),
         case_of(rounds=6),
     ),
+    *(
+        Mutant(
+            f"{what} posted behind a barrier of the copies alone",
+            (
+                Patch(
+                    file,
+                    "        Order<AscendC::HardEvent::MTE3_S>();\n",
+                    "        AscendC::PipeBarrier<PIPE_MTE3>();\n",
+                ),
+            ),
+            case_of(rounds=6),
+        )
+        for what, file in (("a token", RAIL_SEND), ("a partial row", PARTIALS_SEND))
+    ),
+    Mutant(
+        "an end flag that is posted before it is there",
+        (
+            Patch(
+                RAILS,
+                "        Order<AscendC::HardEvent::MTE3_S>();\n        const int64_t rank = ",
+                "        const int64_t rank = ",
+            ),
+        ),
+        case_of(rounds=6),
+    ),
     Mutant(
         "an end flag made over the one before",
         (without(RAILS, "        FinishRows();\n"),),

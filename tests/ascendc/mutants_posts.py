@@ -17,6 +17,7 @@ POSTS = "include/posts.h"
 FLAGS = "include/flags.h"
 RING = "emulation/post_ring.h"
 SOURCE_STARTS = "include/source_starts.h"
+FUSED = "include/moe_fused.h"
 
 
 def blocks_of(**changes: object) -> BlocksCase:
@@ -85,6 +86,17 @@ BLOCKS = (
         "a block posted before FLAG2 is written",
         (without(BLOCK_POSTS, "        Order<AscendC::HardEvent::MTE3_S>();\n"),),
         blocks_of(keeps_order=True, rounds=6),
+    ),
+    Mutant(
+        "a block posted behind a barrier of the copies alone",
+        (
+            Patch(
+                BLOCK_POSTS,
+                "        Order<AscendC::HardEvent::MTE3_S>();\n",
+                "        AscendC::PipeBarrier<PIPE_MTE3>();\n",
+            ),
+        ),
+        blocks_of(),
     ),
     Mutant(
         "places in blocks cleared while scalar code reads them",
@@ -215,6 +227,9 @@ _UNLESS_POSTED = (
     "        if (!is_posted || args_.flag_rows == 0) {\n            return is_posted;\n        }\n"
     "        constexpr int64_t FLAG_BYTES = STATUS_ENTRY_BYTES;\n"
 )
+_RESULTS = "    run.template Phase<CombinePost>(1, args.phase_1, true, false, false);\n"
+_WAIT = "    run.template Phase<CombineWait>"
+_FLAGS = "    run.template Phase<PostStatus>"
 _PUT_FLAG = "poster_.Put(rank, {FlagOf(rank), to + args_.status.At(zone, token, k), 0, FLAG_BYTES, 1});\n"
 
 ROWS = (
@@ -269,6 +284,21 @@ ROWS = (
             ),
         ),
         rows_of(topk=3),
+    ),
+    Mutant(
+        "rows posted before other cores have left them",
+        (Patch(FUSED, "<DispatchPost>(1, args.phase_1, true,", "<DispatchPost>(1, args.phase_1, false,"),),
+        rows_of(tokens=(6, 6), blocks=3, rounds=6),
+    ),
+    Mutant(
+        "results posted before other cores have left them",
+        (Patch(FUSED, _RESULTS + _WAIT, _RESULTS.replace("true", "false") + _WAIT),),
+        rows_of(tokens=(6, 6), blocks=3, rounds=6),
+    ),
+    Mutant(
+        "results of ranks posted before other cores have left them",
+        (Patch(FUSED, _RESULTS + _FLAGS, _RESULTS.replace("true", "false") + _FLAGS),),
+        rows_of(tokens=(6, 6), blocks=3, rounds=6, full_wait=True),
     ),
     Mutant(
         "results of both zones in one place of the out part",

@@ -55,8 +55,8 @@ struct World {
     }
 };
 
-void PostAll(Nic& nic, const PostItem& item) {
-    for (const uint64_t end = moe::MonotonicNs() + DEADLINE_NS; !nic.Post(item);) {
+void PostAll(Nic& nic, const PostItem& item, bool reads_at_once = false) {
+    for (const uint64_t end = moe::MonotonicNs() + DEADLINE_NS; !nic.Post(item, reads_at_once);) {
         if (moe::MonotonicNs() > end) std::abort();
         std::this_thread::yield();
     }
@@ -114,6 +114,27 @@ int Order(uint64_t seed, bool keeps_order, uint64_t messages, uint64_t bytes) {
         there += IsThere(world, (number - 1) * bytes, bytes, number) ? 1 : 0;
     }
     std::printf("%lu %lu %lu %lu\n", there, world.peer.Bell().count.load(), late_behind_next, late_behind_end);
+    return 0;
+}
+
+// Which word arrives that is written once the message is posted: the old one, or the new one. A NIC that takes its time
+// is busy with a message before it, and has not read this one by then.
+int Early(uint64_t seed, bool reads_at_once) {
+    constexpr uint64_t BYTES = 1 << 19;
+    World world;
+    moe::PacedLink link{1 << 22, 0, 0, {0}, {0}};
+    world.description.seed = seed;
+    world.description.link = seed == 0 ? &link : nullptr;
+    const uint64_t before = 1;
+    const uint64_t after = 2;
+    std::memcpy(world.Out(BYTES), &before, sizeof(before));
+    {
+        Nic nic(world.description);
+        if (seed == 0) PostAll(nic, world.Item(0, BYTES));
+        PostAll(nic, world.Item(BYTES, STEP), reads_at_once);
+        std::memcpy(world.Out(BYTES), &after, sizeof(after));
+    }
+    std::printf("%lu\n", WordAt(world.peer.Begin() + BYTES));
     return 0;
 }
 
@@ -183,6 +204,7 @@ int main(int count, char** words) {
     for (int i = 2; i < count; ++i) given.push_back(std::strtoull(words[i], nullptr, 10));
     if (what == "order") return Order(given[0], given[1] != 0, given[2], given[3]);
     if (what == "pace") return Pace(given[0], given[1], given[2], given[3] != 0, given[4], given[5]);
+    if (what == "early") return Early(given[0], given[1] != 0);
     if (what == "full") return Full();
     return Refusals();
 }

@@ -49,6 +49,16 @@ def test_what_is_not_promised_happens(nic: Nic) -> None:
     assert sum(late) > 0
 
 
+def test_what_is_posted_may_be_read_at_once(nic: Nic) -> None:
+    """Otherwise a post may overtake the copy that makes what it sends, and nobody notices."""
+    assert {nic("early", seed, 1)[0] for seed in SEEDS} == {1}
+
+
+def test_nothing_is_read_at_once_in_turn(nic: Nic) -> None:
+    """A NIC that takes its time reads a message when it puts it, for all that the caller says."""
+    assert nic("early", 0, 1) == [2]
+
+
 @pytest.mark.parametrize(
     ("post_ns", "rate", "latency_ns"),
     [(300_000, 0, 0), (0, 10_000_000, 0), (100_000, 100_000_000, 2_000_000)],
