@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,11 +41,19 @@ def rounds(buffer: EPBuffer) -> torch.Tensor:
     return received.tokens
 
 
-def maps_a_window() -> bool:
-    return "/moe_triton-" in Path("/proc/self/maps").read_text(encoding="ascii")
+def windows() -> set[str]:
+    """Lines of this process's map of memory."""
+    return {line for line in Path("/proc/self/maps").read_text().splitlines() if line.count("/moe_triton-")}
 
 
-def test_the_window_goes_with_the_last_tensor_that_lies_in_it() -> None:
+@pytest.fixture
+def maps_a_window() -> Callable[[], bool]:
+    """Whether there is a window that was not there before: those of earlier tests go when they go."""
+    others = windows()
+    return lambda: bool(windows() - others)
+
+
+def test_the_window_goes_with_the_last_tensor_that_lies_in_it(maps_a_window: Callable[[], bool]) -> None:
     with alone(comm_alg="direct") as buffer:
         tokens = rounds(buffer)
         y = buffer.expert_output()
@@ -75,7 +83,7 @@ def test_what_calls_take_is_known_before(comm_alg: str) -> None:
 
 
 @needs_headers
-def test_a_closed_buffer_keeps_no_outputs() -> None:
+def test_a_closed_buffer_keeps_no_outputs(maps_a_window: Callable[[], bool]) -> None:
     with alone(comm_alg="fullmesh_v1") as buffer:
         tokens = rounds(buffer)
         before = tokens.clone()
@@ -90,7 +98,7 @@ def test_a_closed_buffer_keeps_no_outputs() -> None:
         assert len(buffer._plans._plans) == 0
 
 
-def test_a_sent_call_of_a_closed_buffer_keeps_nothing() -> None:
+def test_a_sent_call_of_a_closed_buffer_keeps_nothing(maps_a_window: Callable[[], bool]) -> None:
     with alone(comm_alg="fullmesh_v1") as buffer:
         x, ids = torch.ones(TOKENS, HIDDEN).bfloat16(), torch.arange(TOPK).expand(TOKENS, TOPK).contiguous()
         buffer.dispatch(x, ids, wait=False)
@@ -134,7 +142,9 @@ def test_the_limit_is_the_variables() -> None:
 
 
 @pytest.mark.parametrize("text", ["-1", "64 MB", "6.5", "nan", "٣", "9" * 30])
-def test_a_limit_that_is_none_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_that_is_none_is_refused(
+    text: str, monkeypatch: pytest.MonkeyPatch, maps_a_window: Callable[[], bool]
+) -> None:
     monkeypatch.setenv(VARIABLE, text)
     with pytest.raises(ArgumentError, match=rf"{VARIABLE} is .*, but it must be a whole number of MB"):
         EPBuffer(**SIZES, relaxed=True)  # type: ignore[arg-type]

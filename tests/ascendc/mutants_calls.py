@@ -98,8 +98,8 @@ TABLES = (
         (
             Patch(
                 COMBINE_WAIT,
-                "            waited_.Set(TimeOf(token) + k, 0);\n",
-                "",
+                "            waited_.Expect(TimeOf(token) + k, HasBit(expected, k));\n",
+                "            if (HasBit(expected, k)) waited_.Expect(TimeOf(token) + k);\n",
             ),
         ),
         case_of(timed=True, hidden=64, absent=0.5),

@@ -10,7 +10,7 @@ from moe_triton.core.records import PART_PROGRESS
 from moe_triton.layout import STATUS_ENTRY_BYTES
 
 from .case import Case, Routing, check_reports, draw_routing, results_of
-from .driver import World
+from .driver import NOTHING_EXPECTED, World
 from .library import Library
 from .parts import CombineInParts
 from .test_deadlines import AN_HOUR_US, LATE_US, SHORT_US, Later, dispatched, reported
@@ -130,11 +130,13 @@ def test_times_of_late_results(library: Library) -> None:
     with Later(library, lambda: world.send_results(1, rows, received[1], ZONE)):
         check_reports(rank.launch(0))
     check_reports(rank.launch(1))
-    world.check_times(rank.parts.waited)
+    world.check_times(rank.parts.waited, of_results=True)
     assert rank.parts.waited is not None
     times, ids = rank.parts.waited.array.reshape(6, 3), rank.routing.ids
     is_late = (ids >= case.experts_per_rank) & (ids < 2 * case.experts_per_rank)
-    assert not times[~is_late].any()
+    is_routed = (ids >= 0) & (ids < world.config.num_experts)
+    assert not times[~is_late & is_routed].any()
+    assert (times[~is_routed] == NOTHING_EXPECTED).all()
     assert (times[is_late] >= LATE_US).any()
 
 
