@@ -164,7 +164,7 @@ def test_the_page_shows_signatures_and_what_was_asked_for(tmp_path: Path) -> Non
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     subprocess.run(command, cwd=ROOT, env=quiet, check=True, timeout=seconds(240))
     text = (tmp_path / "api.html").read_text(encoding="utf-8")
-    assert set(re.findall(r'<h\d id="(moe_triton\.[^"]+)"', text)) == set(dict(shown()))
+    assert set(re.findall(r'<h\d id="((?:moe_triton|autotune)\.[^"]+)"', text)) == set(dict(shown()))
     plain = html.unescape(re.sub(r"<[^>]+>", "", text))
     (constructor,) = re.findall(r"^EPBuffer\((.*?)^\)", plain, flags=re.S | re.M)
     parameters = list(inspect.signature(EPBuffer).parameters)

@@ -115,7 +115,7 @@ def combine_wait(work: Work) -> Counted:
     loads = chunks(np.diff(share), TABLE_ENTRIES // results)
     masks = int(work.has("active"))
     looked = masks + np.where(active, topk, 0) + np.where(expected > 0, results, 0)
-    times = noted * (results + np.where(expected > 0, results + 3 * expected, 0))
+    times = noted * (results + np.where(expected > 0, results + 2 * expected, 0))
     tables = counts(
         work, loads=loads * (1 + masks), load_bytes=own * (topk + masks) * WORD_BYTES, turns=loads
     )
@@ -163,7 +163,7 @@ def combine_ready(work: Work) -> Counted:
     own = each_block(work, blocks)
     loads = chunks(own, READY_ENTRIES // results)
     looked = masks + np.where(active, topk, 0) + np.where(expected > 0, results, 0)
-    times = noted * (results + expected + np.where(expected > 0, results + 2 * expected, 0))
+    times = noted * (results + np.where(expected > 0, results + 2 * expected, 0))
     tables = counts(
         work, loads=loads * (1 + masks), load_bytes=own * (topk + masks) * WORD_BYTES, turns=loads
     )
