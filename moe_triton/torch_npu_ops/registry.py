@@ -36,7 +36,8 @@ from moe_triton.torch_npu_ops.tallies import Fields, Tallies, fields_of
 KEPT_PER_GROUP = 8
 
 # Weak, as everything here: torch.distributed keeps a group until it is destroyed.
-_registered: WeakValueDictionary[str, dist.ProcessGroup] = WeakValueDictionary()
+# References in a plain table: every call looks into it, and one of weak values takes several times as long.
+_registered: dict[str, Callable[[], dist.ProcessGroup | None]] = {}
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def group_name(group: dist.ProcessGroup | None = None) -> str:
         )
     chosen = dist.group.WORLD if group is None else _checked("group", group)
     for name, registered in list(_registered.items()):
-        if registered is chosen:
+        if registered() is chosen:
             return name
     return str(chosen.group_name)  # type: ignore[union-attr]
 
@@ -127,7 +128,7 @@ def register_group(name: str, group: dist.ProcessGroup) -> None:
             "Shorten it.",
             code=INVALID_ARGUMENT,
         )
-    _registered[name] = _checked("group", group)
+    _registered[name] = weakref.ref(_checked("group", group))
 
 
 def _checked(argument: str, group: object) -> dist.ProcessGroup:
@@ -168,8 +169,8 @@ def group_of(name: str, argument: str) -> dist.ProcessGroup:
     """
     if type(name) is not str:  # every call asks
         name = check_group(argument, name)
-    registered = _registered.get(name)
-    if registered is not None:
+    found = _registered.get(name)
+    if found is not None and (registered := found()) is not None:
         return registered
     try:
         group: dist.ProcessGroup = distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -335,7 +336,7 @@ def environments(rank: int, num_ranks: int) -> list[str]:
             wrong.append(f"{when}: {schemes} and not {scheme}")
 
     with on_servers(), pytest.MonkeyPatch.context() as patch:
-        patch.setitem(registry._registered, name, dist.new_group(range(num_ranks)))
+        patch.setitem(registry._registered, name, weakref.ref(dist.new_group(range(num_ranks))))
         check("at first", "fullmesh", dispatch.plan)
         for switch, value in HIERARCHY_SWITCHES.items():
             patch.setenv(switch, value)
@@ -349,7 +350,7 @@ def environments(rank: int, num_ranks: int) -> list[str]:
         check("with windows given back", "fullmesh", dispatch, dispatch.plan)
         patch.setenv("HCCL_INTRA_PCIE_ENABLE", "1")
         check("with new windows", "fullmesh", dispatch.plan, dispatch)
-        patch.setitem(registry._registered, name, dist.new_group(range(num_ranks)))
+        patch.setitem(registry._registered, name, weakref.ref(dist.new_group(range(num_ranks))))
         check("in another group of that name", "hierarchy", dispatch, dispatch.plan)
         ops.release(name)
     return wrong
