@@ -290,7 +290,7 @@ class EPBuffer(Owner, Uncopied):
             self._calls is not None
             and active_mask is performance_info is out is None
             and wait is True
-            and not self._plans.sent
+            and not self._plans.sent.calls
         ):
             output: DispatchOutput | None = self._calls.dispatch(
                 quantize, x, topk_idx, smooth_scales, topk_weights, cumulative_local_expert_recv_stats
@@ -402,7 +402,7 @@ class EPBuffer(Owner, Uncopied):
             and performance_info is out is shared_expert_x is ori_x is None
             and const_expert_alpha_1 is const_expert_alpha_2 is const_expert_v is None
             and wait is True
-            and not self._plans.sent
+            and not self._plans.sent.calls
         ):
             result: torch.Tensor | None = self._calls.combine(y, handle, topk_weights)
             if result is not None:

@@ -17,14 +17,14 @@ class SentCalls:
 
     Args:
         shared: operators that take turns in the same memory: one that is sent has to end before another.
+
+    Attributes:
+        calls: by operator. Every call looks whether there are any.
     """
 
     def __init__(self, shared: Collection[str]) -> None:
         self._shared = shared
-        self._calls: dict[str, tuple[weakref.ref[Pending[Any]], Callable[[], Any]]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._calls)
+        self.calls: dict[str, tuple[weakref.ref[Pending[Any]], Callable[[], Any]]] = {}
 
     def begin(self, operator: str, finish: Callable[[], Any]) -> Pending[Any]:
         """A call has been sent.
@@ -34,16 +34,16 @@ class SentCalls:
             finish: waits for it; it calls `end`.
         """
         pending = Pending(finish)
-        self._calls[operator] = weakref.ref(pending), finish
+        self.calls[operator] = weakref.ref(pending), finish
         return pending
 
     def end(self, operator: str) -> None:
         """It is waited for now, whatever comes of that."""
-        self._calls.pop(operator, None)
+        self.calls.pop(operator, None)
 
     def forget(self) -> None:
         """No call is waited for any more: the buffer is closed."""
-        self._calls.clear()
+        self.calls.clear()
 
     def make_way_for(self, operator: str) -> None:
         """Before another call: what nobody can wait for any more is waited for here.
@@ -54,7 +54,7 @@ class SentCalls:
             BufferStateError: somebody can, and the two cannot be under way together.
             CommunicationTimeoutError: of the one that is waited for here.
         """
-        for sent, (pending, finish) in list(self._calls.items()):
+        for sent, (pending, finish) in list(self.calls.items()):
             if pending() is None:
                 finish()
             elif sent == operator:
