@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.model.constants import Machine, machine_named
-from autotune.selftest_reports.reading import WITH_CONSTANTS, bad, is_report, read_document
+from autotune.selftest_reports.reading import WITH_CONSTANTS, bad, is_report, of_known_version
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.plain_files import read_text
 from moe_triton.tools.selftest import report
@@ -39,14 +39,16 @@ def read_machine(path: Path) -> Machine:
         document = json.loads(text)
     except (ValueError, RecursionError):
         document = None
-    return machine_of_report(read_document(file)) if is_report(document) else Machine.from_json(text)
+    if is_report(document):
+        return machine_of_report(of_known_version(document))
+    return Machine.from_json(text)
 
 
 def machine_of_report(document: Mapping[str, Any]) -> Machine:
     """The machine that a report is of.
 
     Args:
-        document: of `read_document`.
+        document: of a known version.
 
     Raises:
         ArgumentError: it is not complete.

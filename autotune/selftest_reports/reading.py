@@ -33,10 +33,19 @@ def read_document(path: Path) -> Mapping[str, Any]:
         raise bad(str(path), f"it must be a report that can be read ({error})") from None
     if not is_report(document):
         raise bad(str(path), f'its "format" must be "{report.FORMAT}"')
+    return of_known_version(document)
+
+
+def of_known_version(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A report, if it can be read.
+
+    Raises:
+        ArgumentError: it is of another version.
+    """
     if document.get("version") not in VERSIONS:
         found, known = document.get("version"), " and ".join(map(str, VERSIONS))
         raise bad(f"of version {found}", f"this moe_triton reads versions {known}")
-    return document  # type: ignore[no-any-return]
+    return document
 
 
 def is_report(document: object) -> bool:

@@ -258,7 +258,7 @@ class OperatorPlan(Uncopied):
         """Whether combine finds results by the ids: in the first version, and on A2."""
         return self.symbols.operator.version == 1 or self.config.product == "A2"
 
-    @property
+    @cached_property
     def index(self) -> str:
         """The tensor that says where combine's results go: dispatch returns it, and combine takes it."""
         returned = [output.name for output in self.symbols.operator.outputs]
@@ -358,11 +358,15 @@ class OperatorPlan(Uncopied):
 class DispatchPlan(OperatorPlan):
     """A checked dispatch of one shape."""
 
+    @cached_property
+    def _marked(self) -> str:
+        """The hole of what comes back with combine."""
+        return next(o.hole for o in self.symbols.operator.outputs if o.name == self.index)
+
     def _keep(self, communicator: Communicator, bindings: Bindings) -> None:
         digest = communicator.backend.digest_ids(bindings["topk_idx"], bindings.get("mask"))
         if digest is not None:
-            (hole,) = (o.hole for o in self.symbols.operator.outputs if o.name == self.index)
-            mark(bindings[hole], digest)
+            mark(bindings[self._marked], digest)
         if self.tables:
             self._bind_tables(bindings)
             keep_weights(communicator, bindings)

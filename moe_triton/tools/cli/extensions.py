@@ -50,9 +50,10 @@ class Extended(Commands):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command, or what stands for it in a list."""
         own = super().get_command(ctx, cmd_name)
-        if own is not None or cmd_name not in KNOWN.keys() | _found().keys():
-            return own
         known = KNOWN.get(cmd_name)
+        # In this order, for a list asks for each command, and looking for entry points takes milliseconds.
+        if own is not None or (known is None and cmd_name not in _found()):
+            return own
         return TyperCommand(cmd_name, callback=lambda: None, help=known.help if known else None)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
