@@ -163,6 +163,7 @@ class EPBuffer(Owner, Uncopied):
         self._latest_dtype: torch.dtype | None = None
         try:
             self._plans = BufferPlans(self._communicator, make_host(backend), self._id, special)
+            self._sent = self._plans.sent.calls
             self._calls = None
             if exchange is None and not self.config.num_special_experts:
                 self._calls = self._communicator.make_calls(self._id, DispatchOutput, DispatchHandle)
@@ -290,7 +291,7 @@ class EPBuffer(Owner, Uncopied):
             self._calls is not None
             and active_mask is performance_info is out is None
             and wait is True
-            and not self._plans.sent.calls
+            and not self._sent
         ):
             output: DispatchOutput | None = self._calls.dispatch(
                 quantize, x, topk_idx, smooth_scales, topk_weights, cumulative_local_expert_recv_stats
@@ -402,7 +403,7 @@ class EPBuffer(Owner, Uncopied):
             and performance_info is out is shared_expert_x is ori_x is None
             and const_expert_alpha_1 is const_expert_alpha_2 is const_expert_v is None
             and wait is True
-            and not self._plans.sent.calls
+            and not self._sent
         ):
             result: torch.Tensor | None = self._calls.combine(y, handle, topk_weights)
             if result is not None:

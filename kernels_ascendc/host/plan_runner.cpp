@@ -1,5 +1,4 @@
 // Walks a plan on the CPU: one call from Python runs every launch of an operator.
-#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -188,59 +187,6 @@ int64_t moe_run_plan(const MoePlan* plan, const uint64_t* holes) {
     const int64_t result = trace.End(Walk(plan, is_profiled ? plan->steps : nullptr));
     moe::ThreadSettings() = nullptr;
     return result;
-}
-
-// Position of the first id outside [-1, num_experts) (`*rule` = 1) or equal to an earlier one of its
-// token (`*rule` = 2); -1 when every id is good.
-int64_t moe_first_bad_id(const int32_t* ids, uint64_t num_tokens, uint64_t topk, int64_t num_experts, int32_t* rule) {
-    for (uint64_t token = 0; token < num_tokens; ++token) {
-        const int32_t* row = ids + token * topk;
-        for (uint64_t k = 0; k < topk; ++k) {
-            const int64_t id = row[k];
-            if (id < -1 || id >= num_experts) {
-                *rule = 1;
-                return static_cast<int64_t>(token * topk + k);
-            }
-            for (uint64_t earlier = 0; id >= 0 && earlier < k; ++earlier) {
-                if (row[earlier] == id) {
-                    *rule = 2;
-                    return static_cast<int64_t>(token * topk + k);
-                }
-            }
-        }
-    }
-    return -1;
-}
-
-// Copies ids to 32 bits and checks them like `moe_first_bad_id`, so that a call reads its ids once. Wide ids are
-// clamped, so that an invalid one stays invalid.
-int64_t moe_take_ids(const void* ids, uint32_t id_bytes, int32_t* taken, uint64_t num_tokens, uint64_t topk,
-                     int64_t num_experts, int32_t* rule) {
-    const uint64_t count = num_tokens * topk;
-    if (id_bytes == sizeof(int32_t)) {
-        std::memcpy(taken, ids, count * sizeof(int32_t));
-    } else {
-        const auto* wide = static_cast<const int64_t*>(ids);
-        for (uint64_t i = 0; i < count; ++i) {
-            taken[i] = static_cast<int32_t>(std::clamp<int64_t>(wide[i], INT32_MIN, INT32_MAX));
-        }
-    }
-    return moe_first_bad_id(taken, num_tokens, topk, num_experts, rule);
-}
-
-// What stands for ids where a dispatch's are compared with those of its combine: a sum, with a factor for each place.
-// An entry of -1 adds nothing, nor does one that a mask leaves out: it has a flag for every `per_flag` entries, or is
-// null.
-int64_t moe_digest_ids(const int32_t* ids, uint64_t count, const uint8_t* mask, uint64_t per_flag) {
-    uint64_t digest = 0;
-    for (uint64_t i = 0; i < count; ++i) {
-        auto factor = static_cast<uint32_t>(i) * 0x9E3779B1U;  // 2^32 over the golden ratio
-        factor = (factor ^ (factor >> 15)) * 0x85EBCA6BU;
-        factor = (factor ^ (factor >> 13)) | 1U;
-        const bool counts = mask == nullptr || mask[i / per_flag] != 0;
-        digest += counts ? static_cast<uint64_t>(static_cast<uint32_t>(ids[i]) + 1U) * factor : 0;
-    }
-    return static_cast<int64_t>(digest);
 }
 
 }  // extern "C"

@@ -187,10 +187,11 @@ class OperatorPlan(Uncopied):
             >>> plan = torch_npu.npu_moe_distribute_dispatch_v2.plan(x, expert_ids, *group)
             >>> outputs = plan.execute({"x": x, "expert_ids": expert_ids})
         """
-        communicator = self._find_communicator(named)
-        native = self.access.native
+        access = self.site.access
+        communicator = access.communicator()
+        native = access.native
         if native is None:
-            native = self.access.native = self._make_native(communicator)
+            native = access.native = self._make_native(communicator)
         if native and communicator.is_idle:
             made = native(*self._get_inputs(named))
             if made is not None:
@@ -263,9 +264,6 @@ class OperatorPlan(Uncopied):
         """The tensor that says where combine's results go: dispatch returns it, and combine takes it."""
         returned = [output.name for output in self.symbols.operator.outputs]
         return next(name for name in INDEXES if name in returned or self.symbols.is_given(name))
-
-    def _find_communicator(self, named: Named) -> Communicator:
-        return self.access.communicator()
 
     def _prepare(self, communicator: Communicator, bindings: Bindings) -> None:
         """Checks what depends on data, and adds what does."""

@@ -9,7 +9,7 @@ either: which setup is in flight is known without it.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -43,14 +43,15 @@ class TeardownPlan(OperatorPlan):
 
     _phase: ClassVar[Phase] = "teardown"
 
-    def _find_communicator(self, named: Named) -> Communicator:
-        """The communicator, where a setup with the same attributes is in flight.
+    def execute(self, named: Named) -> Any:
+        """Runs it where a setup with the same attributes is in flight.
 
-        None is made: its ranks would wait for those that call teardown as they set it up.
+        No communicator is made for it: its ranks would wait for those that call teardown as they set it up.
 
         Raises:
-            BufferStateError: there is none.
+            BufferStateError: there is no setup.
             ArgumentError: it was made with others, or has returned something else.
+            CommunicationTimeoutError: a rank's data did not come in time.
         """
         operator = self._whole
         setup = self.communicator.in_flight(operator) if self.access.is_made else None
@@ -68,9 +69,8 @@ class TeardownPlan(OperatorPlan):
                     "both halves take the same attributes",
                     "Pass the same to both.",
                 )
-        communicator = self.communicator
-        self._check_returned(communicator, named)
-        return communicator
+        self._check_returned(self.communicator, named)
+        return super().execute(named)
 
     def _check_returned(self, communicator: Communicator, named: Named) -> None:
         """Checks what setup has returned."""

@@ -389,7 +389,7 @@ class Access:
         """
         found = self._found
         group = group_of(self._place.group_ep, "group_ep")
-        if found is None or not found.is_usable or group is not self._group():
+        if group is not self._group() or found is None or not found.is_usable:
             self.check_current()
             found = self._found = communicator(self._place)
             self._group, self.native = weakref.ref(group), None
