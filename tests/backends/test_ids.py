@@ -1,4 +1,4 @@
-"""Ids as native code takes them: the verdict, position and rule are those of a look at one after the other."""
+"""Ids as native code takes them: verdict, position and rule are those of a look at one after the other."""
 
 import pytest
 import torch
