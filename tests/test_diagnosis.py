@@ -39,7 +39,7 @@ from moe_triton.rendezvous.notes import Culprits
 from moe_triton.runtime.diagnosis import Run, failure
 from moe_triton.runtime.disagreement import FLAG_BITS
 from moe_triton.schemes import make_scheme, product_of
-from moe_triton.schemes.blocks.layout import BlocksLayout
+from moe_triton.schemes.a2_fullmesh.layout import BlocksLayout
 from moe_triton.schemes.common.waits import GaveUp
 from moe_triton.schemes.site import Site
 

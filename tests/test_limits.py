@@ -13,7 +13,7 @@ from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT, TILING_FAILE
 from moe_triton.limits import check_config, torch_npu_names
 from moe_triton.limits.check import RULE_SETS, check_rules, rule_sets_for
 from moe_triton.schemes import SCHEMES
-from moe_triton.schemes.fullmesh import Fullmesh
+from moe_triton.schemes.fullmesh.scheme import Fullmesh
 from tests.limits_cases import (
     A2,
     A2_V1,
@@ -38,7 +38,7 @@ def test_the_variants_of_the_tests_reach_every_set_of_rules() -> None:
 
 
 def test_a_scheme_that_cannot_be_served_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SCHEMES, "A2", {"fullmesh": "moe_triton.schemes.direct:Direct"})
+    monkeypatch.setitem(SCHEMES, "A2", {"fullmesh": "moe_triton.schemes.direct.scheme:Direct"})
     on_one_server = {"ranks_per_server": 16, "relaxed": True}
     check_config(replace(A2, **on_one_server))
     with pytest.raises(ArgumentError, match="comm_alg is 'hierarchy'"):

@@ -17,7 +17,7 @@ from moe_triton.core.row_formats import AS_THEY_ARE, INT8, QUANTIZED, RowFormat
 from moe_triton.core.tuning import Tuning
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Mask
 from moe_triton.schemes import make_scheme
-from moe_triton.schemes.fullmesh import Fullmesh
+from moe_triton.schemes.fullmesh.scheme import Fullmesh
 from moe_triton.schemes.scheme import Scheme
 from moe_triton.schemes.site import Site
 

@@ -18,7 +18,7 @@ from moe_triton.core.plan import Part, Plan
 from moe_triton.core.row_formats import AS_THEY_ARE, INT8
 from moe_triton.core.tuning import ALL_BYTES, usual_on_cpu
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
-from moe_triton.schemes.fullmesh import Fullmesh
+from moe_triton.schemes.fullmesh.scheme import Fullmesh
 from moe_triton.schemes.site import Site
 
 

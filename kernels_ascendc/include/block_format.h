@@ -29,7 +29,7 @@ __aicore__ inline uint64_t EndOfRows(const Args& args, int64_t rows) {
     return static_cast<uint64_t>(args.rows_offset + rows * args.row_step);
 }
 
-// Word i of FLAG2: see moe_triton/schemes/blocks/layout.py.
+// Word i of FLAG2: see moe_triton/schemes/a2_fullmesh/layout.py.
 __aicore__ inline int32_t EndFlagWord(int32_t number, uint32_t i) {
     uint32_t word = static_cast<uint32_t>(number) * 0x9E3779B1U + i * 0x85EBCA77U;
     word = (word ^ word >> 15) * 0xC2B2AE3DU;

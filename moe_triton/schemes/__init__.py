@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 # Where a `Scheme` is, by product and ``comm_alg``. A product's first one is its default.
 SCHEMES: dict[str, dict[str, str]] = {
     "A3": {
-        "fullmesh_v1": "moe_triton.schemes.fullmesh:Fullmesh",
-        "fullmesh_v2": "moe_triton.schemes.fullmesh:InbandFullmesh",
-        "direct": "moe_triton.schemes.direct:Direct",
+        "fullmesh_v1": "moe_triton.schemes.fullmesh.scheme:Fullmesh",
+        "fullmesh_v2": "moe_triton.schemes.fullmesh.scheme:InbandFullmesh",
+        "direct": "moe_triton.schemes.direct.scheme:Direct",
     },
     "A2": {
-        "fullmesh": "moe_triton.schemes.blocks:BlockFullmesh",
-        "hierarchy": "moe_triton.schemes.hierarchy:Hierarchy",
+        "fullmesh": "moe_triton.schemes.a2_fullmesh.scheme:A2Fullmesh",
+        "hierarchy": "moe_triton.schemes.hierarchy.scheme:Hierarchy",
     },
 }
 

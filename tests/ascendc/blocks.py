@@ -12,7 +12,7 @@ from moe_triton.core.reach import Queues
 from moe_triton.core.records import TRAFFIC, TRAILER
 from moe_triton.core.region import MAX_INT32
 from moe_triton.layout import NUM_ZONES, UB_ALIGN
-from moe_triton.schemes.blocks.layout import UNIT_WORDS, end_flag
+from moe_triton.schemes.a2_fullmesh.layout import UNIT_WORDS, end_flag
 
 from .blocks_case import BlocksCase, Outputs
 from .call_words import CallWords, word_of

@@ -8,7 +8,7 @@ import numpy as np
 
 from moe_triton.core.config import Config
 from moe_triton.layout import NUM_ZONES, TRAILER_WORDS
-from moe_triton.schemes.blocks.layout import BlockRow, BlocksLayout
+from moe_triton.schemes.a2_fullmesh.layout import BlockRow, BlocksLayout
 
 from .case import Case
 from .memory import Guarded

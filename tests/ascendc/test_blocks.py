@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moe_triton.core.ascendc import REPORT_BAD_ROW, REPORT_MISMATCH, REPORT_TIMEOUT
-from moe_triton.schemes.blocks.layout import end_flag
+from moe_triton.schemes.a2_fullmesh.layout import end_flag
 
 from .blocks import BlocksWorld
 from .blocks_case import BlocksCase, Outputs

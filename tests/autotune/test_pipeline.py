@@ -26,7 +26,7 @@ from moe_triton.core.config import Config
 from moe_triton.core.space import Space
 from moe_triton.processes import RankFailedError, RankGroup
 from moe_triton.schemes import SCHEMES, scheme_type
-from moe_triton.schemes.fullmesh import Fullmesh
+from moe_triton.schemes.fullmesh.scheme import Fullmesh
 from moe_triton.tables import FOLDER, machine_of, pipelines, schemes
 from moe_triton.tables.pipelines import filled
 

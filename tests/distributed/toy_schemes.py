@@ -19,8 +19,8 @@ from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.schemes import SCHEMES
 from moe_triton.schemes.common.flags import barrier_plan
 from moe_triton.schemes.common.waits import ENTRY_FINDERS
-from moe_triton.schemes.direct import Direct
 from moe_triton.schemes.direct.layout import DirectLayout
+from moe_triton.schemes.direct.scheme import Direct
 from moe_triton.schemes.fullmesh.combine import CombinePlans
 from moe_triton.schemes.fullmesh.dispatch import DispatchPlans
 from moe_triton.schemes.fullmesh.layout import WindowLayout

@@ -28,17 +28,17 @@ from moe_triton.core.plan import Plan
 from moe_triton.core.region import Region
 from moe_triton.core.space import Space
 from moe_triton.operators.variants import DispatchVariant, Variant
-from moe_triton.schemes.blocks.combine import CombinePlans
-from moe_triton.schemes.blocks.dispatch import DispatchPlans
-from moe_triton.schemes.blocks.layout import BlocksLayout
-from moe_triton.schemes.blocks.waits import FINDERS
+from moe_triton.schemes.a2_fullmesh.combine import CombinePlans
+from moe_triton.schemes.a2_fullmesh.dispatch import DispatchPlans
+from moe_triton.schemes.a2_fullmesh.layout import BlocksLayout
+from moe_triton.schemes.a2_fullmesh.waits import FINDERS
 from moe_triton.schemes.common.flags import barrier_plan
 from moe_triton.schemes.common.waits import ENTRY_FINDERS
 from moe_triton.schemes.scheme import REFUSED_ON_A2, Refusal, RoundFacts, SplitScheme
 from moe_triton.schemes.site import OPERATORS, Operator, Site, usual_post_parts
 
 
-class BlockFullmesh(SplitScheme):
+class A2Fullmesh(SplitScheme):
     """fullmesh of A2: builds the plans of one rank."""
 
     layout_of = BlocksLayout

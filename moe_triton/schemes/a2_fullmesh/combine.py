@@ -13,8 +13,8 @@ from moe_triton.kernels.block_places import block_places_kernel
 from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
 from moe_triton.layout.call_word import call_word, combine_bits
 from moe_triton.operators.variants import CombineVariant
-from moe_triton.schemes.blocks.layout import BlocksLayout
-from moe_triton.schemes.blocks.steps import ends, in_blocks, of_peers, of_posts, wait
+from moe_triton.schemes.a2_fullmesh.layout import BlocksLayout
+from moe_triton.schemes.a2_fullmesh.steps import ends, in_blocks, of_peers, of_posts, wait
 from moe_triton.schemes.common.steps import ids_of, record_waits, rms_norm, select
 from moe_triton.schemes.site import COMBINE_KIND, Site, launch_matching
 

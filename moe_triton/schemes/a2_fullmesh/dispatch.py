@@ -15,8 +15,8 @@ from moe_triton.kernels.arrange import arrange_kernel
 from moe_triton.layout import SlotLayout
 from moe_triton.layout.call_word import call_word
 from moe_triton.operators.variants import DispatchVariant
-from moe_triton.schemes.blocks.layout import BlockRow, BlocksLayout
-from moe_triton.schemes.blocks.steps import ends, in_blocks, of_peers, of_posts, wait
+from moe_triton.schemes.a2_fullmesh.layout import BlockRow, BlocksLayout
+from moe_triton.schemes.a2_fullmesh.steps import ends, in_blocks, of_peers, of_posts, wait
 from moe_triton.schemes.common import steps as local
 from moe_triton.schemes.site import COMBINE_KIND, DISPATCH_WORD, Site, launch_matching
 

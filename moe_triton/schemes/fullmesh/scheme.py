@@ -1,0 +1,166 @@
+"""A3 fullmesh: the plans of one rank.
+
+Zones (see `moe_triton.runtime.communicator` for who turns them): dispatch waits for an entry from every rank,
+empty ones included, so a rank that starts dispatch i + 2 knows that nobody still reads what dispatch i
+left. V2's combine waits for its own tokens only; a full wait between combine i and i + 2 separates those
+two. V1's combine waits for every rank, and shares zones and toggle with its dispatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+
+from moe_triton.core.config import Config
+from moe_triton.core.plan import Plan
+from moe_triton.core.region import Region
+from moe_triton.core.space import Space
+from moe_triton.layout import NUM_ZONES
+from moe_triton.operators.variants import DispatchVariant, Variant
+from moe_triton.schemes.common.flags import barrier_plan
+from moe_triton.schemes.common.space import waiting_space, with_parts, with_receivers
+from moe_triton.schemes.common.waits import ENTRY_FINDERS, Memory, held_by, next_number
+from moe_triton.schemes.fullmesh.combine import CombinePlans
+from moe_triton.schemes.fullmesh.dispatch import DispatchPlans
+from moe_triton.schemes.fullmesh.layout import ExpertSlotsLayout, InbandLayout, InbandSlot, WindowLayout
+from moe_triton.schemes.fullmesh.waits import FINDERS
+from moe_triton.schemes.scheme import OTHER_OR_ONE_SERVER, Refusal, RoundFacts, SplitScheme, WindowSpec
+from moe_triton.schemes.site import OPERATORS, Operator, Site
+
+
+class Fullmesh(SplitScheme):
+    """fullmesh_v1: builds the plans of one rank.
+
+    Ranks of other servers are reached by queues (`moe_triton.schemes.fullmesh.posts`).
+    """
+
+    finders: ClassVar = ENTRY_FINDERS | FINDERS
+    crosses_servers: ClassVar = True
+    inband: ClassVar = False
+    """Whether each row carries its flags."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self._dispatch = DispatchPlans(site, self.layout, self.inband)
+        self._combine = CombinePlans(site, self.layout)
+        # On the NPU results in two allocations would be one more unproven assumption of the sum.
+        is_plain = not self.inband and not site.is_version_1 and site.target == "cpu"
+        # Blocks that receive take rows out of slots only.
+        is_plain = is_plain and not site.receiving_blocks
+        self.keeps_own = is_plain and not site.config.is_shared_rank(site.rank)
+
+    @classmethod
+    def space(cls, config: Config, target: str, cores: int) -> Space:
+        """See `Scheme`. Operators are cut as well, into parts or by blocks, unless they post."""
+        space = waiting_space(config, target, cores)
+        if config.topology.num_servers > 1:
+            return space
+        return with_receivers(with_parts(space, config, target, cores), target, cores)
+
+    @property
+    def queued_peers(self) -> frozenset[int]:
+        """See `Scheme`: the ranks of other servers."""
+        config = self.site.config
+        return frozenset(range(config.num_ranks)) - frozenset(config.topology.neighbours(self.site.rank))
+
+    @staticmethod
+    def layout_of(config: Config) -> WindowLayout:
+        """See `Scheme`."""
+        return ExpertSlotsLayout(config) if config.version == 1 else WindowLayout(config)
+
+    @cached_property
+    def layout(self) -> WindowLayout:
+        """See `layout_of`."""
+        return self.layout_of(self.site.config)
+
+    @cached_property
+    def windows(self) -> tuple[WindowSpec, ...]:
+        """The group's, and that between two tensor-parallel ranks where there are two."""
+        if self.site.exchange_rank is None:
+            return super().windows
+        layout, peers = self.site.exchange, self.site.exchange_peers
+        return (*super().windows, WindowSpec(layout.window_bytes, layout.data_bytes, peers))
+
+    @cached_property
+    def rounds(self) -> RoundFacts:
+        """See `Scheme`."""
+        facts = super().rounds
+        if not self.site.is_version_1:
+            return facts
+        return replace(facts, waiting=frozenset(OPERATORS), shared=frozenset({"dispatch", "combine"}))
+
+    @property
+    def statuses(self) -> tuple[tuple[Operator, Region], ...]:
+        """See `Scheme`."""
+        layout = self.layout
+        return (
+            ("barrier", layout.barrier_status),
+            ("dispatch", layout.dispatch_status_on(self.site.rank)),
+            ("combine", layout.peer_status),
+        )
+
+    def whole(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
+        """See `Scheme`."""
+        if isinstance(variant, DispatchVariant):
+            return self._dispatch.whole(variant, zone, parts)
+        return self._combine.whole(variant, zone, parts)
+
+    def setup(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
+        """See `SplitScheme`."""
+        if isinstance(variant, DispatchVariant):
+            return self._dispatch.setup(variant, zone, parts)
+        return self._combine.setup(variant, zone)
+
+    def teardown(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
+        """See `SplitScheme`."""
+        if isinstance(variant, DispatchVariant):
+            return self._dispatch.teardown(variant, zone)
+        return self._combine.teardown(variant, zone, parts)
+
+    def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:
+        """See `Scheme`."""
+        return barrier_plan(self.site, self.layout.barrier_status, zone, timeout_us)
+
+    def wordless_flags(
+        self, flags: Callable[[Region], torch.Tensor], memory: Memory
+    ) -> list[Collection[int]]:
+        """V2's combine has a flag for each result."""
+        if self.site.is_version_1:
+            return []
+        hole, latest = self.site.numbers("combine"), 0
+        if hole.name in memory:  # before the first combine nobody keeps them
+            latest = int(held_by(memory, hole).view(torch.int32)[:NUM_ZONES].max())
+        is_next = flags(self.layout.combine_status) == next_number(latest)
+        ks = is_next.any(dim=0).any(dim=0).nonzero().flatten().tolist()
+        return [self._senders(k) for k in ks]
+
+    def _senders(self, k: int) -> Collection[int]:
+        """Who may send result ``k`` of a token of this rank."""
+        config = self.site.config
+        if k >= config.num_topk:
+            return (config.rank_of_shared_expert(k - config.num_topk, self.site.rank),)
+        return range(config.num_shared_ranks, config.num_ranks)
+
+
+class InbandFullmesh(Fullmesh):
+    """fullmesh_v2: each row is received as soon as its own flags are there."""
+
+    crosses_servers: ClassVar = False
+    inband: ClassVar = True
+    slot_layout: ClassVar = InbandSlot
+    refuses: ClassVar = {
+        "several servers": Refusal(
+            "with comm_alg='fullmesh_v2' a flag and the 480 bytes before it land together, which queues "
+            "between servers do not promise",
+            OTHER_OR_ONE_SERVER,
+        ),
+    }
+
+    @staticmethod
+    def layout_of(config: Config) -> WindowLayout:
+        """See `Scheme`."""
+        return InbandLayout(config)

@@ -1,0 +1,120 @@
+"""A2 hierarchy: each token once to each server, and inside the server to its experts. The plans of one rank.
+
+Ranks of the same number on all servers are a rail: between servers only they exchange messages. A token goes
+along the rail once for each server that it has experts on; who gets it relays it to the ranks of its server
+that hold them. Results come back to the relay, which sums them by weight and sends one partial row along the
+rail. The sums' order is by expert in a server, then by server: bits differ from those of fullmesh.
+
+What guards what, in zone z of round i of an operator:
+
+- dispatch: a token on the rail is believed when the next one's head, or the end flag, has the number of the
+  round: messages of a queue come one after the other, and their insides in any order. The entry of a source
+  guards its rows, which the relay wrote before.
+- combine: the flag of a rank guards its results at the relay; the end flag guards the partial rows.
+
+Heads and end flags are numbers of rounds, which differ: nothing is cleared but entries.
+
+Dispatch and combine have zones and toggles of their own, and two are enough for each. A rank ends dispatch
+i with entries of every rank, each of which was made, by whomever relayed it, after that rank began dispatch
+i: so who begins dispatch i + 2 has seen that every rank began i + 1, and so ended i. It ends combine i with
+end flags of its rail, each of which came after its sender had flags of all ranks of its server: so all
+ranks have begun combine i. The same holds for rails, forwarded rows, results, partial rows, and the out
+part. One zone of forwarded rows is not enough: a relay may be in dispatch i + 1 while a neighbour arranges
+what it got in i.
+
+Who is missing is named across both hops: a relay that gives up says for whom, in entries of a count that no
+dispatch has (`LOST_COUNT`), or in the end flag, and its deadline is earlier than that of those who wait for
+it. One whose waits are stopped, by Ctrl-C or `close`, says nothing: it is missing itself. An end flag says of
+a rank that made another call, too, which calls differ (`lost_call`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import ClassVar
+
+from moe_triton.core.config import Config
+from moe_triton.core.plan import Plan
+from moe_triton.core.region import Region
+from moe_triton.core.space import Space
+from moe_triton.core.tuning import POSTS
+from moe_triton.layout import RelayTables
+from moe_triton.operators.variants import DispatchVariant, Variant
+from moe_triton.schemes.common.flags import barrier_plan
+from moe_triton.schemes.hierarchy.combine import CombinePlans
+from moe_triton.schemes.hierarchy.dispatch import DispatchPlans
+from moe_triton.schemes.hierarchy.layout import HierarchyLayout
+from moe_triton.schemes.hierarchy.waits import FINDERS
+from moe_triton.schemes.scheme import REFUSED_ON_A2, Refusal, RoundFacts, Scheme
+from moe_triton.schemes.site import OPERATORS, Operator, Site
+
+FULLMESH = "Use comm_alg='fullmesh' for it."
+
+
+class Hierarchy(Scheme):
+    """hierarchy of A2: builds the plans of one rank."""
+
+    layout_of = HierarchyLayout
+    tables_of = RelayTables
+    finders: ClassVar = FINDERS
+    crosses_servers: ClassVar[bool] = True
+    sums_alike: ClassVar[bool] = False
+    refuses: ClassVar = {
+        "torch_npu halves": Refusal("comm_alg='hierarchy' has no halves", "Use the whole operators."),
+        "wait": Refusal(
+            "with comm_alg='hierarchy' a rank relays others' rows while it is in the call itself",
+            "Leave it out, or use comm_alg='fullmesh'.",
+        ),
+        "special experts": Refusal("comm_alg='hierarchy' has none", FULLMESH),
+        "ori_x": Refusal("comm_alg='hierarchy' has no special experts", FULLMESH),
+        "performance_info": Refusal("comm_alg='hierarchy' waits for ranks through others", FULLMESH),
+        "several scales": Refusal(
+            "with comm_alg='hierarchy' a row has one scale on its way", "Pass 'int8', or use 'fullmesh'."
+        ),
+        **REFUSED_ON_A2,
+    }
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self._dispatch = DispatchPlans(site, self.layout)
+        self._combine = CombinePlans(site, self.layout)
+
+    @classmethod
+    def space(cls, config: Config, target: str, cores: int) -> Space:
+        """See `Scheme`. On a CPU who posts to other servers may be chosen as well."""
+        space = super().space(config, target, cores)
+        if target == "npu" or config.topology.num_servers == 1:
+            return space
+        return replace(space, choices={"posts": tuple(range(len(POSTS))), **space.choices})
+
+    @cached_property
+    def layout(self) -> HierarchyLayout:
+        """See `layout_of`."""
+        return HierarchyLayout(self.site.config)
+
+    @cached_property
+    def rounds(self) -> RoundFacts:
+        """See `Scheme`."""
+        return RoundFacts(waiting=frozenset(OPERATORS), on_device=self.site.target == "npu")
+
+    @property
+    def queued_peers(self) -> frozenset[int]:
+        """See `Scheme`: the ranks of other servers."""
+        config = self.site.config
+        return frozenset(range(config.num_ranks)) - frozenset(config.topology.neighbours(self.site.rank))
+
+    @property
+    def statuses(self) -> tuple[tuple[Operator, Region], ...]:
+        """See `Scheme`."""
+        return (("barrier", self.layout.barrier_status), ("dispatch", self.layout.token_counts))
+
+    def whole(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
+        """The plan of the whole operator, in one part."""
+        if isinstance(variant, DispatchVariant):
+            return self._dispatch.whole(variant, zone)
+        return self._combine.whole(variant, zone)
+
+    def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:
+        """See `barrier_plan`."""
+        return barrier_plan(self.site, self.layout.barrier_status, zone, timeout_us)
