@@ -2,8 +2,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-NATIVE_SOURCES := $(shell find kernels_ascendc moe_triton/core/abi.py moe_triton/core/ascendc.py moe_triton/core/fused.py moe_triton/core/records.py \
-    moe_triton/core/region.py moe_triton/tools/codegen.py -type f -not -name '*.pyc')
+NATIVE_SOURCES := $(shell find kernels_ascendc moe_triton/core/abi.py moe_triton/core/ascendc.py moe_triton/core/kernel.py moe_triton/core/records.py \
+    moe_triton/core/region.py moe_triton/schemes/__init__.py $(wildcard moe_triton/schemes/*/ascendc.py) moe_triton/tools/codegen.py -type f -not -name '*.pyc')
 CPP_SOURCES := $(filter %.h %.cpp %.asc,$(NATIVE_SOURCES))
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 PIP := $(INSTALL) --quiet

@@ -14,14 +14,15 @@ import pytest
 import torch
 
 from moe_triton.backends.cpu import native
-from moe_triton.core import abi, ascendc
+from moe_triton.core import abi
 from moe_triton.core.errors import ToolchainError
-from moe_triton.core.fused import FUSED
 from moe_triton.core.kernel import Arg, AscendCKernel, TritonKernel
 from moe_triton.core.plan import Hole, Launch, Part
 from moe_triton.kernels import Shape, families
 from moe_triton.kernels.add_rows import add_rows_kernel
 from moe_triton.kernels.language import HAVE_TRITON
+from moe_triton.schemes.ascendc import FUSED, KERNELS, LAUNCHED, Tables
+from moe_triton.schemes.common.ascendc import EXCHANGE_SEND
 from moe_triton.tools import codegen
 from tests.patience import seconds
 from tests.surroundings import cxx
@@ -83,7 +84,7 @@ def test_a_value_too_few_is_refused() -> None:
 def test_the_library_says_what_the_tables_say() -> None:
     library = native.library()
     library.moe_abi.restype = ctypes.c_char_p
-    assert library.moe_abi().decode() == abi.text()
+    assert library.moe_abi().decode() == abi.text(KERNELS, FUSED)
 
 
 def renamed(kernel: AscendCKernel) -> AscendCKernel:
@@ -138,23 +139,28 @@ class FakeLibrary:
         self.moe_abi = Abi(text)
 
 
+def checked(text: str) -> None:
+    library = FakeLibrary(text)
+    abi.Abi(library, Path("libmoe.so"), "Build it anew.").check(*LAUNCHED)  # type: ignore[arg-type]
+
+
 def refused(text: str) -> str:
     with pytest.raises(ToolchainError) as caught:
-        abi.check(FakeLibrary(text), Path("libmoe.so"), "Build it anew.")  # type: ignore[arg-type]
+        checked(text)
     return str(caught.value)
 
 
 def test_a_library_of_these_tables_is_taken() -> None:
-    abi.check(FakeLibrary(abi.text()), Path("libmoe.so"), "")  # type: ignore[arg-type]
+    checked(abi.text(KERNELS, FUSED))
 
 
 @pytest.mark.parametrize("change", CHANGES[:4])
 def test_a_library_of_other_tables_is_refused_by_name(
     change: Callable[[AscendCKernel], AscendCKernel],
 ) -> None:
-    theirs = [change(k) if k.name == "exchange_send" else k for k in ascendc.KERNELS]
-    message = refused(abi.text(theirs))
-    ours = ascendc.EXCHANGE_SEND
+    theirs = [change(k) if k.name == "exchange_send" else k for k in KERNELS]
+    message = refused(abi.text(theirs, FUSED))
+    ours = EXCHANGE_SEND
     (changed,) = [k for k in theirs if k.name == "exchange_send"]
     assert "libmoe.so does not fit this moe_triton: exchange_send differs" in message
     assert abi.layout_of(ours) in message
@@ -164,19 +170,19 @@ def test_a_library_of_other_tables_is_refused_by_name(
 
 
 def test_all_kernels_that_differ_are_named() -> None:
-    message = refused(abi.text([renamed(k) if "combine" in k.name else k for k in ascendc.KERNELS]))
-    assert "combine_send, combine_post, combine_wait, combine_ready differ." in message
+    message = refused(abi.text([renamed(k) if "combine" in k.name else k for k in KERNELS], FUSED))
+    assert "combine_send, combine_wait, combine_ready, combine_post differ." in message
 
 
-def test_kernels_that_one_side_lacks_are_named() -> None:
-    *others, last = ascendc.KERNELS
-    assert f"{last.name} in the library: no such kernel" in refused(abi.text(others))
-    assert "small in the library: 7 words" in refused(abi.text([*ascendc.KERNELS, SMALL]))
+def test_kernels_that_the_library_lacks_are_named() -> None:
+    *others, last = KERNELS
+    assert f"{last.name} in the library: no such kernel" in refused(abi.text(others, FUSED))
+    checked(abi.text([*KERNELS, SMALL], FUSED))  # another one's is no matter
 
 
 def test_constants_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(abi.CONSTANTS, "REPORT_TIMEOUT", 8)
-    other = abi.text()
+    other = abi.text(KERNELS, FUSED)
     monkeypatch.undo()
     message = refused(other)
     assert "constants differs" in message
@@ -186,13 +192,15 @@ def test_constants_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_old_library_is_told_from_a_wrong_one() -> None:
     with pytest.raises(ToolchainError, match=r"libc\.so does not say which arguments"):
-        abi.check(ctypes.CDLL(None), Path("libc.so"), "Build it anew.")
+        abi.Abi(ctypes.CDLL(None), Path("libc.so"), "Build it anew.")
 
 
 def test_a_struct_that_is_not_packed_so_does_not_compile(tmp_path: Path) -> None:
-    (tmp_path / "moe_layout.h").write_text(codegen.render())
+    (tmp_path / "moe_layout.h").write_text(codegen.render(Tables(KERNELS, FUSED)))
     (tmp_path / "moe_abi.h").write_text(
-        codegen.render_abi([swapped(k) if k.name == "post_status" else k for k in ascendc.KERNELS])
+        codegen.render_abi(
+            Tables(tuple(swapped(k) if k.name == "post_status" else k for k in KERNELS), FUSED)
+        )
     )
     (tmp_path / "main.cpp").write_text('#include "kernel_operator.h"\n#include "moe_abi.h"\n')
     command = [*cxx(), "-std=c++17", "-fsyntax-only", "-I.", f"-I{SOURCES}/emulation", "main.cpp"]
@@ -249,7 +257,7 @@ def test_every_word_of_a_triton_launch_is_one_argument() -> None:
 def test_the_launchers_have_the_shape_that_is_declared() -> None:
     source = (SOURCES / "launch" / "moe_kernels.asc").read_text()
     launchers = re.findall(r"^MOE_LAUNCHER\((\w+), (\w+)\)$", source, flags=re.M)
-    assert launchers == [(codegen.camel(kernel.name), kernel.name) for kernel in ascendc.KERNELS]
+    assert launchers == [(codegen.camel(kernel.name), kernel.name) for kernel in KERNELS]
     fused = re.findall(r"^MOE_FUSED_LAUNCHER\((\w+), (\w+)\)$", source, flags=re.M)
     assert fused == [(codegen.camel(kernel.name), kernel.name) for kernel in FUSED]
     assert "int moe_##name(uint32_t blocks, void* stream, const moe::Name##Args* args)" in source

@@ -17,6 +17,7 @@ from moe_triton.core.region import Region, region_of
 from moe_triton.core.tuning import Tuning
 from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, FLAG_BITS, STAMP_BYTES, STATUS_ENTRY_BYTES
 from moe_triton.runtime.awaited import MAX_PATIENCE_S, awaited_ranks, note_of, patience_s, tell_of
+from moe_triton.schemes.fullmesh.ascendc import COMBINE_WAIT, INBAND_COLLECT, INBAND_RECEIVE
 from moe_triton.schemes.site import Site
 
 RANKS, EXPERTS, TOPK, ZONE = 4, 2, 2, 1
@@ -89,7 +90,7 @@ def test_results_that_are_missing() -> None:
         "zone": ZONE,
         "status": status.words(),
     }
-    wait = ascendc.COMBINE_WAIT
+    wait = COMBINE_WAIT
     assert awaited_ranks(SITE, waiting(wait, {0: (1, 3)}, **arguments)) == [0, 3]
     assert awaited_ranks(SITE, waiting(wait, {0: (0, 4)}, **arguments)) == [0, 1, 3]
     assert awaited_ranks(SITE, waiting(wait, {0: (1, 3)}, active=active, **arguments)) == [3]
@@ -122,7 +123,7 @@ def test_rows_that_are_missing() -> None:
     }
 
     def found(first: int, count: int) -> list[int] | None:
-        return awaited_ranks(SITE, waiting(ascendc.INBAND_RECEIVE, {0: (first, count)}, **arguments))
+        return awaited_ranks(SITE, waiting(INBAND_RECEIVE, {0: (first, count)}, **arguments))
 
     assert found(0, 8) == [0, 1, 2, 3]
     arrive(0, 0, 0)
@@ -156,7 +157,7 @@ def test_rows_that_are_missing_where_some_blocks_only_receive() -> None:
     }
 
     def found(first: int, count: int) -> list[int] | None:
-        return awaited_ranks(SITE, waiting(ascendc.INBAND_COLLECT, {0: (first, count)}, **arguments))
+        return awaited_ranks(SITE, waiting(INBAND_COLLECT, {0: (first, count)}, **arguments))
 
     assert found(0, 8) == [0, 1, 2, 3]
     for source, expert, row, blocks in ((0, 0, 0, 2), (2, 0, 0, 2), (3, 0, 0, 1)):

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe_triton.core.ascendc import (
-    COMBINE_WAIT,
     DISPATCH_WAIT,
     POST_STATUS,
     REPORT_BAD_ROW,
@@ -17,15 +16,6 @@ from moe_triton.core.ascendc import (
     REPORT_TIMEOUT,
     REPORT_WORDS,
 )
-from moe_triton.core.ascendc_blocks import BLOCKS_WAIT
-from moe_triton.core.ascendc_hierarchy import (
-    PARTIALS_SEND,
-    RAIL_RELAY,
-    RAIL_SEND,
-    RAIL_WAIT,
-    RETURNS_LOST,
-)
-from moe_triton.core.ascendc_posts import COMBINE_POST, DISPATCH_POST
 from moe_triton.core.config import Config
 from moe_triton.core.errors import BufferStateError, CommunicationTimeoutError, ConfigMismatchError
 from moe_triton.core.plan import Launch
@@ -39,8 +29,11 @@ from moe_triton.rendezvous.notes import Culprits
 from moe_triton.runtime.diagnosis import Run, failure
 from moe_triton.runtime.disagreement import FLAG_BITS
 from moe_triton.schemes import make_scheme, product_of
+from moe_triton.schemes.a2_fullmesh.ascendc import BLOCKS_WAIT
 from moe_triton.schemes.a2_fullmesh.layout import BlocksLayout
 from moe_triton.schemes.common.waits import GaveUp
+from moe_triton.schemes.fullmesh.ascendc import COMBINE_POST, COMBINE_WAIT, DISPATCH_POST
+from moe_triton.schemes.hierarchy.ascendc import PARTIALS_SEND, RAIL_RELAY, RAIL_SEND, RAIL_WAIT, RETURNS_LOST
 from moe_triton.schemes.site import Site
 
 RANKS, TOKENS, TOPK = 4, 3, 2

@@ -5,7 +5,8 @@ set(GENERATED ${CMAKE_CURRENT_SOURCE_DIR}/include)
 if(NOT EXISTS ${GENERATED}/moe_abi.h)
   set(GENERATED ${CMAKE_CURRENT_BINARY_DIR}/generated)
   set(package ${CMAKE_CURRENT_SOURCE_DIR}/../moe_triton)
-  file(GLOB tables CONFIGURE_DEPENDS ${package}/core/*.py ${package}/tools/codegen.py)
+  file(GLOB tables CONFIGURE_DEPENDS ${package}/core/*.py ${package}/schemes/*.py ${package}/schemes/*/ascendc.py
+       ${package}/tools/codegen.py)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${tables})
   find_package(Python 3.10 COMPONENTS Interpreter REQUIRED)
   execute_process(COMMAND ${Python_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cmake/generate.py ${package} ${GENERATED}

@@ -1,10 +1,10 @@
 """The launch boundary: arguments as words in memory, and whether a library agrees about them.
 
-Both sides pass arguments as 64-bit words, in the order of the kernel's table (`moe_triton.core.ascendc`,
+Both sides pass arguments as 64-bit words, in the order of the kernel's table (`moe_triton.schemes.ascendc`,
 `moe_triton.core.kernel.TritonKernel.args`): one word per number or address, and the words of `Region.words`
 where an argument is a region. `moe_triton.tools.codegen` makes the C++ structs from the same tables and
-compiles `text` into every library as ``moe_abi()``, so that one built from other tables is refused when
-it is loaded, and not when a kernel reads an address where a number stands.
+compiles `text` into every library as ``moe_abi()``, so that one built from other tables is refused when a
+plan is made ready, and not when a kernel reads an address where a number stands.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from moe_triton.core import ascendc, ascendc_blocks, reach, records
+from moe_triton.core import ascendc, reach, records
 from moe_triton.core.errors import ToolchainError
-from moe_triton.core.fused import FUSED
 from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel
 from moe_triton.core.plan import Hole, Launch, Phases, fused_kernel_of, num_first_blocks
 from moe_triton.core.records import DEVICE_RECORDS, Record
@@ -47,7 +46,7 @@ CONSTANTS: dict[str, int] = {
     "REPORT_MISMATCH": ascendc.REPORT_MISMATCH,
     "REPORT_STRAY": ascendc.REPORT_STRAY,
     "MAX_BLOCKS": ascendc.MAX_BLOCKS,
-    "MAX_POST_PARTS": ascendc_blocks.MAX_POST_PARTS,
+    "MAX_POST_PARTS": ascendc.MAX_POST_PARTS,
     "QUEUED_BIT": reach.QUEUED_BIT,
     "INSIDE_BIT": reach.INSIDE_BIT,
     **{name: value for name, value in vars(ascendc).items() if name.startswith("TRACE_")},
@@ -100,44 +99,77 @@ def _line_of_record(record: Record) -> str:
     return _line(record.name, record.num_words, fields)
 
 
-def text(kernels: Sequence[AscendCKernel] = ascendc.KERNELS) -> str:
+def text(kernels: Sequence[AscendCKernel], fused: Sequence[FusedKernel]) -> str:
     """What ``moe_abi()`` of a library of these tables returns: constants, and each record and kernel."""
+    return _text([*_shared_lines(), *map(line_of, kernels), *map(_line_of_fused, fused)])
+
+
+def _shared_lines() -> list[str]:
+    """What all kernels count with."""
     constants = " ".join(f"{name}={value}" for name, value in CONSTANTS.items())
-    lines = [_line(_CONSTANTS_LINE, len(CONSTANTS), constants)]
-    lines += [*map(_line_of_record, DEVICE_RECORDS), *map(line_of, kernels)]
-    lines += map(_line_of_fused, FUSED)
-    return "".join(f"{line}\n" for line in lines)
+    return [_line(_CONSTANTS_LINE, len(CONSTANTS), constants), *map(_line_of_record, DEVICE_RECORDS)]
 
 
-def check(library: ctypes.CDLL, path: Path, remedy: str) -> None:
-    """Compares a library with the tables.
+class Abi:
+    """What arguments a library's kernels take, as it says. Kernels are compared when they are first used.
 
     Args:
         library: what was loaded.
-        path: of its file, for the error.
+        path: of its file, for errors.
         remedy: how to rebuild it, as a sentence.
 
     Raises:
-        ToolchainError: it was built from other tables, or before libraries said from which.
+        ToolchainError: it counts with other constants or records, or is from before libraries said so.
     """
-    try:
-        function = library.moe_abi
-    except AttributeError:
-        raise ToolchainError(
-            f"{path} does not say which arguments its kernels take: it is from an older moe_triton. {remedy}"
-        ) from None
-    function.restype = ctypes.c_char_p
-    found = (function() or b"").decode()
-    if found != text():
-        raise ToolchainError(f"{path} does not fit this moe_triton: {difference(found, text())}. {remedy}")
+
+    def __init__(self, library: ctypes.CDLL, path: Path, remedy: str) -> None:
+        self._path, self._remedy = path, remedy
+        try:
+            function = library.moe_abi
+        except AttributeError:
+            raise ToolchainError(
+                f"{path} does not say which arguments its kernels take: it is from an older moe_triton. "
+                f"{remedy}"
+            ) from None
+        function.restype = ctypes.c_char_p
+        self._said = {line.split(" ", 1)[0]: line for line in (function() or b"").decode().splitlines()}
+        self._fits: set[str] = set()
+        self._compare(_shared_lines())
+
+    def check(self, *kernels: AscendCKernel | FusedKernel) -> None:
+        """Checks that the library has kernels as this package calls them, with their phases.
+
+        Raises:
+            ToolchainError: it was built from other tables.
+        """
+        lines = []
+        for kernel in kernels:
+            if kernel.name in self._fits:
+                continue
+            if isinstance(kernel, FusedKernel):
+                lines += [*map(line_of, kernel.phases), _line_of_fused(kernel)]
+            else:
+                lines.append(line_of(kernel))
+        self._compare(lines)
+        self._fits |= {kernel.name for kernel in kernels}
+
+    def _compare(self, lines: Sequence[str]) -> None:
+        expected = _text(lines)
+        names = (line.split(" ", 1)[0] for line in lines)
+        found = _text([self._said[name] for name in names if name in self._said])
+        if found != expected:
+            why = difference(found, expected)
+            raise ToolchainError(f"{self._path} does not fit this moe_triton: {why}. {self._remedy}")
+
+
+def _text(lines: Sequence[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
 
 
 def difference(found: str, expected: str) -> str:
     """Which kernels differ between two texts, and the first one's two layouts."""
     theirs, ours = ({line.split(" ", 1)[0]: line for line in side.splitlines()} for side in (found, expected))
     names = [name for name in dict.fromkeys([*ours, *theirs]) if ours.get(name) != theirs.get(name)]
-    if not names:
-        return "its kernels stand in another order"
     first = names[0]
     return (
         f"{', '.join(names)} differ{'s' if len(names) == 1 else ''}. {first} in the library: "
@@ -182,13 +214,13 @@ class PhaseWords(NamedTuple):
     """The words of a launch with its phases.
 
     Attributes:
-        symbol: name of the launcher.
+        kernel: whose launcher takes them.
         words: unsigned 64-bit integers, 0 where a hole is.
         holes: with their positions; `TIMES` among them where there are several phases.
         firsts: the first word of each phase.
     """
 
-    symbol: str
+    kernel: AscendCKernel | FusedKernel
     words: list[int]
     holes: list[tuple[int, Hole]]
     firsts: list[int]
@@ -208,7 +240,7 @@ def phase_words(phases: Phases, report_bytes: int = 0) -> PhaseWords:
     assert isinstance(first, AscendCKernel)
     if len(phases) == 1:
         packed, holes = words(phases[0])
-        return PhaseWords(first.symbol, packed, holes, [0])
+        return PhaseWords(first, packed, holes, [0])
     kernel, mask = fused_kernel_of(phases)
     *places, size = first_words(kernel)
     running = [place for number, place in enumerate(places) if mask >> number & 1]
@@ -221,7 +253,7 @@ def phase_words(phases: Phases, report_bytes: int = 0) -> PhaseWords:
             if hole.name == REPORT:
                 hole = replace(hole, offset=hole.offset + number * report_bytes)
             holes.append((place + position, hole))
-    return PhaseWords(kernel.symbol, packed, holes, running)
+    return PhaseWords(kernel, packed, holes, running)
 
 
 def word_of(bound: torch.Tensor | int) -> int:

@@ -1,7 +1,7 @@
 """What a kernel is: a name, an argument list declared once, and the bytes it moves.
 
 A kernel knows nothing of schemes, windows or back ends. Triton kernels are declared beside their
-source in ``moe_triton.kernels``; Ascend C kernels in ``moe_triton.core.ascendc``, from which the C++
+source in ``moe_triton.kernels``; Ascend C kernels in the schemes' ``ascendc.py``, from which the C++
 argument structs are generated.
 """
 
@@ -143,6 +143,10 @@ class AscendCKernel:
         return f"moe_{self.name}"
 
 
+MAX_PHASES = 6
+"""Of one launch."""
+
+
 @dataclass(frozen=True)
 class FusedKernel:
     """Ascend C functions that one launch runs one after the other, each of them or not.
@@ -167,6 +171,10 @@ class FusedKernel:
     guarded: frozenset[int] = frozenset()
     continuing: frozenset[int] = frozenset()
     on_first: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        if len(self.phases) > MAX_PHASES:
+            raise ValueError(f"{self.name} has {len(self.phases)} phases: a launch has {MAX_PHASES} at most")
 
     HEAD: ClassVar[AscendCKernel] = AscendCKernel(
         "fused_head",
@@ -193,3 +201,15 @@ class FusedKernel:
             mask |= 1 << number
             number += 1
         return mask
+
+
+def fused_kernel(kernels: Sequence[FusedKernel], phases: Sequence[AscendCKernel]) -> FusedKernel:
+    """The first of some kernels that runs these phases in one launch.
+
+    Raises:
+        ValueError: none does.
+    """
+    for kernel in kernels:
+        if kernel.mask_of(phases) is not None:
+            return kernel
+    raise ValueError(f"no kernel runs these in one launch: {[phase.name for phase in phases]}")

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from moe_triton.core.fused import fused
-from moe_triton.core.kernel import AscendCKernel, FusedKernel, TritonKernel
+from moe_triton.core.kernel import AscendCKernel, FusedKernel, TritonKernel, fused_kernel
 
 Stream = Literal["compute", "communication"]
 
@@ -61,6 +60,7 @@ class Launch:
             at the same time. Otherwise a launch waits for all launches before it.
         joined: a phase of the launch before it: the same blocks go on with it (`FusedKernel`).
         on_first: a phase on the first blocks of a split launch, beside those on the blocks behind.
+        fused: of the first of several phases the kernel that has them all.
     """
 
     step: str
@@ -71,37 +71,55 @@ class Launch:
     alongside: bool = False
     joined: bool = False
     on_first: bool = False
+    fused: FusedKernel | None = None
 
 
 Phases = Sequence[Launch]
 """Launches that are one on the device: the first, and those that are joined to it."""
 
 
-def joined(phases: Phases) -> list[Launch]:
+def joined(phases: Phases, kernels: Sequence[FusedKernel]) -> list[Launch]:
     """Phases of one launch, from launches of their own: the same blocks do one after the other.
+
+    Args:
+        phases: of Ascend C, in order.
+        kernels: among which the first that has them all is launched.
 
     Raises:
         ValueError: no kernel has these phases, or they differ in blocks or stream.
     """
     first, *others = phases
     if others:
-        fused_kernel_of(phases)
+        first = replace(first, fused=_fused(phases, kernels))
     blocks = {(phase.stream, phase.on_first, phase.blocks) for phase in phases}
     if len(blocks) != len({phase.on_first for phase in phases}):
         raise ValueError(f"phases of one launch differ in blocks or stream: {[p.step for p in phases]}")
     return [first, *(replace(other, joined=True) for other in others)]
 
 
-def split(phases: Phases, first_blocks: int) -> list[Launch]:
+def _fused(phases: Phases, kernels: Sequence[FusedKernel]) -> FusedKernel:
+    return fused_kernel(kernels, _kernels_of(phases))
+
+
+def _kernels_of(phases: Phases) -> list[AscendCKernel]:
+    return [phase.kernel for phase in phases if isinstance(phase.kernel, AscendCKernel)]
+
+
+def split(phases: Phases, first_blocks: int, kernels: Sequence[FusedKernel]) -> list[Launch]:
     """Phases of one launch, from launches of their own: so many blocks, the first ones, do some of them, the
     others the rest at the same time.
+
+    Args:
+        phases: see `joined`.
+        first_blocks: how many.
+        kernels: see `joined`.
 
     Raises:
         ValueError: no kernel has these phases, or none of them is for other blocks; or no block is left.
     """
-    kernel, mask = fused_kernel_of(phases)
+    kernel = _fused(phases, kernels)
     others = phases[0].blocks - first_blocks
-    running = [number for number in range(len(kernel.phases)) if mask >> number & 1]
+    running = _running(kernel, phases)
     is_first = [number in kernel.on_first for number in running]
     if len(set(is_first)) != 2 or is_first[0] or min(first_blocks, others) < 1:
         raise ValueError(f"no split of {phases[0].blocks} blocks: {[phase.step for phase in phases]}")
@@ -109,8 +127,15 @@ def split(phases: Phases, first_blocks: int) -> list[Launch]:
         [
             replace(phase, blocks=first_blocks if on_first else others, on_first=on_first)
             for phase, on_first in zip(phases, is_first, strict=True)
-        ]
+        ],
+        kernels,
     )
+
+
+def _running(kernel: FusedKernel, phases: Phases) -> list[int]:
+    """Numbers of a kernel's phases that run."""
+    mask = kernel.mask_of(_kernels_of(phases)) or 0
+    return [number for number in range(len(kernel.phases)) if mask >> number & 1]
 
 
 def num_first_blocks(phases: Phases) -> int:
@@ -127,9 +152,13 @@ def fused_kernel_of(phases: Phases) -> tuple[FusedKernel, int]:
     """The kernel that has several phases, and their bits in it.
 
     Raises:
-        ValueError: there is none.
+        ValueError: they were not `joined`.
     """
-    return fused([phase.kernel for phase in phases if isinstance(phase.kernel, AscendCKernel)])
+    kernel = phases[0].fused
+    mask = kernel.mask_of(_kernels_of(phases)) if kernel else None
+    if kernel is None or mask is None:
+        raise ValueError(f"these are not phases of one launch: {[phase.step for phase in phases]}")
+    return kernel, mask
 
 
 def device_launches(launches: Sequence[Launch]) -> list[list[Launch]]:
@@ -149,8 +178,8 @@ def synced_phases(launches: Sequence[Launch]) -> set[int]:
     first = 0
     for phases in device_launches(launches):
         if len(phases) > 1:
-            kernel, mask = fused_kernel_of(phases)
-            running = [number for number in range(len(kernel.phases)) if mask >> number & 1]
+            kernel, _ = fused_kernel_of(phases)
+            running = _running(kernel, phases)
             found |= {first + i for i, number in enumerate(running) if i and number in kernel.synced}
         first += len(phases)
     return found

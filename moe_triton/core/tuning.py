@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from moe_triton.core.ascendc import MAX_BLOCKS
-from moe_triton.core.ascendc_blocks import MAX_POST_PARTS
+from moe_triton.core.ascendc import MAX_BLOCKS, MAX_POST_PARTS
 from moe_triton.core.checks import check_choice, check_integer
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
 

@@ -172,7 +172,7 @@ def _share_by_position_fallback(
 
 @functools.cache
 def share_kernel(by_position: bool, masked: bool, target: str = "cpu") -> TritonKernel:
-    """Tables of what a rank sends to shared experts, as the kernels of `moe_triton.core.ascendc` take them.
+    """Tables of what a rank sends to shared experts, as `moe_triton.schemes.fullmesh.ascendc` takes them.
 
     ``shared_ranks`` (T, S) names the rank that each shared result comes from, -1 where the token is not sent;
     ``shared_slots`` (T,) is the token's number among those sent to that rank; ``shared_counts`` (R,) says how

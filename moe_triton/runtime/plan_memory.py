@@ -9,7 +9,7 @@ import torch
 from moe_triton.backends.base import Window
 from moe_triton.core.ascendc import REPORT_WORDS
 from moe_triton.core.errors import BufferStateError
-from moe_triton.core.fused import MAX_PHASES
+from moe_triton.core.kernel import MAX_PHASES
 from moe_triton.core.records import TRAFFIC
 from moe_triton.core.traffic import HOLE, Traffic
 from moe_triton.schemes.site import CALL_WORDS, COUNTED, OPERATORS, ZEROED, Operator, Site

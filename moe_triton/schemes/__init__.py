@@ -8,10 +8,8 @@ from __future__ import annotations
 import pkgutil
 from typing import TYPE_CHECKING, cast
 
-from moe_triton.core.config import Config
-
 if TYPE_CHECKING:
-    from moe_triton.core.config import Product
+    from moe_triton.core.config import Config, Product
     from moe_triton.layout import Layout
     from moe_triton.schemes.scheme import Scheme
     from moe_triton.schemes.site import Site

@@ -18,10 +18,10 @@ import numpy as np
 from moe_triton.backends.cpu.native import SettingsStruct
 from moe_triton.backends.cpu.nic import NicDescription
 from moe_triton.core.abi import first_words
-from moe_triton.core.ascendc import KERNELS, REPORT_WORDS
-from moe_triton.core.fused import LAUNCHED, fused
-from moe_triton.core.kernel import AscendCKernel
+from moe_triton.core.ascendc import REPORT_WORDS
+from moe_triton.core.kernel import AscendCKernel, fused_kernel
 from moe_triton.core.region import REGION_DIMS, Region
+from moe_triton.schemes.ascendc import FUSED, KERNELS, LAUNCHED, tables
 from moe_triton.tools import codegen
 from tests.patience import seconds
 from tests.processor_time import of_nobody
@@ -62,7 +62,7 @@ def patched(patches: Sequence[Patch]) -> dict[str, str]:
     Raises:
         AssertionError: a patch does not apply exactly once.
     """
-    texts = {f"include/{name}": text for name, text in codegen.headers().items()}
+    texts = {f"include/{name}": text for name, text in codegen.headers(tables()).items()}
     texts |= {
         str(path.relative_to(SOURCES)): path.read_text(encoding="utf-8")
         for folder in FOLDERS
@@ -185,7 +185,7 @@ def _compile(texts: dict[str, str], options: list[str], result: Path) -> Path:
 
 def include_options(folder: Path) -> list[str]:
     """For a compiler: where the headers are. The generated ones are written to `folder`."""
-    codegen.write(folder)
+    codegen.write(folder, tables())
     return [f"-I{path}" for path in (SOURCES / "emulation", SOURCES / "include", folder)]
 
 
@@ -316,7 +316,9 @@ class Library:
             first_blocks: of these, those that run the phases which are for them; 0: all run all.
         """
         completed = [self._completed(name, blocks, arguments) for name, arguments in phases]
-        kernel, mask = fused([BY_NAME[name] for name, _ in phases])
+        wanted = [BY_NAME[name] for name, _ in phases]
+        kernel = fused_kernel(FUSED, wanted)
+        mask = kernel.mask_of(wanted)
         *firsts, size = first_words(kernel)
         words = np.zeros(size, dtype=np.int64)
         words[0], words[2] = mask, first_blocks

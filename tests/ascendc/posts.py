@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from moe_triton.backends.cpu.nic import NicSettings
-from moe_triton.core.ascendc_posts import COMBINE_POST
 from moe_triton.core.config import Config
 from moe_triton.core.reach import Queues
 from moe_triton.core.records import TRAFFIC
 from moe_triton.layout import STAMP_BYTES, STATUS_ENTRY_BYTES
+from moe_triton.schemes.fullmesh.ascendc import COMBINE_POST
 
 from .call_words import expecting, posting
 from .case import WrongResultError, check_reports, draw_routing, results_of, sent_to

@@ -541,7 +541,7 @@ def test_a_native_library_that_is_none_is_an_error_of_ours(
         tmp_path.mkdir()
         make(tmp_path / native.LIBRARY)
         with pytest.raises(ToolchainError, match="Build it anew"):
-            native.library.__wrapped__()
+            native._loaded.__wrapped__()
 
 
 def _build_privately(report: str) -> None:

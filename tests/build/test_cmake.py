@@ -12,6 +12,7 @@ import pytest
 from moe_triton.backends.npu import toolchain
 from moe_triton.backends.npu.library import LIBRARY
 from moe_triton.backends.npu.toolchain import WHY_OLDEST_CANN
+from moe_triton.schemes.ascendc import tables
 from moe_triton.tools import codegen
 from tests.build.fake_cann import SOURCES, FakeCann, cmake
 from tests.patience import seconds
@@ -176,7 +177,7 @@ def test_the_sources_are_installed_and_can_be_built_from(tmp_path: Path) -> None
     here = {
         path.relative_to(SOURCES) for path in SOURCES.rglob("*") if path.is_file() and path.name[0] != "."
     }
-    headers = {Path("include", name) for name in codegen.headers()}
+    headers = {Path("include", name) for name in codegen.headers(tables())}
     assert {path.relative_to(installed) for path in installed.rglob("*") if path.is_file()} == here | headers
     cmake("-S", installed, "-B", tmp_path / "later", "-DBACKEND=npu", home=cann.home)
     cmake("--build", tmp_path / "later")
@@ -187,4 +188,4 @@ def test_headers_are_made_without_any_package(tmp_path: Path) -> None:
     """A build in isolation has no torch."""
     words = [sys.executable, "-S", SOURCES / "cmake" / "generate.py", SOURCES.parent / "moe_triton", tmp_path]
     subprocess.run(words, check=True, timeout=seconds(60))
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == codegen.headers()
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == codegen.headers(tables())

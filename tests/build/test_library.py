@@ -18,9 +18,10 @@ from moe_triton.backends.cpu import native
 from moe_triton.backends.npu import library
 from moe_triton.core import abi, ascendc, native_files
 from moe_triton.core.errors import ToolchainError
-from moe_triton.core.fused import LAUNCHED
 from moe_triton.core.kernel import AscendCKernel
 from moe_triton.layout import CALL_WORD
+from moe_triton.schemes.ascendc import FUSED, KERNELS, LAUNCHED, Tables
+from moe_triton.schemes.common.ascendc import EXCHANGE, EXCHANGE_SEND
 from moe_triton.tools import codegen
 from moe_triton.tools.cli import build as build_module
 from moe_triton.tools.cli import doctor
@@ -45,9 +46,9 @@ def no_cann_here(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def forgotten() -> Iterator[None]:
     """Libraries are looked for once per process: not across these tests."""
-    library.library.cache_clear()
+    library._loaded.cache_clear()
     yield
-    library.library.cache_clear()
+    library._loaded.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,7 @@ def test_the_library_is_loaded_and_agrees(
     assert library.find() == built / library.LIBRARY
     loaded = library.library()
     loaded.moe_abi.restype = ctypes.c_char_p
-    assert loaded.moe_abi().decode() == abi.text()
+    assert loaded.moe_abi().decode() == abi.text(KERNELS, FUSED)
     assert library.blocks_start_together()
     for kernel in LAUNCHED:
         address = library.symbol_address(kernel.symbol)
@@ -81,7 +82,7 @@ def test_a_launcher_takes_blocks_a_stream_and_words(
     built: Path, monkeypatch: pytest.MonkeyPatch, forgotten: None
 ) -> None:
     monkeypatch.setattr(native_files, "folders", lambda: (built,))
-    launch = library.library().moe_post_status
+    launch = library.launcher(ascendc.POST_STATUS)
     peers = (ctypes.c_uint64 * 1)()
     window = (ctypes.c_uint8 * 256)()
     peers[0] = ctypes.addressof(window)
@@ -139,23 +140,24 @@ def test_without_the_library_the_error_says_how_to_build_it(
 def sources_of(kernels: Sequence[AscendCKernel], folder: Path) -> Path:
     copy = folder / "kernels_ascendc"
     shutil.copytree(SOURCES, copy)
-    codegen.write(copy / "include", kernels)
+    codegen.write(copy / "include", Tables(tuple(kernels), FUSED))
     return copy
 
 
 def test_a_library_of_other_tables_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = ascendc.EXCHANGE_SEND
+    ours = EXCHANGE_SEND
     theirs = replace(ours, args=(ours.args[1], ours.args[0], *ours.args[2:]))
-    changed = [theirs if kernel is ours else kernel for kernel in ascendc.KERNELS]
+    changed = [theirs if kernel is ours else kernel for kernel in KERNELS]
     copy = sources_of(changed, tmp_path)
     monkeypatch.setattr(native_files, "sources", lambda: copy)
     cann = FakeCann(tmp_path / "cann", compiles=True)
     run_build("--cann", cann.home, "--output", tmp_path)
     path = tmp_path / library.LIBRARY
+    _, said = library.load(path)
     with pytest.raises(ToolchainError) as caught:
-        library.load(path)
+        said.check(EXCHANGE)
     message = str(caught.value)
     assert f"{path} does not fit this moe_triton: exchange_send differs" in message
     assert abi.layout_of(ours) in message
@@ -169,13 +171,10 @@ def test_a_library_of_other_tables_is_refused_by_name(
     row = next(line for line in console.export_text().splitlines() if "npu: Ascend C kernels" in line)
     assert "missing" in row
     assert "exchange_send differs" in row
-    monkeypatch.setattr(native, "find", lambda: path)
-    native.library.cache_clear()
-    try:
-        with pytest.raises(ToolchainError, match=r"exchange_send differs.*--backend cpu"):
-            native.library()
-    finally:
-        native.library.cache_clear()
+    loaded = ctypes.CDLL(str(path))
+    monkeypatch.setattr(native, "_loaded", lambda: (loaded, abi.Abi(loaded, path, native.REBUILD)))
+    with pytest.raises(ToolchainError, match=r"exchange_send differs.*--backend cpu"):
+        native.launcher(ours)
 
 
 # The command.

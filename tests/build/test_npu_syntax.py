@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from moe_triton.core.fused import LAUNCHED
 from moe_triton.core.installing import install
+from moe_triton.schemes.ascendc import LAUNCHED, tables
 from moe_triton.tools import codegen
 from tests.build.fake_cann import SOURCES
 from tests.patience import seconds
@@ -57,7 +57,7 @@ def system_folders() -> list[str]:
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("generated")
-    codegen.write(folder)
+    codegen.write(folder, tables())
     return folder
 
 

@@ -11,10 +11,10 @@ from unittest.mock import patch
 import torch
 
 from moe_triton.backends.npu import runtime
-from moe_triton.backends.npu.assumptions import ASSUMPTIONS
 from moe_triton.core import abi
-from moe_triton.core.ascendc import INBAND_SEND
 from moe_triton.layout import BLOCK_DATA_BYTES
+from moe_triton.schemes.fullmesh.ascendc import INBAND_SEND
+from moe_triton.tools.selftest.npu_assumptions import ASSUMPTIONS
 from tests.npu import standin
 from tests.npu.device import Device, FakeStream, Work
 

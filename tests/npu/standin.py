@@ -27,12 +27,11 @@ from moe_triton.backends.npu import (
     triton_kernels,
 )
 from moe_triton.core.abi import first_words, struct_words
-from moe_triton.core.ascendc import KERNELS
 from moe_triton.core.errors import ToolchainError
-from moe_triton.core.fused import FUSED
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.soc import soc_of
 from moe_triton.reference.arithmetic import LANES
+from moe_triton.schemes.ascendc import FUSED, KERNELS
 from tests import surroundings
 from tests.npu import posts
 from tests.npu.device import Device, FakeCapture, FakeEvent, FakeGraph, FakeStream, Work
@@ -221,7 +220,7 @@ def install(policy: str = "random", seed: int = 0, soc: str = "Ascend910_9391") 
     memfabric._reserved_ids.clear()
     fake = FakeLibrary(device)
     fake.moe_schedule_mode = fake.moe_posts = lambda: 1  # type: ignore[attr-defined]
-    library.library = lambda: fake  # type: ignore[assignment]
+    library._loaded = lambda: (fake, native._loaded()[1])  # type: ignore[assignment, return-value]
     triton_kernels.launcher = triton_launcher(device)  # type: ignore[assignment]
     backend.make_window = posts.make_window
     toolchain.check_versions = lambda *_: fake_versions(soc)  # type: ignore[assignment]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from moe_triton.backends.npu.assumptions import ASSUMPTIONS
 from moe_triton.processes import RankGroup
+from moe_triton.tools.selftest.npu_assumptions import ASSUMPTIONS
 from tests.npu import assumption_workers
 from tests.npu.device import POLICIES
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from moe_triton.core import abi, ascendc
+from moe_triton.core import abi
 from moe_triton.core.kernel import AscendCKernel
 from moe_triton.core.plan import Hole, Launch, Plan
 from moe_triton.core.region import REGION_DIMS
@@ -16,6 +16,7 @@ from moe_triton.core.tuning import Tuning
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.processes import RankGroup
 from moe_triton.schemes import make_scheme
+from moe_triton.schemes.fullmesh.ascendc import DISPATCH_SEND, INBAND_RECEIVE
 from moe_triton.schemes.site import Site
 from tests.distributed.cases import Case
 from tests.npu import workers
@@ -114,7 +115,7 @@ def cell_of(argument: str, launch: Launch) -> Hole | int:
     """Where an NPU's launch finds its zone, keeps it and turns it: three words, and the three behind them."""
     operator = 1 if launch.kernel.name.startswith("combine") else 0
     own, kept = Hole("zones", 4 * operator), Hole("zones", 4 * (3 + operator))
-    if launch.kernel is ascendc.INBAND_RECEIVE:
+    if launch.kernel is INBAND_RECEIVE:
         return {"zone_at": kept, "turned": own}[argument]
     return {"zone_at": own, "kept_zone": kept, "turned": 0}[argument]
 
@@ -154,7 +155,7 @@ def test_regions_are_passed_whole() -> None:
     """A region of a launch is the words of the layout's: base, and extent and stride of each dimension."""
     site = Site(config(), 0, num_blocks=2, timeout_us=1000, target="npu")
     launch = remote(make_scheme(site).whole(VARIANTS[0], 0))[0]
-    assert launch.kernel is ascendc.DISPATCH_SEND
+    assert launch.kernel is DISPATCH_SEND
     words, _ = abi.words(launch)
     for arg, first in abi.word_offsets(launch.kernel.args):
         if arg.type in REGION_DIMS:

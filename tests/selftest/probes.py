@@ -14,13 +14,13 @@ from unittest import mock
 
 import torch
 
-from moe_triton.backends.assumption import Assumption
 from moe_triton.backends.base import Backend, Bindings, Executable, TraceLog
 from moe_triton.backends.npu import toolchain
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.plan import Plan
 from moe_triton.kernels import Case, kernel_cases
 from moe_triton.tools.selftest import machine
+from moe_triton.tools.selftest.assumption import Assumption
 from moe_triton.tools.selftest.check import Finding, Place
 from moe_triton.tools.selftest.checks import environment, kernels
 

@@ -20,10 +20,20 @@ from autotune.model.timelines.streams import cpu_walk
 from autotune.model.timelines.timeline import Timeline, walk_ranks
 from autotune.model.traffic import Tier, Traffic
 from moe_triton.core import ascendc
-from moe_triton.core.ascendc_direct import COUNTS_SEND, DIRECT_SEND
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.core.plan import Plan
 from moe_triton.layout import WORD_BYTES
+from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS
+from moe_triton.schemes.direct.ascendc import COUNTS_SEND, DIRECT_SEND
+from moe_triton.schemes.fullmesh.ascendc import (
+    COMBINE_READY,
+    COMBINE_SEND,
+    COMBINE_WAIT,
+    DISPATCH_RECEIVE,
+    DISPATCH_ROWS,
+    DISPATCH_SEND,
+    DISPATCH_TAKE,
+)
 
 TIMES = (
     "launch_stream_us",
@@ -226,16 +236,16 @@ def _ready_awaited(work: Work, machine: Machine) -> Cost:
 
 
 _ASCENDC: dict[str, Body] = {
-    ascendc.DISPATCH_SEND.name: _rows_sent,
+    DISPATCH_SEND.name: _rows_sent,
     DIRECT_SEND.name: _rows_placed,
-    ascendc.COMBINE_SEND.name: _results_sent,
+    COMBINE_SEND.name: _results_sent,
     COUNTS_SEND.name: _every_rank,
     ascendc.POST_STATUS.name: _every_rank,
     ascendc.DISPATCH_WAIT.name: _entries_awaited,
-    ascendc.DISPATCH_OFFSETS.name: _offsets,
-    ascendc.DISPATCH_ROWS.name: _rows_awaited,
-    ascendc.DISPATCH_TAKE.name: _rows_taken,
-    ascendc.DISPATCH_RECEIVE.name: _rows_received,
-    ascendc.COMBINE_WAIT.name: _results_awaited,
-    ascendc.COMBINE_READY.name: _ready_awaited,
+    DISPATCH_OFFSETS.name: _offsets,
+    DISPATCH_ROWS.name: _rows_awaited,
+    DISPATCH_TAKE.name: _rows_taken,
+    DISPATCH_RECEIVE.name: _rows_received,
+    COMBINE_WAIT.name: _results_awaited,
+    COMBINE_READY.name: _ready_awaited,
 }

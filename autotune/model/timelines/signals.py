@@ -10,11 +10,25 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moe_triton.core import ascendc
-from moe_triton.core.ascendc_blocks import BLOCKS_END, BLOCKS_RETURN, BLOCKS_SEND, BLOCKS_WAIT
-from moe_triton.core.ascendc_direct import COUNTS_SEND, DIRECT_SEND
-from moe_triton.core.ascendc_posts import COMBINE_POST, DISPATCH_POST
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import Hole, Launch, Value
+from moe_triton.schemes.a2_fullmesh.ascendc import BLOCKS_END, BLOCKS_RETURN, BLOCKS_SEND, BLOCKS_WAIT
+from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS, EXCHANGE_SEND
+from moe_triton.schemes.direct.ascendc import COUNTS_SEND, DIRECT_SEND
+from moe_triton.schemes.fullmesh.ascendc import (
+    COMBINE_POST,
+    COMBINE_READY,
+    COMBINE_SEND,
+    COMBINE_WAIT,
+    DISPATCH_POST,
+    DISPATCH_RECEIVE,
+    DISPATCH_ROWS,
+    DISPATCH_SEND,
+    DISPATCH_TAKE,
+    INBAND_COLLECT,
+    INBAND_RECEIVE,
+    INBAND_SEND,
+)
 
 Moment = Literal["begin", "end", "rows", "messages"]
 """When a launch tells its peers: as it begins, when it has ended, with each row, or with what it posts."""
@@ -45,10 +59,10 @@ class UnknownLaunchError(LookupError):
 
 SENDERS: dict[str, tuple[tuple[str, Moment, str], ...]] = {
     # Per signal: the argument that names the channel; when; the argument that is 0 where there is none.
-    ascendc.DISPATCH_SEND.name: (("status", "begin", "post_status"), ("slots", "end", "")),
-    ascendc.INBAND_SEND.name: (("status", "begin", "post_status"), ("slots", "end", "")),
+    DISPATCH_SEND.name: (("status", "begin", "post_status"), ("slots", "end", "")),
+    INBAND_SEND.name: (("status", "begin", "post_status"), ("slots", "end", "")),
     COUNTS_SEND.name: (("status", "end", ""),),
-    ascendc.COMBINE_SEND.name: (("status", "rows", "flag_rows"),),
+    COMBINE_SEND.name: (("status", "rows", "flag_rows"),),
     ascendc.POST_STATUS.name: (("status", "end", ""), ("status", "messages", "out_offset")),
     DISPATCH_POST.name: (("status", "messages", ""),),
     COMBINE_POST.name: (("status", "messages", "flag_rows"),),
@@ -56,8 +70,8 @@ SENDERS: dict[str, tuple[tuple[str, Moment, str], ...]] = {
     BLOCKS_RETURN.name: (("peer_blocks", "messages", "out_offset"),),
     BLOCKS_END.name: (("peer_blocks", "end", ""),),
     DIRECT_SEND.name: (),
-    ascendc.DISPATCH_OFFSETS.name: (),
-    ascendc.EXCHANGE_SEND.name: (),
+    DISPATCH_OFFSETS.name: (),
+    EXCHANGE_SEND.name: (),
 }
 POSTERS = frozenset(
     kernel.name for kernel in (ascendc.POST_STATUS, DISPATCH_POST, COMBINE_POST, BLOCKS_SEND, BLOCKS_RETURN)
@@ -65,13 +79,13 @@ POSTERS = frozenset(
 """Their deadline is for room in a queue, of which there is enough."""
 WAITERS = {
     ascendc.DISPATCH_WAIT.name: "status",
-    ascendc.COMBINE_WAIT.name: "status",
-    ascendc.COMBINE_READY.name: "status",
-    ascendc.DISPATCH_ROWS.name: "slots",
-    ascendc.DISPATCH_RECEIVE.name: "slots",
-    ascendc.DISPATCH_TAKE.name: "slots",
-    ascendc.INBAND_RECEIVE.name: "slots",
-    ascendc.INBAND_COLLECT.name: "slots",
+    COMBINE_WAIT.name: "status",
+    COMBINE_READY.name: "status",
+    DISPATCH_ROWS.name: "slots",
+    DISPATCH_RECEIVE.name: "slots",
+    DISPATCH_TAKE.name: "slots",
+    INBAND_RECEIVE.name: "slots",
+    INBAND_COLLECT.name: "slots",
     BLOCKS_WAIT.name: "peer_blocks",
 }
 
@@ -101,7 +115,7 @@ def awaited_by(launch: Launch) -> Channel | None:
         UnknownLaunchError: it has a deadline, so it waits, but it is in no table here.
     """
     values = _values(launch)
-    if launch.kernel is ascendc.DISPATCH_TAKE and values["part"] != int(str(values["num_parts"])) - 1:
+    if launch.kernel is DISPATCH_TAKE and values["part"] != int(str(values["num_parts"])) - 1:
         return None
     if launch.kernel.name in WAITERS:
         return _channel(launch, values, "window", WAITERS[launch.kernel.name])

@@ -22,8 +22,8 @@ from autotune.model.timelines.signals import awaited_by
 from autotune.model.timelines.streams import Order, Streams, npu_streams
 from autotune.model.traffic import Traffic
 from moe_triton.backends.npu.schedule import BEGIN
-from moe_triton.core.ascendc import COMBINE_READY, DISPATCH_TAKE
 from moe_triton.core.plan import Launch, Plan, Stream, synced_phases
+from moe_triton.schemes.fullmesh.ascendc import COMBINE_READY, DISPATCH_TAKE
 
 Mode = Literal["stream", "graph"]
 """Whether the host launches every time, or a captured graph runs."""

@@ -238,7 +238,7 @@ class TorchExecutable:
             (ctypes.c_uint64 * (len(array) - first)).from_buffer(array, 8 * first) for first in packed.firsts
         ]
         library = native.library()
-        function = getattr(library, packed.symbol)
+        function = native.launcher(packed.kernel)
         steps = ctypes.addressof(self._native_step_names) if self._is_profiled else None
         traced = native.TracedLaunchStruct(self._log.address if self._log else None, number, 0, steps)
         stream = ctypes.byref(traced) if self._log or self._is_profiled else None
@@ -313,8 +313,8 @@ def _packed(
     """A launch's entry and kind, its words, the holes in them, and the first word of each phase."""
     kernel = phases[0].kernel
     if isinstance(kernel, AscendCKernel):
-        symbol, words, holes, firsts = abi.phase_words(phases, report_bytes)
-        return (native.symbol_address(symbol), KIND_ASCEND_C), words, holes, firsts
+        launched, words, holes, firsts = abi.phase_words(phases, report_bytes)
+        return (native.address_of(native.launcher(launched)), KIND_ASCEND_C), words, holes, firsts
     # Compiled on the promise that no output overlaps an input: outputs are always our own fresh tensors.
     return (load(kernel).entry, KIND_TRITON), *abi.words(phases[0]), [0]
 

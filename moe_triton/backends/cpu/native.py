@@ -6,11 +6,13 @@ import ctypes
 import functools
 import os
 from pathlib import Path
+from typing import Any
 
 from moe_triton.backends.cpu import profiler
 from moe_triton.core import abi, native_files
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.installing import reinstall
+from moe_triton.core.kernel import AscendCKernel, FusedKernel
 
 LIBRARY = "libmoe_kernels.so"
 REBUILD = "Build it anew: moe-triton build --backend cpu, or install moe_triton again."
@@ -142,13 +144,17 @@ def find() -> Path | None:
     return native_files.find(LIBRARY)
 
 
-@functools.cache
 def library() -> ctypes.CDLL:
     """The loaded library.
 
     Raises:
-        ToolchainError: it was not built, or from other argument tables than this package's.
+        ToolchainError: it was not built, or from other sources than this package.
     """
+    return _loaded()[0]
+
+
+@functools.cache
+def _loaded() -> tuple[ctypes.CDLL, abi.Abi]:
     path = find()
     if path is None:
         raise ToolchainError(
@@ -159,7 +165,7 @@ def library() -> ctypes.CDLL:
         lib = ctypes.CDLL(str(path))
     except OSError as error:
         raise ToolchainError(f"{path} cannot be loaded: {error}. {REBUILD}") from error
-    abi.check(lib, path, REBUILD)
+    said = abi.Abi(lib, path, REBUILD)
     lib.moe_run_plan.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     lib.moe_run_plan.restype = ctypes.c_int64
     lib.moe_use_settings.argtypes = (ctypes.c_void_p,)
@@ -194,12 +200,36 @@ def library() -> ctypes.CDLL:
     lib.moe_use_profiler(*profiler.functions())
     lib.moe_forget_threads.restype = None
     os.register_at_fork(after_in_child=lib.moe_forget_threads)
-    return lib
+    return lib, said
+
+
+def check(*kernels: AscendCKernel | FusedKernel) -> None:
+    """Checks that the library has kernels as this package calls them.
+
+    Raises:
+        ToolchainError: it was built from other argument tables.
+    """
+    _loaded()[1].check(*kernels)
+
+
+def launcher(kernel: AscendCKernel | FusedKernel) -> Any:
+    """A kernel's launcher.
+
+    Raises:
+        ToolchainError: what `check` raises.
+    """
+    check(kernel)
+    return getattr(library(), kernel.symbol)
+
+
+def address_of(function: Any) -> int:
+    """Address of one of the library's functions."""
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def symbol_address(name: str) -> int:
-    """Address of one of the library's functions."""
-    return ctypes.cast(getattr(library(), name), ctypes.c_void_p).value or 0
+    """Address of the library's function of this name."""
+    return address_of(getattr(library(), name))
 
 
 def last_error() -> str:

@@ -16,8 +16,7 @@ from moe_triton.backends.ranges import is_profiled, name_of, recorded, step_name
 from moe_triton.core.abi import REPORT, TIMES, word_of
 from moe_triton.core.ascendc import REPORT_WORDS
 from moe_triton.core.errors import BufferStateError
-from moe_triton.core.fused import MAX_PHASES
-from moe_triton.core.kernel import AscendCKernel
+from moe_triton.core.kernel import MAX_PHASES, AscendCKernel
 from moe_triton.core.plan import Launch, Plan, num_blocks
 from moe_triton.core.reports import first_code
 

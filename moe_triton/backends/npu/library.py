@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from pathlib import Path
 
 from moe_triton.core import abi, native_files
 from moe_triton.core.errors import ToolchainError
-from moe_triton.core.fused import LAUNCHED
+from moe_triton.core.kernel import AscendCKernel, FusedKernel
 
 LIBRARY = "libmoe_kernels_npu.so"
 _REBUILD = "Build it anew: moe-triton build --backend npu."
@@ -19,15 +20,11 @@ def find() -> Path | None:
     return native_files.find(LIBRARY)
 
 
-def load(path: Path) -> ctypes.CDLL:
-    """A library of the kernels, its launchers ready to be called.
-
-    Each is ``moe_<name>(blocks, stream, args)``: ``args`` is the address of the words of `abi.words`, which
-    the launch copies. It returns 0 when the kernel is on the stream, 1 for a number of blocks that no SoC
-    has cores for, and otherwise an error of CANN's run time.
+def load(path: Path) -> tuple[ctypes.CDLL, abi.Abi]:
+    """A library of the kernels, and what it says of them.
 
     Raises:
-        ToolchainError: it cannot be loaded, or was built from other argument tables than this package's.
+        ToolchainError: it cannot be loaded, or was built from other sources than this package.
     """
     try:
         library = ctypes.CDLL(str(path))
@@ -36,25 +33,24 @@ def load(path: Path) -> ctypes.CDLL:
             f"{path} cannot be loaded: {error}. Source the set_env.sh of the CANN that it was built with, "
             "or build it anew: moe-triton build --backend npu."
         ) from error
-    abi.check(library, path, _REBUILD)
-    for kernel in LAUNCHED:
-        launcher = getattr(library, kernel.symbol)
-        launcher.argtypes = (ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
-        launcher.restype = ctypes.c_int
     library.moe_schedule_mode.argtypes = ()
     library.moe_schedule_mode.restype = ctypes.c_uint32
     library.moe_posts.argtypes = ()
     library.moe_posts.restype = ctypes.c_uint32
-    return library
+    return library, abi.Abi(library, path, _REBUILD)
 
 
-@functools.cache
 def library() -> ctypes.CDLL:
     """The loaded library.
 
     Raises:
         ToolchainError: it was not built, cannot be loaded, or does not fit this package.
     """
+    return _loaded()[0]
+
+
+@functools.cache
+def _loaded() -> tuple[ctypes.CDLL, abi.Abi]:
     path = find()
     if path is None:
         raise ToolchainError(
@@ -62,6 +58,22 @@ def library() -> ctypes.CDLL:
             "Source CANN's set_env.sh and run: moe-triton build --backend npu"
         )
     return load(path)
+
+
+def launcher(kernel: AscendCKernel | FusedKernel) -> Callable[[int, int, int], int]:
+    """A kernel's launcher: called with blocks, a stream, and the address of the words of `abi.words`.
+
+    It copies the words. It returns 0 when the kernel is on the stream, 1 for a number of blocks that no SoC
+    has cores for, and otherwise an error of CANN's run time.
+
+    Raises:
+        ToolchainError: the library was built from other argument tables than this package's.
+    """
+    _loaded()[1].check(kernel)
+    function = getattr(library(), kernel.symbol)
+    function.argtypes = (ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
+    function.restype = ctypes.c_int
+    return function  # type: ignore[no-any-return]
 
 
 def symbol_address(name: str) -> int:

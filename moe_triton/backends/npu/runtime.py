@@ -2,7 +2,7 @@
 
 Sources: torch_npu's own Python sources, release 2.14.0 (``npu/streams.py``, ``npu/graphs.py``,
 ``npu/utils.py``, ``dynamo/torchair/_acl_concrete_graph/utils.py``) and its header ``NPUStream.h``. What
-is not confirmed on a machine yet is listed in `moe_triton.backends.npu.assumptions`.
+is not confirmed on a machine yet is listed in `moe_triton.tools.selftest.npu_assumptions`.
 """
 
 from __future__ import annotations

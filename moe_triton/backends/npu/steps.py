@@ -63,7 +63,7 @@ class AscendCStep:
         self._times = [(position, words[position]) for position in times]
         self.note_times(False)
         self._steps, self._blocks = names_of(phases), num_blocks(phases)
-        self._function = getattr(library.library(), packed.symbol)
+        self._function = library.launcher(packed.kernel)
 
     def note_times(self, on: bool) -> None:
         """See `Step`."""

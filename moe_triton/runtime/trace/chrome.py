@@ -10,6 +10,7 @@ from moe_triton.backends.base import TracedCall, TraceEvent
 from moe_triton.core import ascendc
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Hole, Launch, Part
+from moe_triton.schemes.fullmesh.ascendc import COMBINE_READY, COMBINE_WAIT
 
 STEPS = {
     ascendc.TRACE_WRITE: "write",
@@ -54,7 +55,7 @@ class TracedRank:
         """The rank, as numbered in the world, of a peer number in a kernel."""
         if ":" in launch.step:  # an exchange between two
             return self.exchange_ranks[peer]
-        if launch.kernel not in (ascendc.COMBINE_WAIT, ascendc.COMBINE_READY):
+        if launch.kernel not in (COMBINE_WAIT, COMBINE_READY):
             return self.ranks[peer]
         c = self.config
         if peer < c.num_experts:

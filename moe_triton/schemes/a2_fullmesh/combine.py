@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moe_triton.core.ascendc_blocks import BLOCKS_RETURN
 from moe_triton.core.plan import Hole, Launch, Plan, Value, joined, launch
 from moe_triton.kernels.block_places import block_places_kernel
 from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
 from moe_triton.layout.call_word import call_word, combine_bits
 from moe_triton.operators.variants import CombineVariant
+from moe_triton.schemes.a2_fullmesh.ascendc import BLOCKS_RETURN, FUSED
 from moe_triton.schemes.a2_fullmesh.layout import BlocksLayout
 from moe_triton.schemes.a2_fullmesh.steps import ends, in_blocks, of_peers, of_posts, wait
 from moe_triton.schemes.common.steps import ids_of, record_waits, rms_norm, select
@@ -38,11 +38,11 @@ class CombinePlans:
     def whole(self, variant: CombineVariant, zone: int) -> Plan:
         """All of it: what sends goes on with the wait."""
         phases = [*self._send(variant, zone), self._wait(variant, zone)]
-        return self._plan(zone, [*self._places(variant), *joined(phases), *self._after(variant, zone)])
+        return self._plan(zone, [*self._places(variant), *joined(phases, FUSED), *self._after(variant, zone)])
 
     def setup(self, variant: CombineVariant, zone: int) -> Plan:
         """Up to the flags."""
-        return self._plan(zone, joined(self._send(variant, zone)))
+        return self._plan(zone, joined(self._send(variant, zone), FUSED))
 
     def teardown(self, variant: CombineVariant, zone: int) -> Plan:
         """From the wait on."""

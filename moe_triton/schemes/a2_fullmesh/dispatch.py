@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moe_triton.core.ascendc_blocks import BLOCKS_SEND
 from moe_triton.core.plan import Hole, Launch, Plan, Value, joined, launch
 from moe_triton.kernels.arrange import arrange_kernel
 from moe_triton.layout import SlotLayout
 from moe_triton.layout.call_word import call_word
 from moe_triton.operators.variants import DispatchVariant
+from moe_triton.schemes.a2_fullmesh.ascendc import BLOCKS_SEND, FUSED
 from moe_triton.schemes.a2_fullmesh.layout import BlockRow, BlocksLayout
 from moe_triton.schemes.a2_fullmesh.steps import ends, in_blocks, of_peers, of_posts, wait
 from moe_triton.schemes.common import steps as local
@@ -40,15 +40,17 @@ class DispatchPlans:
     def whole(self, variant: DispatchVariant, zone: int) -> Plan:
         """All of it: what sends goes on with the wait."""
         phases = [*self._send(variant, zone), *self._receive(variant, zone)]
-        return self._plan(zone, [*self._before_send(variant), *joined(phases), *self._after(variant, zone)])
+        return self._plan(
+            zone, [*self._before_send(variant), *joined(phases, FUSED), *self._after(variant, zone)]
+        )
 
     def setup(self, variant: DispatchVariant, zone: int) -> Plan:
         """Up to the flags."""
-        return self._plan(zone, [*self._before_send(variant), *joined(self._send(variant, zone))])
+        return self._plan(zone, [*self._before_send(variant), *joined(self._send(variant, zone), FUSED)])
 
     def teardown(self, variant: DispatchVariant, zone: int) -> Plan:
         """From the wait on."""
-        return self._plan(zone, [*joined(self._receive(variant, zone)), *self._after(variant, zone)])
+        return self._plan(zone, [*joined(self._receive(variant, zone), FUSED), *self._after(variant, zone)])
 
     @staticmethod
     def _plan(zone: int, launches: list[Launch]) -> Plan:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from moe_triton.core.ascendc_blocks import BLOCKS_END, BLOCKS_WAIT
 from moe_triton.core.plan import Hole, Launch, Value, launch
+from moe_triton.schemes.a2_fullmesh.ascendc import BLOCKS_END, BLOCKS_WAIT
 from moe_triton.schemes.a2_fullmesh.layout import BlocksLayout
 from moe_triton.schemes.site import Operator, Site
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from moe_triton.core.ascendc import REPORT_BAD_ROW
-from moe_triton.core.ascendc_blocks import BLOCKS_RETURN, BLOCKS_SEND, BLOCKS_WAIT
 from moe_triton.core.records import REPORT
 from moe_triton.core.region import Region
 from moe_triton.layout import WORD_BYTES
+from moe_triton.schemes.a2_fullmesh.ascendc import BLOCKS_RETURN, BLOCKS_SEND, BLOCKS_WAIT
 from moe_triton.schemes.a2_fullmesh.layout import UNIT_WORDS, end_flag
 from moe_triton.schemes.common.waits import (
     POSTS,

@@ -5,7 +5,6 @@ Both are the four steps of an operator, between two ranks and over a window of t
 
 from __future__ import annotations
 
-from moe_triton.core import ascendc
 from moe_triton.core.plan import Hole, Launch, joined, launch
 from moe_triton.core.region import Region
 from moe_triton.kernels.add_rows import add_rows_kernel
@@ -13,6 +12,7 @@ from moe_triton.kernels.append import append_kernel, gather_counts_kernel
 from moe_triton.layout import WORD_BYTES, SlotLayout
 from moe_triton.layout.call_word import Kind
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
+from moe_triton.schemes.common.ascendc import EXCHANGE_SEND, FUSED
 from moe_triton.schemes.common.flags import post, wait_for_ranks
 from moe_triton.schemes.site import Operator, Site, launch_matching
 
@@ -25,7 +25,7 @@ def gather_steps(site: Site, slot: SlotLayout, variant: DispatchVariant, zone: i
     last = WORD_BYTES * (site.num_entries - 1)
     send = launch(
         "gather: send",
-        ascendc.EXCHANGE_SEND,
+        EXCHANGE_SEND,
         "communication",
         site.num_blocks,
         rows=Hole("tokens"),
@@ -88,7 +88,7 @@ def gather_steps(site: Site, slot: SlotLayout, variant: DispatchVariant, zone: i
             **site.zone_in_memory("dispatch", exchange.headers.stride("zone") // WORD_BYTES),
         },
     )
-    return [*joined([send, flag, wait]), arrange, counts]
+    return [*joined([send, flag, wait], FUSED), arrange, counts]
 
 
 def reduce_steps(site: Site, variant: CombineVariant, zone: int) -> list[Launch]:
@@ -98,7 +98,7 @@ def reduce_steps(site: Site, variant: CombineVariant, zone: int) -> list[Launch]
     row_bytes = SlotLayout(site.config.hidden, 2).row_bytes
     send = launch(
         "reduce: send",
-        ascendc.EXCHANGE_SEND,
+        EXCHANGE_SEND,
         "communication",
         site.num_blocks,
         rows=Hole("y"),
@@ -140,4 +140,4 @@ def reduce_steps(site: Site, variant: CombineVariant, zone: int) -> list[Launch]
             ),
         },
     )
-    return [*joined([send, flag, wait]), add]
+    return [*joined([send, flag, wait], FUSED), add]

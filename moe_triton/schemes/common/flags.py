@@ -6,6 +6,7 @@ from moe_triton.core import ascendc
 from moe_triton.core.plan import Hole, Launch, Plan, Value, joined, launch
 from moe_triton.core.region import Region
 from moe_triton.layout.call_word import Kind, call_word, combine_bits
+from moe_triton.schemes.common.ascendc import FUSED
 from moe_triton.schemes.site import COMBINE_KIND, Operator, Peers, Site
 
 
@@ -133,4 +134,4 @@ def barrier_plan(site: Site, status: Region, zone: int, timeout_us: int | None) 
     """A flag to every rank, and the wait for every rank's; None for the site's deadline."""
     flag = post(site, "flag", status, "barrier", zone)
     wait = wait_for_ranks(site, "wait", status, "barrier", zone, timeout_us=timeout_us, turns=True)
-    return Plan("barrier", zone, tuple(joined([flag, wait])))
+    return Plan("barrier", zone, tuple(joined([flag, wait], FUSED)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from moe_triton.core import ascendc
 from moe_triton.core.plan import Hole, Launch, Value, launch
 from moe_triton.core.region import REGION_DIMS, Region
 from moe_triton.kernels.pack import pack_kernel
@@ -16,6 +15,7 @@ from moe_triton.kernels.share import share_kernel
 from moe_triton.kernels.waits import waits_of_dispatch_kernel
 from moe_triton.layout import ORIGIN, UB_ALIGN, WORD_BYTES, SlotLayout
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
+from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS
 from moe_triton.schemes.site import Site, launch_matching, tokens_of
 
 NO_SLOTS = (0,) * (1 + 2 * len(REGION_DIMS["dispatch_slots"]))
@@ -209,7 +209,7 @@ def offsets(
     c = site.config
     return launch(
         "offsets",
-        ascendc.DISPATCH_OFFSETS,
+        DISPATCH_OFFSETS,
         "communication",
         site.num_blocks,
         recv_counts=Hole("all_counts" if sees_all else "recv_counts"),

@@ -23,8 +23,6 @@ from __future__ import annotations
 from functools import cached_property
 from typing import ClassVar
 
-from moe_triton.core import ascendc
-from moe_triton.core.ascendc_direct import COUNTS_SEND, DIRECT_SEND
 from moe_triton.core.plan import Hole, Launch, Plan, Value, joined, launch
 from moe_triton.core.region import Region
 from moe_triton.kernels.stamps import stamps_kernel
@@ -33,7 +31,9 @@ from moe_triton.layout import WORD_BYTES
 from moe_triton.layout.call_word import call_word
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes.common import steps as local
+from moe_triton.schemes.common.ascendc import EXCHANGE_SEND
 from moe_triton.schemes.common.flags import barrier_plan, post, wait_for_ranks
+from moe_triton.schemes.direct.ascendc import COUNTS_SEND, DIRECT_SEND, FUSED
 from moe_triton.schemes.direct.layout import DirectLayout
 from moe_triton.schemes.scheme import (
     CONST_ARGUMENTS,
@@ -129,13 +129,13 @@ class Direct(Scheme):
             local.offsets(self.site, variant, zone, None, sees_all=False),
             self._wait("wait", rows, variant, zone),
         ]
-        return [*steps, *joined(phases), self._stamps(variant, zone)]
+        return [*steps, *joined(phases, FUSED), self._stamps(variant, zone)]
 
     def _combine(self, variant: CombineVariant, zone: int) -> list[Launch]:
         results = self.layout.results_status
         phases = [self._post("flag", results, variant, zone), self._wait("wait", results, variant, zone)]
         copy = [] if variant.in_place else [self._copy_results(zone)]
-        return [*joined([*copy, *phases]), self._pull(variant, zone)]
+        return [*joined([*copy, *phases], FUSED), self._pull(variant, zone)]
 
     def _post(self, step: str, status: Region, variant: Variant, zone: int) -> Launch:
         operator, blocks = _operator_of(variant), self.site.num_blocks
@@ -231,7 +231,7 @@ class Direct(Scheme):
         no_header: Value = (0,) * 5
         return launch(
             "copy",
-            ascendc.EXCHANGE_SEND,
+            EXCHANGE_SEND,
             "communication",
             site.num_blocks,
             rows=Hole("y"),

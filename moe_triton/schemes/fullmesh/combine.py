@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from moe_triton.core import ascendc
 from moe_triton.core.plan import Hole, Launch, Plan, Value, joined, launch, pipelined
 from moe_triton.core.region import MAX_INT32
 from moe_triton.kernels.block_quantize import block_quantize_kernel
@@ -23,6 +22,7 @@ from moe_triton.operators.variants import CombineVariant
 from moe_triton.schemes.common.exchange import reduce_steps
 from moe_triton.schemes.common.flags import post, posting, wait_for_ranks
 from moe_triton.schemes.common.steps import blocks_of_words, ids_of, rms_norm, select
+from moe_triton.schemes.fullmesh.ascendc import COMBINE_SEND, COMBINE_WAIT, FUSED
 from moe_triton.schemes.fullmesh.layout import WindowLayout
 from moe_triton.schemes.fullmesh.parts import bounds_of, by_readiness
 from moe_triton.schemes.fullmesh.posts import combine_post
@@ -53,7 +53,7 @@ class CombinePlans:
 
     def setup(self, variant: CombineVariant, zone: int) -> Plan:
         """Up to and including the flags."""
-        steps = [*self._before_send(variant, zone), *joined(self._send(variant, zone))]
+        steps = [*self._before_send(variant, zone), *joined(self._send(variant, zone), FUSED)]
         return Plan("combine", zone, tuple(steps))
 
     def teardown(self, variant: CombineVariant, zone: int, parts: int = 1) -> Plan:
@@ -72,7 +72,7 @@ class CombinePlans:
                 waits = by_readiness(self.site, variant, send, wait, parts, summed)
             else:
                 waits = [[self._wait(variant, zone, part, parts)] for part in range(parts)]
-                waits[0] = joined([*send, *waits[0]])
+                waits[0] = joined([*send, *waits[0]], FUSED)
             sums = [[self._weighted_sum(variant, zone, part, parts)] for part in range(parts)]
             steps += pipelined(waits, sums)
         if variant.norm:
@@ -193,7 +193,7 @@ class CombinePlans:
             rows, row_bytes = Hole("quantized_rows"), site.quantized_row_bytes
         return launch(
             "send",
-            ascendc.COMBINE_SEND,
+            COMBINE_SEND,
             "communication",
             site.num_blocks,
             rows=rows,
@@ -227,7 +227,7 @@ class CombinePlans:
         first_token, num_tokens = tokens_of(part, parts)
         return launch(
             "wait",
-            ascendc.COMBINE_WAIT,
+            COMBINE_WAIT,
             "communication",
             self.site.blocks("communication", parts) if part else self.site.num_blocks,
             kept_zone=self.site.keeping_zone("combine"),

@@ -19,6 +19,16 @@ from moe_triton.operators.variants import DispatchVariant
 from moe_triton.schemes.common import steps as local
 from moe_triton.schemes.common.exchange import gather_steps
 from moe_triton.schemes.common.flags import posting
+from moe_triton.schemes.fullmesh.ascendc import (
+    DISPATCH_RECEIVE,
+    DISPATCH_ROWS,
+    DISPATCH_SEND,
+    DISPATCH_TAKE,
+    FUSED,
+    INBAND_COLLECT,
+    INBAND_RECEIVE,
+    INBAND_SEND,
+)
 from moe_triton.schemes.fullmesh.layout import WindowLayout
 from moe_triton.schemes.fullmesh.posts import dispatch_post
 from moe_triton.schemes.site import COMBINE_KIND, DISPATCH_WORD, Site, launch_matching, tokens_of
@@ -63,7 +73,7 @@ class DispatchPlans:
 
     def teardown(self, variant: DispatchVariant, zone: int) -> Plan:
         """From the wait on."""
-        received = joined(self._receive(variant, zone, 1, is_same_launch=False))
+        received = joined(self._receive(variant, zone, 1, is_same_launch=False), FUSED)
         return Plan("dispatch", zone, (*received, *self._after_receiving(variant, zone)))
 
     def _in_parts(self, variant: DispatchVariant, zone: int, parts: int) -> list[Launch]:
@@ -77,7 +87,7 @@ class DispatchPlans:
         for part in range(parts):
             phases = [self._send_rows(variant, zone, part, parts), *(counts if part == 0 else [])]
             phases.append(self._take_rows(variant, zone, part, parts))
-            received.append(joined([replace(phase, blocks=blocks) for phase in phases]))
+            received.append(joined([replace(phase, blocks=blocks) for phase in phases], FUSED))
         arranged = [[self._arrange(variant, zone, part, parts)] for part in range(parts)]
         is_packed = variant.row_format.is_quantized
         first = (local.route_pack if is_packed else local.route)(self.site, variant)
@@ -99,7 +109,7 @@ class DispatchPlans:
             local.offsets(self.site, variant, zone, None, sees_all=True),
             self._receive_rows(variant, zone),
         ]
-        together = split(phases, self.site.receiving_blocks)
+        together = split(phases, self.site.receiving_blocks, FUSED)
         return [*self._before_packing(variant), packs, *together, *self._after_arranging(variant, zone)]
 
     def _before_packing(self, variant: DispatchVariant) -> list[Launch]:
@@ -118,11 +128,11 @@ class DispatchPlans:
         if not variant.row_format.is_quantized:  # nothing to compute that sending could hide
             steps.append(local.route(self.site, variant))
             send = self._send_rows(variant, zone, 0, 1)
-            return [*steps, *joined([send, *self._post(variant, zone), *phases])]
+            return [*steps, *joined([send, *self._post(variant, zone), *phases], FUSED)]
         packs = [[local.route_pack(self.site, variant, parts=parts)]]
         packs += [[local.pack(self.site, variant, part=part, parts=parts)] for part in range(1, parts)]
         sends = [[self._send_rows(variant, zone, part, parts)] for part in range(parts)]
-        sends[-1] = joined([*sends[-1], *self._post(variant, zone), *phases])
+        sends[-1] = joined([*sends[-1], *self._post(variant, zone), *phases], FUSED)
         return [*steps, *pipelined(packs, sends)]
 
     def _post(self, variant: DispatchVariant, zone: int) -> list[Launch]:
@@ -164,7 +174,7 @@ class DispatchPlans:
         posts = posting(self.site, "dispatch")
         return launch(
             "send",
-            ascendc.INBAND_SEND if self.inband else ascendc.DISPATCH_SEND,
+            INBAND_SEND if self.inband else DISPATCH_SEND,
             "communication",
             self.site.blocks("communication", parts),
             **local.rows_to_send(self.site, variant, part, parts),
@@ -213,21 +223,21 @@ class DispatchPlans:
     def _wait_rows(self, variant: DispatchVariant, zone: int) -> Launch:
         """Step 3: until every row that the entries counted is there."""
         values, blocks = self._of_flagged_rows(variant, zone), self.site.num_blocks
-        return launch("rows", ascendc.DISPATCH_ROWS, "communication", blocks, **values)
+        return launch("rows", DISPATCH_ROWS, "communication", blocks, **values)
 
     def _take_rows(self, variant: DispatchVariant, zone: int, part: int, parts: int) -> Launch:
         """Step 3, of a part: the rows that are there, and in the last one all."""
         values = self._of_flagged_rows(variant, zone)
         values |= {"part": part, "num_parts": parts}
         values |= {"rows_before": self._taken_before(part), "rows_taken": self._taken_before(part + 1)}
-        return launch("rows", ascendc.DISPATCH_TAKE, "communication", self.site.num_blocks, **values)
+        return launch("rows", DISPATCH_TAKE, "communication", self.site.num_blocks, **values)
 
     def _receive_rows(self, variant: DispatchVariant, zone: int) -> Launch:
         """Steps 3 and 4: each row as soon as it is there."""
         site, slot = self.site, self._slot_of(variant)
         return launch(
             "arrange",
-            ascendc.INBAND_COLLECT if self.inband else ascendc.DISPATCH_RECEIVE,
+            INBAND_COLLECT if self.inband else DISPATCH_RECEIVE,
             "communication",
             site.num_blocks,
             **self._of_flagged_rows(variant, zone),
@@ -330,7 +340,7 @@ class DispatchPlans:
         site, slot = self.site, self._slot_of(variant)
         return launch(
             "arrange",
-            ascendc.INBAND_RECEIVE,
+            INBAND_RECEIVE,
             "communication",
             site.num_blocks,
             window=Hole("window"),

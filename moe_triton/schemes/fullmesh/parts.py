@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from moe_triton.core.abi import words_of
-from moe_triton.core.ascendc import COMBINE_READY, COMBINE_SEND
 from moe_triton.core.plan import Hole, Launch, Value, joined
 from moe_triton.core.region import REGION_DIMS
 from moe_triton.layout import WORD_BYTES
 from moe_triton.operators.variants import CombineVariant
+from moe_triton.schemes.fullmesh.ascendc import COMBINE_READY, COMBINE_SEND, FUSED
 from moe_triton.schemes.site import Site, launch_matching
 
 # What a wait is given where it has nothing to send.
@@ -63,7 +63,7 @@ def by_readiness(
             "bounds": bounds_of(first_of[part]),
         }
         waits = launch_matching("wait", COMBINE_READY, wait.stream, blocks, given)
-        launches.append(joined([*sends, waits]))
+        launches.append(joined([*sends, waits], FUSED))
     return launches
 
 

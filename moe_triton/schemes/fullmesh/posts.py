@@ -7,12 +7,12 @@ entries in another; of a combine each row, and then its flag. Receivers look at 
 
 from __future__ import annotations
 
-from moe_triton.core.ascendc_posts import COMBINE_POST, DISPATCH_POST
 from moe_triton.core.plan import Hole, Launch, Value, launch
 from moe_triton.layout import STAMP_BYTES, SlotLayout
 from moe_triton.layout.call_word import call_word
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.schemes.common.flags import posting
+from moe_triton.schemes.fullmesh.ascendc import COMBINE_POST, DISPATCH_POST
 from moe_triton.schemes.fullmesh.layout import WindowLayout
 from moe_triton.schemes.site import COMBINE_KIND, Site, launch_matching
 

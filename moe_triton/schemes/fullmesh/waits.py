@@ -10,17 +10,7 @@ from typing import Any
 
 import torch
 
-from moe_triton.core.ascendc import (
-    COMBINE_READY,
-    COMBINE_WAIT,
-    DISPATCH_RECEIVE,
-    DISPATCH_ROWS,
-    DISPATCH_TAKE,
-    INBAND_COLLECT,
-    INBAND_RECEIVE,
-    REPORT_TIMEOUT,
-)
-from moe_triton.core.ascendc_posts import COMBINE_POST, DISPATCH_POST
+from moe_triton.core.ascendc import REPORT_TIMEOUT
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Part
 from moe_triton.core.region import Region
@@ -33,6 +23,17 @@ from moe_triton.schemes.common.waits import (
     int32_at,
     round_of,
     running_round,
+)
+from moe_triton.schemes.fullmesh.ascendc import (
+    COMBINE_POST,
+    COMBINE_READY,
+    COMBINE_WAIT,
+    DISPATCH_POST,
+    DISPATCH_RECEIVE,
+    DISPATCH_ROWS,
+    DISPATCH_TAKE,
+    INBAND_COLLECT,
+    INBAND_RECEIVE,
 )
 from moe_triton.schemes.site import Site
 

@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 from moe_triton.core.ascendc import POST_STATUS
-from moe_triton.core.ascendc_hierarchy import PARTIALS_SEND, RAIL_WAIT, RETURNS_LOST, SERVER_RETURN
 from moe_triton.core.plan import Hole, Launch, Plan, joined, launch
 from moe_triton.kernels.block_quantize import block_quantize_kernel
 from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
@@ -22,6 +21,7 @@ from moe_triton.operators.variants import CombineVariant
 from moe_triton.reference.arithmetic import BLOCK_ELEMENTS, PARTIAL_BLOCK_ELEMENTS
 from moe_triton.schemes.common.flags import posting, wait_for_ranks
 from moe_triton.schemes.common.steps import rms_norm, select
+from moe_triton.schemes.hierarchy.ascendc import FUSED, PARTIALS_SEND, RAIL_WAIT, RETURNS_LOST, SERVER_RETURN
 from moe_triton.schemes.hierarchy.layout import HierarchyLayout
 from moe_triton.schemes.hierarchy.steps import by_token, of_rail, of_round, relay_timeout_us
 from moe_triton.schemes.site import Site, launch_matching, quantized_bytes
@@ -75,10 +75,10 @@ class CombinePlans:
         returned = [self._return(zone), *self._wait_returned(variant, zone)]
         *earlier, last = self._pieces()
         steps = [
-            *joined(returned),
+            *joined(returned, FUSED),
             *(step for piece in earlier for step in self._partials(variant, zone, piece)),
             *self._server_sums(variant, zone, last),
-            *joined([self._send(variant, zone, last), self._wait(variant, zone)]),
+            *joined([self._send(variant, zone, last), self._wait(variant, zone)], FUSED),
             self._sum(variant, zone),
             *(self._norm(variant) if variant.norm else []),
         ]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from moe_triton.core.ascendc_hierarchy import RAIL_RELAY, RAIL_SEND
 from moe_triton.core.plan import Hole, Launch, Plan, Value, joined, launch
 from moe_triton.kernels.arrange import arrange_kernel
 from moe_triton.kernels.inner_table import inner_table_kernel
@@ -20,6 +19,7 @@ from moe_triton.layout.call_word import call_word
 from moe_triton.operators.variants import DispatchVariant
 from moe_triton.schemes.common import steps as local
 from moe_triton.schemes.common.flags import posting, wait_for_ranks
+from moe_triton.schemes.hierarchy.ascendc import FUSED, RAIL_RELAY, RAIL_SEND
 from moe_triton.schemes.hierarchy.layout import HierarchyLayout, RailSlot
 from moe_triton.schemes.hierarchy.steps import by_token, of_rail, of_round, relay_timeout_us
 from moe_triton.schemes.site import Site, launch_matching
@@ -52,7 +52,13 @@ class DispatchPlans:
         phases = [self._send(variant, zone), self._relay(variant, zone), *self._receive(variant, zone)]
         after = [self._inner_table(variant, zone), self._arrange(variant, zone)]
         masked = [local.select(self.site, variant)] if variant.mask != "none" else []
-        steps = [*masked, first(self.site, variant), self._outer_table(variant), *joined(phases), *after]
+        steps = [
+            *masked,
+            first(self.site, variant),
+            self._outer_table(variant),
+            *joined(phases, FUSED),
+            *after,
+        ]
         return Plan("dispatch", zone, tuple(steps))
 
     def _outer_table(self, variant: DispatchVariant) -> Launch:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS, REPORT_BAD_ROW, REPORT_MISMATCH
-from moe_triton.core.ascendc_hierarchy import PARTIALS_SEND, RAIL_RELAY, RAIL_SEND, RAIL_WAIT, RETURNS_LOST
 from moe_triton.core.records import LOST_COUNT, RAIL_END, REPORT, STATUS_ENTRY
 from moe_triton.core.region import Region
 from moe_triton.layout import FLAG_BITS
@@ -21,6 +20,7 @@ from moe_triton.schemes.common.waits import (
     round_of,
     running_round,
 )
+from moe_triton.schemes.hierarchy.ascendc import PARTIALS_SEND, RAIL_RELAY, RAIL_SEND, RAIL_WAIT, RETURNS_LOST
 from moe_triton.schemes.site import Site
 
 _NUMBER, _CALL = RAIL_END.word("number"), RAIL_END.word("call")

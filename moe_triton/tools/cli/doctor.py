@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from moe_triton.backends.npu import library, toolchain
 from moe_triton.core import triton_package
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.installing import install, reinstall
+from moe_triton.schemes.ascendc import LAUNCHED
 from moe_triton.tools.text_table import TextTable, names, texts
 
 Row = tuple[str, bool, str, str]
@@ -113,11 +113,13 @@ def _library(component: str, path: Path | None, load: Callable[[], str], remedy:
 
 
 def _load_native() -> str:
-    native.library()
+    native.check(*LAUNCHED)
     return ""
 
 
-def _posts(kernels: ctypes.CDLL) -> str:
+def _load_npu(path: Path) -> str:
+    kernels, said = library.load(path)
+    said.check(*LAUNCHED)
     return f", {'with' if kernels.moe_posts() else 'without'} posts to other servers"
 
 
@@ -136,7 +138,7 @@ def _npu() -> list[Row]:
         _library(
             f"{NPU}Ascend C kernels",
             built,
-            lambda: _posts(library.load(built)) if built else "",
+            lambda: _load_npu(built) if built else "",
             "moe-triton build --backend npu",
         )
     )

@@ -12,9 +12,9 @@ from autotune.model.constants import machine_named
 from autotune.model.cost import Table, Work
 from autotune.model.topology import tiers
 from autotune.model.traffic import Traffic, traffic_of
-from moe_triton.core import ascendc
 from moe_triton.core.config import Config
 from moe_triton.core.region import Region
+from moe_triton.schemes.ascendc import KERNELS
 from tests.ascendc.case import Case, draw_routing
 from tests.ascendc.counting import NAMES, CountingLibrary, Launched
 from tests.ascendc.memory import CACHE_LINE_BYTES, Guarded
@@ -45,7 +45,7 @@ def traffic_on(config: Config, rank: int, sent_ids: list[np.ndarray]) -> Traffic
 
 def work_of(launched: Launched, traffic: Traffic) -> Work:
     """The very same launch, as the model sees it."""
-    described = next(each for each in ascendc.KERNELS if each.name == launched.kernel)
+    described = next(each for each in KERNELS if each.name == launched.kernel)
 
     def seen(value: object) -> int | tuple[int, ...] | Table:
         if isinstance(value, Region):

@@ -10,10 +10,10 @@ from autotune.model.bodies.remembered import Bodies
 from autotune.model.constants import Machine, machine_named
 from autotune.model.cost import Body, Cost, Work
 from autotune.model.traffic import Traffic, traffic_of
-from moe_triton.core import ascendc
 from moe_triton.core.config import Config
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.core.plan import Hole, Launch, Plan, Stream, Value
+from moe_triton.schemes.fullmesh.ascendc import COMBINE_SEND, COMBINE_WAIT, DISPATCH_ROWS, DISPATCH_SEND
 from moe_triton.schemes.site import tokens_of
 
 LAUNCH_US, EVENT_US, HOP_US, FLAG_US = 4.0, 2.0, 0.5, 0.25
@@ -50,23 +50,23 @@ def communicate(
 
 def send(step: str = "send", alongside: bool = False, last: bool = True) -> Launch:
     """Rows with flags; the first of them, counts."""
-    return communicate(step, ascendc.DISPATCH_SEND, alongside, post_status=int(last))
+    return communicate(step, DISPATCH_SEND, alongside, post_status=int(last))
 
 
 def wait(step: str = "wait", alongside: bool = False) -> Launch:
     """For the rows of `send`."""
-    return communicate(step, ascendc.DISPATCH_ROWS, alongside)
+    return communicate(step, DISPATCH_ROWS, alongside)
 
 
 def send_results(blocks: int = 1) -> Launch:
     """Results with a flag for each."""
-    return communicate("send", ascendc.COMBINE_SEND, blocks=blocks, flag_rows=1)
+    return communicate("send", COMBINE_SEND, blocks=blocks, flag_rows=1)
 
 
 def wait_results(step: str = "wait", part: int = 0, parts: int = 1, alongside: bool = False) -> Launch:
     """For the results of a part of the tokens."""
     first, count = tokens_of(part, parts)
-    return communicate(step, ascendc.COMBINE_WAIT, alongside, first_token=first, num_tokens=count)
+    return communicate(step, COMBINE_WAIT, alongside, first_token=first, num_tokens=count)
 
 
 def plan_of(*launches: Launch, overlap: bool = True) -> Plan:

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from autotune.model.bodies.ascendc import COUNTS
-from moe_triton.core import ascendc
 from moe_triton.layout import NUM_ZONES
+from moe_triton.schemes.ascendc import KERNELS
+from moe_triton.schemes.hierarchy.ascendc import KERNELS as HIERARCHY
 from tests.ascendc.blocks import BlocksWorld
 from tests.ascendc.blocks_case import BlocksCase, Outputs
 from tests.ascendc.call_words import expecting, posting
@@ -345,4 +346,4 @@ def first_of(blocks: int) -> np.ndarray:
 
 def test_every_kernel_is_counted() -> None:
     """Those of the hierarchy have no formula."""
-    assert COUNTS.keys() == {kernel.name for kernel in ascendc.KERNELS if kernel not in ascendc.HIERARCHY}
+    assert COUNTS.keys() == {kernel.name for kernel in KERNELS if kernel not in HIERARCHY}

@@ -12,6 +12,8 @@ from autotune.model.timelines.streams import cpu_walk, npu_streams
 from autotune.model.timelines.timeline import walk
 from moe_triton.core import ascendc
 from moe_triton.core.plan import Launch, split
+from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS
+from moe_triton.schemes.fullmesh.ascendc import DISPATCH_RECEIVE
 from tests.autotune.model.hand_made import (
     LATENCY_US,
     LAUNCH_US,
@@ -28,7 +30,7 @@ from tests.autotune.model.test_timeline import ONE, times
 def received() -> list[Launch]:
     """A launch of four blocks, three of which receive while one sends."""
     phases = [replace(send(), blocks=4)]
-    kernels = ascendc.DISPATCH_WAIT, ascendc.DISPATCH_OFFSETS, ascendc.DISPATCH_RECEIVE
+    kernels = ascendc.DISPATCH_WAIT, DISPATCH_OFFSETS, DISPATCH_RECEIVE
     phases += [communicate(kernel.name, kernel, blocks=4) for kernel in kernels]
     return split(phases, 3)
 
@@ -72,9 +74,7 @@ def test_who_takes_what_comes_takes_the_last_of_it_after_its_arrival() -> None:
     cost = Cost({"look": 1.0, "rows": 10.0}, look_us=1.0, taking_us=10.0)
 
     def body(work: Work, machine: Machine) -> Cost:
-        return (
-            cost if work.kernel is ascendc.DISPATCH_RECEIVE else Cost({"fixed": OF_SPLIT[work.kernel.name]})
-        )
+        return cost if work.kernel is DISPATCH_RECEIVE else Cost({"fixed": OF_SPLIT[work.kernel.name]})
 
     timeline = walk(
         plan_of(*received(), overlap=False),

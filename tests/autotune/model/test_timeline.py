@@ -11,9 +11,10 @@ from autotune.model.timelines.signals import UnknownLaunchError
 from autotune.model.timelines.streams import cpu_walk, npu_streams, one_stream
 from autotune.model.timelines.timeline import Timeline, operator_us, walk, walk_ranks
 from moe_triton.core import ascendc
-from moe_triton.core.ascendc_direct import COUNTS_SEND, DIRECT_SEND
 from moe_triton.core.kernel import Arg, AscendCKernel
 from moe_triton.core.plan import Hole, Launch, Plan
+from moe_triton.schemes.direct.ascendc import COUNTS_SEND, DIRECT_SEND
+from moe_triton.schemes.fullmesh.ascendc import INBAND_RECEIVE, INBAND_SEND
 from tests.autotune.model.hand_made import (
     EVENT_US,
     LATENCY_US,
@@ -224,9 +225,9 @@ def test_results_of_a_part_are_there_before_all_of_them() -> None:
 
 def test_flags_in_band_come_with_rows_and_counts_before_them() -> None:
     plan = plan_of(
-        communicate("send", ascendc.INBAND_SEND, post_status=1),
+        communicate("send", INBAND_SEND, post_status=1),
         communicate("wait", ascendc.DISPATCH_WAIT),
-        communicate("arrange", ascendc.INBAND_RECEIVE),
+        communicate("arrange", INBAND_RECEIVE),
         overlap=False,
     )
     bodies = bodies_of({"inband_send": 40, "dispatch_wait": 1, "inband_receive": 2})

@@ -16,8 +16,8 @@ from moe_triton.backends.base import Backend
 from moe_triton.core import ascendc
 from moe_triton.core.kernel import AscendCKernel
 from moe_triton.core.plan import Hole, Plan, joined
-from moe_triton.core.trials import launch_of_zeros
 from moe_triton.kernels import Case, Shape, Sizes, families
+from moe_triton.schemes.fullmesh.ascendc import COMBINE_SEND, FUSED
 from moe_triton.tools.selftest.check import Check, Finding, Place
 from moe_triton.tools.selftest.checks.environment import BACKEND
 from moe_triton.tools.selftest.checks.windows import FLAGS, WRITES
@@ -27,6 +27,7 @@ from moe_triton.tools.selftest.kernel_cases import MANY_LAUNCHES, ReadyCase, pre
 from moe_triton.tools.selftest.machine import cpu_ghz
 from moe_triton.tools.selftest.settings import HIDDEN, Settings
 from moe_triton.tools.selftest.timing import Line, fit_line, median_us, over_passes
+from moe_triton.tools.selftest.trials import launch_of_zeros
 from moe_triton.tools.selftest.wires import Wires
 
 STAGE = "constants"
@@ -78,9 +79,9 @@ def measure_sync_all(place: Place) -> Finding:
     def sending(then: AscendCKernel) -> Callable[[], int]:
         phases = [
             launch_of_zeros(kernel.name, kernel, "communication", blocks, report=Hole("report"))
-            for kernel in (ascendc.COMBINE_SEND, then)
+            for kernel in (COMBINE_SEND, then)
         ]
-        plan = Plan("selftest", 0, tuple(joined(phases)))
+        plan = Plan("selftest", 0, tuple(joined(phases, FUSED)))
         executable = backend.compile(plan, report, {"report": report})
         return lambda: executable.run({})
 

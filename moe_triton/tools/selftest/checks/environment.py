@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 import torch
 
-from moe_triton.backends.assumption import Assumption
+from moe_triton.tools.selftest.assumption import Assumption
 from moe_triton.tools.selftest.check import Check, Finding, Place
 from moe_triton.tools.selftest.machine import cpu_model, versions
 from moe_triton.tools.selftest.settings import Settings
 
 STAGE = "environment"
 TOOLCHAIN, DEVICES, BACKEND = "toolchain", "devices", "back end"
-ASSUMPTIONS_MODULE = "moe_triton.backends.npu.assumptions"
+ASSUMPTIONS_MODULE = "moe_triton.tools.selftest.npu_assumptions"
 MIN_RANKS = 2
 ON_BOTH = ("triton-ascend", "pybind11")  # of the components that the doctor knows
 

@@ -8,12 +8,12 @@ import torch
 
 from moe_triton.backends.npu.executable import NpuExecutable
 from moe_triton.backends.npu.runtime import Runtime
-from moe_triton.core import ascendc
 from moe_triton.core.plan import Hole, Launch, Plan, Stream
 from moe_triton.core.records import ORIGIN
 from moe_triton.core.region import Region, region_of
-from moe_triton.core.trials import launch_of_zeros
 from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, STATUS_ENTRY_BYTES, SlotLayout
+from moe_triton.schemes.fullmesh.ascendc import INBAND_RECEIVE, INBAND_SEND
+from moe_triton.tools.selftest.trials import launch_of_zeros
 
 ROUNDS = 32
 ROWS = 8
@@ -77,7 +77,7 @@ class InbandExchange:
     def _send(self) -> Launch:
         return launch_of_zeros(
             "send",
-            ascendc.INBAND_SEND,
+            INBAND_SEND,
             "compute",
             1,
             rows=Hole("rows"),
@@ -100,7 +100,7 @@ class InbandExchange:
     def _receive(self, stream: Stream, us: int) -> Launch:
         return launch_of_zeros(
             "receive",
-            ascendc.INBAND_RECEIVE,
+            INBAND_RECEIVE,
             stream,
             ROWS,
             window=Hole("window"),

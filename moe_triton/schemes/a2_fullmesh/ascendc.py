@@ -6,7 +6,8 @@ Flags are numbers of rounds: ``numbers`` holds, by zone, that of the run before.
 
 from __future__ import annotations
 
-from moe_triton.core.kernel import Arg, AscendCKernel, numbers
+from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel, numbers
+from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS
 
 # Where things are in a block.
 _FORMAT = (
@@ -40,9 +41,6 @@ _POSTS = (
     Arg("timeout_us", "i64", "value"),  # how long a queue may be full
     Arg("traffic", "*i64", "out"),  # (blocks, 8) `moe_triton.core.records.TRAFFIC`, or null
 )
-
-MAX_POST_PARTS = 63
-"""Parts that blocks are made in, at most: a word has the number of a round and of a part (block_posts.h)."""
 
 # Dispatch: to each rank its counts and FLAG1, then its rows, expert by expert.
 BLOCKS_SEND = AscendCKernel(
@@ -122,4 +120,15 @@ BLOCKS_WAIT = AscendCKernel(
         *_FORMAT,
         Arg("report", "*i32", "out"),
     ),
+)
+
+KERNELS = BLOCKS_SEND, BLOCKS_RETURN, BLOCKS_END, BLOCKS_WAIT
+FUSED: tuple[FusedKernel, ...] = (
+    # Behind the last row of a block is its flag: when every block's rows are there. Who posts has its own way
+    # to know. Sums are of all counts; those that did not come are none. On a device later launches go by the
+    # sums, whatever happened.
+    FusedKernel(
+        "blocks_dispatch", (BLOCKS_SEND, BLOCKS_END, BLOCKS_WAIT, DISPATCH_OFFSETS), synced=frozenset({1, 3})
+    ),
+    FusedKernel("blocks_combine", (BLOCKS_RETURN, BLOCKS_END, BLOCKS_WAIT), synced=frozenset({1})),
 )

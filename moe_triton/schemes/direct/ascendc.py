@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from moe_triton.core.kernel import Arg, AscendCKernel
+from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS
+from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel
+from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS, EXCHANGE
 
 # This rank's counts to every rank, and an entry that announces them.
 COUNTS_SEND = AscendCKernel(
@@ -63,4 +65,16 @@ DIRECT_SEND = AscendCKernel(
         Arg("stamps", "indexed_slots", "value"),
         Arg("report", "*i32", "out"),
     ),
+)
+
+KERNELS = COUNTS_SEND, DIRECT_SEND
+FUSED: tuple[FusedKernel, ...] = (
+    # Rows follow when every rank's counts are there; their flag when every block's rows are.
+    FusedKernel(
+        "direct_dispatch",
+        (COUNTS_SEND, DISPATCH_WAIT, DIRECT_SEND, POST_STATUS, DISPATCH_OFFSETS, DISPATCH_WAIT),
+        synced=frozenset({2, 3}),
+        guarded=frozenset({2, 3, 4, 5}),
+    ),
+    EXCHANGE,
 )

@@ -6,8 +6,9 @@ servers, its rail, and reaches its own server's memory. E experts on each rank.
 
 from __future__ import annotations
 
-from moe_triton.core.ascendc_posts import POSTING
-from moe_triton.core.kernel import Arg, AscendCKernel, numbers
+from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS, POSTING
+from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel, numbers
+from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS
 
 _RAIL = (
     Arg("peers", "*i64", "in"),  # (EP,) window addresses
@@ -151,3 +152,17 @@ RAIL_WAIT = AscendCKernel(
 )
 
 KERNELS = (RAIL_SEND, RAIL_RELAY, SERVER_RETURN, RETURNS_LOST, PARTIALS_SEND, RAIL_WAIT)
+FUSED: tuple[FusedKernel, ...] = (
+    # Blocks that have nothing to post, or have posted it, relay what comes from other servers meanwhile.
+    FusedKernel(
+        "hierarchy_dispatch", (RAIL_SEND, RAIL_RELAY, DISPATCH_WAIT, DISPATCH_OFFSETS), synced=frozenset({3})
+    ),
+    # Flags for whole ranks; and when every block has seen its share of theirs, who waits elsewhere hears of
+    # those that are missing.
+    FusedKernel(
+        "hierarchy_return",
+        (SERVER_RETURN, POST_STATUS, DISPATCH_WAIT, RETURNS_LOST),
+        synced=frozenset({1, 3}),
+    ),
+    FusedKernel("hierarchy_partials", (PARTIALS_SEND, RAIL_WAIT)),
+)

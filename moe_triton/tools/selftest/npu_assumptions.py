@@ -11,10 +11,8 @@ from collections.abc import Callable
 
 import torch
 
-from moe_triton.backends.assumption import Assumption
 from moe_triton.backends.npu import library, triton_kernels
 from moe_triton.backends.npu.executable import NpuExecutable
-from moe_triton.backends.npu.inband_check import blocks_arrive_in_order
 from moe_triton.backends.npu.runtime import Runtime
 from moe_triton.backends.npu.window import window_library
 from moe_triton.core import ascendc
@@ -22,9 +20,11 @@ from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import Hole, Launch, Plan, launch
 from moe_triton.core.region import Region, region_of
 from moe_triton.core.soc import soc_of
-from moe_triton.core.trials import post_entry, wait_for_entries
 from moe_triton.kernels.arrange import arrange_kernel
 from moe_triton.layout import FLAG_BITS, NUM_ZONES, STATUS_ENTRY_BYTES, SlotLayout
+from moe_triton.tools.selftest.assumption import Assumption
+from moe_triton.tools.selftest.npu_inband import blocks_arrive_in_order
+from moe_triton.tools.selftest.trials import post_entry, wait_for_entries
 
 NUMBER = 4242
 WAIT_US = 100_000

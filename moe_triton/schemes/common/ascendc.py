@@ -1,0 +1,60 @@
+"""Argument lists of the Ascend C kernels that several schemes have (`moe_triton.core.ascendc`)."""
+
+from __future__ import annotations
+
+from moe_triton.core.ascendc import DISPATCH_WAIT, ENTRY_KERNELS, POST_STATUS
+from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel
+
+# From the counts: where the rows of each expert and source end, how many each expert has, the slot of each.
+DISPATCH_OFFSETS = AscendCKernel(
+    "dispatch_offsets",
+    (
+        Arg("recv_counts", "*i32", "in"),  # (localE, EP); below 0 where nothing came in time
+        Arg("recv_offsets", "*i32", "out"),  # (localE, EP) inclusive prefix sums
+        Arg("tokens_per_expert", "*i64", "out"),  # (localE,)
+        Arg("recv_stats", "*i32", "inout"),  # (localE,) to which each expert's rows are added, or null
+        Arg("trailer", "*i32", "out"),  # `moe_triton.core.records.TRAILER`
+        Arg("row_slots", "*i32", "out"),  # (A,), or null: the slot of each row, as `slots` counts it
+        Arg("num_local_experts", "i64", "value"),
+        Arg("num_ranks", "i64", "value"),
+        Arg("max_count", "i64", "value"),  # of rows from a rank for an expert; what is above counts as this
+        Arg("capacity", "i64", "value"),  # of the output, in rows: no sum is above it
+        Arg("cumulative", "i64", "value"),  # 1: `tokens_per_expert` with those of the experts before
+        Arg("zone", "i64", "value"),
+        Arg("zone_at", "*i32", "in"),
+        Arg("kept_rank", "i64", "value"),  # `row_slots` has -1 for each row of it; -1 for none
+        # 1: slots of a source have one number for all experts, whose rows lie there one after the other
+        Arg("by_source", "i64", "value"),
+        Arg("slots", "dispatch_slots", "value"),  # offsets in units (`Region.in_units`), not in bytes
+        Arg("report", "*i32", "out"),  # nothing is reported
+    ),
+)
+
+# Consecutive rows to one peer's slots, for the exchange between two tensor-parallel ranks.
+EXCHANGE_SEND = AscendCKernel(
+    "exchange_send",
+    (
+        Arg("rows", "*i8", "in"),  # contiguous
+        Arg("row_bytes", "i64", "value"),  # a multiple of 32
+        Arg("scales", "*fp32", "in"),  # those of each row, or null
+        Arg("scale_offset", "i64", "value"),  # where they go in a slot
+        Arg("scale_bytes", "i64", "value"),  # of a row
+        Arg("first_row", "*i32", "in"),  # the first row to send, or null for 0
+        Arg("num_rows", "*i32", "in"),  # how many
+        Arg("capacity", "i64", "value"),  # rows in `rows`
+        Arg("header", "*i32", "in"),  # words that go along, or null
+        Arg("header_words", "i64", "value"),
+        Arg("peers", "*i64", "in"),
+        Arg("peer", "i64", "value"),  # whose slots
+        Arg("zone", "i64", "value"),
+        Arg("zone_at", "*i32", "in"),
+        Arg("slots", "indexed_slots", "value"),
+        Arg("headers", "exchange_headers", "value"),
+        Arg("report", "*i32", "out"),
+    ),
+)
+
+KERNELS = (*ENTRY_KERNELS, DISPATCH_OFFSETS, EXCHANGE_SEND)
+# Flags follow rows of a launch, or stand alone.
+EXCHANGE = FusedKernel("exchange", (EXCHANGE_SEND, POST_STATUS, DISPATCH_WAIT), frozenset({1}))
+FUSED = (EXCHANGE,)
