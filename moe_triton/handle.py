@@ -36,8 +36,8 @@ class DispatchHandle(Unpickled):
             do; None on an NPU, where the host does not read them.
         exchange_counts: (2,) int32, rows of each tensor-parallel rank, or None where there is one only.
         active_mask: (T,) or (T, K) bool, a copy of what dispatch was given, or None.
-        tables: int32, which of this rank's tokens went to which server and what it has passed on, or None
-            where no rank passes tokens on (`moe_triton.layout.RelayTables`).
+        tables: int32, what the scheme keeps for combine besides (`moe_triton.schemes.scheme.KeptTables`), or
+            None where it keeps nothing.
         traffic: what the dispatch has posted to queues; None where they lead to no peer, and on an NPU,
             where it has not run yet: `EPBuffer.traffic` waits for it.
 

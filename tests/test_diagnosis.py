@@ -22,7 +22,7 @@ from moe_triton.core.plan import Launch
 from moe_triton.core.records import LOST_COUNT, RAIL_END
 from moe_triton.core.reports import first_code
 from moe_triton.core.row_formats import AS_THEY_ARE
-from moe_triton.layout import CALL_WORD, NUM_ZONES, RelayTables
+from moe_triton.layout import CALL_WORD, NUM_ZONES
 from moe_triton.layout.call_word import Kind, call_word
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.rendezvous.notes import Culprits
@@ -34,6 +34,7 @@ from moe_triton.schemes.a2_fullmesh.layout import BlocksLayout
 from moe_triton.schemes.common.waits import GaveUp
 from moe_triton.schemes.fullmesh.ascendc import COMBINE_POST, COMBINE_WAIT, DISPATCH_POST
 from moe_triton.schemes.hierarchy.ascendc import PARTIALS_SEND, RAIL_RELAY, RAIL_SEND, RAIL_WAIT, RETURNS_LOST
+from moe_triton.schemes.hierarchy.relay_tables import RelayTables
 from moe_triton.schemes.site import Site
 
 RANKS, TOKENS, TOPK = 4, 3, 2

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moe_triton.layout import RelayTables
+from moe_triton.schemes.hierarchy.relay_tables import RelayTables
 
 if TYPE_CHECKING:
     from moe_triton.core.config import Config
 
 
 def relay_tables(config: Config, rank: int, ids: np.ndarray) -> np.ndarray:
-    """`moe_triton.layout.RelayTables` of one rank, with zeros for weights and positions: a copy takes as long
-    from any slot.
+    """`RelayTables` of one rank, with zeros for weights and positions: a copy takes as long from any slot.
 
     Args:
         config: the group's, of several servers.

@@ -31,7 +31,6 @@ from moe_triton.layout.common import (
     align,
 )
 from moe_triton.layout.exchange import ExchangeLayout
-from moe_triton.layout.relay_tables import RelayTables
 
 __all__ = [
     "BLOCK_BYTES",
@@ -53,7 +52,6 @@ __all__ = [
     "WORD_BYTES",
     "ExchangeLayout",
     "Layout",
-    "RelayTables",
     "SlotLayout",
     "align",
 ]

@@ -12,6 +12,9 @@ from moe_triton.operators.combine import COMBINE, ORIGINS
 from moe_triton.operators.description import Output, TensorArgument
 from moe_triton.operators.dispatch import COUNTS, DISPATCH, INDEX, ROWS
 
+TABLES = "tables"
+"""The hole of what a dispatch keeps for its combine (`moe_triton.schemes.scheme.KeptTables`)."""
+
 NAMES = {
     "expert_ids": "topk_idx",
     "expert_scales": "topk_weights",
@@ -27,7 +30,7 @@ OF_HANDLE = {
     "ep_send_counts": "recv_offsets",
     "tp_send_counts": "exchange_counts",
     "x_active_mask": "active_mask",
-    "relay_tables": "tables",
+    "kept_tables": "tables",
 }
 NOT_TAKEN = {"elastic_info", "comm_cmd_info", "quant_expand_x", "expand_scales", "activation_scale"}
 NOT_TAKEN |= {"weight_scale", "group_list", "residual_x", "gamma"}
@@ -80,7 +83,7 @@ DISPATCH_OF_BUFFER = replace(
         replace(COUNTS[0], name="tokens_per_expert"),
         Output("recv_offsets", OFFSETS, torch.int32, "recv_offsets"),
         replace(COUNTS[2], name="exchange_counts", only_with="exchange"),
-        Output("tables", "(table_words,)", torch.int32, "tables", only_with="relays"),
+        Output("tables", "(table_words,)", torch.int32, TABLES, only_with="keeps_tables"),
         replace(ROWS[1], name="scales", shape="scales_of(A * tp)", only_with="row_format.is_quantized"),
         Output("weights", "(A,)", torch.float32, "weights", only_with="weights"),
         replace(ROWS[0], name="tokens"),
@@ -88,7 +91,7 @@ DISPATCH_OF_BUFFER = replace(
     modes={
         **DISPATCH.modes,
         "keeps_own": lambda s: s["keeps_own"],
-        "relays": lambda s: s["table_words"] > 0,
+        "keeps_tables": lambda s: s["table_words"] > 0,
     },
     unreturned=(),
     names=NAMES,
@@ -104,7 +107,7 @@ COMBINE_OF_BUFFER = replace(
     tensors=(
         *(_OF_COMBINE.get(t.name, t) for t in COMBINE.tensors if t.name not in NOT_TAKEN),
         TensorArgument(
-            "relay_tables", "(table_words,)", torch.int32, holes=("tables",), only_with="table_words"
+            "kept_tables", "(table_words,)", torch.int32, holes=(TABLES,), only_with="table_words"
         ),
     ),
     modes={

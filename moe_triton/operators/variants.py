@@ -32,7 +32,7 @@ class DispatchVariant:
         recv_stats: whether counts of rows are added to the caller's.
         keeps_own: routed rows for this rank's own experts do not go through the window.
         elastic: whether there is an elastic_info.
-        relays: of a buffer: tables are kept for combine (`moe_triton.layout.RelayTables`).
+        keeps_tables: of a buffer: tables are kept for combine (`moe_triton.operators.buffer.TABLES`).
         given_ids: dtype of the caller's ids, where the first kernel that reads them makes the int32 copy that
             all others read; None where they are int32 and no kernel writes them.
     """
@@ -48,7 +48,7 @@ class DispatchVariant:
     recv_stats: bool = False
     keeps_own: bool = False
     elastic: bool = False
-    relays: bool = False
+    keeps_tables: bool = False
     given_ids: torch.dtype | None = None
 
     def __post_init__(self) -> None:

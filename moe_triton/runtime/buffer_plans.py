@@ -35,7 +35,6 @@ from moe_triton.runtime.operator_plan import (
     OperatorPlan,
 )
 from moe_triton.runtime.plan_cache import PlanCache
-from moe_triton.runtime.relayed import check_origins, check_tables, check_weights, keep_weights
 from moe_triton.runtime.sent_calls import SentCalls
 
 # Large tensors are not copied in silence.
@@ -103,11 +102,8 @@ class CombineOfBuffer(BufferPlan):
         """Its ids are the buffer's own."""
         y = bindings["y"]
         bindings["num_rows"] = y.shape[0]
-        if "tables" in bindings:
-            called = self.symbols.operator.called
-            check_weights(communicator, bindings, called("expert_scales"))
-            check_tables(communicator, bindings, called("relay_tables"))
-            check_origins(communicator, bindings, called("assist_info_for_combine"))
+        if self.tables and not communicator.backend.is_asynchronous:
+            self.tables.check(bindings, self.called)
         if self.variant.keeps_own:
             bindings["own_results"] = (y.data_ptr() - communicator.window_base) // y.element_size()
 
@@ -173,8 +169,8 @@ class BufferPlans:
             given["tokens"] = check_tensor("out", out, shape=shape, dtypes=(dtype,), device=self._host.device)
             _check_apart("x", tensors["x"], out)
         outputs = plan.make(given)
-        if "tables" in outputs:
-            keep_weights(communicator, bindings | plan.bound(outputs))
+        if plan.tables and not self._host.is_asynchronous:
+            plan.tables.keep(bindings | plan.bound(outputs))
         handle = DispatchHandle(
             buffer_id=self._buffer_id,
             number=communicator.counts["dispatch"],

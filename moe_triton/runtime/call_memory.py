@@ -24,7 +24,7 @@ def call_bytes(site: Site) -> int:
     """
     scheme, config, dtype = site.scheme, site.config, torch.bfloat16
     tables, is_paired = scheme.tables_of(config), site.exchange_rank is not None
-    is_relayed = tables is not None
+    keeps = tables is not None  # and then takes weights
     sizes = {
         "BS": config.num_max_tokens_per_rank,
         "rows": site.capacity,
@@ -35,9 +35,9 @@ def call_bytes(site: Site) -> int:
     calls: tuple[tuple[Operator, Variant], ...] = (
         (
             DISPATCH_OF_BUFFER,
-            DispatchVariant(dtype, weights=is_relayed, relays=is_relayed, exchange=is_paired),
+            DispatchVariant(dtype, weights=keeps, keeps_tables=keeps, exchange=is_paired),
         ),
-        (COMBINE_OF_BUFFER, CombineVariant(dtype, weights=is_relayed, exchange=is_paired)),
+        (COMBINE_OF_BUFFER, CombineVariant(dtype, weights=keeps, exchange=is_paired)),
     )
     for operator, variant in calls:
         likes: dict[str, Any] = {

@@ -16,17 +16,15 @@ from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError, BufferStateError
 from moe_triton.core.marks import mark, mark_of
 from moe_triton.core.uncopied import Uncopied
-from moe_triton.layout import RelayTables
-from moe_triton.layout.relay_tables import HOLE as TABLES
 from moe_triton.operators import Symbols
+from moe_triton.operators.buffer import TABLES
 from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.executables import Phase
 from moe_triton.runtime.operator_checks import other_ids_error, taken_ids
 from moe_triton.runtime.plan_calls import NativeCalls, PlanCall
-from moe_triton.runtime.relayed import check_tables, check_weights, keep_weights
 from moe_triton.schemes import scheme_type
-from moe_triton.schemes.scheme import Scheme
+from moe_triton.schemes.scheme import KeptTables, Scheme
 from moe_triton.schemes.site import Site
 
 Named = dict[str, Any]
@@ -157,9 +155,17 @@ class OperatorPlan(Uncopied):
         return self.access.communicator()
 
     @cached_property
-    def tables(self) -> RelayTables | None:
-        """What a dispatch keeps for combine behind its counts."""
-        return scheme_type(self.config).tables_of(self.config)
+    def tables(self) -> KeptTables | None:
+        """See `Scheme.tables_of`. With torch_npu's functions they stand behind the counts of dispatch."""
+        return scheme_type(self.config).tables_of(self.deployment.config)
+
+    @cached_property
+    def called(self) -> dict[str, str]:
+        """What the caller calls what a hole holds, by hole; not of holes that share an argument."""
+        operator = self.symbols.operator
+        single = (each for each in operator.tensors if len(each.holes) == 1)
+        found = {each.holes[0]: operator.called(each.name) for each in single}
+        return {TABLES: found.get("recv_offsets", ""), **found}
 
     @cached_property
     def num_ids(self) -> int:
@@ -282,7 +288,7 @@ class OperatorPlan(Uncopied):
         """What combine reads again, once there are outputs."""
 
     def _bind_tables(self, bindings: Bindings) -> None:
-        """The tables that a dispatch keeps stand behind its counts."""
+        """Adds the tables, which stand behind the counts of dispatch."""
         bindings[TABLES] = bindings["recv_offsets"][self.num_entries :]
 
     @cached_property
@@ -367,7 +373,8 @@ class DispatchPlan(OperatorPlan):
             mark(bindings[self._marked], digest)
         if self.tables:
             self._bind_tables(bindings)
-            keep_weights(communicator, bindings)
+            if not communicator.backend.is_asynchronous:
+                self.tables.keep(bindings)
 
 
 class CombinePlan(OperatorPlan):
@@ -379,8 +386,8 @@ class CombinePlan(OperatorPlan):
         self._count_rows(communicator, bindings)
         if self.tables:
             self._bind_tables(bindings)
-            check_weights(communicator, bindings, "expert_scales")
-            check_tables(communicator, bindings, "ep_send_counts")
+            if not communicator.backend.is_asynchronous:
+                self.tables.check(bindings, self.called)
 
     def _check_ids(self, communicator: Communicator, bindings: Bindings) -> None:
         """Checks that ids and mask are those of the dispatch whose index this is, where it is known.

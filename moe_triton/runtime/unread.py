@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from moe_triton.backends.base import Bindings, Executable
-from moe_triton.layout.relay_tables import HOLE as TABLES
+from moe_triton.operators.buffer import TABLES
 from moe_triton.runtime.diagnosis import Run
 
 # What an error about a failed run needs. The rest of a call's memory is not kept alive.

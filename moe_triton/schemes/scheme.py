@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 
@@ -18,13 +18,14 @@ from moe_triton.core.region import Region
 from moe_triton.core.row_formats import RowFormat
 from moe_triton.core.space import Space
 from moe_triton.core.topology import RANKS_PER_SERVER
-from moe_triton.layout import NUM_ZONES, Layout, RelayTables, SlotLayout
+from moe_triton.layout import NUM_ZONES, Layout, SlotLayout
 from moe_triton.operators.variants import Variant
 from moe_triton.schemes.common.space import waiting_space
 from moe_triton.schemes.common.waits import ENTRY_FINDERS, Finder, Memory, arguments_of
 from moe_triton.schemes.site import Operator, Peers, Site
 
 Output = Literal["rows", "results"]
+Bindings = Mapping[str, Any]
 ONE_SERVER = "Make a group of each server's ranks."
 OTHER_OR_ONE_SERVER = "Use comm_alg='fullmesh_v1', or make a group of each server's ranks."
 
@@ -79,6 +80,39 @@ REFUSED_ON_A2: Mapping[str, Refusal] = {
 }
 
 
+class KeptTables(ABC):
+    """What a dispatch keeps for its combine in an int32 tensor, and what combine is held to for it.
+
+    It is asked where the host reads tensors: elsewhere kernels keep all that combine reads.
+
+    Attributes:
+        num_words: of the tensor.
+    """
+
+    num_words: int
+
+    @abstractmethod
+    def keep(self, bindings: Bindings) -> None:
+        """Keeps what the host has for a combine, before a dispatch runs.
+
+        Args:
+            bindings: what the dispatch's holes hold, the tensor among them
+                (`moe_triton.operators.buffer.TABLES`).
+        """
+
+    @abstractmethod
+    def check(self, bindings: Bindings, called: Mapping[str, str]) -> None:
+        """Checks that a combine is given what its dispatch left.
+
+        Args:
+            bindings: what the combine's holes hold, outputs aside.
+            called: what its caller calls that, by hole; holes that it does not name are not looked at.
+
+        Raises:
+            ArgumentError: it is not. Nothing was sent.
+        """
+
+
 class Scheme(ABC):
     """A scheme on one rank. The defaults are what most schemes have.
 
@@ -125,7 +159,7 @@ class Scheme(ABC):
         """What lies where in the scheme's own window, the same on every rank."""
 
     @staticmethod
-    def tables_of(config: Config) -> RelayTables | None:
+    def tables_of(config: Config) -> KeptTables | None:
         """What its dispatch keeps for combine besides `recv_offsets`, on the rank itself; None for nothing.
 
         With it combine takes dispatch's weights and no others: they have been summed with elsewhere.

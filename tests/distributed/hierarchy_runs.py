@@ -23,10 +23,10 @@ from moe_triton.core.region import Region
 from moe_triton.core.row_formats import AS_THEY_ARE
 from moe_triton.core.traffic import Traffic
 from moe_triton.core.tuning import POSTS, Posts
-from moe_triton.layout import RelayTables
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.reference.hierarchy import Tables, servers_of, tables
 from moe_triton.schemes.hierarchy.layout import HierarchyLayout, RailSlot
+from moe_triton.schemes.hierarchy.relay_tables import RelayTables
 from moe_triton.tools.selftest.comparison import difference, wrong_received
 from tests.distributed.cases import Case, Inputs, experts_of, inputs_of, small_case
 from tests.distributed.workers import by_turns, make_buffer

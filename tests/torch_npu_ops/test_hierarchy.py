@@ -16,13 +16,12 @@ from moe_triton import ArgumentError, Tuning, reference
 from moe_triton import torch_npu_ops as ops
 from moe_triton.core.config import Config
 from moe_triton.core.tuning import Posts
-from moe_triton.layout import RelayTables
 from moe_triton.limits.choice import HIERARCHY_SWITCHES
 from moe_triton.processes import RankGroup
 from moe_triton.reference.arithmetic import add_rms_norm
 from moe_triton.reference.hierarchy import sums_by_servers, tables
-from moe_triton.runtime import operator_plan
 from moe_triton.runtime.operator_plan import OperatorPlan
+from moe_triton.schemes.hierarchy.relay_tables import RelayTables
 from moe_triton.torch_npu_ops import registry
 from tests.distributed.hierarchy_runs import wrong_tables_of
 from tests.patience import seconds
@@ -398,7 +397,7 @@ def damaged(rank: int, num_ranks: int) -> list[str]:
         table += 1
         wrong += [] if torch.equal(c(), sums) else ["sums"]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(operator_plan, "check_tables", lambda *_: None)
+            patch.setattr(RelayTables, "check", lambda *_: None)
             for name in ("inner_ids", "inner_positions", "outer_ids", "outer_rows"):
                 table = parts.of(kept, name)
                 table[torch.rand(table.shape) < 0.5] = 2**31 - 1

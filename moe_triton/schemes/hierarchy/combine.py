@@ -15,7 +15,7 @@ from moe_triton.core.ascendc import POST_STATUS
 from moe_triton.core.plan import Hole, Launch, Plan, joined, launch
 from moe_triton.kernels.block_quantize import block_quantize_kernel
 from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
-from moe_triton.layout import UB_ALIGN, WORD_BYTES, RelayTables, align
+from moe_triton.layout import UB_ALIGN, WORD_BYTES, align
 from moe_triton.layout.call_word import call_word
 from moe_triton.operators.variants import CombineVariant
 from moe_triton.reference.arithmetic import BLOCK_ELEMENTS, PARTIAL_BLOCK_ELEMENTS
@@ -23,6 +23,7 @@ from moe_triton.schemes.common.flags import posting, wait_for_ranks
 from moe_triton.schemes.common.steps import rms_norm, select
 from moe_triton.schemes.hierarchy.ascendc import FUSED, PARTIALS_SEND, RAIL_WAIT, RETURNS_LOST, SERVER_RETURN
 from moe_triton.schemes.hierarchy.layout import HierarchyLayout
+from moe_triton.schemes.hierarchy.relay_tables import RelayTables
 from moe_triton.schemes.hierarchy.steps import by_token, of_rail, of_round, relay_timeout_us
 from moe_triton.schemes.site import Site, launch_matching, quantized_bytes
 
@@ -53,8 +54,8 @@ class CombinePlans:
     """Builds the plans of combine on one rank.
 
     Holes: y, num_rows, recv_offsets, peers, window, num_tokens, out, report; residual, gamma, eps, normed,
-    rstd, and with them topk_idx and mask, where the variant has them; tables,
-    `moe_triton.layout.RelayTables`; and names of `Site.scratch`.
+    rstd, and with them topk_idx and mask, where the variant has them; tables, `RelayTables`; and names of
+    `Site.scratch`.
     Weights are those of the dispatch: they are in its tables.
 
     Attributes:

@@ -14,13 +14,14 @@ from moe_triton.core.plan import Hole, Launch, Plan, Value, joined, launch
 from moe_triton.kernels.arrange import arrange_kernel
 from moe_triton.kernels.inner_table import inner_table_kernel
 from moe_triton.kernels.outer_table import outer_table_kernel
-from moe_triton.layout import WORD_BYTES, RelayTables, SlotLayout
+from moe_triton.layout import WORD_BYTES, SlotLayout
 from moe_triton.layout.call_word import call_word
 from moe_triton.operators.variants import DispatchVariant
 from moe_triton.schemes.common import steps as local
 from moe_triton.schemes.common.flags import posting, wait_for_ranks
 from moe_triton.schemes.hierarchy.ascendc import FUSED, RAIL_RELAY, RAIL_SEND
 from moe_triton.schemes.hierarchy.layout import HierarchyLayout, RailSlot
+from moe_triton.schemes.hierarchy.relay_tables import RelayTables
 from moe_triton.schemes.hierarchy.steps import by_token, of_rail, of_round, relay_timeout_us
 from moe_triton.schemes.site import Site, launch_matching
 
@@ -31,7 +32,7 @@ class DispatchPlans:
 
     Holes: x, topk_idx, topk_weights, expand_idx, num_tokens, num_ids, peers, window, recv_offsets,
     tokens_per_expert, tokens, origins, weights, report; given_ids, mask and scales where the variant has
-    them; tables, `moe_triton.layout.RelayTables`; and names of `Site.scratch`.
+    them; tables, `RelayTables`; and names of `Site.scratch`.
 
     Attributes:
         site: where they run.

@@ -39,12 +39,12 @@ from moe_triton.core.plan import Plan
 from moe_triton.core.region import Region
 from moe_triton.core.space import Space
 from moe_triton.core.tuning import POSTS
-from moe_triton.layout import RelayTables
 from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.schemes.common.flags import barrier_plan
 from moe_triton.schemes.hierarchy.combine import CombinePlans
 from moe_triton.schemes.hierarchy.dispatch import DispatchPlans
 from moe_triton.schemes.hierarchy.layout import HierarchyLayout
+from moe_triton.schemes.hierarchy.relay_tables import RelayTables
 from moe_triton.schemes.hierarchy.waits import FINDERS
 from moe_triton.schemes.scheme import REFUSED_ON_A2, Refusal, RoundFacts, Scheme
 from moe_triton.schemes.site import OPERATORS, Operator, Site

@@ -8,8 +8,8 @@ import torch
 
 from autotune.model.relaying import relay_tables
 from moe_triton.core.config import Config
-from moe_triton.layout import RelayTables
 from moe_triton.reference import hierarchy
+from moe_triton.schemes.hierarchy.relay_tables import RelayTables
 
 
 @pytest.mark.parametrize("per_server", [2, 4])

@@ -1,0 +1,181 @@
+"""What a dispatch of a hierarchy keeps for its combine, and what that combine is held to.
+
+Results are summed on the ranks that have passed their tokens on, with the weights that came with them.
+
+Shapes: S servers, T most tokens of a rank, K experts per token. With torch_npu's functions the tensor is what
+follows the counts in ep_recv_counts; it is only ever read on the rank that wrote it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from moe_triton.core.config import Config
+from moe_triton.core.errors import ArgumentError
+from moe_triton.core.plan import Hole
+from moe_triton.layout import ORIGIN, WORD_BYTES
+from moe_triton.operators.buffer import TABLES
+from moe_triton.schemes.scheme import Bindings, KeptTables
+
+Ints = npt.NDArray[np.int32]
+Mask = npt.NDArray[np.bool_]
+REMEDY = "Pass what dispatch returned; if this is it, a rank that relays tokens here has sent something else."
+
+
+class Table(NamedTuple):
+    """A part of the tensor.
+
+    Attributes:
+        offset: words before it.
+        shape: of its words.
+    """
+
+    offset: int
+    shape: tuple[int, ...]
+
+
+class RelayTables(KeptTables):
+    """Where the tables of a `Config` lie. The same on every rank.
+
+    ``outer_ids`` (T, S): q where a token of this rank goes to server q, else -1. ``outer_rows`` (T, S): how
+    many of its earlier tokens go there too. ``outer_counts`` (S,): how many go there in all. ``rail_counts``
+    (S,): tokens that came from each server to be relayed.
+
+    Row s * T + n of the inner ones is about token n that came from server s. ``inner_ids`` (S * T, K): its
+    experts on this server, ascending, as s * (experts of a server) + number in the server, then -1.
+    ``inner_positions`` (S * T, K): its number among its source's tokens for each of them. ``inner_weights``
+    (S * T, K): the bits of its fp32 weights. ``inner_active`` (S * T,): 0 where there is a token, else -1.
+
+    ``own_weights`` (T, K): the bits of the weights that this rank has dispatched, where the host reads them.
+
+    Args:
+        config: the group's settings.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        servers, tokens = config.topology.num_servers, config.num_max_tokens_per_rank
+        relayed, topk = servers * tokens, config.num_topk
+        shapes = {
+            "outer_ids": (tokens, servers),
+            "outer_rows": (tokens, servers),
+            "outer_counts": (servers,),
+            "rail_counts": (servers,),
+            "inner_ids": (relayed, topk),
+            "inner_positions": (relayed, topk),
+            "inner_weights": (relayed, topk),
+            "inner_active": (relayed,),
+            "own_weights": (tokens, topk),
+        }
+        self.parts: dict[str, Table] = {}
+        self.num_words = 0
+        for name, shape in shapes.items():
+            self.parts[name] = Table(self.num_words, shape)
+            self.num_words += math.prod(shape)
+
+    @cached_property
+    def holes(self) -> dict[str, Hole]:
+        """Where plans find each."""
+        return {name: Hole(TABLES, WORD_BYTES * table.offset) for name, table in self.parts.items()}
+
+    def of(self, tables: torch.Tensor, name: str) -> torch.Tensor:
+        """One of them.
+
+        Args:
+            tables: (`num_words`,) int32, or longer.
+            name: which.
+
+        Returns:
+            Its memory, in its shape.
+        """
+        table = self.parts[name]
+        return tables[table.offset : table.offset + math.prod(table.shape)].view(table.shape)
+
+    def keep(self, bindings: Bindings) -> None:
+        """See `KeptTables`: the weights, ``topk_weights`` (T, K) fp32."""
+        given = bindings["topk_weights"]
+        self.of(bindings[TABLES], "own_weights")[: len(given)] = given.view(torch.int32)
+
+    def check(self, bindings: Bindings, called: Mapping[str, str]) -> None:
+        """See `KeptTables`: dispatch's weights, tables as a dispatch leaves them, origins that can be."""
+        self._check_weights(bindings, called["topk_weights"])
+        self._check_tables(bindings, called[TABLES])
+        if "origins" in called:
+            self._check_origins(bindings, called["origins"])
+
+    def _check_weights(self, bindings: Bindings, name: str) -> None:
+        """Weights of entries that a mask leaves out, or without an expert, do not matter."""
+        given = bindings["topk_weights"]
+        kept = self.of(bindings[TABLES], "own_weights")[: len(given)]
+        others = (kept != given.view(torch.int32)) & (bindings["topk_idx"] >= 0)
+        mask = bindings.get("mask")
+        if mask is not None:
+            others &= mask if mask.dim() == 2 else mask[:, None]
+        if others.any():
+            token, k = others.nonzero()[0].tolist()
+            dispatched = float(kept.view(torch.float32)[token, k])
+            raise ArgumentError(
+                name,
+                f"{float(given[token, k])} at token {token}, k {k}",
+                f"dispatch was given {dispatched} there, which other ranks sum with",
+                "Pass the weights that were dispatched.",
+            )
+
+    def _check_tables(self, bindings: Bindings, name: str) -> None:
+        """Kernels stay in bounds whatever tables hold, but would sum other rows.
+
+        Numbers of the inner tables that another dispatch might have left there are taken.
+        """
+        of = {part: self.of(bindings[TABLES], part).numpy() for part in self.parts}
+        for part, values, is_wrong in _misfits(self.config, of, bindings["num_tokens"]):
+            if is_wrong.any():
+                _refuse(name, part, values, is_wrong, "no dispatch leaves that there")
+
+    def _check_origins(self, bindings: Bindings, name: str) -> None:
+        """Their relays wrote them."""
+        c, origins = self.config, bindings["origins"].numpy()
+        num_rows = min(max(int(bindings["recv_offsets"][-1]), 0), len(origins) // ORIGIN.num_words)
+        rows = origins[: num_rows * ORIGIN.num_words].reshape(-1, ORIGIN.num_words)
+        extents = np.array([c.num_ranks, c.num_max_tokens_per_rank, c.num_topk], np.uint32)
+        is_wrong = rows.view(np.uint32) >= extents
+        if is_wrong.any():
+            _refuse(name, "a row's source, token and k", rows, is_wrong, f"they are below {extents.tolist()}")
+
+
+def _refuse(name: str, part: str, values: Ints, is_wrong: Mask, rule: str) -> NoReturn:
+    place = np.unravel_index(is_wrong.argmax(), is_wrong.shape)
+    at = [int(i) for i in place]
+    raise ArgumentError(name, f"{int(values[place])} in {part} at {at}", rule, REMEDY)
+
+
+def _misfits(c: Config, of: dict[str, Ints], num_tokens: int) -> Iterator[tuple[str, Ints, Mask]]:
+    """Each table, and where it has numbers that no dispatch of so many tokens leaves.
+
+    A number is at least 0 and below an end if it is below it without its sign.
+    """
+    servers, most = c.topology.num_servers, c.num_max_tokens_per_rank
+    experts = c.num_experts // servers
+    ids, rows, counts = of["outer_ids"][:num_tokens], of["outer_rows"][:num_tokens], of["outer_counts"]
+    goes = ids >= 0
+    so_far = goes.cumsum(0, dtype=np.int32)
+    yield "outer_ids", ids, (ids != np.arange(servers)) & (ids != -1)
+    yield "outer_rows", rows, goes & (rows != so_far - goes)
+    yield "outer_counts", counts, counts != goes.sum(0)
+    relayed = of["rail_counts"]
+    yield "rail_counts", relayed, relayed.view(np.uint32) > most
+    is_there = np.arange(most) < relayed[:, None]
+    active = of["inner_active"].reshape(servers, most)
+    yield "inner_active", active, active != np.where(is_there, 0, -1)
+    shape = servers, most, c.num_topk
+    inner, positions = of["inner_ids"].reshape(shape), of["inner_positions"].reshape(shape)
+    first = np.arange(0, c.num_experts, experts, dtype=np.int32)[:, None, None]
+    is_known = ((inner - first).view(np.uint32) < experts) | (inner == -1)
+    yield "inner_ids", inner, is_there[..., None] & ~is_known
+    yield "inner_positions", positions, is_there[..., None] & (positions.view(np.uint32) >= most)
