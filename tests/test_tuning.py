@@ -18,6 +18,7 @@ from moe_triton.core.plan import Part, Plan
 from moe_triton.core.row_formats import AS_THEY_ARE, INT8
 from moe_triton.core.tuning import ALL_BYTES, usual_on_cpu
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
+from moe_triton.schemes import product_of, scheme_type
 from moe_triton.schemes.fullmesh.scheme import Fullmesh
 from moe_triton.schemes.site import Site
 
@@ -60,6 +61,12 @@ def test_what_is_posted_is_not_cut(values: dict[str, Any]) -> None:
     assert [site.parts(operator, 8) for operator in ("dispatch", "combine")] == [1, 1]
 
 
+def _settings_of(scheme: str) -> tuple[str, frozenset[str]]:
+    """A scheme's name, and the settings that its class has."""
+    config = Config(4, 8, 64, 2, 8, product=product_of(scheme), scheme=scheme)
+    return scheme, scheme_type(config).settings
+
+
 @pytest.mark.parametrize(
     ("posts", "scheme", "target", "rule"),
     [
@@ -70,10 +77,10 @@ def test_what_is_posted_is_not_cut(values: dict[str, Any]) -> None:
 )
 def test_who_posts_is_a_choice_of_hierarchy_only(posts: Any, scheme: str, target: str, rule: str) -> None:
     with pytest.raises(ArgumentError, match=rule) as raised:
-        Tuning(posts=posts).check_poster(scheme, target)
+        Tuning(posts=posts).check_poster(*_settings_of(scheme), target)
     assert raised.value.argument == "tuning.posts"
-    Tuning().check_poster(scheme, target)
-    Tuning(posts=posts).check_poster("hierarchy", "cpu")
+    Tuning().check_poster(*_settings_of(scheme), target)
+    Tuning(posts=posts).check_poster(*_settings_of("hierarchy"), "cpu")
 
 
 @pytest.mark.parametrize(
@@ -90,10 +97,10 @@ def test_who_posts_is_a_choice_of_hierarchy_only(posts: Any, scheme: str, target
 )
 def test_only_blocks_are_posted_in_parts(scheme: str, servers: int, rule: str) -> None:
     with pytest.raises(ArgumentError, match=rule) as raised:
-        Tuning(post_parts=2).check_post_parts(scheme, servers)
+        Tuning(post_parts=2).check_post_parts(*_settings_of(scheme), servers)
     assert raised.value.argument == "tuning.post_parts"
-    Tuning().check_post_parts(scheme, servers)
-    Tuning(post_parts=2).check_post_parts("fullmesh", 2)
+    Tuning().check_post_parts(*_settings_of(scheme), servers)
+    Tuning(post_parts=2).check_post_parts(*_settings_of("fullmesh"), 2)
 
 
 @pytest.mark.parametrize("parts", [0, -1, 64])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -149,26 +149,27 @@ class Tuning:
             if getattr(self, name):
                 raise ArgumentError(f"tuning.{name}", getattr(self, name), rule, f"Leave it out, {remedy}")
 
-    def check_post_parts(self, scheme: str, num_servers: int) -> None:
+    def check_post_parts(self, scheme: str, offered: Collection[str], num_servers: int) -> None:
         """Checks that blocks are posted, if somebody says in how many parts.
 
         Args:
             scheme: how tokens travel.
+            offered: which settings that has (`moe_triton.schemes.scheme.Scheme.settings`).
             num_servers: of the group.
 
         Raises:
             ArgumentError: another scheme, or nothing is posted.
         """
-        if self.post_parts is not None and (scheme != "fullmesh" or num_servers == 1):
+        if self.post_parts is not None and ("post_parts" not in offered or num_servers == 1):
             rule = "only A2's fullmesh between servers posts blocks, and here tokens travel by " + scheme
             rule += " inside one server" if num_servers == 1 else ""
             raise ArgumentError("tuning.post_parts", self.post_parts, rule, "Leave it out.")
 
-    def check_poster(self, scheme: str, target: str) -> None:
+    def check_poster(self, scheme: str, offered: Collection[str], target: str) -> None:
         """Checks that who posts may be chosen.
 
         Args:
-            scheme: how tokens travel.
+            scheme, offered: as in `check_post_parts`.
             target: name of the back end.
 
         Raises:
@@ -176,7 +177,7 @@ class Tuning:
         """
         if self.posts is None:
             return
-        if scheme != "hierarchy":
+        if "posts" not in offered:
             rule = f"only hierarchy between servers has a choice, and here tokens travel by {scheme}"
             raise ArgumentError("tuning.posts", repr(self.posts), rule, "Leave it out.")
         if self.posts == "aicpu" and target == "npu":

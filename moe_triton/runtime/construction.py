@@ -23,6 +23,7 @@ from moe_triton.limits import check_config, check_window_limit, read_environment
 from moe_triton.rendezvous.agreement import KERNELS, agree
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.runtime.trace import TraceFile, TracePath
+from moe_triton.schemes import scheme_type
 from moe_triton.schemes.site import Site
 from moe_triton.tables import machine_of
 from moe_triton.tables.installed import version_of
@@ -194,14 +195,14 @@ def _check_parts(tuning: Tuning, config: Config) -> None:
     """Before a table fills in the rest: parts that it names are not cut where rows are posted."""
     if config.topology.num_servers > 1:
         tuning.check_posts(config.num_max_tokens_per_rank)
-    tuning.check_post_parts(config.scheme, config.topology.num_servers)
+    tuning.check_post_parts(config.scheme, scheme_type(config).settings, config.topology.num_servers)
 
 
 def _check_blocks(tuning: Tuning, config: Config, blocks: int, target: str) -> None:
     if not 1 <= blocks <= MAX_BLOCKS:
         raise ArgumentError("num_blocks", blocks, f"it must be 1 to {MAX_BLOCKS}", "Pass None.")
     tuning.check(blocks)
-    tuning.check_poster(config.scheme, target)
+    tuning.check_poster(config.scheme, scheme_type(config).settings, target)
 
 
 def check(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:

@@ -128,6 +128,8 @@ class Scheme(ABC):
     """How whom a wait is for is found, by the name of the kernel that waits."""
     slot_layout: ClassVar[type[SlotLayout]] = SlotLayout
     """How a row of a dispatch is packed before it leaves, and in a slot of its own."""
+    settings: ClassVar[frozenset[str]] = frozenset()
+    """Fields of `Tuning` that not every scheme has: "posts", "post_parts"."""
     crosses_servers: ClassVar[bool] = False
     """Whether it reaches ranks of other servers, where ``refuses`` does not say why not."""
     sums_alike: ClassVar[bool] = True

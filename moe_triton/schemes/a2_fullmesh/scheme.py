@@ -43,6 +43,7 @@ class A2Fullmesh(SplitScheme):
 
     layout_of = BlocksLayout
     finders: ClassVar = ENTRY_FINDERS | FINDERS
+    settings: ClassVar = frozenset({"post_parts"})
     crosses_servers: ClassVar[bool] = True
     refuses: ClassVar = {
         "torch_npu halves": Refusal(

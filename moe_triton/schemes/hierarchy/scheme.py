@@ -58,6 +58,7 @@ class Hierarchy(Scheme):
     layout_of = HierarchyLayout
     tables_of = RelayTables
     finders: ClassVar = FINDERS
+    settings: ClassVar = frozenset({"posts"})
     crosses_servers: ClassVar[bool] = True
     sums_alike: ClassVar[bool] = False
     refuses: ClassVar = {
