@@ -67,6 +67,7 @@ class Hierarchy(Scheme):
             "with comm_alg='hierarchy' a rank relays others' rows while it is in the call itself",
             "Leave it out, or use comm_alg='fullmesh'.",
         ),
+        "smooth_scales": Refusal("hierarchy takes none", "Pass None, or use fullmesh."),
         "special experts": Refusal("comm_alg='hierarchy' has none", FULLMESH),
         "ori_x": Refusal("comm_alg='hierarchy' has no special experts", FULLMESH),
         "performance_info": Refusal("comm_alg='hierarchy' waits for ranks through others", FULLMESH),

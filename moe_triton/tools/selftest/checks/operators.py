@@ -6,9 +6,10 @@ import dataclasses
 
 import torch
 
-from moe_triton.core.config import Config, Product
+from moe_triton.core.config import Config
 from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.schemes import SCHEMES as SERVED
+from moe_triton.schemes import product_of, scheme_type
 from moe_triton.tools.selftest.cases import (
     Case,
     expected_round,
@@ -31,11 +32,6 @@ SCHEMES = tuple(SERVED["A3"])
 MANY, SPARSE = "many rounds", "entries without an expert, ranks without tokens"
 QUICK_POSTED = ("bf16", MANY)
 MOST_POSTED = (*QUICK_POSTED, SPARSE, *(f"{name}, smooth scales" for name in QUANTIZED))
-POSTED: dict[str, tuple[Product, tuple[str, ...]]] = {
-    "fullmesh_v1": ("A3", MOST_POSTED),
-    "fullmesh": ("A2", MOST_POSTED),
-    "hierarchy": ("A2", (*QUICK_POSTED, SPARSE)),  # which takes no smooth scales
-}
 FIRST = f"{SCHEMES[0]}: bf16"  # what later stages stand on
 
 
@@ -57,15 +53,21 @@ def operator_checks(settings: Settings, ranks: int) -> list[Check]:
 def _posted_checks(settings: Settings, size: int, ranks: int) -> list[Check]:
     """The schemes that cross servers, as if each rank were on one of its own."""
     checks = []
-    for scheme, (product, names) in POSTED.items():
+    for scheme in (name for schemes in SERVED.values() for name in schemes):
         for name, case in _cases(settings, scheme, size).items():
-            if name not in (QUICK_POSTED if settings.quick else names):
-                continue
-            config = dataclasses.replace(case.config, product=product, ranks_per_server=1)
+            config = dataclasses.replace(case.config, product=product_of(scheme), ranks_per_server=1)
             posted = dataclasses.replace(case, config=config)
+            if name not in (QUICK_POSTED if settings.quick else MOST_POSTED) or not _is_taken(posted):
+                continue
             title, needs = f"{scheme}, posted: {name}", (FLAGS, WRITES)
             checks.append(Check(title, STAGE, compare_posted, (posted,), ranks=ranks, needs=needs))
     return checks
+
+
+def _is_taken(case: Case) -> bool:
+    """Whether the case's scheme reaches other servers, and takes smooth scales where there are any."""
+    scheme = scheme_type(case.config)
+    return scheme.crosses_servers and not (case.smooth and "smooth_scales" in scheme.refuses)
 
 
 def compare_posted(place: Place, case: Case) -> Finding:
