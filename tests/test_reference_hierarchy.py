@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from moe_triton import reference
 from moe_triton.core.config import Config
 from moe_triton.reference.arithmetic import through_blocks
+from moe_triton.reference.buffer import OWN_SUMS
 from moe_triton.reference.hierarchy import servers_of, tables
+from moe_triton.schemes import SCHEMES, scheme_type
 from moe_triton.tools.selftest.cases import Case, Inputs, experts_of, inputs_of
 
 HIDDEN = 32
@@ -183,6 +185,11 @@ def test_the_order_of_experts_in_a_row_does_not_matter(case: Case) -> None:
         ids, weights = [i.topk_idx for i in given_], [i.topk_weights for i in given_]
         bits.append(torch.cat(reference.combine(case.config, y, received, ids, weights)))
     assert torch.equal(*bits)
+
+
+def test_every_scheme_that_sums_otherwise_has_its_sums_specified() -> None:
+    configs = [replace(FOUR, product=product, scheme=name) for product, of in SCHEMES.items() for name in of]
+    assert set(OWN_SUMS) == {c.scheme for c in configs if not scheme_type(c).sums_alike}
 
 
 @given(cases())

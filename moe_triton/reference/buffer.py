@@ -15,6 +15,9 @@ from moe_triton.reference.deployment import Deployment
 from moe_triton.reference.dispatch import DispatchInputs, dispatch_all
 from moe_triton.reference.hierarchy import sums_by_servers
 
+OWN_SUMS = {"hierarchy": sums_by_servers}
+"""Of schemes whose sums are specified in another order (`moe_triton.schemes.scheme.Scheme.sums_alike`)."""
+
 
 @dataclass(frozen=True)
 class Received:
@@ -111,8 +114,8 @@ def combine(
     *,
     comm_quant_mode: int = 0,
 ) -> list[torch.Tensor]:
-    """Every rank's sums, in the stated order: k ascending, then shared experts ascending; with hierarchy
-    those of `moe_triton.reference.hierarchy`.
+    """Every rank's sums, in the stated order: k ascending, then shared experts ascending; with a scheme that
+    has `OWN_SUMS`, as hierarchy, those.
 
     Args:
         config: the group's.
@@ -133,9 +136,10 @@ def combine(
     """
     deployment = deployment_of(config)
     origins = [own.origins for own in received]
-    if config.scheme == "hierarchy":
-        assert topk_weights is not None, "hierarchy needs weights"
-        summed = sums_by_servers(config, y, origins, topk_idx, topk_weights, comm_quant_mode=comm_quant_mode)
+    own_sums = OWN_SUMS.get(config.scheme)
+    if own_sums is not None:
+        assert topk_weights is not None, f"{config.scheme} needs weights"
+        summed = own_sums(config, y, origins, topk_idx, topk_weights, comm_quant_mode=comm_quant_mode)
         return [rounded(values, own.dtype) for values, own in zip(summed, y, strict=True)]
     rows = [outputs[: len(of_rank)] for outputs, of_rank in zip(y, origins, strict=True)]
     if comm_quant_mode == 2:
