@@ -23,13 +23,8 @@ from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import Plan
-from moe_triton.schemes import make_scheme
+from moe_triton.schemes import SCHEMES, make_scheme
 from moe_triton.schemes.site import Site
-
-RARE_SCHEMES = (
-    "fullmesh_v1",
-    "fullmesh",
-)  # whose plans launch the kernels of rare plans, as those of others do
 
 
 @dataclass(frozen=True)
@@ -97,8 +92,8 @@ def _of_config(scope: Scope, config: Config) -> Iterator[Subject]:
     for plan in usual_plans(make_scheme(site), scope.dtypes):
         usual |= {launch.kernel.name for launch in plan.launches}
         yield from _of_plan(scope, plan, config, traffics)
-    if config.scheme not in RARE_SCHEMES:
-        return
+    if config.scheme != next(iter(SCHEMES[config.product])):
+        return  # rare plans of a product's other schemes launch the kernels of its default's
     for version in (2, 1):
         other = replace(config, version=version)
         for plan in rare_plans(make_scheme(replace(site, config=other))):

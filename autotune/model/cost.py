@@ -18,6 +18,10 @@ class UnknownWorkError(LookupError):
     """The model does not know what a launch has to do: a number, a table or a feature of its call."""
 
 
+class NoFormulaError(UnknownWorkError):
+    """The model does not know a kernel."""
+
+
 @dataclass(frozen=True)
 class Messages:
     """What a launch posts to queues, in the order in which a rank's port takes it.

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from autotune.model.clusters.crossings import Crossing
     from autotune.model.clusters.group import Group
     from autotune.model.constants import Machine
+    from autotune.model.timelines.timeline import Mode
 
 SCHEMES_HELP = "schemes, with commas between; if not given, all that may be launched so"
 QUANTIZE_HELP = "how dispatched rows travel: as EPBuffer.dispatch takes it, or none"
@@ -71,7 +72,7 @@ def cluster(
 
     console = Console()
     used = machine_of(machine)
-    schemes, bodies = _schemes(used.product, mode, comm_alg), OfArguments(body_of)
+    schemes, bodies = _schemes(used, mode, comm_alg), OfArguments(body_of)
     rows = None if quantize == "none" else quantize
     drawn = Routing(routing, seed, groups, top_groups, exponent)
     sizes = [(ranks, count) for ranks in _numbers("ep", ep) for count in _numbers("tokens", tokens)]
@@ -208,16 +209,18 @@ def _name(point: Point) -> str:
     return point.group.comm_alg if point.group.mode == "graph" else f"{point.group.comm_alg} (stream)"
 
 
-def _schemes(product: str, mode: str, given: str) -> list[str]:
-    """The schemes named, or all of the product that may be launched so."""
+def _schemes(machine: Machine, mode: Mode, given: str) -> list[str]:
+    """The schemes named, or all of the machine's product that may be launched so."""
     from autotune.model.clusters.a2 import SCHEMES as CLOSED_FORMS
-    from autotune.model.clusters.group import PLANNED
+    from autotune.model.clusters.group import PLANNED, Group
     from moe_triton.schemes import SCHEMES
 
     if given:
         return [name.strip() for name in given.split(",")]
-    known = [scheme for name in PLANNED if name == product for scheme in SCHEMES[name]] or CLOSED_FORMS
-    return [name for name in known if mode == "stream" or name != "direct"]
+    if machine.product not in PLANNED:
+        return list(CLOSED_FORMS)
+    groups = [Group(comm_alg=name, product=machine.product) for name in SCHEMES[machine.product]]
+    return [each.comm_alg for each in groups if mode == "stream" or each.may_be_captured(machine)]
 
 
 def _numbers(argument: str, given: str) -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from autotune.model.bodies.ascendc import FORMULAS
 from autotune.model.bodies.replay import replayed
-from autotune.model.cost import Body, UnknownWorkError
+from autotune.model.cost import Body, NoFormulaError
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 
 
@@ -16,10 +16,10 @@ def body_of(kernel: AscendCKernel | TritonKernel) -> Body:
     """The body of a kernel.
 
     Raises:
-        UnknownWorkError: an Ascend C kernel without a formula.
+        NoFormulaError: an Ascend C kernel without a formula.
     """
     if not isinstance(kernel, AscendCKernel):
         return replayed
     if kernel.name not in FORMULAS:
-        raise UnknownWorkError(f"{kernel.name} has no formula")
+        raise NoFormulaError(f"{kernel.name} has no formula")
     return FORMULAS[kernel.name]
