@@ -22,7 +22,6 @@ from moe_triton.layout import (
     NUM_ZONES,
     SLOT_ALIGN,
     STAMP,
-    STATE_BYTES,
     UB_ALIGN,
     WORD_BYTES,
     Layout,
@@ -33,7 +32,13 @@ from moe_triton.layout.exchange import ExchangeLayout
 from moe_triton.schemes import layout_of
 from moe_triton.schemes.ascendc import KERNELS, tables
 from moe_triton.schemes.direct.layout import DirectLayout
-from moe_triton.schemes.fullmesh.layout import ExpertSlotsLayout, InbandLayout, InbandSlot, WindowLayout
+from moe_triton.schemes.fullmesh.layout import (
+    STATE_BYTES,
+    ExpertSlotsLayout,
+    InbandLayout,
+    InbandSlot,
+    WindowLayout,
+)
 from moe_triton.tools import codegen
 from tests.ascendc.library import include_options
 from tests.patience import seconds

@@ -34,16 +34,8 @@ NUM_ZONES = 2
 STATUS_ENTRY_BYTES = STATUS_ENTRY.num_bytes
 STAMP_BYTES = STAMP.num_bytes
 TRAILER_MARK, TRAILER_WORDS = records.TRAILER_MARK, TRAILER.num_words
-
-
-# The state window of A3: 1 MB, zones 500 KB apart, combine's entries 64 KB into a zone. The 64 KB is
-# where the rule localE * EP <= 2048 comes from.
-STATE_BYTES = 1 << 20
-STATE_ZONE_STRIDE = 500 * 1024
+# So far into a zone of A3's state window combine's entries begin: hence the rule localE * EP <= 2048.
 STATE_COMBINE_OFFSET = 64 * 1024
-# Behind the most entries that a combine can have (512 tokens of 16 + 4 results).
-STATE_BARRIER_OFFSET = 400 * 1024
-STATE_PEER_OFFSET = 432 * 1024
 
 
 def align(size: int, to: int) -> int:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from moe_triton.core.records import STAMP, STATUS_ENTRY
-from moe_triton.layout import NUM_ZONES, STATE_BYTES
-from moe_triton.schemes.fullmesh.layout import WindowLayout
+from moe_triton.layout import NUM_ZONES
+from moe_triton.schemes.fullmesh.layout import STATE_BYTES, WindowLayout
 
 from .call_words import NOT_POSTING, CallWords, expecting, posting
 from .case import Case, Routing, WrongResultError, check_reports, draw_routing, results_of, sent_to

@@ -10,10 +10,9 @@ from moe_triton.layout import (
     BLOCK_BYTES,
     BLOCK_DATA_BYTES,
     NUM_ZONES,
-    STATE_BYTES,
-    STATE_ZONE_STRIDE,
     STATUS_ENTRY_BYTES,
 )
+from moe_triton.schemes.fullmesh.layout import STATE_BYTES, STATE_ZONE_STRIDE
 
 from .case import Case, WrongResultError
 from .library import address

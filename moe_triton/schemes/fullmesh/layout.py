@@ -25,11 +25,7 @@ from moe_triton.layout.common import (
     BLOCK_DATA_BYTES,
     SLOT_ALIGN,
     STAMP_BYTES,
-    STATE_BARRIER_OFFSET,
-    STATE_BYTES,
     STATE_COMBINE_OFFSET,
-    STATE_PEER_OFFSET,
-    STATE_ZONE_STRIDE,
     STATUS_ENTRY_BYTES,
     UB_ALIGN,
     WORD_BYTES,
@@ -38,6 +34,13 @@ from moe_triton.layout.common import (
     align,
     entry_per_rank,
 )
+
+# The state window of A3: 1 MB, zones 500 KB apart.
+STATE_BYTES = 1 << 20
+STATE_ZONE_STRIDE = 500 * 1024
+# Behind the most entries that a combine can have (512 tokens of 16 + 4 results).
+STATE_BARRIER_OFFSET = 400 * 1024
+STATE_PEER_OFFSET = 432 * 1024
 
 
 class WindowLayout(Layout):
