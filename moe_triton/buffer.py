@@ -24,7 +24,6 @@ from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.core.uncopied import Uncopied
 from moe_triton.deepep import with_names_of_deepep
 from moe_triton.handle import DispatchHandle, DispatchOutput, Pending
-from moe_triton.limits import check_num_bytes
 from moe_triton.runtime import arguments, buffer_calls
 from moe_triton.runtime.buffer_plans import BufferPlans
 from moe_triton.runtime.chosen_scheme import Asked, choose_scheme
@@ -154,7 +153,8 @@ class EPBuffer(Owner, Uncopied):
             return chosen.config
 
         meeting, exchange = meet(group, tp_group, lost_ranks, seconds_to_meet(timeout_s))
-        make, check = partial(make_backend, backend, kernels, tuning), partial(check_num_bytes, num_bytes)
+        make = partial(make_backend, backend, kernels, tuning)
+        check = partial(arguments.check_num_bytes, num_bytes)
         order = Order(make_config, make, check, num_blocks, timeout_s, tuning, trace)
         self._communicator = Communicator(meeting, order, exchange)
         self.config, self.rank = self._communicator.config, meeting.rank

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from moe_triton.limits import environment
+from moe_triton.core import hccl
 from tests.patience import seconds
 from tests.seen_from_inside import EXPECTED, is_forgotten, seen
 from tests.surroundings import NOWHERE, ROOT, RUN, USERS
@@ -127,7 +127,7 @@ def test_settings_of_the_product_are_no_tests() -> None:
     assert {"MOE_TRITON_CACHE", "MOE_TRITON_TABLES", "ASCEND_HOME_PATH", "WORLD_SIZE", "COLUMNS"} <= names
     known = {*USERS, "PYTHONPATH"}
     assert {(name, path) for name, path in found if not is_forgotten(name) and name not in known} == set()
-    for name in (environment.BUFFSIZE, environment.INTRA_PCIE, environment.INTRA_ROCE):
+    for name in (hccl.BUFFSIZE, hccl.INTRA_PCIE, hccl.INTRA_ROCE):
         assert is_forgotten(name)
 
 

@@ -8,13 +8,11 @@ a zone cover in all but large groups.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from moe_triton.core.checks import check_integer
 from moe_triton.core.config import Config
-from moe_triton.core.errors import ArgumentError
+from moe_triton.core.hccl import DEFAULT_MEGABYTES, MEGABYTE, too_small
 from moe_triton.layout import (
     BLOCK_BYTES,
     BLOCK_DATA_BYTES,
@@ -23,12 +21,9 @@ from moe_triton.layout import (
     SlotLayout,
     align,
 )
-from moe_triton.limits.environment import BUFFSIZE
 from moe_triton.limits.rule import EITHER, SINCE_V4, UNTIL_V3, Generations
 from moe_triton.schemes import SCHEMES, layout_of
 
-MEGABYTE = 1 << 20
-DEFAULT_MEGABYTES = 200
 ITEM_BYTES = 2  # bf16 and fp16
 EXCHANGE_TAIL_BYTES = 44  # a row's scale in a 32-byte unit, and its origin
 
@@ -180,57 +175,10 @@ def check_buffer_size(
     name, needed = max(windows.items(), key=lambda item: item[1])
     if needed > megabytes * MEGABYTE:
         rule = f"the window of {name} needs {needed} bytes for these sizes"
-        raise _too_small(f"{megabytes} MB", rule, max(needed, _layout_bytes(config)))
+        raise too_small(f"{megabytes} MB", rule, max(needed, _layout_bytes(config)))
 
 
 def _layout_bytes(config: Config) -> int:
     """What the layout takes; 0 of a scheme that is not served."""
     served = config.scheme in SCHEMES[config.product]
     return layout_of(config.normalized()).data_bytes if served else 0
-
-
-def buffer_megabytes(environment: Mapping[str, str] = os.environ) -> int:
-    """HCCL_BUFFSIZE: megabytes that a group's window may take, 200 where it is not set.
-
-    Args:
-        environment: that it is, or is not, set in.
-
-    Raises:
-        ArgumentError: it is no positive integer.
-    """
-    text = environment.get(BUFFSIZE, str(DEFAULT_MEGABYTES))
-    if not text.isdecimal() or int(text) < 1:
-        raise ArgumentError(
-            BUFFSIZE, repr(text), "it must be a positive number of megabytes", "Unset it, or set one."
-        )
-    return int(text)
-
-
-def check_window_limit(limit: int | None, needed: int) -> None:
-    """Checks the bytes of a data window against what HCCL_BUFFSIZE leaves for it, None for no bound.
-
-    Raises:
-        ArgumentError: it is too large.
-    """
-    if limit is not None and needed > limit:
-        raise _too_small(f"{limit // MEGABYTE} MB", f"these sizes need {needed} bytes", needed)
-
-
-def check_num_bytes(num_bytes: int | None, needed: int) -> None:
-    """Checks the bytes of a data window against what a buffer's user allows, None for any number.
-
-    Raises:
-        ArgumentError: it is too large, or ``num_bytes`` no integer.
-    """
-    if num_bytes is not None and check_integer("num_bytes", num_bytes) < needed:
-        raise ArgumentError(
-            "num_bytes",
-            num_bytes,
-            f"these sizes need {needed} bytes",
-            f"Pass num_bytes={needed} or None, or lower num_max_tokens_per_rank.",
-        )
-
-
-def _too_small(value: str, rule: str, needed: int) -> ArgumentError:
-    remedy = f"Set HCCL_BUFFSIZE={-(-needed // MEGABYTE)} or more on every rank, or use smaller batches."
-    return ArgumentError(BUFFSIZE, value, rule, remedy)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from moe_triton.core.errors import ArgumentError
-from moe_triton.limits.environment import INTRA_PCIE, INTRA_ROCE
+from moe_triton.core.hccl import INTRA_PCIE, INTRA_ROCE
 from moe_triton.schemes import SCHEMES
 
 HIERARCHY_SWITCHES = {INTRA_PCIE: "1", INTRA_ROCE: "0"}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
-from moe_triton.limits.buffer_size import DEFAULT_MEGABYTES, EXCHANGE_FORMULA, FORMULAS
+from moe_triton.core.hccl import DEFAULT_MEGABYTES
+from moe_triton.limits.buffer_size import EXCHANGE_FORMULA, FORMULAS
 from moe_triton.limits.check import RULE_SETS, TORCH_NPU_NAMES
 from moe_triton.limits.common import PRODUCTS
 from moe_triton.limits.rule import EITHER, CallRule, ConfigRule, Generations, RuleSet

@@ -104,6 +104,21 @@ def left_of(whole: Config, members: Sequence[int], exchange: bool) -> Config:
     )
 
 
+def check_num_bytes(num_bytes: int | None, needed: int) -> None:
+    """Checks the bytes of a data window against what a buffer's user allows, None for any number.
+
+    Raises:
+        ArgumentError: it is too large, or ``num_bytes`` no integer.
+    """
+    if num_bytes is not None and check_integer("num_bytes", num_bytes) < needed:
+        raise ArgumentError(
+            "num_bytes",
+            num_bytes,
+            f"these sizes need {needed} bytes",
+            f"Pass num_bytes={needed} or None, or lower num_max_tokens_per_rank.",
+        )
+
+
 def check_num_tokens(name: str, config: Config, num_tokens: int) -> None:
     """Checks that the buffer has room for so many tokens of a rank."""
     if num_tokens > config.num_max_tokens_per_rank:

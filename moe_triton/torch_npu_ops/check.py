@@ -12,9 +12,9 @@ import torch
 from moe_triton.core.checks import check_tensor
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
+from moe_triton.core.hccl import buffer_megabytes
 from moe_triton.limits import (
     Call,
-    buffer_megabytes,
     check_buffer_size,
     check_call,
     check_config,

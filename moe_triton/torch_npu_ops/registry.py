@@ -21,7 +21,8 @@ from moe_triton.backends.waits import Waiting
 from moe_triton.core.checks import check_text, shown
 from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError, BufferStateError
-from moe_triton.limits import MAX_GROUP_NAME, read_environment
+from moe_triton.core.hccl import read_environment
+from moe_triton.limits import MAX_GROUP_NAME
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.runtime import plan_calls
 from moe_triton.runtime.communicator import Communicator

@@ -14,12 +14,12 @@ from moe_triton.backends.npu.window import MEMFABRIC, NpuWindow, make_window, wi
 from moe_triton.backends.waits import Waits
 from moe_triton.core.ascendc import MAX_BLOCKS
 from moe_triton.core.errors import ArgumentError, ToolchainError
+from moe_triton.core.hccl import BUFFSIZE, MEGABYTE, buffer_megabytes
 from moe_triton.core.installing import check_triton
 from moe_triton.core.plan import Plan, device_launches, num_blocks
 from moe_triton.core.reach import Queues
 from moe_triton.core.soc import check_blocks, soc_of
 from moe_triton.core.tuning import Tuning
-from moe_triton.limits import BUFFSIZE, MEGABYTE, buffer_megabytes
 from moe_triton.rendezvous.meeting import Meeting
 
 
