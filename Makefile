@@ -63,9 +63,9 @@ lint: $(VENV)/.installed
 # By way of build/, so that a failure leaves the page as it was. The variable silences a notice about mkdocs 2.
 docs: $(VENV)/.installed $(VENV)/.docs docs/assets/mermaid.min.js
 	@mkdir -p build
-	$(BIN)/python -m moe_triton.limits > build/limits.md
+	$(BIN)/python -m moe_triton.tools.pages limits > build/limits.md
 	mv build/limits.md docs/limits.md
-	$(BIN)/python -m moe_triton.limits.arguments > build/arguments.md
+	$(BIN)/python -m moe_triton.tools.pages arguments > build/arguments.md
 	mv build/arguments.md docs/arguments.md
 	$(BIN)/python -m autotune.cli.model.page > build/model-figures.md
 	mv build/model-figures.md docs/model-figures.md

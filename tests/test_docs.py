@@ -25,11 +25,11 @@ from moe_triton import limits, reference, torch_npu_ops
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.layout import align
-from moe_triton.limits import arguments
 from moe_triton.limits.check import RULE_SETS
-from moe_triton.limits.document import markdown
 from moe_triton.processes import RankGroup
 from moe_triton.schemes.part_tokens import CPU_TOKENS
+from moe_triton.tools.pages import arguments
+from moe_triton.tools.pages.limits import markdown
 from tests import test_reference
 from tests.patience import seconds
 from tests.reference_helpers import dispatch_shapes
@@ -137,11 +137,11 @@ def test_the_error_that_is_shown_is_the_error_that_is_raised() -> None:
 
 
 def test_the_page_of_limits_is_the_table_of_rules() -> None:
-    assert page("limits.md") == markdown(), "run: python -m moe_triton.limits > docs/limits.md"
+    assert page("limits.md") == markdown(), "run: python -m moe_triton.tools.pages limits > docs/limits.md"
 
 
 def test_the_page_of_arguments_is_the_table() -> None:
-    told = "run: python -m moe_triton.limits.arguments > docs/arguments.md"
+    told = "run: python -m moe_triton.tools.pages arguments > docs/arguments.md"
     assert page("arguments.md") == arguments.markdown(), told
 
 
@@ -154,9 +154,13 @@ def test_the_page_of_limits_holds_every_rule() -> None:
             assert f"| {rule.limit} |" in section
 
 
-def test_the_page_of_limits_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_module("moe_triton.limits", run_name="__main__")
-    assert capsys.readouterr().out == page("limits.md")
+@pytest.mark.parametrize("name", ["limits", "arguments"])
+def test_the_page_can_be_printed(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["pages", name])
+    runpy.run_module("moe_triton.tools.pages", run_name="__main__")
+    assert capsys.readouterr().out == page(f"{name}.md")
 
 
 def navigation() -> dict[str, list[str]]:

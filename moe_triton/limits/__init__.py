@@ -1,7 +1,7 @@
 """The rules on a `Config` and on a call, each with its message: the one table of limits.
 
 Their page is docs/limits.md, "Limits". ``relaxed`` lifts lower bounds that only a real product has, so
-that tests and demos can be small; nothing else. ``python -m moe_triton.limits`` prints the table.
+that tests and demos can be small; nothing else.
 """
 
 from __future__ import annotations

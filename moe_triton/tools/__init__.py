@@ -1,1 +1,1 @@
-"""Commands: the command line, the compiler gate, the selftest, generated headers."""
+"""Commands: the command line, the compiler gate, the selftest, generated headers and pages."""

@@ -18,9 +18,9 @@ import torch.distributed as dist
 
 from moe_triton import ArgumentError, EPBuffer, Pending
 from moe_triton import torch_npu_ops as ops
-from moe_triton.limits.arguments import TABLE, Function, Scheme, Standing
 from moe_triton.limits.choice import HIERARCHY_SWITCHES
 from moe_triton.schemes.scheme import CONST_ARGUMENTS
+from moe_triton.tools.pages.arguments import TABLE, Function, Scheme, Standing
 from tests.patience import seconds
 from tests.torch_npu_ops.setting import HIDDEN, TOKENS, TOPK, experts_of, make_round
 

@@ -10,9 +10,9 @@ import pytest
 
 from moe_triton import EPBuffer
 from moe_triton import torch_npu_ops as ops
-from moe_triton.limits.arguments import OF_BUFFER, TABLE, Function, Scheme
 from moe_triton.processes import RankGroup
 from moe_triton.schemes import SCHEMES
+from moe_triton.tools.pages.arguments import OF_BUFFER, TABLE, Function, Scheme
 from tests.torch_npu_ops.argument_calls import walk
 
 Groups = Callable[[int], RankGroup]

@@ -1,12 +1,11 @@
 """What becomes of each argument of each operator, by product and scheme: the one table of it.
 
-Its page is docs/arguments.md, which ``python -m moe_triton.limits.arguments`` prints. Tests make every call
-that it speaks of.
+Its page is docs/arguments.md, which ``python -m moe_triton.tools.pages arguments`` prints. Tests make every
+call that it speaks of.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -316,7 +315,7 @@ TABLE: dict[str, Function] = {
 """By operator."""
 
 _HEADER = """\
-<!-- Written by `python -m moe_triton.limits.arguments > docs/arguments.md`. Change the table, not this. -->
+<!-- Written by `python -m moe_triton.tools.pages arguments`. Change the table, not this. -->
 
 # Arguments, one by one
 
@@ -349,7 +348,3 @@ def markdown() -> str:
     for name, function in TABLE.items():
         lines.extend(_section(name, function))
     return "\n".join(lines).rstrip() + "\n"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(markdown())

@@ -13,7 +13,7 @@ from moe_triton.limits.rule import EITHER, CallRule, ConfigRule, Generations, Ru
 from moe_triton.schemes import SCHEMES
 
 HEADER = """\
-<!-- Written by `python -m moe_triton.limits > docs/limits.md`. Change the rules, not this page. -->
+<!-- Written by `python -m moe_triton.tools.pages limits`. Change the rules, not this page. -->
 
 # Limits
 
