@@ -24,9 +24,9 @@ from benchmarks.harness import (
 )
 from benchmarks.operators import BUFFER_MEGABYTES, EXPERTS, HIDDEN, TOPK, Inputs
 from moe_triton import torch_npu_ops as ops
-from moe_triton.limits import needed_buffer_bytes
 from moe_triton.processes import RankGroup
 from moe_triton.runtime.communicator import Communicator
+from moe_triton.schemes.buffer_size import needed_buffer_bytes
 from moe_triton.tools.progress import progress
 from moe_triton.torch_npu_ops import registry
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from moe_triton import limits
 from moe_triton.core.config import Config
 from moe_triton.core.errors import NULL_ARGUMENT, TILING_FAILED, ArgumentError
-from moe_triton.limits import Call
+from moe_triton.limits import GENERATIONS, Call
 
 A3 = Config(num_ranks=8, num_max_tokens_per_rank=64, hidden=7168, num_topk=8, num_experts=64)
 INBAND = replace(A3, scheme="fullmesh_v2")
@@ -25,7 +24,7 @@ FAMILIES = (A3, INBAND, V1, A2, A2_V1, HIERARCHY, HIERARCHY_V1)
 
 def in_all_generations(*bases: Config) -> tuple[Config, ...]:
     """Each of them in the limits that either generation accepts, in those of v3, and in those of v4."""
-    return tuple(replace(base, generation=generation) for base in bases for generation in limits.GENERATIONS)
+    return tuple(replace(base, generation=generation) for base in bases for generation in GENERATIONS)
 
 
 def family_of(config: Config) -> Config:

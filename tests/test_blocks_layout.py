@@ -14,10 +14,10 @@ from moe_triton.core.config import Config
 from moe_triton.core.region import MAX_INT32
 from moe_triton.core.row_formats import ROW_FORMATS
 from moe_triton.layout import SLOT_ALIGN, STAMP_BYTES, UB_ALIGN, WORD_BYTES, SlotLayout
-from moe_triton.limits import check_config
-from moe_triton.limits.buffer_size import needed_buffer_bytes
 from moe_triton.schemes.a2_fullmesh.layout import BlockRow, BlocksLayout, end_flag
+from moe_triton.schemes.buffer_size import needed_buffer_bytes
 from moe_triton.schemes.common.waits import next_number
+from moe_triton.schemes.rules import check_config
 
 configs = st.builds(
     lambda ranks, tokens, hidden, topk, local, generation: Config(

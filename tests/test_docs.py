@@ -25,9 +25,9 @@ from moe_triton import limits, reference, torch_npu_ops
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.layout import align
-from moe_triton.limits.check import RULE_SETS
 from moe_triton.processes import RankGroup
 from moe_triton.schemes.part_tokens import CPU_TOKENS
+from moe_triton.schemes.rules import check_call, check_config, rule_sets
 from moe_triton.tools.pages import arguments
 from moe_triton.tools.pages.limits import markdown
 from tests import test_reference
@@ -130,8 +130,8 @@ def test_the_error_that_is_shown_is_the_error_that_is_raised() -> None:
     config = Config(num_ranks=1, num_max_tokens_per_rank=64, hidden=7168, num_topk=8, num_experts=64)
     call = limits.Call(batch=64, group_ep="ep")
     with pytest.raises(ArgumentError) as caught:  # noqa: PT012 - by whichever of the two
-        limits.check_config(config)
-        limits.check_call(config, call)
+        check_config(config)
+        check_call(config, call)
     text = " ".join(page("from-torch-npu.md").split())
     assert str(caught.value.renamed(limits.torch_npu_names(call))) in text
 
@@ -147,7 +147,7 @@ def test_the_page_of_arguments_is_the_table() -> None:
 
 def test_the_page_of_limits_holds_every_rule() -> None:
     text = page("limits.md")
-    for rule_set in RULE_SETS:
+    for rule_set in rule_sets():
         section = text.split(f"## {rule_set.title}\n")[1].split("\n## ")[0]
         for rule in (*rule_set.config, *rule_set.call):
             assert f"`{rule.argument}`" in section
@@ -384,7 +384,7 @@ def test_the_tokens_of_a_part_are_those_that_the_pages_say() -> None:
 
 
 def test_v1_takes_no_mask_as_the_pages_say() -> None:
-    rules = next(rules for rules in RULE_SETS if rules.title == "A3, V1")
+    rules = next(rules for rules in rule_sets() if rules.title == "A3, V1")
     (rule,) = (rule for rule in rules.call if rule.argument == "x_active_mask")
     assert rule.limit == "None"
     assert "V1 takes no mask" in (ROOT / "README.md").read_text(encoding="utf-8")

@@ -9,9 +9,8 @@ import pytest
 from moe_triton.core.config import Config
 from moe_triton.core.errors import TILING_FAILED, ArgumentError
 from moe_triton.core.hccl import MEGABYTE
-from moe_triton.limits import check_buffer_size, needed_buffer_bytes
-from moe_triton.limits.buffer_size import needed_exchange_bytes
 from moe_triton.schemes import layout_of
+from moe_triton.schemes.buffer_size import check_buffer_size, needed_buffer_bytes, needed_exchange_bytes
 from moe_triton.schemes.site import Site
 from tests.limits_cases import (
     A2,

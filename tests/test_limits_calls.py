@@ -8,9 +8,8 @@ import pytest
 
 from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT, ArgumentError
-from moe_triton.limits import check_call
-from moe_triton.limits.check import call_rules_for, check_rules
 from moe_triton.limits.rule import CallRule
+from moe_triton.schemes.rules import call_rules_for, check_call, check_rules
 from tests.limits_cases import (
     A2,
     A2_V1,

@@ -15,9 +15,10 @@ from moe_triton import EPBuffer
 from moe_triton import torch_npu_ops as ops
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
-from moe_triton.limits import Choice, check_config, scheme_of
 from moe_triton.runtime.chosen_scheme import Asked, choose_scheme
 from moe_triton.schemes import layout_of
+from moe_triton.schemes.choice import Choice, scheme_of
+from moe_triton.schemes.rules import check_config
 from moe_triton.torch_npu_ops import check
 from tests.test_scheme_tables import write
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from moe_triton.core.config import Config
 from moe_triton.core.errors import TILING_FAILED, ArgumentError
 from moe_triton.limits import GENERATIONS
-from moe_triton.limits.check import check_rules, rules_for
 from moe_triton.limits.rule import ConfigRule, Rule
+from moe_triton.schemes.rules import check_rules, rules_for
 from tests.limits_cases import (
     A2,
     A2_V1,

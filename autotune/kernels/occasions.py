@@ -16,9 +16,9 @@ from moe_triton.core.errors import ArgumentError
 from moe_triton.core.plan import Plan
 from moe_triton.core.row_formats import ROW_FORMATS
 from moe_triton.core.soc import SOC_OF_PRODUCT
-from moe_triton.limits import check_config
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes import SCHEMES
+from moe_triton.schemes.rules import check_config
 from moe_triton.schemes.scheme import Scheme
 
 HIDDEN = 7168, 4096, 5120, 8192, 2048

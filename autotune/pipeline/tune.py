@@ -23,7 +23,7 @@ from moe_triton.core.config import Product
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.soc import SOC_OF_PRODUCT
 from moe_triton.core.tables import Row
-from moe_triton.limits import check_config
+from moe_triton.schemes.rules import check_config
 from moe_triton.tables import folder_of_user, machine_of, pipelines, schemes
 
 CPU = "cpu"

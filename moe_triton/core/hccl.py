@@ -9,6 +9,9 @@ from moe_triton.core.errors import ArgumentError
 
 INTRA_PCIE, INTRA_ROCE = "HCCL_INTRA_PCIE_ENABLE", "HCCL_INTRA_ROCE_ENABLE"
 BUFFSIZE = "HCCL_BUFFSIZE"
+SWITCHES = {INTRA_PCIE: "1", INTRA_ROCE: "0"}
+"""With which a group's default is its product's way between servers."""
+SWITCHES_SET = " and ".join(f"{name}={value}" for name, value in SWITCHES.items())
 
 MEGABYTE = 1 << 20
 DEFAULT_MEGABYTES = 200

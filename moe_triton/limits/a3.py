@@ -1,6 +1,8 @@
-"""Rules of A3's V2 operators, and of its in-band scheme."""
+"""Rules of A3's V2 operators, whatever the scheme."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT
@@ -16,7 +18,6 @@ from moe_triton.limits.common import (
     topk_of_experts,
 )
 from moe_triton.limits.rule import (
-    ONLY_V3,
     ONLY_V4,
     UNTIL_V3,
     CallRule,
@@ -28,11 +29,9 @@ from moe_triton.limits.rule import (
     only,
     use_one,
 )
-from moe_triton.schemes import SCHEMES
 
 MAX_STATUS_ENTRIES = STATE_COMBINE_OFFSET // STATUS_ENTRY_BYTES
-DEFAULT, *OTHERS, LAST = SCHEMES["A3"]
-BANNED_REMEDY = "Use fullmesh_v1, or choose generation 'v4' or none."
+ACROSS_SUPER_NODES = "hierarchy"  # what the original has besides
 RELAXED_HIDDEN = f"relaxed=True allows {MIN_HIDDEN_RELAXED} and up for tests on the CPU."
 
 shared_ranks_of_group = Rule[[Config]](
@@ -57,22 +56,7 @@ shared_both_or_neither = Rule[[Config]](
     "Give shared experts ranks of their own, or have neither.",
 )
 
-
-def _scheme_rule(c: Config) -> str:
-    if c.scheme == "hierarchy":
-        return "hierarchy, which crosses super nodes on A3, cannot be served"
-    return f"{c.product} has no such scheme"
-
-
-A3_RULES: tuple[ConfigRule, ...] = (
-    Rule(
-        "comm_alg",
-        f'"", {", ".join([f"{DEFAULT} (the default)", *OTHERS])} or {LAST}; '
-        "hierarchy (across super nodes) is not served",
-        lambda c: c.scheme in SCHEMES[c.product],
-        _scheme_rule,
-        use_one([DEFAULT, *OTHERS, LAST]),
-    ),
+_SIZES: tuple[ConfigRule, ...] = (
     between("num_ranks", 1, 768, "Use a smaller group."),
     between("num_max_tokens_per_rank", 1, 512, "Split larger batches into several dispatches."),
     between(
@@ -182,71 +166,61 @@ TP_RULES: tuple[CallRule, ...] = (
     *(rule.of(UNTIL_V3) for rule in _PAIR_RULES),
 )
 
-V2 = RuleSet(
-    "A3, V2",
-    config=A3_RULES,
-    call=(
-        Rule(
-            "ep_world_size",
-            "at least 2 for torch_npu's functions",
-            lambda c, call: call.is_of_buffer or c.num_ranks > 1,
-            lambda c, call: f"{c.product} takes 2 to 768",
-            "Use a group of at least two ranks; on one rank there is nothing to send.",
-            value=lambda c, call: c.num_ranks,
-        ),
-        *TP_RULES,
-        Rule[[Config, Call]](
-            "elastic_info",
-            "only with tp_world_size 0 or 1",
-            lambda c, call: not (call.has_elastic_info and call.tp_world_size == 2),
-            "a group can lose ranks only without tensor parallelism",
-            "Pass None, or tp_world_size=0.",
-            value="given",
-        ).of(UNTIL_V3),
-        absent(
-            "elastic_info",
-            "the limits of v4 have none on A3",
-            "Pass None, or choose generation 'v3' or none.",
-        ).of(ONLY_V4),
-        scales_only_quantized,
-        Rule(
-            "shared_expert_x",
-            "only with shared_expert_rank_num 0",
-            lambda c, call: not call.has_shared_expert_x or c.num_shared_ranks == 0,
-            lambda c, call: f"{c.num_shared_ranks} ranks compute the shared experts already",
-            "Pass None, or use no shared ranks.",
-            value="given",
-        ),
-        mask_dimensions,
+_CALL: tuple[CallRule, ...] = (
+    Rule(
+        "ep_world_size",
+        "at least 2 for torch_npu's functions",
+        lambda c, call: call.is_of_buffer or c.num_ranks > 1,
+        lambda c, call: f"{c.product} takes 2 to 768",
+        "Use a group of at least two ranks; on one rank there is nothing to send.",
+        value=lambda c, call: c.num_ranks,
     ),
+    *TP_RULES,
+    Rule[[Config, Call]](
+        "elastic_info",
+        "only with tp_world_size 0 or 1",
+        lambda c, call: not (call.has_elastic_info and call.tp_world_size == 2),
+        "a group can lose ranks only without tensor parallelism",
+        "Pass None, or tp_world_size=0.",
+        value="given",
+    ).of(UNTIL_V3),
+    absent(
+        "elastic_info",
+        "the limits of v4 have none on A3",
+        "Pass None, or choose generation 'v3' or none.",
+    ).of(ONLY_V4),
+    scales_only_quantized,
+    Rule(
+        "shared_expert_x",
+        "only with shared_expert_rank_num 0",
+        lambda c, call: not call.has_shared_expert_x or c.num_shared_ranks == 0,
+        lambda c, call: f"{c.num_shared_ranks} ranks compute the shared experts already",
+        "Pass None, or use no shared ranks.",
+        value="given",
+    ),
+    mask_dimensions,
 )
 
-FULLMESH_V2 = RuleSet(
-    "A3, V2, fullmesh_v2",
-    config=(
-        between("num_max_tokens_per_rank", 1, 256, "Use fullmesh_v1 for larger batches, or split them."),
-        between("num_topk", 1, 12, "Use fullmesh_v1, or send a token to fewer experts."),
-        only(
-            "num_special_experts",
-            (0,),
-            "fullmesh_v2 has no special experts in the limits of v3",
-            BANNED_REMEDY,
-        ).of(ONLY_V3),
-    ),
-    call=(
-        absent("x_active_mask", "fullmesh_v2 takes no mask in the limits of v3", BANNED_REMEDY).of(ONLY_V3),
-        absent("elastic_info", "fullmesh_v2 takes none", "Use fullmesh_v1.").of(UNTIL_V3),
-        Rule[[Config, Call]](
-            "global_bs",
-            "0 or BS * ep_world_size",
-            lambda c, call: not call.has_variable_batch(c.num_ranks),
-            lambda c, call: (
-                f"in the limits of v3 fullmesh_v2 has as many tokens on every rank, here {call.batch}"
-            ),
-            BANNED_REMEDY,
-        ).of(ONLY_V3),
-        only("tp_world_size", (0, 1), "fullmesh_v2 has no tensor parallelism", "Use fullmesh_v1.").of(
-            UNTIL_V3
-        ),
-    ),
-)
+
+def rules(schemes: Collection[str]) -> RuleSet:
+    """The rules of V2.
+
+    Args:
+        schemes: names of those that there are, the default first.
+    """
+    default, *others, last = schemes
+
+    def why(c: Config) -> str:
+        if c.scheme == ACROSS_SUPER_NODES:
+            return f"{c.scheme}, which crosses super nodes on A3, cannot be served"
+        return f"{c.product} has no such scheme"
+
+    comm_alg = Rule[[Config]](
+        "comm_alg",
+        f'"", {", ".join([f"{default} (the default)", *others])} or {last}; '
+        f"{ACROSS_SUPER_NODES} (across super nodes) is not served",
+        lambda c: c.scheme in schemes,
+        why,
+        use_one([default, *others, last]),
+    )
+    return RuleSet("A3, V2", config=(comm_alg, *_SIZES), call=_CALL)

@@ -1,4 +1,4 @@
-"""What one operator call asks for, beyond the group's `Config`."""
+"""What one operator call asks for, beyond the group's `Config`, and what its caller calls that."""
 
 from __future__ import annotations
 
@@ -107,3 +107,26 @@ class Call:
     def has_variable_batch(self, num_ranks: int) -> bool:
         """Whether global_bs says that ranks have different numbers of tokens, as seen from this rank."""
         return not self.is_of_buffer and self.global_bs > self.batch * num_ranks
+
+
+# What torch_npu calls the fields of a `Config` that it has an argument for.
+TORCH_NPU_NAMES: dict[str, str] = {
+    "num_ranks": "ep_world_size",
+    "num_max_tokens_per_rank": "expert_ids.shape[0]",
+    "hidden": "x.shape[1]",
+    "num_topk": "expert_ids.shape[1]",
+    "num_experts": "moe_expert_num",
+    "num_shared_experts": "shared_expert_num",
+    "num_shared_ranks": "shared_expert_rank_num",
+    "num_special_experts": "zero_expert_num + copy_expert_num + const_expert_num",
+}
+
+
+def torch_npu_names(call: Call) -> dict[str, str]:
+    """What the caller of this call knows the fields of a `Config` as, for `ArgumentError.renamed`."""
+    names = dict(TORCH_NPU_NAMES)
+    if call.is_combine:
+        names["hidden"] = "expand_x.shape[1]"
+    if call.global_bs:
+        names["num_max_tokens_per_rank"] = "global_bs / ep_world_size"
+    return names

@@ -14,11 +14,12 @@ from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT, ArgumentError
 from moe_triton.core.row_formats import RowFormat
 from moe_triton.handle import DispatchHandle, DispatchOutput
-from moe_triton.limits import Call, check_argument, check_call, check_config
+from moe_triton.limits import Call
 from moe_triton.limits.common import MAX_IDS
 from moe_triton.runtime.buffer_calls import KEPT_TENSORS, TOKEN_DTYPES
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.schemes import scheme_type
+from moe_triton.schemes.rules import check_argument, check_call, check_config
 
 SPECIAL = "num_zero_experts + num_copy_experts + num_const_experts"
 HANDLE_FIELDS = tuple(field.name for field in fields(DispatchHandle))

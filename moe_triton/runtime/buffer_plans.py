@@ -15,7 +15,6 @@ from moe_triton.core.checks import check_tensor, not_plain_error
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.row_formats import RowFormat
 from moe_triton.handle import DispatchHandle, DispatchOutput, Pending
-from moe_triton.limits import check_call
 from moe_triton.operators import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, Operator, Symbols
 from moe_triton.operators.buffer import OF_HANDLE, attributes_of
 from moe_triton.runtime import arguments
@@ -36,6 +35,7 @@ from moe_triton.runtime.operator_plan import (
 )
 from moe_triton.runtime.plan_cache import PlanCache
 from moe_triton.runtime.sent_calls import SentCalls
+from moe_triton.schemes.rules import check_call
 
 # Large tensors are not copied in silence.
 LARGE = ("x", "expand_x")

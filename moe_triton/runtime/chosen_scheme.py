@@ -12,9 +12,9 @@ from moe_triton.backends import check_name
 from moe_triton.core.checks import check_choice, check_text
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
-from moe_triton.limits import offering, scheme_of
 from moe_triton.runtime.arguments import left_of
 from moe_triton.schemes import SCHEMES
+from moe_triton.schemes.choice import offering, scheme_of
 from moe_triton.tables import machine_of
 from moe_triton.tables.schemes import OUTPUTS, named
 

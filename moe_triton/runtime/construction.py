@@ -20,11 +20,11 @@ from moe_triton.core.kept_memory import kept_bytes
 from moe_triton.core.records import PROTOCOL_VERSION
 from moe_triton.core.topology import RANKS_PER_SERVER
 from moe_triton.core.tuning import Tuning, checked_tuning
-from moe_triton.limits import check_config
 from moe_triton.rendezvous.agreement import KERNELS, agree
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.runtime.trace import TraceFile, TracePath
 from moe_triton.schemes import scheme_type
+from moe_triton.schemes.rules import check_config
 from moe_triton.schemes.site import Site
 from moe_triton.tables import machine_of
 from moe_triton.tables.installed import version_of

@@ -36,17 +36,18 @@ def product_of(comm_alg: str) -> Product:
 
 def scheme_type(config: Config) -> type[Scheme]:
     """The class of the scheme that a config names."""
-    return _class_of(config.product, config.scheme)
+    return class_at(SCHEMES[config.product][config.scheme])
 
 
-def _class_of(product: str, name: str) -> type[Scheme]:
-    found: type[Scheme] = pkgutil.resolve_name(SCHEMES[product][name])
+def class_at(place: str) -> type[Scheme]:
+    """The class of a scheme, by where `SCHEMES` says that it is."""
+    found: type[Scheme] = pkgutil.resolve_name(place)
     return found
 
 
 def schemes_with(feature: str, product: str) -> list[str]:
     """Names of a product's schemes that do not refuse a feature (`Scheme.refuses`)."""
-    return [name for name in SCHEMES[product] if feature not in _class_of(product, name).refuses]
+    return [name for name, place in SCHEMES[product].items() if feature not in class_at(place).refuses]
 
 
 def make_scheme(site: Site) -> Scheme:

@@ -19,6 +19,8 @@ from moe_triton.core.row_formats import RowFormat
 from moe_triton.core.space import Space
 from moe_triton.core.topology import RANKS_PER_SERVER
 from moe_triton.layout import NUM_ZONES, Layout, SlotLayout
+from moe_triton.limits.formula import Formula
+from moe_triton.limits.rule import RuleSet
 from moe_triton.operators.variants import Variant
 from moe_triton.schemes.common.space import waiting_space
 from moe_triton.schemes.common.waits import ENTRY_FINDERS, Finder, Memory, arguments_of
@@ -130,6 +132,14 @@ class Scheme(ABC):
     """How a row of a dispatch is packed before it leaves, and in a slot of its own."""
     settings: ClassVar[frozenset[str]] = frozenset()
     """Fields of `Tuning` that not every scheme has: "posts", "post_parts"."""
+    rules: ClassVar[Mapping[int, RuleSet]] = {}
+    """Limits besides its product's, by version of the operators."""
+    formulas: ClassVar[Mapping[int, tuple[Formula, ...]]] = {}
+    """What is published of the bytes that it needs, by version; without one what its layout takes counts."""
+    between_servers: ClassVar[bool] = False
+    """Whether it is its product's way between servers, which HCCL's switches make the default (`core.hccl`).
+    A group inside one server has the product's first scheme instead.
+    """
     crosses_servers: ClassVar[bool] = False
     """Whether it reaches ranks of other servers, where ``refuses`` does not say why not."""
     sums_alike: ClassVar[bool] = True

@@ -13,19 +13,14 @@ from moe_triton.core.checks import check_tensor
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.hccl import buffer_megabytes
-from moe_triton.limits import (
-    Call,
-    check_buffer_size,
-    check_call,
-    check_config,
-    offering,
-    scheme_of,
-    torch_npu_names,
-)
+from moe_triton.limits import Call, torch_npu_names
 from moe_triton.operators import DISPATCH, DISPATCH_OF_A2, Operator, Symbols
 from moe_triton.runtime.operator_checks import call_of, check_argument, inputs_of
 from moe_triton.runtime.operator_plan import CallSite, Named, OperatorPlan
 from moe_triton.schemes import scheme_type, schemes_with
+from moe_triton.schemes.buffer_size import check_buffer_size
+from moe_triton.schemes.choice import offering, scheme_of
+from moe_triton.schemes.rules import check_call, check_config
 from moe_triton.torch_npu_ops import registry, settings
 from moe_triton.torch_npu_ops.elastic import deployment_of
 

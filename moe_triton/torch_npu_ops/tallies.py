@@ -23,7 +23,7 @@ import torch.distributed as dist
 from moe_triton.core.config import Config
 from moe_triton.core.threads import in_thread
 from moe_triton.core.topology import RANKS_PER_SERVER
-from moe_triton.limits.check import TORCH_NPU_NAMES
+from moe_triton.limits.call import TORCH_NPU_NAMES
 from moe_triton.rendezvous.meeting import shared_store_of
 from moe_triton.rendezvous.membership import by_value
 from moe_triton.rendezvous.stores import Store, read_key

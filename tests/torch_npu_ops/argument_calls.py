@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from moe_triton import ArgumentError, EPBuffer, Pending
 from moe_triton import torch_npu_ops as ops
-from moe_triton.limits.choice import HIERARCHY_SWITCHES
+from moe_triton.core.hccl import SWITCHES
 from moe_triton.schemes.scheme import CONST_ARGUMENTS
 from moe_triton.tools.pages.arguments import TABLE, Function, Scheme, Standing
 from tests.patience import seconds
@@ -366,7 +366,7 @@ def benches(scheme: Scheme, rank: int, num_ranks: int) -> Iterator[Bench]:
     ops.register_group(PAIR, dist.new_group(range(num_ranks)))
     with pytest.MonkeyPatch.context() as patch:
         if name == "hierarchy":  # V1 has no comm_alg
-            for switch, value in HIERARCHY_SWITCHES.items():
+            for switch, value in SWITCHES.items():
                 patch.setenv(switch, value)
         ops.configure(**settings)
         sizes = {"num_max_tokens_per_rank": TOKENS, "hidden": HIDDEN, "num_topk": TOPK}

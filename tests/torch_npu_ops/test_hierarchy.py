@@ -15,8 +15,10 @@ import torch.distributed as dist
 from moe_triton import ArgumentError, Tuning, reference
 from moe_triton import torch_npu_ops as ops
 from moe_triton.core.config import Config
+from moe_triton.core.hccl import SWITCHES
 from moe_triton.core.tuning import Posts
 from moe_triton.limits.choice import HIERARCHY_SWITCHES
+from moe_triton.layout import RelayTables
 from moe_triton.processes import RankGroup
 from moe_triton.reference.arithmetic import add_rms_norm
 from moe_triton.reference.hierarchy import sums_by_servers, tables
@@ -337,7 +339,7 @@ def environments(rank: int, num_ranks: int) -> list[str]:
     with on_servers(), pytest.MonkeyPatch.context() as patch:
         patch.setitem(registry._registered, name, weakref.ref(dist.new_group(range(num_ranks))))
         check("at first", "fullmesh", dispatch.plan)
-        for switch, value in HIERARCHY_SWITCHES.items():
+        for switch, value in SWITCHES.items():
             patch.setenv(switch, value)
         check("without a window", "hierarchy", dispatch.plan, dispatch)
         patch.delenv("HCCL_INTRA_PCIE_ENABLE")

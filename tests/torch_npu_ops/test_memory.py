@@ -11,9 +11,8 @@ import torch.distributed as dist
 
 from moe_triton import torch_npu_ops as ops
 from moe_triton.core.errors import ArgumentError
-from moe_triton.limits import needed_buffer_bytes
-from moe_triton.limits.buffer_size import needed_exchange_bytes
 from moe_triton.processes import RankGroup
+from moe_triton.schemes.buffer_size import needed_buffer_bytes, needed_exchange_bytes
 from moe_triton.torch_npu_ops import registry
 from tests.torch_npu_ops.setting import fresh
 

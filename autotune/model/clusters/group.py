@@ -20,9 +20,9 @@ from moe_triton.core.plan import Plan
 from moe_triton.core.row_formats import row_format_of
 from moe_triton.core.topology import RANKS_PER_SERVER, RanksPerServer, check_ranks_per_server
 from moe_triton.core.tuning import Tuning
-from moe_triton.limits import check_config
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes import make_scheme
+from moe_triton.schemes.rules import check_config
 from moe_triton.schemes.scheme import Scheme
 from moe_triton.schemes.site import Site
 from moe_triton.tables import FOLDER

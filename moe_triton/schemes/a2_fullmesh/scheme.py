@@ -31,6 +31,7 @@ from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.schemes.a2_fullmesh.combine import CombinePlans
 from moe_triton.schemes.a2_fullmesh.dispatch import DispatchPlans
 from moe_triton.schemes.a2_fullmesh.layout import BlocksLayout
+from moe_triton.schemes.a2_fullmesh.limits import FORMULAS, RULES
 from moe_triton.schemes.a2_fullmesh.waits import FINDERS
 from moe_triton.schemes.common.flags import barrier_plan
 from moe_triton.schemes.common.waits import ENTRY_FINDERS
@@ -42,6 +43,8 @@ class A2Fullmesh(SplitScheme):
     """fullmesh of A2: builds the plans of one rank."""
 
     layout_of = BlocksLayout
+    rules: ClassVar = RULES
+    formulas: ClassVar = FORMULAS
     finders: ClassVar = ENTRY_FINDERS | FINDERS
     settings: ClassVar = frozenset({"post_parts"})
     crosses_servers: ClassVar[bool] = True

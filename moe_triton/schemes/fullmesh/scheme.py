@@ -27,6 +27,7 @@ from moe_triton.schemes.common.waits import ENTRY_FINDERS, Memory, held_by, next
 from moe_triton.schemes.fullmesh.combine import CombinePlans
 from moe_triton.schemes.fullmesh.dispatch import DispatchPlans
 from moe_triton.schemes.fullmesh.layout import ExpertSlotsLayout, InbandLayout, InbandSlot, WindowLayout
+from moe_triton.schemes.fullmesh.limits import FORMULAS, INBAND_FORMULAS, INBAND_RULES
 from moe_triton.schemes.fullmesh.waits import FINDERS
 from moe_triton.schemes.scheme import OTHER_OR_ONE_SERVER, Refusal, RoundFacts, SplitScheme, WindowSpec
 from moe_triton.schemes.site import OPERATORS, Operator, Site
@@ -38,6 +39,7 @@ class Fullmesh(SplitScheme):
     Ranks of other servers are reached by queues (`moe_triton.schemes.fullmesh.posts`).
     """
 
+    formulas: ClassVar = FORMULAS
     finders: ClassVar = ENTRY_FINDERS | FINDERS
     crosses_servers: ClassVar = True
     inband: ClassVar = False
@@ -149,6 +151,8 @@ class Fullmesh(SplitScheme):
 class InbandFullmesh(Fullmesh):
     """fullmesh_v2: each row is received as soon as its own flags are there."""
 
+    rules: ClassVar = INBAND_RULES
+    formulas: ClassVar = INBAND_FORMULAS
     crosses_servers: ClassVar = False
     inband: ClassVar = True
     slot_layout: ClassVar = InbandSlot

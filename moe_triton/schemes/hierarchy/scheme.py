@@ -45,6 +45,7 @@ from moe_triton.schemes.hierarchy.combine import CombinePlans
 from moe_triton.schemes.hierarchy.dispatch import DispatchPlans
 from moe_triton.schemes.hierarchy.layout import HierarchyLayout
 from moe_triton.schemes.hierarchy.relay_tables import RelayTables
+from moe_triton.schemes.hierarchy.limits import FORMULAS, RULES
 from moe_triton.schemes.hierarchy.waits import FINDERS
 from moe_triton.schemes.scheme import REFUSED_ON_A2, Refusal, RoundFacts, Scheme
 from moe_triton.schemes.site import OPERATORS, Operator, Site
@@ -57,6 +58,9 @@ class Hierarchy(Scheme):
 
     layout_of = HierarchyLayout
     tables_of = RelayTables
+    rules: ClassVar = RULES
+    formulas: ClassVar = FORMULAS
+    between_servers: ClassVar[bool] = True
     finders: ClassVar = FINDERS
     settings: ClassVar = frozenset({"posts"})
     crosses_servers: ClassVar[bool] = True

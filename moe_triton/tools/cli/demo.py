@@ -25,8 +25,8 @@ from moe_triton.core.config import Config
 from moe_triton.core.row_formats import ROW_FORMATS, row_format_of
 from moe_triton.handle import DispatchOutput
 from moe_triton.layout import STAMP_BYTES, STATUS_ENTRY_BYTES, SlotLayout
-from moe_triton.limits import check_config
 from moe_triton.processes import run_ranks, tell
+from moe_triton.schemes.rules import check_config
 from moe_triton.tools.progress import progress
 from moe_triton.tools.selftest.cases import Case, Inputs, combined, dispatched, expected_dispatch, make_buffer
 from moe_triton.tools.selftest.comparison import wrong_received

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from moe_triton.core.hccl import DEFAULT_MEGABYTES
-from moe_triton.limits.buffer_size import EXCHANGE_FORMULA, FORMULAS
-from moe_triton.limits.check import RULE_SETS, TORCH_NPU_NAMES
+from moe_triton.limits.call import TORCH_NPU_NAMES
 from moe_triton.limits.common import PRODUCTS
+from moe_triton.limits.formula import Formula
 from moe_triton.limits.rule import EITHER, CallRule, ConfigRule, Generations, RuleSet
-from moe_triton.schemes import SCHEMES
+from moe_triton.schemes import SCHEMES, class_at
+from moe_triton.schemes.buffer_size import EXCHANGE_FORMULA
+from moe_triton.schemes.rules import rule_sets
 
 HEADER = """\
 <!-- Written by `python -m moe_triton.tools.pages limits`. Change the rules, not this page. -->
@@ -95,14 +96,23 @@ def _section(rule_set: RuleSet) -> Iterator[str]:
     yield ""
 
 
+def _formulas() -> Iterable[Formula]:
+    """By product, with those that hold for all generations first."""
+    found: list[Formula] = []
+    for schemes in SCHEMES.values():
+        by_version = [class_at(place).formulas for place in schemes.values()]
+        of_product = [f for version in (2, 1) for each in by_version for f in each.get(version, ())]
+        found += sorted(of_product, key=lambda f: f.generations != EITHER)
+    return dict.fromkeys([*found, EXCHANGE_FORMULA])
+
+
 def markdown() -> str:
     """The page docs/limits.md."""
     served = "; ".join(f"{product} with {', '.join(schemes)}" for product, schemes in SCHEMES.items())
     lines = [HEADER.format(products=" and ".join(PRODUCTS), served=served)]
-    for rule_set in RULE_SETS:
+    for rule_set in rule_sets():
         lines.extend(_section(rule_set))
-    formulas = dict.fromkeys([*itertools.chain.from_iterable(FORMULAS.values()), EXCHANGE_FORMULA])
-    rows = [(f.title, f"`{f.text}`", _generations(f.generations)) for f in formulas]
+    rows = [(f.title, f"`{f.text}`", _generations(f.generations)) for f in _formulas()]
     lines += BUFFER_HEADER.format(default=DEFAULT_MEGABYTES).splitlines()
     lines += _rows(("Window", "Bytes needed", "`generation`"), rows)
     return "\n".join(lines) + "\n"

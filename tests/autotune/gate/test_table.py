@@ -16,7 +16,7 @@ import torch
 from autotune.gate import SOCS
 from autotune.gate.families import parse_case
 from autotune.gate.table import DTYPES, HIDDEN, SHARED, TOPK, sample, shown_cases, table
-from moe_triton import kernels, limits
+from moe_triton import kernels
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import TritonKernel
@@ -27,6 +27,7 @@ from moe_triton.kernels import Shape, families
 from moe_triton.kernels.cases import AXES
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes import make_scheme
+from moe_triton.schemes.rules import check_config
 from moe_triton.schemes.site import Site
 
 KERNEL_MODULES = [
@@ -196,7 +197,7 @@ def test_sizes_that_are_left_out_decide_nothing() -> None:
 def test_the_ends_of_the_table_are_the_ends_of_the_limits() -> None:
     def allowed(hidden: int, topk: int, shared: int) -> bool:
         try:
-            limits.check_config(Config(16, 16, hidden, topk, 96, shared, 4 if shared else 0))
+            check_config(Config(16, 16, hidden, topk, 96, shared, 4 if shared else 0))
         except ArgumentError:
             return False
         return True

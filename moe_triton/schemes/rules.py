@@ -1,72 +1,48 @@
-"""Which rules apply to what, and the checks themselves."""
+"""Which rules apply to what, and the checks themselves: of a product's rules, and of its scheme's own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import itertools
 
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.limits import a2, a3, a3_v1
 from moe_triton.limits.call import Call
 from moe_triton.limits.common import COMMON, GENERATIONS
-from moe_triton.limits.rule import CallRule, ConfigRule, RuleSet, use_one
-from moe_triton.schemes import SCHEMES, scheme_type
+from moe_triton.limits.rule import CallRule, ConfigRule, RuleSet
+from moe_triton.schemes import SCHEMES, class_at, scheme_type
+from moe_triton.schemes.choice import between_servers
 
-# Every set, in the order of the documentation.
-RULE_SETS: tuple[RuleSet, ...] = (
-    COMMON,
-    a3.V2,
-    a3.FULLMESH_V2,
-    a3_v1.V1,
-    a2.A2,
-    a2.V2_FULLMESH,
-    a2.V2_HIERARCHY,
-    a2.V1_FULLMESH,
-    a2.V1_HIERARCHY,
-)
-
-# What holds besides `COMMON`, by product and version, and besides that by scheme.
-_OF_VERSION: dict[tuple[str, int], RuleSet] = {
-    ("A3", 1): a3_v1.V1,
-    ("A3", 2): a3.V2,
-    ("A2", 1): a2.A2,
-    ("A2", 2): a2.A2,
-}
-_OF_SCHEME: dict[tuple[str, int, str], RuleSet] = {
-    ("A3", 2, "fullmesh_v2"): a3.FULLMESH_V2,
-    ("A2", 1, "fullmesh"): a2.V1_FULLMESH,
-    ("A2", 1, "hierarchy"): a2.V1_HIERARCHY,
-    ("A2", 2, "fullmesh"): a2.V2_FULLMESH,
-    ("A2", 2, "hierarchy"): a2.V2_HIERARCHY,
-}
-
-# What torch_npu calls the fields of a `Config` that it has an argument for.
-TORCH_NPU_NAMES: dict[str, str] = {
-    "num_ranks": "ep_world_size",
-    "num_max_tokens_per_rank": "expert_ids.shape[0]",
-    "hidden": "x.shape[1]",
-    "num_topk": "expert_ids.shape[1]",
-    "num_experts": "moe_expert_num",
-    "num_shared_experts": "shared_expert_num",
-    "num_shared_ranks": "shared_expert_rank_num",
-    "num_special_experts": "zero_expert_num + copy_expert_num + const_expert_num",
-}
+_OF_A2, _OF_A3 = SCHEMES["A2"], SCHEMES["A3"]  # with those that are added later
+_A3 = {1: a3_v1.rules(_OF_A3), 2: a3.rules(_OF_A3)}
 
 
-def torch_npu_names(call: Call) -> dict[str, str]:
-    """What the caller of this call knows the fields of a `Config` as, for `ArgumentError.renamed`."""
-    names = dict(TORCH_NPU_NAMES)
-    if call.is_combine:
-        names["hidden"] = "expand_x.shape[1]"
-    if call.global_bs:
-        names["num_max_tokens_per_rank"] = "global_bs / ep_world_size"
-    return names
+@functools.cache
+def _a2() -> RuleSet:
+    """Made when it is first asked for: which scheme is a way between servers, its class says."""
+    return a2.rules(_OF_A2, between_servers(_OF_A2))
+
+
+def rule_sets() -> tuple[RuleSet, ...]:
+    """Every set, in the order of the documentation."""
+    each = (
+        (product, version, scheme) for product in SCHEMES for version in (2, 1) for scheme in SCHEMES[product]
+    )
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(rule_sets_for(*one) for one in each)))
 
 
 def rule_sets_for(product: str, version: int, scheme: str) -> tuple[RuleSet, ...]:
     """The sets that apply, in the order in which they are checked."""
-    found = _OF_VERSION.get((product, version)), _OF_SCHEME.get((product, version, scheme))
-    return (COMMON, *(rule_set for rule_set in found if rule_set))
+    found = [COMMON]
+    if product == "A2":
+        found.append(_a2())
+    elif product == "A3" and version in _A3:
+        found.append(_A3[version])
+    if scheme in SCHEMES.get(product, ()):
+        own = class_at(SCHEMES[product][scheme]).rules.get(version)
+        found += [own] if own else []
+    return tuple(found)
 
 
 def rules_for(config: Config) -> tuple[ConfigRule, ...]:
@@ -139,18 +115,6 @@ def check_argument(argument: str, config: Config, call: Call) -> None:
     for rule in call_rules_for(config.normalized(), call):
         if rule.argument == argument:
             rule.check(config, call)
-
-
-def offering(error: ArgumentError, names: Sequence[str]) -> ArgumentError:
-    """An error, which names what the caller may choose from where it is about the name of a scheme.
-
-    Args:
-        error: any.
-        names: that the caller takes as ``comm_alg``. Rules name the schemes that there are.
-    """
-    if error.argument != "comm_alg":
-        return error
-    return ArgumentError(error.argument, error.value, error.rule, use_one(names), code=error.code)
 
 
 def check_call(config: Config, call: Call) -> None:
