@@ -5,6 +5,7 @@ docs/schemes.md tells how to add one. A scheme is imported when it is first aske
 
 from __future__ import annotations
 
+import functools
 import pkgutil
 from typing import TYPE_CHECKING, cast
 
@@ -39,6 +40,7 @@ def scheme_type(config: Config) -> type[Scheme]:
     return class_at(SCHEMES[config.product][config.scheme])
 
 
+@functools.cache
 def class_at(place: str) -> type[Scheme]:
     """The class of a scheme, by where `SCHEMES` says that it is."""
     found: type[Scheme] = pkgutil.resolve_name(place)

@@ -6,7 +6,6 @@ import functools
 import itertools
 
 from moe_triton.core.config import Config
-from moe_triton.core.errors import ArgumentError
 from moe_triton.limits import a2, a3, a3_v1
 from moe_triton.limits.call import Call
 from moe_triton.limits.common import COMMON, GENERATIONS
@@ -14,14 +13,17 @@ from moe_triton.limits.rule import CallRule, ConfigRule, RuleSet
 from moe_triton.schemes import SCHEMES, class_at, scheme_type
 from moe_triton.schemes.choice import between_servers
 
-_OF_A2, _OF_A3 = SCHEMES["A2"], SCHEMES["A3"]  # with those that are added later
-_A3 = {1: a3_v1.rules(_OF_A3), 2: a3.rules(_OF_A3)}
+
+# Rules of a product are made once of the schemes that there are: which is a way between servers, classes say.
+@functools.cache
+def _of_a2(*schemes: tuple[str, str]) -> RuleSet:
+    places = dict(schemes)
+    return a2.rules(tuple(places), between_servers(places))
 
 
 @functools.cache
-def _a2() -> RuleSet:
-    """Made when it is first asked for: which scheme is a way between servers, its class says."""
-    return a2.rules(_OF_A2, between_servers(_OF_A2))
+def _of_a3(is_version_1: bool, *schemes: str) -> RuleSet:
+    return a3_v1.rules(schemes) if is_version_1 else a3.rules(schemes)
 
 
 def rule_sets() -> tuple[RuleSet, ...]:
@@ -34,19 +36,16 @@ def rule_sets() -> tuple[RuleSet, ...]:
 
 def rule_sets_for(product: str, version: int, scheme: str) -> tuple[RuleSet, ...]:
     """The sets that apply, in the order in which they are checked."""
-    found = [COMMON]
-    if product == "A2":
-        found.append(_a2())
-    elif product == "A3" and version in _A3:
-        found.append(_A3[version])
-    if scheme in SCHEMES.get(product, ()):
-        own = class_at(SCHEMES[product][scheme]).rules.get(version)
-        found += [own] if own else []
+    found, schemes = [COMMON], SCHEMES.get(product, {})
+    if schemes:
+        found.append(_of_a2(*schemes.items()) if product == "A2" else _of_a3(version == 1, *schemes))
+    if scheme in schemes and (own := class_at(schemes[scheme]).rules.get(version)):
+        found.append(own)
     return tuple(found)
 
 
 def rules_for(config: Config) -> tuple[ConfigRule, ...]:
-    """The rules on this `Config`, whether or not its product can be served."""
+    """The rules on this `Config`."""
     sets = rule_sets_for(config.product, config.version, config.scheme)
     rules = (rule for rule_set in sets for rule in rule_set.config)
     return tuple(rule for rule in rules if _is_of(rule, config))
@@ -66,7 +65,7 @@ def _is_of(rule: ConfigRule | CallRule, config: Config) -> bool:
 
 
 def check_rules(config: Config) -> None:
-    """Checks every rule on a `Config`, whether or not its product can be served.
+    """Checks every rule on a `Config`.
 
     Raises:
         ArgumentError: the first rule that does not hold.
@@ -77,27 +76,12 @@ def check_rules(config: Config) -> None:
 
 
 def check_config(config: Config) -> None:
-    """Checks every rule on a `Config`, and then that its product and scheme can be served.
+    """Checks every rule on a `Config`, and then that its ranks reach each other.
 
     Raises:
         ArgumentError: the first rule that does not hold, under the name of the field of `Config`.
     """
     check_rules(config)
-    schemes = list(SCHEMES.get(config.product, ()))
-    if not schemes:
-        raise ArgumentError(
-            "product",
-            repr(config.product),
-            f"only {sorted(SCHEMES)} can be served yet",
-            f"Use product={min(SCHEMES)!r}.",
-        )
-    if config.scheme not in schemes:
-        raise ArgumentError(
-            "comm_alg",
-            repr(config.scheme),
-            f"{config.product} has {schemes} here yet",
-            f"Use comm_alg={schemes[0]!r}.",
-        )
     scheme_type(config).check_reaches(config)
 
 
