@@ -17,8 +17,6 @@ from moe_triton import torch_npu_ops as ops
 from moe_triton.core.config import Config
 from moe_triton.core.hccl import SWITCHES
 from moe_triton.core.tuning import Posts
-from moe_triton.limits.choice import HIERARCHY_SWITCHES
-from moe_triton.layout import RelayTables
 from moe_triton.processes import RankGroup
 from moe_triton.reference.arithmetic import add_rms_norm
 from moe_triton.reference.hierarchy import sums_by_servers, tables

@@ -44,8 +44,8 @@ from moe_triton.schemes.common.flags import barrier_plan
 from moe_triton.schemes.hierarchy.combine import CombinePlans
 from moe_triton.schemes.hierarchy.dispatch import DispatchPlans
 from moe_triton.schemes.hierarchy.layout import HierarchyLayout
-from moe_triton.schemes.hierarchy.relay_tables import RelayTables
 from moe_triton.schemes.hierarchy.limits import FORMULAS, RULES
+from moe_triton.schemes.hierarchy.relay_tables import RelayTables
 from moe_triton.schemes.hierarchy.waits import FINDERS
 from moe_triton.schemes.scheme import REFUSED_ON_A2, Refusal, RoundFacts, Scheme
 from moe_triton.schemes.site import OPERATORS, Operator, Site
