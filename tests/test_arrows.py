@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from moe_triton.backends import BACKENDS
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "CONTRIBUTING.md"
 
@@ -54,3 +56,13 @@ def test_every_import_is_allowed() -> None:
                 wrong.append(f"{path.relative_to(ROOT)} imports {module}")
     assert wrong == []
     assert number > 2000
+
+
+def test_schemes_ask_a_back_end_what_it_can_and_never_its_name() -> None:
+    named = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in (ROOT / "moe_triton" / "schemes").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value in BACKENDS
+    ]
+    assert named == []

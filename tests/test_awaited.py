@@ -8,6 +8,7 @@ import logging
 import numpy as np
 import pytest
 
+from moe_triton.backends import CAPABILITIES
 from moe_triton.backends.waits import Waiting
 from moe_triton.core import abi, ascendc
 from moe_triton.core.config import Config
@@ -22,7 +23,7 @@ from moe_triton.schemes.site import Site
 
 RANKS, EXPERTS, TOPK, ZONE = 4, 2, 2, 1
 CONFIG = Config(RANKS, 4, 64, TOPK, EXPERTS * RANKS, relaxed=True)
-SITE = Site(CONFIG, 2, 2, 1_000_000, "cpu", None, Tuning())
+SITE = Site(CONFIG, 2, 2, 1_000_000, CAPABILITIES["cpu"], None, Tuning())
 
 
 def waiting(
@@ -170,7 +171,7 @@ def test_rows_that_are_missing_where_some_blocks_only_receive() -> None:
 
 
 def test_a_tensor_parallel_exchange_is_between_two() -> None:
-    site = Site(CONFIG, 2, 2, 1_000_000, "cpu", 0, Tuning())
+    site = Site(CONFIG, 2, 2, 1_000_000, CAPABILITIES["cpu"], 0, Tuning())
     _, status = entries()
     arguments = {"window": Hole("exchange_window"), "zone": ZONE, "status": status.words()}
     made = waiting(ascendc.DISPATCH_WAIT, {0: (0, 4)}, **arguments)

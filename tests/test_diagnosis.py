@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moe_triton.backends import CAPABILITIES
 from moe_triton.core.ascendc import (
     DISPATCH_WAIT,
     POST_STATUS,
@@ -53,7 +54,7 @@ def site_of(
     config = Config(
         *sizes, product=product, scheme=scheme, version=version, relaxed=True, ranks_per_server=servers
     )
-    return Site(config, 1, num_blocks=2, timeout_us=5_000_000, target="cpu", exchange_rank=exchange)
+    return Site(config, 1, 2, 5_000_000, CAPABILITIES["cpu"], exchange_rank=exchange)
 
 
 def waits_of(site: Site) -> list[tuple[str, int, Launch]]:

@@ -26,7 +26,7 @@ from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.layout import align
 from moe_triton.processes import RankGroup
-from moe_triton.schemes.part_tokens import CPU_TOKENS
+from moe_triton.schemes.part_tokens import USUAL_TOKENS
 from moe_triton.schemes.rules import check_call, check_config, rule_sets
 from moe_triton.tools.pages import arguments
 from moe_triton.tools.pages.limits import markdown
@@ -380,7 +380,7 @@ def test_the_tokens_of_a_part_are_those_that_the_pages_say() -> None:
     said["docs/protocol.md"] = "`Tuning.combine_tokens` tokens, {} unless"
     for path, words in said.items():
         text = (ROOT / path).read_text(encoding="utf-8")
-        assert words.format(CPU_TOKENS) in text, path
+        assert words.format(USUAL_TOKENS) in text, path
 
 
 def test_v1_takes_no_mask_as_the_pages_say() -> None:

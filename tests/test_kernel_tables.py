@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from moe_triton import ArgumentError, EPBuffer, Tuning
+from moe_triton.backends import CAPABILITIES
 from moe_triton.core.config import Config
 from moe_triton.core.cpu_family import family_of
 from moe_triton.core.kernel import TritonKernel
@@ -235,7 +236,7 @@ def test_a_cpu_family_is_vendor_family_and_model(text: str, expected: str) -> No
 @pytest.mark.parametrize("target", ["cpu", "npu"])
 def test_plans_get_the_settings_and_nothing_else_changes(tmp_path: Path, scheme: str, target: str) -> None:
     config = replace(CONFIG, scheme=scheme)
-    site = Site(config, 0, 8, 1_000_000, target, tuning=Tuning(tables=tmp_path))
+    site = Site(config, 0, 8, 1_000_000, CAPABILITIES[target], tuning=Tuning(tables=tmp_path))
     variants = DispatchVariant(torch.bfloat16), CombineVariant(torch.bfloat16, True)
     plans = [site.scheme.whole(variant, 0) for variant in variants]
     kernels = {

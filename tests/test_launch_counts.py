@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from moe_triton.backends import CAPABILITIES
 from moe_triton.core.config import Config
 from moe_triton.core.plan import device_launches
 from moe_triton.core.row_formats import ROW_FORMATS
@@ -27,7 +28,7 @@ def scheme(comm_alg: str, version: int = 2, receiving: int = 0, shared: int = 0)
     sizes = 16, 64, 7168, 8, experts, shared and 1, shared
     config = Config(*sizes, scheme=comm_alg, version=version, relaxed=True)
     tuning = Tuning(receiving_blocks=receiving)
-    return make_scheme(Site(config, 0, 48, 60_000_000, "npu", tuning=tuning))
+    return make_scheme(Site(config, 0, 48, 60_000_000, CAPABILITIES["npu"], tuning=tuning))
 
 
 def counts(built: Scheme, variants: tuple[Variant, Variant] = PLAIN, parts: int = 1) -> tuple[int, ...]:

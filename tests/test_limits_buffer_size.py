@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from moe_triton.backends import CAPABILITIES
 from moe_triton.core.config import Config
 from moe_triton.core.errors import TILING_FAILED, ArgumentError
 from moe_triton.core.hccl import MEGABYTE
@@ -135,7 +136,8 @@ PAIRS = replace(A3, num_experts=8)
 def test_the_window_between_tensor_parallel_ranks(config: Config, capacity: int) -> None:
     needed = 2 * capacity * (14848 + 14336)
     assert needed_exchange_bytes(config) == needed
-    assert max(Site(config, rank, 1, 0, "cpu").exchange.data_bytes for rank in range(8)) == needed
+    sites = (Site(config, rank, 1, 0, CAPABILITIES["cpu"]) for rank in range(8))
+    assert max(site.exchange.data_bytes for site in sites) == needed
 
 
 def test_a_window_between_tensor_parallel_ranks_that_is_too_small() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from moe_triton import ArgumentError, Tuning
+from moe_triton.backends import CAPABILITIES
 from moe_triton.core.config import Config
 from moe_triton.core.tables import Row, Table
 from moe_triton.runtime.construction import Prepared
@@ -29,7 +30,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def site(tuning: Tuning, tokens: int = 128, target: str = "npu", scheme: str = "fullmesh_v1") -> Site:
     config = Config(16, tokens, 7168, 8, 256, scheme=scheme, relaxed=True)
-    return Site(config, 0, 48, 1000, target, tuning=tuning)
+    return Site(config, 0, 48, 1000, CAPABILITIES[target], tuning=tuning)
 
 
 @pytest.mark.usefixtures("table")

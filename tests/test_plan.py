@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from moe_triton.backends import CAPABILITIES
 from moe_triton.core import ascendc
 from moe_triton.core.config import Config
 from moe_triton.core.kernel import TritonKernel
@@ -21,7 +22,8 @@ from moe_triton.schemes.fullmesh.scheme import Fullmesh
 from moe_triton.schemes.scheme import Scheme
 from moe_triton.schemes.site import Site
 
-SCHEME = Fullmesh(Site(Config(4, 8, 1024, 2, 8), rank=1, num_blocks=2, timeout_us=1000, target="cpu"))
+CPU, NPU = CAPABILITIES.values()
+SCHEME = Fullmesh(Site(Config(4, 8, 1024, 2, 8), 1, 2, 1000, CPU))
 
 
 def dispatch_plan(row_format: RowFormat, smooth: bool = False, weights: bool = True, zone: int = 0) -> Plan:
@@ -78,7 +80,7 @@ def test_combine_waits_once_for_a_part_and_then_sums_it(parts: int) -> None:
 
 def direct() -> Scheme:
     config = Config(4, 8, 1024, 2, 8, scheme="direct")
-    return make_scheme(Site(config, rank=1, num_blocks=2, timeout_us=1000, target="cpu"))
+    return make_scheme(Site(config, 1, 2, 1000, CPU))
 
 
 def arguments_of(step: Launch) -> dict[str, Value]:
@@ -114,19 +116,19 @@ def between_servers(version: int = 2) -> Config:
 
 def sites() -> Iterator[Site]:
     """One of every kind: by back end, generation, scheme, tensor parallelism and what experts a rank has."""
-    for target, version, scheme in itertools.product(
-        ("cpu", "npu"), (1, 2), ("fullmesh_v1", "fullmesh_v2", "direct")
+    for capabilities, version, scheme in itertools.product(
+        (CPU, NPU), (1, 2), ("fullmesh_v1", "fullmesh_v2", "direct")
     ):
         config = Config(4, 8, 1024, 2, 6, 1, 1, scheme=scheme, version=version)
         for rank, exchange_rank in itertools.product((0, 1), (None, 1)):
-            yield Site(config, rank, 2, 1000, target, exchange_rank)
+            yield Site(config, rank, 2, 1000, capabilities, exchange_rank)
         by_blocks = Config(4, 8, 1024, 2, 8, product="A2", scheme="fullmesh", version=version, relaxed=True)
-        yield Site(by_blocks, 1, 2, 1000, target)
-        yield Site(replace(by_blocks, ranks_per_server=2), 1, 2, 1000, target)
+        yield Site(by_blocks, 1, 2, 1000, capabilities)
+        yield Site(replace(by_blocks, ranks_per_server=2), 1, 2, 1000, capabilities)
         by_rails = replace(by_blocks, scheme="hierarchy", ranks_per_server=2)
-        yield Site(by_rails, 1, 2, 1000, target)
+        yield Site(by_rails, 1, 2, 1000, capabilities)
         for rank in (0, 3):
-            yield Site(between_servers(version), rank, 2, 1000, target)
+            yield Site(between_servers(version), rank, 2, 1000, capabilities)
 
 
 def variants(site: Site) -> Iterator[DispatchVariant | CombineVariant]:
@@ -216,7 +218,7 @@ def test_what_is_posted_takes_no_launch_of_its_own(version: int) -> None:
     inside = replace(between_servers(version), ranks_per_server=None)
     for variant in (DispatchVariant(torch.bfloat16, INT8), CombineVariant(torch.bfloat16)):
         posting, plain = (
-            phases_of(make_scheme(Site(config, 1, 2, 1000, "cpu")).whole(variant, 0))
+            phases_of(make_scheme(Site(config, 1, 2, 1000, CPU)).whole(variant, 0))
             for config in (between_servers(version), inside)
         )
         assert [
@@ -227,7 +229,7 @@ def test_what_is_posted_takes_no_launch_of_its_own(version: int) -> None:
 
 
 def test_version_1_finds_the_way_back_of_its_rows_on_all_blocks() -> None:
-    scheme = make_scheme(Site(replace(between_servers(1), ranks_per_server=None), 1, 2, 1000, "npu"))
+    scheme = make_scheme(Site(replace(between_servers(1), ranks_per_server=None), 1, 2, 1000, NPU))
     plan = scheme.whole(CombineVariant(torch.bfloat16), 0)
     (returns,) = (step for step in plan.launches if step.step == "returns")
     assert returns.blocks == 2
@@ -260,7 +262,7 @@ def test_the_first_launch_that_reads_ids_copies_them_for_all_others(
 ) -> None:
     config = Config(4, 8, 1024, 2, 6, 1, 1, scheme=scheme)
     tuning = Tuning(communication_blocks=1)
-    built = make_scheme(Site(config, 1, 2, 1000, "npu", tuning=tuning))
+    built = make_scheme(Site(config, 1, 2, 1000, NPU, tuning=tuning))
     variant = DispatchVariant(torch.bfloat16, row_format, mask=mask, given_ids=dtype)
     plan = built.whole(variant, 0, parts=3) if scheme != "direct" else built.whole(variant, 0)
     assert "masked_ids" not in plan.holes

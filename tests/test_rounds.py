@@ -18,6 +18,7 @@ from typing import Literal
 
 import pytest
 
+from moe_triton.backends import CAPABILITIES
 from moe_triton.backends.cpu.extension import extension
 from moe_triton.core.config import Config
 from moe_triton.core.errors import BufferStateError
@@ -35,7 +36,7 @@ FLOWS = {"all": ALL, "own": OWN, "one way": ONE_WAY}
 
 def facts(scheme: str = "fullmesh_v1", target: str = "npu", num_zones: int = 2) -> RoundFacts:
     config = Config(2, 8, 64, 2, 4, scheme=scheme, relaxed=True).normalized()
-    return replace(Site(config, 0, 1, timeout_us=1, target=target).scheme.rounds, num_zones=num_zones)
+    return replace(Site(config, 0, 1, 1, CAPABILITIES[target]).scheme.rounds, num_zones=num_zones)
 
 
 @functools.cache

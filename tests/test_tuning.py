@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe_triton import ArgumentError, Tuning
+from moe_triton.backends import CAPABILITIES
 from moe_triton.backends.cpu.tuning import settings_of
 from moe_triton.core.ascendc import MAX_BLOCKS
 from moe_triton.core.config import Config
@@ -53,9 +54,8 @@ def test_what_is_posted_is_not_cut(values: dict[str, Any]) -> None:
     assert raised.value.argument == f"tuning.{name}"
     Tuning(dispatch_tokens=8, combine_tokens=9, receiving_blocks=0).check_posts(8)
     # Nor is it where a table or the back end would.
-    site = Site(
-        Config(4, 8, 64, 2, 8, relaxed=True, ranks_per_server=2), 1, 4, 1000, "cpu", tuning=Tuning(**values)
-    )
+    config = Config(4, 8, 64, 2, 8, relaxed=True, ranks_per_server=2)
+    site = Site(config, 1, 4, 1000, CAPABILITIES["cpu"], tuning=Tuning(**values))
     assert not site.overlaps
     assert site.receiving_blocks == 0
     assert [site.parts(operator, 8) for operator in ("dispatch", "combine")] == [1, 1]
@@ -77,10 +77,10 @@ def _settings_of(scheme: str) -> tuple[str, frozenset[str]]:
 )
 def test_who_posts_is_a_choice_of_hierarchy_only(posts: Any, scheme: str, target: str, rule: str) -> None:
     with pytest.raises(ArgumentError, match=rule) as raised:
-        Tuning(posts=posts).check_poster(*_settings_of(scheme), target)
+        Tuning(posts=posts).check_poster(*_settings_of(scheme), CAPABILITIES[target].posters)
     assert raised.value.argument == "tuning.posts"
-    Tuning().check_poster(*_settings_of(scheme), target)
-    Tuning(posts=posts).check_poster(*_settings_of("hierarchy"), "cpu")
+    Tuning().check_poster(*_settings_of(scheme), CAPABILITIES[target].posters)
+    Tuning(posts=posts).check_poster(*_settings_of("hierarchy"), CAPABILITIES["cpu"].posters)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_blocks_are_made_in_as_many_parts_as_there_are_ranks_for(
     ranks: int, given: int | None, parts: int
 ) -> None:
     config = Config(ranks, 8, 64, 2, ranks, relaxed=True, product="A2", scheme="fullmesh", ranks_per_server=1)
-    assert Site(config, 1, 4, 1000, "cpu", tuning=Tuning(post_parts=given)).post_parts == parts
+    assert Site(config, 1, 4, 1000, CAPABILITIES["cpu"], tuning=Tuning(post_parts=given)).post_parts == parts
 
 
 @pytest.mark.parametrize("posts", ["AIV", "", 1, True])
@@ -153,7 +153,7 @@ def test_parts_follow_each_other_and_cover_everything(total: int, parts: int) ->
 
 
 def plan(variant: Variant, parts: int, tuning: Tuning) -> Plan:
-    site = Site(Config(4, 8, 1024, 2, 8), 1, num_blocks=4, timeout_us=1000, target="cpu", tuning=tuning)
+    site = Site(Config(4, 8, 1024, 2, 8), 1, 4, 1000, CAPABILITIES["cpu"], tuning=tuning)
     return Fullmesh(site).whole(variant, 0, parts)
 
 

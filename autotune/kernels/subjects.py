@@ -19,6 +19,7 @@ from autotune.model.cost import Table, Work, work_of
 from autotune.model.topology import tiers
 from autotune.model.traffic import Traffic, traffic_of
 from moe_triton import tables
+from moe_triton.backends import CAPABILITIES
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import TritonKernel
@@ -87,7 +88,7 @@ def subjects_of(scope: Scope) -> list[Subject]:
 def _of_config(scope: Scope, config: Config) -> Iterator[Subject]:
     traffics = _traffics(scope, config)
     target, blocks = ("cpu", 1) if scope.is_cpu else ("npu", int(scope.priced_on().cores))
-    site = Site(config, traffics[0].rank, blocks, TIMEOUT_US, target)
+    site = Site(config, traffics[0].rank, blocks, TIMEOUT_US, CAPABILITIES[target])
     usual: set[str] = set()
     for plan in usual_plans(make_scheme(site), scope.dtypes):
         usual |= {launch.kernel.name for launch in plan.launches}

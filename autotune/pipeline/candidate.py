@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from moe_triton import Tuning
+from moe_triton.backends import CAPABILITIES
 from moe_triton.core.config import Config, Product
 from moe_triton.core.space import Settings, text_of
 from moe_triton.core.tuning import fields_of
@@ -54,7 +55,7 @@ class Sizes:
 
     def lies_in_window(self, scheme: str, output: Output) -> bool:
         """Whether a scheme has a place for rows or results in the window."""
-        site = Site(self.config(scheme), 0, 1, 1, "cpu")
+        site = Site(self.config(scheme), 0, 1, 1, CAPABILITIES["cpu"])
         return site.scheme.place(output, torch.bfloat16.itemsize) is not None
 
     def __str__(self) -> str:

@@ -15,6 +15,7 @@ from autotune.pipeline.candidate import Candidate, Sizes
 from autotune.pipeline.intervals import Interval
 from autotune.pipeline.race import FORMATS, Result
 from moe_triton import Tuning
+from moe_triton.backends import CAPABILITIES
 from moe_triton.core.errors import ArgumentError
 from moe_triton.schemes import make_scheme
 from moe_triton.schemes.scheme import Scheme
@@ -61,7 +62,8 @@ class TunedGroup(Group):
         """See `Group`."""
         blocks = int(machine.cores) if self.num_blocks is None else self.num_blocks
         self.tuning.check(blocks)
-        return make_scheme(Site(self.config, rank, blocks, TIMEOUT_US, "npu", tuning=self.tuning))
+        at = rank, blocks, TIMEOUT_US, CAPABILITIES["npu"]
+        return make_scheme(Site(self.config, *at, tuning=self.tuning))
 
 
 def source(machine: Machine) -> str:

@@ -14,6 +14,7 @@ from autotune.pipeline.candidate import Candidate, Sizes
 from autotune.pipeline.intervals import Interval
 from autotune.pipeline.race import Result
 from autotune.search import Outcome, Task
+from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.space import Settings, Space, text_of
 from moe_triton.schemes import scheme_type
 from moe_triton.tables import FOLDER
@@ -105,21 +106,21 @@ def schemes_task(sizes: Sizes, price: Price, source: str, seed: int) -> Pipeline
 
 
 def settings_task(
-    sizes: Sizes, scheme: str, target: str, cores: int, price: Price, source: str, seed: int
+    sizes: Sizes, scheme: str, capabilities: Capabilities, cores: int, price: Price, source: str, seed: int
 ) -> PipelineTask:
     """A scheme's settings, as it declares them.
 
     Args:
         sizes: of the group.
         scheme: its name.
-        target: name of the back end.
+        capabilities: of the back end.
         cores: see `Scheme.space`.
         price: of a candidate.
         source: where prices come from.
         seed: of inputs.
     """
     config = sizes.config(scheme)
-    space = scheme_type(config).space(config, target, cores)
+    space = scheme_type(config).space(config, capabilities, cores)
     own = {name: space.usual.get(name, values[0]) for name, values in space.choices.items()}
 
     def candidate_of(settings: Settings) -> Candidate:

@@ -18,6 +18,7 @@ from autotune.pipeline.race import Result
 from autotune.pipeline.results import Target
 from autotune.pipeline.tasks import PipelineTask, Price, schemes_task, settings_task
 from autotune.search import Options, run
+from moe_triton.backends import CAPABILITIES
 from moe_triton.backends.cpu.triton.cache import safe_folder
 from moe_triton.core.config import Product
 from moe_triton.core.errors import ArgumentError
@@ -270,7 +271,7 @@ class _Search:
     def settings(self, scheme: str) -> list[Row]:
         """The row of a scheme's best settings, which is in the table then; none where its own are."""
         given = self.price, self.target.source, self.options.seed
-        task = settings_task(self.sizes, scheme, self.backend, self.target.cores, *given)
+        task = settings_task(self.sizes, scheme, CAPABILITIES[self.backend], self.target.cores, *given)
         best = _best(list(filter(is_better, self._found(task, self.options.budget))))
         if best and self.backend == "cpu":
             again = self._found(task.once_more({**task.own, **best.candidate.settings}), 2)

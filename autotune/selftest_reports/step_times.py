@@ -18,6 +18,7 @@ from autotune.model.topology import tiers
 from autotune.model.traffic import Traffic, traffic_of
 from autotune.selftest_reports.constants import machine_of_report
 from autotune.selftest_reports.reading import bad, read_document
+from moe_triton.backends import CAPABILITIES
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.core.plan import Plan, synced_phases
@@ -198,7 +199,7 @@ def _plans_and_traffic(time: StepTime, blocks: int) -> tuple[list[Plan], Traffic
     config = case.config
     ids = np.stack([inputs_of(case, rank, 0).topk_idx.numpy() for rank in range(time.ranks)])
     traffic = traffic_of(config, 0, ids, tiers(config.product, time.ranks, 0))
-    site = Site(config, 0, blocks, TIMEOUT_US, "npu")
+    site = Site(config, 0, blocks, TIMEOUT_US, CAPABILITIES["npu"])
     plain = DispatchVariant(case.dtype, ROW_FORMATS[quantize], keeps_own=site.keeps_own)
     dispatch = replace(plain, given_ids=torch.int32)
     in_place = site.scheme.place("results", case.dtype.itemsize) is not None

@@ -16,6 +16,7 @@ from autotune.model.bodies import movement
 from autotune.model.clusters.a2 import OPERATORS, Flow, mean_flow, operator_cost, rdma_us
 from autotune.model.constants import Machine, machine_named
 from benchmarks.harness import Record, print_table
+from moe_triton.backends import CAPABILITIES
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Launch
 from moe_triton.core.tuning import POSTS, Tuning
@@ -63,7 +64,7 @@ def site(scheme: str, posts: str | None = None) -> Site:
     sizes = SERVERS * CARDS, TOKENS, HIDDEN, TOPK, 4 * SERVERS * CARDS
     config = Config(*sizes, product="A2", scheme=scheme, ranks_per_server=CARDS)
     tuning = Tuning(posts=posts) if posts else Tuning()  # type: ignore[arg-type]
-    return Site(config, 0, 48, 1_000_000, "cpu", tuning=tuning)
+    return Site(config, 0, 48, 1_000_000, CAPABILITIES["cpu"], tuning=tuning)
 
 
 def hierarchy(posts: str) -> Wires:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from moe_triton.backends.base import Backend, Host
+from moe_triton.backends.cpu.capabilities import CAPABILITIES as CPU
+from moe_triton.backends.npu.capabilities import CAPABILITIES as NPU
+from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.checks import check_text
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.tuning import Tuning
 
-BACKENDS = ("cpu", "npu")
+CAPABILITIES: dict[str, Capabilities] = {each.target: each for each in (CPU, NPU)}
+"""What each can do, by its name."""
+BACKENDS = tuple(CAPABILITIES)
 
 
 def check_name(name: object) -> str:

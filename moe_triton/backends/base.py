@@ -11,6 +11,7 @@ import torch
 
 from moe_triton.backends.waits import Waits
 from moe_triton.core.call_program import CallProgram, PlanProgram
+from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.plan import Launch, Plan
 from moe_triton.core.reach import Queues
 from moe_triton.core.traffic import Traffic
@@ -198,7 +199,7 @@ class Host(Protocol):
     """What calls need before there is a back end: where tensors are, and what the host may read."""
 
     is_asynchronous: bool
-    """See `Backend`."""
+    """See `Capabilities`."""
     posts_from_one: bool
     """Whether kernels post from one window of a process at a time."""
 
@@ -232,10 +233,9 @@ class Backend(Protocol):
 
     name: str
     device: torch.device
+    capabilities: Capabilities
     is_asynchronous: bool
-    """Whether runs end later than the calls that start them."""
-    captures_graphs: bool
-    """Whether runs can be captured in a graph."""
+    """See `Capabilities`."""
     overlaps: bool
     """Whether launches can run beside each other."""
     keeps_order: bool

@@ -165,12 +165,12 @@ class Tuning:
             rule += " inside one server" if num_servers == 1 else ""
             raise ArgumentError("tuning.post_parts", self.post_parts, rule, "Leave it out.")
 
-    def check_poster(self, scheme: str, offered: Collection[str], target: str) -> None:
+    def check_poster(self, scheme: str, offered: Collection[str], posters: Collection[Posts]) -> None:
         """Checks that who posts may be chosen.
 
         Args:
             scheme, offered: as in `check_post_parts`.
-            target: name of the back end.
+            posters: who can post on the device.
 
         Raises:
             ArgumentError: another scheme, which has no choice, or a device that does not have this one.
@@ -180,7 +180,7 @@ class Tuning:
         if "posts" not in offered:
             rule = f"only hierarchy between servers has a choice, and here tokens travel by {scheme}"
             raise ArgumentError("tuning.posts", repr(self.posts), rule, "Leave it out.")
-        if self.posts == "aicpu" and target == "npu":
+        if self.posts not in posters:
             rule = "on an NPU the cores post: AICPU's batch writes would need HCCL's operator package"
             raise ArgumentError("tuning.posts", repr(self.posts), rule, "Leave it out, or pass 'aiv'.")
 

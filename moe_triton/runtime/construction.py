@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from moe_triton.backends.base import Backend
 from moe_triton.core.ascendc import MAX_BLOCKS
+from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.checks import check_integer, check_seconds, shown
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
@@ -176,20 +177,20 @@ def prepare(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepare
     return prepared
 
 
-def check_tuning(tuning: Tuning, config: Config, blocks: int, target: str) -> None:
+def check_tuning(tuning: Tuning, config: Config, blocks: int, capabilities: Capabilities) -> None:
     """Checks what a caller says of how operators run, where no table adds anything.
 
     Args:
         tuning: the caller's.
         config: one that keeps every rule.
         blocks: per kernel.
-        target: name of the back end.
+        capabilities: of the back end.
 
     Raises:
         ArgumentError: a buffer cannot have it.
     """
     _check_parts(tuning, config)
-    _check_blocks(tuning, config, blocks, target)
+    _check_blocks(tuning, config, blocks, capabilities)
 
 
 def _check_parts(tuning: Tuning, config: Config) -> None:
@@ -199,11 +200,11 @@ def _check_parts(tuning: Tuning, config: Config) -> None:
     tuning.check_post_parts(config.scheme, scheme_type(config).settings, config.topology.num_servers)
 
 
-def _check_blocks(tuning: Tuning, config: Config, blocks: int, target: str) -> None:
+def _check_blocks(tuning: Tuning, config: Config, blocks: int, capabilities: Capabilities) -> None:
     if not 1 <= blocks <= MAX_BLOCKS:
         raise ArgumentError("num_blocks", blocks, f"it must be 1 to {MAX_BLOCKS}", "Pass None.")
     tuning.check(blocks)
-    tuning.check_poster(config.scheme, scheme_type(config).settings, target)
+    tuning.check_poster(config.scheme, scheme_type(config).settings, capabilities.posters)
 
 
 def check(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
@@ -228,12 +229,12 @@ def check(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
     pipeline = filled(machine, config, backend.cores(), order.tuning and tuning, num_blocks)
     backend.tuning = tuning = pipeline.tuning
     blocks = backend.num_blocks(meeting.num_ranks) if pipeline.num_blocks is None else pipeline.num_blocks
-    _check_blocks(tuning, config, blocks, backend.name)
+    _check_blocks(tuning, config, blocks, backend.capabilities)
     if not backend.overlaps:
         tuning = dataclasses.replace(tuning, communication_blocks=0)
     exchange_rank = exchange.rank if exchange else None
     timeout_us = int(timeout_s * 1e6)
-    at = meeting.rank, blocks, timeout_us, backend.name, exchange_rank, tuning, pipeline.sources
+    at = meeting.rank, blocks, timeout_us, backend.capabilities, exchange_rank, tuning, pipeline.sources
     site = Site(config, *at, backend.keeps_order)
     windows = site.scheme.windows
     order.check_window(sum(window.data_bytes for window in windows if window.peers.group == "expert"))

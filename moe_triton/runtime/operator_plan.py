@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 
+from moe_triton.backends import CAPABILITIES
 from moe_triton.backends.base import TensorSpec
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError, BufferStateError
@@ -142,7 +143,7 @@ class OperatorPlan(Uncopied):
     def _scheme(self) -> Scheme:
         """To ask for sizes, before anything is made."""
         place = self.deployment
-        return Site(place.config, place.rank, 1, 0, "cpu", self.site.exchange_rank).scheme
+        return Site(place.config, place.rank, 1, 0, CAPABILITIES["cpu"], self.site.exchange_rank).scheme
 
     @property
     def access(self) -> Access:

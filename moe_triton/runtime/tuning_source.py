@@ -37,7 +37,7 @@ def tuning_source(site: Site, dtype: torch.dtype) -> dict[str, str]:
 def launched(site: Site, dtype: torch.dtype) -> Iterator[tuple[str, TritonKernel]]:
     """The kernels of plain calls that there is anything to choose of: dispatches with and without int8."""
     own = site.keeps_own and site.exchange_rank is None and not site.config.num_special_experts
-    given = torch.int32 if site.target == "npu" else None  # the CPU's host has copied them
+    given = torch.int32 if site.capabilities.is_asynchronous else None  # the host has copied them
     formats = (row_format for name, row_format in ROW_FORMATS.items() if name in (None, "int8"))
     dispatches = (
         DispatchVariant(dtype, each, False, True, keeps_own=own, given_ids=given) for each in formats

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.config import Config
 from moe_triton.core.tables import Table, damaged, read_table
 from moe_triton.core.tuning import Tuning
@@ -17,7 +18,8 @@ from moe_triton.core.tuning import Tuning
 TABLE = Path(__file__).with_name("parts.json")
 COMMAND = "moe-triton model parts --write"
 KEYS, SIZES, VALUES = ("product", "scheme", "operator"), ("hidden", "ranks", "tokens"), ("parts",)
-CPU_TOKENS = 64
+USUAL_TOKENS = 64
+"""Tokens of a part where launches are cheap, unless set."""
 
 
 class PartTokens(NamedTuple):
@@ -45,19 +47,23 @@ def kept() -> Table:
 
 
 def part_tokens(
-    operator: str, config: Config, target: str, tuning: Tuning, sources: Mapping[str, str]
+    operator: str,
+    config: Config,
+    capabilities: Capabilities,
+    tuning: Tuning,
+    sources: Mapping[str, str],
 ) -> PartTokens:
     """The size of an operator's parts.
 
-    On an NPU a launch costs microseconds: without cores of its own for communication nothing overlaps, and
-    parts would only add launches. With them, a call of as many tokens as there may be is cut into as many
-    parts as the nearest row of the table says; it is one size for all calls, because combine by readiness
-    needs it to be the same on all ranks.
+    Where a launch costs microseconds: without cores of its own for communication nothing overlaps, and parts
+    would only add launches. With them, a call of as many tokens as there may be is cut into as many parts as
+    the nearest row of the table says; it is one size for all calls, because combine by readiness needs it to
+    be the same on all ranks.
 
     Args:
         operator: "dispatch" or "combine".
         config: the group's settings.
-        target: name of the back end.
+        capabilities: of the back end.
         tuning: what the caller set, or a table.
         sources: where its settings come from, those of the caller aside.
 
@@ -65,14 +71,14 @@ def part_tokens(
         ArgumentError: the table of parts is damaged.
     """
     whole = config.num_max_tokens_per_rank
-    if target == "npu" and not tuning.communication_blocks:
+    if not capabilities.launches_cheaply and not tuning.communication_blocks:
         return PartTokens(whole, "without communication_blocks nothing overlaps")
     given = tuning.dispatch_tokens if operator == "dispatch" else tuning.combine_tokens
     if given is not None:
         name = f"{operator}_tokens"
         return PartTokens(given, sources.get(name, f"Tuning({name}={given})"))
-    if target != "npu":
-        return PartTokens(CPU_TOKENS, f"{CPU_TOKENS} tokens a part, unless set")
+    if capabilities.launches_cheaply:
+        return PartTokens(USUAL_TOKENS, f"{USUAL_TOKENS} tokens a part, unless set")
     table = kept()
     sizes = config.hidden, config.num_ranks, whole
     row = table.nearest((config.product, config.scheme, operator), sizes)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 
+from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.plan import Hole, Launch, Plan
@@ -151,19 +152,19 @@ class Scheme(ABC):
         self.site = site
 
     @classmethod
-    def space(cls, config: Config, target: str, cores: int) -> Space:
+    def space(cls, config: Config, capabilities: Capabilities, cores: int) -> Space:
         """The settings of a rank that change how long its operators take, which `autotune` searches.
 
         Args:
             config: the group's settings.
-            target: name of the back end.
+            capabilities: of the back end.
             cores: that a rank's blocks run on, on a CPU those of the machine.
 
         Returns:
             Values by the names of `Tuning`'s fields, and "num_blocks"; of a word its number among its
             choices. `usual` says which of them a rank has by itself.
         """
-        return waiting_space(config, target, cores)
+        return waiting_space(config, capabilities, cores)
 
     @staticmethod
     @abstractmethod
@@ -222,7 +223,7 @@ class Scheme(ABC):
     @cached_property
     def rounds(self) -> RoundFacts:
         """Its zones, and which of its operators wait for every rank."""
-        return RoundFacts(on_device=self.site.target == "npu")
+        return RoundFacts(on_device=self.site.capabilities.captures_graphs)
 
     def place(self, output: Output, itemsize: int) -> Region | None:
         """Where (A, H) elements of an output lie in this rank's window; None for a tensor of its own.

@@ -11,6 +11,7 @@ import torch
 
 from moe_triton.core import traffic
 from moe_triton.core.ascendc import MAX_BLOCKS
+from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.config import Config
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.core.plan import Hole, Launch, Part, Stream, Value, launch
@@ -74,7 +75,7 @@ class Site:
         rank: this rank.
         num_blocks: blocks per kernel.
         timeout_us: deadline of each wait, in microseconds.
-        target: what the Triton kernels are specialised for: the back end's name.
+        capabilities: of the back end.
         exchange_rank: this rank's number among two tensor-parallel ranks, or None.
         tuning: how operators are cut into parts.
         sources: where settings come from that a table has filled in, by name.
@@ -85,7 +86,7 @@ class Site:
     rank: int
     num_blocks: int
     timeout_us: int
-    target: str
+    capabilities: Capabilities
     exchange_rank: int | None = None
     tuning: Tuning = field(default_factory=Tuning)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -95,6 +96,11 @@ class Site:
     def scheme(self) -> Scheme:
         """How tokens travel."""
         return make_scheme(self)
+
+    @property
+    def target(self) -> str:
+        """See `Capabilities`."""
+        return self.capabilities.target
 
     @property
     def layout(self) -> Layout:
@@ -186,7 +192,7 @@ class Site:
         if self.spans_servers:
             whole = PartTokens(self.config.num_max_tokens_per_rank, "what is posted goes in one part")
             return {"dispatch": whole, "combine": whole}
-        given = self.config, self.target, self.tuning, self.sources
+        given = self.config, self.capabilities, self.tuning, self.sources
         return {operator: part_tokens(operator, *given) for operator in ("dispatch", "combine")}
 
     @cached_property
@@ -222,7 +228,7 @@ class Site:
         if self.spans_servers:
             return 0
         if given is None:
-            given = usual_receiving_blocks(self.target, self.num_blocks)
+            given = usual_receiving_blocks(self.capabilities, self.num_blocks)
         # Whose entries each of them has.
         return given if given <= self.num_entries <= MAX_RECEIVED_ENTRIES else 0
 
@@ -321,17 +327,17 @@ class Site:
         }
 
 
-def usual_receiving_blocks(target: str, num_blocks: int) -> int:
+def usual_receiving_blocks(capabilities: Capabilities, num_blocks: int) -> int:
     """Blocks that only receive, where nobody says.
 
     Of a device's blocks more than `SENDING_BLOCKS` hardly send faster, and one that receives copies rows at
     half of the rate at which one sends them on average: there are at least as many.
 
     Args:
-        target: name of the back end.
+        capabilities: of the back end.
         num_blocks: of a rank.
     """
-    is_split = target == "npu" and num_blocks >= 2 * SENDING_BLOCKS
+    is_split = capabilities.owns_cores and num_blocks >= 2 * SENDING_BLOCKS
     return num_blocks - SENDING_BLOCKS if is_split else 0
 
 

@@ -23,6 +23,7 @@ from autotune.search import Options, Outcome, run
 from autotune.search.task import WrongBitsError
 from autotune.tuning import tasks_of
 from moe_triton import tables
+from moe_triton.backends import CAPABILITIES
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.space import PROGRAMS, Space
 from moe_triton.runtime import tuning_source
@@ -70,7 +71,7 @@ def test_what_a_buffer_launches_is_tuned(soc: str, comm_alg: str) -> None:
     scope = Scope(soc, tokens=(128,), dtypes=("bf16",))
     known = {(each.keys, each.sizes) for each in subjects_of(scope)}
     (config,) = (each for each in configs(scope) if each.scheme == comm_alg)
-    site = Site(config, 0, 4, 10**6, "cpu" if scope.is_cpu else "npu")
+    site = Site(config, 0, 4, 10**6, CAPABILITIES["cpu" if scope.is_cpu else "npu"])
     launched = list(tuning_source.launched(site, torch.bfloat16))
     assert launched
     for _, kernel in launched:

@@ -22,6 +22,8 @@ from autotune.pipeline.tasks import settings_task
 from autotune.pipeline.tune import is_better, tune
 from autotune.search.task import WrongBitsError
 from moe_triton import Tuning
+from moe_triton.backends import CAPABILITIES
+from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.config import Config
 from moe_triton.core.space import Space
 from moe_triton.processes import RankFailedError, RankGroup
@@ -69,7 +71,7 @@ def test_every_setting_that_a_scheme_declares_is_one_that_a_buffer_takes() -> No
         for name in names:
             config = Config(16, 64, 1024, 2, 16, product=product, scheme=name)  # type: ignore[arg-type]
             for target, cores in (("cpu", 4), ("npu", 48)):
-                space = scheme_type(config).space(config, target, cores)
+                space = scheme_type(config).space(config, CAPABILITIES[target], cores)
                 own = {name: space.usual.get(name, values[0]) for name, values in space.choices.items()}
                 assert space.allows(own), (name, target)
                 for setting, values in space.choices.items():
@@ -77,7 +79,7 @@ def test_every_setting_that_a_scheme_declares_is_one_that_a_buffer_takes() -> No
                         if space.allows({**own, setting: value}):
                             pipelines._check({**own, setting: value})
     fullmesh = scheme_type(Config(2, 64, 1024, 2, 4))
-    assert "combine_tokens" in fullmesh.space(Config(2, 64, 1024, 2, 4), "cpu", 2).choices
+    assert "combine_tokens" in fullmesh.space(Config(2, 64, 1024, 2, 4), CAPABILITIES["cpu"], 2).choices
 
 
 def test_a_race_knows_its_default_and_every_scheme_gives_its_bits(ranks: Groups) -> None:
@@ -225,12 +227,12 @@ def test_a_setting_that_a_scheme_adds_needs_no_line_here(
     """`timeouts` is no field of `Tuning`: what a buffer takes is the scheme's and `Tuning`'s affair."""
     usual = Fullmesh.space.__func__  # type: ignore[attr-defined]
 
-    def space(cls: type[Fullmesh], config: Config, target: str, cores: int) -> Space:
-        found: Space = usual(cls, config, target, cores)
+    def space(cls: type[Fullmesh], config: Config, capabilities: Capabilities, cores: int) -> Space:
+        found: Space = usual(cls, config, capabilities, cores)
         return replace(found, choices={**found.choices, "timeouts": (7, 8)})
 
     monkeypatch.setattr(Fullmesh, "space", classmethod(space))
-    task = settings_task(SMALL, "fullmesh_v1", "cpu", 2, lambda *_: Result(*given), "a test", 0)
+    task = settings_task(SMALL, "fullmesh_v1", CAPABILITIES["cpu"], 2, lambda *_: Result(*given), "a test", 0)
     given = Candidate("fullmesh_v1"), 1, Interval.exact(1.0)
     assert task.own["timeouts"] == 7
     assert task.candidate_of({**task.own, "timeouts": 8}).settings == {"timeouts": 8}
@@ -238,7 +240,7 @@ def test_a_setting_that_a_scheme_adds_needs_no_line_here(
 
 def test_words_are_numbers_in_a_space_and_words_in_a_buffer(tmp_path: Path) -> None:
     config = Config(16, 64, 1024, 2, 16, product="A2", scheme="hierarchy")
-    space = scheme_type(config).space(config, "cpu", 2)
+    space = scheme_type(config).space(config, CAPABILITIES["cpu"], 2)
     assert [Candidate("hierarchy", {"posts": n}).tuning.posts for n in space.choices["posts"]] == [
         "aiv",
         "aicpu",
@@ -252,7 +254,7 @@ def test_words_are_numbers_in_a_space_and_words_in_a_buffer(tmp_path: Path) -> N
 def test_blocks_that_receive_are_searched(scheme: str) -> None:
     config = Config(8, 64, 1024, 2, 16, scheme=scheme)
     for target, cores, own in (("cpu", 2, 0), ("npu", 48, 24)):
-        space = scheme_type(config).space(config, target, cores)
+        space = scheme_type(config).space(config, CAPABILITIES[target], cores)
         assert space.usual["receiving_blocks"] == own
         values = space.choices["receiving_blocks"]
         assert {0, cores // 2} <= set(values)

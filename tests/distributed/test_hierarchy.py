@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.servers.relaying import relayed as relayed_in
 from moe_triton import ArgumentError, ConfigMismatchError, EPBuffer, Tuning
+from moe_triton.backends import CAPABILITIES
 from moe_triton.backends.cpu.nic import NicSettings
 from moe_triton.core.tuning import POSTS, Posts
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
@@ -296,7 +297,7 @@ def test_ranks_that_post_in_other_ways_are_told(ranks: Groups) -> None:
 
 def steps_of(of: Relayed, operator: str, posts: Posts) -> list[str]:
     """An operator's, in order."""
-    site = Site(of.config, 0, 1, 1000, "cpu", tuning=Tuning(posts=posts))
+    site = Site(of.config, 0, 1, 1000, CAPABILITIES["cpu"], tuning=Tuning(posts=posts))
     variant = (
         DispatchVariant(torch.bfloat16, weights=True)
         if operator == "dispatch"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from moe_triton.backends import CAPABILITIES
 from moe_triton.core import abi
 from moe_triton.core.kernel import AscendCKernel
 from moe_triton.core.plan import Hole, Launch, Plan
@@ -101,7 +102,7 @@ def test_parts_need_cores_that_communicate(ranks: Ranks) -> None:
 
 def plans(target: str, scheme: str, variant: Variant, rank: int) -> list[Plan]:
     """Both zones' plans of a back end; one plan where the zone stands in device memory."""
-    site = Site(config(2, scheme), rank, num_blocks=2, timeout_us=1000, target=target)
+    site = Site(config(2, scheme), rank, num_blocks=2, timeout_us=1000, capabilities=CAPABILITIES[target])
     zones = [0] if site.zones_on_device else [0, 1]
     return [make_scheme(site).whole(variant, zone) for zone in zones]
 
@@ -153,7 +154,7 @@ def test_remote_addresses_are_those_of_the_cpu_back_end(scheme: str, variant: Va
 
 def test_regions_are_passed_whole() -> None:
     """A region of a launch is the words of the layout's: base, and extent and stride of each dimension."""
-    site = Site(config(), 0, num_blocks=2, timeout_us=1000, target="npu")
+    site = Site(config(), 0, num_blocks=2, timeout_us=1000, capabilities=CAPABILITIES["npu"])
     launch = remote(make_scheme(site).whole(VARIANTS[0], 0))[0]
     assert launch.kernel is DISPATCH_SEND
     words, _ = abi.words(launch)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from moe_triton.backends import CAPABILITIES
 from moe_triton.backends.base import TracedCall, TraceEvent
 from moe_triton.backends.cpu.trace_log import EVENTS_PER_CALL, NativeTraceLog
 from moe_triton.core import ascendc
@@ -22,7 +23,7 @@ from moe_triton.schemes.fullmesh.scheme import Fullmesh
 from moe_triton.schemes.site import Site
 
 CONFIG = Config(3, 4, 64, 2, 4, 1, 1, relaxed=True)
-SITE = Site(CONFIG, 2, 2, 1000, "cpu")
+SITE = Site(CONFIG, 2, 2, 1000, CAPABILITIES["cpu"])
 RANKS = (5, 6, 7)
 PLACE = TracedRank(CONFIG, 2, 2, RANKS)
 DISPATCH = DispatchVariant(torch.bfloat16, INT8, False, False)

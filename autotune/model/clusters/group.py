@@ -14,6 +14,7 @@ from autotune.model.constants import Machine
 from autotune.model.timelines.timeline import Mode
 from autotune.model.topology import tiers, tiers_between
 from autotune.model.traffic import Traffic, traffic_of
+from moe_triton.backends import CAPABILITIES
 from moe_triton.core.config import Config, Product
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.plan import Plan
@@ -171,14 +172,14 @@ class Group:
             tuning = Tuning(each, each, half or self.communication_blocks or 0)
         tuning = replace(tuning, tables=FOLDER)  # a user's own are no part of the model
         tuning.check(blocks)
-        return make_scheme(Site(self.config, rank, blocks, TIMEOUT_US, "npu", tuning=tuning))
+        return make_scheme(Site(self.config, rank, blocks, TIMEOUT_US, CAPABILITIES["npu"], tuning=tuning))
 
     def variants(self) -> dict[OperatorName, Variant]:
         """Dispatch of bfloat16 tokens without routing weights, and combine of their weighted results.
 
         Where a scheme has a place for results in its window, experts leave them there.
         """
-        scheme = make_scheme(Site(self.config, 0, 1, TIMEOUT_US, "npu"))
+        scheme = make_scheme(Site(self.config, 0, 1, TIMEOUT_US, CAPABILITIES["npu"]))
         in_place = scheme.place("results", DTYPE.itemsize) is not None
         row_format = row_format_of(self.quantize, self.hidden)
         dispatch = DispatchVariant(DTYPE, row_format, given_ids=IDS)

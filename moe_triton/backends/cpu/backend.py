@@ -14,6 +14,7 @@ import torch
 from moe_triton.backends.base import Bindings, CallSetting, Executable, TensorSpec, TraceLog
 from moe_triton.backends.cpu import native, nic, output_pool, paced_link
 from moe_triton.backends.cpu.calls import NativeCalls
+from moe_triton.backends.cpu.capabilities import CAPABILITIES
 from moe_triton.backends.cpu.executable import NativeExecutable, TorchExecutable
 from moe_triton.backends.cpu.extension import extension
 from moe_triton.backends.cpu.output_pool import OutputPool
@@ -50,9 +51,9 @@ class CpuBackend:
             install.
     """
 
-    name = "cpu"
-    is_asynchronous = False
-    captures_graphs = False
+    name = CAPABILITIES.target
+    capabilities = CAPABILITIES
+    is_asynchronous = CAPABILITIES.is_asynchronous
     overlaps = True
 
     def __init__(self, kernels: str = "triton", tuning: Tuning | None = None) -> None:

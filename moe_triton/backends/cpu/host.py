@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable
 
 import torch
 
+from moe_triton.backends.cpu.capabilities import CAPABILITIES
 from moe_triton.backends.cpu.extension import extension, new_pool
 from moe_triton.core import plain_tensors
 from moe_triton.core.checks import CPU
@@ -15,7 +16,7 @@ class CpuHost:
     """See `moe_triton.backends.base.Host`."""
 
     device = CPU
-    is_asynchronous = False
+    is_asynchronous = CAPABILITIES.is_asynchronous
     posts_from_one = False
 
     def __init__(self) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from moe_triton.backends.base import Bindings, CallSetting, Executable, TensorSpec, TraceLog
 from moe_triton.backends.npu import library, toolchain
+from moe_triton.backends.npu.capabilities import CAPABILITIES
 from moe_triton.backends.npu.executable import NpuExecutable
 from moe_triton.backends.npu.runtime import Runtime
 from moe_triton.backends.npu.window import MEMFABRIC, NpuWindow, make_window, window_library
@@ -40,9 +41,9 @@ class NpuBackend:
             do not fit; it says what to do.
     """
 
-    name = "npu"
-    is_asynchronous = True
-    captures_graphs = True
+    name = CAPABILITIES.target
+    capabilities = CAPABILITIES
+    is_asynchronous = CAPABILITIES.is_asynchronous
     keeps_order = False  # RoCE orders messages; of the bytes of one, no page says anything
 
     def __init__(self, kernels: str = "triton", tuning: Tuning | None = None) -> None:

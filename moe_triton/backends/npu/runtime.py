@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from moe_triton.backends.npu.capabilities import CAPABILITIES
 from moe_triton.core import plain_tensors
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.installing import install
@@ -45,7 +46,7 @@ class Runtime:
         ToolchainError: torch_npu is missing, or finds no device.
     """
 
-    is_asynchronous = True
+    is_asynchronous = CAPABILITIES.is_asynchronous
     posts_from_one = True  # see `moe_triton.backends.npu.memfabric`
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from moe_triton.operators.variants import CombineVariant
 from moe_triton.schemes.a2_fullmesh.ascendc import BLOCKS_RETURN, FUSED
 from moe_triton.schemes.a2_fullmesh.layout import BlocksLayout
 from moe_triton.schemes.a2_fullmesh.steps import ends, in_blocks, of_peers, of_posts, wait
-from moe_triton.schemes.common.steps import ids_of, record_waits, rms_norm, select
+from moe_triton.schemes.common.steps import blocks_of_words, ids_of, record_waits, rms_norm, select
 from moe_triton.schemes.site import COMBINE_KIND, Site, launch_matching
 
 
@@ -84,7 +84,7 @@ class CombinePlans:
             "places",
             block_places_kernel(site.target),
             "compute",
-            1 if site.target == "cpu" else site.num_blocks,
+            blocks_of_words(site),
             {
                 "topk_idx": ids_of(variant),
                 "counts": Hole("counts"),

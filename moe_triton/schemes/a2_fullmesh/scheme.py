@@ -23,6 +23,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar
 
+from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Plan
 from moe_triton.core.region import Region
@@ -57,9 +58,9 @@ class A2Fullmesh(SplitScheme):
     }
 
     @classmethod
-    def space(cls, config: Config, target: str, cores: int) -> Space:
+    def space(cls, config: Config, capabilities: Capabilities, cores: int) -> Space:
         """See `Scheme`. Between servers the parts in which blocks are made as well."""
-        space, ranks = super().space(config, target, cores), config.num_ranks
+        space, ranks = super().space(config, capabilities, cores), config.num_ranks
         if config.topology.num_servers == 1:
             return space
         usual = usual_post_parts(ranks)
@@ -83,7 +84,7 @@ class A2Fullmesh(SplitScheme):
         return RoundFacts(
             waiting=frozenset(OPERATORS),
             shared=frozenset({"dispatch", "combine"}),
-            on_device=self.site.target == "npu",
+            on_device=self.site.capabilities.captures_graphs,
         )
 
     @cached_property

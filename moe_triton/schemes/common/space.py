@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from moe_triton.core.ascendc import MAX_BLOCKS
+from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.config import Config
 from moe_triton.core.space import Settings, Space
 from moe_triton.core.tuning import usual_on_cpu
-from moe_triton.schemes.part_tokens import CPU_TOKENS
+from moe_triton.schemes.part_tokens import USUAL_TOKENS
 from moe_triton.schemes.site import usual_receiving_blocks
 
 BLOCKS = (1, 2, 4)
@@ -20,42 +21,43 @@ SHARES = (1 / 4, 1 / 3, 1 / 2, 2 / 3)
 """Of a device's cores, that may do nothing but receive."""
 
 
-def waiting_space(config: Config, target: str, cores: int) -> Space:
+def waiting_space(config: Config, capabilities: Capabilities, cores: int) -> Space:
     """Blocks; on a CPU how rows are copied and flags waited for as well.
 
     Args:
         config: the group's settings.
-        target: name of the back end.
+        capabilities: of the back end.
         cores: that a rank's blocks run on.
     """
-    if target == "npu":  # a rank has all cores of a device
+    if capabilities.owns_cores:
         return Space({"num_blocks": (max(1, cores // 2), cores)}, usual={"num_blocks": cores})
     blocks = tuple(count for count in BLOCKS if count <= max(1, cores))
     copies = {"cached_bytes": CACHED_BYTES, "spins": SPINS, "yields": YIELDS}
     return Space({"num_blocks": blocks, **copies}, usual=usual_on_cpu(config.num_ranks, cores))
 
 
-def with_parts(space: Space, config: Config, target: str, cores: int) -> Space:
+def with_parts(space: Space, config: Config, capabilities: Capabilities, cores: int) -> Space:
     """A space with the sizes of parts, one part among them, and the blocks that communicate meanwhile.
 
-    On an NPU there are parts only where blocks of their own communicate.
+    Where launches are costly there are parts only where blocks of their own communicate.
     """
     most = config.num_max_tokens_per_rank
     sizes = (*(tokens for tokens in PART_TOKENS if tokens < most), most)
     names = "dispatch_tokens", "combine_tokens"
-    usual = most if target == "npu" else min(CPU_TOKENS, most)
+    is_cheap = capabilities.launches_cheaply
+    usual = min(USUAL_TOKENS, most) if is_cheap else most
 
     def allows(values: Settings) -> bool:
         communicating = values.get("communication_blocks", 0)
         if not communicating:
-            return target != "npu" or all(values.get(name, most) == most for name in names)
+            return is_cheap or all(values.get(name, most) == most for name in names)
         return communicating < values.get("num_blocks", MAX_BLOCKS + 1)
 
     choices = {**dict.fromkeys(names, sizes), "communication_blocks": (0, max(1, cores // 2))}
     return _extended(space, choices, {**dict.fromkeys(names, usual), "communication_blocks": 0}, allows)
 
 
-def with_receivers(space: Space, target: str, cores: int) -> Space:
+def with_receivers(space: Space, capabilities: Capabilities, cores: int) -> Space:
     """A space with the blocks that do nothing but receive while the others send."""
     name = "receiving_blocks"
     counts = {0, *(max(1, int(cores * share)) for share in SHARES)}
@@ -63,7 +65,7 @@ def with_receivers(space: Space, target: str, cores: int) -> Space:
     def allows(values: Settings) -> bool:
         return values.get(name, 0) < values.get("num_blocks", MAX_BLOCKS + 1)
 
-    usual = {name: usual_receiving_blocks(target, cores)}
+    usual = {name: usual_receiving_blocks(capabilities, cores)}
     return _extended(space, {name: tuple(sorted(counts))}, usual, allows)
 
 

@@ -28,8 +28,8 @@ def slot_of(site: Site, variant: DispatchVariant, *, is_flagged: bool = False) -
 
 
 def blocks_of_words(site: Site) -> int:
-    """Of a kernel of few words, such as ids or counts: on a CPU a second block would take longer to start."""
-    return 1 if site.target == "cpu" else site.num_blocks
+    """Of a kernel of few words, such as ids or counts, for which another thread takes too long to start."""
+    return site.num_blocks if site.capabilities.owns_cores else 1
 
 
 def _given_ids(variant: Variant) -> torch.dtype | None:

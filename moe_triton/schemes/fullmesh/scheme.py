@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import torch
 
+from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Plan
 from moe_triton.core.region import Region
@@ -49,19 +50,18 @@ class Fullmesh(SplitScheme):
         super().__init__(site)
         self._dispatch = DispatchPlans(site, self.layout, self.inband)
         self._combine = CombinePlans(site, self.layout)
-        # On the NPU results in two allocations would be one more unproven assumption of the sum.
-        is_plain = not self.inband and not site.is_version_1 and site.target == "cpu"
+        is_plain = not self.inband and not site.is_version_1 and site.capabilities.sums_across_allocations
         # Blocks that receive take rows out of slots only.
         is_plain = is_plain and not site.receiving_blocks
         self.keeps_own = is_plain and not site.config.is_shared_rank(site.rank)
 
     @classmethod
-    def space(cls, config: Config, target: str, cores: int) -> Space:
+    def space(cls, config: Config, capabilities: Capabilities, cores: int) -> Space:
         """See `Scheme`. Operators are cut as well, into parts or by blocks, unless they post."""
-        space = waiting_space(config, target, cores)
+        space = waiting_space(config, capabilities, cores)
         if config.topology.num_servers > 1:
             return space
-        return with_receivers(with_parts(space, config, target, cores), target, cores)
+        return with_receivers(with_parts(space, config, capabilities, cores), capabilities, cores)
 
     @property
     def queued_peers(self) -> frozenset[int]:

@@ -94,11 +94,11 @@ class CombinePlans:
         """The partial rows that are made and sent together.
 
         Where launches cost next to nothing, some rows of a server are under way while the next ones are made,
-        and those of the own server, which go nowhere, come last. On an NPU a launch takes longer than what it
-        would hide.
+        and those of the own server, which go nowhere, come last. Elsewhere a launch takes longer than
+        what it would hide.
         """
         servers, most = self.layout.num_servers, self.site.config.num_max_tokens_per_rank
-        if self.site.target == "npu" or not by_token(self.site):
+        if not self.site.capabilities.launches_cheaply or not by_token(self.site):
             return [Piece(range(servers), range(most))]
         parts = -(-most // PIECE_ROWS)
         pieces = [range(most * part // parts, most * (part + 1) // parts) for part in range(parts)]

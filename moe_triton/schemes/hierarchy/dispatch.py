@@ -69,7 +69,7 @@ class DispatchPlans:
             "outer table",
             outer_table_kernel(c.num_topk, self.layout.num_servers, site.target),
             "compute",
-            1 if site.target == "cpu" else site.num_blocks,
+            local.blocks_of_words(site),
             {
                 "topk_idx": local.ids_of(variant),
                 "expand_idx": Hole("expand_idx"),

@@ -34,6 +34,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar
 
+from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Plan
 from moe_triton.core.region import Region
@@ -87,12 +88,13 @@ class Hierarchy(Scheme):
         self._combine = CombinePlans(site, self.layout)
 
     @classmethod
-    def space(cls, config: Config, target: str, cores: int) -> Space:
-        """See `Scheme`. On a CPU who posts to other servers may be chosen as well."""
-        space = super().space(config, target, cores)
-        if target == "npu" or config.topology.num_servers == 1:
+    def space(cls, config: Config, capabilities: Capabilities, cores: int) -> Space:
+        """See `Scheme`. Who posts to other servers may be chosen as well, where several can."""
+        space = super().space(config, capabilities, cores)
+        posters = tuple(map(POSTS.index, capabilities.posters))
+        if len(posters) == 1 or config.topology.num_servers == 1:
             return space
-        return replace(space, choices={"posts": tuple(range(len(POSTS))), **space.choices})
+        return replace(space, choices={"posts": posters, **space.choices})
 
     @cached_property
     def layout(self) -> HierarchyLayout:
@@ -102,7 +104,7 @@ class Hierarchy(Scheme):
     @cached_property
     def rounds(self) -> RoundFacts:
         """See `Scheme`."""
-        return RoundFacts(waiting=frozenset(OPERATORS), on_device=self.site.target == "npu")
+        return RoundFacts(waiting=frozenset(OPERATORS), on_device=self.site.capabilities.captures_graphs)
 
     @property
     def queued_peers(self) -> frozenset[int]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from rich.console import Console
 
+from moe_triton.backends import CAPABILITIES
 from moe_triton.core.config import Config, Product
 from moe_triton.core.row_formats import row_format_of
 from moe_triton.core.tuning import Tuning
@@ -101,17 +102,16 @@ def show_plans(group: Group, quantize: str | None, blocks: int, tuning: Tuning, 
     Raises:
         ArgumentError: a buffer would refuse this.
     """
-    target = group.asked.backend
-    found = group.chosen()
+    found, capabilities = group.chosen(), CAPABILITIES[group.asked.backend]
     config = found.config
     row_format = row_format_of(quantize, config.hidden)
     scheme_type(config).check_rows(row_format)
-    check_tuning(tuning, config, blocks, target)
-    site = Site(config, 0, blocks, timeout_us=60_000_000, target=target, tuning=tuning)
+    check_tuning(tuning, config, blocks, capabilities)
+    site = Site(config, 0, blocks, 60_000_000, capabilities, tuning=tuning)
     sizes = site.part_tokens
     _say_scheme(found, console)
     scheme, dtype, tokens = make_scheme(site), torch.bfloat16, config.num_max_tokens_per_rank
-    given = None if target == "cpu" else torch.int32  # the CPU's host has copied them
+    given = torch.int32 if capabilities.is_asynchronous else None  # the host has copied them
     variants: tuple[Variant, ...] = (
         DispatchVariant(dtype, row_format, False, True, given_ids=given),
         CombineVariant(dtype, True),

@@ -17,6 +17,7 @@ from autotune.gate import SOCS
 from autotune.gate.families import parse_case
 from autotune.gate.table import DTYPES, HIDDEN, SHARED, TOPK, sample, shown_cases, table
 from moe_triton import kernels
+from moe_triton.backends import CAPABILITIES
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import TritonKernel
@@ -128,7 +129,8 @@ def launched(name: str) -> tuple[TritonKernel, ...]:
     found = {}
     for variant, parts in product(variants(config, rank), (1, 3)):
         exchange_rank = 0 if variant.exchange else None
-        site = Site(config, rank, 4, 1000, "npu", exchange_rank, Tuning(communication_blocks=int(parts > 1)))
+        tuning = Tuning(communication_blocks=int(parts > 1))
+        site = Site(config, rank, 4, 1000, CAPABILITIES["npu"], exchange_rank, tuning)
         plan: Plan = make_scheme(site).whole(variant, 0, parts)
         kernels = [launch.kernel for launch in plan.launches if isinstance(launch.kernel, TritonKernel)]
         found |= {id(kernel): kernel for kernel in kernels}

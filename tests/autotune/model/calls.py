@@ -9,6 +9,7 @@ import torch
 from autotune.model.clusters.routing import draw_ids
 from autotune.model.topology import tiers
 from autotune.model.traffic import Traffic, traffic_of
+from moe_triton.backends import CAPABILITIES
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Launch, Plan
 from moe_triton.core.row_formats import ROW_FORMATS
@@ -43,7 +44,7 @@ def plan(
 ) -> Plan:
     """As an NPU has it, with so many receiving blocks if they are given."""
     tuning = Tuning(receiving_blocks=receiving)
-    scheme = make_scheme(Site(settings, 0, blocks, 60_000_000, "npu", tuning=tuning))
+    scheme = make_scheme(Site(settings, 0, blocks, 60_000_000, CAPABILITIES["npu"], tuning=tuning))
     dispatch = DispatchVariant(torch.bfloat16, ROW_FORMATS[quantize], False, True)
     return scheme.whole(
         dispatch if operator == "dispatch" else CombineVariant(torch.bfloat16, True), 0, parts

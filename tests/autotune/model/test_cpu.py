@@ -14,6 +14,7 @@ from autotune.model.constants import Machine, machine_named
 from autotune.model.cost import Work, work_of
 from autotune.model.timelines import cpu
 from autotune.model.traffic import Traffic, traffic_of
+from moe_triton.backends import CAPABILITIES
 from moe_triton.core.config import Config
 from moe_triton.core.kernel import AscendCKernel
 from moe_triton.core.plan import Plan
@@ -32,7 +33,7 @@ SCHEMES = ("fullmesh_v1", "direct")
 def plans(scheme: str, ranks: int, tokens: int, quantize: str | None = None, blocks: int = 1) -> list[Plan]:
     """Dispatch and combine as EPBuffer runs them on rank 0."""
     config = Config(ranks, tokens, HIDDEN, TOPK, 8 * ranks, scheme=scheme)
-    site = Site(config, 0, blocks, 1_000_000, "cpu")
+    site = Site(config, 0, blocks, 1_000_000, CAPABILITIES["cpu"])
     in_place = site.scheme.place("results", 2) is not None
     own = site.keeps_own
     dispatch = DispatchVariant(torch.bfloat16, ROW_FORMATS[quantize], keeps_own=own)

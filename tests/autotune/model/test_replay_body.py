@@ -14,6 +14,7 @@ from autotune.model.bodies.replay.times import PARTS
 from autotune.model.constants import machine_named
 from autotune.model.cost import Table, Work, work_of
 from autotune.model.traffic import Traffic, traffic_of
+from moe_triton.backends import CAPABILITIES
 from moe_triton.core.config import Config
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.row_formats import ROW_FORMATS
@@ -36,7 +37,7 @@ def traffic(seed: int = 0) -> Traffic:
 
 def works(call: Traffic) -> Mapping[str, Work]:
     """The launches of Triton kernels by the kernel's name."""
-    scheme = make_scheme(Site(call.config, 0, 48, 1, "npu", tuning=Tuning(receiving_blocks=0)))
+    scheme = make_scheme(Site(call.config, 0, 48, 1, CAPABILITIES["npu"], tuning=Tuning(receiving_blocks=0)))
     variants = (
         DispatchVariant(torch.bfloat16, ROW_FORMATS["int8"], weights=True),
         CombineVariant(torch.bfloat16, weights=True),

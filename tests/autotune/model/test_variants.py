@@ -10,6 +10,7 @@ import torch
 from autotune.model.bodies.body import body_of
 from autotune.model.constants import machine_named
 from autotune.model.timelines.timeline import walk
+from moe_triton.backends import CAPABILITIES
 from moe_triton.core.row_formats import ROW_FORMATS
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes import make_scheme
@@ -41,7 +42,7 @@ KNOWN = traffic(config(8, 16))
 @pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_it_takes_about_as_much_as_without_at_least(name: str, scheme: str) -> None:
-    built = make_scheme(Site(config(8, 16, scheme=scheme), 0, CORES, 60_000_000, "npu"))
+    built = make_scheme(Site(config(8, 16, scheme=scheme), 0, CORES, 60_000_000, CAPABILITIES["npu"]))
 
     def us(variant: Variant) -> float:
         return walk(built.whole(variant, 0), KNOWN, machine_named("A3"), bodies=body_of).total_us

@@ -23,7 +23,7 @@ def graph_checks(ranks: int) -> list[Check]:
 def replay(place: Place) -> Finding:
     """Captures three rounds, so that every other replay begins in the other zone, and changes the inputs."""
     backend = place.backend
-    if not backend.captures_graphs:
+    if not backend.capabilities.captures_graphs:
         return Finding(skipped=f"the {backend.name} back end captures no graphs")
     npu = importlib.import_module("torch_npu").npu
     case = plain_case(place.settings, place.num_ranks)
